@@ -1,0 +1,1 @@
+//! Published experiments reproduced, peers measured beside

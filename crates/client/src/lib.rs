@@ -1,0 +1,1 @@
+//! The channel API of an application

@@ -1,0 +1,1 @@
+//! Reads TAI and says how good the clock is

@@ -1,0 +1,1 @@
+//! Datapath over kernel UDP sockets

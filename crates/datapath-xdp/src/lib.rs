@@ -1,0 +1,1 @@
+//! Datapath over AF_XDP sockets

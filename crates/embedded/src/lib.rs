@@ -1,0 +1,1 @@
+//! The runtime linked into one process: no daemon, no privileges

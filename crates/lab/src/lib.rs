@@ -1,0 +1,1 @@
+//! Throw-away hosts in network namespaces for tests, benches and demos

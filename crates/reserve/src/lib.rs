@@ -1,0 +1,1 @@
+//! Schedulability analysis: which CPU reservation a task set needs

@@ -1,0 +1,1 @@
+//! The system layer: sessions, memory, lanes, routing and peers

@@ -1,0 +1,1 @@
+//! The protocol between an application and the runtime, and the arena layout both share

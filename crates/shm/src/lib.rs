@@ -1,0 +1,1 @@
+//! Arenas in sealed memfds, index rings and doorbells between mutually distrusting processes

@@ -1,0 +1,1 @@
+//! The node daemon: runtime, datapaths, configuration and admin API

@@ -1,0 +1,2 @@
+//! The Takt node daemon.
+fn main() {}

@@ -1,0 +1,1 @@
+//! TAI instants, durations, cycles and traffic classes: plain types without a clock
