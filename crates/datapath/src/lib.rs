@@ -1,1 +1,233 @@
-//! The contract of a datapath plugin, the packet stack of frame datapaths and the conformance suite
+//! The contract between the runtime and a datapath plugin.
+//!
+//! A [`Datapath`] is one technology on one node (kernel UDP, AF_XDP, …). It opens [`Port`]s; a port
+//! belongs to one lane, is used by that lane's thread only, and moves *datagrams* between this node
+//! and its peers. A datapath knows nothing of sessions, tenants, channels or quality of service.
+//!
+//! Sending is `reserve` (take a frame) → write the payload through [`Port::payload`] → `commit` →
+//! `flush`; a frame is an ownership token and is either committed or cancelled. Receiving lends each
+//! payload to a callback. None of these calls blocks, allocates or makes a system call other than
+//! the technology's own.
+//!
+//! Every datapath runs the suite in [`conformance`]. Source: naaas-thesis-2024, section 5.1.3.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::os::fd::BorrowedFd;
+
+use takt_time::{TaiTime, TrafficClass};
+
+pub mod conformance;
+pub mod memory;
+pub mod stack;
+
+/// The technology of a datapath: a short lower-case name such as `udp` or `xdp`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct DatapathKind(pub &'static str);
+
+impl fmt::Display for DatapathKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.0)
+    }
+}
+
+/// What a datapath can do, for the mapping policy and for people.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Capabilities {
+    /// Bypasses the kernel's network stack: what `acceleration = fast` asks for.
+    pub accelerated: bool,
+    /// Needs a core that spins to receive at all: excluded by `resource use = frugal`.
+    pub needs_polling: bool,
+    /// The device sends each frame at its launch time by itself.
+    pub hardware_launch_time: bool,
+    /// Frames move between user space and the device without a copy.
+    pub zero_copy: bool,
+    /// One line for people: driver, mode, queues, and what was not to be had and why.
+    pub detail: String,
+}
+
+/// Which port a lane wants.
+#[derive(Clone, Debug)]
+pub struct PortRequest {
+    /// The lane's number, from 0. Datapaths with receive queues serve queue `q` on lane `q % lanes`.
+    pub lane: u16,
+    /// How many lanes the runtime has.
+    pub lanes: u16,
+    /// Local address and UDP port. An unspecified address takes every local address.
+    pub bind: SocketAddr,
+}
+
+/// A peer that a port can send to; valid until [`Port::disconnect`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PeerHandle(pub u32);
+
+/// A frame to be filled: an ownership token, spent by [`Port::commit`] or [`Port::cancel`].
+#[derive(Debug)]
+#[must_use = "a reserved frame must be committed or cancelled"]
+pub struct Frame(pub u32);
+
+/// A datagram that has arrived, lent for the duration of a callback.
+#[derive(Clone, Copy, Debug)]
+pub struct Datagram<'a> {
+    /// Who sent it.
+    pub source: SocketAddr,
+    /// The local UDP port it was addressed to: lanes behind one queue tell their traffic apart by it.
+    pub destination_port: u16,
+    /// UDP payload.
+    pub payload: &'a [u8],
+}
+
+/// Why a datapath or port cannot be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// The process lacks a privilege; the text names the capability and how to grant it.
+    #[error("missing privilege: {0}")]
+    Privilege(String),
+    /// The address or port is taken or is not local.
+    #[error("cannot bind {address}: {source} (choose another port or stop the program that holds it)")]
+    Bind {
+        /// What was to be bound.
+        address: SocketAddr,
+        /// The kernel's answer.
+        source: std::io::Error,
+    },
+    /// The interface, driver or kernel does not offer what the datapath needs.
+    #[error("not available here: {0}")]
+    Unavailable(String),
+    /// A system call failed for another reason.
+    #[error("{action}: {source}")]
+    System {
+        /// What was tried, for instance "cannot create AF_XDP socket".
+        action: String,
+        /// The kernel's answer.
+        source: std::io::Error,
+    },
+}
+
+/// Why a peer cannot be used by a port.
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectError {
+    /// No route, or the route leaves by an interface that this port does not serve.
+    #[error("no route to {0} through this datapath: check `ip route get` and the interface in the configuration")]
+    NoRoute(SocketAddr),
+    /// The port's table of peers is full.
+    #[error("this port already has {0} peers, its limit")]
+    TooManyPeers(usize),
+    /// IPv4 port asked for an IPv6 peer or the reverse.
+    #[error("{peer} is of another address family than the port's own {local}")]
+    AddressFamily {
+        /// The peer asked for.
+        peer: SocketAddr,
+        /// The port's own address.
+        local: SocketAddr,
+    },
+    /// A system call failed.
+    #[error("cannot prepare sending to {peer}: {source}")]
+    System {
+        /// The peer asked for.
+        peer: SocketAddr,
+        /// The kernel's answer.
+        source: std::io::Error,
+    },
+}
+
+/// Why no frame was reserved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ReserveError {
+    /// All frames are in flight: try again after the next [`Port::flush`] or `receive`.
+    #[error("all frames are in flight")]
+    WouldBlock,
+    /// The next hop of the peer is not resolved (yet), or its interface is down. Count and drop.
+    #[error("the peer's next hop is not resolved")]
+    Unresolved,
+    /// The handle names no peer.
+    #[error("no such peer")]
+    UnknownPeer,
+}
+
+/// Counters of a port since it was opened. Every datagram that a port does not deliver is in one of them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PortCounters {
+    /// Datagrams handed to the technology.
+    pub tx_datagrams: u64,
+    /// Payload bytes handed to the technology.
+    pub tx_bytes: u64,
+    /// Committed datagrams that the technology refused for good (unreachable, message too long, …).
+    pub tx_errors: u64,
+    /// Datagrams delivered to the callback.
+    pub rx_datagrams: u64,
+    /// Payload bytes delivered to the callback.
+    pub rx_bytes: u64,
+    /// Datagrams lost below us before we could read them, as far as the technology tells
+    /// (socket receive buffer, ring full).
+    pub rx_dropped: u64,
+    /// Frames refused by our checks: truncated, bad checksum, not for us.
+    pub rx_invalid: u64,
+}
+
+/// One technology on this node.
+pub trait Datapath: Send + Sync {
+    /// Which technology it is.
+    fn kind(&self) -> DatapathKind;
+    /// What it can do here, as probed.
+    fn capabilities(&self) -> Capabilities;
+    /// Opens a lane's port. Does all allocation and all privileged work.
+    ///
+    /// # Errors
+    /// [`OpenError`]; nothing is left behind on failure.
+    fn open(&self, request: &PortRequest) -> Result<Box<dyn Port>, OpenError>;
+}
+
+/// A lane's own access to a datapath. Dropping it detaches and frees everything.
+pub trait Port: Send {
+    /// The local address as peers must use it (the real port where 0 was asked for).
+    fn local(&self) -> SocketAddr;
+
+    /// Prepares sending to `remote`; cold path, may allocate and call the kernel. Connecting the
+    /// same address again returns the same handle.
+    ///
+    /// # Errors
+    /// [`ConnectError`]. A next hop that is merely unresolved is no error here: `reserve` tells.
+    fn connect(&mut self, remote: SocketAddr) -> Result<PeerHandle, ConnectError>;
+
+    /// Forgets a peer. Frames reserved for it must have been committed or cancelled.
+    fn disconnect(&mut self, peer: PeerHandle);
+
+    /// Most payload bytes that one datagram to `peer` carries without IP fragmentation, after the
+    /// route's present MTU. Cheap; may change between calls as the route does. 0 for an unknown peer.
+    fn max_payload(&self, peer: PeerHandle) -> usize;
+
+    /// Takes a frame with room for `max_payload(peer)` bytes. Several frames may be reserved at a
+    /// time; they leave in the order of their commits.
+    ///
+    /// # Errors
+    /// [`ReserveError`]; nothing changes.
+    fn reserve(&mut self, peer: PeerHandle) -> Result<Frame, ReserveError>;
+
+    /// The payload of a reserved frame, `max_payload` bytes long as of its reservation.
+    fn payload(&mut self, frame: &Frame) -> &mut [u8];
+
+    /// Queues the frame with its first `len` payload bytes. `launch_time` is honoured only where
+    /// [`Capabilities::hardware_launch_time`] says so; the runtime waits by itself elsewhere.
+    fn commit(&mut self, frame: Frame, len: usize, class: TrafficClass, launch_time: Option<TaiTime>);
+
+    /// Gives a reserved frame back unsent.
+    fn cancel(&mut self, frame: Frame);
+
+    /// Hands all committed frames to the technology, as many as it takes; the rest stays queued for
+    /// the next call, in order. Returns true when nothing is left queued.
+    fn flush(&mut self) -> bool;
+
+    /// Delivers up to `budget` datagrams that have arrived, in order of arrival. Returns how many.
+    fn receive(&mut self, budget: usize, deliver: &mut dyn FnMut(Datagram<'_>)) -> usize;
+
+    /// Whether an empty [`receive`](Port::receive) costs a system call: such ports are polled more
+    /// rarely beside one whose poll is a memory read.
+    fn receive_costs_syscall(&self) -> bool;
+
+    /// Readable when datagrams wait: what a parked lane sleeps on (level triggered).
+    fn wait_fd(&self) -> BorrowedFd<'_>;
+
+    /// Counters since the port was opened.
+    fn counters(&self) -> PortCounters;
+}
