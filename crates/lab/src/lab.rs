@@ -1,0 +1,440 @@
+//! Making, finding and removing labs.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use crate::config::LabConfig;
+use crate::host::{Host, INTERFACE, switch_of};
+use crate::iproute::{ip, tc};
+use crate::record::{self, Owner, Record};
+use crate::{LabError, namespace};
+
+/// The longest name: with it a namespace's name stays readable, and far below the 255 of a file.
+const LONGEST_NAME: usize = 32;
+
+/// Some hosts in network namespaces, joined by a cable or a bridge.
+///
+/// A lab from [`Lab::up`] stays until [`Lab::down`], across processes. One from [`Lab::scratch`]
+/// goes when it is dropped.
+#[derive(Debug)]
+pub struct Lab {
+    name: String,
+    config: LabConfig,
+    hosts: Vec<Host>,
+    scratch: bool,
+}
+
+impl Lab {
+    /// Makes a lab that stays until it is taken [`down`](Self::down).
+    ///
+    /// # Errors
+    /// When the name or configuration cannot be used, something of that name exists, or iproute2
+    /// refuses; whatever had been made by then is removed again.
+    pub fn up(name: &str, config: &LabConfig) -> Result<Self, LabError> {
+        Self::create(name, config, None)
+    }
+
+    /// Makes a lab with a name of its own that is removed when the value is dropped, also by a panic.
+    ///
+    /// One that outlived its process (killed by a signal) is removed by the next call, whoever makes it.
+    ///
+    /// # Errors
+    /// As [`Lab::up`].
+    pub fn scratch(config: &LabConfig) -> Result<Self, LabError> {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        remove_orphans();
+        // Relaxed: only the numbers have to differ.
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("takt-t-{}-{number}", std::process::id());
+        let mut lab = Self::create(&name, config, Some(Owner::this_process()?))?;
+        lab.scratch = true;
+        Ok(lab)
+    }
+
+    /// The lab `name`, made earlier or by another process.
+    ///
+    /// # Errors
+    /// [`LabError::NotFound`], or the record cannot be read.
+    pub fn find(name: &str) -> Result<Self, LabError> {
+        validate_name(name)?;
+        match Record::read(name)? {
+            Some(record) => Ok(Self::describe(name, record.config)),
+            None => Err(LabError::NotFound {
+                name: name.to_owned(),
+            }),
+        }
+    }
+
+    /// All labs that have a record, by name.
+    ///
+    /// # Errors
+    /// When a record cannot be read; the message names it.
+    pub fn list() -> Result<Vec<Self>, LabError> {
+        let mut labs = Vec::new();
+        for name in record::names()? {
+            // One may go away between the two looks.
+            if let Some(record) = Record::read(&name)? {
+                labs.push(Self::describe(&name, record.config));
+            }
+        }
+        Ok(labs)
+    }
+
+    /// Removes the lab `name`, or what is left of it. Processes inside keep running, without a link.
+    ///
+    /// # Errors
+    /// [`LabError::NotFound`] when there is nothing of that name, or the first thing that could not
+    /// be removed; the rest is removed all the same.
+    pub fn down(name: &str) -> Result<(), LabError> {
+        validate_name(name)?;
+        let namespaces = namespaces_of(name)?;
+        let removed = namespaces
+            .iter()
+            .map(|namespace| remove_namespace(namespace))
+            .fold(Ok(()), Result::and);
+        // The record goes last, and only when nothing else is left: it is how leftovers are found.
+        removed?;
+        let recorded = record::remove(name)?;
+        if namespaces.is_empty() && !recorded {
+            return Err(LabError::NotFound {
+                name: name.to_owned(),
+            });
+        }
+        Ok(())
+    }
+
+    /// The lab's name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// How it was configured.
+    pub fn config(&self) -> &LabConfig {
+        &self.config
+    }
+
+    /// Host `index`, counted from 0: `host(0)` is `h1`.
+    ///
+    /// # Panics
+    /// When the lab has no such host.
+    pub fn host(&self, index: usize) -> &Host {
+        &self.hosts[index]
+    }
+
+    /// All hosts.
+    pub fn hosts(&self) -> &[Host] {
+        &self.hosts
+    }
+
+    fn describe(name: &str, config: LabConfig) -> Self {
+        let hosts = (0..config.hosts)
+            .map(|index| Host::new(name, index, &config))
+            .collect();
+        Self {
+            name: name.to_owned(),
+            config,
+            hosts,
+            scratch: false,
+        }
+    }
+
+    fn create(name: &str, config: &LabConfig, owner: Option<Owner>) -> Result<Self, LabError> {
+        validate_name(name)?;
+        config.validate()?;
+        let exists = |what: String| LabError::Exists {
+            name: name.to_owned(),
+            what,
+        };
+        if let Some(namespace) = namespaces_of(name)?.into_iter().next() {
+            return Err(exists(format!("the namespace {namespace}")));
+        }
+        if !(Record {
+            config: config.clone(),
+            owner,
+        })
+        .publish(name)?
+        {
+            return Err(exists(format!(
+                "the record {}/{name}.json",
+                record::RECORDS
+            )));
+        }
+        let lab = Self::describe(name, config.clone());
+        lab.build().inspect_err(|_| {
+            // The first error is the one to tell; what a failed removal leaves is found by its record.
+            let _ = Self::down(name);
+        })?;
+        Ok(lab)
+    }
+
+    fn build(&self) -> Result<(), LabError> {
+        for host in &self.hosts {
+            add_namespace(host.namespace())?;
+        }
+        if self.config.bridged() {
+            self.build_switch()?;
+        } else {
+            self.build_cable(End::of(&self.hosts[0]), End::of(&self.hosts[1]))?;
+        }
+        for host in &self.hosts {
+            let network = format!("{}/{}", host.address(), host.prefix_length());
+            let purpose = format!("give {} the address {network}", host.namespace());
+            ip(
+                &purpose,
+                &[
+                    "-n",
+                    host.namespace(),
+                    "address",
+                    "add",
+                    &network,
+                    "dev",
+                    INTERFACE,
+                ],
+            )?;
+        }
+        for host in &self.hosts {
+            host.wait_for_link()?;
+        }
+        Ok(())
+    }
+
+    fn build_switch(&self) -> Result<(), LabError> {
+        let switch = switch_of(&self.name);
+        add_namespace(&switch)?;
+        let purpose = format!("create the bridge of {switch}");
+        let bridge = [
+            "-n",
+            &switch,
+            "link",
+            "add",
+            "br0",
+            "mtu",
+            &self.config.mtu.to_string(),
+            "type",
+            "bridge",
+        ];
+        ip(
+            &purpose,
+            &[&bridge[..], &["stp_state", "0", "forward_delay", "0"]].concat(),
+        )?;
+        ip(&purpose, &["-n", &switch, "link", "set", "br0", "up"])?;
+        for host in &self.hosts {
+            let port = End {
+                namespace: &switch,
+                interface: host.name(),
+                mac: None,
+            };
+            self.build_cable(End::of(host), port)?;
+            let purpose = format!("plug {} into the bridge of {switch}", host.namespace());
+            ip(
+                &purpose,
+                &[
+                    "-n",
+                    &switch,
+                    "link",
+                    "set",
+                    port.interface,
+                    "master",
+                    "br0",
+                ],
+            )?;
+        }
+        Ok(())
+    }
+
+    fn build_cable(&self, left: End<'_>, right: End<'_>) -> Result<(), LabError> {
+        let purpose = format!("lay a cable from {} to {}", left.namespace, right.namespace);
+        let (mtu, queues) = (self.config.mtu.to_string(), self.config.queues.to_string());
+        let device = ["mtu", &mtu, "numrxqueues", &queues, "numtxqueues", &queues];
+        let left_mac = left.mac.map(format_mac);
+        let right_mac = right.mac.map(format_mac);
+        let mut arguments = vec!["link", "add", left.interface, "netns", left.namespace];
+        arguments.extend(left_mac.iter().flat_map(|mac| ["address", mac]));
+        arguments.extend(device);
+        arguments.extend([
+            "type",
+            "veth",
+            "peer",
+            "name",
+            right.interface,
+            "netns",
+            right.namespace,
+        ]);
+        arguments.extend(right_mac.iter().flat_map(|mac| ["address", mac]));
+        arguments.extend(device);
+        ip(&purpose, &arguments)?;
+        for end in [left, right] {
+            if let Some(rate) = self.config.rate {
+                limit_rate(end, rate, self.config.mtu)?;
+            }
+            ip(
+                &purpose,
+                &["-n", end.namespace, "link", "set", end.interface, "up"],
+            )?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Lab {
+    fn drop(&mut self) {
+        if self.scratch
+            && let Err(error) = Self::down(&self.name)
+        {
+            // A destructor can only tell; the next scratch lab will try again.
+            eprintln!("takt-lab: cannot remove the lab {}: {error}", self.name);
+        }
+    }
+}
+
+/// One end of a cable.
+#[derive(Clone, Copy)]
+struct End<'a> {
+    namespace: &'a str,
+    interface: &'a str,
+    mac: Option<[u8; 6]>,
+}
+
+impl<'a> End<'a> {
+    fn of(host: &'a Host) -> Self {
+        Self {
+            namespace: host.namespace(),
+            interface: INTERFACE,
+            mac: Some(host.mac()),
+        }
+    }
+}
+
+fn format_mac(mac: [u8; 6]) -> String {
+    mac.map(|octet| format!("{octet:02x}")).join(":")
+}
+
+fn validate_name(name: &str) -> Result<(), LabError> {
+    let bytes = name.as_bytes();
+    let inner = |byte: &u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
+    let usable = (1..=LONGEST_NAME).contains(&bytes.len())
+        && bytes.iter().all(|byte| inner(byte) || *byte == b'-')
+        && bytes.first().is_some_and(inner)
+        && bytes.last().is_some_and(inner);
+    if usable {
+        Ok(())
+    } else {
+        Err(LabError::Name {
+            name: name.to_owned(),
+        })
+    }
+}
+
+/// The namespaces that exist and are named as those of the lab `name`.
+fn namespaces_of(name: &str) -> Result<Vec<String>, LabError> {
+    let is_of_lab = |namespace: &String| {
+        let rest = namespace
+            .strip_prefix(name)
+            .and_then(|rest| rest.strip_prefix('-'));
+        rest.is_some_and(|rest| {
+            let number = rest.strip_prefix('h');
+            rest == "switch"
+                || number
+                    .is_some_and(|n| !n.is_empty() && n.bytes().all(|byte| byte.is_ascii_digit()))
+        })
+    };
+    let mut namespaces: Vec<_> = namespace::names()?.into_iter().filter(is_of_lab).collect();
+    namespaces.sort_unstable();
+    Ok(namespaces)
+}
+
+fn add_namespace(namespace: &str) -> Result<(), LabError> {
+    ip(
+        &format!("create the namespace {namespace}"),
+        &["netns", "add", namespace],
+    )?;
+    ip(
+        &format!("bring up the loopback of {namespace}"),
+        &["-n", namespace, "link", "set", "lo", "up"],
+    )?;
+    Ok(())
+}
+
+fn remove_namespace(namespace: &str) -> Result<(), LabError> {
+    // A namespace lives on, nameless, while a process is in it: take its cable first. It may have
+    // none, if the lab was being made.
+    let _ = ip(
+        "pull a cable",
+        &["-n", namespace, "link", "delete", INTERFACE],
+    );
+    let removed = ip(
+        &format!("remove the namespace {namespace}"),
+        &["netns", "delete", namespace],
+    );
+    match removed {
+        Err(error) if namespace::exists(namespace)? => Err(error),
+        // Another process was faster.
+        _ => Ok(()),
+    }
+}
+
+/// Holds what leaves `end` to `rate` bit/s.
+fn limit_rate(end: End<'_>, rate: u64, mtu: u32) -> Result<(), LabError> {
+    // A millisecond's worth, so that a coarse timer does not cost rate, and never less than one frame.
+    let burst = (rate / 8 / 1000)
+        .max(2 * (u64::from(mtu) + 18))
+        .min(u64::from(u32::MAX));
+    let (rate_text, burst) = (format!("{rate}bit"), burst.to_string());
+    let purpose = format!(
+        "limit {} of {} to {rate} bit/s",
+        end.interface, end.namespace
+    );
+    let place = [
+        "-n",
+        end.namespace,
+        "qdisc",
+        "replace",
+        "dev",
+        end.interface,
+        "root",
+    ];
+    tc(
+        &purpose,
+        &[
+            &place[..],
+            &[
+                "tbf", "rate", &rate_text, "burst", &burst, "latency", "50ms",
+            ],
+        ]
+        .concat(),
+    )?;
+    Ok(())
+}
+
+/// Removes scratch labs whose process is gone. Failing is no reason not to make another lab.
+fn remove_orphans() {
+    for name in record::names().unwrap_or_default() {
+        if let Ok(Some(Record {
+            owner: Some(owner), ..
+        })) = Record::read(&name)
+            && !owner.is_alive()
+        {
+            let _ = Lab::down(&name);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_that_could_escape_a_path_or_confuse_a_command_is_refused() {
+        let long = "x".repeat(LONGEST_NAME + 1);
+        for name in [
+            "", "-a", "a-", "../etc", "a/b", "a b", "A", "a.b", "ä", "a\n", &long,
+        ] {
+            assert!(
+                matches!(validate_name(name), Err(LabError::Name { .. })),
+                "{name:?}"
+            );
+        }
+        for name in ["a", "0", "demo", "a-1", &long[1..]] {
+            validate_name(name).unwrap();
+        }
+    }
+}

@@ -1,0 +1,364 @@
+//! Labs as they are used: real namespaces, real datagrams. Needs root; skips with a reason otherwise.
+
+use std::net::{Ipv4Addr, UdpSocket};
+use std::path::Path;
+use std::time::Duration;
+
+use takt_lab::{Host, Lab, LabConfig, LabError, LinkState, RECORDS, Wiring};
+
+/// Long enough that only a link that carries nothing runs into it.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Whether a lab cannot be made here; says why.
+fn skip() -> bool {
+    let privileged = std::fs::read_to_string("/proc/self/status")
+        .unwrap()
+        .lines()
+        .any(|line| line.starts_with("Uid:\t0\t0"));
+    if !privileged {
+        eprintln!("skipped: network namespaces need root");
+    }
+    !privileged
+}
+
+fn socket_of(host: &Host) -> UdpSocket {
+    let _inside = host.enter().unwrap();
+    let socket = UdpSocket::bind((host.address(), 7)).unwrap();
+    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    socket
+}
+
+fn pass(from: &UdpSocket, to: &UdpSocket, text: &[u8]) {
+    from.send_to(text, to.local_addr().unwrap()).unwrap();
+    let mut buffer = [0; 2048];
+    let (length, sender) = to.recv_from(&mut buffer).unwrap();
+    assert_eq!(
+        (&buffer[..length], sender),
+        (text, from.local_addr().unwrap())
+    );
+}
+
+fn namespace_exists(name: &str) -> bool {
+    Path::new("/run/netns").join(name).exists()
+}
+
+/// A name of this process's own for labs that stay.
+fn own_name(suffix: &str) -> String {
+    format!("takt-t-{}-{suffix}", std::process::id())
+}
+
+/// Takes a lab down even when the test fails.
+struct Cleanup(String);
+
+impl Drop for Cleanup {
+    fn drop(&mut self) {
+        let _ = Lab::down(&self.0);
+    }
+}
+
+#[test]
+fn two_hosts_on_a_cable_reach_each_other() {
+    if skip() {
+        return;
+    }
+    let lab = Lab::scratch(&LabConfig::default()).unwrap();
+    assert_eq!(lab.host(0).address(), Ipv4Addr::new(10, 77, 0, 1));
+    assert_eq!(lab.host(1).address(), Ipv4Addr::new(10, 77, 0, 2));
+    let (near, far) = (socket_of(lab.host(0)), socket_of(lab.host(1)));
+    pass(&near, &far, b"ping");
+    pass(&far, &near, b"pong");
+}
+
+#[test]
+fn three_hosts_on_a_bridge_reach_each_other() {
+    if skip() {
+        return;
+    }
+    let lab = Lab::scratch(&LabConfig {
+        hosts: 3,
+        ..LabConfig::default()
+    })
+    .unwrap();
+    let sockets: Vec<_> = lab.hosts().iter().map(socket_of).collect();
+    for from in &sockets {
+        for to in &sockets {
+            pass(from, to, b"around");
+        }
+    }
+}
+
+#[test]
+fn a_pulled_link_carries_nothing_until_it_is_plugged_in() {
+    if skip() {
+        return;
+    }
+    for wiring in [Wiring::Cable, Wiring::Bridge] {
+        let lab = Lab::scratch(&LabConfig {
+            wiring,
+            ..LabConfig::default()
+        })
+        .unwrap();
+        let (near, far) = (socket_of(lab.host(0)), socket_of(lab.host(1)));
+        pass(&near, &far, b"before");
+        lab.host(0).link(LinkState::Down).unwrap();
+        let refusal = near
+            .send_to(b"lost", far.local_addr().unwrap())
+            .unwrap_err();
+        assert_eq!(
+            refusal.raw_os_error(),
+            Some(101),
+            "network unreachable: {refusal}"
+        );
+        lab.host(0).link(LinkState::Up).unwrap();
+        pass(&near, &far, b"after");
+    }
+}
+
+#[test]
+fn a_link_can_be_plugged_in_while_the_far_end_is_pulled() {
+    if skip() {
+        return;
+    }
+    let lab = Lab::scratch(&LabConfig::default()).unwrap();
+    for state in [LinkState::Down, LinkState::Up] {
+        for host in lab.hosts() {
+            host.link(state).unwrap();
+        }
+    }
+    pass(
+        &socket_of(lab.host(0)),
+        &socket_of(lab.host(1)),
+        b"both are back",
+    );
+}
+
+#[test]
+fn a_command_runs_inside_the_host_and_sees_its_interface() {
+    if skip() {
+        return;
+    }
+    let lab = Lab::scratch(&LabConfig {
+        mtu: 1400,
+        queues: 2,
+        ..LabConfig::default()
+    })
+    .unwrap();
+    let host = lab.host(1);
+    let read = |file: &str| {
+        let path = format!("/sys/class/net/{}/{file}", host.interface());
+        let output = host.command("cat").unwrap().arg(path).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8(output.stdout).unwrap().trim().to_owned()
+    };
+    assert_eq!(read("mtu"), "1400");
+    assert_eq!(
+        read("address"),
+        host.mac().map(|octet| format!("{octet:02x}")).join(":")
+    );
+    assert_eq!(read("queues/rx-1/rps_cpus").trim_matches(['0', ',']), "");
+    assert_eq!(read("queues/tx-1/tx_timeout"), "0");
+}
+
+#[test]
+fn a_thread_is_back_outside_when_it_drops_the_guard() {
+    if skip() {
+        return;
+    }
+    let here = || std::fs::read_link("/proc/thread-self/ns/net").unwrap();
+    let lab = Lab::scratch(&LabConfig::default()).unwrap();
+    let outside = here();
+    let inside = lab.host(0).enter().unwrap();
+    assert_ne!(here(), outside);
+    drop(inside);
+    assert_eq!(here(), outside);
+}
+
+#[test]
+fn a_lab_that_is_up_is_found_listed_and_taken_down_by_name() {
+    if skip() {
+        return;
+    }
+    let name = own_name("stays");
+    let _cleanup = Cleanup(name.clone());
+    let config = LabConfig {
+        hosts: 3,
+        network: "10.99.4.0/28".parse().unwrap(),
+        ..LabConfig::default()
+    };
+    let hosts = Lab::up(&name, &config).unwrap().hosts().to_vec();
+
+    let found = Lab::find(&name).unwrap();
+    assert_eq!((found.config(), found.hosts()), (&config, &hosts[..]));
+    assert_eq!(found.host(2).name(), "h3");
+    assert_eq!(found.host(2).namespace(), format!("{name}-h3"));
+    assert!(Lab::list().unwrap().iter().any(|lab| lab.name() == name));
+    assert!(matches!(
+        Lab::up(&name, &config),
+        Err(LabError::Exists { .. })
+    ));
+    assert!(
+        namespace_exists(&format!("{name}-h1")),
+        "a refused second lab leaves the first alone"
+    );
+
+    Lab::down(&name).unwrap();
+    for part in ["h1", "h2", "h3", "switch"] {
+        assert!(!namespace_exists(&format!("{name}-{part}")), "{part}");
+    }
+    assert!(matches!(Lab::find(&name), Err(LabError::NotFound { .. })));
+    assert!(matches!(Lab::down(&name), Err(LabError::NotFound { .. })));
+    assert!(
+        hosts[0].enter().is_err(),
+        "a host of a lab that is down cannot be entered"
+    );
+}
+
+#[test]
+fn a_scratch_lab_goes_when_it_is_dropped_even_by_a_panic() {
+    if skip() {
+        return;
+    }
+    let (send, receive) = std::sync::mpsc::channel();
+    let panicked = std::thread::spawn(move || {
+        let lab = Lab::scratch(&LabConfig::default()).unwrap();
+        send.send(lab.name().to_owned()).unwrap();
+        panic!("on purpose");
+    });
+    let name = receive.recv().unwrap();
+    assert!(panicked.join().is_err());
+    assert!(!namespace_exists(&format!("{name}-h1")));
+    assert!(matches!(Lab::find(&name), Err(LabError::NotFound { .. })));
+}
+
+#[test]
+fn leftovers_without_a_record_are_taken_down_by_name() {
+    if skip() {
+        return;
+    }
+    let name = own_name("leftover");
+    let _cleanup = Cleanup(name.clone());
+    Lab::up(&name, &LabConfig::default()).unwrap();
+    std::fs::remove_file(Path::new(RECORDS).join(format!("{name}.json"))).unwrap();
+    assert!(matches!(
+        Lab::up(&name, &LabConfig::default()),
+        Err(LabError::Exists { .. })
+    ));
+    Lab::down(&name).unwrap();
+    assert!(!namespace_exists(&format!("{name}-h1")));
+}
+
+#[test]
+fn a_broken_record_is_named_and_can_be_taken_down() {
+    if skip() {
+        return;
+    }
+    let name = own_name("broken");
+    let _cleanup = Cleanup(name.clone());
+    Lab::up(&name, &LabConfig::default()).unwrap();
+    let path = Path::new(RECORDS).join(format!("{name}.json"));
+    std::fs::write(&path, b"{\"config\": 7").unwrap();
+    let error = Lab::find(&name).unwrap_err().to_string();
+    assert!(error.contains(path.to_str().unwrap()), "{error}");
+    Lab::down(&name).unwrap();
+    assert!(!path.exists());
+    assert!(!namespace_exists(&format!("{name}-h2")));
+}
+
+#[test]
+fn a_scratch_lab_whose_process_is_gone_is_removed_by_the_next_one() {
+    if skip() {
+        return;
+    }
+    let name = own_name("orphan");
+    let _cleanup = Cleanup(name.clone());
+    Lab::up(&name, &LabConfig::default()).unwrap();
+    // What a process killed before its destructors leaves behind: its lab, with its number.
+    let mut gone = std::process::Command::new("true").spawn().unwrap();
+    gone.wait().unwrap();
+    let path = Path::new(RECORDS).join(format!("{name}.json"));
+    let record = std::fs::read_to_string(&path).unwrap();
+    let owned = record.replace(
+        "\"owner\":null",
+        &format!("\"owner\":{{\"pid\":{},\"start_ticks\":1}}", gone.id()),
+    );
+    assert_ne!(record, owned);
+    std::fs::write(&path, owned).unwrap();
+
+    let _next = Lab::scratch(&LabConfig::default()).unwrap();
+    assert!(!namespace_exists(&format!("{name}-h1")));
+    assert!(!path.exists());
+}
+
+#[test]
+fn a_lab_that_cannot_be_finished_leaves_nothing() {
+    if skip() {
+        return;
+    }
+    // A search path without `tc` stops the making of a rate-limited lab half-way. The path belongs to
+    // a process, so this test runs itself in one of its own.
+    const CHILD: &str = "TAKT_LAB_TEST_WITHOUT_TC";
+    if let Some(name) = std::env::var_os(CHILD) {
+        let config = LabConfig {
+            rate: Some(1_000_000),
+            ..LabConfig::default()
+        };
+        let error = Lab::up(name.to_str().unwrap(), &config).unwrap_err();
+        assert!(
+            matches!(error, LabError::Program { program: "tc", .. }),
+            "{error}"
+        );
+        assert!(error.to_string().contains("install iproute2"), "{error}");
+        return;
+    }
+    let name = own_name("partial");
+    let _cleanup = Cleanup(name.clone());
+    let programs = std::env::temp_dir().join(&name);
+    std::fs::create_dir(&programs).unwrap();
+    let ip = ["/usr/sbin/ip", "/sbin/ip", "/usr/bin/ip"]
+        .into_iter()
+        .find(|path| Path::new(path).exists());
+    std::os::unix::fs::symlink(ip.unwrap(), programs.join("ip")).unwrap();
+    let status = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "a_lab_that_cannot_be_finished_leaves_nothing"])
+        .env(CHILD, &name)
+        .env("PATH", &programs)
+        .status();
+    std::fs::remove_dir_all(&programs).unwrap();
+    assert!(status.unwrap().success());
+    assert!(!namespace_exists(&format!("{name}-h1")));
+    assert!(matches!(Lab::find(&name), Err(LabError::NotFound { .. })));
+}
+
+#[test]
+fn a_rate_limit_is_held_at_each_end_of_every_cable() {
+    if skip() {
+        return;
+    }
+    let rate = 8_000_000;
+    let lab = Lab::scratch(&LabConfig {
+        rate: Some(rate),
+        wiring: Wiring::Bridge,
+        ..LabConfig::default()
+    })
+    .unwrap();
+    let (near, far) = (socket_of(lab.host(0)), socket_of(lab.host(1)));
+    pass(&near, &far, b"resolve the neighbour");
+    let payload = [0; 1000];
+    let start = std::time::Instant::now();
+    let mut octets = 0;
+    let mut buffer = [0; 2048];
+    for _ in 0..50 {
+        near.send_to(&payload, far.local_addr().unwrap()).unwrap();
+        octets += 1000;
+    }
+    for _ in 0..50 {
+        far.recv_from(&mut buffer).unwrap();
+    }
+    // Less one burst of 3036 octets, which passes at once.
+    let least = Duration::from_secs_f64(f64::from(octets - 3036) * 8.0 / rate as f64);
+    assert!(
+        start.elapsed() >= least,
+        "{octets} octets in {:?}, sooner than {least:?}",
+        start.elapsed()
+    );
+}
