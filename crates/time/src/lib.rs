@@ -34,7 +34,12 @@ impl TaiTime {
 
 impl fmt::Display for TaiTime {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}.{:09} TAI", self.0.div_euclid(1_000_000_000), self.0.rem_euclid(1_000_000_000))
+        write!(
+            f,
+            "{}.{:09} TAI",
+            self.0.div_euclid(1_000_000_000),
+            self.0.rem_euclid(1_000_000_000)
+        )
     }
 }
 
@@ -51,7 +56,11 @@ impl TrafficClass {
 
     /// The class `number`, or `None` above 7.
     pub const fn new(number: u8) -> Option<Self> {
-        if number < Self::COUNT as u8 { Some(Self(number)) } else { None }
+        if number < Self::COUNT as u8 {
+            Some(Self(number))
+        } else {
+            None
+        }
     }
 
     /// Its number, 0 to 7.

@@ -1,0 +1,249 @@
+//! The arena: what lies where, and the descriptors that its rings carry.
+//!
+//! ```text
+//! 0        header page: magic, version, doorbell words          written by both
+//! 4096     ring region: source and sink blocks                   offsets told by the runtime
+//! tx       transmit region: chunks owned by the application      its allocator is private to it
+//! rx       receive region: chunks owned by the runtime           its allocator is private to it
+//! ```
+//! All integers are in host order: both sides run on one machine. Drawn bit by bit in
+//! `docs/reference/arena-layout.md`.
+
+use takt_shm::{Pod, RingLayout};
+
+/// First word of an arena: `TAKT` in memory order.
+pub const ARENA_MAGIC: u32 = u32::from_le_bytes(*b"TAKT");
+
+/// Offset of the magic.
+pub const MAGIC_OFFSET: usize = 0;
+/// Offset of the layout version, a `u32`.
+pub const VERSION_OFFSET: usize = 4;
+/// Offset of the word that says whether the lane is parked (see `takt_shm::LaneBell`).
+pub const LANE_STATE_OFFSET: usize = 64;
+/// Offset of the word that says that some ring of the session has news for the lane.
+pub const LANE_DIRTY_OFFSET: usize = 128;
+/// Bytes of the header page.
+pub const HEADER_BYTES: usize = 4096;
+
+/// Set in a chunk number that lies in the transmit region: a message delivered without a copy from a
+/// source to a sink of the same session.
+pub const TX_REGION: u32 = 1 << 31;
+
+/// [`TxDescriptor::flags`]: `launch_time_ns` is meant.
+pub const FLAG_LAUNCH_TIME: u8 = 1;
+
+/// Application to runtime: send this message.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct TxDescriptor {
+    /// First chunk of the payload, relative to the transmit region.
+    pub chunk: u32,
+    /// Payload bytes.
+    pub length: u32,
+    /// Returned in the completion.
+    pub token: u32,
+    /// Traffic class, 0 to 7.
+    pub class: u8,
+    /// `FLAG_*`; others must be 0.
+    pub flags: u8,
+    /// Must be 0.
+    pub reserved: u16,
+    /// When to send, TAI nanoseconds, if flagged.
+    pub launch_time_ns: i64,
+    /// Must be 0.
+    pub reserved2: u64,
+}
+
+/// Runtime to application: this is the end of that message; its chunk is yours again.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Completion {
+    /// First chunk of the payload, as emitted.
+    pub chunk: u32,
+    /// As emitted.
+    pub token: u32,
+    /// An [`Outcome`] as a number.
+    pub outcome: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
+/// What became of an emitted message. `Sent` means handed to every sink known at that moment;
+/// delivery is at most once and not acknowledged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u32)]
+pub enum Outcome {
+    /// Handed to all local sinks and to the datapath for all remote ones.
+    Sent = 0,
+    /// No sink is known on this channel; the message went nowhere.
+    NoSink = 1,
+    /// At least one remote sink could not be reached: no path to its node at that moment.
+    Unreachable = 2,
+}
+
+impl Outcome {
+    /// The outcome with this number.
+    pub fn from_number(number: u32) -> Option<Self> {
+        match number {
+            0 => Some(Self::Sent),
+            1 => Some(Self::NoSink),
+            2 => Some(Self::Unreachable),
+            _ => None,
+        }
+    }
+}
+
+/// Runtime to application: a message for this sink.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct RxDescriptor {
+    /// First chunk of the payload, relative to the receive region, or to the transmit region with [`TX_REGION`].
+    pub chunk: u32,
+    /// Payload bytes.
+    pub length: u32,
+    /// Traffic class, 0 to 7.
+    pub class: u32,
+    /// The sending runtime's lane: its incarnation, random at each start.
+    pub sender: u32,
+    /// Number of the message on its channel at that sender.
+    pub sequence: u64,
+    /// When the sender's runtime took the message, TAI nanoseconds.
+    pub send_time_ns: i64,
+}
+
+/// Application to runtime: this chunk (as in [`RxDescriptor::chunk`]) may be used again.
+pub type Release = u32;
+
+const _: () = assert!(size_of::<TxDescriptor>() == 32 && size_of::<RxDescriptor>() == 32);
+const _: () = assert!(size_of::<Completion>() == 16);
+
+// SAFETY: only integers, sizes asserted above equal the sums of the fields: no padding, any bit pattern valid.
+#[allow(unsafe_code)]
+unsafe impl Pod for TxDescriptor {}
+// SAFETY: as above.
+#[allow(unsafe_code)]
+unsafe impl Pod for Completion {}
+// SAFETY: as above.
+#[allow(unsafe_code)]
+unsafe impl Pod for RxDescriptor {}
+
+/// Entries of a ring unless the application asks for others.
+pub const DEFAULT_DEPTH: u32 = 1024;
+/// Most entries of a ring.
+pub const MAX_DEPTH: u32 = 1 << 16;
+
+/// Offsets inside a source's block of the ring region.
+///
+/// ```text
+/// 0    transmit ring (TxDescriptor), application to runtime
+/// ..   completion ring (Completion), runtime to application
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SourceBlock {
+    /// Where the block starts in the arena.
+    pub offset: usize,
+    /// Entries of each of its rings.
+    pub depth: u32,
+}
+
+impl SourceBlock {
+    /// Bytes of a block with rings of `depth`.
+    pub const fn bytes(depth: u32) -> usize {
+        RingLayout::size::<TxDescriptor>(depth) + RingLayout::size::<Completion>(depth)
+    }
+
+    /// Arena offset of the transmit ring.
+    pub const fn tx_ring(&self) -> usize {
+        self.offset
+    }
+
+    /// Arena offset of the completion ring.
+    pub const fn completion_ring(&self) -> usize {
+        self.offset + RingLayout::size::<TxDescriptor>(self.depth)
+    }
+}
+
+/// Offsets inside a sink's block of the ring region.
+///
+/// ```text
+/// 0    doorbell word (see takt_shm::SinkBell)
+/// 64   counters, u64 each, written by the runtime: delivered, dropped (ring full), dropped (no memory), lost
+/// 128  receive ring (RxDescriptor), runtime to application
+/// ..   release ring (u32), application to runtime
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SinkBlock {
+    /// Where the block starts in the arena.
+    pub offset: usize,
+    /// Entries of each of its rings.
+    pub depth: u32,
+}
+
+impl SinkBlock {
+    /// Bytes of a block with rings of `depth`.
+    pub const fn bytes(depth: u32) -> usize {
+        128 + RingLayout::size::<RxDescriptor>(depth) + RingLayout::size::<Release>(depth)
+    }
+
+    /// Arena offset of the doorbell word.
+    pub const fn bell(&self) -> usize {
+        self.offset
+    }
+
+    /// Arena offset of a counter.
+    pub const fn counter(&self, counter: SinkCounter) -> usize {
+        self.offset + 64 + 8 * counter as usize
+    }
+
+    /// Arena offset of the receive ring.
+    pub const fn rx_ring(&self) -> usize {
+        self.offset + 128
+    }
+
+    /// Arena offset of the release ring.
+    pub const fn release_ring(&self) -> usize {
+        self.offset + 128 + RingLayout::size::<RxDescriptor>(self.depth)
+    }
+}
+
+/// Counters that the runtime shows in a sink's block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(usize)]
+pub enum SinkCounter {
+    /// Messages put into the receive ring.
+    Delivered = 0,
+    /// Messages dropped because the receive ring was full.
+    DroppedFull = 1,
+    /// Messages dropped because the receive region had no room.
+    DroppedMemory = 2,
+    /// Messages of this channel that were sent and never arrived (gaps in sequence numbers).
+    Lost = 3,
+}
+
+/// Where the parts of an arena lie. Told by the runtime, checked by the application.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ArenaMap {
+    /// Bytes of the ring region, from [`HEADER_BYTES`].
+    pub ring_bytes: usize,
+    /// Bytes of the transmit region, which follows the rings.
+    pub tx_bytes: usize,
+    /// Bytes of the receive region, which follows the transmit region.
+    pub rx_bytes: usize,
+}
+
+impl ArenaMap {
+    /// Arena offset of the transmit region.
+    pub const fn tx_offset(&self) -> usize {
+        HEADER_BYTES + self.ring_bytes
+    }
+
+    /// Arena offset of the receive region.
+    pub const fn rx_offset(&self) -> usize {
+        self.tx_offset() + self.tx_bytes
+    }
+
+    /// Bytes of the whole arena.
+    pub const fn total(&self) -> usize {
+        self.rx_offset() + self.rx_bytes
+    }
+}

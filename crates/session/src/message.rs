@@ -1,0 +1,691 @@
+//! Control messages between an application and the runtime, and their encoding.
+//!
+//! One message is one packet of a `SOCK_SEQPACKET` socket: a header (`u16` version, `u16` type, `u32`
+//! request number, little-endian) and the fields of its type. File descriptors travel beside it. A
+//! reply carries the number of its request; 0 is for what the runtime says unasked.
+
+use takt_time::TrafficClass;
+
+use crate::error::{ErrorCode, Failure};
+use crate::layout::{ArenaMap, SinkBlock, SourceBlock};
+use crate::qos::{Acceleration, Qos, ResourceUse, TimeSensitivity};
+use crate::{ChannelId, PROTOCOL_VERSION};
+
+/// Most bytes of a message.
+pub const MAX_MESSAGE_BYTES: usize = 4096;
+/// Most bytes of a text field; longer texts are cut when encoded.
+pub const MAX_TEXT_BYTES: usize = 1024;
+
+/// Why bytes are no message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DecodeError {
+    /// Written by another version of the protocol.
+    #[error(
+        "protocol version {found}, here {PROTOCOL_VERSION}: upgrade the older of application and runtime"
+    )]
+    Version {
+        /// The version found.
+        found: u16,
+    },
+    /// The type is not known.
+    #[error("unknown message type {0}")]
+    Type(u16),
+    /// The packet ends inside a field.
+    #[error("message of {0} bytes ends inside a field")]
+    Truncated(usize),
+    /// Bytes follow the last field.
+    #[error("{0} bytes follow the last field")]
+    Trailing(usize),
+    /// A field has a value that its type does not know.
+    #[error("field {field} has the value {value}, which means nothing")]
+    Value {
+        /// The field.
+        field: &'static str,
+        /// Its value.
+        value: u64,
+    },
+    /// A text is not UTF-8 or too long.
+    #[error("text field of {0} bytes is too long or not UTF-8")]
+    Text(usize),
+}
+
+impl From<DecodeError> for Failure {
+    fn from(error: DecodeError) -> Self {
+        let code = match error {
+            DecodeError::Version { .. } => ErrorCode::Version,
+            _ => ErrorCode::Protocol,
+        };
+        Failure::new(code, error.to_string())
+    }
+}
+
+/// What an application asks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Request {
+    /// First message of a session.
+    Attach {
+        /// A name for people.
+        name: String,
+        /// Wished bytes of the transmit region; 0 = the runtime's default.
+        tx_bytes: u64,
+        /// Wished bytes of the receive region; 0 = the runtime's default.
+        rx_bytes: u64,
+    },
+    /// Open a stream with these qualities.
+    OpenStream(Qos),
+    /// Close a stream with its sources and sinks.
+    CloseStream(u32),
+    /// Open a source.
+    OpenSource {
+        /// The stream.
+        stream: u32,
+        /// The channel to write.
+        channel: ChannelId,
+        /// Entries of its rings, a power of two; 0 = default.
+        depth: u32,
+    },
+    /// Close a source. Messages emitted before are still sent.
+    CloseSource(u32),
+    /// Open a sink.
+    OpenSink {
+        /// The stream.
+        stream: u32,
+        /// The channel to read.
+        channel: ChannelId,
+        /// Entries of its rings, a power of two; 0 = default.
+        depth: u32,
+        /// A descriptor that becomes readable with news is wanted.
+        notify_fd: bool,
+    },
+    /// Close a sink.
+    CloseSink(u32),
+}
+
+/// What the runtime answers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Reply {
+    /// With two descriptors: the arena's memfd, the lane's eventfd.
+    Attached {
+        /// Number of the session at this runtime.
+        session: u64,
+        /// The arena.
+        map: ArenaMap,
+        /// Longest message that this session may send.
+        max_message: u32,
+    },
+    /// A stream is open.
+    StreamOpened {
+        /// Its number.
+        stream: u32,
+        /// The datapath it got.
+        datapath: String,
+        /// Why it is not what was asked for; empty if it is.
+        warning: String,
+    },
+    /// A source is open.
+    SourceOpened {
+        /// Its number.
+        source: u32,
+        /// Where its rings are.
+        block: SourceBlock,
+    },
+    /// A sink is open; with one descriptor if it was asked for.
+    SinkOpened {
+        /// Its number.
+        sink: u32,
+        /// Where its rings are.
+        block: SinkBlock,
+    },
+    /// Stream, source or sink is closed.
+    Closed,
+    /// Refused; nothing changed.
+    Failed(Failure),
+    /// The session has ended; nothing follows.
+    Ended(Failure),
+}
+
+/// A message with its request number.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Envelope<M> {
+    /// Request number.
+    pub request: u32,
+    /// The message.
+    pub message: M,
+}
+
+struct Writer(Vec<u8>);
+
+impl Writer {
+    fn new(kind: u16, request: u32) -> Self {
+        let mut w = Self(Vec::with_capacity(128));
+        w.u16(PROTOCOL_VERSION);
+        w.u16(kind);
+        w.u32(request);
+        w
+    }
+    fn u8(&mut self, v: u8) {
+        self.0.push(v);
+    }
+    fn u16(&mut self, v: u16) {
+        self.0.extend_from_slice(&v.to_le_bytes());
+    }
+    fn u32(&mut self, v: u32) {
+        self.0.extend_from_slice(&v.to_le_bytes());
+    }
+    fn u64(&mut self, v: u64) {
+        self.0.extend_from_slice(&v.to_le_bytes());
+    }
+    fn text(&mut self, v: &str) {
+        let mut end = v.len().min(MAX_TEXT_BYTES);
+        while !v.is_char_boundary(end) {
+            end -= 1;
+        }
+        self.u16(end as u16);
+        self.0.extend_from_slice(&v.as_bytes()[..end]);
+    }
+    fn failure(&mut self, v: &Failure) {
+        self.u32(v.code as i32 as u32);
+        self.text(&v.message);
+    }
+}
+
+struct Reader<'a> {
+    rest: &'a [u8],
+    total: usize,
+}
+
+impl<'a> Reader<'a> {
+    /// Checks the header; returns type and request number.
+    fn open(bytes: &'a [u8]) -> Result<(Self, u16, u32), DecodeError> {
+        let mut r = Self {
+            rest: bytes,
+            total: bytes.len(),
+        };
+        let version = r.u16()?;
+        if version != PROTOCOL_VERSION {
+            return Err(DecodeError::Version { found: version });
+        }
+        let kind = r.u16()?;
+        let request = r.u32()?;
+        Ok((r, kind, request))
+    }
+    fn take(&mut self, n: usize) -> Result<&'a [u8], DecodeError> {
+        let (head, rest) = self
+            .rest
+            .split_at_checked(n)
+            .ok_or(DecodeError::Truncated(self.total))?;
+        self.rest = rest;
+        Ok(head)
+    }
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], DecodeError> {
+        let mut out = [0; N];
+        out.copy_from_slice(self.take(N)?);
+        Ok(out)
+    }
+    fn u8(&mut self) -> Result<u8, DecodeError> {
+        Ok(self.array::<1>()?[0])
+    }
+    fn u16(&mut self) -> Result<u16, DecodeError> {
+        Ok(u16::from_le_bytes(self.array()?))
+    }
+    fn u32(&mut self) -> Result<u32, DecodeError> {
+        Ok(u32::from_le_bytes(self.array()?))
+    }
+    fn u64(&mut self) -> Result<u64, DecodeError> {
+        Ok(u64::from_le_bytes(self.array()?))
+    }
+    fn size(&mut self, field: &'static str) -> Result<usize, DecodeError> {
+        let value = self.u64()?;
+        usize::try_from(value).map_err(|_| DecodeError::Value { field, value })
+    }
+    fn text(&mut self) -> Result<String, DecodeError> {
+        let len = usize::from(self.u16()?);
+        if len > MAX_TEXT_BYTES {
+            return Err(DecodeError::Text(len));
+        }
+        let bytes = self.take(len)?;
+        std::str::from_utf8(bytes)
+            .map(str::to_owned)
+            .map_err(|_| DecodeError::Text(len))
+    }
+    fn flag(&mut self, field: &'static str) -> Result<bool, DecodeError> {
+        match self.u8()? {
+            0 => Ok(false),
+            1 => Ok(true),
+            value => Err(DecodeError::Value {
+                field,
+                value: value.into(),
+            }),
+        }
+    }
+    fn failure(&mut self) -> Result<Failure, DecodeError> {
+        let number = self.u32()?;
+        let code = ErrorCode::from_number(number as i32).ok_or(DecodeError::Value {
+            field: "error code",
+            value: number.into(),
+        })?;
+        Ok(Failure {
+            code,
+            message: self.text()?,
+        })
+    }
+    fn close<T>(self, value: T) -> Result<T, DecodeError> {
+        if self.rest.is_empty() {
+            Ok(value)
+        } else {
+            Err(DecodeError::Trailing(self.rest.len()))
+        }
+    }
+}
+
+mod kind {
+    pub const ATTACH: u16 = 1;
+    pub const OPEN_STREAM: u16 = 2;
+    pub const CLOSE_STREAM: u16 = 3;
+    pub const OPEN_SOURCE: u16 = 4;
+    pub const CLOSE_SOURCE: u16 = 5;
+    pub const OPEN_SINK: u16 = 6;
+    pub const CLOSE_SINK: u16 = 7;
+    pub const ATTACHED: u16 = 129;
+    pub const STREAM_OPENED: u16 = 130;
+    pub const SOURCE_OPENED: u16 = 131;
+    pub const SINK_OPENED: u16 = 132;
+    pub const CLOSED: u16 = 133;
+    pub const FAILED: u16 = 134;
+    pub const ENDED: u16 = 135;
+}
+
+const NO_CLASS: u8 = 255;
+
+impl Envelope<Request> {
+    /// The packet.
+    pub fn encode(&self) -> Vec<u8> {
+        let new = |kind| Writer::new(kind, self.request);
+        let w = match &self.message {
+            Request::Attach {
+                name,
+                tx_bytes,
+                rx_bytes,
+            } => {
+                let mut w = new(kind::ATTACH);
+                w.text(name);
+                w.u64(*tx_bytes);
+                w.u64(*rx_bytes);
+                w
+            }
+            Request::OpenStream(qos) => {
+                let mut w = new(kind::OPEN_STREAM);
+                w.u8(matches!(qos.acceleration, Acceleration::Fast) as u8);
+                w.u8(matches!(qos.resource_use, ResourceUse::Unlimited) as u8);
+                w.u8(match qos.time_sensitivity {
+                    TimeSensitivity::BestEffort => NO_CLASS,
+                    TimeSensitivity::TimeSensitive(class) => class.number(),
+                });
+                w
+            }
+            Request::CloseStream(id) => {
+                let mut w = new(kind::CLOSE_STREAM);
+                w.u32(*id);
+                w
+            }
+            Request::OpenSource {
+                stream,
+                channel,
+                depth,
+            } => {
+                let mut w = new(kind::OPEN_SOURCE);
+                w.u32(*stream);
+                w.u64(channel.0);
+                w.u32(*depth);
+                w
+            }
+            Request::CloseSource(id) => {
+                let mut w = new(kind::CLOSE_SOURCE);
+                w.u32(*id);
+                w
+            }
+            Request::OpenSink {
+                stream,
+                channel,
+                depth,
+                notify_fd,
+            } => {
+                let mut w = new(kind::OPEN_SINK);
+                w.u32(*stream);
+                w.u64(channel.0);
+                w.u32(*depth);
+                w.u8(*notify_fd as u8);
+                w
+            }
+            Request::CloseSink(id) => {
+                let mut w = new(kind::CLOSE_SINK);
+                w.u32(*id);
+                w
+            }
+        };
+        w.0
+    }
+
+    /// Reads a packet from an application.
+    ///
+    /// # Errors
+    /// [`DecodeError`] for anything but exactly one request of this version.
+    pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
+        let (mut r, kind, request) = Reader::open(bytes)?;
+        let message = match kind {
+            kind::ATTACH => Request::Attach {
+                name: r.text()?,
+                tx_bytes: r.u64()?,
+                rx_bytes: r.u64()?,
+            },
+            kind::OPEN_STREAM => {
+                let acceleration = if r.flag("acceleration")? {
+                    Acceleration::Fast
+                } else {
+                    Acceleration::Slow
+                };
+                let resource_use = if r.flag("resource use")? {
+                    ResourceUse::Unlimited
+                } else {
+                    ResourceUse::Frugal
+                };
+                let time_sensitivity = match r.u8()? {
+                    NO_CLASS => TimeSensitivity::BestEffort,
+                    class => TimeSensitivity::TimeSensitive(TrafficClass::new(class).ok_or(
+                        DecodeError::Value {
+                            field: "traffic class",
+                            value: class.into(),
+                        },
+                    )?),
+                };
+                Request::OpenStream(Qos {
+                    acceleration,
+                    resource_use,
+                    time_sensitivity,
+                })
+            }
+            kind::CLOSE_STREAM => Request::CloseStream(r.u32()?),
+            kind::OPEN_SOURCE => Request::OpenSource {
+                stream: r.u32()?,
+                channel: ChannelId(r.u64()?),
+                depth: r.u32()?,
+            },
+            kind::CLOSE_SOURCE => Request::CloseSource(r.u32()?),
+            kind::OPEN_SINK => Request::OpenSink {
+                stream: r.u32()?,
+                channel: ChannelId(r.u64()?),
+                depth: r.u32()?,
+                notify_fd: r.flag("notify descriptor")?,
+            },
+            kind::CLOSE_SINK => Request::CloseSink(r.u32()?),
+            other => return Err(DecodeError::Type(other)),
+        };
+        r.close(Self { request, message })
+    }
+}
+
+impl Envelope<Reply> {
+    /// The packet.
+    pub fn encode(&self) -> Vec<u8> {
+        let new = |kind| Writer::new(kind, self.request);
+        let w = match &self.message {
+            Reply::Attached {
+                session,
+                map,
+                max_message,
+            } => {
+                let mut w = new(kind::ATTACHED);
+                w.u64(*session);
+                w.u64(map.ring_bytes as u64);
+                w.u64(map.tx_bytes as u64);
+                w.u64(map.rx_bytes as u64);
+                w.u32(*max_message);
+                w
+            }
+            Reply::StreamOpened {
+                stream,
+                datapath,
+                warning,
+            } => {
+                let mut w = new(kind::STREAM_OPENED);
+                w.u32(*stream);
+                w.text(datapath);
+                w.text(warning);
+                w
+            }
+            Reply::SourceOpened { source, block } => {
+                let mut w = new(kind::SOURCE_OPENED);
+                w.u32(*source);
+                w.u64(block.offset as u64);
+                w.u32(block.depth);
+                w
+            }
+            Reply::SinkOpened { sink, block } => {
+                let mut w = new(kind::SINK_OPENED);
+                w.u32(*sink);
+                w.u64(block.offset as u64);
+                w.u32(block.depth);
+                w
+            }
+            Reply::Closed => new(kind::CLOSED),
+            Reply::Failed(failure) => {
+                let mut w = new(kind::FAILED);
+                w.failure(failure);
+                w
+            }
+            Reply::Ended(failure) => {
+                let mut w = new(kind::ENDED);
+                w.failure(failure);
+                w
+            }
+        };
+        w.0
+    }
+
+    /// Reads a packet from the runtime.
+    ///
+    /// # Errors
+    /// [`DecodeError`] for anything but exactly one reply of this version.
+    pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
+        let (mut r, kind, request) = Reader::open(bytes)?;
+        let message = match kind {
+            kind::ATTACHED => Reply::Attached {
+                session: r.u64()?,
+                map: ArenaMap {
+                    ring_bytes: r.size("ring bytes")?,
+                    tx_bytes: r.size("transmit bytes")?,
+                    rx_bytes: r.size("receive bytes")?,
+                },
+                max_message: r.u32()?,
+            },
+            kind::STREAM_OPENED => Reply::StreamOpened {
+                stream: r.u32()?,
+                datapath: r.text()?,
+                warning: r.text()?,
+            },
+            kind::SOURCE_OPENED => Reply::SourceOpened {
+                source: r.u32()?,
+                block: SourceBlock {
+                    offset: r.size("block offset")?,
+                    depth: r.u32()?,
+                },
+            },
+            kind::SINK_OPENED => Reply::SinkOpened {
+                sink: r.u32()?,
+                block: SinkBlock {
+                    offset: r.size("block offset")?,
+                    depth: r.u32()?,
+                },
+            },
+            kind::CLOSED => Reply::Closed,
+            kind::FAILED => Reply::Failed(r.failure()?),
+            kind::ENDED => Reply::Ended(r.failure()?),
+            other => return Err(DecodeError::Type(other)),
+        };
+        r.close(Self { request, message })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn requests() -> impl Strategy<Value = Request> {
+        let qos =
+            (any::<bool>(), any::<bool>(), proptest::option::of(0u8..8)).prop_map(|(a, r, c)| {
+                Qos {
+                    acceleration: if a {
+                        Acceleration::Fast
+                    } else {
+                        Acceleration::Slow
+                    },
+                    resource_use: if r {
+                        ResourceUse::Unlimited
+                    } else {
+                        ResourceUse::Frugal
+                    },
+                    time_sensitivity: c
+                        .and_then(TrafficClass::new)
+                        .map_or(TimeSensitivity::BestEffort, TimeSensitivity::TimeSensitive),
+                }
+            });
+        prop_oneof![
+            (".{0,40}", any::<u64>(), any::<u64>()).prop_map(|(name, tx_bytes, rx_bytes)| {
+                Request::Attach {
+                    name,
+                    tx_bytes,
+                    rx_bytes,
+                }
+            }),
+            qos.prop_map(Request::OpenStream),
+            any::<u32>().prop_map(Request::CloseStream),
+            (any::<u32>(), any::<u64>(), any::<u32>()).prop_map(|(stream, c, depth)| {
+                Request::OpenSource {
+                    stream,
+                    channel: ChannelId(c),
+                    depth,
+                }
+            }),
+            any::<u32>().prop_map(Request::CloseSource),
+            (any::<u32>(), any::<u64>(), any::<u32>(), any::<bool>()).prop_map(
+                |(stream, c, depth, notify_fd)| Request::OpenSink {
+                    stream,
+                    channel: ChannelId(c),
+                    depth,
+                    notify_fd
+                }
+            ),
+            any::<u32>().prop_map(Request::CloseSink),
+        ]
+    }
+
+    fn replies() -> impl Strategy<Value = Reply> {
+        let failure = (0..ErrorCode::ALL.len(), ".{0,40}").prop_map(|(i, message)| Failure {
+            code: ErrorCode::ALL[i],
+            message,
+        });
+        prop_oneof![
+            (any::<u64>(), any::<[u32; 3]>(), any::<u32>()).prop_map(
+                |(session, m, max_message)| {
+                    let map = ArenaMap {
+                        ring_bytes: m[0] as usize,
+                        tx_bytes: m[1] as usize,
+                        rx_bytes: m[2] as usize,
+                    };
+                    Reply::Attached {
+                        session,
+                        map,
+                        max_message,
+                    }
+                }
+            ),
+            (any::<u32>(), ".{0,20}", ".{0,90}").prop_map(|(stream, datapath, warning)| {
+                Reply::StreamOpened {
+                    stream,
+                    datapath,
+                    warning,
+                }
+            }),
+            (any::<u32>(), any::<u32>(), any::<u32>()).prop_map(|(source, o, depth)| {
+                Reply::SourceOpened {
+                    source,
+                    block: SourceBlock {
+                        offset: o as usize,
+                        depth,
+                    },
+                }
+            }),
+            (any::<u32>(), any::<u32>(), any::<u32>()).prop_map(|(sink, o, depth)| {
+                Reply::SinkOpened {
+                    sink,
+                    block: SinkBlock {
+                        offset: o as usize,
+                        depth,
+                    },
+                }
+            }),
+            Just(Reply::Closed),
+            failure.clone().prop_map(Reply::Failed),
+            failure.prop_map(Reply::Ended),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn a_request_survives_its_encoding_and_no_prefix_of_it_is_a_request(message in requests(), request: u32) {
+            let envelope = Envelope { request, message };
+            let bytes = envelope.encode();
+            prop_assert_eq!(Envelope::<Request>::decode(&bytes), Ok(envelope));
+            for end in 0..bytes.len() {
+                prop_assert!(Envelope::<Request>::decode(&bytes[..end]).is_err());
+            }
+        }
+
+        #[test]
+        fn a_reply_survives_its_encoding_and_no_prefix_of_it_is_a_reply(message in replies(), request: u32) {
+            let envelope = Envelope { request, message };
+            let bytes = envelope.encode();
+            prop_assert_eq!(Envelope::<Reply>::decode(&bytes), Ok(envelope));
+            for end in 0..bytes.len() {
+                prop_assert!(Envelope::<Reply>::decode(&bytes[..end]).is_err());
+            }
+        }
+
+        #[test]
+        fn random_bytes_are_refused_or_read_without_panic(bytes: Vec<u8>) {
+            let _ = Envelope::<Request>::decode(&bytes);
+            let _ = Envelope::<Reply>::decode(&bytes);
+        }
+    }
+
+    #[test]
+    fn another_version_is_refused_by_its_number() {
+        let mut bytes = Envelope {
+            request: 1,
+            message: Request::CloseSink(3),
+        }
+        .encode();
+        bytes[0] = 9;
+        assert_eq!(
+            Envelope::<Request>::decode(&bytes),
+            Err(DecodeError::Version { found: 9 })
+        );
+    }
+
+    #[test]
+    fn a_text_that_is_too_long_is_cut_at_a_character() {
+        let name = "ä".repeat(MAX_TEXT_BYTES);
+        let bytes = Envelope {
+            request: 1,
+            message: Request::Attach {
+                name,
+                tx_bytes: 0,
+                rx_bytes: 0,
+            },
+        }
+        .encode();
+        assert!(bytes.len() <= MAX_MESSAGE_BYTES);
+        assert!(Envelope::<Request>::decode(&bytes).is_ok());
+    }
+}

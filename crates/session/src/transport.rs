@@ -1,0 +1,156 @@
+//! Packets with file descriptors over a `SOCK_SEQPACKET` Unix socket: what both sides do alike.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
+};
+
+use crate::message::MAX_MESSAGE_BYTES;
+
+/// Most descriptors that travel with one packet.
+pub const MAX_DESCRIPTORS: usize = 4;
+
+/// A packet as received.
+#[derive(Debug)]
+pub struct Packet {
+    /// Its bytes.
+    pub bytes: Vec<u8>,
+    /// The descriptors that came with it.
+    pub descriptors: Vec<OwnedFd>,
+}
+
+/// Sends one packet; `wait` tells whether to wait for room in the peer's buffer.
+///
+/// # Errors
+/// The kernel's; `WouldBlock` without room.
+pub fn send(
+    socket: impl AsFd,
+    bytes: &[u8],
+    descriptors: &[BorrowedFd<'_>],
+    wait: bool,
+) -> io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !descriptors.is_empty() && !control.push(SendAncillaryMessage::ScmRights(descriptors)) {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "too many descriptors for one packet",
+        ));
+    }
+    let mut flags = SendFlags::NOSIGNAL;
+    if !wait {
+        flags |= SendFlags::DONTWAIT;
+    }
+    rustix::io::retry_on_intr(|| {
+        rustix::net::sendmsg(&socket, &[IoSlice::new(bytes)], &mut control, flags)
+    })?;
+    Ok(())
+}
+
+/// Receives one packet; `wait` tells whether to wait for one. `None` at the end of the connection.
+///
+/// # Errors
+/// The kernel's; `InvalidData` for a packet longer than a message may be (its descriptors are closed).
+pub fn receive(socket: impl AsFd, wait: bool) -> io::Result<Option<Packet>> {
+    let mut bytes = vec![0; MAX_MESSAGE_BYTES];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut flags = RecvFlags::CMSG_CLOEXEC;
+    if !wait {
+        flags |= RecvFlags::DONTWAIT;
+    }
+    let result = rustix::io::retry_on_intr(|| {
+        rustix::net::recvmsg(
+            &socket,
+            &mut [IoSliceMut::new(&mut bytes)],
+            &mut control,
+            flags,
+        )
+    })?;
+    let descriptors: Vec<OwnedFd> = control
+        .drain()
+        .filter_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(rights) => Some(rights),
+            _ => None,
+        })
+        .flatten()
+        .collect();
+    if result
+        .flags
+        .intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC)
+    {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            format!(
+                "packet longer than {MAX_MESSAGE_BYTES} bytes or with more than {MAX_DESCRIPTORS} descriptors"
+            ),
+        ));
+    }
+    if result.bytes == 0 {
+        return Ok(None);
+    }
+    bytes.truncate(result.bytes);
+    Ok(Some(Packet { bytes, descriptors }))
+}
+
+/// A new socket of the protocol's kind, close-on-exec.
+///
+/// # Errors
+/// The kernel's.
+pub fn socket() -> io::Result<OwnedFd> {
+    Ok(rustix::net::socket_with(
+        AddressFamily::UNIX,
+        SocketType::SEQPACKET,
+        SocketFlags::CLOEXEC,
+        None,
+    )?)
+}
+
+/// Two connected sockets, for the embedded form and for tests.
+///
+/// # Errors
+/// The kernel's.
+pub fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
+    Ok(rustix::net::socketpair(
+        AddressFamily::UNIX,
+        SocketType::SEQPACKET,
+        SocketFlags::CLOEXEC,
+        None,
+    )?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn descriptors_arrive_with_their_packet_and_the_end_is_none() {
+        let (a, b) = pair().expect("socketpair");
+        send(&a, b"hello", &[a.as_fd(), b.as_fd()], true).expect("send");
+        let packet = receive(&b, true).expect("receive").expect("packet");
+        assert_eq!(packet.bytes, b"hello");
+        assert_eq!(packet.descriptors.len(), 2);
+        drop(packet);
+        drop(a);
+        assert!(receive(&b, true).expect("end").is_none());
+    }
+
+    #[test]
+    fn a_packet_longer_than_any_message_is_refused() {
+        let (a, b) = pair().expect("socketpair");
+        send(&a, &vec![1; MAX_MESSAGE_BYTES + 1], &[], true).expect("send");
+        assert_eq!(
+            receive(&b, true).expect_err("too long").kind(),
+            io::ErrorKind::InvalidData
+        );
+        send(&a, b"next", &[], true).expect("send");
+        assert_eq!(
+            receive(&b, true).expect("receive").expect("packet").bytes,
+            b"next"
+        );
+    }
+}
