@@ -1,1 +1,12 @@
-//! Packet formats: Ethernet, 802.1Q, ARP, IPv4, IPv6, UDP, VXLAN and the Takt channel header
+//! Packet formats, and nothing else: bytes in, plain types out, and back.
+//!
+//! One file per format. Parsing and emitting neither allocate nor read a clock nor touch a socket,
+//! and no input makes them panic: a parser answers with its format's error, which carries the
+//! value at fault. Deciding what to do with a packet is the caller's work.
+//!
+//! [`channel`] is Takt's own datagram between two runtimes, drawn bit by bit in
+//! `docs/reference/wire-format.md`.
+
+#![forbid(unsafe_code)]
+
+pub mod channel;

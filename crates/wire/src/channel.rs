@@ -1,0 +1,441 @@
+//! The Takt channel datagram: what one runtime sends another inside UDP.
+//!
+//! A datagram is a 16-byte header and one or more records; a record is a 24-byte header, the bytes
+//! of a whole message or of one fragment, and padding that starts the next record on a multiple of
+//! 8. All integers are little-endian. The format is drawn in `docs/reference/wire-format.md`.
+//!
+//! Not here: what peers say to each other to find and keep each other (datagrams of
+//! [`DatagramKind::Control`] carry it), reassembly, and limits on the length of a message, which
+//! are the receiver's.
+
+use takt_time::TrafficClass;
+
+/// The version of the format that this module reads and writes.
+pub const VERSION: u8 = 1;
+/// Bytes of a datagram's header.
+pub const HEADER_LEN: usize = 16;
+/// Bytes of a record's header.
+pub const RECORD_HEADER_LEN: usize = 24;
+/// Every record starts at a multiple of this many bytes from the datagram's start.
+pub const RECORD_ALIGNMENT: usize = 8;
+
+/// Why a datagram or one of its records is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ChannelError {
+    /// The datagram is shorter than its header.
+    #[error("datagram of {0} bytes is shorter than its header of {HEADER_LEN}")]
+    HeaderTruncated(usize),
+    /// The sender speaks another version.
+    #[error("datagram version {0} is not {VERSION}, the one spoken here")]
+    Version(u8),
+    /// The datagram is of a kind that this version does not define.
+    #[error("datagram kind {0} is neither messages (0) nor control (1)")]
+    Kind(u8),
+    /// A datagram of messages announces no record.
+    #[error("datagram of messages announces 0 records, at least 1 is due")]
+    NoRecords,
+    /// The datagram ends inside a record's header.
+    #[error("{0} bytes are left for a record header of {RECORD_HEADER_LEN}")]
+    RecordTruncated(usize),
+    /// A record without a fragment stride is the whole message and cannot have an index.
+    #[error("fragment index {0} without a stride, a whole message has index 0")]
+    IndexWithoutStride(u32),
+    /// The fragment starts at or behind the end of its message.
+    #[error("fragment at offset {offset} is outside its message of {message_length} bytes")]
+    FragmentOutsideMessage {
+        /// Index times stride.
+        offset: u64,
+        /// Bytes of the whole message, as announced.
+        message_length: u32,
+    },
+    /// The record's payload does not fit into what is left of the datagram.
+    #[error("record payload of {payload} bytes in a datagram with {left} bytes left")]
+    PayloadTruncated {
+        /// Bytes that the record header asks for.
+        payload: usize,
+        /// Bytes that the datagram still has.
+        left: usize,
+    },
+    /// The record's traffic class does not exist. Only this record is lost.
+    #[error("traffic class {0} is above 7")]
+    Class(u8),
+    /// The record has flags that this version does not define. Only this record is lost.
+    #[error("record flags {0:#04x} are not defined, they must be 0")]
+    UnknownFlags(u8),
+    /// Bytes follow the last announced record.
+    #[error("{0} bytes follow the last record")]
+    TrailingBytes(usize),
+}
+
+/// What a datagram carries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum DatagramKind {
+    /// Records with messages and fragments of messages.
+    Messages = 0,
+    /// The peering protocol's own content; it also decides what the record count means.
+    Control = 1,
+}
+
+/// The header of a datagram. Its version is always [`VERSION`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct DatagramHeader {
+    /// What follows the header.
+    pub kind: DatagramKind,
+    /// How many records follow; at least 1 for [`DatagramKind::Messages`].
+    pub records: u16,
+    /// The sending lane's random incarnation id, made known to the peer by the hello.
+    pub sender: u32,
+    /// When the datagram was handed to the datapath, TAI nanoseconds.
+    pub send_time_ns: i64,
+}
+
+impl DatagramHeader {
+    /// Reads a datagram's header and hands out what follows it. For [`DatagramKind::Control`] the
+    /// iterator is empty and [`Records::as_bytes`] is the control message.
+    ///
+    /// # Errors
+    /// [`ChannelError`] if the header is cut short, of another version or kind, or announces no
+    /// record. Records are checked one by one as they are iterated.
+    #[inline]
+    pub fn parse(datagram: &[u8]) -> Result<(Self, Records<'_>), ChannelError> {
+        let Some((header, body)) = datagram.split_first_chunk::<HEADER_LEN>() else {
+            return Err(ChannelError::HeaderTruncated(datagram.len()));
+        };
+        let [version, kind, c0, c1, s0, s1, s2, s3, t @ ..] = *header;
+        if version != VERSION {
+            return Err(ChannelError::Version(version));
+        }
+        let records = u16::from_le_bytes([c0, c1]);
+        let (kind, iterated) = match kind {
+            0 if records == 0 => return Err(ChannelError::NoRecords),
+            0 => (DatagramKind::Messages, Some(records)),
+            1 => (DatagramKind::Control, None),
+            other => return Err(ChannelError::Kind(other)),
+        };
+        let header = Self {
+            kind,
+            records,
+            sender: u32::from_le_bytes([s0, s1, s2, s3]),
+            send_time_ns: i64::from_le_bytes(t),
+        };
+        Ok((
+            header,
+            Records {
+                bytes: body,
+                left: iterated,
+            },
+        ))
+    }
+
+    /// Writes the header.
+    #[inline]
+    pub fn emit(&self, header: &mut [u8; HEADER_LEN]) {
+        header[0] = VERSION;
+        header[1] = self.kind as u8;
+        header[2..4].copy_from_slice(&self.records.to_le_bytes());
+        header[4..8].copy_from_slice(&self.sender.to_le_bytes());
+        header[8..16].copy_from_slice(&self.send_time_ns.to_le_bytes());
+    }
+}
+
+/// The header of a record: which message, and which part of it the record carries.
+///
+/// A header that came out of [`Records`] is consistent; one made by hand may be tried with
+/// [`check`](Self::check), as [`DatagramCursor::push`] does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct RecordHeader {
+    /// The channel's number.
+    pub channel: u64,
+    /// Low 32 bits of the message's sequence number within its channel.
+    pub sequence: u32,
+    /// Bytes of the whole message.
+    pub message_length: u32,
+    /// Which fragment this is, from 0; 0 for a whole message.
+    pub fragment_index: u32,
+    /// Bytes of every fragment but the last; 0 if the record carries the whole message.
+    pub fragment_stride: u16,
+    /// The traffic class that the message was sent in.
+    pub class: TrafficClass,
+}
+
+impl RecordHeader {
+    /// Whether index, stride and length go together.
+    ///
+    /// # Errors
+    /// [`ChannelError::IndexWithoutStride`] or [`ChannelError::FragmentOutsideMessage`].
+    #[inline]
+    pub const fn check(&self) -> Result<(), ChannelError> {
+        if self.fragment_stride == 0 {
+            return match self.fragment_index {
+                0 => Ok(()),
+                index => Err(ChannelError::IndexWithoutStride(index)),
+            };
+        }
+        let (offset, message_length) = (self.offset(), self.message_length);
+        if offset < message_length as u64 {
+            Ok(())
+        } else {
+            Err(ChannelError::FragmentOutsideMessage {
+                offset,
+                message_length,
+            })
+        }
+    }
+
+    /// Index times stride; 48 bits at most, so it cannot overflow.
+    #[inline]
+    const fn offset(&self) -> u64 {
+        self.fragment_index as u64 * self.fragment_stride as u64
+    }
+
+    /// Bytes of message in this record. 0 if the header is not consistent.
+    #[inline]
+    pub const fn payload_len(&self) -> usize {
+        if self.fragment_stride == 0 {
+            return self.message_length as usize;
+        }
+        let left = (self.message_length as u64).saturating_sub(self.offset());
+        let stride = self.fragment_stride as u64;
+        (if left < stride { left } else { stride }) as usize
+    }
+
+    /// Where in the message the payload belongs, in bytes. The message's length if the header is
+    /// not consistent.
+    #[inline]
+    pub const fn fragment_offset(&self) -> usize {
+        let (offset, length) = (self.offset(), self.message_length as u64);
+        (if offset < length { offset } else { length }) as usize
+    }
+
+    /// Whether the message was cut into fragments, though it may be into one.
+    #[inline]
+    pub const fn is_fragment(&self) -> bool {
+        self.fragment_stride != 0
+    }
+
+    /// How many records carry the message: 1 for a whole one.
+    #[inline]
+    pub const fn fragment_count(&self) -> u32 {
+        match self.fragment_stride {
+            0 => 1,
+            stride => self.message_length.div_ceil(stride as u32),
+        }
+    }
+
+    /// Whether no later fragment of the message exists. True for a whole message.
+    #[inline]
+    pub const fn is_last(&self) -> bool {
+        self.fragment_index as u64 + 1 >= self.fragment_count() as u64
+    }
+
+    #[inline]
+    fn emit(&self, header: &mut [u8; RECORD_HEADER_LEN]) {
+        header[0..8].copy_from_slice(&self.channel.to_le_bytes());
+        header[8..12].copy_from_slice(&self.sequence.to_le_bytes());
+        header[12..16].copy_from_slice(&self.message_length.to_le_bytes());
+        header[16..20].copy_from_slice(&self.fragment_index.to_le_bytes());
+        header[20..22].copy_from_slice(&self.fragment_stride.to_le_bytes());
+        header[22] = self.class.number();
+        header[23] = 0;
+    }
+}
+
+/// A record as received.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Record<'a> {
+    /// Its header, consistent.
+    pub header: RecordHeader,
+    /// Exactly [`RecordHeader::payload_len`] bytes.
+    pub payload: &'a [u8],
+}
+
+/// The records of a datagram, checked one by one.
+///
+/// [`ChannelError::Class`] and [`ChannelError::UnknownFlags`] cost their own record only and the
+/// iteration goes on. After any other error nothing behind it can be found, and the iteration ends.
+#[derive(Clone, Debug)]
+pub struct Records<'a> {
+    /// What was not read yet.
+    bytes: &'a [u8],
+    /// Records still announced; `None` once the iteration is over.
+    left: Option<u16>,
+}
+
+impl<'a> Records<'a> {
+    /// The bytes not iterated yet: the whole body of a control datagram.
+    #[inline]
+    pub const fn as_bytes(&self) -> &'a [u8] {
+        self.bytes
+    }
+
+    #[inline]
+    fn end(&mut self, error: ChannelError) -> Option<Result<Record<'a>, ChannelError>> {
+        self.left = None;
+        Some(Err(error))
+    }
+}
+
+impl<'a> Iterator for Records<'a> {
+    type Item = Result<Record<'a>, ChannelError>;
+
+    #[inline]
+    fn next(&mut self) -> Option<Self::Item> {
+        let Some(left) = self.left?.checked_sub(1) else {
+            self.left = None;
+            return match self.bytes.len() {
+                0 => None,
+                trailing => Some(Err(ChannelError::TrailingBytes(trailing))),
+            };
+        };
+        self.left = Some(left);
+        let Some((raw, body)) = self.bytes.split_first_chunk::<RECORD_HEADER_LEN>() else {
+            return self.end(ChannelError::RecordTruncated(self.bytes.len()));
+        };
+        let [
+            c0,
+            c1,
+            c2,
+            c3,
+            c4,
+            c5,
+            c6,
+            c7,
+            s0,
+            s1,
+            s2,
+            s3,
+            l0,
+            l1,
+            l2,
+            l3,
+            i0,
+            i1,
+            i2,
+            i3,
+            t0,
+            t1,
+            class,
+            flags,
+        ] = *raw;
+        let known_class = TrafficClass::new(class);
+        let header = RecordHeader {
+            channel: u64::from_le_bytes([c0, c1, c2, c3, c4, c5, c6, c7]),
+            sequence: u32::from_le_bytes([s0, s1, s2, s3]),
+            message_length: u32::from_le_bytes([l0, l1, l2, l3]),
+            fragment_index: u32::from_le_bytes([i0, i1, i2, i3]),
+            fragment_stride: u16::from_le_bytes([t0, t1]),
+            class: known_class.unwrap_or_default(),
+        };
+        if let Err(error) = header.check() {
+            return self.end(error);
+        }
+        let Some((payload, rest)) = body.split_at_checked(header.payload_len()) else {
+            return self.end(ChannelError::PayloadTruncated {
+                payload: header.payload_len(),
+                left: body.len(),
+            });
+        };
+        // The last record of a datagram may go without its padding; any other is followed by a
+        // header, whose absence the next call reports.
+        let padding = payload.len().next_multiple_of(RECORD_ALIGNMENT) - payload.len();
+        self.bytes = rest.get(padding..).unwrap_or_default();
+        if flags != 0 {
+            return Some(Err(ChannelError::UnknownFlags(flags)));
+        }
+        if known_class.is_none() {
+            return Some(Err(ChannelError::Class(class)));
+        }
+        Some(Ok(Record { header, payload }))
+    }
+}
+
+/// Builds a datagram of messages, record by record, in a buffer that it does not hold: the state
+/// between two pushes is this small value, so the buffer may be borrowed anew for each call.
+///
+/// All calls of one datagram must be given the same buffer. A copy taken before a push undoes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DatagramCursor {
+    len: usize,
+    records: u16,
+}
+
+impl DatagramCursor {
+    /// The cursor of an empty datagram.
+    pub const fn new() -> Self {
+        Self {
+            len: HEADER_LEN,
+            records: 0,
+        }
+    }
+
+    /// Bytes of the datagram so far, its header included, without padding behind the last record.
+    #[inline]
+    pub const fn datagram_len(&self) -> usize {
+        self.len
+    }
+
+    /// How many records were pushed.
+    #[inline]
+    pub const fn records(&self) -> u16 {
+        self.records
+    }
+
+    /// Payload bytes that still fit in a further record of a buffer of `buf_len` bytes. 0 also when
+    /// not even a record's header fits: whether an empty message fits, [`push`](Self::push) tells.
+    #[inline]
+    pub const fn room(&self, buf_len: usize) -> usize {
+        if self.records == u16::MAX {
+            return 0;
+        }
+        buf_len.saturating_sub(self.len.next_multiple_of(RECORD_ALIGNMENT) + RECORD_HEADER_LEN)
+    }
+
+    /// Writes a record's header and hands out its payload, [`RecordHeader::payload_len`] bytes that
+    /// the caller must fill. `None`, and nothing changes, if the record does not fit or if
+    /// [`RecordHeader::check`] refuses it.
+    #[inline]
+    pub fn push<'a>(&mut self, buf: &'a mut [u8], header: &RecordHeader) -> Option<&'a mut [u8]> {
+        header.check().ok()?;
+        let records = self.records.checked_add(1)?;
+        let start = self.len.next_multiple_of(RECORD_ALIGNMENT);
+        let payload_len = header.payload_len();
+        let end = (start + RECORD_HEADER_LEN).checked_add(payload_len)?;
+        let (padding, record) = buf.get_mut(self.len..end)?.split_at_mut(start - self.len);
+        let (raw, payload) = record.split_first_chunk_mut::<RECORD_HEADER_LEN>()?;
+        padding.fill(0);
+        header.emit(raw);
+        self.len = end;
+        self.records = records;
+        Some(payload)
+    }
+
+    /// Writes the datagram's header and returns the datagram's length in bytes: what to send is
+    /// `buf[..length]`. Returns 0 and writes nothing if no record was pushed.
+    ///
+    /// # Panics
+    /// If records were pushed into another, longer buffer and `buf` does not even hold a header.
+    #[inline]
+    pub fn finish(&self, buf: &mut [u8], sender: u32, send_time_ns: i64) -> usize {
+        if self.records == 0 {
+            return 0;
+        }
+        let header = DatagramHeader {
+            kind: DatagramKind::Messages,
+            records: self.records,
+            sender,
+            send_time_ns,
+        };
+        let raw = buf
+            .first_chunk_mut()
+            .expect("the buffer that records were pushed into holds a header");
+        header.emit(raw);
+        self.len
+    }
+}
+
+impl Default for DatagramCursor {
+    fn default() -> Self {
+        Self::new()
+    }
+}

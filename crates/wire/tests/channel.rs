@@ -1,0 +1,356 @@
+//! The channel datagram: known bytes, round trips, refusals.
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+use takt_time::TrafficClass;
+use takt_wire::channel::{
+    ChannelError, DatagramCursor, DatagramHeader, DatagramKind, HEADER_LEN, RECORD_HEADER_LEN,
+    Record, RecordHeader,
+};
+
+/// Two records: the second fragment of a 5-byte message cut every 3 bytes, then an empty message.
+#[rustfmt::skip]
+const KNOWN: [u8; 72] = [
+    // version, kind, two records, sender, send time
+    1, 0, 2, 0,  0xef, 0xbe, 0xad, 0xde,  0x15, 0xcd, 0x5b, 0x07, 0, 0, 0, 0,
+    // channel, sequence, message length, index, stride, class, flags
+    8, 7, 6, 5, 4, 3, 2, 1,  9, 0, 0, 0x80,  5, 0, 0, 0,  1, 0, 0, 0,  3, 0,  7,  0,
+    // two bytes of payload, six of padding
+    b'l', b'o', 0, 0, 0, 0, 0, 0,
+    42, 0, 0, 0, 0, 0, 0, 0,  1, 0, 0, 0,  0, 0, 0, 0,  0, 0, 0, 0,  0, 0,  0,  0,
+];
+
+fn class(number: u8) -> TrafficClass {
+    TrafficClass::new(number).unwrap()
+}
+
+fn known_headers() -> [RecordHeader; 2] {
+    [
+        RecordHeader {
+            channel: 0x0102_0304_0506_0708,
+            sequence: 0x8000_0009,
+            message_length: 5,
+            fragment_index: 1,
+            fragment_stride: 3,
+            class: class(7),
+        },
+        whole(42, 1, 0),
+    ]
+}
+
+fn whole(channel: u64, sequence: u32, message_length: u32) -> RecordHeader {
+    RecordHeader {
+        channel,
+        sequence,
+        message_length,
+        fragment_index: 0,
+        fragment_stride: 0,
+        class: class(0),
+    }
+}
+
+/// Builds a datagram in a buffer that starts dirty, so that forgotten padding shows.
+fn build(records: &[(RecordHeader, Vec<u8>)], sender: u32, send_time_ns: i64) -> Vec<u8> {
+    let mut buf = vec![0xff; 1 << 16];
+    let mut cursor = DatagramCursor::new();
+    for (header, payload) in records {
+        cursor
+            .push(&mut buf, header)
+            .unwrap()
+            .copy_from_slice(payload);
+    }
+    let len = cursor.finish(&mut buf, sender, send_time_ns);
+    buf.truncate(len);
+    buf
+}
+
+fn errors(datagram: &[u8]) -> Vec<ChannelError> {
+    match DatagramHeader::parse(datagram) {
+        Err(error) => vec![error],
+        Ok((_, records)) => records.filter_map(Result::err).collect(),
+    }
+}
+
+fn known_with(offset: usize, bytes: &[u8]) -> Vec<u8> {
+    let mut datagram = KNOWN.to_vec();
+    datagram[offset..offset + bytes.len()].copy_from_slice(bytes);
+    datagram
+}
+
+#[test]
+fn the_known_datagram_is_written_byte_for_byte() {
+    let [fragment, empty] = known_headers();
+    let records = [(fragment, b"lo".to_vec()), (empty, vec![])];
+    assert_eq!(build(&records, 0xdead_beef, 123_456_789), KNOWN);
+}
+
+#[test]
+fn the_known_datagram_is_read() {
+    let (header, records) = DatagramHeader::parse(&KNOWN).unwrap();
+    let expected = DatagramHeader {
+        kind: DatagramKind::Messages,
+        records: 2,
+        sender: 0xdead_beef,
+        send_time_ns: 123_456_789,
+    };
+    assert_eq!(header, expected);
+    let [fragment, empty] = known_headers();
+    let expected = [
+        Ok(Record {
+            header: fragment,
+            payload: b"lo",
+        }),
+        Ok(Record {
+            header: empty,
+            payload: b"",
+        }),
+    ];
+    assert_eq!(records.collect::<Vec<_>>(), expected);
+    assert_eq!(fragment.fragment_offset(), 3);
+    assert_eq!(fragment.fragment_count(), 2);
+    assert!(fragment.is_fragment() && fragment.is_last());
+    assert!(!empty.is_fragment() && empty.is_last());
+}
+
+#[test]
+fn every_truncation_of_a_valid_datagram_is_refused() {
+    for len in 0..KNOWN.len() {
+        assert_eq!(errors(&KNOWN[..len]).len(), 1, "cut to {len} bytes");
+    }
+}
+
+#[test]
+fn the_last_record_may_carry_its_padding() {
+    let mut datagram = KNOWN[..HEADER_LEN + RECORD_HEADER_LEN + 2].to_vec();
+    datagram[2] = 1;
+    for _ in 0..=6 {
+        assert_eq!(errors(&datagram), []);
+        datagram.push(0);
+    }
+    assert_eq!(errors(&datagram), [ChannelError::TrailingBytes(1)]);
+}
+
+#[test]
+fn a_bad_datagram_header_is_refused_with_the_value_at_fault() {
+    assert_eq!(errors(&known_with(0, &[2])), [ChannelError::Version(2)]);
+    assert_eq!(errors(&known_with(1, &[9])), [ChannelError::Kind(9)]);
+    assert_eq!(errors(&known_with(2, &[0, 0])), [ChannelError::NoRecords]);
+    assert_eq!(
+        errors(&known_with(2, &[3, 0])),
+        [ChannelError::RecordTruncated(0)]
+    );
+    assert_eq!(
+        errors(&known_with(2, &[1, 0])),
+        [ChannelError::TrailingBytes(24)]
+    );
+}
+
+#[test]
+fn a_record_that_contradicts_itself_ends_the_datagram() {
+    // Offsets of the first record's fields in the datagram.
+    let (length, index, stride) = (28, 32, 36);
+    assert_eq!(
+        errors(&known_with(stride, &[0, 0])),
+        [ChannelError::IndexWithoutStride(1)]
+    );
+    let outside = |offset, message_length| ChannelError::FragmentOutsideMessage {
+        offset,
+        message_length,
+    };
+    assert_eq!(errors(&known_with(length, &[3])), [outside(3, 3)]);
+    assert_eq!(
+        errors(&known_with(index, &[0xff; 6])),
+        [outside(0xffff_ffff * 0xffff, 5)]
+    );
+    assert_eq!(errors(&known_with(64, &[0, 0, 0, 0, 1])), [outside(0, 0)]);
+    let short = ChannelError::PayloadTruncated {
+        payload: 0x0102_0304,
+        left: 32,
+    };
+    assert_eq!(
+        errors(&known_with(length, &[4, 3, 2, 1, 0, 0, 0, 0, 0, 0])),
+        [short]
+    );
+}
+
+#[test]
+fn an_unknown_class_or_flag_costs_only_its_own_record() {
+    for (offset, value, error) in [
+        (38, 8, ChannelError::Class(8)),
+        (39, 0x80, ChannelError::UnknownFlags(0x80)),
+    ] {
+        let datagram = known_with(offset, &[value]);
+        let (_, records) = DatagramHeader::parse(&datagram).unwrap();
+        let expected = [
+            Err(error),
+            Ok(Record {
+                header: known_headers()[1],
+                payload: b"",
+            }),
+        ];
+        assert_eq!(records.collect::<Vec<_>>(), expected);
+    }
+}
+
+#[test]
+fn a_control_datagram_hands_its_body_out_unread() {
+    let header = DatagramHeader {
+        kind: DatagramKind::Control,
+        records: 0,
+        sender: 7,
+        send_time_ns: -1,
+    };
+    let mut raw = [0xff; HEADER_LEN];
+    header.emit(&mut raw);
+    let datagram = [raw.as_slice(), b"hello"].concat();
+    let (parsed, mut records) = DatagramHeader::parse(&datagram).unwrap();
+    assert_eq!(parsed, header);
+    assert_eq!(records.as_bytes(), b"hello");
+    assert_eq!(records.next(), None);
+}
+
+#[test]
+fn a_record_fits_exactly_when_its_payload_is_no_longer_than_the_room() {
+    let mut buf = [0; 100];
+    let mut cursor = DatagramCursor::new();
+    assert_eq!(cursor.room(buf.len()), 60);
+    assert_eq!(cursor.push(&mut buf, &whole(1, 1, 61)), None);
+    assert_eq!(
+        cursor.push(&mut buf, &whole(1, 1, 13)).map(|p| p.len()),
+        Some(13)
+    );
+    assert_eq!(cursor.datagram_len(), 53);
+    assert_eq!(cursor.room(buf.len()), 20);
+    assert_eq!(cursor.push(&mut buf, &whole(1, 2, 21)), None);
+    assert_eq!(
+        cursor.push(&mut buf, &whole(1, 2, 20)).map(|p| p.len()),
+        Some(20)
+    );
+    assert_eq!(cursor.room(buf.len()), 0);
+    assert_eq!(cursor.push(&mut buf, &whole(1, 3, 0)), None);
+    assert_eq!((cursor.records(), cursor.finish(&mut buf, 1, 1)), (2, 100));
+}
+
+#[test]
+fn an_empty_or_inconsistent_datagram_is_never_written() {
+    let mut buf = [0xaa; 64];
+    let mut cursor = DatagramCursor::default();
+    assert_eq!(
+        cursor.push(
+            &mut buf,
+            &RecordHeader {
+                fragment_index: 1,
+                ..whole(1, 1, 1)
+            }
+        ),
+        None
+    );
+    assert_eq!(
+        cursor.push(
+            &mut buf,
+            &RecordHeader {
+                fragment_stride: 8,
+                ..whole(1, 1, 0)
+            }
+        ),
+        None
+    );
+    assert_eq!(cursor.push(&mut buf[..8], &whole(1, 1, 0)), None);
+    assert_eq!(cursor.finish(&mut buf, 1, 1), 0);
+    assert_eq!((cursor, buf), (DatagramCursor::new(), [0xaa; 64]));
+}
+
+#[test]
+fn a_datagram_holds_no_more_records_than_its_header_can_count() {
+    let mut buf = vec![0; HEADER_LEN + RECORD_HEADER_LEN * (1 << 16)];
+    let mut cursor = DatagramCursor::new();
+    for sequence in 0..u32::from(u16::MAX) {
+        assert!(cursor.push(&mut buf, &whole(1, sequence, 0)).is_some());
+    }
+    assert_eq!(cursor.push(&mut buf, &whole(1, 0, 0)), None);
+    assert_eq!(cursor.room(1 << 30), 0);
+    let len = cursor.finish(&mut buf, 1, 1);
+    assert_eq!(
+        DatagramHeader::parse(&buf[..len])
+            .unwrap()
+            .1
+            .flatten()
+            .count(),
+        65_535
+    );
+}
+
+/// A consistent record of at most 200 bytes: whole, or any fragment of a message of any length.
+fn record() -> impl Strategy<Value = (RecordHeader, Vec<u8>)> {
+    let cut = prop_oneof![
+        (0u32..200).prop_map(|length| (length, 0, 0)),
+        (1u16..200, 1u32..).prop_flat_map(|(stride, length)| {
+            (
+                Just(length),
+                0..length.div_ceil(u32::from(stride)),
+                Just(stride),
+            )
+        }),
+    ];
+    (any::<u64>(), any::<u32>(), 0u8..8, cut)
+        .prop_map(
+            |(channel, sequence, number, (message_length, fragment_index, fragment_stride))| {
+                RecordHeader {
+                    channel,
+                    sequence,
+                    message_length,
+                    fragment_index,
+                    fragment_stride,
+                    class: class(number),
+                }
+            },
+        )
+        .prop_flat_map(|header| (Just(header), vec(any::<u8>(), header.payload_len())))
+}
+
+proptest! {
+    #[test]
+    fn what_is_written_is_read_back(
+        sent in vec(record(), 1..20), sender: u32, send_time_ns: i64,
+    ) {
+        let datagram = build(&sent, sender, send_time_ns);
+        let (header, records) = DatagramHeader::parse(&datagram).unwrap();
+        prop_assert_eq!(header.records as usize, sent.len());
+        prop_assert_eq!((header.sender, header.send_time_ns), (sender, send_time_ns));
+        let received: Result<Vec<_>, _> = records.collect();
+        let received: Vec<_> =
+            received.unwrap().iter().map(|r| (r.header, r.payload.to_vec())).collect();
+        prop_assert_eq!(received, sent);
+    }
+
+    #[test]
+    fn fragments_tile_their_message(stride in 1u16.., message_length in 1u32..300_000) {
+        let stride = stride.max(16);
+        let first = RecordHeader { fragment_stride: stride, ..whole(1, 1, message_length) };
+        let mut end = 0;
+        for fragment_index in 0..first.fragment_count() {
+            let fragment = RecordHeader { fragment_index, ..first };
+            prop_assert_eq!(fragment.check(), Ok(()));
+            prop_assert_eq!(fragment.fragment_offset(), end);
+            end += fragment.payload_len();
+            prop_assert_eq!(fragment.is_last(), end == message_length as usize);
+        }
+        prop_assert_eq!(end, message_length as usize);
+        let behind = RecordHeader { fragment_index: first.fragment_count(), ..first };
+        prop_assert!(behind.check().is_err());
+        prop_assert_eq!(behind.payload_len(), 0);
+    }
+
+    #[test]
+    fn no_bytes_make_the_parser_panic_or_run_away(
+        mut bytes in vec(any::<u8>(), 0..300), well_begun: bool,
+    ) {
+        if well_begun && bytes.len() > 3 {
+            bytes[..4].copy_from_slice(&[1, 0, 200, 0]);
+        }
+        if let Ok((header, mut records)) = DatagramHeader::parse(&bytes) {
+            prop_assert!(records.by_ref().count() <= usize::from(header.records) + 1);
+            prop_assert_eq!(records.next(), None);
+        }
+    }
+}
