@@ -1,0 +1,546 @@
+//! The monitor thread: keeps what lanes read about next hops and interfaces true to the kernel's tables.
+//!
+//! One thread for each datapath. It sleeps until the kernel reports a change or a lane asks for something new,
+//! waits for a burst of changes to end, asks again about whatever the burst touched, publishes what differs and
+//! then raises the generation. What is unresolved is asked again from time to time as well, since the kernel
+//! reports a neighbour that answers, but not every cause of one that does not.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use arc_swap::ArcSwapOption;
+
+use super::netlink::{Event, Events, Link, Netlink};
+use super::{InterfaceState, NextHop, StackError};
+
+/// A burst of events has ended when none came for this long.
+const QUIET: Duration = Duration::from_millis(2);
+/// How long a burst may put off looking at its effects.
+const LONGEST_BURST: Duration = Duration::from_millis(20);
+/// First and longest interval between questions about what is unresolved.
+const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));
+
+/// Follows the kernel's tables for one datapath. Dropping it ends its thread.
+///
+/// It serves the network namespace that [`start`](Self::start) was called in, whichever thread asks later.
+#[derive(Debug)]
+pub struct NextHops {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// What the monitor shares with its users.
+#[derive(Debug)]
+struct Shared {
+    commands: Sender<Command>,
+    wake: OwnedFd,
+    /// Raised after each publication. The Release add pairs with the Acquire load in [`NextHops::generation`].
+    generation: Arc<AtomicU64>,
+}
+
+/// A destination that the monitor follows until this is dropped.
+#[derive(Debug)]
+pub struct Destination {
+    shared: Arc<Shared>,
+    slot: Arc<Slot<NextHop>>,
+}
+
+/// An interface that the monitor follows until this is dropped.
+#[derive(Debug)]
+pub struct Interface {
+    shared: Arc<Shared>,
+    slot: Arc<Slot<InterfaceState>>,
+}
+
+/// One publication; `None` is "no route" or "no such interface".
+#[derive(Debug)]
+struct Slot<T> {
+    id: u64,
+    now: ArcSwapOption<T>,
+}
+
+/// What is asked about a destination.
+#[derive(Clone, Copy, Debug)]
+struct Query {
+    destination: IpAddr,
+    source: Option<IpAddr>,
+    oif: u32,
+}
+
+enum Command {
+    WatchDestination(Query, SyncSender<Arc<Slot<NextHop>>>),
+    WatchInterface(u32, SyncSender<Arc<Slot<InterfaceState>>>),
+    Forget(u64),
+    Stop,
+}
+
+impl NextHops {
+    /// Starts following the tables of the calling thread's network namespace.
+    ///
+    /// # Errors
+    /// [`StackError::Netlink`] when the sockets or the thread cannot be created.
+    pub fn start() -> Result<Self, StackError> {
+        let failed = |action| move |source| StackError::Netlink { action, source };
+        let events = Events::open().map_err(failed(
+            "subscribe to changes of the routing tables by netlink",
+        ))?;
+        let tables = Netlink::open().map_err(failed("open a netlink socket"))?;
+        // SAFETY: plain call; a descriptor that is not negative is new and owned by nobody else.
+        let wake = match unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) } {
+            -1 => return Err(failed("create an eventfd")(io::Error::last_os_error())),
+            // SAFETY: as above.
+            fd => unsafe { OwnedFd::from_raw_fd(fd) },
+        };
+        let woken = wake.try_clone().map_err(failed("duplicate an eventfd"))?;
+        let (commands, received) = channel();
+        let generation = Arc::new(AtomicU64::new(1));
+        let monitor = Monitor {
+            tables,
+            events,
+            woken,
+            commands: received,
+            generation: Arc::clone(&generation),
+            destinations: HashMap::new(),
+            interfaces: HashMap::new(),
+            last_id: 0,
+        };
+        let thread = std::thread::Builder::new()
+            .name("takt-next-hops".into())
+            .spawn(move || monitor.run())
+            .map_err(failed("start the next-hop monitor's thread"))?;
+        Ok(Self {
+            shared: Arc::new(Shared {
+                commands,
+                wake,
+                generation,
+            }),
+            thread: Some(thread),
+        })
+    }
+
+    /// A number that changes after every change of any watched destination or interface: look at them again
+    /// when it differs from the one seen last. One load, for every batch.
+    pub fn generation(&self) -> u64 {
+        // Pairs with the Release add in `Monitor::publish`: who sees the number sees what was stored before it.
+        self.shared.generation.load(Ordering::Acquire)
+    }
+
+    /// Follows the way to `destination`, from `source` where that is given, by the interface `scope` where that
+    /// is not 0 (link-local destinations need it). The tables have been asked once when this returns.
+    ///
+    /// # Errors
+    /// [`StackError::Stopped`].
+    pub fn watch(
+        &self,
+        destination: IpAddr,
+        source: Option<IpAddr>,
+        scope: u32,
+    ) -> Result<Destination, StackError> {
+        let (reply, answer) = sync_channel(1);
+        let query = Query {
+            destination,
+            source,
+            oif: scope,
+        };
+        self.shared.send(Command::WatchDestination(query, reply))?;
+        let slot = answer.recv().map_err(|_| StackError::Stopped)?;
+        Ok(Destination {
+            shared: Arc::clone(&self.shared),
+            slot,
+        })
+    }
+
+    /// Follows the interface with index `ifindex`. The tables have been asked once when this returns.
+    ///
+    /// # Errors
+    /// [`StackError::Stopped`].
+    pub fn watch_interface(&self, ifindex: u32) -> Result<Interface, StackError> {
+        let (reply, answer) = sync_channel(1);
+        self.shared.send(Command::WatchInterface(ifindex, reply))?;
+        let slot = answer.recv().map_err(|_| StackError::Stopped)?;
+        Ok(Interface {
+            shared: Arc::clone(&self.shared),
+            slot,
+        })
+    }
+}
+
+impl Drop for NextHops {
+    fn drop(&mut self) {
+        // A monitor that is not there any more has nothing left to stop.
+        let _ = self.shared.send(Command::Stop);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Destination {
+    /// The present next hop, or `None` when no route leads off this node. Lock-free, but not for every packet:
+    /// see [`NextHops::generation`].
+    pub fn next_hop(&self) -> Option<Arc<NextHop>> {
+        self.slot.now.load_full()
+    }
+}
+
+impl Drop for Destination {
+    fn drop(&mut self) {
+        // Nothing is left to forget when the monitor has stopped.
+        let _ = self.shared.send(Command::Forget(self.slot.id));
+    }
+}
+
+impl Interface {
+    /// The present state, or `None` when the interface does not exist. Lock-free, but not for every packet:
+    /// see [`NextHops::generation`].
+    pub fn state(&self) -> Option<Arc<InterfaceState>> {
+        self.slot.now.load_full()
+    }
+}
+
+impl Drop for Interface {
+    fn drop(&mut self) {
+        // Nothing is left to forget when the monitor has stopped.
+        let _ = self.shared.send(Command::Forget(self.slot.id));
+    }
+}
+
+impl Shared {
+    fn send(&self, command: Command) -> Result<(), StackError> {
+        self.commands
+            .send(command)
+            .map_err(|_| StackError::Stopped)?;
+        let one = 1u64.to_ne_bytes();
+        // SAFETY: the descriptor is open and `one` is eight readable bytes. The counter cannot overflow in
+        // practice, and a full one would be readable all the same.
+        unsafe { libc::write(self.wake.as_raw_fd(), one.as_ptr().cast(), one.len()) };
+        Ok(())
+    }
+}
+
+/// A watched destination with what the last answer depended on.
+struct DestinationEntry {
+    query: Query,
+    slot: Arc<Slot<NextHop>>,
+    /// The neighbour that the next hop is, and its interface.
+    neighbour: Option<(u32, IpAddr)>,
+    unresolved: bool,
+    dirty: bool,
+}
+
+struct InterfaceEntry {
+    ifindex: u32,
+    slot: Arc<Slot<InterfaceState>>,
+}
+
+struct Monitor {
+    tables: Netlink,
+    events: Events,
+    woken: OwnedFd,
+    commands: Receiver<Command>,
+    generation: Arc<AtomicU64>,
+    destinations: HashMap<u64, DestinationEntry>,
+    interfaces: HashMap<u64, InterfaceEntry>,
+    last_id: u64,
+}
+
+impl Monitor {
+    fn run(mut self) {
+        let mut retry = RETRY.0;
+        let mut next_retry = Instant::now() + retry;
+        loop {
+            let timeout = if self.destinations.values().any(|entry| entry.unresolved) {
+                Some(next_retry.saturating_duration_since(Instant::now()))
+            } else {
+                retry = RETRY.0;
+                next_retry = Instant::now() + retry;
+                None
+            };
+            wait(&[self.events.as_fd(), self.woken.as_fd()], timeout);
+            let known = self.destinations.len();
+            if !self.obey() {
+                return;
+            }
+            if self.destinations.len() > known {
+                retry = RETRY.0;
+                next_retry = Instant::now() + retry;
+            }
+            let interfaces_dirty = self.collect();
+            if Instant::now() >= next_retry {
+                retry = (retry * 2).min(RETRY.1);
+                next_retry = Instant::now() + retry;
+                self.destinations
+                    .values_mut()
+                    .for_each(|entry| entry.dirty |= entry.unresolved);
+            }
+            self.refresh(interfaces_dirty);
+        }
+    }
+
+    /// Carries out what lanes asked for. False: stop.
+    fn obey(&mut self) -> bool {
+        let mut count = [0; 8];
+        // SAFETY: the descriptor is open and `count` is eight writable bytes; an empty counter fails with
+        // EAGAIN, which is as good.
+        unsafe {
+            libc::read(
+                self.woken.as_raw_fd(),
+                count.as_mut_ptr().cast(),
+                count.len(),
+            )
+        };
+        while let Ok(command) = self.commands.try_recv() {
+            match command {
+                Command::WatchDestination(query, reply) => {
+                    let slot = self.new_slot();
+                    let mut entry = DestinationEntry {
+                        query,
+                        slot: Arc::clone(&slot),
+                        neighbour: None,
+                        unresolved: true,
+                        dirty: false,
+                    };
+                    self.resolve_entry(&mut entry);
+                    self.destinations.insert(slot.id, entry);
+                    // Who has gone meanwhile has dropped the slot and sends `Forget` for none: the entry would
+                    // stay, so it is removed here.
+                    if reply.send(slot).is_err() {
+                        self.destinations.remove(&self.last_id);
+                    }
+                }
+                Command::WatchInterface(ifindex, reply) => {
+                    let slot = self.new_slot();
+                    let entry = InterfaceEntry {
+                        ifindex,
+                        slot: Arc::clone(&slot),
+                    };
+                    self.interfaces.insert(slot.id, entry);
+                    self.refresh_interfaces();
+                    if reply.send(slot).is_err() {
+                        self.interfaces.remove(&self.last_id);
+                    }
+                }
+                Command::Forget(id) => {
+                    self.destinations.remove(&id);
+                    self.interfaces.remove(&id);
+                }
+                Command::Stop => return false,
+            }
+        }
+        true
+    }
+
+    fn new_slot<T>(&mut self) -> Arc<Slot<T>> {
+        self.last_id += 1;
+        Arc::new(Slot {
+            id: self.last_id,
+            now: ArcSwapOption::empty(),
+        })
+    }
+
+    /// Reads events until they pause and marks what they touch. True: interfaces are touched.
+    fn collect(&mut self) -> bool {
+        let mut interfaces_dirty = false;
+        let mut any = false;
+        let give_up = Instant::now() + LONGEST_BURST;
+        loop {
+            let mut some = false;
+            let destinations = &mut self.destinations;
+            let drained = self.events.drain(|event| {
+                some = true;
+                interfaces_dirty |= event == Event::Interface;
+                match event {
+                    Event::Neighbour { ifindex, address } => destinations
+                        .values_mut()
+                        .filter(|entry| entry.neighbour == Some((ifindex, address)))
+                        .for_each(|entry| entry.dirty = true),
+                    Event::Interface | Event::Route => {
+                        destinations
+                            .values_mut()
+                            .for_each(|entry| entry.dirty = true);
+                    }
+                }
+            });
+            if let Err(error) = drained {
+                tracing::warn!(%error, "cannot read routing table changes; asking for everything again");
+                destinations
+                    .values_mut()
+                    .for_each(|entry| entry.dirty = true);
+                interfaces_dirty = true;
+            }
+            any |= some;
+            if !any || Instant::now() >= give_up || !wait(&[self.events.as_fd()], Some(QUIET)) {
+                return interfaces_dirty;
+            }
+        }
+    }
+
+    fn refresh(&mut self, interfaces_dirty: bool) {
+        if interfaces_dirty {
+            self.refresh_interfaces();
+        }
+        let mut destinations = std::mem::take(&mut self.destinations);
+        destinations
+            .values_mut()
+            .filter(|entry| entry.dirty)
+            .for_each(|entry| self.resolve_entry(entry));
+        self.destinations = destinations;
+    }
+
+    fn resolve_entry(&mut self, entry: &mut DestinationEntry) {
+        entry.dirty = false;
+        match self.resolve(entry.query) {
+            Ok(Some((next_hop, neighbour))) => {
+                entry.unresolved = next_hop.dst_mac.is_none();
+                entry.neighbour = Some(neighbour);
+                self.publish(&entry.slot, Some(next_hop));
+            }
+            Ok(None) => {
+                // A route that comes is reported by an event.
+                entry.unresolved = false;
+                entry.neighbour = None;
+                self.publish(&entry.slot, None);
+            }
+            Err(error) => {
+                // What was known stays until the tables can be read again.
+                tracing::warn!(%error, destination = %entry.query.destination, "cannot ask for the route");
+                entry.unresolved = true;
+            }
+        }
+    }
+
+    /// Asks route, link and neighbour; has the kernel resolve a neighbour that is missing or stale.
+    fn resolve(&mut self, query: Query) -> io::Result<Option<(NextHop, (u32, IpAddr))>> {
+        let Some(route) = self
+            .tables
+            .route(query.destination, query.source, query.oif)?
+        else {
+            return Ok(None);
+        };
+        let Some(src_ip) = query.source.or(route.src_ip) else {
+            return Ok(None);
+        };
+        let Some(link) = self.tables.link(route.ifindex)? else {
+            return Ok(None);
+        };
+        let Some(src_mac) = link.mac else {
+            return Ok(None);
+        };
+        let (ifindex, vlan, up) = match link.vlan {
+            None => (link.ifindex, None, link.up),
+            Some((below, id)) => {
+                let Some(lower) = self.tables.link(below)? else {
+                    return Ok(None);
+                };
+                (below, Some(id), link.up && lower.up)
+            }
+        };
+        let address = route.gateway.unwrap_or(query.destination);
+        let neighbour = if up {
+            self.tables.neighbour(link.ifindex, address)?
+        } else {
+            None
+        };
+        if up
+            && neighbour.as_ref().is_none_or(|entry| entry.stale)
+            && let Err(error) = self.tables.use_neighbour(link.ifindex, address)
+        {
+            tracing::debug!(%error, %address, interface = link.name, "the kernel does not resolve the neighbour");
+        }
+        let next_hop = NextHop {
+            ifindex,
+            vlan,
+            src_mac,
+            dst_mac: neighbour.map(|entry| entry.mac),
+            src_ip,
+            mtu: route.mtu.map_or(link.mtu, |mtu| mtu.min(link.mtu)),
+            up,
+        };
+        Ok(Some((next_hop, (link.ifindex, address))))
+    }
+
+    fn refresh_interfaces(&mut self) {
+        if self.interfaces.is_empty() {
+            return;
+        }
+        let tables = self
+            .tables
+            .links()
+            .and_then(|links| Ok((links, self.tables.addresses()?)));
+        let (links, addresses) = match tables {
+            Ok(tables) => tables,
+            Err(error) => {
+                tracing::warn!(%error, "cannot list interfaces and addresses");
+                return;
+            }
+        };
+        for entry in self.interfaces.values() {
+            self.publish(
+                &entry.slot,
+                interface_state(entry.ifindex, &links, &addresses),
+            );
+        }
+    }
+
+    /// Stores `value` where it differs from what is published, then raises the generation.
+    fn publish<T: PartialEq + std::fmt::Debug>(&self, slot: &Slot<T>, value: Option<T>) {
+        if slot.now.load().as_deref() == value.as_ref() {
+            return;
+        }
+        tracing::debug!(?value, "published");
+        slot.now.store(value.map(Arc::new));
+        // Pairs with the Acquire load in `NextHops::generation`.
+        self.generation.fetch_add(1, Ordering::Release);
+    }
+}
+
+fn interface_state(
+    ifindex: u32,
+    links: &[Link],
+    addresses: &[(u32, IpAddr)],
+) -> Option<InterfaceState> {
+    let link = links.iter().find(|link| link.ifindex == ifindex)?;
+    let ours = |owner: u32| {
+        owner == ifindex
+            || links.iter().any(|link| {
+                link.ifindex == owner && link.vlan.is_some_and(|(below, _)| below == ifindex)
+            })
+    };
+    Some(InterfaceState {
+        name: link.name.clone(),
+        mac: link.mac.unwrap_or_default(),
+        mtu: link.mtu,
+        up: link.up,
+        addresses: addresses
+            .iter()
+            .filter(|(owner, _)| ours(*owner))
+            .map(|(_, address)| *address)
+            .collect(),
+    })
+}
+
+/// Waits until one of the descriptors is readable; false when the time is over first.
+fn wait(descriptors: &[BorrowedFd<'_>], timeout: Option<Duration>) -> bool {
+    let mut polled = [libc::pollfd {
+        fd: -1,
+        events: libc::POLLIN,
+        revents: 0,
+    }; 2];
+    for (entry, descriptor) in polled.iter_mut().zip(descriptors) {
+        entry.fd = descriptor.as_raw_fd();
+    }
+    // Rounded up: waking before the time would only turn the loop once more.
+    let millis = timeout.map_or(-1, |time| {
+        time.as_micros().div_ceil(1000).min(60_000) as libc::c_int
+    });
+    // SAFETY: `polled` is an array of as many initialised entries as the length says; an entry with
+    // descriptor -1 is skipped.
+    unsafe { libc::poll(polled.as_mut_ptr(), polled.len() as libc::nfds_t, millis) > 0 }
+}
