@@ -1,1 +1,147 @@
-//! Datapath over kernel UDP sockets
+//! The datapath over kernel UDP sockets: works everywhere, needs no privilege.
+//!
+//! A port is one nonblocking socket. What the kernel offers to spare system calls and passes through its
+//! network stack is used: trains of datagrams (UDP GSO and GRO) and many messages by one call. Datagrams
+//! are never fragmented: a port tells how much each peer's route carries. Not for bypassing the kernel,
+//! launch times or priorities. Source: naaas-thesis-2024, section 5.1.3 (the plugin layer).
+
+mod address;
+mod frames;
+mod peers;
+mod port;
+mod receive;
+mod socket;
+mod transmit;
+
+use std::net::{Ipv4Addr, SocketAddr};
+
+use takt_datapath::{Capabilities, Datapath, DatapathKind, OpenError, Port, PortRequest};
+
+use port::UdpPort;
+use socket::Socket;
+
+/// Longest payload that a UDP datagram can have over IPv4.
+const LONGEST_PAYLOAD: usize = 65_507;
+
+/// Sizes of each port. [`UdpConfig::default`] suits a node of some thousand peers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UdpConfig {
+    /// Frames that can be reserved or queued at a time.
+    pub frames: u32,
+    /// Bytes of a frame: the longest payload sent, where the route carries it.
+    pub frame_size: usize,
+    /// Peers that a port can have at a time.
+    pub peers: u16,
+    /// Bytes of the socket's receive buffer, as far as permitted: all of it with CAP_NET_ADMIN,
+    /// `net.core.rmem_max` without.
+    pub receive_buffer: usize,
+    /// Bytes of the socket's send buffer, as far as permitted (`net.core.wmem_max`). When it is full,
+    /// [`Port::flush`] leaves the rest queued.
+    pub send_buffer: usize,
+    /// Whether trains of datagrams pass the kernel as one packet, where it can: UDP GSO and GRO.
+    pub segmentation: bool,
+}
+
+impl Default for UdpConfig {
+    fn default() -> Self {
+        Self {
+            frames: 1024,
+            frame_size: 9216,
+            peers: 4096,
+            receive_buffer: 32 << 20,
+            send_buffer: 4 << 20,
+            segmentation: true,
+        }
+    }
+}
+
+impl UdpConfig {
+    fn check(&self) -> Result<(), OpenError> {
+        let refuse = |what: String| Err(OpenError::Unavailable(what));
+        if self.frames == 0 || self.frames > 1 << 20 {
+            return refuse(format!(
+                "a UDP port of {} frames: choose 1 to {}",
+                self.frames,
+                1 << 20
+            ));
+        }
+        if self.frame_size == 0 || self.frame_size > LONGEST_PAYLOAD {
+            return refuse(format!(
+                "UDP frames of {} bytes: choose 1 to {LONGEST_PAYLOAD}",
+                self.frame_size
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// Kernel UDP on this node.
+#[derive(Clone, Debug)]
+pub struct UdpDatapath {
+    config: UdpConfig,
+    detail: String,
+}
+
+impl UdpDatapath {
+    /// The technology's name.
+    pub const KIND: DatapathKind = DatapathKind("udp");
+
+    /// The datapath whose ports have these sizes. Probes the kernel; opens nothing that stays.
+    pub fn new(config: UdpConfig) -> Self {
+        let detail = describe(&config);
+        Self { config, detail }
+    }
+}
+
+impl Default for UdpDatapath {
+    fn default() -> Self {
+        Self::new(UdpConfig::default())
+    }
+}
+
+impl Datapath for UdpDatapath {
+    fn kind(&self) -> DatapathKind {
+        Self::KIND
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            accelerated: false,
+            needs_polling: false,
+            hardware_launch_time: false,
+            zero_copy: false,
+            detail: self.detail.clone(),
+        }
+    }
+
+    fn open(&self, request: &PortRequest) -> Result<Box<dyn Port>, OpenError> {
+        Ok(Box::new(UdpPort::open(&self.config, request)?))
+    }
+}
+
+fn describe(config: &UdpConfig) -> String {
+    let probed = Socket::new(SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0))).and_then(|socket| {
+        socket.size_buffers(config.receive_buffer, config.send_buffer)?;
+        Ok((
+            socket.offers_segmentation(),
+            socket.coalesce_received(),
+            socket.receive_buffer()?,
+        ))
+    });
+    match probed {
+        Ok((gso, gro, receive_buffer)) => {
+            let offload = |offered: bool| match (config.segmentation, offered) {
+                (false, _) => "off",
+                (true, false) => "not offered by this kernel",
+                (true, true) => "on",
+            };
+            format!(
+                "kernel UDP sockets, GSO {}, GRO {}, receive buffer {} KiB",
+                offload(gso),
+                offload(gro),
+                receive_buffer >> 10
+            )
+        }
+        Err(error) => format!("kernel UDP sockets, not probed: {error}"),
+    }
+}

@@ -1,0 +1,189 @@
+//! A lane's UDP port: the contract of [`takt_datapath::Port`] on the parts of this crate.
+
+use std::cell::Cell;
+use std::net::SocketAddr;
+use std::os::fd::BorrowedFd;
+
+use takt_datapath::{
+    ConnectError, Datagram, Frame, OpenError, PeerHandle, Port, PortCounters, PortRequest,
+    ReserveError,
+};
+use takt_time::{TaiTime, TrafficClass};
+
+use crate::UdpConfig;
+use crate::frames::{FramePool, Purpose};
+use crate::peers::PeerTable;
+use crate::receive::Receiver;
+use crate::socket::Socket;
+use crate::transmit::{Committed, Transmitter};
+
+/// One nonblocking socket, bound and not connected, with its frames and peers.
+pub(crate) struct UdpPort {
+    socket: Socket,
+    local: SocketAddr,
+    frames: FramePool,
+    peers: PeerTable,
+    transmitter: Transmitter,
+    receiver: Receiver,
+    drops: Drops,
+}
+
+/// Widens the kernel's 32-bit count of drops.
+#[derive(Debug, Default)]
+struct Drops {
+    last: Cell<u32>,
+    total: Cell<u64>,
+}
+
+impl Drops {
+    fn observe(&self, kernel: u32) -> u64 {
+        let more = kernel.wrapping_sub(self.last.replace(kernel));
+        self.total.set(self.total.get() + u64::from(more));
+        self.total.get()
+    }
+}
+
+fn failed(action: &str) -> impl FnOnce(std::io::Error) -> OpenError {
+    move |source| OpenError::System {
+        action: action.to_owned(),
+        source,
+    }
+}
+
+impl UdpPort {
+    pub(crate) fn open(config: &UdpConfig, request: &PortRequest) -> Result<Self, OpenError> {
+        config.check()?;
+        let socket = Socket::new(request.bind).map_err(failed("cannot create a UDP socket"))?;
+        socket
+            .forbid_fragmentation()
+            .map_err(failed("cannot forbid fragmentation on a UDP socket"))?;
+        socket
+            .size_buffers(config.receive_buffer, config.send_buffer)
+            .map_err(failed("cannot size the buffers of a UDP socket"))?;
+        if config.segmentation {
+            socket.coalesce_received();
+        }
+        let local = socket.bind(request.bind)?;
+        let trains = config.segmentation && socket.offers_segmentation();
+        let frames = FramePool::new(config.frames, config.frame_size);
+        let peers = PeerTable::new(local, config.frame_size, config.peers, trains)
+            .map_err(failed("cannot create a UDP socket to ask for routes with"))?;
+        let receiver = Receiver::new(&socket, local.port()).map_err(failed(
+            "cannot create a descriptor to wait for datagrams on",
+        ))?;
+        let transmitter = Transmitter::new(frames.count());
+        Ok(Self {
+            socket,
+            local,
+            frames,
+            peers,
+            transmitter,
+            receiver,
+            drops: Drops::default(),
+        })
+    }
+}
+
+impl Port for UdpPort {
+    fn local(&self) -> SocketAddr {
+        self.local
+    }
+
+    fn connect(&mut self, remote: SocketAddr) -> Result<PeerHandle, ConnectError> {
+        self.peers.connect(remote)
+    }
+
+    fn disconnect(&mut self, peer: PeerHandle) {
+        self.peers.disconnect(peer);
+    }
+
+    fn max_payload(&self, peer: PeerHandle) -> usize {
+        self.peers
+            .find(peer)
+            .map_or(0, |index| self.peers.at(index).max_payload)
+    }
+
+    fn reserve(&mut self, peer: PeerHandle) -> Result<Frame, ReserveError> {
+        let index = self.peers.find(peer).ok_or(ReserveError::UnknownPeer)?;
+        let room = self.peers.at(index).max_payload;
+        self.frames
+            .take(Purpose { peer, room })
+            .ok_or(ReserveError::WouldBlock)
+    }
+
+    fn payload(&mut self, frame: &Frame) -> &mut [u8] {
+        self.frames.payload(frame)
+    }
+
+    /// The class and the launch time have no meaning to a UDP socket.
+    ///
+    /// # Panics
+    /// When `len` exceeds the payload: the caller would send what it has not written.
+    fn commit(
+        &mut self,
+        frame: Frame,
+        len: usize,
+        _class: TrafficClass,
+        _launch_time: Option<TaiTime>,
+    ) {
+        let purpose = self.frames.purpose(&frame);
+        assert!(
+            len <= purpose.room,
+            "committed {len} bytes of a frame with room for {}",
+            purpose.room
+        );
+        match self.peers.find(purpose.peer) {
+            Some(peer) => {
+                self.peers.enqueued(peer);
+                self.transmitter.push(Committed {
+                    frame: frame.0,
+                    peer,
+                    len,
+                });
+            }
+            None => {
+                self.transmitter.counters.errors += 1;
+                self.frames.give_back(frame.0);
+            }
+        }
+    }
+
+    fn cancel(&mut self, frame: Frame) {
+        self.frames.give_back(frame.0);
+    }
+
+    fn flush(&mut self) -> bool {
+        self.transmitter
+            .flush(&self.socket, &mut self.frames, &mut self.peers)
+    }
+
+    fn receive(&mut self, budget: usize, deliver: &mut dyn FnMut(Datagram<'_>)) -> usize {
+        self.receiver.receive(&self.socket, budget, deliver)
+    }
+
+    fn receive_costs_syscall(&self) -> bool {
+        true
+    }
+
+    fn wait_fd(&self) -> BorrowedFd<'_> {
+        self.receiver.wait_fd()
+    }
+
+    /// Asks the kernel for its count of drops: one system call.
+    fn counters(&self) -> PortCounters {
+        let sent = self.transmitter.counters;
+        let received = self.receiver.counters;
+        PortCounters {
+            tx_datagrams: sent.datagrams,
+            tx_bytes: sent.bytes,
+            tx_errors: sent.errors,
+            rx_datagrams: received.datagrams,
+            rx_bytes: received.bytes,
+            rx_dropped: self
+                .socket
+                .receive_drops()
+                .map_or(self.drops.total.get(), |now| self.drops.observe(now)),
+            rx_invalid: received.invalid,
+        }
+    }
+}

@@ -1,0 +1,210 @@
+//! UDP sockets and their options: the only place that names socket options. No datagram passes here.
+
+use std::io;
+use std::mem;
+use std::net::SocketAddr;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+
+use takt_datapath::OpenError;
+
+use crate::address::RawAddress;
+
+/// Index of the drop count in what `SO_MEMINFO` returns (`SK_MEMINFO_DROPS` of linux/sock_diag.h).
+const MEMINFO_DROPS: usize = 8;
+/// Words that `SO_MEMINFO` returns (`SK_MEMINFO_VARS`).
+const MEMINFO_WORDS: usize = 9;
+
+/// A nonblocking UDP socket.
+#[derive(Debug)]
+pub(crate) struct Socket {
+    fd: OwnedFd,
+    ipv6: bool,
+}
+
+impl Socket {
+    /// A socket of the family of `like`, not bound.
+    pub(crate) fn new(like: SocketAddr) -> io::Result<Self> {
+        let ipv6 = like.is_ipv6();
+        let family = if ipv6 { libc::AF_INET6 } else { libc::AF_INET };
+        // SAFETY: no pointers are passed.
+        let fd = check(unsafe {
+            libc::socket(
+                family,
+                libc::SOCK_DGRAM | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC,
+                0,
+            )
+        })?;
+        // SAFETY: the kernel has just given us this descriptor; nobody else owns it.
+        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        let socket = Self { fd, ipv6 };
+        if ipv6 {
+            // An IPv6 port serves IPv6 only: the other family has ports of its own.
+            socket.set(libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, 1)?;
+        }
+        Ok(socket)
+    }
+
+    /// Binds and reports the address taken.
+    pub(crate) fn bind(&self, address: SocketAddr) -> Result<SocketAddr, OpenError> {
+        let raw = RawAddress::from(address);
+        // SAFETY: pointer and length describe `raw`, which outlives the call.
+        check(unsafe { libc::bind(self.raw(), raw.as_ptr(), raw.length()) }).map_err(|source| {
+            if source.raw_os_error() == Some(libc::EACCES) {
+                OpenError::Privilege(format!(
+                    "binding {address} needs CAP_NET_BIND_SERVICE: grant it with `setcap cap_net_bind_service+ep` \
+                     or choose a port above net.ipv4.ip_unprivileged_port_start"
+                ))
+            } else {
+                OpenError::Bind { address, source }
+            }
+        })?;
+        self.local().map_err(|source| OpenError::System {
+            action: "cannot read the bound address".into(),
+            source,
+        })
+    }
+
+    fn local(&self) -> io::Result<SocketAddr> {
+        let mut raw = RawAddress::unspecified();
+        let mut length = RawAddress::CAPACITY;
+        // SAFETY: the kernel writes at most `length` bytes, which is the room behind the pointer.
+        check(unsafe { libc::getsockname(self.raw(), raw.as_mut_ptr(), &mut length) })?;
+        raw.to_socket_addr()
+            .ok_or_else(|| io::Error::from_raw_os_error(libc::EAFNOSUPPORT))
+    }
+
+    /// Binds to an address without taking a port: the association made later takes one for its time only.
+    pub(crate) fn bind_address_only(&self, mut address: SocketAddr) -> io::Result<()> {
+        address.set_port(0);
+        self.set(libc::IPPROTO_IP, libc::IP_BIND_ADDRESS_NO_PORT, 1)?;
+        let raw = RawAddress::from(address);
+        // SAFETY: pointer and length describe `raw`, which outlives the call.
+        check(unsafe { libc::bind(self.raw(), raw.as_ptr(), raw.length()) }).map(drop)
+    }
+
+    /// Associates with `peer`, which makes the kernel look the route up; `AF_UNSPEC` dissolves the association.
+    pub(crate) fn associate(&self, peer: &RawAddress) -> io::Result<()> {
+        // SAFETY: pointer and length describe `peer`, which outlives the call.
+        check(unsafe { libc::connect(self.raw(), peer.as_ptr(), peer.length()) }).map(drop)
+    }
+
+    /// MTU of the route to the associated peer, path MTU discovery included.
+    pub(crate) fn route_mtu(&self) -> io::Result<usize> {
+        let (level, option) = if self.ipv6 {
+            (libc::IPPROTO_IPV6, libc::IPV6_MTU)
+        } else {
+            (libc::IPPROTO_IP, libc::IP_MTU)
+        };
+        self.get(level, option)
+            .map(|mtu| usize::try_from(mtu).unwrap_or(0))
+    }
+
+    /// Makes the kernel refuse what exceeds the path MTU instead of fragmenting it.
+    pub(crate) fn forbid_fragmentation(&self) -> io::Result<()> {
+        if self.ipv6 {
+            self.set(
+                libc::IPPROTO_IPV6,
+                libc::IPV6_MTU_DISCOVER,
+                libc::IPV6_PMTUDISC_DO,
+            )
+        } else {
+            self.set(
+                libc::IPPROTO_IP,
+                libc::IP_MTU_DISCOVER,
+                libc::IP_PMTUDISC_DO,
+            )
+        }
+    }
+
+    /// Whether the kernel splits one long send into datagrams (UDP GSO, Linux 4.18).
+    pub(crate) fn offers_segmentation(&self) -> bool {
+        self.get(libc::SOL_UDP, libc::UDP_SEGMENT).is_ok()
+    }
+
+    /// Lets the kernel hand over runs of datagrams as one (UDP GRO, Linux 5.0). Returns whether it does.
+    pub(crate) fn coalesce_received(&self) -> bool {
+        self.set(libc::SOL_UDP, libc::UDP_GRO, 1).is_ok()
+    }
+
+    /// Asks for buffers of so many bytes: beyond the administrator's limit where we are privileged,
+    /// the largest permitted otherwise.
+    pub(crate) fn size_buffers(&self, receive: usize, send: usize) -> io::Result<()> {
+        for (forced, permitted, bytes) in [
+            (libc::SO_RCVBUFFORCE, libc::SO_RCVBUF, receive),
+            (libc::SO_SNDBUFFORCE, libc::SO_SNDBUF, send),
+        ] {
+            let bytes = libc::c_int::try_from(bytes).unwrap_or(libc::c_int::MAX);
+            if self.set(libc::SOL_SOCKET, forced, bytes).is_err() {
+                self.set(libc::SOL_SOCKET, permitted, bytes)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Bytes of memory that the receive buffer may take.
+    pub(crate) fn receive_buffer(&self) -> io::Result<usize> {
+        self.get(libc::SOL_SOCKET, libc::SO_RCVBUF)
+            .map(|bytes| usize::try_from(bytes).unwrap_or(0))
+    }
+
+    /// How often the kernel could not queue an arrival on this socket since it was made, modulo 2³².
+    /// A train of coalesced datagrams counts once: the kernel keeps no better number.
+    pub(crate) fn receive_drops(&self) -> io::Result<u32> {
+        let mut words = [0u32; MEMINFO_WORDS];
+        let mut length = mem::size_of_val(&words) as libc::socklen_t;
+        // SAFETY: the kernel writes at most `length` bytes, which is the room behind the pointer.
+        check(unsafe {
+            libc::getsockopt(
+                self.raw(),
+                libc::SOL_SOCKET,
+                libc::SO_MEMINFO,
+                words.as_mut_ptr().cast(),
+                &mut length,
+            )
+        })?;
+        Ok(words[MEMINFO_DROPS])
+    }
+
+    pub(crate) fn raw(&self) -> RawFd {
+        self.fd.as_raw_fd()
+    }
+
+    fn set(&self, level: libc::c_int, option: libc::c_int, value: libc::c_int) -> io::Result<()> {
+        // SAFETY: pointer and length describe `value`, which outlives the call.
+        check(unsafe {
+            libc::setsockopt(
+                self.raw(),
+                level,
+                option,
+                (&raw const value).cast(),
+                mem::size_of_val(&value) as libc::socklen_t,
+            )
+        })
+        .map(drop)
+    }
+
+    fn get(&self, level: libc::c_int, option: libc::c_int) -> io::Result<libc::c_int> {
+        let mut value: libc::c_int = 0;
+        let mut length = mem::size_of_val(&value) as libc::socklen_t;
+        // SAFETY: the kernel writes at most `length` bytes, which is the room behind the pointer.
+        check(unsafe {
+            libc::getsockopt(
+                self.raw(),
+                level,
+                option,
+                (&raw mut value).cast(),
+                &mut length,
+            )
+        })?;
+        Ok(value)
+    }
+}
+
+/// The C convention of system calls as a result.
+pub(crate) fn check(returned: libc::c_int) -> io::Result<libc::c_int> {
+    if returned < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(returned)
+    }
+}

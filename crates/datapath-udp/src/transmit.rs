@@ -1,0 +1,278 @@
+//! Committed frames, and handing them to the kernel with as few and as cheap system calls as it allows.
+//!
+//! Consecutive frames for one peer form a *train*: equally long datagrams (the last may be shorter) that
+//! pass the kernel's network stack as one packet and are split at its lower end (UDP GSO). A single
+//! frame goes out by a plain `sendto`, because a ping-pong pays for every control message.
+
+use std::collections::VecDeque;
+use std::io;
+use std::mem;
+use std::ptr;
+
+use crate::frames::FramePool;
+use crate::peers::PeerTable;
+use crate::socket::Socket;
+
+/// Datagrams in a train (`UDP_MAX_SEGMENTS` of kernels before 6.9; later ones take more).
+const TRAIN_DATAGRAMS: usize = 64;
+/// Bytes in a train: the longest UDP payload over IPv4.
+const TRAIN_BYTES: usize = 65_507;
+/// Trains handed over by one system call.
+const BATCH: usize = 64;
+
+/// A frame that waits to be sent.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Committed {
+    pub(crate) frame: u32,
+    pub(crate) peer: u16,
+    pub(crate) len: usize,
+}
+
+/// What became of committed datagrams.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct TransmitCounters {
+    pub(crate) datagrams: u64,
+    pub(crate) bytes: u64,
+    pub(crate) errors: u64,
+}
+
+/// A control message that asks for segmentation, as `CMSG_FIRSTHDR` would lay it out.
+#[repr(C, align(8))]
+#[derive(Clone, Copy)]
+struct SegmentControl {
+    header: libc::cmsghdr,
+    segment: u16,
+    padding: [u8; 6],
+}
+
+impl SegmentControl {
+    fn new(segment: u16) -> Self {
+        // SAFETY: a control header is plain integers, for which all bits zero is a value.
+        let mut header: libc::cmsghdr = unsafe { mem::zeroed() };
+        // SAFETY: computes a length from a length.
+        header.cmsg_len = unsafe { libc::CMSG_LEN(mem::size_of::<u16>() as u32) } as _;
+        header.cmsg_level = libc::SOL_UDP;
+        header.cmsg_type = libc::UDP_SEGMENT;
+        Self {
+            header,
+            segment,
+            padding: [0; 6],
+        }
+    }
+}
+
+/// Consecutive committed frames that leave as one message.
+#[derive(Clone, Copy, Debug)]
+struct Train {
+    frames: usize,
+    bytes: usize,
+}
+
+/// The commit queue of a port and the arrays that describe it to the kernel.
+pub(crate) struct Transmitter {
+    queue: VecDeque<Committed>,
+    trains: Vec<Train>,
+    parts: Box<[libc::iovec]>,
+    controls: Box<[SegmentControl]>,
+    messages: Box<[libc::mmsghdr]>,
+    pub(crate) counters: TransmitCounters,
+}
+
+// SAFETY: the pointers in `parts` and `messages` are written anew by each call that uses them, point into
+// memory that `self` and the arguments of that call own, and are not read after it.
+unsafe impl Send for Transmitter {}
+
+impl Transmitter {
+    /// A queue that never holds more than `frames` frames.
+    pub(crate) fn new(frames: usize) -> Self {
+        // SAFETY: message headers are integers and pointers, for which all bits zero is a value.
+        let message: libc::mmsghdr = unsafe { mem::zeroed() };
+        let part = libc::iovec {
+            iov_base: ptr::null_mut(),
+            iov_len: 0,
+        };
+        Self {
+            queue: VecDeque::with_capacity(frames),
+            trains: Vec::with_capacity(BATCH),
+            parts: vec![part; frames].into_boxed_slice(),
+            controls: vec![SegmentControl::new(0); BATCH].into_boxed_slice(),
+            messages: vec![message; BATCH].into_boxed_slice(),
+            counters: TransmitCounters::default(),
+        }
+    }
+
+    pub(crate) fn push(&mut self, committed: Committed) {
+        self.queue.push_back(committed);
+    }
+
+    /// Sends what is queued, as far as the kernel takes it. Returns true when nothing is left.
+    pub(crate) fn flush(
+        &mut self,
+        socket: &Socket,
+        frames: &mut FramePool,
+        peers: &mut PeerTable,
+    ) -> bool {
+        let Some(last) = self.queue.back().copied() else {
+            return true;
+        };
+        // Every turn sends or loses a train, or stops trains to one more peer: the loop ends.
+        while let Some(first) = self.queue.front().copied() {
+            let sent = if self.queue.len() == 1 {
+                self.trains.clear();
+                self.trains.push(Train {
+                    frames: 1,
+                    bytes: first.len,
+                });
+                send_one(socket, frames, peers, first)
+            } else {
+                self.form_trains(frames, peers);
+                self.send_trains(socket)
+            };
+            match sent {
+                Ok(messages) => {
+                    for index in 0..messages {
+                        let train = self.trains[index];
+                        self.counters.datagrams += train.frames as u64;
+                        self.counters.bytes += train.bytes as u64;
+                        self.pop(train.frames, frames, peers);
+                    }
+                }
+                Err(error) => match error.raw_os_error() {
+                    Some(libc::EINTR) => {}
+                    Some(libc::EAGAIN | libc::ENOBUFS | libc::ENOMEM) => return false,
+                    // The route cannot split trains (EIO), or datagrams of this one are too long for it:
+                    // judged one by one, only those that cannot leave are lost.
+                    Some(libc::EIO | libc::EINVAL | libc::EMSGSIZE)
+                        if self.trains[0].frames > 1 =>
+                    {
+                        peers.suspend_trains(first.peer);
+                    }
+                    Some(code) => {
+                        if code == libc::EMSGSIZE {
+                            peers.too_long(first.peer, first.len);
+                        }
+                        self.lose_first_train(frames, peers);
+                    }
+                    None => self.lose_first_train(frames, peers),
+                },
+            }
+        }
+        peers.renew_when_due(last.peer);
+        true
+    }
+
+    /// Describes the head of the queue as up to [`BATCH`] messages.
+    fn form_trains(&mut self, frames: &FramePool, peers: &PeerTable) {
+        self.trains.clear();
+        let mut queue = self.queue.iter().copied().enumerate().peekable();
+        while self.trains.len() < BATCH {
+            let Some((start, first)) = queue.next() else {
+                break;
+            };
+            let peer = peers.at(first.peer);
+            let mut train = Train {
+                frames: 1,
+                bytes: first.len,
+            };
+            self.parts[start] = part(frames, first);
+            let mut previous = first.len;
+            while peer.trains
+                && let Some(&(index, next)) = queue.peek()
+                && next.peer == first.peer
+                // A shorter datagram ends its train, and an empty one is not told from no datagram.
+                && previous == first.len
+                && (1..=first.len).contains(&next.len)
+                && train.frames < TRAIN_DATAGRAMS
+                && train.bytes + next.len <= TRAIN_BYTES
+            {
+                self.parts[index] = part(frames, next);
+                train.frames += 1;
+                train.bytes += next.len;
+                previous = next.len;
+                queue.next();
+            }
+            let number = self.trains.len();
+            let header = &mut self.messages[number].msg_hdr;
+            header.msg_name = peer.raw.as_ptr().cast_mut().cast();
+            header.msg_namelen = peer.raw.length();
+            header.msg_iov = &raw mut self.parts[start];
+            header.msg_iovlen = train.frames as _;
+            if train.frames > 1 {
+                self.controls[number] = SegmentControl::new(first.len as u16);
+                header.msg_control = (&raw mut self.controls[number]).cast();
+                header.msg_controllen = mem::size_of::<SegmentControl>() as _;
+            } else {
+                header.msg_control = ptr::null_mut();
+                header.msg_controllen = 0;
+            }
+            self.trains.push(train);
+        }
+    }
+
+    /// Returns how many of the formed trains were taken; an error is the first train's.
+    fn send_trains(&mut self, socket: &Socket) -> io::Result<usize> {
+        // SAFETY: `form_trains` has just filled as many messages as there are trains. Their pointers lead
+        // to peers, frames, parts and controls, none of which has been touched or moved since; parts of a
+        // train lie consecutively in `parts`.
+        let sent = unsafe {
+            libc::sendmmsg(
+                socket.raw(),
+                self.messages.as_mut_ptr(),
+                self.trains.len() as _,
+                libc::MSG_NOSIGNAL,
+            )
+        };
+        if sent < 0 {
+            Err(io::Error::last_os_error())
+        } else {
+            Ok(sent as usize)
+        }
+    }
+
+    fn lose_first_train(&mut self, frames: &mut FramePool, peers: &mut PeerTable) {
+        let lost = self.trains[0].frames;
+        self.counters.errors += lost as u64;
+        self.pop(lost, frames, peers);
+    }
+
+    fn pop(&mut self, count: usize, frames: &mut FramePool, peers: &mut PeerTable) {
+        for done in self.queue.drain(..count) {
+            frames.give_back(done.frame);
+            peers.dequeued(done.peer);
+        }
+    }
+}
+
+fn part(frames: &FramePool, committed: Committed) -> libc::iovec {
+    let payload = frames.filled(committed.frame, committed.len);
+    libc::iovec {
+        iov_base: payload.as_ptr().cast_mut().cast(),
+        iov_len: payload.len(),
+    }
+}
+
+fn send_one(
+    socket: &Socket,
+    frames: &FramePool,
+    peers: &PeerTable,
+    only: Committed,
+) -> io::Result<usize> {
+    let payload = frames.filled(only.frame, only.len);
+    let to = &peers.at(only.peer).raw;
+    // SAFETY: both pointers come with the length of what they point to, which outlives the call.
+    let sent = unsafe {
+        libc::sendto(
+            socket.raw(),
+            payload.as_ptr().cast(),
+            payload.len(),
+            libc::MSG_NOSIGNAL,
+            to.as_ptr(),
+            to.length(),
+        )
+    };
+    if sent < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(1)
+    }
+}
