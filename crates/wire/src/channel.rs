@@ -59,9 +59,6 @@ pub enum ChannelError {
     /// The record's traffic class does not exist. Only this record is lost.
     #[error("traffic class {0} is above 7")]
     Class(u8),
-    /// The record has flags that this version does not define. Only this record is lost.
-    #[error("record flags {0:#04x} are not defined, they must be 0")]
-    UnknownFlags(u8),
     /// Bytes follow the last announced record.
     #[error("{0} bytes follow the last record")]
     TrailingBytes(usize),
@@ -157,6 +154,9 @@ pub struct RecordHeader {
     pub fragment_stride: u16,
     /// The traffic class that the message was sent in.
     pub class: TrafficClass,
+    /// Changes whenever the sender begins the channel's sequence anew: a receiver then forgets what it
+    /// remembers of the sequence, and counts nothing as lost.
+    pub epoch: u8,
 }
 
 impl RecordHeader {
@@ -237,7 +237,7 @@ impl RecordHeader {
         header[16..20].copy_from_slice(&self.fragment_index.to_le_bytes());
         header[20..22].copy_from_slice(&self.fragment_stride.to_le_bytes());
         header[22] = self.class.number();
-        header[23] = 0;
+        header[23] = self.epoch;
     }
 }
 
@@ -252,8 +252,7 @@ pub struct Record<'a> {
 
 /// The records of a datagram, checked one by one.
 ///
-/// [`ChannelError::Class`] and [`ChannelError::UnknownFlags`] cost their own record only and the
-/// iteration goes on. After any other error nothing behind it can be found, and the iteration ends.
+/// [`ChannelError::Class`] costs its own record only and the iteration goes on. After any other error nothing behind it can be found, and the iteration ends.
 #[derive(Clone, Debug)]
 pub struct Records<'a> {
     /// What was not read yet.
@@ -316,7 +315,7 @@ impl<'a> Iterator for Records<'a> {
             t0,
             t1,
             class,
-            flags,
+            epoch,
         ] = *raw;
         let known_class = TrafficClass::new(class);
         let header = RecordHeader {
@@ -326,6 +325,7 @@ impl<'a> Iterator for Records<'a> {
             fragment_index: u32::from_le_bytes([i0, i1, i2, i3]),
             fragment_stride: u16::from_le_bytes([t0, t1]),
             class: known_class.unwrap_or_default(),
+            epoch,
         };
         if let Err(error) = header.check() {
             return self.end(error);
@@ -340,9 +340,6 @@ impl<'a> Iterator for Records<'a> {
         // header, whose absence the next call reports.
         let padding = payload.len().next_multiple_of(RECORD_ALIGNMENT) - payload.len();
         self.bytes = rest.get(padding..).unwrap_or_default();
-        if flags != 0 {
-            return Some(Err(ChannelError::UnknownFlags(flags)));
-        }
         if known_class.is_none() {
             return Some(Err(ChannelError::Class(class)));
         }
