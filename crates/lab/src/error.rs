@@ -55,7 +55,7 @@ pub enum LabError {
         remedy: &'static str,
     },
     /// A program of iproute2 could not be started.
-    #[error("cannot {purpose}: cannot run {program}; install iproute2")]
+    #[error("cannot {purpose}: cannot run {program}: {source}; install iproute2")]
     Program {
         /// What was being done.
         purpose: String,
@@ -101,7 +101,7 @@ pub enum LabError {
         source: serde_json::Error,
     },
     /// A system call failed.
-    #[error("cannot {action}")]
+    #[error("cannot {action}: {source}")]
     Io {
         /// What was being done, with the path or name.
         action: String,
