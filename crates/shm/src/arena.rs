@@ -448,3 +448,6 @@ fn check(result: i32) -> io::Result<i32> {
         Ok(result)
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests;

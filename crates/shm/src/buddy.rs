@@ -315,3 +315,6 @@ impl FreeMaps {
         self.insert(order, block);
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests;

@@ -139,7 +139,7 @@ fn ring<W: Word>(state: &W, dirty: &W) -> bool {
     // also: the fence in park, when the mark is already there.
     W::fence();
     if dirty.load(Ordering::Relaxed) == 0 {
-        dirty.store(1, Ordering::Relaxed);
+        dirty.swap(1, Ordering::Relaxed);
         // Partner: the fence in park. Either the lane sees the mark before it sleeps, or its PARKED
         // is seen here.
         W::fence();
@@ -149,14 +149,14 @@ fn ring<W: Word>(state: &W, dirty: &W) -> bool {
 
 #[inline]
 fn park<W: Word>(state: &W) {
-    state.store(PARKED, Ordering::Relaxed);
+    state.swap(PARKED, Ordering::Relaxed);
     // Partner: both fences in ring.
     W::fence();
 }
 
 #[inline]
 fn unpark<W: Word>(state: &W) {
-    state.store(RUNNING, Ordering::Relaxed);
+    state.swap(RUNNING, Ordering::Relaxed);
 }
 
 #[inline]
@@ -169,3 +169,8 @@ fn take_dirty<W: Word>(dirty: &W) -> bool {
     W::fence();
     marked
 }
+
+#[cfg(all(test, loom))]
+mod loom_model;
+#[cfg(all(test, not(loom)))]
+mod tests;

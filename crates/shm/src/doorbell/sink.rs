@@ -112,19 +112,21 @@ fn wait<W: Futex>(
     recheck: impl FnOnce() -> bool,
     timeout: Option<Duration>,
 ) -> WaitOutcome {
-    word.store(SLEEPING, Ordering::Relaxed);
+    word.swap(SLEEPING, Ordering::Relaxed);
     // Partner: the fences in ring and wake_local. Either the recheck sees what they published, or they
     // see SLEEPING.
     W::fence();
     if recheck() {
-        word.store(IDLE, Ordering::Relaxed);
+        word.swap(IDLE, Ordering::Relaxed);
         return WaitOutcome::Ready;
     }
     // A timeout beyond what an Instant can hold is no timeout.
     let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
     let in_time = word.sleep(SLEEPING, deadline);
     // Whoever rang has set the word to idle; that counts even if the deadline passed as well.
-    if word.swap(IDLE, Ordering::Relaxed) != SLEEPING || in_time {
+    // Acquire: partner is the fence before the swap in ring and wake_local. What they made visible is
+    // visible after a Woken.
+    if word.swap(IDLE, Ordering::Acquire) != SLEEPING || in_time {
         WaitOutcome::Woken
     } else {
         WaitOutcome::TimedOut
@@ -140,11 +142,11 @@ fn wake_local<W: Futex>(word: &W) {
 }
 
 fn arm_fd<W: Word>(word: &W, recheck: impl FnOnce() -> bool) -> bool {
-    word.store(FD_ARMED, Ordering::Relaxed);
+    word.swap(FD_ARMED, Ordering::Relaxed);
     // Partner: the fence in ring.
     W::fence();
     if recheck() {
-        word.store(IDLE, Ordering::Relaxed);
+        word.swap(IDLE, Ordering::Relaxed);
         return false;
     }
     true
@@ -214,3 +216,8 @@ impl Futex for AtomicU32 {
         unsafe { libc::syscall(libc::SYS_futex, self.as_ptr(), libc::FUTEX_WAKE, 1) };
     }
 }
+
+#[cfg(all(test, loom))]
+mod loom_model;
+#[cfg(all(test, not(loom)))]
+mod tests;
