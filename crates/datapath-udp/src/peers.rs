@@ -50,14 +50,15 @@ pub(crate) struct PeerTable {
 }
 
 impl PeerTable {
-    /// An empty table for the port bound to `local`; `trains` tells whether the kernel splits trains.
+    /// An empty table for the port bound to `local`; `probe` is an unbound socket of the same family, and
+    /// `trains` tells whether the kernel splits trains.
     pub(crate) fn new(
         local: SocketAddr,
+        probe: Socket,
         frame_size: usize,
         limit: u16,
         trains: bool,
     ) -> io::Result<Self> {
-        let probe = Socket::new(local)?;
         // The source address decides the route where policy routing is in use.
         probe.bind_address_only(local)?;
         probe.forbid_fragmentation()?;

@@ -60,17 +60,17 @@ impl UdpPort {
         socket
             .size_buffers(config.receive_buffer, config.send_buffer)
             .map_err(failed("cannot size the buffers of a UDP socket"))?;
-        if config.segmentation {
-            socket.coalesce_received();
-        }
         let local = socket.bind(request.bind)?;
         let trains = config.segmentation && socket.offers_segmentation();
         let frames = FramePool::new(config.frames, config.frame_size);
-        let peers = PeerTable::new(local, config.frame_size, config.peers, trains)
+        let probe = Socket::new(local)
             .map_err(failed("cannot create a UDP socket to ask for routes with"))?;
-        let receiver = Receiver::new(&socket, local.port()).map_err(failed(
-            "cannot create a descriptor to wait for datagrams on",
-        ))?;
+        // Asked of the socket that stays beside the port's: the first user of GRO on a machine makes the
+        // kernel patch its code, which had better not happen when the port's first burst arrives.
+        let may_coalesce = config.segmentation && probe.coalesce_received();
+        let peers = PeerTable::new(local, probe, config.frame_size, config.peers, trains)
+            .map_err(failed("cannot bind the UDP socket that asks for routes"))?;
+        let receiver = Receiver::new(local.port(), may_coalesce);
         let transmitter = Transmitter::new(frames.count());
         Ok(Self {
             socket,
@@ -166,7 +166,7 @@ impl Port for UdpPort {
     }
 
     fn wait_fd(&self) -> BorrowedFd<'_> {
-        self.receiver.wait_fd()
+        self.socket.as_fd()
     }
 
     /// Asks the kernel for its count of drops: one system call.

@@ -1,19 +1,19 @@
-//! Taking datagrams from the kernel, many by one system call, and splitting the runs it has coalesced.
+//! Taking datagrams from the kernel, and splitting the runs that it has coalesced.
 //!
-//! A run (UDP GRO, or a whole train of a sender on this machine) may hold more datagrams than the caller's
-//! budget: the rest stays here, in order, for the next call. As those datagrams are no longer in the
-//! socket, the descriptor to wait on is an epoll set of the socket and an event that is up while they wait.
+//! A port that is asked for a datagram now and then takes it by `recvfrom`, the cheapest call there is.
+//! While datagrams keep coming, many are taken by one `recvmmsg`; and from the first burst on, the kernel
+//! may hand over runs of datagrams as one message (UDP GRO, or a whole train of a sender on this machine).
+//! Telling where a run's datagrams begin takes a control message, hence the delay. What of a run exceeds
+//! the caller's budget stays here, in order, for the next call.
 
-use std::io;
 use std::mem;
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr;
 
 use takt_datapath::Datagram;
 
 use crate::address::RawAddress;
-use crate::socket::{Socket, check};
+use crate::socket::Socket;
 
 /// Messages taken by one system call.
 const BATCH: usize = 16;
@@ -22,6 +22,11 @@ const ROOM: usize = 1 << 16;
 /// Distance of two messages' room: an odd number of cache lines more, so that the beginnings of
 /// short datagrams do not fall into the same few cache sets.
 const STRIDE: usize = ROOM + 3 * 64;
+
+/// Arrivals in a row, none of them waited for, after which more are expected behind the next one.
+const STREAK: u32 = 2;
+/// Messages found waiting at a time that make a burst.
+const BURST: usize = 8;
 
 /// What was delivered or refused.
 #[derive(Clone, Copy, Debug, Default)]
@@ -65,9 +70,11 @@ pub(crate) struct Receiver {
     offset: usize,
     /// Datagrams to expect in a run, from those seen lately.
     expected: usize,
-    wait: OwnedFd,
-    leftover: OwnedFd,
-    leftover_raised: bool,
+    /// Arrivals since a call found nothing.
+    streak: u32,
+    /// Whether the kernel could coalesce on this socket and has not been told to yet.
+    may_coalesce: bool,
+    coalescing: bool,
     pub(crate) counters: ReceiveCounters,
 }
 
@@ -76,24 +83,9 @@ pub(crate) struct Receiver {
 unsafe impl Send for Receiver {}
 
 impl Receiver {
-    /// The receiving half of a port whose socket is bound to the UDP port `port`.
-    pub(crate) fn new(socket: &Socket, port: u16) -> io::Result<Self> {
-        // SAFETY: no pointers are passed; the descriptors returned are owned by nobody else.
-        let (wait, leftover) = unsafe {
-            let wait = OwnedFd::from_raw_fd(check(libc::epoll_create1(libc::EPOLL_CLOEXEC))?);
-            let leftover = check(libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK))?;
-            (wait, OwnedFd::from_raw_fd(leftover))
-        };
-        for fd in [socket.raw(), leftover.as_raw_fd()] {
-            let mut event = libc::epoll_event {
-                events: libc::EPOLLIN as u32,
-                u64: 0,
-            };
-            // SAFETY: the event outlives the call, which copies it.
-            check(unsafe {
-                libc::epoll_ctl(wait.as_raw_fd(), libc::EPOLL_CTL_ADD, fd, &mut event)
-            })?;
-        }
+    /// The receiving half of a port whose socket is bound to the UDP port `port`; `may_coalesce` tells
+    /// whether the kernel offers GRO.
+    pub(crate) fn new(port: u16, may_coalesce: bool) -> Self {
         // SAFETY: message headers are integers and pointers, for which all bits zero is a value.
         let message: libc::mmsghdr = unsafe { mem::zeroed() };
         let mut receiver = Self {
@@ -114,9 +106,9 @@ impl Receiver {
             next: 0,
             offset: 0,
             expected: 1,
-            wait,
-            leftover,
-            leftover_raised: false,
+            streak: 0,
+            may_coalesce,
+            coalescing: false,
             counters: ReceiveCounters::default(),
         };
         for index in 0..BATCH {
@@ -127,11 +119,7 @@ impl Receiver {
             header.msg_iovlen = 1;
             header.msg_control = (&raw mut receiver.controls[index]).cast();
         }
-        Ok(receiver)
-    }
-
-    pub(crate) fn wait_fd(&self) -> BorrowedFd<'_> {
-        self.wait.as_fd()
+        receiver
     }
 
     /// Delivers up to `budget` datagrams. An empty receive is one system call.
@@ -142,26 +130,78 @@ impl Receiver {
         deliver: &mut dyn FnMut(Datagram<'_>),
     ) -> usize {
         let mut delivered = self.deliver_held(budget, deliver);
-        // `turn` bounds the work where arrivals are refused by our checks.
+        // Turns are counted too because arrivals that our checks refuse do not count as delivered.
         for _turn in 0..budget {
             let left = budget - delivered;
-            // Only what surely fits is taken beside other datagrams: what does not would have to be held.
+            // Beside other datagrams only what surely fits is taken: what does not would have to be held.
             if left == 0 || (delivered > 0 && left < self.expected) {
                 break;
             }
-            let wanted = (left / self.expected).clamp(1, BATCH);
+            let busy = self.streak >= STREAK;
+            let wanted = if busy {
+                (left / self.expected).clamp(1, BATCH)
+            } else {
+                1
+            };
             let taken = self.take(socket, wanted);
             delivered += self.deliver_held(left, deliver);
-            if taken < wanted {
+            if taken < wanted || !busy {
                 break;
             }
         }
-        self.show_leftover();
         delivered
     }
 
     /// Takes up to `wanted` messages; only called when none is held.
     fn take(&mut self, socket: &Socket, wanted: usize) -> usize {
+        // An error is "nothing there", or one that a former send left on the socket: that was that
+        // datagram's fate, and the next call goes on.
+        let taken = if wanted == 1 && !self.coalescing {
+            self.take_one(socket)
+        } else {
+            self.take_many(socket, wanted)
+        };
+        self.filled = taken;
+        self.next = 0;
+        self.offset = 0;
+        self.streak = if taken < wanted.min(2) {
+            0
+        } else {
+            self.streak.saturating_add(1)
+        };
+        if taken >= BURST && self.may_coalesce {
+            self.may_coalesce = false;
+            self.coalescing = socket.coalesce_received();
+        }
+        taken
+    }
+
+    /// Without room for a control message: not for sockets that coalesce.
+    fn take_one(&mut self, socket: &Socket) -> usize {
+        let mut length = RawAddress::CAPACITY;
+        // SAFETY: the kernel writes at most `ROOM` bytes of a datagram to memory, which begins with as much,
+        // and an address of at most `length` bytes to a name of that size.
+        let received = unsafe {
+            libc::recvfrom(
+                socket.raw(),
+                self.memory.as_mut_ptr().cast(),
+                ROOM,
+                libc::MSG_DONTWAIT,
+                self.names[0].as_mut_ptr(),
+                &mut length,
+            )
+        };
+        let Ok(len) = u32::try_from(received) else {
+            return 0;
+        };
+        let message = &mut self.messages[0];
+        message.msg_len = len;
+        message.msg_hdr.msg_flags = 0;
+        message.msg_hdr.msg_controllen = 0;
+        1
+    }
+
+    fn take_many(&mut self, socket: &Socket, wanted: usize) -> usize {
         for message in &mut self.messages[..wanted] {
             message.msg_hdr.msg_namelen = RawAddress::CAPACITY;
             message.msg_hdr.msg_controllen = mem::size_of::<Control>() as _;
@@ -177,12 +217,7 @@ impl Receiver {
                 ptr::null_mut(),
             )
         };
-        // An error is "nothing there", or one that a former send left on the socket: that was this
-        // datagram's fate, and the next call goes on.
-        self.filled = usize::try_from(taken).unwrap_or(0);
-        self.next = 0;
-        self.offset = 0;
-        self.filled
+        usize::try_from(taken).unwrap_or(0)
     }
 
     fn deliver_held(&mut self, budget: usize, deliver: &mut dyn FnMut(Datagram<'_>)) -> usize {
@@ -254,25 +289,5 @@ impl Receiver {
             len,
             segment,
         })
-    }
-
-    /// Keeps the waiting descriptor readable while datagrams are held here.
-    fn show_leftover(&mut self) {
-        let held = self.next < self.filled;
-        if held == self.leftover_raised {
-            return;
-        }
-        let mut count = 1u64;
-        let fd = self.leftover.as_raw_fd();
-        // SAFETY: an eventfd reads and writes the eight bytes of `count`, which outlives the calls. Neither
-        // can fail: the counter is 0 before the write and 1 before the read.
-        unsafe {
-            if held {
-                libc::write(fd, (&raw const count).cast(), mem::size_of_val(&count));
-            } else {
-                libc::read(fd, (&raw mut count).cast(), mem::size_of_val(&count));
-            }
-        }
-        self.leftover_raised = held;
     }
 }

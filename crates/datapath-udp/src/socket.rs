@@ -3,7 +3,7 @@
 use std::io;
 use std::mem;
 use std::net::SocketAddr;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 use takt_datapath::OpenError;
 
@@ -163,6 +163,10 @@ impl Socket {
             )
         })?;
         Ok(words[MEMINFO_DROPS])
+    }
+
+    pub(crate) fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
     }
 
     pub(crate) fn raw(&self) -> RawFd {
