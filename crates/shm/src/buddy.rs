@@ -52,18 +52,9 @@ impl Buddy {
     /// is what lies beyond 2^32 - 1 chunks).
     pub fn new(len: usize) -> Buddy {
         let chunks = u32::try_from(len / CHUNK).unwrap_or(u32::MAX);
-        let mut free = FreeMaps::new(chunks);
-        // The largest aligned blocks that tile the region.
-        let mut at = 0;
-        while at < chunks {
-            let fits = (chunks - at).ilog2();
-            let order = at.trailing_zeros().min(fits) as usize;
-            free.insert(order, at >> order);
-            at += 1 << order;
-        }
         Buddy {
             starts: vec![0; chunks as usize],
-            free,
+            free: FreeMaps::new(chunks),
             caches: Box::new([Cache::EMPTY; CACHED_ORDERS]),
             allocated_chunks: 0,
         }
@@ -220,6 +211,7 @@ struct Tree {
 }
 
 impl FreeMaps {
+    /// Maps in which all of that many chunks are free.
     fn new(chunks: u32) -> FreeMaps {
         let mut total = 0;
         let trees = core::array::from_fn(|order| {
@@ -238,11 +230,20 @@ impl FreeMaps {
             }
             tree
         });
-        FreeMaps {
+        let mut maps = FreeMaps {
             words: vec![0; total],
             trees,
             orders: 0,
+        };
+        // The largest aligned blocks that tile the region.
+        let mut at = 0;
+        while at < chunks {
+            let fits = (chunks - at).ilog2();
+            let order = at.trailing_zeros().min(fits) as usize;
+            maps.insert(order, at >> order);
+            at += 1 << order;
         }
+        maps
     }
 
     fn insert(&mut self, order: usize, block: u32) {

@@ -111,15 +111,19 @@ fn a_freed_block_is_the_next_to_be_allocated() {
 }
 
 #[test]
-fn the_largest_region_is_set_up_without_touching_its_tables() {
-    let mut buddy = Buddy::new((u32::MAX as usize + 5) * CHUNK);
-    let chunk = buddy.allocate(CHUNK << 31).unwrap();
-    assert_eq!(chunk, 0);
-    assert_eq!(buddy.allocate(CHUNK << 31), None);
-    let last = buddy.allocate(CHUNK).unwrap();
-    assert_eq!(last, u32::MAX - 1);
-    buddy.free(chunk).unwrap();
-    buddy.free(last).unwrap();
+fn the_maps_of_the_largest_region_reach_its_last_chunk() {
+    let mut maps = FreeMaps::new(u32::MAX);
+    // 2^32 - 1 chunks: one block of every order, the largest first.
+    assert_eq!(maps.orders, u32::MAX);
+    assert_eq!(maps.take(31), Some(0));
+    assert_eq!(maps.take(31), None);
+    assert_eq!(maps.take(0), Some(u32::MAX - 1));
+    assert_eq!(maps.take(0), Some(u32::MAX - 3));
+    maps.merge(0, u32::MAX - 3);
+    maps.merge(0, u32::MAX - 1);
+    maps.merge(31, 0);
+    assert_eq!(maps.orders, u32::MAX);
+    assert_eq!(maps.take(1), Some(u32::MAX - 3));
 }
 
 #[derive(Debug, Clone)]

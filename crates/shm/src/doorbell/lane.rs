@@ -2,7 +2,8 @@
 //!
 //! Two words of the arena: *state* ([`RUNNING`] or [`PARKED`], set by the lane) and *dirty* (set by the
 //! application when there is something to look for, so that a lane with many sessions reads one line
-//! per session, not every ring).
+//! per session, not every ring). Both are written only by swaps, so that the history of a word is one
+//! chain and a swap always takes the latest mark.
 //!
 //! The lane registers the eventfd edge-triggered (EPOLLET) and never reads it: the flags of the open
 //! file belong to the application as well, and a read that it made blocking would stop the lane.

@@ -3,7 +3,8 @@
 //! One word of the arena per sink: [`IDLE`], [`SLEEPING`] (a thread sleeps in the futex) or
 //! [`FD_ARMED`] (the application waits in its own event loop on a descriptor that the runtime
 //! signals). Several application threads never wait on the same sink at the same time: the word
-//! speaks for one. The futex is a shared one (no FUTEX_PRIVATE_FLAG), as the two sides map the arena
+//! speaks for one. The word is written only by swaps, so that its history is one chain and a swap always
+//! takes the latest announcement. The futex is a shared one (no FUTEX_PRIVATE_FLAG), as the two sides map the arena
 //! at different addresses.
 
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -58,7 +59,8 @@ impl SinkBell {
     /// Sleeps until the lane rings, or `timeout` has passed (never, when none is given).
     ///
     /// `recheck` looks once more for something to take, and for the caller's own reasons not to sleep;
-    /// it runs after the sleep is announced, so that nothing slips in between.
+    /// it runs after the sleep is announced, so that nothing slips in between. A descriptor that was
+    /// armed before is not any more.
     pub fn wait(&self, recheck: impl FnOnce() -> bool, timeout: Option<Duration>) -> WaitOutcome {
         wait(&*self.0, recheck, timeout)
     }
