@@ -153,7 +153,11 @@ mod tests {
         // The kernel lists a joined thread for a moment longer.
         let deadline = Instant::now() + Duration::from_secs(30);
         while !spinners().is_empty() {
-            assert!(Instant::now() < deadline, "still spinning: {:?}", spinners());
+            assert!(
+                Instant::now() < deadline,
+                "still spinning: {:?}",
+                spinners()
+            );
             std::thread::yield_now();
         }
     }

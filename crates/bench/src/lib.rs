@@ -9,4 +9,5 @@ pub mod awake;
 pub mod experiment;
 pub mod machine;
 pub mod outcome;
+pub mod peers;
 pub mod statistics;
