@@ -99,11 +99,11 @@ impl DatagramHeader {
         let Some((header, body)) = datagram.split_first_chunk::<HEADER_LEN>() else {
             return Err(ChannelError::HeaderTruncated(datagram.len()));
         };
-        let [version, kind, c0, c1, s0, s1, s2, s3, t @ ..] = *header;
+        let [version, kind, ..] = *header;
         if version != VERSION {
             return Err(ChannelError::Version(version));
         }
-        let records = u16::from_le_bytes([c0, c1]);
+        let records = u16::from_le_bytes(field(header, 2));
         let (kind, iterated) = match kind {
             0 if records == 0 => return Err(ChannelError::NoRecords),
             0 => (DatagramKind::Messages, Some(records)),
@@ -113,8 +113,8 @@ impl DatagramHeader {
         let header = Self {
             kind,
             records,
-            sender: u32::from_le_bytes([s0, s1, s2, s3]),
-            send_time_ns: i64::from_le_bytes(t),
+            sender: u32::from_le_bytes(field(header, 4)),
+            send_time_ns: i64::from_le_bytes(field(header, 8)),
         };
         Ok((
             header,
@@ -154,8 +154,8 @@ pub struct RecordHeader {
     pub fragment_stride: u16,
     /// The traffic class that the message was sent in.
     pub class: TrafficClass,
-    /// Changes whenever the sender begins the channel's sequence anew: a receiver then forgets what it
-    /// remembers of the sequence, and counts nothing as lost.
+    /// Changes whenever the sender begins the channel's sequence anew: a receiver then forgets what
+    /// it remembers of the sequence, and counts nothing as lost.
     pub epoch: u8,
 }
 
@@ -252,7 +252,8 @@ pub struct Record<'a> {
 
 /// The records of a datagram, checked one by one.
 ///
-/// [`ChannelError::Class`] costs its own record only and the iteration goes on. After any other error nothing behind it can be found, and the iteration ends.
+/// [`ChannelError::Class`] costs its own record only and the iteration goes on. After any other
+/// error nothing behind it can be found, and the iteration ends.
 #[derive(Clone, Debug)]
 pub struct Records<'a> {
     /// What was not read yet.
@@ -291,41 +292,15 @@ impl<'a> Iterator for Records<'a> {
         let Some((raw, body)) = self.bytes.split_first_chunk::<RECORD_HEADER_LEN>() else {
             return self.end(ChannelError::RecordTruncated(self.bytes.len()));
         };
-        let [
-            c0,
-            c1,
-            c2,
-            c3,
-            c4,
-            c5,
-            c6,
-            c7,
-            s0,
-            s1,
-            s2,
-            s3,
-            l0,
-            l1,
-            l2,
-            l3,
-            i0,
-            i1,
-            i2,
-            i3,
-            t0,
-            t1,
-            class,
-            epoch,
-        ] = *raw;
-        let known_class = TrafficClass::new(class);
+        let class = TrafficClass::new(raw[22]);
         let header = RecordHeader {
-            channel: u64::from_le_bytes([c0, c1, c2, c3, c4, c5, c6, c7]),
-            sequence: u32::from_le_bytes([s0, s1, s2, s3]),
-            message_length: u32::from_le_bytes([l0, l1, l2, l3]),
-            fragment_index: u32::from_le_bytes([i0, i1, i2, i3]),
-            fragment_stride: u16::from_le_bytes([t0, t1]),
-            class: known_class.unwrap_or_default(),
-            epoch,
+            channel: u64::from_le_bytes(field(raw, 0)),
+            sequence: u32::from_le_bytes(field(raw, 8)),
+            message_length: u32::from_le_bytes(field(raw, 12)),
+            fragment_index: u32::from_le_bytes(field(raw, 16)),
+            fragment_stride: u16::from_le_bytes(field(raw, 20)),
+            class: class.unwrap_or_default(),
+            epoch: raw[23],
         };
         if let Err(error) = header.check() {
             return self.end(error);
@@ -340,11 +315,17 @@ impl<'a> Iterator for Records<'a> {
         // header, whose absence the next call reports.
         let padding = payload.len().next_multiple_of(RECORD_ALIGNMENT) - payload.len();
         self.bytes = rest.get(padding..).unwrap_or_default();
-        if known_class.is_none() {
-            return Some(Err(ChannelError::Class(class)));
-        }
-        Some(Ok(Record { header, payload }))
+        Some(match class {
+            Some(_) => Ok(Record { header, payload }),
+            None => Err(ChannelError::Class(raw[22])),
+        })
     }
+}
+
+/// The `N` bytes of a header that start at `at`.
+#[inline]
+fn field<const N: usize, const H: usize>(header: &[u8; H], at: usize) -> [u8; N] {
+    std::array::from_fn(|byte| header[at + byte])
 }
 
 /// Builds a datagram of messages, record by record, in a buffer that it does not hold: the state

@@ -13,8 +13,8 @@ use takt_wire::channel::{
 const KNOWN: [u8; 72] = [
     // version, kind, two records, sender, send time
     1, 0, 2, 0,  0xef, 0xbe, 0xad, 0xde,  0x15, 0xcd, 0x5b, 0x07, 0, 0, 0, 0,
-    // channel, sequence, message length, index, stride, class, flags
-    8, 7, 6, 5, 4, 3, 2, 1,  9, 0, 0, 0x80,  5, 0, 0, 0,  1, 0, 0, 0,  3, 0,  7,  0,
+    // channel, sequence, message length, index, stride, class, epoch
+    8, 7, 6, 5, 4, 3, 2, 1,  9, 0, 0, 0x80,  5, 0, 0, 0,  1, 0, 0, 0,  3, 0,  7,  0xe0,
     // two bytes of payload, six of padding
     b'l', b'o', 0, 0, 0, 0, 0, 0,
     42, 0, 0, 0, 0, 0, 0, 0,  1, 0, 0, 0,  0, 0, 0, 0,  0, 0, 0, 0,  0, 0,  0,  0,
@@ -33,7 +33,7 @@ fn known_headers() -> [RecordHeader; 2] {
             fragment_index: 1,
             fragment_stride: 3,
             class: class(7),
-            epoch: 0,
+            epoch: 0xe0,
         },
         whole(42, 1, 0),
     ]
