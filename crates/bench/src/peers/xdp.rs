@@ -8,7 +8,7 @@ use std::io;
 use std::net::Ipv4Addr;
 use std::os::fd::AsFd;
 use std::sync::atomic::AtomicBool;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use takt_lab::Host;
 
@@ -29,6 +29,8 @@ const HEADERS: usize = 14 + 20 + 8;
 const MOST_PAYLOAD: usize = 1500 - 20 - 8;
 /// How many empty polls pass between two looks at the clock.
 const POLLS_PER_LOOK: u32 = 4096;
+/// How long a queue may stay busy after its last socket was closed.
+const QUEUE_PATIENCE: Duration = Duration::from_secs(5);
 /// The first half of the frames is for receiving, the second for sending.
 const FIRST_TO_SEND: u32 = FRAMES / 2;
 
@@ -108,7 +110,7 @@ impl Side {
             "attach an XDP program in {}",
             host.namespace()
         )))?;
-        let mut socket = Socket::open(index, QUEUE).map_err(PeerError::io(format!(
+        let mut socket = open_once_free(index, QUEUE).map_err(PeerError::io(format!(
             "open an AF_XDP socket in {}",
             host.namespace()
         )))?;
@@ -125,6 +127,23 @@ impl Side {
             socket,
             _program: program,
         })
+    }
+}
+
+/// Opens a socket on `queue`. The kernel lets go of a queue only some time after its last socket was
+/// closed, so one that is busy is tried again for a while.
+fn open_once_free(index: u32, queue: u32) -> io::Result<Socket> {
+    let start = Instant::now();
+    loop {
+        match Socket::open(index, queue) {
+            Err(error)
+                if error.kind() == io::ErrorKind::ResourceBusy
+                    && start.elapsed() < QUEUE_PATIENCE =>
+            {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            result => return result,
+        }
     }
 }
 
