@@ -15,9 +15,11 @@
 mod monitor;
 mod netlink;
 
-pub use monitor::{Destination, Interface, NextHops};
+pub use monitor::{Destination, Generations, Interface, NextHops};
 
 use std::net::IpAddr;
+
+use takt_wire::ethernet::MacAddress;
 
 /// How frames reach a destination, as the kernel's tables say now.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,9 +29,9 @@ pub struct NextHop {
     /// The VLAN identifier (IEEE 802.1Q) when the route leaves by a VLAN interface on [`ifindex`](Self::ifindex).
     pub vlan: Option<u16>,
     /// The MAC address of the route's interface.
-    pub src_mac: [u8; 6],
+    pub src_mac: MacAddress,
     /// The MAC address of the gateway or, on the link, of the destination; `None` until it is resolved.
-    pub dst_mac: Option<[u8; 6]>,
+    pub dst_mac: Option<MacAddress>,
     /// The source address that the kernel would choose.
     pub src_ip: IpAddr,
     /// Largest IP packet in bytes: the interface's MTU or the route's where that is smaller.
@@ -43,8 +45,8 @@ pub struct NextHop {
 pub struct InterfaceState {
     /// Its name.
     pub name: String,
-    /// Its MAC address.
-    pub mac: [u8; 6],
+    /// Its MAC address; `None` when it is not an Ethernet interface.
+    pub mac: Option<MacAddress>,
     /// Largest IP packet in bytes.
     pub mtu: u32,
     /// It is administratively up and has a carrier.

@@ -41,8 +41,8 @@ pub struct NextHops {
 struct Shared {
     commands: Sender<Command>,
     wake: OwnedFd,
-    /// Raised after each publication. The Release add pairs with the Acquire load in [`NextHops::generation`].
-    generation: Arc<AtomicU64>,
+    /// Raised after each publication. The Release add pairs with the Acquire load in [`Generations::current`].
+    generation: Generations,
 }
 
 /// A destination that the monitor follows until this is dropped.
@@ -64,6 +64,19 @@ pub struct Interface {
 struct Slot<T> {
     id: u64,
     now: ArcSwapOption<T>,
+}
+
+/// Tells whether something has changed; see [`NextHops::generation`].
+#[derive(Clone, Debug)]
+pub struct Generations(Arc<AtomicU64>);
+
+impl Generations {
+    /// The present generation.
+    #[inline]
+    pub fn current(&self) -> u64 {
+        // Pairs with the Release add in `Monitor::publish`: who sees the number sees what was stored before it.
+        self.0.load(Ordering::Acquire)
+    }
 }
 
 /// What is asked about a destination.
@@ -119,17 +132,21 @@ impl NextHops {
             shared: Arc::new(Shared {
                 commands,
                 wake,
-                generation,
+                generation: Generations(generation),
             }),
             thread: Some(thread),
         })
     }
 
+    /// A handle on [`generation`](Self::generation) for hot paths.
+    pub fn generations(&self) -> Generations {
+        self.shared.generation.clone()
+    }
+
     /// A number that changes after every change of any watched destination or interface: look at them again
     /// when it differs from the one seen last. One load, for every batch.
     pub fn generation(&self) -> u64 {
-        // Pairs with the Release add in `Monitor::publish`: who sees the number sees what was stored before it.
-        self.shared.generation.load(Ordering::Acquire)
+        self.shared.generation.current()
     }
 
     /// Follows the way to `destination`, from `source` where that is given, by the interface `scope` where that
@@ -496,7 +513,7 @@ impl Monitor {
         }
         tracing::debug!(?value, "published");
         slot.now.store(value.map(Arc::new));
-        // Pairs with the Acquire load in `NextHops::generation`.
+        // Pairs with the Acquire load in `Generations::current`.
         self.generation.fetch_add(1, Ordering::Release);
     }
 }
@@ -515,7 +532,7 @@ fn interface_state(
     };
     Some(InterfaceState {
         name: link.name.clone(),
-        mac: link.mac.unwrap_or_default(),
+        mac: link.mac,
         mtu: link.mtu,
         up: link.up,
         addresses: addresses

@@ -25,6 +25,7 @@ use netlink_packet_route::route::{
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use netlink_sys::protocols::NETLINK_ROUTE;
 use netlink_sys::{Socket, SocketAddr as NetlinkAddr};
+use takt_wire::ethernet::MacAddress;
 
 /// Multicast groups of `linux/rtnetlink.h` whose events may change a next hop.
 const GROUPS: [u32; 9] = [
@@ -62,7 +63,7 @@ pub(super) struct Link {
     pub(super) ifindex: u32,
     pub(super) name: String,
     /// `None`: not an Ethernet interface.
-    pub(super) mac: Option<[u8; 6]>,
+    pub(super) mac: Option<MacAddress>,
     pub(super) mtu: u32,
     pub(super) up: bool,
     /// For a VLAN interface: the interface below and the VLAN identifier.
@@ -72,7 +73,7 @@ pub(super) struct Link {
 /// A neighbour table entry.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Neighbour {
-    pub(super) mac: [u8; 6],
+    pub(super) mac: MacAddress,
     /// The kernel has not seen it confirmed lately and will forget it unless it is used.
     pub(super) stale: bool,
 }
@@ -463,7 +464,7 @@ fn read_link(message: &RouteNetlinkMessage) -> Option<Link> {
             LinkAttribute::Address(mac)
                 if message.header.link_layer_type == LinkLayerType::Ether =>
             {
-                link.mac = mac.as_slice().try_into().ok();
+                link.mac = read_mac(mac);
             }
             LinkAttribute::Mtu(mtu) => link.mtu = *mtu,
             LinkAttribute::Link(ifindex) => below = Some(*ifindex),
@@ -538,9 +539,13 @@ fn read_neighbour(entry: &NeighbourMessage) -> Option<Neighbour> {
         .iter()
         .find_map(|attribute| match attribute {
             NeighbourAttribute::LinkLayerAddress(mac) => Some(Neighbour {
-                mac: mac.as_slice().try_into().ok()?,
+                mac: read_mac(mac)?,
                 stale,
             }),
             _ => None,
         })
+}
+
+fn read_mac(bytes: &[u8]) -> Option<MacAddress> {
+    bytes.try_into().ok().map(MacAddress)
 }

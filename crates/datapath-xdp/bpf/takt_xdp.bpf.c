@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Hands UDP datagrams for Takt's ports to AF_XDP sockets and leaves everything else to the kernel.
+ *
+ * Not a firewall and not a parser of record: user space checks every frame again (length, checksum,
+ * address). Fragments, IPv6 extension headers and more than two VLAN tags go to the kernel.
+ */
+#include <linux/bpf.h>
+#include <linux/if_ether.h>
+#include <linux/in.h>
+#include <linux/ip.h>
+#include <linux/ipv6.h>
+#include <linux/udp.h>
+#include <stdbool.h>
+
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+
+#define IP_MORE_FRAGMENTS 0x2000
+#define IP_FRAGMENT_OFFSET 0x1fff
+#define MOST_VLAN_TAGS 2
+
+struct vlan_tag {
+	__be16 control;
+	__be16 encapsulated;
+};
+
+/* UDP ports of Takt, network byte order; the value is not used. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 1024);
+	__type(key, __be16);
+	__type(value, __u8);
+} takt_ports SEC(".maps");
+
+/* The socket of each receive queue; user space sets the size to the number of queues. */
+struct {
+	__uint(type, BPF_MAP_TYPE_XSKMAP);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u32);
+} takt_sockets SEC(".maps");
+
+/* Frames handed to a socket (0) and passed to the kernel (1). */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 2);
+	__type(key, __u32);
+	__type(value, __u64);
+} takt_counters SEC(".maps");
+
+static __always_inline void count(__u32 which)
+{
+	__u64 *counter = bpf_map_lookup_elem(&takt_counters, &which);
+
+	if (counter)
+		*counter += 1;
+}
+
+/* The UDP destination port of the frame; false when it is not a whole UDP datagram in plain IP. */
+static __always_inline bool destination_port(struct xdp_md *ctx, __be16 *port)
+{
+	void *data = (void *)(long)ctx->data;
+	void *end = (void *)(long)ctx->data_end;
+	struct ethhdr *eth = data;
+	struct udphdr *udp;
+	void *next = eth + 1;
+	__be16 protocol;
+
+	if (next > end)
+		return false;
+	protocol = eth->h_proto;
+
+#pragma unroll
+	for (int i = 0; i < MOST_VLAN_TAGS; i++) {
+		struct vlan_tag *tag = next;
+
+		if (protocol != bpf_htons(ETH_P_8021Q) && protocol != bpf_htons(ETH_P_8021AD))
+			break;
+		next = tag + 1;
+		if (next > end)
+			return false;
+		protocol = tag->encapsulated;
+	}
+
+	if (protocol == bpf_htons(ETH_P_IP)) {
+		struct iphdr *ip = next;
+
+		if ((void *)(ip + 1) > end)
+			return false;
+		if (ip->ihl < 5 || ip->protocol != IPPROTO_UDP)
+			return false;
+		if (ip->frag_off & bpf_htons(IP_MORE_FRAGMENTS | IP_FRAGMENT_OFFSET))
+			return false;
+		udp = next + ip->ihl * 4;
+	} else if (protocol == bpf_htons(ETH_P_IPV6)) {
+		struct ipv6hdr *ip = next;
+
+		if ((void *)(ip + 1) > end)
+			return false;
+		if (ip->nexthdr != IPPROTO_UDP)
+			return false;
+		udp = (void *)(ip + 1);
+	} else {
+		return false;
+	}
+
+	if ((void *)(udp + 1) > end)
+		return false;
+	*port = udp->dest;
+	return true;
+}
+
+SEC("xdp.frags")
+int takt_xdp(struct xdp_md *ctx)
+{
+	__be16 port;
+
+	if (destination_port(ctx, &port) && bpf_map_lookup_elem(&takt_ports, &port)) {
+		/* A queue without a socket answers with the last argument. */
+		int action = bpf_redirect_map(&takt_sockets, ctx->rx_queue_index, XDP_PASS);
+
+		count(action != XDP_REDIRECT);
+		return action;
+	}
+	count(1);
+	return XDP_PASS;
+}
+
+char LICENSE[] SEC("license") = "Apache-2.0";

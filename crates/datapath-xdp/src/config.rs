@@ -1,0 +1,115 @@
+//! What an operator may choose, with defaults and limits.
+
+use std::ops::Range;
+
+use takt_datapath::OpenError;
+
+use crate::program::Mode;
+use crate::socket::BusyPoll;
+
+/// Whether frames move between user space and the device without a copy.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ZeroCopy {
+    /// Where the driver can.
+    #[default]
+    Auto,
+    /// Or not at all.
+    Required,
+    /// Never, even where the driver could.
+    Never,
+}
+
+/// The set-up of a datapath. [`XdpConfig::new`] has the defaults.
+#[derive(Clone, Debug)]
+pub struct XdpConfig {
+    /// Name of the interface, in the network namespace that [`crate::XdpDatapath::probe`] is called in.
+    pub interface: String,
+    /// Receive queues to serve; all of them where `None`. Steer the traffic there in that case (`ethtool -N`):
+    /// what arrives on other queues goes to the kernel.
+    pub queues: Option<Range<u32>>,
+    /// Where the program runs.
+    pub mode: Mode,
+    /// Whether to share memory with the device.
+    pub zero_copy: ZeroCopy,
+    /// Entries of each receive ring, a power of two.
+    pub rx_ring: u32,
+    /// Chunks of 4 KiB for received frames, for each queue.
+    pub rx_frames: u32,
+    /// Frames that a port can have reserved or under way; each takes as many chunks of 4 KiB as the
+    /// interface's MTU demands.
+    pub tx_frames: u32,
+    /// Peers that a port can have at a time.
+    pub peers: u16,
+    /// Compute UDP checksums when sending and verify them when receiving. IPv6 has them in any case.
+    pub checksum: bool,
+    /// Have the lanes drive the device; costs a system call for each poll.
+    pub busy_poll: Option<BusyPoll>,
+}
+
+impl XdpConfig {
+    /// The defaults for `interface`: all queues, the fastest modes to be had, checksums, no busy polling.
+    pub fn new(interface: impl Into<String>) -> Self {
+        Self {
+            interface: interface.into(),
+            queues: None,
+            mode: Mode::Auto,
+            zero_copy: ZeroCopy::Auto,
+            rx_ring: 2048,
+            rx_frames: 2048,
+            tx_frames: 1024,
+            peers: 4096,
+            checksum: true,
+            busy_poll: None,
+        }
+    }
+
+    /// Checks what needs no interface.
+    pub(crate) fn check(&self) -> Result<(), OpenError> {
+        let refuse = |what: String| Err(OpenError::Unavailable(what));
+        if !self.rx_ring.is_power_of_two() || self.rx_ring > MOST_FRAMES {
+            return refuse(format!(
+                "a receive ring of {} entries: choose a power of two up to {MOST_FRAMES}",
+                self.rx_ring
+            ));
+        }
+        for (what, frames) in [("rx_frames", self.rx_frames), ("tx_frames", self.tx_frames)] {
+            if frames == 0 || frames > MOST_FRAMES {
+                return refuse(format!("{what} of {frames}: choose 1 to {MOST_FRAMES}"));
+            }
+        }
+        if self.queues.as_ref().is_some_and(Range::is_empty) {
+            return refuse(format!(
+                "no queue in the range {:?}: name at least one",
+                self.queues
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// Limit of rings and frame counts: 256 MiB of chunks.
+const MOST_FRAMES: u32 = 1 << 16;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_defaults_are_within_the_limits() {
+        assert!(XdpConfig::new("eth0").check().is_ok());
+    }
+
+    #[test]
+    fn sizes_out_of_range_are_refused_with_the_value_at_fault() {
+        let refused = |change: fn(&mut XdpConfig), value: &str| {
+            let mut config = XdpConfig::new("eth0");
+            change(&mut config);
+            let message = config.check().expect_err("must be refused").to_string();
+            assert!(message.contains(value), "{message}");
+        };
+        refused(|config| config.rx_ring = 1000, "1000");
+        refused(|config| config.rx_frames = 0, "rx_frames of 0");
+        refused(|config| config.tx_frames = 1 << 20, "1048576");
+        refused(|config| config.queues = Some(3..3), "3..3");
+    }
+}

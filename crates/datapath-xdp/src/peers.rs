@@ -1,0 +1,252 @@
+//! The peers of a port with the headers that reach them.
+//!
+//! A handle is the index of a peer and the generation of that place, so that a handle of a peer that is gone
+//! names nobody. Headers are rebuilt when the next hop has changed, never while a frame is written.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, SocketAddr};
+
+use takt_datapath::stack::{Destination, NextHop, NextHops};
+use takt_datapath::{ConnectError, PeerHandle};
+use takt_time::TrafficClass;
+use takt_wire::frame::{UdpFlow, UdpHeaderTemplate};
+use takt_wire::ip::Dscp;
+use takt_wire::vlan::VlanTag;
+
+/// Hops that a packet may take: the kernel's own default.
+const HOP_LIMIT: u8 = 64;
+
+/// IPv4 or IPv6 header, and UDP header (RFC 791 section 3.1, RFC 8200 section 3, RFC 768).
+const V4_HEADERS: usize = 20 + 8;
+const V6_HEADERS: usize = 40 + 8;
+
+/// Longest UDP payload over either (16-bit lengths, that of IPv4 including its header).
+const LONGEST_V4: usize = 65_507;
+const LONGEST_V6: usize = 65_527;
+
+/// Headers of each traffic class.
+type Templates = [UdpHeaderTemplate; TrafficClass::COUNT];
+
+/// A peer as sending sees it.
+#[derive(Debug)]
+pub(crate) struct Peer {
+    remote: SocketAddr,
+    destination: Destination,
+    /// `None` while there is no resolved next hop on our interface.
+    templates: Option<Templates>,
+    max_payload: usize,
+}
+
+#[derive(Debug, Default)]
+struct Place {
+    generation: u16,
+    peer: Option<Peer>,
+}
+
+/// What all peers of a port have in common.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Origin {
+    /// The port's interface.
+    pub(crate) ifindex: u32,
+    /// The address to send from; unspecified: as the route says.
+    pub(crate) bind: SocketAddr,
+    /// Longest payload that a frame has room for.
+    pub(crate) frame_capacity: usize,
+    /// Most peers.
+    pub(crate) limit: u16,
+}
+
+/// All peers of a port.
+#[derive(Debug)]
+pub(crate) struct Peers {
+    origin: Origin,
+    places: Vec<Place>,
+    unused: Vec<u16>,
+    by_address: HashMap<SocketAddr, PeerHandle>,
+}
+
+impl Peer {
+    /// The headers for frames of `class`, `None` while the next hop is not resolved.
+    #[inline]
+    pub(crate) fn headers(&self, class: TrafficClass) -> Option<&UdpHeaderTemplate> {
+        self.templates.as_ref()?.get(usize::from(class.number()))
+    }
+
+    /// Whether frames can leave now.
+    #[inline]
+    pub(crate) fn is_resolved(&self) -> bool {
+        self.templates.is_some()
+    }
+
+    /// Longest payload after the route's MTU.
+    #[inline]
+    pub(crate) fn max_payload(&self) -> usize {
+        self.max_payload
+    }
+
+    fn refresh(&mut self, origin: &Origin) {
+        let next_hop = self
+            .destination
+            .next_hop()
+            .filter(|next_hop| next_hop.ifindex == origin.ifindex);
+        if let Some(next_hop) = &next_hop {
+            self.max_payload = max_payload(next_hop, self.remote.ip()).min(origin.frame_capacity);
+        }
+        self.templates = next_hop.and_then(|next_hop| templates(&next_hop, origin, self.remote));
+    }
+}
+
+impl Peers {
+    pub(crate) fn new(origin: Origin) -> Self {
+        Self {
+            origin,
+            places: Vec::new(),
+            unused: Vec::new(),
+            by_address: HashMap::new(),
+        }
+    }
+
+    #[inline]
+    pub(crate) fn get(&self, handle: PeerHandle) -> Option<&Peer> {
+        let place = self.places.get((handle.0 & 0xffff) as usize)?;
+        if u32::from(place.generation) != handle.0 >> 16 {
+            return None;
+        }
+        place.peer.as_ref()
+    }
+
+    pub(crate) fn connect(
+        &mut self,
+        next_hops: &NextHops,
+        remote: SocketAddr,
+    ) -> Result<PeerHandle, ConnectError> {
+        if let Some(handle) = self.by_address.get(&remote) {
+            return Ok(*handle);
+        }
+        // A mapped address would leave by IPv4, which an IPv6 port does not serve.
+        if remote.is_ipv4() != self.origin.bind.is_ipv4()
+            || remote.ip().to_canonical().is_ipv4() != remote.is_ipv4()
+        {
+            return Err(ConnectError::AddressFamily {
+                peer: remote,
+                local: self.origin.bind,
+            });
+        }
+        let system = |source| ConnectError::System {
+            peer: remote,
+            source,
+        };
+        if remote.port() == 0 {
+            return Err(system(std::io::Error::new(
+                std::io::ErrorKind::InvalidInput,
+                "port 0 addresses nobody",
+            )));
+        }
+        if self.by_address.len() >= usize::from(self.origin.limit) {
+            return Err(ConnectError::TooManyPeers(usize::from(self.origin.limit)));
+        }
+        let source = Some(self.origin.bind.ip()).filter(|address| !address.is_unspecified());
+        let destination = next_hops
+            .watch(remote.ip(), source, scope(remote, self.origin.ifindex))
+            .map_err(|error| system(std::io::Error::other(error)))?;
+        if destination
+            .next_hop()
+            .is_none_or(|next_hop| next_hop.ifindex != self.origin.ifindex)
+        {
+            return Err(ConnectError::NoRoute(remote));
+        }
+        let mut peer = Peer {
+            remote,
+            destination,
+            templates: None,
+            max_payload: 0,
+        };
+        peer.refresh(&self.origin);
+        let index = self.unused.pop().unwrap_or_else(|| {
+            self.places.push(Place::default());
+            // The limit above keeps the number of places within 16 bits.
+            (self.places.len() - 1) as u16
+        });
+        let place = &mut self.places[usize::from(index)];
+        place.peer = Some(peer);
+        let handle = PeerHandle(u32::from(place.generation) << 16 | u32::from(index));
+        self.by_address.insert(remote, handle);
+        Ok(handle)
+    }
+
+    pub(crate) fn disconnect(&mut self, handle: PeerHandle) {
+        if self.get(handle).is_none() {
+            return;
+        }
+        let index = (handle.0 & 0xffff) as u16;
+        let place = &mut self.places[usize::from(index)];
+        if let Some(peer) = place.peer.take() {
+            self.by_address.remove(&peer.remote);
+        }
+        place.generation = place.generation.wrapping_add(1);
+        self.unused.push(index);
+    }
+
+    /// Takes over what has changed on the way to the peers.
+    pub(crate) fn refresh(&mut self) {
+        for peer in self
+            .places
+            .iter_mut()
+            .filter_map(|place| place.peer.as_mut())
+        {
+            peer.refresh(&self.origin);
+        }
+    }
+}
+
+/// Link-local addresses mean something on their link only: ours, where none is named.
+fn scope(remote: SocketAddr, ifindex: u32) -> u32 {
+    match remote {
+        SocketAddr::V6(address) if address.scope_id() != 0 => address.scope_id(),
+        SocketAddr::V6(address) if address.ip().is_unicast_link_local() => ifindex,
+        _ => 0,
+    }
+}
+
+fn max_payload(next_hop: &NextHop, destination: IpAddr) -> usize {
+    let mtu = next_hop.mtu as usize;
+    match destination {
+        IpAddr::V4(_) => mtu.saturating_sub(V4_HEADERS).min(LONGEST_V4),
+        IpAddr::V6(_) => mtu.saturating_sub(V6_HEADERS).min(LONGEST_V6),
+    }
+}
+
+/// The headers of all classes. A class is marked as the priority code point of the VLAN tag, where there is one
+/// (IEEE 802.1Q-2022, clause 6.9.3), and as class selector code point (RFC 2474, section 4.2.2).
+fn templates(next_hop: &NextHop, origin: &Origin, remote: SocketAddr) -> Option<Templates> {
+    if !next_hop.up {
+        return None;
+    }
+    let source = if origin.bind.ip().is_unspecified() {
+        next_hop.src_ip
+    } else {
+        origin.bind.ip()
+    };
+    let mut flow = UdpFlow {
+        src_mac: next_hop.src_mac,
+        dst_mac: next_hop.dst_mac?,
+        vlan: None,
+        src: SocketAddr::new(source, origin.bind.port()),
+        dst: remote,
+        dscp: Dscp::BEST_EFFORT,
+        hop_limit: HOP_LIMIT,
+    };
+    let mut of_class = |class: u8| {
+        flow.dscp = Dscp::new(class << 3)?;
+        flow.vlan = match next_hop.vlan {
+            None => None,
+            Some(id) => Some(VlanTag::new(id, class, false)?),
+        };
+        UdpHeaderTemplate::new(&flow).ok()
+    };
+    let mut templates = [of_class(0)?; TrafficClass::COUNT];
+    for (class, template) in (0..).zip(&mut templates) {
+        *template = of_class(class)?;
+    }
+    Some(templates)
+}

@@ -1,0 +1,380 @@
+//! A lane's port: its receive queues, its sending half and its peers.
+//!
+//! The first of the port's queues sends; every one of them receives. Reserving and receiving look once for each
+//! call whether anything has changed in the routing tables, and only then take the slow path.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::sync::Arc;
+
+use takt_datapath::stack::{Generations, Interface, NextHops};
+use takt_datapath::{
+    ConnectError, Datagram, Frame, OpenError, PeerHandle, Port, PortCounters, PortRequest,
+    ReserveError,
+};
+use takt_time::{TaiTime, TrafficClass};
+
+use crate::XdpDatapath;
+use crate::peers::{Origin, Peers};
+use crate::program::Claim;
+use crate::receive::{Filter, Queue};
+use crate::socket::{Socket, SocketError, SocketOptions};
+use crate::transmit::{self, Transmit};
+
+/// A port on AF_XDP sockets.
+#[derive(Debug)]
+pub(crate) struct XdpPort {
+    /// Given back first: the program stops redirecting before the sockets close.
+    _claim: Claim,
+    queues: Vec<Queue>,
+    transmit: Transmit,
+    peers: Peers,
+    filter: Filter,
+    counters: PortCounters,
+    local: SocketAddr,
+    /// The address asked for: unspecified accepts every address of the interface.
+    bind: IpAddr,
+    interface: Interface,
+    generations: Generations,
+    seen: u64,
+    /// Queue to look at first next time.
+    turn: usize,
+    busy_poll: bool,
+    /// All sockets in one, where there are several.
+    epoll: Option<OwnedFd>,
+    next_hops: Arc<NextHops>,
+}
+
+impl XdpPort {
+    pub(crate) fn open(datapath: &XdpDatapath, request: &PortRequest) -> Result<Self, OpenError> {
+        let (config, device) = (&datapath.config, &datapath.device);
+        let numbers = datapath.queues_of(request)?;
+        let next_hops = Arc::clone(&datapath.next_hops);
+        let interface =
+            next_hops
+                .watch_interface(device.ifindex)
+                .map_err(|error| OpenError::System {
+                    action: format!("cannot follow {}", device.name),
+                    source: io::Error::other(error),
+                })?;
+        // Read before the state: what changes in between is seen as a change.
+        let generations = next_hops.generations();
+        let seen = generations.current();
+        let state = interface.state().ok_or_else(|| {
+            OpenError::Unavailable(format!(
+                "{} has been removed since it was probed",
+                device.name
+            ))
+        })?;
+        let address = local_address(request.bind, &state.addresses, &device.name)?;
+
+        let mut claim = datapath.attachment.claim(&numbers).map_err(|queue| {
+            if Claim::is_reserved(&datapath.attachment, request.bind) {
+                return OpenError::Bind {
+                    address: request.bind,
+                    source: io::Error::from_raw_os_error(libc::EADDRINUSE),
+                };
+            }
+            OpenError::Unavailable(format!(
+                "queue {queue} of {} is held by another port of this process: a lane can have one port here",
+                device.name
+            ))
+        })?;
+        let chunks = transmit::chunks_per_frame(state.mtu);
+        let mut queues = Vec::with_capacity(numbers.len());
+        for (position, number) in numbers.iter().enumerate() {
+            let options = SocketOptions {
+                ifindex: device.ifindex,
+                queue: *number,
+                rx_ring: config.rx_ring,
+                rx_chunks: config.rx_frames,
+                tx_chunks: if position == 0 {
+                    config.tx_frames * chunks
+                } else {
+                    0
+                },
+                zero_copy: datapath.traits.zero_copy,
+                multi_buffer: datapath.traits.multi_buffer,
+                busy_poll: config.busy_poll,
+            };
+            let socket = Socket::open(&options).map_err(|error| {
+                open_error(error, &format!("queue {number} of {}", device.name))
+            })?;
+            queues.push(Queue::new(socket, config.busy_poll.is_some()));
+        }
+        let epoll = match queues.as_slice() {
+            [_] => None,
+            several => Some(gather(several).map_err(|source| OpenError::System {
+                action: "cannot gather the sockets in an epoll descriptor".into(),
+                source,
+            })?),
+        };
+        let bound = claim.reserve(request.bind)?;
+        for (number, queue) in numbers.iter().zip(&queues) {
+            claim
+                .steer(*number, &queue.socket)
+                .map_err(|source| OpenError::System {
+                    action: format!(
+                        "cannot enter the socket of queue {number} into the XDP program's map"
+                    ),
+                    source,
+                })?;
+        }
+        let origin = Origin {
+            ifindex: device.ifindex,
+            bind: bound,
+            frame_capacity: transmit::frame_capacity(chunks),
+            limit: config.peers,
+        };
+        let filter = Filter {
+            addresses: accepted(request.bind.ip(), &state.addresses),
+            verify: config.checksum,
+            unfinished_checksums: datapath.unfinished_checksums(),
+            ifindex: device.ifindex,
+        };
+        Ok(Self {
+            _claim: claim,
+            queues,
+            transmit: Transmit::new(config.tx_frames, chunks, config.checksum),
+            peers: Peers::new(origin),
+            filter,
+            counters: PortCounters::default(),
+            local: SocketAddr::new(address, bound.port()),
+            bind: request.bind.ip(),
+            interface,
+            generations,
+            seen,
+            turn: 0,
+            busy_poll: config.busy_poll.is_some(),
+            epoll,
+            next_hops,
+        })
+    }
+
+    /// Takes over changes of routes, neighbours and addresses.
+    #[inline]
+    fn follow(&mut self) {
+        let now = self.generations.current();
+        if now != self.seen {
+            self.refresh(now);
+        }
+    }
+
+    #[cold]
+    fn refresh(&mut self, generation: u64) {
+        self.seen = generation;
+        self.peers.refresh();
+        // An interface that is gone keeps its last addresses: nothing arrives any more.
+        if let Some(state) = self.interface.state() {
+            self.filter.addresses = accepted(self.bind, &state.addresses);
+        }
+    }
+}
+
+impl Port for XdpPort {
+    fn local(&self) -> SocketAddr {
+        self.local
+    }
+
+    fn connect(&mut self, remote: SocketAddr) -> Result<PeerHandle, ConnectError> {
+        self.peers.connect(&self.next_hops, remote)
+    }
+
+    fn disconnect(&mut self, peer: PeerHandle) {
+        self.peers.disconnect(peer);
+    }
+
+    fn max_payload(&self, peer: PeerHandle) -> usize {
+        self.peers.get(peer).map_or(0, |peer| peer.max_payload())
+    }
+
+    #[inline]
+    fn reserve(&mut self, peer: PeerHandle) -> Result<Frame, ReserveError> {
+        self.follow();
+        let known = self.peers.get(peer).ok_or(ReserveError::UnknownPeer)?;
+        if !known.is_resolved() {
+            return Err(ReserveError::Unresolved);
+        }
+        let sender = &mut self.queues[0].socket;
+        self.transmit
+            .reserve(sender, peer, known.max_payload())
+            .ok_or(ReserveError::WouldBlock)
+    }
+
+    #[inline]
+    fn payload(&mut self, frame: &Frame) -> &mut [u8] {
+        self.transmit.payload(&mut self.queues[0].socket, frame)
+    }
+
+    #[inline]
+    fn commit(
+        &mut self,
+        frame: Frame,
+        len: usize,
+        class: TrafficClass,
+        _launch_time: Option<TaiTime>,
+    ) {
+        let headers = self
+            .transmit
+            .peer(&frame)
+            .and_then(|peer| self.peers.get(peer))
+            .and_then(|peer| peer.headers(class));
+        let queued = match headers {
+            Some(headers) => self
+                .transmit
+                .commit(&mut self.queues[0].socket, frame, headers, len),
+            // The next hop or the peer has gone since the frame was reserved.
+            None => {
+                self.transmit.cancel(frame);
+                false
+            }
+        };
+        self.counters.tx_errors += u64::from(!queued);
+    }
+
+    fn cancel(&mut self, frame: Frame) {
+        self.transmit.cancel(frame);
+    }
+
+    #[inline]
+    fn flush(&mut self) -> bool {
+        self.transmit
+            .flush(&mut self.queues[0].socket, &mut self.counters)
+    }
+
+    #[inline]
+    fn receive(&mut self, budget: usize, deliver: &mut dyn FnMut(Datagram<'_>)) -> usize {
+        self.follow();
+        if let [only] = self.queues.as_mut_slice() {
+            return only.receive(budget, &self.filter, &mut self.counters, deliver);
+        }
+        let mut delivered = 0;
+        let (later, first) = self.queues.split_at_mut(self.turn);
+        for queue in first.iter_mut().chain(later) {
+            delivered += queue.receive(
+                budget - delivered,
+                &self.filter,
+                &mut self.counters,
+                deliver,
+            );
+        }
+        self.turn = (self.turn + 1) % self.queues.len();
+        delivered
+    }
+
+    fn receive_costs_syscall(&self) -> bool {
+        self.busy_poll
+    }
+
+    fn wait_fd(&self) -> BorrowedFd<'_> {
+        match &self.epoll {
+            Some(epoll) => epoll.as_fd(),
+            None => self.queues[0].socket.as_fd(),
+        }
+    }
+
+    fn counters(&self) -> PortCounters {
+        let mut counters = self.counters;
+        // A socket that cannot tell any more (its interface is gone) has lost nothing since.
+        counters.rx_dropped = self
+            .queues
+            .iter()
+            .filter_map(|queue| queue.socket.statistics().ok())
+            .map(|statistics| statistics.rx_dropped + statistics.rx_ring_full)
+            .sum();
+        counters
+    }
+}
+
+/// The address that `Port::local` tells: the one asked for, or the interface's first where any will do.
+fn local_address(
+    bind: SocketAddr,
+    addresses: &[IpAddr],
+    interface: &str,
+) -> Result<IpAddr, OpenError> {
+    let wanted = bind.ip();
+    if !wanted.is_unspecified() {
+        if addresses.contains(&wanted) {
+            return Ok(wanted);
+        }
+        return Err(OpenError::Bind {
+            address: bind,
+            source: io::Error::from_raw_os_error(libc::EADDRNOTAVAIL),
+        });
+    }
+    let of_family = |address: &&IpAddr| address.is_ipv4() == wanted.is_ipv4();
+    let global =
+        |address: &&IpAddr| !matches!(address, IpAddr::V6(v6) if v6.is_unicast_link_local());
+    addresses
+        .iter()
+        .filter(of_family)
+        .find(global)
+        .or_else(|| addresses.iter().find(of_family))
+        .copied()
+        .ok_or_else(|| {
+            let family = if wanted.is_ipv4() { "IPv4" } else { "IPv6" };
+            OpenError::Unavailable(format!(
+                "{interface} has no {family} address: `ip address add` one"
+            ))
+        })
+}
+
+/// The destination addresses that a port bound to `bind` accepts.
+fn accepted(bind: IpAddr, addresses: &[IpAddr]) -> Vec<IpAddr> {
+    if !bind.is_unspecified() {
+        return vec![bind];
+    }
+    addresses
+        .iter()
+        .filter(|address| address.is_ipv4() == bind.is_ipv4())
+        .copied()
+        .collect()
+}
+
+/// An epoll descriptor that is readable when one of the sockets is.
+fn gather(queues: &[Queue]) -> io::Result<OwnedFd> {
+    // SAFETY: plain call; a descriptor that is not negative is new and owned by nobody else.
+    let epoll = match unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) } {
+        -1 => return Err(io::Error::last_os_error()),
+        // SAFETY: as above.
+        fd => unsafe { OwnedFd::from_raw_fd(fd) },
+    };
+    for queue in queues {
+        let mut event = libc::epoll_event {
+            events: libc::EPOLLIN as u32,
+            u64: 0,
+        };
+        let socket = queue.socket.as_fd().as_raw_fd();
+        // SAFETY: both descriptors are open and `event` is an event for the length of the call.
+        if unsafe {
+            libc::epoll_ctl(
+                epoll.as_raw_fd(),
+                libc::EPOLL_CTL_ADD,
+                socket,
+                &raw mut event,
+            )
+        } != 0
+        {
+            return Err(io::Error::last_os_error());
+        }
+    }
+    Ok(epoll)
+}
+
+/// What a socket's error means to whoever opens a port.
+pub(crate) fn open_error(error: SocketError, what: &str) -> OpenError {
+    match error.source.raw_os_error() {
+        Some(libc::EPERM) => crate::privilege::refused("create AF_XDP sockets"),
+        Some(libc::EAFNOSUPPORT) => {
+            OpenError::Unavailable("this kernel has no AF_XDP: it needs CONFIG_XDP_SOCKETS".into())
+        }
+        Some(libc::ENOBUFS) if error.action.contains("UMEM") => OpenError::Privilege(
+            "the locked-memory limit is too low for the frames: grant CAP_IPC_LOCK or raise `ulimit -l` \
+             (LimitMEMLOCK= in a systemd unit)"
+                .into(),
+        ),
+        Some(libc::EBUSY) => OpenError::Unavailable(format!("{what} is held by an AF_XDP socket of another program")),
+        _ => OpenError::System { action: format!("cannot {} for {what}", error.action), source: error.source },
+    }
+}

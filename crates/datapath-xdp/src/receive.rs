@@ -1,0 +1,192 @@
+//! The receiving half of a port: frames of one queue, checked and lent to the caller.
+//!
+//! Everything in a frame is hostile. It is read in place: the kernel does not write to a chunk again before it is
+//! back in the fill ring. Frames of several chunks are gathered first.
+
+use std::net::{IpAddr, SocketAddr, SocketAddrV6};
+
+use takt_datapath::{Datagram, PortCounters};
+use takt_wire::checksum::PartialSum;
+use takt_wire::frame::{FrameError, UdpDatagram, parse_udp_frame};
+use takt_wire::ip::{Addresses, Protocol};
+use takt_wire::udp;
+
+use crate::ring::{CONTINUED, Descriptor};
+use crate::socket::Socket;
+use crate::umem::CHUNK;
+
+/// Longest frame: an IP packet's 16-bit length, IPv6 header, Ethernet header and two tags.
+const LONGEST_FRAME: usize = 65_535 + 40 + 14 + 8;
+
+/// Which datagrams are ours.
+#[derive(Clone, Debug)]
+pub(crate) struct Filter {
+    /// Destination addresses that we accept.
+    pub(crate) addresses: Vec<IpAddr>,
+    /// Verify UDP checksums.
+    pub(crate) verify: bool,
+    /// Senders on this machine leave checksums to a device that there is none of: see [`is_unfinished`].
+    pub(crate) unfinished_checksums: bool,
+    /// The interface, as scope of link-local sources.
+    pub(crate) ifindex: u32,
+}
+
+/// One receive queue.
+#[derive(Debug)]
+pub(crate) struct Queue {
+    pub(crate) socket: Socket,
+    /// A frame of several chunks as far as it has arrived.
+    gathered: Vec<u8>,
+    /// It is too long and is to be dropped.
+    oversized: bool,
+    busy_poll: bool,
+}
+
+impl Queue {
+    pub(crate) fn new(socket: Socket, busy_poll: bool) -> Self {
+        Self {
+            socket,
+            gathered: Vec::with_capacity(LONGEST_FRAME),
+            oversized: false,
+            busy_poll,
+        }
+    }
+
+    /// Delivers up to `budget` datagrams.
+    #[inline]
+    pub(crate) fn receive(
+        &mut self,
+        budget: usize,
+        filter: &Filter,
+        counters: &mut PortCounters,
+        deliver: &mut dyn FnMut(Datagram<'_>),
+    ) -> usize {
+        let available = self
+            .socket
+            .rx
+            .available(u32::try_from(budget).unwrap_or(u32::MAX));
+        if available == 0 {
+            if self.busy_poll || self.socket.fill.needs_wakeup() {
+                self.socket.wake_receive();
+            }
+            return 0;
+        }
+        let before = counters.rx_datagrams;
+        for _ in 0..available {
+            let descriptor = self.socket.rx.pop();
+            if descriptor.options & CONTINUED != 0 || !self.gathered.is_empty() || self.oversized {
+                self.gather(&descriptor, filter, counters, deliver);
+            } else {
+                match self
+                    .socket
+                    .umem
+                    .bytes(descriptor.addr, descriptor.len as usize)
+                {
+                    Some(frame) => hand_over(frame, filter, counters, deliver),
+                    None => counters.rx_invalid += 1,
+                }
+            }
+            self.socket.fill.push(descriptor.addr & !(CHUNK as u64 - 1));
+        }
+        self.socket.rx.release();
+        self.socket.fill.publish();
+        if self.socket.fill.needs_wakeup() {
+            self.socket.wake_receive();
+        }
+        (counters.rx_datagrams - before) as usize
+    }
+
+    /// Adds a chunk to the frame under way and hands it over when it was the last.
+    #[cold]
+    fn gather(
+        &mut self,
+        descriptor: &Descriptor,
+        filter: &Filter,
+        counters: &mut PortCounters,
+        deliver: &mut dyn FnMut(Datagram<'_>),
+    ) {
+        match self
+            .socket
+            .umem
+            .bytes(descriptor.addr, descriptor.len as usize)
+        {
+            Some(part) if !self.oversized && self.gathered.len() + part.len() <= LONGEST_FRAME => {
+                self.gathered.extend_from_slice(part);
+            }
+            _ => self.oversized = true,
+        }
+        if descriptor.options & CONTINUED != 0 {
+            return;
+        }
+        if self.oversized {
+            counters.rx_invalid += 1;
+        } else {
+            hand_over(&self.gathered, filter, counters, deliver);
+        }
+        self.gathered.clear();
+        self.oversized = false;
+    }
+}
+
+/// Checks a frame and delivers its datagram, or counts it.
+#[inline]
+fn hand_over(
+    frame: &[u8],
+    filter: &Filter,
+    counters: &mut PortCounters,
+    deliver: &mut dyn FnMut(Datagram<'_>),
+) {
+    let datagram = match parse_udp_frame(frame, filter.verify) {
+        Ok(datagram) => datagram,
+        Err(FrameError::Udp(udp::Error::Checksum(found))) if filter.unfinished_checksums => {
+            match parse_udp_frame(frame, false) {
+                Ok(datagram) if is_unfinished(&datagram, found) => datagram,
+                _ => {
+                    counters.rx_invalid += 1;
+                    return;
+                }
+            }
+        }
+        Err(_) => {
+            counters.rx_invalid += 1;
+            return;
+        }
+    };
+    if !filter.addresses.contains(&datagram.dst.ip()) {
+        counters.rx_invalid += 1;
+        return;
+    }
+    counters.rx_datagrams += 1;
+    counters.rx_bytes += datagram.payload.len() as u64;
+    deliver(Datagram {
+        source: scoped(datagram.src, filter.ifindex),
+        destination_port: datagram.dst.port(),
+        payload: datagram.payload,
+    });
+}
+
+/// Whether `found` is the sum over the pseudo header alone: what a sender on this machine leaves in the checksum
+/// field for the device to complete. Virtual interfaces have no such device, and nothing can corrupt the datagram
+/// on its way in memory.
+#[cold]
+fn is_unfinished(datagram: &UdpDatagram<'_>, found: u16) -> bool {
+    let Some(addresses) = Addresses::new(datagram.src.ip(), datagram.dst.ip()) else {
+        return false;
+    };
+    let length = (datagram.payload.len() + udp::HEADER_LEN) as u16;
+    let sum = addresses
+        .pseudo_header(Protocol::UDP)
+        .plus(PartialSum::of_word(length));
+    found == !sum.checksum()
+}
+
+/// The address as [`takt_datapath::Port::connect`] takes it: a link-local one names our interface.
+#[inline]
+fn scoped(source: SocketAddr, ifindex: u32) -> SocketAddr {
+    match source {
+        SocketAddr::V6(address) if address.ip().is_unicast_link_local() => {
+            SocketAddrV6::new(*address.ip(), address.port(), 0, ifindex).into()
+        }
+        other => other,
+    }
+}

@@ -1,0 +1,311 @@
+//! The sending half of a port: frames, their way into the transmit ring and back from the completion ring.
+//!
+//! A frame is a run of chunks of the sending socket's memory. Its payload always begins at [`HEADROOM`], whatever
+//! headers go before it, so that a route may change between reserving and sending. The transmit ring has room for
+//! every frame there is: what is committed is in the ring, in order, and is merely not published before a flush.
+
+use takt_datapath::{Frame, PeerHandle, PortCounters};
+use takt_wire::frame::{MAX_HEADER_LEN, UdpHeaderTemplate};
+
+use crate::ring::{CONTINUED, Descriptor};
+use crate::socket::{Kick, Socket};
+use crate::umem::CHUNK;
+
+/// Bytes before the payload of a frame: the longest headers, rounded up to cache lines.
+pub(crate) const HEADROOM: usize = MAX_HEADER_LEN.next_multiple_of(64);
+
+/// Who owns a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Owner {
+    /// The free list.
+    Free,
+    /// The caller, between reserve and commit.
+    Caller,
+    /// The transmit ring or the kernel: until this many descriptors are completed.
+    Kernel(u16),
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Slot {
+    owner: Owner,
+    peer: PeerHandle,
+    /// Payload bytes as promised at the reservation.
+    capacity: u32,
+    /// Payload bytes as committed.
+    committed: u32,
+}
+
+/// The sending half of a port.
+#[derive(Debug)]
+pub(crate) struct Transmit {
+    slots: Vec<Slot>,
+    /// Last in, first out: the frame used last is the likeliest in the cache.
+    free: Vec<u32>,
+    chunks_per_frame: u32,
+    checksum: bool,
+    identification: u16,
+    /// Committed and not known to be with the kernel.
+    queued: Amount,
+}
+
+/// Datagrams and their payload bytes.
+#[derive(Clone, Copy, Debug, Default)]
+struct Amount {
+    datagrams: u64,
+    bytes: u64,
+}
+
+/// Chunks of a frame whose IP packet is `mtu` bytes long.
+pub(crate) fn chunks_per_frame(mtu: u32) -> u32 {
+    ((HEADROOM + mtu as usize).div_ceil(CHUNK) as u32).max(1)
+}
+
+/// Payload bytes that a frame of `chunks` chunks has room for.
+pub(crate) fn frame_capacity(chunks: u32) -> usize {
+    chunks as usize * CHUNK - HEADROOM
+}
+
+impl Transmit {
+    pub(crate) fn new(frames: u32, chunks_per_frame: u32, checksum: bool) -> Self {
+        let unused = Slot {
+            owner: Owner::Free,
+            peer: PeerHandle(0),
+            capacity: 0,
+            committed: 0,
+        };
+        Self {
+            slots: vec![unused; frames as usize],
+            free: (0..frames).rev().collect(),
+            chunks_per_frame,
+            checksum,
+            identification: 0,
+            queued: Amount::default(),
+        }
+    }
+
+    /// Takes a frame for `capacity` payload bytes to `peer`.
+    #[inline]
+    pub(crate) fn reserve(
+        &mut self,
+        socket: &mut Socket,
+        peer: PeerHandle,
+        capacity: usize,
+    ) -> Option<Frame> {
+        if self.free.is_empty() {
+            self.reclaim(socket);
+        }
+        let index = self.free.pop()?;
+        let slot = self.slots.get_mut(index as usize)?;
+        slot.owner = Owner::Caller;
+        slot.peer = peer;
+        slot.capacity = capacity as u32;
+        Some(Frame(index))
+    }
+
+    /// The peer of a frame that the caller owns.
+    #[inline]
+    pub(crate) fn peer(&self, frame: &Frame) -> Option<PeerHandle> {
+        let slot = self.slots.get(frame.0 as usize)?;
+        (slot.owner == Owner::Caller).then_some(slot.peer)
+    }
+
+    /// The payload of a frame that the caller owns, empty for any other.
+    #[inline]
+    pub(crate) fn payload<'a>(&self, socket: &'a mut Socket, frame: &Frame) -> &'a mut [u8] {
+        let capacity = match self.slots.get(frame.0 as usize) {
+            Some(slot) if slot.owner == Owner::Caller => slot.capacity as usize,
+            _ => 0,
+        };
+        let offset = self.offset(frame.0) + HEADROOM as u64;
+        socket.umem.bytes_mut(offset, capacity).unwrap_or_default()
+    }
+
+    /// Writes the headers and queues the frame. False: the frame does not take that payload and is free again.
+    #[inline]
+    pub(crate) fn commit(
+        &mut self,
+        socket: &mut Socket,
+        frame: Frame,
+        headers: &UdpHeaderTemplate,
+        length: usize,
+    ) -> bool {
+        let offset = self.offset(frame.0) + (HEADROOM - headers.header_len()) as u64;
+        let Some(slot) = self.slots.get_mut(frame.0 as usize) else {
+            return false;
+        };
+        if slot.owner != Owner::Caller || length > slot.capacity as usize {
+            self.cancel(frame);
+            return false;
+        }
+        let Some(bytes) = socket.umem.bytes_mut(offset, headers.header_len() + length) else {
+            self.cancel(frame);
+            return false;
+        };
+        self.identification = self.identification.wrapping_add(1);
+        let Some(total) = headers.emit(bytes, length, self.identification, self.checksum) else {
+            self.cancel(frame);
+            return false;
+        };
+        slot.committed = length as u32;
+        let first = CHUNK - offset as usize % CHUNK;
+        if total <= first {
+            slot.owner = Owner::Kernel(1);
+            socket.tx.push(Descriptor {
+                addr: offset,
+                len: total as u32,
+                options: 0,
+            });
+        } else {
+            slot.owner = Owner::Kernel(push_chunks(socket, offset, first, total));
+        }
+        self.queued.datagrams += 1;
+        self.queued.bytes += length as u64;
+        true
+    }
+
+    /// Takes back a frame that the caller owns.
+    pub(crate) fn cancel(&mut self, frame: Frame) {
+        if let Some(slot) = self.slots.get_mut(frame.0 as usize)
+            && slot.owner == Owner::Caller
+        {
+            slot.owner = Owner::Free;
+            self.free.push(frame.0);
+        }
+    }
+
+    /// Hands everything committed to the kernel. True when nothing is left with us.
+    #[inline]
+    pub(crate) fn flush(&mut self, socket: &mut Socket, counters: &mut PortCounters) -> bool {
+        if self.queued.datagrams == 0 {
+            return true;
+        }
+        if socket.tx.unpublished() > 0 {
+            socket.tx.publish();
+        }
+        let done = if socket.zero_copy() {
+            // The driver reads the ring by itself and asks to be woken where it does not.
+            if socket.tx.needs_wakeup() {
+                socket.kick();
+            }
+            true
+        } else {
+            self.push_out(socket, counters)
+        };
+        self.reclaim(socket);
+        if done {
+            self.handed_over(counters);
+        }
+        done
+    }
+
+    /// Copy mode: the kernel takes frames inside our calls only, and not always all of them in one.
+    fn push_out(&mut self, socket: &mut Socket, counters: &mut PortCounters) -> bool {
+        let mut waiting = socket.tx.waiting();
+        while waiting > 0 {
+            let answer = socket.kick();
+            let left = socket.tx.waiting();
+            match answer {
+                Kick::Down => {
+                    self.withdraw(socket, counters);
+                    return true;
+                }
+                // Each round takes at least one frame, so the ring's size bounds the rounds.
+                Kick::Taken | Kick::Busy if left < waiting => waiting = left,
+                Kick::Taken | Kick::Busy => return false,
+            }
+        }
+        true
+    }
+
+    /// The interface is down: what it has not taken would leave at an arbitrary later time, so it is dropped.
+    #[cold]
+    fn withdraw(&mut self, socket: &mut Socket, counters: &mut PortCounters) {
+        let mut dropped = Amount::default();
+        let (slots, free) = (&mut self.slots, &mut self.free);
+        let chunks_per_frame = self.chunks_per_frame;
+        socket.tx.withdraw(|descriptor| {
+            if descriptor.options & CONTINUED != 0 {
+                complete(slots, free, chunks_per_frame, descriptor.addr);
+                return;
+            }
+            if let Some(slot) = slots.get(frame_of(descriptor.addr, chunks_per_frame) as usize) {
+                dropped.datagrams += 1;
+                dropped.bytes += u64::from(slot.committed);
+            }
+            complete(slots, free, chunks_per_frame, descriptor.addr);
+        });
+        counters.tx_errors += dropped.datagrams;
+        self.queued.datagrams = self.queued.datagrams.saturating_sub(dropped.datagrams);
+        self.queued.bytes = self.queued.bytes.saturating_sub(dropped.bytes);
+    }
+
+    fn handed_over(&mut self, counters: &mut PortCounters) {
+        counters.tx_datagrams += self.queued.datagrams;
+        counters.tx_bytes += self.queued.bytes;
+        self.queued = Amount::default();
+    }
+
+    /// Takes back the frames that the kernel has sent.
+    #[inline]
+    fn reclaim(&mut self, socket: &mut Socket) {
+        let count = socket.completion.available(u32::MAX);
+        for _ in 0..count {
+            let address = socket.completion.pop();
+            complete(
+                &mut self.slots,
+                &mut self.free,
+                self.chunks_per_frame,
+                address,
+            );
+        }
+        if count > 0 {
+            socket.completion.release();
+        }
+    }
+
+    #[inline]
+    fn offset(&self, frame: u32) -> u64 {
+        u64::from(frame) * u64::from(self.chunks_per_frame) * CHUNK as u64
+    }
+}
+
+/// Queues a frame that spans several chunks; returns how many descriptors it takes.
+#[cold]
+fn push_chunks(socket: &mut Socket, offset: u64, first: usize, total: usize) -> u16 {
+    let (mut at, mut length, mut left, mut count) = (offset, first, total, 0);
+    while left > 0 {
+        left -= length;
+        let options = if left > 0 { CONTINUED } else { 0 };
+        socket.tx.push(Descriptor {
+            addr: at,
+            len: length as u32,
+            options,
+        });
+        at += length as u64;
+        length = left.min(CHUNK);
+        count += 1;
+    }
+    count
+}
+
+#[inline]
+fn frame_of(address: u64, chunks_per_frame: u32) -> u32 {
+    (address / CHUNK as u64) as u32 / chunks_per_frame
+}
+
+/// One descriptor of the frame at `address` is done; the last one frees the frame.
+#[inline]
+fn complete(slots: &mut [Slot], free: &mut Vec<u32>, chunks_per_frame: u32, address: u64) {
+    let index = frame_of(address, chunks_per_frame);
+    let Some(slot) = slots.get_mut(index as usize) else {
+        return;
+    };
+    match slot.owner {
+        Owner::Kernel(left) if left > 1 => slot.owner = Owner::Kernel(left - 1),
+        Owner::Kernel(_) => {
+            slot.owner = Owner::Free;
+            free.push(index);
+        }
+        Owner::Free | Owner::Caller => {}
+    }
+}
