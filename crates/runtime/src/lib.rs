@@ -1,1 +1,25 @@
-//! The system layer: sessions, memory, lanes, routing and peers
+//! The system layer: one runtime per node serves many applications, or one inside its own process.
+//!
+//! | module | subject |
+//! |---|---|
+//! | [`config`], [`policy`] | what a runtime is told; rights of tenants; mapping of streams to datapaths |
+//! | `lane` | the data path: polling threads that share nothing |
+//! | [`control`] | the control thread: sessions, listeners, peers, administration |
+//! | [`peering`] | which runtimes are there and what they want; pure |
+//! | [`status`], [`counters`] | what operators see |
+//!
+//! It knows datapaths by their contract only, and no application's data model. Nothing in it assumes
+//! whether it runs as a daemon or inside an application (architecture, section 1).
+
+#![forbid(unsafe_code)]
+
+pub mod config;
+pub mod control;
+pub mod counters;
+mod lane;
+pub mod peering;
+pub mod policy;
+pub mod status;
+
+pub use config::Config;
+pub use control::{InlineLane, Runtime, RuntimeHandle, StartError, Unavailable};

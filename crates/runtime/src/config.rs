@@ -1,0 +1,148 @@
+//! What a runtime is told at its start, in the form that code uses. `taktd` reads it from TOML.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::peering::AcceptNet;
+use crate::policy::{MappingPolicy, Policy};
+
+/// What a lane does when there is nothing to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Idle {
+    /// Poll on: lowest latency, a whole core.
+    Spin,
+    /// Poll on for `spin` after the last work, then sleep until a doorbell or a datapath wakes the lane.
+    Adaptive {
+        /// How long to poll on.
+        spin: Duration,
+    },
+    /// Sleep at once.
+    Park,
+}
+
+impl Default for Idle {
+    fn default() -> Self {
+        Self::Adaptive {
+            spin: Duration::from_micros(50),
+        }
+    }
+}
+
+/// How the kernel schedules a lane's thread.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SchedulingClass {
+    /// As the process.
+    #[default]
+    Other,
+    /// `SCHED_FIFO` with this priority, 1 to 99. Never together with [`Idle::Spin`]: the kernel's
+    /// fair server takes 50 ms of every second from a thread that does not sleep.
+    Fifo(u8),
+}
+
+/// One lane.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LaneConfig {
+    /// What to do when idle.
+    pub idle: Idle,
+    /// Core to pin to.
+    pub core: Option<usize>,
+    /// Scheduling class.
+    pub scheduling: SchedulingClass,
+}
+
+/// A socket on which applications attach.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListenerConfig {
+    /// Path of the Unix socket.
+    pub path: PathBuf,
+    /// Permission bits of the socket file.
+    pub mode: u32,
+    /// Rights of those who attach here.
+    pub policy: Policy,
+}
+
+/// Bounds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Longest message, bytes.
+    pub max_message: usize,
+    /// Default bytes of a session's transmit region.
+    pub tx_bytes: usize,
+    /// Default bytes of a session's receive region.
+    pub rx_bytes: usize,
+    /// Incomplete fragmented messages that a lane holds at a time.
+    pub reassemblies: usize,
+    /// How long an incomplete message may wait for its next fragment.
+    pub reassembly_timeout: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            max_message: 16 << 20,
+            tx_bytes: 64 << 20,
+            rx_bytes: 64 << 20,
+            reassemblies: 64,
+            reassembly_timeout: Duration::from_millis(500),
+        }
+    }
+}
+
+/// A runtime.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// A name for people; peers show it.
+    pub name: String,
+    /// Local address of the node's traffic; unspecified: all of them.
+    pub address: IpAddr,
+    /// UDP port of the peering protocol; 0: any. Lanes follow behind it, see [`Config::data_port`].
+    pub port: u16,
+    /// Lanes, at least one.
+    pub lanes: Vec<LaneConfig>,
+    /// Peers from the start.
+    pub peers: Vec<SocketAddr>,
+    /// Networks whose runtimes may become peers by themselves.
+    pub accept: Vec<AcceptNet>,
+    /// Sockets for applications.
+    pub listeners: Vec<ListenerConfig>,
+    /// Bounds.
+    pub limits: Limits,
+    /// Streams to datapaths.
+    pub mapping: MappingPolicy,
+}
+
+/// The peering port unless configured otherwise.
+pub const DEFAULT_PORT: u16 = 7400;
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            name: rustix::system::uname()
+                .nodename()
+                .to_string_lossy()
+                .into_owned(),
+            address: IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+            port: DEFAULT_PORT,
+            lanes: vec![LaneConfig::default()],
+            peers: Vec::new(),
+            accept: Vec::new(),
+            listeners: Vec::new(),
+            limits: Limits::default(),
+            mapping: MappingPolicy::default(),
+        }
+    }
+}
+
+impl Config {
+    /// UDP port of a lane's port on the `datapath`-th datapath: each datapath has a block of lanes, so
+    /// that kernel sockets and frame datapaths on one interface never claim the same port. 0 where
+    /// the peering port is 0: the kernel chooses.
+    pub fn data_port(&self, datapath: usize, lane: usize) -> u16 {
+        if self.port == 0 {
+            0
+        } else {
+            self.port + 1 + (datapath * self.lanes.len() + lane) as u16
+        }
+    }
+}

@@ -1,0 +1,401 @@
+//! Answers the requests of an application.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use takt_session::message::{Envelope, Reply, Request};
+use takt_session::{ErrorCode, Failure, Qos, transport};
+
+use super::session::Stream;
+use super::{Control, tai_nanos};
+use crate::lane::Command;
+
+/// Requests answered for one application before others are looked at.
+const BURST: usize = 16;
+
+impl Control {
+    /// Reads and answers what an application has asked.
+    pub(super) fn serve(&mut self, id: u32) {
+        for _ in 0..BURST {
+            let Some(session) = self.sessions.get(&id) else {
+                return;
+            };
+            if session.ending {
+                return;
+            }
+            match transport::receive(&session.socket, false) {
+                Ok(Some(packet)) => {
+                    let envelope = match Envelope::<Request>::decode(&packet.bytes) {
+                        Ok(envelope) => envelope,
+                        Err(error) => return self.end_session(id, Some(error.into())),
+                    };
+                    if let Err(failure) = self.answer(id, envelope) {
+                        return self.end_session(id, Some(failure));
+                    }
+                }
+                Ok(None) => return self.end_session(id, None),
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return,
+                Err(error) if error.kind() == std::io::ErrorKind::InvalidData => {
+                    return self.end_session(
+                        id,
+                        Some(Failure::new(ErrorCode::Protocol, error.to_string())),
+                    );
+                }
+                Err(_) => return self.end_session(id, None),
+            }
+        }
+    }
+
+    /// Answers one request. An error ends the session.
+    fn answer(&mut self, id: u32, envelope: Envelope<Request>) -> Result<(), Failure> {
+        let request = envelope.request;
+        let attaching = matches!(envelope.message, Request::Attach { .. });
+        match self.perform(id, request, envelope.message) {
+            Ok(Some((reply, descriptors))) => self.reply(id, request, reply, &descriptors),
+            // The lane's answer brings the reply.
+            Ok(None) => Ok(()),
+            Err(failure) if failure.code == ErrorCode::Protocol || attaching => Err(failure),
+            Err(failure) => self.reply(id, request, Reply::Failed(failure), &[]),
+        }
+    }
+
+    fn reply(
+        &self,
+        id: u32,
+        request: u32,
+        message: Reply,
+        descriptors: &[OwnedFd],
+    ) -> Result<(), Failure> {
+        let Some(session) = self.sessions.get(&id) else {
+            return Ok(());
+        };
+        let borrowed: Vec<BorrowedFd<'_>> = descriptors.iter().map(AsFd::as_fd).collect();
+        transport::send(
+            &session.socket,
+            &Envelope { request, message }.encode(),
+            &borrowed,
+            false,
+        )
+        .map_err(|error| {
+            Failure::new(
+                ErrorCode::Protocol,
+                format!("the application does not take its replies: {error}"),
+            )
+        })
+    }
+
+    fn perform(
+        &mut self,
+        id: u32,
+        request: u32,
+        message: Request,
+    ) -> Result<Option<(Reply, Vec<OwnedFd>)>, Failure> {
+        let lane = match self.sessions.get(&id) {
+            Some(session) => session.lane,
+            None => return Ok(None),
+        };
+        if self.drain.is_some() {
+            return Err(ErrorCode::ShuttingDown.into());
+        }
+        let handle = self.lanes[lane].handle.clone();
+        match message {
+            Request::Attach {
+                name,
+                tx_bytes,
+                rx_bytes,
+            } => {
+                let now = tai_nanos(&self.clock);
+                let limits = self.config.limits;
+                let Some(session) = self.sessions.get_mut(&id) else {
+                    return Ok(None);
+                };
+                let (reply, descriptors, lane_session) =
+                    session.attach(name, tx_bytes, rx_bytes, &limits, now)?;
+                tracing::info!(session = id, name = %session.name, identity = %session.policy.identity, pid = session.pid, "application attached");
+                handle.send(Command::AddSession(lane_session));
+                Ok(Some((reply, Vec::from(descriptors))))
+            }
+            Request::OpenStream(qos) => {
+                let (reply, warning) = self.open_stream(id, qos)?;
+                if !warning.is_empty() {
+                    tracing::info!(session = id, %warning, "stream did not get what it asked for");
+                }
+                Ok(Some((reply, Vec::new())))
+            }
+            Request::CloseStream(stream) => {
+                self.close_stream(id, stream)?;
+                Ok(Some((Reply::Closed, Vec::new())))
+            }
+            Request::OpenSource {
+                stream,
+                channel,
+                depth,
+            } => {
+                let Some(session) = self.sessions.get_mut(&id) else {
+                    return Ok(None);
+                };
+                let (source, block) = session.add_source(stream, channel, depth)?;
+                let port = session.stream(stream)?.port;
+                handle.send(Command::AddSource {
+                    session: id.into(),
+                    source,
+                    block,
+                    channel,
+                    port,
+                });
+                Ok(Some((
+                    Reply::SourceOpened {
+                        source: source as u32,
+                        block,
+                    },
+                    Vec::new(),
+                )))
+            }
+            Request::OpenSink {
+                stream,
+                channel,
+                depth,
+                notify_fd,
+            } => {
+                let Some(session) = self.sessions.get_mut(&id) else {
+                    return Ok(None);
+                };
+                let (ours, theirs) = if notify_fd {
+                    let (ours, theirs) = notify_pair().map_err(|e| {
+                        Failure::new(
+                            ErrorCode::System,
+                            format!("cannot make the sink's descriptor: {e}"),
+                        )
+                    })?;
+                    (Some(ours), vec![theirs])
+                } else {
+                    (None, Vec::new())
+                };
+                let (sink, block) = session.add_sink(stream, channel, depth)?;
+                handle.send(Command::AddSink {
+                    session: id.into(),
+                    sink,
+                    block,
+                    channel,
+                    notify: ours,
+                });
+                self.publish_subscriptions();
+                Ok(Some((
+                    Reply::SinkOpened {
+                        sink: sink as u32,
+                        block,
+                    },
+                    theirs,
+                )))
+            }
+            Request::CloseSource(source) => {
+                let Some(session) = self.sessions.get_mut(&id) else {
+                    return Ok(None);
+                };
+                let at = source as usize;
+                let Some(Some(endpoint)) = session.sources.get_mut(at) else {
+                    return Err(Failure::new(
+                        ErrorCode::NotFound,
+                        format!("the session has no source {source}"),
+                    ));
+                };
+                session.closing_sources.push((at, request));
+                if !std::mem::replace(&mut endpoint.closing, true) {
+                    handle.send(Command::CloseSource {
+                        session: id.into(),
+                        source: at,
+                    });
+                }
+                Ok(None)
+            }
+            Request::CloseSink(sink) => {
+                let Some(session) = self.sessions.get_mut(&id) else {
+                    return Ok(None);
+                };
+                let at = sink as usize;
+                let Some(Some(endpoint)) = session.sinks.get_mut(at) else {
+                    return Err(Failure::new(
+                        ErrorCode::NotFound,
+                        format!("the session has no sink {sink}"),
+                    ));
+                };
+                session.closing_sinks.push((at, request));
+                if !std::mem::replace(&mut endpoint.closing, true) {
+                    handle.send(Command::CloseSink {
+                        session: id.into(),
+                        sink: at,
+                    });
+                    self.publish_subscriptions();
+                }
+                Ok(None)
+            }
+        }
+    }
+
+    fn open_stream(&mut self, id: u32, qos: Qos) -> Result<(Reply, String), Failure> {
+        let mapping = self
+            .config
+            .mapping
+            .map(qos, &self.datapaths, &self.unavailable);
+        let datapath = self.datapaths[mapping.datapath].0.to_string();
+        let Some(session) = self.sessions.get_mut(&id) else {
+            return Err(ErrorCode::Closed.into());
+        };
+        session.policy.check_class(qos)?;
+        let stream = session.add_stream(Stream {
+            qos,
+            port: mapping.datapath,
+            datapath: datapath.clone(),
+            warning: mapping.warning.clone(),
+        })?;
+        let warning = mapping.warning.clone();
+        Ok((
+            Reply::StreamOpened {
+                stream,
+                datapath,
+                warning: mapping.warning,
+            },
+            warning,
+        ))
+    }
+
+    /// Closes a stream with its sources and sinks.
+    fn close_stream(&mut self, id: u32, stream: u32) -> Result<(), Failure> {
+        let Some(session) = self.sessions.get_mut(&id) else {
+            return Ok(());
+        };
+        session.stream(stream)?;
+        let handle = &self.lanes[session.lane].handle;
+        for (at, source) in session.sources.iter_mut().enumerate() {
+            if let Some(source) = source.as_mut().filter(|s| s.stream == stream && !s.closing) {
+                source.closing = true;
+                handle.send(Command::CloseSource {
+                    session: session.id,
+                    source: at,
+                });
+            }
+        }
+        for (at, sink) in session.sinks.iter_mut().enumerate() {
+            if let Some(sink) = sink.as_mut().filter(|s| s.stream == stream && !s.closing) {
+                sink.closing = true;
+                handle.send(Command::CloseSink {
+                    session: session.id,
+                    sink: at,
+                });
+            }
+        }
+        session.streams[stream as usize] = None;
+        self.publish_subscriptions();
+        Ok(())
+    }
+
+    /// The lane has sent the last message of a source.
+    pub(super) fn source_closed(&mut self, id: u32, source: usize) {
+        let Some(session) = self.sessions.get_mut(&id) else {
+            return;
+        };
+        session.free_source(source);
+        let asked: Vec<u32> = take_matching(&mut session.closing_sources, source);
+        for request in asked {
+            // An application that does not take replies is ended with its next request.
+            let _ = self.reply(id, request, Reply::Closed, &[]);
+        }
+    }
+
+    /// The lane has let go of a sink.
+    pub(super) fn sink_closed(&mut self, id: u32, sink: usize) {
+        let Some(session) = self.sessions.get_mut(&id) else {
+            return;
+        };
+        session.free_sink(sink);
+        let asked: Vec<u32> = take_matching(&mut session.closing_sinks, sink);
+        for request in asked {
+            let _ = self.reply(id, request, Reply::Closed, &[]);
+        }
+    }
+
+    pub(super) fn say_ended(&self, id: u32, failure: &Failure) {
+        if let Some(session) = self.sessions.get(&id) {
+            end_connection(&session.socket, failure);
+        }
+    }
+
+    /// Ends a session: with a reason that the application is told, or because it has gone.
+    pub(super) fn end_session(&mut self, id: u32, reason: Option<Failure>) {
+        let Some(session) = self.sessions.get_mut(&id) else {
+            return;
+        };
+        if std::mem::replace(&mut session.ending, true) {
+            return;
+        }
+        let (name, identity, attached) = (
+            session.name.clone(),
+            session.policy.identity.clone(),
+            session.arena.is_some(),
+        );
+        match &reason {
+            Some(failure) => {
+                tracing::warn!(session = id, %name, %identity, reason = %failure, "session ended by the runtime");
+            }
+            None => tracing::info!(session = id, %name, %identity, "application left"),
+        }
+        // No more news from it: its descriptors would stay readable.
+        let _ = rustix::event::epoll::delete(&self.epoll, &session.socket);
+        if let Some(pidfd) = &session.pidfd {
+            let _ = rustix::event::epoll::delete(&self.epoll, pidfd);
+        }
+        if let Some(failure) = reason {
+            self.say_ended(id, &failure);
+        }
+        if attached {
+            if let Some(session) = self.sessions.get(&id) {
+                self.lanes[session.lane]
+                    .handle
+                    .send(Command::RemoveSession(id.into()));
+            }
+        } else {
+            self.forget_session(id);
+        }
+        self.publish_subscriptions();
+    }
+
+    /// Nothing of the session is left on its lane.
+    pub(super) fn forget_session(&mut self, id: u32) {
+        // A session that its lane ended by itself says why in an event before this one.
+        if let Some(session) = self.sessions.remove(&id) {
+            self.lanes[session.lane].sessions -= 1;
+        }
+    }
+}
+
+/// Tells an application why it is over, if it listens, and hangs up.
+pub(super) fn end_connection(socket: &OwnedFd, failure: &Failure) {
+    let ended = Envelope {
+        request: 0,
+        message: Reply::Ended(failure.clone()),
+    }
+    .encode();
+    let _ = transport::send(socket, &ended, &[], false);
+    let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Write);
+}
+
+fn take_matching(list: &mut Vec<(usize, u32)>, endpoint: usize) -> Vec<u32> {
+    let found = list
+        .iter()
+        .filter(|(at, _)| *at == endpoint)
+        .map(|(_, request)| *request)
+        .collect();
+    list.retain(|(at, _)| *at != endpoint);
+    found
+}
+
+/// A sink's notification: the lane sends a byte, the application polls and drains. A datagram socket,
+/// because sending can be told not to wait whatever the other side does to its end.
+fn notify_pair() -> std::io::Result<(OwnedFd, OwnedFd)> {
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+    Ok(socketpair(
+        AddressFamily::UNIX,
+        SocketType::DGRAM,
+        SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
+        None,
+    )?)
+}

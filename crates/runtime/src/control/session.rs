@@ -1,0 +1,361 @@
+//! A session as the control thread sees it: who it is, what it has opened, what it may.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use takt_session::layout::{
+    ARENA_MAGIC, ArenaMap, DEFAULT_DEPTH, HEADER_BYTES, LANE_DIRTY_OFFSET, LANE_STATE_OFFSET,
+    MAGIC_OFFSET, MAX_DEPTH, SinkBlock, SourceBlock, VERSION_OFFSET,
+};
+use takt_session::message::Reply;
+use takt_session::{ChannelId, ErrorCode, Failure, PROTOCOL_VERSION, Qos};
+use takt_shm::{Arena, Buddy, CHUNK, LaneBellHost, RingLayout};
+
+use crate::config::Limits;
+use crate::counters::SessionCounters;
+use crate::lane::session::{LaneSession, SessionParts};
+use crate::policy::Policy;
+
+/// Bytes of a session's ring region. Pages that are not touched cost nothing.
+const RING_BYTES: usize = 8 << 20;
+/// Least bytes of a transmit or receive region.
+const LEAST_REGION: usize = 64 << 10;
+/// Most streams of a session.
+const MOST_STREAMS: usize = 1024;
+
+/// A session.
+pub struct Session {
+    pub id: u64,
+    pub socket: OwnedFd,
+    /// Becomes readable when the process dies, whatever it has left open elsewhere.
+    pub pidfd: Option<OwnedFd>,
+    pub pid: i32,
+    pub uid: u32,
+    pub name: String,
+    pub policy: Arc<Policy>,
+    pub lane: usize,
+    /// When the connection came.
+    pub since: Duration,
+    pub arena: Option<AttachedArena>,
+    pub streams: Vec<Option<Stream>>,
+    pub sources: Vec<Option<Endpoint>>,
+    pub sinks: Vec<Option<Endpoint>>,
+    pub counters: Arc<SessionCounters>,
+    /// `RemoveSession` was sent to the lane.
+    pub ending: bool,
+    /// Requests to close that the lane has not answered: request number by endpoint.
+    pub closing_sources: Vec<(usize, u32)>,
+    pub closing_sinks: Vec<(usize, u32)>,
+}
+
+/// What exists once the application has attached.
+pub struct AttachedArena {
+    pub arena: Arc<Arena>,
+    pub map: ArenaMap,
+    /// Allocator of the ring region.
+    rings: Buddy,
+}
+
+/// A stream.
+pub struct Stream {
+    pub qos: Qos,
+    /// Index of the lane's port.
+    pub port: usize,
+    pub datapath: String,
+    pub warning: String,
+}
+
+/// A source or sink.
+#[derive(Clone, Copy)]
+pub struct Endpoint {
+    pub stream: u32,
+    pub channel: ChannelId,
+    chunk: u32,
+    /// The application has closed it; the lane has not let go yet.
+    pub closing: bool,
+}
+
+fn refuse(code: ErrorCode, message: String) -> Failure {
+    Failure::new(code, message)
+}
+
+impl Session {
+    /// Makes the arena and the lane's half of the session.
+    pub fn attach(
+        &mut self,
+        name: String,
+        tx_bytes: u64,
+        rx_bytes: u64,
+        limits: &Limits,
+        now_ns: i64,
+    ) -> Result<(Reply, [OwnedFd; 2], Box<LaneSession>), Failure> {
+        if self.arena.is_some() {
+            return Err(refuse(
+                ErrorCode::Protocol,
+                "the session is attached already".into(),
+            ));
+        }
+        let region = |asked: u64, default: usize| -> Result<usize, Failure> {
+            let bytes = if asked == 0 {
+                default as u64
+            } else {
+                asked.max(LEAST_REGION as u64)
+            };
+            match usize::try_from(bytes.next_multiple_of(4096)) {
+                Ok(bytes) if bytes <= self.policy.memory => Ok(bytes),
+                _ => Err(refuse(
+                    ErrorCode::NoMemory,
+                    format!(
+                        "a region of {bytes} bytes exceeds the {} bytes that tenant `{}` may use: ask for less, or the operator to raise `memory`",
+                        self.policy.memory, self.policy.identity
+                    ),
+                )),
+            }
+        };
+        let map = ArenaMap {
+            ring_bytes: RING_BYTES,
+            tx_bytes: region(tx_bytes, limits.tx_bytes.min(self.policy.memory / 4))?,
+            rx_bytes: region(rx_bytes, limits.rx_bytes.min(self.policy.memory / 4))?,
+        };
+        if map.total() > self.policy.memory {
+            return Err(refuse(
+                ErrorCode::NoMemory,
+                format!(
+                    "an arena of {} bytes exceeds the {} bytes that tenant `{}` may use: ask for smaller regions, or the operator to raise `memory`",
+                    map.total(),
+                    self.policy.memory,
+                    self.policy.identity
+                ),
+            ));
+        }
+        let system = |what: &str, error: &dyn std::fmt::Display| {
+            refuse(ErrorCode::System, format!("cannot {what}: {error}"))
+        };
+        let arena = Arena::create(&format!("takt-session-{}", self.id), map.total())
+            .map_err(|e| system("make the arena", &e))?;
+        let arena = Arc::new(arena);
+        for (offset, word) in [
+            (MAGIC_OFFSET, ARENA_MAGIC),
+            (VERSION_OFFSET, PROTOCOL_VERSION.into()),
+        ] {
+            arena
+                .atomic_u32(offset)
+                .map_err(|e| system("lay out the arena", &e))?
+                .store(word, std::sync::atomic::Ordering::Relaxed);
+        }
+        let bell = LaneBellHost::new(&arena, LANE_STATE_OFFSET, LANE_DIRTY_OFFSET)
+            .map_err(|e| system("make the doorbell", &e))?;
+        let copy = |fd: std::os::fd::BorrowedFd<'_>| {
+            fd.try_clone_to_owned()
+                .map_err(|e| system("copy a descriptor", &e))
+        };
+        let descriptors = [copy(arena.fd())?, copy(bell.fd().as_fd())?];
+        // The largest block of either region bounds a message.
+        let max_message = limits.max_message.min(map.tx_bytes);
+        let lane_session = Box::new(LaneSession::new(SessionParts {
+            id: self.id,
+            arena: arena.clone(),
+            map,
+            bell,
+            max_message,
+            classes: self.policy.classes,
+            messages_per_second: self.policy.messages_per_second,
+            bytes_per_second: self.policy.bytes_per_second,
+            now_ns,
+            counters: self.counters.clone(),
+        }));
+        self.name = name;
+        self.arena = Some(AttachedArena {
+            arena,
+            map,
+            rings: Buddy::new(RING_BYTES),
+        });
+        let reply = Reply::Attached {
+            session: self.id,
+            map,
+            max_message: max_message as u32,
+        };
+        Ok((reply, descriptors, lane_session))
+    }
+
+    /// Registers a stream; returns its number.
+    pub fn add_stream(&mut self, stream: Stream) -> Result<u32, Failure> {
+        self.attached()?;
+        insert(&mut self.streams, stream, MOST_STREAMS)
+            .map(|at| at as u32)
+            .ok_or_else(|| {
+                refuse(
+                    ErrorCode::Limit,
+                    format!("the session has {MOST_STREAMS} streams, its limit: close some"),
+                )
+            })
+    }
+
+    /// The stream with this number.
+    pub fn stream(&self, stream: u32) -> Result<&Stream, Failure> {
+        self.streams
+            .get(stream as usize)
+            .and_then(Option::as_ref)
+            .ok_or_else(|| {
+                refuse(
+                    ErrorCode::NotFound,
+                    format!("the session has no stream {stream}"),
+                )
+            })
+    }
+
+    fn attached(&mut self) -> Result<&mut AttachedArena, Failure> {
+        self.arena.as_mut().ok_or_else(|| {
+            refuse(
+                ErrorCode::Protocol,
+                "the first request of a session must be to attach".into(),
+            )
+        })
+    }
+
+    fn depth(asked: u32) -> Result<u32, Failure> {
+        match asked {
+            0 => Ok(DEFAULT_DEPTH),
+            depth if depth.is_power_of_two() && depth <= MAX_DEPTH => Ok(depth),
+            depth => Err(refuse(
+                ErrorCode::InvalidArgument,
+                format!(
+                    "a ring of {depth} entries is not possible: use a power of two up to {MAX_DEPTH}"
+                ),
+            )),
+        }
+    }
+
+    fn block(&mut self, bytes: usize) -> Result<(u32, usize), Failure> {
+        let attached = self.attached()?;
+        let chunk = attached.rings.allocate(bytes).ok_or_else(|| {
+            refuse(
+                ErrorCode::NoMemory,
+                format!("no room for {bytes} bytes of rings: close sources or sinks, or use smaller depths"),
+            )
+        })?;
+        Ok((chunk, HEADER_BYTES + chunk as usize * CHUNK))
+    }
+
+    /// Allocates and clears a source's rings; returns its number and where they are.
+    pub fn add_source(
+        &mut self,
+        stream: u32,
+        channel: ChannelId,
+        depth: u32,
+    ) -> Result<(usize, SourceBlock), Failure> {
+        self.policy.check_write(channel)?;
+        self.stream(stream)?;
+        let depth = Self::depth(depth)?;
+        let (chunk, offset) = self.block(SourceBlock::bytes(depth))?;
+        let block = SourceBlock { offset, depth };
+        let attached = self.attached()?;
+        let cleared = RingLayout::reset(&attached.arena, block.tx_ring())
+            .and_then(|()| RingLayout::reset(&attached.arena, block.completion_ring()));
+        let endpoint = Endpoint {
+            stream,
+            channel,
+            chunk,
+            closing: false,
+        };
+        let limit = self.policy.endpoints;
+        match cleared {
+            Ok(()) => match insert(&mut self.sources, endpoint, limit) {
+                Some(at) => return Ok((at, block)),
+                None => self.free(chunk),
+            },
+            Err(error) => {
+                self.free(chunk);
+                return Err(refuse(
+                    ErrorCode::System,
+                    format!("cannot lay out the rings: {error}"),
+                ));
+            }
+        }
+        Err(refuse(
+            ErrorCode::Limit,
+            format!("the session has {limit} sources, its limit: close some"),
+        ))
+    }
+
+    /// Allocates and clears a sink's rings; returns its number and where they are.
+    pub fn add_sink(
+        &mut self,
+        stream: u32,
+        channel: ChannelId,
+        depth: u32,
+    ) -> Result<(usize, SinkBlock), Failure> {
+        self.policy.check_read(channel)?;
+        self.stream(stream)?;
+        let depth = Self::depth(depth)?;
+        let (chunk, offset) = self.block(SinkBlock::bytes(depth))?;
+        let block = SinkBlock { offset, depth };
+        let attached = self.attached()?;
+        let cleared = attached
+            .arena
+            .slice(offset, block.rx_ring() - offset)
+            .and_then(|header| header.write_from(0, &[0; 128]))
+            .map_err(takt_shm::RingError::from)
+            .and_then(|()| RingLayout::reset(&attached.arena, block.rx_ring()))
+            .and_then(|()| RingLayout::reset(&attached.arena, block.release_ring()));
+        let endpoint = Endpoint {
+            stream,
+            channel,
+            chunk,
+            closing: false,
+        };
+        let limit = self.policy.endpoints;
+        match cleared {
+            Ok(()) => match insert(&mut self.sinks, endpoint, limit) {
+                Some(at) => return Ok((at, block)),
+                None => self.free(chunk),
+            },
+            Err(error) => {
+                self.free(chunk);
+                return Err(refuse(
+                    ErrorCode::System,
+                    format!("cannot lay out the rings: {error}"),
+                ));
+            }
+        }
+        Err(refuse(
+            ErrorCode::Limit,
+            format!("the session has {limit} sinks, its limit: close some"),
+        ))
+    }
+
+    /// The lane has let go of a source.
+    pub fn free_source(&mut self, at: usize) -> Option<Endpoint> {
+        let endpoint = self.sources.get_mut(at)?.take()?;
+        self.free(endpoint.chunk);
+        Some(endpoint)
+    }
+
+    /// The lane has let go of a sink.
+    pub fn free_sink(&mut self, at: usize) -> Option<Endpoint> {
+        let endpoint = self.sinks.get_mut(at)?.take()?;
+        self.free(endpoint.chunk);
+        Some(endpoint)
+    }
+
+    fn free(&mut self, chunk: u32) {
+        if let Some(attached) = &mut self.arena {
+            // Allocated by `block`, freed once.
+            let _ = attached.rings.free(chunk);
+        }
+    }
+}
+
+/// Puts a value into the first free place; `None` if `most` are taken.
+fn insert<T>(list: &mut Vec<Option<T>>, value: T, most: usize) -> Option<usize> {
+    if let Some(at) = list.iter().position(Option::is_none) {
+        list[at] = Some(value);
+        return Some(at);
+    }
+    if list.len() >= most {
+        return None;
+    }
+    list.push(Some(value));
+    Some(list.len() - 1)
+}

@@ -1,0 +1,417 @@
+//! Brings a runtime up: ports, lanes, sockets, threads; undoes everything if one fails.
+
+use std::collections::{BTreeMap, HashMap};
+use std::net::{SocketAddr, UdpSocket};
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use rand::Rng;
+use rustix::event::{EventfdFlags, epoll, eventfd};
+use takt_clock::{SystemTai, monotonic_nanos};
+use takt_datapath::{Datapath, OpenError, PortRequest};
+
+use super::listener::ListenError;
+use super::routes::Routes;
+use super::{Control, LaneInfo, PortInfo, Runtime, RuntimeHandle, Token};
+use crate::config::{Config, LaneConfig};
+use crate::lane::idle::{self, IdleStrategy, Step};
+use crate::lane::{EventSender, Lane, LaneHandle, LanePort};
+use crate::peering::Peering;
+use crate::peering::message::{Endpoint, LaneAnnouncement, MAX_LANES};
+
+/// A configured datapath that is not to be had, and why.
+#[derive(Clone, Debug)]
+pub struct Unavailable {
+    /// Its name.
+    pub name: String,
+    /// Why.
+    pub reason: String,
+}
+
+/// Why a runtime cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// No lanes, or too many.
+    #[error("{0} lanes are not possible: configure 1 to {MAX_LANES}")]
+    Lanes(usize),
+    /// The inline form has one lane.
+    #[error("the embedded form has one lane, {0} are configured")]
+    InlineLanes(usize),
+    /// There must be kernel UDP to fall back to.
+    #[error("no datapath is configured: kernel UDP must be there")]
+    NoDatapath,
+    /// Kernel UDP cannot be opened.
+    #[error("cannot open a port of lane {lane} on datapath {datapath}: {source}")]
+    Port {
+        /// The lane.
+        lane: usize,
+        /// The datapath.
+        datapath: String,
+        /// Why.
+        source: OpenError,
+    },
+    /// The peering socket cannot be opened.
+    #[error(
+        "cannot bind the peering port {address}: {source} (is another runtime on this node? configure another `port`)"
+    )]
+    Peering {
+        /// The address.
+        address: SocketAddr,
+        /// The kernel's answer.
+        source: std::io::Error,
+    },
+    /// A listening socket cannot be opened.
+    #[error(transparent)]
+    Listen(#[from] ListenError),
+    /// Any other system call.
+    #[error("cannot start: {0}")]
+    System(#[from] std::io::Error),
+}
+
+/// Who polls the lanes.
+enum Form {
+    /// A thread for each.
+    Threads,
+    /// The application, and a thread when it does not.
+    Inline,
+}
+
+impl Runtime {
+    /// Starts a runtime whose lanes are polled by threads of their own.
+    ///
+    /// `datapaths`: the first must be kernel UDP. One that cannot be opened is left out, and streams that
+    /// would have used it are told so.
+    ///
+    /// # Errors
+    /// [`StartError`]; nothing is left behind.
+    pub fn start(
+        config: Config,
+        datapaths: &[Arc<dyn Datapath>],
+        unavailable: Vec<Unavailable>,
+    ) -> Result<Runtime, StartError> {
+        start(config, datapaths, unavailable, Form::Threads).map(|(runtime, _)| runtime)
+    }
+
+    /// Starts a runtime whose only lane the application drives while it waits for messages; a thread
+    /// drives it otherwise.
+    ///
+    /// # Errors
+    /// [`StartError`]; nothing is left behind.
+    pub fn start_inline(
+        config: Config,
+        datapaths: &[Arc<dyn Datapath>],
+        unavailable: Vec<Unavailable>,
+    ) -> Result<(Runtime, Arc<InlineLane>), StartError> {
+        let lanes = config.lanes.len();
+        match start(config, datapaths, unavailable, Form::Inline)? {
+            (runtime, Some(lane)) => Ok((runtime, lane)),
+            _ => Err(StartError::InlineLanes(lanes)),
+        }
+    }
+}
+
+fn start(
+    config: Config,
+    datapaths: &[Arc<dyn Datapath>],
+    unavailable: Vec<Unavailable>,
+    form: Form,
+) -> Result<(Runtime, Option<Arc<InlineLane>>), StartError> {
+    let count = config.lanes.len();
+    if count == 0 || count > 1.min(MAX_LANES) {
+        return Err(StartError::Lanes(count));
+    }
+    if matches!(form, Form::Inline) && count != 1 {
+        return Err(StartError::InlineLanes(count));
+    }
+    if datapaths.is_empty() {
+        return Err(StartError::NoDatapath);
+    }
+    let control_address = SocketAddr::new(config.address, config.port);
+    let socket = UdpSocket::bind(control_address).map_err(|source| StartError::Peering {
+        address: control_address,
+        source,
+    })?;
+    socket.set_nonblocking(true)?;
+
+    let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+    let wake = Arc::new(eventfd(0, flags).map_err(std::io::Error::from)?);
+    let (event_sender, events) = channel();
+    let event_sender = EventSender {
+        events: event_sender,
+        wake: wake.clone(),
+    };
+
+    let mut unavailable: Vec<(String, String)> = unavailable
+        .into_iter()
+        .map(|u| (u.name, u.reason))
+        .collect();
+    let opened = open_ports(&config, datapaths, &mut unavailable)?;
+    let mut rng = rand::rng();
+    let mut lanes = Vec::new();
+    let mut infos = Vec::new();
+    let mut mesh_addresses = Vec::new();
+    for (index, ports) in opened.into_iter().enumerate() {
+        let incarnation = rng.random_range(1..=u32::MAX);
+        let mut endpoints = Vec::new();
+        let mut port_infos = Vec::new();
+        for port in &ports {
+            let local = port.port.local();
+            if port.trusted {
+                mesh_addresses.push(local);
+            } else {
+                endpoints.push(Endpoint {
+                    datapath: port.kind.0.into(),
+                    port: local.port(),
+                });
+            }
+            port_infos.push(PortInfo {
+                kind: port.kind,
+                local,
+                traffic: port.traffic.clone(),
+                between_lanes: port.trusted,
+            });
+        }
+        let counters = Arc::default();
+        let (lane, handle) = Lane::new(
+            index,
+            incarnation,
+            ports,
+            &config.limits,
+            Box::new(SystemTai),
+            Arc::clone(&counters),
+            event_sender.clone(),
+        )?;
+        lanes.push(lane);
+        infos.push(LaneInfo {
+            handle,
+            counters,
+            ports: port_infos,
+            announcement: LaneAnnouncement {
+                incarnation,
+                endpoints,
+            },
+            sessions: 0,
+        });
+    }
+
+    let node = rng.random_range(1..=u64::MAX);
+    let announcements = infos.iter().map(|i| i.announcement.clone()).collect();
+    let mut peering = Peering::new(
+        node,
+        config.name.clone(),
+        announcements,
+        config.accept.clone(),
+    );
+    for peer in &config.peers {
+        peering.add(*peer, Duration::ZERO);
+    }
+    let mut routes = Routes::default();
+    let between = routes.connect_lanes(&infos, &mesh_addresses);
+    let (jobs_sender, jobs) = channel();
+    let stop = Arc::new(AtomicBool::new(false));
+    let there: Vec<_> = datapaths
+        .iter()
+        .filter(|d| !unavailable.iter().any(|(name, _)| name == d.kind().0))
+        .map(|d| (d.kind(), d.capabilities()))
+        .collect();
+    let listeners = config.listeners.clone();
+    let lane_configs = config.lanes.clone();
+    let mut control = Control {
+        config,
+        incarnation: node,
+        started: Instant::now(),
+        clock: SystemTai,
+        epoll: epoll::create(epoll::CreateFlags::CLOEXEC).map_err(std::io::Error::from)?,
+        wake: wake.clone(),
+        events,
+        jobs,
+        lanes: infos,
+        datapaths: there,
+        unavailable,
+        socket,
+        peering,
+        routes,
+        listeners: HashMap::new(),
+        next_listener: 0,
+        sessions: HashMap::new(),
+        next_session: 1,
+        channels: BTreeMap::new(),
+        next_tick: Duration::ZERO,
+        drain: None,
+        stop: stop.clone(),
+    };
+    control.watch(wake.as_fd(), Token::Wake)?;
+    control.watch(control.socket.as_fd(), Token::Peering)?;
+    control.command_all(between);
+    for listener in listeners {
+        if let Err(error) = control.set_listener(listener) {
+            control
+                .listeners
+                .values()
+                .for_each(super::listener::Listener::unlink);
+            return Err(error.into());
+        }
+    }
+
+    let lane_handles: Vec<LaneHandle> = control.lanes.iter().map(|l| l.handle.clone()).collect();
+    let mut threads = Vec::new();
+    let mut inline = None;
+    for (index, (lane, lane_config)) in lanes.into_iter().zip(lane_configs).enumerate() {
+        let stop = stop.clone();
+        let builder = std::thread::Builder::new().name(format!("takt-lane-{index}"));
+        threads.push(match form {
+            Form::Threads => builder.spawn(move || idle::run(lane, &lane_config, &stop))?,
+            Form::Inline => {
+                let lane = Arc::new(InlineLane::new(lane));
+                inline = Some(lane.clone());
+                builder.spawn(move || lane.run(&lane_config, &stop))?
+            }
+        });
+    }
+    threads.push(
+        std::thread::Builder::new()
+            .name("takt-control".into())
+            .spawn(move || control.run())?,
+    );
+    let handle = RuntimeHandle {
+        jobs: jobs_sender,
+        wake,
+    };
+    Ok((
+        Runtime {
+            handle,
+            stop,
+            lanes: lane_handles,
+            threads,
+        },
+        inline,
+    ))
+}
+
+/// Opens every lane's ports; a datapath that fails on one lane is given up on all, unless it is the first.
+fn open_ports(
+    config: &Config,
+    datapaths: &[Arc<dyn Datapath>],
+    unavailable: &mut Vec<(String, String)>,
+) -> Result<Vec<Vec<LanePort>>, StartError> {
+    let count = config.lanes.len();
+    let mut lanes: Vec<Vec<LanePort>> = (0..count).map(|_| Vec::new()).collect();
+    for (at, datapath) in datapaths.iter().enumerate() {
+        let mut opened = Vec::new();
+        for lane in 0..count {
+            let bind = SocketAddr::new(config.address, config.data_port(at, lane));
+            let request = PortRequest {
+                lane: lane as u16,
+                lanes: count as u16,
+                bind,
+            };
+            match datapath.open(&request) {
+                Ok(port) => opened.push(port),
+                Err(source) if at == 0 => {
+                    return Err(StartError::Port {
+                        lane,
+                        datapath: datapath.kind().to_string(),
+                        source,
+                    });
+                }
+                Err(error) => {
+                    tracing::warn!(datapath = %datapath.kind(), %error, "datapath left out");
+                    unavailable.push((datapath.kind().to_string(), error.to_string()));
+                    opened.clear();
+                    break;
+                }
+            }
+        }
+        for (lane, port) in opened.into_iter().enumerate() {
+            lanes[lane].push(LanePort::new(datapath.kind(), port, false, Arc::default()));
+        }
+    }
+    Ok(lanes)
+}
+
+/// A lane that the application drives while it waits, and a thread drives otherwise.
+pub struct InlineLane {
+    lane: Mutex<Lane>,
+    /// Monotonic nanoseconds of the application's last round.
+    driven: AtomicI64,
+    /// The thread has told the applications that the lane sleeps.
+    parked: AtomicBool,
+}
+
+/// The thread stays away for this long after the application's last round.
+const APPLICATION_DRIVES: Duration = Duration::from_millis(1);
+
+impl InlineLane {
+    fn new(lane: Lane) -> Self {
+        Self {
+            lane: Mutex::new(lane),
+            driven: AtomicI64::new(i64::MIN),
+            parked: AtomicBool::new(false),
+        }
+    }
+
+    /// One round, unless another thread is at it. True if there was work.
+    #[inline]
+    pub fn drive(&self) -> bool {
+        let Ok(mut lane) = self.lane.try_lock() else {
+            return false;
+        };
+        self.driven.store(monotonic_nanos(), Ordering::Relaxed);
+        if self.parked.swap(false, Ordering::Relaxed) {
+            lane.unpark();
+        }
+        lane.poll()
+    }
+
+    fn driven_by_application(&self) -> bool {
+        let since = monotonic_nanos().saturating_sub(self.driven.load(Ordering::Relaxed));
+        since < APPLICATION_DRIVES.as_nanos() as i64
+    }
+
+    /// The thread's part, until `stop`.
+    fn run(&self, config: &LaneConfig, stop: &AtomicBool) {
+        idle::place_thread(config, 0);
+        let mut idle = IdleStrategy::new(config.idle);
+        let epoll = match self
+            .lane
+            .lock()
+            .map(|lane| lane.epoll().try_clone_to_owned())
+        {
+            Ok(Ok(epoll)) => epoll,
+            _ => {
+                return tracing::error!(
+                    "cannot copy the lane's epoll descriptor: it is driven by the application alone"
+                );
+            }
+        };
+        while !stop.load(Ordering::Relaxed) {
+            if self.driven_by_application() {
+                std::thread::sleep(APPLICATION_DRIVES);
+                continue;
+            }
+            let Ok(mut lane) = self.lane.lock() else {
+                return;
+            };
+            if lane.poll() {
+                idle.worked();
+            } else if idle.idled() == Step::Park
+                && let Some(timeout) = lane.park()
+            {
+                self.parked.store(true, Ordering::Relaxed);
+                drop(lane);
+                idle::sleep(&epoll, timeout);
+                if self.driven_by_application() {
+                    continue;
+                }
+                if let Ok(mut lane) = self.lane.lock()
+                    && self.parked.swap(false, Ordering::Relaxed)
+                {
+                    lane.unpark();
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,166 @@
+//! Counters that a lane writes and anybody reads.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// A counter with one writer. Adding is a load and a store: no read-modify-write on the data path.
+#[derive(Debug, Default)]
+pub struct Counter(AtomicU64);
+
+impl Counter {
+    /// Adds; only the owning lane may call it.
+    #[inline]
+    pub fn add(&self, n: u64) {
+        self.0.store(self.0.load(Relaxed).wrapping_add(n), Relaxed);
+    }
+
+    /// Replaces the value; only the owning lane may call it.
+    pub fn set(&self, value: u64) {
+        self.0.store(value, Relaxed);
+    }
+
+    /// The present value.
+    pub fn get(&self) -> u64 {
+        self.0.load(Relaxed)
+    }
+}
+
+macro_rules! counters {
+    ($(#[$doc:meta])* $name:ident / $snapshot:ident { $( $(#[$fdoc:meta])* $field:ident, )* }) => {
+        $(#[$doc])*
+        #[derive(Debug, Default)]
+        pub struct $name { $( $(#[$fdoc])* pub $field: Counter, )* }
+
+        /// A reading of the counters of the same name.
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        pub struct $snapshot { $( $(#[$fdoc])* pub $field: u64, )* }
+
+        impl $name {
+            /// Reads all.
+            pub fn read(&self) -> $snapshot { $snapshot { $( $field: self.$field.get(), )* } }
+        }
+
+        impl $snapshot {
+            /// Names and values, for metrics and tables.
+            pub fn fields(&self) -> Vec<(&'static str, u64)> { vec![ $( (stringify!($field), self.$field), )* ] }
+        }
+
+        impl std::ops::AddAssign for $snapshot {
+            fn add_assign(&mut self, other: Self) { $( self.$field += other.$field; )* }
+        }
+    };
+}
+
+counters! {
+    /// What a lane did and refused.
+    LaneCounters / LaneReading {
+        /// Rounds of the loop.
+        polls,
+        /// Rounds that found work.
+        busy_polls,
+        /// Nanoseconds spent in rounds that found work.
+        busy_nanos,
+        /// Times the lane went to sleep.
+        parks,
+        /// Datagrams of another version or not decodable.
+        rx_malformed,
+        /// Datagrams whose sender is no known peer.
+        rx_unknown_sender,
+        /// Datagrams passed on to the lane they were meant for.
+        rx_forwarded,
+        /// Datagrams for a lane that is not there, or whose queue was full.
+        rx_misdirected,
+        /// Messages for channels without a sink here (any more).
+        rx_no_sink,
+        /// Messages that came twice or too late.
+        rx_duplicate,
+        /// Fragmented messages given up because no memory for their assembly was free.
+        reassembly_refused,
+        /// Fragmented messages given up because a fragment did not come in time.
+        reassembly_expired,
+        /// Committed datagrams.
+        tx_datagrams,
+    }
+}
+
+counters! {
+    /// A channel on one lane.
+    ChannelCounters / ChannelReading {
+        /// Messages emitted by sources here.
+        emitted,
+        /// Payload bytes emitted by sources here.
+        emitted_bytes,
+        /// Emitted messages for which no sink was known.
+        no_sink,
+        /// Copies for remote lanes handed to a datapath.
+        sent,
+        /// Copies for remote lanes dropped because there was no path.
+        unreachable,
+        /// Messages that arrived from other nodes.
+        received,
+        /// Payload bytes that arrived from other nodes.
+        received_bytes,
+        /// Messages that other nodes sent and that have not arrived (gaps in the sequence).
+        lost,
+        /// Messages that arrived after they had been counted as lost.
+        late,
+        /// Copies put into sinks.
+        delivered,
+        /// Copies dropped because a sink's ring was full.
+        dropped_full,
+        /// Copies dropped because a sink's memory was exhausted.
+        dropped_memory,
+    }
+}
+
+counters! {
+    /// A session.
+    SessionCounters / SessionReading {
+        /// Messages emitted.
+        emitted,
+        /// Payload bytes emitted.
+        emitted_bytes,
+        /// Messages put into its sinks.
+        delivered,
+        /// Messages for its sinks dropped because the ring was full.
+        dropped_full,
+        /// Messages for its sinks dropped because its memory was exhausted.
+        dropped_memory,
+        /// Messages for its sinks that never arrived.
+        lost,
+        /// Times that its rate limit held a message back.
+        throttled,
+    }
+}
+
+counters! {
+    /// A lane's port, as its lane last published it.
+    PortTraffic / PortReading {
+        /// Datagrams handed to the technology.
+        tx_datagrams,
+        /// Payload bytes handed to the technology.
+        tx_bytes,
+        /// Datagrams that the technology refused.
+        tx_errors,
+        /// Datagrams received.
+        rx_datagrams,
+        /// Payload bytes received.
+        rx_bytes,
+        /// Datagrams lost below us, as far as the technology tells.
+        rx_dropped,
+        /// Frames refused by our checks.
+        rx_invalid,
+    }
+}
+
+impl PortTraffic {
+    /// Publishes what the port counts.
+    pub fn set(&self, counters: &takt_datapath::PortCounters) {
+        self.tx_datagrams.set(counters.tx_datagrams);
+        self.tx_bytes.set(counters.tx_bytes);
+        self.tx_errors.set(counters.tx_errors);
+        self.rx_datagrams.set(counters.rx_datagrams);
+        self.rx_bytes.set(counters.rx_bytes);
+        self.rx_dropped.set(counters.rx_dropped);
+        self.rx_invalid.set(counters.rx_invalid);
+    }
+}

@@ -1,0 +1,174 @@
+//! What a lane does between rounds: poll on, let others run, sleep; and the thread that does it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::event::epoll;
+use rustix::thread::{CpuSet, sched_setaffinity, sched_yield};
+use rustix::time::Timespec;
+
+use super::Lane;
+use crate::config::{Idle, LaneConfig, SchedulingClass};
+
+/// A yield that took longer than this let somebody else run: the core is shared.
+const SHARED_CORE: Duration = Duration::from_nanos(1_000);
+/// Empty rounds between two yields on a core of one's own.
+const ROUNDS_PER_YIELD: u32 = 32;
+
+/// Decides, after each round, how to spend the time until the next.
+#[derive(Debug)]
+pub struct IdleStrategy {
+    idle: Idle,
+    idle_since: Option<Instant>,
+    rounds: u32,
+    shared: bool,
+}
+
+/// What to do now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Another round at once.
+    Poll,
+    /// Sleep until there is work.
+    Park,
+}
+
+impl IdleStrategy {
+    /// A strategy of this kind.
+    pub fn new(idle: Idle) -> Self {
+        Self {
+            idle,
+            idle_since: None,
+            rounds: 0,
+            shared: false,
+        }
+    }
+
+    /// After a round that found work.
+    #[inline]
+    pub fn worked(&mut self) {
+        self.idle_since = None;
+        self.rounds = 0;
+        // On a shared core the work may be for those who wait for the core.
+        if self.shared {
+            self.give_way();
+        }
+    }
+
+    /// After a round that found none.
+    #[inline]
+    pub fn idled(&mut self) -> Step {
+        let spin = match self.idle {
+            Idle::Park => return Step::Park,
+            Idle::Spin => Duration::MAX,
+            Idle::Adaptive { spin } => spin,
+        };
+        self.rounds += 1;
+        if self.shared || self.rounds.is_multiple_of(ROUNDS_PER_YIELD) {
+            self.give_way();
+            let since = *self.idle_since.get_or_insert_with(Instant::now);
+            if spin != Duration::MAX && since.elapsed() >= spin {
+                self.idle_since = None;
+                self.rounds = 0;
+                return Step::Park;
+            }
+        } else {
+            std::hint::spin_loop();
+        }
+        Step::Poll
+    }
+
+    /// Lets others run, and learns whether there are any.
+    fn give_way(&mut self) {
+        let before = Instant::now();
+        sched_yield();
+        self.shared = before.elapsed() >= SHARED_CORE;
+    }
+}
+
+/// Sleeps until the lane has work or `timeout` has passed. False: interrupted or failed, just look.
+pub fn sleep(lane_epoll: impl std::os::fd::AsFd, timeout: Option<Duration>) -> bool {
+    let mut events: Vec<epoll::Event> = Vec::with_capacity(16);
+    let timeout = timeout.map(|t| Timespec {
+        tv_sec: i64::try_from(t.as_secs()).unwrap_or(i64::MAX),
+        tv_nsec: i64::from(t.subsec_nanos()),
+    });
+    epoll::wait(
+        lane_epoll,
+        rustix::buffer::spare_capacity(&mut events),
+        timeout.as_ref(),
+    )
+    .is_ok()
+}
+
+/// Pins and schedules the calling thread as configured; problems are logged, not fatal.
+pub fn place_thread(config: &LaneConfig, lane: usize) {
+    if let Some(core) = config.core {
+        let mut set = CpuSet::new();
+        set.set(core);
+        if let Err(error) = sched_setaffinity(None, &set) {
+            tracing::warn!(lane, core, %error, "cannot pin the lane: check `core` against the cores of this process");
+        }
+    }
+    if let SchedulingClass::Fifo(priority) = config.scheduling
+        && let Err(error) = fifo(priority)
+    {
+        tracing::warn!(lane, priority, %error, "cannot schedule the lane as SCHED_FIFO: grant CAP_SYS_NICE");
+    }
+}
+
+fn fifo(priority: u8) -> Result<(), thread_priority::Error> {
+    use thread_priority::{
+        RealtimeThreadSchedulePolicy, ThreadPriority, ThreadSchedulePolicy,
+        set_thread_priority_and_policy, thread_native_id,
+    };
+    let value = priority
+        .try_into()
+        .map_err(|_| thread_priority::Error::PriorityNotInRange(1..=99))?;
+    set_thread_priority_and_policy(
+        thread_native_id(),
+        ThreadPriority::Crossplatform(value),
+        ThreadSchedulePolicy::Realtime(RealtimeThreadSchedulePolicy::Fifo),
+    )
+}
+
+/// Runs a lane until `stop`.
+pub fn run(mut lane: Lane, config: &LaneConfig, stop: &Arc<AtomicBool>) {
+    place_thread(config, lane.index);
+    let mut idle = IdleStrategy::new(config.idle);
+    while !stop.load(Ordering::Relaxed) {
+        if lane.poll() {
+            idle.worked();
+        } else if idle.idled() == Step::Park
+            && let Some(timeout) = lane.park()
+        {
+            sleep(lane.epoll(), timeout);
+            lane.unpark();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn park_sleeps_at_once_and_spin_never() {
+        assert_eq!(IdleStrategy::new(Idle::Park).idled(), Step::Park);
+        let mut spin = IdleStrategy::new(Idle::Spin);
+        assert!((0..10_000).all(|_| spin.idled() == Step::Poll));
+    }
+
+    #[test]
+    fn adaptive_sleeps_after_its_time_and_work_begins_it_anew() {
+        let mut idle = IdleStrategy::new(Idle::Adaptive {
+            spin: Duration::from_millis(1),
+        });
+        let start = Instant::now();
+        while idle.idled() == Step::Poll {}
+        assert!(start.elapsed() >= Duration::from_millis(1));
+        idle.worked();
+        assert_eq!(idle.idled(), Step::Poll);
+    }
+}

@@ -1,0 +1,261 @@
+//! From datagrams to sinks: check, find sender and channel, put together, deliver, count.
+
+use takt_datapath::Datagram;
+use takt_wire::channel::{DatagramHeader, DatagramKind, Record};
+
+use super::State;
+use super::channel::Channel;
+use super::reassembly::{self, Fragment, Key, Target};
+use super::session::Meta;
+use super::track::{Track, Verdict};
+
+/// Messages of a channel that have not arrived, or have arrived after all (negative).
+type Missing = i64;
+
+impl State {
+    /// Takes a datagram. `trusted`: it came from a lane of this node, whose address says nothing.
+    pub(super) fn ingress(&mut self, datagram: &Datagram<'_>, trusted: bool, now_ns: i64) {
+        let (header, records) = match DatagramHeader::parse(datagram.payload) {
+            Ok((header, records)) if header.kind == DatagramKind::Messages => (header, records),
+            _ => return self.counters.rx_malformed.add(1),
+        };
+        let Some(remote) = self.sender(header.sender) else {
+            return self.counters.rx_unknown_sender.add(1);
+        };
+        if !trusted
+            && self.remotes.get(remote).and_then(|r| r.address) != Some(datagram.source.ip())
+        {
+            return self.counters.rx_unknown_sender.add(1);
+        }
+        for record in records {
+            match record {
+                Ok(record) => self.record(remote, &header, &record, now_ns),
+                Err(_) => self.counters.rx_malformed.add(1),
+            }
+        }
+    }
+
+    /// The remote lane with this incarnation. Datagrams mostly follow others of the same sender.
+    #[inline]
+    fn sender(&mut self, incarnation: u32) -> Option<usize> {
+        match self.last_sender {
+            Some((last, at)) if last == incarnation => Some(at),
+            _ => {
+                let at = *self.by_incarnation.get(&incarnation)?;
+                self.last_sender = Some((incarnation, at));
+                Some(at)
+            }
+        }
+    }
+
+    /// The channel with this number. Messages mostly follow others of the same channel.
+    #[inline]
+    fn channel(&mut self, id: u64) -> Option<usize> {
+        match self.last_channel {
+            Some((last, at)) if last == id => Some(at),
+            _ => {
+                let at = self.channels.find(id)?;
+                self.last_channel = Some((id, at));
+                Some(at)
+            }
+        }
+    }
+
+    #[inline]
+    fn record(&mut self, remote: usize, header: &DatagramHeader, record: &Record<'_>, now_ns: i64) {
+        let h = &record.header;
+        let Some(at) = self.channel(h.channel) else {
+            return self.counters.rx_no_sink.add(1);
+        };
+        let key = Key {
+            remote,
+            channel: at,
+            sequence: h.sequence,
+        };
+        if h.is_fragment()
+            && let Some(assembly) = self.reassembly.find(key)
+        {
+            return self.fragment(assembly, record, now_ns);
+        }
+        let Some(channel) = self.channels.get_mut(at) else {
+            return;
+        };
+        if channel.sinks.is_empty() {
+            return self.counters.rx_no_sink.add(1);
+        }
+        let Some((sequence, missing)) = judge(channel, remote, h.epoch, h.sequence) else {
+            return self.counters.rx_duplicate.add(1);
+        };
+        if missing != 0 {
+            self.tenants.add_lost(channel, missing);
+        }
+        let meta = Meta {
+            length: h.message_length,
+            class: h.class,
+            sender: header.sender,
+            sequence,
+            send_time_ns: header.send_time_ns,
+        };
+        if h.is_fragment() {
+            return self.first_fragment(key, &meta, record, now_ns);
+        }
+        channel.counters.received.add(1);
+        channel
+            .counters
+            .received_bytes
+            .add(u64::from(h.message_length));
+        self.tenants.deliver_bytes(channel, &meta, record.payload);
+    }
+
+    #[cold]
+    fn first_fragment(&mut self, key: Key, meta: &Meta, record: &Record<'_>, now_ns: i64) {
+        let header = reassembly::Header {
+            length: meta.length,
+            stride: record.header.fragment_stride,
+            class: meta.class,
+            send_time_ns: meta.send_time_ns,
+        };
+        let acceptable =
+            self.reassembly.accepts(&header) && meta.length as usize <= self.max_message;
+        let begun = if acceptable {
+            self.reassembly.begin(key, meta.sequence, &header, now_ns)
+        } else {
+            None
+        };
+        let Some(channel) = self.channels.get(key.channel) else {
+            return;
+        };
+        let Some(assembly) = begun else {
+            self.counters.reassembly_refused.add(1);
+            channel.counters.lost.add(1);
+            return self.tenants.add_lost(channel, 1);
+        };
+        for &(session, sink) in &channel.sinks {
+            let placed = match self.tenants.sessions.get_mut(session) {
+                Some(s) => s.place(sink, meta.length as usize),
+                None => continue,
+            };
+            match placed {
+                Ok(Ok(chunk)) => self.reassembly.get(assembly).targets.push(Target {
+                    session,
+                    sink,
+                    chunk,
+                }),
+                Ok(Err(dropped)) => {
+                    self.tenants
+                        .account(session, sink, &channel.counters, Ok(dropped))
+                }
+                Err(failure) => self.tenants.fail(session, failure),
+            }
+        }
+        self.fragment(assembly, record, now_ns);
+    }
+
+    /// A fragment of a message that has begun.
+    fn fragment(&mut self, assembly: usize, record: &Record<'_>, now_ns: i64) {
+        let h = &record.header;
+        let Fragment::New { complete } = self.reassembly.note(
+            assembly,
+            h.message_length,
+            h.fragment_stride,
+            h.fragment_index,
+            now_ns,
+        ) else {
+            return self.counters.rx_duplicate.add(1);
+        };
+        let message = self.reassembly.get(assembly);
+        for target in &message.targets {
+            if let Some(session) = self.tenants.sessions.get(target.session) {
+                let place = session.placed(target.chunk, message.length as usize);
+                let copied = place.write_from(h.fragment_offset(), record.payload);
+                debug_assert!(copied.is_ok(), "a checked fragment lies inside its message");
+            }
+        }
+        if complete {
+            self.complete(assembly);
+        }
+    }
+
+    fn complete(&mut self, assembly: usize) {
+        let message = self.reassembly.get(assembly);
+        let meta = Meta {
+            length: message.length,
+            class: message.class,
+            sender: self
+                .remotes
+                .get(message.key.remote)
+                .map_or(0, |r| r.incarnation),
+            sequence: message.full_sequence,
+            send_time_ns: message.send_time_ns,
+        };
+        if let Some(channel) = self.channels.get(message.key.channel) {
+            channel.counters.received.add(1);
+            channel.counters.received_bytes.add(u64::from(meta.length));
+            for &Target {
+                session,
+                sink,
+                chunk,
+            } in &message.targets
+            {
+                let Some(s) = self.tenants.sessions.get_mut(session) else {
+                    continue;
+                };
+                let result = s.deliver(sink, chunk, &meta);
+                self.tenants
+                    .account(session, sink, &channel.counters, result);
+            }
+        }
+        self.reassembly.end(assembly);
+    }
+
+    /// Gives up messages whose fragments have stopped coming.
+    pub(super) fn expire(&mut self, now_ns: i64) {
+        while let Some(assembly) = self.reassembly.expired(now_ns) {
+            self.counters.reassembly_expired.add(1);
+            self.abandon(assembly);
+        }
+    }
+
+    /// Gives up a message on its way in: its memory is free again, and it counts as lost.
+    pub(super) fn abandon(&mut self, assembly: usize) {
+        let message = self.reassembly.get(assembly);
+        for target in &message.targets {
+            if let Some(session) = self.tenants.sessions.get_mut(target.session) {
+                session.withdraw(target.sink, target.chunk);
+            }
+        }
+        if let Some(channel) = self.channels.get(message.key.channel) {
+            channel.counters.lost.add(1);
+            self.tenants.add_lost(channel, 1);
+        }
+        self.reassembly.end(assembly);
+    }
+}
+
+/// The full sequence number of a message that is to be delivered, and what is missing before it;
+/// `None` for one that has come before.
+#[inline]
+fn judge(channel: &mut Channel, remote: usize, epoch: u8, sequence: u32) -> Option<(u64, Missing)> {
+    if channel.tracks.len() <= remote {
+        channel.tracks.resize(remote + 1, None);
+    }
+    match &mut channel.tracks[remote] {
+        Some(track) if track.is_of(epoch) => match track.accept(sequence) {
+            Verdict::New { sequence, lost } => {
+                if lost > 0 {
+                    channel.counters.lost.add(lost);
+                }
+                Some((sequence, lost as Missing))
+            }
+            Verdict::Late { sequence } => {
+                channel.counters.late.add(1);
+                Some((sequence, -1))
+            }
+            Verdict::Duplicate => None,
+        },
+        other => {
+            *other = Some(Track::start(epoch, sequence));
+            Some((u64::from(sequence), 0))
+        }
+    }
+}

@@ -1,0 +1,834 @@
+//! A lane: one polling thread, run to completion, single writer of everything it touches.
+//!
+//! A round takes what the datapaths have received, what the applications have emitted, and sends what
+//! has come together: it never waits to fill a batch (naaas-thesis-2024, section 3.5). No lock, no
+//! allocation and no system call but the datapath's own on this path; what changes the lane's tables
+//! comes as a [`Command`] from the control thread.
+
+mod channel;
+mod egress;
+pub mod idle;
+mod ingress;
+mod reassembly;
+mod remote;
+pub mod session;
+mod tenants;
+mod track;
+
+use std::collections::HashMap;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, Sender};
+use std::time::Duration;
+
+use rustix::event::epoll;
+use slab::Slab;
+use takt_clock::Clock;
+use takt_datapath::{DatapathKind, PeerHandle, Port};
+use takt_session::layout::{SinkBlock, SourceBlock};
+use takt_session::{ChannelId, ErrorCode, Failure};
+use takt_time::TrafficClass;
+
+use crate::config::Limits;
+use crate::counters::{ChannelCounters, LaneCounters, PortTraffic};
+use channel::Channels;
+use reassembly::Reassembly;
+use remote::Remote;
+use session::{LaneSession, LaneSink, LaneSource};
+use tenants::Tenants;
+
+/// Datagrams taken from one port in a round.
+const RECEIVE_BUDGET: usize = 64;
+/// A port whose empty poll is a system call is polled in one round of so many, at the rarest, while
+/// a port whose poll is free shares the lane.
+const RAREST_POLL: u32 = 64;
+/// How often a sleeping lane looks after sessions that their rate limit holds back.
+const THROTTLE_CHECK: Duration = Duration::from_micros(500);
+/// Rounds between two publications of the ports' counters.
+const PUBLISH_EVERY: u32 = 256;
+
+/// What the control thread tells a lane.
+pub enum Command {
+    /// A new session.
+    AddSession(Box<LaneSession>),
+    /// The session has ended: hand it back.
+    RemoveSession(u64),
+    /// A new source of a session.
+    AddSource {
+        session: u64,
+        source: usize,
+        block: SourceBlock,
+        channel: ChannelId,
+        port: usize,
+    },
+    /// No more will be emitted at this source; what is in its ring is still sent.
+    CloseSource { session: u64, source: usize },
+    /// A new sink of a session.
+    AddSink {
+        session: u64,
+        sink: usize,
+        block: SinkBlock,
+        channel: ChannelId,
+        notify: Option<OwnedFd>,
+    },
+    /// The sink takes no more.
+    CloseSink { session: u64, sink: usize },
+    /// A lane elsewhere, with its address at each of this lane's ports.
+    AddRemote {
+        id: u64,
+        incarnation: u32,
+        address: Option<IpAddr>,
+        endpoints: Vec<Option<SocketAddr>>,
+    },
+    /// That lane is gone.
+    RemoveRemote(u64),
+    /// All channels on which a remote lane has sinks.
+    Subscriptions { remote: u64, channels: Vec<u64> },
+    /// Other rights for a session.
+    SetRates {
+        session: u64,
+        messages_per_second: u64,
+        bytes_per_second: u64,
+    },
+}
+
+/// What a lane tells the control thread.
+pub enum Event {
+    /// The application broke the protocol: end the session.
+    SessionFailed { session: u64, failure: Failure },
+    /// Answer to `RemoveSession`: nothing of it is left here.
+    SessionRemoved(Box<LaneSession>),
+    /// The source is gone, its block is free.
+    SourceClosed { session: u64, source: usize },
+    /// The sink is gone, its block is free.
+    SinkClosed { session: u64, sink: usize },
+    /// A channel came into use.
+    ChannelOpened {
+        lane: usize,
+        channel: u64,
+        counters: Arc<ChannelCounters>,
+    },
+    /// A channel went out of use.
+    ChannelClosed { lane: usize, channel: u64 },
+}
+
+/// How to reach a lane.
+#[derive(Clone)]
+pub struct LaneHandle {
+    commands: Sender<Command>,
+    mailbox: Arc<Mailbox>,
+}
+
+struct Mailbox {
+    full: AtomicBool,
+    wake: OwnedFd,
+}
+
+impl LaneHandle {
+    /// Gives the lane a command. False if the lane is gone.
+    pub fn send(&self, command: Command) -> bool {
+        let sent = self.commands.send(command).is_ok();
+        self.mailbox.full.store(true, Ordering::Release); // Partner: `commands` in the lane.
+        self.wake();
+        sent
+    }
+
+    /// Wakes the lane if it sleeps.
+    pub fn wake(&self) {
+        // EAGAIN: the counter is full, so it is awake.
+        let _ = rustix::io::write(&self.mailbox.wake, &1u64.to_ne_bytes());
+    }
+}
+
+/// How a lane reaches the control thread.
+#[derive(Clone)]
+pub struct EventSender {
+    /// The events.
+    pub events: Sender<Event>,
+    /// An eventfd that wakes the control thread.
+    pub wake: Arc<OwnedFd>,
+}
+
+impl EventSender {
+    fn send(&self, event: Event) {
+        // Without a control thread the runtime is being dropped: nobody wants to know.
+        let _ = self.events.send(event);
+        let _ = rustix::io::write(&*self.wake, &1u64.to_ne_bytes());
+    }
+}
+
+/// A port with what its lane knows of it.
+pub struct LanePort {
+    /// Its technology.
+    pub kind: DatapathKind,
+    /// The port.
+    pub port: Box<dyn Port>,
+    /// Connects lanes of this node: the sender's address means nothing.
+    pub trusted: bool,
+    /// UDP ports of the other lanes behind the same device, with their handles on the port between lanes.
+    pub siblings: Vec<(u16, PeerHandle)>,
+    /// Its counters as others see them.
+    pub traffic: Arc<PortTraffic>,
+    /// Remote lanes with a datagram being filled here.
+    open: Vec<usize>,
+    /// Frames may be waiting for `flush`.
+    dirty: bool,
+    interval: u32,
+    skipped: u32,
+}
+
+impl LanePort {
+    /// A port, ready to be polled.
+    pub fn new(
+        kind: DatapathKind,
+        port: Box<dyn Port>,
+        trusted: bool,
+        traffic: Arc<PortTraffic>,
+    ) -> Self {
+        Self {
+            kind,
+            port,
+            trusted,
+            siblings: Vec::new(),
+            traffic,
+            open: Vec::new(),
+            dirty: false,
+            interval: 1,
+            skipped: 0,
+        }
+    }
+
+    fn publish(&self) {
+        self.traffic.set(&self.port.counters());
+    }
+}
+
+/// Everything of a lane but its ports: what a received datagram may change.
+struct State {
+    incarnation: u32,
+    clock: Box<dyn Clock>,
+    tenants: Tenants,
+    channels: Channels,
+    remotes: Slab<Remote>,
+    by_incarnation: HashMap<u32, usize, foldhash::fast::RandomState>,
+    last_sender: Option<(u32, usize)>,
+    last_channel: Option<(u64, usize)>,
+    reassembly: Reassembly,
+    max_message: usize,
+    finished_sources: Vec<(usize, usize)>,
+    counters: Arc<LaneCounters>,
+}
+
+/// A lane.
+pub struct Lane {
+    index: usize,
+    ports: Vec<LanePort>,
+    state: State,
+    by_session: HashMap<u64, usize>,
+    by_remote: HashMap<u64, usize>,
+    commands: Receiver<Command>,
+    mailbox: Arc<Mailbox>,
+    events: EventSender,
+    epoll: OwnedFd,
+    /// Some port's poll is a memory read: others are polled more rarely.
+    mixed: bool,
+    tick: u32,
+}
+
+impl Lane {
+    /// A lane with these ports; the last one connects lanes of this node if `trusted`.
+    ///
+    /// # Errors
+    /// The kernel's, for epoll and eventfd.
+    #[allow(clippy::too_many_arguments)] // built in one place
+    pub fn new(
+        index: usize,
+        incarnation: u32,
+        ports: Vec<LanePort>,
+        limits: &Limits,
+        clock: Box<dyn Clock>,
+        counters: Arc<LaneCounters>,
+        events: EventSender,
+    ) -> std::io::Result<(Self, LaneHandle)> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let wake = rustix::event::eventfd(
+            0,
+            rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK,
+        )?;
+        epoll::add(
+            &epoll,
+            &wake,
+            epoll::EventData::new_u64(0),
+            epoll::EventFlags::IN,
+        )?;
+        for port in &ports {
+            epoll::add(
+                &epoll,
+                port.port.wait_fd(),
+                epoll::EventData::new_u64(1),
+                epoll::EventFlags::IN,
+            )?;
+        }
+        let mailbox = Arc::new(Mailbox {
+            full: AtomicBool::new(false),
+            wake,
+        });
+        let (sender, commands) = std::sync::mpsc::channel();
+        let mixed = ports
+            .iter()
+            .any(|p| !p.trusted && !p.port.receive_costs_syscall());
+        let lane = Self {
+            index,
+            ports,
+            state: State {
+                incarnation,
+                clock,
+                tenants: Tenants::default(),
+                channels: Channels::default(),
+                remotes: Slab::new(),
+                by_incarnation: HashMap::default(),
+                last_sender: None,
+                last_channel: None,
+                reassembly: Reassembly::new(
+                    limits.reassemblies,
+                    limits.max_message,
+                    limits.reassembly_timeout,
+                ),
+                max_message: limits.max_message,
+                finished_sources: Vec::new(),
+                counters,
+            },
+            by_session: HashMap::new(),
+            by_remote: HashMap::new(),
+            commands,
+            mailbox: mailbox.clone(),
+            events,
+            epoll,
+            mixed,
+            tick: 0,
+        };
+        Ok((
+            lane,
+            LaneHandle {
+                commands: sender,
+                mailbox,
+            },
+        ))
+    }
+
+    /// The descriptor that is readable when a parked lane has work.
+    pub fn epoll(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+
+    /// One round. True if there was anything to do.
+    #[inline]
+    pub fn poll(&mut self) -> bool {
+        self.tick = self.tick.wrapping_add(1);
+        let counters = &self.state.counters;
+        counters.polls.add(1);
+        let now_ns = self.state.clock.now().as_nanos();
+        // Partner: `LaneHandle::send`.
+        if self.mailbox.full.load(Ordering::Relaxed)
+            && self.mailbox.full.swap(false, Ordering::Acquire)
+        {
+            self.commands(now_ns);
+        }
+        let mut worked = self.receive(now_ns);
+        worked |= self.state.egress(&mut self.ports, now_ns);
+        worked |= self.flush();
+        self.state.tenants.show();
+        if self
+            .state
+            .reassembly
+            .next_check()
+            .is_some_and(|at| now_ns >= at)
+        {
+            self.state.expire(now_ns);
+        }
+        if self.state.tenants.has_failed() || !self.state.finished_sources.is_empty() {
+            self.clear();
+        }
+        if self.tick.is_multiple_of(PUBLISH_EVERY) {
+            self.publish();
+        }
+        if worked {
+            let counters = &self.state.counters;
+            counters.busy_polls.add(1);
+            let busy = self.state.clock.now().as_nanos().saturating_sub(now_ns);
+            counters.busy_nanos.add(busy.max(0) as u64);
+        }
+        worked
+    }
+
+    #[inline]
+    fn receive(&mut self, now_ns: i64) -> bool {
+        let mut worked = false;
+        for at in 0..self.ports.len() {
+            let (before, rest) = self.ports.split_at_mut(at);
+            let Some((port, after)) = rest.split_first_mut() else {
+                break;
+            };
+            let costly = self.mixed && port.port.receive_costs_syscall();
+            if costly {
+                port.skipped += 1;
+                if port.skipped < port.interval {
+                    continue;
+                }
+                port.skipped = 0;
+            }
+            let state = &mut self.state;
+            let (trusted, siblings) = (port.trusted, &port.siblings);
+            let own = port.port.local().port();
+            // The port between lanes, if there is one, is the last.
+            let mut mesh = after.last_mut().or(before.last_mut()).filter(|p| p.trusted);
+            let received = port.port.receive(RECEIVE_BUDGET, &mut |datagram| {
+                if trusted || datagram.destination_port == own || siblings.is_empty() {
+                    state.ingress(&datagram, trusted, now_ns);
+                } else {
+                    forward(&state.counters, mesh.as_deref_mut(), siblings, &datagram);
+                }
+            });
+            worked |= received > 0;
+            if costly {
+                port.interval = if received > 0 {
+                    1
+                } else {
+                    (port.interval * 2).min(RAREST_POLL)
+                };
+            }
+        }
+        worked
+    }
+
+    /// Commits what was filled and sends what was committed. True if anything was.
+    #[inline]
+    fn flush(&mut self) -> bool {
+        let mut worked = false;
+        let state = &mut self.state;
+        for (at, port) in self.ports.iter_mut().enumerate() {
+            if !port.dirty {
+                continue;
+            }
+            worked = true;
+            for remote in port.open.drain(..) {
+                if let Some(remote) = state.remotes.get_mut(remote)
+                    && remote.close(at, port.port.as_mut(), state.incarnation)
+                {
+                    state.counters.tx_datagrams.add(1);
+                }
+            }
+            port.dirty = !port.port.flush();
+        }
+        worked
+    }
+
+    /// Ends sessions that broke the protocol, and sources that are closed and empty.
+    #[cold]
+    fn clear(&mut self) {
+        for (at, source) in std::mem::take(&mut self.state.finished_sources) {
+            let Some(session) = self.state.tenants.sessions.get(at).map(|s| s.id) else {
+                continue;
+            };
+            self.remove_source(at, source);
+            self.events.send(Event::SourceClosed { session, source });
+        }
+        for (at, failure) in self.state.tenants.take_failed() {
+            let Some(session) = self.state.tenants.sessions.get(at).map(|s| s.id) else {
+                continue;
+            };
+            self.events.send(Event::SessionFailed { session, failure });
+            self.remove_session(session);
+        }
+    }
+
+    #[cold]
+    fn publish(&self) {
+        for port in &self.ports {
+            port.publish();
+        }
+    }
+
+    /// Prepares to sleep: tells every application so, then looks once more. `None`: there is work.
+    /// Otherwise how long to sleep on [`epoll`](Self::epoll) at most; call [`unpark`](Self::unpark) afterwards.
+    pub fn park(&mut self) -> Option<Option<Duration>> {
+        if self.mailbox.full.load(Ordering::Acquire) || self.ports.iter().any(|p| p.dirty) {
+            return None;
+        }
+        self.publish();
+        for (_, session) in &self.state.tenants.sessions {
+            session.bell.park();
+        }
+        let mut timeout = None;
+        for (_, session) in &mut self.state.tenants.sessions {
+            if session.throttled {
+                timeout = Some(THROTTLE_CHECK);
+            } else {
+                session.active |= session.bell.take_dirty();
+                if session.active {
+                    self.unpark();
+                    return None;
+                }
+            }
+        }
+        if let Some(at) = self.state.reassembly.next_check() {
+            let now = self.state.clock.now().as_nanos();
+            let wait = Duration::from_nanos(at.saturating_sub(now).max(1_000) as u64);
+            timeout = Some(timeout.map_or(wait, |t: Duration| t.min(wait)));
+        }
+        self.state.counters.parks.add(1);
+        Some(timeout)
+    }
+
+    /// After a sleep: applications need not wake the lane any more.
+    pub fn unpark(&mut self) {
+        for (_, session) in &self.state.tenants.sessions {
+            session.bell.unpark();
+        }
+        let mut count = [0u8; 8];
+        let _ = rustix::io::read(&self.mailbox.wake, &mut count);
+    }
+
+    #[cold]
+    fn commands(&mut self, now_ns: i64) {
+        while let Ok(command) = self.commands.try_recv() {
+            self.command(command, now_ns);
+        }
+    }
+
+    fn command(&mut self, command: Command, now_ns: i64) {
+        match command {
+            Command::AddSession(session) => {
+                let id = session.id;
+                // Never read: edge-triggered, so that no application can block the lane through it.
+                let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
+                let added = epoll::add(
+                    &self.epoll,
+                    session.bell.fd(),
+                    epoll::EventData::new_u64(2),
+                    flags,
+                );
+                let at = self.state.tenants.sessions.insert(*session);
+                self.by_session.insert(id, at);
+                if let Err(error) = added {
+                    let text = format!("cannot watch the session's doorbell: {error}");
+                    self.state
+                        .tenants
+                        .fail(at, Failure::new(ErrorCode::System, text));
+                }
+            }
+            Command::RemoveSession(id) => self.remove_session(id),
+            Command::AddSource {
+                session,
+                source,
+                block,
+                channel,
+                port,
+            } => {
+                let Some(&at) = self.by_session.get(&session) else {
+                    return;
+                };
+                let channel = self.open_channel(channel.0);
+                let Some(s) = self.state.tenants.sessions.get_mut(at) else {
+                    return;
+                };
+                match LaneSource::new(s.arena(), block, channel, port) {
+                    Ok(new) => {
+                        place(&mut s.sources, source, new);
+                        if let Some(channel) = self.state.channels.get_mut(channel) {
+                            channel.sources += 1;
+                        }
+                    }
+                    Err(error) => {
+                        let text = format!("cannot attach source {source}: {error}");
+                        self.state
+                            .tenants
+                            .fail(at, Failure::new(ErrorCode::System, text));
+                    }
+                }
+            }
+            Command::CloseSource { session, source } => {
+                let Some(&at) = self.by_session.get(&session) else {
+                    return;
+                };
+                let Some(s) = self.state.tenants.sessions.get_mut(at) else {
+                    return;
+                };
+                if let Some(Some(source)) = s.sources.get_mut(source) {
+                    source.closing = true;
+                    s.active = true;
+                }
+            }
+            Command::AddSink {
+                session,
+                sink,
+                block,
+                channel,
+                notify,
+            } => {
+                let Some(&at) = self.by_session.get(&session) else {
+                    return;
+                };
+                let channel = self.open_channel(channel.0);
+                let Some(s) = self.state.tenants.sessions.get_mut(at) else {
+                    return;
+                };
+                match LaneSink::new(s.arena(), block, channel, notify) {
+                    Ok(new) => {
+                        place(&mut s.sinks, sink, new);
+                        if let Some(channel) = self.state.channels.get_mut(channel) {
+                            if channel.sinks.is_empty() {
+                                // Nobody listened until now: what was missed was not lost.
+                                channel.tracks.fill(None);
+                            }
+                            channel.sinks.push((at, sink));
+                        }
+                        self.state.tenants.reserve_pending();
+                    }
+                    Err(error) => {
+                        let text = format!("cannot attach sink {sink}: {error}");
+                        self.state
+                            .tenants
+                            .fail(at, Failure::new(ErrorCode::System, text));
+                    }
+                }
+            }
+            Command::CloseSink { session, sink } => {
+                let Some(&at) = self.by_session.get(&session) else {
+                    return;
+                };
+                self.remove_sink(at, sink);
+                self.events.send(Event::SinkClosed { session, sink });
+            }
+            Command::AddRemote {
+                id,
+                incarnation,
+                address,
+                endpoints,
+            } => {
+                self.remove_remote(id);
+                let via = self
+                    .ports
+                    .iter_mut()
+                    .zip(endpoints)
+                    .map(|(port, endpoint)| match port.port.connect(endpoint?) {
+                        Ok(handle) => Some(handle),
+                        Err(error) => {
+                            tracing::warn!(datapath = %port.kind, %error, "peer not reachable through this datapath");
+                            None
+                        }
+                    })
+                    .collect();
+                let at = self
+                    .state
+                    .remotes
+                    .insert(Remote::new(incarnation, address, via));
+                self.by_remote.insert(id, at);
+                self.state.by_incarnation.insert(incarnation, at);
+            }
+            Command::RemoveRemote(id) => self.remove_remote(id),
+            Command::Subscriptions { remote, channels } => self.subscriptions(remote, &channels),
+            Command::SetRates {
+                session,
+                messages_per_second,
+                bytes_per_second,
+            } => {
+                if let Some(&at) = self.by_session.get(&session)
+                    && let Some(s) = self.state.tenants.sessions.get_mut(at)
+                {
+                    s.set_rates(messages_per_second, bytes_per_second, now_ns);
+                }
+            }
+        }
+    }
+
+    fn open_channel(&mut self, id: u64) -> usize {
+        let (at, new) = self.state.channels.open(id);
+        if new && let Some(channel) = self.state.channels.get(at) {
+            let counters = channel.counters.clone();
+            self.events.send(Event::ChannelOpened {
+                lane: self.index,
+                channel: id,
+                counters,
+            });
+        }
+        at
+    }
+
+    fn close_channel_if_unused(&mut self, at: usize) {
+        let unused = self.state.channels.get(at).is_some_and(|c| c.is_unused());
+        if !unused {
+            return;
+        }
+        while let Some(assembly) = self.state.reassembly.matching(|key| key.channel == at) {
+            self.state.abandon(assembly);
+        }
+        if let Some(channel) = self.state.channels.close_unused(at) {
+            self.state.last_channel = None;
+            self.events.send(Event::ChannelClosed {
+                lane: self.index,
+                channel,
+            });
+        }
+    }
+
+    fn remove_source(&mut self, at: usize, source: usize) {
+        let Some(session) = self.state.tenants.sessions.get_mut(at) else {
+            return;
+        };
+        let Some(removed) = session.sources.get_mut(source).and_then(Option::take) else {
+            return;
+        };
+        if let Some(channel) = self.state.channels.get_mut(removed.channel) {
+            channel.sources -= 1;
+        }
+        self.close_channel_if_unused(removed.channel);
+    }
+
+    fn remove_sink(&mut self, at: usize, sink: usize) {
+        self.state
+            .reassembly
+            .retain_targets(|target| target.session != at || target.sink != sink);
+        let Some(session) = self.state.tenants.sessions.get_mut(at) else {
+            return;
+        };
+        let Some(removed) = session.remove_sink(sink) else {
+            return;
+        };
+        if let Some(channel) = self.state.channels.get_mut(removed.channel) {
+            channel.sinks.retain(|entry| *entry != (at, sink));
+        }
+        self.close_channel_if_unused(removed.channel);
+    }
+
+    fn remove_session(&mut self, id: u64) {
+        let Some(at) = self.by_session.remove(&id) else {
+            return;
+        };
+        let Some(session) = self.state.tenants.sessions.get(at) else {
+            return;
+        };
+        let (sources, sinks) = (session.sources.len(), session.sinks.len());
+        for source in 0..sources {
+            self.remove_source(at, source);
+        }
+        for sink in 0..sinks {
+            self.remove_sink(at, sink);
+        }
+        let session = self.state.tenants.sessions.remove(at);
+        // Fails only if adding did.
+        let _ = epoll::delete(&self.epoll, session.bell.fd());
+        self.events.send(Event::SessionRemoved(Box::new(session)));
+    }
+
+    fn remove_remote(&mut self, id: u64) {
+        self.subscriptions(id, &[]);
+        let Some(at) = self.by_remote.remove(&id) else {
+            return;
+        };
+        while let Some(assembly) = self.state.reassembly.matching(|key| key.remote == at) {
+            self.state.abandon(assembly);
+        }
+        for (_, channel) in self.state.channels.iter_mut() {
+            if let Some(track) = channel.tracks.get_mut(at) {
+                *track = None;
+            }
+        }
+        let Some(mut remote) = self.state.remotes.try_remove(at) else {
+            return;
+        };
+        self.state.by_incarnation.remove(&remote.incarnation);
+        self.state.last_sender = None;
+        for (i, port) in self.ports.iter_mut().enumerate() {
+            port.open.retain(|&open| open != at);
+            remote.close(i, port.port.as_mut(), self.state.incarnation);
+            port.dirty = true;
+            if let Some(handle) = remote.via[i]
+                && !self
+                    .state
+                    .remotes
+                    .iter()
+                    .any(|(_, other)| other.via[i] == Some(handle))
+            {
+                port.port.disconnect(handle);
+            }
+        }
+    }
+
+    fn subscriptions(&mut self, remote: u64, channels: &[u64]) {
+        let Some(&at) = self.by_remote.get(&remote) else {
+            return;
+        };
+        let new: Vec<usize> = channels.iter().map(|&id| self.open_channel(id)).collect();
+        let Some(remote) = self.state.remotes.get_mut(at) else {
+            return;
+        };
+        let old = std::mem::replace(&mut remote.channels, new.clone());
+        for &channel in &new {
+            if let Some(channel) = self.state.channels.get_mut(channel)
+                && !channel.destinations.contains(&at)
+            {
+                channel.destinations.push(at);
+                channel.generation = channel.generation.wrapping_add(1);
+            }
+        }
+        let kept: std::collections::HashSet<usize> = new.into_iter().collect();
+        for index in old {
+            if kept.contains(&index) {
+                continue;
+            }
+            if let Some(channel) = self.state.channels.get_mut(index) {
+                channel
+                    .destinations
+                    .retain(|&destination| destination != at);
+                channel.generation = channel.generation.wrapping_add(1);
+            }
+            self.close_channel_if_unused(index);
+        }
+    }
+}
+
+/// Puts an endpoint at its number.
+fn place<T>(list: &mut Vec<Option<T>>, at: usize, value: T) {
+    if list.len() <= at {
+        list.resize_with(at + 1, || None);
+    }
+    list[at] = Some(value);
+}
+
+/// Passes a datagram on to the lane that it was meant for: a device's queues know nothing of lanes.
+fn forward(
+    counters: &LaneCounters,
+    mesh: Option<&mut LanePort>,
+    siblings: &[(u16, PeerHandle)],
+    datagram: &takt_datapath::Datagram<'_>,
+) {
+    let sent = mesh.is_some_and(|mesh| {
+        let Some((_, peer)) = siblings
+            .iter()
+            .find(|(port, _)| *port == datagram.destination_port)
+        else {
+            return false;
+        };
+        let Ok(frame) = mesh.port.reserve(*peer) else {
+            return false;
+        };
+        let length = datagram.payload.len();
+        let Some(space) = mesh.port.payload(&frame).get_mut(..length) else {
+            mesh.port.cancel(frame);
+            return false;
+        };
+        space.copy_from_slice(datagram.payload);
+        mesh.port
+            .commit(frame, length, TrafficClass::BEST_EFFORT, None);
+        mesh.dirty = true;
+        true
+    });
+    if sent {
+        counters.rx_forwarded.add(1)
+    } else {
+        counters.rx_misdirected.add(1)
+    }
+}

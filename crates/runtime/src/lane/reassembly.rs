@@ -1,0 +1,331 @@
+//! Fragmented messages on their way in: each fragment is copied straight into the memory of every sink.
+//!
+//! Bounded in number, size and time. Memory of the bookkeeping is allocated at the start.
+
+use std::time::Duration;
+
+use takt_time::TrafficClass;
+
+/// Fewest payload bytes of a fragment that is not the last: bounds the bookkeeping of a message.
+const LEAST_STRIDE: usize = 256;
+
+/// A sink's memory for a message.
+#[derive(Clone, Copy, Debug)]
+pub struct Target {
+    /// Index of the session on the lane.
+    pub session: usize,
+    /// Index of the sink in its session.
+    pub sink: usize,
+    /// First chunk of the memory.
+    pub chunk: u32,
+}
+
+/// Names a message on its way in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Key {
+    /// Index of the sending lane.
+    pub remote: usize,
+    /// Index of the channel.
+    pub channel: usize,
+    /// Low half of the sequence number.
+    pub sequence: u32,
+}
+
+/// A message on its way in.
+#[derive(Debug)]
+pub struct Assembly {
+    pub key: Key,
+    pub full_sequence: u64,
+    pub length: u32,
+    pub stride: u16,
+    pub class: TrafficClass,
+    pub send_time_ns: i64,
+    pub targets: Vec<Target>,
+    missing: u32,
+    arrived: Vec<u64>,
+    deadline_ns: i64,
+    used: bool,
+}
+
+/// What a fragment did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fragment {
+    /// New: copy it into the targets.
+    New {
+        /// It was the last one missing.
+        complete: bool,
+    },
+    /// Came twice, or contradicts the first fragment: drop it.
+    Refused,
+}
+
+/// All messages on their way in at a lane.
+#[derive(Debug)]
+pub struct Reassembly {
+    slots: Vec<Assembly>,
+    used: usize,
+    last: usize,
+    timeout_ns: i64,
+    most_fragments: usize,
+    next_check_ns: i64,
+}
+
+/// A fragment's description of its message, from a checked record header.
+#[derive(Clone, Copy, Debug)]
+pub struct Header {
+    pub length: u32,
+    pub stride: u16,
+    pub class: TrafficClass,
+    pub send_time_ns: i64,
+}
+
+impl Reassembly {
+    /// Room for `count` messages of up to `max_message` bytes.
+    pub fn new(count: usize, max_message: usize, timeout: Duration) -> Self {
+        let most_fragments = max_message.div_ceil(LEAST_STRIDE);
+        let slots = (0..count)
+            .map(|_| Assembly {
+                key: Key {
+                    remote: 0,
+                    channel: 0,
+                    sequence: 0,
+                },
+                full_sequence: 0,
+                length: 0,
+                stride: 0,
+                class: TrafficClass::BEST_EFFORT,
+                send_time_ns: 0,
+                targets: Vec::with_capacity(16),
+                missing: 0,
+                // Zero pages until a long message comes.
+                arrived: vec![0; most_fragments.div_ceil(64)],
+                deadline_ns: 0,
+                used: false,
+            })
+            .collect();
+        Self {
+            slots,
+            used: 0,
+            last: 0,
+            timeout_ns: i64::try_from(timeout.as_nanos()).unwrap_or(i64::MAX),
+            most_fragments,
+            next_check_ns: i64::MAX,
+        }
+    }
+
+    /// The message with this key, if some of it is here.
+    #[inline]
+    pub fn find(&mut self, key: Key) -> Option<usize> {
+        // Fragments of a message mostly follow each other.
+        if self.used == 0 {
+            return None;
+        }
+        if let Some(slot) = self.slots.get(self.last)
+            && slot.used
+            && slot.key == key
+        {
+            return Some(self.last);
+        }
+        self.last = self
+            .slots
+            .iter()
+            .position(|slot| slot.used && slot.key == key)?;
+        Some(self.last)
+    }
+
+    /// Whether fragments of this size can be put together here.
+    pub fn accepts(&self, header: &Header) -> bool {
+        header.stride != 0
+            && (header.length as usize).div_ceil(usize::from(header.stride)) <= self.most_fragments
+    }
+
+    /// Begins a message; `None` if all places are taken. The caller fills in the targets.
+    pub fn begin(
+        &mut self,
+        key: Key,
+        full_sequence: u64,
+        header: &Header,
+        now_ns: i64,
+    ) -> Option<usize> {
+        let at = self.slots.iter().position(|slot| !slot.used)?;
+        let slot = &mut self.slots[at];
+        let count = header.length.div_ceil(u32::from(header.stride));
+        slot.key = key;
+        slot.full_sequence = full_sequence;
+        slot.length = header.length;
+        slot.stride = header.stride;
+        slot.class = header.class;
+        slot.send_time_ns = header.send_time_ns;
+        slot.targets.clear();
+        slot.missing = count;
+        slot.arrived[..(count as usize).div_ceil(64)].fill(0);
+        slot.deadline_ns = now_ns.saturating_add(self.timeout_ns);
+        slot.used = true;
+        self.next_check_ns = self.next_check_ns.min(slot.deadline_ns);
+        self.used += 1;
+        self.last = at;
+        Some(at)
+    }
+
+    /// Notes a fragment.
+    #[inline]
+    pub fn note(
+        &mut self,
+        at: usize,
+        length: u32,
+        stride: u16,
+        index: u32,
+        now_ns: i64,
+    ) -> Fragment {
+        let slot = &mut self.slots[at];
+        if slot.length != length || slot.stride != stride {
+            return Fragment::Refused;
+        }
+        let (word, bit) = (index as usize / 64, 1u64 << (index % 64));
+        match slot.arrived.get_mut(word) {
+            Some(word) if *word & bit == 0 => *word |= bit,
+            _ => return Fragment::Refused,
+        }
+        slot.missing -= 1;
+        slot.deadline_ns = now_ns.saturating_add(self.timeout_ns);
+        Fragment::New {
+            complete: slot.missing == 0,
+        }
+    }
+
+    /// The message at a place.
+    pub fn get(&mut self, at: usize) -> &mut Assembly {
+        &mut self.slots[at]
+    }
+
+    /// Frees a place.
+    pub fn end(&mut self, at: usize) {
+        self.slots[at].used = false;
+        self.used -= 1;
+        if self.used == 0 {
+            self.next_check_ns = i64::MAX;
+        }
+    }
+
+    /// When to look for expired messages; `None` without any.
+    pub fn next_check(&self) -> Option<i64> {
+        (self.used > 0).then_some(self.next_check_ns)
+    }
+
+    /// A message whose next fragment is overdue, if any; the caller withdraws its targets and ends it.
+    pub fn expired(&mut self, now_ns: i64) -> Option<usize> {
+        if now_ns < self.next_check_ns {
+            return None;
+        }
+        let found = self
+            .slots
+            .iter()
+            .position(|slot| slot.used && now_ns >= slot.deadline_ns);
+        if found.is_none() {
+            self.next_check_ns = self
+                .slots
+                .iter()
+                .filter(|s| s.used)
+                .map(|s| s.deadline_ns)
+                .min()
+                .unwrap_or(i64::MAX);
+        }
+        found
+    }
+
+    /// Forgets targets that are gone.
+    pub fn retain_targets(&mut self, mut keep: impl FnMut(&Target) -> bool) {
+        for slot in self.slots.iter_mut().filter(|s| s.used) {
+            slot.targets.retain(&mut keep);
+        }
+    }
+
+    /// Any message that satisfies the condition: for ending those of a lane or channel that is gone.
+    pub fn matching(&self, condition: impl Fn(&Key) -> bool) -> Option<usize> {
+        self.slots
+            .iter()
+            .position(|slot| slot.used && condition(&slot.key))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const KEY: Key = Key {
+        remote: 1,
+        channel: 2,
+        sequence: 3,
+    };
+
+    fn header(length: u32, stride: u16) -> Header {
+        Header {
+            length,
+            stride,
+            class: TrafficClass::BEST_EFFORT,
+            send_time_ns: 0,
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_message_is_complete_exactly_when_each_fragment_has_come_in_any_order(
+            length in 257u32..200_000, stride in 256u16..9000, mut order in proptest::collection::vec(any::<u32>(), 800),
+        ) {
+            let mut reassembly = Reassembly::new(2, 1 << 20, Duration::from_secs(1));
+            let h = header(length, stride);
+            let count = length.div_ceil(u32::from(stride));
+            let at = reassembly.begin(KEY, 3, &h, 0).expect("free");
+            for pick in &mut order {
+                *pick %= count;
+            }
+            order.extend(0..count);
+            let mut seen = std::collections::HashSet::new();
+            for index in order {
+                let fragment = reassembly.note(at, length, stride, index, 0);
+                if seen.insert(index) {
+                    let complete = seen.len() as u32 == count;
+                    prop_assert_eq!(fragment, Fragment::New { complete });
+                    if complete {
+                        break;
+                    }
+                } else {
+                    prop_assert_eq!(fragment, Fragment::Refused);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_fragment_that_contradicts_the_first_is_refused() {
+        let mut reassembly = Reassembly::new(1, 1 << 20, Duration::from_secs(1));
+        let at = reassembly
+            .begin(KEY, 3, &header(1000, 500), 0)
+            .expect("free");
+        assert_eq!(reassembly.note(at, 2000, 500, 1, 0), Fragment::Refused);
+        assert_eq!(reassembly.note(at, 1000, 250, 1, 0), Fragment::Refused);
+    }
+
+    #[test]
+    fn silence_expires_a_message_and_each_fragment_extends_its_time() {
+        let mut reassembly = Reassembly::new(1, 1 << 20, Duration::from_nanos(100));
+        let h = header(1000, 300);
+        let at = reassembly.begin(KEY, 3, &h, 0).expect("free");
+        assert!(reassembly.begin(KEY, 4, &h, 0).is_none(), "bounded");
+        reassembly.note(at, 1000, 300, 0, 80);
+        assert_eq!(reassembly.expired(120), None);
+        assert_eq!(reassembly.expired(180), Some(at));
+        reassembly.end(at);
+        assert_eq!(reassembly.expired(1000), None);
+        assert!(reassembly.find(KEY).is_none());
+    }
+
+    #[test]
+    fn fragments_too_small_for_the_bookkeeping_are_refused() {
+        let reassembly = Reassembly::new(1, 1 << 20, Duration::from_secs(1));
+        assert!(reassembly.accepts(&header(1 << 20, 256)));
+        assert!(!reassembly.accepts(&header(1 << 20, 8)));
+        assert!(!reassembly.accepts(&header(10, 0)));
+    }
+}

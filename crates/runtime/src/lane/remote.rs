@@ -1,0 +1,229 @@
+//! Lanes of other nodes, and of this node's other lanes: where to send, and the datagrams being filled.
+
+use std::net::IpAddr;
+
+use takt_datapath::{Frame, PeerHandle, Port, ReserveError};
+use takt_shm::SharedSlice;
+use takt_time::TrafficClass;
+use takt_wire::channel::{DatagramCursor, HEADER_LEN, RECORD_HEADER_LEN, RecordHeader};
+
+/// Fragments of one message that a lane sends before it looks at others again.
+pub const FRAGMENT_BURST: u32 = 64;
+
+/// A lane elsewhere.
+#[derive(Debug)]
+pub struct Remote {
+    /// Its datagrams carry this as `sender`.
+    pub incarnation: u32,
+    /// The address its datagrams come from; `None` for a lane of this node.
+    pub address: Option<IpAddr>,
+    /// Per port of this lane: the peer there, if it can reach the remote lane.
+    pub via: Vec<Option<PeerHandle>>,
+    /// Channels on which it has sinks: indices into this lane's channels.
+    pub channels: Vec<usize>,
+    /// Per port: the datagram being filled.
+    open: Vec<Option<OpenDatagram>>,
+    /// Per port: the lane has noted that there is one.
+    listed: Vec<bool>,
+}
+
+#[derive(Debug)]
+struct OpenDatagram {
+    frame: Frame,
+    cursor: DatagramCursor,
+    class: TrafficClass,
+    send_time_ns: i64,
+}
+
+/// A message for [`Remote::append`].
+#[derive(Clone, Copy, Debug)]
+pub struct Outgoing {
+    pub channel: u64,
+    pub sequence: u32,
+    pub epoch: u8,
+    pub class: TrafficClass,
+    pub send_time_ns: i64,
+}
+
+/// What became of an attempt to append.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Appended {
+    /// The whole message is in datagrams.
+    Done,
+    /// Fragments up to this one are in datagrams; the burst is used up or the port is full.
+    Until {
+        /// The next fragment.
+        fragment: u32,
+        /// No frame was free: flush first.
+        blocked: bool,
+    },
+    /// No path; the message is not sent.
+    Unreachable,
+}
+
+impl Remote {
+    pub fn new(incarnation: u32, address: Option<IpAddr>, via: Vec<Option<PeerHandle>>) -> Self {
+        let open = via.iter().map(|_| None).collect();
+        let listed = vec![false; via.len()];
+        Self {
+            incarnation,
+            address,
+            via,
+            channels: Vec::new(),
+            open,
+            listed,
+        }
+    }
+
+    /// The port by which to send: the wished one, else kernel UDP or any other.
+    pub fn port(&self, wished: usize) -> Option<usize> {
+        if self.via.get(wished).is_some_and(Option::is_some) {
+            return Some(wished);
+        }
+        self.via.iter().position(Option::is_some)
+    }
+
+    /// Puts a message, or its fragments from `fragment` on, into datagrams through `port`.
+    ///
+    /// Messages for one remote lane share a datagram as long as they fit and are of one class; it leaves
+    /// when the lane has taken what there is ([`close`](Self::close)), never later.
+    pub fn append(
+        &mut self,
+        at: usize,
+        port: &mut dyn Port,
+        own_incarnation: u32,
+        message: &Outgoing,
+        payload: SharedSlice<'_>,
+        fragment: u32,
+    ) -> Appended {
+        let Some(peer) = self.via[at] else {
+            return Appended::Unreachable;
+        };
+        let capacity = port
+            .max_payload(peer)
+            .saturating_sub(HEADER_LEN + RECORD_HEADER_LEN);
+        let length = payload.len();
+        let mut record = RecordHeader {
+            channel: message.channel,
+            sequence: message.sequence,
+            message_length: length as u32,
+            fragment_index: 0,
+            fragment_stride: 0,
+            class: message.class,
+            epoch: message.epoch,
+        };
+        if length <= capacity {
+            return match self.record(at, port, peer, own_incarnation, message, &record, payload) {
+                Ok(()) => Appended::Done,
+                Err(ReserveError::WouldBlock) => Appended::Until {
+                    fragment: 0,
+                    blocked: true,
+                },
+                Err(_) => Appended::Unreachable,
+            };
+        }
+        // Equal fragments, all but the last; multiples of 8 keep records aligned.
+        let stride = capacity.min(usize::from(u16::MAX)) & !7;
+        if stride == 0 {
+            return Appended::Unreachable;
+        }
+        record.fragment_stride = stride as u16;
+        let count = length.div_ceil(stride) as u32;
+        let end = count.min(fragment.saturating_add(FRAGMENT_BURST));
+        for index in fragment..end {
+            record.fragment_index = index;
+            let offset = index as usize * stride;
+            let Ok(part) = payload.sub(offset, stride.min(length - offset)) else {
+                return Appended::Unreachable;
+            };
+            match self.record(at, port, peer, own_incarnation, message, &record, part) {
+                Ok(()) => {}
+                Err(ReserveError::WouldBlock) => {
+                    return Appended::Until {
+                        fragment: index,
+                        blocked: true,
+                    };
+                }
+                Err(_) => return Appended::Unreachable,
+            }
+        }
+        if end == count {
+            Appended::Done
+        } else {
+            Appended::Until {
+                fragment: end,
+                blocked: false,
+            }
+        }
+    }
+
+    #[allow(clippy::too_many_arguments)] // one record: where, what, how
+    #[inline]
+    fn record(
+        &mut self,
+        at: usize,
+        port: &mut dyn Port,
+        peer: PeerHandle,
+        own_incarnation: u32,
+        message: &Outgoing,
+        record: &RecordHeader,
+        payload: SharedSlice<'_>,
+    ) -> Result<(), ReserveError> {
+        if let Some(open) = &mut self.open[at] {
+            if open.class == message.class
+                && let Some(space) = open.cursor.push(port.payload(&open.frame), record)
+            {
+                fill(space, payload);
+                return Ok(());
+            }
+            self.commit(at, port, own_incarnation);
+        }
+        let open = self.open[at].insert(OpenDatagram {
+            frame: port.reserve(peer)?,
+            cursor: DatagramCursor::new(),
+            class: message.class,
+            send_time_ns: message.send_time_ns,
+        });
+        match open.cursor.push(port.payload(&open.frame), record) {
+            Some(space) => fill(space, payload),
+            // The route's MTU shrank since the message was cut: the receiver counts a gap.
+            None => return Err(ReserveError::Unresolved),
+        }
+        Ok(())
+    }
+
+    /// Commits the datagram being filled at a port, at the end of a round. True if there was one.
+    pub fn close(&mut self, at: usize, port: &mut dyn Port, own_incarnation: u32) -> bool {
+        self.listed[at] = false;
+        self.commit(at, port, own_incarnation)
+    }
+
+    fn commit(&mut self, at: usize, port: &mut dyn Port, own_incarnation: u32) -> bool {
+        let Some(open) = self.open[at].take() else {
+            return false;
+        };
+        if open.cursor.records() == 0 {
+            port.cancel(open.frame);
+            return false;
+        }
+        let len = open.cursor.finish(
+            port.payload(&open.frame),
+            own_incarnation,
+            open.send_time_ns,
+        );
+        port.commit(open.frame, len, open.class, None);
+        true
+    }
+
+    /// Whether the lane must note that a datagram is being filled here: once until the next close.
+    pub fn enlist(&mut self, at: usize) -> bool {
+        self.open[at].is_some() && !std::mem::replace(&mut self.listed[at], true)
+    }
+}
+
+/// Copies a payload into its place: `space` is as long as the payload by construction of the record.
+#[inline]
+fn fill(space: &mut [u8], payload: SharedSlice<'_>) {
+    let copied = payload.read_into(0, space);
+    debug_assert!(copied.is_ok(), "record and payload differ in length");
+}

@@ -1,0 +1,605 @@
+//! A session as its lane sees it: rings, memory, and the checks on everything the application writes.
+
+use std::collections::VecDeque;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use rustix::net::SendFlags;
+use takt_session::layout::{
+    ArenaMap, Completion, Outcome, Release, RxDescriptor, SinkBlock, SinkCounter, SourceBlock,
+    TX_REGION, TxDescriptor,
+};
+use takt_session::{ErrorCode, Failure};
+use takt_shm::{
+    Arena, Buddy, CHUNK, Consumer, LaneBellHost, Producer, RingError, SharedSlice, SinkBellHost,
+    Wake,
+};
+use takt_time::TrafficClass;
+
+use crate::counters::SessionCounters;
+use crate::policy::Rate;
+
+/// Releases are taken from a sink's ring once so many descriptors are out: not on every delivery.
+const RECLAIM_AT: u32 = 64;
+
+/// Messages that a sink may hold in the transmit region of its own session; further ones are copied.
+const MOST_OWN: usize = 256;
+
+/// What travels with a message to its sinks.
+#[derive(Clone, Copy, Debug)]
+pub struct Meta {
+    pub length: u32,
+    pub class: TrafficClass,
+    pub sender: u32,
+    pub sequence: u64,
+    pub send_time_ns: i64,
+}
+
+/// What became of a message at one sink.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Delivery {
+    Delivered,
+    DroppedFull,
+    DroppedMemory,
+}
+
+/// A source: an application's ring towards the lane.
+#[derive(Debug)]
+pub struct LaneSource {
+    pub channel: usize,
+    /// Index of the lane's port that carries it, of the stream's datapath.
+    pub port: usize,
+    tx: Consumer<TxDescriptor>,
+    completions: Producer<Completion>,
+    pub current: Option<InProgress>,
+    /// The application has closed it: goes once its ring is empty.
+    pub closing: bool,
+}
+
+/// A message that is being sent to remote lanes.
+#[derive(Clone, Copy, Debug)]
+pub struct InProgress {
+    pub descriptor: TxDescriptor,
+    pub sequence: u64,
+    pub send_time_ns: i64,
+    /// Index into the channel's destinations, valid for its generation.
+    pub destination: usize,
+    pub generation: u32,
+    pub fragment: u32,
+    pub outcome: Outcome,
+}
+
+/// A sink: the lane's ring towards an application.
+#[derive(Debug)]
+pub struct LaneSink {
+    pub channel: usize,
+    rx: Producer<RxDescriptor>,
+    release: Consumer<Release>,
+    bell: SinkBellHost,
+    notify: Option<OwnedFd>,
+    block: SinkBlock,
+    /// Descriptors handed out and not yet released.
+    outstanding: u32,
+    /// Of those, chunks of the transmit region, in the order of their delivery.
+    own: VecDeque<u32>,
+    /// Receive memory it holds, bytes.
+    held: usize,
+    /// Staged entries are waiting to be shown.
+    pub pending: bool,
+    delivered: u64,
+    dropped_full: u64,
+    dropped_memory: u64,
+    lost: u64,
+}
+
+/// A session on its lane.
+#[derive(Debug)]
+pub struct LaneSession {
+    pub id: u64,
+    arena: Arc<Arena>,
+    map: ArenaMap,
+    pub bell: LaneBellHost,
+    rx: Buddy,
+    /// Per chunk of the receive region: 1 + the sink that the message starting there was placed for.
+    rx_owner: Vec<u16>,
+    /// Per chunk of the transmit region: how many hold the message that starts there (the lane itself
+    /// while it sends, and each sink of this session that was given it without a copy). 0 = not ours.
+    tx_holders: Vec<u16>,
+    /// Per chunk: the source and token of that message, and its outcome.
+    tx_source: Vec<u16>,
+    tx_token: Vec<u32>,
+    tx_outcome: Vec<u8>,
+    pub sources: Vec<Option<LaneSource>>,
+    pub sinks: Vec<Option<LaneSink>>,
+    max_message: usize,
+    classes: u8,
+    messages: Rate,
+    bytes: Rate,
+    /// Has work that no doorbell will announce again.
+    pub active: bool,
+    /// Its rate limit holds messages back.
+    pub throttled: bool,
+    pub counters: Arc<SessionCounters>,
+}
+
+/// What the control thread prepares for a lane.
+pub struct SessionParts {
+    pub id: u64,
+    pub arena: Arc<Arena>,
+    pub map: ArenaMap,
+    pub bell: LaneBellHost,
+    pub max_message: usize,
+    pub classes: u8,
+    pub messages_per_second: u64,
+    pub bytes_per_second: u64,
+    pub now_ns: i64,
+    pub counters: Arc<SessionCounters>,
+}
+
+fn violation(text: impl Into<String>) -> Failure {
+    Failure::new(ErrorCode::Protocol, text)
+}
+
+fn ring_violation(what: &str, error: &RingError) -> Failure {
+    violation(format!("{what}: {error}"))
+}
+
+impl LaneSource {
+    /// Attaches to the block's rings.
+    pub fn new(
+        arena: &Arc<Arena>,
+        block: SourceBlock,
+        channel: usize,
+        port: usize,
+    ) -> Result<Self, RingError> {
+        Ok(Self {
+            channel,
+            port,
+            tx: Consumer::attach(arena, block.tx_ring(), block.depth)?,
+            completions: Producer::attach(arena, block.completion_ring(), block.depth)?,
+            current: None,
+            closing: false,
+        })
+    }
+
+    /// Shows taken descriptors and completions to the application.
+    pub fn publish(&mut self) {
+        self.tx.release();
+        self.completions.publish();
+    }
+}
+
+impl LaneSink {
+    /// Attaches to the block's rings.
+    pub fn new(
+        arena: &Arc<Arena>,
+        block: SinkBlock,
+        channel: usize,
+        notify: Option<OwnedFd>,
+    ) -> Result<Self, RingError> {
+        Ok(Self {
+            channel,
+            rx: Producer::attach(arena, block.rx_ring(), block.depth)?,
+            release: Consumer::attach(arena, block.release_ring(), block.depth)?,
+            bell: SinkBellHost::attach(arena, block.bell()).map_err(RingError::from)?,
+            notify,
+            block,
+            outstanding: 0,
+            own: VecDeque::with_capacity(MOST_OWN),
+            held: 0,
+            pending: false,
+            delivered: 0,
+            dropped_full: 0,
+            dropped_memory: 0,
+            lost: 0,
+        })
+    }
+}
+
+impl LaneSession {
+    pub fn new(parts: SessionParts) -> Self {
+        let chunks = parts.map.tx_bytes / CHUNK;
+        Self {
+            id: parts.id,
+            rx: Buddy::new(parts.map.rx_bytes),
+            arena: parts.arena,
+            map: parts.map,
+            bell: parts.bell,
+            rx_owner: vec![0; parts.map.rx_bytes / CHUNK],
+            // Zero pages until touched: a session that sends little costs little.
+            tx_holders: vec![0; chunks],
+            tx_source: vec![0; chunks],
+            tx_token: vec![0; chunks],
+            tx_outcome: vec![0; chunks],
+            sources: Vec::new(),
+            sinks: Vec::new(),
+            max_message: parts.max_message,
+            classes: parts.classes,
+            messages: Rate::new(parts.messages_per_second, parts.now_ns),
+            bytes: Rate::new(parts.bytes_per_second, parts.now_ns),
+            active: true,
+            throttled: false,
+            counters: parts.counters,
+        }
+    }
+
+    pub fn arena(&self) -> &Arc<Arena> {
+        &self.arena
+    }
+
+    /// Changes its rate limits.
+    pub fn set_rates(&mut self, messages_per_second: u64, bytes_per_second: u64, now_ns: i64) {
+        self.messages = Rate::new(messages_per_second, now_ns);
+        self.bytes = Rate::new(bytes_per_second, now_ns);
+        self.active = true;
+    }
+
+    /// Takes the next descriptor of a source, checked. `Ok(None)`: nothing there, or the rate limit
+    /// holds it back (then the session stays active).
+    pub fn take(&mut self, source: usize, now_ns: i64) -> Result<Option<TxDescriptor>, Failure> {
+        if !(self.messages.ready(now_ns) && self.bytes.ready(now_ns)) {
+            self.counters.throttled.add(1);
+            self.throttled = true;
+            return Ok(None);
+        }
+        let Some(Some(s)) = self.sources.get_mut(source) else {
+            return Ok(None);
+        };
+        let Some(descriptor) =
+            s.tx.pop()
+                .map_err(|e| ring_violation("transmit ring", &e))?
+        else {
+            return Ok(None);
+        };
+        let length = descriptor.length as usize;
+        if length > self.max_message {
+            return Err(violation(format!(
+                "descriptor of {length} bytes, longest message is {} bytes",
+                self.max_message
+            )));
+        }
+        let start = descriptor.chunk as usize * CHUNK;
+        if start.saturating_add(length.max(1)) > self.map.tx_bytes {
+            return Err(violation(format!(
+                "descriptor of {length} bytes at chunk {} lies outside the transmit region of {} bytes",
+                descriptor.chunk, self.map.tx_bytes
+            )));
+        }
+        if descriptor.class > 7 || self.classes & (1 << descriptor.class) == 0 {
+            return Err(violation(format!(
+                "traffic class {} is not permitted",
+                descriptor.class
+            )));
+        }
+        if descriptor.flags & !takt_session::layout::FLAG_LAUNCH_TIME != 0 {
+            return Err(violation(format!(
+                "unknown descriptor flags {:#x}",
+                descriptor.flags
+            )));
+        }
+        let chunk = descriptor.chunk as usize;
+        if self.tx_holders[chunk] != 0 {
+            return Err(violation(format!("chunk {chunk} emitted twice")));
+        }
+        self.tx_holders[chunk] = 1;
+        self.tx_source[chunk] = source as u16;
+        self.tx_token[chunk] = descriptor.token;
+        self.tx_outcome[chunk] = Outcome::Sent as u8;
+        self.messages.take(1, now_ns);
+        self.bytes.take(u64::from(descriptor.length), now_ns);
+        self.counters.emitted.add(1);
+        self.counters
+            .emitted_bytes
+            .add(u64::from(descriptor.length));
+        Ok(Some(descriptor))
+    }
+
+    /// The payload of an emitted message, checked by [`take`](Self::take).
+    #[inline]
+    pub fn emitted(&self, chunk: u32, length: u32) -> SharedSlice<'_> {
+        let offset = self.map.tx_offset() + chunk as usize * CHUNK;
+        self.arena
+            .slice(offset, length as usize)
+            .unwrap_or_else(|_| self.empty())
+    }
+
+    /// What takes the place of a window that its checks make impossible.
+    #[cold]
+    fn empty(&self) -> SharedSlice<'_> {
+        self.arena
+            .slice(0, 0)
+            .unwrap_or_else(|_| unreachable!("offset 0 lies in every arena"))
+    }
+
+    /// The lane has done its part with a message; completes it unless sinks still hold it.
+    pub fn finish(&mut self, descriptor: &TxDescriptor, outcome: Outcome) -> Result<(), Failure> {
+        self.tx_outcome[descriptor.chunk as usize] = outcome as u8;
+        self.let_go(descriptor.chunk)
+    }
+
+    fn let_go(&mut self, chunk: u32) -> Result<(), Failure> {
+        let at = chunk as usize;
+        match self.tx_holders.get_mut(at) {
+            Some(0) | None => {
+                return Err(violation(format!(
+                    "transmit chunk {chunk} released, but not held"
+                )));
+            }
+            Some(holders) => *holders -= 1,
+        }
+        if self.tx_holders[at] > 0 {
+            return Ok(());
+        }
+        // The source may be closed by now: then nobody waits for the completion.
+        let Some(Some(source)) = self.sources.get_mut(usize::from(self.tx_source[at])) else {
+            return Ok(());
+        };
+        let completion = Completion {
+            chunk,
+            token: self.tx_token[at],
+            outcome: u32::from(self.tx_outcome[at]),
+            reserved: 0,
+        };
+        match source.completions.stage(completion) {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(violation(
+                "completion ring full: more messages in flight than it has entries",
+            )),
+            Err(e) => Err(ring_violation("completion ring", &e)),
+        }
+    }
+
+    /// Takes releases if they have piled up, and says whether the sink has room for a descriptor.
+    fn admit(&mut self, sink: usize) -> Result<bool, Failure> {
+        let Some(Some(s)) = self.sinks.get(sink) else {
+            return Ok(false);
+        };
+        if s.outstanding >= RECLAIM_AT.min(s.block.depth / 2).max(1) {
+            self.reclaim(sink)?;
+        }
+        Ok(self.sinks[sink]
+            .as_ref()
+            .is_some_and(|s| s.outstanding < s.block.depth))
+    }
+
+    /// Room for a message at a sink: a place for its descriptor and memory for its payload.
+    pub fn place(&mut self, sink: usize, length: usize) -> Result<Result<u32, Delivery>, Failure> {
+        if !self.admit(sink)? {
+            return Ok(Err(self.dropped(sink, Delivery::DroppedFull)));
+        }
+        // A sink that never consumes may not take the memory of its session's other sinks.
+        let quota = (self.map.rx_bytes / 2).max(length);
+        if self.sinks[sink]
+            .as_ref()
+            .is_some_and(|s| s.held + length > quota)
+        {
+            self.reclaim(sink)?;
+            if self.sinks[sink]
+                .as_ref()
+                .is_some_and(|s| s.held + length > quota)
+            {
+                return Ok(Err(self.dropped(sink, Delivery::DroppedMemory)));
+            }
+        }
+        let mut chunk = self.rx.allocate(length);
+        if chunk.is_none() {
+            for other in 0..self.sinks.len() {
+                self.reclaim(other)?;
+            }
+            chunk = self.rx.allocate(length);
+        }
+        let Some(chunk) = chunk else {
+            return Ok(Err(self.dropped(sink, Delivery::DroppedMemory)));
+        };
+        self.rx_owner[chunk as usize] = sink as u16 + 1;
+        if let Some(Some(s)) = self.sinks.get_mut(sink) {
+            s.held += self.rx.block_len(chunk).unwrap_or(0);
+            // Reserved from now on: fragments of a message arrive over a while.
+            s.outstanding += 1;
+        }
+        Ok(Ok(chunk))
+    }
+
+    /// The memory of a placed message.
+    pub fn placed(&self, chunk: u32, length: usize) -> SharedSlice<'_> {
+        let offset = self.map.rx_offset() + chunk as usize * CHUNK;
+        self.arena
+            .slice(offset, length)
+            .unwrap_or_else(|_| self.empty())
+    }
+
+    /// Gives a placed message to its sink. The entry is shown by [`show`](Self::show).
+    pub fn deliver(&mut self, sink: usize, chunk: u32, meta: &Meta) -> Result<Delivery, Failure> {
+        let Some(Some(s)) = self.sinks.get_mut(sink) else {
+            return Ok(Delivery::DroppedFull);
+        };
+        let entry = RxDescriptor {
+            chunk,
+            length: meta.length,
+            class: u32::from(meta.class.number()),
+            sender: meta.sender,
+            sequence: meta.sequence,
+            send_time_ns: meta.send_time_ns,
+        };
+        // `outstanding <= depth` leaves room unless the application shows a wrong index.
+        match s.rx.stage(entry) {
+            Ok(true) => {
+                s.delivered += 1;
+                self.counters.delivered.add(1);
+                Ok(Delivery::Delivered)
+            }
+            Ok(false) => {
+                self.withdraw(sink, chunk);
+                Ok(self.dropped(sink, Delivery::DroppedFull))
+            }
+            Err(e) => Err(ring_violation("receive ring", &e)),
+        }
+    }
+
+    /// Gives a sink of the same session the very memory of the emitted message: no copy. `None`: it
+    /// holds too many already, copy this one.
+    pub fn deliver_own(
+        &mut self,
+        sink: usize,
+        chunk: u32,
+        meta: &Meta,
+    ) -> Result<Option<Delivery>, Failure> {
+        if !self.admit(sink)? {
+            return Ok(Some(self.dropped(sink, Delivery::DroppedFull)));
+        }
+        let Some(Some(s)) = self.sinks.get_mut(sink) else {
+            return Ok(Some(Delivery::DroppedFull));
+        };
+        if s.own.len() == MOST_OWN {
+            return Ok(None);
+        }
+        s.outstanding += 1;
+        s.own.push_back(chunk);
+        self.tx_holders[chunk as usize] += 1;
+        self.deliver(sink, chunk | TX_REGION, meta).map(Some)
+    }
+
+    /// Takes back a placed message that will not be delivered.
+    pub fn withdraw(&mut self, sink: usize, chunk: u32) {
+        // Placed or held by the lane itself, so it is there and letting go cannot be a violation.
+        let _ = self.give_back(sink, chunk);
+    }
+
+    /// One message less at a sink: its memory is free again if nobody else holds it.
+    fn give_back(&mut self, sink: usize, chunk: u32) -> Result<(), Failure> {
+        let Some(Some(s)) = self.sinks.get_mut(sink) else {
+            return Ok(());
+        };
+        if chunk & TX_REGION != 0 {
+            let chunk = chunk & !TX_REGION;
+            let Some(at) = s.own.iter().position(|&own| own == chunk) else {
+                return Err(violation(format!(
+                    "transmit chunk {chunk} released, but not received"
+                )));
+            };
+            s.own.remove(at);
+            s.outstanding -= 1;
+            return self.let_go(chunk);
+        }
+        if self.rx_owner.get(chunk as usize) != Some(&(sink as u16 + 1)) {
+            return Err(violation(format!(
+                "receive chunk {chunk} released, but not received by this sink"
+            )));
+        }
+        self.rx_owner[chunk as usize] = 0;
+        s.held = s.held.saturating_sub(self.rx.block_len(chunk).unwrap_or(0));
+        s.outstanding -= 1;
+        self.rx
+            .free(chunk)
+            .map_err(|_| violation(format!("receive chunk {chunk} released twice")))
+    }
+
+    fn dropped(&mut self, sink: usize, delivery: Delivery) -> Delivery {
+        if let Some(Some(s)) = self.sinks.get_mut(sink) {
+            match delivery {
+                Delivery::DroppedFull => {
+                    s.dropped_full += 1;
+                    self.counters.dropped_full.add(1);
+                }
+                Delivery::DroppedMemory => {
+                    s.dropped_memory += 1;
+                    self.counters.dropped_memory.add(1);
+                }
+                Delivery::Delivered => {}
+            }
+        }
+        delivery
+    }
+
+    /// Corrects a sink's count of lost messages.
+    pub fn add_lost(&mut self, sink: usize, change: i64) {
+        if let Some(Some(s)) = self.sinks.get_mut(sink) {
+            s.lost = s.lost.saturating_add_signed(change);
+            if change > 0 {
+                self.counters.lost.add(change as u64);
+            }
+        }
+    }
+
+    /// Takes what the application has released at a sink.
+    pub fn reclaim(&mut self, sink: usize) -> Result<(), Failure> {
+        let Some(Some(s)) = self.sinks.get_mut(sink) else {
+            return Ok(());
+        };
+        let count = s
+            .release
+            .available()
+            .map_err(|e| ring_violation("release ring", &e))?;
+        for _ in 0..count {
+            let Some(Some(s)) = self.sinks.get_mut(sink) else {
+                return Ok(());
+            };
+            let Some(chunk) = s
+                .release
+                .pop()
+                .map_err(|e| ring_violation("release ring", &e))?
+            else {
+                break;
+            };
+            self.give_back(sink, chunk)?;
+        }
+        if count > 0
+            && let Some(Some(s)) = self.sinks.get_mut(sink)
+        {
+            s.release.release();
+        }
+        Ok(())
+    }
+
+    /// Takes releases of messages that a source of this session waits for.
+    pub fn reclaim_own(&mut self) -> Result<(), Failure> {
+        for sink in 0..self.sinks.len() {
+            if self.sinks[sink].as_ref().is_some_and(|s| !s.own.is_empty()) {
+                self.reclaim(sink)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Shows a sink's new entries and counters, and wakes who waits.
+    pub fn show(&mut self, sink: usize) {
+        let Some(Some(s)) = self.sinks.get_mut(sink) else {
+            return;
+        };
+        s.pending = false;
+        s.rx.publish();
+        let show = |counter, value: u64| {
+            if let Ok(word) = self.arena.atomic_u64(s.block.counter(counter)) {
+                word.store(value, std::sync::atomic::Ordering::Relaxed);
+            }
+        };
+        show(SinkCounter::Delivered, s.delivered);
+        show(SinkCounter::DroppedFull, s.dropped_full);
+        show(SinkCounter::DroppedMemory, s.dropped_memory);
+        show(SinkCounter::Lost, s.lost);
+        if s.bell.ring() == Wake::Fd
+            && let Some(fd) = &s.notify
+        {
+            // A full buffer means that the descriptor is readable already.
+            let _ = rustix::net::send(fd, &[1], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+        }
+    }
+
+    /// Closes a sink and frees all memory that it holds: its application no longer looks at it.
+    pub fn remove_sink(&mut self, sink: usize) -> Option<LaneSink> {
+        let mut removed = self.sinks.get_mut(sink)?.take()?;
+        if removed.held > 0 {
+            let owner = sink as u16 + 1;
+            for chunk in 0..self.rx_owner.len() {
+                if self.rx_owner[chunk] == owner {
+                    self.rx_owner[chunk] = 0;
+                    let _ = self.rx.free(chunk as u32);
+                }
+            }
+        }
+        for chunk in std::mem::take(&mut removed.own) {
+            let _ = self.let_go(chunk);
+        }
+        Some(removed)
+    }
+}

@@ -1,0 +1,393 @@
+//! What runtimes tell each other about themselves, and its encoding: one datagram per message.
+//!
+//! Little-endian. Header: `TKTP`, `u8` version, `u8` type, `u16` zero, `u64` node incarnation. Drawn in
+//! `docs/reference/wire-format.md`. Every byte is checked; unknown versions and types are counted and dropped.
+
+/// First bytes of every peering datagram.
+pub const MAGIC: [u8; 4] = *b"TKTP";
+/// The version of these messages.
+pub const VERSION: u8 = 1;
+/// Most bytes of a datagram: fits every path without fragmentation (RFC 8200, minimum MTU less headers).
+pub const MAX_BYTES: usize = 1200;
+/// Most lanes of a node.
+pub const MAX_LANES: usize = 32;
+/// Most ports of a lane.
+pub const MAX_ENDPOINTS: usize = 4;
+/// Subscriptions in one page.
+pub const PAGE_ENTRIES: usize = 90;
+const MAX_NAME: usize = 63;
+
+/// A port of a remote lane: datagrams for the lane may be sent there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Endpoint {
+    /// The technology that receives there.
+    pub datapath: String,
+    /// UDP port.
+    pub port: u16,
+}
+
+/// A lane as its node announces it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LaneAnnouncement {
+    /// The number its datagrams carry as `sender`.
+    pub incarnation: u32,
+    /// Where it receives.
+    pub endpoints: Vec<Endpoint>,
+}
+
+/// A wish to receive: this lane has sinks on this channel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Subscription {
+    /// The channel.
+    pub channel: u64,
+    /// Index of the lane in the announcement.
+    pub lane: u16,
+}
+
+/// A peering message.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Message {
+    /// I am here; sent every second, and in answer to the first hello of a peer.
+    Hello {
+        /// A name for people.
+        name: String,
+        /// The incarnation that the sender knows of the receiver; 0 if none: please answer at once.
+        seen: u64,
+        /// Version of the sender's set of subscriptions.
+        subscriptions: u64,
+        /// The sender's lanes.
+        lanes: Vec<LaneAnnouncement>,
+    },
+    /// One page of the whole set of subscriptions.
+    Subscriptions {
+        /// Version of the set.
+        version: u64,
+        /// This page, from 0.
+        page: u16,
+        /// How many pages there are.
+        pages: u16,
+        /// The entries.
+        entries: Vec<Subscription>,
+    },
+    /// The receiver has all pages of this version.
+    Acknowledge {
+        /// Version of the set.
+        version: u64,
+    },
+    /// The sender is leaving: forget it now.
+    Goodbye,
+}
+
+/// Why bytes are no peering message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DecodeError {
+    /// Not a peering datagram at all.
+    #[error("not a peering datagram")]
+    Magic,
+    /// Another version.
+    #[error("peering version {0}, here {VERSION}")]
+    Version(u8),
+    /// Unknown type.
+    #[error("unknown peering message type {0}")]
+    Type(u8),
+    /// Ends inside a field, or a count is beyond its limit.
+    #[error("malformed peering message of {0} bytes")]
+    Malformed(usize),
+}
+
+const HELLO: u8 = 1;
+const SUBSCRIPTIONS: u8 = 2;
+const ACKNOWLEDGE: u8 = 3;
+const GOODBYE: u8 = 4;
+
+/// The datagram of `message` from the node `incarnation`.
+pub fn encode(incarnation: u64, message: &Message) -> Vec<u8> {
+    let mut out = Vec::with_capacity(256);
+    out.extend_from_slice(&MAGIC);
+    out.push(VERSION);
+    out.push(match message {
+        Message::Hello { .. } => HELLO,
+        Message::Subscriptions { .. } => SUBSCRIPTIONS,
+        Message::Acknowledge { .. } => ACKNOWLEDGE,
+        Message::Goodbye => GOODBYE,
+    });
+    out.extend_from_slice(&[0, 0]);
+    out.extend_from_slice(&incarnation.to_le_bytes());
+    match message {
+        Message::Hello {
+            name,
+            seen,
+            subscriptions,
+            lanes,
+        } => {
+            out.extend_from_slice(&seen.to_le_bytes());
+            out.extend_from_slice(&subscriptions.to_le_bytes());
+            text(&mut out, name);
+            out.push(lanes.len().min(MAX_LANES) as u8);
+            for lane in lanes.iter().take(MAX_LANES) {
+                out.extend_from_slice(&lane.incarnation.to_le_bytes());
+                out.push(lane.endpoints.len().min(MAX_ENDPOINTS) as u8);
+                for endpoint in lane.endpoints.iter().take(MAX_ENDPOINTS) {
+                    text(&mut out, &endpoint.datapath);
+                    out.extend_from_slice(&endpoint.port.to_le_bytes());
+                }
+            }
+        }
+        Message::Subscriptions {
+            version,
+            page,
+            pages,
+            entries,
+        } => {
+            out.extend_from_slice(&version.to_le_bytes());
+            out.extend_from_slice(&page.to_le_bytes());
+            out.extend_from_slice(&pages.to_le_bytes());
+            out.extend_from_slice(&(entries.len().min(PAGE_ENTRIES) as u16).to_le_bytes());
+            for entry in entries.iter().take(PAGE_ENTRIES) {
+                out.extend_from_slice(&entry.channel.to_le_bytes());
+                out.extend_from_slice(&entry.lane.to_le_bytes());
+            }
+        }
+        Message::Acknowledge { version } => out.extend_from_slice(&version.to_le_bytes()),
+        Message::Goodbye => {}
+    }
+    out
+}
+
+fn text(out: &mut Vec<u8>, text: &str) {
+    let mut end = text.len().min(MAX_NAME);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    out.push(end as u8);
+    out.extend_from_slice(&text.as_bytes()[..end]);
+}
+
+/// Reads a datagram: the sender's incarnation and its message.
+///
+/// # Errors
+/// [`DecodeError`]; count it and drop the datagram.
+pub fn decode(bytes: &[u8]) -> Result<(u64, Message), DecodeError> {
+    let malformed = DecodeError::Malformed(bytes.len());
+    if bytes.len() < 16 || bytes[..4] != MAGIC {
+        return Err(DecodeError::Magic);
+    }
+    if bytes[4] != VERSION {
+        return Err(DecodeError::Version(bytes[4]));
+    }
+    let kind = bytes[5];
+    let mut r = Reader { rest: &bytes[8..] };
+    let mut read = || -> Option<Result<(u64, Message), DecodeError>> {
+        let incarnation = r.u64()?;
+        let message = match kind {
+            HELLO => {
+                let seen = r.u64()?;
+                let subscriptions = r.u64()?;
+                let name = r.text()?;
+                let count = usize::from(r.u8()?);
+                if count > MAX_LANES {
+                    return None;
+                }
+                let mut lanes = Vec::with_capacity(count);
+                for _ in 0..count {
+                    let incarnation = r.u32()?;
+                    let count = usize::from(r.u8()?);
+                    if count > MAX_ENDPOINTS {
+                        return None;
+                    }
+                    let mut endpoints = Vec::with_capacity(count);
+                    for _ in 0..count {
+                        endpoints.push(Endpoint {
+                            datapath: r.text()?,
+                            port: r.u16()?,
+                        });
+                    }
+                    lanes.push(LaneAnnouncement {
+                        incarnation,
+                        endpoints,
+                    });
+                }
+                Message::Hello {
+                    name,
+                    seen,
+                    subscriptions,
+                    lanes,
+                }
+            }
+            SUBSCRIPTIONS => {
+                let version = r.u64()?;
+                let page = r.u16()?;
+                let pages = r.u16()?;
+                let count = usize::from(r.u16()?);
+                if count > PAGE_ENTRIES || page >= pages {
+                    return None;
+                }
+                let mut entries = Vec::with_capacity(count);
+                for _ in 0..count {
+                    entries.push(Subscription {
+                        channel: r.u64()?,
+                        lane: r.u16()?,
+                    });
+                }
+                Message::Subscriptions {
+                    version,
+                    page,
+                    pages,
+                    entries,
+                }
+            }
+            ACKNOWLEDGE => Message::Acknowledge { version: r.u64()? },
+            GOODBYE => Message::Goodbye,
+            other => return Some(Err(DecodeError::Type(other))),
+        };
+        if incarnation == 0 || !r.rest.is_empty() {
+            None
+        } else {
+            Some(Ok((incarnation, message)))
+        }
+    };
+    read().unwrap_or(Err(malformed))
+}
+
+struct Reader<'a> {
+    rest: &'a [u8],
+}
+
+impl Reader<'_> {
+    fn array<const N: usize>(&mut self) -> Option<[u8; N]> {
+        let (head, rest) = self.rest.split_first_chunk::<N>()?;
+        self.rest = rest;
+        Some(*head)
+    }
+    fn u8(&mut self) -> Option<u8> {
+        Some(self.array::<1>()?[0])
+    }
+    fn u16(&mut self) -> Option<u16> {
+        Some(u16::from_le_bytes(self.array()?))
+    }
+    fn u32(&mut self) -> Option<u32> {
+        Some(u32::from_le_bytes(self.array()?))
+    }
+    fn u64(&mut self) -> Option<u64> {
+        Some(u64::from_le_bytes(self.array()?))
+    }
+    fn text(&mut self) -> Option<String> {
+        let len = usize::from(self.u8()?);
+        if len > MAX_NAME {
+            return None;
+        }
+        let (head, rest) = self.rest.split_at_checked(len)?;
+        self.rest = rest;
+        std::str::from_utf8(head).ok().map(str::to_owned)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn messages() -> impl Strategy<Value = Message> {
+        let endpoint =
+            ("[a-z]{1,8}", any::<u16>()).prop_map(|(datapath, port)| Endpoint { datapath, port });
+        let lane = (
+            any::<u32>(),
+            proptest::collection::vec(endpoint, 0..=MAX_ENDPOINTS),
+        )
+            .prop_map(|(incarnation, endpoints)| LaneAnnouncement {
+                incarnation,
+                endpoints,
+            });
+        prop_oneof![
+            (
+                "[a-z]{0,20}",
+                any::<u64>(),
+                any::<u64>(),
+                proptest::collection::vec(lane, 0..=MAX_LANES)
+            )
+                .prop_map(|(name, seen, subscriptions, lanes)| Message::Hello {
+                    name,
+                    seen,
+                    subscriptions,
+                    lanes
+                }),
+            (
+                any::<u64>(),
+                0u16..100,
+                1u16..100,
+                proptest::collection::vec((any::<u64>(), any::<u16>()), 0..=PAGE_ENTRIES)
+            )
+                .prop_map(|(version, page, more, entries)| Message::Subscriptions {
+                    version,
+                    page,
+                    pages: page + more,
+                    entries: entries
+                        .into_iter()
+                        .map(|(channel, lane)| Subscription { channel, lane })
+                        .collect(),
+                }),
+            any::<u64>().prop_map(|version| Message::Acknowledge { version }),
+            Just(Message::Goodbye),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn a_message_survives_its_encoding_and_no_prefix_of_it_is_a_message(message in messages(), incarnation in 1u64..) {
+            let bytes = encode(incarnation, &message);
+            prop_assert_eq!(decode(&bytes), Ok((incarnation, message)));
+            for end in 0..bytes.len() {
+                prop_assert!(decode(&bytes[..end]).is_err());
+            }
+        }
+
+        #[test]
+        fn random_bytes_never_panic(mut bytes in proptest::collection::vec(any::<u8>(), 0..1300), valid_magic: bool) {
+            if valid_magic && bytes.len() > 6 {
+                bytes[..4].copy_from_slice(&MAGIC);
+                bytes[4] = VERSION;
+                bytes[5] %= 6;
+            }
+            let _ = decode(&bytes);
+        }
+    }
+
+    #[test]
+    fn the_longest_messages_fit_a_datagram() {
+        let entries = vec![
+            Subscription {
+                channel: 1,
+                lane: 1
+            };
+            PAGE_ENTRIES
+        ];
+        let page = Message::Subscriptions {
+            version: 1,
+            page: 0,
+            pages: 1,
+            entries,
+        };
+        assert!(encode(1, &page).len() <= MAX_BYTES);
+        let lane = LaneAnnouncement {
+            incarnation: 1,
+            endpoints: vec![
+                Endpoint {
+                    datapath: "fabric".into(),
+                    port: 1
+                };
+                MAX_ENDPOINTS - 1
+            ],
+        };
+        let hello = Message::Hello {
+            name: "n".repeat(99),
+            seen: 1,
+            subscriptions: 1,
+            lanes: vec![lane; MAX_LANES],
+        };
+        assert!(
+            encode(1, &hello).len() <= MAX_BYTES,
+            "{}",
+            encode(1, &hello).len()
+        );
+    }
+}

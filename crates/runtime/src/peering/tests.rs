@@ -1,0 +1,1 @@
+//! Peering between runtimes in a simulated network.

@@ -1,0 +1,367 @@
+//! What the applications behind a listening socket may do, and how streams map to datapaths.
+
+use std::ops::RangeInclusive;
+
+use takt_datapath::{Capabilities, DatapathKind};
+use takt_session::{
+    Acceleration, ChannelId, ErrorCode, Failure, Qos, ResourceUse, TimeSensitivity,
+};
+
+/// The rights of every session that arrives on one listening socket. Identity is the socket, never
+/// what an application says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Policy {
+    /// The tenant: a name for people, logs and metrics.
+    pub identity: String,
+    /// User ids that may connect; empty: whoever the socket's file mode lets in.
+    pub uids: Vec<u32>,
+    /// Channels it may write.
+    pub write: Vec<RangeInclusive<u64>>,
+    /// Channels it may read.
+    pub read: Vec<RangeInclusive<u64>>,
+    /// Traffic classes it may use, a bit each.
+    pub classes: u8,
+    /// Most messages per second of a session; 0 = unlimited.
+    pub messages_per_second: u64,
+    /// Most payload bytes per second of a session; 0 = unlimited.
+    pub bytes_per_second: u64,
+    /// Most bytes of a session's arena.
+    pub memory: usize,
+    /// Most sessions at a time.
+    pub sessions: usize,
+    /// Most sources and sinks of a session.
+    pub endpoints: usize,
+}
+
+impl Default for Policy {
+    fn default() -> Self {
+        Self {
+            identity: "default".into(),
+            uids: Vec::new(),
+            write: vec![0..=u64::MAX],
+            read: vec![0..=u64::MAX],
+            classes: 0xff,
+            messages_per_second: 0,
+            bytes_per_second: 0,
+            memory: 256 << 20,
+            sessions: 256,
+            endpoints: 256,
+        }
+    }
+}
+
+impl Policy {
+    fn allows(ranges: &[RangeInclusive<u64>], channel: ChannelId) -> bool {
+        ranges.iter().any(|range| range.contains(&channel.0))
+    }
+
+    /// Checks a source.
+    ///
+    /// # Errors
+    /// `NotPermitted`, naming channel and tenant.
+    pub fn check_write(&self, channel: ChannelId) -> Result<(), Failure> {
+        if Self::allows(&self.write, channel) {
+            return Ok(());
+        }
+        Err(self.refusal(channel, "write"))
+    }
+
+    /// Checks a sink.
+    ///
+    /// # Errors
+    /// `NotPermitted`, naming channel and tenant.
+    pub fn check_read(&self, channel: ChannelId) -> Result<(), Failure> {
+        if Self::allows(&self.read, channel) {
+            return Ok(());
+        }
+        Err(self.refusal(channel, "read"))
+    }
+
+    /// Checks a stream's class.
+    ///
+    /// # Errors
+    /// `NotPermitted`, naming class and tenant.
+    pub fn check_class(&self, qos: Qos) -> Result<(), Failure> {
+        let class = qos.time_sensitivity.class();
+        if self.classes & (1 << class.number()) != 0 {
+            return Ok(());
+        }
+        Err(Failure::new(
+            ErrorCode::NotPermitted,
+            format!(
+                "tenant `{}` may not use traffic class {class}: allowed are {:?}; ask the operator to extend `classes`",
+                self.identity,
+                (0..8)
+                    .filter(|c| self.classes & (1 << c) != 0)
+                    .collect::<Vec<_>>(),
+            ),
+        ))
+    }
+
+    fn refusal(&self, channel: ChannelId, verb: &str) -> Failure {
+        Failure::new(
+            ErrorCode::NotPermitted,
+            format!(
+                "tenant `{}` may not {verb} channel {channel}: ask the operator to extend `{verb}` of its listener",
+                self.identity
+            ),
+        )
+    }
+}
+
+/// Which datapaths to try for a stream, best first. Kernel UDP is tried after them in any case.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MappingPolicy {
+    /// `acceleration = fast`, `resource use = frugal`.
+    pub fast_frugal: Vec<String>,
+    /// `acceleration = fast`, `resource use = unlimited`.
+    pub fast_unlimited: Vec<String>,
+}
+
+impl Default for MappingPolicy {
+    /// The strategy of section 6.3.2: RDMA where it is, else DPDK if cores may be spent, else XDP.
+    fn default() -> Self {
+        let names = |list: &[&str]| list.iter().map(|s| (*s).to_owned()).collect();
+        Self {
+            fast_frugal: names(&["fabric", "xdp"]),
+            fast_unlimited: names(&["fabric", "dpdk", "xdp"]),
+        }
+    }
+}
+
+/// The outcome of mapping a stream.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mapping {
+    /// Index into the lane's datapaths.
+    pub datapath: usize,
+    /// Why it is less than asked for; empty if it is not.
+    pub warning: String,
+}
+
+impl MappingPolicy {
+    /// Chooses among the datapaths that a lane has, with what each can do. `unavailable` tells why a
+    /// configured one is missing. The list always contains kernel UDP.
+    pub fn map(
+        &self,
+        qos: Qos,
+        available: &[(DatapathKind, Capabilities)],
+        unavailable: &[(String, String)],
+    ) -> Mapping {
+        let udp = available
+            .iter()
+            .position(|(kind, _)| kind.0 == "udp")
+            .unwrap_or(0);
+        let warning_of_class = |datapath: usize| match qos.time_sensitivity {
+            TimeSensitivity::TimeSensitive(class)
+                if !available[datapath].1.hardware_launch_time =>
+            {
+                format!(
+                    "messages are marked with traffic class {class}, but no schedule is installed: they leave as soon as emitted"
+                )
+            }
+            _ => String::new(),
+        };
+        if qos.acceleration == Acceleration::Slow {
+            return Mapping {
+                datapath: udp,
+                warning: warning_of_class(udp),
+            };
+        }
+        let order = match qos.resource_use {
+            ResourceUse::Frugal => &self.fast_frugal,
+            ResourceUse::Unlimited => &self.fast_unlimited,
+        };
+        let mut reasons = Vec::new();
+        for wanted in order {
+            let found = available.iter().position(|(kind, _)| kind.0 == wanted);
+            match found {
+                Some(at)
+                    if qos.resource_use == ResourceUse::Frugal && available[at].1.needs_polling =>
+                {
+                    reasons.push(format!(
+                        "{wanted} needs a spinning core and the stream is frugal"
+                    ));
+                }
+                Some(at) => {
+                    return Mapping {
+                        datapath: at,
+                        warning: warning_of_class(at),
+                    };
+                }
+                None => {
+                    if let Some((_, why)) = unavailable.iter().find(|(name, _)| name == wanted) {
+                        reasons.push(format!("{wanted}: {why}"));
+                    }
+                }
+            }
+        }
+        let why = if reasons.is_empty() {
+            format!("none of {} is configured on this node", order.join(", "))
+        } else {
+            reasons.join("; ")
+        };
+        Mapping {
+            datapath: udp,
+            warning: format!("no acceleration here, using kernel UDP ({why})"),
+        }
+    }
+}
+
+/// A token bucket: holds a session to its rates. A message longer than the bucket passes when the
+/// bucket is not in debt, and is paid for afterwards.
+#[derive(Clone, Copy, Debug)]
+pub struct Rate {
+    per_second: u64,
+    /// When the bucket is empty of debt: tokens are ready from here on, TAI nanoseconds.
+    ready_at: i64,
+}
+
+/// A bucket holds the tokens of this many nanoseconds: such bursts are let through.
+const BURST_NANOS: i64 = 10_000_000;
+
+impl Rate {
+    /// `per_second` tokens a second; 0 = unlimited. Starts full.
+    pub fn new(per_second: u64, now_ns: i64) -> Self {
+        Self {
+            per_second,
+            ready_at: now_ns.saturating_sub(BURST_NANOS),
+        }
+    }
+
+    /// Whether a message may pass now.
+    pub fn ready(&self, now_ns: i64) -> bool {
+        self.per_second == 0 || now_ns >= self.ready_at
+    }
+
+    /// Pays for a message that passes.
+    pub fn take(&mut self, tokens: u64, now_ns: i64) {
+        if self.per_second == 0 {
+            return;
+        }
+        let cost = (u128::from(tokens) * 1_000_000_000).div_ceil(u128::from(self.per_second));
+        let cost = i64::try_from(cost).unwrap_or(i64::MAX);
+        self.ready_at = self
+            .ready_at
+            .max(now_ns.saturating_sub(BURST_NANOS))
+            .saturating_add(cost);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use takt_time::TrafficClass;
+
+    fn capabilities(accelerated: bool, needs_polling: bool) -> Capabilities {
+        Capabilities {
+            accelerated,
+            needs_polling,
+            hardware_launch_time: false,
+            zero_copy: false,
+            detail: String::new(),
+        }
+    }
+
+    fn all() -> Vec<(DatapathKind, Capabilities)> {
+        vec![
+            (DatapathKind("udp"), capabilities(false, false)),
+            (DatapathKind("xdp"), capabilities(true, false)),
+            (DatapathKind("dpdk"), capabilities(true, true)),
+        ]
+    }
+
+    #[test]
+    fn the_default_mapping_is_the_papers() {
+        let map = |qos, n: usize| MappingPolicy::default().map(qos, &all()[..n], &[]).datapath;
+        assert_eq!(map(Qos::slow(), 3), 0);
+        assert_eq!(map(Qos::fast(), 3), 1);
+        assert_eq!(map(Qos::fast().unlimited(), 3), 2);
+        assert_eq!(map(Qos::fast().unlimited(), 2), 1);
+        assert_eq!(map(Qos::fast(), 1), 0);
+    }
+
+    #[test]
+    fn a_fallback_says_why() {
+        let unavailable = [(
+            "xdp".to_owned(),
+            "missing privilege: CAP_NET_RAW".to_owned(),
+        )];
+        let mapping = MappingPolicy::default().map(Qos::fast(), &all()[..1], &unavailable);
+        assert_eq!(mapping.datapath, 0);
+        assert!(
+            mapping.warning.contains("CAP_NET_RAW"),
+            "{}",
+            mapping.warning
+        );
+        assert!(
+            MappingPolicy::default()
+                .map(Qos::slow(), &all(), &[])
+                .warning
+                .is_empty()
+        );
+    }
+
+    #[test]
+    fn a_custom_mapping_may_allow_a_polling_datapath_only_to_those_who_accept_its_cost() {
+        let policy = MappingPolicy {
+            fast_frugal: vec!["dpdk".into()],
+            fast_unlimited: vec!["dpdk".into()],
+        };
+        assert_eq!(policy.map(Qos::fast(), &all(), &[]).datapath, 0);
+        assert_eq!(policy.map(Qos::fast().unlimited(), &all(), &[]).datapath, 2);
+    }
+
+    #[test]
+    fn channels_and_classes_outside_the_policy_are_refused_by_name() {
+        let policy = Policy {
+            identity: "press".into(),
+            write: vec![1..=9],
+            read: vec![5..=5],
+            classes: 0b11,
+            ..Policy::default()
+        };
+        assert!(policy.check_write(ChannelId(9)).is_ok());
+        let refusal = policy.check_write(ChannelId(10)).expect_err("not allowed");
+        assert!(refusal.message.contains("press") && refusal.message.contains("10"));
+        assert!(
+            policy.check_read(ChannelId(5)).is_ok() && policy.check_read(ChannelId(4)).is_err()
+        );
+        let class = TrafficClass::new(2).expect("class");
+        assert!(
+            policy
+                .check_class(Qos::fast().time_sensitive(class))
+                .is_err()
+        );
+        assert!(policy.check_class(Qos::fast()).is_ok());
+    }
+
+    #[test]
+    fn a_rate_lets_its_tokens_through_and_no_more_over_time() {
+        let mut rate = Rate::new(1000, 0);
+        let mut passed = 0;
+        for now in (0..10_000_000_000i64).step_by(100_000) {
+            if rate.ready(now) {
+                rate.take(1, now);
+                passed += 1;
+            }
+        }
+        assert!((9_990..=10_020).contains(&passed), "{passed}");
+    }
+
+    #[test]
+    fn a_message_larger_than_the_bucket_passes_and_is_paid_for() {
+        let mut rate = Rate::new(1_000_000, 0);
+        assert!(rate.ready(0));
+        rate.take(16_000_000, 0);
+        assert!(!rate.ready(1_000_000_000));
+        assert!(!rate.ready(15_000_000_000));
+        assert!(rate.ready(16_000_000_000));
+    }
+
+    #[test]
+    fn a_clock_that_jumps_back_delays_but_never_overflows() {
+        let mut rate = Rate::new(1, i64::MAX);
+        rate.take(u64::MAX, i64::MAX);
+        assert!(!rate.ready(0));
+    }
+}

@@ -1,0 +1,134 @@
+//! What a runtime tells its operators: plain snapshots, taken by the control thread.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use takt_datapath::Capabilities;
+use takt_session::Qos;
+
+use crate::counters::{ChannelReading, LaneReading, PortReading, SessionReading};
+pub use crate::peering::PeerStatus;
+use crate::peering::PeeringCounters;
+use crate::policy::Policy;
+
+/// The runtime as a whole.
+#[derive(Clone, Debug)]
+pub struct NodeStatus {
+    /// Its name.
+    pub name: String,
+    /// Random at each start.
+    pub incarnation: u64,
+    /// Where peers reach its peering port.
+    pub control_address: SocketAddr,
+    /// Seconds since its start.
+    pub uptime_seconds: u64,
+    /// Whether it is draining.
+    pub draining: bool,
+    /// Its lanes.
+    pub lanes: Vec<LaneStatus>,
+    /// Refused peering datagrams.
+    pub peering: PeeringCounters,
+}
+
+/// A lane.
+#[derive(Clone, Debug)]
+pub struct LaneStatus {
+    /// Its number.
+    pub lane: usize,
+    /// What it counts.
+    pub counters: LaneReading,
+    /// Sessions on it.
+    pub sessions: usize,
+    /// Its ports.
+    pub ports: Vec<PortStatus>,
+}
+
+/// A lane's port.
+#[derive(Clone, Debug)]
+pub struct PortStatus {
+    /// Technology.
+    pub datapath: &'static str,
+    /// Local address.
+    pub local: SocketAddr,
+    /// What it counts.
+    pub counters: PortReading,
+}
+
+/// A datapath of the node.
+#[derive(Clone, Debug)]
+pub struct DatapathStatus {
+    /// Technology.
+    pub name: String,
+    /// What it can do; or why it is not there.
+    pub state: Result<Capabilities, String>,
+}
+
+/// A session.
+#[derive(Clone, Debug)]
+pub struct SessionStatus {
+    /// Its number.
+    pub session: u64,
+    /// What the application calls itself.
+    pub name: String,
+    /// The tenant: from the socket, not from the application.
+    pub identity: String,
+    /// Process.
+    pub pid: i32,
+    /// User.
+    pub uid: u32,
+    /// Its lane.
+    pub lane: usize,
+    /// Bytes of its arena.
+    pub arena_bytes: usize,
+    /// Its streams.
+    pub streams: Vec<StreamStatus>,
+    /// What its lane counts.
+    pub counters: SessionReading,
+}
+
+/// A stream.
+#[derive(Clone, Debug)]
+pub struct StreamStatus {
+    /// Its number in the session.
+    pub stream: u32,
+    /// What was asked for.
+    pub qos: Qos,
+    /// The datapath it got.
+    pub datapath: String,
+    /// Why that is less than asked for; empty if it is not.
+    pub warning: String,
+    /// Channels that it writes.
+    pub sources: Vec<u64>,
+    /// Channels that it reads.
+    pub sinks: Vec<u64>,
+}
+
+/// A channel, over all lanes.
+#[derive(Clone, Debug)]
+pub struct ChannelStatus {
+    /// Its number.
+    pub channel: u64,
+    /// Sources here.
+    pub sources: usize,
+    /// Sinks here.
+    pub sinks: usize,
+    /// Peers that want it.
+    pub peers: Vec<SocketAddr>,
+    /// What the lanes count.
+    pub counters: ChannelReading,
+}
+
+/// A listening socket.
+#[derive(Clone, Debug)]
+pub struct ListenerStatus {
+    /// Its path.
+    pub path: PathBuf,
+    /// Permission bits.
+    pub mode: u32,
+    /// Rights of those who attach there.
+    pub policy: Policy,
+    /// Sessions at the moment.
+    pub sessions: usize,
+    /// Connections refused so far.
+    pub refused: u64,
+}
