@@ -1,0 +1,48 @@
+#!/usr/bin/env bash
+# Runs the fuzz targets: run.sh SECONDS [TARGET…]
+#
+# Every target (or those named) runs for SECONDS, starting from seeds/TARGET and from what earlier
+# runs found in corpus/TARGET. Fails if a target crashes, hangs or does not build.
+set -euo pipefail
+cd "$(dirname "$0")"
+
+seconds=${1:-}
+if ! [[ $seconds =~ ^[1-9][0-9]*$ ]]; then
+    echo "usage: $0 SECONDS [TARGET…]   (SECONDS for each target, at least 1)" >&2
+    exit 2
+fi
+shift
+
+cargo=(cargo "+${FUZZ_TOOLCHAIN:-nightly}")
+if ! cargo fuzz --version >/dev/null 2>&1; then
+    echo "cargo-fuzz is missing: installing it"
+    "${cargo[@]}" install --locked cargo-fuzz
+fi
+
+targets=("$@")
+if ((${#targets[@]} == 0)); then
+    mapfile -t targets < <("${cargo[@]}" fuzz list)
+fi
+
+passed=0
+failed=()
+for target in "${targets[@]}"; do
+    echo "== $target: $seconds s"
+    mkdir -p "corpus/$target"
+    folders=("corpus/$target")
+    if [[ -d seeds/$target ]]; then
+        folders+=("seeds/$target")
+    fi
+    if "${cargo[@]}" fuzz run "$target" "${folders[@]}" -- \
+        -max_total_time="$seconds" -timeout=10 -rss_limit_mb=2048 -print_final_stats=1; then
+        passed=$((passed + 1))
+    else
+        failed+=("$target")
+    fi
+done
+
+if ((${#failed[@]} > 0)); then
+    echo "failed: ${failed[*]} (inputs that made them fail are in $PWD/artifacts)"
+fi
+echo "$passed passed, ${#failed[@]} failed"
+((${#failed[@]} == 0))
