@@ -83,7 +83,7 @@ pub struct DatagramHeader {
     pub records: u16,
     /// The sending lane's random incarnation id, made known to the peer by the hello.
     pub sender: u32,
-    /// When the datagram was handed to the datapath, TAI nanoseconds.
+    /// When the sending lane took the first of the datagram's messages, TAI nanoseconds.
     pub send_time_ns: i64,
 }
 
