@@ -225,7 +225,9 @@ pub trait Port: Send {
     /// rarely beside one whose poll is a memory read.
     fn receive_costs_syscall(&self) -> bool;
 
-    /// Readable when datagrams wait: what a parked lane sleeps on (level triggered).
+    /// Readable when datagrams wait: what a parked lane sleeps on (level triggered). A lane parks only
+    /// after a [`receive`](Port::receive) that delivered less than its budget: what a port holds of a
+    /// train that exceeded the budget does not show here.
     fn wait_fd(&self) -> BorrowedFd<'_>;
 
     /// Counters since the port was opened.
