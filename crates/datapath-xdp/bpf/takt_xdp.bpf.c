@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Hands UDP datagrams for Takt's ports to AF_XDP sockets and leaves everything else to the kernel.
+ * Hands UDP datagrams for Takt's addresses and ports to AF_XDP sockets and leaves everything else to
+ * the kernel, also what it merely forwards to others that use the same port number.
  *
  * Not a firewall and not a parser of record: user space checks every frame again (length, checksum,
  * address). Fragments, IPv6 extension headers and more than two VLAN tags go to the kernel.
@@ -25,13 +26,23 @@ struct vlan_tag {
 	__be16 encapsulated;
 };
 
-/* UDP ports of Takt, network byte order; the value is not used. */
+/* Where a datagram goes: IPv4 addresses as IPv4-mapped ones (RFC 4291, section 2.5.5.2). */
+struct endpoint {
+	union {
+		__u8 bytes[16];
+		__be32 words[4];
+	} address;
+	__be16 port;
+	__u16 zero;
+};
+
+/* The endpoints of Takt on this interface; the value is not used. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 1024);
-	__type(key, __be16);
+	__uint(max_entries, 4096);
+	__type(key, struct endpoint);
 	__type(value, __u8);
-} takt_ports SEC(".maps");
+} takt_endpoints SEC(".maps");
 
 /* The socket of each receive queue; user space sets the size to the number of queues. */
 struct {
@@ -57,8 +68,8 @@ static __always_inline void count(__u32 which)
 		*counter += 1;
 }
 
-/* The UDP destination port of the frame; false when it is not a whole UDP datagram in plain IP. */
-static __always_inline bool destination_port(struct xdp_md *ctx, __be16 *port)
+/* Where the frame's datagram goes; false when it is not a whole UDP datagram in plain IP. */
+static __always_inline bool destination(struct xdp_md *ctx, struct endpoint *endpoint)
 {
 	void *data = (void *)(long)ctx->data;
 	void *end = (void *)(long)ctx->data_end;
@@ -92,6 +103,8 @@ static __always_inline bool destination_port(struct xdp_md *ctx, __be16 *port)
 			return false;
 		if (ip->frag_off & bpf_htons(IP_MORE_FRAGMENTS | IP_FRAGMENT_OFFSET))
 			return false;
+		endpoint->address.words[2] = bpf_htonl(0xffff);
+		endpoint->address.words[3] = ip->daddr;
 		udp = next + ip->ihl * 4;
 	} else if (protocol == bpf_htons(ETH_P_IPV6)) {
 		struct ipv6hdr *ip = next;
@@ -100,6 +113,7 @@ static __always_inline bool destination_port(struct xdp_md *ctx, __be16 *port)
 			return false;
 		if (ip->nexthdr != IPPROTO_UDP)
 			return false;
+		__builtin_memcpy(&endpoint->address, &ip->daddr, sizeof(endpoint->address));
 		udp = (void *)(ip + 1);
 	} else {
 		return false;
@@ -107,16 +121,16 @@ static __always_inline bool destination_port(struct xdp_md *ctx, __be16 *port)
 
 	if ((void *)(udp + 1) > end)
 		return false;
-	*port = udp->dest;
+	endpoint->port = udp->dest;
 	return true;
 }
 
 SEC("xdp.frags")
 int takt_xdp(struct xdp_md *ctx)
 {
-	__be16 port;
+	struct endpoint endpoint = {};
 
-	if (destination_port(ctx, &port) && bpf_map_lookup_elem(&takt_ports, &port)) {
+	if (destination(ctx, &endpoint) && bpf_map_lookup_elem(&takt_endpoints, &endpoint)) {
 		/* A queue without a socket answers with the last argument. */
 		int action = bpf_redirect_map(&takt_sockets, ctx->rx_queue_index, XDP_PASS);
 

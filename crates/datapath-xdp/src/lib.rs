@@ -12,9 +12,12 @@
 //!
 //! Source: naaas-thesis-2024, section 5.1.3 (plugins); Linux `Documentation/networking/af_xdp.rst`.
 
+mod attachment;
+mod bare;
 mod config;
 mod interface;
 mod link;
+mod maps;
 mod peers;
 mod port;
 mod privilege;
@@ -26,19 +29,21 @@ pub mod socket;
 mod transmit;
 pub mod umem;
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 
-use takt_datapath::stack::NextHops;
 use takt_datapath::{Capabilities, Datapath, DatapathKind, OpenError, Port, PortRequest};
 
 pub use config::{XdpConfig, ZeroCopy};
 pub use link::AttachMode;
-pub use program::{Mode, ProgramCounters};
+pub use maps::ProgramCounters;
+pub use program::Mode;
 pub use socket::BusyPoll;
 
+use attachment::{Attachment, Traits};
+pub use bare::BareSocket;
 use interface::Device;
 use port::XdpPort;
-use program::Attachment;
 
 /// AF_XDP on one interface. The XDP program is attached as long as this or one of its ports lives.
 #[derive(Debug)]
@@ -46,8 +51,7 @@ pub struct XdpDatapath {
     config: XdpConfig,
     device: Device,
     attachment: Arc<Attachment>,
-    traits: program::Traits,
-    next_hops: Arc<NextHops>,
+    traits: Traits,
 }
 
 impl XdpDatapath {
@@ -74,30 +78,17 @@ impl XdpDatapath {
                 device.name, device.queues, device.name
             )));
         }
-        let next_hops = NextHops::start().map_err(|error| OpenError::System {
-            action: "cannot follow the routing tables".into(),
-            source: std::io::Error::other(error),
-        })?;
-        let state = next_hops
-            .watch_interface(device.ifindex)
-            .ok()
-            .and_then(|interface| interface.state())
-            .ok_or_else(|| OpenError::Unavailable(format!("{} is gone", device.name)))?;
-        if state.mac.is_none() {
-            return Err(OpenError::Unavailable(format!(
-                "{} is not an Ethernet interface: AF_XDP is for those",
-                device.name
-            )));
-        }
         let attachment = Attachment::get(&device, config.mode)?;
         let first = config.queues.as_ref().map_or(0, |range| range.start);
+        let state = attachment
+            .interface_state()
+            .ok_or_else(|| OpenError::Unavailable(format!("{} is gone", device.name)))?;
         let traits = attachment.traits(first, config.zero_copy, state.mtu)?;
         Ok(Self {
             config,
             device,
             attachment,
             traits,
-            next_hops: Arc::new(next_hops),
         })
     }
 
@@ -106,7 +97,16 @@ impl XdpDatapath {
     /// # Errors
     /// The kernel's answer when the program's counters cannot be read.
     pub fn program_counters(&self) -> std::io::Result<ProgramCounters> {
-        self.attachment.counters()
+        self.attachment.maps().counters()
+    }
+
+    /// A bare socket on `queue` that receives what arrives there for the UDP port of `bind`: for programs that
+    /// read and write whole frames themselves, such as the measurement of what a [`Port`] adds to it.
+    ///
+    /// # Errors
+    /// As [`Datapath::open`].
+    pub fn open_bare(&self, queue: u32, bind: SocketAddr) -> Result<BareSocket, OpenError> {
+        BareSocket::open(self, queue, bind)
     }
 
     /// The queues of a lane: every `lanes`-th.

@@ -16,8 +16,9 @@ use takt_datapath::{
 use takt_time::{TaiTime, TrafficClass};
 
 use crate::XdpDatapath;
+use crate::attachment::Claim;
+use crate::maps::accepted;
 use crate::peers::{Origin, Peers};
-use crate::program::Claim;
 use crate::receive::{Filter, Queue};
 use crate::socket::{Socket, SocketError, SocketOptions};
 use crate::transmit::{self, Transmit};
@@ -50,7 +51,7 @@ impl XdpPort {
     pub(crate) fn open(datapath: &XdpDatapath, request: &PortRequest) -> Result<Self, OpenError> {
         let (config, device) = (&datapath.config, &datapath.device);
         let numbers = datapath.queues_of(request)?;
-        let next_hops = Arc::clone(&datapath.next_hops);
+        let next_hops = Arc::clone(datapath.attachment.next_hops());
         let interface =
             next_hops
                 .watch_interface(device.ifindex)
@@ -69,18 +70,7 @@ impl XdpPort {
         })?;
         let address = local_address(request.bind, &state.addresses, &device.name)?;
 
-        let mut claim = datapath.attachment.claim(&numbers).map_err(|queue| {
-            if Claim::is_reserved(&datapath.attachment, request.bind) {
-                return OpenError::Bind {
-                    address: request.bind,
-                    source: io::Error::from_raw_os_error(libc::EADDRINUSE),
-                };
-            }
-            OpenError::Unavailable(format!(
-                "queue {queue} of {} is held by another port of this process: a lane can have one port here",
-                device.name
-            ))
-        })?;
+        let mut claim = datapath.attachment.claim(device, &numbers, request.bind)?;
         let chunks = transmit::chunks_per_frame(state.mtu);
         let mut queues = Vec::with_capacity(numbers.len());
         for (position, number) in numbers.iter().enumerate() {
@@ -112,14 +102,7 @@ impl XdpPort {
         };
         let bound = claim.reserve(request.bind)?;
         for (number, queue) in numbers.iter().zip(&queues) {
-            claim
-                .steer(*number, &queue.socket)
-                .map_err(|source| OpenError::System {
-                    action: format!(
-                        "cannot enter the socket of queue {number} into the XDP program's map"
-                    ),
-                    source,
-                })?;
+            claim.steer(*number, &queue.socket)?;
         }
         let origin = Origin {
             ifindex: device.ifindex,
@@ -318,18 +301,6 @@ fn local_address(
                 "{interface} has no {family} address: `ip address add` one"
             ))
         })
-}
-
-/// The destination addresses that a port bound to `bind` accepts.
-fn accepted(bind: IpAddr, addresses: &[IpAddr]) -> Vec<IpAddr> {
-    if !bind.is_unspecified() {
-        return vec![bind];
-    }
-    addresses
-        .iter()
-        .filter(|address| address.is_ipv4() == bind.is_ipv4())
-        .copied()
-        .collect()
 }
 
 /// An epoll descriptor that is readable when one of the sockets is.

@@ -14,8 +14,9 @@
 
 mod monitor;
 mod netlink;
+mod watch;
 
-pub use monitor::{Destination, Generations, Interface, NextHops};
+pub use watch::{Destination, Generations, Interface, NextHops};
 
 use std::net::IpAddr;
 

@@ -8,17 +8,17 @@
 use std::collections::HashMap;
 use std::io;
 use std::net::IpAddr;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
-use std::thread::JoinHandle;
+use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwapOption;
 
 use super::netlink::{Event, Events, Link, Netlink};
-use super::{InterfaceState, NextHop, StackError};
+use super::watch::{Changed, Command, Query, Slot};
+use super::{InterfaceState, NextHop};
 
 /// A burst of events has ended when none came for this long.
 const QUIET: Duration = Duration::from_millis(2);
@@ -26,221 +26,6 @@ const QUIET: Duration = Duration::from_millis(2);
 const LONGEST_BURST: Duration = Duration::from_millis(20);
 /// First and longest interval between questions about what is unresolved.
 const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));
-
-/// Follows the kernel's tables for one datapath. Dropping it ends its thread.
-///
-/// It serves the network namespace that [`start`](Self::start) was called in, whichever thread asks later.
-#[derive(Debug)]
-pub struct NextHops {
-    shared: Arc<Shared>,
-    thread: Option<JoinHandle<()>>,
-}
-
-/// What the monitor shares with its users.
-#[derive(Debug)]
-struct Shared {
-    commands: Sender<Command>,
-    wake: OwnedFd,
-    /// Raised after each publication. The Release add pairs with the Acquire load in [`Generations::current`].
-    generation: Generations,
-}
-
-/// A destination that the monitor follows until this is dropped.
-#[derive(Debug)]
-pub struct Destination {
-    shared: Arc<Shared>,
-    slot: Arc<Slot<NextHop>>,
-}
-
-/// An interface that the monitor follows until this is dropped.
-#[derive(Debug)]
-pub struct Interface {
-    shared: Arc<Shared>,
-    slot: Arc<Slot<InterfaceState>>,
-}
-
-/// One publication; `None` is "no route" or "no such interface".
-#[derive(Debug)]
-struct Slot<T> {
-    id: u64,
-    now: ArcSwapOption<T>,
-}
-
-/// Tells whether something has changed; see [`NextHops::generation`].
-#[derive(Clone, Debug)]
-pub struct Generations(Arc<AtomicU64>);
-
-impl Generations {
-    /// The present generation.
-    #[inline]
-    pub fn current(&self) -> u64 {
-        // Pairs with the Release add in `Monitor::publish`: who sees the number sees what was stored before it.
-        self.0.load(Ordering::Acquire)
-    }
-}
-
-/// What is asked about a destination.
-#[derive(Clone, Copy, Debug)]
-struct Query {
-    destination: IpAddr,
-    source: Option<IpAddr>,
-    oif: u32,
-}
-
-enum Command {
-    WatchDestination(Query, SyncSender<Arc<Slot<NextHop>>>),
-    WatchInterface(u32, SyncSender<Arc<Slot<InterfaceState>>>),
-    Forget(u64),
-    Stop,
-}
-
-impl NextHops {
-    /// Starts following the tables of the calling thread's network namespace.
-    ///
-    /// # Errors
-    /// [`StackError::Netlink`] when the sockets or the thread cannot be created.
-    pub fn start() -> Result<Self, StackError> {
-        let failed = |action| move |source| StackError::Netlink { action, source };
-        let events = Events::open().map_err(failed(
-            "subscribe to changes of the routing tables by netlink",
-        ))?;
-        let tables = Netlink::open().map_err(failed("open a netlink socket"))?;
-        // SAFETY: plain call; a descriptor that is not negative is new and owned by nobody else.
-        let wake = match unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) } {
-            -1 => return Err(failed("create an eventfd")(io::Error::last_os_error())),
-            // SAFETY: as above.
-            fd => unsafe { OwnedFd::from_raw_fd(fd) },
-        };
-        let woken = wake.try_clone().map_err(failed("duplicate an eventfd"))?;
-        let (commands, received) = channel();
-        let generation = Arc::new(AtomicU64::new(1));
-        let monitor = Monitor {
-            tables,
-            events,
-            woken,
-            commands: received,
-            generation: Arc::clone(&generation),
-            destinations: HashMap::new(),
-            interfaces: HashMap::new(),
-            last_id: 0,
-        };
-        let thread = std::thread::Builder::new()
-            .name("takt-next-hops".into())
-            .spawn(move || monitor.run())
-            .map_err(failed("start the next-hop monitor's thread"))?;
-        Ok(Self {
-            shared: Arc::new(Shared {
-                commands,
-                wake,
-                generation: Generations(generation),
-            }),
-            thread: Some(thread),
-        })
-    }
-
-    /// A handle on [`generation`](Self::generation) for hot paths.
-    pub fn generations(&self) -> Generations {
-        self.shared.generation.clone()
-    }
-
-    /// A number that changes after every change of any watched destination or interface: look at them again
-    /// when it differs from the one seen last. One load, for every batch.
-    pub fn generation(&self) -> u64 {
-        self.shared.generation.current()
-    }
-
-    /// Follows the way to `destination`, from `source` where that is given, by the interface `scope` where that
-    /// is not 0 (link-local destinations need it). The tables have been asked once when this returns.
-    ///
-    /// # Errors
-    /// [`StackError::Stopped`].
-    pub fn watch(
-        &self,
-        destination: IpAddr,
-        source: Option<IpAddr>,
-        scope: u32,
-    ) -> Result<Destination, StackError> {
-        let (reply, answer) = sync_channel(1);
-        let query = Query {
-            destination,
-            source,
-            oif: scope,
-        };
-        self.shared.send(Command::WatchDestination(query, reply))?;
-        let slot = answer.recv().map_err(|_| StackError::Stopped)?;
-        Ok(Destination {
-            shared: Arc::clone(&self.shared),
-            slot,
-        })
-    }
-
-    /// Follows the interface with index `ifindex`. The tables have been asked once when this returns.
-    ///
-    /// # Errors
-    /// [`StackError::Stopped`].
-    pub fn watch_interface(&self, ifindex: u32) -> Result<Interface, StackError> {
-        let (reply, answer) = sync_channel(1);
-        self.shared.send(Command::WatchInterface(ifindex, reply))?;
-        let slot = answer.recv().map_err(|_| StackError::Stopped)?;
-        Ok(Interface {
-            shared: Arc::clone(&self.shared),
-            slot,
-        })
-    }
-}
-
-impl Drop for NextHops {
-    fn drop(&mut self) {
-        // A monitor that is not there any more has nothing left to stop.
-        let _ = self.shared.send(Command::Stop);
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
-    }
-}
-
-impl Destination {
-    /// The present next hop, or `None` when no route leads off this node. Lock-free, but not for every packet:
-    /// see [`NextHops::generation`].
-    pub fn next_hop(&self) -> Option<Arc<NextHop>> {
-        self.slot.now.load_full()
-    }
-}
-
-impl Drop for Destination {
-    fn drop(&mut self) {
-        // Nothing is left to forget when the monitor has stopped.
-        let _ = self.shared.send(Command::Forget(self.slot.id));
-    }
-}
-
-impl Interface {
-    /// The present state, or `None` when the interface does not exist. Lock-free, but not for every packet:
-    /// see [`NextHops::generation`].
-    pub fn state(&self) -> Option<Arc<InterfaceState>> {
-        self.slot.now.load_full()
-    }
-}
-
-impl Drop for Interface {
-    fn drop(&mut self) {
-        // Nothing is left to forget when the monitor has stopped.
-        let _ = self.shared.send(Command::Forget(self.slot.id));
-    }
-}
-
-impl Shared {
-    fn send(&self, command: Command) -> Result<(), StackError> {
-        self.commands
-            .send(command)
-            .map_err(|_| StackError::Stopped)?;
-        let one = 1u64.to_ne_bytes();
-        // SAFETY: the descriptor is open and `one` is eight readable bytes. The counter cannot overflow in
-        // practice, and a full one would be readable all the same.
-        unsafe { libc::write(self.wake.as_raw_fd(), one.as_ptr().cast(), one.len()) };
-        Ok(())
-    }
-}
 
 /// A watched destination with what the last answer depended on.
 struct DestinationEntry {
@@ -254,10 +39,11 @@ struct DestinationEntry {
 
 struct InterfaceEntry {
     ifindex: u32,
+    changed: Changed,
     slot: Arc<Slot<InterfaceState>>,
 }
 
-struct Monitor {
+pub(super) struct Monitor {
     tables: Netlink,
     events: Events,
     woken: OwnedFd,
@@ -269,7 +55,27 @@ struct Monitor {
 }
 
 impl Monitor {
-    fn run(mut self) {
+    pub(super) fn new(
+        tables: Netlink,
+        events: Events,
+        woken: OwnedFd,
+        commands: Receiver<Command>,
+        generation: Arc<AtomicU64>,
+    ) -> Self {
+        Self {
+            tables,
+            events,
+            woken,
+            commands,
+            generation,
+            destinations: HashMap::new(),
+            interfaces: HashMap::new(),
+            last_id: 0,
+        }
+    }
+
+    /// Works until it is told to stop.
+    pub(super) fn run(mut self) {
         let mut retry = RETRY.0;
         let mut next_retry = Instant::now() + retry;
         loop {
@@ -332,10 +138,11 @@ impl Monitor {
                         self.destinations.remove(&self.last_id);
                     }
                 }
-                Command::WatchInterface(ifindex, reply) => {
+                Command::WatchInterface(ifindex, changed, reply) => {
                     let slot = self.new_slot();
                     let entry = InterfaceEntry {
                         ifindex,
+                        changed,
                         slot: Arc::clone(&slot),
                     };
                     self.interfaces.insert(slot.id, entry);
@@ -417,13 +224,13 @@ impl Monitor {
             Ok(Some((next_hop, neighbour))) => {
                 entry.unresolved = next_hop.dst_mac.is_none();
                 entry.neighbour = Some(neighbour);
-                self.publish(&entry.slot, Some(next_hop));
+                publish(&self.generation, &entry.slot, Some(next_hop));
             }
             Ok(None) => {
                 // A route that comes is reported by an event.
                 entry.unresolved = false;
                 entry.neighbour = None;
-                self.publish(&entry.slot, None);
+                publish(&self.generation, &entry.slot, None);
             }
             Err(error) => {
                 // What was known stays until the tables can be read again.
@@ -498,24 +305,29 @@ impl Monitor {
                 return;
             }
         };
-        for entry in self.interfaces.values() {
-            self.publish(
-                &entry.slot,
-                interface_state(entry.ifindex, &links, &addresses),
-            );
+        for entry in self.interfaces.values_mut() {
+            let state = interface_state(entry.ifindex, &links, &addresses);
+            if publish(&self.generation, &entry.slot, state) {
+                (entry.changed)(entry.slot.now.load().as_deref());
+            }
         }
     }
+}
 
-    /// Stores `value` where it differs from what is published, then raises the generation.
-    fn publish<T: PartialEq + std::fmt::Debug>(&self, slot: &Slot<T>, value: Option<T>) {
-        if slot.now.load().as_deref() == value.as_ref() {
-            return;
-        }
-        tracing::debug!(?value, "published");
-        slot.now.store(value.map(Arc::new));
-        // Pairs with the Acquire load in `Generations::current`.
-        self.generation.fetch_add(1, Ordering::Release);
+/// Stores `value` where it differs from what is published, then raises the generation; true when it differed.
+fn publish<T: PartialEq + std::fmt::Debug>(
+    generation: &AtomicU64,
+    slot: &Slot<T>,
+    value: Option<T>,
+) -> bool {
+    if slot.now.load().as_deref() == value.as_ref() {
+        return false;
     }
+    tracing::debug!(?value, "published");
+    slot.now.store(value.map(Arc::new));
+    // Pairs with the Acquire load in `Generations::current`.
+    generation.fetch_add(1, Ordering::Release);
+    true
 }
 
 fn interface_state(
