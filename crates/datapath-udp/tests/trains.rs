@@ -1,7 +1,12 @@
 //! Trains: many datagrams that pass the kernel as one.
 
+mod support;
+
+use support::TwoHosts;
+use takt_datapath::conformance::Node;
 use takt_datapath::{Datapath, Port, PortRequest};
 use takt_datapath_udp::{UdpConfig, UdpDatapath};
+use takt_lab::LabConfig;
 use takt_time::TrafficClass;
 
 fn open(config: UdpConfig) -> Box<dyn Port> {
@@ -49,5 +54,38 @@ fn datagrams_of_mixed_lengths_keep_their_bounds_and_their_order() {
                 "datagram {number}, segmentation {segmentation}"
             );
         }
+    }
+}
+
+#[test]
+fn equally_long_datagrams_pass_the_kernel_as_one_packet_unless_that_is_off() {
+    for segmentation in [true, false] {
+        let config = UdpConfig {
+            segmentation,
+            ..UdpConfig::default()
+        };
+        let Some(mut hosts) = TwoHosts::new(&LabConfig::default(), false, config) else {
+            return;
+        };
+        let (mut sender, mut receiver) = (hosts.open(Node::Left), hosts.open(Node::Right));
+        let peer = sender.connect(receiver.local()).unwrap();
+        let before = hosts.packets_sent(Node::Left);
+        for _ in 0..256 {
+            let frame = sender.reserve(peer).unwrap();
+            sender.payload(&frame)[..200].fill(9);
+            sender.commit(frame, 200, TrafficClass::BEST_EFFORT, None);
+        }
+        assert!(sender.flush());
+        let mut arrived = 0;
+        while arrived < 256 {
+            arrived += receiver.receive(64, &mut |datagram| assert_eq!(datagram.payload, [9; 200]));
+        }
+        let packets = hosts.packets_sent(Node::Left) - before;
+        // Four trains; the kernel itself may ask for a neighbour in between.
+        assert_eq!(
+            packets < 32,
+            segmentation,
+            "{packets} packets for 256 datagrams"
+        );
     }
 }

@@ -4,8 +4,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
 use super::harness::{
-    Patience, await_readable, collect, commit, connect, disconnect, flush, lane_port, number_of,
-    pair, pattern, port, readable_within, try_connect, try_open,
+    Patience, await_readable, collect, commit, connect, disconnect, flush, number_of, pair,
+    pattern, port, readable_within, try_connect, try_open,
 };
 use super::{Node, Rig};
 use crate::{ConnectError, OpenError, PeerHandle, PortCounters, ReserveError};
@@ -36,7 +36,16 @@ pub fn an_address_in_use_is_refused_until_its_port_is_closed(rig: &mut dyn Rig) 
         Ok(_) => panic!("two ports at {address}"),
     }
     drop(first);
-    let mut again = lane_port(rig, Node::Left, (0, 1), address);
+    let patience = Patience::new();
+    let mut again = loop {
+        match try_open(rig, Node::Left, (0, 1), address) {
+            Ok(again) => break again,
+            // A child that this process is just starting holds its descriptors until it runs its program.
+            Err(OpenError::Bind { .. }) => patience.check(|| format!("{address} to become free")),
+            Err(error) => panic!("cannot open {address} again: {error}"),
+        }
+        std::thread::yield_now();
+    };
     assert_eq!(again.local(), address);
     let mut right = port(rig, Node::Right);
     let peer = connect(rig, Node::Right, &mut *right, &mut *again);
