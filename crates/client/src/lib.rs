@@ -1,1 +1,74 @@
-//! The channel API of an application
+//! The channel API of an application (naaas-thesis-2024, sections 6.3.1 and 6.3.2).
+//!
+//! A [`Session`] attaches the application to the runtime of its node. A [`Stream`] is a set of quality
+//! requirements ([`Qos`]); within it, [`Source`]s write channels and [`Sink`]s read them, on this node or
+//! elsewhere. Messages are written and read in place: a [`Buffer`] is memory of the runtime's to send from,
+//! a [`Message`] is memory of the runtime's that was received into.
+//!
+//! ```no_run
+//! use takt::{ChannelId, Qos, Session, Wait};
+//!
+//! let session = Session::open()?;
+//! let stream = session.stream(Qos::fast())?;
+//! let source = stream.source(ChannelId(7))?;
+//! let sink = stream.sink(ChannelId(7))?;
+//!
+//! let mut buffer = source.buffer(5)?;
+//! buffer.copy_from_slice(b"hello");
+//! buffer.emit()?;
+//!
+//! let message = sink.consume(Wait::Forever)?;
+//! assert_eq!(&*message, b"hello");
+//! # Ok::<(), takt::Error>(())
+//! ```
+//!
+//! # Threads
+//! [`Session`] and [`Stream`] are shared freely. A [`Source`] or [`Sink`] may move between threads, and one
+//! thread at a time uses it: threads open one each.
+//!
+//! # When the runtime goes away
+//! Calls under way fail with [`Error::Disconnected`]. The session looks for the runtime, attaches again and
+//! opens its streams, sources and sinks again by itself; handles stay valid. Messages that were on their
+//! way are counted: [`Source::lost_at_disconnect`], [`SinkCounters::lost_at_disconnect`].
+//!
+//! # fork and exec
+//! A session belongs to the process that opened it. In a forked child every call fails with
+//! [`Error::Forked`], and buffers and messages must not be touched: their memory is not there. The child
+//! may drop what it inherited, and open a session of its own. All descriptors are close-on-exec.
+//!
+//! Not here: any runtime. The embedded form is the crate `takt-embedded`.
+
+#![deny(unsafe_code)] // but for `sys`
+
+mod attachment;
+mod callback;
+mod connect;
+mod control;
+mod error;
+mod fork;
+mod gaps;
+mod memory;
+mod message;
+mod notify;
+mod reader;
+mod session;
+mod sink;
+mod source;
+mod stream;
+mod sys;
+mod wait;
+
+pub use callback::CallbackSink;
+pub use error::Error;
+pub use message::Message;
+pub use session::{Progress, Session, SessionBuilder};
+pub use sink::{Sink, SinkCounters, SinkOptions};
+pub use source::{Buffer, Outcome, Source, SourceOptions, Token};
+pub use stream::Stream;
+pub use wait::Wait;
+
+pub use takt_session::{
+    Acceleration, ChannelId, DEFAULT_SOCKET, ErrorCode, Failure, Qos, ResourceUse, SOCKET_VARIABLE,
+    TimeSensitivity,
+};
+pub use takt_time::{TaiTime, TrafficClass};

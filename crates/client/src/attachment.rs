@@ -1,0 +1,129 @@
+//! One attachment to a runtime: its arena, the lane's doorbell, the transmit memory.
+
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use takt_session::PROTOCOL_VERSION;
+use takt_session::layout::{
+    ARENA_MAGIC, ArenaMap, HEADER_BYTES, LANE_DIRTY_OFFSET, LANE_STATE_OFFSET, MAGIC_OFFSET,
+    TX_REGION, VERSION_OFFSET,
+};
+use takt_shm::{Arena, CHUNK, LaneBell, SharedSlice};
+
+use crate::error::Error;
+use crate::fork::State;
+use crate::memory::{Block, TxMemory};
+
+/// Most bytes of a part of an arena: far above any memory, so that sums of them do not overflow.
+const MOST_BYTES: usize = 1 << 46;
+
+/// What a session holds while, and because, it is attached. Handles keep it for as long as they lend
+/// memory of it, also when the runtime is long gone.
+#[derive(Debug)]
+pub(crate) struct Attachment {
+    pub(crate) arena: Arc<Arena>,
+    map: ArenaMap,
+    pub(crate) bell: LaneBell,
+    pub(crate) memory: TxMemory,
+    pub(crate) max_message: usize,
+    /// The session's state under which it is the present one.
+    pub(crate) state: State,
+    /// Raw descriptors of arena and doorbell, for the fork handler.
+    pub(crate) descriptors: [RawFd; 2],
+}
+
+impl Attachment {
+    /// Maps what the runtime has handed over.
+    ///
+    /// # Errors
+    /// [`Error::Protocol`] when it does not fit together.
+    pub(crate) fn new(
+        map: ArenaMap,
+        max_message: u32,
+        descriptors: Vec<OwnedFd>,
+        state: State,
+    ) -> Result<Self, Error> {
+        let broken = |text: String| Error::Protocol(text);
+        let [memory, bell]: [OwnedFd; 2] =
+            descriptors.try_into().map_err(|found: Vec<OwnedFd>| {
+                broken(format!(
+                    "the runtime sent {} descriptors, not the arena's and the doorbell's",
+                    found.len()
+                ))
+            })?;
+        let parts = [map.ring_bytes, map.tx_bytes, map.rx_bytes];
+        if parts
+            .iter()
+            .any(|&bytes| bytes > MOST_BYTES || !bytes.is_multiple_of(CHUNK))
+        {
+            return Err(broken(format!(
+                "the runtime describes an impossible arena: {map:?}"
+            )));
+        }
+        let numbers = [memory.as_raw_fd(), bell.as_raw_fd()];
+        let arena = Arena::open(memory, map.total()).map_err(|e| broken(e.to_string()))?;
+        let arena = Arc::new(arena);
+        for (what, offset, wanted) in [
+            ("magic number", MAGIC_OFFSET, ARENA_MAGIC),
+            ("layout version", VERSION_OFFSET, PROTOCOL_VERSION.into()),
+        ] {
+            let word = arena
+                .atomic_u32(offset)
+                .map_err(|e| broken(e.to_string()))?;
+            let found = word.load(Ordering::Relaxed);
+            if found != wanted {
+                return Err(broken(format!(
+                    "the arena's {what} is {found:#x}, not {wanted:#x}"
+                )));
+            }
+        }
+        let bell = LaneBell::attach(&arena, LANE_STATE_OFFSET, LANE_DIRTY_OFFSET, bell)
+            .map_err(|e| broken(e.to_string()))?;
+        Ok(Self {
+            arena,
+            map,
+            bell,
+            memory: TxMemory::new(map.tx_bytes),
+            // One block holds a message, and the largest is a power of two.
+            max_message: (max_message as usize).min(1 << map.tx_bytes.max(1).ilog2()),
+            state,
+            descriptors: numbers,
+        })
+    }
+
+    /// Whether a block of that many bytes at `offset` lies in the ring region.
+    pub(crate) fn holds_rings(&self, offset: usize, bytes: usize) -> bool {
+        offset >= HEADER_BYTES
+            && offset
+                .checked_add(bytes)
+                .is_some_and(|end| end <= HEADER_BYTES + self.map.ring_bytes)
+    }
+
+    /// The memory of a block of ours.
+    #[inline]
+    pub(crate) fn transmit_window(&self, block: Block) -> Option<SharedSlice<'_>> {
+        let start = block.chunk as usize * CHUNK;
+        if start + block.bytes() > self.map.tx_bytes {
+            return None;
+        }
+        self.arena
+            .slice(self.map.tx_offset() + start, block.bytes())
+            .ok()
+    }
+
+    /// The memory of a received message.
+    #[inline]
+    pub(crate) fn received_window(&self, chunk: u32, length: u32) -> Option<SharedSlice<'_>> {
+        let (offset, bytes) = if chunk & TX_REGION == 0 {
+            (self.map.rx_offset(), self.map.rx_bytes)
+        } else {
+            (self.map.tx_offset(), self.map.tx_bytes)
+        };
+        let start = (chunk & !TX_REGION) as usize * CHUNK;
+        if start + length as usize > bytes {
+            return None;
+        }
+        self.arena.slice(offset + start, length as usize).ok()
+    }
+}

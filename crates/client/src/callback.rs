@@ -1,0 +1,115 @@
+//! Sinks that hand their messages to a function.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+use takt_session::{ChannelId, Failure};
+
+use crate::error::Error;
+use crate::message::Message;
+use crate::sink::Sink;
+use crate::stream::StreamCore;
+use crate::sys;
+use crate::wait::Wait;
+
+/// A sink with a thread that calls a function with every message. Dropping it waits for the function to
+/// return; from inside the function it does not.
+pub struct CallbackSink {
+    key: u32,
+    channel: ChannelId,
+    stop: Arc<AtomicBool>,
+    failure: Arc<Mutex<Option<Failure>>>,
+    thread: Option<JoinHandle<()>>,
+    stream: Arc<StreamCore>,
+}
+
+impl CallbackSink {
+    pub(crate) fn start(
+        sink: Sink,
+        mut receive: impl FnMut(&Message<'_>) + Send + 'static,
+    ) -> Result<Self, Error> {
+        let (key, channel) = (sink.key(), sink.channel());
+        let (stream, stop) = (sink.stream().clone(), sink.stop().clone());
+        let failure = Arc::new(Mutex::new(None));
+        let told = failure.clone();
+        let body = move || {
+            loop {
+                match sink.consume(Wait::Forever) {
+                    Ok(message) => receive(&message),
+                    // The next call waits for the runtime.
+                    Err(Error::Disconnected | Error::Protocol(_)) => {}
+                    Err(Error::Closed) => return,
+                    Err(error) => {
+                        let failure = Failure::new(error.code(), error.to_string());
+                        *told.lock().unwrap_or_else(PoisonError::into_inner) = Some(failure);
+                        return;
+                    }
+                }
+            }
+        };
+        let thread = sys::without_signals(|| {
+            std::thread::Builder::new()
+                .name("takt-sink".into())
+                .spawn(body)
+        })
+        .map_err(Error::system("start the sink's thread"))?;
+        Ok(Self {
+            key,
+            channel,
+            stop,
+            failure,
+            thread: Some(thread),
+            stream,
+        })
+    }
+
+    /// The channel that it reads.
+    pub fn channel(&self) -> ChannelId {
+        self.channel
+    }
+
+    /// Why no message will come any more, if so.
+    pub fn failure(&self) -> Option<Failure> {
+        if self.stream.owner.shared.slot.forked() {
+            return Some(Failure::from(Error::Forked.code()));
+        }
+        self.failure
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+}
+
+impl std::fmt::Debug for CallbackSink {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("CallbackSink")
+            .field("channel", &self.channel)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Drop for CallbackSink {
+    fn drop(&mut self) {
+        let Some(thread) = self.thread.take() else {
+            return;
+        };
+        let shared = &self.stream.owner.shared;
+        if shared.slot.forked() {
+            // Of the parent: its handle means nothing here, not even to be freed.
+            std::mem::forget(thread);
+            return;
+        }
+        self.stop.store(true, Ordering::SeqCst);
+        let control = shared.lock();
+        if let Some(Ok(open)) = control.sinks.get(&self.key).map(|record| &record.opened) {
+            open.bell.wake_local();
+        }
+        drop(control);
+        shared.notify();
+        if thread.thread().id() != std::thread::current().id() {
+            // A panic of the function has been printed.
+            let _ = thread.join();
+        }
+    }
+}

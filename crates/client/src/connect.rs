@@ -1,0 +1,303 @@
+//! Connecting to a runtime, attaching, and opening again what a session had open.
+
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Instant;
+
+use rustix::event::{PollFd, PollFlags};
+use rustix::net::SocketAddrUnix;
+use takt_session::message::{Envelope, Reply, Request};
+use takt_session::{ErrorCode, Failure, transport};
+
+use crate::attachment::Attachment;
+use crate::control::{
+    Answer, Link, OpenSink, OpenSource, OpenStream, Reopened, Shared, open_sink, poll, send,
+    unexpected,
+};
+use crate::error::Error;
+use crate::fork::{State, Status};
+
+/// Connects to the runtime's socket.
+pub(crate) fn connect(path: &Path) -> Result<OwnedFd, Error> {
+    let connected = || -> io::Result<OwnedFd> {
+        let socket = transport::socket()?;
+        rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+        Ok(socket)
+    };
+    connected().map_err(|source| match source.kind() {
+        io::ErrorKind::PermissionDenied => Error::Refused(Failure::new(
+            ErrorCode::NotPermitted,
+            format!(
+                "this user may not connect to {}: ask the operator of the node for access to the socket",
+                path.display()
+            ),
+        )),
+        _ => Error::NoRuntime { path: path.to_owned(), source },
+    })
+}
+
+/// Whether a later attempt may go better.
+pub(crate) fn is_passing(error: &Error) -> bool {
+    match error {
+        Error::NoRuntime { .. }
+        | Error::Disconnected
+        | Error::TimedOut
+        | Error::System { .. }
+        | Error::Protocol(_) => true,
+        Error::Ended(failure) | Error::Refused(failure) => matches!(
+            failure.code,
+            ErrorCode::Disconnected
+                | ErrorCode::ShuttingDown
+                | ErrorCode::System
+                | ErrorCode::NoMemory
+                | ErrorCode::Limit
+        ),
+        _ => false,
+    }
+}
+
+/// One request after the other on a socket that nobody else reads yet.
+struct Dialogue<'a> {
+    shared: &'a Shared,
+    socket: &'a OwnedFd,
+    request: u32,
+}
+
+impl Dialogue<'_> {
+    fn ask(&mut self, message: Request) -> Result<Answer, Error> {
+        let deadline = Instant::now() + self.shared.options.request_timeout;
+        self.request += 1;
+        let request = self.request;
+        send(
+            self.socket,
+            &Envelope { request, message }.encode(),
+            deadline,
+        )
+        .map_err(|_| Error::Disconnected)?;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(Error::TimedOut);
+            }
+            let mut fds = [
+                PollFd::new(self.socket, PollFlags::IN),
+                PollFd::new(&self.shared.wake, PollFlags::IN),
+            ];
+            poll(&mut fds, Some(left)).map_err(Error::system("wait for the runtime"))?;
+            if !fds[1].revents().is_empty() {
+                let _ = rustix::io::read(&self.shared.wake, &mut [0; 8]);
+                if self.shared.lock().closing {
+                    return Err(Error::Closed);
+                }
+            }
+            let packet = match transport::receive(self.socket, false) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
+                Err(_) | Ok(None) => return Err(Error::Disconnected),
+                Ok(Some(packet)) => packet,
+            };
+            let reply = Envelope::<Reply>::decode(&packet.bytes)
+                .map_err(|e| Error::Refused(Failure::from(e)))?;
+            match reply.message {
+                Reply::Ended(failure) => return Err(Error::Ended(failure)),
+                Reply::Failed(failure) if reply.request == request => {
+                    return Err(Error::Refused(failure));
+                }
+                message if reply.request == request => {
+                    return Ok(Answer {
+                        reply: message,
+                        descriptors: packet.descriptors,
+                    });
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+/// What is open after all, or the refusal that an endpoint keeps.
+fn settled<T>(result: Result<T, Error>) -> Result<Result<T, Failure>, Error> {
+    match result {
+        Ok(value) => Ok(Ok(value)),
+        Err(Error::Refused(failure)) => Ok(Err(failure)),
+        Err(error) => Err(error),
+    }
+}
+
+/// Attaches over a connected socket and opens everything that the session has on record. The session
+/// is attached when this returns.
+pub(crate) fn attach(shared: &Shared, socket: OwnedFd) -> Result<(), Error> {
+    let state = State::new(shared.slot.state().generation() + 1, Status::Attached);
+    let mut dialogue = Dialogue {
+        shared,
+        socket: &socket,
+        request: 0,
+    };
+    let options = &shared.options;
+    let answer = dialogue.ask(Request::Attach {
+        name: options.name.clone(),
+        tx_bytes: options.tx_bytes as u64,
+        rx_bytes: options.rx_bytes as u64,
+    })?;
+    let Reply::Attached {
+        map, max_message, ..
+    } = answer.reply
+    else {
+        return Err(unexpected(&answer.reply));
+    };
+    let attachment = Arc::new(Attachment::new(
+        map,
+        max_message,
+        answer.descriptors,
+        state,
+    )?);
+
+    let mut streams = Vec::new();
+    let mut sources = Vec::new();
+    let mut sinks = Vec::new();
+    {
+        let control = shared.lock();
+        for (&key, record) in control.streams.iter().filter(|(_, r)| !r.closing) {
+            streams.push((key, record.qos));
+        }
+        for (&key, r) in &control.sources {
+            sources.push((key, r.stream, r.channel, r.depth));
+        }
+        for (&key, r) in &control.sinks {
+            sinks.push((key, r.stream, r.channel, r.depth, r.notify.clone()));
+        }
+    }
+    let mut opened = Vec::new();
+    for (key, qos) in streams {
+        let stream = settled(
+            dialogue
+                .ask(Request::OpenStream(qos))
+                .and_then(stream_opened),
+        )?;
+        opened.push((key, stream));
+    }
+    let stream_id = |stream: u32| match opened.iter().find(|(key, _)| *key == stream) {
+        Some((_, Ok(open))) => Ok(open.id),
+        Some((_, Err(failure))) => Err(failure.clone()),
+        None => Err(Failure::from(ErrorCode::NotFound)),
+    };
+    let mut opened_sources = Vec::new();
+    for (key, stream, channel, depth) in sources {
+        let source = match stream_id(stream) {
+            Err(failure) => Err(failure),
+            Ok(stream) => {
+                let answer = dialogue.ask(Request::OpenSource {
+                    stream,
+                    channel,
+                    depth,
+                });
+                settled(answer.and_then(|answer| match answer.reply {
+                    Reply::SourceOpened { source, block } => Ok((source, block)),
+                    other => Err(unexpected(&other)),
+                }))?
+            }
+        };
+        opened_sources.push((key, source));
+    }
+    let mut opened_sinks = Vec::new();
+    for (key, stream, channel, depth, notify) in sinks {
+        let sink = match stream_id(stream) {
+            Err(failure) => Err(failure),
+            Ok(stream) => {
+                let notify_fd = notify.is_some();
+                let answer = dialogue.ask(Request::OpenSink {
+                    stream,
+                    channel,
+                    depth,
+                    notify_fd,
+                });
+                settled(answer.and_then(|answer| match answer.reply {
+                    Reply::SinkOpened { sink, block } => open_sink(
+                        &attachment,
+                        sink,
+                        block,
+                        answer.descriptors,
+                        notify.as_deref(),
+                    ),
+                    other => Err(unexpected(&other)),
+                }))?
+            }
+        };
+        opened_sinks.push((key, sink));
+    }
+    let last_request = dialogue.request;
+    install(
+        shared,
+        Link {
+            socket: Arc::new(socket),
+            attachment,
+        },
+        last_request,
+        opened,
+        opened_sources,
+        opened_sinks,
+    );
+    Ok(())
+}
+
+/// Makes a new link the session's. What lost its handle meanwhile is closed.
+fn install(
+    shared: &Shared,
+    link: Link,
+    last_request: u32,
+    streams: Reopened<OpenStream>,
+    sources: Reopened<OpenSource>,
+    sinks: Reopened<OpenSink>,
+) {
+    let mut orphans = Vec::new();
+    let mut control = shared.lock();
+    control.start_after(last_request);
+    for (key, opened) in sources {
+        match (control.sources.get_mut(&key), opened) {
+            (Some(record), opened) => record.opened = opened,
+            (None, Ok((id, _))) => orphans.push(Request::CloseSource(id)),
+            (None, Err(_)) => {}
+        }
+    }
+    for (key, opened) in sinks {
+        match (control.sinks.get_mut(&key), opened) {
+            (Some(record), opened) => record.opened = opened,
+            (None, Ok(open)) => orphans.push(Request::CloseSink(open.id)),
+            (None, Err(_)) => {}
+        }
+    }
+    for (key, opened) in streams {
+        match (control.streams.get_mut(&key), opened) {
+            (Some(record), opened) => record.opened = opened,
+            (None, Ok(open)) => orphans.push(Request::CloseStream(open.id)),
+            (None, Err(_)) => {}
+        }
+    }
+    let [arena, bell] = link.attachment.descriptors;
+    shared.slot.guard([link.socket.as_raw_fd(), arena, bell]);
+    let state = link.attachment.state;
+    control.link = Some(link);
+    shared.slot.set(state);
+    drop(control);
+    shared.notify();
+    for request in orphans {
+        shared.post(request);
+    }
+}
+
+/// Reads the answer to `OpenStream`.
+pub(crate) fn stream_opened(answer: Answer) -> Result<OpenStream, Error> {
+    match answer.reply {
+        Reply::StreamOpened {
+            stream,
+            datapath,
+            warning,
+        } => Ok(OpenStream {
+            id: stream,
+            datapath,
+            warning,
+        }),
+        other => Err(unexpected(&other)),
+    }
+}

@@ -1,0 +1,492 @@
+//! A session's half that is not on the data path: requests, what is open, what happens when the runtime goes.
+//!
+//! One mutex and one condition variable; the [reader](crate::reader) thread owns the socket's receiving
+//! side. Nothing here may be touched in a forked child, where the mutex may be locked for ever: callers
+//! look at the [`Slot`] first.
+
+use std::collections::{BTreeMap, HashMap};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags};
+use takt_session::layout::{SinkBlock, SourceBlock};
+use takt_session::message::{Envelope, Reply, Request};
+use takt_session::{ChannelId, Failure, Qos, transport};
+use takt_shm::SinkBell;
+
+use crate::attachment::Attachment;
+use crate::error::Error;
+use crate::fork::{Slot, State, Status};
+use crate::memory::Account;
+use crate::notify::Notify;
+use crate::session::Progress;
+
+/// How a session is opened, and opened again.
+#[derive(Debug)]
+pub(crate) struct Options {
+    /// Where the runtime listens; `None` for a socket that came connected.
+    pub(crate) path: Option<PathBuf>,
+    pub(crate) name: String,
+    pub(crate) tx_bytes: usize,
+    pub(crate) rx_bytes: usize,
+    pub(crate) reconnect: bool,
+    pub(crate) request_timeout: Duration,
+}
+
+/// What the user's handles and the reader thread share.
+pub(crate) struct Shared {
+    pub(crate) slot: &'static Slot,
+    pub(crate) options: Options,
+    pub(crate) progress: Option<Arc<dyn Progress>>,
+    control: Mutex<Control>,
+    /// An answer came, or the session's state changed.
+    changed: Condvar,
+    /// Wakes the reader.
+    pub(crate) wake: OwnedFd,
+}
+
+/// What the mutex guards.
+#[derive(Default)]
+pub(crate) struct Control {
+    pub(crate) link: Option<Link>,
+    pub(crate) ended: Option<Failure>,
+    next_request: u32,
+    next_key: u32,
+    /// Requests on their way, with their answers.
+    pub(crate) pending: HashMap<u32, Option<Answer>>,
+    pub(crate) streams: BTreeMap<u32, StreamRecord>,
+    pub(crate) sources: BTreeMap<u32, SourceRecord>,
+    pub(crate) sinks: BTreeMap<u32, SinkRecord>,
+    pub(crate) lingering: Vec<Lingering>,
+    /// The last handle is gone.
+    pub(crate) closing: bool,
+}
+
+/// A connection to a runtime.
+#[derive(Clone)]
+pub(crate) struct Link {
+    pub(crate) socket: Arc<OwnedFd>,
+    pub(crate) attachment: Arc<Attachment>,
+}
+
+/// An answer of the runtime.
+pub(crate) struct Answer {
+    pub(crate) reply: Reply,
+    pub(crate) descriptors: Vec<OwnedFd>,
+}
+
+/// What a stream was opened as.
+#[derive(Clone, Debug)]
+pub(crate) struct OpenStream {
+    pub(crate) id: u32,
+    pub(crate) datapath: String,
+    pub(crate) warning: String,
+}
+
+/// What a sink was opened as.
+#[derive(Clone, Debug)]
+pub(crate) struct OpenSink {
+    pub(crate) id: u32,
+    pub(crate) block: SinkBlock,
+    pub(crate) bell: Arc<SinkBell>,
+}
+
+/// What a source was opened as: its number at the runtime, and where its rings are.
+pub(crate) type OpenSource = (u32, SourceBlock);
+
+/// What the runtime made of opening something again, by the key of the record.
+pub(crate) type Reopened<T> = Vec<(u32, Result<T, Failure>)>;
+
+/// A stream, to be opened again. `opened` is of the latest attachment; a refusal stays with it.
+pub(crate) struct StreamRecord {
+    pub(crate) qos: Qos,
+    pub(crate) opened: Result<OpenStream, Failure>,
+    /// Its handle is gone: closed once no source of it lingers.
+    pub(crate) closing: bool,
+}
+
+/// A source, to be opened again.
+pub(crate) struct SourceRecord {
+    pub(crate) stream: u32,
+    pub(crate) channel: ChannelId,
+    pub(crate) depth: u32,
+    pub(crate) opened: Result<OpenSource, Failure>,
+}
+
+/// A sink, to be opened again.
+pub(crate) struct SinkRecord {
+    pub(crate) stream: u32,
+    pub(crate) channel: ChannelId,
+    pub(crate) depth: u32,
+    pub(crate) notify: Option<Arc<Notify>>,
+    pub(crate) opened: Result<OpenSink, Failure>,
+}
+
+/// A source whose handle is gone and whose messages are not all completed: its blocks would be lost
+/// if it were closed now.
+pub(crate) struct Lingering {
+    pub(crate) stream: u32,
+    pub(crate) id: u32,
+    pub(crate) attachment: Arc<Attachment>,
+    pub(crate) account: Arc<Account>,
+    pub(crate) emitted: u64,
+}
+
+impl Lingering {
+    /// Whether its last message is completed.
+    pub(crate) fn is_done(&self) -> bool {
+        // Nothing impossible is repaired here: the session will find out at its next use.
+        let _ = self.attachment.memory.settle(&self.account);
+        self.account.completed() >= self.emitted
+    }
+}
+
+/// Sends one packet, waiting for room until the deadline.
+pub(crate) fn send(socket: &OwnedFd, bytes: &[u8], deadline: Instant) -> io::Result<()> {
+    loop {
+        match transport::send(socket, bytes, &[], false) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                let left = deadline.saturating_duration_since(Instant::now());
+                if left.is_zero() {
+                    return Err(io::ErrorKind::TimedOut.into());
+                }
+                poll(&mut [PollFd::new(socket, PollFlags::OUT)], Some(left))?;
+            }
+            result => return result,
+        }
+    }
+}
+
+/// Polls; an interruption counts as nothing found.
+pub(crate) fn poll(of: &mut [PollFd<'_>], timeout: Option<Duration>) -> io::Result<()> {
+    // A timeout that is too long for the kernel is no timeout.
+    let timeout = timeout.and_then(|timeout| timeout.try_into().ok());
+    match rustix::event::poll(of, timeout.as_ref()) {
+        Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+impl Shared {
+    pub(crate) fn new(
+        options: Options,
+        progress: Option<Arc<dyn Progress>>,
+    ) -> Result<Self, Error> {
+        let flags = rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK;
+        let wake = rustix::event::eventfd(0, flags)
+            .map_err(|e| Error::system("create an eventfd")(e.into()))?;
+        let slot = Slot::claim().map_err(Error::system("install the fork handler"))?;
+        Ok(Self {
+            slot,
+            options,
+            progress,
+            control: Mutex::default(),
+            changed: Condvar::new(),
+            wake,
+        })
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Control> {
+        // A thread that panicked here was to insert or remove one record: either is consistent.
+        self.control.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn notify(&self) {
+        self.changed.notify_all();
+    }
+
+    /// Wakes the reader thread.
+    pub(crate) fn wake_reader(&self) {
+        // EAGAIN: the counter is full, so it is awake.
+        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+    }
+
+    /// Why the session cannot be used now.
+    pub(crate) fn unavailable(&self, control: &Control) -> Error {
+        match &control.ended {
+            Some(failure) => Error::Ended(failure.clone()),
+            None => Error::Disconnected,
+        }
+    }
+
+    /// Why the session cannot be used now, if it cannot.
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        match self.slot.state().status() {
+            Status::Attached => Ok(()),
+            Status::Forked => Err(Error::Forked),
+            Status::Disconnected | Status::Ended => Err(self.unavailable(&self.lock())),
+        }
+    }
+
+    /// Waits until the session is attached, its end, the deadline, or `stop`.
+    pub(crate) fn await_attached(
+        &self,
+        deadline: Option<Instant>,
+        stop: impl Fn() -> bool,
+    ) -> Result<(), Error> {
+        if self.slot.forked() {
+            return Err(Error::Forked);
+        }
+        let mut control = self.lock();
+        loop {
+            if stop() {
+                return Err(Error::Closed);
+            }
+            if control.link.is_some() {
+                return Ok(());
+            }
+            if control.ended.is_some() {
+                return Err(self.unavailable(&control));
+            }
+            control = match self.wait(control, deadline) {
+                Some(control) => control,
+                None => return Err(Error::Disconnected),
+            };
+        }
+    }
+
+    /// Waits for a change; `None` when the deadline has passed.
+    pub(crate) fn wait<'a>(
+        &self,
+        control: MutexGuard<'a, Control>,
+        deadline: Option<Instant>,
+    ) -> Option<MutexGuard<'a, Control>> {
+        let Some(deadline) = deadline else {
+            return Some(
+                self.changed
+                    .wait(control)
+                    .unwrap_or_else(PoisonError::into_inner),
+            );
+        };
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return None;
+        }
+        let (control, _) = self
+            .changed
+            .wait_timeout(control, left)
+            .unwrap_or_else(PoisonError::into_inner);
+        Some(control)
+    }
+
+    /// Asks the runtime, and waits for its answer; also says under which attachment it is valid.
+    pub(crate) fn request(&self, message: Request) -> Result<(Answer, State), Error> {
+        self.request_until(message, Instant::now() + self.options.request_timeout)
+    }
+
+    /// As [`request`](Self::request), with a deadline.
+    pub(crate) fn request_until(
+        &self,
+        message: Request,
+        deadline: Instant,
+    ) -> Result<(Answer, State), Error> {
+        self.check()?;
+        let mut control = self.lock();
+        let Some(link) = control.link.clone() else {
+            return Err(self.unavailable(&control));
+        };
+        let request = control.number();
+        control.pending.insert(request, None);
+        drop(control);
+        let sent = send(
+            &link.socket,
+            &Envelope { request, message }.encode(),
+            deadline,
+        );
+        let mut control = self.lock();
+        if let Err(error) = sent {
+            control.pending.remove(&request);
+            return Err(match error.kind() {
+                io::ErrorKind::TimedOut => Error::TimedOut,
+                // The reader will find out as well.
+                _ => Error::Disconnected,
+            });
+        }
+        loop {
+            match control.pending.get_mut(&request).map(Option::take) {
+                // Given up by the reader.
+                None => return Err(self.unavailable(&control)),
+                Some(Some(answer)) => {
+                    control.pending.remove(&request);
+                    if control.link.as_ref().map(|l| l.attachment.state)
+                        != Some(link.attachment.state)
+                    {
+                        return Err(self.unavailable(&control));
+                    }
+                    return match answer.reply {
+                        Reply::Failed(failure) => Err(Error::Refused(failure)),
+                        _ => Ok((answer, link.attachment.state)),
+                    };
+                }
+                Some(None) => {}
+            }
+            control = match self.wait(control, Some(deadline)) {
+                Some(control) => control,
+                None => {
+                    self.lock().pending.remove(&request);
+                    return Err(Error::TimedOut);
+                }
+            };
+        }
+    }
+
+    /// Tells the runtime without waiting for its answer. Lost if the session is not attached, and then
+    /// of no consequence.
+    pub(crate) fn post(&self, message: Request) {
+        let mut control = self.lock();
+        let request = control.number();
+        let Some(link) = control.link.clone() else {
+            return;
+        };
+        drop(control);
+        let deadline = Instant::now() + self.options.request_timeout;
+        let _ = send(
+            &link.socket,
+            &Envelope { request, message }.encode(),
+            deadline,
+        );
+    }
+
+    /// The runtime showed something impossible: gives the connection up, if it is still that one.
+    #[cold]
+    pub(crate) fn violated(&self, state: State, what: String) -> Error {
+        let control = self.lock();
+        if let Some(link) = &control.link
+            && link.attachment.state == state
+        {
+            // The reader finds the end of the connection and goes on from there.
+            let _ = rustix::net::shutdown(&*link.socket, rustix::net::Shutdown::Both);
+        }
+        Error::Protocol(what)
+    }
+
+    /// The present attachment and what a source has there.
+    pub(crate) fn source(&self, key: u32) -> Result<(Arc<Attachment>, SourceBlock), Error> {
+        self.check()?;
+        let control = self.lock();
+        let attachment = self.attachment(&control)?;
+        match control.sources.get(&key).map(|record| &record.opened) {
+            Some(Ok((_, block))) => Ok((attachment, *block)),
+            Some(Err(failure)) => Err(Error::Refused(failure.clone())),
+            None => Err(Error::Closed),
+        }
+    }
+
+    /// The present attachment and what a sink has there.
+    pub(crate) fn sink(&self, key: u32) -> Result<(Arc<Attachment>, OpenSink), Error> {
+        self.check()?;
+        let control = self.lock();
+        let attachment = self.attachment(&control)?;
+        match control.sinks.get(&key).map(|record| &record.opened) {
+            Some(Ok(open)) => Ok((attachment, open.clone())),
+            Some(Err(failure)) => Err(Error::Refused(failure.clone())),
+            None => Err(Error::Closed),
+        }
+    }
+
+    fn attachment(&self, control: &Control) -> Result<Arc<Attachment>, Error> {
+        match &control.link {
+            Some(link) => Ok(link.attachment.clone()),
+            None => Err(self.unavailable(control)),
+        }
+    }
+
+    /// A key for a new record, if the attachment under which it was opened is still the present one.
+    pub(crate) fn record(
+        &self,
+        state: State,
+        insert: impl FnOnce(&mut Control, u32, &Attachment) -> Result<(), Error>,
+    ) -> Result<u32, Error> {
+        let mut control = self.lock();
+        let Some(link) = control.link.clone().filter(|l| l.attachment.state == state) else {
+            return Err(self.unavailable(&control));
+        };
+        let key = control.next_key;
+        control.next_key += 1;
+        insert(&mut control, key, &link.attachment)?;
+        Ok(key)
+    }
+}
+
+impl Control {
+    /// A request number: never 0, which is for what the runtime says unasked.
+    fn number(&mut self) -> u32 {
+        self.next_request = self.next_request.checked_add(1).unwrap_or(1);
+        self.next_request
+    }
+
+    /// Request numbers up to this one are used on the present connection.
+    pub(crate) fn start_after(&mut self, request: u32) {
+        self.next_request = request;
+    }
+
+    /// The requests that close streams whose handles are gone and of which no source lingers.
+    pub(crate) fn take_closed_streams(&mut self) -> Vec<Request> {
+        let lingering: Vec<u32> = self.lingering.iter().map(|l| l.stream).collect();
+        let done: Vec<u32> = self
+            .streams
+            .iter()
+            .filter(|(key, record)| record.closing && !lingering.contains(key))
+            .map(|(key, _)| *key)
+            .collect();
+        done.iter()
+            .filter_map(|key| self.streams.remove(key)?.opened.ok())
+            .map(|open| Request::CloseStream(open.id))
+            .collect()
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        self.slot.free();
+    }
+}
+
+/// A reply of another kind than the request asks for.
+pub(crate) fn unexpected(reply: &Reply) -> Error {
+    Error::Protocol(format!(
+        "the runtime answered with {reply:?}, which was not asked for"
+    ))
+}
+
+/// Attaches to the doorbell of a sink that was just opened.
+pub(crate) fn open_sink(
+    attachment: &Attachment,
+    id: u32,
+    block: SinkBlock,
+    descriptors: Vec<OwnedFd>,
+    notify: Option<&Notify>,
+) -> Result<OpenSink, Error> {
+    let bell = SinkBell::attach(&attachment.arena, block.bell())
+        .map_err(|e| Error::Protocol(format!("the sink's doorbell: {e}")))?;
+    if let Some(notify) = notify {
+        let Some(signal) = descriptors.into_iter().next() else {
+            return Err(Error::Protocol(
+                "the runtime sent no descriptor for the sink".into(),
+            ));
+        };
+        notify
+            .watch(signal)
+            .map_err(Error::system("watch the sink's descriptor"))?;
+    }
+    Ok(OpenSink {
+        id,
+        block,
+        bell: Arc::new(bell),
+    })
+}
+
+/// Wakes everything that waits on a sink.
+pub(crate) fn wake_sinks(control: &Control) {
+    for record in control.sinks.values() {
+        if let Ok(open) = &record.opened {
+            open.bell.wake_local();
+        }
+        if let Some(notify) = &record.notify {
+            notify.event();
+        }
+    }
+}

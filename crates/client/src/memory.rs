@@ -1,0 +1,403 @@
+//! The transmit region: who has which block.
+//!
+//! The allocator is a [`Buddy`] behind a mutex, but a source seldom asks it: it keeps a few blocks of
+//! each size that it uses in its [`Account`], where only it puts blocks in. When memory runs out, whoever
+//! needs some takes what the accounts of all sources hold, and the blocks whose completions nobody
+//! has looked at yet, so that a source that does nothing withholds nothing.
+//!
+//! Lock order: the allocator before an account's returns.
+
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use takt_session::layout::Completion;
+use takt_shm::{Buddy, CHUNK, Consumer};
+
+/// Sizes of blocks that an account keeps: 256 bytes to 64 KiB. Larger ones come from the allocator,
+/// whose cost is nothing against that of filling them.
+const KEPT_ORDERS: usize = 9;
+/// Most blocks of one size that an account keeps.
+const MOST_KEPT: usize = 32;
+/// Bytes of one size that an account keeps, if that are two blocks at least.
+const KEPT_BYTES: usize = 64 << 10;
+/// No block.
+const NONE: u32 = u32::MAX;
+/// Completions taken under one lock.
+const BATCH: usize = 64;
+
+/// In a mark: the block is emitted and not completed.
+const IN_FLIGHT: u8 = 0x80;
+
+const fn kept(order: usize) -> usize {
+    let fit = KEPT_BYTES / (CHUNK << order);
+    if fit > MOST_KEPT {
+        MOST_KEPT
+    } else if fit < 2 {
+        2
+    } else {
+        fit
+    }
+}
+
+/// The order of the smallest block that holds `len` bytes.
+fn order_of(len: usize) -> usize {
+    len.div_ceil(CHUNK).max(1).next_power_of_two().ilog2() as usize
+}
+
+/// A block of the transmit region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Block {
+    pub(crate) chunk: u32,
+    order: u8,
+}
+
+impl Block {
+    pub(crate) fn bytes(self) -> usize {
+        CHUNK << self.order
+    }
+}
+
+/// What the runtime wrote into a completion ring cannot be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Impossible(pub(crate) String);
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Nothing in here leaves a half-done change when it panics.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The transmit region of one arena.
+#[derive(Debug)]
+pub(crate) struct TxMemory {
+    /// Per chunk: 0, or 1 + the order of the block of ours that starts there, with [`IN_FLIGHT`].
+    marks: Box<[AtomicU8]>,
+    shared: Mutex<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    buddy: Buddy,
+    accounts: Vec<Weak<Account>>,
+}
+
+impl TxMemory {
+    pub(crate) fn new(bytes: usize) -> Self {
+        Self {
+            marks: std::iter::repeat_with(|| AtomicU8::new(0))
+                .take(bytes / CHUNK)
+                .collect(),
+            shared: Mutex::new(Shared {
+                buddy: Buddy::new(bytes),
+                accounts: Vec::new(),
+            }),
+        }
+    }
+
+    /// An account for a source with this completion ring of `depth` entries. `outcomes`: those of the
+    /// source's former account.
+    pub(crate) fn open(&self, ring: Consumer<Completion>, outcomes: Outcomes) -> Arc<Account> {
+        let account = Arc::new(Account {
+            kept: [const { [const { AtomicU32::new(NONE) }; MOST_KEPT] }; KEPT_ORDERS],
+            completed: AtomicU64::new(0),
+            remembered: outcomes.0.len() as u64,
+            returns: Mutex::new(Returns { ring, outcomes }),
+        });
+        let mut shared = lock(&self.shared);
+        shared.accounts.retain(|other| other.strong_count() > 0);
+        shared.accounts.push(Arc::downgrade(&account));
+        account
+    }
+
+    fn mark(&self, chunk: u32) -> Option<&AtomicU8> {
+        self.marks.get(chunk as usize)
+    }
+
+    /// A block of at least `len` bytes for the source of `account`; `None` when there is none.
+    #[inline]
+    pub(crate) fn allocate(
+        &self,
+        account: &Account,
+        stock: &mut Stock,
+        len: usize,
+    ) -> Result<Option<Block>, Impossible> {
+        let order = order_of(len);
+        if order < KEPT_ORDERS
+            && let Some(chunk) = account.pop(stock, order)
+        {
+            return Ok(Some(Block {
+                chunk,
+                order: order as u8,
+            }));
+        }
+        self.restock(account, stock, order)
+    }
+
+    #[cold]
+    fn restock(
+        &self,
+        account: &Account,
+        stock: &mut Stock,
+        order: usize,
+    ) -> Result<Option<Block>, Impossible> {
+        self.harvest(account, stock)?;
+        let block = |chunk| Block {
+            chunk,
+            order: order as u8,
+        };
+        if order < KEPT_ORDERS
+            && let Some(chunk) = account.pop(stock, order)
+        {
+            return Ok(Some(block(chunk)));
+        }
+        let mut shared = lock(&self.shared);
+        let mut first = self.take(&mut shared.buddy, order);
+        if first.is_none() {
+            self.collect(&mut shared)?;
+            first = self.take(&mut shared.buddy, order);
+        } else if order < KEPT_ORDERS {
+            for _ in 1..kept(order) / 2 {
+                let Some(chunk) = self.take(&mut shared.buddy, order) else {
+                    break;
+                };
+                if !account.push(stock, order, chunk) {
+                    self.give(&mut shared.buddy, chunk);
+                }
+            }
+        }
+        Ok(first.map(block))
+    }
+
+    fn take(&self, buddy: &mut Buddy, order: usize) -> Option<u32> {
+        let chunk = buddy.allocate(CHUNK.checked_shl(order as u32)?)?;
+        self.mark(chunk)?.store(order as u8 + 1, Ordering::Relaxed);
+        Some(chunk)
+    }
+
+    fn give(&self, buddy: &mut Buddy, chunk: u32) {
+        if let Some(mark) = self.mark(chunk) {
+            mark.store(0, Ordering::Relaxed);
+        }
+        // A block of ours, by its mark.
+        let _ = buddy.free(chunk);
+    }
+
+    /// Takes back what all accounts hold and what has completed.
+    fn collect(&self, shared: &mut Shared) -> Result<(), Impossible> {
+        let Shared { buddy, accounts } = shared;
+        accounts
+            .iter()
+            .filter_map(Weak::upgrade)
+            .try_for_each(|account| self.collect_from(buddy, &account))
+    }
+
+    fn collect_from(&self, buddy: &mut Buddy, account: &Account) -> Result<(), Impossible> {
+        loop {
+            let (blocks, count) = self.completions(account)?;
+            for block in blocks.iter().take(count) {
+                self.give(buddy, block.chunk);
+            }
+            if count < BATCH {
+                break;
+            }
+        }
+        for place in account.kept.as_flattened() {
+            let chunk = place.swap(NONE, Ordering::Acquire); // Partner: `Account::push`.
+            if chunk != NONE {
+                self.give(buddy, chunk);
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes completions of an account, a batch at most: blocks that are ours again.
+    fn completions(&self, account: &Account) -> Result<([Block; BATCH], usize), Impossible> {
+        let mut blocks = [Block { chunk: 0, order: 0 }; BATCH];
+        let mut count = 0;
+        let mut returns = lock(&account.returns);
+        let Returns { ring, outcomes } = &mut *returns;
+        for place in &mut blocks {
+            let Some(completion) = ring
+                .pop()
+                .map_err(|e| Impossible(format!("completion ring: {e}")))?
+            else {
+                break;
+            };
+            let mark = self.mark(completion.chunk);
+            let order = mark.map_or(0, |mark| mark.load(Ordering::Relaxed));
+            let (Some(mark), true) = (mark, order & IN_FLIGHT != 0) else {
+                return Err(Impossible(format!(
+                    "chunk {} completed, which is not under way",
+                    completion.chunk
+                )));
+            };
+            mark.store(order & !IN_FLIGHT, Ordering::Relaxed);
+            outcomes.record(completion.token, completion.outcome);
+            *place = Block {
+                chunk: completion.chunk,
+                order: (order & !IN_FLIGHT) - 1,
+            };
+            count += 1;
+        }
+        if count > 0 {
+            ring.release();
+            account.completed.fetch_add(count as u64, Ordering::Release);
+        }
+        Ok((blocks, count))
+    }
+
+    /// Takes all completions of the source's own account.
+    pub(crate) fn harvest(&self, account: &Account, stock: &mut Stock) -> Result<(), Impossible> {
+        loop {
+            let (blocks, count) = self.completions(account)?;
+            let mut rest = None;
+            for block in blocks.iter().take(count) {
+                if !account.push(stock, usize::from(block.order), block.chunk) {
+                    let shared = rest.get_or_insert_with(|| lock(&self.shared));
+                    self.give(&mut shared.buddy, block.chunk);
+                }
+            }
+            if count < BATCH {
+                return Ok(());
+            }
+        }
+    }
+
+    /// The block is emitted from now on.
+    #[inline]
+    pub(crate) fn emitted(&self, block: Block) {
+        if let Some(mark) = self.mark(block.chunk) {
+            mark.store((block.order + 1) | IN_FLIGHT, Ordering::Relaxed);
+        }
+    }
+
+    /// The block was not emitted after all.
+    pub(crate) fn not_emitted(&self, block: Block) {
+        if let Some(mark) = self.mark(block.chunk) {
+            mark.store(block.order + 1, Ordering::Relaxed);
+        }
+    }
+
+    /// Gives an unused block back to its source.
+    pub(crate) fn free(&self, account: &Account, stock: &mut Stock, block: Block) {
+        if !account.push(stock, usize::from(block.order), block.chunk) {
+            self.give(&mut lock(&self.shared).buddy, block.chunk);
+        }
+    }
+
+    /// Takes back what an account holds and what has completed.
+    pub(crate) fn settle(&self, account: &Account) -> Result<(), Impossible> {
+        self.collect_from(&mut lock(&self.shared).buddy, account)
+    }
+
+    /// Bytes that are not free: in buffers, in accounts, under way.
+    #[cfg(test)]
+    pub(crate) fn allocated_bytes(&self) -> usize {
+        lock(&self.shared).buddy.allocated_bytes()
+    }
+}
+
+/// How many blocks of each size a source believes its account to hold: others may have taken some.
+#[derive(Debug, Default)]
+pub(crate) struct Stock([u8; KEPT_ORDERS]);
+
+/// A source's blocks and completions, where others can reach them.
+#[derive(Debug)]
+pub(crate) struct Account {
+    kept: [[AtomicU32; MOST_KEPT]; KEPT_ORDERS],
+    completed: AtomicU64,
+    remembered: u64,
+    returns: Mutex<Returns>,
+}
+
+#[derive(Debug)]
+struct Returns {
+    ring: Consumer<Completion>,
+    outcomes: Outcomes,
+}
+
+impl Account {
+    #[inline]
+    fn pop(&self, stock: &mut Stock, order: usize) -> Option<u32> {
+        let (places, count) = (self.kept.get(order)?, stock.0.get_mut(order)?);
+        while *count > 0 {
+            *count -= 1;
+            // Acquire: whoever filled the block before has given it back.
+            let chunk = places
+                .get(usize::from(*count))?
+                .swap(NONE, Ordering::Acquire);
+            if chunk != NONE {
+                return Some(chunk);
+            }
+        }
+        None
+    }
+
+    /// False: it keeps no more of that size. Only the source's own thread pushes.
+    #[inline]
+    fn push(&self, stock: &mut Stock, order: usize, chunk: u32) -> bool {
+        let (Some(places), Some(count)) = (self.kept.get(order), stock.0.get_mut(order)) else {
+            return false;
+        };
+        if usize::from(*count) >= kept(order) {
+            return false;
+        }
+        let Some(place) = places.get(usize::from(*count)) else {
+            return false;
+        };
+        place.store(chunk, Ordering::Release); // Partner: the swaps in `pop` and `collect`.
+        *count += 1;
+        true
+    }
+
+    /// Messages completed so far.
+    pub(crate) fn completed(&self) -> u64 {
+        self.completed.load(Ordering::Acquire) // Partner: `completions`.
+    }
+
+    /// What is recorded about a token, by its low 32 bits.
+    pub(crate) fn outcome(&self, token: u32) -> Option<u32> {
+        lock(&self.returns).outcomes.get(token)
+    }
+
+    /// Latest messages whose outcomes are remembered.
+    pub(crate) fn remembered(&self) -> u64 {
+        self.remembered
+    }
+
+    /// Hands the record of outcomes on to the source's next account.
+    pub(crate) fn take_outcomes(&self) -> Outcomes {
+        std::mem::take(&mut lock(&self.returns).outcomes)
+    }
+}
+
+/// The outcomes of a source's latest messages, by token.
+#[derive(Debug, Default)]
+pub(crate) struct Outcomes(Box<[u64]>);
+
+impl Outcomes {
+    /// Outcomes are remembered until so many tokens, a power of two, have followed.
+    pub(crate) fn new(remembered: usize) -> Self {
+        Self(vec![0; remembered].into())
+    }
+
+    fn place(&mut self, token: u32) -> Option<&mut u64> {
+        let mask = self.0.len().checked_sub(1)?;
+        self.0.get_mut(token as usize & mask)
+    }
+
+    fn record(&mut self, token: u32, outcome: u32) {
+        if let Some(place) = self.place(token) {
+            let known = (*place >> 32) as u32;
+            // A message that a sink held for long must not efface a later one.
+            if *place == 0 || (token.wrapping_sub(known) as i32) >= 0 {
+                *place = u64::from(token) << 32 | u64::from(outcome.min(254) + 1);
+            }
+        }
+    }
+
+    fn get(&self, token: u32) -> Option<u32> {
+        let mask = self.0.len().checked_sub(1)?;
+        let entry = *self.0.get(token as usize & mask)?;
+        (entry != 0 && (entry >> 32) as u32 == token).then_some(entry as u32 - 1)
+    }
+}

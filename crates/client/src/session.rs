@@ -1,0 +1,269 @@
+//! Sessions: opening and closing them.
+
+use std::convert::Infallible;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::mpsc::{self, Receiver};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use takt_session::message::Request;
+use takt_session::{DEFAULT_SOCKET, Qos, SOCKET_VARIABLE};
+
+use crate::connect;
+use crate::control::{Options, Shared, StreamRecord};
+use crate::error::Error;
+use crate::reader;
+use crate::stream::{Stream, StreamCore};
+use crate::sys;
+
+/// How long closing a session waits for what was emitted to be sent.
+const FLUSH: Duration = Duration::from_secs(1);
+/// How long the runtime may take to answer unless the application says otherwise.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The embedded form: the calling thread drives the runtime inside its own process.
+pub trait Progress: Send + Sync {
+    /// Does what there is to do, and returns. Called after each emit and in every round of a wait.
+    fn progress(&self);
+}
+
+/// An application attached to the runtime of its node.
+///
+/// Cheap to clone; every clone, stream, source and sink keeps the session open. Closing it, with the
+/// last of them, waits up to a second for what was emitted to be sent.
+#[derive(Clone)]
+pub struct Session(pub(crate) Arc<Owner>);
+
+/// Holds a session open.
+pub(crate) struct Owner {
+    pub(crate) shared: Arc<Shared>,
+    /// Ends when the background thread has ended.
+    gone: Mutex<Receiver<Infallible>>,
+}
+
+impl Session {
+    /// Attaches to the runtime that listens on `$TAKT_SOCKET`, or else on
+    /// [`DEFAULT_SOCKET`].
+    ///
+    /// # Errors
+    /// [`Error::NoRuntime`] when nobody answers; [`Error::Refused`] when the runtime does not want us.
+    pub fn open() -> Result<Self, Error> {
+        Self::builder().open()
+    }
+
+    /// To open a session in another way than [`open`](Self::open) does.
+    pub fn builder() -> SessionBuilder {
+        SessionBuilder::default()
+    }
+
+    /// Attaches over a socket that is connected to a runtime already: the embedded form. Such a session
+    /// does not reconnect.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn over(socket: OwnedFd, progress: Option<Arc<dyn Progress>>) -> Result<Self, Error> {
+        Self::builder().over(socket, progress)
+    }
+
+    /// Opens a stream of this quality.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] by the policy of the socket; [`Error::Disconnected`], [`Error::Ended`],
+    /// [`Error::TimedOut`].
+    pub fn stream(&self, qos: Qos) -> Result<Stream, Error> {
+        let shared = &self.0.shared;
+        let (answer, state) = shared.request(Request::OpenStream(qos))?;
+        let opened = connect::stream_opened(answer)?;
+        let key = shared.record(state, |control, key, _| {
+            let record = StreamRecord {
+                qos,
+                opened: Ok(opened),
+                closing: false,
+            };
+            control.streams.insert(key, record);
+            Ok(())
+        })?;
+        Ok(Stream(Arc::new(StreamCore {
+            owner: self.0.clone(),
+            key,
+            qos,
+        })))
+    }
+
+    /// Whether the session is attached to a runtime at this moment.
+    pub fn is_attached(&self) -> bool {
+        self.0.shared.check().is_ok()
+    }
+}
+
+impl std::fmt::Debug for Session {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Session")
+            .field("options", &self.0.shared.options)
+            .field("state", &self.0.shared.slot.state())
+            .finish_non_exhaustive()
+    }
+}
+
+/// How to open a session.
+#[derive(Clone, Debug)]
+pub struct SessionBuilder {
+    socket: Option<PathBuf>,
+    name: Option<String>,
+    tx_bytes: usize,
+    rx_bytes: usize,
+    reconnect: bool,
+    request_timeout: Duration,
+}
+
+impl Default for SessionBuilder {
+    fn default() -> Self {
+        Self {
+            socket: None,
+            name: None,
+            tx_bytes: 0,
+            rx_bytes: 0,
+            reconnect: true,
+            request_timeout: REQUEST_TIMEOUT,
+        }
+    }
+}
+
+impl SessionBuilder {
+    /// The runtime's socket, in the place of `$TAKT_SOCKET` and the default.
+    #[must_use]
+    pub fn socket(mut self, path: impl Into<PathBuf>) -> Self {
+        self.socket = Some(path.into());
+        self
+    }
+
+    /// A name for people who look at the node's sessions. The program's, if not set.
+    #[must_use]
+    pub fn name(mut self, name: impl Into<String>) -> Self {
+        self.name = Some(name.into());
+        self
+    }
+
+    /// Bytes for messages on their way out; 0: as many as the runtime thinks right.
+    #[must_use]
+    pub fn tx_bytes(mut self, bytes: usize) -> Self {
+        self.tx_bytes = bytes;
+        self
+    }
+
+    /// Bytes for received messages; 0: as many as the runtime thinks right.
+    #[must_use]
+    pub fn rx_bytes(mut self, bytes: usize) -> Self {
+        self.rx_bytes = bytes;
+        self
+    }
+
+    /// Whether to look for the runtime again when it has gone away. True if not set.
+    #[must_use]
+    pub fn reconnect(mut self, reconnect: bool) -> Self {
+        self.reconnect = reconnect;
+        self
+    }
+
+    /// How long the runtime may take to answer a request, 5 s if not set.
+    #[must_use]
+    pub fn request_timeout(mut self, timeout: Duration) -> Self {
+        self.request_timeout = timeout;
+        self
+    }
+
+    /// Opens the session.
+    ///
+    /// # Errors
+    /// As [`Session::open`].
+    pub fn open(self) -> Result<Session, Error> {
+        let from_environment = || std::env::var_os(SOCKET_VARIABLE).filter(|path| !path.is_empty());
+        let path = self
+            .socket
+            .clone()
+            .or_else(|| from_environment().map(PathBuf::from))
+            .unwrap_or_else(|| DEFAULT_SOCKET.into());
+        let socket = connect::connect(&path)?;
+        self.start(Some(path), socket, None)
+    }
+
+    /// Opens the session over a socket that is connected already, see [`Session::over`].
+    ///
+    /// # Errors
+    /// As [`Session::open`].
+    pub fn over(
+        self,
+        socket: OwnedFd,
+        progress: Option<Arc<dyn Progress>>,
+    ) -> Result<Session, Error> {
+        self.start(None, socket, progress)
+    }
+
+    fn start(
+        self,
+        path: Option<PathBuf>,
+        socket: OwnedFd,
+        progress: Option<Arc<dyn Progress>>,
+    ) -> Result<Session, Error> {
+        let options = Options {
+            path,
+            name: self.name.unwrap_or_else(program_name),
+            tx_bytes: self.tx_bytes,
+            rx_bytes: self.rx_bytes,
+            reconnect: self.reconnect,
+            request_timeout: self.request_timeout,
+        };
+        let shared = Arc::new(Shared::new(options, progress)?);
+        connect::attach(&shared, socket)?;
+        let (running, gone) = mpsc::channel::<Infallible>();
+        let for_thread = shared.clone();
+        sys::without_signals(|| {
+            std::thread::Builder::new()
+                .name("takt-session".into())
+                .spawn(move || {
+                    reader::run(&for_thread);
+                    // In this order: who waits for the end of the thread drops the session's last parts.
+                    drop(for_thread);
+                    drop(running);
+                })
+        })
+        .map_err(Error::system("start the session's thread"))?;
+        Ok(Session(Arc::new(Owner {
+            shared,
+            gone: Mutex::new(gone),
+        })))
+    }
+}
+
+fn program_name() -> String {
+    std::env::args_os()
+        .next()
+        .and_then(|program| {
+            let name = std::path::Path::new(&program).file_name()?;
+            Some(name.to_string_lossy().into_owned())
+        })
+        .unwrap_or_default()
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        if self.shared.slot.forked() {
+            // The parent's: not ours to close, and no thread of it is here.
+            return;
+        }
+        let lingering = std::mem::take(&mut self.shared.lock().lingering);
+        let deadline = Instant::now() + FLUSH;
+        for source in lingering {
+            // Answered once everything that was emitted there is sent.
+            let _ = self
+                .shared
+                .request_until(Request::CloseSource(source.id), deadline);
+        }
+        self.shared.lock().closing = true;
+        self.shared.wake_reader();
+        let gone = self.gone.get_mut().unwrap_or_else(PoisonError::into_inner);
+        // An error is the end that is waited for: nothing is ever sent.
+        let _ = gone.recv();
+    }
+}

@@ -1,0 +1,484 @@
+//! Sinks: the reading ends of channels.
+
+use std::cell::{Cell, RefCell};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use takt_session::ChannelId;
+use takt_session::layout::{MAX_DEPTH, Release, RxDescriptor, SinkBlock, SinkCounter, TX_REGION};
+use takt_session::message::Request;
+use takt_shm::{Consumer, Producer, SinkBell};
+
+use crate::attachment::Attachment;
+use crate::control::{OpenSink, Shared};
+use crate::error::Error;
+use crate::fork::{Slot, State, Status};
+use crate::gaps::Gaps;
+use crate::message::Message;
+use crate::notify::Notify;
+use crate::stream::StreamCore;
+use crate::wait::{Spin, Step, Wait};
+
+/// How to open a sink.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SinkOptions {
+    /// Most messages that wait or are held at once, a power of two up to 65536; 0: 1024. Further ones
+    /// are dropped and counted.
+    pub depth: u32,
+    /// A descriptor for an event loop is wanted: [`Sink::fd`].
+    pub notify_fd: bool,
+}
+
+/// What happened to the messages of a sink.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SinkCounters {
+    /// Put into the sink.
+    pub delivered: u64,
+    /// Dropped because `depth` messages waited or were held.
+    pub dropped_full: u64,
+    /// Dropped because the memory for received messages was used up.
+    pub dropped_memory: u64,
+    /// Sent on the channel and never arrived, by gaps in sequence numbers.
+    pub lost: u64,
+    /// Sent while the session was detached, by the gaps in the numbers of the senders heard before.
+    pub lost_at_disconnect: u64,
+}
+
+/// A reading end of a channel.
+///
+/// `Send`, not `Sync`: one thread at a time. Each sink of a channel gets every message.
+pub struct Sink {
+    key: u32,
+    channel: ChannelId,
+    slot: &'static Slot,
+    inner: RefCell<Inner>,
+    shared_core: Cell<bool>,
+    /// The state that the last failed call told of.
+    told: Cell<State>,
+    stop: Arc<AtomicBool>,
+    notify: Option<Arc<Notify>>,
+    stream: Arc<StreamCore>,
+}
+
+struct Inner {
+    binding: Binding,
+    /// Former bindings with messages still out.
+    retired: Vec<Binding>,
+    /// Of former bindings.
+    counters: SinkCounters,
+    gaps: Gaps,
+}
+
+/// A sink at one attachment.
+struct Binding {
+    /// The session's state while this is the present one.
+    state: State,
+    attachment: Arc<Attachment>,
+    rx: Consumer<RxDescriptor>,
+    release: Producer<Release>,
+    bell: Arc<SinkBell>,
+    block: SinkBlock,
+    /// Messages handed out and not dropped.
+    lent: u64,
+    /// The receive ring shows the impossible: not to be read any more.
+    broken: bool,
+}
+
+impl Binding {
+    fn new(attachment: Arc<Attachment>, open: OpenSink) -> Result<Self, Error> {
+        let OpenSink { block, bell, .. } = open;
+        let depth = block.depth;
+        if !depth.is_power_of_two()
+            || depth > MAX_DEPTH
+            || !attachment.holds_rings(block.offset, SinkBlock::bytes(depth))
+        {
+            return Err(Error::Protocol(format!(
+                "the runtime describes an impossible sink: {block:?}"
+            )));
+        }
+        let broken = |e: takt_shm::RingError| Error::Protocol(format!("the sink's rings: {e}"));
+        Ok(Self {
+            state: attachment.state,
+            rx: Consumer::attach(&attachment.arena, block.rx_ring(), depth).map_err(broken)?,
+            release: Producer::attach(&attachment.arena, block.release_ring(), depth)
+                .map_err(broken)?,
+            attachment,
+            bell,
+            block,
+            lent: 0,
+            broken: false,
+        })
+    }
+
+    fn available(&mut self) -> usize {
+        if self.broken {
+            return 0;
+        }
+        // A corrupt ring counts as news: consuming tells.
+        self.rx.available().map_or(1, |count| count as usize)
+    }
+
+    fn counters(&self) -> SinkCounters {
+        let read = |counter| {
+            self.attachment
+                .arena
+                .atomic_u64(self.block.counter(counter))
+                .map_or(0, |word| word.load(Ordering::Relaxed))
+        };
+        SinkCounters {
+            delivered: read(SinkCounter::Delivered),
+            dropped_full: read(SinkCounter::DroppedFull),
+            dropped_memory: read(SinkCounter::DroppedMemory),
+            lost: read(SinkCounter::Lost),
+            lost_at_disconnect: 0,
+        }
+    }
+}
+
+impl Sink {
+    pub(crate) fn new(
+        stream: Arc<StreamCore>,
+        key: u32,
+        channel: ChannelId,
+        notify: Option<Arc<Notify>>,
+        stop: Arc<AtomicBool>,
+    ) -> Result<Self, Error> {
+        let shared = &stream.owner.shared;
+        let bound = shared
+            .sink(key)
+            .and_then(|(attachment, open)| Binding::new(attachment, open));
+        let binding = match bound {
+            Ok(binding) => binding,
+            Err(error) => {
+                forget(shared, key);
+                return Err(error);
+            }
+        };
+        Ok(Self {
+            key,
+            channel,
+            slot: shared.slot,
+            told: Cell::new(binding.state),
+            inner: RefCell::new(Inner {
+                binding,
+                retired: Vec::new(),
+                counters: SinkCounters::default(),
+                gaps: Gaps::default(),
+            }),
+            shared_core: Cell::new(false),
+            stop,
+            notify,
+            stream,
+        })
+    }
+
+    /// The channel that it reads.
+    pub fn channel(&self) -> ChannelId {
+        self.channel
+    }
+
+    /// Messages that wait. In the embedded form it also drives the runtime if there is none.
+    pub fn available(&self) -> usize {
+        if self.slot.forked() {
+            return 0;
+        }
+        let count = self.look();
+        match &self.shared().progress {
+            Some(progress) if count == 0 => {
+                progress.progress();
+                self.look()
+            }
+            _ => count,
+        }
+    }
+
+    fn look(&self) -> usize {
+        let mut inner = self.inner.borrow_mut();
+        let count = inner.binding.available();
+        if count == 0 && self.slot.state() != inner.binding.state && self.rebind(&mut inner).is_ok()
+        {
+            return inner.binding.available();
+        }
+        count
+    }
+
+    /// The next message. Several may be held at once; dropping one releases it.
+    ///
+    /// What was delivered before the runtime went away still comes. Then a call that waits at that
+    /// moment fails with [`Error::Disconnected`]; one that begins later waits for the runtime as well.
+    ///
+    /// # Errors
+    /// [`Error::WouldBlock`] with [`Wait::Never`] and no message; [`Error::TimedOut`];
+    /// [`Error::Disconnected`], [`Error::Ended`], [`Error::Forked`]; [`Error::Refused`] when the runtime came
+    /// back and did not open the sink again; [`Error::Protocol`] when it showed the impossible.
+    #[inline]
+    pub fn consume(&self, wait: Wait) -> Result<Message<'_>, Error> {
+        {
+            let mut inner = self.inner.borrow_mut();
+            if self.slot.state() == inner.binding.state
+                && let Some(message) = self.take(&mut inner)?
+            {
+                return Ok(message);
+            }
+        }
+        self.consume_slow(wait)
+    }
+
+    #[inline]
+    fn take(&self, inner: &mut Inner) -> Result<Option<Message<'_>>, Error> {
+        let binding = &mut inner.binding;
+        if binding.broken {
+            return Ok(None);
+        }
+        let descriptor = match binding.rx.pop() {
+            Ok(Some(descriptor)) => descriptor,
+            Ok(None) => return Ok(None),
+            Err(error) => return Err(self.broken(binding, format!("receive ring: {error}"))),
+        };
+        binding.rx.release();
+        let window = binding
+            .attachment
+            .received_window(descriptor.chunk, descriptor.length);
+        let Some(base) = window.and_then(|window| NonNull::new(window.as_ptr())) else {
+            let what = format!(
+                "message of {} bytes at chunk {:#x}",
+                descriptor.length, descriptor.chunk
+            );
+            return Err(self.broken(binding, what));
+        };
+        binding.lent += 1;
+        inner.gaps.note(descriptor.sender, descriptor.sequence);
+        Ok(Some(Message {
+            sink: self,
+            base,
+            descriptor,
+            state: binding.state,
+        }))
+    }
+
+    #[cold]
+    fn broken(&self, binding: &mut Binding, what: String) -> Error {
+        binding.broken = true;
+        self.shared().violated(binding.state, what)
+    }
+
+    fn consume_slow(&self, wait: Wait) -> Result<Message<'_>, Error> {
+        let shared = self.shared();
+        let deadline = wait.deadline();
+        let mut spin = Spin::new(self.stream.qos.resource_use, deadline, &self.shared_core);
+        let mut attached = self.slot.state().status() == Status::Attached;
+        let mut progressed = false;
+        loop {
+            // Before anything of the arena: it is not there in a forked child.
+            let state = self.slot.state();
+            if state.status() == Status::Forked {
+                return Err(Error::Forked);
+            }
+            if self.stop.load(Ordering::Relaxed) {
+                return Err(Error::Closed);
+            }
+            let mut inner = self.inner.borrow_mut();
+            if let Some(message) = self.take(&mut inner)? {
+                return Ok(message);
+            }
+            if state != inner.binding.state {
+                if state.status() == Status::Attached {
+                    self.rebind(&mut inner)?;
+                    attached = true;
+                    continue;
+                }
+                drop(inner);
+                if attached || wait == Wait::Never || state.status() == Status::Ended {
+                    self.told.set(state);
+                    shared.check()?;
+                    return Err(Error::Disconnected);
+                }
+                shared.await_attached(deadline, || self.stop.load(Ordering::Relaxed))?;
+                continue;
+            }
+            drop(inner);
+            if let Some(progress) = shared.progress.as_deref() {
+                progress.progress();
+                if !progressed {
+                    progressed = true;
+                    continue;
+                }
+            }
+            if wait == Wait::Never {
+                return Err(Error::WouldBlock);
+            }
+            match spin.step() {
+                Step::Poll => {}
+                Step::TimedOut => return Err(Error::TimedOut),
+                Step::Sleep => self.sleep(deadline),
+            }
+        }
+    }
+
+    /// Sleeps until the lane rings, the deadline, or a reason not to go on.
+    fn sleep(&self, deadline: Option<Instant>) {
+        let mut inner = self.inner.borrow_mut();
+        let binding = &mut inner.binding;
+        let (state, bell) = (binding.state, binding.bell.clone());
+        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        bell.wait(
+            || {
+                binding.available() > 0
+                    || self.slot.state() != state
+                    || self.stop.load(Ordering::SeqCst)
+            },
+            left,
+        );
+    }
+
+    /// A descriptor that becomes readable when there is something to do, if [`SinkOptions::notify_fd`]
+    /// was set. It is the same for the sink's whole life.
+    ///
+    /// An event loop consumes with [`Wait::Never`] until [`Error::WouldBlock`] (or
+    /// [`Error::Disconnected`]), calls [`arm`](Self::arm), and waits for the descriptor if that says true.
+    pub fn fd(&self) -> Option<BorrowedFd<'_>> {
+        self.notify.as_ref().map(|notify| notify.as_fd())
+    }
+
+    /// Asks for the descriptor to become readable with the next message or change of the session. False:
+    /// there is something to consume already, or an error to be told; or the sink has no descriptor.
+    /// Armed for one event.
+    pub fn arm(&self) -> bool {
+        let Some(notify) = self.notify.as_ref().filter(|_| !self.slot.forked()) else {
+            return false;
+        };
+        notify.drain();
+        let mut inner = self.inner.borrow_mut();
+        let mut state = self.slot.state();
+        if state != inner.binding.state {
+            if inner.binding.available() > 0 {
+                return false;
+            }
+            if state.status() != Status::Attached {
+                // The change that ends this state comes as an event of its own.
+                return self.told.get() == state;
+            }
+            if self.rebind(&mut inner).is_err() {
+                return false;
+            }
+            state = inner.binding.state;
+        }
+        let binding = &mut inner.binding;
+        let bell = binding.bell.clone();
+        bell.arm_fd(|| binding.broken || binding.available() > 0 || self.slot.state() != state)
+    }
+
+    /// What happened to the sink's messages since it was opened.
+    pub fn counters(&self) -> SinkCounters {
+        let inner = self.inner.borrow();
+        let now = match self.slot.forked() {
+            true => SinkCounters::default(),
+            false => inner.binding.counters(),
+        };
+        SinkCounters {
+            lost_at_disconnect: inner.gaps.lost(),
+            ..add(&inner.counters, &now)
+        }
+    }
+
+    pub(crate) fn shared(&self) -> &Shared {
+        &self.stream.owner.shared
+    }
+
+    pub(crate) fn key(&self) -> u32 {
+        self.key
+    }
+
+    pub(crate) fn stream(&self) -> &Arc<StreamCore> {
+        &self.stream
+    }
+
+    pub(crate) fn stop(&self) -> &Arc<AtomicBool> {
+        &self.stop
+    }
+
+    /// Moves to the present attachment. Everything of the former one has been consumed.
+    #[cold]
+    fn rebind(&self, inner: &mut Inner) -> Result<(), Error> {
+        let (attachment, open) = self.shared().sink(self.key)?;
+        let old = std::mem::replace(&mut inner.binding, Binding::new(attachment, open)?);
+        inner.counters = add(&inner.counters, &old.counters());
+        inner.gaps.detached();
+        if old.lent > 0 {
+            inner.retired.push(old);
+        }
+        Ok(())
+    }
+
+    /// A message is dropped.
+    #[inline]
+    pub(crate) fn release(&self, chunk: u32, state: State) {
+        let now = self.slot.state();
+        if now.status() == Status::Forked {
+            return;
+        }
+        let mut inner = self.inner.borrow_mut();
+        let inner = &mut *inner;
+        let binding = &mut inner.binding;
+        if state != binding.state {
+            if let Some(at) = inner.retired.iter().position(|old| old.state == state) {
+                inner.retired[at].lent -= 1;
+                if inner.retired[at].lent == 0 {
+                    inner.retired.swap_remove(at);
+                }
+            }
+            return;
+        }
+        binding.lent -= 1;
+        match binding.release.push(chunk) {
+            // The source of the message waits for it.
+            Ok(true) if chunk & TX_REGION != 0 => binding.attachment.bell.ring(),
+            Ok(true) => {}
+            full => {
+                let what = match full {
+                    Err(error) => format!("release ring: {error}"),
+                    Ok(_) => "more messages delivered than the release ring holds".into(),
+                };
+                // Told by the next call.
+                let _ = self.broken(binding, what);
+            }
+        }
+    }
+}
+
+fn add(a: &SinkCounters, b: &SinkCounters) -> SinkCounters {
+    SinkCounters {
+        delivered: a.delivered + b.delivered,
+        dropped_full: a.dropped_full + b.dropped_full,
+        dropped_memory: a.dropped_memory + b.dropped_memory,
+        lost: a.lost + b.lost,
+        lost_at_disconnect: a.lost_at_disconnect + b.lost_at_disconnect,
+    }
+}
+
+/// Takes a sink off the record and closes it.
+fn forget(shared: &Shared, key: u32) {
+    let record = shared.lock().sinks.remove(&key);
+    if let Some(Ok(open)) = record.map(|record| record.opened) {
+        shared.post(Request::CloseSink(open.id));
+    }
+}
+
+impl std::fmt::Debug for Sink {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Sink")
+            .field("channel", &self.channel)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Drop for Sink {
+    fn drop(&mut self) {
+        if !self.slot.forked() {
+            forget(self.shared(), self.key);
+        }
+    }
+}

@@ -1,0 +1,607 @@
+//! Sources: the writing ends of channels.
+
+use std::cell::{Cell, RefCell};
+use std::mem::ManuallyDrop;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use takt_session::ChannelId;
+use takt_session::layout::{self, FLAG_LAUNCH_TIME, MAX_DEPTH, SourceBlock, TxDescriptor};
+use takt_session::message::Request;
+use takt_shm::{Consumer, Producer};
+use takt_time::TaiTime;
+
+use crate::attachment::Attachment;
+use crate::control::{Lingering, Shared};
+use crate::error::Error;
+use crate::fork::{Slot, State, Status};
+use crate::memory::{Account, Block, Outcomes, Stock};
+use crate::session::Progress;
+use crate::stream::StreamCore;
+use crate::wait::{Spin, Step, Wait};
+
+/// First and longest sleep while waiting for a buffer: completions ring no bell.
+const BUFFER_SLEEP: [Duration; 2] = [Duration::from_micros(50), Duration::from_millis(1)];
+
+/// How to open a source.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SourceOptions {
+    /// Most messages that may be on their way at once, a power of two up to 65536; 0: 1024.
+    pub depth: u32,
+}
+
+/// Names a message that was emitted, among those of its source.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Token(u64);
+
+impl Token {
+    /// How many messages the source had emitted before.
+    pub const fn number(self) -> u64 {
+        self.0
+    }
+
+    /// The token with this number.
+    pub const fn from_number(number: u64) -> Self {
+        Self(number)
+    }
+}
+
+/// What became of an emitted message. Delivery is at most once and not acknowledged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Outcome {
+    /// It is still on its way, or a sink of this very session holds it.
+    Pending,
+    /// Handed to all local sinks and to the network for all remote ones.
+    Sent,
+    /// No sink was known on the channel; the message went nowhere.
+    NoSink,
+    /// At least one remote sink could not be reached at that moment.
+    Unreachable,
+    /// The runtime went away before it told.
+    Lost,
+    /// Too long ago: outcomes are kept for at least the latest two times `depth` messages.
+    Unknown,
+}
+
+/// The writing end of a channel.
+///
+/// `Send`, not `Sync`: one thread at a time. Threads that write the same channel open a source each.
+pub struct Source {
+    key: u32,
+    channel: ChannelId,
+    class: u8,
+    slot: &'static Slot,
+    inner: RefCell<Inner>,
+    shared_core: Cell<bool>,
+    stream: Arc<StreamCore>,
+}
+
+struct Inner {
+    binding: Binding,
+    /// Former bindings with buffers still out.
+    retired: Vec<Binding>,
+    /// Messages emitted ever: the next token.
+    emitted: u64,
+    /// The next token when the present binding was made.
+    bound_at: u64,
+    lost: u64,
+}
+
+/// A source at one attachment.
+struct Binding {
+    /// The session's state while this is the present one.
+    state: State,
+    attachment: Arc<Attachment>,
+    account: Arc<Account>,
+    stock: Stock,
+    tx: Producer<TxDescriptor>,
+    depth: u64,
+    /// Buffers handed out and neither emitted nor dropped.
+    lent: u64,
+    /// Messages emitted at this attachment, and of those the ones known to be completed.
+    emitted: u64,
+    completed: u64,
+}
+
+impl Binding {
+    fn new(
+        attachment: Arc<Attachment>,
+        block: SourceBlock,
+        outcomes: impl FnOnce(u32) -> Outcomes,
+    ) -> Result<Self, Error> {
+        let depth = block.depth;
+        if !depth.is_power_of_two()
+            || depth > MAX_DEPTH
+            || !attachment.holds_rings(block.offset, SourceBlock::bytes(depth))
+        {
+            return Err(Error::Protocol(format!(
+                "the runtime describes an impossible source: {block:?}"
+            )));
+        }
+        let broken = |e: takt_shm::RingError| Error::Protocol(format!("the source's rings: {e}"));
+        let tx = Producer::attach(&attachment.arena, block.tx_ring(), depth).map_err(broken)?;
+        let completions =
+            Consumer::attach(&attachment.arena, block.completion_ring(), depth).map_err(broken)?;
+        Ok(Self {
+            state: attachment.state,
+            account: attachment.memory.open(completions, outcomes(depth)),
+            attachment,
+            stock: Stock::default(),
+            tx,
+            depth: depth.into(),
+            lent: 0,
+            emitted: 0,
+            completed: 0,
+        })
+    }
+
+    fn pending(&self) -> u64 {
+        self.emitted - self.completed
+    }
+
+    /// Looks for completions.
+    fn harvest(&mut self, shared: &Shared) -> Result<(), Error> {
+        let result = self
+            .attachment
+            .memory
+            .harvest(&self.account, &mut self.stock);
+        // Others may have taken some in search of memory.
+        self.completed = self.account.completed().min(self.emitted);
+        result.map_err(|impossible| shared.violated(self.state, impossible.0))
+    }
+}
+
+impl Source {
+    pub(crate) fn new(
+        stream: Arc<StreamCore>,
+        key: u32,
+        channel: ChannelId,
+    ) -> Result<Self, Error> {
+        let shared = &stream.owner.shared;
+        let bound = shared.source(key).and_then(|(attachment, block)| {
+            Binding::new(attachment, block, |depth| Outcomes::new(2 * depth as usize))
+        });
+        let binding = match bound {
+            Ok(binding) => binding,
+            Err(error) => {
+                forget(shared, key, None);
+                return Err(error);
+            }
+        };
+        Ok(Self {
+            key,
+            channel,
+            class: stream.qos.time_sensitivity.class().number(),
+            slot: shared.slot,
+            inner: RefCell::new(Inner {
+                binding,
+                retired: Vec::new(),
+                emitted: 0,
+                bound_at: 0,
+                lost: 0,
+            }),
+            shared_core: Cell::new(false),
+            stream,
+        })
+    }
+
+    /// The channel that it writes.
+    pub fn channel(&self) -> ChannelId {
+        self.channel
+    }
+
+    /// Longest message, in bytes.
+    pub fn max_message(&self) -> usize {
+        self.inner.borrow().binding.attachment.max_message
+    }
+
+    /// A buffer of `len` bytes in the memory that is sent from. Its content is arbitrary.
+    ///
+    /// A source has at most `depth` messages between this call and their completion; dropping the
+    /// buffer gives it back.
+    ///
+    /// # Errors
+    /// [`Error::WouldBlock`] when none is free; [`Error::TooLarge`]; [`Error::Disconnected`],
+    /// [`Error::Ended`], [`Error::Forked`]; [`Error::Refused`] when the runtime came back and did not
+    /// open the source again.
+    #[inline]
+    pub fn buffer(&self, len: usize) -> Result<Buffer<'_>, Error> {
+        match self.try_buffer(len) {
+            Err(Error::WouldBlock) => self.buffer_after_progress(len),
+            result => result,
+        }
+    }
+
+    #[inline]
+    fn try_buffer(&self, len: usize) -> Result<Buffer<'_>, Error> {
+        let mut inner = self.inner.borrow_mut();
+        let inner = &mut *inner;
+        if self.slot.state() != inner.binding.state {
+            self.rebind(inner)?;
+        }
+        let binding = &mut inner.binding;
+        let max = binding.attachment.max_message;
+        if len > max {
+            return Err(Error::TooLarge { length: len, max });
+        }
+        if binding.lent + binding.pending() >= binding.depth {
+            binding.harvest(self.shared())?;
+            if binding.lent + binding.pending() >= binding.depth {
+                return Err(Error::WouldBlock);
+            }
+        }
+        let memory = &binding.attachment.memory;
+        let block = match memory.allocate(&binding.account, &mut binding.stock, len) {
+            Ok(Some(block)) => block,
+            Ok(None) => return Err(Error::WouldBlock),
+            Err(impossible) => return Err(self.shared().violated(binding.state, impossible.0)),
+        };
+        let base = binding.attachment.transmit_window(block);
+        let Some(base) = base.and_then(|window| NonNull::new(window.as_ptr())) else {
+            return Err(self
+                .shared()
+                .violated(binding.state, format!("no memory at {block:?}")));
+        };
+        binding.lent += 1;
+        Ok(Buffer {
+            source: self,
+            base,
+            len,
+            capacity: block.bytes().min(max),
+            block,
+            state: binding.state,
+        })
+    }
+
+    #[cold]
+    fn buffer_after_progress(&self, len: usize) -> Result<Buffer<'_>, Error> {
+        // A lane that has nothing to do shows completions that others made possible when it looks again.
+        self.inner.borrow().binding.attachment.bell.ring();
+        if let Some(progress) = self.progress() {
+            progress.progress();
+            return self.try_buffer(len);
+        }
+        Err(Error::WouldBlock)
+    }
+
+    /// As [`buffer`](Self::buffer), waiting for one to become free.
+    ///
+    /// # Errors
+    /// As [`buffer`](Self::buffer), and [`Error::TimedOut`]. If the session is detached at the start it
+    /// waits for the runtime until the deadline, if it is detached meanwhile it fails at once.
+    pub fn buffer_wait(&self, len: usize, wait: Wait) -> Result<Buffer<'_>, Error> {
+        match self.buffer(len) {
+            Err(Error::WouldBlock | Error::Disconnected) if wait != Wait::Never => {}
+            result => return result,
+        }
+        let deadline = wait.deadline();
+        self.shared().await_attached(deadline, || false)?;
+        let mut spin = Spin::new(self.stream.qos.resource_use, deadline, &self.shared_core);
+        let [mut pause, longest] = BUFFER_SLEEP;
+        loop {
+            match self.buffer(len) {
+                Err(Error::WouldBlock) => {}
+                result => return result,
+            }
+            match spin.step() {
+                Step::Poll => {}
+                Step::TimedOut => return Err(Error::TimedOut),
+                Step::Sleep => {
+                    let left = deadline.map(|d| d.saturating_duration_since(Instant::now()));
+                    std::thread::sleep(left.map_or(pause, |left| pause.min(left)));
+                    pause = (pause * 2).min(longest);
+                }
+            }
+        }
+    }
+
+    /// Sends the buffer's bytes as one message. It never blocks: the room for it came with the buffer.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a buffer of another source; [`Error::Disconnected`] also for one
+    /// that was taken before the runtime went away; [`Error::Ended`], [`Error::Forked`].
+    #[inline]
+    pub fn emit(&self, buffer: Buffer<'_>) -> Result<Token, Error> {
+        self.send(buffer, 0, 0)
+    }
+
+    /// As [`emit`](Self::emit), to be sent at `launch`, not as soon as possible.
+    ///
+    /// # Errors
+    /// As [`emit`](Self::emit).
+    #[inline]
+    pub fn emit_at(&self, buffer: Buffer<'_>, launch: TaiTime) -> Result<Token, Error> {
+        self.send(buffer, FLAG_LAUNCH_TIME, launch.as_nanos())
+    }
+
+    #[inline]
+    fn send(&self, buffer: Buffer<'_>, flags: u8, launch_time_ns: i64) -> Result<Token, Error> {
+        if !std::ptr::eq(self, buffer.source) {
+            return Err(Error::InvalidArgument(
+                "the buffer belongs to another source: emit it there".into(),
+            ));
+        }
+        let mut inner = self.inner.borrow_mut();
+        let inner = &mut *inner;
+        let binding = &mut inner.binding;
+        if self.slot.state() != binding.state || buffer.state != binding.state {
+            return Err(self.cannot_emit(inner, buffer));
+        }
+        let buffer = ManuallyDrop::new(buffer);
+        let descriptor = TxDescriptor {
+            chunk: buffer.block.chunk,
+            length: buffer.len as u32,
+            token: inner.emitted as u32,
+            class: self.class,
+            flags,
+            reserved: 0,
+            launch_time_ns,
+            reserved2: 0,
+        };
+        let memory = &binding.attachment.memory;
+        memory.emitted(buffer.block);
+        match binding.tx.push(descriptor) {
+            Ok(true) => {}
+            full => {
+                memory.not_emitted(buffer.block);
+                binding.lent -= 1;
+                memory.free(&binding.account, &mut binding.stock, buffer.block);
+                let what = match full {
+                    Err(error) => format!("transmit ring: {error}"),
+                    // Completed messages have left the ring.
+                    Ok(_) => "transmit ring full although messages were completed".into(),
+                };
+                return Err(self.shared().violated(binding.state, what));
+            }
+        }
+        binding.lent -= 1;
+        binding.emitted += 1;
+        let token = Token(inner.emitted);
+        inner.emitted += 1;
+        binding.attachment.bell.ring();
+        if let Some(progress) = self.progress() {
+            progress.progress();
+        }
+        Ok(token)
+    }
+
+    #[cold]
+    fn cannot_emit(&self, inner: &mut Inner, buffer: Buffer<'_>) -> Error {
+        let buffer = ManuallyDrop::new(buffer);
+        self.take_back(inner, buffer.block, buffer.state);
+        // Attached again: but the buffer is of the former arena.
+        self.shared().check().err().unwrap_or(Error::Disconnected)
+    }
+
+    /// What became of a message. Takes in completions, which also frees memory.
+    pub fn outcome(&self, token: Token) -> Outcome {
+        if self.slot.forked() {
+            return Outcome::Unknown;
+        }
+        let mut inner = self.inner.borrow_mut();
+        let inner = &mut *inner;
+        // An error is for the calls that can tell it.
+        let _ = inner.binding.harvest(self.shared());
+        let age = inner.emitted.wrapping_sub(token.0);
+        let account = &inner.binding.account;
+        if age == 0 || age > account.remembered() {
+            return Outcome::Unknown;
+        }
+        match account
+            .outcome(token.0 as u32)
+            .map(layout::Outcome::from_number)
+        {
+            Some(Some(layout::Outcome::Sent)) => Outcome::Sent,
+            Some(Some(layout::Outcome::NoSink)) => Outcome::NoSink,
+            Some(Some(layout::Outcome::Unreachable)) => Outcome::Unreachable,
+            Some(None) => Outcome::Unknown,
+            None if token.0 < inner.bound_at || self.slot.state() != inner.binding.state => {
+                Outcome::Lost
+            }
+            None => Outcome::Pending,
+        }
+    }
+
+    /// Messages emitted whose outcome is not known yet.
+    pub fn pending(&self) -> u64 {
+        if self.slot.forked() {
+            return 0;
+        }
+        let mut inner = self.inner.borrow_mut();
+        let _ = inner.binding.harvest(self.shared());
+        inner.binding.pending()
+    }
+
+    /// Messages of this source whose outcome the runtime did not tell before it went away.
+    pub fn lost_at_disconnect(&self) -> u64 {
+        let mut inner = self.inner.borrow_mut();
+        let state = self.slot.state();
+        if state == inner.binding.state || state.status() == Status::Forked {
+            return inner.lost;
+        }
+        let _ = inner.binding.harvest(self.shared());
+        inner.lost + inner.binding.pending()
+    }
+
+    fn shared(&self) -> &Shared {
+        &self.stream.owner.shared
+    }
+
+    #[inline]
+    fn progress(&self) -> Option<&dyn Progress> {
+        self.shared().progress.as_deref()
+    }
+
+    /// Moves to the present attachment.
+    #[cold]
+    fn rebind(&self, inner: &mut Inner) -> Result<(), Error> {
+        let shared = self.shared();
+        let (attachment, block) = shared.source(self.key)?;
+        // What the runtime had completed before it went.
+        let _ = inner.binding.harvest(shared);
+        let old = &inner.binding.account;
+        let new = Binding::new(attachment, block, |_| old.take_outcomes())?;
+        let old = std::mem::replace(&mut inner.binding, new);
+        inner.lost += old.pending();
+        inner.bound_at = inner.emitted;
+        if old.lent > 0 {
+            inner.retired.push(old);
+        }
+        Ok(())
+    }
+
+    /// A buffer comes back that was not emitted.
+    fn take_back(&self, inner: &mut Inner, block: Block, state: State) {
+        if self.slot.forked() {
+            return;
+        }
+        let binding = &mut inner.binding;
+        if state == binding.state {
+            binding.lent -= 1;
+            let memory = &binding.attachment.memory;
+            memory.free(&binding.account, &mut binding.stock, block);
+        } else if let Some(at) = inner.retired.iter().position(|old| old.state == state) {
+            inner.retired[at].lent -= 1;
+            if inner.retired[at].lent == 0 {
+                inner.retired.swap_remove(at);
+            }
+        }
+    }
+}
+
+impl std::fmt::Debug for Source {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Source")
+            .field("channel", &self.channel)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Takes a source off the record, and closes it unless messages of `binding` are under way.
+fn forget(shared: &Shared, key: u32, binding: Option<&mut Binding>) {
+    let mut control = shared.lock();
+    let Some(record) = control.sources.remove(&key) else {
+        return;
+    };
+    let (Ok((id, _)), Some(link)) = (record.opened, &control.link) else {
+        return;
+    };
+    if let Some(binding) = binding.filter(|binding| binding.state == link.attachment.state) {
+        let lingering = Lingering {
+            stream: record.stream,
+            id,
+            attachment: binding.attachment.clone(),
+            account: binding.account.clone(),
+            emitted: binding.emitted,
+        };
+        if !lingering.is_done() {
+            control.lingering.push(lingering);
+            drop(control);
+            shared.wake_reader();
+            return;
+        }
+    }
+    drop(control);
+    shared.post(Request::CloseSource(id));
+}
+
+impl Drop for Source {
+    fn drop(&mut self) {
+        if !self.slot.forked() {
+            let shared = self.stream.owner.shared.clone();
+            forget(&shared, self.key, Some(&mut self.inner.get_mut().binding));
+        }
+    }
+}
+
+/// Memory for one message, written in place.
+///
+/// Do not use it in a forked child: its memory is not there.
+pub struct Buffer<'s> {
+    source: &'s Source,
+    base: NonNull<u8>,
+    len: usize,
+    capacity: usize,
+    block: Block,
+    state: State,
+}
+
+impl Buffer<'_> {
+    /// Length of the message, in bytes.
+    #[inline]
+    #[allow(clippy::len_without_is_empty)] // that of the slice
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Most bytes that it holds: at least the length that was asked for.
+    pub fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    /// Makes the message longer or shorter.
+    ///
+    /// # Errors
+    /// [`Error::TooLarge`] beyond the [capacity](Self::capacity).
+    pub fn set_len(&mut self, len: usize) -> Result<(), Error> {
+        if len > self.capacity {
+            return Err(Error::TooLarge {
+                length: len,
+                max: self.capacity,
+            });
+        }
+        self.len = len;
+        Ok(())
+    }
+
+    /// Makes the message shorter; nothing happens if it is no longer than `len`.
+    pub fn truncate(&mut self, len: usize) {
+        self.len = self.len.min(len);
+    }
+
+    #[inline]
+    pub(crate) fn as_ptr(&self) -> *mut u8 {
+        self.base.as_ptr()
+    }
+}
+
+impl<'s> Buffer<'s> {
+    /// The source that it is of.
+    pub fn source(&self) -> &'s Source {
+        self.source
+    }
+
+    /// Sends it, see [`Source::emit`].
+    ///
+    /// # Errors
+    /// As [`Source::emit`].
+    #[inline]
+    pub fn emit(self) -> Result<Token, Error> {
+        self.source.emit(self)
+    }
+
+    /// Sends it at `launch`, see [`Source::emit_at`].
+    ///
+    /// # Errors
+    /// As [`Source::emit_at`].
+    #[inline]
+    pub fn emit_at(self, launch: TaiTime) -> Result<Token, Error> {
+        self.source.emit_at(self, launch)
+    }
+}
+
+impl std::fmt::Debug for Buffer<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Buffer")
+            .field("len", &self.len)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Drop for Buffer<'_> {
+    fn drop(&mut self) {
+        self.source
+            .take_back(&mut self.source.inner.borrow_mut(), self.block, self.state);
+    }
+}

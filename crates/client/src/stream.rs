@@ -1,0 +1,208 @@
+//! Streams: channels of one quality.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use takt_session::message::{Reply, Request};
+use takt_session::{ChannelId, Qos};
+
+use crate::callback::CallbackSink;
+use crate::control::{SinkRecord, SourceRecord, open_sink, unexpected};
+use crate::error::Error;
+use crate::message::Message;
+use crate::notify::Notify;
+use crate::session::Owner;
+use crate::sink::{Sink, SinkOptions};
+use crate::source::{Source, SourceOptions};
+
+/// A set of quality requirements, and the channels that share them.
+///
+/// Cheap to clone. The stream is closed when it and all its sources and sinks are dropped.
+#[derive(Clone)]
+pub struct Stream(pub(crate) Arc<StreamCore>);
+
+/// Holds a stream open.
+pub(crate) struct StreamCore {
+    pub(crate) owner: Arc<Owner>,
+    pub(crate) key: u32,
+    pub(crate) qos: Qos,
+}
+
+impl Stream {
+    /// What was asked for.
+    pub fn qos(&self) -> Qos {
+        self.0.qos
+    }
+
+    /// The datapath that carries the stream. After the runtime came back it may be another one; empty in
+    /// a forked child.
+    pub fn datapath(&self) -> String {
+        self.opened(|open| open.datapath.clone())
+            .unwrap_or_default()
+    }
+
+    /// Why the datapath is not what was asked for, if it is not.
+    pub fn warning(&self) -> Option<String> {
+        self.opened(|open| open.warning.clone())
+            .filter(|warning| !warning.is_empty())
+    }
+
+    fn opened<T>(&self, read: impl FnOnce(&crate::control::OpenStream) -> T) -> Option<T> {
+        let shared = &self.0.owner.shared;
+        if shared.slot.forked() {
+            return None;
+        }
+        let control = shared.lock();
+        let record = control.streams.get(&self.0.key)?;
+        record.opened.as_ref().ok().map(read)
+    }
+
+    /// Opens a source: the writing end of a channel.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] by policy or for lack of memory; [`Error::Disconnected`], [`Error::Ended`],
+    /// [`Error::TimedOut`].
+    pub fn source(&self, channel: ChannelId) -> Result<Source, Error> {
+        self.source_with(channel, SourceOptions::default())
+    }
+
+    /// As [`source`](Self::source), with other than the usual options.
+    ///
+    /// # Errors
+    /// As [`source`](Self::source); [`Error::Refused`] when a depth is not possible.
+    pub fn source_with(&self, channel: ChannelId, options: SourceOptions) -> Result<Source, Error> {
+        let shared = &self.0.owner.shared;
+        let depth = options.depth;
+        let stream = self.id()?;
+        let (answer, state) = shared.request(Request::OpenSource {
+            stream,
+            channel,
+            depth,
+        })?;
+        let Reply::SourceOpened { source, block } = answer.reply else {
+            return Err(unexpected(&answer.reply));
+        };
+        let key = shared.record(state, |control, key, _| {
+            let opened = Ok((source, block));
+            let record = SourceRecord {
+                stream: self.0.key,
+                channel,
+                depth,
+                opened,
+            };
+            control.sources.insert(key, record);
+            Ok(())
+        })?;
+        Source::new(self.0.clone(), key, channel)
+    }
+
+    /// Opens a sink: a reading end of a channel.
+    ///
+    /// # Errors
+    /// As [`source`](Self::source).
+    pub fn sink(&self, channel: ChannelId) -> Result<Sink, Error> {
+        self.sink_with(channel, SinkOptions::default())
+    }
+
+    /// As [`sink`](Self::sink), with other than the usual options.
+    ///
+    /// # Errors
+    /// As [`sink`](Self::sink); [`Error::Refused`] when a depth is not possible.
+    pub fn sink_with(&self, channel: ChannelId, options: SinkOptions) -> Result<Sink, Error> {
+        let shared = &self.0.owner.shared;
+        let depth = options.depth;
+        let stream = self.id()?;
+        let notify = match options.notify_fd {
+            true => {
+                let notify = Notify::new().map_err(Error::system("make the sink's descriptor"))?;
+                Some(Arc::new(notify))
+            }
+            false => None,
+        };
+        let notify_fd = notify.is_some();
+        let (answer, state) = shared.request(Request::OpenSink {
+            stream,
+            channel,
+            depth,
+            notify_fd,
+        })?;
+        let Reply::SinkOpened { sink, block } = answer.reply else {
+            return Err(unexpected(&answer.reply));
+        };
+        let descriptors = answer.descriptors;
+        let key = shared.record(state, |control, key, attachment| {
+            let opened = open_sink(attachment, sink, block, descriptors, notify.as_deref())?;
+            let record = SinkRecord {
+                stream: self.0.key,
+                channel,
+                depth,
+                notify: notify.clone(),
+                opened: Ok(opened),
+            };
+            control.sinks.insert(key, record);
+            Ok(())
+        })?;
+        Sink::new(
+            self.0.clone(),
+            key,
+            channel,
+            notify,
+            Arc::new(AtomicBool::new(false)),
+        )
+    }
+
+    /// Opens a sink that hands every message to `receive`, on a thread of its own. The message is
+    /// released when `receive` returns.
+    ///
+    /// # Errors
+    /// As [`sink`](Self::sink); [`Error::System`] when no thread can be started.
+    pub fn sink_callback(
+        &self,
+        channel: ChannelId,
+        receive: impl FnMut(&Message<'_>) + Send + 'static,
+    ) -> Result<CallbackSink, Error> {
+        CallbackSink::start(self.sink(channel)?, receive)
+    }
+
+    /// Its number at the runtime.
+    fn id(&self) -> Result<u32, Error> {
+        let shared = &self.0.owner.shared;
+        shared.check()?;
+        let control = shared.lock();
+        match control
+            .streams
+            .get(&self.0.key)
+            .map(|record| &record.opened)
+        {
+            Some(Ok(open)) => Ok(open.id),
+            Some(Err(failure)) => Err(Error::Refused(failure.clone())),
+            None => Err(Error::Closed),
+        }
+    }
+}
+
+impl std::fmt::Debug for Stream {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Stream")
+            .field("qos", &self.0.qos)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Drop for StreamCore {
+    fn drop(&mut self) {
+        let shared = &self.owner.shared;
+        if shared.slot.forked() {
+            return;
+        }
+        let mut control = shared.lock();
+        if let Some(record) = control.streams.get_mut(&self.key) {
+            record.closing = true;
+        }
+        let closed = control.take_closed_streams();
+        drop(control);
+        for request in closed {
+            shared.post(request);
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! How long to wait, and how to spend the first microseconds of it.
+
+use std::time::{Duration, Instant};
+
+use takt_session::ResourceUse;
+
+/// How long a call may wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wait {
+    /// Not at all: [`Error::WouldBlock`](crate::Error::WouldBlock) when there is nothing.
+    Never,
+    /// As long as it takes.
+    Forever,
+    /// This long.
+    For(Duration),
+    /// Until this instant.
+    Until(Instant),
+}
+
+impl Wait {
+    /// The instant at which it is over; `None` when there is none. Reads the clock for `For`.
+    pub(crate) fn deadline(self) -> Option<Instant> {
+        match self {
+            Self::Never | Self::Forever => None,
+            Self::For(duration) => Instant::now().checked_add(duration),
+            Self::Until(deadline) => Some(deadline),
+        }
+    }
+}
+
+/// How long a frugal wait polls before it sleeps: longer than a message takes through an idle node, so
+/// that who answers at once finds the other awake.
+const FRUGAL_SPIN: Duration = Duration::from_micros(50);
+/// A yield that took longer than this let somebody else run: the core is shared.
+const SHARED_CORE: Duration = Duration::from_nanos(1_000);
+/// Rounds between two yields on a core of one's own.
+const ROUNDS_PER_YIELD: u32 = 32;
+
+/// What to do after a round that found nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// Look again.
+    Poll,
+    /// Sleep.
+    Sleep,
+    /// The deadline has passed.
+    TimedOut,
+}
+
+/// One wait: polls, gives way to others on a shared core, and says when to sleep instead.
+pub(crate) struct Spin<'a> {
+    limit: Option<Duration>,
+    deadline: Option<Instant>,
+    began: Option<Instant>,
+    rounds: u32,
+    /// Whether the core is shared, kept from wait to wait.
+    shared: &'a std::cell::Cell<bool>,
+}
+
+impl<'a> Spin<'a> {
+    pub(crate) fn new(
+        resource_use: ResourceUse,
+        deadline: Option<Instant>,
+        shared: &'a std::cell::Cell<bool>,
+    ) -> Self {
+        let limit = match resource_use {
+            ResourceUse::Frugal => Some(FRUGAL_SPIN),
+            ResourceUse::Unlimited => None,
+        };
+        Self {
+            limit,
+            deadline,
+            began: None,
+            rounds: 0,
+            shared,
+        }
+    }
+
+    /// After a round that found nothing.
+    #[inline]
+    pub(crate) fn step(&mut self) -> Step {
+        self.rounds = self.rounds.wrapping_add(1);
+        if !self.shared.get() && !self.rounds.is_multiple_of(ROUNDS_PER_YIELD) {
+            std::hint::spin_loop();
+            return Step::Poll;
+        }
+        let before = Instant::now();
+        if self.deadline.is_some_and(|deadline| before >= deadline) {
+            return Step::TimedOut;
+        }
+        let began = *self.began.get_or_insert(before);
+        if self.limit.is_some_and(|limit| before - began >= limit) {
+            self.began = None;
+            self.rounds = 0;
+            return Step::Sleep;
+        }
+        rustix::thread::sched_yield();
+        self.shared.set(before.elapsed() >= SHARED_CORE);
+        Step::Poll
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::Cell;
+
+    #[test]
+    fn a_frugal_wait_sleeps_in_the_end_and_an_unlimited_one_polls_to_its_deadline() {
+        let shared = Cell::new(false);
+        let mut frugal = Spin::new(ResourceUse::Frugal, None, &shared);
+        let start = Instant::now();
+        while frugal.step() == Step::Poll {}
+        assert!(start.elapsed() >= FRUGAL_SPIN);
+
+        let deadline = Instant::now() + 4 * FRUGAL_SPIN;
+        let mut unlimited = Spin::new(ResourceUse::Unlimited, Some(deadline), &shared);
+        let end = loop {
+            match unlimited.step() {
+                Step::Poll => {}
+                step => break step,
+            }
+        };
+        assert_eq!(end, Step::TimedOut);
+        assert!(Instant::now() >= deadline);
+    }
+}
