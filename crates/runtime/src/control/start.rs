@@ -1,7 +1,7 @@
 //! Brings a runtime up: ports, lanes, sockets, threads; undoes everything if one fails.
 
 use std::collections::{BTreeMap, HashMap};
-use std::net::{SocketAddr, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::sync::mpsc::channel;
@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use rand::Rng;
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use takt_clock::{SystemTai, monotonic_nanos};
+use takt_datapath::memory::{MemoryNetwork, MemoryNetworkConfig};
 use takt_datapath::{Datapath, OpenError, PortRequest};
 
 use super::listener::ListenError;
@@ -71,6 +72,11 @@ pub enum StartError {
     System(#[from] std::io::Error),
 }
 
+/// Frames between two lanes.
+const MESH_DEPTH: usize = 1024;
+/// Largest datagram between two lanes: what the largest frame of any datapath carries.
+const MESH_PAYLOAD: usize = 9216;
+
 /// Who polls the lanes.
 enum Form {
     /// A thread for each.
@@ -120,7 +126,7 @@ fn start(
     form: Form,
 ) -> Result<(Runtime, Option<Arc<InlineLane>>), StartError> {
     let count = config.lanes.len();
-    if count == 0 || count > 1.min(MAX_LANES) {
+    if count == 0 || count > MAX_LANES {
         return Err(StartError::Lanes(count));
     }
     if matches!(form, Form::Inline) && count != 1 {
@@ -329,7 +335,52 @@ fn open_ports(
             lanes[lane].push(LanePort::new(datapath.kind(), port, false, Arc::default()));
         }
     }
+    if count > 1 {
+        connect(&mut lanes)?;
+    }
     Ok(lanes)
+}
+
+/// Gives each lane a port to the others, and tells each which of their traffic may reach it.
+fn connect(lanes: &mut [Vec<LanePort>]) -> Result<(), StartError> {
+    let network = MemoryNetwork::new(MemoryNetworkConfig {
+        max_payload: MESH_PAYLOAD,
+        queue_depth: MESH_DEPTH,
+        ..MemoryNetworkConfig::default()
+    });
+    let datapath = network.datapath();
+    let address = |lane: usize| SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), lane as u16 + 1);
+    let count = lanes.len();
+    let mut mesh = Vec::new();
+    for lane in 0..count {
+        let request = PortRequest {
+            lane: lane as u16,
+            lanes: count as u16,
+            bind: address(lane),
+        };
+        let port = datapath.open(&request).map_err(|source| StartError::Port {
+            lane,
+            datapath: datapath.kind().to_string(),
+            source,
+        })?;
+        mesh.push(LanePort::new(datapath.kind(), port, true, Arc::default()));
+    }
+    for (lane, mesh) in mesh.iter_mut().enumerate() {
+        for other in (0..count).filter(|&other| other != lane) {
+            let Ok(peer) = mesh.port.connect(address(other)) else {
+                continue;
+            };
+            for at in 0..lanes[lane].len() {
+                // Kernel sockets never get another lane's datagrams; queues of a device do.
+                let port = lanes[other][at].port.local().port();
+                lanes[lane][at].siblings.push((port, peer));
+            }
+        }
+    }
+    for (lane, mesh) in lanes.iter_mut().zip(mesh) {
+        lane.push(mesh);
+    }
+    Ok(())
 }
 
 /// A lane that the application drives while it waits, and a thread drives otherwise.

@@ -53,8 +53,8 @@ pub enum Message {
         name: String,
         /// The incarnation that the sender knows of the receiver; 0 if none: please answer at once.
         seen: u64,
-        /// Version of the sender's set of subscriptions.
-        subscriptions: u64,
+        /// Version of the receiver's set of subscriptions that the sender holds; 0 if none.
+        holds: u64,
         /// The sender's lanes.
         lanes: Vec<LaneAnnouncement>,
     },
@@ -117,11 +117,11 @@ pub fn encode(incarnation: u64, message: &Message) -> Vec<u8> {
         Message::Hello {
             name,
             seen,
-            subscriptions,
+            holds,
             lanes,
         } => {
             out.extend_from_slice(&seen.to_le_bytes());
-            out.extend_from_slice(&subscriptions.to_le_bytes());
+            out.extend_from_slice(&holds.to_le_bytes());
             text(&mut out, name);
             out.push(lanes.len().min(MAX_LANES) as u8);
             for lane in lanes.iter().take(MAX_LANES) {
@@ -182,7 +182,7 @@ pub fn decode(bytes: &[u8]) -> Result<(u64, Message), DecodeError> {
         let message = match kind {
             HELLO => {
                 let seen = r.u64()?;
-                let subscriptions = r.u64()?;
+                let holds = r.u64()?;
                 let name = r.text()?;
                 let count = usize::from(r.u8()?);
                 if count > MAX_LANES {
@@ -210,7 +210,7 @@ pub fn decode(bytes: &[u8]) -> Result<(u64, Message), DecodeError> {
                 Message::Hello {
                     name,
                     seen,
-                    subscriptions,
+                    holds,
                     lanes,
                 }
             }
@@ -305,10 +305,10 @@ mod tests {
                 any::<u64>(),
                 proptest::collection::vec(lane, 0..=MAX_LANES)
             )
-                .prop_map(|(name, seen, subscriptions, lanes)| Message::Hello {
+                .prop_map(|(name, seen, holds, lanes)| Message::Hello {
                     name,
                     seen,
-                    subscriptions,
+                    holds,
                     lanes
                 }),
             (
@@ -381,7 +381,7 @@ mod tests {
         let hello = Message::Hello {
             name: "n".repeat(99),
             seen: 1,
-            subscriptions: 1,
+            holds: 1,
             lanes: vec![lane; MAX_LANES],
         };
         assert!(

@@ -337,20 +337,20 @@ impl Peering {
             Message::Hello {
                 name,
                 seen,
-                subscriptions,
+                holds,
                 lanes,
             } => {
                 self.receive_hello(at, incarnation, name, lanes, now, changes);
                 let peer = &mut self.peers[at];
+                if holds != self.version {
+                    // It has lost our set, or never had this one.
+                    peer.acknowledged = None;
+                }
                 if seen != self.incarnation {
                     // It does not know us yet: answer now rather than at the next tick, and tell all.
-                    peer.acknowledged = None;
+                    peer.repeat_after = REPEAT_FIRST;
                     self.send_hello(at, now, outbox);
-                    self.peers[at].repeat_after = REPEAT_FIRST;
                     self.send_set(at, now, outbox);
-                } else if peer.version != subscriptions && peer.arriving.is_none() {
-                    // Its set is on its way or lost; it repeats until we acknowledge.
-                    peer.version = 0;
                 }
             }
             Message::Subscriptions {
@@ -359,8 +359,10 @@ impl Peering {
                 pages,
                 entries,
             } => {
-                if self.peers[at].incarnation != incarnation {
-                    return; // Its hello will introduce it.
+                if self.peers[at].incarnation != incarnation
+                    || self.peers[at].state != PeerState::Up
+                {
+                    return; // Its hello will introduce it; it repeats the set until acknowledged.
                 }
                 self.peers[at].heard = Some(now);
                 self.receive_page(at, version, page, pages, entries, outbox, changes);
@@ -491,15 +493,15 @@ impl Peering {
         let peer = &mut self.peers[at];
         peer.next_hello = now + HELLO_EVERY;
         peer.attempts += 1;
-        let seen = if peer.state == PeerState::Up {
-            peer.incarnation
+        let (seen, holds) = if peer.state == PeerState::Up {
+            (peer.incarnation, peer.version)
         } else {
-            0
+            (0, 0)
         };
         let hello = Message::Hello {
             name: self.name.clone(),
             seen,
-            subscriptions: self.version,
+            holds,
             lanes: self.lanes.clone(),
         };
         outbox.push((peer.address, encode(self.incarnation, &hello)));

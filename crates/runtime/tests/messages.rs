@@ -1,0 +1,259 @@
+//! Messages between applications of one node and of two, over kernel UDP on loopback.
+
+mod support;
+
+use support::{App, PATIENCE, config, free_port, start, until};
+use takt_runtime::config::LaneConfig;
+use takt_session::layout::{Outcome, TX_REGION};
+use takt_session::message::{Reply, Request};
+use takt_session::{ChannelId, Qos};
+
+fn pattern(length: usize, seed: u8) -> Vec<u8> {
+    (0..length)
+        .map(|i| (i as u8).wrapping_mul(31).wrapping_add(seed))
+        .collect()
+}
+
+#[test]
+fn a_message_reaches_a_sink_of_another_application_by_one_copy_and_of_its_own_by_none() {
+    let runtime = start(config(free_port(), &[]));
+    let (mut a, mut b) = (App::attach(runtime.handle()), App::attach(runtime.handle()));
+    let (sa, sb) = (a.stream(Qos::slow()), b.stream(Qos::slow()));
+    let mut own = a.sink(sa, 5, 0);
+    let mut other = b.sink(sb, 5, 0);
+    let mut source = a.source(sa, 5, 0);
+    let message = pattern(1000, 1);
+    a.emit(&mut source, 40, &message, 99);
+    let (descriptor, bytes) = b.receive(&mut other);
+    assert_eq!(bytes, message);
+    assert_eq!(descriptor.chunk & TX_REGION, 0);
+    let (descriptor, bytes) = a.receive(&mut own);
+    assert_eq!(bytes, message);
+    assert_eq!(descriptor.chunk, 40 | TX_REGION);
+    let completion = a.completion(&mut source);
+    assert_eq!((completion.chunk, completion.token), (40, 99));
+    assert_eq!(completion.outcome, Outcome::Sent as u32);
+}
+
+#[test]
+fn a_message_without_a_sink_completes_as_such() {
+    let runtime = start(config(free_port(), &[]));
+    let mut a = App::attach(runtime.handle());
+    let stream = a.stream(Qos::slow());
+    let mut source = a.source(stream, 5, 0);
+    a.emit(&mut source, 0, b"nobody", 1);
+    assert_eq!(a.completion(&mut source).outcome, Outcome::NoSink as u32);
+}
+
+#[test]
+fn messages_of_every_size_reach_another_node_in_order() {
+    let (pa, pb) = (free_port(), free_port());
+    let node_a = start(config(pa, &[pb]));
+    let node_b = start(config(pb, &[pa]));
+    let (mut a, mut b) = (App::attach(node_a.handle()), App::attach(node_b.handle()));
+    let (sa, sb) = (a.stream(Qos::slow()), b.stream(Qos::slow()));
+    let mut sink = b.sink(sb, 9, 0);
+    let mut source = a.source(sa, 9, 0);
+    a.emit_until_heard(&mut source, b"first");
+    let (first, bytes) = b.receive(&mut sink);
+    assert_eq!(bytes, b"first");
+    let sizes = [
+        0,
+        1,
+        63,
+        64,
+        1024,
+        1432,
+        1433,
+        8192,
+        9000,
+        65_536,
+        1 << 20,
+        16 << 20,
+    ];
+    for (i, size) in sizes.into_iter().enumerate() {
+        let message = pattern(size, i as u8);
+        a.emit(&mut source, 0, &message, i as u32);
+        let (descriptor, bytes) = b.receive(&mut sink);
+        assert_eq!(descriptor.sequence, first.sequence + 1 + i as u64);
+        assert_eq!(bytes.len(), size);
+        assert!(bytes == message, "message of {size} bytes differs");
+        assert_eq!(a.completion(&mut source).token, i as u32);
+    }
+}
+
+#[test]
+fn small_messages_for_one_node_share_datagrams() {
+    let (pa, pb) = (free_port(), free_port());
+    let node_a = start(config(pa, &[pb]));
+    let node_b = start(config(pb, &[pa]));
+    let (mut a, mut b) = (App::attach(node_a.handle()), App::attach(node_b.handle()));
+    let (sa, sb) = (a.stream(Qos::slow()), b.stream(Qos::slow()));
+    let mut sink = b.sink(sb, 9, 4096);
+    let mut source = a.source(sa, 9, 4096);
+    a.emit_until_heard(&mut source, b"first");
+    b.receive(&mut sink);
+    let before = node_a.handle().status().expect("running").lanes[0]
+        .counters
+        .tx_datagrams;
+    // All in the ring before the lane is told.
+    for i in 0..1000u32 {
+        let descriptor = takt_session::layout::TxDescriptor {
+            chunk: i,
+            length: 64,
+            token: i,
+            ..Default::default()
+        };
+        assert!(source.tx.stage(descriptor).expect("ring"));
+    }
+    source.tx.publish();
+    a.bell.ring();
+    for _ in 0..1000 {
+        b.receive(&mut sink);
+    }
+    let sent = node_a.handle().status().expect("running").lanes[0]
+        .counters
+        .tx_datagrams
+        - before;
+    assert!(sent <= 250, "{sent} datagrams for 1000 messages");
+}
+
+#[test]
+fn sinks_on_all_lanes_of_a_node_get_each_message_once() {
+    let (pa, pb) = (free_port(), free_port());
+    let mut two = config(pa, &[pb]);
+    two.lanes = vec![LaneConfig::default(); 2];
+    let node_a = start(two.clone());
+    let mut other = config(pb, &[pa]);
+    other.lanes = vec![LaneConfig::default(); 2];
+    let node_b = start(other);
+    // Sessions are spread over the lanes.
+    let mut apps: Vec<App> = (0..2).map(|_| App::attach(node_a.handle())).collect();
+    apps.extend((0..2).map(|_| App::attach(node_b.handle())));
+    let mut sinks: Vec<_> = apps
+        .iter_mut()
+        .map(|app| {
+            let stream = app.stream(Qos::slow());
+            app.sink(stream, 3, 0)
+        })
+        .collect();
+    let stream = apps[0].stream(Qos::slow());
+    let mut source = apps[0].source(stream, 3, 0);
+    // Until all four are known to the source's lane.
+    let mut heard = [false; 4];
+    until("all sinks are reached", || {
+        apps[0].emit(&mut source, 0, b"probe", 0);
+        apps[0].receive(&mut sinks[0]);
+        apps[0].completion(&mut source);
+        std::thread::sleep(std::time::Duration::from_millis(1));
+        for i in 0..4 {
+            while apps[i].take(&mut sinks[i]).is_some() {
+                heard[i] = true;
+            }
+        }
+        heard[0] = true;
+        heard.iter().all(|h| *h)
+    });
+    for n in 0..200u32 {
+        apps[0].emit(&mut source, 1, &n.to_le_bytes(), n);
+        for i in 0..4 {
+            let mut got = apps[i].receive(&mut sinks[i]).1;
+            while got == b"probe" {
+                got = apps[i].receive(&mut sinks[i]).1;
+            }
+            assert_eq!(got, n.to_le_bytes(), "application {i}");
+        }
+        apps[0].completion(&mut source);
+    }
+}
+
+#[test]
+fn a_closed_sink_gets_nothing_more_and_its_rings_are_used_again() {
+    let runtime = start(config(free_port(), &[]));
+    let mut a = App::attach(runtime.handle());
+    let stream = a.stream(Qos::slow());
+    for round in 0..300 {
+        let sink = a.sink(stream, 5, 1024);
+        let closed = a.ask(Request::CloseSink(sink.id));
+        assert_eq!(closed, Ok(Reply::Closed), "round {round}");
+    }
+    let source = a.source(stream, 5, 0);
+    assert_eq!(a.ask(Request::CloseSource(source.id)), Ok(Reply::Closed));
+    assert!(a.ask(Request::CloseSource(source.id)).is_err());
+}
+
+#[test]
+fn a_sink_that_never_consumes_loses_its_own_messages_only() {
+    let runtime = start(config(free_port(), &[]));
+    let (mut a, mut b, mut c) = (
+        App::attach(runtime.handle()),
+        App::attach(runtime.handle()),
+        App::attach(runtime.handle()),
+    );
+    let (sa, sb, sc) = (
+        a.stream(Qos::slow()),
+        b.stream(Qos::slow()),
+        c.stream(Qos::slow()),
+    );
+    let _lazy = b.sink(sb, 5, 16);
+    let mut busy = c.sink(sc, 5, 0);
+    let mut source = a.source(sa, 5, 0);
+    for n in 0..1000u32 {
+        a.emit(&mut source, 0, &n.to_le_bytes(), n);
+        assert_eq!(c.receive(&mut busy).1, n.to_le_bytes());
+        a.completion(&mut source);
+    }
+    let sessions = runtime.handle().sessions().expect("running");
+    assert_eq!(sessions[1].counters.delivered, 16);
+    assert_eq!(sessions[1].counters.dropped_full, 984);
+    assert_eq!(sessions[2].counters.delivered, 1000);
+    assert_eq!(sessions[2].counters.dropped_full, 0);
+}
+
+#[test]
+fn a_drain_sends_what_was_emitted_and_says_goodbye() {
+    let runtime = start(config(free_port(), &[]));
+    let (mut a, mut b) = (App::attach(runtime.handle()), App::attach(runtime.handle()));
+    let (sa, sb) = (a.stream(Qos::slow()), b.stream(Qos::slow()));
+    let mut sink = b.sink(sb, 5, 1024);
+    let mut source = a.source(sa, 5, 1024);
+    for n in 0..500u32 {
+        a.emit(&mut source, n, &n.to_le_bytes(), n);
+    }
+    runtime.handle().drain(PATIENCE).expect("running");
+    for n in 0..500u32 {
+        assert_eq!(b.receive(&mut sink).1, n.to_le_bytes());
+    }
+    assert_eq!(a.ended().code, takt_session::ErrorCode::ShuttingDown);
+}
+
+#[test]
+fn requests_that_make_no_sense_are_refused_and_change_nothing() {
+    let runtime = start(config(free_port(), &[]));
+    let mut a = App::attach(runtime.handle());
+    let stream = a.stream(Qos::slow());
+    let open = |stream, depth| Request::OpenSource {
+        stream,
+        channel: ChannelId(1),
+        depth,
+    };
+    assert!(
+        a.ask(open(stream + 1, 0))
+            .expect_err("no stream")
+            .message
+            .contains("no stream")
+    );
+    assert!(
+        a.ask(open(stream, 1000))
+            .expect_err("depth")
+            .message
+            .contains("power of two")
+    );
+    assert!(
+        a.ask(open(stream, 1 << 20))
+            .expect_err("depth")
+            .message
+            .contains("power of two")
+    );
+    a.source(stream, 1, 0);
+}

@@ -1,0 +1,291 @@
+//! An application at the level of the session protocol: what a client library does, bare, so that tests
+//! can also do what no client library would.
+
+#![allow(dead_code)] // each test program uses its part
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use takt_datapath::Datapath;
+use takt_datapath_udp::{UdpConfig, UdpDatapath};
+use takt_runtime::config::{Config, LaneConfig, Limits};
+use takt_runtime::policy::Policy;
+use takt_runtime::{Runtime, RuntimeHandle};
+use takt_session::layout::{
+    ArenaMap, Completion, LANE_DIRTY_OFFSET, LANE_STATE_OFFSET, Outcome, Release, RxDescriptor,
+    TX_REGION, TxDescriptor,
+};
+use takt_session::message::{Envelope, Reply, Request};
+use takt_session::{ChannelId, Failure, Qos, transport};
+use takt_shm::{Arena, CHUNK, Consumer, LaneBell, Producer, SinkBell};
+
+/// How long a test waits for something that must happen.
+pub const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A free peering port on loopback with room for the lanes behind it.
+pub fn free_port() -> u16 {
+    use std::sync::atomic::{AtomicU16, Ordering};
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    let base = 20_000 + (std::process::id() % 500) as u16 * 64;
+    base + NEXT.fetch_add(16, Ordering::Relaxed)
+}
+
+/// A node on loopback.
+pub fn config(port: u16, peers: &[u16]) -> Config {
+    let address = IpAddr::V4(Ipv4Addr::LOCALHOST);
+    Config {
+        name: format!("node-{port}"),
+        address,
+        port,
+        peers: peers
+            .iter()
+            .map(|&port| SocketAddr::new(address, port))
+            .collect(),
+        limits: Limits {
+            tx_bytes: 32 << 20,
+            rx_bytes: 64 << 20,
+            ..Limits::default()
+        },
+        lanes: vec![LaneConfig::default()],
+        ..Config::default()
+    }
+}
+
+/// Starts a node over kernel UDP.
+pub fn start(config: Config) -> Runtime {
+    let udp: Arc<dyn Datapath> = Arc::new(UdpDatapath::new(UdpConfig::default()));
+    Runtime::start(config, &[udp], Vec::new()).expect("runtime starts")
+}
+
+/// Waits until `condition` holds.
+pub fn until(what: &str, mut condition: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !condition() {
+        assert!(start.elapsed() < PATIENCE, "timed out: {what}");
+        std::thread::yield_now();
+    }
+}
+
+pub struct App {
+    pub socket: OwnedFd,
+    pub arena: Arc<Arena>,
+    pub map: ArenaMap,
+    pub bell: LaneBell,
+    pub max_message: u32,
+    request: u32,
+}
+
+pub struct Source {
+    pub id: u32,
+    pub tx: Producer<TxDescriptor>,
+    pub completions: Consumer<Completion>,
+}
+
+pub struct Sink {
+    pub id: u32,
+    pub rx: Consumer<RxDescriptor>,
+    pub release: Producer<Release>,
+    pub bell: SinkBell,
+}
+
+impl App {
+    pub fn attach(handle: &RuntimeHandle) -> Self {
+        Self::attach_with(handle, Policy::default())
+    }
+
+    pub fn attach_with(handle: &RuntimeHandle, policy: Policy) -> Self {
+        let socket = handle
+            .connect(policy)
+            .expect("running")
+            .expect("socket pair");
+        let attach = Request::Attach {
+            name: "test".into(),
+            tx_bytes: 0,
+            rx_bytes: 0,
+        };
+        let bytes = Envelope {
+            request: 1,
+            message: attach,
+        }
+        .encode();
+        transport::send(&socket, &bytes, &[], true).expect("send");
+        let packet = transport::receive(&socket, true)
+            .expect("receive")
+            .expect("reply");
+        let reply = Envelope::<Reply>::decode(&packet.bytes)
+            .expect("decode")
+            .message;
+        let Reply::Attached {
+            map, max_message, ..
+        } = reply
+        else {
+            panic!("refused: {reply:?}")
+        };
+        let [arena, bell]: [OwnedFd; 2] = packet.descriptors.try_into().expect("two descriptors");
+        let arena = Arc::new(Arena::open(arena, map.total()).expect("arena"));
+        let bell =
+            LaneBell::attach(&arena, LANE_STATE_OFFSET, LANE_DIRTY_OFFSET, bell).expect("bell");
+        Self {
+            socket,
+            arena,
+            map,
+            bell,
+            max_message,
+            request: 1,
+        }
+    }
+
+    pub fn ask(&mut self, message: Request) -> Result<Reply, Failure> {
+        self.request += 1;
+        let bytes = Envelope {
+            request: self.request,
+            message,
+        }
+        .encode();
+        transport::send(&self.socket, &bytes, &[], true).expect("send");
+        let packet = transport::receive(&self.socket, true)
+            .expect("receive")
+            .expect("reply");
+        match Envelope::<Reply>::decode(&packet.bytes)
+            .expect("decode")
+            .message
+        {
+            Reply::Failed(failure) | Reply::Ended(failure) => Err(failure),
+            reply => Ok(reply),
+        }
+    }
+
+    /// The reason for which the runtime ends the session.
+    pub fn ended(&self) -> Failure {
+        let packet = transport::receive(&self.socket, true)
+            .expect("receive")
+            .expect("a reason before the end");
+        match Envelope::<Reply>::decode(&packet.bytes)
+            .expect("decode")
+            .message
+        {
+            Reply::Ended(failure) => failure,
+            other => panic!("expected the end, got {other:?}"),
+        }
+    }
+
+    pub fn stream(&mut self, qos: Qos) -> u32 {
+        match self.ask(Request::OpenStream(qos)) {
+            Ok(Reply::StreamOpened { stream, .. }) => stream,
+            other => panic!("no stream: {other:?}"),
+        }
+    }
+
+    pub fn source(&mut self, stream: u32, channel: u64, depth: u32) -> Source {
+        match self.ask(Request::OpenSource {
+            stream,
+            channel: ChannelId(channel),
+            depth,
+        }) {
+            Ok(Reply::SourceOpened { source, block }) => Source {
+                id: source,
+                tx: Producer::attach(&self.arena, block.tx_ring(), block.depth).expect("ring"),
+                completions: Consumer::attach(&self.arena, block.completion_ring(), block.depth)
+                    .expect("ring"),
+            },
+            other => panic!("no source: {other:?}"),
+        }
+    }
+
+    pub fn sink(&mut self, stream: u32, channel: u64, depth: u32) -> Sink {
+        match self.ask(Request::OpenSink {
+            stream,
+            channel: ChannelId(channel),
+            depth,
+            notify_fd: false,
+        }) {
+            Ok(Reply::SinkOpened { sink, block }) => Sink {
+                id: sink,
+                rx: Consumer::attach(&self.arena, block.rx_ring(), block.depth).expect("ring"),
+                release: Producer::attach(&self.arena, block.release_ring(), block.depth)
+                    .expect("ring"),
+                bell: SinkBell::attach(&self.arena, block.bell()).expect("bell"),
+            },
+            other => panic!("no sink: {other:?}"),
+        }
+    }
+
+    /// Writes a message at a chunk of the transmit region and emits it.
+    pub fn emit(&self, source: &mut Source, chunk: u32, payload: &[u8], token: u32) {
+        let offset = self.map.tx_offset() + chunk as usize * CHUNK;
+        self.arena
+            .slice(offset, payload.len())
+            .expect("in bounds")
+            .write_from(0, payload)
+            .expect("fits");
+        let descriptor = TxDescriptor {
+            chunk,
+            length: payload.len() as u32,
+            token,
+            ..TxDescriptor::default()
+        };
+        assert!(
+            source.tx.push(descriptor).expect("ring"),
+            "transmit ring full"
+        );
+        self.bell.ring();
+    }
+
+    /// Waits for the next completion.
+    pub fn completion(&self, source: &mut Source) -> Completion {
+        let mut found = None;
+        until("completion", || {
+            found = source.completions.pop().expect("ring");
+            found.is_some()
+        });
+        source.completions.release();
+        found.expect("completion")
+    }
+
+    /// Emits until somebody listens.
+    pub fn emit_until_heard(&self, source: &mut Source, payload: &[u8]) {
+        until("a sink is known", || {
+            self.emit(source, 0, payload, 7);
+            let completion = self.completion(source);
+            assert_eq!((completion.chunk, completion.token), (0, 7));
+            Outcome::from_number(completion.outcome) == Some(Outcome::Sent)
+        });
+    }
+
+    /// Takes a message without waiting, copies and releases it.
+    pub fn take(&self, sink: &mut Sink) -> Option<(RxDescriptor, Vec<u8>)> {
+        let descriptor = sink.rx.pop().expect("ring")?;
+        sink.rx.release();
+        let bytes = self.read(&descriptor);
+        assert!(sink.release.push(descriptor.chunk).expect("ring"));
+        self.bell.ring();
+        Some((descriptor, bytes))
+    }
+
+    /// The payload of a received message.
+    pub fn read(&self, descriptor: &RxDescriptor) -> Vec<u8> {
+        let (region, chunk) = match descriptor.chunk & TX_REGION {
+            0 => (self.map.rx_offset(), descriptor.chunk),
+            _ => (self.map.tx_offset(), descriptor.chunk & !TX_REGION),
+        };
+        let mut bytes = vec![0; descriptor.length as usize];
+        let slice = self
+            .arena
+            .slice(region + chunk as usize * CHUNK, bytes.len())
+            .expect("in bounds");
+        slice.read_into(0, &mut bytes).expect("in bounds");
+        bytes
+    }
+
+    /// Waits for a message.
+    pub fn receive(&self, sink: &mut Sink) -> (RxDescriptor, Vec<u8>) {
+        let mut found = None;
+        until("a message", || {
+            found = self.take(sink);
+            found.is_some()
+        });
+        found.expect("message")
+    }
+}
