@@ -1,1 +1,24 @@
-//! The node daemon: runtime, datapaths, configuration and admin API
+//! The node daemon: a runtime, the datapaths of this node, configuration, administration.
+//!
+//! | module | subject |
+//! |---|---|
+//! | [`config`] | one TOML file, read strictly |
+//! | [`datapaths`] | which technologies this node has |
+//! | [`daemon`] | from the command line to the exit code |
+//! | [`node`] | a running runtime with what it was configured from; reload |
+//! | [`logging`] | log lines to standard error |
+//!
+//! A library because `takt run` is the same daemon. Not for the data path: that is the runtime's alone,
+//! and nothing here is ever waited for by a lane (architecture, sections 1 and 6).
+
+#![forbid(unsafe_code)]
+
+pub mod config;
+pub mod daemon;
+pub mod datapaths;
+pub mod logging;
+pub mod node;
+mod outline;
+
+/// Where the admin API listens unless configured otherwise.
+pub const DEFAULT_ADMIN_SOCKET: &str = "/run/takt/admin.sock";

@@ -1,0 +1,406 @@
+//! The sections of the configuration file, as written. What a key means: `docs/reference/configuration.md`.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+
+use serde::Deserialize;
+use takt_runtime::config::{DEFAULT_PORT, SchedulingClass};
+use takt_runtime::peering::AcceptNet;
+
+use super::value::{Bytes, Channels, FileMode, PeerAddress, Queues, Written};
+
+/// A whole file. A section that is left out has its defaults.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct File {
+    /// `[node]`
+    pub node: Node,
+    /// `[[lane]]`; left out: one lane of defaults.
+    pub lane: Option<Vec<Lane>>,
+    /// `[[peer]]`
+    pub peer: Vec<Peer>,
+    /// `[[listener]]`; left out: one listener of defaults. `listener = []`: none.
+    pub listener: Option<Vec<Listener>>,
+    /// `[limits]`
+    pub limits: Limits,
+    /// `[mapping]`
+    pub mapping: Mapping,
+    /// `[datapath.*]`
+    pub datapath: Datapaths,
+    /// `[admin]`
+    pub admin: Admin,
+    /// `[metrics]`
+    pub metrics: Metrics,
+    /// `[log]`
+    pub log: Log,
+}
+
+/// `[node]`
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Node {
+    /// A name for people; the host's where left out.
+    pub name: Option<String>,
+    /// Local address of the node's traffic.
+    pub address: Written<IpAddr>,
+    /// UDP port of the peering protocol; lanes follow behind it.
+    pub port: u16,
+    /// Networks whose runtimes may become peers by themselves.
+    pub accept: Vec<Written<AcceptNet>>,
+    /// How long a clean stop may take, seconds.
+    pub drain_seconds: u64,
+}
+
+impl Default for Node {
+    fn default() -> Self {
+        Self {
+            name: None,
+            address: Written(Ipv4Addr::UNSPECIFIED.into()),
+            port: DEFAULT_PORT,
+            accept: Vec::new(),
+            drain_seconds: 5,
+        }
+    }
+}
+
+/// `[[lane]]`
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Lane {
+    /// What to do when idle.
+    pub idle: IdleKind,
+    /// With `idle = "adaptive"`: how long to poll on, microseconds.
+    pub spin_us: Option<u32>,
+    /// Core to pin to.
+    pub core: Option<usize>,
+    /// Scheduling class of the lane's thread.
+    pub scheduling: Written<SchedulingClass>,
+}
+
+impl Default for Lane {
+    fn default() -> Self {
+        Self {
+            idle: IdleKind::Adaptive,
+            spin_us: None,
+            core: None,
+            scheduling: Written(SchedulingClass::Other),
+        }
+    }
+}
+
+/// What a lane does when idle.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum IdleKind {
+    /// Poll on.
+    Spin,
+    /// Poll on for a while, then sleep.
+    #[default]
+    Adaptive,
+    /// Sleep at once.
+    Park,
+}
+
+/// `[[peer]]`
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Peer {
+    /// Its peering address.
+    pub address: Written<PeerAddress>,
+}
+
+/// `[[listener]]`
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Listener {
+    /// Path of the Unix socket.
+    pub path: PathBuf,
+    /// Permission bits of the socket file.
+    pub mode: Written<FileMode>,
+    /// The tenant.
+    pub identity: String,
+    /// Users that may connect; empty: whoever the file mode lets in.
+    pub uids: Vec<u32>,
+    /// Channels it may write.
+    pub write: Vec<Written<Channels>>,
+    /// Channels it may read.
+    pub read: Vec<Written<Channels>>,
+    /// Traffic classes it may use.
+    pub classes: Vec<u8>,
+    /// Most messages per second of a session; 0 = unlimited.
+    pub messages_per_second: u64,
+    /// Most payload bytes per second of a session; 0 = unlimited.
+    pub bytes_per_second: Written<Bytes>,
+    /// Most bytes of a session's arena.
+    pub memory: Written<Bytes>,
+    /// Most sessions at a time.
+    pub sessions: usize,
+    /// Most sources and sinks of a session.
+    pub endpoints: usize,
+}
+
+impl Default for Listener {
+    fn default() -> Self {
+        let everything = || vec![Written(Channels(0..=u64::MAX))];
+        Self {
+            path: takt_session::DEFAULT_SOCKET.into(),
+            mode: Written(FileMode(0o660)),
+            identity: "default".into(),
+            uids: Vec::new(),
+            write: everything(),
+            read: everything(),
+            classes: (0..8).collect(),
+            messages_per_second: 0,
+            bytes_per_second: Written(Bytes(0)),
+            memory: Written(Bytes(256 << 20)),
+            sessions: 256,
+            endpoints: 256,
+        }
+    }
+}
+
+/// `[limits]`
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Limits {
+    /// Longest message.
+    pub max_message: Written<Bytes>,
+    /// Default size of a session's transmit region.
+    pub tx_bytes: Written<Bytes>,
+    /// Default size of a session's receive region.
+    pub rx_bytes: Written<Bytes>,
+    /// Incomplete fragmented messages that a lane holds at a time.
+    pub reassemblies: usize,
+    /// How long an incomplete message may wait for its next fragment, milliseconds.
+    pub reassembly_timeout_ms: u64,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            max_message: Written(Bytes(16 << 20)),
+            tx_bytes: Written(Bytes(64 << 20)),
+            rx_bytes: Written(Bytes(64 << 20)),
+            reassemblies: 64,
+            reassembly_timeout_ms: 500,
+        }
+    }
+}
+
+/// `[mapping]`
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Mapping {
+    /// Datapaths to try for fast streams that are frugal, best first.
+    pub fast_frugal: Vec<String>,
+    /// Datapaths to try for fast streams that may spend cores, best first.
+    pub fast_unlimited: Vec<String>,
+}
+
+impl Default for Mapping {
+    fn default() -> Self {
+        let policy = takt_runtime::policy::MappingPolicy::default();
+        Self {
+            fast_frugal: policy.fast_frugal,
+            fast_unlimited: policy.fast_unlimited,
+        }
+    }
+}
+
+/// `[datapath.*]`
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Datapaths {
+    /// `[datapath.udp]`
+    pub udp: Udp,
+    /// `[datapath.xdp]`; left out: no AF_XDP.
+    pub xdp: Option<Xdp>,
+}
+
+/// `[datapath.udp]`
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Udp {
+    /// Frames that a lane can have reserved or queued at a time.
+    pub frames: u32,
+    /// Longest payload sent, where the route carries it.
+    pub frame_size: Written<Bytes>,
+    /// Peers that a lane can have at a time.
+    pub peers: u16,
+    /// Receive buffer of each lane's socket.
+    pub receive_buffer: Written<Bytes>,
+    /// Send buffer of each lane's socket.
+    pub send_buffer: Written<Bytes>,
+    /// Whether trains of datagrams pass the kernel as one packet.
+    pub segmentation: bool,
+}
+
+impl Default for Udp {
+    fn default() -> Self {
+        let config = takt_datapath_udp::UdpConfig::default();
+        Self {
+            frames: config.frames,
+            frame_size: Written(Bytes(config.frame_size as u64)),
+            peers: config.peers,
+            receive_buffer: Written(Bytes(config.receive_buffer as u64)),
+            send_buffer: Written(Bytes(config.send_buffer as u64)),
+            segmentation: config.segmentation,
+        }
+    }
+}
+
+/// `[datapath.xdp]`
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Xdp {
+    /// The network interface.
+    pub interface: String,
+    /// Where the XDP program runs.
+    #[serde(default)]
+    pub mode: XdpMode,
+    /// Whether to share memory with the device.
+    #[serde(default)]
+    pub zero_copy: XdpZeroCopy,
+    /// Receive queues to serve; all of them where left out.
+    #[serde(default)]
+    pub queues: Option<Written<Queues>>,
+    /// Entries of each receive ring.
+    #[serde(default = "xdp_defaults::rx_ring")]
+    pub rx_ring: u32,
+    /// Chunks of 4 KiB for received frames, for each queue.
+    #[serde(default = "xdp_defaults::rx_frames")]
+    pub rx_frames: u32,
+    /// Frames that a lane can have reserved or under way.
+    #[serde(default = "xdp_defaults::tx_frames")]
+    pub tx_frames: u32,
+    /// Peers that a lane can have at a time.
+    #[serde(default = "xdp_defaults::peers")]
+    pub peers: u16,
+    /// Compute and verify UDP checksums over IPv4.
+    #[serde(default = "xdp_defaults::checksum")]
+    pub checksum: bool,
+    /// Have the lanes drive the device.
+    #[serde(default)]
+    pub busy_poll: Option<XdpBusyPoll>,
+}
+
+mod xdp_defaults {
+    use takt_datapath_xdp::XdpConfig;
+
+    fn config() -> XdpConfig {
+        XdpConfig::new("")
+    }
+
+    pub fn rx_ring() -> u32 {
+        config().rx_ring
+    }
+
+    pub fn rx_frames() -> u32 {
+        config().rx_frames
+    }
+
+    pub fn tx_frames() -> u32 {
+        config().tx_frames
+    }
+
+    pub fn peers() -> u16 {
+        config().peers
+    }
+
+    pub fn checksum() -> bool {
+        config().checksum
+    }
+}
+
+/// Where the XDP program runs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum XdpMode {
+    /// Native where the driver can, otherwise generic.
+    #[default]
+    Auto,
+    /// Native or not at all.
+    Native,
+    /// Generic even where the driver could do native.
+    Generic,
+}
+
+/// Whether frames move between user space and the device without a copy.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum XdpZeroCopy {
+    /// Where the driver can.
+    #[default]
+    Auto,
+    /// Or not at all.
+    Required,
+    /// Never.
+    Never,
+}
+
+/// `busy_poll = { micros = 20, budget = 64 }`
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct XdpBusyPoll {
+    /// How long a call may spin for a frame, microseconds.
+    pub micros: u32,
+    /// How many frames a call may process in the driver.
+    pub budget: u16,
+}
+
+/// `[admin]`
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Admin {
+    /// Path of the Unix socket of the admin API.
+    pub socket: PathBuf,
+    /// Permission bits of the socket file.
+    pub mode: Written<FileMode>,
+}
+
+impl Default for Admin {
+    fn default() -> Self {
+        Self {
+            socket: crate::DEFAULT_ADMIN_SOCKET.into(),
+            mode: Written(FileMode(0o600)),
+        }
+    }
+}
+
+/// `[metrics]`
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Metrics {
+    /// Where to serve metrics; left out: nowhere.
+    pub address: Option<Written<SocketAddr>>,
+}
+
+/// `[log]`
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Log {
+    /// What to log, in the form of the variable `RUST_LOG`.
+    pub level: String,
+    /// In which form.
+    pub format: LogFormat,
+}
+
+impl Default for Log {
+    fn default() -> Self {
+        Self {
+            level: "info".into(),
+            format: LogFormat::Text,
+        }
+    }
+}
+
+/// The form of a log line.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LogFormat {
+    /// For people.
+    #[default]
+    Text,
+    /// One JSON object each.
+    Json,
+}

@@ -1,0 +1,227 @@
+//! The configuration of a node: one TOML file, read strictly.
+//!
+//! [`file`] has the sections as written, [`value`] the forms of single values, [`document`] finds the place of a
+//! fault; here they become [`Settings`], after all rules that one value alone cannot break. An unknown key is
+//! a fault: a typing error must not silently leave a default in force.
+
+pub mod document;
+pub mod file;
+mod rules;
+#[cfg(test)]
+mod tests;
+pub mod value;
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use takt_datapath_udp::UdpConfig;
+use takt_datapath_xdp::{BusyPoll, Mode, XdpConfig, ZeroCopy};
+use takt_runtime::Config;
+use takt_runtime::config::{Idle, LaneConfig, Limits, ListenerConfig};
+use takt_runtime::policy::{MappingPolicy, Policy};
+
+use document::Document;
+pub use document::Fault;
+use file::{File, IdleKind, XdpMode, XdpZeroCopy};
+
+/// Where the configuration is looked for unless told otherwise.
+pub const DEFAULT_FILE: &str = "/etc/takt/takt.toml";
+
+/// Why there is no configuration.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The file cannot be read.
+    #[error("cannot read the configuration {path}: {source}; name another file with --config")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// The kernel's answer.
+        source: std::io::Error,
+    },
+    /// Something in it is at fault.
+    #[error(transparent)]
+    Fault(#[from] Box<Fault>),
+}
+
+/// What a node runs with.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The file as read: what a reload compares.
+    pub file: File,
+    /// For the runtime.
+    pub runtime: Config,
+    /// How long a clean stop may take.
+    pub drain: Duration,
+    /// Kernel UDP.
+    pub udp: UdpConfig,
+    /// AF_XDP, if wanted.
+    pub xdp: Option<XdpConfig>,
+    /// Admin API: path and permission bits of its socket.
+    pub admin: (PathBuf, u32),
+    /// Where to serve metrics.
+    pub metrics: Option<SocketAddr>,
+}
+
+impl Settings {
+    /// Reads the configuration `path`, or the default one. If nobody named a file and the default one is not
+    /// there, the built-in defaults hold.
+    ///
+    /// # Errors
+    /// [`ConfigError`].
+    pub fn load(path: Option<&Path>) -> Result<Self, ConfigError> {
+        let file = path.unwrap_or(Path::new(DEFAULT_FILE));
+        let text = match std::fs::read_to_string(file) {
+            Ok(text) => text,
+            Err(error) if path.is_none() && error.kind() == std::io::ErrorKind::NotFound => {
+                String::new()
+            }
+            Err(source) => {
+                return Err(ConfigError::Read {
+                    path: file.to_owned(),
+                    source,
+                });
+            }
+        };
+        Ok(Self::parse(file, &text)?)
+    }
+
+    /// Reads `text`, called `path` in complaints.
+    ///
+    /// # Errors
+    /// The first [`Fault`].
+    pub fn parse(path: &Path, text: &str) -> Result<Self, Box<Fault>> {
+        let document = Document::new(path, text);
+        let file: File = document.read()?;
+        rules::check(&file, &document)?;
+        Ok(Self::from(file))
+    }
+}
+
+impl From<File> for Settings {
+    fn from(file: File) -> Self {
+        let defaults = Config::default();
+        let lanes = file
+            .lane
+            .clone()
+            .unwrap_or_else(|| vec![file::Lane::default()]);
+        let runtime = Config {
+            name: file.node.name.clone().unwrap_or(defaults.name),
+            address: file.node.address.0,
+            port: file.node.port,
+            lanes: lanes.iter().map(lane).collect(),
+            peers: file.peer.iter().map(|peer| peer.address.0.0).collect(),
+            accept: file.node.accept.iter().map(|net| net.0).collect(),
+            listeners: file.listeners().iter().map(listener).collect(),
+            limits: Limits {
+                max_message: size(file.limits.max_message.0.0),
+                tx_bytes: size(file.limits.tx_bytes.0.0),
+                rx_bytes: size(file.limits.rx_bytes.0.0),
+                reassemblies: file.limits.reassemblies,
+                reassembly_timeout: Duration::from_millis(file.limits.reassembly_timeout_ms),
+            },
+            mapping: MappingPolicy {
+                fast_frugal: file.mapping.fast_frugal.clone(),
+                fast_unlimited: file.mapping.fast_unlimited.clone(),
+            },
+        };
+        let udp = &file.datapath.udp;
+        Self {
+            runtime,
+            drain: Duration::from_secs(file.node.drain_seconds),
+            udp: UdpConfig {
+                frames: udp.frames,
+                frame_size: size(udp.frame_size.0.0),
+                peers: udp.peers,
+                receive_buffer: size(udp.receive_buffer.0.0),
+                send_buffer: size(udp.send_buffer.0.0),
+                segmentation: udp.segmentation,
+            },
+            xdp: file.datapath.xdp.as_ref().map(xdp),
+            admin: (file.admin.socket.clone(), file.admin.mode.0.0),
+            metrics: file.metrics.address.as_ref().map(|address| address.0),
+            file,
+        }
+    }
+}
+
+impl File {
+    /// The listeners, with the default one where none is written.
+    pub fn listeners(&self) -> Vec<file::Listener> {
+        self.listener
+            .clone()
+            .unwrap_or_else(|| vec![file::Listener::default()])
+    }
+}
+
+/// The rules have checked that it fits.
+fn size(bytes: u64) -> usize {
+    usize::try_from(bytes).unwrap_or(usize::MAX)
+}
+
+fn lane(lane: &file::Lane) -> LaneConfig {
+    LaneConfig {
+        idle: match (lane.idle, lane.spin_us) {
+            (IdleKind::Spin, _) => Idle::Spin,
+            (IdleKind::Park, _) => Idle::Park,
+            (IdleKind::Adaptive, None) => Idle::default(),
+            (IdleKind::Adaptive, Some(micros)) => Idle::Adaptive {
+                spin: Duration::from_micros(micros.into()),
+            },
+        },
+        core: lane.core,
+        scheduling: lane.scheduling.0,
+    }
+}
+
+/// A listener as the runtime takes it.
+pub fn listener(listener: &file::Listener) -> ListenerConfig {
+    let ranges = |list: &[value::Written<value::Channels>]| {
+        list.iter().map(|channels| channels.0.0.clone()).collect()
+    };
+    ListenerConfig {
+        path: listener.path.clone(),
+        mode: listener.mode.0.0,
+        policy: Policy {
+            identity: listener.identity.clone(),
+            uids: listener.uids.clone(),
+            write: ranges(&listener.write),
+            read: ranges(&listener.read),
+            classes: listener
+                .classes
+                .iter()
+                .fold(0, |bits, class| bits | 1 << class),
+            messages_per_second: listener.messages_per_second,
+            bytes_per_second: listener.bytes_per_second.0.0,
+            memory: size(listener.memory.0.0),
+            sessions: listener.sessions,
+            endpoints: listener.endpoints,
+        },
+    }
+}
+
+fn xdp(xdp: &file::Xdp) -> XdpConfig {
+    XdpConfig {
+        interface: xdp.interface.clone(),
+        queues: xdp.queues.as_ref().map(|queues| queues.0.0.clone()),
+        mode: match xdp.mode {
+            XdpMode::Auto => Mode::Auto,
+            XdpMode::Native => Mode::Native,
+            XdpMode::Generic => Mode::Generic,
+        },
+        zero_copy: match xdp.zero_copy {
+            XdpZeroCopy::Auto => ZeroCopy::Auto,
+            XdpZeroCopy::Required => ZeroCopy::Required,
+            XdpZeroCopy::Never => ZeroCopy::Never,
+        },
+        rx_ring: xdp.rx_ring,
+        rx_frames: xdp.rx_frames,
+        tx_frames: xdp.tx_frames,
+        peers: xdp.peers,
+        checksum: xdp.checksum,
+        busy_poll: xdp.busy_poll.map(|busy| BusyPoll {
+            micros: busy.micros,
+            budget: busy.budget,
+        }),
+    }
+}

@@ -1,0 +1,379 @@
+//! What values must be, beyond their form: ranges, and values that do not go together.
+
+use std::collections::HashSet;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use takt_runtime::config::SchedulingClass;
+use takt_runtime::peering::message::MAX_LANES;
+
+use super::document::{Document, Fault, way};
+use super::file::{File, IdleKind, Lane, Listener, Xdp};
+
+/// Technologies that a mapping may name.
+const TECHNOLOGIES: &[&str] = &["udp", "xdp", "dpdk", "fabric"];
+/// Longest path of a Unix socket: `sun_path` of unix(7) without its final zero.
+const LONGEST_SOCKET_PATH: usize = 107;
+/// Least memory of a session: the rings and two regions of a quarter each must have room in it.
+const LEAST_MEMORY: u64 = 24 << 20;
+/// Least region of an arena.
+const LEAST_REGION: u64 = 64 << 10;
+/// Longest message that a length of the session protocol can tell.
+const LONGEST_MESSAGE: u64 = 1 << 30;
+/// Largest region of an arena.
+const LARGEST_REGION: u64 = 1 << 36;
+/// Longest wait for a clean stop, seconds.
+const LONGEST_DRAIN: u64 = 3600;
+/// Longest wait for a fragment, milliseconds.
+const LONGEST_REASSEMBLY: u64 = 60_000;
+
+type Checked = Result<(), Box<Fault>>;
+
+/// Checks everything, in the order of the file's reference.
+pub fn check(file: &File, document: &Document<'_>) -> Checked {
+    node(file, document)?;
+    lanes(file, document)?;
+    peers(file, document)?;
+    listeners(file, document)?;
+    limits(file, document)?;
+    mapping(file, document)?;
+    udp(file, document)?;
+    if let Some(config) = &file.datapath.xdp {
+        xdp(config, document)?;
+    }
+    socket_path(&file.admin.socket, way!["admin", "socket"], document)?;
+    if tracing_subscriber::EnvFilter::try_new(&file.log.level).is_err() {
+        return fault(
+            document,
+            way!["log", "level"],
+            "no log filter: write off, error, warn, info, debug or trace, or a list as \"info,takt_runtime=debug\"",
+        );
+    }
+    Ok(())
+}
+
+fn fault(
+    document: &Document<'_>,
+    way: &[super::document::Step<'_>],
+    problem: impl Into<String>,
+) -> Checked {
+    Err(Box::new(document.fault(way, problem)))
+}
+
+fn node(file: &File, document: &Document<'_>) -> Checked {
+    let node = &file.node;
+    if let Some(name) = &node.name {
+        name_for_people(name, way!["node", "name"], document)?;
+    }
+    if node.address.0.is_multicast() {
+        return fault(
+            document,
+            way!["node", "address"],
+            "a multicast address: write an address of this node",
+        );
+    }
+    if node.drain_seconds > LONGEST_DRAIN {
+        return fault(
+            document,
+            way!["node", "drain_seconds"],
+            format!("too long: write 0 to {LONGEST_DRAIN} seconds"),
+        );
+    }
+    let lanes = file.lane.as_ref().map_or(1, Vec::len);
+    let datapaths = 1 + usize::from(file.datapath.xdp.is_some());
+    let last = usize::from(node.port) + lanes * datapaths;
+    if node.port != 0 && last > usize::from(u16::MAX) {
+        return fault(
+            document,
+            way!["node", "port"],
+            format!(
+                "the {lanes} lane(s) on {datapaths} datapath(s) need the ports up to {last}: write {} or less",
+                usize::from(u16::MAX) - lanes * datapaths
+            ),
+        );
+    }
+    Ok(())
+}
+
+fn lanes(file: &File, document: &Document<'_>) -> Checked {
+    let Some(lanes) = &file.lane else {
+        return Ok(());
+    };
+    if lanes.is_empty() || lanes.len() > MAX_LANES {
+        return fault(
+            document,
+            way!["lane"],
+            format!(
+                "{} lanes: write 1 to {MAX_LANES}, or leave it out for one",
+                lanes.len()
+            ),
+        );
+    }
+    for (index, lane) in lanes.iter().enumerate() {
+        self::lane(index, lane, document)?;
+    }
+    Ok(())
+}
+
+fn lane(index: usize, lane: &Lane, document: &Document<'_>) -> Checked {
+    if lane.spin_us.is_some() && lane.idle != IdleKind::Adaptive {
+        return fault(
+            document,
+            way!["lane", index, "spin_us"],
+            "only `idle = \"adaptive\"` has a time to spin: remove it, or choose adaptive",
+        );
+    }
+    if lane.idle == IdleKind::Spin && lane.scheduling.0 != SchedulingClass::Other {
+        return fault(
+            document,
+            way!["lane", index, "scheduling"],
+            "a spinning lane never sleeps, and the kernel takes 50 ms of every second from such a real-time thread: choose `idle = \"adaptive\"`, or `scheduling = \"other\"` on a core of its own",
+        );
+    }
+    if let Some(core) = lane.core
+        && core >= rustix::thread::CpuSet::MAX_CPU
+    {
+        return fault(
+            document,
+            way!["lane", index, "core"],
+            "no such core: see `lscpu -e`",
+        );
+    }
+    Ok(())
+}
+
+fn peers(file: &File, document: &Document<'_>) -> Checked {
+    let mut seen = HashSet::new();
+    let own = file.node.address.0;
+    for (index, peer) in file.peer.iter().enumerate() {
+        let address = peer.address.0.0;
+        let way = way!["peer", index, "address"];
+        if !seen.insert(address) {
+            return fault(document, way, "this peer is there twice: remove one");
+        }
+        if address.is_ipv4() != own.is_ipv4() {
+            return fault(
+                document,
+                way,
+                format!(
+                    "of another address family than `node.address` = {own}: a node speaks one of them"
+                ),
+            );
+        }
+        if address.ip() == own && address.port() == file.node.port {
+            return fault(document, way, "this is the node itself: remove it");
+        }
+    }
+    Ok(())
+}
+
+fn listeners(file: &File, document: &Document<'_>) -> Checked {
+    let mut seen = HashSet::new();
+    for (index, listener) in file.listeners().iter().enumerate() {
+        let way = way!["listener", index, "path"];
+        if listener.path == file.admin.socket {
+            return fault(
+                document,
+                way,
+                "this is the path of `admin.socket`: choose another",
+            );
+        }
+        if !seen.insert(listener.path.clone()) {
+            return fault(
+                document,
+                way,
+                "another listener has this path: give each its own",
+            );
+        }
+        self::listener(index, listener, document)?;
+    }
+    Ok(())
+}
+
+fn listener(index: usize, listener: &Listener, document: &Document<'_>) -> Checked {
+    socket_path(&listener.path, way!["listener", index, "path"], document)?;
+    name_for_people(
+        &listener.identity,
+        way!["listener", index, "identity"],
+        document,
+    )?;
+    for (at, class) in listener.classes.iter().enumerate() {
+        if *class > 7 {
+            return fault(
+                document,
+                way!["listener", index, "classes", at],
+                "no traffic class: write numbers from 0 to 7",
+            );
+        }
+    }
+    if listener.memory.0.0 < LEAST_MEMORY || listener.memory.0.0 > 4 * LARGEST_REGION {
+        return fault(
+            document,
+            way!["listener", index, "memory"],
+            format!(
+                "a session's arena takes {} MiB to {} GiB",
+                LEAST_MEMORY >> 20,
+                (4 * LARGEST_REGION) >> 30
+            ),
+        );
+    }
+    for (key, value) in [
+        ("sessions", listener.sessions),
+        ("endpoints", listener.endpoints),
+    ] {
+        if value == 0 || value > 1 << 20 {
+            return fault(
+                document,
+                way!["listener", index, key],
+                format!("write 1 to {}", 1 << 20),
+            );
+        }
+    }
+    Ok(())
+}
+
+fn limits(file: &File, document: &Document<'_>) -> Checked {
+    let limits = &file.limits;
+    if !(1..=LONGEST_MESSAGE).contains(&limits.max_message.0.0) {
+        return fault(
+            document,
+            way!["limits", "max_message"],
+            format!("messages can have 1 B to {} MiB", LONGEST_MESSAGE >> 20),
+        );
+    }
+    for (key, value) in [
+        ("tx_bytes", limits.tx_bytes.0.0),
+        ("rx_bytes", limits.rx_bytes.0.0),
+    ] {
+        if !(LEAST_REGION..=LARGEST_REGION).contains(&value) {
+            return fault(
+                document,
+                way!["limits", key],
+                format!(
+                    "a region of a session takes {} KiB to {} GiB",
+                    LEAST_REGION >> 10,
+                    LARGEST_REGION >> 30
+                ),
+            );
+        }
+    }
+    if !(1..=1 << 16).contains(&limits.reassemblies) {
+        return fault(
+            document,
+            way!["limits", "reassemblies"],
+            format!("write 1 to {}", 1 << 16),
+        );
+    }
+    if !(1..=LONGEST_REASSEMBLY).contains(&limits.reassembly_timeout_ms) {
+        return fault(
+            document,
+            way!["limits", "reassembly_timeout_ms"],
+            format!("write 1 to {LONGEST_REASSEMBLY} milliseconds"),
+        );
+    }
+    Ok(())
+}
+
+fn mapping(file: &File, document: &Document<'_>) -> Checked {
+    let lists = [
+        ("fast_frugal", &file.mapping.fast_frugal),
+        ("fast_unlimited", &file.mapping.fast_unlimited),
+    ];
+    for (key, list) in lists {
+        for (index, name) in list.iter().enumerate() {
+            if !TECHNOLOGIES.contains(&name.as_str()) {
+                return fault(
+                    document,
+                    way!["mapping", key, index],
+                    format!("no datapath: known are {}", TECHNOLOGIES.join(", ")),
+                );
+            }
+        }
+    }
+    Ok(())
+}
+
+fn udp(file: &File, document: &Document<'_>) -> Checked {
+    let udp = &file.datapath.udp;
+    let bounds = [
+        ("frames", u64::from(udp.frames), 1 << 20),
+        ("frame_size", udp.frame_size.0.0, 65_507),
+        ("peers", u64::from(udp.peers), u64::from(u16::MAX)),
+        ("receive_buffer", udp.receive_buffer.0.0, 1 << 30),
+        ("send_buffer", udp.send_buffer.0.0, 1 << 30),
+    ];
+    for (key, value, most) in bounds {
+        if !(1..=most).contains(&value) {
+            return fault(
+                document,
+                way!["datapath", "udp", key],
+                format!("write 1 to {most}"),
+            );
+        }
+    }
+    Ok(())
+}
+
+fn xdp(xdp: &Xdp, document: &Document<'_>) -> Checked {
+    // IFNAMSIZ of linux/if.h counts the final zero.
+    if xdp.interface.is_empty() || xdp.interface.len() > 15 || xdp.interface.contains('/') {
+        return fault(
+            document,
+            way!["datapath", "xdp", "interface"],
+            "no name of an interface: see `ip link`",
+        );
+    }
+    if !xdp.rx_ring.is_power_of_two() || xdp.rx_ring > 1 << 16 {
+        return fault(
+            document,
+            way!["datapath", "xdp", "rx_ring"],
+            "write a power of two up to 65536",
+        );
+    }
+    let counts = [
+        ("rx_frames", xdp.rx_frames),
+        ("tx_frames", xdp.tx_frames),
+        ("peers", u32::from(xdp.peers)),
+    ];
+    for (key, value) in counts {
+        if !(1..=1 << 16).contains(&value) {
+            return fault(document, way!["datapath", "xdp", key], "write 1 to 65536");
+        }
+    }
+    Ok(())
+}
+
+fn socket_path(path: &Path, way: &[super::document::Step<'_>], document: &Document<'_>) -> Checked {
+    if !path.is_absolute() || path.file_name().is_none() {
+        return fault(
+            document,
+            way,
+            "not absolute: write the whole path, such as /run/takt/takt.sock",
+        );
+    }
+    let length = path.as_os_str().as_bytes().len();
+    if length > LONGEST_SOCKET_PATH {
+        return fault(
+            document,
+            way,
+            format!("{length} bytes long: a socket's path has {LONGEST_SOCKET_PATH} at most"),
+        );
+    }
+    Ok(())
+}
+
+/// Names go into logs, tables and metrics.
+fn name_for_people(
+    name: &str,
+    way: &[super::document::Step<'_>],
+    document: &Document<'_>,
+) -> Checked {
+    if name.is_empty() || name.len() > 128 || name.chars().any(char::is_control) {
+        return fault(
+            document,
+            way,
+            "write 1 to 128 bytes without control characters",
+        );
+    }
+    Ok(())
+}

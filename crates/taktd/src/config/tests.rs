@@ -1,0 +1,613 @@
+//! The configuration as operators write it: every key, every kind of fault, the shipped reference.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::time::Duration;
+
+use takt_runtime::config::{Idle, SchedulingClass};
+
+use super::*;
+
+const REFERENCE: &str = include_str!("../../../../deploy/takt.toml");
+const MANUAL: &str = include_str!("../../../../docs/reference/configuration.md");
+
+fn parse(text: &str) -> Result<Settings, Box<Fault>> {
+    Settings::parse(Path::new("takt.toml"), text)
+}
+
+fn fault(text: &str) -> String {
+    match parse(text) {
+        Ok(_) => panic!("accepted: {text}"),
+        Err(fault) => fault.to_string(),
+    }
+}
+
+/// What a comparison of two configurations has to look at, in a form that can be compared.
+fn everything(settings: &Settings) -> String {
+    let Settings {
+        file,
+        runtime,
+        drain,
+        udp,
+        xdp,
+        admin,
+        metrics,
+    } = settings;
+    format!(
+        "{runtime:#?} {drain:?} {udp:#?} {xdp:#?} {admin:?} {metrics:?} {:?}",
+        file.log
+    )
+}
+
+/// The reference with the examples of optional keys switched on.
+fn reference_with_examples() -> String {
+    REFERENCE
+        .lines()
+        .map(|line| match line.strip_prefix('#') {
+            Some(example) if !example.is_empty() && !example.starts_with(' ') => example,
+            _ => line,
+        })
+        .collect::<Vec<_>>()
+        .join("\n")
+}
+
+#[test]
+fn an_empty_file_and_the_shipped_reference_are_the_defaults() {
+    let defaults = everything(&parse("").expect("empty"));
+    let reference = everything(&parse(REFERENCE).expect("the reference"));
+    assert_eq!(reference, defaults);
+}
+
+#[test]
+fn the_defaults_are_those_of_the_runtime_with_one_listener() {
+    let settings = parse("").expect("empty");
+    let runtime = Config::default();
+    assert_eq!(settings.runtime.address, runtime.address);
+    assert_eq!(settings.runtime.port, runtime.port);
+    assert_eq!(settings.runtime.lanes, runtime.lanes);
+    assert_eq!(settings.runtime.limits, runtime.limits);
+    assert_eq!(settings.runtime.mapping, runtime.mapping);
+    assert_eq!(settings.udp, UdpConfig::default());
+    assert_eq!(settings.runtime.listeners.len(), 1);
+    let listener = &settings.runtime.listeners[0];
+    assert_eq!(listener.path, Path::new(takt_session::DEFAULT_SOCKET));
+    assert_eq!(listener.policy, Policy::default());
+}
+
+#[test]
+fn the_reference_with_its_examples_switched_on_is_good() {
+    let settings = parse(&reference_with_examples()).expect("examples");
+    assert_eq!(settings.runtime.name, "press-1");
+    assert_eq!(settings.runtime.peers.len(), 1);
+    assert_eq!(
+        settings.xdp.map(|xdp| xdp.interface).as_deref(),
+        Some("eth0")
+    );
+    assert!(settings.metrics.is_some());
+}
+
+/// The keys that a section has, from the complaint about one that it has not.
+fn keys_of(section: &str) -> Vec<String> {
+    let complaint = fault(&format!("{section}\nno_such_key = 1\n"));
+    let (_, list) = complaint.split_once("expected ").expect("a list of keys");
+    list.split('`')
+        .skip(1)
+        .step_by(2)
+        .map(str::to_owned)
+        .collect()
+}
+
+#[test]
+fn every_key_is_in_the_reference_and_in_the_manual() {
+    let sections = [
+        "[node]",
+        "[[lane]]",
+        "[[peer]]",
+        "[[listener]]",
+        "[limits]",
+        "[mapping]",
+        "[datapath.udp]",
+        "[datapath.xdp]",
+        "[admin]",
+        "[metrics]",
+        "[log]",
+    ];
+    for section in sections {
+        let keys = keys_of(section);
+        assert!(!keys.is_empty(), "{section}");
+        let written = reference_with_examples();
+        let (_, text) = written.split_once(section).expect(section);
+        let text = text.split("\n[").next().expect("a section");
+        let (_, manual) = MANUAL
+            .split_once(&format!("## `{section}`\n"))
+            .expect(section);
+        let manual = manual.split("\n## ").next().expect("a chapter");
+        for key in keys {
+            assert!(text.contains(&format!("\n{key} =")), "{section} {key}");
+            assert!(manual.contains(&format!("`{key}`")), "{section} {key}");
+        }
+    }
+}
+
+#[test]
+fn every_key_is_read() {
+    let settings = parse(
+        r#"
+        [node]
+        name = "a"
+        address = "10.0.0.1"
+        port = 9000
+        accept = ["10.0.0.0/8"]
+        drain_seconds = 9
+        [[lane]]
+        idle = "adaptive"
+        spin_us = 7
+        core = 1
+        scheduling = "fifo:50"
+        [[lane]]
+        idle = "spin"
+        [[lane]]
+        idle = "park"
+        [[peer]]
+        address = "10.0.0.2"
+        [[listener]]
+        path = "/run/press.sock"
+        mode = "0600"
+        identity = "press"
+        uids = [1000]
+        write = ["1-9", 20]
+        read = ["*"]
+        classes = [0, 7]
+        messages_per_second = 5
+        bytes_per_second = "1 KiB"
+        memory = "32 MiB"
+        sessions = 3
+        endpoints = 4
+        [limits]
+        max_message = "1 MiB"
+        tx_bytes = "2 MiB"
+        rx_bytes = "3 MiB"
+        reassemblies = 5
+        reassembly_timeout_ms = 6
+        [mapping]
+        fast_frugal = ["xdp"]
+        fast_unlimited = ["dpdk"]
+        [datapath.udp]
+        frames = 10
+        frame_size = 1400
+        peers = 11
+        receive_buffer = "1 MiB"
+        send_buffer = "2 MiB"
+        segmentation = false
+        [datapath.xdp]
+        interface = "eth1"
+        mode = "native"
+        zero_copy = "required"
+        queues = "1-2"
+        rx_ring = 512
+        rx_frames = 1000
+        tx_frames = 100
+        peers = 12
+        checksum = false
+        busy_poll = { micros = 20, budget = 64 }
+        [admin]
+        socket = "/run/a.sock"
+        mode = "0660"
+        [metrics]
+        address = "127.0.0.1:9000"
+        [log]
+        level = "info,takt_runtime=debug"
+        format = "json"
+        "#,
+    )
+    .expect("good");
+    let config = &settings.runtime;
+    assert_eq!(config.name, "a");
+    assert_eq!(
+        (config.address.to_string(), config.port),
+        ("10.0.0.1".into(), 9000)
+    );
+    assert_eq!(config.accept[0].prefix, 8);
+    assert_eq!(settings.drain, Duration::from_secs(9));
+    let idles: Vec<Idle> = config.lanes.iter().map(|lane| lane.idle).collect();
+    let spin = Duration::from_micros(7);
+    assert_eq!(idles, [Idle::Adaptive { spin }, Idle::Spin, Idle::Park]);
+    assert_eq!(config.lanes[0].core, Some(1));
+    assert_eq!(config.lanes[0].scheduling, SchedulingClass::Fifo(50));
+    assert_eq!(config.peers, [SocketAddr::from(([10, 0, 0, 2], 7400))]);
+    assert_eq!(
+        config.listeners,
+        [ListenerConfig {
+            path: "/run/press.sock".into(),
+            mode: 0o600,
+            policy: Policy {
+                identity: "press".into(),
+                uids: vec![1000],
+                write: vec![1..=9, 20..=20],
+                read: vec![0..=u64::MAX],
+                classes: 0b1000_0001,
+                messages_per_second: 5,
+                bytes_per_second: 1024,
+                memory: 32 << 20,
+                sessions: 3,
+                endpoints: 4,
+            },
+        }]
+    );
+    assert_eq!(
+        config.limits,
+        Limits {
+            max_message: 1 << 20,
+            tx_bytes: 2 << 20,
+            rx_bytes: 3 << 20,
+            reassemblies: 5,
+            reassembly_timeout: Duration::from_millis(6),
+        }
+    );
+    assert_eq!(config.mapping.fast_frugal, ["xdp"]);
+    assert_eq!(config.mapping.fast_unlimited, ["dpdk"]);
+    assert_eq!(
+        settings.udp,
+        UdpConfig {
+            frames: 10,
+            frame_size: 1400,
+            peers: 11,
+            receive_buffer: 1 << 20,
+            send_buffer: 2 << 20,
+            segmentation: false,
+        }
+    );
+    let xdp = settings.xdp.expect("xdp");
+    assert_eq!((xdp.interface.as_str(), xdp.mode), ("eth1", Mode::Native));
+    assert_eq!(
+        (xdp.zero_copy, xdp.queues),
+        (ZeroCopy::Required, Some(1..3))
+    );
+    assert_eq!(
+        (xdp.rx_ring, xdp.rx_frames, xdp.tx_frames),
+        (512, 1000, 100)
+    );
+    assert_eq!((xdp.peers, xdp.checksum), (12, false));
+    assert_eq!(
+        xdp.busy_poll,
+        Some(BusyPoll {
+            micros: 20,
+            budget: 64
+        })
+    );
+    assert_eq!(settings.admin, ("/run/a.sock".into(), 0o660));
+    assert_eq!(
+        settings.metrics,
+        Some(SocketAddr::from(([127, 0, 0, 1], 9000)))
+    );
+    assert_eq!(settings.file.log.level, "info,takt_runtime=debug");
+    assert_eq!(settings.file.log.format, file::LogFormat::Json);
+}
+
+#[test]
+fn no_listener_at_all_can_be_asked_for() {
+    let settings = parse("listener = []").expect("good");
+    assert!(settings.runtime.listeners.is_empty());
+}
+
+#[test]
+fn every_fault_names_line_key_value_and_remedy() {
+    let long = "x".repeat(130);
+    let cases: &[(&str, &str, &str)] = &[
+        (
+            "[node]\nprot = 1",
+            "takt.toml:2:1: `node.prot`",
+            "expected one of `name`",
+        ),
+        (
+            "[nodes]",
+            "takt.toml:1:2: `nodes`",
+            "expected one of `node`",
+        ),
+        (
+            "[node]\nport = 70000",
+            "takt.toml:2:8: `node.port` = 70000",
+            "0 to 65535",
+        ),
+        (
+            "[node]\nport = \"x\"",
+            "`node.port` = \"x\"",
+            "an integer from 0 to 65535",
+        ),
+        (
+            "[node]\naddress = \"node1\"",
+            "`node.address` = \"node1\"",
+            "an IP address",
+        ),
+        (
+            "[node]\naddress = \"224.0.0.1\"",
+            "`node.address`",
+            "an address of this node",
+        ),
+        (
+            "[node]\nport = 65535",
+            "`node.port` = 65535",
+            "write 65534 or less",
+        ),
+        (
+            "[node]\nport = 65533\n[[lane]]\n[[lane]]\n[datapath.xdp]\ninterface = \"eth0\"",
+            "`node.port` = 65533",
+            "write 65531 or less",
+        ),
+        (
+            "[node]\naccept = [\"10.0.0.0\"]",
+            "`node.accept[0]` = \"10.0.0.0\"",
+            "a network as",
+        ),
+        (
+            "[node]\ndrain_seconds = 3601",
+            "`node.drain_seconds` = 3601",
+            "0 to 3600",
+        ),
+        (
+            "[node]\nname = \"\"",
+            "`node.name` = \"\"",
+            "1 to 128 bytes",
+        ),
+        ("lane = []", "`lane`", "leave it out for one"),
+        (
+            "[[lane]]\nidle = \"sleep\"",
+            "`lane[0].idle` = \"sleep\"",
+            "`spin`, `adaptive`, `park`",
+        ),
+        (
+            "[[lane]]\nidle = \"park\"\nspin_us = 5",
+            "`lane[0].spin_us` = 5",
+            "choose adaptive",
+        ),
+        (
+            "[[lane]]\nscheduling = \"rr\"",
+            "`lane[0].scheduling` = \"rr\"",
+            "\"fifo:50\"",
+        ),
+        (
+            "[[lane]]\n[[lane]]\nidle = \"spin\"\nscheduling = \"fifo:1\"",
+            "takt.toml:4:14: `lane[1].scheduling` = \"fifo:1\"",
+            "choose `idle = \"adaptive\"`",
+        ),
+        ("[[lane]]\ncore = 99999", "`lane[0].core` = 99999", "lscpu"),
+        ("[[peer]]", "`peer", "missing field `address`"),
+        (
+            "[[peer]]\naddress = \"node2\"",
+            "`peer[0].address` = \"node2\"",
+            "names are not looked up",
+        ),
+        (
+            "[[peer]]\naddress = \"10.0.0.2\"\n[[peer]]\naddress = \"10.0.0.2:7400\"",
+            "takt.toml:4:11: `peer[1].address`",
+            "remove one",
+        ),
+        (
+            "[[peer]]\naddress = \"fd00::2\"",
+            "`peer[0].address`",
+            "another address family",
+        ),
+        (
+            "[node]\naddress = \"10.0.0.1\"\n[[peer]]\naddress = \"10.0.0.1\"",
+            "`peer[0].address`",
+            "the node itself",
+        ),
+        (
+            "[[listener]]\npath = \"a.sock\"",
+            "`listener[0].path` = \"a.sock\"",
+            "the whole path",
+        ),
+        (
+            "[[listener]]\n[[listener]]",
+            "`listener[1].path`",
+            "give each its own",
+        ),
+        (
+            "[[listener]]\npath = \"/run/takt/admin.sock\"",
+            "`listener[0].path`",
+            "the path of `admin.socket`",
+        ),
+        (
+            "[[listener]]\nmode = \"0999\"",
+            "`listener[0].mode` = \"0999\"",
+            "\"0660\"",
+        ),
+        (
+            "[[listener]]\nmode = 660",
+            "`listener[0].mode` = 660",
+            "octal, as a string",
+        ),
+        (
+            "[[listener]]\nuids = 5",
+            "`listener[0].uids` = 5",
+            "an array, in [ ]",
+        ),
+        (
+            "[[listener]]\nuids = [-1]",
+            "`listener[0].uids[0]` = -1",
+            "0 to 4294967295",
+        ),
+        (
+            "[[listener]]\nwrite = [\"9-1\"]",
+            "`listener[0].write[0]` = \"9-1\"",
+            "\"1-99\"",
+        ),
+        (
+            "[[listener]]\nread = [-1]",
+            "`listener[0].read[0]` = -1",
+            "\"1-99\"",
+        ),
+        (
+            "[[listener]]\nclasses = [8]",
+            "`listener[0].classes[0]` = 8",
+            "0 to 7",
+        ),
+        (
+            "[[listener]]\nmemory = \"1 MiB\"",
+            "`listener[0].memory` = \"1 MiB\"",
+            "24 MiB",
+        ),
+        (
+            "[[listener]]\nmemory = \"some\"",
+            "`listener[0].memory` = \"some\"",
+            "\"64 MiB\"",
+        ),
+        (
+            "[[listener]]\nsessions = 0",
+            "`listener[0].sessions` = 0",
+            "1 to",
+        ),
+        (
+            "[[listener]]\nendpoints = 0",
+            "`listener[0].endpoints` = 0",
+            "1 to",
+        ),
+        (
+            "[[listener]]\nidentity = \"a\\nb\"",
+            "`listener[0].identity`",
+            "control characters",
+        ),
+        (
+            "[limits]\nmax_message = 0",
+            "`limits.max_message` = 0",
+            "1 B to",
+        ),
+        (
+            "[limits]\nmax_message = \"2 GiB\"",
+            "`limits.max_message` = \"2 GiB\"",
+            "1024 MiB",
+        ),
+        ("[limits]\ntx_bytes = 1", "`limits.tx_bytes` = 1", "64 KiB"),
+        ("[limits]\nrx_bytes = 1", "`limits.rx_bytes` = 1", "64 KiB"),
+        (
+            "[limits]\nreassemblies = 0",
+            "`limits.reassemblies` = 0",
+            "1 to 65536",
+        ),
+        (
+            "[limits]\nreassembly_timeout_ms = 0",
+            "`limits.reassembly_timeout_ms` = 0",
+            "milliseconds",
+        ),
+        (
+            "[mapping]\nfast_frugal = [\"xdp\", \"rdma\"]",
+            "`mapping.fast_frugal[1]` = \"rdma\"",
+            "known are udp, xdp, dpdk, fabric",
+        ),
+        (
+            "[datapath.rdma]",
+            "`datapath.rdma`",
+            "expected `udp` or `xdp`",
+        ),
+        (
+            "[datapath.udp]\nframes = 0",
+            "`datapath.udp.frames` = 0",
+            "1 to 1048576",
+        ),
+        (
+            "[datapath.udp]\nframe_size = \"64 KiB\"",
+            "`datapath.udp.frame_size`",
+            "1 to 65507",
+        ),
+        (
+            "[datapath.udp]\npeers = 0",
+            "`datapath.udp.peers` = 0",
+            "1 to 65535",
+        ),
+        (
+            "[datapath.udp]\nsegmentation = 1",
+            "`datapath.udp.segmentation` = 1",
+            "true or false",
+        ),
+        (
+            "[datapath.xdp]",
+            "`datapath.xdp`",
+            "missing field `interface`",
+        ),
+        (
+            "[datapath.xdp]\ninterface = \"\"",
+            "`datapath.xdp.interface` = \"\"",
+            "ip link",
+        ),
+        (
+            "[datapath.xdp]\ninterface = \"eth0\"\nmode = \"fast\"",
+            "`datapath.xdp.mode` = \"fast\"",
+            "`auto`, `native`, `generic`",
+        ),
+        (
+            "[datapath.xdp]\ninterface = \"eth0\"\nqueues = \"3-1\"",
+            "`datapath.xdp.queues` = \"3-1\"",
+            "\"0-3\"",
+        ),
+        (
+            "[datapath.xdp]\ninterface = \"eth0\"\nrx_ring = 1000",
+            "`datapath.xdp.rx_ring` = 1000",
+            "a power of two",
+        ),
+        (
+            "[datapath.xdp]\ninterface = \"eth0\"\ntx_frames = 0",
+            "`datapath.xdp.tx_frames` = 0",
+            "1 to 65536",
+        ),
+        (
+            "[admin]\nsocket = \"admin\"",
+            "`admin.socket` = \"admin\"",
+            "the whole path",
+        ),
+        (
+            "[admin]\nsocket = \"/\"",
+            "`admin.socket` = \"/\"",
+            "the whole path",
+        ),
+        (
+            "[metrics]\naddress = \"9464\"",
+            "`metrics.address` = \"9464\"",
+            "127.0.0.1:9464",
+        ),
+        (
+            "[log]\nlevel = \"loud=very\"",
+            "`log.level` = \"loud=very\"",
+            "off, error, warn",
+        ),
+        (
+            "[log]\nformat = \"xml\"",
+            "`log.format` = \"xml\"",
+            "`text` or `json`",
+        ),
+        ("[node", "takt.toml:1:6: ", ""),
+    ];
+    for (text, place, remedy) in cases {
+        let complaint = fault(text);
+        assert!(complaint.contains(place), "{text}\n{complaint}");
+        assert!(complaint.contains(remedy), "{text}\n{complaint}");
+        assert!(complaint.starts_with("takt.toml:"), "{complaint}");
+    }
+    let complaint = fault(&format!("[admin]\nsocket = \"/{long}\""));
+    assert!(complaint.contains("131 bytes long"), "{complaint}");
+}
+
+#[test]
+fn a_file_that_is_named_and_not_there_is_an_error_and_the_default_one_is_not() {
+    let error = Settings::load(Some(Path::new("/nonexistent/takt.toml"))).expect_err("not there");
+    assert!(
+        error.to_string().contains("/nonexistent/takt.toml"),
+        "{error}"
+    );
+    assert!(error.to_string().contains("--config"), "{error}");
+    if !Path::new(DEFAULT_FILE).exists() {
+        let settings = Settings::load(None).expect("defaults");
+        assert_eq!(
+            everything(&settings),
+            everything(&parse("").expect("empty"))
+        );
+    }
+}
+
+#[test]
+fn a_file_that_is_no_text_is_an_error() {
+    let path = std::env::temp_dir().join(format!("takt-t-{}-binary.toml", std::process::id()));
+    std::fs::write(&path, [0xff, 0xfe, 0x00]).expect("write");
+    let error = Settings::load(Some(&path)).expect_err("binary");
+    let _ = std::fs::remove_file(&path);
+    assert!(matches!(error, ConfigError::Read { .. }), "{error}");
+}

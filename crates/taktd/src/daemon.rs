@@ -1,0 +1,193 @@
+//! From the command line to the exit code: start, serve, reload on SIGHUP, drain on SIGTERM.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use sd_notify::NotifyState;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+use crate::config::{ConfigError, Settings};
+use crate::logging::LogLevel;
+use crate::node::Node;
+use crate::outline;
+
+/// Exit codes, signals and files, as printed below the help.
+pub const HELP: &str = "\
+Signals:
+  SIGTERM, SIGINT  stop cleanly: send what applications have emitted, tell them and the peers;
+                   a second one stops at once
+  SIGHUP           read the configuration again
+
+Exit codes:
+  0  stopped cleanly; with --check: the configuration is good
+  1  cannot start, or stopped before everything was sent
+  2  wrong arguments
+  4  the configuration cannot be read or is at fault
+
+Environment:
+  RUST_LOG       overrides `log.level` of the configuration
+  NOTIFY_SOCKET  where to tell readiness, reloads and stopping (see sd_notify(3))";
+
+/// The exit code of a configuration that cannot be used.
+pub const EXIT_CONFIG: u8 = 4;
+
+/// How often the control thread must answer, unless systemd's watchdog wants it more often.
+const HEARTBEAT: Duration = Duration::from_secs(5);
+
+/// What both `taktd` and `takt run` take.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct Options {
+    /// Configuration file; without it /etc/takt/takt.toml, or the defaults if that is not there
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+}
+
+/// Why the daemon failed.
+#[derive(Debug, thiserror::Error)]
+enum DaemonError {
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    #[error("cannot start: {0}")]
+    Start(#[from] takt_runtime::StartError),
+    #[error("cannot serve: {0}")]
+    System(#[from] std::io::Error),
+    #[error("the control thread has ended: restart the daemon, and report what it logged")]
+    ControlEnded,
+    #[error("stopped at once: messages may not have been sent")]
+    NotDrained,
+}
+
+fn failed(error: &DaemonError) -> ExitCode {
+    eprintln!("taktd: {error}");
+    match error {
+        DaemonError::Config(_) => ExitCode::from(EXIT_CONFIG),
+        _ => ExitCode::FAILURE,
+    }
+}
+
+/// Checks the configuration and prints what would run.
+pub fn check(options: &Options) -> ExitCode {
+    match Settings::load(options.config.as_deref()) {
+        Ok(settings) => {
+            print!("{}", outline::of(&settings));
+            ExitCode::SUCCESS
+        }
+        Err(error) => failed(&error.into()),
+    }
+}
+
+/// Runs the daemon in the foreground until a signal stops it.
+pub fn run(options: &Options) -> ExitCode {
+    let result = Settings::load(options.config.as_deref())
+        .map_err(DaemonError::from)
+        .and_then(|settings| {
+            let log = LogLevel::install(&settings.file.log);
+            // Administration and metrics are rare and small: one thread serves them.
+            tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()?
+                .block_on(serve(settings, options.config.clone(), log))
+        });
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => failed(&error),
+    }
+}
+
+/// The signals that the daemon acts on.
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+    hangup: Signal,
+}
+
+impl Signals {
+    fn new() -> std::io::Result<Self> {
+        Ok(Self {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+            hangup: signal(SignalKind::hangup())?,
+        })
+    }
+
+    async fn stop(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
+    }
+}
+
+async fn serve(
+    settings: Settings,
+    file: Option<PathBuf>,
+    log: LogLevel,
+) -> Result<(), DaemonError> {
+    // Before anything is there that a signal could leave behind.
+    let mut signals = Signals::new()?;
+    let node = Arc::new(Node::start(settings, file, Some(log))?);
+    tell(&[NotifyState::Ready, NotifyState::Status("ready")]);
+    tracing::info!(version = env!("CARGO_PKG_VERSION"), "ready");
+
+    let watchdog = sd_notify::watchdog_enabled();
+    let mut heartbeat = tokio::time::interval(watchdog.map_or(HEARTBEAT, |every| every / 2));
+    loop {
+        tokio::select! {
+            _ = signals.terminate.recv() => break,
+            _ = signals.interrupt.recv() => break,
+            _ = signals.hangup.recv() => reload(&node).await,
+            _ = heartbeat.tick() => {
+                let handle = node.handle().clone();
+                if !matches!(blocking(move || handle.status()).await, Ok(Ok(_))) {
+                    return Err(DaemonError::ControlEnded);
+                }
+                if watchdog.is_some() {
+                    tell(&[NotifyState::Watchdog]);
+                }
+            }
+        }
+    }
+
+    tell(&[NotifyState::Stopping, NotifyState::Status("draining")]);
+    let within = node.settings().drain;
+    tracing::info!(seconds = within.as_secs(), "draining");
+    let handle = node.handle().clone();
+    let outcome = tokio::select! {
+        _ = blocking(move || handle.drain(within)) => Ok(()),
+        () = signals.stop() => Err(DaemonError::NotDrained),
+    };
+    drop(node);
+    tracing::info!("stopped");
+    outcome
+}
+
+/// Waits for the control thread without holding up the others.
+async fn blocking<R: Send + 'static>(
+    job: impl FnOnce() -> R + Send + 'static,
+) -> Result<R, tokio::task::JoinError> {
+    tokio::task::spawn_blocking(job).await
+}
+
+/// A reload by signal: its outcome goes to the log.
+async fn reload(node: &Arc<Node>) {
+    match NotifyState::monotonic_usec_now() {
+        Ok(now) => tell(&[NotifyState::Reloading, now]),
+        Err(_) => tell(&[NotifyState::Reloading]),
+    }
+    let reloading = node.clone();
+    match blocking(move || reloading.reload()).await {
+        Ok(Ok(report)) => report.log(),
+        Ok(Err(error)) => tracing::error!(%error, "nothing reloaded"),
+        Err(error) => tracing::error!(%error, "reload failed"),
+    }
+    tell(&[NotifyState::Ready]);
+}
+
+/// Tells the service manager, if there is one.
+fn tell(state: &[NotifyState<'_>]) {
+    if let Err(error) = sd_notify::notify(state) {
+        tracing::warn!(%error, "cannot tell the service manager: check NOTIFY_SOCKET");
+    }
+}

@@ -1,0 +1,44 @@
+//! Which technologies this node has: the one place, with the embedded form, that chooses datapaths.
+
+use std::sync::Arc;
+
+use takt_datapath::Datapath;
+use takt_datapath_udp::UdpDatapath;
+use takt_datapath_xdp::XdpDatapath;
+use takt_runtime::Unavailable;
+
+use crate::config::Settings;
+
+/// The datapaths of a node, and those that are configured and not to be had.
+pub struct Assembled {
+    /// Kernel UDP first.
+    pub datapaths: Vec<Arc<dyn Datapath>>,
+    /// With reasons.
+    pub unavailable: Vec<Unavailable>,
+}
+
+/// Probes what the settings ask for, in the network namespace of the calling thread. What fails is no
+/// error: streams fall back to kernel UDP and tell their applications why.
+pub fn assemble(settings: &Settings) -> Assembled {
+    let mut assembled = Assembled {
+        datapaths: vec![Arc::new(UdpDatapath::new(settings.udp.clone()))],
+        unavailable: Vec::new(),
+    };
+    if let Some(config) = &settings.xdp {
+        match XdpDatapath::probe(config.clone()) {
+            Ok(datapath) => assembled.datapaths.push(Arc::new(datapath)),
+            Err(error) => {
+                tracing::warn!(
+                    interface = %config.interface,
+                    %error,
+                    "no AF_XDP here: fast streams will use kernel UDP"
+                );
+                assembled.unavailable.push(Unavailable {
+                    name: XdpDatapath::KIND.0.into(),
+                    reason: error.to_string(),
+                });
+            }
+        }
+    }
+    assembled
+}

@@ -1,0 +1,262 @@
+//! A running runtime with what it was configured from, and what a reload changes of it.
+
+use std::collections::HashSet;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+
+use takt_runtime::control::{ListenError, Stopped};
+use takt_runtime::{Runtime, RuntimeHandle, StartError};
+
+use crate::config::{self, ConfigError, Settings};
+use crate::datapaths::{Assembled, assemble};
+use crate::logging::LogLevel;
+
+/// A node in operation. Dropping it stops it at once.
+pub struct Node {
+    handle: RuntimeHandle,
+    /// Stops the runtime when it is dropped.
+    _runtime: Runtime,
+    /// The file named by the operator, if any.
+    file: Option<PathBuf>,
+    settings: Mutex<Settings>,
+    log: Option<LogLevel>,
+}
+
+/// What a reload did.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Reloaded {
+    /// What has changed, a line each.
+    pub changed: Vec<String>,
+    /// Sections and keys of the file that differ and have no effect before a restart.
+    pub needs_restart: Vec<String>,
+    /// What could not be changed, and why; everything else was.
+    pub failed: Vec<String>,
+}
+
+impl Reloaded {
+    /// Writes it to the log.
+    pub fn log(&self) {
+        for line in &self.changed {
+            tracing::info!("reload: {line}");
+        }
+        for name in &self.needs_restart {
+            tracing::warn!("reload: `{name}` differs and needs a restart");
+        }
+        for line in &self.failed {
+            tracing::error!("reload: {line}");
+        }
+        if *self == Self::default() {
+            tracing::info!("reload: nothing differs");
+        }
+    }
+}
+
+/// Why nothing was reloaded.
+#[derive(Debug, thiserror::Error)]
+pub enum ReloadError {
+    /// The file is not usable; the node runs on as it was.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// There is no runtime any more.
+    #[error(transparent)]
+    Stopped(#[from] Stopped),
+}
+
+impl Node {
+    /// Starts a node. `file` is read again at a reload; the default one if `None`.
+    ///
+    /// # Errors
+    /// [`StartError`]; nothing is left behind.
+    pub fn start(
+        settings: Settings,
+        file: Option<PathBuf>,
+        log: Option<LogLevel>,
+    ) -> Result<Self, StartError> {
+        let Assembled {
+            datapaths,
+            unavailable,
+        } = assemble(&settings);
+        let runtime = Runtime::start(settings.runtime.clone(), &datapaths, unavailable)?;
+        Ok(Self {
+            handle: runtime.handle().clone(),
+            _runtime: runtime,
+            file,
+            settings: Mutex::new(settings),
+            log,
+        })
+    }
+
+    /// Asks and changes the runtime.
+    pub fn handle(&self) -> &RuntimeHandle {
+        &self.handle
+    }
+
+    /// What the node runs with, as of the last reload.
+    pub fn settings(&self) -> Settings {
+        self.lock().clone()
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Settings> {
+        // A reload that panicked has left whole settings: they are replaced by one assignment.
+        self.settings
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    /// Reads the configuration again and puts in force what can change while the node runs: listeners,
+    /// peers, `node.accept`, `node.drain_seconds`, `[mapping]` and `log.level`. Peers and listeners that
+    /// were added by the admin API, and not by the file, stay.
+    ///
+    /// # Errors
+    /// [`ReloadError`]; an unusable file changes nothing.
+    pub fn reload(&self) -> Result<Reloaded, ReloadError> {
+        let new = Settings::load(self.file.as_deref())?;
+        let mut settings = self.lock();
+        let mut report = Reloaded {
+            needs_restart: needs_restart(&settings, &new),
+            ..Reloaded::default()
+        };
+        self.reload_listeners(&settings, &new, &mut report)?;
+        self.reload_peers(&settings, &new, &mut report)?;
+        let (old_file, new_file) = (&settings.file, &new.file);
+        if old_file.node.accept != new_file.node.accept || old_file.mapping != new_file.mapping {
+            self.handle
+                .reload(new.runtime.mapping.clone(), new.runtime.accept.clone())?;
+        }
+        for (what, same) in [
+            ("node.accept", old_file.node.accept == new_file.node.accept),
+            ("mapping", old_file.mapping == new_file.mapping),
+            (
+                "node.drain_seconds",
+                old_file.node.drain_seconds == new_file.node.drain_seconds,
+            ),
+        ] {
+            if !same {
+                report.changed.push(format!("{what} changed"));
+            }
+        }
+        self.reload_log(&settings, &new, &mut report);
+        // What needs a restart is compared with what runs, not with what was last read.
+        let mut in_force = new;
+        keep_unchangeable(&mut in_force, &settings);
+        *settings = in_force;
+        Ok(report)
+    }
+
+    fn reload_listeners(
+        &self,
+        old: &Settings,
+        new: &Settings,
+        report: &mut Reloaded,
+    ) -> Result<(), Stopped> {
+        let there = self.handle.listeners()?;
+        let wanted: HashSet<&Path> = new
+            .runtime
+            .listeners
+            .iter()
+            .map(|l| l.path.as_path())
+            .collect();
+        for gone in &old.runtime.listeners {
+            if !wanted.contains(gone.path.as_path())
+                && self.handle.remove_listener(gone.path.clone())?
+            {
+                report
+                    .changed
+                    .push(format!("listener {} removed", gone.path.display()));
+            }
+        }
+        for listener in &new.runtime.listeners {
+            let path = listener.path.display();
+            let verb = match there.iter().find(|l| l.path == listener.path) {
+                Some(same) if same.policy == listener.policy && same.mode == listener.mode => {
+                    continue;
+                }
+                Some(_) => "changed",
+                None => "added",
+            };
+            match self.handle.set_listener(listener.clone())? {
+                Ok(()) => report.changed.push(format!("listener {path} {verb}")),
+                Err(error) => report.failed.push(listen_failed(&error)),
+            }
+        }
+        Ok(())
+    }
+
+    fn reload_peers(
+        &self,
+        old: &Settings,
+        new: &Settings,
+        report: &mut Reloaded,
+    ) -> Result<(), Stopped> {
+        for gone in &old.runtime.peers {
+            if !new.runtime.peers.contains(gone) && self.handle.remove_peer(*gone)? {
+                report.changed.push(format!("peer {gone} removed"));
+            }
+        }
+        for peer in &new.runtime.peers {
+            if self.handle.add_peer(*peer)? {
+                report.changed.push(format!("peer {peer} added"));
+            }
+        }
+        Ok(())
+    }
+
+    fn reload_log(&self, old: &Settings, new: &Settings, report: &mut Reloaded) {
+        if old.file.log.level == new.file.log.level {
+            return;
+        }
+        match &self.log {
+            Some(log) if log.change(&new.file.log.level) => {
+                report.changed.push("log.level changed".into());
+            }
+            Some(_) => report.failed.push(format!(
+                "log.level: the variable {} overrides it; restart without it",
+                crate::logging::LEVEL_VARIABLE
+            )),
+            None => report
+                .failed
+                .push("log.level: this process logs by another logger".into()),
+        }
+    }
+}
+
+fn listen_failed(error: &ListenError) -> String {
+    format!("listener: {error}")
+}
+
+/// The sections and keys that differ and cannot change while the node runs.
+fn needs_restart(old: &Settings, new: &Settings) -> Vec<String> {
+    let (old, new) = (&old.file, &new.file);
+    [
+        ("node.name", old.node.name == new.node.name),
+        ("node.address", old.node.address == new.node.address),
+        ("node.port", old.node.port == new.node.port),
+        ("lane", old.lane == new.lane),
+        ("limits", old.limits == new.limits),
+        ("datapath.udp", old.datapath.udp == new.datapath.udp),
+        ("datapath.xdp", old.datapath.xdp == new.datapath.xdp),
+        ("admin", old.admin == new.admin),
+        ("metrics", old.metrics == new.metrics),
+        ("log.format", old.log.format == new.log.format),
+    ]
+    .into_iter()
+    .filter(|(_, same)| !same)
+    .map(|(name, _)| name.to_owned())
+    .collect()
+}
+
+/// Takes over from `running` what [`needs_restart`] compares.
+fn keep_unchangeable(new: &mut Settings, running: &Settings) {
+    let mut file = new.file.clone();
+    let old = running.file.clone();
+    file.node.name = old.node.name;
+    file.node.address = old.node.address;
+    file.node.port = old.node.port;
+    file.lane = old.lane;
+    file.limits = old.limits;
+    file.datapath = old.datapath;
+    file.admin = old.admin;
+    file.metrics = old.metrics;
+    file.log.format = old.log.format;
+    *new = config::Settings::from(file);
+}

@@ -1,0 +1,148 @@
+//! What would run with a configuration, for people: what `--check` prints.
+
+use std::fmt::Write;
+use std::path::Path;
+
+use bytesize::ByteSize;
+use takt_runtime::config::{Idle, LaneConfig, ListenerConfig, SchedulingClass};
+
+use crate::config::Settings;
+use crate::config::value::Channels;
+
+/// The outline of a node. Nothing is opened or probed: a running daemon is not disturbed.
+pub fn of(settings: &Settings) -> String {
+    let mut text = String::new();
+    // Writing into a string cannot fail.
+    let _ = outline(settings, &mut text);
+    text
+}
+
+fn outline(settings: &Settings, out: &mut String) -> std::fmt::Result {
+    let config = &settings.runtime;
+    writeln!(out, "node       {}", config.name)?;
+    if config.port == 0 {
+        writeln!(out, "peering    {}, any port", config.address)?;
+    } else {
+        writeln!(
+            out,
+            "peering    {}",
+            std::net::SocketAddr::new(config.address, config.port)
+        )?;
+    }
+    for net in &config.accept {
+        writeln!(out, "accept     {}/{}", net.address, net.prefix)?;
+    }
+    for peer in &config.peers {
+        writeln!(out, "peer       {peer}")?;
+    }
+    let datapaths = std::iter::once("udp").chain(settings.xdp.as_ref().map(|_| "xdp"));
+    for (index, lane) in config.lanes.iter().enumerate() {
+        let ports: Vec<String> = datapaths
+            .clone()
+            .enumerate()
+            .map(|(at, name)| match config.data_port(at, index) {
+                0 => format!("{name} any port"),
+                port => format!("{name} port {port}"),
+            })
+            .collect();
+        writeln!(
+            out,
+            "lane {index}     {}; {}",
+            ports.join(", "),
+            of_lane(lane)
+        )?;
+    }
+    if let Some(xdp) = &settings.xdp {
+        write!(
+            out,
+            "datapath   xdp on {}: mode {:?}, zero copy {:?}",
+            xdp.interface, xdp.mode, xdp.zero_copy
+        )?;
+        match &xdp.queues {
+            Some(queues) => writeln!(out, ", queues {}-{}", queues.start, queues.end - 1)?,
+            None => writeln!(out, ", all queues")?,
+        }
+        if !Path::new("/sys/class/net").join(&xdp.interface).exists() {
+            writeln!(
+                out,
+                "warning    there is no interface {} at the moment: without it fast streams use kernel UDP",
+                xdp.interface
+            )?;
+        }
+    }
+    for listener in &config.listeners {
+        of_listener(listener, out)?;
+    }
+    if config.listeners.is_empty() {
+        writeln!(
+            out,
+            "warning    no listener: applications cannot attach until one is set by the admin API"
+        )?;
+    }
+    let (socket, mode) = &settings.admin;
+    writeln!(out, "admin      {} mode {mode:04o}", socket.display())?;
+    match settings.metrics {
+        Some(address) => writeln!(out, "metrics    http://{address}/metrics")?,
+        None => writeln!(out, "metrics    none")?,
+    }
+    writeln!(out, "log        {}", settings.file.log.level)
+}
+
+fn of_lane(lane: &LaneConfig) -> String {
+    let mut text = match lane.idle {
+        Idle::Spin => "spin".to_owned(),
+        Idle::Park => "park".to_owned(),
+        Idle::Adaptive { spin } => format!("adaptive, spins {} us", spin.as_micros()),
+    };
+    if let Some(core) = lane.core {
+        text.push_str(&format!(", core {core}"));
+    }
+    if let SchedulingClass::Fifo(priority) = lane.scheduling {
+        text.push_str(&format!(", SCHED_FIFO {priority}"));
+    }
+    text
+}
+
+fn of_listener(listener: &ListenerConfig, out: &mut String) -> std::fmt::Result {
+    let policy = &listener.policy;
+    let channels = |ranges: &[std::ops::RangeInclusive<u64>]| {
+        let texts: Vec<String> = ranges
+            .iter()
+            .map(|range| Channels(range.clone()).to_string())
+            .collect();
+        if texts.is_empty() {
+            "none".to_owned()
+        } else {
+            texts.join(",")
+        }
+    };
+    let rate = |value: u64, text: String| {
+        if value == 0 {
+            "unlimited".to_owned()
+        } else {
+            text
+        }
+    };
+    writeln!(
+        out,
+        "listener   {} mode {:04o}: tenant {}, write {}, read {}, classes {}, {} messages/s, {} bytes/s, memory {}, {} sessions of {} endpoints",
+        listener.path.display(),
+        listener.mode,
+        policy.identity,
+        channels(&policy.write),
+        channels(&policy.read),
+        (0..8)
+            .filter(|class| policy.classes & (1 << class) != 0)
+            .map(|class| class.to_string())
+            .collect::<Vec<_>>()
+            .join(","),
+        rate(
+            policy.messages_per_second,
+            policy.messages_per_second.to_string()
+        ),
+        rate(policy.bytes_per_second, policy.bytes_per_second.to_string()),
+        ByteSize(policy.memory as u64),
+        policy.sessions,
+        policy.endpoints,
+    )
+}
