@@ -1,6 +1,6 @@
-//! What Takt is measured against: the kernel's UDP and bare AF_XDP.
+//! What Takt is measured against: the kernel's UDP, bare AF_XDP, and other messaging systems.
 //!
-//! Each peer is a pair of threads, one per host and core. The near one
+//! Each peer is a pair of threads (of processes for [`programs`]), one per host and core. The near one
 //! sends and, for round trips, holds the clock; the far one echoes or counts. Nothing of Takt runs in
 //! them, so that a defect of ours cannot flatter or hide in a baseline.
 
@@ -15,6 +15,7 @@ use crate::awake::pin_to;
 use crate::experiment::Sample;
 use crate::statistics::{Latencies, Throughput};
 
+pub mod programs;
 pub mod udp;
 pub mod udp_batch;
 pub mod xdp;
@@ -106,6 +107,14 @@ pub enum PeerError {
         /// "near" or "far".
         side: &'static str,
         /// What it said.
+        reason: String,
+    },
+    /// A side of another messaging system failed.
+    #[error("cannot measure with {command}: {reason}")]
+    Program {
+        /// Its command line.
+        command: String,
+        /// What happened.
         reason: String,
     },
 }

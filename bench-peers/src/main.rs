@@ -1,0 +1,139 @@
+//! Other messaging systems as peers of `takt bench`: each subcommand is one side of a measurement.
+//!
+//! A side that waits for the other (`-sub`, `-pong`) prints `{"ready":true}` once it can be reached.
+//! Every side prints one line of JSON when it is done: a sample as `takt-bench` reads it, with the
+//! percentiles of its latencies beside them for people. Messages go to standard error.
+//!
+//! A workspace of its own, because these systems bring hundreds of crates that Takt does not need.
+
+mod over_iceoryx2;
+mod over_zenoh;
+mod over_zmq;
+mod side;
+// One format for both workspaces, without the dependencies that the bench has.
+#[allow(dead_code, reason = "the bench uses the rest")]
+#[path = "../../crates/bench/src/statistics.rs"]
+mod statistics;
+
+use std::process::ExitCode;
+
+use clap::{Args, Parser, Subcommand};
+
+use crate::side::Failure;
+
+/// One side of a measurement of another messaging system.
+#[derive(Parser)]
+#[command(version)]
+struct Command {
+    #[command(subcommand)]
+    side: Side,
+}
+
+#[derive(Subcommand)]
+enum Side {
+    /// Publish through zenoh as fast as it takes messages
+    ZenohPub(Publish),
+    /// Count what arrives through zenoh
+    ZenohSub(Common),
+    /// Measure round trips through zenoh
+    ZenohPing(Ping),
+    /// Echo through zenoh
+    ZenohPong(Common),
+    /// Publish through ZeroMQ (PUB) as fast as it takes messages
+    ZmqPub(Publish),
+    /// Count what arrives through ZeroMQ (SUB)
+    ZmqSub(Common),
+    /// Measure round trips through ZeroMQ (REQ)
+    ZmqPing(Ping),
+    /// Echo through ZeroMQ (REP)
+    ZmqPong(Common),
+    /// Publish through iceoryx2 as fast as it takes messages
+    Iceoryx2Pub(Publish),
+    /// Count what arrives through iceoryx2, polling
+    Iceoryx2Sub(Common),
+    /// Measure round trips through iceoryx2, polling
+    Iceoryx2Ping(Ping),
+    /// Echo through iceoryx2, polling, and measure the way there
+    Iceoryx2Pong(Common),
+}
+
+/// What every side needs.
+#[derive(Args)]
+struct Common {
+    /// Address and port of the far side (iceoryx2: a name that both sides share)
+    #[arg(long)]
+    address: String,
+    /// The core to run on
+    #[arg(long)]
+    core: usize,
+    /// Octets of each message
+    #[arg(long, value_parser = clap::value_parser!(u32).range(i64::from(side::LEAST_PAYLOAD)..))]
+    payload: u32,
+}
+
+#[derive(Args)]
+struct Publish {
+    #[command(flatten)]
+    common: Common,
+    /// How long to publish, in milliseconds
+    #[arg(long)]
+    duration_ms: u64,
+}
+
+#[derive(Args)]
+struct Ping {
+    #[command(flatten)]
+    common: Common,
+    /// Round trips before measuring begins
+    #[arg(long)]
+    warm_up: u32,
+    /// Round trips to measure
+    #[arg(long)]
+    count: u32,
+}
+
+impl Side {
+    fn common(&self) -> &Common {
+        match self {
+            Self::ZenohPub(publish) | Self::ZmqPub(publish) | Self::Iceoryx2Pub(publish) => {
+                &publish.common
+            }
+            Self::ZenohPing(ping) | Self::ZmqPing(ping) | Self::Iceoryx2Ping(ping) => &ping.common,
+            Self::ZenohSub(far)
+            | Self::ZenohPong(far)
+            | Self::ZmqSub(far)
+            | Self::ZmqPong(far)
+            | Self::Iceoryx2Sub(far)
+            | Self::Iceoryx2Pong(far) => far,
+        }
+    }
+
+    fn run(&self) -> Result<(), Failure> {
+        // Before any thread is started, so that all of them inherit it.
+        side::pin_to(self.common().core)?;
+        match self {
+            Self::ZenohPub(publish) => over_zenoh::publish(publish),
+            Self::ZenohSub(far) => over_zenoh::subscribe(far),
+            Self::ZenohPing(ping) => over_zenoh::ping(ping),
+            Self::ZenohPong(far) => over_zenoh::pong(far),
+            Self::ZmqPub(publish) => over_zmq::publish(publish),
+            Self::ZmqSub(far) => over_zmq::subscribe(far),
+            Self::ZmqPing(ping) => over_zmq::ping(ping),
+            Self::ZmqPong(far) => over_zmq::pong(far),
+            Self::Iceoryx2Pub(publish) => over_iceoryx2::publish(publish),
+            Self::Iceoryx2Sub(far) => over_iceoryx2::subscribe(far),
+            Self::Iceoryx2Ping(ping) => over_iceoryx2::ping(ping),
+            Self::Iceoryx2Pong(far) => over_iceoryx2::pong(far),
+        }
+    }
+}
+
+fn main() -> ExitCode {
+    match Command::parse().side.run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            eprintln!("takt-bench-peers: {failure}");
+            ExitCode::FAILURE
+        }
+    }
+}
