@@ -398,6 +398,6 @@ impl Outcomes {
     fn get(&self, token: u32) -> Option<u32> {
         let mask = self.0.len().checked_sub(1)?;
         let entry = *self.0.get(token as usize & mask)?;
-        (entry != 0 && (entry >> 32) as u32 == token).then_some(entry as u32 - 1)
+        (entry != 0 && (entry >> 32) as u32 == token).then(|| entry as u32 - 1)
     }
 }
