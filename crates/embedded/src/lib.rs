@@ -1,1 +1,125 @@
-//! The runtime linked into one process: no daemon, no privileges
+//! The embedded form: the runtime inside the application's own process, as the *library OS* of
+//! DerechoDDS (naaas-thesis-2024, section 6.2): no daemon, no set-up and, over kernel UDP, no privilege.
+//!
+//! The program is the same as with a daemon; only the session comes from an [`Embedded`] runtime instead
+//! of a socket. While the application waits for a message, its own thread drives the lane, which saves
+//! the hop between two threads; a thread of the runtime drives it otherwise.
+//!
+//! ```
+//! use takt::{ChannelId, Qos, Wait};
+//! use takt_embedded::{Embedded, Settings};
+//!
+//! let node = Embedded::start(Settings { port: 0, ..Settings::default() })?;
+//! let session = node.session("example")?;
+//! let stream = session.stream(Qos::slow())?;
+//! let (source, sink) = (stream.source(ChannelId(7))?, stream.sink(ChannelId(7))?);
+//! let mut buffer = source.buffer(5)?;
+//! buffer.copy_from_slice(b"hello");
+//! buffer.emit()?;
+//! assert_eq!(&*sink.consume(Wait::Forever)?, b"hello");
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod c_abi;
+mod settings;
+
+use std::sync::Arc;
+
+use takt_datapath::Datapath;
+use takt_datapath_udp::{UdpConfig, UdpDatapath};
+use takt_datapath_xdp::{XdpConfig, XdpDatapath};
+use takt_runtime::policy::Policy;
+use takt_runtime::{InlineLane, Runtime, RuntimeHandle, StartError, Unavailable};
+
+pub use settings::{Settings, SettingsError};
+
+/// Why the embedded form does not work.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The runtime cannot start.
+    #[error(transparent)]
+    Start(#[from] StartError),
+    /// The environment says something wrong.
+    #[error(transparent)]
+    Settings(#[from] SettingsError),
+    /// The runtime stopped while it was being used.
+    #[error("the embedded runtime has stopped")]
+    Stopped,
+    /// A session cannot be made.
+    #[error("cannot connect to the embedded runtime: {0}")]
+    Connect(std::io::Error),
+    /// The session was refused.
+    #[error(transparent)]
+    Session(#[from] takt::Error),
+}
+
+/// A runtime inside this process. Dropping it ends its sessions.
+pub struct Embedded {
+    runtime: Runtime,
+    lane: Arc<InlineLane>,
+}
+
+impl Embedded {
+    /// Starts a runtime over kernel UDP, and over AF_XDP if an interface is named and may be used;
+    /// streams that wanted it are told otherwise.
+    ///
+    /// # Errors
+    /// [`Error::Start`], for instance when the port is taken.
+    pub fn start(settings: Settings) -> Result<Self, Error> {
+        let mut datapaths: Vec<Arc<dyn Datapath>> =
+            vec![Arc::new(UdpDatapath::new(UdpConfig::default()))];
+        let mut unavailable = Vec::new();
+        if let Some(interface) = &settings.interface {
+            match XdpDatapath::probe(XdpConfig::new(interface)) {
+                Ok(xdp) => datapaths.push(Arc::new(xdp)),
+                Err(error) => unavailable.push(Unavailable {
+                    name: XdpDatapath::KIND.to_string(),
+                    reason: error.to_string(),
+                }),
+            }
+        }
+        let (runtime, lane) =
+            Runtime::start_inline(settings.into_config(), &datapaths, unavailable)?;
+        Ok(Self { runtime, lane })
+    }
+
+    /// A session with this runtime.
+    ///
+    /// # Errors
+    /// [`Error::Session`] when it is refused.
+    pub fn session(&self, name: &str) -> Result<takt::Session, Error> {
+        let socket = self.connect()?;
+        let progress = Arc::new(Drive(self.lane.clone()));
+        Ok(takt::Session::builder()
+            .name(name)
+            .over(socket, Some(progress))?)
+    }
+
+    /// The socket of a new session, for a client library that is not this crate's.
+    fn connect(&self) -> Result<std::os::fd::OwnedFd, Error> {
+        let policy = Policy {
+            identity: "embedded".into(),
+            ..Policy::default()
+        };
+        self.runtime
+            .handle()
+            .connect(policy)
+            .map_err(|_| Error::Stopped)?
+            .map_err(Error::Connect)
+    }
+
+    /// What an operator of the runtime would see and do.
+    pub fn runtime(&self) -> &RuntimeHandle {
+        self.runtime.handle()
+    }
+}
+
+/// Lets a waiting application drive the lane.
+struct Drive(Arc<InlineLane>);
+
+impl takt::Progress for Drive {
+    #[inline]
+    fn progress(&self) {
+        self.0.drive();
+    }
+}

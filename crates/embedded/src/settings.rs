@@ -1,0 +1,146 @@
+//! How an embedded runtime is told what it needs: by the program, or by its environment.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::str::FromStr;
+
+use takt_runtime::config::{Config, DEFAULT_PORT, Idle, LaneConfig};
+
+/// Settings of an embedded runtime.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// Local address of the node's traffic; unspecified: all of them.
+    pub address: IpAddr,
+    /// UDP port of the peering protocol; 0 = any, for a runtime that only looks inward or outward.
+    pub port: u16,
+    /// Peering addresses of other runtimes.
+    pub peers: Vec<SocketAddr>,
+    /// Interface for AF_XDP; none: kernel UDP alone.
+    pub interface: Option<String>,
+    /// What the runtime's thread does when the application does not drive the lane.
+    pub idle: Idle,
+    /// Core of that thread.
+    pub core: Option<usize>,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            address: IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+            port: DEFAULT_PORT,
+            peers: Vec::new(),
+            interface: None,
+            idle: Idle::default(),
+            core: None,
+        }
+    }
+}
+
+/// An environment variable with a value that means nothing.
+#[derive(Debug, thiserror::Error)]
+#[error("{variable} is `{value}`: it must be {expected}")]
+pub struct SettingsError {
+    variable: &'static str,
+    value: String,
+    expected: &'static str,
+}
+
+impl Settings {
+    /// The environment variables that [`from_environment`](Self::from_environment) reads.
+    pub const VARIABLES: [&str; 4] = ["TAKT_ADDRESS", "TAKT_PORT", "TAKT_PEERS", "TAKT_INTERFACE"];
+
+    /// Reads `TAKT_ADDRESS`, `TAKT_PORT`, `TAKT_PEERS` (addresses with ports, between commas) and
+    /// `TAKT_INTERFACE`; what is not set keeps its default.
+    ///
+    /// # Errors
+    /// [`SettingsError`] names the variable, its value and what would be right.
+    pub fn from_environment() -> Result<Self, SettingsError> {
+        Self::from_variables(|name| std::env::var(name).ok())
+    }
+
+    fn from_variables(variable: impl Fn(&str) -> Option<String>) -> Result<Self, SettingsError> {
+        fn parse<T: FromStr>(
+            variable: &'static str,
+            value: &str,
+            expected: &'static str,
+        ) -> Result<T, SettingsError> {
+            value.trim().parse().map_err(|_| SettingsError {
+                variable,
+                value: value.to_owned(),
+                expected,
+            })
+        }
+        let mut settings = Self::default();
+        let [address, port, peers, interface] = Self::VARIABLES;
+        if let Some(value) = variable(address) {
+            settings.address = parse(
+                address,
+                &value,
+                "an IP address of this host such as 10.0.0.1",
+            )?;
+        }
+        if let Some(value) = variable(port) {
+            settings.port = parse(port, &value, "a UDP port, 0 to 65535")?;
+        }
+        if let Some(value) = variable(peers) {
+            for peer in value.split(',').filter(|p| !p.trim().is_empty()) {
+                let expected =
+                    "addresses with ports between commas, such as 10.0.0.2:7400,10.0.0.3:7400";
+                settings.peers.push(parse(peers, peer, expected)?);
+            }
+        }
+        settings.interface = variable(interface).filter(|name| !name.is_empty());
+        Ok(settings)
+    }
+
+    pub(crate) fn into_config(self) -> Config {
+        Config {
+            address: self.address,
+            port: self.port,
+            peers: self.peers,
+            lanes: vec![LaneConfig {
+                idle: self.idle,
+                core: self.core,
+                ..LaneConfig::default()
+            }],
+            ..Config::default()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(variables: &[(&str, &str)]) -> Result<Settings, SettingsError> {
+        Settings::from_variables(|name| {
+            variables
+                .iter()
+                .find(|(key, _)| *key == name)
+                .map(|(_, value)| (*value).to_owned())
+        })
+    }
+
+    #[test]
+    fn the_environment_names_address_port_peers_and_interface() {
+        let settings = read(&[
+            ("TAKT_ADDRESS", "10.0.0.1"),
+            ("TAKT_PORT", "7500"),
+            ("TAKT_PEERS", "10.0.0.2:7400, 10.0.0.3:7400"),
+            ("TAKT_INTERFACE", "eth0"),
+        ])
+        .expect("valid");
+        assert_eq!(settings.address, IpAddr::from([10, 0, 0, 1]));
+        assert_eq!(settings.port, 7500);
+        assert_eq!(settings.peers.len(), 2);
+        assert_eq!(settings.interface.as_deref(), Some("eth0"));
+        assert_eq!(read(&[]).expect("valid"), Settings::default());
+    }
+
+    #[test]
+    fn a_wrong_value_is_refused_by_variable_and_value() {
+        let error = read(&[("TAKT_PEERS", "10.0.0.2")]).expect_err("no port");
+        assert!(error.to_string().contains("TAKT_PEERS") && error.to_string().contains("10.0.0.2"));
+        assert!(read(&[("TAKT_PORT", "70000")]).is_err());
+        assert!(read(&[("TAKT_ADDRESS", "eth0")]).is_err());
+    }
+}

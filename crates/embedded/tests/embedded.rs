@@ -1,0 +1,120 @@
+//! Applications with the runtime inside, over kernel UDP on loopback.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::time::Duration;
+
+use takt::{ChannelId, Outcome, Qos, Source, Wait};
+use takt_embedded::{Embedded, Settings};
+
+const PATIENCE: Wait = Wait::For(Duration::from_secs(20));
+
+fn node(port: u16, peers: &[u16]) -> Embedded {
+    let address = IpAddr::V4(Ipv4Addr::LOCALHOST);
+    let peers = peers
+        .iter()
+        .map(|&port| SocketAddr::new(address, port))
+        .collect();
+    Embedded::start(Settings {
+        address,
+        port,
+        peers,
+        ..Settings::default()
+    })
+    .expect("runtime starts")
+}
+
+fn ports() -> (u16, u16) {
+    let base = 40_000 + (std::process::id() % 1000) as u16 * 16;
+    (base, base + 8)
+}
+
+/// Emits until the message is handed to somebody.
+fn emit_until_heard(source: &Source, text: &[u8]) {
+    loop {
+        let mut buffer = source.buffer_wait(text.len(), PATIENCE).expect("buffer");
+        buffer.copy_from_slice(text);
+        let token = buffer.emit().expect("emit");
+        let outcome = loop {
+            match source.outcome(token) {
+                Outcome::Pending => std::thread::yield_now(),
+                outcome => break outcome,
+            }
+        };
+        if outcome == Outcome::Sent {
+            return;
+        }
+    }
+}
+
+#[test]
+fn two_programs_with_the_runtime_inside_exchange_messages_of_all_sizes() {
+    let (pa, pb) = ports();
+    let (a, b) = (node(pa, &[pb]), node(pb, &[pa]));
+    let (sa, sb) = (
+        a.session("a").expect("session"),
+        b.session("b").expect("session"),
+    );
+    let (sa, sb) = (
+        sa.stream(Qos::slow()).expect("stream"),
+        sb.stream(Qos::slow()).expect("stream"),
+    );
+    assert_eq!(sa.datapath(), "udp");
+    let sink = sb.sink(ChannelId(3)).expect("sink");
+    let source = sa.source(ChannelId(3)).expect("source");
+    emit_until_heard(&source, b"hello");
+    assert_eq!(&*sink.consume(PATIENCE).expect("message"), b"hello");
+    for size in [0usize, 1, 1000, 100_000, 16 << 20] {
+        let mut buffer = source.buffer_wait(size, PATIENCE).expect("buffer");
+        buffer
+            .iter_mut()
+            .enumerate()
+            .for_each(|(i, byte)| *byte = i as u8);
+        buffer.emit().expect("emit");
+        let message = sink.consume(PATIENCE).expect("message");
+        assert_eq!(message.len(), size);
+        assert!(message.iter().enumerate().all(|(i, byte)| *byte == i as u8));
+    }
+}
+
+#[test]
+fn a_wish_for_acceleration_that_cannot_be_met_is_answered_with_the_reason() {
+    let interface = Some("no-such-interface".into());
+    let a = Embedded::start(Settings {
+        port: 0,
+        interface,
+        ..Settings::default()
+    })
+    .expect("starts without it");
+    let session = a.session("a").expect("session");
+    let stream = session.stream(Qos::fast()).expect("stream");
+    assert_eq!(stream.datapath(), "udp");
+    let warning = stream.warning().expect("a warning");
+    assert!(warning.contains("kernel UDP"), "{warning}");
+}
+
+#[test]
+fn messages_arrive_while_no_thread_of_the_application_waits() {
+    let a = Embedded::start(Settings {
+        port: 0,
+        ..Settings::default()
+    })
+    .expect("runtime starts");
+    let session = a.session("a").expect("session");
+    let stream = session.stream(Qos::slow()).expect("stream");
+    let (sender, receiver) = std::sync::mpsc::channel();
+    let callback = stream
+        .sink_callback(ChannelId(9), move |message| {
+            // The test has its answer once; further messages are of no interest.
+            let _ = sender.send(message.to_vec());
+        })
+        .expect("callback sink");
+    let source = stream.source(ChannelId(9)).expect("source");
+    emit_until_heard(&source, b"called");
+    assert_eq!(
+        receiver
+            .recv_timeout(Duration::from_secs(20))
+            .expect("called back"),
+        b"called"
+    );
+    drop(callback);
+}
