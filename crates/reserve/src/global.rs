@@ -1,0 +1,216 @@
+//! Worst-case response times on several cores: global fixed priorities over m equal reservations.
+//!
+//! The schedulability test of the multiprocessor periodic resource model (Shin, Easwaran and Lee,
+//! ECRTS 2008; Easwaran, Shin and Lee, Real-Time Systems 43, 2009), whose published form is for
+//! global EDF, with the interference of global fixed priorities: Bertogna, Cirinei and Lipari
+//! ("Schedulability analysis of global scheduling algorithms on multiprocessor platforms", IEEE
+//! TPDS 20(4), 2009) as a response time (Bertogna and Cirinei, RTSS 2007). Task i is done within
+//! the smallest t with
+//!
+//! sbf(t) ≥ C_i + ⌈ Σ min(W_j(t), t − C_i + 1) / m ⌉   over the more or equally urgent j.
+//!
+//! Why it holds on servers that are not synchronised: while the job is not running, all supply
+//! there is goes to rivals; while it runs, at most m·C_i of the m·sbf(t) is lost.
+//! `docs/concepts/reservation-analysis.md` has the whole argument. Sufficient, not exact. At most
+//! one job per task may be pending, so a deadline beyond the period counts as the period: whoever
+//! meets that meets the longer one.
+
+use crate::model::{Demand, Model, STEP_LIMIT};
+
+/// A task that may delay another, and within what time of its arrival it is known to be done.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Rival {
+    pub demand: Demand,
+    pub done_within: u128,
+}
+
+/// W_j(t): the most CPU time a rival can use in a window of length `window`: a first job just
+/// before it must be done, all later ones as soon as they arrive.
+pub(crate) fn workload(rival: &Rival, window: u128) -> u128 {
+    let reach = window + rival.done_within.saturating_sub(rival.demand.wcet);
+    let whole = reach / rival.demand.period;
+    whole * rival.demand.wcet + rival.demand.wcet.min(reach - whole * rival.demand.period)
+}
+
+/// What each core must give a job of `task` and its rivals within `window` for the job to be done.
+pub(crate) fn demand_per_core(model: &Model, task: usize, rivals: &[Rival], window: u128) -> u128 {
+    let wcet = model.demands[task].wcet;
+    let most_in_the_way = window.saturating_sub(wcet) + 1;
+    let interference: u128 = rivals
+        .iter()
+        .map(|rival| workload(rival, window).min(most_in_the_way))
+        .sum();
+    wcet + interference.div_ceil(model.supply.cores())
+}
+
+/// A window that is surely too short for a job of `task` as long as m rivals can fill it: no fixed
+/// point lies below the m-th largest of the workloads. Without this the search would climb through
+/// such windows nanosecond by nanosecond.
+fn shortest_window(model: &Model, task: usize, rivals: &[Rival], window: u128) -> u128 {
+    let mut workloads: Vec<u128> = rivals.iter().map(|rival| workload(rival, window)).collect();
+    let wcet = model.demands[task].wcet;
+    match usize::try_from(model.supply.cores() - 1) {
+        Ok(last) if last < workloads.len() => {
+            wcet + *workloads.select_nth_unstable_by(last, |a, b| b.cmp(a)).1
+        }
+        _ => wcet,
+    }
+}
+
+/// How long after its arrival `task` is done at the latest, or `None` when that is not proven to be
+/// before its (constrained) deadline.
+pub(crate) fn response(model: &Model, task: usize, rivals: &[Rival]) -> Option<u128> {
+    let deadline = model.demands[task].constrained_deadline();
+    let mut window = 0;
+    for _ in 0..STEP_LIMIT {
+        let supplied = model
+            .supply
+            .window_for_wide(demand_per_core(model, task, rivals, window))?;
+        let later = supplied.max(shortest_window(model, task, rivals, window));
+        if later > deadline {
+            return None;
+        }
+        if later <= window {
+            return Some(window);
+        }
+        window = later;
+    }
+    None
+}
+
+/// The answer for every task: how far it got, in the order of urgency.
+pub(crate) struct Answer {
+    /// Per task index: its response bound, or `None` when unproven or not analysed.
+    pub responses: Vec<Option<u128>>,
+    /// The first task that may miss, and the rivals it was analysed with.
+    pub first_miss: Option<(usize, Vec<Rival>)>,
+}
+
+/// Analyses every task, the most urgent first, up to the first that may miss its deadline: what
+/// comes after it could only be said on condition that it does not.
+pub(crate) fn analyse(model: &Model) -> Answer {
+    let mut responses = vec![None; model.demands.len()];
+    for level in &model.levels {
+        // Within a level each may delay the other: for all of them the deadline is what is known so
+        // far, which holds up to the first miss, and there is none if all of them pass.
+        let mut of_level = Vec::with_capacity(level.len());
+        for &task in level {
+            let rivals = rivals(model, &responses, task);
+            match response(model, task, &rivals) {
+                Some(response) => of_level.push((task, response)),
+                None => {
+                    return Answer {
+                        responses,
+                        first_miss: Some((task, rivals)),
+                    };
+                }
+            }
+        }
+        for (task, response) in of_level {
+            responses[task] = Some(response);
+        }
+    }
+    Answer {
+        responses,
+        first_miss: None,
+    }
+}
+
+/// The rivals of `task` with the responses known so far, and their deadlines where none is.
+pub(crate) fn rivals(model: &Model, responses: &[Option<u128>], task: usize) -> Vec<Rival> {
+    model
+        .rivals(task)
+        .into_iter()
+        .map(|index| {
+            let demand = model.demands[index];
+            Rival {
+                demand,
+                done_within: responses[index].unwrap_or_else(|| demand.constrained_deadline()),
+            }
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// When a task is running if its jobs come `gaps` apart and each does its C slots within
+    /// `done_within` of its arrival, in the slots that `keys` puts first.
+    fn running(wcet: u64, period: u64, done_within: u64, gaps: &[u64], keys: &[u64]) -> Vec<bool> {
+        let mut slots = vec![false; 400];
+        let mut arrival = 0;
+        for (job, gap) in gaps.iter().cycle().enumerate() {
+            if arrival + done_within > slots.len() as u64 {
+                break;
+            }
+            let mut within: Vec<u64> = (0..done_within).collect();
+            within.sort_by_key(|slot| keys[(job * 7 + *slot as usize) % keys.len()]);
+            for slot in within.iter().take(wcet as usize) {
+                slots[(arrival + slot) as usize] = true;
+            }
+            arrival += period + gap;
+        }
+        slots
+    }
+
+    fn rival(wcet: u64, period: u64, done_within: u64) -> Rival {
+        let (wcet, period, done_within) = (
+            u128::from(wcet),
+            u128::from(period),
+            u128::from(done_within),
+        );
+        Rival {
+            demand: Demand {
+                wcet,
+                period,
+                deadline: period,
+            },
+            done_within,
+        }
+    }
+
+    /// C ≤ R ≤ T.
+    fn any_rival() -> impl Strategy<Value = (u64, u64, u64)> {
+        (1u64..20)
+            .prop_flat_map(|period| (1..=period, Just(period)))
+            .prop_flat_map(|(done_within, period)| {
+                (1..=done_within, Just(period), Just(done_within))
+            })
+    }
+
+    proptest! {
+        #[test]
+        fn no_schedule_puts_more_work_into_a_window_than_is_counted(
+            (wcet, period, done_within) in any_rival(),
+            gaps in vec(prop_oneof![2 => Just(0u64), 1 => 0u64..5], 1..6),
+            keys in vec(any::<u64>(), 1..40),
+            window in 1usize..80,
+        ) {
+            let slots = running(wcet, period, done_within, &gaps, &keys);
+            let most = slots.windows(window).map(|slots| slots.iter().filter(|&&runs| runs).count()).max();
+            let counted = workload(&rival(wcet, period, done_within), window as u128);
+            prop_assert!(most.unwrap_or(0) as u128 <= counted);
+        }
+
+        #[test]
+        fn the_work_counted_is_done_by_a_late_job_and_prompt_ones_after_it(
+            (wcet, period, done_within) in any_rival(),
+            window in 1u64..80,
+        ) {
+            prop_assume!(window >= wcet);
+            // The window opens when the first job has just enough time left; every later job runs
+            // at once.
+            let opens = done_within - wcet;
+            let runs = |slot: u64| match slot / period {
+                0 => (opens..done_within).contains(&slot),
+                _ => slot % period < wcet,
+            };
+            let done = (opens..opens + window).filter(|&slot| runs(slot)).count() as u128;
+            prop_assert_eq!(done, workload(&rival(wcet, period, done_within), u128::from(window)));
+        }
+    }
+}

@@ -1,0 +1,296 @@
+//! A reservation of its own for every task: what `SCHED_DEADLINE` gives a thread on an unpatched
+//! kernel.
+//!
+//! A thread alone in its reservation does better than the supply bound says, because its server
+//! sleeps and wakes with it. If every job is done before the next arrives with all the periods it
+//! needs (n·P ≤ T for n = ⌈C/Q⌉), the server's last deadline has passed at every arrival, so that
+//! it starts afresh, with a full budget and the deadline one period away (the wake-up rule of the
+//! constant bandwidth server, Abeni and Buttazzo, RTSS 1998). The n-th budget is complete n·P after
+//! the arrival, and the job is done no later than n·(P − Q) + C after it. With P = D ≤ T and Q = C
+//! this is the task itself under EDF: bandwidth C/D instead of what bridging a blackout of 2·(P −
+//! Q) takes.
+
+use serde::Serialize;
+
+use crate::model::Model;
+use crate::nanos::Nanos;
+use crate::plan::{Constraints, Periods, PlanError};
+use crate::reservation::{Bandwidth, Overheads, Reservation};
+use crate::single;
+use crate::task::{Task, TaskSet};
+
+/// How many periods of its reservation a job may be spread over in a search.
+const MOST_PERIODS: u128 = 64;
+
+/// A task with a reservation of its own.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct OwnReservation {
+    /// The task's name.
+    pub task: String,
+    /// Its reservation, always of one core.
+    pub reservation: Reservation,
+    /// How long after its arrival a job is done at the latest.
+    pub response: Nanos,
+}
+
+/// A reservation for every task.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct PerTaskPlan {
+    /// Task by task, in the order of the set.
+    pub tasks: Vec<OwnReservation>,
+    /// What all of them take together, rounded up.
+    pub total_bandwidth: Bandwidth,
+}
+
+/// How long after its arrival a job of `task` is done at the latest when the task is alone in
+/// `reservation`, or `None` when there is no bound. Several cores are of no use to one task: only
+/// one of them counts.
+pub fn own_response(
+    task: &Task,
+    reservation: &Reservation,
+    overheads: &Overheads,
+) -> Option<Nanos> {
+    let awake = response_when_waking(task, reservation, overheads).map(Nanos::from_wide);
+    let anyhow = response_on_any_supply(task, reservation, overheads);
+    match (awake, anyhow) {
+        (Some(a), Some(b)) => Some(a.min(b)),
+        (one, other) => one.or(other),
+    }
+}
+
+/// Finds the smallest reservation for each task on its own.
+///
+/// [`Periods::Auto`] gives each task the longest period its deadline allows, which is the least
+/// bandwidth too; a list is tried for each task. The number of cores plays no part: how the
+/// reservations share cores is for the node's admission.
+///
+/// # Errors
+/// Constraints that contradict themselves, or a task for which nothing within them suffices.
+pub fn plan_per_task(set: &TaskSet, constraints: &Constraints) -> Result<PerTaskPlan, PlanError> {
+    constraints.validate()?;
+    let tasks = set
+        .tasks()
+        .iter()
+        .map(|task| smallest(task, constraints))
+        .collect::<Result<Vec<_>, _>>()?;
+    let total = tasks
+        .iter()
+        .map(|own| own.reservation.total_bandwidth().ppm())
+        .sum();
+    Ok(PerTaskPlan {
+        tasks,
+        total_bandwidth: Bandwidth::from_ppm(total),
+    })
+}
+
+/// The bound of a server that starts afresh with every job, if it does.
+fn response_when_waking(
+    task: &Task,
+    reservation: &Reservation,
+    overheads: &Overheads,
+) -> Option<u128> {
+    let switches = 2 * overheads.context_switch.wide();
+    let (runtime, period) = (reservation.runtime().wide(), reservation.period().wide());
+    let useful = runtime.checked_sub(switches).filter(|&useful| useful > 0)?;
+    let budgets = task.wcet().wide().div_ceil(useful);
+    let last_deadline = budgets * period + overheads.supply_latency.wide();
+    let done = last_deadline - budgets * useful + task.wcet().wide();
+    (last_deadline <= task.period().wide()).then_some(done)
+}
+
+/// The bound of the periodic resource model, for jobs that overlap the next arrival or come too
+/// fast for the wake-up rule.
+fn response_on_any_supply(
+    task: &Task,
+    reservation: &Reservation,
+    overheads: &Overheads,
+) -> Option<Nanos> {
+    let alone = TaskSet::new(vec![task.clone()]).ok()?;
+    let one_core = Reservation::new(reservation.runtime(), reservation.period(), 1).ok()?;
+    let model = Model::new(&alone, &one_core, overheads);
+    if single::is_overloaded(&model, 0) {
+        return None;
+    }
+    let mut worst = Some(0);
+    single::busy_window(&model, 0, |job| {
+        worst = worst
+            .zip(job.response())
+            .map(|(worst, response)| worst.max(response));
+        std::ops::ControlFlow::Continue(())
+    });
+    worst.map(Nanos::from_wide)
+}
+
+fn smallest(task: &Task, constraints: &Constraints) -> Result<OwnReservation, PlanError> {
+    let periods = match &constraints.periods {
+        Periods::Listed(periods) => periods.clone(),
+        Periods::Auto { .. } => longest_period(task, constraints).into_iter().collect(),
+    };
+    let mut best: Option<Reservation> = None;
+    for candidate in periods
+        .iter()
+        .filter_map(|&period| least(task, constraints, period))
+    {
+        let better = best.is_none_or(|best| {
+            candidate
+                .cmp_total_bandwidth(&best)
+                .then(best.period().cmp(&candidate.period()))
+                .is_lt()
+        });
+        if better {
+            best = Some(candidate);
+        }
+    }
+    best.and_then(|reservation| {
+        let response = own_response(task, &reservation, &constraints.overheads)?;
+        Some(OwnReservation {
+            task: task.name().to_owned(),
+            reservation,
+            response,
+        })
+    })
+    .ok_or_else(|| PlanError::NoneForTask {
+        task: task.name().to_owned(),
+        deadline: task.deadline(),
+        bound: constraints.core_bound,
+    })
+}
+
+/// The longest period that fits the deadline a whole number of times and that Linux takes.
+fn longest_period(task: &Task, constraints: &Constraints) -> Option<Nanos> {
+    let room = task
+        .deadline()
+        .min(task.period())
+        .saturating_sub(constraints.overheads.supply_latency);
+    let parts = room
+        .get()
+        .div_ceil(Reservation::KERNEL_MAX_PERIOD.get())
+        .max(1);
+    let period = constraints.round_down(Nanos::new(room.get() / parts));
+    (period >= Reservation::KERNEL_MIN_PERIOD).then_some(period)
+}
+
+/// The least runtime for a period that lets the task meet its deadline, waking with it.
+fn least(task: &Task, constraints: &Constraints, period: Nanos) -> Option<Reservation> {
+    let granule = constraints.granularity.wide();
+    let switches = 2 * constraints.overheads.context_switch.wide();
+    let latency = constraints.overheads.supply_latency.wide();
+    let (wcet, deadline) = (task.wcet().wide(), task.deadline().wide());
+    let most_budgets = task.period().wide().saturating_sub(latency) / period.wide();
+    (1..=most_budgets.min(MOST_PERIODS))
+        .filter_map(|budgets| {
+            let for_the_work = wcet.div_ceil(budgets) + switches;
+            // budgets·(P − useful) + C + latency ≤ D, solved for the useful part of the budget.
+            let late = (budgets * period.wide() + wcet + latency).saturating_sub(deadline);
+            let in_time = late.div_ceil(budgets) + switches;
+            let runtime = for_the_work
+                .max(in_time)
+                .max(Reservation::KERNEL_MIN_RUNTIME.wide());
+            let runtime = Nanos::from_wide(runtime.div_ceil(granule) * granule);
+            (runtime <= constraints.most_runtime(period)).then_some(runtime)
+        })
+        .min()
+        .and_then(|runtime| Reservation::new(runtime, period, 1).ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ms(millis: u64) -> Nanos {
+        Nanos::from_millis(millis)
+    }
+
+    fn alone(task: Task, constraints: &Constraints) -> Result<OwnReservation, PlanError> {
+        let plan = plan_per_task(&TaskSet::new(vec![task]).unwrap(), constraints)?;
+        Ok(plan.tasks[0].clone())
+    }
+
+    #[test]
+    fn a_task_alone_needs_its_wcet_every_deadline() {
+        let own = alone(
+            Task::new("t", ms(2), ms(10), ms(8)).unwrap(),
+            &Constraints::default(),
+        )
+        .unwrap();
+        assert_eq!(own.reservation, Reservation::new(ms(2), ms(8), 1).unwrap());
+        assert_eq!(own.response, ms(8));
+    }
+
+    #[test]
+    fn a_listed_period_spreads_the_job_over_several_budgets() {
+        let constraints = Constraints {
+            periods: Periods::Listed(vec![ms(2), ms(30)]),
+            ..Constraints::default()
+        };
+        let own = alone(Task::implicit("t", ms(2), ms(10)).unwrap(), &constraints).unwrap();
+        // Five budgets of 400 us, the last one done 10 ms after the arrival.
+        assert_eq!(
+            own.reservation,
+            Reservation::new(Nanos::from_micros(400), ms(2), 1).unwrap()
+        );
+        assert_eq!(own.response, ms(10));
+    }
+
+    #[test]
+    fn overheads_are_paid_from_the_budget_and_the_deadline() {
+        let overheads = Overheads {
+            context_switch: Nanos::from_micros(10),
+            supply_latency: Nanos::from_micros(500),
+        };
+        let constraints = Constraints {
+            overheads,
+            ..Constraints::default()
+        };
+        let own = alone(Task::implicit("t", ms(2), ms(10)).unwrap(), &constraints).unwrap();
+        assert_eq!(
+            own.reservation,
+            Reservation::new(Nanos::from_micros(2_020), Nanos::from_micros(9_500), 1).unwrap()
+        );
+        assert_eq!(own.response, ms(10));
+    }
+
+    #[test]
+    fn a_period_that_does_not_fit_falls_back_to_the_blackout() {
+        let task = Task::implicit("t", ms(2), ms(10)).unwrap();
+        let too_long = Reservation::new(ms(9), ms(12), 1).unwrap();
+        // 2·(12 − 9) + 2
+        assert_eq!(
+            own_response(&task, &too_long, &Overheads::default()),
+            Some(ms(8))
+        );
+        let overloaded = Reservation::new(ms(1), ms(10), 1).unwrap();
+        assert_eq!(
+            own_response(&task, &overloaded, &Overheads::default()),
+            None
+        );
+    }
+
+    #[test]
+    fn periods_stay_within_what_linux_takes() {
+        let slow = alone(
+            Task::implicit("slow", ms(500), Nanos::from_secs(10)).unwrap(),
+            &Constraints::default(),
+        )
+        .unwrap();
+        assert!(slow.reservation.is_within_kernel_limits());
+        assert_eq!(slow.reservation.core_bandwidth().ppm(), 50_001);
+        let fast = Task::implicit("fast", Nanos::from_micros(5), Nanos::from_micros(50)).unwrap();
+        assert!(matches!(
+            alone(fast, &Constraints::default()),
+            Err(PlanError::NoneForTask { .. })
+        ));
+    }
+
+    #[test]
+    fn a_task_that_fills_a_core_is_refused_with_the_bound() {
+        let full = Task::implicit("full", ms(95), ms(100)).unwrap();
+        let error = alone(full, &Constraints::default())
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains("`full`") && error.contains("90.0%"),
+            "{error}"
+        );
+    }
+}

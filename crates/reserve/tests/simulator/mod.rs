@@ -1,0 +1,242 @@
+//! A scheduler in discrete time: fixed priorities on whatever supply it is handed, one slot after
+//! the other.
+//!
+//! It knows nothing of the analysis and repeats none of its formulas; what the analysis accepts is
+//! run here.
+
+use takt_reserve::{Nanos, Reservation, Task, TaskSet};
+
+/// How many nanoseconds a slot stands for: enough that rounding up by one does not matter.
+pub const SLOT: u64 = 1_000;
+
+/// Which virtual processors run in a slot.
+pub trait Supply {
+    /// How many of them run in the slot at `now`, in which `pending` jobs want to.
+    fn running(&mut self, now: u64, pending: usize) -> usize;
+}
+
+/// A task in slots: C, T, D and its priority.
+#[derive(Clone, Copy, Debug)]
+pub struct SlotTask {
+    pub wcet: u64,
+    pub period: u64,
+    pub deadline: u64,
+    pub priority: u8,
+}
+
+/// The same tasks as the analysis takes them.
+pub fn task_set(tasks: &[SlotTask]) -> TaskSet {
+    let of = |slots: u64| Nanos::new(slots * SLOT);
+    let tasks = tasks.iter().enumerate().map(|(number, task)| {
+        let priority = takt_reserve::Priority::new(task.priority).expect("a priority from 1 to 99");
+        Task::new(
+            format!("t{number}"),
+            of(task.wcet),
+            of(task.period),
+            of(task.deadline),
+        )
+        .expect("a task")
+        .at(priority)
+    });
+    TaskSet::new(tasks.collect()).expect("a task set")
+}
+
+/// A reservation of so many slots.
+pub fn reservation(runtime: u64, period: u64, cores: u32) -> Reservation {
+    Reservation::new(Nanos::new(runtime * SLOT), Nanos::new(period * SLOT), cores)
+        .expect("a reservation")
+}
+
+struct Job {
+    task: usize,
+    arrival: u64,
+    left: u64,
+}
+
+/// Runs `tasks`, whose jobs come at `arrivals`, until slot `end`, and returns each task's worst
+/// response. A job that is not done by then counts with the time it has been there. Of equally
+/// urgent jobs the later one goes first if `unfair`.
+pub fn run(
+    tasks: &[SlotTask],
+    arrivals: &[Vec<u64>],
+    supply: &mut dyn Supply,
+    end: u64,
+    unfair: bool,
+) -> Vec<u64> {
+    let mut jobs: Vec<Job> = Vec::new();
+    let mut worst = vec![0; tasks.len()];
+    for now in 0..end {
+        for (task, arrivals) in arrivals.iter().enumerate() {
+            jobs.extend(
+                arrivals
+                    .iter()
+                    .filter(|&&at| at == now)
+                    .map(|&arrival| Job {
+                        task,
+                        arrival,
+                        left: tasks[task].wcet,
+                    }),
+            );
+        }
+        // Only the oldest job of each task is ready: a thread does one after the other.
+        let mut ready: Vec<usize> = (0..jobs.len())
+            .filter(|&one| {
+                jobs.iter()
+                    .all(|other| other.task != jobs[one].task || other.arrival >= jobs[one].arrival)
+            })
+            .collect();
+        ready.sort_by_key(|&one| {
+            let job = &jobs[one];
+            let age = if unfair {
+                u64::MAX - job.arrival
+            } else {
+                job.arrival
+            };
+            (u8::MAX - tasks[job.task].priority, age)
+        });
+        let running = supply.running(now, ready.len());
+        for &one in ready.iter().take(running) {
+            jobs[one].left -= 1;
+        }
+        jobs.retain(|job| {
+            let age = now + 1 - job.arrival;
+            if job.left == 0 || now + 1 == end {
+                worst[job.task] = worst[job.task].max(age);
+            }
+            job.left > 0
+        });
+    }
+    worst
+}
+
+/// Arrivals until `end`: the first at `offset`, the others a period and whatever `delays` adds
+/// apart.
+pub fn arrivals(task: &SlotTask, offset: u64, delays: &[u64], end: u64) -> Vec<u64> {
+    let mut arrivals = Vec::new();
+    let mut at = offset;
+    let mut delays = delays.iter().cycle();
+    while at < end {
+        arrivals.push(at);
+        at += task.period + delays.next().copied().unwrap_or(0);
+    }
+    arrivals
+}
+
+/// Where a server's budget lies within a period of its own.
+#[derive(Clone, Debug)]
+pub enum Place {
+    Early,
+    Late,
+    /// In the slots whose turn comes first by these random keys.
+    Scattered(Vec<u64>),
+}
+
+/// Servers that hand out their budget in every period whether it is wanted or not, each in its own
+/// phase.
+pub struct PeriodicServers {
+    pub runtime: u64,
+    pub period: u64,
+    /// Per server: how far into its first period slot 0 is, and the places of its budget, repeated.
+    pub servers: Vec<(u64, Vec<Place>)>,
+}
+
+impl PeriodicServers {
+    /// The worst alignment: every server has just served its budget early and serves all later ones
+    /// late.
+    pub fn worst(runtime: u64, period: u64, cores: usize) -> Self {
+        // Slot 0 is in the first period, whose budget was early; no later period repeats that.
+        let places = std::iter::once(Place::Early)
+            .chain(std::iter::repeat_n(Place::Late, 10_000))
+            .collect::<Vec<_>>();
+        Self {
+            runtime,
+            period,
+            servers: vec![(runtime, places); cores],
+        }
+    }
+}
+
+impl Supply for PeriodicServers {
+    fn running(&mut self, now: u64, _pending: usize) -> usize {
+        let runs = |(phase, places): &(u64, Vec<Place>)| {
+            let (number, slot) = ((now + phase) / self.period, (now + phase) % self.period);
+            match &places[number as usize % places.len()] {
+                Place::Early => slot < self.runtime,
+                Place::Late => slot >= self.period - self.runtime,
+                Place::Scattered(keys) => {
+                    let key = |slot: u64| (keys[slot as usize % keys.len()], slot);
+                    (0..self.period)
+                        .filter(|&other| key(other) < key(slot))
+                        .count()
+                        < self.runtime as usize
+                }
+            }
+        };
+        self.servers.iter().filter(|server| runs(server)).count()
+    }
+}
+
+/// A constant bandwidth server as Linux has it (kernel/sched/deadline.c), on a host that lets it
+/// run when it likes and otherwise as late as its deadline allows.
+pub struct Cbs {
+    runtime: u64,
+    period: u64,
+    left: u64,
+    deadline: u64,
+    was_pending: bool,
+    /// Whether the host would let it run, slot by slot, repeated.
+    host: Vec<bool>,
+}
+
+impl Cbs {
+    pub fn new(runtime: u64, period: u64, host: Vec<bool>) -> Self {
+        Self {
+            runtime,
+            period,
+            left: 0,
+            deadline: 0,
+            was_pending: false,
+            host,
+        }
+    }
+}
+
+impl Supply for Cbs {
+    fn running(&mut self, now: u64, pending: usize) -> usize {
+        // An exhausted budget comes back at the deadline, whether or not anybody waits for it.
+        if self.left == 0 && now >= self.deadline && self.deadline > 0 {
+            self.left = self.runtime;
+            self.deadline += self.period;
+        }
+        let pending = pending > 0;
+        if pending && !self.was_pending {
+            // Waking up: go on only if what is left is no more than the share of the time to the
+            // deadline.
+            let throttled = self.left == 0 && now < self.deadline;
+            let beyond = now >= self.deadline
+                || self.left * self.period > (self.deadline - now) * self.runtime;
+            if !throttled && beyond {
+                self.left = self.runtime;
+                self.deadline = now + self.period;
+            }
+        }
+        self.was_pending = pending;
+        if !pending || self.left == 0 {
+            return 0;
+        }
+        let must = self.deadline - now <= self.left;
+        let runs = must || self.host[now as usize % self.host.len()];
+        self.left -= u64::from(runs);
+        usize::from(runs)
+    }
+}
+
+/// Constant bandwidth servers that always have something to run, if only a thread of the lowest
+/// priority.
+pub struct AwakeServers(pub Vec<Cbs>);
+
+impl Supply for AwakeServers {
+    fn running(&mut self, now: u64, _pending: usize) -> usize {
+        self.0.iter_mut().map(|server| server.running(now, 1)).sum()
+    }
+}
