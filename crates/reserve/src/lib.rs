@@ -34,6 +34,7 @@
 
 mod check;
 mod global;
+pub mod input;
 mod model;
 mod nanos;
 mod per_task;
