@@ -33,6 +33,7 @@
 #![forbid(unsafe_code)]
 
 mod check;
+pub mod generate;
 mod global;
 pub mod input;
 mod model;
