@@ -36,6 +36,7 @@ mod check;
 pub mod generate;
 mod global;
 pub mod input;
+pub mod measure;
 mod model;
 mod nanos;
 mod per_task;
