@@ -41,6 +41,7 @@ mod model;
 mod nanos;
 mod per_task;
 mod plan;
+pub mod render;
 mod reservation;
 mod single;
 mod supply;

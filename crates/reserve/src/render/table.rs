@@ -1,0 +1,273 @@
+//! Results as tables of plain text, columns aligned, no colours.
+
+use std::fmt::Write;
+
+use crate::check::{Outcome, Verdict};
+use crate::measure::{Activation, Estimate};
+use crate::per_task::PerTaskPlan;
+use crate::plan::Plan;
+
+/// Rows under a header, the first column aligned to the left and all others to the right.
+struct Table {
+    rows: Vec<Vec<String>>,
+}
+
+impl Table {
+    fn new(header: &[&str]) -> Self {
+        Self {
+            rows: vec![header.iter().map(|&name| name.to_owned()).collect()],
+        }
+    }
+
+    fn row(&mut self, cells: impl IntoIterator<Item = String>) {
+        self.rows.push(cells.into_iter().collect());
+    }
+
+    fn render(&self) -> String {
+        let columns = self.rows.iter().map(Vec::len).max().unwrap_or(0);
+        let width = |column: usize| {
+            self.rows
+                .iter()
+                .filter_map(|row| row.get(column))
+                .map(|cell| cell.chars().count())
+                .max()
+                .unwrap_or(0)
+        };
+        let widths: Vec<usize> = (0..columns).map(width).collect();
+        let mut text = String::new();
+        for (number, row) in self.rows.iter().enumerate() {
+            let mut line = String::new();
+            for (column, (cell, &width)) in row.iter().zip(&widths).enumerate() {
+                if column == 0 {
+                    let _ = write!(line, "{cell:<width$}");
+                } else {
+                    let _ = write!(line, "  {cell:>width$}");
+                }
+            }
+            let _ = writeln!(text, "{}", line.trim_end());
+            if number == 0 {
+                let _ = writeln!(
+                    text,
+                    "{}",
+                    "-".repeat(widths.iter().sum::<usize>() + 2 * columns.saturating_sub(1))
+                );
+            }
+        }
+        text
+    }
+}
+
+/// Task by task how its worst response compares with its deadline, and the verdict in a sentence.
+pub fn verdict_table(verdict: &Verdict) -> String {
+    let mut table = Table::new(&[
+        "task", "prio", "C", "T", "D", "response", "slack", "verdict",
+    ]);
+    for task in verdict.tasks() {
+        let response = task.outcome.response();
+        let slack = response
+            .filter(|response| *response <= task.deadline)
+            .map(|_| task.slack().to_string());
+        let judged = match task.outcome {
+            Outcome::Meets { .. } => "meets",
+            Outcome::Misses { .. } => "MAY MISS",
+            Outcome::NotAnalysed => "open",
+        };
+        table.row([
+            task.name.clone(),
+            task.priority.to_string(),
+            task.wcet.to_string(),
+            task.period.to_string(),
+            task.deadline.to_string(),
+            response.map_or_else(|| "-".to_owned(), |response| response.to_string()),
+            slack.unwrap_or_else(|| "-".to_owned()),
+            judged.to_owned(),
+        ]);
+    }
+    let reservation = verdict.reservation();
+    format!(
+        "{reservation} ({} of each, {} in all)\n\n{}\n{}\n",
+        reservation.core_bandwidth(),
+        reservation.total_bandwidth(),
+        table.render(),
+        verdict.reason()
+    )
+}
+
+/// The chosen reservation with its verdict, and the best `alternatives` of the others.
+pub fn plan_table(plan: &Plan, alternatives: usize) -> String {
+    let mut text = verdict_table(&plan.verdict);
+    if plan.alternatives.len() > 1 && alternatives > 0 {
+        let mut table = Table::new(&[
+            "alternative",
+            "runtime",
+            "period",
+            "cores",
+            "of each",
+            "in all",
+        ]);
+        for (number, alternative) in plan
+            .alternatives
+            .iter()
+            .skip(1)
+            .take(alternatives)
+            .enumerate()
+        {
+            let reservation = &alternative.reservation;
+            table.row([
+                (number + 1).to_string(),
+                reservation.runtime().to_string(),
+                reservation.period().to_string(),
+                reservation.cores().to_string(),
+                reservation.core_bandwidth().to_string(),
+                alternative.total_bandwidth.to_string(),
+            ]);
+        }
+        let _ = write!(text, "\n{}", table.render());
+    }
+    text
+}
+
+/// A reservation per task.
+pub fn per_task_table(plan: &PerTaskPlan) -> String {
+    let mut table = Table::new(&["task", "runtime", "period", "of a core", "response"]);
+    for own in &plan.tasks {
+        table.row([
+            own.task.clone(),
+            own.reservation.runtime().to_string(),
+            own.reservation.period().to_string(),
+            own.reservation.core_bandwidth().to_string(),
+            own.response.to_string(),
+        ]);
+    }
+    format!(
+        "{}\n{} of a core in all\n",
+        table.render(),
+        plan.total_bandwidth
+    )
+}
+
+/// What was measured of a program, and what to bear in mind.
+pub fn estimate_table(estimate: &Estimate) -> String {
+    let mut table = Table::new(&["measured", ""]);
+    let mut line = |what: &str, value: String| table.row([what.to_owned(), value]);
+    line("jobs", estimate.jobs.to_string());
+    line("CPU time, median", estimate.cpu_p50.to_string());
+    line("CPU time, 99%", estimate.cpu_p99.to_string());
+    line("CPU time, longest", estimate.cpu_max.to_string());
+    match estimate.activation {
+        Activation::Periodic { period, jitter } => {
+            line("period", period.to_string());
+            line("jitter", jitter.to_string());
+        }
+        Activation::Sporadic => line("period", "none seen".to_owned()),
+    }
+    line("shortest distance", estimate.min_interarrival.to_string());
+    line("C to plan with", estimate.task.wcet().to_string());
+    line("T to plan with", estimate.task.period().to_string());
+    let mut text = table.render();
+    for note in &estimate.notes {
+        let _ = write!(text, "\nnote: {note}\n");
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::check::check;
+    use crate::measure::{Sample, estimate};
+    use crate::nanos::Nanos;
+    use crate::per_task::plan_per_task;
+    use crate::plan::{Constraints, Periods, plan};
+    use crate::reservation::{Overheads, Reservation};
+    use crate::task::{Task, TaskSet};
+
+    fn ms(millis: u64) -> Nanos {
+        Nanos::from_millis(millis)
+    }
+
+    fn example() -> TaskSet {
+        let tasks = [("camera", 7, 50), ("planner", 9, 75)];
+        TaskSet::new(
+            tasks
+                .map(|(name, c, t)| Task::implicit(name, ms(c), ms(t)).unwrap())
+                .to_vec(),
+        )
+        .unwrap()
+    }
+
+    #[test]
+    fn a_verdict_shows_every_task_and_its_reason() {
+        let reservation = Reservation::new(Nanos::from_micros(3_500), ms(10), 1).unwrap();
+        let shown = verdict_table(&check(&example(), &reservation, &Overheads::default()));
+        let expected = "\
+3.5ms every 10ms on 1 core (35.0% of each, 35.0% in all)
+
+task     prio    C     T     D  response   slack  verdict
+---------------------------------------------------------
+camera      2  7ms  50ms  50ms    26.5ms  23.5ms    meets
+planner     1  9ms  75ms  75ms      75ms     0ns    meets
+
+every task meets its deadline; the tightest, `planner` (priority 1), is done within 75ms of its 75ms
+";
+        assert_eq!(shown, expected);
+    }
+
+    #[test]
+    fn a_task_without_a_bound_has_a_dash_and_is_marked() {
+        let shown = verdict_table(&check(
+            &example(),
+            &Reservation::new(ms(2), ms(10), 1).unwrap(),
+            &Overheads::default(),
+        ));
+        let planner = shown
+            .lines()
+            .find(|line| line.starts_with("planner"))
+            .unwrap();
+        assert!(
+            planner.contains(" - ") && planner.ends_with("MAY MISS"),
+            "{planner}"
+        );
+    }
+
+    #[test]
+    fn a_plan_shows_the_alternatives_it_turned_down() {
+        let constraints = Constraints {
+            periods: Periods::Listed(vec![ms(5), ms(10), ms(20)]),
+            ..Constraints::default()
+        };
+        let plan = plan(&example(), &constraints).unwrap();
+        let shown = plan_table(&plan, 2);
+        let rows: Vec<&str> = shown
+            .lines()
+            .skip_while(|line| !line.starts_with("alternative"))
+            .collect();
+        assert_eq!(rows.len(), 4, "{shown}");
+        assert!(!plan_table(&plan, 0).contains("alternative"));
+    }
+
+    #[test]
+    fn reservations_per_task_are_summed_up() {
+        let shown = per_task_table(&plan_per_task(&example(), &Constraints::default()).unwrap());
+        assert!(
+            shown.contains("camera") && shown.ends_with("26.0% of a core in all\n"),
+            "{shown}"
+        );
+    }
+
+    #[test]
+    fn an_estimate_shows_its_notes() {
+        let samples: Vec<Sample> = (0..20)
+            .map(|job| Sample {
+                activation: ms(job * 10),
+                cpu: ms(2),
+            })
+            .collect();
+        let shown = estimate_table(&estimate("p", &samples, 100_000).unwrap());
+        assert!(
+            shown.contains("C to plan with") && shown.contains("2.2ms"),
+            "{shown}"
+        );
+        assert!(shown.contains("note: only 20 jobs were seen"), "{shown}");
+    }
+}
