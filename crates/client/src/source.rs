@@ -257,9 +257,8 @@ impl Source {
     #[cold]
     fn buffer_after_progress(&self, len: usize) -> Result<Buffer<'_>, Error> {
         // A lane that has nothing to do shows completions that others made possible when it looks again.
-        self.inner.borrow().binding.attachment.bell.ring();
-        if let Some(progress) = self.progress() {
-            progress.progress();
+        self.flush();
+        if self.progress().is_some() {
             return self.try_buffer(len);
         }
         Err(Error::WouldBlock)
@@ -303,7 +302,32 @@ impl Source {
     /// that was taken before the runtime went away; [`Error::Ended`], [`Error::Forked`].
     #[inline]
     pub fn emit(&self, buffer: Buffer<'_>) -> Result<Token, Error> {
-        self.send(buffer, 0, 0)
+        let token = self.push(buffer, 0, 0)?;
+        self.flush();
+        Ok(token)
+    }
+
+    /// As [`emit`](Self::emit), with more to follow at once: the runtime is told with the next `emit` or
+    /// [`flush`](Self::flush), or when no buffer is free. Saves a little for each message of a burst, most
+    /// in the embedded form, where each telling drives the lane.
+    ///
+    /// # Errors
+    /// As [`emit`](Self::emit).
+    #[inline]
+    pub fn emit_more(&self, buffer: Buffer<'_>) -> Result<Token, Error> {
+        self.push(buffer, 0, 0)
+    }
+
+    /// Tells the runtime of what [`emit_more`](Self::emit_more) has left behind.
+    #[inline]
+    pub fn flush(&self) {
+        if self.slot.forked() {
+            return;
+        }
+        self.inner.borrow().binding.attachment.bell.ring();
+        if let Some(progress) = self.progress() {
+            progress.progress();
+        }
     }
 
     /// As [`emit`](Self::emit), to be sent at `launch`, not as soon as possible.
@@ -312,11 +336,13 @@ impl Source {
     /// As [`emit`](Self::emit).
     #[inline]
     pub fn emit_at(&self, buffer: Buffer<'_>, launch: TaiTime) -> Result<Token, Error> {
-        self.send(buffer, FLAG_LAUNCH_TIME, launch.as_nanos())
+        let token = self.push(buffer, FLAG_LAUNCH_TIME, launch.as_nanos())?;
+        self.flush();
+        Ok(token)
     }
 
     #[inline]
-    fn send(&self, buffer: Buffer<'_>, flags: u8, launch_time_ns: i64) -> Result<Token, Error> {
+    fn push(&self, buffer: Buffer<'_>, flags: u8, launch_time_ns: i64) -> Result<Token, Error> {
         if !std::ptr::eq(self, buffer.source) {
             return Err(Error::InvalidArgument(
                 "the buffer belongs to another source: emit it there".into(),
@@ -359,10 +385,6 @@ impl Source {
         binding.emitted += 1;
         let token = Token(inner.emitted);
         inner.emitted += 1;
-        binding.attachment.bell.ring();
-        if let Some(progress) = self.progress() {
-            progress.progress();
-        }
         Ok(token)
     }
 
@@ -579,6 +601,15 @@ impl<'s> Buffer<'s> {
     #[inline]
     pub fn emit(self) -> Result<Token, Error> {
         self.source.emit(self)
+    }
+
+    /// Sends it with more to follow, see [`Source::emit_more`].
+    ///
+    /// # Errors
+    /// As [`Source::emit_more`].
+    #[inline]
+    pub fn emit_more(self) -> Result<Token, Error> {
+        self.source.emit_more(self)
     }
 
     /// Sends it at `launch`, see [`Source::emit_at`].
