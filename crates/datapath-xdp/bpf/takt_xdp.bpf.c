@@ -21,6 +21,9 @@
 #define IP_FRAGMENT_OFFSET 0x1fff
 #define MOST_VLAN_TAGS 2
 
+/* Ports of Takt on the interface at a time; user space has the same number. */
+#define MOST_PORTS 64
+
 struct vlan_tag {
 	__be16 control;
 	__be16 encapsulated;
@@ -36,15 +39,18 @@ struct endpoint {
 	__u16 zero;
 };
 
-/* The endpoints of Takt on this interface; the value is not used. */
+/* The endpoints of Takt on this interface, and the number of the port that each belongs to. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 4096);
 	__type(key, struct endpoint);
-	__type(value, __u8);
+	__type(value, __u32);
 } takt_endpoints SEC(".maps");
 
-/* The socket of each receive queue; user space sets the size to the number of queues. */
+/*
+ * The socket for each port on each receive queue, at queue * MOST_PORTS + port: the port's own or, where it has
+ * none on the queue, another's. User space sets the size.
+ */
 struct {
 	__uint(type, BPF_MAP_TYPE_XSKMAP);
 	__uint(max_entries, 1);
@@ -129,13 +135,18 @@ SEC("xdp.frags")
 int takt_xdp(struct xdp_md *ctx)
 {
 	struct endpoint endpoint = {};
+	__u32 *port;
 
-	if (destination(ctx, &endpoint) && bpf_map_lookup_elem(&takt_endpoints, &endpoint)) {
-		/* A queue without a socket answers with the last argument. */
-		int action = bpf_redirect_map(&takt_sockets, ctx->rx_queue_index, XDP_PASS);
+	if (destination(ctx, &endpoint)) {
+		port = bpf_map_lookup_elem(&takt_endpoints, &endpoint);
+		if (port && *port < MOST_PORTS) {
+			__u32 socket = ctx->rx_queue_index * MOST_PORTS + *port;
+			/* Where there is no socket the answer is the last argument. */
+			int action = bpf_redirect_map(&takt_sockets, socket, XDP_PASS);
 
-		count(action != XDP_REDIRECT);
-		return action;
+			count(action != XDP_REDIRECT);
+			return action;
+		}
 	}
 	count(1);
 	return XDP_PASS;

@@ -2,21 +2,19 @@
 //!
 //! Each end is polled by one thread on a core of its own. Ports and bare sockets take turns, so that what disturbs
 //! the machine disturbs both. Either end writes the whole payload and
-//! reads one byte of it; a bare end's headers are written once and never looked at. Needs root.
+//! reads one byte of it; a bare end's headers are written once and never looked at. Needs root; on a machine
+//! that does other things as well, run it under `chrt -f 50`.
 //!
 //!     cargo run --release -p takt-datapath-xdp --example pingpong [-- ROUND_TRIPS [TURNS]]
-
-#[path = "../tests/support/mod.rs"]
-mod support;
 
 use std::hint::spin_loop;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use support::{Namespace, Pair};
 use takt_datapath::{Datapath, PeerHandle, Port, PortRequest, ReserveError};
 use takt_datapath_xdp::ring::Descriptor;
 use takt_datapath_xdp::{BareSocket, XdpConfig, XdpDatapath};
+use takt_lab::{Host, Lab, LabConfig};
 use takt_time::TrafficClass;
 use takt_wire::ethernet::MacAddress;
 use takt_wire::frame::{UdpFlow, UdpHeaderTemplate};
@@ -34,26 +32,22 @@ fn main() {
         .map(|argument| argument.parse().expect("a number"));
     let round_trips: usize = arguments.next().unwrap_or(100_000);
     let turns: usize = arguments.next().unwrap_or(4);
-    let pair = Pair::new();
-    let left = pair
-        .left
-        .enter(|| XdpDatapath::probe(XdpConfig::new("takt0")).expect("probe"));
-    let right = pair
-        .right
-        .enter(|| XdpDatapath::probe(XdpConfig::new("takt0")).expect("probe"));
+    let lab = Lab::scratch(&LabConfig::default()).expect("make two hosts");
+    let (left_host, right_host) = (lab.host(0), lab.host(1));
+    let (left, right) = (probe(left_host), probe(right_host));
     println!("{}\n{}", machine(), left.capabilities().detail);
     println!("{round_trips} round trips of {PAYLOAD} bytes in each turn; microseconds");
     let (mut port_median, mut bare_median) = (Vec::new(), Vec::new());
     for _ in 0..turns {
         let mut ends = (
-            port(&pair.left, &left, LEFT, RIGHT),
-            port(&pair.right, &right, RIGHT, LEFT),
+            port(left_host, &left, LEFT, RIGHT),
+            port(right_host, &right, RIGHT, LEFT),
         );
         port_median.push(report("port", play(&mut ends.0, &mut ends.1, round_trips)));
         drop(ends);
         let mut ends = (
-            bare(&pair.left, &left, LEFT, RIGHT),
-            bare(&pair.right, &right, RIGHT, LEFT),
+            bare(left_host, &left, LEFT, RIGHT),
+            bare(right_host, &right, RIGHT, LEFT),
         );
         bare_median.push(report("bare", play(&mut ends.0, &mut ends.1, round_trips)));
     }
@@ -64,8 +58,8 @@ fn main() {
     );
     for payload in [64, 1024] {
         let mut ends = (
-            port(&pair.left, &left, LEFT, RIGHT),
-            port(&pair.right, &right, RIGHT, LEFT),
+            port(left_host, &left, LEFT, RIGHT),
+            port(right_host, &right, RIGHT, LEFT),
         );
         let (sent, received, seconds) = rate(&mut ends.0, &mut ends.1.port, payload);
         println!(
@@ -108,55 +102,62 @@ impl End for PortEnd {
 }
 
 struct BareEnd {
-    socket: BareSocket,
+    bare: BareSocket,
     length: usize,
 }
 
 impl End for BareEnd {
     fn send(&mut self) {
-        for _ in 0..self.socket.completion.available(u32::MAX) {
-            self.socket.completion.pop();
+        for _ in 0..self.bare.pool.completion.available(u32::MAX) {
+            self.bare.pool.completion.pop();
         }
-        self.socket.completion.release();
+        self.bare.pool.completion.release();
         let start = (self.length - PAYLOAD) as u64;
-        self.socket
-            .umem
+        self.bare
+            .tx
             .bytes_mut(start, PAYLOAD)
             .expect("a chunk")
             .fill(7);
-        self.socket.tx.push(Descriptor {
-            addr: 0,
+        self.bare.socket.tx.push(Descriptor {
+            addr: self.bare.tx.start(),
             len: self.length as u32,
             options: 0,
         });
-        self.socket.tx.publish();
-        self.socket.kick();
+        self.bare.socket.tx.publish();
+        self.bare.socket.kick();
     }
 
     fn poll(&mut self) -> bool {
-        let count = self.socket.rx.available(BURST as u32);
+        let count = self.bare.socket.rx.available(BURST as u32);
         let mut last = 0;
         for _ in 0..count {
-            let descriptor = self.socket.rx.pop();
+            let descriptor = self.bare.socket.rx.pop();
             let end = descriptor.addr + u64::from(descriptor.len);
-            last = self.socket.umem.bytes(end - 1, 1).expect("a frame")[0];
-            self.socket.fill.push(descriptor.addr & !4095);
+            last = self.bare.rx.bytes(end - 1, 1).expect("a frame")[0];
+            self.bare.pool.fill.push(descriptor.addr & !4095);
         }
         if count > 0 {
-            self.socket.rx.release();
-            self.socket.fill.publish();
+            self.bare.socket.rx.release();
+            self.bare.pool.fill.publish();
         }
         count > 0 && last == 7
     }
 }
 
-fn port(namespace: &Namespace, datapath: &XdpDatapath, bind: &str, remote: &str) -> PortEnd {
+fn probe(host: &Host) -> XdpDatapath {
+    let _inside = host.enter().expect("enter the host");
+    XdpDatapath::probe(XdpConfig::new(host.interface())).expect("probe")
+}
+
+fn port(host: &Host, datapath: &XdpDatapath, bind: &str, remote: &str) -> PortEnd {
     let request = PortRequest {
         lane: 0,
         lanes: 1,
         bind: bind.parse().expect("address"),
     };
-    let mut port = namespace.enter(|| datapath.open(&request)).expect("open");
+    let inside = host.enter().expect("enter the host");
+    let mut port = datapath.open(&request).expect("open");
+    drop(inside);
     let peer = port
         .connect(remote.parse().expect("address"))
         .expect("connect");
@@ -170,14 +171,14 @@ fn port(namespace: &Namespace, datapath: &XdpDatapath, bind: &str, remote: &str)
     PortEnd { port, peer }
 }
 
-fn bare(namespace: &Namespace, datapath: &XdpDatapath, bind: &str, remote: &str) -> BareEnd {
+fn bare(host: &Host, datapath: &XdpDatapath, bind: &str, remote: &str) -> BareEnd {
     let (src, dst) = (
         bind.parse().expect("address"),
         remote.parse().expect("address"),
     );
-    let mut socket = namespace
-        .enter(|| datapath.open_bare(0, src))
-        .expect("open");
+    let inside = host.enter().expect("enter the host");
+    let mut bare = datapath.open_bare(0, src).expect("open");
+    drop(inside);
     // The veth driver delivers whatever the MAC addresses say.
     let flow = UdpFlow {
         src_mac: MacAddress([2, 0, 0, 0, 0, 1]),
@@ -189,9 +190,9 @@ fn bare(namespace: &Namespace, datapath: &XdpDatapath, bind: &str, remote: &str)
         hop_limit: 64,
     };
     let headers = UdpHeaderTemplate::new(&flow).expect("headers");
-    let frame = socket.umem.bytes_mut(0, 4096).expect("a chunk");
+    let frame = bare.tx.bytes_mut(0, 4096).expect("a chunk");
     let length = headers.emit(frame, PAYLOAD, 0, true).expect("fits");
-    BareEnd { socket, length }
+    BareEnd { bare, length }
 }
 
 /// Plays `count` round trips and returns their times in nanoseconds.

@@ -1,7 +1,7 @@
 //! The XDP program of an interface, shared by everything in this process that uses the interface.
 //!
-//! A port claims its queues and its address here; the program then sends datagrams for that address to the socket
-//! of the queue they arrived on, and leaves all else to the kernel. The last user gone, the link closes and the
+//! A port claims its address here; the program then sends datagrams for that address to the port's socket on the queue
+//! they arrived on, or to another port's where it has none there, and leaves all else to the kernel. The last user gone, the link closes and the
 //! kernel detaches the program; the same happens when the process dies.
 
 use std::net::SocketAddr;
@@ -14,12 +14,13 @@ use takt_datapath::stack::{Interface, InterfaceState, NextHops, StackError};
 use crate::config::ZeroCopy;
 use crate::interface::{Device, Namespace};
 use crate::link::AttachMode;
-use crate::maps::Maps;
+use crate::maps::{MOST_PORTS, Maps, Slot};
 use crate::port::open_error;
 use crate::program::{self, Attached, Mode};
+use crate::queue::{Queue, Shares};
 use crate::reservation::Reservation;
-use crate::socket::{Socket, SocketError, SocketOptions};
-use crate::umem::RX_CHUNK_CAPACITY;
+use crate::socket::{Pool, PoolOptions, SocketError};
+use crate::umem::{self, RX_CHUNK_CAPACITY};
 
 /// Bytes that a frame has around an IP packet: Ethernet header and two VLAN tags.
 const FRAME_OVERHEAD: usize = 14 + 2 * 4;
@@ -47,7 +48,8 @@ pub(crate) struct Attachment {
     /// Why the mode is not native, where that was tried.
     fallback: Option<String>,
     maps: Arc<Mutex<Maps>>,
-    claimed: Mutex<Claimed>,
+    /// Queues that ports are on.
+    queues: Mutex<Vec<Weak<Queue>>>,
     /// What was found out for each wish, since a queue in use cannot be tried again.
     traits: Mutex<Vec<(ZeroCopy, Traits)>>,
     /// Keeps the program's map of endpoints true to the interface's addresses.
@@ -57,19 +59,14 @@ pub(crate) struct Attachment {
     _link: OwnedFd,
 }
 
-/// What the ports of this process hold.
-#[derive(Debug, Default)]
-struct Claimed {
-    queues: Vec<u32>,
-    reservations: Vec<Weak<Reservation>>,
-}
-
-/// A port's claims on an attachment; given back on drop.
+/// A port's claim on an attachment: an address, and a number in the program's maps. Given back on drop.
 #[derive(Debug)]
 pub(crate) struct Claim {
     attachment: Arc<Attachment>,
-    queues: Vec<u32>,
-    reservation: Option<Arc<Reservation>>,
+    slot: Slot,
+    /// The address, with the port that the kernel chose where none was asked for.
+    reservation: Reservation,
+    released: bool,
 }
 
 impl Attachment {
@@ -140,7 +137,7 @@ impl Attachment {
             mode,
             fallback,
             maps,
-            claimed: Mutex::default(),
+            queues: Mutex::default(),
             traits: Mutex::default(),
             interface,
             next_hops: Arc::new(next_hops),
@@ -230,66 +227,77 @@ impl Attachment {
         zero_copy: bool,
         multi_buffer: bool,
     ) -> Result<Result<(), SocketError>, OpenError> {
-        let options = SocketOptions {
+        let options = PoolOptions {
             ifindex: self.ifindex,
             queue,
-            rx_ring: 64,
-            rx_chunks: 64,
-            tx_chunks: 64,
+            tx_chunks: 1,
             zero_copy,
             multi_buffer,
-            busy_poll: None,
         };
-        match Socket::open(&options) {
+        let tried = umem::map(1, 1, 1)
+            .map_err(|source| SocketError {
+                action: "map memory for frames",
+                source,
+            })
+            .and_then(|(memory, _)| Pool::open(&options, &memory));
+        match tried {
             Ok(_) => Ok(Ok(())),
             Err(error) if error.is_refusal_of_flags() => Ok(Err(error)),
             Err(error) => Err(open_error(error, &format!("queue {queue}"))),
         }
     }
 
-    /// Claims `queues` for one port that is to be bound to `bind`, so that nobody else in this process asks the
-    /// kernel for them meanwhile.
-    pub(crate) fn claim(
-        self: &Arc<Self>,
-        device: &Device,
-        queues: &[u32],
-        bind: SocketAddr,
-    ) -> Result<Claim, OpenError> {
-        let mut claimed = lock(&self.claimed);
-        let taken = queues.iter().find(|queue| claimed.queues.contains(queue));
-        if taken.is_some() && claimed.reservations().any(|held| held.local() == bind) {
-            return Err(OpenError::Bind {
-                address: bind,
-                source: std::io::Error::from_raw_os_error(libc::EADDRINUSE),
-            });
+    /// The queue `options` is about, opened if no port of this process is on it.
+    pub(crate) fn queue(
+        &self,
+        options: &PoolOptions,
+        shares: Shares,
+    ) -> Result<Arc<Queue>, OpenError> {
+        let mut queues = lock(&self.queues);
+        queues.retain(|queue| queue.strong_count() > 0);
+        let present = queues
+            .iter()
+            .filter_map(Weak::upgrade)
+            .find(|queue| queue.number() == options.queue);
+        if let Some(present) = present {
+            return Ok(present);
         }
-        if let Some(queue) = taken {
-            return Err(OpenError::Unavailable(format!(
-                "queue {queue} of {} is held by another port of this process: a lane can have one port here",
-                device.name
-            )));
-        }
-        claimed.queues.extend_from_slice(queues);
+        let opened = Queue::open(options, shares)
+            .map_err(|error| open_error(error, &format!("queue {}", options.queue)))?;
+        let opened = Arc::new(opened);
+        queues.push(Arc::downgrade(&opened));
+        Ok(opened)
+    }
+
+    /// Reserves the address with the kernel and a number in the program's maps for one port.
+    pub(crate) fn claim(self: &Arc<Self>, bind: SocketAddr) -> Result<Claim, OpenError> {
+        let reservation = Reservation::new(bind)?;
+        let slot = self.maps().add().ok_or_else(|| {
+            OpenError::Unavailable(format!(
+                "there are {MOST_PORTS} ports on the interface already, its limit"
+            ))
+        })?;
         Ok(Claim {
             attachment: Arc::clone(self),
-            queues: queues.to_vec(),
-            reservation: None,
+            slot,
+            reservation,
+            released: false,
         })
     }
 }
 
-impl Claimed {
-    fn reservations(&self) -> impl Iterator<Item = Arc<Reservation>> {
-        self.reservations.iter().filter_map(Weak::upgrade)
-    }
-}
-
 impl Claim {
-    /// Has datagrams that arrive on `queue`, one of the claimed, go to `socket`.
-    pub(crate) fn steer(&self, queue: u32, socket: &impl AsFd) -> Result<(), OpenError> {
+    /// The address, with the port that the kernel chose where none was asked for.
+    pub(crate) fn local(&self) -> SocketAddr {
+        self.reservation.local()
+    }
+
+    /// Has datagrams for the claimed address that arrive on `queue` go to `socket`, which stays open until the claim
+    /// is released.
+    pub(crate) fn place(&self, queue: u32, socket: &impl AsFd) -> Result<(), OpenError> {
         self.attachment
             .maps()
-            .steer(queue, socket)
+            .place(self.slot, queue, socket)
             .map_err(|source| OpenError::System {
                 action: format!(
                     "cannot enter the socket of queue {queue} into the XDP program's map"
@@ -298,50 +306,30 @@ impl Claim {
             })
     }
 
-    /// Reserves the address with the kernel, or shares the reservation of another port of this process, and has
-    /// the program take its datagrams. Returns it with the port that was chosen where none was asked for.
-    pub(crate) fn reserve(&mut self, bind: SocketAddr) -> Result<SocketAddr, OpenError> {
-        let mut claimed = lock(&self.attachment.claimed);
-        claimed
-            .reservations
-            .retain(|reservation| reservation.strong_count() > 0);
-        let shared = claimed
-            .reservations()
-            .find(|shared| bind.port() != 0 && shared.local() == bind);
-        let reservation = match shared {
-            Some(shared) => shared,
-            None => {
-                let made = Arc::new(Reservation::new(bind)?);
-                claimed.reservations.push(Arc::downgrade(&made));
-                made
-            }
-        };
-        let local = reservation.local();
+    /// Has the program take datagrams for the claimed address.
+    pub(crate) fn accept(&self) -> Result<(), OpenError> {
+        let local = self.local();
         self.attachment
             .maps()
-            .accept(local)
+            .accept(self.slot, local)
             .map_err(|source| OpenError::System {
                 action: format!("cannot enter {local} into the XDP program's map"),
                 source,
-            })?;
-        self.reservation = Some(reservation);
-        Ok(local)
+            })
+    }
+
+    /// Has the program leave the address to the kernel. To be called before the sockets close.
+    pub(crate) fn release(&mut self) {
+        if !self.released {
+            self.released = true;
+            self.attachment.maps().remove(self.slot);
+        }
     }
 }
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        let mut maps = self.attachment.maps();
-        if let Some(reservation) = &self.reservation {
-            maps.refuse(reservation.local());
-        }
-        for queue in &self.queues {
-            maps.unsteer(*queue);
-        }
-        drop(maps);
-        lock(&self.attachment.claimed)
-            .queues
-            .retain(|queue| !self.queues.contains(queue));
+        self.release();
     }
 }
 

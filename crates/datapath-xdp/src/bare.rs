@@ -1,23 +1,29 @@
 //! A socket without a port around it.
 
 use std::net::SocketAddr;
-use std::ops::{Deref, DerefMut};
 
 use takt_datapath::OpenError;
 
 use crate::XdpDatapath;
 use crate::attachment::Claim;
 use crate::port::open_error;
-use crate::socket::{Socket, SocketOptions};
+use crate::socket::{Pool, PoolOptions, Socket, SocketError, SocketOptions};
+use crate::umem::{self, CHUNK, RxArea, TxArea};
 
-/// A bound [`Socket`] that the XDP program sends the datagrams of one UDP port to.
-///
-/// Chunks `0..tx_frames` of its memory are for sending, one for each frame.
+/// A queue with one [`Socket`] that the XDP program sends the datagrams of one UDP port to: for programs that read
+/// and write whole frames themselves.
 #[derive(Debug)]
 pub struct BareSocket {
-    /// Given back first: the program stops redirecting before the socket closes.
+    /// Dropped first: the program stops redirecting before the socket closes.
     _claim: Claim,
-    socket: Socket,
+    /// The socket's own rings.
+    pub socket: Socket,
+    /// The queue's rings.
+    pub pool: Pool,
+    /// Chunks that frames are received into; all of them are in the fill ring at first.
+    pub rx: RxArea,
+    /// Chunks to send from.
+    pub tx: TxArea,
 }
 
 impl BareSocket {
@@ -27,38 +33,42 @@ impl BareSocket {
         bind: SocketAddr,
     ) -> Result<Self, OpenError> {
         let (config, device) = (&datapath.config, &datapath.device);
-        let mut claim = datapath.attachment.claim(device, &[queue], bind)?;
-        let options = SocketOptions {
+        let refused = |error| open_error(error, &format!("queue {queue} of {}", device.name));
+        let claim = datapath.attachment.claim(bind)?;
+        let (rx, tx) = umem::map(config.rx_ring, 1, config.tx_frames).map_err(|source| {
+            refused(SocketError {
+                action: "map memory for frames",
+                source,
+            })
+        })?;
+        let options = PoolOptions {
             ifindex: device.ifindex,
             queue,
-            rx_ring: config.rx_ring,
-            rx_chunks: config.rx_frames,
             tx_chunks: config.tx_frames,
             zero_copy: datapath.traits.zero_copy,
             multi_buffer: datapath.traits.multi_buffer,
+        };
+        let mut pool = Pool::open(&options, &rx).map_err(refused)?;
+        let options = SocketOptions {
+            rx_ring: config.rx_ring,
+            tx_chunks: config.tx_frames,
             busy_poll: config.busy_poll,
         };
-        let socket = Socket::open(&options)
-            .map_err(|error| open_error(error, &format!("queue {queue} of {}", device.name)))?;
-        claim.reserve(bind)?;
-        claim.steer(queue, &socket)?;
+        let socket = Socket::join(&pool, &options).map_err(refused)?;
+        for chunk in 0..rx.chunks() {
+            pool.fill.push(u64::from(chunk) * CHUNK as u64);
+        }
+        pool.fill.publish();
+        claim.place(queue, &socket)?;
+        claim.accept()?;
+        let [tx] = <[TxArea; 1]>::try_from(tx)
+            .map_err(|_| OpenError::Unavailable("no memory to send from".into()))?;
         Ok(Self {
             _claim: claim,
             socket,
+            pool,
+            rx,
+            tx,
         })
-    }
-}
-
-impl Deref for BareSocket {
-    type Target = Socket;
-
-    fn deref(&self) -> &Socket {
-        &self.socket
-    }
-}
-
-impl DerefMut for BareSocket {
-    fn deref_mut(&mut self) -> &mut Socket {
-        &mut self.socket
     }
 }

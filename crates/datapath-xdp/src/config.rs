@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use takt_datapath::OpenError;
 
+use crate::maps::MOST_PORTS;
 use crate::program::Mode;
 use crate::socket::BusyPoll;
 
@@ -31,10 +32,12 @@ pub struct XdpConfig {
     pub mode: Mode,
     /// Whether to share memory with the device.
     pub zero_copy: ZeroCopy,
-    /// Entries of each receive ring, a power of two.
+    /// Frames that can wait to be received on each queue of a port, a power of two; each takes a chunk of 4 KiB.
+    /// In zero-copy mode the device has as many more.
     pub rx_ring: u32,
-    /// Chunks of 4 KiB for received frames, for each queue.
-    pub rx_frames: u32,
+    /// Ports that can share a queue. Raised by itself to what the number of lanes demands, where there are more
+    /// lanes than queues. Each brings its own memory to the queue when the queue is first opened.
+    pub ports_per_queue: u16,
     /// Frames that a port can have reserved or under way; each takes as many chunks of 4 KiB as the
     /// interface's MTU demands.
     pub tx_frames: u32,
@@ -55,7 +58,7 @@ impl XdpConfig {
             mode: Mode::Auto,
             zero_copy: ZeroCopy::Auto,
             rx_ring: 2048,
-            rx_frames: 2048,
+            ports_per_queue: 1,
             tx_frames: 1024,
             peers: 4096,
             checksum: true,
@@ -72,10 +75,17 @@ impl XdpConfig {
                 self.rx_ring
             ));
         }
-        for (what, frames) in [("rx_frames", self.rx_frames), ("tx_frames", self.tx_frames)] {
-            if frames == 0 || frames > MOST_FRAMES {
-                return refuse(format!("{what} of {frames}: choose 1 to {MOST_FRAMES}"));
-            }
+        if self.tx_frames == 0 || self.tx_frames > MOST_FRAMES {
+            return refuse(format!(
+                "tx_frames of {}: choose 1 to {MOST_FRAMES}",
+                self.tx_frames
+            ));
+        }
+        if self.ports_per_queue == 0 || u32::from(self.ports_per_queue) > MOST_PORTS {
+            return refuse(format!(
+                "{} ports for each queue: choose 1 to {MOST_PORTS}",
+                self.ports_per_queue
+            ));
         }
         if self.queues.as_ref().is_some_and(Range::is_empty) {
             return refuse(format!(
@@ -108,7 +118,7 @@ mod tests {
             assert!(message.contains(value), "{message}");
         };
         refused(|config| config.rx_ring = 1000, "1000");
-        refused(|config| config.rx_frames = 0, "rx_frames of 0");
+        refused(|config| config.ports_per_queue = 0, "0 ports");
         refused(|config| config.tx_frames = 1 << 20, "1048576");
         refused(|config| config.queues = Some(3..3), "3..3");
     }

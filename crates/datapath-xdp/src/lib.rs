@@ -22,6 +22,7 @@ mod peers;
 mod port;
 mod privilege;
 mod program;
+mod queue;
 mod receive;
 mod reservation;
 pub mod ring;
@@ -30,6 +31,7 @@ mod transmit;
 pub mod umem;
 
 use std::net::SocketAddr;
+use std::ops::Range;
 use std::sync::Arc;
 
 use takt_datapath::{Capabilities, Datapath, DatapathKind, OpenError, Port, PortRequest};
@@ -109,8 +111,9 @@ impl XdpDatapath {
         BareSocket::open(self, queue, bind)
     }
 
-    /// The queues of a lane: every `lanes`-th.
-    fn queues_of(&self, request: &PortRequest) -> Result<Vec<u32>, OpenError> {
+    /// The queues of a lane, and how many ports are to share each: every `lanes`-th queue, or one shared with other
+    /// lanes where there are more lanes than queues.
+    fn queues_of(&self, request: &PortRequest) -> Result<(Vec<u32>, u32), OpenError> {
         let namespace = interface::namespace().map_err(|source| OpenError::System {
             action: "cannot identify the thread's network namespace".into(),
             source,
@@ -121,26 +124,32 @@ impl XdpDatapath {
                 self.device.name
             )));
         }
-        let lanes = u32::from(request.lanes.max(1));
         let all = self.config.queues.clone().unwrap_or(0..self.device.queues);
-        let count = all.len();
-        let queues: Vec<u32> = all
-            .filter(|queue| queue % lanes == u32::from(request.lane))
-            .collect();
-        if queues.is_empty() {
-            return Err(OpenError::Unavailable(format!(
-                "{} has {count} receive queue(s) to use, none for lane {} of {lanes}: use fewer lanes, or raise \
-                 the number of queues with `ethtool -L {}`",
-                self.device.name, request.lane, self.device.name
-            )));
-        }
-        Ok(queues)
+        Ok(share_queues(
+            all,
+            request.lane,
+            request.lanes,
+            self.config.ports_per_queue,
+        ))
     }
 
     /// Whether frames may come from senders on this machine whose checksums no device has completed: always on
     /// veth, and possibly wherever the program runs on the kernel's packets and not on the device's.
     fn unfinished_checksums(&self) -> bool {
         self.device.driver == "veth" || self.attachment.mode() == AttachMode::Generic
+    }
+}
+
+/// The queues of `lane` among `lanes`, and how many ports share a queue at least.
+fn share_queues(all: Range<u32>, lane: u16, lanes: u16, ports_per_queue: u16) -> (Vec<u32>, u32) {
+    let (lane, lanes) = (u32::from(lane), u32::from(lanes.max(1)));
+    let count = all.end.saturating_sub(all.start).max(1);
+    let shared = u32::from(ports_per_queue).max(lanes.div_ceil(count));
+    let own: Vec<u32> = all.clone().filter(|queue| queue % lanes == lane).collect();
+    if own.is_empty() {
+        (vec![all.start + lane % count], shared)
+    } else {
+        (own, shared)
     }
 }
 
@@ -178,5 +187,40 @@ impl Datapath for XdpDatapath {
 
     fn open(&self, request: &PortRequest) -> Result<Box<dyn Port>, OpenError> {
         Ok(Box::new(XdpPort::open(self, request)?))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn queues_go_round_the_lanes() {
+        assert_eq!(share_queues(0..4, 0, 2, 1), (vec![0, 2], 1));
+        assert_eq!(share_queues(0..4, 1, 2, 1), (vec![1, 3], 1));
+        assert_eq!(share_queues(4..6, 0, 1, 3), (vec![4, 5], 3));
+    }
+
+    #[test]
+    fn lanes_share_queues_where_there_are_more_of_them() {
+        assert_eq!(share_queues(0..1, 0, 2, 1), (vec![0], 2));
+        assert_eq!(share_queues(0..1, 1, 2, 1), (vec![0], 2));
+        let shared: Vec<_> = (0..5).map(|lane| share_queues(0..2, lane, 5, 1)).collect();
+        assert_eq!(
+            shared,
+            [
+                (vec![0], 3),
+                (vec![1], 3),
+                (vec![0], 3),
+                (vec![1], 3),
+                (vec![0], 3)
+            ]
+        );
+    }
+
+    #[test]
+    fn a_lane_that_no_number_in_the_range_falls_to_shares_one() {
+        assert_eq!(share_queues(2..3, 0, 2, 1), (vec![2], 2));
+        assert_eq!(share_queues(2..3, 1, 2, 1), (vec![2], 2));
     }
 }

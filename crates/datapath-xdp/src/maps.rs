@@ -1,9 +1,9 @@
 //! The maps of the XDP program: which datagrams it takes, and which sockets it hands them to.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, RawFd};
 
 use aya::Ebpf;
 use aya::maps::{HashMap as BpfHashMap, MapData, MapError, PerCpuArray, XskMap};
@@ -46,23 +46,42 @@ impl Endpoint {
     }
 }
 
+/// Ports on an interface at a time: `MOST_PORTS` of the program.
+pub(crate) const MOST_PORTS: u32 = 64;
+
+/// A port's number, below [`MOST_PORTS`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Slot(u32);
+
+/// A socket of a port on a queue.
+#[derive(Clone, Copy, Debug)]
+struct Placement {
+    slot: Slot,
+    queue: u32,
+    /// Open as long as the placement is there.
+    socket: RawFd,
+}
+
 /// The program's maps with what belongs in them.
 pub(crate) struct Maps {
-    endpoints: BpfHashMap<MapData, Endpoint, u8>,
+    endpoints: BpfHashMap<MapData, Endpoint, u32>,
     sockets: XskMap<MapData>,
     counters: PerCpuArray<MapData, u64>,
     /// What `endpoints` holds.
-    installed: HashSet<Endpoint>,
+    installed: HashMap<Endpoint, Slot>,
+    /// What `sockets` holds.
+    steered: HashMap<u32, RawFd>,
     /// Addresses of the interface.
     addresses: Vec<IpAddr>,
-    /// What ports are bound to.
-    bound: Vec<SocketAddr>,
+    /// Ports, with the addresses of those that are open for datagrams.
+    ports: Vec<(Slot, Option<SocketAddr>)>,
+    placements: Vec<Placement>,
 }
 
 impl std::fmt::Debug for Maps {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Maps")
-            .field("installed", &self.installed)
+            .field("ports", &self.ports)
             .finish_non_exhaustive()
     }
 }
@@ -80,38 +99,52 @@ impl Maps {
             endpoints: take("takt_endpoints")?.try_into().map_err(wrong)?,
             sockets: take("takt_sockets")?.try_into().map_err(wrong)?,
             counters: take("takt_counters")?.try_into().map_err(wrong)?,
-            installed: HashSet::new(),
+            installed: HashMap::new(),
+            steered: HashMap::new(),
             addresses: Vec::new(),
-            bound: Vec::new(),
+            ports: Vec::new(),
+            placements: Vec::new(),
         })
     }
 
-    /// Has what arrives on `queue` go to `socket`.
-    pub(crate) fn steer(&mut self, queue: u32, socket: &impl AsFd) -> io::Result<()> {
-        self.sockets
-            .set(queue, socket.as_fd().as_raw_fd(), 0)
-            .map_err(map_error)
+    /// A number for a new port, `None` when all are taken.
+    pub(crate) fn add(&mut self) -> Option<Slot> {
+        let slot = (0..MOST_PORTS)
+            .map(Slot)
+            .find(|slot| self.ports.iter().all(|(taken, _)| taken != slot))?;
+        self.ports.push((slot, None));
+        Some(slot)
     }
 
-    /// Leaves what arrives on `queue` to the kernel.
-    pub(crate) fn unsteer(&mut self, queue: u32) {
-        // Failing means that there is no entry: a socket that closes leaves the map by itself.
-        let _ = self.sockets.unset(queue);
+    /// Has datagrams for the port that arrive on `queue` go to `socket`, and those for ports without a socket on
+    /// that queue as well, if there is no other. The socket stays open until [`remove`](Self::remove).
+    pub(crate) fn place(&mut self, slot: Slot, queue: u32, socket: &impl AsFd) -> io::Result<()> {
+        self.placements.push(Placement {
+            slot,
+            queue,
+            socket: socket.as_fd().as_raw_fd(),
+        });
+        self.steer()
     }
 
     /// Takes datagrams to `bind`, or to its port at every address of the interface where it is unspecified.
-    pub(crate) fn accept(&mut self, bind: SocketAddr) -> io::Result<()> {
-        self.bound.push(bind);
-        self.update().inspect_err(|_| self.refuse(bind))
+    pub(crate) fn accept(&mut self, slot: Slot, bind: SocketAddr) -> io::Result<()> {
+        for (port, address) in &mut self.ports {
+            if *port == slot {
+                *address = Some(bind);
+            }
+        }
+        self.update()
     }
 
-    /// Undoes one [`accept`](Self::accept).
-    pub(crate) fn refuse(&mut self, bind: SocketAddr) {
-        if let Some(position) = self.bound.iter().position(|bound| *bound == bind) {
-            self.bound.swap_remove(position);
-        }
-        // Removing entries cannot run out of room.
+    /// Forgets a port: nothing goes to its sockets any more.
+    pub(crate) fn remove(&mut self, slot: Slot) {
+        self.ports.retain(|(port, _)| *port != slot);
+        self.placements.retain(|placement| placement.slot != slot);
+        // What fails has been tried: an entry that stays leads to a socket that closes, which then leaves the map
+        // by itself.
         let _ = self.update();
+        let _ = self.steer();
     }
 
     /// The interface has these addresses now.
@@ -132,26 +165,69 @@ impl Maps {
         })
     }
 
-    /// Makes the map hold what it should; the first error, after everything else has been tried.
+    /// Makes the map of endpoints hold what it should; the first error, after everything has been tried.
     fn update(&mut self) -> io::Result<()> {
-        let wanted: HashSet<Endpoint> = self
-            .bound
+        let wanted: HashMap<Endpoint, Slot> = self
+            .ports
             .iter()
-            .flat_map(|bind| endpoints(*bind, &self.addresses))
+            .filter_map(|(slot, bind)| Some((*slot, (*bind)?)))
+            .flat_map(|(slot, bind)| {
+                endpoints(bind, &self.addresses)
+                    .into_iter()
+                    .map(move |end| (end, slot))
+            })
             .collect();
         let mut result = Ok(());
-        for endpoint in self.installed.difference(&wanted) {
-            result = result.and(self.endpoints.remove(endpoint).map_err(map_error));
-        }
-        self.installed.retain(|endpoint| wanted.contains(endpoint));
-        for endpoint in wanted {
-            if self.installed.contains(&endpoint) {
+        let (map, installed) = (&mut self.endpoints, &mut self.installed);
+        installed.retain(|endpoint, _| {
+            if wanted.contains_key(endpoint) {
+                return true;
+            }
+            let removed = map.remove(endpoint).map_err(map_error);
+            result = std::mem::replace(&mut result, Ok(())).and(removed);
+            false
+        });
+        for (endpoint, slot) in wanted {
+            if installed.get(&endpoint) == Some(&slot) {
                 continue;
             }
-            match self.endpoints.insert(endpoint, 1, 0).map_err(map_error) {
-                Ok(()) => {
-                    self.installed.insert(endpoint);
+            match map.insert(endpoint, slot.0, 0).map_err(map_error) {
+                Ok(()) => drop(installed.insert(endpoint, slot)),
+                Err(error) => result = result.and(Err(error)),
+            }
+        }
+        result
+    }
+
+    /// Makes the map of sockets hold what it should; the first error, after everything has been tried.
+    fn steer(&mut self) -> io::Result<()> {
+        let mut wanted = HashMap::new();
+        for (slot, _) in &self.ports {
+            for placement in &self.placements {
+                let index = placement.queue * MOST_PORTS + slot.0;
+                if placement.slot == *slot {
+                    wanted.insert(index, placement.socket);
+                } else {
+                    wanted.entry(index).or_insert(placement.socket);
                 }
+            }
+        }
+        let mut result = Ok(());
+        let (map, steered) = (&mut self.sockets, &mut self.steered);
+        steered.retain(|index, _| {
+            if wanted.contains_key(index) {
+                return true;
+            }
+            let removed = map.unset(*index).map_err(map_error);
+            result = std::mem::replace(&mut result, Ok(())).and(removed);
+            false
+        });
+        for (index, socket) in wanted {
+            if steered.get(&index) == Some(&socket) {
+                continue;
+            }
+            match map.set(index, socket, 0).map_err(map_error) {
+                Ok(()) => drop(steered.insert(index, socket)),
                 Err(error) => result = result.and(Err(error)),
             }
         }
@@ -161,21 +237,13 @@ impl Maps {
 
 /// What a port bound to `bind` receives.
 fn endpoints(bind: SocketAddr, addresses: &[IpAddr]) -> Vec<Endpoint> {
-    accepted(bind.ip(), addresses)
-        .into_iter()
-        .map(|address| Endpoint::new(address, bind.port()))
-        .collect()
-}
-
-/// The destination addresses that a port bound to `bind` accepts.
-pub(crate) fn accepted(bind: IpAddr, addresses: &[IpAddr]) -> Vec<IpAddr> {
-    if !bind.is_unspecified() {
-        return vec![bind];
+    if !bind.ip().is_unspecified() {
+        return vec![Endpoint::new(bind.ip(), bind.port())];
     }
     addresses
         .iter()
         .filter(|address| address.is_ipv4() == bind.is_ipv4())
-        .copied()
+        .map(|address| Endpoint::new(*address, bind.port()))
         .collect()
 }
 
@@ -196,11 +264,11 @@ mod tests {
             .iter()
             .map(|text| text.parse().expect("address"))
             .collect();
-        let v4 = accepted("0.0.0.0".parse().expect("address"), &addresses);
-        assert_eq!(v4, [addresses[0], addresses[2]]);
-        let v6 = accepted("::".parse().expect("address"), &addresses);
-        assert_eq!(v6, [addresses[1]]);
-        assert_eq!(accepted(addresses[2], &addresses), [addresses[2]]);
+        let of = |bind: &str| endpoints(bind.parse().expect("address"), &addresses);
+        let at = |address: IpAddr| Endpoint::new(address, 7);
+        assert_eq!(of("0.0.0.0:7"), [at(addresses[0]), at(addresses[2])]);
+        assert_eq!(of("[::]:7"), [at(addresses[1])]);
+        assert_eq!(of("10.0.0.2:7"), [at(addresses[2])]);
     }
 
     #[test]

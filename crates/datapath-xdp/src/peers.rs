@@ -50,6 +50,8 @@ pub(crate) struct Origin {
     pub(crate) ifindex: u32,
     /// The address to send from; unspecified: as the route says.
     pub(crate) bind: SocketAddr,
+    /// The address that the port tells.
+    pub(crate) local: SocketAddr,
     /// Longest payload that a frame has room for.
     pub(crate) frame_capacity: usize,
     /// Most peers.
@@ -129,7 +131,7 @@ impl Peers {
         {
             return Err(ConnectError::AddressFamily {
                 peer: remote,
-                local: self.origin.bind,
+                local: self.origin.local,
             });
         }
         let system = |source| ConnectError::System {

@@ -8,7 +8,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 
-use takt_datapath::stack::{Generations, Interface, NextHops};
+use takt_datapath::stack::{Generations, NextHops};
 use takt_datapath::{
     ConnectError, Datagram, Frame, OpenError, PeerHandle, Port, PortCounters, PortRequest,
     ReserveError,
@@ -16,27 +16,23 @@ use takt_datapath::{
 use takt_time::{TaiTime, TrafficClass};
 
 use crate::XdpDatapath;
-use crate::attachment::Claim;
-use crate::maps::accepted;
+use crate::attachment::{Attachment, Claim};
 use crate::peers::{Origin, Peers};
-use crate::receive::{Filter, Queue};
-use crate::socket::{Socket, SocketError, SocketOptions};
+use crate::queue::{JoinError, Member, Sender, Shares};
+use crate::receive::{Filter, Receive};
+use crate::socket::{PoolOptions, SocketError};
 use crate::transmit::{self, Transmit};
 
 /// A port on AF_XDP sockets.
 #[derive(Debug)]
 pub(crate) struct XdpPort {
-    /// Given back first: the program stops redirecting before the sockets close.
-    _claim: Claim,
-    queues: Vec<Queue>,
+    claim: Claim,
+    queues: Vec<Receive>,
     transmit: Transmit,
     peers: Peers,
     filter: Filter,
     counters: PortCounters,
     local: SocketAddr,
-    /// The address asked for: unspecified accepts every address of the interface.
-    bind: IpAddr,
-    interface: Interface,
     generations: Generations,
     seen: u64,
     /// Queue to look at first next time.
@@ -45,94 +41,76 @@ pub(crate) struct XdpPort {
     /// All sockets in one, where there are several.
     epoll: Option<OwnedFd>,
     next_hops: Arc<NextHops>,
+    attachment: Arc<Attachment>,
 }
 
 impl XdpPort {
     pub(crate) fn open(datapath: &XdpDatapath, request: &PortRequest) -> Result<Self, OpenError> {
         let (config, device) = (&datapath.config, &datapath.device);
-        let numbers = datapath.queues_of(request)?;
-        let next_hops = Arc::clone(datapath.attachment.next_hops());
-        let interface =
-            next_hops
-                .watch_interface(device.ifindex)
-                .map_err(|error| OpenError::System {
-                    action: format!("cannot follow {}", device.name),
-                    source: io::Error::other(error),
-                })?;
+        let (numbers, ports_per_queue) = datapath.queues_of(request)?;
         // Read before the state: what changes in between is seen as a change.
+        let next_hops = Arc::clone(datapath.attachment.next_hops());
         let generations = next_hops.generations();
         let seen = generations.current();
-        let state = interface.state().ok_or_else(|| {
+        let state = datapath.attachment.interface_state().ok_or_else(|| {
             OpenError::Unavailable(format!(
                 "{} has been removed since it was probed",
                 device.name
             ))
         })?;
         let address = local_address(request.bind, &state.addresses, &device.name)?;
+        let claim = datapath.attachment.claim(request.bind)?;
+        let local = SocketAddr::new(address, claim.local().port());
 
-        let mut claim = datapath.attachment.claim(device, &numbers, request.bind)?;
         let chunks = transmit::chunks_per_frame(state.mtu);
-        let mut queues = Vec::with_capacity(numbers.len());
-        for (position, number) in numbers.iter().enumerate() {
-            let options = SocketOptions {
-                ifindex: device.ifindex,
-                queue: *number,
-                rx_ring: config.rx_ring,
-                rx_chunks: config.rx_frames,
-                tx_chunks: if position == 0 {
-                    config.tx_frames * chunks
-                } else {
-                    0
-                },
-                zero_copy: datapath.traits.zero_copy,
-                multi_buffer: datapath.traits.multi_buffer,
-                busy_poll: config.busy_poll,
-            };
-            let socket = Socket::open(&options).map_err(|error| {
-                open_error(error, &format!("queue {number} of {}", device.name))
-            })?;
-            queues.push(Queue::new(socket, config.busy_poll.is_some()));
-        }
-        let epoll = match queues.as_slice() {
-            [_] => None,
-            several => Some(gather(several).map_err(|source| OpenError::System {
-                action: "cannot gather the sockets in an epoll descriptor".into(),
-                source,
-            })?),
+        let shares = Shares {
+            ports: ports_per_queue,
+            rx_chunks: config.rx_ring * if datapath.traits.zero_copy { 2 } else { 1 },
+            tx_chunks: config.tx_frames * chunks,
         };
-        let bound = claim.reserve(request.bind)?;
-        for (number, queue) in numbers.iter().zip(&queues) {
-            claim.steer(*number, &queue.socket)?;
-        }
+        let (queues, sender) = join(datapath, &numbers, shares)?;
+        let transmit = Transmit::new(sender, chunks, config.checksum);
         let origin = Origin {
             ifindex: device.ifindex,
-            bind: bound,
+            bind: SocketAddr::new(request.bind.ip(), local.port()),
+            local,
             frame_capacity: transmit::frame_capacity(chunks),
             limit: config.peers,
         };
         let filter = Filter {
-            addresses: accepted(request.bind.ip(), &state.addresses),
+            addresses: state.addresses.clone(),
             verify: config.checksum,
             unfinished_checksums: datapath.unfinished_checksums(),
             ifindex: device.ifindex,
         };
-        Ok(Self {
-            _claim: claim,
+        let mut port = Self {
+            claim,
             queues,
-            transmit: Transmit::new(config.tx_frames, chunks, config.checksum),
+            transmit,
             peers: Peers::new(origin),
             filter,
             counters: PortCounters::default(),
-            local: SocketAddr::new(address, bound.port()),
-            bind: request.bind.ip(),
-            interface,
+            local,
             generations,
             seen,
             turn: 0,
             busy_poll: config.busy_poll.is_some(),
-            epoll,
+            epoll: None,
             next_hops,
-        })
+            attachment: Arc::clone(&datapath.attachment),
+        };
+        if port.queues.len() > 1 {
+            port.epoll = Some(gather(&port.queues).map_err(|source| OpenError::System {
+                action: "cannot gather the sockets in an epoll descriptor".into(),
+                source,
+            })?);
+        }
+        for queue in &port.queues {
+            port.claim
+                .place(queue.member.queue.number(), &queue.member.socket)?;
+        }
+        port.claim.accept()?;
+        Ok(port)
     }
 
     /// Takes over changes of routes, neighbours and addresses.
@@ -149,8 +127,8 @@ impl XdpPort {
         self.seen = generation;
         self.peers.refresh();
         // An interface that is gone keeps its last addresses: nothing arrives any more.
-        if let Some(state) = self.interface.state() {
-            self.filter.addresses = accepted(self.bind, &state.addresses);
+        if let Some(state) = self.attachment.interface_state() {
+            self.filter.addresses.clone_from(&state.addresses);
         }
     }
 }
@@ -179,15 +157,15 @@ impl Port for XdpPort {
         if !known.is_resolved() {
             return Err(ReserveError::Unresolved);
         }
-        let sender = &mut self.queues[0].socket;
+        let queue = &self.queues[0].member.queue;
         self.transmit
-            .reserve(sender, peer, known.max_payload())
+            .reserve(queue, peer, known.max_payload())
             .ok_or(ReserveError::WouldBlock)
     }
 
     #[inline]
     fn payload(&mut self, frame: &Frame) -> &mut [u8] {
-        self.transmit.payload(&mut self.queues[0].socket, frame)
+        self.transmit.payload(frame)
     }
 
     #[inline]
@@ -204,9 +182,10 @@ impl Port for XdpPort {
             .and_then(|peer| self.peers.get(peer))
             .and_then(|peer| peer.headers(class));
         let queued = match headers {
-            Some(headers) => self
-                .transmit
-                .commit(&mut self.queues[0].socket, frame, headers, len),
+            Some(headers) => {
+                self.transmit
+                    .commit(&mut self.queues[0].member.socket, frame, headers, len)
+            }
             // The next hop or the peer has gone since the frame was reserved.
             None => {
                 self.transmit.cancel(frame);
@@ -222,8 +201,8 @@ impl Port for XdpPort {
 
     #[inline]
     fn flush(&mut self) -> bool {
-        self.transmit
-            .flush(&mut self.queues[0].socket, &mut self.counters)
+        let Member { socket, queue, .. } = &mut self.queues[0].member;
+        self.transmit.flush(socket, queue, &mut self.counters)
     }
 
     #[inline]
@@ -253,7 +232,7 @@ impl Port for XdpPort {
     fn wait_fd(&self) -> BorrowedFd<'_> {
         match &self.epoll {
             Some(epoll) => epoll.as_fd(),
-            None => self.queues[0].socket.as_fd(),
+            None => self.queues[0].member.socket.as_fd(),
         }
     }
 
@@ -263,11 +242,62 @@ impl Port for XdpPort {
         counters.rx_dropped = self
             .queues
             .iter()
-            .filter_map(|queue| queue.socket.statistics().ok())
+            .filter_map(|queue| queue.member.socket.statistics().ok())
             .map(|statistics| statistics.rx_dropped + statistics.rx_ring_full)
             .sum();
         counters
     }
+}
+
+/// Joins the queues; the first one sends. Leaves those joined already when one cannot be.
+fn join(
+    datapath: &XdpDatapath,
+    numbers: &[u32],
+    shares: Shares,
+) -> Result<(Vec<Receive>, Sender), OpenError> {
+    let config = &datapath.config;
+    let mut queues = Vec::with_capacity(numbers.len());
+    let mut sender = None;
+    for number in numbers {
+        let options = PoolOptions {
+            ifindex: datapath.device.ifindex,
+            queue: *number,
+            tx_chunks: shares.ports * shares.tx_chunks,
+            zero_copy: datapath.traits.zero_copy,
+            multi_buffer: datapath.traits.multi_buffer,
+        };
+        let joined = datapath
+            .attachment
+            .queue(&options, shares)
+            .and_then(|queue| {
+                queue
+                    .join(sender.is_none(), config.rx_ring, config.busy_poll)
+                    .map_err(|error| {
+                        join_error(
+                            error,
+                            &format!("queue {number} of {}", datapath.device.name),
+                        )
+                    })
+            });
+        match joined {
+            Ok((member, sending)) => {
+                queues.push(Receive::new(member, config.busy_poll.is_some()));
+                sender = sender.or(sending);
+            }
+            Err(error) => {
+                for queue in queues {
+                    queue
+                        .member
+                        .close()
+                        .leave(sender.take().map(|sender| (sender, 0)));
+                }
+                return Err(error);
+            }
+        }
+    }
+    let sender = sender
+        .ok_or_else(|| OpenError::Unavailable("a port without a queue cannot send".into()))?;
+    Ok((queues, sender))
 }
 
 /// The address that `Port::local` tells: the one asked for, or the interface's first where any will do.
@@ -304,7 +334,7 @@ fn local_address(
 }
 
 /// An epoll descriptor that is readable when one of the sockets is.
-fn gather(queues: &[Queue]) -> io::Result<OwnedFd> {
+fn gather(queues: &[Receive]) -> io::Result<OwnedFd> {
     // SAFETY: plain call; a descriptor that is not negative is new and owned by nobody else.
     let epoll = match unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) } {
         -1 => return Err(io::Error::last_os_error()),
@@ -316,7 +346,7 @@ fn gather(queues: &[Queue]) -> io::Result<OwnedFd> {
             events: libc::EPOLLIN as u32,
             u64: 0,
         };
-        let socket = queue.socket.as_fd().as_raw_fd();
+        let socket = queue.member.socket.as_fd().as_raw_fd();
         // SAFETY: both descriptors are open and `event` is an event for the length of the call.
         if unsafe {
             libc::epoll_ctl(
@@ -331,6 +361,29 @@ fn gather(queues: &[Queue]) -> io::Result<OwnedFd> {
         }
     }
     Ok(epoll)
+}
+
+impl Drop for XdpPort {
+    /// The program stops first, then the sockets close, and what they held goes back to their queues.
+    fn drop(&mut self) {
+        self.claim.release();
+        for (position, queue) in self.queues.drain(..).enumerate() {
+            let mut closed = queue.member.close();
+            let sender = (position == 0).then(|| self.transmit.finish(&mut closed.tx));
+            closed.leave(sender);
+        }
+    }
+}
+
+/// What the failure to join a queue means to whoever opens a port.
+pub(crate) fn join_error(error: JoinError, what: &str) -> OpenError {
+    match error {
+        JoinError::Socket(error) => open_error(error, what),
+        JoinError::Full(_) => {
+            OpenError::Unavailable(format!("{what}: {error}, its limit: raise ports_per_queue"))
+        }
+        JoinError::Draining => OpenError::Unavailable(format!("{what}: {error}")),
+    }
 }
 
 /// What a socket's error means to whoever opens a port.

@@ -11,9 +11,8 @@ use takt_wire::frame::{FrameError, UdpDatagram, parse_udp_frame};
 use takt_wire::ip::{Addresses, Protocol};
 use takt_wire::udp;
 
+use crate::queue::Member;
 use crate::ring::{CONTINUED, Descriptor};
-use crate::socket::Socket;
-use crate::umem::CHUNK;
 
 /// Longest frame: an IP packet's 16-bit length, IPv6 header, Ethernet header and two tags.
 const LONGEST_FRAME: usize = 65_535 + 40 + 14 + 8;
@@ -21,7 +20,7 @@ const LONGEST_FRAME: usize = 65_535 + 40 + 14 + 8;
 /// Which datagrams are ours.
 #[derive(Clone, Debug)]
 pub(crate) struct Filter {
-    /// Destination addresses that we accept.
+    /// The interface's addresses. The program has matched the very address and port; this is the second look.
     pub(crate) addresses: Vec<IpAddr>,
     /// Verify UDP checksums.
     pub(crate) verify: bool,
@@ -31,21 +30,22 @@ pub(crate) struct Filter {
     pub(crate) ifindex: u32,
 }
 
-/// One receive queue.
+/// One receive queue of a port.
 #[derive(Debug)]
-pub(crate) struct Queue {
-    pub(crate) socket: Socket,
+pub(crate) struct Receive {
+    pub(crate) member: Member,
     /// A frame of several chunks as far as it has arrived.
     gathered: Vec<u8>,
     /// It is too long and is to be dropped.
     oversized: bool,
+    /// Receiving needs our own calls, frames or none.
     busy_poll: bool,
 }
 
-impl Queue {
-    pub(crate) fn new(socket: Socket, busy_poll: bool) -> Self {
+impl Receive {
+    pub(crate) fn new(member: Member, busy_poll: bool) -> Self {
         Self {
-            socket,
+            member,
             gathered: Vec::with_capacity(LONGEST_FRAME),
             oversized: false,
             busy_poll,
@@ -62,38 +62,46 @@ impl Queue {
         deliver: &mut dyn FnMut(Datagram<'_>),
     ) -> usize {
         let available = self
+            .member
             .socket
             .rx
             .available(u32::try_from(budget).unwrap_or(u32::MAX));
         if available == 0 {
-            if self.busy_poll || self.socket.fill.needs_wakeup() {
-                self.socket.wake_receive();
-            }
+            self.idle();
             return 0;
         }
         let before = counters.rx_datagrams;
         for _ in 0..available {
-            let descriptor = self.socket.rx.pop();
+            let descriptor = self.member.socket.rx.pop();
             if descriptor.options & CONTINUED != 0 || !self.gathered.is_empty() || self.oversized {
                 self.gather(&descriptor, filter, counters, deliver);
             } else {
                 match self
-                    .socket
-                    .umem
+                    .member
+                    .queue
+                    .memory()
                     .bytes(descriptor.addr, descriptor.len as usize)
                 {
                     Some(frame) => hand_over(frame, filter, counters, deliver),
                     None => counters.rx_invalid += 1,
                 }
             }
-            self.socket.fill.push(descriptor.addr & !(CHUNK as u64 - 1));
+            self.member.give_back(descriptor.addr);
         }
-        self.socket.rx.release();
-        self.socket.fill.publish();
-        if self.socket.fill.needs_wakeup() {
-            self.socket.wake_receive();
-        }
+        self.member.socket.rx.release();
+        self.member.refill();
         (counters.rx_datagrams - before) as usize
+    }
+
+    /// Nothing has arrived.
+    #[inline]
+    fn idle(&mut self) {
+        self.member.refill();
+        if self.busy_poll {
+            self.member.socket.wake_receive();
+        } else if self.member.queue.zero_copy() {
+            self.member.wake_driver();
+        }
     }
 
     /// Adds a chunk to the frame under way and hands it over when it was the last.
@@ -106,8 +114,9 @@ impl Queue {
         deliver: &mut dyn FnMut(Datagram<'_>),
     ) {
         match self
-            .socket
-            .umem
+            .member
+            .queue
+            .memory()
             .bytes(descriptor.addr, descriptor.len as usize)
         {
             Some(part) if !self.oversized && self.gathered.len() + part.len() <= LONGEST_FRAME => {

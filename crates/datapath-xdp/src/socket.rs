@@ -1,14 +1,15 @@
-//! One AF_XDP socket: a receive queue of an interface with its memory and rings (Linux `af_xdp.rst`).
+//! AF_XDP sockets (Linux `af_xdp.rst`): the pool of frames of a receive queue, and the sockets that share it.
 //!
-//! The technology alone: descriptors, wake-ups and statistics, no IP and no peers. Each socket has a UMEM of its
-//! own; sharing one (`XDP_SHARED_UMEM`) would save memory, not time, and would tie the life of sockets together.
+//! The technology alone: descriptors, wake-ups and statistics, no IP and no peers. A [`Pool`] owns the memory, the fill
+//! and the completion ring of a queue by a socket of its own that neither sends nor receives. So any number of
+//! [`Socket`]s may come and go on the queue (`XDP_SHARED_UMEM`), each with a receive and a transmit ring.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use crate::ring::{Consumer, Descriptor, Producer};
-use crate::umem::{CHUNK, Umem};
+use crate::umem::{CHUNK, RxArea};
 
 /// `XDP_MAX_TX_SKB_BUDGET` of `linux/if_xdp.h` (Linux 6.17): frames that one send call may take in copy mode.
 const XDP_MAX_TX_SKB_BUDGET: libc::c_int = 9;
@@ -16,24 +17,44 @@ const XDP_MAX_TX_SKB_BUDGET: libc::c_int = 9;
 /// How long to wait for a queue that a closed socket still holds: the kernel lets go of it in a work queue.
 const QUEUE_RELEASE: Duration = Duration::from_secs(2);
 
-/// How a socket is to be set up.
+/// Which queue a pool is for, and how it is to be used.
 #[derive(Clone, Debug)]
-pub struct SocketOptions {
+pub struct PoolOptions {
     /// Index of the interface.
     pub ifindex: u32,
     /// Queue to bind to.
     pub queue: u32,
-    /// Entries of the receive ring, a power of two.
-    pub rx_ring: u32,
-    /// Chunks for received frames; the fill ring has as many entries, rounded up to a power of two.
-    pub rx_chunks: u32,
-    /// Chunks for frames to send, 0 for a socket that only receives. The transmit and the completion ring have as
-    /// many entries, rounded up to a power of two.
+    /// Chunks to send from, of all sockets together.
     pub tx_chunks: u32,
     /// Bind in zero-copy mode; otherwise in copy mode.
     pub zero_copy: bool,
     /// Frames may span several chunks (`XDP_USE_SG`, Linux 6.6).
     pub multi_buffer: bool,
+}
+
+/// The frames of one queue.
+#[derive(Debug)]
+pub struct Pool {
+    fd: OwnedFd,
+    ifindex: u32,
+    queue: u32,
+    /// Chunks given to the kernel to receive into. Empty at first.
+    pub fill: Producer<u64>,
+    /// Chunks that the kernel has sent, of all sockets.
+    pub completion: Consumer<u64>,
+    /// The kernel wants a receive ring or a transmit ring on every bound socket.
+    _unused: Consumer<Descriptor>,
+    zero_copy: bool,
+}
+
+/// The set-up of one socket.
+#[derive(Clone, Debug)]
+pub struct SocketOptions {
+    /// Entries of the receive ring, a power of two.
+    pub rx_ring: u32,
+    /// Chunks that can be under way at a time, 0 for a socket that only receives. The transmit ring has as many
+    /// entries, rounded up to a power of two.
+    pub tx_chunks: u32,
     /// Poll the device from our own calls instead of its interrupts.
     pub busy_poll: Option<BusyPoll>,
 }
@@ -47,21 +68,14 @@ pub struct BusyPoll {
     pub budget: u16,
 }
 
-/// A bound AF_XDP socket. Chunks `0..tx_chunks` are for sending, the others for receiving.
+/// A socket on a pool's queue.
 #[derive(Debug)]
 pub struct Socket {
     fd: OwnedFd,
-    /// Frame memory.
-    pub umem: Umem,
-    /// Chunks given to the kernel to receive into.
-    pub fill: Producer<u64>,
     /// Received frames.
     pub rx: Consumer<Descriptor>,
-    /// Frames to send; empty of use when the socket has no chunks to send from.
+    /// Frames to send.
     pub tx: Producer<Descriptor>,
-    /// Chunks that the kernel has sent.
-    pub completion: Consumer<u64>,
-    zero_copy: bool,
 }
 
 /// A call on the way to a bound socket that the kernel refused.
@@ -95,41 +109,93 @@ pub enum Kick {
     Down,
 }
 
-impl Socket {
-    /// Creates, fills and binds a socket. All received-frame chunks are in the fill ring afterwards.
+impl Pool {
+    /// Registers the memory and binds to the queue.
     ///
     /// # Errors
-    /// [`SocketError`]; `EBUSY` from the bind means that another socket holds the queue.
-    pub fn open(options: &SocketOptions) -> Result<Self, SocketError> {
-        let failed = |action| move |source| SocketError { action, source };
-        // SAFETY: plain call; a descriptor that is not negative is new and owned by nobody else.
-        let fd = match unsafe { libc::socket(libc::AF_XDP, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) }
-        {
-            -1 => return Err(failed("create an AF_XDP socket")(io::Error::last_os_error())),
-            // SAFETY: as above.
-            fd => unsafe { OwnedFd::from_raw_fd(fd) },
-        };
-        let umem = Umem::new(options.tx_chunks as usize + options.rx_chunks as usize)
-            .map_err(failed("map memory for frames"))?;
+    /// [`SocketError`]; `EBUSY` from the bind means that somebody else holds the queue.
+    pub fn open(options: &PoolOptions, memory: &RxArea) -> Result<Self, SocketError> {
+        let fd = create()?;
+        let (addr, len) = memory.registration();
         let registration = libc::xdp_umem_reg {
-            addr: umem.address(),
-            len: umem.length() as u64,
+            addr,
+            len,
             chunk_size: CHUNK as u32,
             headroom: 0,
             flags: 0,
             tx_metadata_len: 0,
         };
         register(fd.as_fd(), &registration).map_err(failed("register memory for frames (UMEM)"))?;
-
-        let fill_entries = ring_size(options.rx_chunks);
-        let tx_entries = ring_size(options.tx_chunks);
+        let fill_entries = ring_size(memory.chunks());
+        let completion_entries = ring_size(options.tx_chunks);
+        let unused_entries = 2;
         let sizes = [
             (libc::XDP_UMEM_FILL_RING, fill_entries, "size the fill ring"),
             (
                 libc::XDP_UMEM_COMPLETION_RING,
-                tx_entries,
+                completion_entries,
                 "size the completion ring",
             ),
+            (libc::XDP_RX_RING, unused_entries, "size the receive ring"),
+        ];
+        for (name, entries, action) in sizes {
+            set_option(fd.as_fd(), libc::SOL_XDP, name, &entries).map_err(failed(action))?;
+        }
+        let offsets = map_offsets(fd.as_fd()).map_err(failed("ask for the ring offsets"))?;
+        let (fill_at, completion_at) = (
+            libc::XDP_UMEM_PGOFF_FILL_RING as i64,
+            libc::XDP_UMEM_PGOFF_COMPLETION_RING as i64,
+        );
+        let mapping = failed("map the rings");
+        let fill = Producer::new(fd.as_fd(), fill_at, offsets.fr, fill_entries).map_err(mapping)?;
+        let completion = Consumer::new(fd.as_fd(), completion_at, offsets.cr, completion_entries)
+            .map_err(mapping)?;
+        let unused = Consumer::new(
+            fd.as_fd(),
+            libc::XDP_PGOFF_RX_RING,
+            offsets.rx,
+            unused_entries,
+        )
+        .map_err(mapping)?;
+        let mut flags = libc::XDP_USE_NEED_WAKEUP;
+        flags |= if options.zero_copy {
+            libc::XDP_ZEROCOPY
+        } else {
+            libc::XDP_COPY
+        };
+        if options.multi_buffer {
+            flags |= libc::XDP_USE_SG;
+        }
+        bind(fd.as_fd(), options.ifindex, options.queue, flags, 0)
+            .map_err(failed("bind an AF_XDP socket"))?;
+        let zero_copy = is_zero_copy(fd.as_fd()).map_err(failed("ask for the socket's mode"))?;
+        let (ifindex, queue) = (options.ifindex, options.queue);
+        Ok(Self {
+            fd,
+            ifindex,
+            queue,
+            fill,
+            completion,
+            _unused: unused,
+            zero_copy,
+        })
+    }
+
+    /// The driver and we share the frame memory.
+    pub fn zero_copy(&self) -> bool {
+        self.zero_copy
+    }
+}
+
+impl Socket {
+    /// Creates a socket on the queue of `pool`. It receives once a program sends frames to it.
+    ///
+    /// # Errors
+    /// [`SocketError`].
+    pub fn join(pool: &Pool, options: &SocketOptions) -> Result<Self, SocketError> {
+        let fd = create()?;
+        let tx_entries = ring_size(options.tx_chunks);
+        let sizes = [
             (libc::XDP_RX_RING, options.rx_ring, "size the receive ring"),
             (libc::XDP_TX_RING, tx_entries, "size the transmit ring"),
         ];
@@ -149,23 +215,8 @@ impl Socket {
         if let Some(poll) = options.busy_poll {
             set_busy_poll(fd.as_fd(), poll).map_err(failed("set up busy polling"))?;
         }
-
         let offsets = map_offsets(fd.as_fd()).map_err(failed("ask for the ring offsets"))?;
         let mapping = failed("map the rings");
-        let mut fill = Producer::new(
-            fd.as_fd(),
-            libc::XDP_UMEM_PGOFF_FILL_RING as i64,
-            offsets.fr,
-            fill_entries,
-        )
-        .map_err(mapping)?;
-        let completion = Consumer::new(
-            fd.as_fd(),
-            libc::XDP_UMEM_PGOFF_COMPLETION_RING as i64,
-            offsets.cr,
-            tx_entries,
-        )
-        .map_err(mapping)?;
         let rx = Consumer::new(
             fd.as_fd(),
             libc::XDP_PGOFF_RX_RING,
@@ -175,26 +226,23 @@ impl Socket {
         .map_err(mapping)?;
         let tx = Producer::new(fd.as_fd(), libc::XDP_PGOFF_TX_RING, offsets.tx, tx_entries)
             .map_err(mapping)?;
-        for chunk in options.tx_chunks..options.tx_chunks + options.rx_chunks {
-            fill.push(u64::from(chunk) * CHUNK as u64);
-        }
-        fill.publish();
-        bind(fd.as_fd(), options).map_err(failed("bind an AF_XDP socket"))?;
-        let zero_copy = is_zero_copy(fd.as_fd()).map_err(failed("ask for the socket's mode"))?;
-        Ok(Self {
-            fd,
-            umem,
-            fill,
-            rx,
-            tx,
-            completion,
-            zero_copy,
-        })
+        // Mode and memory are the pool's; the kernel refuses other flags beside this one.
+        let owner = pool.fd.as_raw_fd() as u32;
+        bind(
+            fd.as_fd(),
+            pool.ifindex,
+            pool.queue,
+            libc::XDP_SHARED_UMEM,
+            owner,
+        )
+        .map_err(failed("bind an AF_XDP socket to a shared queue"))?;
+        Ok(Self { fd, rx, tx })
     }
 
-    /// The driver and we share the frame memory.
-    pub fn zero_copy(&self) -> bool {
-        self.zero_copy
+    /// Closes the socket and returns its rings, which the kernel does not touch any more: what has not been read and
+    /// what will not be sent.
+    pub fn close(self) -> (Consumer<Descriptor>, Producer<Descriptor>) {
+        (self.rx, self.tx)
     }
 
     /// Has the kernel send what the transmit ring holds. One system call.
@@ -255,6 +303,19 @@ impl Socket {
 impl AsFd for Socket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
+    }
+}
+
+fn failed(action: &'static str) -> impl Fn(io::Error) -> SocketError + Copy {
+    move |source| SocketError { action, source }
+}
+
+fn create() -> Result<OwnedFd, SocketError> {
+    // SAFETY: plain call; a descriptor that is not negative is new and owned by nobody else.
+    match unsafe { libc::socket(libc::AF_XDP, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) } {
+        -1 => Err(failed("create an AF_XDP socket")(io::Error::last_os_error())),
+        // SAFETY: as above.
+        fd => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
     }
 }
 
@@ -353,22 +414,13 @@ fn is_zero_copy(fd: BorrowedFd<'_>) -> io::Result<bool> {
     Ok(options.flags & libc::XDP_OPTIONS_ZEROCOPY != 0)
 }
 
-fn bind(fd: BorrowedFd<'_>, options: &SocketOptions) -> io::Result<()> {
-    let mut flags = libc::XDP_USE_NEED_WAKEUP;
-    flags |= if options.zero_copy {
-        libc::XDP_ZEROCOPY
-    } else {
-        libc::XDP_COPY
-    };
-    if options.multi_buffer {
-        flags |= libc::XDP_USE_SG;
-    }
+fn bind(fd: BorrowedFd<'_>, ifindex: u32, queue: u32, flags: u16, shared: u32) -> io::Result<()> {
     let address = libc::sockaddr_xdp {
         sxdp_family: libc::AF_XDP as u16,
         sxdp_flags: flags,
-        sxdp_ifindex: options.ifindex,
-        sxdp_queue_id: options.queue,
-        sxdp_shared_umem_fd: 0,
+        sxdp_ifindex: ifindex,
+        sxdp_queue_id: queue,
+        sxdp_shared_umem_fd: shared,
     };
     let give_up = Instant::now() + QUEUE_RELEASE;
     loop {

@@ -1,13 +1,14 @@
 //! The sending half of a port: frames, their way into the transmit ring and back from the completion ring.
 //!
-//! A frame is a run of chunks of the sending socket's memory. Its payload always begins at [`HEADROOM`], whatever
+//! A frame is a run of chunks of the port's area. Its payload always begins at [`HEADROOM`], whatever
 //! headers go before it, so that a route may change between reserving and sending. The transmit ring has room for
 //! every frame there is: what is committed is in the ring, in order, and is merely not published before a flush.
 
 use takt_datapath::{Frame, PeerHandle, PortCounters};
 use takt_wire::frame::{MAX_HEADER_LEN, UdpHeaderTemplate};
 
-use crate::ring::{CONTINUED, Descriptor};
+use crate::queue::{Queue, Sender};
+use crate::ring::{CONTINUED, Descriptor, Producer};
 use crate::socket::{Kick, Socket};
 use crate::umem::CHUNK;
 
@@ -38,6 +39,7 @@ struct Slot {
 /// The sending half of a port.
 #[derive(Debug)]
 pub(crate) struct Transmit {
+    sender: Sender,
     slots: Vec<Slot>,
     /// Last in, first out: the frame used last is the likeliest in the cache.
     free: Vec<u32>,
@@ -66,7 +68,9 @@ pub(crate) fn frame_capacity(chunks: u32) -> usize {
 }
 
 impl Transmit {
-    pub(crate) fn new(frames: u32, chunks_per_frame: u32, checksum: bool) -> Self {
+    /// Cuts the sender's area into frames of `chunks_per_frame` chunks.
+    pub(crate) fn new(sender: Sender, chunks_per_frame: u32, checksum: bool) -> Self {
+        let frames = sender.area.chunks() / chunks_per_frame;
         let unused = Slot {
             owner: Owner::Free,
             peer: PeerHandle(0),
@@ -74,6 +78,7 @@ impl Transmit {
             committed: 0,
         };
         Self {
+            sender,
             slots: vec![unused; frames as usize],
             free: (0..frames).rev().collect(),
             chunks_per_frame,
@@ -87,12 +92,12 @@ impl Transmit {
     #[inline]
     pub(crate) fn reserve(
         &mut self,
-        socket: &mut Socket,
+        queue: &Queue,
         peer: PeerHandle,
         capacity: usize,
     ) -> Option<Frame> {
         if self.free.is_empty() {
-            self.reclaim(socket);
+            self.reclaim(queue);
         }
         let index = self.free.pop()?;
         let slot = self.slots.get_mut(index as usize)?;
@@ -111,13 +116,16 @@ impl Transmit {
 
     /// The payload of a frame that the caller owns, empty for any other.
     #[inline]
-    pub(crate) fn payload<'a>(&self, socket: &'a mut Socket, frame: &Frame) -> &'a mut [u8] {
+    pub(crate) fn payload(&mut self, frame: &Frame) -> &mut [u8] {
         let capacity = match self.slots.get(frame.0 as usize) {
             Some(slot) if slot.owner == Owner::Caller => slot.capacity as usize,
             _ => 0,
         };
         let offset = self.offset(frame.0) + HEADROOM as u64;
-        socket.umem.bytes_mut(offset, capacity).unwrap_or_default()
+        self.sender
+            .area
+            .bytes_mut(offset, capacity)
+            .unwrap_or_default()
     }
 
     /// Writes the headers and queues the frame. False: the frame does not take that payload and is free again.
@@ -137,7 +145,11 @@ impl Transmit {
             self.cancel(frame);
             return false;
         }
-        let Some(bytes) = socket.umem.bytes_mut(offset, headers.header_len() + length) else {
+        let Some(bytes) = self
+            .sender
+            .area
+            .bytes_mut(offset, headers.header_len() + length)
+        else {
             self.cancel(frame);
             return false;
         };
@@ -148,15 +160,16 @@ impl Transmit {
         };
         slot.committed = length as u32;
         let first = CHUNK - offset as usize % CHUNK;
+        let address = self.sender.area.start() + offset;
         if total <= first {
             slot.owner = Owner::Kernel(1);
             socket.tx.push(Descriptor {
-                addr: offset,
+                addr: address,
                 len: total as u32,
                 options: 0,
             });
         } else {
-            slot.owner = Owner::Kernel(push_chunks(socket, offset, first, total));
+            slot.owner = Owner::Kernel(push_chunks(socket, address, first, total));
         }
         self.queued.datagrams += 1;
         self.queued.bytes += length as u64;
@@ -175,14 +188,19 @@ impl Transmit {
 
     /// Hands everything committed to the kernel. True when nothing is left with us.
     #[inline]
-    pub(crate) fn flush(&mut self, socket: &mut Socket, counters: &mut PortCounters) -> bool {
+    pub(crate) fn flush(
+        &mut self,
+        socket: &mut Socket,
+        queue: &Queue,
+        counters: &mut PortCounters,
+    ) -> bool {
         if self.queued.datagrams == 0 {
             return true;
         }
         if socket.tx.unpublished() > 0 {
             socket.tx.publish();
         }
-        let done = if socket.zero_copy() {
+        let done = if queue.zero_copy() {
             // The driver reads the ring by itself and asks to be woken where it does not.
             if socket.tx.needs_wakeup() {
                 socket.kick();
@@ -191,7 +209,7 @@ impl Transmit {
         } else {
             self.push_out(socket, counters)
         };
-        self.reclaim(socket);
+        self.reclaim(queue);
         if done {
             self.handed_over(counters);
         }
@@ -206,7 +224,7 @@ impl Transmit {
             let left = socket.tx.waiting();
             match answer {
                 Kick::Down => {
-                    self.withdraw(socket, counters);
+                    self.withdraw(&mut socket.tx, counters);
                     return true;
                 }
                 // Each round takes at least one frame, so the ring's size bounds the rounds.
@@ -219,20 +237,15 @@ impl Transmit {
 
     /// The interface is down: what it has not taken would leave at an arbitrary later time, so it is dropped.
     #[cold]
-    fn withdraw(&mut self, socket: &mut Socket, counters: &mut PortCounters) {
+    fn withdraw(&mut self, ring: &mut Producer<Descriptor>, counters: &mut PortCounters) {
         let mut dropped = Amount::default();
-        let (slots, free) = (&mut self.slots, &mut self.free);
-        let chunks_per_frame = self.chunks_per_frame;
-        socket.tx.withdraw(|descriptor| {
-            if descriptor.options & CONTINUED != 0 {
-                complete(slots, free, chunks_per_frame, descriptor.addr);
-                return;
-            }
-            if let Some(slot) = slots.get(frame_of(descriptor.addr, chunks_per_frame) as usize) {
+        ring.withdraw(|descriptor| {
+            if let Some(slot) = self.complete(descriptor.addr)
+                && descriptor.options & CONTINUED == 0
+            {
                 dropped.datagrams += 1;
                 dropped.bytes += u64::from(slot.committed);
             }
-            complete(slots, free, chunks_per_frame, descriptor.addr);
         });
         counters.tx_errors += dropped.datagrams;
         self.queued.datagrams = self.queued.datagrams.saturating_sub(dropped.datagrams);
@@ -247,20 +260,44 @@ impl Transmit {
 
     /// Takes back the frames that the kernel has sent.
     #[inline]
-    fn reclaim(&mut self, socket: &mut Socket) {
-        let count = socket.completion.available(u32::MAX);
-        for _ in 0..count {
-            let address = socket.completion.pop();
+    fn reclaim(&mut self, queue: &Queue) {
+        let (sender, slots, free, chunks_per_frame) = (
+            &self.sender,
+            &mut self.slots,
+            &mut self.free,
+            self.chunks_per_frame,
+        );
+        queue.reclaim(sender, |address| {
             complete(
-                &mut self.slots,
-                &mut self.free,
-                self.chunks_per_frame,
-                address,
+                slots,
+                free,
+                frame_of(address - sender.area.start(), chunks_per_frame),
             );
-        }
-        if count > 0 {
-            socket.completion.release();
-        }
+        });
+    }
+
+    /// One descriptor at `address` is done.
+    fn complete(&mut self, address: u64) -> Option<Slot> {
+        let index = frame_of(
+            address.checked_sub(self.sender.area.start())?,
+            self.chunks_per_frame,
+        );
+        complete(&mut self.slots, &mut self.free, index);
+        self.slots.get(index as usize).copied()
+    }
+
+    /// Ends sending over the ring of a socket that is closed. Returns the sender and how many of its chunks the
+    /// kernel has not completed.
+    pub(crate) fn finish(&mut self, ring: &mut Producer<Descriptor>) -> (Sender, u32) {
+        ring.withdraw(|descriptor| {
+            self.complete(descriptor.addr);
+        });
+        let outstanding = self.slots.iter().map(|slot| match slot.owner {
+            Owner::Kernel(chunks) => u32::from(chunks),
+            Owner::Free | Owner::Caller => 0,
+        });
+        let outstanding = outstanding.sum();
+        (self.sender.take(), outstanding)
     }
 
     #[inline]
@@ -289,14 +326,13 @@ fn push_chunks(socket: &mut Socket, offset: u64, first: usize, total: usize) -> 
 }
 
 #[inline]
-fn frame_of(address: u64, chunks_per_frame: u32) -> u32 {
-    (address / CHUNK as u64) as u32 / chunks_per_frame
+fn frame_of(offset: u64, chunks_per_frame: u32) -> u32 {
+    (offset / CHUNK as u64) as u32 / chunks_per_frame
 }
 
-/// One descriptor of the frame at `address` is done; the last one frees the frame.
+/// One descriptor of the frame `index` is done; the last one frees the frame.
 #[inline]
-fn complete(slots: &mut [Slot], free: &mut Vec<u32>, chunks_per_frame: u32, address: u64) {
-    let index = frame_of(address, chunks_per_frame);
+fn complete(slots: &mut [Slot], free: &mut Vec<u32>, index: u32) {
     let Some(slot) = slots.get_mut(index as usize) else {
         return;
     };

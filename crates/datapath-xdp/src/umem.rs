@@ -1,10 +1,12 @@
 //! The memory that frames lie in, shared with the kernel (a *UMEM*).
 //!
-//! One anonymous mapping, cut into chunks of a page. It knows nothing of who owns which chunk: that is the
-//! business of the rings and of [`crate::port`].
+//! One anonymous mapping, cut into chunks of a page: first those that the kernel receives into, then one area of
+//! chunks to send from for each port. Areas do not overlap, and what the kernel has received is only read, so no
+//! two owners write to the same place. Which chunk is whose at a time is the business of the rings.
 
 use std::io;
 use std::ptr::NonNull;
+use std::sync::Arc;
 
 /// Bytes of a chunk: a page, the largest that the kernel takes in aligned mode (Linux `af_xdp.rst`, "UMEM").
 pub const CHUNK: usize = 4096;
@@ -15,92 +17,166 @@ const KERNEL_HEADROOM: usize = 256;
 /// Longest frame that fits one chunk on receive.
 pub const RX_CHUNK_CAPACITY: usize = CHUNK - KERNEL_HEADROOM;
 
-/// Frame memory. Unmapped on drop; the kernel keeps its own hold on the pages while a socket uses them.
+/// The mapping. Unmapped when the last area is gone; the kernel keeps its own hold on the pages while a socket
+/// uses them.
 #[derive(Debug)]
-pub struct Umem {
+struct Mapping {
     base: NonNull<u8>,
     length: usize,
 }
 
-// SAFETY: `Umem` owns its mapping, which is not bound to a thread.
-unsafe impl Send for Umem {}
+// SAFETY: the mapping is owned and not bound to a thread; what may be accessed is decided by the areas.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
 
-impl Umem {
-    /// Maps `chunks` chunks of zeros.
-    ///
-    /// # Errors
-    /// The kernel's answer, for instance when there is not enough memory.
-    pub fn new(chunks: usize) -> io::Result<Self> {
-        let length = chunks
-            .checked_mul(CHUNK)
-            .filter(|length| *length > 0 && *length <= isize::MAX as usize)
-            .ok_or(io::Error::from(io::ErrorKind::InvalidInput))?;
-        // SAFETY: a new anonymous mapping touches nothing that exists.
-        let base = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                length,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
-                -1,
-                0,
-            )
-        };
-        if base == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
-        // Fewer TLB misses where the kernel grants it; a refusal costs nothing else.
-        // SAFETY: the range is the mapping just made.
-        unsafe { libc::madvise(base, length, libc::MADV_HUGEPAGE) };
-        // A child of fork(2) would otherwise share the pages copy-on-write, and the kernel's view of them
-        // would part from ours at the next write.
-        // SAFETY: as above.
-        unsafe { libc::madvise(base, length, libc::MADV_DONTFORK) };
-        let base = NonNull::new(base.cast()).ok_or(io::Error::from(io::ErrorKind::OutOfMemory))?;
-        Ok(Self { base, length })
-    }
-
-    /// Bytes in all.
-    pub fn length(&self) -> usize {
-        self.length
-    }
-
-    /// Address of the first byte, as the kernel registers it.
-    pub fn address(&self) -> u64 {
-        self.base.as_ptr().addr() as u64
-    }
-
-    /// `length` bytes at `offset`, or `None` when they do not all lie in the memory.
-    ///
-    /// The kernel writes to chunks that are in the fill ring only, so what it has handed over stays as it is.
-    #[inline]
-    pub fn bytes(&self, offset: u64, length: usize) -> Option<&[u8]> {
-        let offset = self.checked(offset, length)?;
-        // SAFETY: `checked` keeps the range inside the mapping; the mapping is initialised (zeros) and lives
-        // as long as `self`; the shared borrow keeps `bytes_mut` away.
-        Some(unsafe { std::slice::from_raw_parts(self.base.as_ptr().add(offset), length) })
-    }
-
-    /// `length` bytes at `offset` to write, or `None` when they do not all lie in the memory.
-    #[inline]
-    pub fn bytes_mut(&mut self, offset: u64, length: usize) -> Option<&mut [u8]> {
-        let offset = self.checked(offset, length)?;
-        // SAFETY: as in `bytes`; the exclusive borrow keeps all others away.
-        Some(unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr().add(offset), length) })
-    }
-
-    #[inline]
-    fn checked(&self, offset: u64, length: usize) -> Option<usize> {
-        let offset = usize::try_from(offset).ok()?;
-        let end = offset.checked_add(length)?;
-        (end <= self.length).then_some(offset)
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the range is our own mapping and no area of it is left.
+        unsafe { libc::munmap(self.base.as_ptr().cast(), self.length) };
     }
 }
 
-impl Drop for Umem {
-    fn drop(&mut self) {
-        // SAFETY: the range is our own mapping and no borrow of it outlives `self`.
-        unsafe { libc::munmap(self.base.as_ptr().cast(), self.length) };
+/// The chunks that the kernel receives into, from offset 0 on.
+#[derive(Clone, Debug)]
+pub struct RxArea {
+    mapping: Arc<Mapping>,
+    chunks: u32,
+}
+
+/// Chunks to send from, owned by one sender.
+#[derive(Debug)]
+pub struct TxArea {
+    mapping: Arc<Mapping>,
+    start: usize,
+    length: usize,
+}
+
+/// Maps `rx_chunks` chunks to receive into and `areas` areas of `tx_chunks` chunks each to send from.
+///
+/// # Errors
+/// The kernel's answer, for instance when there is not enough memory.
+pub fn map(rx_chunks: u32, areas: u32, tx_chunks: u32) -> io::Result<(RxArea, Vec<TxArea>)> {
+    let chunks = u64::from(areas) * u64::from(tx_chunks) + u64::from(rx_chunks);
+    let length = usize::try_from(chunks)
+        .ok()
+        .and_then(|chunks| chunks.checked_mul(CHUNK))
+        .filter(|length| *length > 0 && *length <= isize::MAX as usize)
+        .ok_or(io::Error::from(io::ErrorKind::InvalidInput))?;
+    // SAFETY: a new anonymous mapping touches nothing that exists.
+    let base = unsafe {
+        libc::mmap(
+            std::ptr::null_mut(),
+            length,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+            -1,
+            0,
+        )
+    };
+    if base == libc::MAP_FAILED {
+        return Err(io::Error::last_os_error());
+    }
+    // Fewer TLB misses where the kernel grants it; a refusal costs nothing else.
+    // SAFETY: the range is the mapping just made.
+    unsafe { libc::madvise(base, length, libc::MADV_HUGEPAGE) };
+    // A child of fork(2) would otherwise share the pages copy-on-write, and the kernel's view of them would part
+    // from ours at the next write.
+    // SAFETY: as above.
+    unsafe { libc::madvise(base, length, libc::MADV_DONTFORK) };
+    let base = NonNull::new(base.cast()).ok_or(io::Error::from(io::ErrorKind::OutOfMemory))?;
+    let mapping = Arc::new(Mapping { base, length });
+    let (first, area) = (rx_chunks as usize * CHUNK, tx_chunks as usize * CHUNK);
+    let tx = (0..areas as usize)
+        .map(|index| TxArea {
+            mapping: Arc::clone(&mapping),
+            start: first + index * area,
+            length: area,
+        })
+        .collect();
+    Ok((
+        RxArea {
+            mapping,
+            chunks: rx_chunks,
+        },
+        tx,
+    ))
+}
+
+impl RxArea {
+    /// How many chunks it has.
+    pub fn chunks(&self) -> u32 {
+        self.chunks
+    }
+
+    /// Address and length of the whole memory, as the kernel registers it.
+    pub(crate) fn registration(&self) -> (u64, u64) {
+        (
+            self.mapping.base.as_ptr().addr() as u64,
+            self.mapping.length as u64,
+        )
+    }
+
+    /// `length` bytes at `offset` of the memory, or `None` when they do not all lie in this area.
+    ///
+    /// The kernel writes to chunks that are in the fill ring only, so a frame that it has handed over stays as it
+    /// is until its chunk goes there again.
+    #[inline]
+    pub fn bytes(&self, offset: u64, length: usize) -> Option<&[u8]> {
+        let offset = usize::try_from(offset).ok()?;
+        if offset.checked_add(length)? > self.chunks as usize * CHUNK {
+            return None;
+        }
+        // SAFETY: the range lies inside the mapping, before all sending areas, so that nobody in this process
+        // writes to it; it is initialised (zeros at first) and lives as long as `self`.
+        Some(unsafe { std::slice::from_raw_parts(self.mapping.base.as_ptr().add(offset), length) })
+    }
+}
+
+impl TxArea {
+    /// The area, with an empty one left behind.
+    pub(crate) fn take(&mut self) -> Self {
+        let empty = Self {
+            mapping: Arc::clone(&self.mapping),
+            start: self.start,
+            length: 0,
+        };
+        std::mem::replace(self, empty)
+    }
+
+    /// Where it begins in the memory.
+    #[inline]
+    pub fn start(&self) -> u64 {
+        self.start as u64
+    }
+
+    /// How many chunks it has.
+    pub fn chunks(&self) -> u32 {
+        (self.length / CHUNK) as u32
+    }
+
+    /// Whether `offset` of the memory lies in this area.
+    #[inline]
+    pub fn contains(&self, offset: u64) -> bool {
+        offset.wrapping_sub(self.start as u64) < self.length as u64
+    }
+
+    /// `length` bytes at `offset` of the area to write, or `None` when they do not all lie in it.
+    #[inline]
+    pub fn bytes_mut(&mut self, offset: u64, length: usize) -> Option<&mut [u8]> {
+        let offset = usize::try_from(offset).ok()?;
+        if offset.checked_add(length)? > self.length {
+            return None;
+        }
+        // SAFETY: the range lies inside this area, hence inside the mapping, which is initialised (zeros at first)
+        // and lives as long as `self`. No other area overlaps it, and the exclusive borrow keeps other borrows of
+        // this one away; the kernel merely reads it.
+        Some(unsafe {
+            std::slice::from_raw_parts_mut(
+                self.mapping.base.as_ptr().add(self.start + offset),
+                length,
+            )
+        })
     }
 }
 
@@ -109,23 +185,42 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranges_outside_the_memory_are_refused() {
-        let mut umem = Umem::new(2).expect("map two pages");
-        let end = umem.length() as u64;
-        assert!(umem.bytes(end - 1, 1).is_some());
-        assert!(umem.bytes(end, 0).is_some());
-        assert!(umem.bytes(end, 1).is_none());
-        assert!(umem.bytes(end - 1, 2).is_none());
-        assert!(umem.bytes(u64::MAX, 2).is_none());
-        assert!(umem.bytes_mut(1, usize::MAX).is_none());
+    fn ranges_outside_an_area_are_refused() {
+        let (rx, mut tx) = map(2, 2, 1).expect("map four pages");
+        let end = 2 * CHUNK as u64;
+        assert!(rx.bytes(end - 1, 1).is_some());
+        assert!(rx.bytes(end, 0).is_some());
+        assert!(rx.bytes(end, 1).is_none());
+        assert!(rx.bytes(end - 1, 2).is_none());
+        assert!(rx.bytes(u64::MAX, 2).is_none());
+        assert!(tx[0].bytes_mut(0, CHUNK).is_some());
+        assert!(tx[0].bytes_mut(1, CHUNK).is_none());
+        assert!(tx[0].bytes_mut(1, usize::MAX).is_none());
     }
 
     #[test]
-    fn what_is_written_is_read_at_the_same_offset() {
-        let mut umem = Umem::new(2).expect("map two pages");
-        umem.bytes_mut(4090, 12)
-            .expect("in range")
-            .copy_from_slice(b"across pages");
-        assert_eq!(umem.bytes(4090, 12), Some(&b"across pages"[..]));
+    fn areas_follow_one_another_and_do_not_share_bytes() {
+        let (rx, mut tx) = map(1, 2, 1).expect("map three pages");
+        assert_eq!(
+            (tx[0].start(), tx[1].start()),
+            (CHUNK as u64, 2 * CHUNK as u64)
+        );
+        assert!(tx[1].contains(2 * CHUNK as u64) && !tx[0].contains(2 * CHUNK as u64));
+        assert!(!tx[0].contains(CHUNK as u64 - 1));
+        tx[0].bytes_mut(0, CHUNK).expect("in range").fill(1);
+        tx[1].bytes_mut(0, CHUNK).expect("in range").fill(2);
+        assert!(
+            tx[0]
+                .bytes_mut(0, CHUNK)
+                .expect("in range")
+                .iter()
+                .all(|byte| *byte == 1)
+        );
+        assert!(
+            rx.bytes(0, CHUNK)
+                .expect("in range")
+                .iter()
+                .all(|byte| *byte == 0)
+        );
     }
 }

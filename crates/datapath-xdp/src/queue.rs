@@ -1,0 +1,376 @@
+//! A receive queue and the ports that share it.
+//!
+//! Mostly there is one port on a queue, but a node may have more lanes than its interface has queues. The fill and the
+//! completion ring are then shared by threads that must not wait for each other: they are taken by `try_lock`, for a
+//! batch at a time, and who finds them taken keeps what it has to give and comes back with its next call. Each port
+//! brings its own chunks, so one that is not polled cannot take those of the others.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+
+use crate::ring::{Descriptor, Producer};
+use crate::socket::{BusyPoll, Pool, PoolOptions, Socket, SocketError, SocketOptions};
+use crate::umem::{self, CHUNK, RxArea, TxArea};
+
+/// How the queue's memory is cut.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Shares {
+    /// Most ports.
+    pub(crate) ports: u32,
+    /// Chunks that each brings to receive into.
+    pub(crate) rx_chunks: u32,
+    /// Chunks that each has to send from.
+    pub(crate) tx_chunks: u32,
+}
+
+/// A queue with its memory, shared by ports.
+#[derive(Debug)]
+pub(crate) struct Queue {
+    number: u32,
+    memory: RxArea,
+    shares: Shares,
+    zero_copy: bool,
+    rings: Mutex<Rings>,
+}
+
+/// What one port at a time may touch.
+#[derive(Debug)]
+struct Rings {
+    pool: Pool,
+    /// Chunks that have been given to the kernel at some time; the others have never been used.
+    filled: u32,
+    members: u32,
+    areas: Vec<Area>,
+}
+
+/// One port's area to send from.
+#[derive(Debug)]
+struct Area {
+    range: std::ops::Range<u64>,
+    /// Completions of this area that another port has found.
+    returned: Vec<u64>,
+    state: AreaState,
+}
+
+#[derive(Debug)]
+enum AreaState {
+    Free(TxArea),
+    Used,
+    /// Its port is gone, and the kernel still has this many of its chunks.
+    Draining(TxArea, u32),
+}
+
+/// A port's membership. Ends by [`Member::close`] and [`Closed::leave`].
+#[derive(Debug)]
+pub(crate) struct Member {
+    pub(crate) socket: Socket,
+    pub(crate) queue: Arc<Queue>,
+    /// Received chunks on their way back to the fill ring.
+    returning: Vec<u64>,
+}
+
+/// A membership whose socket is closed.
+#[derive(Debug)]
+pub(crate) struct Closed {
+    queue: Arc<Queue>,
+    returning: Vec<u64>,
+    /// What has not been sent is still in it.
+    pub(crate) tx: Producer<Descriptor>,
+}
+
+/// The sending side of a membership.
+#[derive(Debug)]
+pub(crate) struct Sender {
+    pub(crate) area: TxArea,
+    index: usize,
+}
+
+impl Sender {
+    /// The sender, with one left behind that has nothing to send from.
+    pub(crate) fn take(&mut self) -> Self {
+        Self {
+            area: self.area.take(),
+            index: self.index,
+        }
+    }
+}
+
+/// Why a port cannot join.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum JoinError {
+    /// All shares are taken.
+    #[error("it serves {0} port(s) already")]
+    Full(u32),
+    /// The kernel still has frames of a port that is gone.
+    #[error("frames of a former port are still under way in the driver: try again")]
+    Draining,
+    /// The kernel refuses.
+    #[error(transparent)]
+    Socket(#[from] SocketError),
+}
+
+impl Queue {
+    /// Maps the memory and takes the queue from the kernel.
+    pub(crate) fn open(options: &PoolOptions, shares: Shares) -> Result<Self, SocketError> {
+        let (memory, areas) = umem::map(
+            shares.ports * shares.rx_chunks,
+            shares.ports,
+            shares.tx_chunks,
+        )
+        .map_err(|source| SocketError {
+            action: "map memory for frames",
+            source,
+        })?;
+        let pool = Pool::open(options, &memory)?;
+        let areas = areas
+            .into_iter()
+            .map(|area| Area {
+                range: area.start()..area.start() + u64::from(area.chunks()) * CHUNK as u64,
+                returned: Vec::with_capacity(area.chunks() as usize),
+                state: AreaState::Free(area),
+            })
+            .collect();
+        Ok(Self {
+            number: options.queue,
+            memory,
+            shares,
+            zero_copy: pool.zero_copy(),
+            rings: Mutex::new(Rings {
+                pool,
+                filled: 0,
+                members: 0,
+                areas,
+            }),
+        })
+    }
+
+    /// Its number on the interface.
+    pub(crate) fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// The driver and we share the frame memory.
+    #[inline]
+    pub(crate) fn zero_copy(&self) -> bool {
+        self.zero_copy
+    }
+
+    /// The chunks that frames are received into.
+    #[inline]
+    pub(crate) fn memory(&self) -> &RxArea {
+        &self.memory
+    }
+
+    /// Adds a socket for a port, and an area to send from if `sends`.
+    pub(crate) fn join(
+        self: &Arc<Self>,
+        sends: bool,
+        rx_ring: u32,
+        busy_poll: Option<BusyPoll>,
+    ) -> Result<(Member, Option<Sender>), JoinError> {
+        let mut rings = self.lock();
+        rings.collect();
+        if rings.members == self.shares.ports {
+            return Err(JoinError::Full(rings.members));
+        }
+        let tx_chunks = if sends { self.shares.tx_chunks } else { 0 };
+        let socket = Socket::join(
+            &rings.pool,
+            &SocketOptions {
+                rx_ring,
+                tx_chunks,
+                busy_poll,
+            },
+        )?;
+        let sender = match sends {
+            true => Some(rings.take_area().ok_or(JoinError::Draining)?),
+            false => None,
+        };
+        rings.members += 1;
+        let wanted = (rings.members * self.shares.rx_chunks).min(self.memory.chunks());
+        while rings.filled < wanted {
+            let address = u64::from(rings.filled) * CHUNK as u64;
+            rings.pool.fill.push(address);
+            rings.filled += 1;
+        }
+        rings.pool.fill.publish();
+        let returning = Vec::with_capacity(self.memory.chunks() as usize);
+        Ok((
+            Member {
+                socket,
+                queue: Arc::clone(self),
+                returning,
+            },
+            sender,
+        ))
+    }
+
+    fn leave(&self, returning: Vec<u64>, sender: Option<(Sender, u32)>) {
+        let mut rings = self.lock();
+        rings.members -= 1;
+        for address in returning {
+            rings.pool.fill.push(address);
+        }
+        rings.pool.fill.publish();
+        if let Some((Sender { area, index }, outstanding)) = sender {
+            let place = &mut rings.areas[index];
+            let found = place.returned.len() as u32;
+            place.returned.clear();
+            place.state = match outstanding.saturating_sub(found) {
+                0 => AreaState::Free(area),
+                left => AreaState::Draining(area, left),
+            };
+        }
+    }
+
+    /// Passes the completed chunks of `sender` to `complete`; none when another port is at the rings.
+    #[inline]
+    pub(crate) fn reclaim(&self, sender: &Sender, mut complete: impl FnMut(u64)) {
+        let Some(mut rings) = self.try_lock() else {
+            return;
+        };
+        let count = rings.pool.completion.available(u32::MAX);
+        for _ in 0..count {
+            let address = rings.pool.completion.pop();
+            if sender.area.contains(address) {
+                complete(address);
+            } else {
+                rings.hand_over(address);
+            }
+        }
+        if count > 0 {
+            rings.pool.completion.release();
+        }
+        for address in rings.areas[sender.index].returned.drain(..) {
+            complete(address);
+        }
+    }
+
+    #[inline]
+    fn try_lock(&self) -> Option<MutexGuard<'_, Rings>> {
+        match self.rings.try_lock() {
+            Ok(rings) => Some(rings),
+            // Nothing here can panic between two changes that belong together.
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Rings> {
+        self.rings.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Rings {
+    /// Files a completion of another port's chunk.
+    #[cold]
+    fn hand_over(&mut self, address: u64) {
+        let Some(area) = self
+            .areas
+            .iter_mut()
+            .find(|area| area.range.contains(&address))
+        else {
+            return;
+        };
+        match &mut area.state {
+            AreaState::Used if area.returned.len() < area.returned.capacity() => {
+                area.returned.push(address)
+            }
+            AreaState::Draining(_, left) if *left > 1 => *left -= 1,
+            AreaState::Draining(..) => {
+                if let AreaState::Draining(chunks, _) =
+                    std::mem::replace(&mut area.state, AreaState::Used)
+                {
+                    area.state = AreaState::Free(chunks);
+                }
+            }
+            AreaState::Used | AreaState::Free(_) => {}
+        }
+    }
+
+    /// Files all completions that wait.
+    fn collect(&mut self) {
+        for _ in 0..self.pool.completion.available(u32::MAX) {
+            let address = self.pool.completion.pop();
+            self.hand_over(address);
+        }
+        self.pool.completion.release();
+    }
+
+    fn take_area(&mut self) -> Option<Sender> {
+        let (index, area) = self
+            .areas
+            .iter_mut()
+            .enumerate()
+            .find(|(_, area)| matches!(area.state, AreaState::Free(_)))?;
+        match std::mem::replace(&mut area.state, AreaState::Used) {
+            AreaState::Free(area) => Some(Sender { area, index }),
+            AreaState::Used | AreaState::Draining(..) => None,
+        }
+    }
+}
+
+impl Member {
+    /// Gives a received chunk back, by and by.
+    #[inline]
+    pub(crate) fn give_back(&mut self, address: u64) {
+        self.returning.push(address & !(CHUNK as u64 - 1));
+    }
+
+    /// In zero-copy mode, and when there is nothing to receive: the driver may have stopped for lack of chunks and ask
+    /// to be woken.
+    pub(crate) fn wake_driver(&mut self) {
+        let wake = self
+            .queue
+            .try_lock()
+            .is_some_and(|rings| rings.pool.fill.needs_wakeup());
+        if wake {
+            self.socket.wake_receive();
+        }
+    }
+
+    /// Puts the chunks given back into the fill ring, unless another port is at it. Does what the driver needs to
+    /// go on receiving.
+    #[inline]
+    pub(crate) fn refill(&mut self) {
+        if self.returning.is_empty() {
+            return;
+        }
+        let Some(mut rings) = self.queue.try_lock() else {
+            return;
+        };
+        for address in self.returning.drain(..) {
+            rings.pool.fill.push(address);
+        }
+        rings.pool.fill.publish();
+        let wake = rings.pool.fill.needs_wakeup();
+        drop(rings);
+        if wake {
+            self.socket.wake_receive();
+        }
+    }
+
+    /// Closes the socket: nothing arrives and nothing leaves any more.
+    pub(crate) fn close(self) -> Closed {
+        let Self {
+            socket,
+            queue,
+            mut returning,
+        } = self;
+        let (mut rx, tx) = socket.close();
+        for _ in 0..rx.available(u32::MAX) {
+            returning.push(rx.pop().addr & !(CHUNK as u64 - 1));
+        }
+        Closed {
+            queue,
+            returning,
+            tx,
+        }
+    }
+}
+
+impl Closed {
+    /// Leaves the queue with what was to be sent from, and how many of its chunks the kernel has not completed.
+    pub(crate) fn leave(self, sender: Option<(Sender, u32)>) {
+        self.queue.leave(self.returning, sender);
+    }
+}
