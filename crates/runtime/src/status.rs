@@ -86,6 +86,20 @@ pub struct SessionStatus {
     pub counters: SessionReading,
 }
 
+/// A tenant: all sessions of one identity, those that have ended included, so that nothing here ever
+/// counts backwards.
+#[derive(Clone, Debug)]
+pub struct TenantStatus {
+    /// Its name.
+    pub identity: String,
+    /// Sessions at the moment.
+    pub sessions: usize,
+    /// Sessions that have ended.
+    pub ended: u64,
+    /// What the lanes counted for all of them.
+    pub counters: SessionReading,
+}
+
 /// A stream.
 #[derive(Clone, Debug)]
 pub struct StreamStatus {

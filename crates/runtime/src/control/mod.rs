@@ -24,14 +24,14 @@ use takt_datapath::{Capabilities, DatapathKind};
 use takt_session::{ErrorCode, Failure};
 
 use crate::config::Config;
-use crate::counters::{ChannelCounters, ChannelReading, LaneCounters, PortTraffic};
+use crate::counters::{ChannelCounters, ChannelReading, LaneCounters, PortTraffic, SessionReading};
 use crate::lane::{Command, Event, LaneHandle};
 use crate::peering::message::LaneAnnouncement;
 use crate::peering::{AcceptNet, Change, Outbox, Peering};
 use crate::policy::{MappingPolicy, Policy};
 use crate::status::{
     ChannelStatus, DatapathStatus, LaneStatus, ListenerStatus, NodeStatus, PeerStatus, PortStatus,
-    SessionStatus, StreamStatus,
+    SessionStatus, StreamStatus, TenantStatus,
 };
 
 pub use crate::config::ListenerConfig;
@@ -118,6 +118,8 @@ pub struct Control {
     next_listener: u32,
     sessions: HashMap<u32, Session>,
     next_session: u32,
+    /// Per tenant: sessions that have ended, and what they counted.
+    ended: BTreeMap<String, (u64, SessionReading)>,
     /// Per channel: the counters of each lane that knows it.
     channels: BTreeMap<u64, Vec<(usize, Arc<ChannelCounters>)>>,
     /// What channels counted on lanes that have forgotten them, while others or sessions remain.
@@ -209,6 +211,14 @@ impl RuntimeHandle {
     /// [`Stopped`].
     pub fn sessions(&self) -> Result<Vec<SessionStatus>, Stopped> {
         self.ask(|c| c.session_status())
+    }
+
+    /// All tenants that have or had sessions.
+    ///
+    /// # Errors
+    /// [`Stopped`].
+    pub fn tenants(&self) -> Result<Vec<TenantStatus>, Stopped> {
+        self.ask(|c| c.tenant_status())
     }
 
     /// All channels in use.
@@ -645,6 +655,28 @@ impl Control {
             .collect();
         all.sort_by_key(|s| s.session);
         all
+    }
+
+    fn tenant_status(&self) -> Vec<TenantStatus> {
+        let mut all: BTreeMap<&str, TenantStatus> = BTreeMap::new();
+        let entry = |identity: &str| TenantStatus {
+            identity: identity.to_owned(),
+            sessions: 0,
+            ended: 0,
+            counters: SessionReading::default(),
+        };
+        for (identity, (ended, counters)) in &self.ended {
+            let tenant = all.entry(identity).or_insert_with(|| entry(identity));
+            tenant.ended += ended;
+            tenant.counters += *counters;
+        }
+        for session in self.sessions.values().filter(|s| s.arena.is_some()) {
+            let identity = session.policy.identity.as_str();
+            let tenant = all.entry(identity).or_insert_with(|| entry(identity));
+            tenant.sessions += 1;
+            tenant.counters += session.counters.read();
+        }
+        all.into_values().collect()
     }
 
     fn channel_status(&self) -> Vec<ChannelStatus> {

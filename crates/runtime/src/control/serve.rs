@@ -363,6 +363,12 @@ impl Control {
         // A session that its lane ended by itself says why in an event before this one.
         if let Some(session) = self.sessions.remove(&id) {
             self.lanes[session.lane].sessions -= 1;
+            if session.arena.is_some() {
+                let identity = session.policy.identity.clone();
+                let (ended, counters) = self.ended.entry(identity).or_default();
+                *ended += 1;
+                *counters += session.counters.read();
+            }
         }
     }
 }

@@ -244,6 +244,7 @@ fn start(
         next_listener: 0,
         sessions: HashMap::new(),
         next_session: 1,
+        ended: BTreeMap::new(),
         channels: BTreeMap::new(),
         next_tick: Duration::ZERO,
         drain: None,
