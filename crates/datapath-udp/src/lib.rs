@@ -36,7 +36,8 @@ pub struct UdpConfig {
     /// `net.core.rmem_max` without.
     pub receive_buffer: usize,
     /// Bytes of the socket's send buffer, as far as permitted (`net.core.wmem_max`). When it is full,
-    /// [`Port::flush`] leaves the rest queued.
+    /// [`Port::flush`] leaves the rest queued. What it holds has passed the runtime's scheduler: the
+    /// less it holds, the sooner an urgent datagram leaves.
     pub send_buffer: usize,
     /// Whether trains of datagrams pass the kernel as one packet, where it can: UDP GSO and GRO.
     pub segmentation: bool,
@@ -49,7 +50,7 @@ impl Default for UdpConfig {
             frame_size: 9216,
             peers: 4096,
             receive_buffer: 32 << 20,
-            send_buffer: 4 << 20,
+            send_buffer: 256 << 10,
             segmentation: true,
         }
     }

@@ -103,7 +103,7 @@ impl Inbox {
     }
 
     pub(super) fn wait_fd(&self) -> BorrowedFd<'_> {
-        self.bell.watch(|| !self.ready.is_empty())
+        self.bell.wait_fd(|| !self.ready.is_empty())
     }
 
     pub(super) fn dropped(&self) -> u64 {
