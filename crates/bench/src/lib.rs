@@ -7,6 +7,7 @@
 //!
 //! Not for micro-benchmarks of a function: those stand beside the function.
 
+pub mod application;
 pub mod awake;
 pub mod experiment;
 pub mod machine;

@@ -92,7 +92,7 @@ impl Programs {
         program.map(|program| Self { program }).ok_or_else(|| PeerError::Program {
             command: PROGRAM.to_owned(),
             reason: format!(
-                "it was not found; run `cargo build --release` in bench-peers, or set {VARIABLE} to where it is"
+                "it was not found; run `cargo build --release` in bench-peers (it needs libzmq3-dev), or set {VARIABLE} to where it is"
             ),
         })
     }
