@@ -252,3 +252,92 @@ fn templates(next_hop: &NextHop, origin: &Origin, remote: SocketAddr) -> Option<
     }
     Some(templates)
 }
+
+#[cfg(test)]
+mod tests {
+    use takt_wire::ethernet::MacAddress;
+    use takt_wire::frame::parse_udp_frame;
+
+    use super::*;
+
+    fn next_hop(vlan: Option<u16>) -> NextHop {
+        NextHop {
+            ifindex: 2,
+            vlan,
+            src_mac: MacAddress([2, 0, 0, 0, 0, 1]),
+            dst_mac: Some(MacAddress([2, 0, 0, 0, 0, 2])),
+            src_ip: "10.0.0.1".parse().expect("address"),
+            mtu: 1500,
+            up: true,
+        }
+    }
+
+    fn origin(bind: &str) -> Origin {
+        let bind = bind.parse().expect("address");
+        Origin {
+            ifindex: 2,
+            bind,
+            local: bind,
+            frame_capacity: 2000,
+            limit: 8,
+        }
+    }
+
+    fn remote() -> SocketAddr {
+        "10.0.0.2:5000".parse().expect("address")
+    }
+
+    #[test]
+    fn every_class_has_headers_that_are_marked_with_it() {
+        let templates =
+            templates(&next_hop(Some(5)), &origin("0.0.0.0:4000"), remote()).expect("resolved");
+        for (class, template) in (0u8..).zip(&templates) {
+            let mut frame = [0; 100];
+            let length = template.emit(&mut frame, 10, 1, true).expect("fits");
+            let datagram = parse_udp_frame(&frame[..length], true).expect("a datagram");
+            assert_eq!(datagram.src, "10.0.0.1:4000".parse().expect("address"));
+            assert_eq!(datagram.dst, remote());
+            // Tag control information: the class and VLAN 5; then IPv4's octet of services: the class selector.
+            assert_eq!(frame[12..16], [0x81, 0, class << 5, 5]);
+            assert_eq!(frame[19], class << 5);
+        }
+    }
+
+    #[test]
+    fn a_bound_address_is_the_source_whatever_the_route_prefers() {
+        let templates =
+            templates(&next_hop(None), &origin("10.0.0.9:4000"), remote()).expect("resolved");
+        let mut frame = [0; 100];
+        let length = templates[0].emit(&mut frame, 10, 1, true).expect("fits");
+        let datagram = parse_udp_frame(&frame[..length], true).expect("a datagram");
+        assert_eq!(datagram.src, "10.0.0.9:4000".parse().expect("address"));
+    }
+
+    #[test]
+    fn there_are_no_headers_without_link_or_neighbour() {
+        let down = NextHop {
+            up: false,
+            ..next_hop(None)
+        };
+        let unresolved = NextHop {
+            dst_mac: None,
+            ..next_hop(None)
+        };
+        for next_hop in [down, unresolved] {
+            assert!(templates(&next_hop, &origin("0.0.0.0:4000"), remote()).is_none());
+        }
+    }
+
+    #[test]
+    fn the_payload_is_the_mtu_without_headers() {
+        let hop = |mtu| NextHop {
+            mtu,
+            ..next_hop(None)
+        };
+        let v6 = "fd00::1".parse().expect("address");
+        assert_eq!(max_payload(&hop(1500), remote().ip()), 1472);
+        assert_eq!(max_payload(&hop(1500), v6), 1452);
+        assert_eq!(max_payload(&hop(10), v6), 0);
+        assert_eq!(max_payload(&hop(100_000), remote().ip()), 65_507);
+    }
+}

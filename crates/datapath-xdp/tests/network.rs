@@ -1,0 +1,467 @@
+//! Ports follow what changes in the network: neighbours, routes, links, addresses, MTUs.
+
+mod support;
+
+use std::net::{SocketAddr, UdpSocket};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::time::Duration;
+
+use support::{
+    Family, PATIENCE, TwoHosts, connect, get_through, receive, reserve, send, wait_until,
+};
+use takt_datapath::conformance::Node;
+use takt_datapath::{ConnectError, PeerHandle, Port, ReserveError};
+use takt_datapath_xdp::Mode;
+use takt_lab::{LabConfig, LinkState};
+use takt_time::TrafficClass;
+use takt_wire::ethernet::MacAddress;
+use takt_wire::frame::{UdpFlow, UdpHeaderTemplate};
+use takt_wire::ip::Dscp;
+use takt_wire::vlan::VlanTag;
+
+/// A kernel UDP socket on the right host: unlike a port, the kernel takes only frames with its own MAC address, and
+/// with the tag of the VLAN that the address is on.
+fn udp(hosts: &TwoHosts, bind: &str) -> UdpSocket {
+    let _inside = hosts.host(Node::Right).enter().expect("enter the host");
+    let socket = UdpSocket::bind(bind).expect("bind a kernel socket");
+    socket
+        .set_read_timeout(Some(Duration::from_millis(20)))
+        .expect("set a time limit");
+    socket
+}
+
+/// Sends until the kernel socket receives.
+fn reach(port: &mut dyn Port, peer: PeerHandle, socket: &UdpSocket, payload: &[u8]) {
+    wait_until("reaching the kernel socket", || {
+        if let Ok(frame) = port.reserve(peer) {
+            port.payload(&frame)[..payload.len()].copy_from_slice(payload);
+            port.commit(frame, payload.len(), TrafficClass::BEST_EFFORT, None);
+        }
+        port.flush();
+        let mut buffer = [0; 2048];
+        matches!(socket.recv(&mut buffer), Ok(length) if &buffer[..length] == payload)
+    });
+}
+
+fn until_unresolved(port: &mut dyn Port, peer: PeerHandle) {
+    wait_until("losing the next hop", || match port.reserve(peer) {
+        Ok(frame) => {
+            port.cancel(frame);
+            false
+        }
+        Err(ReserveError::Unresolved) => true,
+        Err(error) => panic!("{error}"),
+    });
+}
+
+fn address(text: &str) -> SocketAddr {
+    text.parse().expect("address")
+}
+
+#[test]
+fn a_neighbours_new_mac_address_is_followed() {
+    let Some(mut hosts) = TwoHosts::plain() else {
+        return;
+    };
+    let mut left = hosts.open(Node::Left, 4000);
+    let socket = udp(&hosts, "10.77.0.2:5000");
+    let peer = connect(&mut *left, address("10.77.0.2:5000"));
+    reach(&mut *left, peer, &socket, b"before");
+    hosts.ip(Node::Right, "link set eth0 address 02:00:00:00:77:01");
+    // Its kernel announces the new address at the next exchange; ask for one.
+    hosts.ip(Node::Left, "neigh flush dev eth0");
+    reach(&mut *left, peer, &socket, b"after");
+}
+
+#[test]
+fn an_unresolved_neighbour_is_resolved_once_it_answers() {
+    let Some(mut hosts) = TwoHosts::plain() else {
+        return;
+    };
+    let mut left = hosts.open(Node::Left, 4000);
+    let peer = left
+        .connect(address("10.77.0.60:5000"))
+        .expect("an unresolved next hop is no error");
+    until_unresolved(&mut *left, peer);
+    assert_eq!(left.max_payload(peer), 1500 - 28);
+    hosts.ip(Node::Right, "address add 10.77.0.60/24 dev eth0");
+    let socket = udp(&hosts, "10.77.0.60:5000");
+    reach(&mut *left, peer, &socket, b"there you are");
+}
+
+#[test]
+fn a_gateway_is_used_and_route_changes_are_followed() {
+    let Some(mut hosts) = TwoHosts::plain() else {
+        return;
+    };
+    let mut left = hosts.open(Node::Left, 4000);
+    let far = address("10.99.0.1:5000");
+    assert!(matches!(left.connect(far), Err(ConnectError::NoRoute(peer)) if peer == far));
+
+    hosts.ip(Node::Right, "address add 10.99.0.1/32 dev lo");
+    hosts.ip(Node::Left, "route add 10.99.0.0/24 via 10.77.0.2 mtu 1300");
+    let socket = udp(&hosts, "10.99.0.1:5000");
+    let peer = connect(&mut *left, far);
+    assert_eq!(left.max_payload(peer), 1300 - 28);
+    reach(&mut *left, peer, &socket, b"by the gateway");
+
+    hosts.ip(Node::Left, "route add unreachable 10.99.0.1/32");
+    until_unresolved(&mut *left, peer);
+    hosts.ip(Node::Left, "route del unreachable 10.99.0.1/32");
+    reach(&mut *left, peer, &socket, b"again");
+
+    // Another gateway: another address of the same host, which is another neighbour.
+    hosts.ip(Node::Left, "route replace 10.99.0.0/24 via 10.77.0.102");
+    wait_until("following the new route", || {
+        if let Ok(frame) = left.reserve(peer) {
+            left.cancel(frame);
+        }
+        left.max_payload(peer) == 1500 - 28
+    });
+    reach(&mut *left, peer, &socket, b"by another gateway");
+}
+
+#[test]
+fn an_interface_that_goes_down_and_comes_back_is_used_again() {
+    for mode in [Mode::Native, Mode::Generic] {
+        let Some(mut hosts) = TwoHosts::new(&LabConfig::default(), Family::V4, |config| {
+            config.mode = mode
+        }) else {
+            return;
+        };
+        let (mut left, mut right) = (hosts.open(Node::Left, 4000), hosts.open(Node::Right, 4000));
+        let peer = connect(&mut *left, right.local());
+        send(&mut *left, peer, b"before");
+        assert_eq!(receive(&mut *right).1, b"before");
+
+        let frame = reserve(&mut *left, peer);
+        hosts
+            .host(Node::Left)
+            .link(LinkState::Down)
+            .expect("pull the cable");
+        until_unresolved(&mut *left, peer);
+        // What is committed all the same is counted as lost, and nothing of it leaves later.
+        left.commit(frame, 1, TrafficClass::BEST_EFFORT, None);
+        wait_until("flushing while the interface is down", || left.flush());
+        let counters = left.counters();
+        assert_eq!(
+            (counters.tx_datagrams, counters.tx_errors),
+            (1, 1),
+            "{counters:?}"
+        );
+
+        hosts
+            .host(Node::Left)
+            .link(LinkState::Up)
+            .expect("plug in the cable");
+        get_through(&mut *left, peer, &mut *right, b"after");
+        // The far end's interface goes down and comes back: the near end loses its carrier.
+        hosts
+            .host(Node::Right)
+            .link(LinkState::Down)
+            .expect("pull the cable");
+        until_unresolved(&mut *left, peer);
+        hosts
+            .host(Node::Right)
+            .link(LinkState::Up)
+            .expect("plug in the cable");
+        get_through(&mut *left, peer, &mut *right, b"after that");
+        assert_eq!(right.counters().rx_invalid, 0);
+    }
+}
+
+#[test]
+fn frames_in_the_ring_when_the_interface_goes_down_are_dropped_and_counted() {
+    let Some(mut hosts) = TwoHosts::plain() else {
+        return;
+    };
+    let (mut left, mut right) = (hosts.open(Node::Left, 4000), hosts.open(Node::Right, 4000));
+    let peer = connect(&mut *left, right.local());
+    for _ in 0..10 {
+        let frame = reserve(&mut *left, peer);
+        left.commit(frame, 100, TrafficClass::BEST_EFFORT, None);
+    }
+    // The port has not looked at the link yet: what is committed goes to the kernel, which refuses it.
+    hosts
+        .host(Node::Left)
+        .link(LinkState::Down)
+        .expect("pull the cable");
+    wait_until("flushing while the interface is down", || left.flush());
+    let counters = left.counters();
+    assert_eq!(
+        (counters.tx_datagrams, counters.tx_bytes, counters.tx_errors),
+        (0, 0, 10),
+        "{counters:?}"
+    );
+    hosts
+        .host(Node::Left)
+        .link(LinkState::Up)
+        .expect("plug in the cable");
+    get_through(&mut *left, peer, &mut *right, b"fresh");
+    // All frames are back: as many as ever can be reserved at a time.
+    let frames: Vec<_> = (0..1024).map(|_| reserve(&mut *left, peer)).collect();
+    assert_eq!(left.reserve(peer).err(), Some(ReserveError::WouldBlock));
+    frames.into_iter().for_each(|frame| left.cancel(frame));
+}
+
+#[test]
+fn the_mtu_is_followed_within_what_frames_have_room_for() {
+    let Some(mut hosts) = TwoHosts::plain() else {
+        return;
+    };
+    let (mut left, mut right) = (hosts.open(Node::Left, 4000), hosts.open(Node::Right, 4000));
+    let peer = connect(&mut *left, right.local());
+    assert_eq!(left.max_payload(peer), 1472);
+    for (mtu, most) in [(1000, 972), (3000, 2972)] {
+        for node in [Node::Left, Node::Right] {
+            hosts.ip(node, &format!("link set eth0 mtu {mtu}"));
+        }
+        wait_until("following the MTU", || {
+            if let Ok(frame) = left.reserve(peer) {
+                left.cancel(frame);
+            }
+            left.max_payload(peer) == most
+        });
+        let payload = vec![7; most];
+        get_through(&mut *left, peer, &mut *right, &payload);
+    }
+}
+
+#[test]
+fn frames_on_a_vlan_carry_its_tag_and_are_received_with_it() {
+    let Some(mut hosts) = TwoHosts::plain() else {
+        return;
+    };
+    for (node, host) in [(Node::Left, 1), (Node::Right, 2)] {
+        let added = hosts.run(node, "ip link add link eth0 name vlan5 type vlan id 5");
+        if String::from_utf8_lossy(&added.stderr).contains("Unknown device type") {
+            println!("skipped: this kernel has no VLAN interfaces (CONFIG_VLAN_8021Q)");
+            return;
+        }
+        assert!(added.status.success(), "{added:?}");
+        hosts.ip(node, &format!("address add 10.55.0.{host}/24 dev vlan5"));
+        hosts.ip(node, "link set vlan5 up");
+    }
+    let bind = address("0.0.0.0:4000");
+    let mut left = hosts.open_lane(Node::Left, (0, 1), bind).expect("open");
+    let mut right = hosts.open_lane(Node::Right, (0, 1), bind).expect("open");
+    let socket = udp(&hosts, "10.55.0.2:5000");
+    let to_socket = connect(&mut *left, address("10.55.0.2:5000"));
+    reach(
+        &mut *left,
+        to_socket,
+        &socket,
+        b"to the kernel's VLAN interface",
+    );
+    let to_port = connect(&mut *left, address("10.55.0.2:4000"));
+    send(&mut *left, to_port, b"to the port");
+    assert_eq!(
+        receive(&mut *right),
+        (address("10.55.0.1:4000"), b"to the port".to_vec())
+    );
+    // Untagged beside it, from the same ports.
+    let untagged = connect(&mut *left, address("10.77.0.2:4000"));
+    send(&mut *left, untagged, b"untagged");
+    assert_eq!(
+        receive(&mut *right),
+        (address("10.77.0.1:4000"), b"untagged".to_vec())
+    );
+}
+
+/// Puts a whole frame on the left host's interface (`packet(7)`).
+fn inject(hosts: &TwoHosts, frame: &[u8]) {
+    let _inside = hosts.host(Node::Left).enter().expect("enter the host");
+    // SAFETY: plain call; a descriptor that is not negative is new and owned by nobody else.
+    let socket = unsafe {
+        let fd = libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0);
+        assert!(fd >= 0, "{}", std::io::Error::last_os_error());
+        OwnedFd::from_raw_fd(fd)
+    };
+    // SAFETY: the name is a string with its terminator.
+    let ifindex = unsafe { libc::if_nametoindex(c"eth0".as_ptr()) };
+    // SAFETY: `sockaddr_ll` is plain integers, for which zeros are values.
+    let mut to: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
+    to.sll_family = libc::AF_PACKET as u16;
+    to.sll_ifindex = ifindex as i32;
+    // SAFETY: the descriptor is open, frame and address are readable for the lengths given.
+    let sent = unsafe {
+        libc::sendto(
+            socket.as_raw_fd(),
+            frame.as_ptr().cast(),
+            frame.len(),
+            0,
+            (&raw const to).cast(),
+            size_of::<libc::sockaddr_ll>() as u32,
+        )
+    };
+    assert_eq!(
+        sent,
+        frame.len() as isize,
+        "{}",
+        std::io::Error::last_os_error()
+    );
+}
+
+#[test]
+fn tagged_frames_are_received_behind_one_tag_and_behind_two() {
+    for mode in [Mode::Native, Mode::Generic] {
+        let Some(mut hosts) = TwoHosts::new(&LabConfig::default(), Family::V6, |config| {
+            config.mode = mode
+        }) else {
+            return;
+        };
+        let mut right = hosts.open(Node::Right, 4000);
+        let source = SocketAddr::new(hosts.address(Node::Left), 5000);
+        let flow = UdpFlow {
+            src_mac: MacAddress(hosts.host(Node::Left).mac()),
+            dst_mac: MacAddress(hosts.host(Node::Right).mac()),
+            vlan: VlanTag::new(5, 3, false),
+            src: source,
+            dst: right.local(),
+            dscp: Dscp::BEST_EFFORT,
+            hop_limit: 64,
+        };
+        let headers = UdpHeaderTemplate::new(&flow).expect("headers");
+        let mut frame = vec![0; headers.header_len()];
+        frame.extend_from_slice(b"tagged");
+        headers.emit(&mut frame, 6, 0, true).expect("fits");
+        inject(&hosts, &frame);
+        assert_eq!(receive(&mut *right), (source, b"tagged".to_vec()));
+        // A service tag before the customer tag (IEEE 802.1Q-2022, clause 9.5).
+        frame.splice(12..12, [0x88, 0xa8, 0, 9]);
+        inject(&hosts, &frame);
+        assert_eq!(receive(&mut *right), (source, b"tagged".to_vec()));
+    }
+}
+
+#[test]
+fn link_local_ipv6_addresses_can_be_answered() {
+    let Some(mut hosts) = TwoHosts::new(&LabConfig::default(), Family::V6, |_| {}) else {
+        return;
+    };
+    for (node, host) in [(Node::Left, 1), (Node::Right, 2)] {
+        hosts.ip(
+            node,
+            &format!("address add fe80::77:{host}/64 dev eth0 nodad"),
+        );
+    }
+    let bind = address("[::]:4000");
+    let mut left = hosts.open_lane(Node::Left, (0, 1), bind).expect("open");
+    let mut right = hosts.open_lane(Node::Right, (0, 1), bind).expect("open");
+    let to_right = connect(&mut *left, address("[fe80::77:2]:4000"));
+    send(&mut *left, to_right, b"there");
+    let (source, payload) = receive(&mut *right);
+    assert_eq!(payload, b"there");
+    assert!(
+        matches!(source, SocketAddr::V6(source) if source.scope_id() != 0),
+        "{source}"
+    );
+    let to_left = connect(&mut *right, source);
+    send(&mut *right, to_left, b"back");
+    assert_eq!(receive(&mut *left).1, b"back");
+}
+
+#[test]
+fn destinations_on_this_host_or_by_another_interface_have_no_route() {
+    let Some(mut hosts) = TwoHosts::plain() else {
+        return;
+    };
+    hosts.ip(Node::Left, "link add other0 type veth peer name other1");
+    hosts.ip(Node::Left, "address add 10.88.0.1/24 dev other0");
+    hosts.ip(Node::Left, "link set other0 up");
+    let mut left = hosts.open(Node::Left, 4000);
+    for remote in [
+        "127.0.0.1:5000",
+        "10.77.0.1:5000",
+        "10.77.0.101:5000",
+        "10.88.0.2:5000",
+        "192.0.2.1:5000",
+    ] {
+        match left.connect(address(remote)) {
+            Err(ConnectError::NoRoute(peer)) => assert_eq!(peer, address(remote)),
+            other => panic!("{remote}: {other:?}"),
+        }
+    }
+}
+
+#[test]
+fn a_deleted_interface_leaves_a_dead_port_that_harms_nobody() {
+    let Some(mut hosts) = TwoHosts::plain() else {
+        return;
+    };
+    let (mut left, mut right) = (hosts.open(Node::Left, 4000), hosts.open(Node::Right, 4000));
+    let peer = connect(&mut *left, right.local());
+    send(&mut *left, peer, b"before");
+    assert_eq!(receive(&mut *right).1, b"before");
+    let frame = reserve(&mut *left, peer);
+    hosts.ip(Node::Left, "link del eth0");
+    until_unresolved(&mut *left, peer);
+    left.commit(frame, 1, TrafficClass::BEST_EFFORT, None);
+    wait_until("flushing without an interface", || left.flush());
+    let counters = left.counters();
+    assert_eq!(
+        (counters.tx_datagrams, counters.tx_errors),
+        (1, 1),
+        "{counters:?}"
+    );
+    for port in [&mut left, &mut right] {
+        assert_eq!(port.receive(8, &mut |datagram| panic!("{datagram:?}")), 0);
+        // A parked lane is not kept awake.
+        let mut polled = libc::pollfd {
+            fd: port.wait_fd().as_raw_fd(),
+            events: libc::POLLIN,
+            revents: 0,
+        };
+        // SAFETY: one initialised entry whose descriptor is open.
+        assert_eq!(
+            unsafe { libc::poll(&raw mut polled, 1, 0) },
+            0,
+            "{:#x}",
+            polled.revents
+        );
+    }
+    // Another interface of the same name is another one.
+    hosts.ip(Node::Left, "link add eth0 type veth peer name far0");
+    hosts.ip(Node::Left, "address add 10.77.0.1/24 dev eth0");
+    hosts.ip(Node::Left, "link set far0 up");
+    hosts.ip(Node::Left, "link set eth0 up");
+    assert_eq!(left.reserve(peer).err(), Some(ReserveError::Unresolved));
+    drop(left);
+    hosts.forget_datapaths();
+    // After which a new datapath works.
+    let mut again = hosts.open(Node::Left, 4000);
+    assert!(again.connect(address("10.77.0.2:4000")).is_ok());
+}
+
+#[test]
+fn a_port_of_a_jumbo_interface_sends_to_and_hears_from_kernel_sockets() {
+    let jumbo = LabConfig {
+        mtu: 9000,
+        ..LabConfig::default()
+    };
+    let Some(mut hosts) = TwoHosts::new(&jumbo, Family::V4, |_| {}) else {
+        return;
+    };
+    let mut left = hosts.open(Node::Left, 4000);
+    let socket = udp(&hosts, "10.77.0.2:5000");
+    socket
+        .set_read_timeout(Some(PATIENCE))
+        .expect("set a time limit");
+    let peer = connect(&mut *left, address("10.77.0.2:5000"));
+    assert_eq!(left.max_payload(peer), 8972);
+    for length in [3967, 3968, 3969, 4096, 8064, 8065, 8972] {
+        let payload: Vec<u8> = (0..length).map(|place| (place % 251) as u8).collect();
+        send(&mut *left, peer, &payload);
+        let mut buffer = [0; 9000];
+        let (received, source) = socket.recv_from(&mut buffer).expect("a datagram in time");
+        assert!(
+            buffer[..received] == payload,
+            "{length} bytes arrive as {received} or others"
+        );
+        socket.send_to(&payload, source).expect("send");
+        assert!(
+            receive(&mut *left).1 == payload,
+            "{length} bytes come back as others"
+        );
+    }
+}
