@@ -150,7 +150,11 @@ impl Shared {
             .write()
             .unwrap_or_else(PoisonError::into_inner);
         let address = if wanted.port() == 0 {
-            (FIRST_DYNAMIC_PORT..=u16::MAX)
+            // From another one on each time: peers may still send to a number that was used before.
+            let dynamic = FIRST_DYNAMIC_PORT..=u16::MAX;
+            let skipped = (registry.opened % dynamic.len() as u64) as usize;
+            let candidates = dynamic.clone().skip(skipped).chain(dynamic);
+            candidates
                 .map(|port| SocketAddr::new(wanted.ip(), port))
                 .find(|candidate| !registry.is_taken(*candidate))
         } else {
