@@ -268,8 +268,14 @@ impl Sink {
     fn consume_slow(&self, wait: Wait) -> Result<Message<'_>, Error> {
         let shared = self.shared();
         let deadline = wait.deadline();
-        let mut spin = Spin::new(self.stream.qos.resource_use, deadline, &self.shared_core);
-        let mut attached = self.slot.state().status() == Status::Attached;
+        let mut spin = Spin::new(
+            self.stream.qos.resource_use,
+            deadline,
+            self.progress().is_some(),
+            &self.shared_core,
+        );
+        // A loss of the runtime during this call is told, however soon it is back.
+        let mut attached = self.slot.state() == self.inner.borrow().binding.state;
         let mut progressed = false;
         loop {
             // Before anything of the arena: it is not there in a forked child.
@@ -285,7 +291,7 @@ impl Sink {
                 return Ok(message);
             }
             if state != inner.binding.state {
-                if state.status() == Status::Attached {
+                if !attached && state.status() == Status::Attached {
                     self.rebind(&mut inner)?;
                     attached = true;
                     continue;
@@ -293,8 +299,7 @@ impl Sink {
                 drop(inner);
                 if attached || wait == Wait::Never || state.status() == Status::Ended {
                     self.told.set(state);
-                    shared.check()?;
-                    return Err(Error::Disconnected);
+                    return Err(shared.check().err().unwrap_or(Error::Disconnected));
                 }
                 shared.await_attached(deadline, || self.stop.load(Ordering::Relaxed))?;
                 continue;

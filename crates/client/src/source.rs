@@ -276,7 +276,12 @@ impl Source {
         }
         let deadline = wait.deadline();
         self.shared().await_attached(deadline, || false)?;
-        let mut spin = Spin::new(self.stream.qos.resource_use, deadline, &self.shared_core);
+        let mut spin = Spin::new(
+            self.stream.qos.resource_use,
+            deadline,
+            self.progress().is_some(),
+            &self.shared_core,
+        );
         let [mut pause, longest] = BUFFER_SLEEP;
         loop {
             match self.buffer(len) {

@@ -35,6 +35,8 @@ const FRUGAL_SPIN: Duration = Duration::from_micros(50);
 const SHARED_CORE: Duration = Duration::from_nanos(1_000);
 /// Rounds between two yields on a core of one's own.
 const ROUNDS_PER_YIELD: u32 = 32;
+/// The same where each round drives the lane, which takes longer and is work.
+const DRIVING_ROUNDS_PER_YIELD: u32 = 512;
 
 /// What to do after a round that found nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,6 +55,7 @@ pub(crate) struct Spin<'a> {
     deadline: Option<Instant>,
     began: Option<Instant>,
     rounds: u32,
+    rounds_per_yield: u32,
     /// Whether the core is shared, kept from wait to wait.
     shared: &'a std::cell::Cell<bool>,
 }
@@ -61,6 +64,7 @@ impl<'a> Spin<'a> {
     pub(crate) fn new(
         resource_use: ResourceUse,
         deadline: Option<Instant>,
+        driving: bool,
         shared: &'a std::cell::Cell<bool>,
     ) -> Self {
         let limit = match resource_use {
@@ -72,6 +76,11 @@ impl<'a> Spin<'a> {
             deadline,
             began: None,
             rounds: 0,
+            rounds_per_yield: if driving {
+                DRIVING_ROUNDS_PER_YIELD
+            } else {
+                ROUNDS_PER_YIELD
+            },
             shared,
         }
     }
@@ -80,7 +89,7 @@ impl<'a> Spin<'a> {
     #[inline]
     pub(crate) fn step(&mut self) -> Step {
         self.rounds = self.rounds.wrapping_add(1);
-        if !self.shared.get() && !self.rounds.is_multiple_of(ROUNDS_PER_YIELD) {
+        if !self.shared.get() && !self.rounds.is_multiple_of(self.rounds_per_yield) {
             std::hint::spin_loop();
             return Step::Poll;
         }
@@ -108,13 +117,13 @@ mod tests {
     #[test]
     fn a_frugal_wait_sleeps_in_the_end_and_an_unlimited_one_polls_to_its_deadline() {
         let shared = Cell::new(false);
-        let mut frugal = Spin::new(ResourceUse::Frugal, None, &shared);
+        let mut frugal = Spin::new(ResourceUse::Frugal, None, false, &shared);
         let start = Instant::now();
         while frugal.step() == Step::Poll {}
         assert!(start.elapsed() >= FRUGAL_SPIN);
 
         let deadline = Instant::now() + 4 * FRUGAL_SPIN;
-        let mut unlimited = Spin::new(ResourceUse::Unlimited, Some(deadline), &shared);
+        let mut unlimited = Spin::new(ResourceUse::Unlimited, Some(deadline), false, &shared);
         let end = loop {
             match unlimited.step() {
                 Step::Poll => {}

@@ -444,8 +444,10 @@ impl InlineLane {
                 std::thread::sleep(APPLICATION_DRIVES);
                 continue;
             }
-            let Ok(mut lane) = self.lane.lock() else {
-                return;
+            // Never waits for the lock: each release of it would then be a system call.
+            let Ok(mut lane) = self.lane.try_lock() else {
+                std::thread::sleep(APPLICATION_DRIVES);
+                continue;
             };
             if lane.poll() {
                 idle.worked();
@@ -458,7 +460,7 @@ impl InlineLane {
                 if self.driven_by_application() {
                     continue;
                 }
-                if let Ok(mut lane) = self.lane.lock()
+                if let Ok(mut lane) = self.lane.try_lock()
                     && self.parked.swap(false, Ordering::Relaxed)
                 {
                     lane.unpark();
