@@ -271,7 +271,7 @@ impl Sink {
         let mut spin = Spin::new(
             self.stream.qos.resource_use,
             deadline,
-            self.progress().is_some(),
+            shared.progress.is_some(),
             &self.shared_core,
         );
         // A loss of the runtime during this call is told, however soon it is back.
