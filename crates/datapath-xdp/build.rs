@@ -31,8 +31,8 @@ fn compile() -> Result<(), String> {
             "-O2", "-g", "-Wall", "-Wextra", "-Werror", "-target", "bpf", "-c", SOURCE, "-o",
         ])
         .arg(&output);
-    // `linux/types.h` includes `asm/types.h`, which Debian's multiarch layout keeps in a directory that
-    // clang does not search for the bpf target.
+    // `linux/types.h` includes `asm/types.h`, which Debian's multiarch layout keeps in a directory
+    // that clang does not search for the bpf target.
     let triplet = format!(
         "/usr/include/{}-linux-gnu",
         variable("CARGO_CFG_TARGET_ARCH")?
@@ -47,12 +47,14 @@ fn compile() -> Result<(), String> {
         return Ok(());
     }
     Err(format!(
-        "{clang} cannot compile {SOURCE}; when a header is missing: `apt-get install clang libbpf-dev`\n{}",
+        "{clang} cannot compile {SOURCE}; when a header is missing: `apt-get install clang \
+         libbpf-dev`\n{}",
         String::from_utf8_lossy(&result.stderr)
     ))
 }
 
-/// The compiler: the variable CLANG, or `clang`, or the newest that carries its version in its name.
+/// The compiler: the variable CLANG, or `clang`, or the newest that carries its version in its
+/// name.
 fn find_clang() -> Option<String> {
     if let Ok(named) = std::env::var("CLANG") {
         return Some(named);

@@ -1,8 +1,9 @@
-//! What a port adds to bare AF_XDP: round trips and one-way rates over a veth pair that this program makes.
+//! What a port adds to bare AF_XDP: round trips and one-way rates over a veth pair that this
+//! program makes.
 //!
-//! Each end is polled by one thread on a core of its own. Ports and bare sockets take turns, so that what disturbs
-//! the machine disturbs both. Either end writes the whole payload and
-//! reads one byte of it; a bare end's headers are written once and never looked at. Needs root; on a machine
+//! Each end is polled by one thread on a core of its own. Ports and bare sockets take turns, so
+//! that what disturbs the machine disturbs both. Either end writes the whole payload and reads one
+//! byte of it; a bare end's headers are written once and never looked at. Needs root; on a machine
 //! that does other things as well, run it under `chrt -f 50`.
 //!
 //!     cargo run --release -p takt-datapath-xdp --example pingpong [-- ROUND_TRIPS [TURNS]]
@@ -63,7 +64,8 @@ fn main() {
         );
         let (sent, received, seconds) = rate(&mut ends.0, &mut ends.1.port, payload);
         println!(
-            "one way, {payload} bytes: {:.3} million datagrams/s received of {:.3} sent, {:.2} Gbit/s of payload",
+            "one way, {payload} bytes: {:.3} million datagrams/s received of {:.3} sent, {:.2} \
+             Gbit/s of payload",
             received as f64 / seconds / 1e6,
             sent as f64 / seconds / 1e6,
             (received * payload as u64 * 8) as f64 / seconds / 1e9,

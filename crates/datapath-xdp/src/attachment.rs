@@ -1,8 +1,9 @@
 //! The XDP program of an interface, shared by everything in this process that uses the interface.
 //!
-//! A port claims its address here; the program then sends datagrams for that address to the port's socket on the queue
-//! they arrived on, or to another port's where it has none there, and leaves all else to the kernel. The last user gone, the link closes and the
-//! kernel detaches the program; the same happens when the process dies.
+//! A port claims its address here; the program then sends datagrams for that address to the port's
+//! socket on the queue they arrived on, or to another port's where it has none there, and leaves
+//! all else to the kernel. The last user gone, the link closes and the kernel detaches the program;
+//! the same happens when the process dies.
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
@@ -59,7 +60,8 @@ pub(crate) struct Attachment {
     _link: OwnedFd,
 }
 
-/// A port's claim on an attachment: an address, and a number in the program's maps. Given back on drop.
+/// A port's claim on an attachment: an address, and a number in the program's maps. Given back on
+/// drop.
 #[derive(Debug)]
 pub(crate) struct Claim {
     attachment: Arc<Attachment>,
@@ -88,7 +90,8 @@ impl Attachment {
             };
             if wanted != present.mode {
                 return Err(OpenError::Unavailable(format!(
-                    "this process already runs its XDP program on {} in {:?} mode: choose the same mode or auto",
+                    "this process already runs its XDP program on {} in {:?} mode: choose the \
+                     same mode or auto",
                     device.name, present.mode
                 )));
             }
@@ -127,7 +130,7 @@ impl Attachment {
             .on_interface_change(device.ifindex, move |state| {
                 let addresses = state.map_or(&[][..], |state| &state.addresses);
                 if let Err(error) = lock(&followed).set_addresses(addresses) {
-                    tracing::warn!(%error, "cannot enter the interface's addresses into the XDP program's map");
+                    tracing::warn!(%error, "cannot enter the addresses into the XDP program's map");
                 }
             })
             .map_err(untold)?;
@@ -220,7 +223,8 @@ impl Attachment {
         })
     }
 
-    /// Opens a small socket and closes it. The outer error is one that no other choice of flags would help.
+    /// Opens a small socket and closes it. The outer error is one that no other choice of flags
+    /// would help.
     fn try_socket(
         &self,
         queue: u32,
@@ -292,8 +296,8 @@ impl Claim {
         self.reservation.local()
     }
 
-    /// Has datagrams for the claimed address that arrive on `queue` go to `socket`, which stays open until the claim
-    /// is released.
+    /// Has datagrams for the claimed address that arrive on `queue` go to `socket`, which stays
+    /// open until the claim is released.
     pub(crate) fn place(&self, queue: u32, socket: &impl AsFd) -> Result<(), OpenError> {
         self.attachment
             .maps()
@@ -333,7 +337,8 @@ impl Drop for Claim {
     }
 }
 
-/// Takes a lock whose holders leave the data whole even if they panic: each changes one thing at a time.
+/// Takes a lock whose holders leave the data whole even if they panic: each changes one thing at a
+/// time.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -10,8 +10,8 @@ use crate::port::open_error;
 use crate::socket::{Pool, PoolOptions, Socket, SocketError, SocketOptions};
 use crate::umem::{self, CHUNK, RxArea, TxArea};
 
-/// A queue with one [`Socket`] that the XDP program sends the datagrams of one UDP port to: for programs that read
-/// and write whole frames themselves.
+/// A queue with one [`Socket`] that the XDP program sends the datagrams of one UDP port to: for
+/// programs that read and write whole frames themselves.
 #[derive(Debug)]
 pub struct BareSocket {
     /// Dropped first: the program stops redirecting before the socket closes.

@@ -23,34 +23,38 @@ pub enum ZeroCopy {
 /// The set-up of a datapath. [`XdpConfig::new`] has the defaults.
 #[derive(Clone, Debug)]
 pub struct XdpConfig {
-    /// Name of the interface, in the network namespace that [`crate::XdpDatapath::probe`] is called in.
+    /// Name of the interface, in the network namespace that [`crate::XdpDatapath::probe`] is called
+    /// in.
     pub interface: String,
-    /// Receive queues to serve; all of them where `None`. Steer the traffic there in that case (`ethtool -N`):
-    /// what arrives on other queues goes to the kernel.
+    /// Receive queues to serve; all of them where `None`. Steer the traffic there in that case
+    /// (`ethtool -N`): what arrives on other queues goes to the kernel.
     pub queues: Option<Range<u32>>,
     /// Where the program runs.
     pub mode: Mode,
     /// Whether to share memory with the device.
     pub zero_copy: ZeroCopy,
-    /// Frames that can wait to be received on each queue of a port, a power of two; each takes a chunk of 4 KiB.
-    /// In zero-copy mode the device has as many more.
+    /// Frames that can wait to be received on each queue of a port, a power of two; each takes a
+    /// chunk of 4 KiB. In zero-copy mode the device has as many more.
     pub rx_ring: u32,
-    /// Ports that can share a queue. Raised by itself to what the number of lanes demands, where there are more
-    /// lanes than queues. Each brings its own memory to the queue when the queue is first opened.
+    /// Ports that can share a queue. Raised by itself to what the number of lanes demands, where
+    /// there are more lanes than queues. Each brings its own memory to the queue when the queue is
+    /// first opened.
     pub ports_per_queue: u16,
     /// Frames that a port can have reserved or under way; each takes as many chunks of 4 KiB as the
     /// interface's MTU demands.
     pub tx_frames: u32,
     /// Peers that a port can have at a time.
     pub peers: u16,
-    /// Compute UDP checksums when sending and verify them when receiving. IPv6 has them in any case.
+    /// Compute UDP checksums when sending and verify them when receiving. IPv6 has them in any
+    /// case.
     pub checksum: bool,
     /// Have the lanes drive the device; costs a system call for each poll.
     pub busy_poll: Option<BusyPoll>,
 }
 
 impl XdpConfig {
-    /// The defaults for `interface`: all queues, the fastest modes to be had, checksums, no busy polling.
+    /// The defaults for `interface`: all queues, the fastest modes to be had, checksums, no busy
+    /// polling.
     pub fn new(interface: impl Into<String>) -> Self {
         Self {
             interface: interface.into(),

@@ -130,7 +130,8 @@ fn ethtool<T>(socket: &OwnedFd, name: &str, argument: &mut T) -> io::Result<()> 
         *to = from as libc::c_char;
     }
     request.ifr_ifru.ifru_data = std::ptr::from_mut(argument).cast();
-    // SAFETY: the descriptor is open; the request names a structure as long as its command makes the kernel write.
+    // SAFETY: the descriptor is open; the request names a structure as long as its command makes
+    // the kernel write.
     let result =
         unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCETHTOOL as _, &raw mut request) };
     if result == 0 {

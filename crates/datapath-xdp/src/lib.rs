@@ -1,14 +1,16 @@
-//! Datapath over AF_XDP sockets: frames between user space and a network interface, past the kernel's stack.
+//! Datapath over AF_XDP sockets: frames between user space and a network interface, past the
+//! kernel's stack.
 //!
-//! A small XDP program on the interface picks the datagrams for Takt's UDP ports out of the receive queues and hands
-//! them to sockets that lanes poll by reading memory; all other traffic takes its usual way through the kernel,
-//! which also keeps doing ARP, neighbour discovery and ICMP. Routes, neighbours and addresses are the kernel's
-//! ([`takt_datapath::stack`]). Not for hosts without `CAP_NET_ADMIN`, `CAP_NET_RAW` and `CAP_BPF`, and not for
-//! destinations on this host: there is no wire to them.
+//! A small XDP program on the interface picks the datagrams for Takt's UDP ports out of the receive
+//! queues and hands them to sockets that lanes poll by reading memory; all other traffic takes its
+//! usual way through the kernel, which also keeps doing ARP, neighbour discovery and ICMP. Routes,
+//! neighbours and addresses are the kernel's ([`takt_datapath::stack`]). Not for hosts without
+//! `CAP_NET_ADMIN`, `CAP_NET_RAW` and `CAP_BPF`, and not for destinations on this host: there is no
+//! wire to them.
 //!
-//! An interface that goes down and comes back is followed. One that is deleted is not: its sockets die with it, so
-//! a port there reports [`takt_datapath::ReserveError::Unresolved`] for good, also when another interface of the
-//! same name appears; open a new datapath then.
+//! An interface that goes down and comes back is followed. One that is deleted is not: its sockets
+//! die with it, so a port there reports [`takt_datapath::ReserveError::Unresolved`] for good, also
+//! when another interface of the same name appears; open a new datapath then.
 //!
 //! Source: naaas-thesis-2024, section 5.1.3 (plugins); Linux `Documentation/networking/af_xdp.rst`.
 
@@ -60,12 +62,12 @@ impl XdpDatapath {
     /// The technology's name.
     pub const KIND: DatapathKind = DatapathKind("xdp");
 
-    /// Finds out what the interface can do and attaches the XDP program. Belongs to the calling thread's network
-    /// namespace, which ports are to be opened in as well.
+    /// Finds out what the interface can do and attaches the XDP program. Belongs to the calling
+    /// thread's network namespace, which ports are to be opened in as well.
     ///
     /// # Errors
-    /// [`OpenError::Privilege`] names the capability that is missing, [`OpenError::Unavailable`] what the
-    /// interface, its driver or the configuration stand in the way with.
+    /// [`OpenError::Privilege`] names the capability that is missing, [`OpenError::Unavailable`]
+    /// what the interface, its driver or the configuration stand in the way with.
     pub fn probe(config: XdpConfig) -> Result<Self, OpenError> {
         config.check()?;
         privilege::check()?;
@@ -76,7 +78,8 @@ impl XdpDatapath {
             .filter(|range| range.end > device.queues)
         {
             return Err(OpenError::Unavailable(format!(
-                "{} has {} receive queue(s), the range {range:?} asks for more: see `ethtool -l {}`",
+                "{} has {} receive queue(s), the range {range:?} asks for more: see `ethtool -l \
+                 {}`",
                 device.name, device.queues, device.name
             )));
         }
@@ -102,8 +105,9 @@ impl XdpDatapath {
         self.attachment.maps().counters()
     }
 
-    /// A bare socket on `queue` that receives what arrives there for the UDP port of `bind`: for programs that
-    /// read and write whole frames themselves, such as the measurement of what a [`Port`] adds to it.
+    /// A bare socket on `queue` that receives what arrives there for the UDP port of `bind`: for
+    /// programs that read and write whole frames themselves, such as the measurement of what a
+    /// [`Port`] adds to it.
     ///
     /// # Errors
     /// As [`Datapath::open`].
@@ -111,8 +115,8 @@ impl XdpDatapath {
         BareSocket::open(self, queue, bind)
     }
 
-    /// The queues of a lane, and how many ports are to share each: every `lanes`-th queue, or one shared with other
-    /// lanes where there are more lanes than queues.
+    /// The queues of a lane, and how many ports are to share each: every `lanes`-th queue, or one
+    /// shared with other lanes where there are more lanes than queues.
     fn queues_of(&self, request: &PortRequest) -> Result<(Vec<u32>, u32), OpenError> {
         let namespace = interface::namespace().map_err(|source| OpenError::System {
             action: "cannot identify the thread's network namespace".into(),
@@ -120,7 +124,8 @@ impl XdpDatapath {
         })?;
         if namespace != self.device.namespace {
             return Err(OpenError::Unavailable(format!(
-                "{} was probed in another network namespace than the port is opened in: do both in one",
+                "{} was probed in another network namespace than the port is opened in: do both \
+                 in one",
                 self.device.name
             )));
         }
@@ -133,8 +138,9 @@ impl XdpDatapath {
         ))
     }
 
-    /// Whether frames may come from senders on this machine whose checksums no device has completed: always on
-    /// veth, and possibly wherever the program runs on the kernel's packets and not on the device's.
+    /// Whether frames may come from senders on this machine whose checksums no device has
+    /// completed: always on veth, and possibly wherever the program runs on the kernel's packets
+    /// and not on the device's.
     fn unfinished_checksums(&self) -> bool {
         self.device.driver == "veth" || self.attachment.mode() == AttachMode::Generic
     }

@@ -1,8 +1,8 @@
 //! Attaching a program to an interface by a BPF link (Linux 5.9, `BPF_LINK_CREATE`).
 //!
-//! The kernel detaches the program when the last descriptor of the link is closed, so also when the process is
-//! killed. Done here and not by the loader library because that falls back to an attachment by netlink, which
-//! would outlive us.
+//! The kernel detaches the program when the last descriptor of the link is closed, so also when the
+//! process is killed. Done here and not by the loader library because that falls back to an
+//! attachment by netlink, which would outlive us.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -48,7 +48,8 @@ pub(crate) fn attach(
             AttachMode::Generic => SKB_MODE,
         },
     };
-    // SAFETY: `attributes` is readable for the length given; the kernel takes what is missing of the union as zeros.
+    // SAFETY: `attributes` is readable for the length given; the kernel takes what is missing of
+    // the union as zeros.
     let result = unsafe {
         libc::syscall(
             libc::SYS_bpf,

@@ -20,7 +20,8 @@ pub struct ProgramCounters {
     pub passed: u64,
 }
 
-/// `struct endpoint` of the program: where a datagram goes, in network byte order, IPv4 addresses mapped.
+/// `struct endpoint` of the program: where a datagram goes, in network byte order, IPv4 addresses
+/// mapped.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Endpoint {
@@ -116,8 +117,9 @@ impl Maps {
         Some(slot)
     }
 
-    /// Has datagrams for the port that arrive on `queue` go to `socket`, and those for ports without a socket on
-    /// that queue as well, if there is no other. The socket stays open until [`remove`](Self::remove).
+    /// Has datagrams for the port that arrive on `queue` go to `socket`, and those for ports
+    /// without a socket on that queue as well, if there is no other. The socket stays open until
+    /// [`remove`](Self::remove).
     pub(crate) fn place(&mut self, slot: Slot, queue: u32, socket: &impl AsFd) -> io::Result<()> {
         self.placements.push(Placement {
             slot,
@@ -127,7 +129,8 @@ impl Maps {
         self.steer()
     }
 
-    /// Takes datagrams to `bind`, or to its port at every address of the interface where it is unspecified.
+    /// Takes datagrams to `bind`, or to its port at every address of the interface where it is
+    /// unspecified.
     pub(crate) fn accept(&mut self, slot: Slot, bind: SocketAddr) -> io::Result<()> {
         for (port, address) in &mut self.ports {
             if *port == slot {
@@ -141,8 +144,8 @@ impl Maps {
     pub(crate) fn remove(&mut self, slot: Slot) {
         self.ports.retain(|(port, _)| *port != slot);
         self.placements.retain(|placement| placement.slot != slot);
-        // What fails has been tried: an entry that stays leads to a socket that closes, which then leaves the map
-        // by itself.
+        // What fails has been tried: an entry that stays leads to a socket that closes, which then
+        // leaves the map by itself.
         let _ = self.update();
         let _ = self.steer();
     }
@@ -165,7 +168,8 @@ impl Maps {
         })
     }
 
-    /// Makes the map of endpoints hold what it should; the first error, after everything has been tried.
+    /// Makes the map of endpoints hold what it should; the first error, after everything has been
+    /// tried.
     fn update(&mut self) -> io::Result<()> {
         let wanted: HashMap<Endpoint, Slot> = self
             .ports
@@ -199,7 +203,8 @@ impl Maps {
         result
     }
 
-    /// Makes the map of sockets hold what it should; the first error, after everything has been tried.
+    /// Makes the map of sockets hold what it should; the first error, after everything has been
+    /// tried.
     fn steer(&mut self) -> io::Result<()> {
         let mut wanted = HashMap::new();
         for (slot, _) in &self.ports {

@@ -1,7 +1,8 @@
 //! The peers of a port with the headers that reach them.
 //!
-//! A handle is the index of a peer and the generation of that place, so that a handle of a peer that is gone
-//! names nobody. Headers are rebuilt when the next hop has changed, never while a frame is written.
+//! A handle is the index of a peer and the generation of that place, so that a handle of a peer
+//! that is gone names nobody. Headers are rebuilt when the next hop has changed, never while a
+//! frame is written.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
@@ -218,8 +219,9 @@ fn max_payload(next_hop: &NextHop, destination: IpAddr) -> usize {
     }
 }
 
-/// The headers of all classes. A class is marked as the priority code point of the VLAN tag, where there is one
-/// (IEEE 802.1Q-2022, clause 6.9.3), and as class selector code point (RFC 2474, section 4.2.2).
+/// The headers of all classes. A class is marked as the priority code point of the VLAN tag, where
+/// there is one (IEEE 802.1Q-2022, clause 6.9.3), and as class selector code point (RFC 2474,
+/// section 4.2.2).
 fn templates(next_hop: &NextHop, origin: &Origin, remote: SocketAddr) -> Option<Templates> {
     if !next_hop.up {
         return None;
@@ -297,7 +299,8 @@ mod tests {
             let datagram = parse_udp_frame(&frame[..length], true).expect("a datagram");
             assert_eq!(datagram.src, "10.0.0.1:4000".parse().expect("address"));
             assert_eq!(datagram.dst, remote());
-            // Tag control information: the class and VLAN 5; then IPv4's octet of services: the class selector.
+            // Tag control information: the class and VLAN 5; then IPv4's octet of services: the
+            // class selector.
             assert_eq!(frame[12..16], [0x81, 0, class << 5, 5]);
             assert_eq!(frame[19], class << 5);
         }

@@ -1,7 +1,8 @@
 //! A lane's port: its receive queues, its sending half and its peers.
 //!
-//! The first of the port's queues sends; every one of them receives. Reserving and receiving look once for each
-//! call whether anything has changed in the routing tables, and only then take the slow path.
+//! The first of the port's queues sends; every one of them receives. Reserving and receiving look
+//! once for each call whether anything has changed in the routing tables, and only then take the
+//! slow path.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -300,7 +301,8 @@ fn join(
     Ok((queues, sender))
 }
 
-/// The address that `Port::local` tells: the one asked for, or the interface's first where any will do.
+/// The address that `Port::local` tells: the one asked for, or the interface's first where any will
+/// do.
 fn local_address(
     bind: SocketAddr,
     addresses: &[IpAddr],
@@ -364,7 +366,8 @@ fn gather(queues: &[Receive]) -> io::Result<OwnedFd> {
 }
 
 impl Drop for XdpPort {
-    /// The program stops first, then the sockets close, and what they held goes back to their queues.
+    /// The program stops first, then the sockets close, and what they held goes back to their
+    /// queues.
     fn drop(&mut self) {
         self.claim.release();
         for (position, queue) in self.queues.drain(..).enumerate() {
@@ -394,11 +397,16 @@ pub(crate) fn open_error(error: SocketError, what: &str) -> OpenError {
             OpenError::Unavailable("this kernel has no AF_XDP: it needs CONFIG_XDP_SOCKETS".into())
         }
         Some(libc::ENOBUFS) if error.action.contains("UMEM") => OpenError::Privilege(
-            "the locked-memory limit is too low for the frames: grant CAP_IPC_LOCK or raise `ulimit -l` \
-             (LimitMEMLOCK= in a systemd unit)"
+            "the locked-memory limit is too low for the frames: grant CAP_IPC_LOCK or raise \
+             `ulimit -l` (LimitMEMLOCK= in a systemd unit)"
                 .into(),
         ),
-        Some(libc::EBUSY) => OpenError::Unavailable(format!("{what} is held by an AF_XDP socket of another program")),
-        _ => OpenError::System { action: format!("cannot {} for {what}", error.action), source: error.source },
+        Some(libc::EBUSY) => OpenError::Unavailable(format!(
+            "{what} is held by an AF_XDP socket of another program"
+        )),
+        _ => OpenError::System {
+            action: format!("cannot {} for {what}", error.action),
+            source: error.source,
+        },
     }
 }

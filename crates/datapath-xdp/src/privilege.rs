@@ -1,4 +1,5 @@
-//! Which capabilities the datapath needs (`capabilities(7)`), and how to grant those that are missing.
+//! Which capabilities the datapath needs (`capabilities(7)`), and how to grant those that are
+//! missing.
 
 use takt_datapath::OpenError;
 
@@ -24,8 +25,8 @@ pub(crate) fn check() -> Result<(), OpenError> {
 /// What to say when the kernel refuses although the capabilities are there, as in a user namespace.
 pub(crate) fn refused(action: &str) -> OpenError {
     OpenError::Privilege(format!(
-        "the kernel refuses to {action}: BPF needs CAP_NET_ADMIN and CAP_BPF in the initial user namespace \
-         (not in a rootless container) and a kernel that is not locked down"
+        "the kernel refuses to {action}: BPF needs CAP_NET_ADMIN and CAP_BPF in the initial user \
+         namespace (not in a rootless container) and a kernel that is not locked down"
     ))
 }
 

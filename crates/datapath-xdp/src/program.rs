@@ -113,7 +113,8 @@ fn explain_native(error: &io::Error) -> String {
     match error.raw_os_error() {
         Some(libc::EOPNOTSUPP) => "the driver has no native XDP".into(),
         Some(libc::ERANGE | libc::EINVAL) => format!(
-            "the driver refuses native XDP as the interface is set up ({error}): MTU or offloads may be in the way"
+            "the driver refuses native XDP as the interface is set up ({error}): MTU or offloads \
+             may be in the way"
         ),
         Some(libc::ENOSPC) => {
             "native XDP needs at least as many receive queues here as the other end has \
@@ -129,8 +130,9 @@ fn attach_error(device: &Device, mode: AttachMode, error: io::Error) -> OpenErro
     match error.raw_os_error() {
         Some(libc::EPERM) => privilege::refused("attach an XDP program"),
         Some(libc::EBUSY | libc::EEXIST) => OpenError::Unavailable(format!(
-            "{name} already carries an XDP program, of another Takt process or of another tool: see \
-             `ip link show dev {name}`; stop its owner, or `ip link set dev {name} xdp off` if it has none"
+            "{name} already carries an XDP program, of another Takt process or of another tool: \
+             see `ip link show dev {name}`; stop its owner, or `ip link set dev {name} xdp off` \
+             if it has none"
         )),
         _ if mode == AttachMode::Native => {
             OpenError::Unavailable(format!("native XDP on {name}: {}", explain_native(&error)))

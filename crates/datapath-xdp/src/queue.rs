@@ -1,9 +1,10 @@
 //! A receive queue and the ports that share it.
 //!
-//! Mostly there is one port on a queue, but a node may have more lanes than its interface has queues. The fill and the
-//! completion ring are then shared by threads that must not wait for each other: they are taken by `try_lock`, for a
-//! batch at a time, and who finds them taken keeps what it has to give and comes back with its next call. Each port
-//! brings its own chunks, so one that is not polled cannot take those of the others.
+//! Mostly there is one port on a queue, but a node may have more lanes than its interface has
+//! queues. The fill and the completion ring are then shared by threads that must not wait for each
+//! other: they are taken by `try_lock`, for a batch at a time, and who finds them taken keeps what
+//! it has to give and comes back with its next call. Each port brings its own chunks, so one that
+//! is not polled cannot take those of the others.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
@@ -222,7 +223,8 @@ impl Queue {
         }
     }
 
-    /// Passes the completed chunks of `sender` to `complete`; none when another port is at the rings.
+    /// Passes the completed chunks of `sender` to `complete`; none when another port is at the
+    /// rings.
     #[inline]
     pub(crate) fn reclaim(&self, sender: &Sender, mut complete: impl FnMut(u64)) {
         let Some(mut rings) = self.try_lock() else {
@@ -316,8 +318,8 @@ impl Member {
         self.returning.push(address & !(CHUNK as u64 - 1));
     }
 
-    /// In zero-copy mode, and when there is nothing to receive: the driver may have stopped for lack of chunks and ask
-    /// to be woken.
+    /// In zero-copy mode, and when there is nothing to receive: the driver may have stopped for
+    /// lack of chunks and ask to be woken.
     pub(crate) fn wake_driver(&mut self) {
         let wake = self
             .queue
@@ -328,8 +330,8 @@ impl Member {
         }
     }
 
-    /// Puts the chunks given back into the fill ring, unless another port is at it. Does what the driver needs to
-    /// go on receiving.
+    /// Puts the chunks given back into the fill ring, unless another port is at it. Does what the
+    /// driver needs to go on receiving.
     #[inline]
     pub(crate) fn refill(&mut self) {
         if self.returning.is_empty() {
@@ -369,7 +371,8 @@ impl Member {
 }
 
 impl Closed {
-    /// Leaves the queue with what was to be sent from, and how many of its chunks the kernel has not completed.
+    /// Leaves the queue with what was to be sent from, and how many of its chunks the kernel has
+    /// not completed.
     pub(crate) fn leave(self, sender: Option<(Sender, u32)>) {
         self.queue.leave(self.returning, sender);
     }

@@ -1,7 +1,7 @@
 //! The receiving half of a port: frames of one queue, checked and lent to the caller.
 //!
-//! Everything in a frame is hostile. It is read in place: the kernel does not write to a chunk again before it is
-//! back in the fill ring. Frames of several chunks are gathered first.
+//! Everything in a frame is hostile. It is read in place: the kernel does not write to a chunk
+//! again before it is back in the fill ring. Frames of several chunks are gathered first.
 
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 
@@ -20,11 +20,13 @@ const LONGEST_FRAME: usize = 65_535 + 40 + 14 + 8;
 /// Which datagrams are ours.
 #[derive(Clone, Debug)]
 pub(crate) struct Filter {
-    /// The interface's addresses. The program has matched the very address and port; this is the second look.
+    /// The interface's addresses. The program has matched the very address and port; this is the
+    /// second look.
     pub(crate) addresses: Vec<IpAddr>,
     /// Verify UDP checksums.
     pub(crate) verify: bool,
-    /// Senders on this machine leave checksums to a device that there is none of: see [`is_unfinished`].
+    /// Senders on this machine leave checksums to a device that there is none of: see
+    /// [`is_unfinished`].
     pub(crate) unfinished_checksums: bool,
     /// The interface, as scope of link-local sources.
     pub(crate) ifindex: u32,
@@ -174,9 +176,9 @@ fn hand_over(
     });
 }
 
-/// Whether `found` is the sum over the pseudo header alone: what a sender on this machine leaves in the checksum
-/// field for the device to complete. Virtual interfaces have no such device, and nothing can corrupt the datagram
-/// on its way in memory.
+/// Whether `found` is the sum over the pseudo header alone: what a sender on this machine leaves in
+/// the checksum field for the device to complete. Virtual interfaces have no such device, and
+/// nothing can corrupt the datagram on its way in memory.
 #[cold]
 fn is_unfinished(datagram: &UdpDatagram<'_>, found: u16) -> bool {
     let Some(addresses) = Addresses::new(datagram.src.ip(), datagram.dst.ip()) else {

@@ -1,8 +1,8 @@
 //! A UDP port held in the kernel while datagrams for it go past the kernel.
 //!
-//! A bound socket that receives nothing: it keeps other programs from binding the port, whose traffic they would
-//! never see, picks a free port where any will do, and keeps the kernel from answering "port unreachable" to the
-//! datagrams that it does get, on queues without a socket.
+//! A bound socket that receives nothing: it keeps other programs from binding the port, whose
+//! traffic they would never see, picks a free port where any will do, and keeps the kernel from
+//! answering "port unreachable" to the datagrams that it does get, on queues without a socket.
 
 use std::io;
 use std::net::{SocketAddr, UdpSocket};
@@ -100,7 +100,8 @@ fn drop_everything(socket: &UdpSocket) -> io::Result<()> {
         len: 1,
         filter: &raw mut nothing,
     };
-    // SAFETY: the descriptor is open; `filter` names one instruction; both are readable for the call.
+    // SAFETY: the descriptor is open; `filter` names one instruction; both are readable for the
+    // call.
     let result = unsafe {
         libc::setsockopt(
             socket.as_raw_fd(),

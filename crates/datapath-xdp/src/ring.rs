@@ -1,8 +1,10 @@
-//! The four rings that an AF_XDP socket shares with the kernel (Linux `Documentation/networking/af_xdp.rst`, "Rings").
+//! The four rings that an AF_XDP socket shares with the kernel (Linux
+//! `Documentation/networking/af_xdp.rst`, "Rings").
 //!
-//! Single producer, single consumer; we are one side, the kernel the other. Each of our two types keeps its own
-//! index locally and publishes it once for a batch. Indices run free over 32 bits and are masked at each access, so
-//! no value that the kernel might leave in the shared words leads outside the mapping.
+//! Single producer, single consumer; we are one side, the kernel the other. Each of our two types
+//! keeps its own index locally and publishes it once for a batch. Indices run free over 32 bits and
+//! are masked at each access, so no value that the kernel might leave in the shared words leads
+//! outside the mapping.
 
 use std::io;
 use std::marker::PhantomData;
@@ -68,8 +70,8 @@ impl<T: Copy> Mapping<T> {
     /// One of the shared words, by its offset in the mapping.
     #[inline]
     fn word(&self, offset: u64) -> &AtomicU32 {
-        // SAFETY: the kernel reports offsets of aligned 32-bit words before the entries, inside the mapping,
-        // which lives as long as `self`; both sides access them atomically.
+        // SAFETY: the kernel reports offsets of aligned 32-bit words before the entries, inside the
+        // mapping, which lives as long as `self`; both sides access them atomically.
         unsafe { AtomicU32::from_ptr(self.base.as_ptr().add(offset as usize).cast()) }
     }
 
@@ -147,13 +149,13 @@ impl<T: Copy> Producer<T> {
             .saturating_sub(self.next.wrapping_sub(self.consumed()))
     }
 
-    /// Writes an entry, to be seen after the next [`publish`](Self::publish). The caller has made sure that there
-    /// is [`room`](Self::room): an entry too many overwrites one that the kernel has not read, which the kernel
-    /// treats as any descriptor.
+    /// Writes an entry, to be seen after the next [`publish`](Self::publish). The caller has made
+    /// sure that there is [`room`](Self::room): an entry too many overwrites one that the kernel
+    /// has not read, which the kernel treats as any descriptor.
     #[inline]
     pub fn push(&mut self, entry: T) {
-        // SAFETY: `entry` points into the mapping, aligned for `T` as the kernel lays it out; the kernel does not
-        // read it before `publish`.
+        // SAFETY: `entry` points into the mapping, aligned for `T` as the kernel lays it out; the
+        // kernel does not read it before `publish`.
         unsafe { self.mapping.entry(self.next).write(entry) };
         self.next = self.next.wrapping_add(1);
     }
@@ -162,7 +164,8 @@ impl<T: Copy> Producer<T> {
     #[inline]
     pub fn publish(&mut self) {
         self.published = self.next;
-        // Pairs with the kernel's acquire of the producer index (`xskq_cons_*`, `smp_load_acquire`).
+        // Pairs with the kernel's acquire of the producer index (`xskq_cons_*`,
+        // `smp_load_acquire`).
         self.mapping.producer().store(self.next, Ordering::Release);
     }
 
@@ -186,8 +189,8 @@ impl<T: Copy> Producer<T> {
 
     /// Takes back everything that the kernel has not taken, oldest first, by `take`.
     ///
-    /// Only for a ring that the kernel reads inside our own system calls and never beside them: the transmit
-    /// ring of a socket in copy mode.
+    /// Only for a ring that the kernel reads inside our own system calls and never beside them: the
+    /// transmit ring of a socket in copy mode.
     pub fn withdraw(&mut self, mut take: impl FnMut(T)) {
         let first = self.consumed();
         for offset in 0..self.next.wrapping_sub(first).min(self.mapping.entries()) {
@@ -229,12 +232,14 @@ impl<T: Copy> Consumer<T> {
         })
     }
 
-    /// Entries that can be popped now, at most `wanted`: looks at the shared index only when it has to.
+    /// Entries that can be popped now, at most `wanted`: looks at the shared index only when it has
+    /// to.
     #[inline]
     pub fn available(&mut self, wanted: u32) -> u32 {
         let mut known = self.seen.wrapping_sub(self.next);
         if known < wanted {
-            // Pairs with the kernel's release of the producer index: the entries before it are written.
+            // Pairs with the kernel's release of the producer index: the entries before it are
+            // written.
             self.seen = self.mapping.producer().load(Ordering::Acquire);
             known = self
                 .seen

@@ -1,8 +1,10 @@
-//! AF_XDP sockets (Linux `af_xdp.rst`): the pool of frames of a receive queue, and the sockets that share it.
+//! AF_XDP sockets (Linux `af_xdp.rst`): the pool of frames of a receive queue, and the sockets that
+//! share it.
 //!
-//! The technology alone: descriptors, wake-ups and statistics, no IP and no peers. A [`Pool`] owns the memory, the fill
-//! and the completion ring of a queue by a socket of its own that neither sends nor receives. So any number of
-//! [`Socket`]s may come and go on the queue (`XDP_SHARED_UMEM`), each with a receive and a transmit ring.
+//! The technology alone: descriptors, wake-ups and statistics, no IP and no peers. A [`Pool`] owns
+//! the memory, the fill and the completion ring of a queue by a socket of its own that neither
+//! sends nor receives. So any number of [`Socket`]s may come and go on the queue
+//! (`XDP_SHARED_UMEM`), each with a receive and a transmit ring.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -11,10 +13,12 @@ use std::time::{Duration, Instant};
 use crate::ring::{Consumer, Descriptor, Producer};
 use crate::umem::{CHUNK, RxArea};
 
-/// `XDP_MAX_TX_SKB_BUDGET` of `linux/if_xdp.h` (Linux 6.17): frames that one send call may take in copy mode.
+/// `XDP_MAX_TX_SKB_BUDGET` of `linux/if_xdp.h` (Linux 6.17): frames that one send call may take in
+/// copy mode.
 const XDP_MAX_TX_SKB_BUDGET: libc::c_int = 9;
 
-/// How long to wait for a queue that a closed socket still holds: the kernel lets go of it in a work queue.
+/// How long to wait for a queue that a closed socket still holds: the kernel lets go of it in a
+/// work queue.
 const QUEUE_RELEASE: Duration = Duration::from_secs(2);
 
 /// Which queue a pool is for, and how it is to be used.
@@ -52,14 +56,15 @@ pub struct Pool {
 pub struct SocketOptions {
     /// Entries of the receive ring, a power of two.
     pub rx_ring: u32,
-    /// Chunks that can be under way at a time, 0 for a socket that only receives. The transmit ring has as many
-    /// entries, rounded up to a power of two.
+    /// Chunks that can be under way at a time, 0 for a socket that only receives. The transmit ring
+    /// has as many entries, rounded up to a power of two.
     pub tx_chunks: u32,
     /// Poll the device from our own calls instead of its interrupts.
     pub busy_poll: Option<BusyPoll>,
 }
 
-/// Preferred busy polling (Linux `napi.rst`, "Busy polling"): the device is driven by the lane's own calls.
+/// Preferred busy polling (Linux `napi.rst`, "Busy polling"): the device is driven by the lane's
+/// own calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BusyPoll {
     /// `SO_BUSY_POLL`: how long a call may spin for a frame, in microseconds.
@@ -209,7 +214,8 @@ impl Socket {
         let buffer =
             i32::try_from(u64::from(options.tx_chunks) * 2 * CHUNK as u64).unwrap_or(i32::MAX / 2);
         if set_option(fd.as_fd(), libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, &buffer).is_err() {
-            // Without CAP_NET_ADMIN the kernel caps it at net.core.wmem_max, which is slower, not wrong.
+            // Without CAP_NET_ADMIN the kernel caps it at net.core.wmem_max, which is slower, not
+            // wrong.
             let _ = set_option(fd.as_fd(), libc::SOL_SOCKET, libc::SO_SNDBUF, &buffer);
         }
         if let Some(poll) = options.busy_poll {
@@ -239,8 +245,8 @@ impl Socket {
         Ok(Self { fd, rx, tx })
     }
 
-    /// Closes the socket and returns its rings, which the kernel does not touch any more: what has not been read and
-    /// what will not be sent.
+    /// Closes the socket and returns its rings, which the kernel does not touch any more: what has
+    /// not been read and what will not be sent.
     pub fn close(self) -> (Consumer<Descriptor>, Producer<Descriptor>) {
         (self.rx, self.tx)
     }
@@ -263,7 +269,8 @@ impl Socket {
             return Kick::Taken;
         }
         match io::Error::last_os_error().raw_os_error() {
-            // EAGAIN: more waits than one call takes, or the send buffer is full; the rings tell which.
+            // EAGAIN: more waits than one call takes, or the send buffer is full; the rings tell
+            // which.
             Some(libc::EAGAIN | libc::EBUSY | libc::ENOBUFS | libc::ENOMEM | libc::EINTR) => {
                 Kick::Busy
             }
@@ -319,7 +326,8 @@ fn create() -> Result<OwnedFd, SocketError> {
     }
 }
 
-/// The ring that holds `entries` entries: a power of two, and never empty, which the kernel refuses.
+/// The ring that holds `entries` entries: a power of two, and never empty, which the kernel
+/// refuses.
 fn ring_size(entries: u32) -> u32 {
     entries.max(1).next_power_of_two()
 }
@@ -367,7 +375,8 @@ fn get_option<T>(fd: BorrowedFd<'_>, name: libc::c_int, value: &mut T) -> io::Re
     }
 }
 
-/// Registers the memory. Kernels before 6.8 know a shorter structure and take the longer one's beginning.
+/// Registers the memory. Kernels before 6.8 know a shorter structure and take the longer one's
+/// beginning.
 fn register(fd: BorrowedFd<'_>, registration: &libc::xdp_umem_reg) -> io::Result<()> {
     let refused = match set_option(fd, libc::SOL_XDP, libc::XDP_UMEM_REG, registration) {
         Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => error,

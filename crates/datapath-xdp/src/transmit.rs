@@ -1,8 +1,10 @@
-//! The sending half of a port: frames, their way into the transmit ring and back from the completion ring.
+//! The sending half of a port: frames, their way into the transmit ring and back from the
+//! completion ring.
 //!
-//! A frame is a run of chunks of the port's area. Its payload always begins at [`HEADROOM`], whatever
-//! headers go before it, so that a route may change between reserving and sending. The transmit ring has room for
-//! every frame there is: what is committed is in the ring, in order, and is merely not published before a flush.
+//! A frame is a run of chunks of the port's area. Its payload always begins at [`HEADROOM`],
+//! whatever headers go before it, so that a route may change between reserving and sending. The
+//! transmit ring has room for every frame there is: what is committed is in the ring, in order, and
+//! is merely not published before a flush.
 
 use takt_datapath::{Frame, PeerHandle, PortCounters};
 use takt_wire::frame::{MAX_HEADER_LEN, UdpHeaderTemplate};
@@ -128,7 +130,8 @@ impl Transmit {
             .unwrap_or_default()
     }
 
-    /// Writes the headers and queues the frame. False: the frame does not take that payload and is free again.
+    /// Writes the headers and queues the frame. False: the frame does not take that payload and is
+    /// free again.
     #[inline]
     pub(crate) fn commit(
         &mut self,
@@ -235,7 +238,8 @@ impl Transmit {
         true
     }
 
-    /// The interface is down: what it has not taken would leave at an arbitrary later time, so it is dropped.
+    /// The interface is down: what it has not taken would leave at an arbitrary later time, so it
+    /// is dropped.
     #[cold]
     fn withdraw(&mut self, ring: &mut Producer<Descriptor>, counters: &mut PortCounters) {
         let mut dropped = Amount::default();
@@ -286,8 +290,8 @@ impl Transmit {
         self.slots.get(index as usize).copied()
     }
 
-    /// Ends sending over the ring of a socket that is closed. Returns the sender and how many of its chunks the
-    /// kernel has not completed.
+    /// Ends sending over the ring of a socket that is closed. Returns the sender and how many of
+    /// its chunks the kernel has not completed.
     pub(crate) fn finish(&mut self, ring: &mut Producer<Descriptor>) -> (Sender, u32) {
         ring.withdraw(|descriptor| {
             self.complete(descriptor.addr);

@@ -1,14 +1,16 @@
 //! The memory that frames lie in, shared with the kernel (a *UMEM*).
 //!
-//! One anonymous mapping, cut into chunks of a page: first those that the kernel receives into, then one area of
-//! chunks to send from for each port. Areas do not overlap, and what the kernel has received is only read, so no
-//! two owners write to the same place. Which chunk is whose at a time is the business of the rings.
+//! One anonymous mapping, cut into chunks of a page: first those that the kernel receives into,
+//! then one area of chunks to send from for each port. Areas do not overlap, and what the kernel
+//! has received is only read, so no two owners write to the same place. Which chunk is whose at a
+//! time is the business of the rings.
 
 use std::io;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// Bytes of a chunk: a page, the largest that the kernel takes in aligned mode (Linux `af_xdp.rst`, "UMEM").
+/// Bytes of a chunk: a page, the largest that the kernel takes in aligned mode (Linux `af_xdp.rst`,
+/// "UMEM").
 pub const CHUNK: usize = 4096;
 
 /// Bytes that the kernel keeps free before a received frame (`XDP_PACKET_HEADROOM`).
@@ -17,15 +19,16 @@ const KERNEL_HEADROOM: usize = 256;
 /// Longest frame that fits one chunk on receive.
 pub const RX_CHUNK_CAPACITY: usize = CHUNK - KERNEL_HEADROOM;
 
-/// The mapping. Unmapped when the last area is gone; the kernel keeps its own hold on the pages while a socket
-/// uses them.
+/// The mapping. Unmapped when the last area is gone; the kernel keeps its own hold on the pages
+/// while a socket uses them.
 #[derive(Debug)]
 struct Mapping {
     base: NonNull<u8>,
     length: usize,
 }
 
-// SAFETY: the mapping is owned and not bound to a thread; what may be accessed is decided by the areas.
+// SAFETY: the mapping is owned and not bound to a thread; what may be accessed is decided by the
+// areas.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
@@ -52,7 +55,8 @@ pub struct TxArea {
     length: usize,
 }
 
-/// Maps `rx_chunks` chunks to receive into and `areas` areas of `tx_chunks` chunks each to send from.
+/// Maps `rx_chunks` chunks to receive into and `areas` areas of `tx_chunks` chunks each to send
+/// from.
 ///
 /// # Errors
 /// The kernel's answer, for instance when there is not enough memory.
@@ -80,8 +84,8 @@ pub fn map(rx_chunks: u32, areas: u32, tx_chunks: u32) -> io::Result<(RxArea, Ve
     // Fewer TLB misses where the kernel grants it; a refusal costs nothing else.
     // SAFETY: the range is the mapping just made.
     unsafe { libc::madvise(base, length, libc::MADV_HUGEPAGE) };
-    // A child of fork(2) would otherwise share the pages copy-on-write, and the kernel's view of them would part
-    // from ours at the next write.
+    // A child of fork(2) would otherwise share the pages copy-on-write, and the kernel's view of
+    // them would part from ours at the next write.
     // SAFETY: as above.
     unsafe { libc::madvise(base, length, libc::MADV_DONTFORK) };
     let base = NonNull::new(base.cast()).ok_or(io::Error::from(io::ErrorKind::OutOfMemory))?;
@@ -119,16 +123,17 @@ impl RxArea {
 
     /// `length` bytes at `offset` of the memory, or `None` when they do not all lie in this area.
     ///
-    /// The kernel writes to chunks that are in the fill ring only, so a frame that it has handed over stays as it
-    /// is until its chunk goes there again.
+    /// The kernel writes to chunks that are in the fill ring only, so a frame that it has handed
+    /// over stays as it is until its chunk goes there again.
     #[inline]
     pub fn bytes(&self, offset: u64, length: usize) -> Option<&[u8]> {
         let offset = usize::try_from(offset).ok()?;
         if offset.checked_add(length)? > self.chunks as usize * CHUNK {
             return None;
         }
-        // SAFETY: the range lies inside the mapping, before all sending areas, so that nobody in this process
-        // writes to it; it is initialised (zeros at first) and lives as long as `self`.
+        // SAFETY: the range lies inside the mapping, before all sending areas, so that nobody in
+        // this process writes to it; it is initialised (zeros at first) and lives as long as
+        // `self`.
         Some(unsafe { std::slice::from_raw_parts(self.mapping.base.as_ptr().add(offset), length) })
     }
 }
@@ -168,9 +173,9 @@ impl TxArea {
         if offset.checked_add(length)? > self.length {
             return None;
         }
-        // SAFETY: the range lies inside this area, hence inside the mapping, which is initialised (zeros at first)
-        // and lives as long as `self`. No other area overlaps it, and the exclusive borrow keeps other borrows of
-        // this one away; the kernel merely reads it.
+        // SAFETY: the range lies inside this area, hence inside the mapping, which is initialised
+        // (zeros at first) and lives as long as `self`. No other area overlaps it, and the
+        // exclusive borrow keeps other borrows of this one away; the kernel merely reads it.
         Some(unsafe {
             std::slice::from_raw_parts_mut(
                 self.mapping.base.as_ptr().add(self.start + offset),

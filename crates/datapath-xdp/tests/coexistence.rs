@@ -278,7 +278,8 @@ fn the_program_stays_as_long_as_anybody_uses_it() {
 /// Tells a child of these tests what to do.
 const ROLE: &str = "TAKT_XDP_TEST_CHILD";
 
-/// Runs the test `name` of this file in a process of its own on the right host, as the child that [`ROLE`] names.
+/// Runs the test `name` of this file in a process of its own on the right host, as the child that
+/// [`ROLE`] names.
 fn child(hosts: &TwoHosts, name: &str) -> Child {
     let program = std::env::current_exe().expect("this program");
     hosts
@@ -360,7 +361,8 @@ fn keep_capabilities(kept: u64) {
         permitted: bits,
         inheritable: 0,
     });
-    // SAFETY: both structures are as version 3 of the call wants them and are readable for its length.
+    // SAFETY: both structures are as version 3 of the call wants them and are readable for its
+    // length.
     let result = unsafe { libc::syscall(libc::SYS_capset, &raw const header, data.as_ptr()) };
     assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
 }

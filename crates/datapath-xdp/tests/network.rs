@@ -19,8 +19,8 @@ use takt_wire::frame::{UdpFlow, UdpHeaderTemplate};
 use takt_wire::ip::Dscp;
 use takt_wire::vlan::VlanTag;
 
-/// A kernel UDP socket on the right host: unlike a port, the kernel takes only frames with its own MAC address, and
-/// with the tag of the VLAN that the address is on.
+/// A kernel UDP socket on the right host: unlike a port, the kernel takes only frames with its own
+/// MAC address, and with the tag of the VLAN that the address is on.
 fn udp(hosts: &TwoHosts, bind: &str) -> UdpSocket {
     let _inside = hosts.host(Node::Right).enter().expect("enter the host");
     let socket = UdpSocket::bind(bind).expect("bind a kernel socket");
@@ -181,7 +181,8 @@ fn frames_in_the_ring_when_the_interface_goes_down_are_dropped_and_counted() {
         let frame = reserve(&mut *left, peer);
         left.commit(frame, 100, TrafficClass::BEST_EFFORT, None);
     }
-    // The port has not looked at the link yet: what is committed goes to the kernel, which refuses it.
+    // The port has not looked at the link yet: what is committed goes to the kernel, which refuses
+    // it.
     hosts
         .host(Node::Left)
         .link(LinkState::Down)
@@ -413,12 +414,8 @@ fn a_deleted_interface_leaves_a_dead_port_that_harms_nobody() {
             revents: 0,
         };
         // SAFETY: one initialised entry whose descriptor is open.
-        assert_eq!(
-            unsafe { libc::poll(&raw mut polled, 1, 0) },
-            0,
-            "{:#x}",
-            polled.revents
-        );
+        let count = unsafe { libc::poll(&raw mut polled, 1, 0) };
+        assert_eq!(count, 0, "{:#x}", polled.revents);
     }
     // Another interface of the same name is another one.
     hosts.ip(Node::Left, "link add eth0 type veth peer name far0");

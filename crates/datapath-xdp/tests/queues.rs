@@ -43,7 +43,8 @@ fn one_port_receives_from_all_its_queues_and_its_descriptor_tells_of_each() {
     let Some(mut hosts) = two_queues() else {
         return;
     };
-    // What a lane sends leaves by its own queue, and veth delivers it to the queue of the same number.
+    // What a lane sends leaves by its own queue, and veth delivers it to the queue of the same
+    // number.
     let mut senders = [0, 1].map(|number| lane(&mut hosts, Node::Left, (number, 2), 4000 + number));
     let mut receiver = lane(&mut hosts, Node::Right, (0, 1), 4000);
     for (number, sender) in (0u8..).zip(&mut senders) {

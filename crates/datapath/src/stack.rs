@@ -2,18 +2,22 @@
 //!
 //! A datapath that writes Ethernet frames by itself must know, for every peer, the interface, the
 //! two MAC addresses, the source address and the MTU. This module takes all of it from the kernel's
-//! tables, by netlink (RFC 3549): routes (so that policy routing, gateways and path MTUs come for free),
-//! neighbours, links and addresses, of the network namespace that [`NextHops::start`] was called in. It
-//! follows every change and publishes the result for lanes to read without a lock.
+//! tables, by netlink (RFC 3549): routes (so that policy routing, gateways and path MTUs come for
+//! free), neighbours, links and addresses, of the network namespace that [`NextHops::start`] was
+//! called in. It follows every change and publishes the result for lanes to read without a lock.
 //!
-//! It is not a network stack: ARP, neighbour discovery and ICMP stay the kernel's own. When a neighbour is
-//! missing or stale this module merely asks the kernel to resolve it, as a socket's traffic would.
+//! It is not a network stack: ARP, neighbour discovery and ICMP stay the kernel's own. When a
+//! neighbour is missing or stale this module merely asks the kernel to resolve it, as a socket's
+//! traffic would.
 //!
-//! A lane remembers [`NextHops::generation`] and looks at its [`Destination`]s and [`Interface`]s again only
-//! when that number has changed: one load of a word that is seldom written.
+//! A lane remembers [`NextHops::generation`] and looks at its [`Destination`]s and [`Interface`]s
+//! again only when that number has changed: one load of a word that is seldom written.
 
+mod messages;
 mod monitor;
 mod netlink;
+#[cfg(test)]
+mod tests;
 mod watch;
 
 pub use watch::{Destination, Generations, Interface, NextHops};
@@ -27,11 +31,13 @@ use takt_wire::ethernet::MacAddress;
 pub struct NextHop {
     /// The interface that frames leave by; for a route over a VLAN interface the one below it.
     pub ifindex: u32,
-    /// The VLAN identifier (IEEE 802.1Q) when the route leaves by a VLAN interface on [`ifindex`](Self::ifindex).
+    /// The VLAN identifier (IEEE 802.1Q) when the route leaves by a VLAN interface on
+    /// [`ifindex`](Self::ifindex).
     pub vlan: Option<u16>,
     /// The MAC address of the route's interface.
     pub src_mac: MacAddress,
-    /// The MAC address of the gateway or, on the link, of the destination; `None` until it is resolved.
+    /// The MAC address of the gateway or, on the link, of the destination; `None` until it is
+    /// resolved.
     pub dst_mac: Option<MacAddress>,
     /// The source address that the kernel would choose.
     pub src_ip: IpAddr,

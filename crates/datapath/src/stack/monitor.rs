@@ -1,9 +1,11 @@
-//! The monitor thread: keeps what lanes read about next hops and interfaces true to the kernel's tables.
+//! The monitor thread: keeps what lanes read about next hops and interfaces true to the kernel's
+//! tables.
 //!
-//! One thread for each datapath. It sleeps until the kernel reports a change or a lane asks for something new,
-//! waits for a burst of changes to end, asks again about whatever the burst touched, publishes what differs and
-//! then raises the generation. What is unresolved is asked again from time to time as well, since the kernel
-//! reports a neighbour that answers, but not every cause of one that does not.
+//! One thread for each datapath. It sleeps until the kernel reports a change or a lane asks for
+//! something new, waits for a burst of changes to end, asks again about whatever the burst touched,
+//! publishes what differs and then raises the generation. What is unresolved is asked again from
+//! time to time as well, since the kernel reports a neighbour that answers, but not every cause of
+//! one that does not.
 
 use std::collections::HashMap;
 use std::io;
@@ -16,7 +18,8 @@ use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwapOption;
 
-use super::netlink::{Event, Events, Link, Netlink};
+use super::messages::{Event, Link};
+use super::netlink::{Events, Netlink};
 use super::watch::{Changed, Command, Query, Slot};
 use super::{InterfaceState, NextHop};
 
@@ -26,6 +29,9 @@ const QUIET: Duration = Duration::from_millis(2);
 const LONGEST_BURST: Duration = Duration::from_millis(20);
 /// First and longest interval between questions about what is unresolved.
 const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));
+/// How often routes by a gateway are asked for again: the kernel tells nobody when it learns a path
+/// MTU.
+const PATH_MTU: Duration = Duration::from_secs(5);
 
 /// A watched destination with what the last answer depended on.
 struct DestinationEntry {
@@ -33,6 +39,8 @@ struct DestinationEntry {
     slot: Arc<Slot<NextHop>>,
     /// The neighbour that the next hop is, and its interface.
     neighbour: Option<(u32, IpAddr)>,
+    /// The next hop is a gateway.
+    routed: bool,
     unresolved: bool,
     dirty: bool,
 }
@@ -78,14 +86,19 @@ impl Monitor {
     pub(super) fn run(mut self) {
         let mut retry = RETRY.0;
         let mut next_retry = Instant::now() + retry;
+        let mut next_path_mtu = Instant::now() + PATH_MTU;
         loop {
-            let timeout = if self.destinations.values().any(|entry| entry.unresolved) {
-                Some(next_retry.saturating_duration_since(Instant::now()))
+            let mut next = None;
+            if self.destinations.values().any(|entry| entry.unresolved) {
+                next = Some(next_retry);
             } else {
                 retry = RETRY.0;
                 next_retry = Instant::now() + retry;
-                None
-            };
+            }
+            if self.destinations.values().any(|entry| entry.routed) {
+                next = Some(next.map_or(next_path_mtu, |next| next.min(next_path_mtu)));
+            }
+            let timeout = next.map(|next| next.saturating_duration_since(Instant::now()));
             wait(&[self.events.as_fd(), self.woken.as_fd()], timeout);
             let known = self.destinations.len();
             if !self.obey() {
@@ -103,6 +116,12 @@ impl Monitor {
                     .values_mut()
                     .for_each(|entry| entry.dirty |= entry.unresolved);
             }
+            if Instant::now() >= next_path_mtu {
+                next_path_mtu = Instant::now() + PATH_MTU;
+                self.destinations
+                    .values_mut()
+                    .for_each(|entry| entry.dirty |= entry.routed);
+            }
             self.refresh(interfaces_dirty);
         }
     }
@@ -110,8 +129,8 @@ impl Monitor {
     /// Carries out what lanes asked for. False: stop.
     fn obey(&mut self) -> bool {
         let mut count = [0; 8];
-        // SAFETY: the descriptor is open and `count` is eight writable bytes; an empty counter fails with
-        // EAGAIN, which is as good.
+        // SAFETY: the descriptor is open and `count` is eight writable bytes; an empty counter
+        // fails with EAGAIN, which is as good.
         unsafe {
             libc::read(
                 self.woken.as_raw_fd(),
@@ -127,13 +146,14 @@ impl Monitor {
                         query,
                         slot: Arc::clone(&slot),
                         neighbour: None,
+                        routed: false,
                         unresolved: true,
                         dirty: false,
                     };
                     self.resolve_entry(&mut entry);
                     self.destinations.insert(slot.id, entry);
-                    // Who has gone meanwhile has dropped the slot and sends `Forget` for none: the entry would
-                    // stay, so it is removed here.
+                    // Who has gone meanwhile has dropped the slot and sends `Forget` for none: the
+                    // entry would stay, so it is removed here.
                     if reply.send(slot).is_err() {
                         self.destinations.remove(&self.last_id);
                     }
@@ -193,7 +213,7 @@ impl Monitor {
                 }
             });
             if let Err(error) = drained {
-                tracing::warn!(%error, "cannot read routing table changes; asking for everything again");
+                tracing::warn!(%error, "cannot read changes of the tables; asking for all again");
                 destinations
                     .values_mut()
                     .for_each(|entry| entry.dirty = true);
@@ -223,6 +243,7 @@ impl Monitor {
         match self.resolve(entry.query) {
             Ok(Some((next_hop, neighbour))) => {
                 entry.unresolved = next_hop.dst_mac.is_none();
+                entry.routed = neighbour.1 != entry.query.destination;
                 entry.neighbour = Some(neighbour);
                 publish(&self.generation, &entry.slot, Some(next_hop));
             }
@@ -276,7 +297,7 @@ impl Monitor {
             && neighbour.as_ref().is_none_or(|entry| entry.stale)
             && let Err(error) = self.tables.use_neighbour(link.ifindex, address)
         {
-            tracing::debug!(%error, %address, interface = link.name, "the kernel does not resolve the neighbour");
+            tracing::debug!(%error, %address, interface = link.name, "cannot have the neighbour resolved");
         }
         let next_hop = NextHop {
             ifindex,
@@ -314,7 +335,8 @@ impl Monitor {
     }
 }
 
-/// Stores `value` where it differs from what is published, then raises the generation; true when it differed.
+/// Stores `value` where it differs from what is published, then raises the generation; true when it
+/// differed.
 fn publish<T: PartialEq + std::fmt::Debug>(
     generation: &AtomicU64,
     slot: &Slot<T>,

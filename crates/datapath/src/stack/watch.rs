@@ -1,4 +1,5 @@
-//! What datapaths and lanes hold: a handle on the monitor, and the destinations and interfaces that they follow.
+//! What datapaths and lanes hold: a handle on the monitor, and the destinations and interfaces that
+//! they follow.
 
 use std::io;
 use std::net::IpAddr;
@@ -16,7 +17,8 @@ use super::{InterfaceState, NextHop, StackError};
 
 /// Follows the kernel's tables for one datapath. Dropping it ends its thread.
 ///
-/// It serves the network namespace that [`start`](Self::start) was called in, whichever thread asks later.
+/// It serves the network namespace that [`start`](Self::start) was called in, whichever thread asks
+/// later.
 #[derive(Debug)]
 pub struct NextHops {
     shared: Arc<Shared>,
@@ -28,7 +30,8 @@ pub struct NextHops {
 struct Shared {
     commands: Sender<Command>,
     wake: OwnedFd,
-    /// Raised after each publication. The Release add pairs with the Acquire load in [`Generations::current`].
+    /// Raised after each publication. The Release add pairs with the Acquire load in
+    /// [`Generations::current`].
     generation: Generations,
 }
 
@@ -61,7 +64,8 @@ impl Generations {
     /// The present generation.
     #[inline]
     pub fn current(&self) -> u64 {
-        // Pairs with the Release add in `monitor::publish`: who sees the number sees what was stored before it.
+        // Pairs with the Release add in `monitor::publish`: who sees the number sees what was
+        // stored before it.
         self.0.load(Ordering::Acquire)
     }
 }
@@ -125,14 +129,15 @@ impl NextHops {
         self.shared.generation.clone()
     }
 
-    /// A number that changes after every change of any watched destination or interface: look at them again
-    /// when it differs from the one seen last. One load, for every batch.
+    /// A number that changes after every change of any watched destination or interface: look at
+    /// them again when it differs from the one seen last. One load, for every batch.
     pub fn generation(&self) -> u64 {
         self.shared.generation.current()
     }
 
-    /// Follows the way to `destination`, from `source` where that is given, by the interface `scope` where that
-    /// is not 0 (link-local destinations need it). The tables have been asked once when this returns.
+    /// Follows the way to `destination`, from `source` where that is given, by the interface
+    /// `scope` where that is not 0 (link-local destinations need it). The tables have been asked
+    /// once when this returns.
     ///
     /// # Errors
     /// [`StackError::Stopped`].
@@ -156,7 +161,8 @@ impl NextHops {
         })
     }
 
-    /// Follows the interface with index `ifindex`. The tables have been asked once when this returns.
+    /// Follows the interface with index `ifindex`. The tables have been asked once when this
+    /// returns.
     ///
     /// # Errors
     /// [`StackError::Stopped`].
@@ -164,9 +170,9 @@ impl NextHops {
         self.on_interface_change(ifindex, |_| {})
     }
 
-    /// As [`watch_interface`](Self::watch_interface), and has the monitor's thread call `changed` with each new
-    /// state, `None` when the interface is gone; the first time before this returns, unless there is no such
-    /// interface. It must be quick and must not hold on to the `NextHops`.
+    /// As [`watch_interface`](Self::watch_interface), and has the monitor's thread call `changed`
+    /// with each new state, `None` when the interface is gone; the first time before this returns,
+    /// unless there is no such interface. It must be quick and must not hold on to the `NextHops`.
     ///
     /// # Errors
     /// [`StackError::Stopped`].
@@ -197,8 +203,8 @@ impl Drop for NextHops {
 }
 
 impl Destination {
-    /// The present next hop, or `None` when no route leads off this node. Lock-free, but not for every packet:
-    /// see [`NextHops::generation`].
+    /// The present next hop, or `None` when no route leads off this node. Lock-free, but not for
+    /// every packet: see [`NextHops::generation`].
     pub fn next_hop(&self) -> Option<Arc<NextHop>> {
         self.slot.now.load_full()
     }
@@ -212,8 +218,8 @@ impl Drop for Destination {
 }
 
 impl Interface {
-    /// The present state, or `None` when the interface does not exist. Lock-free, but not for every packet:
-    /// see [`NextHops::generation`].
+    /// The present state, or `None` when the interface does not exist. Lock-free, but not for every
+    /// packet: see [`NextHops::generation`].
     pub fn state(&self) -> Option<Arc<InterfaceState>> {
         self.slot.now.load_full()
     }
@@ -232,8 +238,8 @@ impl Shared {
             .send(command)
             .map_err(|_| StackError::Stopped)?;
         let one = 1u64.to_ne_bytes();
-        // SAFETY: the descriptor is open and `one` is eight readable bytes. The counter cannot overflow in
-        // practice, and a full one would be readable all the same.
+        // SAFETY: the descriptor is open and `one` is eight readable bytes. The counter cannot
+        // overflow in practice, and a full one would be readable all the same.
         unsafe { libc::write(self.wake.as_raw_fd(), one.as_ptr().cast(), one.len()) };
         Ok(())
     }

@@ -1,0 +1,327 @@
+//! Netlink messages, reduced to what a frame header needs (Linux `rtnetlink(7)`).
+
+use std::io;
+use std::net::IpAddr;
+
+use netlink_packet_core::{NetlinkMessage, NetlinkPayload};
+use netlink_packet_route::address::AddressAttribute;
+use netlink_packet_route::link::{
+    InfoData, InfoVlan, LinkAttribute, LinkFlags, LinkInfo, LinkLayerType, VlanProtocol,
+};
+use netlink_packet_route::neighbour::{
+    NeighbourAddress, NeighbourAttribute, NeighbourMessage, NeighbourState,
+};
+use netlink_packet_route::route::{
+    RouteAddress, RouteAttribute, RouteMessage, RouteMetric, RouteType, RouteVia,
+};
+use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
+use takt_wire::ethernet::MacAddress;
+
+/// `RTM_NEWNEIGH` and `RTM_DELNEIGH` of `linux/rtnetlink.h`.
+const NEIGHBOUR_EVENTS: std::ops::RangeInclusive<u16> = 28..=29;
+/// `RTM_NEWLINK`, `RTM_DELLINK`, `RTM_NEWADDR` and `RTM_DELADDR`: events that change an
+/// [`super::InterfaceState`] too.
+const INTERFACE_EVENTS: std::ops::RangeInclusive<u16> = 16..=21;
+
+/// A unicast route to one destination.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Route {
+    pub(super) ifindex: u32,
+    pub(super) gateway: Option<IpAddr>,
+    pub(super) src_ip: Option<IpAddr>,
+    pub(super) mtu: Option<u32>,
+}
+
+/// What a frame needs to know of an interface.
+#[derive(Debug)]
+pub(super) struct Link {
+    pub(super) ifindex: u32,
+    pub(super) name: String,
+    /// `None`: not an Ethernet interface.
+    pub(super) mac: Option<MacAddress>,
+    pub(super) mtu: u32,
+    pub(super) up: bool,
+    /// For a VLAN interface: the interface below and the VLAN identifier.
+    pub(super) vlan: Option<(u32, u16)>,
+}
+
+/// A neighbour table entry.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Neighbour {
+    pub(super) mac: MacAddress,
+    /// The kernel has not seen it confirmed lately and will forget it unless it is used.
+    pub(super) stale: bool,
+}
+
+/// What a change event touches.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Event {
+    /// The neighbour `address` on `ifindex`.
+    Neighbour {
+        /// The interface.
+        ifindex: u32,
+        /// The neighbour's address.
+        address: IpAddr,
+    },
+    /// A link or an address: any next hop and any interface.
+    Interface,
+    /// A route, rule or next-hop object: any next hop.
+    Route,
+}
+
+pub(super) fn read_event(message: &[u8]) -> Option<Event> {
+    let kind = u16::from_ne_bytes(message.get(4..6)?.try_into().ok()?);
+    if INTERFACE_EVENTS.contains(&kind) {
+        return Some(Event::Interface);
+    }
+    if !NEIGHBOUR_EVENTS.contains(&kind) {
+        return Some(Event::Route);
+    }
+    // Bridge forwarding entries come by the same group; they have no IP address and concern nobody
+    // here.
+    let message = NetlinkMessage::<RouteNetlinkMessage>::deserialize(message).ok()?;
+    let NetlinkPayload::InnerMessage(
+        RouteNetlinkMessage::NewNeighbour(entry) | RouteNetlinkMessage::DelNeighbour(entry),
+    ) = message.payload
+    else {
+        return None;
+    };
+    entry
+        .attributes
+        .iter()
+        .find_map(|attribute| match attribute {
+            NeighbourAttribute::Destination(NeighbourAddress::Inet(address)) => {
+                Some(Event::Neighbour {
+                    ifindex: entry.header.ifindex,
+                    address: (*address).into(),
+                })
+            }
+            NeighbourAttribute::Destination(NeighbourAddress::Inet6(address)) => {
+                Some(Event::Neighbour {
+                    ifindex: entry.header.ifindex,
+                    address: (*address).into(),
+                })
+            }
+            _ => None,
+        })
+}
+
+pub(super) fn family_of(address: IpAddr) -> (AddressFamily, u8) {
+    match address {
+        IpAddr::V4(_) => (AddressFamily::Inet, 32),
+        IpAddr::V6(_) => (AddressFamily::Inet6, 128),
+    }
+}
+
+/// The kernel's ways to say that there is no route: unreachable, prohibit and blackhole routes, a
+/// source address that is not local, an interface that is gone.
+pub(super) fn says_no_route(error: &io::Error) -> bool {
+    matches!(
+        error.raw_os_error(),
+        Some(
+            libc::ENETUNREACH
+                | libc::EHOSTUNREACH
+                | libc::EACCES
+                | libc::EINVAL
+                | libc::ENODEV
+                | libc::ENETDOWN
+                | libc::EADDRNOTAVAIL
+        )
+    )
+}
+
+pub(super) fn read_route(route: &RouteMessage) -> Option<Route> {
+    if route.header.kind != RouteType::Unicast {
+        return None;
+    }
+    let mut read = Route {
+        ifindex: 0,
+        gateway: None,
+        src_ip: None,
+        mtu: None,
+    };
+    for attribute in &route.attributes {
+        match attribute {
+            RouteAttribute::Oif(ifindex) => read.ifindex = *ifindex,
+            RouteAttribute::Gateway(address) => read.gateway = read_route_address(address),
+            RouteAttribute::Via(RouteVia::Inet(address)) => read.gateway = Some((*address).into()),
+            RouteAttribute::Via(RouteVia::Inet6(address)) => read.gateway = Some((*address).into()),
+            RouteAttribute::PrefSource(address) => read.src_ip = read_route_address(address),
+            RouteAttribute::Source(address) if read.src_ip.is_none() => {
+                read.src_ip = read_route_address(address)
+            }
+            RouteAttribute::Metrics(metrics) => {
+                read.mtu = metrics.iter().find_map(|metric| match metric {
+                    RouteMetric::Mtu(mtu) if *mtu != 0 => Some(*mtu),
+                    _ => None,
+                });
+            }
+            _ => {}
+        }
+    }
+    (read.ifindex != 0).then_some(read)
+}
+
+fn read_route_address(address: &RouteAddress) -> Option<IpAddr> {
+    match address {
+        RouteAddress::Inet(address) => Some((*address).into()),
+        RouteAddress::Inet6(address) => Some((*address).into()),
+        _ => None,
+    }
+}
+
+pub(super) fn read_link(message: &RouteNetlinkMessage) -> Option<Link> {
+    let RouteNetlinkMessage::NewLink(message) = message else {
+        return None;
+    };
+    let flags = message.header.flags;
+    let mut link = Link {
+        ifindex: message.header.index,
+        name: String::new(),
+        mac: None,
+        mtu: 0,
+        up: flags.contains(LinkFlags::Up | LinkFlags::LowerUp),
+        vlan: None,
+    };
+    let (mut below, mut vlan, mut customer_tag) = (None, None, true);
+    for attribute in &message.attributes {
+        match attribute {
+            LinkAttribute::IfName(name) => link.name.clone_from(name),
+            LinkAttribute::Address(mac)
+                if message.header.link_layer_type == LinkLayerType::Ether =>
+            {
+                link.mac = read_mac(mac);
+            }
+            LinkAttribute::Mtu(mtu) => link.mtu = *mtu,
+            LinkAttribute::Link(ifindex) => below = Some(*ifindex),
+            LinkAttribute::LinkInfo(infos) => {
+                for info in infos {
+                    let LinkInfo::Data(InfoData::Vlan(data)) = info else {
+                        continue;
+                    };
+                    for item in data {
+                        match item {
+                            InfoVlan::Id(id) => vlan = Some(*id),
+                            InfoVlan::Protocol(protocol) => {
+                                customer_tag = *protocol == VlanProtocol::Ieee8021Q
+                            }
+                            _ => {}
+                        }
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+    match (below, vlan) {
+        (Some(below), Some(id)) if customer_tag => link.vlan = Some((below, id)),
+        // An 802.1ad service tag is not one that we write.
+        (_, Some(_)) => link.mac = None,
+        _ => {}
+    }
+    Some(link)
+}
+
+pub(super) fn read_address(message: &RouteNetlinkMessage) -> Option<(u32, IpAddr)> {
+    let RouteNetlinkMessage::NewAddress(message) = message else {
+        return None;
+    };
+    // On point-to-point interfaces IFA_ADDRESS is the far end and IFA_LOCAL ours (rtnetlink(7)).
+    let mut address = None;
+    for attribute in &message.attributes {
+        match attribute {
+            AddressAttribute::Local(local) => {
+                address = Some(*local);
+                break;
+            }
+            AddressAttribute::Address(other) => address = Some(*other),
+            _ => {}
+        }
+    }
+    Some((message.header.index, address?))
+}
+
+pub(super) fn neighbour_message(ifindex: u32, address: IpAddr) -> NeighbourMessage {
+    let mut message = NeighbourMessage::default();
+    message.header.family = family_of(address).0;
+    message.header.ifindex = ifindex;
+    message
+        .attributes
+        .push(NeighbourAttribute::Destination(address.into()));
+    message
+}
+
+pub(super) fn read_neighbour(entry: &NeighbourMessage) -> Option<Neighbour> {
+    let stale = match entry.header.state {
+        NeighbourState::Stale => true,
+        NeighbourState::Reachable
+        | NeighbourState::Delay
+        | NeighbourState::Probe
+        | NeighbourState::Permanent => false,
+        _ => return None,
+    };
+    entry
+        .attributes
+        .iter()
+        .find_map(|attribute| match attribute {
+            NeighbourAttribute::LinkLayerAddress(mac) => Some(Neighbour {
+                mac: read_mac(mac)?,
+                stale,
+            }),
+            _ => None,
+        })
+}
+
+fn read_mac(bytes: &[u8]) -> Option<MacAddress> {
+    bytes.try_into().ok().map(MacAddress)
+}
+
+#[cfg(test)]
+mod tests {
+    use netlink_packet_route::link::LinkMessage;
+
+    use super::*;
+
+    fn link(vlan: Vec<InfoVlan>) -> Link {
+        let mut message = LinkMessage::default();
+        message.header.index = 7;
+        message.header.link_layer_type = LinkLayerType::Ether;
+        message.header.flags = LinkFlags::Up | LinkFlags::LowerUp;
+        message.attributes = vec![
+            LinkAttribute::IfName("eth0.5".into()),
+            LinkAttribute::Address(vec![2, 0, 0, 0, 0, 1]),
+            LinkAttribute::Mtu(1500),
+            LinkAttribute::Link(3),
+        ];
+        if !vlan.is_empty() {
+            let data = LinkInfo::Data(InfoData::Vlan(vlan));
+            message.attributes.push(LinkAttribute::LinkInfo(vec![data]));
+        }
+        read_link(&RouteNetlinkMessage::NewLink(message)).expect("a link")
+    }
+
+    #[test]
+    fn a_vlan_interface_tells_its_identifier_and_the_interface_below() {
+        let link = link(vec![
+            InfoVlan::Id(5),
+            InfoVlan::Protocol(VlanProtocol::Ieee8021Q),
+        ]);
+        assert_eq!(link.vlan, Some((3, 5)));
+        assert_eq!(link.mac, Some(MacAddress([2, 0, 0, 0, 0, 1])));
+        assert!(link.up);
+    }
+
+    #[test]
+    fn a_service_vlan_interface_is_none_that_frames_can_be_written_for() {
+        let link = link(vec![
+            InfoVlan::Id(5),
+            InfoVlan::Protocol(VlanProtocol::Ieee8021Ad),
+        ]);
+        assert_eq!((link.vlan, link.mac), (None, None));
+    }
+
+    #[test]
+    fn the_far_end_of_a_pair_is_not_an_interface_below() {
+        assert_eq!(link(Vec::new()).vlan, None);
+    }
+}
