@@ -1,10 +1,10 @@
 //! What a port adds to bare AF_XDP: round trips and one-way rates over a veth pair that this
 //! program makes.
 //!
-//! Each end is polled by one thread on a core of its own. Ports and bare sockets take turns, so
-//! that what disturbs the machine disturbs both. Either end writes the whole payload and reads one
-//! byte of it; a bare end's headers are written once and never looked at. Needs root; on a machine
-//! that does other things as well, run it under `chrt -f 50`.
+//! Each end is polled by one thread on a core of its own. Ports and bare sockets take turns, so that
+//! what disturbs the machine disturbs both. Either end writes the whole payload and reads one byte
+//! of it; a bare end's headers are written once and never looked at. Needs root; on a machine that
+//! does other things as well, run it under `chrt -f 50`.
 //!
 //!     cargo run --release -p takt-datapath-xdp --example pingpong [-- ROUND_TRIPS [TURNS]]
 
@@ -13,7 +13,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use takt_datapath::{Datapath, PeerHandle, Port, PortRequest, ReserveError};
-use takt_datapath_xdp::ring::Descriptor;
 use takt_datapath_xdp::{BareSocket, XdpConfig, XdpDatapath};
 use takt_lab::{Host, Lab, LabConfig};
 use takt_time::TrafficClass;
@@ -110,39 +109,15 @@ struct BareEnd {
 
 impl End for BareEnd {
     fn send(&mut self) {
-        for _ in 0..self.bare.pool.completion.available(u32::MAX) {
-            self.bare.pool.completion.pop();
-        }
-        self.bare.pool.completion.release();
-        let start = (self.length - PAYLOAD) as u64;
-        self.bare
-            .tx
-            .bytes_mut(start, PAYLOAD)
-            .expect("a chunk")
-            .fill(7);
-        self.bare.socket.tx.push(Descriptor {
-            addr: self.bare.tx.start(),
-            len: self.length as u32,
-            options: 0,
-        });
-        self.bare.socket.tx.publish();
-        self.bare.socket.kick();
+        let start = self.length - PAYLOAD;
+        self.bare.frame()[start..self.length].fill(7);
+        assert!(self.bare.send(self.length), "the last frame is under way");
     }
 
     fn poll(&mut self) -> bool {
-        let count = self.bare.socket.rx.available(BURST as u32);
         let mut last = 0;
-        for _ in 0..count {
-            let descriptor = self.bare.socket.rx.pop();
-            let end = descriptor.addr + u64::from(descriptor.len);
-            last = self.bare.rx.bytes(end - 1, 1).expect("a frame")[0];
-            self.bare.pool.fill.push(descriptor.addr & !4095);
-        }
-        if count > 0 {
-            self.bare.socket.rx.release();
-            self.bare.pool.fill.publish();
-        }
-        count > 0 && last == 7
+        let receive = |frame: &[u8]| last = frame[frame.len() - 1];
+        self.bare.receive(BURST as u32, receive) > 0 && last == 7
     }
 }
 
@@ -192,8 +167,7 @@ fn bare(host: &Host, datapath: &XdpDatapath, bind: &str, remote: &str) -> BareEn
         hop_limit: 64,
     };
     let headers = UdpHeaderTemplate::new(&flow).expect("headers");
-    let frame = bare.tx.bytes_mut(0, 4096).expect("a chunk");
-    let length = headers.emit(frame, PAYLOAD, 0, true).expect("fits");
+    let length = headers.emit(bare.frame(), PAYLOAD, 0, true).expect("fits");
     BareEnd { bare, length }
 }
 

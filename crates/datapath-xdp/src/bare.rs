@@ -1,4 +1,4 @@
-//! A socket without a port around it.
+//! A socket without a port around it, to measure what a port adds.
 
 use std::net::SocketAddr;
 
@@ -7,23 +7,22 @@ use takt_datapath::OpenError;
 use crate::XdpDatapath;
 use crate::attachment::Claim;
 use crate::port::open_error;
+use crate::ring::Descriptor;
 use crate::socket::{Pool, PoolOptions, Socket, SocketError, SocketOptions};
 use crate::umem::{self, CHUNK, RxArea, TxArea};
 
-/// A queue with one [`Socket`] that the XDP program sends the datagrams of one UDP port to: for
-/// programs that read and write whole frames themselves.
+/// A queue with one socket that the XDP program sends the datagrams of one UDP port to.
+///
+/// It moves whole frames and looks at nothing in them: no headers, no peers, no checks. It has one
+/// frame to send, which a caller that waits for answers can use again and again.
 #[derive(Debug)]
 pub struct BareSocket {
     /// Dropped first: the program stops redirecting before the socket closes.
     _claim: Claim,
-    /// The socket's own rings.
-    pub socket: Socket,
-    /// The queue's rings.
-    pub pool: Pool,
-    /// Chunks that frames are received into; all of them are in the fill ring at first.
-    pub rx: RxArea,
-    /// Chunks to send from.
-    pub tx: TxArea,
+    socket: Socket,
+    pool: Pool,
+    rx: RxArea,
+    tx: TxArea,
 }
 
 impl BareSocket {
@@ -35,23 +34,26 @@ impl BareSocket {
         let (config, device) = (&datapath.config, &datapath.device);
         let refused = |error| open_error(error, &format!("queue {queue} of {}", device.name));
         let claim = datapath.attachment.claim(bind)?;
-        let (rx, tx) = umem::map(config.rx_ring, 1, config.tx_frames).map_err(|source| {
+        let (rx, tx) = umem::map(config.rx_ring, 1, 1).map_err(|source| {
             refused(SocketError {
                 action: "map memory for frames",
                 source,
             })
         })?;
+        let Ok([tx]) = <[TxArea; 1]>::try_from(tx) else {
+            return Err(OpenError::Unavailable("no memory to send from".into()));
+        };
         let options = PoolOptions {
             ifindex: device.ifindex,
             queue,
-            tx_chunks: config.tx_frames,
+            tx_chunks: 1,
             zero_copy: datapath.traits.zero_copy,
             multi_buffer: datapath.traits.multi_buffer,
         };
         let mut pool = Pool::open(&options, &rx).map_err(refused)?;
         let options = SocketOptions {
             rx_ring: config.rx_ring,
-            tx_chunks: config.tx_frames,
+            tx_chunks: 1,
             busy_poll: config.busy_poll,
         };
         let socket = Socket::join(&pool, &options).map_err(refused)?;
@@ -61,8 +63,6 @@ impl BareSocket {
         pool.fill.publish();
         claim.place(queue, &socket)?;
         claim.accept()?;
-        let [tx] = <[TxArea; 1]>::try_from(tx)
-            .map_err(|_| OpenError::Unavailable("no memory to send from".into()))?;
         Ok(Self {
             _claim: claim,
             socket,
@@ -70,5 +70,49 @@ impl BareSocket {
             rx,
             tx,
         })
+    }
+
+    /// The frame to send: 4 KiB.
+    #[inline]
+    pub fn frame(&mut self) -> &mut [u8] {
+        self.tx.bytes_mut(0, CHUNK).unwrap_or_default()
+    }
+
+    /// Sends the first `length` bytes of the frame; false while the last one is under way.
+    #[inline]
+    pub fn send(&mut self, length: usize) -> bool {
+        if self.pool.completion.available(1) == 1 {
+            self.pool.completion.pop();
+            self.pool.completion.release();
+        }
+        if self.socket.tx.room() == 0 {
+            return false;
+        }
+        self.socket.tx.push(Descriptor {
+            addr: self.tx.start(),
+            len: length.min(CHUNK) as u32,
+            options: 0,
+        });
+        self.socket.tx.publish();
+        self.socket.kick();
+        true
+    }
+
+    /// Lends up to `budget` received chunks to `deliver`; returns how many.
+    #[inline]
+    pub fn receive(&mut self, budget: u32, mut deliver: impl FnMut(&[u8])) -> usize {
+        let count = self.socket.rx.available(budget);
+        for _ in 0..count {
+            let descriptor = self.socket.rx.pop();
+            // SAFETY: the kernel has handed the chunk over, and it goes back below.
+            let frame = unsafe { self.rx.bytes(descriptor.addr, descriptor.len as usize) };
+            deliver(frame.unwrap_or_default());
+            self.pool.fill.push(descriptor.addr & !(CHUNK as u64 - 1));
+        }
+        if count > 0 {
+            self.socket.rx.release();
+            self.pool.fill.publish();
+        }
+        count as usize
     }
 }

@@ -27,10 +27,10 @@ mod program;
 mod queue;
 mod receive;
 mod reservation;
-pub mod ring;
-pub mod socket;
+mod ring;
+mod socket;
 mod transmit;
-pub mod umem;
+mod umem;
 
 use std::net::SocketAddr;
 use std::ops::Range;
@@ -105,9 +105,7 @@ impl XdpDatapath {
         self.attachment.maps().counters()
     }
 
-    /// A bare socket on `queue` that receives what arrives there for the UDP port of `bind`: for
-    /// programs that read and write whole frames themselves, such as the measurement of what a
-    /// [`Port`] adds to it.
+    /// A bare socket on `queue` for the UDP port of `bind`: to measure what a [`Port`] adds to it.
     ///
     /// # Errors
     /// As [`Datapath::open`].
@@ -222,6 +220,28 @@ mod tests {
                 (vec![0], 3)
             ]
         );
+    }
+
+    #[test]
+    fn no_queue_is_given_to_more_ports_than_it_is_told_to_serve() {
+        for (start, count) in (0..8).flat_map(|start| (1..7).map(move |count| (start, count))) {
+            for lanes in 1..16 {
+                let mut ports = vec![0; (start + count) as usize];
+                let mut served = 0;
+                for lane in 0..lanes {
+                    let (queues, shared) = share_queues(start..start + count, lane, lanes, 1);
+                    assert!(!queues.is_empty(), "lane {lane} of {lanes} has no queue");
+                    queues.iter().for_each(|queue| ports[*queue as usize] += 1);
+                    served = shared;
+                }
+                let (before, used) = ports.split_at(start as usize);
+                assert!(before.iter().all(|ports| *ports == 0));
+                assert!(
+                    used.iter().all(|ports| (1..=served).contains(ports)),
+                    "{count} queues from {start} for {lanes} lanes: {used:?} of {served}"
+                );
+            }
+        }
     }
 
     #[test]

@@ -79,7 +79,7 @@ impl XdpPort {
             limit: config.peers,
         };
         let filter = Filter {
-            addresses: state.addresses.clone(),
+            addresses: likeliest_first(&state.addresses, address),
             verify: config.checksum,
             unfinished_checksums: datapath.unfinished_checksums(),
             ifindex: device.ifindex,
@@ -129,7 +129,7 @@ impl XdpPort {
         self.peers.refresh();
         // An interface that is gone keeps its last addresses: nothing arrives any more.
         if let Some(state) = self.attachment.interface_state() {
-            self.filter.addresses.clone_from(&state.addresses);
+            self.filter.addresses = likeliest_first(&state.addresses, self.local.ip());
         }
     }
 }
@@ -333,6 +333,13 @@ fn local_address(
                 "{interface} has no {family} address: `ip address add` one"
             ))
         })
+}
+
+/// The addresses with `first` before the others.
+fn likeliest_first(addresses: &[IpAddr], first: IpAddr) -> Vec<IpAddr> {
+    let mut sorted = addresses.to_vec();
+    sorted.sort_by_key(|address| *address != first);
+    sorted
 }
 
 /// An epoll descriptor that is readable when one of the sockets is.

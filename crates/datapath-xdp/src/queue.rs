@@ -7,10 +7,14 @@
 //! is not polled cannot take those of the others.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::time::{Duration, Instant};
 
 use crate::ring::{Descriptor, Producer};
 use crate::socket::{BusyPoll, Pool, PoolOptions, Socket, SocketError, SocketOptions};
 use crate::umem::{self, CHUNK, RxArea, TxArea};
+
+/// How long a new port waits for the frames that a former one has left with the driver.
+const DRAINING: Duration = Duration::from_secs(2);
 
 /// How the queue's memory is cut.
 #[derive(Clone, Copy, Debug)]
@@ -168,23 +172,34 @@ impl Queue {
         rx_ring: u32,
         busy_poll: Option<BusyPoll>,
     ) -> Result<(Member, Option<Sender>), JoinError> {
-        let mut rings = self.lock();
-        rings.collect();
-        if rings.members == self.shares.ports {
-            return Err(JoinError::Full(rings.members));
-        }
         let tx_chunks = if sends { self.shares.tx_chunks } else { 0 };
-        let socket = Socket::join(
-            &rings.pool,
-            &SocketOptions {
-                rx_ring,
-                tx_chunks,
-                busy_poll,
-            },
-        )?;
-        let sender = match sends {
-            true => Some(rings.take_area().ok_or(JoinError::Draining)?),
-            false => None,
+        let options = SocketOptions {
+            rx_ring,
+            tx_chunks,
+            busy_poll,
+        };
+        let give_up = Instant::now() + DRAINING;
+        let (mut rings, socket, sender) = loop {
+            let mut rings = self.lock();
+            if rings.members == self.shares.ports {
+                return Err(JoinError::Full(rings.members));
+            }
+            rings.collect();
+            if !sends {
+                let socket = Socket::join(&rings.pool, &options)?;
+                break (rings, socket, None);
+            }
+            if rings.has_free_area() {
+                let socket = Socket::join(&rings.pool, &options)?;
+                let sender = rings.take_area();
+                break (rings, socket, sender);
+            }
+            drop(rings);
+            if Instant::now() >= give_up {
+                return Err(JoinError::Draining);
+            }
+            // Completions cause no event that could be waited for.
+            std::thread::sleep(Duration::from_millis(1));
         };
         rings.members += 1;
         let wanted = (rings.members * self.shares.rx_chunks).min(self.memory.chunks());
@@ -296,6 +311,12 @@ impl Rings {
             self.hand_over(address);
         }
         self.pool.completion.release();
+    }
+
+    fn has_free_area(&self) -> bool {
+        self.areas
+            .iter()
+            .any(|area| matches!(area.state, AreaState::Free(_)))
     }
 
     fn take_area(&mut self) -> Option<Sender> {

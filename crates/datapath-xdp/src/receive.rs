@@ -20,8 +20,8 @@ const LONGEST_FRAME: usize = 65_535 + 40 + 14 + 8;
 /// Which datagrams are ours.
 #[derive(Clone, Debug)]
 pub(crate) struct Filter {
-    /// The interface's addresses. The program has matched the very address and port; this is the
-    /// second look.
+    /// The interface's addresses, the likeliest first. The program has matched the very address
+    /// and port; this is the second look.
     pub(crate) addresses: Vec<IpAddr>,
     /// Verify UDP checksums.
     pub(crate) verify: bool,
@@ -78,12 +78,8 @@ impl Receive {
             if descriptor.options & CONTINUED != 0 || !self.gathered.is_empty() || self.oversized {
                 self.gather(&descriptor, filter, counters, deliver);
             } else {
-                match self
-                    .member
-                    .queue
-                    .memory()
-                    .bytes(descriptor.addr, descriptor.len as usize)
-                {
+                // SAFETY: the kernel has handed the chunk over, and it is given back below.
+                match unsafe { frame(&self.member, &descriptor) } {
                     Some(frame) => hand_over(frame, filter, counters, deliver),
                     None => counters.rx_invalid += 1,
                 }
@@ -115,12 +111,8 @@ impl Receive {
         counters: &mut PortCounters,
         deliver: &mut dyn FnMut(Datagram<'_>),
     ) {
-        match self
-            .member
-            .queue
-            .memory()
-            .bytes(descriptor.addr, descriptor.len as usize)
-        {
+        // SAFETY: the kernel has handed the chunk over, and the caller gives it back after this.
+        match unsafe { frame(&self.member, descriptor) } {
             Some(part) if !self.oversized && self.gathered.len() + part.len() <= LONGEST_FRAME => {
                 self.gathered.extend_from_slice(part);
             }
@@ -137,6 +129,17 @@ impl Receive {
         self.gathered.clear();
         self.oversized = false;
     }
+}
+
+/// What the descriptor of a received frame names.
+///
+/// # Safety
+/// As [`crate::umem::RxArea::bytes`].
+#[inline]
+unsafe fn frame<'a>(member: &'a Member, descriptor: &Descriptor) -> Option<&'a [u8]> {
+    let memory = member.queue.memory();
+    // SAFETY: the caller keeps what `bytes` asks for.
+    unsafe { memory.bytes(descriptor.addr, descriptor.len as usize) }
 }
 
 /// Checks a frame and delivers its datagram, or counts it.
