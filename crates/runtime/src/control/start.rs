@@ -408,10 +408,11 @@ impl InlineLane {
     /// One round, unless another thread is at it. True if there was work.
     #[inline]
     pub fn drive(&self) -> bool {
+        // Also when the thread is at it: it then leaves the lane to the application.
+        self.driven.store(monotonic_nanos(), Ordering::Relaxed);
         let Ok(mut lane) = self.lane.try_lock() else {
             return false;
         };
-        self.driven.store(monotonic_nanos(), Ordering::Relaxed);
         if self.parked.swap(false, Ordering::Relaxed) {
             lane.unpark();
         }
@@ -427,15 +428,11 @@ impl InlineLane {
     fn run(&self, config: &LaneConfig, stop: &AtomicBool) {
         idle::place_thread(config, 0);
         let mut idle = IdleStrategy::new(config.idle);
-        let epoll = match self
-            .lane
-            .lock()
-            .map(|lane| lane.epoll().try_clone_to_owned())
-        {
-            Ok(Ok(epoll)) => epoll,
+        let sleeper = match self.lane.lock().map(|lane| lane.sleeper()) {
+            Ok(Ok(sleeper)) => sleeper,
             _ => {
                 return tracing::error!(
-                    "cannot copy the lane's epoll descriptor: it is driven by the application alone"
+                    "cannot copy the lane's descriptors: it is driven by the application alone"
                 );
             }
         };
@@ -456,7 +453,7 @@ impl InlineLane {
             {
                 self.parked.store(true, Ordering::Relaxed);
                 drop(lane);
-                idle::sleep(&epoll, timeout);
+                sleeper.sleep(timeout);
                 if self.driven_by_application() {
                     continue;
                 }

@@ -4,9 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use rustix::event::epoll;
 use rustix::thread::{CpuSet, sched_setaffinity, sched_yield};
-use rustix::time::Timespec;
 
 use super::Lane;
 use crate::config::{Idle, LaneConfig, SchedulingClass};
@@ -87,21 +85,6 @@ impl IdleStrategy {
     }
 }
 
-/// Sleeps until the lane has work or `timeout` has passed. False: interrupted or failed, just look.
-pub fn sleep(lane_epoll: impl std::os::fd::AsFd, timeout: Option<Duration>) -> bool {
-    let mut events: Vec<epoll::Event> = Vec::with_capacity(16);
-    let timeout = timeout.map(|t| Timespec {
-        tv_sec: i64::try_from(t.as_secs()).unwrap_or(i64::MAX),
-        tv_nsec: i64::from(t.subsec_nanos()),
-    });
-    epoll::wait(
-        lane_epoll,
-        rustix::buffer::spare_capacity(&mut events),
-        timeout.as_ref(),
-    )
-    .is_ok()
-}
-
 /// Pins and schedules the calling thread as configured; problems are logged, not fatal.
 pub fn place_thread(config: &LaneConfig, lane: usize) {
     if let Some(core) = config.core {
@@ -137,13 +120,19 @@ fn fifo(priority: u8) -> Result<(), thread_priority::Error> {
 pub fn run(mut lane: Lane, config: &LaneConfig, stop: &Arc<AtomicBool>) {
     place_thread(config, lane.index);
     let mut idle = IdleStrategy::new(config.idle);
+    let sleeper = match lane.sleeper() {
+        Ok(sleeper) => sleeper,
+        Err(error) => {
+            return tracing::error!(lane = lane.index, %error, "cannot copy descriptors: the lane does not run");
+        }
+    };
     while !stop.load(Ordering::Relaxed) {
         if lane.poll() {
             idle.worked();
         } else if idle.idled() == Step::Park
             && let Some(timeout) = lane.park()
         {
-            sleep(lane.epoll(), timeout);
+            sleeper.sleep(timeout);
             lane.unpark();
         }
     }

@@ -17,13 +17,14 @@ mod track;
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender};
 use std::time::Duration;
 
-use rustix::event::epoll;
+use rustix::event::{PollFd, PollFlags, epoll};
+use rustix::time::Timespec;
 use slab::Slab;
 use takt_clock::Clock;
 use takt_datapath::{DatapathKind, PeerHandle, Port};
@@ -177,6 +178,8 @@ pub struct LanePort {
     dirty: bool,
     interval: u32,
     skipped: u32,
+    /// The last look at it found less than the budget: nothing waits that its descriptor does not show.
+    drained: bool,
 }
 
 impl LanePort {
@@ -197,11 +200,33 @@ impl LanePort {
             dirty: false,
             interval: 1,
             skipped: 0,
+            drained: false,
         }
     }
 
     fn publish(&self) {
         self.traffic.set(&self.port.counters());
+    }
+}
+
+/// Sleeps until a lane has work. The ports' descriptors are looked at only then: a standing registration
+/// would cost each datagram a callback in the kernel.
+pub struct Sleeper(Vec<OwnedFd>);
+
+impl Sleeper {
+    /// Sleeps until there is work or `timeout` has passed, or for no reason.
+    pub fn sleep(&self, timeout: Option<Duration>) {
+        let mut fds: Vec<PollFd<'_>> = self
+            .0
+            .iter()
+            .map(|fd| PollFd::new(fd, PollFlags::IN))
+            .collect();
+        let timeout = timeout.map(|t| Timespec {
+            tv_sec: i64::try_from(t.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: i64::from(t.subsec_nanos()),
+        });
+        // Interrupted: the lane looks, and sleeps again.
+        let _ = rustix::event::poll(&mut fds, timeout.as_ref());
     }
 }
 
@@ -263,14 +288,6 @@ impl Lane {
             epoll::EventData::new_u64(0),
             epoll::EventFlags::IN,
         )?;
-        for port in &ports {
-            epoll::add(
-                &epoll,
-                port.port.wait_fd(),
-                epoll::EventData::new_u64(1),
-                epoll::EventFlags::IN,
-            )?;
-        }
         let mailbox = Arc::new(Mailbox {
             full: AtomicBool::new(false),
             wake,
@@ -318,9 +335,16 @@ impl Lane {
         ))
     }
 
-    /// The descriptor that is readable when a parked lane has work.
-    pub fn epoll(&self) -> BorrowedFd<'_> {
-        self.epoll.as_fd()
+    /// What a parked lane sleeps on.
+    ///
+    /// # Errors
+    /// The kernel's, when descriptors cannot be copied.
+    pub fn sleeper(&self) -> std::io::Result<Sleeper> {
+        let mut fds = vec![self.epoll.try_clone()?];
+        for port in &self.ports {
+            fds.push(port.port.wait_fd().try_clone_to_owned()?);
+        }
+        Ok(Sleeper(fds))
     }
 
     /// One round. True if there was anything to do.
@@ -375,6 +399,7 @@ impl Lane {
             if costly {
                 port.skipped += 1;
                 if port.skipped < port.interval {
+                    port.drained = false;
                     continue;
                 }
                 port.skipped = 0;
@@ -392,6 +417,7 @@ impl Lane {
                 }
             });
             worked |= received > 0;
+            port.drained = received < RECEIVE_BUDGET;
             if costly {
                 port.interval = if received > 0 {
                     1
@@ -452,9 +478,14 @@ impl Lane {
     }
 
     /// Prepares to sleep: tells every application so, then looks once more. `None`: there is work.
-    /// Otherwise how long to sleep on [`epoll`](Self::epoll) at most; call [`unpark`](Self::unpark) afterwards.
+    /// Otherwise how long to sleep at most (see [`Sleeper`]); call [`unpark`](Self::unpark) afterwards.
     pub fn park(&mut self) -> Option<Option<Duration>> {
         if self.mailbox.full.load(Ordering::Acquire) || self.ports.iter().any(|p| p.dirty) {
+            return None;
+        }
+        if self.ports.iter().any(|p| !p.drained) {
+            // Look at every port in the next round.
+            self.ports.iter_mut().for_each(|p| p.skipped = p.interval);
             return None;
         }
         self.publish();

@@ -295,7 +295,7 @@ proptest! {
             state ^= state << 17;
             state
         };
-        let mut wanted = vec![set([]), set([]), set([])];
+        let mut wanted = [set([]), set([]), set([])];
         for (node, count, millis) in steps {
             wanted[node] = set((0..count).map(|_| random() % 1000));
             let mut outbox = Outbox::new();
