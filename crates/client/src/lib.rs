@@ -56,6 +56,8 @@ mod sink;
 mod source;
 mod stream;
 mod sys;
+#[cfg(test)]
+mod testing;
 mod wait;
 
 pub use callback::CallbackSink;

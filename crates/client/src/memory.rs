@@ -288,12 +288,6 @@ impl TxMemory {
     pub(crate) fn settle(&self, account: &Account) -> Result<(), Impossible> {
         self.collect_from(&mut lock(&self.shared).buddy, account)
     }
-
-    /// Bytes that are not free: in buffers, in accounts, under way.
-    #[cfg(test)]
-    pub(crate) fn allocated_bytes(&self) -> usize {
-        lock(&self.shared).buddy.allocated_bytes()
-    }
 }
 
 /// How many blocks of each size a source believes its account to hold: others may have taken some.

@@ -186,7 +186,7 @@ fn receive(shared: &Shared, link: &Link) -> Option<End> {
 }
 
 /// Closes lingering sources whose messages are completed. True: some are left.
-fn close_lingering(shared: &Shared) -> bool {
+pub(crate) fn close_lingering(shared: &Shared) -> bool {
     let mut control = shared.lock();
     if control.lingering.is_empty() && control.streams.values().all(|stream| !stream.closing) {
         return false;

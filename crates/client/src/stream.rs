@@ -11,6 +11,7 @@ use crate::control::{SinkRecord, SourceRecord, open_sink, unexpected};
 use crate::error::Error;
 use crate::message::Message;
 use crate::notify::Notify;
+use crate::reader;
 use crate::session::Owner;
 use crate::sink::{Sink, SinkOptions};
 use crate::source::{Source, SourceOptions};
@@ -168,6 +169,8 @@ impl Stream {
     fn id(&self) -> Result<u32, Error> {
         let shared = &self.0.owner.shared;
         shared.check()?;
+        // What was dropped makes room for what is opened, without waiting for the thread's next look.
+        reader::close_lingering(shared);
         let control = shared.lock();
         match control
             .streams

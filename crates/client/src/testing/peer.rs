@@ -1,0 +1,707 @@
+//! The runtime's half: accepts one session at a time, lays out its arena, and moves messages from its
+//! sources to its sinks. No policy, no network.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};
+use rustix::net::{SendFlags, SocketAddrUnix, SocketFlags};
+use takt_session::layout::{
+    ARENA_MAGIC, ArenaMap, Completion, DEFAULT_DEPTH, HEADER_BYTES, LANE_DIRTY_OFFSET,
+    LANE_STATE_OFFSET, MAGIC_OFFSET, Outcome, RxDescriptor, SinkBlock, SinkCounter, SourceBlock,
+    TX_REGION, TxDescriptor, VERSION_OFFSET,
+};
+use takt_session::message::{Envelope, Reply, Request};
+use takt_session::{ChannelId, ErrorCode, Failure, PROTOCOL_VERSION, transport};
+use takt_shm::{
+    Arena, Buddy, CHUNK, Consumer, LaneBellHost, Producer, RingLayout, SinkBellHost, Wake,
+};
+
+const RING_BYTES: usize = 8 << 20;
+
+pub struct PeerSource {
+    pub channel: ChannelId,
+    tx: Consumer<TxDescriptor>,
+    pub completions: Producer<Completion>,
+    closing: Option<u32>,
+    rings: u32,
+}
+
+pub struct PeerSink {
+    pub channel: ChannelId,
+    pub rx: Producer<RxDescriptor>,
+    release: Consumer<u32>,
+    bell: SinkBellHost,
+    notify: Option<OwnedFd>,
+    block: SinkBlock,
+    /// Chunks delivered and not released, as in the descriptors.
+    outstanding: Vec<u32>,
+    delivered: u64,
+    dropped: u64,
+    rings: u32,
+}
+
+impl PeerSink {
+    fn show(&self, arena: &Arena) {
+        for (counter, value) in [
+            (SinkCounter::Delivered, self.delivered),
+            (SinkCounter::DroppedFull, self.dropped),
+        ] {
+            let word = arena.atomic_u64(self.block.counter(counter));
+            word.expect("counter").store(value, Ordering::Relaxed);
+        }
+    }
+}
+
+/// An attached session.
+pub struct Served {
+    pub socket: OwnedFd,
+    pub arena: Arc<Arena>,
+    pub map: ArenaMap,
+    bell: LaneBellHost,
+    rings: Buddy,
+    rx: Buddy,
+    /// Per chunk of the transmit region: holders, source, token.
+    held: Vec<(u16, usize, u32)>,
+    pub sources: Vec<Option<PeerSource>>,
+    pub sinks: Vec<Option<PeerSink>>,
+}
+
+/// The peer's state. Switches are set by the tests.
+pub struct Host {
+    listener: Option<OwnedFd>,
+    connection: Option<OwnedFd>,
+    pub served: Option<Served>,
+    /// Take nothing out of the rings.
+    pub frozen: bool,
+    /// Give sinks the very memory of the source.
+    pub zero_copy: bool,
+    /// The next messages carry these sequence numbers; counted on.
+    pub sequence: u64,
+    pub sender: u32,
+    /// Answer no requests.
+    pub mute: bool,
+    /// Refuse requests of which this says why.
+    pub refuse: fn(&Request) -> Option<Failure>,
+    pub warning: String,
+    /// Every request that came.
+    pub log: Vec<Request>,
+    /// Connections that ended on the application's side.
+    pub ended: usize,
+    pub tx_bytes: usize,
+    pub rx_bytes: usize,
+    stop: bool,
+}
+
+/// A runtime for tests.
+pub struct Peer {
+    pub path: PathBuf,
+    host: Arc<Mutex<Host>>,
+    wake: Arc<OwnedFd>,
+    thread: Option<JoinHandle<()>>,
+}
+
+fn lock(host: &Mutex<Host>) -> MutexGuard<'_, Host> {
+    host.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn listen(path: &PathBuf) -> OwnedFd {
+    let _ = std::fs::remove_file(path);
+    let listener = transport::socket().expect("socket");
+    rustix::net::bind(&listener, &SocketAddrUnix::new(path).expect("path")).expect("bind");
+    rustix::net::listen(&listener, 8).expect("listen");
+    listener
+}
+
+impl Peer {
+    /// A peer that listens on a path of its own.
+    pub fn start() -> Self {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let path = std::env::temp_dir().join(format!("takt-peer-{}-{number}", std::process::id()));
+        let listener = listen(&path);
+        Self::run(path, Some(listener), None)
+    }
+
+    /// A peer at the other end of `connection`.
+    pub fn over(connection: OwnedFd) -> Self {
+        Self::run(PathBuf::new(), None, Some(connection))
+    }
+
+    fn run(path: PathBuf, listener: Option<OwnedFd>, connection: Option<OwnedFd>) -> Self {
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        let wake = Arc::new(eventfd(0, flags).expect("eventfd"));
+        let host = Arc::new(Mutex::new(Host {
+            listener,
+            connection,
+            served: None,
+            frozen: false,
+            zero_copy: false,
+            sequence: 0,
+            sender: 77,
+            mute: false,
+            refuse: |_| None,
+            warning: String::new(),
+            log: Vec::new(),
+            ended: 0,
+            tx_bytes: 1 << 20,
+            rx_bytes: 1 << 20,
+            stop: false,
+        }));
+        let (for_thread, woken) = (host.clone(), wake.clone());
+        let thread = std::thread::spawn(move || serve(&for_thread, &woken));
+        Self {
+            path,
+            host,
+            wake,
+            thread: Some(thread),
+        }
+    }
+
+    pub fn session(&self) -> crate::Session {
+        crate::Session::builder()
+            .socket(&self.path)
+            .name("test")
+            .open()
+            .expect("session")
+    }
+
+    /// Does something with the peer's state, between two rounds.
+    pub fn with<T>(&self, what: impl FnOnce(&mut Host) -> T) -> T {
+        let result = what(&mut lock(&self.host));
+        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+        result
+    }
+
+    /// One round of the lane on the calling thread.
+    pub fn round(&self) {
+        let mut host = lock(&self.host);
+        let Host {
+            served,
+            zero_copy,
+            sequence,
+            sender,
+            ..
+        } = &mut *host;
+        if let Some(served) = served {
+            served.round(*zero_copy, *sender, sequence);
+        }
+    }
+
+    /// Goes away: the connection breaks and nobody listens.
+    pub fn vanish(&self) {
+        self.with(|host| {
+            host.served = None;
+            host.connection = None;
+            host.listener = None;
+        });
+        let _ = std::fs::remove_file(&self.path);
+    }
+
+    /// Is back after [`vanish`](Self::vanish).
+    pub fn come_back(&self) {
+        let listener = listen(&self.path);
+        self.with(|host| host.listener = Some(listener));
+    }
+
+    /// Tells the application that its session has ended, and closes it.
+    pub fn end(&self, failure: Failure) {
+        self.with(|host| {
+            let served = host.served.take().expect("a session");
+            host.connection = None;
+            reply(&served.socket, 0, Reply::Ended(failure), &[]);
+        });
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        self.with(|host| host.stop = true);
+        let joined = self.thread.take().map(JoinHandle::join);
+        if !self.path.as_os_str().is_empty() {
+            let _ = std::fs::remove_file(&self.path);
+        }
+        if !std::thread::panicking() {
+            joined.expect("thread").expect("the peer has panicked");
+        }
+    }
+}
+
+fn reply(
+    socket: &OwnedFd,
+    request: u32,
+    message: Reply,
+    descriptors: &[std::os::fd::BorrowedFd<'_>],
+) {
+    let _ = transport::send(
+        socket,
+        &Envelope { request, message }.encode(),
+        descriptors,
+        true,
+    );
+}
+
+fn serve(host: &Mutex<Host>, wake: &OwnedFd) {
+    loop {
+        let mut guard = lock(host);
+        if guard.stop {
+            return;
+        }
+        while guard.step() {}
+        // Descriptors are copied so that the lock is free while we sleep.
+        let mut watched = vec![];
+        let sources = [
+            guard
+                .listener
+                .as_ref()
+                .filter(|_| guard.connection.is_none() && guard.served.is_none())
+                .map(AsFd::as_fd),
+            guard
+                .connection
+                .as_ref()
+                .filter(|_| !guard.mute)
+                .map(AsFd::as_fd),
+            guard
+                .served
+                .as_ref()
+                .filter(|_| !guard.mute)
+                .map(|s| s.socket.as_fd()),
+            guard
+                .served
+                .as_ref()
+                .filter(|_| !guard.frozen)
+                .map(|s| s.bell.fd()),
+        ];
+        for fd in sources.into_iter().flatten() {
+            watched.push(fd.try_clone_to_owned().expect("copy"));
+        }
+        if let Some(served) = guard.served.as_ref().filter(|_| !guard.frozen) {
+            served.bell.park();
+            if served.bell.take_dirty() {
+                served.bell.unpark();
+                continue;
+            }
+        }
+        drop(guard);
+        let mut fds: Vec<PollFd<'_>> = watched
+            .iter()
+            .map(|fd| PollFd::new(fd, PollFlags::IN))
+            .collect();
+        fds.push(PollFd::new(wake, PollFlags::IN));
+        let _ = rustix::event::poll(&mut fds, None);
+        drop(fds);
+        drop(watched);
+        let _ = rustix::io::read(wake, &mut [0; 8]);
+        if let Some(served) = &lock(host).served {
+            served.bell.unpark();
+            let _ = rustix::io::read(served.bell.fd(), &mut [0; 8]);
+        }
+    }
+}
+
+impl Host {
+    fn step(&mut self) -> bool {
+        let mut worked = false;
+        if self.connection.is_none()
+            && self.served.is_none()
+            && let Some(listener) = &self.listener
+        {
+            let mut fds = [PollFd::new(listener, PollFlags::IN)];
+            let now = rustix::event::Timespec {
+                tv_sec: 0,
+                tv_nsec: 0,
+            };
+            if rustix::event::poll(&mut fds, Some(&now)).is_ok_and(|n| n > 0) {
+                let accepted = rustix::net::accept_with(listener, SocketFlags::CLOEXEC);
+                self.connection = Some(accepted.expect("accept"));
+                worked = true;
+            }
+        }
+        if !self.mute {
+            worked |= self.requests();
+        }
+        if !self.frozen
+            && let Some(served) = &mut self.served
+        {
+            worked |= served.bell.take_dirty();
+            worked |= served.round(self.zero_copy, self.sender, &mut self.sequence);
+        }
+        worked
+    }
+
+    fn requests(&mut self) -> bool {
+        let socket = match (&self.served, &self.connection) {
+            (Some(served), _) => &served.socket,
+            (None, Some(connection)) => connection,
+            _ => return false,
+        };
+        let packet = match transport::receive(socket, false) {
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return false,
+            Ok(Some(packet)) => packet,
+            _ => {
+                self.served = None;
+                self.connection = None;
+                self.ended += 1;
+                return true;
+            }
+        };
+        let Envelope { request, message } =
+            Envelope::<Request>::decode(&packet.bytes).expect("a request");
+        self.log.push(message.clone());
+        if let Some(failure) = (self.refuse)(&message) {
+            reply(socket, request, Reply::Failed(failure), &[]);
+            return true;
+        }
+        if let Request::Attach { .. } = message {
+            let connection = self.connection.take().expect("not attached yet");
+            self.served = Some(Served::attach(
+                connection,
+                request,
+                self.tx_bytes,
+                self.rx_bytes,
+            ));
+        } else {
+            let warning = self.warning.clone();
+            self.served
+                .as_mut()
+                .expect("attached")
+                .answer(request, message, warning);
+        }
+        true
+    }
+}
+
+fn place<T>(list: &mut Vec<Option<T>>, value: T) -> usize {
+    let at = list.iter().position(Option::is_none).unwrap_or(list.len());
+    if at == list.len() {
+        list.push(None);
+    }
+    list[at] = Some(value);
+    at
+}
+
+impl Served {
+    fn attach(socket: OwnedFd, request: u32, tx_bytes: usize, rx_bytes: usize) -> Self {
+        let map = ArenaMap {
+            ring_bytes: RING_BYTES,
+            tx_bytes,
+            rx_bytes,
+        };
+        let arena = Arc::new(Arena::create("takt-test", map.total()).expect("arena"));
+        let set = |offset, value| {
+            arena
+                .atomic_u32(offset)
+                .expect("header")
+                .store(value, Ordering::Relaxed);
+        };
+        set(MAGIC_OFFSET, ARENA_MAGIC);
+        set(VERSION_OFFSET, PROTOCOL_VERSION.into());
+        let bell = LaneBellHost::new(&arena, LANE_STATE_OFFSET, LANE_DIRTY_OFFSET).expect("bell");
+        let attached = Reply::Attached {
+            session: 1,
+            map,
+            max_message: tx_bytes as u32,
+        };
+        reply(&socket, request, attached, &[arena.fd(), bell.fd()]);
+        Self {
+            socket,
+            arena,
+            map,
+            bell,
+            rings: Buddy::new(RING_BYTES),
+            rx: Buddy::new(rx_bytes),
+            held: vec![(0, 0, 0); tx_bytes / CHUNK],
+            sources: Vec::new(),
+            sinks: Vec::new(),
+        }
+    }
+
+    fn answer(&mut self, request: u32, message: Request, warning: String) {
+        let depth = |depth| if depth == 0 { DEFAULT_DEPTH } else { depth };
+        match message {
+            Request::Attach { .. } => panic!("attached twice"),
+            Request::OpenStream(_) => {
+                let opened = Reply::StreamOpened {
+                    stream: 4,
+                    datapath: "loop".into(),
+                    warning,
+                };
+                reply(&self.socket, request, opened, &[]);
+            }
+            Request::OpenSource {
+                channel,
+                depth: asked,
+                ..
+            } => {
+                let depth = depth(asked);
+                let chunk = self
+                    .rings
+                    .allocate(SourceBlock::bytes(depth))
+                    .expect("room for rings");
+                let block = SourceBlock {
+                    offset: HEADER_BYTES + chunk as usize * CHUNK,
+                    depth,
+                };
+                RingLayout::reset(&self.arena, block.tx_ring()).expect("ring");
+                RingLayout::reset(&self.arena, block.completion_ring()).expect("ring");
+                let source = PeerSource {
+                    channel,
+                    tx: Consumer::attach(&self.arena, block.tx_ring(), depth).expect("ring"),
+                    completions: Producer::attach(&self.arena, block.completion_ring(), depth)
+                        .expect("ring"),
+                    closing: None,
+                    rings: chunk,
+                };
+                let source = place(&mut self.sources, source) as u32;
+                reply(
+                    &self.socket,
+                    request,
+                    Reply::SourceOpened { source, block },
+                    &[],
+                );
+            }
+            Request::OpenSink {
+                channel,
+                depth: asked,
+                notify_fd,
+                ..
+            } => {
+                let depth = depth(asked);
+                let chunk = self
+                    .rings
+                    .allocate(SinkBlock::bytes(depth))
+                    .expect("room for rings");
+                let block = SinkBlock {
+                    offset: HEADER_BYTES + chunk as usize * CHUNK,
+                    depth,
+                };
+                let header = self.arena.slice(block.offset, 128).expect("header");
+                header.write_from(0, &[0; 128]).expect("header");
+                RingLayout::reset(&self.arena, block.rx_ring()).expect("ring");
+                RingLayout::reset(&self.arena, block.release_ring()).expect("ring");
+                let (ours, theirs) = match notify_fd {
+                    true => transport::pair()
+                        .map(|(a, b)| (Some(a), Some(b)))
+                        .expect("pair"),
+                    false => (None, None),
+                };
+                let sink = PeerSink {
+                    channel,
+                    rx: Producer::attach(&self.arena, block.rx_ring(), depth).expect("ring"),
+                    release: Consumer::attach(&self.arena, block.release_ring(), depth)
+                        .expect("ring"),
+                    bell: SinkBellHost::attach(&self.arena, block.bell()).expect("bell"),
+                    notify: ours,
+                    block,
+                    outstanding: Vec::new(),
+                    delivered: 0,
+                    dropped: 0,
+                    rings: chunk,
+                };
+                let sink = place(&mut self.sinks, sink) as u32;
+                let fds: Vec<_> = theirs.iter().map(AsFd::as_fd).collect();
+                reply(
+                    &self.socket,
+                    request,
+                    Reply::SinkOpened { sink, block },
+                    &fds,
+                );
+            }
+            Request::CloseSource(source) => {
+                self.sources[source as usize]
+                    .as_mut()
+                    .expect("source")
+                    .closing = Some(request);
+            }
+            Request::CloseSink(sink) => {
+                self.releases();
+                let closed = self.sinks[sink as usize].take().expect("sink");
+                self.rings.free(closed.rings).expect("rings");
+                for chunk in closed.outstanding {
+                    self.take_back(chunk);
+                }
+                reply(&self.socket, request, Reply::Closed, &[]);
+            }
+            Request::CloseStream(_) => reply(&self.socket, request, Reply::Closed, &[]),
+        }
+    }
+
+    /// Moves what there is.
+    fn round(&mut self, zero_copy: bool, sender: u32, sequence: &mut u64) -> bool {
+        let mut worked = self.releases();
+        for source in 0..self.sources.len() {
+            while let Some(s) = &mut self.sources[source]
+                && let Some(descriptor) = s.tx.pop().expect("transmit ring")
+            {
+                worked = true;
+                let channel = s.channel;
+                self.forward(source, channel, &descriptor, zero_copy, sender, *sequence);
+                *sequence += 1;
+            }
+            let Some(s) = &mut self.sources[source] else {
+                continue;
+            };
+            s.tx.release();
+            s.completions.publish();
+            if let Some(request) = s.closing {
+                self.rings.free(s.rings).expect("rings");
+                self.sources[source] = None;
+                reply(&self.socket, request, Reply::Closed, &[]);
+            }
+        }
+        worked
+    }
+
+    fn forward(
+        &mut self,
+        source: usize,
+        channel: ChannelId,
+        descriptor: &TxDescriptor,
+        zero_copy: bool,
+        sender: u32,
+        sequence: u64,
+    ) {
+        let at = descriptor.chunk as usize;
+        assert_eq!(self.held[at].0, 0, "chunk {at} emitted twice");
+        self.held[at] = (1, source, descriptor.token);
+        let mut outcome = Outcome::NoSink;
+        for sink in 0..self.sinks.len() {
+            let Some(s) = &mut self.sinks[sink] else {
+                continue;
+            };
+            if s.channel != channel {
+                continue;
+            }
+            outcome = Outcome::Sent;
+            let length = descriptor.length as usize;
+            let chunk = if s.outstanding.len() == s.block.depth as usize {
+                None
+            } else if zero_copy {
+                self.held[at].0 += 1;
+                Some(descriptor.chunk | TX_REGION)
+            } else {
+                self.rx.allocate(length)
+            };
+            let Some(chunk) = chunk else {
+                s.dropped += 1;
+                s.show(&self.arena);
+                continue;
+            };
+            if !zero_copy {
+                let from = self.map.tx_offset() + at * CHUNK;
+                let to = self.map.rx_offset() + chunk as usize * CHUNK;
+                let from = self.arena.slice(from, length).expect("payload");
+                from.copy_to(self.arena.slice(to, length).expect("room"))
+                    .expect("copy");
+            }
+            s.outstanding.push(chunk);
+            s.delivered += 1;
+            let entry = RxDescriptor {
+                chunk,
+                length: descriptor.length,
+                class: descriptor.class.into(),
+                sender,
+                sequence,
+                send_time_ns: 1_000 + sequence as i64,
+            };
+            assert!(s.rx.push(entry).expect("receive ring"), "receive ring full");
+            s.show(&self.arena);
+            if s.bell.ring() == Wake::Fd
+                && let Some(notify) = &s.notify
+            {
+                let _ = rustix::net::send(notify, &[1], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+            }
+        }
+        self.let_go(descriptor.chunk, outcome);
+    }
+
+    fn let_go(&mut self, chunk: u32, outcome: Outcome) {
+        let (holders, source, token) = &mut self.held[chunk as usize];
+        *holders = holders.checked_sub(1).expect("released, but not held");
+        if *holders > 0 {
+            return;
+        }
+        let s = self.sources[*source]
+            .as_mut()
+            .expect("the source of a held message is open");
+        let completion = Completion {
+            chunk,
+            token: *token,
+            outcome: outcome as u32,
+            reserved: 0,
+        };
+        assert!(
+            s.completions.stage(completion).expect("completion ring"),
+            "completion ring full"
+        );
+    }
+
+    fn releases(&mut self) -> bool {
+        let mut worked = false;
+        for sink in 0..self.sinks.len() {
+            while let Some(s) = &mut self.sinks[sink]
+                && let Some(chunk) = s.release.pop().expect("release ring")
+            {
+                worked = true;
+                s.release.release();
+                let at = s.outstanding.iter().position(|&held| held == chunk);
+                s.outstanding
+                    .swap_remove(at.expect("released, but not received"));
+                self.take_back(chunk);
+            }
+        }
+        worked
+    }
+
+    fn take_back(&mut self, chunk: u32) {
+        if chunk & TX_REGION == 0 {
+            self.rx.free(chunk).expect("released, but not received");
+        } else {
+            self.let_go(chunk & !TX_REGION, Outcome::Sent);
+        }
+    }
+
+    /// Whether a thread sleeps on a sink.
+    pub fn sleeps(&self, sink: usize) -> bool {
+        let sink = self.sinks[sink].as_ref().expect("sink");
+        let bell = self.arena.atomic_u32(sink.block.bell()).expect("bell");
+        bell.load(Ordering::Relaxed) == takt_shm::doorbell::SLEEPING
+    }
+
+    /// The next descriptor of a source, taken from its ring and put to its sinks as usual.
+    pub fn peek(&mut self, source: usize) -> TxDescriptor {
+        let s = self.sources[source].as_mut().expect("source");
+        let descriptor = s.tx.pop().expect("transmit ring").expect("a descriptor");
+        let channel = s.channel;
+        self.forward(source, channel, &descriptor, false, 0, 0);
+        descriptor
+    }
+
+    /// Messages that the application holds or has waiting.
+    pub fn outstanding(&mut self) -> usize {
+        self.releases();
+        self.sinks
+            .iter()
+            .flatten()
+            .map(|sink| sink.outstanding.len())
+            .sum()
+    }
+}
+
+/// A failure for tests.
+pub fn failure(code: ErrorCode, text: &str) -> Failure {
+    Failure::new(code, text)
+}
+
+/// Whether an event loop would find the descriptor readable now.
+pub fn readable(fd: impl AsFd) -> bool {
+    let mut fds = [PollFd::new(&fd, PollFlags::IN)];
+    let now = rustix::event::Timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    rustix::event::poll(&mut fds, Some(&now)).is_ok_and(|n| n > 0)
+}

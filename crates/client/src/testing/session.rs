@@ -1,0 +1,158 @@
+use std::time::Duration;
+
+use takt_session::message::Request;
+
+use super::peer::{Peer, failure};
+use super::{emit, settle};
+use crate::{ChannelId, ErrorCode, Qos, Session, TrafficClass};
+
+#[test]
+fn without_a_runtime_the_error_names_the_socket_and_the_remedies() {
+    let error = Session::builder()
+        .socket("/nonexistent/takt.sock")
+        .open()
+        .expect_err("nobody there");
+    assert_eq!(error.code(), ErrorCode::NoRuntime);
+    let text = error.to_string();
+    for part in ["/nonexistent/takt.sock", "taktd", "TAKT_SOCKET", "embedded"] {
+        assert!(text.contains(part), "{text:?} lacks {part:?}");
+    }
+}
+
+#[test]
+fn a_stream_tells_what_it_asked_for_what_it_got_and_why() {
+    let peer = Peer::start();
+    peer.with(|host| host.warning = "no device".into());
+    let session = peer.session();
+    let qos = Qos::fast()
+        .unlimited()
+        .time_sensitive(TrafficClass::new(5).expect("class"));
+    let stream = session.stream(qos).expect("stream");
+    assert_eq!(stream.qos(), qos);
+    assert_eq!(stream.datapath(), "loop");
+    assert_eq!(stream.warning().as_deref(), Some("no device"));
+    peer.with(|host| assert!(host.log.contains(&Request::OpenStream(qos))));
+    peer.with(|host| host.warning.clear());
+    assert_eq!(
+        session.stream(Qos::default()).expect("stream").warning(),
+        None
+    );
+}
+
+#[test]
+fn the_application_says_its_name_and_how_much_memory_it_wishes() {
+    let peer = Peer::start();
+    let session = Session::builder()
+        .socket(&peer.path)
+        .name("painter")
+        .tx_bytes(1 << 16)
+        .rx_bytes(1 << 17)
+        .open()
+        .expect("session");
+    let attach = Request::Attach {
+        name: "painter".into(),
+        tx_bytes: 1 << 16,
+        rx_bytes: 1 << 17,
+    };
+    peer.with(|host| assert_eq!(host.log, [attach]));
+    assert!(session.is_attached());
+}
+
+#[test]
+fn a_refusal_carries_the_code_and_sentence_of_the_runtime_and_changes_nothing() {
+    let peer = Peer::start();
+    let session = peer.session();
+    let stream = session.stream(Qos::default()).expect("stream");
+    peer.with(|host| {
+        host.refuse = |request| {
+            matches!(
+                request,
+                Request::OpenSource {
+                    channel: ChannelId(13),
+                    ..
+                }
+            )
+            .then(|| failure(ErrorCode::NotPermitted, "channel 13 is not yours"))
+        };
+    });
+    let error = stream.source(ChannelId(13)).expect_err("refused");
+    assert_eq!(error.code(), ErrorCode::NotPermitted);
+    assert!(error.to_string().contains("channel 13 is not yours"));
+    stream.source(ChannelId(14)).expect("another channel");
+}
+
+#[test]
+fn a_refused_attachment_opens_no_session() {
+    let peer = Peer::start();
+    peer.with(|host| host.refuse = |_| Some(failure(ErrorCode::Version, "too old")));
+    let error = Session::builder()
+        .socket(&peer.path)
+        .open()
+        .expect_err("refused");
+    assert_eq!(error.code(), ErrorCode::Version);
+    settle(|| peer.with(|host| (host.ended == 1).then_some(())));
+}
+
+#[test]
+fn a_request_that_is_answered_too_late_is_undone() {
+    let peer = Peer::start();
+    let timeout = Duration::from_millis(20);
+    let session = Session::builder()
+        .socket(&peer.path)
+        .request_timeout(timeout)
+        .open()
+        .expect("session");
+    let stream = session.stream(Qos::default()).expect("stream");
+    peer.with(|host| host.mute = true);
+    let error = stream.source(ChannelId(1)).expect_err("no answer");
+    assert_eq!(error.code(), ErrorCode::TimedOut);
+    peer.with(|host| host.mute = false);
+    settle(|| peer.with(|host| host.log.contains(&Request::CloseSource(0)).then_some(())));
+}
+
+#[test]
+fn what_is_dropped_is_closed_and_the_last_handle_closes_the_session() {
+    let peer = Peer::start();
+    let session = peer.session();
+    let stream = session.stream(Qos::default()).expect("stream");
+    let other = session.stream(Qos::default()).expect("stream");
+    let source = stream.source(ChannelId(1)).expect("source");
+    let sink = stream.sink(ChannelId(1)).expect("sink");
+    drop(stream);
+    emit(&source, b"still there").expect("the source keeps its stream open");
+    assert_eq!(&*super::next(&sink), b"still there");
+    settle(|| (source.pending() == 0).then_some(()));
+    drop(sink);
+    drop(source);
+    drop(session);
+    let closed = [
+        Request::CloseSink(0),
+        Request::CloseSource(0),
+        Request::CloseStream(4),
+    ];
+    settle(|| peer.with(|host| host.log.ends_with(&closed).then_some(())));
+    peer.with(|host| assert_eq!(host.ended, 0, "the other stream keeps the session open"));
+    drop(other);
+    settle(|| peer.with(|host| (host.ended == 1).then_some(())));
+}
+
+#[test]
+fn closing_the_session_waits_until_what_was_emitted_is_taken() {
+    let peer = Peer::start();
+    let session = peer.session();
+    let stream = session.stream(Qos::default()).expect("stream");
+    let source = stream.source(ChannelId(1)).expect("source");
+    peer.with(|host| host.frozen = true);
+    for _ in 0..100 {
+        emit(&source, b"last words").expect("emit");
+    }
+    drop((source, stream));
+    let before = peer.with(|host| host.sequence);
+    std::thread::scope(|scope| {
+        let closing = scope.spawn(move || drop(session));
+        settle(|| peer.with(|host| host.log.contains(&Request::CloseSource(0)).then_some(())));
+        peer.with(|host| host.frozen = false);
+        closing.join().expect("closed");
+    });
+    peer.with(|host| assert_eq!(host.sequence - before, 100));
+}
