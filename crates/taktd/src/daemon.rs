@@ -7,9 +7,14 @@ use std::time::Duration;
 
 use sd_notify::NotifyState;
 use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
 
+use crate::admin::SocketError;
+use crate::admin::server::AdminApi;
 use crate::config::{ConfigError, Settings};
 use crate::logging::LogLevel;
+use crate::metrics::{BindError, MetricsServer};
 use crate::node::Node;
 use crate::outline;
 
@@ -35,6 +40,10 @@ pub const EXIT_CONFIG: u8 = 4;
 
 /// How often the control thread must answer, unless systemd's watchdog wants it more often.
 const HEARTBEAT: Duration = Duration::from_secs(5);
+/// How long callers of the admin API, and then the threads of the runtime, get to finish.
+const FAREWELL: Duration = Duration::from_secs(2);
+/// Calls that wait for the control thread at a time; others queue behind them.
+const MOST_CALLS: usize = 16;
 
 /// What both `taktd` and `takt run` take.
 #[derive(Clone, Debug, Default, clap::Args)]
@@ -51,6 +60,10 @@ enum DaemonError {
     Config(#[from] ConfigError),
     #[error("cannot start: {0}")]
     Start(#[from] takt_runtime::StartError),
+    #[error("cannot start: {0}")]
+    Admin(#[from] SocketError),
+    #[error("cannot start: {0}")]
+    Metrics(#[from] BindError),
     #[error("cannot serve: {0}")]
     System(#[from] std::io::Error),
     #[error("the control thread has ended: restart the daemon, and report what it logged")]
@@ -87,6 +100,7 @@ pub fn run(options: &Options) -> ExitCode {
             // Administration and metrics are rare and small: one thread serves them.
             tokio::runtime::Builder::new_current_thread()
                 .enable_all()
+                .max_blocking_threads(MOST_CALLS)
                 .build()?
                 .block_on(serve(settings, options.config.clone(), log))
         });
@@ -127,40 +141,112 @@ async fn serve(
 ) -> Result<(), DaemonError> {
     // Before anything is there that a signal could leave behind.
     let mut signals = Signals::new()?;
+    let (socket, mode) = settings.admin.clone();
+    let admin = AdminApi::bind(&socket, mode)?;
+    let metrics = match settings.metrics {
+        Some(address) => Some(MetricsServer::bind(address).await?),
+        None => None,
+    };
     let node = Arc::new(Node::start(settings, file, Some(log))?);
+    let (stop, stopping) = watch::channel(false);
+    let mut servers = JoinSet::new();
+    servers.spawn({
+        let (node, stopping) = (node.clone(), stopping.clone());
+        async move {
+            if let Err(error) = admin.serve(node, stopping).await {
+                tracing::error!(%error, "the admin API has ended");
+            }
+        }
+    });
+    if let Some(metrics) = metrics {
+        servers.spawn(metrics.serve(node.clone(), stopping));
+    }
+    greet(&node, &socket);
     tell(&[NotifyState::Ready, NotifyState::Status("ready")]);
-    tracing::info!(version = env!("CARGO_PKG_VERSION"), "ready");
 
-    let watchdog = sd_notify::watchdog_enabled();
-    let mut heartbeat = tokio::time::interval(watchdog.map_or(HEARTBEAT, |every| every / 2));
+    let ended = tokio::spawn(heartbeat(node.clone()));
+    let outcome = tokio::select! {
+        _ = ended => Err(DaemonError::ControlEnded),
+        outcome = attend(&node, &mut signals) => outcome,
+    };
+
+    stop.send_replace(true);
+    // Callers that do not finish are hung up on.
+    let _ = tokio::time::timeout(FAREWELL, async {
+        while servers.join_next().await.is_some() {}
+    })
+    .await;
+    let stopping = node.clone();
+    let stopped = blocking(move || stopping.stop());
+    if tokio::time::timeout(FAREWELL, stopped).await.is_err() {
+        tracing::error!("a thread of the runtime does not stop: leaving without it");
+        std::process::exit(1);
+    }
+    tracing::info!("stopped");
+    outcome
+}
+
+/// Acts on signals until one of them asks to stop and everything is sent.
+async fn attend(node: &Arc<Node>, signals: &mut Signals) -> Result<(), DaemonError> {
     loop {
         tokio::select! {
             _ = signals.terminate.recv() => break,
             _ = signals.interrupt.recv() => break,
-            _ = signals.hangup.recv() => reload(&node).await,
-            _ = heartbeat.tick() => {
-                let handle = node.handle().clone();
-                if !matches!(blocking(move || handle.status()).await, Ok(Ok(_))) {
-                    return Err(DaemonError::ControlEnded);
-                }
-                if watchdog.is_some() {
-                    tell(&[NotifyState::Watchdog]);
-                }
+            _ = signals.hangup.recv() => {
+                tokio::spawn(reload(node.clone()));
             }
         }
     }
-
     tell(&[NotifyState::Stopping, NotifyState::Status("draining")]);
     let within = node.settings().drain;
     tracing::info!(seconds = within.as_secs(), "draining");
     let handle = node.handle().clone();
-    let outcome = tokio::select! {
+    tokio::select! {
         _ = blocking(move || handle.drain(within)) => Ok(()),
         () = signals.stop() => Err(DaemonError::NotDrained),
+    }
+}
+
+/// Ends when the control thread does not answer any more. Tells systemd's watchdog as long as it does.
+async fn heartbeat(node: Arc<Node>) {
+    let watchdog = sd_notify::watchdog_enabled();
+    let mut beats = tokio::time::interval(watchdog.map_or(HEARTBEAT, |every| every / 2));
+    loop {
+        beats.tick().await;
+        let handle = node.handle().clone();
+        if !matches!(blocking(move || handle.status()).await, Ok(Ok(_))) {
+            return;
+        }
+        if watchdog.is_some() {
+            tell(&[NotifyState::Watchdog]);
+        }
+    }
+}
+
+/// The first line of an operator's log: what runs where.
+fn greet(node: &Node, admin: &std::path::Path) {
+    let handle = node.handle();
+    let (Ok(status), Ok(datapaths), Ok(listeners)) =
+        (handle.status(), handle.datapaths(), handle.listeners())
+    else {
+        return;
     };
-    drop(node);
-    tracing::info!("stopped");
-    outcome
+    for datapath in datapaths {
+        if let Ok(capabilities) = datapath.state {
+            tracing::info!(datapath = datapath.name, "{}", capabilities.detail);
+        }
+    }
+    for listener in listeners {
+        tracing::info!(path = %listener.path.display(), tenant = listener.policy.identity, "listening");
+    }
+    tracing::info!(
+        version = env!("CARGO_PKG_VERSION"),
+        node = status.name,
+        address = %status.control_address,
+        lanes = status.lanes.len(),
+        admin = %admin.display(),
+        "ready"
+    );
 }
 
 /// Waits for the control thread without holding up the others.
@@ -171,13 +257,12 @@ async fn blocking<R: Send + 'static>(
 }
 
 /// A reload by signal: its outcome goes to the log.
-async fn reload(node: &Arc<Node>) {
+async fn reload(node: Arc<Node>) {
     match NotifyState::monotonic_usec_now() {
         Ok(now) => tell(&[NotifyState::Reloading, now]),
         Err(_) => tell(&[NotifyState::Reloading]),
     }
-    let reloading = node.clone();
-    match blocking(move || reloading.reload()).await {
+    match blocking(move || node.reload()).await {
         Ok(Ok(report)) => report.log(),
         Ok(Err(error)) => tracing::error!(%error, "nothing reloaded"),
         Err(error) => tracing::error!(%error, "reload failed"),

@@ -2,10 +2,12 @@
 //!
 //! | module | subject |
 //! |---|---|
+//! | [`admin`] | the admin API: server and client |
 //! | [`config`] | one TOML file, read strictly |
 //! | [`datapaths`] | which technologies this node has |
 //! | [`daemon`] | from the command line to the exit code |
 //! | [`node`] | a running runtime with what it was configured from; reload |
+//! | [`metrics`] | a page for Prometheus |
 //! | [`logging`] | log lines to standard error |
 //!
 //! A library because `takt run` is the same daemon. Not for the data path: that is the runtime's alone,
@@ -13,10 +15,12 @@
 
 #![forbid(unsafe_code)]
 
+pub mod admin;
 pub mod config;
 pub mod daemon;
 pub mod datapaths;
 pub mod logging;
+pub mod metrics;
 pub mod node;
 mod outline;
 

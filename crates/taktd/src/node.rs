@@ -2,7 +2,8 @@
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use takt_runtime::control::{ListenError, Stopped};
 use takt_runtime::{Runtime, RuntimeHandle, StartError};
@@ -14,8 +15,9 @@ use crate::logging::LogLevel;
 /// A node in operation. Dropping it stops it at once.
 pub struct Node {
     handle: RuntimeHandle,
-    /// Stops the runtime when it is dropped.
-    _runtime: Runtime,
+    /// Stops when it is dropped.
+    runtime: Mutex<Option<Runtime>>,
+    started: Instant,
     /// The file named by the operator, if any.
     file: Option<PathBuf>,
     settings: Mutex<Settings>,
@@ -79,7 +81,8 @@ impl Node {
         let runtime = Runtime::start(settings.runtime.clone(), &datapaths, unavailable)?;
         Ok(Self {
             handle: runtime.handle().clone(),
-            _runtime: runtime,
+            runtime: Mutex::new(Some(runtime)),
+            started: Instant::now(),
             file,
             settings: Mutex::new(settings),
             log,
@@ -91,16 +94,26 @@ impl Node {
         &self.handle
     }
 
+    /// Time since the start.
+    pub fn since_start(&self) -> Duration {
+        self.started.elapsed()
+    }
+
+    /// Stops at once; [`RuntimeHandle::drain`] first for a clean exit. Every question is answered by
+    /// [`Stopped`] afterwards.
+    pub fn stop(&self) {
+        let mut runtime = self.runtime.lock().unwrap_or_else(PoisonError::into_inner);
+        drop(runtime.take());
+    }
+
     /// What the node runs with, as of the last reload.
     pub fn settings(&self) -> Settings {
         self.lock().clone()
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Settings> {
+    fn lock(&self) -> MutexGuard<'_, Settings> {
         // A reload that panicked has left whole settings: they are replaced by one assignment.
-        self.settings
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner)
+        self.settings.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Reads the configuration again and puts in force what can change while the node runs: listeners,

@@ -264,12 +264,12 @@ pub struct Xdp {
     /// Receive queues to serve; all of them where left out.
     #[serde(default)]
     pub queues: Option<Written<Queues>>,
-    /// Entries of each receive ring.
+    /// Frames that can wait to be received on each queue.
     #[serde(default = "xdp_defaults::rx_ring")]
     pub rx_ring: u32,
-    /// Chunks of 4 KiB for received frames, for each queue.
-    #[serde(default = "xdp_defaults::rx_frames")]
-    pub rx_frames: u32,
+    /// Lanes that can share a queue.
+    #[serde(default = "xdp_defaults::ports_per_queue")]
+    pub ports_per_queue: u16,
     /// Frames that a lane can have reserved or under way.
     #[serde(default = "xdp_defaults::tx_frames")]
     pub tx_frames: u32,
@@ -295,8 +295,8 @@ mod xdp_defaults {
         config().rx_ring
     }
 
-    pub fn rx_frames() -> u32 {
-        config().rx_frames
+    pub fn ports_per_queue() -> u16 {
+        config().ports_per_queue
     }
 
     pub fn tx_frames() -> u32 {

@@ -174,6 +174,17 @@ fn lane(lane: &file::Lane) -> LaneConfig {
     }
 }
 
+/// Checks a listener that does not come from a file.
+///
+/// # Errors
+/// The key at fault and what would be right.
+pub fn check_listener(listener: &file::Listener) -> Result<(), String> {
+    rules::listener(0, listener, &Document::new(Path::new(""), "")).map_err(|fault| {
+        let key = fault.key.trim_start_matches("listener[0].");
+        format!("{key}: {}", fault.problem)
+    })
+}
+
 /// A listener as the runtime takes it.
 pub fn listener(listener: &file::Listener) -> ListenerConfig {
     let ranges = |list: &[value::Written<value::Channels>]| {
@@ -215,7 +226,7 @@ fn xdp(xdp: &file::Xdp) -> XdpConfig {
             XdpZeroCopy::Never => ZeroCopy::Never,
         },
         rx_ring: xdp.rx_ring,
-        rx_frames: xdp.rx_frames,
+        ports_per_queue: xdp.ports_per_queue,
         tx_frames: xdp.tx_frames,
         peers: xdp.peers,
         checksum: xdp.checksum,

@@ -190,7 +190,8 @@ fn listeners(file: &File, document: &Document<'_>) -> Checked {
     Ok(())
 }
 
-fn listener(index: usize, listener: &Listener, document: &Document<'_>) -> Checked {
+/// Checks one listener.
+pub fn listener(index: usize, listener: &Listener, document: &Document<'_>) -> Checked {
     socket_path(&listener.path, way!["listener", index, "path"], document)?;
     name_for_people(
         &listener.identity,
@@ -331,13 +332,21 @@ fn xdp(xdp: &Xdp, document: &Document<'_>) -> Checked {
         );
     }
     let counts = [
-        ("rx_frames", xdp.rx_frames),
-        ("tx_frames", xdp.tx_frames),
-        ("peers", u32::from(xdp.peers)),
+        (
+            "ports_per_queue",
+            u32::from(xdp.ports_per_queue),
+            MAX_LANES as u32,
+        ),
+        ("tx_frames", xdp.tx_frames, 1 << 16),
+        ("peers", u32::from(xdp.peers), u16::MAX.into()),
     ];
-    for (key, value) in counts {
-        if !(1..=1 << 16).contains(&value) {
-            return fault(document, way!["datapath", "xdp", key], "write 1 to 65536");
+    for (key, value, most) in counts {
+        if !(1..=most).contains(&value) {
+            return fault(
+                document,
+                way!["datapath", "xdp", key],
+                format!("write 1 to {most}"),
+            );
         }
     }
     Ok(())

@@ -185,7 +185,7 @@ fn every_key_is_read() {
         zero_copy = "required"
         queues = "1-2"
         rx_ring = 512
-        rx_frames = 1000
+        ports_per_queue = 2
         tx_frames = 100
         peers = 12
         checksum = false
@@ -264,8 +264,8 @@ fn every_key_is_read() {
         (ZeroCopy::Required, Some(1..3))
     );
     assert_eq!(
-        (xdp.rx_ring, xdp.rx_frames, xdp.tx_frames),
-        (512, 1000, 100)
+        (xdp.rx_ring, xdp.ports_per_queue, xdp.tx_frames),
+        (512, 2, 100)
     );
     assert_eq!((xdp.peers, xdp.checksum), (12, false));
     assert_eq!(

@@ -1,0 +1,70 @@
+//! Asks a node by its admin socket.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use tonic::transport::{Channel, Endpoint};
+
+use super::LONGEST_ANSWER;
+use super::proto::admin_client::AdminClient;
+
+/// A connection to a node.
+pub type Client = AdminClient<Channel>;
+
+/// Why a node cannot be asked.
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectError {
+    /// Nobody listens.
+    #[error(
+        "no daemon answers on {path} ({source}): start one with `takt run` or `systemctl start taktd`, or name its socket with --socket"
+    )]
+    NoDaemon {
+        /// The socket.
+        path: PathBuf,
+        /// The kernel's answer.
+        source: io::Error,
+    },
+    /// The socket's mode keeps us out.
+    #[error(
+        "may not open {path} ({source}): run as root, or as a user that `admin.mode` of the configuration lets in"
+    )]
+    Permission {
+        /// The socket.
+        path: PathBuf,
+        /// The kernel's answer.
+        source: io::Error,
+    },
+    /// What listens there does not speak the admin API.
+    #[error("cannot talk to {path}: {source}; is it the admin socket of a daemon?")]
+    Transport {
+        /// The socket.
+        path: PathBuf,
+        /// The transport's answer.
+        source: tonic::transport::Error,
+    },
+}
+
+/// Connects to the node whose admin socket is `path`.
+///
+/// # Errors
+/// [`ConnectError`].
+pub async fn connect(path: &Path) -> Result<Client, ConnectError> {
+    // The transport hides the kernel's answer: ask for it first.
+    if let Err(source) = tokio::net::UnixStream::connect(path).await {
+        let path = path.to_owned();
+        return Err(match source.kind() {
+            io::ErrorKind::PermissionDenied => ConnectError::Permission { path, source },
+            _ => ConnectError::NoDaemon { path, source },
+        });
+    }
+    let failed = |source| ConnectError::Transport {
+        path: path.to_owned(),
+        source,
+    };
+    let channel = Endpoint::from_shared(format!("unix://{}", path.display()))
+        .map_err(failed)?
+        .connect()
+        .await
+        .map_err(failed)?;
+    Ok(Client::new(channel).max_decoding_message_size(LONGEST_ANSWER))
+}

@@ -1,0 +1,216 @@
+//! The runtime's snapshots as messages of the admin API.
+
+use takt_runtime::counters::{ChannelReading, LaneReading, PortReading, SessionReading};
+use takt_runtime::peering::{PeerState, PeeringCounters};
+use takt_runtime::status::{
+    ChannelStatus, DatapathStatus, LaneStatus, NodeStatus, PeerStatus, PortStatus, SessionStatus,
+    StreamStatus,
+};
+use takt_session::{Acceleration, ResourceUse, TimeSensitivity};
+
+use super::proto;
+
+macro_rules! same_fields {
+    ($reading:ty => $message:ident { $($field:ident),* $(,)? }) => {
+        impl From<$reading> for proto::$message {
+            fn from(reading: $reading) -> Self {
+                Self { $($field: reading.$field),* }
+            }
+        }
+    };
+}
+
+same_fields!(LaneReading => LaneCounters {
+    polls, busy_polls, busy_nanos, parks, rx_malformed, rx_unknown_sender, rx_forwarded, rx_misdirected,
+    rx_no_sink, rx_duplicate, reassembly_refused, reassembly_expired, tx_datagrams,
+});
+same_fields!(PortReading => PortCounters {
+    tx_datagrams, tx_bytes, tx_errors, rx_datagrams, rx_bytes, rx_dropped, rx_invalid,
+});
+same_fields!(ChannelReading => ChannelCounters {
+    emitted, emitted_bytes, no_sink, sent, unreachable, received, received_bytes, lost, late, delivered,
+    dropped_full, dropped_memory,
+});
+same_fields!(SessionReading => SessionCounters {
+    emitted, emitted_bytes, delivered, dropped_full, dropped_memory, lost, throttled,
+});
+same_fields!(PeeringCounters => PeeringCounters { strangers, malformed, version, too_many });
+
+impl From<NodeStatus> for proto::Node {
+    fn from(status: NodeStatus) -> Self {
+        Self {
+            name: status.name,
+            version: env!("CARGO_PKG_VERSION").into(),
+            incarnation: status.incarnation,
+            address: status.control_address.to_string(),
+            uptime_seconds: status.uptime_seconds,
+            draining: status.draining,
+            lanes: status.lanes.into_iter().map(Into::into).collect(),
+            peering: Some(status.peering.into()),
+        }
+    }
+}
+
+impl From<LaneStatus> for proto::Lane {
+    fn from(status: LaneStatus) -> Self {
+        Self {
+            lane: status.lane as u32,
+            sessions: status.sessions as u32,
+            counters: Some(status.counters.into()),
+            ports: status.ports.into_iter().map(Into::into).collect(),
+        }
+    }
+}
+
+impl From<PortStatus> for proto::Port {
+    fn from(status: PortStatus) -> Self {
+        Self {
+            datapath: status.datapath.into(),
+            local: status.local.to_string(),
+            counters: Some(status.counters.into()),
+        }
+    }
+}
+
+impl From<SessionStatus> for proto::Session {
+    fn from(status: SessionStatus) -> Self {
+        Self {
+            session: status.session,
+            name: status.name,
+            identity: status.identity,
+            pid: status.pid,
+            uid: status.uid,
+            lane: status.lane as u32,
+            arena_bytes: status.arena_bytes as u64,
+            streams: status.streams.into_iter().map(Into::into).collect(),
+            counters: Some(status.counters.into()),
+        }
+    }
+}
+
+impl From<StreamStatus> for proto::Stream {
+    fn from(status: StreamStatus) -> Self {
+        let acceleration = match status.qos.acceleration {
+            Acceleration::Slow => proto::Acceleration::Slow,
+            Acceleration::Fast => proto::Acceleration::Fast,
+        };
+        let resource_use = match status.qos.resource_use {
+            ResourceUse::Frugal => proto::ResourceUse::Frugal,
+            ResourceUse::Unlimited => proto::ResourceUse::Unlimited,
+        };
+        Self {
+            stream: status.stream,
+            acceleration: acceleration.into(),
+            resource_use: resource_use.into(),
+            traffic_class: match status.qos.time_sensitivity {
+                TimeSensitivity::BestEffort => None,
+                TimeSensitivity::TimeSensitive(class) => Some(class.number().into()),
+            },
+            datapath: status.datapath,
+            warning: status.warning,
+            sources: status.sources,
+            sinks: status.sinks,
+        }
+    }
+}
+
+impl From<ChannelStatus> for proto::Channel {
+    fn from(status: ChannelStatus) -> Self {
+        Self {
+            channel: status.channel,
+            sources: status.sources as u32,
+            sinks: status.sinks as u32,
+            peers: status.peers.iter().map(ToString::to_string).collect(),
+            counters: Some(status.counters.into()),
+        }
+    }
+}
+
+impl From<PeerStatus> for proto::Peer {
+    fn from(status: PeerStatus) -> Self {
+        let state = match status.state {
+            PeerState::Trying => proto::PeerState::Trying,
+            PeerState::Up => proto::PeerState::Up,
+            PeerState::Down => proto::PeerState::Down,
+        };
+        Self {
+            address: status.address.to_string(),
+            name: status.name,
+            state: state.into(),
+            silent_ms: status
+                .silent
+                .map(|silent| u64::try_from(silent.as_millis()).unwrap_or(u64::MAX)),
+            incarnation: status.incarnation,
+            subscriptions: status.subscriptions as u32,
+            configured: status.configured,
+            attempts: status.attempts,
+        }
+    }
+}
+
+impl From<DatapathStatus> for proto::Datapath {
+    fn from(status: DatapathStatus) -> Self {
+        match status.state {
+            Ok(capabilities) => Self {
+                name: status.name,
+                available: true,
+                reason: String::new(),
+                accelerated: capabilities.accelerated,
+                needs_polling: capabilities.needs_polling,
+                hardware_launch_time: capabilities.hardware_launch_time,
+                zero_copy: capabilities.zero_copy,
+                detail: capabilities.detail,
+            },
+            Err(reason) => Self {
+                name: status.name,
+                reason,
+                ..Self::default()
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_counter_of_the_runtime_is_missing_from_the_contract() {
+        let cases = [
+            (
+                LaneReading::default().fields(),
+                format!("{:?}", proto::LaneCounters::default()),
+            ),
+            (
+                PortReading::default().fields(),
+                format!("{:?}", proto::PortCounters::default()),
+            ),
+            (
+                ChannelReading::default().fields(),
+                format!("{:?}", proto::ChannelCounters::default()),
+            ),
+            (
+                SessionReading::default().fields(),
+                format!("{:?}", proto::SessionCounters::default()),
+            ),
+        ];
+        for (fields, message) in cases {
+            for (name, _) in fields {
+                assert!(
+                    message.contains(&format!(" {name}: ")),
+                    "{name} in {message}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn a_missing_datapath_tells_why() {
+        let message = proto::Datapath::from(DatapathStatus {
+            name: "xdp".into(),
+            state: Err("missing privilege: CAP_BPF".into()),
+        });
+        assert!(!message.available);
+        assert!(message.reason.contains("CAP_BPF"));
+    }
+}

@@ -1,0 +1,65 @@
+//! How messages of the admin API look as JSON: enums by name, identifiers that are no numbers in hexadecimal.
+
+use serde::Serializer;
+
+use super::proto::{Acceleration, PeerState, ResourceUse};
+
+/// `up`, `down`, `trying`.
+pub fn state_name(state: i32) -> &'static str {
+    match PeerState::try_from(state) {
+        Ok(PeerState::Trying) => "trying",
+        Ok(PeerState::Up) => "up",
+        Ok(PeerState::Down) => "down",
+        Ok(PeerState::Unspecified) | Err(_) => "unknown",
+    }
+}
+
+/// `slow`, `fast`.
+pub fn acceleration_name(acceleration: i32) -> &'static str {
+    match Acceleration::try_from(acceleration) {
+        Ok(Acceleration::Slow) => "slow",
+        Ok(Acceleration::Fast) => "fast",
+        Ok(Acceleration::Unspecified) | Err(_) => "unknown",
+    }
+}
+
+/// `frugal`, `unlimited`.
+pub fn resource_use_name(resource_use: i32) -> &'static str {
+    match ResourceUse::try_from(resource_use) {
+        Ok(ResourceUse::Frugal) => "frugal",
+        Ok(ResourceUse::Unlimited) => "unlimited",
+        Ok(ResourceUse::Unspecified) | Err(_) => "unknown",
+    }
+}
+
+/// Serialises [`PeerState`].
+///
+/// # Errors
+/// The serialiser's.
+pub fn peer_state<S: Serializer>(state: &i32, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(state_name(*state))
+}
+
+/// Serialises [`Acceleration`].
+///
+/// # Errors
+/// The serialiser's.
+pub fn acceleration<S: Serializer>(value: &i32, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(acceleration_name(*value))
+}
+
+/// Serialises [`ResourceUse`].
+///
+/// # Errors
+/// The serialiser's.
+pub fn resource_use<S: Serializer>(value: &i32, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(resource_use_name(*value))
+}
+
+/// Serialises an identifier that uses all 64 bits: most readers of JSON would round it.
+///
+/// # Errors
+/// The serialiser's.
+pub fn hexadecimal<S: Serializer>(value: &u64, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(&format_args!("{value:016x}"))
+}

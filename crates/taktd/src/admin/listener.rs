@@ -1,0 +1,190 @@
+//! Listeners as the admin API writes them, checked by the rules of the configuration.
+
+use std::path::{Path, PathBuf};
+
+use takt_runtime::config::ListenerConfig;
+use takt_runtime::status::ListenerStatus;
+
+use super::proto;
+use crate::config::file;
+use crate::config::value::{Bytes, Channels, FileMode, Written};
+use crate::config::{check_listener, listener};
+
+/// What to set.
+///
+/// # Errors
+/// The field at fault and what would be right.
+pub fn from_message(
+    message: proto::Listener,
+    admin_socket: &Path,
+) -> Result<ListenerConfig, String> {
+    let defaults = file::Listener::default();
+    if message.mode > 0o777 {
+        return Err(format!(
+            "mode = 0{:o}: no permission bits, write at most 0777 (octal)",
+            message.mode
+        ));
+    }
+    if Path::new(&message.path) == admin_socket {
+        return Err(format!(
+            "path = {}: this is the admin socket, choose another",
+            message.path
+        ));
+    }
+    if message.classes.is_empty() {
+        return Err("classes is empty: allow at least class 0, best effort".into());
+    }
+    let written = file::Listener {
+        path: PathBuf::from(message.path),
+        mode: match message.mode {
+            0 => defaults.mode,
+            mode => Written(FileMode(mode)),
+        },
+        identity: message.identity,
+        uids: message.uids,
+        write: ranges(message.write, "write")?,
+        read: ranges(message.read, "read")?,
+        // What does not fit is no class either way.
+        classes: message
+            .classes
+            .iter()
+            .map(|class| u8::try_from(*class).unwrap_or(u8::MAX))
+            .collect(),
+        messages_per_second: message.messages_per_second,
+        bytes_per_second: Written(Bytes(message.bytes_per_second)),
+        memory: match message.memory_bytes {
+            0 => defaults.memory,
+            bytes => Written(Bytes(bytes)),
+        },
+        sessions: or(message.sessions, defaults.sessions),
+        endpoints: or(message.endpoints, defaults.endpoints),
+    };
+    check_listener(&written)?;
+    Ok(listener(&written))
+}
+
+fn or(value: u32, default: usize) -> usize {
+    if value == 0 { default } else { value as usize }
+}
+
+fn ranges(
+    messages: Vec<proto::ChannelRange>,
+    field: &str,
+) -> Result<Vec<Written<Channels>>, String> {
+    messages
+        .into_iter()
+        .map(|range| {
+            if range.first > range.last {
+                return Err(format!(
+                    "{field} = {}-{}: the first channel is behind the last",
+                    range.first, range.last
+                ));
+            }
+            Ok(Written(Channels(range.first..=range.last)))
+        })
+        .collect()
+}
+
+/// A listener as it is.
+pub fn to_message(status: ListenerStatus) -> proto::ListenerStatus {
+    let policy = status.policy;
+    let ranges = |ranges: Vec<std::ops::RangeInclusive<u64>>| {
+        ranges
+            .into_iter()
+            .map(|range| proto::ChannelRange {
+                first: *range.start(),
+                last: *range.end(),
+            })
+            .collect()
+    };
+    proto::ListenerStatus {
+        listener: Some(proto::Listener {
+            path: status.path.to_string_lossy().into_owned(),
+            mode: status.mode,
+            identity: policy.identity,
+            uids: policy.uids,
+            write: ranges(policy.write),
+            read: ranges(policy.read),
+            classes: (0..8)
+                .filter(|class| policy.classes & (1 << class) != 0)
+                .collect(),
+            messages_per_second: policy.messages_per_second,
+            bytes_per_second: policy.bytes_per_second,
+            memory_bytes: policy.memory as u64,
+            sessions: policy.sessions as u32,
+            endpoints: policy.endpoints as u32,
+        }),
+        sessions: status.sessions as u32,
+        refused: status.refused,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use takt_runtime::policy::Policy;
+
+    fn message() -> proto::Listener {
+        proto::Listener {
+            path: "/run/takt/press.sock".into(),
+            identity: "press".into(),
+            write: vec![proto::ChannelRange { first: 1, last: 9 }],
+            classes: vec![0, 3],
+            ..proto::Listener::default()
+        }
+    }
+
+    fn refusal(change: impl FnOnce(&mut proto::Listener)) -> String {
+        let mut message = message();
+        change(&mut message);
+        from_message(message, Path::new("/run/takt/admin.sock")).expect_err("refused")
+    }
+
+    #[test]
+    fn zero_is_the_default_and_empty_is_nothing() {
+        let config = from_message(message(), Path::new("/run/takt/admin.sock")).expect("good");
+        assert_eq!(config.mode, 0o660);
+        assert_eq!(
+            config.policy,
+            Policy {
+                identity: "press".into(),
+                write: vec![1..=9],
+                read: Vec::new(),
+                classes: 0b1001,
+                ..Policy::default()
+            }
+        );
+    }
+
+    #[test]
+    fn a_listener_survives_the_way_to_the_message_and_back() {
+        let mut config = from_message(message(), Path::new("/x")).expect("good");
+        config.mode = 0o600;
+        config.policy.uids = vec![7];
+        config.policy.memory = 64 << 20;
+        let status = ListenerStatus {
+            path: config.path.clone(),
+            mode: config.mode,
+            policy: config.policy.clone(),
+            sessions: 2,
+            refused: 3,
+        };
+        let message = to_message(status);
+        assert_eq!((message.sessions, message.refused), (2, 3));
+        let back = from_message(message.listener.expect("set"), Path::new("/x")).expect("good");
+        assert_eq!(back, config);
+    }
+
+    #[test]
+    fn a_fault_names_the_field_and_what_would_be_right() {
+        assert!(refusal(|l| l.path = "a.sock".into()).contains("path"));
+        assert!(refusal(|l| l.path = "/run/takt/admin.sock".into()).contains("admin socket"));
+        assert!(refusal(|l| l.mode = 0o1777).contains("mode = 01777"));
+        assert!(refusal(|l| l.identity = String::new()).contains("identity"));
+        assert!(refusal(|l| l.classes = Vec::new()).contains("at least class 0"));
+        assert!(refusal(|l| l.classes = vec![300]).contains("0 to 7"));
+        assert!(refusal(|l| l.memory_bytes = 5).contains("24 MiB"));
+        assert!(refusal(|l| l.write[0].first = 10).contains("write = 10-9"));
+        assert!(refusal(|l| l.sessions = u32::MAX).contains("sessions"));
+    }
+}

@@ -1,0 +1,26 @@
+//! The admin API: gRPC over a Unix socket, as `proto/takt/admin/v1/admin.proto` defines it.
+//!
+//! [`server`] answers, [`client`] asks, [`convert`](self) turns the runtime's snapshots into messages. Every call
+//! is answered from a snapshot that the runtime's control thread takes; lanes never notice.
+
+pub mod client;
+mod convert;
+pub mod json;
+mod listener;
+pub mod server;
+mod socket;
+mod watch;
+
+pub use socket::SocketError;
+
+/// The messages, clients and servers generated from the contract.
+#[allow(
+    missing_docs,
+    reason = "generated; the comments of the contract are kept"
+)]
+pub mod proto {
+    tonic::include_proto!("takt.admin.v1");
+}
+
+/// Most bytes of an answer that a client accepts.
+pub const LONGEST_ANSWER: usize = 64 << 20;

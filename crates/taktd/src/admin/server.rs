@@ -1,0 +1,300 @@
+//! Answers the admin API.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use takt_runtime::RuntimeHandle;
+use takt_runtime::control::Stopped;
+use tokio::sync::{mpsc, watch};
+use tokio_stream::wrappers::{ReceiverStream, UnixListenerStream};
+use tonic::{Request, Response, Status};
+
+use super::proto::admin_server::{Admin, AdminServer};
+use super::proto::{
+    AddPeerRequest, AddPeerResponse, EndSessionRequest, EndSessionResponse, GetStatusRequest,
+    GetStatusResponse, ListChannelsRequest, ListChannelsResponse, ListDatapathsRequest,
+    ListDatapathsResponse, ListListenersRequest, ListListenersResponse, ListPeersRequest,
+    ListPeersResponse, ListSessionsRequest, ListSessionsResponse, ReloadRequest, ReloadResponse,
+    RemoveListenerRequest, RemoveListenerResponse, RemovePeerRequest, RemovePeerResponse,
+    SetListenerRequest, SetListenerResponse, WatchRequest, WatchResponse,
+};
+use super::socket::{self, SocketError};
+use super::{listener, watch as pictures};
+use crate::config::value::PeerAddress;
+use crate::node::{Node, ReloadError};
+
+/// Periods of `Watch`, milliseconds.
+const PERIODS: std::ops::RangeInclusive<u32> = 100..=60_000;
+/// What `Watch` takes for 0.
+const USUAL_PERIOD: u32 = 1000;
+
+/// The node is stopping, or the runtime has ended.
+pub(super) fn unavailable() -> Status {
+    Status::unavailable("the node is stopping")
+}
+
+/// A bound admin socket that is not yet served.
+pub struct AdminApi {
+    socket: socket::AdminSocket,
+}
+
+impl AdminApi {
+    /// Opens the socket at `path` with these permission bits.
+    ///
+    /// # Errors
+    /// [`SocketError`].
+    pub fn bind(path: &Path, mode: u32) -> Result<Self, SocketError> {
+        Ok(Self {
+            socket: socket::open(path, mode)?,
+        })
+    }
+
+    /// Serves until `stop` is true and the calls under way are answered.
+    ///
+    /// # Errors
+    /// The transport's.
+    pub async fn serve(
+        self,
+        node: Arc<Node>,
+        mut stop: watch::Receiver<bool>,
+    ) -> Result<(), tonic::transport::Error> {
+        let service = Service {
+            admin_socket: node.settings().admin.0,
+            node,
+            stop: stop.clone(),
+        };
+        let socket::AdminSocket { listener, path } = self.socket;
+        let result = tonic::transport::Server::builder()
+            .add_service(AdminServer::new(service))
+            .serve_with_incoming_shutdown(UnixListenerStream::new(listener), async move {
+                // An error: nobody is left to say stop, which is as good.
+                let _ = stop.wait_for(|stop| *stop).await;
+            })
+            .await;
+        drop(path);
+        result
+    }
+}
+
+struct Service {
+    node: Arc<Node>,
+    admin_socket: PathBuf,
+    stop: watch::Receiver<bool>,
+}
+
+impl Service {
+    /// Asks the control thread without holding up other calls.
+    async fn ask<R: Send + 'static>(
+        &self,
+        job: impl FnOnce(&RuntimeHandle) -> Result<R, Stopped> + Send + 'static,
+    ) -> Result<R, Status> {
+        let handle = self.node.handle().clone();
+        match tokio::task::spawn_blocking(move || job(&handle)).await {
+            Ok(Ok(answer)) => Ok(answer),
+            _ => Err(unavailable()),
+        }
+    }
+}
+
+fn messages<T, M: From<T>>(list: Vec<T>) -> Vec<M> {
+    list.into_iter().map(M::from).collect()
+}
+
+fn peer(address: &str) -> Result<std::net::SocketAddr, Status> {
+    address
+        .parse::<PeerAddress>()
+        .map(|address| address.0)
+        .map_err(|fault| Status::invalid_argument(format!("address: {fault}")))
+}
+
+#[tonic::async_trait]
+impl Admin for Service {
+    async fn get_status(
+        &self,
+        _: Request<GetStatusRequest>,
+    ) -> Result<Response<GetStatusResponse>, Status> {
+        let node = Some(self.ask(RuntimeHandle::status).await?.into());
+        Ok(Response::new(GetStatusResponse { node }))
+    }
+
+    async fn list_sessions(
+        &self,
+        request: Request<ListSessionsRequest>,
+    ) -> Result<Response<ListSessionsResponse>, Status> {
+        let identity = request.into_inner().identity;
+        let mut sessions = self.ask(RuntimeHandle::sessions).await?;
+        sessions.retain(|session| identity.is_empty() || session.identity == identity);
+        Ok(Response::new(ListSessionsResponse {
+            sessions: messages(sessions),
+        }))
+    }
+
+    async fn end_session(
+        &self,
+        request: Request<EndSessionRequest>,
+    ) -> Result<Response<EndSessionResponse>, Status> {
+        let EndSessionRequest {
+            session,
+            mut reason,
+        } = request.into_inner();
+        if reason.is_empty() {
+            reason = "ended by the operator".into();
+        }
+        tracing::info!(session, reason, "admin: session to be ended");
+        let ended = self
+            .ask(move |handle| handle.end_session(session, reason))
+            .await?;
+        Ok(Response::new(EndSessionResponse { ended }))
+    }
+
+    async fn list_channels(
+        &self,
+        request: Request<ListChannelsRequest>,
+    ) -> Result<Response<ListChannelsResponse>, Status> {
+        let ListChannelsRequest { first, limit } = request.into_inner();
+        let mut channels = self.ask(RuntimeHandle::channels).await?;
+        channels.retain(|channel| channel.channel >= first);
+        if limit != 0 {
+            channels.truncate(limit as usize);
+        }
+        Ok(Response::new(ListChannelsResponse {
+            channels: messages(channels),
+        }))
+    }
+
+    async fn list_peers(
+        &self,
+        _: Request<ListPeersRequest>,
+    ) -> Result<Response<ListPeersResponse>, Status> {
+        let peers = messages(self.ask(RuntimeHandle::peers).await?);
+        Ok(Response::new(ListPeersResponse { peers }))
+    }
+
+    async fn add_peer(
+        &self,
+        request: Request<AddPeerRequest>,
+    ) -> Result<Response<AddPeerResponse>, Status> {
+        let address = peer(&request.into_inner().address)?;
+        let own = self.ask(RuntimeHandle::status).await?.control_address;
+        if address.is_ipv4() != own.is_ipv4() {
+            return Err(Status::invalid_argument(format!(
+                "address: {address} is of another address family than this node's {own}"
+            )));
+        }
+        let added = self.ask(move |handle| handle.add_peer(address)).await?;
+        if added {
+            tracing::info!(%address, "admin: peer added");
+        }
+        Ok(Response::new(AddPeerResponse { added }))
+    }
+
+    async fn remove_peer(
+        &self,
+        request: Request<RemovePeerRequest>,
+    ) -> Result<Response<RemovePeerResponse>, Status> {
+        let address = peer(&request.into_inner().address)?;
+        let removed = self.ask(move |handle| handle.remove_peer(address)).await?;
+        if removed {
+            tracing::info!(%address, "admin: peer removed");
+        }
+        Ok(Response::new(RemovePeerResponse { removed }))
+    }
+
+    async fn list_datapaths(
+        &self,
+        _: Request<ListDatapathsRequest>,
+    ) -> Result<Response<ListDatapathsResponse>, Status> {
+        let datapaths = messages(self.ask(RuntimeHandle::datapaths).await?);
+        Ok(Response::new(ListDatapathsResponse { datapaths }))
+    }
+
+    async fn list_listeners(
+        &self,
+        _: Request<ListListenersRequest>,
+    ) -> Result<Response<ListListenersResponse>, Status> {
+        let mut there = self.ask(RuntimeHandle::listeners).await?;
+        there.sort_by(|a, b| a.path.cmp(&b.path));
+        let listeners = there.into_iter().map(listener::to_message).collect();
+        Ok(Response::new(ListListenersResponse { listeners }))
+    }
+
+    async fn set_listener(
+        &self,
+        request: Request<SetListenerRequest>,
+    ) -> Result<Response<SetListenerResponse>, Status> {
+        let message = request
+            .into_inner()
+            .listener
+            .ok_or_else(|| Status::invalid_argument("listener is missing: say what to set"))?;
+        let config = listener::from_message(message, &self.admin_socket)
+            .map_err(Status::invalid_argument)?;
+        let path = config.path.clone();
+        let identity = config.policy.identity.clone();
+        self.ask(move |handle| handle.set_listener(config))
+            .await?
+            .map_err(|error| Status::failed_precondition(error.to_string()))?;
+        tracing::info!(path = %path.display(), identity, "admin: listener set");
+        Ok(Response::new(SetListenerResponse {}))
+    }
+
+    async fn remove_listener(
+        &self,
+        request: Request<RemoveListenerRequest>,
+    ) -> Result<Response<RemoveListenerResponse>, Status> {
+        let path = PathBuf::from(request.into_inner().path);
+        let removing = path.clone();
+        let removed = self
+            .ask(move |handle| handle.remove_listener(removing))
+            .await?;
+        if removed {
+            tracing::info!(path = %path.display(), "admin: listener removed");
+        }
+        Ok(Response::new(RemoveListenerResponse { removed }))
+    }
+
+    async fn reload(&self, _: Request<ReloadRequest>) -> Result<Response<ReloadResponse>, Status> {
+        let node = self.node.clone();
+        let report = match tokio::task::spawn_blocking(move || node.reload()).await {
+            Ok(Ok(report)) => report,
+            Ok(Err(ReloadError::Config(fault))) => {
+                tracing::error!(error = %fault, "nothing reloaded");
+                return Err(Status::failed_precondition(fault.to_string()));
+            }
+            Ok(Err(ReloadError::Stopped(_))) | Err(_) => return Err(unavailable()),
+        };
+        report.log();
+        Ok(Response::new(ReloadResponse {
+            changed: report.changed,
+            needs_restart: report.needs_restart,
+            failed: report.failed,
+        }))
+    }
+
+    type WatchStream = ReceiverStream<Result<WatchResponse, Status>>;
+
+    async fn watch(
+        &self,
+        request: Request<WatchRequest>,
+    ) -> Result<Response<Self::WatchStream>, Status> {
+        let period = match request.into_inner().period_ms {
+            0 => USUAL_PERIOD,
+            period => period,
+        };
+        if !PERIODS.contains(&period) {
+            return Err(Status::invalid_argument(format!(
+                "period_ms = {period}: write {} to {}, or 0 for {USUAL_PERIOD}",
+                PERIODS.start(),
+                PERIODS.end()
+            )));
+        }
+        let (sender, receiver) = mpsc::channel(1);
+        tokio::spawn(pictures::send(
+            self.node.clone(),
+            Duration::from_millis(period.into()),
+            self.stop.clone(),
+            sender,
+        ));
+        Ok(Response::new(ReceiverStream::new(receiver)))
+    }
+}

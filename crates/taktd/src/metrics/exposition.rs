@@ -1,0 +1,392 @@
+//! The page of metrics, in the OpenMetrics text format.
+//!
+//! Names follow the counters of the runtime: `takt_<subject>_<counter>_total`, with the subject's identity as
+//! labels. `docs/how-to/operate.md` lists what to watch.
+
+use std::fmt;
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::registry::Registry;
+use takt_runtime::RuntimeHandle;
+use takt_runtime::control::Stopped;
+use takt_runtime::peering::PeerState;
+use takt_runtime::status::{
+    ChannelStatus, DatapathStatus, ListenerStatus, NodeStatus, PeerStatus, TenantStatus,
+};
+
+/// The type of the page.
+pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// Most channels on the page: tenants choose their numbers, and a page of millions would help nobody.
+const MOST_CHANNELS: usize = 4096;
+
+/// Writes the page.
+///
+/// # Errors
+/// [`Stopped`].
+pub fn page(handle: &RuntimeHandle) -> Result<String, Stopped> {
+    let snapshot = Snapshot {
+        node: handle.status()?,
+        tenants: handle.tenants()?,
+        channels: handle.channels()?,
+        peers: handle.peers()?,
+        listeners: handle.listeners()?,
+        datapaths: handle.datapaths()?,
+    };
+    let mut registry = Registry::with_prefix("takt");
+    registry.register_collector(Box::new(snapshot));
+    let mut page = String::new();
+    // Writing into a string cannot fail.
+    let _ = prometheus_client::encoding::text::encode(&mut page, &registry);
+    Ok(page)
+}
+
+#[derive(Debug)]
+struct Snapshot {
+    node: NodeStatus,
+    tenants: Vec<TenantStatus>,
+    channels: Vec<ChannelStatus>,
+    peers: Vec<PeerStatus>,
+    listeners: Vec<ListenerStatus>,
+    datapaths: Vec<DatapathStatus>,
+}
+
+/// Labels of one thing.
+type Labels = Vec<(&'static str, String)>;
+
+impl Collector for Snapshot {
+    fn encode(&self, mut encoder: DescriptorEncoder) -> fmt::Result {
+        let out = &mut encoder;
+        self.of_node(out)?;
+        self.of_lanes(out)?;
+        self.of_tenants(out)?;
+        self.of_channels(out)?;
+        self.of_peers(out)?;
+        let listeners: Vec<_> = self
+            .listeners
+            .iter()
+            .map(|l| {
+                let labels = vec![
+                    ("path", l.path.to_string_lossy().into_owned()),
+                    ("tenant", l.policy.identity.clone()),
+                ];
+                (labels, vec![("refused", l.refused)])
+            })
+            .collect();
+        counters(out, "listener", &listeners)?;
+        let datapaths: Vec<_> = self
+            .datapaths
+            .iter()
+            .map(|d| {
+                let labels = vec![("datapath", d.name.clone())];
+                (labels, f64::from(u8::from(d.state.is_ok())))
+            })
+            .collect();
+        gauge(
+            out,
+            "datapath_available",
+            "Whether streams can get the datapath",
+            &datapaths,
+        )
+    }
+}
+
+impl Snapshot {
+    fn of_node(&self, out: &mut DescriptorEncoder) -> fmt::Result {
+        let node = &self.node;
+        let labels: Labels = vec![
+            ("name", node.name.clone()),
+            ("version", env!("CARGO_PKG_VERSION").into()),
+        ];
+        out.encode_descriptor("node", "The node", None, MetricType::Info)?
+            .encode_info(&labels)?;
+        let single = |value: f64| [(Labels::new(), value)];
+        gauge(
+            out,
+            "uptime_seconds",
+            "Time since the start of the node",
+            &single(node.uptime_seconds as f64),
+        )?;
+        gauge(
+            out,
+            "draining",
+            "Whether the node is about to stop",
+            &single(f64::from(u8::from(node.draining))),
+        )?;
+        let refused = &node.peering;
+        let reasons: Vec<_> = [
+            ("stranger", refused.strangers),
+            ("malformed", refused.malformed),
+            ("version", refused.version),
+            ("too_many", refused.too_many),
+        ]
+        .map(|(reason, count)| {
+            (
+                vec![("reason", reason.to_owned())],
+                vec![("refused", count)],
+            )
+        })
+        .into();
+        counters(out, "peering", &reasons)
+    }
+
+    fn of_lanes(&self, out: &mut DescriptorEncoder) -> fmt::Result {
+        let lane_labels = |lane: usize| vec![("lane", lane.to_string())];
+        let lanes = &self.node.lanes;
+        let readings: Vec<_> = lanes
+            .iter()
+            .map(|l| {
+                let fields = l.counters.fields();
+                let fields = fields
+                    .into_iter()
+                    .filter(|(name, _)| *name != "busy_nanos")
+                    .collect();
+                (lane_labels(l.lane), fields)
+            })
+            .collect();
+        counters(out, "lane", &readings)?;
+        let mut busy = out.encode_descriptor(
+            "lane_busy_seconds",
+            "Time spent in rounds that found work",
+            None,
+            MetricType::Counter,
+        )?;
+        for lane in lanes {
+            busy.encode_family(&lane_labels(lane.lane))?
+                .encode_counter::<NoLabelSet, _, f64>(
+                    &(lane.counters.busy_nanos as f64 / 1e9),
+                    None,
+                )?;
+        }
+        let sessions: Vec<_> = lanes
+            .iter()
+            .map(|l| (lane_labels(l.lane), l.sessions as f64))
+            .collect();
+        gauge(out, "lane_sessions", "Sessions on the lane", &sessions)?;
+        let ports: Vec<_> = lanes
+            .iter()
+            .flat_map(|l| l.ports.iter().map(move |p| (l.lane, p)))
+            .map(|(lane, port)| {
+                let mut labels = lane_labels(lane);
+                labels.push(("datapath", port.datapath.to_owned()));
+                labels.push(("local", port.local.to_string()));
+                (labels, port.counters.fields())
+            })
+            .collect();
+        counters(out, "port", &ports)
+    }
+
+    fn of_tenants(&self, out: &mut DescriptorEncoder) -> fmt::Result {
+        let labels = |t: &TenantStatus| vec![("tenant", t.identity.clone())];
+        let sessions: Vec<_> = self
+            .tenants
+            .iter()
+            .map(|t| (labels(t), t.sessions as f64))
+            .collect();
+        gauge(out, "tenant_sessions", "Sessions of the tenant", &sessions)?;
+        let readings: Vec<_> = self
+            .tenants
+            .iter()
+            .map(|t| {
+                let mut fields = t.counters.fields();
+                fields.push(("ended_sessions", t.ended));
+                (labels(t), fields)
+            })
+            .collect();
+        counters(out, "tenant", &readings)
+    }
+
+    fn of_channels(&self, out: &mut DescriptorEncoder) -> fmt::Result {
+        gauge(
+            out,
+            "channels",
+            "Channels in use; those with the lowest numbers have metrics of their own",
+            &[(Labels::new(), self.channels.len() as f64)],
+        )?;
+        let shown = || self.channels.iter().take(MOST_CHANNELS);
+        let labels = |c: &ChannelStatus| vec![("channel", c.channel.to_string())];
+        let counts = |count: fn(&ChannelStatus) -> usize| -> Vec<(Labels, f64)> {
+            shown().map(|c| (labels(c), count(c) as f64)).collect()
+        };
+        gauge(
+            out,
+            "channel_sources",
+            "Sources of the channel here",
+            &counts(|c| c.sources),
+        )?;
+        gauge(
+            out,
+            "channel_sinks",
+            "Sinks of the channel here",
+            &counts(|c| c.sinks),
+        )?;
+        gauge(
+            out,
+            "channel_peers",
+            "Peers that want the channel",
+            &counts(|c| c.peers.len()),
+        )?;
+        let readings: Vec<_> = shown().map(|c| (labels(c), c.counters.fields())).collect();
+        counters(out, "channel", &readings)
+    }
+
+    fn of_peers(&self, out: &mut DescriptorEncoder) -> fmt::Result {
+        let labels =
+            |p: &PeerStatus| vec![("peer", p.address.to_string()), ("name", p.name.clone())];
+        let up: Vec<_> = self
+            .peers
+            .iter()
+            .map(|p| (labels(p), f64::from(u8::from(p.state == PeerState::Up))))
+            .collect();
+        gauge(out, "peer_up", "Whether the peer was heard lately", &up)?;
+        let wanted: Vec<_> = self
+            .peers
+            .iter()
+            .map(|p| (labels(p), p.subscriptions as f64))
+            .collect();
+        gauge(
+            out,
+            "peer_subscriptions",
+            "Channels that the peer wants",
+            &wanted,
+        )
+    }
+}
+
+fn gauge(
+    out: &mut DescriptorEncoder,
+    name: &str,
+    help: &str,
+    values: &[(Labels, f64)],
+) -> fmt::Result {
+    let mut metric = out.encode_descriptor(name, help, None, MetricType::Gauge)?;
+    for (labels, value) in values {
+        if labels.is_empty() {
+            metric.encode_gauge(value)?;
+        } else {
+            metric.encode_family(labels)?.encode_gauge(value)?;
+        }
+    }
+    Ok(())
+}
+
+/// Counters of the same fields for several things.
+fn counters(
+    out: &mut DescriptorEncoder,
+    subject: &str,
+    things: &[(Labels, Vec<(&'static str, u64)>)],
+) -> fmt::Result {
+    let Some((_, fields)) = things.first() else {
+        return Ok(());
+    };
+    for (at, (field, _)) in fields.iter().enumerate() {
+        let name = format!("{subject}_{field}");
+        let mut metric = out.encode_descriptor(
+            &name,
+            help(subject, field).unwrap_or(field),
+            None,
+            MetricType::Counter,
+        )?;
+        for (labels, fields) in things {
+            if let Some((_, value)) = fields.get(at) {
+                metric
+                    .encode_family(labels)?
+                    .encode_counter::<NoLabelSet, _, f64>(value, None)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// What a counter counts.
+fn help(subject: &str, field: &str) -> Option<&'static str> {
+    Some(match (subject, field) {
+        ("lane", "polls") => "Rounds of the loop",
+        ("lane", "busy_polls") => "Rounds that found work",
+        ("lane", "parks") => "Times that the lane went to sleep",
+        ("lane", "rx_malformed") => "Datagrams of another version or not decodable",
+        ("lane", "rx_unknown_sender") => "Datagrams whose sender is no known peer",
+        ("lane", "rx_forwarded") => "Datagrams passed on to the lane that they were meant for",
+        ("lane", "rx_misdirected") => "Datagrams for a lane that is not there or is full",
+        ("lane", "rx_no_sink") => "Messages for channels without a sink here",
+        ("lane", "rx_duplicate") => "Messages that came twice or too late",
+        ("lane", "reassembly_refused") => "Fragmented messages given up for want of memory",
+        ("lane", "reassembly_expired") => "Fragmented messages of which a fragment did not come",
+        ("lane" | "port", "tx_datagrams") => "Datagrams handed to the datapath",
+        ("port", "tx_bytes") => "Payload bytes handed to the datapath",
+        ("port", "tx_errors") => "Datagrams that the technology refused",
+        ("port", "rx_datagrams") => "Datagrams received",
+        ("port", "rx_bytes") => "Payload bytes received",
+        ("port", "rx_dropped") => "Datagrams lost below the port, as far as the technology tells",
+        ("port", "rx_invalid") => "Frames refused: truncated, bad checksum, not for this node",
+        ("channel" | "tenant", "emitted") => "Messages emitted",
+        ("channel" | "tenant", "emitted_bytes") => "Payload bytes emitted",
+        ("channel" | "tenant", "delivered") => "Copies put into sinks",
+        ("channel" | "tenant", "dropped_full") => "Copies dropped because a sink's ring was full",
+        ("channel" | "tenant", "dropped_memory") => {
+            "Copies dropped because a sink's memory was exhausted"
+        }
+        ("channel", "lost") => "Messages that other nodes sent and that have not arrived",
+        ("channel", "no_sink") => "Emitted messages for which no sink was known",
+        ("channel", "sent") => "Copies for remote lanes handed to a datapath",
+        ("channel", "unreachable") => "Copies for remote lanes dropped: there was no path",
+        ("channel", "received") => "Messages that arrived from other nodes",
+        ("channel", "received_bytes") => "Payload bytes that arrived from other nodes",
+        ("channel", "late") => "Messages that arrived after they had been counted as lost",
+        ("tenant", "lost") => "Messages for its sinks that never arrived",
+        ("tenant", "throttled") => "Times that the rate limit held a message back",
+        ("tenant", "ended_sessions") => "Sessions that have ended",
+        ("listener", "refused") => "Connections refused",
+        ("peering", "refused") => "Peering datagrams refused",
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use takt_runtime::counters::{ChannelReading, LaneReading, PortReading, SessionReading};
+
+    #[test]
+    fn every_counter_says_what_it_counts() {
+        let all = [
+            ("lane", LaneReading::default().fields()),
+            ("port", PortReading::default().fields()),
+            ("channel", ChannelReading::default().fields()),
+            ("tenant", SessionReading::default().fields()),
+        ];
+        for (subject, fields) in all {
+            for (field, _) in fields.iter().filter(|(name, _)| *name != "busy_nanos") {
+                assert!(help(subject, field).is_some(), "{subject} {field}");
+            }
+        }
+    }
+
+    #[test]
+    fn names_that_tenants_choose_cannot_break_the_page() {
+        let mut registry = Registry::with_prefix("takt");
+        registry.register_collector(Box::new(Snapshot {
+            node: NodeStatus {
+                name: "a\"b\\c\nd".into(),
+                incarnation: 1,
+                control_address: std::net::SocketAddr::from(([127, 0, 0, 1], 7400)),
+                uptime_seconds: 5,
+                draining: false,
+                lanes: Vec::new(),
+                peering: Default::default(),
+            },
+            tenants: Vec::new(),
+            channels: Vec::new(),
+            peers: Vec::new(),
+            listeners: Vec::new(),
+            datapaths: Vec::new(),
+        }));
+        let mut page = String::new();
+        prometheus_client::encoding::text::encode(&mut page, &registry).expect("a page");
+        assert!(page.contains(r#"name="a\"b\\c\nd""#), "{page}");
+        assert!(page.contains("\ntakt_uptime_seconds 5.0\n"), "{page}");
+        assert!(page.ends_with("# EOF\n"), "{page}");
+    }
+}
