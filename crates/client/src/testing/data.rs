@@ -54,8 +54,8 @@ fn a_message_arrives_as_it_was_written_with_what_the_runtime_says_of_it() {
     let Ends { source, sink, .. } = &ends;
     assert_eq!((source.channel(), sink.channel()), (CHANNEL, CHANNEL));
     for (number, text) in [&b"first"[..], b"", b"third"].into_iter().enumerate() {
-        emit(&source, text).expect("emit");
-        let message = next(&sink);
+        emit(source, text).expect("emit");
+        let message = next(sink);
         assert_eq!(&*message, text);
         assert_eq!(message.sequence(), number as u64);
         assert_eq!(message.sender(), 77);
@@ -80,7 +80,7 @@ fn within_a_session_the_message_is_the_very_memory_that_was_written() {
     buffer.copy_from_slice(b"same");
     let written = buffer.as_ptr();
     let token = buffer.emit().expect("emit");
-    let message = next(&sink);
+    let message = next(sink);
     assert_eq!(message.as_ptr(), written.cast_const());
     assert_eq!(&*message, b"same");
     assert_eq!(source.outcome(token), Outcome::Pending, "the sink holds it");
@@ -106,7 +106,7 @@ fn buffers_grow_and_shrink_within_their_capacity() {
     assert_eq!(buffer.len(), capacity);
     buffer.truncate(3);
     buffer.emit().expect("emit");
-    assert_eq!(&*next(&sink), [7, 7, 7]);
+    assert_eq!(&*next(sink), [7, 7, 7]);
 }
 
 #[test]
@@ -121,8 +121,8 @@ fn a_message_up_to_the_maximum_passes_and_no_longer_one() {
     }
     for length in [max, 0, max, 70_000, max] {
         let bytes: Vec<u8> = (0..length).map(|i| (i % 251) as u8).collect();
-        emit(&source, &bytes).expect("emit");
-        assert!(*next(&sink) == *bytes, "message of {length} bytes");
+        emit(source, &bytes).expect("emit");
+        assert!(*next(sink) == *bytes, "message of {length} bytes");
     }
 }
 
@@ -208,9 +208,9 @@ fn messages_may_be_held_in_any_number_and_released_in_any_order() {
     for zero_copy in [false, true] {
         peer.with(|host| host.zero_copy = zero_copy);
         for number in 0..200_u32 {
-            emit(&source, &number.to_le_bytes()).expect("emit");
+            emit(source, &number.to_le_bytes()).expect("emit");
         }
-        let mut held: Vec<_> = (0..200).map(|_| next(&sink)).collect();
+        let mut held: Vec<_> = (0..200).map(|_| next(sink)).collect();
         for number in 0..200_u32 {
             assert_eq!(&*held[number as usize], number.to_le_bytes());
         }
@@ -236,18 +236,18 @@ fn a_full_sink_drops_and_counts() {
     } = &ends;
     let held: Vec<_> = (0..16)
         .map(|_| {
-            emit(&source, b"kept").expect("emit");
-            next(&sink)
+            emit(source, b"kept").expect("emit");
+            next(sink)
         })
         .collect();
     for _ in 0..5 {
-        emit(&source, b"dropped").expect("emit");
+        emit(source, b"dropped").expect("emit");
     }
     settle(|| (source.pending() == 0).then_some(()));
     drop(held);
     peer.with(|host| host.served.as_mut().expect("session").outstanding());
-    emit(&source, b"after").expect("emit");
-    assert_eq!(&*next(&sink), b"after");
+    emit(source, b"after").expect("emit");
+    assert_eq!(&*next(sink), b"after");
     assert_eq!(
         (sink.counters().delivered, sink.counters().dropped_full),
         (17, 5)
@@ -264,26 +264,26 @@ fn outcomes_are_told_until_too_many_have_followed() {
         stream,
         ..
     } = &ends;
-    let sent = emit(&source, b"x").expect("emit");
+    let sent = emit(source, b"x").expect("emit");
     assert_eq!(sent.number(), 0);
     settle(|| (source.outcome(sent) == Outcome::Sent).then_some(()));
     let nowhere = stream.source(ChannelId(1000)).expect("source");
     let token = emit(&nowhere, b"x").expect("emit");
     settle(|| (nowhere.outcome(token) == Outcome::NoSink).then_some(()));
-    drop(next(&sink));
+    drop(next(sink));
 
     peer.with(|host| host.zero_copy = true);
-    let first = emit(&source, b"held").expect("emit");
-    let held = next(&sink);
+    let first = emit(source, b"held").expect("emit");
+    let held = next(sink);
     for _ in 0..15 {
-        let token = emit(&source, b"passes").expect("emit");
-        drop(next(&sink));
+        let token = emit(source, b"passes").expect("emit");
+        drop(next(sink));
         settle(|| (source.outcome(token) == Outcome::Sent).then_some(()));
     }
     assert_eq!(source.outcome(first), Outcome::Pending);
     assert_eq!(source.outcome(sent), Outcome::Unknown);
-    let latest = emit(&source, b"passes").expect("emit");
-    drop(next(&sink));
+    let latest = emit(source, b"passes").expect("emit");
+    drop(next(sink));
     settle(|| (source.outcome(latest) == Outcome::Sent).then_some(()));
     assert_eq!(
         source.outcome(first),
@@ -399,10 +399,10 @@ fn available_counts_what_waits() {
     let Ends { source, sink, .. } = &ends;
     assert_eq!(sink.available(), 0);
     for _ in 0..DEFAULT_DEPTH / 2 {
-        emit(&source, b"x").expect("emit");
+        emit(source, b"x").expect("emit");
     }
     settle(|| (sink.available() == DEFAULT_DEPTH as usize / 2).then_some(()));
-    drop(next(&sink));
+    drop(next(sink));
     assert_eq!(sink.available(), DEFAULT_DEPTH as usize / 2 - 1);
 }
 
@@ -424,5 +424,5 @@ fn a_launch_time_travels_with_its_message() {
         (1, 12_345, 3)
     );
     peer.with(|host| host.frozen = false);
-    drop(next(&sink));
+    drop(next(sink));
 }
