@@ -71,6 +71,8 @@ pub(crate) struct Member {
     pub(crate) queue: Arc<Queue>,
     /// Received chunks on their way back to the fill ring.
     returning: Vec<u64>,
+    /// How many of them may wait there: a small part of what the port has brought.
+    most_owed: usize,
 }
 
 /// A membership whose socket is closed.
@@ -215,6 +217,7 @@ impl Queue {
                 socket,
                 queue: Arc::clone(self),
                 returning,
+                most_owed: (self.shares.rx_chunks / 8).clamp(1, 64) as usize,
             },
             sender,
         ))
@@ -339,6 +342,12 @@ impl Member {
         self.returning.push(address & !(CHUNK as u64 - 1));
     }
 
+    /// So many chunks have been given back that the kernel should get them soon.
+    #[inline]
+    pub(crate) fn owes_much(&self) -> bool {
+        self.returning.len() >= self.most_owed
+    }
+
     /// In zero-copy mode, and when there is nothing to receive: the driver may have stopped for
     /// lack of chunks and ask to be woken.
     pub(crate) fn wake_driver(&mut self) {
@@ -378,6 +387,7 @@ impl Member {
             socket,
             queue,
             mut returning,
+            ..
         } = self;
         let (mut rx, tx) = socket.close();
         for _ in 0..rx.available(u32::MAX) {
