@@ -59,9 +59,6 @@ pub enum ChannelError {
     /// The record's traffic class does not exist. Only this record is lost.
     #[error("traffic class {0} is above 7")]
     Class(u8),
-    /// Bytes follow the last announced record.
-    #[error("{0} bytes follow the last record")]
-    TrailingBytes(usize),
 }
 
 /// What a datagram carries.
@@ -282,11 +279,9 @@ impl<'a> Iterator for Records<'a> {
     #[inline]
     fn next(&mut self) -> Option<Self::Item> {
         let Some(left) = self.left?.checked_sub(1) else {
+            // What follows the last record is padding.
             self.left = None;
-            return match self.bytes.len() {
-                0 => None,
-                trailing => Some(Err(ChannelError::TrailingBytes(trailing))),
-            };
+            return None;
         };
         self.left = Some(left);
         let Some((raw, body)) = self.bytes.split_first_chunk::<RECORD_HEADER_LEN>() else {
@@ -386,6 +381,15 @@ impl DatagramCursor {
         self.len = end;
         self.records = records;
         Some(payload)
+    }
+
+    /// Extends the datagram to `len` bytes with zeros that receivers ignore; no effect if it is longer or
+    /// `buf` is shorter. Datagrams of one length can leave as one train.
+    pub fn pad(&mut self, buf: &mut [u8], len: usize) {
+        if let Some(padding) = buf.get_mut(self.len..len) {
+            padding.fill(0);
+            self.len = len;
+        }
     }
 
     /// Writes the datagram's header and returns the datagram's length in bytes: what to send is

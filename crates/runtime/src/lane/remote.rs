@@ -10,6 +10,9 @@ use takt_wire::channel::{DatagramCursor, HEADER_LEN, RECORD_HEADER_LEN, RecordHe
 /// Fragments of one message that a lane sends before it looks at others again.
 pub const FRAGMENT_BURST: u32 = 64;
 
+/// Padding that makes a last fragment as long as the others: at most one part in so many of a datagram.
+const MOST_PADDING: usize = 8;
+
 /// A lane elsewhere.
 #[derive(Debug)]
 pub struct Remote {
@@ -122,11 +125,12 @@ impl Remote {
                 Err(_) => Appended::Unreachable,
             };
         }
-        // Equal fragments, all but the last; multiples of 8 keep records aligned.
-        let stride = capacity.min(usize::from(u16::MAX)) & !7;
-        if stride == 0 {
+        // As equal as can be, so that they leave as one train; multiples of 8 keep records aligned.
+        let most = capacity.min(usize::from(u16::MAX)) & !7;
+        if most == 0 {
             return Appended::Unreachable;
         }
+        let stride = length.div_ceil(length.div_ceil(most)).next_multiple_of(8);
         record.fragment_stride = stride as u16;
         let count = length.div_ceil(stride) as u32;
         let end = count.min(fragment.saturating_add(FRAGMENT_BURST));
@@ -148,12 +152,34 @@ impl Remote {
             }
         }
         if end == count {
+            self.pad_last(at, port, length, stride, count as usize);
             Appended::Done
         } else {
             Appended::Until {
                 fragment: end,
                 blocked: false,
             }
+        }
+    }
+
+    /// Makes the datagram of a last fragment as long as the others, if little is missing.
+    fn pad_last(
+        &mut self,
+        at: usize,
+        port: &mut dyn Port,
+        length: usize,
+        stride: usize,
+        count: usize,
+    ) {
+        let missing = count * stride - length;
+        if let Some(open) = &mut self.open[at]
+            && open.cursor.records() == 1
+            && missing <= stride / MOST_PADDING
+        {
+            open.cursor.pad(
+                port.payload(&open.frame),
+                HEADER_LEN + RECORD_HEADER_LEN + stride,
+            );
         }
     }
 
