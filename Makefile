@@ -1,0 +1,65 @@
+# What a newcomer needs: `make demo` and `make test`. Both install what is missing (Debian, Ubuntu).
+
+CARGO ?= cargo
+FUZZ_SECONDS ?= 10
+# Hosts made of network namespaces and AF_XDP need root.
+SUDO := $(if $(filter 0,$(shell id -u)),,sudo --preserve-env=PATH,HOME,CARGO_HOME,RUSTUP_HOME)
+
+.PHONY: help demo test setup build lint unit loom fuzz bench install clean
+
+help:
+	@echo "make demo     two hosts on this machine, Takt beside kernel UDP and bare AF_XDP: table and report"
+	@echo "make test     everything that must hold: lints, tests, model checks, a short fuzzing"
+	@echo "make build    release binaries and libraries into target/release"
+	@echo "make bench    all benchmarks beside all peers (builds zenoh, ZeroMQ, iceoryx2: slow)"
+	@echo "make fuzz     FUZZ_SECONDS=600 make fuzz: longer fuzzing"
+	@echo "make install  PREFIX=/usr/local: binaries, libraries, headers, unit file"
+
+setup:
+	@scripts/setup.sh
+
+build: setup
+	$(CARGO) build --release --workspace
+
+demo: setup
+	$(CARGO) build --release -p takt-cli
+	$(SUDO) target/release/takt demo
+
+test: lint unit loom fuzz
+
+lint: setup
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets -- -D warnings
+
+unit: setup
+	$(CARGO) build --workspace
+	$(SUDO) $(CARGO) test --workspace
+
+# The ring and doorbell protocols, over every interleaving.
+loom: setup
+	RUSTFLAGS="--cfg loom" $(CARGO) test -p takt-shm -p takt-datapath --release --lib --target-dir target/loom loom
+
+fuzz: setup
+	fuzz/run.sh $(FUZZ_SECONDS)
+
+bench:
+	@scripts/setup.sh bench
+	$(CARGO) build --release -p takt-cli
+	cd bench-peers && $(CARGO) build --release
+	for name in latency throughput local sinks; do \
+		$(SUDO) target/release/takt bench $$name --peers bench-peers/target/release/takt-bench-peers || exit 1; \
+	done
+
+PREFIX ?= /usr/local
+install: build
+	install -D -m 755 -t $(DESTDIR)$(PREFIX)/bin target/release/takt target/release/taktd
+	install -D -m 644 -t $(DESTDIR)$(PREFIX)/include include/takt.h include/insane.h
+	install -D -m 755 target/release/libtakt.so $(DESTDIR)$(PREFIX)/lib/libtakt.so.0
+	ln -sf libtakt.so.0 $(DESTDIR)$(PREFIX)/lib/libtakt.so
+	install -D -m 755 -t $(DESTDIR)$(PREFIX)/lib target/release/libtakt_embedded.so
+	install -D -m 644 deploy/systemd/taktd.service $(DESTDIR)/lib/systemd/system/taktd.service
+	install -D -m 644 deploy/takt.toml $(DESTDIR)/etc/takt/takt.toml
+
+clean:
+	$(CARGO) clean
+	rm -rf out bench-peers/target fuzz/target
