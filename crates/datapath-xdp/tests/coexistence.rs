@@ -222,6 +222,23 @@ fn a_port_of_any_address_follows_the_interfaces_addresses() {
 }
 
 #[test]
+fn the_address_of_a_closed_port_is_the_kernels_again_though_another_port_is_open() {
+    let Some(mut hosts) = TwoHosts::plain() else {
+        return;
+    };
+    let closed = hosts.open(Node::Right, 4000);
+    let address = closed.local();
+    drop(closed);
+    let mut port = hosts.open(Node::Right, 4001);
+    let near = udp(&hosts, Node::Left, "10.77.0.1:5000");
+    let far = udp(&hosts, Node::Right, &address.to_string());
+    near.send_to(b"to the kernel", address).expect("send");
+    assert_eq!(get(&far).1, b"to the kernel");
+    near.send_to(b"to the port", port.local()).expect("send");
+    assert_eq!(receive(&mut *port).1, b"to the port");
+}
+
+#[test]
 fn an_address_that_a_kernel_socket_holds_is_refused() {
     let Some(mut hosts) = TwoHosts::plain() else {
         return;

@@ -386,6 +386,32 @@ fn destinations_on_this_host_or_by_another_interface_have_no_route() {
 }
 
 #[test]
+fn a_peer_whose_route_moves_to_another_interface_is_unresolved_until_it_is_back() {
+    let Some(mut hosts) = TwoHosts::plain() else {
+        return;
+    };
+    for arguments in [
+        "link add other0 type veth peer name other1",
+        "link set other1 up",
+        "link set other0 up",
+        "address add 10.88.0.1/24 dev other0",
+        "neigh add 10.88.0.2 lladdr 02:00:00:00:00:88 dev other0",
+    ] {
+        hosts.ip(Node::Left, arguments);
+    }
+    hosts.ip(Node::Right, "address add 10.99.0.1/32 dev lo");
+    hosts.ip(Node::Left, "route add 10.99.0.1/32 via 10.77.0.2");
+    let mut left = hosts.open(Node::Left, 4000);
+    let socket = udp(&hosts, "10.99.0.1:5000");
+    let peer = connect(&mut *left, address("10.99.0.1:5000"));
+    reach(&mut *left, peer, &socket, b"before");
+    hosts.ip(Node::Left, "route replace 10.99.0.1/32 via 10.88.0.2");
+    until_unresolved(&mut *left, peer);
+    hosts.ip(Node::Left, "route replace 10.99.0.1/32 via 10.77.0.2");
+    reach(&mut *left, peer, &socket, b"after");
+}
+
+#[test]
 fn a_deleted_interface_leaves_a_dead_port_that_harms_nobody() {
     let Some(mut hosts) = TwoHosts::plain() else {
         return;
