@@ -1,0 +1,390 @@
+//! The admin API over its socket, of a daemon with a runtime over kernel UDP on loopback.
+
+mod support;
+
+use std::os::unix::fs::PermissionsExt;
+
+use support::{Daemon, LISTENER, PATIENCE, until};
+use takt::{ChannelId, Error, Qos, Session, TrafficClass, Wait};
+use taktd::admin::client::{Client, ConnectError, connect};
+use taktd::admin::proto::{
+    self, AddPeerRequest, EndSessionRequest, GetStatusRequest, ListChannelsRequest,
+    ListDatapathsRequest, ListListenersRequest, ListPeersRequest, ListSessionsRequest, Listener,
+    PeerState, RemoveListenerRequest, RemovePeerRequest, SetListenerRequest, WatchRequest,
+};
+use tonic::Code;
+
+async fn node(client: &mut Client) -> proto::Node {
+    let response = client
+        .get_status(GetStatusRequest {})
+        .await
+        .expect("status");
+    response.into_inner().node.expect("a node")
+}
+
+async fn sessions(client: &mut Client, identity: &str) -> Vec<proto::Session> {
+    let identity = identity.to_owned();
+    let request = ListSessionsRequest { identity };
+    let response = client.list_sessions(request).await.expect("sessions");
+    response.into_inner().sessions
+}
+
+async fn peers(client: &mut Client) -> Vec<proto::Peer> {
+    let response = client.list_peers(ListPeersRequest {}).await.expect("peers");
+    response.into_inner().peers
+}
+
+#[tokio::test]
+async fn status_tells_what_runs() {
+    let daemon = Daemon::start(LISTENER);
+    let mut client = daemon.client().await;
+    let node = node(&mut client).await;
+    assert_eq!((node.name.as_str(), node.draining), ("test", false));
+    assert_eq!(node.version, env!("CARGO_PKG_VERSION"));
+    assert_ne!(node.incarnation, 0);
+    assert!(node.address.starts_with("127.0.0.1:"), "{}", node.address);
+    assert!(!node.address.ends_with(":0"), "{}", node.address);
+    assert_eq!(node.lanes.len(), 1);
+    assert_eq!(node.lanes[0].ports[0].datapath, "udp");
+    let mode = std::fs::metadata(daemon.directory.join("admin.sock"))
+        .expect("there")
+        .permissions()
+        .mode();
+    assert_eq!(mode & 0o777, 0o600);
+}
+
+#[tokio::test]
+async fn sessions_streams_and_channels_are_told_and_a_session_can_be_ended() {
+    let daemon = Daemon::start(LISTENER);
+    let mut client = daemon.client().await;
+    let session = daemon.application("press");
+    let class = TrafficClass::new(5).expect("a class");
+    let stream = session
+        .stream(Qos::fast().unlimited().time_sensitive(class))
+        .expect("a stream");
+    let _sink = stream.sink(ChannelId(7)).expect("a sink");
+    let source = stream.source(ChannelId(7)).expect("a source");
+    source.buffer(3).expect("a buffer").emit().expect("emitted");
+
+    let list = sessions(&mut client, "").await;
+    assert_eq!(list.len(), 1);
+    let told = &list[0];
+    assert_eq!(
+        (told.name.as_str(), told.identity.as_str()),
+        ("press", "default")
+    );
+    assert_eq!(told.pid, std::process::id() as i32);
+    assert!(told.arena_bytes > 0);
+    let told_stream = &told.streams[0];
+    assert_eq!(told_stream.acceleration(), proto::Acceleration::Fast);
+    assert_eq!(told_stream.resource_use(), proto::ResourceUse::Unlimited);
+    assert_eq!(told_stream.traffic_class, Some(5));
+    assert_eq!(told_stream.datapath, "udp");
+    assert!(
+        told_stream.warning.contains("kernel UDP"),
+        "{}",
+        told_stream.warning
+    );
+    assert_eq!(
+        (&told_stream.sources[..], &told_stream.sinks[..]),
+        (&[7][..], &[7][..])
+    );
+    assert!(sessions(&mut client, "another").await.is_empty());
+
+    let start = std::time::Instant::now();
+    loop {
+        let request = ListChannelsRequest::default();
+        let channels = client.list_channels(request).await.expect("channels");
+        let channels = channels.into_inner().channels;
+        assert_eq!(channels.len(), 1);
+        let channel = &channels[0];
+        assert_eq!((channel.channel, channel.sources, channel.sinks), (7, 1, 1));
+        let counters = channel.counters.expect("counters");
+        if (counters.emitted, counters.delivered) == (1, 1) {
+            assert_eq!(counters.emitted_bytes, 3);
+            break;
+        }
+        assert!(start.elapsed() < PATIENCE, "{counters:?}");
+    }
+    let beyond = ListChannelsRequest { first: 8, limit: 0 };
+    let page = client.list_channels(beyond).await.expect("channels");
+    assert!(page.into_inner().channels.is_empty());
+
+    let number = told.session;
+    let end = |session, reason: &str| EndSessionRequest {
+        session,
+        reason: reason.into(),
+    };
+    let ended = client.end_session(end(number, "maintenance")).await;
+    assert!(ended.expect("an answer").into_inner().ended);
+    let reason = until("the session has ended", || {
+        match session.stream(Qos::slow()) {
+            Err(Error::Ended(failure)) => Some(failure.message),
+            _ => None,
+        }
+    });
+    assert!(reason.contains("maintenance"), "{reason}");
+    let again = client.end_session(end(number, "")).await;
+    assert!(!again.expect("an answer").into_inner().ended);
+}
+
+#[tokio::test]
+async fn peers_that_are_added_find_each_other_carry_messages_and_can_be_removed() {
+    let (a, b) = (Daemon::start(LISTENER), Daemon::start(LISTENER));
+    let (mut at_a, mut at_b) = (a.client().await, b.client().await);
+    let address_a = node(&mut at_a).await.address;
+    let address_b = node(&mut at_b).await.address;
+    let add = |address: &str| AddPeerRequest {
+        address: address.into(),
+    };
+    assert!(
+        at_a.add_peer(add(&address_b))
+            .await
+            .expect("added")
+            .into_inner()
+            .added
+    );
+    assert!(
+        !at_a
+            .add_peer(add(&address_b))
+            .await
+            .expect("there")
+            .into_inner()
+            .added
+    );
+    assert!(
+        at_b.add_peer(add(&address_a))
+            .await
+            .expect("added")
+            .into_inner()
+            .added
+    );
+    for client in [&mut at_a, &mut at_b] {
+        let start = std::time::Instant::now();
+        loop {
+            let peers = peers(client).await;
+            assert_eq!(peers.len(), 1);
+            if peers[0].state() == PeerState::Up {
+                assert_eq!(peers[0].name, "test");
+                assert!(peers[0].configured);
+                assert_ne!(peers[0].incarnation, 0);
+                break;
+            }
+            assert!(start.elapsed() < PATIENCE, "{peers:?}");
+        }
+    }
+    let (from, to) = (a.application("from"), b.application("to"));
+    let reader = to.stream(Qos::slow()).expect("a stream");
+    let sink = reader.sink(ChannelId(9)).expect("a sink");
+    let writer = from.stream(Qos::slow()).expect("a stream");
+    let source = writer.source(ChannelId(9)).expect("a source");
+    let message = until("a message crosses", || {
+        let mut buffer = source.buffer(5).ok()?;
+        buffer.copy_from_slice(b"hello");
+        buffer.emit().ok()?;
+        sink.consume(Wait::For(std::time::Duration::from_millis(10)))
+            .ok()
+    });
+    assert_eq!(&*message, b"hello");
+
+    let remove = |address: &str| RemovePeerRequest {
+        address: address.into(),
+    };
+    let removed = at_a.remove_peer(remove(&address_b)).await.expect("removed");
+    assert!(removed.into_inner().removed);
+    assert!(peers(&mut at_a).await.is_empty());
+    let again = at_a
+        .remove_peer(remove(&address_b))
+        .await
+        .expect("an answer");
+    assert!(!again.into_inner().removed);
+}
+
+#[tokio::test]
+async fn a_peer_that_cannot_be_one_is_refused_with_what_would_be_right() {
+    let daemon = Daemon::start(LISTENER);
+    let mut client = daemon.client().await;
+    for (address, remedy) in [
+        ("node2", "names are not looked up"),
+        ("10.0.0.1:0", "an IP address"),
+        ("[fd00::1]:7400", "another address family"),
+    ] {
+        let address = address.to_owned();
+        let refused = client
+            .add_peer(AddPeerRequest { address })
+            .await
+            .expect_err("refused");
+        assert_eq!(refused.code(), Code::InvalidArgument);
+        assert!(refused.message().contains(remedy), "{refused}");
+    }
+    assert!(peers(&mut client).await.is_empty());
+}
+
+#[tokio::test]
+async fn listeners_can_be_set_changed_and_removed() {
+    let daemon = Daemon::start(LISTENER);
+    let mut client = daemon.client().await;
+    let path = daemon.directory.join("press.sock");
+    let everything = || {
+        vec![proto::ChannelRange {
+            first: 0,
+            last: u64::MAX,
+        }]
+    };
+    let mut press = Listener {
+        path: path.display().to_string(),
+        mode: 0o600,
+        identity: "press".into(),
+        write: vec![proto::ChannelRange { first: 1, last: 9 }],
+        read: everything(),
+        classes: vec![0],
+        memory_bytes: 32 << 20,
+        sessions: 1,
+        ..Listener::default()
+    };
+    let set = |listener: &Listener| SetListenerRequest {
+        listener: Some(listener.clone()),
+    };
+    client.set_listener(set(&press)).await.expect("set");
+    let mode = std::fs::metadata(&path)
+        .expect("there")
+        .permissions()
+        .mode();
+    assert_eq!(mode & 0o777, 0o600);
+
+    let open = || Session::builder().socket(&path).reconnect(false).open();
+    let session = open().expect("a session");
+    let stream = session.stream(Qos::slow()).expect("a stream");
+    assert!(matches!(
+        stream.source(ChannelId(10)),
+        Err(Error::Refused(_))
+    ));
+    assert!(stream.source(ChannelId(9)).is_ok());
+    assert!(open().is_err(), "one session at a time");
+
+    press.write = everything();
+    client.set_listener(set(&press)).await.expect("changed");
+    assert!(stream.source(ChannelId(10)).is_ok());
+
+    let list = client.list_listeners(ListListenersRequest {}).await;
+    let list = list.expect("listeners").into_inner().listeners;
+    assert_eq!(list.len(), 2);
+    let told = list
+        .iter()
+        .find(|l| l.listener.as_ref().is_some_and(|l| l.identity == "press"))
+        .expect("told");
+    assert_eq!((told.sessions, told.refused), (1, 1));
+    let mut expected = press.clone();
+    expected.endpoints = 256;
+    assert_eq!(told.listener.as_ref(), Some(&expected));
+
+    let remove = || RemoveListenerRequest {
+        path: path.display().to_string(),
+    };
+    let removed = client.remove_listener(remove()).await.expect("removed");
+    assert!(removed.into_inner().removed);
+    assert!(!path.exists());
+    assert!(stream.source(ChannelId(11)).is_ok(), "its sessions go on");
+    let again = client.remove_listener(remove()).await.expect("an answer");
+    assert!(!again.into_inner().removed);
+}
+
+#[tokio::test]
+async fn a_listener_that_cannot_be_is_refused_and_nothing_changes() {
+    let daemon = Daemon::start(LISTENER);
+    let mut client = daemon.client().await;
+    let missing = client
+        .set_listener(SetListenerRequest { listener: None })
+        .await;
+    assert_eq!(missing.expect_err("refused").code(), Code::InvalidArgument);
+    let mut listener = Listener {
+        path: "relative.sock".into(),
+        identity: "x".into(),
+        classes: vec![0],
+        ..Listener::default()
+    };
+    let set = |listener: &Listener| SetListenerRequest {
+        listener: Some(listener.clone()),
+    };
+    let refused = client
+        .set_listener(set(&listener))
+        .await
+        .expect_err("refused");
+    assert_eq!(refused.code(), Code::InvalidArgument);
+    assert!(refused.message().contains("path"), "{refused}");
+    listener.path = daemon.file().display().to_string();
+    let refused = client
+        .set_listener(set(&listener))
+        .await
+        .expect_err("no socket");
+    assert_eq!(refused.code(), Code::FailedPrecondition);
+    assert!(refused.message().contains("is no socket"), "{refused}");
+    listener.path = daemon.directory.join("admin.sock").display().to_string();
+    let refused = client
+        .set_listener(set(&listener))
+        .await
+        .expect_err("the admin socket");
+    assert_eq!(refused.code(), Code::InvalidArgument);
+}
+
+#[tokio::test]
+async fn a_datapath_that_is_not_to_be_had_is_told_with_its_reason() {
+    let more = format!("[datapath.xdp]\ninterface = \"takt-t-none\"\n{LISTENER}");
+    let daemon = Daemon::start(&more);
+    let mut client = daemon.client().await;
+    let list = client.list_datapaths(ListDatapathsRequest {}).await;
+    let list = list.expect("datapaths").into_inner().datapaths;
+    let names: Vec<(&str, bool)> = list
+        .iter()
+        .map(|d| (d.name.as_str(), d.available))
+        .collect();
+    assert_eq!(names, [("udp", true), ("xdp", false)]);
+    assert!(list[1].reason.contains("takt-t-none"), "{}", list[1].reason);
+    let session = daemon.application("fast");
+    let stream = session.stream(Qos::fast()).expect("a stream");
+    let warning = stream.warning().expect("a warning");
+    assert!(warning.contains("takt-t-none"), "{warning}");
+}
+
+#[tokio::test]
+async fn a_watcher_gets_pictures_until_the_node_stops() {
+    let daemon = Daemon::start(LISTENER);
+    let mut client = daemon.client().await;
+    let wrong = client.watch(WatchRequest { period_ms: 5 }).await;
+    let wrong = wrong.expect_err("too often");
+    assert_eq!(wrong.code(), Code::InvalidArgument);
+    let watch = client.watch(WatchRequest { period_ms: 100 }).await;
+    let mut pictures = watch.expect("pictures").into_inner();
+    let first = pictures.message().await.expect("one").expect("a picture");
+    assert!(first.sessions.is_empty());
+    let _session = daemon.application("seen");
+    let mut last = first.monotonic_ns;
+    loop {
+        let next = pictures.message().await.expect("one").expect("a picture");
+        assert!(next.monotonic_ns > last);
+        last = next.monotonic_ns;
+        if next.sessions.len() == 1 {
+            break;
+        }
+    }
+    daemon.signal(15);
+    let end = loop {
+        match pictures.message().await {
+            Ok(Some(_)) => {}
+            end => break end,
+        }
+    };
+    // The farewell, unless the connection was faster.
+    assert!(!matches!(end, Err(status) if status.code() == Code::Internal));
+    let (code, log, _directory) = daemon.end();
+    assert_eq!(code, Some(0), "{log}");
+}
+
+#[tokio::test]
+async fn without_a_daemon_the_error_says_what_to_do() {
+    let error = connect(std::path::Path::new("/nonexistent/admin.sock"))
+        .await
+        .expect_err("nobody there");
+    assert!(matches!(error, ConnectError::NoDaemon { .. }));
+    assert!(error.to_string().contains("takt run"), "{error}");
+}
