@@ -28,14 +28,20 @@ pub fn assemble(settings: &Settings) -> Assembled {
         match XdpDatapath::probe(config.clone()) {
             Ok(datapath) => assembled.datapaths.push(Arc::new(datapath)),
             Err(error) => {
+                let text = error.to_string();
+                // The kernel's verifier may add pages, which only developers of the program can use.
+                let (reason, rest) = text.split_once('\n').unwrap_or((&text, ""));
                 tracing::warn!(
-                    interface = %config.interface,
-                    %error,
+                    interface = config.interface,
+                    error = reason,
                     "no AF_XDP here: fast streams will use kernel UDP"
                 );
+                if !rest.is_empty() {
+                    tracing::debug!("more on that: {rest}");
+                }
                 assembled.unavailable.push(Unavailable {
                     name: XdpDatapath::KIND.0.into(),
-                    reason: error.to_string(),
+                    reason: reason.to_owned(),
                 });
             }
         }
