@@ -60,6 +60,8 @@ pub fn subscribe(common: &Common) -> Result<(), Failure> {
     loop {
         socket.recv(&mut message, 0)?;
         if let Some(measured) = counter.count(&message) {
+            // The publisher waits for this: it keeps the pipe of a subscriber that merely goes away.
+            socket.set_unsubscribe(b"")?;
             return measured.tell();
         }
     }
