@@ -1,18 +1,29 @@
 //! Datapath over AF_XDP sockets: frames between user space and a network interface, past the
 //! kernel's stack.
 //!
-//! A small XDP program on the interface picks the datagrams for Takt's UDP ports out of the receive
-//! queues and hands them to sockets that lanes poll by reading memory; all other traffic takes its
-//! usual way through the kernel, which also keeps doing ARP, neighbour discovery and ICMP. Routes,
-//! neighbours and addresses are the kernel's ([`takt_datapath::stack`]). Not for hosts without
-//! `CAP_NET_ADMIN`, `CAP_NET_RAW` and `CAP_BPF`, and not for destinations on this host: there is no
-//! wire to them.
+//! A small XDP program on the interface picks the datagrams for Takt's addresses and ports out of
+//! the receive queues and hands them to sockets that lanes poll by reading memory; all other
+//! traffic takes its usual way through the kernel, which also keeps doing ARP, neighbour discovery
+//! and ICMP. Routes, neighbours and addresses are the kernel's ([`takt_datapath::stack`]). Not for
+//! hosts without `CAP_NET_ADMIN`, `CAP_NET_RAW` and `CAP_BPF`, and not for destinations on this
+//! host: there is no wire to them.
 //!
-//! An interface that goes down and comes back is followed. One that is deleted is not: its sockets
-//! die with it, so a port there reports [`takt_datapath::ReserveError::Unresolved`] for good, also
-//! when another interface of the same name appears; open a new datapath then.
+//! # Limits
+//! - IP fragments and IPv6 extension headers go to the kernel, where nobody reads them for Takt.
+//! - Datagrams on queues outside [`XdpConfig::queues`] go the same way.
+//! - An interface that goes down and comes back is followed. One that is deleted is not: its
+//!   sockets die with it, so a port there reports [`takt_datapath::ReserveError::Unresolved`] for
+//!   good, also when another interface of the same name appears. Open a new datapath then.
+//! - An MTU that is raised is followed as far as frames have room, in steps of 4 KiB.
+//! - A network card must leave VLAN tags in the frame (`ethtool -K … rxvlan off`) for VLAN
+//!   interfaces to be told apart; their addresses count as the interface's own.
+//! - veth switches segmentation offload off at the far end of an interface with an XDP program,
+//!   which slows down TCP there.
 //!
-//! Source: naaas-thesis-2024, section 5.1.3 (plugins); Linux `Documentation/networking/af_xdp.rst`.
+//! Linux 5.9 at least; 6.6 for an MTU above 3800.
+//!
+//! Source: naaas-thesis-2024, section 5.1.3 (plugins); Linux
+//! `Documentation/networking/af_xdp.rst`.
 
 mod attachment;
 mod bare;

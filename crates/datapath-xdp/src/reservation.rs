@@ -7,8 +7,13 @@
 use std::io;
 use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::time::{Duration, Instant};
 
 use takt_datapath::OpenError;
+
+/// How long an address may be in use without being refused: a child of `fork(2)` has the sockets
+/// that its parent closes meanwhile until it calls `exec(2)`.
+const INHERITED: Duration = Duration::from_millis(250);
 
 /// A reserved address. Free again on drop.
 #[derive(Debug)]
@@ -23,7 +28,17 @@ impl Reservation {
             address: bind,
             source,
         };
-        let socket = bound(bind).map_err(refused)?;
+        let give_up = Instant::now() + INHERITED;
+        let socket = loop {
+            match bound(bind) {
+                Err(error)
+                    if error.kind() == io::ErrorKind::AddrInUse && Instant::now() < give_up =>
+                {
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+                result => break result.map_err(refused)?,
+            }
+        };
         let local = socket.local_addr().map_err(refused)?;
         drop_everything(&socket).map_err(refused)?;
         Ok(Self {

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use support::{Family, TwoHosts, connect, receive, reserve, send, wait_until};
 use takt_datapath::conformance::Node;
 use takt_datapath::{Datapath, OpenError, Port};
+use takt_datapath_xdp::BusyPoll;
 use takt_lab::LabConfig;
 use takt_time::TrafficClass;
 
@@ -115,6 +116,29 @@ fn lanes_that_share_a_queue_get_their_own_datagrams_only() {
             .iter()
             .all(|receiver| receiver.counters().rx_datagrams == 50)
     );
+}
+
+#[test]
+fn ports_that_drive_the_device_by_busy_polling_talk_and_say_that_it_costs_system_calls() {
+    let Some(mut hosts) = TwoHosts::new(&LabConfig::default(), Family::V4, |config| {
+        config.busy_poll = Some(BusyPoll {
+            micros: 20,
+            budget: 16,
+        });
+    }) else {
+        return;
+    };
+    let mut left = lane(&mut hosts, Node::Left, (0, 1), 4000);
+    let mut right = lane(&mut hosts, Node::Right, (0, 1), 4000);
+    assert!(left.receive_costs_syscall() && right.receive_costs_syscall());
+    let there = connect(&mut *left, right.local());
+    let back = connect(&mut *right, left.local());
+    for round in 0..100 {
+        send(&mut *left, there, &[round]);
+        assert_eq!(receive(&mut *right).1, [round]);
+        send(&mut *right, back, &[round]);
+        assert_eq!(receive(&mut *left).1, [round]);
+    }
 }
 
 #[test]
