@@ -20,7 +20,7 @@
 //! - veth switches segmentation offload off at the far end of an interface with an XDP program,
 //!   which slows down TCP there.
 //!
-//! Linux 5.9 at least; 6.6 for an MTU above 3800.
+//! Linux 5.18 at least; 6.6 for an MTU above 3800.
 //!
 //! Source: naaas-thesis-2024, section 5.1.3 (plugins); Linux
 //! `Documentation/networking/af_xdp.rst`.
