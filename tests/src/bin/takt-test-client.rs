@@ -1,0 +1,42 @@
+//! A client that works until it is killed: writes numbered messages as fast as buffers come free, reads
+//! another channel, and holds on to some of what it got.
+//!
+//! `takt-test-client SOCKET WRITE READ`; a line `ready` on standard output says that it is at work.
+
+use std::collections::VecDeque;
+use std::error::Error;
+
+use takt::{ChannelId, Qos, Session, Wait};
+
+/// Received messages that it never gives back in time.
+const HELD: usize = 16;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let [socket, write, read] = arguments.as_slice() else {
+        return Err("usage: takt-test-client SOCKET WRITE READ".into());
+    };
+    let session = Session::builder()
+        .socket(socket)
+        .name("to be killed")
+        .open()?;
+    let stream = session.stream(Qos::slow())?;
+    let source = stream.source(ChannelId(write.parse()?))?;
+    let sink = stream.sink(ChannelId(read.parse()?))?;
+    let mut held = VecDeque::new();
+    for number in 0u64.. {
+        let mut buffer = source.buffer_wait(8, Wait::Forever)?;
+        buffer.copy_from_slice(&number.to_le_bytes());
+        buffer.emit()?;
+        if let Ok(message) = sink.consume(Wait::Never) {
+            held.push_back(message);
+        }
+        if held.len() > HELD {
+            held.pop_front();
+        }
+        if number == 1000 {
+            println!("ready");
+        }
+    }
+    Ok(())
+}

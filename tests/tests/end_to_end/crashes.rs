@@ -1,0 +1,323 @@
+//! SIGKILL, in the middle of traffic: of an application, of its daemon, of the peer's daemon.
+
+use std::collections::BTreeSet;
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use takt::{ChannelId, Error, Qos, Sink, Source, Wait};
+use taktd::admin::proto::PeerState;
+
+use crate::support::{
+    Datapath, Node, PATIENCE, Pair, attach, exchange, introduce, number_of, put, skip, take, until,
+};
+
+const CHANNEL: ChannelId = ChannelId(5);
+/// What the client that is to be killed writes and reads.
+const VICTIM: ChannelId = ChannelId(6);
+
+/// A client process, killed at the latest with the test.
+struct Client(Child);
+
+impl Client {
+    /// Starts one, and waits until it is at work.
+    fn at_work(node: &Node) -> Self {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_takt-test-client"))
+            .arg(node.socket())
+            .args([VICTIM.0.to_string(), VICTIM.0.to_string()])
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("the client");
+        let output = child.stdout.take().expect("its output");
+        let client = Self(child);
+        let mut line = String::new();
+        BufReader::new(output)
+            .read_line(&mut line)
+            .expect("its output");
+        assert_eq!(line, "ready\n");
+        client
+    }
+
+    fn kill(&mut self) {
+        self.0.kill().expect("it runs");
+        self.0.wait().expect("it ends");
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// What is in shared memory under a name, and of ours.
+fn left_in_shared_memory() -> BTreeSet<String> {
+    let entries = std::fs::read_dir("/dev/shm").expect("a directory");
+    entries
+        .filter_map(|entry| Some(entry.ok()?.file_name().to_string_lossy().into_owned()))
+        .filter(|name| name.contains("takt"))
+        .collect()
+}
+
+#[test]
+fn a_client_that_is_killed_is_gone_and_disturbs_nobody() {
+    if skip() {
+        return;
+    }
+    let pair = Pair::over(Datapath::Udp);
+    let near = attach(&pair.nodes[0], "near");
+    let far = attach(&pair.nodes[1], "far");
+    let streams = [&near, &far].map(|session| session.stream(Qos::slow()).expect("a stream"));
+    let source = streams[0].source(CHANNEL).expect("a source");
+    let local = streams[0].sink(CHANNEL).expect("a sink");
+    let remote = streams[1].sink(CHANNEL).expect("a sink");
+    // Reads what the victim writes, so that it has messages on the way to another node as well.
+    let witness = streams[1].sink(VICTIM).expect("a sink");
+    introduce(&source, &[&local, &remote]);
+    let mut number = 0;
+    let mut on = || {
+        exchange(&source, &[&local, &remote], number, 200);
+        number += 200;
+    };
+    let mut admin = pair.nodes[0].admin();
+    let arenas = || open_files(&pair.nodes[0], "/memfd:takt");
+    let arenas_before = arenas();
+    for _ in 0..3 {
+        let mut client = Client::at_work(&pair.nodes[0]);
+        until("its messages come", || witness.consume(Wait::Never).ok());
+        assert_eq!(admin.sessions().len(), 2);
+        assert_eq!(arenas(), arenas_before + 1);
+        on();
+        client.kill();
+        on();
+        until("its session is gone", || {
+            (admin.sessions().len() == 1).then_some(())
+        });
+        // The lane's half goes a moment after the session is not shown any more.
+        until("its memory is gone", || {
+            (arenas() == arenas_before).then_some(())
+        });
+        assert_eq!(left_in_shared_memory(), BTreeSet::new());
+        on();
+    }
+    let sessions = admin.sessions();
+    assert_eq!(sessions[0].name, "near");
+    let counters = local.counters();
+    assert_eq!((counters.lost, counters.dropped_full), (0, 0));
+}
+
+/// How many descriptors of the daemon lead there.
+fn open_files(node: &Node, what: &str) -> usize {
+    let entries = std::fs::read_dir(format!("/proc/{}/fd", node.pid())).expect("it runs");
+    entries
+        .filter_map(|entry| std::fs::read_link(entry.ok()?.path()).ok())
+        .filter(|target| target.to_string_lossy().starts_with(what))
+        .count()
+}
+
+/// Writes numbers until told to stop, through whatever happens. How many, and how often it was told of a loss
+/// of the runtime.
+fn write_on(source: &Source, stop: &AtomicBool) -> (u64, u32) {
+    let (mut number, mut told) = (0u64, 0);
+    while !stop.load(Ordering::Relaxed) {
+        let emitted = source
+            .buffer_wait(8, Wait::For(PATIENCE))
+            .and_then(|mut buffer| {
+                buffer.copy_from_slice(&number.to_le_bytes());
+                buffer.emit()
+            });
+        match emitted {
+            Ok(_) => number += 1,
+            Err(Error::Disconnected) => told += 1,
+            Err(error) => panic!("message {number}: {error}"),
+        }
+        // A rate that every sink sustains.
+        until("it is sent", || (source.pending() < 64).then_some(()));
+    }
+    (number, told)
+}
+
+/// Reads until `enough` says so. How many came, and how often it was told of a loss of the runtime.
+fn read_on(sink: &Sink, mut enough: impl FnMut(u64, u32) -> bool) -> (u64, u32) {
+    let (mut count, mut told, mut last) = (0, 0, None);
+    while !enough(count, told) {
+        match sink.consume(Wait::For(PATIENCE)) {
+            Ok(message) => {
+                let number = number_of(&message);
+                assert!(last < Some(number), "{number} after {last:?}");
+                last = Some(number);
+                count += 1;
+            }
+            Err(Error::Disconnected) => told += 1,
+            Err(error) => panic!("after {count} messages: {error}"),
+        }
+    }
+    (count, told)
+}
+
+fn a_killed_daemon(datapath: Datapath) {
+    if skip() {
+        return;
+    }
+    let Pair {
+        nodes: [mut near, far],
+        lab: _lab,
+    } = Pair::over(datapath);
+    let [writer, reader, other] = ["writer", "reader", "other"]
+        .map(|name| attach(if name == "other" { &far } else { &near }, name));
+    let streams =
+        [&writer, &reader, &other].map(|session| session.stream(datapath.qos()).expect("a stream"));
+    let source = streams[0].source(CHANNEL).expect("a source");
+    let local = streams[1].sink(CHANNEL).expect("a sink");
+    let remote = streams[2].sink(CHANNEL).expect("a sink");
+    introduce(&source, &[&local, &remote]);
+
+    let [stop, restarted] = [false; 2].map(AtomicBool::new);
+    let [lost_by_source, lost_by_sink, lost_remotely] = std::thread::scope(|scope| {
+        let [stop, restarted] = [&stop, &restarted];
+        let writing = scope.spawn(move || {
+            let (emitted, told) = write_on(&source, stop);
+            assert!(told > 0, "the writer was not told");
+            assert!(emitted > 0);
+            source.lost_at_disconnect()
+        });
+        let reading = scope.spawn(move || {
+            let mut after = None;
+            let (_, told) = read_on(&local, |count, told| {
+                if told > 0 && restarted.load(Ordering::Relaxed) {
+                    count - *after.get_or_insert(count) > 1000
+                } else {
+                    false
+                }
+            });
+            assert_eq!(told, 1, "told once of one loss");
+            local.counters().lost_at_disconnect
+        });
+        let far_reading = scope.spawn(move || {
+            let mut after = None;
+            let (_, told) = read_on(&remote, |count, _| {
+                restarted.load(Ordering::Relaxed) && count - *after.get_or_insert(count) > 1000
+            });
+            assert_eq!(told, 0, "its own daemon was there");
+            remote.counters().lost
+        });
+        near.kill();
+        near.restart();
+        restarted.store(true, Ordering::Relaxed);
+        let sink = reading.join().expect("the reader");
+        let remotely = far_reading.join().expect("the far reader");
+        stop.store(true, Ordering::Relaxed);
+        [writing.join().expect("the writer"), sink, remotely]
+    });
+    println!(
+        "lost at disconnect: {lost_by_source} by the source, {lost_by_sink} by the sink; {lost_remotely} at the peer"
+    );
+    for (session, stream) in [&writer, &reader].into_iter().zip(&streams) {
+        assert!(session.is_attached());
+        assert_eq!(stream.datapath(), datapath.name());
+    }
+    let mut names: Vec<String> = near
+        .admin()
+        .sessions()
+        .into_iter()
+        .map(|s| s.name)
+        .collect();
+    names.sort();
+    assert_eq!(names, ["reader", "writer"]);
+}
+
+#[test]
+fn clients_of_a_killed_daemon_are_told_and_go_on_once_it_is_back_over_kernel_udp() {
+    a_killed_daemon(Datapath::Udp);
+}
+
+#[test]
+fn clients_of_a_killed_daemon_are_told_and_go_on_once_it_is_back_over_af_xdp() {
+    a_killed_daemon(Datapath::Xdp);
+}
+
+#[test]
+fn a_call_under_way_when_the_daemon_is_killed_gets_the_typed_error() {
+    if skip() {
+        return;
+    }
+    let mut pair = Pair::over(Datapath::Udp);
+    let session = attach(&pair.nodes[0], "waiting");
+    let stream = session.stream(Qos::slow()).expect("a stream");
+    let sink = stream.sink(CHANNEL).expect("a sink");
+    let source = stream.source(CHANNEL).expect("a source");
+    std::thread::scope(|scope| {
+        let (begun, begins) = std::sync::mpsc::channel();
+        let waiting = scope.spawn(move || {
+            begun.send(()).expect("somebody listens");
+            let error = sink
+                .consume(Wait::Forever)
+                .map(|_| ())
+                .expect_err("no message");
+            (sink, error)
+        });
+        begins.recv().expect("it begins");
+        pair.nodes[0].kill();
+        let (sink, error) = waiting.join().expect("the reader");
+        assert!(matches!(error, Error::Disconnected), "{error}");
+        let refused = until("the source is told", || source.buffer(8).err());
+        assert!(matches!(refused, Error::Disconnected), "{refused}");
+        assert!(matches!(
+            session.stream(Qos::slow()),
+            Err(Error::Disconnected)
+        ));
+        pair.nodes[0].restart();
+        introduce(&source, &[&sink]);
+        exchange(&source, &[&sink], 0, 100);
+    });
+}
+
+fn a_killed_peer(datapath: Datapath) {
+    if skip() {
+        return;
+    }
+    let mut pair = Pair::over(datapath);
+    let near = attach(&pair.nodes[0], "near");
+    let far = attach(&pair.nodes[1], "far");
+    let streams = [&near, &far].map(|session| session.stream(datapath.qos()).expect("a stream"));
+    let source = streams[0].source(CHANNEL).expect("a source");
+    let local = streams[0].sink(CHANNEL).expect("a sink");
+    let remote = streams[1].sink(CHANNEL).expect("a sink");
+    introduce(&source, &[&local, &remote]);
+    exchange(&source, &[&local, &remote], 0, 500);
+    pair.nodes[1].kill();
+    // The near node's own applications do not notice.
+    exchange(&source, &[&local], 1000, 500);
+    pair.nodes[0].await_peers(1, PeerState::Down);
+    exchange(&source, &[&local], 2000, 500);
+    pair.nodes[1].restart();
+    pair.await_peers(PeerState::Up);
+    let mut number = 3000;
+    until("the remote sink hears again", || {
+        number += 1;
+        put(&source, number, 64);
+        assert_eq!(take(&local), number);
+        match remote.consume(Wait::Never) {
+            Ok(message) => Some(number_of(&message)),
+            Err(Error::WouldBlock | Error::Disconnected) => None,
+            Err(error) => panic!("{error}"),
+        }
+    });
+    introduce(&source, &[&local, &remote]);
+    exchange(&source, &[&local, &remote], 100_000_000, 500);
+    let counters = local.counters();
+    assert_eq!((counters.lost, counters.dropped_full), (0, 0));
+    // Sent while the far session was detached.
+    assert!(remote.counters().lost_at_disconnect > 0);
+}
+
+#[test]
+fn a_peer_whose_daemon_was_killed_comes_back_by_itself_over_kernel_udp() {
+    a_killed_peer(Datapath::Udp);
+}
+
+#[test]
+fn a_peer_whose_daemon_was_killed_comes_back_by_itself_over_af_xdp() {
+    a_killed_peer(Datapath::Xdp);
+}

@@ -1,0 +1,156 @@
+//! Messages of 16 MiB, whole and with one fragment lost on the way.
+
+use std::io::Write;
+use std::process::{Command, Stdio};
+
+use takt::{ChannelId, Sink, Source, Wait};
+use takt_lab::{LabConfig, Wiring};
+
+use crate::support::{Datapath, PATIENCE, Pair, introduce, number_of, put, skip};
+
+const CHANNEL: ChannelId = ChannelId(0x0123_4567_89ab_cdef);
+const LENGTH: usize = 16 << 20;
+/// The fragment that goes missing: somewhere in the middle.
+const FRAGMENT: u32 = 5000;
+
+/// One datagram for each fragment, so that exactly one can be dropped.
+const NO_TRAINS: &str = "[datapath.udp]\nsegmentation = false\n";
+
+/// A filter in the bridge between the hosts.
+struct Filter {
+    namespace: String,
+}
+
+impl Filter {
+    /// Drops one fragment of one message. Offsets are those of `docs/reference/wire-format.md`, in bits behind
+    /// the UDP header: the datagram's header has 16 bytes; of the record's, the channel is at 0, the sequence
+    /// number at 8, the fragment's index at 16. Little-endian, which nft compares as big-endian.
+    fn dropping(namespace: String, sequence: u64, fragment: u32) -> Self {
+        let record = (8 + 16) * 8;
+        let rules = format!(
+            "table bridge takt {{
+                chain pass {{
+                    type filter hook forward priority 0; policy accept;
+                    ether type ip ip protocol udp @th,{record},64 {:#018x} @th,{},32 {:#010x} @th,{},32 {:#010x} counter drop
+                }}
+            }}\n",
+            CHANNEL.0.swap_bytes(),
+            record + 64,
+            (sequence as u32).swap_bytes(),
+            record + 128,
+            fragment.swap_bytes(),
+        );
+        let filter = Self { namespace };
+        let mut nft = filter
+            .nft(&["-f", "-"])
+            .stdin(Stdio::piped())
+            .spawn()
+            .expect("nft (of nftables)");
+        let mut stdin = nft.stdin.take().expect("its input");
+        stdin.write_all(rules.as_bytes()).expect("written");
+        drop(stdin);
+        assert!(nft.wait().expect("its end").success());
+        filter
+    }
+
+    /// Datagrams dropped so far.
+    fn dropped(&self) -> u64 {
+        let output = self
+            .nft(&["list", "table", "bridge", "takt"])
+            .output()
+            .expect("nft");
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let mut words = text
+            .split_whitespace()
+            .skip_while(|word| *word != "packets");
+        let count = words
+            .nth(1)
+            .unwrap_or_else(|| panic!("no counter in {text}"));
+        count.parse().expect("a number")
+    }
+
+    fn nft(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new("ip");
+        command
+            .args(["netns", "exec", &self.namespace, "nft"])
+            .args(arguments);
+        command
+    }
+}
+
+/// Sends a long message while somebody reads: number, sequence number.
+fn pass(source: &Source, sink: &Sink, number: u64) -> u64 {
+    put(source, number, LENGTH);
+    let message = sink.consume(Wait::For(PATIENCE)).expect("a long message");
+    assert_eq!(message.len(), LENGTH);
+    assert_eq!(number_of(&message), number);
+    message.sequence()
+}
+
+fn long_messages(datapath: Datapath) {
+    if skip() {
+        return;
+    }
+    let config = LabConfig {
+        wiring: Wiring::Bridge,
+        ..LabConfig::default()
+    };
+    let pair = Pair::with(&config, &format!("{}{NO_TRAINS}", datapath.section()));
+    let [near, far] = pair.nodes.each_ref().map(|node| {
+        takt::Session::builder()
+            .socket(node.socket())
+            .request_timeout(PATIENCE)
+            .open()
+            .expect("a session")
+    });
+    let streams = [&near, &far].map(|session| session.stream(datapath.qos()).expect("a stream"));
+    assert_eq!(streams[0].datapath(), datapath.name());
+    let source = streams[0].source(CHANNEL).expect("a source");
+    let sink = streams[1].sink(CHANNEL).expect("a sink");
+    introduce(&source, &[&sink]);
+    let mut sequence = 0;
+    for number in 0..3 {
+        sequence = pass(&source, &sink, number);
+    }
+    assert_eq!(sink.counters().lost, 0);
+
+    let switch = format!("{}-switch", pair.lab.name());
+    let filter = Filter::dropping(switch, sequence + 2, FRAGMENT);
+    assert_eq!(pass(&source, &sink, 3), sequence + 1);
+    assert_eq!(filter.dropped(), 0);
+    // The one that loses a fragment, and at once another.
+    put(&source, 4, LENGTH);
+    assert_eq!(pass(&source, &sink, 5), sequence + 3);
+    assert_eq!(filter.dropped(), 1, "exactly one datagram");
+    crate::support::until("the loss is counted", || {
+        (sink.counters().lost == 1).then_some(())
+    });
+    for number in 6..9 {
+        pass(&source, &sink, number);
+    }
+    let counters = sink.counters();
+    assert_eq!(
+        (
+            counters.lost,
+            counters.dropped_full,
+            counters.dropped_memory
+        ),
+        (1, 0, 0)
+    );
+    // Nothing of the incomplete one is left: what it took is there for others.
+    let given_up = pair.nodes[1].admin().node().lanes[0]
+        .counters
+        .expect("counters")
+        .reassembly_refused;
+    assert_eq!(given_up, 0);
+}
+
+#[test]
+fn a_long_message_that_loses_a_fragment_counts_as_lost_and_the_next_arrive_over_kernel_udp() {
+    long_messages(Datapath::Udp);
+}
+
+#[test]
+fn a_long_message_that_loses_a_fragment_counts_as_lost_and_the_next_arrive_over_af_xdp() {
+    long_messages(Datapath::Xdp);
+}

@@ -1,0 +1,11 @@
+//! Whole nodes on hosts of their own: what an operator and the applications see of them.
+
+mod crashes;
+mod hosts;
+mod lanes;
+mod links;
+mod long_messages;
+mod refusals;
+mod support;
+mod tenants;
+mod volume;

@@ -1,0 +1,302 @@
+//! A daemon as a process in a host of a lab, and its admin API.
+
+use std::fs::File;
+use std::net::Ipv4Addr;
+use std::os::unix::net::UnixDatagram;
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitStatus, Stdio};
+
+use taktd::admin::client::{Client, connect};
+use taktd::admin::proto;
+
+use super::{Directory, PATIENCE, until};
+use takt::Qos;
+use takt_lab::{Host, Lab, LabConfig};
+
+/// The peering port of every node.
+pub const PORT: u16 = 7400;
+
+/// Which technology a test runs over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Datapath {
+    Udp,
+    Xdp,
+}
+
+impl Datapath {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Udp => "udp",
+            Self::Xdp => "xdp",
+        }
+    }
+
+    /// What an application asks for to get it.
+    pub fn qos(self) -> Qos {
+        match self {
+            Self::Udp => Qos::slow(),
+            Self::Xdp => Qos::fast(),
+        }
+    }
+
+    /// The section that a node needs for it.
+    pub fn section(self) -> &'static str {
+        match self {
+            Self::Udp => "",
+            Self::Xdp => "[datapath.xdp]\ninterface = \"eth0\"\n",
+        }
+    }
+}
+
+/// A daemon in a host.
+pub struct Node {
+    pub directory: Directory,
+    host: Host,
+    child: Child,
+    /// Before the daemon in its command line.
+    wrapper: Vec<String>,
+}
+
+impl Node {
+    /// A node with these peers, one socket for everybody, and more sections; `DIR` in them stands for its
+    /// directory.
+    pub fn start(host: &Host, peers: &[Ipv4Addr], sections: &str) -> Self {
+        Self::start_under(&[], host, peers, sections)
+    }
+
+    /// As [`start`](Self::start), with a program that runs the daemon and its arguments.
+    pub fn start_under(wrapper: &[&str], host: &Host, peers: &[Ipv4Addr], sections: &str) -> Self {
+        let directory = Directory::new();
+        configure(&directory, host, peers, sections);
+        let wrapper: Vec<String> = wrapper.iter().map(|&word| word.to_owned()).collect();
+        let child = spawn(&directory, host, &wrapper);
+        Self {
+            directory,
+            host: host.clone(),
+            child,
+            wrapper,
+        }
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Where applications attach.
+    pub fn socket(&self) -> PathBuf {
+        self.directory.join("takt.sock")
+    }
+
+    /// Kills the daemon with SIGKILL.
+    pub fn kill(&mut self) -> ExitStatus {
+        self.child.kill().expect("it runs");
+        self.child.wait().expect("it ends")
+    }
+
+    /// Starts it again with the same configuration.
+    pub fn restart(&mut self) {
+        self.child = spawn(&self.directory, &self.host, &self.wrapper);
+    }
+
+    /// Whether the daemon still runs.
+    pub fn runs(&mut self) -> bool {
+        self.child.try_wait().expect("its state").is_none()
+    }
+
+    pub fn log(&self) -> String {
+        log(&self.directory)
+    }
+
+    pub fn admin(&self) -> Admin {
+        Admin::new(self.directory.join("admin.sock"))
+    }
+
+    /// Waits until it has as many peers in this state.
+    pub fn await_peers(&self, count: usize, state: proto::PeerState) {
+        let mut admin = self.admin();
+        until(&format!("{count} peers {state:?}"), || {
+            let peers = admin.peers();
+            (peers.iter().filter(|peer| peer.state() == state).count() == count).then_some(())
+        });
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        // Ended already is as good.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        if std::thread::panicking() {
+            eprintln!("the daemon of {} said:\n{}", self.host.name(), self.log());
+        }
+    }
+}
+
+/// Writes a configuration.
+pub fn configure(directory: &Directory, host: &Host, peers: &[Ipv4Addr], sections: &str) {
+    let mut text = format!(
+        "[node]\nname = \"{}\"\naddress = \"{}\"\nport = {PORT}\n\
+         [admin]\nsocket = \"DIR/admin.sock\"\n[[listener]]\npath = \"DIR/takt.sock\"\n{sections}",
+        host.name(),
+        host.address(),
+    );
+    for peer in peers {
+        text += &format!("[[peer]]\naddress = \"{peer}:{PORT}\"\n");
+    }
+    let place = directory.join("").display().to_string();
+    let text = text.replace("DIR/", &place);
+    std::fs::write(directory.join("takt.toml"), text).expect("write");
+}
+
+/// The daemon in a host, with the configuration of the directory, not started.
+pub fn command(directory: &Directory, host: &Host, wrapper: &[String]) -> Command {
+    let daemon =
+        std::env::var("TAKTD").unwrap_or_else(|_| env!("CARGO_BIN_EXE_takt-test-daemon").into());
+    let words: Vec<&str> = wrapper
+        .iter()
+        .map(String::as_str)
+        .chain([&*daemon])
+        .collect();
+    let mut command = host.command(words[0]).expect("the lab is up");
+    command
+        .args(&words[1..])
+        .arg("--config")
+        .arg(directory.join("takt.toml"))
+        .env_remove("RUST_LOG")
+        .env_remove("NOTIFY_SOCKET")
+        .env_remove("WATCHDOG_USEC")
+        .stdin(Stdio::null());
+    command
+}
+
+fn log(directory: &Directory) -> String {
+    std::fs::read_to_string(directory.join("log")).unwrap_or_default()
+}
+
+fn spawn(directory: &Directory, host: &Host, wrapper: &[String]) -> Child {
+    let path = directory.join("notify.sock");
+    let _ = std::fs::remove_file(&path);
+    let notifications = UnixDatagram::bind(&path).expect("bind");
+    notifications
+        .set_read_timeout(Some(PATIENCE))
+        .expect("a timeout");
+    let log_file = File::options()
+        .create(true)
+        .append(true)
+        .open(directory.join("log"))
+        .expect("a log");
+    let mut child = command(directory, host, wrapper)
+        .env("NOTIFY_SOCKET", &path)
+        .stderr(log_file)
+        .spawn()
+        .expect("the daemon");
+    let mut buffer = [0; 4096];
+    loop {
+        match notifications.recv(&mut buffer) {
+            Ok(length) => {
+                let text = String::from_utf8_lossy(&buffer[..length]).into_owned();
+                if text.lines().any(|line| line == "READY=1") {
+                    return child;
+                }
+            }
+            Err(error) => {
+                let _ = child.kill();
+                let _ = child.wait();
+                panic!("not ready: {error}; the daemon says: {}", log(directory));
+            }
+        }
+    }
+}
+
+/// Two nodes that are peers of each other, each on a host of a lab.
+pub struct Pair {
+    // Before the lab: a lab goes down when nothing runs in it.
+    pub nodes: [Node; 2],
+    pub lab: Lab,
+}
+
+impl Pair {
+    /// Over this technology, on a cable.
+    pub fn over(datapath: Datapath) -> Self {
+        Self::with(&LabConfig::default(), datapath.section())
+    }
+
+    /// In this lab, with these sections of configuration.
+    pub fn with(config: &LabConfig, sections: &str) -> Self {
+        let lab = Lab::scratch(config).expect("a lab");
+        let node = |own: usize, other: usize| {
+            Node::start(lab.host(own), &[lab.host(other).address()], sections)
+        };
+        let nodes = [node(0, 1), node(1, 0)];
+        let pair = Self { nodes, lab };
+        pair.await_peers(proto::PeerState::Up);
+        pair
+    }
+
+    /// Waits until each shows the other in this state.
+    pub fn await_peers(&self, state: proto::PeerState) {
+        for node in &self.nodes {
+            node.await_peers(1, state);
+        }
+    }
+}
+
+/// A node's admin API.
+pub struct Admin {
+    runtime: tokio::runtime::Runtime,
+    client: Client,
+}
+
+impl Admin {
+    fn new(socket: PathBuf) -> Self {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .expect("an executor");
+        let client = runtime.block_on(connect(&socket)).expect("the admin API");
+        Self { runtime, client }
+    }
+
+    pub fn node(&mut self) -> proto::Node {
+        let asked = self.client.get_status(proto::GetStatusRequest {});
+        let answer = self.runtime.block_on(asked).expect("the status");
+        answer.into_inner().node.expect("a node")
+    }
+
+    pub fn peers(&mut self) -> Vec<proto::Peer> {
+        let asked = self.client.list_peers(proto::ListPeersRequest {});
+        let answer = self.runtime.block_on(asked).expect("the peers");
+        answer.into_inner().peers
+    }
+
+    pub fn sessions(&mut self) -> Vec<proto::Session> {
+        let asked = self
+            .client
+            .list_sessions(proto::ListSessionsRequest::default());
+        let answer = self.runtime.block_on(asked).expect("the sessions");
+        answer.into_inner().sessions
+    }
+
+    pub fn datapaths(&mut self) -> Vec<proto::Datapath> {
+        let asked = self.client.list_datapaths(proto::ListDatapathsRequest {});
+        let answer = self.runtime.block_on(asked).expect("the datapaths");
+        answer.into_inner().datapaths
+    }
+
+    /// What is counted for a channel.
+    pub fn channel(&mut self, number: u64) -> proto::ChannelCounters {
+        let request = proto::ListChannelsRequest {
+            first: number,
+            limit: 1,
+        };
+        let answer = self
+            .runtime
+            .block_on(self.client.list_channels(request))
+            .expect("the channels");
+        let channel = answer.into_inner().channels.into_iter().next();
+        channel
+            .filter(|channel| channel.channel == number)
+            .and_then(|channel| channel.counters)
+            .expect("the channel is in use")
+    }
+}
