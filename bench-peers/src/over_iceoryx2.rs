@@ -64,13 +64,26 @@ fn send(
     length: usize,
     beginning: &[u8],
 ) -> Result<(), Failure> {
+    // A subscriber that has announced itself but not connected yet gets nothing once its buffer is full.
+    while !try_send(publisher, length, beginning)? {
+        std::hint::spin_loop();
+    }
+    Ok(())
+}
+
+/// Whether the message had a recipient.
+fn try_send(
+    publisher: &Publisher<ipc::Service, [u8], ()>,
+    length: usize,
+    beginning: &[u8],
+) -> Result<bool, Failure> {
     let mut message = publisher.loan_slice_uninit(length)?;
     for (octet, value) in message.payload_mut().iter_mut().zip(beginning) {
         *octet = MaybeUninit::new(*value);
     }
     // SAFETY: every value of an octet is valid, and the memory came zeroed from the kernel.
-    unsafe { message.assume_init() }.send()?;
-    Ok(())
+    let recipients = unsafe { message.assume_init() }.send()?;
+    Ok(recipients > 0)
 }
 
 /// Polls until there is a message.
