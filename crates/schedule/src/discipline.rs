@@ -51,8 +51,16 @@ impl View<'_> {
     /// The first instant from `from` on at which the class's gate is open and stays so until a frame
     /// of `len` octets is out (IEEE 802.1Q-2022, clause 8.6.8.4). `None` if no window will do.
     pub fn earliest(&self, len: u32, from: TaiTime) -> Option<TaiTime> {
-        let duration = self.link.transmission_ns(len).saturating_add(self.guard_ns);
-        self.gates.open_for(self.class, from, duration)
+        self.gates.open_for(self.class, from, self.needed_ns(len))
+    }
+
+    /// Whether [`earliest`](Self::earliest) finds an instant.
+    pub fn has_window(&self, len: u32, from: TaiTime) -> bool {
+        self.gates.has_window(self.class, from, self.needed_ns(len))
+    }
+
+    fn needed_ns(&self, len: u32) -> u64 {
+        self.link.transmission_ns(len).saturating_add(self.guard_ns)
     }
 }
 

@@ -182,7 +182,7 @@ impl<T: Send + 'static> Port<T> {
             .max(now);
         let outcome = if oversize(item.len, meant, &view) {
             Err((RefusalReason::Oversize, Queued { token, item }))
-        } else if view.earliest(item.len, meant).is_none() {
+        } else if !view.has_window(item.len, meant) {
             Err((RefusalReason::NoWindow, Queued { token, item }))
         } else {
             queue.enqueue(Queued { token, item }, &view)
@@ -214,11 +214,13 @@ impl<T: Send + 'static> Port<T> {
         let limit = now.saturating_add_nanos(i64::try_from(self.lead_ns).unwrap_or(i64::MAX));
         let mut best: Option<(TrafficClass, TaiTime, Timeliness)> = None;
         let mut wake: Option<TaiTime> = None;
-        for class in crate::gate::all_classes().rev() {
-            let at = usize::from(class.number());
-            if self.waiting & 1 << at == 0 {
+        let mut unseen = self.waiting;
+        while let Some(at) = unseen.checked_ilog2() {
+            unseen &= !(1 << at);
+            let Some(class) = TrafficClass::new(at as u8) else {
                 continue;
-            }
+            };
+            let at = at as usize;
             let view = View {
                 now,
                 ready,

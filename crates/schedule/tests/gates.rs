@@ -81,6 +81,27 @@ proptest! {
         };
         let expected = (0..SCAN as usize).find(|start| fits(*start)).map(|t| at(from + t as i64));
         prop_assert_eq!(gates.open_for(class, at(from), duration as u64), expected);
+        prop_assert_eq!(gates.has_window(class, at(from), duration as u64), expected.is_some());
+    }
+
+    #[test]
+    fn what_was_asked_before_does_not_change_an_answer(
+        mut gates in gates(),
+        questions in prop::collection::vec((class(), NOW - 50..NOW + 300, 0u64..60), 1..40),
+    ) {
+        for (number, (class, t, duration)) in questions.into_iter().enumerate() {
+            if number % 5 == 4 {
+                gates.advance(at(t));
+            }
+            let fresh = gates.clone();
+            fresh.next_open(class, at(NOW + 10_000 + number as i64));
+            prop_assert_eq!(gates.next_open(class, at(t)), fresh.next_open(class, at(t)));
+            prop_assert_eq!(gates.next_closed(class, at(t)), fresh.next_closed(class, at(t)));
+            prop_assert_eq!(
+                gates.open_for(class, at(t), duration),
+                fresh.open_for(class, at(t), duration)
+            );
+        }
     }
 
     #[test]

@@ -16,6 +16,7 @@
 //!   at which a cycle would begin anyway. No cycle begins off the grid of its list.
 //! - **A change asked for while disabled** waits until the gates are enabled.
 
+use std::cell::Cell;
 use std::mem;
 use std::sync::Arc;
 
@@ -63,8 +64,26 @@ pub struct Gates {
     /// What the last change replaced, kept until management acts again: freeing it is no work for
     /// the transmit path.
     retired: Option<(Option<Arc<GateList>>, Timeline)>,
+    /// The window last found for each class: most questions are about the same one again.
+    windows: [Cell<Window>; TrafficClass::COUNT],
     config_change_errors: u64,
     config_changes: u64,
+}
+
+/// For every instant from `from` to `close`, the first window is this one.
+#[derive(Clone, Copy, Debug)]
+struct Window {
+    from: i64,
+    open: i64,
+    close: i64,
+}
+
+impl Window {
+    const NONE: Self = Self {
+        from: NEVER,
+        open: NEVER,
+        close: NEVER,
+    };
 }
 
 #[derive(Clone, Debug)]
@@ -86,6 +105,7 @@ impl Gates {
             pending: None,
             timeline: Timeline::new(Kind::Fixed(initial)),
             retired: None,
+            windows: [const { Cell::new(Window::NONE) }; TrafficClass::COUNT],
             config_change_errors: 0,
             config_changes: 0,
         }
@@ -172,6 +192,7 @@ impl Gates {
             let before = mem::replace(&mut self.timeline, pending.then);
             self.retired = Some((self.oper.replace(pending.list), before));
             self.config_changes += 1;
+            self.forget_windows();
         }
         true
     }
@@ -179,6 +200,31 @@ impl Gates {
     fn manage(&mut self, now: TaiTime) {
         self.advance(now);
         self.retired = None;
+        self.forget_windows();
+    }
+
+    fn forget_windows(&mut self) {
+        for window in &mut self.windows {
+            *window.get_mut() = Window::NONE;
+        }
+    }
+
+    /// The first window of `class` that does not end before `t`, from `t` on at the earliest.
+    fn window(&self, class: TrafficClass, t: i64) -> (i64, i64) {
+        let last = &self.windows[usize::from(class.number())];
+        let mut window = last.get();
+        if t < window.from || t >= window.close {
+            let open = self.timeline.open_from(class, t);
+            let close = if open == NEVER {
+                NEVER
+            } else {
+                self.timeline.closed_from(class, open)
+            };
+            let from = t;
+            window = Window { from, open, close };
+            last.set(window);
+        }
+        (window.open.max(t), window.close)
     }
 
     fn request(&mut self, list: Arc<GateList>, change_ns: i64, now_ns: i64) {
@@ -251,22 +297,27 @@ impl Gates {
 
     /// The first instant from `t` on at which the gate of `class` is open.
     pub fn next_open(&self, class: TrafficClass, t: TaiTime) -> Option<TaiTime> {
-        instant(self.timeline.open_from(class, clamp(t)))
+        instant(self.window(class, clamp(t)).0)
     }
 
     /// The first instant from `t` on at which the gate of `class` is closed (the next gate-close
     /// event of clause 3.97, or `t` itself).
     pub fn next_closed(&self, class: TrafficClass, t: TaiTime) -> Option<TaiTime> {
-        instant(self.timeline.closed_from(class, clamp(t)))
+        let t = clamp(t);
+        match self.window(class, t) {
+            (open, close) if open == t => instant(close),
+            _ => Some(TaiTime::from_nanos(t)),
+        }
     }
 
     /// How long the gate of `class` stays open from `t`, nanoseconds: 0 when it is closed,
     /// `u64::MAX` when no list in force or pending closes it.
     pub fn open_ns(&self, class: TrafficClass, t: TaiTime) -> u64 {
         let t = clamp(t);
-        match self.timeline.closed_from(class, t) {
-            NEVER => u64::MAX,
-            closed => (closed - t).unsigned_abs(),
+        match self.window(class, t) {
+            (open, _) if open != t => 0,
+            (_, NEVER) => u64::MAX,
+            (_, close) => (close - t).unsigned_abs(),
         }
     }
 
@@ -275,7 +326,19 @@ impl Gates {
     /// no window will do.
     pub fn open_for(&self, class: TrafficClass, t: TaiTime, duration_ns: u64) -> Option<TaiTime> {
         let duration = i64::try_from(duration_ns).ok()?;
-        instant(self.timeline.open_for(class, clamp(t), duration))
+        let (open, close) = self.window(class, clamp(t));
+        if close == NEVER || close.saturating_sub(open) >= duration {
+            return instant(open);
+        }
+        instant(self.timeline.open_for(class, close, duration))
+    }
+
+    /// Whether any window of `class` that does not end before `t` is as long as `duration_ns`: what
+    /// [`open_for`](Self::open_for) finds, without finding where.
+    pub fn has_window(&self, class: TrafficClass, t: TaiTime, duration_ns: u64) -> bool {
+        i64::try_from(duration_ns)
+            .is_ok_and(|duration| self.timeline.ends_with_window(class, duration))
+            || self.open_for(class, t, duration_ns).is_some()
     }
 
     /// How long the gate of `class` is open between two instants, nanoseconds.

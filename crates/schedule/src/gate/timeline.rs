@@ -156,6 +156,16 @@ impl Timeline {
         NEVER
     }
 
+    /// Whether the last segment, which lasts for ever, has a window of `class` as long as `duration`.
+    pub fn ends_with_window(&self, class: TrafficClass, duration: i64) -> bool {
+        match self.segments.last().map(|segment| &segment.kind) {
+            // A class that never opens has no window, not even for a frame that takes no time.
+            Some(Kind::Cycles(list)) => duration.max(1) <= list.longest(class),
+            Some(Kind::Fixed(gates)) => gates.is_open(class),
+            Some(Kind::Single { .. }) | None => false,
+        }
+    }
+
     /// How long the gate of `class` is open from `from` to `to`.
     pub fn open_time(&self, class: TrafficClass, from: i64, to: i64) -> i64 {
         let mut t = from;
