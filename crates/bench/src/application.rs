@@ -97,11 +97,12 @@ pub fn source(session: &Session, qos: Qos, size: usize, time: Duration) -> Resul
     let (start, mut sent) = (Instant::now(), 0);
     while start.elapsed() < time {
         for _ in 0..BURST {
-            match source.buffer(size) {
-                Ok(buffer) => buffer.emit_more()?,
-                Err(Error::WouldBlock) => break,
-                Err(error) => return Err(error),
+            let buffer = match source.buffer(size) {
+                // Tells the runtime of what is there, and lets it run.
+                Err(Error::WouldBlock) => source.buffer_wait(size, Wait::For(SILENCE))?,
+                result => result?,
             };
+            buffer.emit_more()?;
             sent += 1;
         }
         source.flush();
