@@ -15,3 +15,5 @@ pub mod outcome;
 pub mod peers;
 pub mod report;
 pub mod statistics;
+pub mod takt;
+pub mod text;

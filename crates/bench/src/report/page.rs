@@ -141,6 +141,18 @@ fn render_section(section: &[&Outcome], looks: &Looks<'_>) -> Result<String, Rep
         }
     } else {
         html.push_str(&render_rates(section, looks));
+        let rated = |outcome: &&Outcome| {
+            let mut variants = outcome.variants.iter();
+            variants.any(|variant| variant.summary.messages_per_second.is_some())
+        };
+        // Where figures are all there is, they are what the reader came for.
+        if !section.iter().any(rated) {
+            for name in figure_names(section) {
+                html.push_str(&render_bars(section, looks, name, |sample| {
+                    sample.figures.get(name).copied()
+                })?);
+            }
+        }
         section
             .iter()
             .for_each(|outcome| html.push_str(&render_failures(outcome)));

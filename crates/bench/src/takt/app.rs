@@ -1,0 +1,115 @@
+//! The processes of a measurement: what `takt bench-app` runs inside a lab host.
+
+use std::error::Error;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use takt::{Qos, Session};
+use takt_embedded::{Embedded, Settings};
+
+use super::local;
+use crate::{application, awake};
+
+/// What to do.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum Role {
+    /// Send and wait for the echo
+    Ping,
+    /// Echo
+    Pong,
+    /// Send at full speed
+    Source,
+    /// Count
+    Sink,
+    /// Send with the time, one message at a time
+    Sender,
+    /// Take the time that each message was under way, and acknowledge it
+    Receiver,
+    /// Send to oneself, with the time
+    Loop,
+}
+
+/// The benchmarking application of naaas-thesis-2024, section 7.2.2.
+#[derive(Args, Clone, Debug)]
+pub struct Options {
+    /// Which side
+    pub role: Role,
+    /// Run the runtime inside (settings from TAKT_ADDRESS, TAKT_PORT, TAKT_PEERS, TAKT_INTERFACE)
+    #[arg(long)]
+    pub embedded: bool,
+    /// Ask for acceleration
+    #[arg(long)]
+    pub fast: bool,
+    /// Allow cores to be spent
+    #[arg(long)]
+    pub unlimited: bool,
+    /// Payload bytes
+    #[arg(long, default_value_t = 64)]
+    pub size: usize,
+    /// Round trips
+    #[arg(long, default_value_t = 100_000)]
+    pub count: usize,
+    /// Seconds to send
+    #[arg(long, default_value_t = 3.0)]
+    pub seconds: f64,
+    /// Core to stay on
+    #[arg(long)]
+    pub core: Option<usize>,
+}
+
+/// Plays the role and prints what it gave as one line of JSON.
+///
+/// # Errors
+/// When there is no session, a stream falls back to less than it asked for, or the other side does not
+/// answer.
+pub fn run(options: &Options) -> Result<(), Box<dyn Error>> {
+    if let Some(core) = options.core {
+        awake::pin_to(core)?;
+    }
+    let mut qos = if options.fast {
+        Qos::fast()
+    } else {
+        Qos::slow()
+    };
+    if options.unlimited {
+        qos = qos.unlimited();
+    }
+    let embedded = match options.embedded {
+        true => Some(Embedded::start(Settings {
+            core: options.core,
+            ..Settings::from_environment()?
+        })?),
+        false => None,
+    };
+    let session = match &embedded {
+        Some(node) => node.session("bench")?,
+        None => Session::builder().name("bench").open()?,
+    };
+    // What falls back would be measured under a wrong name.
+    if let Some(warning) = session.stream(qos)?.warning() {
+        return Err(warning.into());
+    }
+    let output = match options.role {
+        Role::Ping => serde_json::to_string(&application::ping(
+            &session,
+            qos,
+            options.size,
+            options.count,
+        )?)?,
+        Role::Pong => serde_json::to_string(&application::pong(&session, qos)?)?,
+        Role::Source => {
+            let time = Duration::try_from_secs_f64(options.seconds)?;
+            serde_json::to_string(&application::source(&session, qos, options.size, time)?)?
+        }
+        Role::Sink => serde_json::to_string(&application::sink(&session, qos)?)?,
+        Role::Sender => {
+            serde_json::to_string(&local::send(&session, qos, options.size, options.count)?)?
+        }
+        Role::Receiver => serde_json::to_string(&local::receive(&session, qos)?)?,
+        Role::Loop => {
+            serde_json::to_string(&local::around(&session, qos, options.size, options.count)?)?
+        }
+    };
+    println!("{output}");
+    Ok(())
+}

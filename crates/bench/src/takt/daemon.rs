@@ -1,0 +1,118 @@
+//! The daemon of a host: its configuration and its start.
+
+use std::io;
+use std::net::Ipv4Addr;
+use std::os::unix::net::UnixDatagram;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use super::process::{Process, Scratch};
+use super::{PATIENCE, PORT, TaktError};
+
+/// How often a daemon that starts is looked at.
+const LOOK_INTERVAL: Duration = Duration::from_millis(50);
+
+/// What a daemon is told.
+#[derive(Clone, Debug)]
+pub(super) struct Node<'a> {
+    /// Its name, which its files have too.
+    pub(super) name: &'a str,
+    /// Its address.
+    pub(super) address: Ipv4Addr,
+    /// The core of its lane.
+    pub(super) core: usize,
+    /// The other node.
+    pub(super) peer: Option<Ipv4Addr>,
+    /// The interface for AF_XDP; none: kernel UDP alone.
+    pub(super) interface: Option<&'a str>,
+}
+
+/// Where applications attach to the daemon `name` whose files are in `folder`.
+pub(super) fn socket(folder: &Path, name: &str) -> PathBuf {
+    folder.join(format!("{name}.sock"))
+}
+
+impl Node<'_> {
+    fn configuration(&self, folder: &Path) -> String {
+        let mut text = format!(
+            "[node]\nname = \"{name}\"\naddress = \"{address}\"\nport = {PORT}\n\n\
+             [[lane]]\nidle = \"adaptive\"\ncore = {core}\n\n\
+             [[listener]]\npath = \"{socket}\"\n\n\
+             [admin]\nsocket = \"{admin}\"\n\n\
+             [log]\nlevel = \"warn\"\n",
+            name = self.name,
+            address = self.address,
+            core = self.core,
+            socket = socket(folder, self.name).display(),
+            admin = folder.join(format!("{}-admin.sock", self.name)).display(),
+        );
+        if let Some(peer) = self.peer {
+            text.push_str(&format!("\n[[peer]]\naddress = \"{peer}:{PORT}\"\n"));
+        }
+        if let Some(interface) = self.interface {
+            text.push_str(&format!("\n[datapath.xdp]\ninterface = \"{interface}\"\n"));
+        }
+        text
+    }
+}
+
+/// A running daemon, ended when this is dropped.
+#[derive(Debug)]
+pub(super) struct Daemon {
+    _process: Process,
+}
+
+impl Daemon {
+    /// Starts `takt`, which is the program `takt` in the daemon's host, and waits until it is ready.
+    pub(super) fn start(
+        mut takt: Command,
+        node: &Node<'_>,
+        scratch: &Scratch,
+    ) -> Result<Self, TaktError> {
+        let folder = scratch.path();
+        let file = |ending: &str| folder.join(format!("{}-node.{ending}", node.name));
+        let configuration = file("toml");
+        std::fs::write(&configuration, node.configuration(folder))
+            .map_err(TaktError::io(format!("write {}", configuration.display())))?;
+        let notices = UnixDatagram::bind(file("notify"))
+            .and_then(|socket| {
+                socket.set_read_timeout(Some(LOOK_INTERVAL))?;
+                Ok(socket)
+            })
+            .map_err(TaktError::io("make a socket for a daemon's notices"))?;
+        takt.args(["run", "--config"])
+            .arg(&configuration)
+            .env("NOTIFY_SOCKET", file("notify"))
+            .env_remove("RUST_LOG");
+        let mut process = Process::start(takt, &file("log"))?;
+        wait_until_ready(&notices, &mut process)?;
+        Ok(Self { _process: process })
+    }
+}
+
+/// Waits for the notice of sd_notify(3).
+fn wait_until_ready(notices: &UnixDatagram, process: &mut Process) -> Result<(), TaktError> {
+    let deadline = Instant::now() + PATIENCE;
+    let mut notice = [0; 512];
+    while Instant::now() < deadline {
+        match notices.recv(&mut notice) {
+            Ok(length) => {
+                let mut lines = notice[..length].split(|&octet| octet == b'\n');
+                if lines.any(|line| line == b"READY=1") {
+                    return Ok(());
+                }
+            }
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
+                ) =>
+            {
+                process.check()?;
+            }
+            Err(error) => return Err(TaktError::io("read a daemon's notices")(error)),
+        }
+    }
+    Err(process.silent(PATIENCE))
+}

@@ -1,0 +1,75 @@
+//! `takt bench`: Takt beside its peers, between two lab hosts and within one.
+//!
+//! Each measurement is a set of experiments of `takt-bench`; what they share (machine, rounds, report)
+//! is in [`common`]. What the figures mean: `docs/how-to/benchmark.md`.
+
+use clap::{Args, Subcommand};
+
+use crate::failure::Failure;
+
+mod common;
+mod latency;
+mod local;
+mod sinks;
+mod throughput;
+
+pub use common::{BenchError, Common};
+pub use latency::Latency;
+
+const HELP: &str = "\
+Every variant runs once a round, in turns; figures are medians over the rounds. Tables go to standard output,
+progress to standard error, a report with plots and every sample to ./out. Other messaging systems are
+measured as well once `make bench` has built their program.
+
+Examples:
+  sudo takt bench latency
+  sudo takt bench latency --size 1024 --only udp,fast
+  sudo takt bench throughput --sizes 64,1024 --seconds 5
+  takt bench sinks --json";
+
+/// Measures Takt beside its peers
+#[derive(Debug, Args)]
+#[command(after_help = HELP)]
+pub struct Bench {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Debug, Subcommand)]
+enum What {
+    /// Round trips between two hosts, with cores that may halt and with cores kept awake
+    Latency(Latency),
+    /// One-way streams between two hosts, as fast as they go
+    Throughput(throughput::Throughput),
+    /// Delivery within one host, beside iceoryx2, and what the hop over a daemon's lane costs
+    Local(local::Local),
+    /// What a message costs the runtime, by the number of local sinks
+    Sinks(sinks::Sinks),
+}
+
+impl Bench {
+    /// Measures, prints tables, writes the report.
+    pub fn run(self) -> Result<(), Failure> {
+        match self.what {
+            What::Latency(latency) => latency.run(),
+            What::Throughput(throughput) => throughput.run(),
+            What::Local(local) => local.run(),
+            What::Sinks(sinks) => sinks.run(),
+        }
+        .map_err(BenchError::into)
+    }
+}
+
+/// One side of a measurement, in a process that `takt bench` starts
+#[derive(Debug, Args)]
+pub struct Application {
+    #[command(flatten)]
+    options: takt_bench::takt::app::Options,
+}
+
+impl Application {
+    /// Plays the role, prints what it gave.
+    pub fn run(self) -> Result<(), Failure> {
+        takt_bench::takt::app::run(&self.options).map_err(|error| Failure::Other(error.to_string()))
+    }
+}

@@ -1,0 +1,294 @@
+//! What all measurements share: options, hosts, cores, the tables and the report.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use clap::Args;
+use takt_bench::awake::{Awake, usable_cores};
+use takt_bench::experiment::{Experiment, ExperimentError, Variant};
+use takt_bench::outcome::Outcome;
+use takt_bench::peers::PeerError;
+use takt_bench::peers::programs::Programs;
+use takt_bench::report::{Report, ReportError, Written};
+use takt_bench::takt::TaktError;
+use takt_bench::text;
+use takt_lab::{Lab, LabConfig, LabError};
+
+use crate::failure::Failure;
+
+/// What every measurement takes.
+#[derive(Debug, Args)]
+pub struct Common {
+    /// How often each variant runs; figures are medians over the rounds
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub rounds: u32,
+    /// Folder for the report; without it ./out/bench-<name>-<date>
+    #[arg(long, value_name = "DIR")]
+    pub out: Option<PathBuf>,
+    /// Print the report as JSON instead of tables
+    #[arg(long)]
+    pub json: bool,
+    /// Run only variants whose names contain one of these texts
+    #[arg(long, value_name = "TEXT", value_delimiter = ',')]
+    pub only: Vec<String>,
+    /// The program takt-bench-peers (`make bench` builds it); without it where it is usually found
+    #[arg(long, value_name = "PATH", env = "TAKT_BENCH_PEERS")]
+    pub peers: Option<PathBuf>,
+}
+
+/// Why a measurement could not be made.
+#[derive(Debug, thiserror::Error)]
+pub enum BenchError {
+    /// Hosts and AF_XDP need privileges.
+    #[error("cannot make hosts in network namespaces as this user: run it as root (sudo {0})")]
+    NotRoot(String),
+    /// There is nowhere for two sides to run at the same time.
+    #[error("cannot measure on {0} core: two sides need one each; allow this process two cores")]
+    Cores(usize),
+    /// A duration that is none.
+    #[error("cannot send for {0} seconds: use more than 0")]
+    Seconds(f64),
+    /// A filter left nothing.
+    #[error("no variant of {experiment:?} is called like {only:?}; there are: {names}")]
+    NoVariant {
+        /// The experiment.
+        experiment: String,
+        /// What was asked for.
+        only: String,
+        /// What there is.
+        names: String,
+    },
+    /// Every run failed.
+    #[error("no variant ran; the first reason is: {0}")]
+    NothingRan(String),
+    /// The machine cannot be asked or prepared.
+    #[error("cannot {action}: {source}")]
+    Machine {
+        /// What was being done.
+        action: &'static str,
+        /// The reason.
+        source: io::Error,
+    },
+    /// The hosts cannot be made.
+    #[error(transparent)]
+    Lab(#[from] LabError),
+    /// Takt itself could not be measured.
+    #[error(transparent)]
+    Takt(#[from] TaktError),
+    /// The peers' program was named and is not there.
+    #[error(transparent)]
+    Peer(#[from] PeerError),
+    /// An experiment makes no sense.
+    #[error(transparent)]
+    Experiment(#[from] ExperimentError),
+    /// The report cannot be written.
+    #[error(transparent)]
+    Report(#[from] ReportError),
+    /// The report cannot be printed.
+    #[error("cannot print the report: {0}")]
+    Print(#[from] serde_json::Error),
+}
+
+impl From<BenchError> for Failure {
+    fn from(error: BenchError) -> Self {
+        Self::Other(error.to_string())
+    }
+}
+
+/// Two cores, one for each side.
+#[derive(Clone, Copy, Debug)]
+pub struct TwoCores {
+    /// Of the side that sends, and holds the clock.
+    pub near: usize,
+    /// Of the other.
+    pub far: usize,
+}
+
+impl TwoCores {
+    /// The first two that this process may use.
+    pub fn choose() -> Result<Self, BenchError> {
+        let cores = usable_cores().map_err(machine("ask which cores may be used"))?;
+        match cores[..] {
+            [near, far, ..] => Ok(Self { near, far }),
+            _ => Err(BenchError::Cores(cores.len())),
+        }
+    }
+}
+
+/// Makes hosts, after making sure that this process may.
+pub fn hosts(config: &LabConfig) -> Result<Lab, BenchError> {
+    if !rustix::process::geteuid().is_root() {
+        let words: Vec<String> = std::env::args().collect();
+        return Err(BenchError::NotRoot(words.join(" ")));
+    }
+    Ok(Lab::scratch(config)?)
+}
+
+/// Whether cores may halt while an experiment runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Idle {
+    /// As the machine is.
+    MayHalt,
+    /// A spinner of the idle class on each core.
+    KeptAwake,
+}
+
+impl Idle {
+    /// Both, in the order in which they are told.
+    pub const BOTH: [Self; 2] = [Self::MayHalt, Self::KeptAwake];
+
+    /// How it is told.
+    pub fn told(self) -> &'static str {
+        match self {
+            Self::MayHalt => "cores may halt",
+            Self::KeptAwake => "cores kept awake",
+        }
+    }
+
+    /// Keeps cores awake for as long as the result lives, if so wanted.
+    pub fn hold(self) -> Result<Option<Awake>, BenchError> {
+        match self {
+            Self::MayHalt => Ok(None),
+            Self::KeptAwake => Awake::keep()
+                .map(Some)
+                .map_err(machine("keep the cores awake")),
+        }
+    }
+}
+
+fn machine(action: &'static str) -> impl FnOnce(io::Error) -> BenchError {
+    move |source| BenchError::Machine { action, source }
+}
+
+impl Common {
+    /// All variants, for this many rounds.
+    pub fn brief(rounds: u32, out: Option<PathBuf>, json: bool) -> Self {
+        Self {
+            rounds,
+            out,
+            json,
+            only: Vec::new(),
+            peers: None,
+        }
+    }
+
+    /// The program that measures other messaging systems: `None` if it was neither named nor found.
+    pub fn programs(&self) -> Option<Programs> {
+        if let Some(path) = &self.peers {
+            return Some(Programs::at(path));
+        }
+        match Programs::find() {
+            Ok(programs) => Some(programs),
+            Err(error) => {
+                eprintln!("other messaging systems are left out: {error}");
+                None
+            }
+        }
+    }
+
+    /// The variants that were asked for.
+    pub fn chosen<'a>(
+        &self,
+        experiment: &str,
+        variants: Vec<Variant<'a>>,
+    ) -> Result<Vec<Variant<'a>>, BenchError> {
+        let names: Vec<String> = variants.iter().map(|v| v.name.clone()).collect();
+        let wanted = |name: &str| {
+            self.only.is_empty()
+                || self
+                    .only
+                    .iter()
+                    .any(|text| name.to_lowercase().contains(&text.to_lowercase()))
+        };
+        let chosen: Vec<_> = variants.into_iter().filter(|v| wanted(&v.name)).collect();
+        if chosen.is_empty() {
+            return Err(BenchError::NoVariant {
+                experiment: experiment.to_owned(),
+                only: self.only.join(","),
+                names: names.join(", "),
+            });
+        }
+        Ok(chosen)
+    }
+}
+
+/// A measurement under way: tables are printed as they come, the report is written in the end.
+pub struct Measurement<'a> {
+    common: &'a Common,
+    name: &'static str,
+    report: Report,
+}
+
+impl<'a> Measurement<'a> {
+    /// Begins; prints the machine and the method.
+    pub fn begin(
+        common: &'a Common,
+        name: &'static str,
+        title: &str,
+        method: &str,
+    ) -> Result<Self, BenchError> {
+        let report = Report::new(title, method)?;
+        if !common.json {
+            println!("{title}");
+            for (heading, value) in report.machine.rows() {
+                println!("  {heading:<19} {value}");
+            }
+            println!("{method}\n");
+        }
+        Ok(Self {
+            common,
+            name,
+            report,
+        })
+    }
+
+    /// Runs an experiment over the chosen variants. The baseline counts only if it is among them.
+    pub fn run(&mut self, mut experiment: Experiment<'_>) -> Result<&Outcome, BenchError> {
+        experiment.variants = self.common.chosen(&experiment.name, experiment.variants)?;
+        if let Some(baseline) = &experiment.baseline
+            && experiment.variants.iter().all(|v| v.name != *baseline)
+        {
+            experiment.baseline = None;
+        }
+        let outcome = experiment.run()?;
+        if !self.common.json {
+            println!("{}", text::table(&outcome));
+        }
+        let index = self.report.outcomes.len();
+        self.report.outcomes.push(outcome);
+        Ok(&self.report.outcomes[index])
+    }
+
+    /// Adds a finding to the introduction of the report, and prints it.
+    pub fn find(&mut self, finding: &str) {
+        self.report.introduction.push_str("\n\n");
+        self.report.introduction.push_str(finding);
+        if !self.common.json {
+            println!("{finding}\n");
+        }
+    }
+
+    /// Writes the report and says where it is.
+    pub fn finish(self) -> Result<(), BenchError> {
+        let now = humantime::format_rfc3339_seconds(SystemTime::now()).to_string();
+        let date = now.trim_end_matches('Z').replace(':', "");
+        let folder = self
+            .common
+            .out
+            .clone()
+            .unwrap_or_else(|| Path::new("out").join(format!("bench-{}-{date}", self.name)));
+        let Written { json, html } = self.report.write(&folder, self.name)?;
+        if self.common.json {
+            println!("{}", serde_json::to_string(&self.report)?);
+        } else {
+            println!("Report: {}\nFigures: {}", html.display(), json.display());
+        }
+        let variants = || self.report.outcomes.iter().flat_map(|o| &o.variants);
+        if variants().all(|variant| variant.samples().next().is_none()) {
+            let reason = variants().find_map(|variant| variant.failures().next());
+            return Err(BenchError::NothingRan(reason.unwrap_or("none").to_owned()));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,114 @@
+//! `takt bench latency`: round trips between two hosts.
+
+use clap::Args;
+use takt_bench::experiment::{Experiment, Round, Variant};
+use takt_bench::peers::programs::{Programs, System};
+use takt_bench::peers::{Pair, RoundTrips, udp, xdp};
+use takt_bench::takt::{Datapath, Form, Takt};
+use takt_lab::LabConfig;
+
+use super::common::{BenchError, Common, Idle, Measurement, TwoCores, hosts};
+
+/// The variant that ratios are taken to.
+const BASELINE: &str = "UDP, blocking";
+
+/// What to measure.
+#[derive(Debug, Args)]
+pub struct Latency {
+    /// Bytes of each message
+    #[arg(long, value_name = "BYTES", default_value_t = 64, value_parser = clap::value_parser!(u32).range(8..))]
+    size: u32,
+    /// Round trips of each run; a tenth more warm up
+    #[arg(long, value_name = "N", default_value_t = 50_000, value_parser = clap::value_parser!(u32).range(1..))]
+    count: u32,
+    #[command(flatten)]
+    common: Common,
+}
+
+const METHOD: &str = "\
+Two hosts in network namespaces, joined by one veth cable; the near side runs on one core, the far side on \
+another, a daemon's lane on the core of its host's application. A message is sent once the answer to the one \
+before has come; the near side takes the time by its own clock. Takt's applications wait in blocking calls. \
+Everything is measured twice: as the machine is, and with the cores kept awake by a spinner of the idle class \
+on each, because a core that halts adds its wake-up to every blocking figure.";
+
+impl Latency {
+    /// Messages of `size` bytes, `count` of them in each run.
+    pub fn of(size: u32, count: u32, common: Common) -> Self {
+        Self {
+            size,
+            count,
+            common,
+        }
+    }
+
+    /// Measures, prints and reports.
+    pub fn run(self) -> Result<(), BenchError> {
+        let cores = TwoCores::choose()?;
+        let takt = Takt::this_program()?;
+        let lab = hosts(&LabConfig::default())?;
+        let programs = self.common.programs();
+        let pair = Pair {
+            near: lab.host(0),
+            far: lab.host(1),
+            near_core: cores.near,
+            far_core: cores.far,
+        };
+        let trips = RoundTrips {
+            payload: self.size as usize,
+            warm_up: self.count / 10,
+            count: self.count,
+        };
+        let mut measurement =
+            Measurement::begin(&self.common, "latency", "Latency between two hosts", METHOD)?;
+        for idle in Idle::BOTH {
+            let _awake = idle.hold()?;
+            measurement.run(Experiment {
+                name: "Round trip between two hosts".into(),
+                setting: format!("{} B, {}", self.size, idle.told()),
+                method: String::new(),
+                rounds: self.common.rounds,
+                baseline: Some(BASELINE.into()),
+                variants: variants(&takt, programs.as_ref(), pair, trips),
+            })?;
+        }
+        measurement.finish()
+    }
+}
+
+fn variants<'a>(
+    takt: &'a Takt,
+    programs: Option<&'a Programs>,
+    pair: Pair<'a>,
+    trips: RoundTrips,
+) -> Vec<Variant<'a>> {
+    let mut variants = vec![
+        Variant::new(BASELINE, move |_: &Round| {
+            Ok(udp::blocking_round_trips(&pair, &trips)?)
+        }),
+        Variant::new("UDP, polling", move |_: &Round| {
+            Ok(udp::polling_round_trips(&pair, &trips)?)
+        }),
+        Variant::new("AF_XDP, bare", move |_: &Round| {
+            Ok(xdp::round_trips(&pair, &trips)?)
+        }),
+    ];
+    for (name, form, path) in [
+        ("Takt embedded, UDP", Form::Embedded, Datapath::Udp),
+        ("Takt embedded, AF_XDP", Form::Embedded, Datapath::Xdp),
+        ("Takt daemon, slow (UDP)", Form::Daemon, Datapath::Udp),
+        ("Takt daemon, fast (AF_XDP)", Form::Daemon, Datapath::Xdp),
+    ] {
+        variants.push(Variant::new(name, move |_: &Round| {
+            Ok(takt.round_trips(form, path, &pair, &trips)?)
+        }));
+    }
+    if let Some(programs) = programs {
+        for (name, system) in [("zenoh", System::Zenoh), ("ZeroMQ", System::ZeroMq)] {
+            variants.push(Variant::new(name, move |_: &Round| {
+                Ok(programs.round_trips(system, &pair, &trips)?)
+            }));
+        }
+    }
+    variants
+}

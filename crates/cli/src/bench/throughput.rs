@@ -1,0 +1,117 @@
+//! `takt bench throughput`: one-way streams between two hosts.
+
+use std::time::Duration;
+
+use clap::Args;
+use takt_bench::experiment::{Experiment, Round, Variant};
+use takt_bench::peers::programs::{Programs, System};
+use takt_bench::peers::{Pair, Stream, udp_batch, xdp};
+use takt_bench::takt::{Datapath, Form, Takt};
+use takt_lab::LabConfig;
+
+use super::common::{BenchError, Common, Measurement, TwoCores, hosts};
+
+/// The variant that ratios are taken to.
+const BASELINE: &str = "UDP, sendmmsg";
+/// The most that bare AF_XDP carries: one frame of an MTU of 1500 octets.
+const MOST_IN_A_FRAME: u32 = 1500 - 20 - 8;
+/// Messages to a system call of the peers that take several; Takt's application announces as many.
+const BATCH: usize = 64;
+
+/// What to measure.
+#[derive(Debug, Args)]
+pub struct Throughput {
+    /// Bytes of each message
+    #[arg(long, value_name = "BYTES", value_delimiter = ',', default_values_t = [64, 1024, 8192], value_parser = clap::value_parser!(u32).range(8..=65_507))]
+    sizes: Vec<u32>,
+    /// Seconds to send in each run
+    #[arg(long, value_name = "SECONDS", default_value_t = 2.0)]
+    seconds: f64,
+    #[command(flatten)]
+    common: Common,
+}
+
+const METHOD: &str = "\
+Two hosts in network namespaces, joined by one veth cable; the sender runs on one core, the receiver on \
+another, a daemon's lane on the core of its host's application. The sender sends as fast as it is let; the \
+receiver counts, and rates are those of the receiver. UDP sends and receives 64 messages with each \
+sendmmsg/recvmmsg, AF_XDP 64 frames; Takt's application announces 64 at a time; zenoh and ZeroMQ batch as \
+they choose, over TCP, which waits instead of losing.";
+
+impl Throughput {
+    /// Measures, prints and reports.
+    pub fn run(self) -> Result<(), BenchError> {
+        let cores = TwoCores::choose()?;
+        let takt = Takt::this_program()?;
+        let duration = Duration::try_from_secs_f64(self.seconds)
+            .ok()
+            .filter(|duration| !duration.is_zero())
+            .ok_or(BenchError::Seconds(self.seconds))?;
+        let lab = hosts(&LabConfig::default())?;
+        let programs = self.common.programs();
+        let pair = Pair {
+            near: lab.host(0),
+            far: lab.host(1),
+            near_core: cores.near,
+            far_core: cores.far,
+        };
+        let mut measurement = Measurement::begin(
+            &self.common,
+            "throughput",
+            "Throughput between two hosts",
+            METHOD,
+        )?;
+        for &size in &self.sizes {
+            let stream = Stream {
+                payload: size as usize,
+                batch: BATCH,
+                duration,
+            };
+            let variants = variants(&takt, programs.as_ref(), pair, stream, size);
+            measurement.run(Experiment {
+                name: "Stream between two hosts".into(),
+                setting: format!("{size} B"),
+                method: String::new(),
+                rounds: self.common.rounds,
+                baseline: Some(BASELINE.into()),
+                variants,
+            })?;
+        }
+        measurement.finish()
+    }
+}
+
+fn variants<'a>(
+    takt: &'a Takt,
+    programs: Option<&'a Programs>,
+    pair: Pair<'a>,
+    stream: Stream,
+    size: u32,
+) -> Vec<Variant<'a>> {
+    let mut variants = vec![Variant::new(BASELINE, move |_: &Round| {
+        Ok(udp_batch::stream(&pair, &stream)?)
+    })];
+    if size <= MOST_IN_A_FRAME {
+        variants.push(Variant::new("AF_XDP, bare", move |_: &Round| {
+            Ok(xdp::stream(&pair, &stream)?)
+        }));
+    }
+    for (name, form, path) in [
+        ("Takt embedded, UDP", Form::Embedded, Datapath::Udp),
+        ("Takt embedded, AF_XDP", Form::Embedded, Datapath::Xdp),
+        ("Takt daemon, slow (UDP)", Form::Daemon, Datapath::Udp),
+        ("Takt daemon, fast (AF_XDP)", Form::Daemon, Datapath::Xdp),
+    ] {
+        variants.push(Variant::new(name, move |_: &Round| {
+            Ok(takt.stream(form, path, &pair, &stream)?)
+        }));
+    }
+    if let Some(programs) = programs {
+        for (name, system) in [("zenoh", System::Zenoh), ("ZeroMQ", System::ZeroMq)] {
+            variants.push(Variant::new(name, move |_: &Round| {
+                Ok(programs.stream(system, &pair, &stream)?)
+            }));
+        }
+    }
+    variants
+}
