@@ -401,8 +401,19 @@ impl Source {
         self.shared().check().err().unwrap_or(Error::Disconnected)
     }
 
-    /// What became of a message. Takes in completions, which also frees memory.
+    /// What became of a message. Takes in completions, which also frees memory. In the embedded form it
+    /// also drives the runtime while the message is on its way.
     pub fn outcome(&self, token: Token) -> Outcome {
+        match self.known_outcome(token) {
+            Outcome::Pending if self.progress().is_some() => {
+                self.flush();
+                self.known_outcome(token)
+            }
+            outcome => outcome,
+        }
+    }
+
+    fn known_outcome(&self, token: Token) -> Outcome {
         if self.slot.forked() {
             return Outcome::Unknown;
         }
@@ -430,12 +441,28 @@ impl Source {
         }
     }
 
-    /// Messages emitted whose outcome is not known yet.
+    /// Messages emitted whose outcome is not known yet. In the embedded form it also drives the runtime
+    /// while there are any.
     pub fn pending(&self) -> u64 {
+        match self.known_pending() {
+            0 => 0,
+            _ if self.progress().is_some() => {
+                self.flush();
+                self.known_pending()
+            }
+            pending => pending,
+        }
+    }
+
+    fn known_pending(&self) -> u64 {
         if self.slot.forked() {
             return 0;
         }
         let mut inner = self.inner.borrow_mut();
+        if self.slot.state() != inner.binding.state {
+            // The runtime they were given to is gone: their outcome is known to be `Lost`.
+            return 0;
+        }
         let _ = inner.binding.harvest(self.shared());
         inner.binding.pending()
     }

@@ -162,7 +162,20 @@ impl Stream {
         channel: ChannelId,
         receive: impl FnMut(&Message<'_>) + Send + 'static,
     ) -> Result<CallbackSink, Error> {
-        CallbackSink::start(self.sink(channel)?, receive)
+        self.sink_callback_with(channel, SinkOptions::default(), receive)
+    }
+
+    /// As [`sink_callback`](Self::sink_callback), with other than the usual options.
+    ///
+    /// # Errors
+    /// As [`sink_callback`](Self::sink_callback).
+    pub fn sink_callback_with(
+        &self,
+        channel: ChannelId,
+        options: SinkOptions,
+        receive: impl FnMut(&Message<'_>) + Send + 'static,
+    ) -> Result<CallbackSink, Error> {
+        CallbackSink::start(self.sink_with(channel, options)?, receive)
     }
 
     /// Its number at the runtime.

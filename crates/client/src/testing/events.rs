@@ -6,7 +6,7 @@ use takt_session::transport;
 
 use super::peer::{Peer, readable};
 use super::{emit, next};
-use crate::{ChannelId, Error, Progress, Qos, Session, SinkOptions, Wait};
+use crate::{ChannelId, Error, Outcome, Progress, Qos, Session, SinkOptions, Wait};
 
 const NOTIFY: SinkOptions = SinkOptions {
     depth: 0,
@@ -128,6 +128,13 @@ fn in_the_embedded_form_the_calling_thread_moves_its_own_messages() {
     assert_eq!(sink.available(), 0);
     assert!(matches!(sink.consume(Wait::Never), Err(Error::WouldBlock)));
     assert!(calls() >= before + 2, "whoever looks drives");
+    driver.peer.with(|host| host.zero_copy = true);
+    let token = emit(&source, b"held").expect("emit");
+    let held = sink.consume(Wait::Never).expect("there already");
+    assert_eq!(source.outcome(token), Outcome::Pending);
+    drop(held);
+    assert_eq!(source.outcome(token), Outcome::Sent, "whoever asks drives");
+    assert_eq!(source.pending(), 0);
     // Give the peer's thread the rings, so that closing finds them served.
     driver.peer.with(|host| host.frozen = false);
 }

@@ -1,0 +1,332 @@
+//! `takt_sink_*`, `takt_consume` and what belongs to them.
+
+use std::cell::RefCell;
+use std::ffi::{c_int, c_void};
+use std::os::fd::AsRawFd;
+use std::ptr::NonNull;
+
+use takt_client::{CallbackSink, ChannelId, Error, Message, Sink, SinkOptions, Stream};
+
+use crate::error::{guard, invalid};
+use crate::loans::Loans;
+use crate::pointers::{borrow, hand_out, options, place, take_back};
+use crate::source::{CBuffer, wait};
+
+/// `takt_message_info`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Info {
+    sequence: u64,
+    send_time_ns: i64,
+    sender: u32,
+    traffic_class: u32,
+}
+
+impl Info {
+    fn of(message: &Message<'_>) -> Self {
+        Self {
+            sequence: message.sequence(),
+            send_time_ns: message.send_time().as_nanos(),
+            sender: message.sender(),
+            traffic_class: message.class().number().into(),
+        }
+    }
+}
+
+/// `takt_callback`.
+type Callback = unsafe extern "C" fn(*mut c_void, *const CBuffer, *const Info);
+
+/// `takt_sink_options`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Options {
+    size: usize,
+    callback: Option<Callback>,
+    user: *mut c_void,
+    depth: u32,
+    notify_fd: c_int,
+}
+
+const USUAL: Options = Options {
+    size: size_of::<Options>(),
+    callback: None,
+    user: std::ptr::null_mut(),
+    depth: 0,
+    notify_fd: 0,
+};
+
+/// `takt_sink_counters`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Counters {
+    delivered: u64,
+    dropped_full: u64,
+    dropped_memory: u64,
+    lost: u64,
+    lost_at_disconnect: u64,
+}
+
+/// `takt_sink`: one that the application consumes, with the messages that C holds, or one with a callback.
+pub enum CSink {
+    /// Consumed.
+    Consumed(Consumed),
+    /// With a callback.
+    Called(CallbackSink),
+}
+
+/// A sink and its messages.
+pub struct Consumed {
+    /// A box of ours. The messages refer to it, so it may not be one that moves with this structure.
+    sink: NonNull<Sink>,
+    held: RefCell<Loans<Message<'static>>>,
+}
+
+impl Consumed {
+    fn new(sink: Sink) -> Self {
+        Self {
+            sink: NonNull::from(Box::leak(Box::new(sink))),
+            held: RefCell::new(Loans::new()),
+        }
+    }
+
+    #[inline]
+    fn sink(&self) -> &'static Sink {
+        // SAFETY: the box lives until `drop`, before which all messages are dropped; references go
+        // nowhere else.
+        unsafe { self.sink.as_ref() }
+    }
+
+    fn name(&self) -> u64 {
+        std::ptr::from_ref(self) as usize as u64
+    }
+
+    #[inline]
+    fn key(&self, message: &CBuffer) -> Result<u64, Error> {
+        let [key, name] = message.reserved;
+        if name != self.name() {
+            return Err(invalid("the message is not of this sink, or was released"));
+        }
+        Ok(key)
+    }
+}
+
+impl Drop for Consumed {
+    fn drop(&mut self) {
+        *self.held.get_mut() = Loans::new();
+        // SAFETY: leaked in `new`, and no message refers to it any more.
+        drop(unsafe { Box::from_raw(self.sink.as_ptr()) });
+    }
+}
+
+/// The sink behind a handle, if it has no callback.
+///
+/// # Safety
+/// Null or a sink.
+#[inline]
+unsafe fn consumed<'a>(sink: *const CSink) -> Result<&'a Consumed, Error> {
+    // SAFETY: the caller's promise.
+    match unsafe { borrow(sink, "sink")? } {
+        CSink::Consumed(consumed) => Ok(consumed),
+        CSink::Called(_) => Err(invalid(
+            "the sink has a callback: its messages are not consumed",
+        )),
+    }
+}
+
+/// The callback's argument, on its way to the callback's thread.
+struct User(*mut c_void);
+
+// SAFETY: whoever opens a sink with a callback lets the callback's thread use it.
+unsafe impl Send for User {}
+
+impl User {
+    /// A method, so that a closure takes the whole and not the pointer in it.
+    fn get(&self) -> *mut c_void {
+        self.0
+    }
+}
+
+fn open(stream: &Stream, channel: u64, options: Options) -> Result<CSink, Error> {
+    let channel = ChannelId(channel);
+    let how = SinkOptions {
+        depth: options.depth,
+        notify_fd: options.notify_fd != 0,
+    };
+    let Some(callback) = options.callback else {
+        return Ok(CSink::Consumed(Consumed::new(
+            stream.sink_with(channel, how)?,
+        )));
+    };
+    if how.notify_fd {
+        return Err(invalid("a sink has a callback or a descriptor, not both"));
+    }
+    let user = User(options.user);
+    let sink = stream.sink_callback_with(channel, how, move |message| {
+        let buffer = CBuffer {
+            data: message.as_ptr().cast_mut().cast(),
+            length: message.len(),
+            reserved: [0; 2],
+        };
+        let info = Info::of(message);
+        // SAFETY: the application's function, with its own argument and values that outlive the call.
+        unsafe { callback(user.get(), &raw const buffer, &raw const info) };
+    })?;
+    Ok(CSink::Called(sink))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn takt_sink_open(
+    stream: *const Stream,
+    channel: u64,
+    callback: Option<Callback>,
+    user: *mut c_void,
+    sink: *mut *mut CSink,
+) -> c_int {
+    let options = Options {
+        callback,
+        user,
+        ..USUAL
+    };
+    // SAFETY: null or valid.
+    guard(|| unsafe {
+        let stream = borrow(stream, "stream")?;
+        hand_out(sink, "sink", || open(stream, channel, options))
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn takt_sink_open_with(
+    stream: *const Stream,
+    channel: u64,
+    from: *const Options,
+    sink: *mut *mut CSink,
+) -> c_int {
+    // SAFETY: null or valid.
+    guard(|| unsafe {
+        let stream = borrow(stream, "stream")?;
+        let options = options(from, USUAL, size_of::<Options>())?;
+        hand_out(sink, "sink", || open(stream, channel, options))
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn takt_sink_close(sink: *mut CSink) {
+    // SAFETY: null or a sink, which the caller gives up.
+    unsafe { take_back(sink) };
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn takt_data_available(sink: *const CSink) -> c_int {
+    guard(|| {
+        // SAFETY: null or a sink.
+        let count = unsafe { consumed(sink)? }.sink().available();
+        Ok(c_int::try_from(count).unwrap_or(c_int::MAX))
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn takt_consume(
+    sink: *const CSink,
+    timeout_ns: i64,
+    message: *mut CBuffer,
+) -> c_int {
+    // SAFETY: null or valid.
+    guard(|| unsafe {
+        let out = place(message, "message")?;
+        *out = CBuffer::NONE;
+        let sink = consumed(sink)?;
+        let received = sink.sink().consume(wait(timeout_ns)?)?;
+        let (data, length) = (received.as_ptr().cast_mut().cast(), received.len());
+        let key = sink.held.borrow_mut().lend(received);
+        *out = CBuffer {
+            data,
+            length,
+            reserved: [key, sink.name()],
+        };
+        Ok(0)
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn takt_message_information(
+    sink: *const CSink,
+    message: *const CBuffer,
+    info: *mut Info,
+) -> c_int {
+    // SAFETY: null or valid.
+    guard(|| unsafe {
+        let info = place(info, "info")?;
+        let sink = consumed(sink)?;
+        let key = sink.key(borrow(message, "message")?)?;
+        let held = sink.held.borrow();
+        let message = held
+            .get(key)
+            .ok_or_else(|| invalid("the message was released already"))?;
+        *info = Info::of(message);
+        Ok(0)
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn takt_release(sink: *const CSink, message: *mut CBuffer) -> c_int {
+    // SAFETY: null or valid.
+    guard(|| unsafe {
+        let out = place(message, "message")?;
+        let sink = consumed(sink)?;
+        let held = sink.held.borrow_mut().take(sink.key(out)?);
+        drop(held.ok_or_else(|| invalid("the message was released already"))?);
+        *out = CBuffer::NONE;
+        Ok(0)
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn takt_sink_fd(sink: *const CSink) -> c_int {
+    guard(|| {
+        // SAFETY: null or a sink.
+        let fd = unsafe { consumed(sink)? }.sink().fd();
+        fd.map(|fd| fd.as_raw_fd())
+            .ok_or_else(|| invalid("the sink was opened without `notify_fd`"))
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn takt_sink_arm(sink: *const CSink) -> c_int {
+    guard(|| {
+        // SAFETY: null or a sink.
+        let sink = unsafe { consumed(sink)? }.sink();
+        if sink.fd().is_none() {
+            return Err(invalid("the sink was opened without `notify_fd`"));
+        }
+        Ok(sink.arm().into())
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn takt_sink_read_counters(sink: *const CSink, counters: *mut Counters) -> c_int {
+    // SAFETY: null or valid.
+    guard(|| unsafe {
+        let out = place(counters, "counters")?;
+        let now = consumed(sink)?.sink().counters();
+        *out = Counters {
+            delivered: now.delivered,
+            dropped_full: now.dropped_full,
+            dropped_memory: now.dropped_memory,
+            lost: now.lost,
+            lost_at_disconnect: now.lost_at_disconnect,
+        };
+        Ok(0)
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn takt_sink_failure(sink: *const CSink) -> c_int {
+    // SAFETY: null or a sink.
+    guard(|| match unsafe { borrow(sink, "sink")? } {
+        CSink::Called(sink) => match sink.failure() {
+            Some(failure) => Err(Error::Ended(failure)),
+            None => Ok(0),
+        },
+        CSink::Consumed(_) => Err(invalid("the sink has no callback: consuming tells")),
+    })
+}

@@ -1,0 +1,103 @@
+//! `takt_stream_*`.
+
+use std::ffi::{c_char, c_int};
+
+use takt_client::{
+    Acceleration, Error, Qos, ResourceUse, Session, Stream, TimeSensitivity, TrafficClass,
+};
+
+use crate::error::{guard, invalid};
+use crate::pointers::{borrow, hand_out, take_back, write_text};
+
+/// `takt_qos`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct CQos {
+    acceleration: c_int,
+    resource_use: c_int,
+    time_sensitivity: c_int,
+    traffic_class: c_int,
+}
+
+impl CQos {
+    fn read(self) -> Result<Qos, Error> {
+        let unknown = |field: &str, value: c_int, right: &str| {
+            invalid(&format!("`qos->{field}` is {value}: it must be {right}"))
+        };
+        let class = || {
+            u8::try_from(self.traffic_class)
+                .ok()
+                .and_then(TrafficClass::new)
+                .ok_or_else(|| unknown("traffic_class", self.traffic_class, "0 to 7"))
+        };
+        Ok(Qos {
+            acceleration: match self.acceleration {
+                0 => Acceleration::Slow,
+                1 => Acceleration::Fast,
+                other => return Err(unknown("acceleration", other, "TAKT_SLOW or TAKT_FAST")),
+            },
+            resource_use: match self.resource_use {
+                0 => ResourceUse::Frugal,
+                1 => ResourceUse::Unlimited,
+                other => {
+                    return Err(unknown(
+                        "resource_use",
+                        other,
+                        "TAKT_FRUGAL or TAKT_UNLIMITED",
+                    ));
+                }
+            },
+            time_sensitivity: match self.time_sensitivity {
+                0 => TimeSensitivity::BestEffort,
+                1 => TimeSensitivity::TimeSensitive(class()?),
+                other => {
+                    let right = "TAKT_BEST_EFFORT or TAKT_TIME_SENSITIVE";
+                    return Err(unknown("time_sensitivity", other, right));
+                }
+            },
+        })
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn takt_stream_open(
+    session: *const Session,
+    qos: *const CQos,
+    stream: *mut *mut Stream,
+) -> c_int {
+    // SAFETY: the caller's promises: handles and structures are null or valid.
+    guard(|| unsafe {
+        let session = borrow(session, "session")?;
+        let qos = qos.as_ref().map_or(Ok(Qos::default()), |qos| qos.read())?;
+        hand_out(stream, "stream", || session.stream(qos))
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn takt_stream_close(stream: *mut Stream) {
+    // SAFETY: null or a stream, which the caller gives up.
+    unsafe { take_back(stream) };
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn takt_stream_datapath(
+    stream: *const Stream,
+    text: *mut c_char,
+    size: usize,
+) -> c_int {
+    // SAFETY: null or a stream; `text` is writable for `size` bytes.
+    guard(|| unsafe { write_text(&borrow(stream, "stream")?.datapath(), text, size) })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn takt_stream_warning(
+    stream: *const Stream,
+    text: *mut c_char,
+    size: usize,
+) -> c_int {
+    // SAFETY: as above.
+    guard(|| unsafe {
+        let warning = borrow(stream, "stream")?.warning().unwrap_or_default();
+        write_text(&warning, text, size)
+    })
+}

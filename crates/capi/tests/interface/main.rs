@@ -1,0 +1,5 @@
+//! The C interface as C and C++ programs see it: the header, the library, a real runtime.
+
+mod header;
+mod programs;
+mod support;

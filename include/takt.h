@@ -1,0 +1,335 @@
+/*
+ * takt.h: the channel API of a C or C++ application.
+ *
+ * A session attaches the application to the runtime of its node. A stream is a set of quality
+ * requirements; within it, sources write channels and sinks read them, on this node or elsewhere.
+ * Messages are written and read in place, without copies.
+ *
+ *     takt_session *session;
+ *     takt_stream *stream;
+ *     takt_source *source;
+ *     takt_buffer buffer;
+ *     if (takt_session_open(NULL, &session) || takt_stream_open(session, NULL, &stream) ||
+ *         takt_source_open(stream, 7, 0, &source) ||
+ *         takt_buffer_get(source, 5, TAKT_FOREVER, &buffer)) {
+ *         fprintf(stderr, "%s\n", takt_last_error());
+ *         exit(1);
+ *     }
+ *     memcpy(buffer.data, "hello", 5);
+ *     takt_emit(source, &buffer, NULL);
+ *
+ * Errors. Functions that return int return 0 or more on success and a negative TAKT_E_ code on
+ * failure. takt_strerror() has a sentence for each code, takt_last_error() the sentence for what
+ * happened last in this thread, with the value at fault and the remedy. A NULL handle or output is
+ * TAKT_E_INVALID_ARGUMENT. A handle that was closed must not be used again, as with free().
+ *
+ * Threads. Sessions and streams may be used by any threads at once. A source or sink is used by one
+ * thread at a time; threads open one each. Nothing is tied to the thread that opened it.
+ *
+ * When the runtime goes away, calls fail with TAKT_E_DISCONNECTED. The session finds the runtime
+ * again by itself and opens its streams, sources and sinks again; handles stay valid.
+ *
+ * fork and exec. A session belongs to the process that opened it: in a forked child every call fails
+ * with TAKT_E_FORKED, and the memory of buffers is not there. The child may close what it inherited
+ * and open a session of its own. All file descriptors are close-on-exec.
+ *
+ * Stability. What is here stays; structures grow at their end only where they carry a `size`.
+ */
+#ifndef TAKT_H
+#define TAKT_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Version of this header; takt_version() tells the library's. */
+#define TAKT_VERSION_MAJOR 0
+#define TAKT_VERSION_MINOR 1
+#define TAKT_VERSION_PATCH 0
+
+/* ---- Errors ---------------------------------------------------------------------------------- */
+
+#define TAKT_OK 0
+/* The runtime went away during the call; the session re-attaches by itself, repeat the call. */
+#define TAKT_E_DISCONNECTED (-1)
+/* No message waits, or no buffer is free. */
+#define TAKT_E_WOULD_BLOCK (-2)
+/* The deadline passed. */
+#define TAKT_E_TIMED_OUT (-3)
+/* An argument is out of range. */
+#define TAKT_E_INVALID_ARGUMENT (-4)
+/* The policy of the socket does not allow it. */
+#define TAKT_E_NOT_PERMITTED (-5)
+/* The arena or the node's memory for it is exhausted. */
+#define TAKT_E_NO_MEMORY (-6)
+/* The message is longer than the session can carry. */
+#define TAKT_E_TOO_LARGE (-7)
+/* Application and runtime speak different protocol versions. */
+#define TAKT_E_VERSION (-8)
+/* The other side broke the protocol. */
+#define TAKT_E_PROTOCOL (-9)
+/* No such stream, source or sink. */
+#define TAKT_E_NOT_FOUND (-10)
+/* A limit on streams, sources, sinks or sessions is reached. */
+#define TAKT_E_LIMIT (-11)
+/* A system call failed. */
+#define TAKT_E_SYSTEM (-12)
+/* The process forked; a session belongs to the process that opened it. */
+#define TAKT_E_FORKED (-13)
+/* No runtime answers on the socket. */
+#define TAKT_E_NO_RUNTIME (-14)
+/* The runtime is shutting down. */
+#define TAKT_E_SHUTTING_DOWN (-15)
+/* The session was closed, or ended by the runtime. */
+#define TAKT_E_CLOSED (-16)
+
+/* What a code means and what to do: one line, static. Unknown codes get a line that says so. */
+const char *takt_strerror(int code);
+
+/* The sentence for the last failure of a takt function in this thread; "" if there was none. Valid
+ * until the next failure in this thread. */
+const char *takt_last_error(void);
+
+/* The library's version, as "0.1.0". */
+const char *takt_version(void);
+
+/* ---- Waiting --------------------------------------------------------------------------------- */
+
+/* Where a function takes timeout_ns: nanoseconds, or one of these. */
+#define TAKT_NOWAIT ((int64_t)0)
+#define TAKT_FOREVER ((int64_t)-1)
+
+/* ---- Sessions -------------------------------------------------------------------------------- */
+
+typedef struct takt_session takt_session;
+
+/* How to open a session. Start from TAKT_SESSION_OPTIONS_INIT: zero means "as usual" everywhere. */
+typedef struct takt_session_options {
+    size_t size;                 /* sizeof(takt_session_options) */
+    const char *socket;          /* the runtime's socket; NULL: $TAKT_SOCKET, else the default */
+    const char *name;            /* a name for operators; NULL: the program's */
+    uint64_t tx_bytes;           /* memory for messages on their way out; 0: the runtime's choice */
+    uint64_t rx_bytes;           /* memory for received messages; 0: the runtime's choice */
+    uint64_t request_timeout_ns; /* how long the runtime may take to answer; 0: 5 s */
+    int no_reconnect;            /* nonzero: when the runtime goes away the session is over */
+    int allow_embedded;          /* nonzero: if no runtime answers, run one inside this process */
+} takt_session_options;
+
+#define TAKT_SESSION_OPTIONS_INIT {sizeof(takt_session_options), NULL, NULL, 0, 0, 0, 0, 0}
+
+/* Attaches to the runtime. `options` may be NULL. On success *session is the new session.
+ *
+ * With allow_embedded the library libtakt_embedded.so is loaded if no runtime answers: the file
+ * that $TAKT_EMBEDDED_LIBRARY names, else the one beside libtakt.so, else as the loader finds it. It runs
+ * over kernel UDP without privileges; TAKT_ADDRESS, TAKT_PORT, TAKT_PEERS and TAKT_INTERFACE configure
+ * it. Such a session does not reconnect.
+ *
+ * TAKT_E_NO_RUNTIME: nobody answers. TAKT_E_NOT_PERMITTED, TAKT_E_NO_MEMORY, TAKT_E_LIMIT, TAKT_E_VERSION:
+ * the runtime refuses. TAKT_E_SYSTEM. */
+int takt_session_open(const takt_session_options *options, takt_session **session);
+
+/* Gives the handle up. The session ends with the last of its streams, sources and sinks; that call
+ * waits up to a second for what was emitted to be sent. NULL does nothing. */
+void takt_session_close(takt_session *session);
+
+/* 1 if the session is attached to a runtime at this moment, 0 if not. */
+int takt_session_attached(const takt_session *session);
+
+/* ---- Streams --------------------------------------------------------------------------------- */
+
+typedef struct takt_stream takt_stream;
+
+enum takt_acceleration {
+    TAKT_SLOW = 0, /* kernel networking suffices */
+    TAKT_FAST = 1  /* bypass the kernel's network stack where the node can */
+};
+
+enum takt_resource_use {
+    TAKT_FRUGAL = 0,   /* sleep when idle; a wait polls for microseconds at most */
+    TAKT_UNLIMITED = 1 /* cores may spin, and a technology that must poll may be chosen */
+};
+
+enum takt_time_sensitivity {
+    TAKT_BEST_EFFORT = 0,   /* first in, first out, as soon as emitted */
+    TAKT_TIME_SENSITIVE = 1 /* scheduled in traffic_class */
+};
+
+/* The quality requirements of a stream. All zero is what costs least. */
+typedef struct takt_qos {
+    int acceleration;     /* enum takt_acceleration */
+    int resource_use;     /* enum takt_resource_use */
+    int time_sensitivity; /* enum takt_time_sensitivity */
+    int traffic_class;    /* 0 to 7 (IEEE 802.1Q), for TAKT_TIME_SENSITIVE */
+} takt_qos;
+
+/* Opens a stream. `qos` may be NULL: all zero. The requirements are wishes: see
+ * takt_stream_warning(). TAKT_E_INVALID_ARGUMENT, TAKT_E_NOT_PERMITTED, TAKT_E_LIMIT. */
+int takt_stream_open(takt_session *session, const takt_qos *qos, takt_stream **stream);
+
+/* Gives the handle up; the stream closes with the last of its sources and sinks. NULL does nothing. */
+void takt_stream_close(takt_stream *stream);
+
+/* The name of the datapath that carries the stream. Writes at most `size` bytes to `text`, ending in
+ * NUL, and returns the length of the whole name, as snprintf() does; `text` may be NULL if `size` is 0.
+ * The datapath may change when the runtime came back. */
+int takt_stream_datapath(const takt_stream *stream, char *text, size_t size);
+
+/* Why the datapath is not what was asked for, in the same manner; length 0 if it is. */
+int takt_stream_warning(const takt_stream *stream, char *text, size_t size);
+
+/* ---- Buffers --------------------------------------------------------------------------------- */
+
+/* A message to be written or just received: memory lent by the library. Passed by address; `data`
+ * may be written up to `length` while it is yours to send, and only read when received. The
+ * reserved words say whose it is: copy the structure as a whole or not at all. */
+typedef struct takt_buffer {
+    void *data;
+    size_t length;
+    uint64_t reserved[2];
+} takt_buffer;
+
+/* What the runtime says of a received message. */
+typedef struct takt_message_info {
+    uint64_t sequence;    /* its number on its channel at its sender; a gap is a loss */
+    int64_t send_time_ns; /* when the sender's runtime took it, TAI nanoseconds */
+    uint32_t sender;      /* the sender, under a number that is random at each start */
+    uint32_t traffic_class;
+} takt_message_info;
+
+/* ---- Sources --------------------------------------------------------------------------------- */
+
+typedef struct takt_source takt_source;
+
+/* What became of an emitted message. Delivery is at most once and not acknowledged. */
+enum takt_outcome {
+    TAKT_PENDING = 0,     /* on its way, or held by a sink of this very session */
+    TAKT_SENT = 1,        /* handed to all local sinks, and to the network for all remote ones */
+    TAKT_NO_SINK = 2,     /* no sink was known on the channel */
+    TAKT_UNREACHABLE = 3, /* at least one remote sink could not be reached at that moment */
+    TAKT_LOST = 4,        /* the runtime went away before it told */
+    TAKT_UNKNOWN = 5      /* too long ago, or never emitted */
+};
+
+/* Opens a source: the writing end of `channel`. `depth`: most messages between takt_buffer_get() and
+ * completion, a power of two up to 65536; 0: 1024. TAKT_E_NOT_PERMITTED, TAKT_E_NO_MEMORY, TAKT_E_LIMIT,
+ * TAKT_E_INVALID_ARGUMENT. */
+int takt_source_open(takt_stream *stream, uint64_t channel, uint32_t depth, takt_source **source);
+
+/* Closes a source. What was emitted is still sent; buffers that are out become invalid. NULL does
+ * nothing. */
+void takt_source_close(takt_source *source);
+
+/* Longest message in bytes, or an error; beyond INT_MAX it is INT_MAX. */
+int takt_source_max_message(const takt_source *source);
+
+/* Messages whose outcome the runtime did not tell before it went away. */
+int takt_source_lost(const takt_source *source, uint64_t *count);
+
+/* A buffer of `length` bytes in the memory that is sent from, with arbitrary content. Yours until it
+ * is emitted or abandoned; several may be out. TAKT_E_WOULD_BLOCK with TAKT_NOWAIT and none free,
+ * TAKT_E_TIMED_OUT, TAKT_E_TOO_LARGE. */
+int takt_buffer_get(takt_source *source, size_t length, int64_t timeout_ns, takt_buffer *buffer);
+
+/* Sends the first buffer->length bytes as one message: make that smaller to send less. Never blocks.
+ * On success *token, if `token` is not NULL, names the message for takt_emit_outcome(). In any case but
+ * TAKT_E_INVALID_ARGUMENT and TAKT_E_TOO_LARGE the buffer is gone and *buffer is cleared; do not touch
+ * the data again. */
+int takt_emit(takt_source *source, takt_buffer *buffer, int64_t *token);
+
+/* As takt_emit(), to be sent at `launch_time_ns` (TAI), not as soon as possible. */
+int takt_emit_at(takt_source *source, takt_buffer *buffer, int64_t launch_time_ns, int64_t *token);
+
+/* As takt_emit(), with more to follow at once: the runtime is told by the next takt_emit() or
+ * takt_flush(). Saves a little for each message of a burst. */
+int takt_emit_more(takt_source *source, takt_buffer *buffer, int64_t *token);
+
+/* Tells the runtime of what takt_emit_more() has left behind. */
+int takt_flush(takt_source *source);
+
+/* An enum takt_outcome, or an error. Known for at least the latest 2 x depth messages. */
+int takt_emit_outcome(takt_source *source, int64_t token);
+
+/* Gives a buffer back without sending it, and clears *buffer. */
+int takt_buffer_abandon(takt_source *source, takt_buffer *buffer);
+
+/* ---- Sinks ----------------------------------------------------------------------------------- */
+
+typedef struct takt_sink takt_sink;
+
+/* Called with every message, on a thread of the sink's own. The message is released on return; it may
+ * not be released or kept. Any function may be called, and takt_sink_close() of this sink as the last
+ * thing. Signals are blocked on that thread. */
+typedef void (*takt_callback)(void *user, const takt_buffer *message, const takt_message_info *info);
+
+/* How to open a sink. Start from TAKT_SINK_OPTIONS_INIT. */
+typedef struct takt_sink_options {
+    size_t size;            /* sizeof(takt_sink_options) */
+    takt_callback callback; /* NULL: the application consumes */
+    void *user;             /* handed to the callback */
+    uint32_t depth;         /* most messages waiting or held, a power of two up to 65536; 0: 1024 */
+    int notify_fd;          /* nonzero: a descriptor for an event loop is wanted */
+} takt_sink_options;
+
+#define TAKT_SINK_OPTIONS_INIT {sizeof(takt_sink_options), NULL, NULL, 0, 0}
+
+/* Opens a sink: a reading end of `channel`, which gets every message from now on. With `callback` the
+ * library calls it; with NULL the application calls takt_consume(). TAKT_E_NOT_PERMITTED,
+ * TAKT_E_NO_MEMORY, TAKT_E_LIMIT, TAKT_E_INVALID_ARGUMENT. */
+int takt_sink_open(takt_stream *stream, uint64_t channel, takt_callback callback, void *user,
+                   takt_sink **sink);
+
+/* As takt_sink_open(), with all options. `options` may be NULL. */
+int takt_sink_open_with(takt_stream *stream, uint64_t channel, const takt_sink_options *options,
+                        takt_sink **sink);
+
+/* Closes a sink. Messages that are held become invalid. With a callback it waits for the callback to
+ * return, unless it is called from there. NULL does nothing. */
+void takt_sink_close(takt_sink *sink);
+
+/* How many messages wait. */
+int takt_data_available(takt_sink *sink);
+
+/* The next message. Yours to read until takt_release(); several may be held, at most `depth`, and while
+ * they are, their memory is not there for others. TAKT_E_WOULD_BLOCK with TAKT_NOWAIT and none waiting,
+ * TAKT_E_TIMED_OUT. */
+int takt_consume(takt_sink *sink, int64_t timeout_ns, takt_buffer *message);
+
+/* What the runtime says of a message that is held. */
+int takt_message_information(const takt_sink *sink, const takt_buffer *message,
+                             takt_message_info *info);
+
+/* Gives a message back and clears *message. */
+int takt_release(takt_sink *sink, takt_buffer *message);
+
+/* The descriptor for an event loop, if it was asked for: the same one for the sink's whole life, owned by
+ * the sink. Loop: takt_consume(TAKT_NOWAIT) until TAKT_E_WOULD_BLOCK or TAKT_E_DISCONNECTED; takt_sink_arm();
+ * if that returns 1 wait until the descriptor is readable, and begin anew. */
+int takt_sink_fd(const takt_sink *sink);
+
+/* 1: the descriptor becomes readable with the next message or change of the session, once.
+ * 0: there is something to consume already. */
+int takt_sink_arm(takt_sink *sink);
+
+/* What happened to a sink's messages since it was opened. */
+typedef struct takt_sink_counters {
+    uint64_t delivered;          /* put into the sink */
+    uint64_t dropped_full;       /* dropped: depth messages were waiting or held */
+    uint64_t dropped_memory;     /* dropped: no memory for received messages */
+    uint64_t lost;               /* sent and never arrived, by gaps in the sequence */
+    uint64_t lost_at_disconnect; /* the same for the time without a runtime */
+} takt_sink_counters;
+
+/* Reads the counters of a sink that has no callback. */
+int takt_sink_read_counters(const takt_sink *sink, takt_sink_counters *counters);
+
+/* Why a callback will not be called any more, as an error code; 0 if it will. */
+int takt_sink_failure(const takt_sink *sink);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* TAKT_H */
