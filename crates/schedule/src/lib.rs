@@ -14,13 +14,18 @@
 
 #![forbid(unsafe_code)]
 
+pub mod check;
 pub mod discipline;
 pub mod gate;
 pub mod link;
 pub mod port;
 mod schedule;
+pub mod summary;
+pub mod window;
 
+pub use check::check;
 pub use gate::{GateList, GateMask, Gates};
 pub use link::{Framing, Link};
 pub use port::{Decision, Item, Port, PortConfig};
 pub use schedule::{GateEntry, GateOperation, Schedule};
+pub use summary::{PortModel, Summary, summary};
