@@ -12,6 +12,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         ("Peer.state", "peer_state"),
         ("Stream.acceleration", "acceleration"),
         ("Stream.resource_use", "resource_use"),
+        ("Listener.mode", "octal"),
     ];
     let hexadecimal = ["Node.incarnation", "Peer.incarnation"];
     let mut builder =

@@ -93,6 +93,11 @@ impl Machine {
     }
 }
 
+/// Whether this process is root's, which hosts in network namespaces need.
+pub fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
 /// The value of the first line `key : value`.
 fn field<'a>(text: &'a str, key: &str) -> Option<&'a str> {
     text.lines().find_map(|line| {

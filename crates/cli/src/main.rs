@@ -1,2 +1,36 @@
-//! The `takt` command.
-fn main() {}
+//! The `takt` command: runs, watches and administers a node, and tries channels by hand.
+//!
+//! One module per command; [`command`] has the tree of them. What a command prints goes through [`output`], what
+//! goes wrong through [`failure`], which knows the exit codes. Not for tests of the system: `takt bench`.
+
+#![forbid(unsafe_code)]
+
+mod admin;
+mod application;
+mod bench;
+mod command;
+mod completions;
+mod daemon;
+mod demo;
+mod failure;
+mod lab;
+mod listener;
+mod output;
+mod peer;
+mod publish;
+mod reload;
+mod session;
+mod status;
+mod subscribe;
+mod top;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+fn main() -> ExitCode {
+    match command::Arguments::parse().command.run() {
+        Ok(code) => code,
+        Err(failure) => failure.report(),
+    }
+}

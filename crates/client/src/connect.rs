@@ -70,12 +70,12 @@ impl Dialogue<'_> {
         let deadline = Instant::now() + self.shared.options.request_timeout;
         self.request += 1;
         let request = self.request;
-        send(
-            self.socket,
-            &Envelope { request, message }.encode(),
-            deadline,
-        )
-        .map_err(|_| Error::Disconnected)?;
+        let bytes = Envelope { request, message }.encode();
+        match send(self.socket, &bytes, deadline) {
+            // It has hung up; why, is to be read.
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
+            sent => sent.map_err(|_| Error::Disconnected)?,
+        }
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {

@@ -215,7 +215,11 @@ impl SessionBuilder {
             request_timeout: self.request_timeout,
         };
         let shared = Arc::new(Shared::new(options, progress)?);
-        connect::attach(&shared, socket)?;
+        connect::attach(&shared, socket).map_err(|error| match error {
+            // What has not begun cannot end.
+            Error::Ended(failure) => Error::Refused(failure),
+            error => error,
+        })?;
         let (running, gone) = mpsc::channel::<Infallible>();
         let for_thread = shared.clone();
         sys::without_signals(|| {

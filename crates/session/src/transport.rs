@@ -63,14 +63,22 @@ pub fn receive(socket: impl AsFd, wait: bool) -> io::Result<Option<Packet>> {
     if !wait {
         flags |= RecvFlags::DONTWAIT;
     }
-    let result = rustix::io::retry_on_intr(|| {
-        rustix::net::recvmsg(
-            &socket,
-            &mut [IoSliceMut::new(&mut bytes)],
-            &mut control,
-            flags,
-        )
-    })?;
+    let mut receive = || {
+        rustix::io::retry_on_intr(|| {
+            rustix::net::recvmsg(
+                &socket,
+                &mut [IoSliceMut::new(&mut bytes)],
+                &mut control,
+                flags,
+            )
+        })
+    };
+    let result = match receive() {
+        // The other side hung up without reading everything. The kernel says so once, ahead of the
+        // packets that it had sent before: its last one is the reason.
+        Err(rustix::io::Errno::CONNRESET) => receive()?,
+        result => result?,
+    };
     let descriptors: Vec<OwnedFd> = control
         .drain()
         .filter_map(|message| match message {
@@ -136,6 +144,17 @@ mod tests {
         assert_eq!(packet.descriptors.len(), 2);
         drop(packet);
         drop(a);
+        assert!(receive(&b, true).expect("end").is_none());
+    }
+
+    #[test]
+    fn the_last_packet_of_a_side_that_hung_up_without_reading_is_received() {
+        let (a, b) = pair().expect("socketpair");
+        send(&b, b"never read", &[], true).expect("send");
+        send(&a, b"the reason", &[], true).expect("send");
+        drop(a);
+        let packet = receive(&b, true).expect("receive").expect("packet");
+        assert_eq!(packet.bytes, b"the reason");
         assert!(receive(&b, true).expect("end").is_none());
     }
 

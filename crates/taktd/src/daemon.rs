@@ -1,7 +1,6 @@
 //! From the command line to the exit code: start, serve, reload on SIGHUP, drain on SIGTERM.
 
 use std::path::PathBuf;
-use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -55,59 +54,62 @@ pub struct Options {
 
 /// Why the daemon failed.
 #[derive(Debug, thiserror::Error)]
-enum DaemonError {
+pub enum DaemonError {
+    /// The configuration.
     #[error(transparent)]
     Config(#[from] ConfigError),
+    /// The runtime.
     #[error("cannot start: {0}")]
     Start(#[from] takt_runtime::StartError),
+    /// The admin API.
     #[error("cannot start: {0}")]
     Admin(#[from] SocketError),
+    /// Metrics.
     #[error("cannot start: {0}")]
     Metrics(#[from] BindError),
+    /// Any other system call.
     #[error("cannot serve: {0}")]
     System(#[from] std::io::Error),
+    /// The runtime does not answer any more.
     #[error("the control thread has ended: restart the daemon, and report what it logged")]
     ControlEnded,
+    /// A second signal did not let it finish.
     #[error("stopped at once: messages may not have been sent")]
     NotDrained,
 }
 
-fn failed(error: &DaemonError) -> ExitCode {
-    eprintln!("taktd: {error}");
-    match error {
-        DaemonError::Config(_) => ExitCode::from(EXIT_CONFIG),
-        _ => ExitCode::FAILURE,
+impl DaemonError {
+    /// The exit code that tells it, see [`HELP`].
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            Self::Config(_) => EXIT_CONFIG,
+            _ => 1,
+        }
     }
 }
 
-/// Checks the configuration and prints what would run.
-pub fn check(options: &Options) -> ExitCode {
-    match Settings::load(options.config.as_deref()) {
-        Ok(settings) => {
-            print!("{}", outline::of(&settings));
-            ExitCode::SUCCESS
-        }
-        Err(error) => failed(&error.into()),
-    }
+/// Checks the configuration. Returns what would run, for people.
+///
+/// # Errors
+/// [`DaemonError::Config`].
+pub fn check(options: &Options) -> Result<String, DaemonError> {
+    let settings = Settings::load(options.config.as_deref())?;
+    Ok(outline::of(&settings))
 }
 
 /// Runs the daemon in the foreground until a signal stops it.
-pub fn run(options: &Options) -> ExitCode {
-    let result = Settings::load(options.config.as_deref())
-        .map_err(DaemonError::from)
-        .and_then(|settings| {
-            let log = LogLevel::install(&settings.file.log);
-            // Administration and metrics are rare and small: one thread serves them.
-            tokio::runtime::Builder::new_current_thread()
-                .enable_all()
-                .max_blocking_threads(MOST_CALLS)
-                .build()?
-                .block_on(serve(settings, options.config.clone(), log))
-        });
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => failed(&error),
-    }
+///
+/// # Errors
+/// [`DaemonError`].
+pub fn run(options: &Options) -> Result<(), DaemonError> {
+    let settings = Settings::load(options.config.as_deref())?;
+    let log = LogLevel::install(&settings.file.log);
+    // Administration and metrics are rare and small: one thread serves them.
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .max_blocking_threads(MOST_CALLS)
+        .build()?
+        .block_on(serve(settings, options.config.clone(), log))
 }
 
 /// The signals that the daemon acts on.

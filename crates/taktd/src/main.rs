@@ -18,9 +18,16 @@ struct Arguments {
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    if arguments.check {
-        daemon::check(&arguments.options)
+    let result = if arguments.check {
+        daemon::check(&arguments.options).map(|outline| print!("{outline}"))
     } else {
         daemon::run(&arguments.options)
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("taktd: {error}");
+            ExitCode::from(error.exit_code())
+        }
     }
 }

@@ -76,20 +76,17 @@ fn everybody_to_everybody(datapath: Datapath, config: &LabConfig) {
         }
     });
     for node in &pair.nodes {
-        for lane in node.admin().node().lanes {
-            let ports: Vec<_> = lane
-                .ports
-                .iter()
-                .filter(|port| port.datapath == datapath.name())
-                .collect();
-            assert_eq!(ports.len(), 1);
-            let counters = ports[0].counters.expect("counters");
-            assert!(
-                counters.tx_datagrams > 0 && counters.rx_datagrams > 0,
-                "lane {} did not take part: {counters:?}",
-                lane.lane
-            );
-        }
+        let mut admin = node.admin();
+        // Lanes publish what their ports count now and then.
+        until("all lanes have taken part", || {
+            let took_part = admin.node().lanes.iter().all(|lane| {
+                let mut ports = lane.ports.iter();
+                let port = ports.find(|port| port.datapath == datapath.name());
+                let counters = port.and_then(|port| port.counters).expect("counters");
+                counters.tx_datagrams > 0 && counters.rx_datagrams > 0
+            });
+            took_part.then_some(())
+        });
     }
 }
 

@@ -3,7 +3,7 @@
 use std::os::fd::OwnedFd;
 
 use rustix::net::SocketAddrUnix;
-use takt::{ChannelId, Error, ErrorCode, Qos, Session, SinkOptions, Source, SourceOptions, Wait};
+use takt::{ChannelId, Error, ErrorCode, Qos, Session, Source, SourceOptions, Wait};
 use takt_lab::{Lab, LabConfig};
 use takt_session::message::{Envelope, Reply, Request};
 use takt_session::{Failure, transport};
@@ -28,7 +28,7 @@ identity = \"small\"
 write = [\"1-9\"]
 read = [\"1-9\"]
 classes = [0]
-memory = \"4 MiB\"
+memory = \"24 MiB\"
 sessions = 2
 endpoints = 2
 ";
@@ -190,7 +190,7 @@ fn arenas_beyond_the_policy_are_refused_and_say_what_is_allowed() {
         scene.small().rx_bytes(1 << 30),
         scene.small().tx_bytes(1 << 30),
         scene.small().tx_bytes(usize::MAX),
-        scene.small().tx_bytes(3 << 20).rx_bytes(3 << 20),
+        scene.small().tx_bytes(9 << 20).rx_bytes(9 << 20),
     ];
     for wish in wishes {
         match wish.open() {
@@ -262,11 +262,11 @@ fn a_session_whose_buffers_are_all_taken_would_block_until_one_is_free() {
     assert!(matches!(narrow.buffer(8), Err(Error::WouldBlock)));
     drop(held);
     assert!(narrow.buffer(8).is_ok());
-    // The third endpoint of two.
-    match stream.sink_with(ChannelId(7), SinkOptions::default()) {
+    // The third source of two.
+    match stream.source(ChannelId(8)) {
         Err(Error::Refused(failure)) => {
             assert_eq!(failure.code, ErrorCode::Limit, "{failure}");
-            assert!(failure.message.contains("endpoints"), "{failure}");
+            assert!(failure.message.contains("2 sources"), "{failure}");
         }
         other => panic!("{other:?}"),
     }
@@ -308,7 +308,7 @@ fn channels_classes_and_sessions_outside_the_policy_are_refused_by_name() {
     };
     let sessions = [0, 1].map(|_| scene.small().open().expect("a session"));
     match scene.small().open() {
-        Err(Error::Refused(failure) | Error::Ended(failure)) => {
+        Err(Error::Refused(failure)) => {
             assert_eq!(failure.code, ErrorCode::Limit, "{failure}");
             assert!(failure.message.contains("sessions"), "{failure}");
         }

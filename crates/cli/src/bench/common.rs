@@ -118,7 +118,7 @@ impl TwoCores {
 
 /// Makes hosts, after making sure that this process may.
 pub fn hosts(config: &LabConfig) -> Result<Lab, BenchError> {
-    if !rustix::process::geteuid().is_root() {
+    if !takt_bench::machine::is_root() {
         let words: Vec<String> = std::env::args().collect();
         return Err(BenchError::NotRoot(words.join(" ")));
     }
@@ -187,29 +187,33 @@ impl Common {
         }
     }
 
+    fn wants(&self, name: &str) -> bool {
+        let name = name.to_lowercase();
+        let mut texts = self.only.iter();
+        self.only.is_empty() || texts.any(|text| name.contains(&text.to_lowercase()))
+    }
+
+    /// Whether any of the variants was asked for.
+    pub fn wants_any(&self, variants: &[Variant<'_>]) -> bool {
+        variants.iter().any(|variant| self.wants(&variant.name))
+    }
+
     /// The variants that were asked for.
-    pub fn chosen<'a>(
+    fn chosen<'a>(
         &self,
         experiment: &str,
-        variants: Vec<Variant<'a>>,
+        mut variants: Vec<Variant<'a>>,
     ) -> Result<Vec<Variant<'a>>, BenchError> {
-        let names: Vec<String> = variants.iter().map(|v| v.name.clone()).collect();
-        let wanted = |name: &str| {
-            self.only.is_empty()
-                || self
-                    .only
-                    .iter()
-                    .any(|text| name.to_lowercase().contains(&text.to_lowercase()))
-        };
-        let chosen: Vec<_> = variants.into_iter().filter(|v| wanted(&v.name)).collect();
-        if chosen.is_empty() {
+        if !self.wants_any(&variants) {
+            let names: Vec<&str> = variants.iter().map(|v| v.name.as_str()).collect();
             return Err(BenchError::NoVariant {
                 experiment: experiment.to_owned(),
                 only: self.only.join(","),
                 names: names.join(", "),
             });
         }
-        Ok(chosen)
+        variants.retain(|variant| self.wants(&variant.name));
+        Ok(variants)
     }
 }
 

@@ -69,9 +69,8 @@ impl Local {
             }
             let round_trips = round_trips(&takt, programs.as_ref(), host, cores, trips);
             // Within one application there is nobody to answer.
-            if self.common.chosen("Round trip", round_trips).is_ok() {
-                let variants = self::round_trips(&takt, programs.as_ref(), host, cores, trips);
-                measurement.run(experiment("Round trip", variants))?;
+            if self.common.wants_any(&round_trips) {
+                measurement.run(experiment("Round trip", round_trips))?;
             }
         }
         measurement.finish()
@@ -143,21 +142,23 @@ fn pair(host: &Host, cores: TwoCores) -> Pair<'_> {
     }
 }
 
-/// What the way over a lane on another core adds to a delivery, by the medians; `None` when one of the
-/// two was not measured.
+/// What the way over a lane costs, by the medians; `None` when the ways to compare were not all measured.
 fn lane_hop(outcome: &Outcome) -> Option<String> {
     let median = |name: &str| {
         let mut variants = outcome.variants.iter();
         let found = variants.find(|variant| variant.name == name)?;
-        Some(found.summary.latency_ns?.p50)
+        Some(found.summary.latency_ns?.p50 / 1e3)
     };
-    let (with, without) = (median(SESSION)?, median(EMBEDDED)?);
+    let direct = median(ICEORYX2).map_or_else(String::new, |direct| {
+        format!(" iceoryx2, which has no lane, takes {direct:.2} µs between two applications.")
+    });
     Some(format!(
-        "The hop to a daemon's lane and back ({}): {:.2} µs at the median, of one application with the lane \
-         on another core ({:.2} µs) beside one that drives the lane itself ({:.2} µs).",
+        "The lane ({}): from emit to consume, a message over a lane on a core of its own takes {:.2} µs; {:.2} µs \
+         if the waiting application drives the lane itself; {:.2} µs between two applications where the lane \
+         shares the receiver's core.{direct}",
         outcome.setting,
-        (with - without) / 1e3,
-        with / 1e3,
-        without / 1e3
+        median(SESSION)?,
+        median(EMBEDDED)?,
+        median(APPLICATIONS)?,
     ))
 }

@@ -105,6 +105,7 @@ fn what_was_on_its_way_is_counted_as_lost_and_told_by_its_token() {
     settle(|| (!session.is_attached()).then_some(()));
     assert_eq!(source.lost_at_disconnect(), 7);
     assert_eq!(source.outcome(lost[0]), Outcome::Lost);
+    assert_eq!(source.pending(), 0, "their outcome is known");
     assert!(matches!(held.emit(), Err(Error::Disconnected)));
     peer.with(|host| host.frozen = false);
     peer.come_back();

@@ -16,7 +16,7 @@ pub type Client = AdminClient<Channel>;
 pub enum ConnectError {
     /// Nobody listens.
     #[error(
-        "no daemon answers on {path} ({source}): start one with `takt run` or `systemctl start taktd`, or name its socket with --socket"
+        "no daemon answers on {path} ({source}): start one with `takt run` or `systemctl start taktd`, or name its socket with --admin"
     )]
     NoDaemon {
         /// The socket.

@@ -63,3 +63,11 @@ pub fn resource_use<S: Serializer>(value: &i32, serializer: S) -> Result<S::Ok, 
 pub fn hexadecimal<S: Serializer>(value: &u64, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_str(&format_args!("{value:016x}"))
 }
+
+/// Serialises permission bits as people write them.
+///
+/// # Errors
+/// The serialiser's.
+pub fn octal<S: Serializer>(value: &u32, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(&format_args!("{value:04o}"))
+}

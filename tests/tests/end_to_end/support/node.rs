@@ -5,11 +5,12 @@ use std::net::Ipv4Addr;
 use std::os::unix::net::UnixDatagram;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::Duration;
 
 use taktd::admin::client::{Client, connect};
 use taktd::admin::proto;
 
-use super::{Directory, PATIENCE, until};
+use super::{Directory, until};
 use takt::Qos;
 use takt_lab::{Host, Lab, LabConfig};
 
@@ -178,7 +179,7 @@ fn spawn(directory: &Directory, host: &Host, wrapper: &[String]) -> Child {
     let _ = std::fs::remove_file(&path);
     let notifications = UnixDatagram::bind(&path).expect("bind");
     notifications
-        .set_read_timeout(Some(PATIENCE))
+        .set_read_timeout(Some(Duration::from_millis(20)))
         .expect("a timeout");
     let log_file = File::options()
         .create(true)
@@ -191,21 +192,15 @@ fn spawn(directory: &Directory, host: &Host, wrapper: &[String]) -> Child {
         .spawn()
         .expect("the daemon");
     let mut buffer = [0; 4096];
-    loop {
-        match notifications.recv(&mut buffer) {
-            Ok(length) => {
-                let text = String::from_utf8_lossy(&buffer[..length]).into_owned();
-                if text.lines().any(|line| line == "READY=1") {
-                    return child;
-                }
-            }
-            Err(error) => {
-                let _ = child.kill();
-                let _ = child.wait();
-                panic!("not ready: {error}; the daemon says: {}", log(directory));
-            }
+    let ready = until("the daemon is ready", || {
+        if let Ok(length) = notifications.recv(&mut buffer) {
+            let text = String::from_utf8_lossy(&buffer[..length]);
+            return text.lines().any(|line| line == "READY=1").then_some(true);
         }
-    }
+        child.try_wait().expect("its state").map(|_| false)
+    });
+    assert!(ready, "the daemon says: {}", log(directory));
+    child
 }
 
 /// Two nodes that are peers of each other, each on a host of a lab.

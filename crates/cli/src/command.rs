@@ -1,0 +1,157 @@
+//! The tree of commands.
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use crate::failure::Failure;
+use crate::{
+    bench, completions, daemon, demo, lab, listener, peer, publish, reload, session, status,
+    subscribe, top,
+};
+
+const HELP: &str = "\
+Exit codes:
+  0  done
+  1  failed: the message says why and what to do
+  2  wrong arguments
+  3  no daemon answers
+  4  the configuration cannot be read or is at fault (`takt run`, `takt check`)
+
+Environment:
+  TAKT_ADMIN_SOCKET  socket of the admin API, /run/takt/admin.sock if not set
+  TAKT_SOCKET        socket for applications (`pub`, `sub`), /run/takt/takt.sock if not set
+
+Examples:
+  takt run --config takt.toml      a node in the foreground
+  takt status                      what it does
+  takt top                         what it does, live
+  takt sub 7                       print the messages of channel 7
+  takt pub 7 hello                 write one, here or on any peer";
+
+/// Deterministic, accelerated networking as a service: runs, watches and administers a node of Takt.
+#[derive(Debug, Parser)]
+#[command(name = "takt", version, after_help = HELP, max_term_width = 100)]
+pub struct Arguments {
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The commands, in the order of the help.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Run the daemon in the foreground
+    Run(daemon::Run),
+    /// Check a configuration and print what would run
+    Check(daemon::Check),
+    /// Show what a node has and does
+    Status(status::Status),
+    /// Show what a node does, live
+    Top(top::Top),
+    /// Read the configuration again and put in force what can change
+    Reload(reload::Reload),
+    /// Add, remove and list other nodes
+    Peer(peer::Peer),
+    /// Set, remove and list sockets for applications
+    Listener(listener::Listener),
+    /// List and end sessions of applications
+    Session(session::Session),
+    /// Write messages on a channel
+    Pub(publish::Publish),
+    /// Read the messages of a channel
+    Sub(subscribe::Subscribe),
+    /// Make and remove hosts in network namespaces
+    Lab(lab::Lab),
+    /// Measure Takt beside its peers
+    Bench(bench::Bench),
+    /// Compare latencies between two hosts on this machine, in under a minute
+    Demo(demo::Demo),
+    /// One side of a measurement, in a process that `takt bench` starts
+    #[command(hide = true)]
+    BenchApp(bench::Application),
+    /// Print completions for a shell
+    Completions(completions::Completions),
+}
+
+impl Command {
+    /// Does it.
+    pub fn run(self) -> Result<ExitCode, Failure> {
+        match self {
+            Self::Run(run) => run.run(),
+            Self::Check(check) => check.run(),
+            Self::Status(status) => status.run(),
+            Self::Top(top) => top.run(),
+            Self::Reload(reload) => reload.run(),
+            Self::Peer(peer) => peer.run(),
+            Self::Listener(listener) => listener.run(),
+            Self::Session(session) => session.run(),
+            Self::Pub(publish) => publish.run(),
+            Self::Sub(subscribe) => subscribe.run(),
+            Self::Lab(lab) => lab.run(),
+            Self::Bench(bench) => bench.run(),
+            Self::Demo(demo) => demo.run(),
+            Self::BenchApp(application) => application.run(),
+            Self::Completions(completions) => completions.run(),
+        }?;
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_tree_of_commands_is_consistent() {
+        Arguments::command().debug_assert();
+    }
+
+    /// Every command's long help, as the reference prints it.
+    fn reference() -> String {
+        fn walk(command: &mut clap::Command, path: &str, text: &mut String) {
+            let heading = if path.contains(' ') { "##" } else { "#" };
+            let help = command
+                .clone()
+                .term_width(100)
+                .render_long_help()
+                .to_string();
+            let help: Vec<&str> = help.lines().map(str::trim_end).collect();
+            text.push_str(&format!(
+                "\n{heading} `{path}`\n\n```text\n{}\n```\n",
+                help.join("\n").trim_end()
+            ));
+            let names: Vec<String> = command
+                .get_subcommands()
+                .filter(|sub| sub.get_name() != "help")
+                .map(|sub| sub.get_name().to_owned())
+                .collect();
+            for name in names {
+                if let Some(sub) = command.find_subcommand_mut(&name) {
+                    walk(sub, &format!("{path} {name}"), text);
+                }
+            }
+        }
+        let mut text = String::from(
+            "<!-- The help of the commands, written by a test of crates/cli: TAKT_WRITE_REFERENCE=1 cargo test -p takt-cli -->\n",
+        );
+        let mut command = Arguments::command().version("");
+        command.build();
+        walk(&mut command, "takt", &mut text);
+        text
+    }
+
+    #[test]
+    fn the_reference_is_the_help_of_the_commands() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/reference/cli.md");
+        let text = reference();
+        if std::env::var_os("TAKT_WRITE_REFERENCE").is_some() {
+            std::fs::write(path, &text).expect("write the reference");
+        }
+        let written = std::fs::read_to_string(path).expect("the reference");
+        assert!(
+            written == text,
+            "{path} is not the present help: run TAKT_WRITE_REFERENCE=1 cargo test -p takt-cli"
+        );
+    }
+}

@@ -1,0 +1,91 @@
+//! What goes wrong, with the exit code that tells it.
+
+use std::io;
+use std::process::ExitCode;
+
+use taktd::admin::client::ConnectError;
+use taktd::daemon::DaemonError;
+
+/// Why a command failed.
+#[derive(Debug, thiserror::Error)]
+pub enum Failure {
+    /// No daemon answers, or it keeps us out.
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    /// The daemon refused, or went away.
+    #[error("{}", told(.0))]
+    Refused(#[from] tonic::Status),
+    /// The daemon could not run.
+    #[error(transparent)]
+    Daemon(#[from] DaemonError),
+    /// A lab could not be made, found or removed.
+    #[error(transparent)]
+    Lab(#[from] takt_lab::LabError),
+    /// A call of the channel API.
+    #[error(transparent)]
+    Channel(#[from] takt::Error),
+    /// The embedded runtime.
+    #[error(transparent)]
+    Embedded(#[from] takt_embedded::Error),
+    /// Standard input or output.
+    #[error("cannot {what}: {source}")]
+    Io {
+        /// What was tried.
+        what: &'static str,
+        /// The kernel's answer.
+        source: io::Error,
+    },
+    /// Whatever a sentence says best.
+    #[error("{0}")]
+    Other(String),
+}
+
+impl Failure {
+    /// For `map_err` of input and output.
+    pub fn io(what: &'static str) -> impl FnOnce(io::Error) -> Self {
+        move |source| Self::Io { what, source }
+    }
+
+    /// Whether whoever read our output has had enough: no failure of ours.
+    fn reader_gone(&self) -> bool {
+        matches!(self, Self::Io { source, .. } if source.kind() == io::ErrorKind::BrokenPipe)
+    }
+
+    fn exit_code(&self) -> u8 {
+        match self {
+            Self::Connect(_) | Self::Channel(takt::Error::NoRuntime { .. }) => 3,
+            Self::Refused(status) if status.code() == tonic::Code::Unavailable => 3,
+            Self::Daemon(error) => error.exit_code(),
+            _ => 1,
+        }
+    }
+
+    /// Says it, and how to exit.
+    pub fn report(&self) -> ExitCode {
+        if self.reader_gone() {
+            return ExitCode::SUCCESS;
+        }
+        eprintln!("takt: {self}");
+        ExitCode::from(self.exit_code())
+    }
+}
+
+/// What the daemon said; the transport's words where it could not.
+fn told(status: &tonic::Status) -> String {
+    match status.code() {
+        tonic::Code::InvalidArgument | tonic::Code::FailedPrecondition => {
+            status.message().to_owned()
+        }
+        tonic::Code::Unavailable => {
+            "the daemon has gone or is stopping: see its log, and start it again".into()
+        }
+        tonic::Code::Unimplemented => {
+            "the daemon is older than this command: use the `takt` that came with it".into()
+        }
+        _ => format!(
+            "the daemon answers {:?}: {}",
+            status.code(),
+            status.message()
+        ),
+    }
+}

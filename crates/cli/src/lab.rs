@@ -1,0 +1,210 @@
+//! `takt lab`.
+
+use std::os::unix::process::CommandExt;
+
+use clap::{Args, Subcommand, ValueEnum};
+use serde::Serialize;
+use takt_lab::{Host, Lab as Hosts, LabConfig, Network, Wiring};
+
+use crate::failure::Failure;
+use crate::output::{Align, Form, print, print_json, table};
+
+const HELP: &str = "\
+Each host is a network namespace with one interface, `ip netns exec` works on it. A lab stays until it
+is taken down. Needs root and iproute2.
+
+Examples:
+  takt lab up
+  takt lab exec h1 -- ping -c 1 10.77.0.2
+  takt lab exec h1 -- takt run --config h1.toml
+  takt lab up hall --hosts 4 --rate 1000000000
+  takt lab down";
+
+/// Makes and removes hosts in network namespaces.
+#[derive(Debug, Args)]
+#[command(after_help = HELP)]
+pub struct Lab {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Debug, Subcommand)]
+enum Action {
+    /// Make a lab
+    Up(Up),
+    /// Remove a lab; processes inside keep running, without a link
+    Down(Name),
+    /// List labs with their hosts
+    List(Form),
+    /// Run a command inside a host
+    Exec(Exec),
+}
+
+/// A lab's name.
+#[derive(Debug, Args)]
+struct Name {
+    /// Name of the lab
+    #[arg(default_value = "lab")]
+    name: String,
+}
+
+#[derive(Debug, Args)]
+struct Up {
+    #[command(flatten)]
+    name: Name,
+    /// How many hosts, 2 to 64
+    #[arg(long, value_name = "N", default_value_t = LabConfig::default().hosts)]
+    hosts: usize,
+    /// MTU of every link, octets
+    #[arg(long, value_name = "OCTETS", default_value_t = LabConfig::default().mtu)]
+    mtu: u32,
+    /// Network of the hosts
+    #[arg(long, value_name = "NETWORK", default_value_t = LabConfig::default().network)]
+    network: Network,
+    /// Receive and transmit queues of every interface
+    #[arg(long, value_name = "N", default_value_t = LabConfig::default().queues)]
+    queues: u32,
+    /// Rate of every cable, bit/s; unlimited if not given
+    #[arg(long, value_name = "BIT/S")]
+    rate: Option<u64>,
+    /// What joins the hosts
+    #[arg(long, value_enum, default_value_t = Joined::Auto)]
+    wiring: Joined,
+    #[command(flatten)]
+    form: Form,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Joined {
+    /// A cable for two hosts, a bridge for more
+    Auto,
+    /// One veth pair from host to host
+    Cable,
+    /// A Linux bridge
+    Bridge,
+}
+
+#[derive(Debug, Args)]
+struct Exec {
+    /// Name of the lab
+    #[arg(long = "lab", value_name = "NAME", default_value = "lab")]
+    name: String,
+    /// The host: h1 is the first
+    host: String,
+    /// The command with its arguments
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    command: Vec<String>,
+}
+
+/// A host as JSON.
+#[derive(Debug, Serialize)]
+struct Described {
+    lab: String,
+    host: String,
+    namespace: String,
+    interface: &'static str,
+    address: String,
+    prefix_length: u8,
+    mtu: u32,
+}
+
+impl Lab {
+    pub fn run(self) -> Result<(), Failure> {
+        match self.action {
+            Action::Up(up) => up.run(),
+            Action::Down(Name { name }) => {
+                Hosts::down(&name)?;
+                print(&format!("lab {name} removed\n"))
+            }
+            Action::List(form) => show(&Hosts::list()?, form),
+            Action::Exec(exec) => exec.run(),
+        }
+    }
+}
+
+impl Up {
+    fn run(self) -> Result<(), Failure> {
+        let config = LabConfig {
+            hosts: self.hosts,
+            mtu: self.mtu,
+            network: self.network,
+            queues: self.queues,
+            rate: self.rate,
+            wiring: match self.wiring {
+                Joined::Auto => Wiring::Auto,
+                Joined::Cable => Wiring::Cable,
+                Joined::Bridge => Wiring::Bridge,
+            },
+        };
+        show(&[Hosts::up(&self.name.name, &config)?], self.form)
+    }
+}
+
+impl Exec {
+    fn run(self) -> Result<(), Failure> {
+        let lab = Hosts::find(&self.name)?;
+        let host = lab
+            .hosts()
+            .iter()
+            .find(|host| host.name() == self.host)
+            .ok_or_else(|| {
+                let names: Vec<&str> = lab.hosts().iter().map(Host::name).collect();
+                Failure::Other(format!(
+                    "lab {} has no host {}: it has {}",
+                    self.name,
+                    self.host,
+                    names.join(", ")
+                ))
+            })?;
+        let (program, arguments) = self
+            .command
+            .split_first()
+            .ok_or_else(|| Failure::Other("no command: name one behind the host".into()))?;
+        let error = host.command(program)?.args(arguments).exec();
+        Err(Failure::Other(format!(
+            "cannot run {program} in {}: {error}",
+            host.namespace()
+        )))
+    }
+}
+
+fn show(labs: &[Hosts], form: Form) -> Result<(), Failure> {
+    let hosts: Vec<Described> = labs
+        .iter()
+        .flat_map(|lab| lab.hosts().iter().map(move |host| describe(lab, host)))
+        .collect();
+    if form.json {
+        return print_json(&hosts);
+    }
+    let columns = [
+        ("LAB", Align::Left),
+        ("HOST", Align::Left),
+        ("NAMESPACE", Align::Left),
+        ("INTERFACE", Align::Left),
+        ("ADDRESS", Align::Left),
+        ("MTU", Align::Right),
+    ];
+    let rows = hosts.into_iter().map(|host| {
+        vec![
+            host.lab,
+            host.host,
+            host.namespace,
+            host.interface.to_owned(),
+            format!("{}/{}", host.address, host.prefix_length),
+            host.mtu.to_string(),
+        ]
+    });
+    print(&table(&columns, rows.collect()))
+}
+
+fn describe(lab: &Hosts, host: &Host) -> Described {
+    Described {
+        lab: lab.name().to_owned(),
+        host: host.name().to_owned(),
+        namespace: host.namespace().to_owned(),
+        interface: host.interface(),
+        address: host.address().to_string(),
+        prefix_length: host.prefix_length(),
+        mtu: lab.config().mtu,
+    }
+}

@@ -1,0 +1,204 @@
+//! `takt listener`.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+use serde::Serialize;
+use taktd::admin::proto::{self, ListListenersRequest, RemoveListenerRequest, SetListenerRequest};
+use taktd::config::value::{Bytes, Channels, FileMode, FromText};
+
+use crate::admin::Daemon;
+use crate::failure::Failure;
+use crate::output::{Form, print, print_json};
+use crate::status;
+
+const HELP: &str = "\
+A listener is a Unix socket where applications attach; the socket is their identity, and carries
+their rights. Listeners that are set here last until they are removed or the node stops; write them
+into the configuration as `[[listener]]` to keep them.
+
+Examples:
+  takt listener set /run/takt/press.sock --identity press --write 1-99 --read '*' --mode 0666
+  takt listener list
+  takt listener remove /run/takt/press.sock";
+
+/// Sets, removes and lists sockets for applications.
+#[derive(Debug, Args)]
+#[command(after_help = HELP)]
+pub struct Listener {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Debug, Subcommand)]
+enum Action {
+    /// Open a socket, or replace all rights of the one at this path
+    Set(Box<Set>),
+    /// Close a socket; its sessions go on
+    Remove(Remove),
+    /// List sockets with their rights
+    List(List),
+}
+
+#[derive(Debug, Args)]
+struct Set {
+    /// Absolute path of the socket
+    path: PathBuf,
+    /// The tenant, in logs, tables and metrics
+    #[arg(long, value_name = "TENANT")]
+    identity: String,
+    /// Permission bits of the socket file, octal
+    #[arg(long, default_value = "0660", value_parser = written::<FileMode>)]
+    mode: FileMode,
+    /// Users that may connect, by number; none: whoever the permission bits let in
+    #[arg(long = "uid", value_name = "UID", value_delimiter = ',')]
+    uids: Vec<u32>,
+    /// Channels that may be written: ranges such as 1-99, numbers, or * for all
+    #[arg(long, value_name = "CHANNELS", default_value = "*", value_delimiter = ',', value_parser = written::<Channels>)]
+    write: Vec<Channels>,
+    /// Channels that may be read
+    #[arg(long, value_name = "CHANNELS", default_value = "*", value_delimiter = ',', value_parser = written::<Channels>)]
+    read: Vec<Channels>,
+    /// May write no channel
+    #[arg(long, conflicts_with = "write")]
+    no_write: bool,
+    /// May read no channel
+    #[arg(long, conflicts_with = "read")]
+    no_read: bool,
+    /// Traffic classes of IEEE 802.1Q that may be used
+    #[arg(long, default_value = "0,1,2,3,4,5,6,7", value_delimiter = ',')]
+    classes: Vec<u32>,
+    /// Most messages per second of each session; 0: unlimited
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    messages_per_second: u64,
+    /// Most payload bytes per second of each session, such as 10MiB; 0: unlimited
+    #[arg(long, value_name = "SIZE", default_value = "0", value_parser = written::<Bytes>)]
+    bytes_per_second: Bytes,
+    /// Most shared memory of each session
+    #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = written::<Bytes>)]
+    memory: Bytes,
+    /// Most sessions at a time
+    #[arg(long, value_name = "N", default_value_t = 256)]
+    sessions: u32,
+    /// Most sources and sinks of each session
+    #[arg(long, value_name = "N", default_value_t = 256)]
+    endpoints: u32,
+    #[command(flatten)]
+    daemon: Daemon,
+    #[command(flatten)]
+    form: Form,
+}
+
+#[derive(Debug, Args)]
+struct Remove {
+    /// Path of the socket
+    path: PathBuf,
+    #[command(flatten)]
+    daemon: Daemon,
+    #[command(flatten)]
+    form: Form,
+}
+
+#[derive(Debug, Args)]
+struct List {
+    #[command(flatten)]
+    daemon: Daemon,
+    #[command(flatten)]
+    form: Form,
+}
+
+#[derive(Debug, Serialize)]
+struct Removed {
+    path: String,
+    removed: bool,
+}
+
+/// Reads a value in the form that the configuration has for it.
+pub fn written<T: FromText>(text: &str) -> Result<T, String> {
+    T::from_text(text).ok_or_else(|| format!("write {}", T::FORM))
+}
+
+impl Listener {
+    pub fn run(self) -> Result<(), Failure> {
+        match self.action {
+            Action::Set(set) => set.run(),
+            Action::Remove(remove) => remove.run(),
+            Action::List(list) => {
+                let listeners = list.daemon.ask(async |mut client| {
+                    let answer = client.list_listeners(ListListenersRequest {}).await?;
+                    Ok(answer.into_inner().listeners)
+                })?;
+                if list.form.json {
+                    print_json(&listeners)
+                } else {
+                    print(&status::listeners(&listeners))
+                }
+            }
+        }
+    }
+}
+
+impl Set {
+    fn run(self) -> Result<(), Failure> {
+        let ranges = |none: bool, channels: Vec<Channels>| {
+            let channels = if none { Vec::new() } else { channels };
+            channels
+                .into_iter()
+                .map(|Channels(range)| proto::ChannelRange {
+                    first: *range.start(),
+                    last: *range.end(),
+                })
+                .collect()
+        };
+        let listener = proto::Listener {
+            path: self.path.to_string_lossy().into_owned(),
+            mode: self.mode.0,
+            identity: self.identity,
+            uids: self.uids,
+            write: ranges(self.no_write, self.write),
+            read: ranges(self.no_read, self.read),
+            classes: self.classes,
+            messages_per_second: self.messages_per_second,
+            bytes_per_second: self.bytes_per_second.0,
+            memory_bytes: self.memory.0,
+            sessions: self.sessions,
+            endpoints: self.endpoints,
+        };
+        let sent = listener.clone();
+        self.daemon.ask(async |mut client| {
+            let request = SetListenerRequest {
+                listener: Some(sent),
+            };
+            client.set_listener(request).await?;
+            Ok(())
+        })?;
+        if self.form.json {
+            print_json(&listener)
+        } else {
+            print(&format!("listener {} set\n", listener.path))
+        }
+    }
+}
+
+impl Remove {
+    fn run(self) -> Result<(), Failure> {
+        let path = self.path.to_string_lossy().into_owned();
+        let request = RemoveListenerRequest { path: path.clone() };
+        let removed = self.daemon.ask(async |mut client| {
+            Ok(client.remove_listener(request).await?.into_inner().removed)
+        })?;
+        if self.form.json {
+            let path = path.clone();
+            print_json(&Removed { path, removed })?;
+        } else if removed {
+            print(&format!("listener {path} removed\n"))?;
+        }
+        if removed {
+            Ok(())
+        } else {
+            Err(Failure::Other(format!(
+                "there is no listener {path}: see `takt listener list`"
+            )))
+        }
+    }
+}

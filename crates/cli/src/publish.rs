@@ -1,0 +1,227 @@
+//! `takt pub`.
+
+use std::io::BufRead;
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use serde::Serialize;
+use takt::{ChannelId, Outcome, Source, Token, Wait};
+
+use crate::application::Application;
+use crate::failure::Failure;
+use crate::output::{Form, print_json};
+
+const HELP: &str = "\
+Delivery is at most once: a message that nobody reads goes nowhere. `--wait` holds the first message
+back until somebody reads the channel, here or on a peer.
+
+Examples:
+  takt pub 7 hello
+  takt pub 7 --count 1000 --interval 1ms --size 64
+  tail -f log | takt pub 7 --stdin
+  takt pub 7 hello --embedded --port 0 --peer 10.0.0.2:7400 --wait 10s";
+
+/// How long to wait between two tries of `--wait`, and between two looks at outcomes.
+const PAUSE: Duration = Duration::from_millis(10);
+/// How long to wait for the outcomes of the last messages.
+const SETTLE: Duration = Duration::from_secs(5);
+
+/// Writes messages on a channel.
+#[derive(Debug, Args)]
+#[command(after_help = HELP)]
+pub struct Publish {
+    /// The channel
+    channel: u64,
+    /// What to write; `message N` if not given
+    #[arg(conflicts_with_all = ["size", "stdin"])]
+    text: Option<String>,
+    /// How many messages to write
+    #[arg(long, value_name = "N", default_value_t = 1, conflicts_with = "stdin")]
+    count: u64,
+    /// Time between two messages, such as 1s, 10ms or 50us; without it as fast as they go
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    interval: Option<Duration>,
+    /// Write messages of this many bytes: their number, then zeros
+    #[arg(long, value_name = "BYTES", conflicts_with = "stdin")]
+    size: Option<usize>,
+    /// Write each line of standard input as a message
+    #[arg(long)]
+    stdin: bool,
+    /// Wait this long for somebody to read the channel before the first message
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    wait: Option<Duration>,
+    #[command(flatten)]
+    application: Application,
+    #[command(flatten)]
+    form: Form,
+}
+
+/// What became of the messages.
+#[derive(Debug, Default, Serialize)]
+struct Summary {
+    channel: u64,
+    datapath: String,
+    emitted: u64,
+    /// Handed to all sinks that were known.
+    sent: u64,
+    /// Nobody read the channel.
+    no_sink: u64,
+    /// Some remote sink could not be reached.
+    unreachable: u64,
+    /// The runtime went away before it told.
+    unknown: u64,
+    seconds: f64,
+}
+
+impl Publish {
+    pub fn run(self) -> Result<(), Failure> {
+        let attached = self.application.attach("takt pub")?;
+        let source = attached.stream.source(ChannelId(self.channel))?;
+        let mut writer = Writer {
+            source: &source,
+            settled: 0,
+            interval: self.interval,
+            next: Instant::now(),
+            wait: self.wait.map(|wait| Instant::now() + wait),
+            summary: Summary {
+                channel: self.channel,
+                datapath: attached.stream.datapath(),
+                ..Summary::default()
+            },
+        };
+        let start = Instant::now();
+        if self.stdin {
+            for line in std::io::stdin().lock().split(b'\n') {
+                let line = line.map_err(Failure::io("read standard input"))?;
+                writer.write(&line)?;
+            }
+        } else {
+            for number in 0..self.count {
+                let message = match (&self.text, self.size) {
+                    (Some(text), _) => text.clone().into_bytes(),
+                    (None, Some(size)) => sized(number, size),
+                    (None, None) => format!("message {number}").into_bytes(),
+                };
+                writer.write(&message)?;
+            }
+        }
+        let mut summary = writer.settle();
+        summary.seconds = start.elapsed().as_secs_f64();
+        if self.form.json {
+            return print_json(&summary);
+        }
+        eprintln!(
+            "{} message(s) emitted on channel {} over {} in {:.3} s: {} sent, {} without a sink, {} unreachable, {} unknown",
+            summary.emitted,
+            summary.channel,
+            summary.datapath,
+            summary.seconds,
+            summary.sent,
+            summary.no_sink,
+            summary.unreachable,
+            summary.unknown
+        );
+        Ok(())
+    }
+}
+
+fn sized(number: u64, size: usize) -> Vec<u8> {
+    let mut message = vec![0; size];
+    let number = number.to_le_bytes();
+    let length = size.min(number.len());
+    message[..length].copy_from_slice(&number[..length]);
+    message
+}
+
+struct Writer<'a> {
+    source: &'a Source,
+    /// Messages whose outcome has been counted.
+    settled: u64,
+    interval: Option<Duration>,
+    /// When the next message is due.
+    next: Instant,
+    /// Until when to wait for a reader; none: somebody reads, or it does not matter.
+    wait: Option<Instant>,
+    summary: Summary,
+}
+
+impl Writer<'_> {
+    fn write(&mut self, message: &[u8]) -> Result<(), Failure> {
+        if let Some(interval) = self.interval {
+            std::thread::sleep(self.next.saturating_duration_since(Instant::now()));
+            self.next += interval;
+        }
+        while let Some(deadline) = self.wait {
+            let token = self.emit(message)?;
+            let found = self.outcome(token, deadline) == Outcome::Sent;
+            // A try that reached nobody is not one of the messages.
+            self.settled += 1;
+            if found {
+                self.wait = None;
+                self.summary.emitted += 1;
+                self.summary.sent += 1;
+                return Ok(());
+            }
+            if Instant::now() >= deadline {
+                return Err(Failure::Other(format!(
+                    "nobody reads channel {} yet: start `takt sub {}`, or wait longer",
+                    self.summary.channel, self.summary.channel
+                )));
+            }
+            std::thread::sleep(PAUSE);
+        }
+        self.emit(message)?;
+        self.summary.emitted += 1;
+        self.count(false);
+        Ok(())
+    }
+
+    fn emit(&self, message: &[u8]) -> Result<Token, Failure> {
+        let mut buffer = self.source.buffer_wait(message.len(), Wait::Forever)?;
+        buffer.copy_from_slice(message);
+        Ok(buffer.emit()?)
+    }
+
+    /// The outcome of a message, unless it takes longer than `deadline`.
+    fn outcome(&self, token: Token, deadline: Instant) -> Outcome {
+        loop {
+            match self.source.outcome(token) {
+                Outcome::Pending if Instant::now() < deadline => std::thread::sleep(PAUSE / 10),
+                outcome => return outcome,
+            }
+        }
+    }
+
+    /// Counts outcomes in order, as far as they are known; all of them if `to_the_end`.
+    fn count(&mut self, to_the_end: bool) {
+        let deadline = Instant::now() + SETTLE;
+        let last = self.settled + (self.summary.emitted - self.counted());
+        while self.settled < last {
+            let token = Token::from_number(self.settled);
+            let outcome = if to_the_end {
+                self.outcome(token, deadline)
+            } else {
+                self.source.outcome(token)
+            };
+            match outcome {
+                Outcome::Pending if !to_the_end => return,
+                Outcome::Sent => self.summary.sent += 1,
+                Outcome::NoSink => self.summary.no_sink += 1,
+                Outcome::Unreachable => self.summary.unreachable += 1,
+                Outcome::Pending | Outcome::Lost | Outcome::Unknown => self.summary.unknown += 1,
+            }
+            self.settled += 1;
+        }
+    }
+
+    fn counted(&self) -> u64 {
+        let summary = &self.summary;
+        summary.sent + summary.no_sink + summary.unreachable + summary.unknown
+    }
+
+    fn settle(mut self) -> Summary {
+        self.source.flush();
+        self.count(true);
+        self.summary
+    }
+}

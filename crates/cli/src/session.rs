@@ -1,0 +1,111 @@
+//! `takt session`.
+
+use clap::{Args, Subcommand};
+use serde::Serialize;
+use taktd::admin::proto::{EndSessionRequest, ListSessionsRequest};
+
+use crate::admin::Daemon;
+use crate::failure::Failure;
+use crate::output::{Form, print, print_json};
+use crate::status;
+
+const HELP: &str = "\
+The application of a session that is ended gets the reason with its next call. It may attach again:
+to keep it out, change or remove its listener.
+
+Examples:
+  takt session list --identity press
+  takt session end 12 --reason maintenance";
+
+/// Lists and ends sessions of applications.
+#[derive(Debug, Args)]
+#[command(after_help = HELP)]
+pub struct Session {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Debug, Subcommand)]
+enum Action {
+    /// End a session
+    End(End),
+    /// List sessions
+    List(List),
+}
+
+#[derive(Debug, Args)]
+struct End {
+    /// Its number, see `takt session list`
+    session: u64,
+    /// Told to the application
+    #[arg(long, default_value = "ended by the operator")]
+    reason: String,
+    #[command(flatten)]
+    daemon: Daemon,
+    #[command(flatten)]
+    form: Form,
+}
+
+#[derive(Debug, Args)]
+struct List {
+    /// Only those of this tenant
+    #[arg(
+        long,
+        value_name = "TENANT",
+        default_value = "",
+        hide_default_value = true
+    )]
+    identity: String,
+    #[command(flatten)]
+    daemon: Daemon,
+    #[command(flatten)]
+    form: Form,
+}
+
+#[derive(Debug, Serialize)]
+struct Ended {
+    session: u64,
+    ended: bool,
+}
+
+impl Session {
+    pub fn run(self) -> Result<(), Failure> {
+        match self.action {
+            Action::End(end) => end.run(),
+            Action::List(list) => {
+                let identity = list.identity;
+                let sessions = list.daemon.ask(async |mut client| {
+                    let request = ListSessionsRequest { identity };
+                    Ok(client.list_sessions(request).await?.into_inner().sessions)
+                })?;
+                if list.form.json {
+                    print_json(&sessions)
+                } else {
+                    print(&status::sessions(&sessions))
+                }
+            }
+        }
+    }
+}
+
+impl End {
+    fn run(self) -> Result<(), Failure> {
+        let (session, reason) = (self.session, self.reason);
+        let ended = self.daemon.ask(async |mut client| {
+            let request = EndSessionRequest { session, reason };
+            Ok(client.end_session(request).await?.into_inner().ended)
+        })?;
+        if self.form.json {
+            print_json(&Ended { session, ended })?;
+        } else if ended {
+            print(&format!("session {session} ended\n"))?;
+        }
+        if ended {
+            Ok(())
+        } else {
+            Err(Failure::Other(format!(
+                "there is no session {session}: see `takt session list`"
+            )))
+        }
+    }
+}

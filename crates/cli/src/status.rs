@@ -1,0 +1,519 @@
+//! `takt status`: tables of what a node has and does.
+
+use clap::{Args, ValueEnum};
+use serde::Serialize;
+use taktd::admin::client::Client;
+use taktd::admin::json::{acceleration_name, resource_use_name, state_name};
+use taktd::admin::proto::{
+    Channel, Datapath, GetStatusRequest, ListChannelsRequest, ListDatapathsRequest,
+    ListListenersRequest, ListPeersRequest, ListSessionsRequest, ListenerStatus, Node, Peer,
+    PeerState, Session,
+};
+use taktd::config::value::Channels;
+
+use crate::admin::Daemon;
+use crate::failure::Failure;
+use crate::output::{Align, Form, dash, duration, list, print, print_json, size, table};
+
+const HELP: &str = "\
+Without an argument: the node with its lanes, ports and datapaths, and how many of everything. Counters
+count from the start of the node; `takt top` shows rates.
+
+Examples:
+  takt status
+  takt status channels
+  takt status sessions --json | jq '.[] | {name, lost: .counters.lost}'";
+
+/// Shows what a node has and does.
+#[derive(Debug, Args)]
+#[command(after_help = HELP)]
+pub struct Status {
+    /// One kind of things, in full
+    what: Option<What>,
+    #[command(flatten)]
+    daemon: Daemon,
+    #[command(flatten)]
+    form: Form,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum What {
+    /// Applications that are attached, with their streams
+    Sessions,
+    /// Channels in use, with what they carried and lost
+    Channels,
+    /// Other nodes
+    Peers,
+    /// Technologies, with what they can do here
+    Datapaths,
+    /// Sockets for applications, with their rights
+    Listeners,
+}
+
+/// Everything at once.
+#[derive(Debug, Serialize)]
+struct Everything {
+    node: Option<Node>,
+    datapaths: Vec<Datapath>,
+    listeners: Vec<ListenerStatus>,
+    peers: Vec<Peer>,
+    sessions: Vec<Session>,
+    channels: Vec<Channel>,
+}
+
+impl Status {
+    pub fn run(self) -> Result<(), Failure> {
+        let json = self.form.json;
+        self.daemon.ask(async |mut client| match self.what {
+            None => {
+                let everything = Everything::ask(&mut client).await?;
+                show(json, &everything, Everything::text)
+            }
+            Some(What::Sessions) => show(json, &ask_sessions(&mut client).await?, |s| sessions(s)),
+            Some(What::Channels) => show(json, &ask_channels(&mut client).await?, |c| channels(c)),
+            Some(What::Peers) => show(json, &ask_peers(&mut client).await?, |p| peers(p)),
+            Some(What::Datapaths) => {
+                show(json, &ask_datapaths(&mut client).await?, |d| datapaths(d))
+            }
+            Some(What::Listeners) => {
+                show(json, &ask_listeners(&mut client).await?, |l| listeners(l))
+            }
+        })
+    }
+}
+
+fn show<T: Serialize>(
+    json: bool,
+    value: &T,
+    text: impl FnOnce(&T) -> String,
+) -> Result<(), Failure> {
+    if json {
+        print_json(value)
+    } else {
+        print(&text(value))
+    }
+}
+
+async fn ask_sessions(client: &mut Client) -> Result<Vec<Session>, Failure> {
+    let answer = client.list_sessions(ListSessionsRequest::default()).await?;
+    Ok(answer.into_inner().sessions)
+}
+
+async fn ask_channels(client: &mut Client) -> Result<Vec<Channel>, Failure> {
+    let answer = client.list_channels(ListChannelsRequest::default()).await?;
+    Ok(answer.into_inner().channels)
+}
+
+async fn ask_peers(client: &mut Client) -> Result<Vec<Peer>, Failure> {
+    let answer = client.list_peers(ListPeersRequest {}).await?;
+    Ok(answer.into_inner().peers)
+}
+
+async fn ask_datapaths(client: &mut Client) -> Result<Vec<Datapath>, Failure> {
+    let answer = client.list_datapaths(ListDatapathsRequest {}).await?;
+    Ok(answer.into_inner().datapaths)
+}
+
+async fn ask_listeners(client: &mut Client) -> Result<Vec<ListenerStatus>, Failure> {
+    let answer = client.list_listeners(ListListenersRequest {}).await?;
+    Ok(answer.into_inner().listeners)
+}
+
+impl Everything {
+    async fn ask(client: &mut Client) -> Result<Self, Failure> {
+        let node = client.get_status(GetStatusRequest {}).await?;
+        Ok(Self {
+            node: node.into_inner().node,
+            datapaths: ask_datapaths(client).await?,
+            listeners: ask_listeners(client).await?,
+            peers: ask_peers(client).await?,
+            sessions: ask_sessions(client).await?,
+            channels: ask_channels(client).await?,
+        })
+    }
+
+    fn text(&self) -> String {
+        let node = self.node.clone().unwrap_or_default();
+        let up = self
+            .peers
+            .iter()
+            .filter(|peer| peer.state() == PeerState::Up)
+            .count();
+        let refused = node.peering.unwrap_or_default();
+        let mut text = format!(
+            "node       {} (taktd {}), up {}{}\n\
+             peering    {}, {up} of {} peer(s) up\n\
+             attached   {} session(s) on {} listener(s), {} channel(s)\n",
+            node.name,
+            node.version,
+            duration(node.uptime_seconds),
+            if node.draining { ", draining" } else { "" },
+            node.address,
+            self.peers.len(),
+            self.sessions.len(),
+            self.listeners.len(),
+            self.channels.len(),
+        );
+        if refused.strangers + refused.malformed + refused.version + refused.too_many > 0 {
+            text.push_str(&format!(
+                "refused    peering datagrams: {} of strangers, {} malformed, {} of another version, {} with too many channels\n",
+                refused.strangers, refused.malformed, refused.version, refused.too_many
+            ));
+        }
+        text.push('\n');
+        text.push_str(&lanes(&node));
+        text.push('\n');
+        text.push_str(&ports(&node));
+        text.push('\n');
+        text.push_str(&datapaths(&self.datapaths));
+        if !self.peers.is_empty() {
+            text.push('\n');
+            text.push_str(&peers(&self.peers));
+        }
+        text
+    }
+}
+
+fn lanes(node: &Node) -> String {
+    let columns = [
+        ("LANE", Align::Right),
+        ("SESSIONS", Align::Right),
+        ("BUSY POLLS", Align::Right),
+        ("PARKS", Align::Right),
+        ("MALFORMED", Align::Right),
+        ("UNKNOWN SENDER", Align::Right),
+        ("NO SINK", Align::Right),
+        ("DUPLICATE", Align::Right),
+        ("INCOMPLETE", Align::Right),
+    ];
+    let rows = node.lanes.iter().map(|lane| {
+        let counters = lane.counters.unwrap_or_default();
+        [
+            u64::from(lane.lane),
+            u64::from(lane.sessions),
+            counters.busy_polls,
+            counters.parks,
+            counters.rx_malformed,
+            counters.rx_unknown_sender,
+            counters.rx_no_sink,
+            counters.rx_duplicate,
+            counters.reassembly_refused + counters.reassembly_expired,
+        ]
+        .map(|value| value.to_string())
+        .to_vec()
+    });
+    table(&columns, rows.collect())
+}
+
+fn ports(node: &Node) -> String {
+    let columns = [
+        ("LANE", Align::Right),
+        ("PORT", Align::Left),
+        ("LOCAL", Align::Left),
+        ("SENT", Align::Right),
+        ("RECEIVED", Align::Right),
+        ("ERRORS", Align::Right),
+        ("DROPPED", Align::Right),
+        ("INVALID", Align::Right),
+    ];
+    let mut rows = Vec::new();
+    for lane in &node.lanes {
+        for port in &lane.ports {
+            let counters = port.counters.unwrap_or_default();
+            rows.push(vec![
+                lane.lane.to_string(),
+                port.datapath.clone(),
+                port.local.clone(),
+                counters.tx_datagrams.to_string(),
+                counters.rx_datagrams.to_string(),
+                counters.tx_errors.to_string(),
+                counters.rx_dropped.to_string(),
+                counters.rx_invalid.to_string(),
+            ]);
+        }
+    }
+    table(&columns, rows)
+}
+
+/// A row for each stream; one for a session that has none.
+pub fn sessions(sessions: &[Session]) -> String {
+    let columns = [
+        ("SESSION", Align::Right),
+        ("TENANT", Align::Left),
+        ("NAME", Align::Left),
+        ("PID", Align::Right),
+        ("LANE", Align::Right),
+        ("MEMORY", Align::Right),
+        ("EMITTED", Align::Right),
+        ("DELIVERED", Align::Right),
+        ("DROPPED", Align::Right),
+        ("LOST", Align::Right),
+        ("STREAM", Align::Left),
+        ("DATAPATH", Align::Left),
+        ("WRITES", Align::Left),
+        ("READS", Align::Left),
+    ];
+    let mut rows = Vec::new();
+    let mut warnings = String::new();
+    for session in sessions {
+        let counters = session.counters.unwrap_or_default();
+        let mut row = vec![
+            session.session.to_string(),
+            session.identity.clone(),
+            dash(&session.name),
+            session.pid.to_string(),
+            session.lane.to_string(),
+            size(session.arena_bytes),
+            counters.emitted.to_string(),
+            counters.delivered.to_string(),
+            (counters.dropped_full + counters.dropped_memory).to_string(),
+            counters.lost.to_string(),
+        ];
+        if session.streams.is_empty() {
+            row.extend(["-"; 4].map(str::to_owned));
+            rows.push(row);
+            continue;
+        }
+        for stream in &session.streams {
+            let mut quality = format!(
+                "{} {}",
+                acceleration_name(stream.acceleration),
+                resource_use_name(stream.resource_use)
+            );
+            if let Some(class) = stream.traffic_class {
+                quality.push_str(&format!(" class {class}"));
+            }
+            row.extend([
+                quality,
+                stream.datapath.clone(),
+                list(&stream.sources),
+                list(&stream.sinks),
+            ]);
+            rows.push(std::mem::replace(&mut row, vec![String::new(); 10]));
+            if !stream.warning.is_empty() {
+                warnings.push_str(&format!(
+                    "warning: session {}, stream {}: {}\n",
+                    session.session, stream.stream, stream.warning
+                ));
+            }
+        }
+    }
+    table(&columns, rows) + &warnings
+}
+
+/// A row for each channel.
+pub fn channels(channels: &[Channel]) -> String {
+    let columns = [
+        ("CHANNEL", Align::Right),
+        ("SOURCES", Align::Right),
+        ("SINKS", Align::Right),
+        ("PEERS", Align::Right),
+        ("EMITTED", Align::Right),
+        ("NO SINK", Align::Right),
+        ("SENT", Align::Right),
+        ("UNREACHABLE", Align::Right),
+        ("RECEIVED", Align::Right),
+        ("LOST", Align::Right),
+        ("DELIVERED", Align::Right),
+        ("DROPPED", Align::Right),
+    ];
+    let rows = channels.iter().map(|channel| {
+        let counters = channel.counters.unwrap_or_default();
+        [
+            channel.channel,
+            u64::from(channel.sources),
+            u64::from(channel.sinks),
+            channel.peers.len() as u64,
+            counters.emitted,
+            counters.no_sink,
+            counters.sent,
+            counters.unreachable,
+            counters.received,
+            counters.lost.saturating_sub(counters.late),
+            counters.delivered,
+            counters.dropped_full + counters.dropped_memory,
+        ]
+        .map(|value| value.to_string())
+        .to_vec()
+    });
+    table(&columns, rows.collect())
+}
+
+/// A row for each peer.
+pub fn peers(peers: &[Peer]) -> String {
+    let columns = [
+        ("PEER", Align::Left),
+        ("NAME", Align::Left),
+        ("STATE", Align::Left),
+        ("HEARD", Align::Left),
+        ("CHANNELS", Align::Right),
+        ("ORIGIN", Align::Left),
+        ("HELLOS UNANSWERED", Align::Right),
+    ];
+    let rows = peers.iter().map(|peer| {
+        vec![
+            peer.address.clone(),
+            dash(&peer.name),
+            state_name(peer.state).to_owned(),
+            match peer.silent_ms {
+                Some(milliseconds) => format!("{} ago", duration(milliseconds / 1000)),
+                None => "never".into(),
+            },
+            peer.subscriptions.to_string(),
+            if peer.configured {
+                "configured"
+            } else {
+                "accepted"
+            }
+            .to_owned(),
+            peer.attempts.to_string(),
+        ]
+    });
+    table(&columns, rows.collect())
+}
+
+fn datapaths(datapaths: &[Datapath]) -> String {
+    let columns = [
+        ("DATAPATH", Align::Left),
+        ("STATE", Align::Left),
+        ("TRAITS", Align::Left),
+        ("DETAIL", Align::Left),
+    ];
+    let rows = datapaths.iter().map(|datapath| {
+        let traits: Vec<&str> = [
+            (datapath.accelerated, "accelerated"),
+            (datapath.zero_copy, "zero copy"),
+            (datapath.needs_polling, "needs polling"),
+            (datapath.hardware_launch_time, "launch time"),
+        ]
+        .into_iter()
+        .filter_map(|(has, name)| has.then_some(name))
+        .collect();
+        let (state, detail) = if datapath.available {
+            ("available", &datapath.detail)
+        } else {
+            ("unavailable", &datapath.reason)
+        };
+        vec![
+            datapath.name.clone(),
+            state.to_owned(),
+            list(traits),
+            detail.clone(),
+        ]
+    });
+    table(&columns, rows.collect())
+}
+
+/// A row for each listener.
+pub fn listeners(listeners: &[ListenerStatus]) -> String {
+    let columns = [
+        ("TENANT", Align::Left),
+        ("SOCKET", Align::Left),
+        ("MODE", Align::Left),
+        ("USERS", Align::Left),
+        ("WRITE", Align::Left),
+        ("READ", Align::Left),
+        ("CLASSES", Align::Left),
+        ("MESSAGES/S", Align::Right),
+        ("BYTES/S", Align::Right),
+        ("MEMORY", Align::Right),
+        ("ENDPOINTS", Align::Right),
+        ("SESSIONS", Align::Right),
+        ("REFUSED", Align::Right),
+    ];
+    let limit = |value: u64, text: String| if value == 0 { "-".to_owned() } else { text };
+    let rows = listeners.iter().map(|status| {
+        let listener = status.listener.clone().unwrap_or_default();
+        let ranges = |ranges: &[taktd::admin::proto::ChannelRange]| {
+            list(
+                ranges
+                    .iter()
+                    .map(|range| Channels(range.first..=range.last)),
+            )
+        };
+        vec![
+            listener.identity.clone(),
+            listener.path.clone(),
+            format!("{:04o}", listener.mode),
+            if listener.uids.is_empty() {
+                "any".into()
+            } else {
+                list(&listener.uids)
+            },
+            ranges(&listener.write),
+            ranges(&listener.read),
+            list(&listener.classes),
+            limit(
+                listener.messages_per_second,
+                listener.messages_per_second.to_string(),
+            ),
+            limit(listener.bytes_per_second, size(listener.bytes_per_second)),
+            size(listener.memory_bytes),
+            listener.endpoints.to_string(),
+            format!("{} of {}", status.sessions, listener.sessions),
+            status.refused.to_string(),
+        ]
+    });
+    table(&columns, rows.collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use taktd::admin::proto::{SessionCounters, Stream};
+
+    #[test]
+    fn a_session_has_a_row_for_each_stream_and_its_warnings_below() {
+        let stream = |number: u32, warning: &str| Stream {
+            stream: number,
+            acceleration: 2,
+            resource_use: 1,
+            traffic_class: (number == 1).then_some(5),
+            datapath: "udp".into(),
+            warning: warning.into(),
+            sources: vec![7, 8],
+            sinks: Vec::new(),
+        };
+        let text = sessions(&[Session {
+            session: 12,
+            name: "press".into(),
+            identity: "hall".into(),
+            pid: 99,
+            streams: vec![stream(0, ""), stream(1, "no acceleration here")],
+            counters: Some(SessionCounters {
+                dropped_full: 1,
+                dropped_memory: 2,
+                ..SessionCounters::default()
+            }),
+            ..Session::default()
+        }]);
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines.len(), 4, "{text}");
+        assert!(
+            lines[1].contains("hall") && lines[1].contains("fast frugal"),
+            "{text}"
+        );
+        assert!(lines[1].contains("7,8"), "{text}");
+        assert!(
+            !lines[2].contains("hall") && lines[2].contains("class 5"),
+            "{text}"
+        );
+        assert_eq!(
+            lines[3],
+            "warning: session 12, stream 1: no acceleration here"
+        );
+    }
+
+    #[test]
+    fn an_unavailable_datapath_shows_its_reason() {
+        let text = datapaths(&[Datapath {
+            name: "xdp".into(),
+            reason: "missing privilege: CAP_BPF".into(),
+            ..Datapath::default()
+        }]);
+        assert!(
+            text.contains("unavailable") && text.contains("CAP_BPF"),
+            "{text}"
+        );
+    }
+}

@@ -1,0 +1,175 @@
+//! `takt sub`.
+
+use std::fmt::Write;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use serde::Serialize;
+use takt::{ChannelId, Error, Message, Wait};
+use takt_clock::{Clock, SystemTai};
+
+use crate::application::Application;
+use crate::failure::Failure;
+use crate::output::{Form, print, print_json_line};
+
+const HELP: &str = "\
+Text is printed as it is, other messages in hexadecimal, one line each. With --json each line is an
+object; `age_ns` is the time since the sender's runtime took the message, as true as the clocks of
+both nodes agree. SIGINT ends it; a summary goes to standard error.
+
+Examples:
+  takt sub 7
+  takt sub 7 --count 1 --timeout 10s
+  takt sub 7 --json | jq .age_ns
+  takt sub 7 --embedded --peer 10.0.0.2:7400";
+
+/// How long a wait lasts before signals are looked at.
+const LOOK_EVERY: Duration = Duration::from_millis(200);
+
+/// Reads the messages of a channel.
+#[derive(Debug, Args)]
+#[command(after_help = HELP)]
+pub struct Subscribe {
+    /// The channel
+    channel: u64,
+    /// End after this many messages
+    #[arg(long, value_name = "N")]
+    count: Option<u64>,
+    /// End if no message comes for this long, with exit code 1
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    timeout: Option<Duration>,
+    /// Print nothing but the summary
+    #[arg(long, conflicts_with = "json")]
+    quiet: bool,
+    #[command(flatten)]
+    application: Application,
+    #[command(flatten)]
+    form: Form,
+}
+
+/// A message as JSON.
+#[derive(Debug, Serialize)]
+struct Line {
+    channel: u64,
+    sequence: u64,
+    sender: u32,
+    class: u8,
+    send_time_ns: i64,
+    age_ns: i64,
+    bytes: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    text: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    hex: Option<String>,
+}
+
+impl Subscribe {
+    pub fn run(self) -> Result<(), Failure> {
+        let stop = Arc::new(AtomicBool::new(false));
+        for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+            signal_hook::flag::register(signal, stop.clone())
+                .map_err(Failure::io("watch for signals"))?;
+        }
+        let attached = self.application.attach("takt sub")?;
+        let sink = attached.stream.sink(ChannelId(self.channel))?;
+        let mut received = 0;
+        let mut last = Instant::now();
+        let outcome = loop {
+            if self.count.is_some_and(|count| received >= count) || stop.load(Ordering::Relaxed) {
+                break Ok(());
+            }
+            match sink.consume(Wait::For(LOOK_EVERY)) {
+                Ok(message) => {
+                    received += 1;
+                    last = Instant::now();
+                    self.show(&message)?;
+                }
+                Err(Error::TimedOut) => {
+                    if let Some(timeout) = self.timeout
+                        && last.elapsed() >= timeout
+                    {
+                        break Err(Failure::Other(format!(
+                            "no message on channel {} for {}",
+                            self.channel,
+                            humantime::format_duration(timeout)
+                        )));
+                    }
+                }
+                Err(Error::Disconnected) => {
+                    eprintln!("takt: the runtime went away: waiting for it");
+                    while !sink_is_back(&sink) && !stop.load(Ordering::Relaxed) {
+                        std::thread::sleep(LOOK_EVERY);
+                    }
+                }
+                Err(error) => break Err(error.into()),
+            }
+        };
+        let counters = sink.counters();
+        eprintln!(
+            "{received} message(s) received on channel {} over {}, {} lost, {} dropped",
+            self.channel,
+            attached.stream.datapath(),
+            counters.lost + counters.lost_at_disconnect,
+            counters.dropped_full + counters.dropped_memory
+        );
+        outcome
+    }
+
+    fn show(&self, message: &Message<'_>) -> Result<(), Failure> {
+        if self.quiet {
+            return Ok(());
+        }
+        let text = readable(message);
+        if !self.form.json {
+            return print(&(text.unwrap_or_else(|| hexadecimal(message)) + "\n"));
+        }
+        let send_time_ns = message.send_time().as_nanos();
+        print_json_line(&Line {
+            channel: self.channel,
+            sequence: message.sequence(),
+            sender: message.sender(),
+            class: message.class().number(),
+            send_time_ns,
+            age_ns: SystemTai.now().as_nanos().saturating_sub(send_time_ns),
+            bytes: message.len(),
+            hex: text.is_none().then(|| hexadecimal(message)),
+            text,
+        })
+    }
+}
+
+/// Whether the session has attached again.
+fn sink_is_back(sink: &takt::Sink) -> bool {
+    !matches!(sink.consume(Wait::Never), Err(Error::Disconnected))
+}
+
+/// The message, if it is text that keeps to its line.
+fn readable(message: &[u8]) -> Option<String> {
+    let text = std::str::from_utf8(message).ok()?;
+    let printable = |c: char| c == '\t' || !c.is_control();
+    text.chars().all(printable).then(|| text.to_owned())
+}
+
+fn hexadecimal(message: &[u8]) -> String {
+    let mut text = String::with_capacity(2 * message.len());
+    for byte in message {
+        // Writing into a string cannot fail.
+        let _ = write!(text, "{byte:02x}");
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_is_told_from_other_messages() {
+        assert_eq!(readable(b"hello \xc3\xa9").as_deref(), Some("hello \u{e9}"));
+        assert_eq!(readable(b"two\nlines"), None);
+        assert_eq!(readable(b"\xff"), None);
+        assert_eq!(hexadecimal(&[0, 255, 16]), "00ff10");
+    }
+}

@@ -1,0 +1,262 @@
+//! `takt` against a live daemon: what operators type.
+
+mod support;
+
+use rustix::process::Signal;
+use support::{Daemon, Directory, run};
+
+#[test]
+fn status_is_a_page_for_people_and_json_for_programs() {
+    let daemon = Daemon::start("[datapath.xdp]\ninterface = \"takt-t-none\"\n");
+    let ran = daemon.takt(&["status"]);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    for expected in [
+        "node       test",
+        "LANE",
+        "udp",
+        "127.0.0.1:",
+        "xdp",
+        "unavailable",
+    ] {
+        assert!(ran.out.contains(expected), "{expected} in\n{}", ran.out);
+    }
+    let json = daemon.takt(&["status", "--json"]).json();
+    assert_eq!(json["node"]["name"], "test");
+    assert_eq!(json["node"]["incarnation"].as_str().map(str::len), Some(16));
+    assert_eq!(json["datapaths"][1]["available"], false);
+    assert_eq!(json["listeners"][0]["listener"]["mode"], "0660");
+    for what in ["sessions", "channels", "peers", "datapaths", "listeners"] {
+        let ran = daemon.takt(&["status", what]);
+        assert_eq!(ran.code, Some(0), "{ran:?}");
+        assert!(ran.out.lines().count() >= 1, "{ran:?}");
+        assert!(daemon.takt(&["status", what, "--json"]).json().is_array());
+    }
+}
+
+#[test]
+fn peers_are_added_listed_and_removed() {
+    let daemon = Daemon::start("");
+    let ran = daemon.takt(&["peer", "add", "127.0.0.2", "127.0.0.3:9"]);
+    assert_eq!(ran.out, "peer 127.0.0.2 added\npeer 127.0.0.3:9 added\n");
+    let ran = daemon.takt(&["peer", "add", "127.0.0.2:7400", "--json"]);
+    assert_eq!(
+        (ran.code, &ran.json()[0]["changed"]),
+        (Some(0), &false.into())
+    );
+    let list = daemon.takt(&["peer", "list", "--json"]).json();
+    assert_eq!(list[0]["address"], "127.0.0.2:7400");
+    assert_eq!(list[1]["state"], "trying");
+    let ran = daemon.takt(&["peer", "remove", "127.0.0.2"]);
+    assert_eq!(
+        (ran.code, ran.out.as_str()),
+        (Some(0), "peer 127.0.0.2 removed\n")
+    );
+    let ran = daemon.takt(&["peer", "remove", "127.0.0.2"]);
+    assert_eq!(ran.code, Some(1));
+    assert!(ran.err.contains("takt peer list"), "{ran:?}");
+    let ran = daemon.takt(&["peer", "add", "node2"]);
+    assert_eq!(ran.code, Some(1));
+    assert!(ran.err.contains("names are not looked up"), "{ran:?}");
+}
+
+#[test]
+fn listeners_are_set_listed_and_removed() {
+    let daemon = Daemon::start("");
+    let path = daemon.directory.text("press.sock");
+    let ran = daemon.takt(&[
+        "listener",
+        "set",
+        &path,
+        "--identity",
+        "press",
+        "--mode",
+        "0600",
+        "--write",
+        "1-9,20",
+        "--no-read",
+        "--classes",
+        "0,3",
+        "--memory",
+        "32MiB",
+        "--bytes-per-second",
+        "1MiB",
+    ]);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    let list = daemon.takt(&["listener", "list", "--json"]).json();
+    let found = list.as_array().into_iter().flatten();
+    let press = found
+        .map(|status| &status["listener"])
+        .find(|listener| listener["identity"] == "press")
+        .expect("set");
+    assert_eq!(press["mode"], "0600");
+    assert_eq!(press["write"][1]["first"], 20);
+    assert_eq!(press["read"], serde_json::json!([]));
+    assert_eq!(press["memory_bytes"], 32 << 20);
+    let table = daemon.takt(&["listener", "list"]).out;
+    assert!(table.contains("1-9,20"), "{table}");
+    assert_eq!(daemon.takt(&["listener", "remove", &path]).code, Some(0));
+    let ran = daemon.takt(&["listener", "remove", &path]);
+    assert_eq!(ran.code, Some(1));
+    assert!(ran.err.contains("takt listener list"), "{ran:?}");
+    let ran = daemon.takt(&["listener", "set", "relative.sock", "--identity", "x"]);
+    assert_eq!(ran.code, Some(1));
+    assert!(ran.err.contains("the whole path"), "{ran:?}");
+    let ran = daemon.takt(&[
+        "listener",
+        "set",
+        &path,
+        "--identity",
+        "x",
+        "--write",
+        "9-1",
+    ]);
+    assert_eq!(ran.code, Some(2));
+    assert!(ran.err.contains("\"1-99\""), "{ran:?}");
+}
+
+#[test]
+fn reload_says_what_changed_what_waits_and_what_failed() {
+    let daemon = Daemon::start("");
+    assert_eq!(daemon.takt(&["reload"]).out, "nothing differs\n");
+    let file = daemon.directory.join("takt.toml");
+    let text = std::fs::read_to_string(&file).expect("read");
+    let more = "[[peer]]\naddress = \"127.0.0.2\"\n[limits]\nreassemblies = 3\n";
+    std::fs::write(&file, format!("{text}{more}")).expect("write");
+    let ran = daemon.takt(&["reload"]);
+    assert_eq!(ran.code, Some(0));
+    assert_eq!(
+        ran.out,
+        "peer 127.0.0.2:7400 added\n`limits` differs: needs a restart\n"
+    );
+    let json = daemon.takt(&["reload", "--json"]).json();
+    assert_eq!(json["needs_restart"][0], "limits");
+    std::fs::write(&file, format!("{text}mode = 5\n")).expect("write");
+    let ran = daemon.takt(&["reload"]);
+    assert_eq!(ran.code, Some(1));
+    assert!(ran.err.contains("`listener[0].mode` = 5"), "{ran:?}");
+    let blocked = daemon.directory.text("takt.toml");
+    let blocked = format!("{text}[[listener]]\npath = \"{blocked}\"\n");
+    std::fs::write(&file, blocked).expect("write");
+    let ran = daemon.takt(&["reload"]);
+    assert_eq!(ran.code, Some(1));
+    assert!(ran.out.contains("failed: listener"), "{ran:?}");
+}
+
+#[test]
+fn check_and_run_tell_a_bad_configuration_by_code_4() {
+    let directory = Directory::new();
+    let file = directory.text("takt.toml");
+    std::fs::write(&file, "[node]\nname = \"press\"\n").expect("write");
+    let ran = run(&["check", "--config", &file]);
+    assert_eq!(ran.code, Some(0));
+    assert!(ran.out.contains("press"), "{ran:?}");
+    std::fs::write(&file, "[node]\nport = -1\n").expect("write");
+    for command in ["check", "run"] {
+        let ran = run(&[command, "--config", &file]);
+        assert_eq!(ran.code, Some(4));
+        assert!(ran.err.contains("`node.port` = -1"), "{ran:?}");
+    }
+}
+
+#[test]
+fn without_a_daemon_the_code_is_3_and_the_message_says_what_to_do() {
+    let directory = Directory::new();
+    let socket = directory.text("none.sock");
+    for command in [
+        &["status"][..],
+        &["top", "--once"],
+        &["reload"],
+        &["peer", "list"],
+        &["session", "end", "1"],
+    ] {
+        let mut arguments = command.to_vec();
+        arguments.extend(["--admin", &socket]);
+        let ran = run(&arguments);
+        assert_eq!(ran.code, Some(3), "{ran:?}");
+        assert!(ran.err.contains("takt run"), "{ran:?}");
+    }
+    let ran = run(&["pub", "7", "hello", "--socket", &socket]);
+    assert_eq!(ran.code, Some(3), "{ran:?}");
+    assert!(ran.err.contains("taktd"), "{ran:?}");
+}
+
+#[test]
+fn wrong_arguments_are_told_by_code_2() {
+    for arguments in [
+        &["status", "weather"][..],
+        &["peer", "add"],
+        &["pub", "seven"],
+        &["sub", "7", "--class", "8"],
+        &["top", "--interval", "1h"],
+    ] {
+        assert_eq!(run(arguments).code, Some(2), "{arguments:?}");
+    }
+}
+
+#[test]
+fn a_reader_that_has_had_enough_is_no_failure() {
+    let daemon = Daemon::start("");
+    let mut top = daemon.spawn(&["top", "--interval", "100ms"]);
+    let mut line = String::new();
+    let mut out = std::io::BufReader::new(top.0.stdout.take().expect("piped"));
+    std::io::BufRead::read_line(&mut out, &mut line).expect("a line");
+    assert!(line.starts_with("test "), "{line}");
+    drop(out);
+    let ran = top.end();
+    assert_eq!((ran.code, ran.err.as_str()), (Some(0), ""));
+}
+
+#[test]
+fn top_tells_rates_once_or_again_and_again() {
+    let daemon = Daemon::start("");
+    let ran = daemon.takt(&["top", "--once", "--interval", "100ms"]);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    assert!(
+        ran.out.contains("POLLS/s") && ran.out.contains("RECEIVED/s"),
+        "{ran:?}"
+    );
+    let json = daemon
+        .takt(&["top", "--once", "--json", "--interval", "100ms"])
+        .json();
+    assert_eq!(json["node"], "test");
+    assert!(
+        json["seconds"]
+            .as_f64()
+            .is_some_and(|seconds| seconds > 0.0)
+    );
+    assert_eq!(json["ports"][0]["datapath"], "udp");
+    let mut top = daemon.spawn(&["top", "--json", "--interval", "100ms"]);
+    let out = std::io::BufReader::new(top.0.stdout.take().expect("piped"));
+    for line in std::io::BufRead::lines(out).take(2) {
+        let line: serde_json::Value =
+            serde_json::from_str(&line.expect("a line")).expect("an object");
+        assert_eq!(line["node"], "test");
+    }
+}
+
+#[test]
+fn a_daemon_that_stops_ends_top_with_code_3() {
+    let daemon = Daemon::start("");
+    let mut top = daemon.spawn(&["top", "--json", "--interval", "100ms"]);
+    let mut out = std::io::BufReader::new(top.0.stdout.take().expect("piped"));
+    let mut line = String::new();
+    std::io::BufRead::read_line(&mut out, &mut line).expect("a line");
+    daemon.process.signal(Signal::TERM);
+    std::io::Read::read_to_string(&mut out, &mut line).expect("the rest");
+    let ran = top.end();
+    assert_eq!(ran.code, Some(3), "{ran:?}");
+    assert!(ran.err.contains("stopping"), "{ran:?}");
+    assert_eq!(daemon.process.end().code, Some(0));
+}
+
+#[test]
+fn completions_are_made_for_every_shell() {
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        let ran = run(&["completions", shell]);
+        assert_eq!(ran.code, Some(0));
+        assert!(
+            ran.out.contains("takt") && ran.out.contains("listener"),
+            "{shell}"
+        );
+    }
+}
