@@ -84,7 +84,9 @@ pub enum OpenError {
     #[error("missing privilege: {0}")]
     Privilege(String),
     /// The address or port is taken or is not local.
-    #[error("cannot bind {address}: {source} (choose another port or stop the program that holds it)")]
+    #[error(
+        "cannot bind {address}: {source} (choose another port or stop the program that holds it)"
+    )]
     Bind {
         /// What was to be bound.
         address: SocketAddr,
@@ -108,7 +110,9 @@ pub enum OpenError {
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
     /// No route, or the route leaves by an interface that this port does not serve.
-    #[error("no route to {0} through this datapath: check `ip route get` and the interface in the configuration")]
+    #[error(
+        "no route to {0} through this datapath: check `ip route get` and the interface in the configuration"
+    )]
     NoRoute(SocketAddr),
     /// The port's table of peers is full.
     #[error("this port already has {0} peers, its limit")]
@@ -209,7 +213,13 @@ pub trait Port: Send {
 
     /// Queues the frame with its first `len` payload bytes. `launch_time` is honoured only where
     /// [`Capabilities::hardware_launch_time`] says so; the runtime waits by itself elsewhere.
-    fn commit(&mut self, frame: Frame, len: usize, class: TrafficClass, launch_time: Option<TaiTime>);
+    fn commit(
+        &mut self,
+        frame: Frame,
+        len: usize,
+        class: TrafficClass,
+        launch_time: Option<TaiTime>,
+    );
 
     /// Gives a reserved frame back unsent.
     fn cancel(&mut self, frame: Frame);
