@@ -9,6 +9,7 @@ use rand::{Rng, SeedableRng, rngs::StdRng};
 use support::{App, Sink, Source, config, free_port, start, until};
 use takt_runtime::policy::Policy;
 use takt_session::layout::{HEADER_BYTES, Outcome, TxDescriptor};
+use takt_session::message::{Envelope, Reply, Request};
 use takt_session::{ErrorCode, Qos, transport};
 
 /// Two applications of one tenant that exchange numbered messages, and check each.
@@ -194,6 +195,39 @@ fn each_broken_rule_ends_the_session_with_its_own_reason() {
         "{}",
         released.message
     );
+}
+
+#[test]
+fn impossible_wishes_for_memory_are_refused() {
+    let runtime = start(config(free_port(), &[]));
+    for (tx_bytes, rx_bytes) in [(u64::MAX, 0), (0, u64::MAX - 4095), (1 << 40, 1 << 40)] {
+        let socket = runtime
+            .handle()
+            .connect(Policy::default())
+            .expect("running")
+            .expect("socket pair");
+        let message = Request::Attach {
+            name: "greedy".into(),
+            tx_bytes,
+            rx_bytes,
+        };
+        let bytes = Envelope {
+            request: 1,
+            message,
+        }
+        .encode();
+        transport::send(&socket, &bytes, &[], true).expect("send");
+        let packet = transport::receive(&socket, true)
+            .expect("receive")
+            .expect("an answer");
+        let reply = Envelope::<Reply>::decode(&packet.bytes).expect("decode");
+        let (Reply::Failed(failure) | Reply::Ended(failure)) = reply.message else {
+            panic!("not refused: {:?}", reply.message)
+        };
+        assert_eq!(failure.code, ErrorCode::NoMemory, "{failure}");
+    }
+    let other = App::attach(runtime.handle());
+    drop(other);
 }
 
 #[test]

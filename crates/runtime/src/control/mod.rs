@@ -500,18 +500,19 @@ impl Control {
 
     /// Sends datagrams and passes changes on to the lanes.
     fn apply(&mut self, outbox: Outbox, changes: Vec<Change>) {
-        for (destination, bytes) in outbox {
-            // A failure is a lost datagram: the protocol repeats.
-            if let Err(error) = self.socket.send_to(&bytes, destination) {
-                tracing::debug!(%destination, %error, "cannot send a peering message");
-            }
-        }
+        // Lanes first: who is told of our wishes may answer with messages at once.
         for change in changes {
             let commands = self.routes.change(&change, &self.lanes);
             if let Change::Lanes { peer, lanes } = &change {
                 tracing::info!(%peer, lanes = lanes.len(), "{}", if lanes.is_empty() { "peer gone" } else { "peer up" });
             }
             self.command_all(commands);
+        }
+        for (destination, bytes) in outbox {
+            // A failure is a lost datagram: the protocol repeats.
+            if let Err(error) = self.socket.send_to(&bytes, destination) {
+                tracing::debug!(%destination, %error, "cannot send a peering message");
+            }
         }
     }
 

@@ -102,8 +102,12 @@ impl Session {
             } else {
                 asked.max(LEAST_REGION as u64)
             };
-            match usize::try_from(bytes.next_multiple_of(4096)) {
-                Ok(bytes) if bytes <= self.policy.memory => Ok(bytes),
+            // An application may ask for anything: also for what cannot be rounded up.
+            let whole_pages = bytes
+                .checked_next_multiple_of(4096)
+                .and_then(|bytes| usize::try_from(bytes).ok());
+            match whole_pages {
+                Some(bytes) if bytes <= self.policy.memory => Ok(bytes),
                 _ => Err(refuse(
                     ErrorCode::NoMemory,
                     format!(

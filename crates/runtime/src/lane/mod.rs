@@ -47,6 +47,8 @@ const RECEIVE_BUDGET: usize = 64;
 const RAREST_POLL: u32 = 64;
 /// How often a sleeping lane looks after sessions that their rate limit holds back.
 const THROTTLE_CHECK: Duration = Duration::from_micros(500);
+/// Rounds in which the last datagrams of a peer that leaves are taken.
+const LAST_ROUNDS: usize = 64;
 /// Rounds between two publications of the ports' counters.
 const PUBLISH_EVERY: u32 = 256;
 
@@ -659,7 +661,16 @@ impl Lane {
                 self.by_remote.insert(id, at);
                 self.state.by_incarnation.insert(incarnation, at);
             }
-            Command::RemoveRemote(id) => self.remove_remote(id),
+            Command::RemoveRemote(id) => {
+                // A peer says goodbye behind its last messages: take those first.
+                self.ports.iter_mut().for_each(|p| p.skipped = p.interval);
+                for _ in 0..LAST_ROUNDS {
+                    if !self.receive(now_ns) {
+                        break;
+                    }
+                }
+                self.remove_remote(id);
+            }
             Command::Subscriptions { remote, channels } => self.subscriptions(remote, &channels),
             Command::SetRates {
                 session,
