@@ -5,11 +5,12 @@ FUZZ_SECONDS ?= 10
 # Hosts made of network namespaces and AF_XDP need root.
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo --preserve-env=PATH,HOME,CARGO_HOME,RUSTUP_HOME)
 
-.PHONY: help demo test setup build lint unit loom fuzz bench install clean
+.PHONY: help demo test test-e2e setup build lint unit loom fuzz bench install clean
 
 help:
 	@echo "make demo     two hosts on this machine, Takt beside kernel UDP and bare AF_XDP: table and report"
-	@echo "make test     everything that must hold: lints, tests, model checks, a short fuzzing"
+	@echo "make test     lints, tests, model checks"
+	@echo "make test-e2e whole nodes on hosts made of network namespaces: crashes, links, tenants, volume"
 	@echo "make build    release binaries and libraries into target/release"
 	@echo "make bench    all benchmarks beside all peers (builds zenoh, ZeroMQ, iceoryx2: slow)"
 	@echo "make fuzz     FUZZ_SECONDS=600 make fuzz: longer fuzzing"
@@ -25,7 +26,7 @@ demo: setup
 	$(CARGO) build --release -p takt-cli
 	$(SUDO) target/release/takt demo
 
-test: lint unit loom fuzz
+test: lint unit loom
 
 lint: setup
 	$(CARGO) fmt --all --check
@@ -33,7 +34,11 @@ lint: setup
 
 unit: setup
 	$(CARGO) build --workspace
-	$(SUDO) $(CARGO) test --workspace
+	$(SUDO) $(CARGO) test --workspace --exclude takt-tests
+
+# Whole nodes with their daemons on hosts of their own: minutes.
+test-e2e: setup
+	$(SUDO) $(CARGO) test -p takt-tests
 
 # The ring and doorbell protocols, over every interleaving.
 loom: setup
