@@ -110,8 +110,10 @@ fn sixty_four_clients_of_one_daemon_exchange_messages() {
             (number, source, sink, all)
         })
         .collect();
-    let announcer = sessions[0].stream(takt::Qos::slow()).expect("a stream");
-    let announcer = announcer.source(ChannelId(1)).expect("a source");
+    let announcer = {
+        let stream = sessions[0].stream(takt::Qos::slow()).expect("a stream");
+        stream.source(ChannelId(1)).expect("a source")
+    };
     std::thread::scope(|scope| {
         for (number, source, sink, all) in ends {
             scope.spawn(move || {
