@@ -17,9 +17,9 @@ pub use common::{BenchError, Common};
 pub use latency::Latency;
 
 const HELP: &str = "\
-Every variant runs once a round, in turns; figures are medians over the rounds. Tables go to standard output,
-progress to standard error, a report with plots and every sample to ./out. Other messaging systems are
-measured as well once `make bench` has built their program.
+Every variant runs once a round, in turns; figures are medians over the rounds. Tables go to
+standard output, progress to standard error, a report with plots and every sample to ./out. Other
+messaging systems are measured as well once `make bench` has built their program.
 
 Examples:
   sudo takt bench latency

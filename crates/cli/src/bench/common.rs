@@ -209,7 +209,7 @@ impl Common {
             return Err(BenchError::NoVariant {
                 experiment: experiment.to_owned(),
                 only: self.only.join(","),
-                names: names.join(", "),
+                names: names.join("; "),
             });
         }
         variants.retain(|variant| self.wants(&variant.name));
