@@ -34,7 +34,7 @@ lint: setup
 
 unit: setup
 	$(CARGO) build --workspace
-	$(SUDO) $(CARGO) test --workspace --exclude takt-tests
+	$(SUDO) $(CARGO) test --workspace --exclude takt-tests --lib --bins --tests
 
 # Whole nodes with their daemons on hosts of their own: minutes.
 test-e2e: setup
