@@ -150,7 +150,6 @@ fn a_fast_stream_that_falls_back_says_so_and_works() {
 }
 
 #[test]
-#[ignore = "hangs in some runs: in the embedded form a message is now and then not seen by its sink"]
 fn two_processes_without_a_daemon_talk_to_each_other() {
     // Ports that were free a moment ago, in pairs: peering, and the lane behind it.
     let free = || {

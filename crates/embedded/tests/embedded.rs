@@ -118,3 +118,29 @@ fn messages_arrive_while_no_thread_of_the_application_waits() {
     );
     drop(callback);
 }
+
+#[test]
+fn what_is_emitted_right_after_source_and_sink_were_opened_arrives() {
+    let a = Embedded::start(Settings {
+        port: 0,
+        ..Settings::default()
+    })
+    .expect("runtime starts");
+    let session = a.session("a").expect("session");
+    let stream = session.stream(Qos::slow()).expect("stream");
+    for round in 0..500u64 {
+        let channel = ChannelId(100 + round);
+        let (source, sink) = if round % 2 == 0 {
+            let sink = stream.sink(channel).expect("sink");
+            (stream.source(channel).expect("source"), sink)
+        } else {
+            let source = stream.source(channel).expect("source");
+            (source, stream.sink(channel).expect("sink"))
+        };
+        let mut buffer = source.buffer(8).expect("buffer");
+        buffer.copy_from_slice(&round.to_le_bytes());
+        buffer.emit().expect("emit");
+        let message = sink.consume(PATIENCE).expect("message");
+        assert_eq!(&*message, round.to_le_bytes());
+    }
+}

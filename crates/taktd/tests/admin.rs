@@ -54,7 +54,6 @@ async fn status_tells_what_runs() {
 }
 
 #[tokio::test]
-#[ignore = "fails in some runs on a busy machine: not understood yet"]
 async fn sessions_streams_and_channels_are_told_and_a_session_can_be_ended() {
     let daemon = Daemon::start(LISTENER);
     let mut client = daemon.client().await;

@@ -263,6 +263,7 @@ impl Control {
             sinks: Vec::new(),
             counters: Arc::default(),
             ending: false,
+            opening_sinks: Vec::new(),
             closing_sources: Vec::new(),
             closing_sinks: Vec::new(),
         };

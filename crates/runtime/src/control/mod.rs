@@ -432,6 +432,7 @@ impl Control {
                 Event::SourceClosed { session, source } => {
                     self.source_closed(session as u32, source)
                 }
+                Event::SinkOpened { session, sink } => self.sink_opened(session as u32, sink),
                 Event::SinkClosed { session, sink } => self.sink_closed(session as u32, sink),
                 Event::ChannelOpened {
                     lane,

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use takt_session::message::{Envelope, Reply, Request};
 use takt_session::{ErrorCode, Failure, Qos, transport};
 
-use super::session::Stream;
+use super::session::{OpeningSink, Stream};
 use super::{Control, tai_nanos};
 use crate::lane::Command;
 
@@ -58,17 +58,17 @@ impl Control {
         }
     }
 
-    fn reply(
+    fn reply<'a>(
         &self,
         id: u32,
         request: u32,
         message: Reply,
-        descriptors: &[OwnedFd],
+        descriptors: impl IntoIterator<Item = &'a OwnedFd>,
     ) -> Result<(), Failure> {
         let Some(session) = self.sessions.get(&id) else {
             return Ok(());
         };
-        let borrowed: Vec<BorrowedFd<'_>> = descriptors.iter().map(AsFd::as_fd).collect();
+        let borrowed: Vec<BorrowedFd<'_>> = descriptors.into_iter().map(AsFd::as_fd).collect();
         transport::send(
             &session.socket,
             &Envelope { request, message }.encode(),
@@ -166,9 +166,9 @@ impl Control {
                             format!("cannot make the sink's descriptor: {e}"),
                         )
                     })?;
-                    (Some(ours), vec![theirs])
+                    (Some(ours), Some(theirs))
                 } else {
-                    (None, Vec::new())
+                    (None, None)
                 };
                 let (sink, block) = session.add_sink(stream, channel, depth)?;
                 handle.send(Command::AddSink {
@@ -178,14 +178,14 @@ impl Control {
                     channel,
                     notify: ours,
                 });
-                self.publish_subscriptions();
-                Ok(Some((
-                    Reply::SinkOpened {
-                        sink: sink as u32,
-                        block,
-                    },
-                    theirs,
-                )))
+                // An application that has a sink gets what is emitted from then on: not before the lane has it.
+                session.opening_sinks.push(OpeningSink {
+                    sink,
+                    request,
+                    block,
+                    notify: theirs,
+                });
+                Ok(None)
             }
             Request::CloseSource(source) => {
                 let Some(session) = self.sessions.get_mut(&id) else {
@@ -286,6 +286,25 @@ impl Control {
         session.streams[stream as usize] = None;
         self.publish_subscriptions();
         Ok(())
+    }
+
+    /// The lane delivers to a new sink.
+    pub(super) fn sink_opened(&mut self, id: u32, sink: usize) {
+        self.publish_subscriptions();
+        let Some(session) = self.sessions.get_mut(&id) else {
+            return;
+        };
+        let Some(at) = session.opening_sinks.iter().position(|o| o.sink == sink) else {
+            return;
+        };
+        let opening = session.opening_sinks.swap_remove(at);
+        let reply = Reply::SinkOpened {
+            sink: sink as u32,
+            block: opening.block,
+        };
+        if let Err(failure) = self.reply(id, opening.request, reply, &opening.notify) {
+            self.end_session(id, Some(failure));
+        }
     }
 
     /// The lane has sent the last message of a source.

@@ -44,6 +44,8 @@ pub struct Session {
     pub counters: Arc<SessionCounters>,
     /// `RemoveSession` was sent to the lane.
     pub ending: bool,
+    /// Sinks that the lane does not have yet.
+    pub opening_sinks: Vec<OpeningSink>,
     /// Requests to close that the lane has not answered: request number by endpoint.
     pub closing_sources: Vec<(usize, u32)>,
     pub closing_sinks: Vec<(usize, u32)>,
@@ -64,6 +66,14 @@ pub struct Stream {
     pub port: usize,
     pub datapath: String,
     pub warning: String,
+}
+
+/// A sink on its way to the lane, with what its request will be answered.
+pub struct OpeningSink {
+    pub sink: usize,
+    pub request: u32,
+    pub block: SinkBlock,
+    pub notify: Option<OwnedFd>,
 }
 
 /// A source or sink.

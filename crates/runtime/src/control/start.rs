@@ -3,14 +3,14 @@
 use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::os::fd::AsFd;
-use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use rand::Rng;
 use rustix::event::{EventfdFlags, epoll, eventfd};
-use takt_clock::{SystemTai, monotonic_nanos};
+use takt_clock::SystemTai;
 use takt_datapath::memory::{MemoryNetwork, MemoryNetworkConfig};
 use takt_datapath::{Datapath, OpenError, PortRequest};
 
@@ -387,20 +387,20 @@ fn connect(lanes: &mut [Vec<LanePort>]) -> Result<(), StartError> {
 /// A lane that the application drives while it waits, and a thread drives otherwise.
 pub struct InlineLane {
     lane: Mutex<Lane>,
-    /// Monotonic nanoseconds of the application's last round.
-    driven: AtomicI64,
+    /// Rounds of the application. Several of its threads may miss some: only that it changes matters.
+    driven: AtomicU64,
     /// The thread has told the applications that the lane sleeps.
     parked: AtomicBool,
 }
 
-/// The thread stays away for this long after the application's last round.
+/// The thread stays away for this long after it has seen the application at it.
 const APPLICATION_DRIVES: Duration = Duration::from_millis(1);
 
 impl InlineLane {
     fn new(lane: Lane) -> Self {
         Self {
             lane: Mutex::new(lane),
-            driven: AtomicI64::new(i64::MIN),
+            driven: AtomicU64::new(0),
             parked: AtomicBool::new(false),
         }
     }
@@ -409,7 +409,8 @@ impl InlineLane {
     #[inline]
     pub fn drive(&self) -> bool {
         // Also when the thread is at it: it then leaves the lane to the application.
-        self.driven.store(monotonic_nanos(), Ordering::Relaxed);
+        let rounds = self.driven.load(Ordering::Relaxed);
+        self.driven.store(rounds.wrapping_add(1), Ordering::Relaxed);
         let Ok(mut lane) = self.lane.try_lock() else {
             return false;
         };
@@ -419,9 +420,10 @@ impl InlineLane {
         lane.poll()
     }
 
-    fn driven_by_application(&self) -> bool {
-        let since = monotonic_nanos().saturating_sub(self.driven.load(Ordering::Relaxed));
-        since < APPLICATION_DRIVES.as_nanos() as i64
+    /// Whether the application has driven the lane since `seen` was up to date.
+    fn driven_by_application(&self, seen: &mut u64) -> bool {
+        let now = self.driven.load(Ordering::Relaxed);
+        std::mem::replace(seen, now) != now
     }
 
     /// The thread's part, until `stop`.
@@ -436,8 +438,9 @@ impl InlineLane {
                 );
             }
         };
+        let mut seen = 0;
         while !stop.load(Ordering::Relaxed) {
-            if self.driven_by_application() {
+            if self.driven_by_application(&mut seen) {
                 std::thread::sleep(APPLICATION_DRIVES);
                 continue;
             }
@@ -454,7 +457,7 @@ impl InlineLane {
                 self.parked.store(true, Ordering::Relaxed);
                 drop(lane);
                 sleeper.sleep(timeout);
-                if self.driven_by_application() {
+                if self.driven_by_application(&mut seen) {
                     continue;
                 }
                 if let Ok(mut lane) = self.lane.try_lock()

@@ -24,7 +24,7 @@ enum Step {
 
 impl State {
     /// Serves the sessions that have news or unfinished work. True if anything was done.
-    pub(super) fn egress(&mut self, ports: &mut [LanePort], now_ns: i64) -> bool {
+    pub(super) fn egress(&mut self, ports: &mut [LanePort]) -> bool {
         let mut worked = false;
         for at in 0..self.tenants.sessions.capacity() {
             let Some(session) = self.tenants.sessions.get_mut(at) else {
@@ -36,6 +36,7 @@ impl State {
             }
             session.active = false;
             session.throttled = false;
+            let now_ns = self.round.now_ns();
             if let Err(failure) = self.serve(ports, at, now_ns, &mut worked) {
                 self.tenants.fail(at, failure);
             }

@@ -14,7 +14,8 @@ type Missing = i64;
 
 impl State {
     /// Takes a datagram. `trusted`: it came from a lane of this node, whose address says nothing.
-    pub(super) fn ingress(&mut self, datagram: &Datagram<'_>, trusted: bool, now_ns: i64) {
+    pub(super) fn ingress(&mut self, datagram: &Datagram<'_>, trusted: bool) {
+        let now_ns = self.round.now_ns();
         let (header, records) = match DatagramHeader::parse(datagram.payload) {
             Ok((header, records)) if header.kind == DatagramKind::Messages => (header, records),
             _ => return self.counters.rx_malformed.add(1),

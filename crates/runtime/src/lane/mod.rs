@@ -13,6 +13,8 @@ mod reassembly;
 mod remote;
 pub mod session;
 mod tenants;
+#[cfg(test)]
+mod tests;
 mod track;
 
 use std::collections::HashMap;
@@ -103,6 +105,8 @@ pub enum Event {
     SessionFailed { session: u64, failure: Failure },
     /// Answer to `RemoveSession`: nothing of it is left here.
     SessionRemoved(Box<LaneSession>),
+    /// The sink gets what is emitted from now on.
+    SinkOpened { session: u64, sink: usize },
     /// The source is gone, its block is free.
     SourceClosed { session: u64, source: usize },
     /// The sink is gone, its block is free.
@@ -232,10 +236,30 @@ impl Sleeper {
     }
 }
 
+/// When the present round found its first work: a round that finds none reads no clock.
+struct RoundTime {
+    clock: Box<dyn Clock>,
+    began_ns: Option<i64>,
+}
+
+impl RoundTime {
+    fn read(&self) -> i64 {
+        self.clock.now().as_nanos()
+    }
+
+    #[inline]
+    fn now_ns(&mut self) -> i64 {
+        match self.began_ns {
+            Some(began) => began,
+            None => *self.began_ns.insert(self.clock.now().as_nanos()),
+        }
+    }
+}
+
 /// Everything of a lane but its ports: what a received datagram may change.
 struct State {
     incarnation: u32,
-    clock: Box<dyn Clock>,
+    round: RoundTime,
     tenants: Tenants,
     channels: Channels,
     remotes: Slab<Remote>,
@@ -303,7 +327,10 @@ impl Lane {
             ports,
             state: State {
                 incarnation,
-                clock,
+                round: RoundTime {
+                    clock,
+                    began_ns: None,
+                },
                 tenants: Tenants::default(),
                 channels: Channels::default(),
                 remotes: Slab::new(),
@@ -355,24 +382,22 @@ impl Lane {
         self.tick = self.tick.wrapping_add(1);
         let counters = &self.state.counters;
         counters.polls.add(1);
-        let now_ns = self.state.clock.now().as_nanos();
+        self.state.round.began_ns = None;
         // Partner: `LaneHandle::send`.
         if self.mailbox.full.load(Ordering::Relaxed)
             && self.mailbox.full.swap(false, Ordering::Acquire)
         {
-            self.commands(now_ns);
+            self.commands();
         }
-        let mut worked = self.receive(now_ns);
-        worked |= self.state.egress(&mut self.ports, now_ns);
+        let mut worked = self.receive();
+        worked |= self.state.egress(&mut self.ports);
         worked |= self.flush();
         self.state.tenants.show();
-        if self
-            .state
-            .reassembly
-            .next_check()
-            .is_some_and(|at| now_ns >= at)
-        {
-            self.state.expire(now_ns);
+        if let Some(at) = self.state.reassembly.next_check() {
+            let now_ns = self.state.round.now_ns();
+            if now_ns >= at {
+                self.state.expire(now_ns);
+            }
         }
         if self.state.tenants.has_failed() || !self.state.finished_sources.is_empty() {
             self.clear();
@@ -381,16 +406,17 @@ impl Lane {
             self.publish();
         }
         if worked {
+            let began_ns = self.state.round.now_ns();
+            let busy = self.state.round.read().saturating_sub(began_ns);
             let counters = &self.state.counters;
             counters.busy_polls.add(1);
-            let busy = self.state.clock.now().as_nanos().saturating_sub(now_ns);
             counters.busy_nanos.add(busy.max(0) as u64);
         }
         worked
     }
 
     #[inline]
-    fn receive(&mut self, now_ns: i64) -> bool {
+    fn receive(&mut self) -> bool {
         let mut worked = false;
         for at in 0..self.ports.len() {
             let (before, rest) = self.ports.split_at_mut(at);
@@ -413,7 +439,7 @@ impl Lane {
             let mut mesh = after.last_mut().or(before.last_mut()).filter(|p| p.trusted);
             let received = port.port.receive(RECEIVE_BUDGET, &mut |datagram| {
                 if trusted || datagram.destination_port == own || siblings.is_empty() {
-                    state.ingress(&datagram, trusted, now_ns);
+                    state.ingress(&datagram, trusted);
                 } else {
                     forward(&state.counters, mesh.as_deref_mut(), siblings, &datagram);
                 }
@@ -507,7 +533,7 @@ impl Lane {
             }
         }
         if let Some(at) = self.state.reassembly.next_check() {
-            let now = self.state.clock.now().as_nanos();
+            let now = self.state.round.read();
             let wait = Duration::from_nanos(at.saturating_sub(now).max(1_000) as u64);
             timeout = Some(timeout.map_or(wait, |t: Duration| t.min(wait)));
         }
@@ -525,13 +551,13 @@ impl Lane {
     }
 
     #[cold]
-    fn commands(&mut self, now_ns: i64) {
+    fn commands(&mut self) {
         while let Ok(command) = self.commands.try_recv() {
-            self.command(command, now_ns);
+            self.command(command);
         }
     }
 
-    fn command(&mut self, command: Command, now_ns: i64) {
+    fn command(&mut self, command: Command) {
         match command {
             Command::AddSession(session) => {
                 let id = session.id;
@@ -570,6 +596,8 @@ impl Lane {
                 match LaneSource::new(s.arena(), block, channel, port) {
                     Ok(new) => {
                         place(&mut s.sources, source, new);
+                        // Its doorbell may have been taken while there was no ring to look at.
+                        s.active = true;
                         if let Some(channel) = self.state.channels.get_mut(channel) {
                             channel.sources += 1;
                         }
@@ -619,6 +647,7 @@ impl Lane {
                             channel.sinks.push((at, sink));
                         }
                         self.state.tenants.reserve_pending();
+                        self.events.send(Event::SinkOpened { session, sink });
                     }
                     Err(error) => {
                         let text = format!("cannot attach sink {sink}: {error}");
@@ -665,7 +694,7 @@ impl Lane {
                 // A peer says goodbye behind its last messages: take those first.
                 self.ports.iter_mut().for_each(|p| p.skipped = p.interval);
                 for _ in 0..LAST_ROUNDS {
-                    if !self.receive(now_ns) {
+                    if !self.receive() {
                         break;
                     }
                 }
@@ -680,6 +709,7 @@ impl Lane {
                 if let Some(&at) = self.by_session.get(&session)
                     && let Some(s) = self.state.tenants.sessions.get_mut(at)
                 {
+                    let now_ns = self.state.round.now_ns();
                     s.set_rates(messages_per_second, bytes_per_second, now_ns);
                 }
             }
