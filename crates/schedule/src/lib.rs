@@ -15,15 +15,19 @@
 #![forbid(unsafe_code)]
 
 pub mod check;
+pub mod diff;
 pub mod discipline;
+pub mod form;
 pub mod gate;
 pub mod link;
 pub mod port;
+pub mod render;
 mod schedule;
 pub mod summary;
 pub mod window;
 
 pub use check::check;
+pub use diff::diff;
 pub use gate::{GateList, GateMask, Gates};
 pub use link::{Framing, Link};
 pub use port::{Decision, Item, Port, PortConfig};
