@@ -24,6 +24,8 @@ const LANE: &str = "#f5f7f9";
 const COLOURS: [&str; 8] = [
     "#8b949e", "#56b4e9", "#009e73", "#e69f00", "#cc79a7", "#0072b2", "#d55e00", "#b3202c",
 ];
+/// What can be read on each of them.
+const LABELS: [&str; 8] = [INK, INK, INK, INK, INK, "#ffffff", INK, "#ffffff"];
 
 /// Draws the gates of each class over a cycle. Hatched is the guard band: the time at the end of a
 /// window in which the class's largest frame may not start any more.
@@ -163,8 +165,9 @@ fn lane(
         if let Some((left, width)) = widest.filter(|(_, width)| *width > room) {
             write!(
                 svg,
-                "<text x=\"{x:.2}\" y=\"{middle:.2}\" fill=\"#ffffff\" font-size=\"12\" font-weight=\"600\" \
+                "<text x=\"{x:.2}\" y=\"{middle:.2}\" fill=\"{ink}\" font-size=\"12\" font-weight=\"600\" \
                  text-anchor=\"middle\">{label}</text>",
+                ink = LABELS[usize::from(class.class) % LABELS.len()],
                 x = left + width / 2.0,
             )?;
         }
