@@ -3,15 +3,16 @@
 mod support;
 
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 
 use support::{Daemon, LISTENER, until};
 use takt::{ChannelId, Qos};
 
-/// An address that was free a moment ago.
-fn address() -> SocketAddr {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("bind");
-    listener.local_addr().expect("an address")
+/// An address of loopback that no other test uses, and no connection as its source.
+fn address(test: u8) -> SocketAddr {
+    let [_, high, middle, low] = std::process::id().to_be_bytes();
+    let host = [127, 1 + test * 64 + high % 64, middle, low.max(1)];
+    SocketAddr::from((host, 9464))
 }
 
 fn fetch(address: SocketAddr, request: &str) -> (String, String) {
@@ -32,7 +33,7 @@ fn fetch(address: SocketAddr, request: &str) -> (String, String) {
 
 #[test]
 fn the_page_has_lanes_ports_tenants_channels_and_peers() {
-    let address = address();
+    let address = address(0);
     let more = format!(
         "[metrics]\naddress = \"{address}\"\n[[peer]]\naddress = \"127.0.0.2\"\n\
          [datapath.xdp]\ninterface = \"takt-t-none\"\n{LISTENER}identity = \"press\"\n"
@@ -86,7 +87,7 @@ fn the_page_has_lanes_ports_tenants_channels_and_peers() {
 
 #[test]
 fn only_one_page_is_served_and_only_to_be_read() {
-    let address = address();
+    let address = address(1);
     let daemon = Daemon::start(&format!("[metrics]\naddress = \"{address}\"\n{LISTENER}"));
     let (head, body) = fetch(address, "GET /");
     assert!(head.starts_with("HTTP/1.1 404"), "{head}");

@@ -312,7 +312,7 @@ impl RuntimeHandle {
     /// [`Stopped`].
     pub fn end_session(&self, session: u64, reason: String) -> Result<bool, Stopped> {
         self.ask(move |c| match u32::try_from(session) {
-            Ok(id) if c.sessions.contains_key(&id) => {
+            Ok(id) if c.sessions.get(&id).is_some_and(|s| !s.ending) => {
                 c.end_session(id, Some(Failure::new(ErrorCode::Closed, reason)));
                 true
             }
