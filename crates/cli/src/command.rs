@@ -6,8 +6,8 @@ use clap::{Parser, Subcommand};
 
 use crate::failure::Failure;
 use crate::{
-    bench, completions, daemon, demo, lab, listener, peer, publish, reload, session, status,
-    subscribe, top,
+    bench, completions, daemon, demo, lab, listener, peer, publish, reload, schedule, session,
+    status, subscribe, top,
 };
 
 const HELP: &str = "\
@@ -16,7 +16,9 @@ Exit codes:
   1  failed: the message says why and what to do
   2  wrong arguments
   3  no daemon answers
-  4  the configuration cannot be read or is at fault (`takt run`, `takt check`)
+  4  the configuration or the schedule cannot be read or is at fault (`takt run`, `takt check`,
+     `takt schedule`)
+  5  two schedules differ (`takt schedule diff`)
 
 Environment:
   TAKT_ADMIN_SOCKET  socket of the admin API, /run/takt/admin.sock if not set
@@ -60,6 +62,8 @@ pub enum Command {
     Pub(publish::Publish),
     /// Read the messages of a channel
     Sub(subscribe::Subscribe),
+    /// Check, show, convert and compare schedules in files
+    Schedule(schedule::Schedule),
     /// Make and remove hosts in network namespaces
     Lab(lab::Lab),
     /// Measure Takt beside its peers
@@ -87,6 +91,7 @@ impl Command {
             Self::Session(session) => session.run(),
             Self::Pub(publish) => publish.run(),
             Self::Sub(subscribe) => subscribe.run(),
+            Self::Schedule(schedule) => return schedule.run(),
             Self::Lab(lab) => lab.run(),
             Self::Bench(bench) => bench.run(),
             Self::Demo(demo) => demo.run(),

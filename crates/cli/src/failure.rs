@@ -35,6 +35,9 @@ pub enum Failure {
         /// The kernel's answer.
         source: io::Error,
     },
+    /// A schedule that cannot be read, written or run.
+    #[error("{0}")]
+    Schedule(String),
     /// Whatever a sentence says best.
     #[error("{0}")]
     Other(String),
@@ -56,6 +59,7 @@ impl Failure {
             Self::Connect(_) | Self::Channel(takt::Error::NoRuntime { .. }) => 3,
             Self::Refused(status) if status.code() == tonic::Code::Unavailable => 3,
             Self::Daemon(error) => error.exit_code(),
+            Self::Schedule(_) => 4,
             _ => 1,
         }
     }

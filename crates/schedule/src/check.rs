@@ -42,7 +42,6 @@ impl fmt::Display for Severity {
 
 /// One thing about a schedule.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "kebab-case")]
 pub struct Finding {
     /// How much it matters.
     pub severity: Severity,

@@ -12,7 +12,6 @@ use crate::window::{Slot, slots};
 
 /// One thing that is different.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "kebab-case")]
 pub struct Change {
     /// What: `cycle time`, `entry 3`.
     pub what: String,
@@ -38,7 +37,6 @@ impl fmt::Display for Change {
 
 /// The differences of two schedules.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "kebab-case")]
 pub struct Difference {
     /// One by one: the parameters, then the entries. Entries that are gone have their number in the
     /// first schedule, new ones theirs in the second.

@@ -47,7 +47,7 @@ fn subtitle(schedule: &Schedule) -> String {
 
 fn wait(class: &ClassSummary) -> String {
     match class.worst_wait_ns() {
-        Some(nanos) => three_digits(nanos),
+        Some(nanos) => duration(nanos),
         None => "for ever".into(),
     }
 }
@@ -57,7 +57,7 @@ fn share(class: &ClassSummary) -> String {
 }
 
 /// A duration to about three digits: what a picture has room for.
-fn three_digits(nanos: u64) -> String {
+pub fn duration(nanos: u64) -> String {
     let digits = nanos.checked_ilog10().unwrap_or(0);
     let step = 10u64.pow(digits.saturating_sub(2));
     readable(nanos.saturating_add(step / 2) / step * step)
@@ -77,11 +77,11 @@ mod tests {
     }
 
     #[test]
-    fn durations_are_rounded_to_three_digits() {
-        assert_eq!(three_digits(762_304), "762 µs");
-        assert_eq!(three_digits(12_304), "12.3 µs");
-        assert_eq!(three_digits(96), "96 ns");
-        assert_eq!(three_digits(0), "0 ns");
-        assert_eq!(three_digits(999_999), "1 ms");
+    fn durations_are_rounded_to_duration() {
+        assert_eq!(duration(762_304), "762 µs");
+        assert_eq!(duration(12_304), "12.3 µs");
+        assert_eq!(duration(96), "96 ns");
+        assert_eq!(duration(0), "0 ns");
+        assert_eq!(duration(999_999), "1 ms");
     }
 }

@@ -50,7 +50,6 @@ impl PortModel {
 
 /// What a schedule gives one class.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-#[serde(rename_all = "kebab-case")]
 pub struct ClassSummary {
     /// Its number.
     pub class: u8,
@@ -94,7 +93,6 @@ impl ClassSummary {
 
 /// What a schedule gives its classes.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-#[serde(rename_all = "kebab-case")]
 pub struct Summary {
     /// The cycle time.
     pub cycle_ns: u64,

@@ -103,7 +103,7 @@ fn base_time(schedule: &Schedule, now: Option<TaiTime>, findings: &mut Vec<Findi
             format!(
                 "the base time {base} is {} ahead: until then the running schedule goes on; check the unit \
                  (nanoseconds) and the time scale (TAI, 37 s ahead of UTC)",
-                readable(ahead.unsigned_abs())
+                roughly(ahead.unsigned_abs())
             ),
         );
     } else if ahead < 0 && base.as_nanos() != 0 {
@@ -113,9 +113,24 @@ fn base_time(schedule: &Schedule, now: Option<TaiTime>, findings: &mut Vec<Findi
             format!(
                 "the base time is {} ago: the schedule starts at its next cycle, and counts as a configuration \
                  change error if another one runs",
-                readable(ahead.unsigned_abs())
+                roughly(ahead.unsigned_abs())
             ),
         );
+    }
+}
+
+/// A time between two dates, as people say it.
+fn roughly(nanos: u64) -> String {
+    const UNITS: [(&str, u64); 4] = [
+        ("days", 86_400),
+        ("hours", 3_600),
+        ("minutes", 60),
+        ("seconds", 1),
+    ];
+    let seconds = nanos / 1_000_000_000;
+    match UNITS.iter().find(|(_, size)| seconds >= 2 * size) {
+        Some((unit, size)) => format!("{} {unit}", seconds / size),
+        None => readable(nanos),
     }
 }
 

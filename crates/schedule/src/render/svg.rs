@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::{readable, scale_step, share, subtitle, three_digits, wait};
+use super::{duration, readable, scale_step, share, subtitle, wait};
 use crate::schedule::Schedule;
 use crate::summary::{ClassSummary, PortModel, summary};
 use crate::window::{Window, slots, windows};
@@ -158,7 +158,7 @@ fn lane(
                 "<rect x=\"{left:.2}\" y=\"{bar_top:.2}\" width=\"{width:.2}\" height=\"{BAR}\" fill=\"url(#guard)\"/>",
             )?;
         }
-        let label = three_digits(window.length_ns);
+        let label = duration(window.length_ns);
         let room = 12.0 * label.chars().count() as f64;
         let widest =
             parts(window.start_ns, window.end_ns()).max_by(|one, other| one.1.total_cmp(&other.1));

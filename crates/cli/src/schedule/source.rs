@@ -1,0 +1,205 @@
+//! Where a schedule is read from, and the port it is looked at for.
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use takt_schedule::form::{self, Document, Form};
+use takt_schedule::{Framing, Link, PortModel};
+
+use crate::failure::Failure;
+
+/// How files are read.
+#[derive(Debug, Args)]
+pub struct Reading {
+    /// Form of the file: toml, tc, json or xml; without it the file's name and content tell
+    #[arg(long, value_name = "FORM")]
+    from: Option<Form>,
+    /// Interface whose schedule is meant, where a YANG document has several
+    #[arg(long, value_name = "NAME")]
+    interface: Option<String>,
+}
+
+/// What a file says.
+pub struct Source {
+    /// The file's name for messages.
+    pub name: String,
+    /// The form it is in.
+    pub form: Form,
+    /// What it says.
+    pub document: Document,
+    /// What of it is left out, a sentence each.
+    pub lost: Vec<String>,
+}
+
+impl Reading {
+    /// Reads a schedule; `-` is standard input.
+    pub fn read(&self, path: &Path) -> Result<Source, Failure> {
+        let (name, text) = text(path)?;
+        let form = self.from.unwrap_or_else(|| form_of(path, &text));
+        let parsed = form::read(form, &text, self.interface.as_deref())
+            .map_err(|error| Failure::Schedule(format!("{name}: {error}")))?;
+        Ok(Source {
+            name,
+            form,
+            document: parsed.document,
+            lost: parsed.lost,
+        })
+    }
+}
+
+impl Source {
+    /// Tells on standard error what of the file is left out.
+    pub fn tell_lost(&self) {
+        for lost in &self.lost {
+            eprintln!("takt: {}: not read: {lost}", self.name);
+        }
+    }
+
+    /// The port that `options` describe, with the classes that the schedule speaks of.
+    pub fn port(&self, options: &Port) -> PortModel {
+        let said = self
+            .document
+            .priorities
+            .map(|priorities| priorities.classes);
+        let default = PortModel::default();
+        let link = Link::ethernet(options.rate.0);
+        let framing = match options.vlan {
+            true => Framing::ETHERNET.with_vlan_tag(),
+            false => Framing::ETHERNET,
+        };
+        PortModel {
+            link: Link { framing, ..link },
+            classes: options.classes.or(said).unwrap_or(default.classes),
+            largest_frame: options.frame,
+        }
+    }
+}
+
+fn text(path: &Path) -> Result<(String, String), Failure> {
+    // One more than is read tells that there is more.
+    let most = form::MAX_LENGTH as u64 + 1;
+    let mut bytes = Vec::new();
+    let (name, read) = if path == Path::new("-") {
+        let read = io::stdin().lock().take(most).read_to_end(&mut bytes);
+        ("standard input".to_owned(), read)
+    } else {
+        let read = File::open(path).and_then(|file| file.take(most).read_to_end(&mut bytes));
+        (path.display().to_string(), read)
+    };
+    read.map_err(|error| Failure::Schedule(format!("cannot read {name}: {error}")))?;
+    match String::from_utf8(bytes) {
+        Ok(text) => Ok((name, text)),
+        Err(error) => {
+            let at = error.utf8_error().valid_up_to();
+            Err(Failure::Schedule(format!(
+                "{name}: octet {at} is no UTF-8: schedules are text"
+            )))
+        }
+    }
+}
+
+fn form_of(path: &Path, text: &str) -> Form {
+    match path.extension().and_then(|extension| extension.to_str()) {
+        Some("toml") => Form::Toml,
+        Some("json") => Form::YangJson,
+        Some("xml") => Form::YangXml,
+        _ => Form::of(text),
+    }
+}
+
+/// Writes text to a file; `-` is standard output.
+pub fn write(path: &Path, text: &str) -> Result<(), Failure> {
+    if path == Path::new("-") {
+        return crate::output::print(text);
+    }
+    File::create(path)
+        .and_then(|mut file| file.write_all(text.as_bytes()))
+        .map_err(|error| Failure::Other(format!("cannot write {}: {error}", path.display())))
+}
+
+/// The file of a command that reads one.
+#[derive(Debug, Args)]
+pub struct One {
+    /// The schedule; `-` reads standard input
+    #[arg(value_name = "FILE")]
+    path: PathBuf,
+    #[command(flatten)]
+    reading: Reading,
+}
+
+impl One {
+    pub fn read(&self) -> Result<Source, Failure> {
+        self.reading.read(&self.path)
+    }
+}
+
+/// The port that a schedule is looked at for.
+#[derive(Debug, Args)]
+pub struct Port {
+    /// Rate of the link, such as 100mbit, 1gbit or 2500000000 (bit/s); 0 where frames take no time
+    #[arg(long, value_name = "RATE", default_value = "1gbit")]
+    rate: Rate,
+    /// Traffic classes of the port, 1 to 8; without it those that the file speaks of, or 8
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=8))]
+    classes: Option<u8>,
+    /// Largest frame, octets from the destination address on, without FCS
+    #[arg(long, value_name = "OCTETS", default_value_t = PortModel::default().largest_frame)]
+    frame: u32,
+    /// The port inserts a VLAN tag: 4 octets more on the wire
+    #[arg(long)]
+    vlan: bool,
+}
+
+/// Bits per second.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Rate(u64);
+
+impl std::str::FromStr for Rate {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let lower = text.to_ascii_lowercase();
+        let number = lower.trim_end_matches("bit/s").trim_end_matches("bit");
+        let (digits, factor) = match number.char_indices().next_back() {
+            Some((at, 'k')) => (&number[..at], 1_000),
+            Some((at, 'm')) => (&number[..at], 1_000_000),
+            Some((at, 'g')) => (&number[..at], 1_000_000_000),
+            _ => (number, 1),
+        };
+        digits
+            .parse()
+            .ok()
+            .and_then(|number: u64| number.checked_mul(factor))
+            .map(Self)
+            .ok_or_else(|| {
+                "a rate is a whole number of bit/s, or of kbit, mbit, gbit: 100mbit".to_owned()
+            })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rates_are_read_as_tc_writes_them() {
+        for (text, rate) in [
+            ("1gbit", Some(1_000_000_000)),
+            ("100Mbit", Some(100_000_000)),
+            ("10m", Some(10_000_000)),
+            ("64kbit/s", Some(64_000)),
+            ("5", Some(5)),
+            ("0", Some(0)),
+            ("", None),
+            ("gbit", None),
+            ("1.5gbit", None),
+            ("-1", None),
+            ("1tbit", None),
+            ("99999999999gbit", None),
+        ] {
+            assert_eq!(text.parse().ok(), rate.map(Rate), "{text}");
+        }
+    }
+}
