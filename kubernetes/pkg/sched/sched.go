@@ -187,3 +187,23 @@ func readInt(path string) (int64, error) {
 	}
 	return number, nil
 }
+
+// Drop takes a thread's policy away. Up to Linux 6.18 at least, a thread that leaves SCHED_DEADLINE while
+// it sleeps, later than the end of its last period, takes its bandwidth with it for ever: nobody subtracts
+// it from what the root domain has admitted. So the reservation is first made so small that its bandwidth,
+// which the kernel keeps in 2^-20 of a core, is nothing.
+func Drop(tid int) error {
+	now, err := Get(tid)
+	if err != nil {
+		return err
+	}
+	if now.Policy == Deadline {
+		period := Limits("/").PeriodMax.Nanoseconds()
+		if err := Set(tid, Attr{
+			Policy: Deadline, Flags: ResetOnFork, Runtime: reservation.MinRuntime.Nanoseconds(), Deadline: period, Period: period,
+		}); err != nil {
+			return err
+		}
+	}
+	return Set(tid, Attr{Policy: Other})
+}
