@@ -99,10 +99,12 @@ impl<T> LaunchTime<T> {
         }
     }
 
-    fn refusal(&self, frame: &Queued<T>, view: &View<'_>) -> Option<RefusalReason> {
-        let Some(launch) = frame.item.launch_time else {
-            return Some(RefusalReason::NoLaunchTime);
-        };
+    fn refusal(
+        &self,
+        frame: &Queued<T>,
+        launch: TaiTime,
+        view: &View<'_>,
+    ) -> Option<RefusalReason> {
         let deadline = frame.item.flags.contains(TxFlags::DEADLINE);
         if !match self.config.accept {
             Accept::Any => true,
@@ -130,7 +132,7 @@ impl<T> LaunchTime<T> {
     }
 
     fn next_strict(&self, view: &View<'_>) -> Next {
-        let Some((len, launch)) = due(&self.strict) else {
+        let Some((launch, len)) = self.strict.peek() else {
             return Next::Empty;
         };
         let from = launch.max(view.ready);
@@ -157,7 +159,7 @@ impl<T> LaunchTime<T> {
     }
 
     fn next_deadline(&self, view: &View<'_>) -> Next {
-        let Some((len, deadline)) = due(&self.deadline) else {
+        let Some((deadline, len)) = self.deadline.peek() else {
             return Next::Empty;
         };
         let Some(start) = view.earliest(len, view.ready) else {
@@ -206,7 +208,7 @@ impl<T> LaunchTime<T> {
             }
             // The strict frame is to be sent or dropped then; it may hide one that must be in time.
             (Next::Frame { start: due_at, .. } | Next::Wait(due_at), Next::Frame { start, .. }) => {
-                let len = due(&self.deadline).map_or(0, |(len, _)| len);
+                let len = self.deadline.peek().map_or(0, |(_, len)| len);
                 let busy = i64::try_from(view.link.occupancy_ns(len)).unwrap_or(i64::MAX);
                 if start.saturating_add_nanos(busy) <= due_at {
                     (Deadline, deadline)
@@ -218,27 +220,24 @@ impl<T> LaunchTime<T> {
     }
 }
 
-fn due<T>(heap: &TimeHeap<T>) -> Option<(u32, TaiTime)> {
-    let item = &heap.peek()?.item;
-    Some((item.len, item.launch_time?))
-}
-
 impl<T: Send> Discipline<T> for LaunchTime<T> {
     fn enqueue(
         &mut self,
         frame: Queued<T>,
         view: &View<'_>,
     ) -> Result<(), (RefusalReason, Queued<T>)> {
-        if let Some(reason) = self.refusal(&frame, view) {
+        let Some(launch) = frame.item.launch_time else {
+            return Err((RefusalReason::NoLaunchTime, frame));
+        };
+        if let Some(reason) = self.refusal(&frame, launch, view) {
             return Err((reason, frame));
         }
-        let time = frame.item.launch_time.map_or(0, TaiTime::as_nanos);
         let heap = if frame.item.flags.contains(TxFlags::DEADLINE) {
             &mut self.deadline
         } else {
             &mut self.strict
         };
-        heap.push(time, frame)
+        heap.push(launch, frame)
             .map_err(|frame| (RefusalReason::Full, frame))
     }
 

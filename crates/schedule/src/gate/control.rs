@@ -214,12 +214,7 @@ impl Gates {
         let last = &self.windows[usize::from(class.number())];
         let mut window = last.get();
         if t < window.from || t >= window.close {
-            let open = self.timeline.open_from(class, t);
-            let close = if open == NEVER {
-                NEVER
-            } else {
-                self.timeline.closed_from(class, open)
-            };
+            let (open, close) = self.timeline.window(class, t);
             let from = t;
             window = Window { from, open, close };
             last.set(window);

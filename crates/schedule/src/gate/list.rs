@@ -56,6 +56,15 @@ pub struct GateList {
     /// Longest time without a break that a class is open when cycles follow each other; `NEVER`: always.
     longest: [i64; 8],
     open_per_cycle: [i64; 8],
+    cyclic: [Box<[Span]>; 8],
+}
+
+/// A window in cycles that follow each other: offsets of its opening and its closing. One that
+/// reaches into the next cycle closes beyond the end of its own.
+#[derive(Clone, Copy, Debug)]
+struct Span {
+    open: i64,
+    close: i64,
 }
 
 /// One entry, with the answers for an instant within it.
@@ -116,6 +125,7 @@ impl GateList {
             max_sdu: schedule.max_sdu,
             longest: longest(&starts, cycle_ns),
             open_per_cycle: [0; 8],
+            cyclic: std::array::from_fn(|class| spans(&starts, cycle_ns, class)),
             entries: index(&starts),
         };
         for class in all_classes() {
@@ -174,6 +184,23 @@ impl GateList {
     /// The first offset from `offset` on in this cycle at which the class is open, or `NEVER`.
     pub(super) fn open_from(&self, class: TrafficClass, offset: i64) -> i64 {
         self.entry(offset).open_from[usize::from(class.number())].max(offset)
+    }
+
+    /// Where cycles follow each other: opening and closing of the first window of `class` that ends
+    /// after `offset`, counted from the start of the cycle that `offset` is in. `NEVER` for what does
+    /// not come.
+    pub(super) fn window(&self, class: TrafficClass, offset: i64) -> (i64, i64) {
+        let class = usize::from(class.number());
+        if self.longest[class] == NEVER {
+            return (offset, NEVER);
+        }
+        let spans = &self.cyclic[class];
+        let at = spans.partition_point(|span| span.close <= offset);
+        match (spans.get(at), spans.first()) {
+            (Some(span), _) => (span.open, span.close),
+            (None, Some(first)) => (self.cycle_ns + first.open, self.cycle_ns + first.close),
+            (None, None) => (NEVER, NEVER),
+        }
     }
 
     /// How long the class is open from the start of a cycle to `offset`.
@@ -238,6 +265,29 @@ fn index(starts: &[(i64, GateMask)]) -> Box<[Entry]> {
         });
     }
     entries.into_boxed_slice()
+}
+
+/// The windows of a class in a cycle, in order.
+fn spans(starts: &[(i64, GateMask)], cycle_ns: i64, class: usize) -> Box<[Span]> {
+    let mut spans: Vec<Span> = Vec::new();
+    for (at, &(open, gates)) in starts.iter().enumerate() {
+        if open >= cycle_ns || gates.bits() & (1 << class) == 0 {
+            continue;
+        }
+        let next = starts.get(at + 1).map_or(cycle_ns, |next| next.0);
+        let close = next.min(cycle_ns);
+        match spans.last_mut() {
+            Some(last) if last.close == open => last.close = close,
+            _ => spans.push(Span { open, close }),
+        }
+    }
+    let first = spans.first().filter(|first| first.open == 0).copied();
+    if let (Some(first), Some(last)) = (first, spans.last_mut())
+        && last.close == cycle_ns
+    {
+        last.close += first.close;
+    }
+    spans.into_boxed_slice()
 }
 
 fn longest(starts: &[(i64, GateMask)], cycle_ns: i64) -> [i64; 8] {

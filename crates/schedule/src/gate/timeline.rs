@@ -111,6 +111,32 @@ impl Timeline {
         self.first(t, |kind, t| kind.open_from(class, t))
     }
 
+    /// Opening and closing of the first window of `class` that ends after `t`; `NEVER` for what does
+    /// not come. The opening may lie before `t`.
+    pub fn window(&self, class: TrafficClass, t: i64) -> (i64, i64) {
+        if let [
+            ..,
+            Segment {
+                from,
+                kind: Kind::Cycles(list),
+            },
+        ] = self.segments.as_slice()
+            && (*from <= t || self.segments.len() == 1)
+        {
+            // Nothing but cycles from here on: the common case, and one look-up.
+            let offset = (t - list.base_ns).rem_euclid(list.cycle_ns);
+            let start = t - offset;
+            let (open, close) = list.window(class, offset);
+            return (after(start, open), after(start, close));
+        }
+        let open = self.open_from(class, t);
+        let close = match open {
+            NEVER => NEVER,
+            open => self.closed_from(class, open),
+        };
+        (open, close)
+    }
+
     fn first(&self, mut t: i64, within: impl Fn(&Kind, i64) -> i64) -> i64 {
         for at in self.at(t)..self.segments.len() {
             let end = self.end(at);
