@@ -172,7 +172,7 @@ fn alternating(order: Order, now: TaiTime) -> Schedule {
         Order::Launch { entries } => entries,
         Order::Fifo | Order::Credit => 0,
     };
-    let gates = |entry: u32| GateMask::from_bits(if entry % 2 == 0 { 0xff } else { 0xdf });
+    let gates = |entry: u32| GateMask::from_bits(if entry.is_multiple_of(2) { 0xff } else { 0xdf });
     Schedule {
         base_time: now,
         cycle_time_ns: u64::from(entries) * 2_000,
