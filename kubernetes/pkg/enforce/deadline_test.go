@@ -114,7 +114,18 @@ func TestNamedThreadsAreReservedWhenTheyComeAndFreeTheirPlaceWhenTheyGo(t *testi
 	if states := refresh(t, e); states[0].Free != 2 {
 		t.Fatalf("before any thread: %+v", states[0])
 	}
-	one, other, two, three := p.do("thread control-1"), p.do("thread logger"), p.do("thread control-2"), p.do("thread control-3")
+	other := p.do("thread logger")
+	for _, name := range []string{"control-1", "control-2", "control-3"} {
+		p.do("thread %s", name)
+	}
+	// The program's threads are not born in the order of its orders.
+	var byAge []string
+	for _, thread := range mustList(t, p) {
+		if strings.HasPrefix(thread.Name, "control-") {
+			byAge = append(byAge, strconv.Itoa(innerID(thread)))
+		}
+	}
+	one, two, three := byAge[0], byAge[1], byAge[2]
 	state := refresh(t, e)[0]
 	if got := holders(state); len(got) != 2 || got[0] != p.outer(one) || got[1] != p.outer(two) || state.LeftOut != 1 {
 		t.Errorf("reserved are %v, left out %d", got, state.LeftOut)

@@ -18,6 +18,8 @@ type threads struct {
 	members *members
 	all     []*seats
 	attr    func(Grant) sched.Attr
+	// free says that threads may change their policy within what surrounds them.
+	free bool
 	// place puts a thread where its reservation is, before it gets the policy; nil leaves it.
 	place func(seat seat, thread sched.Thread) error
 	// unplace puts it back; nil where place is.
@@ -84,6 +86,9 @@ func (t *threads) refresh(patience time.Duration) ([]State, error) {
 // restore gives a thread back what it, or someone in its name, has changed.
 func (t *threads) restore(s *seats, at int) error {
 	thread := s.held[at].thread
+	if t.free {
+		return nil
+	}
 	got, err := sched.Get(thread.TID)
 	if err == nil && got == t.attr(s.grant) {
 		return nil
