@@ -13,7 +13,12 @@ if ! [[ $seconds =~ ^[1-9][0-9]*$ ]]; then
 fi
 shift
 
-cargo=(cargo "+${FUZZ_TOOLCHAIN:-nightly}")
+toolchain=${FUZZ_TOOLCHAIN:-nightly}
+cargo=(cargo "+$toolchain")
+if ! "${cargo[@]}" --version >/dev/null 2>&1; then
+    echo "the toolchain $toolchain is missing: installing it"
+    rustup toolchain install "$toolchain" --profile minimal --no-self-update
+fi
 if ! cargo fuzz --version >/dev/null 2>&1; then
     echo "cargo-fuzz is missing: installing it"
     "${cargo[@]}" install --locked cargo-fuzz

@@ -457,6 +457,7 @@ impl InlineLane {
                 self.parked.store(true, Ordering::Relaxed);
                 drop(lane);
                 sleeper.sleep(timeout);
+                idle.slept();
                 if self.driven_by_application(&mut seen) {
                     continue;
                 }

@@ -21,6 +21,8 @@ pub struct IdleStrategy {
     idle_since: Option<Instant>,
     rounds: u32,
     shared: bool,
+    /// The time for polling is over: every empty round from now on may be the last before a sleep.
+    parking: bool,
 }
 
 /// What to do now.
@@ -40,23 +42,39 @@ impl IdleStrategy {
             idle_since: None,
             rounds: 0,
             shared: false,
+            parking: false,
         }
     }
 
     /// After a round that found work.
     #[inline]
     pub fn worked(&mut self) {
-        self.idle_since = None;
-        self.rounds = 0;
+        self.begin();
         // On a shared core the work may be for those who wait for the core.
         if self.shared {
             self.give_way();
         }
     }
 
-    /// After a round that found none.
+    /// After a sleep.
+    pub fn slept(&mut self) {
+        self.begin();
+    }
+
+    #[inline]
+    fn begin(&mut self) {
+        self.idle_since = None;
+        self.rounds = 0;
+        self.parking = false;
+    }
+
+    /// After a round that found none. Once it is time to park, so it is after every further such round:
+    /// a lane that must look at something once more parks after that.
     #[inline]
     pub fn idled(&mut self) -> Step {
+        if self.parking {
+            return Step::Park;
+        }
         let spin = match self.idle {
             Idle::Park => return Step::Park,
             Idle::Spin => Duration::MAX,
@@ -67,8 +85,7 @@ impl IdleStrategy {
             self.give_way();
             let since = *self.idle_since.get_or_insert_with(Instant::now);
             if spin != Duration::MAX && since.elapsed() >= spin {
-                self.idle_since = None;
-                self.rounds = 0;
+                self.parking = true;
                 return Step::Park;
             }
         } else {
@@ -134,6 +151,7 @@ pub fn run(mut lane: Lane, config: &LaneConfig, stop: &Arc<AtomicBool>) {
         {
             sleeper.sleep(timeout);
             lane.unpark();
+            idle.slept();
         }
     }
 }
@@ -157,7 +175,12 @@ mod tests {
         let start = Instant::now();
         while idle.idled() == Step::Poll {}
         assert!(start.elapsed() >= Duration::from_millis(1));
+        // The lane had to look once more and found nothing.
+        assert_eq!(idle.idled(), Step::Park);
         idle.worked();
+        assert_eq!(idle.idled(), Step::Poll);
+        while idle.idled() == Step::Poll {}
+        idle.slept();
         assert_eq!(idle.idled(), Step::Poll);
     }
 }
