@@ -121,6 +121,42 @@ proptest! {
     }
 
     #[test]
+    fn over_a_change_lists_and_cycles_follow_each_other_without_gap_or_overlap(
+        first in schedule(),
+        second in schedule(),
+        asked in NOW..NOW + 200,
+    ) {
+        let mut gates = Gates::new(GateMask::ALL);
+        gates.install(Arc::new(GateList::new(&first).unwrap()), at(4_700));
+        gates.advance(at(asked));
+        let second_list = Arc::new(GateList::new(&second).unwrap());
+        let change = gates.install(second_list, at(asked)).unwrap().as_nanos();
+        let running = gates.status(at(asked)).oper.map(|list| list.base_time());
+        let mut cycle = gates.cycle(at(asked));
+        for t in asked..change + SCAN {
+            let (list, schedule) = match t < change {
+                true => (running, &first),
+                false => (Some(second.base_time), &second),
+            };
+            prop_assert_eq!(gates.list(at(t)).map(GateList::base_time), list, "at {}", t);
+            let now = gates.cycle(at(t));
+            prop_assert_eq!(now.is_some(), list.is_some());
+            let Some(started) = now.map(|cycle| cycle.start.as_nanos()) else {
+                continue;
+            };
+            prop_assert!(
+                now == cycle || started == t,
+                "a cycle that began at {} begins to count at {}",
+                started,
+                t
+            );
+            let longest = schedule.cycle_time_ns + schedule.cycle_time_extension_ns;
+            prop_assert!(t - started < longest as i64, "at {} since {}", t, started);
+            cycle = now;
+        }
+    }
+
+    #[test]
     fn events_are_where_states_may_change_and_nowhere_else(gates in gates(), from in NOW..NOW + 300) {
         let next = gates.next_event(at(from)).map_or(from + SCAN, TaiTime::as_nanos);
         prop_assert!(next > from);

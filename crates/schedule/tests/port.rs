@@ -10,7 +10,9 @@ use proptest::prelude::*;
 use takt_schedule::discipline::{
     Accept, CreditShaper, CreditShaperConfig, Fifo, LatePolicy, LaunchTime, LaunchTimeConfig,
 };
-use takt_schedule::port::{Departure, Dropped, Timeliness, Token, TxFlags};
+use takt_schedule::port::{
+    Departure, DropReason, Dropped, RefusalReason, Timeliness, Token, TxFlags,
+};
 use takt_schedule::{
     Decision, GateEntry, GateList, GateMask, Gates, Item, Link, Port, PortConfig, Schedule,
 };
@@ -40,6 +42,8 @@ enum Act {
         late: i64,
     },
     Step(i64),
+    /// The link comes up with another rate.
+    Rate(u64),
     Install(Schedule),
     Cancel,
     Enable(bool),
@@ -82,6 +86,16 @@ fn schedule() -> impl Strategy<Value = Schedule> {
         })
 }
 
+fn rate() -> impl Strategy<Value = u64> {
+    prop_oneof![
+        Just(0u64),
+        Just(100_000_000),
+        Just(1_000_000_000),
+        Just(10_000_000_000),
+        10_000_000u64..100_000_000_000,
+    ]
+}
+
 fn act() -> impl Strategy<Value = Act> {
     let offer = (
         0u8..8,
@@ -103,6 +117,7 @@ fn act() -> impl Strategy<Value = Act> {
         6 => (0i64..80_000, prop_oneof![Just(0i64), 0i64..6_000])
             .prop_map(|(nanos, late)| Act::Run { nanos, late }),
         1 => (-300_000i64..300_000).prop_map(Act::Step),
+        1 => rate().prop_map(Act::Rate),
         2 => schedule().prop_map(Act::Install),
         1 => Just(Act::Cancel),
         1 => prop::bool::weighted(0.7).prop_map(Act::Enable),
@@ -123,7 +138,8 @@ struct Simulation {
     held: Vec<Held>,
     now: i64,
     lead: i64,
-    /// Until when the link is taken; unknown after a clock step.
+    guard: i64,
+    /// Until when the link is taken; unknown after a clock step until a frame is sent.
     busy: i64,
     stepped: bool,
     offered: [u64; 8],
@@ -171,6 +187,7 @@ impl Simulation {
             held: Vec::new(),
             now: 1_000_000_000,
             lead: lead as i64,
+            guard: guard as i64,
             busy: i64::MIN,
             stepped: false,
             offered: [0; 8],
@@ -192,6 +209,10 @@ impl Simulation {
                 self.now += nanos;
                 self.busy = i64::MIN;
                 self.stepped = true;
+                Ok(())
+            }
+            Act::Rate(rate) => {
+                self.port.set_link(Link::ethernet(rate));
                 Ok(())
             }
             Act::Install(mut schedule) => {
@@ -247,9 +268,80 @@ impl Simulation {
             .enqueue(class, item, TaiTime::from_nanos(self.now))
         {
             Ok(token) => self.held.push(Held { token, class, item }),
-            Err(refused) => prop_assert_eq!(refused.item, item),
+            Err(refused) => {
+                prop_assert_eq!(refused.item, item);
+                let why = refused.reason;
+                prop_assert!(
+                    self.rightly_refused(class, &item, why),
+                    "{:?} of {:?}",
+                    why,
+                    item
+                );
+            }
         }
         Ok(())
+    }
+
+    fn rightly_refused(&self, class: TrafficClass, item: &Item<u64>, why: RefusalReason) -> bool {
+        let ahead = item
+            .launch_time
+            .map(|launch| launch.as_nanos().saturating_sub(self.now));
+        let deadline = item.flags.contains(TxFlags::DEADLINE);
+        let order = &self.orders[usize::from(class.number())];
+        let meant = match order {
+            Order::Launch(..) => self.now.max(self.now.saturating_add(ahead.unwrap_or(0))),
+            Order::Fifo | Order::Credit => self.now,
+        };
+        match why {
+            RefusalReason::Full => self.held.iter().filter(|h| h.class == class).count() == 6,
+            RefusalReason::Oversize => self.oversize(class, item.len, meant),
+            // Whatever the schedules do, they have done it by then. In 2116 time stands still.
+            RefusalReason::NoWindow => {
+                meant > (1 << 62) - 10_000_000
+                    || !self.could_start(class, item.len, meant, meant + 1_000_000)
+            }
+            RefusalReason::NoLaunchTime => ahead.is_none(),
+            RefusalReason::Mode => match order {
+                Order::Launch(_, _, Accept::StrictOnly) => deadline,
+                Order::Launch(_, _, Accept::DeadlineOnly) => !deadline,
+                _ => false,
+            },
+            RefusalReason::Late => {
+                let tolerated = if deadline {
+                    0
+                } else {
+                    -i64::from(TOLERANCE_NS)
+                };
+                ahead.is_some_and(|ahead| ahead < tolerated)
+                    && matches!(order, Order::Launch(LatePolicy::Drop, ..))
+            }
+            RefusalReason::TooFarAhead => ahead.is_some_and(|ahead| ahead > HORIZON_NS as i64),
+        }
+    }
+
+    fn oversize(&self, class: TrafficClass, len: u32, at: i64) -> bool {
+        let list = self.port.gates().list(TaiTime::from_nanos(at));
+        let most = list.map_or(0, |list| list.max_sdu(class));
+        most != 0 && len > most + 14
+    }
+
+    /// Whether the gate of `class` lets a frame go at any instant from `from` to `to`.
+    fn could_start(&self, class: TrafficClass, len: u32, from: i64, to: i64) -> bool {
+        let gates = self.port.gates();
+        let length = self.port.link().transmission_ns(len) as i64 + self.guard;
+        let mut start = from;
+        // The first such instant is the first of all, or one at which an entry begins.
+        while start <= to {
+            if open_throughout(gates, class, start, start.saturating_add(length)) {
+                return true;
+            }
+            match gates.next_event(TaiTime::from_nanos(start)) {
+                // Beyond 2116 time stands still.
+                Some(next) if next.as_nanos() > start => start = next.as_nanos(),
+                _ => return false,
+            }
+        }
+        false
     }
 
     fn run(&mut self, nanos: i64, late: i64) -> Result<(), TestCaseError> {
@@ -292,7 +384,7 @@ impl Simulation {
 
         prop_assert!(start >= self.now && start <= self.now + self.lead);
         prop_assert!(
-            open_throughout(self.port.gates(), class, start, end),
+            open_throughout(self.port.gates(), class, start, end + self.guard),
             "{:?} while its gate is closed",
             departure
         );
@@ -301,6 +393,7 @@ impl Simulation {
         }
         prop_assert!(start >= self.busy, "the link is still taken");
         self.busy = start + link.occupancy_ns(item.len) as i64;
+        self.stepped = false;
 
         let max_sdu = self
             .port
@@ -317,6 +410,10 @@ impl Simulation {
                 prop_assert!(deadline || start >= launch, "before its time");
                 prop_assert_eq!(departure.timeliness == Timeliness::OnTime, start <= limit);
                 prop_assert!(departure.timeliness != Timeliness::Late || late == LatePolicy::Send);
+                if departure.timeliness != Timeliness::OnTime {
+                    let by_gate = departure.timeliness == Timeliness::GateMissed;
+                    prop_assert_eq!(by_gate, self.gate_missed(&held, limit));
+                }
                 prop_assert!(
                     departure.timeliness != Timeliness::GateMissed
                         || gate_missed == LatePolicy::Send
@@ -426,9 +523,63 @@ impl Simulation {
         })
     }
 
+    /// Whether it is for its gate that a frame is not in time.
+    fn gate_missed(&self, held: &Held, limit: i64) -> bool {
+        // Gates know no time before 1823: there was none to be in time.
+        let launch = held
+            .item
+            .launch_time
+            .unwrap()
+            .as_nanos()
+            .max(-(1 << 62) + 1);
+        !self.could_start(held.class, held.item.len, launch, limit)
+    }
+
+    /// After a step the model does not know when the link is free, and believes the port.
+    fn rightly_dropped(&self, held: &Held, why: DropReason) -> bool {
+        let (class, len) = (held.class, held.item.len);
+        let from = self.now.max(self.busy);
+        match why {
+            DropReason::Oversize => {
+                self.oversize(class, len, self.now)
+                    || self.oversize(class, len, self.now + self.lead)
+            }
+            DropReason::NoWindow => {
+                let deadline = held.item.flags.contains(TxFlags::DEADLINE);
+                let from = match (
+                    &self.orders[usize::from(class.number())],
+                    held.item.launch_time,
+                ) {
+                    (Order::Launch(..), Some(launch)) if !deadline => from.max(launch.as_nanos()),
+                    // Credit may take so long to recover.
+                    (Order::Credit, _) => from + 50_000_000,
+                    _ => from,
+                };
+                self.stepped || !self.could_start(class, len, from, from + 1_000_000)
+            }
+            DropReason::Late | DropReason::GateMissed => {
+                let launch = held.item.launch_time.unwrap().as_nanos();
+                let deadline = held.item.flags.contains(TxFlags::DEADLINE);
+                let (earliest, limit) = match deadline {
+                    true => (from, launch),
+                    false => (from.max(launch), launch + i64::from(TOLERANCE_NS)),
+                };
+                (self.stepped || !self.could_start(class, len, earliest, limit))
+                    && (why == DropReason::GateMissed) == self.gate_missed(held, limit)
+            }
+        }
+    }
+
     fn dropped(&mut self, dropped: &Dropped<u64>) -> Result<(), TestCaseError> {
         let held = self.take(dropped.token);
         prop_assert_eq!(held.item, dropped.item);
+        prop_assert!(
+            self.rightly_dropped(&held, dropped.reason),
+            "{:?} at {} with the link taken until {}",
+            dropped,
+            self.now,
+            self.busy
+        );
         let reports = held.item.flags.contains(TxFlags::REPORT_ERRORS);
         prop_assert_eq!(
             dropped.error.is_some(),
@@ -459,7 +610,7 @@ fn open_throughout(gates: &Gates, class: TrafficClass, start: i64, end: i64) -> 
             return false;
         }
         match gates.next_event(t) {
-            Some(next) if next.as_nanos() < end => t = next,
+            Some(next) if next > t && next.as_nanos() < end => t = next,
             _ => return true,
         }
     }
@@ -471,7 +622,7 @@ proptest! {
     #[test]
     fn whatever_happens_frames_keep_to_gates_times_order_and_counters(
         orders in prop::collection::vec(order(), 8),
-        rate in prop_oneof![Just(0u64), Just(100_000_000), Just(1_000_000_000), Just(10_000_000_000)],
+        rate in rate(),
         lead in prop_oneof![3 => Just(0u64), 1 => 0u64..20_000],
         guard in prop_oneof![3 => Just(0u64), 1 => 0u64..2_000],
         acts in prop::collection::vec(act(), 1..80),
