@@ -102,7 +102,19 @@ fn act() -> impl Strategy<Value = Act> {
         1u32..1600,
         prop::option::weighted(
             0.8,
-            prop_oneof![8 => -10_000i64..150_000, 1 => -1_000_000i64..1_000_000, 1 => any::<i64>()],
+            prop_oneof![
+                6 => -10_000i64..150_000,
+                // Equal times of several frames, and the limits of what is accepted.
+                4 => (0i64..4).prop_map(|n| n * 20_000),
+                1 => prop_oneof![
+                    Just(-i64::from(TOLERANCE_NS)),
+                    Just(-i64::from(TOLERANCE_NS) - 1),
+                    Just(HORIZON_NS as i64),
+                    Just(HORIZON_NS as i64 + 1),
+                ],
+                1 => -1_000_000i64..1_000_000,
+                1 => any::<i64>(),
+            ],
         ),
         0u32..4,
     )
@@ -114,7 +126,15 @@ fn act() -> impl Strategy<Value = Act> {
         });
     prop_oneof![
         12 => offer,
-        6 => (0i64..80_000, prop_oneof![Just(0i64), 0i64..6_000])
+        6 => (
+            prop_oneof![0i64..80_000, (0i64..4).prop_map(|n| n * 20_000)],
+            prop_oneof![
+                3 => Just(0i64),
+                1 => Just(i64::from(TOLERANCE_NS)),
+                1 => Just(i64::from(TOLERANCE_NS) + 1),
+                3 => 0i64..6_000
+            ],
+        )
             .prop_map(|(nanos, late)| Act::Run { nanos, late }),
         1 => (-300_000i64..300_000).prop_map(Act::Step),
         1 => rate().prop_map(Act::Rate),
@@ -392,6 +412,17 @@ impl Simulation {
             prop_assert!(end <= closes.as_nanos());
         }
         prop_assert!(start >= self.busy, "the link is still taken");
+        let from = self.now.max(self.busy);
+        for other in self
+            .heads_of_fifos()
+            .filter(|_| !self.stepped && from < start)
+        {
+            prop_assert!(
+                !self.could_start(other.class, other.item.len, from, start - 1),
+                "{:?} could have gone before",
+                other
+            );
+        }
         self.busy = start + link.occupancy_ns(item.len) as i64;
         self.stepped = false;
 
