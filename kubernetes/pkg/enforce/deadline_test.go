@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -208,6 +209,64 @@ func TestNothingOfTheKernelsBandwidthIsLostByReleasingThreadsThatSleep(t *testin
 			p.outer("1")
 			time.Sleep(10 * time.Millisecond)
 		}
+	}
+}
+
+func TestAfterARestartOfTheAgentTheSameThreadsHoldTheReservations(t *testing.T) {
+	p := begin(t)
+	for range 4 {
+		p.do("thread worker")
+	}
+	ask := grant("asked", 1*ms, 50*ms, 1, reservation.Threads{Select: reservation.SelectAsk})
+	before := enforce(t, Deadline{}, p, grant("a", 2*ms, 20*ms, 2, named("worker")), ask)
+	oldest := holders(refresh(t, before)[0])
+	asking := atoi(t, p.do("thread asking"))
+	if _, err := before.Ask(p.cmd.Process.Pid, asking); err != nil {
+		t.Fatal(err)
+	}
+	// The oldest gives up its name, and with it its reservation to a younger one.
+	m, err := findMembers(p.container())
+	if err != nil {
+		t.Fatal(err)
+	}
+	first, err := sched.ReadThread(p.cmd.Process.Pid, oldest[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.do("rename %d idle", innerID(first))
+	younger := holders(refresh(t, before)[0])
+	p.do("rename %d worker", innerID(first))
+	all, err := m.list()
+	if err != nil {
+		t.Fatal(err)
+	}
+	// A reservation that no grant covers: an earlier agent died between two steps.
+	stray := all[len(all)-1]
+	for _, thread := range all {
+		if thread.Name == "worker" && thread.TID != younger[0] && thread.TID != younger[1] {
+			stray = thread
+		}
+	}
+	if err := sched.Set(stray.TID, deadlineAttr(ask)); err != nil {
+		t.Fatal(err)
+	}
+
+	after := enforce(t, Deadline{}, p, grant("a", 2*ms, 20*ms, 2, named("worker")), ask)
+	states := refresh(t, after)
+	now := holders(states[0])
+	slices.Sort(now)
+	slices.Sort(younger)
+	if !slices.Equal(now, younger) {
+		t.Errorf("reserved were %v, are %v", younger, now)
+	}
+	reserved := 0
+	for _, thread := range mustList(t, p) {
+		if policy(t, thread.TID).Policy == sched.Deadline {
+			reserved++
+		}
+	}
+	if reserved != 3 || len(states[1].Threads) != 1 {
+		t.Errorf("%d threads have reservations, %d of them asked", reserved, len(states[1].Threads))
 	}
 }
 

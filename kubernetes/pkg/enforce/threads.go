@@ -262,6 +262,10 @@ func (t *threads) Release() error {
 // start seats whom the rules choose before the program runs; what fails is undone.
 func (t *threads) start() (Enforcement, error) {
 	t.mu.Lock()
+	if err := t.adopt(); err != nil {
+		t.mu.Unlock()
+		return nil, err
+	}
 	for {
 		_, err := t.refresh(startPatience)
 		if err != nil {
@@ -274,6 +278,44 @@ func (t *threads) start() (Enforcement, error) {
 		}
 		time.Sleep(retryBusy)
 	}
+}
+
+// adopt finds the reservations that an earlier agent has given to a container that still runs: the kernel
+// has kept them meanwhile.
+func (t *threads) adopt() error {
+	present, err := t.members.list()
+	if err != nil {
+		return err
+	}
+	for index, thread := range present {
+		attr, err := sched.Get(thread.TID)
+		if err != nil || attr.Policy == sched.Other {
+			continue
+		}
+		if !t.adoptOne(thread, index, attr) && attr.Policy == sched.Deadline && !t.free {
+			// More than the grants allow, or of other grants: it would take the room of those that are.
+			if err := ended(thread, sched.Drop(thread.TID)); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func (t *threads) adoptOne(thread sched.Thread, index int, attr sched.Attr) bool {
+	for _, s := range t.all {
+		asked := s.grant.Parameters.Selection() == reservation.SelectAsk
+		if attr != t.attr(s.grant) || (!asked && !s.matches(thread, index)) {
+			continue
+		}
+		for i := range s.held {
+			if !s.held[i].taken {
+				s.held[i].taken, s.held[i].thread = true, thread
+				return true
+			}
+		}
+	}
+	return false
 }
 
 func (t *threads) busy() bool {

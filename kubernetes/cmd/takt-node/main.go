@@ -1,0 +1,118 @@
+// Command takt-node reserves CPU time for containers: see package node.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"syscall"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/scheme"
+	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/client-go/tools/record"
+	"k8s.io/klog/v2"
+
+	"github.com/takt-dev/takt/kubernetes/pkg/enforce"
+	"github.com/takt-dev/takt/kubernetes/pkg/node"
+)
+
+func main() {
+	config := flag.String("config", "/etc/takt-node/config.yaml", "configuration")
+	check := flag.Bool("check", false, "say what the configuration offers on this machine, and end")
+	name := flag.String("node", os.Getenv("NODE_NAME"), "name of this node in the cluster")
+	kubeconfig := flag.String("kubeconfig", "", "how to reach the API server; the pod's own way if empty")
+	installGate := flag.String("install-gate", "", "copy this takt-gate to where the configuration says before serving")
+	klog.InitFlags(nil)
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
+	if err := run(ctx, *config, *check, *name, *kubeconfig, *installGate); err != nil {
+		fmt.Fprintln(os.Stderr, "takt-node:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, path string, check bool, name, kubeconfig, installGate string) error {
+	config, err := node.LoadConfig(path)
+	if err != nil {
+		return err
+	}
+	backend, err := chooseBackend(config.Backend)
+	if err != nil {
+		return err
+	}
+	offer, err := config.Offer("/", backend)
+	if err != nil {
+		return errors.Join(err, backend.Close())
+	}
+	if check {
+		fmt.Printf("backend %s, %d cores of %d parts per million each, %s\n", backend.Name(), len(offer.CPUs), offer.Bound, offer.Order)
+		return backend.Close()
+	}
+	if name == "" {
+		return errors.Join(errors.New("the node has no name: set -node or NODE_NAME"), backend.Close())
+	}
+	if installGate != "" {
+		if err := install(installGate, config.Gate); err != nil {
+			return errors.Join(err, backend.Close())
+		}
+	}
+	rest, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
+	if err != nil {
+		return errors.Join(fmt.Errorf("cannot reach the API server: %w", err), backend.Close())
+	}
+	client, err := kubernetes.NewForConfig(rest)
+	if err != nil {
+		return errors.Join(fmt.Errorf("cannot reach the API server: %w", err), backend.Close())
+	}
+	broadcaster := record.NewBroadcaster(record.WithContext(ctx))
+	defer broadcaster.Shutdown()
+	broadcaster.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: client.CoreV1().Events("")})
+	events := broadcaster.NewRecorder(scheme.Scheme, corev1.EventSource{Component: node.PluginName, Host: name})
+	agent, err := node.New(name, config, client, events, backend)
+	if err != nil {
+		return errors.Join(err, backend.Close())
+	}
+	return errors.Join(agent.Run(ctx), backend.Close())
+}
+
+func chooseBackend(name string) (enforce.Backend, error) {
+	if name == node.BackendAuto {
+		return enforce.Auto()
+	}
+	return enforce.New(name)
+}
+
+// install replaces the gate on the host in one step: a container may be starting.
+func install(from, to string) error {
+	source, err := os.Open(from)
+	if err != nil {
+		return fmt.Errorf("cannot install the gate: %w", err)
+	}
+	defer source.Close()
+	if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
+		return fmt.Errorf("cannot install the gate: %w", err)
+	}
+	target, err := os.CreateTemp(filepath.Dir(to), ".takt-gate-*")
+	if err != nil {
+		return fmt.Errorf("cannot install the gate: %w", err)
+	}
+	defer os.Remove(target.Name())
+	_, err = io.Copy(target, source)
+	err = errors.Join(err, target.Chmod(0o755), target.Sync(), target.Close())
+	if err == nil {
+		err = os.Rename(target.Name(), to)
+	}
+	if err != nil {
+		return fmt.Errorf("cannot install the gate: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,158 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"k8s.io/klog/v2"
+)
+
+// metrics are the agent's own counters; what is known of claims and cores is read when it is asked for, so
+// that nothing remains of what has gone.
+type metrics struct {
+	n        *Node
+	registry *prometheus.Registry
+	prepare  prometheus.Histogram
+	enforce  prometheus.Histogram
+	failures *prometheus.CounterVec
+}
+
+var (
+	ofCore  = []string{"cpu"}
+	ofClaim = []string{"namespace", "claim", "request", "pod", "container"}
+
+	coreBound = prometheus.NewDesc("takt_node_core_bound_ppm", "Parts per million of the core that may be reserved.", ofCore, nil)
+	coreTaken = prometheus.NewDesc("takt_node_core_reserved_ppm", "Parts per million of the core that prepared claims hold.", ofCore, nil)
+
+	claimThreads   = prometheus.NewDesc("takt_reservation_threads", "Threads that hold a reservation of the request.", ofClaim, nil)
+	claimFree      = prometheus.NewDesc("takt_reservation_free", "Reservations of the request that no thread holds.", ofClaim, nil)
+	claimLeftOut   = prometheus.NewDesc("takt_reservation_left_out_threads", "Threads that match the request and found no reservation left.", ofClaim, nil)
+	claimCPU       = prometheus.NewDesc("takt_reservation_cpu_seconds_total", "CPU time of threads while they held a reservation.", ofClaim, nil)
+	claimSamples   = prometheus.NewDesc("takt_reservation_samples_total", "How often a thread with a reservation was looked at.", ofClaim, nil)
+	claimExhausted = prometheus.NewDesc("takt_reservation_exhausted_samples_total", "How often it had used its runtime up: throttled, or about to be.", ofClaim, nil)
+	claimRestored  = prometheus.NewDesc("takt_reservation_restored_total", "Reservations that were changed from inside the container and restored.", ofClaim, nil)
+)
+
+func newMetrics(n *Node) *metrics {
+	buckets := prometheus.ExponentialBuckets(0.0001, 2, 16)
+	m := &metrics{
+		n: n, registry: prometheus.NewRegistry(),
+		prepare: prometheus.NewHistogram(prometheus.HistogramOpts{
+			Name: "takt_node_prepare_seconds", Help: "Time to prepare one claim.", Buckets: buckets,
+		}),
+		enforce: prometheus.NewHistogram(prometheus.HistogramOpts{
+			Name: "takt_node_enforce_seconds", Help: "Time to put one container under reservation.", Buckets: buckets,
+		}),
+		failures: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "takt_node_failures_total", Help: "What went wrong, by where.",
+		}, []string{"where"}),
+	}
+	m.registry.MustRegister(m.prepare, m.enforce, m.failures, m)
+	return m
+}
+
+// Describe implements prometheus.Collector.
+func (m *metrics) Describe(to chan<- *prometheus.Desc) {
+	for _, desc := range []*prometheus.Desc{
+		coreBound, coreTaken, claimThreads, claimFree, claimLeftOut, claimCPU, claimSamples, claimExhausted, claimRestored,
+	} {
+		to <- desc
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (m *metrics) Collect(to chan<- prometheus.Metric) {
+	gauge := func(desc *prometheus.Desc, value float64, labels ...string) {
+		to <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, value, labels...)
+	}
+	counter := func(desc *prometheus.Desc, value float64, labels ...string) {
+		to <- prometheus.MustNewConstMetric(desc, prometheus.CounterValue, value, labels...)
+	}
+	n := m.n
+	n.mu.Lock()
+	consumed := n.consumed()
+	for _, cpu := range n.offer.CPUs {
+		gauge(coreBound, float64(n.offer.Bound), strconv.Itoa(cpu.ID))
+		gauge(coreTaken, float64(consumed[cpu.ID]), strconv.Itoa(cpu.ID))
+	}
+	n.mu.Unlock()
+	for _, c := range n.runningContainers() {
+		c.mu.Lock()
+		for i, t := range c.tallies {
+			uid, request, err := parseKey(c.grants[i].Key)
+			if err != nil {
+				continue
+			}
+			n.mu.Lock()
+			claim := n.claims[uid]
+			n.mu.Unlock()
+			if claim == nil {
+				continue
+			}
+			labels := []string{claim.Namespace, claim.Name, request, c.pod.Name, c.name}
+			gauge(claimThreads, float64(len(t.state.Threads)), labels...)
+			gauge(claimFree, float64(t.state.Free), labels...)
+			gauge(claimLeftOut, float64(t.state.LeftOut), labels...)
+			counter(claimCPU, float64(t.cpu)/1e9, labels...)
+			counter(claimSamples, float64(t.samples), labels...)
+			counter(claimExhausted, float64(t.exhausted), labels...)
+			counter(claimRestored, float64(t.state.Restored), labels...)
+		}
+		c.mu.Unlock()
+	}
+}
+
+// httpServer serves metrics and health.
+type httpServer struct {
+	listener net.Listener
+	server   *http.Server
+}
+
+func (n *Node) listenHTTP() (*httpServer, error) {
+	listener, err := net.Listen("tcp", n.config.Listen)
+	if err != nil {
+		return nil, fmt.Errorf("cannot listen for metrics on %s: %w", n.config.Listen, err)
+	}
+	mux := http.NewServeMux()
+	mux.Handle("/metrics", promhttp.HandlerFor(n.metrics.registry, promhttp.HandlerOpts{}))
+	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
+	mux.HandleFunc("/readyz", func(w http.ResponseWriter, _ *http.Request) {
+		if err := n.ready(); err != nil {
+			http.Error(w, err.Error(), http.StatusServiceUnavailable)
+			return
+		}
+		fmt.Fprintln(w, "ok")
+	})
+	return &httpServer{listener, &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second}}, nil
+}
+
+// ready says what keeps the agent from serving pods; nil if nothing does.
+func (n *Node) ready() error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if !n.connected {
+		return fmt.Errorf("not connected with the container runtime on %s: enable NRI there", n.config.NRISocket)
+	}
+	if n.helper == nil {
+		return errors.New("not yet serving the kubelet")
+	}
+	if status := n.helper.RegistrationStatus(); status == nil || !status.PluginRegistered {
+		return fmt.Errorf("the kubelet has not registered the plugin in %s", n.config.KubeletRegistry)
+	}
+	return nil
+}
+
+func (s *httpServer) serve(ctx context.Context) {
+	stop := context.AfterFunc(ctx, func() { s.server.Close() })
+	defer stop()
+	if err := s.server.Serve(s.listener); err != nil && !errors.Is(err, http.ErrServerClosed) {
+		klog.FromContext(ctx).Error(err, "Metrics have stopped")
+	}
+}
