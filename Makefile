@@ -1,19 +1,24 @@
 # What a newcomer needs: `make demo` and `make test`. Both install what is missing (Debian, Ubuntu).
 
 CARGO ?= cargo
-FUZZ_SECONDS ?= 10
+FUZZ_SECONDS ?= 5
 # Hosts made of network namespaces and AF_XDP need root.
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo --preserve-env=PATH,HOME,CARGO_HOME,RUSTUP_HOME)
 
-.PHONY: help demo test test-e2e setup build lint unit loom fuzz bench install clean
+.PHONY: help demo test setup build lint unit docs e2e loom fuzz kubernetes bench install clean
 
 help:
 	@echo "make demo     two hosts on this machine, Takt beside kernel UDP and bare AF_XDP: table and report"
-	@echo "make test     lints, tests, model checks"
-	@echo "make test-e2e whole nodes on hosts made of network namespaces: crashes, links, tenants, volume"
+	@echo "make test     everything below"
+	@echo "  lint        formatting and lints"
+	@echo "  unit        tests of single packages, and e2e"
+	@echo "  docs        the examples in the documentation of the API"
+	@echo "  e2e         whole nodes on hosts made of network namespaces: crashes, links, tenants, volume"
+	@echo "  loom        the ring and doorbell protocols, over every interleaving"
+	@echo "  fuzz        everything that reads bytes from outside; FUZZ_SECONDS=600 make fuzz: longer"
+	@echo "  kubernetes  the Go part"
 	@echo "make build    release binaries and libraries into target/release"
 	@echo "make bench    all benchmarks beside all peers (builds zenoh, ZeroMQ, iceoryx2: slow)"
-	@echo "make fuzz     FUZZ_SECONDS=600 make fuzz: longer fuzzing"
 	@echo "make install  PREFIX=/usr/local: binaries, libraries, headers, unit file"
 
 setup:
@@ -26,7 +31,7 @@ demo: setup
 	$(CARGO) build --release -p takt-cli
 	$(SUDO) target/release/takt demo
 
-test: lint unit loom
+test: lint unit docs loom fuzz kubernetes
 
 lint: setup
 	$(CARGO) fmt --all --check
@@ -34,18 +39,22 @@ lint: setup
 
 unit: setup
 	$(CARGO) build --workspace
-	$(SUDO) $(CARGO) test --workspace --exclude takt-tests --lib --bins --tests
+	$(SUDO) $(CARGO) test --workspace --lib --bins --tests
 
-# Whole nodes with their daemons on hosts of their own: minutes.
-test-e2e: setup
-	$(SUDO) $(CARGO) test -p takt-tests
+docs: setup
+	$(CARGO) test --workspace --doc
 
-# The ring and doorbell protocols, over every interleaving.
+e2e: setup
+	$(SUDO) $(CARGO) test --workspace --test end_to_end
+
 loom: setup
 	RUSTFLAGS="--cfg loom" $(CARGO) test -p takt-shm -p takt-datapath --release --lib --target-dir target/loom loom
 
 fuzz: setup
 	fuzz/run.sh $(FUZZ_SECONDS)
+
+kubernetes: setup
+	$(SUDO) $(MAKE) -C kubernetes test
 
 bench:
 	@scripts/setup.sh bench

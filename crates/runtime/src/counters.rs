@@ -57,7 +57,7 @@ counters! {
         polls,
         /// Rounds that found work.
         busy_polls,
-        /// Nanoseconds spent in rounds that found work.
+        /// Nanoseconds spent in rounds that found work, from one round of 16.
         busy_nanos,
         /// Times the lane went to sleep.
         parks,

@@ -393,8 +393,10 @@ pub struct InlineLane {
     parked: AtomicBool,
 }
 
-/// The thread stays away for this long after it has seen the application at it.
-const APPLICATION_DRIVES: Duration = Duration::from_millis(1);
+/// The thread stays away for this long after it has seen the application at it, and longer while it
+/// sees it again and again: each look takes the core from the application.
+const APPLICATION_DRIVES: std::ops::Range<Duration> =
+    Duration::from_millis(1)..Duration::from_millis(4);
 
 impl InlineLane {
     fn new(lane: Lane) -> Self {
@@ -412,9 +414,13 @@ impl InlineLane {
         let rounds = self.driven.load(Ordering::Relaxed);
         self.driven.store(rounds.wrapping_add(1), Ordering::Relaxed);
         let Ok(mut lane) = self.lane.try_lock() else {
+            // Whoever is at it may be waiting for this very core.
+            rustix::thread::sched_yield();
             return false;
         };
-        if self.parked.swap(false, Ordering::Relaxed) {
+        // Written with the lane in hand only: no exchange is needed.
+        if self.parked.load(Ordering::Relaxed) {
+            self.parked.store(false, Ordering::Relaxed);
             lane.unpark();
         }
         lane.poll()
@@ -439,14 +445,17 @@ impl InlineLane {
             }
         };
         let mut seen = 0;
+        let mut away = APPLICATION_DRIVES.start;
         while !stop.load(Ordering::Relaxed) {
             if self.driven_by_application(&mut seen) {
-                std::thread::sleep(APPLICATION_DRIVES);
+                std::thread::sleep(away);
+                away = (away * 2).min(APPLICATION_DRIVES.end);
                 continue;
             }
+            away = APPLICATION_DRIVES.start;
             // Never waits for the lock: each release of it would then be a system call.
             let Ok(mut lane) = self.lane.try_lock() else {
-                std::thread::sleep(APPLICATION_DRIVES);
+                std::thread::sleep(away);
                 continue;
             };
             if lane.poll() {
@@ -462,8 +471,9 @@ impl InlineLane {
                     continue;
                 }
                 if let Ok(mut lane) = self.lane.try_lock()
-                    && self.parked.swap(false, Ordering::Relaxed)
+                    && self.parked.load(Ordering::Relaxed)
                 {
+                    self.parked.store(false, Ordering::Relaxed);
                     lane.unpark();
                 }
             }

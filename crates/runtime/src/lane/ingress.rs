@@ -15,7 +15,7 @@ type Missing = i64;
 impl State {
     /// Takes a datagram. `trusted`: it came from a lane of this node, whose address says nothing.
     pub(super) fn ingress(&mut self, datagram: &Datagram<'_>, trusted: bool) {
-        let now_ns = self.round.now_ns();
+        self.round.work();
         let (header, records) = match DatagramHeader::parse(datagram.payload) {
             Ok((header, records)) if header.kind == DatagramKind::Messages => (header, records),
             _ => return self.counters.rx_malformed.add(1),
@@ -30,7 +30,7 @@ impl State {
         }
         for record in records {
             match record {
-                Ok(record) => self.record(remote, &header, &record, now_ns),
+                Ok(record) => self.record(remote, &header, &record),
                 Err(_) => self.counters.rx_malformed.add(1),
             }
         }
@@ -63,7 +63,7 @@ impl State {
     }
 
     #[inline]
-    fn record(&mut self, remote: usize, header: &DatagramHeader, record: &Record<'_>, now_ns: i64) {
+    fn record(&mut self, remote: usize, header: &DatagramHeader, record: &Record<'_>) {
         let h = &record.header;
         let Some(at) = self.channel(h.channel) else {
             return self.counters.rx_no_sink.add(1);
@@ -76,7 +76,7 @@ impl State {
         if h.is_fragment()
             && let Some(assembly) = self.reassembly.find(key)
         {
-            return self.fragment(assembly, record, now_ns);
+            return self.fragment(assembly, record);
         }
         let Some(channel) = self.channels.get_mut(at) else {
             return;
@@ -98,7 +98,7 @@ impl State {
             send_time_ns: header.send_time_ns,
         };
         if h.is_fragment() {
-            return self.first_fragment(key, &meta, record, now_ns);
+            return self.first_fragment(key, &meta, record);
         }
         channel.counters.received.add(1);
         channel
@@ -109,7 +109,8 @@ impl State {
     }
 
     #[cold]
-    fn first_fragment(&mut self, key: Key, meta: &Meta, record: &Record<'_>, now_ns: i64) {
+    fn first_fragment(&mut self, key: Key, meta: &Meta, record: &Record<'_>) {
+        let now_ns = self.round.now_ns();
         let header = reassembly::Header {
             length: meta.length,
             stride: record.header.fragment_stride,
@@ -149,11 +150,12 @@ impl State {
                 Err(failure) => self.tenants.fail(session, failure),
             }
         }
-        self.fragment(assembly, record, now_ns);
+        self.fragment(assembly, record);
     }
 
     /// A fragment of a message that has begun.
-    fn fragment(&mut self, assembly: usize, record: &Record<'_>, now_ns: i64) {
+    fn fragment(&mut self, assembly: usize, record: &Record<'_>) {
+        let now_ns = self.round.now_ns();
         let h = &record.header;
         let Fragment::New { complete } = self.reassembly.note(
             assembly,

@@ -51,6 +51,8 @@ const RAREST_POLL: u32 = 64;
 const THROTTLE_CHECK: Duration = Duration::from_micros(500);
 /// Rounds in which the last datagrams of a peer that leaves are taken.
 const LAST_ROUNDS: usize = 64;
+/// One round with work of so many is timed, and counts for all: the clock is a good part of a short one.
+const TIME_EVERY: u64 = 16;
 /// Rounds between two publications of the ports' counters.
 const PUBLISH_EVERY: u32 = 256;
 
@@ -240,11 +242,40 @@ impl Sleeper {
 struct RoundTime {
     clock: Box<dyn Clock>,
     began_ns: Option<i64>,
+    /// Its duration is wanted.
+    timed: bool,
+    /// Rounds with work so far.
+    busy: u64,
 }
 
 impl RoundTime {
     fn read(&self) -> i64 {
         self.clock.now().as_nanos()
+    }
+
+    #[inline]
+    fn begin(&mut self) {
+        self.began_ns = None;
+        self.timed = self.busy.is_multiple_of(TIME_EVERY);
+    }
+
+    /// There is work.
+    #[inline]
+    fn work(&mut self) {
+        if self.timed {
+            self.now_ns();
+        }
+    }
+
+    /// After a round with work: the nanoseconds that this one and those not timed took.
+    #[inline]
+    fn busy_ns(&mut self) -> u64 {
+        self.busy += 1;
+        if !self.timed {
+            return 0;
+        }
+        let began = self.now_ns();
+        self.read().saturating_sub(began).max(0) as u64 * TIME_EVERY
     }
 
     #[inline]
@@ -330,6 +361,8 @@ impl Lane {
                 round: RoundTime {
                     clock,
                     began_ns: None,
+                    timed: false,
+                    busy: 0,
                 },
                 tenants: Tenants::default(),
                 channels: Channels::default(),
@@ -382,7 +415,7 @@ impl Lane {
         self.tick = self.tick.wrapping_add(1);
         let counters = &self.state.counters;
         counters.polls.add(1);
-        self.state.round.began_ns = None;
+        self.state.round.begin();
         // Partner: `LaneHandle::send`.
         if self.mailbox.full.load(Ordering::Relaxed)
             && self.mailbox.full.swap(false, Ordering::Acquire)
@@ -406,11 +439,9 @@ impl Lane {
             self.publish();
         }
         if worked {
-            let began_ns = self.state.round.now_ns();
-            let busy = self.state.round.read().saturating_sub(began_ns);
             let counters = &self.state.counters;
             counters.busy_polls.add(1);
-            counters.busy_nanos.add(busy.max(0) as u64);
+            counters.busy_nanos.add(self.state.round.busy_ns());
         }
         worked
     }
