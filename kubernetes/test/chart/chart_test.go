@@ -1,0 +1,549 @@
+// Package chart tests the Helm chart takt-node and the example manifests: what they render is what the API
+// server takes, and the admission policy computes what the node does.
+package chart
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/cel-go/cel"
+	"helm.sh/helm/v3/pkg/chart/loader"
+	"helm.sh/helm/v3/pkg/chartutil"
+	"helm.sh/helm/v3/pkg/engine"
+	admissionv1 "k8s.io/api/admissionregistration/v1"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	resourcev1 "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
+	"k8s.io/apiserver/pkg/cel/environment"
+	"pgregory.net/rapid"
+	"sigs.k8s.io/yaml"
+
+	"github.com/takt-dev/takt/kubernetes/pkg/node"
+	"github.com/takt-dev/takt/kubernetes/pkg/reservation"
+)
+
+const (
+	chartDir    = "../../../deploy/helm/takt-node"
+	manifestDir = "../../../deploy/manifests"
+)
+
+var scheme = func() *runtime.Scheme {
+	s := runtime.NewScheme()
+	for _, add := range []func(*runtime.Scheme) error{
+		admissionv1.AddToScheme, appsv1.AddToScheme, corev1.AddToScheme, rbacv1.AddToScheme, resourcev1.AddToScheme,
+	} {
+		if err := add(s); err != nil {
+			panic(err)
+		}
+	}
+	return s
+}()
+
+// objects reads a stream of manifests as strictly as the API server can: an unknown field is an error.
+func objects(text string) ([]runtime.Object, error) {
+	decoder := serializer.NewCodecFactory(scheme, serializer.EnableStrict).UniversalDeserializer()
+	documents := utilyaml.NewYAMLReader(bufio.NewReader(strings.NewReader(text)))
+	var all []runtime.Object
+	for {
+		document, err := documents.Read()
+		if errors.Is(err, io.EOF) {
+			return all, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		var any map[string]any
+		if err := yaml.Unmarshal(document, &any); err != nil {
+			return nil, err
+		}
+		if len(any) == 0 {
+			continue
+		}
+		if any["kind"] == "RayCluster" {
+			templates, err := rayTemplates(any)
+			if err != nil {
+				return nil, err
+			}
+			all = append(all, templates...)
+			continue
+		}
+		object, _, err := decoder.Decode(document, nil, nil)
+		if err != nil {
+			return nil, fmt.Errorf("%w in:\n%s", err, document)
+		}
+		all = append(all, object)
+	}
+}
+
+// rayTemplates are the pod templates of a RayCluster: the rest of it is KubeRay's to check.
+func rayTemplates(cluster map[string]any) ([]runtime.Object, error) {
+	text, err := json.Marshal(cluster["spec"])
+	if err != nil {
+		return nil, err
+	}
+	var spec struct {
+		HeadGroupSpec    struct{ Template corev1.PodTemplateSpec }
+		WorkerGroupSpecs []struct{ Template corev1.PodTemplateSpec }
+	}
+	if err := json.Unmarshal(text, &spec); err != nil {
+		return nil, err
+	}
+	all := []runtime.Object{&corev1.PodTemplate{Template: spec.HeadGroupSpec.Template}}
+	for _, group := range spec.WorkerGroupSpecs {
+		all = append(all, &corev1.PodTemplate{Template: group.Template})
+	}
+	return all, nil
+}
+
+// render is what `helm template` makes of the chart.
+func render(t *testing.T, values map[string]any) ([]runtime.Object, error) {
+	t.Helper()
+	chart, err := loader.Load(chartDir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	release := chartutil.ReleaseOptions{Name: "takt-node", Namespace: "takt-system", IsInstall: true}
+	capabilities := chartutil.DefaultCapabilities.Copy()
+	capabilities.KubeVersion = chartutil.KubeVersion{Version: "v1.36.3", Major: "1", Minor: "36"}
+	merged, err := chartutil.ToRenderValues(chart, values, release, capabilities)
+	if err != nil {
+		return nil, err
+	}
+	files, err := engine.Render(chart, merged)
+	if err != nil {
+		return nil, err
+	}
+	var all []runtime.Object
+	for name, text := range files {
+		if strings.HasSuffix(name, ".tpl") {
+			continue
+		}
+		found, err := objects(text)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", name, err)
+		}
+		all = append(all, found...)
+	}
+	return all, nil
+}
+
+func mustRender(t *testing.T, values map[string]any) []runtime.Object {
+	t.Helper()
+	all, err := render(t, values)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+func cores(also map[string]any) map[string]any {
+	config := map[string]any{"cores": "2-7"}
+	for key, value := range also {
+		config[key] = value
+	}
+	return map[string]any{"config": config}
+}
+
+func find[T runtime.Object](t *testing.T, all []runtime.Object, name string) T {
+	t.Helper()
+	for _, object := range all {
+		if found, ok := object.(T); ok {
+			text, _ := json.Marshal(found)
+			if name == "" || strings.Contains(string(text), `"name":"`+name+`"`) {
+				return found
+			}
+		}
+	}
+	var none T
+	t.Fatalf("the chart has no %T %s", none, name)
+	return none
+}
+
+func TestTheChartRendersWhatTheAPIServerTakesAndTheAgentReads(t *testing.T) {
+	all := mustRender(t, cores(map[string]any{"backend": "deadline", "scanInterval": "50ms"}))
+	path := filepath.Join(t.TempDir(), "config.yaml")
+	text := find[*corev1.ConfigMap](t, all, "").Data["config.yaml"]
+	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	config, err := node.LoadConfig(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := node.DefaultConfig()
+	want.Cores, want.Backend, want.ScanInterval = "2-7", "deadline", 50_000_000
+	if config != want {
+		t.Errorf("the agent reads %+v", config)
+	}
+	set := find[*appsv1.DaemonSet](t, all, "")
+	paths := map[string]bool{}
+	for _, volume := range set.Spec.Template.Spec.Volumes {
+		if volume.HostPath != nil {
+			paths[volume.HostPath.Path] = true
+		}
+	}
+	for _, mount := range set.Spec.Template.Spec.Containers[0].VolumeMounts {
+		if mount.Name != "config" && !paths[mount.MountPath] {
+			t.Errorf("%s is another directory inside than outside", mount.MountPath)
+		}
+	}
+	for _, needed := range []string{config.CDIDirectory, config.KubeletPlugins, config.KubeletRegistry, filepath.Dir(config.NRISocket), config.RunDirectory, filepath.Dir(config.Gate)} {
+		if !paths[needed] {
+			t.Errorf("the agent has no %s", needed)
+		}
+	}
+	for _, rule := range find[*rbacv1.ClusterRole](t, all, "").Rules {
+		for _, list := range [][]string{rule.Verbs, rule.Resources, rule.APIGroups} {
+			for _, word := range list {
+				if word == "*" || word == "secrets" || word == "pods" {
+					t.Errorf("rule %v gives more than needed", rule)
+				}
+			}
+		}
+	}
+}
+
+func TestValuesThatMeanNothingAreRefused(t *testing.T) {
+	for _, values := range []map[string]any{
+		{},
+		{"config": map[string]any{"cores": ""}},
+		{"config": map[string]any{"cores": "2-"}},
+		cores(map[string]any{"backend": "cfs"}),
+		cores(map[string]any{"bound": 1_000_001}),
+		cores(map[string]any{"core": "1"}),
+		{"config": map[string]any{"cores": "1"}, "colour": "red"},
+		{"config": map[string]any{"cores": "1"}, "hostPaths": map[string]any{"cdi": "relative"}},
+	} {
+		if _, err := render(t, values); err == nil {
+			t.Errorf("%v was rendered", values)
+		}
+	}
+}
+
+func TestTheAdmissionPolicyCanBeLeftOut(t *testing.T) {
+	values := cores(nil)
+	values["admissionPolicy"] = map[string]any{"enabled": false}
+	for _, object := range mustRender(t, values) {
+		if policy, ok := object.(*admissionv1.ValidatingAdmissionPolicy); ok && !strings.HasSuffix(policy.Name, "-slices") {
+			t.Errorf("%s is still there", policy.Name)
+		}
+	}
+}
+
+// policy evaluates a ValidatingAdmissionPolicy with the API server's own CEL environment.
+type policy struct {
+	env   *cel.Env
+	rules *admissionv1.ValidatingAdmissionPolicy
+	// programs are compiled once.
+	programs map[string]cel.Program
+}
+
+func newPolicy(t *testing.T, all []runtime.Object, suffix string) *policy {
+	t.Helper()
+	env, err := environment.MustBaseEnvSet(environment.DefaultCompatibilityVersion()).Env(environment.StoredExpressions)
+	if err == nil {
+		env, err = env.Extend(cel.Variable("object", cel.DynType), cel.Variable("oldObject", cel.DynType),
+			cel.Variable("request", cel.DynType), cel.Variable("variables", cel.DynType))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, object := range all {
+		if rules, ok := object.(*admissionv1.ValidatingAdmissionPolicy); ok && strings.HasSuffix(rules.Name, suffix) {
+			p := &policy{env: env, rules: rules, programs: map[string]cel.Program{}}
+			for _, text := range p.expressions() {
+				ast, issues := env.Compile(text)
+				if issues != nil && issues.Err() != nil {
+					t.Fatalf("%s: %v", text, issues.Err())
+				}
+				program, err := env.Program(ast)
+				if err != nil {
+					t.Fatal(err)
+				}
+				p.programs[text] = program
+			}
+			return p
+		}
+	}
+	t.Fatalf("no policy %s", suffix)
+	return nil
+}
+
+func (p *policy) expressions() (all []string) {
+	for _, condition := range p.rules.Spec.MatchConditions {
+		all = append(all, condition.Expression)
+	}
+	for _, variable := range p.rules.Spec.Variables {
+		all = append(all, variable.Expression)
+	}
+	for _, validation := range p.rules.Spec.Validations {
+		all = append(all, validation.Expression)
+		if validation.MessageExpression != "" {
+			all = append(all, validation.MessageExpression)
+		}
+	}
+	return all
+}
+
+// admit is nil if the policy lets the object pass; an error in an expression refuses, as failurePolicy says.
+func (p *policy) admit(object, request any) error {
+	content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(object)
+	if err != nil {
+		return err
+	}
+	variables := map[string]any{}
+	input := map[string]any{"object": content, "oldObject": content, "request": request, "variables": variables}
+	for _, condition := range p.rules.Spec.MatchConditions {
+		got, _, err := p.programs[condition.Expression].Eval(input)
+		if err != nil {
+			return err
+		}
+		if got.Value() == false {
+			return nil
+		}
+	}
+	for _, variable := range p.rules.Spec.Variables {
+		got, _, err := p.programs[variable.Expression].Eval(input)
+		if err != nil {
+			return fmt.Errorf("variable %s: %w", variable.Name, err)
+		}
+		variables[variable.Name] = got
+	}
+	for _, validation := range p.rules.Spec.Validations {
+		got, _, err := p.programs[validation.Expression].Eval(input)
+		if err != nil {
+			return err
+		}
+		if got.Value() != true {
+			if validation.MessageExpression != "" {
+				if message, _, err := p.programs[validation.MessageExpression].Eval(input); err == nil {
+					return errors.New(fmt.Sprint(message.Value()))
+				}
+			}
+			return errors.New(validation.Message)
+		}
+	}
+	return nil
+}
+
+// claimSpecs are the claims in a list of objects.
+func claimSpecs(all []runtime.Object) (specs []*resourcev1.ResourceClaimSpec) {
+	for _, object := range all {
+		switch o := object.(type) {
+		case *resourcev1.ResourceClaim:
+			specs = append(specs, &o.Spec)
+		case *resourcev1.ResourceClaimTemplate:
+			specs = append(specs, &o.Spec.Spec)
+		}
+	}
+	return specs
+}
+
+func TestTheExamplesPassThePolicyAndTheNode(t *testing.T) {
+	chart := mustRender(t, cores(nil))
+	claims, templates := newPolicy(t, chart, "-resourceclaims"), newPolicy(t, chart, "-resourceclaimtemplates")
+	files, err := filepath.Glob(manifestDir + "/*.yaml")
+	if err != nil || len(files) < 5 {
+		t.Fatal(files, err)
+	}
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all, err := objects(string(text))
+		if err != nil {
+			t.Errorf("%s: %v", file, err)
+			continue
+		}
+		for _, object := range all {
+			switch o := object.(type) {
+			case *resourcev1.ResourceClaim:
+				err = claims.admit(o, nil)
+			case *resourcev1.ResourceClaimTemplate:
+				err = templates.admit(o, nil)
+			default:
+				err = nil
+			}
+			if err != nil {
+				t.Errorf("%s: %v", file, err)
+			}
+		}
+		specs := claimSpecs(all)
+		if len(specs) == 0 {
+			t.Errorf("%s has no claim", file)
+		}
+		for _, spec := range specs {
+			for _, config := range spec.Devices.Config {
+				parameters, err := reservation.Decode(config.Opaque.Parameters.Raw)
+				if err != nil {
+					t.Errorf("%s: %v", file, err)
+					continue
+				}
+				for _, request := range spec.Devices.Requests {
+					if request.Name != config.Requests[0] {
+						continue
+					}
+					asked := request.Exactly.Capacity.Requests[reservation.Bandwidth]
+					if err := parameters.Validate(reservation.DefaultLimits, int(max(request.Exactly.Count, 1))); err != nil {
+						t.Errorf("%s: %v", file, err)
+					}
+					if need := parameters.PartsPerMillion(); asked.Value() != need {
+						t.Errorf("%s: request %s asks for %d and needs %d", file, request.Name, asked.Value(), need)
+					}
+				}
+			}
+		}
+	}
+}
+
+// example is a claim that passes.
+func example(t *testing.T) *resourcev1.ResourceClaim {
+	t.Helper()
+	text, err := os.ReadFile(manifestDir + "/one-container.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	all, err := objects(string(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all[0].(*resourcev1.ResourceClaim)
+}
+
+func parameters(fields string) runtime.RawExtension {
+	return runtime.RawExtension{Raw: []byte(`{"apiVersion":"cpu.takt.dev/v1alpha1","kind":"Reservation",` + fields + `}`)}
+}
+
+func TestThePolicyRefusesWhatTheNodeWould(t *testing.T) {
+	chart := mustRender(t, cores(nil))
+	p, templates := newPolicy(t, chart, "-resourceclaims"), newPolicy(t, chart, "-resourceclaimtemplates")
+	opaque := func(s *resourcev1.ResourceClaimSpec) *resourcev1.OpaqueDeviceConfiguration {
+		return s.Devices.Config[0].Opaque
+	}
+	request := func(s *resourcev1.ResourceClaimSpec) *resourcev1.ExactDeviceRequest {
+		return s.Devices.Requests[0].Exactly
+	}
+	for name, tc := range map[string]struct {
+		edit func(*resourcev1.ResourceClaimSpec)
+		want string
+	}{
+		"too little": {func(s *resourcev1.ResourceClaimSpec) {
+			request(s).Capacity.Requests[reservation.Bandwidth] = resource.MustParse("299999")
+		}, "less than"},
+		"nothing": {func(s *resourcev1.ResourceClaimSpec) { request(s).Capacity = nil }, "less than"},
+		"a deadline": {func(s *resourcev1.ResourceClaimSpec) {
+			opaque(s).Parameters = parameters(`"runtime":"3ms","period":"10ms","deadline":"9ms"`)
+		}, "less than"},
+		"no parameters":  {func(s *resourcev1.ResourceClaimSpec) { s.Devices.Config = nil }, "needs parameters"},
+		"of another":     {func(s *resourcev1.ResourceClaimSpec) { s.Devices.Config[0].Requests = []string{"gpu"} }, "needs parameters"},
+		"another driver": {func(s *resourcev1.ResourceClaimSpec) { opaque(s).Driver = "gpu.example.com" }, "needs parameters"},
+		"no runtime":     {func(s *resourcev1.ResourceClaimSpec) { opaque(s).Parameters = parameters(`"period":"10ms"`) }, "runtime and period"},
+		"a bare number": {func(s *resourcev1.ResourceClaimSpec) {
+			opaque(s).Parameters = parameters(`"runtime":3,"period":"10ms"`)
+		}, "runtime and period"},
+		"minutes": {func(s *resourcev1.ResourceClaimSpec) {
+			opaque(s).Parameters = parameters(`"runtime":"3ms","period":"10m"`)
+		}, "runtime and period"},
+		"an empty object": {func(s *resourcev1.ResourceClaimSpec) { opaque(s).Parameters = runtime.RawExtension{Raw: []byte(`{}`)} }, "runtime and period"},
+		"a huge period": {func(s *resourcev1.ResourceClaimSpec) {
+			opaque(s).Parameters = parameters(`"runtime":"3ms","period":"999999999999999999999s"`)
+		}, ""},
+		"an alternative": {func(s *resourcev1.ResourceClaimSpec) {
+			s.Devices.Requests[0].FirstAvailable = []resourcev1.DeviceSubRequest{{Name: "a", DeviceClassName: "cpu.takt.dev"}}
+			s.Devices.Requests[0].Exactly = nil
+		}, "less than"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			claim := example(t)
+			tc.edit(&claim.Spec)
+			template := &resourcev1.ResourceClaimTemplate{Spec: resourcev1.ResourceClaimTemplateSpec{Spec: claim.Spec}}
+			for what, err := range map[string]error{"claim": p.admit(claim, nil), "template": templates.admit(template, nil)} {
+				if err == nil || !strings.Contains(err.Error(), tc.want) {
+					t.Errorf("%s: %v", what, err)
+				}
+			}
+		})
+	}
+	other := example(t)
+	other.Spec.Devices.Requests[0].Exactly.DeviceClassName, other.Spec.Devices.Config = "gpu.example.com", nil
+	if err := p.admit(other, nil); err != nil {
+		t.Errorf("a claim of another class: %v", err)
+	}
+	if err := p.admit(example(t), nil); err != nil {
+		t.Errorf("the example: %v", err)
+	}
+}
+
+func TestThePolicyAndTheNodeComputeTheSame(t *testing.T) {
+	p := newPolicy(t, mustRender(t, cores(nil)), "-resourceclaims")
+	claim := example(t)
+	rapid.Check(t, func(t *rapid.T) {
+		period := reservation.Duration(rapid.Int64Range(100_000, 4_194_304_000).Draw(t, "period"))
+		deadline := reservation.Duration(rapid.Int64Range(100_000, int64(period)).Draw(t, "deadline"))
+		runtime := reservation.Duration(rapid.Int64Range(1024, int64(deadline)).Draw(t, "runtime"))
+		fields := fmt.Sprintf(`"runtime":%q,"period":%q`, runtime, period)
+		wanted := reservation.Parameters{Runtime: runtime, Period: period}
+		if rapid.Bool().Draw(t, "with a deadline") {
+			fields += fmt.Sprintf(`,"deadline":%q`, deadline)
+			wanted.Deadline = &deadline
+		}
+		asked := wanted.PartsPerMillion() + rapid.Int64Range(-2, 2).Draw(t, "off by")
+		if asked < 0 {
+			asked = 0
+		}
+		claim.Spec.Devices.Config[0].Opaque.Parameters = parameters(fields)
+		claim.Spec.Devices.Requests[0].Exactly.Capacity.Requests[reservation.Bandwidth] = *resource.NewQuantity(asked, resource.DecimalSI)
+		node, policy := wanted.FitsCapacity(asked), p.admit(claim, nil)
+		if (node == nil) != (policy == nil) {
+			t.Fatalf("%s at %d ppm: the node says %v, the policy %v", fields, asked, node, policy)
+		}
+	})
+}
+
+func TestAnAgentPublishesOnlyItsOwnNodesCores(t *testing.T) {
+	p := newPolicy(t, mustRender(t, cores(nil)), "-slices")
+	slice := func(node, driver string) *resourcev1.ResourceSlice {
+		s := &resourcev1.ResourceSlice{Spec: resourcev1.ResourceSliceSpec{Driver: driver}}
+		if node != "" {
+			s.Spec.NodeName = &node
+		}
+		return s
+	}
+	by := func(user, node string) map[string]any {
+		extra := map[string]any{}
+		if node != "" {
+			extra["authentication.kubernetes.io/node-name"] = []any{node}
+		}
+		return map[string]any{"operation": "UPDATE", "userInfo": map[string]any{"username": user, "extra": extra}}
+	}
+	const agent = "system:serviceaccount:takt-system:takt-node"
+	for name, tc := range map[string]struct {
+		slice   *resourcev1.ResourceSlice
+		request map[string]any
+		pass    bool
+	}{
+		"its own":         {slice("a", "cpu.takt.dev"), by(agent, "a"), true},
+		"another node's":  {slice("b", "cpu.takt.dev"), by(agent, "a"), false},
+		"all nodes'":      {slice("", "cpu.takt.dev"), by(agent, "a"), false},
+		"another driver":  {slice("a", "gpu.example.com"), by(agent, "a"), false},
+		"from nowhere":    {slice("a", "cpu.takt.dev"), by(agent, ""), false},
+		"by someone else": {slice("b", "gpu.example.com"), by("admin", ""), true},
+	} {
+		if err := p.admit(tc.slice, tc.request); (err == nil) != tc.pass {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
