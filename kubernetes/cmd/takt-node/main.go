@@ -20,7 +20,6 @@ import (
 	"k8s.io/client-go/tools/record"
 	"k8s.io/klog/v2"
 
-	"github.com/takt-dev/takt/kubernetes/pkg/enforce"
 	"github.com/takt-dev/takt/kubernetes/pkg/node"
 )
 
@@ -45,33 +44,33 @@ func run(ctx context.Context, path string, check bool, name, kubeconfig, install
 	if err != nil {
 		return err
 	}
-	backend, err := chooseBackend(config.Backend)
+	backend, err := config.NewBackend()
 	if err != nil {
 		return err
 	}
 	offer, err := config.Offer("/", backend)
 	if err != nil {
-		return errors.Join(err, backend.Close())
+		return err
 	}
 	if check {
 		fmt.Printf("backend %s, %d cores of %d parts per million each, %s\n", backend.Name(), len(offer.CPUs), offer.Bound, offer.Order)
-		return backend.Close()
+		return nil
 	}
 	if name == "" {
-		return errors.Join(errors.New("the node has no name: set -node or NODE_NAME"), backend.Close())
+		return errors.New("the node has no name: set -node or NODE_NAME")
 	}
 	if installGate != "" {
 		if err := install(installGate, config.Gate); err != nil {
-			return errors.Join(err, backend.Close())
+			return err
 		}
 	}
 	rest, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
 	if err != nil {
-		return errors.Join(fmt.Errorf("cannot reach the API server: %w", err), backend.Close())
+		return fmt.Errorf("cannot reach the API server: %w", err)
 	}
 	client, err := kubernetes.NewForConfig(rest)
 	if err != nil {
-		return errors.Join(fmt.Errorf("cannot reach the API server: %w", err), backend.Close())
+		return fmt.Errorf("cannot reach the API server: %w", err)
 	}
 	broadcaster := record.NewBroadcaster(record.WithContext(ctx))
 	defer broadcaster.Shutdown()
@@ -79,16 +78,9 @@ func run(ctx context.Context, path string, check bool, name, kubeconfig, install
 	events := broadcaster.NewRecorder(scheme.Scheme, corev1.EventSource{Component: node.PluginName, Host: name})
 	agent, err := node.New(name, config, client, events, backend)
 	if err != nil {
-		return errors.Join(err, backend.Close())
+		return err
 	}
-	return errors.Join(agent.Run(ctx), backend.Close())
-}
-
-func chooseBackend(name string) (enforce.Backend, error) {
-	if name == node.BackendAuto {
-		return enforce.Auto()
-	}
-	return enforce.New(name)
+	return agent.Run(ctx)
 }
 
 // install replaces the gate on the host in one step: a container may be starting.

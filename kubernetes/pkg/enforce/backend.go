@@ -63,7 +63,8 @@ type Backend interface {
 	// and again after a restart of this process, for a container that runs. An error wraps ErrRefused or
 	// ErrGone; then nothing is left behind.
 	Enforce(c Container, grants []Grant) (Enforcement, error)
-	// Close undoes what the backend did to the node.
+	// Open does to the node what the backend needs, once and before anything else; Close undoes it.
+	Open() error
 	Close() error
 }
 

@@ -48,6 +48,9 @@ func (Deadline) Enforce(c Container, grants []Grant) (Enforcement, error) {
 	return (&threads{members: members, all: newSeats(grants), attr: deadlineAttr}).start()
 }
 
+// Open implements Backend.
+func (Deadline) Open() error { return nil }
+
 // Close implements Backend.
 func (Deadline) Close() error { return nil }
 

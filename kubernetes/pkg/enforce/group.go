@@ -142,6 +142,9 @@ func (g *Group) Enforce(c Container, grants []Grant) (Enforcement, error) {
 	}).start()
 }
 
+// Open implements Backend.
+func (g *Group) Open() error { return nil }
+
 // Close implements Backend.
 func (g *Group) Close() error { return nil }
 

@@ -3,6 +3,7 @@ package enforce
 import (
 	"errors"
 	"fmt"
+	"path/filepath"
 	"runtime"
 
 	"golang.org/x/sys/unix"
@@ -10,12 +11,18 @@ import (
 	"github.com/takt-dev/takt/kubernetes/pkg/sched"
 )
 
-// Names are all backends, in the order in which they are preferred.
-var Names = []string{HCBSName, DeadlineName, RTGroupName}
+// Names are all backends.
+var Names = []string{DeadlineName, PartitionName, RTGroupName, HCBSName}
 
-// New probes the machine for a backend and returns it.
-func New(name string) (Backend, error) {
+// New probes the machine for a backend and returns it. cores are those that the node offers; what a backend
+// has to remember beyond its process it writes into the directory run.
+func New(name string, cores []int, run string) (Backend, error) {
 	switch name {
+	case PartitionName:
+		if err := probeDeadline(); err != nil {
+			return nil, err
+		}
+		return NewPartition("/", cores, filepath.Join(run, "partition.json"))
 	case HCBSName:
 		return NewHCBS("/")
 	case DeadlineName:
@@ -26,17 +33,17 @@ func New(name string) (Backend, error) {
 	return nil, fmt.Errorf("backend %q is not known: the backends are %v", name, Names)
 }
 
-// Auto is the best backend that the machine has and that isolates: not rt-group, which only caps.
+// Auto is the best backend that the machine has, isolates and leaves the machine as it is: not rt-group, which
+// only caps, nor deadline-partition.
 func Auto() (Backend, error) {
-	hcbs, hcbsErr := New(HCBSName)
+	hcbs, hcbsErr := NewHCBS("/")
 	if hcbsErr == nil {
 		return hcbs, nil
 	}
-	deadline, err := New(DeadlineName)
-	if err != nil {
+	if err := probeDeadline(); err != nil {
 		return nil, errors.Join(hcbsErr, err)
 	}
-	return deadline, nil
+	return Deadline{}, nil
 }
 
 // probeDeadline has a thread take the smallest reservation.

@@ -22,8 +22,9 @@ type threads struct {
 	free bool
 	// place puts a thread where its reservation is, before it gets the policy; nil leaves it.
 	place func(seat seat, thread sched.Thread) error
-	// unplace puts it back; nil where place is.
+	// unplace puts it back, and where says which core it is on; nil where place is.
 	unplace func(thread sched.Thread) error
+	where   func(thread sched.Thread) (core int, ok bool)
 	release func() error
 }
 
@@ -76,11 +77,39 @@ func (t *threads) refresh(patience time.Duration) ([]State, error) {
 			}
 		}
 	}
+	if err := t.returnStrays(present); err != nil {
+		return nil, err
+	}
 	states := make([]State, 0, len(t.all))
 	for _, s := range t.all {
 		states = append(states, s.state())
 	}
 	return states, nil
+}
+
+// returnStrays puts threads back that are on a core without a reservation: children inherit the place of the
+// thread that made them, though not its policy.
+func (t *threads) returnStrays(present []sched.Thread) error {
+	if t.where == nil {
+		return nil
+	}
+	seated := map[int]bool{}
+	for _, s := range t.all {
+		for _, held := range s.held {
+			if held.taken {
+				seated[held.thread.TID] = true
+			}
+		}
+	}
+	for _, thread := range present {
+		if _, ok := t.where(thread); !ok || seated[thread.TID] {
+			continue
+		}
+		if err := ended(thread, t.unplace(thread)); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // restore gives a thread back what it, or someone in its name, has changed.
@@ -309,10 +338,16 @@ func (t *threads) adoptOne(thread sched.Thread, index int, attr sched.Attr) bool
 			continue
 		}
 		for i := range s.held {
-			if !s.held[i].taken {
-				s.held[i].taken, s.held[i].thread = true, thread
-				return true
+			if s.held[i].taken {
+				continue
 			}
+			if t.where != nil {
+				if core, ok := t.where(thread); !ok || core != s.held[i].core {
+					continue
+				}
+			}
+			s.held[i].taken, s.held[i].thread = true, thread
+			return true
 		}
 	}
 	return false

@@ -116,24 +116,9 @@ func (c *Config) validate() error {
 
 // Offer is what the machine below root gives under this configuration.
 func (c *Config) Offer(root string, backend enforce.Backend) (nodeslices.Offer, error) {
-	all, err := topology.Read(root)
+	offered, err := c.offered(root)
 	if err != nil {
 		return nodeslices.Offer{}, err
-	}
-	offered := all
-	if c.Cores != "all" {
-		wanted, err := topology.ParseCPUList(c.Cores)
-		if err != nil {
-			return nodeslices.Offer{}, err
-		}
-		offered = nil
-		for _, id := range wanted {
-			at := slices.IndexFunc(all, func(cpu topology.CPU) bool { return cpu.ID == id })
-			if at < 0 {
-				return nodeslices.Offer{}, fmt.Errorf("cores %q names CPU %d, which this machine does not have online", c.Cores, id)
-			}
-			offered = append(offered, all[at])
-		}
 	}
 	bound, err := sched.Bound(root)
 	if err != nil {
@@ -149,4 +134,41 @@ func (c *Config) Offer(root string, backend enforce.Backend) (nodeslices.Offer, 
 		return nodeslices.Offer{}, fmt.Errorf("backend %s shares one core's bandwidth among %d cores, which leaves none: offer fewer cores", backend.Name(), len(offered))
 	}
 	return nodeslices.Offer{CPUs: offered, Bound: bound, Order: c.Order, Backend: backend.Name()}, nil
+}
+
+// offered are the CPUs that cores names.
+func (c *Config) offered(root string) ([]topology.CPU, error) {
+	all, err := topology.Read(root)
+	if err != nil || c.Cores == "all" {
+		return all, err
+	}
+	wanted, err := topology.ParseCPUList(c.Cores)
+	if err != nil {
+		return nil, err
+	}
+	var offered []topology.CPU
+	for _, id := range wanted {
+		at := slices.IndexFunc(all, func(cpu topology.CPU) bool { return cpu.ID == id })
+		if at < 0 {
+			return nil, fmt.Errorf("cores %q names CPU %d, which this machine does not have online", c.Cores, id)
+		}
+		offered = append(offered, all[at])
+	}
+	return offered, nil
+}
+
+// NewBackend is the backend that the configuration names, or the best one that this machine has.
+func (c *Config) NewBackend() (enforce.Backend, error) {
+	if c.Backend == BackendAuto {
+		return enforce.Auto()
+	}
+	offered, err := c.offered("/")
+	if err != nil {
+		return nil, err
+	}
+	var cores []int
+	for _, cpu := range offered {
+		cores = append(cores, cpu.ID)
+	}
+	return enforce.New(c.Backend, cores, c.RunDirectory)
 }

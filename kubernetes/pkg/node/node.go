@@ -91,6 +91,13 @@ func New(name string, config Config, client kubernetes.Interface, events recorde
 // reservations. It returns nil after an orderly end.
 func (n *Node) Run(ctx context.Context) error {
 	logger := klog.FromContext(ctx)
+	if err := n.backend.Open(); err != nil {
+		return err
+	}
+	return errors.Join(n.serve(ctx, logger), n.backend.Close())
+}
+
+func (n *Node) serve(ctx context.Context, logger klog.Logger) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	if err := n.recover(ctx); err != nil {

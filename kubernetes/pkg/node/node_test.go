@@ -304,9 +304,11 @@ func TestWithoutTheAgentNothingStartsAndWhatRunsIsKept(t *testing.T) {
 	if err := unseen.gate(); err == nil || !strings.Contains(err.Error(), "has not seen") {
 		t.Errorf("the gate says %v", err)
 	}
-	if err := unseen.start(); err == nil || !strings.Contains(err.Error(), "created again") {
-		t.Errorf("the plugin says %v", err)
-	}
+	// The runtime asks the plugin a moment after the agent has heard from the runtime.
+	s.until("the plugin refuses the container", func() bool {
+		err := unseen.start()
+		return err != nil && strings.Contains(err.Error(), "created again")
+	})
 	if err := waiting.gate(); err != nil {
 		t.Errorf("the gate says %v", err)
 	}

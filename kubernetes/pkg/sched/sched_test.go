@@ -2,6 +2,7 @@ package sched
 
 import (
 	"os"
+	"os/exec"
 	"path/filepath"
 	"runtime"
 	"strings"
@@ -141,6 +142,34 @@ func TestAReservationIsReadBackAndSeenExhausted(t *testing.T) {
 	}
 	if cpu := <-seen; cpu == 0 {
 		t.Error("a thread that used its runtime up has not run")
+	}
+}
+
+func TestANudgeDoesNotDisturbASleepingProgram(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("tracing needs root")
+	}
+	program := exec.Command("sh", "-c", "read line; echo got $line")
+	in, err := program.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out strings.Builder
+	program.Stdout = &out
+	if err := program.Start(); err != nil {
+		t.Fatal(err)
+	}
+	for range 5 {
+		if err := Nudge(program.Process.Pid); err != nil {
+			t.Fatal(err)
+		}
+	}
+	in.Write([]byte("it\n"))
+	if err := program.Wait(); err != nil || out.String() != "got it\n" {
+		t.Errorf("the program wrote %q, %v", out.String(), err)
+	}
+	if err := Nudge(program.Process.Pid); err == nil {
+		t.Error("a program that has ended woke up")
 	}
 }
 
