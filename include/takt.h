@@ -210,7 +210,10 @@ enum takt_outcome {
     TAKT_NO_SINK = 2,     /* no sink was known on the channel */
     TAKT_UNREACHABLE = 3, /* at least one remote sink could not be reached at that moment */
     TAKT_LOST = 4,        /* the runtime went away before it told */
-    TAKT_UNKNOWN = 5      /* too long ago, or never emitted */
+    TAKT_UNKNOWN = 5,     /* too long ago, or never emitted */
+    TAKT_LATE = 6,        /* its launch time had passed or could not be met: not sent to remote sinks */
+    TAKT_NOT_SCHEDULED = 7 /* its launch time is more than 60 s ahead, or no window of its class is long
+                              enough: not sent to remote sinks */
 };
 
 /* Opens a source: the writing end of `channel`. `depth`: most messages between takt_buffer_get() and
@@ -239,7 +242,8 @@ int takt_buffer_get(takt_source *source, size_t length, int64_t timeout_ns, takt
  * the data again. */
 int takt_emit(takt_source *source, takt_buffer *buffer, int64_t *token);
 
-/* As takt_emit(), to be sent at `launch_time_ns` (TAI), not as soon as possible. */
+/* As takt_emit(), to be sent to remote sinks at `launch_time_ns` (TAI), not as soon as possible; sinks of
+ * this node get it at once. takt_emit_outcome() tells whether that was possible. */
 int takt_emit_at(takt_source *source, takt_buffer *buffer, int64_t launch_time_ns, int64_t *token);
 
 /* As takt_emit(), with more to follow at once: the runtime is told by the next takt_emit() or

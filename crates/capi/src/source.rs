@@ -250,6 +250,8 @@ unsafe extern "C" fn takt_emit_outcome(source: *const CSource, token: i64) -> c_
             Outcome::Unreachable => 3,
             Outcome::Lost => 4,
             Outcome::Unknown => 5,
+            Outcome::Late => 6,
+            Outcome::NotScheduled => 7,
         })
     })
 }

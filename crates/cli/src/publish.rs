@@ -68,6 +68,8 @@ struct Summary {
     no_sink: u64,
     /// Some remote sink could not be reached.
     unreachable: u64,
+    /// Not sent by the schedule of the node.
+    not_scheduled: u64,
     /// The runtime went away before it told.
     unknown: u64,
     seconds: f64,
@@ -111,7 +113,7 @@ impl Publish {
             return print_json(&summary);
         }
         eprintln!(
-            "{} message(s) emitted on channel {} over {} in {:.3} s: {} sent, {} without a sink, {} unreachable, {} unknown",
+            "{} message(s) emitted on channel {} over {} in {:.3} s: {} sent, {} without a sink, {} unreachable, {} not scheduled, {} unknown",
             summary.emitted,
             summary.channel,
             summary.datapath,
@@ -119,6 +121,7 @@ impl Publish {
             summary.sent,
             summary.no_sink,
             summary.unreachable,
+            summary.not_scheduled,
             summary.unknown
         );
         Ok(())
@@ -208,6 +211,7 @@ impl Writer<'_> {
                 Outcome::Sent => self.summary.sent += 1,
                 Outcome::NoSink => self.summary.no_sink += 1,
                 Outcome::Unreachable => self.summary.unreachable += 1,
+                Outcome::Late | Outcome::NotScheduled => self.summary.not_scheduled += 1,
                 Outcome::Pending | Outcome::Lost | Outcome::Unknown => self.summary.unknown += 1,
             }
             self.settled += 1;
@@ -216,7 +220,11 @@ impl Writer<'_> {
 
     fn counted(&self) -> u64 {
         let summary = &self.summary;
-        summary.sent + summary.no_sink + summary.unreachable + summary.unknown
+        summary.sent
+            + summary.no_sink
+            + summary.unreachable
+            + summary.not_scheduled
+            + summary.unknown
     }
 
     fn settle(mut self) -> Summary {

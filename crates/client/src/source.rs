@@ -58,6 +58,11 @@ pub enum Outcome {
     NoSink,
     /// At least one remote sink could not be reached at that moment.
     Unreachable,
+    /// Its launch time had passed or could not be met: it was not sent to remote sinks.
+    Late,
+    /// Its launch time is more than 60 s ahead, or no window of its class is long enough: it was not
+    /// sent to remote sinks.
+    NotScheduled,
     /// The runtime went away before it told.
     Lost,
     /// Too long ago: outcomes are kept for at least the latest two times `depth` messages.
@@ -335,7 +340,8 @@ impl Source {
         }
     }
 
-    /// As [`emit`](Self::emit), to be sent at `launch`, not as soon as possible.
+    /// As [`emit`](Self::emit), to be sent to remote sinks at `launch`, not as soon as possible. Sinks of
+    /// this node get it at once. Whether that was possible is its [outcome](Self::outcome).
     ///
     /// # Errors
     /// As [`emit`](Self::emit).
@@ -433,6 +439,8 @@ impl Source {
             Some(Some(layout::Outcome::Sent)) => Outcome::Sent,
             Some(Some(layout::Outcome::NoSink)) => Outcome::NoSink,
             Some(Some(layout::Outcome::Unreachable)) => Outcome::Unreachable,
+            Some(Some(layout::Outcome::Late)) => Outcome::Late,
+            Some(Some(layout::Outcome::NotScheduled)) => Outcome::NotScheduled,
             Some(None) => Outcome::Unknown,
             None if token.0 < inner.bound_at || self.slot.state() != inner.binding.state => {
                 Outcome::Lost

@@ -5,7 +5,7 @@
 use takt_time::TaiTime;
 
 /// A source of TAI.
-pub trait Clock: Send {
+pub trait Clock: Send + Sync {
     /// The instant now.
     fn now(&self) -> TaiTime;
 }

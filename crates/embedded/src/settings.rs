@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::str::FromStr;
 
-use takt_runtime::config::{Config, DEFAULT_PORT, Idle, LaneConfig};
+use takt_runtime::config::{Config, DEFAULT_PORT, Departure, Idle, LaneConfig};
 
 /// Settings of an embedded runtime.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,6 +20,8 @@ pub struct Settings {
     pub idle: Idle,
     /// Core of that thread.
     pub core: Option<usize>,
+    /// Messages with a launch time.
+    pub departure: Departure,
 }
 
 impl Default for Settings {
@@ -31,6 +33,7 @@ impl Default for Settings {
             interface: None,
             idle: Idle::default(),
             core: None,
+            departure: Departure::default(),
         }
     }
 }
@@ -97,6 +100,7 @@ impl Settings {
             address: self.address,
             port: self.port,
             peers: self.peers,
+            departure: self.departure,
             lanes: vec![LaneConfig {
                 idle: self.idle,
                 core: self.core,

@@ -89,6 +89,34 @@ impl Default for Limits {
     }
 }
 
+/// What becomes of a message that cannot leave within the tolerance of its launch time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Late {
+    /// It leaves as soon as it can, and is counted.
+    #[default]
+    Send,
+    /// It is dropped, counted, and its source is told.
+    Drop,
+}
+
+/// Messages with a launch time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Departure {
+    /// What becomes of late ones.
+    pub late: Late,
+    /// How much later than its launch time a message may leave and still count as on time; at most 4 s.
+    pub tolerance: Duration,
+}
+
+impl Default for Departure {
+    fn default() -> Self {
+        Self {
+            late: Late::default(),
+            tolerance: Duration::from_micros(100),
+        }
+    }
+}
+
 /// A runtime.
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -108,6 +136,8 @@ pub struct Config {
     pub listeners: Vec<ListenerConfig>,
     /// Bounds.
     pub limits: Limits,
+    /// Messages with a launch time.
+    pub departure: Departure,
     /// Streams to datapaths.
     pub mapping: MappingPolicy,
 }
@@ -129,6 +159,7 @@ impl Default for Config {
             accept: Vec::new(),
             listeners: Vec::new(),
             limits: Limits::default(),
+            departure: Departure::default(),
             mapping: MappingPolicy::default(),
         }
     }

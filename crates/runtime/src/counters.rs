@@ -2,6 +2,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
+use takt_time::TrafficClass;
+
 /// A counter with one writer. Adding is a load and a store: no read-modify-write on the data path.
 #[derive(Debug, Default)]
 pub struct Counter(AtomicU64);
@@ -149,6 +151,113 @@ counters! {
         rx_dropped,
         /// Frames refused by our checks.
         rx_invalid,
+    }
+}
+
+counters! {
+    /// The frames of a traffic class that have passed a port's scheduler, as its lane last published it.
+    ClassTraffic / ClassReading {
+        /// Frames that were to be queued.
+        offered,
+        /// Frames that wait.
+        queued,
+        /// Frames sent.
+        sent,
+        /// Frames not taken: the launch time had passed.
+        refused_late,
+        /// Frames not taken: no room, too long, no window of the class is long enough.
+        refused,
+        /// Frames dropped: too late for the launch time.
+        dropped_late,
+        /// Frames dropped: the gate was closed at the launch time.
+        dropped_gate_missed,
+        /// Frames dropped for another reason: the schedule changed, sender or receiver is gone.
+        dropped,
+        /// Frames sent later than tolerated, because the lane or the link was busy.
+        sent_late,
+        /// Frames sent later than tolerated, because the gate was closed.
+        sent_gate_missed,
+        /// Frames still on the wire when their gate closed.
+        overruns,
+    }
+}
+
+/// Buckets of a departure error: bucket `n` counts those of less than 2^n ns, the last one all above.
+pub const ERROR_BUCKETS: usize = 32;
+
+/// A port's scheduler.
+#[derive(Debug, Default)]
+pub struct DepartureCounters {
+    classes: [ClassTraffic; TrafficClass::COUNT],
+    errors: [[Counter; ERROR_BUCKETS]; TrafficClass::COUNT],
+}
+
+/// A reading of one class of [`DepartureCounters`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DepartureReading {
+    /// Frames.
+    pub frames: ClassReading,
+    /// How much later than planned frames were handed to the technology: see [`ERROR_BUCKETS`].
+    pub errors: [u64; ERROR_BUCKETS],
+}
+
+impl Default for DepartureReading {
+    fn default() -> Self {
+        Self {
+            frames: Default::default(),
+            errors: [0; ERROR_BUCKETS],
+        }
+    }
+}
+
+impl std::ops::AddAssign for DepartureReading {
+    fn add_assign(&mut self, other: Self) {
+        self.frames += other.frames;
+        for (sum, more) in self.errors.iter_mut().zip(other.errors) {
+            *sum += more;
+        }
+    }
+}
+
+impl DepartureCounters {
+    /// Notes that a frame left so many nanoseconds later than planned.
+    #[inline]
+    pub(crate) fn departed(&self, class: TrafficClass, late_ns: u64) {
+        let bucket = (u64::BITS - late_ns.leading_zeros()) as usize;
+        self.errors[usize::from(class.number())][bucket.min(ERROR_BUCKETS - 1)].add(1);
+    }
+
+    /// Publishes what the scheduler counts.
+    pub(crate) fn show(
+        &self,
+        class: TrafficClass,
+        counters: &takt_schedule::port::ClassCounters,
+        queued: usize,
+    ) {
+        let shown = &self.classes[usize::from(class.number())];
+        let (refused, dropped) = (&counters.refused, &counters.dropped);
+        shown.offered.set(counters.offered);
+        shown.queued.set(queued as u64);
+        shown.sent.set(counters.sent);
+        shown.refused_late.set(refused.late);
+        shown.refused.set(refused.total() - refused.late);
+        shown.dropped_late.set(dropped.late);
+        shown.dropped_gate_missed.set(dropped.gate_missed);
+        shown
+            .dropped
+            .set(dropped.total() - dropped.late - dropped.gate_missed);
+        shown.sent_late.set(counters.sent_late);
+        shown.sent_gate_missed.set(counters.sent_gate_missed);
+        shown.overruns.set(counters.overruns);
+    }
+
+    /// Reads a class.
+    pub fn read(&self, class: TrafficClass) -> DepartureReading {
+        let at = usize::from(class.number());
+        DepartureReading {
+            frames: self.classes[at].read(),
+            errors: std::array::from_fn(|bucket| self.errors[at][bucket].get()),
+        }
     }
 }
 

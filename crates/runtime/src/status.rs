@@ -4,9 +4,12 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use takt_datapath::Capabilities;
+use takt_schedule::Schedule;
+use takt_schedule::gate::Cycle;
 use takt_session::Qos;
+use takt_time::TaiTime;
 
-use crate::counters::{ChannelReading, LaneReading, PortReading, SessionReading};
+use crate::counters::{ChannelReading, DepartureReading, LaneReading, PortReading, SessionReading};
 pub use crate::peering::PeerStatus;
 use crate::peering::PeeringCounters;
 use crate::policy::Policy;
@@ -145,4 +148,25 @@ pub struct ListenerStatus {
     pub sessions: usize,
     /// Connections refused so far.
     pub refused: u64,
+}
+
+/// The scheduler of a datapath's link, over all lanes.
+#[derive(Clone, Debug)]
+pub struct ScheduleStatus {
+    /// The datapath.
+    pub datapath: String,
+    /// The link's rate as it was told, bits per second; 0: none was.
+    pub rate_bps: u64,
+    /// The schedule that runs; none: all gates are open.
+    pub operational: Option<Schedule>,
+    /// The schedule that will run, and from when on.
+    pub pending: Option<(Schedule, TaiTime)>,
+    /// The cycle in progress.
+    pub cycle: Option<Cycle>,
+    /// How many schedules have begun.
+    pub changes: u64,
+    /// How many were asked for with a base time in the past while another ran.
+    pub late_changes: u64,
+    /// What became of the frames of each class, by number.
+    pub classes: Vec<DepartureReading>,
 }

@@ -79,6 +79,12 @@ pub enum Outcome {
     NoSink = 1,
     /// At least one remote sink could not be reached: no path to its node at that moment.
     Unreachable = 2,
+    /// Its launch time had passed or could not be met (the lane, the link or its gate): not sent to
+    /// remote sinks.
+    Late = 3,
+    /// Its launch time is too far ahead, or the schedule has no window of its class that is long
+    /// enough: not sent to remote sinks.
+    NotScheduled = 4,
 }
 
 impl Outcome {
@@ -88,6 +94,8 @@ impl Outcome {
             0 => Some(Self::Sent),
             1 => Some(Self::NoSink),
             2 => Some(Self::Unreachable),
+            3 => Some(Self::Late),
+            4 => Some(Self::NotScheduled),
             _ => None,
         }
     }

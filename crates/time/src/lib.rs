@@ -63,6 +63,11 @@ impl TrafficClass {
         }
     }
 
+    /// All classes, the lowest first.
+    pub fn all() -> impl DoubleEndedIterator<Item = Self> {
+        (0..Self::COUNT as u8).map(Self)
+    }
+
     /// Its number, 0 to 7.
     pub const fn number(self) -> u8 {
         self.0

@@ -6,6 +6,7 @@
 
 mod listener;
 mod routes;
+mod schedules;
 mod serve;
 mod session;
 mod start;
@@ -24,7 +25,9 @@ use takt_datapath::{Capabilities, DatapathKind};
 use takt_session::{ErrorCode, Failure};
 
 use crate::config::Config;
-use crate::counters::{ChannelCounters, ChannelReading, LaneCounters, PortTraffic, SessionReading};
+use crate::counters::{
+    ChannelCounters, ChannelReading, DepartureCounters, LaneCounters, PortTraffic, SessionReading,
+};
 use crate::lane::{Command, Event, LaneHandle};
 use crate::peering::message::LaneAnnouncement;
 use crate::peering::{AcceptNet, Change, Outbox, Peering};
@@ -38,6 +41,7 @@ pub use crate::config::ListenerConfig;
 pub use listener::ListenError;
 use listener::Listener;
 use routes::Routes;
+pub use schedules::ScheduleError;
 use session::Session;
 pub use start::{InlineLane, StartError, Unavailable};
 
@@ -59,6 +63,7 @@ struct PortInfo {
     kind: DatapathKind,
     local: SocketAddr,
     traffic: Arc<PortTraffic>,
+    departures: Option<Arc<DepartureCounters>>,
     /// Connects lanes of this node.
     between_lanes: bool,
 }
@@ -118,6 +123,7 @@ pub struct Control {
     next_listener: u32,
     sessions: HashMap<u32, Session>,
     next_session: u32,
+    schedules: HashMap<DatapathKind, schedules::Installed>,
     /// Per tenant: sessions that have ended, and what they counted.
     ended: BTreeMap<String, (u64, SessionReading)>,
     /// Per channel: the counters of each lane that knows it.

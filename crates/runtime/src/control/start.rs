@@ -2,14 +2,14 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use rand::Rng;
-use rustix::event::{EventfdFlags, epoll, eventfd};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, epoll, eventfd};
 use takt_clock::SystemTai;
 use takt_datapath::memory::{MemoryNetwork, MemoryNetworkConfig};
 use takt_datapath::{Datapath, OpenError, PortRequest};
@@ -177,6 +177,7 @@ fn start(
                 kind: port.kind,
                 local,
                 traffic: port.traffic.clone(),
+                departures: port.departure_counters(),
                 between_lanes: port.trusted,
             });
         }
@@ -186,7 +187,7 @@ fn start(
             incarnation,
             ports,
             &config.limits,
-            Box::new(SystemTai),
+            Arc::new(SystemTai),
             Arc::clone(&counters),
             event_sender.clone(),
         )?;
@@ -244,6 +245,7 @@ fn start(
         next_listener: 0,
         sessions: HashMap::new(),
         next_session: 1,
+        schedules: HashMap::new(),
         ended: BTreeMap::new(),
         channels: BTreeMap::new(),
         next_tick: Duration::ZERO,
@@ -272,7 +274,7 @@ fn start(
         threads.push(match form {
             Form::Threads => builder.spawn(move || idle::run(lane, &lane_config, &stop))?,
             Form::Inline => {
-                let lane = Arc::new(InlineLane::new(lane));
+                let lane = Arc::new(InlineLane::new(lane)?);
                 inline = Some(lane.clone());
                 builder.spawn(move || lane.run(&lane_config, &stop))?
             }
@@ -333,7 +335,13 @@ fn open_ports(
             }
         }
         for (lane, port) in opened.into_iter().enumerate() {
-            lanes[lane].push(LanePort::new(datapath.kind(), port, false, Arc::default()));
+            lanes[lane].push(LanePort::new(
+                datapath.kind(),
+                port,
+                false,
+                Arc::default(),
+                Some(&config.departure),
+            ));
         }
     }
     if count > 1 {
@@ -364,7 +372,13 @@ fn connect(lanes: &mut [Vec<LanePort>]) -> Result<(), StartError> {
             datapath: datapath.kind().to_string(),
             source,
         })?;
-        mesh.push(LanePort::new(datapath.kind(), port, true, Arc::default()));
+        mesh.push(LanePort::new(
+            datapath.kind(),
+            port,
+            true,
+            Arc::default(),
+            None,
+        ));
     }
     for (lane, mesh) in mesh.iter_mut().enumerate() {
         for other in (0..count).filter(|&other| other != lane) {
@@ -391,6 +405,10 @@ pub struct InlineLane {
     driven: AtomicU64,
     /// The thread has told the applications that the lane sleeps.
     parked: AtomicBool,
+    /// Frames wait for their launch time: the thread sees to them whoever drives the lane.
+    timed: AtomicBool,
+    /// Wakes the thread when it stays away.
+    call: OwnedFd,
 }
 
 /// The thread stays away for this long after it has seen the application at it, and longer while it
@@ -398,13 +416,18 @@ pub struct InlineLane {
 const APPLICATION_DRIVES: std::ops::Range<Duration> =
     Duration::from_millis(1)..Duration::from_millis(4);
 
+/// How soon the thread looks again while frames wait and the application drives the lane.
+const LOOK_AGAIN: Duration = Duration::from_micros(20);
+
 impl InlineLane {
-    fn new(lane: Lane) -> Self {
-        Self {
+    fn new(lane: Lane) -> std::io::Result<Self> {
+        Ok(Self {
             lane: Mutex::new(lane),
             driven: AtomicU64::new(0),
             parked: AtomicBool::new(false),
-        }
+            timed: AtomicBool::new(false),
+            call: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+        })
     }
 
     /// One round, unless another thread is at it. True if there was work.
@@ -423,7 +446,29 @@ impl InlineLane {
             self.parked.store(false, Ordering::Relaxed);
             lane.unpark();
         }
-        lane.poll()
+        let worked = lane.poll();
+        if worked && lane.due().is_some() && !self.timed.load(Ordering::Relaxed) {
+            self.timed.store(true, Ordering::Relaxed);
+            // EAGAIN: the counter is full, so the thread is called.
+            let _ = rustix::io::write(&self.call, &1u64.to_ne_bytes());
+        }
+        worked
+    }
+
+    /// The thread stays away, unless it is called.
+    fn stay_away(&self, time: Duration) {
+        if self.timed.load(Ordering::Relaxed) {
+            return;
+        }
+        let timeout = rustix::time::Timespec {
+            tv_sec: 0,
+            tv_nsec: i64::from(time.subsec_nanos()),
+        };
+        let mut fds = [PollFd::new(&self.call, PollFlags::IN)];
+        // Interrupted: the thread looks a little earlier.
+        let _ = rustix::event::poll(&mut fds, Some(&timeout));
+        let mut count = [0u8; 8];
+        let _ = rustix::io::read(&self.call, &mut count);
     }
 
     /// Whether the application has driven the lane since `seen` was up to date.
@@ -447,17 +492,24 @@ impl InlineLane {
         let mut seen = 0;
         let mut away = APPLICATION_DRIVES.start;
         while !stop.load(Ordering::Relaxed) {
-            if self.driven_by_application(&mut seen) {
-                std::thread::sleep(away);
+            let driven = self.driven_by_application(&mut seen);
+            if driven && !self.timed.load(Ordering::Relaxed) {
+                self.stay_away(away);
                 away = (away * 2).min(APPLICATION_DRIVES.end);
                 continue;
             }
             away = APPLICATION_DRIVES.start;
             // Never waits for the lock: each release of it would then be a system call.
             let Ok(mut lane) = self.lane.try_lock() else {
-                std::thread::sleep(away);
+                if self.timed.load(Ordering::Relaxed) {
+                    // The application is at it now; it may leave before something is due.
+                    std::thread::sleep(LOOK_AGAIN);
+                } else {
+                    self.stay_away(away);
+                }
                 continue;
             };
+            self.timed.store(lane.due().is_some(), Ordering::Relaxed);
             if lane.poll() {
                 idle.worked();
             } else if idle.idled() == Step::Park

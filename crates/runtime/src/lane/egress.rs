@@ -2,9 +2,10 @@
 
 use takt_session::Failure;
 use takt_session::layout::{Outcome, TxDescriptor};
-use takt_time::TrafficClass;
+use takt_time::{TaiTime, TrafficClass};
 
-use super::remote::{Appended, Outgoing};
+use super::departure::{Departures, End, Leaving, Piece};
+use super::remote::{Appended, Cut, Outgoing, Remote};
 use super::session::{InProgress, Meta};
 use super::{LanePort, State};
 
@@ -65,7 +66,7 @@ impl State {
                 continue;
             };
             s.publish();
-            if s.closing && step == Step::Empty && !session.throttled {
+            if s.closing && step == Step::Empty && !session.throttled && s.departing == 0 {
                 self.finished_sources.push((at, source));
             }
         }
@@ -95,7 +96,14 @@ impl State {
                 },
             };
             *worked = true;
-            match self.send(ports, at, source, progress) {
+            let mut pieces = 0;
+            let sent = self.send(ports, at, source, progress, now_ns, &mut pieces);
+            if pieces > 0
+                && let Some(session) = self.tenants.sessions.get_mut(at)
+            {
+                session.hold(source, progress.descriptor.chunk, pieces);
+            }
+            match sent {
                 Sent::Finished(outcome) => {
                     let Some(session) = self.tenants.sessions.get_mut(at) else {
                         return Ok(Step::Empty);
@@ -178,7 +186,8 @@ impl State {
         )
     }
 
-    /// Appends a message to the datagrams for its remote lanes, as far as it goes.
+    /// Appends a message to the datagrams for its remote lanes, or gives it to the schedulers of their
+    /// ports, as far as it goes. `pieces`: how many frames wait there and hold the message.
     #[inline]
     fn send(
         &mut self,
@@ -186,6 +195,8 @@ impl State {
         at: usize,
         source: usize,
         mut progress: InProgress,
+        now_ns: i64,
+        pieces: &mut u16,
     ) -> Sent {
         let Some(session) = self.tenants.sessions.get(at) else {
             return Sent::Finished(progress.outcome);
@@ -212,6 +223,21 @@ impl State {
         while let Some(&destination) = channel.destinations.get(progress.destination) {
             let appended = match self.remotes.get_mut(destination) {
                 Some(remote) => match remote.port(s.port) {
+                    Some(port) if ports[port].schedules(&progress.descriptor) => {
+                        let piece = Piece {
+                            session: at,
+                            source,
+                            descriptor: progress.descriptor,
+                            message,
+                            destination,
+                            fragment: progress.fragment,
+                        };
+                        let now = TaiTime::from_nanos(now_ns);
+                        let (appended, refused) =
+                            schedule(remote, port, &mut ports[port], piece, now, pieces);
+                        progress.outcome = refused.unwrap_or(progress.outcome);
+                        appended
+                    }
                     Some(port) => {
                         let appended = remote.append(
                             port,
@@ -246,6 +272,122 @@ impl State {
             progress.fragment = 0;
         }
         Sent::Finished(progress.outcome)
+    }
+}
+
+/// Gives a message to the scheduler of a port; also says why if it is not taken.
+#[cold]
+fn schedule(
+    remote: &Remote,
+    at: usize,
+    port: &mut LanePort,
+    piece: Piece,
+    now: TaiTime,
+    pieces: &mut u16,
+) -> (Appended, Option<Outcome>) {
+    let unreachable = (Appended::Unreachable, None);
+    let (Some(peer), Some(departures)) = (remote.via[at], &mut port.departures) else {
+        return unreachable;
+    };
+    let length = piece.descriptor.length as usize;
+    let Some(cut) = Cut::of(length, port.port.max_payload(peer)) else {
+        return unreachable;
+    };
+    let queued = departures.queue(piece, &cut, piece.fragment, remote.overhead(), now);
+    *pieces += queued.pieces;
+    match queued.end {
+        End::Done => (Appended::Done, None),
+        End::Full { fragment } => {
+            let blocked = true;
+            (Appended::Until { fragment, blocked }, None)
+        }
+        End::Refused(outcome) => (Appended::Done, Some(outcome)),
+    }
+}
+
+impl State {
+    /// Sends what is due at the ports that have a scheduler. True if there was anything.
+    pub(super) fn depart(&mut self, ports: &mut [LanePort]) -> bool {
+        let mut worked = false;
+        for (at, lane_port) in ports.iter_mut().enumerate() {
+            let waiting = |departures: &mut Box<Departures>| departures.due().is_some();
+            let Some(mut departures) = lane_port.departures.take_if(waiting) else {
+                continue;
+            };
+            self.round.work();
+            let clock = self.round.clock.clone();
+            worked |= departures.run(&*clock, &mut |leaving| match leaving {
+                Leaving::Send(departure, left) => {
+                    let piece = &departure.item.handle;
+                    let outcome = self.leave(lane_port, at, piece, departure.start, left);
+                    self.departed(piece, outcome);
+                }
+                Leaving::Drop(piece, outcome) => self.departed(piece, Some(outcome)),
+            });
+            lane_port.departures = Some(departures);
+        }
+        worked
+    }
+
+    /// Builds the datagram of one frame and holds it until its start. Says why if it cannot.
+    fn leave(
+        &mut self,
+        lane_port: &mut LanePort,
+        at: usize,
+        piece: &Piece,
+        start: TaiTime,
+        left: &mut Option<TaiTime>,
+    ) -> Option<Outcome> {
+        let unreachable = Some(Outcome::Unreachable);
+        let (Some(remote), Some(session)) = (
+            self.remotes.get_mut(piece.destination),
+            self.tenants.sessions.get(piece.session),
+        ) else {
+            return unreachable;
+        };
+        let port = lane_port.port.as_mut();
+        let Some(cut) = remote.via[at]
+            .and_then(|peer| Cut::of(piece.descriptor.length as usize, port.max_payload(peer)))
+        else {
+            return unreachable;
+        };
+        // What is being filled leaves before, not with it.
+        remote.close(at, port, self.incarnation);
+        let payload = session.emitted(piece.descriptor.chunk, piece.descriptor.length);
+        let put = remote.part(
+            at,
+            port,
+            self.incarnation,
+            &piece.message,
+            payload,
+            &cut,
+            piece.fragment,
+        );
+        if put.is_err() {
+            lane_port.dirty = true;
+            return unreachable;
+        }
+        remote.close(at, port, self.incarnation);
+        // The scheduler is ahead by its lead at most: further only if the clock was stepped back.
+        let mut now = self.round.read();
+        while now < start.as_nanos() && start.as_nanos() - now <= super::departure::LEAD_NS {
+            std::hint::spin_loop();
+            now = self.round.read();
+        }
+        lane_port.dirty = !port.flush();
+        *left = Some(TaiTime::from_nanos(now));
+        self.counters.tx_datagrams.add(1);
+        None
+    }
+
+    /// A frame has left its scheduler: sent, or not for the reason given.
+    pub(super) fn departed(&mut self, piece: &Piece, failed: Option<Outcome>) {
+        let Some(session) = self.tenants.sessions.get_mut(piece.session) else {
+            return;
+        };
+        if let Err(failure) = session.departed(piece.source, piece.descriptor.chunk, failed) {
+            self.tenants.fail(piece.session, failure);
+        }
     }
 }
 

@@ -6,6 +6,7 @@
 //! comes as a [`Command`] from the control thread.
 
 mod channel;
+pub mod departure;
 mod egress;
 pub mod idle;
 mod ingress;
@@ -30,13 +31,15 @@ use rustix::time::Timespec;
 use slab::Slab;
 use takt_clock::Clock;
 use takt_datapath::{DatapathKind, PeerHandle, Port};
+use takt_session::layout::{FLAG_LAUNCH_TIME, TxDescriptor};
 use takt_session::layout::{SinkBlock, SourceBlock};
 use takt_session::{ChannelId, ErrorCode, Failure};
-use takt_time::TrafficClass;
+use takt_time::{TaiTime, TrafficClass};
 
 use crate::config::Limits;
-use crate::counters::{ChannelCounters, LaneCounters, PortTraffic};
+use crate::counters::{ChannelCounters, DepartureCounters, LaneCounters, PortTraffic};
 use channel::Channels;
+use departure::{Departures, ScheduleChange, WakeMargin};
 use reassembly::Reassembly;
 use remote::Remote;
 use session::{LaneSession, LaneSink, LaneSource};
@@ -93,6 +96,8 @@ pub enum Command {
     RemoveRemote(u64),
     /// All channels on which a remote lane has sinks.
     Subscriptions { remote: u64, channels: Vec<u64> },
+    /// Another schedule for a port.
+    Schedule { port: usize, change: ScheduleChange },
     /// Other rights for a session.
     SetRates {
         session: u64,
@@ -180,6 +185,8 @@ pub struct LanePort {
     pub siblings: Vec<(u16, PeerHandle)>,
     /// Its counters as others see them.
     pub traffic: Arc<PortTraffic>,
+    /// Its scheduler; none between lanes, where there is no link.
+    departures: Option<Box<Departures>>,
     /// Remote lanes with a datagram being filled here.
     open: Vec<usize>,
     /// Frames may be waiting for `flush`.
@@ -197,8 +204,10 @@ impl LanePort {
         port: Box<dyn Port>,
         trusted: bool,
         traffic: Arc<PortTraffic>,
+        departures: Option<&crate::config::Departure>,
     ) -> Self {
         Self {
+            departures: departures.map(|how| Box::new(Departures::new(how, Arc::default()))),
             kind,
             port,
             trusted,
@@ -214,6 +223,22 @@ impl LanePort {
 
     fn publish(&self) {
         self.traffic.set(&self.port.counters());
+        if let Some(departures) = &self.departures {
+            departures.publish();
+        }
+    }
+
+    /// The counters of its scheduler.
+    pub fn departure_counters(&self) -> Option<Arc<DepartureCounters>> {
+        Some(self.departures.as_ref()?.counters().clone())
+    }
+
+    /// Whether a message passes the scheduler.
+    #[inline]
+    fn schedules(&self, descriptor: &TxDescriptor) -> bool {
+        self.departures.as_ref().is_some_and(|departures| {
+            departures.scheduled() || descriptor.flags & FLAG_LAUNCH_TIME != 0
+        })
     }
 }
 
@@ -240,7 +265,7 @@ impl Sleeper {
 
 /// When the present round found its first work: a round that finds none reads no clock.
 struct RoundTime {
-    clock: Box<dyn Clock>,
+    clock: Arc<dyn Clock>,
     began_ns: Option<i64>,
     /// Its duration is wanted.
     timed: bool,
@@ -316,6 +341,7 @@ pub struct Lane {
     epoll: OwnedFd,
     /// Some port's poll is a memory read: others are polled more rarely.
     mixed: bool,
+    margin: WakeMargin,
     tick: u32,
 }
 
@@ -330,7 +356,7 @@ impl Lane {
         incarnation: u32,
         ports: Vec<LanePort>,
         limits: &Limits,
-        clock: Box<dyn Clock>,
+        clock: Arc<dyn Clock>,
         counters: Arc<LaneCounters>,
         events: EventSender,
     ) -> std::io::Result<(Self, LaneHandle)> {
@@ -386,6 +412,7 @@ impl Lane {
             events,
             epoll,
             mixed,
+            margin: WakeMargin::default(),
             tick: 0,
         };
         Ok((
@@ -424,6 +451,7 @@ impl Lane {
         }
         let mut worked = self.receive();
         worked |= self.state.egress(&mut self.ports);
+        worked |= self.state.depart(&mut self.ports);
         worked |= self.flush();
         self.state.tenants.show();
         if let Some(at) = self.state.reassembly.next_check() {
@@ -547,14 +575,18 @@ impl Lane {
             self.ports.iter_mut().for_each(|p| p.skipped = p.interval);
             return None;
         }
+        let mut timeout = None;
+        if let Some(due) = self.due() {
+            let now = TaiTime::from_nanos(self.state.round.read());
+            timeout = Some(self.margin.sleep(due, now)?);
+        }
         self.publish();
         for (_, session) in &self.state.tenants.sessions {
             session.bell.park();
         }
-        let mut timeout = None;
         for (_, session) in &mut self.state.tenants.sessions {
             if session.throttled {
-                timeout = Some(THROTTLE_CHECK);
+                timeout = Some(timeout.map_or(THROTTLE_CHECK, |t| t.min(THROTTLE_CHECK)));
             } else {
                 session.active |= session.bell.take_dirty();
                 if session.active {
@@ -574,6 +606,8 @@ impl Lane {
 
     /// After a sleep: applications need not wake the lane any more.
     pub fn unpark(&mut self) {
+        let round = &self.state.round;
+        self.margin.woken(|| TaiTime::from_nanos(round.read()));
         for (_, session) in &self.state.tenants.sessions {
             session.bell.unpark();
         }
@@ -732,6 +766,13 @@ impl Lane {
                 self.remove_remote(id);
             }
             Command::Subscriptions { remote, channels } => self.subscriptions(remote, &channels),
+            Command::Schedule { port, change } => {
+                if let Some(departures) =
+                    self.ports.get_mut(port).and_then(|p| p.departures.as_mut())
+                {
+                    departures.change(change);
+                }
+            }
             Command::SetRates {
                 session,
                 messages_per_second,
@@ -814,6 +855,7 @@ impl Lane {
             return;
         };
         let (sources, sinks) = (session.sources.len(), session.sinks.len());
+        self.withdraw(|piece| piece.session == at);
         for source in 0..sources {
             self.remove_source(at, source);
         }
@@ -839,6 +881,7 @@ impl Lane {
                 *track = None;
             }
         }
+        self.withdraw(|piece| piece.destination == at);
         let Some(mut remote) = self.state.remotes.try_remove(at) else {
             return;
         };
@@ -858,6 +901,24 @@ impl Lane {
                 port.port.disconnect(handle);
             }
         }
+    }
+
+    /// Takes frames out of the schedulers: whom they are for, or from, is gone.
+    fn withdraw(&mut self, unwanted: impl Fn(&departure::Piece) -> bool) {
+        for port in &mut self.ports {
+            if let Some(departures) = &mut port.departures {
+                let state = &mut self.state;
+                departures.remove(&unwanted, |piece| {
+                    state.departed(&piece, Some(takt_session::layout::Outcome::Unreachable));
+                });
+            }
+        }
+    }
+
+    /// When the next frame of a scheduler is to be dealt with.
+    pub fn due(&self) -> Option<TaiTime> {
+        let ports = self.ports.iter().filter_map(|p| p.departures.as_ref());
+        ports.filter_map(|departures| departures.due()).min()
     }
 
     fn subscriptions(&mut self, remote: u64, channels: &[u64]) {

@@ -48,6 +48,53 @@ pub struct Outgoing {
     pub send_time_ns: i64,
 }
 
+/// How a message is cut into fragments.
+#[derive(Clone, Copy, Debug)]
+pub struct Cut {
+    length: usize,
+    /// Bytes of each fragment but the last; 0: the message is whole.
+    stride: u16,
+    /// Fragments.
+    pub count: u32,
+}
+
+impl Cut {
+    /// For datagrams that take `max_payload` bytes. `None`: they take nothing.
+    #[inline]
+    pub fn of(length: usize, max_payload: usize) -> Option<Self> {
+        let capacity = max_payload.saturating_sub(HEADER_LEN + RECORD_HEADER_LEN);
+        if length <= capacity {
+            return Some(Self {
+                length,
+                stride: 0,
+                count: 1,
+            });
+        }
+        // As equal as can be, so that they leave as one train; multiples of 8 keep records aligned.
+        let most = capacity.min(usize::from(u16::MAX)) & !7;
+        if most == 0 {
+            return None;
+        }
+        let stride = length.div_ceil(length.div_ceil(most)).next_multiple_of(8);
+        Some(Self {
+            length,
+            stride: stride as u16,
+            count: length.div_ceil(stride) as u32,
+        })
+    }
+
+    /// Where a fragment lies in the message.
+    #[inline]
+    pub fn part(&self, index: u32) -> std::ops::Range<usize> {
+        let stride = match self.stride {
+            0 => self.length,
+            stride => usize::from(stride),
+        };
+        let start = index as usize * stride;
+        start.min(self.length)..(start + stride).min(self.length)
+    }
+}
+
 /// What became of an attempt to append.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Appended {
@@ -86,6 +133,17 @@ impl Remote {
         self.via.iter().position(Option::is_some)
     }
 
+    /// Octets of a frame to it that are not message: headers from Ethernet to the record's.
+    pub fn overhead(&self) -> usize {
+        const ETHERNET: usize = 14;
+        const UDP: usize = 8;
+        let ip = match self.address {
+            Some(IpAddr::V6(_)) => 40,
+            _ => 20,
+        };
+        ETHERNET + ip + UDP + HEADER_LEN + RECORD_HEADER_LEN
+    }
+
     /// Puts a message, or its fragments from `fragment` on, into datagrams through `port`.
     ///
     /// Messages for one remote lane share a datagram as long as they fit and are of one class; it leaves
@@ -102,45 +160,12 @@ impl Remote {
         let Some(peer) = self.via[at] else {
             return Appended::Unreachable;
         };
-        let capacity = port
-            .max_payload(peer)
-            .saturating_sub(HEADER_LEN + RECORD_HEADER_LEN);
-        let length = payload.len();
-        let mut record = RecordHeader {
-            channel: message.channel,
-            sequence: message.sequence,
-            message_length: length as u32,
-            fragment_index: 0,
-            fragment_stride: 0,
-            class: message.class,
-            epoch: message.epoch,
-        };
-        if length <= capacity {
-            return match self.record(at, port, peer, own_incarnation, message, &record, payload) {
-                Ok(()) => Appended::Done,
-                Err(ReserveError::WouldBlock) => Appended::Until {
-                    fragment: 0,
-                    blocked: true,
-                },
-                Err(_) => Appended::Unreachable,
-            };
-        }
-        // As equal as can be, so that they leave as one train; multiples of 8 keep records aligned.
-        let most = capacity.min(usize::from(u16::MAX)) & !7;
-        if most == 0 {
+        let Some(cut) = Cut::of(payload.len(), port.max_payload(peer)) else {
             return Appended::Unreachable;
-        }
-        let stride = length.div_ceil(length.div_ceil(most)).next_multiple_of(8);
-        record.fragment_stride = stride as u16;
-        let count = length.div_ceil(stride) as u32;
-        let end = count.min(fragment.saturating_add(FRAGMENT_BURST));
+        };
+        let end = cut.count.min(fragment.saturating_add(FRAGMENT_BURST));
         for index in fragment..end {
-            record.fragment_index = index;
-            let offset = index as usize * stride;
-            let Ok(part) = payload.sub(offset, stride.min(length - offset)) else {
-                return Appended::Unreachable;
-            };
-            match self.record(at, port, peer, own_incarnation, message, &record, part) {
+            match self.part(at, port, own_incarnation, message, payload, &cut, index) {
                 Ok(()) => {}
                 Err(ReserveError::WouldBlock) => {
                     return Appended::Until {
@@ -151,27 +176,52 @@ impl Remote {
                 Err(_) => return Appended::Unreachable,
             }
         }
-        if end == count {
-            self.pad_last(at, port, length, stride, count as usize);
-            Appended::Done
-        } else {
-            Appended::Until {
+        if end < cut.count {
+            return Appended::Until {
                 fragment: end,
                 blocked: false,
-            }
+            };
         }
+        if cut.count > 1 {
+            self.pad_last(at, port, &cut);
+        }
+        Appended::Done
     }
 
-    /// Makes the datagram of a last fragment as long as the others, if little is missing.
-    fn pad_last(
+    /// Puts one fragment of a message, or all of a short one, into a datagram through `port`.
+    #[allow(clippy::too_many_arguments)] // one part: of what, where, how
+    #[inline]
+    pub fn part(
         &mut self,
         at: usize,
         port: &mut dyn Port,
-        length: usize,
-        stride: usize,
-        count: usize,
-    ) {
-        let missing = count * stride - length;
+        own_incarnation: u32,
+        message: &Outgoing,
+        payload: SharedSlice<'_>,
+        cut: &Cut,
+        index: u32,
+    ) -> Result<(), ReserveError> {
+        let peer = self.via[at].ok_or(ReserveError::UnknownPeer)?;
+        let record = RecordHeader {
+            channel: message.channel,
+            sequence: message.sequence,
+            message_length: payload.len() as u32,
+            fragment_index: index as _,
+            fragment_stride: cut.stride,
+            class: message.class,
+            epoch: message.epoch,
+        };
+        let range = cut.part(index);
+        let part = payload
+            .sub(range.start, range.len())
+            .map_err(|_| ReserveError::UnknownPeer)?;
+        self.record(at, port, peer, own_incarnation, message, &record, part)
+    }
+
+    /// Makes the datagram of a last fragment as long as the others, if little is missing.
+    fn pad_last(&mut self, at: usize, port: &mut dyn Port, cut: &Cut) {
+        let stride = usize::from(cut.stride);
+        let missing = cut.count as usize * stride - cut.length;
         if let Some(open) = &mut self.open[at]
             && open.cursor.records() == 1
             && missing <= stride / MOST_PADDING

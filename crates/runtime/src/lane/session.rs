@@ -52,6 +52,8 @@ pub struct LaneSource {
     tx: Consumer<TxDescriptor>,
     completions: Producer<Completion>,
     pub current: Option<InProgress>,
+    /// Frames of its messages that wait in schedulers.
+    pub departing: u32,
     /// The application has closed it: goes once its ring is empty.
     pub closing: bool,
 }
@@ -158,6 +160,7 @@ impl LaneSource {
             tx: Consumer::attach(arena, block.tx_ring(), block.depth)?,
             completions: Producer::attach(arena, block.completion_ring(), block.depth)?,
             current: None,
+            departing: 0,
             closing: false,
         })
     }
@@ -313,8 +316,40 @@ impl LaneSession {
 
     /// The lane has done its part with a message; completes it unless sinks still hold it.
     pub fn finish(&mut self, descriptor: &TxDescriptor, outcome: Outcome) -> Result<(), Failure> {
-        self.tx_outcome[descriptor.chunk as usize] = outcome as u8;
+        let told = &mut self.tx_outcome[descriptor.chunk as usize];
+        // Frames that wait or have left may have failed since.
+        if outcome != Outcome::Sent || *told == Outcome::Sent as u8 {
+            *told = outcome as u8;
+        }
         self.let_go(descriptor.chunk)
+    }
+
+    /// So many frames of an emitted message wait in schedulers: it is held until all have left.
+    pub fn hold(&mut self, source: usize, chunk: u32, frames: u16) {
+        if let Some(holders) = self.tx_holders.get_mut(chunk as usize) {
+            *holders = holders.saturating_add(frames);
+        }
+        if let Some(Some(source)) = self.sources.get_mut(source) {
+            source.departing += u32::from(frames);
+        }
+    }
+
+    /// One of those frames has left, or was dropped for this reason.
+    pub fn departed(
+        &mut self,
+        source: usize,
+        chunk: u32,
+        failed: Option<Outcome>,
+    ) -> Result<(), Failure> {
+        if let Some(Some(source)) = self.sources.get_mut(source) {
+            source.departing -= 1;
+        }
+        if let Some(outcome) = failed {
+            self.tx_outcome[chunk as usize] = outcome as u8;
+        }
+        // The completion is to be shown, and a closing source may be done.
+        self.active = true;
+        self.let_go(chunk)
     }
 
     fn let_go(&mut self, chunk: u32) -> Result<(), Failure> {

@@ -35,7 +35,7 @@ impl Scene {
             1,
             Vec::new(),
             &Limits::default(),
-            Box::new(SystemTai),
+            Arc::new(SystemTai),
             Arc::default(),
             EventSender { events, wake },
         )

@@ -23,6 +23,8 @@ pub struct File {
     pub listener: Option<Vec<Listener>>,
     /// `[limits]`
     pub limits: Limits,
+    /// `[departure]`
+    pub departure: Departure,
     /// `[mapping]`
     pub mapping: Mapping,
     /// `[datapath.*]`
@@ -185,6 +187,36 @@ impl Default for Limits {
             reassembly_timeout_ms: 500,
         }
     }
+}
+
+/// `[departure]`
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Departure {
+    /// What becomes of messages that cannot meet their launch time.
+    pub late: Late,
+    /// How much later a message may leave and still count as on time, microseconds.
+    pub tolerance_us: u32,
+}
+
+impl Default for Departure {
+    fn default() -> Self {
+        Self {
+            late: Late::default(),
+            tolerance_us: 100,
+        }
+    }
+}
+
+/// `late = "send"`
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Late {
+    /// They leave as soon as they can.
+    #[default]
+    Send,
+    /// They are dropped, and their sources are told.
+    Drop,
 }
 
 /// `[mapping]`

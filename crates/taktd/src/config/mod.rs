@@ -18,7 +18,7 @@ use std::time::Duration;
 use takt_datapath_udp::UdpConfig;
 use takt_datapath_xdp::{BusyPoll, Mode, XdpConfig, ZeroCopy};
 use takt_runtime::Config;
-use takt_runtime::config::{Idle, LaneConfig, Limits, ListenerConfig};
+use takt_runtime::config::{Departure, Idle, LaneConfig, Late, Limits, ListenerConfig};
 use takt_runtime::policy::{MappingPolicy, Policy};
 
 use document::Document;
@@ -119,6 +119,13 @@ impl From<File> for Settings {
                 rx_bytes: size(file.limits.rx_bytes.0.0),
                 reassemblies: file.limits.reassemblies,
                 reassembly_timeout: Duration::from_millis(file.limits.reassembly_timeout_ms),
+            },
+            departure: Departure {
+                late: match file.departure.late {
+                    file::Late::Send => Late::Send,
+                    file::Late::Drop => Late::Drop,
+                },
+                tolerance: Duration::from_micros(file.departure.tolerance_us.into()),
             },
             mapping: MappingPolicy {
                 fast_frugal: file.mapping.fast_frugal.clone(),

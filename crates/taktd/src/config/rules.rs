@@ -26,6 +26,8 @@ const LARGEST_REGION: u64 = 1 << 36;
 const LONGEST_DRAIN: u64 = 3600;
 /// Longest wait for a fragment, milliseconds.
 const LONGEST_REASSEMBLY: u64 = 60_000;
+/// Most tolerance of a launch time, microseconds.
+const LONGEST_TOLERANCE: u32 = 1_000_000;
 
 type Checked = Result<(), Box<Fault>>;
 
@@ -36,6 +38,7 @@ pub fn check(file: &File, document: &Document<'_>) -> Checked {
     peers(file, document)?;
     listeners(file, document)?;
     limits(file, document)?;
+    departure(file, document)?;
     mapping(file, document)?;
     udp(file, document)?;
     if let Some(config) = &file.datapath.xdp {
@@ -270,6 +273,17 @@ fn limits(file: &File, document: &Document<'_>) -> Checked {
             document,
             way!["limits", "reassembly_timeout_ms"],
             format!("write 1 to {LONGEST_REASSEMBLY} milliseconds"),
+        );
+    }
+    Ok(())
+}
+
+fn departure(file: &File, document: &Document<'_>) -> Checked {
+    if file.departure.tolerance_us > LONGEST_TOLERANCE {
+        return fault(
+            document,
+            way!["departure", "tolerance_us"],
+            format!("write 0 to {LONGEST_TOLERANCE} microseconds"),
         );
     }
     Ok(())

@@ -105,6 +105,7 @@ fn every_key_is_in_the_reference_and_in_the_manual() {
         "[[peer]]",
         "[[listener]]",
         "[limits]",
+        "[departure]",
         "[mapping]",
         "[datapath.udp]",
         "[datapath.xdp]",

@@ -1,0 +1,358 @@
+//! Departures at an instant: messages with a launch time, and every message of a port with a schedule.
+//!
+//! Such a message does not go into the datagram that is being filled: each of its fragments becomes a frame
+//! of its own in the [port scheduler](takt_schedule::Port) and holds its memory until it has left. The
+//! scheduler hands a frame out a little ahead of its start ([`LEAD_NS`]); its datagram is built and then held
+//! until the very instant.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use takt_schedule::discipline::{LatePolicy, LaunchTime, LaunchTimeConfig};
+use takt_schedule::port::{Departure, DropReason, RefusalReason, TxFlags};
+use takt_schedule::{Decision, GateList, GateMask, Gates, Item, Link, Port, PortConfig};
+use takt_session::layout::{Outcome, TxDescriptor};
+use takt_time::{TaiTime, TrafficClass};
+
+use super::remote::{Cut, Outgoing};
+use crate::config;
+use crate::counters::DepartureCounters;
+
+/// Frames that a class of a port queues.
+const CAPACITY: usize = 1024;
+/// How far ahead of its start a frame is built: longer than that takes.
+pub const LEAD_NS: i64 = 5_000;
+/// How far ahead of now a launch time may lie: bounds how long a message can hold its place.
+const HORIZON: Duration = Duration::from_secs(60);
+/// Decisions of one port in a round.
+const BUDGET: usize = 64;
+/// How much earlier than needed a lane wakes for a departure, before it has measured how late it wakes.
+const FIRST_MARGIN_NS: i64 = 200_000;
+/// Least and most of that.
+const MARGINS_NS: std::ops::RangeInclusive<i64> = 10_000..=2_000_000;
+
+/// A frame that waits: one fragment of a message for one remote lane.
+#[derive(Clone, Copy, Debug)]
+pub struct Piece {
+    pub session: usize,
+    pub source: usize,
+    pub descriptor: TxDescriptor,
+    pub message: Outgoing,
+    /// The remote lane.
+    pub destination: usize,
+    pub fragment: u32,
+}
+
+/// The scheduler of a lane's port.
+pub struct Departures {
+    scheduler: Port<Piece>,
+    /// A schedule is installed: every message passes the gates.
+    scheduled: bool,
+    queued: usize,
+    /// Nothing is to be done before; `None`: to be asked.
+    next: Option<TaiTime>,
+    counters: Arc<DepartureCounters>,
+}
+
+/// What became of an attempt to queue a message for a remote lane.
+pub struct Queued {
+    /// Frames queued.
+    pub pieces: u16,
+    pub end: End,
+}
+
+pub enum End {
+    /// All of it.
+    Done,
+    /// Up to this fragment: the queue of its class is full.
+    Full { fragment: u32 },
+    /// It will not be sent.
+    Refused(Outcome),
+}
+
+/// What management wants of a port's gates.
+#[derive(Clone, Debug)]
+pub enum ScheduleChange {
+    /// This list, from the instant on that follows from `now`; the link takes frames at this rate.
+    Install {
+        list: Arc<GateList>,
+        initial: GateMask,
+        link: Link,
+        now: TaiTime,
+    },
+    /// No gates.
+    Remove,
+}
+
+impl Departures {
+    pub fn new(how: &config::Departure, counters: Arc<DepartureCounters>) -> Self {
+        let config = PortConfig {
+            link: Link::ethernet(0),
+            lead_ns: LEAD_NS as u64,
+            ..PortConfig::default()
+        };
+        let mut scheduler = Port::new(config);
+        let discipline = LaunchTimeConfig {
+            capacity: CAPACITY,
+            late: match how.late {
+                config::Late::Send => LatePolicy::Send,
+                config::Late::Drop => LatePolicy::Drop,
+            },
+            tolerance_ns: u32::try_from(how.tolerance.as_nanos()).unwrap_or(u32::MAX),
+            // Messages without a launch time are due at the end of time.
+            horizon_ns: u64::MAX,
+            ..LaunchTimeConfig::default()
+        };
+        for class in TrafficClass::all() {
+            let set = scheduler.set_discipline(class, LaunchTime::new(discipline));
+            debug_assert!(set.is_ok(), "a new port has nothing queued");
+        }
+        Self {
+            scheduler,
+            scheduled: false,
+            queued: 0,
+            next: None,
+            counters,
+        }
+    }
+
+    /// What it counts.
+    pub fn counters(&self) -> &Arc<DepartureCounters> {
+        &self.counters
+    }
+
+    /// Whether messages without a launch time pass here too.
+    #[inline]
+    pub fn scheduled(&self) -> bool {
+        self.scheduled
+    }
+
+    /// Installs or removes a schedule.
+    pub fn change(&mut self, change: ScheduleChange) {
+        self.next = None;
+        match change {
+            ScheduleChange::Install {
+                list,
+                initial,
+                link,
+                now,
+            } => {
+                self.scheduled = true;
+                self.scheduler.set_link(link);
+                // When it begins was told by the control thread, which has done the same.
+                let gates = self.scheduler.gates_mut();
+                gates.set_initial(initial, now);
+                gates.install(list, now);
+            }
+            ScheduleChange::Remove => {
+                self.scheduled = false;
+                self.scheduler.set_link(Link::ethernet(0));
+                *self.scheduler.gates_mut() = Gates::new(GateMask::ALL);
+            }
+        }
+    }
+
+    /// Queues a message from its fragment `first` on, as far as there is room. `overhead`: octets of a
+    /// frame that are not message.
+    pub fn queue(
+        &mut self,
+        piece: Piece,
+        cut: &Cut,
+        first: u32,
+        overhead: usize,
+        now: TaiTime,
+    ) -> Queued {
+        let descriptor = &piece.descriptor;
+        let class = piece.message.class;
+        let launch = (descriptor.flags & takt_session::layout::FLAG_LAUNCH_TIME != 0)
+            .then(|| TaiTime::from_nanos(descriptor.launch_time_ns));
+        let mut pieces = 0;
+        let done = |pieces, end| Queued { pieces, end };
+        if launch.is_some_and(|launch| launch.nanos_since(now) > HORIZON.as_nanos() as i64) {
+            return done(pieces, End::Refused(Outcome::NotScheduled));
+        }
+        for fragment in first..cut.count {
+            if self.scheduler.queued(class) >= CAPACITY {
+                return done(pieces, End::Full { fragment });
+            }
+            let octets = cut.part(fragment).len() + overhead;
+            let item = Item::new(octets as u32, Piece { fragment, ..piece });
+            let item = match launch {
+                Some(launch) => item.at(launch),
+                // As soon as it can.
+                None => item
+                    .at(TaiTime::from_nanos(i64::MAX))
+                    .with(TxFlags::DEADLINE),
+            };
+            match self.scheduler.enqueue(class, item, now) {
+                Ok(_) => {
+                    self.next = None;
+                    self.queued += 1;
+                    pieces += 1;
+                }
+                Err(refused) => {
+                    let outcome = match refused.reason {
+                        RefusalReason::Late => Outcome::Late,
+                        _ => Outcome::NotScheduled,
+                    };
+                    return done(pieces, End::Refused(outcome));
+                }
+            }
+        }
+        done(pieces, End::Done)
+    }
+
+    /// When there is something to do next; `None`: nothing is queued.
+    #[inline]
+    pub fn due(&self) -> Option<TaiTime> {
+        (self.queued > 0).then(|| self.next.unwrap_or(TaiTime::from_nanos(i64::MIN)))
+    }
+
+    /// What to do now: `handle` gets frames to send and frames that are dropped. `clock` reads the time.
+    /// True if there was anything.
+    pub fn run(
+        &mut self,
+        clock: &dyn takt_clock::Clock,
+        handle: &mut dyn FnMut(Leaving<'_>),
+    ) -> bool {
+        let mut worked = false;
+        for _ in 0..BUDGET {
+            let now = clock.now();
+            if self.due().is_none_or(|due| due > now) {
+                return worked;
+            }
+            match self.scheduler.next(now) {
+                Decision::Send(departure) => {
+                    self.queued -= 1;
+                    let mut left = None;
+                    handle(Leaving::Send(&departure, &mut left));
+                    if let Some(at) = left {
+                        let late = at.nanos_since(departure.start).max(0) as u64;
+                        self.counters.departed(departure.class, late);
+                        self.scheduler.started(&departure, at);
+                    }
+                }
+                Decision::Drop(dropped) => {
+                    self.queued -= 1;
+                    let outcome = match dropped.reason {
+                        DropReason::Late | DropReason::GateMissed => Outcome::Late,
+                        DropReason::NoWindow | DropReason::Oversize => Outcome::NotScheduled,
+                    };
+                    handle(Leaving::Drop(&dropped.item.handle, outcome));
+                }
+                Decision::WaitUntil(until) => {
+                    self.next = Some(until);
+                    return worked;
+                }
+                Decision::Idle => {
+                    self.queued = 0;
+                    return worked;
+                }
+            }
+            worked = true;
+        }
+        worked
+    }
+
+    /// Takes out what `unwanted` says.
+    pub fn remove(&mut self, unwanted: impl Fn(&Piece) -> bool, mut sink: impl FnMut(Piece)) {
+        let queued = &mut self.queued;
+        self.scheduler.remove(
+            |_, _, item| unwanted(&item.handle),
+            |item| {
+                *queued -= 1;
+                sink(item.handle);
+            },
+        );
+        self.next = None;
+    }
+
+    /// Shows the counters to whoever asks.
+    pub fn publish(&self) {
+        for class in TrafficClass::all() {
+            self.counters.show(
+                class,
+                self.scheduler.counters(class),
+                self.scheduler.queued(class),
+            );
+        }
+    }
+}
+
+/// What leaves a scheduler.
+pub enum Leaving<'a> {
+    /// To be sent at its start; the callee says when it was.
+    Send(&'a Departure<Piece>, &'a mut Option<TaiTime>),
+    /// Not to be sent, for this reason.
+    Drop(&'a Piece, Outcome),
+}
+
+/// How much earlier than needed a lane wakes: as late as it was seen to wake lately.
+#[derive(Debug)]
+pub struct WakeMargin {
+    margin_ns: i64,
+    /// When it meant to wake.
+    planned: Option<TaiTime>,
+}
+
+impl Default for WakeMargin {
+    fn default() -> Self {
+        Self {
+            margin_ns: FIRST_MARGIN_NS,
+            planned: None,
+        }
+    }
+}
+
+impl WakeMargin {
+    /// How long to sleep at `now` for a departure at `due`; `None`: not at all.
+    pub fn sleep(&mut self, due: TaiTime, now: TaiTime) -> Option<Duration> {
+        let wait = due.nanos_since(now).saturating_sub(self.margin_ns);
+        if wait <= 0 {
+            return None;
+        }
+        self.planned = Some(now.saturating_add_nanos(wait));
+        Some(Duration::from_nanos(wait as u64))
+    }
+
+    /// The lane is awake. Woken by something else before its time, it has learnt nothing.
+    pub fn woken(&mut self, now: impl FnOnce() -> TaiTime) {
+        let Some(planned) = self.planned.take() else {
+            return;
+        };
+        let late = now().nanos_since(planned);
+        if late >= 0 {
+            let forgotten = self.margin_ns - self.margin_ns / 32;
+            self.margin_ns =
+                (late + late / 4).clamp(forgotten.max(*MARGINS_NS.start()), *MARGINS_NS.end());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lane_learns_how_late_it_wakes_and_forgets_it_slowly() {
+        let at = TaiTime::from_nanos;
+        let mut margin = WakeMargin::default();
+        let sleep = margin.sleep(at(1_000_000), at(0)).expect("time enough");
+        assert_eq!(sleep.as_nanos() as i64, 1_000_000 - FIRST_MARGIN_NS);
+        margin.woken(|| at(1_000_000 - FIRST_MARGIN_NS + 400_000));
+        assert_eq!(margin.margin_ns, 500_000);
+        assert_eq!(margin.sleep(at(400_000), at(0)), None, "it would be late");
+        let mut before = margin.margin_ns;
+        for _ in 0..1000 {
+            let sleep = margin.sleep(at(10_000_000), at(0)).expect("time enough");
+            margin.woken(|| at(sleep.as_nanos() as i64 + 1));
+            assert!(margin.margin_ns <= before);
+            before = margin.margin_ns;
+        }
+        assert_eq!(margin.margin_ns, *MARGINS_NS.start());
+        // Woken early: nothing is learnt.
+        margin.sleep(at(10_000_000), at(0)).expect("time enough");
+        margin.woken(|| at(5));
+        assert_eq!(margin.margin_ns, *MARGINS_NS.start());
+    }
+}
