@@ -113,6 +113,7 @@ type site struct {
 	config  Config
 	client  *fake.Clientset
 	events  *events
+	backend enforce.Backend
 	agent   *Node
 	stop    func()
 	runtime *adaptation.Adaptation
@@ -123,7 +124,9 @@ type site struct {
 	containers []*api.Container
 }
 
-func newSite(t *testing.T) *site {
+func newSite(t *testing.T) *site { return newSiteWith(t, enforce.Deadline{}) }
+
+func newSiteWith(t *testing.T, backend enforce.Backend) *site {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("the kernel's reservations need root")
@@ -134,7 +137,7 @@ func newSite(t *testing.T) *site {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	s := &site{t: t, dir: dir, events: &events{}, config: DefaultConfig()}
+	s := &site{t: t, dir: dir, events: &events{}, config: DefaultConfig(), backend: backend}
 	s.client = fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName, UID: "node-uid"}})
 	s.config.Cores = "all"
 	s.config.ScanInterval = reservation.Duration(10 * time.Millisecond)
@@ -228,7 +231,7 @@ func (c *cut) end() {
 // startAgent begins an agent, as after an installation or a restart.
 func (s *site) startAgent() {
 	s.t.Helper()
-	agent, err := New(nodeName, s.config, s.client, s.events, enforce.Deadline{})
+	agent, err := New(nodeName, s.config, s.client, s.events, s.backend)
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -378,6 +381,8 @@ type box struct {
 	in   interface{ Write([]byte) (int, error) }
 	out  *bufio.Reader
 	done bool
+	// adjusted is what the plugins want of the container.
+	adjusted *api.ContainerAdjustment
 }
 
 // create asks the plugins and then makes the container's process; program idle, busy or ask.
@@ -388,9 +393,11 @@ func (s *site) create(pod, name, program string, env []string) (*box, error) {
 		Id: fmt.Sprintf("%s-%s-%d", pod, name, time.Now().UnixNano()), PodSandboxId: b.pod.Id, Name: name,
 		Env: env, State: api.ContainerState_CONTAINER_CREATED,
 	}
-	if _, err := s.runtime.CreateContainer(context.Background(), &adaptation.CreateContainerRequest{Pod: b.pod, Container: b.ctr}); err != nil {
+	response, err := s.runtime.CreateContainer(context.Background(), &adaptation.CreateContainerRequest{Pod: b.pod, Container: b.ctr})
+	if err != nil {
 		return nil, err
 	}
+	b.adjusted = response.Adjust
 	b.begin(program)
 	s.mu.Lock()
 	s.pods, s.containers = append(s.pods, b.pod), append(s.containers, b.ctr)
@@ -421,11 +428,8 @@ func (b *box) begin(program string) {
 	}
 	b.cmd = exec.Command(self)
 	b.cmd.Env = append(os.Environ(), "TAKT_TEST_PROGRAM="+program, "GOMAXPROCS=1")
-	for _, request := range []string{"cpu"} {
-		claim, _, err := parseKey(strings.Join(marks(b.ctr), ""))
-		if err == nil {
-			b.cmd.Env = append(b.cmd.Env, "TAKT_TEST_SOCKET="+filepath.Join(b.s.agent.records.askDir(claim), askSocket), "REQUEST="+request)
-		}
+	if claim, _, err := parseKey(strings.Join(marks(b.ctr), "")); err == nil {
+		b.cmd.Env = append(b.cmd.Env, "TAKT_TEST_SOCKET="+filepath.Join(b.s.agent.records.askDir(claim), askSocket))
 	}
 	b.cmd.SysProcAttr = &syscall.SysProcAttr{
 		UseCgroupFD: true, CgroupFD: int(dir.Fd()), Cloneflags: syscall.CLONE_NEWPID, Pdeathsig: syscall.SIGKILL,

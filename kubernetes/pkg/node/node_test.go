@@ -20,6 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 
+	"github.com/takt-dev/takt/kubernetes/pkg/enforce"
 	"github.com/takt-dev/takt/kubernetes/pkg/reservation"
 	"github.com/takt-dev/takt/kubernetes/pkg/sched"
 )
@@ -458,6 +459,25 @@ func TestThreadsAskInTheContainerOfTheirClaim(t *testing.T) {
 	s.empty()
 }
 
+func TestAContainerOfAGroupIsCreatedOnItsCoresWithTheRightToPriorities(t *testing.T) {
+	group, err := enforce.NewRTGroup("/")
+	if err != nil {
+		t.Skip(err)
+	}
+	s := newSiteWith(t, group)
+	b := s.mustCreate("pod", "main", "idle", s.ready(s.claim("claim", plain, nil)))
+	if got := b.adjusted.GetLinux().GetResources().GetCpu().GetCpus(); got != strconv.Itoa(s.cpu()) {
+		t.Errorf("it is to run on %q", got)
+	}
+	if limits := b.adjusted.GetRlimits(); len(limits) != 1 || limits[0].Type != "RLIMIT_RTPRIO" || limits[0].Hard != 99 {
+		t.Errorf("its limits are %v", limits)
+	}
+	// Here it is in no cgroup of its own that could have a budget.
+	if err := b.start(); err == nil || !strings.Contains(err.Error(), "must give it one of its own") {
+		t.Errorf("the plugin says %v", err)
+	}
+}
+
 func TestARestartOfTheContainerRuntimeIsSurvived(t *testing.T) {
 	s := newSite(t)
 	claim := s.claim("claim", plain, nil)
@@ -564,4 +584,34 @@ func TestRecordsThatCannotBeReadDoNotHideTheOthers(t *testing.T) {
 	if uid, request, err := parseKey(grant.Key); err != nil || uid != "good" || request != "cpu/first" {
 		t.Errorf("key is %q, %q, %v", uid, request, err)
 	}
+}
+
+func FuzzRecordsAreReadWithoutHarm(f *testing.F) {
+	s := records{dir: f.TempDir(), run: f.TempDir(), gate: "/gate"}
+	record := &Record{Claim: "c", Requests: []Request{{Name: "r", Parameters: reservation.Parameters{Period: 1}, Devices: []Device{{CPU: 1}}}}}
+	if err := s.write(record); err != nil {
+		f.Fatal(err)
+	}
+	text, err := os.ReadFile(s.path("c"))
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(text)
+	f.Add([]byte(`{"annotations":{"cpu.takt.dev/record":"{\"claim\":\"../x\",\"requests\":[{}]}"}}`))
+	f.Fuzz(func(t *testing.T, text []byte) {
+		if err := os.WriteFile(s.path("c"), text, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		all, _ := s.load()
+		for _, r := range all {
+			if r.Claim != "c" {
+				t.Fatalf("claim %q was read from the file of c", r.Claim)
+			}
+			for _, q := range r.Requests {
+				if g, ok := r.grant(q.Name); !ok || len(g.Cores) == 0 {
+					t.Fatalf("request %q has no grant", q.Name)
+				}
+			}
+		}
+	})
 }
