@@ -89,7 +89,7 @@ type State struct {
 	Threads []ThreadState
 	// Free is how many reservations no thread holds.
 	Free int
-	// Left out is how many threads matched but came too late: all reservations were taken.
+	// LeftOut is how many threads have a name that matches but came too late: all reservations were taken.
 	LeftOut int
 	// Restored counts reservations that a thread had changed or dropped and got back.
 	Restored int

@@ -94,7 +94,10 @@ func plan(all []*seats, threads []sched.Thread) (stand, sit []move) {
 				next++
 			}
 			if next == len(s.held) {
-				s.leftOut++
+				// That a program has more than m threads is no sign of anything but with a name.
+				if s.grant.Parameters.Selection() == reservation.SelectName {
+					s.leftOut++
+				}
 				continue
 			}
 			sit = append(sit, move{s, next, thread})

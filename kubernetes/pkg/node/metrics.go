@@ -33,7 +33,7 @@ var (
 
 	claimThreads   = prometheus.NewDesc("takt_reservation_threads", "Threads that hold a reservation of the request.", ofClaim, nil)
 	claimFree      = prometheus.NewDesc("takt_reservation_free", "Reservations of the request that no thread holds.", ofClaim, nil)
-	claimLeftOut   = prometheus.NewDesc("takt_reservation_left_out_threads", "Threads that match the request and found no reservation left.", ofClaim, nil)
+	claimLeftOut   = prometheus.NewDesc("takt_reservation_left_out_threads", "Threads whose names match the request and that found no reservation left.", ofClaim, nil)
 	claimCPU       = prometheus.NewDesc("takt_reservation_cpu_seconds_total", "CPU time of threads while they held a reservation.", ofClaim, nil)
 	claimSamples   = prometheus.NewDesc("takt_reservation_samples_total", "How often a thread with a reservation was looked at.", ofClaim, nil)
 	claimExhausted = prometheus.NewDesc("takt_reservation_exhausted_samples_total", "How often it had used its runtime up: throttled, or about to be.", ofClaim, nil)
