@@ -186,8 +186,9 @@ impl Plan<'_> {
             return;
         }
         let needs = model::link(self.device).transmission_ns(len as u32);
-        let leaves = self.gates.open_for(class(of), at(EPOCH + sent), needs);
-        let Some(leaves) = leaves else {
+        let leaves = |sent| self.gates.open_for(class(of), at(EPOCH + sent), needs);
+        // A frame sent a little later than planned may have missed its window.
+        let (Some(_), Some(leaves)) = (leaves(sent), leaves(sent + MARGIN_NS)) else {
             // The kernel keeps it for ever and everything of its class behind it.
             if self.may_stick && avoid.1 < sent {
                 self.stuck.push(of);
