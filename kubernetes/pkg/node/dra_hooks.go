@@ -44,12 +44,14 @@ func (n *Node) PrepareResourceClaims(ctx context.Context, claims []*resourceapi.
 func devices(record *Record) []kubeletplugin.Device {
 	var all []kubeletplugin.Device
 	for _, request := range record.Requests {
+		// All cores of a request are one CDI device, which is named once.
+		ids := []string{cdiID(record.Claim, request.Name)}
 		for _, device := range request.Devices {
 			all = append(all, kubeletplugin.Device{
 				Requests: []string{request.Name}, PoolName: device.Pool, DeviceName: device.Name, ShareID: device.ShareID,
-				// All cores of a request are one reservation: the runtime makes one of equal names.
-				CDIDeviceIDs: []string{cdiID(record.Claim, request.Name)},
+				CDIDeviceIDs: ids,
 			})
+			ids = nil
 		}
 	}
 	return all
