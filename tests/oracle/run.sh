@@ -100,7 +100,8 @@ poweroff -f
 INIT
 chmod +x "$root/init"
 options=()
-if tc qdisc add dev lo root taprio help 2>&1 | grep -q max-sdu; then options=(--max-sdu); fi
+if tc qdisc add dev lo root taprio help 2>&1 | grep -q max-sdu; then options+=(--max-sdu); fi
+if printf '%s\n' "$version" 6.3 | sort -CV; then options+=(--cut); fi
 "$target/oracle" make --seed "$seed" --cases "$cases" "${options[@]}" "$root/cases.json"
 (cd "$root" && busybox find . | busybox cpio -o -H newc 2>/dev/null | gzip -1) >"$work/initrd.gz"
 

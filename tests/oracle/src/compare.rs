@@ -5,10 +5,14 @@ use takt_schedule::port::TxTimeError;
 use takt_schedule::{Gates, Schedule};
 use takt_time::TrafficClass;
 
+use crate::make::{MARGIN_NS, ORDER_SENT_NS};
 use crate::model::{self, DELTA_NS, Outcome, at, class};
 
 /// How far behind the kernel may be: an interrupt, a soft interrupt and a driver.
 const SLACK_NS: i64 = 200_000;
+/// How long the kernel may be interrupted between taking a frame out of etf, which is when etf looks at
+/// the time, and sending it.
+const INTERRUPTED_NS: i64 = 1_000_000;
 
 /// What a comparison found.
 #[derive(Debug, Default)]
@@ -25,6 +29,21 @@ pub fn lower_class_first(probe: &Observed) -> bool {
         .captured
         .first()
         .is_some_and(|(number, _)| *number == 0)
+}
+
+/// Whether the guest was kept from sending in time, by work of its kernel's own: then the frames are not
+/// those that were planned.
+pub fn disturbed(case: &Case, observed: &Observed) -> bool {
+    let late = |(frame, (_, after)): (&takt_oracle::Frame, &(i64, i64))| {
+        let planned = match case.kind {
+            // Anywhere before the gates open.
+            Kind::Order => ORDER_SENT_NS,
+            Kind::Probe => return false,
+            _ => frame.at_ns + MARGIN_NS,
+        };
+        *after > observed.start_ns + planned
+    };
+    case.frames.iter().zip(&observed.sent).any(late)
 }
 
 pub fn compare(case: &Case, observed: &Observed, mirrored: bool) -> Compared {
@@ -278,7 +297,7 @@ fn in_time(case: &Case, observed: &Observed, gates: Option<&Gates>, compared: &m
         compared.latest_ns = compared.latest_ns.max(left - (launch - DELTA_NS));
         let open =
             gates.is_none_or(|gates| gates.state(at(*left)).is_open(class_of(case, *number)));
-        if !(launch - DELTA_NS..=launch).contains(left) || !open {
+        if !(launch - DELTA_NS..=launch + INTERRUPTED_NS).contains(left) || !open {
             compared.differences.push(format!(
                 "frame {number} for {} left at {}{}",
                 launch - start,

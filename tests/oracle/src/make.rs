@@ -14,26 +14,37 @@ use crate::model::{self, DELTA_NS, Device, FAST, SLOW, at, class};
 const US: i64 = 1_000;
 const MS: i64 = 1_000_000;
 /// More than the kernel needs for anything.
-const MARGIN_NS: i64 = 300 * US;
+pub const MARGIN_NS: i64 = 300 * US;
+/// By when every frame of a case of [`Kind::Order`] is sent: its gates open a little later.
+pub const ORDER_SENT_NS: i64 = 10 * MS + ORDER_CLOSED_NS - MARGIN_NS;
+const ORDER_CLOSED_NS: i64 = 8 * MS;
 /// More than a command needs.
 const COMMAND_NS: i64 = 80 * MS;
 /// Where simulations while making cases begin.
 const EPOCH: i64 = 1_700_000_000 * 1_000 * MS;
 
-/// The cases of a seed: a probe, and then so many of each kind. Limits of the service data unit are
-/// among them if the guest's `tc` knows them.
-pub fn cases(seed: u64, each: usize, max_sdu: bool) -> Vec<Case> {
+/// What the guest can.
+#[derive(Clone, Copy, Debug)]
+pub struct Guest {
+    /// Its `tc` knows `max-sdu`.
+    pub max_sdu: bool,
+    /// Its taprio keeps frames within a last entry that the cycle cuts.
+    pub cut: bool,
+}
+
+/// The cases of a seed: a probe, and then so many of each kind.
+pub fn cases(seed: u64, each: usize, guest: Guest) -> Vec<Case> {
     let mut rng = Rng::with_seed(seed);
     let mut cases = vec![probe()];
     for number in 0..each {
         let device = if number % 3 == 2 { FAST } else { SLOW };
-        cases.push(windows(&mut rng, device, max_sdu));
+        cases.push(windows(&mut rng, device, guest));
         cases.push(order(&mut rng));
-        cases.push(change(&mut rng));
+        cases.push(change(&mut rng, guest));
         cases.push(launch(&mut rng));
         cases.push(crowd(&mut rng));
         cases.push(deadline(&mut rng));
-        cases.push(launch_in_windows(&mut rng));
+        cases.push(launch_in_windows(&mut rng, guest));
     }
     cases
 }
@@ -123,7 +134,7 @@ fn entries(rng: &mut Rng, classes: usize, count: usize, apart: bool) -> Vec<Gate
     }
 }
 
-fn schedule(rng: &mut Rng, classes: usize, apart: bool) -> Schedule {
+fn schedule(rng: &mut Rng, classes: usize, apart: bool, guest: Guest) -> Schedule {
     let count = rng.usize(2..6);
     let entries = entries(rng, classes, count, apart);
     let sum: i64 = entries
@@ -132,7 +143,11 @@ fn schedule(rng: &mut Rng, classes: usize, apart: bool) -> Schedule {
         .sum();
     let last = i64::from(entries[count - 1].interval_ns);
     // The cycle may cut its last entry.
-    let cut = if rng.bool() { 0 } else { rng.i64(0..last / 2) };
+    let cut = if guest.cut && rng.bool() {
+        rng.i64(0..last / 2)
+    } else {
+        0
+    };
     Schedule {
         base_time: TaiTime::from_nanos(rng.i64(-50 * MS..20 * MS)),
         cycle_time_ns: (sum - cut) as u64,
@@ -207,11 +222,11 @@ impl Plan<'_> {
     }
 }
 
-fn windows(rng: &mut Rng, device: Device, max_sdu: bool) -> Case {
+fn windows(rng: &mut Rng, device: Device, guest: Guest) -> Case {
     let classes = rng.usize(2..9);
     let apart = device.rate_bps == SLOW.rate_bps;
-    let mut schedule = schedule(rng, classes, apart);
-    if max_sdu && rng.bool() {
+    let mut schedule = schedule(rng, classes, apart, guest);
+    if guest.max_sdu && rng.bool() {
         schedule.max_sdu[rng.usize(0..classes)] = rng.u32(100..1400);
     }
     let gates = model::gates(&later(&schedule), EPOCH - 100 * MS);
@@ -243,10 +258,9 @@ fn windows(rng: &mut Rng, device: Device, max_sdu: bool) -> Case {
 
 fn order(rng: &mut Rng) -> Case {
     let classes = rng.usize(2..6);
-    const CLOSED: i64 = 5 * MS;
     let count = rng.usize(1..5);
     let (entries, len) = loop {
-        let mut entries = vec![GateEntry::new(GateMask::NONE, CLOSED as u32)];
+        let mut entries = vec![GateEntry::new(GateMask::NONE, ORDER_CLOSED_NS as u32)];
         entries.extend(self::entries(rng, classes, count, true));
         let schedule = Schedule {
             cycle_time_ns: 1,
@@ -295,11 +309,11 @@ fn order(rng: &mut Rng) -> Case {
     case
 }
 
-fn change(rng: &mut Rng) -> Case {
+fn change(rng: &mut Rng, guest: Guest) -> Case {
     let classes = rng.usize(2..6);
-    let mut first = schedule(rng, classes, true);
+    let mut first = schedule(rng, classes, true, guest);
     first.base_time = TaiTime::from_nanos(rng.i64(-50 * MS..0));
-    let mut second = schedule(rng, classes, true);
+    let mut second = schedule(rng, classes, true, guest);
     let asked = rng.i64(40 * MS..80 * MS);
     let done = asked + COMMAND_NS;
     let future = rng.bool();
@@ -423,9 +437,9 @@ fn deadline(rng: &mut Rng) -> Case {
     case(Kind::Deadline, FAST, vec![etf(FAST, "root", true)], frames)
 }
 
-fn launch_in_windows(rng: &mut Rng) -> Case {
+fn launch_in_windows(rng: &mut Rng, guest: Guest) -> Case {
     let classes = rng.usize(2..6);
-    let mut schedule = schedule(rng, classes, false);
+    let mut schedule = schedule(rng, classes, false, guest);
     schedule.base_time = TaiTime::from_nanos(rng.i64(-50 * MS..-20 * MS));
     let gates = model::gates(&later(&schedule), EPOCH - 100 * MS);
     let mut setup = vec![taprio(FAST, &schedule, classes)];
