@@ -40,7 +40,10 @@ type container struct {
 	mu          sync.Mutex
 	enforcement enforce.Enforcement
 	tallies     []tally
-	warned      time.Time
+	// warned is when the pod was last told of an overrun, reported when its claims' statuses were written.
+	warned, reported time.Time
+	// renamed says that a thread's name is another one than reported.
+	renamed bool
 }
 
 // Phases of a container.
@@ -72,34 +75,39 @@ type tally struct {
 
 type sampled struct {
 	start, cpu uint64
+	name       string
 }
 
-// add counts a new state and says whether other threads hold the reservations than before, whether one
-// had been changed, and whether one has used its runtime up.
-func (t *tally) add(state enforce.State) (changed, restored, exhausted bool) {
+// news is what a new state has of it.
+type news struct {
+	// changed says that other threads hold the reservations than before, renamed that one has another
+	// name, restored that one's policy had been changed, exhausted that one has used its runtime up.
+	changed, renamed, restored, exhausted bool
+}
+
+// add counts a new state.
+func (t *tally) add(state enforce.State) news {
 	seen := map[int]sampled{}
-	changed = len(state.Threads) != len(t.state.Threads)
+	is := news{changed: len(state.Threads) != len(t.state.Threads), restored: state.Restored > t.state.Restored}
 	for _, thread := range state.Threads {
 		t.samples++
 		if thread.Exhausted {
 			t.exhausted++
-			exhausted = true
+			is.exhausted = true
 		}
-		before, ok := t.last[thread.TID]
-		if ok && before.start == thread.Start {
+		now := sampled{start: thread.Start, cpu: thread.CPU, name: thread.Name}
+		if before, ok := t.last[thread.TID]; ok && before.start == thread.Start {
 			// A thread that cannot be read any more has a usage of zero.
-			t.cpu += max(thread.CPU, before.cpu) - before.cpu
+			now.cpu = max(now.cpu, before.cpu)
+			t.cpu += now.cpu - before.cpu
+			is.renamed = is.renamed || now.name != before.name
 		} else {
-			changed = true
+			is.changed = true
 		}
-		seen[thread.TID] = sampled{start: thread.Start, cpu: max(thread.CPU, before.cpu)}
-		if !ok {
-			seen[thread.TID] = sampled{start: thread.Start, cpu: thread.CPU}
-		}
+		seen[thread.TID] = now
 	}
-	restored = state.Restored > t.state.Restored
 	t.state, t.last = state, seen
-	return changed, restored, exhausted
+	return is
 }
 
 // enforce takes a container under reservation, or says why that cannot be. It is called by whoever comes
@@ -129,6 +137,7 @@ func (n *Node) enforce(ctx context.Context, c *container, pid int) error {
 		}
 		c.enforcement, c.tallies = enforcement, make([]tally, len(c.grants))
 		c.init.Store(&init)
+		c.warned = time.Now().Add(startUp - quiet)
 		c.phase.Store(phaseRunning)
 		return nil
 	}()
@@ -174,8 +183,14 @@ func (n *Node) runningContainers() []*container {
 	return running
 }
 
-// quiet is how long a pod is not told again of overruns.
-const quiet = 5 * time.Minute
+const (
+	// quiet is how long a pod is not told again of overruns.
+	quiet = 5 * time.Minute
+	// startUp is how long a program may be busy with its own beginning before that counts as one.
+	startUp = 2 * time.Second
+	// namePace is how often a claim's status may follow the names of threads, which are theirs to change.
+	namePace = 10 * time.Second
+)
 
 // refresh brings one container's reservations up to date. Call with c.mu held.
 func (n *Node) refresh(ctx context.Context, c *container) {
@@ -195,20 +210,22 @@ func (n *Node) refresh(ctx context.Context, c *container) {
 		n.metrics.failures.WithLabelValues("refresh").Inc()
 		return
 	}
-	anyChanged := false
+	changed := false
 	for i, state := range states {
-		changed, restored, exhausted := c.tallies[i].add(state)
-		anyChanged = anyChanged || changed
-		if restored {
+		is := c.tallies[i].add(state)
+		c.renamed = c.renamed || is.renamed
+		changed = changed || is.changed
+		if is.restored {
 			n.event(c.pod, corev1.EventTypeWarning, reasonRestored, "container %s changed the policy of a thread with a reservation of %s, which is restored", c.name, state.Grant.Key)
 		}
-		if exhausted && time.Since(c.warned) > quiet {
+		if is.exhausted && time.Since(c.warned) > quiet {
 			c.warned = time.Now()
 			p := state.Grant.Parameters
 			n.event(c.pod, corev1.EventTypeWarning, reasonOverrun, "container %s wants more than the %s every %s that it has reserved", c.name, p.Runtime, p.Period)
 		}
 	}
-	if anyChanged {
+	if changed || (c.renamed && time.Since(c.reported) > namePace) {
+		c.renamed, c.reported = false, time.Now()
 		n.report(c, condition{ready: true, reason: reasonReserved, message: "the kernel keeps the reservation"})
 	}
 }

@@ -3,16 +3,19 @@ package node
 import (
 	"context"
 	"encoding/json"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
+	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
-	metaapply "k8s.io/client-go/applyconfigurations/meta/v1"
-	resourceapply "k8s.io/client-go/applyconfigurations/resource/v1"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/util/retry"
 	"k8s.io/klog/v2"
 
 	"github.com/takt-dev/takt/kubernetes/pkg/enforce"
@@ -110,7 +113,7 @@ func (w *statusWriter) run(ctx context.Context) {
 		w.mu.Unlock()
 		for uid, status := range batch {
 			err := w.write(ctx, status)
-			if err == nil || apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
+			if err == nil || apierrors.IsNotFound(err) {
 				continue
 			}
 			klog.FromContext(ctx).Error(err, "Cannot write a claim's status", "claim", klog.KRef(status.record.Namespace, status.record.Name))
@@ -132,8 +135,42 @@ func (w *statusWriter) run(ctx context.Context) {
 	}
 }
 
+// write replaces this driver's devices in the claim's status. It is an update of the whole: what applies or
+// patches has the API server write the claim's parameters anew, with their fields in another order, which is
+// then refused as a change of the allocation.
 func (w *statusWriter) write(ctx context.Context, s claimStatus) error {
-	apply := resourceapply.ResourceClaimStatus()
+	if len(s.record.Requests) == 0 {
+		return nil // refused before anything was known of its devices: the event says why
+	}
+	claims := w.client.ResourceV1().ResourceClaims(s.record.Namespace)
+	return retry.RetryOnConflict(retry.DefaultRetry, func() error {
+		claim, err := claims.Get(ctx, s.record.Name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		if claim.UID != s.record.Claim || claim.Status.Allocation == nil {
+			return nil // it is another one now, or has been given back
+		}
+		devices, err := w.devices(s, claim.Status.Devices)
+		if err != nil {
+			return err
+		}
+		claim.Status.Devices = devices
+		_, err = claims.UpdateStatus(ctx, claim, metav1.UpdateOptions{FieldManager: PluginName})
+		return err
+	})
+}
+
+// devices are the claim's devices as they shall be: those of other drivers as they are.
+func (w *statusWriter) devices(s claimStatus, now []resourceapi.AllocatedDeviceStatus) ([]resourceapi.AllocatedDeviceStatus, error) {
+	before := map[string][]metav1.Condition{}
+	devices := slices.DeleteFunc(slices.Clone(now), func(d resourceapi.AllocatedDeviceStatus) bool {
+		ours := d.Driver == reservation.Driver && d.Pool == w.n.name
+		if ours {
+			before[d.Device+share(d.ShareID)] = d.Conditions
+		}
+		return ours
+	})
 	state := metav1.ConditionFalse
 	if s.condition.ready {
 		state = metav1.ConditionTrue
@@ -149,27 +186,36 @@ func (w *statusWriter) write(ctx context.Context, s claimStatus) error {
 			}
 			text, err := json.Marshal(data)
 			if err != nil {
-				return err
+				return nil, err
 			}
-			entry := resourceapply.AllocatedDeviceStatus().
-				WithDriver(reservation.Driver).WithPool(device.Pool).WithDevice(device.Name).
-				WithData(runtime.RawExtension{Raw: text}).
-				WithConditions(metaapply.Condition().
-					WithType(ConditionReady).WithStatus(state).WithReason(s.condition.reason).
-					WithMessage(s.condition.message).WithLastTransitionTime(metav1.Now()))
-			if device.ShareID != nil {
-				entry = entry.WithShareID(string(*device.ShareID))
+			entry := resourceapi.AllocatedDeviceStatus{
+				Driver: reservation.Driver, Pool: device.Pool, Device: device.Name, ShareID: (*string)(device.ShareID),
+				Data: &runtime.RawExtension{Raw: text},
 			}
-			apply = apply.WithDevices(entry)
+			entry.Conditions = before[device.Name+share(entry.ShareID)]
+			meta.SetStatusCondition(&entry.Conditions, metav1.Condition{
+				Type: ConditionReady, Status: state, Reason: s.condition.reason, Message: shorten(s.condition.message),
+			})
+			devices = append(devices, entry)
 		}
 	}
-	if len(apply.Devices) == 0 {
-		return nil // refused before anything was known of its devices: the event says why
+	return devices, nil
+}
+
+func share(text *string) string {
+	if text == nil {
+		return ""
 	}
-	claim := resourceapply.ResourceClaim(s.record.Name, s.record.Namespace).WithUID(s.record.Claim).WithStatus(apply)
-	_, err := w.client.ResourceV1().ResourceClaims(s.record.Namespace).ApplyStatus(ctx, claim,
-		metav1.ApplyOptions{FieldManager: PluginName, Force: true})
-	return err
+	return *text
+}
+
+// shorten keeps a message within what a condition may have.
+func shorten(message string) string {
+	const most = 32768
+	if len(message) > most {
+		message = strings.ToValidUTF8(message[:most], "")
+	}
+	return message
 }
 
 // report writes what is known of a container into the statuses of its claims. Call with c.mu held.
