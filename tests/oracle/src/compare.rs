@@ -39,6 +39,8 @@ pub fn disturbed(case: &Case, observed: &Observed) -> bool {
             // Anywhere before the gates open.
             Kind::Order => ORDER_SENT_NS,
             Kind::Probe => return false,
+            // Well before the launch time of all.
+            Kind::Crowd => frame.launch_ns.unwrap_or(0) - DELTA_NS - MARGIN_NS,
             _ => frame.at_ns + MARGIN_NS,
         };
         *after > observed.start_ns + planned
