@@ -38,7 +38,7 @@ if [ ! -d "$work/$kernel" ]; then
     echo "oracle: downloading $kernel"
     rm -rf "$work/download"
     mkdir "$work/download"
-    (cd "$work/download" && apt-get download -qq "$kernel")
+    (cd "$work/download" && apt-get -o APT::Sandbox::User=root download -qq "$kernel")
     dpkg-deb -x "$work"/download/*.deb "$work/download/unpacked"
     mv "$work/download/unpacked" "$work/$kernel"
     rm -rf "$work/download"

@@ -138,10 +138,8 @@ fn report(cases: &[Case], observed: &[Observed]) -> ExitCode {
             tally.latest_ns as f64 / 1e3
         );
     }
-    if tallies
-        .values()
-        .any(|tally| 4 * tally.disturbed > tally.cases)
-    {
+    let too_many = |tally: &Tally| tally.disturbed > 1 && 3 * tally.disturbed > tally.cases;
+    if tallies.values().any(too_many) {
         println!("too many cases were disturbed by the guest's own work to tell");
         return ExitCode::FAILURE;
     }
