@@ -2,12 +2,15 @@
 //!
 //! Measuring bounds nothing: the longest job seen is not the longest there is. What comes out is a
 //! starting point with a margin, and notes on how far to trust it. Where the samples come from is
-//! the caller's business.
+//! the caller's business; [`jobs`] makes them of context switches.
+
+mod jobs;
 
 use std::fmt;
 
 use serde::Serialize;
 
+pub use self::jobs::{Change, Switch, jobs};
 use crate::nanos::Nanos;
 use crate::task::{Task, TaskError};
 

@@ -42,6 +42,26 @@ pub struct PerTaskPlan {
     pub total_bandwidth: Bandwidth,
 }
 
+impl PerTaskPlan {
+    /// Whether global EDF on `cores` cores, which is how Linux schedules the reservations of one root
+    /// domain, is proven to give each its runtime by the end of its period: there are no more of them
+    /// than cores, or Σ Q/P ≤ m − (m − 1)·max Q/P (Goossens, Funk and Baruah, Real-Time Systems 25,
+    /// 2003). Where it is not, a reservation may
+    /// be late by a bounded time, though none need be (Devi and Anderson, RTSS 2005); with admission
+    /// per core there is no such question.
+    pub fn is_proven_under_global_edf(&self, cores: u32) -> bool {
+        let bandwidths = self
+            .tasks
+            .iter()
+            .map(|own| own.reservation.core_bandwidth().ppm());
+        let most = bandwidths.clone().max().unwrap_or(0);
+        let full = Bandwidth::FULL_CORE.ppm();
+        let others = u64::from(cores.max(1)) - 1;
+        self.tasks.len() as u64 <= others + 1
+            || bandwidths.sum::<u64>() <= full + others * (full - most.min(full))
+    }
+}
+
 /// How long after its arrival a job of `task` is done at the latest when the task is alone in
 /// `reservation`, or `None` when there is no bound. Several cores are of no use to one task: only
 /// one of them counts.
@@ -292,5 +312,72 @@ mod tests {
             error.contains("`full`") && error.contains("90.0%"),
             "{error}"
         );
+    }
+
+    fn reservations(parameters: &[(u64, u64)]) -> PerTaskPlan {
+        let tasks = parameters.iter().map(|&(runtime, period)| OwnReservation {
+            task: String::new(),
+            reservation: Reservation::new(Nanos::new(runtime), Nanos::new(period), 1).unwrap(),
+            response: Nanos::new(period),
+        });
+        let tasks: Vec<_> = tasks.collect();
+        let total = tasks
+            .iter()
+            .map(|own| own.reservation.total_bandwidth().ppm());
+        PerTaskPlan {
+            total_bandwidth: Bandwidth::from_ppm(total.sum()),
+            tasks,
+        }
+    }
+
+    /// Whether all budgets are given in time by global EDF, slot by slot, released at `offsets` and
+    /// every period from then on.
+    fn global_edf_keeps(parameters: &[(u64, u64)], offsets: &[u64], cores: usize) -> bool {
+        let mut left = vec![0; parameters.len()];
+        let mut due = vec![0; parameters.len()];
+        for now in 0..2_000 {
+            for (task, &(runtime, period)) in parameters.iter().enumerate() {
+                if now >= offsets[task] && (now - offsets[task]).is_multiple_of(period) {
+                    if left[task] > 0 {
+                        return false;
+                    }
+                    (left[task], due[task]) = (runtime, now + period);
+                }
+            }
+            let mut pending: Vec<usize> = (0..left.len()).filter(|&task| left[task] > 0).collect();
+            pending.sort_by_key(|&task| due[task]);
+            pending.iter().take(cores).for_each(|&task| left[task] -= 1);
+        }
+        true
+    }
+
+    #[test]
+    fn what_global_edf_cannot_keep_is_not_proven_though_the_kernel_admits_it() {
+        // Dhall and Liu 1978: two light reservations delay a heavy one with a later deadline.
+        let parameters = [(4, 20), (4, 20), (20, 21)];
+        assert!(!global_edf_keeps(&parameters, &[0, 0, 0], 2));
+        let plan = reservations(&parameters);
+        assert!(plan.total_bandwidth.ppm() < 1_800_000);
+        assert!(!plan.is_proven_under_global_edf(2));
+        assert!(plan.is_proven_under_global_edf(3));
+        // One core: plain EDF, up to the whole of it and no further.
+        assert!(reservations(&[(1, 2), (2, 4)]).is_proven_under_global_edf(1));
+        assert!(reservations(&[(9, 10), (9, 10)]).is_proven_under_global_edf(2));
+        assert!(!reservations(&[(1, 2), (2, 4), (1, 1_000)]).is_proven_under_global_edf(1));
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn what_is_proven_under_global_edf_is_kept(
+            drawn in proptest::collection::vec((1u64..12, 2u64..24, 0u64..24), 1..8), cores in 1u32..4,
+        ) {
+            let parameters: Vec<(u64, u64)> =
+                drawn.iter().map(|&(runtime, period, _)| (runtime.min(period), period)).collect();
+            let offsets: Vec<u64> = drawn.iter().map(|task| task.2).collect();
+            if reservations(&parameters).is_proven_under_global_edf(cores) {
+                let kept = global_edf_keeps(&parameters, &offsets, cores as usize);
+                proptest::prop_assert!(kept, "{parameters:?} {offsets:?} on {cores}");
+            }
+        }
     }
 }

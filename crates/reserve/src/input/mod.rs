@@ -14,7 +14,7 @@ use std::path::Path;
 use crate::task::{TaskError, TaskSet};
 
 pub use csv::parse_csv;
-pub use yaml::parse_yaml;
+pub use yaml::{parse_yaml, to_yaml};
 
 /// How a task set is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -66,6 +66,28 @@ pub fn parse_yaml(text: &str) -> Result<TaskSet, InputError> {
     Ok(TaskSet::new(tasks.collect::<Result<Vec<_>, _>>()?)?)
 }
 
+/// Writes a task set so that [`parse_yaml`] reads the same one.
+pub fn to_yaml(set: &TaskSet) -> String {
+    let mut text = "tasks:\n".to_owned();
+    for task in set.tasks() {
+        // Names hold no control characters: these two are all that a quoted text cannot have.
+        let name = task.name().replace('\\', "\\\\").replace('"', "\\\"");
+        text.push_str(&format!(
+            "  - {{name: \"{name}\", wcet: {}, period: {}",
+            task.wcet(),
+            task.period()
+        ));
+        if task.deadline() != task.period() {
+            text.push_str(&format!(", deadline: {}", task.deadline()));
+        }
+        if let Some(priority) = task.priority() {
+            text.push_str(&format!(", priority: {priority}"));
+        }
+        text.push_str("}\n");
+    }
+    text
+}
+
 fn syntax(error: &serde_saphyr::Error) -> InputError {
     let line = error.location().map(|location| location.line());
     // The place is told by the line already, and a picture of it does not fit one line.
@@ -81,6 +103,30 @@ fn syntax(error: &serde_saphyr::Error) -> InputError {
 mod tests {
     use super::*;
     use crate::nanos::Nanos;
+    use crate::task::{Priority, Task};
+
+    #[test]
+    fn what_is_written_is_read_as_the_same_set() {
+        let us = Nanos::from_micros;
+        let awkward = [
+            "a",
+            "y",
+            "1e3",
+            "\"\\ \\n",
+            "{x: 1}, # ' %",
+            "é, ü",
+            "- null",
+        ];
+        let tasks = awkward.iter().zip(1u8..).map(|(name, number)| {
+            let short = us(u64::from(number) * 1_111);
+            let task = Task::new(*name, short, us(50_000), us(40_000)).unwrap();
+            task.at(Priority::new(number).unwrap())
+        });
+        let set = TaskSet::new(tasks.collect()).unwrap();
+        assert_eq!(parse_yaml(&to_yaml(&set)), Ok(set));
+        let plain = TaskSet::new(vec![Task::implicit("a", us(1), us(2)).unwrap()]).unwrap();
+        assert_eq!(parse_yaml(&to_yaml(&plain)), Ok(plain));
+    }
 
     #[test]
     fn every_way_to_write_a_task_is_read() {
