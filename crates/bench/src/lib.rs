@@ -14,6 +14,7 @@ pub mod machine;
 pub mod outcome;
 pub mod peers;
 pub mod report;
+pub mod reservations;
 pub mod statistics;
 pub mod takt;
 pub mod text;

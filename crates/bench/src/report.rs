@@ -13,6 +13,7 @@ mod bars;
 mod canvas;
 mod distribution;
 mod page;
+mod responses;
 mod table;
 
 /// What a run of the bench gave, and what a reader needs to judge it.
@@ -95,23 +96,31 @@ impl Report {
     /// # Errors
     /// When a file cannot be written or a plot not drawn.
     pub fn write(&self, directory: &Path, name: &str) -> Result<Written, ReportError> {
-        fs::create_dir_all(directory).map_err(ReportError::file("create", directory))?;
-        let written = Written {
-            json: directory.join(format!("{name}.json")),
-            html: directory.join(format!("{name}.html")),
-        };
-        let page = page::render(self)?;
-        self.write_json(&written.json)
-            .map_err(ReportError::file("write", &written.json))?;
-        fs::write(&written.html, page).map_err(ReportError::file("write", &written.html))?;
-        Ok(written)
+        write_both(self, &page::render(self)?, directory, name)
     }
+}
 
-    fn write_json(&self, path: &Path) -> io::Result<()> {
-        let file = BufWriter::new(File::create(path)?);
-        serde_json::to_writer(file, self)?;
-        Ok(())
-    }
+/// Writes an account of a run for programs and its page for people.
+fn write_both(
+    account: &impl Serialize,
+    page: &str,
+    directory: &Path,
+    name: &str,
+) -> Result<Written, ReportError> {
+    fs::create_dir_all(directory).map_err(ReportError::file("create", directory))?;
+    let written = Written {
+        json: directory.join(format!("{name}.json")),
+        html: directory.join(format!("{name}.html")),
+    };
+    write_json(account, &written.json).map_err(ReportError::file("write", &written.json))?;
+    fs::write(&written.html, page).map_err(ReportError::file("write", &written.html))?;
+    Ok(written)
+}
+
+fn write_json(account: &impl Serialize, path: &Path) -> io::Result<()> {
+    let file = BufWriter::new(File::create(path)?);
+    serde_json::to_writer(file, account)?;
+    Ok(())
 }
 
 /// Where a report was written.

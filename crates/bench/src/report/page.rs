@@ -8,6 +8,7 @@ use super::distribution::{self, Unit};
 use super::table::{Row, Table};
 use super::{Report, ReportError};
 use crate::experiment::Sample;
+use crate::machine::Machine;
 use crate::outcome::{Outcome, VariantOutcome};
 use crate::statistics::{Percentiles, median};
 
@@ -24,13 +25,18 @@ pub(super) fn render(report: &Report) -> Result<String, ReportError> {
     for section in sections(&report.outcomes) {
         body.push_str(&render_section(&section, &looks)?);
     }
-    body.push_str(&render_circumstances(report));
-    Ok(format!(
+    body.push_str(&render_circumstances(&report.machine, &report.command));
+    Ok(document(&report.title, &body))
+}
+
+/// A page with the style of all reports.
+pub(super) fn document(title: &str, body: &str) -> String {
+    format!(
         "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
          <title>{}</title>\n<style>\n{STYLE}</style>\n</head>\n<body>\n<main>\n{body}</main>\n</body>\n</html>\n",
-        escape(&report.title)
-    ))
+        escape(title)
+    )
 }
 
 /// Each variant's name has one look through the whole page.
@@ -214,7 +220,7 @@ fn render_bars(
     Ok(figure_of(&bars::plot(&groups, caption)?, caption, note))
 }
 
-fn figure_of(svg: &str, what: &str, note: &str) -> String {
+pub(super) fn figure_of(svg: &str, what: &str, note: &str) -> String {
     if svg.is_empty() {
         return String::new();
     }
@@ -384,16 +390,17 @@ fn render_failures(outcome: &Outcome) -> String {
     html
 }
 
-fn render_circumstances(report: &Report) -> String {
+/// The machine and the command line.
+pub(super) fn render_circumstances(machine: &Machine, command: &[String]) -> String {
     let mut html = "<h2>Circumstances</h2>\n<table class=\"machine\"><tbody>\n".to_owned();
-    for (heading, value) in report.machine.rows() {
+    for (heading, value) in machine.rows() {
         html.push_str(&format!(
             "<tr><th>{heading}</th><td>{}</td></tr>\n",
             escape(&value)
         ));
     }
     html.push_str("</tbody></table>\n<p class=\"note\">The command line:</p>\n");
-    html.push_str(&format!("<pre>{}</pre>\n", escape(&quote(&report.command))));
+    html.push_str(&format!("<pre>{}</pre>\n", escape(&quote(command))));
     html
 }
 
