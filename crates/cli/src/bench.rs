@@ -10,6 +10,7 @@ use crate::failure::Failure;
 mod common;
 mod latency;
 mod local;
+mod reservations;
 mod sinks;
 mod throughput;
 
@@ -45,6 +46,8 @@ enum What {
     Local(local::Local),
     /// What a message costs the runtime, by the number of local sinks
     Sinks(sinks::Sinks),
+    /// Random task sets with and without CPU reservations, beside CPU hogs
+    Reservations(reservations::Reservations),
 }
 
 impl Bench {
@@ -55,6 +58,7 @@ impl Bench {
             What::Throughput(throughput) => throughput.run(),
             What::Local(local) => local.run(),
             What::Sinks(sinks) => sinks.run(),
+            What::Reservations(reservations) => reservations.run(),
         }
         .map_err(BenchError::into)
     }

@@ -6,8 +6,8 @@ use clap::{Parser, Subcommand};
 
 use crate::failure::Failure;
 use crate::{
-    bench, completions, daemon, demo, lab, listener, peer, publish, reload, schedule, session,
-    status, subscribe, top,
+    bench, completions, daemon, demo, lab, listener, peer, publish, reload, reserve, schedule,
+    session, status, subscribe, top,
 };
 
 const HELP: &str = "\
@@ -16,9 +16,10 @@ Exit codes:
   1  failed: the message says why and what to do
   2  wrong arguments
   3  no daemon answers
-  4  the configuration or the schedule cannot be read or is at fault (`takt run`, `takt check`,
-     `takt schedule`)
+  4  the configuration, the schedule or the task set cannot be read or is at fault (`takt run`,
+     `takt check`, `takt schedule`, `takt reserve`)
   5  two schedules differ (`takt schedule diff`)
+  6  the reservation does not suffice, or none does (`takt reserve`)
 
 Environment:
   TAKT_ADMIN_SOCKET  socket of the admin API, /run/takt/admin.sock if not set
@@ -64,6 +65,8 @@ pub enum Command {
     Sub(subscribe::Subscribe),
     /// Check, show, convert and compare schedules in files
     Schedule(schedule::Schedule),
+    /// Find, check and ask for CPU reservations
+    Reserve(reserve::Reserve),
     /// Make and remove hosts in network namespaces
     Lab(lab::Lab),
     /// Measure Takt beside its peers
@@ -92,6 +95,7 @@ impl Command {
             Self::Pub(publish) => publish.run(),
             Self::Sub(subscribe) => subscribe.run(),
             Self::Schedule(schedule) => return schedule.run(),
+            Self::Reserve(reserve) => reserve.run(),
             Self::Lab(lab) => lab.run(),
             Self::Bench(bench) => bench.run(),
             Self::Demo(demo) => demo.run(),

@@ -38,6 +38,12 @@ pub enum Failure {
     /// A schedule that cannot be read, written or run.
     #[error("{0}")]
     Schedule(String),
+    /// A task set that cannot be read or is none.
+    #[error("{0}")]
+    Tasks(String),
+    /// A reservation that does not suffice, or none that does.
+    #[error("{0}")]
+    Insufficient(String),
     /// Whatever a sentence says best.
     #[error("{0}")]
     Other(String),
@@ -59,7 +65,8 @@ impl Failure {
             Self::Connect(_) | Self::Channel(takt::Error::NoRuntime { .. }) => 3,
             Self::Refused(status) if status.code() == tonic::Code::Unavailable => 3,
             Self::Daemon(error) => error.exit_code(),
-            Self::Schedule(_) => 4,
+            Self::Schedule(_) | Self::Tasks(_) => 4,
+            Self::Insufficient(_) => 6,
             _ => 1,
         }
     }

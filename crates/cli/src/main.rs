@@ -19,6 +19,7 @@ mod output;
 mod peer;
 mod publish;
 mod reload;
+mod reserve;
 mod schedule;
 mod session;
 mod status;

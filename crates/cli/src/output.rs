@@ -1,6 +1,8 @@
 //! Tables for people, JSON for programs.
 
+use std::fs::File;
 use std::io::Write;
+use std::path::Path;
 
 use bytesize::ByteSize;
 use clap::Args;
@@ -23,6 +25,16 @@ pub fn print(text: &str) -> Result<(), Failure> {
     out.write_all(text.as_bytes())
         .and_then(|()| out.flush())
         .map_err(Failure::io("write to standard output"))
+}
+
+/// Writes text to a file; `-` is standard output.
+pub fn write_text(path: &Path, text: &str) -> Result<(), Failure> {
+    if path == Path::new("-") {
+        return print(text);
+    }
+    File::create(path)
+        .and_then(|mut file| file.write_all(text.as_bytes()))
+        .map_err(|error| Failure::Other(format!("cannot write {}: {error}", path.display())))
 }
 
 /// Prints JSON for people to look at and programs to read.

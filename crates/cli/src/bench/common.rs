@@ -11,6 +11,7 @@ use takt_bench::outcome::Outcome;
 use takt_bench::peers::PeerError;
 use takt_bench::peers::programs::Programs;
 use takt_bench::report::{Report, ReportError, Written};
+use takt_bench::reservations::ReservationsError;
 use takt_bench::takt::TaktError;
 use takt_bench::text;
 use takt_lab::{Lab, LabConfig, LabError};
@@ -49,6 +50,12 @@ pub enum BenchError {
     /// A duration that is none.
     #[error("cannot send for {0} seconds: use more than 0")]
     Seconds(f64),
+    /// A duration that gives no task set its time.
+    #[error("cannot run each task set for {0} seconds: use 0.2 to 600")]
+    RunTime(f64),
+    /// Task sets cannot be run.
+    #[error(transparent)]
+    Reservations(#[from] ReservationsError),
     /// A filter left nothing.
     #[error("no variant of {experiment:?} is called like {only:?}; there are: {names}")]
     NoVariant {
@@ -157,7 +164,8 @@ impl Idle {
     }
 }
 
-fn machine(action: &'static str) -> impl FnOnce(io::Error) -> BenchError {
+/// For `map_err` of what is asked of the machine.
+pub fn machine(action: &'static str) -> impl FnOnce(io::Error) -> BenchError {
     move |source| BenchError::Machine { action, source }
 }
 

@@ -6,9 +6,9 @@ use clap::Args;
 use serde::Serialize;
 use takt_schedule::form::{self, Form as Written};
 
-use super::source::{One, write};
+use super::source::One;
 use crate::failure::Failure;
-use crate::output::{Form, print_json};
+use crate::output::{Form, print_json, write_text};
 
 const HELP: &str = "\
 What the other form cannot say is told on standard error. Mistakes of the schedule are kept: see
@@ -76,6 +76,6 @@ impl Convert {
                 lost,
             });
         }
-        write(Path::new(&self.output), &written.text)
+        write_text(Path::new(&self.output), &written.text)
     }
 }

@@ -10,9 +10,9 @@ use takt_schedule::render::{self, TerminalStyle};
 use takt_schedule::window::{slots, windows};
 use takt_schedule::{PortModel, Schedule, Summary, summary};
 
-use super::source::{One, Port, Source, write};
+use super::source::{One, Port, Source};
 use crate::failure::Failure;
-use crate::output::{Align, Form, dash, print, print_json, table};
+use crate::output::{Align, Form, dash, print, print_json, table, write_text};
 
 const HELP: &str = "\
 `open` is the share of the cycle in which the gate of a class is open. `worst wait` is how long the
@@ -73,7 +73,7 @@ impl Show {
         tell_mistakes(&source, &port);
         if let Some(path) = &self.svg {
             let title = source.document.interface.as_deref().unwrap_or(&source.name);
-            return write(path, &render::svg(schedule, &port, title));
+            return write_text(path, &render::svg(schedule, &port, title));
         }
         if self.form.json {
             let slots = slots(schedule).into_iter().map(|slot| ShownSlot {

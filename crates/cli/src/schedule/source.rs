@@ -1,7 +1,7 @@
 //! Where a schedule is read from, and the port it is looked at for.
 
 use std::fs::File;
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use clap::Args;
@@ -107,16 +107,6 @@ fn form_of(path: &Path, text: &str) -> Form {
         Some("xml") => Form::YangXml,
         _ => Form::of(text),
     }
-}
-
-/// Writes text to a file; `-` is standard output.
-pub fn write(path: &Path, text: &str) -> Result<(), Failure> {
-    if path == Path::new("-") {
-        return crate::output::print(text);
-    }
-    File::create(path)
-        .and_then(|mut file| file.write_all(text.as_bytes()))
-        .map_err(|error| Failure::Other(format!("cannot write {}: {error}", path.display())))
 }
 
 /// The file of a command that reads one.

@@ -1,0 +1,61 @@
+//! `takt reserve`: which CPU reservation tasks need, and how to ask a cluster for it. No daemon is asked.
+//!
+//! The analysis is `takt-reserve`; what it promises and what not is in `docs/concepts/reservation-analysis.md`.
+
+mod check;
+mod claim;
+mod measure;
+mod plan;
+mod source;
+mod watch;
+
+use clap::{Args, Subcommand};
+
+use crate::failure::Failure;
+
+const HELP: &str = "\
+A reservation is CPU time Q in every period P on each of m cores. Tasks are read from YAML or CSV:
+  tasks:
+    - {name: control, wcet: 2ms, period: 10ms, deadline: 8ms, priority: 90}
+    - {name: camera, wcet: 7ms, period: 50ms, priority: 50}
+or, with the same fields, name,wcet,period,deadline,priority. `wcet` (C) is the longest CPU time of
+a job, `period` (T) the shortest time between two, `deadline` (D) the period if left out, `priority`
+1 to 99 (larger is more urgent; without any, the shorter deadline is the more urgent one). Units are
+ns, us, ms and s. What the answers rest on: docs/concepts/reservation-analysis.md.
+
+Examples:
+  takt reserve measure --seconds 20 --output tasks.yaml -- ./controller
+  takt reserve plan tasks.yaml
+  takt reserve check tasks.yaml --runtime 3500us --period 10ms --svg supply.svg
+  takt reserve claim --runtime 2ms --period 10ms --cores 2 | kubectl apply -f -";
+
+/// Finds, checks and asks for CPU reservations.
+#[derive(Debug, Args)]
+#[command(after_help = HELP)]
+pub struct Reserve {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Debug, Subcommand)]
+enum Action {
+    /// Find the smallest reservation that tasks need
+    Plan(plan::Plan),
+    /// Say whether a reservation suffices, and why
+    Check(check::Check),
+    /// Estimate C and T of a program's threads by watching it run
+    Measure(measure::Measure),
+    /// Write the Kubernetes manifest of a reservation
+    Claim(claim::Claim),
+}
+
+impl Reserve {
+    pub fn run(self) -> Result<(), Failure> {
+        match self.action {
+            Action::Plan(plan) => plan.run(),
+            Action::Check(check) => check.run(),
+            Action::Measure(measure) => measure.run(),
+            Action::Claim(claim) => claim.run(),
+        }
+    }
+}

@@ -1,0 +1,380 @@
+//! `takt reserve claim`: the manifest that `takt-node` reads, checked as it checks it.
+//!
+//! The names and rules are those of `kubernetes/pkg/reservation`; a test compares what is written
+//! here with `deploy/manifests`.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+use serde_json::{Value, json};
+use takt_reserve::{Nanos, Reservation};
+
+use crate::failure::Failure;
+use crate::output::{Form, print_json, write_text};
+
+const HELP: &str = "\
+Q, P and m go to the driver cpu.takt.dev; the capacity that the scheduler sets aside on each of the m
+cores is 1000000 * Q / P (or / D), rounded up. A claim is one reservation, which outlives its pods; of
+a template every pod has a claim of its own. With --image a pod that uses it is written too.
+
+Examples:
+  takt reserve claim --runtime 2ms --period 10ms --cores 2
+  takt reserve claim --runtime 2ms --period 10ms --template --name worker | kubectl apply -f -
+  takt reserve claim --runtime 1ms --period 10ms --deadline 5ms --threads name --thread-name 'control-*'
+  takt reserve claim --runtime 3ms --period 10ms --name controller --image example.com/controller:1";
+
+const DRIVER: &str = "cpu.takt.dev";
+const PARAMETERS_VERSION: &str = "cpu.takt.dev/v1alpha1";
+const PARAMETERS_KIND: &str = "Reservation";
+/// The most results of a claim.
+const MOST_CORES: u32 = 32;
+
+/// Writes the Kubernetes manifest of a reservation.
+#[derive(Debug, Args)]
+#[command(after_help = HELP)]
+pub struct Claim {
+    /// Q, the CPU time of each core in every period
+    #[arg(long, value_name = "TIME")]
+    runtime: Nanos,
+    /// P, how often the runtime comes back
+    #[arg(long, value_name = "TIME")]
+    period: Nanos,
+    /// How long after the start of a period the runtime has been given; without it the period
+    #[arg(long, value_name = "TIME")]
+    deadline: Option<Nanos>,
+    /// m, on how many cores, of one node
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=i64::from(MOST_CORES)))]
+    cores: u32,
+    /// Scheduling class of the time-critical threads; without it the node's backend chooses
+    #[arg(long)]
+    policy: Option<Policy>,
+    /// Which threads get the reservations; without it the oldest, as many as there are cores
+    #[arg(long, value_name = "RULE")]
+    threads: Option<Threads>,
+    /// Shell pattern for the names of threads, with --threads name
+    #[arg(long, value_name = "PATTERN")]
+    thread_name: Option<String>,
+    /// What happens to a thread that wants more than its runtime; without it, it waits
+    #[arg(long, value_name = "RULE")]
+    overrun: Option<Overrun>,
+    /// Name of what is written
+    #[arg(long, default_value = "reservation")]
+    name: String,
+    /// Namespace; without it the one that kubectl uses
+    #[arg(long)]
+    namespace: Option<String>,
+    /// Device class, if the chart was installed with another name for it
+    #[arg(long, value_name = "NAME", default_value = DRIVER)]
+    class: String,
+    /// Write a ResourceClaimTemplate instead of a ResourceClaim
+    #[arg(long)]
+    template: bool,
+    /// Write a pod too, which runs this image with the reservation
+    #[arg(long)]
+    image: Option<String>,
+    /// File to write; without it standard output
+    #[arg(long, short, value_name = "FILE", default_value = "-")]
+    output: PathBuf,
+    #[command(flatten)]
+    form: Form,
+}
+
+/// Scheduling class inside a reservation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Policy {
+    /// SCHED_DEADLINE: each thread has a reservation of its own
+    Deadline,
+    /// SCHED_FIFO inside a group that has the reservation
+    Fifo,
+    /// SCHED_RR inside a group that has the reservation
+    Rr,
+}
+
+/// Which threads of a container get the reservations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Threads {
+    /// The first thread of the first process; only for one core
+    First,
+    /// The oldest threads, one for each core
+    FirstM,
+    /// The oldest threads whose names match --thread-name
+    Name,
+    /// Those that ask through the socket in the container
+    Ask,
+}
+
+/// What happens on an overrun.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Overrun {
+    /// The thread waits for its next period
+    Throttle,
+    /// It waits, and its process gets SIGXCPU
+    Signal,
+    /// It may use what other reservations leave unused
+    Reclaim,
+}
+
+/// The text of a value as it is written on the command line and in the manifest alike.
+fn word(value: impl ValueEnum) -> String {
+    let possible = value.to_possible_value();
+    possible.map_or_else(String::new, |value| value.get_name().to_owned())
+}
+
+impl Claim {
+    pub fn run(self) -> Result<(), Failure> {
+        self.validate()?;
+        let mut documents = vec![self.claim()];
+        documents.extend(self.image.as_deref().map(|image| self.pod(image)));
+        if self.form.json {
+            return match documents.as_slice() {
+                [one] => print_json(one),
+                all => print_json(&json!({"apiVersion": "v1", "kind": "List", "items": all})),
+            };
+        }
+        let texts: Vec<String> = documents.iter().map(yaml).collect();
+        write_text(&self.output, &texts.join("---\n"))
+    }
+
+    fn validate(&self) -> Result<(), Failure> {
+        let wrong = |text: String| Err(Failure::Other(text));
+        let (runtime, period) = (self.runtime, self.period);
+        let least = Reservation::KERNEL_MIN_RUNTIME;
+        if runtime < least {
+            return wrong(format!(
+                "runtime {runtime} is below the kernel's least of {least}: ask for more, or for the same share of a longer period"
+            ));
+        }
+        let periods = Reservation::KERNEL_MIN_PERIOD..=Reservation::KERNEL_MAX_PERIOD;
+        if !periods.contains(&period) {
+            return wrong(format!(
+                "period {period} is outside what the kernel takes, {} to {}: choose one within",
+                periods.start(),
+                periods.end()
+            ));
+        }
+        let deadline = self.deadline.unwrap_or(period);
+        if deadline > period {
+            return wrong(format!(
+                "deadline {deadline} is after the period's end, {period}: make it at most that"
+            ));
+        }
+        if runtime > deadline {
+            let what = if self.deadline.is_some() {
+                "deadline"
+            } else {
+                "period"
+            };
+            return wrong(format!(
+                "runtime {runtime} exceeds the {what} {deadline}: one core gives at most as much time as passes"
+            ));
+        }
+        if self.threads == Some(Threads::First) && self.cores > 1 {
+            return wrong(format!(
+                "--threads first reserves for one thread, but there are {} cores: write first-m, or --cores 1",
+                self.cores
+            ));
+        }
+        match (&self.thread_name, self.threads) {
+            (Some(pattern), Some(Threads::Name)) => {
+                let printable = pattern.bytes().all(|byte| (b' '..=b'~').contains(&byte));
+                if pattern.is_empty() || pattern.len() > 64 || !printable || pattern.contains('/') {
+                    return wrong(format!(
+                        "`{}` is no pattern for thread names: use 1 to 64 characters of ASCII and no slash, such as control-*",
+                        pattern.escape_debug()
+                    ));
+                }
+            }
+            (None, Some(Threads::Name)) => {
+                return wrong(
+                    "--threads name needs a pattern: add --thread-name 'control-*'".to_owned(),
+                );
+            }
+            (Some(_), _) => {
+                return wrong(
+                    "--thread-name has no effect without --threads name: add it".to_owned(),
+                );
+            }
+            (None, _) => {}
+        }
+        if !is_label(&self.name) {
+            return wrong(format!(
+                "`{}` cannot be the name of a pod and its claim: use up to 63 of a-z, 0-9 and -, beginning and ending with a letter or digit",
+                self.name.escape_debug()
+            ));
+        }
+        if let Some(namespace) = self.namespace.as_deref().filter(|name| !is_label(name)) {
+            return wrong(format!(
+                "`{}` cannot be a namespace: use up to 63 of a-z, 0-9 and -, beginning and ending with a letter or digit",
+                namespace.escape_debug()
+            ));
+        }
+        if !self.class.split('.').all(is_label) || self.class.len() > 253 {
+            return wrong(format!(
+                "`{}` cannot be a device class: use labels of a-z, 0-9 and - with dots between them, such as {DRIVER}",
+                self.class.escape_debug()
+            ));
+        }
+        Ok(())
+    }
+
+    /// What each core must have left, in millionths: the density where there is a deadline.
+    fn bandwidth(&self) -> u128 {
+        let deadline = self.deadline.unwrap_or(self.period);
+        (u128::from(self.runtime.get()) * 1_000_000).div_ceil(u128::from(deadline.get()))
+    }
+
+    fn metadata(&self) -> Value {
+        let mut metadata = json!({"name": self.name});
+        if let Some(namespace) = &self.namespace {
+            metadata["namespace"] = json!(namespace);
+        }
+        metadata
+    }
+
+    fn claim(&self) -> Value {
+        let mut exactly = json!({
+            "deviceClassName": self.class,
+            "capacity": {"requests": {"bandwidth": self.bandwidth().to_string()}},
+        });
+        if self.cores > 1 {
+            exactly["count"] = json!(self.cores);
+        }
+        let mut parameters = json!({
+            "apiVersion": PARAMETERS_VERSION,
+            "kind": PARAMETERS_KIND,
+            "runtime": self.runtime.to_string(),
+            "period": self.period.to_string(),
+        });
+        if let Some(deadline) = self.deadline {
+            parameters["deadline"] = json!(deadline.to_string());
+        }
+        if let Some(policy) = self.policy {
+            parameters["policy"] = json!(word(policy));
+        }
+        if let Some(threads) = self.threads {
+            parameters["threads"] = json!({"select": word(threads)});
+            if let Some(pattern) = &self.thread_name {
+                parameters["threads"]["name"] = json!(pattern);
+            }
+        }
+        if let Some(overrun) = self.overrun {
+            parameters["overrun"] = json!(word(overrun));
+        }
+        let spec = json!({"devices": {
+            "requests": [{"name": "cpu", "exactly": exactly}],
+            "config": [{"requests": ["cpu"], "opaque": {"driver": DRIVER, "parameters": parameters}}],
+        }});
+        let (kind, spec) = match self.template {
+            true => ("ResourceClaimTemplate", json!({"spec": spec})),
+            false => ("ResourceClaim", spec),
+        };
+        json!({
+            "apiVersion": "resource.k8s.io/v1",
+            "kind": kind,
+            "metadata": self.metadata(),
+            "spec": spec,
+        })
+    }
+
+    fn pod(&self, image: &str) -> Value {
+        let source = match self.template {
+            true => "resourceClaimTemplateName",
+            false => "resourceClaimName",
+        };
+        json!({
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": self.metadata(),
+            "spec": {
+                "resourceClaims": [{"name": "reservation", source: self.name}],
+                "containers": [{
+                    "name": self.name,
+                    "image": image,
+                    "resources": {"claims": [{"name": "reservation"}]},
+                }],
+            },
+        })
+    }
+}
+
+/// Whether Kubernetes takes it as a label of RFC 1123.
+fn is_label(name: &str) -> bool {
+    let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
+    (1..=63).contains(&name.len())
+        && name.bytes().all(|byte| plain(byte) || byte == b'-')
+        && [name.bytes().next(), name.bytes().next_back()]
+            .into_iter()
+            .flatten()
+            .all(plain)
+}
+
+/// The order in which people look for the fields of a manifest; others follow in alphabetical order.
+const ORDER: [&str; 10] = [
+    "apiVersion",
+    "kind",
+    "name",
+    "metadata",
+    "spec",
+    "requests",
+    "deviceClassName",
+    "count",
+    "runtime",
+    "period",
+];
+
+/// A manifest in YAML: mappings, lists and texts, which is all it is made of.
+fn yaml(document: &Value) -> String {
+    let mut text = String::new();
+    write_value(document, 0, &mut text);
+    text
+}
+
+fn write_value(value: &Value, depth: usize, text: &mut String) {
+    let indent = "  ".repeat(depth);
+    match value {
+        Value::Object(fields) => {
+            let place = |name: &str| ORDER.iter().position(|known| *known == name);
+            let mut names: Vec<&String> = fields.keys().collect();
+            names.sort_by_key(|name| (place(name).unwrap_or(ORDER.len()), name.as_str()));
+            for name in names {
+                let field = &fields[name];
+                text.push_str(&format!("{indent}{name}:"));
+                write_below(field, depth + 1, text);
+            }
+        }
+        Value::Array(items) => {
+            for item in items {
+                let mut inner = String::new();
+                write_value(item, depth + 1, &mut inner);
+                // The dash takes the place of the first field's indentation.
+                text.push_str(&format!("{indent}- {}", inner.trim_start()));
+            }
+        }
+        scalar => text.push_str(&format!("{indent}{}\n", plain(scalar))),
+    }
+}
+
+fn write_below(value: &Value, depth: usize, text: &mut String) {
+    if value.is_object() || value.is_array() {
+        text.push('\n');
+        write_value(value, depth, text);
+    } else {
+        text.push_str(&format!(" {}\n", plain(value)));
+    }
+}
+
+/// A text without quotes where YAML cannot take it for anything else.
+fn plain(value: &Value) -> String {
+    let Value::String(text) = value else {
+        return value.to_string();
+    };
+    let harmless = |byte: u8| byte.is_ascii_alphanumeric() || b"-._/".contains(&byte);
+    let begins = text.bytes().next().is_some_and(|b| b.is_ascii_alphabetic());
+    let duration = text.parse::<Nanos>().is_ok() && text.ends_with('s');
+    let reserved = ["true", "false", "null", "yes", "no", "on", "off", "y", "n"]
+        .contains(&text.to_ascii_lowercase().as_str());
+    match (begins || duration) && text.bytes().all(harmless) && !reserved {
+        true => text.clone(),
+        false => value.to_string(),
+    }
+}

@@ -1,0 +1,196 @@
+//! `takt reserve plan`.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use serde::Serialize;
+use takt_reserve::render;
+use takt_reserve::{
+    Alternative, Bandwidth, Constraints, Nanos, PerTaskPlan, Periods, PlanError, Reservation,
+    TaskSet, plan, plan_per_task,
+};
+
+use super::check::{Shown, style};
+use super::source::{Costs, Percent, Source};
+use crate::failure::Failure;
+use crate::output::{Form, print, print_json, write_text};
+
+const HELP: &str = "\
+The smallest reservation is the one with the least bandwidth m*Q/P among the periods tried; of
+equals the one with the longer period, then with fewer cores.
+
+  one reservation     for all tasks together, who share it by priority: one thread that serves them
+                      all, a real-time group, or HCBS. One core unless --max-cores allows more.
+  --per-task          one for each task: what SCHED_DEADLINE gives the threads of a program on a
+                      kernel without patches
+
+Several cores count on servers that never sleep: real-time groups, but not SCHED_DEADLINE or HCBS
+unless a thread of the lowest priority always runs on each core.
+
+The exit code is 0 if there is a reservation, and 6 if none of those allowed suffices. In JSON,
+times are in nanoseconds and bandwidths in millionths of a core.
+
+Examples:
+  takt reserve plan tasks.yaml
+  takt reserve plan tasks.yaml --period 5ms,10ms --switch 20us --latency 100us
+  takt reserve plan tasks.csv --max-cores 4 --core-bound 80%
+  takt reserve plan tasks.yaml --per-task --json | jq '.tasks[].reservation'";
+
+/// Finds the smallest reservation that tasks need.
+#[derive(Debug, Args)]
+#[command(after_help = HELP)]
+pub struct Plan {
+    #[command(flatten)]
+    source: Source,
+    /// A reservation for each task instead of one for all
+    #[arg(long, conflicts_with_all = ["max_cores", "svg", "alternatives", "ascii"])]
+    per_task: bool,
+    /// Periods to choose from; without it, ten per decade up to the shortest deadline (per task: the longest possible)
+    #[arg(long, value_name = "TIME", value_delimiter = ',')]
+    period: Vec<Nanos>,
+    /// No shorter period is chosen while deadlines allow it
+    #[arg(
+        long,
+        value_name = "TIME",
+        default_value = "1ms",
+        conflicts_with = "period"
+    )]
+    shortest: Nanos,
+    /// The most cores that the reservation may have
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    max_cores: u32,
+    /// The most of a core that one reservation may take
+    #[arg(long, value_name = "PERCENT", default_value = "90%")]
+    core_bound: Percent,
+    /// Runtimes are multiples of this, and so are periods that are not listed
+    #[arg(long, value_name = "TIME", default_value = "1us")]
+    granularity: Nanos,
+    #[command(flatten)]
+    costs: Costs,
+    /// How many other reservations to show
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    alternatives: usize,
+    /// Write the picture of supply and demand too; `-` writes it to standard output, alone
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+    /// Use only characters of ASCII
+    #[arg(long)]
+    ascii: bool,
+    #[command(flatten)]
+    form: Form,
+}
+
+#[derive(Serialize)]
+struct Planned<'a> {
+    #[serde(flatten)]
+    verdict: Shown<'a>,
+    alternatives: &'a [Alternative],
+}
+
+#[derive(Serialize)]
+struct PlannedPerTask<'a> {
+    #[serde(flatten)]
+    plan: &'a PerTaskPlan,
+    /// On how many cores of one root domain they are proven to be kept.
+    global_edf_cores: Option<u32>,
+}
+
+impl Plan {
+    pub fn run(self) -> Result<(), Failure> {
+        let set = self.source.read()?;
+        match self.per_task {
+            true => self.run_per_task(&set),
+            false => self.run_for_all(&set),
+        }
+    }
+
+    fn constraints(&self) -> Constraints {
+        Constraints {
+            periods: match self.period.is_empty() {
+                true => Periods::Auto {
+                    shortest: self.shortest,
+                },
+                false => Periods::Listed(self.period.clone()),
+            },
+            max_cores: self.max_cores,
+            granularity: self.granularity,
+            core_bound: Bandwidth::from_ppm(self.core_bound.0),
+            overheads: self.costs.overheads(),
+        }
+    }
+
+    fn run_for_all(&self, set: &TaskSet) -> Result<(), Failure> {
+        let found = plan(set, &self.constraints()).map_err(refused)?;
+        let reservation = &found.reservation;
+        if let Some(path) = &self.svg {
+            write_text(path, &render::supply_and_demand(&found.verdict))?;
+        }
+        if self.form.json {
+            print_json(&Planned {
+                verdict: Shown::from(&found.verdict),
+                alternatives: found.alternatives.get(1..).unwrap_or_default(),
+            })?;
+        } else if self.svg.as_deref() != Some("-".as_ref()) {
+            print(&format!(
+                "{}\n{}\n{}\n",
+                render::plan_table(&found, self.alternatives),
+                render::chart(&found.verdict, style(self.ascii)),
+                claim(reservation)
+            ))?;
+        }
+        if reservation.cores() > 1 {
+            eprintln!(
+                "takt: several cores hold only while no server sleeps with work to come, as SCHED_DEADLINE and HCBS servers do: \
+                 plan --per-task for those, or keep a thread of the lowest priority running on each core"
+            );
+        }
+        Ok(())
+    }
+
+    fn run_per_task(&self, set: &TaskSet) -> Result<(), Failure> {
+        let found = plan_per_task(set, &self.constraints()).map_err(refused)?;
+        let proven = (1..=Reservation::MAX_CORES).find(|&m| found.is_proven_under_global_edf(m));
+        if self.form.json {
+            return print_json(&PlannedPerTask {
+                plan: &found,
+                global_edf_cores: proven,
+            });
+        }
+        let told = match proven {
+            Some(1) => "one core keeps all of them".to_owned(),
+            Some(cores) => format!(
+                "global EDF, as Linux schedules them unless cores are set apart, is proven to keep all of them on {cores} cores or more"
+            ),
+            None => {
+                "global EDF is proven to keep all of them on no number of cores: set cores apart"
+                    .to_owned()
+            }
+        };
+        print(&format!("{}{told}\n", render::per_task_table(&found)))
+    }
+}
+
+fn refused(error: PlanError) -> Failure {
+    match error {
+        PlanError::Utilisation { .. } => Failure::Insufficient(format!(
+            "{error}; --max-cores allows more, --per-task plans one reservation for each task"
+        )),
+        PlanError::NoneSuffices { .. } | PlanError::NoneForTask { .. } => {
+            Failure::Insufficient(error.to_string())
+        }
+        _ => Failure::Other(error.to_string()),
+    }
+}
+
+/// How to ask Kubernetes for it.
+fn claim(reservation: &Reservation) -> String {
+    let mut line = format!(
+        "takt reserve claim --runtime {} --period {}",
+        reservation.runtime(),
+        reservation.period()
+    );
+    if reservation.cores() > 1 {
+        line.push_str(&format!(" --cores {}", reservation.cores()));
+    }
+    format!("Kubernetes: {line}")
+}
