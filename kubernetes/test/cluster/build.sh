@@ -1,0 +1,42 @@
+#!/bin/sh
+# Builds what a cluster of one node needs into a cache, from the Go module proxy and apt alone: Kubernetes,
+# etcd, containerd, runc, two network plugins. About a quarter of an hour on two cores, once per machine.
+set -eu
+here=$(cd "$(dirname "$0")" && pwd)
+cache=${TAKT_CLUSTER_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/takt-cluster}
+mkdir -p "$cache/bin"
+
+# step NAME VERSION COMMAND...: runs the command unless this version is there already.
+step() {
+	name=$1 version=$2
+	shift 2
+	if [ -x "$cache/bin/$name" ] && [ "$(cat "$cache/$name.version" 2>/dev/null)" = "$version" ]; then
+		return
+	fi
+	echo "building $name $version ($(date +%T))"
+	"$@"
+	echo "$version" >"$cache/$name.version"
+}
+
+module() { (cd "$here/$1" && CGO_ENABLED=0 go build -trimpath -ldflags=-s -o "$cache/bin/$1" .); }
+program() { GOFLAGS="${GOFLAGS:-} -trimpath" CGO_ENABLED=0 GOBIN="$cache/bin" go install "$1"; }
+runc() {
+	if ! [ -f /usr/include/seccomp.h ]; then
+		apt-get install -y -qq libseccomp-dev pkg-config gcc >/dev/null
+	fi
+	GOBIN="$cache/bin" CGO_ENABLED=1 go install -trimpath -tags "seccomp netgo osusergo" \
+		-ldflags "-extldflags -static -X main.version=1.5.2" github.com/opencontainers/runc@v1.5.2
+}
+
+containerd=v2.4.2
+plugins=v1.9.1
+step containerd $containerd program github.com/containerd/containerd/v2/cmd/containerd@$containerd
+step containerd-shim-runc-v2 $containerd program github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2@$containerd
+step ctr $containerd program github.com/containerd/containerd/v2/cmd/ctr@$containerd
+step runc v1.5.2 runc
+for name in main/bridge main/loopback ipam/host-local; do
+	step "$(basename $name)" $plugins program github.com/containernetworking/plugins/plugins/$name@$plugins
+done
+step etcd "$(sha256sum "$here/etcd/go.sum" | cut -c1-12)" module etcd
+step kube "$(sha256sum "$here/kube/go.sum" "$here/kube/main.go" | sha256sum | cut -c1-12)" module kube
+echo "$cache/bin"

@@ -1,0 +1,411 @@
+// Package cluster tests takt-node in a real Kubernetes of one node, which node.sh makes around the test:
+// scheduler, kubelet, containerd, runc and kernel are those that a user has. `make test-cluster` runs it.
+package cluster
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/takt-dev/takt/kubernetes/pkg/node"
+	"github.com/takt-dev/takt/kubernetes/pkg/reservation"
+	"github.com/takt-dev/takt/kubernetes/pkg/sched"
+)
+
+var (
+	client *kubernetes.Clientset
+	// dir is where node.sh keeps logs and process numbers.
+	dir = os.Getenv("TAKT_CLUSTER")
+	ctx = context.Background()
+)
+
+func TestMain(m *testing.M) {
+	if dir == "" {
+		fmt.Println("not in a cluster: run make test-cluster")
+		return
+	}
+	if err := install(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	os.Exit(m.Run())
+}
+
+// install applies the chart and waits for the agent.
+func install() error {
+	config, err := clientcmd.BuildConfigFromFlags("", os.Getenv("KUBECONFIG"))
+	if err != nil {
+		return err
+	}
+	config.QPS, config.Burst = 200, 400
+	if client, err = kubernetes.NewForConfig(config); err != nil {
+		return err
+	}
+	if out, err := exec.Command("kube", "kubectl", "apply", "-f", os.Getenv("TAKT_CHART")).CombinedOutput(); err != nil {
+		return fmt.Errorf("cannot apply the chart: %w: %s", err, out)
+	}
+	for began := time.Now(); ; time.Sleep(100 * time.Millisecond) {
+		set, err := client.AppsV1().DaemonSets("kube-system").Get(ctx, "takt-node", metav1.GetOptions{})
+		if err == nil && set.Status.NumberReady > 0 {
+			break
+		}
+		if time.Since(began) > 2*time.Minute {
+			out, _ := exec.Command("kube", "kubectl", "-n", "kube-system", "describe", "pods").CombinedOutput()
+			return fmt.Errorf("the agent is not ready: %s", out)
+		}
+	}
+	// The service account that pods run under.
+	for began := time.Now(); time.Since(began) < time.Minute; time.Sleep(100 * time.Millisecond) {
+		if _, err = client.CoreV1().ServiceAccounts("default").Get(ctx, "default", metav1.GetOptions{}); err == nil {
+			break
+		}
+	}
+	return err
+}
+
+// until waits for what must come; the limit is for a machine that is busy with other things.
+func until(t *testing.T, what string, holds func() bool) {
+	t.Helper()
+	for began := time.Now(); !holds(); time.Sleep(50 * time.Millisecond) {
+		if time.Since(began) > 4*time.Minute {
+			events, _ := exec.Command("kube", "kubectl", "get", "events,pods", "-A").CombinedOutput()
+			claims, _ := exec.Command("kube", "kubectl", "get", "resourceclaims", "-o", "jsonpath={range .items[*]}{.metadata.name} {.status}{\"\\n\"}{end}").CombinedOutput()
+			agent, _ := exec.Command("kube", "kubectl", "-n", "kube-system", "logs", "ds/takt-node", "--tail=20").CombinedOutput()
+			t.Fatalf("still not: %s\n%s\n%s\n%s", what, events, claims, agent)
+		}
+	}
+}
+
+func parameters(fields string) runtime.RawExtension {
+	return runtime.RawExtension{Raw: []byte(`{"apiVersion":"` + reservation.APIVersion + `","kind":"` + reservation.Kind + `",` + fields + `}`)}
+}
+
+// claim is for so many cores at so many parts per million.
+func claim(name string, cores, ppm int64, fields string) *resourcev1.ResourceClaim {
+	return &resourcev1.ResourceClaim{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name},
+		Spec: resourcev1.ResourceClaimSpec{Devices: resourcev1.DeviceClaim{
+			Requests: []resourcev1.DeviceRequest{{Name: "cpu", Exactly: &resourcev1.ExactDeviceRequest{
+				DeviceClassName: reservation.Driver, AllocationMode: resourcev1.DeviceAllocationModeExactCount, Count: cores,
+				Capacity: &resourcev1.CapacityRequirements{Requests: map[resourcev1.QualifiedName]resource.Quantity{
+					reservation.Bandwidth: *resource.NewQuantity(ppm, resource.DecimalSI),
+				}},
+			}}},
+			Config: []resourcev1.DeviceClaimConfiguration{{Requests: []string{"cpu"}, DeviceConfiguration: resourcev1.DeviceConfiguration{
+				Opaque: &resourcev1.OpaqueDeviceConfiguration{Driver: reservation.Driver, Parameters: parameters(fields)},
+			}}},
+		}},
+	}
+}
+
+// pod runs the guest under a claim; its name is in its command line.
+func pod(name, claimName, mode string) *corev1.Pod {
+	grace := int64(0)
+	return &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name},
+		Spec: corev1.PodSpec{
+			TerminationGracePeriodSeconds: &grace,
+			ResourceClaims:                []corev1.PodResourceClaim{{Name: "reservation", ResourceClaimName: &claimName}},
+			Containers: []corev1.Container{{
+				Name: "main", Image: "takt.test/guest:1", ImagePullPolicy: corev1.PullNever,
+				Command:   []string{"/guest", mode, name},
+				Resources: corev1.ResourceRequirements{Claims: []corev1.ResourceClaim{{Name: "reservation"}}},
+			}},
+		},
+	}
+}
+
+func create(t *testing.T, objects ...any) {
+	t.Helper()
+	for _, object := range objects {
+		var err error
+		switch o := object.(type) {
+		case *corev1.Pod:
+			_, err = client.CoreV1().Pods(o.Namespace).Create(ctx, o, metav1.CreateOptions{})
+			t.Cleanup(func() { remove(t, o.Name, "") })
+		case *resourcev1.ResourceClaim:
+			_, err = client.ResourceV1().ResourceClaims(o.Namespace).Create(ctx, o, metav1.CreateOptions{})
+			t.Cleanup(func() { remove(t, "", o.Name) })
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// remove deletes a pod and a claim and waits until they have gone.
+func remove(t *testing.T, podName, claimName string) {
+	t.Helper()
+	if podName != "" {
+		_ = client.CoreV1().Pods("default").Delete(ctx, podName, metav1.DeleteOptions{})
+		until(t, "pod "+podName+" has gone", func() bool {
+			_, err := client.CoreV1().Pods("default").Get(ctx, podName, metav1.GetOptions{})
+			return apierrors.IsNotFound(err)
+		})
+	}
+	if claimName != "" {
+		_ = client.ResourceV1().ResourceClaims("default").Delete(ctx, claimName, metav1.DeleteOptions{})
+		until(t, "claim "+claimName+" has gone", func() bool {
+			_, err := client.ResourceV1().ResourceClaims("default").Get(ctx, claimName, metav1.GetOptions{})
+			return apierrors.IsNotFound(err)
+		})
+	}
+}
+
+// guests are the first threads of running guests, by the names of their pods.
+func guests() map[string]int {
+	found := map[string]int{}
+	files, _ := filepath.Glob("/proc/[0-9]*/cmdline")
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			continue
+		}
+		words := strings.Split(strings.TrimSuffix(string(text), "\x00"), "\x00")
+		if len(words) == 3 && words[0] == "/guest" {
+			found[words[2]], _ = strconv.Atoi(filepath.Base(filepath.Dir(file)))
+		}
+	}
+	return found
+}
+
+func running(t *testing.T, name string) int {
+	t.Helper()
+	until(t, "pod "+name+" runs", func() bool {
+		p, err := client.CoreV1().Pods("default").Get(ctx, name, metav1.GetOptions{})
+		return err == nil && p.Status.Phase == corev1.PodRunning && guests()[name] > 0
+	})
+	return guests()[name]
+}
+
+// told waits for an event of a pod.
+func told(t *testing.T, name, reason, text string) {
+	t.Helper()
+	until(t, "pod "+name+" is told "+text, func() bool {
+		events, err := client.CoreV1().Events("default").List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.name=" + name})
+		if err != nil {
+			return false
+		}
+		for _, event := range events.Items {
+			if event.Reason == reason && strings.Contains(event.Message, text) {
+				return true
+			}
+		}
+		return false
+	})
+}
+
+const twoInTwenty = `"runtime":"2ms","period":"20ms"`
+
+var reserved = sched.Attr{Policy: sched.Deadline, Flags: sched.ResetOnFork, Runtime: 2_000_000, Deadline: 20_000_000, Period: 20_000_000}
+
+func TestAPodRunsUnderItsReservationAndItsProbesDoNot(t *testing.T) {
+	p := pod("plain", "plain", "idle")
+	p.Spec.Containers[0].ReadinessProbe = &corev1.Probe{
+		ProbeHandler: corev1.ProbeHandler{Exec: &corev1.ExecAction{Command: []string{"/guest", "probe"}}}, PeriodSeconds: 1,
+	}
+	create(t, claim("plain", 1, 100_000, twoInTwenty), p)
+	pid := running(t, "plain")
+	if attr, err := sched.Get(pid); err != nil || attr != reserved {
+		t.Errorf("the first thread has %+v, %v", attr, err)
+	}
+	until(t, "the probe has run as an ordinary process", func() bool {
+		p, err := client.CoreV1().Pods("default").Get(ctx, "plain", metav1.GetOptions{})
+		return err == nil && len(p.Status.ContainerStatuses) == 1 && p.Status.ContainerStatuses[0].Ready
+	})
+	until(t, "the claim's status says so", func() bool {
+		c, err := client.ResourceV1().ResourceClaims("default").Get(ctx, "plain", metav1.GetOptions{})
+		if err != nil || len(c.Status.Devices) != 1 || c.Status.Devices[0].Data == nil || len(c.Status.Devices[0].Conditions) != 1 {
+			return false
+		}
+		var data node.DeviceData
+		return json.Unmarshal(c.Status.Devices[0].Data.Raw, &data) == nil && data.Bandwidth == 100_000 &&
+			data.Backend == "deadline" && len(data.Threads) == 1 && data.Threads[0].TID == 1 &&
+			c.Status.Devices[0].Conditions[0].Status == metav1.ConditionTrue
+	})
+}
+
+func TestAPodThatDoesNotFitIsPendingUntilThereIsRoom(t *testing.T) {
+	create(t, claim("half", 2, 500_000, `"runtime":"10ms","period":"20ms"`), pod("half", "half", "idle"))
+	running(t, "half")
+	create(t, claim("more", 1, 600_000, `"runtime":"12ms","period":"20ms"`), pod("more", "more", "idle"))
+	until(t, "the second pod is found not to fit", func() bool {
+		p, err := client.CoreV1().Pods("default").Get(ctx, "more", metav1.GetOptions{})
+		if err != nil {
+			return false
+		}
+		for _, condition := range p.Status.Conditions {
+			if condition.Type == corev1.PodScheduled && condition.Reason == corev1.PodReasonUnschedulable {
+				return true
+			}
+		}
+		return false
+	})
+	if guests()["more"] > 0 {
+		t.Error("the pod that does not fit runs")
+	}
+	remove(t, "half", "half")
+	pid := running(t, "more")
+	if attr, err := sched.Get(pid); err != nil || attr.Runtime != 12_000_000 {
+		t.Errorf("the pod that had to wait has %+v, %v", attr, err)
+	}
+}
+
+func TestHostileClaimsAreRefused(t *testing.T) {
+	for name, fields := range map[string]string{
+		"less-than-needed": `"runtime":"3ms","period":"20ms"`,
+		"no-period":        `"runtime":"2ms"`,
+		"no-unit":          `"runtime":2,"period":"20ms"`,
+	} {
+		_, err := client.ResourceV1().ResourceClaims("default").Create(ctx, claim(name, 1, 100_000, fields), metav1.CreateOptions{})
+		if err == nil || !strings.Contains(err.Error(), "takt-node-resourceclaims") {
+			t.Errorf("%s: the API server says %v", name, err)
+			remove(t, "", name)
+		}
+	}
+	// What the policy does not look at, the node does.
+	create(t, claim("groups", 1, 100_000, twoInTwenty+`,"policy":"fifo"`), pod("groups", "groups", "idle"))
+	told(t, "groups", "ReservationRefused", `policy "fifo"`)
+	create(t, claim("typo", 1, 100_000, twoInTwenty+`,"deadlin":"5ms"`), pod("typo", "typo", "idle"))
+	told(t, "typo", "ReservationRefused", `"deadlin"`)
+	if found := guests(); found["groups"]+found["typo"] > 0 {
+		t.Error("a refused pod runs")
+	}
+}
+
+func TestAClaimIsOnePodsAtATime(t *testing.T) {
+	create(t, claim("shared", 1, 100_000, twoInTwenty), pod("first", "shared", "idle"))
+	running(t, "first")
+	create(t, pod("second", "shared", "idle"))
+	told(t, "second", "ReservationRefused", "ResourceClaimTemplate")
+	if guests()["second"] > 0 {
+		t.Error("the second pod runs")
+	}
+	remove(t, "first", "")
+	pid := running(t, "second")
+	if attr, err := sched.Get(pid); err != nil || attr != reserved {
+		t.Errorf("the second pod has %+v, %v", attr, err)
+	}
+}
+
+func TestOverrunsAreTold(t *testing.T) {
+	create(t, claim("busy", 1, 100_000, twoInTwenty), pod("busy", "busy", "busy"))
+	running(t, "busy")
+	told(t, "busy", "ReservationOverrun", "2ms every 20ms")
+}
+
+// agent is the process number of takt-node, 0 if it is not there.
+func agent() int {
+	out, err := exec.Command("pidof", "/takt-node").Output()
+	if err != nil {
+		return 0
+	}
+	pid, _ := strconv.Atoi(strings.Fields(string(out))[0])
+	return pid
+}
+
+// processOf is a process to end without notice.
+func processOf(name string) int {
+	if name == "takt-node" {
+		return agent()
+	}
+	text, err := os.ReadFile(filepath.Join(dir, name+".pid"))
+	if err != nil {
+		return 0
+	}
+	pid, _ := strconv.Atoi(strings.TrimSpace(string(text)))
+	return pid
+}
+
+func TestAHundredPodsThroughCrashesAreNeverUnreservedAndLeaveNothing(t *testing.T) {
+	const rounds, width = 20, 5
+	// All the while: a guest that runs has a reservation.
+	stop := make(chan struct{})
+	var watching sync.WaitGroup
+	watching.Go(func() {
+		for {
+			select {
+			case <-stop:
+				return
+			case <-time.After(2 * time.Millisecond):
+			}
+			for name, pid := range guests() {
+				if attr, err := sched.Get(pid); err == nil && strings.HasPrefix(name, "cycle-") && attr.Policy != sched.Deadline {
+					t.Errorf("%s runs with %s", name, sched.PolicyName(attr.Policy))
+				}
+			}
+		}
+	})
+	// In most rounds one of those who matter is killed, at any moment. The kubelet waits longer before every
+	// restart of the agent, so that this cannot be done as often as with the others.
+	kills := slices.Concat(slices.Repeat([]string{"takt-node"}, 3), slices.Repeat([]string{"containerd"}, 6), slices.Repeat([]string{"kubelet"}, 6))
+	rand.Shuffle(len(kills), func(i, j int) { kills[i], kills[j] = kills[j], kills[i] })
+	for round := range rounds {
+		for i := range width {
+			name := fmt.Sprintf("cycle-%d-%d", round, i)
+			_, err := client.ResourceV1().ResourceClaims("default").Create(ctx, claim(name, 1, 20_000, `"runtime":"1ms","period":"50ms"`), metav1.CreateOptions{})
+			if err == nil {
+				_, err = client.CoreV1().Pods("default").Create(ctx, pod(name, name, "idle"), metav1.CreateOptions{})
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		if round < len(kills) {
+			watching.Go(func() {
+				time.Sleep(time.Duration(rand.IntN(2000)) * time.Millisecond)
+				if pid := processOf(kills[round]); pid > 1 {
+					t.Logf("round %d: killing %s: %v", round, kills[round], syscall.Kill(pid, syscall.SIGKILL))
+				}
+			})
+		}
+		// Some are deleted before they have started.
+		for i := range width - 1 {
+			running(t, fmt.Sprintf("cycle-%d-%d", round, i))
+		}
+		for i := range width {
+			name := fmt.Sprintf("cycle-%d-%d", round, i)
+			_ = client.CoreV1().Pods("default").Delete(ctx, name, metav1.DeleteOptions{})
+			_ = client.ResourceV1().ResourceClaims("default").Delete(ctx, name, metav1.DeleteOptions{})
+		}
+	}
+	until(t, "all pods and claims have gone", func() bool {
+		pods, err := client.CoreV1().Pods("default").List(ctx, metav1.ListOptions{})
+		claims, err2 := client.ResourceV1().ResourceClaims("default").List(ctx, metav1.ListOptions{})
+		return err == nil && err2 == nil && len(pods.Items)+len(claims.Items) == 0
+	})
+	close(stop)
+	watching.Wait()
+	for _, pattern := range []string{"/run/cdi/cpu.takt.dev-*", "/run/cdi/.cpu.takt.dev-*", "/run/takt-node/ask/*"} {
+		until(t, "nothing is left of "+pattern, func() bool {
+			left, err := filepath.Glob(pattern)
+			return err == nil && len(left) == 0
+		})
+	}
+	if left := guests(); len(left) > 0 {
+		t.Errorf("left are %v", left)
+	}
+	// All of the kernel's bandwidth is there again: a pod that needs nearly everything gets it.
+	create(t, claim("all", 2, 850_000, `"runtime":"17ms","period":"20ms"`), pod("all", "all", "idle"))
+	running(t, "all")
+}

@@ -1,0 +1,10 @@
+// Command etcd is etcd as its project ships it.
+package main
+
+import (
+	"os"
+
+	"go.etcd.io/etcd/server/v3/etcdmain"
+)
+
+func main() { etcdmain.Main(os.Args) }

@@ -1,0 +1,170 @@
+#!/bin/sh
+# Runs a command beside a whole Kubernetes of one node: node.sh COMMAND...
+# The cluster is in namespaces of its own (mounts, network, processes, host name), and so is the command: what
+# they mount and listen on is theirs, and all of it goes when the command ends. Only the cgroups are the
+# machine's: they are in groups named takt-cluster, which are removed. Needs root and what build.sh makes.
+#
+# Each of etcd, apiserver, controllers, scheduler, containerd and kubelet is started again when it ends, so
+# that tests may kill them; their process numbers are in $TAKT_CLUSTER/NAME.pid and they log to NAME.log.
+set -eu
+here=$(cd "$(dirname "$0")" && pwd)
+if [ "${TAKT_CLUSTER_INSIDE:-}" = "" ]; then
+	cache=${TAKT_CLUSTER_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/takt-cluster}
+	TAKT_CLUSTER=$(mktemp -d /var/tmp/takt-cluster.XXXXXX)
+	export TAKT_CLUSTER TAKT_CLUSTER_INSIDE=1 PATH="$cache/bin:$PATH"
+	status=0
+	unshare -m -n -p -f --kill-child=SIGKILL --mount-proc --uts "$0" "$@" || status=$?
+	for group in /sys/fs/cgroup/takt-cluster /sys/fs/cgroup/*/takt-cluster; do
+		[ -d "$group" ] && find "$group" -depth -type d -exec rmdir {} + 2>/dev/null || true
+	done
+	if [ $status -eq 0 ] || [ -z "${TAKT_CLUSTER_KEEP:-}" ]; then
+		rm -rf "$TAKT_CLUSTER"
+	else
+		echo "logs are in $TAKT_CLUSTER"
+	fi
+	exit $status
+fi
+
+cd "$TAKT_CLUSTER"
+node=node-1
+hostname $node
+mount --make-rprivate /
+mount -t tmpfs tmpfs /run
+for dir in /var/lib/cni /var/lib/kubelet /var/log/containers /var/log/pods /opt/containerd /usr/libexec/kubernetes \
+	/var/lib/takt-node /etc/cni /opt/cni /etc/cdi; do
+	mkdir -p $dir
+	mount -t tmpfs tmpfs $dir
+done
+mount --make-shared /var/lib/kubelet
+mount -t debugfs debugfs /sys/kernel/debug 2>/dev/null || true
+# The kubelet insists on values that a machine of several users need not have.
+for setting in vm/overcommit_memory=1 kernel/panic=10 kernel/panic_on_oops=1; do
+	file=${setting%=*}
+	echo "${setting#*=}" >"sysctl.$(basename "$file")"
+	mount --bind "sysctl.$(basename "$file")" "/proc/sys/$file"
+done
+# A default route makes the kubelet believe in the node's address; the service address is the node's own.
+ip link set lo up
+ip link add node0 type bridge
+ip addr add 10.66.0.1/24 dev node0
+ip link set node0 up
+ip route add default via 10.66.0.2
+ip addr add 10.96.0.1/32 dev lo
+
+for group in /sys/fs/cgroup /sys/fs/cgroup/*; do
+	[ -f "$group/cgroup.procs" ] || continue
+	mkdir -p "$group/takt-cluster"
+	if [ -f "$group/cpuset.cpus" ]; then
+		cat "$group/cpuset.cpus" >"$group/takt-cluster/cpuset.cpus"
+		cat "$group/cpuset.mems" >"$group/takt-cluster/cpuset.mems"
+	fi
+done
+
+mkdir -p /opt/cni/bin /etc/cni/net.d
+for plugin in bridge loopback host-local; do
+	cp "$(command -v $plugin)" /opt/cni/bin/
+done
+cat >/etc/cni/net.d/10-pods.conflist <<'JSON'
+{"cniVersion": "1.0.0", "name": "pods", "plugins": [{"type": "bridge", "bridge": "pods0", "isGateway": true,
+ "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.67.0.0/24"}]], "routes": [{"dst": "0.0.0.0/0"}]}}]}
+JSON
+
+openssl genrsa -out service.key 2048 2>/dev/null
+cat >tokens.csv <<CSV
+admin-token,admin,admin,system:masters
+controllers-token,system:kube-controller-manager,controllers
+scheduler-token,system:kube-scheduler,scheduler
+kubelet-token,system:node:$node,kubelet,system:nodes
+CSV
+for user in admin controllers scheduler kubelet; do
+	cat >$user.conf <<YAML
+apiVersion: v1
+kind: Config
+current-context: c
+contexts: [{name: c, context: {cluster: c, user: u}}]
+clusters: [{name: c, cluster: {server: "https://10.66.0.1:443", insecure-skip-tls-verify: true}}]
+users: [{name: u, user: {token: $user-token}}]
+YAML
+done
+export KUBECONFIG="$TAKT_CLUSTER/admin.conf"
+
+cat >kubelet.yaml <<YAML
+apiVersion: kubelet.config.k8s.io/v1beta1
+kind: KubeletConfiguration
+authentication: {anonymous: {enabled: true}, webhook: {enabled: false}}
+authorization: {mode: AlwaysAllow}
+cgroupDriver: cgroupfs
+cgroupRoot: /takt-cluster
+failCgroupV1: false
+failSwapOn: false
+localStorageCapacityIsolation: false
+containerRuntimeEndpoint: unix:///run/containerd/containerd.sock
+resolvConf: ""
+evictionHard: {memory.available: "50Mi", nodefs.available: "1%", imagefs.available: "1%"}
+imageGCHighThresholdPercent: 100
+syncFrequency: 10s
+YAML
+cat >containerd.toml <<TOML
+version = 3
+root = "$TAKT_CLUSTER/containerd"
+state = "/run/containerd"
+[grpc]
+address = "/run/containerd/containerd.sock"
+[plugins.'io.containerd.cri.v1.images'.pinned_images]
+sandbox = "takt.test/guest:1"
+[plugins.'io.containerd.cri.v1.runtime']
+restrict_oom_score_adj = true
+[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc]
+runtime_type = "io.containerd.runc.v2"
+[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc.options]
+BinaryName = "$(command -v runc)"
+SystemdCgroup = false
+TOML
+
+# keep NAME COMMAND...: in the background, again and again.
+keep() {
+	name=$1
+	shift
+	(
+		while true; do
+			"$@" >>"$name.log" 2>&1 &
+			echo $! >"$name.pid"
+			wait $! || true
+			sleep 0.2
+		done
+	) &
+}
+
+# until_true SECONDS COMMAND...: a cluster that does not come up is a failure, and its log says why.
+until_true() {
+	left=$(($1 * 5))
+	shift
+	until "$@" >/dev/null 2>&1; do
+		left=$((left - 1))
+		if [ $left -le 0 ]; then
+			echo "never came: $*" >&2
+			tail -n 5 ./*.log >&2
+			exit 1
+		fi
+		sleep 0.2
+	done
+}
+
+keep etcd etcd --data-dir etcd --unsafe-no-fsync --log-level error \
+	--listen-peer-urls http://127.0.0.1:2380 --listen-client-urls http://127.0.0.1:2379 --advertise-client-urls http://127.0.0.1:2379
+keep apiserver kube apiserver --etcd-servers http://127.0.0.1:2379 --secure-port 443 --cert-dir certs \
+	--advertise-address 10.66.0.1 --service-cluster-ip-range 10.96.0.0/24 --token-auth-file tokens.csv --authorization-mode Node,RBAC \
+	--service-account-issuer https://kubernetes.default.svc --service-account-key-file service.key --service-account-signing-key-file service.key \
+	--kubelet-preferred-address-types InternalIP --allow-privileged
+keep containerd containerd -c containerd.toml
+until_true 60 kube kubectl get --raw /readyz
+keep controllers kube controllers --kubeconfig controllers.conf --service-account-private-key-file service.key --root-ca-file certs/apiserver.crt \
+	--use-service-account-credentials --leader-elect=false
+keep scheduler kube scheduler --kubeconfig scheduler.conf --leader-elect=false
+until_true 60 ctr version
+for image in ${TAKT_IMAGES:-}; do
+	ctr -n k8s.io images import --local "$image" >/dev/null
+done
+keep kubelet kube kubelet --config kubelet.yaml --kubeconfig kubelet.conf --node-ip 10.66.0.1 --hostname-override $node
+until_true 120 kube kubectl wait --for condition=Ready node/$node --timeout=1s
+"$@"
