@@ -1,8 +1,9 @@
-//! `takt schedule`: schedules in files, before any node runs them. No daemon is asked.
+//! `takt schedule`: schedules in files, and on a node.
 
 mod check;
 mod convert;
 mod diff;
+mod node;
 mod show;
 mod source;
 
@@ -24,9 +25,11 @@ Examples:
   takt schedule check eth0.toml --rate 100mbit
   takt schedule show eth0.toml
   takt schedule convert eth0.sh --to toml --output eth0.toml
-  takt schedule diff eth0.toml eth0-new.toml";
+  takt schedule diff eth0.toml eth0-new.toml
+  takt schedule install eth0-new.toml --datapath xdp
+  takt schedule status";
 
-/// Checks, shows, converts and compares schedules in files.
+/// Checks, shows, converts and compares schedules in files, and installs them on a node.
 #[derive(Debug, Args)]
 #[command(after_help = HELP)]
 pub struct Schedule {
@@ -44,6 +47,12 @@ enum Action {
     Convert(convert::Convert),
     /// Say what changes from one schedule to another
     Diff(diff::Diff),
+    /// Install a schedule on the link of a datapath of this node
+    Install(node::Install),
+    /// Open all gates of a link again
+    Remove(node::Remove),
+    /// Show the schedules that run, and what became of the frames of each class
+    Status(node::Status),
 }
 
 impl Schedule {
@@ -53,6 +62,9 @@ impl Schedule {
             Action::Show(show) => show.run(),
             Action::Convert(convert) => convert.run(),
             Action::Diff(diff) => return diff.run(),
+            Action::Install(install) => install.run(),
+            Action::Remove(remove) => remove.run(),
+            Action::Status(status) => status.run(),
         }?;
         Ok(ExitCode::SUCCESS)
     }

@@ -260,3 +260,38 @@ fn completions_are_made_for_every_shell() {
         );
     }
 }
+
+#[test]
+fn a_schedule_is_installed_shown_and_removed() {
+    let daemon = Daemon::start("");
+    let text = "base-time = \"0\"\ncycle-time = \"1ms\"\n\
+                [[entry]]\ngates = [7]\ninterval = \"300us\"\n\
+                [[entry]]\ngates = [1, 0]\ninterval = \"700us\"\n";
+    std::fs::write(daemon.directory.join("gates.toml"), text).expect("write");
+    let file = daemon.directory.text("gates.toml");
+    let ran = daemon.takt(&["schedule", "status"]);
+    assert_eq!(ran.out, "udp: no schedule, all gates are open\n", "{ran:?}");
+    let ran = daemon.takt(&["schedule", "install", &file, "--datapath", "udp"]);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    let start = std::time::Instant::now();
+    loop {
+        let ran = daemon.takt(&["schedule", "status"]);
+        if ran.out.contains("of 1.000 ms with") {
+            break;
+        }
+        assert!(start.elapsed() < support::PATIENCE, "{ran:?}");
+    }
+    let json = daemon.takt(&["schedule", "status", "--json"]).json();
+    assert_eq!(json[0]["operational"]["cycle_time_ns"], 1_000_000);
+    let ran = daemon.takt(&["schedule", "install", &file, "--datapath", "dpdk"]);
+    assert_ne!(ran.code, Some(0));
+    assert!(
+        ran.err.contains("dpdk") && ran.err.contains("udp"),
+        "{ran:?}"
+    );
+    let ran = daemon.takt(&["schedule", "remove", "--datapath", "udp", "--json"]);
+    assert_eq!(ran.json()["removed"], true);
+    let ran = daemon.takt(&["schedule", "remove", "--datapath", "udp"]);
+    assert_eq!(ran.code, Some(1), "{ran:?}");
+    assert!(ran.err.contains("takt schedule status"), "{ran:?}");
+}

@@ -8,9 +8,10 @@ use support::{Daemon, LISTENER, PATIENCE, until};
 use takt::{ChannelId, Error, Qos, Session, TrafficClass, Wait};
 use taktd::admin::client::{Client, ConnectError, connect};
 use taktd::admin::proto::{
-    self, AddPeerRequest, EndSessionRequest, GetStatusRequest, ListChannelsRequest,
-    ListDatapathsRequest, ListListenersRequest, ListPeersRequest, ListSessionsRequest, Listener,
-    PeerState, RemoveListenerRequest, RemovePeerRequest, SetListenerRequest, WatchRequest,
+    self, AddPeerRequest, EndSessionRequest, GetStatusRequest, InstallScheduleRequest,
+    ListChannelsRequest, ListDatapathsRequest, ListListenersRequest, ListPeersRequest,
+    ListSchedulesRequest, ListSessionsRequest, Listener, PeerState, RemoveListenerRequest,
+    RemovePeerRequest, RemoveScheduleRequest, SetListenerRequest, WatchRequest,
 };
 use tonic::Code;
 
@@ -387,4 +388,85 @@ async fn without_a_daemon_the_error_says_what_to_do() {
         .expect_err("nobody there");
     assert!(matches!(error, ConnectError::NoDaemon { .. }));
     assert!(error.to_string().contains("takt run"), "{error}");
+}
+
+#[tokio::test]
+async fn a_schedule_is_installed_told_and_removed_and_a_wrong_one_is_refused_by_field() {
+    let daemon = Daemon::start(LISTENER);
+    let mut client = daemon.client().await;
+    let link = async |client: &mut Client| {
+        let answer = client.list_schedules(ListSchedulesRequest {}).await;
+        let links = answer.expect("schedules").into_inner().links;
+        assert_eq!(links.len(), 1);
+        links[0].clone()
+    };
+    let before = link(&mut client).await;
+    assert_eq!((before.datapath.as_str(), before.classes.len()), ("udp", 8));
+    assert!(before.operational.is_none() && before.pending.is_none());
+
+    let schedule = proto::GateSchedule {
+        cycle_time_ns: 1_000_000,
+        entries: vec![
+            proto::GateEntry {
+                gates: 0x80,
+                interval_ns: 300_000,
+            },
+            proto::GateEntry {
+                gates: 0x7f,
+                interval_ns: 700_000,
+            },
+        ],
+        max_sdu: vec![0; 8],
+        initial_gates: Some(0xff),
+        ..proto::GateSchedule::default()
+    };
+    let install = |datapath: &str, schedule: Option<proto::GateSchedule>| InstallScheduleRequest {
+        datapath: datapath.into(),
+        schedule,
+        link_rate_bps: 1_000_000_000,
+    };
+    let begins = client.install_schedule(install("udp", Some(schedule.clone())));
+    let begins = begins.await.expect("installed").into_inner().begins_ns;
+    assert_eq!(begins % 1_000_000, 0);
+    let start = std::time::Instant::now();
+    let told = loop {
+        let told = link(&mut client).await;
+        if told.operational.is_some() {
+            break told;
+        }
+        assert_eq!(told.pending, Some(schedule.clone()));
+        assert_eq!(told.pending_begins_ns, Some(begins));
+        assert!(start.elapsed() < PATIENCE);
+    };
+    assert_eq!(told.operational, Some(schedule.clone()));
+    assert_eq!((told.link_rate_bps, told.changes), (1_000_000_000, 1));
+    assert!(told.cycle.is_some() && told.cycle_start_ns >= Some(begins));
+
+    let mut octet = schedule.clone();
+    octet.entries[0].gates = 0x100;
+    let mut many = schedule.clone();
+    many.max_sdu = vec![0; 9];
+    let mut empty = schedule.clone();
+    empty.entries.clear();
+    for (request, field) in [
+        (install("udp", None), "schedule"),
+        (install("dpdk", Some(schedule.clone())), "dpdk"),
+        (install("udp", Some(octet)), "entries.gates"),
+        (install("udp", Some(many)), "max_sdu"),
+        (install("udp", Some(empty)), "takt schedule check"),
+    ] {
+        let refused = client.install_schedule(request).await.expect_err("refused");
+        assert_eq!(refused.code(), Code::InvalidArgument);
+        assert!(refused.message().contains(field), "{}", refused.message());
+    }
+    assert_eq!(link(&mut client).await.operational, Some(schedule));
+
+    let remove = |datapath: &str| RemoveScheduleRequest {
+        datapath: datapath.into(),
+    };
+    for expected in [true, false] {
+        let removed = client.remove_schedule(remove("udp")).await;
+        assert_eq!(removed.expect("an answer").into_inner().removed, expected);
+    }
+    assert!(link(&mut client).await.operational.is_none());
 }

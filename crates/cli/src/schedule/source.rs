@@ -142,6 +142,13 @@ pub struct Port {
     vlan: bool,
 }
 
+impl Port {
+    /// Rate of the link, bits per second.
+    pub fn rate_bps(&self) -> u64 {
+        self.rate.0
+    }
+}
+
 /// Bits per second.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Rate(u64);

@@ -13,14 +13,16 @@ use tonic::{Request, Response, Status};
 use super::proto::admin_server::{Admin, AdminServer};
 use super::proto::{
     AddPeerRequest, AddPeerResponse, EndSessionRequest, EndSessionResponse, GetStatusRequest,
-    GetStatusResponse, ListChannelsRequest, ListChannelsResponse, ListDatapathsRequest,
-    ListDatapathsResponse, ListListenersRequest, ListListenersResponse, ListPeersRequest,
-    ListPeersResponse, ListSessionsRequest, ListSessionsResponse, ReloadRequest, ReloadResponse,
-    RemoveListenerRequest, RemoveListenerResponse, RemovePeerRequest, RemovePeerResponse,
-    SetListenerRequest, SetListenerResponse, WatchRequest, WatchResponse,
+    GetStatusResponse, InstallScheduleRequest, InstallScheduleResponse, ListChannelsRequest,
+    ListChannelsResponse, ListDatapathsRequest, ListDatapathsResponse, ListListenersRequest,
+    ListListenersResponse, ListPeersRequest, ListPeersResponse, ListSchedulesRequest,
+    ListSchedulesResponse, ListSessionsRequest, ListSessionsResponse, ReloadRequest,
+    ReloadResponse, RemoveListenerRequest, RemoveListenerResponse, RemovePeerRequest,
+    RemovePeerResponse, RemoveScheduleRequest, RemoveScheduleResponse, SetListenerRequest,
+    SetListenerResponse, WatchRequest, WatchResponse,
 };
 use super::socket::{self, SocketError};
-use super::{listener, watch as pictures};
+use super::{listener, schedule, watch as pictures};
 use crate::config::value::PeerAddress;
 use crate::node::{Node, ReloadError};
 
@@ -251,6 +253,43 @@ impl Admin for Service {
             tracing::info!(path = %path.display(), "admin: listener removed");
         }
         Ok(Response::new(RemoveListenerResponse { removed }))
+    }
+
+    async fn list_schedules(
+        &self,
+        _: Request<ListSchedulesRequest>,
+    ) -> Result<Response<ListSchedulesResponse>, Status> {
+        let links = messages(self.ask(RuntimeHandle::schedules).await?);
+        Ok(Response::new(ListSchedulesResponse { links }))
+    }
+
+    async fn install_schedule(
+        &self,
+        request: Request<InstallScheduleRequest>,
+    ) -> Result<Response<InstallScheduleResponse>, Status> {
+        let request = request.into_inner();
+        let message = request
+            .schedule
+            .ok_or_else(|| Status::invalid_argument("schedule is missing: say what to install"))?;
+        let asked = schedule::from_message(message).map_err(Status::invalid_argument)?;
+        let (datapath, rate) = (request.datapath, request.link_rate_bps);
+        let begins = self
+            .ask(move |handle| handle.install_schedule(datapath, asked, rate))
+            .await?
+            .map_err(|error| Status::invalid_argument(error.to_string()))?;
+        let begins_ns = begins.as_nanos();
+        Ok(Response::new(InstallScheduleResponse { begins_ns }))
+    }
+
+    async fn remove_schedule(
+        &self,
+        request: Request<RemoveScheduleRequest>,
+    ) -> Result<Response<RemoveScheduleResponse>, Status> {
+        let datapath = request.into_inner().datapath;
+        let removed = self
+            .ask(move |handle| handle.remove_schedule(datapath))
+            .await?;
+        Ok(Response::new(RemoveScheduleResponse { removed }))
     }
 
     async fn reload(&self, _: Request<ReloadRequest>) -> Result<Response<ReloadResponse>, Status> {

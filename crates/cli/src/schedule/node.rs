@@ -1,0 +1,260 @@
+//! `takt schedule install|remove|status`: schedules on a node.
+
+use clap::Args;
+use serde::Serialize;
+use takt_clock::{Clock, SystemTai};
+use takt_schedule::Schedule;
+use taktd::admin::proto::{
+    ClassDepartures, GateEntry, GateSchedule, InstallScheduleRequest, LinkSchedule,
+    ListSchedulesRequest, RemoveScheduleRequest,
+};
+
+use super::source::{One, Port};
+use crate::admin::Daemon;
+use crate::failure::Failure;
+use crate::output::{Align, Form, print, print_json, table};
+
+const INSTALL: &str = "\
+The schedule begins at its base time, or with the first cycle from now where that has passed; the one
+that runs goes on until then, and no gate sees a gap. It lasts until it is removed or the node stops.
+
+Examples:
+  takt schedule install eth0.toml --datapath xdp --rate 1gbit
+  takt schedule convert eth0.sh --to toml | takt schedule install - --datapath udp";
+
+/// Installs a schedule on the link of a datapath of this node.
+#[derive(Debug, Args)]
+#[command(after_help = INSTALL)]
+pub struct Install {
+    #[command(flatten)]
+    one: One,
+    #[command(flatten)]
+    port: Port,
+    /// Datapath whose link it is, see `takt status`
+    #[arg(long, value_name = "NAME")]
+    datapath: String,
+    #[command(flatten)]
+    daemon: Daemon,
+    #[command(flatten)]
+    form: Form,
+}
+
+const REMOVE: &str = "\
+Examples:
+  takt schedule remove --datapath xdp";
+
+/// Opens all gates of a link again.
+#[derive(Debug, Args)]
+#[command(after_help = REMOVE)]
+pub struct Remove {
+    /// Datapath whose link it is
+    #[arg(long, value_name = "NAME")]
+    datapath: String,
+    #[command(flatten)]
+    daemon: Daemon,
+    #[command(flatten)]
+    form: Form,
+}
+
+const STATUS: &str = "\
+Counted are the frames of messages with a launch time and, on a link with a schedule, of all messages.
+The error is how much later than planned a frame was handed to the technology; half of the frames were
+below the first figure.
+
+Examples:
+  takt schedule status
+  takt schedule status --json | jq '.[].classes[] | {class, sent, dropped_late}'";
+
+/// Shows the schedules that run, and what became of the frames of each class.
+#[derive(Debug, Args)]
+#[command(after_help = STATUS)]
+pub struct Status {
+    #[command(flatten)]
+    daemon: Daemon,
+    #[command(flatten)]
+    form: Form,
+}
+
+#[derive(Serialize)]
+struct Installed {
+    datapath: String,
+    begins_ns: i64,
+}
+
+#[derive(Serialize)]
+struct Removed {
+    datapath: String,
+    removed: bool,
+}
+
+impl Install {
+    pub fn run(self) -> Result<(), Failure> {
+        let source = self.one.read()?;
+        source.tell_lost();
+        let request = InstallScheduleRequest {
+            datapath: self.datapath.clone(),
+            schedule: Some(message(&source.document.schedule)),
+            link_rate_bps: self.port.rate_bps(),
+        };
+        let begins_ns = self.daemon.ask(async |mut client| {
+            let answer = client.install_schedule(request).await?;
+            Ok(answer.into_inner().begins_ns)
+        })?;
+        let datapath = self.datapath;
+        if self.form.json {
+            return print_json(&Installed {
+                datapath,
+                begins_ns,
+            });
+        }
+        let wait = begins_ns - SystemTai.now().as_nanos();
+        let when = match wait {
+            ..=0 => "runs".to_owned(),
+            _ => format!("will run in {:.3} s", wait as f64 / 1e9),
+        };
+        print(&format!("{}: {when} on {datapath}\n", source.name))
+    }
+}
+
+impl Remove {
+    pub fn run(self) -> Result<(), Failure> {
+        let datapath = self.datapath;
+        let request = RemoveScheduleRequest {
+            datapath: datapath.clone(),
+        };
+        let removed = self.daemon.ask(async |mut client| {
+            let answer = client.remove_schedule(request).await?;
+            Ok(answer.into_inner().removed)
+        })?;
+        if self.form.json {
+            return print_json(&Removed { datapath, removed });
+        }
+        if !removed {
+            return Err(Failure::Other(format!(
+                "{datapath} has no schedule: see `takt schedule status`"
+            )));
+        }
+        print(&format!("{datapath}: all gates are open\n"))
+    }
+}
+
+impl Status {
+    pub fn run(self) -> Result<(), Failure> {
+        let links = self.daemon.ask(async |mut client| {
+            let answer = client.list_schedules(ListSchedulesRequest {}).await?;
+            Ok(answer.into_inner().links)
+        })?;
+        if self.form.json {
+            return print_json(&links);
+        }
+        let now = SystemTai.now().as_nanos();
+        let text: Vec<String> = links.iter().map(|link| describe(link, now)).collect();
+        print(&text.join("\n"))
+    }
+}
+
+/// The schedule as the admin API takes it. Gates that are disabled are open, which is no schedule.
+fn message(schedule: &Schedule) -> GateSchedule {
+    GateSchedule {
+        base_time_ns: schedule.base_time.as_nanos(),
+        cycle_time_ns: schedule.cycle_time_ns,
+        cycle_time_extension_ns: schedule.cycle_time_extension_ns,
+        initial_gates: Some(schedule.initial_gates.bits().into()),
+        entries: schedule
+            .entries
+            .iter()
+            .map(|entry| GateEntry {
+                gates: entry.gates.bits().into(),
+                interval_ns: entry.interval_ns,
+            })
+            .collect(),
+        max_sdu: schedule.max_sdu.to_vec(),
+    }
+}
+
+fn describe(link: &LinkSchedule, now: i64) -> String {
+    let mut text = format!("{}: ", link.datapath);
+    text += &match &link.operational {
+        None => "no schedule, all gates are open".to_owned(),
+        Some(schedule) => format!(
+            "cycle {} of {:.3} ms with {} entries",
+            link.cycle.unwrap_or_default(),
+            schedule.cycle_time_ns as f64 / 1e6,
+            schedule.entries.len()
+        ),
+    };
+    if let Some(begins) = link.pending_begins_ns {
+        text += &format!(
+            "; another one begins in {:.3} s",
+            (begins - now) as f64 / 1e9
+        );
+    }
+    if link.late_changes > 0 {
+        text += &format!("; {} asked for too late", link.late_changes);
+    }
+    text += "\n";
+    let used = link.classes.iter().filter(|class| class.offered > 0);
+    let rows: Vec<Vec<String>> = used.map(row).collect();
+    if rows.is_empty() {
+        return text;
+    }
+    let columns = [
+        ("class", Align::Right),
+        ("offered", Align::Right),
+        ("queued", Align::Right),
+        ("sent", Align::Right),
+        ("late", Align::Right),
+        ("gate missed", Align::Right),
+        ("refused", Align::Right),
+        ("dropped", Align::Right),
+        ("overruns", Align::Right),
+        ("error p50", Align::Right),
+        ("error p99", Align::Right),
+    ];
+    text + &table(&columns, rows)
+}
+
+fn row(class: &ClassDepartures) -> Vec<String> {
+    let dropped = class.dropped + class.dropped_late + class.dropped_gate_missed;
+    vec![
+        class.class.to_string(),
+        class.offered.to_string(),
+        class.queued.to_string(),
+        class.sent.to_string(),
+        class.sent_late.to_string(),
+        class.sent_gate_missed.to_string(),
+        (class.refused + class.refused_late).to_string(),
+        dropped.to_string(),
+        class.overruns.to_string(),
+        below(&class.error_buckets, 0.50),
+        below(&class.error_buckets, 0.99),
+    ]
+}
+
+/// What so large a part of the frames was below: the upper end of its bucket.
+fn below(buckets: &[u64], part: f64) -> String {
+    let all: u64 = buckets.iter().sum();
+    let wanted = (all as f64 * part).ceil() as u64;
+    let mut seen = 0;
+    for (bucket, frames) in buckets.iter().enumerate() {
+        seen += frames;
+        if all > 0 && seen >= wanted {
+            return format!("< {:.3} µs", (1u64 << bucket) as f64 / 1e3);
+        }
+    }
+    "-".to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_percentile_is_the_upper_end_of_its_bucket() {
+        assert_eq!(below(&[], 0.5), "-");
+        assert_eq!(below(&[0, 0], 0.5), "-");
+        assert_eq!(below(&[0, 1, 98, 0, 1], 0.5), "< 0.004 µs");
+        assert_eq!(below(&[0, 1, 98, 0, 1], 0.99), "< 0.004 µs");
+        assert_eq!(below(&[0, 1, 98, 0, 1], 1.0), "< 0.016 µs");
+    }
+}

@@ -1,0 +1,101 @@
+//! Schedules as messages of the admin API.
+
+use takt_runtime::counters::DepartureReading;
+use takt_runtime::status::ScheduleStatus;
+use takt_schedule::{GateEntry, GateMask, Schedule};
+use takt_time::{TaiTime, TrafficClass};
+
+use super::proto;
+
+/// A schedule as asked for; else the field that is wrong, and what would be right.
+pub fn from_message(message: proto::GateSchedule) -> Result<Schedule, String> {
+    let gates = |field: &str, bits: u32| {
+        let octet = u8::try_from(bits).map_err(|_| {
+            format!("{field}: {bits:#x} is no octet: one bit for each of 8 classes")
+        })?;
+        Ok::<_, String>(GateMask::from_bits(octet))
+    };
+    let entries = message.entries.into_iter().map(|entry| {
+        Ok::<_, String>(GateEntry::new(
+            gates("entries.gates", entry.gates)?,
+            entry.interval_ns,
+        ))
+    });
+    let entries = entries.collect::<Result<_, _>>()?;
+    let mut max_sdu = [0; TrafficClass::COUNT];
+    if message.max_sdu.len() > max_sdu.len() {
+        return Err(format!(
+            "max_sdu: {} values, but there are {} classes",
+            message.max_sdu.len(),
+            max_sdu.len()
+        ));
+    }
+    for (place, value) in max_sdu.iter_mut().zip(message.max_sdu) {
+        *place = value;
+    }
+    Ok(Schedule {
+        enabled: true,
+        base_time: TaiTime::from_nanos(message.base_time_ns),
+        cycle_time_ns: message.cycle_time_ns,
+        cycle_time_extension_ns: message.cycle_time_extension_ns,
+        initial_gates: gates("initial_gates", message.initial_gates.unwrap_or(0xff))?,
+        entries,
+        max_sdu,
+    })
+}
+
+/// A schedule for whoever asks.
+pub fn to_message(schedule: &Schedule) -> proto::GateSchedule {
+    proto::GateSchedule {
+        base_time_ns: schedule.base_time.as_nanos(),
+        cycle_time_ns: schedule.cycle_time_ns,
+        cycle_time_extension_ns: schedule.cycle_time_extension_ns,
+        initial_gates: Some(schedule.initial_gates.bits().into()),
+        entries: schedule
+            .entries
+            .iter()
+            .map(|entry| proto::GateEntry {
+                gates: entry.gates.bits().into(),
+                interval_ns: entry.interval_ns,
+            })
+            .collect(),
+        max_sdu: schedule.max_sdu.to_vec(),
+    }
+}
+
+impl From<ScheduleStatus> for proto::LinkSchedule {
+    fn from(status: ScheduleStatus) -> Self {
+        let pending = status.pending.as_ref();
+        Self {
+            datapath: status.datapath,
+            link_rate_bps: status.rate_bps,
+            operational: status.operational.as_ref().map(to_message),
+            pending: pending.map(|(schedule, _)| to_message(schedule)),
+            pending_begins_ns: pending.map(|(_, begins)| begins.as_nanos()),
+            cycle: status.cycle.map(|cycle| cycle.number),
+            cycle_start_ns: status.cycle.map(|cycle| cycle.start.as_nanos()),
+            changes: status.changes,
+            late_changes: status.late_changes,
+            classes: (0..).zip(status.classes).map(class).collect(),
+        }
+    }
+}
+
+fn class((class, reading): (u32, DepartureReading)) -> proto::ClassDepartures {
+    let frames = reading.frames;
+    proto::ClassDepartures {
+        class,
+        offered: frames.offered,
+        queued: frames.queued,
+        sent: frames.sent,
+        sent_late: frames.sent_late,
+        sent_gate_missed: frames.sent_gate_missed,
+        refused_late: frames.refused_late,
+        refused: frames.refused,
+        dropped_late: frames.dropped_late,
+        dropped_gate_missed: frames.dropped_gate_missed,
+        dropped: frames.dropped,
+        overruns: frames.overruns,
+        error_buckets: reading.errors.to_vec(),
+    }
+}
