@@ -168,6 +168,49 @@ fn the_picture_is_written_to_a_file_or_alone_to_standard_output() {
     assert!(ran.err.contains("there are: camera, planner"), "{ran:?}");
 }
 
+#[test]
+fn the_experiment_writes_a_report_with_every_job_and_refuses_what_is_no_time() {
+    let ran = run(&["bench", "reservations", "--seconds", "0"]);
+    assert_eq!(ran.code, Some(1), "{ran:?}");
+    assert!(ran.err.contains("use 0.2 to 600"), "{ran:?}");
+    let directory = Directory::new();
+    let out = directory.text("report");
+    let ran = run(&[
+        "bench",
+        "reservations",
+        "--sets",
+        "2",
+        "--seconds",
+        "0.3",
+        "--hogs",
+        "1",
+        "--out",
+        &out,
+        "--json",
+    ]);
+    if ran.code == Some(1) && (ran.err.contains("CAP_SYS_NICE") || ran.err.contains("refuses")) {
+        eprintln!("skipped: {}", ran.err);
+        return;
+    }
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    let account = ran.json();
+    let sets = account["sets"].as_array().expect("sets");
+    assert_eq!((sets.len(), ran.err.lines().count()), (2, 2), "{ran:?}");
+    for set in sets {
+        let tasks = set["tasks"].as_array().expect("tasks").iter();
+        let jobs: u64 = tasks
+            .map(|task| 300_000_000 / task["period_ns"].as_u64().expect("a number"))
+            .sum();
+        for way in ["reserved", "ordinary"] {
+            let responses = set[way]["responses"].as_array().expect("responses");
+            assert_eq!(responses.len() as u64, jobs, "{way}");
+        }
+    }
+    let page = std::fs::read_to_string(directory.join("report/reservations.html"));
+    let page = page.expect("the page");
+    assert!(page.contains("<svg") && page.contains("SCHED_DEADLINE"));
+}
+
 /// The documents of a manifest.
 fn documents(text: &str) -> Vec<Value> {
     serde_saphyr::from_multiple(text).expect("YAML")

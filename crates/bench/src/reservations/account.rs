@@ -121,10 +121,11 @@ impl Account {
             }
         };
         format!(
-            "With reservations {}{}; in the {} sets that are proven under global EDF {}{}. Without reservations {}.",
+            "With reservations {}{}; of the sets that are proven under global EDF, {} of {}, {}{}. Without reservations {}.",
             missed(reserved),
             beyond(reserved),
             proven.sets,
+            reserved.sets,
             missed(proven),
             beyond(proven),
             missed(ordinary),
