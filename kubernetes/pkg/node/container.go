@@ -236,19 +236,20 @@ func (n *Node) lose(ctx context.Context, c *container, why error) {
 	n.metrics.failures.WithLabelValues("lost").Inc()
 	n.event(c.pod, corev1.EventTypeWarning, reasonLost, "container %s is ended: %v", c.name, why)
 	n.report(c, condition{reason: reasonLost, message: why.Error()})
-	if init := c.init.Load(); init != nil && init.Alive() {
-		if err := kill(init.Process); err != nil {
-			klog.FromContext(ctx).Error(err, "Cannot end the container")
-		}
-	}
 	n.release(ctx, c)
 }
 
-// release gives a container's reservations back. Call with c.mu held.
+// release gives a container's reservations back. One that still runs is ended first: it must not go on
+// without them. Call with c.mu held.
 func (n *Node) release(ctx context.Context, c *container) {
 	c.phase.Store(phaseEnded)
 	if c.enforcement == nil {
 		return
+	}
+	if init := c.init.Load(); init != nil && init.Alive() {
+		if err := kill(init.Process); err != nil {
+			klog.FromContext(ctx).Error(err, "Cannot end a container", "container", c.name, "pod", klog.KRef(c.pod.Namespace, c.pod.Name))
+		}
 	}
 	if err := c.enforcement.Release(); err != nil {
 		klog.FromContext(ctx).Error(err, "Cannot give a reservation back", "container", c.name, "pod", klog.KRef(c.pod.Namespace, c.pod.Name))
@@ -270,7 +271,7 @@ func (n *Node) ended(ctx context.Context, id string) {
 	n.refresh(ctx, c)
 }
 
-// forget releases a container for good.
+// forget releases a container for good, and ends it if it still runs.
 func (n *Node) forget(ctx context.Context, c *container) {
 	c.mu.Lock()
 	n.release(ctx, c)

@@ -497,6 +497,29 @@ func TestARestartOfTheContainerRuntimeIsSurvived(t *testing.T) {
 	s.empty()
 }
 
+func TestAContainerThatTheRuntimeHasForgottenIsKeptUnderItsReservation(t *testing.T) {
+	s := newSite(t)
+	claim := s.claim("claim", plain, nil)
+	b := s.mustCreate("pod", "main", "idle", s.ready(claim))
+	if err := b.start(); err != nil {
+		t.Fatal(err)
+	}
+	s.stopRuntime()
+	s.mu.Lock()
+	s.containers = nil
+	s.mu.Unlock()
+	s.until("the agent has noticed", func() bool { return !s.agent.isConnected() })
+	s.startRuntime()
+	s.until("the agent is connected again", func() bool { return s.agent.isConnected() })
+	if got := b.policy(); got != reserved {
+		t.Errorf("the container has %+v", got)
+	}
+	// The claim cannot be taken away from under it either.
+	s.unprepare(claim)
+	s.until("the container is ended", b.dead)
+	s.empty()
+}
+
 func TestAHundredPodsInARowLeaveNothing(t *testing.T) {
 	s := newSite(t)
 	kubelet := s.kubelet()

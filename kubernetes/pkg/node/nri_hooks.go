@@ -104,7 +104,9 @@ func (p *nriPlugin) Synchronize(ctx context.Context, pods []*api.PodSandbox, all
 	n.mu.Lock()
 	var gone []*container
 	for id, c := range n.containers {
-		if !present[id] {
+		// One that runs is kept under its reservation, listed or not: a runtime that has crashed may have
+		// forgotten it, and the kubelet will find it.
+		if !present[id] && !(c.running() && c.alive()) {
 			gone = append(gone, c)
 		}
 	}
@@ -204,33 +206,42 @@ func (n *Node) admit(ctx context.Context, pod Pod, ctr *api.Container) (*contain
 	if err := n.backend.Accepts(c.grants); err != nil {
 		return nil, err
 	}
+	former, known, err := n.take(c)
+	if err != nil || known != nil {
+		return known, err
+	}
+	for _, old := range former {
+		n.forget(ctx, old)
+	}
+	return c, nil
+}
+
+// take makes the container the holder of its requests, if nobody else still is, and returns those who were;
+// or the container itself as it is known already.
+func (n *Node) take(c *container) (former []*container, known *container, err error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if known := n.containers[c.id]; known != nil {
-		return known, nil
+		return nil, known, nil
 	}
-	var former []*container
 	for _, grant := range c.grants {
 		holder := n.holders[grant.Key]
 		if holder == nil {
 			continue
 		}
 		// A container that was created and never started makes room for its successor.
-		superseded := holder.pod.UID == pod.UID && holder.name == c.name && !holder.running()
+		superseded := holder.pod.UID == c.pod.UID && holder.name == c.name && !holder.running()
 		if !superseded && holder.alive() {
-			return nil, fmt.Errorf("the reservation %s is held by container %s of pod %s: a request is for one container at a time, give each its own request or claim",
+			return nil, nil, fmt.Errorf("the reservation %s is held by container %s of pod %s: a request is for one container at a time, give each its own request or claim",
 				grant.Key, holder.name, holder.pod.Name)
 		}
 		former = append(former, holder)
-	}
-	for _, old := range former {
-		n.drop(old)
 	}
 	n.containers[c.id] = c
 	for _, grant := range c.grants {
 		n.holders[grant.Key] = c
 	}
-	return c, nil
+	return former, nil, nil
 }
 
 // belongs says whether the claim is prepared and reserved for the pod before all others. The kubelet does
