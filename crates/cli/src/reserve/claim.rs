@@ -177,9 +177,10 @@ impl Claim {
         match (&self.thread_name, self.threads) {
             (Some(pattern), Some(Threads::Name)) => {
                 let printable = pattern.bytes().all(|byte| (b' '..=b'~').contains(&byte));
-                if pattern.is_empty() || pattern.len() > 64 || !printable || pattern.contains('/') {
+                let length = (1..=64).contains(&pattern.len());
+                if !length || !printable || pattern.contains('/') || !is_pattern(pattern) {
                     return wrong(format!(
-                        "`{}` is no pattern for thread names: use 1 to 64 characters of ASCII and no slash, such as control-*",
+                        "`{}` is no pattern for thread names: use 1 to 64 characters of ASCII, no slash, closed brackets and no lone \\, such as control-*",
                         pattern.escape_debug()
                     ));
                 }
@@ -297,6 +298,36 @@ impl Claim {
     }
 }
 
+/// Whether the node takes it as a shell pattern: nothing is escaped at the end, and each bracket has
+/// members and is closed.
+fn is_pattern(text: &str) -> bool {
+    let mut characters = text.chars();
+    let mut members = None;
+    while let Some(character) = characters.next() {
+        match (character, members) {
+            ('\\', _) => {
+                if characters.next().is_none() {
+                    return false;
+                }
+                members = members.map(|count| count + 1);
+            }
+            ('[', None) => {
+                members = Some(0);
+                if characters.as_str().starts_with('^') {
+                    characters.next();
+                }
+            }
+            (']', Some(0)) => return false,
+            (']', Some(_)) => members = None,
+            ('-', Some(0)) => return false,
+            ('-', Some(_)) if characters.as_str().starts_with([']', '-']) => return false,
+            (_, Some(count)) => members = Some(count + 1),
+            (_, None) => {}
+        }
+    }
+    members.is_none()
+}
+
 /// Whether Kubernetes takes it as a label of RFC 1123.
 fn is_label(name: &str) -> bool {
     let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
@@ -376,5 +407,30 @@ fn plain(value: &Value) -> String {
     match (begins || duration) && text.bytes().all(harmless) && !reserved {
         true => text.clone(),
         false => value.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patterns_are_those_that_the_node_takes() {
+        for good in ["control-*", "a[b-d]?", "[^x]*", "\\[", "[\\]a]", "]", "-"] {
+            assert!(is_pattern(good), "{good}");
+        }
+        for bad in ["[a", "a\\", "[]", "[^]", "[-a]", "[a-]", "[a\\"] {
+            assert!(!is_pattern(bad), "{bad}");
+        }
+    }
+
+    #[test]
+    fn labels_are_those_of_rfc_1123() {
+        for good in ["a", "0", "a-b", &"a".repeat(63)] {
+            assert!(is_label(good), "{good}");
+        }
+        for bad in ["", "-a", "a-", "A", "a.b", "ä", &"a".repeat(64)] {
+            assert!(!is_label(bad), "{bad}");
+        }
     }
 }
