@@ -12,16 +12,25 @@ if [ "${TAKT_CLUSTER_INSIDE:-}" = "" ]; then
 	cache=${TAKT_CLUSTER_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/takt-cluster}
 	TAKT_CLUSTER=$(mktemp -d /var/tmp/takt-cluster.XXXXXX)
 	export TAKT_CLUSTER TAKT_CLUSTER_INSIDE=1 PATH="$cache/bin:$PATH"
+	finish() {
+		status=$?
+		for group in /sys/fs/cgroup/takt-cluster /sys/fs/cgroup/*/takt-cluster; do
+			[ ! -d "$group" ] || find "$group" -depth -type d -exec rmdir {} + 2>/dev/null || true
+		done
+		if [ $status -eq 0 ] || [ -z "${TAKT_CLUSTER_KEEP:-}" ]; then
+			rm -rf "$TAKT_CLUSTER"
+		else
+			echo "logs are in $TAKT_CLUSTER"
+		fi
+		exit $status
+	}
+	trap finish EXIT
+	# In the background, so that the end of this script is the end of everything.
+	unshare -m -n -p -f --kill-child=SIGKILL --mount-proc --uts "$0" "$@" &
+	inside=$!
+	trap 'kill $inside; wait $inside; exit 143' INT TERM
 	status=0
-	unshare -m -n -p -f --kill-child=SIGKILL --mount-proc --uts "$0" "$@" || status=$?
-	for group in /sys/fs/cgroup/takt-cluster /sys/fs/cgroup/*/takt-cluster; do
-		[ -d "$group" ] && find "$group" -depth -type d -exec rmdir {} + 2>/dev/null || true
-	done
-	if [ $status -eq 0 ] || [ -z "${TAKT_CLUSTER_KEEP:-}" ]; then
-		rm -rf "$TAKT_CLUSTER"
-	else
-		echo "logs are in $TAKT_CLUSTER"
-	fi
+	wait $inside || status=$?
 	exit $status
 fi
 
