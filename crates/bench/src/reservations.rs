@@ -30,9 +30,10 @@ pub use run::{Miss, RunOutcome, Threads, run};
 const LEAST_UTILISATION: f64 = 0.6;
 /// The kernel's own reservation for ordinary threads, of each core: 50 ms of every second.
 const FAIR_SERVER_PPM: u64 = 50_000;
-/// What a reservation adds to a job, twice: from the end of its work to the sleep, and interrupts at
-/// the very end, after which the thread finds itself beyond its time.
-const SWITCH: Nanos = Nanos::from_micros(25);
+/// What a reservation adds to a job, twice: for the way into the sleep, and for interrupts, which the
+/// kernel charges to whom they interrupt. At the very end of its work they take a thread beyond its
+/// runtime, and the kernel has it wait for that in the periods that follow.
+const SWITCH: Nanos = Nanos::from_micros(100);
 /// By how much a reservation's period is shorter than the task's: wake-up latency.
 const WAKE_UP: Nanos = Nanos::from_micros(250);
 

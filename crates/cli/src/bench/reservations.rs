@@ -6,7 +6,7 @@ use std::time::SystemTime;
 use clap::Args;
 use takt_bench::machine::Machine;
 use takt_bench::reservations::account::Account;
-use takt_bench::reservations::{Drawn, SetOutcome, Setting};
+use takt_bench::reservations::{Drawn, ReservationsError, SetOutcome, Setting};
 
 use super::common::{BenchError, machine};
 
@@ -55,7 +55,7 @@ impl Reservations {
         let run_ns = (self.seconds * 1e9) as u64;
         let setting = Setting::here(self.sets, run_ns, self.hogs, self.seed)?;
         let description = Machine::describe().map_err(machine("describe this machine"))?;
-        let Drawn { sets, refused } = setting.draw()?;
+        let Drawn { sets, mut refused } = setting.draw()?;
         let started = humantime::format_rfc3339_seconds(SystemTime::now()).to_string();
         if !self.json {
             println!("Random task sets with and without CPU reservations");
@@ -66,9 +66,22 @@ impl Reservations {
         }
         let mut outcomes = Vec::with_capacity(sets.len());
         for (turn, planned) in (0..).zip(&sets) {
-            let outcome = planned.measure(&setting, turn)?;
-            eprintln!("[{}/{}] {}", turn + 1, sets.len(), progress(&outcome));
-            outcomes.push(outcome);
+            let outcome = planned.measure(&setting, turn);
+            let told = match &outcome {
+                Ok(outcome) => progress(outcome),
+                Err(error) => format!("set {}: left out: {error}", planned.number),
+            };
+            eprintln!("[{}/{}] {told}", turn + 1, sets.len());
+            match outcome {
+                Ok(outcome) => outcomes.push(outcome),
+                // Somebody else's reservations come and go.
+                Err(ReservationsError::NoRoom(_))
+                    if turn + 1 < self.sets || !outcomes.is_empty() =>
+                {
+                    refused += 1;
+                }
+                Err(error) => return Err(error.into()),
+            }
         }
         let date = started.trim_end_matches('Z').replace(':', "");
         let account = Account::new(description, started, setting, refused, outcomes);
