@@ -171,6 +171,10 @@ fn mistakes_in_a_command_line_are_named_with_their_place() {
         ),
         ("taprio num_tc 2 map", "behind map: its value is missing"),
         (
+            "tc qdisc add stab dev eth0 taprio",
+            "behind stab: its value is missing",
+        ),
+        (
             "taprio num_tc 2 map 0 300",
             "word 6 (map): `300` is not the class of a priority",
         ),
@@ -937,7 +941,7 @@ fn options() -> impl Strategy<Value = TaprioOptions> {
     (
         prop_oneof![Just("add"), Just("replace"), Just("change")],
         prop::option::of("[0-9a-f]{1,4}:"),
-        prop::option::of(Just("overhead 24".to_owned())),
+        prop::option::of("(overhead -?[0-9]{1,3}|mtu 1500 tsize 64)"),
         prop::collection::vec((any::<u16>(), any::<u16>()), 0..8),
         prop::option::of(prop_oneof![
             Just(ClockId::Tai),

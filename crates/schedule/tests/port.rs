@@ -413,10 +413,8 @@ impl Simulation {
         }
         prop_assert!(start >= self.busy, "the link is still taken");
         let from = self.now.max(self.busy);
-        for other in self
-            .heads_of_fifos()
-            .filter(|_| !self.stepped && from < start)
-        {
+        let others = self.heads_of_fifos().filter(|other| other.class != class);
+        for other in others.filter(|_| !self.stepped && from < start) {
             prop_assert!(
                 !self.could_start(other.class, other.item.len, from, start - 1),
                 "{:?} could have gone before",

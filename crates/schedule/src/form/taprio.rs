@@ -314,17 +314,22 @@ pub(super) fn write(document: &Document) -> Result<Written, FormError> {
             TaprioOptions::COMMANDS.join(", ")
         )));
     }
-    let words = [
-        Some(&taprio.command),
-        taprio.parent.as_ref(),
-        taprio.handle.as_ref(),
-        taprio.stab.as_ref(),
-    ];
-    if let Some(strange) = words
+    let mut words: Vec<&str> = [&taprio.parent, &taprio.handle]
         .into_iter()
         .flatten()
-        .find(|text| text.is_empty() || !text.split(' ').all(is_word))
-    {
+        .map(String::as_str)
+        .collect();
+    if let Some(stab) = &taprio.stab {
+        // Overheads may be negative.
+        let is_number = |word: &str| word.parse::<i64>().is_ok();
+        words.extend(stab.split(' ').filter(|word| !is_number(word)));
+        if let Some(word) = stab.split(' ').find(|word| read::ENDS_STAB.contains(word)) {
+            return Err(expressible(format!(
+                "`{word}` within stab: it would end there"
+            )));
+        }
+    }
+    if let Some(strange) = words.into_iter().find(|word| !is_word(word)) {
         return Err(expressible(format!(
             "`{}`: a shell would not leave it as it is, or tc would take it for an option",
             strange.escape_default()

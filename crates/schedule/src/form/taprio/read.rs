@@ -10,6 +10,9 @@ use crate::schedule::{GateEntry, GateOperation, Schedule};
 const PARAMETERS: &str = "num_tc, map, queues, base-time, sched-entry, cycle-time, cycle-time-extension, \
                           clockid, flags, txtime-delay, max-sdu, fp";
 
+/// What ends the values of `stab`.
+pub(super) const ENDS_STAB: [&str; 5] = ["taprio", "dev", "parent", "handle", "root"];
+
 /// Words of the line, with their number from 1 for messages.
 struct Words<'a> {
     words: Vec<&'a str>,
@@ -160,11 +163,15 @@ fn command(
             "handle" => taprio.handle = Some(words.value("handle")?.to_owned()),
             "stab" => {
                 let mut stab = Vec::new();
-                while let Some(word) = words.peek().filter(|word| {
-                    !matches!(*word, "taprio" | "dev" | "parent" | "handle" | "root")
-                }) {
+                while let Some(word) = words.peek().filter(|word| !ENDS_STAB.contains(word)) {
                     stab.push(word);
                     words.next += 1;
+                }
+                if stab.is_empty() {
+                    return Err(FormError::Missing {
+                        at: "behind stab".into(),
+                        what: "its value",
+                    });
                 }
                 taprio.stab = Some(stab.join(" "));
             }
