@@ -276,3 +276,26 @@ fn a_session_that_goes_takes_its_waiting_messages_with_it() {
     let sessions = pair.near.runtime().sessions().expect("a runtime");
     assert_eq!(sessions.len(), 1, "{:?}", pair.session);
 }
+
+#[test]
+fn a_session_with_launch_times_far_ahead_keeps_nobody_out() {
+    let pair = Pair::new(5);
+    let greedy = pair.near.session("greedy").expect("session");
+    let stream = greedy
+        .stream(Qos::slow().time_sensitive(CLASS))
+        .expect("stream");
+    let source = stream.source(ChannelId(3)).expect("source");
+    while let Ok(buffer) = source.buffer(8) {
+        buffer.emit_at(after_ms(50_000)).expect("emit");
+    }
+    until(|| (pair.class().frames.queued == 256).then_some(()));
+    for _ in 0..10 {
+        assert_eq!(emit(&pair.source, b"on", Some(after_ms(5))), Outcome::Sent);
+        assert_eq!(pair.receive().0, b"on");
+    }
+    until(|| (pair.class().frames.queued == 256).then_some(()));
+    // The lane sleeps meanwhile: it does not look again and again whether there is room.
+    let counters = || pair.near.runtime().status().expect("a runtime").lanes[0].counters;
+    let parks = counters().parks;
+    until(|| (counters().parks > parks).then_some(()));
+}

@@ -20,6 +20,8 @@ use crate::counters::DepartureCounters;
 
 /// Frames that a class of a port queues.
 const CAPACITY: usize = 1024;
+/// Of those, frames of one session: launch times far ahead must not keep others out.
+pub const PER_SESSION: u32 = 256;
 /// How far ahead of its start a frame is built: longer than that takes.
 pub const LEAD_NS: i64 = 5_000;
 /// How far ahead of now a launch time may lie: bounds how long a message can hold its place.
@@ -152,13 +154,14 @@ impl Departures {
         }
     }
 
-    /// Queues a message from its fragment `first` on, as far as there is room. `overhead`: octets of a
-    /// frame that are not message.
+    /// Queues a message from its fragment `first` on, as far as there is room, at most `most` frames.
+    /// `overhead`: octets of a frame that are not message.
     pub fn queue(
         &mut self,
         piece: Piece,
         cut: &Cut,
         first: u32,
+        most: u32,
         overhead: usize,
         now: TaiTime,
     ) -> Queued {
@@ -172,7 +175,7 @@ impl Departures {
             return done(pieces, End::Refused(Outcome::NotScheduled));
         }
         for fragment in first..cut.count {
-            if self.scheduler.queued(class) >= CAPACITY {
+            if fragment - first == most || self.scheduler.queued(class) >= CAPACITY {
                 return done(pieces, End::Full { fragment });
             }
             let octets = cut.part(fragment).len() + overhead;

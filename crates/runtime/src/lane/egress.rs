@@ -4,7 +4,7 @@ use takt_session::Failure;
 use takt_session::layout::{Outcome, TxDescriptor};
 use takt_time::{TaiTime, TrafficClass};
 
-use super::departure::{Departures, End, Leaving, Piece};
+use super::departure::{Departures, End, Leaving, PER_SESSION, Piece};
 use super::remote::{Appended, Cut, Outgoing, Remote};
 use super::session::{InProgress, Meta};
 use super::{LanePort, State};
@@ -21,6 +21,8 @@ enum Step {
     More,
     /// A port has no frame free.
     Blocked,
+    /// A scheduler has no room: a departure makes some.
+    Held,
 }
 
 impl State {
@@ -61,7 +63,8 @@ impl State {
             let Some(session) = self.tenants.sessions.get_mut(at) else {
                 return Ok(());
             };
-            session.active |= step != Step::Empty || session.throttled;
+            session.active |= matches!(step, Step::More | Step::Blocked) || session.throttled;
+            self.held |= step == Step::Held;
             let Some(Some(s)) = session.sources.get_mut(source) else {
                 continue;
             };
@@ -110,13 +113,13 @@ impl State {
                     };
                     session.finish(&progress.descriptor, outcome)?;
                 }
-                Sent::Unfinished { progress, blocked } => {
+                Sent::Unfinished { progress, step } => {
                     if let Some(session) = self.tenants.sessions.get_mut(at)
                         && let Some(Some(s)) = session.sources.get_mut(source)
                     {
                         s.current = Some(progress);
                     }
-                    return Ok(if blocked { Step::Blocked } else { Step::More });
+                    return Ok(step);
                 }
             }
         }
@@ -212,6 +215,7 @@ impl State {
             // there miss it, and count it by its number.
             return Sent::Finished(Outcome::Unreachable);
         }
+        let room = PER_SESSION.saturating_sub(session.departing);
         let payload = session.emitted(progress.descriptor.chunk, progress.descriptor.length);
         let message = Outgoing {
             channel: channel.id,
@@ -234,7 +238,7 @@ impl State {
                         };
                         let now = TaiTime::from_nanos(now_ns);
                         let (appended, refused) =
-                            schedule(remote, port, &mut ports[port], piece, now, pieces);
+                            schedule(remote, port, &mut ports[port], piece, room, now, pieces);
                         progress.outcome = refused.unwrap_or(progress.outcome);
                         appended
                     }
@@ -265,7 +269,13 @@ impl State {
                 }
                 Appended::Until { fragment, blocked } => {
                     progress.fragment = fragment;
-                    return Sent::Unfinished { progress, blocked };
+                    let step = if blocked { Step::Blocked } else { Step::More };
+                    return Sent::Unfinished { progress, step };
+                }
+                Appended::Held { fragment } => {
+                    progress.fragment = fragment;
+                    let step = Step::Held;
+                    return Sent::Unfinished { progress, step };
                 }
             }
             progress.destination += 1;
@@ -282,6 +292,7 @@ fn schedule(
     at: usize,
     port: &mut LanePort,
     piece: Piece,
+    room: u32,
     now: TaiTime,
     pieces: &mut u16,
 ) -> (Appended, Option<Outcome>) {
@@ -293,14 +304,12 @@ fn schedule(
     let Some(cut) = Cut::of(length, port.port.max_payload(peer)) else {
         return unreachable;
     };
-    let queued = departures.queue(piece, &cut, piece.fragment, remote.overhead(), now);
+    let most = room.saturating_sub(u32::from(*pieces));
+    let queued = departures.queue(piece, &cut, piece.fragment, most, remote.overhead(), now);
     *pieces += queued.pieces;
     match queued.end {
         End::Done => (Appended::Done, None),
-        End::Full { fragment } => {
-            let blocked = true;
-            (Appended::Until { fragment, blocked }, None)
-        }
+        End::Full { fragment } => (Appended::Held { fragment }, None),
         End::Refused(outcome) => (Appended::Done, Some(outcome)),
     }
 }
@@ -326,7 +335,19 @@ impl State {
             });
             lane_port.departures = Some(departures);
         }
+        if worked {
+            self.room_made();
+        }
         worked
+    }
+
+    /// Whoever was held back for want of room in a scheduler looks again.
+    pub(super) fn room_made(&mut self) {
+        if std::mem::take(&mut self.held) {
+            for (_, session) in &mut self.tenants.sessions {
+                session.active = true;
+            }
+        }
     }
 
     /// Builds the datagram of one frame and holds it until its start. Says why if it cannot.
@@ -393,7 +414,7 @@ impl State {
 
 enum Sent {
     Finished(Outcome),
-    Unfinished { progress: InProgress, blocked: bool },
+    Unfinished { progress: InProgress, step: Step },
 }
 
 fn class_of(descriptor: &TxDescriptor) -> TrafficClass {

@@ -325,6 +325,8 @@ struct State {
     reassembly: Reassembly,
     max_message: usize,
     finished_sources: Vec<(usize, usize)>,
+    /// Some source waits for room in a scheduler.
+    held: bool,
     counters: Arc<LaneCounters>,
 }
 
@@ -403,6 +405,7 @@ impl Lane {
                 ),
                 max_message: limits.max_message,
                 finished_sources: Vec::new(),
+                held: false,
                 counters,
             },
             by_session: HashMap::new(),
@@ -905,6 +908,7 @@ impl Lane {
 
     /// Takes frames out of the schedulers: whom they are for, or from, is gone.
     fn withdraw(&mut self, unwanted: impl Fn(&departure::Piece) -> bool) {
+        self.state.room_made();
         for port in &mut self.ports {
             if let Some(departures) = &mut port.departures {
                 let state = &mut self.state;

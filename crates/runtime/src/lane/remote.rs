@@ -107,6 +107,8 @@ pub enum Appended {
         /// No frame was free: flush first.
         blocked: bool,
     },
+    /// Fragments up to this one are in a scheduler, which has no room for more.
+    Held { fragment: u32 },
     /// No path; the message is not sent.
     Unreachable,
 }

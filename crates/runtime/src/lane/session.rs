@@ -119,6 +119,8 @@ pub struct LaneSession {
     bytes: Rate,
     /// Has work that no doorbell will announce again.
     pub active: bool,
+    /// Frames of its messages that wait in schedulers.
+    pub departing: u32,
     /// Its rate limit holds messages back.
     pub throttled: bool,
     pub counters: Arc<SessionCounters>,
@@ -221,6 +223,7 @@ impl LaneSession {
             messages: Rate::new(parts.messages_per_second, parts.now_ns),
             bytes: Rate::new(parts.bytes_per_second, parts.now_ns),
             active: true,
+            departing: 0,
             throttled: false,
             counters: parts.counters,
         }
@@ -329,6 +332,7 @@ impl LaneSession {
         if let Some(holders) = self.tx_holders.get_mut(chunk as usize) {
             *holders = holders.saturating_add(frames);
         }
+        self.departing += u32::from(frames);
         if let Some(Some(source)) = self.sources.get_mut(source) {
             source.departing += u32::from(frames);
         }
@@ -341,6 +345,7 @@ impl LaneSession {
         chunk: u32,
         failed: Option<Outcome>,
     ) -> Result<(), Failure> {
+        self.departing -= 1;
         if let Some(Some(source)) = self.sources.get_mut(source) {
             source.departing -= 1;
         }
