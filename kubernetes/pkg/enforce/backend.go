@@ -44,8 +44,6 @@ type Container struct {
 type Adjustment struct {
 	// CPUs pins the container; empty leaves it free.
 	CPUs []int
-	// RealTimePriority is the RLIMIT_RTPRIO that lets the program order its own threads; 0 leaves it.
-	RealTimePriority uint64
 }
 
 // Backend is one way to enforce.

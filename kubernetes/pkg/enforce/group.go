@@ -9,6 +9,8 @@ import (
 	"strconv"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/takt-dev/takt/kubernetes/pkg/reservation"
 	"github.com/takt-dev/takt/kubernetes/pkg/sched"
 )
@@ -101,10 +103,9 @@ func (g *Group) Accepts(grants []Grant) error {
 	return nil
 }
 
-// Adjust implements Backend: the container stays on the cores of its claim, and its program may order its
-// own threads, which the budget holds together.
+// Adjust implements Backend: the container stays on the cores of its claim.
 func (g *Group) Adjust(grants []Grant) Adjustment {
-	adjustment := Adjustment{RealTimePriority: 99}
+	var adjustment Adjustment
 	for _, grant := range grants {
 		adjustment.CPUs = append(adjustment.CPUs, grant.Cores...)
 	}
@@ -129,6 +130,9 @@ func (g *Group) Enforce(c Container, grants []Grant) (Enforcement, error) {
 			return nil, err
 		}
 	}
+	if err := letPrioritise(c.Init); err != nil {
+		return nil, errors.Join(err, g.budgets.revoke(path))
+	}
 	all := newSeats(grants)
 	for _, s := range all {
 		if s.grant.Parameters.Threads.Select == "" {
@@ -147,6 +151,18 @@ func (g *Group) Open() error { return nil }
 
 // Close implements Backend.
 func (g *Group) Close() error { return nil }
+
+// letPrioritise lets the container's program order its own threads, which the budget holds together. Where
+// this agent has no right to raise limits (CAP_SYS_RESOURCE), the program needs CAP_SYS_NICE for that.
+func letPrioritise(process int) error {
+	const highest = 99
+	limit := unix.Rlimit{Cur: highest, Max: highest}
+	err := unix.Prlimit(process, unix.RLIMIT_RTPRIO, &limit, nil)
+	if err != nil && !errors.Is(err, unix.EPERM) && !errors.Is(err, unix.ESRCH) {
+		return fmt.Errorf("cannot let process %d set priorities: %w", process, err)
+	}
+	return nil
+}
 
 // groupAttr is the lowest priority inside the group. Only where the claim chooses threads do their
 // children not inherit it.

@@ -9,6 +9,7 @@ import (
 	"syscall"
 	"testing"
 
+	"golang.org/x/sys/unix"
 	"pgregory.net/rapid"
 
 	"github.com/takt-dev/takt/kubernetes/pkg/reservation"
@@ -118,6 +119,10 @@ func TestAContainerInARealTimeGroupRunsFIFOWithAllItsThreads(t *testing.T) {
 	if got := policy(t, p.cmd.Process.Pid); got != (sched.Attr{Policy: sched.FIFO, Priority: 1}) {
 		t.Errorf("first thread has %+v", got)
 	}
+	var limit unix.Rlimit
+	if err := unix.Prlimit(p.cmd.Process.Pid, unix.RLIMIT_RTPRIO, nil, &limit); err != nil || (limit.Max != 99 && mayRaiseLimits()) {
+		t.Errorf("its priorities go up to %d, %v", limit.Max, err)
+	}
 	child := p.do("fork")
 	if got := policy(t, p.outer(child)); got.Policy != sched.FIFO {
 		t.Errorf("its child has %+v", got)
@@ -129,6 +134,13 @@ func TestAContainerInARealTimeGroupRunsFIFOWithAllItsThreads(t *testing.T) {
 	if got := read(t, filepath.Join(cgroup, "cpu.rt_runtime_us")); got != "0" {
 		t.Errorf("budget after release is %s", got)
 	}
+}
+
+// mayRaiseLimits says whether this process has CAP_SYS_RESOURCE.
+func mayRaiseLimits() bool {
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var data [2]unix.CapUserData
+	return unix.Capget(&header, &data[0]) == nil && data[0].Effective&(1<<unix.CAP_SYS_RESOURCE) != 0
 }
 
 func TestNamedThreadsOfARealTimeGroupDoNotPassTheirPolicyOn(t *testing.T) {

@@ -174,9 +174,6 @@ func (p *nriPlugin) CreateContainer(ctx context.Context, sandbox *api.PodSandbox
 	if len(wanted.CPUs) > 0 {
 		adjustment.SetLinuxCPUSetCPUs(topology.FormatCPUList(wanted.CPUs))
 	}
-	if wanted.RealTimePriority > 0 {
-		adjustment.AddRlimit("RLIMIT_RTPRIO", wanted.RealTimePriority, wanted.RealTimePriority)
-	}
 	return adjustment, nil, nil
 }
 
