@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io/fs"
 	"math/rand/v2"
 	"os"
 	"os/exec"
@@ -213,6 +214,43 @@ func told(t *testing.T, name, reason, text string) {
 		}
 		return false
 	})
+}
+
+// budgets are all non-zero real-time budgets of the cluster's pods, by the first letters of their cgroups.
+func budgets() map[string]string {
+	found := map[string]string{}
+	_ = filepath.WalkDir("/sys/fs/cgroup/cpu/takt-cluster", func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.Name() != "cpu.rt_runtime_us" {
+			return nil // a cgroup that has just ended
+		}
+		runtime, _ := os.ReadFile(path)
+		period, _ := os.ReadFile(filepath.Join(filepath.Dir(path), "cpu.rt_period_us"))
+		if budget := strings.Fields(string(runtime) + " " + string(period)); len(budget) == 2 && budget[0] != "0" {
+			found[filepath.Base(filepath.Dir(path))[:3]] = strings.Join(budget, "/")
+		}
+		return nil
+	})
+	return found
+}
+
+// With the backend rt-group, which the other tests are not run with.
+func TestAGroupHasItsBudgetInEveryCgroupAboveItAndGivesItBack(t *testing.T) {
+	if os.Getenv("TAKT_BACKEND") != "rt-group" {
+		t.Skip("the agent has another backend")
+	}
+	create(t, claim("group", 1, 300_000, `"runtime":"3ms","period":"10ms"`), pod("group", "group", "idle"))
+	pid := running(t, "group")
+	for _, thread := range sched.Threads(pid) {
+		if attr, err := sched.Get(thread.TID); err == nil && (attr.Policy != sched.FIFO || attr.Priority != 1) {
+			t.Errorf("thread %q has %+v", thread.Name, attr)
+		}
+	}
+	got := budgets()
+	if got["tak"] != "300000/1000000" || got["kub"] != "300000/1000000" || got["pod"] != "300000/1000000" || len(got) != 5 {
+		t.Errorf("budgets are %v", got)
+	}
+	remove(t, "group", "group")
+	until(t, "all budgets are given back", func() bool { return len(budgets()) == 0 })
 }
 
 const twoInTwenty = `"runtime":"2ms","period":"20ms"`

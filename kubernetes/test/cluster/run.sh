@@ -1,0 +1,13 @@
+#!/bin/sh
+# Runs the tests in a cluster whose agent has a certain backend: run.sh BACKEND [TEST-FLAG...]. What they need
+# has been built into bin/.
+set -eu
+here=$(cd "$(dirname "$0")" && pwd)
+bin=$(cd "$here/../../bin" && pwd)
+TAKT_BACKEND=$1
+shift
+export TAKT_BACKEND
+echo "{config: {cores: all, backend: $TAKT_BACKEND}, image: {pullPolicy: Never}}" >"$bin/values.yaml"
+(cd "$here/../chart" && go run ./render "$here/../../../deploy/helm/takt-node" "$bin/values.yaml" kube-system >"$bin/chart.yaml")
+TAKT_IMAGES="$bin/guest.tar $bin/takt-node.tar" TAKT_CHART=$bin/chart.yaml \
+	"$here/node.sh" "$bin/cluster.test" -test.v -test.timeout 30m "$@"
