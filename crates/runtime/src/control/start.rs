@@ -467,6 +467,11 @@ impl InlineLane {
         let mut fds = [PollFd::new(&self.call, PollFlags::IN)];
         // Interrupted: the thread looks a little earlier.
         let _ = rustix::event::poll(&mut fds, Some(&timeout));
+        self.called();
+    }
+
+    /// The thread has heard the call.
+    fn called(&self) {
         let mut count = [0u8; 8];
         let _ = rustix::io::read(&self.call, &mut count);
     }
@@ -481,7 +486,13 @@ impl InlineLane {
     fn run(&self, config: &LaneConfig, stop: &AtomicBool) {
         idle::place_thread(config, 0);
         let mut idle = IdleStrategy::new(config.idle);
-        let sleeper = match self.lane.lock().map(|lane| lane.sleeper()) {
+        let sleeper = self.lane.lock().map(|lane| {
+            let mut sleeper = lane.sleeper()?;
+            // The application unparks the lane without waking this thread.
+            sleeper.watch(self.call.try_clone()?);
+            Ok::<_, std::io::Error>(sleeper)
+        });
+        let sleeper = match sleeper {
             Ok(Ok(sleeper)) => sleeper,
             _ => {
                 return tracing::error!(
@@ -518,6 +529,7 @@ impl InlineLane {
                 self.parked.store(true, Ordering::Relaxed);
                 drop(lane);
                 sleeper.sleep(timeout);
+                self.called();
                 idle.slept();
                 if self.driven_by_application(&mut seen) {
                     continue;

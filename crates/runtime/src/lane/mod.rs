@@ -247,6 +247,11 @@ impl LanePort {
 pub struct Sleeper(Vec<OwnedFd>);
 
 impl Sleeper {
+    /// Also wakes when this becomes readable.
+    pub fn watch(&mut self, fd: OwnedFd) {
+        self.0.push(fd);
+    }
+
     /// Sleeps until there is work or `timeout` has passed, or for no reason.
     pub fn sleep(&self, timeout: Option<Duration>) {
         let mut fds: Vec<PollFd<'_>> = self
