@@ -5,7 +5,7 @@ FUZZ_SECONDS ?= 5
 # Hosts made of network namespaces and AF_XDP need root.
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo --preserve-env=PATH,HOME,CARGO_HOME,RUSTUP_HOME)
 
-.PHONY: help demo test setup build lint unit docs e2e loom fuzz kubernetes bench install clean
+.PHONY: help demo test setup build lint unit docs e2e loom fuzz kubernetes test-oracle test-cluster bench install clean
 
 help:
 	@echo "make demo     two hosts on this machine, Takt beside kernel UDP and bare AF_XDP: table and report"
@@ -17,6 +17,8 @@ help:
 	@echo "  loom        the ring and doorbell protocols, over every interleaving"
 	@echo "  fuzz        everything that reads bytes from outside; FUZZ_SECONDS=600 make fuzz: longer"
 	@echo "  kubernetes  the Go part"
+	@echo "make test-oracle   the scheduler beside the kernel's own taprio and etf, in an emulated machine"
+	@echo "make test-cluster  takt-node in a real Kubernetes of one node (builds it the first time: a quarter of an hour)"
 	@echo "make build    release binaries and libraries into target/release"
 	@echo "make bench    all benchmarks beside all peers (builds zenoh, ZeroMQ, iceoryx2: slow)"
 	@echo "make install  PREFIX=/usr/local: binaries, libraries, headers, unit file"
@@ -55,6 +57,12 @@ fuzz: setup
 
 kubernetes: setup
 	$(SUDO) $(MAKE) -C kubernetes test
+
+test-oracle: setup
+	tests/oracle/run.sh
+
+test-cluster: setup
+	$(SUDO) $(MAKE) -C kubernetes test-cluster
 
 bench:
 	@scripts/setup.sh bench
