@@ -70,7 +70,8 @@ fn page(account: &Account) -> Result<String, ReportError> {
          is, the hypervisor's and that of interrupts, observed by the tasks and hogs themselves, which read the clock all the \
          time; share of all cores' time, and the longest single stretch. Stolen: the same by the kernel's own count (/proc/stat), which \
          has only the hypervisor's. A missed deadline is explained if the machine took at least as much, over all \
-         cores and from the last instant before the job's release at which no job was pending, as the job was late by. Sets only \
+         cores and from the last instant before the job's release at which no job was pending, as the job was late by; or if an \
+         interruption took the task beyond its runtime, which the kernel has it repay in the periods that follow. Sets only \
          admitted pass the kernel's test, under which global EDF may be late by a bounded time.</p>\n",
     );
     body.push_str(&render_circumstances(&account.machine, &account.command));

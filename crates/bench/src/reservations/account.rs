@@ -35,7 +35,7 @@ pub struct Row {
     pub jobs: usize,
     /// Jobs that missed their deadline.
     pub missed: usize,
-    /// Those of them for which the machine took less time than they were late by.
+    /// Those of them that what the machine took does not explain: see [`Miss`](super::Miss).
     pub unexplained: usize,
     /// Sets in which some deadline was missed.
     pub sets_with_misses: usize,
@@ -116,7 +116,7 @@ impl Account {
             (_, 0) => ", each by no more than the machine itself took at that moment".to_owned(),
             (_, unexplained) => {
                 format!(
-                    ", {unexplained} of them by more than the machine itself took at that moment"
+                    ", {unexplained} of them by more than what the machine itself took explains"
                 )
             }
         };
@@ -260,6 +260,7 @@ mod tests {
                     release_ns: 0,
                     late_ns,
                     taken_ns,
+                    repaying_ns: 0,
                 })
                 .collect(),
             gaps_ns: 20_000_000,
