@@ -14,8 +14,13 @@ if [ "${TAKT_CLUSTER_INSIDE:-}" = "" ]; then
 	export TAKT_CLUSTER TAKT_CLUSTER_INSIDE=1 PATH="$cache/bin:$PATH"
 	finish() {
 		status=$?
-		for group in /sys/fs/cgroup/takt-cluster /sys/fs/cgroup/*/takt-cluster; do
-			[ ! -d "$group" ] || find "$group" -depth -type d -exec rmdir {} + 2>/dev/null || true
+		# Processes that have been killed leave their cgroups a moment later.
+		for try in 1 2 3 4 5 6 7 8 9 10; do
+			for group in /sys/fs/cgroup/takt-cluster /sys/fs/cgroup/*/takt-cluster; do
+				[ ! -d "$group" ] || find "$group" -depth -type d -exec rmdir {} + 2>/dev/null || left=$try
+			done
+			[ "${left:-0}" = "$try" ] || break
+			sleep 0.5
 		done
 		if [ $status -eq 0 ] || [ -z "${TAKT_CLUSTER_KEEP:-}" ]; then
 			rm -rf "$TAKT_CLUSTER"
@@ -28,7 +33,7 @@ if [ "${TAKT_CLUSTER_INSIDE:-}" = "" ]; then
 	# In the background, so that the end of this script is the end of everything.
 	unshare -m -n -p -f --kill-child=SIGKILL --mount-proc --uts "$0" "$@" &
 	inside=$!
-	trap 'kill $inside; wait $inside; exit 143' INT TERM
+	trap 'kill -KILL $inside; wait $inside; exit 143' INT TERM
 	status=0
 	wait $inside || status=$?
 	exit $status
