@@ -865,7 +865,12 @@ fn texts_made_to_cost_much_do_not() {
         [GateEntry::new(GateMask::from_bits(2), 2)]
     );
     let long = "x".repeat(500_000);
+    let window = "[[window]]\nclasses = [1]\nstart = 0\nlength = 1";
     for (form, text) in [
+        (
+            Form::Toml,
+            format!("cycle-time = \"18446744073s\"\n{window}"),
+        ),
         (Form::Toml, format!("a = {}", many("["))),
         (Form::Toml, format!("a = {}", many("{a="))),
         (Form::Toml, format!("{}a = 1", many("a."))),

@@ -12,7 +12,7 @@ use takt_time::{TaiTime, TrafficClass};
 use super::taprio::{ClockId, QueueRange, TaprioOptions};
 use super::{Document, Form, FormError, Parsed, PriorityMap, Written, time};
 use crate::check::readable;
-use crate::gate::{GateMask, all_classes};
+use crate::gate::{GateList, GateMask, all_classes};
 use crate::schedule::{GateEntry, GateOperation, Schedule};
 
 #[derive(Deserialize)]
@@ -123,6 +123,14 @@ pub(super) fn read(text: &str) -> Result<Parsed, FormError> {
                 at: "[[window]]".into(),
                 what: "cycle-time",
             })?;
+            // The time between windows becomes entries too, each of 4.3 s at most.
+            if cycle > GateList::MAX_CYCLE_NS {
+                return Err(FormError::Value {
+                    at: "cycle-time".into(),
+                    text: time::write_duration(cycle),
+                    wanted: "a day or less, the longest cycle that windows may have",
+                });
+            }
             let otherwise = match file.otherwise {
                 Some(gates) => gates.mask("otherwise")?,
                 None => GateMask::NONE,
