@@ -33,6 +33,8 @@ pub(crate) struct Peer {
     /// Part of the handle, so that the handle of a former user of this place names nobody.
     generation: u16,
     checked_ms: u64,
+    /// When a refusal last had the route asked for.
+    refused_ms: Option<u64>,
 }
 
 /// All peers of a port, and the socket that asks the kernel about their routes.
@@ -128,6 +130,7 @@ impl PeerTable {
             queued: 0,
             generation,
             checked_ms: now_ms(),
+            refused_ms: None,
         };
         match self.places.get_mut(usize::from(index)) {
             Some(place) => *place = peer,
@@ -184,9 +187,10 @@ impl PeerTable {
     /// The kernel refused a datagram of `len` bytes as too long: learns the new MTU unless that was known.
     pub(crate) fn too_long(&mut self, index: u16, len: usize) {
         let now = now_ms();
-        let place = &self.places[usize::from(index)];
+        let place = &mut self.places[usize::from(index)];
         // The second condition bounds the cost where the kernel refuses what its MTU seems to allow.
-        if len <= place.max_payload && now != place.checked_ms {
+        if len <= place.max_payload && place.refused_ms != Some(now) {
+            place.refused_ms = Some(now);
             self.renew(index, now);
         }
     }
