@@ -144,9 +144,10 @@ fn an_attached_silent_node_takes_next_to_no_cpu() {
         let counters = admin.node().lanes[0].counters;
         counters.expect("counters")
     };
-    let before = counters(&mut admin).parks;
     until("the lane sleeps", || {
-        (counters(&mut admin).parks > before).then_some(())
+        let before = counters(&mut admin).polls;
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        (counters(&mut admin).polls == before).then_some(())
     });
     // What is measured over this time, not a wait for something. The share of a core belongs to the machine and is
     // told; that next to nothing wakes the lane is ours and must hold on any.
