@@ -296,6 +296,9 @@ fn a_session_with_launch_times_far_ahead_keeps_nobody_out() {
     until(|| (pair.class().frames.queued == 256).then_some(()));
     // The lane sleeps meanwhile: it does not look again and again whether there is room.
     let counters = || pair.near.runtime().status().expect("a runtime").lanes[0].counters;
-    let parks = counters().parks;
-    until(|| (counters().parks > parks).then_some(()));
+    until(|| {
+        let polls = counters().polls;
+        std::thread::sleep(Duration::from_millis(20));
+        (counters().polls == polls).then_some(())
+    });
 }

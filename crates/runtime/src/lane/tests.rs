@@ -154,3 +154,27 @@ fn a_lane_that_parks_looks_after_messages_that_came_meanwhile() {
     scene.lane.poll();
     assert_eq!(scene.received(), 1);
 }
+
+#[test]
+fn a_lane_that_was_woken_sleeps_again() {
+    let mut scene = Scene::new();
+    scene.add_sink();
+    scene.add_source();
+    scene.lane.poll();
+    scene.lane.poll();
+    let sleeper = scene.lane.sleeper().expect("descriptors");
+    assert!(scene.lane.park().is_some());
+    scene.emit();
+    // Woken by the doorbell, long before.
+    let patience = Some(Duration::from_secs(60));
+    sleeper.sleep(patience);
+    scene.lane.unpark();
+    while scene.lane.poll() {}
+    assert_eq!(scene.received(), 1);
+    // Nothing has come since: only the end of the time ends this sleep.
+    assert!(scene.lane.park().is_some());
+    let start = std::time::Instant::now();
+    let short = Duration::from_millis(20);
+    sleeper.sleep(Some(short));
+    assert!(start.elapsed() >= short, "woken by an old doorbell");
+}
