@@ -3,10 +3,10 @@
 use std::fmt;
 
 use serde::Serialize;
+use takt_time::TrafficClass;
 
 use crate::check::readable;
 use crate::form::{Document, shown};
-use crate::gate::all_classes;
 use crate::schedule::{GateEntry, GateOperation, Schedule};
 use crate::window::{Slot, slots};
 
@@ -88,7 +88,7 @@ pub fn diff(before: &Schedule, after: &Schedule) -> Difference {
         0 => "no limit".to_owned(),
         octets => format!("{octets} octets"),
     };
-    for class in all_classes() {
+    for class in TrafficClass::all() {
         let at = usize::from(class.number());
         compare(
             &format!("max-sdu of class {class}"),

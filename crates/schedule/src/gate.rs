@@ -12,7 +12,6 @@ mod timeline;
 pub use control::{Cycle, Gates, GatesStatus};
 pub use list::{GateList, ListError};
 pub use mask::GateMask;
-pub(crate) use mask::all_classes;
 
 /// Instants are held within this many nanoseconds of 1970 (until 2116), so that neither the distance
 /// of two of them nor the sum of one and a cycle, an extension or a frame can overflow.

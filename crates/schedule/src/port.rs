@@ -288,7 +288,7 @@ impl<T: Send + 'static> Port<T> {
         mut unwanted: impl FnMut(TrafficClass, Token, &Item<T>) -> bool,
         mut sink: impl FnMut(Item<T>),
     ) {
-        for class in crate::gate::all_classes() {
+        for class in TrafficClass::all() {
             let at = usize::from(class.number());
             let counters = &mut self.counters[at];
             self.queues[at].remove(

@@ -3,7 +3,6 @@
 use serde::Serialize;
 use takt_time::TrafficClass;
 
-use crate::gate::all_classes;
 use crate::link::Link;
 use crate::schedule::Schedule;
 use crate::window::{Window, sharing, slots, windows};
@@ -34,7 +33,7 @@ impl PortModel {
     /// The classes that the port has, lowest first.
     pub fn classes(&self) -> impl DoubleEndedIterator<Item = TrafficClass> + use<> {
         let classes = self.classes;
-        all_classes().filter(move |class| class.number() < classes)
+        TrafficClass::all().filter(move |class| class.number() < classes)
     }
 
     /// The largest frame of a class under its `queueMaxSDU`, octets without FCS.

@@ -5,7 +5,7 @@
 
 use takt_time::TrafficClass;
 
-use crate::gate::{GateMask, all_classes};
+use crate::gate::GateMask;
 use crate::schedule::Schedule;
 
 /// A stretch of time in which the gates do not change.
@@ -93,7 +93,7 @@ pub fn sharing(schedule: &Schedule, class: TrafficClass) -> GateMask {
         .into_iter()
         .filter(|slot| slot.gates.is_open(class))
         .fold(0, |mask, slot| mask | slot.gates.bits());
-    all_classes()
+    TrafficClass::all()
         .filter(|other| *other != class && GateMask::from_bits(together).is_open(*other))
         .collect()
 }

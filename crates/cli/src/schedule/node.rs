@@ -3,10 +3,9 @@
 use clap::Args;
 use serde::Serialize;
 use takt_clock::{Clock, SystemTai};
-use takt_schedule::Schedule;
 use taktd::admin::proto::{
-    ClassDepartures, GateEntry, GateSchedule, InstallScheduleRequest, LinkSchedule,
-    ListSchedulesRequest, RemoveScheduleRequest,
+    ClassDepartures, InstallScheduleRequest, LinkSchedule, ListSchedulesRequest,
+    RemoveScheduleRequest,
 };
 
 use super::source::{One, Port};
@@ -93,7 +92,7 @@ impl Install {
         source.tell_lost();
         let request = InstallScheduleRequest {
             datapath: self.datapath.clone(),
-            schedule: Some(message(&source.document.schedule)),
+            schedule: Some((&source.document.schedule).into()),
             link_rate_bps: self.port.rate_bps(),
         };
         let begins_ns = self.daemon.ask(async |mut client| {
@@ -150,25 +149,6 @@ impl Status {
         let now = SystemTai.now().as_nanos();
         let text: Vec<String> = links.iter().map(|link| describe(link, now)).collect();
         print(&text.join("\n"))
-    }
-}
-
-/// The schedule as the admin API takes it. Gates that are disabled are open, which is no schedule.
-fn message(schedule: &Schedule) -> GateSchedule {
-    GateSchedule {
-        base_time_ns: schedule.base_time.as_nanos(),
-        cycle_time_ns: schedule.cycle_time_ns,
-        cycle_time_extension_ns: schedule.cycle_time_extension_ns,
-        initial_gates: Some(schedule.initial_gates.bits().into()),
-        entries: schedule
-            .entries
-            .iter()
-            .map(|entry| GateEntry {
-                gates: entry.gates.bits().into(),
-                interval_ns: entry.interval_ns,
-            })
-            .collect(),
-        max_sdu: schedule.max_sdu.to_vec(),
     }
 }
 

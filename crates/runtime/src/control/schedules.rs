@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 
+use takt_clock::Clock;
 use takt_schedule::{GateList, GateMask, Gates, Link, Schedule};
 use takt_time::{TaiTime, TrafficClass};
 
@@ -20,6 +21,15 @@ pub(super) struct Installed {
     link: Link,
     /// As asked for: the operational one and the pending one.
     schedules: Vec<(Arc<GateList>, Schedule)>,
+}
+
+impl Installed {
+    /// What was asked for when this list was made of it.
+    fn schedule(&self, list: &Arc<GateList>) -> Option<Schedule> {
+        let mut asked = self.schedules.iter();
+        let found = asked.find(|(known, _)| Arc::ptr_eq(known, list));
+        found.map(|(_, schedule)| schedule.clone())
+    }
 }
 
 /// Why a schedule is not installed.
@@ -95,7 +105,7 @@ impl Control {
         }
         let list = Arc::new(GateList::new(&schedule)?);
         let link = Link::ethernet(rate_bps);
-        let now = self.tai();
+        let now = self.clock.now();
         let kind = self.datapaths[port].0;
         let installed = self.schedules.entry(kind).or_insert_with(|| Installed {
             gates: Gates::new(GateMask::ALL),
@@ -144,7 +154,7 @@ impl Control {
     }
 
     fn schedule_status(&mut self) -> Vec<ScheduleStatus> {
-        let now = self.tai();
+        let now = self.clock.now();
         let mut all = Vec::new();
         for (kind, _) in &self.datapaths {
             let ports = self.lanes.iter().flat_map(|lane| &lane.ports);
@@ -159,28 +169,16 @@ impl Control {
                 }
                 sum
             });
-            let installed = self.schedules.get_mut(kind);
-            let (gates, link, asked) = match installed {
-                Some(installed) => {
-                    installed.gates.advance(now);
-                    let asked = installed.schedules.clone();
-                    (
-                        Some(installed.gates.status(now)),
-                        Some(installed.link),
-                        asked,
-                    )
-                }
-                None => (None, None, Vec::new()),
-            };
-            let find = |list: &Arc<GateList>| {
-                let found = asked.iter().find(|(known, _)| Arc::ptr_eq(known, list));
-                found.map(|(_, schedule)| schedule.clone())
-            };
+            let installed = self.schedules.get_mut(kind).map(|installed| {
+                installed.gates.advance(now);
+                &*installed
+            });
+            let gates = installed.map(|installed| installed.gates.status(now));
+            let find = |list| installed?.schedule(list);
+            let rate = installed.and_then(|installed| installed.link.rate_bps);
             all.push(ScheduleStatus {
                 datapath: kind.to_string(),
-                rate_bps: link
-                    .and_then(|l| l.rate_bps)
-                    .map_or(0, std::num::NonZero::get),
+                rate_bps: rate.map_or(0, std::num::NonZero::get),
                 operational: gates.as_ref().and_then(|g| find(g.oper.as_ref()?)),
                 pending: gates.as_ref().and_then(|g| {
                     let (list, begins) = g.pending.as_ref()?;
@@ -193,9 +191,5 @@ impl Control {
             });
         }
         all
-    }
-
-    fn tai(&self) -> TaiTime {
-        takt_clock::Clock::now(&self.clock)
     }
 }

@@ -91,6 +91,8 @@ impl Departures {
         let config = PortConfig {
             link: Link::ethernet(0),
             lead_ns: LEAD_NS as u64,
+            // Every class gets another discipline below.
+            queue_capacity: 0,
             ..PortConfig::default()
         };
         let mut scheduler = Port::new(config);
@@ -211,12 +213,12 @@ impl Departures {
         (self.queued > 0).then(|| self.next.unwrap_or(TaiTime::from_nanos(i64::MIN)))
     }
 
-    /// What to do now: `handle` gets frames to send and frames that are dropped. `clock` reads the time.
-    /// True if there was anything.
+    /// What to do now: `handle` gets frames to send and frames that are dropped, and says when a frame
+    /// has left, if it has. `clock` reads the time. True if there was anything.
     pub fn run(
         &mut self,
         clock: &dyn takt_clock::Clock,
-        handle: &mut dyn FnMut(Leaving<'_>),
+        handle: &mut dyn FnMut(Leaving<'_>) -> Option<TaiTime>,
     ) -> bool {
         let mut worked = false;
         for _ in 0..BUDGET {
@@ -227,9 +229,7 @@ impl Departures {
             match self.scheduler.next(now) {
                 Decision::Send(departure) => {
                     self.queued -= 1;
-                    let mut left = None;
-                    handle(Leaving::Send(&departure, &mut left));
-                    if let Some(at) = left {
+                    if let Some(at) = handle(Leaving::Send(&departure)) {
                         let late = at.nanos_since(departure.start).max(0) as u64;
                         self.counters.departed(departure.class, late);
                         self.scheduler.started(&departure, at);
@@ -284,8 +284,8 @@ impl Departures {
 
 /// What leaves a scheduler.
 pub enum Leaving<'a> {
-    /// To be sent at its start; the callee says when it was.
-    Send(&'a Departure<Piece>, &'a mut Option<TaiTime>),
+    /// To be sent at its start.
+    Send(&'a Departure<Piece>),
     /// Not to be sent, for this reason.
     Drop(&'a Piece, Outcome),
 }

@@ -326,12 +326,16 @@ impl State {
             self.round.work();
             let clock = self.round.clock.clone();
             worked |= departures.run(&*clock, &mut |leaving| match leaving {
-                Leaving::Send(departure, left) => {
+                Leaving::Send(departure) => {
                     let piece = &departure.item.handle;
-                    let outcome = self.leave(lane_port, at, piece, departure.start, left);
-                    self.departed(piece, outcome);
+                    let left = self.leave(lane_port, at, piece, departure.start);
+                    self.departed(piece, left.is_none().then_some(Outcome::Unreachable));
+                    left
                 }
-                Leaving::Drop(piece, outcome) => self.departed(piece, Some(outcome)),
+                Leaving::Drop(piece, outcome) => {
+                    self.departed(piece, Some(outcome));
+                    None
+                }
             });
             lane_port.departures = Some(departures);
         }
@@ -350,28 +354,19 @@ impl State {
         }
     }
 
-    /// Builds the datagram of one frame and holds it until its start. Says why if it cannot.
+    /// Builds the datagram of one frame and holds it until its start: when it left. `None`: it has no path.
     fn leave(
         &mut self,
         lane_port: &mut LanePort,
         at: usize,
         piece: &Piece,
         start: TaiTime,
-        left: &mut Option<TaiTime>,
-    ) -> Option<Outcome> {
-        let unreachable = Some(Outcome::Unreachable);
-        let (Some(remote), Some(session)) = (
-            self.remotes.get_mut(piece.destination),
-            self.tenants.sessions.get(piece.session),
-        ) else {
-            return unreachable;
-        };
+    ) -> Option<TaiTime> {
+        let remote = self.remotes.get_mut(piece.destination)?;
+        let session = self.tenants.sessions.get(piece.session)?;
         let port = lane_port.port.as_mut();
-        let Some(cut) = remote.via[at]
-            .and_then(|peer| Cut::of(piece.descriptor.length as usize, port.max_payload(peer)))
-        else {
-            return unreachable;
-        };
+        let max_payload = port.max_payload(remote.via[at]?);
+        let cut = Cut::of(piece.descriptor.length as usize, max_payload)?;
         // What is being filled leaves before, not with it.
         remote.close(at, port, self.incarnation);
         let payload = session.emitted(piece.descriptor.chunk, piece.descriptor.length);
@@ -386,7 +381,7 @@ impl State {
         );
         if put.is_err() {
             lane_port.dirty = true;
-            return unreachable;
+            return None;
         }
         remote.close(at, port, self.incarnation);
         // The scheduler is ahead by its lead at most: further only if the clock was stepped back.
@@ -396,9 +391,8 @@ impl State {
             now = self.round.read();
         }
         lane_port.dirty = !port.flush();
-        *left = Some(TaiTime::from_nanos(now));
         self.counters.tx_datagrams.add(1);
-        None
+        Some(TaiTime::from_nanos(now))
     }
 
     /// A frame has left its scheduler: sent, or not for the reason given.

@@ -332,7 +332,10 @@ impl RoundTime {
     fn now_ns(&mut self) -> i64 {
         match self.began_ns {
             Some(began) => began,
-            None => *self.began_ns.insert(self.clock.now().as_nanos()),
+            None => {
+                let now = self.read();
+                *self.began_ns.insert(now)
+            }
         }
     }
 }

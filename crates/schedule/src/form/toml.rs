@@ -12,7 +12,7 @@ use takt_time::{TaiTime, TrafficClass};
 use super::taprio::{ClockId, QueueRange, TaprioOptions};
 use super::{Document, Form, FormError, Parsed, PriorityMap, Written, time};
 use crate::check::readable;
-use crate::gate::{GateList, GateMask, all_classes};
+use crate::gate::{GateList, GateMask};
 use crate::schedule::{GateEntry, GateOperation, Schedule};
 
 #[derive(Deserialize)]
@@ -281,7 +281,7 @@ fn windows(
     let mut from = 0;
     for (at, opens, gates) in edges {
         if at > from {
-            let open: GateMask = all_classes()
+            let open: GateMask = TrafficClass::all()
                 .filter(|class| holding[usize::from(class.number())] > 0)
                 .collect();
             let gates = if open == GateMask::NONE {

@@ -6,7 +6,7 @@
 
 use takt_time::{TaiTime, TrafficClass};
 
-use super::{GateMask, HORIZON_NS, NEVER, all_classes};
+use super::{GateMask, HORIZON_NS, NEVER};
 use crate::schedule::{GateOperation, Schedule};
 
 /// Why a schedule cannot run. [`crate::check`] explains the same and more, all at once.
@@ -128,7 +128,7 @@ impl GateList {
             cyclic: std::array::from_fn(|class| spans(&starts, cycle_ns, class)),
             entries: index(&starts),
         };
-        for class in all_classes() {
+        for class in TrafficClass::all() {
             list.open_per_cycle[usize::from(class.number())] = list.open_until(class, cycle_ns);
         }
         Ok(list)

@@ -40,7 +40,7 @@ impl GateMask {
 
     /// The classes with an open gate, lowest first.
     pub fn classes(self) -> impl Iterator<Item = TrafficClass> {
-        all_classes().filter(move |class| self.is_open(*class))
+        TrafficClass::all().filter(move |class| self.is_open(*class))
     }
 }
 
@@ -66,11 +66,6 @@ impl fmt::Display for GateMask {
             }
         }
     }
-}
-
-/// The eight classes, lowest first.
-pub(crate) fn all_classes() -> impl DoubleEndedIterator<Item = TrafficClass> {
-    (0..TrafficClass::COUNT as u8).filter_map(TrafficClass::new)
 }
 
 #[cfg(test)]

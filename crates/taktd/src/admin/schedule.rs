@@ -44,22 +44,23 @@ pub fn from_message(message: proto::GateSchedule) -> Result<Schedule, String> {
     })
 }
 
-/// A schedule for whoever asks.
-pub fn to_message(schedule: &Schedule) -> proto::GateSchedule {
-    proto::GateSchedule {
-        base_time_ns: schedule.base_time.as_nanos(),
-        cycle_time_ns: schedule.cycle_time_ns,
-        cycle_time_extension_ns: schedule.cycle_time_extension_ns,
-        initial_gates: Some(schedule.initial_gates.bits().into()),
-        entries: schedule
-            .entries
-            .iter()
-            .map(|entry| proto::GateEntry {
-                gates: entry.gates.bits().into(),
-                interval_ns: entry.interval_ns,
-            })
-            .collect(),
-        max_sdu: schedule.max_sdu.to_vec(),
+impl From<&Schedule> for proto::GateSchedule {
+    fn from(schedule: &Schedule) -> Self {
+        Self {
+            base_time_ns: schedule.base_time.as_nanos(),
+            cycle_time_ns: schedule.cycle_time_ns,
+            cycle_time_extension_ns: schedule.cycle_time_extension_ns,
+            initial_gates: Some(schedule.initial_gates.bits().into()),
+            entries: schedule
+                .entries
+                .iter()
+                .map(|entry| proto::GateEntry {
+                    gates: entry.gates.bits().into(),
+                    interval_ns: entry.interval_ns,
+                })
+                .collect(),
+            max_sdu: schedule.max_sdu.to_vec(),
+        }
     }
 }
 
@@ -69,8 +70,8 @@ impl From<ScheduleStatus> for proto::LinkSchedule {
         Self {
             datapath: status.datapath,
             link_rate_bps: status.rate_bps,
-            operational: status.operational.as_ref().map(to_message),
-            pending: pending.map(|(schedule, _)| to_message(schedule)),
+            operational: status.operational.as_ref().map(Into::into),
+            pending: pending.map(|(schedule, _)| schedule.into()),
             pending_begins_ns: pending.map(|(_, begins)| begins.as_nanos()),
             cycle: status.cycle.map(|cycle| cycle.number),
             cycle_start_ns: status.cycle.map(|cycle| cycle.start.as_nanos()),
