@@ -6,8 +6,8 @@ use clap::{Parser, Subcommand};
 
 use crate::failure::Failure;
 use crate::{
-    bench, completions, daemon, demo, lab, listener, peer, publish, reload, reserve, schedule,
-    session, status, subscribe, top,
+    bench, completions, daemon, demo, lab, listener, network, peer, publish, reload, reserve,
+    schedule, session, status, subscribe, top,
 };
 
 const HELP: &str = "\
@@ -57,6 +57,8 @@ pub enum Command {
     Peer(peer::Peer),
     /// Set, remove and list sockets for applications
     Listener(listener::Listener),
+    /// Show networks, and enter where their stations are
+    Network(network::Network),
     /// List and end sessions of applications
     Session(session::Session),
     /// Write messages on a channel
@@ -91,6 +93,7 @@ impl Command {
             Self::Reload(reload) => reload.run(),
             Self::Peer(peer) => peer.run(),
             Self::Listener(listener) => listener.run(),
+            Self::Network(network) => network.run(),
             Self::Session(session) => session.run(),
             Self::Pub(publish) => publish.run(),
             Self::Sub(subscribe) => subscribe.run(),

@@ -19,6 +19,8 @@ into the configuration as `[[listener]]` to keep them.
 
 Examples:
   takt listener set /run/takt/press.sock --identity press --write 1-99 --read '*' --mode 0666
+  takt listener set /run/takt/pod7.sock --identity pod7 \\
+      --network pods --mac 02:00:00:00:00:07 --address 10.244.1.7/24
   takt listener list
   takt listener remove /run/takt/press.sock";
 
@@ -83,6 +85,23 @@ struct Set {
     /// Most sources and sinks of each session
     #[arg(long, value_name = "N", default_value_t = 256)]
     endpoints: u32,
+    /// The network that the tenant has an endpoint in, from which it may send frames
+    #[arg(long, value_name = "NETWORK", requires = "mac")]
+    network: Option<String>,
+    /// The endpoint's MAC address
+    #[arg(long, value_name = "MAC", requires = "network")]
+    mac: Option<String>,
+    /// The endpoint's IP addresses with the lengths of their prefixes, such as 10.244.1.5/24
+    #[arg(
+        long = "address",
+        value_name = "ADDRESS/PREFIX",
+        value_delimiter = ',',
+        requires = "network"
+    )]
+    addresses: Vec<String>,
+    /// Most bytes of the endpoint's IP packets
+    #[arg(long, value_name = "BYTES", default_value_t = 1450)]
+    mtu: u32,
     #[command(flatten)]
     daemon: Daemon,
     #[command(flatten)]
@@ -163,6 +182,12 @@ impl Set {
             memory_bytes: self.memory.0,
             sessions: self.sessions,
             endpoints: self.endpoints,
+            endpoint: self.network.map(|network| proto::Endpoint {
+                network,
+                mac: self.mac.unwrap_or_default(),
+                addresses: self.addresses,
+                mtu: self.mtu,
+            }),
         };
         let sent = listener.clone();
         self.daemon.ask(async |mut client| {

@@ -15,6 +15,7 @@ mod demo;
 mod failure;
 mod lab;
 mod listener;
+mod network;
 mod output;
 mod peer;
 mod publish;

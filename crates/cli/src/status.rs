@@ -6,8 +6,8 @@ use taktd::admin::client::Client;
 use taktd::admin::json::{acceleration_name, resource_use_name, state_name};
 use taktd::admin::proto::{
     Channel, Datapath, GetStatusRequest, ListChannelsRequest, ListDatapathsRequest,
-    ListListenersRequest, ListPeersRequest, ListSessionsRequest, ListenerStatus, Node, Peer,
-    PeerState, Session,
+    ListListenersRequest, ListPeersRequest, ListSessionsRequest, ListenerStatus, Network, Node,
+    Peer, PeerState, Session,
 };
 use taktd::config::value::Channels;
 
@@ -404,6 +404,82 @@ fn datapaths(datapaths: &[Datapath]) -> String {
     table(&columns, rows.collect())
 }
 
+/// A row for each network, and one for each station.
+pub fn networks(networks: &[Network]) -> String {
+    let columns = [
+        ("NETWORK", Align::Left),
+        ("CARRIER", Align::Left),
+        ("FOLLOWS", Align::Left),
+        ("ENDPOINTS", Align::Right),
+        ("SENT", Align::Right),
+        ("BYTES", Align::Right),
+        ("FOREIGN", Align::Right),
+        ("REFUSED", Align::Right),
+        ("UNKNOWN", Align::Right),
+        ("UNREACHABLE", Align::Right),
+    ];
+    let rows = networks.iter().map(|network| {
+        let counters = network.counters.unwrap_or_default();
+        let follows = match (network.follow.as_str(), network.problem.as_str()) {
+            ("", _) => "-".into(),
+            (device, "") => device.into(),
+            (_, problem) => problem.into(),
+        };
+        vec![
+            network.name.clone(),
+            match (network.vxlan, network.vlan) {
+                (Some(id), _) => format!("vxlan {id} port {}", network.port),
+                (None, Some(vlan)) => format!("vlan {vlan}"),
+                (None, None) => "native".into(),
+            },
+            follows,
+            network.endpoints.to_string(),
+            counters.sent.to_string(),
+            counters.sent_bytes.to_string(),
+            counters.foreign.to_string(),
+            counters.refused.to_string(),
+            counters.unknown.to_string(),
+            counters.unreachable.to_string(),
+        ]
+    });
+    let mut text = table(&columns, rows.collect());
+    let columns = [
+        ("NETWORK", Align::Left),
+        ("STATION", Align::Left),
+        ("BEHIND", Align::Left),
+        ("ADDRESSES", Align::Left),
+        ("FROM", Align::Left),
+    ];
+    let stations = networks.iter().flat_map(|network| {
+        network.stations.iter().map(|station| {
+            vec![
+                network.name.clone(),
+                match station.mac.as_str() {
+                    "00:00:00:00:00:00" => "all others".into(),
+                    mac => mac.to_owned(),
+                },
+                match station.vtep.as_str() {
+                    "" => "-".into(),
+                    vtep => vtep.to_owned(),
+                },
+                list(&station.addresses),
+                if station.followed {
+                    "kernel"
+                } else {
+                    "operator"
+                }
+                .into(),
+            ]
+        })
+    });
+    let stations: Vec<_> = stations.collect();
+    if !stations.is_empty() {
+        text.push('\n');
+        text.push_str(&table(&columns, stations));
+    }
+    text
+}
+
 /// A row for each listener.
 pub fn listeners(listeners: &[ListenerStatus]) -> String {
     let columns = [
@@ -418,6 +494,7 @@ pub fn listeners(listeners: &[ListenerStatus]) -> String {
         ("BYTES/S", Align::Right),
         ("MEMORY", Align::Right),
         ("ENDPOINTS", Align::Right),
+        ("NETWORK", Align::Left),
         ("SESSIONS", Align::Right),
         ("REFUSED", Align::Right),
     ];
@@ -450,6 +527,17 @@ pub fn listeners(listeners: &[ListenerStatus]) -> String {
             limit(listener.bytes_per_second, size(listener.bytes_per_second)),
             size(listener.memory_bytes),
             listener.endpoints.to_string(),
+            match &listener.endpoint {
+                None => "-".into(),
+                Some(endpoint) => {
+                    format!(
+                        "{} {} {}",
+                        endpoint.network,
+                        endpoint.mac,
+                        list(&endpoint.addresses)
+                    )
+                }
+            },
             format!("{} of {}", status.sessions, listener.sessions),
             status.refused.to_string(),
         ]

@@ -14,7 +14,7 @@ use takt_session::{ErrorCode, Failure, transport};
 use crate::attachment::Attachment;
 use crate::control::{
     Answer, Link, OpenSink, OpenSource, OpenStream, Reopened, Shared, open_sink, poll, send,
-    unexpected,
+    source_opened, unexpected,
 };
 use crate::error::Error;
 use crate::fork::{State, Status};
@@ -162,7 +162,7 @@ pub(crate) fn attach(shared: &Shared, socket: OwnedFd) -> Result<(), Error> {
             streams.push((key, record.qos));
         }
         for (&key, r) in &control.sources {
-            sources.push((key, r.stream, r.channel, r.depth));
+            sources.push((key, r.stream, r.target, r.depth));
         }
         for (&key, r) in &control.sinks {
             sinks.push((key, r.stream, r.channel, r.depth, r.notify.clone()));
@@ -183,19 +183,12 @@ pub(crate) fn attach(shared: &Shared, socket: OwnedFd) -> Result<(), Error> {
         None => Err(Failure::from(ErrorCode::NotFound)),
     };
     let mut opened_sources = Vec::new();
-    for (key, stream, channel, depth) in sources {
+    for (key, stream, target, depth) in sources {
         let source = match stream_id(stream) {
             Err(failure) => Err(failure),
             Ok(stream) => {
-                let answer = dialogue.ask(Request::OpenSource {
-                    stream,
-                    channel,
-                    depth,
-                });
-                settled(answer.and_then(|answer| match answer.reply {
-                    Reply::SourceOpened { source, block } => Ok((source, block)),
-                    other => Err(unexpected(&other)),
-                }))?
+                let answer = dialogue.ask(target.open(stream, depth));
+                settled(answer.and_then(source_opened))?
             }
         };
         opened_sources.push((key, source));
@@ -256,7 +249,7 @@ fn install(
     for (key, opened) in sources {
         match (control.sources.get_mut(&key), opened) {
             (Some(record), opened) => record.opened = opened,
-            (None, Ok((id, _))) => orphans.push(Request::CloseSource(id)),
+            (None, Ok(open)) => orphans.push(Request::CloseSource(open.id)),
             (None, Err(_)) => {}
         }
     }

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags};
 use takt_session::layout::{SinkBlock, SourceBlock};
 use takt_session::message::{Envelope, Reply, Request};
-use takt_session::{ChannelId, Failure, Qos, transport};
+use takt_session::{ChannelId, Endpoint, Failure, Qos, transport};
 use takt_shm::SinkBell;
 
 use crate::attachment::Attachment;
@@ -94,8 +94,60 @@ pub(crate) struct OpenSink {
     pub(crate) bell: Arc<SinkBell>,
 }
 
-/// What a source was opened as: its number at the runtime, and where its rings are.
-pub(crate) type OpenSource = (u32, SourceBlock);
+/// What a source was opened as.
+#[derive(Clone, Debug)]
+pub(crate) struct OpenSource {
+    /// Its number at the runtime.
+    pub(crate) id: u32,
+    /// Where its rings are.
+    pub(crate) block: SourceBlock,
+    /// Of a source of frames: where they come from.
+    pub(crate) endpoint: Option<Endpoint>,
+}
+
+/// What a source writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Target {
+    /// Messages of a channel.
+    Channel(ChannelId),
+    /// Frames of the tenant's endpoint.
+    Endpoint,
+}
+
+impl Target {
+    /// The request that opens a source of it.
+    pub(crate) fn open(self, stream: u32, depth: u32) -> Request {
+        match self {
+            Self::Channel(channel) => Request::OpenSource {
+                stream,
+                channel,
+                depth,
+            },
+            Self::Endpoint => Request::OpenFrameSource { stream, depth },
+        }
+    }
+}
+
+/// Reads the answer to [`Target::open`].
+pub(crate) fn source_opened(answer: Answer) -> Result<OpenSource, Error> {
+    match answer.reply {
+        Reply::SourceOpened { source, block } => Ok(OpenSource {
+            id: source,
+            block,
+            endpoint: None,
+        }),
+        Reply::FrameSourceOpened {
+            source,
+            block,
+            endpoint,
+        } => Ok(OpenSource {
+            id: source,
+            block,
+            endpoint: Some(endpoint),
+        }),
+        other => Err(unexpected(&other)),
+    }
+}
 
 /// What the runtime made of opening something again, by the key of the record.
 pub(crate) type Reopened<T> = Vec<(u32, Result<T, Failure>)>;
@@ -111,7 +163,7 @@ pub(crate) struct StreamRecord {
 /// A source, to be opened again.
 pub(crate) struct SourceRecord {
     pub(crate) stream: u32,
-    pub(crate) channel: ChannelId,
+    pub(crate) target: Target,
     pub(crate) depth: u32,
     pub(crate) opened: Result<OpenSource, Failure>,
 }
@@ -364,12 +416,12 @@ impl Shared {
     }
 
     /// The present attachment and what a source has there.
-    pub(crate) fn source(&self, key: u32) -> Result<(Arc<Attachment>, SourceBlock), Error> {
+    pub(crate) fn source(&self, key: u32) -> Result<(Arc<Attachment>, OpenSource), Error> {
         self.check()?;
         let control = self.lock();
         let attachment = self.attachment(&control)?;
         match control.sources.get(&key).map(|record| &record.opened) {
-            Some(Ok((_, block))) => Ok((attachment, *block)),
+            Some(Ok(open)) => Ok((attachment, open.clone())),
             Some(Err(failure)) => Err(Error::Refused(failure.clone())),
             None => Err(Error::Closed),
         }

@@ -46,6 +46,7 @@ mod connect;
 mod control;
 mod error;
 mod fork;
+mod frame;
 mod gaps;
 mod memory;
 mod message;
@@ -62,6 +63,7 @@ mod wait;
 
 pub use callback::CallbackSink;
 pub use error::Error;
+pub use frame::{FrameBuffer, FrameOptions, FrameSource};
 pub use message::Message;
 pub use session::{Progress, Session, SessionBuilder};
 pub use sink::{Sink, SinkCounters, SinkOptions};
@@ -70,7 +72,7 @@ pub use stream::Stream;
 pub use wait::Wait;
 
 pub use takt_session::{
-    Acceleration, ChannelId, DEFAULT_SOCKET, ErrorCode, Failure, Qos, ResourceUse, SOCKET_VARIABLE,
-    TimeSensitivity,
+    Acceleration, ChannelId, DEFAULT_SOCKET, Endpoint, ErrorCode, Failure, Qos, ResourceUse,
+    SOCKET_VARIABLE, TimeSensitivity,
 };
 pub use takt_time::{TaiTime, TrafficClass};

@@ -231,7 +231,7 @@ impl TxMemory {
                 )));
             };
             mark.store(order & !IN_FLIGHT, Ordering::Relaxed);
-            outcomes.record(completion.token, completion.outcome);
+            outcomes.record(&completion);
             *place = Block {
                 chunk: completion.chunk,
                 order: (order & !IN_FLIGHT) - 1,
@@ -349,7 +349,7 @@ impl Account {
     }
 
     /// What is recorded about a token, by its low 32 bits.
-    pub(crate) fn outcome(&self, token: u32) -> Option<u32> {
+    pub(crate) fn outcome(&self, token: u32) -> Option<Known> {
         lock(&self.returns).outcomes.get(token)
     }
 
@@ -366,32 +366,46 @@ impl Account {
 
 /// The outcomes of a source's latest messages, by token.
 #[derive(Debug, Default)]
-pub(crate) struct Outcomes(Box<[u64]>);
+pub(crate) struct Outcomes(Box<[Option<Known>]>);
+
+/// What is known of a completed message.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Known {
+    token: u32,
+    /// As in [`Completion`].
+    pub(crate) departed_ns_low: u32,
+    /// A number of [`takt_session::layout::Outcome`], cut at 255.
+    pub(crate) outcome: u8,
+}
 
 impl Outcomes {
     /// Outcomes are remembered until so many tokens, a power of two, have followed.
     pub(crate) fn new(remembered: usize) -> Self {
-        Self(vec![0; remembered].into())
+        Self(vec![None; remembered].into())
     }
 
-    fn place(&mut self, token: u32) -> Option<&mut u64> {
+    fn place(&mut self, token: u32) -> Option<&mut Option<Known>> {
         let mask = self.0.len().checked_sub(1)?;
         self.0.get_mut(token as usize & mask)
     }
 
-    fn record(&mut self, token: u32, outcome: u32) {
+    fn record(&mut self, completion: &Completion) {
+        let token = completion.token;
         if let Some(place) = self.place(token) {
-            let known = (*place >> 32) as u32;
             // A message that a sink held for long must not efface a later one.
-            if *place == 0 || (token.wrapping_sub(known) as i32) >= 0 {
-                *place = u64::from(token) << 32 | u64::from(outcome.min(254) + 1);
+            if place.is_none_or(|known| (token.wrapping_sub(known.token) as i32) >= 0) {
+                *place = Some(Known {
+                    token,
+                    departed_ns_low: completion.departed_ns_low,
+                    outcome: u8::try_from(completion.outcome).unwrap_or(u8::MAX),
+                });
             }
         }
     }
 
-    fn get(&self, token: u32) -> Option<u32> {
+    fn get(&self, token: u32) -> Option<Known> {
         let mask = self.0.len().checked_sub(1)?;
-        let entry = *self.0.get(token as usize & mask)?;
-        (entry != 0 && (entry >> 32) as u32 == token).then(|| entry as u32 - 1)
+        let known = (*self.0.get(token as usize & mask)?)?;
+        (known.token == token).then_some(known)
     }
 }

@@ -13,7 +13,7 @@ use takt_shm::{Consumer, Producer};
 use takt_time::TaiTime;
 
 use crate::attachment::Attachment;
-use crate::control::{Lingering, Shared};
+use crate::control::{Lingering, OpenSource, Shared};
 use crate::error::Error;
 use crate::fork::{Slot, State, Status};
 use crate::memory::{Account, Block, Outcomes, Stock};
@@ -63,6 +63,8 @@ pub enum Outcome {
     /// Its launch time is more than 60 s ahead, or no window of its class is long enough: it was not
     /// sent to remote sinks.
     NotScheduled,
+    /// It is no frame that the endpoint may send: it was not sent. Of frame sources only.
+    Refused,
     /// The runtime went away before it told.
     Lost,
     /// Too long ago: outcomes are kept for at least the latest two times `depth` messages.
@@ -164,8 +166,10 @@ impl Source {
         channel: ChannelId,
     ) -> Result<Self, Error> {
         let shared = &stream.owner.shared;
-        let bound = shared.source(key).and_then(|(attachment, block)| {
-            Binding::new(attachment, block, |depth| Outcomes::new(2 * depth as usize))
+        let bound = shared.source(key).and_then(|(attachment, open)| {
+            Binding::new(attachment, open.block, |depth| {
+                Outcomes::new(2 * depth as usize)
+            })
         });
         let binding = match bound {
             Ok(binding) => binding,
@@ -189,6 +193,10 @@ impl Source {
             shared_core: Cell::new(false),
             stream,
         })
+    }
+
+    pub(crate) fn key(&self) -> u32 {
+        self.key
     }
 
     /// The channel that it writes.
@@ -312,7 +320,7 @@ impl Source {
     /// that was taken before the runtime went away; [`Error::Ended`], [`Error::Forked`].
     #[inline]
     pub fn emit(&self, buffer: Buffer<'_>) -> Result<Token, Error> {
-        let token = self.push(buffer, 0, 0)?;
+        let token = self.push(buffer, self.class, 0, 0)?;
         self.flush();
         Ok(token)
     }
@@ -325,7 +333,7 @@ impl Source {
     /// As [`emit`](Self::emit).
     #[inline]
     pub fn emit_more(&self, buffer: Buffer<'_>) -> Result<Token, Error> {
-        self.push(buffer, 0, 0)
+        self.push(buffer, self.class, 0, 0)
     }
 
     /// Tells the runtime of what [`emit_more`](Self::emit_more) has left behind.
@@ -347,13 +355,19 @@ impl Source {
     /// As [`emit`](Self::emit).
     #[inline]
     pub fn emit_at(&self, buffer: Buffer<'_>, launch: TaiTime) -> Result<Token, Error> {
-        let token = self.push(buffer, FLAG_LAUNCH_TIME, launch.as_nanos())?;
+        let token = self.push(buffer, self.class, FLAG_LAUNCH_TIME, launch.as_nanos())?;
         self.flush();
         Ok(token)
     }
 
     #[inline]
-    fn push(&self, buffer: Buffer<'_>, flags: u8, launch_time_ns: i64) -> Result<Token, Error> {
+    pub(crate) fn push(
+        &self,
+        buffer: Buffer<'_>,
+        class: u8,
+        flags: u8,
+        launch_time_ns: i64,
+    ) -> Result<Token, Error> {
         if !std::ptr::eq(self, buffer.source) {
             return Err(Error::InvalidArgument(
                 "the buffer belongs to another source: emit it there".into(),
@@ -370,7 +384,7 @@ impl Source {
             chunk: buffer.block.chunk,
             length: buffer.len as u32,
             token: inner.emitted as u32,
-            class: self.class,
+            class,
             flags,
             reserved: 0,
             launch_time_ns,
@@ -434,19 +448,32 @@ impl Source {
         }
         match account
             .outcome(token.0 as u32)
-            .map(layout::Outcome::from_number)
+            .map(|known| layout::Outcome::from_number(known.outcome.into()))
         {
             Some(Some(layout::Outcome::Sent)) => Outcome::Sent,
             Some(Some(layout::Outcome::NoSink)) => Outcome::NoSink,
             Some(Some(layout::Outcome::Unreachable)) => Outcome::Unreachable,
             Some(Some(layout::Outcome::Late)) => Outcome::Late,
             Some(Some(layout::Outcome::NotScheduled)) => Outcome::NotScheduled,
+            Some(Some(layout::Outcome::Refused)) => Outcome::Refused,
             Some(None) => Outcome::Unknown,
             None if token.0 < inner.bound_at || self.slot.state() != inner.binding.state => {
                 Outcome::Lost
             }
             None => Outcome::Pending,
         }
+    }
+
+    /// When the last frame of a message that was [`Outcome::Sent`] left; `now` is at most two seconds off.
+    pub(crate) fn departed(&self, token: Token, now: TaiTime) -> Option<TaiTime> {
+        if self.outcome(token) != Outcome::Sent {
+            return None;
+        }
+        let inner = self.inner.borrow();
+        let known = inner.binding.account.outcome(token.0 as u32)?;
+        let now = now.as_nanos();
+        let ahead = known.departed_ns_low.wrapping_sub(now as u32) as i32;
+        Some(TaiTime::from_nanos(now.saturating_add(ahead.into())))
     }
 
     /// Messages emitted whose outcome is not known yet. In the embedded form it also drives the runtime
@@ -486,7 +513,7 @@ impl Source {
         inner.lost + inner.binding.pending()
     }
 
-    fn shared(&self) -> &Shared {
+    pub(crate) fn shared(&self) -> &Shared {
         &self.stream.owner.shared
     }
 
@@ -499,11 +526,11 @@ impl Source {
     #[cold]
     fn rebind(&self, inner: &mut Inner) -> Result<(), Error> {
         let shared = self.shared();
-        let (attachment, block) = shared.source(self.key)?;
+        let (attachment, open) = shared.source(self.key)?;
         // What the runtime had completed before it went.
         let _ = inner.binding.harvest(shared);
         let old = &inner.binding.account;
-        let new = Binding::new(attachment, block, |_| old.take_outcomes())?;
+        let new = Binding::new(attachment, open.block, |_| old.take_outcomes())?;
         let old = std::mem::replace(&mut inner.binding, new);
         inner.lost += old.pending();
         inner.bound_at = inner.emitted;
@@ -546,7 +573,7 @@ fn forget(shared: &Shared, key: u32, binding: Option<&mut Binding>) {
     let Some(record) = control.sources.remove(&key) else {
         return;
     };
-    let (Ok((id, _)), Some(link)) = (record.opened, &control.link) else {
+    let (Ok(OpenSource { id, .. }), Some(link)) = (record.opened, &control.link) else {
         return;
     };
     if let Some(binding) = binding.filter(|binding| binding.state == link.attachment.state) {

@@ -7,8 +7,9 @@ use takt_session::message::{Reply, Request};
 use takt_session::{ChannelId, Qos};
 
 use crate::callback::CallbackSink;
-use crate::control::{SinkRecord, SourceRecord, open_sink, unexpected};
+use crate::control::{SinkRecord, SourceRecord, Target, open_sink, source_opened, unexpected};
 use crate::error::Error;
+use crate::frame::FrameSource;
 use crate::message::Message;
 use crate::notify::Notify;
 use crate::reader;
@@ -72,29 +73,34 @@ impl Stream {
     /// # Errors
     /// As [`source`](Self::source); [`Error::Refused`] when a depth is not possible.
     pub fn source_with(&self, channel: ChannelId, options: SourceOptions) -> Result<Source, Error> {
+        let key = self.open_source(Target::Channel(channel), options.depth)?;
+        Source::new(self.0.clone(), key, channel)
+    }
+
+    /// Opens a source of whole Ethernet frames, which leave the node from the tenant's endpoint.
+    ///
+    /// # Errors
+    /// As [`source_with`](Self::source_with); [`Error::Refused`] also when the tenant has no endpoint.
+    pub fn frame_source(&self, options: SourceOptions) -> Result<FrameSource, Error> {
+        let key = self.open_source(Target::Endpoint, options.depth)?;
+        FrameSource::new(self.0.clone(), key)
+    }
+
+    /// Opens a source at the runtime and puts it on record under the key that is returned.
+    fn open_source(&self, target: Target, depth: u32) -> Result<u32, Error> {
         let shared = &self.0.owner.shared;
-        let depth = options.depth;
-        let stream = self.id()?;
-        let (answer, state) = shared.request(Request::OpenSource {
-            stream,
-            channel,
-            depth,
-        })?;
-        let Reply::SourceOpened { source, block } = answer.reply else {
-            return Err(unexpected(&answer.reply));
-        };
-        let key = shared.record(state, |control, key, _| {
-            let opened = Ok((source, block));
+        let (answer, state) = shared.request(target.open(self.id()?, depth))?;
+        let opened = source_opened(answer)?;
+        shared.record(state, |control, key, _| {
             let record = SourceRecord {
                 stream: self.0.key,
-                channel,
+                target,
                 depth,
-                opened,
+                opened: Ok(opened),
             };
             control.sources.insert(key, record);
             Ok(())
-        })?;
-        Source::new(self.0.clone(), key, channel)
+        })
     }
 
     /// Opens a sink: a reading end of a channel.

@@ -117,6 +117,11 @@ pub enum ConnectError {
     /// The port's table of peers is full.
     #[error("this port already has {0} peers, its limit")]
     TooManyPeers(usize),
+    /// The technology sends datagrams of its own only, no frames of others.
+    #[error(
+        "this datapath sends no frames of others: use a network with VXLAN, or a datapath such as xdp"
+    )]
+    NoFrames,
     /// IPv4 port asked for an IPv6 peer or the reverse.
     #[error("{peer} is of another address family than the port's own {local}")]
     AddressFamily {
@@ -193,6 +198,15 @@ pub trait Port: Send {
     /// # Errors
     /// [`ConnectError`]. A next hop that is merely unresolved is no error here: `reserve` tells.
     fn connect(&mut self, remote: SocketAddr) -> Result<PeerHandle, ConnectError>;
+
+    /// Prepares sending whole Ethernet frames, without frame check sequence, out of the port's interface as
+    /// they are: what such a peer's [`payload`](Port::payload) holds. As [`connect`](Port::connect) otherwise.
+    ///
+    /// # Errors
+    /// [`ConnectError::NoFrames`] where the technology cannot.
+    fn connect_link(&mut self) -> Result<PeerHandle, ConnectError> {
+        Err(ConnectError::NoFrames)
+    }
 
     /// Forgets a peer. Frames reserved for it must have been committed or cancelled.
     fn disconnect(&mut self, peer: PeerHandle);

@@ -62,6 +62,24 @@ pub struct InterfaceState {
     pub addresses: Vec<IpAddr>,
 }
 
+/// The forwarding table of a VXLAN device in this thread's network namespace: stations with the tunnel
+/// endpoints that they are behind, the address zero for whatever has no entry of its own. In order.
+///
+/// # Errors
+/// The kernel's; `NotFound` when there is no such device.
+pub fn forwarding_table(device: &str) -> std::io::Result<Vec<(MacAddress, IpAddr)>> {
+    let mut netlink = netlink::Netlink::open()?;
+    let links = netlink.links()?;
+    let link = links.iter().find(|link| link.name == device);
+    let link = link.ok_or_else(|| {
+        std::io::Error::new(std::io::ErrorKind::NotFound, "there is no such interface")
+    })?;
+    let mut entries = netlink.forwarding(link.ifindex)?;
+    entries.sort_unstable();
+    entries.dedup();
+    Ok(entries)
+}
+
 /// Why the kernel's tables cannot be followed.
 #[derive(Debug, thiserror::Error)]
 pub enum StackError {

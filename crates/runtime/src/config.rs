@@ -4,6 +4,9 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use takt_wire::ethernet::MacAddress;
+use takt_wire::vxlan::NetworkId;
+
 use crate::peering::AcceptNet;
 use crate::policy::{MappingPolicy, Policy};
 
@@ -60,6 +63,47 @@ pub struct ListenerConfig {
     pub mode: u32,
     /// Rights of those who attach here.
     pub policy: Policy,
+}
+
+/// How a network's frames travel between nodes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Carrier {
+    /// In UDP datagrams between tunnel endpoints (RFC 7348).
+    Vxlan {
+        /// The VXLAN network identifier.
+        id: NetworkId,
+        /// UDP port of the tunnel endpoints.
+        port: u16,
+    },
+    /// As they are, over the link of a datapath that sends frames.
+    Native {
+        /// The VLAN that they are tagged with.
+        vlan: Option<u16>,
+    },
+}
+
+/// Where stations of a network are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Station {
+    /// Its MAC address; zero: whatever has no entry of its own, and groups.
+    pub mac: MacAddress,
+    /// The tunnel endpoint that it is behind; none on a native network.
+    pub vtep: Option<IpAddr>,
+    /// Its IP addresses: frames for them need no address resolution.
+    pub addresses: Vec<IpAddr>,
+}
+
+/// A network: a segment of Ethernet between tenants' endpoints on any nodes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NetworkConfig {
+    /// Its name.
+    pub name: String,
+    /// How its frames travel.
+    pub carrier: Carrier,
+    /// Stations known from the start.
+    pub stations: Vec<Station>,
+    /// A VXLAN device of the kernel whose forwarding table is followed too.
+    pub follow: Option<String>,
 }
 
 /// Bounds.
@@ -132,6 +176,8 @@ pub struct Config {
     pub peers: Vec<SocketAddr>,
     /// Networks whose runtimes may become peers by themselves.
     pub accept: Vec<AcceptNet>,
+    /// Networks that tenants' endpoints are in.
+    pub networks: Vec<NetworkConfig>,
     /// Sockets for applications.
     pub listeners: Vec<ListenerConfig>,
     /// Bounds.
@@ -157,6 +203,7 @@ impl Default for Config {
             lanes: vec![LaneConfig::default()],
             peers: Vec::new(),
             accept: Vec::new(),
+            networks: Vec::new(),
             listeners: Vec::new(),
             limits: Limits::default(),
             departure: Departure::default(),

@@ -115,6 +115,24 @@ counters! {
 }
 
 counters! {
+    /// A network on one lane.
+    NetworkCounters / NetworkReading {
+        /// Frames handed to a datapath, once for each tunnel endpoint.
+        sent,
+        /// Octets of those frames, without what the network adds.
+        sent_bytes,
+        /// Frames not sent: their source is not their tenant's.
+        foreign,
+        /// Frames not sent: malformed, too long, tagged, ARP or neighbour discovery.
+        refused,
+        /// Frames not sent: nobody knows where their destination is.
+        unknown,
+        /// Frames not sent: no path to the tunnel endpoint.
+        unreachable,
+    }
+}
+
+counters! {
     /// A session.
     SessionCounters / SessionReading {
         /// Messages emitted.

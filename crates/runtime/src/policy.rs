@@ -4,7 +4,7 @@ use std::ops::RangeInclusive;
 
 use takt_datapath::{Capabilities, DatapathKind};
 use takt_session::{
-    Acceleration, ChannelId, ErrorCode, Failure, Qos, ResourceUse, TimeSensitivity,
+    Acceleration, ChannelId, Endpoint, ErrorCode, Failure, Qos, ResourceUse, TimeSensitivity,
 };
 
 /// The rights of every session that arrives on one listening socket. Identity is the socket, never
@@ -31,6 +31,8 @@ pub struct Policy {
     pub sessions: usize,
     /// Most sources and sinks of a session.
     pub endpoints: usize,
+    /// Its place in a network, from which it may send frames.
+    pub endpoint: Option<Endpoint>,
 }
 
 impl Default for Policy {
@@ -46,6 +48,7 @@ impl Default for Policy {
             memory: 256 << 20,
             sessions: 256,
             endpoints: 256,
+            endpoint: None,
         }
     }
 }
@@ -75,6 +78,22 @@ impl Policy {
             return Ok(());
         }
         Err(self.refusal(channel, "read"))
+    }
+
+    /// The endpoint that frames are sent from.
+    ///
+    /// # Errors
+    /// `NotPermitted`, naming the tenant.
+    pub fn check_endpoint(&self) -> Result<&Endpoint, Failure> {
+        self.endpoint.as_ref().ok_or_else(|| {
+            Failure::new(
+                ErrorCode::NotPermitted,
+                format!(
+                    "tenant `{}` has no endpoint in any network: ask the operator to give its listener one",
+                    self.identity
+                ),
+            )
+        })
     }
 
     /// Checks a stream's class.

@@ -9,7 +9,10 @@ use takt_schedule::gate::Cycle;
 use takt_session::Qos;
 use takt_time::TaiTime;
 
-use crate::counters::{ChannelReading, DepartureReading, LaneReading, PortReading, SessionReading};
+use crate::config::{Carrier, Station};
+use crate::counters::{
+    ChannelReading, DepartureReading, LaneReading, NetworkReading, PortReading, SessionReading,
+};
 pub use crate::peering::PeerStatus;
 use crate::peering::PeeringCounters;
 use crate::policy::Policy;
@@ -133,6 +136,34 @@ pub struct ChannelStatus {
     pub peers: Vec<SocketAddr>,
     /// What the lanes count.
     pub counters: ChannelReading,
+}
+
+/// A network, over all lanes.
+#[derive(Clone, Debug)]
+pub struct NetworkStatus {
+    /// Its name.
+    pub name: String,
+    /// How its frames travel.
+    pub carrier: Carrier,
+    /// The kernel's device whose table it follows.
+    pub follow: Option<String>,
+    /// Why that device could not be read; none if it could.
+    pub problem: Option<String>,
+    /// Listeners with an endpoint in it.
+    pub endpoints: usize,
+    /// Where its stations are.
+    pub stations: Vec<StationStatus>,
+    /// What the lanes count.
+    pub counters: NetworkReading,
+}
+
+/// A station of a network.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StationStatus {
+    /// The station.
+    pub station: Station,
+    /// Read from the kernel's device, not told by an operator.
+    pub followed: bool,
 }
 
 /// A listening socket.

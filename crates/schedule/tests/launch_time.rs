@@ -143,6 +143,22 @@ fn with_the_policy_to_send_a_launch_time_in_the_past_is_taken_and_counted_late()
 }
 
 #[test]
+fn a_frame_that_must_not_be_late_is_dropped_where_others_are_sent() {
+    let mut port = port(LaunchTimeConfig {
+        late: LatePolicy::Send,
+        ..config()
+    });
+    let strict = |handle, launch| frame(handle, launch).with(TxFlags::DROP_LATE);
+    let past = port.enqueue(class(), strict(1, -1_000_000), at(0));
+    assert_eq!(past.unwrap_err().reason, RefusalReason::Late);
+    port.enqueue(class(), strict(2, 10_000), at(0)).unwrap();
+    port.enqueue(class(), frame(3, 10_000), at(0)).unwrap();
+    let late = at(10_000 + TOLERANCE + 1);
+    assert_eq!(dropped(port.next(late)).item.handle, 2);
+    assert_eq!(sent(port.next(late)).item.handle, 3);
+}
+
+#[test]
 fn a_frame_whose_time_passes_in_the_queue_is_dropped_and_reported_as_missed() {
     let mut port = port(config());
     port.enqueue(class(), frame(1, 10_000), at(0)).unwrap();

@@ -116,7 +116,7 @@ fn act() -> impl Strategy<Value = Act> {
                 1 => any::<i64>(),
             ],
         ),
-        0u32..4,
+        0u32..8,
     )
         .prop_map(|(class, len, launch, flags)| Act::Offer {
             class,
@@ -278,7 +278,10 @@ impl Simulation {
         let item = Item {
             len,
             launch_time: launch,
-            flags: TxFlags::from_bits(flags),
+            flags: TxFlags::from_bits(flags).union(match flags & 4 {
+                0 => TxFlags::default(),
+                _ => TxFlags::DROP_LATE,
+            }),
             handle: self.handles,
         };
         self.handles += 1;
@@ -333,7 +336,8 @@ impl Simulation {
                     -i64::from(TOLERANCE_NS)
                 };
                 ahead.is_some_and(|ahead| ahead < tolerated)
-                    && matches!(order, Order::Launch(LatePolicy::Drop, ..))
+                    && (matches!(order, Order::Launch(LatePolicy::Drop, ..))
+                        || item.flags.contains(TxFlags::DROP_LATE))
             }
             RefusalReason::TooFarAhead => ahead.is_some_and(|ahead| ahead > HORIZON_NS as i64),
         }
@@ -438,7 +442,9 @@ impl Simulation {
                 let limit = launch + if deadline { 0 } else { i64::from(TOLERANCE_NS) };
                 prop_assert!(deadline || start >= launch, "before its time");
                 prop_assert_eq!(departure.timeliness == Timeliness::OnTime, start <= limit);
-                prop_assert!(departure.timeliness != Timeliness::Late || late == LatePolicy::Send);
+                let may_be_late =
+                    late == LatePolicy::Send && !item.flags.contains(TxFlags::DROP_LATE);
+                prop_assert!(departure.timeliness != Timeliness::Late || may_be_late);
                 if departure.timeliness != Timeliness::OnTime {
                     let by_gate = departure.timeliness == Timeliness::GateMissed;
                     prop_assert_eq!(by_gate, self.gate_missed(&held, limit));

@@ -31,6 +31,9 @@ pub const TX_REGION: u32 = 1 << 31;
 
 /// [`TxDescriptor::flags`]: `launch_time_ns` is meant.
 pub const FLAG_LAUNCH_TIME: u8 = 1;
+/// [`TxDescriptor::flags`], of frames with a launch time: it is the latest instant, not the exact one
+/// (`SOF_TXTIME_DEADLINE_MODE`).
+pub const FLAG_DEADLINE: u8 = 2;
 
 /// Application to runtime: send this message.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -64,8 +67,8 @@ pub struct Completion {
     pub token: u32,
     /// An [`Outcome`] as a number.
     pub outcome: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// When its last frame left, if it did: the low half of TAI nanoseconds.
+    pub departed_ns_low: u32,
 }
 
 /// What became of an emitted message. `Sent` means handed to every sink known at that moment;
@@ -85,6 +88,8 @@ pub enum Outcome {
     /// Its launch time is too far ahead, or the schedule has no window of its class that is long
     /// enough: not sent to remote sinks.
     NotScheduled = 4,
+    /// It is no frame that its endpoint may send: not sent.
+    Refused = 5,
 }
 
 impl Outcome {
@@ -96,6 +101,7 @@ impl Outcome {
             2 => Some(Self::Unreachable),
             3 => Some(Self::Late),
             4 => Some(Self::NotScheduled),
+            5 => Some(Self::Refused),
             _ => None,
         }
     }

@@ -7,12 +7,14 @@
 
 #![deny(unsafe_code)] // but for the three `Pod` promises in `layout`
 
+pub mod endpoint;
 pub mod error;
 pub mod layout;
 pub mod message;
 pub mod qos;
 pub mod transport;
 
+pub use endpoint::Endpoint;
 pub use error::{ErrorCode, Failure};
 pub use qos::{Acceleration, Qos, ResourceUse, TimeSensitivity};
 

@@ -4,8 +4,11 @@
 //! request number, little-endian) and the fields of its type. File descriptors travel beside it. A
 //! reply carries the number of its request; 0 is for what the runtime says unasked.
 
+use std::net::IpAddr;
+
 use takt_time::TrafficClass;
 
+use crate::endpoint::{Endpoint, MOST_ADDRESSES};
 use crate::error::{ErrorCode, Failure};
 use crate::layout::{ArenaMap, SinkBlock, SourceBlock};
 use crate::qos::{Acceleration, Qos, ResourceUse, TimeSensitivity};
@@ -99,6 +102,20 @@ pub enum Request {
     },
     /// Close a sink.
     CloseSink(u32),
+    /// Open a source of whole Ethernet frames, sent from the tenant's endpoint. Closed as any source.
+    OpenFrameSource {
+        /// The stream.
+        stream: u32,
+        /// Entries of its rings, a power of two; 0 = default.
+        depth: u32,
+    },
+    /// Which destination frames for an address need.
+    Resolve {
+        /// An address on the link: the destination's, or the gateway's.
+        address: IpAddr,
+        /// The MAC address that the application knows for it.
+        known: Option<[u8; 6]>,
+    },
 }
 
 /// What the runtime answers.
@@ -136,6 +153,17 @@ pub enum Reply {
         /// Where its rings are.
         block: SinkBlock,
     },
+    /// A source of frames is open.
+    FrameSourceOpened {
+        /// Its number.
+        source: u32,
+        /// Where its rings are.
+        block: SourceBlock,
+        /// Where its frames come from.
+        endpoint: Endpoint,
+    },
+    /// The MAC address to send to; none: the network does not reach the address.
+    Resolved(Option<[u8; 6]>),
     /// Stream, source or sink is closed.
     Closed,
     /// Refused; nothing changed.
@@ -182,6 +210,38 @@ impl Writer {
         }
         self.u16(end as u16);
         self.0.extend_from_slice(&v.as_bytes()[..end]);
+    }
+    fn bytes(&mut self, v: &[u8]) {
+        self.0.extend_from_slice(v);
+    }
+    fn address(&mut self, v: IpAddr) {
+        match v {
+            IpAddr::V4(v4) => {
+                self.u8(4);
+                self.bytes(&v4.octets());
+            }
+            IpAddr::V6(v6) => {
+                self.u8(6);
+                self.bytes(&v6.octets());
+            }
+        }
+    }
+    fn mac(&mut self, v: Option<[u8; 6]>) {
+        self.u8(u8::from(v.is_some()));
+        if let Some(mac) = v {
+            self.bytes(&mac);
+        }
+    }
+    fn endpoint(&mut self, v: &Endpoint) {
+        self.text(&v.network);
+        self.bytes(&v.mac);
+        self.u16(v.mtu);
+        let addresses = v.addresses.iter().take(MOST_ADDRESSES);
+        self.u8(addresses.len() as u8);
+        for (address, prefix) in addresses {
+            self.address(*address);
+            self.u8(*prefix);
+        }
     }
     fn failure(&mut self, v: &Failure) {
         self.u32(v.code as i32 as u32);
@@ -258,6 +318,42 @@ impl<'a> Reader<'a> {
             }),
         }
     }
+    fn address(&mut self) -> Result<IpAddr, DecodeError> {
+        match self.u8()? {
+            4 => Ok(IpAddr::from(self.array::<4>()?)),
+            6 => Ok(IpAddr::from(self.array::<16>()?)),
+            value => Err(DecodeError::Value {
+                field: "address family",
+                value: value.into(),
+            }),
+        }
+    }
+    fn mac(&mut self) -> Result<Option<[u8; 6]>, DecodeError> {
+        match self.flag("MAC address present")? {
+            true => self.array().map(Some),
+            false => Ok(None),
+        }
+    }
+    fn endpoint(&mut self) -> Result<Endpoint, DecodeError> {
+        let (network, mac, mtu) = (self.text()?, self.array()?, self.u16()?);
+        let count = usize::from(self.u8()?);
+        if count > MOST_ADDRESSES {
+            return Err(DecodeError::Value {
+                field: "number of addresses",
+                value: count as u64,
+            });
+        }
+        let mut addresses = Vec::with_capacity(count);
+        for _ in 0..count {
+            addresses.push((self.address()?, self.u8()?));
+        }
+        Ok(Endpoint {
+            network,
+            mac,
+            addresses,
+            mtu,
+        })
+    }
     fn failure(&mut self) -> Result<Failure, DecodeError> {
         let number = self.u32()?;
         let code = ErrorCode::from_number(number as i32).ok_or(DecodeError::Value {
@@ -286,6 +382,8 @@ mod kind {
     pub const CLOSE_SOURCE: u16 = 5;
     pub const OPEN_SINK: u16 = 6;
     pub const CLOSE_SINK: u16 = 7;
+    pub const OPEN_FRAME_SOURCE: u16 = 8;
+    pub const RESOLVE: u16 = 9;
     pub const ATTACHED: u16 = 129;
     pub const STREAM_OPENED: u16 = 130;
     pub const SOURCE_OPENED: u16 = 131;
@@ -293,6 +391,8 @@ mod kind {
     pub const CLOSED: u16 = 133;
     pub const FAILED: u16 = 134;
     pub const ENDED: u16 = 135;
+    pub const FRAME_SOURCE_OPENED: u16 = 136;
+    pub const RESOLVED: u16 = 137;
 }
 
 const NO_CLASS: u8 = 255;
@@ -362,6 +462,18 @@ impl Envelope<Request> {
                 w.u32(*id);
                 w
             }
+            Request::OpenFrameSource { stream, depth } => {
+                let mut w = new(kind::OPEN_FRAME_SOURCE);
+                w.u32(*stream);
+                w.u32(*depth);
+                w
+            }
+            Request::Resolve { address, known } => {
+                let mut w = new(kind::RESOLVE);
+                w.address(*address);
+                w.mac(*known);
+                w
+            }
         };
         w.0
     }
@@ -418,6 +530,14 @@ impl Envelope<Request> {
                 notify_fd: r.flag("notify descriptor")?,
             },
             kind::CLOSE_SINK => Request::CloseSink(r.u32()?),
+            kind::OPEN_FRAME_SOURCE => Request::OpenFrameSource {
+                stream: r.u32()?,
+                depth: r.u32()?,
+            },
+            kind::RESOLVE => Request::Resolve {
+                address: r.address()?,
+                known: r.mac()?,
+            },
             other => return Err(DecodeError::Type(other)),
         };
         r.close(Self { request, message })
@@ -465,6 +585,23 @@ impl Envelope<Reply> {
                 w.u32(*sink);
                 w.u64(block.offset as u64);
                 w.u32(block.depth);
+                w
+            }
+            Reply::FrameSourceOpened {
+                source,
+                block,
+                endpoint,
+            } => {
+                let mut w = new(kind::FRAME_SOURCE_OPENED);
+                w.u32(*source);
+                w.u64(block.offset as u64);
+                w.u32(block.depth);
+                w.endpoint(endpoint);
+                w
+            }
+            Reply::Resolved(mac) => {
+                let mut w = new(kind::RESOLVED);
+                w.mac(*mac);
                 w
             }
             Reply::Closed => new(kind::CLOSED),
@@ -517,6 +654,15 @@ impl Envelope<Reply> {
                     depth: r.u32()?,
                 },
             },
+            kind::FRAME_SOURCE_OPENED => Reply::FrameSourceOpened {
+                source: r.u32()?,
+                block: SourceBlock {
+                    offset: r.size("block offset")?,
+                    depth: r.u32()?,
+                },
+                endpoint: r.endpoint()?,
+            },
+            kind::RESOLVED => Reply::Resolved(r.mac()?),
             kind::CLOSED => Reply::Closed,
             kind::FAILED => Reply::Failed(r.failure()?),
             kind::ENDED => Reply::Ended(r.failure()?),
@@ -577,7 +723,23 @@ mod tests {
                 }
             ),
             any::<u32>().prop_map(Request::CloseSink),
+            (any::<u32>(), any::<u32>())
+                .prop_map(|(stream, depth)| Request::OpenFrameSource { stream, depth }),
+            (any::<IpAddr>(), any::<Option<[u8; 6]>>())
+                .prop_map(|(address, known)| Request::Resolve { address, known }),
         ]
+    }
+
+    fn endpoints() -> impl Strategy<Value = Endpoint> {
+        let addresses = proptest::collection::vec(any::<(IpAddr, u8)>(), 0..=MOST_ADDRESSES);
+        (".{0,40}", any::<[u8; 6]>(), any::<u16>(), addresses).prop_map(
+            |(network, mac, mtu, addresses)| Endpoint {
+                network,
+                mac,
+                addresses,
+                mtu,
+            },
+        )
     }
 
     fn replies() -> impl Strategy<Value = Reply> {
@@ -625,6 +787,17 @@ mod tests {
                     },
                 }
             }),
+            (any::<[u32; 3]>(), endpoints()).prop_map(|([source, o, depth], endpoint)| {
+                Reply::FrameSourceOpened {
+                    source,
+                    block: SourceBlock {
+                        offset: o as usize,
+                        depth,
+                    },
+                    endpoint,
+                }
+            }),
+            any::<Option<[u8; 6]>>().prop_map(Reply::Resolved),
             Just(Reply::Closed),
             failure.clone().prop_map(Reply::Failed),
             failure.prop_map(Reply::Ended),

@@ -245,7 +245,9 @@ fn needs_restart(old: &Settings, new: &Settings) -> Vec<String> {
         ("node.address", old.node.address == new.node.address),
         ("node.port", old.node.port == new.node.port),
         ("lane", old.lane == new.lane),
+        ("network", old.network == new.network),
         ("limits", old.limits == new.limits),
+        ("departure", old.departure == new.departure),
         ("datapath.udp", old.datapath.udp == new.datapath.udp),
         ("datapath.xdp", old.datapath.xdp == new.datapath.xdp),
         ("admin", old.admin == new.admin),
@@ -266,7 +268,9 @@ fn keep_unchangeable(new: &mut Settings, running: &Settings) {
     file.node.address = old.node.address;
     file.node.port = old.node.port;
     file.lane = old.lane;
+    file.network = old.network;
     file.limits = old.limits;
+    file.departure = old.departure;
     file.datapath = old.datapath;
     file.admin = old.admin;
     file.metrics = old.metrics;

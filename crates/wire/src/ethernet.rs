@@ -56,6 +56,32 @@ impl fmt::Display for MacAddress {
     }
 }
 
+/// Reads six pairs of hexadecimal digits with colons between them, as they are written.
+impl std::str::FromStr for MacAddress {
+    type Err = NoMacAddress;
+
+    fn from_str(text: &str) -> Result<Self, NoMacAddress> {
+        let mut octets = [0; 6];
+        let mut parts = text.split(':');
+        for octet in &mut octets {
+            let part = parts.next().ok_or(NoMacAddress)?;
+            if part.len() != 2 || !part.bytes().all(|digit| digit.is_ascii_hexdigit()) {
+                return Err(NoMacAddress);
+            }
+            *octet = u8::from_str_radix(part, 16).map_err(|_| NoMacAddress)?;
+        }
+        match parts.next() {
+            None => Ok(Self(octets)),
+            Some(_) => Err(NoMacAddress),
+        }
+    }
+}
+
+/// A text is no MAC address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("no MAC address: write six pairs of hexadecimal digits as 02:00:00:00:00:01")]
+pub struct NoMacAddress;
+
 impl fmt::Debug for MacAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)

@@ -526,6 +526,10 @@ impl Served {
                 reply(&self.socket, request, Reply::Closed, &[]);
             }
             Request::CloseStream(_) => reply(&self.socket, request, Reply::Closed, &[]),
+            Request::OpenFrameSource { .. } | Request::Resolve { .. } => {
+                let refused = Failure::from(ErrorCode::NotPermitted);
+                reply(&self.socket, request, Reply::Failed(refused), &[]);
+            }
         }
     }
 
@@ -631,7 +635,7 @@ impl Served {
             chunk,
             token: *token,
             outcome: outcome as u32,
-            reserved: 0,
+            departed_ns_low: 0,
         };
         assert!(
             s.completions.stage(completion).expect("completion ring"),

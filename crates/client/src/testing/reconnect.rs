@@ -330,7 +330,7 @@ fn impossible_completions_end_the_connection_and_not_the_application() {
                 chunk,
                 token: 0,
                 outcome: 0,
-                reserved: 0,
+                departed_ns_low: 0,
             };
             assert!(source.completions.push(completion).expect("ring"));
         });

@@ -106,6 +106,35 @@ pub(super) fn read_event(message: &[u8]) -> Option<Event> {
         })
 }
 
+/// A forwarding entry of a VXLAN device: a station, zero for all others, and the tunnel endpoint that it is
+/// behind.
+pub(super) fn read_forwarding(entry: &NeighbourMessage) -> Option<(MacAddress, IpAddr)> {
+    let (mut mac, mut vtep) = (None, None);
+    for attribute in &entry.attributes {
+        match attribute {
+            NeighbourAttribute::LinkLayerAddress(address) => {
+                mac = address.as_slice().try_into().ok().map(MacAddress);
+            }
+            NeighbourAttribute::Destination(address) => {
+                // The library reads an address by the family of the entry, here that of bridges.
+                vtep = match address {
+                    NeighbourAddress::Inet(address) => Some((*address).into()),
+                    NeighbourAddress::Inet6(address) => Some((*address).into()),
+                    NeighbourAddress::Other(octets) => match octets.len() {
+                        4 => <[u8; 4]>::try_from(&octets[..]).ok().map(IpAddr::from),
+                        16 => <[u8; 16]>::try_from(&octets[..]).ok().map(IpAddr::from),
+                        _ => None,
+                    },
+                    _ => None,
+                };
+            }
+            _ => {}
+        }
+    }
+    let vtep = vtep.filter(|vtep: &IpAddr| !vtep.is_unspecified() && !vtep.is_multicast())?;
+    Some((mac?, vtep))
+}
+
 pub(super) fn family_of(address: IpAddr) -> (AddressFamily, u8) {
     match address {
         IpAddr::V4(_) => (AddressFamily::Inet, 32),

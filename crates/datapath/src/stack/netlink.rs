@@ -11,16 +11,17 @@ use netlink_packet_core::{
     NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_REQUEST, NetlinkHeader, NetlinkMessage,
     NetlinkPayload,
 };
-use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::link::LinkMessage;
-use netlink_packet_route::neighbour::NeighbourFlags;
+use netlink_packet_route::neighbour::{NeighbourFlags, NeighbourMessage};
 use netlink_packet_route::route::{RouteAttribute, RouteMessage};
+use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use netlink_sys::protocols::NETLINK_ROUTE;
 use netlink_sys::{Socket, SocketAddr as NetlinkAddr};
+use takt_wire::ethernet::MacAddress;
 
 use super::messages::{
     Event, Link, Neighbour, Route, family_of, neighbour_message, read_address, read_event,
-    read_link, read_neighbour, read_route, says_no_route,
+    read_forwarding, read_link, read_neighbour, read_route, says_no_route,
 };
 
 /// Multicast groups of `linux/rtnetlink.h` whose events may change a next hop.
@@ -186,6 +187,21 @@ impl Netlink {
             NLM_F_DUMP,
         )?;
         Ok(answers.iter().filter_map(read_link).collect())
+    }
+
+    /// The forwarding entries of the interface `ifindex` that name a tunnel endpoint.
+    pub(super) fn forwarding(&mut self, ifindex: u32) -> io::Result<Vec<(MacAddress, IpAddr)>> {
+        let mut message = NeighbourMessage::default();
+        message.header.family = AddressFamily::Bridge;
+        message.header.ifindex = ifindex;
+        let answers = self.request(RouteNetlinkMessage::GetNeighbour(message), NLM_F_DUMP)?;
+        let entries = answers.iter().filter_map(|answer| match answer {
+            RouteNetlinkMessage::NewNeighbour(entry) if entry.header.ifindex == ifindex => {
+                read_forwarding(entry)
+            }
+            _ => None,
+        });
+        Ok(entries.collect())
     }
 
     /// All addresses with the interface that has them.

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use rustix::net::{SocketAddrUnix, SocketFlags};
 use takt_session::{ErrorCode, Failure};
+use takt_wire::ethernet::MacAddress;
 
 use super::session::Session;
 use super::{Control, Token};
@@ -27,6 +28,19 @@ pub enum ListenError {
     /// The path holds something that is no socket.
     #[error("{0} exists and is no socket: remove it, or configure another path")]
     NoSocket(PathBuf),
+    /// The endpoint is in no network of this node.
+    #[error("endpoint.network: {0}")]
+    Network(#[from] super::StationError),
+    /// Another tenant has the address.
+    #[error(
+        "endpoint: {address} is the address of tenant `{other}` in the same network: give each its own"
+    )]
+    Taken {
+        /// The address, of either kind.
+        address: String,
+        /// Who has it.
+        other: String,
+    },
     /// A system call failed.
     #[error("cannot {action} {path}: {source}")]
     System {
@@ -99,6 +113,7 @@ impl Listener {
 
 impl Control {
     pub(super) fn set_listener(&mut self, config: ListenerConfig) -> Result<(), ListenError> {
+        self.check_endpoint(&config)?;
         if let Some(listener) = self
             .listeners
             .values_mut()
@@ -119,6 +134,9 @@ impl Control {
             }
             listener.config = config;
             let policy = listener.policy.clone();
+            if policy.endpoint != old.endpoint {
+                self.end_senders_of_frames(&old);
+            }
             for session in self
                 .sessions
                 .values_mut()
@@ -161,8 +179,57 @@ impl Control {
         };
         if let Some(listener) = self.listeners.remove(&id) {
             listener.unlink();
+            self.end_senders_of_frames(&listener.policy);
         }
         true
+    }
+
+    /// Addresses belong to one tenant of a network.
+    fn check_endpoint(&self, config: &ListenerConfig) -> Result<(), ListenError> {
+        let Some(endpoint) = &config.policy.endpoint else {
+            return Ok(());
+        };
+        self.network(&endpoint.network)?;
+        for listener in self.listeners.values() {
+            let Some(other) = &listener.policy.endpoint else {
+                continue;
+            };
+            if listener.config.path == config.path || other.network != endpoint.network {
+                continue;
+            }
+            let taken = |address: String| ListenError::Taken {
+                address,
+                other: listener.policy.identity.clone(),
+            };
+            if other.mac == endpoint.mac {
+                return Err(taken(MacAddress(endpoint.mac).to_string()));
+            }
+            let theirs = |address| other.addresses.iter().any(|(other, _)| *other == address);
+            let mut ours = endpoint.addresses.iter().map(|(address, _)| *address);
+            if let Some(address) = ours.find(|address| theirs(*address)) {
+                return Err(taken(address.to_string()));
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends the sessions that send frames with the rights of a listener that has others now, or has gone:
+    /// its addresses may be another's.
+    fn end_senders_of_frames(&mut self, policy: &Arc<Policy>) {
+        let sends = |s: &&Session| {
+            Arc::ptr_eq(&s.policy, policy)
+                && s.sources.iter().flatten().any(|e| e.channel.is_none())
+        };
+        let senders: Vec<u32> = self
+            .sessions
+            .values()
+            .filter(sends)
+            .map(|session| session.id as u32)
+            .collect();
+        for id in senders {
+            let text = "the endpoint of its listener has changed: attach again";
+            self.end_session(id, Some(Failure::new(ErrorCode::Disconnected, text)));
+        }
     }
 
     pub(super) fn accept(&mut self, id: u32) {

@@ -5,6 +5,7 @@
 //! lanes never wait for it.
 
 mod listener;
+mod networks;
 mod routes;
 mod schedules;
 mod serve;
@@ -40,6 +41,7 @@ use crate::status::{
 pub use crate::config::ListenerConfig;
 pub use listener::ListenError;
 use listener::Listener;
+pub use networks::StationError;
 use routes::Routes;
 pub use schedules::ScheduleError;
 use session::Session;
@@ -47,6 +49,8 @@ pub use start::{InlineLane, StartError, Unavailable};
 
 /// A connection that has not attached after this long is closed.
 const ATTACH_WITHIN: Duration = Duration::from_secs(5);
+/// How often the kernel's forwarding tables are looked at, where a network follows one.
+const FOLLOW_EVERY: Duration = Duration::from_secs(1);
 /// Datagrams of the peering protocol taken in one go.
 const PEERING_BURST: usize = 256;
 
@@ -119,6 +123,7 @@ pub struct Control {
     socket: UdpSocket,
     peering: Peering,
     routes: Routes,
+    networks: Vec<networks::Network>,
     listeners: HashMap<u32, Listener>,
     next_listener: u32,
     sessions: HashMap<u32, Session>,
@@ -130,6 +135,7 @@ pub struct Control {
     channels: BTreeMap<u64, Vec<(usize, Arc<ChannelCounters>)>>,
     /// What channels counted on lanes that have forgotten them, while others or sessions remain.
     next_tick: Duration,
+    next_follow: Duration,
     drain: Option<Drain>,
     stop: Arc<AtomicBool>,
 }
@@ -486,6 +492,13 @@ impl Control {
         let now = self.now();
         self.next_tick = self.peering.tick(now, &mut outbox, &mut changes);
         self.apply(outbox, changes);
+        if self.follows_networks() {
+            if now >= self.next_follow {
+                self.follow_networks();
+                self.next_follow = now + FOLLOW_EVERY;
+            }
+            self.next_tick = self.next_tick.min(self.next_follow);
+        }
         let late: Vec<u32> = self
             .sessions
             .values()
@@ -536,10 +549,13 @@ impl Control {
         let mut wanted = std::collections::BTreeSet::new();
         for session in self.sessions.values().filter(|s| !s.ending) {
             for sink in session.sinks.iter().flatten().filter(|s| !s.closing) {
-                wanted.insert(crate::peering::message::Subscription {
-                    channel: sink.channel.0,
-                    lane: session.lane as u16,
-                });
+                wanted.extend(
+                    sink.channel
+                        .map(|channel| crate::peering::message::Subscription {
+                            channel: channel.0,
+                            lane: session.lane as u16,
+                        }),
+                );
             }
         }
         let commands = self.routes.subscribe(&wanted, self.lanes.len());
@@ -703,14 +719,14 @@ impl Control {
             }
         }
         for session in self.sessions.values().filter(|s| !s.ending) {
-            for endpoint in session.sources.iter().flatten() {
-                all.entry(endpoint.channel.0)
-                    .or_insert_with(|| entry(endpoint.channel.0))
+            for channel in session.sources.iter().flatten().filter_map(|e| e.channel) {
+                all.entry(channel.0)
+                    .or_insert_with(|| entry(channel.0))
                     .sources += 1;
             }
-            for endpoint in session.sinks.iter().flatten() {
-                all.entry(endpoint.channel.0)
-                    .or_insert_with(|| entry(endpoint.channel.0))
+            for channel in session.sinks.iter().flatten().filter_map(|e| e.channel) {
+                all.entry(channel.0)
+                    .or_insert_with(|| entry(channel.0))
                     .sinks += 1;
             }
         }
@@ -740,7 +756,7 @@ fn session_status(session: &Session) -> SessionStatus {
         list.iter()
             .flatten()
             .filter(|e| e.stream as usize == stream)
-            .map(|e| e.channel.0)
+            .filter_map(|e| Some(e.channel?.0))
             .collect()
     };
     SessionStatus {

@@ -1,13 +1,14 @@
 //! Answers the requests of an application.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 
 use takt_session::message::{Envelope, Reply, Request};
 use takt_session::{ErrorCode, Failure, Qos, transport};
 
 use super::session::{OpeningSink, Stream};
 use super::{Control, tai_nanos};
-use crate::lane::Command;
+use crate::lane::{Command, SourceTarget};
 
 /// Requests answered for one application before others are looked at.
 const BURST: usize = 16;
@@ -133,13 +134,14 @@ impl Control {
                 let Some(session) = self.sessions.get_mut(&id) else {
                     return Ok(None);
                 };
-                let (source, block) = session.add_source(stream, channel, depth)?;
+                session.policy.check_write(channel)?;
+                let (source, block) = session.add_source(stream, Some(channel), depth)?;
                 let port = session.stream(stream)?.port;
                 handle.send(Command::AddSource {
                     session: id.into(),
                     source,
                     block,
-                    channel,
+                    target: SourceTarget::Channel(channel),
                     port,
                 });
                 Ok(Some((
@@ -149,6 +151,38 @@ impl Control {
                     },
                     Vec::new(),
                 )))
+            }
+            Request::OpenFrameSource { stream, depth } => {
+                let Some(session) = self.sessions.get(&id) else {
+                    return Ok(None);
+                };
+                let endpoint = session.policy.check_endpoint()?.clone();
+                let owner = self.owner(&session.policy)?;
+                let Some(session) = self.sessions.get_mut(&id) else {
+                    return Ok(None);
+                };
+                let (source, block) = session.add_source(stream, None, depth)?;
+                let port = session.stream(stream)?.port;
+                handle.send(Command::AddSource {
+                    session: id.into(),
+                    source,
+                    block,
+                    target: SourceTarget::Network(Arc::new(owner)),
+                    port,
+                });
+                let reply = Reply::FrameSourceOpened {
+                    source: source as u32,
+                    block,
+                    endpoint,
+                };
+                Ok(Some((reply, Vec::new())))
+            }
+            Request::Resolve { address, known } => {
+                let Some(session) = self.sessions.get(&id) else {
+                    return Ok(None);
+                };
+                let found = self.resolve(&session.policy, address, known)?;
+                Ok(Some((Reply::Resolved(found), Vec::new())))
             }
             Request::OpenSink {
                 stream,

@@ -80,7 +80,8 @@ pub struct OpeningSink {
 #[derive(Clone, Copy)]
 pub struct Endpoint {
     pub stream: u32,
-    pub channel: ChannelId,
+    /// Its channel; none for a source of frames.
+    pub channel: Option<ChannelId>,
     chunk: u32,
     /// The application has closed it; the lane has not let go yet.
     pub closing: bool,
@@ -256,10 +257,9 @@ impl Session {
     pub fn add_source(
         &mut self,
         stream: u32,
-        channel: ChannelId,
+        channel: Option<ChannelId>,
         depth: u32,
     ) -> Result<(usize, SourceBlock), Failure> {
-        self.policy.check_write(channel)?;
         self.stream(stream)?;
         let depth = Self::depth(depth)?;
         let (chunk, offset) = self.block(SourceBlock::bytes(depth))?;
@@ -315,7 +315,7 @@ impl Session {
             .and_then(|()| RingLayout::reset(&attached.arena, block.release_ring()));
         let endpoint = Endpoint {
             stream,
-            channel,
+            channel: Some(channel),
             chunk,
             closing: false,
         };

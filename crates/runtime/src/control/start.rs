@@ -15,6 +15,7 @@ use takt_datapath::memory::{MemoryNetwork, MemoryNetworkConfig};
 use takt_datapath::{Datapath, OpenError, PortRequest};
 
 use super::listener::ListenError;
+use super::networks::Network;
 use super::routes::Routes;
 use super::{Control, LaneInfo, PortInfo, Runtime, RuntimeHandle, Token};
 use crate::config::{Config, LaneConfig};
@@ -226,6 +227,10 @@ fn start(
         .collect();
     let listeners = config.listeners.clone();
     let lane_configs = config.lanes.clone();
+    let networks = config.networks.iter().cloned();
+    let networks = networks
+        .map(|network| Network::new(network, count))
+        .collect();
     let mut control = Control {
         config,
         incarnation: node,
@@ -241,6 +246,7 @@ fn start(
         socket,
         peering,
         routes,
+        networks,
         listeners: HashMap::new(),
         next_listener: 0,
         sessions: HashMap::new(),
@@ -249,12 +255,16 @@ fn start(
         ended: BTreeMap::new(),
         channels: BTreeMap::new(),
         next_tick: Duration::ZERO,
+        next_follow: Duration::ZERO,
         drain: None,
         stop: stop.clone(),
     };
     control.watch(wake.as_fd(), Token::Wake)?;
     control.watch(control.socket.as_fd(), Token::Peering)?;
     control.command_all(between);
+    for at in 0..control.networks.len() {
+        control.publish_network(at);
+    }
     for listener in listeners {
         if let Err(error) = control.set_listener(listener) {
             control

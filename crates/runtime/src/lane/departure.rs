@@ -11,9 +11,10 @@ use std::time::Duration;
 use takt_schedule::discipline::{LatePolicy, LaunchTime, LaunchTimeConfig};
 use takt_schedule::port::{Departure, DropReason, RefusalReason, TxFlags};
 use takt_schedule::{Decision, GateList, GateMask, Gates, Item, Link, Port, PortConfig};
-use takt_session::layout::{Outcome, TxDescriptor};
+use takt_session::layout::{FLAG_DEADLINE, FLAG_LAUNCH_TIME, Outcome, TxDescriptor};
 use takt_time::{TaiTime, TrafficClass};
 
+use super::egress::class_of;
 use super::remote::{Cut, Outgoing};
 use crate::config;
 use crate::counters::DepartureCounters;
@@ -33,16 +34,43 @@ const FIRST_MARGIN_NS: i64 = 200_000;
 /// Least and most of that.
 const MARGINS_NS: std::ops::RangeInclusive<i64> = 10_000..=2_000_000;
 
-/// A frame that waits: one fragment of a message for one remote lane.
+/// A frame that waits.
 #[derive(Clone, Copy, Debug)]
 pub struct Piece {
     pub session: usize,
     pub source: usize,
     pub descriptor: TxDescriptor,
-    pub message: Outgoing,
-    /// The remote lane.
-    pub destination: usize,
-    pub fragment: u32,
+    pub destination: Destination,
+}
+
+/// What a frame that waits is, and for whom.
+#[derive(Clone, Copy, Debug)]
+pub enum Destination {
+    /// One fragment of a message for a remote lane.
+    Remote {
+        remote: usize,
+        message: Outgoing,
+        fragment: u32,
+    },
+    /// A tenant's frame, for an exit of a network.
+    Network { network: usize, exit: usize },
+}
+
+impl Piece {
+    fn fragment(&self) -> u32 {
+        match self.destination {
+            Destination::Remote { fragment, .. } => fragment,
+            Destination::Network { .. } => 0,
+        }
+    }
+
+    /// The piece of another fragment of the same message.
+    fn of_fragment(mut self, number: u32) -> Self {
+        if let Destination::Remote { fragment, .. } = &mut self.destination {
+            *fragment = number;
+        }
+        self
+    }
 }
 
 /// The scheduler of a lane's port.
@@ -156,55 +184,93 @@ impl Departures {
         }
     }
 
-    /// Queues a message from its fragment `first` on, as far as there is room, at most `most` frames.
+    /// Queues a message from the fragment of `piece` on, as far as there is room, at most `most` frames.
     /// `overhead`: octets of a frame that are not message.
-    pub fn queue(
+    pub fn queue_message(
         &mut self,
         piece: Piece,
         cut: &Cut,
-        first: u32,
         most: u32,
         overhead: usize,
         now: TaiTime,
     ) -> Queued {
-        let descriptor = &piece.descriptor;
-        let class = piece.message.class;
-        let launch = (descriptor.flags & takt_session::layout::FLAG_LAUNCH_TIME != 0)
-            .then(|| TaiTime::from_nanos(descriptor.launch_time_ns));
         let mut pieces = 0;
-        let done = |pieces, end| Queued { pieces, end };
-        if launch.is_some_and(|launch| launch.nanos_since(now) > HORIZON.as_nanos() as i64) {
-            return done(pieces, End::Refused(Outcome::NotScheduled));
-        }
-        for fragment in first..cut.count {
-            if fragment - first == most || self.scheduler.queued(class) >= CAPACITY {
-                return done(pieces, End::Full { fragment });
-            }
-            let octets = cut.part(fragment).len() + overhead;
-            let item = Item::new(octets as u32, Piece { fragment, ..piece });
-            let item = match launch {
-                Some(launch) => item.at(launch),
-                // As soon as it can.
-                None => item
-                    .at(TaiTime::from_nanos(i64::MAX))
-                    .with(TxFlags::DEADLINE),
+        for fragment in piece.fragment()..cut.count {
+            let taken = if u32::from(pieces) == most {
+                Ok(false)
+            } else {
+                let octets = cut.part(fragment).len() + overhead;
+                self.queue(piece.of_fragment(fragment), octets, TxFlags::default(), now)
             };
-            match self.scheduler.enqueue(class, item, now) {
-                Ok(_) => {
-                    self.next = None;
-                    self.queued += 1;
+            let end = match taken {
+                Ok(true) => {
                     pieces += 1;
+                    continue;
                 }
-                Err(refused) => {
-                    let outcome = match refused.reason {
-                        RefusalReason::Late => Outcome::Late,
-                        _ => Outcome::NotScheduled,
-                    };
-                    return done(pieces, End::Refused(outcome));
-                }
-            }
+                Ok(false) => End::Full { fragment },
+                Err(outcome) => End::Refused(outcome),
+            };
+            return Queued { pieces, end };
         }
-        done(pieces, End::Done)
+        Queued {
+            pieces,
+            end: End::Done,
+        }
+    }
+
+    /// Queues a tenant's frame of so many octets. False: its class has no room.
+    ///
+    /// # Errors
+    /// It will not be sent.
+    pub fn queue_frame(
+        &mut self,
+        piece: Piece,
+        octets: usize,
+        now: TaiTime,
+    ) -> Result<bool, Outcome> {
+        // A socket's sender expects of the network what etf does.
+        let flags = match piece.descriptor.flags & FLAG_DEADLINE {
+            0 => TxFlags::DROP_LATE,
+            _ => TxFlags::DROP_LATE.union(TxFlags::DEADLINE),
+        };
+        self.queue(piece, octets, flags, now)
+    }
+
+    fn queue(
+        &mut self,
+        piece: Piece,
+        octets: usize,
+        flags: TxFlags,
+        now: TaiTime,
+    ) -> Result<bool, Outcome> {
+        let descriptor = &piece.descriptor;
+        let class = class_of(descriptor);
+        let item = Item::new(octets as u32, piece);
+        let item = if descriptor.flags & FLAG_LAUNCH_TIME != 0 {
+            let launch = TaiTime::from_nanos(descriptor.launch_time_ns);
+            if launch.nanos_since(now) > HORIZON.as_nanos() as i64 {
+                return Err(Outcome::NotScheduled);
+            }
+            item.at(launch).with(flags)
+        } else {
+            // As soon as it can.
+            item.at(TaiTime::from_nanos(i64::MAX))
+                .with(TxFlags::DEADLINE)
+        };
+        if self.scheduler.queued(class) >= CAPACITY {
+            return Ok(false);
+        }
+        match self.scheduler.enqueue(class, item, now) {
+            Ok(_) => {
+                self.next = None;
+                self.queued += 1;
+                Ok(true)
+            }
+            Err(refused) => Err(match refused.reason {
+                RefusalReason::Late => Outcome::Late,
+                _ => Outcome::NotScheduled,
+            }),
+        }
     }
 
     /// When there is something to do next; `None`: nothing is queued.

@@ -4,9 +4,9 @@ use takt_session::Failure;
 use takt_session::layout::{Outcome, TxDescriptor};
 use takt_time::{TaiTime, TrafficClass};
 
-use super::departure::{Departures, End, Leaving, PER_SESSION, Piece};
+use super::departure::{Departures, Destination, End, Leaving, PER_SESSION, Piece};
 use super::remote::{Appended, Cut, Outgoing, Remote};
-use super::session::{InProgress, Meta};
+use super::session::{InProgress, Meta, Target};
 use super::{LanePort, State};
 
 /// Messages of one source that a lane takes before it looks at others.
@@ -14,7 +14,7 @@ const SOURCE_BURST: usize = 64;
 
 /// Whether a source has more to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Step {
+pub(super) enum Step {
     /// Nothing left in its ring.
     Empty,
     /// The burst is used up.
@@ -111,7 +111,7 @@ impl State {
                     let Some(session) = self.tenants.sessions.get_mut(at) else {
                         return Ok(Step::Empty);
                     };
-                    session.finish(&progress.descriptor, outcome)?;
+                    session.finish(&progress.descriptor, outcome, now_ns)?;
                 }
                 Sent::Unfinished { progress, step } => {
                     if let Some(session) = self.tenants.sessions.get_mut(at)
@@ -144,10 +144,11 @@ impl State {
             fragment: 0,
             outcome: Outcome::NoSink,
         };
-        let Some(channel) = self
-            .source_channel(at, source)
-            .and_then(|c| self.channels.get_mut(c))
-        else {
+        let channel = match self.source_target(at, source) {
+            Some(&Target::Channel(channel)) => channel,
+            _ => return progress,
+        };
+        let Some(channel) = self.channels.get_mut(channel) else {
             return progress;
         };
         progress.sequence = channel.next_sequence;
@@ -177,16 +178,9 @@ impl State {
         progress
     }
 
-    fn source_channel(&self, at: usize, source: usize) -> Option<usize> {
-        Some(
-            self.tenants
-                .sessions
-                .get(at)?
-                .sources
-                .get(source)?
-                .as_ref()?
-                .channel,
-        )
+    fn source_target(&self, at: usize, source: usize) -> Option<&Target> {
+        let session = self.tenants.sessions.get(at)?;
+        Some(&session.sources.get(source)?.as_ref()?.target)
     }
 
     /// Appends a message to the datagrams for its remote lanes, or gives it to the schedulers of their
@@ -207,7 +201,14 @@ impl State {
         let Some(Some(s)) = session.sources.get(source) else {
             return Sent::Finished(progress.outcome);
         };
-        let Some(channel) = self.channels.get(s.channel) else {
+        let channel = match &s.target {
+            Target::Channel(channel) => self.channels.get(*channel),
+            Target::Network(owner) => {
+                let owner = owner.clone();
+                return self.send_frame(ports, at, source, &owner, progress, now_ns, pieces);
+            }
+        };
+        let Some(channel) = channel else {
             return Sent::Finished(progress.outcome);
         };
         if channel.generation != progress.generation {
@@ -232,13 +233,17 @@ impl State {
                             session: at,
                             source,
                             descriptor: progress.descriptor,
-                            message,
-                            destination,
-                            fragment: progress.fragment,
+                            destination: Destination::Remote {
+                                remote: destination,
+                                message,
+                                fragment: progress.fragment,
+                            },
                         };
+                        let room = room.saturating_sub(u32::from(*pieces));
                         let now = TaiTime::from_nanos(now_ns);
-                        let (appended, refused) =
-                            schedule(remote, port, &mut ports[port], piece, room, now, pieces);
+                        let (appended, refused, queued) =
+                            schedule(remote, port, &mut ports[port], piece, room, now);
+                        *pieces += queued;
                         progress.outcome = refused.unwrap_or(progress.outcome);
                         appended
                     }
@@ -285,7 +290,8 @@ impl State {
     }
 }
 
-/// Gives a message to the scheduler of a port; also says why if it is not taken.
+/// Gives a message, from the fragment of `piece` on, to the scheduler of a port, at most `room` frames of
+/// it: what became of it, why it is not taken, and how many frames wait.
 #[cold]
 fn schedule(
     remote: &Remote,
@@ -294,9 +300,8 @@ fn schedule(
     piece: Piece,
     room: u32,
     now: TaiTime,
-    pieces: &mut u16,
-) -> (Appended, Option<Outcome>) {
-    let unreachable = (Appended::Unreachable, None);
+) -> (Appended, Option<Outcome>, u16) {
+    let unreachable = (Appended::Unreachable, None, 0);
     let (Some(peer), Some(departures)) = (remote.via[at], &mut port.departures) else {
         return unreachable;
     };
@@ -304,14 +309,13 @@ fn schedule(
     let Some(cut) = Cut::of(length, port.port.max_payload(peer)) else {
         return unreachable;
     };
-    let most = room.saturating_sub(u32::from(*pieces));
-    let queued = departures.queue(piece, &cut, piece.fragment, most, remote.overhead(), now);
-    *pieces += queued.pieces;
-    match queued.end {
+    let queued = departures.queue_message(piece, &cut, room, remote.overhead(), now);
+    let (appended, refused) = match queued.end {
         End::Done => (Appended::Done, None),
         End::Full { fragment } => (Appended::Held { fragment }, None),
         End::Refused(outcome) => (Appended::Done, Some(outcome)),
-    }
+    };
+    (appended, refused, queued.pieces)
 }
 
 impl State {
@@ -329,11 +333,11 @@ impl State {
                 Leaving::Send(departure) => {
                     let piece = &departure.item.handle;
                     let left = self.leave(lane_port, at, piece, departure.start);
-                    self.departed(piece, left.is_none().then_some(Outcome::Unreachable));
-                    left
+                    self.departed(piece, left);
+                    left.ok()
                 }
                 Leaving::Drop(piece, outcome) => {
-                    self.departed(piece, Some(outcome));
+                    self.departed(piece, Err(outcome));
                     None
                 }
             });
@@ -354,15 +358,48 @@ impl State {
         }
     }
 
-    /// Builds the datagram of one frame and holds it until its start: when it left. `None`: it has no path.
+    /// Builds the datagram of one frame and holds it until its start: when it left, or why it does not.
     fn leave(
         &mut self,
         lane_port: &mut LanePort,
         at: usize,
         piece: &Piece,
         start: TaiTime,
-    ) -> Option<TaiTime> {
-        let remote = self.remotes.get_mut(piece.destination)?;
+    ) -> Result<TaiTime, Outcome> {
+        match piece.destination {
+            Destination::Remote {
+                remote,
+                message,
+                fragment,
+            } => self
+                .build_fragment(lane_port, at, piece, remote, &message, fragment)
+                .ok_or(Outcome::Unreachable)?,
+            Destination::Network { network, exit } => {
+                self.build_frame(lane_port, at, piece, network, exit)?
+            }
+        }
+        // The scheduler is ahead by its lead at most: further only if the clock was stepped back.
+        let mut now = self.round.read();
+        while now < start.as_nanos() && start.as_nanos() - now <= super::departure::LEAD_NS {
+            std::hint::spin_loop();
+            now = self.round.read();
+        }
+        lane_port.dirty = !lane_port.port.flush();
+        self.counters.tx_datagrams.add(1);
+        Ok(TaiTime::from_nanos(now))
+    }
+
+    /// Commits the datagram of one fragment. `None`: it has no path.
+    fn build_fragment(
+        &mut self,
+        lane_port: &mut LanePort,
+        at: usize,
+        piece: &Piece,
+        remote: usize,
+        message: &Outgoing,
+        fragment: u32,
+    ) -> Option<()> {
+        let remote = self.remotes.get_mut(remote)?;
         let session = self.tenants.sessions.get(piece.session)?;
         let port = lane_port.port.as_mut();
         let max_payload = port.max_payload(remote.via[at]?);
@@ -370,48 +407,32 @@ impl State {
         // What is being filled leaves before, not with it.
         remote.close(at, port, self.incarnation);
         let payload = session.emitted(piece.descriptor.chunk, piece.descriptor.length);
-        let put = remote.part(
-            at,
-            port,
-            self.incarnation,
-            &piece.message,
-            payload,
-            &cut,
-            piece.fragment,
-        );
+        let put = remote.part(at, port, self.incarnation, message, payload, &cut, fragment);
         if put.is_err() {
             lane_port.dirty = true;
             return None;
         }
         remote.close(at, port, self.incarnation);
-        // The scheduler is ahead by its lead at most: further only if the clock was stepped back.
-        let mut now = self.round.read();
-        while now < start.as_nanos() && start.as_nanos() - now <= super::departure::LEAD_NS {
-            std::hint::spin_loop();
-            now = self.round.read();
-        }
-        lane_port.dirty = !port.flush();
-        self.counters.tx_datagrams.add(1);
-        Some(TaiTime::from_nanos(now))
+        Some(())
     }
 
-    /// A frame has left its scheduler: sent, or not for the reason given.
-    pub(super) fn departed(&mut self, piece: &Piece, failed: Option<Outcome>) {
+    /// A frame has left its scheduler: sent at an instant, or not for the reason given.
+    pub(super) fn departed(&mut self, piece: &Piece, left: Result<TaiTime, Outcome>) {
         let Some(session) = self.tenants.sessions.get_mut(piece.session) else {
             return;
         };
-        if let Err(failure) = session.departed(piece.source, piece.descriptor.chunk, failed) {
+        if let Err(failure) = session.departed(piece.source, piece.descriptor.chunk, left) {
             self.tenants.fail(piece.session, failure);
         }
     }
 }
 
-enum Sent {
+pub(super) enum Sent {
     Finished(Outcome),
     Unfinished { progress: InProgress, step: Step },
 }
 
-fn class_of(descriptor: &TxDescriptor) -> TrafficClass {
+pub(super) fn class_of(descriptor: &TxDescriptor) -> TrafficClass {
     // Checked when it was taken.
     TrafficClass::new(descriptor.class).unwrap_or_default()
 }

@@ -10,6 +10,7 @@ pub mod departure;
 mod egress;
 pub mod idle;
 mod ingress;
+pub mod network;
 mod reassembly;
 mod remote;
 pub mod session;
@@ -40,10 +41,11 @@ use takt_time::{TaiTime, TrafficClass};
 use crate::config::Limits;
 use crate::counters::{ChannelCounters, DepartureCounters, LaneCounters, PortTraffic};
 use channel::Channels;
-use departure::{Departures, ScheduleChange, WakeMargin};
+use departure::{Departures, Destination, ScheduleChange, WakeMargin};
+use network::{Network, NetworkTable, Owner};
 use reassembly::Reassembly;
 use remote::Remote;
-use session::{LaneSession, LaneSink, LaneSource};
+use session::{LaneSession, LaneSink, LaneSource, Target};
 use tenants::Tenants;
 
 /// Datagrams taken from one port in a round.
@@ -74,7 +76,7 @@ pub enum Command {
         session: u64,
         source: usize,
         block: SourceBlock,
-        channel: ChannelId,
+        target: SourceTarget,
         port: usize,
     },
     /// No more will be emitted at this source; what is in its ring is still sent.
@@ -102,12 +104,22 @@ pub enum Command {
     Subscriptions { remote: u64, channels: Vec<u64> },
     /// Another schedule for a port.
     Schedule { port: usize, change: ScheduleChange },
+    /// Where the stations of a network are, from now on.
+    Network { network: usize, table: NetworkTable },
     /// Other rights for a session.
     SetRates {
         session: u64,
         messages_per_second: u64,
         bytes_per_second: u64,
     },
+}
+
+/// What a new source writes.
+pub enum SourceTarget {
+    /// Messages of a channel.
+    Channel(ChannelId),
+    /// Frames of a network.
+    Network(Arc<Owner>),
 }
 
 /// What a lane tells the control thread.
@@ -346,6 +358,7 @@ struct State {
     round: RoundTime,
     tenants: Tenants,
     channels: Channels,
+    networks: Vec<Network>,
     remotes: Slab<Remote>,
     by_incarnation: HashMap<u32, usize, foldhash::fast::RandomState>,
     last_sender: Option<(u32, usize)>,
@@ -422,6 +435,7 @@ impl Lane {
                 },
                 tenants: Tenants::default(),
                 channels: Channels::default(),
+                networks: Vec::new(),
                 remotes: Slab::new(),
                 by_incarnation: HashMap::default(),
                 last_sender: None,
@@ -679,22 +693,27 @@ impl Lane {
                 session,
                 source,
                 block,
-                channel,
+                target,
                 port,
             } => {
                 let Some(&at) = self.by_session.get(&session) else {
                     return;
                 };
-                let channel = self.open_channel(channel.0);
+                let target = match target {
+                    SourceTarget::Channel(channel) => Target::Channel(self.open_channel(channel.0)),
+                    SourceTarget::Network(owner) => Target::Network(owner),
+                };
                 let Some(s) = self.state.tenants.sessions.get_mut(at) else {
                     return;
                 };
-                match LaneSource::new(s.arena(), block, channel, port) {
+                match LaneSource::new(s.arena(), block, target.clone(), port) {
                     Ok(new) => {
                         place(&mut s.sources, source, new);
                         // Its doorbell may have been taken while there was no ring to look at.
                         s.active = true;
-                        if let Some(channel) = self.state.channels.get_mut(channel) {
+                        if let Target::Channel(channel) = target
+                            && let Some(channel) = self.state.channels.get_mut(channel)
+                        {
                             channel.sources += 1;
                         }
                     }
@@ -797,6 +816,7 @@ impl Lane {
                 self.remove_remote(id);
             }
             Command::Subscriptions { remote, channels } => self.subscriptions(remote, &channels),
+            Command::Network { network, table } => self.network(network, &table),
             Command::Schedule { port, change } => {
                 if let Some(departures) =
                     self.ports.get_mut(port).and_then(|p| p.departures.as_mut())
@@ -856,10 +876,12 @@ impl Lane {
         let Some(removed) = session.sources.get_mut(source).and_then(Option::take) else {
             return;
         };
-        if let Some(channel) = self.state.channels.get_mut(removed.channel) {
-            channel.sources -= 1;
+        if let Target::Channel(at) = removed.target {
+            if let Some(channel) = self.state.channels.get_mut(at) {
+                channel.sources -= 1;
+            }
+            self.close_channel_if_unused(at);
         }
-        self.close_channel_if_unused(removed.channel);
     }
 
     fn remove_sink(&mut self, at: usize, sink: usize) {
@@ -912,25 +934,55 @@ impl Lane {
                 *track = None;
             }
         }
-        self.withdraw(|piece| piece.destination == at);
+        self.withdraw(
+            |piece| matches!(piece.destination, Destination::Remote { remote, .. } if remote == at),
+        );
         let Some(mut remote) = self.state.remotes.try_remove(at) else {
             return;
         };
         self.state.by_incarnation.remove(&remote.incarnation);
         self.state.last_sender = None;
-        for (i, port) in self.ports.iter_mut().enumerate() {
+        for i in 0..self.ports.len() {
+            let port = &mut self.ports[i];
             port.open.retain(|&open| open != at);
-            remote.close(i, port.port.as_mut(), self.state.incarnation);
-            port.dirty = true;
-            if let Some(handle) = remote.via[i]
-                && !self
-                    .state
-                    .remotes
-                    .iter()
-                    .any(|(_, other)| other.via[i] == Some(handle))
-            {
-                port.port.disconnect(handle);
+            if remote.close(i, port.port.as_mut(), self.state.incarnation) {
+                self.state.counters.tx_datagrams.add(1);
             }
+            port.dirty = true;
+            if let Some(handle) = remote.via[i] {
+                self.disconnect(i, handle);
+            }
+        }
+    }
+
+    /// Takes a network's table. Networks come in the order of their numbers.
+    fn network(&mut self, at: usize, table: &NetworkTable) {
+        if at == self.state.networks.len() {
+            self.state.networks.push(Network::new(table));
+        }
+        let Some(network) = self.state.networks.get_mut(at) else {
+            return;
+        };
+        for exit in network.update(table, &mut self.ports) {
+            self.withdraw(|piece| {
+                matches!(piece.destination, Destination::Network { network, exit: of } if network == at && of == exit)
+            });
+            let handles = self.state.networks[at].remove(exit);
+            for (i, handle) in handles.into_iter().enumerate() {
+                if let Some(handle) = handle {
+                    self.disconnect(i, handle);
+                }
+            }
+        }
+    }
+
+    /// Lets a port forget a peer that nobody sends to any more.
+    fn disconnect(&mut self, port: usize, handle: PeerHandle) {
+        let mut remotes = self.state.remotes.iter();
+        let used = remotes.any(|(_, other)| other.via[port] == Some(handle))
+            || self.state.networks.iter().any(|n| n.uses(port, handle));
+        if !used {
+            self.ports[port].port.disconnect(handle);
         }
     }
 
@@ -941,7 +993,7 @@ impl Lane {
             if let Some(departures) = &mut port.departures {
                 let state = &mut self.state;
                 departures.remove(&unwanted, |piece| {
-                    state.departed(&piece, Some(takt_session::layout::Outcome::Unreachable));
+                    state.departed(&piece, Err(takt_session::layout::Outcome::Unreachable));
                 });
             }
         }

@@ -6,16 +6,17 @@ use std::sync::Arc;
 
 use rustix::net::SendFlags;
 use takt_session::layout::{
-    ArenaMap, Completion, Outcome, Release, RxDescriptor, SinkBlock, SinkCounter, SourceBlock,
-    TX_REGION, TxDescriptor,
+    ArenaMap, Completion, FLAG_DEADLINE, FLAG_LAUNCH_TIME, Outcome, Release, RxDescriptor,
+    SinkBlock, SinkCounter, SourceBlock, TX_REGION, TxDescriptor,
 };
 use takt_session::{ErrorCode, Failure};
 use takt_shm::{
     Arena, Buddy, CHUNK, Consumer, LaneBellHost, Producer, RingError, SharedSlice, SinkBellHost,
     Wake,
 };
-use takt_time::TrafficClass;
+use takt_time::{TaiTime, TrafficClass};
 
+use super::network::Owner;
 use crate::counters::SessionCounters;
 use crate::policy::Rate;
 
@@ -43,10 +44,19 @@ pub enum Delivery {
     DroppedMemory,
 }
 
+/// What a source writes.
+#[derive(Clone, Debug)]
+pub enum Target {
+    /// Messages of a channel.
+    Channel(usize),
+    /// Frames of a network, from this tenant's endpoint.
+    Network(Arc<Owner>),
+}
+
 /// A source: an application's ring towards the lane.
 #[derive(Debug)]
 pub struct LaneSource {
-    pub channel: usize,
+    pub target: Target,
     /// Index of the lane's port that carries it, of the stream's datapath.
     pub port: usize,
     tx: Consumer<TxDescriptor>,
@@ -107,10 +117,11 @@ pub struct LaneSession {
     /// Per chunk of the transmit region: how many hold the message that starts there (the lane itself
     /// while it sends, and each sink of this session that was given it without a copy). 0 = not ours.
     tx_holders: Vec<u16>,
-    /// Per chunk: the source and token of that message, and its outcome.
+    /// Per chunk: the source and token of that message, its outcome, and when its last frame left.
     tx_source: Vec<u16>,
     tx_token: Vec<u32>,
     tx_outcome: Vec<u8>,
+    tx_departed: Vec<u32>,
     pub sources: Vec<Option<LaneSource>>,
     pub sinks: Vec<Option<LaneSink>>,
     max_message: usize,
@@ -153,11 +164,11 @@ impl LaneSource {
     pub fn new(
         arena: &Arc<Arena>,
         block: SourceBlock,
-        channel: usize,
+        target: Target,
         port: usize,
     ) -> Result<Self, RingError> {
         Ok(Self {
-            channel,
+            target,
             port,
             tx: Consumer::attach(arena, block.tx_ring(), block.depth)?,
             completions: Producer::attach(arena, block.completion_ring(), block.depth)?,
@@ -216,6 +227,7 @@ impl LaneSession {
             tx_source: vec![0; chunks],
             tx_token: vec![0; chunks],
             tx_outcome: vec![0; chunks],
+            tx_departed: vec![0; chunks],
             sources: Vec::new(),
             sinks: Vec::new(),
             max_message: parts.max_message,
@@ -226,6 +238,14 @@ impl LaneSession {
             departing: 0,
             throttled: false,
             counters: parts.counters,
+        }
+    }
+
+    /// Whose frames a source sends; `None`: it is gone, or sends messages.
+    pub fn owner(&self, source: usize) -> Option<&Owner> {
+        match &self.sources.get(source)?.as_ref()?.target {
+            Target::Network(owner) => Some(owner),
+            Target::Channel(_) => None,
         }
     }
 
@@ -277,7 +297,11 @@ impl LaneSession {
                 descriptor.class
             )));
         }
-        if descriptor.flags & !takt_session::layout::FLAG_LAUNCH_TIME != 0 {
+        let possible = match s.target {
+            Target::Channel(_) => FLAG_LAUNCH_TIME,
+            Target::Network(_) => FLAG_LAUNCH_TIME | FLAG_DEADLINE,
+        };
+        if descriptor.flags & !possible != 0 {
             return Err(violation(format!(
                 "unknown descriptor flags {:#x}",
                 descriptor.flags
@@ -317,8 +341,14 @@ impl LaneSession {
             .unwrap_or_else(|_| unreachable!("offset 0 lies in every arena"))
     }
 
-    /// The lane has done its part with a message; completes it unless sinks still hold it.
-    pub fn finish(&mut self, descriptor: &TxDescriptor, outcome: Outcome) -> Result<(), Failure> {
+    /// The lane has done its part with a message; completes it unless sinks or schedulers still hold it.
+    pub fn finish(
+        &mut self,
+        descriptor: &TxDescriptor,
+        outcome: Outcome,
+        now_ns: i64,
+    ) -> Result<(), Failure> {
+        self.tx_departed[descriptor.chunk as usize] = now_ns as u32;
         let told = &mut self.tx_outcome[descriptor.chunk as usize];
         // Frames that wait or have left may have failed since.
         if outcome != Outcome::Sent || *told == Outcome::Sent as u8 {
@@ -338,19 +368,20 @@ impl LaneSession {
         }
     }
 
-    /// One of those frames has left, or was dropped for this reason.
+    /// One of those frames has left at this instant, or was dropped for this reason.
     pub fn departed(
         &mut self,
         source: usize,
         chunk: u32,
-        failed: Option<Outcome>,
+        left: Result<TaiTime, Outcome>,
     ) -> Result<(), Failure> {
         self.departing -= 1;
         if let Some(Some(source)) = self.sources.get_mut(source) {
             source.departing -= 1;
         }
-        if let Some(outcome) = failed {
-            self.tx_outcome[chunk as usize] = outcome as u8;
+        match left {
+            Ok(at) => self.tx_departed[chunk as usize] = at.as_nanos() as u32,
+            Err(outcome) => self.tx_outcome[chunk as usize] = outcome as u8,
         }
         // The completion is to be shown, and a closing source may be done.
         self.active = true;
@@ -378,7 +409,7 @@ impl LaneSession {
             chunk,
             token: self.tx_token[at],
             outcome: u32::from(self.tx_outcome[at]),
-            reserved: 0,
+            departed_ns_low: self.tx_departed[at],
         };
         match source.completions.stage(completion) {
             Ok(true) => Ok(()),

@@ -92,7 +92,7 @@ impl Scene {
             session: SESSION,
             source: 0,
             block: self.source,
-            channel: CHANNEL,
+            target: SourceTarget::Channel(CHANNEL),
             port: 0,
         });
     }

@@ -8,6 +8,7 @@
 use takt_time::TaiTime;
 
 use super::Queued;
+use crate::port::TxFlags;
 
 /// A bounded priority queue: the earliest time first, among equal times the first come.
 #[derive(Debug)]
@@ -71,6 +72,13 @@ impl<T> TimeHeap<T> {
         self.heap.push(entry);
         self.rise(self.heap.len() - 1, 0, entry);
         Ok(())
+    }
+
+    /// How the launch time of the earliest frame is meant.
+    pub fn flags(&self) -> TxFlags {
+        let first = self.heap.first();
+        let frame = first.and_then(|first| self.frames.get(first.slot as usize)?.as_ref());
+        frame.map_or(TxFlags::default(), |frame| frame.item.flags)
     }
 
     /// Time and length of the earliest frame.

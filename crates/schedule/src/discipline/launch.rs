@@ -119,7 +119,9 @@ impl<T> LaunchTime<T> {
         } else {
             -i64::from(self.config.tolerance_ns)
         };
-        if ahead < tolerated && self.config.late == LatePolicy::Drop {
+        let dropped =
+            self.config.late == LatePolicy::Drop || frame.item.flags.contains(TxFlags::DROP_LATE);
+        if ahead < tolerated && dropped {
             return Some(RefusalReason::Late);
         }
         if u64::try_from(ahead).is_ok_and(|ahead| ahead > self.config.horizon_ns) {
@@ -151,7 +153,7 @@ impl<T> LaunchTime<T> {
             let timeliness = Timeliness::OnTime;
             return Next::Frame { start, timeliness };
         }
-        match self.missed(by_gates > limit) {
+        match self.missed(by_gates > limit, &self.strict) {
             Ok(timeliness) => Next::Frame { start, timeliness },
             Err(_) if view.now < launch => Next::Wait(launch),
             Err(reason) => Next::Discard(reason),
@@ -169,15 +171,16 @@ impl<T> LaunchTime<T> {
             let timeliness = Timeliness::OnTime;
             return Next::Frame { start, timeliness };
         }
-        match self.missed(view.earliest(len, deadline) != Some(deadline)) {
+        let by_gate = view.earliest(len, deadline) != Some(deadline);
+        match self.missed(by_gate, &self.deadline) {
             Ok(timeliness) => Next::Frame { start, timeliness },
             Err(_) if view.now <= deadline => Next::Wait(deadline.saturating_add_nanos(1)),
             Err(reason) => Next::Discard(reason),
         }
     }
 
-    /// What becomes of a frame that cannot start in time: it is sent, and counts as this, or not.
-    fn missed(&self, by_gate: bool) -> Result<Timeliness, DropReason> {
+    /// What becomes of the first frame, which cannot start in time: it is sent, and counts as this, or not.
+    fn missed(&self, by_gate: bool, heap: &TimeHeap<T>) -> Result<Timeliness, DropReason> {
         let (policy, sent, dropped) = if by_gate {
             let policy = self.config.gate_missed;
             (policy, Timeliness::GateMissed, DropReason::GateMissed)
@@ -185,8 +188,8 @@ impl<T> LaunchTime<T> {
             (self.config.late, Timeliness::Late, DropReason::Late)
         };
         match policy {
-            LatePolicy::Send => Ok(sent),
-            LatePolicy::Drop => Err(dropped),
+            LatePolicy::Send if by_gate || !heap.flags().contains(TxFlags::DROP_LATE) => Ok(sent),
+            _ => Err(dropped),
         }
     }
 

@@ -8,7 +8,7 @@ use takt_time::{TaiTime, TrafficClass};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Token(pub u64);
 
-/// The flags of `struct sock_txtime`, with the kernel's values.
+/// The flags of `struct sock_txtime`, with the kernel's values, and one of ours.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct TxFlags(u8);
 
@@ -17,6 +17,9 @@ impl TxFlags {
     pub const DEADLINE: Self = Self(1);
     /// `SOF_TXTIME_REPORT_ERRORS`: tell the sender about frames that were not sent.
     pub const REPORT_ERRORS: Self = Self(2);
+    /// Not sent late, whatever the queue does with other late frames: what a socket's sender expects.
+    /// It may still wait for its gate.
+    pub const DROP_LATE: Self = Self(1 << 7);
 
     /// The flags in `bits`; others than the kernel's are left out.
     pub const fn from_bits(bits: u32) -> Self {

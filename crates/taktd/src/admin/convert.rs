@@ -1,6 +1,8 @@
 //! The runtime's snapshots as messages of the admin API.
 
-use takt_runtime::counters::{ChannelReading, LaneReading, PortReading, SessionReading};
+use takt_runtime::counters::{
+    ChannelReading, LaneReading, NetworkReading, PortReading, SessionReading,
+};
 use takt_runtime::peering::{PeerState, PeeringCounters};
 use takt_runtime::status::{
     ChannelStatus, DatapathStatus, LaneStatus, NodeStatus, PeerStatus, PortStatus, SessionStatus,
@@ -33,6 +35,9 @@ same_fields!(ChannelReading => ChannelCounters {
 });
 same_fields!(SessionReading => SessionCounters {
     emitted, emitted_bytes, delivered, dropped_full, dropped_memory, lost, throttled,
+});
+same_fields!(NetworkReading => NetworkCounters {
+    sent, sent_bytes, foreign, refused, unknown, unreachable,
 });
 same_fields!(PeeringCounters => PeeringCounters { strangers, malformed, version, too_many });
 

@@ -4,10 +4,11 @@ use std::path::{Path, PathBuf};
 
 use takt_runtime::config::ListenerConfig;
 use takt_runtime::status::ListenerStatus;
+use takt_wire::ethernet::MacAddress;
 
 use super::proto;
 use crate::config::file;
-use crate::config::value::{Bytes, Channels, FileMode, Written};
+use crate::config::value::{Bytes, Channels, FileMode, FromText, Prefixed, Written};
 use crate::config::{check_listener, listener};
 
 /// What to set.
@@ -58,6 +59,7 @@ pub fn from_message(
         },
         sessions: or(message.sessions, defaults.sessions),
         endpoints: or(message.endpoints, defaults.endpoints),
+        endpoint: message.endpoint.map(endpoint).transpose()?,
     };
     check_listener(&written)?;
     Ok(listener(&written))
@@ -65,6 +67,28 @@ pub fn from_message(
 
 fn or(value: u32, default: usize) -> usize {
     if value == 0 { default } else { value as usize }
+}
+
+fn endpoint(message: proto::Endpoint) -> Result<file::Endpoint, String> {
+    let addresses = message.addresses.iter().map(|address| {
+        let read = Prefixed::from_text(address).map(Written);
+        read.ok_or_else(|| format!("endpoint.addresses = {address}: write {}", Prefixed::FORM))
+    });
+    Ok(file::Endpoint {
+        network: message.network,
+        mac: mac("endpoint.mac", &message.mac)?,
+        addresses: addresses.collect::<Result<_, _>>()?,
+        mtu: match message.mtu {
+            0 => file::Endpoint::usual_mtu(),
+            mtu => u16::try_from(mtu).map_err(|_| format!("endpoint.mtu = {mtu}: too large"))?,
+        },
+    })
+}
+
+/// A MAC address as written.
+pub fn mac(field: &str, text: &str) -> Result<Written<MacAddress>, String> {
+    let read = MacAddress::from_text(text).map(Written);
+    read.ok_or_else(|| format!("{field} = {text}: write {}", MacAddress::FORM))
 }
 
 fn ranges(
@@ -113,6 +137,16 @@ pub fn to_message(status: ListenerStatus) -> proto::ListenerStatus {
             memory_bytes: policy.memory as u64,
             sessions: policy.sessions as u32,
             endpoints: policy.endpoints as u32,
+            endpoint: policy.endpoint.map(|endpoint| proto::Endpoint {
+                network: endpoint.network,
+                mac: MacAddress(endpoint.mac).to_string(),
+                addresses: endpoint
+                    .addresses
+                    .iter()
+                    .map(|(address, prefix)| format!("{address}/{prefix}"))
+                    .collect(),
+                mtu: endpoint.mtu.into(),
+            }),
         }),
         sessions: status.sessions as u32,
         refused: status.refused,
@@ -162,6 +196,12 @@ mod tests {
         config.mode = 0o600;
         config.policy.uids = vec![7];
         config.policy.memory = 64 << 20;
+        config.policy.endpoint = Some(takt_session::Endpoint {
+            network: "pods".into(),
+            mac: [2, 0, 0, 0, 0, 5],
+            addresses: vec![([10, 244, 1, 5].into(), 24)],
+            mtu: 1400,
+        });
         let status = ListenerStatus {
             path: config.path.clone(),
             mode: config.mode,
@@ -186,5 +226,15 @@ mod tests {
         assert!(refusal(|l| l.memory_bytes = 5).contains("24 MiB"));
         assert!(refusal(|l| l.write[0].first = 10).contains("write = 10-9"));
         assert!(refusal(|l| l.sessions = u32::MAX).contains("sessions"));
+        let endpoint = |mac: &str, address: &str| proto::Endpoint {
+            network: "pods".into(),
+            mac: mac.into(),
+            addresses: vec![address.into()],
+            mtu: 0,
+        };
+        let group = endpoint("01:00:00:00:00:01", "10.0.0.1/8");
+        assert!(refusal(|l| l.endpoint = Some(group)).contains("endpoint.mac"));
+        let bare = endpoint("02:00:00:00:00:01", "10.0.0.1");
+        assert!(refusal(|l| l.endpoint = Some(bare)).contains("endpoint.addresses = 10.0.0.1"));
     }
 }

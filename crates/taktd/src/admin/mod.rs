@@ -7,6 +7,7 @@ pub mod client;
 mod convert;
 pub mod json;
 mod listener;
+mod network;
 mod schedule;
 pub mod server;
 mod socket;

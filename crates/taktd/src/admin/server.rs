@@ -15,14 +15,15 @@ use super::proto::{
     AddPeerRequest, AddPeerResponse, EndSessionRequest, EndSessionResponse, GetStatusRequest,
     GetStatusResponse, InstallScheduleRequest, InstallScheduleResponse, ListChannelsRequest,
     ListChannelsResponse, ListDatapathsRequest, ListDatapathsResponse, ListListenersRequest,
-    ListListenersResponse, ListPeersRequest, ListPeersResponse, ListSchedulesRequest,
-    ListSchedulesResponse, ListSessionsRequest, ListSessionsResponse, ReloadRequest,
-    ReloadResponse, RemoveListenerRequest, RemoveListenerResponse, RemovePeerRequest,
-    RemovePeerResponse, RemoveScheduleRequest, RemoveScheduleResponse, SetListenerRequest,
-    SetListenerResponse, WatchRequest, WatchResponse,
+    ListListenersResponse, ListNetworksRequest, ListNetworksResponse, ListPeersRequest,
+    ListPeersResponse, ListSchedulesRequest, ListSchedulesResponse, ListSessionsRequest,
+    ListSessionsResponse, ReloadRequest, ReloadResponse, RemoveListenerRequest,
+    RemoveListenerResponse, RemovePeerRequest, RemovePeerResponse, RemoveScheduleRequest,
+    RemoveScheduleResponse, RemoveStationRequest, RemoveStationResponse, SetListenerRequest,
+    SetListenerResponse, SetStationRequest, SetStationResponse, WatchRequest, WatchResponse,
 };
 use super::socket::{self, SocketError};
-use super::{listener, schedule, watch as pictures};
+use super::{listener, network, schedule, watch as pictures};
 use crate::config::value::PeerAddress;
 use crate::node::{Node, ReloadError};
 
@@ -253,6 +254,42 @@ impl Admin for Service {
             tracing::info!(path = %path.display(), "admin: listener removed");
         }
         Ok(Response::new(RemoveListenerResponse { removed }))
+    }
+
+    async fn list_networks(
+        &self,
+        _: Request<ListNetworksRequest>,
+    ) -> Result<Response<ListNetworksResponse>, Status> {
+        let networks = messages(self.ask(RuntimeHandle::networks).await?);
+        Ok(Response::new(ListNetworksResponse { networks }))
+    }
+
+    async fn set_station(
+        &self,
+        request: Request<SetStationRequest>,
+    ) -> Result<Response<SetStationResponse>, Status> {
+        let SetStationRequest { network, station } = request.into_inner();
+        let message = station
+            .ok_or_else(|| Status::invalid_argument("station is missing: say what to enter"))?;
+        let station = network::from_message(&message).map_err(Status::invalid_argument)?;
+        self.ask(move |handle| handle.set_station(network, station))
+            .await?
+            .map_err(|error| Status::invalid_argument(error.to_string()))?;
+        Ok(Response::new(SetStationResponse {}))
+    }
+
+    async fn remove_station(
+        &self,
+        request: Request<RemoveStationRequest>,
+    ) -> Result<Response<RemoveStationResponse>, Status> {
+        let request = request.into_inner();
+        let mac = listener::mac("mac", &request.mac).map_err(Status::invalid_argument)?;
+        let vtep = network::vtep(&request.vtep).map_err(Status::invalid_argument)?;
+        let removed = self
+            .ask(move |handle| handle.remove_station(request.network, mac.0, vtep))
+            .await?
+            .map_err(|error| Status::invalid_argument(error.to_string()))?;
+        Ok(Response::new(RemoveStationResponse { removed }))
     }
 
     async fn list_schedules(

@@ -6,8 +6,9 @@ use std::path::PathBuf;
 use serde::Deserialize;
 use takt_runtime::config::{DEFAULT_PORT, SchedulingClass};
 use takt_runtime::peering::AcceptNet;
+use takt_wire::ethernet::MacAddress;
 
-use super::value::{Bytes, Channels, FileMode, PeerAddress, Queues, Written};
+use super::value::{Bytes, Carrier, Channels, FileMode, PeerAddress, Prefixed, Queues, Written};
 
 /// A whole file. A section that is left out has its defaults.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
@@ -19,6 +20,8 @@ pub struct File {
     pub lane: Option<Vec<Lane>>,
     /// `[[peer]]`
     pub peer: Vec<Peer>,
+    /// `[[network]]`
+    pub network: Vec<Network>,
     /// `[[listener]]`; left out: one listener of defaults. `listener = []`: none.
     pub listener: Option<Vec<Listener>>,
     /// `[limits]`
@@ -139,6 +142,68 @@ pub struct Listener {
     pub sessions: usize,
     /// Most sources and sinks of a session.
     pub endpoints: usize,
+    /// `[listener.endpoint]`: its place in a network.
+    pub endpoint: Option<Endpoint>,
+}
+
+/// `[listener.endpoint]`
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Endpoint {
+    /// The network's name.
+    pub network: String,
+    /// The only source of its frames.
+    pub mac: Written<MacAddress>,
+    /// The only sources of its packets.
+    pub addresses: Vec<Written<Prefixed>>,
+    /// Most bytes of a packet.
+    #[serde(default = "Endpoint::usual_mtu")]
+    pub mtu: u16,
+}
+
+impl Endpoint {
+    /// What an interface of 1500 leaves to a VXLAN over IPv4.
+    pub fn usual_mtu() -> u16 {
+        1450
+    }
+}
+
+/// `[[network]]`
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Network {
+    /// Its name.
+    pub name: String,
+    /// How its frames travel.
+    pub carrier: Written<Carrier>,
+    /// In a VXLAN: UDP port of the tunnel endpoints.
+    #[serde(default = "Network::usual_port")]
+    pub port: u16,
+    /// In a VXLAN: the kernel's device whose forwarding table is followed.
+    pub follow: Option<String>,
+    /// Stations known from the start.
+    #[serde(default)]
+    pub stations: Vec<Station>,
+}
+
+impl Network {
+    /// VXLAN's.
+    fn usual_port() -> u16 {
+        takt_wire::vxlan::UDP_PORT
+    }
+}
+
+/// `{ mac = "…", vtep = "…", addresses = ["…"] }`
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Station {
+    /// Its MAC address; zero: whatever has no entry, and groups.
+    pub mac: Written<MacAddress>,
+    /// The tunnel endpoint that it is behind.
+    pub vtep: Option<Written<IpAddr>>,
+    /// Its IP addresses.
+    #[serde(default)]
+    pub addresses: Vec<Written<IpAddr>>,
 }
 
 impl Default for Listener {
@@ -157,6 +222,7 @@ impl Default for Listener {
             memory: Written(Bytes(256 << 20)),
             sessions: 256,
             endpoints: 256,
+            endpoint: None,
         }
     }
 }

@@ -18,8 +18,11 @@ use std::time::Duration;
 use takt_datapath_udp::UdpConfig;
 use takt_datapath_xdp::{BusyPoll, Mode, XdpConfig, ZeroCopy};
 use takt_runtime::Config;
-use takt_runtime::config::{Departure, Idle, LaneConfig, Late, Limits, ListenerConfig};
+use takt_runtime::config::{
+    Carrier, Departure, Idle, LaneConfig, Late, Limits, ListenerConfig, NetworkConfig, Station,
+};
 use takt_runtime::policy::{MappingPolicy, Policy};
+use takt_session::Endpoint;
 
 use document::Document;
 pub use document::Fault;
@@ -112,6 +115,7 @@ impl From<File> for Settings {
             lanes: lanes.iter().map(lane).collect(),
             peers: file.peer.iter().map(|peer| peer.address.0.0).collect(),
             accept: file.node.accept.iter().map(|net| net.0).collect(),
+            networks: file.network.iter().map(network).collect(),
             listeners: file.listeners().iter().map(listener).collect(),
             limits: Limits {
                 max_message: size(file.limits.max_message.0.0),
@@ -214,7 +218,37 @@ pub fn listener(listener: &file::Listener) -> ListenerConfig {
             memory: size(listener.memory.0.0),
             sessions: listener.sessions,
             endpoints: listener.endpoints,
+            endpoint: listener.endpoint.as_ref().map(|endpoint| Endpoint {
+                network: endpoint.network.clone(),
+                mac: endpoint.mac.0.0,
+                addresses: endpoint.addresses.iter().map(|a| (a.0.0, a.0.1)).collect(),
+                mtu: endpoint.mtu,
+            }),
         },
+    }
+}
+
+fn network(network: &file::Network) -> NetworkConfig {
+    NetworkConfig {
+        name: network.name.clone(),
+        carrier: match network.carrier.0 {
+            value::Carrier::Vxlan(id) => Carrier::Vxlan {
+                id,
+                port: network.port,
+            },
+            value::Carrier::Vlan(id) => Carrier::Native { vlan: Some(id) },
+            value::Carrier::Native => Carrier::Native { vlan: None },
+        },
+        stations: network.stations.iter().map(station).collect(),
+        follow: network.follow.clone(),
+    }
+}
+
+fn station(station: &file::Station) -> Station {
+    Station {
+        mac: station.mac.0,
+        vtep: station.vtep.as_ref().map(|vtep| vtep.0),
+        addresses: station.addresses.iter().map(|address| address.0).collect(),
     }
 }
 

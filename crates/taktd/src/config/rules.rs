@@ -6,9 +6,11 @@ use std::path::Path;
 
 use takt_runtime::config::SchedulingClass;
 use takt_runtime::peering::message::MAX_LANES;
+use takt_session::endpoint::MOST_ADDRESSES;
 
 use super::document::{Document, Fault, way};
-use super::file::{File, IdleKind, Lane, Listener, Xdp};
+use super::file::{Endpoint, File, IdleKind, Lane, Listener, Network, Station, Xdp};
+use super::value::Carrier;
 
 /// Technologies that a mapping may name.
 const TECHNOLOGIES: &[&str] = &["udp", "xdp", "dpdk", "fabric"];
@@ -29,6 +31,9 @@ const LONGEST_REASSEMBLY: u64 = 60_000;
 /// Most tolerance of a launch time, microseconds.
 const LONGEST_TOLERANCE: u32 = 1_000_000;
 
+/// Least MTU of an endpoint: what every host must take (RFC 791, section 3.2).
+const LEAST_MTU: u16 = 576;
+
 type Checked = Result<(), Box<Fault>>;
 
 /// Checks everything, in the order of the file's reference.
@@ -36,6 +41,7 @@ pub fn check(file: &File, document: &Document<'_>) -> Checked {
     node(file, document)?;
     lanes(file, document)?;
     peers(file, document)?;
+    networks(file, document)?;
     listeners(file, document)?;
     limits(file, document)?;
     departure(file, document)?;
@@ -189,8 +195,76 @@ fn listeners(file: &File, document: &Document<'_>) -> Checked {
             );
         }
         self::listener(index, listener, document)?;
+        if let Some(endpoint) = &listener.endpoint
+            && !file.network.iter().any(|n| n.name == endpoint.network)
+        {
+            return fault(
+                document,
+                way!["listener", index, "endpoint", "network"],
+                "there is no such network: add a [[network]] with this name",
+            );
+        }
     }
     Ok(())
+}
+
+fn networks(file: &File, document: &Document<'_>) -> Checked {
+    let mut seen = HashSet::new();
+    for (index, network) in file.network.iter().enumerate() {
+        name_for_people(&network.name, way!["network", index, "name"], document)?;
+        if !seen.insert(&network.name) {
+            return fault(
+                document,
+                way!["network", index, "name"],
+                "another network has this name: give each its own",
+            );
+        }
+        self::network(index, network, document)?;
+    }
+    Ok(())
+}
+
+fn network(index: usize, network: &Network, document: &Document<'_>) -> Checked {
+    let tunnelled = matches!(network.carrier.0, Carrier::Vxlan(_));
+    if network.follow.is_some() && !tunnelled {
+        return fault(
+            document,
+            way!["network", index, "follow"],
+            "only a VXLAN has a forwarding table to follow: remove it, or write `carrier = \"vxlan:…\"`",
+        );
+    }
+    if network.port == 0 {
+        return fault(
+            document,
+            way!["network", index, "port"],
+            "no UDP port: write 1 to 65535, usually 4789",
+        );
+    }
+    for (at, station) in network.stations.iter().enumerate() {
+        if let Err(problem) = self::station(station, tunnelled) {
+            return fault(document, way!["network", index, "stations", at], problem);
+        }
+    }
+    Ok(())
+}
+
+/// What is wrong with a station.
+fn station(station: &Station, tunnelled: bool) -> Result<(), &'static str> {
+    if station.mac.0.is_multicast() {
+        return Err(
+            "the MAC address of a group: write a station's, or 00:00:00:00:00:00 for the rest",
+        );
+    }
+    match (&station.vtep, tunnelled) {
+        (None, true) => {
+            Err("`vtep` is missing: write the tunnel endpoint that the station is behind")
+        }
+        (Some(_), false) => Err("a native network has no tunnel endpoints: remove `vtep`"),
+        (Some(vtep), true) if vtep.0.is_multicast() || vtep.0.is_unspecified() => {
+            Err("`vtep` is no address of a node: write its unicast address")
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Checks one listener.
@@ -232,6 +306,25 @@ pub fn listener(index: usize, listener: &Listener, document: &Document<'_>) -> C
                 format!("write 1 to {}", 1 << 20),
             );
         }
+    }
+    if let Some(endpoint) = &listener.endpoint
+        && let Err((key, problem)) = self::endpoint(endpoint)
+    {
+        return fault(document, way!["listener", index, "endpoint", key], problem);
+    }
+    Ok(())
+}
+
+/// What is wrong with an endpoint, and under which key.
+fn endpoint(endpoint: &Endpoint) -> Result<(), (&'static str, String)> {
+    if !endpoint.mac.0.is_unicast() {
+        return Err(("mac", "no address of a station: write a unicast one".into()));
+    }
+    if endpoint.addresses.len() > MOST_ADDRESSES {
+        return Err(("addresses", format!("write {MOST_ADDRESSES} at most")));
+    }
+    if endpoint.mtu < LEAST_MTU {
+        return Err(("mtu", format!("write {LEAST_MTU} to {}", u16::MAX)));
     }
     Ok(())
 }

@@ -5,6 +5,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use takt_runtime::config::{Idle, SchedulingClass};
+use takt_wire::ethernet::MacAddress;
+use takt_wire::vxlan::NetworkId;
 
 use super::*;
 
@@ -88,7 +90,12 @@ fn the_reference_with_its_examples_switched_on_is_good() {
 
 /// The keys that a section has, from the complaint about one that it has not.
 fn keys_of(section: &str) -> Vec<String> {
-    let complaint = fault(&format!("{section}\nno_such_key = 1\n"));
+    // A table in a table of which there may be several.
+    let above = match section {
+        "[listener.endpoint]" => "[[listener]]\n",
+        _ => "",
+    };
+    let complaint = fault(&format!("{above}{section}\nno_such_key = 1\n"));
     let (_, list) = complaint.split_once("expected ").expect("a list of keys");
     list.split('`')
         .skip(1)
@@ -103,7 +110,9 @@ fn every_key_is_in_the_reference_and_in_the_manual() {
         "[node]",
         "[[lane]]",
         "[[peer]]",
+        "[[network]]",
         "[[listener]]",
+        "[listener.endpoint]",
         "[limits]",
         "[departure]",
         "[mapping]",
@@ -124,7 +133,10 @@ fn every_key_is_in_the_reference_and_in_the_manual() {
             .expect(section);
         let manual = manual.split("\n## ").next().expect("a chapter");
         for key in keys {
-            assert!(text.contains(&format!("\n{key} =")), "{section} {key}");
+            // A table in a table has a section of its own.
+            let shown =
+                text.contains(&format!("\n{key} =")) || written.contains(&format!(".{key}]\n"));
+            assert!(shown, "{section} {key}");
             assert!(manual.contains(&format!("`{key}`")), "{section} {key}");
         }
     }
@@ -164,6 +176,20 @@ fn every_key_is_read() {
         memory = "32 MiB"
         sessions = 3
         endpoints = 4
+        [listener.endpoint]
+        network = "pods"
+        mac = "02:00:00:00:00:05"
+        addresses = ["10.244.1.5/24"]
+        mtu = 1400
+        [[network]]
+        name = "pods"
+        carrier = "vxlan:42"
+        port = 8472
+        follow = "flannel.1"
+        stations = [{ mac = "02:00:00:00:00:06", vtep = "10.0.0.2", addresses = ["10.244.2.6"] }]
+        [[network]]
+        name = "line"
+        carrier = "vlan:7"
         [limits]
         max_message = "1 MiB"
         tx_bytes = "2 MiB"
@@ -215,6 +241,28 @@ fn every_key_is_read() {
     assert_eq!(idles, [Idle::Adaptive { spin }, Idle::Spin, Idle::Park]);
     assert_eq!(config.lanes[0].core, Some(1));
     assert_eq!(config.lanes[0].scheduling, SchedulingClass::Fifo(50));
+    let id = NetworkId::new(42).expect("an identifier");
+    assert_eq!(
+        config.networks,
+        [
+            NetworkConfig {
+                name: "pods".into(),
+                carrier: Carrier::Vxlan { id, port: 8472 },
+                stations: vec![Station {
+                    mac: MacAddress([2, 0, 0, 0, 0, 6]),
+                    vtep: Some([10, 0, 0, 2].into()),
+                    addresses: vec![[10, 244, 2, 6].into()],
+                }],
+                follow: Some("flannel.1".into()),
+            },
+            NetworkConfig {
+                name: "line".into(),
+                carrier: Carrier::Native { vlan: Some(7) },
+                stations: Vec::new(),
+                follow: None,
+            },
+        ]
+    );
     assert_eq!(config.peers, [SocketAddr::from(([10, 0, 0, 2], 7400))]);
     assert_eq!(
         config.listeners,
@@ -232,6 +280,12 @@ fn every_key_is_read() {
                 memory: 32 << 20,
                 sessions: 3,
                 endpoints: 4,
+                endpoint: Some(takt_session::Endpoint {
+                    network: "pods".into(),
+                    mac: [2, 0, 0, 0, 0, 5],
+                    addresses: vec![([10, 244, 1, 5].into(), 24)],
+                    mtu: 1400,
+                }),
             },
         }]
     );
@@ -349,6 +403,61 @@ fn every_fault_names_line_key_value_and_remedy() {
             "[node]\nname = \"\"",
             "`node.name` = \"\"",
             "1 to 128 bytes",
+        ),
+        (
+            "[[network]]\nname = \"a\"\ncarrier = \"gre:1\"",
+            "`network[0].carrier` = \"gre:1\"",
+            "\"vxlan:42\"",
+        ),
+        (
+            "[[network]]\nname = \"a\"\ncarrier = \"native\"\n[[network]]\nname = \"a\"\ncarrier = \"native\"",
+            "takt.toml:5:8: `network[1].name` = \"a\"",
+            "give each its own",
+        ),
+        (
+            "[[network]]\nname = \"a\"\ncarrier = \"native\"\nfollow = \"vx\"",
+            "`network[0].follow` = \"vx\"",
+            "only a VXLAN",
+        ),
+        (
+            "[[network]]\nname = \"a\"\ncarrier = \"vxlan:1\"\nport = 0",
+            "`network[0].port` = 0",
+            "4789",
+        ),
+        (
+            "[[network]]\nname = \"a\"\ncarrier = \"vxlan:1\"\nstations = [{ mac = \"02:00:00:00:00:01\" }]",
+            "`network[0].stations[0]`",
+            "`vtep` is missing",
+        ),
+        (
+            "[[network]]\nname = \"a\"\ncarrier = \"native\"\nstations = [{ mac = \"02:00:00:00:00:01\", vtep = \"10.0.0.1\" }]",
+            "`network[0].stations[0]`",
+            "remove `vtep`",
+        ),
+        (
+            "[[network]]\nname = \"a\"\ncarrier = \"vxlan:1\"\nstations = [{ mac = \"01:00:00:00:00:01\", vtep = \"10.0.0.1\" }]",
+            "`network[0].stations[0]`",
+            "the MAC address of a group",
+        ),
+        (
+            "[[listener]]\n[listener.endpoint]\nnetwork = \"x\"\nmac = \"02:00:00:00:00:01\"\naddresses = []",
+            "`listener[0].endpoint.network` = \"x\"",
+            "add a [[network]]",
+        ),
+        (
+            "[[listener]]\n[listener.endpoint]\nnetwork = \"x\"\nmac = \"03:00:00:00:00:01\"\naddresses = []",
+            "`listener[0].endpoint.mac` = \"03:00:00:00:00:01\"",
+            "write a unicast one",
+        ),
+        (
+            "[[listener]]\n[listener.endpoint]\nnetwork = \"x\"\nmac = \"02:00:00:00:00:01\"\naddresses = [\"10.0.0.1\"]",
+            "`listener[0].endpoint.addresses[0]` = \"10.0.0.1\"",
+            "length of its prefix",
+        ),
+        (
+            "[[listener]]\n[listener.endpoint]\nnetwork = \"x\"\nmac = \"02:00:00:00:00:01\"\naddresses = []\nmtu = 68",
+            "`listener[0].endpoint.mtu` = 68",
+            "write 576",
         ),
         ("lane = []", "`lane`", "leave it out for one"),
         (

@@ -9,6 +9,8 @@ use bytesize::ByteSize;
 use serde::de::{Deserialize, Deserializer, Error, Visitor};
 use takt_runtime::config::{DEFAULT_PORT, SchedulingClass};
 use takt_runtime::peering::AcceptNet;
+use takt_wire::ethernet::MacAddress;
+use takt_wire::vxlan::NetworkId;
 
 /// A value written as a string, or (some) as an integer.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -196,6 +198,57 @@ impl FromText for SchedulingClass {
     }
 }
 
+impl FromText for MacAddress {
+    const FORM: &'static str = "a MAC address as \"02:00:00:00:00:01\"";
+
+    fn from_text(text: &str) -> Option<Self> {
+        text.parse().ok()
+    }
+}
+
+/// How a network's frames travel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Carrier {
+    /// In a VXLAN with this identifier.
+    Vxlan(NetworkId),
+    /// Tagged with this VLAN.
+    Vlan(u16),
+    /// As they are.
+    Native,
+}
+
+impl FromText for Carrier {
+    const FORM: &'static str = "\"vxlan:42\" with an identifier up to 16777215, \"vlan:100\" with one from 1 to 4094, or \"native\"";
+
+    fn from_text(text: &str) -> Option<Self> {
+        if text == "native" {
+            return Some(Self::Native);
+        }
+        if let Some(id) = text.strip_prefix("vxlan:") {
+            return NetworkId::new(id.parse().ok()?).map(Self::Vxlan);
+        }
+        let id = text.strip_prefix("vlan:")?.parse().ok()?;
+        (1..=4094).contains(&id).then_some(Self::Vlan(id))
+    }
+}
+
+/// An address of an endpoint, with the length of its prefix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Prefixed(pub IpAddr, pub u8);
+
+impl FromText for Prefixed {
+    const FORM: &'static str =
+        "an IP address with the length of its prefix as \"10.244.1.5/24\" or \"fd00::5/64\"";
+
+    fn from_text(text: &str) -> Option<Self> {
+        let (address, prefix) = text.split_once('/')?;
+        let (address, prefix): (IpAddr, u8) = (address.parse().ok()?, prefix.parse().ok()?);
+        let longest = if address.is_ipv4() { 32 } else { 128 };
+        let usable = !address.is_unspecified() && !address.is_multicast() && prefix <= longest;
+        usable.then_some(Self(address, prefix))
+    }
+}
+
 /// Receive queues of an interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Queues(pub Range<u32>);
@@ -263,6 +316,54 @@ mod tests {
         assert_eq!(SchedulingClass::from_text("fifo"), None);
         assert_eq!(Queues::from_text("3-0"), None);
         assert_eq!(Queues::from_text("0-4294967295"), None);
+    }
+
+    #[test]
+    fn addresses_of_endpoints_are_read_with_their_prefix() {
+        let read = Prefixed::from_text("10.244.1.5/24");
+        assert_eq!(read, Some(Prefixed([10, 244, 1, 5].into(), 24)));
+        for wrong in [
+            "10.244.1.5",
+            "10.244.1.5/33",
+            "0.0.0.0/0",
+            "224.0.0.1/4",
+            "fd00::1/129",
+            "/8",
+        ] {
+            assert_eq!(Prefixed::from_text(wrong), None, "{wrong}");
+        }
+        let mac = MacAddress::from_text("02:00:00:00:00:0a");
+        assert_eq!(mac, Some(MacAddress([2, 0, 0, 0, 0, 10])));
+        for wrong in [
+            "",
+            "02:00:00:00:00",
+            "02:00:00:00:00:0a:01",
+            "2:0:0:0:0:a",
+            "0g:00:00:00:00:00",
+            "+2:00:00:00:00:00",
+        ] {
+            assert_eq!(MacAddress::from_text(wrong), None, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn carriers_are_read_as_documented() {
+        assert_eq!(
+            Carrier::from_text("vxlan:42"),
+            NetworkId::new(42).map(Carrier::Vxlan)
+        );
+        assert_eq!(Carrier::from_text("vlan:100"), Some(Carrier::Vlan(100)));
+        assert_eq!(Carrier::from_text("native"), Some(Carrier::Native));
+        for wrong in [
+            "",
+            "vxlan",
+            "vxlan:16777216",
+            "vlan:0",
+            "vlan:4095",
+            "gre:1",
+        ] {
+            assert_eq!(Carrier::from_text(wrong), None, "{wrong}");
+        }
     }
 
     #[test]

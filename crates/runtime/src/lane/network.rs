@@ -1,0 +1,532 @@
+//! Frames of tenants: checked, wrapped for the network that they are of, and sent to where the station is.
+//!
+//! A frame is checked on the copy that leaves, never on the application's memory, which it may change at any
+//! time. With VXLAN (RFC 7348) a frame is the payload of a datagram to the tunnel endpoint that its
+//! destination is behind; on a native network it leaves as it is, tagged if the network is a VLAN.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use takt_datapath::{PeerHandle, ReserveError};
+use takt_session::layout::{Outcome, TxDescriptor};
+use takt_shm::SharedSlice;
+use takt_time::{TaiTime, TrafficClass};
+use takt_wire::ethernet::{self, EtherType, MacAddress};
+use takt_wire::ip::Protocol;
+use takt_wire::vlan::{TAG_LEN, VlanTag};
+use takt_wire::{ipv4, ipv6, vxlan};
+
+use super::departure::{Destination, PER_SESSION, Piece};
+use super::egress::{Sent, Step, class_of};
+use super::session::InProgress;
+use super::{LanePort, State};
+use crate::config::Carrier;
+use crate::counters::NetworkCounters;
+
+/// Octets of a frame's two addresses.
+const ADDRESSES: usize = 12;
+/// ICMPv6 types of neighbour discovery (RFC 4861, section 4; RFC 4443 has the registry).
+const NEIGHBOUR_DISCOVERY: std::ops::RangeInclusive<u8> = 133..=137;
+/// Extension headers of IPv6 that others may follow (RFC 8200, section 4).
+const EXTENSIONS: [u8; 4] = [0, 43, 44, 60];
+
+/// Whose frames a source sends.
+#[derive(Debug)]
+pub struct Owner {
+    /// The network, by its number.
+    pub network: usize,
+    /// The only source of its frames.
+    pub mac: MacAddress,
+    /// The only sources of its packets.
+    pub addresses: Vec<IpAddr>,
+    /// Longest packet.
+    pub mtu: usize,
+}
+
+/// Why a frame may not leave.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Foreign {
+    /// Its source is not the tenant's.
+    Source,
+    /// It is too short or too long, or its header is none.
+    Malformed,
+    /// It is tagged, or speaks for others: ARP and neighbour discovery are the kernel's.
+    Kind,
+}
+
+impl Owner {
+    /// Whether the frame may leave. It has no tag and no frame check sequence.
+    pub fn check(&self, frame: &[u8]) -> Result<(), Foreign> {
+        let header = ethernet::Packet::new_checked(frame).map_err(|_| Foreign::Malformed)?;
+        let packet = header.payload();
+        if packet.len() > self.mtu {
+            return Err(Foreign::Malformed);
+        }
+        if header.source() != self.mac {
+            return Err(Foreign::Source);
+        }
+        let (source, neighbour_discovery) = match header.ether_type() {
+            EtherType::IPV4 => {
+                let packet = ipv4::Packet::new_checked(packet).map_err(|_| Foreign::Malformed)?;
+                (IpAddr::V4(packet.source()), false)
+            }
+            EtherType::IPV6 => {
+                let packet = ipv6::Packet::new_checked(packet).map_err(|_| Foreign::Malformed)?;
+                let discovery = match packet.next_header() {
+                    Protocol::ICMPV6 => {
+                        let kind = packet.payload().first();
+                        kind.is_none_or(|kind| NEIGHBOUR_DISCOVERY.contains(kind))
+                    }
+                    // What follows an extension header could be anything.
+                    header => EXTENSIONS.contains(&header.0),
+                };
+                (IpAddr::V6(packet.source()), discovery)
+            }
+            EtherType::ARP => return Err(Foreign::Kind),
+            tag if tag.is_tag() => return Err(Foreign::Kind),
+            // Below, the field is a length (IEEE 802.3, clause 3.2.6).
+            EtherType(..0x0600) => return Err(Foreign::Malformed),
+            _ => return Ok(()),
+        };
+        if !self.addresses.contains(&source) {
+            return Err(Foreign::Source);
+        }
+        if neighbour_discovery {
+            return Err(Foreign::Kind);
+        }
+        Ok(())
+    }
+}
+
+/// Where the stations of a network are: what the control thread tells.
+#[derive(Clone, Debug)]
+pub struct NetworkTable {
+    pub carrier: Carrier,
+    /// Stations with the tunnel endpoints that they are behind; none on a native network.
+    pub stations: Vec<(MacAddress, IpAddr)>,
+    /// Tunnel endpoints that get what is for groups and for unknown stations.
+    pub others: Vec<IpAddr>,
+    pub counters: Arc<NetworkCounters>,
+}
+
+/// A network on a lane.
+#[derive(Debug)]
+pub struct Network {
+    carrier: Carrier,
+    /// What frames are sent to: tunnel endpoints, or the link. In place as long as they are of use.
+    exits: Vec<Option<Exit>>,
+    stations: HashMap<MacAddress, Vec<usize>, foldhash::fast::RandomState>,
+    others: Vec<usize>,
+    /// Changes with the table.
+    generation: u32,
+    counters: Arc<NetworkCounters>,
+}
+
+/// A tunnel endpoint, or the link itself.
+#[derive(Debug)]
+struct Exit {
+    /// `None`: the link.
+    address: Option<IpAddr>,
+    /// Per port of the lane.
+    via: Vec<Option<PeerHandle>>,
+}
+
+impl Exit {
+    /// The port by which to send: the wished one, else any.
+    fn port(&self, wished: usize) -> Option<usize> {
+        match self.via.get(wished) {
+            Some(Some(_)) => Some(wished),
+            _ => self.via.iter().position(Option::is_some),
+        }
+    }
+}
+
+impl Network {
+    pub fn new(table: &NetworkTable) -> Self {
+        Self {
+            carrier: table.carrier,
+            exits: Vec::new(),
+            stations: HashMap::default(),
+            others: Vec::new(),
+            generation: 0,
+            counters: table.counters.clone(),
+        }
+    }
+
+    /// Takes a new table. Returns exits that are of no use any more.
+    pub fn update(&mut self, table: &NetworkTable, ports: &mut [LanePort]) -> Vec<usize> {
+        self.generation = self.generation.wrapping_add(1);
+        self.stations.clear();
+        self.others.clear();
+        let mut used = vec![false; self.exits.len()];
+        let mut exit = |network: &mut Self, address: Option<IpAddr>| {
+            let at = network.exit(address, ports);
+            used.resize(network.exits.len(), false);
+            used[at] = true;
+            at
+        };
+        match self.carrier {
+            Carrier::Native { .. } => {
+                let link = exit(self, None);
+                self.others.push(link);
+            }
+            Carrier::Vxlan { .. } => {
+                for &(mac, vtep) in &table.stations {
+                    let at = exit(self, Some(vtep));
+                    self.stations.entry(mac).or_default().push(at);
+                }
+                for &vtep in &table.others {
+                    let at = exit(self, Some(vtep));
+                    self.others.push(at);
+                }
+            }
+        }
+        let gone = |(at, used): (usize, &bool)| (!used && self.exits[at].is_some()).then_some(at);
+        used.iter().enumerate().filter_map(gone).collect()
+    }
+
+    fn exit(&mut self, address: Option<IpAddr>, ports: &mut [LanePort]) -> usize {
+        let known = |exit: &Option<Exit>| exit.as_ref().is_some_and(|e| e.address == address);
+        if let Some(at) = self.exits.iter().position(known) {
+            return at;
+        }
+        let via = ports.iter_mut().map(|port| {
+            if port.trusted {
+                return None;
+            }
+            let connected = match (address, self.carrier) {
+                (Some(vtep), Carrier::Vxlan { port: number, .. }) => {
+                    port.port.connect(SocketAddr::new(vtep, number))
+                }
+                _ => port.port.connect_link(),
+            };
+            connected
+                .inspect_err(|error| {
+                    tracing::warn!(datapath = %port.kind, %error, "network not reachable through this datapath");
+                })
+                .ok()
+        });
+        let exit = Some(Exit {
+            address,
+            via: via.collect(),
+        });
+        match self.exits.iter().position(Option::is_none) {
+            Some(at) => {
+                self.exits[at] = exit;
+                at
+            }
+            None => {
+                self.exits.push(exit);
+                self.exits.len() - 1
+            }
+        }
+    }
+
+    /// Takes an exit out that nothing waits for any more: its handles, by port.
+    pub fn remove(&mut self, at: usize) -> Vec<Option<PeerHandle>> {
+        let exit = self.exits.get_mut(at).and_then(Option::take);
+        exit.map_or_else(Vec::new, |exit| exit.via)
+    }
+
+    /// Whether an exit is reached by this handle of a port.
+    pub fn uses(&self, port: usize, handle: PeerHandle) -> bool {
+        let mut exits = self.exits.iter().flatten();
+        exits.any(|exit| exit.via.get(port) == Some(&Some(handle)))
+    }
+
+    /// Where a frame for this station or group goes.
+    #[inline]
+    fn towards(&self, destination: MacAddress) -> &[usize] {
+        self.stations.get(&destination).unwrap_or(&self.others)
+    }
+
+    /// Octets on the wire that are not the tenant's frame.
+    fn overhead(&self, exit: &Exit) -> usize {
+        const UDP: usize = 8;
+        match (self.carrier, exit.address) {
+            (Carrier::Native { vlan }, _) => vlan.map_or(0, |_| TAG_LEN),
+            (Carrier::Vxlan { .. }, address) => {
+                let ip = match address {
+                    Some(IpAddr::V6(_)) => ipv6::HEADER_LEN,
+                    _ => ipv4::HEADER_LEN,
+                };
+                ethernet::HEADER_LEN + ip + UDP + vxlan::HEADER_LEN
+            }
+        }
+    }
+
+    /// Octets in front of the tenant's frame in what a port is given.
+    fn header_len(&self) -> usize {
+        match self.carrier {
+            Carrier::Vxlan { .. } => vxlan::HEADER_LEN,
+            Carrier::Native { vlan } => vlan.map_or(0, |_| TAG_LEN),
+        }
+    }
+
+    /// Writes a frame as this network carries it. Returns its length there.
+    fn write(
+        &self,
+        space: &mut [u8],
+        frame: SharedSlice<'_>,
+        owner: &Owner,
+        class: TrafficClass,
+    ) -> Result<usize, Foreign> {
+        let start = self.header_len();
+        let end = start + frame.len();
+        let inner = space.get_mut(start..end).ok_or(Foreign::Malformed)?;
+        frame.read_into(0, inner).map_err(|_| Foreign::Malformed)?;
+        owner.check(inner)?;
+        match self.carrier {
+            Carrier::Vxlan { id, .. } => {
+                if let Some(header) = space.first_chunk_mut() {
+                    vxlan::Repr { network: id }.emit(header);
+                }
+            }
+            Carrier::Native { vlan } => {
+                // Priorities are the classes (IEEE 802.1Q-2022, clause 6.9.3).
+                if let Some(tag) = vlan.and_then(|id| VlanTag::new(id, class.number(), false)) {
+                    space.copy_within(TAG_LEN..TAG_LEN + ADDRESSES, 0);
+                    if let Some(place) = space[ADDRESSES..].first_chunk_mut() {
+                        tag.emit(EtherType::VLAN, place);
+                    }
+                }
+            }
+        }
+        Ok(end)
+    }
+}
+
+impl State {
+    /// Sends a frame, or gives it to the scheduler of its port, to all stations that it is for.
+    #[allow(clippy::too_many_arguments)] // one frame: whose, where, how
+    pub(super) fn send_frame(
+        &mut self,
+        ports: &mut [LanePort],
+        at: usize,
+        source: usize,
+        owner: &Arc<Owner>,
+        mut progress: InProgress,
+        now_ns: i64,
+        pieces: &mut u16,
+    ) -> Sent {
+        let descriptor = progress.descriptor;
+        let (Some(session), Some(network)) = (
+            self.tenants.sessions.get(at),
+            self.networks.get(owner.network),
+        ) else {
+            return Sent::Finished(Outcome::Unreachable);
+        };
+        let room = PER_SESSION.saturating_sub(session.departing);
+        let Some(Some(wished)) = session
+            .sources
+            .get(source)
+            .map(|s| s.as_ref().map(|s| s.port))
+        else {
+            return Sent::Finished(Outcome::Unreachable);
+        };
+        let frame = session.emitted(descriptor.chunk, descriptor.length);
+        let mut addresses = [0; ADDRESSES];
+        if frame.len() > owner.mtu + ethernet::HEADER_LEN
+            || frame
+                .sub(0, ADDRESSES)
+                .and_then(|head| head.read_into(0, &mut addresses))
+                .is_err()
+        {
+            network.counters.refused.add(1);
+            return Sent::Finished(Outcome::Refused);
+        }
+        let [a, b, c, d, e, f, ..] = addresses;
+        let exits = network.towards(MacAddress([a, b, c, d, e, f]));
+        if progress.outcome == Outcome::NoSink {
+            // First look at it.
+            progress.generation = network.generation;
+            progress.outcome = if exits.is_empty() {
+                network.counters.unknown.add(1);
+                Outcome::Unreachable
+            } else {
+                Outcome::Sent
+            };
+        } else if progress.generation != network.generation {
+            return Sent::Finished(Outcome::Unreachable);
+        }
+        while let Some(&to) = exits.get(progress.destination) {
+            let exit = network.exits.get(to).and_then(Option::as_ref);
+            let found = exit.and_then(|exit| Some((exit, exit.port(wished)?)));
+            let result = match found {
+                None => Err(Outcome::Unreachable),
+                Some((exit, port)) if ports[port].schedules(&descriptor) => {
+                    if room <= u32::from(*pieces) {
+                        return Sent::Unfinished {
+                            progress,
+                            step: Step::Held,
+                        };
+                    }
+                    let piece = Piece {
+                        session: at,
+                        source,
+                        descriptor,
+                        destination: Destination::Network {
+                            network: owner.network,
+                            exit: to,
+                        },
+                    };
+                    let octets = descriptor.length as usize + network.overhead(exit);
+                    let now = TaiTime::from_nanos(now_ns);
+                    match ports[port]
+                        .departures
+                        .as_mut()
+                        .map(|departures| departures.queue_frame(piece, octets, now))
+                    {
+                        Some(Ok(true)) => {
+                            *pieces += 1;
+                            Ok(())
+                        }
+                        Some(Ok(false)) => {
+                            return Sent::Unfinished {
+                                progress,
+                                step: Step::Held,
+                            };
+                        }
+                        Some(Err(outcome)) => Err(outcome),
+                        None => Err(Outcome::Unreachable),
+                    }
+                }
+                Some((exit, port)) => {
+                    let put = put(
+                        network,
+                        exit,
+                        port,
+                        &mut ports[port],
+                        frame,
+                        owner,
+                        &descriptor,
+                    );
+                    ports[port].dirty = true;
+                    match put {
+                        Ok(()) => {
+                            self.counters.tx_datagrams.add(1);
+                            Ok(())
+                        }
+                        Err(Put::Blocked) => {
+                            return Sent::Unfinished {
+                                progress,
+                                step: Step::Blocked,
+                            };
+                        }
+                        Err(Put::Failed(outcome)) => Err(outcome),
+                    }
+                }
+            };
+            if let Err(outcome) = result {
+                progress.outcome = outcome;
+            }
+            progress.destination += 1;
+        }
+        Sent::Finished(progress.outcome)
+    }
+
+    /// Builds what leaves of one frame, whose time has come. `None`: its session is gone.
+    pub(super) fn build_frame(
+        &self,
+        lane_port: &mut LanePort,
+        at: usize,
+        piece: &Piece,
+        network: usize,
+        exit: usize,
+    ) -> Result<(), Outcome> {
+        let gone = Outcome::Unreachable;
+        let session = self.tenants.sessions.get(piece.session).ok_or(gone)?;
+        let owner = session.owner(piece.source).ok_or(gone)?;
+        let network = self.networks.get(network).ok_or(gone)?;
+        let exit = network
+            .exits
+            .get(exit)
+            .and_then(Option::as_ref)
+            .ok_or(gone)?;
+        let frame = session.emitted(piece.descriptor.chunk, piece.descriptor.length);
+        let mut put = || {
+            put(
+                network,
+                exit,
+                at,
+                lane_port,
+                frame,
+                owner,
+                &piece.descriptor,
+            )
+        };
+        match put() {
+            Ok(()) => Ok(()),
+            Err(Put::Failed(outcome)) => Err(outcome),
+            Err(Put::Blocked) => {
+                lane_port.dirty = !lane_port.port.flush();
+                let again = self::put(
+                    network,
+                    exit,
+                    at,
+                    lane_port,
+                    frame,
+                    owner,
+                    &piece.descriptor,
+                );
+                again.map_err(|put| match put {
+                    Put::Failed(outcome) => outcome,
+                    Put::Blocked => Outcome::Late,
+                })
+            }
+        }
+    }
+}
+
+enum Put {
+    /// No frame is free.
+    Blocked,
+    Failed(Outcome),
+}
+
+/// Puts a frame into a port's.
+fn put(
+    network: &Network,
+    exit: &Exit,
+    at: usize,
+    lane_port: &mut LanePort,
+    frame: SharedSlice<'_>,
+    owner: &Owner,
+    descriptor: &TxDescriptor,
+) -> Result<(), Put> {
+    let counters = &network.counters;
+    let unreachable = || {
+        counters.unreachable.add(1);
+        Put::Failed(Outcome::Unreachable)
+    };
+    let peer = exit
+        .via
+        .get(at)
+        .copied()
+        .flatten()
+        .ok_or_else(unreachable)?;
+    let port = lane_port.port.as_mut();
+    let place = port.reserve(peer).map_err(|error| match error {
+        ReserveError::WouldBlock => Put::Blocked,
+        _ => unreachable(),
+    })?;
+    let class = class_of(descriptor);
+    let written = network.write(port.payload(&place), frame, owner, class);
+    match written {
+        Ok(length) => {
+            port.commit(place, length, class, None);
+            counters.sent.add(1);
+            counters.sent_bytes.add(frame.len() as u64);
+            Ok(())
+        }
+        Err(foreign) => {
+            port.cancel(place);
+            match foreign {
+                Foreign::Source => counters.foreign.add(1),
+                Foreign::Malformed | Foreign::Kind => counters.refused.add(1),
+            }
+            Err(Put::Failed(Outcome::Refused))
+        }
+    }
+}
