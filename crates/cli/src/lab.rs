@@ -70,6 +70,9 @@ struct Up {
     /// What joins the hosts
     #[arg(long, value_enum, default_value_t = Joined::Auto)]
     wiring: Joined,
+    /// Containers on each host, behind a bridge and a VXLAN over all hosts
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    containers: usize,
     #[command(flatten)]
     form: Form,
 }
@@ -135,6 +138,7 @@ impl Up {
                 Joined::Cable => Wiring::Cable,
                 Joined::Bridge => Wiring::Bridge,
             },
+            containers: self.containers,
         };
         show(&[Hosts::up(&self.name.name, &config)?], self.form)
     }
@@ -144,11 +148,10 @@ impl Exec {
     fn run(self) -> Result<(), Failure> {
         let lab = Hosts::find(&self.name)?;
         let host = lab
-            .hosts()
-            .iter()
+            .all()
             .find(|host| host.name() == self.host)
             .ok_or_else(|| {
-                let names: Vec<&str> = lab.hosts().iter().map(Host::name).collect();
+                let names: Vec<&str> = lab.all().map(Host::name).collect();
                 Failure::Other(format!(
                     "lab {} has no host {}: it has {}",
                     self.name,
@@ -171,7 +174,7 @@ impl Exec {
 fn show(labs: &[Hosts], form: Form) -> Result<(), Failure> {
     let hosts: Vec<Described> = labs
         .iter()
-        .flat_map(|lab| lab.hosts().iter().map(move |host| describe(lab, host)))
+        .flat_map(|lab| lab.all().map(move |host| describe(lab, host)))
         .collect();
     if form.json {
         return print_json(&hosts);
@@ -205,6 +208,6 @@ fn describe(lab: &Hosts, host: &Host) -> Described {
         interface: host.interface(),
         address: host.address().to_string(),
         prefix_length: host.prefix_length(),
-        mtu: lab.config().mtu,
+        mtu: host.mtu(),
     }
 }

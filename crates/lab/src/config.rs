@@ -10,6 +10,10 @@ use crate::LabError;
 
 /// The most hosts a lab can have: a bridge carries more, but nobody needs more on one machine.
 const MOST_HOSTS: usize = 64;
+/// The most containers of a host.
+const MOST_CONTAINERS: usize = 64;
+/// Octets that a VXLAN over IPv4 adds to a packet.
+pub(crate) const ENCAPSULATION: u32 = 50;
 /// Slower than any link worth emulating; one frame of 1500 octets takes 0.2 s.
 const LEAST_RATE: u64 = 64_000;
 /// One terabit a second: above it `tc` has no use for a limit.
@@ -32,6 +36,10 @@ pub struct LabConfig {
     pub rate: Option<u64>,
     /// What joins the hosts.
     pub wiring: Wiring,
+    /// Containers on each host, 0 to 64: namespaces behind a bridge and a VXLAN that spans the hosts, as
+    /// container networks build them. Container `j` of host `i` has the address `10.88.i+1.j+1`.
+    #[serde(default)]
+    pub containers: usize,
 }
 
 impl Default for LabConfig {
@@ -47,6 +55,7 @@ impl Default for LabConfig {
             queues: 1,
             rate: None,
             wiring: Wiring::Auto,
+            containers: 0,
         }
     }
 }
@@ -76,6 +85,23 @@ impl LabConfig {
         }
         if !(1..=64).contains(&self.queues) {
             return fault("queues", self.queues.to_string(), "use 1 to 64".into());
+        }
+        if self.containers > MOST_CONTAINERS {
+            return fault(
+                "containers",
+                self.containers.to_string(),
+                format!("use 0 to {MOST_CONTAINERS}"),
+            );
+        }
+        if self.containers > 0 && self.mtu < 68 + ENCAPSULATION {
+            return fault(
+                "mtu",
+                self.mtu.to_string(),
+                format!(
+                    "a VXLAN takes {ENCAPSULATION} octets: use {} at least",
+                    68 + ENCAPSULATION
+                ),
+            );
         }
         if let Some(rate) = self.rate
             && !(LEAST_RATE..=MOST_RATE).contains(&rate)

@@ -5,6 +5,7 @@ use std::fmt;
 use std::net::Ipv4Addr;
 use std::process::Command;
 
+use crate::config::ENCAPSULATION;
 use crate::iproute::ip;
 use crate::link;
 use crate::namespace::{self, Inside};
@@ -24,6 +25,7 @@ pub struct Host {
     address: Ipv4Addr,
     prefix_length: u8,
     mac: [u8; 6],
+    mtu: u32,
     /// Namespace and interface of the other end of the cable.
     far: (String, String),
 }
@@ -45,11 +47,32 @@ impl Host {
             prefix_length: config.network.prefix_length(),
             // Locally administered, and telling of the address.
             mac: [0x02, 0x00, a, b, c, d],
+            mtu: config.mtu,
             far,
         }
     }
 
-    /// The name within the lab: `h1` is the first host.
+    /// Container `index` of host `host` of the lab `lab`.
+    pub(crate) fn container(lab: &str, host: usize, index: usize, config: &LabConfig) -> Self {
+        let [host_octet, octet] = [host, index].map(|index| index as u8 + 1);
+        let namespace = namespace_of(lab, host);
+        Self {
+            namespace: format!("{namespace}c{octet}"),
+            name_from: lab.len() + 1,
+            address: Ipv4Addr::new(10, 88, host_octet, octet),
+            prefix_length: 16,
+            mac: [0x02, 0x00, 10, 88, host_octet, octet],
+            mtu: config.mtu - ENCAPSULATION,
+            far: (namespace, format!("c{octet}")),
+        }
+    }
+
+    /// Namespace and interface of the other end of the cable.
+    pub(crate) fn far(&self) -> (&str, &str) {
+        (&self.far.0, &self.far.1)
+    }
+
+    /// The name within the lab: `h1` is the first host, `h1c1` its first container.
     pub fn name(&self) -> &str {
         &self.namespace[self.name_from..]
     }
@@ -72,6 +95,11 @@ impl Host {
     /// The hardware address of the interface.
     pub fn mac(&self) -> [u8; 6] {
         self.mac
+    }
+
+    /// The MTU of the interface, octets.
+    pub fn mtu(&self) -> u32 {
+        self.mtu
     }
 
     /// The name of the interface, inside the host.
@@ -122,8 +150,7 @@ impl Host {
 
     /// Waits until frames pass, if both ends of the cable are plugged in.
     pub(crate) fn wait_for_link(&self) -> Result<(), LabError> {
-        let far = (self.far.0.as_str(), self.far.1.as_str());
-        link::wait_until_operational((&self.namespace, INTERFACE), far)
+        link::wait_until_operational((&self.namespace, INTERFACE), self.far())
     }
 }
 

@@ -9,6 +9,11 @@ pub(crate) fn ip(purpose: &str, arguments: &[&str]) -> Result<String, LabError> 
     run(purpose, "ip", arguments)
 }
 
+/// Runs `bridge` with `arguments`, in order to `purpose`.
+pub(crate) fn bridge(purpose: &str, arguments: &[&str]) -> Result<String, LabError> {
+    run(purpose, "bridge", arguments)
+}
+
 /// Runs `tc` with `arguments`, in order to `purpose`.
 pub(crate) fn tc(purpose: &str, arguments: &[&str]) -> Result<String, LabError> {
     run(purpose, "tc", arguments)

@@ -2,14 +2,20 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use crate::config::LabConfig;
+use crate::config::{ENCAPSULATION, LabConfig};
 use crate::host::{Host, INTERFACE, switch_of};
-use crate::iproute::{ip, tc};
+use crate::iproute::{bridge, ip, tc};
 use crate::record::{self, Owner, Record};
 use crate::{LabError, namespace};
 
 /// The longest name: with it a namespace's name stays readable, and far below the 255 of a file.
 const LONGEST_NAME: usize = 32;
+/// The network identifier of the containers' VXLAN.
+pub const OVERLAY_ID: u32 = 42;
+/// The device of the containers' VXLAN on each host.
+pub const OVERLAY_DEVICE: &str = "vxlan42";
+/// The bridge that the containers of a host are plugged into.
+const OVERLAY_BRIDGE: &str = "cni0";
 
 /// Some hosts in network namespaces, joined by a cable or a bridge.
 ///
@@ -20,6 +26,8 @@ pub struct Lab {
     name: String,
     config: LabConfig,
     hosts: Vec<Host>,
+    /// Of each host.
+    containers: Vec<Vec<Host>>,
     scratch: bool,
 }
 
@@ -125,14 +133,39 @@ impl Lab {
         &self.hosts
     }
 
+    /// Container `index` of host `host`, both counted from 0: `container(0, 0)` is `h1c1`.
+    ///
+    /// # Panics
+    /// When the lab has no such container.
+    pub fn container(&self, host: usize, index: usize) -> &Host {
+        &self.containers[host][index]
+    }
+
+    /// The containers of host `host`.
+    pub fn containers(&self, host: usize) -> &[Host] {
+        &self.containers[host]
+    }
+
+    /// All hosts and their containers.
+    pub fn all(&self) -> impl Iterator<Item = &Host> {
+        self.hosts.iter().chain(self.containers.iter().flatten())
+    }
+
     fn describe(name: &str, config: LabConfig) -> Self {
         let hosts = (0..config.hosts)
             .map(|index| Host::new(name, index, &config))
             .collect();
+        let of_host = |host| {
+            let containers = 0..config.containers;
+            containers
+                .map(|index| Host::container(name, host, index, &config))
+                .collect()
+        };
         Self {
             name: name.to_owned(),
-            config,
             hosts,
+            containers: (0..config.hosts).map(of_host).collect(),
+            config: config.clone(),
             scratch: false,
         }
     }
@@ -175,26 +208,124 @@ impl Lab {
         } else {
             self.build_cable(End::of(&self.hosts[0]), End::of(&self.hosts[1]))?;
         }
+        self.hosts.iter().try_for_each(add_address)?;
         for host in &self.hosts {
-            let network = format!("{}/{}", host.address(), host.prefix_length());
-            let purpose = format!("give {} the address {network}", host.namespace());
-            ip(
+            host.wait_for_link()?;
+        }
+        if self.config.containers > 0 {
+            for (host, containers) in self.hosts.iter().zip(&self.containers) {
+                self.build_overlay(host)?;
+                for container in containers {
+                    Self::build_container(container)?;
+                }
+            }
+            for container in self.containers.iter().flatten() {
+                container.wait_for_link()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A bridge for the containers of a host, and the VXLAN that joins it with those of the others.
+    fn build_overlay(&self, host: &Host) -> Result<(), LabError> {
+        let purpose = format!("build the VXLAN of {}", host.namespace());
+        let run = |arguments: &[&str]| {
+            ip(&purpose, &[&["-n", host.namespace()], arguments].concat()).map(drop)
+        };
+        let (id, address) = (OVERLAY_ID.to_string(), host.address().to_string());
+        let mtu = (self.config.mtu - ENCAPSULATION).to_string();
+        run(&[
+            "link",
+            "add",
+            OVERLAY_BRIDGE,
+            "mtu",
+            &mtu,
+            "type",
+            "bridge",
+            "stp_state",
+            "0",
+            "forward_delay",
+            "0",
+        ])?;
+        run(&[
+            "link",
+            "add",
+            OVERLAY_DEVICE,
+            "mtu",
+            &mtu,
+            "type",
+            "vxlan",
+            "id",
+            &id,
+            "dstport",
+            "4789",
+            "local",
+            &address,
+            "dev",
+            INTERFACE,
+        ])?;
+        run(&["link", "set", OVERLAY_DEVICE, "master", OVERLAY_BRIDGE])?;
+        run(&["link", "set", OVERLAY_DEVICE, "up"])?;
+        run(&["link", "set", OVERLAY_BRIDGE, "up"])?;
+        for other in self.hosts.iter().filter(|other| *other != host) {
+            let other = other.address().to_string();
+            bridge(
                 &purpose,
                 &[
                     "-n",
                     host.namespace(),
-                    "address",
-                    "add",
-                    &network,
+                    "fdb",
+                    "append",
+                    "00:00:00:00:00:00",
                     "dev",
-                    INTERFACE,
+                    OVERLAY_DEVICE,
+                    "dst",
+                    &other,
                 ],
             )?;
         }
-        for host in &self.hosts {
-            host.wait_for_link()?;
-        }
         Ok(())
+    }
+
+    fn build_container(container: &Host) -> Result<(), LabError> {
+        add_namespace(container.namespace())?;
+        let (host, port) = container.far();
+        let purpose = format!("plug {} into its bridge", container.namespace());
+        let mtu = container.mtu().to_string();
+        let mac = format_mac(container.mac());
+        ip(
+            &purpose,
+            &[
+                "link",
+                "add",
+                INTERFACE,
+                "netns",
+                container.namespace(),
+                "address",
+                &mac,
+                "mtu",
+                &mtu,
+                "type",
+                "veth",
+                "peer",
+                "name",
+                port,
+                "netns",
+                host,
+                "mtu",
+                &mtu,
+            ],
+        )?;
+        ip(
+            &purpose,
+            &["-n", host, "link", "set", port, "master", OVERLAY_BRIDGE],
+        )?;
+        ip(&purpose, &["-n", host, "link", "set", port, "up"])?;
+        ip(
+            &purpose,
+            &["-n", container.namespace(), "link", "set", INTERFACE, "up"],
+        )?;
+        add_address(container)
     }
 
     fn build_switch(&self) -> Result<(), LabError> {
@@ -286,6 +417,19 @@ impl Drop for Lab {
     }
 }
 
+fn add_address(host: &Host) -> Result<(), LabError> {
+    let network = format!("{}/{}", host.address(), host.prefix_length());
+    let purpose = format!("give {} the address {network}", host.namespace());
+    let namespace = host.namespace();
+    ip(
+        &purpose,
+        &[
+            "-n", namespace, "address", "add", &network, "dev", INTERFACE,
+        ],
+    )?;
+    Ok(())
+}
+
 /// One end of a cable.
 #[derive(Clone, Copy)]
 struct End<'a> {
@@ -331,10 +475,13 @@ fn namespaces_of(name: &str) -> Result<Vec<String>, LabError> {
             .strip_prefix(name)
             .and_then(|rest| rest.strip_prefix('-'));
         rest.is_some_and(|rest| {
-            let number = rest.strip_prefix('h');
-            rest == "switch"
-                || number
-                    .is_some_and(|n| !n.is_empty() && n.bytes().all(|byte| byte.is_ascii_digit()))
+            let is_number =
+                |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+            let host = rest.strip_prefix('h').is_some_and(|host| {
+                let (host, container) = host.split_once('c').unwrap_or((host, "0"));
+                is_number(host) && is_number(container)
+            });
+            host || rest == "switch"
         })
     };
     let mut namespaces: Vec<_> = namespace::names()?.into_iter().filter(is_of_lab).collect();

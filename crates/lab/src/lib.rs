@@ -6,6 +6,9 @@
 //! disciplines and neighbour discovery are what the kernel gives by default, so that what runs in a
 //! lab meets the same stack as on a machine.
 //!
+//! Hosts may have containers: namespaces behind a bridge and a VXLAN over all hosts
+//! ([`LabConfig::containers`]), which is what a container network makes of pods.
+//!
 //! Nothing runs in the background: a lab is found again from the names of its namespaces and a
 //! small record under [`RECORDS`]. Root is required, and iproute2 (`ip`, `tc`).
 //!
@@ -32,6 +35,6 @@ mod record;
 pub use config::{LabConfig, Network, ParseNetworkError, Wiring};
 pub use error::LabError;
 pub use host::{Host, LinkState};
-pub use lab::Lab;
+pub use lab::{Lab, OVERLAY_DEVICE, OVERLAY_ID};
 pub use namespace::Inside;
 pub use record::RECORDS;

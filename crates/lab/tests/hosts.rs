@@ -57,6 +57,36 @@ impl Drop for Cleanup {
 }
 
 #[test]
+fn containers_reach_each_other_over_the_vxlan_and_go_with_the_lab() {
+    if skip() {
+        return;
+    }
+    let config = LabConfig {
+        containers: 2,
+        ..LabConfig::default()
+    };
+    let lab = Lab::scratch(&config).unwrap();
+    let [here, neighbour, there] = [(0, 0), (0, 1), (1, 1)].map(|(h, c)| lab.container(h, c));
+    assert_eq!((here.name(), there.name()), ("h1c1", "h2c2"));
+    assert_eq!(
+        (here.mtu(), there.address()),
+        (1450, Ipv4Addr::new(10, 88, 2, 2))
+    );
+    let socket = socket_of(here);
+    for far in [neighbour, there] {
+        let far = socket_of(far);
+        pass(&socket, &far, b"there");
+        pass(&far, &socket, b"and back");
+    }
+    assert_eq!(lab.all().count(), 6);
+    let namespaces: Vec<String> = lab.all().map(|host| host.namespace().to_owned()).collect();
+    drop(lab);
+    for namespace in namespaces {
+        assert!(!namespace_exists(&namespace), "{namespace}");
+    }
+}
+
+#[test]
 fn two_hosts_on_a_cable_reach_each_other() {
     if skip() {
         return;
