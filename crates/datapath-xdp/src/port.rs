@@ -9,12 +9,13 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 
-use takt_datapath::stack::{Generations, NextHops};
+use takt_datapath::stack::{Generations, InterfaceState, NextHops};
 use takt_datapath::{
     ConnectError, Datagram, Frame, OpenError, PeerHandle, Port, PortCounters, PortRequest,
     ReserveError,
 };
 use takt_time::{TaiTime, TrafficClass};
+use takt_wire::{ethernet, vlan};
 
 use crate::XdpDatapath;
 use crate::attachment::{Attachment, Claim};
@@ -23,6 +24,9 @@ use crate::queue::{JoinError, Member, Sender, Shares};
 use crate::receive::{Filter, Receive};
 use crate::socket::{PoolOptions, SocketError};
 use crate::transmit::{self, Transmit};
+
+/// The interface itself, for frames of others: no place of a peer has such a number.
+const LINK: PeerHandle = PeerHandle(u32::MAX);
 
 /// A port on AF_XDP sockets.
 #[derive(Debug)]
@@ -34,6 +38,8 @@ pub(crate) struct XdpPort {
     filter: Filter,
     counters: PortCounters,
     local: SocketAddr,
+    /// Longest frame of others; none while the interface is down or gone.
+    longest_frame: Option<usize>,
     generations: Generations,
     seen: u64,
     /// Queue to look at first next time.
@@ -92,6 +98,7 @@ impl XdpPort {
             filter,
             counters: PortCounters::default(),
             local,
+            longest_frame: longest_frame(&state, chunks),
             generations,
             seen,
             turn: 0,
@@ -127,8 +134,13 @@ impl XdpPort {
     fn refresh(&mut self, generation: u64) {
         self.seen = generation;
         self.peers.refresh();
+        let state = self.attachment.interface_state();
+        let longest = state
+            .as_ref()
+            .and_then(|state| longest_frame(state, self.transmit.chunks()));
+        self.longest_frame = longest;
         // An interface that is gone keeps its last addresses: nothing arrives any more.
-        if let Some(state) = self.attachment.interface_state() {
+        if let Some(state) = state {
             self.filter.addresses = likeliest_first(&state.addresses, self.local.ip());
         }
     }
@@ -143,24 +155,36 @@ impl Port for XdpPort {
         self.peers.connect(&self.next_hops, remote)
     }
 
+    fn connect_link(&mut self) -> Result<PeerHandle, ConnectError> {
+        Ok(LINK)
+    }
+
     fn disconnect(&mut self, peer: PeerHandle) {
         self.peers.disconnect(peer);
     }
 
     fn max_payload(&self, peer: PeerHandle) -> usize {
+        if peer == LINK {
+            return self.longest_frame.unwrap_or(0);
+        }
         self.peers.get(peer).map_or(0, |peer| peer.max_payload())
     }
 
     #[inline]
     fn reserve(&mut self, peer: PeerHandle) -> Result<Frame, ReserveError> {
         self.follow();
-        let known = self.peers.get(peer).ok_or(ReserveError::UnknownPeer)?;
-        if !known.is_resolved() {
-            return Err(ReserveError::Unresolved);
-        }
+        let capacity = if peer == LINK {
+            self.longest_frame.ok_or(ReserveError::Unresolved)?
+        } else {
+            let known = self.peers.get(peer).ok_or(ReserveError::UnknownPeer)?;
+            if !known.is_resolved() {
+                return Err(ReserveError::Unresolved);
+            }
+            known.max_payload()
+        };
         let queue = &self.queues[0].member.queue;
         self.transmit
-            .reserve(queue, peer, known.max_payload())
+            .reserve(queue, peer, capacity)
             .ok_or(ReserveError::WouldBlock)
     }
 
@@ -177,11 +201,14 @@ impl Port for XdpPort {
         class: TrafficClass,
         _launch_time: Option<TaiTime>,
     ) {
-        let headers = self
-            .transmit
-            .peer(&frame)
-            .and_then(|peer| self.peers.get(peer))
-            .and_then(|peer| peer.headers(class));
+        // `Some(None)`: a frame of others, as it is.
+        let headers = match self.transmit.peer(&frame) {
+            Some(LINK) => self.longest_frame.map(|_| None),
+            peer => peer
+                .and_then(|peer| self.peers.get(peer))
+                .and_then(|peer| peer.headers(class))
+                .map(Some),
+        };
         let queued = match headers {
             Some(headers) => {
                 self.transmit
@@ -248,6 +275,15 @@ impl Port for XdpPort {
             .sum();
         counters
     }
+}
+
+/// Longest frame of others that the interface and a frame of so many chunks take: a packet as long as its
+/// MTU, a header and a tag. `None`: the interface is down.
+fn longest_frame(state: &InterfaceState, chunks: u32) -> Option<usize> {
+    let longest = state.mtu as usize + ethernet::HEADER_LEN + vlan::TAG_LEN;
+    state
+        .up
+        .then(|| longest.min(transmit::frame_capacity(chunks)))
 }
 
 /// Joins the queues; the first one sends. Leaves those joined already when one cannot be.

@@ -90,6 +90,11 @@ impl Transmit {
         }
     }
 
+    /// Chunks of each frame.
+    pub(crate) fn chunks(&self) -> u32 {
+        self.chunks_per_frame
+    }
+
     /// Takes a frame for `capacity` payload bytes to `peer`.
     #[inline]
     pub(crate) fn reserve(
@@ -130,17 +135,18 @@ impl Transmit {
             .unwrap_or_default()
     }
 
-    /// Writes the headers and queues the frame. False: the frame does not take that payload and is
-    /// free again.
+    /// Writes the headers, if the payload is no frame by itself, and queues the frame. False: the frame
+    /// does not take that payload and is free again.
     #[inline]
     pub(crate) fn commit(
         &mut self,
         socket: &mut Socket,
         frame: Frame,
-        headers: &UdpHeaderTemplate,
+        headers: Option<&UdpHeaderTemplate>,
         length: usize,
     ) -> bool {
-        let offset = self.offset(frame.0) + (HEADROOM - headers.header_len()) as u64;
+        let header_len = headers.map_or(0, UdpHeaderTemplate::header_len);
+        let offset = self.offset(frame.0) + (HEADROOM - header_len) as u64;
         let Some(slot) = self.slots.get_mut(frame.0 as usize) else {
             return false;
         };
@@ -148,16 +154,18 @@ impl Transmit {
             self.cancel(frame);
             return false;
         }
-        let Some(bytes) = self
-            .sender
-            .area
-            .bytes_mut(offset, headers.header_len() + length)
-        else {
+        let Some(bytes) = self.sender.area.bytes_mut(offset, header_len + length) else {
             self.cancel(frame);
             return false;
         };
-        self.identification = self.identification.wrapping_add(1);
-        let Some(total) = headers.emit(bytes, length, self.identification, self.checksum) else {
+        let total = match headers {
+            None => Some(length),
+            Some(headers) => {
+                self.identification = self.identification.wrapping_add(1);
+                headers.emit(bytes, length, self.identification, self.checksum)
+            }
+        };
+        let Some(total) = total else {
             self.cancel(frame);
             return false;
         };

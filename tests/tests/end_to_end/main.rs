@@ -5,6 +5,7 @@ mod hosts;
 mod lanes;
 mod links;
 mod long_messages;
+mod networks;
 mod refusals;
 mod support;
 mod tenants;

@@ -287,9 +287,10 @@ impl Network {
                 // Priorities are the classes (IEEE 802.1Q-2022, clause 6.9.3).
                 if let Some(tag) = vlan.and_then(|id| VlanTag::new(id, class.number(), false)) {
                     space.copy_within(TAG_LEN..TAG_LEN + ADDRESSES, 0);
-                    if let Some(place) = space[ADDRESSES..].first_chunk_mut() {
-                        tag.emit(EtherType::VLAN, place);
-                    }
+                    // Between the addresses and the EtherType, which stays where it is.
+                    let tag_at = |offset| ADDRESSES + offset..ADDRESSES + offset + 2;
+                    space[tag_at(0)].copy_from_slice(&EtherType::VLAN.0.to_be_bytes());
+                    space[tag_at(2)].copy_from_slice(&tag.control().to_be_bytes());
                 }
             }
         }
@@ -527,6 +528,138 @@ fn put(
                 Foreign::Malformed | Foreign::Kind => counters.refused.add(1),
             }
             Err(Put::Failed(Outcome::Refused))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use takt_shm::Arena;
+    use takt_wire::vxlan::NetworkId;
+
+    use super::*;
+
+    const MAC: MacAddress = MacAddress([2, 0, 0, 0, 0, 1]);
+
+    fn owner() -> Owner {
+        Owner {
+            network: 0,
+            mac: MAC,
+            addresses: vec![[10, 0, 0, 1].into(), "fd00::1".parse().expect("an address")],
+            mtu: 1450,
+        }
+    }
+
+    /// A frame of an EtherType with this payload.
+    fn frame(ether_type: u16, payload: &[u8]) -> Vec<u8> {
+        let mut frame = vec![2, 0, 0, 0, 0, 9];
+        frame.extend(MAC.0);
+        frame.extend(ether_type.to_be_bytes());
+        frame.extend(payload);
+        frame
+    }
+
+    fn v6(next_header: u8, first: u8) -> Vec<u8> {
+        let mut packet = vec![0x60, 0, 0, 0, 0, 8, next_header, 255];
+        packet.extend(
+            "fd00::1"
+                .parse::<std::net::Ipv6Addr>()
+                .expect("one")
+                .octets(),
+        );
+        packet.extend([0; 16]);
+        packet.extend([first, 0, 0, 0, 0, 0, 0, 0]);
+        frame(0x86dd, &packet)
+    }
+
+    #[test]
+    fn nobody_speaks_for_others() {
+        let owner = owner();
+        // UDP and echo requests may leave; neighbour discovery, and what could hide it, may not.
+        assert_eq!(owner.check(&v6(17, 0)), Ok(()));
+        assert_eq!(owner.check(&v6(58, 128)), Ok(()));
+        for kind in NEIGHBOUR_DISCOVERY {
+            assert_eq!(owner.check(&v6(58, kind)), Err(Foreign::Kind));
+        }
+        for extension in EXTENSIONS {
+            assert_eq!(owner.check(&v6(extension, 0)), Err(Foreign::Kind));
+        }
+        assert_eq!(owner.check(&frame(0x0806, &[0; 28])), Err(Foreign::Kind));
+        assert_eq!(owner.check(&frame(0x8100, &[0; 28])), Err(Foreign::Kind));
+        assert_eq!(owner.check(&frame(0x88a8, &[0; 28])), Err(Foreign::Kind));
+        // A kind of frame without addresses inside: audio, measurements of time.
+        assert_eq!(owner.check(&frame(0x22f0, &[0; 28])), Ok(()));
+    }
+
+    proptest! {
+        /// Whatever passes has the tenant's source; whatever is offered makes nothing panic.
+        #[test]
+        fn what_passes_is_the_tenants(
+            mut bytes in proptest::collection::vec(any::<u8>(), 0..120),
+            plausible in 0u8..4,
+        ) {
+            if plausible > 0 && bytes.len() >= 14 {
+                bytes[6..12].copy_from_slice(&MAC.0);
+                let ether_type: u16 = [0x0800, 0x86dd, 0x22f0][usize::from(plausible) - 1];
+                bytes[12..14].copy_from_slice(&ether_type.to_be_bytes());
+            }
+            if owner().check(&bytes).is_ok() {
+                prop_assert_eq!(&bytes[6..12], &MAC.0);
+                match u16::from_be_bytes([bytes[12], bytes[13]]) {
+                    0x0800 => prop_assert_eq!(&bytes[26..30], &[10, 0, 0, 1]),
+                    0x86dd => prop_assert_eq!(bytes[22], 0xfd),
+                    other => prop_assert!(other >= 0x600 && other != 0x0806),
+                }
+            }
+        }
+
+        /// A network adds its header in front and changes nothing else.
+        #[test]
+        fn a_frame_is_whole_inside_what_leaves(
+            payload in proptest::collection::vec(any::<u8>(), 0..1451),
+            vlan in proptest::option::of(1u16..4095),
+            tunnelled: bool,
+            class in 0u8..8,
+        ) {
+            let arena = Arena::create("frames", 1 << 16).expect("memory");
+            let bytes = frame(0x22f0, &payload);
+            let shared = arena.slice(64, bytes.len()).expect("inside");
+            shared.write_from(0, &bytes).expect("inside");
+            let id = NetworkId::new(0x123456).expect("an identifier");
+            let carrier = match tunnelled {
+                true => Carrier::Vxlan { id, port: 4789 },
+                false => Carrier::Native { vlan },
+            };
+            let network = Network::new(&NetworkTable {
+                carrier,
+                stations: Vec::new(),
+                others: Vec::new(),
+                counters: Arc::default(),
+            });
+            let class = TrafficClass::new(class).expect("a class");
+            let mut space = [0xee; 2048];
+            let length = network
+                .write(&mut space, shared, &owner(), class)
+                .expect("the tenant's");
+            let left = &space[..length];
+            match carrier {
+                Carrier::Vxlan { .. } => {
+                    prop_assert_eq!(&left[..8], &[8, 0, 0, 0, 0x12, 0x34, 0x56, 0]);
+                    prop_assert_eq!(&left[8..], &bytes[..]);
+                }
+                Carrier::Native { vlan: None } => prop_assert_eq!(left, &bytes[..]),
+                Carrier::Native { vlan: Some(id) } => {
+                    let control = u16::from(class.number()) << 13 | id;
+                    prop_assert_eq!(&left[..12], &bytes[..12]);
+                    prop_assert_eq!(&left[12..14], &[0x81, 0]);
+                    prop_assert_eq!(&left[14..16], &control.to_be_bytes());
+                    prop_assert_eq!(&left[16..], &bytes[12..]);
+                }
+            }
+            // Too little room is an error, not a panic.
+            let short = network.write(&mut [0; 10], shared, &owner(), class);
+            prop_assert!(short.is_err());
         }
     }
 }

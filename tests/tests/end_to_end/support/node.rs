@@ -278,6 +278,60 @@ impl Admin {
         answer.into_inner().datapaths
     }
 
+    pub fn network(&mut self, name: &str) -> proto::Network {
+        let asked = self.client.list_networks(proto::ListNetworksRequest {});
+        let answer = self.runtime.block_on(asked).expect("the networks");
+        let mut networks = answer.into_inner().networks.into_iter();
+        networks
+            .find(|network| network.name == name)
+            .expect("it is there")
+    }
+
+    /// Enters a station behind a tunnel endpoint.
+    pub fn set_station(&mut self, network: &str, mac: &str, vtep: &str) {
+        let station = proto::Station {
+            mac: mac.into(),
+            vtep: vtep.into(),
+            ..proto::Station::default()
+        };
+        let request = proto::SetStationRequest {
+            network: network.into(),
+            station: Some(station),
+        };
+        let set = self.runtime.block_on(self.client.set_station(request));
+        set.expect("the station is entered");
+    }
+
+    pub fn remove_station(&mut self, network: &str, mac: &str) -> bool {
+        let request = proto::RemoveStationRequest {
+            network: network.into(),
+            mac: mac.into(),
+            vtep: String::new(),
+        };
+        let asked = self.client.remove_station(request);
+        let answer = self.runtime.block_on(asked).expect("an answer");
+        answer.into_inner().removed
+    }
+
+    pub fn listener(&mut self, path: &std::path::Path) -> proto::Listener {
+        let asked = self.client.list_listeners(proto::ListListenersRequest {});
+        let answer = self.runtime.block_on(asked).expect("the listeners");
+        let listeners = answer.into_inner().listeners.into_iter();
+        let mut listeners = listeners.filter_map(|status| status.listener);
+        let found = listeners.find(|listener| std::path::Path::new(&listener.path) == path);
+        found.expect("it is there")
+    }
+
+    /// Sets a listener, or says why not.
+    pub fn set_listener(&mut self, listener: proto::Listener) -> Result<(), String> {
+        let listener = Some(listener);
+        let asked = self
+            .client
+            .set_listener(proto::SetListenerRequest { listener });
+        let answer = self.runtime.block_on(asked);
+        answer.map(drop).map_err(|status| status.message().into())
+    }
+
     /// What is counted for a channel.
     pub fn channel(&mut self, number: u64) -> proto::ChannelCounters {
         let request = proto::ListChannelsRequest {

@@ -1,0 +1,457 @@
+//! Frames of tenants, from containers of one host to ordinary sockets in containers of others.
+
+use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
+use std::time::Duration;
+
+use takt::{ErrorCode, FrameOptions, FrameSource, Outcome, Session, SourceOptions, TrafficClass};
+use takt_clock::{Clock, SystemTai};
+use takt_lab::{Host, Lab, LabConfig, OVERLAY_DEVICE, OVERLAY_ID};
+use takt_wire::ethernet::MacAddress;
+use takt_wire::frame::{UdpFlow, UdpHeaderTemplate};
+use takt_wire::ip::Dscp;
+
+use crate::support::{Datapath, Node, PATIENCE, attach, skip, until};
+
+/// UDP ports of the sending and of the receiving socket.
+const PORTS: [u16; 2] = [5000, 5001];
+
+fn lab(hosts: usize) -> Lab {
+    let config = LabConfig {
+        hosts,
+        containers: 1,
+        ..LabConfig::default()
+    };
+    Lab::scratch(&config).expect("a lab")
+}
+
+fn mac(host: &Host) -> String {
+    MacAddress(host.mac()).to_string()
+}
+
+/// The sections of a node whose tenant is a container of its host. Late is what is later than this machine may be.
+fn sections(container: &Host, stations: &str, datapath: Datapath) -> String {
+    format!(
+        "[listener.endpoint]\nnetwork = \"pods\"\nmac = \"{}\"\naddresses = [\"{}/16\"]\n\
+         [[network]]\nname = \"pods\"\ncarrier = \"vxlan:{OVERLAY_ID}\"\n{stations}\n\
+         [departure]\ntolerance_us = 1000000\n{}",
+        mac(container),
+        container.address(),
+        datapath.section(),
+    )
+}
+
+/// The entry of a container that is behind a host.
+fn station(container: &Host, host: &Host) -> String {
+    let (mac, vtep, address) = (mac(container), host.address(), container.address());
+    format!("stations = [{{ mac = \"{mac}\", vtep = \"{vtep}\", addresses = [\"{address}\"] }}]")
+}
+
+fn frames(session: &Session, datapath: Datapath) -> FrameSource {
+    let stream = session.stream(datapath.qos()).expect("a stream");
+    stream
+        .frame_source(SourceOptions::default())
+        .expect("a source of frames")
+}
+
+/// An ordinary socket in a container.
+fn listen(container: &Host) -> UdpSocket {
+    let _inside = container.enter().expect("the lab is up");
+    let socket = UdpSocket::bind((container.address(), PORTS[1])).expect("bind");
+    socket.set_read_timeout(Some(PATIENCE)).expect("a time-out");
+    socket
+}
+
+fn flow(from: &Host, to: &Host, dst_mac: [u8; 6]) -> UdpFlow {
+    UdpFlow {
+        src_mac: MacAddress(from.mac()),
+        dst_mac: MacAddress(dst_mac),
+        vlan: None,
+        src: SocketAddr::from((from.address(), PORTS[0])),
+        dst: SocketAddr::from((to.address(), PORTS[1])),
+        dscp: Dscp::EXPEDITED,
+        hop_limit: 64,
+    }
+}
+
+fn frame(flow: &UdpFlow, payload: &[u8]) -> Vec<u8> {
+    let headers = UdpHeaderTemplate::new(flow).expect("a flow");
+    let mut frame = vec![0; headers.header_len() + payload.len()];
+    frame[headers.header_len()..].copy_from_slice(payload);
+    headers
+        .emit(&mut frame, payload.len(), 1, true)
+        .expect("it fits");
+    frame
+}
+
+/// Sends bytes as a frame, and waits for what becomes of it.
+fn send(source: &FrameSource, frame: &[u8], options: &FrameOptions) -> Outcome {
+    let mut buffer = source
+        .buffer_wait(frame.len(), takt::Wait::For(PATIENCE))
+        .expect("a buffer");
+    buffer.copy_from_slice(frame);
+    let token = source.emit(buffer, options).expect("emitted");
+    until("the frame is dealt with", || match source.outcome(token) {
+        Outcome::Pending => None,
+        outcome => Some(outcome),
+    })
+}
+
+fn receive(socket: &UdpSocket) -> (Vec<u8>, SocketAddr) {
+    let mut buffer = [0; 2048];
+    let (length, from) = socket.recv_from(&mut buffer).expect("a datagram");
+    (buffer[..length].to_vec(), from)
+}
+
+fn in_ms(ms: i64) -> Option<takt::TaiTime> {
+    Some(SystemTai.now().saturating_add_nanos(ms * 1_000_000))
+}
+
+#[test]
+fn a_frame_reaches_an_ordinary_socket_behind_the_kernels_vxlan_not_before_its_time() {
+    if skip() {
+        return;
+    }
+    for datapath in [Datapath::Udp, Datapath::Xdp] {
+        let lab = lab(2);
+        let (here, there) = (lab.container(0, 0), lab.container(1, 0));
+        let listener = listen(there);
+        let sections = sections(here, &station(there, lab.host(1)), datapath);
+        let node = Node::start(lab.host(0), &[], &sections);
+        let session = attach(&node, "talker");
+        let source = frames(&session, datapath);
+        let endpoint = source.endpoint().expect("attached");
+        assert_eq!(
+            (endpoint.network.as_str(), endpoint.mac),
+            ("pods", here.mac())
+        );
+        assert_eq!(endpoint.addresses, [(here.address().into(), 16)]);
+        assert_eq!(u32::from(endpoint.mtu), there.mtu());
+        // The runtime knows its station: no address is to be resolved.
+        let resolved = source.resolve(there.address().into(), None);
+        assert_eq!(resolved.expect("an answer"), Some(there.mac()));
+        let flow = flow(here, there, there.mac());
+        let talker = {
+            let _inside = here.enter().expect("the lab is up");
+            UdpSocket::bind((here.address(), PORTS[0])).expect("bind")
+        };
+        for (number, length) in [(1u8, 1), (2, 64), (3, 1450 - 28)] {
+            let payload = vec![number; length];
+            let launch = in_ms(5);
+            let options = FrameOptions {
+                class: TrafficClass::new(6).expect("a class"),
+                launch,
+                deadline: false,
+            };
+            assert_eq!(
+                send(&source, &frame(&flow, &payload), &options),
+                Outcome::Sent
+            );
+            let (received, from) = receive(&listener);
+            assert!(Some(SystemTai.now()) >= launch, "before its time");
+            assert_eq!(received, payload, "{datapath:?}");
+            assert_eq!(from, SocketAddr::from((here.address(), PORTS[0])));
+            // The answer comes to the very socket, over the kernel.
+            listener.send_to(&payload, from).expect("sent");
+            talker.set_read_timeout(Some(PATIENCE)).expect("a time-out");
+            assert_eq!(receive(&talker).0, payload);
+        }
+        // Without a launch time it leaves at once; later than its launch time not at all.
+        let at_once = FrameOptions::default();
+        assert_eq!(
+            send(&source, &frame(&flow, b"now"), &at_once),
+            Outcome::Sent
+        );
+        assert_eq!(receive(&listener).0, b"now");
+        for (launch, outcome) in [
+            (in_ms(-2000), Outcome::Late),
+            (in_ms(i64::MIN / 1_000_000), Outcome::Late),
+            (in_ms(3_600_000), Outcome::NotScheduled),
+        ] {
+            let options = FrameOptions {
+                launch,
+                ..FrameOptions::default()
+            };
+            assert_eq!(send(&source, &frame(&flow, b"never"), &options), outcome);
+        }
+        let deadline = FrameOptions {
+            launch: in_ms(60_000 - 1_000),
+            deadline: true,
+            ..FrameOptions::default()
+        };
+        assert_eq!(
+            send(&source, &frame(&flow, b"soon"), &deadline),
+            Outcome::Sent
+        );
+        assert_eq!(receive(&listener).0, b"soon");
+        let network = node.admin().network("pods");
+        assert_eq!(network.endpoints, 1);
+        assert_eq!(network.counters.expect("counters").sent, 5);
+    }
+}
+
+#[test]
+fn what_is_not_the_tenants_is_refused_counted_and_keeps_nothing_else_from_leaving() {
+    if skip() {
+        return;
+    }
+    let lab = lab(2);
+    let (here, there) = (lab.container(0, 0), lab.container(1, 0));
+    let listener = listen(there);
+    let sections = sections(here, &station(there, lab.host(1)), Datapath::Udp);
+    let node = Node::start(lab.host(0), &[], &sections);
+    let session = attach(&node, "liar");
+    let source = frames(&session, Datapath::Udp);
+    let good = flow(here, there, there.mac());
+    let foreign_mac = UdpFlow {
+        src_mac: MacAddress([2, 0, 0, 0, 0, 99]),
+        ..good
+    };
+    let foreign_ip = UdpFlow {
+        src: SocketAddr::from((Ipv4Addr::new(10, 88, 1, 99), PORTS[0])),
+        ..good
+    };
+    let foreign_v6 = UdpFlow {
+        src: "[fd00::1]:1".parse().expect("an address"),
+        dst: "[fd00::2]:2".parse().expect("an address"),
+        ..good
+    };
+    let foreign = [foreign_mac, foreign_ip, foreign_v6].map(|flow| frame(&flow, b"liar"));
+    let mut arp = frame(&good, &[0; 20]);
+    arp[12..14].copy_from_slice(&[0x08, 0x06]);
+    let mut tagged = frame(&good, &[0; 20]);
+    tagged[12..14].copy_from_slice(&[0x81, 0x00]);
+    let mut length_field = frame(&good, &[0; 20]);
+    length_field[12..14].copy_from_slice(&[0x00, 0x10]);
+    let mut header = frame(&good, &[0; 20]);
+    header[14] = 0x4f;
+    header[16..18].copy_from_slice(&[0, 30]);
+    let refused = [
+        arp,
+        tagged,
+        length_field,
+        header,
+        frame(&good, &[0; 1450 - 27]),
+        vec![0; 11],
+        frame(&good, b"short")[..33].to_vec(),
+    ];
+    for launch in [None, in_ms(20)] {
+        let options = FrameOptions {
+            launch,
+            ..FrameOptions::default()
+        };
+        for frame in foreign.iter().chain(&refused) {
+            let outcome = send(&source, frame, &options);
+            assert_eq!(outcome, Outcome::Refused, "{frame:02x?}");
+        }
+    }
+    let unknown = frame(&flow(here, there, [2, 0, 0, 0, 0, 42]), b"where");
+    let nowhere = send(&source, &unknown, &FrameOptions::default());
+    assert_eq!(nowhere, Outcome::Unreachable);
+    let resolved = source.resolve(
+        Ipv4Addr::new(10, 88, 9, 9).into(),
+        Some([2, 0, 0, 0, 0, 42]),
+    );
+    assert_eq!(resolved.expect("an answer"), None);
+    // Nothing of it was seen, and what is right still leaves.
+    let right = frame(&good, b"right");
+    assert_eq!(
+        send(&source, &right, &FrameOptions::default()),
+        Outcome::Sent
+    );
+    assert_eq!(receive(&listener).0, b"right");
+    let counters = node.admin().network("pods").counters.expect("counters");
+    assert_eq!(
+        (
+            counters.foreign,
+            counters.refused,
+            counters.unknown,
+            counters.sent
+        ),
+        (6, 14, 1, 1)
+    );
+}
+
+#[test]
+fn stations_are_entered_removed_and_followed_from_the_kernel_while_the_node_runs() {
+    if skip() {
+        return;
+    }
+    let lab = lab(3);
+    let here = lab.container(0, 0);
+    let others = [lab.container(1, 0), lab.container(2, 0)];
+    let listeners = others.map(listen);
+    let node = Node::start(lab.host(0), &[], &sections(here, "", Datapath::Udp));
+    let session = attach(&node, "talker");
+    let source = frames(&session, Datapath::Udp);
+    let send_to = |container: &Host, mac, text: &[u8]| {
+        let frame = frame(&flow(here, container, mac), text);
+        send(&source, &frame, &FrameOptions::default())
+    };
+    let mut admin = node.admin();
+    assert_eq!(
+        send_to(others[0], others[0].mac(), b"x"),
+        Outcome::Unreachable
+    );
+    // Entered, it is found; removed, it is not.
+    let vteps = [lab.host(1), lab.host(2)].map(|host| host.address().to_string());
+    admin.set_station("pods", &mac(others[0]), &vteps[0]);
+    assert_eq!(
+        send_to(others[0], others[0].mac(), b"entered"),
+        Outcome::Sent
+    );
+    assert_eq!(receive(&listeners[0]).0, b"entered");
+    assert!(admin.remove_station("pods", &mac(others[0])));
+    assert!(!admin.remove_station("pods", &mac(others[0])));
+    assert_eq!(
+        send_to(others[0], others[0].mac(), b"x"),
+        Outcome::Unreachable
+    );
+    // Entries for the rest add up: what is for all is for all.
+    for vtep in &vteps {
+        admin.set_station("pods", "00:00:00:00:00:00", vtep);
+    }
+    let all = frame(
+        &UdpFlow {
+            dst_mac: MacAddress::BROADCAST,
+            dst: SocketAddr::from((Ipv4Addr::new(10, 88, 255, 255), PORTS[1])),
+            ..flow(here, others[0], others[0].mac())
+        },
+        b"all",
+    );
+    let listeners_of_all = others.map(|container| {
+        let _inside = container.enter().expect("the lab is up");
+        let socket = UdpSocket::bind((Ipv4Addr::new(10, 88, 255, 255), PORTS[1])).expect("bind");
+        socket.set_read_timeout(Some(PATIENCE)).expect("a time-out");
+        socket
+    });
+    assert_eq!(send(&source, &all, &FrameOptions::default()), Outcome::Sent);
+    for listener in &listeners_of_all {
+        assert_eq!(receive(listener).0, b"all");
+    }
+    drop(node);
+
+    // What the kernel's device has learnt is followed.
+    let follow = format!("follow = \"{OVERLAY_DEVICE}\"");
+    let node = Node::start(lab.host(0), &[], &sections(here, &follow, Datapath::Udp));
+    let talker = {
+        let _inside = here.enter().expect("the lab is up");
+        UdpSocket::bind((here.address(), PORTS[0])).expect("bind")
+    };
+    talker.set_read_timeout(Some(PATIENCE)).expect("a time-out");
+    let far = SocketAddr::from((others[1].address(), PORTS[1]));
+    talker.send_to(b"over the kernel", far).expect("sent");
+    let (_, from) = receive(&listeners[1]);
+    listeners[1].send_to(b"back", from).expect("sent");
+    receive(&talker);
+    let mut admin = node.admin();
+    until("the station is followed", || {
+        let stations = admin.network("pods").stations;
+        let found = stations.iter().find(|s| s.mac == mac(others[1]))?;
+        assert!(found.followed);
+        assert_eq!(found.vtep, vteps[1]);
+        Some(())
+    });
+    let session = attach(&node, "talker");
+    let source = frames(&session, Datapath::Udp);
+    let known = source.resolve(others[1].address().into(), Some(others[1].mac()));
+    assert_eq!(known.expect("an answer"), Some(others[1].mac()));
+    let text = frame(&flow(here, others[1], others[1].mac()), b"followed");
+    assert_eq!(
+        send(&source, &text, &FrameOptions::default()),
+        Outcome::Sent
+    );
+    assert_eq!(receive(&listeners[1]).0, b"followed");
+}
+
+#[test]
+fn an_endpoint_belongs_to_one_tenant_and_to_nobody_who_lost_it() {
+    if skip() {
+        return;
+    }
+    let lab = lab(2);
+    let (here, there) = (lab.container(0, 0), lab.container(1, 0));
+    let sections = sections(here, &station(there, lab.host(1)), Datapath::Udp)
+        + "[[listener]]\npath = \"DIR/other.sock\"\nidentity = \"other\"\n";
+    let node = Node::start(lab.host(0), &[], &sections);
+    // A tenant without an endpoint sends no frames.
+    let other = Session::builder()
+        .socket(node.directory.join("other.sock"))
+        .open()
+        .expect("a session");
+    let stream = other.stream(takt::Qos::slow()).expect("a stream");
+    let Err(takt::Error::Refused(failure)) = stream.frame_source(SourceOptions::default()) else {
+        panic!("a source of frames without an endpoint");
+    };
+    assert_eq!(failure.code, ErrorCode::NotPermitted);
+    assert!(failure.message.contains("other"), "{failure}");
+    // Nobody else gets the addresses.
+    let mut admin = node.admin();
+    let mut listener = admin.listener(&node.directory.join("other.sock"));
+    let endpoint = admin
+        .listener(&node.socket())
+        .endpoint
+        .expect("an endpoint");
+    listener.endpoint = Some(endpoint.clone());
+    let refusal = admin.set_listener(listener.clone()).expect_err("taken");
+    assert!(
+        refusal.contains("default") && refusal.contains(&mac(here)),
+        "{refusal}"
+    );
+    // Once it is given to another, who had it has it no more.
+    let session = attach(&node, "first");
+    let source = frames(&session, Datapath::Udp);
+    let mut first = admin.listener(&node.socket());
+    first.endpoint = None;
+    admin.set_listener(first).expect("set");
+    admin.set_listener(listener).expect("free now");
+    until("the first tenant has lost its source", || {
+        match source.buffer(64) {
+            Err(takt::Error::Refused(failure)) => Some(failure),
+            Ok(_) | Err(takt::Error::Disconnected) => {
+                std::thread::sleep(Duration::from_millis(1));
+                None
+            }
+            Err(error) => panic!("{error}"),
+        }
+    });
+    assert!(stream.frame_source(SourceOptions::default()).is_ok());
+}
+
+#[test]
+fn on_a_native_network_frames_leave_as_they_are() {
+    if skip() {
+        return;
+    }
+    let lab = Lab::scratch(&LabConfig::default()).expect("a lab");
+    let [here, there] = [lab.host(0), lab.host(1)];
+    // The tenant's addresses are not the host's: it is a station of its own on the wire.
+    let sections = format!(
+        "[listener.endpoint]\nnetwork = \"line\"\nmac = \"02:00:00:00:00:50\"\n\
+         addresses = [\"10.77.0.50/24\"]\nmtu = 1500\n\
+         [[network]]\nname = \"line\"\ncarrier = \"native\"\n\
+         [departure]\ntolerance_us = 1000000\n{}",
+        Datapath::Xdp.section()
+    );
+    let node = Node::start(here, &[], &sections);
+    let session = attach(&node, "talker");
+    // Kernel UDP sends no frames: the datapath that does is found whatever was asked for.
+    let source = frames(&session, Datapath::Udp);
+    let listener = listen(there);
+    let known = source.resolve(there.address().into(), Some(there.mac()));
+    assert_eq!(known.expect("an answer"), Some(there.mac()));
+    let flow = UdpFlow {
+        src_mac: MacAddress([2, 0, 0, 0, 0, 0x50]),
+        src: SocketAddr::from(([10, 77, 0, 50], PORTS[0])),
+        ..flow(here, there, there.mac())
+    };
+    for length in [5, 1500 - 28] {
+        let payload = vec![7; length];
+        let options = FrameOptions {
+            launch: in_ms(5),
+            ..FrameOptions::default()
+        };
+        let sent = send(&source, &frame(&flow, &payload), &options);
+        assert_eq!(sent, Outcome::Sent);
+        assert_eq!(receive(&listener), (payload, flow.src));
+    }
+}
