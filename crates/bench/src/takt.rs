@@ -19,9 +19,9 @@ use crate::peers::{Pair, RoundTrips, Stream};
 use crate::statistics::{Latencies, Throughput};
 
 pub mod app;
-mod daemon;
+pub(crate) mod daemon;
 pub mod local;
-mod process;
+pub(crate) mod process;
 pub mod sinks;
 
 use daemon::Daemon;
@@ -30,7 +30,7 @@ use process::{Process, Scratch};
 /// The peering port of both nodes.
 const PORT: u16 = 7400;
 /// How long a side may take beyond what was asked of it: to start, to find the other, to end.
-const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 /// How long a round trip may take on average before something is wrong.
 const ROUND_TRIP_PATIENCE: Duration = Duration::from_millis(5);
 
@@ -107,7 +107,7 @@ pub enum TaktError {
 }
 
 impl TaktError {
-    fn io(action: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
+    pub(crate) fn io(action: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
         let action = action.into();
         move |source| Self::Io { action, source }
     }
@@ -132,6 +132,11 @@ impl Takt {
         let program =
             std::env::current_exe().map_err(TaktError::io("find the program of this process"))?;
         Ok(Self { program })
+    }
+
+    /// Its path.
+    pub fn program(&self) -> &std::path::Path {
+        &self.program
     }
 
     /// Round trips between two applications, each waiting for the other in blocking calls.
@@ -230,6 +235,8 @@ impl<'a> Sides<'a> {
                     core,
                     peer: Some(peer.address()),
                     interface: (path == Datapath::Xdp).then(|| host.interface()),
+                    lane: "",
+                    listener: "",
                 };
                 let command = host.command(&takt.program)?;
                 let daemon = Daemon::start(command, &node, &sides.scratch)?;

@@ -8,6 +8,7 @@ use clap::{Args, Subcommand};
 use crate::failure::Failure;
 
 mod common;
+mod isochronous;
 mod latency;
 mod local;
 mod reservations;
@@ -15,7 +16,7 @@ mod sinks;
 mod throughput;
 
 pub use common::{BenchError, Common};
-pub use latency::Latency;
+pub use isochronous::Isochronous;
 
 const HELP: &str = "\
 Every variant runs once a round, in turns; figures are medians over the rounds. Tables go to
@@ -38,8 +39,10 @@ pub struct Bench {
 
 #[derive(Debug, Subcommand)]
 enum What {
+    /// A datagram in every period from a talker to a listener, alone and beside best effort
+    Isochronous(Isochronous),
     /// Round trips between two hosts, with cores that may halt and with cores kept awake
-    Latency(Latency),
+    Latency(latency::Latency),
     /// One-way streams between two hosts, as fast as they go
     Throughput(throughput::Throughput),
     /// Delivery within one host, beside iceoryx2, and what the hop over a daemon's lane costs
@@ -54,6 +57,7 @@ impl Bench {
     /// Measures, prints tables, writes the report.
     pub fn run(self) -> Result<(), Failure> {
         match self.what {
+            What::Isochronous(isochronous) => isochronous.run(),
             What::Latency(latency) => latency.run(),
             What::Throughput(throughput) => throughput.run(),
             What::Local(local) => local.run(),
@@ -61,6 +65,22 @@ impl Bench {
             What::Reservations(reservations) => reservations.run(),
         }
         .map_err(BenchError::into)
+    }
+}
+
+/// One program of the isochronous experiment, in a process that `takt bench` starts
+#[derive(Debug, Args)]
+pub struct SocketProgram {
+    #[command(flatten)]
+    program: takt_bench::isochronous::Program,
+}
+
+impl SocketProgram {
+    /// Does its part, prints what it gave.
+    pub fn run(self) -> Result<(), Failure> {
+        self.program
+            .run()
+            .map_err(|error| Failure::Other(error.to_string()))
     }
 }
 

@@ -73,11 +73,14 @@ pub enum Command {
     Lab(lab::Lab),
     /// Measure Takt beside its peers
     Bench(bench::Bench),
-    /// Compare latencies between two hosts on this machine, in under a minute
+    /// An isochronous talker over Takt's overlay beside bare metal and Flannel's way, in two minutes
     Demo(demo::Demo),
     /// One side of a measurement, in a process that `takt bench` starts
     #[command(hide = true)]
     BenchApp(bench::Application),
+    /// One program of the isochronous experiment, in a process that `takt bench` starts
+    #[command(hide = true)]
+    BenchSocket(bench::SocketProgram),
     /// Print completions for a shell
     Completions(completions::Completions),
 }
@@ -103,6 +106,7 @@ impl Command {
             Self::Bench(bench) => bench.run(),
             Self::Demo(demo) => demo.run(),
             Self::BenchApp(application) => application.run(),
+            Self::BenchSocket(program) => program.run(),
             Self::Completions(completions) => completions.run(),
         }?;
         Ok(ExitCode::SUCCESS)

@@ -70,6 +70,9 @@ struct Up {
     /// What joins the hosts
     #[arg(long, value_enum, default_value_t = Joined::Auto)]
     wiring: Joined,
+    /// The switch sends packets with the upper half of all DSCP values first
+    #[arg(long, requires = "rate")]
+    priorities: bool,
     /// Containers on each host, behind a bridge and a VXLAN over all hosts
     #[arg(long, value_name = "N", default_value_t = 0)]
     containers: usize,
@@ -139,6 +142,7 @@ impl Up {
                 Joined::Bridge => Wiring::Bridge,
             },
             containers: self.containers,
+            priorities: self.priorities,
         };
         show(&[Hosts::up(&self.name.name, &config)?], self.form)
     }

@@ -36,6 +36,10 @@ pub struct LabConfig {
     pub rate: Option<u64>,
     /// What joins the hosts.
     pub wiring: Wiring,
+    /// With a rate and a bridge: the switch's ends send packets of the class selectors 4 to 7 (RFC 2474; the
+    /// upper half of all DSCP values) before all others, as switches with queues do.
+    #[serde(default)]
+    pub priorities: bool,
     /// Containers on each host, 0 to 64: namespaces behind a bridge and a VXLAN that spans the hosts, as
     /// container networks build them. Container `j` of host `i` has the address `10.88.i+1.j+1`.
     #[serde(default)]
@@ -55,6 +59,7 @@ impl Default for LabConfig {
             queues: 1,
             rate: None,
             wiring: Wiring::Auto,
+            priorities: false,
             containers: 0,
         }
     }
@@ -85,6 +90,13 @@ impl LabConfig {
         }
         if !(1..=64).contains(&self.queues) {
             return fault("queues", self.queues.to_string(), "use 1 to 64".into());
+        }
+        if self.priorities && (self.rate.is_none() || !self.bridged()) {
+            return fault(
+                "priorities",
+                "on".into(),
+                "only a switch with a rate has queues: give a rate, and the wiring bridge".into(),
+            );
         }
         if self.containers > MOST_CONTAINERS {
             return fault(

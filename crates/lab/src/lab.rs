@@ -14,6 +14,8 @@ const LONGEST_NAME: usize = 32;
 pub const OVERLAY_ID: u32 = 42;
 /// The device of the containers' VXLAN on each host.
 pub const OVERLAY_DEVICE: &str = "vxlan42";
+/// How long a queue of the switch is, in time at its rate.
+const QUEUE_MS: u64 = 10;
 /// The bridge that the containers of a host are plugged into.
 const OVERLAY_BRIDGE: &str = "cni0";
 
@@ -394,8 +396,12 @@ impl Lab {
         arguments.extend(device);
         ip(&purpose, &arguments)?;
         for end in [left, right] {
-            if let Some(rate) = self.config.rate {
-                limit_rate(end, rate, self.config.mtu)?;
+            match self.config.rate {
+                Some(rate) if self.config.priorities && end.interface != INTERFACE => {
+                    queue_by_priority(end, rate)?;
+                }
+                Some(rate) => limit_rate(end, rate, self.config.mtu)?,
+                None => {}
             }
             ip(
                 &purpose,
@@ -550,6 +556,36 @@ fn limit_rate(end: End<'_>, rate: u64, mtu: u32) -> Result<(), LabError> {
         .concat(),
     )?;
     Ok(())
+}
+
+/// Holds what leaves `end` to `rate` bit/s, with the upper half of all DSCP values first.
+fn queue_by_priority(end: End<'_>, rate: u64) -> Result<(), LabError> {
+    let purpose = format!("give {} of {} two queues", end.interface, end.namespace);
+    let run =
+        |arguments: &[&str]| tc(&purpose, &[&["-n", end.namespace], arguments].concat()).map(drop);
+    let device = end.interface;
+    let whole = format!("{rate}bit");
+    let [express, rest] = [rate / 10, rate - rate / 10].map(|rate| format!("{rate}bit"));
+    let limit = (rate / 8 / 1000 * QUEUE_MS).max(1 << 17).to_string();
+    run(&[
+        "qdisc", "replace", "dev", device, "root", "handle", "1:", "htb", "default", "20",
+    ])?;
+    run(&[
+        "class", "add", "dev", device, "parent", "1:", "classid", "1:1", "htb", "rate", &whole,
+    ])?;
+    for (class, rate, priority) in [("1:10", &express, "0"), ("1:20", &rest, "1")] {
+        run(&[
+            "class", "add", "dev", device, "parent", "1:1", "classid", class, "htb", "rate", rate,
+            "ceil", &whole, "prio", priority,
+        ])?;
+        run(&[
+            "qdisc", "add", "dev", device, "parent", class, "bfifo", "limit", &limit,
+        ])?;
+    }
+    run(&[
+        "filter", "add", "dev", device, "parent", "1:", "protocol", "ip", "u32", "match", "ip",
+        "dsfield", "0x80", "0x80", "flowid", "1:10",
+    ])
 }
 
 /// Removes scratch labs whose process is gone. Failing is no reason not to make another lab.

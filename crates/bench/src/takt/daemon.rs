@@ -15,21 +15,25 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// What a daemon is told.
 #[derive(Clone, Debug)]
-pub(super) struct Node<'a> {
+pub(crate) struct Node<'a> {
     /// Its name, which its files have too.
-    pub(super) name: &'a str,
+    pub(crate) name: &'a str,
     /// Its address.
-    pub(super) address: Ipv4Addr,
+    pub(crate) address: Ipv4Addr,
     /// The core of its lane.
-    pub(super) core: usize,
+    pub(crate) core: usize,
     /// The other node.
-    pub(super) peer: Option<Ipv4Addr>,
+    pub(crate) peer: Option<Ipv4Addr>,
     /// The interface for AF_XDP; none: kernel UDP alone.
-    pub(super) interface: Option<&'a str>,
+    pub(crate) interface: Option<&'a str>,
+    /// More lines of its lane's section.
+    pub(crate) lane: &'a str,
+    /// More lines of its listener's section, and sections behind it.
+    pub(crate) listener: &'a str,
 }
 
 /// Where applications attach to the daemon `name` whose files are in `folder`.
-pub(super) fn socket(folder: &Path, name: &str) -> PathBuf {
+pub(crate) fn socket(folder: &Path, name: &str) -> PathBuf {
     folder.join(format!("{name}.sock"))
 }
 
@@ -37,13 +41,15 @@ impl Node<'_> {
     fn configuration(&self, folder: &Path) -> String {
         let mut text = format!(
             "[node]\nname = \"{name}\"\naddress = \"{address}\"\nport = {PORT}\n\n\
-             [[lane]]\nidle = \"adaptive\"\ncore = {core}\n\n\
-             [[listener]]\npath = \"{socket}\"\n\n\
+             [[lane]]\nidle = \"adaptive\"\ncore = {core}\n{lane}\n\
+             [[listener]]\npath = \"{socket}\"\n{listener}\n\
              [admin]\nsocket = \"{admin}\"\n\n\
              [log]\nlevel = \"warn\"\n",
             name = self.name,
             address = self.address,
             core = self.core,
+            lane = self.lane,
+            listener = self.listener,
             socket = socket(folder, self.name).display(),
             admin = folder.join(format!("{}-admin.sock", self.name)).display(),
         );
@@ -59,13 +65,13 @@ impl Node<'_> {
 
 /// A running daemon, ended when this is dropped.
 #[derive(Debug)]
-pub(super) struct Daemon {
+pub(crate) struct Daemon {
     _process: Process,
 }
 
 impl Daemon {
     /// Starts `takt`, which is the program `takt` in the daemon's host, and waits until it is ready.
-    pub(super) fn start(
+    pub(crate) fn start(
         mut takt: Command,
         node: &Node<'_>,
         scratch: &Scratch,

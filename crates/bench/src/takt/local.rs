@@ -137,6 +137,8 @@ impl<'a> Local<'a> {
                     core: lane_core,
                     peer: None,
                     interface: None,
+                    lane: "",
+                    listener: "",
                 };
                 Some(Daemon::start(
                     host.command(&takt.program)?,

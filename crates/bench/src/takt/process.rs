@@ -20,10 +20,10 @@ const MOST_TOLD: usize = 2000;
 
 /// A folder for sockets, configurations and logs, removed with all it has when this is dropped.
 #[derive(Debug)]
-pub(super) struct Scratch(PathBuf);
+pub(crate) struct Scratch(PathBuf);
 
 impl Scratch {
-    pub(super) fn new() -> Result<Self, TaktError> {
+    pub(crate) fn new() -> Result<Self, TaktError> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         // Relaxed: only the numbers have to differ.
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -36,7 +36,7 @@ impl Scratch {
         Ok(Self(path))
     }
 
-    pub(super) fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.0
     }
 }
@@ -50,7 +50,7 @@ impl Drop for Scratch {
 
 /// A running process; ended when this is dropped, or when this process ends however it does.
 #[derive(Debug)]
-pub(super) struct Process {
+pub(crate) struct Process {
     child: Child,
     command: String,
     log: PathBuf,
@@ -59,7 +59,7 @@ pub(super) struct Process {
 
 impl Process {
     /// Starts it; what it complains of goes to `log`.
-    pub(super) fn start(mut command: Command, log: &Path) -> Result<Self, TaktError> {
+    pub(crate) fn start(mut command: Command, log: &Path) -> Result<Self, TaktError> {
         let words = std::iter::once(command.get_program()).chain(command.get_args());
         let text = words
             .map(|word| word.to_string_lossy())
@@ -108,7 +108,7 @@ impl Process {
     }
 
     /// Waits for the line that is the process's result.
-    pub(super) fn answer<T: DeserializeOwned>(
+    pub(crate) fn answer<T: DeserializeOwned>(
         &mut self,
         patience: Duration,
     ) -> Result<T, TaktError> {
@@ -125,14 +125,14 @@ impl Process {
     }
 
     /// An error if it has ended.
-    pub(super) fn check(&mut self) -> Result<(), TaktError> {
+    pub(crate) fn check(&mut self) -> Result<(), TaktError> {
         match self.child.try_wait() {
             Ok(None) => Ok(()),
             _ => Err(self.ended()),
         }
     }
 
-    pub(super) fn silent(&self, patience: Duration) -> TaktError {
+    pub(crate) fn silent(&self, patience: Duration) -> TaktError {
         TaktError::Silent {
             command: self.command.clone(),
             seconds: patience.as_secs(),

@@ -47,6 +47,11 @@ pub enum BenchError {
     /// There is nowhere for two sides to run at the same time.
     #[error("cannot measure on {0} core: two sides need one each; allow this process two cores")]
     Cores(usize),
+    /// The preload is measured as users have it.
+    #[error(
+        "there is no libtakt_preload.so beside this program: build it too (cargo build --release -p takt-preload)"
+    )]
+    NoPreload,
     /// A duration that is none.
     #[error("cannot send for {0} seconds: use more than 0")]
     Seconds(f64),

@@ -33,15 +33,6 @@ Everything is measured twice: as the machine is, and with the cores kept awake b
 on each, because a core that halts adds its wake-up to every blocking figure.";
 
 impl Latency {
-    /// Messages of `size` bytes, `count` of them in each run.
-    pub fn of(size: u32, count: u32, common: Common) -> Self {
-        Self {
-            size,
-            count,
-            common,
-        }
-    }
-
     /// Measures, prints and reports.
     pub fn run(self) -> Result<(), BenchError> {
         let cores = TwoCores::choose()?;
