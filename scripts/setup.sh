@@ -36,3 +36,20 @@ if [ ${#packages[@]} -gt 0 ]; then
     $sudo apt-get update -qq
     $sudo apt-get install -y -qq --no-install-recommends "${packages[@]}" >/dev/null
 fi
+
+# Tests talk to these. They are unpacked only: installed, one of them would take over the clock of this machine.
+tools=$(cd "$(dirname "$0")/.." && pwd)/target/tools
+unpack() { # unpack COMMAND PACKAGE
+    if ! command -v "$1" >/dev/null 2>&1 && [ ! -e "$tools/usr/sbin/$1" ]; then
+        echo "setup: unpacking $2 into $tools"
+        mkdir -p "$tools"
+        (
+            cd "$tools"
+            apt-get download -qq "$2" || { apt-get update -qq && apt-get download -qq "$2"; }
+            dpkg-deb -x "$2"_*.deb .
+            rm "$2"_*.deb
+        )
+    fi
+}
+unpack ptp4l linuxptp
+unpack chronyd chrony

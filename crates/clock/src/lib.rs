@@ -1,8 +1,34 @@
-//! Reads the time: the only crate that does, so that everything else can be tested in virtual time.
+//! Reads the time, and says how good the clock is: the only crate that does, so that everything else can be
+//! tested in virtual time.
 //!
-//! Not here (yet): the synchronisation state of PHC, ptp4l and chrony.
+//! | module | subject |
+//! |---|---|
+//! | [`kernel`] | the kernel's own idea of its clock: adjtimex(2) |
+//! | [`phc`] | the clock of a network device, and what it is off from the kernel's |
+//! | [`chrony`] | what chronyd says about its source |
+//! | [`ptp4l`] | what ptp4l of linuxptp says about its domain (IEEE 1588-2019, clause 15) |
+//! | [`assess`] | all of that together: a state, a bound, warnings with their remedies; pure |
+//! | [`observer`] | asks all of them again and again |
+//!
+//! Nothing here sets a clock. Whatever chronyd, ptp4l or a device answers is hostile input: it is checked, bounded
+//! and never makes reading fail other than by an error. Not for lanes: asking takes system calls and may wait.
+
+pub mod assess;
+pub mod chrony;
+mod datagram;
+pub mod kernel;
+pub mod observer;
+pub mod phc;
+pub mod ptp4l;
+mod status;
+mod stepped;
+mod sys;
 
 use takt_time::TaiTime;
+
+pub use observer::{Ask, Observer, Sources};
+pub use status::{ClockStatus, Source, State, TaiOffset, Unmet, Warning};
+pub use stepped::SteppedClock;
 
 /// A source of TAI.
 pub trait Clock: Send + Sync {
@@ -16,14 +42,7 @@ pub struct SystemTai;
 
 impl Clock for SystemTai {
     fn now(&self) -> TaiTime {
-        let mut now = libc::timespec {
-            tv_sec: 0,
-            tv_nsec: 0,
-        };
-        // SAFETY: `now` outlives the call; the clock exists on every kernel that Takt supports, so the
-        // call cannot fail.
-        unsafe { libc::clock_gettime(libc::CLOCK_TAI, &mut now) };
-        TaiTime::from_nanos(now.tv_sec * 1_000_000_000 + now.tv_nsec)
+        sys::tai()
     }
 }
 

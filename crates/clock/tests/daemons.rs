@@ -1,0 +1,264 @@
+//! ptp4l and chronyd themselves, in hosts of their own: what they say about their clock.
+//!
+//! Neither can touch the clock of this machine: ptp4l has `free_running`, chronyd `-x`, and both run without
+//! CAP_SYS_TIME. A ptp4l in that mode never leaves the state UNCALIBRATED, so what a follower is worth is
+//! tested beside [`takt_clock::assess`]. Needs root, linuxptp and chrony; skips with a reason otherwise.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use takt_clock::chrony::{self, Reference};
+use takt_clock::ptp4l::{self, Role};
+use takt_clock::{Ask, ClockStatus, Observer, Source, Sources, State, SystemTai};
+use takt_lab::{Host, Lab, LabConfig};
+
+/// Long enough that only what never happens runs into it.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Where `scripts/setup.sh` unpacks what is not installed.
+const TOOLS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/tools/usr/sbin");
+
+fn program(name: &str) -> Option<PathBuf> {
+    ["/usr/sbin", "/usr/bin", "/usr/local/sbin", TOOLS]
+        .iter()
+        .map(|directory| Path::new(directory).join(name))
+        .find(|path| path.exists())
+}
+
+/// A lab, and the paths of these programs; `None`, and the reason, where that cannot be.
+fn lab<const N: usize>(programs: [&str; N]) -> Option<(Lab, [PathBuf; N])> {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: network namespaces need root");
+        return None;
+    }
+    if let Some(missing) = programs.iter().find(|name| program(name).is_none()) {
+        eprintln!("skipped: there is no {missing}: run scripts/setup.sh");
+        return None;
+    }
+    let lab = Lab::scratch(&LabConfig::default()).expect("a lab");
+    Some((lab, programs.map(|name| program(name).expect("found"))))
+}
+
+/// A directory of the test's own, removed again.
+struct Directory(PathBuf);
+
+impl Directory {
+    fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("takt-t-clock-{}-{name}", std::process::id()));
+        std::fs::create_dir_all(&path).expect("a directory");
+        // chronyd uses no directory that others may enter.
+        let mode = std::fs::Permissions::from_mode(0o700);
+        std::fs::set_permissions(&path, mode).expect("its mode");
+        Self(path)
+    }
+
+    fn join(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+
+    fn write(&self, name: &str, text: &str) -> String {
+        let path = self.join(name);
+        std::fs::write(&path, text).expect("write");
+        path.display().to_string()
+    }
+}
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A daemon that goes with its owner.
+struct Daemon(Child);
+
+impl Daemon {
+    /// Runs `program` in a host, without the right to set any clock.
+    fn start(host: &Host, program: &Path, arguments: &[&str]) -> Self {
+        let mut command = host.command("setpriv").expect("a host");
+        command
+            .args(["--bounding-set=-sys_time", "--inh-caps=-sys_time"])
+            .arg(program)
+            .args(arguments)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
+        Self(command.spawn().expect("setpriv"))
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        // Ended already is as good.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn until<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
+    let start = Instant::now();
+    loop {
+        if let Some(found) = condition() {
+            return found;
+        }
+        assert!(start.elapsed() < PATIENCE, "not in {PATIENCE:?}: {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn observer(ptp4l: Ask<PathBuf>, chrony: Ask<chrony::Address>) -> Observer {
+    let sources = Sources {
+        ptp4l,
+        chrony,
+        ptp_domain: 24,
+        device: None,
+    };
+    Observer::new(sources, Arc::new(SystemTai))
+}
+
+fn has(status: &ClockStatus, code: &str) -> bool {
+    status.warnings.iter().any(|warning| warning.code == code)
+}
+
+#[test]
+fn ptp4l_says_who_leads_who_follows_and_what_the_time_is() {
+    let Some((lab, [program, pmc])) = lab(["ptp4l", "pmc"]) else {
+        return;
+    };
+    let directory = Directory::new("ptp");
+    let socket = |name: &str| directory.join(name);
+    let start = |host: &Host, name: &str, more: &str| {
+        // The profile of gPTP: ptp4l hears nobody who speaks another.
+        let text = format!(
+            "[global]\nfree_running 1\ntime_stamping software\nuds_address {}\nlogAnnounceInterval -3\n\
+             logSyncInterval -3\nlogMinDelayReqInterval -3\ntransportSpecific 1\ndomainNumber 24\n{more}\n",
+            socket(name).display()
+        );
+        let file = directory.write(&format!("{name}.conf"), &text);
+        Daemon::start(host, &program, &["-i", host.interface(), "-f", &file])
+    };
+    let _leader = start(lab.host(0), "leader", "priority1 1");
+    let follower = start(lab.host(1), "follower", "slaveOnly 1");
+    let read = |name: &str| ptp4l::read(&socket(name), 24).ok();
+    let leader = until("a grandmaster", || {
+        read("leader").filter(|reading| reading.role() == Role::Grandmaster)
+    });
+    assert_eq!(leader.keeps_device(), Some(false));
+    assert!(!leader.status.grandmaster_present);
+    let following = until("a follower with a measurement", || {
+        read("follower").filter(|r| r.role() == Role::Acquiring && r.current.mean_path_delay_ns > 0)
+    });
+    assert_eq!(following.status.grandmaster, leader.clock.identity);
+    assert_eq!(following.current.steps, 1);
+    let interface = following.ports[0].properties.as_ref();
+    assert_eq!(interface.expect("properties").interface, "eth0");
+
+    let status = observer(Ask::Expected(socket("leader")), Ask::Never).observe();
+    assert_eq!(
+        (status.state, status.source, status.bound_ns),
+        (State::Synchronised, Source::Ptp4l, Some(0))
+    );
+    let mut follows = observer(Ask::Expected(socket("follower")), Ask::Never);
+    let status = follows.observe();
+    // Its word is not in force as long as it is not steady.
+    assert!(
+        status.source != Source::Ptp4l || status.state == State::FreeRunning,
+        "{status:?}"
+    );
+    assert!(status.ptp4l.is_some() && !has(&status, "source-silent"));
+
+    // The grandmaster learns UTC, wrongly.
+    let kernel = status.kernel.expect("the kernel").tai_offset_s;
+    let wrong = kernel - 5;
+    let settings = format!(
+        "SET GRANDMASTER_SETTINGS_NP clockClass 6 clockAccuracy 0x20 offsetScaledLogVariance 0xffff \
+         currentUtcOffset {wrong} leap61 0 leap59 0 currentUtcOffsetValid 1 ptpTimescale 1 timeTraceable 1 \
+         frequencyTraceable 1 timeSource 0x20"
+    );
+    let told = Command::new(pmc)
+        .args(["-u", "-b", "0", "-t", "1", "-d", "24", "-s"])
+        .arg(socket("leader"))
+        .arg("-i")
+        .arg(socket("pmc"))
+        .arg(settings)
+        .output()
+        .expect("pmc");
+    assert!(told.status.success(), "{told:?}");
+    let status = observer(Ask::Expected(socket("leader")), Ask::Never).observe();
+    assert_eq!(status.tai_offset.by_ptp, Some(wrong), "{told:?}");
+    assert!(has(&status, "tai-offset-disagrees"), "{status:?}");
+
+    // Another domain, and a ptp4l that has gone.
+    assert!(ptp4l::read(&socket("leader"), 0).is_err());
+    drop(follower);
+    let status = follows.observe();
+    assert!(has(&status, "source-silent"), "{status:?}");
+    let usual = observer(Ask::IfThere(socket("follower")), Ask::Never).observe();
+    assert!(!has(&usual, "source-silent"), "{usual:?}");
+    let left = std::fs::read_dir(&directory.0).expect("the directory");
+    let left: Vec<_> = left
+        .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
+        .filter(|name| name.starts_with("takt."))
+        .collect();
+    assert_eq!(left, Vec::<String>::new(), "sockets of questions go again");
+}
+
+#[test]
+fn chronyd_says_what_it_follows_and_how_far_it_is_off() {
+    let Some((lab, [program])) = lab(["chronyd"]) else {
+        return;
+    };
+    let directory = Directory::new("chrony");
+    let start = |host: &Host, name: &str, more: &str| {
+        let text = format!(
+            "{more}\nbindcmdaddress {}\nbindcmdaddress 127.0.0.1\npidfile {}\n",
+            directory.join(name).display(),
+            directory.join(&format!("{name}.pid")).display(),
+        );
+        let file = directory.write(&format!("{name}.conf"), &text);
+        Daemon::start(host, &program, &["-x", "-d", "-u", "root", "-f", &file])
+    };
+    let server = lab.host(0).address();
+    let _server = start(lab.host(0), "server", "local stratum 5\nallow");
+    let client = format!("server {server} iburst minpoll -2 maxpoll -2");
+    let _client = start(lab.host(1), "client", &client);
+
+    let unix = |name: &str| chrony::Address::Unix(directory.join(name));
+    let tracking = until("chronyd follows", || {
+        let tracking = chrony::read(&unix("client")).ok()?;
+        matches!(tracking.reference, Reference::Server(_)).then_some(tracking)
+    });
+    assert_eq!(tracking.reference, Reference::Server(server.into()));
+    assert_eq!(tracking.stratum, 6);
+    assert!(tracking.root_delay_ns > 0 && tracking.bound_ns() > 0);
+    let status = observer(Ask::Never, Ask::Expected(unix("client"))).observe();
+    assert_eq!(
+        (status.state, status.source),
+        (State::Synchronised, Source::Chrony),
+        "{status:?}"
+    );
+    let bound = status.bound_ns.expect("a bound");
+    assert!(status.within(Duration::from_nanos(bound)).is_ok());
+    assert!(status.within(Duration::from_nanos(bound - 1)).is_err());
+
+    // Over loopback, where nobody needs any right.
+    let loopback = {
+        let _inside = lab.host(1).enter().expect("the host");
+        chrony::read(&chrony::Address::default()).expect("an answer")
+    };
+    assert_eq!(loopback.reference, tracking.reference);
+
+    // The server follows itself: that is no synchronisation.
+    let own = chrony::read(&unix("server")).expect("an answer");
+    assert_eq!(own.reference, Reference::Local);
+    let status = observer(Ask::Never, Ask::Expected(unix("server"))).observe();
+    assert!(
+        status.source != Source::Chrony || status.state == State::FreeRunning,
+        "{status:?}"
+    );
+
+    let gone = observer(Ask::Never, Ask::Expected(unix("nobody"))).observe();
+    assert!(has(&gone, "source-silent"), "{gone:?}");
+}
