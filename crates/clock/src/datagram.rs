@@ -137,12 +137,15 @@ fn beside(path: &Path) -> io::Result<(UnixDatagram, SocketFile)> {
 mod tests {
     use super::*;
 
-    /// A daemon whose socket's path is so long; what it hears it says again.
-    fn echo(length: usize) -> String {
-        let directory = std::env::temp_dir().join(format!("takt-t-{}", name()));
+    /// A daemon whose socket's path has so many octets at least; what it hears it says again.
+    fn echo(length: usize) -> &'static str {
+        let mut directory = std::env::temp_dir().join(format!("takt-t-{}", name()));
+        let taken = directory.as_os_str().len() + "//d".len();
+        if let Some(more) = length.checked_sub(taken) {
+            directory.push("x".repeat(more));
+        }
         std::fs::create_dir_all(&directory).expect("a directory");
-        let taken = directory.as_os_str().len() + 1;
-        let path = directory.join("d".repeat(length.max(taken + 1) - taken));
+        let path = directory.join("d");
         let daemon = UnixDatagram::bind(&path).expect("bind");
         let asker = Asker::unix(&path).expect("connect");
         asker.send(b"again").expect("send");
@@ -158,8 +161,8 @@ mod tests {
         assert_eq!(left, 1, "only the daemon's own file");
         let _ = std::fs::remove_dir_all(&directory);
         match from.as_pathname() {
-            Some(_) => "beside".into(),
-            None => "abstract".into(),
+            Some(_) => "beside",
+            None => "abstract",
         }
     }
 

@@ -24,6 +24,8 @@ mod status;
 mod stepped;
 mod sys;
 
+use std::fmt;
+
 use takt_time::TaiTime;
 
 pub use observer::{Ask, Observer, Sources};
@@ -31,7 +33,7 @@ pub use status::{ClockStatus, Source, State, TaiOffset, Unmet, Warning};
 pub use stepped::SteppedClock;
 
 /// A source of TAI.
-pub trait Clock: Send + Sync {
+pub trait Clock: fmt::Debug + Send + Sync {
     /// The instant now.
     fn now(&self) -> TaiTime;
 }

@@ -41,6 +41,7 @@ impl<C: Clock> Clock for SteppedClock<C> {
 mod tests {
     use super::*;
 
+    #[derive(Debug)]
     struct Still;
 
     impl Clock for Still {

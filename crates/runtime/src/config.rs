@@ -2,8 +2,10 @@
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
+use takt_clock::{Clock, SystemTai};
 use takt_wire::ethernet::MacAddress;
 use takt_wire::vxlan::NetworkId;
 
@@ -186,6 +188,8 @@ pub struct Config {
     pub departure: Departure,
     /// Streams to datapaths.
     pub mapping: MappingPolicy,
+    /// The clock that launch times and gates go by.
+    pub clock: Arc<dyn Clock>,
 }
 
 /// The peering port unless configured otherwise.
@@ -208,6 +212,7 @@ impl Default for Config {
             limits: Limits::default(),
             departure: Departure::default(),
             mapping: MappingPolicy::default(),
+            clock: Arc::new(SystemTai),
         }
     }
 }

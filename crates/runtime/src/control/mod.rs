@@ -21,7 +21,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
 use rustix::event::epoll;
-use takt_clock::{Clock, SystemTai};
+use takt_clock::Clock;
 use takt_datapath::{Capabilities, DatapathKind};
 use takt_session::{ErrorCode, Failure};
 
@@ -112,7 +112,7 @@ pub struct Control {
     config: Config,
     incarnation: u64,
     started: Instant,
-    clock: SystemTai,
+    clock: Arc<dyn Clock>,
     epoll: OwnedFd,
     wake: Arc<OwnedFd>,
     events: Receiver<Event>,
@@ -784,9 +784,4 @@ fn session_status(session: &Session) -> SessionStatus {
             .collect(),
         counters: session.counters.read(),
     }
-}
-
-/// The instant now, for the lanes' rate limits.
-fn tai_nanos(clock: &SystemTai) -> i64 {
-    clock.now().as_nanos()
 }

@@ -5,7 +5,6 @@
 
 use std::sync::Arc;
 
-use takt_clock::Clock;
 use takt_schedule::{GateList, GateMask, Gates, Link, Schedule};
 use takt_time::{TaiTime, TrafficClass};
 

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use takt_session::message::{Envelope, Reply, Request};
 use takt_session::{ErrorCode, Failure, Qos, transport};
 
+use super::Control;
 use super::session::{OpeningSink, Stream};
-use super::{Control, tai_nanos};
 use crate::lane::{Command, SourceTarget};
 
 /// Requests answered for one application before others are looked at.
@@ -104,7 +104,7 @@ impl Control {
                 tx_bytes,
                 rx_bytes,
             } => {
-                let now = tai_nanos(&self.clock);
+                let now = self.clock.now().as_nanos();
                 let limits = self.config.limits;
                 let Some(session) = self.sessions.get_mut(&id) else {
                     return Ok(None);

@@ -10,7 +10,6 @@ use std::time::{Duration, Instant};
 
 use rand::Rng;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, epoll, eventfd};
-use takt_clock::SystemTai;
 use takt_datapath::memory::{MemoryNetwork, MemoryNetworkConfig};
 use takt_datapath::{Datapath, OpenError, PortRequest};
 
@@ -188,7 +187,7 @@ fn start(
             incarnation,
             ports,
             &config.limits,
-            Arc::new(SystemTai),
+            config.clock.clone(),
             Arc::clone(&counters),
             event_sender.clone(),
         )?;
@@ -232,10 +231,10 @@ fn start(
         .map(|network| Network::new(network, count))
         .collect();
     let mut control = Control {
+        clock: config.clock.clone(),
         config,
         incarnation: node,
         started: Instant::now(),
-        clock: SystemTai,
         epoll: epoll::create(epoll::CreateFlags::CLOEXEC).map_err(std::io::Error::from)?,
         wake: wake.clone(),
         events,

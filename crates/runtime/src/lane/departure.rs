@@ -33,6 +33,8 @@ const BUDGET: usize = 64;
 const FIRST_MARGIN_NS: i64 = 200_000;
 /// Least and most of that.
 const MARGINS_NS: std::ops::RangeInclusive<i64> = 10_000..=2_000_000;
+/// Longest sleep of a lane with frames that wait: a clock that was stepped forward is noticed then.
+const LONGEST_SLEEP_NS: i64 = 100_000_000;
 
 /// A frame that waits.
 #[derive(Clone, Copy, Debug)]
@@ -374,12 +376,13 @@ impl Default for WakeMargin {
 }
 
 impl WakeMargin {
-    /// How long to sleep at `now` for a departure at `due`; `None`: not at all.
+    /// How long to sleep at most at `now` for a departure at `due`; `None`: not at all.
     pub fn sleep(&mut self, due: TaiTime, now: TaiTime) -> Option<Duration> {
         let wait = due.nanos_since(now).saturating_sub(self.margin_ns);
         if wait <= 0 {
             return None;
         }
+        let wait = wait.min(LONGEST_SLEEP_NS);
         self.planned = Some(now.saturating_add_nanos(wait));
         Some(Duration::from_nanos(wait as u64))
     }
@@ -419,6 +422,11 @@ mod tests {
             before = margin.margin_ns;
         }
         assert_eq!(margin.margin_ns, *MARGINS_NS.start());
+        // Long before it is due it only looks whether the clock was stepped.
+        let sleep = margin
+            .sleep(at(10_000_000_000), at(0))
+            .expect("time enough");
+        assert_eq!(sleep.as_nanos() as i64, LONGEST_SLEEP_NS);
         // Woken early: nothing is learnt.
         margin.sleep(at(10_000_000), at(0)).expect("time enough");
         margin.woken(|| at(5));

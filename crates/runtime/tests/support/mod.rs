@@ -214,17 +214,25 @@ impl App {
 
     /// Writes a message at a chunk of the transmit region and emits it.
     pub fn emit(&self, source: &mut Source, chunk: u32, payload: &[u8], token: u32) {
-        let offset = self.map.tx_offset() + chunk as usize * CHUNK;
+        let descriptor = TxDescriptor {
+            chunk,
+            token,
+            ..TxDescriptor::default()
+        };
+        self.emit_as(source, payload, descriptor);
+    }
+
+    /// The same with a descriptor that says more than where and which.
+    pub fn emit_as(&self, source: &mut Source, payload: &[u8], descriptor: TxDescriptor) {
+        let offset = self.map.tx_offset() + descriptor.chunk as usize * CHUNK;
         self.arena
             .slice(offset, payload.len())
             .expect("in bounds")
             .write_from(0, payload)
             .expect("fits");
         let descriptor = TxDescriptor {
-            chunk,
             length: payload.len() as u32,
-            token,
-            ..TxDescriptor::default()
+            ..descriptor
         };
         assert!(
             source.tx.push(descriptor).expect("ring"),

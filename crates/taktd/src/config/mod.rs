@@ -135,6 +135,7 @@ impl From<File> for Settings {
                 fast_frugal: file.mapping.fast_frugal.clone(),
                 fast_unlimited: file.mapping.fast_unlimited.clone(),
             },
+            clock: defaults.clock,
         };
         let udp = &file.datapath.udp;
         Self {
