@@ -13,6 +13,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         ("Stream.acceleration", "acceleration"),
         ("Stream.resource_use", "resource_use"),
         ("Listener.mode", "octal"),
+        ("Clock.state", "clock_state"),
     ];
     let hexadecimal = ["Node.incarnation", "Peer.incarnation"];
     let mut builder =

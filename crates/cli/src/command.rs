@@ -6,8 +6,8 @@ use clap::{Parser, Subcommand};
 
 use crate::failure::Failure;
 use crate::{
-    bench, completions, daemon, demo, lab, listener, network, peer, publish, reload, reserve,
-    schedule, session, status, subscribe, top,
+    bench, clock, completions, daemon, demo, lab, listener, network, peer, publish, reload,
+    reserve, schedule, session, status, subscribe, top,
 };
 
 const HELP: &str = "\
@@ -65,6 +65,8 @@ pub enum Command {
     Pub(publish::Publish),
     /// Read the messages of a channel
     Sub(subscribe::Subscribe),
+    /// Show how good the clock is that launch times and gates go by
+    Clock(clock::Clock),
     /// Check, show, convert and compare schedules in files
     Schedule(schedule::Schedule),
     /// Find, check and ask for CPU reservations
@@ -100,6 +102,7 @@ impl Command {
             Self::Session(session) => session.run(),
             Self::Pub(publish) => publish.run(),
             Self::Sub(subscribe) => subscribe.run(),
+            Self::Clock(clock) => clock.run(),
             Self::Schedule(schedule) => return schedule.run(),
             Self::Reserve(reserve) => reserve.run(),
             Self::Lab(lab) => lab.run(),

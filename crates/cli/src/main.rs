@@ -8,6 +8,7 @@
 mod admin;
 mod application;
 mod bench;
+mod clock;
 mod command;
 mod completions;
 mod daemon;

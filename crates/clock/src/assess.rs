@@ -449,7 +449,7 @@ fn of_silence(readings: &Readings, warnings: &mut Vec<Warning>) {
 }
 
 /// A clock's identity as IEEE 1588 writes it: `001b19.fffe.123456`.
-fn identity(octets: [u8; 8]) -> String {
+pub fn identity(octets: [u8; 8]) -> String {
     let [a, b, c, d, e, f, g, h] = octets;
     format!("{a:02x}{b:02x}{c:02x}.{d:02x}{e:02x}.{f:02x}{g:02x}{h:02x}")
 }

@@ -4,98 +4,21 @@
 //! CAP_SYS_TIME. A ptp4l in that mode never leaves the state UNCALIBRATED, so what a follower is worth is
 //! tested beside [`takt_clock::assess`]. Needs root, linuxptp and chrony; skips with a reason otherwise.
 
-use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+mod support;
+
+use std::path::PathBuf;
+use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use support::{Daemon, Directory, chronyd, lab};
 use takt_clock::chrony::{self, Reference};
 use takt_clock::ptp4l::{self, Role};
 use takt_clock::{Ask, ClockStatus, Observer, Source, Sources, State, SystemTai};
-use takt_lab::{Host, Lab, LabConfig};
+use takt_lab::Host;
 
 /// Long enough that only what never happens runs into it.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Where `scripts/setup.sh` unpacks what is not installed.
-const TOOLS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/tools/usr/sbin");
-
-fn program(name: &str) -> Option<PathBuf> {
-    ["/usr/sbin", "/usr/bin", "/usr/local/sbin", TOOLS]
-        .iter()
-        .map(|directory| Path::new(directory).join(name))
-        .find(|path| path.exists())
-}
-
-/// A lab, and the paths of these programs; `None`, and the reason, where that cannot be.
-fn lab<const N: usize>(programs: [&str; N]) -> Option<(Lab, [PathBuf; N])> {
-    if !rustix::process::geteuid().is_root() {
-        eprintln!("skipped: network namespaces need root");
-        return None;
-    }
-    if let Some(missing) = programs.iter().find(|name| program(name).is_none()) {
-        eprintln!("skipped: there is no {missing}: run scripts/setup.sh");
-        return None;
-    }
-    let lab = Lab::scratch(&LabConfig::default()).expect("a lab");
-    Some((lab, programs.map(|name| program(name).expect("found"))))
-}
-
-/// A directory of the test's own, removed again.
-struct Directory(PathBuf);
-
-impl Directory {
-    fn new(name: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("takt-t-clock-{}-{name}", std::process::id()));
-        std::fs::create_dir_all(&path).expect("a directory");
-        // chronyd uses no directory that others may enter.
-        let mode = std::fs::Permissions::from_mode(0o700);
-        std::fs::set_permissions(&path, mode).expect("its mode");
-        Self(path)
-    }
-
-    fn join(&self, name: &str) -> PathBuf {
-        self.0.join(name)
-    }
-
-    fn write(&self, name: &str, text: &str) -> String {
-        let path = self.join(name);
-        std::fs::write(&path, text).expect("write");
-        path.display().to_string()
-    }
-}
-
-impl Drop for Directory {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
-
-/// A daemon that goes with its owner.
-struct Daemon(Child);
-
-impl Daemon {
-    /// Runs `program` in a host, without the right to set any clock.
-    fn start(host: &Host, program: &Path, arguments: &[&str]) -> Self {
-        let mut command = host.command("setpriv").expect("a host");
-        command
-            .args(["--bounding-set=-sys_time", "--inh-caps=-sys_time"])
-            .arg(program)
-            .args(arguments)
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null());
-        Self(command.spawn().expect("setpriv"))
-    }
-}
-
-impl Drop for Daemon {
-    fn drop(&mut self) {
-        // Ended already is as good.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
 
 fn until<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
     let start = Instant::now();
@@ -211,15 +134,8 @@ fn chronyd_says_what_it_follows_and_how_far_it_is_off() {
         return;
     };
     let directory = Directory::new("chrony");
-    let start = |host: &Host, name: &str, more: &str| {
-        let text = format!(
-            "{more}\nbindcmdaddress {}\nbindcmdaddress 127.0.0.1\npidfile {}\n",
-            directory.join(name).display(),
-            directory.join(&format!("{name}.pid")).display(),
-        );
-        let file = directory.write(&format!("{name}.conf"), &text);
-        Daemon::start(host, &program, &["-x", "-d", "-u", "root", "-f", &file])
-    };
+    let start =
+        |host: &Host, name: &str, more: &str| chronyd(&program, host, &directory, name, more);
     let server = lab.host(0).address();
     let _server = start(lab.host(0), "server", "local stratum 5\nallow");
     let client = format!("server {server} iburst minpoll -2 maxpoll -2");

@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use takt_clock::Unmet;
 use takt_datapath::Capabilities;
 use takt_schedule::Schedule;
 use takt_schedule::gate::Cycle;
@@ -198,6 +199,10 @@ pub struct ScheduleStatus {
     pub changes: u64,
     /// How many were asked for with a base time in the past while another ran.
     pub late_changes: u64,
+    /// Why the clock is not what the schedules demand, if they demand one.
+    pub unmet: Option<Unmet>,
+    /// How often it ceased to be.
+    pub losses: u64,
     /// What became of the frames of each class, by number.
     pub classes: Vec<DepartureReading>,
 }

@@ -84,6 +84,12 @@ pub fn diff(before: &Schedule, after: &Schedule) -> Difference {
         before.initial_gates.to_string(),
         after.initial_gates.to_string(),
     );
+    let demanded = |within: Option<u64>| within.map_or_else(|| "none".to_owned(), duration);
+    compare(
+        "clock demanded",
+        demanded(before.require_sync_ns),
+        demanded(after.require_sync_ns),
+    );
     let octets = |max_sdu: u32| match max_sdu {
         0 => "no limit".to_owned(),
         octets => format!("{octets} octets"),

@@ -16,7 +16,7 @@ mod yang;
 use std::fmt;
 use std::str::FromStr;
 
-use crate::check::Finding;
+use crate::check::{Finding, readable};
 use crate::schedule::Schedule;
 
 pub use taprio::{ClockId, QueueRange, TaprioOptions};
@@ -241,6 +241,14 @@ pub enum FormError {
         /// What it would have to say, with the reason.
         what: String,
     },
+}
+
+/// What forms other than Takt's own do not say about the clock.
+fn lost_require_sync(schedule: &Schedule) -> Option<String> {
+    let within = readable(schedule.require_sync_ns?);
+    Some(format!(
+        "the clock that is demanded (require-sync, within {within}): only Takt's own form has it"
+    ))
 }
 
 fn of_interface(interface: &Option<String>) -> String {

@@ -75,6 +75,9 @@ pub struct Schedule {
     /// `queueMaxSDU` per class, octets behind the MAC header; 0 means no limit but the MAC's own
     /// (clause 12.29.1.1.1).
     pub max_sdu: [u32; 8],
+    /// How far the clock may be off for the schedule to make sense, nanoseconds; `None`: nothing is demanded.
+    /// Not of the standard: it is Takt that refuses to install what the clock does not meet.
+    pub require_sync_ns: Option<u64>,
 }
 
 impl Default for Schedule {
@@ -88,6 +91,7 @@ impl Default for Schedule {
             initial_gates: GateMask::ALL,
             entries: Vec::new(),
             max_sdu: [0; 8],
+            require_sync_ns: None,
         }
     }
 }

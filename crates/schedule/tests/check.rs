@@ -367,6 +367,21 @@ fn gates_that_do_not_work_or_start_closed_are_found() {
 }
 
 #[test]
+fn a_clock_that_is_never_off_is_found() {
+    let schedule = Schedule {
+        require_sync_ns: Some(0),
+        ..sound()
+    };
+    assert_finding(
+        &schedule,
+        Severity::Warning,
+        "require-sync-zero",
+        &["grandmaster"],
+    );
+    assert_eq!(only(&schedule).code, "require-sync-zero");
+}
+
+#[test]
 fn a_port_without_a_rate_is_found() {
     let port = PortModel {
         link: Link {

@@ -980,6 +980,25 @@ fn priorities() -> impl Strategy<Value = PriorityMap> {
     (1u8..=8, any::<[u8; 16]>()).prop_map(|(classes, class_of)| PriorityMap { classes, class_of })
 }
 
+#[test]
+fn only_our_own_form_says_which_clock_is_demanded_and_the_others_tell_so() {
+    let text = format!("require-sync = \"1us\"\n{TOML}");
+    let document = parse(Form::Toml, &text);
+    assert_eq!(document.schedule.require_sync_ns, Some(1_000));
+    for form in [Form::Taprio, Form::YangJson, Form::YangXml] {
+        let written = write(form, &document).unwrap();
+        let lost = written.lost.join("\n");
+        assert!(lost.contains("require-sync, within 1 µs"), "{form}: {lost}");
+        let schedule = parse(form, &written.text).schedule;
+        assert_eq!(schedule.require_sync_ns, None, "{form}");
+    }
+    let wrong = read(Form::Toml, "require-sync = \"soon\"", None).unwrap_err();
+    assert!(
+        wrong.to_string().contains("require-sync: `soon`"),
+        "{wrong}"
+    );
+}
+
 proptest! {
     #[test]
     fn a_command_line_is_read_as_it_was_written(
@@ -1008,11 +1027,13 @@ proptest! {
         interface in prop::option::of("\\PC{0,12}|[\"\\\\\n\t\u{0}-\u{1f}]{1,4}"),
         enabled in any::<bool>(),
         initial in any::<u8>(),
+        require_sync_ns in any::<Option<u64>>(),
     ) {
         let document = Document {
             interface,
             schedule: Schedule {
                 enabled,
+                require_sync_ns,
                 base_time: TaiTime::from_nanos(base),
                 initial_gates: GateMask::from_bits(initial),
                 ..schedule

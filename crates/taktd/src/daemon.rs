@@ -163,6 +163,10 @@ async fn serve(
     if let Some(metrics) = metrics {
         servers.spawn(metrics.serve(node.clone(), stopping));
     }
+    let mut clock = crate::clock::Watch::new(node.clone());
+    // Whoever installs a schedule as soon as the node is ready is answered by what is so.
+    clock.look().await;
+    tokio::spawn(clock.run());
     greet(&node, &socket);
     tell(&[NotifyState::Ready, NotifyState::Status("ready")]);
 

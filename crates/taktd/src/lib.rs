@@ -5,6 +5,7 @@
 //! | [`admin`] | the admin API: server and client |
 //! | [`config`] | one TOML file, read strictly |
 //! | [`datapaths`] | which technologies this node has |
+//! | `clock` | looks at the clock, and says when something is wrong with it |
 //! | [`daemon`] | from the command line to the exit code |
 //! | [`node`] | a running runtime with what it was configured from; reload |
 //! | [`metrics`] | a page for Prometheus |
@@ -16,6 +17,7 @@
 #![forbid(unsafe_code)]
 
 pub mod admin;
+mod clock;
 pub mod config;
 pub mod daemon;
 pub mod datapaths;

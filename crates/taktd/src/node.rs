@@ -248,6 +248,7 @@ fn needs_restart(old: &Settings, new: &Settings) -> Vec<String> {
         ("network", old.network == new.network),
         ("limits", old.limits == new.limits),
         ("departure", old.departure == new.departure),
+        ("clock", old.clock == new.clock),
         ("datapath.udp", old.datapath.udp == new.datapath.udp),
         ("datapath.xdp", old.datapath.xdp == new.datapath.xdp),
         ("admin", old.admin == new.admin),
@@ -271,6 +272,7 @@ fn keep_unchangeable(new: &mut Settings, running: &Settings) {
     file.network = old.network;
     file.limits = old.limits;
     file.departure = old.departure;
+    file.clock = old.clock;
     file.datapath = old.datapath;
     file.admin = old.admin;
     file.metrics = old.metrics;

@@ -157,7 +157,7 @@ async fn what_cannot_change_is_reported_by_name_until_the_restart() {
     let daemon = Daemon::start(LISTENER);
     let mut client = daemon.client().await;
     let more = format!(
-        "[[lane]]\nidle = \"park\"\n[limits]\nreassemblies = 5\n[datapath.udp]\nframes = 9\n\
+        "[[lane]]\nidle = \"park\"\n[limits]\nreassemblies = 5\n[departure]\ntolerance_us = 7\n[clock]\nchrony = \"none\"\n[datapath.udp]\nframes = 9\n\
          [datapath.xdp]\ninterface = \"eth9\"\n[metrics]\naddress = \"127.0.0.1:1\"\n[log]\nformat = \"json\"\n{LISTENER}"
     );
     daemon.write(&more);
@@ -179,6 +179,8 @@ async fn what_cannot_change_is_reported_by_name_until_the_restart() {
                 "node.port",
                 "lane",
                 "limits",
+                "departure",
+                "clock",
                 "datapath.udp",
                 "datapath.xdp",
                 "admin",

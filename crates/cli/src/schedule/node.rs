@@ -17,6 +17,8 @@ const INSTALL: &str = "\
 The schedule begins at its base time, or with the first cycle from now where that has passed; the one
 that runs goes on until then, and no gate sees a gap. It lasts until it is removed or the node stops.
 
+A schedule with `require-sync` is refused on a clock that is not known to be that good: `takt clock`.
+
 Examples:
   takt schedule install eth0.toml --datapath xdp --rate 1gbit
   takt schedule convert eth0.sh --to toml | takt schedule install - --datapath udp";
@@ -173,6 +175,9 @@ fn describe(link: &LinkSchedule, now: i64) -> String {
         text += &format!("; {} asked for too late", link.late_changes);
     }
     text += "\n";
+    if !link.clock_problem.is_empty() {
+        text += &format!("  warning: {}\n", link.clock_problem);
+    }
     let used = link.classes.iter().filter(|class| class.offered > 0);
     let rows: Vec<Vec<String>> = used.map(row).collect();
     if rows.is_empty() {

@@ -6,6 +6,7 @@
 
 mod listener;
 mod networks;
+mod quality;
 mod routes;
 mod schedules;
 mod serve;
@@ -21,7 +22,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
 use rustix::event::epoll;
-use takt_clock::Clock;
+use takt_clock::{Clock, ClockStatus};
 use takt_datapath::{Capabilities, DatapathKind};
 use takt_session::{ErrorCode, Failure};
 
@@ -113,6 +114,8 @@ pub struct Control {
     incarnation: u64,
     started: Instant,
     clock: Arc<dyn Clock>,
+    /// How good it is, as last told.
+    clock_status: Option<ClockStatus>,
     epoll: OwnedFd,
     wake: Arc<OwnedFd>,
     events: Receiver<Event>,

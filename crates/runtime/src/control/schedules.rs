@@ -4,7 +4,9 @@
 //! Each lane serves its own frames by strict priority; lanes that share a link share its windows.
 
 use std::sync::Arc;
+use std::time::Duration;
 
+use takt_clock::Unmet;
 use takt_schedule::{GateList, GateMask, Gates, Link, Schedule};
 use takt_time::{TaiTime, TrafficClass};
 
@@ -20,14 +22,27 @@ pub(super) struct Installed {
     link: Link,
     /// As asked for: the operational one and the pending one.
     schedules: Vec<(Arc<GateList>, Schedule)>,
+    /// Why the clock is not what a schedule demands, and how often it ceased to be.
+    pub(super) unmet: Option<Unmet>,
+    pub(super) losses: u64,
 }
 
 impl Installed {
     /// What was asked for when this list was made of it.
-    fn schedule(&self, list: &Arc<GateList>) -> Option<Schedule> {
+    fn schedule(&self, list: &Arc<GateList>) -> Option<&Schedule> {
         let mut asked = self.schedules.iter();
         let found = asked.find(|(known, _)| Arc::ptr_eq(known, list));
-        found.map(|(_, schedule)| schedule.clone())
+        found.map(|(_, schedule)| schedule)
+    }
+
+    /// How far the clock may be off for the schedules here, the one that runs and the one that will.
+    pub(super) fn required(&mut self, now: TaiTime) -> Option<Duration> {
+        self.gates.advance(now);
+        let gates = self.gates.status(now);
+        let pending = gates.pending.as_ref().map(|(list, _)| list);
+        let lists = gates.oper.iter().chain(pending);
+        let demands = lists.filter_map(|list| self.schedule(list)?.require_sync_ns);
+        demands.min().map(Duration::from_nanos)
     }
 }
 
@@ -50,6 +65,9 @@ pub enum ScheduleError {
         "the schedule says that gates are disabled: remove the present one instead of installing it"
     )]
     Disabled,
+    /// The clock is not what the schedule demands.
+    #[error("the schedule demands a clock: {0}")]
+    Clock(#[from] Unmet),
 }
 
 impl RuntimeHandle {
@@ -103,6 +121,9 @@ impl Control {
             return Err(ScheduleError::Disabled);
         }
         let list = Arc::new(GateList::new(&schedule)?);
+        if let Some(within) = schedule.require_sync_ns {
+            self.clock_within(Duration::from_nanos(within))?;
+        }
         let link = Link::ethernet(rate_bps);
         let now = self.clock.now();
         let kind = self.datapaths[port].0;
@@ -110,6 +131,8 @@ impl Control {
             gates: Gates::new(GateMask::ALL),
             link,
             schedules: Vec::new(),
+            unmet: None,
+            losses: 0,
         });
         installed.link = link;
         installed.gates.set_initial(schedule.initial_gates, now);
@@ -173,7 +196,7 @@ impl Control {
                 &*installed
             });
             let gates = installed.map(|installed| installed.gates.status(now));
-            let find = |list| installed?.schedule(list);
+            let find = |list| installed?.schedule(list).cloned();
             let rate = installed.and_then(|installed| installed.link.rate_bps);
             all.push(ScheduleStatus {
                 datapath: kind.to_string(),
@@ -186,6 +209,8 @@ impl Control {
                 cycle: gates.as_ref().and_then(|g| g.cycle),
                 changes: gates.as_ref().map_or(0, |g| g.config_changes),
                 late_changes: gates.as_ref().map_or(0, |g| g.config_change_errors),
+                unmet: installed.and_then(|installed| installed.unmet.clone()),
+                losses: installed.map_or(0, |installed| installed.losses),
                 classes: classes.collect(),
             });
         }

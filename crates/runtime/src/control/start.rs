@@ -232,6 +232,7 @@ fn start(
         .collect();
     let mut control = Control {
         clock: config.clock.clone(),
+        clock_status: None,
         config,
         incarnation: node,
         started: Instant::now(),

@@ -51,6 +51,14 @@ pub(super) fn parameters(schedule: &Schedule, now: Option<TaiTime>, findings: &m
             ),
         );
     }
+    if schedule.require_sync_ns == Some(0) {
+        find(
+            Severity::Warning,
+            "require-sync-zero",
+            "require-sync is 0: only a grandmaster of its own domain is never off; say how far the clock may be"
+                .into(),
+        );
+    }
     if !schedule.enabled {
         find(
             Severity::Warning,

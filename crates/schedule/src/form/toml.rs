@@ -24,6 +24,7 @@ struct File {
     cycle_time: Option<Number>,
     cycle_time_extension: Option<Number>,
     initial_gates: Option<Gates>,
+    require_sync: Option<Number>,
     #[serde(default)]
     entry: Vec<Entry>,
     #[serde(default)]
@@ -155,6 +156,10 @@ pub(super) fn read(text: &str) -> Result<Parsed, FormError> {
         entries,
         max_sdu: max_sdu(&file.max_sdu)?,
         cycle_time_ns: 0,
+        require_sync_ns: file
+            .require_sync
+            .map(|number| number.duration("require-sync"))
+            .transpose()?,
     };
     schedule.cycle_time_ns = cycle_time_ns.unwrap_or_else(|| schedule.entries_ns());
     Ok(Parsed {
@@ -490,6 +495,9 @@ pub(super) fn write(document: &Document) -> Written {
         }
         if schedule.initial_gates != GateMask::ALL {
             writeln!(text, "initial-gates = {}", gates(schedule.initial_gates))?;
+        }
+        if let Some(within) = schedule.require_sync_ns {
+            writeln!(text, "require-sync = \"{}\"", duration(within))?;
         }
         for entry in &schedule.entries {
             writeln!(text, "\n[[entry]]\ngates = {}", gates(entry.gates))?;

@@ -2,7 +2,7 @@
 
 use serde::Serializer;
 
-use super::proto::{Acceleration, PeerState, ResourceUse};
+use super::proto::{Acceleration, ClockState, PeerState, ResourceUse};
 
 /// `up`, `down`, `trying`.
 pub fn state_name(state: i32) -> &'static str {
@@ -54,6 +54,24 @@ pub fn acceleration<S: Serializer>(value: &i32, serializer: S) -> Result<S::Ok, 
 /// The serialiser's.
 pub fn resource_use<S: Serializer>(value: &i32, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_str(resource_use_name(*value))
+}
+
+/// `synchronised`, `holdover`, `free-running`.
+pub fn clock_state_name(state: i32) -> &'static str {
+    match ClockState::try_from(state) {
+        Ok(ClockState::Synchronised) => "synchronised",
+        Ok(ClockState::Holdover) => "holdover",
+        Ok(ClockState::FreeRunning) => "free-running",
+        Ok(ClockState::Unspecified) | Err(_) => "unknown",
+    }
+}
+
+/// Serialises [`ClockState`].
+///
+/// # Errors
+/// The serialiser's.
+pub fn clock_state<S: Serializer>(state: &i32, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(clock_state_name(*state))
 }
 
 /// Serialises an identifier that uses all 64 bits: most readers of JSON would round it.

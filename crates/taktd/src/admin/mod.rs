@@ -4,6 +4,7 @@
 //! is answered from a snapshot that the runtime's control thread takes; lanes never notice.
 
 pub mod client;
+mod clock;
 mod convert;
 pub mod json;
 mod listener;

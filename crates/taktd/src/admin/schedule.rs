@@ -41,6 +41,7 @@ pub fn from_message(message: proto::GateSchedule) -> Result<Schedule, String> {
         initial_gates: gates("initial_gates", message.initial_gates.unwrap_or(0xff))?,
         entries,
         max_sdu,
+        require_sync_ns: message.require_sync_ns,
     })
 }
 
@@ -60,6 +61,7 @@ impl From<&Schedule> for proto::GateSchedule {
                 })
                 .collect(),
             max_sdu: schedule.max_sdu.to_vec(),
+            require_sync_ns: schedule.require_sync_ns,
         }
     }
 }
@@ -78,6 +80,10 @@ impl From<ScheduleStatus> for proto::LinkSchedule {
             changes: status.changes,
             late_changes: status.late_changes,
             classes: (0..).zip(status.classes).map(class).collect(),
+            clock_problem: status
+                .unmet
+                .map_or_else(String::new, |unmet| unmet.to_string()),
+            clock_losses: status.losses,
         }
     }
 }

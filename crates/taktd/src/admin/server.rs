@@ -5,22 +5,23 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use takt_runtime::RuntimeHandle;
-use takt_runtime::control::Stopped;
+use takt_runtime::control::{ScheduleError, Stopped};
 use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::{ReceiverStream, UnixListenerStream};
 use tonic::{Request, Response, Status};
 
 use super::proto::admin_server::{Admin, AdminServer};
 use super::proto::{
-    AddPeerRequest, AddPeerResponse, EndSessionRequest, EndSessionResponse, GetStatusRequest,
-    GetStatusResponse, InstallScheduleRequest, InstallScheduleResponse, ListChannelsRequest,
-    ListChannelsResponse, ListDatapathsRequest, ListDatapathsResponse, ListListenersRequest,
-    ListListenersResponse, ListNetworksRequest, ListNetworksResponse, ListPeersRequest,
-    ListPeersResponse, ListSchedulesRequest, ListSchedulesResponse, ListSessionsRequest,
-    ListSessionsResponse, ReloadRequest, ReloadResponse, RemoveListenerRequest,
-    RemoveListenerResponse, RemovePeerRequest, RemovePeerResponse, RemoveScheduleRequest,
-    RemoveScheduleResponse, RemoveStationRequest, RemoveStationResponse, SetListenerRequest,
-    SetListenerResponse, SetStationRequest, SetStationResponse, WatchRequest, WatchResponse,
+    AddPeerRequest, AddPeerResponse, EndSessionRequest, EndSessionResponse, GetClockRequest,
+    GetClockResponse, GetStatusRequest, GetStatusResponse, InstallScheduleRequest,
+    InstallScheduleResponse, ListChannelsRequest, ListChannelsResponse, ListDatapathsRequest,
+    ListDatapathsResponse, ListListenersRequest, ListListenersResponse, ListNetworksRequest,
+    ListNetworksResponse, ListPeersRequest, ListPeersResponse, ListSchedulesRequest,
+    ListSchedulesResponse, ListSessionsRequest, ListSessionsResponse, ReloadRequest,
+    ReloadResponse, RemoveListenerRequest, RemoveListenerResponse, RemovePeerRequest,
+    RemovePeerResponse, RemoveScheduleRequest, RemoveScheduleResponse, RemoveStationRequest,
+    RemoveStationResponse, SetListenerRequest, SetListenerResponse, SetStationRequest,
+    SetStationResponse, WatchRequest, WatchResponse,
 };
 use super::socket::{self, SocketError};
 use super::{listener, network, schedule, watch as pictures};
@@ -313,7 +314,10 @@ impl Admin for Service {
         let begins = self
             .ask(move |handle| handle.install_schedule(datapath, asked, rate))
             .await?
-            .map_err(|error| Status::invalid_argument(error.to_string()))?;
+            .map_err(|error| match error {
+                ScheduleError::Clock(_) => Status::failed_precondition(error.to_string()),
+                _ => Status::invalid_argument(error.to_string()),
+            })?;
         let begins_ns = begins.as_nanos();
         Ok(Response::new(InstallScheduleResponse { begins_ns }))
     }
@@ -327,6 +331,20 @@ impl Admin for Service {
             .ask(move |handle| handle.remove_schedule(datapath))
             .await?;
         Ok(Response::new(RemoveScheduleResponse { removed }))
+    }
+
+    async fn get_clock(
+        &self,
+        request: Request<GetClockRequest>,
+    ) -> Result<Response<GetClockResponse>, Status> {
+        let required = request.into_inner().required_ns.map(Duration::from_nanos);
+        let status = self.ask(RuntimeHandle::clock).await?;
+        let unmet = status.as_ref().zip(required);
+        let unmet = unmet.and_then(|(status, required)| status.within(required).err());
+        Ok(Response::new(GetClockResponse {
+            clock: status.as_ref().map(Into::into),
+            unmet: unmet.map_or_else(String::new, |unmet| unmet.to_string()),
+        }))
     }
 
     async fn reload(&self, _: Request<ReloadRequest>) -> Result<Response<ReloadResponse>, Status> {

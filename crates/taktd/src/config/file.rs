@@ -8,7 +8,9 @@ use takt_runtime::config::{DEFAULT_PORT, SchedulingClass};
 use takt_runtime::peering::AcceptNet;
 use takt_wire::ethernet::MacAddress;
 
-use super::value::{Bytes, Carrier, Channels, FileMode, PeerAddress, Prefixed, Queues, Written};
+use super::value::{
+    Asked, Bytes, Carrier, Channels, FileMode, PeerAddress, Prefixed, Queues, Written,
+};
 
 /// A whole file. A section that is left out has its defaults.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
@@ -28,6 +30,8 @@ pub struct File {
     pub limits: Limits,
     /// `[departure]`
     pub departure: Departure,
+    /// `[clock]`
+    pub clock: Clock,
     /// `[mapping]`
     pub mapping: Mapping,
     /// `[datapath.*]`
@@ -283,6 +287,20 @@ pub enum Late {
     Send,
     /// They are dropped, and their sources are told.
     Drop,
+}
+
+/// `[clock]`
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Clock {
+    /// Unix socket of ptp4l; left out: the usual one, if it is there.
+    pub ptp4l: Option<Written<Asked<PathBuf>>>,
+    /// The PTP domain.
+    pub ptp_domain: u8,
+    /// Where chronyd takes questions; left out: the usual place, if somebody is there.
+    pub chrony: Option<Written<Asked<takt_clock::chrony::Address>>>,
+    /// The PTP clock of a network device.
+    pub device: Option<PathBuf>,
 }
 
 /// `[mapping]`

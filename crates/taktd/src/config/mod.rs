@@ -15,6 +15,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use takt_clock::{Ask, Sources};
 use takt_datapath_udp::UdpConfig;
 use takt_datapath_xdp::{BusyPoll, Mode, XdpConfig, ZeroCopy};
 use takt_runtime::Config;
@@ -27,6 +28,7 @@ use takt_session::Endpoint;
 use document::Document;
 pub use document::Fault;
 use file::{File, IdleKind, XdpMode, XdpZeroCopy};
+use value::Asked;
 
 /// Where the configuration is looked for unless told otherwise.
 pub const DEFAULT_FILE: &str = "/etc/takt/takt.toml";
@@ -56,6 +58,8 @@ pub struct Settings {
     pub runtime: Config,
     /// How long a clean stop may take.
     pub drain: Duration,
+    /// Whom to ask about the clock.
+    pub clock: Sources,
     /// Kernel UDP.
     pub udp: UdpConfig,
     /// AF_XDP, if wanted.
@@ -141,6 +145,7 @@ impl From<File> for Settings {
         Self {
             runtime,
             drain: Duration::from_secs(file.node.drain_seconds),
+            clock: clock(&file.clock),
             udp: UdpConfig {
                 frames: udp.frames,
                 frame_size: size(udp.frame_size.0.0),
@@ -163,6 +168,23 @@ impl File {
         self.listener
             .clone()
             .unwrap_or_else(|| vec![file::Listener::default()])
+    }
+}
+
+fn clock(clock: &file::Clock) -> Sources {
+    fn ask<A: Clone>(asked: Option<&Asked<A>>, usual: Ask<A>) -> Ask<A> {
+        match asked {
+            None => usual,
+            Some(Asked(None)) => Ask::Never,
+            Some(Asked(Some(address))) => Ask::Expected(address.clone()),
+        }
+    }
+    let usual = Sources::default();
+    Sources {
+        ptp4l: ask(clock.ptp4l.as_ref().map(|ptp4l| &ptp4l.0), usual.ptp4l),
+        ptp_domain: clock.ptp_domain,
+        chrony: ask(clock.chrony.as_ref().map(|chrony| &chrony.0), usual.chrony),
+        device: clock.device.clone(),
     }
 }
 

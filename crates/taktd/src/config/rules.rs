@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
+use takt_clock::chrony::Address;
 use takt_runtime::config::SchedulingClass;
 use takt_runtime::peering::message::MAX_LANES;
 use takt_session::endpoint::MOST_ADDRESSES;
@@ -45,6 +46,7 @@ pub fn check(file: &File, document: &Document<'_>) -> Checked {
     listeners(file, document)?;
     limits(file, document)?;
     departure(file, document)?;
+    clock(file, document)?;
     mapping(file, document)?;
     udp(file, document)?;
     if let Some(config) = &file.datapath.xdp {
@@ -377,6 +379,26 @@ fn departure(file: &File, document: &Document<'_>) -> Checked {
             document,
             way!["departure", "tolerance_us"],
             format!("write 0 to {LONGEST_TOLERANCE} microseconds"),
+        );
+    }
+    Ok(())
+}
+
+fn clock(file: &File, document: &Document<'_>) -> Checked {
+    let clock = &file.clock;
+    if let Some(socket) = clock.ptp4l.as_ref().and_then(|ptp4l| ptp4l.0.0.as_ref()) {
+        socket_path(socket, way!["clock", "ptp4l"], document)?;
+    }
+    if let Some(Address::Unix(socket)) = clock.chrony.as_ref().and_then(|c| c.0.0.as_ref()) {
+        socket_path(socket, way!["clock", "chrony"], document)?;
+    }
+    if let Some(device) = &clock.device
+        && !device.is_absolute()
+    {
+        return fault(
+            document,
+            way!["clock", "device"],
+            "not absolute: write the whole path, such as /dev/ptp0 (see `ethtool -T`)",
         );
     }
     Ok(())

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 
+use takt_clock::chrony::Address;
 use takt_runtime::config::{Idle, SchedulingClass};
 use takt_wire::ethernet::MacAddress;
 use takt_wire::vxlan::NetworkId;
@@ -30,13 +31,14 @@ fn everything(settings: &Settings) -> String {
         file,
         runtime,
         drain,
+        clock,
         udp,
         xdp,
         admin,
         metrics,
     } = settings;
     format!(
-        "{runtime:#?} {drain:?} {udp:#?} {xdp:#?} {admin:?} {metrics:?} {:?}",
+        "{runtime:#?} {drain:?} {clock:?} {udp:#?} {xdp:#?} {admin:?} {metrics:?} {:?}",
         file.log
     )
 }
@@ -69,6 +71,7 @@ fn the_defaults_are_those_of_the_runtime_with_one_listener() {
     assert_eq!(settings.runtime.lanes, runtime.lanes);
     assert_eq!(settings.runtime.limits, runtime.limits);
     assert_eq!(settings.runtime.mapping, runtime.mapping);
+    assert_eq!(settings.clock, Sources::default());
     assert_eq!(settings.udp, UdpConfig::default());
     assert_eq!(settings.runtime.listeners.len(), 1);
     let listener = &settings.runtime.listeners[0];
@@ -115,6 +118,7 @@ fn every_key_is_in_the_reference_and_in_the_manual() {
         "[listener.endpoint]",
         "[limits]",
         "[departure]",
+        "[clock]",
         "[mapping]",
         "[datapath.udp]",
         "[datapath.xdp]",
@@ -337,6 +341,31 @@ fn every_key_is_read() {
     );
     assert_eq!(settings.file.log.level, "info,takt_runtime=debug");
     assert_eq!(settings.file.log.format, file::LogFormat::Json);
+}
+
+#[test]
+fn whom_to_ask_about_the_clock_is_an_address_a_path_or_nobody() {
+    let clock = |text: &str| parse(&format!("[clock]\n{text}")).expect("good").clock;
+    let asked =
+        clock("ptp4l = \"/run/p\"\nptp_domain = 24\nchrony = \"/run/c\"\ndevice = \"/dev/ptp1\"");
+    assert_eq!(
+        asked,
+        Sources {
+            ptp4l: Ask::Expected("/run/p".into()),
+            ptp_domain: 24,
+            chrony: Ask::Expected(Address::Unix("/run/c".into())),
+            device: Some("/dev/ptp1".into()),
+        }
+    );
+    let nobody = clock("ptp4l = \"none\"\nchrony = \"none\"");
+    assert_eq!((nobody.ptp4l, nobody.chrony), (Ask::Never, Ask::Never));
+    assert_eq!(
+        clock("chrony = \"[::1]:323\"").chrony,
+        Ask::Expected(Address::Udp(SocketAddr::from((
+            std::net::Ipv6Addr::LOCALHOST,
+            323
+        ))))
+    );
 }
 
 #[test]
@@ -683,6 +712,36 @@ fn every_fault_names_line_key_value_and_remedy() {
             "[log]\nformat = \"xml\"",
             "`log.format` = \"xml\"",
             "`text` or `json`",
+        ),
+        (
+            "[clock]\nptp4l = \"ptp4l\"",
+            "`clock.ptp4l` = \"ptp4l\"",
+            "/var/run/ptp4l",
+        ),
+        (
+            "[clock]\nptp4l = \"/\"",
+            "`clock.ptp4l` = \"/\"",
+            "the whole path",
+        ),
+        (
+            "[clock]\nchrony = \"localhost\"",
+            "`clock.chrony` = \"localhost\"",
+            "127.0.0.1:323",
+        ),
+        (
+            "[clock]\nchrony = \"/\"",
+            "`clock.chrony` = \"/\"",
+            "the whole path",
+        ),
+        (
+            "[clock]\nptp_domain = 256",
+            "`clock.ptp_domain` = 256",
+            "0 to 255",
+        ),
+        (
+            "[clock]\ndevice = \"ptp0\"",
+            "`clock.device` = \"ptp0\"",
+            "/dev/ptp0",
         ),
         ("[node", "takt.toml:1:6: ", ""),
     ];

@@ -3,10 +3,12 @@
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::ops::{Range, RangeInclusive};
+use std::path::PathBuf;
 use std::str::FromStr;
 
 use bytesize::ByteSize;
 use serde::de::{Deserialize, Deserializer, Error, Visitor};
+use takt_clock::chrony;
 use takt_runtime::config::{DEFAULT_PORT, SchedulingClass};
 use takt_runtime::peering::AcceptNet;
 use takt_wire::ethernet::MacAddress;
@@ -110,6 +112,38 @@ impl fmt::Display for Channels {
             (0, u64::MAX) => f.write_str("*"),
             (first, last) if first == last => write!(f, "{first}"),
             (first, last) => write!(f, "{first}-{last}"),
+        }
+    }
+}
+
+/// A program to ask about the clock, or none.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Asked<A>(pub Option<A>);
+
+impl FromText for Asked<PathBuf> {
+    const FORM: &'static str =
+        "the path of its Unix socket as \"/var/run/ptp4l\", or \"none\" to ask nobody";
+
+    fn from_text(text: &str) -> Option<Self> {
+        match text {
+            "none" => Some(Self(None)),
+            _ => text.starts_with('/').then(|| Self(Some(text.into()))),
+        }
+    }
+}
+
+impl FromText for Asked<chrony::Address> {
+    const FORM: &'static str = "an address as \"127.0.0.1:323\", the path of a Unix socket as \
+         \"/run/chrony/chronyd.sock\", or \"none\" to ask nobody";
+
+    fn from_text(text: &str) -> Option<Self> {
+        match text {
+            "none" => Some(Self(None)),
+            _ if text.starts_with('/') => Some(Self(Some(chrony::Address::Unix(text.into())))),
+            _ => {
+                let address = text.parse().ok()?;
+                Some(Self(Some(chrony::Address::Udp(address))))
+            }
         }
     }
 }

@@ -3,17 +3,20 @@
 //! Names follow the counters of the runtime: `takt_<subject>_<counter>_total`, with the subject's identity as
 //! labels. `docs/how-to/operate.md` lists what to watch.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
+use takt_clock::{ClockStatus, State};
 use takt_runtime::RuntimeHandle;
 use takt_runtime::control::Stopped;
 use takt_runtime::peering::PeerState;
 use takt_runtime::status::{
-    ChannelStatus, DatapathStatus, ListenerStatus, NodeStatus, PeerStatus, TenantStatus,
+    ChannelStatus, DatapathStatus, ListenerStatus, NodeStatus, PeerStatus, ScheduleStatus,
+    TenantStatus,
 };
 
 /// The type of the page.
@@ -34,6 +37,8 @@ pub fn page(handle: &RuntimeHandle) -> Result<String, Stopped> {
         peers: handle.peers()?,
         listeners: handle.listeners()?,
         datapaths: handle.datapaths()?,
+        clock: handle.clock()?,
+        schedules: handle.schedules()?,
     };
     let mut registry = Registry::with_prefix("takt");
     registry.register_collector(Box::new(snapshot));
@@ -51,6 +56,8 @@ struct Snapshot {
     peers: Vec<PeerStatus>,
     listeners: Vec<ListenerStatus>,
     datapaths: Vec<DatapathStatus>,
+    clock: Option<ClockStatus>,
+    schedules: Vec<ScheduleStatus>,
 }
 
 /// Labels of one thing.
@@ -89,8 +96,61 @@ impl Collector for Snapshot {
             "datapath_available",
             "Whether streams can get the datapath",
             &datapaths,
-        )
+        )?;
+        self.of_schedules(out)?;
+        match &self.clock {
+            Some(clock) => of_clock(clock, out),
+            None => Ok(()),
+        }
     }
+}
+
+fn of_clock(clock: &ClockStatus, out: &mut DescriptorEncoder) -> fmt::Result {
+    let states = [State::Synchronised, State::Holdover, State::FreeRunning].map(|state| {
+        let labels = vec![("state", state.to_string())];
+        (labels, f64::from(u8::from(state == clock.state)))
+    });
+    gauge(out, "clock_state", "1 for the state of the clock", &states)?;
+    let seconds = |nanos: f64| [(Labels::new(), nanos / 1e9)];
+    // What nobody says is not on the page.
+    if let Some(offset) = clock.offset_ns {
+        gauge(
+            out,
+            "clock_offset_seconds",
+            "The clock minus its reference, as last measured",
+            &seconds(offset as f64),
+        )?;
+    }
+    if let Some(bound) = clock.bound_ns {
+        gauge(
+            out,
+            "clock_bound_seconds",
+            "The most that the clock is off its reference",
+            &seconds(bound as f64),
+        )?;
+    }
+    gauge(
+        out,
+        "clock_tai_offset_seconds",
+        "TAI minus UTC as the kernel has it; 0: nobody has told it",
+        &[(Labels::new(), clock.tai_offset.seconds.into())],
+    )?;
+    let mut warnings: BTreeMap<&str, f64> = BTreeMap::new();
+    for warning in &clock.warnings {
+        *warnings.entry(warning.code).or_default() += 1.0;
+    }
+    let warnings: Vec<_> = warnings
+        .into_iter()
+        .map(|(code, count)| (vec![("code", code.to_owned())], count))
+        .collect();
+    gauge(out, "clock_warnings", "Warnings about the clock", &warnings)?;
+    let mut steps = out.encode_descriptor(
+        "clock_steps",
+        "Steps of the clock that were seen",
+        None,
+        MetricType::Counter,
+    )?;
+    steps.encode_counter::<NoLabelSet, _, f64>(&clock.steps, None)
 }
 
 impl Snapshot {
@@ -232,6 +292,27 @@ impl Snapshot {
         counters(out, "channel", &readings)
     }
 
+    fn of_schedules(&self, out: &mut DescriptorEncoder) -> fmt::Result {
+        let labels = |s: &ScheduleStatus| vec![("datapath", s.datapath.clone())];
+        let unmet: Vec<_> = self
+            .schedules
+            .iter()
+            .map(|s| (labels(s), f64::from(u8::from(s.unmet.is_some()))))
+            .collect();
+        gauge(
+            out,
+            "schedule_clock_unmet",
+            "Whether the schedule runs without the clock that it demands",
+            &unmet,
+        )?;
+        let losses: Vec<_> = self
+            .schedules
+            .iter()
+            .map(|s| (labels(s), vec![("clock_losses", s.losses)]))
+            .collect();
+        counters(out, "schedule", &losses)
+    }
+
     fn of_peers(&self, out: &mut DescriptorEncoder) -> fmt::Result {
         let labels =
             |p: &PeerStatus| vec![("peer", p.address.to_string()), ("name", p.name.clone())];
@@ -339,6 +420,7 @@ fn help(subject: &str, field: &str) -> Option<&'static str> {
         ("tenant", "throttled") => "Times that the rate limit held a message back",
         ("tenant", "ended_sessions") => "Sessions that have ended",
         ("listener", "refused") => "Connections refused",
+        ("schedule", "clock_losses") => "Times that the clock ceased to be what is demanded",
         ("peering", "refused") => "Peering datagrams refused",
         _ => return None,
     })
@@ -382,6 +464,8 @@ mod tests {
             peers: Vec::new(),
             listeners: Vec::new(),
             datapaths: Vec::new(),
+            clock: None,
+            schedules: Vec::new(),
         }));
         let mut page = String::new();
         prometheus_client::encoding::text::encode(&mut page, &registry).expect("a page");
