@@ -6,8 +6,8 @@ use clap::{Parser, Subcommand};
 
 use crate::failure::Failure;
 use crate::{
-    bench, clock, completions, daemon, demo, lab, listener, network, peer, publish, reload,
-    reserve, schedule, session, status, subscribe, top,
+    bench, clock, completions, daemon, demo, lab, listener, network, peer, preload, publish,
+    reload, reserve, schedule, session, status, subscribe, top,
 };
 
 const HELP: &str = "\
@@ -23,7 +23,7 @@ Exit codes:
 
 Environment:
   TAKT_ADMIN_SOCKET  socket of the admin API, /run/takt/admin.sock if not set
-  TAKT_SOCKET        socket for applications (`pub`, `sub`), /run/takt/takt.sock if not set
+  TAKT_SOCKET        socket for applications (`pub`, `sub`, `preload`), /run/takt/takt.sock if not set
 
 Examples:
   takt run --config takt.toml      a node in the foreground
@@ -67,6 +67,8 @@ pub enum Command {
     Sub(subscribe::Subscribe),
     /// Show how good the clock is that launch times and gates go by
     Clock(clock::Clock),
+    /// Run a program whose datagrams leave at the times that it names
+    Preload(preload::Preload),
     /// Check, show, convert and compare schedules in files
     Schedule(schedule::Schedule),
     /// Find, check and ask for CPU reservations
@@ -103,6 +105,7 @@ impl Command {
             Self::Pub(publish) => publish.run(),
             Self::Sub(subscribe) => subscribe.run(),
             Self::Clock(clock) => clock.run(),
+            Self::Preload(preload) => preload.run(),
             Self::Schedule(schedule) => return schedule.run(),
             Self::Reserve(reserve) => reserve.run(),
             Self::Lab(lab) => lab.run(),

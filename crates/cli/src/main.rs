@@ -19,6 +19,7 @@ mod listener;
 mod network;
 mod output;
 mod peer;
+mod preload;
 mod publish;
 mod reload;
 mod reserve;

@@ -1,0 +1,127 @@
+//! `takt preload`: runs a program with the socket preload in front of its C library.
+
+mod program;
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use clap::Args;
+
+use crate::failure::Failure;
+
+/// The library's file.
+const LIBRARY: &str = "libtakt_preload.so";
+/// Where to find it, if not beside this program or in the `lib` next to its directory.
+const LIBRARY_VARIABLE: &str = "TAKT_PRELOAD_LIBRARY";
+/// What the dynamic loader loads before everything else.
+const LOADER_VARIABLE: &str = "LD_PRELOAD";
+/// What the library is to do.
+const MODE_VARIABLE: &str = "TAKT_PRELOAD";
+
+const HELP: &str = "\
+Datagrams that the program sends with a transmission time (SO_TXTIME, SCM_TXTIME) leave at that time, by way
+of the runtime of this node; everything else is as without. Programs that it starts are run with the preload,
+too. Statically linked programs and programs in Go cannot be preloaded: they are refused.
+
+Environment:
+  TAKT_PRELOAD_LIBRARY  the library; if not set, libtakt_preload.so beside `takt` or in ../lib
+
+Examples:
+  takt preload -- isochron send --interface eth0 ...
+  takt preload --required -- python3 talker.py
+  takt preload --socket /run/takt/line.sock -- ./talker";
+
+/// Runs a program with the socket preload.
+#[derive(Debug, Args)]
+#[command(after_help = HELP)]
+pub struct Preload {
+    /// Socket of the runtime for applications [default: $TAKT_SOCKET, or /run/takt/takt.sock]
+    #[arg(long, value_name = "SOCKET")]
+    socket: Option<PathBuf>,
+    /// Fail the program's calls when there is no runtime, instead of leaving datagrams to the kernel
+    #[arg(long)]
+    required: bool,
+    /// The program and its arguments
+    #[arg(required = true, trailing_var_arg = true, value_name = "COMMAND")]
+    command: Vec<OsString>,
+}
+
+impl Preload {
+    pub fn run(self) -> Result<(), Failure> {
+        let library = library()?;
+        let (name, arguments) = self
+            .command
+            .split_first()
+            .ok_or_else(|| Failure::Other("there is no command to run".into()))?;
+        let program = program::find(name)?;
+        program::check(&program)?;
+        let mut command = Command::new(&program);
+        command
+            .arg0(name)
+            .args(arguments)
+            .env(LOADER_VARIABLE, in_front(&library)?);
+        if let Some(socket) = &self.socket {
+            command.env(takt::SOCKET_VARIABLE, socket);
+        }
+        if self.required {
+            command.env(MODE_VARIABLE, "required");
+        }
+        // Returns only if it fails.
+        let error = command.exec();
+        Err(Failure::Other(format!(
+            "cannot run {}: {error}",
+            program.display()
+        )))
+    }
+}
+
+/// The library's path.
+fn library() -> Result<PathBuf, Failure> {
+    if let Some(path) = std::env::var_os(LIBRARY_VARIABLE).filter(|path| !path.is_empty()) {
+        let path = PathBuf::from(path);
+        return absolute(&path).ok_or_else(|| {
+            Failure::Other(format!(
+                "there is no library at {}: set {LIBRARY_VARIABLE} to {LIBRARY}",
+                path.display()
+            ))
+        });
+    }
+    let directory = std::env::current_exe()
+        .map_err(Failure::io("find the path of this program"))?
+        .parent()
+        .map(Path::to_owned)
+        .unwrap_or_default();
+    let places = [
+        directory.join(LIBRARY),
+        directory.join("../lib").join(LIBRARY),
+    ];
+    places.iter().find_map(|path| absolute(path)).ok_or_else(|| {
+        Failure::Other(format!(
+            "there is neither {} nor {}: install the library, or set {LIBRARY_VARIABLE} to its path",
+            places[0].display(),
+            places[1].display()
+        ))
+    })
+}
+
+fn absolute(path: &Path) -> Option<PathBuf> {
+    path.canonicalize().ok().filter(|path| path.is_file())
+}
+
+/// The list of libraries to load, with ours before what the user has there already.
+fn in_front(library: &Path) -> Result<OsString, Failure> {
+    let text = library.as_os_str().to_string_lossy();
+    if text.contains([' ', ':']) {
+        return Err(Failure::Other(format!(
+            "the loader cannot load {text} by {LOADER_VARIABLE}: its path must have neither spaces nor colons"
+        )));
+    }
+    let mut list = library.as_os_str().to_owned();
+    if let Some(others) = std::env::var_os(LOADER_VARIABLE).filter(|others| !others.is_empty()) {
+        list.push(OsStr::new(":"));
+        list.push(others);
+    }
+    Ok(list)
+}

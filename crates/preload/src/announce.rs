@@ -1,0 +1,55 @@
+//! What the environment asks for, and the one warning that a process gives.
+
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+
+use crate::real;
+
+/// The variable that says what the preload is to do.
+pub const MODE_VARIABLE: &str = "TAKT_PRELOAD";
+
+/// What it is to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// Take what has a transmission time; without a runtime the kernel sends it.
+    Wanted,
+    /// As `Wanted`; without a runtime the program's calls fail.
+    Required,
+    /// Nothing.
+    Off,
+}
+
+static MODE: AtomicU8 = AtomicU8::new(Mode::Off as u8);
+static WARNED: AtomicBool = AtomicBool::new(false);
+
+/// Reads the environment.
+pub fn start() {
+    let value = std::env::var(MODE_VARIABLE).unwrap_or_default();
+    let mode = match value.as_str() {
+        "" | "on" => Mode::Wanted,
+        "required" => Mode::Required,
+        "off" => Mode::Off,
+        other => {
+            warn(&format!(
+                "{MODE_VARIABLE} is \"{other}\", not \"on\", \"required\" or \"off\"; taken as \"on\""
+            ));
+            Mode::Wanted
+        }
+    };
+    MODE.store(mode as u8, Ordering::Relaxed);
+}
+
+/// What the preload is to do. `Off` before it has started.
+pub fn mode() -> Mode {
+    match MODE.load(Ordering::Relaxed) {
+        0 => Mode::Wanted,
+        1 => Mode::Required,
+        _ => Mode::Off,
+    }
+}
+
+/// Says once in the life of the process, on standard error, why something is not as it was asked for.
+pub fn warn(text: &str) {
+    if !WARNED.swap(true, Ordering::Relaxed) {
+        real::say(&format!("takt-preload: {}: {text}\n", real::program()));
+    }
+}

@@ -1,0 +1,195 @@
+//! The way to a destination: which source address, which next hop, which headers; or that it is the kernel's.
+//!
+//! Found out with the kernel's tables and the runtime's, and believed for about a second.
+
+use std::ffi::c_int;
+use std::net::{IpAddr, SocketAddr};
+
+use crate::announce;
+use crate::frame::{Flow, Headers};
+use crate::kernel;
+use crate::netlink::{Netlink, Question, Reach, Route};
+use crate::options::Options;
+use crate::remembered::Remembered;
+use crate::runtime::{Refusal, Source};
+
+/// How long a way is believed, in nanoseconds.
+pub const BELIEVED: i64 = 1_000_000_000;
+/// How long it is believed that the next hop is unknown: the kernel is finding it out.
+const UNRESOLVED: i64 = 10_000_000;
+/// What tells one way from another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Key {
+    /// The receiver.
+    pub destination: SocketAddr,
+    /// The source address that the send names.
+    pub source: Option<IpAddr>,
+    /// The interface that it names.
+    pub interface: Option<u32>,
+    /// DSCP and ECN.
+    pub traffic_octet: u8,
+    /// Hops.
+    pub hop_limit: u8,
+}
+
+/// A way.
+#[derive(Clone, Copy, Debug)]
+pub enum Way {
+    /// The kernel's.
+    Kernel,
+    /// The runtime's.
+    Runtime {
+        /// The frames' headers.
+        headers: Headers,
+        /// Most bytes of an IP packet.
+        mtu: usize,
+        /// The interface that the kernel would have taken.
+        interface: u32,
+        /// Who sends.
+        source: IpAddr,
+    },
+}
+
+/// The ways to the latest destinations of a socket.
+pub type Destinations = Remembered<Key, Way>;
+/// Whether the runtime reaches the latest stations of a packet socket, by interface and address.
+pub type Stations = Remembered<(u32, [u8; 6]), bool>;
+
+impl Destinations {
+    /// The way to a destination, remembered or found.
+    ///
+    /// # Errors
+    /// The runtime's.
+    pub fn way(
+        &mut self,
+        fd: c_int,
+        options: &Options,
+        source: &Source,
+        key: Key,
+    ) -> Result<Way, Refusal> {
+        let now = kernel::monotonic();
+        if let Some(way) = self.known(&key, now) {
+            return Ok(way);
+        }
+        let (way, believed) = find(fd, options, source, &key)?;
+        self.remember(key, way, now + believed);
+        Ok(way)
+    }
+}
+
+/// Finds a way, and for how long it is good.
+fn find(fd: c_int, options: &Options, source: &Source, key: &Key) -> Result<(Way, i64), Refusal> {
+    let kernel = Ok((Way::Kernel, BELIEVED));
+    let destination = key.destination;
+    if destination.ip().is_loopback() || destination.ip().is_unspecified() {
+        return kernel;
+    }
+    let bound = options.udp.local;
+    let own = |address: &SocketAddr| {
+        (!address.ip().is_unspecified() && address.is_ipv4() == destination.is_ipv4())
+            .then_some(address.ip())
+    };
+    let named = key.source.or(bound.as_ref().and_then(own));
+    let scope = match destination {
+        SocketAddr::V6(address) => address.scope_id(),
+        SocketAddr::V4(_) => 0,
+    };
+    let multicast = match destination.ip().is_multicast() {
+        true => options.udp.multicast_interface,
+        false => 0,
+    };
+    let interface = key.interface.unwrap_or_else(|| {
+        [scope, options.interface, multicast]
+            .into_iter()
+            .find(|interface| *interface != 0)
+            .unwrap_or(0)
+    });
+    let Ok(mut netlink) = Netlink::open(fd) else {
+        return kernel;
+    };
+    let question = Question {
+        destination: destination.ip(),
+        source: named,
+        interface,
+        mark: options.mark,
+        traffic_octet: key.traffic_octet,
+    };
+    // Nowhere, or to this machine: the kernel has the right error, or delivers.
+    let Ok(Some(route)) = netlink.route(&question) else {
+        return kernel;
+    };
+    let endpoint = source.endpoint()?;
+    let Some(address) = named.or(route.source) else {
+        return kernel;
+    };
+    if !endpoint.addresses.iter().any(|(own, _)| *own == address) {
+        announce::warn(&format!(
+            "{address} is not an address that this program may send from by way of its runtime (network {}): \
+             its datagrams go the kernel's way, without their transmission times",
+            endpoint.network
+        ));
+        return kernel;
+    }
+    if route.reach == Reach::All && !options.udp.broadcast {
+        return kernel; // It says that this is not permitted.
+    }
+    let via = link_address(&mut netlink, &route, destination.ip());
+    let next_hop = route.gateway.unwrap_or(destination.ip());
+    let Some(mac) = source.resolve(next_hop, via)? else {
+        let believed = if via.is_some() { BELIEVED } else { UNRESOLVED };
+        return Ok((Way::Kernel, believed));
+    };
+    let port = bound.map_or(0, |bound| bound.port());
+    let headers = Headers::new(&Flow {
+        source_mac: endpoint.mac,
+        destination_mac: mac,
+        source: (address, port).into(),
+        destination,
+        traffic_octet: key.traffic_octet,
+        hop_limit: key.hop_limit,
+        checksum: !options.udp.no_checksum,
+    });
+    let Some(headers) = headers else {
+        return kernel;
+    };
+    let mtu = route.mtu.map_or(endpoint.mtu.into(), |mtu| {
+        usize::from(endpoint.mtu).min(mtu as usize)
+    });
+    let way = Way::Runtime {
+        headers,
+        mtu,
+        interface: route.interface,
+        source: address,
+    };
+    Ok((way, BELIEVED))
+}
+
+/// The station that packets of a route go to, as far as the kernel knows.
+fn link_address(netlink: &mut Netlink, route: &Route, destination: IpAddr) -> Option<[u8; 6]> {
+    match (route.reach, destination) {
+        (Reach::All, _) => Some([0xff; 6]),
+        // RFC 1112, section 6.4.
+        (Reach::Group, IpAddr::V4(group)) => {
+            let [_, b, c, d] = group.octets();
+            Some([1, 0, 0x5e, b & 0x7f, c, d])
+        }
+        // RFC 2464, section 7.
+        (Reach::Group, IpAddr::V6(group)) => {
+            let octets = group.octets();
+            Some([0x33, 0x33, octets[12], octets[13], octets[14], octets[15]])
+        }
+        (Reach::One, _) => {
+            // Kernels route IPv6 groups as they do stations.
+            if let IpAddr::V6(group) = destination
+                && group.is_multicast()
+            {
+                let group = Route {
+                    reach: Reach::Group,
+                    ..*route
+                };
+                return link_address(netlink, &group, destination);
+            }
+            netlink.neighbour(route.interface, route.gateway.unwrap_or(destination))
+        }
+    }
+}

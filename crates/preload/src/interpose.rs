@@ -1,0 +1,34 @@
+//! The functions that programs call: the names of the C library, and every other name that it exports for
+//! them. What is not here, programs call straight in the C library; `docs/reference/preload.md` lists all.
+//!
+//! "C-unwind": a thread that is cancelled in the C library's function is unwound through these, which keep
+//! nothing that would have to be dropped.
+
+mod descriptors;
+mod receive;
+mod send;
+mod sockets;
+mod wait;
+
+use crate::{announce, heap, process, real, socket};
+
+/// Runs when the loader has loaded the library, before the program's `main`.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static START: extern "C" fn() = start;
+
+/// Runs when the process ends by `exit` or by the end of `main`.
+#[used]
+#[unsafe(link_section = ".fini_array")]
+static END: extern "C" fn() = end;
+
+extern "C" fn start() {
+    real::find();
+    heap::survive_fork();
+    announce::start();
+    process::start();
+}
+
+extern "C" fn end() {
+    process::inside(socket::say_goodbye);
+}

@@ -1,0 +1,170 @@
+//! Descriptors that come to mean the same as others, or nothing more.
+
+use std::ffi::{c_int, c_uint, c_ulong};
+
+use libc::FILE;
+
+use crate::real;
+use crate::table;
+
+/// `CLOSE_RANGE_CLOEXEC`: nothing is closed yet.
+const CLOSE_ON_EXEC: c_int = 1 << 2;
+
+/// `close(2)`.
+///
+/// # Safety
+/// None beyond the C library's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn close(fd: c_int) -> c_int {
+    // Before the number can be given to another thread.
+    table::remove(fd);
+    // SAFETY: the program's call.
+    unsafe { real::close(fd) }
+}
+
+/// `close(2)` by its other name.
+///
+/// # Safety
+/// None beyond the C library's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn __close(fd: c_int) -> c_int {
+    // SAFETY: the program's call.
+    unsafe { close(fd) }
+}
+
+/// `close_range(2)`.
+///
+/// # Safety
+/// None beyond the C library's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
+    if flags & CLOSE_ON_EXEC == 0 && first <= last {
+        table::remove_range(first, last);
+    }
+    // SAFETY: the program's call.
+    unsafe { real::close_range(first, last, flags) }
+}
+
+/// `closefrom(3)`.
+///
+/// # Safety
+/// None beyond the C library's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn closefrom(first: c_int) {
+    table::remove_range(first.max(0) as c_uint, c_uint::MAX);
+    // SAFETY: the program's call.
+    unsafe { real::closefrom(first) };
+}
+
+/// `fclose(3)`, which closes a descriptor inside the C library.
+///
+/// # Safety
+/// As the C library's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn fclose(stream: *mut FILE) -> c_int {
+    if !stream.is_null() {
+        // SAFETY: a stream of the program's. One without a descriptor has -1.
+        let fd = unsafe { libc::fileno(stream) };
+        table::remove(fd);
+    }
+    // SAFETY: the program's call.
+    unsafe { real::fclose(stream) }
+}
+
+/// `dup(2)`.
+///
+/// # Safety
+/// None beyond the C library's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn dup(fd: c_int) -> c_int {
+    // SAFETY: the program's call.
+    let new = unsafe { real::dup(fd) };
+    if new >= 0 {
+        table::duplicate(fd, new);
+    }
+    new
+}
+
+/// A number that meant one thing means another afterwards, or still the one if that fails.
+fn replace(old: c_int, new: c_int, call: impl FnOnce() -> c_int) -> c_int {
+    if old == new {
+        return call();
+    }
+    let former = table::take(new);
+    let result = call();
+    match (result >= 0, former) {
+        (true, former) => {
+            table::duplicate(old, new);
+            if let Some(former) = former {
+                former.release();
+            }
+        }
+        (false, Some(former)) if !table::insert(new, former) => former.release(),
+        (false, _) => {}
+    }
+    result
+}
+
+/// `dup2(2)`.
+///
+/// # Safety
+/// None beyond the C library's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn dup2(old: c_int, new: c_int) -> c_int {
+    // SAFETY: the program's call.
+    replace(old, new, || unsafe { real::dup2(old, new) })
+}
+
+/// `dup2(2)` by its other name.
+///
+/// # Safety
+/// None beyond the C library's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn __dup2(old: c_int, new: c_int) -> c_int {
+    // SAFETY: the program's call.
+    unsafe { dup2(old, new) }
+}
+
+/// `dup3(2)`.
+///
+/// # Safety
+/// None beyond the C library's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int {
+    // SAFETY: the program's call.
+    replace(old, new, || unsafe { real::dup3(old, new, flags) })
+}
+
+/// `fcntl(2)`, whose third argument is a number, a pointer or missing: one register in any case.
+///
+/// # Safety
+/// As the C library's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn fcntl(fd: c_int, command: c_int, argument: c_ulong) -> c_int {
+    // SAFETY: the program's call.
+    let result = unsafe { real::fcntl(fd, command, argument) };
+    if matches!(command, libc::F_DUPFD | libc::F_DUPFD_CLOEXEC) && result >= 0 {
+        table::duplicate(fd, result);
+    }
+    result
+}
+
+/// `fcntl(2)` as programs with large files call it.
+///
+/// # Safety
+/// As the C library's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn fcntl64(fd: c_int, command: c_int, argument: c_ulong) -> c_int {
+    // SAFETY: the program's call.
+    unsafe { fcntl(fd, command, argument) }
+}
+
+/// `fcntl(2)` by its other name.
+///
+/// # Safety
+/// As the C library's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn __fcntl(fd: c_int, command: c_int, argument: c_ulong) -> c_int {
+    // SAFETY: the program's call.
+    unsafe { fcntl(fd, command, argument) }
+}

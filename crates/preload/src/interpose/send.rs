@@ -1,0 +1,215 @@
+//! Sends. Only messages with control data may have a transmission time; the others are the kernel's.
+
+use std::ffi::{c_int, c_uint, c_void};
+
+use libc::{iovec, mmsghdr, msghdr, size_t, sockaddr, socklen_t, ssize_t};
+
+use crate::announce::{self, Mode};
+use crate::memory;
+use crate::process;
+use crate::real;
+use crate::socket::{self, Socket};
+use crate::table;
+use crate::transmit::{self, Fate};
+
+/// The kernel sends at most so many messages in one call.
+const MOST_MESSAGES: c_uint = 1024;
+
+/// A send by the kernel of what has no transmission time.
+#[inline]
+fn plain(fd: c_int, send: impl FnOnce() -> ssize_t) -> ssize_t {
+    let result = send();
+    if result >= 0
+        && let Some(socket) = table::lookup(fd)
+        && socket.is_numbering()
+    {
+        transmit::sent_by_kernel(socket, fd);
+    }
+    result
+}
+
+/// `send(2)`.
+///
+/// # Safety
+/// As the C library's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn send(
+    fd: c_int,
+    data: *const c_void,
+    length: size_t,
+    flags: c_int,
+) -> ssize_t {
+    // SAFETY: the program's call.
+    plain(fd, || unsafe { real::send(fd, data, length, flags) })
+}
+
+/// `send(2)` by its other name.
+///
+/// # Safety
+/// As the C library's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn __send(
+    fd: c_int,
+    data: *const c_void,
+    length: size_t,
+    flags: c_int,
+) -> ssize_t {
+    // SAFETY: the program's call.
+    unsafe { send(fd, data, length, flags) }
+}
+
+/// `sendto(2)`.
+///
+/// # Safety
+/// As the C library's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn sendto(
+    fd: c_int,
+    data: *const c_void,
+    length: size_t,
+    flags: c_int,
+    to: *const sockaddr,
+    to_length: socklen_t,
+) -> ssize_t {
+    // SAFETY: the program's call.
+    plain(fd, || unsafe {
+        real::sendto(fd, data, length, flags, to, to_length)
+    })
+}
+
+/// `write(2)`.
+///
+/// # Safety
+/// As the C library's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn write(fd: c_int, data: *const c_void, length: size_t) -> ssize_t {
+    // SAFETY: the program's call.
+    plain(fd, || unsafe { real::write(fd, data, length) })
+}
+
+/// `write(2)` by its other name.
+///
+/// # Safety
+/// As the C library's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn __write(fd: c_int, data: *const c_void, length: size_t) -> ssize_t {
+    // SAFETY: the program's call.
+    unsafe { write(fd, data, length) }
+}
+
+/// `writev(2)`.
+///
+/// # Safety
+/// As the C library's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn writev(fd: c_int, parts: *const iovec, count: c_int) -> ssize_t {
+    // SAFETY: the program's call.
+    plain(fd, || unsafe { real::writev(fd, parts, count) })
+}
+
+/// The accelerated socket behind a descriptor, which may have become one elsewhere: in a process that has left
+/// it to this one.
+#[inline]
+fn accelerated(fd: c_int) -> Option<&'static Socket> {
+    match table::lookup(fd) {
+        None if !table::is_known(fd) => discover(fd),
+        found => found,
+    }
+}
+
+#[cold]
+fn discover(fd: c_int) -> Option<&'static Socket> {
+    if announce::mode() == Mode::Off || process::is_borrowed() {
+        return None;
+    }
+    process::inside(|inside| {
+        if !socket::has_transmission_times(fd) || socket::adopt(fd, inside).is_err() {
+            table::set_known(fd);
+        }
+    })?;
+    table::lookup(fd)
+}
+
+/// What `sendmsg` returns for a send of ours. `None`: it is the kernel's.
+fn taken(
+    socket: &'static Socket,
+    fd: c_int,
+    message: *const msghdr,
+    flags: c_int,
+) -> Option<ssize_t> {
+    match transmit::send(socket, fd, message, flags) {
+        Fate::Kernel => None,
+        Fate::Taken(Ok(length)) => Some(length as ssize_t),
+        Fate::Taken(Err(errno)) => {
+            process::set_errno(errno);
+            Some(-1)
+        }
+    }
+}
+
+/// `sendmsg(2)`: a message with a transmission time is taken.
+///
+/// # Safety
+/// As the C library's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn sendmsg(
+    fd: c_int,
+    message: *const msghdr,
+    flags: c_int,
+) -> ssize_t {
+    if let Some(socket) = accelerated(fd) {
+        process::may_be_cancelled();
+        if let Some(result) = taken(socket, fd, message, flags) {
+            return result;
+        }
+    }
+    // SAFETY: the program's call.
+    plain(fd, || unsafe { real::sendmsg(fd, message, flags) })
+}
+
+/// `sendmmsg(2)`: as `sendmsg` for each message.
+///
+/// # Safety
+/// As the C library's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn sendmmsg(
+    fd: c_int,
+    messages: *mut mmsghdr,
+    count: c_uint,
+    flags: c_int,
+) -> c_int {
+    if accelerated(fd).is_none() {
+        // SAFETY: the program's call.
+        return unsafe { real::sendmmsg(fd, messages, count, flags) };
+    }
+    for sent in 0..count.min(MOST_MESSAGES) {
+        let place = messages.wrapping_add(sent as usize);
+        // Nothing is read here: it may be nowhere.
+        let header = place
+            .cast::<u8>()
+            .wrapping_add(std::mem::offset_of!(mmsghdr, msg_hdr));
+        // SAFETY: the program's call, for one of its messages.
+        let result = unsafe { sendmsg(fd, header.cast(), flags) };
+        let told = usize::try_from(result).is_ok_and(|length| tell_length(place, length));
+        if !told {
+            // As the kernel does: an error is told if it is the first message's.
+            return if sent == 0 { -1 } else { sent as c_int };
+        }
+    }
+    count.min(MOST_MESSAGES) as c_int
+}
+
+/// Tells the program how long a message was.
+fn tell_length(place: *mut mmsghdr, length: usize) -> bool {
+    let length = (length as c_uint).to_ne_bytes();
+    let field = place
+        .cast::<u8>()
+        .wrapping_add(std::mem::offset_of!(mmsghdr, msg_len));
+    match memory::write_bytes(&length, field.cast()) {
+        Ok(()) => true,
+        Err(errno) => {
+            process::set_errno(errno);
+            false
+        }
+    }
+}

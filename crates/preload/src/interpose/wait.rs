@@ -1,0 +1,284 @@
+//! Waits.
+
+use std::ffi::c_int;
+use std::ptr;
+
+use libc::{epoll_event, fd_set, nfds_t, pollfd, sigset_t, size_t, timespec, timeval};
+
+use crate::memory;
+use crate::readiness::{self, Deadline, nanoseconds};
+use crate::real;
+use crate::socket;
+
+/// `poll(2)`.
+///
+/// # Safety
+/// As the C library's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int {
+    let deadline = || Deadline::after_milliseconds(timeout);
+    // SAFETY: the program's call.
+    unsafe {
+        readiness::poll(fds, count, deadline, ptr::null())
+            .unwrap_or_else(|| real::poll(fds, count, timeout))
+    }
+}
+
+/// `poll(2)` by its other name.
+///
+/// # Safety
+/// As the C library's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn __poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int {
+    // SAFETY: the program's call.
+    unsafe { poll(fds, count, timeout) }
+}
+
+/// Ends the program if a list is shorter than it is said to be, as the C library's own check does.
+fn check(count: nfds_t, room: size_t) {
+    if (room / size_of::<pollfd>()) < count as usize {
+        // SAFETY: it does not return.
+        unsafe { real::__chk_fail() };
+    }
+}
+
+/// `poll(2)` of programs that check their lists.
+///
+/// # Safety
+/// As the C library's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn __poll_chk(
+    fds: *mut pollfd,
+    count: nfds_t,
+    timeout: c_int,
+    room: size_t,
+) -> c_int {
+    check(count, room);
+    // SAFETY: the program's call.
+    unsafe { poll(fds, count, timeout) }
+}
+
+/// A timeout of the program's. `None`: it is nowhere, or no timeout, which the kernel says.
+fn read_timeout(timeout: *const timespec) -> Option<Option<i64>> {
+    if timeout.is_null() {
+        return Some(None);
+    }
+    let time = memory::read(timeout).ok()?;
+    let valid = time.tv_sec >= 0 && (0..1_000_000_000).contains(&time.tv_nsec);
+    valid.then(|| Some(nanoseconds(&time)))
+}
+
+/// `ppoll(2)`.
+///
+/// # Safety
+/// As the C library's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn ppoll(
+    fds: *mut pollfd,
+    count: nfds_t,
+    timeout: *const timespec,
+    mask: *const sigset_t,
+) -> c_int {
+    if socket::any_reporting()
+        && let Some(wait) = read_timeout(timeout)
+        // SAFETY: the program's call.
+        && let Some(ready) =
+            unsafe { readiness::poll(fds, count, || Deadline::after(wait), mask) }
+    {
+        return ready;
+    }
+    // SAFETY: the program's call.
+    unsafe { real::ppoll(fds, count, timeout, mask) }
+}
+
+/// `ppoll(2)` of programs that check their lists.
+///
+/// # Safety
+/// As the C library's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn __ppoll_chk(
+    fds: *mut pollfd,
+    count: nfds_t,
+    timeout: *const timespec,
+    mask: *const sigset_t,
+    room: size_t,
+) -> c_int {
+    check(count, room);
+    // SAFETY: the program's call.
+    unsafe { ppoll(fds, count, timeout, mask) }
+}
+
+/// `select(2)`, which on Linux leaves in the timeout what is left of it.
+///
+/// # Safety
+/// As the C library's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn select(
+    count: c_int,
+    read: *mut fd_set,
+    write: *mut fd_set,
+    except: *mut fd_set,
+    timeout: *mut timeval,
+) -> c_int {
+    if socket::any_reporting()
+        && let Some(wait) = read_timeval(timeout)
+    {
+        let deadline = Deadline::after(wait);
+        // SAFETY: the program's call.
+        let ready =
+            unsafe { readiness::select(count, [read, write, except], || deadline, ptr::null()) };
+        if let Some(ready) = ready {
+            if let Some(left) = deadline.left() {
+                let left = timeval {
+                    tv_sec: left / 1_000_000_000,
+                    tv_usec: left % 1_000_000_000 / 1000,
+                };
+                // As the kernel: a timeout that cannot be written is no error.
+                let _ = memory::write(&left, timeout);
+            }
+            return ready;
+        }
+    }
+    // SAFETY: the program's call.
+    unsafe { real::select(count, read, write, except, timeout) }
+}
+
+fn read_timeval(timeout: *const timeval) -> Option<Option<i64>> {
+    if timeout.is_null() {
+        return Some(None);
+    }
+    let time = memory::read(timeout).ok()?;
+    let nanoseconds = time
+        .tv_sec
+        .saturating_mul(1_000_000_000)
+        .saturating_add(time.tv_usec.saturating_mul(1000));
+    (time.tv_sec >= 0 && time.tv_usec >= 0).then_some(Some(nanoseconds))
+}
+
+/// `select(2)` by its other name.
+///
+/// # Safety
+/// As the C library's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn __select(
+    count: c_int,
+    read: *mut fd_set,
+    write: *mut fd_set,
+    except: *mut fd_set,
+    timeout: *mut timeval,
+) -> c_int {
+    // SAFETY: the program's call.
+    unsafe { select(count, read, write, except, timeout) }
+}
+
+/// `pselect(2)`.
+///
+/// # Safety
+/// As the C library's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn pselect(
+    count: c_int,
+    read: *mut fd_set,
+    write: *mut fd_set,
+    except: *mut fd_set,
+    timeout: *const timespec,
+    mask: *const sigset_t,
+) -> c_int {
+    if socket::any_reporting()
+        && let Some(wait) = read_timeout(timeout)
+        // SAFETY: the program's call.
+        && let Some(ready) = unsafe {
+            readiness::select(count, [read, write, except], || Deadline::after(wait), mask)
+        }
+    {
+        return ready;
+    }
+    // SAFETY: the program's call.
+    unsafe { real::pselect(count, read, write, except, timeout, mask) }
+}
+
+/// The kernel's wait on an epoll descriptor for a slice: in milliseconds, which all kernels know.
+///
+/// # Safety
+/// As `epoll_pwait`'s.
+unsafe fn epoll_slice(
+    epoll: c_int,
+    events: *mut epoll_event,
+    count: c_int,
+    time: &timespec,
+    mask: *const sigset_t,
+) -> c_int {
+    let milliseconds = (nanoseconds(time) + 999_999) / 1_000_000;
+    // SAFETY: by the caller's promise.
+    unsafe { real::epoll_pwait(epoll, events, count, milliseconds as c_int, mask) }
+}
+
+/// `epoll_wait(2)`.
+///
+/// # Safety
+/// As the C library's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn epoll_wait(
+    epoll: c_int,
+    events: *mut epoll_event,
+    count: c_int,
+    timeout: c_int,
+) -> c_int {
+    let deadline = || Deadline::after_milliseconds(timeout);
+    // SAFETY: the program's call.
+    let wait = |time: &timespec| unsafe { epoll_slice(epoll, events, count, time, ptr::null()) };
+    // SAFETY: the program's call.
+    unsafe {
+        readiness::epoll(epoll, events, count, deadline, wait)
+            .unwrap_or_else(|| real::epoll_wait(epoll, events, count, timeout))
+    }
+}
+
+/// `epoll_pwait(2)`.
+///
+/// # Safety
+/// As the C library's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn epoll_pwait(
+    epoll: c_int,
+    events: *mut epoll_event,
+    count: c_int,
+    timeout: c_int,
+    mask: *const sigset_t,
+) -> c_int {
+    let deadline = || Deadline::after_milliseconds(timeout);
+    // SAFETY: the program's call.
+    let wait = |time: &timespec| unsafe { epoll_slice(epoll, events, count, time, mask) };
+    // SAFETY: the program's call.
+    unsafe {
+        readiness::epoll(epoll, events, count, deadline, wait)
+            .unwrap_or_else(|| real::epoll_pwait(epoll, events, count, timeout, mask))
+    }
+}
+
+/// `epoll_pwait2(2)`.
+///
+/// # Safety
+/// As the C library's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn epoll_pwait2(
+    epoll: c_int,
+    events: *mut epoll_event,
+    count: c_int,
+    timeout: *const timespec,
+    mask: *const sigset_t,
+) -> c_int {
+    // SAFETY: the program's call.
+    let wait = |time: &timespec| unsafe { epoll_slice(epoll, events, count, time, mask) };
+    if socket::any_reporting()
+        && let Some(time) = read_timeout(timeout)
+        // SAFETY: the program's call.
+        && let Some(ready) = unsafe {
+            readiness::epoll(epoll, events, count, || Deadline::after(time), wait)
+        }
+    {
+        return ready;
+    }
+    // SAFETY: the program's call.
+    unsafe { real::epoll_pwait2(epoll, events, count, timeout, mask) }
+}

@@ -1,0 +1,156 @@
+//! Questions about sockets to the kernel.
+
+use std::ffi::c_int;
+use std::mem::MaybeUninit;
+
+use libc::{sockaddr_storage, socklen_t};
+
+use crate::process::errno;
+
+/// What `getsockopt` writes, as it lies in memory.
+///
+/// # Safety
+/// Every pattern of bytes is a value of the type.
+pub unsafe trait Plain: Copy {}
+// SAFETY: an integer.
+unsafe impl Plain for c_int {}
+// SAFETY: an integer.
+unsafe impl Plain for u32 {}
+// SAFETY: an integer.
+unsafe impl Plain for u64 {}
+// SAFETY: two integers.
+unsafe impl Plain for crate::abi::SockTxtime {}
+// SAFETY: integers.
+unsafe impl Plain for libc::timeval {}
+
+/// An option of a socket; `Err` is the errno.
+pub fn option<T: Plain>(fd: c_int, level: c_int, name: c_int) -> Result<T, c_int> {
+    let mut value = MaybeUninit::<T>::zeroed();
+    let mut length = size_of::<T>() as socklen_t;
+    // SAFETY: `length` bytes at `value` are writable.
+    let result =
+        unsafe { libc::getsockopt(fd, level, name, value.as_mut_ptr().cast(), &mut length) };
+    match result {
+        // SAFETY: initialised with zeroes, of which the kernel overwrote some; all patterns are values.
+        0 => Ok(unsafe { value.assume_init() }),
+        _ => Err(errno()),
+    }
+}
+
+/// How many bytes an option of variable length has.
+pub fn option_length(fd: c_int, level: c_int, name: c_int) -> Result<usize, c_int> {
+    let mut value = [0u8; 256];
+    let mut length = value.len() as socklen_t;
+    // SAFETY: `length` bytes at `value` are writable.
+    match unsafe { libc::getsockopt(fd, level, name, value.as_mut_ptr().cast(), &mut length) } {
+        0 => Ok(length as usize),
+        _ => Err(errno()),
+    }
+}
+
+/// A function that tells an address of a socket.
+type Tell = unsafe extern "C" fn(c_int, *mut libc::sockaddr, *mut socklen_t) -> c_int;
+
+fn name(fd: c_int, tell: Tell) -> Result<Vec<u8>, c_int> {
+    let mut address = MaybeUninit::<sockaddr_storage>::zeroed();
+    let mut length = size_of::<sockaddr_storage>() as socklen_t;
+    // SAFETY: `length` bytes at `address` are writable.
+    if unsafe { tell(fd, address.as_mut_ptr().cast(), &mut length) } != 0 {
+        return Err(errno());
+    }
+    let length = (length as usize).min(size_of::<sockaddr_storage>());
+    // SAFETY: zeroed before, and as long as that.
+    let bytes = unsafe { std::slice::from_raw_parts(address.as_ptr().cast::<u8>(), length) };
+    Ok(bytes.to_vec())
+}
+
+/// The address that a socket is bound to.
+pub fn local_name(fd: c_int) -> Result<Vec<u8>, c_int> {
+    name(fd, libc::getsockname)
+}
+
+/// The address that it is connected to.
+pub fn peer_name(fd: c_int) -> Result<Vec<u8>, c_int> {
+    name(fd, libc::getpeername)
+}
+
+/// Whether calls on the descriptor are not to block.
+pub fn is_nonblocking(fd: c_int) -> bool {
+    // SAFETY: no pointers.
+    let flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };
+    flags >= 0 && flags & libc::O_NONBLOCK != 0
+}
+
+/// The hardware address of the Ethernet interface `index`, as the socket's network has it.
+pub fn hardware_address(fd: c_int, index: u32) -> Option<[u8; 6]> {
+    let mut request = MaybeUninit::<libc::ifreq>::zeroed();
+    let pointer = request.as_mut_ptr();
+    // SAFETY: `ifreq` is plain; the number is written to the field that SIOCGIFNAME reads.
+    unsafe { (*pointer).ifr_ifru.ifru_ifindex = index as c_int };
+    for request in [libc::SIOCGIFNAME, libc::SIOCGIFHWADDR] {
+        // SAFETY: both read and write an `ifreq`; the second takes the name that the first gave.
+        if unsafe { libc::ioctl(fd, request as _, pointer) } != 0 {
+            return None;
+        }
+    }
+    // SAFETY: written by SIOCGIFHWADDR.
+    let address = unsafe { (*pointer).ifr_ifru.ifru_hwaddr };
+    if address.sa_family != libc::ARPHRD_ETHER {
+        return None;
+    }
+    let mut mac = [0; 6];
+    for (to, from) in mac.iter_mut().zip(address.sa_data) {
+        *to = from as u8;
+    }
+    Some(mac)
+}
+
+/// Whether the kernel lets this process give datagrams the priority. Asked of a socket like `fd` that is
+/// made for the question, so that the program's keeps its own.
+pub fn allows_priority(priority: u32) -> bool {
+    // SAFETY: plain system call.
+    let scratch =
+        unsafe { crate::real::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) };
+    if scratch < 0 {
+        return false;
+    }
+    // SAFETY: four bytes at `priority` are readable.
+    let set = unsafe {
+        crate::real::setsockopt(
+            scratch,
+            libc::SOL_SOCKET,
+            libc::SO_PRIORITY,
+            (&raw const priority).cast(),
+            size_of::<u32>() as socklen_t,
+        )
+    };
+    // SAFETY: ours, made above.
+    unsafe { crate::real::close(scratch) };
+    set == 0
+}
+
+/// Waits, unless a signal comes.
+pub fn pause(nanoseconds: i64) {
+    let time = libc::timespec {
+        tv_sec: nanoseconds / 1_000_000_000,
+        tv_nsec: nanoseconds % 1_000_000_000,
+    };
+    // SAFETY: the time is readable; no remainder is asked for.
+    unsafe { libc::nanosleep(&time, std::ptr::null_mut()) };
+}
+
+/// The monotonic clock, in nanoseconds.
+pub fn monotonic() -> i64 {
+    clock(libc::CLOCK_MONOTONIC)
+}
+
+/// A clock that every kernel has, in nanoseconds.
+pub fn clock(clock: libc::clockid_t) -> i64 {
+    let mut now = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: `now` outlives the call.
+    unsafe { libc::clock_gettime(clock, &mut now) };
+    now.tv_sec * 1_000_000_000 + now.tv_nsec
+}

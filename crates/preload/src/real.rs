@@ -1,0 +1,222 @@
+//! The functions that the interposed ones stand in front of: the next definition behind this library, which
+//! is the C library's or another preload's.
+//!
+//! They are looked up once, when the library is loaded: `dlsym` is not allowed in a signal handler and may
+//! allocate. Calls from before that, by constructors of other libraries, are made as system calls: nothing
+//! is lost by that, for a process has no threads yet that could be cancelled in them.
+
+use std::ffi::{CStr, c_char, c_int, c_uint, c_ulong, c_void};
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+use libc::{
+    FILE, epoll_event, fd_set, iovec, mmsghdr, msghdr, nfds_t, pollfd, sigset_t, size_t, sockaddr,
+    socklen_t, ssize_t, timespec, timeval,
+};
+
+/// Where the next definition of a function is.
+struct Symbol {
+    name: &'static CStr,
+    address: AtomicPtr<c_void>,
+}
+
+impl Symbol {
+    const fn new(name: &'static CStr) -> Self {
+        Self {
+            name,
+            address: AtomicPtr::new(std::ptr::null_mut()),
+        }
+    }
+
+    #[inline]
+    fn get(&self) -> Option<*mut c_void> {
+        let address = self.address.load(Ordering::Relaxed);
+        (!address.is_null()).then_some(address)
+    }
+
+    fn find(&self) {
+        // SAFETY: the name is a C string.
+        let address = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
+        self.address.store(address, Ordering::Relaxed);
+    }
+}
+
+/// Defines a caller for each function, and [`find`] that looks all of them up.
+macro_rules! functions {
+    ($($name:ident($($argument:ident: $kind:ty),*) -> $result:ty, or $early:expr;)*) => {
+        #[allow(non_upper_case_globals)]
+        mod symbols {
+            $(pub(super) static $name: super::Symbol = super::Symbol::new(
+                match std::ffi::CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
+                    Ok(name) => name,
+                    Err(_) => panic!("a name has no zero in it"),
+                },
+            );)*
+        }
+
+        /// Looks all functions up.
+        pub fn find() {
+            $(symbols::$name.find();)*
+        }
+
+        $(
+            /// The C library's function of this name.
+            ///
+            /// # Safety
+            /// As the C library's.
+            #[inline]
+            #[allow(clippy::too_many_arguments)]
+            pub unsafe fn $name($($argument: $kind),*) -> $result {
+                match symbols::$name.get() {
+                    Some(address) => {
+                        // SAFETY: the address is that of the C library's function of this name, whose
+                        // type this is. "C-unwind": cancelling a thread unwinds it from within.
+                        let function: unsafe extern "C-unwind" fn($($kind),*) -> $result =
+                            unsafe { std::mem::transmute(address) };
+                        // SAFETY: by the caller's promise.
+                        unsafe { function($($argument),*) }
+                    }
+                    // SAFETY: the system call behind the function, with its arguments.
+                    None => unsafe { ($early) as $result },
+                }
+            }
+        )*
+    };
+}
+
+/// No system call: `ENOSYS`, for what the C library alone can do.
+const NONE: i64 = -1;
+
+/// Bytes of the kernel's signal set, which is not the C library's.
+const KERNEL_SIGSET: usize = 8;
+
+fn from_timeval(timeout: *const timeval) -> Option<timespec> {
+    // SAFETY: null, or a timeout by the caller's promise.
+    unsafe { timeout.as_ref() }.map(|timeout| timespec {
+        tv_sec: timeout.tv_sec,
+        tv_nsec: timeout.tv_usec * 1000,
+    })
+}
+
+fn pointer(timeout: &Option<timespec>) -> *const timespec {
+    timeout
+        .as_ref()
+        .map_or(std::ptr::null(), std::ptr::from_ref)
+}
+
+fn from_milliseconds(timeout: c_int) -> Option<timespec> {
+    (timeout >= 0).then_some(timespec {
+        tv_sec: (timeout / 1000).into(),
+        tv_nsec: i64::from(timeout % 1000) * 1_000_000,
+    })
+}
+
+functions! {
+    socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int,
+        or libc::syscall(libc::SYS_socket, domain, kind, protocol);
+    bind(fd: c_int, address: *const sockaddr, length: socklen_t) -> c_int,
+        or libc::syscall(libc::SYS_bind, fd, address, length);
+    connect(fd: c_int, address: *const sockaddr, length: socklen_t) -> c_int,
+        or libc::syscall(libc::SYS_connect, fd, address, length);
+    close(fd: c_int) -> c_int, or libc::syscall(libc::SYS_close, fd);
+    close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int,
+        or libc::syscall(libc::SYS_close_range, first, last, flags);
+    closefrom(first: c_int) -> (),
+        or { libc::syscall(libc::SYS_close_range, first.max(0), c_uint::MAX, 0); };
+    fclose(stream: *mut FILE) -> c_int, or libc::syscall(NONE);
+    dup(fd: c_int) -> c_int, or libc::syscall(libc::SYS_dup, fd);
+    dup2(old: c_int, new: c_int) -> c_int,
+        or if old == new {
+            match libc::syscall(libc::SYS_fcntl, old, libc::F_GETFD) {
+                -1 => -1,
+                _ => i64::from(new),
+            }
+        } else {
+            libc::syscall(libc::SYS_dup3, old, new, 0)
+        };
+    dup3(old: c_int, new: c_int, flags: c_int) -> c_int,
+        or libc::syscall(libc::SYS_dup3, old, new, flags);
+    fcntl(fd: c_int, command: c_int, argument: c_ulong) -> c_int,
+        or libc::syscall(libc::SYS_fcntl, fd, command, argument);
+    setsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void, length: socklen_t) -> c_int,
+        or libc::syscall(libc::SYS_setsockopt, fd, level, name, value, length);
+    send(fd: c_int, data: *const c_void, length: size_t, flags: c_int) -> ssize_t,
+        or libc::syscall(libc::SYS_sendto, fd, data, length, flags, 0usize, 0usize);
+    sendto(
+        fd: c_int, data: *const c_void, length: size_t, flags: c_int, to: *const sockaddr, to_length: socklen_t
+    ) -> ssize_t,
+        or libc::syscall(libc::SYS_sendto, fd, data, length, flags, to, to_length);
+    sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t,
+        or libc::syscall(libc::SYS_sendmsg, fd, message, flags);
+    sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int,
+        or libc::syscall(libc::SYS_sendmmsg, fd, messages, count, flags);
+    write(fd: c_int, data: *const c_void, length: size_t) -> ssize_t,
+        or libc::syscall(libc::SYS_write, fd, data, length);
+    writev(fd: c_int, parts: *const iovec, count: c_int) -> ssize_t,
+        or libc::syscall(libc::SYS_writev, fd, parts, count);
+    recv(fd: c_int, data: *mut c_void, length: size_t, flags: c_int) -> ssize_t,
+        or libc::syscall(libc::SYS_recvfrom, fd, data, length, flags, 0usize, 0usize);
+    recvfrom(
+        fd: c_int, data: *mut c_void, length: size_t, flags: c_int, from: *mut sockaddr, from_length: *mut socklen_t
+    ) -> ssize_t,
+        or libc::syscall(libc::SYS_recvfrom, fd, data, length, flags, from, from_length);
+    recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t,
+        or libc::syscall(libc::SYS_recvmsg, fd, message, flags);
+    recvmmsg(
+        fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int, timeout: *mut timespec
+    ) -> c_int,
+        or libc::syscall(libc::SYS_recvmmsg, fd, messages, count, flags, timeout);
+    poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int,
+        or libc::syscall(
+            libc::SYS_ppoll, fds, count, pointer(&from_milliseconds(timeout)), 0usize, KERNEL_SIGSET
+        );
+    ppoll(
+        fds: *mut pollfd, count: nfds_t, timeout: *const timespec, mask: *const sigset_t
+    ) -> c_int,
+        or libc::syscall(libc::SYS_ppoll, fds, count, timeout, mask, KERNEL_SIGSET);
+    select(
+        count: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set, timeout: *mut timeval
+    ) -> c_int,
+        or libc::syscall(
+            libc::SYS_pselect6, count, read, write, except, pointer(&from_timeval(timeout)), 0usize
+        );
+    pselect(
+        count: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set,
+        timeout: *const timespec, mask: *const sigset_t
+    ) -> c_int,
+        or libc::syscall(
+            libc::SYS_pselect6, count, read, write, except, timeout, &(mask, KERNEL_SIGSET)
+        );
+    epoll_wait(epoll: c_int, events: *mut epoll_event, count: c_int, timeout: c_int) -> c_int,
+        or libc::syscall(libc::SYS_epoll_pwait, epoll, events, count, timeout, 0usize, KERNEL_SIGSET);
+    epoll_pwait(
+        epoll: c_int, events: *mut epoll_event, count: c_int, timeout: c_int, mask: *const sigset_t
+    ) -> c_int,
+        or libc::syscall(libc::SYS_epoll_pwait, epoll, events, count, timeout, mask, KERNEL_SIGSET);
+    epoll_pwait2(
+        epoll: c_int, events: *mut epoll_event, count: c_int, timeout: *const timespec, mask: *const sigset_t
+    ) -> c_int,
+        or libc::syscall(libc::SYS_epoll_pwait2, epoll, events, count, timeout, mask, KERNEL_SIGSET);
+    __chk_fail() -> (), or libc::abort();
+}
+
+/// Says on standard error, without anything of the program's.
+pub fn say(text: &str) {
+    // SAFETY: the bytes are there for the call.
+    unsafe { write(libc::STDERR_FILENO, text.as_ptr().cast(), text.len()) };
+}
+
+/// The name of a program, for messages.
+pub fn program() -> String {
+    unsafe extern "C" {
+        static program_invocation_short_name: *const c_char;
+    }
+    // SAFETY: the C library's, set before any code of a program or library runs.
+    let name = unsafe { program_invocation_short_name };
+    if name.is_null() {
+        return String::new();
+    }
+    // SAFETY: a C string, see above.
+    unsafe { CStr::from_ptr(name) }
+        .to_string_lossy()
+        .into_owned()
+}

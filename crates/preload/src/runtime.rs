@@ -1,0 +1,186 @@
+//! The runtime of the node: one session for the process, a frame source for each socket.
+
+use std::cell::RefCell;
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
+
+use takt::{
+    Endpoint, Error, FrameBuffer, FrameOptions, FrameSource, Outcome, Qos, Session, SourceOptions,
+    Stream, TaiTime, Token,
+};
+
+use crate::announce;
+use crate::destination::BELIEVED;
+use crate::kernel;
+use crate::process::Inside;
+use crate::socket::ForkLock;
+
+/// How long nobody asks for a runtime again that was not there, in nanoseconds.
+pub const RETRY: i64 = 1_000_000_000;
+/// How long the runtime may take to answer. A program waits meanwhile.
+const PATIENCE: std::time::Duration = std::time::Duration::from_secs(2);
+
+/// Frames of a socket that may be on their way at once: as many as a runtime keeps waiting for a session.
+pub const DEPTH: u32 = 256;
+
+/// The process's session.
+struct Attachment {
+    session: Session,
+    stream: Stream,
+}
+
+#[derive(Default)]
+struct State {
+    attachment: Option<Attachment>,
+    /// When it may be tried again, by the monotonic clock.
+    retry_at: i64,
+}
+
+static STATE: ForkLock<State> = ForkLock::new(State {
+    attachment: None,
+    retry_at: 0,
+});
+
+/// In a forked child: the session is the parent's.
+pub fn after_fork() {
+    STATE.forget(State::default());
+}
+
+/// Closes the session, which waits up to a second for what was emitted to be sent. There is none afterwards.
+pub fn close(inside: &Inside) {
+    let mut state = STATE.lock(inside);
+    state.retry_at = i64::MAX;
+    state.attachment = None;
+}
+
+/// Where the frames of a socket go.
+pub struct Source {
+    frames: FrameSource,
+    /// What this program owns, and until when that is believed, by the monotonic clock.
+    endpoint: RefCell<Option<(Arc<Endpoint>, i64)>>,
+}
+
+/// Why a frame was not taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// No room: what was emitted before is still waiting for its time.
+    Full,
+    /// It is too long.
+    TooLong,
+    /// The runtime is gone; it may come back by itself.
+    Away,
+    /// This source is of no use any more.
+    Over,
+}
+
+impl From<Error> for Refusal {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::WouldBlock => Self::Full,
+            Error::TooLarge { .. } => Self::TooLong,
+            Error::Disconnected | Error::TimedOut => Self::Away,
+            error => {
+                announce::warn(&format!("{error}; datagrams go the kernel's way"));
+                Self::Over
+            }
+        }
+    }
+}
+
+impl Source {
+    /// Opens one, and the session if there is none yet. `None`: there is no runtime, or it does not want us,
+    /// which the program is told once.
+    pub fn open(inside: &Inside) -> Option<Self> {
+        let mut state = STATE.lock(inside);
+        let now = kernel::monotonic();
+        if state.attachment.is_none() && now < state.retry_at {
+            return None;
+        }
+        match open(&mut state) {
+            Ok(frames) => Some(Self {
+                frames,
+                endpoint: RefCell::default(),
+            }),
+            Err(error) => {
+                state.retry_at = now + RETRY;
+                announce::warn(&format!(
+                    "{error}; datagrams with a transmission time go the kernel's way, which sends them at once \
+                     unless the interface has an etf or fq queueing discipline"
+                ));
+                None
+            }
+        }
+    }
+
+    /// What this program owns.
+    pub fn endpoint(&self) -> Result<Arc<Endpoint>, Refusal> {
+        let now = kernel::monotonic();
+        let mut known = self.endpoint.borrow_mut();
+        if let Some((endpoint, until)) = &*known
+            && now < *until
+        {
+            return Ok(endpoint.clone());
+        }
+        let endpoint = Arc::new(self.frames.endpoint().map_err(Refusal::from)?);
+        *known = Some((endpoint.clone(), now + BELIEVED));
+        Ok(endpoint)
+    }
+
+    /// Which station packets to `address` are for, `known` being what the kernel knows; see
+    /// [`FrameSource::resolve`].
+    pub fn resolve(
+        &self,
+        address: IpAddr,
+        known: Option<[u8; 6]>,
+    ) -> Result<Option<[u8; 6]>, Refusal> {
+        self.frames.resolve(address, known).map_err(Refusal::from)
+    }
+
+    /// Whether frames to a station go anywhere.
+    pub fn reaches(&self, station: [u8; 6]) -> Result<bool, Refusal> {
+        // No station has this address, so that what is known decides.
+        let nowhere = Ipv4Addr::UNSPECIFIED.into();
+        Ok(self.resolve(nowhere, Some(station))?.is_some())
+    }
+
+    /// Memory for a frame.
+    pub fn buffer(&self, length: usize) -> Result<FrameBuffer<'_>, Refusal> {
+        self.frames.buffer(length).map_err(Refusal::from)
+    }
+
+    /// Hands a frame over.
+    pub fn emit(&self, frame: FrameBuffer<'_>, options: &FrameOptions) -> Result<Token, Refusal> {
+        self.frames.emit(frame, options).map_err(Refusal::from)
+    }
+
+    /// What became of it.
+    pub fn outcome(&self, token: Token) -> Outcome {
+        self.frames.outcome(token)
+    }
+
+    /// When it left, which was within two seconds of `about`.
+    pub fn departed(&self, token: Token, about: TaiTime) -> Option<TaiTime> {
+        self.frames.departed(token, about)
+    }
+}
+
+fn open(state: &mut State) -> Result<FrameSource, Error> {
+    if let Some(attachment) = &state.attachment {
+        match source_of(&attachment.stream) {
+            // The session is over; a new one may do better.
+            Err(Error::Ended(_) | Error::Closed) if !attachment.session.is_attached() => {
+                state.attachment = None;
+            }
+            result => return result,
+        }
+    }
+    let session = Session::builder().request_timeout(PATIENCE).open()?;
+    let stream = session.stream(Qos::fast())?;
+    let source = source_of(&stream)?;
+    state.attachment = Some(Attachment { session, stream });
+    Ok(source)
+}
+
+fn source_of(stream: &Stream) -> Result<FrameSource, Error> {
+    stream.frame_source(SourceOptions { depth: DEPTH })
+}

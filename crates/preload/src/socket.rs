@@ -1,0 +1,335 @@
+//! An accelerated socket: what we know of it, what of it is on its way, what it has to be told.
+
+use std::cell::UnsafeCell;
+use std::ffi::c_int;
+use std::ptr;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::abi::SockTxtime;
+use crate::announce::{self, Mode};
+use crate::destination::{Destinations, Stations};
+use crate::kernel;
+use crate::options::Options;
+use crate::process::Inside;
+use crate::reports::Reports;
+use crate::runtime::{self, Source};
+use crate::table;
+
+/// How long what the kernel has said is believed, in nanoseconds: options may change through another
+/// process that has the same socket, and descriptors be closed where nobody looks.
+const BELIEVED: i64 = 1_000_000_000;
+
+/// A mutex that a forked child can take whatever the parent's threads were doing.
+pub struct ForkLock<T>(UnsafeCell<Mutex<T>>);
+
+// SAFETY: the mutex guards the value; `forget` alone goes past it, in a child that has one thread.
+unsafe impl<T: Send> Sync for ForkLock<T> {}
+
+impl<T> ForkLock<T> {
+    pub const fn new(value: T) -> Self {
+        Self(UnsafeCell::new(Mutex::new(value)))
+    }
+
+    /// Waits for it. By [`Inside`], nobody waits for himself.
+    pub fn lock(&self, _: &Inside) -> MutexGuard<'_, T> {
+        // SAFETY: see `Sync`.
+        let mutex = unsafe { &*self.0.get() };
+        // A panic is a defect; then the state is as good as it can be had.
+        mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// In a forked child: it is free, and `value` in it. What was in it is the parent's and not dropped.
+    pub fn forget(&self, value: T) {
+        // SAFETY: nobody else is here (`process::after_fork`), and nothing is lost but memory.
+        unsafe { ptr::write(self.0.get(), Mutex::new(value)) };
+    }
+}
+
+/// What is behind a socket's lock.
+#[derive(Default)]
+pub struct State {
+    /// What the kernel says of it, if it could be asked.
+    pub options: Option<Options>,
+    /// When it was asked, by the monotonic clock.
+    asked_at: i64,
+    /// Where its frames go, while there is a runtime that takes them.
+    pub source: Option<Source>,
+    /// When a source may be opened again.
+    pub retry_at: i64,
+    /// Ways to where it sends.
+    pub destinations: Destinations,
+    /// Stations that a packet socket sends to: whether the runtime reaches them.
+    pub stations: Stations,
+    /// What it is told on the error queue.
+    pub reports: Reports,
+    /// The next IPv4 identification.
+    pub identification: u16,
+}
+
+/// An accelerated socket. Never freed: used again for another one when no descriptor leads here any more.
+pub struct Socket {
+    /// Descriptors that lead here; 0: nobody's, or being given up.
+    descriptors: AtomicU32,
+    /// Nobody's and empty.
+    free: AtomicBool,
+    /// The kernel is to be asked before the next use.
+    stale: AtomicBool,
+    /// It has or may have something to tell on the error queue.
+    reporting: AtomicBool,
+    /// The kernel numbers its datagrams (`SOF_TIMESTAMPING_OPT_ID`).
+    numbering: AtomicBool,
+    /// How many entries its error queue has had: an edge for each.
+    edges: AtomicU64,
+    /// How many of them an `epoll_wait` has told of.
+    told_edges: AtomicU64,
+    state: ForkLock<State>,
+    next: AtomicPtr<Socket>,
+}
+
+static SOCKETS: AtomicPtr<Socket> = AtomicPtr::new(ptr::null_mut());
+/// Sockets that are `reporting`.
+static REPORTING: AtomicU32 = AtomicU32::new(0);
+
+fn all() -> impl Iterator<Item = &'static Socket> {
+    let mut at = SOCKETS.load(Ordering::Acquire); // Partner: `Socket::claim`.
+    std::iter::from_fn(move || {
+        // SAFETY: null, or a socket, which is leaked and stays where it is.
+        let socket: &'static Socket = unsafe { at.as_ref() }?;
+        at = socket.next.load(Ordering::Acquire);
+        Some(socket)
+    })
+}
+
+/// Whether any socket of the process has something to tell: if not, waiting is the C library's alone.
+#[inline]
+pub fn any_reporting() -> bool {
+    REPORTING.load(Ordering::Relaxed) != 0
+}
+
+/// In a forked child: sockets stay, with what is on its way the parent's.
+pub fn after_fork() {
+    for socket in all() {
+        socket.state.forget(State::default());
+        socket.stale.store(true, Ordering::Relaxed);
+    }
+}
+
+impl Socket {
+    /// An unused one, counted for one descriptor.
+    pub fn claim(_: &Inside) -> &'static Self {
+        let used_before = all().find(|socket| {
+            socket
+                .free
+                .compare_exchange(true, false, Ordering::Acquire, Ordering::Relaxed)
+                .is_ok()
+        });
+        if let Some(socket) = used_before {
+            socket.stale.store(true, Ordering::Relaxed);
+            socket.descriptors.store(1, Ordering::Release);
+            return socket;
+        }
+        let socket: &'static Self = Box::leak(Box::new(Self {
+            descriptors: AtomicU32::new(1),
+            free: AtomicBool::new(false),
+            stale: AtomicBool::new(true),
+            reporting: AtomicBool::new(false),
+            numbering: AtomicBool::new(false),
+            edges: AtomicU64::new(0),
+            told_edges: AtomicU64::new(0),
+            state: ForkLock::new(State::default()),
+            next: AtomicPtr::new(ptr::null_mut()),
+        }));
+        let pointer = ptr::from_ref(socket).cast_mut();
+        let mut head = SOCKETS.load(Ordering::Relaxed);
+        loop {
+            socket.next.store(head, Ordering::Relaxed);
+            // Release: partner is the load in `all`.
+            match SOCKETS.compare_exchange_weak(head, pointer, Ordering::Release, Ordering::Relaxed)
+            {
+                Ok(_) => return socket,
+                Err(now) => head = now,
+            }
+        }
+    }
+
+    /// Counts one more descriptor. False: it is given up already.
+    pub fn retain(&self) -> bool {
+        self.descriptors
+            .fetch_update(Ordering::Acquire, Ordering::Relaxed, |count| {
+                (count != 0).then_some(count + 1)
+            })
+            .is_ok()
+    }
+
+    /// A descriptor less; with the last one the socket is given up. What is on its way is sent all the same.
+    pub fn release(&self) {
+        if self.descriptors.fetch_sub(1, Ordering::AcqRel) != 1 {
+            return;
+        }
+        // By a signal handler that interrupted a call of ours, perhaps one on this very socket, it is not
+        // given up but lost: a few hundred bytes, and a source that its session holds open.
+        let emptied = crate::process::inside(|inside| {
+            let state = std::mem::take(&mut *self.lock(inside));
+            self.set_reporting(false);
+            self.numbering.store(false, Ordering::Relaxed);
+            drop(state);
+        });
+        if emptied.is_some() {
+            self.free.store(true, Ordering::Release); // Partner: `claim`.
+        }
+    }
+
+    /// Its state.
+    pub fn lock(&self, inside: &Inside) -> MutexGuard<'_, State> {
+        self.state.lock(inside)
+    }
+
+    /// The kernel is to be asked again: an option or an address has changed.
+    pub fn set_stale(&self) {
+        self.stale.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether it has something to tell on the error queue, or may have.
+    #[inline]
+    pub fn is_reporting(&self) -> bool {
+        self.reporting.load(Ordering::Relaxed)
+    }
+
+    fn set_reporting(&self, reporting: bool) {
+        if self.reporting.swap(reporting, Ordering::Relaxed) != reporting {
+            if reporting {
+                REPORTING.fetch_add(1, Ordering::Relaxed);
+            } else {
+                REPORTING.fetch_sub(1, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// From now on it has something to tell.
+    pub fn expect_reports(&self) {
+        self.set_reporting(true);
+    }
+
+    /// Whether the kernel numbers the datagrams that it sends.
+    #[inline]
+    pub fn is_numbering(&self) -> bool {
+        self.numbering.load(Ordering::Relaxed)
+    }
+
+    /// How many entries its error queue has had.
+    pub fn edges(&self) -> u64 {
+        self.edges.load(Ordering::Relaxed)
+    }
+
+    /// How many of them an edge-triggered wait has told of.
+    pub fn told_edges(&self) -> u64 {
+        self.told_edges.load(Ordering::Relaxed)
+    }
+
+    /// Such a wait tells of so many.
+    pub fn tell_edges(&self, edges: u64) {
+        self.told_edges.store(edges, Ordering::Relaxed);
+    }
+
+    /// Its error queue has had so many more.
+    pub fn add_edges(&self, count: u64) {
+        if count != 0 {
+            self.edges.fetch_add(count, Ordering::Relaxed);
+        }
+    }
+
+    /// Its state, with what the kernel says of it being recent. `None`: the descriptor leads here no more, or
+    /// never should have.
+    pub fn current(
+        &'static self,
+        fd: c_int,
+        inside: &Inside,
+    ) -> Option<MutexGuard<'static, State>> {
+        let mut state = self.lock(inside);
+        if !table::leads_to(fd, self) {
+            return None;
+        }
+        let now = kernel::monotonic();
+        if self.stale.swap(false, Ordering::Relaxed)
+            || state.options.is_none()
+            || now - state.asked_at > BELIEVED
+        {
+            let options = Options::read(fd);
+            let Some(options) = options.filter(|new| {
+                // Another socket under this number: it was closed where nobody looked.
+                state
+                    .options
+                    .as_ref()
+                    .is_none_or(|old| old.cookie == new.cookie)
+            }) else {
+                drop(state);
+                table::remove(fd);
+                return None;
+            };
+            if state.options.as_ref() != Some(&options) {
+                state.destinations.forget_all();
+                state.stations.forget_all();
+                self.set_reporting(options.reports() || state.reports.are_due());
+                self.numbering.store(options.numbers(), Ordering::Relaxed);
+            }
+            let numbered = state.options.as_ref().is_some_and(Options::numbers);
+            if options.numbers() && !numbered {
+                state.reports.restart_numbers();
+            }
+            state.options = Some(options);
+            state.asked_at = now;
+        }
+        Some(state)
+    }
+}
+
+/// Why a socket is not accelerated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NotAdopted {
+    /// It is none that we take.
+    Unfit,
+    /// There is no runtime, and the program is not to run without.
+    NoRuntime,
+}
+
+/// Makes a descriptor an accelerated socket, if it is one of those that we take and has a clock for
+/// transmission times; opens the way to the runtime, so that the first datagram need not wait for that.
+///
+/// # Errors
+/// [`NotAdopted`].
+pub fn adopt(fd: c_int, inside: &Inside) -> Result<(), NotAdopted> {
+    let options = Options::read(fd).ok_or(NotAdopted::Unfit)?;
+    options.clock.ok_or(NotAdopted::Unfit)?;
+    let socket = Socket::claim(inside);
+    if !table::insert(fd, socket) {
+        socket.release();
+        return Err(NotAdopted::Unfit);
+    }
+    let mut state = socket.current(fd, inside).ok_or(NotAdopted::Unfit)?;
+    state.source = Source::open(inside);
+    state.retry_at = kernel::monotonic() + runtime::RETRY;
+    let missing = state.source.is_none();
+    drop(state);
+    if missing && announce::mode() == Mode::Required {
+        table::remove(fd);
+        return Err(NotAdopted::NoRuntime);
+    }
+    Ok(())
+}
+
+/// Before the process ends: gives up the sources of all sockets, and with them the session, which waits up to a
+/// second for what was emitted to be sent. The kernel would send it after the program's end.
+pub fn say_goodbye(inside: &Inside) {
+    for socket in all() {
+        socket.lock(inside).source = None;
+    }
+    runtime::close(inside);
+}
+
+/// Whether the kernel has been told of transmission times of a socket. Of those by `CLOCK_REALTIME`, whose
+/// number is 0, that cannot be seen unless they are deadlines or errors are reported.
+pub fn has_transmission_times(fd: c_int) -> bool {
+    let txtime = kernel::option::<SockTxtime>(fd, libc::SOL_SOCKET, libc::SO_TXTIME);
+    txtime.is_ok_and(|txtime| txtime != SockTxtime::default())
+}

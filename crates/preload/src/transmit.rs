@@ -1,0 +1,661 @@
+//! A send: whether it is taken, and then a frame at its instant.
+//!
+//! What is odd about a send, its arguments or its memory is left to the kernel, which has the right error for
+//! it.
+
+use std::ffi::c_int;
+use std::net::SocketAddr;
+
+use libc::{iovec, msghdr};
+use takt::{FrameOptions, TaiTime, TrafficClass};
+use takt_wire::ethernet;
+
+use crate::abi::timestamping;
+use crate::address;
+use crate::announce::{self, Mode};
+use crate::control::{Control, Priority};
+use crate::destination::{BELIEVED, Key, Stations, Way};
+use crate::errors;
+use crate::frame;
+use crate::kernel;
+use crate::launch;
+use crate::memory;
+use crate::options::{Kind, Options};
+use crate::process::{self, Inside};
+use crate::real;
+use crate::reports::{Datagram, Ends, Wanted};
+use crate::runtime::{self, Refusal, Source};
+use crate::socket::{Socket, State};
+
+/// Control messages longer than this are the kernel's.
+const MOST_CONTROL: usize = 1 << 16;
+/// Flags of a send that we know to keep.
+const FLAGS: c_int = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | libc::MSG_CONFIRM;
+/// First and longest pause while there is no room, in nanoseconds.
+const PAUSES: [i64; 2] = [50_000, 1_000_000];
+/// So many frames may be on their way with something to tell before a send looks for outcomes itself.
+const LOOK_AT: usize = runtime::DEPTH as usize;
+
+/// Whose a send is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// The kernel's.
+    Kernel,
+    /// Ours: so many bytes were sent, or the errno.
+    Taken(Result<usize, c_int>),
+}
+
+/// Why it did not come to a frame.
+enum Obstacle {
+    /// It is the kernel's.
+    Kernel,
+    /// No room now.
+    Full,
+    /// The errno.
+    Error(c_int),
+}
+
+/// A message as the program handed it over.
+struct Message {
+    /// Name, control messages, list of parts.
+    bytes: Vec<u8>,
+    name: usize,
+    control: usize,
+    parts: Vec<iovec>,
+    total: usize,
+}
+
+impl Message {
+    /// `None`: it is the kernel's.
+    fn read(message: *const msghdr) -> Option<Self> {
+        let header = memory::read(message).ok()?;
+        // Without control messages, there is no transmission time.
+        if header.msg_control.is_null() || !(1..=MOST_CONTROL).contains(&header.msg_controllen) {
+            return None;
+        }
+        let name = match header.msg_name.is_null() {
+            true => 0,
+            false => header.msg_namelen as usize,
+        };
+        if name > size_of::<libc::sockaddr_storage>() || header.msg_iovlen > 1024 {
+            return None;
+        }
+        let list = header.msg_iovlen * size_of::<iovec>();
+        let mut bytes = vec![0; name + header.msg_controllen + list];
+        let place = |address: *mut libc::c_void, length| iovec {
+            iov_base: address,
+            iov_len: length,
+        };
+        let places = [
+            place(header.msg_name, name),
+            place(header.msg_control, header.msg_controllen),
+            place(header.msg_iov.cast(), list),
+        ];
+        memory::gather(&mut bytes, &places).ok()?;
+        let (words, _) =
+            bytes[name + header.msg_controllen..].as_chunks::<{ size_of::<usize>() }>();
+        let parts: Vec<iovec> = words
+            .chunks_exact(2)
+            .map(|part| iovec {
+                iov_base: std::ptr::with_exposed_provenance_mut(usize::from_ne_bytes(part[0])),
+                iov_len: usize::from_ne_bytes(part[1]),
+            })
+            .collect();
+        Some(Self {
+            name,
+            control: header.msg_controllen,
+            total: memory::total(&parts)?,
+            parts,
+            bytes,
+        })
+    }
+
+    /// The address that it is for; empty: the socket's peer.
+    fn name(&self) -> &[u8] {
+        &self.bytes[..self.name]
+    }
+
+    fn control(&self) -> &[u8] {
+        &self.bytes[self.name..self.name + self.control]
+    }
+}
+
+/// Sends a message on an accelerated socket, if it is ours to send.
+pub fn send(socket: &'static Socket, fd: c_int, message: *const msghdr, flags: c_int) -> Fate {
+    if flags & !FLAGS != 0 {
+        return Fate::Kernel;
+    }
+    process::inside(|inside| {
+        let Some(message) = Message::read(message) else {
+            return Fate::Kernel;
+        };
+        send_waiting(socket, fd, &message, flags, inside)
+    })
+    .unwrap_or(Fate::Kernel)
+}
+
+/// As a socket does: waits for room unless it must not.
+fn send_waiting(
+    socket: &'static Socket,
+    fd: c_int,
+    message: &Message,
+    flags: c_int,
+    inside: &Inside,
+) -> Fate {
+    let begun = kernel::monotonic();
+    let [mut pause, longest] = PAUSES;
+    loop {
+        let Some(mut state) = socket.current(fd, inside) else {
+            return Fate::Kernel;
+        };
+        match attempt(socket, fd, &mut state, message, inside) {
+            Ok(()) => return Fate::Taken(Ok(message.total)),
+            Err(Obstacle::Kernel) => return Fate::Kernel,
+            Err(Obstacle::Error(errno)) => return Fate::Taken(Err(errno)),
+            Err(Obstacle::Full) => {}
+        }
+        let timeout = state
+            .options
+            .as_ref()
+            .map_or(0, |options| options.send_timeout);
+        drop(state);
+        let over = timeout != 0 && kernel::monotonic() - begun >= timeout;
+        if over || flags & libc::MSG_DONTWAIT != 0 || kernel::is_nonblocking(fd) {
+            return Fate::Taken(Err(libc::EAGAIN));
+        }
+        kernel::pause(pause);
+        pause = (pause * 2).min(longest);
+    }
+}
+
+/// What a send asks for, by its own control messages and by its socket.
+struct Request {
+    launch: u64,
+    instant: TaiTime,
+    class: TrafficClass,
+    stamps: u32,
+    control: Control,
+}
+
+impl Request {
+    fn new(options: &Options, message: &Message) -> Result<Self, Obstacle> {
+        let clock = options.clock.filter(|_| !options.kernel_only);
+        let clock = clock.ok_or(Obstacle::Kernel)?;
+        let control =
+            Control::parse(options.kind, message.control()).map_err(|_| Obstacle::Kernel)?;
+        // For the kernel, too, zero is no time.
+        let launch = control.launch.filter(|time| *time != 0);
+        let launch = launch.ok_or(Obstacle::Kernel)?;
+        if control.number.is_some() && !options.numbers() {
+            return Err(Obstacle::Kernel); // It says that this is an error.
+        }
+        let priority = match control.priority {
+            Some(Priority::Asked(priority)) if priority > 6 => {
+                if !kernel::allows_priority(priority) {
+                    return Err(Obstacle::Kernel); // It says that this is not permitted.
+                }
+                priority
+            }
+            Some(Priority::Asked(priority) | Priority::Implied(priority)) => priority,
+            None => options.priority,
+        };
+        let stamps = control.timestamping.unwrap_or(options.timestamping);
+        Ok(Self {
+            launch,
+            // The kernel's instants are signed, too.
+            instant: clock.to_tai(launch as i64),
+            class: class_of(priority),
+            stamps: stamps & timestamping::TX_RECORD,
+            control,
+        })
+    }
+}
+
+/// The traffic class of a priority: the same number; best effort for those above the classes, as the
+/// kernel's VLAN devices have it for priorities that nobody has mapped.
+fn class_of(priority: u32) -> TrafficClass {
+    u8::try_from(priority)
+        .ok()
+        .and_then(TrafficClass::new)
+        .unwrap_or(TrafficClass::BEST_EFFORT)
+}
+
+/// The socket's source, opened if there is none.
+fn source_of<'a>(
+    source: &'a mut Option<Source>,
+    retry_at: &mut i64,
+    inside: &Inside,
+) -> Result<&'a Source, Obstacle> {
+    if source.is_none() {
+        let now = kernel::monotonic();
+        if now >= *retry_at {
+            *source = Source::open(inside);
+            *retry_at = now + runtime::RETRY;
+        }
+    }
+    source.as_ref().ok_or_else(away)
+}
+
+/// There is no runtime.
+fn away() -> Obstacle {
+    match announce::mode() {
+        Mode::Required => Obstacle::Error(libc::ENOTCONN),
+        Mode::Wanted | Mode::Off => Obstacle::Kernel,
+    }
+}
+
+/// One try to send.
+fn attempt(
+    socket: &Socket,
+    fd: c_int,
+    state: &mut State,
+    message: &Message,
+    inside: &Inside,
+) -> Result<(), Obstacle> {
+    let options = state.options.as_mut().ok_or(Obstacle::Kernel)?;
+    let request = Request::new(options, message)?;
+    if let Kind::Udp { six } = options.kind {
+        bind_if_needed(fd, options, six)?;
+    }
+    let result = hand_over(fd, state, message, &request, inside);
+    match result {
+        Ok(handed) => {
+            finish(socket, state, &request, handed);
+            Ok(())
+        }
+        Err(Trouble::Obstacle(obstacle)) => Err(obstacle),
+        Err(Trouble::Refused(refusal)) => Err(refused(socket, state, refusal)),
+    }
+}
+
+enum Trouble {
+    Obstacle(Obstacle),
+    Refused(Refusal),
+}
+
+impl From<Obstacle> for Trouble {
+    fn from(obstacle: Obstacle) -> Self {
+        Self::Obstacle(obstacle)
+    }
+}
+
+impl From<Refusal> for Trouble {
+    fn from(refusal: Refusal) -> Self {
+        Self::Refused(refusal)
+    }
+}
+
+fn refused(socket: &Socket, state: &mut State, refusal: Refusal) -> Obstacle {
+    match refusal {
+        Refusal::Full => Obstacle::Full,
+        Refusal::TooLong => Obstacle::Error(libc::EMSGSIZE),
+        Refusal::Away => {
+            announce::warn(
+                "the runtime of this node went away: datagrams go the kernel's way until it is back",
+            );
+            away()
+        }
+        Refusal::Over => {
+            // What it was to tell, it tells no more.
+            state.source = None;
+            errors::look(socket, state);
+            away()
+        }
+    }
+}
+
+/// A frame that was handed over.
+struct Handed {
+    token: takt::Token,
+    packet: Vec<u8>,
+    ends: Option<Ends>,
+    /// Its time had passed. Whether that is too late, the runtime says.
+    late: bool,
+}
+
+fn hand_over(
+    fd: c_int,
+    state: &mut State,
+    message: &Message,
+    request: &Request,
+    inside: &Inside,
+) -> Result<Handed, Trouble> {
+    let options = state.options.as_ref().ok_or(Obstacle::Kernel)?;
+    let source = source_of(&mut state.source, &mut state.retry_at, inside)?;
+    let plan = match options.kind {
+        Kind::Udp { six } => {
+            let key = key(options, &request.control, message.name(), six)?;
+            match state.destinations.way(fd, options, source, key)? {
+                Way::Kernel => return Err(Obstacle::Kernel.into()),
+                Way::Runtime {
+                    headers,
+                    mtu,
+                    interface,
+                    source,
+                } => {
+                    if message.total + headers.packet_header() > mtu {
+                        return Err(Obstacle::Error(libc::EMSGSIZE).into());
+                    }
+                    Plan::Udp {
+                        headers,
+                        ends: Ends {
+                            interface,
+                            source,
+                            destination: key.destination,
+                        },
+                    }
+                }
+            }
+        }
+        Kind::Frames | Kind::Packets => {
+            link_plan(fd, options, source, &mut state.stations, message)?
+        }
+    };
+    let offset = plan.offset();
+    let mut buffer = source.buffer(offset + message.total)?;
+    memory::gather(&mut buffer[offset..], &message.parts).map_err(|_| Obstacle::Kernel)?;
+    let ends = plan.complete(&mut buffer, &mut state.identification)?;
+    // Tags, ARP and foreign addresses are not what an endpoint sends.
+    if ends.is_none() && !frame::may_leave(&buffer, &*source.endpoint()?) {
+        announce::warn(
+            "a frame that its runtime does not let this program send (with a tag, of ARP, or from another \
+             address) goes the kernel's way, without its transmission time",
+        );
+        return Err(Obstacle::Kernel.into());
+    }
+    let tells = options.report_errors
+        || request.stamps != 0 && options.timestamping & timestamping::OPT_TSONLY == 0;
+    let packet = if tells { buffer.to_vec() } else { Vec::new() };
+    let late = request.instant < launch::now();
+    let token = source.emit(
+        buffer,
+        &FrameOptions {
+            class: request.class,
+            launch: Some(request.instant),
+            deadline: options.deadline,
+        },
+    )?;
+    Ok(Handed {
+        token,
+        packet,
+        ends,
+        late,
+    })
+}
+
+/// Notes what is to be told of a frame.
+fn finish(socket: &Socket, state: &mut State, request: &Request, handed: Handed) {
+    let Some(options) = &state.options else {
+        return;
+    };
+    let limit = options.receive_bytes;
+    let reports = &mut state.reports;
+    let number = match request.control.number {
+        Some(number) => number,
+        None if request.stamps != 0 && options.numbers() => reports.next_number(),
+        None => 0,
+    };
+    let datagram = Datagram {
+        launch: request.launch,
+        // With a deadline, it leaves as soon as it can.
+        about: match options.deadline {
+            true => launch::now(),
+            false => request.instant,
+        },
+        late: handed.late,
+        number,
+        packet: handed.packet,
+        ends: handed.ends,
+    };
+    let wanted = Wanted::new(options.report_errors, request.stamps);
+    if wanted != Wanted::default() {
+        socket.expect_reports();
+        let alone = options.timestamping & timestamping::OPT_TSONLY != 0;
+        let came = reports.emitted(handed.token, wanted, alone, datagram, limit);
+        socket.add_edges(came);
+        if reports.awaited() >= LOOK_AT {
+            errors::look(socket, state);
+        }
+    }
+}
+
+/// What becomes a frame, and how.
+enum Plan {
+    Udp {
+        headers: frame::Headers,
+        ends: Ends,
+    },
+    /// The program's whole frame.
+    Frame,
+    /// What is behind this Ethernet header.
+    Packet {
+        station: [u8; 6],
+        destination: [u8; 6],
+        protocol: u16,
+    },
+}
+
+impl Plan {
+    /// Where the program's bytes belong.
+    fn offset(&self) -> usize {
+        match self {
+            Self::Udp { headers, .. } => headers.len(),
+            Self::Frame { .. } => 0,
+            Self::Packet { .. } => ethernet::HEADER_LEN,
+        }
+    }
+
+    /// Writes what is ours to write around them.
+    fn complete(
+        self,
+        frame: &mut [u8],
+        identification: &mut u16,
+    ) -> Result<Option<Ends>, Obstacle> {
+        match self {
+            Self::Udp { headers, ends } => {
+                if !headers.emit(frame, *identification) {
+                    return Err(Obstacle::Error(libc::EMSGSIZE));
+                }
+                *identification = identification.wrapping_add(1);
+                Ok(Some(ends))
+            }
+            Self::Frame => Ok(None),
+            Self::Packet {
+                station,
+                destination,
+                protocol,
+            } => {
+                frame::emit_link(frame, station, destination, protocol);
+                Ok(None)
+            }
+        }
+    }
+}
+
+/// Where a datagram is to go.
+fn key(options: &Options, control: &Control, name: &[u8], six: bool) -> Result<Key, Obstacle> {
+    let destination = match name {
+        [] => options.udp.peer,
+        name => address::parse(name),
+    };
+    let destination = destination.ok_or(Obstacle::Kernel)?;
+    let bound = options.udp.local.ok_or(Obstacle::Kernel)?;
+    let fits = |address: SocketAddr| address.is_ipv4() == destination.is_ipv4();
+    // Errors, and the kernel has them.
+    if destination.port() == 0
+        || !six && destination.is_ipv6()
+        || !bound.ip().is_unspecified() && !fits(bound)
+        || control
+            .source
+            .is_some_and(|source| source.is_ipv4() != destination.is_ipv4())
+    {
+        return Err(Obstacle::Kernel);
+    }
+    // For IPv4 the kernel does not look at what is said about IPv6.
+    let control = match six && destination.is_ipv4() {
+        true => &Control {
+            traffic_octet: None,
+            hop_limit: None,
+            ..*control
+        },
+        false => control,
+    };
+    Ok(Key {
+        destination,
+        source: control.source,
+        interface: control.interface,
+        traffic_octet: control
+            .traffic_octet
+            .unwrap_or_else(|| options.traffic_octet(destination.ip())),
+        hop_limit: control
+            .hop_limit
+            .unwrap_or_else(|| options.hop_limit(destination.ip())),
+    })
+}
+
+/// Has the kernel choose a port, as it would for a first datagram, so that answers find the socket.
+fn bind_if_needed(fd: c_int, options: &mut Options, six: bool) -> Result<(), Obstacle> {
+    let unbound = |options: &Options| options.udp.local.is_none_or(|local| local.port() == 0);
+    if !unbound(options) {
+        return Ok(());
+    }
+    let any = address::any(six);
+    // Fails when another thread was faster, which is as good.
+    // SAFETY: the address is as long as it is said to be.
+    unsafe { real::bind(fd, any.as_ptr().cast(), any.len() as libc::socklen_t) };
+    options.udp.local = kernel::local_name(fd)
+        .ok()
+        .and_then(|name| address::parse(&name));
+    match unbound(options) {
+        true => Err(Obstacle::Kernel),
+        false => Ok(()),
+    }
+}
+
+/// How a packet socket's message becomes a frame.
+fn link_plan(
+    fd: c_int,
+    options: &Options,
+    source: &Source,
+    stations: &mut Stations,
+    message: &Message,
+) -> Result<Plan, Trouble> {
+    let name = match message.name() {
+        [] => None,
+        name => Some(address::parse_link(name).ok_or(Obstacle::Kernel)?),
+    };
+    let interface = name.map_or(options.interface, |name| name.interface);
+    let endpoint = source.endpoint()?;
+    let (plan, destination, limit) = if options.kind == Kind::Packets {
+        // Without a station the kernel has none to send to either.
+        let name = name.ok_or(Obstacle::Kernel)?;
+        let destination = name.station.ok_or(Obstacle::Kernel)?;
+        let plan = Plan::Packet {
+            station: endpoint.mac,
+            destination,
+            protocol: name.protocol,
+        };
+        (plan, destination, endpoint.mtu.into())
+    } else {
+        let mut destination = [0; 6];
+        // The first bytes, wherever the program has them.
+        memory::gather(&mut destination, &message.parts).map_err(|_| Obstacle::Kernel)?;
+        let limit = usize::from(endpoint.mtu) + ethernet::HEADER_LEN;
+        (Plan::Frame, destination, limit)
+    };
+    let key = (interface, destination);
+    let now = kernel::monotonic();
+    let reached = match stations.known(&key, now) {
+        Some(reached) => reached,
+        None => {
+            // The runtime sends from one interface; frames for another are the kernel's.
+            let here = kernel::hardware_address(fd, interface) == Some(endpoint.mac);
+            let reached = here && source.reaches(destination)?;
+            stations.remember(key, reached, now + BELIEVED);
+            reached
+        }
+    };
+    if !reached {
+        return Err(Obstacle::Kernel.into());
+    }
+    match message.total > limit {
+        true => Err(Obstacle::Error(libc::EMSGSIZE).into()),
+        false => Ok(plan),
+    }
+}
+
+/// The kernel has sent a datagram of a socket whose datagrams it numbers.
+pub fn sent_by_kernel(socket: &'static Socket, fd: c_int) {
+    process::inside(|inside| {
+        let mut state = socket.current(fd, inside)?;
+        let stamps = state.options.as_ref()?.timestamping & timestamping::TX_RECORD;
+        if stamps != 0 {
+            state.reports.numbered_by_kernel();
+        }
+        Some(())
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_priority_is_the_class_of_its_number_or_best_effort() {
+        for priority in 0..8 {
+            assert_eq!(u32::from(class_of(priority).number()), priority);
+        }
+        for priority in [8, 15, 256, 1 << 16 | 5, u32::MAX] {
+            assert_eq!(class_of(priority), TrafficClass::BEST_EFFORT);
+        }
+    }
+
+    #[test]
+    fn a_message_that_cannot_be_read_is_the_kernels() {
+        process::start();
+        assert!(Message::read(std::ptr::null()).is_none());
+        assert!(Message::read(std::ptr::without_provenance(24)).is_none());
+        let mut control = [0u8; 24];
+        // SAFETY: plain integers and pointers.
+        let mut header: msghdr = unsafe { std::mem::zeroed() };
+        assert!(Message::read(&header).is_none(), "no control messages");
+        header.msg_control = control.as_mut_ptr().cast();
+        header.msg_controllen = control.len();
+        assert!(Message::read(&header).is_some());
+        for (lengths, what) in [((usize::MAX, 0), "control"), ((24, usize::MAX), "parts")] {
+            (header.msg_controllen, header.msg_iovlen) = lengths;
+            assert!(Message::read(&header).is_none(), "{what}");
+        }
+        header.msg_iovlen = 1;
+        header.msg_iov = std::ptr::without_provenance_mut(8);
+        assert!(Message::read(&header).is_none(), "parts that are nowhere");
+        header.msg_iovlen = 0;
+        header.msg_name = std::ptr::without_provenance_mut(8);
+        header.msg_namelen = 16;
+        assert!(Message::read(&header).is_none(), "a name that is nowhere");
+        header.msg_namelen = u32::MAX;
+        assert!(Message::read(&header).is_none(), "a name without end");
+    }
+
+    #[test]
+    fn a_message_is_read_in_one_piece() {
+        process::start();
+        let (mut name, mut control) = ([7u8; 16], [9u8; 24]);
+        let mut parts = [iovec {
+            iov_base: name.as_mut_ptr().cast(),
+            iov_len: 5,
+        }; 3];
+        // SAFETY: plain integers and pointers.
+        let mut header: msghdr = unsafe { std::mem::zeroed() };
+        (header.msg_name, header.msg_namelen) = (name.as_mut_ptr().cast(), 16);
+        (header.msg_control, header.msg_controllen) = (control.as_mut_ptr().cast(), 24);
+        (header.msg_iov, header.msg_iovlen) = (parts.as_mut_ptr(), 3);
+        let message = Message::read(&header).expect("a message");
+        assert_eq!(
+            (message.name(), message.control()),
+            (&name[..], &control[..])
+        );
+        assert_eq!((message.total, message.parts.len()), (15, 3));
+        assert_eq!(message.parts[2].iov_base, parts[2].iov_base);
+    }
+}

@@ -1,0 +1,115 @@
+//! Descriptors of every origin, threads, signals, packet sockets, wrong arguments, full queues.
+
+use std::collections::BTreeMap;
+
+use takt_wire::ethernet::MacAddress;
+
+use super::support::{Listener, Running, Site, ended_well, program};
+
+#[test]
+fn a_socket_is_what_it_is_by_whatever_descriptor() {
+    let site = Site::new();
+    let listener = Listener::new(site.there());
+    let address = site.addresses()[0].to_string();
+    let running = Running::start(site.command(program("descriptors")).arg(address));
+    let mut expected = vec![
+        "dup",
+        "F_DUPFD",
+        "F_DUPFD_CLOEXEC",
+        "dup2",
+        "dup3",
+        "still dup3",
+        "parent",
+        "child",
+        "child's own",
+        "parent again",
+        "after exec",
+        "parent after vfork",
+        "handed over",
+    ];
+    let mut received: Vec<String> = expected
+        .iter()
+        .map(|_| String::from_utf8(listener.next_in_time().0).expect("a text"))
+        .collect();
+    received.sort_unstable();
+    expected.sort_unstable();
+    assert_eq!(received, expected);
+    let (_, err) = running.end();
+    assert_eq!(err, "");
+    assert!(listener.is_empty());
+    assert_eq!(site.sent(), expected.len() as u64, "by the runtime");
+}
+
+#[test]
+fn threads_signals_and_cancellations_neither_lock_up_nor_lose_datagrams() {
+    let site = Site::new();
+    let listener = Listener::new(site.there());
+    let address = site.addresses()[0].to_string();
+    let running = Running::start(site.command(program("threads")).arg(address));
+    // Read as they come, so that the socket's buffer is not what loses them.
+    let mut received: BTreeMap<String, usize> = BTreeMap::new();
+    loop {
+        let text = String::from_utf8(listener.next().0[8..].to_vec()).expect("a text");
+        let last = text == "uncancelled";
+        *received.entry(text).or_default() += 1;
+        if last {
+            break;
+        }
+    }
+    running.end();
+    assert_eq!(received.get("shared"), Some(&200), "{received:?}");
+    assert_eq!(received.get("own"), Some(&200), "{received:?}");
+    assert_eq!(received.get("main"), Some(&400), "{received:?}");
+}
+
+#[test]
+fn wrong_messages_get_the_kernels_errors() {
+    let site = Site::new();
+    for address in site.addresses() {
+        let address = address.to_string();
+        let wrong = program("hostile");
+        // First without the preload: the program expects what the kernel does.
+        let plain = site
+            .here()
+            .command(&wrong)
+            .expect("the lab is up")
+            .arg(&address)
+            .output();
+        ended_well(plain);
+        ended_well(site.command(&wrong).arg(&address).output());
+    }
+}
+
+#[test]
+fn packet_sockets_send_frames_at_their_times() {
+    let site = Site::new();
+    let listener = Listener::new(site.there());
+    let output = site
+        .command(program("raw"))
+        .arg(site.here().address().to_string())
+        .arg(site.there().address().to_string())
+        .arg(MacAddress(site.there().mac()).to_string())
+        .output();
+    let (_, err) = ended_well(output);
+    // The tagged one.
+    assert!(err.contains("goes the kernel's way"), "{err}");
+    for text in ["frame", "packet"] {
+        let (received, from) = listener.next_in_time();
+        assert!(received.starts_with(text.as_bytes()));
+        assert_eq!(from.port(), 1234);
+    }
+    assert_eq!(site.sent(), 2);
+}
+
+#[test]
+fn a_full_queue_blocks_or_says_so_and_holds_nothing_else_up() {
+    let site = Site::new();
+    let listener = Listener::new(site.there());
+    let address = site.addresses()[0].to_string();
+    ended_well(site.command(program("full")).arg(address).output());
+    assert_eq!(listener.next_in_time().0, b"");
+    assert!(
+        listener.is_empty(),
+        "what was to leave later died with its program"
+    );
+}

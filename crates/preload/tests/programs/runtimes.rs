@@ -1,0 +1,83 @@
+//! Nodes without a runtime, runtimes that refuse, and runtimes that die.
+
+use std::process::Command;
+
+use super::support::{Listener, Running, Site, ended_well, program, until};
+
+/// The program that sends one datagram `a` after 10 ms.
+fn one_datagram(site: &Site) -> Command {
+    let mut command = site.command(program("so_txtime"));
+    command.args(["mono", &site.addresses()[0].to_string(), "a,10"]);
+    command
+}
+
+#[test]
+fn without_a_runtime_the_kernel_sends_and_one_warning_is_given() {
+    let site = Site::without_daemon();
+    let listener = Listener::new(site.there());
+    let (_, err) = ended_well(one_datagram(&site).output());
+    assert_eq!(listener.next().0, b"a");
+    assert_eq!(err.lines().count(), 1, "{err}");
+    assert!(
+        err.starts_with("takt-preload: so_txtime: cannot reach"),
+        "{err}"
+    );
+    assert!(err.contains("takt.sock"), "{err}");
+}
+
+#[test]
+fn a_required_runtime_that_is_not_there_fails_the_call_that_asks_for_times() {
+    let site = Site::without_daemon();
+    let output = one_datagram(&site)
+        .env("TAKT_PRELOAD", "required")
+        .output()
+        .expect("it starts");
+    assert_eq!(output.status.code(), Some(1));
+    let err = String::from_utf8_lossy(&output.stderr);
+    assert!(err.contains("SO_TXTIME"), "{err}");
+    assert!(err.contains("not connected"), "{err}");
+}
+
+#[test]
+fn switched_off_it_does_nothing() {
+    let site = Site::new();
+    let listener = Listener::new(site.there());
+    let (_, err) = ended_well(one_datagram(&site).env("TAKT_PRELOAD", "off").output());
+    assert_eq!(err, "");
+    assert_eq!(listener.next().0, b"a");
+    assert_eq!(site.sent(), 0);
+}
+
+#[test]
+fn a_runtime_that_gives_no_endpoint_is_as_none() {
+    let mut site = Site::without_daemon();
+    site.start_daemon_without_endpoint();
+    let listener = Listener::new(site.there());
+    let (_, err) = ended_well(one_datagram(&site).output());
+    assert_eq!(listener.next().0, b"a");
+    assert!(err.contains("endpoint"), "{err}");
+}
+
+#[test]
+fn the_kernel_sends_while_the_runtime_is_gone_and_no_longer() {
+    let mut site = Site::new();
+    let listener = Listener::new(site.there());
+    let address = site.addresses()[0].to_string();
+    let running = Running::start(site.command(program("steady")).arg(address));
+    let mut on_time = || {
+        let (payload, _) = listener.next();
+        let launch = i64::from_ne_bytes(*payload.first_chunk().expect("a time"));
+        super::support::tai() >= launch
+    };
+    until("datagrams leave at their times", || on_time().then_some(()));
+    site.kill_daemon();
+    until("the kernel sends at once", || (!on_time()).then_some(()));
+    site.start_daemon();
+    until("the runtime sends again", || (site.sent() > 0).then_some(()));
+    until("datagrams leave at their times again", || {
+        on_time().then_some(())
+    });
+    let (_, err) = running.output();
+    assert_eq!(err.lines().count(), 1, "{err}");
+    assert!(err.contains("went away"), "{err}");
+}

@@ -1,0 +1,110 @@
+//! What leaves, and when; what programs are told about it.
+
+use super::support::{Listener, Running, Site, ended_well, program};
+
+#[test]
+fn datagrams_leave_at_their_times_however_they_are_sent() {
+    let site = Site::new();
+    for address in site.addresses() {
+        let listener = Listener::new(site.there());
+        let before = site.sent();
+        let talker = Running::start(site.command(program("talker")).arg(address.to_string()));
+        let (text, from) = listener.next_in_time();
+        assert_eq!(text, b"unconnected");
+        listener.answer(b"answer", from);
+        let mut expected = vec![
+            "connected",
+            "long",
+            "marked",
+            "monotonic",
+            "realtime",
+            "tai",
+        ];
+        if address.is_ipv4() {
+            expected.push("mapped");
+        }
+        expected.extend(["many 0", "many 1", "many 2", "many 3", "many 4"]);
+        expected.sort_unstable();
+        let mut taken = Vec::new();
+        let mut by_kernel = 0;
+        while taken.len() < expected.len() {
+            let (text, _) = listener.next_in_time();
+            match String::from_utf8(text).expect("a text") {
+                text if text.is_empty() => by_kernel += 1,
+                text if text.starts_with("xxx") => {
+                    let headers = if address.is_ipv4() { 28 } else { 48 };
+                    assert_eq!(text.len(), 1450 - headers - 8);
+                    taken.push("long".into());
+                }
+                text => taken.push(text),
+            }
+        }
+        // Between sockets there is no order but that of their times.
+        taken.sort_unstable();
+        assert_eq!(taken, expected, "{address}");
+        assert_eq!(by_kernel, 4, "without a time");
+        let (_, err) = talker.end();
+        assert_eq!(err, "", "no warning");
+        assert_eq!(
+            site.sent() - before,
+            1 + taken.len() as u64,
+            "by the runtime"
+        );
+    }
+}
+
+#[test]
+fn error_queues_tell_of_missed_times_and_of_departures() {
+    let site = Site::new();
+    for address in site.addresses() {
+        let listener = Listener::new(site.there());
+        let output = site
+            .command(program("errors"))
+            .arg(address.to_string())
+            .output();
+        let (_, err) = ended_well(output);
+        assert_eq!(err, "");
+        // Nothing arrived that was said to be dropped.
+        let mut arrived = 0;
+        while !listener.is_empty() {
+            let (text, _) = listener.next();
+            assert!(!text.ends_with(b"never"));
+            arrived += 1;
+        }
+        assert!(arrived > 0);
+    }
+}
+
+/// Runs the kernel's test: letters with their delays, those that are to arrive in their order, and what the
+/// error queue is to say.
+fn so_txtime(site: &Site, clock: &str, sent: &str, arrive: &str, told: &str) {
+    for address in site.addresses() {
+        let listener = Listener::new(site.there());
+        let output = site
+            .command(program("so_txtime"))
+            .args([clock, &address.to_string(), sent])
+            .output();
+        let (out, err) = ended_well(output);
+        assert_eq!((out.trim(), &*err), (told, ""), "{sent}");
+        for letter in arrive.chars() {
+            assert_eq!(listener.next().0, [letter as u8], "{sent} over {address}");
+        }
+        assert!(listener.is_empty());
+    }
+}
+
+#[test]
+fn the_kernels_own_test_of_transmission_times_passes() {
+    let site = Site::new();
+    // Without a time and with one that has passed; then order by time, not by call.
+    so_txtime(&site, "mono", "a,-1", "a", "");
+    so_txtime(&site, "mono", "a,10", "a", "");
+    so_txtime(&site, "mono", "a,10,b,20", "ab", "");
+    so_txtime(&site, "mono", "a,20,b,10", "ba", "");
+    so_txtime(&site, "tai", "a,-1", "a", "");
+    so_txtime(&site, "tai", "a,-2000", "", "a invalid");
+    so_txtime(&site, "tai", "a,-2000,b,10", "b", "a invalid");
+    so_txtime(&site, "tai", "a,10", "a", "");
+    so_txtime(&site, "tai", "a,20,b,20", "ab", "");
+    so_txtime(&site, "tai", "a,30,b,10,c,20", "bca", "");
+}

@@ -1,0 +1,433 @@
+//! Programs under the preload in containers of a lab, a real daemon on their host, and who listens to them.
+
+use std::fs::File;
+use std::io;
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::os::unix::net::UnixDatagram;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use takt_lab::{Host, Lab, LabConfig, OVERLAY_ID};
+use takt_wire::ethernet::MacAddress;
+
+/// Long enough that only what never happens runs into it.
+pub const PATIENCE: Duration = Duration::from_secs(20);
+/// The port of whoever listens.
+pub const PORT: u16 = 5001;
+/// The prefix of the containers' IPv6 addresses, which the lab does not give them.
+const SIX: &str = "fd88::";
+
+/// The repository.
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// A program or library of this workspace. Cargo builds neither for the tests of another package.
+pub fn built(name: &str) -> PathBuf {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    let directory = BUILT.get_or_init(|| {
+        let program = std::env::current_exe().expect("the test's own path");
+        // target/debug/deps/programs-...
+        let profile = program.ancestors().nth(2).expect("the profile's directory");
+        let name = profile.file_name().expect("a name").to_string_lossy();
+        let output = Command::new(std::env::var_os("CARGO").unwrap_or("cargo".into()))
+            .args(["build", "--quiet", "-p", "takt-preload", "-p", "taktd"])
+            .args(["--profile", if name == "debug" { "dev" } else { &name }])
+            .arg("--target-dir")
+            .arg(profile.parent().expect("the target directory"))
+            .current_dir(root())
+            .output()
+            .expect("cargo starts");
+        assert!(
+            output.status.success(),
+            "{}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+        profile.to_owned()
+    });
+    directory.join(name)
+}
+
+/// Waits for something to be so, without guessing how long that takes.
+pub fn until<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
+    let start = Instant::now();
+    loop {
+        if let Some(found) = condition() {
+            return found;
+        }
+        assert!(start.elapsed() < PATIENCE, "not in {PATIENCE:?}: {what}");
+        std::thread::yield_now();
+    }
+}
+
+/// A directory of a test's own, removed with it.
+pub struct Scratch(PathBuf);
+
+impl Scratch {
+    pub fn new() -> Self {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let name = format!("takt-t-pa-{}-{number}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        std::fs::create_dir_all(&path).expect("a directory for the test");
+        Self(path)
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A C program of the tests, compiled once with all warnings as errors, and with the checks of buffers that
+/// distributions switch on.
+pub fn program(name: &str) -> PathBuf {
+    static DIRECTORY: OnceLock<Scratch> = OnceLock::new();
+    static LOCK: std::sync::Mutex<()> = std::sync::Mutex::new(());
+    let program = DIRECTORY.get_or_init(Scratch::new).path(name);
+    let _one_at_a_time = LOCK.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    if !program.exists() {
+        let directory = root().join("crates/preload/tests/programs/c");
+        let output = Command::new("cc")
+            .args(["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-g", "-O2"])
+            .args(["-D_GNU_SOURCE", "-D_FORTIFY_SOURCE=2", "-pthread"])
+            .arg(directory.join(format!("{name}.c")))
+            .arg("-o")
+            .arg(&program)
+            .output()
+            .expect("cc: install gcc");
+        assert!(
+            output.status.success(),
+            "{}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+    }
+    program
+}
+
+/// A script of the tests.
+pub fn script(name: &str) -> PathBuf {
+    root()
+        .join("crates/preload/tests/programs/python")
+        .join(name)
+}
+
+/// A command in a host under the preload, without the environment's wishes.
+pub fn preloaded(host: &Host, program: impl AsRef<std::ffi::OsStr>) -> Command {
+    let mut command = host.command(program).expect("the lab is up");
+    command
+        .env("LD_PRELOAD", built("libtakt_preload.so"))
+        .env_remove("TAKT_PRELOAD")
+        .env("TAKT_SOCKET", "/nonexistent/takt.sock")
+        .stdin(Stdio::null());
+    command
+}
+
+/// What a program printed, which must have ended well.
+pub fn ended_well(output: io::Result<Output>) -> (String, String) {
+    let output = output.expect("the program starts; if it is not there, run scripts/setup.sh");
+    let (out, err) = (
+        String::from_utf8_lossy(&output.stdout).into_owned(),
+        String::from_utf8_lossy(&output.stderr).into_owned(),
+    );
+    assert!(output.status.success(), "{}: {out}{err}", output.status);
+    (out, err)
+}
+
+/// A program that runs beside the test, and not longer.
+pub struct Running {
+    child: Option<Child>,
+    /// Its output: files, so that it never waits for us to read.
+    scratch: Scratch,
+}
+
+impl Running {
+    pub fn start(command: &mut Command) -> Self {
+        let scratch = Scratch::new();
+        let file = |name| File::create(scratch.path(name)).expect("a file");
+        let child = command
+            .stdout(file("out"))
+            .stderr(file("err"))
+            .spawn()
+            .expect("the program starts; if it is not there, run scripts/setup.sh");
+        Self {
+            child: Some(child),
+            scratch,
+        }
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.as_ref().map_or(0, Child::id)
+    }
+
+    /// What it has printed.
+    pub fn output(&self) -> (String, String) {
+        let read = |name| std::fs::read_to_string(self.scratch.path(name)).unwrap_or_default();
+        (read("out"), read("err"))
+    }
+
+    /// Waits until it has ended, which must be well; what it printed.
+    pub fn end(mut self) -> (String, String) {
+        let status = self.child.take().expect("once").wait().expect("its end");
+        let (out, err) = self.output();
+        assert!(status.success(), "{status}: {out}{err}");
+        (out, err)
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if let Some(child) = &mut self.child {
+            let _ = child.kill();
+            let _ = child.wait();
+            eprintln!("the program said: {:?}", self.output());
+        }
+    }
+}
+
+/// Two hosts with a container each, joined by VXLANs of the kernel; a daemon on the first one, whose tenant is
+/// its container.
+pub struct Site {
+    daemon: Option<Child>,
+    scratch: Scratch,
+    pub lab: Lab,
+}
+
+impl Site {
+    /// With a daemon.
+    pub fn new() -> Self {
+        let mut site = Self::without_daemon();
+        site.start_daemon();
+        site
+    }
+
+    /// Before there is one.
+    pub fn without_daemon() -> Self {
+        let config = LabConfig {
+            hosts: 2,
+            containers: 1,
+            ..LabConfig::default()
+        };
+        let lab = Lab::scratch(&config).expect("a lab: root and iproute2 are needed");
+        for host in 0..2 {
+            let address = six(host).to_string() + "/64";
+            let status = Command::new("ip")
+                .args(["-n", lab.container(host, 0).namespace()])
+                .args(["address", "add", &address, "dev", "eth0", "nodad"])
+                .status()
+                .expect("ip");
+            assert!(status.success());
+        }
+        Self {
+            daemon: None,
+            scratch: Scratch::new(),
+            lab,
+        }
+    }
+
+    /// Starts the daemon, whose tenant may send frames.
+    pub fn start_daemon(&mut self) {
+        let sections = self.sections();
+        self.start_daemon_with(&sections);
+    }
+
+    /// Starts the daemon, whose tenant may not.
+    pub fn start_daemon_without_endpoint(&mut self) {
+        self.start_daemon_with("");
+    }
+
+    /// The endpoint of the container here, in a network where the station of the other one is known.
+    fn sections(&self) -> String {
+        let (here, there) = (self.here(), self.there());
+        format!(
+            "[listener.endpoint]\nnetwork = \"pods\"\nmac = \"{mac}\"\naddresses = [\"{four}/16\", \"{six}/64\"]\n\
+             [[network]]\nname = \"pods\"\ncarrier = \"vxlan:{OVERLAY_ID}\"\n\
+             stations = [{{ mac = \"{far_mac}\", vtep = \"{vtep}\", addresses = [\"{far_four}\", \"{far_six}\"] }}]\n",
+            mac = MacAddress(here.mac()),
+            four = here.address(),
+            six = six(0),
+            far_mac = MacAddress(there.mac()),
+            vtep = self.lab.host(1).address(),
+            far_four = there.address(),
+            far_six = six(1),
+        )
+    }
+
+    fn start_daemon_with(&mut self, sections: &str) {
+        // As much tolerance as there is: a busy machine is not what is tested.
+        let text = format!(
+            "[node]\nname = \"h1\"\naddress = \"{}\"\n[departure]\ntolerance_us = 1000000\n\
+             [admin]\nsocket = \"DIR/admin.sock\"\n[[listener]]\npath = \"DIR/takt.sock\"\n{sections}",
+            self.lab.host(0).address(),
+        );
+        let place = self.scratch.path("").display().to_string();
+        let text = text.replace("DIR/", &place);
+        std::fs::write(self.scratch.path("takt.toml"), text).expect("write");
+        let notify = self.scratch.path("notify.sock");
+        let _ = std::fs::remove_file(&notify);
+        let notifications = UnixDatagram::bind(&notify).expect("bind");
+        notifications
+            .set_read_timeout(Some(Duration::from_millis(20)))
+            .expect("a timeout");
+        let log = File::options()
+            .create(true)
+            .append(true)
+            .open(self.scratch.path("log"))
+            .expect("a log");
+        let mut daemon = self
+            .lab
+            .host(0)
+            .command(built("taktd"))
+            .expect("the lab is up")
+            .arg("--config")
+            .arg(self.scratch.path("takt.toml"))
+            .env("NOTIFY_SOCKET", &notify)
+            .env_remove("RUST_LOG")
+            .env_remove("WATCHDOG_USEC")
+            .stdin(Stdio::null())
+            .stderr(log)
+            .spawn()
+            .expect("the daemon");
+        let mut buffer = [0; 4096];
+        until("the daemon is ready", || {
+            let ready = notifications
+                .recv(&mut buffer)
+                .is_ok_and(|length| String::from_utf8_lossy(&buffer[..length]).contains("READY=1"));
+            let ended = daemon.try_wait().expect("its state");
+            assert!(ended.is_none(), "the daemon says: {}", self.log());
+            ready.then_some(())
+        });
+        self.daemon = Some(daemon);
+    }
+
+    /// Ends the daemon with SIGKILL.
+    pub fn kill_daemon(&mut self) {
+        if let Some(mut daemon) = self.daemon.take() {
+            daemon.kill().expect("it runs");
+            daemon.wait().expect("it ends");
+        }
+    }
+
+    fn log(&self) -> String {
+        std::fs::read_to_string(self.scratch.path("log")).unwrap_or_default()
+    }
+
+    /// The container whose programs are preloaded.
+    pub fn here(&self) -> &Host {
+        self.lab.container(0, 0)
+    }
+
+    /// The container that is sent to, of another host.
+    pub fn there(&self) -> &Host {
+        self.lab.container(1, 0)
+    }
+
+    /// Its addresses.
+    pub fn addresses(&self) -> [IpAddr; 2] {
+        [self.there().address().into(), six(1)]
+    }
+
+    /// A command here, under the preload, with the daemon's socket.
+    pub fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
+        let mut command = preloaded(self.here(), program);
+        command.env("TAKT_SOCKET", self.scratch.path("takt.sock"));
+        command
+    }
+
+    /// Frames that the daemon has sent for its tenant.
+    pub fn sent(&self) -> u64 {
+        self.counters().sent
+    }
+
+    /// What it counts of them.
+    pub fn counters(&self) -> taktd::admin::proto::NetworkCounters {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .expect("a runtime");
+        runtime.block_on(async {
+            let socket = self.scratch.path("admin.sock");
+            let mut client = taktd::admin::client::connect(&socket)
+                .await
+                .expect("the admin API");
+            let request = taktd::admin::proto::ListNetworksRequest {};
+            let networks = client.list_networks(request).await.expect("the networks");
+            let network = networks.into_inner().networks.swap_remove(0);
+            network.counters.expect("counters")
+        })
+    }
+}
+
+impl Drop for Site {
+    fn drop(&mut self) {
+        self.kill_daemon();
+        if std::thread::panicking() {
+            eprintln!("the daemon said:\n{}", self.log());
+        }
+    }
+}
+
+/// The IPv6 address of the container of a host.
+fn six(host: usize) -> IpAddr {
+    format!("{SIX}{}", host + 1).parse().expect("an address")
+}
+
+/// An ordinary socket in a container.
+pub struct Listener(UdpSocket);
+
+impl Listener {
+    /// For either version of IP.
+    pub fn new(host: &Host) -> Self {
+        Self::on(host, PORT)
+    }
+
+    pub fn on(host: &Host, port: u16) -> Self {
+        let _inside = host.enter().expect("the lab is up");
+        let any: SocketAddr = (std::net::Ipv6Addr::UNSPECIFIED, port).into();
+        let socket = UdpSocket::bind(any).expect("bind");
+        socket.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+        Self(socket)
+    }
+
+    /// The next datagram, and who sent it.
+    pub fn next(&self) -> (Vec<u8>, SocketAddr) {
+        let mut buffer = [0; 2048];
+        let (length, from) = self.0.recv_from(&mut buffer).expect("a datagram");
+        (buffer[..length].to_vec(), from)
+    }
+
+    /// The next datagram, which begins with its transmission time in `CLOCK_TAI` and must not come before.
+    pub fn next_in_time(&self) -> (Vec<u8>, SocketAddr) {
+        let (payload, from) = self.next();
+        let now = tai();
+        let launch = i64::from_ne_bytes(*payload.first_chunk().expect("a time"));
+        assert!(now >= launch, "{} ns before its time", launch - now);
+        (payload[8..].to_vec(), from)
+    }
+
+    /// Whether nothing waits.
+    pub fn is_empty(&self) -> bool {
+        self.0.set_nonblocking(true).expect("an option");
+        let empty = self.0.peek(&mut [0]).is_err();
+        self.0.set_nonblocking(false).expect("an option");
+        empty
+    }
+
+    /// Answers somebody.
+    pub fn answer(&self, payload: &[u8], to: SocketAddr) {
+        self.0.send_to(payload, to).expect("sent");
+    }
+}
+
+/// `CLOCK_TAI` now, in nanoseconds.
+pub fn tai() -> i64 {
+    takt_clock::Clock::now(&takt_clock::SystemTai).as_nanos()
+}
