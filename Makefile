@@ -8,7 +8,7 @@ SUDO := $(if $(filter 0,$(shell id -u)),,sudo --preserve-env=PATH,HOME,CARGO_HOM
 .PHONY: help demo test setup build lint unit docs e2e loom fuzz kubernetes test-oracle test-cluster bench install clean
 
 help:
-	@echo "make demo     two hosts on this machine, Takt beside kernel UDP and bare AF_XDP: table and report"
+	@echo "make demo     an isochronous talker over Takt's overlay beside bare metal and Flannel's way: tables and report"
 	@echo "make test     everything below"
 	@echo "  lint        formatting and lints"
 	@echo "  unit        tests of single packages, and e2e"
@@ -30,7 +30,7 @@ build: setup
 	$(CARGO) build --release --workspace
 
 demo: setup
-	$(CARGO) build --release -p takt-cli
+	$(CARGO) build --release -p takt-cli -p takt-preload
 	$(SUDO) target/release/takt demo
 
 test: lint unit docs loom fuzz kubernetes

@@ -17,6 +17,8 @@ const LISTENER_PORT: u16 = 6000;
 const DRAIN_PORT: u16 = 6001;
 /// The real-time priority of the runtime's lane: below the talker's, which has work for it.
 const LANE_PRIORITY: u8 = 50;
+/// What is late is sent, and measured: dropped, it would not be in the figures.
+const TOLERANCE_US: u32 = 1_000_000;
 /// Datagrams at the beginning of a run that are not measured.
 pub const WARM_UP: u32 = 50;
 
@@ -202,7 +204,8 @@ fn node(
     let listener = format!(
         "[listener.endpoint]\nnetwork = \"pods\"\nmac = \"{}\"\naddresses = [\"{}/{}\"]\nmtu = {}\n\n\
          [[network]]\nname = \"pods\"\ncarrier = \"vxlan:{OVERLAY_ID}\"\n\
-         stations = [{{ mac = \"{}\", vtep = \"{}\", addresses = [\"{}\"] }}]\n",
+         stations = [{{ mac = \"{}\", vtep = \"{}\", addresses = [\"{}\"] }}]\n\n\
+         [departure]\ntolerance_us = {TOLERANCE_US}\n",
         mac(tenant),
         tenant.address(),
         tenant.prefix_length(),

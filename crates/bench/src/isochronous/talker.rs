@@ -74,8 +74,9 @@ pub fn run(options: &Options) -> io::Result<Sent> {
     };
     let socket = UdpSocket::bind(local)?;
     socket.connect(options.to)?;
-    sys::set(&socket, libc::SOL_SOCKET, libc::SO_PRIORITY, &CLASS)?;
+    // In this order: the kernel takes a priority from the type of service, and another one than this.
     sys::set(&socket, libc::IPPROTO_IP, libc::IP_TOS, &TOS)?;
+    sys::set(&socket, libc::SOL_SOCKET, libc::SO_PRIORITY, &CLASS)?;
     let stamps = libc::SOF_TIMESTAMPING_TX_SOFTWARE
         | libc::SOF_TIMESTAMPING_SOFTWARE
         | libc::SOF_TIMESTAMPING_OPT_ID

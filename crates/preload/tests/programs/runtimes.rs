@@ -73,7 +73,9 @@ fn the_kernel_sends_while_the_runtime_is_gone_and_no_longer() {
     site.kill_daemon();
     until("the kernel sends at once", || (!on_time()).then_some(()));
     site.start_daemon();
-    until("the runtime sends again", || (site.sent() > 0).then_some(()));
+    until("the runtime sends again", || {
+        (site.sent() > 0).then_some(())
+    });
     until("datagrams leave at their times again", || {
         on_time().then_some(())
     });
