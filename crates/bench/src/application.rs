@@ -31,7 +31,7 @@ pub struct Received {
 }
 
 /// Emits until a sink is there: the first message is not part of any measurement.
-fn rendezvous(source: &Source, size: usize) -> Result<(), Error> {
+pub(crate) fn rendezvous(source: &Source, size: usize) -> Result<(), Error> {
     let patience = Instant::now() + 2 * SILENCE;
     loop {
         let token = source.buffer_wait(size, Wait::Until(patience))?.emit()?;

@@ -37,9 +37,14 @@ impl Latencies {
         self.record_ns(u64::try_from(latency.as_nanos()).unwrap_or(u64::MAX));
     }
 
-    /// Records one latency in nanoseconds.
+    /// Records one latency in nanoseconds; less than one counts as one.
     pub fn record_ns(&mut self, latency_ns: u64) {
-        self.0.saturating_record(latency_ns);
+        self.record_many(latency_ns, 1);
+    }
+
+    /// No logarithmic scale has a place for 0.
+    fn record_many(&mut self, latency_ns: u64, count: u64) {
+        self.0.saturating_record_n(latency_ns.max(1), count);
     }
 
     /// Adds all latencies of `other`.
@@ -112,7 +117,7 @@ impl<'de> Deserialize<'de> for Latencies {
                     "cannot count {count} more latencies of {latency} ns"
                 )));
             }
-            latencies.0.saturating_record_n(latency, count);
+            latencies.record_many(latency, count);
         }
         Ok(latencies)
     }
@@ -263,7 +268,10 @@ mod tests {
     fn a_latency_out_of_range_counts_at_the_end_of_the_range() {
         let latencies = of([0, u64::MAX]);
         assert_eq!(latencies.count(), 2);
-        assert!(latencies.percentiles().unwrap().max >= LONGEST_NS as f64);
+        let percentiles = latencies.percentiles().unwrap();
+        assert!(percentiles.max >= LONGEST_NS as f64);
+        // Or a logarithmic scale would begin nowhere.
+        assert_eq!(percentiles.min, 1.0);
     }
 
     #[test]

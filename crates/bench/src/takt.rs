@@ -3,7 +3,7 @@
 //!
 //! Daemon and application of one host share the host's core, as the two threads of a peer's side share
 //! theirs. Every run starts and ends all its processes, so that no variant inherits another's state.
-//! What runs in the processes is in [`app`]; what is measured without hosts in [`local`] and [`sinks`].
+//! What runs in the processes is in [`app`]; what is measured without such processes in [`departures`], [`local`] and [`sinks`].
 
 use std::io;
 use std::net::Ipv4Addr;
@@ -20,6 +20,7 @@ use crate::statistics::{Latencies, Throughput};
 
 pub mod app;
 pub(crate) mod daemon;
+pub mod departures;
 pub mod local;
 pub(crate) mod process;
 pub mod sinks;

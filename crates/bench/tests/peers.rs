@@ -5,6 +5,8 @@ use std::time::Duration;
 use takt_bench::awake::usable_cores;
 use takt_bench::experiment::Sample;
 use takt_bench::peers::{Pair, PeerError, RoundTrips, Stream, udp, udp_batch, xdp};
+use takt_bench::takt::departures::{Idle, Run, departures};
+use takt_bench::takt::{Datapath, Form};
 use takt_lab::{Lab, LabConfig, LinkState};
 
 /// Two hosts, or `None` with a reason where none can be made.
@@ -132,6 +134,23 @@ fn a_payload_or_batch_that_does_not_fit_is_refused() {
                 matches!(refused, Err(PeerError::Batch(_))),
                 "{name} {batch}"
             );
+        }
+    }
+}
+
+#[test]
+fn every_departure_is_measured_in_every_form() {
+    let Some(lab) = lab() else { return };
+    let run = Run {
+        period: Duration::from_millis(1),
+        count: 50,
+        payload: 64,
+    };
+    for form in [Form::Embedded, Form::Daemon] {
+        for path in [Datapath::Udp, Datapath::Xdp] {
+            let sample = departures(form, path, Idle::default(), &pair(&lab), &run);
+            let sample = sample.unwrap_or_else(|error| panic!("{form:?} {path:?}: {error}"));
+            assert_eq!(sample.latencies.unwrap().count(), 50, "{form:?} {path:?}");
         }
     }
 }

@@ -8,6 +8,7 @@ use clap::{Args, Subcommand};
 use crate::failure::Failure;
 
 mod common;
+mod departure;
 mod isochronous;
 mod latency;
 mod local;
@@ -45,6 +46,8 @@ enum What {
     Latency(latency::Latency),
     /// One-way streams between two hosts, as fast as they go
     Throughput(throughput::Throughput),
+    /// How exactly messages leave at their launch times, beside a bare loop
+    Departure(departure::Departure),
     /// Delivery within one host, beside iceoryx2, and what the hop over a daemon's lane costs
     Local(local::Local),
     /// What a message costs the runtime, by the number of local sinks
@@ -60,6 +63,7 @@ impl Bench {
             What::Isochronous(isochronous) => isochronous.run(),
             What::Latency(latency) => latency.run(),
             What::Throughput(throughput) => throughput.run(),
+            What::Departure(departure) => departure.run(),
             What::Local(local) => local.run(),
             What::Sinks(sinks) => sinks.run(),
             What::Reservations(reservations) => reservations.run(),
