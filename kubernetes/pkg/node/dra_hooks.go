@@ -123,7 +123,9 @@ func (n *Node) fits(record *Record) error {
 func (n *Node) UnprepareResourceClaims(ctx context.Context, claims []kubeletplugin.NamespacedObject) (map[types.UID]error, error) {
 	results := map[types.UID]error{}
 	for _, claim := range claims {
+		began := time.Now()
 		err := n.unprepare(ctx, claim.UID)
+		n.metrics.release.Observe(time.Since(began).Seconds())
 		if err != nil {
 			klog.FromContext(ctx).Error(err, "Cannot give a claim back", "claim", klog.KRef(claim.Namespace, claim.Name))
 			n.metrics.failures.WithLabelValues("unprepare").Inc()

@@ -12,6 +12,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"k8s.io/klog/v2"
+	health "k8s.io/kubelet/pkg/apis/dra-health/v1alpha1"
 )
 
 // metrics are the agent's own counters; what is known of claims and cores is read when it is asked for, so
@@ -20,6 +21,8 @@ type metrics struct {
 	n        *Node
 	registry *prometheus.Registry
 	prepare  prometheus.Histogram
+	release  prometheus.Histogram
+	hooks    *prometheus.HistogramVec
 	enforce  prometheus.Histogram
 	failures *prometheus.CounterVec
 }
@@ -28,8 +31,9 @@ var (
 	ofCore  = []string{"cpu"}
 	ofClaim = []string{"namespace", "claim", "request", "pod", "container"}
 
-	coreBound = prometheus.NewDesc("takt_node_core_bound_ppm", "Parts per million of the core that may be reserved.", ofCore, nil)
-	coreTaken = prometheus.NewDesc("takt_node_core_reserved_ppm", "Parts per million of the core that prepared claims hold.", ofCore, nil)
+	coreBound  = prometheus.NewDesc("takt_node_core_bound_ppm", "Parts per million of the core that may be reserved.", ofCore, nil)
+	coreHealth = prometheus.NewDesc("takt_node_core_healthy", "1 if the core is online and the kernel still admits what is reserved on it, as the kubelet is told.", ofCore, nil)
+	coreTaken  = prometheus.NewDesc("takt_node_core_reserved_ppm", "Parts per million of the core that prepared claims hold.", ofCore, nil)
 
 	claimThreads   = prometheus.NewDesc("takt_reservation_threads", "Threads that hold a reservation of the request.", ofClaim, nil)
 	claimFree      = prometheus.NewDesc("takt_reservation_free", "Reservations of the request that no thread holds.", ofClaim, nil)
@@ -42,26 +46,36 @@ var (
 
 func newMetrics(n *Node) *metrics {
 	buckets := prometheus.ExponentialBuckets(0.0001, 2, 16)
+	histogram := func(name, help string) prometheus.Histogram {
+		return prometheus.NewHistogram(prometheus.HistogramOpts{Name: name, Help: help, Buckets: buckets})
+	}
 	m := &metrics{
 		n: n, registry: prometheus.NewRegistry(),
-		prepare: prometheus.NewHistogram(prometheus.HistogramOpts{
-			Name: "takt_node_prepare_seconds", Help: "Time to prepare one claim.", Buckets: buckets,
-		}),
-		enforce: prometheus.NewHistogram(prometheus.HistogramOpts{
-			Name: "takt_node_enforce_seconds", Help: "Time to put one container under reservation.", Buckets: buckets,
-		}),
+		prepare: histogram("takt_node_prepare_seconds", "Time to prepare one claim."),
+		release: histogram("takt_node_unprepare_seconds", "Time to give one claim back."),
+		enforce: histogram("takt_node_enforce_seconds", "Time to put one container under reservation."),
+		hooks: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "takt_node_hook_seconds", Buckets: buckets,
+			Help: "Time that the container runtime waits for the agent in one of its hooks, for containers with a claim; the enforcement is part of gate.",
+		}, []string{"hook"}),
 		failures: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "takt_node_failures_total", Help: "What went wrong, by where.",
 		}, []string{"where"}),
 	}
-	m.registry.MustRegister(m.prepare, m.enforce, m.failures, m)
+	m.registry.MustRegister(m.prepare, m.release, m.hooks, m.enforce, m.failures, m)
 	return m
+}
+
+// hook times one of the container runtime's hooks: call what it returns at its end.
+func (m *metrics) hook(name string) (end func()) {
+	began := time.Now()
+	return func() { m.hooks.WithLabelValues(name).Observe(time.Since(began).Seconds()) }
 }
 
 // Describe implements prometheus.Collector.
 func (m *metrics) Describe(to chan<- *prometheus.Desc) {
 	for _, desc := range []*prometheus.Desc{
-		coreBound, coreTaken, claimThreads, claimFree, claimLeftOut, claimCPU, claimSamples, claimExhausted, claimRestored,
+		coreBound, coreTaken, coreHealth, claimThreads, claimFree, claimLeftOut, claimCPU, claimSamples, claimExhausted, claimRestored,
 	} {
 		to <- desc
 	}
@@ -76,6 +90,15 @@ func (m *metrics) Collect(to chan<- prometheus.Metric) {
 		to <- prometheus.MustNewConstMetric(desc, prometheus.CounterValue, value, labels...)
 	}
 	n := m.n
+	for _, core := range n.health("/") {
+		healthy := 0.0
+		if core.Health == health.HealthStatus_HEALTHY {
+			healthy = 1
+		}
+		if cpu, err := nodeDevice(core.Device.DeviceName); err == nil {
+			gauge(coreHealth, healthy, strconv.Itoa(cpu))
+		}
+	}
 	n.mu.Lock()
 	consumed := n.consumed()
 	for _, cpu := range n.offer.CPUs {

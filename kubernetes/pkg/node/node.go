@@ -23,6 +23,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 	"k8s.io/klog/v2"
+	health "k8s.io/kubelet/pkg/apis/dra-health/v1alpha1"
 
 	"github.com/takt-dev/takt/kubernetes/pkg/enforce"
 	"github.com/takt-dev/takt/kubernetes/pkg/reservation"
@@ -37,6 +38,8 @@ type recorder interface {
 
 // Node is the agent.
 type Node struct {
+	health.UnimplementedDRAResourceHealthServer
+
 	name    string
 	config  Config
 	client  kubernetes.Interface

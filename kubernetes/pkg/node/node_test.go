@@ -123,7 +123,8 @@ func TestAPodWithAClaimRunsUnderItsReservationAndLeavesNothing(t *testing.T) {
 	for _, want := range []string{
 		`takt_reservation_threads{claim="claim",container="main",namespace="default",pod="pod",request="cpu"} 1`,
 		`takt_node_core_reserved_ppm{cpu="` + strconv.Itoa(s.cpu()) + `"} 100000`,
-		"takt_node_prepare_seconds_count 2", "takt_node_enforce_seconds_count 1",
+		"takt_node_prepare_seconds_count 2", "takt_node_enforce_seconds_count 1", `takt_node_hook_seconds_count{hook="gate"} 1`,
+		`takt_node_hook_seconds_count{hook="CreateContainer"} 1`, `takt_node_core_healthy{cpu="` + strconv.Itoa(s.cpu()) + `"} 1`,
 	} {
 		if !strings.Contains(page.Body.String(), want) {
 			t.Errorf("metrics have no %s", want)

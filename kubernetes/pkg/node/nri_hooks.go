@@ -163,6 +163,7 @@ func (p *nriPlugin) CreateContainer(ctx context.Context, sandbox *api.PodSandbox
 		return nil, nil, nil
 	}
 	n, pod := p.n, podOf(sandbox)
+	defer n.metrics.hook("CreateContainer")()
 	c, err := n.admit(ctx, pod, ctr)
 	if err != nil {
 		n.metrics.failures.WithLabelValues("create").Inc()
@@ -292,6 +293,7 @@ func (p *nriPlugin) StartContainer(ctx context.Context, sandbox *api.PodSandbox,
 		return nil
 	}
 	n := p.n
+	defer n.metrics.hook("StartContainer")()
 	n.mu.Lock()
 	c := n.containers[ctr.GetId()]
 	n.mu.Unlock()
@@ -303,6 +305,9 @@ func (p *nriPlugin) StartContainer(ctx context.Context, sandbox *api.PodSandbox,
 
 // StopContainer is told when a container is being stopped, or has ended.
 func (p *nriPlugin) StopContainer(ctx context.Context, _ *api.PodSandbox, ctr *api.Container) ([]*api.ContainerUpdate, error) {
+	if len(marks(ctr)) > 0 {
+		defer p.n.metrics.hook("StopContainer")()
+	}
 	p.n.ended(ctx, ctr.GetId())
 	return nil, nil
 }
@@ -313,6 +318,7 @@ func (p *nriPlugin) RemoveContainer(ctx context.Context, _ *api.PodSandbox, ctr 
 	c := p.n.containers[ctr.GetId()]
 	p.n.mu.Unlock()
 	if c != nil {
+		defer p.n.metrics.hook("RemoveContainer")()
 		p.n.forget(ctx, c)
 	}
 	return nil

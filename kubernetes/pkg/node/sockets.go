@@ -64,6 +64,7 @@ func (n *Node) serveGate(ctx context.Context, listener *net.UnixListener) {
 }
 
 func (n *Node) passGate(ctx context.Context, conn *net.UnixConn) error {
+	defer n.metrics.hook("gate")()
 	if err := conn.SetDeadline(time.Now().Add(gate.Patience)); err != nil {
 		return err
 	}
