@@ -281,6 +281,20 @@ func TestAPodRunsUnderItsReservationAndItsProbesDoNot(t *testing.T) {
 			data.Backend == "deadline" && len(data.Threads) == 1 && data.Threads[0].TID == 1 &&
 			c.Status.Devices[0].Conditions[0].Status == metav1.ConditionTrue
 	})
+	until(t, "the pod's status says that its core is well", func() bool {
+		p, err := client.CoreV1().Pods("default").Get(ctx, "plain", metav1.GetOptions{})
+		if err != nil || len(p.Status.ContainerStatuses) != 1 {
+			return false
+		}
+		for _, resource := range p.Status.ContainerStatuses[0].AllocatedResourcesStatus {
+			for _, device := range resource.Resources {
+				if device.Health == corev1.ResourceHealthStatusHealthy {
+					return true
+				}
+			}
+		}
+		return false
+	})
 }
 
 func TestAPodThatDoesNotFitIsPendingUntilThereIsRoom(t *testing.T) {

@@ -174,7 +174,8 @@ keep containerd containerd -c containerd.toml
 until_true 60 kube kubectl get --raw /readyz
 keep controllers kube controllers --kubeconfig controllers.conf --service-account-private-key-file service.key --root-ca-file certs/apiserver.crt \
 	--use-service-account-credentials --leader-elect=false
-keep scheduler kube scheduler --kubeconfig scheduler.conf --leader-elect=false
+keep scheduler kube scheduler --kubeconfig scheduler.conf --leader-elect=false \
+	--authorization-always-allow-paths /healthz,/readyz,/livez,/metrics
 until_true 60 ctr version
 for image in ${TAKT_IMAGES:-}; do
 	ctr -n k8s.io images import --local "$image" >/dev/null
