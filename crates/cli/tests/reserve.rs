@@ -80,6 +80,30 @@ fn plan_tells_the_command_that_asks_kubernetes_for_it() {
 }
 
 #[test]
+fn a_plan_per_task_tells_the_claim_of_each_with_its_deadline() {
+    let tasks = "tasks:\n  - {name: control, wcet: 2ms, period: 10ms, deadline: 8ms}\n  - {name: log, wcet: 1ms, period: 20ms}\n";
+    let ran = reserve_on(&["plan", "-", "--per-task", "--deadlines"], tasks);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    let told = ran.out.split("Kubernetes:\n").nth(1).expect("commands");
+    let claims: Vec<Ran> = told
+        .lines()
+        .map(|line| line.trim().strip_prefix("takt ").expect("a command"))
+        .map(|line| run(&[&line.split(' ').collect::<Vec<_>>()[..], &["--json"]].concat()))
+        .collect();
+    let devices = |ran: &Ran| ran.json()["spec"]["devices"].clone();
+    let parameters = |ran: &Ran| devices(ran)["config"][0]["opaque"]["parameters"].clone();
+    let bandwidth = |ran: &Ran| {
+        devices(ran)["requests"][0]["exactly"]["capacity"]["requests"]["bandwidth"].clone()
+    };
+    // Q/D, not Q/P: what the admission policy and the node compute.
+    assert_eq!(parameters(&claims[0])["deadline"], "8ms");
+    assert_eq!(parameters(&claims[0])["period"], "10ms");
+    assert_eq!(bandwidth(&claims[0]), "250125");
+    assert_eq!(parameters(&claims[1]).get("deadline"), None);
+    assert_eq!(bandwidth(&claims[1]), "50000");
+}
+
+#[test]
 fn csv_is_read_by_its_ending_and_mistakes_name_file_and_line() {
     let directory = Directory::new();
     let file = directory.text("tasks.csv");
@@ -95,6 +119,15 @@ fn csv_is_read_by_its_ending_and_mistakes_name_file_and_line() {
         control["reservation"],
         json!({"runtime": 2_000_000, "period": 8_000_000, "cores": 1})
     );
+    assert_eq!(control.get("deadline"), None);
+    let ran = reserve(&["plan", &file, "--per-task", "--deadlines", "--json"]);
+    let control = &ran.json()["tasks"][0];
+    assert_eq!(
+        control["reservation"],
+        json!({"runtime": 2_001_000, "period": 10_000_000, "cores": 1})
+    );
+    assert_eq!(control["deadline"], 8_000_000);
+    assert_eq!(ran.json()["total_bandwidth"], 300_125);
     std::fs::write(&file, "name,C,T\ncontrol,2ms,10 minutes\n").expect("write");
     let ran = reserve(&["plan", &file]);
     assert_eq!(ran.code, Some(4), "{ran:?}");

@@ -9,6 +9,14 @@
 //! the arrival, and the job is done no later than n·(P − Q) + C after it. With P = D ≤ T and Q = C
 //! this is the task itself under EDF: bandwidth C/D instead of what bridging a blackout of 2·(P −
 //! Q) takes.
+//!
+//! Where that one budget is due before the next arrival (D < T), it need not come back before then:
+//! the reservation may have the period T and a deadline of its own, as `SCHED_DEADLINE` does
+//! ([`Constraints::deadlines`]). It keeps Q by D as before, and caps the task at Q in every T. A core
+//! must have Q/D left for it all the same, the density. The budget must not be used up to the last: the
+//! kernel would bring it back at T without asking, and the wake-up rule would cut what is left of it
+//! down for a job that comes a little later (`update_dl_revised_wakeup`). So Q is a granule more than
+//! the job takes, and a job that takes more than its C costs the next one, too.
 
 use serde::Serialize;
 
@@ -29,8 +37,23 @@ pub struct OwnReservation {
     pub task: String,
     /// Its reservation, always of one core.
     pub reservation: Reservation,
+    /// How long after the start of a period its runtime has been given at the latest, where that is
+    /// before the period's end.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub deadline: Option<Nanos>,
     /// How long after its arrival a job is done at the latest.
     pub response: Nanos,
+}
+
+impl OwnReservation {
+    /// What a core must have left for it, Q/D or Q/P without a deadline, rounded up: reservations
+    /// whose densities fit a core keep their deadlines under EDF.
+    pub fn density(&self) -> Bandwidth {
+        match self.deadline {
+            Some(deadline) => self.reservation.density(deadline),
+            None => self.reservation.core_bandwidth(),
+        }
+    }
 }
 
 /// A reservation for every task.
@@ -44,16 +67,13 @@ pub struct PerTaskPlan {
 
 impl PerTaskPlan {
     /// Whether global EDF on `cores` cores, which is how Linux schedules the reservations of one root
-    /// domain, is proven to give each its runtime by the end of its period: there are no more of them
-    /// than cores, or Σ Q/P ≤ m − (m − 1)·max Q/P (Goossens, Funk and Baruah, Real-Time Systems 25,
-    /// 2003). Where it is not, a reservation may
-    /// be late by a bounded time, though none need be (Devi and Anderson, RTSS 2005); with admission
-    /// per core there is no such question.
+    /// domain, is proven to give each its runtime by its deadline: there are no more of them than
+    /// cores, or Σ Q/D ≤ m − (m − 1)·max Q/D, D being P without a deadline (Goossens, Funk and Baruah,
+    /// Real-Time Systems 25, 2003; with deadlines before the period's end Bertogna, Cirinei and Lipari,
+    /// ECRTS 2005, theorem 2). Where it is not, a reservation may be late by a bounded time, though none
+    /// need be (Devi and Anderson, RTSS 2005); with admission per core there is no such question.
     pub fn is_proven_under_global_edf(&self, cores: u32) -> bool {
-        let bandwidths = self
-            .tasks
-            .iter()
-            .map(|own| own.reservation.core_bandwidth().ppm());
+        let bandwidths = self.tasks.iter().map(|own| own.density().ppm());
         let most = bandwidths.clone().max().unwrap_or(0);
         let full = Bandwidth::FULL_CORE.ppm();
         let others = u64::from(cores.max(1)) - 1;
@@ -93,10 +113,7 @@ pub fn plan_per_task(set: &TaskSet, constraints: &Constraints) -> Result<PerTask
         .iter()
         .map(|task| smallest(task, constraints))
         .collect::<Result<Vec<_>, _>>()?;
-    let total = tasks
-        .iter()
-        .map(|own| own.reservation.total_bandwidth().ppm())
-        .sum();
+    let total = tasks.iter().map(|own| own.density().ppm()).sum();
     Ok(PerTaskPlan {
         tasks,
         total_bandwidth: Bandwidth::from_ppm(total),
@@ -163,9 +180,16 @@ fn smallest(task: &Task, constraints: &Constraints) -> Result<OwnReservation, Pl
     }
     best.and_then(|reservation| {
         let response = own_response(task, &reservation, &constraints.overheads)?;
+        let seldom = match constraints.periods {
+            Periods::Auto { .. } if constraints.deadlines => {
+                as_seldom_as_the_task(task, constraints, &reservation)
+            }
+            _ => None,
+        };
         Some(OwnReservation {
             task: task.name().to_owned(),
-            reservation,
+            reservation: seldom.unwrap_or(reservation),
+            deadline: seldom.map(|_| reservation.period()),
             response,
         })
     })
@@ -174,6 +198,32 @@ fn smallest(task: &Task, constraints: &Constraints) -> Result<OwnReservation, Pl
         deadline: task.deadline(),
         bound: constraints.core_bound,
     })
+}
+
+/// The same reservation with the longest period at whose end the next job has not come yet, if one
+/// budget does for a job and there is room between its period and that.
+fn as_seldom_as_the_task(
+    task: &Task,
+    constraints: &Constraints,
+    found: &Reservation,
+) -> Option<Reservation> {
+    let switches = 2 * constraints.overheads.context_switch.wide();
+    let granule = constraints.granularity.wide();
+    let least = (task.wcet().wide() + switches) / granule * granule + granule;
+    let runtime = found.runtime().max(Nanos::from_wide(least));
+    let one_budget = task.wcet().wide() + switches <= found.runtime().wide();
+    if !one_budget || runtime > constraints.most_runtime(found.period()) {
+        return None;
+    }
+    let room = task
+        .period()
+        .saturating_sub(constraints.overheads.supply_latency)
+        .min(Reservation::KERNEL_MAX_PERIOD);
+    let period = constraints.round_down(room);
+    if period <= found.period() {
+        return None;
+    }
+    Reservation::new(runtime, period, 1).ok()
 }
 
 /// The longest period that fits the deadline a whole number of times and that Linux takes.
@@ -234,7 +284,41 @@ mod tests {
         )
         .unwrap();
         assert_eq!(own.reservation, Reservation::new(ms(2), ms(8), 1).unwrap());
-        assert_eq!(own.response, ms(8));
+        assert_eq!((own.deadline, own.response), (None, ms(8)));
+    }
+
+    fn with_deadlines() -> Constraints {
+        Constraints {
+            deadlines: true,
+            ..Constraints::default()
+        }
+    }
+
+    #[test]
+    fn with_a_deadline_a_task_alone_needs_its_wcet_and_a_granule_as_seldom_as_it_comes() {
+        let task = Task::new("t", ms(2), ms(10), ms(8)).unwrap();
+        let own = alone(task, &with_deadlines()).unwrap();
+        let runtime = Nanos::from_micros(2_001);
+        assert_eq!(
+            own.reservation,
+            Reservation::new(runtime, ms(10), 1).unwrap()
+        );
+        assert_eq!((own.deadline, own.response), (Some(ms(8)), ms(8)));
+        assert_eq!(own.density().ppm(), 250_125);
+    }
+
+    #[test]
+    fn a_deadline_is_the_reservations_only_where_one_budget_does_for_a_job() {
+        let slow = Task::new("t", ms(500), Nanos::from_secs(20), Nanos::from_secs(10)).unwrap();
+        assert_eq!(alone(slow, &with_deadlines()).unwrap().deadline, None);
+        let implicit = Task::implicit("t", ms(2), ms(10)).unwrap();
+        assert_eq!(alone(implicit, &with_deadlines()).unwrap().deadline, None);
+        let listed = Constraints {
+            periods: Periods::Listed(vec![ms(8)]),
+            ..with_deadlines()
+        };
+        let own = alone(Task::new("t", ms(2), ms(10), ms(8)).unwrap(), &listed).unwrap();
+        assert_eq!((own.reservation.period(), own.deadline), (ms(8), None));
     }
 
     #[test]
@@ -318,6 +402,7 @@ mod tests {
         let tasks = parameters.iter().map(|&(runtime, period)| OwnReservation {
             task: String::new(),
             reservation: Reservation::new(Nanos::new(runtime), Nanos::new(period), 1).unwrap(),
+            deadline: None,
             response: Nanos::new(period),
         });
         let tasks: Vec<_> = tasks.collect();

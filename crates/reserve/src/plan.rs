@@ -44,11 +44,14 @@ pub struct Constraints {
     pub core_bound: Bandwidth,
     /// What the machine takes away.
     pub overheads: Overheads,
+    /// Whether a reservation for one task may have a deadline before its period's end.
+    pub deadlines: bool,
 }
 
 impl Default for Constraints {
     /// Automatic periods from 1 ms, up to four cores, whole microseconds, 90 % of a core (about
-    /// what Linux admits after its fair server's share), no overheads.
+    /// what Linux admits after its fair server's share), no overheads, no deadlines before a period's
+    /// end.
     fn default() -> Self {
         Self {
             periods: Periods::Auto {
@@ -58,6 +61,7 @@ impl Default for Constraints {
             granularity: Nanos::from_micros(1),
             core_bound: Bandwidth::from_ppm(900_000),
             overheads: Overheads::default(),
+            deadlines: false,
         }
     }
 }

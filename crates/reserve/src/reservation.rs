@@ -134,6 +134,11 @@ impl Reservation {
         self.cores
     }
 
+    /// Q/D for a deadline within the period, rounded up.
+    pub fn density(&self, deadline: Nanos) -> Bandwidth {
+        Bandwidth::ratio(self.runtime.wide(), deadline.max(Nanos::new(1)))
+    }
+
     /// Q/P, the share taken of each core, rounded up.
     pub fn core_bandwidth(&self) -> Bandwidth {
         Bandwidth::ratio(self.runtime.wide(), self.period)

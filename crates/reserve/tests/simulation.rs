@@ -9,7 +9,10 @@ use simulator::{
     AwakeServers, Cbs, PeriodicServers, Place, SLOT, SlotTask, Supply, arrivals, reservation, run,
     task_set,
 };
-use takt_reserve::{Constraints, Overheads, Periods, TaskSet, Verdict, check, own_response, plan};
+use takt_reserve::{
+    Constraints, Nanos, Overheads, Periods, TaskSet, Verdict, check, own_response, plan,
+    plan_per_task,
+};
 
 /// Long enough for every phase between servers and tasks of these sizes to have come by.
 const END: u64 = 600;
@@ -223,6 +226,33 @@ proptest! {
             let mut server = Cbs::new(runtime, period, host);
             let responses = run(&task, &scene.arrivals(&task), &mut server, END, false);
             assert_within(&responses, &[bound.unwrap().get()])?;
+        }
+    }
+
+    #[test]
+    fn a_planned_reservation_with_a_deadline_keeps_it_on_a_hostile_host(
+        task in tasks(1..=1, 60, 1),
+        hosts in vec(vec(any::<bool>(), 1..60), 8),
+        scenes in vec(scene(1, 1), 8),
+    ) {
+        // Fifty times as long, because the kernel takes no period below 100 us.
+        let long = SlotTask { wcet: 50 * task[0].wcet, period: 50 * task[0].period, deadline: 50 * task[0].deadline, ..task[0] };
+        let constraints = Constraints { granularity: Nanos::new(SLOT), deadlines: true, ..Constraints::default() };
+        let planned = plan_per_task(&task_set(&[long]), &constraints);
+        prop_assume!(planned.is_ok());
+        let own = &planned.unwrap().tasks[0];
+        let slots = |time: Nanos| time.get() / SLOT;
+        let period = slots(own.reservation.period());
+        let deadline = own.deadline.map_or(period, slots);
+        prop_assert!(deadline <= long.deadline && period <= long.period);
+        prop_assert_eq!(own.deadline.is_some(), deadline < period);
+        let end = 12 * long.period;
+        for (scene, host) in scenes.iter().zip(hosts) {
+            let arrivals = vec![arrivals(&long, scene.offsets[0], &scene.delays[0], end)];
+            let mut server = Cbs::with_deadline(slots(own.reservation.runtime()), deadline, period, host);
+            // A job that the end cuts off counts with its age, which is less.
+            let responses = run(&[long], &arrivals, &mut server, end, false);
+            assert_within(&responses, &[own.response.get()])?;
         }
     }
 

@@ -6,8 +6,8 @@ use clap::Args;
 use serde::Serialize;
 use takt_reserve::render;
 use takt_reserve::{
-    Alternative, Bandwidth, Constraints, Nanos, PerTaskPlan, Periods, PlanError, Reservation,
-    TaskSet, plan, plan_per_task,
+    Alternative, Bandwidth, Constraints, Nanos, OwnReservation, PerTaskPlan, Periods, PlanError,
+    Reservation, TaskSet, plan, plan_per_task,
 };
 
 use super::check::{Shown, style};
@@ -45,6 +45,12 @@ pub struct Plan {
     /// A reservation for each task instead of one for all
     #[arg(long, conflicts_with_all = ["max_cores", "svg", "alternatives", "ascii"])]
     per_task: bool,
+    /// With --per-task: let a reservation have a deadline before its period's end, where its task does
+    ///
+    /// It caps the task at its C in every T instead of every D, and takes as much of a core. A job that
+    /// takes longer than its C costs the next one, too.
+    #[arg(long, requires = "per_task", conflicts_with = "period")]
+    deadlines: bool,
     /// Periods to choose from; without it, ten per decade up to the shortest deadline (per task: the longest possible)
     #[arg(long, value_name = "TIME", value_delimiter = ',')]
     period: Vec<Nanos>,
@@ -116,6 +122,7 @@ impl Plan {
             granularity: self.granularity,
             core_bound: Bandwidth::from_ppm(self.core_bound.0),
             overheads: self.costs.overheads(),
+            deadlines: self.deadlines,
         }
     }
 
@@ -166,7 +173,11 @@ impl Plan {
                     .to_owned()
             }
         };
-        print(&format!("{}{told}\n", render::per_task_table(&found)))
+        let claims: String = found.tasks.iter().map(claim_of_task).collect();
+        print(&format!(
+            "{}{told}\nKubernetes:\n{claims}",
+            render::per_task_table(&found)
+        ))
     }
 }
 
@@ -184,13 +195,26 @@ fn refused(error: PlanError) -> Failure {
 
 /// How to ask Kubernetes for it.
 fn claim(reservation: &Reservation) -> String {
-    let mut line = format!(
+    let cores = match reservation.cores() {
+        1 => String::new(),
+        cores => format!(" --cores {cores}"),
+    };
+    format!("Kubernetes: {}{cores}", claim_command(reservation))
+}
+
+/// How to ask Kubernetes for the reservation of one task.
+fn claim_of_task(own: &OwnReservation) -> String {
+    let deadline = match own.deadline {
+        Some(deadline) => format!(" --deadline {deadline}"),
+        None => String::new(),
+    };
+    format!("  {}{deadline}\n", claim_command(&own.reservation))
+}
+
+fn claim_command(reservation: &Reservation) -> String {
+    format!(
         "takt reserve claim --runtime {} --period {}",
         reservation.runtime(),
         reservation.period()
-    );
-    if reservation.cores() > 1 {
-        line.push_str(&format!(" --cores {}", reservation.cores()));
-    }
-    format!("Kubernetes: {line}")
+    )
 }

@@ -129,13 +129,22 @@ pub fn plan_table(plan: &Plan, alternatives: usize) -> String {
 
 /// A reservation per task.
 pub fn per_task_table(plan: &PerTaskPlan) -> String {
-    let mut table = Table::new(&["task", "runtime", "period", "of a core", "response"]);
+    let mut table = Table::new(&[
+        "task",
+        "runtime",
+        "deadline",
+        "period",
+        "of a core",
+        "response",
+    ]);
     for own in &plan.tasks {
+        let period = own.reservation.period();
         table.row([
             own.task.clone(),
             own.reservation.runtime().to_string(),
-            own.reservation.period().to_string(),
-            own.reservation.core_bandwidth().to_string(),
+            own.deadline.unwrap_or(period).to_string(),
+            period.to_string(),
+            own.density().to_string(),
             own.response.to_string(),
         ]);
     }

@@ -180,6 +180,8 @@ impl Supply for PeriodicServers {
 /// run when it likes and otherwise as late as its deadline allows.
 pub struct Cbs {
     runtime: u64,
+    /// How long after a period's start the runtime is due: the period, or less.
+    relative: u64,
     period: u64,
     left: u64,
     deadline: u64,
@@ -190,8 +192,13 @@ pub struct Cbs {
 
 impl Cbs {
     pub fn new(runtime: u64, period: u64, host: Vec<bool>) -> Self {
+        Self::with_deadline(runtime, period, period, host)
+    }
+
+    pub fn with_deadline(runtime: u64, relative: u64, period: u64, host: Vec<bool>) -> Self {
         Self {
             runtime,
+            relative,
             period,
             left: 0,
             deadline: 0,
@@ -203,28 +210,36 @@ impl Cbs {
 
 impl Supply for Cbs {
     fn running(&mut self, now: u64, pending: usize) -> usize {
-        // An exhausted budget comes back at the deadline, whether or not anybody waits for it.
-        if self.left == 0 && now >= self.deadline && self.deadline > 0 {
+        // An exhausted budget comes back with the next period, whether or not anybody waits for it.
+        let next = self.deadline + self.period - self.relative;
+        if self.left == 0 && self.deadline > 0 && now >= next {
             self.left = self.runtime;
-            self.deadline += self.period;
+            self.deadline = next + self.relative;
         }
         let pending = pending > 0;
         if pending && !self.was_pending {
             // Waking up: go on only if what is left is no more than the share of the time to the
             // deadline.
-            let throttled = self.left == 0 && now < self.deadline;
-            let beyond = now >= self.deadline
-                || self.left * self.period > (self.deadline - now) * self.runtime;
-            if !throttled && beyond {
+            let throttled = self.left == 0 && now < next && self.deadline > 0;
+            let late = now >= self.deadline;
+            let beyond = late || self.left * self.relative > (self.deadline - now) * self.runtime;
+            if late && now < next && self.deadline > 0 {
+                // After a deadline before the period's end: not before the next period
+                // (dl_check_constrained_dl).
+                self.left = 0;
+            } else if !throttled && beyond && (late || self.relative == self.period) {
                 self.left = self.runtime;
-                self.deadline = now + self.period;
+                self.deadline = now + self.relative;
+            } else if !throttled && beyond {
+                // Before it: as much as the share allows (update_dl_revised_wakeup).
+                self.left = (self.deadline - now) * self.runtime / self.relative;
             }
         }
         self.was_pending = pending;
         if !pending || self.left == 0 {
             return 0;
         }
-        let must = self.deadline - now <= self.left;
+        let must = self.deadline <= now + self.left;
         let runs = must || self.host[now as usize % self.host.len()];
         self.left -= u64::from(runs);
         usize::from(runs)
