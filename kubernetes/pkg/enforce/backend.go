@@ -91,6 +91,8 @@ type State struct {
 	LeftOut int
 	// Restored counts reservations that a thread had changed or dropped and got back.
 	Restored int
+	// Revived counts threads that the kernel had stopped running and that got their reservation anew.
+	Revived int
 }
 
 // ThreadState is one thread with a reservation.

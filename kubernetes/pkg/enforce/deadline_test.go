@@ -180,6 +180,40 @@ func TestAReservationThatIsChangedFromInsideIsRestored(t *testing.T) {
 	}
 }
 
+func TestAThreadThatTheKernelForgetsToRunGetsItsReservationAnew(t *testing.T) {
+	p := begin(t)
+	id := p.do("thread control")
+	e := enforce(t, Deadline{}, p, grant("a", 2*ms, 20*ms, 1, named("control")))
+	p.do("spin %s", id)
+	tid := p.outer(id)
+	ran := func() uint64 {
+		usage, err := sched.Thread{Process: p.cmd.Process.Pid, TID: tid}.Usage()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return usage.CPU
+	}
+	for range 3 {
+		// It leaves while it is stopped, runs as an ordinary thread, and comes back.
+		if err := sched.Drop(tid); err != nil {
+			t.Fatal(err)
+		}
+		for before := ran(); ran() < before+50*ms; {
+			time.Sleep(ms)
+		}
+		restored := refresh(t, e)[0].Restored
+		for before := ran(); ran() < before+10*ms; time.Sleep(ms) {
+			if state := refresh(t, e)[0]; state.Restored != restored || len(state.Threads) != 1 {
+				t.Fatalf("%+v", state)
+			}
+		}
+		if got := policy(t, tid); got.Policy != sched.Deadline {
+			t.Fatalf("it has %+v", got)
+		}
+	}
+	t.Logf("revived %d times", refresh(t, e)[0].Revived)
+}
+
 func TestAContainerThatKeepsChangingItsReservationsIsRefused(t *testing.T) {
 	p := begin(t)
 	id := p.do("thread control")

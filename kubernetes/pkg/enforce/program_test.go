@@ -34,6 +34,7 @@ func TestMain(m *testing.M) {
 //
 //	thread NAME  begins a thread of that name, answers its number as the program sees it
 //	rename ID NAME, end ID, ask ID, return ID, fifo ID   are done by that thread
+//	spin ID      has that thread run for ever
 //	fork         begins a child process with one thread, answers its number
 func containerProgram() {
 	type order struct{ words []string }
@@ -67,6 +68,10 @@ func containerProgram() {
 				answers <- "ok"
 			case "reserve", "return":
 				answers <- speak(o.words[0])
+			case "spin":
+				answers <- "ok"
+				for {
+				}
 			case "fifo":
 				err := unix.SchedSetAttr(0, &unix.SchedAttr{Policy: unix.SCHED_FIFO, Priority: 5}, 0)
 				answers <- fmt.Sprint(err)

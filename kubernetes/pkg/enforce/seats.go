@@ -13,6 +13,7 @@ type seats struct {
 	grant    Grant
 	held     []seat
 	restored int
+	revived  int
 	leftOut  int
 }
 
@@ -23,6 +24,10 @@ type seat struct {
 	busy time.Time
 	// core is the CPU of this reservation, for backends that pin.
 	core int
+	// ran is what the thread had run when it was last looked at, still since when it has wanted to run
+	// and has not; zero while it does.
+	ran   uint64
+	still time.Time
 }
 
 func newSeats(grants []Grant) []*seats {
@@ -116,7 +121,7 @@ type move struct {
 }
 
 func (s *seats) state() State {
-	state := State{Grant: s.grant, LeftOut: s.leftOut, Restored: s.restored}
+	state := State{Grant: s.grant, LeftOut: s.leftOut, Restored: s.restored, Revived: s.revived}
 	for _, held := range s.held {
 		if !held.taken {
 			state.Free++

@@ -38,6 +38,10 @@ const (
 	// mostRestored is how often a container may change its reservations behind the agent's back. Every
 	// change can cost the node bandwidth for ever (see sched.Drop), so there must be an end.
 	mostRestored = 8
+	// stillPeriods and stillLeast are how long a thread may want to run without being run: the longer of
+	// the two.
+	stillPeriods = 4
+	stillLeast   = 300 * time.Millisecond
 	// retryBusy is how often a start tries again.
 	retryBusy = 20 * time.Millisecond
 )
@@ -66,6 +70,9 @@ func (t *threads) refresh(patience time.Duration) ([]State, error) {
 				continue
 			}
 			if err := t.restore(s, i); err != nil {
+				return nil, err
+			}
+			if err := t.revive(s, i); err != nil {
 				return nil, err
 			}
 		}
@@ -135,6 +142,35 @@ func (t *threads) restore(s *seats, at int) error {
 	}
 	if s.held[at].taken {
 		s.restored++
+	}
+	return nil
+}
+
+// revive gives a thread its reservation anew that wants to run and is not run. Linux up to 6.18 at least
+// forgets to wake a thread that has left SCHED_DEADLINE while it was stopped for having used its runtime up
+// and gets it again: it would never run. A second time works. A thread that waits for its period to begin,
+// or repays what it overran, is let wait.
+func (t *threads) revive(s *seats, at int) error {
+	seat := &s.held[at]
+	usage, err := seat.thread.Usage()
+	if !seat.taken || err != nil || !seat.thread.Runnable || usage.CPU != seat.ran || t.attr(s.grant).Policy != sched.Deadline {
+		seat.ran, seat.still = usage.CPU, time.Time{}
+		return nil
+	}
+	if seat.still.IsZero() {
+		seat.still = time.Now()
+	}
+	if time.Since(seat.still) <= max(stillLeast, stillPeriods*time.Duration(s.grant.Parameters.Period)) {
+		return nil
+	}
+	seat.still = time.Time{}
+	s.revived++
+	if err := sched.Set(seat.thread.TID, sched.Attr{Policy: sched.Other}); err != nil {
+		return ended(seat.thread, err)
+	}
+	again := move{s, at, seat.thread}
+	if err := t.sit(again); err != nil && !t.waits(again, err, latePatience) {
+		return err
 	}
 	return nil
 }

@@ -42,6 +42,7 @@ var (
 	claimSamples   = prometheus.NewDesc("takt_reservation_samples_total", "How often a thread with a reservation was looked at.", ofClaim, nil)
 	claimExhausted = prometheus.NewDesc("takt_reservation_exhausted_samples_total", "How often it had used its runtime up: throttled, or about to be.", ofClaim, nil)
 	claimRestored  = prometheus.NewDesc("takt_reservation_restored_total", "Reservations that were changed from inside the container and restored.", ofClaim, nil)
+	claimRevived   = prometheus.NewDesc("takt_reservation_revived_total", "Threads that the kernel had stopped running and that got their reservation anew.", ofClaim, nil)
 )
 
 func newMetrics(n *Node) *metrics {
@@ -75,7 +76,7 @@ func (m *metrics) hook(name string) (end func()) {
 // Describe implements prometheus.Collector.
 func (m *metrics) Describe(to chan<- *prometheus.Desc) {
 	for _, desc := range []*prometheus.Desc{
-		coreBound, coreTaken, coreHealth, claimThreads, claimFree, claimLeftOut, claimCPU, claimSamples, claimExhausted, claimRestored,
+		coreBound, coreTaken, coreHealth, claimThreads, claimFree, claimLeftOut, claimCPU, claimSamples, claimExhausted, claimRestored, claimRevived,
 	} {
 		to <- desc
 	}
@@ -127,6 +128,7 @@ func (m *metrics) Collect(to chan<- prometheus.Metric) {
 			counter(claimSamples, float64(t.samples), labels...)
 			counter(claimExhausted, float64(t.exhausted), labels...)
 			counter(claimRestored, float64(t.state.Restored), labels...)
+			counter(claimRevived, float64(t.state.Revived), labels...)
 		}
 		c.mu.Unlock()
 	}

@@ -19,6 +19,8 @@ type Thread struct {
 	Start uint64
 	// Name is what the thread calls itself, at most 15 bytes: hostile text.
 	Name string
+	// Runnable says that it ran or wanted to when it was read.
+	Runnable bool
 }
 
 // ReadThread reads what the kernel says of a thread.
@@ -48,7 +50,7 @@ func ReadThread(process, tid int) (Thread, error) {
 	if err != nil {
 		return Thread{}, fmt.Errorf("cannot read thread %d: start time %q", tid, fields[19])
 	}
-	return Thread{TID: tid, Process: process, Parent: parent, Start: start, Name: string(text[open+1 : end])}, nil
+	return Thread{TID: tid, Process: process, Parent: parent, Start: start, Name: string(text[open+1 : end]), Runnable: fields[0] == "R"}, nil
 }
 
 // Threads are the threads of a process that are there at the moment; none if it has ended.
