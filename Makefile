@@ -5,7 +5,7 @@ FUZZ_SECONDS ?= 5
 # Hosts made of network namespaces and AF_XDP need root.
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo --preserve-env=PATH,HOME,CARGO_HOME,RUSTUP_HOME)
 
-.PHONY: help demo test setup build lint unit docs e2e loom fuzz kubernetes test-oracle test-cluster bench install clean
+.PHONY: help demo test setup build lint unit docs e2e loom fuzz kubernetes test-oracle test-cluster bench bench-kubernetes install clean
 
 help:
 	@echo "make demo     an isochronous talker over Takt's overlay beside bare metal and Flannel's way: tables and report"
@@ -21,6 +21,7 @@ help:
 	@echo "make test-cluster  takt-node in a real Kubernetes of one node (builds it the first time: a quarter of an hour)"
 	@echo "make build    release binaries and libraries into target/release"
 	@echo "make bench    all benchmarks beside all peers (builds zenoh, ZeroMQ, iceoryx2: slow)"
+	@echo "make bench-kubernetes  what CPU reservations cost in a cluster, and a Ray job with and without (a quarter of an hour)"
 	@echo "make install  PREFIX=/usr/local: binaries, libraries, headers, unit file"
 
 setup:
@@ -71,6 +72,9 @@ bench:
 	for name in latency throughput local sinks; do \
 		$(SUDO) target/release/takt bench $$name --peers bench-peers/target/release/takt-bench-peers || exit 1; \
 	done
+
+bench-kubernetes: setup
+	$(SUDO) $(MAKE) -C kubernetes bench-cluster bench-allocation bench-ray
 
 PREFIX ?= /usr/local
 install: build

@@ -4,6 +4,7 @@ package chart
 
 import (
 	"bufio"
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -87,18 +88,43 @@ func objects(text string) ([]runtime.Object, error) {
 	}
 }
 
-// rayTemplates are the pod templates of a RayCluster: the rest of it is KubeRay's to check.
+// rayCluster is what the examples use of KubeRay's RayClusterSpec (ray.io/v1), whose custom resource definition is
+// not to be had as a module. rayStartParams, groupName, minReplicas and maxReplicas are required there.
+type rayCluster struct {
+	RayVersion    string `json:"rayVersion,omitempty"`
+	HeadGroupSpec struct {
+		RayStartParams map[string]string      `json:"rayStartParams"`
+		Template       corev1.PodTemplateSpec `json:"template"`
+	} `json:"headGroupSpec"`
+	WorkerGroupSpecs []struct {
+		GroupName      string                 `json:"groupName"`
+		Replicas       *int32                 `json:"replicas,omitempty"`
+		MinReplicas    *int32                 `json:"minReplicas"`
+		MaxReplicas    *int32                 `json:"maxReplicas"`
+		RayStartParams map[string]string      `json:"rayStartParams"`
+		Template       corev1.PodTemplateSpec `json:"template"`
+	} `json:"workerGroupSpecs,omitempty"`
+}
+
+// rayTemplates are the pod templates of a RayCluster, which is read strictly.
 func rayTemplates(cluster map[string]any) ([]runtime.Object, error) {
 	text, err := json.Marshal(cluster["spec"])
 	if err != nil {
 		return nil, err
 	}
-	var spec struct {
-		HeadGroupSpec    struct{ Template corev1.PodTemplateSpec }
-		WorkerGroupSpecs []struct{ Template corev1.PodTemplateSpec }
-	}
-	if err := json.Unmarshal(text, &spec); err != nil {
+	var spec rayCluster
+	decoder := json.NewDecoder(bytes.NewReader(text))
+	decoder.DisallowUnknownFields()
+	if err := decoder.Decode(&spec); err != nil {
 		return nil, err
+	}
+	if cluster["apiVersion"] != "ray.io/v1" || spec.HeadGroupSpec.RayStartParams == nil {
+		return nil, fmt.Errorf("%v: not ray.io/v1, or the head has no rayStartParams", cluster["apiVersion"])
+	}
+	for _, group := range spec.WorkerGroupSpecs {
+		if group.GroupName == "" || group.MinReplicas == nil || group.MaxReplicas == nil || group.RayStartParams == nil {
+			return nil, fmt.Errorf("worker group %q lacks what KubeRay requires", group.GroupName)
+		}
 	}
 	all := []runtime.Object{&corev1.PodTemplate{Template: spec.HeadGroupSpec.Template}}
 	for _, group := range spec.WorkerGroupSpecs {
