@@ -82,7 +82,7 @@ install: build
 	install -D -m 644 -t $(DESTDIR)$(PREFIX)/include include/takt.h include/insane.h
 	install -D -m 755 target/release/libtakt.so $(DESTDIR)$(PREFIX)/lib/libtakt.so.0
 	ln -sf libtakt.so.0 $(DESTDIR)$(PREFIX)/lib/libtakt.so
-	install -D -m 755 -t $(DESTDIR)$(PREFIX)/lib target/release/libtakt_embedded.so
+	install -D -m 755 -t $(DESTDIR)$(PREFIX)/lib target/release/libtakt_embedded.so target/release/libtakt_preload.so
 	install -D -m 644 deploy/systemd/taktd.service $(DESTDIR)/lib/systemd/system/taktd.service
 	install -D -m 644 deploy/takt.toml $(DESTDIR)/etc/takt/takt.toml
 

@@ -18,6 +18,13 @@ need tc iproute2
 need nft nftables
 need ethtool ethtool
 need setpriv util-linux
+# Programs that the socket preload is tested with.
+need python3 python3
+need curl curl
+need iperf3 iperf3
+need ssh-keygen openssh-client
+need java default-jdk-headless
+need isochron isochron
 if [ "$want" = bench ]; then
     need /usr/include/zmq.h libzmq3-dev
     need pkg-config pkg-config

@@ -68,10 +68,11 @@ macro_rules! functions {
             pub unsafe fn $name($($argument: $kind),*) -> $result {
                 match symbols::$name.get() {
                     Some(address) => {
+                        // "C-unwind": cancelling a thread unwinds it from within.
+                        type Function = unsafe extern "C-unwind" fn($($kind),*) -> $result;
                         // SAFETY: the address is that of the C library's function of this name, whose
-                        // type this is. "C-unwind": cancelling a thread unwinds it from within.
-                        let function: unsafe extern "C-unwind" fn($($kind),*) -> $result =
-                            unsafe { std::mem::transmute(address) };
+                        // type this is.
+                        let function = unsafe { std::mem::transmute::<*mut c_void, Function>(address) };
                         // SAFETY: by the caller's promise.
                         unsafe { function($($argument),*) }
                     }

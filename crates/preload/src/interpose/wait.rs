@@ -81,11 +81,13 @@ pub unsafe extern "C-unwind" fn ppoll(
 ) -> c_int {
     if socket::any_reporting()
         && let Some(wait) = read_timeout(timeout)
-        // SAFETY: the program's call.
-        && let Some(ready) =
-            unsafe { readiness::poll(fds, count, || Deadline::after(wait), mask) }
     {
-        return ready;
+        let deadline = || Deadline::after(wait);
+        // SAFETY: the program's call.
+        let ready = unsafe { readiness::poll(fds, count, deadline, mask) };
+        if let Some(ready) = ready {
+            return ready;
+        }
     }
     // SAFETY: the program's call.
     unsafe { real::ppoll(fds, count, timeout, mask) }
@@ -186,12 +188,13 @@ pub unsafe extern "C-unwind" fn pselect(
 ) -> c_int {
     if socket::any_reporting()
         && let Some(wait) = read_timeout(timeout)
-        // SAFETY: the program's call.
-        && let Some(ready) = unsafe {
-            readiness::select(count, [read, write, except], || Deadline::after(wait), mask)
-        }
     {
-        return ready;
+        let deadline = || Deadline::after(wait);
+        // SAFETY: the program's call.
+        let ready = unsafe { readiness::select(count, [read, write, except], deadline, mask) };
+        if let Some(ready) = ready {
+            return ready;
+        }
     }
     // SAFETY: the program's call.
     unsafe { real::pselect(count, read, write, except, timeout, mask) }
@@ -272,12 +275,13 @@ pub unsafe extern "C-unwind" fn epoll_pwait2(
     let wait = |time: &timespec| unsafe { epoll_slice(epoll, events, count, time, mask) };
     if socket::any_reporting()
         && let Some(time) = read_timeout(timeout)
-        // SAFETY: the program's call.
-        && let Some(ready) = unsafe {
-            readiness::epoll(epoll, events, count, || Deadline::after(time), wait)
-        }
     {
-        return ready;
+        let deadline = || Deadline::after(time);
+        // SAFETY: the program's call.
+        let ready = unsafe { readiness::epoll(epoll, events, count, deadline, wait) };
+        if let Some(ready) = ready {
+            return ready;
+        }
     }
     // SAFETY: the program's call.
     unsafe { real::epoll_pwait2(epoll, events, count, timeout, mask) }

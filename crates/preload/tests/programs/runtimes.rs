@@ -64,7 +64,7 @@ fn the_kernel_sends_while_the_runtime_is_gone_and_no_longer() {
     let listener = Listener::new(site.there());
     let address = site.addresses()[0].to_string();
     let running = Running::start(site.command(program("steady")).arg(address));
-    let mut on_time = || {
+    let on_time = || {
         let (payload, _) = listener.next();
         let launch = i64::from_ne_bytes(*payload.first_chunk().expect("a time"));
         super::support::tai() >= launch

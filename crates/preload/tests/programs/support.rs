@@ -164,10 +164,6 @@ impl Running {
         }
     }
 
-    pub fn pid(&self) -> u32 {
-        self.child.as_ref().map_or(0, Child::id)
-    }
-
     /// What it has printed.
     pub fn output(&self) -> (String, String) {
         let read = |name| std::fs::read_to_string(self.scratch.path(name)).unwrap_or_default();

@@ -127,7 +127,7 @@ fn iperf_measures_over_tcp_and_udp_at_both_ends() {
             "--one-off",
             "--json",
         ]));
-        let mut client = || -> Command {
+        let client = || -> Command {
             let mut command = preloaded(site.here(), "iperf3");
             command
                 .args(["--client", &site.there().address().to_string(), "--json"])
