@@ -40,6 +40,8 @@ pub(crate) struct XdpPort {
     local: SocketAddr,
     /// Longest frame of others; none while the interface is down or gone.
     longest_frame: Option<usize>,
+    /// Frames of others are sent: [`LINK`] names the interface.
+    linked: bool,
     generations: Generations,
     seen: u64,
     /// Queue to look at first next time.
@@ -99,6 +101,7 @@ impl XdpPort {
             counters: PortCounters::default(),
             local,
             longest_frame: longest_frame(&state, chunks),
+            linked: false,
             generations,
             seen,
             turn: 0,
@@ -119,6 +122,11 @@ impl XdpPort {
         }
         port.claim.accept()?;
         Ok(port)
+    }
+
+    #[inline]
+    fn is_link(&self, peer: PeerHandle) -> bool {
+        self.linked && peer == LINK
     }
 
     /// Takes over changes of routes, neighbours and addresses.
@@ -156,6 +164,7 @@ impl Port for XdpPort {
     }
 
     fn connect_link(&mut self) -> Result<PeerHandle, ConnectError> {
+        self.linked = true;
         Ok(LINK)
     }
 
@@ -164,7 +173,7 @@ impl Port for XdpPort {
     }
 
     fn max_payload(&self, peer: PeerHandle) -> usize {
-        if peer == LINK {
+        if self.is_link(peer) {
             return self.longest_frame.unwrap_or(0);
         }
         self.peers.get(peer).map_or(0, |peer| peer.max_payload())
@@ -173,7 +182,7 @@ impl Port for XdpPort {
     #[inline]
     fn reserve(&mut self, peer: PeerHandle) -> Result<Frame, ReserveError> {
         self.follow();
-        let capacity = if peer == LINK {
+        let capacity = if self.is_link(peer) {
             self.longest_frame.ok_or(ReserveError::Unresolved)?
         } else {
             let known = self.peers.get(peer).ok_or(ReserveError::UnknownPeer)?;
