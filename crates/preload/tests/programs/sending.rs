@@ -5,8 +5,8 @@ use super::support::{Listener, Running, Site, ended_well, program};
 #[test]
 fn datagrams_leave_at_their_times_however_they_are_sent() {
     let site = Site::new();
+    let listener = Listener::new(site.there());
     for address in site.addresses() {
-        let listener = Listener::new(site.there());
         let before = site.sent();
         let talker = Running::start(site.command(program("talker")).arg(address.to_string()));
         let (text, from) = listener.next_in_time();
@@ -56,8 +56,8 @@ fn datagrams_leave_at_their_times_however_they_are_sent() {
 #[test]
 fn error_queues_tell_of_missed_times_and_of_departures() {
     let site = Site::new();
+    let listener = Listener::new(site.there());
     for address in site.addresses() {
-        let listener = Listener::new(site.there());
         let output = site
             .command(program("errors"))
             .arg(address.to_string())
@@ -77,9 +77,8 @@ fn error_queues_tell_of_missed_times_and_of_departures() {
 
 /// Runs the kernel's test: letters with their delays, those that are to arrive in their order, and what the
 /// error queue is to say.
-fn so_txtime(site: &Site, clock: &str, sent: &str, arrive: &str, told: &str) {
+fn so_txtime(site: &Site, listener: &Listener, clock: &str, sent: &str, arrive: &str, told: &str) {
     for address in site.addresses() {
-        let listener = Listener::new(site.there());
         let output = site
             .command(program("so_txtime"))
             .args([clock, &address.to_string(), sent])
@@ -96,15 +95,16 @@ fn so_txtime(site: &Site, clock: &str, sent: &str, arrive: &str, told: &str) {
 #[test]
 fn the_kernels_own_test_of_transmission_times_passes() {
     let site = Site::new();
+    let listener = Listener::new(site.there());
     // Without a time and with one that has passed; then order by time, not by call.
-    so_txtime(&site, "mono", "a,-1", "a", "");
-    so_txtime(&site, "mono", "a,10", "a", "");
-    so_txtime(&site, "mono", "a,10,b,20", "ab", "");
-    so_txtime(&site, "mono", "a,20,b,10", "ba", "");
-    so_txtime(&site, "tai", "a,-1", "a", "");
-    so_txtime(&site, "tai", "a,-2000", "", "a invalid");
-    so_txtime(&site, "tai", "a,-2000,b,10", "b", "a invalid");
-    so_txtime(&site, "tai", "a,10", "a", "");
-    so_txtime(&site, "tai", "a,20,b,20", "ab", "");
-    so_txtime(&site, "tai", "a,30,b,10,c,20", "bca", "");
+    so_txtime(&site, &listener, "mono", "a,-1", "a", "");
+    so_txtime(&site, &listener, "mono", "a,10", "a", "");
+    so_txtime(&site, &listener, "mono", "a,10,b,20", "ab", "");
+    so_txtime(&site, &listener, "mono", "a,20,b,10", "ba", "");
+    so_txtime(&site, &listener, "tai", "a,-1", "a", "");
+    so_txtime(&site, &listener, "tai", "a,-2000", "", "a invalid");
+    so_txtime(&site, &listener, "tai", "a,-2000,b,10", "b", "a invalid");
+    so_txtime(&site, &listener, "tai", "a,10", "a", "");
+    so_txtime(&site, &listener, "tai", "a,20,b,20", "ab", "");
+    so_txtime(&site, &listener, "tai", "a,30,b,10,c,20", "bca", "");
 }

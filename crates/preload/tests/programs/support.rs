@@ -380,14 +380,11 @@ fn six(host: usize) -> IpAddr {
 pub struct Listener(UdpSocket);
 
 impl Listener {
-    /// For either version of IP.
+    /// For either version of IP. One for a test: a port that was closed may be open for a moment longer, in
+    /// processes that other tests are starting.
     pub fn new(host: &Host) -> Self {
-        Self::on(host, PORT)
-    }
-
-    pub fn on(host: &Host, port: u16) -> Self {
         let _inside = host.enter().expect("the lab is up");
-        let any: SocketAddr = (std::net::Ipv6Addr::UNSPECIFIED, port).into();
+        let any: SocketAddr = (std::net::Ipv6Addr::UNSPECIFIED, PORT).into();
         let socket = UdpSocket::bind(any).expect("bind");
         socket.set_read_timeout(Some(PATIENCE)).expect("a timeout");
         Self(socket)
