@@ -575,3 +575,15 @@ func TestSeatsFollowTheRules(t *testing.T) {
 		}
 	})
 }
+
+func TestProbingLeavesNoThreadUnderAReservation(t *testing.T) {
+	needRoot(t)
+	if err := probeDeadline(); err != nil {
+		t.Skip(err)
+	}
+	for _, thread := range sched.Threads(os.Getpid()) {
+		if attr, err := sched.Get(thread.TID); err == nil && attr.Policy != sched.Other {
+			t.Errorf("thread %d has %+v", thread.TID, attr)
+		}
+	}
+}

@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
+	"time"
 
 	"github.com/takt-dev/takt/kubernetes/pkg/sched"
 	"github.com/takt-dev/takt/kubernetes/pkg/topology"
@@ -300,12 +302,20 @@ func (p *Partition) restore() error {
 	return os.Remove(p.saved)
 }
 
-// remove moves a cpuset's threads to the root and removes it.
+// remove moves a cpuset's threads to the root and removes it. Threads are born there meanwhile, and those that
+// have ended leave a moment later.
 func (p *Partition) remove(dir string) error {
-	if !exists(dir) {
-		return nil
+	var err error
+	for range 100 {
+		if err = moveTasks(dir, p.root); err == nil {
+			err = os.Remove(dir)
+		}
+		if !errors.Is(err, syscall.EBUSY) {
+			return notGone(err)
+		}
+		time.Sleep(20 * time.Millisecond)
 	}
-	return errors.Join(moveTasks(dir, p.root), os.Remove(dir))
+	return err
 }
 
 // moveTasks moves all threads that may be moved: some of the kernel's are bound to their CPUs.

@@ -46,15 +46,20 @@ func Auto() (Backend, error) {
 	return Deadline{}, nil
 }
 
-// probeDeadline has a thread take the smallest reservation.
+// probeDeadline has a thread take a small reservation and give it back: with a runtime that would not suffice
+// for that, it would be stopped in the middle, and end minutes later.
 func probeDeadline() error {
 	result := make(chan error)
 	go func() {
 		runtime.LockOSThread() // never unlocked: the thread ends here
 		period := sched.Limits("/").PeriodMax.Nanoseconds()
-		result <- sched.Set(unix.Gettid(), sched.Attr{
-			Policy: sched.Deadline, Flags: sched.ResetOnFork, Runtime: 1024, Deadline: period, Period: period,
+		err := sched.Set(unix.Gettid(), sched.Attr{
+			Policy: sched.Deadline, Flags: sched.ResetOnFork, Runtime: period / 1000, Deadline: period, Period: period,
 		})
+		if err == nil {
+			err = sched.Set(unix.Gettid(), sched.Attr{Policy: sched.Other})
+		}
+		result <- err
 	}()
 	if err := <-result; err != nil {
 		return fmt.Errorf("this kernel gives no SCHED_DEADLINE to this process (it needs CAP_SYS_NICE and all CPUs): %w", err)

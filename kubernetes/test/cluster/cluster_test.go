@@ -28,6 +28,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
 
+	"github.com/takt-dev/takt/kubernetes/pkg/enforce"
 	"github.com/takt-dev/takt/kubernetes/pkg/node"
 	"github.com/takt-dev/takt/kubernetes/pkg/reservation"
 	"github.com/takt-dev/takt/kubernetes/pkg/sched"
@@ -253,6 +254,70 @@ func TestAGroupHasItsBudgetInEveryCgroupAboveItAndGivesItBack(t *testing.T) {
 	until(t, "all budgets are given back", func() bool { return len(budgets()) == 0 })
 }
 
+// With the backend deadline-partition, which cuts core 1 out of the whole machine: make test-cluster PARTITION=1.
+func TestAPartitionedNodeGivesPodsTheirCoreAndTheMachineGetsItBack(t *testing.T) {
+	if os.Getenv("TAKT_BACKEND") != enforce.PartitionName {
+		t.Skip("it changes where all processes of this machine may run: make test-cluster PARTITION=1")
+	}
+	const root = "/sys/fs/cgroup/cpuset/"
+	says := func(file string) string {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			return err.Error()
+		}
+		return strings.TrimSpace(string(text))
+	}
+	before := says(root + "takt-cluster/cpuset.cpus")
+	if before != "0" {
+		t.Fatalf("with core 1 given away the cluster may run on %s", before)
+	}
+	create(t, claim("own", 1, 600_000, `"runtime":"12ms","period":"20ms"`), pod("own", "own", "busy"))
+	pid := running(t, "own")
+	if attr, err := sched.Get(pid); err != nil || attr.Policy != sched.Deadline || attr.Runtime != 12_000_000 {
+		t.Errorf("the first thread has %+v, %v", attr, err)
+	}
+	if got := says(fmt.Sprintf("/proc/%d/cpuset", pid)); got != "/takt/cpu1" {
+		t.Errorf("the first thread is in cpuset %s", got)
+	}
+	// Its other threads begin where it is, and everybody else is where the rest of the machine is.
+	until(t, "threads without a reservation have left the core", func() bool {
+		for _, thread := range sched.Threads(pid)[1:] {
+			if strings.HasPrefix(says(fmt.Sprintf("/proc/%d/task/%d/cpuset", pid, thread.TID)), "/takt/") {
+				return false
+			}
+		}
+		return true
+	})
+	plain := pod("plain", "", "idle")
+	plain.Spec.ResourceClaims, plain.Spec.Containers[0].Resources = nil, corev1.ResourceRequirements{}
+	create(t, plain)
+	status := says(fmt.Sprintf("/proc/%d/status", running(t, "plain")))
+	if !strings.Contains(status, "Cpus_allowed_list:\t0\n") {
+		t.Errorf("a pod without a claim may run on core 1:\n%s", status)
+	}
+	// The core is full, and there is no other one.
+	create(t, claim("second", 1, 400_000, `"runtime":"8ms","period":"20ms"`), pod("second", "second", "idle"))
+	until(t, "the second pod is found not to fit", func() bool { return unschedulable("second") })
+	remove(t, "own", "own")
+	pid = running(t, "second")
+	if got := says(fmt.Sprintf("/proc/%d/cpuset", pid)); got != "/takt/cpu1" {
+		t.Errorf("the second pod's first thread is in cpuset %s", got)
+	}
+	remove(t, "second", "second")
+	remove(t, "plain", "")
+	// The agent's orderly end gives the core back to everybody.
+	if out, err := exec.Command("kube", "kubectl", "-n", "kube-system", "delete", "daemonset", "takt-node").CombinedOutput(); err != nil {
+		t.Fatalf("%s", out)
+	}
+	until(t, "the agent has gone", func() bool { return agent() == 0 })
+	until(t, "the machine is as it was", func() bool {
+		_, err := os.Stat(root + "takt")
+		_, err2 := os.Stat(root + "takt-rest")
+		return os.IsNotExist(err) && os.IsNotExist(err2) && says(root+"cpuset.sched_load_balance") == "1" &&
+			says(root+"takt-cluster/cpuset.cpus") == says(root+"cpuset.cpus")
+	})
+}
+
 const twoInTwenty = `"runtime":"2ms","period":"20ms"`
 
 var reserved = sched.Attr{Policy: sched.Deadline, Flags: sched.ResetOnFork, Runtime: 2_000_000, Deadline: 20_000_000, Period: 20_000_000}
@@ -297,22 +362,25 @@ func TestAPodRunsUnderItsReservationAndItsProbesDoNot(t *testing.T) {
 	})
 }
 
+// unschedulable says that the scheduler has found no room for a pod.
+func unschedulable(name string) bool {
+	p, err := client.CoreV1().Pods("default").Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		return false
+	}
+	for _, condition := range p.Status.Conditions {
+		if condition.Type == corev1.PodScheduled && condition.Reason == corev1.PodReasonUnschedulable {
+			return true
+		}
+	}
+	return false
+}
+
 func TestAPodThatDoesNotFitIsPendingUntilThereIsRoom(t *testing.T) {
 	create(t, claim("half", 2, 500_000, `"runtime":"10ms","period":"20ms"`), pod("half", "half", "idle"))
 	running(t, "half")
 	create(t, claim("more", 1, 600_000, `"runtime":"12ms","period":"20ms"`), pod("more", "more", "idle"))
-	until(t, "the second pod is found not to fit", func() bool {
-		p, err := client.CoreV1().Pods("default").Get(ctx, "more", metav1.GetOptions{})
-		if err != nil {
-			return false
-		}
-		for _, condition := range p.Status.Conditions {
-			if condition.Type == corev1.PodScheduled && condition.Reason == corev1.PodReasonUnschedulable {
-				return true
-			}
-		}
-		return false
-	})
+	until(t, "the second pod is found not to fit", func() bool { return unschedulable("more") })
 	if guests()["more"] > 0 {
 		t.Error("the pod that does not fit runs")
 	}

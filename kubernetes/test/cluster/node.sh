@@ -14,6 +14,18 @@ if [ "${TAKT_CLUSTER_INSIDE:-}" = "" ]; then
 	export TAKT_CLUSTER TAKT_CLUSTER_INSIDE=1 PATH="$cache/bin:$PATH"
 	finish() {
 		status=$?
+		# An agent that was killed has left the machine partitioned, and its note of how it was has gone with it.
+		cpuset=/sys/fs/cgroup/cpuset
+		if [ -d $cpuset/takt ]; then
+			echo "giving the machine its cores back"
+			echo 1 >$cpuset/cpuset.sched_load_balance
+			for group in $cpuset/takt/cpu[0-9]* $cpuset/takt $cpuset/takt-rest; do
+				while read -r task; do
+					echo "$task" >$cpuset/tasks
+				done <"$group/tasks" 2>/dev/null || true
+				rmdir "$group" || true
+			done
+		fi
 		# Processes that have been killed leave their cgroups a moment later.
 		for try in 1 2 3 4 5 6 7 8 9 10; do
 			for group in /sys/fs/cgroup/takt-cluster /sys/fs/cgroup/*/takt-cluster; do

@@ -7,7 +7,10 @@ bin=$(cd "$here/../../bin" && pwd)
 TAKT_BACKEND=$1
 shift
 export TAKT_BACKEND
-echo "{config: {cores: all, backend: $TAKT_BACKEND}, image: {pullPolicy: Never}}" >"$bin/values.yaml"
+# A partitioned machine must keep a core for itself.
+cores=all
+[ "$TAKT_BACKEND" != deadline-partition ] || cores='"1"'
+echo "{config: {cores: $cores, backend: $TAKT_BACKEND}, image: {pullPolicy: Never}}" >"$bin/values.yaml"
 (cd "$here/../chart" && go run ./render "$here/../../../deploy/helm/takt-node" "$bin/values.yaml" kube-system >"$bin/chart.yaml")
 TAKT_IMAGES="$bin/guest.tar $bin/takt-node.tar" TAKT_CHART=$bin/chart.yaml \
 	"$here/node.sh" "$bin/cluster.test" -test.v -test.timeout 30m "$@"
