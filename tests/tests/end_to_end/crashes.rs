@@ -173,9 +173,9 @@ fn a_killed_daemon(datapath: Datapath) {
     let remote = streams[2].sink(CHANNEL).expect("a sink");
     introduce(&source, &[&local, &remote]);
 
-    let [stop, restarted] = [false; 2].map(AtomicBool::new);
+    let [stop, restarted, noticed] = [false; 3].map(AtomicBool::new);
     let [lost_by_source, lost_by_sink, lost_remotely] = std::thread::scope(|scope| {
-        let [stop, restarted] = [&stop, &restarted];
+        let [stop, restarted, noticed] = [&stop, &restarted, &noticed];
         let writing = scope.spawn(move || {
             let emitted = write_on(&source, stop);
             assert!(emitted > 0);
@@ -184,6 +184,7 @@ fn a_killed_daemon(datapath: Datapath) {
         let reading = scope.spawn(move || {
             let mut after = None;
             let (_, told) = read_on(&local, |count, told| {
+                noticed.store(told > 0, Ordering::Relaxed);
                 if told > 0 && restarted.load(Ordering::Relaxed) {
                     count - *after.get_or_insert(count) > 1000
                 } else {
@@ -202,6 +203,10 @@ fn a_killed_daemon(datapath: Datapath) {
             remote.counters().lost
         });
         near.kill();
+        // Back before the reader has read what it had, it would not be told.
+        until("the reader is told", || {
+            noticed.load(Ordering::Relaxed).then_some(())
+        });
         near.restart();
         restarted.store(true, Ordering::Relaxed);
         let sink = reading.join().expect("the reader");
