@@ -5,7 +5,6 @@
 package main
 
 import (
-	"encoding/json"
 	"flag"
 	"fmt"
 	"io"
@@ -112,26 +111,11 @@ func table(to io.Writer, report Report) {
 func ms(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 
 func save(report Report, dir string) error {
-	if err := os.MkdirAll(dir, 0o755); err != nil {
+	if err := draw.Report(dir, report, "", 2, panels(report)); err != nil {
 		return err
 	}
-	text, err := json.MarshalIndent(report, "", " ")
-	if err != nil {
-		return err
-	}
-	if err := os.WriteFile(filepath.Join(dir, "report.json"), append(text, '\n'), 0o644); err != nil {
-		return err
-	}
-	picture, err := os.Create(filepath.Join(dir, "report.svg"))
-	if err != nil {
-		return err
-	}
-	defer picture.Close()
-	if err := draw.SVG(picture, 2, panels(report)); err != nil {
-		return err
-	}
-	fmt.Fprintln(os.Stderr, "written:", filepath.Join(dir, "report.json"), picture.Name())
-	return picture.Close()
+	fmt.Fprintln(os.Stderr, "written:", filepath.Join(dir, "report.json"), filepath.Join(dir, "report.svg"))
+	return nil
 }
 
 // panels are cost over nodes for every level, and cost over the claims that are there for the largest cluster.

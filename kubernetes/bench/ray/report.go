@@ -1,10 +1,8 @@
 package main
 
 import (
-	"encoding/json"
 	"fmt"
 	"os"
-	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
@@ -128,23 +126,7 @@ func (r *report) finish(out string) error {
 	if out == "" {
 		return nil
 	}
-	if err := os.MkdirAll(out, 0o755); err != nil {
-		return err
-	}
-	text, err := json.MarshalIndent(r, "", " ")
-	if err != nil {
-		return err
-	}
-	var picture strings.Builder
-	if err := draw.SVG(&picture, 2, r.panels()); err != nil {
-		return err
-	}
-	for name, content := range map[string]string{"report.json": string(text) + "\n", "report.txt": r.table(), "report.svg": picture.String()} {
-		if err := os.WriteFile(filepath.Join(out, name), []byte(content), 0o644); err != nil {
-			return err
-		}
-	}
-	return nil
+	return draw.Report(out, r, r.table(), 2, r.panels())
 }
 
 // panels are average and least of every figure, side by side.

@@ -2,13 +2,11 @@ package cluster
 
 import (
 	"crypto/tls"
-	"encoding/json"
 	"fmt"
 	"io"
 	"math"
 	"net/http"
 	"os"
-	"path/filepath"
 	"runtime"
 	"slices"
 	"strconv"
@@ -306,23 +304,7 @@ func (r costs) table() string {
 }
 
 func (r costs) save(dir, table string) error {
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return err
-	}
-	text, err := json.MarshalIndent(r, "", " ")
-	if err != nil {
-		return err
-	}
-	var picture strings.Builder
-	if err := draw.SVG(&picture, 2, r.panels()); err != nil {
-		return err
-	}
-	for name, content := range map[string]string{"report.json": string(text) + "\n", "report.txt": table, "report.svg": picture.String()} {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o644); err != nil {
-			return err
-		}
-	}
-	return nil
+	return draw.Report(dir, r, table, 2, r.panels())
 }
 
 // panels are one histogram for each component that a pod waits for.

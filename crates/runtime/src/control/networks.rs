@@ -1,10 +1,10 @@
 //! Networks: where their stations are, told by operators and followed from the kernel.
 
-use std::collections::HashMap;
+use std::collections::HashSet;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use takt_session::{ErrorCode, Failure};
+use takt_session::{Endpoint, ErrorCode, Failure};
 use takt_wire::ethernet::MacAddress;
 
 use super::{Control, RuntimeHandle, Stopped};
@@ -73,7 +73,13 @@ impl Network {
 
     fn table(&self, lane: usize) -> NetworkTable {
         let (mut stations, mut others) = (Vec::new(), Vec::new());
-        for station in self.all() {
+        let entered: HashSet<MacAddress> = self.stations.iter().map(|s| s.mac).collect();
+        // Where an operator has entered a station, the kernel is not asked: a frame would go to both.
+        let followed = self
+            .followed
+            .iter()
+            .filter(|station| station.mac == MacAddress::ZERO || !entered.contains(&station.mac));
+        for station in self.stations.iter().chain(followed) {
             match station.vtep {
                 Some(vtep) if station.mac == MacAddress::ZERO => others.push(vtep),
                 Some(vtep) => stations.push((station.mac, vtep)),
@@ -82,6 +88,8 @@ impl Network {
         }
         others.sort_unstable();
         others.dedup();
+        stations.sort_unstable();
+        stations.dedup();
         NetworkTable {
             carrier: self.config.carrier,
             stations,
@@ -262,13 +270,19 @@ impl Control {
         Ok(removed)
     }
 
-    /// What frames of a tenant must come from.
-    pub(super) fn owner(&self, policy: &Policy) -> Result<Owner, Failure> {
+    /// A tenant's endpoint, and the number of its network.
+    fn endpoint<'p>(&self, policy: &'p Policy) -> Result<(&'p Endpoint, usize), Failure> {
         let endpoint = policy.check_endpoint()?;
         let network = self
             .network(&endpoint.network)
             .map_err(|error| Failure::new(ErrorCode::NotFound, error.to_string()))?;
-        Ok(Owner {
+        Ok((endpoint, network))
+    }
+
+    /// A tenant's endpoint, and what its frames must come from.
+    pub(super) fn owner(&self, policy: &Policy) -> Result<(Endpoint, Owner), Failure> {
+        let (endpoint, network) = self.endpoint(policy)?;
+        let owner = Owner {
             network,
             mac: MacAddress(endpoint.mac),
             addresses: endpoint
@@ -277,7 +291,8 @@ impl Control {
                 .map(|(address, _)| *address)
                 .collect(),
             mtu: endpoint.mtu.into(),
-        })
+        };
+        Ok((endpoint.clone(), owner))
     }
 
     /// Which station a tenant's frames for an address are for.
@@ -287,8 +302,8 @@ impl Control {
         address: IpAddr,
         known: Option<[u8; 6]>,
     ) -> Result<Option<[u8; 6]>, Failure> {
-        let owner = self.owner(policy)?;
-        let found = self.networks[owner.network].resolve(address, known.map(MacAddress));
+        let (_, network) = self.endpoint(policy)?;
+        let found = self.networks[network].resolve(address, known.map(MacAddress));
         Ok(found.map(|mac| mac.0))
     }
 
@@ -300,18 +315,16 @@ impl Control {
             }
             let entered = network.stations.iter().map(|s| (s, false));
             let followed = network.followed.iter().map(|s| (s, true));
-            let mut endpoints: HashMap<&str, usize> = HashMap::new();
-            for listener in self.listeners.values() {
-                if let Some(endpoint) = &listener.policy.endpoint {
-                    *endpoints.entry(&endpoint.network).or_default() += 1;
-                }
-            }
+            let endpoints = self.listeners.values();
+            let endpoints = endpoints.filter_map(|listener| listener.policy.endpoint.as_ref());
             NetworkStatus {
                 name: network.config.name.clone(),
                 carrier: network.config.carrier,
                 follow: network.config.follow.clone(),
                 problem: network.problem.clone(),
-                endpoints: endpoints.get(&*network.config.name).copied().unwrap_or(0),
+                endpoints: endpoints
+                    .filter(|endpoint| endpoint.network == network.config.name)
+                    .count(),
                 stations: entered
                     .chain(followed)
                     .map(|(station, followed)| StationStatus {
@@ -323,5 +336,50 @@ impl Control {
             }
         };
         self.networks.iter().map(status).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use takt_wire::vxlan::{NetworkId, UDP_PORT};
+
+    use super::*;
+
+    fn station(mac: u8, vtep: u8) -> Station {
+        Station {
+            mac: MacAddress([0, 0, 0, 0, 0, mac]),
+            vtep: Some([10, 0, 0, vtep].into()),
+            addresses: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn no_frame_goes_twice_where_a_station_is_entered_and_followed() {
+        let config = NetworkConfig {
+            name: "pods".into(),
+            carrier: Carrier::Vxlan {
+                id: NetworkId::default(),
+                port: UDP_PORT,
+            },
+            stations: vec![station(1, 1), station(2, 2), station(0, 8)],
+            follow: Some("vxlan0".into()),
+        };
+        let mut network = Network::new(config, 1);
+        // The same, another place, one that only the kernel knows (twice), and two for the rest.
+        network.followed = vec![
+            station(1, 1),
+            station(2, 9),
+            station(3, 3),
+            station(3, 3),
+            station(0, 8),
+            station(0, 9),
+        ];
+        let table = network.table(0);
+        let place = |mac, vtep| {
+            let Station { mac, vtep, .. } = station(mac, vtep);
+            (mac, vtep.expect("an endpoint"))
+        };
+        assert_eq!(table.stations, [place(1, 1), place(2, 2), place(3, 3)]);
+        assert_eq!(table.others, [place(0, 8).1, place(0, 9).1]);
     }
 }

@@ -156,8 +156,7 @@ impl Control {
                 let Some(session) = self.sessions.get(&id) else {
                     return Ok(None);
                 };
-                let endpoint = session.policy.check_endpoint()?.clone();
-                let owner = self.owner(&session.policy)?;
+                let (endpoint, owner) = self.owner(&session.policy)?;
                 let Some(session) = self.sessions.get_mut(&id) else {
                     return Ok(None);
                 };

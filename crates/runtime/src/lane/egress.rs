@@ -204,8 +204,10 @@ impl State {
         let channel = match &s.target {
             Target::Channel(channel) => self.channels.get(*channel),
             Target::Network(owner) => {
-                let owner = owner.clone();
-                return self.send_frame(ports, at, source, &owner, progress, now_ns, pieces);
+                let from = (at, source);
+                return self.send_frame(
+                    ports, from, session, owner, s.port, progress, now_ns, pieces,
+                );
             }
         };
         let Some(channel) = channel else {

@@ -19,7 +19,8 @@ use takt_wire::{ipv4, ipv6, vxlan};
 
 use super::departure::{Destination, PER_SESSION, Piece};
 use super::egress::{Sent, Step, class_of};
-use super::session::InProgress;
+use super::remote::{datagram_overhead, usable_port};
+use super::session::{InProgress, LaneSession};
 use super::{LanePort, State};
 use crate::config::Carrier;
 use crate::counters::NetworkCounters;
@@ -132,16 +133,6 @@ struct Exit {
     via: Vec<Option<PeerHandle>>,
 }
 
-impl Exit {
-    /// The port by which to send: the wished one, else any.
-    fn port(&self, wished: usize) -> Option<usize> {
-        match self.via.get(wished) {
-            Some(Some(_)) => Some(wished),
-            _ => self.via.iter().position(Option::is_some),
-        }
-    }
-}
-
 impl Network {
     pub fn new(table: &NetworkTable) -> Self {
         Self {
@@ -243,17 +234,11 @@ impl Network {
 
     /// Octets on the wire that are not the tenant's frame.
     fn overhead(&self, exit: &Exit) -> usize {
-        const UDP: usize = 8;
-        match (self.carrier, exit.address) {
-            (Carrier::Native { vlan }, _) => vlan.map_or(0, |_| TAG_LEN),
-            (Carrier::Vxlan { .. }, address) => {
-                let ip = match address {
-                    Some(IpAddr::V6(_)) => ipv6::HEADER_LEN,
-                    _ => ipv4::HEADER_LEN,
-                };
-                ethernet::HEADER_LEN + ip + UDP + vxlan::HEADER_LEN
-            }
-        }
+        let datagram = match self.carrier {
+            Carrier::Vxlan { .. } => datagram_overhead(exit.address),
+            Carrier::Native { .. } => 0,
+        };
+        datagram + self.header_len()
     }
 
     /// Octets in front of the tenant's frame in what a port is given.
@@ -300,32 +285,25 @@ impl Network {
 
 impl State {
     /// Sends a frame, or gives it to the scheduler of its port, to all stations that it is for.
+    ///
+    /// `from`: the numbers of session and source; `wished`: the port of the source's stream.
     #[allow(clippy::too_many_arguments)] // one frame: whose, where, how
     pub(super) fn send_frame(
-        &mut self,
+        &self,
         ports: &mut [LanePort],
-        at: usize,
-        source: usize,
-        owner: &Arc<Owner>,
+        from: (usize, usize),
+        session: &LaneSession,
+        owner: &Owner,
+        wished: usize,
         mut progress: InProgress,
         now_ns: i64,
         pieces: &mut u16,
     ) -> Sent {
         let descriptor = progress.descriptor;
-        let (Some(session), Some(network)) = (
-            self.tenants.sessions.get(at),
-            self.networks.get(owner.network),
-        ) else {
+        let Some(network) = self.networks.get(owner.network) else {
             return Sent::Finished(Outcome::Unreachable);
         };
         let room = PER_SESSION.saturating_sub(session.departing);
-        let Some(Some(wished)) = session
-            .sources
-            .get(source)
-            .map(|s| s.as_ref().map(|s| s.port))
-        else {
-            return Sent::Finished(Outcome::Unreachable);
-        };
         let frame = session.emitted(descriptor.chunk, descriptor.length);
         let mut addresses = [0; ADDRESSES];
         if frame.len() > owner.mtu + ethernet::HEADER_LEN
@@ -353,7 +331,7 @@ impl State {
         }
         while let Some(&to) = exits.get(progress.destination) {
             let exit = network.exits.get(to).and_then(Option::as_ref);
-            let found = exit.and_then(|exit| Some((exit, exit.port(wished)?)));
+            let found = exit.and_then(|exit| Some((exit, usable_port(&exit.via, wished)?)));
             let result = match found {
                 None => Err(Outcome::Unreachable),
                 Some((exit, port)) if ports[port].schedules(&descriptor) => {
@@ -364,8 +342,8 @@ impl State {
                         };
                     }
                     let piece = Piece {
-                        session: at,
-                        source,
+                        session: from.0,
+                        source: from.1,
                         descriptor,
                         destination: Destination::Network {
                             network: owner.network,
@@ -427,7 +405,7 @@ impl State {
         Sent::Finished(progress.outcome)
     }
 
-    /// Builds what leaves of one frame, whose time has come. `None`: its session is gone.
+    /// Builds what leaves of one frame, whose time has come; or says why it does not.
     pub(super) fn build_frame(
         &self,
         lane_port: &mut LanePort,
@@ -446,37 +424,19 @@ impl State {
             .and_then(Option::as_ref)
             .ok_or(gone)?;
         let frame = session.emitted(piece.descriptor.chunk, piece.descriptor.length);
-        let mut put = || {
-            put(
-                network,
-                exit,
-                at,
-                lane_port,
-                frame,
-                owner,
-                &piece.descriptor,
-            )
+        let put = |lane_port: &mut LanePort| {
+            let descriptor = &piece.descriptor;
+            put(network, exit, at, lane_port, frame, owner, descriptor)
         };
-        match put() {
-            Ok(()) => Ok(()),
-            Err(Put::Failed(outcome)) => Err(outcome),
-            Err(Put::Blocked) => {
-                lane_port.dirty = !lane_port.port.flush();
-                let again = self::put(
-                    network,
-                    exit,
-                    at,
-                    lane_port,
-                    frame,
-                    owner,
-                    &piece.descriptor,
-                );
-                again.map_err(|put| match put {
-                    Put::Failed(outcome) => outcome,
-                    Put::Blocked => Outcome::Late,
-                })
-            }
+        let mut result = put(lane_port);
+        if matches!(result, Err(Put::Blocked)) {
+            lane_port.dirty = !lane_port.port.flush();
+            result = put(lane_port);
         }
+        result.map_err(|put| match put {
+            Put::Failed(outcome) => outcome,
+            Put::Blocked => Outcome::Late,
+        })
     }
 }
 

@@ -6,6 +6,7 @@ use takt_datapath::{Frame, PeerHandle, Port, ReserveError};
 use takt_shm::SharedSlice;
 use takt_time::TrafficClass;
 use takt_wire::channel::{DatagramCursor, HEADER_LEN, RECORD_HEADER_LEN, RecordHeader};
+use takt_wire::{ethernet, ipv4, ipv6, udp};
 
 /// Fragments of one message that a lane sends before it looks at others again.
 pub const FRAGMENT_BURST: u32 = 64;
@@ -129,21 +130,12 @@ impl Remote {
 
     /// The port by which to send: the wished one, else kernel UDP or any other.
     pub fn port(&self, wished: usize) -> Option<usize> {
-        if self.via.get(wished).is_some_and(Option::is_some) {
-            return Some(wished);
-        }
-        self.via.iter().position(Option::is_some)
+        usable_port(&self.via, wished)
     }
 
     /// Octets of a frame to it that are not message: headers from Ethernet to the record's.
     pub fn overhead(&self) -> usize {
-        const ETHERNET: usize = 14;
-        const UDP: usize = 8;
-        let ip = match self.address {
-            Some(IpAddr::V6(_)) => 40,
-            _ => 20,
-        };
-        ETHERNET + ip + UDP + HEADER_LEN + RECORD_HEADER_LEN
+        datagram_overhead(self.address) + HEADER_LEN + RECORD_HEADER_LEN
     }
 
     /// Puts a message, or its fragments from `fragment` on, into datagrams through `port`.
@@ -297,6 +289,23 @@ impl Remote {
     pub fn enlist(&mut self, at: usize) -> bool {
         self.open[at].is_some() && !std::mem::replace(&mut self.listed[at], true)
     }
+}
+
+/// The port by which to reach what has these peers, one for each port: the wished one, else the first.
+pub fn usable_port(via: &[Option<PeerHandle>], wished: usize) -> Option<usize> {
+    if via.get(wished).is_some_and(Option::is_some) {
+        return Some(wished);
+    }
+    via.iter().position(Option::is_some)
+}
+
+/// Octets in front of the payload of a datagram to an address: the headers from Ethernet to UDP.
+pub fn datagram_overhead(address: Option<IpAddr>) -> usize {
+    let ip = match address {
+        Some(IpAddr::V6(_)) => ipv6::HEADER_LEN,
+        _ => ipv4::HEADER_LEN,
+    };
+    ethernet::HEADER_LEN + ip + udp::HEADER_LEN
 }
 
 /// Copies a payload into its place: `space` is as long as the payload by construction of the record.

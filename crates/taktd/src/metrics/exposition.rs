@@ -113,21 +113,22 @@ fn of_clock(clock: &ClockStatus, out: &mut DescriptorEncoder) -> fmt::Result {
     gauge(out, "clock_state", "1 for the state of the clock", &states)?;
     let seconds = |nanos: f64| [(Labels::new(), nanos / 1e9)];
     // What nobody says is not on the page.
-    if let Some(offset) = clock.offset_ns {
-        gauge(
-            out,
+    let told = [
+        (
+            clock.offset_ns.map(|offset| offset as f64),
             "clock_offset_seconds",
             "The clock minus its reference, as last measured",
-            &seconds(offset as f64),
-        )?;
-    }
-    if let Some(bound) = clock.bound_ns {
-        gauge(
-            out,
+        ),
+        (
+            clock.bound_ns.map(|bound| bound as f64),
             "clock_bound_seconds",
             "The most that the clock is off its reference",
-            &seconds(bound as f64),
-        )?;
+        ),
+    ];
+    for (nanos, name, help) in told {
+        if let Some(nanos) = nanos {
+            gauge(out, name, help, &seconds(nanos))?;
+        }
     }
     gauge(
         out,
