@@ -9,11 +9,11 @@ use serde::{Deserialize, Serialize};
 use crate::machine::Machine;
 use crate::outcome::Outcome;
 
-mod bars;
 mod canvas;
 mod distribution;
 mod page;
 mod responses;
+mod rows;
 mod table;
 
 /// What a run of the bench gave, and what a reader needs to judge it.

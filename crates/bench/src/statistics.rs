@@ -76,6 +76,21 @@ impl Latencies {
         })
     }
 
+    /// What a box plot shows, in nanoseconds; `None` when nothing was recorded.
+    pub fn spread(&self) -> Option<Spread> {
+        if self.0.is_empty() {
+            return None;
+        }
+        let at = |quantile| self.0.value_at_quantile(quantile) as f64;
+        Some(Spread {
+            low: at(0.01),
+            quarter: at(0.25),
+            median: at(0.5),
+            three_quarters: at(0.75),
+            high: at(0.99),
+        })
+    }
+
     /// The cumulative distribution: each latency that occurred, in nanoseconds, ascending, with the
     /// share of all that are no longer.
     pub fn distribution(&self) -> impl Iterator<Item = (u64, f64)> {
@@ -120,6 +135,31 @@ impl<'de> Deserialize<'de> for Latencies {
             latencies.record_many(latency, count);
         }
         Ok(latencies)
+    }
+}
+
+/// What a box plot shows: the median, quartiles, and the 1st and 99th percentile.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[allow(missing_docs, reason = "each name says all there is")]
+pub struct Spread {
+    pub low: f64,
+    pub quarter: f64,
+    pub median: f64,
+    pub three_quarters: f64,
+    pub high: f64,
+}
+
+impl Spread {
+    /// In units of so many.
+    #[must_use]
+    pub fn in_units_of(self, unit: f64) -> Self {
+        Self {
+            low: self.low / unit,
+            quarter: self.quarter / unit,
+            median: self.median / unit,
+            three_quarters: self.three_quarters / unit,
+            high: self.high / unit,
+        }
     }
 }
 

@@ -67,8 +67,7 @@ pub fn run(options: &Options) -> io::Result<Heard> {
     let socket = UdpSocket::bind(options.at)?;
     sys::set(&socket, libc::SOL_SOCKET, libc::SO_TIMESTAMPNS, &1i32)?;
     socket.set_read_timeout(Some(PATIENCE))?;
-    let offset = now_ns(libc::CLOCK_TAI) - now_ns(libc::CLOCK_REALTIME);
-    let offset = (offset + 500_000_000).div_euclid(1_000_000_000) * 1_000_000_000;
+    let offset = sys::tai_offset_ns();
     let period = i64::from(options.period_us) * 1000;
     let mut heard = Heard::default();
     let mut before: Option<Before> = None;

@@ -8,7 +8,7 @@ use std::time::Duration;
 use takt_lab::{Host, Lab, LabConfig, OVERLAY_ID, Wiring};
 
 use super::listener::Heard;
-use super::talker::{Mode, Sent};
+use super::talker::Sent;
 use crate::takt::process::{Process, Scratch};
 use crate::takt::{PATIENCE, Takt, TaktError, daemon};
 
@@ -31,11 +31,13 @@ pub enum Way {
     Overlay,
     /// Container to container: the same talker, with launch times, under Takt's preload.
     Takt,
+    /// Host to host, over kernel sockets; the talker spins until each instant: as well as this machine can.
+    Floor,
 }
 
 impl Way {
     /// All of them, in the order in which they are told.
-    pub const ALL: [Self; 3] = [Self::BareMetal, Self::Overlay, Self::Takt];
+    pub const ALL: [Self; 4] = [Self::BareMetal, Self::Overlay, Self::Takt, Self::Floor];
 
     /// Its name in tables.
     pub fn name(self) -> &'static str {
@@ -43,6 +45,7 @@ impl Way {
             Self::BareMetal => "bare metal, send and sleep",
             Self::Overlay => "Flannel-like overlay, send and sleep",
             Self::Takt => "Takt overlay, launch times",
+            Self::Floor => "bare metal, spinning (the floor)",
         }
     }
 }
@@ -96,12 +99,12 @@ pub fn run(
 ) -> Result<Run, TaktError> {
     let scratch = Scratch::new()?;
     let (near, far) = match way {
-        Way::BareMetal => (lab.host(0), lab.host(1)),
+        Way::BareMetal | Way::Floor => (lab.host(0), lab.host(1)),
         Way::Overlay | Way::Takt => (lab.container(0, 0), lab.container(1, 0)),
     };
     let _daemon = match way {
         Way::Takt => Some(node(takt, lab, cores.0, &scratch)?),
-        Way::BareMetal | Way::Overlay => None,
+        Way::BareMetal | Way::Overlay | Way::Floor => None,
     };
     let seconds = flow.period.as_secs_f64() * f64::from(flow.count + WARM_UP);
     let start = |command: Command, name: &str| {
@@ -138,11 +141,12 @@ pub fn run(
 
     let size = flow.size.to_string();
     let mode = match way {
-        Way::BareMetal | Way::Overlay => Mode::Sleep,
-        Way::Takt => Mode::Launch,
+        Way::BareMetal | Way::Overlay => "sleep",
+        Way::Takt => "launch",
+        Way::Floor => "spin",
     };
     let mut talker = match way {
-        Way::BareMetal | Way::Overlay => near.command(takt.program())?,
+        Way::BareMetal | Way::Overlay | Way::Floor => near.command(takt.program())?,
         Way::Takt => {
             let mut command = near.command(takt.program())?;
             command
@@ -163,14 +167,7 @@ pub fn run(
         &size,
     ]);
     talker.args(["--period-us", &period, "--count", &count]);
-    talker.args([
-        "--mode",
-        if mode == Mode::Sleep {
-            "sleep"
-        } else {
-            "launch"
-        },
-    ]);
+    talker.args(["--mode", mode]);
     talker.args(["--core", &cores.0.to_string()]);
     let mut talker = start(talker, "talker")?;
     let patience = Duration::from_secs_f64(seconds) + PATIENCE;

@@ -26,6 +26,13 @@ pub fn now_ns(clock: libc::clockid_t) -> i64 {
     now.tv_sec * 1_000_000_000 + now.tv_nsec
 }
 
+/// What `CLOCK_TAI` is ahead of `CLOCK_REALTIME`, in which the kernel stamps: whole seconds.
+pub fn tai_offset_ns() -> i64 {
+    const SECOND: i64 = 1_000_000_000;
+    let offset = now_ns(libc::CLOCK_TAI) - now_ns(libc::CLOCK_REALTIME);
+    (offset + SECOND / 2).div_euclid(SECOND) * SECOND
+}
+
 /// Sleeps until an instant of `CLOCK_TAI`.
 pub fn sleep_until(tai_ns: i64) {
     let until = libc::timespec {

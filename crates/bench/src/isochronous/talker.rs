@@ -24,9 +24,14 @@ const PAUSE_NS: i64 = 100_000_000;
 pub enum Mode {
     /// Sleep until the instant, then send
     Sleep,
+    /// Sleep until shortly before the instant, spin until it, then send
+    Spin,
     /// Send half a period ahead, with a launch time
     Launch,
 }
+
+/// How long before an instant a talker wakes that spins: longer than a wake-up takes.
+const SPIN_NS: i64 = 250_000;
 
 /// What the talker is told.
 #[derive(Clone, Debug, Args)]
@@ -92,11 +97,10 @@ pub fn run(options: &Options) -> io::Result<Sent> {
     let period = i64::from(options.period_us) * 1000;
     let ahead = match options.mode {
         Mode::Sleep => 0,
+        Mode::Spin => SPIN_NS.min(period / 2),
         Mode::Launch => period / 2,
     };
-    // Time stamps are in CLOCK_REALTIME.
-    let offset = now_ns(libc::CLOCK_TAI) - now_ns(libc::CLOCK_REALTIME);
-    let offset = (offset + 500_000_000).div_euclid(1_000_000_000) * 1_000_000_000;
+    let offset = sys::tai_offset_ns();
     let start = (now_ns(libc::CLOCK_TAI) + PAUSE_NS).div_euclid(period) * period;
     let mut payload = vec![0; options.size.max(LEAST_SIZE)];
     let mut account = Sent::default();
@@ -122,6 +126,11 @@ pub fn run(options: &Options) -> io::Result<Sent> {
         payload[..4].copy_from_slice(&number.to_le_bytes());
         payload[4..12].copy_from_slice(&launch.to_le_bytes());
         sleep_until(launch - ahead);
+        if options.mode == Mode::Spin {
+            while now_ns(libc::CLOCK_TAI) < launch {
+                std::hint::spin_loop();
+            }
+        }
         let time = (launch as u64).to_ne_bytes();
         let control = (libc::SOL_SOCKET, libc::SCM_TXTIME, &time[..]);
         let control = (options.mode == Mode::Launch).then_some(control);

@@ -2,9 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use super::bars::{self, Bar, Group};
 use super::canvas::{Look, format_value};
 use super::distribution::{self, Unit};
+use super::rows::{self, Group, Mark};
 use super::table::{Row, Table};
 use super::{Report, ReportError};
 use crate::experiment::Sample;
@@ -128,13 +128,7 @@ fn render_section(section: &[&Outcome], looks: &Looks<'_>) -> Result<String, Rep
     )?);
     // With a single setting the curve below says it all.
     if section.len() > 1 {
-        let unit = latency_unit(section);
-        html.push_str(&render_bars(
-            section,
-            looks,
-            &format!("median latency in {}", unit.1),
-            |sample| Some(sample.latencies.as_ref()?.percentiles()?.p50 / unit.0),
-        )?);
+        html.push_str(&render_spreads(section, looks)?);
     }
     if section.iter().any(|outcome| has_latencies(outcome)) {
         for outcome in section {
@@ -181,6 +175,43 @@ fn render_legend(section: &[&Outcome], looks: &Looks<'_>) -> String {
     format!("<ul class=\"legend\">{items}</ul>\n")
 }
 
+/// A row for each setting and variant that has a mark.
+fn groups(
+    section: &[&Outcome],
+    looks: &Looks<'_>,
+    mark: impl Fn(&VariantOutcome) -> Option<Mark>,
+) -> Vec<Group> {
+    let row = |variant: &VariantOutcome| {
+        Some(rows::Row {
+            name: variant.name.clone(),
+            look: looks.look(&variant.name),
+            mark: mark(variant)?,
+        })
+    };
+    section
+        .iter()
+        .map(|outcome| Group {
+            heading: outcome.setting.clone(),
+            rows: outcome.variants.iter().filter_map(row).collect(),
+        })
+        .filter(|group: &Group| !group.rows.is_empty())
+        .collect()
+}
+
+/// A box for the latencies of each setting and variant.
+fn render_spreads(section: &[&Outcome], looks: &Looks<'_>) -> Result<String, ReportError> {
+    let unit = latency_unit(section);
+    let mark = |variant: &VariantOutcome| {
+        let spread = variant.latencies()?.spread()?;
+        Some(Mark::Spread(spread.in_units_of(unit.0)))
+    };
+    let caption = format!("latency in {}", unit.1);
+    let svg = rows::plot(&groups(section, looks, mark), &caption)?;
+    let note = "All rounds together: the box is the middle half, the stroke in it the median, which stands beside it; \
+                whiskers reach from the 1st to the 99th percentile.";
+    Ok(figure_of(&svg, &caption, note))
+}
+
 /// Bars of one figure of each sample, for each setting and variant that has it.
 fn render_bars(
     section: &[&Outcome],
@@ -188,36 +219,25 @@ fn render_bars(
     caption: &str,
     figure: impl Fn(&Sample) -> Option<f64>,
 ) -> Result<String, ReportError> {
-    let bar = |variant: &VariantOutcome| {
+    let mark = |variant: &VariantOutcome| {
         let values: Vec<f64> = variant.samples().filter_map(&figure).collect();
         let range = values
             .iter()
             .fold(None, |range: Option<(f64, f64)>, &value| {
                 let (low, high) = range.unwrap_or((value, value));
                 Some((low.min(value), high.max(value)))
-            });
-        Some(Bar {
-            name: variant.name.clone(),
-            look: looks.look(&variant.name),
-            value: median(values)?,
-            range: range?,
-        })
+            })?;
+        let value = median(values)?;
+        Some(Mark::Bar { value, range })
     };
-    let groups: Vec<Group> = section
-        .iter()
-        .map(|outcome| Group {
-            heading: outcome.setting.clone(),
-            bars: outcome.variants.iter().filter_map(bar).collect(),
-        })
-        .filter(|group: &Group| !group.bars.is_empty())
-        .collect();
     let several = section.iter().any(|outcome| outcome.rounds > 1);
     let note = if several {
         "The thin line spans the rounds."
     } else {
         ""
     };
-    Ok(figure_of(&bars::plot(&groups, caption)?, caption, note))
+    let svg = rows::plot(&groups(section, looks, mark), caption)?;
+    Ok(figure_of(&svg, caption, note))
 }
 
 pub(super) fn figure_of(svg: &str, what: &str, note: &str) -> String {

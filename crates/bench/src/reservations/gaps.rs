@@ -2,11 +2,12 @@
 //! hypervisor's, and that of interrupts.
 //!
 //! A thread that reads the clock all the time sees any such stretch as a gap between two readings. Where the
-//! kernel switched to others in between, hogs take off what the kernel says that they waited
-//! (`run_delay` of `/proc/thread-self/schedstat`), which leaves what the kernel took for their own time:
-//! so it is when a core comes back from the hypervisor and wakes somebody. Tasks may also have been
-//! throttled, and skip such gaps. Tasks and hogs keep every core busy and all of them look, so that
-//! together they observe each core from beginning to end, but for what other programs run.
+//! kernel switched to others in between, what it says that the thread waited (`run_delay` of
+//! `/proc/thread-self/schedstat`) is taken off, which leaves what the kernel took for the thread's own time:
+//! so it is when a core comes back from the hypervisor and wakes somebody. A thread that may have been
+//! throttled meanwhile skips such a gap: nobody accounts for that time. Tasks and hogs keep every core busy
+//! and all of them look, so that together they observe each core from beginning to end, but for what other
+//! programs run.
 
 use serde::{Deserialize, Serialize};
 
@@ -43,28 +44,23 @@ pub struct Observer {
     switches: i64,
     /// The kernel's account of the thread's waiting, and what it said last.
     waiting: Option<(Waiting, u64)>,
+    /// Whether the kernel may have throttled the thread.
+    throttled: bool,
 }
 
 impl Observer {
-    /// Begins to look, for a thread that may be throttled. All memory is taken here.
+    /// Begins to look, for a thread that is not throttled. All memory is taken here.
     pub fn new() -> Self {
+        let waiting = Waiting::of_this_thread();
         Self {
             gaps: Vec::with_capacity(MOST),
             last_ns: now_ns(),
             switches: switches(),
-            waiting: None,
-        }
-    }
-
-    /// Begins to look, for a thread that is never throttled and never sleeps.
-    pub fn of_hog() -> Self {
-        let waiting = Waiting::of_this_thread();
-        Self {
             waiting: waiting.map(|waiting| {
                 let waited = waiting.ns();
                 (waiting, waited)
             }),
-            ..Self::new()
+            throttled: false,
         }
     }
 
@@ -93,6 +89,7 @@ impl Observer {
         let waited_ns = account
             .map(|((_, before), waited)| waited.saturating_sub(std::mem::replace(before, waited)));
         let length_ns = now - self.last_ns;
+        let waited_ns = waited_ns.filter(|_| !self.throttled);
         let taken_ns = taken_ns(length_ns, switched != self.switches, waited_ns);
         if taken_ns > LEAST_NS {
             self.note(Gap {
@@ -104,10 +101,14 @@ impl Observer {
         self.switches = switched;
     }
 
-    /// Begins anew after a sleep.
-    pub fn resume(&mut self) {
-        self.last_ns = now_ns();
+    /// Begins anew after a sleep; from now on the thread may be throttled, or not.
+    pub fn resume(&mut self, throttled: bool) {
+        self.throttled = throttled;
+        if let Some((waiting, waited)) = &mut self.waiting {
+            *waited = waiting.ns();
+        }
         self.switches = switches();
+        self.last_ns = now_ns();
     }
 
     fn note(&mut self, gap: Gap) {
@@ -176,11 +177,11 @@ mod tests {
     }
 
     #[test]
-    fn a_hog_knows_how_long_it_waited() {
+    fn a_thread_knows_how_long_it_waited() {
         let core = crate::awake::usable_cores().unwrap()[0];
         let look = move || {
             crate::awake::pin_to(core).unwrap();
-            let mut observer = Observer::of_hog();
+            let mut observer = Observer::new();
             let (_, before) = observer.waiting.as_ref()?;
             let (before, begin) = (*before, now_ns());
             while observer.look() < begin + 100_000_000 {}
@@ -199,8 +200,9 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_that_was_switched_out_has_no_gap_for_it() {
+    fn a_thread_that_may_have_been_throttled_has_no_gap_for_being_switched_out() {
         let mut observer = Observer::new();
+        observer.resume(true);
         observer.look();
         let before = observer.gaps.len();
         std::thread::sleep(std::time::Duration::from_millis(5));

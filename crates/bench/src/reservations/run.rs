@@ -290,10 +290,12 @@ impl Work {
         let mut observer = Observer::new();
         // A job has what the thread runs from one sleep to the next, its wake-up included.
         let mut slept_ns = cpu_ns();
+        // A job that begins on time, with nothing to repay, has a whole runtime, and that is more than C.
+        let mut throttled = false;
         for number in 0..count {
             let release_ns = start_ns + number * self.period_ns;
             sleep_until(release_ns);
-            observer.resume();
+            observer.resume(throttled);
             let until = slept_ns + self.wcet_ns;
             let mut now = observer.look();
             // What is not done when the run ends counts with the time it has had.
@@ -302,6 +304,10 @@ impl Work {
             }
             slept_ns = cpu_ns();
             let had_ns = now.min(end_ns).saturating_sub(release_ns);
+            throttled = self.reservation.as_ref().is_some_and(|reservation| {
+                let spare_ns = reservation.runtime().get().saturating_sub(self.wcet_ns);
+                had_ns > self.period_ns || slept_ns.saturating_sub(until) > spare_ns
+            });
             jobs.push(Job {
                 release_ns: release_ns - start_ns,
                 response_ns: match slept_ns < until {
@@ -336,7 +342,7 @@ impl Hogs {
             let thread = Builder::new()
                 .name(format!("hog-{number}"))
                 .spawn(move || {
-                    let mut observer = Observer::of_hog();
+                    let mut observer = Observer::new();
                     // Relaxed: nothing but the flag itself is communicated.
                     while !stop.load(Ordering::Relaxed) {
                         observer.look();

@@ -10,7 +10,7 @@ use takt_bench::takt::departures::{Idle as LaneIdle, Run, bare, departures};
 use takt_bench::takt::{Datapath, Form};
 use takt_lab::LabConfig;
 
-use super::common::{BenchError, Common, Idle, Measurement, TwoCores, hosts};
+use super::common::{BenchError, Common, Measurement, TwoCores, hosts};
 
 /// The variant that ratios are taken to.
 const BASELINE: &str = "bare loop";
@@ -46,8 +46,7 @@ Two hosts in network namespaces, joined by one veth cable. An application gives 
 every period, and emits it five periods ahead. Latency here is the departure error: how far from its launch time \
 a message is handed to the technology, by the clock that the lane goes by, read at that very hand-over. The bare \
 loop only sleeps until 250 us before the same instants and spins: the machine's floor. The lane that sends has a \
-core of its own; the application, the far side and its lane share the other. Everything is measured twice: as the \
-machine is, and with the cores kept awake by a spinner of the idle class on each.";
+core of its own; the application, the far side and its lane share the other.";
 
 impl Departure {
     /// Measures, prints and reports.
@@ -74,19 +73,16 @@ impl Departure {
             "Departure error of messages with launch times",
             METHOD,
         )?;
-        for idle in Idle::BOTH {
-            let _awake = idle.hold()?;
-            let outcome = measurement.run(Experiment {
-                name: "Departure error".into(),
-                setting: format!("{} B every {:?}, {}", self.size, self.period, idle.told()),
-                method: String::new(),
-                rounds: self.common.rounds,
-                baseline: Some(BASELINE.into()),
-                variants: variants(pair, run),
-            })?;
-            if let Some(finding) = beside_the_floor(outcome) {
-                measurement.find(&finding);
-            }
+        let outcome = measurement.run(Experiment {
+            name: "Departure error".into(),
+            setting: format!("{} B every {:?}", self.size, self.period),
+            method: String::new(),
+            rounds: self.common.rounds,
+            baseline: Some(BASELINE.into()),
+            variants: variants(pair, run),
+        })?;
+        if let Some(finding) = beside_the_floor(outcome) {
+            measurement.find(&finding);
         }
         measurement.finish()
     }

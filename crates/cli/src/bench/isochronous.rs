@@ -46,7 +46,8 @@ listener takes the time. Latency is from the requested launch time to the return
 jitter is the absolute difference between period and distance of two arrivals; the departure error is the talker's \
 software time stamp against its launch time. Send-and-sleep talkers sleep until each instant; with Takt the same program \
 hands its datagrams over half a period ahead with SO_TXTIME, under the preload, and everything from its host's link on is \
-the kernel's. Talker, lane and listener are real-time threads on one core. Beside best effort: a flow that offers 120 % of \
+the kernel's. The floor is a talker on bare metal that keeps its core busy until each instant: what this machine and \
+listener can do at best. Talker, lane and listener are real-time threads on one core. Beside best effort: a flow that offers 120 % of \
 the link's rate in 56 KB trains, from another container, on the other core.";
 
 /// Runs by payload size, load, way and round.
@@ -138,14 +139,15 @@ impl Isochronous {
                 Ok(sample)
             })
         });
-        measurement.run(Experiment {
-            name: "End-to-end latency".into(),
+        let experiment = |name: &str, variants: [_; Way::ALL.len()]| Experiment {
+            name: name.into(),
             setting: setting.clone(),
             method: String::new(),
             rounds: self.common.rounds,
             baseline: Some(Way::Overlay.name().into()),
             variants: variants.into(),
-        })?;
+        };
+        measurement.run(experiment("End-to-end latency", variants))?;
         // The same runs, seen from other sides.
         for (name, part) in [
             (
@@ -163,14 +165,7 @@ impl Isochronous {
                     Ok(part(run).clone().into())
                 })
             });
-            measurement.run(Experiment {
-                name: name.into(),
-                setting: setting.clone(),
-                method: String::new(),
-                rounds: self.common.rounds,
-                baseline: Some(Way::Overlay.name().into()),
-                variants: variants.into(),
-            })?;
+            measurement.run(experiment(name, variants))?;
         }
         Ok(())
     }
@@ -189,12 +184,16 @@ impl Isochronous {
         let latency = |loaded, way| all(loaded, way, |run| &run.heard.latency);
         let jitter = |way| all(false, way, |run| &run.heard.jitter);
         let mut findings = Vec::new();
-        if let (Some(takt), Some(overlay)) = (jitter(Way::Takt), jitter(Way::Overlay)) {
+        if let (Some(takt), Some(overlay), Some(floor)) =
+            (jitter(Way::Takt), jitter(Way::Overlay), jitter(Way::Floor))
+        {
             findings.push(format!(
-                "Median absolute jitter, all sizes, alone: {:.2} µs with Takt, {:.2} µs over the Flannel-like overlay ({:.1}x lower).",
+                "Median absolute jitter, all sizes, alone: {:.2} µs with Takt, {:.2} µs over the Flannel-like overlay ({:.1}x lower), {:.2} µs at the floor ({:.1}x lower).",
                 takt.p50 / 1e3,
                 overlay.p50 / 1e3,
-                overlay.p50 / takt.p50
+                overlay.p50 / takt.p50,
+                floor.p50 / 1e3,
+                overlay.p50 / floor.p50
             ));
         }
         for way in Way::ALL {
