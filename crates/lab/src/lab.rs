@@ -143,11 +143,6 @@ impl Lab {
         &self.containers[host][index]
     }
 
-    /// The containers of host `host`.
-    pub fn containers(&self, host: usize) -> &[Host] {
-        &self.containers[host]
-    }
-
     /// All hosts and their containers.
     pub fn all(&self) -> impl Iterator<Item = &Host> {
         self.hosts.iter().chain(self.containers.iter().flatten())

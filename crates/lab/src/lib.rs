@@ -23,6 +23,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod capture;
 mod config;
 mod error;
 mod host;
@@ -32,6 +33,7 @@ mod link;
 mod namespace;
 mod record;
 
+pub use capture::{Capture, Captured};
 pub use config::{LabConfig, Network, ParseNetworkError, Wiring};
 pub use error::LabError;
 pub use host::{Host, LinkState};

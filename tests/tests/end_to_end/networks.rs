@@ -5,53 +5,12 @@ use std::time::Duration;
 
 use takt::{ErrorCode, FrameOptions, FrameSource, Outcome, Session, SourceOptions, TrafficClass};
 use takt_clock::{Clock, SystemTai};
-use takt_lab::{Host, Lab, LabConfig, OVERLAY_DEVICE, OVERLAY_ID};
+use takt_lab::{Host, Lab, LabConfig, OVERLAY_DEVICE};
 use takt_wire::ethernet::MacAddress;
-use takt_wire::frame::{UdpFlow, UdpHeaderTemplate};
-use takt_wire::ip::Dscp;
+use takt_wire::frame::UdpFlow;
 
+use crate::support::overlay::{PORTS, flow, frame, frames, lab, mac, sections, station};
 use crate::support::{Datapath, Node, PATIENCE, attach, skip, until};
-
-/// UDP ports of the sending and of the receiving socket.
-const PORTS: [u16; 2] = [5000, 5001];
-
-fn lab(hosts: usize) -> Lab {
-    let config = LabConfig {
-        hosts,
-        containers: 1,
-        ..LabConfig::default()
-    };
-    Lab::scratch(&config).expect("a lab")
-}
-
-fn mac(host: &Host) -> String {
-    MacAddress(host.mac()).to_string()
-}
-
-/// The sections of a node whose tenant is a container of its host. Late is what is later than this machine may be.
-fn sections(container: &Host, stations: &str, datapath: Datapath) -> String {
-    format!(
-        "[listener.endpoint]\nnetwork = \"pods\"\nmac = \"{}\"\naddresses = [\"{}/16\"]\n\
-         [[network]]\nname = \"pods\"\ncarrier = \"vxlan:{OVERLAY_ID}\"\n{stations}\n\
-         [departure]\ntolerance_us = 1000000\n{}",
-        mac(container),
-        container.address(),
-        datapath.section(),
-    )
-}
-
-/// The entry of a container that is behind a host.
-fn station(container: &Host, host: &Host) -> String {
-    let (mac, vtep, address) = (mac(container), host.address(), container.address());
-    format!("stations = [{{ mac = \"{mac}\", vtep = \"{vtep}\", addresses = [\"{address}\"] }}]")
-}
-
-fn frames(session: &Session, datapath: Datapath) -> FrameSource {
-    let stream = session.stream(datapath.qos()).expect("a stream");
-    stream
-        .frame_source(SourceOptions::default())
-        .expect("a source of frames")
-}
 
 /// An ordinary socket in a container.
 fn listen(container: &Host) -> UdpSocket {
@@ -59,28 +18,6 @@ fn listen(container: &Host) -> UdpSocket {
     let socket = UdpSocket::bind((container.address(), PORTS[1])).expect("bind");
     socket.set_read_timeout(Some(PATIENCE)).expect("a time-out");
     socket
-}
-
-fn flow(from: &Host, to: &Host, dst_mac: [u8; 6]) -> UdpFlow {
-    UdpFlow {
-        src_mac: MacAddress(from.mac()),
-        dst_mac: MacAddress(dst_mac),
-        vlan: None,
-        src: SocketAddr::from((from.address(), PORTS[0])),
-        dst: SocketAddr::from((to.address(), PORTS[1])),
-        dscp: Dscp::EXPEDITED,
-        hop_limit: 64,
-    }
-}
-
-fn frame(flow: &UdpFlow, payload: &[u8]) -> Vec<u8> {
-    let headers = UdpHeaderTemplate::new(flow).expect("a flow");
-    let mut frame = vec![0; headers.header_len() + payload.len()];
-    frame[headers.header_len()..].copy_from_slice(payload);
-    headers
-        .emit(&mut frame, payload.len(), 1, true)
-        .expect("it fits");
-    frame
 }
 
 /// Sends bytes as a frame, and waits for what becomes of it.

@@ -2,6 +2,7 @@
 
 pub mod application;
 pub mod node;
+pub mod overlay;
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};

@@ -287,6 +287,27 @@ impl Admin {
             .expect("it is there")
     }
 
+    /// Installs a schedule on a link of 1 Gb/s; when it begins, TAI nanoseconds.
+    pub fn install_schedule(&mut self, datapath: &str, schedule: proto::GateSchedule) -> i64 {
+        let request = proto::InstallScheduleRequest {
+            datapath: datapath.into(),
+            schedule: Some(schedule),
+            link_rate_bps: 1_000_000_000,
+        };
+        let asked = self.client.install_schedule(request);
+        let answer = self.runtime.block_on(asked).expect("the schedule fits");
+        answer.into_inner().begins_ns
+    }
+
+    /// The schedule of a datapath's link, and what it counts.
+    pub fn schedule(&mut self, datapath: &str) -> proto::LinkSchedule {
+        let asked = self.client.list_schedules(proto::ListSchedulesRequest {});
+        let answer = self.runtime.block_on(asked).expect("the schedules");
+        let mut links = answer.into_inner().links.into_iter();
+        let found = links.find(|link| link.datapath == datapath);
+        found.expect("it is there")
+    }
+
     /// Enters a station behind a tunnel endpoint.
     pub fn set_station(&mut self, network: &str, mac: &str, vtep: &str) {
         let station = proto::Station {

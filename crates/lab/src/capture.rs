@@ -1,0 +1,186 @@
+//! What arrives at a host's interface, with the instants at which its kernel saw it.
+
+use std::io;
+use std::mem::{size_of, size_of_val, zeroed};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::time::Duration;
+
+use crate::{Host, LabError};
+
+/// Room for frames that wait to be read.
+const BUFFER: i32 = 64 << 20;
+/// Longest frame that is kept whole.
+const LONGEST: usize = 65_536;
+
+/// A packet socket on a host's interface, open as long as this lives.
+///
+/// It sees what comes in, before the host's bridges and tunnels do; nothing that an XDP program of the host takes.
+#[derive(Debug)]
+pub struct Capture(OwnedFd);
+
+/// A frame that has come in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Captured {
+    /// When the kernel took it from the cable, nanoseconds of `CLOCK_REALTIME`.
+    pub realtime_ns: i64,
+    /// The frame, from its destination address on, without frame check sequence.
+    pub frame: Vec<u8>,
+}
+
+impl Capture {
+    /// Begins to capture.
+    ///
+    /// # Errors
+    /// When the lab is down, or without CAP_NET_RAW.
+    pub fn open(host: &Host) -> Result<Self, LabError> {
+        let _inside = host.enter()?;
+        let name = host.name();
+        Self::on(host.interface()).map_err(LabError::io(format!("capture at {name}")))
+    }
+
+    fn on(interface: &str) -> io::Result<Self> {
+        let every = (libc::ETH_P_ALL as u16).to_be();
+        // No protocol yet: until it is bound, it would see every interface.
+        // SAFETY: a plain call.
+        let socket =
+            unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) };
+        if socket < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: just made, and nobody else's.
+        let capture = Self(unsafe { OwnedFd::from_raw_fd(socket) });
+        capture.set(libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, BUFFER)?;
+        capture.set(libc::SOL_SOCKET, libc::SO_TIMESTAMPNS, 1)?;
+        capture.set(libc::SOL_PACKET, libc::PACKET_IGNORE_OUTGOING, 1)?;
+        let interface = std::ffi::CString::new(interface)?;
+        // SAFETY: all zero is an address of nothing; the name outlives the call.
+        let (mut address, index) = unsafe {
+            let address: libc::sockaddr_ll = zeroed();
+            (address, libc::if_nametoindex(interface.as_ptr()))
+        };
+        if index == 0 {
+            return Err(io::Error::last_os_error());
+        }
+        address.sll_family = libc::AF_PACKET as u16;
+        address.sll_protocol = every;
+        address.sll_ifindex = index as i32;
+        // SAFETY: `address` is of the length told and outlives the call.
+        let bound = unsafe {
+            libc::bind(
+                capture.0.as_raw_fd(),
+                (&raw const address).cast(),
+                size_of_val(&address) as libc::socklen_t,
+            )
+        };
+        match bound {
+            0 => Ok(capture),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+
+    fn set(&self, level: i32, name: i32, value: i32) -> io::Result<()> {
+        // SAFETY: `value` is as long as told, and outlives the call.
+        let result = unsafe {
+            libc::setsockopt(
+                self.0.as_raw_fd(),
+                level,
+                name,
+                (&raw const value).cast(),
+                size_of::<i32>() as libc::socklen_t,
+            )
+        };
+        match result {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+
+    /// The next frame; `None` if none comes for so long.
+    ///
+    /// # Errors
+    /// The kernel's; a frame longer than 64 KiB.
+    pub fn next(&self, patience: Duration) -> io::Result<Option<Captured>> {
+        let mut waiting = libc::pollfd {
+            fd: self.0.as_raw_fd(),
+            events: libc::POLLIN,
+            revents: 0,
+        };
+        let patience = i32::try_from(patience.as_millis()).unwrap_or(i32::MAX);
+        // SAFETY: one entry, which outlives the call.
+        match unsafe { libc::poll(&mut waiting, 1, patience) } {
+            0 => Ok(None),
+            1 => self.receive().map(Some),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+
+    fn receive(&self) -> io::Result<Captured> {
+        let mut frame = vec![0; LONGEST];
+        let mut part = libc::iovec {
+            iov_base: frame.as_mut_ptr().cast(),
+            iov_len: frame.len(),
+        };
+        let mut control = [0u64; 16];
+        // SAFETY: all zero is a message of nothing.
+        let mut message: libc::msghdr = unsafe { zeroed() };
+        message.msg_iov = &mut part;
+        message.msg_iovlen = 1;
+        message.msg_control = control.as_mut_ptr().cast();
+        message.msg_controllen = size_of_val(&control);
+        // SAFETY: all that the message points to outlives the call.
+        let length = unsafe { libc::recvmsg(self.0.as_raw_fd(), &mut message, libc::MSG_TRUNC) };
+        if length < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        let length = length as usize;
+        if length > LONGEST {
+            let error = format!("a frame of {length} octets is longer than {LONGEST}");
+            return Err(io::Error::other(error));
+        }
+        frame.truncate(length);
+        frame.shrink_to_fit();
+        // SAFETY: the kernel has written as many bytes of control messages as it says; the value is copied
+        // out unaligned, and only from a message of its kind.
+        let stamp = unsafe {
+            let mut header = libc::CMSG_FIRSTHDR(&message);
+            let mut stamp = None;
+            while !header.is_null() {
+                let kind = ((*header).cmsg_level, (*header).cmsg_type);
+                if kind == (libc::SOL_SOCKET, libc::SCM_TIMESTAMPNS) {
+                    let value: libc::timespec =
+                        std::ptr::read_unaligned(libc::CMSG_DATA(header).cast());
+                    stamp = Some(value.tv_sec * 1_000_000_000 + value.tv_nsec);
+                }
+                header = libc::CMSG_NXTHDR(&message, header);
+            }
+            stamp
+        };
+        Ok(Captured {
+            realtime_ns: stamp.ok_or_else(|| io::Error::other("a frame without a time stamp"))?,
+            frame,
+        })
+    }
+
+    /// How many frames there was no room for since it was last asked.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn lost(&self) -> io::Result<u32> {
+        let mut statistics = [0u32; 2];
+        let mut length = size_of_val(&statistics) as libc::socklen_t;
+        // SAFETY: `statistics` has the length told, which is that of `struct tpacket_stats`.
+        let result = unsafe {
+            libc::getsockopt(
+                self.0.as_raw_fd(),
+                libc::SOL_PACKET,
+                libc::PACKET_STATISTICS,
+                statistics.as_mut_ptr().cast(),
+                &mut length,
+            )
+        };
+        match result {
+            0 => Ok(statistics[1]),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+}
