@@ -245,20 +245,22 @@ impl DepartureCounters {
         self.errors[usize::from(class.number())][bucket.min(ERROR_BUCKETS - 1)].add(1);
     }
 
-    /// Publishes what the scheduler counts.
+    /// Publishes what the scheduler counts, and how many frames it was not even offered.
     pub(crate) fn show(
         &self,
         class: TrafficClass,
         counters: &takt_schedule::port::ClassCounters,
+        not_offered: u64,
         queued: usize,
     ) {
         let shown = &self.classes[usize::from(class.number())];
         let (refused, dropped) = (&counters.refused, &counters.dropped);
-        shown.offered.set(counters.offered);
+        shown.offered.set(counters.offered + not_offered);
         shown.queued.set(queued as u64);
         shown.sent.set(counters.sent);
         shown.refused_late.set(refused.late);
-        shown.refused.set(refused.total() - refused.late);
+        let others = refused.total() - refused.late;
+        shown.refused.set(others + not_offered);
         shown.dropped_late.set(dropped.late);
         shown.dropped_gate_missed.set(dropped.gate_missed);
         shown

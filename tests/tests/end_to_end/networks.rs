@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use takt::{ErrorCode, FrameOptions, FrameSource, Outcome, Session, SourceOptions, TrafficClass};
 use takt_clock::{Clock, SystemTai};
-use takt_lab::{Host, Lab, LabConfig, OVERLAY_DEVICE};
+use takt_lab::{Host, Lab, LabConfig, LinkState, OVERLAY_DEVICE};
 use takt_wire::ethernet::MacAddress;
 use takt_wire::frame::UdpFlow;
 
@@ -134,7 +134,9 @@ fn what_is_not_the_tenants_is_refused_counted_and_keeps_nothing_else_from_leavin
     let lab = lab(2);
     let (here, there) = (lab.container(0, 0), lab.container(1, 0));
     let listener = listen(there);
-    let sections = sections(here, &station(there, lab.host(1)), Datapath::Udp);
+    // These belong to the listener, whose section is open there.
+    let classes = "classes = [0, 5]\n".to_owned();
+    let sections = classes + &sections(here, &station(there, lab.host(1)), Datapath::Udp);
     let node = Node::start(lab.host(0), &[], &sections);
     let session = attach(&node, "liar");
     let source = frames(&session, Datapath::Udp);
@@ -181,6 +183,18 @@ fn what_is_not_the_tenants_is_refused_counted_and_keeps_nothing_else_from_leavin
             assert_eq!(outcome, Outcome::Refused, "{frame:02x?}");
         }
     }
+    for (class, outcome) in [
+        (5, Outcome::Sent),
+        (6, Outcome::Refused),
+        (7, Outcome::Refused),
+    ] {
+        let options = FrameOptions {
+            class: TrafficClass::new(class).expect("a class"),
+            ..FrameOptions::default()
+        };
+        assert_eq!(send(&source, &frame(&good, b"class"), &options), outcome);
+    }
+    assert_eq!(receive(&listener).0, b"class");
     let unknown = frame(&flow(here, there, [2, 0, 0, 0, 0, 42]), b"where");
     let nowhere = send(&source, &unknown, &FrameOptions::default());
     assert_eq!(nowhere, Outcome::Unreachable);
@@ -204,7 +218,7 @@ fn what_is_not_the_tenants_is_refused_counted_and_keeps_nothing_else_from_leavin
             counters.unknown,
             counters.sent
         ),
-        (6, 14, 1, 1)
+        (6, 16, 1, 2)
     );
 }
 
@@ -391,4 +405,98 @@ fn on_a_native_network_frames_leave_as_they_are() {
         assert_eq!(sent, Outcome::Sent);
         assert_eq!(receive(&listener), (payload, flow.src));
     }
+}
+
+fn launch_times_through_a_link_that_was_down(datapath: Datapath) {
+    if skip() {
+        return;
+    }
+    let lab = lab(2);
+    let (here, there) = (lab.container(0, 0), lab.container(1, 0));
+    let listener = listen(there);
+    let sections = sections(here, &station(there, lab.host(1)), datapath);
+    let node = Node::start(lab.host(0), &[], &sections);
+    let session = attach(&node, "talker");
+    let source = frames(&session, datapath);
+    let flow = flow(here, there, there.mac());
+    let mut admin = node.admin();
+    let mut number = 0u64;
+    let mut sent = 0;
+    // Emits a frame for an instant soon; when that is, and its number.
+    let emit = |number: &mut u64| {
+        *number += 1;
+        let launch = in_ms(20).expect("a time");
+        let frame = frame(&flow, &number.to_le_bytes());
+        let mut buffer = source
+            .buffer_wait(frame.len(), takt::Wait::For(PATIENCE))
+            .expect("a buffer");
+        buffer.copy_from_slice(&frame);
+        let options = FrameOptions {
+            launch: Some(launch),
+            ..FrameOptions::default()
+        };
+        let token = source.emit(buffer, &options).expect("emitted");
+        (launch, *number, token)
+    };
+    let outcome = |token| {
+        until("the frame is dealt with", || match source.outcome(token) {
+            Outcome::Pending => None,
+            outcome => Some(outcome),
+        })
+    };
+    let mut received = 0;
+    for round in 0..3 {
+        // With the link as it should be.
+        for _ in 0..10 {
+            let (launch, number, token) = emit(&mut number);
+            assert_eq!(outcome(token), Outcome::Sent, "round {round}");
+            sent += 1;
+            let (payload, _) = receive(&listener);
+            assert!(SystemTai.now() >= launch, "before its time");
+            assert_eq!(payload, number.to_le_bytes());
+            received += 1;
+        }
+        // Pulled while frames wait for their times.
+        let waiting: Vec<_> = (0..10).map(|_| emit(&mut number)).collect();
+        lab.host(0).link(LinkState::Down).expect("pulled");
+        let more: Vec<_> = (0..10).map(|_| emit(&mut number)).collect();
+        for (_, _, token) in waiting.into_iter().chain(more) {
+            match outcome(token) {
+                Outcome::Sent => sent += 1,
+                // The kernel has no route meanwhile.
+                Outcome::Unreachable => {}
+                other => panic!("{other:?}"),
+            }
+        }
+        lab.host(0).link(LinkState::Up).expect("plugged in");
+        // What was handed over in time is not kept for later: it has come by now, or is lost on the way.
+        listener
+            .set_read_timeout(Some(Duration::from_millis(500)))
+            .expect("a time-out");
+        while listener.recv(&mut [0; 64]).is_ok() {
+            received += 1;
+        }
+        listener
+            .set_read_timeout(Some(PATIENCE))
+            .expect("a time-out");
+    }
+    let counters = admin.network("pods").counters.expect("counters");
+    assert_eq!((counters.sent, counters.unreachable), (sent, number - sent));
+    let mut ports = admin.node().lanes.into_iter().flat_map(|lane| lane.ports);
+    let port = ports.find(|port| port.datapath == datapath.name());
+    let counters = port.and_then(|port| port.counters);
+    let refused = counters.expect("its counters").tx_errors;
+    eprintln!("{datapath:?}: {sent} handed over, {received} came, {refused} refused by the kernel");
+    assert!(received < number, "through no cable");
+    assert_eq!(received + refused, sent, "lost without a counter");
+}
+
+#[test]
+fn frames_leave_at_their_times_again_once_a_link_is_back_over_kernel_udp() {
+    launch_times_through_a_link_that_was_down(Datapath::Udp);
+}
+
+#[test]
+fn frames_leave_at_their_times_again_once_a_link_is_back_over_af_xdp() {
+    launch_times_through_a_link_that_was_down(Datapath::Xdp);
 }

@@ -6,4 +6,5 @@ mod runtimes;
 mod sending;
 mod support;
 mod talkers;
+mod tenants;
 mod unaware;

@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use super::support::{Listener, Running, Site, ended_well, program, until};
+use super::support::{Listener, Running, Site, ended_well, program, script, until};
 
 /// The program that sends one datagram `a` after 10 ms.
 fn one_datagram(site: &Site) -> Command {
@@ -22,7 +22,7 @@ fn without_a_runtime_the_kernel_sends_and_one_warning_is_given() {
         err.starts_with("takt-preload: so_txtime: cannot reach"),
         "{err}"
     );
-    assert!(err.contains("takt.sock"), "{err}");
+    assert!(err.contains("takt0.sock"), "{err}");
 }
 
 #[test]
@@ -82,4 +82,68 @@ fn the_kernel_sends_while_the_runtime_is_gone_and_no_longer() {
     let (_, err) = running.output();
     assert_eq!(err.lines().count(), 1, "{err}");
     assert!(err.contains("went away"), "{err}");
+}
+
+#[test]
+fn a_program_that_is_killed_takes_along_what_it_has_queued() {
+    let site = Site::with_tenants(2);
+    let listener = Listener::new(site.there());
+    let address = site.addresses()[0].to_string();
+    // Another tenant's, which goes on.
+    let other = Running::start(site.command_of(1, program("steady")).arg(&address));
+    listener.next_in_time();
+    for round in 1..=2 {
+        let mut ahead = Running::start(
+            site.command("python3")
+                .arg(script("ahead.py"))
+                .args([&address, "30"]),
+        );
+        until("it has sent", || {
+            ahead.output().0.contains("sent").then_some(())
+        });
+        let dropped = || {
+            site.departures()
+                .iter()
+                .map(|class| class.dropped)
+                .sum::<u64>()
+        };
+        ahead.kill();
+        until("its frames are withdrawn, and counted", || {
+            (dropped() == round * 10).then_some(())
+        });
+        until("its session is gone", || {
+            (site.sessions().len() == 1).then_some(())
+        });
+        for _ in 0..20 {
+            assert_eq!(listener.next_in_time().0, b"steady");
+        }
+    }
+    let (_, err) = other.output();
+    assert_eq!(err, "");
+}
+
+#[test]
+fn what_a_killed_runtime_had_queued_is_told_as_missed() {
+    let mut site = Site::new();
+    let listener = Listener::new(site.there());
+    let address = site.addresses()[0].to_string();
+    let ahead = Running::start(
+        site.command("python3")
+            .arg(script("ahead.py"))
+            .args([&address, "5"]),
+    );
+    until("it has sent", || {
+        ahead.output().0.contains("sent").then_some(())
+    });
+    until("all of it waits", || {
+        let queued: u64 = site.departures().iter().map(|class| class.queued).sum();
+        (queued == 10).then_some(())
+    });
+    site.kill_daemon();
+    // Ends once it has read ten errors, and its one message without a time.
+    let (out, err) = ahead.end();
+    assert!(out.ends_with("10 missed\n"), "{out}");
+    assert_eq!(err, "");
+    assert_eq!(listener.next().0, b"without");
+    assert!(listener.is_empty(), "late, or twice");
 }

@@ -12,6 +12,8 @@ use std::time::{Duration, Instant};
 
 use takt_lab::{Host, Lab, LabConfig, OVERLAY_ID};
 use takt_wire::ethernet::MacAddress;
+use taktd::admin::client::{Client, connect};
+use taktd::admin::proto;
 
 /// Long enough that only what never happens runs into it.
 pub const PATIENCE: Duration = Duration::from_secs(20);
@@ -164,6 +166,13 @@ impl Running {
         }
     }
 
+    /// Ends it with SIGKILL.
+    pub fn kill(&mut self) {
+        let child = self.child.as_mut().expect("once");
+        child.kill().expect("it runs");
+        child.wait().expect("its end");
+    }
+
     /// What it has printed.
     pub fn output(&self) -> (String, String) {
         let read = |name| std::fs::read_to_string(self.scratch.path(name)).unwrap_or_default();
@@ -189,8 +198,11 @@ impl Drop for Running {
     }
 }
 
-/// Two hosts with a container each, joined by VXLANs of the kernel; a daemon on the first one, whose tenant is
-/// its container.
+/// Traffic classes that tenants may use.
+const CLASSES: &str = "[0, 1, 2, 3, 4, 5, 6]";
+
+/// Two hosts with containers, joined by VXLANs of the kernel; a daemon on the first one, whose tenants are
+/// its containers.
 pub struct Site {
     daemon: Option<Child>,
     scratch: Scratch,
@@ -205,11 +217,22 @@ impl Site {
         site
     }
 
-    /// Before there is one.
+    /// With a daemon and so many containers on each host.
+    pub fn with_tenants(count: usize) -> Self {
+        let mut site = Self::with_containers(count);
+        site.start_daemon();
+        site
+    }
+
+    /// Before there is a daemon.
     pub fn without_daemon() -> Self {
+        Self::with_containers(1)
+    }
+
+    fn with_containers(containers: usize) -> Self {
         let config = LabConfig {
             hosts: 2,
-            containers: 1,
+            containers,
             ..LabConfig::default()
         };
         let lab = Lab::scratch(&config).expect("a lab: root and iproute2 are needed");
@@ -229,39 +252,48 @@ impl Site {
         }
     }
 
-    /// Starts the daemon, whose tenant may send frames.
+    /// Starts the daemon, whose tenants may send frames.
     pub fn start_daemon(&mut self) {
-        let sections = self.sections();
+        let containers = self.lab.config().containers;
+        let mut sections: String = (0..containers).map(|at| self.tenant(at)).collect();
+        let there = self.there();
+        sections += &format!(
+            "[[network]]\nname = \"pods\"\ncarrier = \"vxlan:{OVERLAY_ID}\"\n\
+             stations = [{{ mac = \"{mac}\", vtep = \"{vtep}\", addresses = [\"{four}\", \"{six}\"] }}]\n",
+            mac = MacAddress(there.mac()),
+            vtep = self.lab.host(1).address(),
+            four = there.address(),
+            six = six(1),
+        );
         self.start_daemon_with(&sections);
     }
 
     /// Starts the daemon, whose tenant may not.
     pub fn start_daemon_without_endpoint(&mut self) {
-        self.start_daemon_with("");
+        self.start_daemon_with(&listener(0));
     }
 
-    /// The endpoint of the container here, in a network where the station of the other one is known.
-    fn sections(&self) -> String {
-        let (here, there) = (self.here(), self.there());
-        format!(
-            "[listener.endpoint]\nnetwork = \"pods\"\nmac = \"{mac}\"\naddresses = [\"{four}/16\", \"{six}/64\"]\n\
-             [[network]]\nname = \"pods\"\ncarrier = \"vxlan:{OVERLAY_ID}\"\n\
-             stations = [{{ mac = \"{far_mac}\", vtep = \"{vtep}\", addresses = [\"{far_four}\", \"{far_six}\"] }}]\n",
-            mac = MacAddress(here.mac()),
-            four = here.address(),
-            six = six(0),
-            far_mac = MacAddress(there.mac()),
-            vtep = self.lab.host(1).address(),
-            far_four = there.address(),
-            far_six = six(1),
-        )
+    /// The listener of a container here, and its endpoint.
+    fn tenant(&self, at: usize) -> String {
+        let container = self.lab.container(0, at);
+        let (mac, four) = (MacAddress(container.mac()), container.address());
+        // The first one has an address of either version.
+        let more = match at {
+            0 => format!(", \"{}/64\"", six(0)),
+            _ => String::new(),
+        };
+        listener(at)
+            + &format!(
+                "classes = {CLASSES}\n[listener.endpoint]\nnetwork = \"pods\"\nmac = \"{mac}\"\n\
+                 addresses = [\"{four}/16\"{more}]\n"
+            )
     }
 
     fn start_daemon_with(&mut self, sections: &str) {
         // As much tolerance as there is: a busy machine is not what is tested.
         let text = format!(
             "[node]\nname = \"h1\"\naddress = \"{}\"\n[departure]\ntolerance_us = 1000000\n\
-             [admin]\nsocket = \"DIR/admin.sock\"\n[[listener]]\npath = \"DIR/takt.sock\"\n{sections}",
+             [admin]\nsocket = \"DIR/admin.sock\"\n{sections}",
             self.lab.host(0).address(),
         );
         let place = self.scratch.path("").display().to_string();
@@ -333,8 +365,14 @@ impl Site {
 
     /// A command here, under the preload, with the daemon's socket.
     pub fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
-        let mut command = preloaded(self.here(), program);
-        command.env("TAKT_SOCKET", self.scratch.path("takt.sock"));
+        self.command_of(0, program)
+    }
+
+    /// A command in a container of this host, as its tenant.
+    pub fn command_of(&self, tenant: usize, program: impl AsRef<std::ffi::OsStr>) -> Command {
+        let mut command = preloaded(self.lab.container(0, tenant), program);
+        let socket = format!("takt{tenant}.sock");
+        command.env("TAKT_SOCKET", self.scratch.path(&socket));
         command
     }
 
@@ -344,20 +382,43 @@ impl Site {
     }
 
     /// What it counts of them.
-    pub fn counters(&self) -> taktd::admin::proto::NetworkCounters {
+    pub fn counters(&self) -> proto::NetworkCounters {
+        self.ask(async |client| {
+            let request = proto::ListNetworksRequest {};
+            let networks = client.list_networks(request).await.expect("the networks");
+            let network = networks.into_inner().networks.swap_remove(0);
+            network.counters.expect("counters")
+        })
+    }
+
+    /// What became of frames with a launch time, by class.
+    pub fn departures(&self) -> Vec<proto::ClassDepartures> {
+        self.ask(async |client| {
+            let request = proto::ListSchedulesRequest {};
+            let links = client.list_schedules(request).await.expect("the schedules");
+            links.into_inner().links.swap_remove(0).classes
+        })
+    }
+
+    /// Names of the programs that are attached.
+    pub fn sessions(&self) -> Vec<String> {
+        self.ask(async |client| {
+            let request = proto::ListSessionsRequest::default();
+            let sessions = client.list_sessions(request).await.expect("the sessions");
+            let sessions = sessions.into_inner().sessions.into_iter();
+            sessions.map(|session| session.name).collect()
+        })
+    }
+
+    fn ask<T>(&self, question: impl AsyncFnOnce(&mut Client) -> T) -> T {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
             .expect("a runtime");
         runtime.block_on(async {
             let socket = self.scratch.path("admin.sock");
-            let mut client = taktd::admin::client::connect(&socket)
-                .await
-                .expect("the admin API");
-            let request = taktd::admin::proto::ListNetworksRequest {};
-            let networks = client.list_networks(request).await.expect("the networks");
-            let network = networks.into_inner().networks.swap_remove(0);
-            network.counters.expect("counters")
+            let mut client = connect(&socket).await.expect("the admin API");
+            question(&mut client).await
         })
     }
 }
@@ -371,7 +432,12 @@ impl Drop for Site {
     }
 }
 
-/// The IPv6 address of the container of a host.
+/// The listener of a tenant.
+fn listener(at: usize) -> String {
+    format!("[[listener]]\npath = \"DIR/takt{at}.sock\"\nidentity = \"tenant {at}\"\n")
+}
+
+/// The IPv6 address of the first container of a host.
 fn six(host: usize) -> IpAddr {
     format!("{SIX}{}", host + 1).parse().expect("an address")
 }
@@ -393,8 +459,13 @@ impl Listener {
     /// The next datagram, and who sent it.
     pub fn next(&self) -> (Vec<u8>, SocketAddr) {
         let mut buffer = [0; 2048];
-        let (length, from) = self.0.recv_from(&mut buffer).expect("a datagram");
-        (buffer[..length].to_vec(), from)
+        loop {
+            match self.0.recv_from(&mut buffer) {
+                Ok((length, from)) => return (buffer[..length].to_vec(), from),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => panic!("a datagram: {error}"),
+            }
+        }
     }
 
     /// The next datagram, which begins with its transmission time in `CLOCK_TAI` and must not come before.

@@ -322,6 +322,7 @@ impl Control {
             uid: peer.uid.as_raw(),
             name: String::new(),
             policy,
+            tenant: listener.unwrap_or(u32::MAX),
             lane,
             since: self.now(),
             arena: None,

@@ -34,6 +34,8 @@ pub struct Session {
     pub uid: u32,
     pub name: String,
     pub policy: Arc<Policy>,
+    /// Its listener: sessions of one share what a tenant may have of a queue.
+    pub tenant: u32,
     pub lane: usize,
     /// When the connection came.
     pub since: Duration,
@@ -170,6 +172,7 @@ impl Session {
         let max_message = limits.max_message.min(map.tx_bytes);
         let lane_session = Box::new(LaneSession::new(SessionParts {
             id: self.id,
+            tenant: self.tenant,
             arena: arena.clone(),
             map,
             bell,

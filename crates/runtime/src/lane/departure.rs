@@ -5,6 +5,7 @@
 //! scheduler hands a frame out a little ahead of its start ([`LEAD_NS`]); its datagram is built and then held
 //! until the very instant.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -41,6 +42,7 @@ const LONGEST_SLEEP_NS: i64 = 100_000_000;
 pub struct Piece {
     pub session: usize,
     pub source: usize,
+    pub tenant: u32,
     pub descriptor: TxDescriptor,
     pub destination: Destination,
 }
@@ -75,12 +77,57 @@ impl Piece {
     }
 }
 
+/// How much of each class's queue tenants hold.
+///
+/// No tenant gets more than what is left for all others ("dynamic queue length thresholds", Choudhury and Hahne,
+/// IEEE/ACM Transactions on Networking 6(2), 1998): one that floods has half of a queue at most, several of
+/// them leave a part, and whoever has nothing there always finds room.
+struct Shares(HashMap<u32, [u16; TrafficClass::COUNT], foldhash::fast::RandomState>);
+
+impl Shares {
+    fn new() -> Self {
+        // As many as there may be frames: adding never allocates.
+        let most = CAPACITY * TrafficClass::COUNT;
+        Self(HashMap::with_capacity_and_hasher(
+            most,
+            foldhash::fast::RandomState::default(),
+        ))
+    }
+
+    /// Whether a tenant may queue one more frame where so many are.
+    fn has_room(&self, tenant: u32, class: TrafficClass, queued: usize) -> bool {
+        let held = self
+            .0
+            .get(&tenant)
+            .map_or(0, |held| held[usize::from(class.number())]);
+        usize::from(held) < CAPACITY.saturating_sub(queued)
+    }
+
+    fn add(&mut self, tenant: u32, class: TrafficClass) {
+        self.0.entry(tenant).or_default()[usize::from(class.number())] += 1;
+    }
+
+    fn take(&mut self, piece: &Piece) {
+        let Some(held) = self.0.get_mut(&piece.tenant) else {
+            return;
+        };
+        let held_here = &mut held[usize::from(class_of(&piece.descriptor).number())];
+        *held_here = held_here.saturating_sub(1);
+        if held.iter().all(|held| *held == 0) {
+            self.0.remove(&piece.tenant);
+        }
+    }
+}
+
 /// The scheduler of a lane's port.
 pub struct Departures {
     scheduler: Port<Piece>,
+    shares: Shares,
     /// A schedule is installed: every message passes the gates.
     scheduled: bool,
     queued: usize,
+    /// Frames of each class that were refused because their launch times lie beyond the horizon.
+    too_far: [u64; TrafficClass::COUNT],
     /// Nothing is to be done before; `None`: to be asked.
     next: Option<TaiTime>,
     counters: Arc<DepartureCounters>,
@@ -143,8 +190,10 @@ impl Departures {
         }
         Self {
             scheduler,
+            shares: Shares::new(),
             scheduled: false,
             queued: 0,
+            too_far: [0; TrafficClass::COUNT],
             next: None,
             counters,
         }
@@ -247,10 +296,12 @@ impl Departures {
     ) -> Result<bool, Outcome> {
         let descriptor = &piece.descriptor;
         let class = class_of(descriptor);
+        let tenant = piece.tenant;
         let item = Item::new(octets as u32, piece);
         let item = if descriptor.flags & FLAG_LAUNCH_TIME != 0 {
             let launch = TaiTime::from_nanos(descriptor.launch_time_ns);
             if launch.nanos_since(now) > HORIZON.as_nanos() as i64 {
+                self.too_far[usize::from(class.number())] += 1;
                 return Err(Outcome::NotScheduled);
             }
             item.at(launch).with(flags)
@@ -259,13 +310,15 @@ impl Departures {
             item.at(TaiTime::from_nanos(i64::MAX))
                 .with(TxFlags::DEADLINE)
         };
-        if self.scheduler.queued(class) >= CAPACITY {
+        let queued = self.scheduler.queued(class);
+        if !self.shares.has_room(tenant, class, queued) {
             return Ok(false);
         }
         match self.scheduler.enqueue(class, item, now) {
             Ok(_) => {
                 self.next = None;
                 self.queued += 1;
+                self.shares.add(tenant, class);
                 Ok(true)
             }
             Err(refused) => Err(match refused.reason {
@@ -297,6 +350,7 @@ impl Departures {
             match self.scheduler.next(now) {
                 Decision::Send(departure) => {
                     self.queued -= 1;
+                    self.shares.take(&departure.item.handle);
                     if let Some(at) = handle(Leaving::Send(&departure)) {
                         let late = at.nanos_since(departure.start).max(0) as u64;
                         self.counters.departed(departure.class, late);
@@ -305,6 +359,7 @@ impl Departures {
                 }
                 Decision::Drop(dropped) => {
                     self.queued -= 1;
+                    self.shares.take(&dropped.item.handle);
                     let outcome = match dropped.reason {
                         DropReason::Late | DropReason::GateMissed => Outcome::Late,
                         DropReason::NoWindow | DropReason::Oversize => Outcome::NotScheduled,
@@ -327,11 +382,12 @@ impl Departures {
 
     /// Takes out what `unwanted` says.
     pub fn remove(&mut self, unwanted: impl Fn(&Piece) -> bool, mut sink: impl FnMut(Piece)) {
-        let queued = &mut self.queued;
+        let (queued, shares) = (&mut self.queued, &mut self.shares);
         self.scheduler.remove(
             |_, _, item| unwanted(&item.handle),
             |item| {
                 *queued -= 1;
+                shares.take(&item.handle);
                 sink(item.handle);
             },
         );
@@ -344,6 +400,7 @@ impl Departures {
             self.counters.show(
                 class,
                 self.scheduler.counters(class),
+                self.too_far[usize::from(class.number())],
                 self.scheduler.queued(class),
             );
         }
@@ -404,6 +461,47 @@ impl WakeMargin {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn piece(tenant: u32, class: u8) -> Piece {
+        Piece {
+            session: 0,
+            source: 0,
+            tenant,
+            descriptor: TxDescriptor {
+                class,
+                ..TxDescriptor::default()
+            },
+            destination: Destination::Network {
+                network: 0,
+                exit: 0,
+            },
+        }
+    }
+
+    /// Queues frames of a tenant for as long as there is room: how many.
+    fn fill(departures: &mut Departures, tenant: u32, class: u8) -> usize {
+        let now = TaiTime::from_nanos(0);
+        let mut queue = || departures.queue(piece(tenant, class), 64, TxFlags::default(), now);
+        std::iter::from_fn(|| (queue() == Ok(true)).then_some(())).count()
+    }
+
+    #[test]
+    fn tenants_that_flood_leave_room_for_others() {
+        let mut departures = Departures::new(&config::Departure::default(), Arc::default());
+        // Each finds half of what the ones before have left, and the last one something still.
+        let shares: Vec<usize> = (0..6)
+            .map(|tenant| fill(&mut departures, tenant, 5))
+            .collect();
+        assert_eq!(shares, [512, 256, 128, 64, 32, 16]);
+        // Another class is another queue.
+        assert_eq!(fill(&mut departures, 0, 6), 512);
+        // Who goes leaves its room to the others, and has as much again as anybody.
+        departures.remove(|piece| piece.tenant == 0, |_| ());
+        assert_eq!(fill(&mut departures, 5, 5), 256);
+        assert_eq!(fill(&mut departures, 0, 6), 512);
+        departures.remove(|_| true, |_| ());
+        assert!(departures.shares.0.is_empty());
+    }
 
     #[test]
     fn a_lane_learns_how_late_it_wakes_and_forgets_it_slowly() {

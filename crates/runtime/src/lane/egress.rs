@@ -234,6 +234,7 @@ impl State {
                         let piece = Piece {
                             session: at,
                             source,
+                            tenant: session.tenant,
                             descriptor: progress.descriptor,
                             destination: Destination::Remote {
                                 remote: destination,

@@ -306,7 +306,8 @@ impl State {
         let room = PER_SESSION.saturating_sub(session.departing);
         let frame = session.emitted(descriptor.chunk, descriptor.length);
         let mut addresses = [0; ADDRESSES];
-        if frame.len() > owner.mtu + ethernet::HEADER_LEN
+        if !session.permits(descriptor.class)
+            || frame.len() > owner.mtu + ethernet::HEADER_LEN
             || frame
                 .sub(0, ADDRESSES)
                 .and_then(|head| head.read_into(0, &mut addresses))
@@ -344,6 +345,7 @@ impl State {
                     let piece = Piece {
                         session: from.0,
                         source: from.1,
+                        tenant: session.tenant,
                         descriptor,
                         destination: Destination::Network {
                             network: owner.network,

@@ -108,6 +108,8 @@ pub struct LaneSink {
 #[derive(Debug)]
 pub struct LaneSession {
     pub id: u64,
+    /// Whose it is.
+    pub tenant: u32,
     arena: Arc<Arena>,
     map: ArenaMap,
     pub bell: LaneBellHost,
@@ -140,6 +142,7 @@ pub struct LaneSession {
 /// What the control thread prepares for a lane.
 pub struct SessionParts {
     pub id: u64,
+    pub tenant: u32,
     pub arena: Arc<Arena>,
     pub map: ArenaMap,
     pub bell: LaneBellHost,
@@ -149,6 +152,11 @@ pub struct SessionParts {
     pub bytes_per_second: u64,
     pub now_ns: i64,
     pub counters: Arc<SessionCounters>,
+}
+
+/// Whether a set of traffic classes, a bit each, has this one.
+fn permits(classes: u8, class: u8) -> bool {
+    class < 8 && classes & (1 << class) != 0
 }
 
 fn violation(text: impl Into<String>) -> Failure {
@@ -217,6 +225,7 @@ impl LaneSession {
         let chunks = parts.map.tx_bytes / CHUNK;
         Self {
             id: parts.id,
+            tenant: parts.tenant,
             rx: Buddy::new(parts.map.rx_bytes),
             arena: parts.arena,
             map: parts.map,
@@ -239,6 +248,11 @@ impl LaneSession {
             throttled: false,
             counters: parts.counters,
         }
+    }
+
+    /// Whether its tenant may use a traffic class.
+    pub fn permits(&self, class: u8) -> bool {
+        permits(self.classes, class)
     }
 
     /// Whose frames a source sends; `None`: it is gone, or sends messages.
@@ -291,15 +305,17 @@ impl LaneSession {
                 descriptor.chunk, self.map.tx_bytes
             )));
         }
-        if descriptor.class > 7 || self.classes & (1 << descriptor.class) == 0 {
-            return Err(violation(format!(
-                "traffic class {} is not permitted",
-                descriptor.class
-            )));
-        }
+        let permitted = permits(self.classes, descriptor.class);
         let possible = match s.target {
-            Target::Channel(_) => FLAG_LAUNCH_TIME,
-            Target::Network(_) => FLAG_LAUNCH_TIME | FLAG_DEADLINE,
+            Target::Channel(_) if permitted => FLAG_LAUNCH_TIME,
+            // A frame's class is whatever priority its program has set: such a frame is refused by itself.
+            Target::Network(_) if descriptor.class < 8 => FLAG_LAUNCH_TIME | FLAG_DEADLINE,
+            _ => {
+                return Err(violation(format!(
+                    "traffic class {} is not permitted",
+                    descriptor.class
+                )));
+            }
         };
         if descriptor.flags & !possible != 0 {
             return Err(violation(format!(

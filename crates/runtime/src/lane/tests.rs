@@ -65,6 +65,7 @@ impl Scene {
             LaneBell::attach(&arena, LANE_STATE_OFFSET, LANE_DIRTY_OFFSET, fd).expect("bell");
         let session = LaneSession::new(SessionParts {
             id: SESSION,
+            tenant: 0,
             arena: arena.clone(),
             map,
             bell,
