@@ -12,6 +12,7 @@ pub mod load;
 pub mod run;
 mod sys;
 pub mod talker;
+pub mod tenants;
 
 use clap::{Args, Subcommand};
 
@@ -32,6 +33,8 @@ enum Role {
     Flood(load::FloodOptions),
     /// Receive best effort
     Drain(load::DrainOptions),
+    /// Flood with launch times that make no sense
+    Hostile(tenants::HostileOptions),
 }
 
 impl Program {
@@ -45,6 +48,7 @@ impl Program {
             Role::Listener(options) => serde_json::to_string(&listener::run(options)?),
             Role::Flood(options) => serde_json::to_string(&load::flood(options)?),
             Role::Drain(options) => serde_json::to_string(&load::drain(options)?),
+            Role::Hostile(options) => serde_json::to_string(&tenants::hostile(options)?),
         };
         println!("{}", line?);
         Ok(())

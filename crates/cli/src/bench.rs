@@ -14,6 +14,7 @@ mod latency;
 mod local;
 mod reservations;
 mod sinks;
+mod tenants;
 mod throughput;
 
 pub use common::{BenchError, Common};
@@ -48,6 +49,8 @@ enum What {
     Throughput(throughput::Throughput),
     /// How exactly messages leave at their launch times, beside a bare loop
     Departure(departure::Departure),
+    /// When messages of two tenants leave beside a hostile third
+    Tenants(tenants::Tenants),
     /// Delivery within one host, beside iceoryx2, and what the hop over a daemon's lane costs
     Local(local::Local),
     /// What a message costs the runtime, by the number of local sinks
@@ -64,6 +67,7 @@ impl Bench {
             What::Latency(latency) => latency.run(),
             What::Throughput(throughput) => throughput.run(),
             What::Departure(departure) => departure.run(),
+            What::Tenants(tenants) => tenants.run(),
             What::Local(local) => local.run(),
             What::Sinks(sinks) => sinks.run(),
             What::Reservations(reservations) => reservations.run(),

@@ -1,7 +1,7 @@
 //! Runs the experiment's programs in the hosts and containers of a lab.
 
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::takt::process::{Process, Scratch};
 use crate::takt::{PATIENCE, Takt, TaktError, daemon};
 
 /// Where the listener and the drain receive.
-const LISTENER_PORT: u16 = 6000;
+pub(super) const LISTENER_PORT: u16 = 6000;
 const DRAIN_PORT: u16 = 6001;
 /// The real-time priority of the runtime's lane: below the talker's, which has work for it.
 const LANE_PRIORITY: u8 = 50;
@@ -63,11 +63,12 @@ pub struct Flow {
     pub load: u64,
 }
 
-/// The hosts: a link with a rate, a container for each side of the flow and of the best-effort traffic.
+/// The hosts: a link with a rate, and containers.
 #[must_use]
 pub fn lab(rate: u64) -> LabConfig {
     LabConfig {
-        containers: 2,
+        // One of a talker or its listener, one of best effort; of tenants, two that talk and a hostile one.
+        containers: 3,
         rate: Some(rate),
         wiring: Wiring::Bridge,
         priorities: true,
@@ -103,7 +104,7 @@ pub fn run(
         Way::Overlay | Way::Takt => (lab.container(0, 0), lab.container(1, 0)),
     };
     let _daemon = match way {
-        Way::Takt => Some(node(takt, lab, cores.0, &scratch)?),
+        Way::Takt => Some(node(takt, lab, 1, cores.0, &scratch)?),
         Way::BareMetal | Way::Overlay | Way::Floor => None,
     };
     let seconds = flow.period.as_secs_f64() * f64::from(flow.count + WARM_UP);
@@ -147,16 +148,7 @@ pub fn run(
     };
     let mut talker = match way {
         Way::BareMetal | Way::Overlay | Way::Floor => near.command(takt.program())?,
-        Way::Takt => {
-            let mut command = near.command(takt.program())?;
-            command
-                .args(["preload", "--"])
-                .arg(takt.program())
-                .env(takt::SOCKET_VARIABLE, daemon::socket(scratch.path(), NODE))
-                // Over the kernel it would be measured under a wrong name.
-                .env("TAKT_PRELOAD", "required");
-            command
-        }
+        Way::Takt => preloaded(takt, near, &socket(&scratch, 0))?,
     };
     talker.args([
         "bench-socket",
@@ -187,26 +179,57 @@ pub fn run(
 /// The node's name.
 const NODE: &str = "h1";
 
-/// The runtime of the talker's host: its tenant is the first container, and it learns from the kernel's
-/// VXLAN device where the others are.
-fn node(
+/// This program in a container, under the preload, as the tenant with this socket.
+pub(super) fn preloaded(takt: &Takt, host: &Host, socket: &Path) -> Result<Command, TaktError> {
+    let mut command = host.command(takt.program())?;
+    command
+        .args(["preload", "--"])
+        .arg(takt.program())
+        .env(takt::SOCKET_VARIABLE, socket)
+        // Over the kernel it would be measured under a wrong name.
+        .env("TAKT_PRELOAD", "required");
+    Ok(command)
+}
+
+/// Where the programs of a tenant attach, by its number.
+pub(super) fn socket(scratch: &Scratch, tenant: usize) -> PathBuf {
+    match tenant {
+        0 => daemon::socket(scratch.path(), NODE),
+        _ => daemon::socket(scratch.path(), &format!("tenant-{tenant}")),
+    }
+}
+
+/// The runtime of the talkers' host: its tenants are the first containers.
+pub(super) fn node(
     takt: &Takt,
     lab: &Lab,
+    tenants: usize,
     core: usize,
     scratch: &Scratch,
 ) -> Result<daemon::Daemon, TaktError> {
-    let (host, tenant) = (lab.host(0), lab.container(0, 0));
-    let peer = lab.container(1, 0);
+    let (host, peer) = (lab.host(0), lab.container(1, 0));
     let mac = |host: &Host| host.mac().map(|octet| format!("{octet:02x}")).join(":");
-    let listener = format!(
-        "[listener.endpoint]\nnetwork = \"pods\"\nmac = \"{}\"\naddresses = [\"{}/{}\"]\nmtu = {}\n\n\
-         [[network]]\nname = \"pods\"\ncarrier = \"vxlan:{OVERLAY_ID}\"\n\
+    let endpoint = |tenant| {
+        let container = lab.container(0, tenant);
+        format!(
+            "[listener.endpoint]\nnetwork = \"pods\"\nmac = \"{}\"\naddresses = [\"{}/{}\"]\nmtu = {}\n\n",
+            mac(container),
+            container.address(),
+            container.prefix_length(),
+            container.mtu(),
+        )
+    };
+    // The first one's listener is begun already.
+    let mut listener = endpoint(0);
+    for tenant in 1..tenants {
+        let path = socket(scratch, tenant);
+        listener += &format!("[[listener]]\npath = \"{}\"\n", path.display());
+        listener += &endpoint(tenant);
+    }
+    listener += &format!(
+        "[[network]]\nname = \"pods\"\ncarrier = \"vxlan:{OVERLAY_ID}\"\n\
          stations = [{{ mac = \"{}\", vtep = \"{}\", addresses = [\"{}\"] }}]\n\n\
          [departure]\ntolerance_us = {TOLERANCE_US}\n",
-        mac(tenant),
-        tenant.address(),
-        tenant.prefix_length(),
-        tenant.mtu(),
         mac(peer),
         lab.host(1).address(),
         peer.address(),
@@ -224,7 +247,7 @@ fn node(
 }
 
 /// Has the kernel resolve the far side's address, and the bridges learn both.
-fn introduce(near: &Host, far: &Host) -> Result<(), TaktError> {
+pub(super) fn introduce(near: &Host, far: &Host) -> Result<(), TaktError> {
     let _inside = near.enter()?;
     let greet = || -> std::io::Result<()> {
         let socket = std::net::UdpSocket::bind((near.address(), 0))?;
