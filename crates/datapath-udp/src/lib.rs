@@ -2,8 +2,9 @@
 //!
 //! A port is one nonblocking socket. What the kernel offers to spare system calls and passes through its
 //! network stack is used: trains of datagrams (UDP GSO and GRO) and many messages by one call. Datagrams
-//! are never fragmented: a port tells how much each peer's route carries. Not for bypassing the kernel,
-//! launch times or priorities. Source: naaas-thesis-2024, section 5.1.3 (the plugin layer).
+//! are never fragmented: a port tells how much each peer's route carries. Each is marked with its traffic
+//! class. Not for bypassing the kernel, and not for launch times. Source: naaas-thesis-2024, section 5.1.3
+//! (the plugin layer).
 
 mod address;
 mod frames;

@@ -115,7 +115,7 @@ impl Port for UdpPort {
         self.frames.payload(frame)
     }
 
-    /// The class and the launch time have no meaning to a UDP socket.
+    /// The launch time has no meaning to a UDP socket.
     ///
     /// # Panics
     /// When `len` exceeds the payload: the caller would send what it has not written.
@@ -123,7 +123,7 @@ impl Port for UdpPort {
         &mut self,
         frame: Frame,
         len: usize,
-        _class: TrafficClass,
+        class: TrafficClass,
         _launch_time: Option<TaiTime>,
     ) {
         let purpose = self.frames.purpose(&frame);
@@ -139,6 +139,7 @@ impl Port for UdpPort {
                     frame: frame.0,
                     peer,
                     len,
+                    class,
                 });
             }
             None => {

@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 use takt_datapath::OpenError;
+use takt_time::TrafficClass;
 
 use crate::address::RawAddress;
 
@@ -13,6 +14,8 @@ use crate::address::RawAddress;
 const MEMINFO_DROPS: usize = 8;
 /// Words that `SO_MEMINFO` returns (`SK_MEMINFO_VARS`).
 const MEMINFO_WORDS: usize = 9;
+/// The highest `SO_PRIORITY` that needs no privilege (Linux `socket(7)`).
+const HIGHEST_FREE_PRIORITY: libc::c_int = 6;
 
 /// A nonblocking UDP socket.
 #[derive(Debug)]
@@ -116,6 +119,31 @@ impl Socket {
         }
     }
 
+    /// Marks what is sent from now on with a class: as class selector code point (RFC 2474, section 4.2.2.2)
+    /// for the network, and as priority for the host's own queueing disciplines and VLAN interfaces. A
+    /// socket begins with class 0.
+    pub(crate) fn mark(&self, class: TrafficClass) {
+        let services = libc::c_int::from(class.number()) << 5;
+        // A program of the control group may refuse any option: then datagrams leave without the mark.
+        let _ = if self.ipv6 {
+            self.set(libc::IPPROTO_IPV6, libc::IPV6_TCLASS, services)
+        } else {
+            self.set(libc::IPPROTO_IP, libc::IP_TOS, services)
+        };
+        // After IP_TOS, which sets a priority of its own.
+        let priority = libc::c_int::from(class.number());
+        if self
+            .set(libc::SOL_SOCKET, libc::SO_PRIORITY, priority)
+            .is_err()
+        {
+            let _ = self.set(
+                libc::SOL_SOCKET,
+                libc::SO_PRIORITY,
+                priority.min(HIGHEST_FREE_PRIORITY),
+            );
+        }
+    }
+
     /// Whether the kernel splits one long send into datagrams (UDP GSO, Linux 4.18).
     pub(crate) fn offers_segmentation(&self) -> bool {
         self.get(libc::SOL_UDP, libc::UDP_SEGMENT).is_ok()
@@ -210,5 +238,32 @@ pub(crate) fn check(returned: libc::c_int) -> io::Result<libc::c_int> {
         Err(io::Error::last_os_error())
     } else {
         Ok(returned)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mark_is_the_class_selector_and_the_priority_and_can_be_taken_back() {
+        for (like, level, option) in [
+            ("127.0.0.1:0", libc::IPPROTO_IP, libc::IP_TOS),
+            ("[::1]:0", libc::IPPROTO_IPV6, libc::IPV6_TCLASS),
+        ] {
+            let socket = Socket::new(like.parse().expect("an address")).expect("a socket");
+            for number in [0, 1, 4, 6, 3, 0] {
+                socket.mark(TrafficClass::new(number).expect("a class"));
+                let number = libc::c_int::from(number);
+                assert_eq!(socket.get(level, option).expect("marks"), number << 5);
+                let priority = socket.get(libc::SOL_SOCKET, libc::SO_PRIORITY);
+                assert_eq!(priority.expect("a priority"), number);
+            }
+            // The highest class has its own priority where that is permitted, the next one elsewhere.
+            socket.mark(TrafficClass::new(7).expect("a class"));
+            assert_eq!(socket.get(level, option).expect("marks"), 7 << 5);
+            let priority = socket.get(libc::SOL_SOCKET, libc::SO_PRIORITY);
+            assert!((6..=7).contains(&priority.expect("a priority")));
+        }
     }
 }

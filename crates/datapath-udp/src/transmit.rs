@@ -3,11 +3,16 @@
 //! Consecutive frames for one peer form a *train*: equally long datagrams (the last may be shorter) that
 //! pass the kernel's network stack as one packet and are split at its lower end (UDP GSO). A single
 //! frame goes out by a plain `sendto`, because a ping-pong pays for every control message.
+//!
+//! The mark of a traffic class is the socket's: it is set where the class changes, and one system call sends
+//! frames of one class. Control messages would cost each datagram, and know no priority before Linux 6.14.
 
 use std::collections::VecDeque;
 use std::io;
 use std::mem;
 use std::ptr;
+
+use takt_time::TrafficClass;
 
 use crate::frames::FramePool;
 use crate::peers::PeerTable;
@@ -26,6 +31,7 @@ pub(crate) struct Committed {
     pub(crate) frame: u32,
     pub(crate) peer: u16,
     pub(crate) len: usize,
+    pub(crate) class: TrafficClass,
 }
 
 /// What became of committed datagrams.
@@ -75,6 +81,8 @@ pub(crate) struct Transmitter {
     parts: Box<[libc::iovec]>,
     controls: Box<[SegmentControl]>,
     messages: Box<[libc::mmsghdr]>,
+    /// What the socket is set to.
+    marked: TrafficClass,
     pub(crate) counters: TransmitCounters,
 }
 
@@ -97,6 +105,7 @@ impl Transmitter {
             parts: vec![part; frames].into_boxed_slice(),
             controls: vec![SegmentControl::new(0); BATCH].into_boxed_slice(),
             messages: vec![message; BATCH].into_boxed_slice(),
+            marked: TrafficClass::BEST_EFFORT,
             counters: TransmitCounters::default(),
         }
     }
@@ -117,6 +126,10 @@ impl Transmitter {
         };
         // Every turn sends or loses a train, or stops trains to one more peer: the loop ends.
         while let Some(first) = self.queue.front().copied() {
+            if first.class != self.marked {
+                socket.mark(first.class);
+                self.marked = first.class;
+            }
             let sent = if self.queue.len() == 1 {
                 self.trains.clear();
                 self.trains.push(Train {
@@ -161,10 +174,17 @@ impl Transmitter {
         true
     }
 
-    /// Describes the head of the queue as up to [`BATCH`] messages.
+    /// Describes the head of the queue as up to [`BATCH`] messages of one class.
     fn form_trains(&mut self, frames: &FramePool, peers: &PeerTable) {
         self.trains.clear();
-        let mut queue = self.queue.iter().copied().enumerate().peekable();
+        let class = self.marked;
+        let mut queue = self
+            .queue
+            .iter()
+            .copied()
+            .take_while(|committed| committed.class == class)
+            .enumerate()
+            .peekable();
         while self.trains.len() < BATCH {
             let Some((start, first)) = queue.next() else {
                 break;
