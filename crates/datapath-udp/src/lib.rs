@@ -3,11 +3,12 @@
 //! A port is one nonblocking socket. What the kernel offers to spare system calls and passes through its
 //! network stack is used: trains of datagrams (UDP GSO and GRO) and many messages by one call. Datagrams
 //! are never fragmented: a port tells how much each peer's route carries. Each is marked with its traffic
-//! class. Not for bypassing the kernel, and not for launch times. Source: naaas-thesis-2024, section 5.1.3
-//! (the plugin layer).
+//! class, and where an interface has a queueing discipline that keeps launch times (`etf`), it is given them.
+//! Not for bypassing the kernel. Source: naaas-thesis-2024, section 5.1.3 (the plugin layer).
 
 mod address;
 mod frames;
+mod launch;
 mod peers;
 mod port;
 mod receive;
@@ -16,6 +17,7 @@ mod transmit;
 
 use std::net::{Ipv4Addr, SocketAddr};
 
+use takt_datapath::stack;
 use takt_datapath::{Capabilities, Datapath, DatapathKind, OpenError, Port, PortRequest};
 
 use port::UdpPort;
@@ -81,6 +83,7 @@ impl UdpConfig {
 #[derive(Clone, Debug)]
 pub struct UdpDatapath {
     config: UdpConfig,
+    launch_times: bool,
     detail: String,
 }
 
@@ -90,8 +93,23 @@ impl UdpDatapath {
 
     /// The datapath whose ports have these sizes. Probes the kernel; opens nothing that stays.
     pub fn new(config: UdpConfig) -> Self {
-        let detail = describe(&config);
-        Self { config, detail }
+        let mut detail = describe(&config);
+        let launch_times = match probe_launch_times() {
+            Ok(None) => false,
+            Ok(Some(found)) => {
+                detail.push_str(&format!(", launch times: {found}"));
+                true
+            }
+            Err(why) => {
+                detail.push_str(&format!(", no launch times: {why}"));
+                false
+            }
+        };
+        Self {
+            config,
+            launch_times,
+            detail,
+        }
     }
 }
 
@@ -110,7 +128,7 @@ impl Datapath for UdpDatapath {
         Capabilities {
             accelerated: false,
             needs_polling: false,
-            hardware_launch_time: false,
+            hardware_launch_time: self.launch_times,
             zero_copy: false,
             detail: self.detail.clone(),
         }
@@ -118,6 +136,21 @@ impl Datapath for UdpDatapath {
 
     fn open(&self, request: &PortRequest) -> Result<Box<dyn Port>, OpenError> {
         Ok(Box::new(UdpPort::open(&self.config, request)?))
+    }
+}
+
+/// What keeps launch times here, if anything does; an error is why that cannot be used, or found out.
+fn probe_launch_times() -> Result<Option<String>, String> {
+    let queues = stack::launch_queues().map_err(|error| format!("queues not read: {error}"))?;
+    if queues.is_empty() {
+        return Ok(None);
+    }
+    let found = launch::describe(&queues);
+    match Socket::new(SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)))
+        .and_then(|socket| socket.announce_launch_times())
+    {
+        Ok(()) => Ok(Some(found)),
+        Err(error) => Err(format!("{found}, but {error}: grant CAP_NET_ADMIN")),
     }
 }
 

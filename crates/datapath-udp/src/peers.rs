@@ -3,9 +3,11 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
+use takt_datapath::stack::{self, Etf, LaunchQueues};
 use takt_datapath::{ConnectError, PeerHandle};
+use takt_time::TrafficClass;
 
 use crate::address::RawAddress;
 use crate::socket::Socket;
@@ -26,6 +28,8 @@ pub(crate) struct Peer {
     pub(crate) max_payload: usize,
     /// Whether trains may be handed to the kernel whole; cleared for a while after it refused one.
     pub(crate) trains: bool,
+    /// Which of the table's [`LaunchQueues`] its datagrams pass: of the route that it had when it was connected.
+    queues: Option<usize>,
     /// Between connect and disconnect.
     connected: bool,
     /// Committed frames not yet handed over: the place stays taken for them after a disconnect.
@@ -46,20 +50,22 @@ pub(crate) struct PeerTable {
     frame_size: usize,
     limit: usize,
     trains: bool,
+    queues: Vec<LaunchQueues>,
     places: Vec<Peer>,
     unused: Vec<u16>,
     by_address: HashMap<SocketAddr, PeerHandle>,
 }
 
 impl PeerTable {
-    /// An empty table for the port bound to `local`; `probe` is an unbound socket of the same family, and
-    /// `trains` tells whether the kernel splits trains.
+    /// An empty table for the port bound to `local`; `probe` is an unbound socket of the same family,
+    /// `trains` tells whether the kernel splits trains, and `queues` which interfaces keep launch times.
     pub(crate) fn new(
         local: SocketAddr,
         probe: Socket,
         frame_size: usize,
         limit: u16,
         trains: bool,
+        queues: Vec<LaunchQueues>,
     ) -> io::Result<Self> {
         // The source address decides the route where policy routing is in use.
         probe.bind_address_only(local)?;
@@ -70,6 +76,7 @@ impl PeerTable {
             frame_size,
             limit: usize::from(limit),
             trains,
+            queues,
             places: Vec::new(),
             unused: Vec::new(),
             by_address: HashMap::new(),
@@ -126,6 +133,7 @@ impl PeerTable {
             raw,
             max_payload,
             trains: self.trains,
+            queues: self.queues_towards(remote.ip()),
             connected: true,
             queued: 0,
             generation,
@@ -163,6 +171,25 @@ impl PeerTable {
     /// The peer at a place that [`PeerTable::find`] gave.
     pub(crate) fn at(&self, index: u16) -> &Peer {
         &self.places[usize::from(index)]
+    }
+
+    /// The queue with launch times that datagrams of a class to the peer at this place pass.
+    #[inline]
+    pub(crate) fn etf(&self, index: u16, class: TrafficClass) -> Option<Etf> {
+        let queues = &self.queues[self.at(index).queues?];
+        queues.classes[usize::from(class.number())]
+    }
+
+    fn queues_towards(&self, remote: IpAddr) -> Option<usize> {
+        if self.queues.is_empty() {
+            return None;
+        }
+        let source = Some(self.local.ip()).filter(|local| !local.is_unspecified());
+        // Without an answer, as without a route: the port keeps no launch times for this peer.
+        let interface = stack::egress_interface(remote, source).ok()??;
+        self.queues
+            .iter()
+            .position(|queues| queues.ifindex == interface)
     }
 
     /// Notes that a frame for this peer was committed.

@@ -4,6 +4,7 @@ use std::cell::Cell;
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 
+use takt_datapath::stack;
 use takt_datapath::{
     ConnectError, Datagram, Frame, OpenError, PeerHandle, Port, PortCounters, PortRequest,
     ReserveError,
@@ -12,6 +13,7 @@ use takt_time::{TaiTime, TrafficClass};
 
 use crate::UdpConfig;
 use crate::frames::{FramePool, Purpose};
+use crate::launch::Reports;
 use crate::peers::PeerTable;
 use crate::receive::Receiver;
 use crate::socket::Socket;
@@ -26,6 +28,8 @@ pub(crate) struct UdpPort {
     transmitter: Transmitter,
     receiver: Receiver,
     drops: Drops,
+    /// Where the socket has launch times.
+    reports: Option<Reports>,
 }
 
 /// Widens the kernel's 32-bit count of drops.
@@ -68,8 +72,19 @@ impl UdpPort {
         // Asked of the socket that stays beside the port's: the first user of GRO on a machine makes the
         // kernel patch its code, which had better not happen when the port's first burst arrives.
         let may_coalesce = config.segmentation && probe.coalesce_received();
-        let peers = PeerTable::new(local, probe, config.frame_size, config.peers, trains)
-            .map_err(failed("cannot bind the UDP socket that asks for routes"))?;
+        // Without an answer, or without the privilege, launch times are the runtime's own matter.
+        let queues = stack::launch_queues().unwrap_or_default();
+        let announced = !queues.is_empty() && socket.announce_launch_times().is_ok();
+        let queues = if announced { queues } else { Vec::new() };
+        let peers = PeerTable::new(
+            local,
+            probe,
+            config.frame_size,
+            config.peers,
+            trains,
+            queues,
+        )
+        .map_err(failed("cannot bind the UDP socket that asks for routes"))?;
         let receiver = Receiver::new(local.port(), may_coalesce);
         let transmitter = Transmitter::new(frames.count());
         Ok(Self {
@@ -80,6 +95,7 @@ impl UdpPort {
             transmitter,
             receiver,
             drops: Drops::default(),
+            reports: announced.then(Reports::default),
         })
     }
 }
@@ -115,8 +131,6 @@ impl Port for UdpPort {
         self.frames.payload(frame)
     }
 
-    /// The launch time has no meaning to a UDP socket.
-    ///
     /// # Panics
     /// When `len` exceeds the payload: the caller would send what it has not written.
     fn commit(
@@ -124,7 +138,7 @@ impl Port for UdpPort {
         frame: Frame,
         len: usize,
         class: TrafficClass,
-        _launch_time: Option<TaiTime>,
+        launch_time: Option<TaiTime>,
     ) {
         let purpose = self.frames.purpose(&frame);
         assert!(
@@ -140,6 +154,7 @@ impl Port for UdpPort {
                     peer,
                     len,
                     class,
+                    launch_time,
                 });
             }
             None => {
@@ -147,6 +162,11 @@ impl Port for UdpPort {
                 self.frames.give_back(frame.0);
             }
         }
+    }
+
+    fn keeps_launch_time(&self, peer: PeerHandle, class: TrafficClass) -> bool {
+        let index = self.peers.find(peer);
+        index.is_some_and(|index| self.peers.etf(index, class).is_some())
     }
 
     fn cancel(&mut self, frame: Frame) {
@@ -159,6 +179,9 @@ impl Port for UdpPort {
     }
 
     fn receive(&mut self, budget: usize, deliver: &mut dyn FnMut(Datagram<'_>)) -> usize {
+        if let Some(reports) = &mut self.reports {
+            self.transmitter.counters.errors += reports.look(&self.socket);
+        }
         self.receiver.receive(&self.socket, budget, deliver)
     }
 

@@ -144,6 +144,26 @@ impl Socket {
         }
     }
 
+    /// Announces launch times by `CLOCK_TAI`, and asks for a report about each datagram that misses its own
+    /// (Linux 4.19). Needs CAP_NET_ADMIN, and cannot be taken back.
+    pub(crate) fn announce_launch_times(&self) -> io::Result<()> {
+        let value = libc::sock_txtime {
+            clockid: libc::CLOCK_TAI,
+            flags: libc::SOF_TXTIME_REPORT_ERRORS,
+        };
+        // SAFETY: pointer and length describe `value`, which outlives the call.
+        check(unsafe {
+            libc::setsockopt(
+                self.raw(),
+                libc::SOL_SOCKET,
+                libc::SO_TXTIME,
+                (&raw const value).cast(),
+                mem::size_of_val(&value) as libc::socklen_t,
+            )
+        })
+        .map(drop)
+    }
+
     /// Whether the kernel splits one long send into datagrams (UDP GSO, Linux 4.18).
     pub(crate) fn offers_segmentation(&self) -> bool {
         self.get(libc::SOL_UDP, libc::UDP_SEGMENT).is_ok()

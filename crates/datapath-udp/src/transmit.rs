@@ -6,15 +6,18 @@
 //!
 //! The mark of a traffic class is the socket's: it is set where the class changes, and one system call sends
 //! frames of one class. Control messages would cost each datagram, and know no priority before Linux 6.14.
+//!
+//! A frame whose class passes a queue that keeps launch times leaves alone, with its time in a control message.
 
 use std::collections::VecDeque;
 use std::io;
 use std::mem;
 use std::ptr;
 
-use takt_time::TrafficClass;
+use takt_time::{TaiTime, TrafficClass};
 
 use crate::frames::FramePool;
+use crate::launch;
 use crate::peers::PeerTable;
 use crate::socket::Socket;
 
@@ -32,6 +35,7 @@ pub(crate) struct Committed {
     pub(crate) peer: u16,
     pub(crate) len: usize,
     pub(crate) class: TrafficClass,
+    pub(crate) launch_time: Option<TaiTime>,
 }
 
 /// What became of committed datagrams.
@@ -42,28 +46,36 @@ pub(crate) struct TransmitCounters {
     pub(crate) errors: u64,
 }
 
-/// A control message that asks for segmentation, as `CMSG_FIRSTHDR` would lay it out.
+/// A control message, as `CMSG_FIRSTHDR` would lay it out.
 #[repr(C, align(8))]
 #[derive(Clone, Copy)]
-struct SegmentControl {
+struct Control {
     header: libc::cmsghdr,
-    segment: u16,
-    padding: [u8; 6],
+    value: [u8; 8],
 }
 
-impl SegmentControl {
-    fn new(segment: u16) -> Self {
+impl Control {
+    /// Asks for segmentation.
+    fn segments(segment: u16) -> Self {
+        let [a, b] = segment.to_ne_bytes();
+        let value = [a, b, 0, 0, 0, 0, 0, 0];
+        Self::new(libc::SOL_UDP, libc::UDP_SEGMENT, value, size_of::<u16>())
+    }
+
+    /// Tells when to send.
+    fn transmission_time(at: TaiTime) -> Self {
+        let value = at.as_nanos().to_ne_bytes();
+        Self::new(libc::SOL_SOCKET, libc::SCM_TXTIME, value, size_of::<u64>())
+    }
+
+    fn new(level: libc::c_int, kind: libc::c_int, value: [u8; 8], length: usize) -> Self {
         // SAFETY: a control header is plain integers, for which all bits zero is a value.
         let mut header: libc::cmsghdr = unsafe { mem::zeroed() };
         // SAFETY: computes a length from a length.
-        header.cmsg_len = unsafe { libc::CMSG_LEN(mem::size_of::<u16>() as u32) } as _;
-        header.cmsg_level = libc::SOL_UDP;
-        header.cmsg_type = libc::UDP_SEGMENT;
-        Self {
-            header,
-            segment,
-            padding: [0; 6],
-        }
+        header.cmsg_len = unsafe { libc::CMSG_LEN(length as u32) } as _;
+        header.cmsg_level = level;
+        header.cmsg_type = kind;
+        Self { header, value }
     }
 }
 
@@ -79,7 +91,7 @@ pub(crate) struct Transmitter {
     queue: VecDeque<Committed>,
     trains: Vec<Train>,
     parts: Box<[libc::iovec]>,
-    controls: Box<[SegmentControl]>,
+    controls: Box<[Control]>,
     messages: Box<[libc::mmsghdr]>,
     /// What the socket is set to.
     marked: TrafficClass,
@@ -103,7 +115,7 @@ impl Transmitter {
             queue: VecDeque::with_capacity(frames),
             trains: Vec::with_capacity(BATCH),
             parts: vec![part; frames].into_boxed_slice(),
-            controls: vec![SegmentControl::new(0); BATCH].into_boxed_slice(),
+            controls: vec![Control::segments(0); BATCH].into_boxed_slice(),
             messages: vec![message; BATCH].into_boxed_slice(),
             marked: TrafficClass::BEST_EFFORT,
             counters: TransmitCounters::default(),
@@ -130,7 +142,8 @@ impl Transmitter {
                 socket.mark(first.class);
                 self.marked = first.class;
             }
-            let sent = if self.queue.len() == 1 {
+            let timed = peers.etf(first.peer, first.class).is_some();
+            let sent = if self.queue.len() == 1 && !timed {
                 self.trains.clear();
                 self.trains.push(Train {
                     frames: 1,
@@ -178,6 +191,7 @@ impl Transmitter {
     fn form_trains(&mut self, frames: &FramePool, peers: &PeerTable) {
         self.trains.clear();
         let class = self.marked;
+        let mut now = None;
         let mut queue = self
             .queue
             .iter()
@@ -190,6 +204,7 @@ impl Transmitter {
                 break;
             };
             let peer = peers.at(first.peer);
+            let etf = peers.etf(first.peer, class);
             let mut train = Train {
                 frames: 1,
                 bytes: first.len,
@@ -197,6 +212,7 @@ impl Transmitter {
             self.parts[start] = part(frames, first);
             let mut previous = first.len;
             while peer.trains
+                && etf.is_none()
                 && let Some(&(index, next)) = queue.peek()
                 && next.peer == first.peer
                 // A shorter datagram ends its train, and an empty one is not told from no datagram.
@@ -217,10 +233,19 @@ impl Transmitter {
             header.msg_namelen = peer.raw.length();
             header.msg_iov = &raw mut self.parts[start];
             header.msg_iovlen = train.frames as _;
-            if train.frames > 1 {
-                self.controls[number] = SegmentControl::new(first.len as u16);
+            let control = if let Some(etf) = etf {
+                let now = *now.get_or_insert_with(launch::now);
+                let at = launch::transmission_time(etf, first.launch_time, now);
+                Some(Control::transmission_time(at))
+            } else if train.frames > 1 {
+                Some(Control::segments(first.len as u16))
+            } else {
+                None
+            };
+            if let Some(control) = control {
+                self.controls[number] = control;
                 header.msg_control = (&raw mut self.controls[number]).cast();
-                header.msg_controllen = mem::size_of::<SegmentControl>() as _;
+                header.msg_controllen = mem::size_of::<Control>() as _;
             } else {
                 header.msg_control = ptr::null_mut();
                 header.msg_controllen = 0;

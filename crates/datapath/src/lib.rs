@@ -38,7 +38,8 @@ pub struct Capabilities {
     pub accelerated: bool,
     /// Needs a core that spins to receive at all: excluded by `resource use = frugal`.
     pub needs_polling: bool,
-    /// The device sends each frame at its launch time by itself.
+    /// The device, or the kernel's queue in front of it, sends frames at their launch time by itself: which
+    /// one, says `detail`; which frames, [`Port::keeps_launch_time`].
     pub hardware_launch_time: bool,
     /// Frames move between user space and the device without a copy.
     pub zero_copy: bool,
@@ -161,7 +162,8 @@ pub struct PortCounters {
     pub tx_datagrams: u64,
     /// Payload bytes handed to the technology.
     pub tx_bytes: u64,
-    /// Committed datagrams that the technology refused for good (unreachable, message too long, …).
+    /// Committed datagrams that the technology refused for good (unreachable, message too long, …), some of
+    /// them after they had been handed to it (launch time missed).
     pub tx_errors: u64,
     /// Datagrams delivered to the callback.
     pub rx_datagrams: u64,
@@ -225,8 +227,9 @@ pub trait Port: Send {
     /// The payload of a reserved frame, `max_payload` bytes long as of its reservation.
     fn payload(&mut self, frame: &Frame) -> &mut [u8];
 
-    /// Queues the frame with its first `len` payload bytes. `launch_time` is honoured only where
-    /// [`Capabilities::hardware_launch_time`] says so; the runtime waits by itself elsewhere.
+    /// Queues the frame with its first `len` payload bytes. `launch_time`, by the kernel's `CLOCK_TAI`, is
+    /// honoured only where [`keeps_launch_time`](Port::keeps_launch_time) says so; the runtime waits by
+    /// itself elsewhere. A frame whose launch time has passed is sent as soon as possible.
     fn commit(
         &mut self,
         frame: Frame,
@@ -234,6 +237,14 @@ pub trait Port: Send {
         class: TrafficClass,
         launch_time: Option<TaiTime>,
     );
+
+    /// Whether frames of `class` to `peer` may be handed over ahead of their launch time, because the
+    /// technology sends them at that time and not before. Cheap; only where
+    /// [`Capabilities::hardware_launch_time`] says so at all.
+    fn keeps_launch_time(&self, peer: PeerHandle, class: TrafficClass) -> bool {
+        let _ = (peer, class);
+        false
+    }
 
     /// Gives a reserved frame back unsent.
     fn cancel(&mut self, frame: Frame);

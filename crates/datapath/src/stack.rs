@@ -13,6 +13,7 @@
 //! A lane remembers [`NextHops::generation`] and looks at its [`Destination`]s and [`Interface`]s
 //! again only when that number has changed: one load of a word that is seldom written.
 
+mod launch;
 mod messages;
 mod monitor;
 mod netlink;
@@ -20,6 +21,7 @@ mod netlink;
 mod tests;
 mod watch;
 
+pub use launch::{Etf, LaunchQueues, egress_interface, launch_queues};
 pub use watch::{Destination, Generations, Interface, NextHops};
 
 use std::net::IpAddr;

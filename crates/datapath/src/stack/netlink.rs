@@ -40,6 +40,10 @@ const GROUPS: [u32; 9] = [
 /// Length of `struct nlmsghdr`.
 const NLMSG_HEADER: usize = 16;
 
+/// Kinds of messages of `linux/netlink.h` that end an answer.
+const NLMSG_ERROR: u16 = 2;
+const NLMSG_DONE: u16 = 3;
+
 /// A socket for questions.
 pub(super) struct Netlink {
     socket: Socket,
@@ -127,6 +131,42 @@ impl Netlink {
                         }
                     }
                     _ => {}
+                }
+            }
+        }
+    }
+
+    /// Asks for all entries of a kind that the library does not know, and passes each answer on with its header.
+    pub(super) fn dump(
+        &mut self,
+        kind: u16,
+        body: &[u8],
+        mut take: impl FnMut(&[u8]),
+    ) -> io::Result<()> {
+        self.sequence = self.sequence.wrapping_add(1);
+        let mut packet = Vec::with_capacity(NLMSG_HEADER + body.len());
+        packet.extend(((NLMSG_HEADER + body.len()) as u32).to_ne_bytes());
+        packet.extend(kind.to_ne_bytes());
+        packet.extend((NLM_F_REQUEST | NLM_F_DUMP).to_ne_bytes());
+        packet.extend(self.sequence.to_ne_bytes());
+        packet.extend([0; 4]);
+        packet.extend(body);
+        self.socket.send(&packet, 0)?;
+        loop {
+            let (datagram, _) = self.socket.recv_from_full()?;
+            for message in messages(&datagram) {
+                let word = |at: usize| message[at..].first_chunk().copied().unwrap_or_default();
+                if u32::from_ne_bytes(word(8)) != self.sequence {
+                    continue; // left over from a request that timed out
+                }
+                match u16::from_ne_bytes([message[4], message[5]]) {
+                    NLMSG_DONE => return Ok(()),
+                    NLMSG_ERROR => {
+                        let code = message[NLMSG_HEADER..].first_chunk().copied();
+                        let code = code.map_or(libc::EBADMSG, |code| -i32::from_ne_bytes(code));
+                        return Err(io::Error::from_raw_os_error(code));
+                    }
+                    _ => take(message),
                 }
             }
         }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use takt_lab::{Host, Lab, LabConfig, LinkState};
 use takt_wire::ethernet::MacAddress;
 
-use super::{InterfaceState, NextHop, NextHops};
+use super::{InterfaceState, NextHop, NextHops, egress_interface};
 
 /// How long to wait for what has to happen before it is called lost.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -318,4 +318,30 @@ fn a_path_mtu_that_the_kernel_has_learnt_is_taken_over() {
         assert!(start.elapsed() < PATIENCE, "the path MTU is not followed");
         std::thread::yield_now();
     }
+}
+
+#[test]
+fn packets_leave_by_the_routes_interface_and_for_a_vlan_by_the_one_below() {
+    let Some(lab) = hosts() else { return };
+    let host = lab.host(0);
+    let mut vlan = host.command("ip").expect("enter the host");
+    vlan.args("link add link eth0 name eth0.5 type vlan id 5".split(' '));
+    // A kernel without VLAN interfaces has the first half of this to show.
+    let vlan = vlan.status().expect("run ip").success();
+    if vlan {
+        ip(host, "address add 10.55.0.1/24 dev eth0.5");
+        ip(host, "link set eth0.5 up");
+    }
+    let _inside = host.enter().expect("enter the host");
+    // SAFETY: the name is a string with its terminator.
+    let ifindex = unsafe { libc::if_nametoindex(c"eth0".as_ptr()) };
+    let neighbour = IpAddr::from(lab.host(1).address());
+    let towards = |destination, source| egress_interface(destination, source).expect("an answer");
+    assert_eq!(towards(neighbour, None), Some(ifindex));
+    let own = Some(IpAddr::from(host.address()));
+    assert_eq!(towards(neighbour, own), Some(ifindex));
+    let tagged = towards(address("10.55.0.2"), None);
+    assert_eq!(tagged, vlan.then_some(ifindex));
+    assert_eq!(towards(address("192.0.2.1"), None), None);
+    assert_eq!(towards(neighbour, Some(address("192.0.2.9"))), None);
 }
