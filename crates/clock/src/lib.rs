@@ -36,6 +36,11 @@ pub use stepped::SteppedClock;
 pub trait Clock: fmt::Debug + Send + Sync {
     /// The instant now.
     fn now(&self) -> TaiTime;
+
+    /// Whether this is the kernel's `CLOCK_TAI`: its queues and devices keep launch times by no other.
+    fn is_the_kernels(&self) -> bool {
+        false
+    }
 }
 
 /// The kernel's `CLOCK_TAI`. Equals UTC as long as nobody has told the kernel the leap seconds.
@@ -45,6 +50,10 @@ pub struct SystemTai;
 impl Clock for SystemTai {
     fn now(&self) -> TaiTime {
         sys::tai()
+    }
+
+    fn is_the_kernels(&self) -> bool {
+        true
     }
 }
 

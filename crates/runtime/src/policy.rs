@@ -170,10 +170,8 @@ impl MappingPolicy {
             .iter()
             .position(|(kind, _)| kind.0 == "udp")
             .unwrap_or(0);
-        let warning_of_class = |datapath: usize| match qos.time_sensitivity {
-            TimeSensitivity::TimeSensitive(class)
-                if !available[datapath].1.hardware_launch_time =>
-            {
+        let warning_of_class = match qos.time_sensitivity {
+            TimeSensitivity::TimeSensitive(class) => {
                 format!(
                     "messages are marked with traffic class {class}, but no schedule is installed: they leave as soon as emitted"
                 )
@@ -183,7 +181,7 @@ impl MappingPolicy {
         if qos.acceleration == Acceleration::Slow {
             return Mapping {
                 datapath: udp,
-                warning: warning_of_class(udp),
+                warning: warning_of_class,
             };
         }
         let order = match qos.resource_use {
@@ -204,7 +202,7 @@ impl MappingPolicy {
                 Some(at) => {
                     return Mapping {
                         datapath: at,
-                        warning: warning_of_class(at),
+                        warning: warning_of_class,
                     };
                 }
                 None => {

@@ -30,7 +30,8 @@ pub struct PortConfig {
     /// Rate and framing.
     pub link: Link,
     /// How far ahead of its start a frame is handed out: 0 for a lane that sends at once, more where
-    /// the device keeps the launch time itself. Later arrivals cannot overtake such a frame.
+    /// the device keeps the launch time itself ([`Port::set_lead`], by class). Later arrivals cannot overtake
+    /// such a frame.
     pub lead_ns: u64,
     /// What must be left of a window after a frame's end, for departures that are not exact.
     pub guard_ns: u64,
@@ -56,7 +57,8 @@ impl Default for PortConfig {
 /// The transmit scheduler of one port, over frames that the caller knows by `T`.
 pub struct Port<T> {
     link: Link,
-    lead_ns: u64,
+    /// By class.
+    lead_ns: [u64; TrafficClass::COUNT],
     guard_ns: u64,
     gates: Gates,
     queues: [Box<dyn Discipline<T>>; TrafficClass::COUNT],
@@ -87,7 +89,7 @@ impl<T: Send + 'static> Port<T> {
     pub fn new(config: PortConfig) -> Self {
         Self {
             link: config.link,
-            lead_ns: config.lead_ns,
+            lead_ns: [config.lead_ns; TrafficClass::COUNT],
             guard_ns: config.guard_ns,
             gates: Gates::new(config.initial_gates),
             queues: std::array::from_fn(|_| {
@@ -117,6 +119,12 @@ impl<T: Send + 'static> Port<T> {
         }
         *queue = Box::new(discipline);
         Ok(())
+    }
+
+    /// Changes how far ahead of their start frames of a class are handed out: see [`PortConfig::lead_ns`].
+    /// Between classes frames are still handed out in the order of their starts.
+    pub fn set_lead(&mut self, class: TrafficClass, lead_ns: u64) {
+        self.lead_ns[usize::from(class.number())] = lead_ns;
     }
 
     /// The gates, to read.
@@ -167,7 +175,7 @@ impl<T: Send + 'static> Port<T> {
         let view = View {
             now,
             ready: now,
-            lead_ns: self.lead_ns,
+            lead_ns: self.lead_ns[at],
             guard_ns: self.guard_ns,
             class,
             gates: &self.gates,
@@ -211,7 +219,6 @@ impl<T: Send + 'static> Port<T> {
             self.free = now.saturating_add_nanos(self.free_ahead_ns);
         }
         let ready = now.max(self.free);
-        let limit = now.saturating_add_nanos(i64::try_from(self.lead_ns).unwrap_or(i64::MAX));
         let mut best: Option<(TrafficClass, TaiTime, Timeliness)> = None;
         let mut wake: Option<TaiTime> = None;
         let mut unseen = self.waiting;
@@ -224,7 +231,7 @@ impl<T: Send + 'static> Port<T> {
             let view = View {
                 now,
                 ready,
-                lead_ns: self.lead_ns,
+                lead_ns: self.lead_ns[at],
                 guard_ns: self.guard_ns,
                 class,
                 gates: &self.gates,
@@ -249,14 +256,15 @@ impl<T: Send + 'static> Port<T> {
                 }
             }
         }
+        let lead = |class: TrafficClass| {
+            i64::try_from(self.lead_ns[usize::from(class.number())]).unwrap_or(i64::MAX)
+        };
         match best {
-            Some((class, start, timeliness)) if start <= limit => {
+            Some((class, start, timeliness)) if start <= now.saturating_add_nanos(lead(class)) => {
                 self.send(class, start, timeliness, now)
             }
             _ => {
-                let start = best.map(|(_, start, _)| {
-                    start.saturating_add_nanos(-i64::try_from(self.lead_ns).unwrap_or(i64::MAX))
-                });
+                let start = best.map(|(class, start, _)| start.saturating_add_nanos(-lead(class)));
                 match start.into_iter().chain(wake).min() {
                     // Later than now in any case, or the caller would never wait.
                     Some(until) => Decision::WaitUntil(until.max(now.saturating_add_nanos(1))),
@@ -323,7 +331,7 @@ impl<T: Send + 'static> Port<T> {
         let view = View {
             now,
             ready: start,
-            lead_ns: self.lead_ns,
+            lead_ns: self.lead_ns[at],
             guard_ns: self.guard_ns,
             class,
             gates: &self.gates,

@@ -379,6 +379,29 @@ fn a_device_that_keeps_launch_times_gets_frames_ahead_of_them() {
 }
 
 #[test]
+fn classes_have_leads_of_their_own_and_frames_are_handed_out_in_the_order_of_their_starts() {
+    let mut port: Port<u32> = Port::new(PortConfig {
+        lead_ns: 5_000,
+        ..PortConfig::default()
+    });
+    let other = TrafficClass::new(2).unwrap();
+    for class in [class(), other] {
+        port.set_discipline(class, LaunchTime::new(config()))
+            .unwrap();
+    }
+    port.set_lead(class(), 100_000);
+    port.enqueue(class(), frame(1, 200_000), at(0)).unwrap();
+    assert_eq!(port.next(at(0)), Decision::WaitUntil(at(100_000)));
+    // One that leaves earlier is handed out earlier, whatever the leads are.
+    port.enqueue(other, frame(2, 150_000), at(0)).unwrap();
+    assert_eq!(port.next(at(120_000)), Decision::WaitUntil(at(145_000)));
+    assert_eq!(sent(port.next(at(145_000))).start, at(150_000));
+    assert_eq!(sent(port.next(at(145_000))).start, at(200_000));
+    port.enqueue(other, frame(3, 400_000), at(200_000)).unwrap();
+    assert_eq!(port.next(at(300_000)), Decision::WaitUntil(at(395_000)));
+}
+
+#[test]
 fn after_a_clock_step_forward_passed_launch_times_are_late_and_after_one_back_they_wait() {
     let mut port = port(config());
     port.enqueue(class(), frame(1, 10_000), at(0)).unwrap();

@@ -344,6 +344,8 @@ fn open_ports(
                 }
             }
         }
+        // A device knows no clock but the kernel's.
+        let kept = datapath.capabilities().hardware_launch_time && config.clock.is_the_kernels();
         for (lane, port) in opened.into_iter().enumerate() {
             lanes[lane].push(LanePort::new(
                 datapath.kind(),
@@ -351,6 +353,7 @@ fn open_ports(
                 false,
                 Arc::default(),
                 Some(&config.departure),
+                kept,
             ));
         }
     }
@@ -388,6 +391,7 @@ fn connect(lanes: &mut [Vec<LanePort>]) -> Result<(), StartError> {
             true,
             Arc::default(),
             None,
+            false,
         ));
     }
     for (lane, mesh) in mesh.iter_mut().enumerate() {

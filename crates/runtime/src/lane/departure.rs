@@ -3,7 +3,8 @@
 //! Such a message does not go into the datagram that is being filled: each of its fragments becomes a frame
 //! of its own in the [port scheduler](takt_schedule::Port) and holds its memory until it has left. The
 //! scheduler hands a frame out a little ahead of its start ([`LEAD_NS`]); its datagram is built and then held
-//! until the very instant.
+//! until the very instant. Where the port keeps launch times itself, the frame is handed out and over earlier
+//! ([`DEVICE_LEAD_NS`]), and leaves the lane to others meanwhile.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -25,7 +26,13 @@ const CAPACITY: usize = 1024;
 /// Of those, frames of one session: launch times far ahead must not keep others out.
 pub const PER_SESSION: u32 = 256;
 /// How far ahead of its start a frame is built: longer than that takes.
-pub const LEAD_NS: i64 = 5_000;
+const LEAD_NS: i64 = 5_000;
+/// The same where the port keeps the launch time: that and a late wake-up. Later arrivals wait for a frame that
+/// was handed out, so this is no more than a message may be late by default.
+pub const DEVICE_LEAD_NS: i64 = 100_000;
+/// What is left of a window at a port that keeps launch times: a frame for which there is no time ahead leaves by
+/// so much later than its start.
+const DEVICE_GUARD_NS: u64 = 25_000;
 /// How far ahead of now a launch time may lie: bounds how long a message can hold its place.
 const HORIZON: Duration = Duration::from_secs(60);
 /// Decisions of one port in a round.
@@ -164,10 +171,12 @@ pub enum ScheduleChange {
 }
 
 impl Departures {
-    pub fn new(how: &config::Departure, counters: Arc<DepartureCounters>) -> Self {
+    /// `kept`: the port keeps some launch times itself.
+    pub fn new(how: &config::Departure, kept: bool, counters: Arc<DepartureCounters>) -> Self {
         let config = PortConfig {
             link: Link::ethernet(0),
             lead_ns: LEAD_NS as u64,
+            guard_ns: if kept { DEVICE_GUARD_NS } else { 0 },
             // Every class gets another discipline below.
             queue_capacity: 0,
             ..PortConfig::default()
@@ -233,6 +242,11 @@ impl Departures {
                 *self.scheduler.gates_mut() = Gates::new(GateMask::ALL);
             }
         }
+    }
+
+    /// From now on the port keeps the launch times of this class, to one peer at least.
+    pub fn hand_ahead(&mut self, class: TrafficClass) {
+        self.scheduler.set_lead(class, DEVICE_LEAD_NS as u64);
     }
 
     /// Queues a message from the fragment of `piece` on, as far as there is room, at most `most` frames.
@@ -487,7 +501,7 @@ mod tests {
 
     #[test]
     fn tenants_that_flood_leave_room_for_others() {
-        let mut departures = Departures::new(&config::Departure::default(), Arc::default());
+        let mut departures = Departures::new(&config::Departure::default(), false, Arc::default());
         // Each finds half of what the ones before have left, and the last one something still.
         let shares: Vec<usize> = (0..6)
             .map(|tenant| fill(&mut departures, tenant, 5))

@@ -305,9 +305,16 @@ fn schedule(
     now: TaiTime,
 ) -> (Appended, Option<Outcome>, u16) {
     let unreachable = (Appended::Unreachable, None, 0);
-    let (Some(peer), Some(departures)) = (remote.via[at], &mut port.departures) else {
+    let Some(peer) = remote.via[at] else {
         return unreachable;
     };
+    let kept = port.keeps(peer, class_of(&piece.descriptor));
+    let Some(departures) = &mut port.departures else {
+        return unreachable;
+    };
+    if kept {
+        departures.hand_ahead(class_of(&piece.descriptor));
+    }
     let length = piece.descriptor.length as usize;
     let Some(cut) = Cut::of(length, port.port.max_payload(peer)) else {
         return unreachable;
@@ -361,7 +368,8 @@ impl State {
         }
     }
 
-    /// Builds the datagram of one frame and holds it until its start: when it left, or why it does not.
+    /// Builds the datagram of one frame and holds it until its start, unless the port does that: when it left, or
+    /// why it does not.
     fn leave(
         &mut self,
         lane_port: &mut LanePort,
@@ -369,21 +377,26 @@ impl State {
         piece: &Piece,
         start: TaiTime,
     ) -> Result<TaiTime, Outcome> {
-        match piece.destination {
+        let kept = match piece.destination {
             Destination::Remote {
                 remote,
                 message,
                 fragment,
             } => self
-                .build_fragment(lane_port, at, piece, remote, &message, fragment)
+                .build_fragment(lane_port, at, piece, remote, &message, fragment, start)
                 .ok_or(Outcome::Unreachable)?,
             Destination::Network { network, exit } => {
-                self.build_frame(lane_port, at, piece, network, exit)?
+                self.build_frame(lane_port, at, piece, network, exit, start)?
             }
+        };
+        let start = start.as_nanos();
+        let mut now = self.round.read();
+        if kept {
+            // Its departure is the port's matter from here on: late is what was handed over late.
+            now = now.max(start);
         }
         // The scheduler is ahead by its lead at most: further only if the clock was stepped back.
-        let mut now = self.round.read();
-        while now < start.as_nanos() && start.as_nanos() - now <= super::departure::LEAD_NS {
+        while now < start && start - now <= super::departure::DEVICE_LEAD_NS {
             std::hint::spin_loop();
             now = self.round.read();
         }
@@ -392,7 +405,8 @@ impl State {
         Ok(TaiTime::from_nanos(now))
     }
 
-    /// Commits the datagram of one fragment. `None`: it has no path.
+    /// Commits the datagram of one fragment: whether the port keeps its start. `None`: it has no path.
+    #[allow(clippy::too_many_arguments)] // one fragment: where, of what, when
     fn build_fragment(
         &mut self,
         lane_port: &mut LanePort,
@@ -401,22 +415,24 @@ impl State {
         remote: usize,
         message: &Outgoing,
         fragment: u32,
-    ) -> Option<()> {
+        start: TaiTime,
+    ) -> Option<bool> {
         let remote = self.remotes.get_mut(remote)?;
         let session = self.tenants.sessions.get(piece.session)?;
+        let kept = lane_port.keeps(remote.via[at]?, message.class);
         let port = lane_port.port.as_mut();
         let max_payload = port.max_payload(remote.via[at]?);
         let cut = Cut::of(piece.descriptor.length as usize, max_payload)?;
         // What is being filled leaves before, not with it.
-        remote.close(at, port, self.incarnation);
+        remote.close(at, port, self.incarnation, None);
         let payload = session.emitted(piece.descriptor.chunk, piece.descriptor.length);
         let put = remote.part(at, port, self.incarnation, message, payload, &cut, fragment);
         if put.is_err() {
             lane_port.dirty = true;
             return None;
         }
-        remote.close(at, port, self.incarnation);
-        Some(())
+        remote.close(at, port, self.incarnation, kept.then_some(start));
+        Some(kept)
     }
 
     /// A frame has left its scheduler: sent at an instant, or not for the reason given.

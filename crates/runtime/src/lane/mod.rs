@@ -201,6 +201,8 @@ pub struct LanePort {
     pub siblings: Vec<(u16, PeerHandle)>,
     /// Its counters as others see them.
     pub traffic: Arc<PortTraffic>,
+    /// It keeps some launch times itself, by the lane's clock.
+    kept: bool,
     /// Its scheduler; none between lanes, where there is no link.
     departures: Option<Box<Departures>>,
     /// Remote lanes with a datagram being filled here.
@@ -214,16 +216,18 @@ pub struct LanePort {
 }
 
 impl LanePort {
-    /// A port, ready to be polled.
+    /// A port, ready to be polled. `kept`: it keeps some launch times itself, by the lane's clock.
     pub fn new(
         kind: DatapathKind,
         port: Box<dyn Port>,
         trusted: bool,
         traffic: Arc<PortTraffic>,
         departures: Option<&crate::config::Departure>,
+        kept: bool,
     ) -> Self {
         Self {
-            departures: departures.map(|how| Box::new(Departures::new(how, Arc::default()))),
+            kept,
+            departures: departures.map(|how| Box::new(Departures::new(how, kept, Arc::default()))),
             kind,
             port,
             trusted,
@@ -247,6 +251,12 @@ impl LanePort {
     /// The counters of its scheduler.
     pub fn departure_counters(&self) -> Option<Arc<DepartureCounters>> {
         Some(self.departures.as_ref()?.counters().clone())
+    }
+
+    /// Whether frames of this class to this peer are handed over ahead of their start.
+    #[inline]
+    fn keeps(&self, peer: PeerHandle, class: TrafficClass) -> bool {
+        self.kept && self.port.keeps_launch_time(peer, class)
     }
 
     /// Whether a message passes the scheduler.
@@ -573,7 +583,7 @@ impl Lane {
             worked = true;
             for remote in port.open.drain(..) {
                 if let Some(remote) = state.remotes.get_mut(remote)
-                    && remote.close(at, port.port.as_mut(), state.incarnation)
+                    && remote.close(at, port.port.as_mut(), state.incarnation, None)
                 {
                     state.counters.tx_datagrams.add(1);
                 }
@@ -945,7 +955,7 @@ impl Lane {
         for i in 0..self.ports.len() {
             let port = &mut self.ports[i];
             port.open.retain(|&open| open != at);
-            if remote.close(i, port.port.as_mut(), self.state.incarnation) {
+            if remote.close(i, port.port.as_mut(), self.state.incarnation, None) {
                 self.state.counters.tx_datagrams.add(1);
             }
             port.dirty = true;

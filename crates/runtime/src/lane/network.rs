@@ -354,11 +354,14 @@ impl State {
                     };
                     let octets = descriptor.length as usize + network.overhead(exit);
                     let now = TaiTime::from_nanos(now_ns);
-                    match ports[port]
-                        .departures
-                        .as_mut()
-                        .map(|departures| departures.queue_frame(piece, octets, now))
-                    {
+                    let kept = exit.via[port]
+                        .is_some_and(|peer| ports[port].keeps(peer, class_of(&descriptor)));
+                    match ports[port].departures.as_mut().map(|departures| {
+                        if kept {
+                            departures.hand_ahead(class_of(&descriptor));
+                        }
+                        departures.queue_frame(piece, octets, now)
+                    }) {
                         Some(Ok(true)) => {
                             *pieces += 1;
                             Ok(())
@@ -374,15 +377,9 @@ impl State {
                     }
                 }
                 Some((exit, port)) => {
-                    let put = put(
-                        network,
-                        exit,
-                        port,
-                        &mut ports[port],
-                        frame,
-                        owner,
-                        &descriptor,
-                    );
+                    let peer = exit.via.get(port).copied().flatten();
+                    let lane_port = &mut ports[port];
+                    let put = put(network, peer, lane_port, frame, owner, &descriptor, None);
                     ports[port].dirty = true;
                     match put {
                         Ok(()) => {
@@ -407,7 +404,8 @@ impl State {
         Sent::Finished(progress.outcome)
     }
 
-    /// Builds what leaves of one frame, whose time has come; or says why it does not.
+    /// Builds what leaves of one frame, whose time has come: whether the port keeps its start; or why it
+    /// does not leave.
     pub(super) fn build_frame(
         &self,
         lane_port: &mut LanePort,
@@ -415,7 +413,8 @@ impl State {
         piece: &Piece,
         network: usize,
         exit: usize,
-    ) -> Result<(), Outcome> {
+        start: TaiTime,
+    ) -> Result<bool, Outcome> {
         let gone = Outcome::Unreachable;
         let session = self.tenants.sessions.get(piece.session).ok_or(gone)?;
         let owner = session.owner(piece.source).ok_or(gone)?;
@@ -426,16 +425,19 @@ impl State {
             .and_then(Option::as_ref)
             .ok_or(gone)?;
         let frame = session.emitted(piece.descriptor.chunk, piece.descriptor.length);
+        let descriptor = &piece.descriptor;
+        let peer = exit.via.get(at).copied().flatten();
+        let kept = peer.is_some_and(|peer| lane_port.keeps(peer, class_of(descriptor)));
+        let launch = kept.then_some(start);
         let put = |lane_port: &mut LanePort| {
-            let descriptor = &piece.descriptor;
-            put(network, exit, at, lane_port, frame, owner, descriptor)
+            put(network, peer, lane_port, frame, owner, descriptor, launch)
         };
         let mut result = put(lane_port);
         if matches!(result, Err(Put::Blocked)) {
             lane_port.dirty = !lane_port.port.flush();
             result = put(lane_port);
         }
-        result.map_err(|put| match put {
+        result.map(|()| kept).map_err(|put| match put {
             Put::Failed(outcome) => outcome,
             Put::Blocked => Outcome::Late,
         })
@@ -451,24 +453,19 @@ enum Put {
 /// Puts a frame into a port's.
 fn put(
     network: &Network,
-    exit: &Exit,
-    at: usize,
+    peer: Option<PeerHandle>,
     lane_port: &mut LanePort,
     frame: SharedSlice<'_>,
     owner: &Owner,
     descriptor: &TxDescriptor,
+    launch_time: Option<TaiTime>,
 ) -> Result<(), Put> {
     let counters = &network.counters;
     let unreachable = || {
         counters.unreachable.add(1);
         Put::Failed(Outcome::Unreachable)
     };
-    let peer = exit
-        .via
-        .get(at)
-        .copied()
-        .flatten()
-        .ok_or_else(unreachable)?;
+    let peer = peer.ok_or_else(unreachable)?;
     let port = lane_port.port.as_mut();
     let place = port.reserve(peer).map_err(|error| match error {
         ReserveError::WouldBlock => Put::Blocked,
@@ -478,7 +475,7 @@ fn put(
     let written = network.write(port.payload(&place), frame, owner, class);
     match written {
         Ok(length) => {
-            port.commit(place, length, class, None);
+            port.commit(place, length, class, launch_time);
             counters.sent.add(1);
             counters.sent_bytes.add(frame.len() as u64);
             Ok(())

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use takt_datapath::{Frame, PeerHandle, Port, ReserveError};
 use takt_shm::SharedSlice;
-use takt_time::TrafficClass;
+use takt_time::{TaiTime, TrafficClass};
 use takt_wire::channel::{DatagramCursor, HEADER_LEN, RECORD_HEADER_LEN, RecordHeader};
 use takt_wire::{ethernet, ipv4, ipv6, udp};
 
@@ -246,7 +246,7 @@ impl Remote {
                 fill(space, payload);
                 return Ok(());
             }
-            self.commit(at, port, own_incarnation);
+            self.commit(at, port, own_incarnation, None);
         }
         let open = self.open[at].insert(OpenDatagram {
             frame: port.reserve(peer)?,
@@ -263,12 +263,25 @@ impl Remote {
     }
 
     /// Commits the datagram being filled at a port, at the end of a round. True if there was one.
-    pub fn close(&mut self, at: usize, port: &mut dyn Port, own_incarnation: u32) -> bool {
+    /// `launch_time`: when the port is to send it.
+    pub fn close(
+        &mut self,
+        at: usize,
+        port: &mut dyn Port,
+        own_incarnation: u32,
+        launch_time: Option<TaiTime>,
+    ) -> bool {
         self.listed[at] = false;
-        self.commit(at, port, own_incarnation)
+        self.commit(at, port, own_incarnation, launch_time)
     }
 
-    fn commit(&mut self, at: usize, port: &mut dyn Port, own_incarnation: u32) -> bool {
+    fn commit(
+        &mut self,
+        at: usize,
+        port: &mut dyn Port,
+        own_incarnation: u32,
+        launch_time: Option<TaiTime>,
+    ) -> bool {
         let Some(open) = self.open[at].take() else {
             return false;
         };
@@ -281,7 +294,7 @@ impl Remote {
             own_incarnation,
             open.send_time_ns,
         );
-        port.commit(open.frame, len, open.class, None);
+        port.commit(open.frame, len, open.class, launch_time);
         true
     }
 

@@ -1,14 +1,23 @@
-//! Races between commands and doorbells, step by step: each test is one interleaving that two threads can take.
+//! A lane driven step by step: races between commands and doorbells, each test one interleaving that two threads
+//! can take; and departures, in virtual time.
 
+use std::os::fd::BorrowedFd;
+use std::sync::Mutex;
+use std::sync::atomic::AtomicI64;
 use std::sync::mpsc::channel;
 
 use takt_clock::SystemTai;
+use takt_datapath::memory::{MemoryNetwork, MemoryNetworkConfig};
+use takt_datapath::{
+    ConnectError, Datagram, Datapath, Frame, PortCounters, PortRequest, ReserveError,
+};
 use takt_session::layout::{
     ArenaMap, DEFAULT_DEPTH, HEADER_BYTES, LANE_DIRTY_OFFSET, LANE_STATE_OFFSET, RxDescriptor,
     SinkBlock, SourceBlock, TxDescriptor,
 };
 use takt_shm::{Arena, Consumer, LaneBell, LaneBellHost, Producer, RingLayout};
 
+use super::departure::DEVICE_LEAD_NS;
 use super::session::SessionParts;
 use super::*;
 
@@ -27,15 +36,19 @@ struct Scene {
 
 impl Scene {
     fn new() -> Self {
+        Self::with(Vec::new(), Arc::new(SystemTai))
+    }
+
+    fn with(ports: Vec<LanePort>, clock: Arc<dyn Clock>) -> Self {
         let (events, _) = channel();
         let flags = rustix::event::EventfdFlags::NONBLOCK;
         let wake = Arc::new(rustix::event::eventfd(0, flags).expect("an eventfd"));
         let (mut lane, handle) = Lane::new(
             0,
             1,
-            Vec::new(),
+            ports,
             &Limits::default(),
-            Arc::new(SystemTai),
+            clock,
             Arc::default(),
             EventSender { events, wake },
         )
@@ -109,14 +122,19 @@ impl Scene {
     }
 
     fn emit(&self) {
+        self.emit_all([TxDescriptor {
+            length: 3,
+            ..TxDescriptor::default()
+        }]);
+    }
+
+    fn emit_all(&self, descriptors: impl IntoIterator<Item = TxDescriptor>) {
         let mut tx =
             Producer::<TxDescriptor>::attach(&self.arena, self.source.tx_ring(), self.source.depth)
                 .expect("rings fit");
-        let descriptor = TxDescriptor {
-            length: 3,
-            ..TxDescriptor::default()
-        };
-        assert!(tx.push(descriptor).expect("a sane ring"));
+        for descriptor in descriptors {
+            assert!(tx.push(descriptor).expect("a sane ring"));
+        }
         self.bell.ring();
     }
 
@@ -178,4 +196,210 @@ fn a_lane_that_was_woken_sleeps_again() {
     let short = Duration::from_millis(20);
     sleeper.sleep(Some(short));
     assert!(start.elapsed() >= short, "woken by an old doorbell");
+}
+
+/// Nanoseconds that pass between two readings.
+const TICK_NS: i64 = 100;
+
+/// A clock that goes on when it is read.
+#[derive(Debug, Default)]
+struct Ticking(AtomicI64);
+
+impl Clock for Ticking {
+    fn now(&self) -> TaiTime {
+        TaiTime::from_nanos(self.0.fetch_add(TICK_NS, Ordering::Relaxed))
+    }
+}
+
+/// What a port was handed: the launch time that came with it, and when.
+type HandedOver = Arc<Mutex<Vec<(Option<TaiTime>, TaiTime)>>>;
+
+/// A port of the in-process network that says of one class that it keeps launch times, and writes down when it is
+/// handed what.
+struct Keeper {
+    inner: Box<dyn Port>,
+    class: TrafficClass,
+    clock: Arc<Ticking>,
+    committed: Vec<Option<TaiTime>>,
+    handed_over: HandedOver,
+}
+
+impl Port for Keeper {
+    fn local(&self) -> SocketAddr {
+        self.inner.local()
+    }
+
+    fn connect(&mut self, remote: SocketAddr) -> Result<PeerHandle, ConnectError> {
+        self.inner.connect(remote)
+    }
+
+    fn disconnect(&mut self, peer: PeerHandle) {
+        self.inner.disconnect(peer);
+    }
+
+    fn max_payload(&self, peer: PeerHandle) -> usize {
+        self.inner.max_payload(peer)
+    }
+
+    fn reserve(&mut self, peer: PeerHandle) -> Result<Frame, ReserveError> {
+        self.inner.reserve(peer)
+    }
+
+    fn payload(&mut self, frame: &Frame) -> &mut [u8] {
+        self.inner.payload(frame)
+    }
+
+    fn commit(
+        &mut self,
+        frame: Frame,
+        len: usize,
+        class: TrafficClass,
+        launch_time: Option<TaiTime>,
+    ) {
+        self.committed.push(launch_time);
+        self.inner.commit(frame, len, class, launch_time);
+    }
+
+    fn keeps_launch_time(&self, _peer: PeerHandle, class: TrafficClass) -> bool {
+        class == self.class
+    }
+
+    fn cancel(&mut self, frame: Frame) {
+        self.inner.cancel(frame);
+    }
+
+    fn flush(&mut self) -> bool {
+        let now = self.clock.now();
+        let committed = self.committed.drain(..).map(|launch| (launch, now));
+        self.handed_over.lock().expect("a list").extend(committed);
+        self.inner.flush()
+    }
+
+    fn receive(&mut self, budget: usize, deliver: &mut dyn FnMut(Datagram<'_>)) -> usize {
+        self.inner.receive(budget, deliver)
+    }
+
+    fn receive_costs_syscall(&self) -> bool {
+        self.inner.receive_costs_syscall()
+    }
+
+    fn wait_fd(&self) -> BorrowedFd<'_> {
+        self.inner.wait_fd()
+    }
+
+    fn counters(&self) -> PortCounters {
+        self.inner.counters()
+    }
+}
+
+/// A message that was handed over, in nanoseconds.
+struct Left {
+    launch: i64,
+    /// The launch time that the port was told.
+    told: Option<i64>,
+    when: i64,
+}
+
+/// Emits messages of these classes with launch times 1 ms from each other, at a port that keeps those of class 5;
+/// `kept`: the runtime may use that. Returns what left, and the departure errors of class 5 by bucket.
+fn depart(kept: bool, classes: &[u8]) -> (Vec<Left>, Vec<u64>) {
+    let clock = Arc::new(Ticking::default());
+    let network = MemoryNetwork::new(MemoryNetworkConfig::default());
+    let open = |bind: &str| {
+        let bind = bind.parse().expect("an address");
+        let request = PortRequest {
+            lane: 0,
+            lanes: 1,
+            bind,
+        };
+        network.open(&request).expect("a port")
+    };
+    let other = open("192.0.2.2:1");
+    let handed_over = HandedOver::default();
+    let port = Keeper {
+        inner: open("192.0.2.1:1"),
+        class: TrafficClass::new(5).expect("a class"),
+        clock: clock.clone(),
+        committed: Vec::new(),
+        handed_over: handed_over.clone(),
+    };
+    let how = crate::config::Departure::default();
+    let port = LanePort::new(
+        MemoryNetwork::KIND,
+        Box::new(port),
+        false,
+        Arc::default(),
+        Some(&how),
+        kept,
+    );
+    let counters = port.departure_counters().expect("a scheduler");
+    let mut scene = Scene::with(vec![port], clock);
+    scene.handle.send(Command::AddRemote {
+        id: 7,
+        incarnation: 70,
+        address: Some([192, 0, 2, 2].into()),
+        endpoints: vec![Some(other.local())],
+    });
+    scene.handle.send(Command::Subscriptions {
+        remote: 7,
+        channels: vec![CHANNEL.0],
+    });
+    scene.add_source();
+    scene.lane.poll();
+    let launch = |at: usize| (at as i64 + 1) * 1_000_000;
+    let messages = classes.iter().enumerate().map(|(at, class)| TxDescriptor {
+        chunk: at as u32,
+        length: 3,
+        class: *class,
+        flags: FLAG_LAUNCH_TIME,
+        launch_time_ns: launch(at),
+        ..TxDescriptor::default()
+    });
+    scene.emit_all(messages);
+    // Each round reads the clock: this is far more than there is to wait for.
+    for _ in 0..1_000_000 {
+        scene.lane.poll();
+        if handed_over.lock().expect("a list").len() == classes.len() {
+            break;
+        }
+    }
+    let list = handed_over.lock().expect("a list");
+    assert_eq!(list.len(), classes.len());
+    let list = list.iter().enumerate().map(|(at, (told, when))| Left {
+        launch: launch(at),
+        told: told.map(|told| told.as_nanos()),
+        when: when.as_nanos(),
+    });
+    let errors = counters.read(TrafficClass::new(5).expect("a class")).errors;
+    (list.collect(), errors.to_vec())
+}
+
+/// A few readings of the clock.
+const WORK: i64 = 50 * TICK_NS;
+
+fn assert_held(left: &Left) {
+    assert_eq!(left.told, None);
+    let late = left.when - left.launch;
+    assert!((0..WORK).contains(&late), "{late}");
+}
+
+#[test]
+fn what_a_port_keeps_is_handed_over_ahead_with_its_launch_time_and_nothing_else_is() {
+    let classes = [5, 2, 5, 5];
+    let (list, errors) = depart(true, &classes);
+    for (left, class) in list.into_iter().zip(classes) {
+        if class == 5 {
+            assert_eq!(left.told, Some(left.launch));
+            let early = left.launch - left.when;
+            let wanted = DEVICE_LEAD_NS - WORK..=DEVICE_LEAD_NS;
+            assert!(wanted.contains(&early), "{early}");
+        } else {
+            assert_held(&left);
+        }
+    }
+    assert_eq!(errors[0], 3, "none was handed over late: {errors:?}");
+    // Where launch times go by another clock, the lane holds everything itself.
+    let (list, errors) = depart(false, &classes);
+    list.iter().for_each(assert_held);
+    assert_eq!(errors.iter().sum::<u64>(), 3);
 }
