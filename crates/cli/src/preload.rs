@@ -78,7 +78,10 @@ impl Preload {
 }
 
 /// The library's path.
-fn library() -> Result<PathBuf, Failure> {
+///
+/// # Errors
+/// When it is not where it was named to be, or nowhere that it is looked for.
+pub fn library() -> Result<PathBuf, Failure> {
     if let Some(path) = std::env::var_os(LIBRARY_VARIABLE).filter(|path| !path.is_empty()) {
         let path = PathBuf::from(path);
         return absolute(&path).ok_or_else(|| {

@@ -259,11 +259,3 @@ pub(super) fn introduce(near: &Host, far: &Host) -> Result<(), TaktError> {
     std::thread::sleep(Duration::from_millis(20));
     Ok(())
 }
-
-/// Whether the preload's library is where `takt preload` looks for it.
-#[must_use]
-pub fn preload_is_there(program: &Path) -> bool {
-    program
-        .parent()
-        .is_some_and(|folder| folder.join("libtakt_preload.so").exists())
-}

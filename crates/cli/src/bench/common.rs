@@ -48,10 +48,8 @@ pub enum BenchError {
     #[error("cannot measure on {0} core: two sides need one each; allow this process two cores")]
     Cores(usize),
     /// The preload is measured as users have it.
-    #[error(
-        "there is no libtakt_preload.so beside this program: build it too (cargo build --release -p takt-preload)"
-    )]
-    NoPreload,
+    #[error("{0}; in a source tree: cargo build --release -p takt-preload")]
+    NoPreload(String),
     /// A duration that is none.
     #[error("cannot send for {0} seconds: use more than 0")]
     Seconds(f64),

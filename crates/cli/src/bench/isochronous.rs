@@ -13,6 +13,7 @@ use takt_bench::takt::Takt;
 use takt_lab::Lab;
 
 use super::common::{BenchError, Common, Measurement, TwoCores, hosts};
+use crate::preload;
 
 /// Best effort offered, of the link's rate.
 const OVERLOAD: f64 = 1.2;
@@ -77,9 +78,7 @@ impl Isochronous {
         }
         let cores = TwoCores::choose()?;
         let takt = Takt::this_program()?;
-        if !run::preload_is_there(takt.program()) {
-            return Err(BenchError::NoPreload);
-        }
+        preload::library().map_err(|error| BenchError::NoPreload(error.to_string()))?;
         let lab = hosts(&run::lab(self.rate))?;
         let mut measurement = Measurement::begin(
             &self.common,

@@ -10,6 +10,7 @@ use takt_bench::statistics::Latencies;
 use takt_bench::takt::Takt;
 
 use super::common::{BenchError, Common, Measurement, TwoCores, hosts};
+use crate::preload;
 
 const RATE: u64 = 1_000_000_000;
 const PERIOD: Duration = Duration::from_millis(1);
@@ -40,9 +41,7 @@ impl Tenants {
         }
         let cores = TwoCores::choose()?;
         let takt = Takt::this_program()?;
-        if !run::preload_is_there(takt.program()) {
-            return Err(BenchError::NoPreload);
-        }
+        preload::library().map_err(|error| BenchError::NoPreload(error.to_string()))?;
         let lab = hosts(&run::lab(RATE))?;
         let flow = Flow {
             size: SIZE,

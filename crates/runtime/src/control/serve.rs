@@ -1,5 +1,6 @@
 //! Answers the requests of an application.
 
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
@@ -70,18 +71,21 @@ impl Control {
             return Ok(());
         };
         let borrowed: Vec<BorrowedFd<'_>> = descriptors.into_iter().map(AsFd::as_fd).collect();
-        transport::send(
+        let sent = transport::send(
             &session.socket,
             &Envelope { request, message }.encode(),
             &borrowed,
             false,
-        )
-        .map_err(|error| {
-            Failure::new(
+        );
+        match sent {
+            // It has gone, as applications may at any time: its socket says so by itself.
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+            Err(error) => Err(Failure::new(
                 ErrorCode::Protocol,
                 format!("the application does not take its replies: {error}"),
-            )
-        })
+            )),
+            Ok(()) => Ok(()),
+        }
     }
 
     fn perform(
