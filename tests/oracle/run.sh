@@ -65,7 +65,7 @@ with_libraries() { # with_libraries PROGRAM
 with_libraries ip
 with_libraries tc
 with_libraries "$target/oracle-guest"
-for module in sch_mqprio_lib sch_taprio sch_etf dummy veth; do
+for module in sch_mqprio_lib sch_mqprio sch_taprio sch_etf dummy veth; do
     file=$(find "$modules" -name "$module.ko*" -print -quit)
     case $file in
     '') ;; # built in, or not a module of this version
@@ -81,7 +81,7 @@ export PATH=/bin:/sbin
 mount -t proc none /proc
 mount -t sysfs none /sys
 mount -t devtmpfs none /dev 2>/dev/null
-for module in sch_mqprio_lib sch_taprio sch_etf veth; do
+for module in sch_mqprio_lib sch_mqprio sch_taprio sch_etf veth; do
     [ -e /lib/modules/$module.ko ] && insmod /lib/modules/$module.ko
 done
 insmod /lib/modules/dummy.ko numdummies=0

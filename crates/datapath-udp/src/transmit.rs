@@ -27,6 +27,8 @@ const TRAIN_DATAGRAMS: usize = 64;
 const TRAIN_BYTES: usize = 65_507;
 /// Trains handed over by one system call.
 const BATCH: usize = 64;
+/// Of those, frames with a transmission time: the last is still in the queue in time ([`launch::HAND_OVER_NS`]).
+const TIMED_BATCH: usize = 4;
 
 /// A frame that waits to be sent.
 #[derive(Clone, Copy, Debug)]
@@ -251,6 +253,9 @@ impl Transmitter {
                 header.msg_controllen = 0;
             }
             self.trains.push(train);
+            if etf.is_some() && self.trains.len() >= TIMED_BATCH {
+                break;
+            }
         }
     }
 

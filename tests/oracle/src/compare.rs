@@ -14,6 +14,9 @@ const SLACK_NS: i64 = 200_000;
 /// the time, and sending it.
 const INTERRUPTED_NS: i64 = 1_000_000;
 
+/// How far ahead the datapath asks for what has no launch time or has passed it.
+const HAND_OVER_NS: i64 = 20_000;
+
 /// What a comparison found.
 #[derive(Debug, Default)]
 pub struct Compared {
@@ -68,6 +71,8 @@ pub fn compare(case: &Case, observed: &Observed, mirrored: bool) -> Compared {
         Kind::Launch | Kind::LaunchInWindows => launch(case, observed, &mut compared),
         Kind::Crowd => crowd(case, observed, &mut compared),
         Kind::Deadline => deadline(case, observed, &mut compared),
+        Kind::Datapath => datapath(case, observed, &mut compared),
+        Kind::Missed => missed(case, observed, &mut compared),
     }
     compared
 }
@@ -411,6 +416,58 @@ fn deadline(case: &Case, observed: &Observed, compared: &mut Compared) {
         compared.differences.push(format!(
             "reports {ours:?}, but the kernel's {:?}",
             observed.reports
+        ));
+    }
+}
+
+/// Frames of Takt's datapath: all leave, those with a launch time that etf keeps not before it and in its
+/// order, the others at once.
+fn datapath(case: &Case, observed: &Observed, compared: &mut Compared) {
+    let start = observed.start_ns;
+    if observed.lost != 0 {
+        let lost = format!("{} frames are counted as not sent", observed.lost);
+        compared.differences.push(lost);
+    }
+    for (number, frame) in case.frames.iter().enumerate() {
+        let (before, after) = observed.sent[number];
+        let kept = case.keeps(frame.priority);
+        let launch = frame.launch_ns.filter(|_| kept);
+        let from = launch.map_or(before, |launch| before.max(start + launch));
+        let due = from.max(if kept { after + HAND_OVER_NS } else { after });
+        match left_at(observed, number) {
+            Some(left) if (from..=due + INTERRUPTED_NS).contains(&left) => {
+                compared.latest_ns = compared.latest_ns.max(left - due);
+            }
+            left => compared.differences.push(format!(
+                "frame {number} (class {}) sent at {}, for {:?}, left at {:?}",
+                frame.priority,
+                before - start,
+                frame.launch_ns,
+                left.map(|left| left - start)
+            )),
+        }
+    }
+    let ahead = |number: &usize| {
+        let frame = case.frames[*number];
+        let launch = frame.launch_ns.filter(|_| case.keeps(frame.priority))?;
+        (start + launch > observed.sent[*number].1).then_some(launch)
+    };
+    let captured = observed.captured.iter().map(|(number, _)| number);
+    if !captured.filter_map(ahead).is_sorted() {
+        compared
+            .differences
+            .push("frames did not leave in the order of their launch times".into());
+    }
+}
+
+/// Each frame has left or is counted.
+fn missed(case: &Case, observed: &Observed, compared: &mut Compared) {
+    let left = observed.captured.len() as u64;
+    if observed.lost == 0 || left + observed.lost != case.frames.len() as u64 {
+        compared.differences.push(format!(
+            "of {} frames {left} left and {} are counted as not sent",
+            case.frames.len(),
+            observed.lost
         ));
     }
 }

@@ -9,7 +9,11 @@ use std::os::fd::AsRawFd;
 use std::process::Command;
 use std::{io, mem, ptr};
 
-use takt_oracle::{Case, ETHERTYPE, Frame, HEADER, Observed, Report};
+mod datapath;
+
+use takt_oracle::{
+    Case, ETHERNET_TO_PAYLOAD, ETHERTYPE, Frame, HEADER, Observed, PEER_PORT, Report,
+};
 
 /// More than a command of the set-up takes.
 const COMMAND_NS: i64 = 80_000_000;
@@ -53,6 +57,9 @@ fn run(case: &Case) -> Observed {
             observed.changed.push(now());
         }
     };
+    let mut sender = case
+        .by_datapath()
+        .then(|| datapath::Sender::open(case, &mut observed.failures));
     for (number, frame) in case.frames.iter().enumerate() {
         change(frame.at_ns, &mut observed);
         sleep_until(start + frame.at_ns);
@@ -63,13 +70,17 @@ fn run(case: &Case) -> Observed {
         };
         let octets = octets(number, frame);
         let before = now();
-        socket.send(frame, start, &octets);
+        match &mut sender {
+            Some(sender) => sender.send(number, frame, start),
+            None => socket.send(frame, start, &octets),
+        }
         observed.sent.push((before, now()));
     }
     change(case.run_ns, &mut observed);
     sleep_until(start + case.run_ns);
     observed.captured = capture.captured();
     observed.reports = launch.reports();
+    observed.lost = sender.map_or(0, |mut sender| sender.lost());
     let mut ignored = Vec::new();
     shell(
         &format!("tc qdisc del dev {} root", case.device),
@@ -106,6 +117,18 @@ fn octets(number: usize, frame: &Frame) -> Vec<u8> {
     octets[12..HEADER].copy_from_slice(&ETHERTYPE.to_be_bytes());
     octets[HEADER..HEADER + 8].copy_from_slice(&(number as u64).to_be_bytes());
     octets
+}
+
+/// The number of a captured frame, if it is one of ours.
+fn number(octets: &[u8]) -> Option<usize> {
+    let word = |at: usize| Some(u16::from_be_bytes(*octets.get(at..)?.first_chunk()?));
+    let at = match word(12)? {
+        ETHERTYPE => HEADER,
+        0x0800 if word(HEADER + 22)? == PEER_PORT => ETHERNET_TO_PAYLOAD,
+        _ => return None,
+    };
+    let number = octets.get(at..)?.first_chunk()?;
+    Some(u64::from_be_bytes(*number) as usize)
 }
 
 /// TAI, nanoseconds. Nobody has told this kernel of leap seconds: it is UTC too.
@@ -247,19 +270,13 @@ impl Packets {
     fn captured(&self) -> Vec<(usize, i64)> {
         let mut captured = Vec::new();
         while let Some(message) = self.receive(libc::MSG_DONTWAIT) {
-            let octets = &message.octets;
-            if octets.len() < HEADER + 8 || octets[12..HEADER] != ETHERTYPE.to_be_bytes() {
+            let Some(number) = number(&message.octets) else {
                 continue;
-            }
-            let mut number = [0; 8];
-            number.copy_from_slice(&octets[HEADER..HEADER + 8]);
+            };
             let stamp = message.control(libc::SOL_SOCKET, libc::SCM_TIMESTAMPNS);
             let stamp = stamp.expect("a time stamp");
             let word = |at: usize| i64::from_ne_bytes(stamp[at..at + 8].try_into().expect("eight"));
-            captured.push((
-                u64::from_be_bytes(number) as usize,
-                word(0) * 1_000_000_000 + word(8),
-            ));
+            captured.push((number, word(0) * 1_000_000_000 + word(8)));
         }
         captured
     }

@@ -11,6 +11,14 @@ use serde::{Deserialize, Serialize};
 pub const ETHERTYPE: u16 = 0x88b5;
 /// Octets of the Ethernet header.
 pub const HEADER: usize = 14;
+/// Octets before the payload of a datagram: Ethernet, IPv4, UDP.
+pub const ETHERNET_TO_PAYLOAD: usize = HEADER + 20 + 8;
+/// Where the datapath of a case sends from.
+pub const OWN_ADDRESS: &str = "10.88.0.1:5000";
+/// Where it sends to.
+pub const PEER: &str = "10.88.0.2:5001";
+/// UDP port of [`PEER`].
+pub const PEER_PORT: u16 = 5001;
 
 /// One experiment: a queueing discipline, and frames sent through it. Times are nanoseconds from the
 /// start of the case, as the guest chooses it.
@@ -53,7 +61,27 @@ pub enum Kind {
     Deadline,
     /// etf below taprio: which frames leave, and when.
     LaunchInWindows,
+    /// etf at the root or below mqprio, with frames of Takt's datapath over kernel UDP: when they leave.
+    Datapath,
+    /// The same with an etf that misses what it takes: that the datapath counts it.
+    Missed,
 }
+
+impl Case {
+    /// Whether Takt's datapath sends its frames.
+    pub fn by_datapath(&self) -> bool {
+        matches!(self.kind, Kind::Datapath | Kind::Missed)
+    }
+
+    /// Whether packets of this priority pass etf.
+    pub fn keeps(&self, priority: u32) -> bool {
+        let below = self.setup.iter().any(|command| command.contains("mqprio"));
+        !below || priority >= KEPT_FROM
+    }
+}
+
+/// Below mqprio the priorities from here on pass etf.
+pub const KEPT_FROM: u32 = 4;
 
 /// A frame to send.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
@@ -85,6 +113,8 @@ pub struct Observed {
     pub changed: Vec<i64>,
     /// What the kernel told the sender.
     pub reports: Vec<Report>,
+    /// What Takt's datapath counts as not sent.
+    pub lost: u64,
 }
 
 /// `struct sock_extended_err` of one frame.

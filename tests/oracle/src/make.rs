@@ -4,7 +4,7 @@
 //! has the table. Where the time that the kernel itself takes could decide, there is a margin.
 
 use fastrand::Rng;
-use takt_oracle::{Case, Frame, Kind};
+use takt_oracle::{Case, Frame, KEPT_FROM, Kind};
 use takt_schedule::form::{Document, Form, PriorityMap, QueueRange, TaprioOptions, write};
 use takt_schedule::{GateEntry, GateMask, Gates, Schedule};
 use takt_time::TaiTime;
@@ -45,6 +45,10 @@ pub fn cases(seed: u64, each: usize, guest: Guest) -> Vec<Case> {
         cases.push(crowd(&mut rng));
         cases.push(deadline(&mut rng));
         cases.push(launch_in_windows(&mut rng, guest));
+    }
+    for number in 0..each {
+        cases.push(datapath(&mut rng, number % 2 == 1));
+        cases.push(missed(&mut rng));
     }
     cases
 }
@@ -464,4 +468,73 @@ fn launch_in_windows(rng: &mut Rng, guest: Guest) -> Case {
         })
         .collect();
     case(Kind::LaunchInWindows, FAST, setup, frames)
+}
+
+/// An address and a neighbour that need no packet: etf would drop what resolves one.
+fn addresses() -> Vec<String> {
+    let device = FAST.name;
+    vec![
+        format!("ip address replace 10.88.0.1/24 dev {device}"),
+        format!(
+            "ip neighbour replace 10.88.0.2 lladdr 02:00:00:00:00:02 dev {device} nud permanent"
+        ),
+    ]
+}
+
+fn datapath(rng: &mut Rng, below: bool) -> Case {
+    let mut setup = addresses();
+    if below {
+        let map = (0..16).map(|priority| match (KEPT_FROM..8).contains(&priority) {
+            true => " 1",
+            false => " 0",
+        });
+        setup.push(format!(
+            "tc qdisc replace dev {} root handle 100: mqprio num_tc 2 map{} queues 1@0 1@1 hw 0",
+            FAST.name,
+            map.collect::<String>()
+        ));
+        setup.push(etf(FAST, "parent 100:2", false));
+    } else {
+        setup.push(etf(FAST, "root", false));
+    }
+    let mut sent = vec![MS];
+    for number in 1..60 {
+        sent.push(sent[number - 1] + rng.i64(500 * US..1_500 * US));
+    }
+    let frames = sent
+        .iter()
+        .map(|&at| {
+            let (class, len) = (rng.usize(0..8), rng.usize(60..1514));
+            match rng.u8(0..8) {
+                0 => launched(at, class, len, at - rng.i64(2 * MARGIN_NS..5 * MS)),
+                1 | 2 => frame(at, class, len),
+                _ => loop {
+                    let launch = at + rng.i64(2 * MARGIN_NS..20 * MS);
+                    // A frame that leaves while another is handed over makes its time invalid, perhaps.
+                    let handed_over = |sent: &i64| (*sent..sent + MARGIN_NS).contains(&launch);
+                    if !sent.iter().any(handed_over) {
+                        break launched(at, class, len, launch);
+                    }
+                },
+            }
+        })
+        .collect();
+    case(Kind::Datapath, FAST, setup, frames)
+}
+
+fn missed(rng: &mut Rng) -> Case {
+    let mut setup = addresses();
+    // Its timer cannot be so exact.
+    setup.push(format!(
+        "tc qdisc replace dev {} root etf clockid CLOCK_TAI delta 1",
+        FAST.name
+    ));
+    let mut sent = MS;
+    let frames = (0..40)
+        .map(|_| {
+            sent += rng.i64(100 * US..800 * US);
+            launched(sent, 5, 100, sent + rng.i64(2 * MARGIN_NS..5 * MS))
+        })
+        .collect();
+    case(Kind::Missed, FAST, setup, frames)
 }

@@ -253,6 +253,35 @@ mod tests {
         offload: false,
     };
 
+    // As Linux 6.1 answers for an interface of eight queues, statistics included: etf at the root with a delta of
+    // 200 µs; mqprio with priorities 0 to 3 on one queue and 4 to 7 on the next; etf below it on the latter.
+    const ETF_AT_ROOT: &str = concat!(
+        "a400000024000200010000005e000000000000000400000000000e80ffffffff09000000080001006574660014000200",
+        "10000100400d03000b0000000000000005000c0000000000300007001400010000000000000000000000000000000000",
+        "1800030000000000000000000000000000000000000000002c0003000000000000000000000000000000000000000000",
+        "0000000000000000000000000000000000000000",
+    );
+    const MQPRIO: &str = concat!(
+        "ec00000024000200010000005e000000000000000400000000000001ffffffff010000000b0001006d717072696f0000",
+        "580002000200000000010101010000000000000000000100010000000000000000000000000000000000000000000000",
+        "0000000000000000010000000000000000000000000000000000000000000000000000000000000005000c0000000000",
+        "300007001400010000000000000000000000000000000000180003000000000000000000000000000000000000000000",
+        "2c00030000000000000000000000000000000000000000000000000000000000000000000000000000000000",
+    );
+    const ETF_BELOW: &str = concat!(
+        "a400000024000200010000005e0000000000000004000000000010800200000101000000080001006574660014000200",
+        "10000100400d03000b0000000000000005000c0000000000300007001400010000000000000000000000000000000000",
+        "1800030000000000000000000000000000000000000000002c0003000000000000000000000000000000000000000000",
+        "0000000000000000000000000000000000000000",
+    );
+
+    fn recorded(text: &str) -> Discipline {
+        let octets = (0..text.len())
+            .step_by(2)
+            .map(|at| u8::from_str_radix(&text[at..at + 2], 16).expect("two digits"));
+        Discipline::read(&octets.collect::<Vec<u8>>()).expect("a discipline")
+    }
+
     fn attribute(kind: u16, payload: &[u8]) -> Vec<u8> {
         let mut bytes = (payload.len() as u16 + 4).to_ne_bytes().to_vec();
         bytes.extend(kind.to_ne_bytes());
@@ -320,6 +349,19 @@ mod tests {
             found(&messages),
             [(2, [Some(SOFTWARE); 8]), (3, [Some(offload); 8])]
         );
+    }
+
+    #[test]
+    fn what_a_kernel_answers_is_read() {
+        let etf = Some(Etf {
+            delta_ns: 200_000,
+            offload: false,
+        });
+        assert_eq!(keepers(&[recorded(ETF_AT_ROOT)]), [(4, [etf; 8])]);
+        let mqprio = [recorded(MQPRIO), recorded(ETF_BELOW)];
+        let upper = [None, None, None, None, etf, etf, etf, etf];
+        assert_eq!(keepers(&mqprio), [(4, upper)]);
+        assert_eq!(keepers(&mqprio[..1]), []);
     }
 
     #[test]

@@ -244,7 +244,8 @@ impl Departures {
         }
     }
 
-    /// From now on the port keeps the launch times of this class, to one peer at least.
+    /// From now on the port keeps the launch times of this class, to one peer at least. Frames of the class to others
+    /// are handed out as early, and held.
     pub fn hand_ahead(&mut self, class: TrafficClass) {
         self.scheduler.set_lead(class, DEVICE_LEAD_NS as u64);
     }
