@@ -30,6 +30,8 @@ const LEAD_NS: i64 = 5_000;
 /// The same where the port keeps the launch time: that and a late wake-up. Later arrivals wait for a frame that
 /// was handed out, so this is no more than a message may be late by default.
 pub const DEVICE_LEAD_NS: i64 = 100_000;
+/// Of that, what is enough for handing over: a lane that sleeps may do so until then.
+const HAND_OVER_NS: i64 = 30_000;
 /// What is left of a window at a port that keeps launch times: a frame for which there is no time ahead leaves by
 /// so much later than its start.
 const DEVICE_GUARD_NS: u64 = 25_000;
@@ -130,6 +132,8 @@ impl Shares {
 pub struct Departures {
     scheduler: Port<Piece>,
     shares: Shares,
+    /// Classes of which the port keeps launch times, a bit each.
+    ahead: u8,
     /// A schedule is installed: every message passes the gates.
     scheduled: bool,
     queued: usize,
@@ -200,6 +204,7 @@ impl Departures {
         Self {
             scheduler,
             shares: Shares::new(),
+            ahead: 0,
             scheduled: false,
             queued: 0,
             too_far: [0; TrafficClass::COUNT],
@@ -247,6 +252,7 @@ impl Departures {
     /// From now on the port keeps the launch times of this class, to one peer at least. Frames of the class to others
     /// are handed out as early, and held.
     pub fn hand_ahead(&mut self, class: TrafficClass) {
+        self.ahead |= 1 << class.number();
         self.scheduler.set_lead(class, DEVICE_LEAD_NS as u64);
     }
 
@@ -347,6 +353,20 @@ impl Departures {
     #[inline]
     pub fn due(&self) -> Option<TaiTime> {
         (self.queued > 0).then(|| self.next.unwrap_or(TaiTime::from_nanos(i64::MIN)))
+    }
+
+    /// By when a lane that sleeps has to be awake: later than when it is due where all that waits is handed over
+    /// ahead, so that the lane does not spin until then.
+    pub fn wake(&self) -> Option<TaiTime> {
+        let due = self.due()?;
+        let held = |class: TrafficClass| {
+            self.ahead & 1 << class.number() == 0 && self.scheduler.queued(class) > 0
+        };
+        Some(if TrafficClass::all().any(held) {
+            due
+        } else {
+            due.saturating_add_nanos(DEVICE_LEAD_NS - HAND_OVER_NS)
+        })
     }
 
     /// What to do now: `handle` gets frames to send and frames that are dropped, and says when a frame

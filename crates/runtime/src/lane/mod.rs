@@ -631,7 +631,8 @@ impl Lane {
             return None;
         }
         let mut timeout = None;
-        if let Some(due) = self.due() {
+        let ports = self.ports.iter().filter_map(|p| p.departures.as_ref());
+        if let Some(due) = ports.filter_map(|departures| departures.wake()).min() {
             let now = TaiTime::from_nanos(self.state.round.read());
             timeout = Some(self.margin.sleep(due, now)?);
         }
