@@ -253,7 +253,8 @@ impl Reports {
                 Outcome::Late if datagram.late => invalid(datagram.launch),
                 // It is not known to have left at its time, and will not leave any more.
                 Outcome::Late | Outcome::Lost => missed(datagram.launch),
-                Outcome::NotScheduled => invalid(datagram.launch),
+                // Refused: in a class that the tenant may not use.
+                Outcome::NotScheduled | Outcome::Refused => invalid(datagram.launch),
                 _ => continue,
             };
             if wanted.errors {
@@ -366,7 +367,7 @@ mod tests {
     #[test]
     fn what_has_left_is_stamped_and_what_has_not_is_reported() {
         let mut reports = Reports::default();
-        for (number, launch) in [(0, 10), (1, 20), (2, 30), (3, 40)] {
+        for (number, launch) in [(0, 10), (1, 20), (2, 30), (3, 40), (4, 50)] {
             let datagram = datagram(launch, number);
             reports.emitted(token(number.into()), everything(), false, datagram, LIMIT);
         }
@@ -374,6 +375,7 @@ mod tests {
             Outcome::Sent,
             Outcome::Late,
             Outcome::NotScheduled,
+            Outcome::Refused,
             Outcome::Pending,
         ];
         let instant = TaiTime::from_nanos(77);
@@ -388,10 +390,11 @@ mod tests {
         assert_eq!(first.packet, [1, 2, 3]);
         assert_eq!(reports.take().expect("an error").error, missed(20));
         assert_eq!(reports.take().expect("an error").error, invalid(30));
+        assert_eq!(reports.take().expect("an error").error, invalid(40));
         assert!(reports.take().is_none());
         assert!(reports.are_due(), "one is on its way");
         reports.settle(|_| Outcome::Lost, |_, _| None, LIMIT);
-        assert_eq!(reports.take().expect("an error").error, missed(40));
+        assert_eq!(reports.take().expect("an error").error, missed(50));
         assert!(!reports.are_due());
     }
 
