@@ -5,7 +5,7 @@ use takt_schedule::port::TxTimeError;
 use takt_schedule::{Gates, Schedule};
 use takt_time::TrafficClass;
 
-use crate::make::{MARGIN_NS, ORDER_SENT_NS};
+use crate::make::{HANDED_OVER_NS, MARGIN_NS, ORDER_SENT_NS};
 use crate::model::{self, DELTA_NS, Outcome, at, class};
 
 /// How far behind the kernel may be: an interrupt, a soft interrupt and a driver.
@@ -41,9 +41,10 @@ pub fn disturbed(case: &Case, observed: &Observed) -> bool {
         let planned = match case.kind {
             // Anywhere before the gates open.
             Kind::Order => ORDER_SENT_NS,
-            Kind::Probe => return false,
+            Kind::Probe | Kind::Missed => return false,
             // Well before the launch time of all.
             Kind::Crowd => frame.launch_ns.unwrap_or(0) - DELTA_NS - MARGIN_NS,
+            Kind::Datapath => frame.at_ns + HANDED_OVER_NS,
             _ => frame.at_ns + MARGIN_NS,
         };
         *after > observed.start_ns + planned

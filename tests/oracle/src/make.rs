@@ -15,6 +15,8 @@ const US: i64 = 1_000;
 const MS: i64 = 1_000_000;
 /// More than the kernel needs for anything.
 pub const MARGIN_NS: i64 = 300 * US;
+/// By when Takt's datapath has handed a frame over: its first calls are slow.
+pub const HANDED_OVER_NS: i64 = 2 * MARGIN_NS;
 /// By when every frame of a case of [`Kind::Order`] is sent: its gates open a little later.
 pub const ORDER_SENT_NS: i64 = 10 * MS + ORDER_CLOSED_NS - MARGIN_NS;
 const ORDER_CLOSED_NS: i64 = 8 * MS;
@@ -511,7 +513,7 @@ fn datapath(rng: &mut Rng, below: bool) -> Case {
                 _ => loop {
                     let launch = at + rng.i64(2 * MARGIN_NS..20 * MS);
                     // A frame that leaves while another is handed over makes its time invalid, perhaps.
-                    let handed_over = |sent: &i64| (*sent..sent + MARGIN_NS).contains(&launch);
+                    let handed_over = |sent: &i64| (*sent..sent + HANDED_OVER_NS).contains(&launch);
                     if !sent.iter().any(handed_over) {
                         break launched(at, class, len, launch);
                     }
