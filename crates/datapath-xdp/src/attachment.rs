@@ -237,6 +237,7 @@ impl Attachment {
             tx_chunks: 1,
             zero_copy,
             multi_buffer,
+            launch_times: false,
         };
         let tried = umem::map(1, 1, 1)
             .map_err(|source| SocketError {

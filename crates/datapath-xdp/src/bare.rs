@@ -49,6 +49,7 @@ impl BareSocket {
             tx_chunks: 1,
             zero_copy: datapath.traits.zero_copy,
             multi_buffer: datapath.traits.multi_buffer,
+            launch_times: false,
         };
         let mut pool = Pool::open(&options, &rx).map_err(refused)?;
         let options = SocketOptions {

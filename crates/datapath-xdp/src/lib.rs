@@ -31,6 +31,7 @@ mod config;
 mod interface;
 mod link;
 mod maps;
+mod metadata;
 mod peers;
 mod port;
 mod privilege;
@@ -67,6 +68,8 @@ pub struct XdpDatapath {
     device: Device,
     attachment: Arc<Attachment>,
     traits: Traits,
+    /// Queues that send frames at launch times.
+    launch_queues: Vec<u32>,
 }
 
 impl XdpDatapath {
@@ -100,11 +103,13 @@ impl XdpDatapath {
             .interface_state()
             .ok_or_else(|| OpenError::Unavailable(format!("{} is gone", device.name)))?;
         let traits = attachment.traits(first, config.zero_copy, state.mtu)?;
+        let launch_queues = metadata::queues(&device);
         Ok(Self {
             config,
             device,
             attachment,
             traits,
+            launch_queues,
         })
     }
 
@@ -187,14 +192,18 @@ impl Datapath for XdpDatapath {
             None => "zero copy".to_owned(),
             Some(reason) => format!("copy mode ({reason})"),
         };
+        let launch = match self.launch_queues.as_slice() {
+            [] => String::new(),
+            queues => format!(", launch times on queue {queues:?}"),
+        };
         Capabilities {
             accelerated: true,
             // A parked lane is woken by the socket.
             needs_polling: false,
-            hardware_launch_time: false,
+            hardware_launch_time: !self.launch_queues.is_empty(),
             zero_copy: self.traits.zero_copy,
             detail: format!(
-                "{} (driver {}): {mode}, {copy}, {queues}",
+                "{} (driver {}): {mode}, {copy}, {queues}{launch}",
                 self.device.name, self.device.driver
             ),
         }
@@ -208,6 +217,66 @@ impl Datapath for XdpDatapath {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// No device here keeps launch times. The kernel takes the metadata all the same, and the frames must
+    /// be what they are without it.
+    #[test]
+    fn frames_with_a_launch_time_arrive_whole() {
+        use takt_lab::{Lab, LabConfig};
+        use takt_time::{TaiTime, TrafficClass};
+        // Root is needed, as everywhere with AF_XDP.
+        // SAFETY: a plain call.
+        if unsafe { libc::geteuid() } != 0 {
+            eprintln!("skipped: network namespaces need root");
+            return;
+        }
+        let lab = Lab::scratch(&LabConfig::default()).expect("a lab");
+        let listener = {
+            let _inside = lab.host(1).enter().expect("the lab is up");
+            std::net::UdpSocket::bind((lab.host(1).address(), 0)).expect("bind")
+        };
+        let patience = std::time::Duration::from_secs(20);
+        listener
+            .set_read_timeout(Some(patience))
+            .expect("a time-out");
+        let _inside = lab.host(0).enter().expect("the lab is up");
+        let mut datapath = XdpDatapath::probe(XdpConfig::new("eth0")).expect("AF_XDP");
+        assert!(!datapath.capabilities().hardware_launch_time, "on veth");
+        datapath.launch_queues = vec![0];
+        let detail = datapath.capabilities().detail;
+        assert!(detail.ends_with("launch times on queue [0]"), "{detail}");
+        let request = PortRequest {
+            lane: 0,
+            lanes: 1,
+            bind: SocketAddr::from((lab.host(0).address(), 0)),
+        };
+        let mut port = datapath.open(&request).expect("a port");
+        let peer = port
+            .connect(listener.local_addr().expect("bound"))
+            .expect("a peer");
+        let class = TrafficClass::new(6).expect("a class");
+        assert!(port.keeps_launch_time(peer, class));
+        let launch = Some(TaiTime::from_nanos(1_900_000_000_000_000_000));
+        for (number, launch) in [None, launch, None, launch, launch].into_iter().enumerate() {
+            let payload = vec![number as u8; 1 + 300 * number];
+            let start = std::time::Instant::now();
+            let frame = loop {
+                match port.reserve(peer) {
+                    Ok(frame) => break frame,
+                    // The neighbour is being asked for.
+                    Err(_) if start.elapsed() < patience => std::thread::yield_now(),
+                    Err(error) => panic!("{error}"),
+                }
+            };
+            port.payload(&frame)[..payload.len()].copy_from_slice(&payload);
+            port.commit(frame, payload.len(), class, launch);
+            while !port.flush() {}
+            let mut buffer = [0; 2048];
+            let length = listener.recv(&mut buffer).expect("a datagram");
+            assert_eq!(buffer[..length], payload);
+        }
+        assert_eq!(port.counters().tx_errors, 0);
+    }
 
     #[test]
     fn queues_go_round_the_lanes() {

@@ -42,6 +42,8 @@ pub(crate) struct XdpPort {
     longest_frame: Option<usize>,
     /// Frames of others are sent: [`LINK`] names the interface.
     linked: bool,
+    /// The sending queue keeps launch times.
+    launch_times: bool,
     generations: Generations,
     seen: u64,
     /// Queue to look at first next time.
@@ -76,8 +78,10 @@ impl XdpPort {
             ports: ports_per_queue,
             rx_chunks: config.rx_ring * if datapath.traits.zero_copy { 2 } else { 1 },
             tx_chunks: config.tx_frames * chunks,
+            one_chunk: chunks == 1,
         };
         let (queues, sender) = join(datapath, &numbers, shares)?;
+        let launch_times = queues[0].member.queue.launch_times();
         let transmit = Transmit::new(sender, chunks, config.checksum);
         let origin = Origin {
             ifindex: device.ifindex,
@@ -102,6 +106,7 @@ impl XdpPort {
             local,
             longest_frame: longest_frame(&state, chunks),
             linked: false,
+            launch_times,
             generations,
             seen,
             turn: 0,
@@ -208,8 +213,9 @@ impl Port for XdpPort {
         frame: Frame,
         len: usize,
         class: TrafficClass,
-        _launch_time: Option<TaiTime>,
+        launch_time: Option<TaiTime>,
     ) {
+        let launch_time = launch_time.filter(|_| self.launch_times);
         // `Some(None)`: a frame of others, as it is.
         let headers = match self.transmit.peer(&frame) {
             Some(LINK) => self.longest_frame.map(|_| None),
@@ -220,8 +226,9 @@ impl Port for XdpPort {
         };
         let queued = match headers {
             Some(headers) => {
+                let socket = &mut self.queues[0].member.socket;
                 self.transmit
-                    .commit(&mut self.queues[0].member.socket, frame, headers, len)
+                    .commit(socket, frame, headers, len, launch_time)
             }
             // The next hop or the peer has gone since the frame was reserved.
             None => {
@@ -230,6 +237,10 @@ impl Port for XdpPort {
             }
         };
         self.counters.tx_errors += u64::from(!queued);
+    }
+
+    fn keeps_launch_time(&self, _peer: PeerHandle, _class: TrafficClass) -> bool {
+        self.launch_times
     }
 
     fn cancel(&mut self, frame: Frame) {
@@ -311,13 +322,19 @@ fn join(
             tx_chunks: shares.ports * shares.tx_chunks,
             zero_copy: datapath.traits.zero_copy,
             multi_buffer: datapath.traits.multi_buffer,
+            launch_times: shares.one_chunk && datapath.launch_queues.contains(number),
         };
         let joined = datapath
             .attachment
             .queue(&options, shares)
             .and_then(|queue| {
                 queue
-                    .join(sender.is_none(), config.rx_ring, config.busy_poll)
+                    .join(
+                        sender.is_none(),
+                        shares.one_chunk,
+                        config.rx_ring,
+                        config.busy_poll,
+                    )
                     .map_err(|error| {
                         join_error(
                             error,
@@ -437,7 +454,9 @@ pub(crate) fn join_error(error: JoinError, what: &str) -> OpenError {
         JoinError::Full(_) => {
             OpenError::Unavailable(format!("{what}: {error}, its limit: raise ports_per_queue"))
         }
-        JoinError::Draining => OpenError::Unavailable(format!("{what}: {error}")),
+        JoinError::LongFrames | JoinError::Draining => {
+            OpenError::Unavailable(format!("{what}: {error}"))
+        }
     }
 }
 

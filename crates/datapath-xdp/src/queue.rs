@@ -25,6 +25,8 @@ pub(crate) struct Shares {
     pub(crate) rx_chunks: u32,
     /// Chunks that each has to send from.
     pub(crate) tx_chunks: u32,
+    /// No frame takes more than a chunk.
+    pub(crate) one_chunk: bool,
 }
 
 /// A queue with its memory, shared by ports.
@@ -34,6 +36,7 @@ pub(crate) struct Queue {
     memory: RxArea,
     shares: Shares,
     zero_copy: bool,
+    launch_times: bool,
     rings: Mutex<Rings>,
 }
 
@@ -107,6 +110,11 @@ pub(crate) enum JoinError {
     /// All shares are taken.
     #[error("it serves {0} port(s) already")]
     Full(u32),
+    /// The MTU was raised, and no chunk may be sent from its beginning.
+    #[error(
+        "it was opened for launch times, with frames of one chunk: close its other ports first"
+    )]
+    LongFrames,
     /// The kernel still has frames of a port that is gone.
     #[error("frames of a former port are still under way in the driver: try again")]
     Draining,
@@ -141,6 +149,7 @@ impl Queue {
             memory,
             shares,
             zero_copy: pool.zero_copy(),
+            launch_times: options.launch_times,
             rings: Mutex::new(Rings {
                 pool,
                 filled: 0,
@@ -161,16 +170,23 @@ impl Queue {
         self.zero_copy
     }
 
+    /// Frames may have metadata before them, with a launch time.
+    pub(crate) fn launch_times(&self) -> bool {
+        self.launch_times
+    }
+
     /// The chunks that frames are received into.
     #[inline]
     pub(crate) fn memory(&self) -> &RxArea {
         &self.memory
     }
 
-    /// Adds a socket for a port, and an area to send from if `sends`.
+    /// Adds a socket for a port, and an area to send from if `sends`. `one_chunk`: none of its frames takes
+    /// more.
     pub(crate) fn join(
         self: &Arc<Self>,
         sends: bool,
+        one_chunk: bool,
         rx_ring: u32,
         busy_poll: Option<BusyPoll>,
     ) -> Result<(Member, Option<Sender>), JoinError> {
@@ -183,6 +199,9 @@ impl Queue {
         let give_up = Instant::now() + DRAINING;
         let (mut rings, socket, sender) = loop {
             let mut rings = self.lock();
+            if self.launch_times && !one_chunk {
+                return Err(JoinError::LongFrames);
+            }
             if rings.members == self.shares.ports {
                 return Err(JoinError::Full(rings.members));
             }

@@ -10,6 +10,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
+use crate::metadata;
 use crate::ring::{Consumer, Descriptor, Producer};
 use crate::umem::{CHUNK, RxArea};
 
@@ -34,6 +35,8 @@ pub struct PoolOptions {
     pub zero_copy: bool,
     /// Frames may span several chunks (`XDP_USE_SG`, Linux 6.6).
     pub multi_buffer: bool,
+    /// Frames may have metadata before them, with a launch time. No chunk is sent from its beginning then.
+    pub launch_times: bool,
 }
 
 /// The frames of one queue.
@@ -127,8 +130,16 @@ impl Pool {
             len,
             chunk_size: CHUNK as u32,
             headroom: 0,
-            flags: 0,
-            tx_metadata_len: 0,
+            flags: if options.launch_times {
+                libc::XDP_UMEM_TX_METADATA_LEN
+            } else {
+                0
+            },
+            tx_metadata_len: if options.launch_times {
+                metadata::LENGTH as u32
+            } else {
+                0
+            },
         };
         register(fd.as_fd(), &registration).map_err(failed("register memory for frames (UMEM)"))?;
         let fill_entries = ring_size(memory.chunks());

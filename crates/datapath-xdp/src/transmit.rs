@@ -7,8 +7,10 @@
 //! is merely not published before a flush.
 
 use takt_datapath::{Frame, PeerHandle, PortCounters};
+use takt_time::TaiTime;
 use takt_wire::frame::{MAX_HEADER_LEN, UdpHeaderTemplate};
 
+use crate::metadata;
 use crate::queue::{Queue, Sender};
 use crate::ring::{CONTINUED, Descriptor, Producer};
 use crate::socket::{Kick, Socket};
@@ -16,6 +18,9 @@ use crate::umem::CHUNK;
 
 /// Bytes before the payload of a frame: the longest headers, rounded up to cache lines.
 pub(crate) const HEADROOM: usize = MAX_HEADER_LEN.next_multiple_of(64);
+
+// Before the longest headers there is room for metadata.
+const _: () = assert!(HEADROOM - MAX_HEADER_LEN >= metadata::LENGTH);
 
 /// Who owns a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -136,7 +141,8 @@ impl Transmit {
     }
 
     /// Writes the headers, if the payload is no frame by itself, and queues the frame. False: the frame
-    /// does not take that payload and is free again.
+    /// does not take that payload and is free again. A launch time needs frames of one chunk, and a socket
+    /// that has them.
     #[inline]
     pub(crate) fn commit(
         &mut self,
@@ -144,6 +150,7 @@ impl Transmit {
         frame: Frame,
         headers: Option<&UdpHeaderTemplate>,
         length: usize,
+        launch_time: Option<TaiTime>,
     ) -> bool {
         let header_len = headers.map_or(0, UdpHeaderTemplate::header_len);
         let offset = self.offset(frame.0) + (HEADROOM - header_len) as u64;
@@ -169,6 +176,14 @@ impl Transmit {
             self.cancel(frame);
             return false;
         };
+        let mut options = 0;
+        if let Some(at) = launch_time {
+            let before = offset - metadata::LENGTH as u64;
+            if let Some(place) = self.sender.area.bytes_mut(before, metadata::LENGTH) {
+                place.copy_from_slice(&metadata::launch_at(at));
+                options = libc::XDP_TX_METADATA;
+            }
+        }
         slot.committed = length as u32;
         let first = CHUNK - offset as usize % CHUNK;
         let address = self.sender.area.start() + offset;
@@ -177,7 +192,7 @@ impl Transmit {
             socket.tx.push(Descriptor {
                 addr: address,
                 len: total as u32,
-                options: 0,
+                options,
             });
         } else {
             slot.owner = Owner::Kernel(push_chunks(socket, address, first, total));

@@ -16,12 +16,14 @@
 mod launch;
 mod messages;
 mod monitor;
+mod netdev;
 mod netlink;
 #[cfg(test)]
 mod tests;
 mod watch;
 
-pub use launch::{Etf, LaunchQueues, egress_interface, launch_queues};
+pub use launch::{Etf, LaunchQueues, egress_interface, launch_queues, queue_offloads};
+pub use netdev::xsk_launch_time;
 pub use watch::{Destination, Generations, Interface, NextHops};
 
 use std::net::IpAddr;

@@ -45,6 +45,9 @@ pub struct Options {
     /// Microseconds between two datagrams
     #[arg(long, default_value_t = 1000)]
     pub period_us: u32,
+    /// Microseconds from the beginning of a period to its datagram
+    #[arg(long, default_value_t = 0)]
+    pub phase_us: u32,
     /// Datagrams
     #[arg(long)]
     pub count: u32,
@@ -101,7 +104,8 @@ pub fn run(options: &Options) -> io::Result<Sent> {
         Mode::Launch => period / 2,
     };
     let offset = sys::tai_offset_ns();
-    let start = (now_ns(libc::CLOCK_TAI) + PAUSE_NS).div_euclid(period) * period;
+    let phase = i64::from(options.phase_us) * 1000;
+    let start = (now_ns(libc::CLOCK_TAI) + PAUSE_NS).div_euclid(period) * period + phase;
     let mut payload = vec![0; options.size.max(LEAST_SIZE)];
     let mut account = Sent::default();
     let collect = |account: &mut Sent| {

@@ -107,14 +107,24 @@ pub fn run(
         std::thread::sleep(HEAD_START);
     }
     let (size, count) = (flow.size.to_string(), (flow.count + WARM_UP).to_string());
-    let period = flow.period.as_micros().to_string();
+    let period = flow.period.as_micros();
     let mut talkers = (0..TALKERS)
         .map(|tenant| {
             // Nobody hears them: what counts is when they leave.
             let to = SocketAddr::from((far.address(), LISTENER_PORT)).to_string();
             let words = ["talker", "--to", &to, "--mode", "launch", "--size", &size];
-            let counts = ["--period-us", &period, "--count", &count];
-            start(tenant, cores.0, &[&words[..], &counts[..]].concat())
+            // At different instants: on one link, frames for the same one leave one after the other.
+            let phase = (period * tenant as u128 / TALKERS as u128).to_string();
+            let period = period.to_string();
+            let times = [
+                "--period-us",
+                &period,
+                "--phase-us",
+                &phase,
+                "--count",
+                &count,
+            ];
+            start(tenant, cores.0, &[&words[..], &times[..]].concat())
         })
         .collect::<Result<Vec<Process>, TaktError>>()?;
     let patience = flow.period * (flow.count + WARM_UP) + PATIENCE;

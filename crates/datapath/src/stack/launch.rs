@@ -64,10 +64,7 @@ pub struct LaunchQueues {
 /// The kernel's.
 pub fn launch_queues() -> io::Result<Vec<LaunchQueues>> {
     let mut netlink = Netlink::open()?;
-    let mut disciplines = Vec::new();
-    netlink.dump(GET_QDISC, &[0; TCMSG], |message| {
-        disciplines.extend(Discipline::read(message));
-    })?;
+    let disciplines = disciplines(&mut netlink)?;
     let mut found = Vec::new();
     for (ifindex, classes) in keepers(&disciplines) {
         // Gone meanwhile: nobody can be reached by it.
@@ -80,6 +77,25 @@ pub fn launch_queues() -> io::Result<Vec<LaunchQueues>> {
             });
         }
     }
+    Ok(found)
+}
+
+/// Whether a transmit queue of an interface is set up for launch times that the device keeps: has `etf` with
+/// `offload`, at the root or below `mqprio`.
+///
+/// # Errors
+/// The kernel's.
+pub fn queue_offloads(ifindex: u32, queue: u32) -> io::Result<bool> {
+    let disciplines = disciplines(&mut Netlink::open()?)?;
+    Ok(offloads(&disciplines, ifindex, queue))
+}
+
+/// All of this network namespace.
+fn disciplines(netlink: &mut Netlink) -> io::Result<Vec<Discipline>> {
+    let mut found = Vec::new();
+    netlink.dump(GET_QDISC, &[0; TCMSG], |message| {
+        found.extend(Discipline::read(message));
+    })?;
     Ok(found)
 }
 
@@ -199,7 +215,7 @@ fn keepers(disciplines: &[Discipline]) -> Vec<(u32, [Option<Etf>; TrafficClass::
 fn below(disciplines: &[Discipline], root: &Discipline, queues: Queues) -> Option<Etf> {
     let mut common: Option<Etf> = None;
     for queue in queues.first..queues.first.checked_add(queues.count)? {
-        let parent = root.handle & MAJOR | u32::from(queue.checked_add(1)?);
+        let parent = below_root(root, queue.into())?;
         let etf = disciplines.iter().find_map(|one| match one.kind {
             Kind::Etf(etf) if (one.ifindex, one.parent) == (root.ifindex, parent) => Some(etf),
             _ => None,
@@ -213,9 +229,32 @@ fn below(disciplines: &[Discipline], root: &Discipline, queues: Queues) -> Optio
     common
 }
 
+/// The parent that a discipline on this queue has.
+fn below_root(root: &Discipline, queue: u32) -> Option<u32> {
+    let number = u16::try_from(queue.checked_add(1)?).ok()?;
+    Some(root.handle & MAJOR | u32::from(number))
+}
+
+/// Whether this queue of an interface has `etf` with `offload`. At the root it is the first queue's.
+fn offloads(disciplines: &[Discipline], ifindex: u32, queue: u32) -> bool {
+    let own = || disciplines.iter().filter(|one| one.ifindex == ifindex);
+    let Some(root) = own().find(|one| one.parent == ROOT) else {
+        return false;
+    };
+    let etf = match root.kind {
+        Kind::Etf(etf) if queue == 0 => Some(etf),
+        Kind::Mqprio(_) => own().find_map(|one| match one.kind {
+            Kind::Etf(etf) if Some(one.parent) == below_root(root, queue) => Some(etf),
+            _ => None,
+        }),
+        _ => None,
+    };
+    etf.is_some_and(|etf| etf.offload)
+}
+
 /// The payload of the first attribute of a kind (RFC 3549, section 2.3.3; Linux `netlink(7)`); stops at a
 /// malformed length.
-fn find(mut attributes: &[u8], wanted: u16) -> Option<&[u8]> {
+pub(super) fn find(mut attributes: &[u8], wanted: u16) -> Option<&[u8]> {
     const LENGTH: usize = 4;
     /// `NLA_TYPE_MASK`.
     const TYPE: u16 = 0x3fff;
@@ -230,12 +269,12 @@ fn find(mut attributes: &[u8], wanted: u16) -> Option<&[u8]> {
     }
 }
 
-fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
+pub(super) fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
     let bytes = bytes.get(at..at + 2)?;
     Some(u16::from_ne_bytes(bytes.try_into().ok()?))
 }
 
-fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
+pub(super) fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
     let bytes = bytes.get(at..at + 4)?;
     Some(u32::from_ne_bytes(bytes.try_into().ok()?))
 }
@@ -398,6 +437,29 @@ mod tests {
         messages.pop();
         messages.push(etf(2, queue(2), TAI, ETF_OFFLOAD, 150_000));
         assert_eq!(found(&messages), [(2, upper)], "a packet may pass either");
+    }
+
+    #[test]
+    fn a_queue_offloads_where_its_own_etf_does() {
+        let read = |messages: &[Vec<u8>]| -> Vec<Discipline> {
+            let each = messages
+                .iter()
+                .filter_map(|message| Discipline::read(message));
+            each.collect()
+        };
+        let queue = |queue: u32| 0x0100_0000 + queue + 1;
+        let disciplines = read(&[
+            mqprio(2),
+            etf(2, queue(1), TAI, 0, 150_000),
+            etf(2, queue(3), TAI, ETF_OFFLOAD, 150_000),
+            etf(3, ROOT, TAI, ETF_OFFLOAD, 150_000),
+            etf(4, ROOT, TAI, 0, 150_000),
+        ]);
+        let offloading: Vec<(u32, u32)> = (2..6)
+            .flat_map(|ifindex| (0..5).map(move |queue| (ifindex, queue)))
+            .filter(|&(ifindex, queue)| offloads(&disciplines, ifindex, queue))
+            .collect();
+        assert_eq!(offloading, [(2, 3), (3, 0)]);
     }
 
     #[test]

@@ -15,7 +15,7 @@ use netlink_packet_route::link::LinkMessage;
 use netlink_packet_route::neighbour::{NeighbourFlags, NeighbourMessage};
 use netlink_packet_route::route::{RouteAttribute, RouteMessage};
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
-use netlink_sys::protocols::NETLINK_ROUTE;
+use netlink_sys::protocols::{NETLINK_GENERIC, NETLINK_ROUTE};
 use netlink_sys::{Socket, SocketAddr as NetlinkAddr};
 use takt_wire::ethernet::MacAddress;
 
@@ -38,7 +38,7 @@ const GROUPS: [u32; 9] = [
 ];
 
 /// Length of `struct nlmsghdr`.
-const NLMSG_HEADER: usize = 16;
+pub(super) const NLMSG_HEADER: usize = 16;
 
 /// Kinds of messages of `linux/netlink.h` that end an answer.
 const NLMSG_ERROR: u16 = 2;
@@ -51,8 +51,18 @@ pub(super) struct Netlink {
 }
 
 impl Netlink {
+    /// For questions about routing, neighbours, links and addresses.
     pub(super) fn open() -> io::Result<Self> {
-        let mut socket = Socket::new(NETLINK_ROUTE)?;
+        Self::open_to(NETLINK_ROUTE)
+    }
+
+    /// For [`dump`](Self::dump)s of generic netlink's families.
+    pub(super) fn open_generic() -> io::Result<Self> {
+        Self::open_to(NETLINK_GENERIC)
+    }
+
+    fn open_to(protocol: isize) -> io::Result<Self> {
+        let mut socket = Socket::new(protocol)?;
         socket.bind_auto()?;
         socket.connect(&NetlinkAddr::new(0, 0))?;
         // The kernel answers within the request; the limit only keeps a kernel fault from hanging
