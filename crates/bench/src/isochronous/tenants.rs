@@ -113,8 +113,10 @@ pub fn run(
             // Nobody hears them: what counts is when they leave.
             let to = SocketAddr::from((far.address(), LISTENER_PORT)).to_string();
             let words = ["talker", "--to", &to, "--mode", "launch", "--size", &size];
-            // At different instants: on one link, frames for the same one leave one after the other.
-            let phase = (period * tenant as u128 / TALKERS as u128).to_string();
+            // At different instants: on one link, frames for the same one leave one after the other. And not
+            // half a period apart: then the one talker would hand over, on the lane's core, as the other's
+            // frame is due.
+            let phase = (period * tenant as u128 / (2 * TALKERS) as u128).to_string();
             let period = period.to_string();
             let times = [
                 "--period-us",

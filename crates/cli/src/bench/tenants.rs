@@ -28,7 +28,7 @@ pub struct Tenants {
 
 const METHOD: &str = "\
 Three containers on one node, each a tenant of its runtime, all under the preload. Two send a datagram of 256 B in every \
-millisecond with a launch time, half a period ahead, the one in the middle between those of the other; runtime and talkers are real-time threads on one core. The third one \
+millisecond with a launch time, half a period ahead, the one a quarter of a period after the other; runtime and talkers are real-time threads on one core. The third one \
 is not there, or floods in every traffic class, from the other core and without a limit of its rate: all launch times equal, a \
 minute and an hour ahead, past, negative, of the year 2300. The departure error is the two talkers' software time stamps \
 against their launch times.";
