@@ -26,19 +26,12 @@ pub(crate) fn launch_at(at: TaiTime) -> [u8; LENGTH] {
 
 /// The queues of a device that send frames at launch times given so. A kernel that does not say has none.
 pub(crate) fn queues(device: &Device) -> Vec<u32> {
-    let answer = || {
-        if !stack::xsk_launch_time(device.ifindex)? {
-            return Ok(Vec::new());
-        }
-        let mut queues = Vec::new();
-        for queue in 0..device.queues {
-            if stack::queue_offloads(device.ifindex, queue)? {
-                queues.push(queue);
-            }
-        }
-        Ok::<_, std::io::Error>(queues)
+    let answer = match stack::xsk_launch_time(device.ifindex) {
+        Ok(true) => stack::offloading_queues(device.ifindex, device.queues),
+        Ok(false) => Ok(Vec::new()),
+        Err(error) => Err(error),
     };
-    answer().unwrap_or_else(|error| {
+    answer.unwrap_or_else(|error| {
         tracing::warn!(interface = %device.name, %error, "cannot find out about launch times");
         Vec::new()
     })

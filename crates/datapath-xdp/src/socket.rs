@@ -125,21 +125,18 @@ impl Pool {
     pub fn open(options: &PoolOptions, memory: &RxArea) -> Result<Self, SocketError> {
         let fd = create()?;
         let (addr, len) = memory.registration();
+        let (flags, tx_metadata_len) = if options.launch_times {
+            (libc::XDP_UMEM_TX_METADATA_LEN, metadata::LENGTH as u32)
+        } else {
+            (0, 0)
+        };
         let registration = libc::xdp_umem_reg {
             addr,
             len,
             chunk_size: CHUNK as u32,
             headroom: 0,
-            flags: if options.launch_times {
-                libc::XDP_UMEM_TX_METADATA_LEN
-            } else {
-                0
-            },
-            tx_metadata_len: if options.launch_times {
-                metadata::LENGTH as u32
-            } else {
-                0
-            },
+            flags,
+            tx_metadata_len,
         };
         register(fd.as_fd(), &registration).map_err(failed("register memory for frames (UMEM)"))?;
         let fill_entries = ring_size(memory.chunks());

@@ -22,7 +22,7 @@ mod netlink;
 mod tests;
 mod watch;
 
-pub use launch::{Etf, LaunchQueues, egress_interface, launch_queues, queue_offloads};
+pub use launch::{Etf, LaunchQueues, egress_interface, launch_queues, offloading_queues};
 pub use netdev::xsk_launch_time;
 pub use watch::{Destination, Generations, Interface, NextHops};
 

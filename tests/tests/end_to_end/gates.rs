@@ -4,15 +4,15 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use takt::{FrameOptions, FrameSource, Outcome, TaiTime, Token, TrafficClass, Wait};
+use takt::{FrameOptions, FrameSource, Outcome, TaiTime, Token, TrafficClass};
 use takt_clock::{Clock, SystemTai};
 use takt_lab::{Capture, Captured};
 use takt_wire::frame::{UdpFlow, parse_udp_frame};
 use takt_wire::vxlan;
 use taktd::admin::proto::{GateEntry, GateSchedule};
 
-use crate::support::overlay::{flow, frame, frames, lab, sections, station};
-use crate::support::{Datapath, Node, PATIENCE, attach, skip, until};
+use crate::support::overlay::{emit, flow, frame, frames, lab, sections, station};
+use crate::support::{Datapath, Node, attach, skip, until};
 
 const MS: i64 = 1_000_000;
 /// How long a window is open, and how long all gates are closed after it. What leaves at the end of a
@@ -88,17 +88,12 @@ impl Talker {
         payload[1..9].copy_from_slice(&self.number.to_le_bytes());
         payload[9..17].copy_from_slice(&launch.unwrap_or_default().as_nanos().to_le_bytes());
         let frame = frame(&self.flow, &payload);
-        let mut buffer = self
-            .source
-            .buffer_wait(frame.len(), Wait::For(PATIENCE))
-            .expect("a buffer");
-        buffer.copy_from_slice(&frame);
         let options = FrameOptions {
             class: TrafficClass::new(self.class).expect("a class"),
             launch,
             deadline: false,
         };
-        let token = self.source.emit(buffer, &options).expect("emitted");
+        let token = emit(&self.source, &frame, &options);
         self.pending.push_back(token);
         self.number += 1;
     }

@@ -9,7 +9,7 @@ use takt_lab::{Host, Lab, LabConfig, LinkState, OVERLAY_DEVICE};
 use takt_wire::ethernet::MacAddress;
 use takt_wire::frame::UdpFlow;
 
-use crate::support::overlay::{PORTS, flow, frame, frames, lab, mac, sections, station};
+use crate::support::overlay::{PORTS, emit, flow, frame, frames, lab, mac, sections, station};
 use crate::support::{Datapath, Node, PATIENCE, attach, skip, until};
 
 /// An ordinary socket in a container.
@@ -22,11 +22,7 @@ fn listen(container: &Host) -> UdpSocket {
 
 /// Sends bytes as a frame, and waits for what becomes of it.
 fn send(source: &FrameSource, frame: &[u8], options: &FrameOptions) -> Outcome {
-    let mut buffer = source
-        .buffer_wait(frame.len(), takt::Wait::For(PATIENCE))
-        .expect("a buffer");
-    buffer.copy_from_slice(frame);
-    let token = source.emit(buffer, options).expect("emitted");
+    let token = emit(source, frame, options);
     until("the frame is dealt with", || match source.outcome(token) {
         Outcome::Pending => None,
         outcome => Some(outcome),
@@ -423,19 +419,15 @@ fn launch_times_through_a_link_that_was_down(datapath: Datapath) {
     let mut number = 0u64;
     let mut sent = 0;
     // Emits a frame for an instant soon; when that is, and its number.
-    let emit = |number: &mut u64| {
+    let next = |number: &mut u64| {
         *number += 1;
         let launch = in_ms(20).expect("a time");
         let frame = frame(&flow, &number.to_le_bytes());
-        let mut buffer = source
-            .buffer_wait(frame.len(), takt::Wait::For(PATIENCE))
-            .expect("a buffer");
-        buffer.copy_from_slice(&frame);
         let options = FrameOptions {
             launch: Some(launch),
             ..FrameOptions::default()
         };
-        let token = source.emit(buffer, &options).expect("emitted");
+        let token = emit(&source, &frame, &options);
         (launch, *number, token)
     };
     let outcome = |token| {
@@ -448,7 +440,7 @@ fn launch_times_through_a_link_that_was_down(datapath: Datapath) {
     for round in 0..3 {
         // With the link as it should be.
         for _ in 0..10 {
-            let (launch, number, token) = emit(&mut number);
+            let (launch, number, token) = next(&mut number);
             assert_eq!(outcome(token), Outcome::Sent, "round {round}");
             sent += 1;
             let (payload, _) = receive(&listener);
@@ -457,9 +449,9 @@ fn launch_times_through_a_link_that_was_down(datapath: Datapath) {
             received += 1;
         }
         // Pulled while frames wait for their times.
-        let waiting: Vec<_> = (0..10).map(|_| emit(&mut number)).collect();
+        let waiting: Vec<_> = (0..10).map(|_| next(&mut number)).collect();
         lab.host(0).link(LinkState::Down).expect("pulled");
-        let more: Vec<_> = (0..10).map(|_| emit(&mut number)).collect();
+        let more: Vec<_> = (0..10).map(|_| next(&mut number)).collect();
         for (_, _, token) in waiting.into_iter().chain(more) {
             match outcome(token) {
                 Outcome::Sent => sent += 1,

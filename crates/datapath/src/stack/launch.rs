@@ -80,14 +80,15 @@ pub fn launch_queues() -> io::Result<Vec<LaunchQueues>> {
     Ok(found)
 }
 
-/// Whether a transmit queue of an interface is set up for launch times that the device keeps: has `etf` with
-/// `offload`, at the root or below `mqprio`.
+/// Which of an interface's first `count` transmit queues are set up for launch times that the device keeps: have
+/// `etf` with `offload`, at the root or below `mqprio`.
 ///
 /// # Errors
 /// The kernel's.
-pub fn queue_offloads(ifindex: u32, queue: u32) -> io::Result<bool> {
+pub fn offloading_queues(ifindex: u32, count: u32) -> io::Result<Vec<u32>> {
     let disciplines = disciplines(&mut Netlink::open()?)?;
-    Ok(offloads(&disciplines, ifindex, queue))
+    let offloads = |queue: &u32| offloads(&disciplines, ifindex, *queue);
+    Ok((0..count).filter(offloads).collect())
 }
 
 /// All of this network namespace.

@@ -22,7 +22,7 @@ const GENERIC_HEADER: usize = 4;
 
 /// Whether an interface of this thread's network namespace sends AF_XDP's frames at the launch times in their
 /// metadata (Linux `xsk-tx-metadata.rst`). Its queues may have to be set up for that besides: see
-/// [`queue_offloads`](super::queue_offloads). False where the kernel is too old to say.
+/// [`offloading_queues`](super::offloading_queues). False where the kernel is too old to say.
 ///
 /// # Errors
 /// The kernel's.

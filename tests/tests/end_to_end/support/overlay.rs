@@ -2,13 +2,13 @@
 
 use std::net::SocketAddr;
 
-use takt::{FrameSource, Session, SourceOptions};
+use takt::{FrameOptions, FrameSource, Session, SourceOptions, Token, Wait};
 use takt_lab::{Host, Lab, LabConfig, OVERLAY_ID};
 use takt_wire::ethernet::MacAddress;
 use takt_wire::frame::{UdpFlow, UdpHeaderTemplate};
 use takt_wire::ip::Dscp;
 
-use super::Datapath;
+use super::{Datapath, PATIENCE};
 
 /// UDP ports of the sending and of the receiving socket.
 pub const PORTS: [u16; 2] = [5000, 5001];
@@ -76,4 +76,13 @@ pub fn frame(flow: &UdpFlow, payload: &[u8]) -> Vec<u8> {
         .emit(&mut frame, payload.len(), 1, true)
         .expect("it fits");
     frame
+}
+
+/// Sends bytes as a frame.
+pub fn emit(source: &FrameSource, frame: &[u8], options: &FrameOptions) -> Token {
+    let mut buffer = source
+        .buffer_wait(frame.len(), Wait::For(PATIENCE))
+        .expect("a buffer");
+    buffer.copy_from_slice(frame);
+    source.emit(buffer, options).expect("emitted")
 }
