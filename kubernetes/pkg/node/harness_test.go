@@ -389,8 +389,9 @@ type box struct {
 func (s *site) create(pod, name, program string, env []string) (*box, error) {
 	s.t.Helper()
 	b := &box{s: s, pod: &api.PodSandbox{Id: pod + "-sandbox", Namespace: "default", Name: pod, Uid: pod + "-uid"}}
+	now := time.Now().UnixNano()
 	b.ctr = &api.Container{
-		Id: fmt.Sprintf("%s-%s-%d", pod, name, time.Now().UnixNano()), PodSandboxId: b.pod.Id, Name: name,
+		Id: fmt.Sprintf("%s-%s-%d", pod, name, now), CreatedAt: now, PodSandboxId: b.pod.Id, Name: name,
 		Env: env, State: api.ContainerState_CONTAINER_CREATED,
 	}
 	response, err := s.runtime.CreateContainer(context.Background(), &adaptation.CreateContainerRequest{Pod: b.pod, Container: b.ctr})

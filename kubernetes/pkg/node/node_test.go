@@ -246,6 +246,59 @@ func TestNoContainerTakesAReservationThatIsNotItsOwn(t *testing.T) {
 	}
 }
 
+// As after the end of a kubelet between creating and starting a container: its successor must not wait for it.
+func TestASuccessorEndsTheContainerThatTheKubeletHasGivenUp(t *testing.T) {
+	s := newSite(t)
+	claim := s.claim("claim", plain, nil)
+	env := s.ready(claim)
+	for _, step := range []string{"created", "gated", "started", "started, undated"} {
+		started := strings.HasPrefix(step, "started")
+		abandoned := s.mustCreate("pod", "main", "idle", env)
+		if step != "created" {
+			if err := abandoned.gate(); err != nil {
+				t.Fatal(step, err)
+			}
+		}
+		if started {
+			if err := abandoned.start(); err != nil {
+				t.Fatal(step, err)
+			}
+		}
+		next := s.mustCreate("pod", "main", "idle", env)
+		if step != "created" {
+			// It has its reservation no more, so it must not run.
+			abandoned.cmd.Wait()
+			abandoned.done = true
+		}
+		if err := abandoned.gate(); err == nil || !strings.Contains(err.Error(), "has not seen") {
+			t.Errorf("%s: the gate of the one given up says %v", step, err)
+		}
+		if err := next.gate(); err != nil {
+			t.Fatal(step, err)
+		}
+		if err := next.start(); err != nil {
+			t.Fatal(step, err)
+		}
+		if got := next.policy(); got != reserved {
+			t.Errorf("%s: the successor has %+v", step, got)
+		}
+		// The runtime still lists the one given up, which does not take its successor's place. Not every runtime
+		// says when a container was created.
+		if step == "started, undated" {
+			abandoned.ctr.CreatedAt, next.ctr.CreatedAt = 0, 0
+		}
+		s.stop()
+		s.startAgent()
+		if got := next.policy(); got != reserved {
+			t.Errorf("%s: after a restart of the agent the successor has %+v", step, got)
+		}
+		abandoned.remove()
+		next.remove()
+	}
+	s.unprepare(claim)
+	s.empty()
+}
+
 func TestAClaimPassesToTheNextPodWhenTheFirstIsDone(t *testing.T) {
 	s := newSite(t)
 	claim := s.claim("claim", plain, nil)

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -78,6 +79,10 @@ func (p *nriPlugin) Synchronize(ctx context.Context, pods []*api.PodSandbox, all
 	for _, pod := range pods {
 		byID[pod.GetId()] = pod
 	}
+	// Of containers of one name the last one is the kubelet's: it comes first, and those before it are ended.
+	all = slices.SortedStableFunc(slices.Values(all), func(a, b *api.Container) int {
+		return cmp.Or(-cmp.Compare(a.GetState(), b.GetState()), -cmp.Compare(a.GetCreatedAt(), b.GetCreatedAt()))
+	})
 	present := map[string]bool{}
 	for _, ctr := range all {
 		if len(marks(ctr)) == 0 {
@@ -88,11 +93,15 @@ func (p *nriPlugin) Synchronize(ctx context.Context, pods []*api.PodSandbox, all
 			continue
 		}
 		pod := podOf(byID[ctr.GetPodSandboxId()])
-		c, err := n.admit(ctx, pod, ctr)
+		c, err := n.admit(ctx, pod, ctr, false)
 		if err == nil && ctr.GetState() == api.ContainerState_CONTAINER_RUNNING {
 			err = n.enforce(ctx, c, int(ctr.GetPid()))
 		}
-		if err == nil || errors.Is(err, enforce.ErrGone) {
+		if errors.Is(err, enforce.ErrGone) {
+			n.forget(ctx, c)
+			continue
+		}
+		if err == nil {
 			continue
 		}
 		logger.Error(err, "A container runs without its reservation, ending it", "pod", klog.KRef(pod.Namespace, pod.Name), "container", ctr.GetName())
@@ -164,7 +173,7 @@ func (p *nriPlugin) CreateContainer(ctx context.Context, sandbox *api.PodSandbox
 	}
 	n, pod := p.n, podOf(sandbox)
 	defer n.metrics.hook("CreateContainer")()
-	c, err := n.admit(ctx, pod, ctr)
+	c, err := n.admit(ctx, pod, ctr, true)
 	if err != nil {
 		n.metrics.failures.WithLabelValues("create").Inc()
 		n.event(pod, corev1.EventTypeWarning, reasonRefused, "container %s: %v", ctr.GetName(), err)
@@ -178,8 +187,9 @@ func (p *nriPlugin) CreateContainer(ctx context.Context, sandbox *api.PodSandbox
 	return adjustment, nil, nil
 }
 
-// admit takes in a container that may have the reservations it names.
-func (n *Node) admit(ctx context.Context, pod Pod, ctr *api.Container) (*container, error) {
+// admit takes in a container that may have the reservations it names. One that is being created follows the
+// one of its name, which is ended if it still lives.
+func (n *Node) admit(ctx context.Context, pod Pod, ctr *api.Container, creating bool) (*container, error) {
 	c := &container{id: ctr.GetId(), name: ctr.GetName(), pod: pod}
 	for _, mark := range marks(ctr) {
 		uid, request, err := parseKey(mark)
@@ -204,11 +214,14 @@ func (n *Node) admit(ctx context.Context, pod Pod, ctr *api.Container) (*contain
 	if err := n.backend.Accepts(c.grants); err != nil {
 		return nil, err
 	}
-	former, known, err := n.take(c)
+	former, known, err := n.take(c, creating)
 	if err != nil || known != nil {
 		return known, err
 	}
 	for _, old := range former {
+		if old.alive() {
+			klog.FromContext(ctx).Info("A container is created before its predecessor has ended: ending it", "pod", klog.KRef(pod.Namespace, pod.Name), "container", old.name, "id", old.id)
+		}
 		n.forget(ctx, old)
 	}
 	return c, nil
@@ -216,7 +229,7 @@ func (n *Node) admit(ctx context.Context, pod Pod, ctr *api.Container) (*contain
 
 // take makes the container the holder of its requests, if nobody else still is, and returns those who were;
 // or the container itself as it is known already.
-func (n *Node) take(c *container) (former []*container, known *container, err error) {
+func (n *Node) take(c *container, creating bool) (former []*container, known *container, err error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if known := n.containers[c.id]; known != nil {
@@ -227,9 +240,10 @@ func (n *Node) take(c *container) (former []*container, known *container, err er
 		if holder == nil {
 			continue
 		}
-		// A container that was created and never started makes room for its successor.
-		superseded := holder.pod.UID == c.pod.UID && holder.name == c.name && !holder.running()
-		if !superseded && holder.alive() {
+		// The kubelet creates a container when it has given up the one before it. That may still live: a
+		// kubelet that ends between creating and starting one never returns to it.
+		follows := creating && holder.pod.UID == c.pod.UID && holder.name == c.name
+		if !follows && holder.alive() {
 			return nil, nil, fmt.Errorf("the reservation %s is held by container %s of pod %s: a request is for one container at a time, give each its own request or claim",
 				grant.Key, holder.name, holder.pod.Name)
 		}
