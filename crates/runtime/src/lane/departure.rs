@@ -63,6 +63,7 @@ pub enum Destination {
     Remote {
         remote: usize,
         message: Outgoing,
+        cut: Cut,
         fragment: u32,
     },
     /// A tenant's frame, for an exit of a network.
@@ -267,7 +268,7 @@ impl Departures {
         now: TaiTime,
     ) -> Queued {
         let mut pieces = 0;
-        for fragment in piece.fragment()..cut.count {
+        for fragment in piece.fragment()..cut.count() {
             let taken = if u32::from(pieces) == most {
                 Ok(false)
             } else {

@@ -142,6 +142,7 @@ impl State {
             destination: 0,
             generation: 0,
             fragment: 0,
+            cut: None,
             outcome: Outcome::NoSink,
         };
         let channel = match self.source_target(at, source) {
@@ -228,45 +229,53 @@ impl State {
             send_time_ns: progress.send_time_ns,
         };
         while let Some(&destination) = channel.destinations.get(progress.destination) {
-            let appended = match self.remotes.get_mut(destination) {
-                Some(remote) => match remote.port(s.port) {
-                    Some(port) if ports[port].schedules(&progress.descriptor) => {
-                        let piece = Piece {
-                            session: at,
-                            source,
-                            tenant: session.tenant,
-                            descriptor: progress.descriptor,
-                            destination: Destination::Remote {
-                                remote: destination,
-                                message,
-                                fragment: progress.fragment,
-                            },
-                        };
-                        let room = room.saturating_sub(u32::from(*pieces));
-                        let now = TaiTime::from_nanos(now_ns);
-                        let (appended, refused, queued) =
-                            schedule(remote, port, &mut ports[port], piece, room, now);
-                        *pieces += queued;
-                        progress.outcome = refused.unwrap_or(progress.outcome);
-                        appended
+            let begun = progress.cut;
+            let path = self.remotes.get_mut(destination).and_then(|remote| {
+                let port = remote.port(s.port)?;
+                let length = progress.descriptor.length;
+                let cut = begun.or_else(|| remote.cut(port, ports[port].port.as_ref(), length))?;
+                Some((remote, port, cut))
+            });
+            let appended = match path {
+                Some((remote, port, cut)) if ports[port].schedules(&progress.descriptor) => {
+                    progress.cut = Some(cut);
+                    let piece = Piece {
+                        session: at,
+                        source,
+                        tenant: session.tenant,
+                        descriptor: progress.descriptor,
+                        destination: Destination::Remote {
+                            remote: destination,
+                            message,
+                            cut,
+                            fragment: progress.fragment,
+                        },
+                    };
+                    let room = room.saturating_sub(u32::from(*pieces));
+                    let now = TaiTime::from_nanos(now_ns);
+                    let (appended, refused, queued) =
+                        schedule(remote, port, &mut ports[port], piece, &cut, room, now);
+                    *pieces += queued;
+                    progress.outcome = refused.unwrap_or(progress.outcome);
+                    appended
+                }
+                Some((remote, port, cut)) => {
+                    progress.cut = Some(cut);
+                    let appended = remote.append(
+                        port,
+                        ports[port].port.as_mut(),
+                        self.incarnation,
+                        &message,
+                        payload,
+                        &cut,
+                        progress.fragment,
+                    );
+                    if remote.enlist(port) {
+                        ports[port].open.push(destination);
                     }
-                    Some(port) => {
-                        let appended = remote.append(
-                            port,
-                            ports[port].port.as_mut(),
-                            self.incarnation,
-                            &message,
-                            payload,
-                            progress.fragment,
-                        );
-                        if remote.enlist(port) {
-                            ports[port].open.push(destination);
-                        }
-                        ports[port].dirty = true;
-                        appended
-                    }
-                    None => Appended::Unreachable,
-                },
+                    ports[port].dirty = true;
+                    appended
+                }
                 None => Appended::Unreachable,
             };
             match appended {
@@ -276,18 +285,18 @@ impl State {
                     progress.outcome = Outcome::Unreachable;
                 }
                 Appended::Until { fragment, blocked } => {
-                    progress.fragment = fragment;
+                    progress.goes_on(fragment);
                     let step = if blocked { Step::Blocked } else { Step::More };
                     return Sent::Unfinished { progress, step };
                 }
                 Appended::Held { fragment } => {
-                    progress.fragment = fragment;
+                    progress.goes_on(fragment);
                     let step = Step::Held;
                     return Sent::Unfinished { progress, step };
                 }
             }
             progress.destination += 1;
-            progress.fragment = 0;
+            progress.goes_on(0);
         }
         Sent::Finished(progress.outcome)
     }
@@ -301,6 +310,7 @@ fn schedule(
     at: usize,
     port: &mut LanePort,
     piece: Piece,
+    cut: &Cut,
     room: u32,
     now: TaiTime,
 ) -> (Appended, Option<Outcome>, u16) {
@@ -315,11 +325,7 @@ fn schedule(
     if kept {
         departures.hand_ahead(class_of(&piece.descriptor));
     }
-    let length = piece.descriptor.length as usize;
-    let Some(cut) = Cut::of(length, port.port.max_payload(peer)) else {
-        return unreachable;
-    };
-    let queued = departures.queue_message(piece, &cut, room, remote.overhead(), now);
+    let queued = departures.queue_message(piece, cut, room, remote.overhead(), now);
     let (appended, refused) = match queued.end {
         End::Done => (Appended::Done, None),
         End::Full { fragment } => (Appended::Held { fragment }, None),
@@ -381,9 +387,12 @@ impl State {
             Destination::Remote {
                 remote,
                 message,
+                cut,
                 fragment,
             } => self
-                .build_fragment(lane_port, at, piece, remote, &message, fragment, start)
+                .build_fragment(
+                    lane_port, at, piece, remote, &message, &cut, fragment, start,
+                )
                 .ok_or(Outcome::Unreachable)?,
             Destination::Network { network, exit } => {
                 self.build_frame(lane_port, at, piece, network, exit, start)?
@@ -414,6 +423,7 @@ impl State {
         piece: &Piece,
         remote: usize,
         message: &Outgoing,
+        cut: &Cut,
         fragment: u32,
         start: TaiTime,
     ) -> Option<bool> {
@@ -421,12 +431,10 @@ impl State {
         let session = self.tenants.sessions.get(piece.session)?;
         let kept = lane_port.keeps(remote.via[at]?, message.class);
         let port = lane_port.port.as_mut();
-        let max_payload = port.max_payload(remote.via[at]?);
-        let cut = Cut::of(piece.descriptor.length as usize, max_payload)?;
         // What is being filled leaves before, not with it.
         remote.close(at, port, self.incarnation, None);
         let payload = session.emitted(piece.descriptor.chunk, piece.descriptor.length);
-        let put = remote.part(at, port, self.incarnation, message, payload, &cut, fragment);
+        let put = remote.part(at, port, self.incarnation, message, payload, cut, fragment);
         if put.is_err() {
             lane_port.dirty = true;
             return None;

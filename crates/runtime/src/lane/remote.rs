@@ -49,30 +49,24 @@ pub struct Outgoing {
     pub send_time_ns: i64,
 }
 
-/// How a message is cut into fragments.
+/// How a message is cut into fragments: once, with the first of them, whatever the route's MTU is later.
 #[derive(Clone, Copy, Debug)]
 pub struct Cut {
-    length: usize,
+    length: u32,
     /// Bytes of each fragment but the last; 0: the message is whole.
     stride: u16,
-    /// Fragments.
-    pub count: u32,
 }
 
 impl Cut {
     /// For datagrams that take `max_payload` bytes. `None`: they take nothing.
     #[inline]
-    pub fn of(length: usize, max_payload: usize) -> Option<Self> {
+    pub fn of(length: u32, max_payload: usize) -> Option<Self> {
         let capacity = max_payload.saturating_sub(HEADER_LEN + RECORD_HEADER_LEN);
-        if length <= capacity {
-            return Some(Self {
-                length,
-                stride: 0,
-                count: 1,
-            });
+        if length as usize <= capacity {
+            return Some(Self { length, stride: 0 });
         }
         // As equal as can be, so that they leave as one train; multiples of 8 keep records aligned.
-        let most = capacity.min(usize::from(u16::MAX)) & !7;
+        let most = capacity.min(usize::from(u16::MAX)) as u32 & !7;
         if most == 0 {
             return None;
         }
@@ -80,19 +74,28 @@ impl Cut {
         Some(Self {
             length,
             stride: stride as u16,
-            count: length.div_ceil(stride) as u32,
         })
+    }
+
+    /// Fragments.
+    #[inline]
+    pub fn count(&self) -> u32 {
+        match self.stride {
+            0 => 1,
+            stride => self.length.div_ceil(u32::from(stride)),
+        }
     }
 
     /// Where a fragment lies in the message.
     #[inline]
     pub fn part(&self, index: u32) -> std::ops::Range<usize> {
+        let length = self.length as usize;
         let stride = match self.stride {
-            0 => self.length,
+            0 => length,
             stride => usize::from(stride),
         };
         let start = index as usize * stride;
-        start.min(self.length)..(start + stride).min(self.length)
+        start.min(length)..(start + stride).min(length)
     }
 }
 
@@ -138,10 +141,17 @@ impl Remote {
         datagram_overhead(self.address) + HEADER_LEN + RECORD_HEADER_LEN
     }
 
+    /// How a message of this length is cut for the route's present MTU. `None`: it has no path.
+    #[inline]
+    pub fn cut(&self, at: usize, port: &dyn Port, length: u32) -> Option<Cut> {
+        Cut::of(length, port.max_payload(self.via[at]?))
+    }
+
     /// Puts a message, or its fragments from `fragment` on, into datagrams through `port`.
     ///
     /// Messages for one remote lane share a datagram as long as they fit and are of one class; it leaves
     /// when the lane has taken what there is ([`close`](Self::close)), never later.
+    #[allow(clippy::too_many_arguments)] // one message: of what, where, how, from where on
     pub fn append(
         &mut self,
         at: usize,
@@ -149,17 +159,13 @@ impl Remote {
         own_incarnation: u32,
         message: &Outgoing,
         payload: SharedSlice<'_>,
+        cut: &Cut,
         fragment: u32,
     ) -> Appended {
-        let Some(peer) = self.via[at] else {
-            return Appended::Unreachable;
-        };
-        let Some(cut) = Cut::of(payload.len(), port.max_payload(peer)) else {
-            return Appended::Unreachable;
-        };
-        let end = cut.count.min(fragment.saturating_add(FRAGMENT_BURST));
+        let count = cut.count();
+        let end = count.min(fragment.saturating_add(FRAGMENT_BURST));
         for index in fragment..end {
-            match self.part(at, port, own_incarnation, message, payload, &cut, index) {
+            match self.part(at, port, own_incarnation, message, payload, cut, index) {
                 Ok(()) => {}
                 Err(ReserveError::WouldBlock) => {
                     return Appended::Until {
@@ -170,14 +176,14 @@ impl Remote {
                 Err(_) => return Appended::Unreachable,
             }
         }
-        if end < cut.count {
+        if end < count {
             return Appended::Until {
                 fragment: end,
                 blocked: false,
             };
         }
-        if cut.count > 1 {
-            self.pad_last(at, port, &cut);
+        if count > 1 {
+            self.pad_last(at, port, cut);
         }
         Appended::Done
     }
@@ -215,7 +221,7 @@ impl Remote {
     /// Makes the datagram of a last fragment as long as the others, if little is missing.
     fn pad_last(&mut self, at: usize, port: &mut dyn Port, cut: &Cut) {
         let stride = usize::from(cut.stride);
-        let missing = cut.count as usize * stride - cut.length;
+        let missing = cut.count() as usize * stride - cut.length as usize;
         if let Some(open) = &mut self.open[at]
             && open.cursor.records() == 1
             && missing <= stride / MOST_PADDING

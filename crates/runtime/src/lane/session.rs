@@ -17,6 +17,7 @@ use takt_shm::{
 use takt_time::{TaiTime, TrafficClass};
 
 use super::network::Owner;
+use super::remote::Cut;
 use crate::counters::SessionCounters;
 use crate::policy::Rate;
 
@@ -77,8 +78,18 @@ pub struct InProgress {
     /// Index into the channel's destinations, valid for its generation.
     pub destination: usize,
     pub generation: u32,
+    /// The next fragment, and how the message is cut if it is not the first.
     pub fragment: u32,
+    pub cut: Option<Cut>,
     pub outcome: Outcome,
+}
+
+impl InProgress {
+    /// Goes on with this fragment. The first one is cut for the route as it is then.
+    pub fn goes_on(&mut self, fragment: u32) {
+        self.fragment = fragment;
+        self.cut = self.cut.filter(|_| fragment > 0);
+    }
 }
 
 /// A sink: the lane's ring towards an application.

@@ -3,7 +3,7 @@
 
 use std::os::fd::BorrowedFd;
 use std::sync::Mutex;
-use std::sync::atomic::AtomicI64;
+use std::sync::atomic::{AtomicI64, AtomicUsize};
 use std::sync::mpsc::channel;
 
 use takt_clock::SystemTai;
@@ -12,10 +12,11 @@ use takt_datapath::{
     ConnectError, Datagram, Datapath, Frame, PortCounters, PortRequest, ReserveError,
 };
 use takt_session::layout::{
-    ArenaMap, DEFAULT_DEPTH, HEADER_BYTES, LANE_DIRTY_OFFSET, LANE_STATE_OFFSET, RxDescriptor,
-    SinkBlock, SourceBlock, TxDescriptor,
+    ArenaMap, Completion, DEFAULT_DEPTH, HEADER_BYTES, LANE_DIRTY_OFFSET, LANE_STATE_OFFSET,
+    Outcome, RxDescriptor, SinkBlock, SourceBlock, TxDescriptor,
 };
 use takt_shm::{Arena, Consumer, LaneBell, LaneBellHost, Producer, RingLayout};
+use takt_wire::channel::DatagramHeader;
 
 use super::departure::DEVICE_LEAD_NS;
 use super::session::SessionParts;
@@ -214,11 +215,12 @@ impl Clock for Ticking {
 /// What a port was handed: the launch time that came with it, and when.
 type HandedOver = Arc<Mutex<Vec<(Option<TaiTime>, TaiTime)>>>;
 
-/// A port of the in-process network that says of one class that it keeps launch times, and writes down when it is
-/// handed what.
+/// A port of the in-process network that says of one class that it keeps launch times, writes down when it is
+/// handed what, and whose route's MTU may change.
 struct Keeper {
     inner: Box<dyn Port>,
     class: TrafficClass,
+    most: Arc<AtomicUsize>,
     clock: Arc<Ticking>,
     committed: Vec<Option<TaiTime>>,
     handed_over: HandedOver,
@@ -238,7 +240,8 @@ impl Port for Keeper {
     }
 
     fn max_payload(&self, peer: PeerHandle) -> usize {
-        self.inner.max_payload(peer)
+        let most = self.most.load(Ordering::Relaxed);
+        self.inner.max_payload(peer).min(most)
     }
 
     fn reserve(&mut self, peer: PeerHandle) -> Result<Frame, ReserveError> {
@@ -246,7 +249,10 @@ impl Port for Keeper {
     }
 
     fn payload(&mut self, frame: &Frame) -> &mut [u8] {
-        self.inner.payload(frame)
+        let most = self.most.load(Ordering::Relaxed);
+        let payload = self.inner.payload(frame);
+        let length = payload.len().min(most);
+        &mut payload[..length]
     }
 
     fn commit(
@@ -303,6 +309,9 @@ struct Left {
 /// A lane at such a port, with messages of these classes waiting that have launch times 1 ms from each other.
 struct Timed {
     scene: Scene,
+    /// Where the messages go.
+    other: Box<dyn Port>,
+    most: Arc<AtomicUsize>,
     handed_over: HandedOver,
     counters: Arc<DepartureCounters>,
 }
@@ -328,7 +337,9 @@ impl Timed {
         };
         let other = open("192.0.2.2:1");
         let handed_over = HandedOver::default();
+        let most = Arc::new(AtomicUsize::new(usize::MAX));
         let port = Keeper {
+            most: most.clone(),
             inner: open("192.0.2.1:1"),
             class: TrafficClass::new(5).expect("a class"),
             clock: clock.clone(),
@@ -369,6 +380,8 @@ impl Timed {
         scene.emit_all(messages);
         Self {
             scene,
+            other,
+            most,
             handed_over,
             counters,
         }
@@ -446,4 +459,72 @@ fn a_lane_sleeps_on_while_there_is_time_to_hand_over_what_its_port_keeps() {
     let near = |one: i64, other: i64| (one - other).abs() < WORK;
     assert!(near(held - kept, 25_000), "{held} {kept}");
     assert!(near(held - mixed, 95_000), "{held} {mixed}");
+}
+
+/// The route's MTU changes from one payload length to another while a message is under way: index and length of its
+/// parts that arrive, in their order, and what its sender is told.
+fn under_way(flags: u8, from: usize, to: usize) -> (Vec<(u32, u32)>, u32) {
+    let mut timed = Timed::new(false, &[]);
+    timed.most.store(from, Ordering::Relaxed);
+    timed.scene.emit_all([TxDescriptor {
+        length: LONG,
+        flags,
+        launch_time_ns: launch(0),
+        ..TxDescriptor::default()
+    }]);
+    // One round takes a part of the message, or all of it into the scheduler.
+    timed.scene.lane.poll();
+    timed.most.store(to, Ordering::Relaxed);
+    let mut completions = Consumer::<Completion>::attach(
+        &timed.scene.arena,
+        timed.scene.source.completion_ring(),
+        timed.scene.source.depth,
+    )
+    .expect("rings fit");
+    let mut parts = Vec::new();
+    // Each round reads the clock: this is far more than there is to wait for.
+    for _ in 0..1_000_000 {
+        timed.scene.lane.poll();
+        timed.other.receive(256, &mut |datagram| {
+            let (_, records) = DatagramHeader::parse(datagram.payload).expect("a datagram");
+            for record in records {
+                let record = record.expect("a record");
+                parts.push((record.header.fragment_index, record.payload.len() as u32));
+            }
+        });
+        if let Some(completion) = completions.pop().expect("a sane ring") {
+            return (parts, completion.outcome);
+        }
+    }
+    panic!("the message does not end");
+}
+
+fn length(parts: &[(u32, u32)]) -> u32 {
+    parts.iter().map(|part| part.1).sum()
+}
+
+/// More than the fragments of one round.
+const LONG: u32 = 30_000;
+
+#[test]
+fn a_message_under_way_stays_cut_as_it_was_when_the_mtu_grows() {
+    for flags in [0, FLAG_LAUNCH_TIME] {
+        let (parts, outcome) = under_way(flags, 300, 9000);
+        assert!(parts.len() > 64);
+        assert_eq!(length(&parts), LONG);
+        for (part, at) in parts.iter().zip(0..) {
+            let most = parts[0].1;
+            assert!(part.0 == at && part.1 <= most && most < 300, "{part:?}");
+        }
+        assert_eq!(outcome, Outcome::Sent as u32);
+    }
+}
+
+#[test]
+fn a_message_under_way_is_given_up_when_the_mtu_shrinks() {
+    for flags in [0, FLAG_LAUNCH_TIME] {
+        let (parts, outcome) = under_way(flags, 300, 200);
+        assert!(length(&parts) < LONG);
+        assert_eq!(outcome, Outcome::Unreachable as u32);
+    }
 }
