@@ -305,7 +305,9 @@ func TestAPartitionedNodeGivesPodsTheirCoreAndTheMachineGetsItBack(t *testing.T)
 	}
 	remove(t, "second", "second")
 	remove(t, "plain", "")
-	// The agent's orderly end gives the core back to everybody.
+	// The agent's orderly end gives the core back to everybody, once no container needs it: the pods have no
+	// grace, so that their objects may go before them.
+	until(t, "the containers have ended", func() bool { return len(guests()) == 0 })
 	if out, err := exec.Command("kube", "kubectl", "-n", "kube-system", "delete", "daemonset", "takt-node").CombinedOutput(); err != nil {
 		t.Fatalf("%s", out)
 	}
