@@ -24,6 +24,7 @@ need curl curl
 need iperf3 iperf3
 need ssh-keygen openssh-client
 need java default-jdk-headless
+need isochron isochron
 if [ "$want" = bench ]; then
     need /usr/include/zmq.h libzmq3-dev
     need pkg-config pkg-config

@@ -19,6 +19,8 @@ const LIBRARY_VARIABLE: &str = "TAKT_PRELOAD_LIBRARY";
 const LOADER_VARIABLE: &str = "LD_PRELOAD";
 /// What the library is to do.
 const MODE_VARIABLE: &str = "TAKT_PRELOAD";
+/// Whether instants of departure stand for hardware time stamps.
+const HARDWARE_VARIABLE: &str = "TAKT_PRELOAD_HWTSTAMP";
 
 const HELP: &str = "\
 Datagrams that the program sends with a transmission time (SO_TXTIME, SCM_TXTIME) leave at that time, by way
@@ -29,7 +31,7 @@ Environment:
   TAKT_PRELOAD_LIBRARY  the library; if not set, libtakt_preload.so beside `takt` or in ../lib
 
 Examples:
-  takt preload -- isochron send --interface eth0 ...
+  takt preload --hwtstamp -- isochron send --interface eth0 --txtime ...
   takt preload --required -- python3 talker.py
   takt preload --socket /run/takt/line.sock -- ./talker";
 
@@ -43,6 +45,10 @@ pub struct Preload {
     /// Fail the program's calls when there is no runtime, instead of leaving datagrams to the kernel
     #[arg(long)]
     required: bool,
+    /// Answer programs that insist on hardware time stamps: where the interface has none, they get the
+    /// instants at which the runtime sent
+    #[arg(long)]
+    hwtstamp: bool,
     /// The program and its arguments
     #[arg(required = true, trailing_var_arg = true, value_name = "COMMAND")]
     command: Vec<OsString>,
@@ -67,6 +73,9 @@ impl Preload {
         }
         if self.required {
             command.env(MODE_VARIABLE, "required");
+        }
+        if self.hwtstamp {
+            command.env(HARDWARE_VARIABLE, "on");
         }
         // Returns only if it fails.
         let error = command.exec();

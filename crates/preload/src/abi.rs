@@ -45,6 +45,8 @@ pub mod timestamping {
     pub const TX_SOFTWARE: u32 = 1 << 1;
     /// `SOFTWARE`: software stamps are to be told.
     pub const SOFTWARE: u32 = 1 << 4;
+    /// `RAW_HARDWARE`: hardware stamps are to be told.
+    pub const RAW_HARDWARE: u32 = 1 << 6;
     /// `OPT_ID`: stamps carry the number of their datagram.
     pub const OPT_ID: u32 = 1 << 7;
     /// `TX_SCHED`: a stamp when the datagram is queued.
@@ -55,6 +57,8 @@ pub mod timestamping {
     pub const OPT_CMSG: u32 = 1 << 10;
     /// `OPT_TSONLY`: no copy of the datagram.
     pub const OPT_TSONLY: u32 = 1 << 11;
+    /// `OPT_TX_SWHW`: a software stamp also where there is one of hardware.
+    pub const OPT_TX_SWHW: u32 = 1 << 14;
     /// `TX_COMPLETION` (since Linux 6.15).
     pub const TX_COMPLETION: u32 = 1 << 18;
     /// What a control message of one datagram may set: `TX_RECORD_MASK`.

@@ -7,6 +7,9 @@ use crate::real;
 /// The variable that says what the preload is to do.
 pub const MODE_VARIABLE: &str = "TAKT_PRELOAD";
 
+/// The variable that asks for the instants of departure in the place of hardware time stamps.
+pub const HARDWARE_VARIABLE: &str = "TAKT_PRELOAD_HWTSTAMP";
+
 /// What it is to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
@@ -19,6 +22,7 @@ pub enum Mode {
 }
 
 static MODE: AtomicU8 = AtomicU8::new(Mode::Off as u8);
+static HARDWARE: AtomicBool = AtomicBool::new(false);
 static WARNED: AtomicBool = AtomicBool::new(false);
 
 /// Reads the environment.
@@ -36,6 +40,18 @@ pub fn start() {
         }
     };
     MODE.store(mode as u8, Ordering::Relaxed);
+    let value = std::env::var(HARDWARE_VARIABLE).unwrap_or_default();
+    let hardware = match value.as_str() {
+        "" | "off" => false,
+        "on" => true,
+        other => {
+            warn(&format!(
+                "{HARDWARE_VARIABLE} is \"{other}\", not \"on\" or \"off\"; taken as \"off\""
+            ));
+            false
+        }
+    };
+    HARDWARE.store(hardware, Ordering::Relaxed);
 }
 
 /// What the preload is to do. `Off` before it has started.
@@ -45,6 +61,11 @@ pub fn mode() -> Mode {
         1 => Mode::Required,
         _ => Mode::Off,
     }
+}
+
+/// Whether instants of departure stand for hardware time stamps.
+pub fn stamps_as_hardware() -> bool {
+    HARDWARE.load(Ordering::Relaxed)
 }
 
 /// Says once in the life of the process, on standard error, why something is not as it was asked for.

@@ -13,6 +13,8 @@ use crate::table;
 
 /// `EPOLLERR`.
 const ERROR: u32 = libc::EPOLLERR as u32;
+/// `EPOLLPRI`.
+const URGENT: u32 = libc::EPOLLPRI as u32;
 /// Bits that say how to watch, not what for.
 const MODES: u32 =
     (libc::EPOLLET | libc::EPOLLONESHOT | libc::EPOLLWAKEUP | libc::EPOLLEXCLUSIVE) as u32;
@@ -78,8 +80,12 @@ pub unsafe fn merge(
 ) -> c_int {
     let mut ready = ready as usize;
     for watched in watched {
-        if !readiness::has_errors(watched.fd, inside) {
+        let Some(errors) = readiness::errors(watched.fd, inside) else {
             continue;
+        };
+        let mut tells = ERROR;
+        if errors.urgent {
+            tells |= watched.events & URGENT;
         }
         let Some(socket) = table::lookup(watched.fd) else {
             continue;
@@ -91,10 +97,10 @@ pub unsafe fn merge(
         // SAFETY: that many are written.
         let told = unsafe { std::slice::from_raw_parts_mut(events, ready) };
         match told.iter_mut().find(|event| event.u64 == watched.data) {
-            Some(event) => event.events |= ERROR,
+            Some(event) => event.events |= tells,
             None if ready < count as usize => {
                 let event = epoll_event {
-                    events: ERROR,
+                    events: tells,
                     u64: watched.data,
                 };
                 // SAFETY: there is room for it.

@@ -13,7 +13,7 @@ use crate::launch;
 use crate::memory;
 use crate::options::{Kind, Options};
 use crate::process::{self, Inside};
-use crate::reports::Entry;
+use crate::reports::{Entry, Stamp};
 use crate::socket::{Socket, State};
 
 /// Control messages as the kernel lays them down in a buffer of limited size (`put_cmsg`).
@@ -53,14 +53,23 @@ impl Messages {
 /// The control messages of an entry.
 fn messages(options: &Options, entry: &Entry, room: usize) -> Messages {
     let mut messages = Messages::new(room);
-    if let Some(instant) = entry.stamp
-        && options.timestamping & timestamping::SOFTWARE != 0
-    {
-        let stamp = launch::to_realtime(instant);
-        // Software, and two that have gone out of use or come from hardware.
+    // Of software, one that has gone out of use, and of hardware: by the network's clock.
+    let stamp = match entry.stamp {
+        Some(Stamp::Software(instant)) if options.timestamping & timestamping::SOFTWARE != 0 => {
+            Some((0, launch::to_realtime(instant)))
+        }
+        Some(Stamp::Hardware(instant))
+            if options.timestamping & timestamping::RAW_HARDWARE != 0 =>
+        {
+            Some((2, launch::to_timespec(instant.as_nanos())))
+        }
+        _ => None,
+    };
+    if let Some((place, stamp)) = stamp {
         let mut content = [0; 48];
-        content[0..8].copy_from_slice(&stamp.tv_sec.to_ne_bytes());
-        content[8..16].copy_from_slice(&stamp.tv_nsec.to_ne_bytes());
+        let (seconds, nanoseconds) = content[16 * place..][..16].split_at_mut(8);
+        seconds.copy_from_slice(&stamp.tv_sec.to_ne_bytes());
+        nanoseconds.copy_from_slice(&stamp.tv_nsec.to_ne_bytes());
         let name = match options.timestamping_new {
             true => abi::SO_TIMESTAMPING_NEW,
             false => abi::SO_TIMESTAMPING_OLD,
@@ -263,6 +272,7 @@ mod tests {
             report_errors: true,
             timestamping: timestamping::SOFTWARE | timestamping::OPT_CMSG,
             timestamping_new: false,
+            select_errors: false,
             priority: 0,
             mark: 0,
             interface: 0,
@@ -280,7 +290,7 @@ mod tests {
     fn entry() -> Entry {
         Entry {
             error: reports::missed(1 << 40),
-            stamp: Some(TaiTime::from_nanos(5_000_000_007)),
+            stamp: Some(Stamp::Software(TaiTime::from_nanos(5_000_000_007))),
             packet: b"packet".to_vec(),
             ends: Some(Ends {
                 interface: 4,
@@ -320,6 +330,21 @@ mod tests {
             (libc::SOL_IP, libc::IP_RECVERR, 32)
         );
         assert_eq!(error.2[16..24], [2, 0, 0, 0, 10, 0, 0, 1]);
+    }
+
+    #[test]
+    fn a_stamp_is_where_its_kind_has_its_place_if_it_is_to_be_told() {
+        let mut entry = entry();
+        entry.stamp = Some(Stamp::Hardware(TaiTime::from_nanos(5_000_000_007)));
+        let mut options = options(Kind::Frames);
+        assert_eq!(parsed(&messages(&options, &entry, 256)).len(), 1);
+        options.timestamping = timestamping::RAW_HARDWARE;
+        let [stamp, _] = &parsed(&messages(&options, &entry, 256))[..] else {
+            panic!("two messages");
+        };
+        assert_eq!(stamp.2[..32], [0; 32]);
+        assert_eq!(stamp.2[32..40], 5u64.to_ne_bytes());
+        assert_eq!(stamp.2[40..], 7u64.to_ne_bytes());
     }
 
     #[test]

@@ -6,6 +6,7 @@ use std::mem::MaybeUninit;
 use libc::{sockaddr_storage, socklen_t};
 
 use crate::process::errno;
+use crate::real;
 
 /// What `getsockopt` writes, as it lies in memory.
 ///
@@ -89,7 +90,7 @@ pub fn hardware_address(fd: c_int, index: u32) -> Option<[u8; 6]> {
     unsafe { (*pointer).ifr_ifru.ifru_ifindex = index as c_int };
     for request in [libc::SIOCGIFNAME, libc::SIOCGIFHWADDR] {
         // SAFETY: both read and write an `ifreq`; the second takes the name that the first gave.
-        if unsafe { libc::ioctl(fd, request as _, pointer) } != 0 {
+        if unsafe { real::ioctl(fd, request as _, pointer.cast()) } != 0 {
             return None;
         }
     }

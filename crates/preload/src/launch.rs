@@ -76,7 +76,11 @@ fn whole_seconds(nanos: i64) -> i64 {
 
 /// An instant as time stamps tell it: `CLOCK_REALTIME`.
 pub fn to_realtime(instant: TaiTime) -> libc::timespec {
-    let nanos = instant.as_nanos().saturating_sub(leap_seconds());
+    to_timespec(instant.as_nanos().saturating_sub(leap_seconds()))
+}
+
+/// Nanoseconds as the kernel has them.
+pub fn to_timespec(nanos: i64) -> libc::timespec {
     libc::timespec {
         tv_sec: nanos.div_euclid(SECOND),
         tv_nsec: nanos.rem_euclid(SECOND),

@@ -28,6 +28,7 @@ mod destination;
 mod epoll;
 mod errors;
 mod frame;
+mod hardware;
 mod heap;
 #[cfg(not(test))]
 mod interpose;

@@ -31,6 +31,8 @@ unsafe impl Raw for iovec {}
 unsafe impl Raw for libc::timespec {}
 // SAFETY: integers.
 unsafe impl Raw for libc::timeval {}
+// SAFETY: a name, and a union of integers and pointers.
+unsafe impl Raw for libc::ifreq {}
 
 /// `system`: `process_vm_readv` or `process_vm_writev`, which differ in direction alone.
 fn copy(system: i64, ours: iovec, theirs: &[iovec]) -> Result<(), c_int> {

@@ -40,6 +40,8 @@ pub struct Options {
     pub timestamping: u32,
     /// They were asked for by `SO_TIMESTAMPING_NEW`, and are told so.
     pub timestamping_new: bool,
+    /// `SO_SELECT_ERR_QUEUE`: the error queue is urgent data, too.
+    pub select_errors: bool,
     /// `SO_PRIORITY`.
     pub priority: u32,
     /// `SO_MARK`.
@@ -120,6 +122,7 @@ impl Options {
             report_errors: txtime.flags & abi::TXTIME_REPORT_ERRORS != 0,
             timestamping: stamps,
             timestamping_new: socket(abi::SO_TIMESTAMPING_NEW).unwrap_or(0) != 0,
+            select_errors: socket(libc::SO_SELECT_ERR_QUEUE) == Ok(1),
             priority: socket(libc::SO_PRIORITY).unwrap_or(0) as u32,
             mark: socket(libc::SO_MARK).unwrap_or(0) as u32,
             interface: socket(libc::SO_BINDTOIFINDEX).unwrap_or(0) as u32,

@@ -21,6 +21,8 @@ use crate::table;
 const SLICE: i64 = 1_000_000;
 /// `POLLERR` as `poll` knows it.
 const ERROR: c_short = libc::POLLERR;
+/// `POLLPRI`.
+const URGENT: c_short = libc::POLLPRI;
 
 /// A wait that may end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,16 +63,20 @@ pub fn nanoseconds(time: &timespec) -> i64 {
         .saturating_add(time.tv_nsec)
 }
 
+/// What waits on an error queue, as readiness.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Errors {
+    /// It is urgent data, too: `SO_SELECT_ERR_QUEUE`.
+    pub urgent: bool,
+}
+
 /// Whether a descriptor's error queue has something of ours, after a look at what became of its frames.
-pub fn has_errors(fd: c_int, inside: &Inside) -> bool {
-    let Some(socket) = table::lookup(fd).filter(|socket| socket.is_reporting()) else {
-        return false;
-    };
-    let Some(mut state) = socket.current(fd, inside) else {
-        return false;
-    };
+pub fn errors(fd: c_int, inside: &Inside) -> Option<Errors> {
+    let socket = table::lookup(fd).filter(|socket| socket.is_reporting())?;
+    let mut state = socket.current(fd, inside)?;
     errors::look(socket, &mut state);
-    state.reports.are_waiting()
+    let urgent = state.options.as_ref()?.select_errors;
+    state.reports.are_waiting().then_some(Errors { urgent })
 }
 
 /// Whether a descriptor may have something to tell.
@@ -139,9 +145,14 @@ pub unsafe fn poll(
         let found = process::inside(|inside| {
             let mut ready = ready;
             for entry in list() {
-                if entry.revents & ERROR == 0 && has_errors(entry.fd, inside) {
+                if entry.revents & ERROR == 0
+                    && let Some(errors) = errors(entry.fd, inside)
+                {
                     ready += c_int::from(entry.revents == 0);
                     entry.revents |= ERROR;
+                    if errors.urgent {
+                        entry.revents |= entry.events & URGENT;
+                    }
                 }
             }
             ready
@@ -252,9 +263,9 @@ pub unsafe fn select(
             // SAFETY: readable, see above, and writable by the caller's promise.
             unsafe { Set::new(set, fds) }
         });
-        let [read, write, _] = &sets;
+        let wanted = |fd| sets.iter().any(|set| set.wants(fd));
         let telling: Vec<usize> = (0..fds)
-            .filter(|fd| (read.wants(*fd) || write.wants(*fd)) && may_tell(*fd as c_int))
+            .filter(|fd| wanted(*fd) && may_tell(*fd as c_int))
             .collect();
         Kept::new((sets, telling))
     })?;
@@ -278,13 +289,18 @@ pub unsafe fn select(
         let found = process::inside(|inside| {
             let mut ready = ready;
             for fd in telling.iter().copied() {
-                if has_errors(fd as c_int, inside) {
+                let Some(errors) = errors(fd as c_int, inside) else {
+                    continue;
+                };
+                // An error makes a descriptor ready for both.
+                let told = [Some(read), Some(write), errors.urgent.then_some(except)];
+                let told = told.into_iter().flatten().filter(|set| set.wants(fd));
+                for set in told {
                     if ready == 0 {
                         // The kernel leaves sets as they were when time is up.
                         sets.iter().for_each(Set::clear);
                     }
-                    // An error makes a descriptor ready for both.
-                    ready += c_int::from(read.make_ready(fd)) + c_int::from(write.make_ready(fd));
+                    ready += c_int::from(set.make_ready(fd));
                 }
             }
             ready

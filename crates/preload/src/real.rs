@@ -138,6 +138,8 @@ functions! {
         or libc::syscall(libc::SYS_dup3, old, new, flags);
     fcntl(fd: c_int, command: c_int, argument: c_ulong) -> c_int,
         or libc::syscall(libc::SYS_fcntl, fd, command, argument);
+    ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int,
+        or libc::syscall(libc::SYS_ioctl, fd, request, argument);
     setsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void, length: socklen_t) -> c_int,
         or libc::syscall(libc::SYS_setsockopt, fd, level, name, value, length);
     send(fd: c_int, data: *const c_void, length: size_t, flags: c_int) -> ssize_t,

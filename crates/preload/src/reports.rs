@@ -36,22 +36,29 @@ pub struct Wanted {
     pub errors: bool,
     /// A stamp when it left.
     pub departure: bool,
+    /// The same in the place of a hardware time stamp.
+    pub hardware: bool,
     /// A stamp when it was queued.
     pub queueing: bool,
 }
 
 impl Wanted {
-    /// From the socket's wish for errors and the stamps that it or the send asked for.
-    pub fn new(errors: bool, stamps: u32) -> Self {
+    /// From the socket's wish for errors and the stamps that it or the send asked for; `as_hardware`: instants of
+    /// departure stand for hardware time stamps.
+    pub fn new(errors: bool, stamps: u32, as_hardware: bool) -> Self {
+        let hardware = as_hardware && stamps & timestamping::TX_HARDWARE != 0;
+        // As `skb_tx_timestamp` has it.
+        let both = stamps & timestamping::OPT_TX_SWHW != 0;
         Self {
             errors,
-            departure: stamps & timestamping::TX_SOFTWARE != 0,
+            departure: stamps & timestamping::TX_SOFTWARE != 0 && (both || !hardware),
+            hardware,
             queueing: stamps & timestamping::TX_SCHED != 0,
         }
     }
 
     fn outcome(&self) -> bool {
-        self.errors || self.departure
+        self.errors || self.departure || self.hardware
     }
 }
 
@@ -80,13 +87,22 @@ struct Awaited {
     datagram: Datagram,
 }
 
+/// A time stamp.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stamp {
+    /// Of software.
+    Software(TaiTime),
+    /// In the place of one of hardware, by whose clock it would be: TAI.
+    Hardware(TaiTime),
+}
+
 /// An entry of the error queue.
 #[derive(Clone, Debug)]
 pub struct Entry {
     /// What the kernel calls an extended error.
     pub error: ExtendedError,
-    /// The instant of a time stamp.
-    pub stamp: Option<TaiTime>,
+    /// If it is a time stamp.
+    pub stamp: Option<Stamp>,
     /// The packet that it is about.
     pub packet: Vec<u8>,
     /// Its ends.
@@ -152,7 +168,8 @@ impl Reports {
         let before = self.total;
         if wanted.queueing {
             let error = stamp(abi::TSTAMP_SCHED, datagram.number);
-            self.push_stamp(error, launch::now(), stamps_alone, &datagram, limit);
+            let now = Stamp::Software(launch::now());
+            self.push_stamp(error, now, stamps_alone, &datagram, limit);
         }
         if wanted.outcome() {
             if self.awaited.len() >= AWAITED {
@@ -176,7 +193,7 @@ impl Reports {
     fn push_stamp(
         &mut self,
         error: ExtendedError,
-        instant: TaiTime,
+        stamp: Stamp,
         alone: bool,
         datagram: &Datagram,
         limit: usize,
@@ -187,7 +204,7 @@ impl Reports {
         };
         let entry = Entry {
             error,
-            stamp: Some(instant),
+            stamp: Some(stamp),
             packet,
             // The kernel knows them from the packet.
             ends: datagram.ends.filter(|_| !alone),
@@ -244,9 +261,16 @@ impl Reports {
             } = awaited;
             let error = match outcome {
                 Outcome::Sent => {
-                    if let (true, Some(instant)) = (wanted.departure, departed) {
+                    let Some(instant) = departed else {
+                        continue;
+                    };
+                    let stamps = [
+                        (wanted.departure, Stamp::Software(instant)),
+                        (wanted.hardware, Stamp::Hardware(instant)),
+                    ];
+                    for (_, told) in stamps.into_iter().filter(|(wanted, _)| *wanted) {
                         let error = stamp(abi::TSTAMP_SND, datagram.number);
-                        self.push_stamp(error, instant, stamps_alone, &datagram, limit);
+                        self.push_stamp(error, told, stamps_alone, &datagram, limit);
                     }
                     continue;
                 }
@@ -340,7 +364,7 @@ mod tests {
     }
 
     fn everything() -> Wanted {
-        Wanted::new(true, timestamping::TX_SOFTWARE)
+        Wanted::new(true, timestamping::TX_SOFTWARE, false)
     }
 
     fn token(number: u64) -> Token {
@@ -385,7 +409,10 @@ mod tests {
             LIMIT,
         );
         let first = reports.take().expect("a stamp");
-        assert_eq!((first.stamp, first.error.data), (Some(instant), 0));
+        assert_eq!(
+            (first.stamp, first.error.data),
+            (Some(Stamp::Software(instant)), 0)
+        );
         assert_eq!(first.error.origin, abi::EE_ORIGIN_TIMESTAMPING);
         assert_eq!(first.packet, [1, 2, 3]);
         assert_eq!(reports.take().expect("an error").error, missed(20));
@@ -409,7 +436,7 @@ mod tests {
         reports.settle(|_| Outcome::Late, |_, _| None, LIMIT);
         assert_eq!(reports.take().expect("an error").error, invalid(7));
         // Within what the runtime tolerates.
-        reports.emitted(token(1), Wanted::new(true, 0), false, late, LIMIT);
+        reports.emitted(token(1), Wanted::new(true, 0, false), false, late, LIMIT);
         reports.settle(|_| Outcome::Sent, |_, _| None, LIMIT);
         assert!(!reports.are_due());
     }
@@ -430,11 +457,11 @@ mod tests {
     #[test]
     fn only_what_is_asked_for_is_told() {
         let mut reports = Reports::default();
-        let stamps = Wanted::new(false, timestamping::TX_SOFTWARE);
+        let stamps = Wanted::new(false, timestamping::TX_SOFTWARE, false);
         reports.emitted(token(0), stamps, false, datagram(1, 0), LIMIT);
         reports.settle(|_| Outcome::Late, |_, _| None, LIMIT);
         assert!(!reports.are_due());
-        let errors = Wanted::new(true, 0);
+        let errors = Wanted::new(true, 0, false);
         reports.emitted(token(1), errors, false, datagram(1, 0), LIMIT);
         reports.settle(
             |_| Outcome::Sent,
@@ -444,7 +471,7 @@ mod tests {
         assert!(!reports.are_due());
         reports.emitted(token(2), Wanted::default(), false, datagram(1, 0), LIMIT);
         assert!(!reports.are_due());
-        let queueing = Wanted::new(false, timestamping::TX_SCHED);
+        let queueing = Wanted::new(false, timestamping::TX_SCHED, false);
         reports.emitted(token(3), queueing, false, datagram(1, 9), LIMIT);
         let entry = reports.take().expect("a stamp at once");
         assert_eq!((entry.error.info, entry.error.data), (abi::TSTAMP_SCHED, 9));
@@ -454,7 +481,7 @@ mod tests {
     fn the_queue_is_bounded_by_the_sockets_receive_buffer() {
         let mut reports = Reports::default();
         let tell = |reports: &mut Reports, limit| {
-            let queueing = Wanted::new(false, timestamping::TX_SCHED);
+            let queueing = Wanted::new(false, timestamping::TX_SCHED, false);
             reports.emitted(token(0), queueing, false, datagram(1, 0), limit)
         };
         let told: u64 = (0..100)

@@ -407,7 +407,12 @@ fn finish(socket: &Socket, state: &mut State, request: &Request, handed: Handed)
         packet: handed.packet,
         ends: handed.ends,
     };
-    let wanted = Wanted::new(options.report_errors, request.stamps);
+    let stamps = request.stamps | options.timestamping & timestamping::OPT_TX_SWHW;
+    let wanted = Wanted::new(
+        options.report_errors,
+        stamps,
+        announce::stamps_as_hardware(),
+    );
     if wanted != Wanted::default() {
         socket.expect_reports();
         let alone = options.timestamping & timestamping::OPT_TSONLY != 0;

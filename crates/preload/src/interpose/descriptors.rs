@@ -1,9 +1,10 @@
 //! Descriptors that come to mean the same as others, or nothing more.
 
-use std::ffi::{c_int, c_uint, c_ulong};
+use std::ffi::{c_int, c_uint, c_ulong, c_void};
 
 use libc::FILE;
 
+use crate::hardware;
 use crate::real;
 use crate::table;
 
@@ -145,6 +146,20 @@ pub unsafe extern "C-unwind" fn fcntl(fd: c_int, command: c_int, argument: c_ulo
     let result = unsafe { real::fcntl(fd, command, argument) };
     if matches!(command, libc::F_DUPFD | libc::F_DUPFD_CLOEXEC) && result >= 0 {
         table::duplicate(fd, result);
+    }
+    result
+}
+
+/// `ioctl(2)`, whose third argument is a number, a pointer or missing, as that of `fcntl`.
+///
+/// # Safety
+/// As the C library's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
+    // SAFETY: the program's call.
+    let result = unsafe { real::ioctl(fd, request, argument) };
+    if request == libc::SIOCSHWTSTAMP as c_ulong && result < 0 {
+        return hardware::configure(argument).unwrap_or(result);
     }
     result
 }
