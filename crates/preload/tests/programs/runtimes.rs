@@ -84,6 +84,16 @@ fn the_kernel_sends_while_the_runtime_is_gone_and_no_longer() {
     assert!(err.contains("went away"), "{err}");
 }
 
+/// The class of what `ahead.py` sends, and nobody else.
+const CLASS: usize = 3;
+
+/// The runtime has taken what it has sent.
+fn all_of_it_waits(site: &Site) {
+    until("all of it waits", || {
+        (site.departures()[CLASS].queued == 10).then_some(())
+    });
+}
+
 #[test]
 fn a_program_that_is_killed_takes_along_what_it_has_queued() {
     let site = Site::with_tenants(2);
@@ -101,15 +111,10 @@ fn a_program_that_is_killed_takes_along_what_it_has_queued() {
         until("it has sent", || {
             ahead.output().0.contains("sent").then_some(())
         });
-        let dropped = || {
-            site.departures()
-                .iter()
-                .map(|class| class.dropped)
-                .sum::<u64>()
-        };
+        all_of_it_waits(&site);
         ahead.kill();
         until("its frames are withdrawn, and counted", || {
-            (dropped() == round * 10).then_some(())
+            (site.departures()[CLASS].dropped == round * 10).then_some(())
         });
         until("its session is gone", || {
             (site.sessions().len() == 1).then_some(())
@@ -135,10 +140,7 @@ fn what_a_killed_runtime_had_queued_is_told_as_missed() {
     until("it has sent", || {
         ahead.output().0.contains("sent").then_some(())
     });
-    until("all of it waits", || {
-        let queued: u64 = site.departures().iter().map(|class| class.queued).sum();
-        (queued == 10).then_some(())
-    });
+    all_of_it_waits(&site);
     site.kill_daemon();
     // Ends once it has read ten errors, and its one message without a time.
     let (out, err) = ahead.end();

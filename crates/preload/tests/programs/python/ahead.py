@@ -1,4 +1,4 @@
-"""Ten datagrams far ahead of their time (`ahead.py ADDRESS SECONDS`), then waits for what the error queue says of
+"""Ten datagrams of class 3 far ahead of their time (`ahead.py ADDRESS SECONDS`), then waits for what the error queue says of
 them; a last datagram without a time."""
 
 import select
@@ -19,6 +19,7 @@ def main() -> None:
     address, seconds = sys.argv[1], int(sys.argv[2])
     talker = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     talker.setsockopt(socket.SOL_SOCKET, SO_TXTIME, struct.pack("iI", CLOCK_TAI, REPORT_ERRORS))
+    talker.setsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY, 3)
     launch = time.clock_gettime_ns(CLOCK_TAI) + seconds * 1_000_000_000
     control = [(socket.SOL_SOCKET, SO_TXTIME, struct.pack("Q", launch))]
     for _ in range(COUNT):
