@@ -3,7 +3,8 @@
 mod support;
 
 use rustix::process::Signal;
-use support::{Daemon, Directory, run};
+use support::{Daemon, run};
+use takt_testing::Directory;
 
 #[test]
 fn status_is_a_page_for_people_and_json_for_programs() {
@@ -279,7 +280,7 @@ fn a_schedule_is_installed_shown_and_removed() {
         if ran.out.contains("of 1.000 ms with") {
             break;
         }
-        assert!(start.elapsed() < support::PATIENCE, "{ran:?}");
+        assert!(start.elapsed() < takt_testing::PATIENCE, "{ran:?}");
     }
     let json = daemon.takt(&["schedule", "status", "--json"]).json();
     assert_eq!(json[0]["operational"]["cycle_time_ns"], 1_000_000);

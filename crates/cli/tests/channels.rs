@@ -19,7 +19,7 @@ fn subscriber(daemon: &Daemon, arguments: &[&str]) -> Running {
         if sinks.as_array().is_some_and(|sinks| !sinks.is_empty()) {
             return sub;
         }
-        assert!(start.elapsed() < support::PATIENCE, "{sessions}");
+        assert!(start.elapsed() < takt_testing::PATIENCE, "{sessions}");
     }
 }
 

@@ -4,18 +4,9 @@
 mod daemons;
 mod support;
 
-use std::time::Instant;
-
 use daemons::{chronyd, lab};
-use support::{Daemon, Directory, PATIENCE, run};
-
-fn until(what: &str, mut condition: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !condition() {
-        assert!(start.elapsed() < PATIENCE, "not in {PATIENCE:?}: {what}");
-        std::thread::sleep(std::time::Duration::from_millis(20));
-    }
-}
+use support::{Daemon, run};
+use takt_testing::{Directory, until_true};
 
 const NOBODY: &str = "[clock]\nptp4l = \"none\"\nchrony = \"none\"\n";
 
@@ -65,7 +56,7 @@ fn a_schedule_that_demands_a_clock_is_refused_without_it_and_runs_on_when_it_is_
     let Some((lab, [program])) = lab(["chronyd"]) else {
         return;
     };
-    let sockets = daemons::Directory::new("cli");
+    let sockets = Directory::private();
     let (one, other) = (lab.host(0), lab.host(1));
     let _server = chronyd(&program, one, &sockets, "server", "local stratum 5\nallow");
     let follow = format!("server {} iburst minpoll -2 maxpoll -2", one.address());
@@ -79,7 +70,7 @@ fn a_schedule_that_demands_a_clock_is_refused_without_it_and_runs_on_when_it_is_
         "[clock]\nptp4l = \"none\"\nchrony = \"{socket}\"\n[metrics]\naddress = \"{metrics}\"\n"
     ));
     let clock = || daemon.takt(&["clock", "--json"]).json();
-    until("the clock is synchronised", || {
+    until_true("the clock is synchronised", || {
         clock()["state"] == "synchronised"
     });
     let told = clock();
@@ -110,7 +101,7 @@ fn a_schedule_that_demands_a_clock_is_refused_without_it_and_runs_on_when_it_is_
     let installed = schedule("10s");
     assert_eq!(installed.code, Some(0), "{installed:?}");
     let status = || daemon.takt(&["schedule", "status", "--json"]).json();
-    until("it runs", || !status()[0]["operational"].is_null());
+    until_true("it runs", || !status()[0]["operational"].is_null());
     let told = status();
     assert_eq!(told[0]["operational"]["require_sync_ns"], 10_000_000_000u64);
     assert_eq!(told[0]["clock_problem"], "");
@@ -122,7 +113,7 @@ fn a_schedule_that_demands_a_clock_is_refused_without_it_and_runs_on_when_it_is_
         eprintln!("skipped: the clock of this machine is within 10 s without chronyd");
         return;
     }
-    until("the loss is told", || status()[0]["clock_losses"] == 1);
+    until_true("the loss is told", || status()[0]["clock_losses"] == 1);
     let told = status();
     let problem = told[0]["clock_problem"].as_str().expect("a problem");
     assert!(problem.contains("must be"), "{problem}");

@@ -5,7 +5,8 @@ mod support;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use support::{Directory, Ran, takt};
+use support::{Ran, takt};
+use takt_testing::Directory;
 
 /// A file that stands for the library where nothing is loaded from it.
 fn library(directory: &Directory) -> PathBuf {

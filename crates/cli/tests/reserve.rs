@@ -8,7 +8,8 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use support::{Directory, Ran, run, takt};
+use support::{Ran, run, takt};
+use takt_testing::Directory;
 
 const TASKS: &str = "\
 tasks:

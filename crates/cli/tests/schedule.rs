@@ -5,7 +5,8 @@ mod support;
 use std::io::Write;
 use std::process::Stdio;
 
-use support::{Directory, Ran, run, takt};
+use support::{Ran, run, takt};
+use takt_testing::Directory;
 
 const TOML: &str = r#"
 interface = "eth0"

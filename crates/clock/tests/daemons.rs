@@ -9,27 +9,14 @@ mod support;
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use support::{Daemon, Directory, chronyd, lab};
+use support::{Daemon, chronyd, lab};
 use takt_clock::chrony::{self, Reference};
 use takt_clock::ptp4l::{self, Role};
 use takt_clock::{Ask, ClockStatus, Observer, Source, Sources, State, SystemTai};
 use takt_lab::Host;
-
-/// Long enough that only what never happens runs into it.
-const PATIENCE: Duration = Duration::from_secs(30);
-
-fn until<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
-    let start = Instant::now();
-    loop {
-        if let Some(found) = condition() {
-            return found;
-        }
-        assert!(start.elapsed() < PATIENCE, "not in {PATIENCE:?}: {what}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
-}
+use takt_testing::{Directory, until};
 
 fn observer(ptp4l: Ask<PathBuf>, chrony: Ask<chrony::Address>) -> Observer {
     let sources = Sources {
@@ -50,7 +37,7 @@ fn ptp4l_says_who_leads_who_follows_and_what_the_time_is() {
     let Some((lab, [program, pmc])) = lab(["ptp4l", "pmc"]) else {
         return;
     };
-    let directory = Directory::new("ptp");
+    let directory = Directory::private();
     let socket = |name: &str| directory.join(name);
     let start = |host: &Host, name: &str, more: &str| {
         // The profile of gPTP: ptp4l hears nobody who speaks another.
@@ -120,7 +107,7 @@ fn ptp4l_says_who_leads_who_follows_and_what_the_time_is() {
     assert!(has(&status, "source-silent"), "{status:?}");
     let usual = observer(Ask::IfThere(socket("follower")), Ask::Never).observe();
     assert!(!has(&usual, "source-silent"), "{usual:?}");
-    let left = std::fs::read_dir(&directory.0).expect("the directory");
+    let left = std::fs::read_dir(directory.path()).expect("the directory");
     let left: Vec<_> = left
         .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
         .filter(|name| name.starts_with("takt."))
@@ -133,7 +120,7 @@ fn chronyd_says_what_it_follows_and_how_far_it_is_off() {
     let Some((lab, [program])) = lab(["chronyd"]) else {
         return;
     };
-    let directory = Directory::new("chrony");
+    let directory = Directory::private();
     let start =
         |host: &Host, name: &str, more: &str| chronyd(&program, host, &directory, name, more);
     let server = lab.host(0).address();

@@ -11,6 +11,7 @@ use takt_runtime::config::{Departure, Late};
 use takt_runtime::counters::DepartureReading;
 use takt_runtime::status::ScheduleStatus;
 use takt_schedule::{GateEntry, GateMask, Schedule};
+use takt_testing::until;
 
 const PATIENCE: Wait = Wait::For(Duration::from_secs(20));
 const CLASS: TrafficClass = match TrafficClass::new(5) {
@@ -98,21 +99,12 @@ fn emit(source: &Source, text: &[u8], launch: Option<TaiTime>) -> Outcome {
         None => buffer.emit(),
     };
     let token = token.expect("emit");
-    until(|| match source.outcome(token) {
-        Outcome::Pending => None,
-        outcome => Some(outcome),
-    })
-}
-
-fn until<T>(mut condition: impl FnMut() -> Option<T>) -> T {
-    let start = std::time::Instant::now();
-    loop {
-        if let Some(found) = condition() {
-            return found;
+    until("the message has an outcome", || {
+        match source.outcome(token) {
+            Outcome::Pending => None,
+            outcome => Some(outcome),
         }
-        assert!(start.elapsed() < Duration::from_secs(20), "never");
-        std::thread::sleep(Duration::from_micros(100));
-    }
+    })
 }
 
 #[test]
@@ -137,7 +129,7 @@ fn messages_leave_at_their_launch_times_in_that_order_and_never_early() {
     assert_eq!(emit(&pair.source, &long, Some(launch)), Outcome::Sent);
     let (text, at) = pair.receive();
     assert!(text == long && at >= launch);
-    let class = until(|| {
+    let class = until("they are counted", || {
         let class = pair.class();
         (class.frames.sent > 3 && class.frames.sent == class.frames.offered).then_some(class)
     });
@@ -195,17 +187,17 @@ fn a_schedule_holds_messages_until_their_gate_opens_and_can_be_changed_and_remov
         0,
         "cycles begin at multiples"
     );
-    until(|| pair.status().operational);
+    until("the schedule runs", || pair.status().operational);
     for _ in 0..4 {
         // In the closed half of a cycle, wherever we are now.
-        let cycle = until(|| pair.status().cycle);
+        let cycle = until("a cycle begins", || pair.status().cycle);
         let launch = cycle.start.saturating_add_nanos(210 * MS);
         let opens = cycle.start.saturating_add_nanos(250 * MS);
         assert_eq!(emit(&pair.source, b"gated", Some(launch)), Outcome::Sent);
         let (_, at) = pair.receive();
         assert!(at >= opens, "{} ns before its gate", opens.nanos_since(at));
     }
-    let class = until(|| {
+    let class = until("they are counted", || {
         let class = pair.class();
         (class.frames.sent == 4).then_some(class)
     });
@@ -217,12 +209,16 @@ fn a_schedule_holds_messages_until_their_gate_opens_and_can_be_changed_and_remov
     closed.entries = vec![GateEntry::new(GateMask::NONE, 100_000_000)];
     let installed = runtime.install_schedule("udp".into(), closed.clone(), 0);
     installed.expect("a runtime").expect("installed");
-    until(|| (pair.status().operational == Some(closed.clone())).then_some(()));
+    until("the schedule runs", || {
+        (pair.status().operational == Some(closed.clone())).then_some(())
+    });
     assert_eq!(emit(&pair.source, b"never", None), Outcome::NotScheduled);
 
     assert!(runtime.remove_schedule("udp".into()).expect("a runtime"));
     assert!(!runtime.remove_schedule("udp".into()).expect("a runtime"));
-    until(|| (emit(&pair.source, b"free", None) == Outcome::Sent).then_some(()));
+    until("a message is sent", || {
+        (emit(&pair.source, b"free", None) == Outcome::Sent).then_some(())
+    });
     assert_eq!(pair.receive().0, b"free");
     let status = pair.status();
     assert!(status.operational.is_none() && status.pending.is_none());
@@ -264,9 +260,11 @@ fn a_session_that_goes_takes_its_waiting_messages_with_it() {
         buffer.copy_from_slice(text);
         buffer.emit_at(after_ms(30_000)).expect("emit");
     }
-    until(|| (pair.class().frames.queued > 2).then_some(()));
+    until("frames wait", || {
+        (pair.class().frames.queued > 2).then_some(())
+    });
     drop((source, stream, other));
-    let frames = until(|| {
+    let frames = until("they are withdrawn", || {
         let frames = pair.class().frames;
         (frames.queued == 0).then_some(frames)
     });
@@ -288,15 +286,19 @@ fn a_session_with_launch_times_far_ahead_keeps_nobody_out() {
     while let Ok(buffer) = source.buffer(8) {
         buffer.emit_at(after_ms(50_000)).expect("emit");
     }
-    until(|| (pair.class().frames.queued == 256).then_some(()));
+    until("frames wait", || {
+        (pair.class().frames.queued == 256).then_some(())
+    });
     for _ in 0..10 {
         assert_eq!(emit(&pair.source, b"on", Some(after_ms(5))), Outcome::Sent);
         assert_eq!(pair.receive().0, b"on");
     }
-    until(|| (pair.class().frames.queued == 256).then_some(()));
+    until("frames wait", || {
+        (pair.class().frames.queued == 256).then_some(())
+    });
     // The lane sleeps meanwhile: it does not look again and again whether there is room.
     let counters = || pair.near.runtime().status().expect("a runtime").lanes[0].counters;
-    until(|| {
+    until("the lane sleeps", || {
         let polls = counters().polls;
         std::thread::sleep(Duration::from_millis(20));
         (counters().polls == polls).then_some(())

@@ -9,7 +9,7 @@ mod support;
 use std::sync::Arc;
 use std::time::Duration;
 
-use support::{App, Sink, Source, config, free_port, start, until};
+use support::{App, Sink, Source, config, free_port, start};
 use takt_clock::{Clock, SteppedClock, SystemTai};
 use takt_runtime::Runtime;
 use takt_runtime::config::{Departure, Idle, LaneConfig, Late};
@@ -17,6 +17,7 @@ use takt_runtime::counters::DepartureReading;
 use takt_schedule::{GateEntry, GateMask, Schedule};
 use takt_session::Qos;
 use takt_session::layout::{FLAG_LAUNCH_TIME, Outcome, TxDescriptor};
+use takt_testing::until_true;
 use takt_time::{TaiTime, TrafficClass};
 
 const MS: i64 = 1_000_000;
@@ -90,7 +91,7 @@ impl Bench {
         };
         let (receiver, sink) = (&bench.receiver, &mut bench.sink);
         receiver.receive(sink);
-        until("the schedule runs", || {
+        until_true("the schedule runs", || {
             let schedules = bench.near.handle().schedules().expect("running");
             schedules.iter().any(|s| s.operational.is_some())
         });
@@ -125,7 +126,7 @@ impl Bench {
         for launch in &launches {
             self.emit(*launch);
         }
-        until("all are queued", || {
+        until_true("all are queued", || {
             self.frames().frames.offered == self.offered
         });
         launches
@@ -163,7 +164,7 @@ impl Bench {
 
     /// Everything that was offered has been sent or is counted as dropped.
     fn accounted(&self) -> DepartureReading {
-        until("nothing waits", || self.frames().frames.queued == 0);
+        until_true("nothing waits", || self.frames().frames.queued == 0);
         let class = self.frames();
         let frames = class.frames;
         let dropped = frames.dropped + frames.dropped_late + frames.dropped_gate_missed;

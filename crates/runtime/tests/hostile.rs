@@ -6,11 +6,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use rand::{Rng, SeedableRng, rngs::StdRng};
-use support::{App, Sink, Source, config, free_port, start, until};
+use support::{App, Sink, Source, config, free_port, start};
 use takt_runtime::policy::Policy;
 use takt_session::layout::{HEADER_BYTES, Outcome, TxDescriptor};
 use takt_session::message::{Envelope, Reply, Request};
 use takt_session::{ErrorCode, Qos, transport};
+use takt_testing::until_true;
 
 /// Two applications of one tenant that exchange numbered messages, and check each.
 fn honest(a: &App, source: &mut Source, b: &App, sink: &mut Sink, number: &mut u32) {
@@ -105,7 +106,7 @@ fn random_bytes_all_over_an_arena_end_that_session_and_disturb_nobody() {
         reasons.len() >= 2,
         "the scribbling reached too few checks: {reasons:?}"
     );
-    until("the hostile sessions are gone", || {
+    until_true("the hostile sessions are gone", || {
         runtime.handle().sessions().expect("running").len() == 2
     });
 }
@@ -119,7 +120,7 @@ fn end_reason(break_it: impl FnOnce(&mut App, &mut Source, &mut Sink)) -> takt_s
     break_it(&mut h, &mut source, &mut sink);
     h.bell.ring();
     let reason = h.ended();
-    until("the session is gone", || {
+    until_true("the session is gone", || {
         runtime.handle().sessions().expect("running").is_empty()
     });
     reason
@@ -185,7 +186,7 @@ fn each_broken_rule_ends_the_session_with_its_own_reason() {
     assert!(twice.message.contains("emitted twice"), "{}", twice.message);
     let released = end_reason(|h, source, sink| {
         h.emit(source, 1, b"x", 0);
-        until("the message has come", || {
+        until_true("the message has come", || {
             sink.rx.available().expect("ring") == 1
         });
         sink.release.push(77).expect("ring");
@@ -271,11 +272,11 @@ fn junk_on_the_session_socket_ends_the_session_only() {
         let _ = transport::send(&h.socket, &junk, &[], true);
         drop(h);
     }
-    until("the others are gone", || {
+    until_true("the others are gone", || {
         runtime.handle().sessions().expect("running").len() == 1
     });
     drop(other);
-    until("all are gone", || {
+    until_true("all are gone", || {
         runtime.handle().sessions().expect("running").is_empty()
     });
 }

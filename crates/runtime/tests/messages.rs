@@ -2,11 +2,12 @@
 
 mod support;
 
-use support::{App, PATIENCE, config, free_port, start, until};
+use support::{App, config, free_port, start};
 use takt_runtime::config::LaneConfig;
 use takt_session::layout::{Outcome, TX_REGION};
 use takt_session::message::{Reply, Request};
 use takt_session::{ChannelId, Qos};
+use takt_testing::{PATIENCE, until_true};
 
 fn pattern(length: usize, seed: u8) -> Vec<u8> {
     (0..length)
@@ -141,7 +142,7 @@ fn sinks_on_all_lanes_of_a_node_get_each_message_once() {
     let mut source = apps[0].source(stream, 3, 0);
     // Until all four are known to the source's lane.
     let mut heard = [false; 4];
-    until("all sinks are reached", || {
+    until_true("all sinks are reached", || {
         apps[0].emit(&mut source, 0, b"probe", 0);
         apps[0].receive(&mut sinks[0]);
         apps[0].completion(&mut source);

@@ -2,10 +2,11 @@
 
 mod support;
 
-use support::{App, config, free_port, start, until};
+use support::{App, config, free_port, start};
 use takt_runtime::policy::Policy;
 use takt_runtime::status::TenantStatus;
 use takt_session::Qos;
+use takt_testing::until_true;
 
 #[test]
 fn what_a_tenant_has_counted_stays_when_its_session_ends() {
@@ -25,11 +26,11 @@ fn what_a_tenant_has_counted_stays_when_its_session_ends() {
     let mut source = app.source(stream, 5, 0);
     app.emit(&mut source, 0, b"nobody", 1);
     app.completion(&mut source);
-    until("the message is counted", || press().counters.emitted == 1);
+    until_true("the message is counted", || press().counters.emitted == 1);
     assert_eq!((press().sessions, press().ended), (1, 0));
     drop(source);
     drop(app);
-    until("the session has ended", || press().ended == 1);
+    until_true("the session has ended", || press().ended == 1);
     assert_eq!((press().sessions, press().counters.emitted), (0, 1));
     assert_eq!(press().counters.emitted_bytes, 6);
 }

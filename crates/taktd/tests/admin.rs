@@ -4,8 +4,9 @@ mod support;
 
 use std::os::unix::fs::PermissionsExt;
 
-use support::{Daemon, LISTENER, PATIENCE, until};
+use support::{Daemon, LISTENER};
 use takt::{ChannelId, Error, Qos, Session, TrafficClass, Wait};
+use takt_testing::{PATIENCE, until};
 use taktd::admin::client::{Client, ConnectError, connect};
 use taktd::admin::proto::{
     self, AddPeerRequest, EndSessionRequest, GetStatusRequest, InstallScheduleRequest,

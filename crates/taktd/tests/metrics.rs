@@ -5,8 +5,9 @@ mod support;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 
-use support::{Daemon, LISTENER, until};
+use support::{Daemon, LISTENER};
 use takt::{ChannelId, Qos};
+use takt_testing::until;
 
 /// An address of loopback that no other test uses, and no connection as its source.
 fn address(test: u8) -> SocketAddr {
@@ -18,7 +19,7 @@ fn address(test: u8) -> SocketAddr {
 fn fetch(address: SocketAddr, request: &str) -> (String, String) {
     let mut stream = TcpStream::connect(address).expect("connect");
     stream
-        .set_read_timeout(Some(support::PATIENCE))
+        .set_read_timeout(Some(takt_testing::PATIENCE))
         .expect("a timeout");
     write!(
         stream,

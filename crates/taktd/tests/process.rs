@@ -5,8 +5,9 @@ mod support;
 use std::net::UdpSocket;
 use std::path::Path;
 
-use support::{Daemon, Directory, LISTENER, command, configuration, taktd, until};
+use support::{Daemon, LISTENER, command, configuration, taktd};
 use takt::{ChannelId, Error, Qos, Wait};
+use takt_testing::{Directory, until};
 
 const SIGTERM: i32 = 15;
 const SIGINT: i32 = 2;

@@ -9,8 +9,9 @@ use takt::{ChannelId, Error, Qos, Sink, Source, Wait};
 use taktd::admin::proto::PeerState;
 
 use crate::support::{
-    Datapath, Node, PATIENCE, Pair, attach, exchange, introduce, number_of, put, skip, take, until,
+    Datapath, Node, Pair, attach, exchange, introduce, number_of, put, skip, take,
 };
+use takt_testing::{PATIENCE, until};
 
 const CHANNEL: ChannelId = ChannelId(5);
 /// What the client that is to be killed writes and reads.

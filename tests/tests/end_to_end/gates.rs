@@ -12,7 +12,8 @@ use takt_wire::vxlan;
 use taktd::admin::proto::{GateEntry, GateSchedule};
 
 use crate::support::overlay::{emit, flow, frame, frames, lab, sections, station};
-use crate::support::{Datapath, Node, attach, skip, until};
+use crate::support::{Datapath, Node, attach, skip};
+use takt_testing::until;
 
 const MS: i64 = 1_000_000;
 /// How long a window is open, and how long all gates are closed after it. What leaves at the end of a

@@ -8,9 +8,8 @@ use takt_lab::{Host, Lab, LabConfig};
 use taktd::admin::proto::PeerState;
 
 use crate::support::node::{PORT, command, configure};
-use crate::support::{
-    Datapath, Directory, Node, Pair, attach, exchange, introduce, put, skip, take, until,
-};
+use crate::support::{Datapath, Node, Pair, attach, exchange, introduce, put, skip, take};
+use takt_testing::{Directory, until};
 
 const CHANNEL: ChannelId = ChannelId(5);
 

@@ -3,7 +3,8 @@
 use takt::{ChannelId, Session};
 use takt_lab::{Lab, LabConfig};
 
-use crate::support::{Datapath, Node, Pair, attach, introduce, put, skip, take, until};
+use crate::support::{Datapath, Node, Pair, attach, introduce, put, skip, take};
+use takt_testing::until;
 
 const TWO_LANES: &str = "[[lane]]\n[[lane]]\n";
 const APPLICATIONS: usize = 4;

@@ -4,7 +4,8 @@ use takt::{ChannelId, Wait};
 use takt_lab::LinkState;
 use taktd::admin::proto::PeerState;
 
-use crate::support::{Datapath, Pair, attach, exchange, introduce, put, skip, take, until};
+use crate::support::{Datapath, Pair, attach, exchange, introduce, put, skip, take};
+use takt_testing::until;
 
 const CHANNEL: ChannelId = ChannelId(5);
 

@@ -6,7 +6,8 @@ use std::process::{Command, Stdio};
 use takt::{ChannelId, Sink, Source, Wait};
 use takt_lab::{LabConfig, Wiring};
 
-use crate::support::{Datapath, PATIENCE, Pair, introduce, number_of, put, skip};
+use crate::support::{Datapath, Pair, introduce, number_of, put, skip};
+use takt_testing::PATIENCE;
 
 const CHANNEL: ChannelId = ChannelId(0x0123_4567_89ab_cdef);
 const LENGTH: usize = 16 << 20;
@@ -132,7 +133,7 @@ fn long_messages(datapath: Datapath) {
     put(&source, 4, LENGTH);
     assert_eq!(pass(&source, &sink, 5), sequence + 3);
     assert_eq!(filter.dropped(), 1, "exactly one datagram");
-    crate::support::until("the loss is counted", || {
+    takt_testing::until("the loss is counted", || {
         (sink.counters().lost > 0).then_some(())
     });
     for number in 6..9 {

@@ -10,7 +10,8 @@ use takt_wire::ethernet::MacAddress;
 use takt_wire::frame::UdpFlow;
 
 use crate::support::overlay::{PORTS, emit, flow, frame, frames, lab, mac, sections, station};
-use crate::support::{Datapath, Node, PATIENCE, attach, skip, until};
+use crate::support::{Datapath, Node, attach, skip};
+use takt_testing::{PATIENCE, until};
 
 /// An ordinary socket in a container.
 fn listen(container: &Host) -> UdpSocket {

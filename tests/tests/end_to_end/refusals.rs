@@ -8,7 +8,8 @@ use takt_lab::{Lab, LabConfig};
 use takt_session::message::{Envelope, Reply, Request};
 use takt_session::{Failure, transport};
 
-use crate::support::{Node, PATIENCE, attach, exchange, introduce, skip, until};
+use crate::support::{Node, attach, exchange, introduce, skip};
+use takt_testing::{PATIENCE, until};
 
 const CHANNEL: ChannelId = ChannelId(5);
 

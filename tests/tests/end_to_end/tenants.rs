@@ -4,8 +4,9 @@ use takt::{ChannelId, Error, ErrorCode, Session, SinkOptions, Wait};
 use takt_lab::{Lab, LabConfig};
 
 use crate::support::{
-    Datapath, Node, PATIENCE, Pair, attach, exchange, introduce, number_of, put, skip, take,
+    Datapath, Node, Pair, attach, exchange, introduce, number_of, put, skip, take,
 };
+use takt_testing::PATIENCE;
 
 /// Two tenants that share channel 50 and nothing else.
 const TENANTS: &str = "\
@@ -145,7 +146,7 @@ fn sixty_four_clients_of_one_daemon_exchange_messages() {
     );
     drop(announcer);
     drop(sessions);
-    crate::support::until("all have left", || {
+    takt_testing::until("all have left", || {
         admin.sessions().is_empty().then_some(())
     });
 }

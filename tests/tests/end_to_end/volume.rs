@@ -43,7 +43,7 @@ fn receive_in_order(sink: &Sink, acknowledge: &Source, total: u64) {
     let mut sequence = None;
     for number in 0..total {
         let message = sink
-            .consume(Wait::For(crate::support::PATIENCE))
+            .consume(Wait::For(takt_testing::PATIENCE))
             .expect("the next message");
         assert_eq!(message.len(), 64);
         for (place, bytes) in (number..).zip(message.chunks_exact(8)) {

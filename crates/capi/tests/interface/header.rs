@@ -8,7 +8,7 @@ use takt_client::ErrorCode;
 use super::support;
 
 fn header() -> String {
-    std::fs::read_to_string(support::root().join("include/takt.h")).expect("the header")
+    std::fs::read_to_string(takt_testing::repository().join("include/takt.h")).expect("the header")
 }
 
 /// `WouldBlock` as the header writes it.

@@ -1,6 +1,8 @@
 //! C and C++ programs at a real runtime.
 
-use super::support::{LANGUAGES, Language, Node, Program, ended_well, root, source};
+use takt_testing::repository;
+
+use super::support::{LANGUAGES, Language, Node, Program, ended_well, source};
 
 #[test]
 fn every_function_does_what_the_header_says() {
@@ -74,7 +76,7 @@ fn the_embedded_form_is_loaded_on_wish_and_only_then() {
 fn the_examples_talk_to_each_other() {
     let node = Node::start();
     let example =
-        |name: &str| Program::compile(Language::C, &[root().join("examples/c").join(name)]);
+        |name: &str| Program::compile(Language::C, &[repository().join("examples/c").join(name)]);
     let (publish, subscribe) = (example("publish.c"), example("subscribe.c"));
     let mut subscriber = subscribe
         .command()

@@ -3,13 +3,9 @@
 #![allow(dead_code)] // each test program uses its part
 
 use std::os::unix::net::UnixDatagram;
-use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
 
-/// Long enough that only what never happens runs into it.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+use takt_testing::{Directory, PATIENCE};
 
 /// What a command did.
 #[derive(Debug)]
@@ -61,34 +57,6 @@ pub fn takt(arguments: &[&str]) -> Command {
 /// Runs `takt` to its end.
 pub fn run(arguments: &[&str]) -> Ran {
     takt(arguments).output().expect("takt").into()
-}
-
-/// A directory of the test's own, removed again.
-pub struct Directory(PathBuf);
-
-impl Directory {
-    pub fn new() -> Self {
-        static COUNT: AtomicU32 = AtomicU32::new(0);
-        let number = COUNT.fetch_add(1, Ordering::Relaxed);
-        let path = std::env::temp_dir().join(format!("takt-t-cli-{}-{number}", std::process::id()));
-        std::fs::create_dir_all(&path).expect("a directory");
-        Self(path)
-    }
-
-    pub fn join(&self, name: &str) -> PathBuf {
-        self.0.join(name)
-    }
-
-    /// A path within as text.
-    pub fn text(&self, name: &str) -> String {
-        self.join(name).display().to_string()
-    }
-}
-
-impl Drop for Directory {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
 }
 
 /// A child that goes with its owner.

@@ -2,11 +2,11 @@
 
 #![allow(dead_code)] // each test program uses its part
 
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 
 use takt_lab::{Host, Lab, LabConfig};
+use takt_testing::Directory;
 
 /// Where `scripts/setup.sh` unpacks what is not installed.
 const TOOLS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/tools/usr/sbin");
@@ -30,36 +30,6 @@ pub fn lab<const N: usize>(programs: [&str; N]) -> Option<(Lab, [PathBuf; N])> {
     }
     let lab = Lab::scratch(&LabConfig::default()).expect("a lab");
     Some((lab, programs.map(|name| program(name).expect("found"))))
-}
-
-/// A directory of the test's own, removed again.
-pub struct Directory(pub PathBuf);
-
-impl Directory {
-    pub fn new(name: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("takt-t-clock-{}-{name}", std::process::id()));
-        std::fs::create_dir_all(&path).expect("a directory");
-        // chronyd uses no directory that others may enter.
-        let mode = std::fs::Permissions::from_mode(0o700);
-        std::fs::set_permissions(&path, mode).expect("its mode");
-        Self(path)
-    }
-
-    pub fn join(&self, name: &str) -> PathBuf {
-        self.0.join(name)
-    }
-
-    pub fn write(&self, name: &str, text: &str) -> String {
-        let path = self.join(name);
-        std::fs::write(&path, text).expect("write");
-        path.display().to_string()
-    }
-}
-
-impl Drop for Directory {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
 }
 
 /// A daemon that goes with its owner.

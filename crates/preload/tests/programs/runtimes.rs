@@ -2,7 +2,9 @@
 
 use std::process::Command;
 
-use super::support::{Listener, Running, Site, ended_well, program, script, until};
+use takt_testing::until;
+
+use super::support::{Listener, Running, Site, ended_well, program, script};
 
 /// The program that sends one datagram `a` after 10 ms.
 fn one_datagram(site: &Site) -> Command {

@@ -4,100 +4,39 @@ use std::fs::File;
 use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::unix::net::UnixDatagram;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use takt_lab::{Host, Lab, LabConfig, OVERLAY_ID};
+use takt_testing::{Directory, PATIENCE, repository, until};
 use takt_wire::ethernet::MacAddress;
 use taktd::admin::client::{Client, connect};
 use taktd::admin::proto;
 
-/// Long enough that only what never happens runs into it.
-pub const PATIENCE: Duration = Duration::from_secs(20);
 /// The port of whoever listens.
 pub const PORT: u16 = 5001;
 /// The prefix of the containers' IPv6 addresses, which the lab does not give them.
 const SIX: &str = "fd88::";
 
-/// The repository.
-fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
-}
-
-/// A program or library of this workspace. Cargo builds neither for the tests of another package.
+/// A program or library of this workspace.
 pub fn built(name: &str) -> PathBuf {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    let directory = BUILT.get_or_init(|| {
-        let program = std::env::current_exe().expect("the test's own path");
-        // target/debug/deps/programs-...
-        let profile = program.ancestors().nth(2).expect("the profile's directory");
-        let name = profile.file_name().expect("a name").to_string_lossy();
-        let output = Command::new(std::env::var_os("CARGO").unwrap_or("cargo".into()))
-            .args(["build", "--quiet", "-p", "takt-preload", "-p", "taktd"])
-            .args(["--profile", if name == "debug" { "dev" } else { &name }])
-            .arg("--target-dir")
-            .arg(profile.parent().expect("the target directory"))
-            .current_dir(root())
-            .output()
-            .expect("cargo starts");
-        assert!(
-            output.status.success(),
-            "{}",
-            String::from_utf8_lossy(&output.stderr)
-        );
-        profile.to_owned()
-    });
-    directory.join(name)
-}
-
-/// Waits for something to be so, without guessing how long that takes.
-pub fn until<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
-    let start = Instant::now();
-    loop {
-        if let Some(found) = condition() {
-            return found;
-        }
-        assert!(start.elapsed() < PATIENCE, "not in {PATIENCE:?}: {what}");
-        std::thread::yield_now();
-    }
-}
-
-/// A directory of a test's own, removed with it.
-pub struct Scratch(PathBuf);
-
-impl Scratch {
-    pub fn new() -> Self {
-        static NUMBER: AtomicU32 = AtomicU32::new(0);
-        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let name = format!("takt-t-pa-{}-{number}", std::process::id());
-        let path = std::env::temp_dir().join(name);
-        std::fs::create_dir_all(&path).expect("a directory for the test");
-        Self(path)
-    }
-
-    pub fn path(&self, name: &str) -> PathBuf {
-        self.0.join(name)
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
+    BUILT
+        .get_or_init(|| takt_testing::built(&["takt-preload", "taktd"]))
+        .join(name)
 }
 
 /// A C program of the tests, compiled once with all warnings as errors, and with the checks of buffers that
 /// distributions switch on.
 pub fn program(name: &str) -> PathBuf {
-    static DIRECTORY: OnceLock<Scratch> = OnceLock::new();
+    static DIRECTORY: OnceLock<Directory> = OnceLock::new();
     static LOCK: std::sync::Mutex<()> = std::sync::Mutex::new(());
-    let program = DIRECTORY.get_or_init(Scratch::new).path(name);
+    let program = DIRECTORY.get_or_init(Directory::new).join(name);
     let _one_at_a_time = LOCK.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     if !program.exists() {
-        let directory = root().join("crates/preload/tests/programs/c");
+        let directory = repository().join("crates/preload/tests/programs/c");
         let output = Command::new("cc")
             .args(["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-g", "-O2"])
             .args(["-D_GNU_SOURCE", "-D_FORTIFY_SOURCE=2", "-pthread"])
@@ -117,7 +56,7 @@ pub fn program(name: &str) -> PathBuf {
 
 /// A script of the tests.
 pub fn script(name: &str) -> PathBuf {
-    root()
+    repository()
         .join("crates/preload/tests/programs/python")
         .join(name)
 }
@@ -148,13 +87,13 @@ pub fn ended_well(output: io::Result<Output>) -> (String, String) {
 pub struct Running {
     child: Option<Child>,
     /// Its output: files, so that it never waits for us to read.
-    scratch: Scratch,
+    scratch: Directory,
 }
 
 impl Running {
     pub fn start(command: &mut Command) -> Self {
-        let scratch = Scratch::new();
-        let file = |name| File::create(scratch.path(name)).expect("a file");
+        let scratch = Directory::new();
+        let file = |name| File::create(scratch.join(name)).expect("a file");
         let child = command
             .stdout(file("out"))
             .stderr(file("err"))
@@ -175,7 +114,7 @@ impl Running {
 
     /// What it has printed.
     pub fn output(&self) -> (String, String) {
-        let read = |name| std::fs::read_to_string(self.scratch.path(name)).unwrap_or_default();
+        let read = |name| std::fs::read_to_string(self.scratch.join(name)).unwrap_or_default();
         (read("out"), read("err"))
     }
 
@@ -205,7 +144,7 @@ const CLASSES: &str = "[0, 1, 2, 3, 4, 5, 6]";
 /// its containers.
 pub struct Site {
     daemon: Option<Child>,
-    scratch: Scratch,
+    scratch: Directory,
     pub lab: Lab,
 }
 
@@ -247,7 +186,7 @@ impl Site {
         }
         Self {
             daemon: None,
-            scratch: Scratch::new(),
+            scratch: Directory::new(),
             lab,
         }
     }
@@ -296,10 +235,10 @@ impl Site {
              [admin]\nsocket = \"DIR/admin.sock\"\n{sections}",
             self.lab.host(0).address(),
         );
-        let place = self.scratch.path("").display().to_string();
+        let place = self.scratch.join("").display().to_string();
         let text = text.replace("DIR/", &place);
-        std::fs::write(self.scratch.path("takt.toml"), text).expect("write");
-        let notify = self.scratch.path("notify.sock");
+        std::fs::write(self.scratch.join("takt.toml"), text).expect("write");
+        let notify = self.scratch.join("notify.sock");
         let _ = std::fs::remove_file(&notify);
         let notifications = UnixDatagram::bind(&notify).expect("bind");
         notifications
@@ -308,7 +247,7 @@ impl Site {
         let log = File::options()
             .create(true)
             .append(true)
-            .open(self.scratch.path("log"))
+            .open(self.scratch.join("log"))
             .expect("a log");
         let mut daemon = self
             .lab
@@ -316,7 +255,7 @@ impl Site {
             .command(built("taktd"))
             .expect("the lab is up")
             .arg("--config")
-            .arg(self.scratch.path("takt.toml"))
+            .arg(self.scratch.join("takt.toml"))
             .env("NOTIFY_SOCKET", &notify)
             .env_remove("RUST_LOG")
             .env_remove("WATCHDOG_USEC")
@@ -345,7 +284,7 @@ impl Site {
     }
 
     fn log(&self) -> String {
-        std::fs::read_to_string(self.scratch.path("log")).unwrap_or_default()
+        std::fs::read_to_string(self.scratch.join("log")).unwrap_or_default()
     }
 
     /// The container whose programs are preloaded.
@@ -372,7 +311,7 @@ impl Site {
     pub fn command_of(&self, tenant: usize, program: impl AsRef<std::ffi::OsStr>) -> Command {
         let mut command = preloaded(self.lab.container(0, tenant), program);
         let socket = format!("takt{tenant}.sock");
-        command.env("TAKT_SOCKET", self.scratch.path(&socket));
+        command.env("TAKT_SOCKET", self.scratch.join(&socket));
         command
     }
 
@@ -416,7 +355,7 @@ impl Site {
             .build()
             .expect("a runtime");
         runtime.block_on(async {
-            let socket = self.scratch.path("admin.sock");
+            let socket = self.scratch.join("admin.sock");
             let mut client = connect(&socket).await.expect("the admin API");
             question(&mut client).await
         })

@@ -2,7 +2,9 @@
 
 use takt_wire::ethernet::MacAddress;
 
-use super::support::{Listener, PORT, Running, Scratch, Site, script, until};
+use takt_testing::{Directory, until};
+
+use super::support::{Listener, PORT, Running, Site, script};
 
 #[test]
 fn a_talker_in_python_sends_and_reads_its_error_queue() {
@@ -31,7 +33,7 @@ fn isochron_sends_and_finds_every_frame_stamped_in_its_time() {
     let site = Site::new();
     let listener = Listener::new(site.there());
     let to = site.there().address().to_string();
-    let scratch = Scratch::new();
+    let scratch = Directory::new();
     let isochron = |way: &[&str]| {
         let receiver = site.there().command("python3").expect("the lab is up");
         let receiver = Running::start({ receiver }.arg(script("receiver.py")));
@@ -45,7 +47,7 @@ fn isochron_sends_and_finds_every_frame_stamped_in_its_time() {
             .args(["--frame-size", "200", "--priority", "5", "--client", &to])
             .args(way)
             .arg("--output-file")
-            .arg(scratch.path("isochron.dat"))
+            .arg(scratch.join("isochron.dat"))
             .env("TAKT_PRELOAD_HWTSTAMP", "on");
         let (out, err) = Running::start(&mut command).end();
         receiver.end();

@@ -1,6 +1,8 @@
 //! Several tenants on one node, one of them hostile.
 
-use super::support::{Listener, Running, Site, script, until};
+use takt_testing::until;
+
+use super::support::{Listener, Running, Site, script};
 
 /// The class that tenants may not use.
 const FORBIDDEN: usize = 7;

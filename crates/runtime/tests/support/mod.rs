@@ -6,7 +6,6 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use takt_datapath::Datapath;
 use takt_datapath_udp::{UdpConfig, UdpDatapath};
@@ -20,9 +19,7 @@ use takt_session::layout::{
 use takt_session::message::{Envelope, Reply, Request};
 use takt_session::{ChannelId, Failure, Qos, transport};
 use takt_shm::{Arena, CHUNK, Consumer, LaneBell, Producer, SinkBell};
-
-/// How long a test waits for something that must happen.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+use takt_testing::until_true;
 
 /// A free peering port on loopback with room for the lanes behind it.
 pub fn free_port() -> u16 {
@@ -57,15 +54,6 @@ pub fn config(port: u16, peers: &[u16]) -> Config {
 pub fn start(config: Config) -> Runtime {
     let udp: Arc<dyn Datapath> = Arc::new(UdpDatapath::new(UdpConfig::default()));
     Runtime::start(config, &[udp], Vec::new()).expect("runtime starts")
-}
-
-/// Waits until `condition` holds.
-pub fn until(what: &str, mut condition: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !condition() {
-        assert!(start.elapsed() < PATIENCE, "timed out: {what}");
-        std::thread::yield_now();
-    }
 }
 
 pub struct App {
@@ -244,7 +232,7 @@ impl App {
     /// Waits for the next completion.
     pub fn completion(&self, source: &mut Source) -> Completion {
         let mut found = None;
-        until("completion", || {
+        until_true("completion", || {
             found = source.completions.pop().expect("ring");
             found.is_some()
         });
@@ -254,7 +242,7 @@ impl App {
 
     /// Emits until somebody listens.
     pub fn emit_until_heard(&self, source: &mut Source, payload: &[u8]) {
-        until("a sink is known", || {
+        until_true("a sink is known", || {
             self.emit(source, 0, payload, 7);
             let completion = self.completion(source);
             assert_eq!((completion.chunk, completion.token), (0, 7));
@@ -290,7 +278,7 @@ impl App {
     /// Waits for a message.
     pub fn receive(&self, sink: &mut Sink) -> (RxDescriptor, Vec<u8>) {
         let mut found = None;
-        until("a message", || {
+        until_true("a message", || {
             found = self.take(sink);
             found.is_some()
         });

@@ -6,49 +6,10 @@ use std::io::Read;
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::{Duration, Instant};
 
 use takt::Session;
+use takt_testing::{Directory, PATIENCE};
 use taktd::admin::client::{Client, connect};
-
-/// Long enough that only what never happens runs into it.
-pub const PATIENCE: Duration = Duration::from_secs(20);
-
-/// A directory of the test's own, removed again.
-pub struct Directory(PathBuf);
-
-impl Directory {
-    pub fn new() -> Self {
-        static COUNT: AtomicU32 = AtomicU32::new(0);
-        let number = COUNT.fetch_add(1, Ordering::Relaxed);
-        let path = std::env::temp_dir().join(format!("takt-t-{}-{number}", std::process::id()));
-        std::fs::create_dir_all(&path).expect("a directory");
-        Self(path)
-    }
-
-    pub fn join(&self, name: &str) -> PathBuf {
-        self.0.join(name)
-    }
-}
-
-impl Drop for Directory {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
-
-/// Waits for something to be so, without guessing how long that takes.
-pub fn until<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
-    let start = Instant::now();
-    loop {
-        if let Some(found) = condition() {
-            return found;
-        }
-        assert!(start.elapsed() < PATIENCE, "not in {PATIENCE:?}: {what}");
-        std::thread::yield_now();
-    }
-}
 
 /// A running daemon.
 pub struct Daemon {
@@ -63,7 +24,7 @@ pub fn configuration(directory: &Directory, more: &str) -> String {
         "[node]\nname = \"test\"\naddress = \"127.0.0.1\"\nport = 0\ndrain_seconds = 60\n\
          [admin]\nsocket = \"{}\"\n{}",
         directory.join("admin.sock").display(),
-        more.replace("DIR", &directory.0.display().to_string()),
+        more.replace("DIR", &directory.path().display().to_string()),
     )
 }
 

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use takt::{Error, Message, Session, Sink, Source, Wait};
 
-use super::{Node, PATIENCE, until};
+use super::Node;
+use takt_testing::{PATIENCE, until};
 
 /// Numbers from here on introduce a source to its sinks.
 const INTRODUCTIONS: u64 = 1 << 63;

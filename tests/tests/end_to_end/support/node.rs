@@ -10,9 +10,9 @@ use std::time::Duration;
 use taktd::admin::client::{Client, connect};
 use taktd::admin::proto;
 
-use super::{Directory, until};
 use takt::Qos;
 use takt_lab::{Host, Lab, LabConfig};
+use takt_testing::{Directory, until};
 
 /// The peering port of every node.
 pub const PORT: u16 = 7400;

@@ -8,7 +8,8 @@ use takt_wire::ethernet::MacAddress;
 use takt_wire::frame::{UdpFlow, UdpHeaderTemplate};
 use takt_wire::ip::Dscp;
 
-use super::{Datapath, PATIENCE};
+use super::Datapath;
+use takt_testing::PATIENCE;
 
 /// UDP ports of the sending and of the receiving socket.
 pub const PORTS: [u16; 2] = [5000, 5001];

@@ -1,0 +1,126 @@
+//! What the tests of several packages need: waiting for something to be so, directories that go with their test,
+//! programs and libraries of this workspace.
+//!
+//! It knows nothing of Takt. Hosts to test on are `takt-lab`'s.
+
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+/// Long enough that only what never happens runs into it.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Between two looks.
+const PAUSE: Duration = Duration::from_micros(200);
+
+/// Waits for something to be so, without guessing how long that takes.
+///
+/// # Panics
+/// When it is not so in [`PATIENCE`].
+pub fn until<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
+    let start = Instant::now();
+    loop {
+        if let Some(found) = condition() {
+            return found;
+        }
+        assert!(start.elapsed() < PATIENCE, "not in {PATIENCE:?}: {what}");
+        std::thread::sleep(PAUSE);
+    }
+}
+
+/// Waits for something that is so or not.
+///
+/// # Panics
+/// As [`until`].
+pub fn until_true(what: &str, mut condition: impl FnMut() -> bool) {
+    until(what, || condition().then_some(()));
+}
+
+/// A directory of a test's own, removed with it. Its path is short enough for sockets.
+#[derive(Debug)]
+pub struct Directory(tempfile::TempDir);
+
+impl Directory {
+    /// One that everybody may enter.
+    ///
+    /// # Panics
+    /// When it cannot be made.
+    #[allow(clippy::new_without_default)] // it makes something
+    pub fn new() -> Self {
+        Self::with_mode(0o755)
+    }
+
+    /// One that its owner alone may enter.
+    ///
+    /// # Panics
+    /// When it cannot be made.
+    pub fn private() -> Self {
+        Self::with_mode(0o700)
+    }
+
+    fn with_mode(mode: u32) -> Self {
+        let directory = tempfile::Builder::new()
+            .prefix("takt-t-")
+            .permissions(Permissions::from_mode(mode))
+            .tempdir();
+        Self(directory.expect("a directory"))
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    /// A path within.
+    pub fn join(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    /// A path within as text.
+    pub fn text(&self, name: &str) -> String {
+        self.join(name).display().to_string()
+    }
+
+    /// Writes a file, whose path it returns.
+    ///
+    /// # Panics
+    /// When it cannot be written.
+    pub fn write(&self, name: &str, content: impl AsRef<[u8]>) -> String {
+        std::fs::write(self.join(name), content).expect("write");
+        self.text(name)
+    }
+}
+
+/// The repository.
+pub fn repository() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// The directory of the programs and libraries of these packages, built as the running test is: cargo builds
+/// neither another package's programs for a test, nor a shared library of its own.
+///
+/// # Panics
+/// When they cannot be built.
+pub fn built(packages: &[&str]) -> PathBuf {
+    let program = std::env::current_exe().expect("the test's own path");
+    // target/debug/deps/programs-...
+    let profile = program.ancestors().nth(2).expect("the profile's directory");
+    let name = profile.file_name().expect("a name").to_string_lossy();
+    let output = Command::new(std::env::var_os("CARGO").unwrap_or("cargo".into()))
+        .args(["build", "--quiet", "--lib", "--bins"])
+        .args(packages.iter().flat_map(|package| ["-p", package]))
+        .args(["--profile", if name == "debug" { "dev" } else { &name }])
+        .arg("--target-dir")
+        .arg(profile.parent().expect("the target directory"))
+        .current_dir(repository())
+        .output()
+        .expect("cargo starts");
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    profile.to_owned()
+}
