@@ -13,12 +13,13 @@ use std::cell::RefCell;
 use std::sync::Arc;
 
 use libfuzzer_sys::fuzz_target;
-use support::{App, Sink, Source, until};
+use support::{App, Sink, Source};
 use takt_datapath::memory::{MemoryNetwork, MemoryNetworkConfig};
 use takt_runtime::policy::Policy;
 use takt_runtime::{Config, InlineLane, Runtime};
 use takt_session::layout::{HEADER_BYTES, Outcome, TxDescriptor};
 use takt_session::{Qos, transport};
+use takt_testing::until_true;
 
 /// Ring space that two sources and two sinks of 16 entries take, and some more.
 const RINGS: usize = 16 << 10;
@@ -77,7 +78,7 @@ impl Scene {
             number,
         );
         let mut received = None;
-        until("a message", || {
+        until_true("a message", || {
             self.lane.drive();
             received = self.reader.take(&mut self.sink);
             received.is_some()
@@ -85,7 +86,7 @@ impl Scene {
         let (_, bytes) = received.expect("a message");
         assert_eq!(bytes, number.to_le_bytes(), "cross-talk or loss");
         let mut completion = None;
-        until("a completion", || {
+        until_true("a completion", || {
             self.lane.drive();
             completion = self.source.completions.pop().expect("an honest ring");
             completion.is_some()
@@ -218,9 +219,7 @@ impl Hostile {
             // A packet on the session's socket.
             7 => {
                 let mut packet = vec![0; usize::from(input.u8())];
-                packet
-                    .iter_mut()
-                    .for_each(|byte| *byte = input.u8());
+                packet.iter_mut().for_each(|byte| *byte = input.u8());
                 let _ = transport::send(&self.app.socket, &packet, &[], false);
             }
             8..64 => self.app.bell.ring(),
@@ -247,7 +246,7 @@ fuzz_target!(|input: &[u8]| {
         scene.lane.drive();
         scene.honest();
         drop(hostile);
-        until("the hostile session is gone", || {
+        until_true("the hostile session is gone", || {
             scene.lane.drive();
             scene.sessions() == 2
         });

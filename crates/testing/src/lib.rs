@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 /// Long enough that only what never happens runs into it.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Between two looks.
+/// Looks follow each other for so long, and then after a pause: others need the core.
+const EAGER: Duration = Duration::from_millis(1);
 const PAUSE: Duration = Duration::from_micros(200);
 
 /// Waits for something to be so, without guessing how long that takes.
@@ -25,8 +26,13 @@ pub fn until<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
         if let Some(found) = condition() {
             return found;
         }
-        assert!(start.elapsed() < PATIENCE, "not in {PATIENCE:?}: {what}");
-        std::thread::sleep(PAUSE);
+        let waited = start.elapsed();
+        assert!(waited < PATIENCE, "not in {PATIENCE:?}: {what}");
+        if waited < EAGER {
+            std::thread::yield_now();
+        } else {
+            std::thread::sleep(PAUSE);
+        }
     }
 }
 
