@@ -293,7 +293,11 @@ func (n *Node) drop(c *container) {
 	}
 }
 
-// kill ends a process by its own handle, so that no other one of the same number is hit.
+// dying is how long a process that is killed is waited for. One that the kernel holds back for longer, because its
+// reservation is used up, gives the reservation back before: it runs no more, and ends sooner without.
+const dying = 200 * time.Millisecond
+
+// kill ends a process by its own handle, so that no other one of the same number is hit, and waits for its end.
 func kill(pid int) error {
 	if pid <= 1 {
 		return fmt.Errorf("process %d is not one to end", pid)
@@ -309,5 +313,11 @@ func kill(pid int) error {
 	if err := unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
 		return fmt.Errorf("cannot end process %d: %w", pid, err)
 	}
-	return nil
+	for end := time.Now().Add(dying); ; {
+		left := time.Until(end)
+		ended, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, max(int(left.Milliseconds()), 0))
+		if ended > 0 || left <= 0 || (err != nil && !errors.Is(err, unix.EINTR)) {
+			return nil
+		}
+	}
 }
