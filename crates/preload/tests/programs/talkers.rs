@@ -35,8 +35,8 @@ fn isochron_sends_and_finds_every_frame_stamped_in_its_time() {
     let to = site.there().address().to_string();
     let scratch = Directory::new();
     let isochron = |way: &[&str]| {
-        let receiver = site.there().command("python3").expect("the lab is up");
-        let receiver = Running::start({ receiver }.arg(script("receiver.py")));
+        let mut command = site.there().command("python3").expect("the lab is up");
+        let receiver = Running::start(command.arg(script("receiver.py")));
         until("the receiver listens", || {
             receiver.output().0.contains("ready").then_some(())
         });

@@ -71,13 +71,6 @@ pub enum Destination {
 }
 
 impl Piece {
-    fn fragment(&self) -> u32 {
-        match self.destination {
-            Destination::Remote { fragment, .. } => fragment,
-            Destination::Network { .. } => 0,
-        }
-    }
-
     /// The piece of another fragment of the same message.
     fn of_fragment(mut self, number: u32) -> Self {
         if let Destination::Remote { fragment, .. } = &mut self.destination {
@@ -262,13 +255,22 @@ impl Departures {
     pub fn queue_message(
         &mut self,
         piece: Piece,
-        cut: &Cut,
         most: u32,
         overhead: usize,
         now: TaiTime,
     ) -> Queued {
         let mut pieces = 0;
-        for fragment in piece.fragment()..cut.count() {
+        let (cut, from) = match piece.destination {
+            Destination::Remote { cut, fragment, .. } => (cut, fragment),
+            // A frame, which is no message.
+            Destination::Network { .. } => {
+                return Queued {
+                    pieces,
+                    end: End::Done,
+                };
+            }
+        };
+        for fragment in from..cut.count() {
             let taken = if u32::from(pieces) == most {
                 Ok(false)
             } else {

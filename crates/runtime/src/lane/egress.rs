@@ -229,16 +229,16 @@ impl State {
             send_time_ns: progress.send_time_ns,
         };
         while let Some(&destination) = channel.destinations.get(progress.destination) {
-            let begun = progress.cut;
             let path = self.remotes.get_mut(destination).and_then(|remote| {
                 let port = remote.port(s.port)?;
                 let length = progress.descriptor.length;
-                let cut = begun.or_else(|| remote.cut(port, ports[port].port.as_ref(), length))?;
+                let now = || remote.cut(port, ports[port].port.as_ref(), length);
+                let cut = progress.cut.or_else(now)?;
+                progress.cut = Some(cut);
                 Some((remote, port, cut))
             });
             let appended = match path {
                 Some((remote, port, cut)) if ports[port].schedules(&progress.descriptor) => {
-                    progress.cut = Some(cut);
                     let piece = Piece {
                         session: at,
                         source,
@@ -254,13 +254,12 @@ impl State {
                     let room = room.saturating_sub(u32::from(*pieces));
                     let now = TaiTime::from_nanos(now_ns);
                     let (appended, refused, queued) =
-                        schedule(remote, port, &mut ports[port], piece, &cut, room, now);
+                        schedule(remote, port, &mut ports[port], piece, room, now);
                     *pieces += queued;
                     progress.outcome = refused.unwrap_or(progress.outcome);
                     appended
                 }
                 Some((remote, port, cut)) => {
-                    progress.cut = Some(cut);
                     let appended = remote.append(
                         port,
                         ports[port].port.as_mut(),
@@ -310,7 +309,6 @@ fn schedule(
     at: usize,
     port: &mut LanePort,
     piece: Piece,
-    cut: &Cut,
     room: u32,
     now: TaiTime,
 ) -> (Appended, Option<Outcome>, u16) {
@@ -325,7 +323,7 @@ fn schedule(
     if kept {
         departures.hand_ahead(class_of(&piece.descriptor));
     }
-    let queued = departures.queue_message(piece, cut, room, remote.overhead(), now);
+    let queued = departures.queue_message(piece, room, remote.overhead(), now);
     let (appended, refused) = match queued.end {
         End::Done => (Appended::Done, None),
         End::Full { fragment } => (Appended::Held { fragment }, None),
