@@ -12,7 +12,7 @@ mod over_zmq;
 mod side;
 // One format for both workspaces, without the dependencies that the bench has.
 #[allow(dead_code, reason = "the bench uses the rest")]
-#[path = "../../crates/bench/src/statistics.rs"]
+#[path = "../../crates/tools/bench/src/statistics.rs"]
 mod statistics;
 
 use std::process::ExitCode;

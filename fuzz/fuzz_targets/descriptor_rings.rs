@@ -6,7 +6,7 @@
 #![no_main]
 
 // The applications of the runtime's own tests, which end a process that waits for ever.
-#[path = "../../crates/runtime/tests/support/mod.rs"]
+#[path = "../../crates/system/runtime/tests/support/mod.rs"]
 mod support;
 
 use std::cell::RefCell;

@@ -253,7 +253,7 @@ fn documents(text: &str) -> Vec<Value> {
 #[test]
 fn the_manifest_is_the_one_that_the_driver_is_deployed_with() {
     let deployed = |name: &str| {
-        let manifests = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/manifests");
+        let manifests = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../deploy/manifests");
         documents(&std::fs::read_to_string(manifests.join(name)).expect("a manifest"))
     };
     let ran = reserve(&[

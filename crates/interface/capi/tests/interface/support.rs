@@ -106,7 +106,7 @@ pub fn ended_well(output: std::io::Result<Output>) -> String {
 /// A test's C program.
 pub fn source(name: &str) -> PathBuf {
     repository()
-        .join("crates/capi/tests/interface/c")
+        .join("crates/interface/capi/tests/interface/c")
         .join(name)
 }
 

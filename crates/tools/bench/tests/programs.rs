@@ -20,7 +20,7 @@ fn lab() -> Option<Lab> {
 fn programs() -> Option<Programs> {
     let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"))
         .ancestors()
-        .nth(2)
+        .nth(3)
         .unwrap();
     std::env::set_current_dir(root).unwrap();
     Programs::find()

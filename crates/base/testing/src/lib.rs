@@ -101,7 +101,7 @@ impl Directory {
 
 /// The repository.
 pub fn repository() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../..")
 }
 
 /// The directory of the programs and libraries of these packages, built as the running test is: cargo builds

@@ -36,7 +36,7 @@ pub fn program(name: &str) -> PathBuf {
     let program = DIRECTORY.get_or_init(Directory::new).join(name);
     let _one_at_a_time = LOCK.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     if !program.exists() {
-        let directory = repository().join("crates/preload/tests/programs/c");
+        let directory = repository().join("crates/interface/preload/tests/programs/c");
         let output = Command::new("cc")
             .args(["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-g", "-O2"])
             .args(["-D_GNU_SOURCE", "-D_FORTIFY_SOURCE=2", "-pthread"])
@@ -57,7 +57,7 @@ pub fn program(name: &str) -> PathBuf {
 /// A script of the tests.
 pub fn script(name: &str) -> PathBuf {
     repository()
-        .join("crates/preload/tests/programs/python")
+        .join("crates/interface/preload/tests/programs/python")
         .join(name)
 }
 

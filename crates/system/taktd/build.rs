@@ -3,7 +3,7 @@
 use std::path::Path;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let contracts = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../proto");
+    let contracts = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../proto");
     let admin = contracts.join("takt/admin/v1/admin.proto");
     println!("cargo::rerun-if-changed={}", admin.display());
     let descriptors = protox::compile([&admin], [&contracts])?;

@@ -1,6 +1,6 @@
 //! `takt clock`, and schedules that demand a clock: against chronyd in a lab host, which cannot set any clock.
 
-#[path = "../../clock/tests/support/mod.rs"]
+#[path = "../../../system/clock/tests/support/mod.rs"]
 mod daemons;
 mod support;
 

@@ -9,7 +9,10 @@ use takt_lab::{Host, Lab, LabConfig};
 use takt_testing::Directory;
 
 /// Where `scripts/setup.sh` unpacks what is not installed.
-const TOOLS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/tools/usr/sbin");
+const TOOLS: &str = concat!(
+    env!("CARGO_MANIFEST_DIR"),
+    "/../../../target/tools/usr/sbin"
+);
 
 fn program(name: &str) -> Option<PathBuf> {
     ["/usr/sbin", "/usr/bin", "/usr/local/sbin", TOOLS]

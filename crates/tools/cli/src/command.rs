@@ -155,7 +155,7 @@ mod tests {
             }
         }
         let mut text = String::from(
-            "<!-- The help of the commands, written by a test of crates/cli: TAKT_WRITE_REFERENCE=1 cargo test -p takt-cli -->\n",
+            "<!-- The help of the commands, written by a test of crates/tools/cli: TAKT_WRITE_REFERENCE=1 cargo test -p takt-cli -->\n",
         );
         let mut command = Arguments::command().version("");
         command.build();
@@ -165,7 +165,10 @@ mod tests {
 
     #[test]
     fn the_reference_is_the_help_of_the_commands() {
-        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/reference/cli.md");
+        let path = concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/../../../docs/reference/cli.md"
+        );
         let text = reference();
         if std::env::var_os("TAKT_WRITE_REFERENCE").is_some() {
             std::fs::write(path, &text).expect("write the reference");

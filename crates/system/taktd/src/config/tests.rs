@@ -11,8 +11,8 @@ use takt_wire::vxlan::NetworkId;
 
 use super::*;
 
-const REFERENCE: &str = include_str!("../../../../deploy/takt.toml");
-const MANUAL: &str = include_str!("../../../../docs/reference/configuration.md");
+const REFERENCE: &str = include_str!("../../../../../deploy/takt.toml");
+const MANUAL: &str = include_str!("../../../../../docs/reference/configuration.md");
 
 fn parse(text: &str) -> Result<Settings, Box<Fault>> {
     Settings::parse(Path::new("takt.toml"), text)
