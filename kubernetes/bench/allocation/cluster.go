@@ -17,9 +17,9 @@ import (
 	"k8s.io/dynamic-resource-allocation/cel"
 	"k8s.io/dynamic-resource-allocation/structured"
 
-	"github.com/takt-dev/takt/kubernetes/pkg/reservation"
-	nodeslices "github.com/takt-dev/takt/kubernetes/pkg/slices"
-	"github.com/takt-dev/takt/kubernetes/pkg/topology"
+	reservation "github.com/takt-dev/takt/kubernetes/api/v1alpha1"
+	"github.com/takt-dev/takt/kubernetes/internal/inventory"
+	"github.com/takt-dev/takt/kubernetes/internal/topology"
 )
 
 const (
@@ -50,14 +50,14 @@ func newCluster(nodes, cores, full int) *cluster {
 		AllocatedSharedDeviceIDs: sets.New[structured.SharedDeviceID](),
 		AggregatedCapacity:       structured.NewConsumedCapacityCollection(),
 	}}
-	offer := nodeslices.Offer{Bound: bound, Order: nodeslices.BestFit, Backend: "deadline", Consumed: map[int]int64{}}
+	offer := inventory.Offer{Bound: bound, Order: inventory.BestFit, Backend: "deadline", Consumed: map[int]int64{}}
 	for cpu := range cores {
 		offer.CPUs = append(offer.CPUs, topology.CPU{ID: cpu, Core: cpu, NUMANode: cpu / 32, L3: cpu / 8})
 		if cpu < cores*full/100 {
 			offer.Consumed[cpu] = bound
 		}
 	}
-	pool := nodeslices.Pool(offer)
+	pool := inventory.Pool(offer)
 	consumed := map[resourceapi.QualifiedName]resource.Quantity{reservation.Bandwidth: *resource.NewQuantity(bound, resource.DecimalSI)}
 	for i := range nodes {
 		name := fmt.Sprintf("node-%04d", i)
@@ -72,7 +72,7 @@ func newCluster(nodes, cores, full int) *cluster {
 			})
 		}
 		for _, cpu := range slices.Sorted(maps.Keys(offer.Consumed)) {
-			device := structured.MakeDeviceID(reservation.Driver, name, nodeslices.DeviceName(cpu))
+			device := structured.MakeDeviceID(reservation.Driver, name, inventory.DeviceName(cpu))
 			c.state.AggregatedCapacity.Insert(structured.NewDeviceConsumedCapacity(device, consumed))
 			for range bound / share {
 				id := types.UID(fmt.Sprintf("%08x-0000-4000-8000-000000000000", c.claims))

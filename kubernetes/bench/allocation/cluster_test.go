@@ -7,8 +7,8 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/dynamic-resource-allocation/structured"
 
-	"github.com/takt-dev/takt/kubernetes/pkg/reservation"
-	nodeslices "github.com/takt-dev/takt/kubernetes/pkg/slices"
+	reservation "github.com/takt-dev/takt/kubernetes/api/v1alpha1"
+	"github.com/takt-dev/takt/kubernetes/internal/inventory"
 )
 
 func TestTheSchedulerLooksForAsManyNodesAsItsDefaultsSay(t *testing.T) {
@@ -48,7 +48,7 @@ func TestAClaimFindsTheCoresThatAreNotFull(t *testing.T) {
 		}
 		for _, result := range results {
 			for _, device := range result.Devices.Results {
-				cpu, err := nodeslices.ParseDeviceName(device.Device)
+				cpu, err := inventory.ParseDeviceName(device.Device)
 				taken := device.ConsumedCapacity[reservation.Bandwidth]
 				if err != nil || cpu < 8*full/100 || taken.Value() != share || device.Pool != "node-0002" {
 					t.Errorf("%d %% full: %+v", full, device)

@@ -22,7 +22,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/takt-dev/takt/kubernetes/pkg/enforce"
+	"github.com/takt-dev/takt/kubernetes/internal/enforce"
 )
 
 func main() {

@@ -14,8 +14,8 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/takt-dev/takt/kubernetes/pkg/enforce"
-	"github.com/takt-dev/takt/kubernetes/pkg/reservation"
+	reservation "github.com/takt-dev/takt/kubernetes/api/v1alpha1"
+	"github.com/takt-dev/takt/kubernetes/internal/enforce"
 )
 
 // cgroups are where the kubelet would put pods: a group for all, below it one for each.

@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"os"
 
-	"github.com/takt-dev/takt/kubernetes/pkg/gate"
+	"github.com/takt-dev/takt/kubernetes/internal/gate"
 )
 
 func main() {

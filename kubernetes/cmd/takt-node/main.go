@@ -20,7 +20,7 @@ import (
 	"k8s.io/client-go/tools/record"
 	"k8s.io/klog/v2"
 
-	"github.com/takt-dev/takt/kubernetes/pkg/node"
+	"github.com/takt-dev/takt/kubernetes/internal/node"
 )
 
 func main() {

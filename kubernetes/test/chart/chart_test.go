@@ -31,8 +31,8 @@ import (
 	"pgregory.net/rapid"
 	"sigs.k8s.io/yaml"
 
-	"github.com/takt-dev/takt/kubernetes/pkg/node"
-	"github.com/takt-dev/takt/kubernetes/pkg/reservation"
+	reservation "github.com/takt-dev/takt/kubernetes/api/v1alpha1"
+	"github.com/takt-dev/takt/kubernetes/internal/node"
 )
 
 const (

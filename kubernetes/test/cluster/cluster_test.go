@@ -28,10 +28,10 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
 
-	"github.com/takt-dev/takt/kubernetes/pkg/enforce"
-	"github.com/takt-dev/takt/kubernetes/pkg/node"
-	"github.com/takt-dev/takt/kubernetes/pkg/reservation"
-	"github.com/takt-dev/takt/kubernetes/pkg/sched"
+	reservation "github.com/takt-dev/takt/kubernetes/api/v1alpha1"
+	"github.com/takt-dev/takt/kubernetes/internal/enforce"
+	"github.com/takt-dev/takt/kubernetes/internal/node"
+	"github.com/takt-dev/takt/kubernetes/internal/sched"
 )
 
 var (

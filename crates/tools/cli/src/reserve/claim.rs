@@ -1,6 +1,6 @@
 //! `takt reserve claim`: the manifest that `takt-node` reads, checked as it checks it.
 //!
-//! The names and rules are those of `kubernetes/pkg/reservation`; a test compares what is written
+//! The names and rules are those of `kubernetes/api/v1alpha1`; a test compares what is written
 //! here with `deploy/manifests`.
 
 use std::path::PathBuf;

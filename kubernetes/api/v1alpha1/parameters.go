@@ -1,0 +1,249 @@
+// Package v1alpha1 is the request that a pod makes for CPU time: a runtime Q in every period P on each
+// of m cores (KubeDeadline, ECRTS 2025, section 2.1). It reads and checks the opaque parameters of a
+// ResourceClaim. It knows neither the node's cores nor how a reservation is enforced.
+package v1alpha1
+
+import (
+	"fmt"
+	"math/bits"
+	"path"
+	"strings"
+)
+
+const (
+	// Driver is the name of the DRA driver that reservations are made with.
+	Driver = "cpu.takt.dev"
+	// APIVersion is the version of the parameters that this package reads.
+	APIVersion = Driver + "/v1alpha1"
+	// Kind is the kind of the parameters.
+	Kind = "Reservation"
+	// Bandwidth is the capacity of a device that claims consume, in parts per million of a core.
+	Bandwidth = "bandwidth"
+	// WholeCore is the bandwidth of an entire core: one million parts per million.
+	WholeCore = 1_000_000
+	// MinRuntime is the least runtime that the kernel takes, 2^10 ns: its own bandwidths would round
+	// anything less to nothing (kernel/sched/deadline.c, __checkparam_dl).
+	MinRuntime = Duration(1024)
+)
+
+// Policy is the scheduling class that the time-critical threads get inside the reservation.
+type Policy string
+
+const (
+	// PolicyNative leaves the choice to the backend of the node.
+	PolicyNative Policy = ""
+	// PolicyDeadline is SCHED_DEADLINE: each thread has a reservation of its own.
+	PolicyDeadline Policy = "deadline"
+	// PolicyFIFO is SCHED_FIFO inside a group that has the reservation: the paper's two levels.
+	PolicyFIFO Policy = "fifo"
+	// PolicyRR is SCHED_RR inside a group that has the reservation.
+	PolicyRR Policy = "rr"
+)
+
+// Overrun is what happens to a thread that wants more than its runtime in a period.
+type Overrun string
+
+const (
+	// OverrunThrottle stops the thread until its next period: the default.
+	OverrunThrottle Overrun = "throttle"
+	// OverrunSignal throttles and sends the process SIGXCPU (SCHED_FLAG_DL_OVERRUN), which kills it
+	// unless it handles the signal.
+	OverrunSignal Overrun = "signal"
+	// OverrunReclaim lets the thread use bandwidth that other reservations leave unused
+	// (SCHED_FLAG_RECLAIM, the kernel's GRUB).
+	OverrunReclaim Overrun = "reclaim"
+)
+
+// Selection says which threads of the container get the m reservations.
+type Selection string
+
+const (
+	// SelectFirst takes the first thread of the container's first process. It needs m = 1.
+	SelectFirst Selection = "first"
+	// SelectFirstM takes the m oldest threads of the container: the default.
+	SelectFirstM Selection = "first-m"
+	// SelectName takes the m oldest threads whose names match a pattern.
+	SelectName Selection = "name"
+	// SelectAsk takes threads that ask through the socket in the container.
+	SelectAsk Selection = "ask"
+)
+
+// Threads is the choice of threads. Without a request for real time inside a container, what is chosen
+// here is all that is reserved: other threads run as if there were no claim.
+type Threads struct {
+	// Select is the rule; first-m if empty.
+	Select Selection `json:"select,omitempty"`
+	// Name is a shell pattern (*, ?, [a-z]) for thread names, which have at most 15 bytes; only with
+	// select: name.
+	Name string `json:"name,omitempty"`
+}
+
+// Parameters are what a claim says in config[].opaque.parameters.
+type Parameters struct {
+	APIVersion string `json:"apiVersion"`
+	Kind       string `json:"kind"`
+	// Runtime is Q, the CPU time that each core gives in every period.
+	Runtime Duration `json:"runtime"`
+	// Period is P.
+	Period Duration `json:"period"`
+	// Deadline is how long after the start of a period the runtime has been given at the latest; the
+	// period if absent.
+	Deadline *Duration `json:"deadline,omitempty"`
+	Policy   Policy    `json:"policy,omitempty"`
+	Threads  Threads   `json:"threads,omitempty"`
+	Overrun  Overrun   `json:"overrun,omitempty"`
+}
+
+// Limits are what the kernel of a node accepts (sysctl kernel.sched_deadline_period_{min,max}_us).
+type Limits struct {
+	PeriodMin, PeriodMax Duration
+}
+
+// DefaultLimits are those of an unconfigured kernel: 100 us and 2^22 us.
+var DefaultLimits = Limits{PeriodMin: 100_000, PeriodMax: 4_194_304_000}
+
+// RelativeDeadline is the deadline, or the period if none is given.
+func (p *Parameters) RelativeDeadline() Duration {
+	if p.Deadline != nil {
+		return *p.Deadline
+	}
+	return p.Period
+}
+
+// Selection is the rule by which threads are chosen, with the default filled in.
+func (p *Parameters) Selection() Selection {
+	if p.Threads.Select == "" {
+		return SelectFirstM
+	}
+	return p.Threads.Select
+}
+
+// OverrunRule is what happens on an overrun, with the default filled in.
+func (p *Parameters) OverrunRule() Overrun {
+	if p.Overrun == "" {
+		return OverrunThrottle
+	}
+	return p.Overrun
+}
+
+// PartsPerMillion is the bandwidth that each core must have left for the reservation: runtime over
+// deadline, rounded up. With a deadline before the end of the period it is the density, because
+// reservations whose densities fit a core meet their deadlines under EDF, and those whose Q/P alone fit
+// may not.
+func (p *Parameters) PartsPerMillion() int64 {
+	return ppm(p.Runtime.Nanoseconds(), p.RelativeDeadline().Nanoseconds())
+}
+
+// ppm is 10^6 * runtime / period, rounded up; runtime <= period, period > 0.
+func ppm(runtime, period uint64) int64 {
+	high, low := bits.Mul64(runtime, WholeCore)
+	quotient, rest := bits.Div64(high, low, period)
+	if rest > 0 {
+		quotient++
+	}
+	return int64(quotient)
+}
+
+// Validate says what is wrong with the parameters, for a kernel with these limits and a claim for so many
+// cores; nil if nothing is.
+func (p *Parameters) Validate(limits Limits, cores int) error {
+	if p.APIVersion != APIVersion {
+		return fmt.Errorf("apiVersion %q is not known: this node reads %q", p.APIVersion, APIVersion)
+	}
+	if p.Kind != Kind {
+		return fmt.Errorf("kind %q is not known: write %q", p.Kind, Kind)
+	}
+	if err := p.validateTimes(limits); err != nil {
+		return err
+	}
+	switch p.Policy {
+	case PolicyNative, PolicyDeadline, PolicyFIFO, PolicyRR:
+	default:
+		return fmt.Errorf("policy %q is not known: write deadline, fifo or rr, or leave it out", p.Policy)
+	}
+	switch p.Overrun {
+	case "", OverrunThrottle, OverrunSignal, OverrunReclaim:
+	default:
+		return fmt.Errorf("overrun %q is not known: write throttle, signal or reclaim, or leave it out", p.Overrun)
+	}
+	return p.validateThreads(cores)
+}
+
+func (p *Parameters) validateTimes(limits Limits) error {
+	if p.Runtime == 0 {
+		return fmt.Errorf("runtime is missing or zero: say how much CPU time every period needs, as in \"3ms\"")
+	}
+	if p.Period == 0 {
+		return fmt.Errorf("period is missing or zero: say how often the runtime is needed, as in \"10ms\"")
+	}
+	if p.Runtime < MinRuntime {
+		return fmt.Errorf("runtime %s is below the kernel's least of %s: ask for more, or for the same share of a longer period",
+			p.Runtime, MinRuntime)
+	}
+	if p.Period < limits.PeriodMin {
+		return fmt.Errorf("period %s is below the node's least of %s: make it longer, or lower kernel.sched_deadline_period_min_us there",
+			p.Period, limits.PeriodMin)
+	}
+	if p.Period > limits.PeriodMax {
+		return fmt.Errorf("period %s is above the node's greatest of %s: make it shorter, or raise kernel.sched_deadline_period_max_us there",
+			p.Period, limits.PeriodMax)
+	}
+	if p.Deadline != nil {
+		if *p.Deadline == 0 {
+			return fmt.Errorf("deadline is zero: leave it out to have the period's end, %s", p.Period)
+		}
+		if *p.Deadline > p.Period {
+			return fmt.Errorf("deadline %s is after the period's end, %s: make it at most that", *p.Deadline, p.Period)
+		}
+	}
+	if p.Runtime > p.RelativeDeadline() {
+		what := "period"
+		if p.Deadline != nil {
+			what = "deadline"
+		}
+		return fmt.Errorf("runtime %s exceeds the %s %s: one core gives at most as much time as passes",
+			p.Runtime, what, p.RelativeDeadline())
+	}
+	return nil
+}
+
+func (p *Parameters) validateThreads(cores int) error {
+	name := p.Threads.Name
+	switch p.Threads.Select {
+	case "", SelectFirstM, SelectAsk:
+	case SelectFirst:
+		if cores > 1 {
+			return fmt.Errorf("threads.select \"first\" reserves for one thread, but the claim has %d cores: write \"first-m\", or count: 1", cores)
+		}
+	case SelectName:
+		if name == "" {
+			return fmt.Errorf("threads.name is missing: select \"name\" needs a pattern, as in \"control-*\"")
+		}
+		if len(name) > 64 {
+			return fmt.Errorf("threads.name has %d bytes: a pattern may have 64, thread names have at most 15", len(name))
+		}
+		if _, err := path.Match(name, ""); err != nil {
+			return fmt.Errorf("threads.name %q is not a pattern: close its brackets, escape a lone \\", name)
+		}
+		if strings.ContainsAny(name, "/\x00") {
+			return fmt.Errorf("threads.name %q has a slash or zero byte, which it would never match: leave it out", name)
+		}
+		return nil
+	default:
+		return fmt.Errorf("threads.select %q is not known: write first, first-m, name or ask", p.Threads.Select)
+	}
+	if name != "" {
+		return fmt.Errorf("threads.name %q has no effect with select %q: write select: name", name, p.Selection())
+	}
+	return nil
+}
+
+// FitsCapacity says whether the scheduler has set aside enough of a core for the reservation. It is the
+// node's own check: the request for capacity and the parameters are two fields that users write.
+func (p *Parameters) FitsCapacity(consumedPPM int64) error {
+	if need := p.PartsPerMillion(); need > consumedPPM {
+		return fmt.Errorf("runtime %s in %s needs %d parts per million of a core, but the claim requests %d: set capacity.requests.%s to %d",
+			p.Runtime, p.RelativeDeadline(), need, consumedPPM, Bandwidth, need)
+	}
+	return nil
+}

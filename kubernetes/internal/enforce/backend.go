@@ -1,0 +1,159 @@
+// Package enforce makes the kernel keep a reservation for a container. There is one backend per mechanism
+// of the kernel; docs/concepts/reservations.md says what each guarantees. It knows nothing of Kubernetes.
+package enforce
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	reservation "github.com/takt-dev/takt/kubernetes/api/v1alpha1"
+	"github.com/takt-dev/takt/kubernetes/internal/sched"
+)
+
+// ErrRefused marks a reservation that the kernel does not grant: the container must not run.
+var ErrRefused = errors.New("the kernel refused the reservation")
+
+// ErrGone says that the container has ended.
+var ErrGone = errors.New("the container has no process left")
+
+// Grant is one reservation that the scheduler gave to a container: runtime and period on each of the cores.
+type Grant struct {
+	// Key names the grant on the node: claim UID and request.
+	Key        string
+	Parameters reservation.Parameters
+	// Cores are the CPUs that it was allocated on, distinct.
+	Cores []int
+}
+
+// Container is what a backend has to know of one.
+type Container struct {
+	// ID is the runtime's name for it.
+	ID string
+	// Init is the process number of its first process, as this process sees it.
+	Init int
+	// Root is "/" but in tests: below it are sys/fs/cgroup and the container's cgroups.
+	Root string
+}
+
+// Adjustment is what a backend needs of a container before it is created.
+type Adjustment struct {
+	// CPUs pins the container; empty leaves it free.
+	CPUs []int
+}
+
+// Backend is one way to enforce.
+type Backend interface {
+	// Name is how configuration, claims and metrics call it.
+	Name() string
+	// Shared is how many cores share one core's bandwidth: n where the kernel admits the sum over n cores
+	// against the bound of one, 1 where each core has its own.
+	Shared(cores int) int
+	// Accepts says whether the backend can do what the grants of one container ask for.
+	Accepts(grants []Grant) error
+	// Adjust is what the container has to be created with.
+	Adjust(grants []Grant) Adjustment
+	// Enforce takes effect before it returns. It is called before the container's own program starts,
+	// and again after a restart of this process, for a container that runs. An error wraps ErrRefused or
+	// ErrGone; then nothing is left behind.
+	Enforce(c Container, grants []Grant) (Enforcement, error)
+	// Open does to the node what the backend needs, once and before anything else; Close undoes it.
+	Open() error
+	Close() error
+}
+
+// Enforcement is a container under reservation.
+type Enforcement interface {
+	// Refresh takes in threads that were born or died, repairs what was changed from inside the
+	// container, and returns one state per grant. An error wraps ErrRefused or ErrGone.
+	Refresh() ([]State, error)
+	// Ask gives a thread a reservation of the first grant with select: ask that has one left. process is
+	// this process' number of the one that asks, inner the number that the thread has for itself.
+	Ask(process, inner int) (Grant, error)
+	// Return takes a reservation back from a thread that asked.
+	Return(process, inner int) error
+	// Release gives everything back. The container may still run, or be gone.
+	Release() error
+}
+
+// State is what is known of a grant at one moment.
+type State struct {
+	Grant Grant
+	// Threads hold its reservations.
+	Threads []ThreadState
+	// Free is how many reservations no thread holds.
+	Free int
+	// LeftOut is how many threads have a name that matches but came too late: all reservations were taken.
+	LeftOut int
+	// Restored counts reservations that a thread had changed or dropped and got back.
+	Restored int
+	// Revived counts threads that the kernel had stopped running and that got their reservation anew.
+	Revived int
+}
+
+// ThreadState is one thread with a reservation.
+type ThreadState struct {
+	sched.Thread
+	sched.Usage
+	// Inner is the number by which the container knows it, 0 if not known.
+	Inner int
+}
+
+// cgroupRoot finds where a controller is mounted: "" stands for the unified hierarchy.
+func cgroupRoot(root, controller string) (string, error) {
+	base := filepath.Join(root, "sys/fs/cgroup")
+	if controller == "" {
+		for _, dir := range []string{base, filepath.Join(base, "unified")} {
+			if exists(filepath.Join(dir, "cgroup.controllers")) {
+				return dir, nil
+			}
+		}
+		return "", fmt.Errorf("%s has no unified hierarchy (cgroup v2): %w", base, fs.ErrNotExist)
+	}
+	for _, dir := range []string{controller, controller + ",cpuacct"} {
+		if dir = filepath.Join(base, dir); exists(filepath.Join(dir, "cgroup.procs")) {
+			return dir, nil
+		}
+	}
+	return "", fmt.Errorf("%s has no hierarchy of its own (cgroup v1) for %s: %w", base, controller, fs.ErrNotExist)
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
+}
+
+// cgroupOf is the path of a process below the root of a hierarchy.
+func (c Container) cgroupOf(controller string) (string, error) {
+	text, err := os.ReadFile(filepath.Join(c.Root, "proc", strconv.Itoa(c.Init), "cgroup"))
+	if errors.Is(err, fs.ErrNotExist) {
+		return "", fmt.Errorf("process %d: %w", c.Init, ErrGone)
+	}
+	if err != nil {
+		return "", fmt.Errorf("cannot read the cgroups of process %d: %w", c.Init, err)
+	}
+	for line := range strings.Lines(string(text)) {
+		parts := strings.SplitN(strings.TrimSuffix(line, "\n"), ":", 3)
+		if len(parts) != 3 {
+			continue
+		}
+		for name := range strings.SplitSeq(parts[1], ",") {
+			if name == controller {
+				return cleanCgroup(parts[2])
+			}
+		}
+	}
+	return "", fmt.Errorf("process %d is in no cgroup of %q", c.Init, controller)
+}
+
+// cleanCgroup refuses paths that lead out of the hierarchy, as a private cgroup namespace shows them.
+func cleanCgroup(path string) (string, error) {
+	if !strings.HasPrefix(path, "/") || strings.Contains(path+"/", "/../") {
+		return "", fmt.Errorf("cgroup %q is outside this process' cgroup namespace: run it in the host's", path)
+	}
+	return filepath.Clean(path), nil
+}

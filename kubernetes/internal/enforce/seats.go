@@ -1,0 +1,135 @@
+package enforce
+
+import (
+	"path"
+	"time"
+
+	reservation "github.com/takt-dev/takt/kubernetes/api/v1alpha1"
+	"github.com/takt-dev/takt/kubernetes/internal/sched"
+)
+
+// seats are the m reservations of one grant and who holds them.
+type seats struct {
+	grant    Grant
+	held     []seat
+	restored int
+	revived  int
+	leftOut  int
+}
+
+type seat struct {
+	thread sched.Thread
+	taken  bool
+	// busy is since when the kernel has had no room for the reservation; zero while it has.
+	busy time.Time
+	// core is the CPU of this reservation, for backends that pin.
+	core int
+	// ran is what the thread had run when it was last looked at, still since when it has wanted to run
+	// and has not; zero while it does.
+	ran   uint64
+	still time.Time
+}
+
+func newSeats(grants []Grant) []*seats {
+	all := make([]*seats, 0, len(grants))
+	for _, grant := range grants {
+		s := &seats{grant: grant}
+		for _, core := range grant.Cores {
+			s.held = append(s.held, seat{core: core})
+		}
+		all = append(all, s)
+	}
+	return all
+}
+
+// same says whether two threads are one.
+func same(a, b sched.Thread) bool { return a.TID == b.TID && a.Start == b.Start }
+
+// matches says whether the rule of the grant chooses the thread, if a reservation is left. index is its
+// place among the threads of the container, oldest first.
+func (s *seats) matches(thread sched.Thread, index int) bool {
+	switch s.grant.Parameters.Selection() {
+	case reservation.SelectFirst:
+		return index == 0
+	case reservation.SelectFirstM:
+		return true
+	case reservation.SelectName:
+		ok, err := path.Match(s.grant.Parameters.Threads.Name, thread.Name)
+		return ok && err == nil
+	}
+	return false // those that ask are seated when they do
+}
+
+// plan says what has to change so that the rules hold for the threads that are there: who loses a
+// reservation (dead threads are dropped without a word) and who gets one. A thread holds at most one.
+func plan(all []*seats, threads []sched.Thread) (stand, sit []move) {
+	seated := map[int]bool{}
+	for _, s := range all {
+		for i := range s.held {
+			if !s.held[i].taken {
+				continue
+			}
+			index := -1
+			for at, thread := range threads {
+				if same(thread, s.held[i].thread) {
+					index = at
+				}
+			}
+			switch {
+			case index < 0:
+				s.held[i].taken = false
+			case s.grant.Parameters.Selection() == reservation.SelectName && !s.matches(threads[index], index):
+				// The place is free for another thread at once: who stands up does so first.
+				s.held[i].taken = false
+				stand = append(stand, move{s, i, threads[index]})
+			default:
+				s.held[i].thread = threads[index]
+				seated[threads[index].TID] = true
+			}
+		}
+	}
+	for _, s := range all {
+		s.leftOut = 0
+		next := 0
+		for index, thread := range threads {
+			if seated[thread.TID] || !s.matches(thread, index) {
+				continue
+			}
+			for next < len(s.held) && s.held[next].taken {
+				next++
+			}
+			if next == len(s.held) {
+				// That a program has more than m threads is no sign of anything but with a name.
+				if s.grant.Parameters.Selection() == reservation.SelectName {
+					s.leftOut++
+				}
+				continue
+			}
+			sit = append(sit, move{s, next, thread})
+			seated[thread.TID] = true
+			next++
+		}
+	}
+	return stand, sit
+}
+
+// move is one thread and the reservation it gets or loses.
+type move struct {
+	seats  *seats
+	at     int
+	thread sched.Thread
+}
+
+func (s *seats) state() State {
+	state := State{Grant: s.grant, LeftOut: s.leftOut, Restored: s.restored, Revived: s.revived}
+	for _, held := range s.held {
+		if !held.taken {
+			state.Free++
+			continue
+		}
+		// A thread that has just ended has used nothing more.
+		usage, _ := held.thread.Usage()
+		state.Threads = append(state.Threads, ThreadState{Thread: held.thread, Usage: usage, Inner: innerID(held.thread)})
+	}
+	return state
+}

@@ -1,0 +1,401 @@
+package enforce
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"syscall"
+	"time"
+
+	reservation "github.com/takt-dev/takt/kubernetes/api/v1alpha1"
+	"github.com/takt-dev/takt/kubernetes/internal/sched"
+)
+
+// threads is the enforcement that gives policies to single threads. Backends differ in what a thread gets
+// (attr), in where it runs (place) and in what surrounds it (release).
+type threads struct {
+	mu      sync.Mutex
+	members *members
+	all     []*seats
+	attr    func(Grant) sched.Attr
+	// free says that threads may change their policy within what surrounds them.
+	free bool
+	// place puts a thread where its reservation is, before it gets the policy; nil leaves it.
+	place func(seat seat, thread sched.Thread) error
+	// unplace puts it back, and where says which core it is on; nil where place is.
+	unplace func(thread sched.Thread) error
+	where   func(thread sched.Thread) (core int, ok bool)
+	release func() error
+}
+
+// The kernel gives bandwidth back at the end of the period of a thread that ended or gave it up (its
+// 0-lag time), so that a successor may have to wait for as long as a period can be.
+const (
+	// startPatience is how long the start of a container waits: less than a container runtime does.
+	startPatience = 1500 * time.Millisecond
+	// latePatience is how long a thread may wait that comes later: more than the longest period.
+	latePatience = 5 * time.Second
+	// mostRestored is how often a container may change its reservations behind the agent's back. Every
+	// change can cost the node bandwidth for ever (see sched.Drop), so there must be an end.
+	mostRestored = 8
+	// stillPeriods and stillLeast are how long a thread may want to run without being run: the longer of
+	// the two.
+	stillPeriods = 4
+	stillLeast   = 300 * time.Millisecond
+	// retryBusy is how often a start tries again.
+	retryBusy = 20 * time.Millisecond
+)
+
+// Refresh implements Enforcement.
+func (t *threads) Refresh() ([]State, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.refresh(latePatience)
+}
+
+func (t *threads) refresh(patience time.Duration) ([]State, error) {
+	present, err := t.members.list()
+	if err != nil {
+		return nil, err
+	}
+	stand, sit := plan(t.all, present)
+	for _, move := range stand {
+		if err := t.stand(move); err != nil {
+			return nil, err
+		}
+	}
+	for _, s := range t.all {
+		for i := range s.held {
+			if !s.held[i].taken {
+				continue
+			}
+			if err := t.restore(s, i); err != nil {
+				return nil, err
+			}
+			if err := t.revive(s, i); err != nil {
+				return nil, err
+			}
+		}
+	}
+	for _, move := range sit {
+		if err := t.sit(move); err != nil {
+			if !t.waits(move, err, patience) {
+				return nil, err
+			}
+		}
+	}
+	if err := t.returnStrays(present); err != nil {
+		return nil, err
+	}
+	states := make([]State, 0, len(t.all))
+	for _, s := range t.all {
+		states = append(states, s.state())
+	}
+	return states, nil
+}
+
+// returnStrays puts threads back that are on a core without a reservation: children inherit the place of the
+// thread that made them, though not its policy.
+func (t *threads) returnStrays(present []sched.Thread) error {
+	if t.where == nil {
+		return nil
+	}
+	seated := map[int]bool{}
+	for _, s := range t.all {
+		for _, held := range s.held {
+			if held.taken {
+				seated[held.thread.TID] = true
+			}
+		}
+	}
+	for _, thread := range present {
+		if _, ok := t.where(thread); !ok || seated[thread.TID] {
+			continue
+		}
+		if err := ended(thread, t.unplace(thread)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// restore gives a thread back what it, or someone in its name, has changed.
+func (t *threads) restore(s *seats, at int) error {
+	thread := s.held[at].thread
+	if t.free {
+		return nil
+	}
+	got, err := sched.Get(thread.TID)
+	if err == nil && got == t.attr(s.grant) {
+		return nil
+	}
+	if s.restored == mostRestored {
+		return fmt.Errorf("%w of %s: its threads have changed their policy %d times, thread %d (%q) the last one: let only the agent set policies",
+			ErrRefused, s.grant.Key, mostRestored+1, thread.TID, thread.Name)
+	}
+	again := move{s, at, thread}
+	if err := t.sit(again); err != nil {
+		if t.waits(again, err, latePatience) {
+			return nil
+		}
+		return err
+	}
+	if s.held[at].taken {
+		s.restored++
+	}
+	return nil
+}
+
+// revive gives a thread its reservation anew that wants to run and is not run. Linux up to 6.18 at least
+// forgets to wake a thread that has left SCHED_DEADLINE while it was stopped for having used its runtime up
+// and gets it again: it would never run. A second time works. A thread that waits for its period to begin,
+// or repays what it overran, is let wait.
+func (t *threads) revive(s *seats, at int) error {
+	seat := &s.held[at]
+	usage, err := seat.thread.Usage()
+	if !seat.taken || err != nil || !seat.thread.Runnable || usage.CPU != seat.ran || t.attr(s.grant).Policy != sched.Deadline {
+		seat.ran, seat.still = usage.CPU, time.Time{}
+		return nil
+	}
+	if seat.still.IsZero() {
+		seat.still = time.Now()
+	}
+	if time.Since(seat.still) <= max(stillLeast, stillPeriods*time.Duration(s.grant.Parameters.Period)) {
+		return nil
+	}
+	seat.still = time.Time{}
+	s.revived++
+	if err := sched.Set(seat.thread.TID, sched.Attr{Policy: sched.Other}); err != nil {
+		return ended(seat.thread, err)
+	}
+	again := move{s, at, seat.thread}
+	if err := t.sit(again); err != nil && !t.waits(again, err, latePatience) {
+		return err
+	}
+	return nil
+}
+
+// waits says whether to try again later.
+func (t *threads) waits(m move, err error, patience time.Duration) bool {
+	if !errors.Is(err, syscall.EBUSY) {
+		return false
+	}
+	seat := &m.seats.held[m.at]
+	if seat.busy.IsZero() {
+		seat.busy = time.Now()
+	}
+	return time.Since(seat.busy) < patience
+}
+
+// sit gives a thread its reservation. A thread that has ended meanwhile is no error.
+func (t *threads) sit(m move) error {
+	m.seats.held[m.at].taken = false
+	if t.place != nil {
+		if err := t.place(m.seats.held[m.at], m.thread); err != nil {
+			return ended(m.thread, err)
+		}
+	}
+	if err := sched.Set(m.thread.TID, t.attr(m.seats.grant)); err != nil {
+		if t.unplace != nil {
+			err = errors.Join(err, t.unplace(m.thread))
+		}
+		return ended(m.thread, explain(m, err))
+	}
+	if !m.thread.Alive() {
+		// The number now belongs to another thread, which must not keep what it was not meant to get.
+		return sched.Drop(m.thread.TID)
+	}
+	m.seats.held[m.at].thread = m.thread
+	m.seats.held[m.at].taken = true
+	m.seats.held[m.at].busy = time.Time{}
+	return nil
+}
+
+// stand takes a thread's reservation away.
+func (t *threads) stand(m move) error {
+	m.seats.held[m.at].taken = false
+	err := sched.Drop(m.thread.TID)
+	if err == nil && t.unplace != nil {
+		err = t.unplace(m.thread)
+	}
+	return ended(m.thread, err)
+}
+
+// ended forgives what failed because the thread is no more.
+func ended(thread sched.Thread, err error) error {
+	if err != nil && !thread.Alive() {
+		return nil
+	}
+	return err
+}
+
+// explain says what the kernel's refusal means and what helps.
+func explain(m move, err error) error {
+	parameters := m.seats.grant.Parameters
+	reason := "see dmesg of the node"
+	switch {
+	case errors.Is(err, syscall.EBUSY):
+		reason = "its admission test has no room: threads outside of all claims have SCHED_DEADLINE, or the bound in the node's configuration is above the kernel's; end the former or lower the latter"
+	case errors.Is(err, syscall.EPERM):
+		reason = "the container may not run on all CPUs (a cpuset, as the static CPU manager or exclusive CPUs set it), or this agent lacks CAP_SYS_NICE; free the container, or use the backend deadline-partition"
+	case errors.Is(err, syscall.EINVAL):
+		reason = "it does not take these times: compare the node's kernel.sched_deadline_period_min_us and _max_us"
+	case errors.Is(err, sched.ErrChanged):
+		reason = "something else sets policies on this node"
+	}
+	return fmt.Errorf("%w of %s every %s for thread %d (%q) of %s: %w: %s",
+		ErrRefused, parameters.Runtime, parameters.Period, m.thread.TID, m.thread.Name, m.seats.grant.Key, err, reason)
+}
+
+// Ask implements Enforcement.
+func (t *threads) Ask(process, inner int) (Grant, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	thread, err := t.members.find(process, inner)
+	if err != nil {
+		return Grant{}, err
+	}
+	present, err := t.members.list()
+	if err != nil {
+		return Grant{}, err
+	}
+	plan(t.all, present) // drops the dead
+	taken := 0
+	for _, s := range t.all {
+		for i := range s.held {
+			if s.held[i].taken && same(s.held[i].thread, thread) {
+				return s.grant, nil
+			}
+		}
+	}
+	for _, s := range t.all {
+		if s.grant.Parameters.Selection() != reservation.SelectAsk {
+			continue
+		}
+		for i := range s.held {
+			if s.held[i].taken {
+				taken++
+				continue
+			}
+			if err := t.sit(move{s, i, thread}); err != nil {
+				return Grant{}, err
+			}
+			if !s.held[i].taken {
+				return Grant{}, fmt.Errorf("thread %d ended while it asked", inner)
+			}
+			return s.grant, nil
+		}
+	}
+	return Grant{}, fmt.Errorf("all %d reservations for threads that ask are taken: let one return its own, or claim more cores", taken)
+}
+
+// Return implements Enforcement.
+func (t *threads) Return(process, inner int) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, s := range t.all {
+		if s.grant.Parameters.Selection() != reservation.SelectAsk {
+			continue
+		}
+		for i := range s.held {
+			if s.held[i].taken && s.held[i].thread.Process == process && innerID(s.held[i].thread) == inner {
+				return t.stand(move{s, i, s.held[i].thread})
+			}
+		}
+	}
+	return fmt.Errorf("thread %d holds no reservation that it asked for", inner)
+}
+
+// Release implements Enforcement.
+func (t *threads) Release() error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	var failed []error
+	for _, s := range t.all {
+		for i := range s.held {
+			if s.held[i].taken {
+				failed = append(failed, t.stand(move{s, i, s.held[i].thread}))
+			}
+		}
+	}
+	if t.release != nil {
+		failed = append(failed, t.release())
+	}
+	return errors.Join(failed...)
+}
+
+// start seats whom the rules choose before the program runs; what fails is undone.
+func (t *threads) start() (Enforcement, error) {
+	t.mu.Lock()
+	if err := t.adopt(); err != nil {
+		t.mu.Unlock()
+		return nil, err
+	}
+	for {
+		_, err := t.refresh(startPatience)
+		if err != nil {
+			t.mu.Unlock()
+			return nil, errors.Join(err, t.Release())
+		}
+		if !t.busy() {
+			t.mu.Unlock()
+			return t, nil
+		}
+		time.Sleep(retryBusy)
+	}
+}
+
+// adopt finds the reservations that an earlier agent has given to a container that still runs: the kernel
+// has kept them meanwhile.
+func (t *threads) adopt() error {
+	present, err := t.members.list()
+	if err != nil {
+		return err
+	}
+	for index, thread := range present {
+		attr, err := sched.Get(thread.TID)
+		if err != nil || attr.Policy == sched.Other {
+			continue
+		}
+		if !t.adoptOne(thread, index, attr) && attr.Policy == sched.Deadline && !t.free {
+			// More than the grants allow, or of other grants: it would take the room of those that are.
+			if err := ended(thread, sched.Drop(thread.TID)); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func (t *threads) adoptOne(thread sched.Thread, index int, attr sched.Attr) bool {
+	for _, s := range t.all {
+		asked := s.grant.Parameters.Selection() == reservation.SelectAsk
+		if attr != t.attr(s.grant) || (!asked && !s.matches(thread, index)) {
+			continue
+		}
+		for i := range s.held {
+			if s.held[i].taken {
+				continue
+			}
+			if t.where != nil {
+				if core, ok := t.where(thread); !ok || core != s.held[i].core {
+					continue
+				}
+			}
+			s.held[i].taken, s.held[i].thread = true, thread
+			return true
+		}
+	}
+	return false
+}
+
+func (t *threads) busy() bool {
+	for _, s := range t.all {
+		for i := range s.held {
+			if !s.held[i].busy.IsZero() {
+				return true
+			}
+		}
+	}
+	return false
+}

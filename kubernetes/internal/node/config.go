@@ -1,0 +1,174 @@
+package node
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"sigs.k8s.io/yaml"
+
+	reservation "github.com/takt-dev/takt/kubernetes/api/v1alpha1"
+	"github.com/takt-dev/takt/kubernetes/internal/enforce"
+	"github.com/takt-dev/takt/kubernetes/internal/inventory"
+	"github.com/takt-dev/takt/kubernetes/internal/sched"
+	"github.com/takt-dev/takt/kubernetes/internal/topology"
+)
+
+// BackendAuto takes hcbs where the kernel has it, and deadline otherwise.
+const BackendAuto = "auto"
+
+// Config is what an operator says of a node. Every path is the host's.
+type Config struct {
+	// Cores are the CPUs offered for reservations, as "2-7" or "1,3"; or "all".
+	Cores string `json:"cores"`
+	// Bound is how many parts per million of each core may be reserved; the kernel's bound if 0.
+	Bound int64 `json:"bound,omitempty"`
+	// Order is best-fit or worst-fit.
+	Order inventory.Order `json:"order,omitempty"`
+	// Backend is auto, deadline, deadline-partition, rt-group or hcbs.
+	Backend string `json:"backend,omitempty"`
+	// ScanInterval is how often threads are looked at: a thread born later has its reservation within
+	// this time.
+	ScanInterval reservation.Duration `json:"scanInterval,omitempty"`
+	// CDIDirectory is where the container runtime looks for devices.
+	CDIDirectory string `json:"cdiDirectory,omitempty"`
+	// KubeletPlugins is the kubelet's directory for plugins, KubeletRegistry the one it watches for new
+	// ones.
+	KubeletPlugins  string `json:"kubeletPlugins,omitempty"`
+	KubeletRegistry string `json:"kubeletRegistry,omitempty"`
+	// NRISocket is the container runtime's.
+	NRISocket string `json:"nriSocket,omitempty"`
+	// RunDirectory holds the agent's own sockets.
+	RunDirectory string `json:"runDirectory,omitempty"`
+	// Gate is the program that the container runtime asks before it starts a container with a claim.
+	Gate string `json:"gate,omitempty"`
+	// Listen is the address of metrics and health; none if empty.
+	Listen string `json:"listen,omitempty"`
+}
+
+// DefaultConfig is what a field that is absent means.
+func DefaultConfig() Config {
+	return Config{
+		Order:           inventory.BestFit,
+		Backend:         BackendAuto,
+		ScanInterval:    reservation.Duration(100 * time.Millisecond),
+		CDIDirectory:    "/var/run/cdi",
+		KubeletPlugins:  "/var/lib/kubelet/plugins",
+		KubeletRegistry: "/var/lib/kubelet/plugins_registry",
+		NRISocket:       "/var/run/nri/nri.sock",
+		RunDirectory:    "/run/takt-node",
+		Gate:            "/var/lib/takt-node/takt-gate",
+		Listen:          ":9464",
+	}
+}
+
+// LoadConfig reads and checks a configuration. All mistakes are reported at once.
+func LoadConfig(path string) (Config, error) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return Config{}, fmt.Errorf("cannot read configuration: %w", err)
+	}
+	config := DefaultConfig()
+	if err := yaml.UnmarshalStrict(text, &config); err != nil {
+		return Config{}, fmt.Errorf("cannot read configuration %s: %w", path, err)
+	}
+	if err := config.validate(); err != nil {
+		return Config{}, fmt.Errorf("configuration %s: %w", path, err)
+	}
+	return config, nil
+}
+
+func (c *Config) validate() error {
+	var mistakes []error
+	mistake := func(format string, args ...any) { mistakes = append(mistakes, fmt.Errorf(format, args...)) }
+	if c.Cores == "" {
+		mistake("cores is missing: name the CPUs to offer, as in \"2-7\", or \"all\"")
+	} else if c.Cores != "all" {
+		if _, err := topology.ParseCPUList(c.Cores); err != nil {
+			mistake("cores: %w", err)
+		}
+	}
+	if c.Bound < 0 || c.Bound > reservation.WholeCore {
+		mistake("bound %d is not from 1 to %d parts per million; leave it out for the kernel's", c.Bound, reservation.WholeCore)
+	}
+	if c.Order != inventory.BestFit && c.Order != inventory.WorstFit {
+		mistake("order %q is not known: write %s or %s", c.Order, inventory.BestFit, inventory.WorstFit)
+	}
+	if !slices.Contains(append([]string{BackendAuto}, enforce.Names...), c.Backend) {
+		mistake("backend %q is not known: write %s or one of %v", c.Backend, BackendAuto, enforce.Names)
+	}
+	if interval := time.Duration(c.ScanInterval); interval < time.Millisecond || interval > 10*time.Second {
+		mistake("scanInterval %s is not from 1ms to 10s", c.ScanInterval)
+	}
+	for name, path := range map[string]string{
+		"cdiDirectory": c.CDIDirectory, "kubeletPlugins": c.KubeletPlugins, "kubeletRegistry": c.KubeletRegistry,
+		"nriSocket": c.NRISocket, "runDirectory": c.RunDirectory, "gate": c.Gate,
+	} {
+		if !filepath.IsAbs(path) {
+			mistake("%s %q is not an absolute path", name, path)
+		}
+	}
+	return errors.Join(mistakes...)
+}
+
+// Offer is what the machine below root gives under this configuration.
+func (c *Config) Offer(root string, backend enforce.Backend) (inventory.Offer, error) {
+	offered, err := c.offered(root)
+	if err != nil {
+		return inventory.Offer{}, err
+	}
+	bound, err := sched.Bound(root)
+	if err != nil {
+		return inventory.Offer{}, err
+	}
+	if c.Bound > bound {
+		return inventory.Offer{}, fmt.Errorf("bound %d is above the kernel's %d: lower it, or raise kernel.sched_rt_runtime_us", c.Bound, bound)
+	}
+	if c.Bound > 0 {
+		bound = c.Bound
+	}
+	if bound /= int64(backend.Shared(len(offered))); bound == 0 {
+		return inventory.Offer{}, fmt.Errorf("backend %s shares one core's bandwidth among %d cores, which leaves none: offer fewer cores", backend.Name(), len(offered))
+	}
+	return inventory.Offer{CPUs: offered, Bound: bound, Order: c.Order, Backend: backend.Name()}, nil
+}
+
+// offered are the CPUs that cores names.
+func (c *Config) offered(root string) ([]topology.CPU, error) {
+	all, err := topology.Read(root)
+	if err != nil || c.Cores == "all" {
+		return all, err
+	}
+	wanted, err := topology.ParseCPUList(c.Cores)
+	if err != nil {
+		return nil, err
+	}
+	var offered []topology.CPU
+	for _, id := range wanted {
+		at := slices.IndexFunc(all, func(cpu topology.CPU) bool { return cpu.ID == id })
+		if at < 0 {
+			return nil, fmt.Errorf("cores %q names CPU %d, which this machine does not have online", c.Cores, id)
+		}
+		offered = append(offered, all[at])
+	}
+	return offered, nil
+}
+
+// NewBackend is the backend that the configuration names, or the best one that this machine has.
+func (c *Config) NewBackend() (enforce.Backend, error) {
+	if c.Backend == BackendAuto {
+		return enforce.Auto()
+	}
+	offered, err := c.offered("/")
+	if err != nil {
+		return nil, err
+	}
+	var cores []int
+	for _, cpu := range offered {
+		cores = append(cores, cpu.ID)
+	}
+	return enforce.New(c.Backend, cores, c.RunDirectory)
+}

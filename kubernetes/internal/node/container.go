@@ -1,0 +1,323 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/klog/v2"
+
+	"github.com/takt-dev/takt/kubernetes/internal/enforce"
+	"github.com/takt-dev/takt/kubernetes/internal/sched"
+)
+
+// Reasons of events and conditions.
+const (
+	reasonRefused  = "ReservationRefused"
+	reasonReserved = "Reserved"
+	reasonLost     = "ReservationLost"
+	reasonOverrun  = "ReservationOverrun"
+	reasonRestored = "ReservationRestored"
+)
+
+// container is one with a claim, from its creation to its end.
+type container struct {
+	id     string
+	name   string
+	pod    Pod
+	grants []enforce.Grant
+
+	phase atomic.Int32
+	// init is the container's first thread, nil before it is known. Neither needs mu, which may be held
+	// while the kernel makes somebody wait, and is taken before Node.mu.
+	init atomic.Pointer[sched.Thread]
+
+	mu          sync.Mutex
+	enforcement enforce.Enforcement
+	tallies     []tally
+	// warned is when the pod was last told of an overrun, reported when its claims' statuses were written.
+	warned, reported time.Time
+	// renamed says that a thread's name is another one than reported.
+	renamed bool
+}
+
+// Phases of a container.
+const (
+	phaseCreated int32 = iota
+	phaseRunning
+	phaseEnded
+)
+
+func (c *container) running() bool { return c.phase.Load() == phaseRunning }
+
+// alive says whether the container still needs its reservation.
+func (c *container) alive() bool {
+	if init := c.init.Load(); init != nil && c.running() {
+		return init.Alive()
+	}
+	return c.phase.Load() == phaseCreated
+}
+
+// tally is what has been counted of one grant since its container was taken under reservation.
+type tally struct {
+	state enforce.State
+	// samples is how often threads were looked at, exhausted how often one had used its runtime up.
+	samples, exhausted uint64
+	// cpu is what threads have run while they held a reservation, in nanoseconds.
+	cpu  uint64
+	last map[int]sampled
+}
+
+type sampled struct {
+	start, cpu uint64
+	name       string
+}
+
+// news is what a new state has of it.
+type news struct {
+	// changed says that other threads hold the reservations than before, renamed that one has another
+	// name, restored that one's policy had been changed, exhausted that one has used its runtime up.
+	changed, renamed, restored, exhausted bool
+}
+
+// add counts a new state.
+func (t *tally) add(state enforce.State) news {
+	seen := map[int]sampled{}
+	is := news{changed: len(state.Threads) != len(t.state.Threads), restored: state.Restored > t.state.Restored}
+	for _, thread := range state.Threads {
+		t.samples++
+		if thread.Exhausted {
+			t.exhausted++
+			is.exhausted = true
+		}
+		now := sampled{start: thread.Start, cpu: thread.CPU, name: thread.Name}
+		if before, ok := t.last[thread.TID]; ok && before.start == thread.Start {
+			// A thread that cannot be read any more has a usage of zero.
+			now.cpu = max(now.cpu, before.cpu)
+			t.cpu += now.cpu - before.cpu
+			is.renamed = is.renamed || now.name != before.name
+		} else {
+			is.changed = true
+		}
+		seen[thread.TID] = now
+	}
+	t.state, t.last = state, seen
+	return is
+}
+
+// enforce takes a container under reservation, or says why that cannot be. It is called by whoever comes
+// first: gate, StartContainer or Synchronize.
+func (n *Node) enforce(ctx context.Context, c *container, pid int) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.enforcement != nil {
+		return nil
+	}
+	err := func() error {
+		if c.phase.Load() == phaseEnded {
+			return fmt.Errorf("container %s has ended: it has to be created again", c.name)
+		}
+		if pid <= 0 {
+			return fmt.Errorf("the container runtime does not say which process container %s is: use the gate, or containerd 2", c.name)
+		}
+		init, err := sched.ReadThread(pid, pid)
+		if err != nil {
+			return fmt.Errorf("process %d of container %s: %w: %w", pid, c.name, enforce.ErrGone, err)
+		}
+		began := time.Now()
+		enforcement, err := n.backend.Enforce(enforce.Container{ID: c.id, Init: pid, Root: "/"}, c.grants)
+		n.metrics.enforce.Observe(time.Since(began).Seconds())
+		if err != nil {
+			return err
+		}
+		c.enforcement, c.tallies = enforcement, make([]tally, len(c.grants))
+		c.init.Store(&init)
+		c.warned = time.Now().Add(startUp - quiet)
+		c.phase.Store(phaseRunning)
+		return nil
+	}()
+	if err != nil {
+		n.metrics.failures.WithLabelValues("enforce").Inc()
+		if !errors.Is(err, enforce.ErrGone) {
+			n.event(c.pod, corev1.EventTypeWarning, reasonRefused, "container %s: %v", c.name, err)
+			n.report(c, condition{reason: reasonRefused, message: err.Error()})
+		}
+		return err
+	}
+	n.refresh(ctx, c)
+	return nil
+}
+
+// watch looks at all containers again and again, until the context ends.
+func (n *Node) watch(ctx context.Context) {
+	ticker := time.NewTicker(time.Duration(n.config.ScanInterval))
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+		for _, c := range n.runningContainers() {
+			c.mu.Lock()
+			n.refresh(ctx, c)
+			c.mu.Unlock()
+		}
+	}
+}
+
+func (n *Node) runningContainers() []*container {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	var running []*container
+	for _, c := range n.containers {
+		if c.running() {
+			running = append(running, c)
+		}
+	}
+	return running
+}
+
+const (
+	// quiet is how long a pod is not told again of overruns.
+	quiet = 5 * time.Minute
+	// startUp is how long a program may be busy with its own beginning before that counts as one.
+	startUp = 2 * time.Second
+	// namePace is how often a claim's status may follow the names of threads, which are theirs to change.
+	namePace = 10 * time.Second
+)
+
+// refresh brings one container's reservations up to date. Call with c.mu held.
+func (n *Node) refresh(ctx context.Context, c *container) {
+	if c.enforcement == nil {
+		return
+	}
+	states, err := c.enforcement.Refresh()
+	switch {
+	case errors.Is(err, enforce.ErrGone):
+		n.release(ctx, c)
+		return
+	case errors.Is(err, enforce.ErrRefused):
+		n.lose(ctx, c, err)
+		return
+	case err != nil:
+		klog.FromContext(ctx).Error(err, "Cannot look at a container, trying again", "container", c.name, "pod", klog.KRef(c.pod.Namespace, c.pod.Name))
+		n.metrics.failures.WithLabelValues("refresh").Inc()
+		return
+	}
+	changed := false
+	for i, state := range states {
+		is := c.tallies[i].add(state)
+		c.renamed = c.renamed || is.renamed
+		changed = changed || is.changed
+		if is.restored {
+			n.event(c.pod, corev1.EventTypeWarning, reasonRestored, "container %s changed the policy of a thread with a reservation of %s, which is restored", c.name, state.Grant.Key)
+		}
+		if is.exhausted && time.Since(c.warned) > quiet {
+			c.warned = time.Now()
+			p := state.Grant.Parameters
+			n.event(c.pod, corev1.EventTypeWarning, reasonOverrun, "container %s wants more than the %s every %s that it has reserved", c.name, p.Runtime, p.Period)
+		}
+	}
+	if changed || (c.renamed && time.Since(c.reported) > namePace) {
+		c.renamed, c.reported = false, time.Now()
+		n.report(c, condition{ready: true, reason: reasonReserved, message: "the kernel keeps the reservation"})
+	}
+}
+
+// lose ends a container that the kernel no longer gives its reservation. Call with c.mu held.
+func (n *Node) lose(ctx context.Context, c *container, why error) {
+	klog.FromContext(ctx).Error(why, "Ending a container without its reservation", "container", c.name, "pod", klog.KRef(c.pod.Namespace, c.pod.Name))
+	n.metrics.failures.WithLabelValues("lost").Inc()
+	n.event(c.pod, corev1.EventTypeWarning, reasonLost, "container %s is ended: %v", c.name, why)
+	n.report(c, condition{reason: reasonLost, message: why.Error()})
+	n.release(ctx, c)
+}
+
+// release gives a container's reservations back. One that still runs is ended first: it must not go on
+// without them. Call with c.mu held.
+func (n *Node) release(ctx context.Context, c *container) {
+	c.phase.Store(phaseEnded)
+	if c.enforcement == nil {
+		return
+	}
+	if init := c.init.Load(); init != nil && init.Alive() {
+		if err := kill(init.Process); err != nil {
+			klog.FromContext(ctx).Error(err, "Cannot end a container", "container", c.name, "pod", klog.KRef(c.pod.Namespace, c.pod.Name))
+		}
+	}
+	if err := c.enforcement.Release(); err != nil {
+		klog.FromContext(ctx).Error(err, "Cannot give a reservation back", "container", c.name, "pod", klog.KRef(c.pod.Namespace, c.pod.Name))
+		n.metrics.failures.WithLabelValues("release").Inc()
+	}
+	c.enforcement = nil
+}
+
+// ended looks at a container that is said to stop.
+func (n *Node) ended(ctx context.Context, id string) {
+	n.mu.Lock()
+	c := n.containers[id]
+	n.mu.Unlock()
+	if c == nil {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	n.refresh(ctx, c)
+}
+
+// forget releases a container for good, and ends it if it still runs.
+func (n *Node) forget(ctx context.Context, c *container) {
+	c.mu.Lock()
+	n.release(ctx, c)
+	c.mu.Unlock()
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.drop(c)
+}
+
+// drop takes a container out of the lists. Call with n.mu held.
+func (n *Node) drop(c *container) {
+	if n.containers[c.id] == c {
+		delete(n.containers, c.id)
+	}
+	for _, grant := range c.grants {
+		if n.holders[grant.Key] == c {
+			delete(n.holders, grant.Key)
+		}
+	}
+}
+
+// dying is how long a process that is killed is waited for. One that the kernel holds back for longer, because its
+// reservation is used up, gives the reservation back before: it runs no more, and ends sooner without.
+const dying = 200 * time.Millisecond
+
+// kill ends a process by its own handle, so that no other one of the same number is hit, and waits for its end.
+func kill(pid int) error {
+	if pid <= 1 {
+		return fmt.Errorf("process %d is not one to end", pid)
+	}
+	fd, err := unix.PidfdOpen(pid, 0)
+	if errors.Is(err, unix.ESRCH) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("cannot end process %d: %w", pid, err)
+	}
+	defer unix.Close(fd)
+	if err := unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
+		return fmt.Errorf("cannot end process %d: %w", pid, err)
+	}
+	for end := time.Now().Add(dying); ; {
+		left := time.Until(end)
+		ended, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, max(int(left.Milliseconds()), 0))
+		if ended > 0 || left <= 0 || (err != nil && !errors.Is(err, unix.EINTR)) {
+			return nil
+		}
+	}
+}

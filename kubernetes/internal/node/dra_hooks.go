@@ -1,0 +1,166 @@
+package node
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+	"k8s.io/klog/v2"
+
+	"github.com/takt-dev/takt/kubernetes/internal/enforce"
+	"github.com/takt-dev/takt/kubernetes/internal/inventory"
+)
+
+func nodeDevice(name string) (int, error) { return inventory.ParseDeviceName(name) }
+
+// PrepareResourceClaims implements kubeletplugin.DRAPlugin: it checks claims and writes their CDI files.
+// Nothing is enforced yet, because there is no container yet.
+func (n *Node) PrepareResourceClaims(ctx context.Context, claims []*resourceapi.ResourceClaim) (map[types.UID]kubeletplugin.PrepareResult, error) {
+	results := map[types.UID]kubeletplugin.PrepareResult{}
+	for _, claim := range claims {
+		began := time.Now()
+		record, err := n.prepare(ctx, claim)
+		n.metrics.prepare.Observe(time.Since(began).Seconds())
+		if err != nil {
+			klog.FromContext(ctx).Error(err, "Refused a claim", "claim", klog.KObj(claim))
+			n.metrics.failures.WithLabelValues("prepare").Inc()
+			for _, pod := range record.Pods {
+				n.event(pod, corev1.EventTypeWarning, reasonRefused, "reservation %s: %v", claim.Name, err)
+			}
+			n.status.set(record, condition{reason: reasonRefused, message: err.Error()}, nil)
+			results[claim.UID] = kubeletplugin.PrepareResult{Err: err}
+			continue
+		}
+		n.status.set(record, condition{ready: true, reason: "Prepared", message: "the container gets its reservation when it starts"}, nil)
+		results[claim.UID] = kubeletplugin.PrepareResult{Devices: devices(record)}
+	}
+	return results, nil
+}
+
+func devices(record *Record) []kubeletplugin.Device {
+	var all []kubeletplugin.Device
+	for _, request := range record.Requests {
+		// All cores of a request are one CDI device, which is named once.
+		ids := []string{cdiID(record.Claim, request.Name)}
+		for _, device := range request.Devices {
+			all = append(all, kubeletplugin.Device{
+				Requests: []string{request.Name}, PoolName: device.Pool, DeviceName: device.Name, ShareID: device.ShareID,
+				CDIDeviceIDs: ids,
+			})
+			ids = nil
+		}
+	}
+	return all
+}
+
+// prepare returns a record even with an error, as far as it goes.
+func (n *Node) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) (*Record, error) {
+	record, err := newRecord(claim, n.name, n.limits)
+	if err != nil {
+		return record, err
+	}
+	for _, request := range record.Requests {
+		grant, _ := record.grant(request.Name)
+		if err := n.backend.Accepts([]enforce.Grant{grant}); err != nil {
+			return record, fmt.Errorf("request %q: %w", request.Name, err)
+		}
+	}
+	if err := n.fits(record); err != nil {
+		return record, err
+	}
+	n.mu.Lock()
+	old, known := n.claims[claim.UID]
+	if known {
+		old.Record = record // who it is reserved for may be new
+	}
+	n.mu.Unlock()
+	if err := n.records.write(record); err != nil {
+		return record, err
+	}
+	if known {
+		return record, nil
+	}
+	return record, n.adopt(ctx, record)
+}
+
+// fits is the last line of defence: the scheduler has done the same sum.
+func (n *Node) fits(record *Record) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	consumed := n.consumed()
+	if old, ok := n.claims[record.Claim]; ok {
+		for _, request := range old.Requests {
+			for _, device := range request.Devices {
+				consumed[device.CPU] -= device.PPM
+			}
+		}
+	}
+	offered := map[int]bool{}
+	for _, cpu := range n.offer.CPUs {
+		offered[cpu.ID] = true
+	}
+	for _, request := range record.Requests {
+		for _, device := range request.Devices {
+			if !offered[device.CPU] {
+				return fmt.Errorf("request %q was allocated CPU %d, which this node no longer offers: delete the pod to have it allocated again",
+					request.Name, device.CPU)
+			}
+			if consumed[device.CPU] += device.PPM; consumed[device.CPU] > n.offer.Bound {
+				return fmt.Errorf("request %q takes CPU %d to %d parts per million of a core, above its bound of %d: delete the pod to have it allocated again",
+					request.Name, device.CPU, consumed[device.CPU], n.offer.Bound)
+			}
+		}
+	}
+	return nil
+}
+
+// UnprepareResourceClaims implements kubeletplugin.DRAPlugin. The kubelet calls it when the pod's
+// containers are gone.
+func (n *Node) UnprepareResourceClaims(ctx context.Context, claims []kubeletplugin.NamespacedObject) (map[types.UID]error, error) {
+	results := map[types.UID]error{}
+	for _, claim := range claims {
+		began := time.Now()
+		err := n.unprepare(ctx, claim.UID)
+		n.metrics.release.Observe(time.Since(began).Seconds())
+		if err != nil {
+			klog.FromContext(ctx).Error(err, "Cannot give a claim back", "claim", klog.KRef(claim.Namespace, claim.Name))
+			n.metrics.failures.WithLabelValues("unprepare").Inc()
+		}
+		results[claim.UID] = err
+	}
+	return results, nil
+}
+
+func (n *Node) unprepare(ctx context.Context, uid types.UID) error {
+	n.mu.Lock()
+	claim := n.claims[uid]
+	var held []*container
+	if claim != nil {
+		for _, request := range claim.Requests {
+			if c := n.holders[key(uid, request.Name)]; c != nil {
+				held = append(held, c)
+			}
+		}
+	}
+	n.mu.Unlock()
+	for _, c := range held {
+		n.forget(ctx, c)
+	}
+	if claim != nil && claim.stop != nil {
+		claim.stop()
+	}
+	// Also for a claim that is not known: an agent may have been killed half-way.
+	if err := n.records.remove(uid); err != nil {
+		return err
+	}
+	n.mu.Lock()
+	delete(n.claims, uid)
+	n.reorder()
+	n.mu.Unlock()
+	n.status.forget(uid)
+	return nil
+}

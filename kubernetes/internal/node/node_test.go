@@ -1,0 +1,691 @@
+package node
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
+
+	reservation "github.com/takt-dev/takt/kubernetes/api/v1alpha1"
+	"github.com/takt-dev/takt/kubernetes/internal/enforce"
+	"github.com/takt-dev/takt/kubernetes/internal/sched"
+)
+
+// ready prepares a claim and returns the environment of its container.
+func (s *site) ready(claim *resourceapi.ResourceClaim) []string {
+	s.t.Helper()
+	response := s.prepare(claim)
+	if response.Error != "" {
+		s.t.Fatal(response.Error)
+	}
+	return s.injected(response.Devices[0].CdiDeviceIds).Process.Env
+}
+
+func (s *site) mustCreate(pod, name, program string, env []string) *box {
+	s.t.Helper()
+	b, err := s.create(pod, name, program, env)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return b
+}
+
+func (b *box) policy() sched.Attr {
+	b.s.t.Helper()
+	attr, err := sched.Get(b.cmd.Process.Pid)
+	if err != nil {
+		b.s.t.Fatal(err)
+	}
+	return attr
+}
+
+func (b *box) dead() bool {
+	var status syscall.WaitStatus
+	pid, err := syscall.Wait4(b.cmd.Process.Pid, &status, syscall.WNOHANG, nil)
+	return pid == b.cmd.Process.Pid || errors.Is(err, syscall.ECHILD)
+}
+
+// deviceStatus is what the claim says of its first device.
+func (s *site) deviceStatus(claim string) (metav1.Condition, DeviceData) {
+	s.t.Helper()
+	got, err := s.client.ResourceV1().ResourceClaims("default").Get(context.Background(), claim, metav1.GetOptions{})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	if len(got.Status.Devices) == 0 || len(got.Status.Devices[0].Conditions) == 0 {
+		return metav1.Condition{}, DeviceData{}
+	}
+	var data DeviceData
+	if err := json.Unmarshal(got.Status.Devices[0].Data.Raw, &data); err != nil {
+		s.t.Fatal(err)
+	}
+	return got.Status.Devices[0].Conditions[0], data
+}
+
+var reserved = sched.Attr{Policy: sched.Deadline, Flags: sched.ResetOnFork, Runtime: 2_000_000, Deadline: 20_000_000, Period: 20_000_000}
+
+func TestAPodWithAClaimRunsUnderItsReservationAndLeavesNothing(t *testing.T) {
+	s := newSite(t)
+	s.until("the cores are published", func() bool {
+		list, err := s.client.ResourceV1().ResourceSlices().List(context.Background(), metav1.ListOptions{})
+		return err == nil && len(list.Items) == 1 && len(list.Items[0].Spec.Devices) == len(s.agent.offer.CPUs)
+	})
+	claim := s.claim("claim", plain, nil)
+	response := s.prepare(claim)
+	if response.Error != "" {
+		t.Fatal(response.Error)
+	}
+	if again := s.prepare(claim); again.Error != "" || len(again.Devices) != len(response.Devices) {
+		t.Errorf("prepared again: %v", again)
+	}
+	device := response.Devices[0]
+	if device.ShareId == nil || device.PoolName != nodeName || len(device.RequestNames) != 1 || device.RequestNames[0] != "cpu" {
+		t.Errorf("device is %v", device)
+	}
+	spec := s.injected(device.CdiDeviceIds)
+	if len(spec.Hooks.CreateRuntime) != 1 || spec.Hooks.CreateRuntime[0].Path != s.config.Gate {
+		t.Errorf("hooks are %+v", spec.Hooks)
+	}
+	b := s.mustCreate("pod", "main", "idle", spec.Process.Env)
+	if got := b.policy(); got.Policy != sched.Other {
+		t.Errorf("before the gate the container has %+v", got)
+	}
+	if err := b.gate(); err != nil {
+		t.Fatal(err)
+	}
+	if got := b.policy(); got != reserved {
+		t.Errorf("after the gate the container has %+v", got)
+	}
+	if err := b.start(); err != nil {
+		t.Fatal(err)
+	}
+	s.until("the claim's status says so", func() bool {
+		condition, data := s.deviceStatus("claim")
+		return condition.Status == metav1.ConditionTrue && condition.Reason == reasonReserved && data.Backend == "deadline" &&
+			data.Bandwidth == 100_000 && data.CPU == s.cpu() && len(data.Threads) == 1 && data.Threads[0].TID == 1 && *data.Free == 0
+	})
+	page := httptest.NewRecorder()
+	promhttp.HandlerFor(s.agent.metrics.registry, promhttp.HandlerOpts{}).ServeHTTP(page, httptest.NewRequest(http.MethodGet, "/metrics", nil))
+	for _, want := range []string{
+		`takt_reservation_threads{claim="claim",container="main",namespace="default",pod="pod",request="cpu"} 1`,
+		`takt_node_core_reserved_ppm{cpu="` + strconv.Itoa(s.cpu()) + `"} 100000`,
+		"takt_node_prepare_seconds_count 2", "takt_node_enforce_seconds_count 1", `takt_node_hook_seconds_count{hook="gate"} 1`,
+		`takt_node_hook_seconds_count{hook="CreateContainer"} 1`, `takt_node_core_healthy{cpu="` + strconv.Itoa(s.cpu()) + `"} 1`,
+	} {
+		if !strings.Contains(page.Body.String(), want) {
+			t.Errorf("metrics have no %s", want)
+		}
+	}
+	if err := s.agent.ready(); err != nil {
+		t.Error("not ready:", err)
+	}
+	b.remove()
+	s.unprepare(claim)
+	s.unprepare(claim)
+	s.empty()
+}
+
+func TestHostileClaimsAreRefusedWithAReasonForTheirUsers(t *testing.T) {
+	s := newSite(t)
+	result := func(c *resourceapi.ResourceClaim) *resourceapi.DeviceRequestAllocationResult {
+		return &c.Status.Allocation.Devices.Results[0]
+	}
+	for name, tc := range map[string]struct {
+		parameters string
+		edit       func(*resourceapi.ResourceClaim)
+		want       string
+	}{
+		"no-parameters":    {plain, func(c *resourceapi.ResourceClaim) { c.Status.Allocation.Devices.Config = nil }, "no parameters"},
+		"of-another":       {plain, func(c *resourceapi.ResourceClaim) { c.Status.Allocation.Devices.Config[0].Requests = []string{"gpu"} }, "no parameters"},
+		"unknown-field":    {strings.Replace(plain, `"runtime"`, `"budget"`, 1), nil, `"budget"`},
+		"runtime-too-long": {strings.Replace(plain, "2ms", "21ms", 1), nil, "exceeds the period"},
+		"too-little-asked": {strings.Replace(plain, "2ms", "3ms", 1), nil, "set capacity.requests.bandwidth to 150000"},
+		"nothing-asked":    {plain, func(c *resourceapi.ResourceClaim) { result(c).ConsumedCapacity = nil }, "set capacity.requests.bandwidth to 100000"},
+		"admin":            {plain, func(c *resourceapi.ResourceClaim) { yes := true; result(c).AdminAccess = &yes }, "admin access"},
+		"no-such-device":   {plain, func(c *resourceapi.ResourceClaim) { result(c).Device = "gpu-0" }, `"gpu-0"`},
+		"not-offered":      {plain, func(c *resourceapi.ResourceClaim) { result(c).Device = "cpu-8000" }, "no longer offers"},
+		"more-than-bound": {strings.Replace(plain, "2ms", "19.9ms", 1), func(c *resourceapi.ResourceClaim) {
+			result(c).ConsumedCapacity[reservation.Bandwidth] = resource.MustParse("995k")
+		}, "above its bound"},
+		"same-core-twice": {plain, func(c *resourceapi.ResourceClaim) {
+			c.Status.Allocation.Devices.Results = append(c.Status.Allocation.Devices.Results, *result(c))
+		}, "twice"},
+		"policy-of-groups": {strings.Replace(plain, `"kind"`, `"policy":"fifo","kind"`, 1), nil, `policy "fifo"`},
+		"elsewhere":        {plain, func(c *resourceapi.ResourceClaim) { result(c).Pool = "node-2" }, "no device"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			pod := "pod-" + name
+			claim := s.claim(name, tc.parameters, func(c *resourceapi.ResourceClaim) {
+				c.Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{podReference(pod)}
+				if tc.edit != nil {
+					tc.edit(c)
+				}
+			})
+			response := s.prepare(claim)
+			if !strings.Contains(response.Error, tc.want) || len(response.Devices) > 0 {
+				t.Errorf("answer is %v", response)
+			}
+			if told := s.events.of(pod, reasonRefused); len(told) != 1 || !strings.Contains(told[0], tc.want) {
+				t.Errorf("the pod is told %q", told)
+			}
+		})
+	}
+	s.until("the status of a refused claim says why", func() bool {
+		condition, _ := s.deviceStatus("too-little-asked")
+		return condition.Status == metav1.ConditionFalse && strings.Contains(condition.Message, "150000")
+	})
+	s.empty()
+}
+
+func TestAClaimOfAGroupOfPodsIsRefused(t *testing.T) {
+	s := newSite(t)
+	claim := s.claim("claim", plain, func(c *resourceapi.ResourceClaim) {
+		c.Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{{APIGroup: "scheduling.k8s.io", Resource: "podgroups", Name: "g", UID: "u"}}
+	})
+	if response := s.prepare(claim); !strings.Contains(response.Error, "ResourceClaimTemplate") {
+		t.Errorf("answer is %v", response)
+	}
+}
+
+func TestNoContainerTakesAReservationThatIsNotItsOwn(t *testing.T) {
+	s := newSite(t)
+	claim := s.claim("claim", plain, nil)
+	env := s.ready(claim)
+	mark := grantVariable + "X="
+	for name, tc := range map[string]struct {
+		pod  string
+		env  []string
+		want string
+	}{
+		"another pod":     {"thief", env, "reserved for pod pod"},
+		"an unknown one":  {"pod", []string{mark + "nobody/cpu"}, "not prepared on this node"},
+		"another request": {"pod", []string{mark + string(claim.UID) + "/gpu"}, "has no request"},
+		"nonsense":        {"pod", []string{mark + "x"}, "is not a reservation"},
+	} {
+		if _, err := s.create(tc.pod, "main", "idle", tc.env); err == nil || !strings.Contains(err.Error(), tc.want) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if told := s.events.of("thief", reasonRefused); len(told) != 1 {
+		t.Errorf("the thief is told %q", told)
+	}
+	first := s.mustCreate("pod", "main", "idle", env)
+	if err := first.start(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.create("pod", "sidecar", "idle", env); err == nil || !strings.Contains(err.Error(), "held by container main") {
+		t.Errorf("a second container at once: %v", err)
+	}
+	// A container that has failed is followed by another of its name before anybody cleans up.
+	first.kill()
+	second := s.mustCreate("pod", "main", "idle", env)
+	if err := second.start(); err != nil {
+		t.Fatal(err)
+	}
+	if got := second.policy(); got != reserved {
+		t.Errorf("its successor has %+v", got)
+	}
+	// A container without a claim is none of the agent's business.
+	stranger := s.mustCreate("other", "main", "idle", []string{"PATH=/"})
+	if err := stranger.start(); err != nil || stranger.policy().Policy != sched.Other {
+		t.Errorf("a container without a claim: %v", err)
+	}
+}
+
+// As after the end of a kubelet between creating and starting a container: its successor must not wait for it.
+func TestASuccessorEndsTheContainerThatTheKubeletHasGivenUp(t *testing.T) {
+	s := newSite(t)
+	claim := s.claim("claim", plain, nil)
+	env := s.ready(claim)
+	for _, step := range []string{"created", "gated", "started", "started, undated"} {
+		started := strings.HasPrefix(step, "started")
+		abandoned := s.mustCreate("pod", "main", "idle", env)
+		if step != "created" {
+			if err := abandoned.gate(); err != nil {
+				t.Fatal(step, err)
+			}
+		}
+		if started {
+			if err := abandoned.start(); err != nil {
+				t.Fatal(step, err)
+			}
+		}
+		next := s.mustCreate("pod", "main", "idle", env)
+		if step != "created" {
+			// It has its reservation no more, so it must not run.
+			abandoned.cmd.Wait()
+			abandoned.done = true
+		}
+		if err := abandoned.gate(); err == nil || !strings.Contains(err.Error(), "has not seen") {
+			t.Errorf("%s: the gate of the one given up says %v", step, err)
+		}
+		if err := next.gate(); err != nil {
+			t.Fatal(step, err)
+		}
+		if err := next.start(); err != nil {
+			t.Fatal(step, err)
+		}
+		if got := next.policy(); got != reserved {
+			t.Errorf("%s: the successor has %+v", step, got)
+		}
+		// The runtime still lists the one given up, which does not take its successor's place. Not every runtime
+		// says when a container was created.
+		if step == "started, undated" {
+			abandoned.ctr.CreatedAt, next.ctr.CreatedAt = 0, 0
+		}
+		s.stop()
+		s.startAgent()
+		if got := next.policy(); got != reserved {
+			t.Errorf("%s: after a restart of the agent the successor has %+v", step, got)
+		}
+		abandoned.remove()
+		next.remove()
+	}
+	s.unprepare(claim)
+	s.empty()
+}
+
+func TestAClaimPassesToTheNextPodWhenTheFirstIsDone(t *testing.T) {
+	s := newSite(t)
+	claim := s.claim("claim", plain, nil)
+	env := s.ready(claim)
+	both := claim.DeepCopy()
+	both.Status.ReservedFor = append(both.Status.ReservedFor, podReference("next"))
+	update := func(c *resourceapi.ResourceClaim) {
+		t.Helper()
+		if _, err := s.client.ResourceV1().ResourceClaims("default").UpdateStatus(context.Background(), c, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	update(both)
+	if _, err := s.create("next", "main", "idle", env); err == nil || !strings.Contains(err.Error(), "ResourceClaimTemplate") {
+		t.Errorf("shared by two pods: %v", err)
+	}
+	passed := both.DeepCopy()
+	passed.Status.ReservedFor = passed.Status.ReservedFor[1:]
+	update(passed)
+	b := s.mustCreate("next", "main", "idle", env)
+	if err := b.start(); err != nil {
+		t.Fatal(err)
+	}
+	if got := b.policy(); got != reserved {
+		t.Errorf("the next pod has %+v", got)
+	}
+}
+
+func TestWithoutTheAgentNothingStartsAndWhatRunsIsKept(t *testing.T) {
+	s := newSite(t)
+	claim, other := s.claim("claim", plain, nil), s.claim("other", plain, nil)
+	env, otherEnv := s.ready(claim), s.ready(other)
+	running := s.mustCreate("pod", "main", "idle", env)
+	if err := running.start(); err != nil {
+		t.Fatal(err)
+	}
+	waiting := s.mustCreate("pod", "second", "idle", otherEnv)
+	s.stop()
+	if err := waiting.gate(); err == nil || !strings.Contains(err.Error(), "takt-node does not answer") {
+		t.Errorf("the gate says %v", err)
+	}
+	if got := running.policy(); got != reserved {
+		t.Errorf("while the agent is away the container has %+v", got)
+	}
+	// The runtime fails what it was about to ask, then notices, and asks no more.
+	unseen, err := s.create("pod", "third", "idle", otherEnv)
+	if err != nil {
+		unseen = s.mustCreate("pod", "third", "idle", otherEnv)
+	}
+	s.mu.Lock()
+	s.containers = s.containers[:len(s.containers)-1] // nor does the runtime list it in time
+	s.mu.Unlock()
+
+	s.startAgent()
+	if got := running.policy(); got != reserved {
+		t.Errorf("after a restart the container has %+v", got)
+	}
+	if err := unseen.gate(); err == nil || !strings.Contains(err.Error(), "has not seen") {
+		t.Errorf("the gate says %v", err)
+	}
+	// The runtime asks the plugin a moment after the agent has heard from the runtime.
+	s.until("the plugin refuses the container", func() bool {
+		err := unseen.start()
+		return err != nil && strings.Contains(err.Error(), "created again")
+	})
+	if err := waiting.gate(); err != nil {
+		t.Errorf("the gate says %v", err)
+	}
+	if got := waiting.policy(); got != reserved {
+		t.Errorf("the container that had to wait has %+v", got)
+	}
+	running.remove()
+	waiting.remove()
+	s.unprepare(claim)
+	s.unprepare(other)
+	s.empty()
+}
+
+func TestAContainerWhoseRecordIsLostIsEnded(t *testing.T) {
+	s := newSite(t)
+	claim := s.claim("claim", plain, nil)
+	b := s.mustCreate("pod", "main", "idle", s.ready(claim))
+	if err := b.start(); err != nil {
+		t.Fatal(err)
+	}
+	s.stop()
+	if err := os.Remove(s.agent.records.path(claim.UID)); err != nil {
+		t.Fatal(err)
+	}
+	s.startAgent()
+	s.until("the container is ended", b.dead)
+	if told := s.events.of("pod", reasonLost); len(told) != 1 || !strings.Contains(told[0], "not prepared") {
+		t.Errorf("the pod is told %q", told)
+	}
+}
+
+func TestClaimsThatLeftTheClusterMeanwhileAreCleanedUp(t *testing.T) {
+	s := newSite(t)
+	claim := s.claim("claim", plain, nil)
+	s.ready(claim)
+	s.stop()
+	if err := s.client.ResourceV1().ResourceClaims("default").Delete(context.Background(), "claim", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	s.startAgent()
+	s.until("the claim is forgotten", func() bool {
+		s.agent.mu.Lock()
+		defer s.agent.mu.Unlock()
+		return len(s.agent.claims) == 0
+	})
+	s.empty()
+}
+
+func TestWhatTheKernelRefusesDoesNotStart(t *testing.T) {
+	s := newSite(t)
+	b := s.mustCreate("pod", "main", "idle", s.ready(s.claim("claim", plain, nil)))
+	if out, err := exec.Command("taskset", "-p", "1", strconv.Itoa(b.cmd.Process.Pid)).CombinedOutput(); err != nil {
+		t.Skipf("cannot pin: %s", out)
+	}
+	for name, err := range map[string]error{"gate": b.gate(), "plugin": b.start()} {
+		if err == nil || !strings.Contains(err.Error(), "the kernel refused") {
+			t.Errorf("%s says %v", name, err)
+		}
+	}
+	if told := s.events.of("pod", reasonRefused); len(told) == 0 || !strings.Contains(told[0], "static CPU manager") {
+		t.Errorf("the pod is told %q", told)
+	}
+	s.until("the claim's status says why", func() bool {
+		condition, _ := s.deviceStatus("claim")
+		return condition.Status == metav1.ConditionFalse && strings.Contains(condition.Message, "the kernel refused")
+	})
+}
+
+func TestAContainerThatDropsItsReservationAgainAndAgainIsEnded(t *testing.T) {
+	s := newSite(t)
+	b := s.mustCreate("pod", "main", "idle", s.ready(s.claim("claim", plain, nil)))
+	if err := b.start(); err != nil {
+		t.Fatal(err)
+	}
+	s.until("the container is ended", func() bool {
+		if b.dead() {
+			return true
+		}
+		if attr, err := sched.Get(b.cmd.Process.Pid); err == nil && attr.Policy == sched.Deadline {
+			_ = sched.Drop(b.cmd.Process.Pid) // it may end at any moment
+		}
+		return false
+	})
+	if told := s.events.of("pod", reasonRestored); len(told) == 0 {
+		t.Error("the pod is not told of what was restored")
+	}
+	s.until("the pod is told of its end", func() bool { return len(s.events.of("pod", reasonLost)) == 1 })
+}
+
+func TestOverrunsAreCountedAndTold(t *testing.T) {
+	s := newSite(t)
+	b := s.mustCreate("pod", "main", "busy", s.ready(s.claim("claim", plain, nil)))
+	if err := b.start(); err != nil {
+		t.Fatal(err)
+	}
+	s.until("the pod is told", func() bool {
+		told := s.events.of("pod", reasonOverrun)
+		return len(told) == 1 && strings.Contains(told[0], "2ms every 20ms")
+	})
+	c := s.agent.runningContainers()[0]
+	s.until("time is counted", func() bool {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		return c.tallies[0].exhausted > 0 && c.tallies[0].cpu > 0 && c.tallies[0].samples > c.tallies[0].exhausted
+	})
+}
+
+func TestThreadsAskInTheContainerOfTheirClaim(t *testing.T) {
+	s := newSite(t)
+	asking := strings.Replace(plain, `"kind"`, `"threads":{"select":"ask"},"kind"`, 1)
+	claim := s.claim("claim", asking, nil)
+	response := s.prepare(claim)
+	spec := s.injected(response.Devices[0].CdiDeviceIds)
+	if len(spec.Mounts) != 1 || !strings.Contains(strings.Join(spec.Process.Env, " "), socketVariable+"="+spec.Mounts[0].Destination+"/") {
+		t.Fatalf("mounts %+v, environment %q", spec.Mounts, spec.Process.Env)
+	}
+	b := s.mustCreate("pod", "main", "ask", spec.Process.Env)
+	if err := b.start(); err != nil {
+		t.Fatal(err)
+	}
+	if got := b.policy(); got.Policy != sched.Other {
+		t.Errorf("before it asks the thread has %+v", got)
+	}
+	ask := func() string {
+		if _, err := b.in.Write([]byte("\n")); err != nil {
+			t.Fatal(err)
+		}
+		line, err := b.out.ReadString('\n')
+		if err != nil {
+			t.Fatal(err)
+		}
+		return line
+	}
+	if got := ask(); got != "ok 2000000 20000000 20000000\n" {
+		t.Errorf("answer %q", got)
+	}
+	if got := b.policy(); got != reserved {
+		t.Errorf("the thread that asked has %+v", got)
+	}
+	s.stop()
+	s.startAgent()
+	if got := ask(); !strings.HasPrefix(got, "ok ") {
+		t.Errorf("after a restart of the agent: %q", got)
+	}
+	b.remove()
+	s.unprepare(claim)
+	s.empty()
+}
+
+func TestAContainerOfAGroupIsCreatedOnItsCores(t *testing.T) {
+	group, err := enforce.NewRTGroup("/")
+	if err != nil {
+		t.Skip(err)
+	}
+	s := newSiteWith(t, group)
+	b := s.mustCreate("pod", "main", "idle", s.ready(s.claim("claim", plain, nil)))
+	if got := b.adjusted.GetLinux().GetResources().GetCpu().GetCpus(); got != strconv.Itoa(s.cpu()) {
+		t.Errorf("it is to run on %q", got)
+	}
+	// Here it is in no cgroup of its own that could have a budget.
+	if err := b.start(); err == nil || !strings.Contains(err.Error(), "must give it one of its own") {
+		t.Errorf("the plugin says %v", err)
+	}
+}
+
+func TestARestartOfTheContainerRuntimeIsSurvived(t *testing.T) {
+	s := newSite(t)
+	claim := s.claim("claim", plain, nil)
+	b := s.mustCreate("pod", "main", "idle", s.ready(claim))
+	if err := b.start(); err != nil {
+		t.Fatal(err)
+	}
+	s.stopRuntime()
+	s.until("the agent has noticed", func() bool { return !s.agent.isConnected() })
+	s.startRuntime()
+	s.until("the agent is connected again", func() bool { return s.agent.isConnected() })
+	if got := b.policy(); got != reserved {
+		t.Errorf("the container has %+v", got)
+	}
+	b.remove()
+	s.unprepare(claim)
+	s.empty()
+}
+
+func TestAContainerThatTheRuntimeHasForgottenIsKeptUnderItsReservation(t *testing.T) {
+	s := newSite(t)
+	claim := s.claim("claim", plain, nil)
+	b := s.mustCreate("pod", "main", "idle", s.ready(claim))
+	if err := b.start(); err != nil {
+		t.Fatal(err)
+	}
+	s.stopRuntime()
+	s.mu.Lock()
+	s.containers = nil
+	s.mu.Unlock()
+	s.until("the agent has noticed", func() bool { return !s.agent.isConnected() })
+	s.startRuntime()
+	s.until("the agent is connected again", func() bool { return s.agent.isConnected() })
+	if got := b.policy(); got != reserved {
+		t.Errorf("the container has %+v", got)
+	}
+	// The claim cannot be taken away from under it either.
+	s.unprepare(claim)
+	s.until("the container is ended", b.dead)
+	s.empty()
+}
+
+func TestAHundredPodsInARowLeaveNothing(t *testing.T) {
+	s := newSite(t)
+	kubelet := s.kubelet()
+	ctx := context.Background()
+	for i := range 100 {
+		name := "claim-" + strconv.Itoa(i)
+		claim := s.claim(name, plain, nil)
+		response, err := kubelet.NodePrepareResources(ctx, &drapb.NodePrepareResourcesRequest{
+			Claims: []*drapb.Claim{{Namespace: "default", Name: name, Uid: string(claim.UID)}},
+		})
+		if err != nil || response.Claims[string(claim.UID)].Error != "" {
+			t.Fatal(i, err, response)
+		}
+		b := s.mustCreate("pod", "main", "idle", s.injected(response.Claims[string(claim.UID)].Devices[0].CdiDeviceIds).Process.Env)
+		if err := b.gate(); err != nil {
+			t.Fatal(i, err)
+		}
+		if i%3 != 0 { // some are never started
+			if err := b.start(); err != nil {
+				t.Fatal(i, err)
+			}
+		}
+		if i%2 == 0 { // and of some the runtime says nothing
+			b.remove()
+		} else {
+			b.kill()
+		}
+		if _, err := kubelet.NodeUnprepareResources(ctx, &drapb.NodeUnprepareResourcesRequest{
+			Claims: []*drapb.Claim{{Namespace: "default", Name: name, Uid: string(claim.UID)}},
+		}); err != nil {
+			t.Fatal(i, err)
+		}
+	}
+	s.empty()
+	if consumed := s.agent.consumed(); len(consumed) > 0 {
+		t.Errorf("cores still hold %v", consumed)
+	}
+}
+
+func TestRecordsThatCannotBeReadDoNotHideTheOthers(t *testing.T) {
+	dir := t.TempDir()
+	s := records{dir: dir, run: t.TempDir(), gate: "/gate"}
+	good := &Record{
+		Claim: "good", Namespace: "default", Name: "claim", Pods: []Pod{{Name: "pod", UID: "pod-uid"}},
+		Requests: []Request{{
+			Name:       "cpu/first",
+			Parameters: reservation.Parameters{Runtime: 1_000_000, Period: 10_000_000},
+			Devices:    []Device{{Pool: "node", Name: "cpu-3", CPU: 3, PPM: 100_000}},
+		}},
+	}
+	if err := s.write(good); err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(s.path("good"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, content := range map[string]string{
+		s.path("other"):                  string(text), // a copy under another name
+		s.path("torn"):                   string(text[:len(text)/2]),
+		s.path("empty"):                  `{"cdiVersion":"0.6.0","annotations":{"cpu.takt.dev/record":"{}"}}`,
+		dir + "/vendor.json":             "not ours",
+		dir + "/." + cdiPrefix + "1.tmp": "left by a killed agent",
+	} {
+		if err := os.WriteFile(name, []byte(content), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	all, err := s.load()
+	if len(all) != 1 || all[0].Claim != types.UID("good") {
+		t.Errorf("loaded %+v", all)
+	}
+	for _, want := range []string{"other", "torn", "empty"} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("error %v does not name %s", err, want)
+		}
+	}
+	if _, err := os.Stat(dir + "/." + cdiPrefix + "1.tmp"); !os.IsNotExist(err) {
+		t.Error("what the killed agent left is still there")
+	}
+	grant, ok := all[0].grant("cpu/first")
+	if !ok || grant.Key != "good/cpu/first" || len(grant.Cores) != 1 || grant.Cores[0] != 3 {
+		t.Errorf("grant is %+v", grant)
+	}
+	if uid, request, err := parseKey(grant.Key); err != nil || uid != "good" || request != "cpu/first" {
+		t.Errorf("key is %q, %q, %v", uid, request, err)
+	}
+}
+
+func FuzzRecordsAreReadWithoutHarm(f *testing.F) {
+	s := records{dir: f.TempDir(), run: f.TempDir(), gate: "/gate"}
+	record := &Record{Claim: "c", Requests: []Request{{Name: "r", Parameters: reservation.Parameters{Period: 1}, Devices: []Device{{CPU: 1}}}}}
+	if err := s.write(record); err != nil {
+		f.Fatal(err)
+	}
+	text, err := os.ReadFile(s.path("c"))
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(text)
+	f.Add([]byte(`{"annotations":{"cpu.takt.dev/record":"{\"claim\":\"../x\",\"requests\":[{}]}"}}`))
+	f.Fuzz(func(t *testing.T, text []byte) {
+		if err := os.WriteFile(s.path("c"), text, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		all, _ := s.load()
+		for _, r := range all {
+			if r.Claim != "c" {
+				t.Fatalf("claim %q was read from the file of c", r.Claim)
+			}
+			for _, q := range r.Requests {
+				if g, ok := r.grant(q.Name); !ok || len(g.Cores) == 0 {
+					t.Fatalf("request %q has no grant", q.Name)
+				}
+			}
+		}
+	})
+}

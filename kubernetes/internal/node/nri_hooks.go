@@ -1,0 +1,345 @@
+package node
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/containerd/nri/pkg/api"
+	"github.com/containerd/nri/pkg/stub"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+
+	"github.com/takt-dev/takt/kubernetes/internal/enforce"
+	"github.com/takt-dev/takt/kubernetes/internal/topology"
+)
+
+// PluginName and pluginIndex are how the container runtime knows the agent. It comes late, so that it sees
+// what other plugins have decided.
+const (
+	PluginName  = "takt-node"
+	pluginIndex = "90"
+)
+
+// askAPI is how long a hook may wait for the API server: the runtime gives it two seconds in all.
+const askAPI = time.Second
+
+// reconnect is the pause before the container runtime is called again.
+const reconnect = time.Second
+
+// nriPlugin is the part of the agent that the container runtime calls.
+type nriPlugin struct{ n *Node }
+
+// runNRI stays connected with the container runtime, which may restart at any time. In between, the gate
+// keeps containers with claims from starting.
+func (n *Node) runNRI(ctx context.Context) error {
+	logger := klog.FromContext(ctx)
+	for {
+		plugin, err := stub.New(&nriPlugin{n},
+			stub.WithPluginName(PluginName), stub.WithPluginIdx(pluginIndex), stub.WithSocketPath(n.config.NRISocket),
+			// No answer is an answer: a container must not start because the agent is slow or gone.
+			stub.WithFailurePolicy(&api.FailurePolicy{FailRequest: true, KeepConnected: true}),
+		)
+		if err != nil {
+			return fmt.Errorf("cannot make the NRI plugin: %w", err)
+		}
+		err = plugin.Run(ctx)
+		n.setConnected(false)
+		if ctx.Err() != nil {
+			return nil
+		}
+		logger.Error(err, "The container runtime is not there, calling again", "socket", n.config.NRISocket)
+		n.metrics.failures.WithLabelValues("nri").Inc()
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(reconnect):
+		}
+	}
+}
+
+func (n *Node) setConnected(connected bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.connected = connected
+}
+
+// Synchronize is called once after connecting, with all that runs: containers are taken back under
+// reservation. One that runs without a claim to show for it is ended.
+func (p *nriPlugin) Synchronize(ctx context.Context, pods []*api.PodSandbox, all []*api.Container) ([]*api.ContainerUpdate, error) {
+	n := p.n
+	logger := klog.FromContext(ctx)
+	byID := map[string]*api.PodSandbox{}
+	for _, pod := range pods {
+		byID[pod.GetId()] = pod
+	}
+	// Of containers of one name the last one is the kubelet's: it comes first, and those before it are ended.
+	all = slices.SortedStableFunc(slices.Values(all), func(a, b *api.Container) int {
+		return cmp.Or(-cmp.Compare(a.GetState(), b.GetState()), -cmp.Compare(a.GetCreatedAt(), b.GetCreatedAt()))
+	})
+	present := map[string]bool{}
+	for _, ctr := range all {
+		if len(marks(ctr)) == 0 {
+			continue
+		}
+		present[ctr.GetId()] = true
+		if ctr.GetState() != api.ContainerState_CONTAINER_RUNNING && ctr.GetState() != api.ContainerState_CONTAINER_CREATED {
+			continue
+		}
+		pod := podOf(byID[ctr.GetPodSandboxId()])
+		c, err := n.admit(ctx, pod, ctr, false)
+		if err == nil && ctr.GetState() == api.ContainerState_CONTAINER_RUNNING {
+			err = n.enforce(ctx, c, int(ctr.GetPid()))
+		}
+		if errors.Is(err, enforce.ErrGone) {
+			n.forget(ctx, c)
+			continue
+		}
+		if err == nil {
+			continue
+		}
+		logger.Error(err, "A container runs without its reservation, ending it", "pod", klog.KRef(pod.Namespace, pod.Name), "container", ctr.GetName())
+		n.event(pod, corev1.EventTypeWarning, reasonLost, "container %s is ended: %v", ctr.GetName(), err)
+		if err := kill(int(ctr.GetPid())); err != nil {
+			logger.Error(err, "Cannot end the container")
+		}
+	}
+	n.mu.Lock()
+	var gone []*container
+	for id, c := range n.containers {
+		// One that runs is kept under its reservation, listed or not: a runtime that has crashed may have
+		// forgotten it, and the kubelet will find it.
+		if !present[id] && !(c.running() && c.alive()) {
+			gone = append(gone, c)
+		}
+	}
+	n.mu.Unlock()
+	for _, c := range gone {
+		n.forget(ctx, c)
+	}
+	n.setConnected(true)
+	go n.sweep(context.WithoutCancel(ctx))
+	return nil, nil
+}
+
+// sweep removes claims that are not in the cluster any more and that nobody holds: the kubelet's own list
+// may have been lost with its disk.
+func (n *Node) sweep(ctx context.Context) {
+	n.mu.Lock()
+	var candidates []*Record
+	for _, claim := range n.claims {
+		if !slices.ContainsFunc(claim.Requests, func(r Request) bool { return n.holders[key(claim.Claim, r.Name)] != nil }) {
+			candidates = append(candidates, claim.Record)
+		}
+	}
+	n.mu.Unlock()
+	for _, record := range candidates {
+		if n.exists(ctx, record) {
+			continue
+		}
+		klog.FromContext(ctx).Info("A prepared claim has gone from the cluster, removing it", "claim", klog.KRef(record.Namespace, record.Name))
+		if err := n.unprepare(ctx, record.Claim); err != nil {
+			klog.FromContext(ctx).Error(err, "Cannot remove it")
+		}
+	}
+}
+
+// marks are the reservations that a container's environment names.
+func marks(ctr *api.Container) []string {
+	var found []string
+	for _, variable := range ctr.GetEnv() {
+		if name, value, ok := strings.Cut(variable, "="); ok && strings.HasPrefix(name, grantVariable) {
+			found = append(found, value)
+		}
+	}
+	slices.Sort(found)
+	return slices.Compact(found)
+}
+
+func podOf(pod *api.PodSandbox) Pod {
+	return Pod{Namespace: pod.GetNamespace(), Name: pod.GetName(), UID: types.UID(pod.GetUid())}
+}
+
+// CreateContainer refuses containers whose claims are not prepared for their pod, and adjusts the others.
+func (p *nriPlugin) CreateContainer(ctx context.Context, sandbox *api.PodSandbox, ctr *api.Container) (*api.ContainerAdjustment, []*api.ContainerUpdate, error) {
+	if len(marks(ctr)) == 0 {
+		return nil, nil, nil
+	}
+	n, pod := p.n, podOf(sandbox)
+	defer n.metrics.hook("CreateContainer")()
+	c, err := n.admit(ctx, pod, ctr, true)
+	if err != nil {
+		n.metrics.failures.WithLabelValues("create").Inc()
+		n.event(pod, corev1.EventTypeWarning, reasonRefused, "container %s: %v", ctr.GetName(), err)
+		return nil, nil, err
+	}
+	wanted := n.backend.Adjust(c.grants)
+	adjustment := &api.ContainerAdjustment{}
+	if len(wanted.CPUs) > 0 {
+		adjustment.SetLinuxCPUSetCPUs(topology.FormatCPUList(wanted.CPUs))
+	}
+	return adjustment, nil, nil
+}
+
+// admit takes in a container that may have the reservations it names. One that is being created follows the
+// one of its name, which is ended if it still lives.
+func (n *Node) admit(ctx context.Context, pod Pod, ctr *api.Container, creating bool) (*container, error) {
+	c := &container{id: ctr.GetId(), name: ctr.GetName(), pod: pod}
+	for _, mark := range marks(ctr) {
+		uid, request, err := parseKey(mark)
+		if err != nil {
+			return nil, err
+		}
+		if err := n.belongs(ctx, pod, uid); err != nil {
+			return nil, err
+		}
+		n.mu.Lock()
+		var grant enforce.Grant
+		found := false
+		if claim := n.claims[uid]; claim != nil {
+			grant, found = claim.grant(request)
+		}
+		n.mu.Unlock()
+		if !found {
+			return nil, fmt.Errorf("claim %s has no request %q: does the container set %s* itself?", uid, request, grantVariable)
+		}
+		c.grants = append(c.grants, grant)
+	}
+	if err := n.backend.Accepts(c.grants); err != nil {
+		return nil, err
+	}
+	former, known, err := n.take(c, creating)
+	if err != nil || known != nil {
+		return known, err
+	}
+	for _, old := range former {
+		if old.alive() {
+			klog.FromContext(ctx).Info("A container is created before its predecessor has ended: ending it", "pod", klog.KRef(pod.Namespace, pod.Name), "container", old.name, "id", old.id)
+		}
+		n.forget(ctx, old)
+	}
+	return c, nil
+}
+
+// take makes the container the holder of its requests, if nobody else still is, and returns those who were;
+// or the container itself as it is known already.
+func (n *Node) take(c *container, creating bool) (former []*container, known *container, err error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if known := n.containers[c.id]; known != nil {
+		return nil, known, nil
+	}
+	for _, grant := range c.grants {
+		holder := n.holders[grant.Key]
+		if holder == nil {
+			continue
+		}
+		// The kubelet creates a container when it has given up the one before it. That may still live: a
+		// kubelet that ends between creating and starting one never returns to it.
+		follows := creating && holder.pod.UID == c.pod.UID && holder.name == c.name
+		if !follows && holder.alive() {
+			return nil, nil, fmt.Errorf("the reservation %s is held by container %s of pod %s: a request is for one container at a time, give each its own request or claim",
+				grant.Key, holder.name, holder.pod.Name)
+		}
+		former = append(former, holder)
+	}
+	n.containers[c.id] = c
+	for _, grant := range c.grants {
+		n.holders[grant.Key] = c
+	}
+	return former, nil, nil
+}
+
+// belongs says whether the claim is prepared and reserved for the pod before all others. The kubelet does
+// not ask again when a prepared claim passes from one pod to the next, so the API server is asked here.
+func (n *Node) belongs(ctx context.Context, pod Pod, uid types.UID) error {
+	n.mu.Lock()
+	claim := n.claims[uid]
+	var record *Record
+	if claim != nil {
+		record = claim.Record
+	}
+	n.mu.Unlock()
+	if record == nil {
+		return fmt.Errorf("claim %s is not prepared on this node: the kubelet will try again", uid)
+	}
+	if record.Pods[0].UID == pod.UID {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, askAPI)
+	defer cancel()
+	now, err := n.client.ResourceV1().ResourceClaims(record.Namespace).Get(ctx, record.Name, metav1.GetOptions{})
+	if err != nil {
+		return fmt.Errorf("cannot see whom claim %s is reserved for: %w", record.Name, err)
+	}
+	if now.UID != uid || pod.Namespace != record.Namespace {
+		return fmt.Errorf("claim %s/%s is not of pod %s/%s", record.Namespace, record.Name, pod.Namespace, pod.Name)
+	}
+	fresh, err := newRecord(now, n.name, n.limits)
+	if err != nil {
+		return err
+	}
+	if fresh.Pods[0].UID != pod.UID {
+		return fmt.Errorf("claim %s is reserved for pod %s: a reservation is one pod's at a time, use a ResourceClaimTemplate to give each its own",
+			record.Name, fresh.Pods[0].Name)
+	}
+	if err := n.records.write(fresh); err != nil {
+		return err
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if claim := n.claims[uid]; claim != nil {
+		claim.Record = fresh
+	}
+	return nil
+}
+
+// StartContainer is the last moment before the program runs. The gate has already enforced the reservation,
+// unless the runtime has no hooks.
+func (p *nriPlugin) StartContainer(ctx context.Context, sandbox *api.PodSandbox, ctr *api.Container) error {
+	if len(marks(ctr)) == 0 {
+		return nil
+	}
+	n := p.n
+	defer n.metrics.hook("StartContainer")()
+	n.mu.Lock()
+	c := n.containers[ctr.GetId()]
+	n.mu.Unlock()
+	if c == nil {
+		return fmt.Errorf("container %s was created while %s was away: it has to be created again", ctr.GetName(), PluginName)
+	}
+	return n.enforce(ctx, c, int(ctr.GetPid()))
+}
+
+// StopContainer is told when a container is being stopped, or has ended.
+func (p *nriPlugin) StopContainer(ctx context.Context, _ *api.PodSandbox, ctr *api.Container) ([]*api.ContainerUpdate, error) {
+	if len(marks(ctr)) > 0 {
+		defer p.n.metrics.hook("StopContainer")()
+	}
+	p.n.ended(ctx, ctr.GetId())
+	return nil, nil
+}
+
+// RemoveContainer is told when nothing of the container is left.
+func (p *nriPlugin) RemoveContainer(ctx context.Context, _ *api.PodSandbox, ctr *api.Container) error {
+	p.n.mu.Lock()
+	c := p.n.containers[ctr.GetId()]
+	p.n.mu.Unlock()
+	if c != nil {
+		defer p.n.metrics.hook("RemoveContainer")()
+		p.n.forget(ctx, c)
+	}
+	return nil
+}
+
+// Configure is told which runtime this is; all hooks of the plugin are wanted.
+func (p *nriPlugin) Configure(ctx context.Context, _, runtime, version string) (api.EventMask, error) {
+	klog.FromContext(ctx).Info("Connected with the container runtime", "runtime", runtime, "version", version)
+	return 0, nil
+}

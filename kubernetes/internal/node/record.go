@@ -1,0 +1,354 @@
+package node
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
+	cdispec "tags.cncf.io/container-device-interface/specs-go"
+
+	reservation "github.com/takt-dev/takt/kubernetes/api/v1alpha1"
+	"github.com/takt-dev/takt/kubernetes/internal/enforce"
+)
+
+// Pod is one that a claim is reserved for.
+type Pod struct {
+	Namespace string    `json:"namespace"`
+	Name      string    `json:"name"`
+	UID       types.UID `json:"uid"`
+}
+
+// Device is one core that a request was allocated.
+type Device struct {
+	Pool    string     `json:"pool"`
+	Name    string     `json:"name"`
+	ShareID *types.UID `json:"shareID,omitempty"`
+	CPU     int        `json:"cpu"`
+	// PPM is the bandwidth that the scheduler set aside, in parts per million.
+	PPM int64 `json:"ppm"`
+}
+
+// Request is one reservation of a claim: m cores under one set of parameters.
+type Request struct {
+	Name       string                 `json:"name"`
+	Parameters reservation.Parameters `json:"parameters"`
+	Devices    []Device               `json:"devices"`
+}
+
+// Record is what a prepared claim leaves on the node. It lives in the claim's CDI file, which the container
+// runtime needs anyway: there is no other state, and it goes when the node restarts, as it must.
+type Record struct {
+	Claim    types.UID `json:"claim"`
+	Pods     []Pod     `json:"pods"`
+	Name     string    `json:"name"`
+	Requests []Request `json:"requests"`
+	// Namespace is the claim's and that of its pods.
+	Namespace string `json:"namespace"`
+}
+
+const (
+	cdiKind = reservation.Driver + "/reservation"
+	// recordAnnotation carries the record in the CDI file.
+	recordAnnotation = reservation.Driver + "/record"
+	// cdiPrefix and cdiSuffix surround the claim's UID in the name of its CDI file.
+	cdiPrefix, cdiSuffix = reservation.Driver + "-", ".json"
+	// grantVariable begins the name of the environment variable by which a container with a reservation
+	// is known. A pod may forge it, so it is believed only together with the pod's UID.
+	grantVariable = "TAKT_GRANT_"
+	// socketVariable tells a program where its threads ask.
+	socketVariable = "TAKT_RESERVATION_SOCKET"
+	// askSocket is the name of that socket.
+	askSocket = "ask.sock"
+)
+
+// key names one request of a claim on the node.
+func key(claim types.UID, request string) string { return string(claim) + "/" + request }
+
+// parseKey is the claim of a key; the rest is the request.
+func parseKey(text string) (claim types.UID, request string, err error) {
+	uid, request, ok := strings.Cut(text, "/")
+	if !ok || uid == "" || request == "" {
+		return "", "", fmt.Errorf("%q is not a reservation: CLAIM-UID/REQUEST expected", text)
+	}
+	return types.UID(uid), request, nil
+}
+
+func (r *Record) grant(request string) (enforce.Grant, bool) {
+	for _, q := range r.Requests {
+		if q.Name != request {
+			continue
+		}
+		g := enforce.Grant{Key: key(r.Claim, q.Name), Parameters: q.Parameters}
+		for _, device := range q.Devices {
+			g.Cores = append(g.Cores, device.CPU)
+		}
+		return g, true
+	}
+	return enforce.Grant{}, false
+}
+
+func (r *Record) asks() bool {
+	for _, q := range r.Requests {
+		if q.Parameters.Selection() == reservation.SelectAsk {
+			return true
+		}
+	}
+	return false
+}
+
+// deviceName is the CDI name of a request. A request of a prioritised list has a slash, a CDI name may not.
+func deviceName(claim types.UID, request string) string {
+	return string(claim) + "-" + strings.ReplaceAll(request, "/", ".")
+}
+
+func cdiID(claim types.UID, request string) string { return cdiKind + "=" + deviceName(claim, request) }
+
+func variableName(claim types.UID, request string) string {
+	return grantVariable + strings.Map(func(r rune) rune {
+		switch {
+		case r >= 'a' && r <= 'z':
+			return r - 'a' + 'A'
+		case r >= 'A' && r <= 'Z', r >= '0' && r <= '9':
+			return r
+		}
+		return '_'
+	}, key(claim, request))
+}
+
+// records are the CDI files in one directory.
+type records struct {
+	dir, run, gate string
+}
+
+func (s records) path(claim types.UID) string {
+	return filepath.Join(s.dir, cdiPrefix+string(claim)+cdiSuffix)
+}
+
+// askDir is what a container of the claim sees as insideDir.
+func (s records) askDir(claim types.UID) string { return filepath.Join(s.run, "ask", string(claim)) }
+
+func insideDir(claim types.UID) string { return "/run/takt-reservation/" + string(claim) }
+
+// spec is the CDI file of a record: containers get the marks that the agent knows them by, the gate that
+// keeps them from starting without it, and the socket that their threads ask.
+func (s records) spec(r *Record) (*cdispec.Spec, error) {
+	text, err := json.Marshal(r)
+	if err != nil {
+		return nil, fmt.Errorf("cannot write the record of claim %s: %w", r.Claim, err)
+	}
+	spec := &cdispec.Spec{
+		Version: "0.6.0", Kind: cdiKind, Annotations: map[string]string{recordAnnotation: string(text)},
+	}
+	for _, q := range r.Requests {
+		edits := cdispec.ContainerEdits{
+			Env: []string{variableName(r.Claim, q.Name) + "=" + key(r.Claim, q.Name)},
+			Hooks: []*cdispec.Hook{{
+				HookName: "createRuntime", Path: s.gate,
+				Args: []string{filepath.Base(s.gate), gateSocket(s.run)},
+			}},
+		}
+		if q.Parameters.Selection() == reservation.SelectAsk {
+			edits.Env = append(edits.Env, socketVariable+"="+filepath.Join(insideDir(r.Claim), askSocket))
+			edits.Mounts = []*cdispec.Mount{{
+				HostPath: s.askDir(r.Claim), ContainerPath: insideDir(r.Claim), Options: []string{"bind", "ro", "nosuid", "nodev", "noexec"},
+			}}
+		}
+		spec.Devices = append(spec.Devices, cdispec.Device{Name: deviceName(r.Claim, q.Name), ContainerEdits: edits})
+	}
+	return spec, nil
+}
+
+// write puts the record on disk, all of it or nothing.
+func (s records) write(r *Record) error {
+	spec, err := s.spec(r)
+	if err != nil {
+		return err
+	}
+	text, err := json.MarshalIndent(spec, "", "  ")
+	if err != nil {
+		return fmt.Errorf("cannot write the CDI file of claim %s: %w", r.Claim, err)
+	}
+	// The runtime takes any *.json for a CDI file.
+	file, err := os.CreateTemp(s.dir, "."+cdiPrefix+"*.tmp")
+	if err != nil {
+		return fmt.Errorf("cannot write the CDI file of claim %s: %w", r.Claim, err)
+	}
+	defer os.Remove(file.Name())
+	_, err = file.Write(text)
+	err = errors.Join(err, file.Chmod(0o644), file.Sync(), file.Close())
+	if err == nil {
+		err = os.Rename(file.Name(), s.path(r.Claim))
+	}
+	if err != nil {
+		return fmt.Errorf("cannot write the CDI file of claim %s: %w", r.Claim, err)
+	}
+	return nil
+}
+
+// remove takes the record and the socket directory away; it is no error if they are gone.
+func (s records) remove(claim types.UID) error {
+	err := os.Remove(s.path(claim))
+	if errors.Is(err, fs.ErrNotExist) {
+		err = nil
+	}
+	if err := errors.Join(err, os.RemoveAll(s.askDir(claim))); err != nil {
+		return fmt.Errorf("cannot remove what claim %s left: %w", claim, err)
+	}
+	return nil
+}
+
+// load reads all records. What cannot be read is reported and left out: its containers are then refused.
+func (s records) load() ([]*Record, error) {
+	entries, err := os.ReadDir(s.dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("cannot list CDI files: %w", err)
+	}
+	var all []*Record
+	var failed []error
+	for _, entry := range entries {
+		name := entry.Name()
+		if strings.HasPrefix(name, "."+cdiPrefix) && strings.HasSuffix(name, ".tmp") {
+			// Left by an agent that was killed while it wrote.
+			failed = append(failed, os.Remove(filepath.Join(s.dir, name)))
+			continue
+		}
+		uid, ok := strings.CutPrefix(name, cdiPrefix)
+		if !ok || !strings.HasSuffix(uid, cdiSuffix) {
+			continue
+		}
+		r, err := readRecord(filepath.Join(s.dir, name))
+		if err == nil && s.path(r.Claim) != filepath.Join(s.dir, name) {
+			err = fmt.Errorf("it is of claim %s", r.Claim)
+		}
+		if err != nil {
+			failed = append(failed, fmt.Errorf("cannot read CDI file %s: %w", name, err))
+			continue
+		}
+		all = append(all, r)
+	}
+	return all, errors.Join(failed...)
+}
+
+func readRecord(path string) (*Record, error) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	var spec cdispec.Spec
+	if err := json.Unmarshal(text, &spec); err != nil {
+		return nil, err
+	}
+	r := &Record{}
+	if err := json.Unmarshal([]byte(spec.Annotations[recordAnnotation]), r); err != nil {
+		return nil, fmt.Errorf("annotation %s: %w", recordAnnotation, err)
+	}
+	if r.Claim == "" || len(r.Requests) == 0 {
+		return nil, fmt.Errorf("annotation %s names no claim or no request", recordAnnotation)
+	}
+	for _, q := range r.Requests {
+		if len(q.Devices) == 0 || q.Parameters.Period == 0 {
+			return nil, fmt.Errorf("request %q has no devices or no period", q.Name)
+		}
+	}
+	return r, nil
+}
+
+// newRecord reads what the scheduler allocated and what the claim says about it, and checks that they go
+// together.
+func newRecord(claim *resourceapi.ResourceClaim, pool string, limits reservation.Limits) (*Record, error) {
+	r := &Record{Claim: claim.UID, Namespace: claim.Namespace, Name: claim.Name}
+	for _, consumer := range claim.Status.ReservedFor {
+		if consumer.APIGroup == "" && consumer.Resource == "pods" {
+			r.Pods = append(r.Pods, Pod{Namespace: claim.Namespace, Name: consumer.Name, UID: consumer.UID})
+		}
+	}
+	if claim.Status.Allocation == nil {
+		return r, fmt.Errorf("claim %s/%s is not allocated", claim.Namespace, claim.Name)
+	}
+	byRequest := map[string]*Request{}
+	var order []string
+	for _, result := range claim.Status.Allocation.Devices.Results {
+		if result.Driver != reservation.Driver || result.Pool != pool {
+			continue
+		}
+		if result.AdminAccess != nil && *result.AdminAccess {
+			return r, fmt.Errorf("request %q has admin access, which reserves nothing: leave adminAccess out", result.Request)
+		}
+		cpu, err := nodeDevice(result.Device)
+		if err != nil {
+			return r, err
+		}
+		q := byRequest[result.Request]
+		if q == nil {
+			q = &Request{Name: result.Request}
+			byRequest[result.Request] = q
+			order = append(order, result.Request)
+		}
+		for _, other := range q.Devices {
+			if other.CPU == cpu {
+				return r, fmt.Errorf("request %q was allocated CPU %d twice", result.Request, cpu)
+			}
+		}
+		consumed := result.ConsumedCapacity[reservation.Bandwidth]
+		q.Devices = append(q.Devices, Device{Pool: result.Pool, Name: result.Device, ShareID: result.ShareID, CPU: cpu, PPM: consumed.Value()})
+	}
+	if len(order) == 0 {
+		return r, fmt.Errorf("claim %s/%s has no device of %s on this node", claim.Namespace, claim.Name, reservation.Driver)
+	}
+	for _, name := range order {
+		q := byRequest[name]
+		r.Requests = append(r.Requests, *q)
+		parameters, err := parametersOf(claim.Status.Allocation.Devices.Config, name)
+		if err == nil {
+			err = parameters.Validate(limits, len(q.Devices))
+		}
+		for _, device := range q.Devices {
+			if err == nil {
+				err = parameters.FitsCapacity(device.PPM)
+			}
+		}
+		if err != nil {
+			return r, fmt.Errorf("request %q: %w", name, err)
+		}
+		r.Requests[len(r.Requests)-1].Parameters = *parameters
+	}
+	if len(r.Pods) == 0 {
+		return r, errors.New("the claim is reserved for no pod: a reservation is one pod's, use a ResourceClaimTemplate rather than a claim of a group")
+	}
+	return r, nil
+}
+
+// parametersOf finds the parameters of a request: those of the claim go before those of its class, and of
+// several the last one counts.
+func parametersOf(configs []resourceapi.DeviceAllocationConfiguration, request string) (*reservation.Parameters, error) {
+	main, _, _ := strings.Cut(request, "/")
+	var found *resourceapi.OpaqueDeviceConfiguration
+	var source resourceapi.AllocationConfigSource
+	for i := range configs {
+		config := &configs[i]
+		if config.Opaque == nil || config.Opaque.Driver != reservation.Driver {
+			continue
+		}
+		applies := len(config.Requests) == 0
+		for _, name := range config.Requests {
+			applies = applies || name == request || name == main
+		}
+		if !applies || (found != nil && source == resourceapi.AllocationConfigSourceClaim && config.Source == resourceapi.AllocationConfigSourceClass) {
+			continue
+		}
+		found, source = config.Opaque, config.Source
+	}
+	if found == nil {
+		return nil, fmt.Errorf("no parameters: add config with opaque.driver %s and parameters with runtime and period", reservation.Driver)
+	}
+	return reservation.Decode(found.Parameters.Raw)
+}

@@ -1,0 +1,255 @@
+package node
+
+import (
+	"context"
+	"encoding/json"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/util/retry"
+	"k8s.io/klog/v2"
+
+	reservation "github.com/takt-dev/takt/kubernetes/api/v1alpha1"
+	"github.com/takt-dev/takt/kubernetes/internal/enforce"
+)
+
+// ConditionReady is the condition of a device in a claim's status.
+const ConditionReady = "Ready"
+
+// condition is what a claim's status says of all of its devices.
+type condition struct {
+	ready           bool
+	reason, message string
+}
+
+// DeviceData is what a claim's status says of one core, as its devices' data.
+type DeviceData struct {
+	Backend string `json:"backend"`
+	CPU     int    `json:"cpu"`
+	// Bandwidth is in parts per million of the core.
+	Bandwidth int64 `json:"bandwidth"`
+	// Threads hold the reservations of the request, Free is how many nobody holds. Both are with the
+	// request's first device.
+	Threads []ThreadData `json:"threads,omitempty"`
+	Free    *int         `json:"free,omitempty"`
+}
+
+// ThreadData is one thread under reservation.
+type ThreadData struct {
+	// TID is the number that the container knows the thread by.
+	TID  int    `json:"tid"`
+	Name string `json:"name"`
+}
+
+// statusWriter writes claims' statuses behind the agent's back: the kubelet and the container runtime must
+// not wait for the API server. Of several states of a claim only the last one is written.
+type statusWriter struct {
+	client kubernetes.Interface
+	n      *Node
+
+	mu      sync.Mutex
+	pending map[types.UID]claimStatus
+	wake    chan struct{}
+}
+
+type claimStatus struct {
+	record    *Record
+	condition condition
+	states    map[string]enforce.State
+	tries     int
+}
+
+// pace is the least time between two rounds of writing; a claim that cannot be written is tried mostTries
+// times.
+const (
+	pace      = time.Second
+	mostTries = 10
+)
+
+func newStatusWriter(client kubernetes.Interface, n *Node) *statusWriter {
+	return &statusWriter{client: client, n: n, pending: map[types.UID]claimStatus{}, wake: make(chan struct{}, 1)}
+}
+
+// set replaces what is to be written of a claim.
+func (w *statusWriter) set(record *Record, c condition, states map[string]enforce.State) {
+	w.put(claimStatus{record: record, condition: c, states: states})
+}
+
+func (w *statusWriter) put(s claimStatus) {
+	w.mu.Lock()
+	w.pending[s.record.Claim] = s
+	w.mu.Unlock()
+	select {
+	case w.wake <- struct{}{}:
+	default:
+	}
+}
+
+func (w *statusWriter) forget(claim types.UID) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	delete(w.pending, claim)
+}
+
+func (w *statusWriter) run(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-w.wake:
+		}
+		w.mu.Lock()
+		batch := w.pending
+		w.pending = map[types.UID]claimStatus{}
+		w.mu.Unlock()
+		for uid, status := range batch {
+			err := w.write(ctx, status)
+			if err == nil || apierrors.IsNotFound(err) {
+				continue
+			}
+			klog.FromContext(ctx).Error(err, "Cannot write a claim's status", "claim", klog.KRef(status.record.Namespace, status.record.Name))
+			w.n.metrics.failures.WithLabelValues("status").Inc()
+			if status.tries++; status.tries < mostTries {
+				w.mu.Lock()
+				_, newer := w.pending[uid]
+				w.mu.Unlock()
+				if !newer {
+					w.put(status)
+				}
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(pace):
+		}
+	}
+}
+
+// write replaces this driver's devices in the claim's status. It is an update of the whole: what applies or
+// patches has the API server write the claim's parameters anew, with their fields in another order, which is
+// then refused as a change of the allocation.
+func (w *statusWriter) write(ctx context.Context, s claimStatus) error {
+	if len(s.record.Requests) == 0 {
+		return nil // refused before anything was known of its devices: the event says why
+	}
+	claims := w.client.ResourceV1().ResourceClaims(s.record.Namespace)
+	return retry.RetryOnConflict(retry.DefaultRetry, func() error {
+		claim, err := claims.Get(ctx, s.record.Name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		if claim.UID != s.record.Claim || claim.Status.Allocation == nil {
+			return nil // it is another one now, or has been given back
+		}
+		devices, err := w.devices(s, claim.Status.Devices)
+		if err != nil {
+			return err
+		}
+		claim.Status.Devices = devices
+		_, err = claims.UpdateStatus(ctx, claim, metav1.UpdateOptions{FieldManager: PluginName})
+		return err
+	})
+}
+
+// devices are the claim's devices as they shall be: those of other drivers as they are.
+func (w *statusWriter) devices(s claimStatus, now []resourceapi.AllocatedDeviceStatus) ([]resourceapi.AllocatedDeviceStatus, error) {
+	before := map[string][]metav1.Condition{}
+	devices := slices.DeleteFunc(slices.Clone(now), func(d resourceapi.AllocatedDeviceStatus) bool {
+		ours := d.Driver == reservation.Driver && d.Pool == w.n.name
+		if ours {
+			before[d.Device+share(d.ShareID)] = d.Conditions
+		}
+		return ours
+	})
+	state := metav1.ConditionFalse
+	if s.condition.ready {
+		state = metav1.ConditionTrue
+	}
+	for _, request := range s.record.Requests {
+		for i, device := range request.Devices {
+			data := DeviceData{Backend: w.n.backend.Name(), CPU: device.CPU, Bandwidth: device.PPM}
+			if known, ok := s.states[request.Name]; ok && i == 0 {
+				data.Free = &known.Free
+				for _, thread := range known.Threads {
+					data.Threads = append(data.Threads, ThreadData{TID: thread.Inner, Name: thread.Name})
+				}
+			}
+			text, err := json.Marshal(data)
+			if err != nil {
+				return nil, err
+			}
+			entry := resourceapi.AllocatedDeviceStatus{
+				Driver: reservation.Driver, Pool: device.Pool, Device: device.Name, ShareID: (*string)(device.ShareID),
+				Data: &runtime.RawExtension{Raw: text},
+			}
+			entry.Conditions = before[device.Name+share(entry.ShareID)]
+			meta.SetStatusCondition(&entry.Conditions, metav1.Condition{
+				Type: ConditionReady, Status: state, Reason: s.condition.reason, Message: shorten(s.condition.message),
+			})
+			devices = append(devices, entry)
+		}
+	}
+	return devices, nil
+}
+
+func share(text *string) string {
+	if text == nil {
+		return ""
+	}
+	return *text
+}
+
+// shorten keeps a message within what a condition may have.
+func shorten(message string) string {
+	const most = 32768
+	if len(message) > most {
+		message = strings.ToValidUTF8(message[:most], "")
+	}
+	return message
+}
+
+// report writes what is known of a container into the statuses of its claims. Call with c.mu held.
+func (n *Node) report(c *container, what condition) {
+	states := map[types.UID]map[string]enforce.State{}
+	for i, grant := range c.grants {
+		uid, request, err := parseKey(grant.Key)
+		if err != nil {
+			continue
+		}
+		if states[uid] == nil {
+			states[uid] = map[string]enforce.State{}
+		}
+		if i < len(c.tallies) {
+			states[uid][request] = c.tallies[i].state
+		}
+	}
+	for uid, ofClaim := range states {
+		n.mu.Lock()
+		claim := n.claims[uid]
+		n.mu.Unlock()
+		if claim != nil {
+			n.status.set(claim.Record, what, ofClaim)
+		}
+	}
+}
+
+// exists says whether the claim is still in the cluster; true if that cannot be known.
+func (n *Node) exists(ctx context.Context, record *Record) bool {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	claim, err := n.client.ResourceV1().ResourceClaims(record.Namespace).Get(ctx, record.Name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return false
+	}
+	return err != nil || claim.UID == record.Claim
+}
