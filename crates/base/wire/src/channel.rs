@@ -1,21 +1,25 @@
 //! The Takt channel datagram: what one runtime sends another inside UDP.
 //!
-//! A datagram is a 16-byte header and one or more records; a record is a 24-byte header, the bytes
-//! of a whole message or of one fragment, and padding that starts the next record on a multiple of
-//! 8. All integers are little-endian. The format is drawn in `docs/reference/wire-format.md`.
+//! A datagram is a 24-byte header, one or more records and, if it is protected, a 16-byte tag; a record is
+//! a 24-byte header (32 bytes for a fragment), the bytes of a whole message or of one fragment, and
+//! padding that starts the next record on a multiple of 8. All integers are little-endian. The format is
+//! drawn in `docs/reference/wire-format.md`.
 //!
-//! Not here: what peers say to each other to find and keep each other (datagrams of
-//! [`DatagramKind::Control`] carry it), reassembly, and limits on the length of a message, which
-//! are the receiver's.
+//! Not here: the keys and the check of the tag, what peers say to each other to find and keep each other,
+//! reassembly, and limits on the length of a message, which are the receiver's.
 
 use takt_time::TrafficClass;
 
 /// The version of the format that this module reads and writes.
-pub const VERSION: u8 = 1;
+pub const VERSION: u8 = 2;
 /// Bytes of a datagram's header.
-pub const HEADER_LEN: usize = 16;
-/// Bytes of a record's header.
+pub const HEADER_LEN: usize = 24;
+/// Bytes of the header of a record that holds a whole message.
 pub const RECORD_HEADER_LEN: usize = 24;
+/// Bytes of the header of a record that holds a fragment.
+pub const FRAGMENT_HEADER_LEN: usize = 32;
+/// Bytes of the tag at the end of a protected datagram.
+pub const TAG_LEN: usize = 16;
 /// Every record starts at a multiple of this many bytes from the datagram's start.
 pub const RECORD_ALIGNMENT: usize = 8;
 
@@ -28,16 +32,21 @@ pub enum ChannelError {
     /// The sender speaks another version.
     #[error("datagram version {0} is not {VERSION}, the one spoken here")]
     Version(u8),
-    /// The datagram is of a kind that this version does not define.
-    #[error("datagram kind {0} is neither messages (0) nor control (1)")]
-    Kind(u8),
-    /// A datagram of messages announces no record.
-    #[error("datagram of messages announces 0 records, at least 1 is due")]
+    /// The datagram is protected in a way that this version does not define.
+    #[error("datagram protection {0} is none of none (0), integrity (1) and encrypt (2)")]
+    Protection(u8),
+    /// A protected datagram has no room for its tag.
+    #[error("{0} bytes behind the header of a protected datagram, its tag has {TAG_LEN}")]
+    TagTruncated(usize),
+    /// A datagram announces no record.
+    #[error("datagram announces 0 records, at least 1 is due")]
     NoRecords,
     /// The datagram ends inside a record's header.
-    #[error("{0} bytes are left for a record header of {RECORD_HEADER_LEN}")]
+    #[error(
+        "{0} bytes are left for a record header of {RECORD_HEADER_LEN} or {FRAGMENT_HEADER_LEN}"
+    )]
     RecordTruncated(usize),
-    /// A record without a fragment stride is the whole message and cannot have an index.
+    /// A whole message cannot have an index. Only a header made by hand can be so.
     #[error("fragment index {0} without a stride, a whole message has index 0")]
     IndexWithoutStride(u32),
     /// The fragment starts at or behind the end of its message.
@@ -61,75 +70,113 @@ pub enum ChannelError {
     Class(u8),
 }
 
-/// What a datagram carries.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+/// How a datagram is protected.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(u8)]
-pub enum DatagramKind {
-    /// Records with messages and fragments of messages.
-    Messages = 0,
-    /// The peering protocol's own content; it also decides what the record count means.
-    Control = 1,
+pub enum Protection {
+    /// Not at all: whoever can send to the node can forge it.
+    None = 0,
+    /// A tag proves the sender and every byte; everybody on the path can read it.
+    #[default]
+    Integrity = 1,
+    /// In addition, what follows the header is encrypted.
+    Encrypt = 2,
+}
+
+impl Protection {
+    /// Bytes that the tag adds to a datagram.
+    #[inline]
+    pub const fn tag_len(self) -> usize {
+        match self {
+            Self::None => 0,
+            _ => TAG_LEN,
+        }
+    }
 }
 
 /// The header of a datagram. Its version is always [`VERSION`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct DatagramHeader {
-    /// What follows the header.
-    pub kind: DatagramKind,
-    /// How many records follow; at least 1 for [`DatagramKind::Messages`].
+    /// How the datagram is protected.
+    pub protection: Protection,
+    /// How many records follow; at least 1.
     pub records: u16,
-    /// The sending lane's random incarnation id, made known to the peer by the hello.
+    /// The sending lane's number, made known to the peer by the hello.
     pub sender: u32,
     /// When the sending lane took the first of the datagram's messages, TAI nanoseconds.
     pub send_time_ns: i64,
+    /// Which key (bits 63 to 56) and the number of the datagram under it (bits 55 to 0): the nonce. 0
+    /// without protection.
+    pub counter: u64,
+}
+
+/// What follows a datagram's header, apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Body<'a> {
+    /// The records, encrypted if the header says so.
+    pub records: &'a [u8],
+    /// The tag; empty without protection.
+    pub tag: &'a [u8],
 }
 
 impl DatagramHeader {
-    /// Reads a datagram's header and hands out what follows it. For [`DatagramKind::Control`] the
-    /// iterator is empty and [`Records::as_bytes`] is the control message.
+    /// Reads a datagram's header and hands out what follows it. Nothing behind the header may be looked at
+    /// before the tag is checked; then see [`records`](Self::records).
     ///
     /// # Errors
-    /// [`ChannelError`] if the header is cut short, of another version or kind, or announces no
-    /// record. Records are checked one by one as they are iterated.
+    /// [`ChannelError`] if the header is cut short, of another version or protection, or announces no
+    /// record, or the tag is missing.
     #[inline]
-    pub fn parse(datagram: &[u8]) -> Result<(Self, Records<'_>), ChannelError> {
+    pub fn parse(datagram: &[u8]) -> Result<(Self, Body<'_>), ChannelError> {
         let Some((header, body)) = datagram.split_first_chunk::<HEADER_LEN>() else {
             return Err(ChannelError::HeaderTruncated(datagram.len()));
         };
-        let [version, kind, ..] = *header;
+        let [version, protection, ..] = *header;
         if version != VERSION {
             return Err(ChannelError::Version(version));
         }
-        let records = u16::from_le_bytes(field(header, 2));
-        let (kind, iterated) = match kind {
-            0 if records == 0 => return Err(ChannelError::NoRecords),
-            0 => (DatagramKind::Messages, Some(records)),
-            1 => (DatagramKind::Control, None),
-            other => return Err(ChannelError::Kind(other)),
+        let protection = match protection {
+            0 => Protection::None,
+            1 => Protection::Integrity,
+            2 => Protection::Encrypt,
+            other => return Err(ChannelError::Protection(other)),
         };
         let header = Self {
-            kind,
-            records,
+            protection,
+            records: u16::from_le_bytes(field(header, 2)),
             sender: u32::from_le_bytes(field(header, 4)),
             send_time_ns: i64::from_le_bytes(field(header, 8)),
+            counter: u64::from_le_bytes(field(header, 16)),
         };
-        Ok((
-            header,
-            Records {
-                bytes: body,
-                left: iterated,
-            },
-        ))
+        if header.records == 0 {
+            return Err(ChannelError::NoRecords);
+        }
+        let Some(at) = body.len().checked_sub(protection.tag_len()) else {
+            return Err(ChannelError::TagTruncated(body.len()));
+        };
+        let (records, tag) = body.split_at(at);
+        Ok((header, Body { records, tag }))
+    }
+
+    /// The records of a datagram whose tag is checked, as clear bytes. They are checked one by one as they
+    /// are iterated.
+    #[inline]
+    pub const fn records<'a>(&self, bytes: &'a [u8]) -> Records<'a> {
+        Records {
+            bytes,
+            left: Some(self.records),
+        }
     }
 
     /// Writes the header.
     #[inline]
     pub fn emit(&self, header: &mut [u8; HEADER_LEN]) {
         header[0] = VERSION;
-        header[1] = self.kind as u8;
+        header[1] = self.protection as u8;
         header[2..4].copy_from_slice(&self.records.to_le_bytes());
         header[4..8].copy_from_slice(&self.sender.to_le_bytes());
         header[8..16].copy_from_slice(&self.send_time_ns.to_le_bytes());
+        header[16..24].copy_from_slice(&self.counter.to_le_bytes());
     }
 }
 
@@ -141,7 +188,9 @@ impl DatagramHeader {
 pub struct RecordHeader {
     /// The channel's number.
     pub channel: u64,
-    /// Low 32 bits of the message's sequence number within its channel.
+    /// The source's number, never used twice by its lane. A source writes one channel.
+    pub source: u32,
+    /// Low 32 bits of the message's number among those of its source.
     pub sequence: u32,
     /// Bytes of the whole message.
     pub message_length: u32,
@@ -151,9 +200,6 @@ pub struct RecordHeader {
     pub fragment_stride: u16,
     /// The traffic class that the message was sent in.
     pub class: TrafficClass,
-    /// Changes whenever the sender begins the channel's sequence anew: a receiver then forgets what
-    /// it remembers of the sequence, and counts nothing as lost.
-    pub epoch: u8,
 }
 
 impl RecordHeader {
@@ -205,6 +251,16 @@ impl RecordHeader {
         (if offset < length { offset } else { length }) as usize
     }
 
+    /// Bytes of this header: a fragment's tells its index.
+    #[inline]
+    pub const fn header_len(&self) -> usize {
+        if self.fragment_stride == 0 {
+            RECORD_HEADER_LEN
+        } else {
+            FRAGMENT_HEADER_LEN
+        }
+    }
+
     /// Whether the message was cut into fragments, though it may be into one.
     #[inline]
     pub const fn is_fragment(&self) -> bool {
@@ -226,15 +282,20 @@ impl RecordHeader {
         self.fragment_index as u64 + 1 >= self.fragment_count() as u64
     }
 
+    /// Writes the header; `header` has [`header_len`](Self::header_len) bytes.
     #[inline]
-    fn emit(&self, header: &mut [u8; RECORD_HEADER_LEN]) {
+    fn emit(&self, header: &mut [u8]) {
         header[0..8].copy_from_slice(&self.channel.to_le_bytes());
-        header[8..12].copy_from_slice(&self.sequence.to_le_bytes());
-        header[12..16].copy_from_slice(&self.message_length.to_le_bytes());
-        header[16..20].copy_from_slice(&self.fragment_index.to_le_bytes());
+        header[8..12].copy_from_slice(&self.source.to_le_bytes());
+        header[12..16].copy_from_slice(&self.sequence.to_le_bytes());
+        header[16..20].copy_from_slice(&self.message_length.to_le_bytes());
         header[20..22].copy_from_slice(&self.fragment_stride.to_le_bytes());
         header[22] = self.class.number();
-        header[23] = self.epoch;
+        header[23] = 0;
+        if let Some(fragment) = header.get_mut(24..FRAGMENT_HEADER_LEN) {
+            fragment[..4].copy_from_slice(&self.fragment_index.to_le_bytes());
+            fragment[4..].fill(0);
+        }
     }
 }
 
@@ -260,12 +321,6 @@ pub struct Records<'a> {
 }
 
 impl<'a> Records<'a> {
-    /// The bytes not iterated yet: the whole body of a control datagram.
-    #[inline]
-    pub const fn as_bytes(&self) -> &'a [u8] {
-        self.bytes
-    }
-
     #[inline]
     fn end(&mut self, error: ChannelError) -> Option<Result<Record<'a>, ChannelError>> {
         self.left = None;
@@ -288,15 +343,25 @@ impl<'a> Iterator for Records<'a> {
             return self.end(ChannelError::RecordTruncated(self.bytes.len()));
         };
         let class = TrafficClass::new(raw[22]);
-        let header = RecordHeader {
+        let mut header = RecordHeader {
             channel: u64::from_le_bytes(field(raw, 0)),
-            sequence: u32::from_le_bytes(field(raw, 8)),
-            message_length: u32::from_le_bytes(field(raw, 12)),
-            fragment_index: u32::from_le_bytes(field(raw, 16)),
+            source: u32::from_le_bytes(field(raw, 8)),
+            sequence: u32::from_le_bytes(field(raw, 12)),
+            message_length: u32::from_le_bytes(field(raw, 16)),
+            fragment_index: 0,
             fragment_stride: u16::from_le_bytes(field(raw, 20)),
             class: class.unwrap_or_default(),
-            epoch: raw[23],
         };
+        let mut body = body;
+        if header.is_fragment() {
+            let Some((index, rest)) =
+                body.split_first_chunk::<{ FRAGMENT_HEADER_LEN - RECORD_HEADER_LEN }>()
+            else {
+                return self.end(ChannelError::RecordTruncated(self.bytes.len()));
+            };
+            header.fragment_index = u32::from_le_bytes(field(index, 0));
+            body = rest;
+        }
         if let Err(error) = header.check() {
             return self.end(error);
         }
@@ -354,7 +419,7 @@ impl DatagramCursor {
         self.records
     }
 
-    /// Payload bytes that still fit in a further record of a buffer of `buf_len` bytes. 0 also when
+    /// Bytes of a whole message that still fit in a further record of a buffer of `buf_len` bytes. 0 also when
     /// not even a record's header fits: whether an empty message fits, [`push`](Self::push) tells.
     #[inline]
     pub const fn room(&self, buf_len: usize) -> usize {
@@ -373,9 +438,9 @@ impl DatagramCursor {
         let records = self.records.checked_add(1)?;
         let start = self.len.next_multiple_of(RECORD_ALIGNMENT);
         let payload_len = header.payload_len();
-        let end = (start + RECORD_HEADER_LEN).checked_add(payload_len)?;
+        let end = (start + header.header_len()).checked_add(payload_len)?;
         let (padding, record) = buf.get_mut(self.len..end)?.split_at_mut(start - self.len);
-        let (raw, payload) = record.split_first_chunk_mut::<RECORD_HEADER_LEN>()?;
+        let (raw, payload) = record.split_at_mut(header.header_len());
         padding.fill(0);
         header.emit(raw);
         self.len = end;
@@ -392,21 +457,30 @@ impl DatagramCursor {
         }
     }
 
-    /// Writes the datagram's header and returns the datagram's length in bytes: what to send is
-    /// `buf[..length]`. Returns 0 and writes nothing if no record was pushed.
+    /// Writes the datagram's header and returns the datagram's length in bytes, without the tag: what to
+    /// protect and send is `buf[..length]`. Returns 0 and writes nothing if no record was pushed.
+    /// `counter`: 0 without protection.
     ///
     /// # Panics
     /// If records were pushed into another, longer buffer and `buf` does not even hold a header.
     #[inline]
-    pub fn finish(&self, buf: &mut [u8], sender: u32, send_time_ns: i64) -> usize {
+    pub fn finish(
+        &self,
+        buf: &mut [u8],
+        protection: Protection,
+        sender: u32,
+        send_time_ns: i64,
+        counter: u64,
+    ) -> usize {
         if self.records == 0 {
             return 0;
         }
         let header = DatagramHeader {
-            kind: DatagramKind::Messages,
+            protection,
             records: self.records,
             sender,
             send_time_ns,
+            counter,
         };
         let raw = buf
             .first_chunk_mut()

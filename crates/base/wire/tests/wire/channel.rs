@@ -4,21 +4,26 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use takt_time::TrafficClass;
 use takt_wire::channel::{
-    ChannelError, DatagramCursor, DatagramHeader, DatagramKind, HEADER_LEN, RECORD_HEADER_LEN,
-    Record, RecordHeader,
+    ChannelError, DatagramCursor, DatagramHeader, FRAGMENT_HEADER_LEN, HEADER_LEN, Protection,
+    RECORD_HEADER_LEN, Record, RecordHeader, TAG_LEN,
 };
 
 /// Two records: the second fragment of a 5-byte message cut every 3 bytes, then an empty message.
 #[rustfmt::skip]
-const KNOWN: [u8; 72] = [
-    // version, kind, two records, sender, send time
-    1, 0, 2, 0,  0xef, 0xbe, 0xad, 0xde,  0x15, 0xcd, 0x5b, 0x07, 0, 0, 0, 0,
-    // channel, sequence, message length, index, stride, class, epoch
-    8, 7, 6, 5, 4, 3, 2, 1,  9, 0, 0, 0x80,  5, 0, 0, 0,  1, 0, 0, 0,  3, 0,  7,  0xe0,
+const KNOWN: [u8; 88] = [
+    // version, protection, two records, sender, send time
+    2, 0, 2, 0,  0xef, 0xbe, 0xad, 0xde,  0x15, 0xcd, 0x5b, 0x07, 0, 0, 0, 0,
+    // key and counter
+    0x0c, 0, 0, 0, 0, 0, 0, 0x21,
+    // channel, source, sequence, message length, stride, class, 0
+    8, 7, 6, 5, 4, 3, 2, 1,  0xcc, 0xbb, 0, 0,  9, 0, 0, 0x80,  5, 0, 0, 0,  3, 0,  7,  0,
+    // index, 0
+    1, 0, 0, 0,  0, 0, 0, 0,
     // two bytes of payload, six of padding
     b'l', b'o', 0, 0, 0, 0, 0, 0,
-    42, 0, 0, 0, 0, 0, 0, 0,  1, 0, 0, 0,  0, 0, 0, 0,  0, 0, 0, 0,  0, 0,  0,  0,
+    42, 0, 0, 0, 0, 0, 0, 0,  0, 0, 0, 0,  1, 0, 0, 0,  0, 0, 0, 0,  0, 0,  0,  0,
 ];
+const COUNTER: u64 = 0x2100_0000_0000_000c;
 
 fn class(number: u8) -> TrafficClass {
     TrafficClass::new(number).unwrap()
@@ -28,12 +33,12 @@ fn known_headers() -> [RecordHeader; 2] {
     [
         RecordHeader {
             channel: 0x0102_0304_0506_0708,
+            source: 0xbbcc,
             sequence: 0x8000_0009,
             message_length: 5,
             fragment_index: 1,
             fragment_stride: 3,
             class: class(7),
-            epoch: 0xe0,
         },
         whole(42, 1, 0),
     ]
@@ -42,12 +47,12 @@ fn known_headers() -> [RecordHeader; 2] {
 fn whole(channel: u64, sequence: u32, message_length: u32) -> RecordHeader {
     RecordHeader {
         channel,
+        source: 0,
         sequence,
         message_length,
         fragment_index: 0,
         fragment_stride: 0,
         class: class(0),
-        epoch: 0,
     }
 }
 
@@ -61,7 +66,7 @@ fn build(records: &[(RecordHeader, Vec<u8>)], sender: u32, send_time_ns: i64) ->
             .unwrap()
             .copy_from_slice(payload);
     }
-    let len = cursor.finish(&mut buf, sender, send_time_ns);
+    let len = cursor.finish(&mut buf, Protection::None, sender, send_time_ns, COUNTER);
     buf.truncate(len);
     buf
 }
@@ -69,7 +74,10 @@ fn build(records: &[(RecordHeader, Vec<u8>)], sender: u32, send_time_ns: i64) ->
 fn errors(datagram: &[u8]) -> Vec<ChannelError> {
     match DatagramHeader::parse(datagram) {
         Err(error) => vec![error],
-        Ok((_, records)) => records.filter_map(Result::err).collect(),
+        Ok((header, body)) => header
+            .records(body.records)
+            .filter_map(Result::err)
+            .collect(),
     }
 }
 
@@ -88,13 +96,15 @@ fn the_known_datagram_is_written_byte_for_byte() {
 
 #[test]
 fn the_known_datagram_is_read() {
-    let (header, records) = DatagramHeader::parse(&KNOWN).unwrap();
+    let (header, body) = DatagramHeader::parse(&KNOWN).unwrap();
     let expected = DatagramHeader {
-        kind: DatagramKind::Messages,
+        protection: Protection::None,
         records: 2,
         sender: 0xdead_beef,
         send_time_ns: 123_456_789,
+        counter: COUNTER,
     };
+    let records = header.records(body.records);
     assert_eq!(header, expected);
     let [fragment, empty] = known_headers();
     let expected = [
@@ -123,7 +133,7 @@ fn every_truncation_of_a_valid_datagram_is_refused() {
 
 #[test]
 fn bytes_behind_the_last_record_are_padding() {
-    let mut datagram = KNOWN[..HEADER_LEN + RECORD_HEADER_LEN + 2].to_vec();
+    let mut datagram = KNOWN[..HEADER_LEN + FRAGMENT_HEADER_LEN + 2].to_vec();
     datagram[2] = 1;
     for _ in 0..40 {
         assert_eq!(errors(&datagram), []);
@@ -139,7 +149,7 @@ fn a_padded_datagram_has_its_records_and_the_length_asked_for() {
     cursor.pad(&mut buf, 100);
     cursor.pad(&mut buf, 50);
     cursor.pad(&mut buf, 1000);
-    let len = cursor.finish(&mut buf, 9, 0);
+    let len = cursor.finish(&mut buf, Protection::None, 9, 0, 0);
     assert_eq!(len, 100);
     assert!(
         buf[HEADER_LEN + RECORD_HEADER_LEN + 3..100]
@@ -151,8 +161,12 @@ fn a_padded_datagram_has_its_records_and_the_length_asked_for() {
 
 #[test]
 fn a_bad_datagram_header_is_refused_with_the_value_at_fault() {
-    assert_eq!(errors(&known_with(0, &[2])), [ChannelError::Version(2)]);
-    assert_eq!(errors(&known_with(1, &[9])), [ChannelError::Kind(9)]);
+    assert_eq!(errors(&known_with(0, &[1])), [ChannelError::Version(1)]);
+    assert_eq!(errors(&known_with(1, &[9])), [ChannelError::Protection(9)]);
+    assert_eq!(
+        errors(&known_with(1, &[1])[..HEADER_LEN + TAG_LEN - 1]),
+        [ChannelError::TagTruncated(TAG_LEN - 1)]
+    );
     assert_eq!(errors(&known_with(2, &[0, 0])), [ChannelError::NoRecords]);
     assert_eq!(
         errors(&known_with(2, &[3, 0])),
@@ -163,35 +177,32 @@ fn a_bad_datagram_header_is_refused_with_the_value_at_fault() {
 #[test]
 fn a_record_that_contradicts_itself_ends_the_datagram() {
     // Offsets of the first record's fields in the datagram.
-    let (length, index, stride) = (28, 32, 36);
-    assert_eq!(
-        errors(&known_with(stride, &[0, 0])),
-        [ChannelError::IndexWithoutStride(1)]
-    );
+    let (length, stride, index) = (40, 44, 48);
     let outside = |offset, message_length| ChannelError::FragmentOutsideMessage {
         offset,
         message_length,
     };
     assert_eq!(errors(&known_with(length, &[3])), [outside(3, 3)]);
     assert_eq!(
-        errors(&known_with(index, &[0xff; 6])),
+        errors(&known_with(
+            stride,
+            &[0xff, 0xff, 7, 0, 0xff, 0xff, 0xff, 0xff]
+        )),
         [outside(0xffff_ffff * 0xffff, 5)]
     );
-    assert_eq!(errors(&known_with(64, &[0, 0, 0, 0, 1])), [outside(0, 0)]);
+    assert_eq!(errors(&known_with(index, &[2])), [outside(6, 5)]);
     let short = ChannelError::PayloadTruncated {
         payload: 0x0102_0304,
-        left: 32,
+        left: 40,
     };
-    assert_eq!(
-        errors(&known_with(length, &[4, 3, 2, 1, 0, 0, 0, 0, 0, 0])),
-        [short]
-    );
+    assert_eq!(errors(&known_with(length, &[4, 3, 2, 1, 0, 0])), [short]);
 }
 
 #[test]
 fn an_unknown_class_costs_only_its_own_record() {
-    let datagram = known_with(38, &[8]);
-    let (_, records) = DatagramHeader::parse(&datagram).unwrap();
+    let datagram = known_with(46, &[8]);
+    let (header, body) = DatagramHeader::parse(&datagram).unwrap();
+    let records = header.records(body.records);
     let expected = [
         Err(ChannelError::Class(8)),
         Ok(Record {
@@ -203,25 +214,23 @@ fn an_unknown_class_costs_only_its_own_record() {
 }
 
 #[test]
-fn a_control_datagram_hands_its_body_out_unread() {
-    let header = DatagramHeader {
-        kind: DatagramKind::Control,
-        records: 0,
-        sender: 7,
-        send_time_ns: -1,
-    };
-    let mut raw = [0xff; HEADER_LEN];
-    header.emit(&mut raw);
-    let datagram = [raw.as_slice(), b"hello"].concat();
-    let (parsed, mut records) = DatagramHeader::parse(&datagram).unwrap();
-    assert_eq!(parsed, header);
-    assert_eq!(records.as_bytes(), b"hello");
-    assert_eq!(records.next(), None);
+fn the_tag_of_a_protected_datagram_is_handed_out_apart_from_its_records() {
+    for protection in [Protection::Integrity, Protection::Encrypt] {
+        let mut datagram = known_with(1, &[protection as u8]);
+        datagram.extend([0x5a; TAG_LEN]);
+        let (header, body) = DatagramHeader::parse(&datagram).unwrap();
+        assert_eq!(header.protection, protection);
+        assert_eq!(
+            (body.records, body.tag),
+            (&KNOWN[HEADER_LEN..], &[0x5a; TAG_LEN][..])
+        );
+        assert_eq!(header.records(body.records).flatten().count(), 2);
+    }
 }
 
 #[test]
 fn a_record_fits_exactly_when_its_payload_is_no_longer_than_the_room() {
-    let mut buf = [0; 100];
+    let mut buf = [0; 108];
     let mut cursor = DatagramCursor::new();
     assert_eq!(cursor.room(buf.len()), 60);
     assert_eq!(cursor.push(&mut buf, &whole(1, 1, 61)), None);
@@ -229,7 +238,7 @@ fn a_record_fits_exactly_when_its_payload_is_no_longer_than_the_room() {
         cursor.push(&mut buf, &whole(1, 1, 13)).map(|p| p.len()),
         Some(13)
     );
-    assert_eq!(cursor.datagram_len(), 53);
+    assert_eq!(cursor.datagram_len(), 61);
     assert_eq!(cursor.room(buf.len()), 20);
     assert_eq!(cursor.push(&mut buf, &whole(1, 2, 21)), None);
     assert_eq!(
@@ -238,7 +247,13 @@ fn a_record_fits_exactly_when_its_payload_is_no_longer_than_the_room() {
     );
     assert_eq!(cursor.room(buf.len()), 0);
     assert_eq!(cursor.push(&mut buf, &whole(1, 3, 0)), None);
-    assert_eq!((cursor.records(), cursor.finish(&mut buf, 1, 1)), (2, 100));
+    assert_eq!(
+        (
+            cursor.records(),
+            cursor.finish(&mut buf, Protection::None, 1, 1, 0)
+        ),
+        (2, 108)
+    );
 }
 
 #[test]
@@ -266,7 +281,7 @@ fn an_empty_or_inconsistent_datagram_is_never_written() {
         None
     );
     assert_eq!(cursor.push(&mut buf[..8], &whole(1, 1, 0)), None);
-    assert_eq!(cursor.finish(&mut buf, 1, 1), 0);
+    assert_eq!(cursor.finish(&mut buf, Protection::None, 1, 1, 0), 0);
     assert_eq!((cursor, buf), (DatagramCursor::new(), [0xaa; 64]));
 }
 
@@ -279,13 +294,11 @@ fn a_datagram_holds_no_more_records_than_its_header_can_count() {
     }
     assert_eq!(cursor.push(&mut buf, &whole(1, 0, 0)), None);
     assert_eq!(cursor.room(1 << 30), 0);
-    let len = cursor.finish(&mut buf, 1, 1);
+    let len = cursor.finish(&mut buf, Protection::None, 1, 1, 0);
     assert_eq!(
-        DatagramHeader::parse(&buf[..len])
-            .unwrap()
-            .1
-            .flatten()
-            .count(),
+        errors(&buf[..len]).len()
+            + DatagramHeader::parse(&buf[..len])
+                .map_or(0, |(h, b)| h.records(b.records).flatten().count()),
         65_535
     );
 }
@@ -302,23 +315,23 @@ fn record() -> impl Strategy<Value = (RecordHeader, Vec<u8>)> {
             )
         }),
     ];
-    (any::<u64>(), any::<u32>(), 0u8..8, any::<u8>(), cut)
+    (any::<u64>(), any::<u32>(), 0u8..8, any::<u32>(), cut)
         .prop_map(
             |(
                 channel,
                 sequence,
                 number,
-                epoch,
+                source,
                 (message_length, fragment_index, fragment_stride),
             )| {
                 RecordHeader {
                     channel,
+                    source,
                     sequence,
                     message_length,
                     fragment_index,
                     fragment_stride,
                     class: class(number),
-                    epoch,
                 }
             },
         )
@@ -331,7 +344,8 @@ proptest! {
         sent in vec(record(), 1..20), sender: u32, send_time_ns: i64,
     ) {
         let datagram = build(&sent, sender, send_time_ns);
-        let (header, records) = DatagramHeader::parse(&datagram).unwrap();
+        let (header, body) = DatagramHeader::parse(&datagram).unwrap();
+        let records = header.records(body.records);
         prop_assert_eq!(header.records as usize, sent.len());
         prop_assert_eq!((header.sender, header.send_time_ns), (sender, send_time_ns));
         let received: Result<Vec<_>, _> = records.collect();
@@ -363,9 +377,10 @@ proptest! {
         mut bytes in vec(any::<u8>(), 0..300), well_begun: bool,
     ) {
         if well_begun && bytes.len() > 3 {
-            bytes[..4].copy_from_slice(&[1, 0, 200, 0]);
+            bytes[..4].copy_from_slice(&[2, 0, 200, 0]);
         }
-        if let Ok((header, mut records)) = DatagramHeader::parse(&bytes) {
+        if let Ok((header, body)) = DatagramHeader::parse(&bytes) {
+            let mut records = header.records(body.records);
             prop_assert!(records.by_ref().count() <= usize::from(header.records) + 1);
             prop_assert_eq!(records.next(), None);
         }

@@ -444,9 +444,10 @@ impl Control {
                     self.end_session(session as u32, Some(failure))
                 }
                 Event::SessionRemoved(removed) => self.forget_session(removed.id as u32),
-                Event::SourceClosed { session, source } => {
-                    self.source_closed(session as u32, source)
-                }
+                Event::SourceClosed {
+                    session, source, ..
+                } => self.source_closed(session as u32, source),
+                Event::SourceOpened { .. } => {}
                 Event::SinkOpened { session, sink } => self.sink_opened(session as u32, sink),
                 Event::SinkClosed { session, sink } => self.sink_closed(session as u32, sink),
                 Event::ChannelOpened {

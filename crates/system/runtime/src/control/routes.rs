@@ -63,6 +63,7 @@ impl Routes {
                     Command::AddRemote {
                         id,
                         incarnation,
+                        label: lane.announcement.label,
                         address: None,
                         endpoints,
                     },
@@ -89,8 +90,7 @@ impl Routes {
                 continue;
             }
             for other in (0..lanes).filter(|&other| other != index) {
-                let channels = now.iter().copied().collect();
-                commands.push((other, Command::Subscriptions { remote, channels }));
+                commands.push((other, difference(remote, &self.wanted[index], &now)));
             }
             self.wanted[index] = now;
         }
@@ -108,7 +108,7 @@ impl Routes {
                 let Some(routes) = self.peers.get_mut(peer) else {
                     return Vec::new();
                 };
-                routes.wants.clear();
+                let before = std::mem::take(&mut routes.wants);
                 for entry in entries {
                     routes
                         .wants
@@ -118,14 +118,14 @@ impl Routes {
                 }
                 let mut commands = Vec::new();
                 for (index, &remote) in routes.lanes.iter().enumerate() {
-                    let channels: Vec<u64> = entries
-                        .iter()
-                        .filter(|entry| usize::from(entry.lane) == index)
-                        .map(|entry| entry.channel)
-                        .collect();
+                    let of_lane = |wants: &BTreeMap<u64, BTreeSet<u16>>| -> BTreeSet<u64> {
+                        let lane = index as u16;
+                        let wanted = wants.iter().filter(|(_, lanes)| lanes.contains(&lane));
+                        wanted.map(|(channel, _)| *channel).collect()
+                    };
+                    let (old, new) = (of_lane(&before), of_lane(&routes.wants));
                     for lane in 0..lanes.len() {
-                        let channels = channels.clone();
-                        commands.push((lane, Command::Subscriptions { remote, channels }));
+                        commands.push((lane, difference(remote, &old, &new)));
                     }
                 }
                 commands
@@ -164,6 +164,7 @@ impl Routes {
                     Command::AddRemote {
                         id,
                         incarnation,
+                        label: remote.label,
                         address,
                         endpoints,
                     },
@@ -190,6 +191,15 @@ impl Routes {
             .collect();
         peers.sort_unstable();
         peers
+    }
+}
+
+/// Tells a lane what has changed in the wishes of a remote one.
+fn difference(remote: u64, old: &BTreeSet<u64>, new: &BTreeSet<u64>) -> Command {
+    Command::Subscriptions {
+        remote,
+        add: new.difference(old).copied().collect(),
+        remove: old.difference(new).copied().collect(),
     }
 }
 

@@ -161,6 +161,7 @@ fn start(
     let mut mesh_addresses = Vec::new();
     for (index, ports) in opened.into_iter().enumerate() {
         let incarnation = rng.random_range(1..=u32::MAX);
+        let label = rng.random();
         let mut endpoints = Vec::new();
         let mut port_infos = Vec::new();
         for port in &ports {
@@ -185,6 +186,7 @@ fn start(
         let (lane, handle) = Lane::new(
             index,
             incarnation,
+            label,
             ports,
             &config.limits,
             config.clock.clone(),
@@ -198,6 +200,7 @@ fn start(
             ports: port_infos,
             announcement: LaneAnnouncement {
                 incarnation,
+                label,
                 endpoints,
             },
             sessions: 0,

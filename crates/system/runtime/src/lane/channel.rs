@@ -5,17 +5,12 @@ use std::sync::Arc;
 
 use slab::Slab;
 
-use super::track::Track;
 use crate::counters::ChannelCounters;
 
 /// A channel on one lane.
 #[derive(Debug)]
 pub struct Channel {
     pub id: u64,
-    /// Number of the next message emitted here.
-    pub next_sequence: u64,
-    /// Which beginning of the sequence this is.
-    pub epoch: u8,
     /// Sources here.
     pub sources: usize,
     /// Sinks here: indices of session and sink.
@@ -24,8 +19,9 @@ pub struct Channel {
     pub destinations: Vec<usize>,
     /// Changes with `destinations`: a message in progress notices.
     pub generation: u32,
-    /// Per remote lane: what has come from there.
-    pub tracks: Vec<Option<Track>>,
+    /// Since when somebody listens here: differs each time that the first sink comes. What was missed before
+    /// was not lost.
+    pub since: u64,
     pub counters: Arc<ChannelCounters>,
 }
 
@@ -41,7 +37,7 @@ impl Channel {
 pub struct Channels {
     slab: Slab<Channel>,
     by_id: HashMap<u64, usize, foldhash::fast::RandomState>,
-    next_epoch: u8,
+    next_since: u64,
 }
 
 impl Channels {
@@ -56,20 +52,28 @@ impl Channels {
         if let Some(at) = self.find(id) {
             return (at, false);
         }
-        self.next_epoch = self.next_epoch.wrapping_add(1);
         let at = self.slab.insert(Channel {
             id,
-            next_sequence: 0,
-            epoch: self.next_epoch,
             sources: 0,
             sinks: Vec::new(),
             destinations: Vec::new(),
             generation: 0,
-            tracks: Vec::new(),
+            since: 0,
             counters: Arc::default(),
         });
         self.by_id.insert(id, at);
         (at, true)
+    }
+
+    /// A sink has come to a channel: the first one listens from now on.
+    pub fn add_sink(&mut self, at: usize, session: usize, sink: usize) {
+        if let Some(channel) = self.slab.get_mut(at) {
+            if channel.sinks.is_empty() {
+                self.next_since += 1;
+                channel.since = self.next_since;
+            }
+            channel.sinks.push((session, sink));
+        }
     }
 
     /// Removes the channel if nobody uses it; returns its number then.
@@ -92,9 +96,5 @@ impl Channels {
     #[inline]
     pub fn get_mut(&mut self, at: usize) -> Option<&mut Channel> {
         self.slab.get_mut(at)
-    }
-
-    pub fn iter_mut(&mut self) -> impl Iterator<Item = (usize, &mut Channel)> {
-        self.slab.iter_mut()
     }
 }

@@ -145,16 +145,20 @@ impl State {
             cut: None,
             outcome: Outcome::NoSink,
         };
-        let channel = match self.source_target(at, source) {
-            Some(&Target::Channel(channel)) => channel,
-            _ => return progress,
+        let session = self.tenants.sessions.get_mut(at);
+        let Some(Some(s)) = session.and_then(|session| session.sources.get_mut(source)) else {
+            return progress;
+        };
+        let Target::Channel(channel) = s.target else {
+            return progress;
         };
         let Some(channel) = self.channels.get_mut(channel) else {
             return progress;
         };
-        progress.sequence = channel.next_sequence;
+        let sender = s.sender;
+        progress.sequence = s.next_sequence;
         progress.generation = channel.generation;
-        channel.next_sequence += 1;
+        s.next_sequence += 1;
         channel.counters.emitted.add(1);
         channel
             .counters
@@ -169,7 +173,7 @@ impl State {
             let meta = Meta {
                 length: descriptor.length,
                 class: class_of(&descriptor),
-                sender: self.incarnation,
+                sender,
                 sequence: progress.sequence,
                 send_time_ns: now_ns,
             };
@@ -177,11 +181,6 @@ impl State {
                 .deliver_emitted(at, descriptor.chunk, channel, &meta);
         }
         progress
-    }
-
-    fn source_target(&self, at: usize, source: usize) -> Option<&Target> {
-        let session = self.tenants.sessions.get(at)?;
-        Some(&session.sources.get(source)?.as_ref()?.target)
     }
 
     /// Appends a message to the datagrams for its remote lanes, or gives it to the schedulers of their
@@ -223,8 +222,8 @@ impl State {
         let payload = session.emitted(progress.descriptor.chunk, progress.descriptor.length);
         let message = Outgoing {
             channel: channel.id,
+            source: s.number,
             sequence: progress.sequence as u32,
-            epoch: channel.epoch,
             class: class_of(&progress.descriptor),
             send_time_ns: progress.send_time_ns,
         };
@@ -263,7 +262,6 @@ impl State {
                     let appended = remote.append(
                         port,
                         ports[port].port.as_mut(),
-                        self.incarnation,
                         &message,
                         payload,
                         &cut,
@@ -430,14 +428,14 @@ impl State {
         let kept = lane_port.keeps(remote.via[at]?, message.class);
         let port = lane_port.port.as_mut();
         // What is being filled leaves before, not with it.
-        remote.close(at, port, self.incarnation, None);
+        remote.close(at, port, None);
         let payload = session.emitted(piece.descriptor.chunk, piece.descriptor.length);
-        let put = remote.part(at, port, self.incarnation, message, payload, cut, fragment);
+        let put = remote.part(at, port, message, payload, cut, fragment);
         if put.is_err() {
             lane_port.dirty = true;
             return None;
         }
-        remote.close(at, port, self.incarnation, kept.then_some(start));
+        remote.close(at, port, kept.then_some(start));
         Some(kept)
     }
 

@@ -1,24 +1,20 @@
 //! From datagrams to sinks: check, find sender and channel, put together, deliver, count.
 
 use takt_datapath::Datagram;
-use takt_wire::channel::{DatagramHeader, DatagramKind, Record};
+use takt_wire::channel::{DatagramHeader, Record};
 
 use super::State;
-use super::channel::Channel;
 use super::reassembly::{self, Fragment, Key, Target};
 use super::session::Meta;
-use super::track::{Track, Verdict};
-
-/// Messages of a channel that have not arrived, or have arrived after all (negative).
-type Missing = i64;
+use super::track::{Listening, SourceKey, Verdict};
+use crate::peering::message::SourceProgress;
 
 impl State {
     /// Takes a datagram. `trusted`: it came from a lane of this node, whose address says nothing.
     pub(super) fn ingress(&mut self, datagram: &Datagram<'_>, trusted: bool) {
         self.round.work();
-        let (header, records) = match DatagramHeader::parse(datagram.payload) {
-            Ok((header, records)) if header.kind == DatagramKind::Messages => (header, records),
-            _ => return self.counters.rx_malformed.add(1),
+        let Ok((header, body)) = DatagramHeader::parse(datagram.payload) else {
+            return self.counters.rx_malformed.add(1);
         };
         let Some(remote) = self.sender(header.sender) else {
             return self.counters.rx_unknown_sender.add(1);
@@ -28,7 +24,7 @@ impl State {
         {
             return self.counters.rx_unknown_sender.add(1);
         }
-        for record in records {
+        for record in header.records(body.records) {
             match record {
                 Ok(record) => self.record(remote, &header, &record),
                 Err(_) => self.counters.rx_malformed.add(1),
@@ -71,6 +67,7 @@ impl State {
         let key = Key {
             remote,
             channel: at,
+            source: h.source,
             sequence: h.sequence,
         };
         if h.is_fragment()
@@ -84,16 +81,37 @@ impl State {
         if channel.sinks.is_empty() {
             return self.counters.rx_no_sink.add(1);
         }
-        let Some((sequence, missing)) = judge(channel, remote, h.epoch, h.sequence) else {
-            return self.counters.rx_duplicate.add(1);
+        let listening = Listening {
+            channel: channel.id,
+            since: channel.since,
+            label: self.remotes.get(remote).map_or(0, |r| r.label),
         };
-        if missing != 0 {
-            self.tenants.add_lost(channel, missing);
-        }
+        let source = SourceKey {
+            remote,
+            source: h.source,
+        };
+        let Some((sender, verdict)) = self.tracks.accept(source, &listening, h.sequence) else {
+            return self.counters.rx_malformed.add(1);
+        };
+        let sequence = match verdict {
+            Verdict::New { sequence, lost } => {
+                if lost > 0 {
+                    channel.counters.lost.add(lost);
+                    self.tenants.add_lost(channel, lost as i64);
+                }
+                sequence
+            }
+            Verdict::Late { sequence } => {
+                channel.counters.late.add(1);
+                self.tenants.add_lost(channel, -1);
+                sequence
+            }
+            Verdict::Duplicate => return self.counters.rx_duplicate.add(1),
+        };
         let meta = Meta {
             length: h.message_length,
             class: h.class,
-            sender: header.sender,
+            sender,
             sequence,
             send_time_ns: header.send_time_ns,
         };
@@ -115,6 +133,7 @@ impl State {
             length: meta.length,
             stride: record.header.fragment_stride,
             class: meta.class,
+            sender: meta.sender,
             send_time_ns: meta.send_time_ns,
         };
         let acceptable =
@@ -184,10 +203,7 @@ impl State {
         let meta = Meta {
             length: message.length,
             class: message.class,
-            sender: self
-                .remotes
-                .get(message.key.remote)
-                .map_or(0, |r| r.incarnation),
+            sender: message.sender,
             sequence: message.full_sequence,
             send_time_ns: message.send_time_ns,
         };
@@ -233,32 +249,33 @@ impl State {
         }
         self.reassembly.end(assembly);
     }
-}
 
-/// The full sequence number of a message that is to be delivered, and what is missing before it;
-/// `None` for one that has come before.
-#[inline]
-fn judge(channel: &mut Channel, remote: usize, epoch: u8, sequence: u32) -> Option<(u64, Missing)> {
-    if channel.tracks.len() <= remote {
-        channel.tracks.resize(remote + 1, None);
-    }
-    match &mut channel.tracks[remote] {
-        Some(track) if track.is_of(epoch) => match track.accept(sequence) {
-            Verdict::New { sequence, lost } => {
-                if lost > 0 {
-                    channel.counters.lost.add(lost);
-                }
-                Some((sequence, lost as Missing))
+    /// A remote lane has told how far its sources are: what was told the time before and has not arrived is lost.
+    pub(super) fn progress(&mut self, remote: usize, sources: &[SourceProgress]) {
+        let Some(label) = self.remotes.get(remote).map(|r| r.label) else {
+            return;
+        };
+        for told in sources {
+            let Some(channel) = self.channels.find(told.channel) else {
+                continue;
+            };
+            let Some(channel) = self.channels.get(channel).filter(|c| !c.sinks.is_empty()) else {
+                continue;
+            };
+            let listening = Listening {
+                channel: channel.id,
+                since: channel.since,
+                label,
+            };
+            let key = SourceKey {
+                remote,
+                source: told.source,
+            };
+            let lost = self.tracks.announce(key, &listening, told.next, told.ended);
+            if lost > 0 {
+                channel.counters.lost.add(lost);
+                self.tenants.add_lost(channel, lost as i64);
             }
-            Verdict::Late { sequence } => {
-                channel.counters.late.add(1);
-                Some((sequence, -1))
-            }
-            Verdict::Duplicate => None,
-        },
-        other => {
-            *other = Some(Track::start(epoch, sequence));
-            Some((u64::from(sequence), 0))
         }
     }
 }

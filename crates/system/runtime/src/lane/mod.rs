@@ -39,7 +39,8 @@ use takt_session::{ChannelId, ErrorCode, Failure};
 use takt_time::{TaiTime, TrafficClass};
 
 use crate::config::Limits;
-use crate::counters::{ChannelCounters, DepartureCounters, LaneCounters, PortTraffic};
+use crate::counters::{ChannelCounters, Counter, DepartureCounters, LaneCounters, PortTraffic};
+use crate::peering::message::SourceProgress;
 use channel::Channels;
 use departure::{Departures, Destination, ScheduleChange, WakeMargin};
 use network::{Network, NetworkTable, Owner};
@@ -47,6 +48,7 @@ use reassembly::Reassembly;
 use remote::Remote;
 use session::{LaneSession, LaneSink, LaneSource, Target};
 use tenants::Tenants;
+use track::{Tracks, sender_number};
 
 /// Datagrams taken from one port in a round.
 const RECEIVE_BUDGET: usize = 64;
@@ -95,13 +97,24 @@ pub enum Command {
     AddRemote {
         id: u64,
         incarnation: u32,
+        label: u32,
         address: Option<IpAddr>,
         endpoints: Vec<Option<SocketAddr>>,
     },
     /// That lane is gone.
     RemoveRemote(u64),
-    /// All channels on which a remote lane has sinks.
-    Subscriptions { remote: u64, channels: Vec<u64> },
+    /// Channels on which a remote lane has sinks from now on, and no more.
+    Subscriptions {
+        remote: u64,
+        add: Vec<u64>,
+        remove: Vec<u64>,
+    },
+    /// How far the sources of a remote lane are.
+    #[allow(dead_code)] // sent by the change that announces it
+    Progress {
+        remote: u64,
+        sources: Vec<SourceProgress>,
+    },
     /// Another schedule for a port.
     Schedule { port: usize, change: ScheduleChange },
     /// Where the stations of a network are, from now on.
@@ -130,8 +143,22 @@ pub enum Event {
     SessionRemoved(Box<LaneSession>),
     /// The sink gets what is emitted from now on.
     SinkOpened { session: u64, sink: usize },
+    /// A source writes a channel under this number; `left` counts the messages that have left the lane.
+    #[allow(dead_code)] // as Progress
+    SourceOpened {
+        lane: usize,
+        channel: u64,
+        number: u32,
+        left: Arc<Counter>,
+    },
     /// The source is gone, its block is free.
-    SourceClosed { session: u64, source: usize },
+    #[allow(dead_code)] // as Progress
+    SourceClosed {
+        session: u64,
+        source: usize,
+        lane: usize,
+        number: u32,
+    },
     /// The sink is gone, its block is free.
     SinkClosed { session: u64, sink: usize },
     /// A channel came into use.
@@ -365,6 +392,11 @@ impl RoundTime {
 /// Everything of a lane but its ports: what a received datagram may change.
 struct State {
     incarnation: u32,
+    /// What its sources are numbered by for sinks.
+    label: u32,
+    /// Number of the next source.
+    next_source: u32,
+    tracks: Tracks,
     round: RoundTime,
     tenants: Tenants,
     channels: Channels,
@@ -407,6 +439,7 @@ impl Lane {
     pub fn new(
         index: usize,
         incarnation: u32,
+        label: u32,
         ports: Vec<LanePort>,
         limits: &Limits,
         clock: Arc<dyn Clock>,
@@ -437,6 +470,9 @@ impl Lane {
             ports,
             state: State {
                 incarnation,
+                label,
+                next_source: 0,
+                tracks: Tracks::default(),
                 round: RoundTime {
                     clock,
                     began_ns: None,
@@ -583,7 +619,7 @@ impl Lane {
             worked = true;
             for remote in port.open.drain(..) {
                 if let Some(remote) = state.remotes.get_mut(remote)
-                    && remote.close(at, port.port.as_mut(), state.incarnation, None)
+                    && remote.close(at, port.port.as_mut(), None)
                 {
                     state.counters.tx_datagrams.add(1);
                 }
@@ -600,8 +636,15 @@ impl Lane {
             let Some(session) = self.state.tenants.sessions.get(at).map(|s| s.id) else {
                 continue;
             };
-            self.remove_source(at, source);
-            self.events.send(Event::SourceClosed { session, source });
+            let Some(number) = self.remove_source(at, source) else {
+                continue;
+            };
+            self.events.send(Event::SourceClosed {
+                session,
+                source,
+                lane: self.index,
+                number,
+            });
         }
         for (at, failure) in self.state.tenants.take_failed() {
             let Some(session) = self.state.tenants.sessions.get(at).map(|s| s.id) else {
@@ -717,8 +760,12 @@ impl Lane {
                 let Some(s) = self.state.tenants.sessions.get_mut(at) else {
                     return;
                 };
-                match LaneSource::new(s.arena(), block, target.clone(), port) {
+                let number = self.state.next_source;
+                let sender = sender_number(self.state.label, number);
+                match LaneSource::new(s.arena(), block, target.clone(), port, number, sender) {
                     Ok(new) => {
+                        self.state.next_source = number.wrapping_add(1);
+                        let left = new.left();
                         place(&mut s.sources, source, new);
                         // Its doorbell may have been taken while there was no ring to look at.
                         s.active = true;
@@ -726,6 +773,12 @@ impl Lane {
                             && let Some(channel) = self.state.channels.get_mut(channel)
                         {
                             channel.sources += 1;
+                            self.events.send(Event::SourceOpened {
+                                lane: self.index,
+                                channel: channel.id,
+                                number,
+                                left,
+                            });
                         }
                     }
                     Err(error) => {
@@ -765,13 +818,7 @@ impl Lane {
                 match LaneSink::new(s.arena(), block, channel, notify) {
                     Ok(new) => {
                         place(&mut s.sinks, sink, new);
-                        if let Some(channel) = self.state.channels.get_mut(channel) {
-                            if channel.sinks.is_empty() {
-                                // Nobody listened until now: what was missed was not lost.
-                                channel.tracks.fill(None);
-                            }
-                            channel.sinks.push((at, sink));
-                        }
+                        self.state.channels.add_sink(channel, at, sink);
                         self.state.tenants.reserve_pending();
                         self.events.send(Event::SinkOpened { session, sink });
                     }
@@ -793,6 +840,7 @@ impl Lane {
             Command::AddRemote {
                 id,
                 incarnation,
+                label,
                 address,
                 endpoints,
             } => {
@@ -809,10 +857,9 @@ impl Lane {
                         }
                     })
                     .collect();
-                let at = self
-                    .state
-                    .remotes
-                    .insert(Remote::new(incarnation, address, via));
+                let own = self.state.incarnation;
+                let remote = Remote::new(own, incarnation, label, address, via);
+                let at = self.state.remotes.insert(remote);
                 self.by_remote.insert(id, at);
                 self.state.by_incarnation.insert(incarnation, at);
             }
@@ -826,7 +873,16 @@ impl Lane {
                 }
                 self.remove_remote(id);
             }
-            Command::Subscriptions { remote, channels } => self.subscriptions(remote, &channels),
+            Command::Subscriptions {
+                remote,
+                add,
+                remove,
+            } => self.subscriptions(remote, &add, &remove),
+            Command::Progress { remote, sources } => {
+                if let Some(&at) = self.by_remote.get(&remote) {
+                    self.state.progress(at, &sources);
+                }
+            }
             Command::Network { network, table } => self.network(network, &table),
             Command::Schedule { port, change } => {
                 if let Some(departures) =
@@ -880,19 +936,17 @@ impl Lane {
         }
     }
 
-    fn remove_source(&mut self, at: usize, source: usize) {
-        let Some(session) = self.state.tenants.sessions.get_mut(at) else {
-            return;
-        };
-        let Some(removed) = session.sources.get_mut(source).and_then(Option::take) else {
-            return;
-        };
+    /// Removes a source: its number.
+    fn remove_source(&mut self, at: usize, source: usize) -> Option<u32> {
+        let session = self.state.tenants.sessions.get_mut(at)?;
+        let removed = session.sources.get_mut(source).and_then(Option::take)?;
         if let Target::Channel(at) = removed.target {
             if let Some(channel) = self.state.channels.get_mut(at) {
                 channel.sources -= 1;
             }
             self.close_channel_if_unused(at);
         }
+        Some(removed.number)
     }
 
     fn remove_sink(&mut self, at: usize, sink: usize) {
@@ -933,18 +987,25 @@ impl Lane {
     }
 
     fn remove_remote(&mut self, id: u64) {
-        self.subscriptions(id, &[]);
         let Some(at) = self.by_remote.remove(&id) else {
             return;
         };
+        let wanted = self
+            .state
+            .remotes
+            .get_mut(at)
+            .map(|r| std::mem::take(&mut r.channels));
+        for channel in wanted.into_iter().flatten() {
+            self.remove_destination(channel, at);
+        }
         while let Some(assembly) = self.state.reassembly.matching(|key| key.remote == at) {
             self.state.abandon(assembly);
         }
-        for (_, channel) in self.state.channels.iter_mut() {
-            if let Some(track) = channel.tracks.get_mut(at) {
-                *track = None;
-            }
-        }
+        let channels = &self.state.channels;
+        self.state.tracks.forget_remote(at, |id, since| {
+            let channel = channels.find(id).and_then(|at| channels.get(at));
+            channel.is_some_and(|c| c.since == since && !c.sinks.is_empty())
+        });
         self.withdraw(
             |piece| matches!(piece.destination, Destination::Remote { remote, .. } if remote == at),
         );
@@ -956,7 +1017,7 @@ impl Lane {
         for i in 0..self.ports.len() {
             let port = &mut self.ports[i];
             port.open.retain(|&open| open != at);
-            if remote.close(i, port.port.as_mut(), self.state.incarnation, None) {
+            if remote.close(i, port.port.as_mut(), None) {
                 self.state.counters.tx_datagrams.add(1);
             }
             port.dirty = true;
@@ -1016,36 +1077,39 @@ impl Lane {
         ports.filter_map(|departures| departures.due()).min()
     }
 
-    fn subscriptions(&mut self, remote: u64, channels: &[u64]) {
+    fn subscriptions(&mut self, remote: u64, add: &[u64], remove: &[u64]) {
         let Some(&at) = self.by_remote.get(&remote) else {
             return;
         };
-        let new: Vec<usize> = channels.iter().map(|&id| self.open_channel(id)).collect();
-        let Some(remote) = self.state.remotes.get_mut(at) else {
-            return;
-        };
-        let old = std::mem::replace(&mut remote.channels, new.clone());
-        for &channel in &new {
-            if let Some(channel) = self.state.channels.get_mut(channel)
-                && !channel.destinations.contains(&at)
+        for &id in add {
+            let index = self.open_channel(id);
+            if let Some(remote) = self.state.remotes.get_mut(at)
+                && remote.channels.insert(index)
+                && let Some(channel) = self.state.channels.get_mut(index)
             {
                 channel.destinations.push(at);
                 channel.generation = channel.generation.wrapping_add(1);
             }
         }
-        let kept: std::collections::HashSet<usize> = new.into_iter().collect();
-        for index in old {
-            if kept.contains(&index) {
-                continue;
+        for &id in remove {
+            if let Some(index) = self.state.channels.find(id)
+                && let Some(remote) = self.state.remotes.get_mut(at)
+                && remote.channels.remove(&index)
+            {
+                self.remove_destination(index, at);
             }
-            if let Some(channel) = self.state.channels.get_mut(index) {
-                channel
-                    .destinations
-                    .retain(|&destination| destination != at);
-                channel.generation = channel.generation.wrapping_add(1);
-            }
-            self.close_channel_if_unused(index);
         }
+    }
+
+    /// A remote lane wants a channel no more.
+    fn remove_destination(&mut self, index: usize, remote: usize) {
+        if let Some(channel) = self.state.channels.get_mut(index) {
+            channel
+                .destinations
+                .retain(|&destination| destination != remote);
+            channel.generation = channel.generation.wrapping_add(1);
+        }
+        self.close_channel_if_unused(index);
     }
 }
 

@@ -27,6 +27,8 @@ pub struct Key {
     pub remote: usize,
     /// Index of the channel.
     pub channel: usize,
+    /// Number of the source on its lane.
+    pub source: u32,
     /// Low half of the sequence number.
     pub sequence: u32,
 }
@@ -39,6 +41,7 @@ pub struct Assembly {
     pub length: u32,
     pub stride: u16,
     pub class: TrafficClass,
+    pub sender: u32,
     pub send_time_ns: i64,
     pub targets: Vec<Target>,
     missing: u32,
@@ -76,6 +79,7 @@ pub struct Header {
     pub length: u32,
     pub stride: u16,
     pub class: TrafficClass,
+    pub sender: u32,
     pub send_time_ns: i64,
 }
 
@@ -88,12 +92,14 @@ impl Reassembly {
                 key: Key {
                     remote: 0,
                     channel: 0,
+                    source: 0,
                     sequence: 0,
                 },
                 full_sequence: 0,
                 length: 0,
                 stride: 0,
                 class: TrafficClass::BEST_EFFORT,
+                sender: 0,
                 send_time_ns: 0,
                 targets: Vec::with_capacity(16),
                 missing: 0,
@@ -155,6 +161,7 @@ impl Reassembly {
         slot.length = header.length;
         slot.stride = header.stride;
         slot.class = header.class;
+        slot.sender = header.sender;
         slot.send_time_ns = header.send_time_ns;
         slot.targets.clear();
         slot.missing = count;
@@ -256,6 +263,7 @@ mod tests {
     const KEY: Key = Key {
         remote: 1,
         channel: 2,
+        source: 0,
         sequence: 3,
     };
 
@@ -264,6 +272,7 @@ mod tests {
             length,
             stride,
             class: TrafficClass::BEST_EFFORT,
+            sender: 0,
             send_time_ns: 0,
         }
     }

@@ -1,11 +1,14 @@
 //! Lanes of other nodes, and of this node's other lanes: where to send, and the datagrams being filled.
 
+use std::collections::HashSet;
 use std::net::IpAddr;
 
 use takt_datapath::{Frame, PeerHandle, Port, ReserveError};
 use takt_shm::SharedSlice;
 use takt_time::{TaiTime, TrafficClass};
-use takt_wire::channel::{DatagramCursor, HEADER_LEN, RECORD_HEADER_LEN, RecordHeader};
+use takt_wire::channel::{
+    DatagramCursor, FRAGMENT_HEADER_LEN, HEADER_LEN, Protection, RECORD_HEADER_LEN, RecordHeader,
+};
 use takt_wire::{ethernet, ipv4, ipv6, udp};
 
 /// Fragments of one message that a lane sends before it looks at others again.
@@ -19,12 +22,16 @@ const MOST_PADDING: usize = 8;
 pub struct Remote {
     /// Its datagrams carry this as `sender`.
     pub incarnation: u32,
+    /// What its sources are numbered by for sinks.
+    pub label: u32,
+    /// What ours carry.
+    own_incarnation: u32,
     /// The address its datagrams come from; `None` for a lane of this node.
     pub address: Option<IpAddr>,
     /// Per port of this lane: the peer there, if it can reach the remote lane.
     pub via: Vec<Option<PeerHandle>>,
     /// Channels on which it has sinks: indices into this lane's channels.
-    pub channels: Vec<usize>,
+    pub channels: HashSet<usize>,
     /// Per port: the datagram being filled.
     open: Vec<Option<OpenDatagram>>,
     /// Per port: the lane has noted that there is one.
@@ -43,8 +50,8 @@ struct OpenDatagram {
 #[derive(Clone, Copy, Debug)]
 pub struct Outgoing {
     pub channel: u64,
+    pub source: u32,
     pub sequence: u32,
-    pub epoch: u8,
     pub class: TrafficClass,
     pub send_time_ns: i64,
 }
@@ -61,10 +68,10 @@ impl Cut {
     /// For datagrams that take `max_payload` bytes. `None`: they take nothing.
     #[inline]
     pub fn of(length: u32, max_payload: usize) -> Option<Self> {
-        let capacity = max_payload.saturating_sub(HEADER_LEN + RECORD_HEADER_LEN);
-        if length as usize <= capacity {
+        if length as usize + HEADER_LEN + RECORD_HEADER_LEN <= max_payload {
             return Some(Self { length, stride: 0 });
         }
+        let capacity = max_payload.saturating_sub(HEADER_LEN + FRAGMENT_HEADER_LEN);
         // As equal as can be, so that they leave as one train; multiples of 8 keep records aligned.
         let most = capacity.min(usize::from(u16::MAX)) as u32 & !7;
         if most == 0 {
@@ -118,14 +125,23 @@ pub enum Appended {
 }
 
 impl Remote {
-    pub fn new(incarnation: u32, address: Option<IpAddr>, via: Vec<Option<PeerHandle>>) -> Self {
+    /// `own_incarnation`: what datagrams to it carry as `sender`.
+    pub fn new(
+        own_incarnation: u32,
+        incarnation: u32,
+        label: u32,
+        address: Option<IpAddr>,
+        via: Vec<Option<PeerHandle>>,
+    ) -> Self {
         let open = via.iter().map(|_| None).collect();
         let listed = vec![false; via.len()];
         Self {
             incarnation,
+            label,
+            own_incarnation,
             address,
             via,
-            channels: Vec::new(),
+            channels: HashSet::new(),
             open,
             listed,
         }
@@ -136,9 +152,9 @@ impl Remote {
         usable_port(&self.via, wished)
     }
 
-    /// Octets of a frame to it that are not message: headers from Ethernet to the record's.
+    /// Octets of a frame to it that are not message, at most: headers from Ethernet to the record's.
     pub fn overhead(&self) -> usize {
-        datagram_overhead(self.address) + HEADER_LEN + RECORD_HEADER_LEN
+        datagram_overhead(self.address) + HEADER_LEN + FRAGMENT_HEADER_LEN
     }
 
     /// How a message of this length is cut for the route's present MTU. `None`: it has no path.
@@ -151,12 +167,10 @@ impl Remote {
     ///
     /// Messages for one remote lane share a datagram as long as they fit and are of one class; it leaves
     /// when the lane has taken what there is ([`close`](Self::close)), never later.
-    #[allow(clippy::too_many_arguments)] // one message: of what, where, how, from where on
     pub fn append(
         &mut self,
         at: usize,
         port: &mut dyn Port,
-        own_incarnation: u32,
         message: &Outgoing,
         payload: SharedSlice<'_>,
         cut: &Cut,
@@ -165,7 +179,7 @@ impl Remote {
         let count = cut.count();
         let end = count.min(fragment.saturating_add(FRAGMENT_BURST));
         for index in fragment..end {
-            match self.part(at, port, own_incarnation, message, payload, cut, index) {
+            match self.part(at, port, message, payload, cut, index) {
                 Ok(()) => {}
                 Err(ReserveError::WouldBlock) => {
                     return Appended::Until {
@@ -189,13 +203,11 @@ impl Remote {
     }
 
     /// Puts one fragment of a message, or all of a short one, into a datagram through `port`.
-    #[allow(clippy::too_many_arguments)] // one part: of what, where, how
     #[inline]
     pub fn part(
         &mut self,
         at: usize,
         port: &mut dyn Port,
-        own_incarnation: u32,
         message: &Outgoing,
         payload: SharedSlice<'_>,
         cut: &Cut,
@@ -204,18 +216,18 @@ impl Remote {
         let peer = self.via[at].ok_or(ReserveError::UnknownPeer)?;
         let record = RecordHeader {
             channel: message.channel,
+            source: message.source,
             sequence: message.sequence,
             message_length: payload.len() as u32,
             fragment_index: index as _,
             fragment_stride: cut.stride,
             class: message.class,
-            epoch: message.epoch,
         };
         let range = cut.part(index);
         let part = payload
             .sub(range.start, range.len())
             .map_err(|_| ReserveError::UnknownPeer)?;
-        self.record(at, port, peer, own_incarnation, message, &record, part)
+        self.record(at, port, peer, message, &record, part)
     }
 
     /// Makes the datagram of a last fragment as long as the others, if little is missing.
@@ -228,19 +240,17 @@ impl Remote {
         {
             open.cursor.pad(
                 port.payload(&open.frame),
-                HEADER_LEN + RECORD_HEADER_LEN + stride,
+                HEADER_LEN + FRAGMENT_HEADER_LEN + stride,
             );
         }
     }
 
-    #[allow(clippy::too_many_arguments)] // one record: where, what, how
     #[inline]
     fn record(
         &mut self,
         at: usize,
         port: &mut dyn Port,
         peer: PeerHandle,
-        own_incarnation: u32,
         message: &Outgoing,
         record: &RecordHeader,
         payload: SharedSlice<'_>,
@@ -252,7 +262,7 @@ impl Remote {
                 fill(space, payload);
                 return Ok(());
             }
-            self.commit(at, port, own_incarnation, None);
+            self.commit(at, port, None);
         }
         let open = self.open[at].insert(OpenDatagram {
             frame: port.reserve(peer)?,
@@ -270,24 +280,12 @@ impl Remote {
 
     /// Commits the datagram being filled at a port, at the end of a round. True if there was one.
     /// `launch_time`: when the port is to send it.
-    pub fn close(
-        &mut self,
-        at: usize,
-        port: &mut dyn Port,
-        own_incarnation: u32,
-        launch_time: Option<TaiTime>,
-    ) -> bool {
+    pub fn close(&mut self, at: usize, port: &mut dyn Port, launch_time: Option<TaiTime>) -> bool {
         self.listed[at] = false;
-        self.commit(at, port, own_incarnation, launch_time)
+        self.commit(at, port, launch_time)
     }
 
-    fn commit(
-        &mut self,
-        at: usize,
-        port: &mut dyn Port,
-        own_incarnation: u32,
-        launch_time: Option<TaiTime>,
-    ) -> bool {
+    fn commit(&mut self, at: usize, port: &mut dyn Port, launch_time: Option<TaiTime>) -> bool {
         let Some(open) = self.open[at].take() else {
             return false;
         };
@@ -297,8 +295,10 @@ impl Remote {
         }
         let len = open.cursor.finish(
             port.payload(&open.frame),
-            own_incarnation,
+            Protection::None,
+            self.own_incarnation,
             open.send_time_ns,
+            0,
         );
         port.commit(open.frame, len, open.class, launch_time);
         true

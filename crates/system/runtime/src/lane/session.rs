@@ -18,7 +18,7 @@ use takt_time::{TaiTime, TrafficClass};
 
 use super::network::Owner;
 use super::remote::Cut;
-use crate::counters::SessionCounters;
+use crate::counters::{Counter, SessionCounters};
 use crate::policy::Rate;
 
 /// Releases are taken from a sink's ring once so many descriptors are out: not on every delivery.
@@ -60,6 +60,13 @@ pub struct LaneSource {
     pub target: Target,
     /// Index of the lane's port that carries it, of the stream's datapath.
     pub port: usize,
+    /// Its number on the lane, never used again, and the one under which sinks know it.
+    pub number: u32,
+    pub sender: u32,
+    /// Number of its next message.
+    pub next_sequence: u64,
+    /// All messages below this number have left the lane.
+    left: Arc<Counter>,
     tx: Consumer<TxDescriptor>,
     completions: Producer<Completion>,
     pub current: Option<InProgress>,
@@ -185,10 +192,16 @@ impl LaneSource {
         block: SourceBlock,
         target: Target,
         port: usize,
+        number: u32,
+        sender: u32,
     ) -> Result<Self, RingError> {
         Ok(Self {
             target,
             port,
+            number,
+            sender,
+            next_sequence: 0,
+            left: Arc::default(),
             tx: Consumer::attach(arena, block.tx_ring(), block.depth)?,
             completions: Producer::attach(arena, block.completion_ring(), block.depth)?,
             current: None,
@@ -197,8 +210,16 @@ impl LaneSource {
         })
     }
 
+    /// Where the lane tells how many of its messages have left.
+    pub fn left(&self) -> Arc<Counter> {
+        self.left.clone()
+    }
+
     /// Shows taken descriptors and completions to the application.
     pub fn publish(&mut self) {
+        if self.departing == 0 && self.current.is_none() {
+            self.left.set(self.next_sequence);
+        }
         self.tx.release();
         self.completions.publish();
     }

@@ -47,6 +47,7 @@ impl Scene {
         let (mut lane, handle) = Lane::new(
             0,
             1,
+            2,
             ports,
             &Limits::default(),
             clock,
@@ -360,12 +361,14 @@ impl Timed {
         scene.handle.send(Command::AddRemote {
             id: 7,
             incarnation: 70,
+            label: 71,
             address: Some([192, 0, 2, 2].into()),
             endpoints: vec![Some(other.local())],
         });
         scene.handle.send(Command::Subscriptions {
             remote: 7,
-            channels: vec![CHANNEL.0],
+            add: vec![CHANNEL.0],
+            remove: Vec::new(),
         });
         scene.add_source();
         scene.lane.poll();
@@ -486,8 +489,8 @@ fn under_way(flags: u8, from: usize, to: usize) -> (Vec<(u32, u32)>, u32) {
     for _ in 0..1_000_000 {
         timed.scene.lane.poll();
         timed.other.receive(256, &mut |datagram| {
-            let (_, records) = DatagramHeader::parse(datagram.payload).expect("a datagram");
-            for record in records {
+            let (header, body) = DatagramHeader::parse(datagram.payload).expect("a datagram");
+            for record in header.records(body.records) {
                 let record = record.expect("a record");
                 parts.push((record.header.fragment_index, record.payload.len() as u32));
             }

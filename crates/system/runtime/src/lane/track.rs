@@ -1,10 +1,18 @@
-//! Sequence numbers of one sender on one channel: what is new, what was lost, what came twice.
+//! Sequence numbers of sources on other lanes: what is new, what was lost, what came twice.
 //!
 //! At most once: a number is accepted at most one time. The last [`WINDOW`] numbers are remembered as in
-//! the anti-replay window of RFC 4303, section 3.4.3; anything older is taken for a duplicate.
+//! the anti-replay window of RFC 4303, section 3.4.3; anything older is taken for a duplicate. What is lost
+//! behind the last message that arrived, the sender's announcements show ([`Tracks::announce`]).
+
+use std::collections::HashMap;
+
+use slab::Slab;
 
 /// How far behind the newest a message may arrive.
 pub const WINDOW: u64 = 64;
+
+/// Most sources elsewhere that a lane follows; beyond, it forgets one for each new one.
+const MOST_TRACKS: usize = 65_536;
 
 /// What to do with a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,7 +36,6 @@ pub enum Verdict {
 /// The receive state of a sender's channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Track {
-    epoch: u8,
     /// The next number expected.
     next: u64,
     /// Bit `i`: number `next - 1 - i` has been seen.
@@ -37,17 +44,31 @@ pub struct Track {
 
 impl Track {
     /// Starts with the first message seen: nothing before it counts as lost.
-    pub fn start(epoch: u8, sequence: u32) -> Self {
+    pub fn start(sequence: u32) -> Self {
         Self {
-            epoch,
             next: u64::from(sequence) + 1,
             seen: u64::MAX,
         }
     }
 
-    /// Whether the sender has begun the channel anew since.
-    pub fn is_of(&self, epoch: u8) -> bool {
-        self.epoch == epoch
+    /// Waits for this number: nothing before it counts as lost, but it may still arrive.
+    fn waiting_for(sequence: u32) -> Self {
+        Self {
+            next: u64::from(sequence),
+            seen: 0,
+        }
+    }
+
+    /// The sender has sent all below `low` long ago: what of it is newer than the newest seen is lost.
+    fn give_up_below(&mut self, low: u32) -> u64 {
+        let ahead = i64::from(low.wrapping_sub(self.next as u32) as i32);
+        if ahead <= 0 {
+            return 0;
+        }
+        let lost = ahead as u64;
+        self.seen = if lost >= 64 { 0 } else { self.seen << lost };
+        self.next += lost;
+        lost
     }
 
     /// Judges the number whose low 32 bits are `low`.
@@ -76,6 +97,171 @@ impl Track {
     }
 }
 
+/// Names a source on another lane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct SourceKey {
+    /// Index of the remote lane.
+    pub remote: usize,
+    /// Number of the source there.
+    pub source: u32,
+}
+
+/// What is known of a source elsewhere.
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    key: SourceKey,
+    channel: u64,
+    /// Since when its channel has listeners here: what was seen before them counts no more.
+    since: u64,
+    /// The number under which sinks know it.
+    sender: u32,
+    track: Option<Track>,
+    announced: Option<u32>,
+}
+
+/// What a lane has to know of a message's channel to judge the message.
+#[derive(Clone, Copy, Debug)]
+pub struct Listening {
+    /// The channel's number.
+    pub channel: u64,
+    /// Since when it has listeners.
+    pub since: u64,
+    /// What the remote lane's sources are numbered by for sinks.
+    pub label: u32,
+}
+
+/// All sources elsewhere that a lane hears.
+#[derive(Debug, Default)]
+pub struct Tracks {
+    entries: Slab<Entry>,
+    by_key: HashMap<SourceKey, usize, foldhash::fast::RandomState>,
+    /// The last one looked for: messages mostly follow others of the same source.
+    last: Option<(SourceKey, usize)>,
+    /// Where the next one is forgotten if there are too many.
+    hand: usize,
+}
+
+/// The number of a source for sinks: it tells nothing that would help to forge its datagrams.
+pub fn sender_number(label: u32, source: u32) -> u32 {
+    // The finaliser of MurmurHash3: a permutation, so that sources of one lane never share a number.
+    let mut n = label ^ source;
+    n = (n ^ (n >> 16)).wrapping_mul(0x85eb_ca6b);
+    n = (n ^ (n >> 13)).wrapping_mul(0xc2b2_ae35);
+    n ^ (n >> 16)
+}
+
+impl Tracks {
+    /// Judges a message: by which number sinks know its source, and whether it is new. `None`: the source
+    /// writes another channel, so its sender contradicts itself.
+    #[inline]
+    pub fn accept(
+        &mut self,
+        key: SourceKey,
+        listening: &Listening,
+        sequence: u32,
+    ) -> Option<(u32, Verdict)> {
+        let entry = self.entry(key, listening)?;
+        let sender = entry.sender;
+        let verdict = match &mut entry.track {
+            Some(track) => track.accept(sequence),
+            None => {
+                entry.track = Some(Track::start(sequence));
+                Verdict::New {
+                    sequence: u64::from(sequence),
+                    lost: 0,
+                }
+            }
+        };
+        Some((sender, verdict))
+    }
+
+    /// The sender says that all numbers of a source below `next` have left it. What it said the time before
+    /// and has not arrived until now is lost: so many. `ended`: the source is gone.
+    pub fn announce(
+        &mut self,
+        key: SourceKey,
+        listening: &Listening,
+        next: u32,
+        ended: bool,
+    ) -> u64 {
+        let Some(entry) = self.entry(key, listening) else {
+            return 0;
+        };
+        let before = entry.announced.replace(next);
+        let mut lost = 0;
+        if let Some(before) = before {
+            let track = entry.track.get_or_insert(Track::waiting_for(before));
+            lost = track.give_up_below(before);
+        }
+        if ended && before == Some(next) {
+            self.forget(key);
+        }
+        lost
+    }
+
+    /// Forgets all sources of a remote lane: how many there were on channels that `heard` picks.
+    pub fn forget_remote(&mut self, remote: usize, heard: impl Fn(u64, u64) -> bool) -> u64 {
+        self.last = None;
+        let mut count = 0;
+        self.entries.retain(|_, entry| {
+            let gone = entry.key.remote == remote;
+            count += u64::from(gone && entry.track.is_some() && heard(entry.channel, entry.since));
+            !gone
+        });
+        self.by_key.retain(|key, _| key.remote != remote);
+        count
+    }
+
+    #[inline]
+    fn entry(&mut self, key: SourceKey, listening: &Listening) -> Option<&mut Entry> {
+        let at = match self.last {
+            Some((last, at)) if last == key => at,
+            _ => match self.by_key.get(&key) {
+                Some(&at) => at,
+                None => self.insert(key, listening),
+            },
+        };
+        self.last = Some((key, at));
+        let entry = self.entries.get_mut(at)?;
+        if entry.channel != listening.channel {
+            return None;
+        }
+        if entry.since != listening.since {
+            entry.since = listening.since;
+            entry.track = None;
+            entry.announced = None;
+        }
+        Some(entry)
+    }
+
+    #[cold]
+    fn insert(&mut self, key: SourceKey, listening: &Listening) -> usize {
+        if self.entries.len() >= MOST_TRACKS {
+            self.hand = (self.hand + 1) % MOST_TRACKS;
+            if let Some(old) = self.entries.get(self.hand).map(|entry| entry.key) {
+                self.forget(old);
+            }
+        }
+        let at = self.entries.insert(Entry {
+            key,
+            channel: listening.channel,
+            since: listening.since,
+            sender: sender_number(listening.label, key.source),
+            track: None,
+            announced: None,
+        });
+        self.by_key.insert(key, at);
+        at
+    }
+
+    fn forget(&mut self, key: SourceKey) {
+        self.last = None;
+        if let Some(at) = self.by_key.remove(&key) {
+            self.entries.try_remove(at);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -89,7 +275,7 @@ mod tests {
             steps in proptest::collection::vec(0u64..40, 1..300),
             echo in proptest::collection::vec(0usize..70, 300),
         ) {
-            let mut track = Track::start(0, start);
+            let mut track = Track::start(start);
             let mut newest = u64::from(start);
             let mut seen = HashSet::from([newest]);
             let (mut lost, mut late) = (0u64, 0u64);
@@ -118,7 +304,7 @@ mod tests {
 
     #[test]
     fn numbers_before_the_first_are_not_accepted() {
-        let mut track = Track::start(0, 100);
+        let mut track = Track::start(100);
         assert_eq!(track.accept(99), Verdict::Duplicate);
         assert_eq!(
             track.accept(101),
@@ -131,7 +317,7 @@ mod tests {
 
     #[test]
     fn the_low_half_wraps() {
-        let mut track = Track::start(0, u32::MAX - 1);
+        let mut track = Track::start(u32::MAX - 1);
         assert_eq!(
             track.accept(u32::MAX),
             Verdict::New {
@@ -159,5 +345,109 @@ mod tests {
                 sequence: (1 << 32) + 1
             }
         );
+    }
+
+    const KEY: SourceKey = SourceKey {
+        remote: 3,
+        source: 9,
+    };
+
+    fn listening(since: u64) -> Listening {
+        Listening {
+            channel: 5,
+            since,
+            label: 77,
+        }
+    }
+
+    fn take(tracks: &mut Tracks, source: u32, sequence: u32) -> Option<Verdict> {
+        let key = SourceKey { source, ..KEY };
+        let accepted = tracks.accept(key, &listening(1), sequence)?;
+        assert_eq!(accepted.0, sender_number(77, source));
+        Some(accepted.1)
+    }
+
+    fn new(sequence: u64, lost: u64) -> Option<Verdict> {
+        Some(Verdict::New { sequence, lost })
+    }
+
+    #[test]
+    fn a_jump_of_one_source_leaves_the_others_alone() {
+        let mut tracks = Tracks::default();
+        assert_eq!(take(&mut tracks, 1, 0), new(0, 0));
+        assert_eq!(take(&mut tracks, 2, 0), new(0, 0));
+        assert_eq!(take(&mut tracks, 1, 1000), new(1000, 999));
+        assert_eq!(take(&mut tracks, 2, 1), new(1, 0));
+        assert_eq!(take(&mut tracks, 2, 4), new(4, 2));
+    }
+
+    #[test]
+    fn a_tail_that_was_announced_twice_and_did_not_arrive_is_lost() {
+        let mut tracks = Tracks::default();
+        take(&mut tracks, 9, 0);
+        let mut announce = |next| tracks.announce(KEY, &listening(1), next, false);
+        assert_eq!(announce(1), 0);
+        assert_eq!(announce(4), 0, "may still be under way");
+        assert_eq!(announce(4), 3);
+        assert_eq!(announce(4), 0, "counted once");
+        // What comes after all is no loss, and what comes next has no gap.
+        assert_eq!(take(&mut tracks, 9, 2), Some(Verdict::Late { sequence: 2 }));
+        assert_eq!(take(&mut tracks, 9, 4), new(4, 0));
+    }
+
+    #[test]
+    fn a_source_of_which_nothing_arrived_is_counted_from_its_first_announcement_on() {
+        let mut tracks = Tracks::default();
+        let mut announce = |next| tracks.announce(KEY, &listening(1), next, false);
+        assert_eq!((announce(10), announce(15), announce(15)), (0, 0, 5));
+        assert_eq!(take(&mut tracks, 9, 17), new(17, 2));
+    }
+
+    #[test]
+    fn an_announcement_takes_nothing_from_what_is_still_under_way() {
+        let mut tracks = Tracks::default();
+        assert_eq!(tracks.announce(KEY, &listening(1), 3, false), 0);
+        for sequence in 0..3 {
+            assert_eq!(take(&mut tracks, 9, sequence), new(u64::from(sequence), 0));
+        }
+    }
+
+    #[test]
+    fn what_was_missed_before_anybody_listened_is_not_lost() {
+        let mut tracks = Tracks::default();
+        take(&mut tracks, 9, 0);
+        let (_, verdict) = tracks.accept(KEY, &listening(2), 50).expect("its channel");
+        assert_eq!(Some(verdict), new(50, 0));
+    }
+
+    #[test]
+    fn a_source_that_changes_its_channel_is_refused() {
+        let mut tracks = Tracks::default();
+        take(&mut tracks, 9, 0);
+        let other = Listening {
+            channel: 6,
+            ..listening(1)
+        };
+        assert_eq!(tracks.accept(KEY, &other, 1), None);
+        assert_eq!(take(&mut tracks, 9, 1), new(1, 0));
+    }
+
+    #[test]
+    fn sources_are_bounded_and_forgotten_with_their_lane_or_when_they_end() {
+        let mut tracks = Tracks::default();
+        for source in 0..MOST_TRACKS as u32 + 100 {
+            take(&mut tracks, source, 0);
+        }
+        assert_eq!(tracks.entries.len(), MOST_TRACKS);
+        assert_eq!(tracks.by_key.len(), MOST_TRACKS);
+        let key = SourceKey {
+            source: MOST_TRACKS as u32,
+            ..KEY
+        };
+        tracks.announce(key, &listening(1), 1, true);
+        tracks.announce(key, &listening(1), 1, true);
+        assert_eq!(tracks.entries.len(), MOST_TRACKS - 1);
+        assert_eq!(tracks.forget_remote(3, |_, _| true), MOST_TRACKS as u64 - 1);
+        assert!(tracks.entries.is_empty() && tracks.by_key.is_empty());
     }
 }

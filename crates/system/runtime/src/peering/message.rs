@@ -6,7 +6,7 @@
 /// First bytes of every peering datagram.
 pub const MAGIC: [u8; 4] = *b"TKTP";
 /// The version of these messages.
-pub const VERSION: u8 = 1;
+pub const VERSION: u8 = 2;
 /// Most bytes of a datagram: fits every path without fragmentation (RFC 8200, minimum MTU less headers).
 pub const MAX_BYTES: usize = 1200;
 /// Most lanes of a node.
@@ -31,6 +31,8 @@ pub struct Endpoint {
 pub struct LaneAnnouncement {
     /// The number its datagrams carry as `sender`.
     pub incarnation: u32,
+    /// What the numbers of its sources are mixed with for sinks: a random number that is used for nothing else.
+    pub label: u32,
     /// Where it receives.
     pub endpoints: Vec<Endpoint>,
 }
@@ -42,6 +44,19 @@ pub struct Subscription {
     pub channel: u64,
     /// Index of the lane in the announcement.
     pub lane: u16,
+}
+
+/// How far a source of a lane is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SourceProgress {
+    /// The channel that it writes.
+    pub channel: u64,
+    /// Its number on its lane.
+    pub source: u32,
+    /// All its messages below this number (its low 32 bits) have left the lane.
+    pub next: u32,
+    /// It is closed: there will be no more.
+    pub ended: bool,
 }
 
 /// A peering message.
@@ -126,6 +141,7 @@ pub fn encode(incarnation: u64, message: &Message) -> Vec<u8> {
             out.push(lanes.len().min(MAX_LANES) as u8);
             for lane in lanes.iter().take(MAX_LANES) {
                 out.extend_from_slice(&lane.incarnation.to_le_bytes());
+                out.extend_from_slice(&lane.label.to_le_bytes());
                 out.push(lane.endpoints.len().min(MAX_ENDPOINTS) as u8);
                 for endpoint in lane.endpoints.iter().take(MAX_ENDPOINTS) {
                     text(&mut out, &endpoint.datapath);
@@ -191,6 +207,7 @@ pub fn decode(bytes: &[u8]) -> Result<(u64, Message), DecodeError> {
                 let mut lanes = Vec::with_capacity(count);
                 for _ in 0..count {
                     let incarnation = r.u32()?;
+                    let label = r.u32()?;
                     let count = usize::from(r.u8()?);
                     if count > MAX_ENDPOINTS {
                         return None;
@@ -204,6 +221,7 @@ pub fn decode(bytes: &[u8]) -> Result<(u64, Message), DecodeError> {
                     }
                     lanes.push(LaneAnnouncement {
                         incarnation,
+                        label,
                         endpoints,
                     });
                 }
@@ -291,11 +309,12 @@ mod tests {
         let endpoint =
             ("[a-z]{1,8}", any::<u16>()).prop_map(|(datapath, port)| Endpoint { datapath, port });
         let lane = (
-            any::<u32>(),
+            any::<[u32; 2]>(),
             proptest::collection::vec(endpoint, 0..=MAX_ENDPOINTS),
         )
-            .prop_map(|(incarnation, endpoints)| LaneAnnouncement {
+            .prop_map(|([incarnation, label], endpoints)| LaneAnnouncement {
                 incarnation,
+                label,
                 endpoints,
             });
         prop_oneof![
@@ -370,12 +389,13 @@ mod tests {
         assert!(encode(1, &page).len() <= MAX_BYTES);
         let lane = LaneAnnouncement {
             incarnation: 1,
+            label: 2,
             endpoints: vec![
                 Endpoint {
                     datapath: "fabric".into(),
                     port: 1
                 };
-                MAX_ENDPOINTS - 1
+                MAX_ENDPOINTS - 2
             ],
         };
         let hello = Message::Hello {

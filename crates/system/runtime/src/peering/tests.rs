@@ -19,6 +19,7 @@ fn address(index: usize) -> SocketAddr {
 fn lanes(incarnation: u32) -> Vec<LaneAnnouncement> {
     vec![LaneAnnouncement {
         incarnation,
+        label: 3,
         endpoints: Vec::new(),
     }]
 }
