@@ -1,4 +1,4 @@
-//! What the environment asks for, and the one warning that a process gives.
+//! What the environment asks for, and how it is answered on standard error.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
@@ -23,7 +23,6 @@ pub enum Mode {
 
 static MODE: AtomicU8 = AtomicU8::new(Mode::Off as u8);
 static HARDWARE: AtomicBool = AtomicBool::new(false);
-static WARNED: AtomicBool = AtomicBool::new(false);
 
 /// Reads the environment.
 pub fn start() {
@@ -33,7 +32,7 @@ pub fn start() {
         "required" => Mode::Required,
         "off" => Mode::Off,
         other => {
-            warn(&format!(
+            say(&format!(
                 "{MODE_VARIABLE} is \"{other}\", not \"on\", \"required\" or \"off\"; taken as \"on\""
             ));
             Mode::Wanted
@@ -45,7 +44,7 @@ pub fn start() {
         "" | "off" => false,
         "on" => true,
         other => {
-            warn(&format!(
+            say(&format!(
                 "{HARDWARE_VARIABLE} is \"{other}\", not \"on\" or \"off\"; taken as \"off\""
             ));
             false
@@ -68,9 +67,7 @@ pub fn stamps_as_hardware() -> bool {
     HARDWARE.load(Ordering::Relaxed)
 }
 
-/// Says once in the life of the process, on standard error, why something is not as it was asked for.
-pub fn warn(text: &str) {
-    if !WARNED.swap(true, Ordering::Relaxed) {
-        real::say(&format!("takt-preload: {}: {text}\n", real::program()));
-    }
+/// Says on standard error why something is not as it was asked for.
+pub fn say(text: &str) {
+    real::say(&format!("takt-preload: {}: {text}\n", real::program()));
 }

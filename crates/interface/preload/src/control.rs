@@ -1,8 +1,8 @@
 //! Control messages of a send (`cmsg(3)`), read as the kernel reads them (`net/core/sock.c`,
 //! `net/ipv4/ip_sockglue.c`, `net/ipv6/datagram.c`): bytes in, plain values out.
 //!
-//! What is malformed, or not known here, makes the whole send the kernel's: it has the right error for the
-//! one, and knows what to do with the other.
+//! What is malformed the kernel refuses. What is not known here is noted, and the rest is read on: whether there is
+//! a launch time decides what becomes of the send.
 
 use std::ffi::c_int;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -34,6 +34,8 @@ pub struct Control {
     pub source: Option<IpAddr>,
     /// Of the same: the interface.
     pub interface: Option<u32>,
+    /// There is a message that is not known here.
+    pub unknown: bool,
 }
 
 /// A priority, and whether the kernel has a say in it.
@@ -45,16 +47,16 @@ pub enum Priority {
     Implied(u32),
 }
 
-/// Why a send is the kernel's.
+/// The kernel refuses such messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Foreign;
+pub struct Malformed;
 
 /// A message: level, type, content.
 pub type Message<'a> = (c_int, c_int, &'a [u8]);
 
 /// Takes one message off the front of `rest`; `None`: there is none. The kernel looks at a message as long as
 /// a header is left, and refuses lengths that are below it or beyond the end.
-pub fn next<'a>(rest: &mut &'a [u8]) -> Option<Result<Message<'a>, Foreign>> {
+pub fn next<'a>(rest: &mut &'a [u8]) -> Option<Result<Message<'a>, Malformed>> {
     let (header, _) = rest.split_first_chunk::<HEADER>()?;
     let field = |at: usize| {
         c_int::from_ne_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]])
@@ -63,7 +65,7 @@ pub fn next<'a>(rest: &mut &'a [u8]) -> Option<Result<Message<'a>, Foreign>> {
         header[0], header[1], header[2], header[3], header[4], header[5], header[6], header[7],
     ]);
     let Some(content) = rest.get(HEADER..length) else {
-        return Some(Err(Foreign));
+        return Some(Err(Malformed));
     };
     let end = length.next_multiple_of(ALIGN);
     let message = (field(8), field(12), content);
@@ -71,25 +73,33 @@ pub fn next<'a>(rest: &mut &'a [u8]) -> Option<Result<Message<'a>, Foreign>> {
     Some(Ok(message))
 }
 
-fn exactly<const N: usize>(content: &[u8]) -> Result<[u8; N], Foreign> {
-    content.try_into().map_err(|_| Foreign)
+fn exactly<const N: usize>(content: &[u8]) -> Result<[u8; N], Malformed> {
+    content.try_into().map_err(|_| Malformed)
 }
 
-fn int(content: &[u8]) -> Result<c_int, Foreign> {
+fn int(content: &[u8]) -> Result<c_int, Malformed> {
     exactly(content).map(c_int::from_ne_bytes)
 }
 
-/// An octet that is written as an integer; -1, which stands for the usual value, is for the kernel.
-fn octet(content: &[u8]) -> Result<u8, Foreign> {
-    u8::try_from(int(content)?).map_err(|_| Foreign)
+/// An octet that is written as an integer.
+fn octet(content: &[u8]) -> Result<u8, Malformed> {
+    u8::try_from(int(content)?).map_err(|_| Malformed)
+}
+
+/// The same for IPv6, where -1 stands for the usual value.
+fn octet_or_usual(content: &[u8]) -> Result<Option<u8>, Malformed> {
+    match int(content)? {
+        -1 => Ok(None),
+        _ => octet(content).map(Some),
+    }
 }
 
 impl Control {
     /// Reads the control messages of a send on a socket of this kind.
     ///
     /// # Errors
-    /// [`Foreign`].
-    pub fn parse(kind: Kind, mut bytes: &[u8]) -> Result<Self, Foreign> {
+    /// [`Malformed`].
+    pub fn parse(kind: Kind, mut bytes: &[u8]) -> Result<Self, Malformed> {
         let mut control = Self::default();
         while let Some(message) = next(&mut bytes) {
             let (level, name, content) = message?;
@@ -98,33 +108,35 @@ impl Control {
                 (libc::SOL_IP, Kind::Udp { six: false }) => control.ip(name, content)?,
                 (libc::SOL_IPV6, Kind::Udp { six: true }) => control.ip6(name, content)?,
                 // Among others UDP_SEGMENT, by which one send makes many datagrams.
-                _ => return Err(Foreign),
+                _ => control.unknown = true,
             }
         }
         Ok(control)
     }
 
-    fn socket(&mut self, name: c_int, content: &[u8]) -> Result<(), Foreign> {
+    fn socket(&mut self, name: c_int, content: &[u8]) -> Result<(), Malformed> {
         match name {
             libc::SCM_TXTIME => self.launch = Some(u64::from_ne_bytes(exactly(content)?)),
             abi::SO_TIMESTAMPING_OLD | abi::SO_TIMESTAMPING_NEW => {
                 let flags = int(content)? as u32;
                 if flags & !timestamping::TX_RECORD != 0 {
-                    return Err(Foreign);
+                    return Err(Malformed);
                 }
                 self.timestamping = Some(flags);
             }
             abi::SCM_TS_OPT_ID => self.number = Some(int(content)? as u32),
             libc::SO_PRIORITY => self.priority = Some(Priority::Asked(int(content)? as u32)),
-            _ => return Err(Foreign),
+            // Of Unix sockets: the kernel passes them over.
+            libc::SCM_RIGHTS | libc::SCM_CREDENTIALS => {}
+            _ => self.unknown = true,
         }
         Ok(())
     }
 
-    fn ip(&mut self, name: c_int, content: &[u8]) -> Result<(), Foreign> {
+    fn ip(&mut self, name: c_int, content: &[u8]) -> Result<(), Malformed> {
         match name {
             libc::IP_TTL => match octet(content)? {
-                0 => return Err(Foreign),
+                0 => return Err(Malformed),
                 limit => self.hop_limit = Some(limit),
             },
             libc::IP_TOS => {
@@ -144,18 +156,18 @@ impl Control {
                     Ipv4Addr::new(e, f, g, h).into(),
                 );
             }
-            _ => return Err(Foreign),
+            _ => self.unknown = true,
         }
         Ok(())
     }
 
-    fn ip6(&mut self, name: c_int, content: &[u8]) -> Result<(), Foreign> {
+    fn ip6(&mut self, name: c_int, content: &[u8]) -> Result<(), Malformed> {
         match name {
-            libc::IPV6_HOPLIMIT => self.hop_limit = Some(octet(content)?),
-            libc::IPV6_TCLASS => self.traffic_octet = Some(octet(content)?),
+            libc::IPV6_HOPLIMIT => self.hop_limit = octet_or_usual(content)?,
+            libc::IPV6_TCLASS => self.traffic_octet = octet_or_usual(content)?,
             libc::IPV6_PKTINFO => {
                 let content = exactly::<20>(content)?;
-                let (address, interface) = content.split_first_chunk::<16>().ok_or(Foreign)?;
+                let (address, interface) = content.split_first_chunk::<16>().ok_or(Malformed)?;
                 let address = Ipv6Addr::from(*address);
                 self.interface_and_source(
                     u32::from_ne_bytes(exactly(interface)?),
@@ -164,7 +176,7 @@ impl Control {
                         .map_or(IpAddr::V6(address), IpAddr::V4),
                 );
             }
-            _ => return Err(Foreign),
+            _ => self.unknown = true,
         }
         Ok(())
     }
@@ -244,32 +256,48 @@ mod tests {
     }
 
     #[test]
-    fn lengths_that_the_kernel_refuses_are_the_kernels() {
+    fn lengths_that_the_kernel_refuses_are_malformed() {
         for length in [0, 1, HEADER - 1, HEADER + 9, 1 << 40, usize::MAX] {
             let mut bytes = launch(7);
             bytes[0..8].copy_from_slice(&length.to_ne_bytes());
-            assert_eq!(Control::parse(FOUR, &bytes), Err(Foreign), "{length}");
+            assert_eq!(Control::parse(FOUR, &bytes), Err(Malformed), "{length}");
         }
         for content in [&[0u8; 4][..], &[0; 7], &[0; 9], &[0; 16]] {
             let bytes = message(libc::SOL_SOCKET, libc::SCM_TXTIME, content);
-            assert_eq!(Control::parse(FOUR, &bytes), Err(Foreign));
+            assert_eq!(Control::parse(FOUR, &bytes), Err(Malformed));
         }
     }
 
     #[test]
-    fn unknown_messages_are_the_kernels() {
+    fn unknown_messages_are_noted_wherever_the_time_is() {
         for (level, name) in [
-            (libc::SOL_SOCKET, libc::SCM_RIGHTS),
             (libc::SOL_SOCKET, libc::SO_MARK),
             (libc::SOL_UDP, abi::UDP_SEGMENT),
             (libc::SOL_IP, libc::IP_RETOPTS),
             (libc::SOL_IPV6, libc::IPV6_RTHDR),
         ] {
-            let bytes = [launch(7), message(level, name, &[0; 4])].concat();
-            assert_eq!(Control::parse(SIX, &bytes), Err(Foreign), "{level} {name}");
+            let other = message(level, name, &[0; 4]);
+            for bytes in [
+                [launch(7), other.clone()].concat(),
+                [other, launch(7)].concat(),
+            ] {
+                let control = Control::parse(SIX, &bytes).expect("well formed");
+                assert_eq!(
+                    (control.launch, control.unknown),
+                    (Some(7), true),
+                    "{level} {name}"
+                );
+            }
         }
         let bytes = message(libc::SOL_IP, libc::IP_TTL, &9u32.to_ne_bytes());
-        assert_eq!(Control::parse(Kind::Frames, &bytes), Err(Foreign));
+        assert!(
+            Control::parse(Kind::Frames, &bytes)
+                .expect("well formed")
+                .unknown
+        );
+        let rights = message(libc::SOL_SOCKET, libc::SCM_RIGHTS, &[0; 4]);
+        let control = Control::parse(FOUR, &rights).expect("well formed");
+        assert!(!control.unknown, "the kernel passes them over");
     }
 
     #[test]

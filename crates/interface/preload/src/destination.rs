@@ -5,13 +5,13 @@
 use std::ffi::c_int;
 use std::net::{IpAddr, SocketAddr};
 
-use crate::announce;
 use crate::frame::{Flow, Headers};
 use crate::kernel;
-use crate::netlink::{Netlink, Question, Reach, Route};
+use crate::netlink::{Found, Netlink, Question, Reach, Route};
 use crate::options::Options;
 use crate::remembered::Remembered;
 use crate::runtime::{Refusal, Source};
+use crate::unserved::Reason;
 
 /// How long a way is believed, in nanoseconds.
 pub const BELIEVED: i64 = 1_000_000_000;
@@ -35,8 +35,8 @@ pub struct Key {
 /// A way.
 #[derive(Clone, Copy, Debug)]
 pub enum Way {
-    /// The kernel's.
-    Kernel,
+    /// The kernel's, and why.
+    Kernel(Reason),
     /// The runtime's.
     Runtime {
         /// The frames' headers.
@@ -52,8 +52,8 @@ pub enum Way {
 
 /// The ways to the latest destinations of a socket.
 pub type Destinations = Remembered<Key, Way>;
-/// Whether the runtime reaches the latest stations of a packet socket, by interface and address.
-pub type Stations = Remembered<(u32, [u8; 6]), bool>;
+/// Why the runtime does not reach the latest stations of a packet socket, by interface and address; `None`: it does.
+pub type Stations = Remembered<(u32, [u8; 6]), Option<Reason>>;
 
 impl Destinations {
     /// The way to a destination, remembered or found.
@@ -79,10 +79,10 @@ impl Destinations {
 
 /// Finds a way, and for how long it is good.
 fn find(fd: c_int, options: &Options, source: &Source, key: &Key) -> Result<(Way, i64), Refusal> {
-    let kernel = Ok((Way::Kernel, BELIEVED));
+    let kernel = |reason| Ok((Way::Kernel(reason), BELIEVED));
     let destination = key.destination;
     if destination.ip().is_loopback() || destination.ip().is_unspecified() {
-        return kernel;
+        return kernel(Reason::Local);
     }
     let bound = options.udp.local;
     let own = |address: &SocketAddr| {
@@ -94,18 +94,24 @@ fn find(fd: c_int, options: &Options, source: &Source, key: &Key) -> Result<(Way
         SocketAddr::V6(address) => address.scope_id(),
         SocketAddr::V4(_) => 0,
     };
-    let multicast = match destination.ip().is_multicast() {
+    // As the kernel: the group's interface, or the one for all else.
+    let preferred = match destination.ip().is_multicast() {
         true => options.udp.multicast_interface,
-        false => 0,
+        false => options.udp.unicast_interface,
     };
     let interface = key.interface.unwrap_or_else(|| {
-        [scope, options.interface, multicast]
+        [scope, options.interface, preferred]
             .into_iter()
             .find(|interface| *interface != 0)
             .unwrap_or(0)
     });
+    let named = named.or(options
+        .udp
+        .multicast_source
+        .filter(|_| destination.ip().is_multicast() && destination.is_ipv4())
+        .map(IpAddr::V4));
     let Ok(mut netlink) = Netlink::open(fd) else {
-        return kernel;
+        return kernel(Reason::Route);
     };
     let question = Question {
         destination: destination.ip(),
@@ -114,30 +120,47 @@ fn find(fd: c_int, options: &Options, source: &Source, key: &Key) -> Result<(Way
         mark: options.mark,
         traffic_octet: key.traffic_octet,
     };
-    // Nowhere, or to this machine: the kernel has the right error, or delivers.
-    let Ok(Some(route)) = netlink.route(&question) else {
-        return kernel;
+    let route = match netlink.route(&question) {
+        Ok(Found::Way(route)) => route,
+        Ok(Found::Local) => return kernel(Reason::Local),
+        Ok(Found::Foreign) | Err(_) => return kernel(Reason::Route),
     };
     let endpoint = source.endpoint()?;
+    if kernel::hardware_address(fd, route.interface) != Some(endpoint.mac) {
+        Reason::Interface.tell(|| {
+            format!(
+                "packets to {} leave by interface {}, which has not the hardware address of the endpoint (network {})",
+                destination.ip(),
+                kernel::interface_name(fd, route.interface).unwrap_or_else(|| route.interface.to_string()),
+                endpoint.network
+            )
+        });
+        return kernel(Reason::Interface);
+    }
     let Some(address) = named.or(route.source) else {
-        return kernel;
+        return kernel(Reason::Source);
     };
     if !endpoint.addresses.iter().any(|(own, _)| *own == address) {
-        announce::warn(&format!(
-            "{address} is not an address that this program may send from by way of its runtime (network {}): \
-             its datagrams go the kernel's way, without their transmission times",
-            endpoint.network
-        ));
-        return kernel;
+        Reason::Source.tell(|| {
+            format!(
+                "{address} is not an address of the endpoint that this program may send from (network {})",
+                endpoint.network
+            )
+        });
+        return kernel(Reason::Source);
     }
     if route.reach == Reach::All && !options.udp.broadcast {
-        return kernel; // It says that this is not permitted.
+        return kernel(Reason::Malformed); // The kernel says that this is not permitted.
     }
     let via = link_address(&mut netlink, &route, destination.ip());
     let next_hop = route.gateway.unwrap_or(destination.ip());
     let Some(mac) = source.resolve(next_hop, via)? else {
         let believed = if via.is_some() { BELIEVED } else { UNRESOLVED };
-        return Ok((Way::Kernel, believed));
+        let reason = match via {
+            Some(_) => Reason::Station,
+            None => Reason::Neighbour,
+        };
+        return Ok((Way::Kernel(reason), believed));
     };
     let port = bound.map_or(0, |bound| bound.port());
     let headers = Headers::new(&Flow {
@@ -150,7 +173,7 @@ fn find(fd: c_int, options: &Options, source: &Source, key: &Key) -> Result<(Way
         checksum: !options.udp.no_checksum,
     });
     let Some(headers) = headers else {
-        return kernel;
+        return kernel(Reason::Malformed); // Without a hop to take.
     };
     let mtu = route.mtu.map_or(endpoint.mtu.into(), |mtu| {
         usize::from(endpoint.mtu).min(mtu as usize)

@@ -282,6 +282,7 @@ mod tests {
                 packet_info: true,
                 ..UdpOptions::default()
             },
+            zero_copy: false,
             protocol: 0,
             kernel_only: false,
         }

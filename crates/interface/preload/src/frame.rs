@@ -123,6 +123,11 @@ pub fn emit_link(frame: &mut [u8], source: [u8; 6], destination: [u8; 6], protoc
     }
 }
 
+/// Whether a frame has a VLAN tag.
+pub fn is_tagged(frame: &[u8]) -> bool {
+    ethernet::Packet::new_checked(frame).is_ok_and(|packet| packet.ether_type().is_tag())
+}
+
 /// Whether a frame is one that the runtime lets an endpoint send: untagged, from its own addresses, and nothing
 /// that speaks for others.
 pub fn may_leave(frame: &[u8], endpoint: &Endpoint) -> bool {

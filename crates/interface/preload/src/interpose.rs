@@ -10,7 +10,7 @@ mod send;
 mod sockets;
 mod wait;
 
-use crate::{announce, heap, process, real, socket};
+use crate::{announce, heap, process, real, socket, unserved};
 
 /// Runs when the loader has loaded the library, before the program's `main`.
 #[used]
@@ -30,5 +30,8 @@ extern "C" fn start() {
 }
 
 extern "C" fn end() {
-    process::inside(socket::say_goodbye);
+    process::inside(|inside| {
+        socket::say_goodbye(inside);
+        unserved::say_counts();
+    });
 }

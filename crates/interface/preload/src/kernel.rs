@@ -82,6 +82,26 @@ pub fn is_nonblocking(fd: c_int) -> bool {
     flags >= 0 && flags & libc::O_NONBLOCK != 0
 }
 
+/// The name of the interface `index`, as the socket's network has it.
+pub fn interface_name(fd: c_int, index: u32) -> Option<String> {
+    let mut request = MaybeUninit::<libc::ifreq>::zeroed();
+    let pointer = request.as_mut_ptr();
+    // SAFETY: `ifreq` is plain; the number is written to the field that SIOCGIFNAME reads.
+    unsafe { (*pointer).ifr_ifru.ifru_ifindex = index as c_int };
+    // SAFETY: it reads and writes an `ifreq`.
+    if unsafe { real::ioctl(fd, libc::SIOCGIFNAME as _, pointer.cast()) } != 0 {
+        return None;
+    }
+    // SAFETY: zeroed before, and written by the kernel.
+    let name = unsafe { (*pointer).ifr_name };
+    let name: Vec<u8> = name
+        .iter()
+        .take_while(|byte| **byte != 0)
+        .map(|byte| *byte as u8)
+        .collect();
+    String::from_utf8(name).ok()
+}
+
 /// The hardware address of the Ethernet interface `index`, as the socket's network has it.
 pub fn hardware_address(fd: c_int, index: u32) -> Option<[u8; 6]> {
     let mut request = MaybeUninit::<libc::ifreq>::zeroed();

@@ -36,6 +36,17 @@ pub struct Route {
     pub reach: Reach,
 }
 
+/// What is found of a destination.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Found {
+    /// A way out.
+    Way(Route),
+    /// It is this machine.
+    Local,
+    /// Nowhere, or by a tunnel of the kernel's.
+    Foreign,
+}
+
 /// To whom a route leads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reach {
@@ -119,11 +130,11 @@ impl Netlink {
         }
     }
 
-    /// The route that the kernel would take; `None`: to this machine itself, or nowhere.
+    /// The route that the kernel would take.
     ///
     /// # Errors
     /// The kernel's, also when there is no route.
-    pub fn route(&mut self, question: &Question) -> io::Result<Option<Route>> {
+    pub fn route(&mut self, question: &Question) -> io::Result<Found> {
         let mut message = RouteMessage::default();
         let (family, bits) = family_of(question.destination);
         message.header.address_family = family;
@@ -174,12 +185,13 @@ fn read_address(address: &RouteAddress) -> Option<IpAddr> {
     }
 }
 
-fn read_route(route: &RouteMessage) -> Option<Route> {
+fn read_route(route: &RouteMessage) -> Found {
     let reach = match route.header.kind {
         RouteType::Unicast => Reach::One,
         RouteType::Multicast => Reach::Group,
         RouteType::Broadcast => Reach::All,
-        _ => return None,
+        RouteType::Local => return Found::Local,
+        _ => return Found::Foreign,
     };
     let mut read = Route {
         interface: 0,
@@ -202,11 +214,14 @@ fn read_route(route: &RouteMessage) -> Option<Route> {
                 });
             }
             // Labels and other tunnels that the kernel puts around packets.
-            RouteAttribute::EncapType(_) | RouteAttribute::Encap(_) => return None,
+            RouteAttribute::EncapType(_) | RouteAttribute::Encap(_) => return Found::Foreign,
             _ => {}
         }
     }
-    (read.interface != 0).then_some(read)
+    match read.interface {
+        0 => Found::Foreign,
+        _ => Found::Way(read),
+    }
 }
 
 fn read_neighbour(entry: &NeighbourMessage) -> Option<[u8; 6]> {
@@ -254,7 +269,7 @@ mod tests {
         let mut netlink = Netlink::open(socket.as_raw_fd()).expect("netlink");
         assert_eq!(
             netlink.route(&question("127.0.0.1")).expect("a route"),
-            None
+            Found::Local
         );
     }
 

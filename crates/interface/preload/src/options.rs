@@ -2,12 +2,13 @@
 //! inherited, received or set up through another descriptor.
 
 use std::ffi::c_int;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use crate::abi::{self, SockTxtime, timestamping};
 use crate::address;
 use crate::kernel::{self, option, option_length};
 use crate::launch::Clock;
+use crate::multicast;
 
 /// What a socket sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,6 +55,8 @@ pub struct Options {
     pub send_timeout: i64,
     /// What only UDP sockets have.
     pub udp: UdpOptions,
+    /// `SO_ZEROCOPY`.
+    pub zero_copy: bool,
     /// A packet socket's protocol, an EtherType.
     pub protocol: u16,
     /// Something is set that frames of ours would not have: the kernel sends everything.
@@ -81,6 +84,10 @@ pub struct UdpOptions {
     pub multicast_hops: u8,
     /// The interface of multicast packets, 0: by route.
     pub multicast_interface: u32,
+    /// `IP_MULTICAST_IF`: the source of IPv4 multicast packets if the socket has none.
+    pub multicast_source: Option<Ipv4Addr>,
+    /// `IP_UNICAST_IF` or `IPV6_UNICAST_IF`: the interface of all other packets, 0: by route.
+    pub unicast_interface: u32,
     /// IPv4 datagrams have no checksum.
     pub no_checksum: bool,
     /// `SO_BROADCAST`.
@@ -129,6 +136,7 @@ impl Options {
             receive_bytes: socket(libc::SO_RCVBUF).unwrap_or(0).max(0) as usize,
             send_timeout: timeout.tv_sec * 1_000_000_000 + timeout.tv_usec * 1000,
             udp: UdpOptions::default(),
+            zero_copy: socket(libc::SO_ZEROCOPY) == Ok(1),
             protocol: 0,
             kernel_only: false,
         };
@@ -170,6 +178,9 @@ impl Options {
             udp.hops = limit(ip6(libc::IPV6_UNICAST_HOPS));
             udp.multicast_hops = limit(ip6(libc::IPV6_MULTICAST_HOPS));
             udp.multicast_interface = ip6(libc::IPV6_MULTICAST_IF).unwrap_or(0) as u32;
+            // In the order of bytes of the network.
+            udp.unicast_interface =
+                ip6(libc::IPV6_UNICAST_IF).map_or(0, |index| u32::from_be(index as u32));
             udp.packet_info = ip6(libc::IPV6_RECVPKTINFO) == Ok(1);
             self.kernel_only |= ip6(libc::IPV6_FLOWINFO_SEND) == Ok(1)
                 || option(fd, libc::SOL_UDP, abi::UDP_NO_CHECK6_TX) == Ok(1)
@@ -183,6 +194,14 @@ impl Options {
                 .any(|name| option_length(fd, libc::SOL_IPV6, name).is_ok_and(|length| length > 0));
         } else {
             udp.packet_info = ip(libc::IP_PKTINFO) == Ok(1);
+            udp.unicast_interface =
+                ip(libc::IP_UNICAST_IF).map_or(0, |index| u32::from_be(index as u32));
+            // The kernel tells the address, and the interface only of one that has it.
+            let source = ip(libc::IP_MULTICAST_IF).map_or(Ipv4Addr::UNSPECIFIED, |address| {
+                Ipv4Addr::from(address.to_ne_bytes())
+            });
+            udp.multicast_source = (!source.is_unspecified()).then_some(source);
+            udp.multicast_interface = multicast::interface(fd, self.cookie, udp.multicast_source);
         }
         Some(())
     }

@@ -87,6 +87,7 @@ fn after_fork(word: &AtomicU32) {
             PROCESS.store(unsafe { libc::getpid() }, Ordering::Relaxed);
             crate::runtime::after_fork();
             crate::socket::after_fork();
+            crate::unserved::after_fork();
             // Release: partner is the load in `Inside::enter`.
             word.store(READY, Ordering::Release);
         }
@@ -105,6 +106,11 @@ pub fn is_borrowed() -> bool {
     // SAFETY: plain system call.
     fork_word().is_some_and(|word| word.load(Ordering::Acquire) == READY)
         && PROCESS.load(Ordering::Relaxed) != unsafe { libc::getpid() }
+}
+
+/// Whether a call of ours is under way on this thread.
+pub fn is_inside() -> bool {
+    INSIDE.get()
 }
 
 /// The number of this process.

@@ -9,11 +9,11 @@ use takt::{
     Stream, TaiTime, Token,
 };
 
-use crate::announce;
 use crate::destination::BELIEVED;
 use crate::kernel;
 use crate::process::Inside;
 use crate::socket::ForkLock;
+use crate::unserved::Reason;
 
 /// How long nobody asks for a runtime again that was not there, in nanoseconds.
 pub const RETRY: i64 = 1_000_000_000;
@@ -80,7 +80,7 @@ impl From<Error> for Refusal {
             Error::TooLarge { .. } => Self::TooLong,
             Error::Disconnected | Error::TimedOut => Self::Away,
             error => {
-                announce::warn(&format!("{error}; datagrams go the kernel's way"));
+                Reason::Runtime.tell(|| error.to_string());
                 Self::Over
             }
         }
@@ -103,10 +103,7 @@ impl Source {
             }),
             Err(error) => {
                 state.retry_at = now + RETRY;
-                announce::warn(&format!(
-                    "{error}; datagrams with a transmission time go the kernel's way, which sends them at once \
-                     unless the interface has an etf or fq queueing discipline"
-                ));
+                Reason::Runtime.tell(|| error.to_string());
                 None
             }
         }

@@ -12,8 +12,8 @@ use takt_wire::ethernet;
 
 use crate::abi::timestamping;
 use crate::address;
-use crate::announce::{self, Mode};
-use crate::control::{Control, Priority};
+use crate::announce;
+use crate::control::{self, Control, Priority};
 use crate::destination::{BELIEVED, Key, Stations, Way};
 use crate::errors;
 use crate::frame;
@@ -26,11 +26,16 @@ use crate::real;
 use crate::reports::{Datagram, Ends, Wanted};
 use crate::runtime::{self, Refusal, Source};
 use crate::socket::{Socket, State};
+use crate::unserved::Reason;
 
-/// Control messages longer than this are the kernel's.
-const MOST_CONTROL: usize = 1 << 16;
+/// Control messages longer than this are the kernel's, which refuses them (`net.core.optmem_max`).
+const MOST_CONTROL: usize = 1 << 20;
 /// Flags of a send that we know to keep.
-const FLAGS: c_int = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | libc::MSG_CONFIRM;
+const FLAGS: c_int = libc::MSG_DONTWAIT
+    | libc::MSG_NOSIGNAL
+    | libc::MSG_CONFIRM
+    | libc::MSG_EOR
+    | libc::MSG_ZEROCOPY;
 /// First and longest pause while there is no room, in nanoseconds.
 const PAUSES: [i64; 2] = [50_000, 1_000_000];
 /// So many frames may be on their way with something to tell before a send looks for outcomes itself.
@@ -47,8 +52,12 @@ pub enum Fate {
 
 /// Why it did not come to a frame.
 enum Obstacle {
-    /// It is the kernel's.
-    Kernel,
+    /// It has no launch time: the kernel's.
+    Untimed,
+    /// It has one, and cannot be served.
+    Unserved(Reason),
+    /// The descriptor leads elsewhere.
+    Elsewhere,
     /// No room now.
     Full,
     /// The errno.
@@ -122,9 +131,6 @@ impl Message {
 
 /// Sends a message on an accelerated socket, if it is ours to send.
 pub fn send(socket: &'static Socket, fd: c_int, message: *const msghdr, flags: c_int) -> Fate {
-    if flags & !FLAGS != 0 {
-        return Fate::Kernel;
-    }
     process::inside(|inside| {
         let Some(message) = Message::read(message) else {
             return Fate::Kernel;
@@ -132,6 +138,37 @@ pub fn send(socket: &'static Socket, fd: c_int, message: *const msghdr, flags: c
         send_waiting(socket, fd, &message, flags, inside)
     })
     .unwrap_or(Fate::Kernel)
+}
+
+/// A message that nobody has taken: whether it is refused all the same, because it has a launch time that the
+/// kernel would not keep and the runtime is required. `None`: it is the kernel's.
+pub fn refuse(fd: c_int, message: *const msghdr) -> Option<c_int> {
+    // Without the lock of a thread's own call, which may be what was interrupted: nothing is kept here.
+    let header = memory::read(message).ok()?;
+    if header.msg_control.is_null() || !(1..=MOST_CONTROL).contains(&header.msg_controllen) {
+        return None;
+    }
+    if process::is_inside() || process::is_borrowed() {
+        // No memory is to be had here; nearly every message of such places has a time or no control messages.
+        return Reason::Context.settle();
+    }
+    process::inside(|_| {
+        let mut bytes = vec![0; header.msg_controllen];
+        memory::read_bytes(&mut bytes, header.msg_control).ok()?;
+        let mut rest = bytes.as_slice();
+        let timed =
+            std::iter::from_fn(|| control::next(&mut rest)?.ok()).any(|(level, name, content)| {
+                (level, name) == (libc::SOL_SOCKET, libc::SCM_TXTIME) && content != [0; 8]
+            });
+        if !timed {
+            return None;
+        }
+        let taken_by_runtime = crate::table::lookup(fd).is_some();
+        match taken_by_runtime {
+            true => Reason::Malformed.settle(),
+            false => Reason::Kind.settle(),
+        }
+    })?
 }
 
 /// As a socket does: waits for room unless it must not.
@@ -148,9 +185,15 @@ fn send_waiting(
         let Some(mut state) = socket.current(fd, inside) else {
             return Fate::Kernel;
         };
-        match attempt(socket, fd, &mut state, message, inside) {
+        match attempt(socket, fd, &mut state, message, flags, inside) {
             Ok(()) => return Fate::Taken(Ok(message.total)),
-            Err(Obstacle::Kernel) => return Fate::Kernel,
+            Err(Obstacle::Untimed | Obstacle::Elsewhere) => return Fate::Kernel,
+            Err(Obstacle::Unserved(reason)) => {
+                return match reason.settle() {
+                    Some(errno) => Fate::Taken(Err(errno)),
+                    None => Fate::Kernel,
+                };
+            }
             Err(Obstacle::Error(errno)) => return Fate::Taken(Err(errno)),
             Err(Obstacle::Full) => {}
         }
@@ -178,21 +221,30 @@ struct Request {
 }
 
 impl Request {
-    fn new(options: &Options, message: &Message) -> Result<Self, Obstacle> {
-        let clock = options.clock.filter(|_| !options.kernel_only);
-        let clock = clock.ok_or(Obstacle::Kernel)?;
-        let control =
-            Control::parse(options.kind, message.control()).map_err(|_| Obstacle::Kernel)?;
+    fn new(options: &Options, message: &Message, flags: c_int) -> Result<Self, Obstacle> {
+        let control = Control::parse(options.kind, message.control())
+            .map_err(|_| Obstacle::Unserved(Reason::Malformed))?;
         // For the kernel, too, zero is no time.
         let launch = control.launch.filter(|time| *time != 0);
-        let launch = launch.ok_or(Obstacle::Kernel)?;
+        let launch = launch.ok_or(Obstacle::Untimed)?;
+        let clock = options.clock.ok_or(Obstacle::Unserved(Reason::Kind))?;
+        if options.kernel_only {
+            return Err(Obstacle::Unserved(Reason::Options));
+        }
+        // Without SO_ZEROCOPY the kernel does not heed the flag either.
+        if flags & !FLAGS != 0 || flags & libc::MSG_ZEROCOPY != 0 && options.zero_copy {
+            return Err(Obstacle::Unserved(Reason::Flags));
+        }
+        if control.unknown {
+            return Err(Obstacle::Unserved(Reason::Control));
+        }
         if control.number.is_some() && !options.numbers() {
-            return Err(Obstacle::Kernel); // It says that this is an error.
+            return Err(Obstacle::Unserved(Reason::Malformed)); // The kernel says that this is an error.
         }
         let priority = match control.priority {
             Some(Priority::Asked(priority)) if priority > 6 => {
                 if !kernel::allows_priority(priority) {
-                    return Err(Obstacle::Kernel); // It says that this is not permitted.
+                    return Err(Obstacle::Error(libc::EPERM));
                 }
                 priority
             }
@@ -233,15 +285,7 @@ fn source_of<'a>(
             *retry_at = now + runtime::RETRY;
         }
     }
-    source.as_ref().ok_or_else(away)
-}
-
-/// There is no runtime.
-fn away() -> Obstacle {
-    match announce::mode() {
-        Mode::Required => Obstacle::Error(libc::ENOTCONN),
-        Mode::Wanted | Mode::Off => Obstacle::Kernel,
-    }
+    source.as_ref().ok_or(Obstacle::Unserved(Reason::Runtime))
 }
 
 /// One try to send.
@@ -250,10 +294,11 @@ fn attempt(
     fd: c_int,
     state: &mut State,
     message: &Message,
+    flags: c_int,
     inside: &Inside,
 ) -> Result<(), Obstacle> {
-    let options = state.options.as_mut().ok_or(Obstacle::Kernel)?;
-    let request = Request::new(options, message)?;
+    let options = state.options.as_mut().ok_or(Obstacle::Elsewhere)?;
+    let request = Request::new(options, message, flags)?;
     if let Kind::Udp { six } = options.kind {
         bind_if_needed(fd, options, six)?;
     }
@@ -290,16 +335,15 @@ fn refused(socket: &Socket, state: &mut State, refusal: Refusal) -> Obstacle {
         Refusal::Full => Obstacle::Full,
         Refusal::TooLong => Obstacle::Error(libc::EMSGSIZE),
         Refusal::Away => {
-            announce::warn(
-                "the runtime of this node went away: datagrams go the kernel's way until it is back",
-            );
-            away()
+            Reason::Runtime
+                .tell(|| "the runtime of this node went away, until it is back".to_string());
+            Obstacle::Unserved(Reason::Runtime)
         }
         Refusal::Over => {
             // What it was to tell, it tells no more.
             state.source = None;
             errors::look(socket, state);
-            away()
+            Obstacle::Unserved(Reason::Runtime)
         }
     }
 }
@@ -320,13 +364,13 @@ fn hand_over(
     request: &Request,
     inside: &Inside,
 ) -> Result<Handed, Trouble> {
-    let options = state.options.as_ref().ok_or(Obstacle::Kernel)?;
+    let options = state.options.as_ref().ok_or(Obstacle::Elsewhere)?;
     let source = source_of(&mut state.source, &mut state.retry_at, inside)?;
     let plan = match options.kind {
         Kind::Udp { six } => {
             let key = key(options, &request.control, message.name(), six)?;
             match state.destinations.way(fd, options, source, key)? {
-                Way::Kernel => return Err(Obstacle::Kernel.into()),
+                Way::Kernel(reason) => return Err(Obstacle::Unserved(reason).into()),
                 Way::Runtime {
                     headers,
                     mtu,
@@ -353,15 +397,15 @@ fn hand_over(
     };
     let offset = plan.offset();
     let mut buffer = source.buffer(offset + message.total)?;
-    memory::gather(&mut buffer[offset..], &message.parts).map_err(|_| Obstacle::Kernel)?;
+    memory::gather(&mut buffer[offset..], &message.parts).map_err(Obstacle::Error)?;
     let ends = plan.complete(&mut buffer, &mut state.identification)?;
     // Tags, ARP and foreign addresses are not what an endpoint sends.
     if ends.is_none() && !frame::may_leave(&buffer, &*source.endpoint()?) {
-        announce::warn(
-            "a frame that its runtime does not let this program send (with a tag, of ARP, or from another \
-             address) goes the kernel's way, without its transmission time",
-        );
-        return Err(Obstacle::Kernel.into());
+        let reason = match frame::is_tagged(&buffer) {
+            true => Reason::Tag,
+            false => Reason::Frame,
+        };
+        return Err(Obstacle::Unserved(reason).into());
     }
     let tells = options.report_errors
         || request.stamps != 0 && options.timestamping & timestamping::OPT_TSONLY == 0;
@@ -483,10 +527,11 @@ fn key(options: &Options, control: &Control, name: &[u8], six: bool) -> Result<K
         [] => options.udp.peer,
         name => address::parse(name),
     };
-    let destination = destination.ok_or(Obstacle::Kernel)?;
-    let bound = options.udp.local.ok_or(Obstacle::Kernel)?;
-    let fits = |address: SocketAddr| address.is_ipv4() == destination.is_ipv4();
     // Errors, and the kernel has them.
+    let odd = || Obstacle::Unserved(Reason::Malformed);
+    let destination = destination.ok_or_else(odd)?;
+    let bound = options.udp.local.ok_or_else(odd)?;
+    let fits = |address: SocketAddr| address.is_ipv4() == destination.is_ipv4();
     if destination.port() == 0
         || !six && destination.is_ipv6()
         || !bound.ip().is_unspecified() && !fits(bound)
@@ -494,7 +539,7 @@ fn key(options: &Options, control: &Control, name: &[u8], six: bool) -> Result<K
             .source
             .is_some_and(|source| source.is_ipv4() != destination.is_ipv4())
     {
-        return Err(Obstacle::Kernel);
+        return Err(odd());
     }
     // For IPv4 the kernel does not look at what is said about IPv6.
     let control = match six && destination.is_ipv4() {
@@ -532,7 +577,7 @@ fn bind_if_needed(fd: c_int, options: &mut Options, six: bool) -> Result<(), Obs
         .ok()
         .and_then(|name| address::parse(&name));
     match unbound(options) {
-        true => Err(Obstacle::Kernel),
+        true => Err(Obstacle::Unserved(Reason::Malformed)),
         false => Ok(()),
     }
 }
@@ -547,14 +592,14 @@ fn link_plan(
 ) -> Result<Plan, Trouble> {
     let name = match message.name() {
         [] => None,
-        name => Some(address::parse_link(name).ok_or(Obstacle::Kernel)?),
+        name => Some(address::parse_link(name).ok_or(Obstacle::Unserved(Reason::Malformed))?),
     };
     let interface = name.map_or(options.interface, |name| name.interface);
     let endpoint = source.endpoint()?;
     let (plan, destination, limit) = if options.kind == Kind::Packets {
         // Without a station the kernel has none to send to either.
-        let name = name.ok_or(Obstacle::Kernel)?;
-        let destination = name.station.ok_or(Obstacle::Kernel)?;
+        let name = name.ok_or(Obstacle::Unserved(Reason::Malformed))?;
+        let destination = name.station.ok_or(Obstacle::Unserved(Reason::Malformed))?;
         let plan = Plan::Packet {
             station: endpoint.mac,
             destination,
@@ -564,24 +609,32 @@ fn link_plan(
     } else {
         let mut destination = [0; 6];
         // The first bytes, wherever the program has them.
-        memory::gather(&mut destination, &message.parts).map_err(|_| Obstacle::Kernel)?;
+        if message.total < destination.len() {
+            return Err(Obstacle::Unserved(Reason::Malformed).into());
+        }
+        memory::gather(&mut destination, &message.parts).map_err(Obstacle::Error)?;
         let limit = usize::from(endpoint.mtu) + ethernet::HEADER_LEN;
         (Plan::Frame, destination, limit)
     };
     let key = (interface, destination);
     let now = kernel::monotonic();
-    let reached = match stations.known(&key, now) {
-        Some(reached) => reached,
+    let obstacle = match stations.known(&key, now) {
+        Some(obstacle) => obstacle,
         None => {
-            // The runtime sends from one interface; frames for another are the kernel's.
-            let here = kernel::hardware_address(fd, interface) == Some(endpoint.mac);
-            let reached = here && source.reaches(destination)?;
-            stations.remember(key, reached, now + BELIEVED);
-            reached
+            // The runtime sends from one interface.
+            let obstacle = if kernel::hardware_address(fd, interface) != Some(endpoint.mac) {
+                Some(Reason::Interface)
+            } else if !source.reaches(destination)? {
+                Some(Reason::Station)
+            } else {
+                None
+            };
+            stations.remember(key, obstacle, now + BELIEVED);
+            obstacle
         }
     };
-    if !reached {
-        return Err(Obstacle::Kernel.into());
+    if let Some(reason) = obstacle {
+        return Err(Obstacle::Unserved(reason).into());
     }
     match message.total > limit {
         true => Err(Obstacle::Error(libc::EMSGSIZE).into()),

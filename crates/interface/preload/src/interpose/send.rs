@@ -163,6 +163,12 @@ pub unsafe extern "C-unwind" fn sendmsg(
             return result;
         }
     }
+    if announce::mode() == Mode::Required
+        && let Some(errno) = transmit::refuse(fd, message)
+    {
+        process::set_errno(errno);
+        return -1;
+    }
     // SAFETY: the program's call.
     plain(fd, || unsafe { real::sendmsg(fd, message, flags) })
 }
@@ -178,7 +184,7 @@ pub unsafe extern "C-unwind" fn sendmmsg(
     count: c_uint,
     flags: c_int,
 ) -> c_int {
-    if accelerated(fd).is_none() {
+    if accelerated(fd).is_none() && announce::mode() != Mode::Required {
         // SAFETY: the program's call.
         return unsafe { real::sendmmsg(fd, messages, count, flags) };
     }

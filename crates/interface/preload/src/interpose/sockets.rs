@@ -5,6 +5,7 @@ use std::ffi::{c_int, c_void};
 use libc::{sockaddr, socklen_t};
 
 use crate::announce::{self, Mode};
+use crate::multicast;
 use crate::process;
 use crate::real;
 use crate::socket::{self, NotAdopted};
@@ -92,6 +93,9 @@ pub unsafe extern "C-unwind" fn setsockopt(
     let result = unsafe { real::setsockopt(fd, level, name, value, length) };
     if result != 0 {
         return result;
+    }
+    if (level, name) == (libc::SOL_IP, libc::IP_MULTICAST_IF) {
+        multicast::set(fd, value, length);
     }
     if let Some(socket) = table::lookup(fd) {
         socket.set_stale();

@@ -8,3 +8,4 @@ mod support;
 mod talkers;
 mod tenants;
 mod unaware;
+mod unserved;

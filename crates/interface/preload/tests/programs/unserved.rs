@@ -1,0 +1,101 @@
+//! Launch times that the runtime does not keep: refused where it is required, else told, once for each reason, and
+//! left to the kernel with their times.
+
+use std::process::Command;
+
+use takt_wire::ethernet::MacAddress;
+
+use super::support::{Listener, Site, ended_well, script};
+
+/// A container with a second interface, and a second address of the first.
+fn site() -> Site {
+    let site = Site::new();
+    for arguments in [
+        "link add dev other type veth peer name far",
+        "address add 192.0.2.1/24 dev other",
+        "link set other up",
+        "link set far up",
+        "address add 10.99.0.9/32 dev eth0",
+    ] {
+        let status = Command::new("ip")
+            .args(["-n", site.here().namespace()])
+            .args(arguments.split(' '))
+            .status()
+            .expect("ip");
+        assert!(status.success(), "{arguments}");
+    }
+    site
+}
+
+fn command(site: &Site) -> Command {
+    let mut command = site.command("python3");
+    command
+        .arg(script("unserved.py"))
+        .arg(site.addresses()[0].to_string())
+        .arg(site.here().address().to_string())
+        .arg(MacAddress(site.there().mac()).to_string());
+    command
+}
+
+/// What each call says when the runtime is required, and a word of what is told.
+const REFUSED: &[(&str, &str, &str)] = &[
+    ("foreign_source", "EADDRNOTAVAIL", "10.99.0.9"),
+    ("foreign_source_of_one", "EADDRNOTAVAIL", ""),
+    ("other_interface_for_groups", "ENODEV", "interface other"),
+    ("other_interface_for_groups_by_number", "ENODEV", ""),
+    ("other_interface_for_stations", "ENODEV", ""),
+    ("other_interface_bound", "ENODEV", ""),
+    ("other_interface_of_one", "ENODEV", ""),
+    ("loopback", "ENOTSUP", "this machine"),
+    ("own_address", "ENOTSUP", ""),
+    ("unknown_control", "ENOTSUP", "control message"),
+    ("zero_copy", "ENOTSUP", "MSG_ZEROCOPY"),
+    ("corked_flag", "ENOTSUP", ""),
+    ("corked", "ENOTSUP", "UDP_CORK"),
+    ("segmented", "ENOTSUP", ""),
+    ("options", "ENOTSUP", ""),
+    ("tagged", "ENOTSUP", "VLAN"),
+    ("speaks_for_others", "ENOTSUP", "ARP"),
+    ("foreign_station", "ENOTSUP", ""),
+    ("stream", "ENOTSUP", "socket is no"),
+];
+
+#[test]
+fn what_cannot_be_served_is_refused_where_the_runtime_is_required() {
+    let site = site();
+    let listener = Listener::new(site.there());
+    let (out, err) = ended_well(command(&site).env("TAKT_PRELOAD", "required").output());
+    let expected: String = REFUSED
+        .iter()
+        .map(|(case, errno, _)| format!("{case} {errno}\n"))
+        .collect();
+    assert_eq!(out, expected, "{err}");
+    for (case, _, word) in REFUSED {
+        assert!(err.contains(word), "{case}: {err}");
+    }
+    assert!(listener.is_empty(), "untimed");
+    assert_eq!(site.sent(), 0);
+}
+
+#[test]
+fn what_cannot_be_served_is_told_for_each_reason_and_left_to_the_kernel() {
+    let site = site();
+    let listener = Listener::new(site.there());
+    let (out, err) = ended_well(command(&site).output());
+    // A socket that is not of those that the runtime serves is none of ours to speak about.
+    for (case, _, word) in &REFUSED[..REFUSED.len() - 1] {
+        assert!(
+            out.contains(&format!("{case} sent\n")),
+            "{case}: {out}{err}"
+        );
+        let told = err
+            .lines()
+            .filter(|line| line.contains("go the kernel's way"));
+        let told = told.filter(|line| line.contains(word)).count();
+        assert!(word.is_empty() || told == 1, "{case}: {err}");
+    }
+    assert!(err.contains("5 datagrams in all"), "{err}");
+    assert_eq!(site.sent(), 0);
+    // Three have a foreign source or a flag and still a way there.
+    assert!(!listener.is_empty());
+}
