@@ -30,7 +30,7 @@ pub fn option<T: Plain>(fd: c_int, level: c_int, name: c_int) -> Result<T, c_int
     let mut length = size_of::<T>() as socklen_t;
     // SAFETY: `length` bytes at `value` are writable.
     let result =
-        unsafe { libc::getsockopt(fd, level, name, value.as_mut_ptr().cast(), &mut length) };
+        unsafe { real::getsockopt(fd, level, name, value.as_mut_ptr().cast(), &mut length) };
     match result {
         // SAFETY: initialised with zeroes, of which the kernel overwrote some; all patterns are values.
         0 => Ok(unsafe { value.assume_init() }),
@@ -43,7 +43,7 @@ pub fn option_length(fd: c_int, level: c_int, name: c_int) -> Result<usize, c_in
     let mut value = [0u8; 256];
     let mut length = value.len() as socklen_t;
     // SAFETY: `length` bytes at `value` are writable.
-    match unsafe { libc::getsockopt(fd, level, name, value.as_mut_ptr().cast(), &mut length) } {
+    match unsafe { real::getsockopt(fd, level, name, value.as_mut_ptr().cast(), &mut length) } {
         0 => Ok(length as usize),
         _ => Err(errno()),
     }
@@ -102,6 +102,21 @@ pub fn interface_name(fd: c_int, index: u32) -> Option<String> {
     String::from_utf8(name).ok()
 }
 
+/// Sets `SO_TXTIME`. Whether the kernel takes it.
+pub fn set_transmission_times(fd: c_int, times: &crate::abi::SockTxtime) -> bool {
+    // SAFETY: the value is there for the call, and as long as it is said to be.
+    let result = unsafe {
+        real::setsockopt(
+            fd,
+            libc::SOL_SOCKET,
+            libc::SO_TXTIME,
+            std::ptr::from_ref(times).cast(),
+            size_of::<crate::abi::SockTxtime>() as socklen_t,
+        )
+    };
+    result == 0
+}
+
 /// The hardware address of the Ethernet interface `index`, as the socket's network has it.
 pub fn hardware_address(fd: c_int, index: u32) -> Option<[u8; 6]> {
     let mut request = MaybeUninit::<libc::ifreq>::zeroed();
@@ -130,14 +145,13 @@ pub fn hardware_address(fd: c_int, index: u32) -> Option<[u8; 6]> {
 /// made for the question, so that the program's keeps its own.
 pub fn allows_priority(priority: u32) -> bool {
     // SAFETY: plain system call.
-    let scratch =
-        unsafe { crate::real::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) };
+    let scratch = unsafe { real::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) };
     if scratch < 0 {
         return false;
     }
     // SAFETY: four bytes at `priority` are readable.
     let set = unsafe {
-        crate::real::setsockopt(
+        real::setsockopt(
             scratch,
             libc::SOL_SOCKET,
             libc::SO_PRIORITY,
@@ -146,7 +160,7 @@ pub fn allows_priority(priority: u32) -> bool {
         )
     };
     // SAFETY: ours, made above.
-    unsafe { crate::real::close(scratch) };
+    unsafe { real::close(scratch) };
     set == 0
 }
 

@@ -30,6 +30,30 @@ impl Clock {
         }
     }
 
+    /// Its number.
+    pub fn number(self) -> c_int {
+        match self {
+            Self::Tai => libc::CLOCK_TAI,
+            Self::Monotonic => libc::CLOCK_MONOTONIC,
+            Self::Realtime => libc::CLOCK_REALTIME,
+        }
+    }
+
+    /// The clock of an instant that a socket with this one is given. A machine that has run for 36 years there is none:
+    /// the process that left the socket to this one has `CLOCK_TAI`, for which the monotonic one stands in in the kernel.
+    pub fn of(self, instant: u64) -> Self {
+        match self {
+            Self::Monotonic if instant >= 1 << 60 => Self::Tai,
+            clock => clock,
+        }
+    }
+
+    /// An instant of TAI, or of another clock, by the monotonic one.
+    pub fn to_monotonic(self, instant: u64) -> u64 {
+        let tai = self.to_tai(instant as i64).as_nanos();
+        tai.saturating_sub(Self::Monotonic.behind_tai()).max(1) as u64
+    }
+
     /// An instant of this clock, in nanoseconds, as TAI. What lies outside the scale is held at its end.
     pub fn to_tai(self, instant: i64) -> TaiTime {
         TaiTime::from_nanos(instant.saturating_add(self.behind_tai()))

@@ -31,6 +31,10 @@ unsafe impl Raw for iovec {}
 unsafe impl Raw for libc::timespec {}
 // SAFETY: integers.
 unsafe impl Raw for libc::timeval {}
+// SAFETY: two integers.
+unsafe impl Raw for crate::abi::SockTxtime {}
+// SAFETY: an integer.
+unsafe impl Raw for libc::socklen_t {}
 // SAFETY: a name, and a union of integers and pointers.
 unsafe impl Raw for libc::ifreq {}
 

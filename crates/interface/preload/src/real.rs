@@ -142,6 +142,8 @@ functions! {
         or libc::syscall(libc::SYS_ioctl, fd, request, argument);
     setsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void, length: socklen_t) -> c_int,
         or libc::syscall(libc::SYS_setsockopt, fd, level, name, value, length);
+    getsockopt(fd: c_int, level: c_int, name: c_int, value: *mut c_void, length: *mut socklen_t) -> c_int,
+        or libc::syscall(libc::SYS_getsockopt, fd, level, name, value, length);
     send(fd: c_int, data: *const c_void, length: size_t, flags: c_int) -> ssize_t,
         or libc::syscall(libc::SYS_sendto, fd, data, length, flags, 0usize, 0usize);
     sendto(

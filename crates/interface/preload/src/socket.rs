@@ -3,13 +3,14 @@
 use std::cell::UnsafeCell;
 use std::ffi::c_int;
 use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::abi::SockTxtime;
 use crate::announce::{self, Mode};
 use crate::destination::{Destinations, Stations};
 use crate::kernel;
+use crate::launch::Clock;
 use crate::options::Options;
 use crate::process::Inside;
 use crate::reports::Reports;
@@ -75,6 +76,8 @@ pub struct Socket {
     free: AtomicBool,
     /// The kernel is to be asked before the next use.
     stale: AtomicBool,
+    /// The clock of its transmission times, if the kernel has the monotonic one in its place; else -1.
+    clock: AtomicI32,
     /// It has or may have something to tell on the error queue.
     reporting: AtomicBool,
     /// The kernel numbers its datagrams (`SOF_TIMESTAMPING_OPT_ID`).
@@ -126,6 +129,7 @@ impl Socket {
         });
         if let Some(socket) = used_before {
             socket.stale.store(true, Ordering::Relaxed);
+            socket.stand_in_for(None);
             socket.descriptors.store(1, Ordering::Release);
             return socket;
         }
@@ -133,6 +137,7 @@ impl Socket {
             descriptors: AtomicU32::new(1),
             free: AtomicBool::new(false),
             stale: AtomicBool::new(true),
+            clock: AtomicI32::new(-1),
             reporting: AtomicBool::new(false),
             numbering: AtomicBool::new(false),
             edges: AtomicU64::new(0),
@@ -188,6 +193,17 @@ impl Socket {
     /// The kernel is to be asked again: an option or an address has changed.
     pub fn set_stale(&self) {
         self.stale.store(true, Ordering::Relaxed);
+    }
+
+    /// The kernel has the monotonic clock in the place of this one; `None`: it has the socket's.
+    pub fn stand_in_for(&self, clock: Option<Clock>) {
+        self.clock
+            .store(clock.map_or(-1, Clock::number), Ordering::Relaxed);
+    }
+
+    /// The clock in whose place the kernel has the monotonic one.
+    pub fn stood_in_for(&self) -> Option<Clock> {
+        Clock::new(self.clock.load(Ordering::Relaxed))
     }
 
     /// Whether it has something to tell on the error queue, or may have.
@@ -255,7 +271,10 @@ impl Socket {
             || state.options.is_none()
             || now - state.asked_at > BELIEVED
         {
-            let options = Options::read(fd);
+            let options = Options::read(fd).map(|options| Options {
+                clock: self.stood_in_for().or(options.clock),
+                ..options
+            });
             let Some(options) = options.filter(|new| {
                 // Another socket under this number: it was closed where nobody looked.
                 state
@@ -296,12 +315,15 @@ pub enum NotAdopted {
 /// Makes a descriptor an accelerated socket, if it is one of those that we take and has a clock for
 /// transmission times; opens the way to the runtime, so that the first datagram need not wait for that.
 ///
+/// `stood_in_for`: the clock in whose place the kernel has the monotonic one; such a socket is none without a runtime.
+///
 /// # Errors
 /// [`NotAdopted`].
-pub fn adopt(fd: c_int, inside: &Inside) -> Result<(), NotAdopted> {
+pub fn adopt(fd: c_int, stood_in_for: Option<Clock>, inside: &Inside) -> Result<(), NotAdopted> {
     let options = Options::read(fd).ok_or(NotAdopted::Unfit)?;
     options.clock.ok_or(NotAdopted::Unfit)?;
     let socket = Socket::claim(inside);
+    socket.stand_in_for(stood_in_for);
     if !table::insert(fd, socket) {
         socket.release();
         return Err(NotAdopted::Unfit);
@@ -311,7 +333,7 @@ pub fn adopt(fd: c_int, inside: &Inside) -> Result<(), NotAdopted> {
     state.retry_at = kernel::monotonic() + runtime::RETRY;
     let missing = state.source.is_none();
     drop(state);
-    if missing && announce::mode() == Mode::Required {
+    if missing && (announce::mode() == Mode::Required || stood_in_for.is_some()) {
         table::remove(fd);
         return Err(NotAdopted::NoRuntime);
     }
@@ -330,6 +352,10 @@ pub fn say_goodbye(inside: &Inside) {
 /// Whether the kernel has been told of transmission times of a socket. Of those by `CLOCK_REALTIME`, whose
 /// number is 0, that cannot be seen unless they are deadlines or errors are reported.
 pub fn has_transmission_times(fd: c_int) -> bool {
-    let txtime = kernel::option::<SockTxtime>(fd, libc::SOL_SOCKET, libc::SO_TXTIME);
-    txtime.is_ok_and(|txtime| txtime != SockTxtime::default())
+    transmission_times(fd) != SockTxtime::default()
+}
+
+/// What the kernel has been told of them; nothing is all zero.
+pub fn transmission_times(fd: c_int) -> SockTxtime {
+    kernel::option(fd, libc::SOL_SOCKET, libc::SO_TXTIME).unwrap_or_default()
 }

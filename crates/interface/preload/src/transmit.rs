@@ -171,6 +171,54 @@ pub fn refuse(fd: c_int, message: *const msghdr) -> Option<c_int> {
     })?
 }
 
+/// Has the kernel send a message on a socket for whose clock it has the monotonic one: with the time by that. `None`:
+/// the message can be sent as it is.
+pub fn send_by_monotonic(
+    socket: &Socket,
+    fd: c_int,
+    message: *const msghdr,
+    flags: c_int,
+) -> Option<isize> {
+    let clock = socket.stood_in_for()?;
+    let mut errno = 0;
+    let result = process::inside(|_| {
+        let header = memory::read(message).ok()?;
+        if header.msg_control.is_null() || !(1..=MOST_CONTROL).contains(&header.msg_controllen) {
+            return None;
+        }
+        let mut bytes = vec![0; header.msg_controllen];
+        memory::read_bytes(&mut bytes, header.msg_control).ok()?;
+        let mut places = Vec::new();
+        let mut rest = bytes.as_slice();
+        while let Some(Ok((level, name, content))) = control::next(&mut rest) {
+            if (level, name) == (libc::SOL_SOCKET, libc::SCM_TXTIME)
+                && let Ok(content) = content.try_into().map(u64::from_ne_bytes)
+                && content != 0
+            {
+                let behind = rest.len();
+                let end = bytes.len() - behind;
+                places.push((end, clock.to_monotonic(content)));
+            }
+        }
+        for (end, time) in places {
+            // The content is eight bytes, and nothing pads it.
+            bytes[end - 8..end].copy_from_slice(&time.to_ne_bytes());
+        }
+        let header = msghdr {
+            msg_control: bytes.as_mut_ptr().cast(),
+            ..header
+        };
+        // SAFETY: the program's message, with control messages of ours that are there for the call.
+        let result = unsafe { real::sendmsg(fd, &header, flags) };
+        errno = process::errno();
+        Some(result)
+    })??;
+    if result < 0 {
+        process::set_errno(errno);
+    }
+    Some(result)
+}
+
 /// As a socket does: waits for room unless it must not.
 fn send_waiting(
     socket: &'static Socket,
@@ -228,6 +276,7 @@ impl Request {
         let launch = control.launch.filter(|time| *time != 0);
         let launch = launch.ok_or(Obstacle::Untimed)?;
         let clock = options.clock.ok_or(Obstacle::Unserved(Reason::Kind))?;
+        let clock = clock.of(launch);
         if options.kernel_only {
             return Err(Obstacle::Unserved(Reason::Options));
         }

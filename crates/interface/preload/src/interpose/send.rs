@@ -123,7 +123,7 @@ fn discover(fd: c_int) -> Option<&'static Socket> {
         return None;
     }
     process::inside(|inside| {
-        if !socket::has_transmission_times(fd) || socket::adopt(fd, inside).is_err() {
+        if !socket::has_transmission_times(fd) || socket::adopt(fd, None, inside).is_err() {
             table::set_known(fd);
         }
     })?;
@@ -168,6 +168,11 @@ pub unsafe extern "C-unwind" fn sendmsg(
     {
         process::set_errno(errno);
         return -1;
+    }
+    if let Some(socket) = table::lookup(fd)
+        && let Some(result) = transmit::send_by_monotonic(socket, fd, message, flags)
+    {
+        return plain(fd, || result);
     }
     // SAFETY: the program's call.
     plain(fd, || unsafe { real::sendmsg(fd, message, flags) })

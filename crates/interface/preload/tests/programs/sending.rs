@@ -1,6 +1,6 @@
 //! What leaves, and when; what programs are told about it.
 
-use super::support::{Listener, Running, Site, ended_well, program};
+use super::support::{Listener, Running, Site, ended_well, program, script};
 
 #[test]
 fn datagrams_leave_at_their_times_however_they_are_sent() {
@@ -107,4 +107,53 @@ fn the_kernels_own_test_of_transmission_times_passes() {
     so_txtime(&site, &listener, "tai", "a,10", "a", "");
     so_txtime(&site, &listener, "tai", "a,20,b,20", "ab", "");
     so_txtime(&site, &listener, "tai", "a,30,b,10,c,20", "bca", "");
+}
+
+/// A program without CAP_NET_ADMIN, as containers have it.
+fn unprivileged(site: &Site, program: impl AsRef<std::ffi::OsStr>) -> std::process::Command {
+    let mut command = site.command("setpriv");
+    command
+        .args(["--inh-caps=-net_admin", "--bounding-set=-net_admin"])
+        .arg(program);
+    command
+}
+
+#[test]
+fn clocks_need_no_capability_where_the_runtime_serves_the_socket() {
+    let site = Site::new();
+    let listener = Listener::new(site.there());
+    for address in site.addresses() {
+        let before = site.sent();
+        let mut talker = unprivileged(&site, "python3");
+        talker.arg(script("talker.py")).arg(address.to_string());
+        let running = Running::start(talker.env("TAKT_PRELOAD", "required"));
+        for number in 0..20 {
+            let (text, _) = listener.next_in_time();
+            assert_eq!(text, format!("cycle {number}").as_bytes());
+        }
+        let (out, err) = running.end();
+        assert_eq!((out.as_str(), err.as_str()), ("20 stamps, 1 error\n", ""));
+        assert_eq!(site.sent() - before, 20);
+    }
+    // Duplicated, inherited, handed over: always the program's clock.
+    let before = site.sent();
+    let address = site.addresses()[0].to_string();
+    let running = Running::start(unprivileged(&site, program("descriptors")).arg(address));
+    for _ in 0..13 {
+        listener.next_in_time();
+    }
+    let (_, err) = running.end();
+    assert_eq!(err, "");
+    assert_eq!(site.sent() - before, 13);
+}
+
+#[test]
+fn without_a_runtime_the_kernel_says_what_a_clock_needs() {
+    let site = Site::without_daemon();
+    let mut talker = unprivileged(&site, "python3");
+    talker.arg(script("talker.py"));
+    let output = talker.arg(site.addresses()[0].to_string()).output();
+    let output = output.expect("it starts");
+    let err = String::from_utf8_lossy(&output.stderr);
+    assert!(err.contains("PermissionError"), "{err}");
 }
