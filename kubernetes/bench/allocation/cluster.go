@@ -50,9 +50,10 @@ func newCluster(nodes, cores, full int) *cluster {
 		AllocatedSharedDeviceIDs: sets.New[structured.SharedDeviceID](),
 		AggregatedCapacity:       structured.NewConsumedCapacityCollection(),
 	}}
-	offer := inventory.Offer{Bound: bound, Order: inventory.BestFit, Backend: "deadline", Consumed: map[int]int64{}}
+	offer := inventory.Offer{Bound: bound, Most: bound, Order: inventory.BestFit, Backend: "deadline-partition", Consumed: map[int]int64{}}
 	for cpu := range cores {
 		offer.CPUs = append(offer.CPUs, topology.CPU{ID: cpu, Core: cpu, NUMANode: cpu / 32, L3: cpu / 8})
+		offer.Capacities = append(offer.Capacities, bound)
 		if cpu < cores*full/100 {
 			offer.Consumed[cpu] = bound
 		}

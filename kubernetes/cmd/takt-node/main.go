@@ -53,7 +53,7 @@ func run(ctx context.Context, path string, check bool, name, kubeconfig, install
 		return err
 	}
 	if check {
-		fmt.Printf("backend %s, %d cores of %d parts per million each, %s\n", backend.Name(), len(offer.CPUs), offer.Bound, offer.Order)
+		fmt.Print(offer)
 		return nil
 	}
 	if name == "" {

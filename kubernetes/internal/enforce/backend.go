@@ -53,6 +53,9 @@ type Backend interface {
 	// Shared is how many cores share one core's bandwidth: n where the kernel admits the sum over n cores
 	// against the bound of one, 1 where each core has its own.
 	Shared(cores int) int
+	// Roams says that the kernel runs a reservation's threads on any core of their root domain, by global
+	// EDF: then what it admits is more than what is schedulable.
+	Roams() bool
 	// Accepts says whether the backend can do what the grants of one container ask for.
 	Accepts(grants []Grant) error
 	// Adjust is what the container has to be created with.

@@ -21,6 +21,9 @@ func (Deadline) Name() string { return DeadlineName }
 // Shared implements Backend.
 func (Deadline) Shared(int) int { return 1 }
 
+// Roams implements Backend.
+func (Deadline) Roams() bool { return true }
+
 // Accepts implements Backend.
 func (Deadline) Accepts(grants []Grant) error { return acceptDeadline(DeadlineName, grants) }
 

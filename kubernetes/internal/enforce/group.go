@@ -67,6 +67,9 @@ func NewHCBS(root string) (*Group, error) {
 // Name implements Backend.
 func (g *Group) Name() string { return g.name }
 
+// Roams implements Backend: a group's budget is of one CPU.
+func (g *Group) Roams() bool { return false }
+
 // Shared implements Backend: a budget that holds on every core counts against the bound of each, wherever
 // the container runs.
 func (g *Group) Shared(cores int) int {

@@ -64,6 +64,9 @@ func (p *Partition) Name() string { return PartitionName }
 // Shared implements Backend.
 func (p *Partition) Shared(int) int { return 1 }
 
+// Roams implements Backend.
+func (p *Partition) Roams() bool { return false }
+
 // Accepts implements Backend.
 func (p *Partition) Accepts(grants []Grant) error { return acceptDeadline(PartitionName, grants) }
 

@@ -1,8 +1,8 @@
 // Package inventory turns the cores that a node offers into the devices that the scheduler allocates: one
 // device per CPU, with its bandwidth as a capacity that many claims consume (DRAConsumableCapacity, on by
 // default from Kubernetes 1.36). The scheduler's allocator is the admission test of the KubeDeadline paper
-// (equation 1); this package only has to say the truth and to put the cores in the order they should be
-// tried in.
+// (equation 1): what is published is what package admission finds schedulable, in the order in which the
+// cores should be tried.
 package inventory
 
 import (
@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -37,8 +38,18 @@ const (
 type Offer struct {
 	// CPUs are those offered for reservations.
 	CPUs []topology.CPU
-	// Bound is how many parts per million of each may be reserved.
+	// Bound is how many parts per million of each the kernel admits, or the operator.
 	Bound int64
+	// Capacities are how many may be reserved, CPU by CPU as in CPUs: no more than Bound, and less where the
+	// kernel admits more than is schedulable.
+	Capacities []int64
+	// Most is the greatest share of a core that one reservation may have.
+	Most int64
+	// RootDomain is how many cores the kernel schedules together, the offered ones among them.
+	RootDomain int
+	// Roams says that a reservation's threads run on any core of the root domain, so that a device is a share
+	// of all of them and where its CPU lies means nothing.
+	Roams bool
 	// Consumed are the parts per million that claims already hold, by CPU.
 	Consumed map[int]int64
 	Order    Order
@@ -62,7 +73,7 @@ func ParseDeviceName(name string) (int, error) {
 func Pool(offer Offer) resourceslice.Pool {
 	cpus := slices.Clone(offer.CPUs)
 	slices.SortFunc(cpus, func(a, b topology.CPU) int {
-		byLoad := cmp.Compare(offer.Consumed[b.ID], offer.Consumed[a.ID])
+		byLoad := cmp.Compare(offer.Capacity(a.ID)-offer.Consumed[a.ID], offer.Capacity(b.ID)-offer.Consumed[b.ID])
 		if offer.Order == WorstFit {
 			byLoad = -byLoad
 		}
@@ -70,7 +81,10 @@ func Pool(offer Offer) resourceslice.Pool {
 	})
 	devices := make([]resourceapi.Device, 0, len(cpus))
 	for _, cpu := range cpus {
-		devices = append(devices, device(cpu, offer))
+		// A device without capacity cannot be allocated, and the API has no capacity of zero.
+		if capacity := offer.Capacity(cpu.ID); capacity > 0 {
+			devices = append(devices, device(cpu, capacity, offer))
+		}
 	}
 	pool := resourceslice.Pool{Slices: []resourceslice.Slice{}}
 	for chunk := range slices.Chunk(devices, MaxDevices) {
@@ -83,24 +97,47 @@ func Pool(offer Offer) resourceslice.Pool {
 	return pool
 }
 
-func device(cpu topology.CPU, offer Offer) resourceapi.Device {
+// String says in lines what is offered.
+func (o Offer) String() string {
+	var text strings.Builder
+	fmt.Fprintf(&text, "backend %s, %d cores, %s\n", o.Backend, len(o.CPUs), o.Order)
+	for i, cpu := range o.CPUs {
+		fmt.Fprintf(&text, "cpu %d: %d parts per million, at most %d in one reservation\n", cpu.ID, o.Capacities[i], min(o.Capacities[i], o.Most))
+	}
+	return text.String()
+}
+
+// Capacity is how many parts per million of a CPU may be reserved; 0 if it is not offered.
+func (o *Offer) Capacity(cpu int) int64 {
+	for i := range o.CPUs {
+		if o.CPUs[i].ID == cpu && i < len(o.Capacities) {
+			return o.Capacities[i]
+		}
+	}
+	return 0
+}
+
+func device(cpu topology.CPU, capacity int64, offer Offer) resourceapi.Device {
 	attributes := map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
 		"cpu":     number(cpu.ID),
-		"core":    number(cpu.Core),
-		"package": number(cpu.Package),
 		"backend": {StringValue: &offer.Backend},
 	}
-	if cpu.NUMANode >= 0 {
-		attributes[deviceattribute.StandardDeviceAttributePrefix+"numaNode"] = number(cpu.NUMANode)
-	}
-	if cpu.L3 >= 0 {
-		attributes["l3"] = number(cpu.L3)
-	}
-	if len(cpu.Siblings) > 0 {
-		attributes["sibling"] = number(cpu.Siblings[0])
+	if !offer.Roams {
+		attributes["core"] = number(cpu.Core)
+		attributes["package"] = number(cpu.Package)
+		if cpu.NUMANode >= 0 {
+			attributes[deviceattribute.StandardDeviceAttributePrefix+"numaNode"] = number(cpu.NUMANode)
+		}
+		if cpu.L3 >= 0 {
+			attributes["l3"] = number(cpu.L3)
+		}
+		if len(cpu.Siblings) > 0 {
+			attributes["sibling"] = number(cpu.Siblings[0])
+		}
 	}
 	shared := true
-	bound := resource.NewQuantity(offer.Bound, resource.DecimalSI)
+	bound := resource.NewQuantity(capacity, resource.DecimalSI)
+	most := resource.NewQuantity(min(capacity, offer.Most), resource.DecimalSI)
 	one := resource.NewQuantity(1, resource.DecimalSI)
 	return resourceapi.Device{
 		Name:                     DeviceName(cpu.ID),
@@ -113,7 +150,7 @@ func device(cpu topology.CPU, offer Offer) resourceapi.Device {
 				// node; without a default it would take the whole core.
 				RequestPolicy: &resourceapi.CapacityRequestPolicy{
 					Default:    one,
-					ValidRange: &resourceapi.CapacityRequestPolicyRange{Min: one, Max: bound, Step: one},
+					ValidRange: &resourceapi.CapacityRequestPolicyRange{Min: one, Max: most, Step: one},
 				},
 			},
 		},

@@ -16,6 +16,7 @@ import (
 	"pgregory.net/rapid"
 
 	reservation "github.com/takt-dev/takt/kubernetes/api/v1alpha1"
+	"github.com/takt-dev/takt/kubernetes/internal/admission"
 	"github.com/takt-dev/takt/kubernetes/internal/topology"
 )
 
@@ -60,9 +61,10 @@ func class() *resourceapi.DeviceClass {
 
 func newScheduler(cpus int, order Order) *scheduler {
 	s := &scheduler{consumed: map[int]int64{}, claims: map[int][]resourceapi.DeviceRequestAllocationResult{}}
-	s.offer = Offer{Bound: 900_000, Order: order, Backend: "deadline"}
+	s.offer = Offer{Bound: 900_000, Most: 900_000, Order: order, Backend: "deadline-partition"}
 	for id := range cpus {
 		s.offer.CPUs = append(s.offer.CPUs, topology.CPU{ID: id, NUMANode: id % 2, L3: -1})
+		s.offer.Capacities = append(s.offer.Capacities, 900_000)
 	}
 	return s
 }
@@ -237,7 +239,7 @@ func TestTheNamedOrderDecidesWhereAClaimGoes(t *testing.T) {
 
 func TestThePapersAdmissionTest(t *testing.T) {
 	s := newScheduler(2, BestFit)
-	s.offer.Bound = 950_000
+	s.offer.Bound, s.offer.Most, s.offer.Capacities = 950_000, 950_000, []int64{950_000, 950_000}
 	if got, _ := s.allocate(t, 1, share(600_000)); len(got) != 1 || got[0] != 0 {
 		t.Fatalf("600000 went to %v", got)
 	}
@@ -250,6 +252,45 @@ func TestThePapersAdmissionTest(t *testing.T) {
 	s.release(0)
 	if got, _ := s.allocate(t, 2, share(500_000)); len(got) != 2 {
 		t.Fatalf("2 x 500000 went to %v after room appeared", got)
+	}
+}
+
+func TestWhateverTheSchedulerAdmitsIsSchedulableUnderGlobalEDF(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		cpus := rapid.IntRange(1, 5).Draw(t, "cpus")
+		s := newScheduler(cpus, rapid.SampledFrom([]Order{BestFit, WorstFit}).Draw(t, "order"))
+		s.stale = rapid.Bool().Draw(t, "stale order")
+		s.offer.RootDomain = rapid.IntRange(cpus, 8).Draw(t, "root domain")
+		s.offer.Roams = true
+		s.offer.Most = rapid.Int64Range(1, s.offer.Bound).Draw(t, "most")
+		s.offer.Capacities = admission.Capacities(s.offer.RootDomain, cpus, s.offer.Most, s.offer.Bound)
+		var densities []int64
+		for range rapid.IntRange(1, 12).Draw(t, "claims") {
+			m := rapid.IntRange(1, cpus).Draw(t, "m")
+			need := rapid.Int64Range(1, min(s.offer.Bound, 2*s.offer.Most)).Draw(t, "density")
+			got, _ := s.allocate(t, int64(m), &need)
+			if len(got) > 0 && need > s.offer.Most {
+				t.Fatalf("%d ppm were admitted, above the %d that one may have", need, s.offer.Most)
+			}
+			for range got {
+				densities = append(densities, need)
+			}
+		}
+		if !admission.Schedulable(s.offer.RootDomain, densities) {
+			t.Fatalf("%v were admitted on %d cores", densities, s.offer.RootDomain)
+		}
+	})
+}
+
+func TestWhereADeviceLiesIsNotSaidOfOneWhoseThreadsRoam(t *testing.T) {
+	s := newScheduler(1, BestFit)
+	s.offer.CPUs[0] = topology.CPU{Core: 1, L3: 1, Siblings: []int{1}}
+	if got := len(s.published()[0].Spec.Devices[0].Attributes); got != 7 {
+		t.Errorf("%d attributes of a core", got)
+	}
+	s.offer.Roams = true
+	if got := s.published()[0].Spec.Devices[0].Attributes; len(got) != 2 || got["cpu"].IntValue == nil || got["backend"].StringValue == nil {
+		t.Errorf("attributes of a share are %v", got)
 	}
 }
 

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -11,6 +12,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	reservation "github.com/takt-dev/takt/kubernetes/api/v1alpha1"
+	"github.com/takt-dev/takt/kubernetes/internal/admission"
 	"github.com/takt-dev/takt/kubernetes/internal/enforce"
 	"github.com/takt-dev/takt/kubernetes/internal/inventory"
 	"github.com/takt-dev/takt/kubernetes/internal/sched"
@@ -26,6 +28,13 @@ type Config struct {
 	Cores string `json:"cores"`
 	// Bound is how many parts per million of each core may be reserved; the kernel's bound if 0.
 	Bound int64 `json:"bound,omitempty"`
+	// Admission is guaranteed or soft: of the backend deadline, where the kernel admits more than is
+	// schedulable.
+	Admission admission.Policy `json:"admission,omitempty"`
+	// MaxDensity is the greatest share of a core, in parts per million, that one reservation may have with
+	// guaranteed admission: the greater it is, the less can be admitted in all. If 0, the greatest with
+	// which every offered core has room for one such reservation.
+	MaxDensity int64 `json:"maxDensity,omitempty"`
 	// Order is best-fit or worst-fit.
 	Order inventory.Order `json:"order,omitempty"`
 	// Backend is auto, deadline, deadline-partition, rt-group or hcbs.
@@ -53,6 +62,7 @@ type Config struct {
 func DefaultConfig() Config {
 	return Config{
 		Order:           inventory.BestFit,
+		Admission:       admission.Guaranteed,
 		Backend:         BackendAuto,
 		ScanInterval:    reservation.Duration(100 * time.Millisecond),
 		CDIDirectory:    "/var/run/cdi",
@@ -94,6 +104,15 @@ func (c *Config) validate() error {
 	if c.Bound < 0 || c.Bound > reservation.WholeCore {
 		mistake("bound %d is not from 1 to %d parts per million; leave it out for the kernel's", c.Bound, reservation.WholeCore)
 	}
+	if c.Admission != admission.Guaranteed && c.Admission != admission.Soft {
+		mistake("admission %q is not known: write %s or %s", c.Admission, admission.Guaranteed, admission.Soft)
+	}
+	if c.MaxDensity < 0 || c.MaxDensity > reservation.WholeCore {
+		mistake("maxDensity %d is not from 1 to %d parts per million; leave it out for the greatest that every core has room for", c.MaxDensity, reservation.WholeCore)
+	}
+	if c.MaxDensity > 0 && c.Admission == admission.Soft {
+		mistake("maxDensity %d has no effect with admission soft: leave one of them out", c.MaxDensity)
+	}
 	if c.Order != inventory.BestFit && c.Order != inventory.WorstFit {
 		mistake("order %q is not known: write %s or %s", c.Order, inventory.BestFit, inventory.WorstFit)
 	}
@@ -116,7 +135,7 @@ func (c *Config) validate() error {
 
 // Offer is what the machine below root gives under this configuration.
 func (c *Config) Offer(root string, backend enforce.Backend) (inventory.Offer, error) {
-	offered, err := c.offered(root)
+	offered, err := c.offered(root, backend.Roams())
 	if err != nil {
 		return inventory.Offer{}, err
 	}
@@ -133,14 +152,53 @@ func (c *Config) Offer(root string, backend enforce.Backend) (inventory.Offer, e
 	if bound /= int64(backend.Shared(len(offered))); bound == 0 {
 		return inventory.Offer{}, fmt.Errorf("backend %s shares one core's bandwidth among %d cores, which leaves none: offer fewer cores", backend.Name(), len(offered))
 	}
-	return inventory.Offer{CPUs: offered, Bound: bound, Order: c.Order, Backend: backend.Name()}, nil
+	offer := inventory.Offer{CPUs: offered, Bound: bound, Most: bound, Order: c.Order, Backend: backend.Name(), Roams: backend.Roams()}
+	domain, err := topology.RootDomain(root)
+	if err != nil {
+		return inventory.Offer{}, err
+	}
+	offer.RootDomain = len(domain)
+	switch {
+	case !offer.Roams && c.Admission == admission.Soft:
+		return inventory.Offer{}, fmt.Errorf("admission soft is not to be had: backend %s admits per core, exactly; leave admission out", backend.Name())
+	case !offer.Roams && c.MaxDensity > 0:
+		return inventory.Offer{}, fmt.Errorf("maxDensity %d has no effect: backend %s admits per core, exactly; leave it out", c.MaxDensity, backend.Name())
+	case offer.Roams && c.Admission == admission.Guaranteed:
+		if c.MaxDensity > bound {
+			return inventory.Offer{}, fmt.Errorf("maxDensity %d is above the bound %d of a core: lower it", c.MaxDensity, bound)
+		}
+		offer.Most = cmp.Or(c.MaxDensity, admission.Widest(offer.RootDomain, len(offered), bound))
+		offer.Capacities = admission.Capacities(offer.RootDomain, len(offered), offer.Most, bound)
+	default:
+		offer.Capacities = slices.Repeat([]int64{bound}, len(offered))
+	}
+	return offer, nil
 }
 
 // offered are the CPUs that cores names.
-func (c *Config) offered(root string) ([]topology.CPU, error) {
+func (c *Config) offered(root string, roams bool) ([]topology.CPU, error) {
 	all, err := topology.Read(root)
-	if err != nil || c.Cores == "all" {
-		return all, err
+	if err != nil {
+		return nil, err
+	}
+	if roams {
+		// The kernel runs reservations nowhere else.
+		domain, err := topology.RootDomain(root)
+		if err != nil {
+			return nil, err
+		}
+		isolated := slices.DeleteFunc(slices.Clone(all), func(cpu topology.CPU) bool { return slices.Contains(domain, cpu.ID) })
+		all = slices.DeleteFunc(all, func(cpu topology.CPU) bool { return !slices.Contains(domain, cpu.ID) })
+		if wanted, err := topology.ParseCPUList(c.Cores); err == nil {
+			for _, cpu := range isolated {
+				if slices.Contains(wanted, cpu.ID) {
+					return nil, fmt.Errorf("cores %q names CPU %d, which the kernel's isolcpus keeps apart from all scheduling: offer others, or boot without it", c.Cores, cpu.ID)
+				}
+			}
+		}
+	}
+	if c.Cores == "all" {
+		return all, nil
 	}
 	wanted, err := topology.ParseCPUList(c.Cores)
 	if err != nil {
@@ -162,7 +220,7 @@ func (c *Config) NewBackend() (enforce.Backend, error) {
 	if c.Backend == BackendAuto {
 		return enforce.Auto()
 	}
-	offered, err := c.offered("/")
+	offered, err := c.offered("/", false)
 	if err != nil {
 		return nil, err
 	}

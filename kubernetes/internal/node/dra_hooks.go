@@ -11,6 +11,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/klog/v2"
 
+	"github.com/takt-dev/takt/kubernetes/internal/admission"
 	"github.com/takt-dev/takt/kubernetes/internal/enforce"
 	"github.com/takt-dev/takt/kubernetes/internal/inventory"
 )
@@ -99,6 +100,7 @@ func (n *Node) fits(record *Record) error {
 			}
 		}
 	}
+	held := n.densities(record.Claim)
 	offered := map[int]bool{}
 	for _, cpu := range n.offer.CPUs {
 		offered[cpu.ID] = true
@@ -109,13 +111,44 @@ func (n *Node) fits(record *Record) error {
 				return fmt.Errorf("request %q was allocated CPU %d, which this node no longer offers: delete the pod to have it allocated again",
 					request.Name, device.CPU)
 			}
-			if consumed[device.CPU] += device.PPM; consumed[device.CPU] > n.offer.Bound {
-				return fmt.Errorf("request %q takes CPU %d to %d parts per million of a core, above its bound of %d: delete the pod to have it allocated again",
-					request.Name, device.CPU, consumed[device.CPU], n.offer.Bound)
+			if device.PPM > n.offer.Most {
+				return fmt.Errorf("request %q takes %d parts per million of a core, and this node gives one reservation at most %d (maxDensity): delete the pod to have it allocated again",
+					request.Name, device.PPM, n.offer.Most)
+			}
+			if consumed[device.CPU] += device.PPM; consumed[device.CPU] > n.offer.Capacity(device.CPU) {
+				return fmt.Errorf("request %q takes CPU %d to %d parts per million of a core, above its capacity of %d: delete the pod to have it allocated again",
+					request.Name, device.CPU, consumed[device.CPU], n.offer.Capacity(device.CPU))
+			}
+			held = append(held, device.PPM)
+		}
+	}
+	// Claims of an earlier configuration may be there, which was for others.
+	if n.guaranteed() && !admission.Schedulable(n.offer.RootDomain, held) {
+		return fmt.Errorf("claim %s/%s and the %d reservations that are there may miss deadlines on %d cores: delete the pod to have it allocated again",
+			record.Namespace, record.Name, len(held), n.offer.RootDomain)
+	}
+	return nil
+}
+
+// guaranteed says that what is admitted has to be proven schedulable under global EDF.
+func (n *Node) guaranteed() bool {
+	return n.offer.Roams && n.config.Admission == admission.Guaranteed
+}
+
+// densities are those of all prepared claims but one. Call with n.mu held.
+func (n *Node) densities(but types.UID) []int64 {
+	var all []int64
+	for uid, claim := range n.claims {
+		if uid == but {
+			continue
+		}
+		for _, request := range claim.Requests {
+			for _, device := range request.Devices {
+				all = append(all, device.PPM)
 			}
 		}
 	}
-	return nil
+	return all
 }
 
 // UnprepareResourceClaims implements kubeletplugin.DRAPlugin. The kubelet calls it when the pod's

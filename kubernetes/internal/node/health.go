@@ -8,6 +8,7 @@ import (
 	"google.golang.org/grpc"
 	health "k8s.io/kubelet/pkg/apis/dra-health/v1alpha1"
 
+	"github.com/takt-dev/takt/kubernetes/internal/admission"
 	"github.com/takt-dev/takt/kubernetes/internal/inventory"
 	"github.com/takt-dev/takt/kubernetes/internal/sched"
 	"github.com/takt-dev/takt/kubernetes/internal/topology"
@@ -37,6 +38,30 @@ func (n *Node) NodeWatchResources(_ *health.NodeWatchResourcesRequest, to grpc.S
 	}
 }
 
+// capacities are what the offered cores can give below root at this moment: less than is published when CPUs
+// went offline or the kernel's limit was lowered.
+func (n *Node) capacities(root string) (map[int]int64, error) {
+	bound, err := sched.Bound(root)
+	if err != nil {
+		return nil, err
+	}
+	bound /= int64(n.backend.Shared(len(n.offer.CPUs)))
+	domain, err := topology.RootDomain(root)
+	if err != nil {
+		return nil, err
+	}
+	now := map[int]int64{}
+	for _, cpu := range n.offer.CPUs {
+		now[cpu.ID] = bound
+	}
+	if n.guaranteed() && len(domain) < n.offer.RootDomain {
+		for i, capacity := range admission.Capacities(len(domain), len(n.offer.CPUs), n.offer.Most, bound) {
+			now[n.offer.CPUs[i].ID] = capacity
+		}
+	}
+	return now, nil
+}
+
 // health is how the cores below root are that are offered, or that claims hold.
 func (n *Node) health(root string) []*health.DeviceHealth {
 	var online []int
@@ -44,8 +69,7 @@ func (n *Node) health(root string) []*health.DeviceHealth {
 	for _, cpu := range cpus {
 		online = append(online, cpu.ID)
 	}
-	bound, boundErr := sched.Bound(root)
-	bound /= int64(n.backend.Shared(len(n.offer.CPUs)))
+	now, boundErr := n.capacities(root)
 
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -68,9 +92,9 @@ func (n *Node) health(root string) []*health.DeviceHealth {
 			is, message = health.HealthStatus_UNKNOWN, boundErr.Error()
 		case !slices.Contains(online, cpu):
 			is, message = health.HealthStatus_UNHEALTHY, fmt.Sprintf("CPU %d is not online any more: its reservations are kept by the others, if at all", cpu)
-		case consumed[cpu] > bound:
-			is, message = health.HealthStatus_UNHEALTHY, fmt.Sprintf("CPU %d has %d parts per million reserved, and the kernel admits only %d now: raise kernel.sched_rt_runtime_us",
-				cpu, consumed[cpu], bound)
+		case consumed[cpu] > now[cpu]:
+			is, message = health.HealthStatus_UNHEALTHY, fmt.Sprintf("CPU %d has %d parts per million reserved, and only %d can be kept now: raise kernel.sched_rt_runtime_us, bring the node's CPUs online, or delete pods",
+				cpu, consumed[cpu], now[cpu])
 		}
 		all = append(all, &health.DeviceHealth{
 			Device: &health.DeviceIdentifier{PoolName: n.name, DeviceName: inventory.DeviceName(cpu)},

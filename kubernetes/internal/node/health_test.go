@@ -13,6 +13,7 @@ import (
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	reservation "github.com/takt-dev/takt/kubernetes/api/v1alpha1"
+	"github.com/takt-dev/takt/kubernetes/internal/admission"
 	"github.com/takt-dev/takt/kubernetes/internal/enforce"
 	"github.com/takt-dev/takt/kubernetes/internal/inventory"
 	"github.com/takt-dev/takt/kubernetes/internal/topology"
@@ -64,7 +65,7 @@ func TestACoreThatCannotKeepItsReservationsIsUnhealthy(t *testing.T) {
 		}
 	}
 	n := &Node{name: nodeName, backend: enforce.Deadline{}}
-	n.offer = inventory.Offer{CPUs: []topology.CPU{{ID: 0}, {ID: 1}, {ID: 2}}}
+	n.offer = inventory.Offer{CPUs: []topology.CPU{{ID: 0}, {ID: 1}, {ID: 2}}, Most: 400_000, RootDomain: 3, Roams: true}
 	// CPU 3 is not offered any more, and a claim still has it.
 	n.claims = map[types.UID]*prepared{"claim": {Record: &Record{Requests: []Request{{Devices: []Device{{CPU: 2, PPM: 500_001}, {CPU: 3, PPM: 1}}}}}}}
 	got := map[string]health.HealthStatus{}
@@ -81,6 +82,20 @@ func TestACoreThatCannotKeepItsReservationsIsUnhealthy(t *testing.T) {
 	}
 	if !maps.Equal(got, want) {
 		t.Errorf("health is %v", got)
+	}
+	// Of three cores that were scheduled together one is offline: what is schedulable on two is less.
+	if err := os.WriteFile(filepath.Join(root, "proc/sys/kernel/sched_rt_runtime_us"), []byte("950000"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	n.offer.Most = 600_000
+	n.claims["claim"].Requests[0].Devices = []Device{{CPU: 2, PPM: 300_000}}
+	for policy, want := range map[admission.Policy]health.HealthStatus{
+		admission.Soft: health.HealthStatus_HEALTHY, admission.Guaranteed: health.HealthStatus_UNHEALTHY,
+	} {
+		n.config.Admission = policy
+		if got := n.health(root)[2]; got.Health != want {
+			t.Errorf("admission %s: %v", policy, got)
+		}
 	}
 	if err := os.Remove(filepath.Join(root, "proc/sys/kernel/sched_rt_runtime_us")); err != nil {
 		t.Fatal(err)

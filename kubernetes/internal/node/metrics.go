@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"net"
 	"net/http"
+	"slices"
 	"strconv"
 	"time"
 
@@ -13,6 +15,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"k8s.io/klog/v2"
 	health "k8s.io/kubelet/pkg/apis/dra-health/v1alpha1"
+
+	"github.com/takt-dev/takt/kubernetes/internal/admission"
 )
 
 // metrics are the agent's own counters; what is known of claims and cores is read when it is asked for, so
@@ -34,6 +38,9 @@ var (
 	coreBound  = prometheus.NewDesc("takt_node_core_bound_ppm", "Parts per million of the core that may be reserved.", ofCore, nil)
 	coreHealth = prometheus.NewDesc("takt_node_core_healthy", "1 if the core is online and the kernel still admits what is reserved on it, as the kubelet is told.", ofCore, nil)
 	coreTaken  = prometheus.NewDesc("takt_node_core_reserved_ppm", "Parts per million of the core that prepared claims hold.", ofCore, nil)
+
+	tardiness = prometheus.NewDesc("takt_node_tardiness_bound_seconds",
+		"How late a runtime may be given after its period's end by the reservations that prepared claims hold (Devi and Anderson 2005): 0 with admission guaranteed, infinite without a bound. Not of reservations with a deadline of their own.", nil, nil)
 
 	claimThreads   = prometheus.NewDesc("takt_reservation_threads", "Threads that hold a reservation of the request.", ofClaim, nil)
 	claimFree      = prometheus.NewDesc("takt_reservation_free", "Reservations of the request that no thread holds.", ofClaim, nil)
@@ -76,7 +83,7 @@ func (m *metrics) hook(name string) (end func()) {
 // Describe implements prometheus.Collector.
 func (m *metrics) Describe(to chan<- *prometheus.Desc) {
 	for _, desc := range []*prometheus.Desc{
-		coreBound, coreTaken, coreHealth, claimThreads, claimFree, claimLeftOut, claimCPU, claimSamples, claimExhausted, claimRestored, claimRevived,
+		coreBound, coreTaken, coreHealth, tardiness, claimThreads, claimFree, claimLeftOut, claimCPU, claimSamples, claimExhausted, claimRestored, claimRevived,
 	} {
 		to <- desc
 	}
@@ -103,9 +110,10 @@ func (m *metrics) Collect(to chan<- prometheus.Metric) {
 	n.mu.Lock()
 	consumed := n.consumed()
 	for _, cpu := range n.offer.CPUs {
-		gauge(coreBound, float64(n.offer.Bound), strconv.Itoa(cpu.ID))
+		gauge(coreBound, float64(n.offer.Capacity(cpu.ID)), strconv.Itoa(cpu.ID))
 		gauge(coreTaken, float64(consumed[cpu.ID]), strconv.Itoa(cpu.ID))
 	}
+	gauge(tardiness, n.tardiness())
 	n.mu.Unlock()
 	for _, c := range n.runningContainers() {
 		c.mu.Lock()
@@ -132,6 +140,25 @@ func (m *metrics) Collect(to chan<- prometheus.Metric) {
 		}
 		c.mu.Unlock()
 	}
+}
+
+// tardiness is how late a runtime may be, in seconds. Call with n.mu held.
+func (n *Node) tardiness() float64 {
+	if !n.offer.Roams || n.config.Admission == admission.Guaranteed {
+		return 0
+	}
+	var held []admission.Server
+	for _, claim := range n.claims {
+		for _, request := range claim.Requests {
+			server := admission.Server{Runtime: request.Parameters.Runtime.Nanoseconds(), Period: request.Parameters.Period.Nanoseconds()}
+			held = append(held, slices.Repeat([]admission.Server{server}, len(request.Devices))...)
+		}
+	}
+	late, bounded := admission.Tardiness(n.offer.RootDomain, held)
+	if !bounded {
+		return math.Inf(1)
+	}
+	return float64(late) / 1e9
 }
 
 // httpServer serves metrics and health.

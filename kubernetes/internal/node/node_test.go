@@ -160,7 +160,7 @@ func TestHostileClaimsAreRefusedWithAReasonForTheirUsers(t *testing.T) {
 		"not-offered":      {plain, func(c *resourceapi.ResourceClaim) { result(c).Device = "cpu-8000" }, "no longer offers"},
 		"more-than-bound": {strings.Replace(plain, "2ms", "19.9ms", 1), func(c *resourceapi.ResourceClaim) {
 			result(c).ConsumedCapacity[reservation.Bandwidth] = resource.MustParse("995k")
-		}, "above its bound"},
+		}, "one reservation at most"},
 		"same-core-twice": {plain, func(c *resourceapi.ResourceClaim) {
 			c.Status.Allocation.Devices.Results = append(c.Status.Allocation.Devices.Results, *result(c))
 		}, "twice"},

@@ -106,12 +106,23 @@ func Limits(root string) reservation.Limits {
 	return limits
 }
 
-// fairServer is the share of a core that the kernel keeps for ordinary threads from 6.12 on: 50 ms of every
-// second, unless debugfs says otherwise.
-const fairServer = 50_000
+// serverShare is the share of a core that each of the kernel's own servers has: 50 ms of every second, unless
+// debugfs says otherwise.
+const serverShare = 50_000
+
+// servers keep a share of each core for threads of other classes: since which kernel, and of which feature if
+// it may be absent.
+var servers = []struct {
+	name         string
+	major, minor int
+	feature      string
+}{
+	{"fair_server", 6, 12, ""},
+	{"ext_server", 7, 0, "sys/kernel/sched_ext"},
+}
 
 // Bound is how many parts per million of each core the kernel below root admits: the real-time share
-// (sched_rt_runtime_us of sched_rt_period_us) less that of the fair server. Without a limit it is the
+// (sched_rt_runtime_us of sched_rt_period_us) less those of the fair server and of the one for sched_ext. Without a limit it is the
 // kernel's default of 95 %, because then nothing but this bound keeps the node alive.
 func Bound(root string) (int64, error) {
 	runtime, err := readInt(filepath.Join(root, "proc/sys/kernel/sched_rt_runtime_us"))
@@ -129,51 +140,64 @@ func Bound(root string) (int64, error) {
 	if runtime >= 0 {
 		bound = runtime * reservation.WholeCore / period
 	}
-	server, err := fairServerShare(root)
-	if err != nil {
-		return 0, err
+	var taken int64
+	for _, server := range servers {
+		share, readable := shareOf(root, server.name)
+		if !readable {
+			since, err := atLeast(root, server.major, server.minor)
+			if err != nil {
+				return 0, err
+			}
+			if since && (server.feature == "" || exists(filepath.Join(root, server.feature))) {
+				share = serverShare
+			}
+		}
+		taken += share
 	}
-	if bound -= server; bound <= 0 {
-		return 0, fmt.Errorf("the kernel admits no reservation: kernel.sched_rt_runtime_us is %d of %d, the fair server takes %d ppm: raise the former",
-			runtime, period, server)
+	if bound -= taken; bound <= 0 {
+		return 0, fmt.Errorf("the kernel admits no reservation: kernel.sched_rt_runtime_us is %d of %d, its own servers take %d ppm: raise the former",
+			runtime, period, taken)
 	}
 	return bound, nil
 }
 
-func fairServerShare(root string) (int64, error) {
-	dir := filepath.Join(root, "sys/kernel/debug/sched/fair_server")
-	servers, err := os.ReadDir(dir)
+// shareOf is the greatest share that one of the kernel's servers has of a core; false if debugfs does not say.
+func shareOf(root, server string) (share int64, readable bool) {
+	dir := filepath.Join(root, "sys/kernel/debug/sched", server)
+	cpus, err := os.ReadDir(dir)
 	if err != nil {
-		return assumedFairServerShare(root)
+		return 0, false
 	}
-	var share int64
-	for _, server := range servers {
-		runtime, err := readInt(filepath.Join(dir, server.Name(), "runtime"))
+	for _, cpu := range cpus {
+		runtime, err := readInt(filepath.Join(dir, cpu.Name(), "runtime"))
 		if err != nil {
-			return assumedFairServerShare(root) // locked down
+			return 0, false // locked down
 		}
-		period, err := readInt(filepath.Join(dir, server.Name(), "period"))
+		period, err := readInt(filepath.Join(dir, cpu.Name(), "period"))
 		if err != nil || period <= 0 {
-			return assumedFairServerShare(root)
+			return 0, false
 		}
 		share = max(share, (runtime*reservation.WholeCore+period-1)/period)
 	}
-	return share, nil
+	return share, true
 }
 
-func assumedFairServerShare(root string) (int64, error) {
+// atLeast says whether the kernel is of this version or a later one.
+func atLeast(root string, major, minor int) (bool, error) {
 	text, err := os.ReadFile(filepath.Join(root, "proc/sys/kernel/osrelease"))
 	if err != nil {
-		return 0, fmt.Errorf("cannot read the kernel's version: %w", err)
+		return false, fmt.Errorf("cannot read the kernel's version: %w", err)
 	}
-	var major, minor int
-	if _, err := fmt.Sscanf(string(text), "%d.%d", &major, &minor); err != nil {
-		return 0, fmt.Errorf("cannot read the kernel's version %q: %w", strings.TrimSpace(string(text)), err)
+	var has [2]int
+	if _, err := fmt.Sscanf(string(text), "%d.%d", &has[0], &has[1]); err != nil {
+		return false, fmt.Errorf("cannot read the kernel's version %q: %w", strings.TrimSpace(string(text)), err)
 	}
-	if major > 6 || (major == 6 && minor >= 12) {
-		return fairServer, nil
-	}
-	return 0, nil
+	return has[0] > major || (has[0] == major && has[1] >= minor), nil
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
 }
 
 func readInt(path string) (int64, error) {

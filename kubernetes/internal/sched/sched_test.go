@@ -1,6 +1,7 @@
 package sched
 
 import (
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -177,5 +178,30 @@ func TestWhatTheKernelRefusesNamesTheThread(t *testing.T) {
 	err := Set(1<<22+1, Attr{Policy: Other})
 	if err == nil || !strings.Contains(err.Error(), "4194305") || !strings.Contains(err.Error(), syscall.ESRCH.Error()) {
 		t.Errorf("error is %v", err)
+	}
+}
+
+func TestTheServerForSchedExtTakesItsShareToo(t *testing.T) {
+	limits := map[string]string{"proc/sys/kernel/sched_rt_runtime_us": "950000", "proc/sys/kernel/sched_rt_period_us": "1000000"}
+	for name, tc := range map[string]struct {
+		release string
+		more    map[string]string
+		want    int64
+	}{
+		"7.0 with sched_ext":    {"7.0.3", map[string]string{"sys/kernel/sched_ext/state": "disabled"}, 850_000},
+		"7.0 without sched_ext": {"7.0.3", nil, 900_000},
+		"6.12 with sched_ext":   {"6.12.0", map[string]string{"sys/kernel/sched_ext/state": "disabled"}, 900_000},
+		"as debugfs says": {"7.1.0", map[string]string{
+			"sys/kernel/sched_ext/state":                      "enabled",
+			"sys/kernel/debug/sched/fair_server/cpu0/runtime": "50000000", "sys/kernel/debug/sched/fair_server/cpu0/period": "1000000000",
+			"sys/kernel/debug/sched/ext_server/cpu0/runtime": "20000000", "sys/kernel/debug/sched/ext_server/cpu0/period": "1000000000",
+		}, 880_000},
+	} {
+		files := map[string]string{"proc/sys/kernel/osrelease": tc.release}
+		maps.Copy(files, limits)
+		maps.Copy(files, tc.more)
+		if got, err := Bound(kernel(t, files)); got != tc.want || err != nil {
+			t.Errorf("%s: bound is %d, %v", name, got, err)
+		}
 	}
 }
