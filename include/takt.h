@@ -29,6 +29,11 @@
  * When the runtime goes away, calls fail with TAKT_E_DISCONNECTED. The session finds the runtime
  * again by itself and opens its streams, sources and sinks again; handles stay valid.
  *
+ * The end of the program. What was emitted is sent, however the program ends: with everything closed, by
+ * return or exit with nothing closed, by _exit, by a signal. The runtime goes on for 61 s unless its operator
+ * says otherwise (limits.linger_ms), and counts what it gives up. A runtime inside the process (see
+ * allow_embedded) sends for up to a second at return and exit; after _exit or a signal the rest is lost.
+ *
  * fork and exec. A session belongs to the process that opened it: in a forked child every call fails
  * with TAKT_E_FORKED, and the memory of buffers is not there. The child may close what it inherited
  * and open a session of its own. All file descriptors are close-on-exec.

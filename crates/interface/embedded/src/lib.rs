@@ -19,11 +19,18 @@
 //! assert_eq!(&*sink.consume(Wait::Forever)?, b"hello");
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
+//!
+//! # The end of the process
+//! Dropping the runtime, `exit` and the return of `main` wait until what was emitted is sent, up to
+//! [`Settings::linger`]. After `_exit` or a signal it is lost with the process: whoever needs it sent all the
+//! same uses a daemon.
 
 mod c_abi;
+mod exit;
 mod settings;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use takt_datapath::Datapath;
 use takt_datapath_udp::{UdpConfig, UdpDatapath};
@@ -53,10 +60,17 @@ pub enum Error {
     Session(#[from] takt::Error),
 }
 
-/// A runtime inside this process. Dropping it ends its sessions.
+/// A runtime inside this process. Dropping it sends what was emitted and ends its sessions.
 pub struct Embedded {
-    runtime: Runtime,
+    handle: RuntimeHandle,
     lane: Arc<InlineLane>,
+    linger: Duration,
+    /// The process that it runs in.
+    process: u32,
+    /// Its name at [`exit`].
+    name: u64,
+    /// There until it is dropped.
+    runtime: Option<Runtime>,
 }
 
 impl Embedded {
@@ -78,9 +92,18 @@ impl Embedded {
                 }),
             }
         }
+        let linger = settings.linger;
         let (runtime, lane) =
             Runtime::start_inline(settings.into_config(), &datapaths, unavailable)?;
-        Ok(Self { runtime, lane })
+        let handle = runtime.handle().clone();
+        Ok(Self {
+            name: exit::remember(handle.clone(), linger),
+            process: std::process::id(),
+            handle,
+            lane,
+            linger,
+            runtime: Some(runtime),
+        })
     }
 
     /// A session with this runtime.
@@ -101,8 +124,7 @@ impl Embedded {
             identity: "embedded".into(),
             ..Policy::default()
         };
-        self.runtime
-            .handle()
+        self.handle
             .connect(policy)
             .map_err(|_| Error::Stopped)?
             .map_err(Error::Connect)
@@ -110,7 +132,20 @@ impl Embedded {
 
     /// What an operator of the runtime would see and do.
     pub fn runtime(&self) -> &RuntimeHandle {
-        self.runtime.handle()
+        &self.handle
+    }
+}
+
+impl Drop for Embedded {
+    fn drop(&mut self) {
+        if self.process != std::process::id() {
+            // The parent's: its threads are not here.
+            std::mem::forget(self.runtime.take());
+            return;
+        }
+        exit::forget(self.name);
+        // It has stopped: then nothing is left to be sent.
+        let _ = self.handle.drain(self.linger);
     }
 }
 

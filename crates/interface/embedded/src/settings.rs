@@ -2,6 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::str::FromStr;
+use std::time::Duration;
 
 use takt_runtime::config::{Config, DEFAULT_PORT, Departure, Idle, LaneConfig};
 
@@ -22,6 +23,8 @@ pub struct Settings {
     pub core: Option<usize>,
     /// Messages with a launch time.
     pub departure: Departure,
+    /// How long the end of the runtime or of the process waits for what was emitted to be sent.
+    pub linger: Duration,
 }
 
 impl Default for Settings {
@@ -34,6 +37,7 @@ impl Default for Settings {
             idle: Idle::default(),
             core: None,
             departure: Departure::default(),
+            linger: Duration::from_secs(1),
         }
     }
 }

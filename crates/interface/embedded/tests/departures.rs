@@ -248,7 +248,7 @@ fn schedules_that_cannot_run_are_refused_by_reason_and_change_nothing() {
 }
 
 #[test]
-fn a_session_that_goes_takes_its_waiting_messages_with_it() {
+fn a_session_that_is_ended_takes_its_waiting_messages_with_it() {
     let pair = Pair::new(4);
     let other = pair.near.session("other").expect("session");
     let stream = other
@@ -263,7 +263,12 @@ fn a_session_that_goes_takes_its_waiting_messages_with_it() {
     until("frames wait", || {
         (pair.class().frames.queued > 2).then_some(())
     });
-    drop((source, stream, other));
+    let runtime = pair.near.runtime();
+    let sessions = runtime.sessions().expect("a runtime");
+    let ended = sessions.iter().find(|session| session.name == "other");
+    let ended = ended.expect("the session").session;
+    let done = runtime.end_session(ended, "enough".into());
+    assert!(done.expect("a runtime"));
     let frames = until("they are withdrawn", || {
         let frames = pair.class().frames;
         (frames.queued == 0).then_some(frames)

@@ -121,6 +121,9 @@ pub struct Limits {
     pub reassemblies: usize,
     /// How long an incomplete message may wait for its next fragment.
     pub reassembly_timeout: Duration,
+    /// How long what an application had emitted is still sent after it has left. A launch time may be
+    /// 60 s ahead.
+    pub linger: Duration,
 }
 
 impl Default for Limits {
@@ -131,6 +134,7 @@ impl Default for Limits {
             rx_bytes: 64 << 20,
             reassemblies: 64,
             reassembly_timeout: Duration::from_millis(500),
+            linger: Duration::from_secs(61),
         }
     }
 }

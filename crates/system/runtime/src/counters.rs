@@ -149,6 +149,8 @@ counters! {
         lost,
         /// Times that its rate limit held a message back.
         throttled,
+        /// Messages that it had emitted when it ended, and that were given up.
+        abandoned,
     }
 }
 

@@ -1,12 +1,13 @@
 //! Compiles C and C++ programs against the header and the library, and runs them beside a real runtime.
 
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::process::{Command, Output};
 use std::sync::OnceLock;
 
 use takt_embedded::{Embedded, Settings};
 use takt_runtime::config::ListenerConfig;
-use takt_runtime::policy::Policy;
+use takt_runtime::policy::{MappingPolicy, Policy};
 use takt_testing::{Directory, built, repository};
 
 /// A library of this workspace.
@@ -112,7 +113,7 @@ pub fn source(name: &str) -> PathBuf {
 
 /// A runtime with a socket for applications.
 pub struct Node {
-    _runtime: Embedded,
+    runtime: Embedded,
     scratch: Directory,
 }
 
@@ -120,27 +121,44 @@ impl Node {
     pub fn start() -> Self {
         let scratch = Directory::new();
         let settings = Settings {
+            address: Ipv4Addr::LOCALHOST.into(),
             port: 0,
             ..Settings::default()
         };
         let runtime = Embedded::start(settings).expect("a runtime");
+        let handle = runtime.runtime();
         let listener = ListenerConfig {
             path: scratch.join("takt.sock"),
             mode: 0o600,
             policy: Policy::default(),
         };
-        runtime
-            .runtime()
+        handle
             .set_listener(listener)
             .expect("the runtime runs")
             .expect("a socket");
-        Self {
-            _runtime: runtime,
-            scratch,
-        }
+        // Whoever of this host wants may be a peer.
+        let accept = vec!["127.0.0.0/8".parse().expect("a network")];
+        handle
+            .reload(MappingPolicy::default(), accept)
+            .expect("the runtime runs");
+        Self { runtime, scratch }
+    }
+
+    /// Two that know each other.
+    pub fn pair() -> [Self; 2] {
+        let nodes = [Self::start(), Self::start()];
+        let added = nodes[0].runtime.runtime().add_peer(nodes[1].address());
+        added.expect("the runtime runs");
+        nodes
     }
 
     pub fn socket(&self) -> PathBuf {
         self.scratch.join("takt.sock")
+    }
+
+    /// Where other runtimes find it.
+    pub fn address(&self) -> SocketAddr {
+        let status = self.runtime.runtime().status();
+        status.expect("the runtime runs").control_address
     }
 }

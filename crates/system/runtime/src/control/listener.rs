@@ -249,7 +249,8 @@ impl Control {
                     let there = self
                         .sessions
                         .values()
-                        .filter(|s| Arc::ptr_eq(&s.policy, &policy))
+                        // Those that left are bounded by `leave`.
+                        .filter(|s| Arc::ptr_eq(&s.policy, &policy) && s.leaving_until.is_none())
                         .count();
                     if !policy.uids.is_empty() && !policy.uids.contains(&uid) {
                         Some(Failure::new(
@@ -331,6 +332,7 @@ impl Control {
             sinks: Vec::new(),
             counters: Arc::default(),
             ending: false,
+            leaving_until: None,
             opening_sinks: Vec::new(),
             closing_sources: Vec::new(),
             closing_sinks: Vec::new(),

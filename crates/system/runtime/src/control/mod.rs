@@ -513,6 +513,7 @@ impl Control {
             let text = format!("not attached within {} s", ATTACH_WITHIN.as_secs());
             self.end_session(id, Some(Failure::new(ErrorCode::TimedOut, text)));
         }
+        self.end_overdue(now);
         if let Some(drain) = &self.drain {
             self.next_tick = self
                 .next_tick
@@ -604,7 +605,8 @@ impl Control {
         let busy = self
             .sessions
             .values()
-            .any(|s| !s.ending && s.sources.iter().any(Option::is_some));
+            .filter(|s| !s.ending || s.leaving_until.is_some())
+            .any(|s| s.sources.iter().any(Option::is_some));
         if busy && self.now() < drain.deadline {
             return;
         }

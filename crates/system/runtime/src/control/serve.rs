@@ -3,12 +3,13 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::time::Duration;
 
 use takt_session::message::{Envelope, Reply, Request};
 use takt_session::{ErrorCode, Failure, Qos, transport};
 
 use super::Control;
-use super::session::{OpeningSink, Stream};
+use super::session::{OpeningSink, Session, Stream};
 use crate::lane::{Command, SourceTarget};
 
 /// Requests answered for one application before others are looked at.
@@ -383,10 +384,11 @@ impl Control {
         if std::mem::replace(&mut session.ending, true) {
             return;
         }
-        let (name, identity, attached) = (
+        let (name, identity, attached, left) = (
             session.name.clone(),
             session.policy.identity.clone(),
             session.arena.is_some(),
+            reason.is_none(),
         );
         match &reason {
             Some(failure) => {
@@ -402,16 +404,58 @@ impl Control {
         if let Some(failure) = reason {
             self.say_ended(id, &failure);
         }
-        if attached {
-            if let Some(session) = self.sessions.get(&id) {
-                self.lanes[session.lane]
-                    .handle
-                    .send(Command::RemoveSession(id.into()));
-            }
-        } else {
-            self.forget_session(id);
+        match (attached, left) {
+            (false, _) => self.forget_session(id),
+            (true, true) => self.leave(id),
+            (true, false) => self.remove_session(id),
         }
         self.publish_subscriptions();
+    }
+
+    /// The application has left: its lane sends what it had emitted, for a while. A tenant has as many
+    /// such sessions as it may have others: the oldest one gives way.
+    fn leave(&mut self, id: u32) {
+        let until = self.now() + self.config.limits.linger;
+        let Some(session) = self.sessions.get_mut(&id) else {
+            return;
+        };
+        session.leaving_until = Some(until);
+        let policy = session.policy.clone();
+        let lane = &self.lanes[session.lane].handle;
+        lane.send(Command::LeaveSession(id.into()));
+        self.next_tick = self.next_tick.min(until);
+        let of_tenant = |s: &&Session| Arc::ptr_eq(&s.policy, &policy);
+        let leaving = self.sessions.values().filter(of_tenant);
+        let leaving = leaving.filter_map(|s| Some((s.leaving_until?, s.id as u32)));
+        let (count, oldest) = leaving.fold((0, None), |(count, oldest), one| {
+            (count + 1, Some(oldest.map_or(one, |other| one.min(other))))
+        });
+        if let Some((_, oldest)) = oldest.filter(|_| count > policy.sessions) {
+            self.remove_session(oldest);
+        }
+    }
+
+    /// Ends the sessions of applications that left and whose messages were not all sent in time.
+    pub(super) fn end_overdue(&mut self, now: Duration) {
+        let leaving = self
+            .sessions
+            .values()
+            .filter_map(|s| Some((s.leaving_until?, s.id as u32)));
+        let (overdue, waiting): (Vec<_>, Vec<_>) = leaving.partition(|(until, _)| now >= *until);
+        for (_, id) in overdue {
+            self.remove_session(id);
+        }
+        if let Some((until, _)) = waiting.into_iter().min() {
+            self.next_tick = self.next_tick.min(until);
+        }
+    }
+
+    fn remove_session(&mut self, id: u32) {
+        if let Some(session) = self.sessions.get_mut(&id) {
+            session.leaving_until = None;
+            let lane = &self.lanes[session.lane].handle;
+            lane.send(Command::RemoveSession(id.into()));
+        }
     }
 
     /// Nothing of the session is left on its lane.
@@ -419,6 +463,10 @@ impl Control {
         // A session that its lane ended by itself says why in an event before this one.
         if let Some(session) = self.sessions.remove(&id) {
             self.lanes[session.lane].sessions -= 1;
+            let abandoned = session.counters.abandoned.get();
+            if abandoned > 0 {
+                tracing::warn!(session = id, name = %session.name, identity = %session.policy.identity, abandoned, "messages of a session that has ended were given up");
+            }
             if session.arena.is_some() {
                 let identity = session.policy.identity.clone();
                 let (ended, counters) = self.ended.entry(identity).or_default();

@@ -44,8 +44,10 @@ pub struct Session {
     pub sources: Vec<Option<Endpoint>>,
     pub sinks: Vec<Option<Endpoint>>,
     pub counters: Arc<SessionCounters>,
-    /// `RemoveSession` was sent to the lane.
+    /// It has ended: the lane was told.
     pub ending: bool,
+    /// The application has left, and its lane sends what it had emitted until then.
+    pub leaving_until: Option<Duration>,
     /// Sinks that the lane does not have yet.
     pub opening_sinks: Vec<OpeningSink>,
     /// Requests to close that the lane has not answered: request number by endpoint.

@@ -69,7 +69,7 @@ impl State {
                 continue;
             };
             s.publish();
-            if s.closing && step == Step::Empty && !session.throttled && s.departing == 0 {
+            if step == Step::Empty && s.is_finished() {
                 self.finished_sources.push((at, source));
             }
         }

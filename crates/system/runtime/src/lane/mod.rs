@@ -71,6 +71,8 @@ const PUBLISH_EVERY: u32 = 256;
 pub enum Command {
     /// A new session.
     AddSession(Box<LaneSession>),
+    /// The application has left: send what it had emitted, then hand the session back.
+    LeaveSession(u64),
     /// The session has ended: hand it back.
     RemoveSession(u64),
     /// A new source of a session.
@@ -645,6 +647,7 @@ impl Lane {
                 lane: self.index,
                 number,
             });
+            self.remove_if_left(at);
         }
         for (at, failure) in self.state.tenants.take_failed() {
             let Some(session) = self.state.tenants.sessions.get(at).map(|s| s.id) else {
@@ -742,6 +745,7 @@ impl Lane {
                         .fail(at, Failure::new(ErrorCode::System, text));
                 }
             }
+            Command::LeaveSession(id) => self.leave_session(id),
             Command::RemoveSession(id) => self.remove_session(id),
             Command::AddSource {
                 session,
@@ -796,9 +800,8 @@ impl Lane {
                 let Some(s) = self.state.tenants.sessions.get_mut(at) else {
                     return;
                 };
-                if let Some(Some(source)) = s.sources.get_mut(source) {
-                    source.closing = true;
-                    s.active = true;
+                if let Err(failure) = s.close_source(source) {
+                    self.state.tenants.fail(at, failure);
                 }
             }
             Command::AddSink {
@@ -965,6 +968,31 @@ impl Lane {
         self.close_channel_if_unused(removed.channel);
     }
 
+    /// The application has left: nobody reads its sinks any more, and what it had emitted is sent.
+    fn leave_session(&mut self, id: u64) {
+        let Some(&at) = self.by_session.get(&id) else {
+            return;
+        };
+        let Some(session) = self.state.tenants.sessions.get_mut(at) else {
+            return;
+        };
+        let (left, sinks) = (session.leave(), session.sinks.len());
+        for sink in 0..sinks {
+            self.remove_sink(at, sink);
+        }
+        match left {
+            Ok(()) => self.remove_if_left(at),
+            Err(failure) => self.state.tenants.fail(at, failure),
+        }
+    }
+
+    fn remove_if_left(&mut self, at: usize) {
+        let session = self.state.tenants.sessions.get(at);
+        if let Some(id) = session.filter(|s| s.has_left()).map(|s| s.id) {
+            self.remove_session(id);
+        }
+    }
+
     fn remove_session(&mut self, id: u64) {
         let Some(at) = self.by_session.remove(&id) else {
             return;
@@ -973,12 +1001,15 @@ impl Lane {
             return;
         };
         let (sources, sinks) = (session.sources.len(), session.sinks.len());
+        for sink in 0..sinks {
+            self.remove_sink(at, sink);
+        }
+        if let Some(session) = self.state.tenants.sessions.get_mut(at) {
+            session.abandon();
+        }
         self.withdraw(|piece| piece.session == at);
         for source in 0..sources {
             self.remove_source(at, source);
-        }
-        for sink in 0..sinks {
-            self.remove_sink(at, sink);
         }
         let session = self.state.tenants.sessions.remove(at);
         // Fails only if adding did.

@@ -72,8 +72,9 @@ pub struct LaneSource {
     pub current: Option<InProgress>,
     /// Frames of its messages that wait in schedulers.
     pub departing: u32,
-    /// The application has closed it: goes once its ring is empty.
-    pub closing: bool,
+    /// Once the application has closed it: how many of the messages in its ring are still to be taken. It
+    /// goes after the last one, whatever is emitted later.
+    closing: Option<u32>,
 }
 
 /// A message that is being sent to remote lanes.
@@ -154,6 +155,8 @@ pub struct LaneSession {
     pub departing: u32,
     /// Its rate limit holds messages back.
     pub throttled: bool,
+    /// The application has left: the session goes with its last source.
+    leaving: bool,
     pub counters: Arc<SessionCounters>,
 }
 
@@ -206,13 +209,32 @@ impl LaneSource {
             completions: Producer::attach(arena, block.completion_ring(), block.depth)?,
             current: None,
             departing: 0,
-            closing: false,
+            closing: None,
         })
     }
 
     /// Where the lane tells how many of its messages have left.
     pub fn left(&self) -> Arc<Counter> {
         self.left.clone()
+    }
+
+    /// The application has closed it.
+    fn close(&mut self) -> Result<(), Failure> {
+        if self.closing.is_none() {
+            let left = self.tx.available();
+            self.closing = Some(left.map_err(|e| ring_violation("transmit ring", &e))?);
+        }
+        Ok(())
+    }
+
+    /// Closed, and nothing of it is on its way any more.
+    pub fn is_finished(&self) -> bool {
+        self.closing == Some(0) && self.current.is_none() && self.departing == 0
+    }
+
+    /// Messages that wait in its ring. One that shows the impossible holds none.
+    fn waiting(&mut self) -> u32 {
+        self.closing.or(self.tx.available().ok()).unwrap_or(0)
     }
 
     /// Shows taken descriptors and completions to the application.
@@ -278,8 +300,41 @@ impl LaneSession {
             active: true,
             departing: 0,
             throttled: false,
+            leaving: false,
             counters: parts.counters,
         }
+    }
+
+    /// The application has closed a source.
+    pub fn close_source(&mut self, source: usize) -> Result<(), Failure> {
+        self.active = true;
+        match self.sources.get_mut(source) {
+            Some(Some(source)) => source.close(),
+            _ => Ok(()),
+        }
+    }
+
+    /// The application has left. What it had emitted is still sent.
+    pub fn leave(&mut self) -> Result<(), Failure> {
+        self.leaving = true;
+        (0..self.sources.len()).try_for_each(|source| self.close_source(source))
+    }
+
+    /// The application has left, and nothing of it is on its way any more.
+    pub fn has_left(&self) -> bool {
+        self.leaving && self.sources.iter().all(Option::is_none)
+    }
+
+    /// The session ends as it is, without its sinks: counts what was emitted and is not sent.
+    pub fn abandon(&mut self) {
+        let sources = self.sources.iter_mut().flatten();
+        let waiting: u64 = sources.map(LaneSource::waiting).map(u64::from).sum();
+        let mut sources = self.sources.iter().flatten();
+        let taken = match sources.any(|s| s.current.is_some() || s.departing > 0) {
+            true => self.tx_holders.iter().filter(|&&held| held > 0).count() as u64,
+            false => 0,
+        };
+        self.counters.abandoned.add(taken + waiting);
     }
 
     /// Whether its tenant may use a traffic class.
@@ -317,12 +372,18 @@ impl LaneSession {
         let Some(Some(s)) = self.sources.get_mut(source) else {
             return Ok(None);
         };
+        if s.closing == Some(0) {
+            return Ok(None);
+        }
         let Some(descriptor) =
             s.tx.pop()
                 .map_err(|e| ring_violation("transmit ring", &e))?
         else {
             return Ok(None);
         };
+        if let Some(left) = &mut s.closing {
+            *left -= 1;
+        }
         let length = descriptor.length as usize;
         if length > self.max_message {
             return Err(violation(format!(

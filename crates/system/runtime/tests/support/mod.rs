@@ -56,6 +56,14 @@ pub fn start(config: Config) -> Runtime {
     Runtime::start(config, &[udp], Vec::new()).expect("runtime starts")
 }
 
+/// A connection to a listening socket.
+pub fn connect(path: &std::path::Path) -> OwnedFd {
+    let socket = transport::socket().expect("a socket");
+    let address = rustix::net::SocketAddrUnix::new(path).expect("a path");
+    rustix::net::connect(&socket, &address).expect("somebody listens");
+    socket
+}
+
 pub struct App {
     pub socket: OwnedFd,
     pub arena: Arc<Arena>,
@@ -84,10 +92,16 @@ impl App {
     }
 
     pub fn attach_with(handle: &RuntimeHandle, policy: Policy) -> Self {
-        let socket = handle
-            .connect(policy)
-            .expect("running")
-            .expect("socket pair");
+        Self::over(
+            handle
+                .connect(policy)
+                .expect("running")
+                .expect("socket pair"),
+        )
+    }
+
+    /// Attaches over a connected socket.
+    pub fn over(socket: OwnedFd) -> Self {
         let attach = Request::Attach {
             name: "test".into(),
             tx_bytes: 0,

@@ -34,7 +34,7 @@ same_fields!(ChannelReading => ChannelCounters {
     dropped_full, dropped_memory,
 });
 same_fields!(SessionReading => SessionCounters {
-    emitted, emitted_bytes, delivered, dropped_full, dropped_memory, lost, throttled,
+    emitted, emitted_bytes, delivered, dropped_full, dropped_memory, lost, throttled, abandoned,
 });
 same_fields!(NetworkReading => NetworkCounters {
     sent, sent_bytes, foreign, refused, unknown, unreachable,

@@ -245,6 +245,8 @@ pub struct Limits {
     pub reassemblies: usize,
     /// How long an incomplete message may wait for its next fragment, milliseconds.
     pub reassembly_timeout_ms: u64,
+    /// How long what an application had emitted is still sent after it has left, milliseconds.
+    pub linger_ms: u64,
 }
 
 impl Default for Limits {
@@ -255,6 +257,7 @@ impl Default for Limits {
             rx_bytes: Written(Bytes(64 << 20)),
             reassemblies: 64,
             reassembly_timeout_ms: 500,
+            linger_ms: 61_000,
         }
     }
 }

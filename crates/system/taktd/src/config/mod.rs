@@ -127,6 +127,7 @@ impl From<File> for Settings {
                 rx_bytes: size(file.limits.rx_bytes.0.0),
                 reassemblies: file.limits.reassemblies,
                 reassembly_timeout: Duration::from_millis(file.limits.reassembly_timeout_ms),
+                linger: Duration::from_millis(file.limits.linger_ms),
             },
             departure: Departure {
                 late: match file.departure.late {

@@ -29,6 +29,8 @@ const LARGEST_REGION: u64 = 1 << 36;
 const LONGEST_DRAIN: u64 = 3600;
 /// Longest wait for a fragment, milliseconds.
 const LONGEST_REASSEMBLY: u64 = 60_000;
+/// Longest time for which what an application had emitted is sent after it has left, milliseconds.
+const LONGEST_LINGER: u64 = 3_600_000;
 /// Most tolerance of a launch time, microseconds.
 const LONGEST_TOLERANCE: u32 = 1_000_000;
 
@@ -368,6 +370,13 @@ fn limits(file: &File, document: &Document<'_>) -> Checked {
             document,
             way!["limits", "reassembly_timeout_ms"],
             format!("write 1 to {LONGEST_REASSEMBLY} milliseconds"),
+        );
+    }
+    if limits.linger_ms > LONGEST_LINGER {
+        return fault(
+            document,
+            way!["limits", "linger_ms"],
+            format!("write 0 to {LONGEST_LINGER} milliseconds"),
         );
     }
     Ok(())

@@ -200,6 +200,7 @@ fn every_key_is_read() {
         rx_bytes = "3 MiB"
         reassemblies = 5
         reassembly_timeout_ms = 6
+        linger_ms = 7
         [mapping]
         fast_frugal = ["xdp"]
         fast_unlimited = ["dpdk"]
@@ -301,6 +302,7 @@ fn every_key_is_read() {
             rx_bytes: 3 << 20,
             reassemblies: 5,
             reassembly_timeout: Duration::from_millis(6),
+            linger: Duration::from_millis(7),
         }
     );
     assert_eq!(config.mapping.fast_frugal, ["xdp"]);
@@ -627,6 +629,11 @@ fn every_fault_names_line_key_value_and_remedy() {
             "[limits]\nreassembly_timeout_ms = 0",
             "`limits.reassembly_timeout_ms` = 0",
             "milliseconds",
+        ),
+        (
+            "[limits]\nlinger_ms = 3600001",
+            "`limits.linger_ms` = 3600001",
+            "0 to 3600000 milliseconds",
         ),
         (
             "[mapping]\nfast_frugal = [\"xdp\", \"rdma\"]",

@@ -418,6 +418,9 @@ fn help(subject: &str, field: &str) -> Option<&'static str> {
         ("channel", "received_bytes") => "Payload bytes that arrived from other nodes",
         ("channel", "late") => "Messages that arrived after they had been counted as lost",
         ("tenant", "lost") => "Messages for its sinks that never arrived",
+        ("tenant", "abandoned") => {
+            "Messages that sessions had emitted when they ended, and that were given up"
+        }
         ("tenant", "throttled") => "Times that the rate limit held a message back",
         ("tenant", "ended_sessions") => "Sessions that have ended",
         ("listener", "refused") => "Connections refused",
