@@ -258,3 +258,35 @@ fn requests_that_make_no_sense_are_refused_and_change_nothing() {
     );
     a.source(stream, 1, 0);
 }
+
+#[test]
+fn large_messages_that_are_held_leave_room_for_small_ones() {
+    let runtime = start(config(free_port(), &[]));
+    let (mut a, mut b) = (App::attach(runtime.handle()), App::attach(runtime.handle()));
+    let (sa, sb) = (a.stream(Qos::slow()), b.stream(Qos::slow()));
+    // A region of 64 MiB that holds what large messages may take of it, in two sinks.
+    let mut sinks = [b.sink(sb, 5, 0), b.sink(sb, 6, 0)];
+    let (mut five, mut six) = (a.source(sa, 5, 0), a.source(sa, 6, 0));
+    let large = pattern(16 << 20, 1);
+    for source in [&mut five, &mut six] {
+        for _ in 0..3 {
+            a.emit(source, 0, &large, 0);
+            a.completion(source);
+        }
+    }
+    let mut held = Vec::new();
+    for sink in &mut sinks {
+        while let Some(descriptor) = sink.rx.pop().expect("ring") {
+            held.push(descriptor);
+        }
+    }
+    assert_eq!(held.len(), 3, "the share of large messages");
+    for number in 0..1000u32 {
+        a.emit(&mut five, 0, &number.to_le_bytes(), 0);
+        a.completion(&mut five);
+        let (_, bytes) = b.receive(&mut sinks[0]);
+        assert_eq!(bytes, number.to_le_bytes());
+    }
+    let dropped = runtime.handle().sessions().expect("running")[1].counters;
+    assert_eq!((dropped.dropped_memory, dropped.dropped_full), (3, 0));
+}

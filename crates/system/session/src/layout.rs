@@ -234,6 +234,15 @@ pub enum SinkCounter {
     Lost = 3,
 }
 
+/// Longest message that may take the share of the receive region that large messages have no part in, bytes.
+pub const SMALL_MESSAGE: usize = 64 << 10;
+
+/// Bytes of a receive region that messages of more than [`SMALL_MESSAGE`] may take together; a single one may
+/// take more.
+pub const fn large_share(rx_bytes: usize) -> usize {
+    rx_bytes - rx_bytes / 8
+}
+
 /// Where the parts of an arena lie. Told by the runtime, checked by the application.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ArenaMap {

@@ -200,6 +200,7 @@ impl State {
 
     fn complete(&mut self, assembly: usize) {
         let message = self.reassembly.get(assembly);
+        let key = message.key;
         let meta = Meta {
             length: message.length,
             class: message.class,
@@ -225,6 +226,10 @@ impl State {
             }
         }
         self.reassembly.end(assembly);
+        while let Some(earlier) = self.reassembly.superseded(&key) {
+            self.counters.reassembly_expired.add(1);
+            self.abandon(earlier);
+        }
     }
 
     /// Gives up messages whose fragments have stopped coming.

@@ -12,6 +12,7 @@ pub mod idle;
 mod ingress;
 pub mod network;
 mod reassembly;
+mod receive;
 mod remote;
 pub mod session;
 mod tenants;

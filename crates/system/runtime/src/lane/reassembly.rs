@@ -240,6 +240,19 @@ impl Reassembly {
         found
     }
 
+    /// A message of the same source that was begun before this one, which is complete. A source sends its messages
+    /// one after the other over one path: what is missing of an earlier one does not come any more.
+    pub fn superseded(&self, by: &Key) -> Option<usize> {
+        if self.used == 0 {
+            return None;
+        }
+        self.matching(|key| {
+            let earlier = by.sequence.wrapping_sub(key.sequence);
+            (key.remote, key.channel, key.source) == (by.remote, by.channel, by.source)
+                && (1..1 << 31).contains(&earlier)
+        })
+    }
+
     /// Forgets targets that are gone.
     pub fn retain_targets(&mut self, mut keep: impl FnMut(&Target) -> bool) {
         for slot in self.slots.iter_mut().filter(|s| s.used) {
@@ -328,6 +341,28 @@ mod tests {
         reassembly.end(at);
         assert_eq!(reassembly.expired(1000), None);
         assert!(reassembly.find(KEY).is_none());
+    }
+
+    #[test]
+    fn a_message_that_is_complete_supersedes_earlier_ones_of_its_source_alone() {
+        let mut reassembly = Reassembly::new(8, 1 << 20, Duration::from_secs(1));
+        let key = |source, sequence| Key {
+            source,
+            sequence,
+            ..KEY
+        };
+        let mut begin = |key: Key| {
+            let begun = reassembly.begin(key, 0, &header(1000, 500), 0);
+            begun.expect("free")
+        };
+        let before_wrap = begin(key(0, u32::MAX));
+        let (later, done) = (begin(key(0, 3)), begin(key(0, 2)));
+        begin(key(1, 1));
+        reassembly.end(done);
+        assert_eq!(reassembly.superseded(&key(0, 2)), Some(before_wrap));
+        reassembly.end(before_wrap);
+        assert_eq!(reassembly.superseded(&key(0, 2)), None);
+        assert_eq!(reassembly.superseded(&key(0, 4)), Some(later));
     }
 
     #[test]

@@ -11,12 +11,12 @@ use takt_session::layout::{
 };
 use takt_session::{ErrorCode, Failure};
 use takt_shm::{
-    Arena, Buddy, CHUNK, Consumer, LaneBellHost, Producer, RingError, SharedSlice, SinkBellHost,
-    Wake,
+    Arena, CHUNK, Consumer, LaneBellHost, Producer, RingError, SharedSlice, SinkBellHost, Wake,
 };
 use takt_time::{TaiTime, TrafficClass};
 
 use super::network::Owner;
+use super::receive::{ReceiveMemory, is_large};
 use super::remote::Cut;
 use crate::counters::{Counter, SessionCounters};
 use crate::policy::Rate;
@@ -113,8 +113,8 @@ pub struct LaneSink {
     outstanding: u32,
     /// Of those, chunks of the transmit region, in the order of their delivery.
     own: VecDeque<u32>,
-    /// Receive memory it holds, bytes.
-    held: usize,
+    /// Receive memory it holds, bytes: for small messages, and for large ones.
+    held: [usize; 2],
     /// Staged entries are waiting to be shown.
     pub pending: bool,
     delivered: u64,
@@ -132,7 +132,7 @@ pub struct LaneSession {
     arena: Arc<Arena>,
     map: ArenaMap,
     pub bell: LaneBellHost,
-    rx: Buddy,
+    rx: ReceiveMemory,
     /// Per chunk of the receive region: 1 + the sink that the message starting there was placed for.
     rx_owner: Vec<u16>,
     /// Per chunk of the transmit region: how many hold the message that starts there (the lane itself
@@ -264,7 +264,7 @@ impl LaneSink {
             block,
             outstanding: 0,
             own: VecDeque::with_capacity(MOST_OWN),
-            held: 0,
+            held: [0; 2],
             pending: false,
             delivered: 0,
             dropped_full: 0,
@@ -280,7 +280,7 @@ impl LaneSession {
         Self {
             id: parts.id,
             tenant: parts.tenant,
-            rx: Buddy::new(parts.map.rx_bytes),
+            rx: ReceiveMemory::new(parts.map.rx_bytes),
             arena: parts.arena,
             map: parts.map,
             bell: parts.bell,
@@ -549,15 +549,12 @@ impl LaneSession {
         }
         // A sink that never consumes may not take the memory of its session's other sinks.
         let quota = (self.map.rx_bytes / 2).max(length);
-        if self.sinks[sink]
-            .as_ref()
-            .is_some_and(|s| s.held + length > quota)
-        {
+        let kind = usize::from(is_large(length));
+        let exceeded =
+            |s: &Option<LaneSink>| s.as_ref().is_some_and(|s| s.held[kind] + length > quota);
+        if exceeded(&self.sinks[sink]) {
             self.reclaim(sink)?;
-            if self.sinks[sink]
-                .as_ref()
-                .is_some_and(|s| s.held + length > quota)
-            {
+            if exceeded(&self.sinks[sink]) {
                 return Ok(Err(self.dropped(sink, Delivery::DroppedMemory)));
             }
         }
@@ -573,7 +570,7 @@ impl LaneSession {
         };
         self.rx_owner[chunk as usize] = sink as u16 + 1;
         if let Some(Some(s)) = self.sinks.get_mut(sink) {
-            s.held += self.rx.block_len(chunk).unwrap_or(0);
+            s.held[kind] += self.rx.block_len(chunk);
             // Reserved from now on: fragments of a message arrive over a while.
             s.outstanding += 1;
         }
@@ -667,7 +664,9 @@ impl LaneSession {
             )));
         }
         self.rx_owner[chunk as usize] = 0;
-        s.held = s.held.saturating_sub(self.rx.block_len(chunk).unwrap_or(0));
+        let bytes = self.rx.block_len(chunk);
+        let held = &mut s.held[usize::from(is_large(bytes))];
+        *held = held.saturating_sub(bytes);
         s.outstanding -= 1;
         self.rx
             .free(chunk)
@@ -768,7 +767,7 @@ impl LaneSession {
     /// Closes a sink and frees all memory that it holds: its application no longer looks at it.
     pub fn remove_sink(&mut self, sink: usize) -> Option<LaneSink> {
         let mut removed = self.sinks.get_mut(sink)?.take()?;
-        if removed.held > 0 {
+        if removed.held != [0; 2] {
             let owner = sink as u16 + 1;
             for chunk in 0..self.rx_owner.len() {
                 if self.rx_owner[chunk] == owner {
