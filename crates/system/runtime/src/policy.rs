@@ -1,6 +1,7 @@
 //! What the applications behind a listening socket may do, and how streams map to datapaths.
 
 use std::ops::RangeInclusive;
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
 
 use takt_datapath::{Capabilities, DatapathKind};
 use takt_session::{
@@ -21,9 +22,9 @@ pub struct Policy {
     pub read: Vec<RangeInclusive<u64>>,
     /// Traffic classes it may use, a bit each.
     pub classes: u8,
-    /// Most messages per second of a session; 0 = unlimited.
+    /// Most messages per second of all its sessions together; 0 = unlimited.
     pub messages_per_second: u64,
-    /// Most payload bytes per second of a session; 0 = unlimited.
+    /// Most payload bytes per second of all its sessions together; 0 = unlimited.
     pub bytes_per_second: u64,
     /// Most bytes of a session's arena.
     pub memory: usize,
@@ -224,13 +225,56 @@ impl MappingPolicy {
     }
 }
 
-/// A token bucket: holds a session to its rates. A message longer than the bucket passes when the
-/// bucket is not in debt, and is paid for afterwards.
-#[derive(Clone, Copy, Debug)]
-pub struct Rate {
-    per_second: u64,
+/// What the sessions of a tenant may send together, on whatever lanes they are.
+#[derive(Debug)]
+pub struct Rates {
+    messages: Rate,
+    bytes: Rate,
+}
+
+impl Rates {
+    /// Those of a policy.
+    pub fn new(policy: &Policy) -> Self {
+        Self {
+            messages: Rate::new(policy.messages_per_second),
+            bytes: Rate::new(policy.bytes_per_second),
+        }
+    }
+
+    /// Those of a policy from now on.
+    pub fn set(&self, policy: &Policy) {
+        self.messages.set(policy.messages_per_second);
+        self.bytes.set(policy.bytes_per_second);
+    }
+
+    /// Whether a message may pass now.
+    #[inline]
+    pub fn ready(&self, now_ns: i64) -> bool {
+        self.messages.ready(now_ns) && self.bytes.ready(now_ns)
+    }
+
+    /// From when on a message may pass, TAI nanoseconds.
+    pub fn ready_at(&self) -> i64 {
+        self.messages.ready_at().max(self.bytes.ready_at())
+    }
+
+    /// Pays for a message of so many bytes that passes.
+    #[inline]
+    pub fn take(&self, bytes: u32, now_ns: i64) {
+        self.messages.take(1, now_ns);
+        self.bytes.take(bytes.into(), now_ns);
+    }
+}
+
+/// A token bucket of several lanes: the generic cell rate algorithm (ITU-T I.371, annex A). A message longer
+/// than the bucket passes when the bucket is not in debt, and is paid for afterwards. Lanes that take at the
+/// very same time may all pass once more than one alone would; each pays.
+#[derive(Debug)]
+struct Rate {
+    /// 0 = unlimited.
+    per_second: AtomicU64,
     /// When the bucket is empty of debt: tokens are ready from here on, TAI nanoseconds.
-    ready_at: i64,
+    ready_at: AtomicI64,
 }
 
 /// A bucket holds the tokens of this many nanoseconds: such bursts are let through.
@@ -238,29 +282,45 @@ const BURST_NANOS: i64 = 10_000_000;
 
 impl Rate {
     /// `per_second` tokens a second; 0 = unlimited. Starts full.
-    pub fn new(per_second: u64, now_ns: i64) -> Self {
+    fn new(per_second: u64) -> Self {
         Self {
-            per_second,
-            ready_at: now_ns.saturating_sub(BURST_NANOS),
+            per_second: AtomicU64::new(per_second),
+            ready_at: AtomicI64::new(i64::MIN),
         }
+    }
+
+    /// Another rate, with a full bucket.
+    fn set(&self, per_second: u64) {
+        self.per_second.store(per_second, Relaxed);
+        self.ready_at.store(i64::MIN, Relaxed);
     }
 
     /// Whether a message may pass now.
-    pub fn ready(&self, now_ns: i64) -> bool {
-        self.per_second == 0 || now_ns >= self.ready_at
+    #[inline]
+    fn ready(&self, now_ns: i64) -> bool {
+        self.per_second.load(Relaxed) == 0 || now_ns >= self.ready_at.load(Relaxed)
+    }
+
+    fn ready_at(&self) -> i64 {
+        match self.per_second.load(Relaxed) {
+            0 => i64::MIN,
+            _ => self.ready_at.load(Relaxed),
+        }
     }
 
     /// Pays for a message that passes.
-    pub fn take(&mut self, tokens: u64, now_ns: i64) {
-        if self.per_second == 0 {
+    #[inline]
+    fn take(&self, tokens: u64, now_ns: i64) {
+        let per_second = self.per_second.load(Relaxed);
+        if per_second == 0 {
             return;
         }
-        let cost = (u128::from(tokens) * 1_000_000_000).div_ceil(u128::from(self.per_second));
+        let cost = (u128::from(tokens) * 1_000_000_000).div_ceil(u128::from(per_second));
         let cost = i64::try_from(cost).unwrap_or(i64::MAX);
-        self.ready_at = self
-            .ready_at
-            .max(now_ns.saturating_sub(BURST_NANOS))
-            .saturating_add(cost);
+        let full = now_ns.saturating_sub(BURST_NANOS);
+        let pay = |ready_at: i64| Some(ready_at.max(full).saturating_add(cost));
+        // Never fails: `pay` always has an answer.
+        let _ = self.ready_at.fetch_update(Relaxed, Relaxed, pay);
     }
 }
 
@@ -354,7 +414,7 @@ mod tests {
 
     #[test]
     fn a_rate_lets_its_tokens_through_and_no_more_over_time() {
-        let mut rate = Rate::new(1000, 0);
+        let rate = Rate::new(1000);
         let mut passed = 0;
         for now in (0..10_000_000_000i64).step_by(100_000) {
             if rate.ready(now) {
@@ -366,8 +426,31 @@ mod tests {
     }
 
     #[test]
+    fn lanes_that_share_a_rate_get_no_more_than_one_lane() {
+        let policy = Policy {
+            messages_per_second: 1000,
+            ..Policy::default()
+        };
+        let rates = Rates::new(&policy);
+        let mut passed = [0; 3];
+        for now in (0..10_000_000_000i64).step_by(100_000) {
+            for lane in &mut passed {
+                if rates.ready(now) {
+                    rates.take(8, now);
+                    *lane += 1;
+                }
+            }
+        }
+        let all: i32 = passed.iter().sum();
+        assert!((9_990..=10_020).contains(&all), "{passed:?}");
+        assert!(!rates.ready(9_999_900_000) && rates.ready(rates.ready_at()));
+        rates.set(&Policy::default());
+        assert!(rates.ready(i64::MIN));
+    }
+
+    #[test]
     fn a_message_larger_than_the_bucket_passes_and_is_paid_for() {
-        let mut rate = Rate::new(1_000_000, 0);
+        let rate = Rate::new(1_000_000);
         assert!(rate.ready(0));
         rate.take(16_000_000, 0);
         assert!(!rate.ready(1_000_000_000));
@@ -377,7 +460,7 @@ mod tests {
 
     #[test]
     fn a_clock_that_jumps_back_delays_but_never_overflows() {
-        let mut rate = Rate::new(1, i64::MAX);
+        let rate = Rate::new(1);
         rate.take(u64::MAX, i64::MAX);
         assert!(!rate.ready(0));
     }

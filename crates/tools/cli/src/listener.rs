@@ -70,10 +70,10 @@ struct Set {
     /// Traffic classes of IEEE 802.1Q that may be used
     #[arg(long, default_value = "0,1,2,3,4,5,6,7", value_delimiter = ',')]
     classes: Vec<u32>,
-    /// Most messages per second of each session; 0: unlimited
+    /// Most messages per second of all sessions together; 0: unlimited
     #[arg(long, value_name = "N", default_value_t = 0)]
     messages_per_second: u64,
-    /// Most payload bytes per second of each session, such as 10MiB; 0: unlimited
+    /// Most payload bytes per second of all sessions together, such as 10MiB; 0: unlimited
     #[arg(long, value_name = "SIZE", default_value = "0", value_parser = written::<Bytes>)]
     bytes_per_second: Bytes,
     /// Most shared memory of each session

@@ -13,11 +13,12 @@ use takt_wire::ethernet::MacAddress;
 use super::session::Session;
 use super::{Control, Token};
 use crate::config::ListenerConfig;
-use crate::lane::Command;
-use crate::policy::Policy;
+use crate::policy::{Policy, Rates};
 
 /// Connections that may wait to be accepted.
 const BACKLOG: i32 = 64;
+/// Numbers of tenants from here on are of those who come by no listener.
+pub(super) const FIRST_WITHOUT: u32 = 1 << 31;
 
 /// Why a listening socket cannot be opened.
 #[derive(Debug, thiserror::Error)]
@@ -57,6 +58,8 @@ pub enum ListenError {
 pub struct Listener {
     pub config: ListenerConfig,
     pub policy: Arc<Policy>,
+    /// What all its sessions may send together.
+    pub rates: Arc<Rates>,
     pub refused: u64,
     socket: OwnedFd,
 }
@@ -96,9 +99,11 @@ impl Listener {
         rustix::net::listen(&socket, BACKLOG).map_err(|e| failed("listen on")(e.into()))?;
         rustix::io::ioctl_fionbio(&socket, true).map_err(|e| failed("prepare")(e.into()))?;
         let policy = Arc::new(config.policy.clone());
+        let rates = Arc::new(Rates::new(&policy));
         Ok(Self {
             config,
             policy,
+            rates,
             refused: 0,
             socket,
         })
@@ -121,6 +126,7 @@ impl Control {
         {
             let old = listener.policy.clone();
             listener.policy = Arc::new(config.policy.clone());
+            listener.rates.set(&config.policy);
             if listener.config.mode != config.mode {
                 std::fs::set_permissions(
                     &config.path,
@@ -143,12 +149,9 @@ impl Control {
                 .filter(|s| Arc::ptr_eq(&s.policy, &old))
             {
                 session.policy = policy.clone();
-                self.lanes[session.lane].handle.send(Command::SetRates {
-                    session: session.id,
-                    messages_per_second: policy.messages_per_second,
-                    bytes_per_second: policy.bytes_per_second,
-                });
             }
+            // Its messages may be held back for the rates it had.
+            self.lanes.iter().for_each(|lane| lane.handle.wake());
             return Ok(());
         }
         let listener = Listener::open(config)?;
@@ -290,6 +293,22 @@ impl Control {
         }
     }
 
+    /// Which tenant those are who come by a listener, and what they may send together. Those who come by none
+    /// are one for each name.
+    fn tenant_of(&mut self, listener: Option<u32>, policy: &Policy) -> (u32, Arc<Rates>) {
+        if let Some(id) = listener
+            && let Some(listener) = self.listeners.get(&id)
+        {
+            return (id, listener.rates.clone());
+        }
+        let mut without = self.sessions.values().filter(|s| s.tenant >= FIRST_WITHOUT);
+        if let Some(known) = without.find(|s| s.policy.identity == policy.identity) {
+            return (known.tenant, known.rates.clone());
+        }
+        self.next_without = self.next_without.checked_add(1).unwrap_or(FIRST_WITHOUT);
+        (self.next_without, Arc::new(Rates::new(policy)))
+    }
+
     /// Takes a connected application; it attaches by its first request.
     pub(super) fn admit(
         &mut self,
@@ -311,6 +330,7 @@ impl Control {
         if let Some(pidfd) = &pidfd {
             self.watch(pidfd, Token::Process(id))?;
         }
+        let (tenant, rates) = self.tenant_of(listener, &policy);
         let lane = (0..self.lanes.len())
             .min_by_key(|&lane| self.lanes[lane].sessions)
             .unwrap_or(0);
@@ -323,7 +343,8 @@ impl Control {
             uid: peer.uid.as_raw(),
             name: String::new(),
             policy,
-            tenant: listener.unwrap_or(u32::MAX),
+            tenant,
+            rates,
             lane,
             since: self.now(),
             arena: None,

@@ -129,6 +129,8 @@ pub struct Control {
     networks: Vec<networks::Network>,
     listeners: HashMap<u32, Listener>,
     next_listener: u32,
+    /// The last number given to a tenant that came by no listener.
+    next_without: u32,
     sessions: HashMap<u32, Session>,
     next_session: u32,
     schedules: HashMap<DatapathKind, schedules::Installed>,

@@ -109,13 +109,12 @@ impl Control {
                 tx_bytes,
                 rx_bytes,
             } => {
-                let now = self.clock.now().as_nanos();
                 let limits = self.config.limits;
                 let Some(session) = self.sessions.get_mut(&id) else {
                     return Ok(None);
                 };
                 let (reply, descriptors, lane_session) =
-                    session.attach(name, tx_bytes, rx_bytes, &limits, now)?;
+                    session.attach(name, tx_bytes, rx_bytes, &limits)?;
                 tracing::info!(session = id, name = %session.name, identity = %session.policy.identity, pid = session.pid, "application attached");
                 handle.send(Command::AddSession(lane_session));
                 Ok(Some((reply, Vec::from(descriptors))))

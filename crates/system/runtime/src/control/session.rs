@@ -15,7 +15,7 @@ use takt_shm::{Arena, Buddy, CHUNK, LaneBellHost, RingLayout};
 use crate::config::Limits;
 use crate::counters::SessionCounters;
 use crate::lane::session::{LaneSession, SessionParts};
-use crate::policy::Policy;
+use crate::policy::{Policy, Rates};
 
 /// Bytes of a session's ring region. Pages that are not touched cost nothing.
 const RING_BYTES: usize = 8 << 20;
@@ -34,8 +34,10 @@ pub struct Session {
     pub uid: u32,
     pub name: String,
     pub policy: Arc<Policy>,
-    /// Its listener: sessions of one share what a tenant may have of a queue.
+    /// Its listener: sessions of one are one tenant to the lanes.
     pub tenant: u32,
+    /// What they may send together.
+    pub rates: Arc<Rates>,
     pub lane: usize,
     /// When the connection came.
     pub since: Duration,
@@ -103,7 +105,6 @@ impl Session {
         tx_bytes: u64,
         rx_bytes: u64,
         limits: &Limits,
-        now_ns: i64,
     ) -> Result<(Reply, [OwnedFd; 2], Box<LaneSession>), Failure> {
         if self.arena.is_some() {
             return Err(refuse(
@@ -180,9 +181,7 @@ impl Session {
             bell,
             max_message,
             classes: self.policy.classes,
-            messages_per_second: self.policy.messages_per_second,
-            bytes_per_second: self.policy.bytes_per_second,
-            now_ns,
+            rates: self.rates.clone(),
             counters: self.counters.clone(),
         }));
         self.name = name;

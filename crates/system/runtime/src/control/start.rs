@@ -252,6 +252,7 @@ fn start(
         networks,
         listeners: HashMap::new(),
         next_listener: 0,
+        next_without: super::listener::FIRST_WITHOUT,
         sessions: HashMap::new(),
         next_session: 1,
         schedules: HashMap::new(),

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use slab::Slab;
 
+use super::members::Members;
 use crate::counters::ChannelCounters;
 
 /// A channel on one lane.
@@ -14,11 +15,9 @@ pub struct Channel {
     /// Sources here.
     pub sources: usize,
     /// Sinks here: indices of session and sink.
-    pub sinks: Vec<(usize, usize)>,
+    pub sinks: Members<(usize, usize)>,
     /// Remote lanes with sinks: indices.
-    pub destinations: Vec<usize>,
-    /// Changes with `destinations`: a message in progress notices.
-    pub generation: u32,
+    pub destinations: Members<usize>,
     /// Since when somebody listens here: differs each time that the first sink comes. What was missed before
     /// was not lost.
     pub since: u64,
@@ -55,9 +54,8 @@ impl Channels {
         let at = self.slab.insert(Channel {
             id,
             sources: 0,
-            sinks: Vec::new(),
-            destinations: Vec::new(),
-            generation: 0,
+            sinks: Members::default(),
+            destinations: Members::default(),
             since: 0,
             counters: Arc::default(),
         });

@@ -23,8 +23,6 @@ use crate::counters::DepartureCounters;
 
 /// Frames that a class of a port queues.
 const CAPACITY: usize = 1024;
-/// Of those, frames of one session: launch times far ahead must not keep others out.
-pub const PER_SESSION: u32 = 256;
 /// How far ahead of its start a frame is built: longer than that takes.
 const LEAD_NS: i64 = 5_000;
 /// The same where the port keeps the launch time: that and a late wake-up. Later arrivals wait for a frame that

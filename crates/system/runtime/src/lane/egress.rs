@@ -4,76 +4,177 @@ use takt_session::Failure;
 use takt_session::layout::{Outcome, TxDescriptor};
 use takt_time::{TaiTime, TrafficClass};
 
-use super::departure::{Departures, Destination, End, Leaving, PER_SESSION, Piece};
+use super::departure::{Departures, Destination, End, Leaving, Piece};
 use super::remote::{Appended, Cut, Outgoing, Remote};
 use super::session::{InProgress, Meta, Target};
-use super::{LanePort, State};
+use super::{LanePort, State, fair};
 
-/// Messages of one source that a lane takes before it looks at others.
-const SOURCE_BURST: usize = 64;
+/// After so long a round takes no further tenant's messages: what has been received, and what is to leave at an
+/// instant, is looked at again.
+const ROUND_NS: i64 = 100_000;
+/// Frames of one tenant that wait in the schedulers of a lane.
+pub(super) const PER_TENANT: u32 = 512;
 
 /// Whether a source has more to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Step {
     /// Nothing left in its ring.
     Empty,
-    /// The burst is used up.
+    /// The turn is used up.
     More,
     /// A port has no frame free.
     Blocked,
     /// A scheduler has no room: a departure makes some.
     Held,
+    /// The rates of its tenant hold it back.
+    Throttled,
+}
+
+/// What became of a look at a session.
+#[derive(Clone, Copy, Debug, Default)]
+struct Served {
+    /// It has more to do.
+    more: bool,
+    /// A port had no frame free.
+    blocked: bool,
+    /// The rates of its tenant hold it back.
+    throttled: bool,
 }
 
 impl State {
-    /// Serves the sessions that have news or unfinished work. True if anything was done.
+    /// Gives the tenants that have something to do a turn each, and looks at departures between them. True if
+    /// anything was done.
     pub(super) fn egress(&mut self, ports: &mut [LanePort]) -> bool {
+        self.tenants.listen();
+        if self.tenants.throttled_until().is_some() {
+            let now_ns = self.round.now_ns();
+            self.tenants.unthrottle(now_ns);
+        }
         let mut worked = false;
-        for at in 0..self.tenants.sessions.capacity() {
-            let Some(session) = self.tenants.sessions.get_mut(at) else {
+        let turns = self.tenants.turns.begin_round();
+        if turns == 0 {
+            return false;
+        }
+        let began_ns = self.round.now_ns();
+        let mut now_ns = began_ns;
+        for left in (0..turns).rev() {
+            let Some((tenant, may)) = self.tenants.turns.begin() else {
                 continue;
             };
-            let news = session.bell.take_dirty();
-            if !news && !session.active {
-                continue;
+            let (spent, end) = self.turn(ports, tenant, may, now_ns, &mut worked);
+            self.tenants.turns.end(tenant, spent, end);
+            if left == 0 {
+                break;
             }
-            session.active = false;
-            session.throttled = false;
-            let now_ns = self.round.now_ns();
-            if let Err(failure) = self.serve(ports, at, now_ns, &mut worked) {
-                self.tenants.fail(at, failure);
+            self.tenants.show();
+            self.depart(ports);
+            now_ns = self.round.read();
+            // Not forwards: the clock was stepped.
+            if !(0..ROUND_NS).contains(&(now_ns - began_ns)) {
+                break;
             }
         }
         worked
     }
 
+    /// One turn of a tenant that may spend so much: what it has spent, and why the turn ends.
+    fn turn(
+        &mut self,
+        ports: &mut [LanePort],
+        tenant: usize,
+        may: i64,
+        now_ns: i64,
+        worked: &mut bool,
+    ) -> (i64, fair::End) {
+        let mut left = may;
+        let mut blocked = 0;
+        while left > 0 {
+            let Some(at) = self.tenants.next_session(tenant) else {
+                return (may - left, fair::End::Idle);
+            };
+            let served = match self.serve(ports, at, now_ns, &mut left, worked) {
+                Ok(served) => served,
+                Err(failure) => {
+                    self.tenants.fail(at, failure);
+                    Served::default()
+                }
+            };
+            self.tenants
+                .yield_turn(tenant, served.more || served.blocked || served.throttled);
+            if served.throttled {
+                self.tenants.throttle(at);
+                return (may - left, fair::End::Idle);
+            }
+            if served.more {
+                blocked = 0;
+            } else if served.blocked {
+                blocked += 1;
+                if blocked >= self.tenants.sessions_waiting(tenant) {
+                    return (may - left, fair::End::Blocked);
+                }
+            }
+        }
+        (may - left, fair::End::Spent)
+    }
+
+    /// Looks at the sources of a session, from where the last look ended, for as long as the turn lasts.
     fn serve(
         &mut self,
         ports: &mut [LanePort],
         at: usize,
         now_ns: i64,
+        left: &mut i64,
         worked: &mut bool,
-    ) -> Result<(), Failure> {
+    ) -> Result<Served, Failure> {
         let Some(session) = self.tenants.sessions.get_mut(at) else {
-            return Ok(());
+            return Ok(Served::default());
         };
-        session.reclaim_own()?;
-        for source in 0..session.sources.len() {
-            let step = self.serve_source(ports, at, source, now_ns, worked)?;
+        session.held = false;
+        let mut served = Served {
+            more: !session.reclaim_own()?,
+            ..Served::default()
+        };
+        let count = session.sources.len();
+        for _ in 0..count {
+            if *left <= 0 {
+                served.more = true;
+                break;
+            }
             let Some(session) = self.tenants.sessions.get_mut(at) else {
-                return Ok(());
+                break;
             };
-            session.active |= matches!(step, Step::More | Step::Blocked) || session.throttled;
-            self.held |= step == Step::Held;
+            let source = session.next_source % count;
+            *left -= fair::LOOK;
+            let step = self.serve_source(ports, at, source, now_ns, left, worked)?;
+            let Some(session) = self.tenants.sessions.get_mut(at) else {
+                break;
+            };
+            match step {
+                Step::More => served.more = true,
+                Step::Blocked => served.blocked = true,
+                Step::Throttled => served.throttled = true,
+                Step::Held => {
+                    session.held = true;
+                    self.held = true;
+                }
+                Step::Empty => {}
+            }
+            if step != Step::Throttled {
+                session.next_source = source + 1;
+            }
             let Some(Some(s)) = session.sources.get_mut(source) else {
                 continue;
             };
             s.publish();
-            if step == Step::Empty && s.is_finished() {
+            if step == Step::Empty && s.is_finished() && !s.finished {
+                s.finished = true;
                 self.finished_sources.push((at, source));
             }
+            if served.throttled {
+                break;
+            }
         }
-        Ok(())
+        Ok(served)
     }
 
     fn serve_source(
@@ -82,51 +183,59 @@ impl State {
         at: usize,
         source: usize,
         now_ns: i64,
+        left: &mut i64,
         worked: &mut bool,
     ) -> Result<Step, Failure> {
-        for _ in 0..SOURCE_BURST {
+        while *left > 0 {
             let Some(session) = self.tenants.sessions.get_mut(at) else {
                 return Ok(Step::Empty);
             };
             let Some(Some(s)) = session.sources.get_mut(source) else {
                 return Ok(Step::Empty);
             };
-            let progress = match s.current.take() {
+            let mut progress = match s.current.take() {
                 Some(progress) => progress,
+                None if !session.rates.ready(now_ns) => return Ok(Step::Throttled),
                 None => match session.take(source, now_ns)? {
-                    Some(descriptor) => self.begin(at, source, descriptor, now_ns),
+                    Some(descriptor) => {
+                        *left -= fair::MESSAGE;
+                        self.begin(at, source, descriptor, now_ns)
+                    }
                     None => return Ok(Step::Empty),
                 },
             };
             *worked = true;
             let mut pieces = 0;
-            let sent = self.send(ports, at, source, progress, now_ns, &mut pieces);
-            if pieces > 0
-                && let Some(session) = self.tenants.sessions.get_mut(at)
-            {
-                session.hold(source, progress.descriptor.chunk, pieces);
+            let sent = if self.deliver_here(at, source, &mut progress, left) {
+                self.send(ports, at, source, &mut progress, now_ns, &mut pieces, left)
+            } else {
+                Sent::Unfinished(Step::More)
+            };
+            if pieces > 0 {
+                let chunk = progress.descriptor.chunk;
+                self.tenants.hold(at, source, chunk, pieces);
             }
+            let Some(session) = self.tenants.sessions.get_mut(at) else {
+                return Ok(Step::Empty);
+            };
             match sent {
                 Sent::Finished(outcome) => {
-                    let Some(session) = self.tenants.sessions.get_mut(at) else {
-                        return Ok(Step::Empty);
-                    };
                     session.finish(&progress.descriptor, outcome, now_ns)?;
                 }
-                Sent::Unfinished { progress, step } => {
-                    if let Some(session) = self.tenants.sessions.get_mut(at)
-                        && let Some(Some(s)) = session.sources.get_mut(source)
-                    {
+                Sent::Unfinished(step) => {
+                    if let Some(Some(s)) = session.sources.get_mut(source) {
                         s.current = Some(progress);
                     }
-                    return Ok(step);
+                    if step != Step::More {
+                        return Ok(step);
+                    }
                 }
             }
         }
         Ok(Step::More)
     }
 
-    /// Numbers a message and gives it to the sinks of this lane.
+    /// Numbers a message.
     #[inline]
     fn begin(
         &mut self,
@@ -135,16 +244,7 @@ impl State {
         descriptor: TxDescriptor,
         now_ns: i64,
     ) -> InProgress {
-        let mut progress = InProgress {
-            descriptor,
-            sequence: 0,
-            send_time_ns: now_ns,
-            destination: 0,
-            generation: 0,
-            fragment: 0,
-            cut: None,
-            outcome: Outcome::NoSink,
-        };
+        let mut progress = InProgress::new(descriptor, now_ns);
         let session = self.tenants.sessions.get_mut(at);
         let Some(Some(s)) = session.and_then(|session| session.sources.get_mut(source)) else {
             return progress;
@@ -155,9 +255,9 @@ impl State {
         let Some(channel) = self.channels.get_mut(channel) else {
             return progress;
         };
-        let sender = s.sender;
         progress.sequence = s.next_sequence;
-        progress.generation = channel.generation;
+        progress.sinks = channel.sinks.all();
+        progress.destinations = channel.destinations.all();
         s.next_sequence += 1;
         channel.counters.emitted.add(1);
         channel
@@ -166,34 +266,58 @@ impl State {
             .add(u64::from(descriptor.length));
         if channel.sinks.is_empty() && channel.destinations.is_empty() {
             channel.counters.no_sink.add(1);
-            return progress;
-        }
-        progress.outcome = Outcome::Sent;
-        if !channel.sinks.is_empty() {
-            let meta = Meta {
-                length: descriptor.length,
-                class: class_of(&descriptor),
-                sender,
-                sequence: progress.sequence,
-                send_time_ns: now_ns,
-            };
-            self.tenants
-                .deliver_emitted(at, descriptor.chunk, channel, &meta);
+        } else {
+            progress.outcome = Outcome::Sent;
         }
         progress
     }
 
-    /// Appends a message to the datagrams for its remote lanes, or gives it to the schedulers of their
-    /// ports, as far as it goes. `pieces`: how many frames wait there and hold the message.
+    /// Gives a message to the sinks of this lane, as far as the turn goes. True: to all.
     #[inline]
+    fn deliver_here(
+        &mut self,
+        at: usize,
+        source: usize,
+        progress: &mut InProgress,
+        left: &mut i64,
+    ) -> bool {
+        if progress.sinks.is_empty() {
+            return true;
+        }
+        let session = self.tenants.sessions.get(at);
+        let Some(Some(s)) = session.and_then(|session| session.sources.get(source)) else {
+            return true;
+        };
+        let Target::Channel(channel) = s.target else {
+            return true;
+        };
+        let meta = Meta {
+            length: progress.descriptor.length,
+            class: class_of(&progress.descriptor),
+            sender: s.sender,
+            sequence: progress.sequence,
+            send_time_ns: progress.send_time_ns,
+        };
+        let Some(channel) = self.channels.get(channel) else {
+            return true;
+        };
+        self.tenants
+            .deliver_emitted(at, channel, &meta, progress, left)
+    }
+
+    /// Appends a message to the datagrams for its remote lanes, or gives it to the schedulers of their
+    /// ports, as far as it and the turn go. `pieces`: how many frames wait there and hold the message.
+    #[inline]
+    #[allow(clippy::too_many_arguments)] // one message: whose, what, where, how far
     fn send(
         &mut self,
         ports: &mut [LanePort],
         at: usize,
         source: usize,
-        mut progress: InProgress,
+        progress: &mut InProgress,
         now_ns: i64,
         pieces: &mut u16,
+        left: &mut i64,
     ) -> Sent {
         let Some(session) = self.tenants.sessions.get(at) else {
             return Sent::Finished(progress.outcome);
@@ -201,24 +325,19 @@ impl State {
         let Some(Some(s)) = session.sources.get(source) else {
             return Sent::Finished(progress.outcome);
         };
+        let room = PER_TENANT.saturating_sub(self.tenants.departing(session.tenant));
         let channel = match &s.target {
             Target::Channel(channel) => self.channels.get(*channel),
             Target::Network(owner) => {
                 let from = (at, source);
                 return self.send_frame(
-                    ports, from, session, owner, s.port, progress, now_ns, pieces,
+                    ports, from, session, owner, s.port, progress, now_ns, room, pieces, left,
                 );
             }
         };
         let Some(channel) = channel else {
             return Sent::Finished(progress.outcome);
         };
-        if channel.generation != progress.generation {
-            // The set of remote lanes changed while a long message was under way: those that are still
-            // there miss it, and count it by its number.
-            return Sent::Finished(Outcome::Unreachable);
-        }
-        let room = PER_SESSION.saturating_sub(session.departing);
         let payload = session.emitted(progress.descriptor.chunk, progress.descriptor.length);
         let message = Outgoing {
             channel: channel.id,
@@ -227,80 +346,112 @@ impl State {
             class: class_of(&progress.descriptor),
             send_time_ns: progress.send_time_ns,
         };
-        while let Some(&destination) = channel.destinations.get(progress.destination) {
+        for &(number, destination) in channel.destinations.of(progress.destinations) {
+            let (fragment, cut) = progress.fragment_for(number);
+            progress.continue_with(number, fragment, cut);
+            if *left <= 0 {
+                return Sent::Unfinished(Step::More);
+            }
             let path = self.remotes.get_mut(destination).and_then(|remote| {
                 let port = remote.port(s.port)?;
                 let length = progress.descriptor.length;
                 let now = || remote.cut(port, ports[port].port.as_ref(), length);
-                let cut = progress.cut.or_else(now)?;
-                progress.cut = Some(cut);
+                let cut = cut.or_else(now)?;
                 Some((remote, port, cut))
             });
-            let appended = match path {
-                Some((remote, port, cut)) if ports[port].schedules(&progress.descriptor) => {
-                    let piece = Piece {
-                        session: at,
-                        source,
-                        tenant: session.tenant,
-                        descriptor: progress.descriptor,
-                        destination: Destination::Remote {
-                            remote: destination,
-                            message,
-                            cut,
-                            fragment: progress.fragment,
-                        },
-                    };
-                    let room = room.saturating_sub(u32::from(*pieces));
-                    let now = TaiTime::from_nanos(now_ns);
-                    let (appended, refused, queued) =
-                        schedule(remote, port, &mut ports[port], piece, room, now);
-                    *pieces += queued;
-                    progress.outcome = refused.unwrap_or(progress.outcome);
-                    appended
-                }
-                Some((remote, port, cut)) => {
-                    let appended = remote.append(
-                        port,
-                        ports[port].port.as_mut(),
-                        &message,
-                        payload,
-                        &cut,
-                        progress.fragment,
-                    );
-                    if remote.enlist(port) {
-                        ports[port].open.push(destination);
-                    }
-                    ports[port].dirty = true;
-                    appended
-                }
-                None => Appended::Unreachable,
+            let Some((remote, port, cut)) = path else {
+                channel.counters.unreachable.add(1);
+                progress.outcome = Outcome::Unreachable;
+                progress.continue_with(number + 1, 0, None);
+                continue;
             };
-            match appended {
-                Appended::Done => channel.counters.sent.add(1),
+            let most = fragments(&cut, *left);
+            let appended = if ports[port].schedules(&progress.descriptor) {
+                let piece = Piece {
+                    session: at,
+                    source,
+                    tenant: session.tenant_id,
+                    descriptor: progress.descriptor,
+                    destination: Destination::Remote {
+                        remote: destination,
+                        message,
+                        cut,
+                        fragment,
+                    },
+                };
+                let room = room.saturating_sub(u32::from(*pieces));
+                let now = TaiTime::from_nanos(now_ns);
+                let (appended, refused, queued) =
+                    schedule(remote, port, &mut ports[port], piece, room, most, now);
+                *pieces += queued;
+                progress.outcome = refused.unwrap_or(progress.outcome);
+                appended
+            } else {
+                let appended = remote.append(
+                    port,
+                    ports[port].port.as_mut(),
+                    &message,
+                    payload,
+                    &cut,
+                    fragment..fragment.saturating_add(most),
+                );
+                if remote.register_open(port) {
+                    ports[port].open.push(destination);
+                }
+                ports[port].dirty = true;
+                appended
+            };
+            let next = match appended {
+                Appended::Done => {
+                    channel.counters.sent.add(1);
+                    *left -= cost(&cut, fragment..cut.count());
+                    progress.continue_with(number + 1, 0, None);
+                    continue;
+                }
                 Appended::Unreachable => {
                     channel.counters.unreachable.add(1);
                     progress.outcome = Outcome::Unreachable;
+                    *left -= fair::FRAME;
+                    progress.continue_with(number + 1, 0, None);
+                    continue;
                 }
-                Appended::Until { fragment, blocked } => {
-                    progress.goes_on(fragment);
-                    let step = if blocked { Step::Blocked } else { Step::More };
-                    return Sent::Unfinished { progress, step };
-                }
-                Appended::Held { fragment } => {
-                    progress.goes_on(fragment);
-                    let step = Step::Held;
-                    return Sent::Unfinished { progress, step };
-                }
-            }
-            progress.destination += 1;
-            progress.goes_on(0);
+                Appended::Until { fragment, .. } | Appended::Held { fragment } => fragment,
+            };
+            *left -= cost(&cut, fragment..next);
+            progress.continue_with(number, next, Some(cut));
+            return Sent::Unfinished(match appended {
+                Appended::Until { blocked: true, .. } => Step::Blocked,
+                Appended::Held { .. } => Step::Held,
+                _ => Step::More,
+            });
         }
         Sent::Finished(progress.outcome)
     }
 }
 
-/// Gives a message, from the fragment of `piece` on, to the scheduler of a port, at most `room` frames of
-/// it: what became of it, why it is not taken, and how many frames wait.
+/// How many fragments a turn that may still spend so much is good for.
+#[inline]
+fn fragments(cut: &Cut, left: i64) -> u32 {
+    match cut.count() {
+        1 => 1,
+        _ => {
+            let each = fair::FRAME + cut.part(0).len() as i64;
+            u32::try_from(left / each).unwrap_or(u32::MAX).max(1)
+        }
+    }
+}
+
+/// What fragments of a message cost. Short messages share frames.
+#[inline]
+fn cost(cut: &Cut, fragments: std::ops::Range<u32>) -> i64 {
+    if cut.count() == 1 {
+        return fair::COPY + cut.part(0).len() as i64;
+    }
+    i64::from(fragments.end - fragments.start) * (fair::FRAME + cut.part(0).len() as i64)
+}
+
+/// Gives a message, from the fragment of `piece` on, to the scheduler of a port: as many frames of it as there
+/// is `room` for, and at most `most`. What became of it, why it is not taken, and how many frames wait.
 #[cold]
 fn schedule(
     remote: &Remote,
@@ -308,6 +459,7 @@ fn schedule(
     port: &mut LanePort,
     piece: Piece,
     room: u32,
+    most: u32,
     now: TaiTime,
 ) -> (Appended, Option<Outcome>, u16) {
     let unreachable = (Appended::Unreachable, None, 0);
@@ -321,9 +473,13 @@ fn schedule(
     if kept {
         departures.hand_ahead(class_of(&piece.descriptor));
     }
-    let queued = departures.queue_message(piece, room, remote.overhead(), now);
+    let queued = departures.queue_message(piece, room.min(most), remote.overhead(), now);
     let (appended, refused) = match queued.end {
         End::Done => (Appended::Done, None),
+        End::Full { fragment } if u32::from(queued.pieces) == most && most < room => {
+            let blocked = false;
+            (Appended::Until { fragment, blocked }, None)
+        }
         End::Full { fragment } => (Appended::Held { fragment }, None),
         End::Refused(outcome) => (Appended::Done, Some(outcome)),
     };
@@ -356,17 +512,15 @@ impl State {
             lane_port.departures = Some(departures);
         }
         if worked {
-            self.room_made();
+            self.room_available();
         }
         worked
     }
 
     /// Whoever was held back for want of room in a scheduler looks again.
-    pub(super) fn room_made(&mut self) {
+    pub(super) fn room_available(&mut self) {
         if std::mem::take(&mut self.held) {
-            for (_, session) in &mut self.tenants.sessions {
-                session.active = true;
-            }
+            self.tenants.resume_held();
         }
     }
 
@@ -441,18 +595,15 @@ impl State {
 
     /// A frame has left its scheduler: sent at an instant, or not for the reason given.
     pub(super) fn departed(&mut self, piece: &Piece, left: Result<TaiTime, Outcome>) {
-        let Some(session) = self.tenants.sessions.get_mut(piece.session) else {
-            return;
-        };
-        if let Err(failure) = session.departed(piece.source, piece.descriptor.chunk, left) {
-            self.tenants.fail(piece.session, failure);
-        }
+        let chunk = piece.descriptor.chunk;
+        self.tenants
+            .departed(piece.session, piece.source, chunk, left);
     }
 }
 
 pub(super) enum Sent {
     Finished(Outcome),
-    Unfinished { progress: InProgress, step: Step },
+    Unfinished(Step),
 }
 
 pub(super) fn class_of(descriptor: &TxDescriptor) -> TrafficClass {

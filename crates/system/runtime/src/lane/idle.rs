@@ -52,7 +52,7 @@ impl IdleStrategy {
         self.begin();
         // On a shared core the work may be for those who wait for the core.
         if self.shared {
-            self.give_way();
+            self.let_others_run();
         }
     }
 
@@ -82,7 +82,7 @@ impl IdleStrategy {
         };
         self.rounds += 1;
         if self.shared || self.rounds.is_multiple_of(ROUNDS_PER_YIELD) {
-            self.give_way();
+            self.let_others_run();
             let since = *self.idle_since.get_or_insert_with(Instant::now);
             if spin != Duration::MAX && since.elapsed() >= spin {
                 self.parking = true;
@@ -95,7 +95,7 @@ impl IdleStrategy {
     }
 
     /// Lets others run, and learns whether there are any.
-    fn give_way(&mut self) {
+    fn let_others_run(&mut self) {
         let before = Instant::now();
         sched_yield();
         self.shared = before.elapsed() >= SHARED_CORE;

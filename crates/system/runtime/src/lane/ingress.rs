@@ -3,16 +3,17 @@
 use takt_datapath::Datagram;
 use takt_wire::channel::{DatagramHeader, Record};
 
-use super::State;
 use super::reassembly::{self, Fragment, Key, Target};
 use super::session::Meta;
 use super::track::{Listening, SourceKey, Verdict};
+use super::{State, fair};
 use crate::peering::message::SourceProgress;
 
 impl State {
     /// Takes a datagram. `trusted`: it came from a lane of this node, whose address says nothing.
     pub(super) fn ingress(&mut self, datagram: &Datagram<'_>, trusted: bool) {
         self.round.work();
+        self.received_cost += fair::MESSAGE;
         let Ok((header, body)) = DatagramHeader::parse(datagram.payload) else {
             return self.counters.rx_malformed.add(1);
         };
@@ -123,6 +124,8 @@ impl State {
             .counters
             .received_bytes
             .add(u64::from(h.message_length));
+        let copies = channel.sinks.len() as i64;
+        self.received_cost += copies * (fair::COPY + record.payload.len() as i64);
         self.tenants.deliver_bytes(channel, &meta, record.payload);
     }
 
@@ -151,7 +154,7 @@ impl State {
             channel.counters.lost.add(1);
             return self.tenants.add_lost(channel, 1);
         };
-        for &(session, sink) in &channel.sinks {
+        for (session, sink) in channel.sinks.iter() {
             let placed = match self.tenants.sessions.get_mut(session) {
                 Some(s) => s.place(sink, meta.length as usize),
                 None => continue,
@@ -186,6 +189,8 @@ impl State {
             return self.counters.rx_duplicate.add(1);
         };
         let message = self.reassembly.get(assembly);
+        let copies = message.targets.len() as i64;
+        self.received_cost += copies * (fair::COPY + record.payload.len() as i64);
         for target in &message.targets {
             if let Some(session) = self.tenants.sessions.get(target.session) {
                 let place = session.placed(target.chunk, message.length as usize);

@@ -8,8 +8,10 @@
 mod channel;
 pub mod departure;
 mod egress;
+mod fair;
 pub mod idle;
 mod ingress;
+mod members;
 pub mod network;
 mod reassembly;
 mod receive;
@@ -47,17 +49,21 @@ use departure::{Departures, Destination, ScheduleChange, WakeMargin};
 use network::{Network, NetworkTable, Owner};
 use reassembly::Reassembly;
 use remote::Remote;
-use session::{LaneSession, LaneSink, LaneSource, Target};
+use session::{LaneSession, LaneSource, Target};
 use tenants::Tenants;
 use track::{Tracks, sender_number};
 
-/// Datagrams taken from one port in a round.
+/// Most datagrams taken from one port in a round.
 const RECEIVE_BUDGET: usize = 64;
+/// What they may cost, in the unit of [`fair`]: fewer are taken after a round in which they cost more.
+const RECEIVE_COST: i64 = 4 * fair::QUANTUM;
 /// A port whose empty poll is a system call is polled in one round of so many, at the rarest, while
 /// a port whose poll is free shares the lane.
 const RAREST_POLL: u32 = 64;
-/// How often a sleeping lane looks after sessions that their rate limit holds back.
-const THROTTLE_CHECK: Duration = Duration::from_micros(500);
+/// Commands taken in a round: the control thread may have very many at once.
+const MOST_COMMANDS: usize = 64;
+/// Longest sleep of a lane that holds messages back for their tenant's rates: those may be raised.
+const THROTTLE_CHECK: Duration = Duration::from_millis(100);
 /// Rounds in which the last datagrams of a peer that leaves are taken.
 const LAST_ROUNDS: usize = 64;
 /// One round with work of so many is timed, and counts for all: the clock is a good part of a short one.
@@ -122,12 +128,6 @@ pub enum Command {
     Schedule { port: usize, change: ScheduleChange },
     /// Where the stations of a network are, from now on.
     Network { network: usize, table: NetworkTable },
-    /// Other rights for a session.
-    SetRates {
-        session: u64,
-        messages_per_second: u64,
-        bytes_per_second: u64,
-    },
 }
 
 /// What a new source writes.
@@ -241,6 +241,8 @@ pub struct LanePort {
     dirty: bool,
     interval: u32,
     skipped: u32,
+    /// Datagrams taken from it at a time, after what they cost lately.
+    budget: usize,
     /// The last look at it found less than the budget: nothing waits that its descriptor does not show.
     drained: bool,
 }
@@ -267,6 +269,7 @@ impl LanePort {
             dirty: false,
             interval: 1,
             skipped: 0,
+            budget: RECEIVE_BUDGET,
             drained: false,
         }
     }
@@ -409,6 +412,8 @@ struct State {
     last_sender: Option<(u32, usize)>,
     last_channel: Option<(u64, usize)>,
     reassembly: Reassembly,
+    /// What has been received from the port that is being looked at, in the unit of [`fair`].
+    received_cost: i64,
     max_message: usize,
     finished_sources: Vec<(usize, usize)>,
     /// Some source waits for room in a scheduler.
@@ -494,6 +499,7 @@ impl Lane {
                     limits.max_message,
                     limits.reassembly_timeout,
                 ),
+                received_cost: 0,
                 max_message: limits.max_message,
                 finished_sources: Vec::new(),
                 held: false,
@@ -544,10 +550,14 @@ impl Lane {
             self.commands();
         }
         let mut worked = self.receive();
+        // What is to leave at an instant goes before what is taken now.
+        worked |= self.state.depart(&mut self.ports);
         worked |= self.state.egress(&mut self.ports);
         worked |= self.state.depart(&mut self.ports);
         worked |= self.flush();
-        self.state.tenants.show();
+        if self.state.tenants.has_pending() {
+            self.state.tenants.show();
+        }
         if let Some(at) = self.state.reassembly.next_check() {
             let now_ns = self.state.round.now_ns();
             if now_ns >= at {
@@ -590,7 +600,9 @@ impl Lane {
             let own = port.port.local().port();
             // The port between lanes, if there is one, is the last.
             let mut mesh = after.last_mut().or(before.last_mut()).filter(|p| p.trusted);
-            let received = port.port.receive(RECEIVE_BUDGET, &mut |datagram| {
+            let budget = port.budget;
+            state.received_cost = 0;
+            let received = port.port.receive(budget, &mut |datagram| {
                 if trusted || datagram.destination_port == own || siblings.is_empty() {
                     state.ingress(&datagram, trusted);
                 } else {
@@ -598,7 +610,13 @@ impl Lane {
                 }
             });
             worked |= received > 0;
-            port.drained = received < RECEIVE_BUDGET;
+            port.drained = received < budget;
+            if state.received_cost > RECEIVE_COST {
+                let fewer = received as i64 * RECEIVE_COST / state.received_cost;
+                port.budget = (fewer as usize).max(1);
+            } else if budget < RECEIVE_BUDGET && received > 0 {
+                port.budget = (budget * 2).min(RECEIVE_BUDGET);
+            }
             if costly {
                 port.interval = if received > 0 {
                     1
@@ -669,7 +687,12 @@ impl Lane {
     /// Prepares to sleep: tells every application so, then looks once more. `None`: there is work.
     /// Otherwise how long to sleep at most (see [`Sleeper`]); call [`unpark`](Self::unpark) afterwards.
     pub fn park(&mut self) -> Option<Option<Duration>> {
-        if self.mailbox.full.load(Ordering::Acquire) || self.ports.iter().any(|p| p.dirty) {
+        let tenants = &self.state.tenants;
+        if self.mailbox.full.load(Ordering::Acquire)
+            || self.ports.iter().any(|p| p.dirty)
+            || tenants.turns.any()
+            || tenants.has_pending()
+        {
             return None;
         }
         if self.ports.iter().any(|p| !p.drained) {
@@ -687,16 +710,15 @@ impl Lane {
         for (_, session) in &self.state.tenants.sessions {
             session.bell.park();
         }
-        for (_, session) in &mut self.state.tenants.sessions {
-            if session.throttled {
-                timeout = Some(timeout.map_or(THROTTLE_CHECK, |t| t.min(THROTTLE_CHECK)));
-            } else {
-                session.active |= session.bell.take_dirty();
-                if session.active {
-                    self.unpark();
-                    return None;
-                }
-            }
+        if self.state.tenants.listen() && self.state.tenants.turns.any() {
+            self.unpark();
+            return None;
+        }
+        if let Some(until) = self.state.tenants.throttled_until() {
+            let now = self.state.round.read();
+            let wait = Duration::from_nanos(until.saturating_sub(now).max(1_000) as u64);
+            let wait = wait.min(THROTTLE_CHECK);
+            timeout = Some(timeout.map_or(wait, |t: Duration| t.min(wait)));
         }
         if let Some(at) = self.state.reassembly.next_check() {
             let now = self.state.round.read();
@@ -720,9 +742,14 @@ impl Lane {
 
     #[cold]
     fn commands(&mut self) {
-        while let Ok(command) = self.commands.try_recv() {
-            self.command(command);
+        for _ in 0..MOST_COMMANDS {
+            match self.commands.try_recv() {
+                Ok(command) => self.command(command),
+                Err(_) => return,
+            }
         }
+        // There may be more.
+        self.mailbox.full.store(true, Ordering::Relaxed);
     }
 
     fn command(&mut self, command: Command) {
@@ -737,7 +764,7 @@ impl Lane {
                     epoll::EventData::new_u64(2),
                     flags,
                 );
-                let at = self.state.tenants.sessions.insert(*session);
+                let at = self.state.tenants.insert(*session);
                 self.by_session.insert(id, at);
                 if let Err(error) = added {
                     let text = format!("cannot watch the session's doorbell: {error}");
@@ -772,8 +799,6 @@ impl Lane {
                         self.state.next_source = number.wrapping_add(1);
                         let left = new.left();
                         place(&mut s.sources, source, new);
-                        // Its doorbell may have been taken while there was no ring to look at.
-                        s.active = true;
                         if let Target::Channel(channel) = target
                             && let Some(channel) = self.state.channels.get_mut(channel)
                         {
@@ -785,6 +810,8 @@ impl Lane {
                                 left,
                             });
                         }
+                        // Its doorbell may have been taken while there was no ring to look at.
+                        self.state.tenants.wait(at);
                     }
                     Err(error) => {
                         let text = format!("cannot attach source {source}: {error}");
@@ -801,8 +828,9 @@ impl Lane {
                 let Some(s) = self.state.tenants.sessions.get_mut(at) else {
                     return;
                 };
-                if let Err(failure) = s.close_source(source) {
-                    self.state.tenants.fail(at, failure);
+                match s.close_source(source) {
+                    Ok(()) => self.state.tenants.wait(at),
+                    Err(failure) => self.state.tenants.fail(at, failure),
                 }
             }
             Command::AddSink {
@@ -819,11 +847,10 @@ impl Lane {
                 let Some(s) = self.state.tenants.sessions.get_mut(at) else {
                     return;
                 };
-                match LaneSink::new(s.arena(), block, channel, notify) {
-                    Ok(new) => {
-                        place(&mut s.sinks, sink, new);
+                match s.add_sink(sink, block, channel, notify) {
+                    Ok(()) => {
                         self.state.channels.add_sink(channel, at, sink);
-                        self.state.tenants.reserve_pending();
+                        self.state.tenants.sink_added(at);
                         self.events.send(Event::SinkOpened { session, sink });
                     }
                     Err(error) => {
@@ -895,18 +922,6 @@ impl Lane {
                     departures.change(change);
                 }
             }
-            Command::SetRates {
-                session,
-                messages_per_second,
-                bytes_per_second,
-            } => {
-                if let Some(&at) = self.by_session.get(&session)
-                    && let Some(s) = self.state.tenants.sessions.get_mut(at)
-                {
-                    let now_ns = self.state.round.now_ns();
-                    s.set_rates(messages_per_second, bytes_per_second, now_ns);
-                }
-            }
         }
     }
 
@@ -947,6 +962,14 @@ impl Lane {
         if let Target::Channel(at) = removed.target {
             if let Some(channel) = self.state.channels.get_mut(at) {
                 channel.sources -= 1;
+                // A copy that was begun will not be ended.
+                let copying = removed.current.and_then(|message| message.copying);
+                if let Some(copying) = copying
+                    && let Some((session, sink)) = channel.sinks.get(copying.number)
+                    && let Some(session) = self.state.tenants.sessions.get_mut(session)
+                {
+                    session.withdraw(sink, copying.chunk);
+                }
             }
             self.close_channel_if_unused(at);
         }
@@ -963,6 +986,9 @@ impl Lane {
         let Some(removed) = session.remove_sink(sink) else {
             return;
         };
+        self.state.tenants.sinks_removed(at, 1);
+        // What waited for memory of its own session may be complete now.
+        self.state.tenants.wait(at);
         if let Some(channel) = self.state.channels.get_mut(removed.channel) {
             channel.sinks.retain(|entry| *entry != (at, sink));
         }
@@ -977,10 +1003,9 @@ impl Lane {
         let Some(session) = self.state.tenants.sessions.get_mut(at) else {
             return;
         };
-        let (left, sinks) = (session.leave(), session.sinks.len());
-        for sink in 0..sinks {
-            self.remove_sink(at, sink);
-        }
+        let left = session.leave();
+        self.remove_sinks(at);
+        self.state.tenants.wait(at);
         match left {
             Ok(()) => self.remove_if_left(at),
             Err(failure) => self.state.tenants.fail(at, failure),
@@ -1001,21 +1026,44 @@ impl Lane {
         let Some(session) = self.state.tenants.sessions.get(at) else {
             return;
         };
-        let (sources, sinks) = (session.sources.len(), session.sinks.len());
-        for sink in 0..sinks {
-            self.remove_sink(at, sink);
+        let sources = session.sources.len();
+        self.remove_sinks(at);
+        let Some(session) = self.state.tenants.sessions.get_mut(at) else {
+            return;
+        };
+        session.abandon();
+        if session.departing > 0 {
+            self.withdraw(|piece| piece.session == at);
         }
-        if let Some(session) = self.state.tenants.sessions.get_mut(at) {
-            session.abandon();
-        }
-        self.withdraw(|piece| piece.session == at);
         for source in 0..sources {
             self.remove_source(at, source);
         }
-        let session = self.state.tenants.sessions.remove(at);
+        let Some(session) = self.state.tenants.remove(at) else {
+            return;
+        };
         // Fails only if adding did.
         let _ = epoll::delete(&self.epoll, session.bell.fd());
         self.events.send(Event::SessionRemoved(Box::new(session)));
+    }
+
+    /// Takes all sinks of a session whose application has left out of their channels, each channel once.
+    fn remove_sinks(&mut self, at: usize) {
+        self.state
+            .reassembly
+            .retain_targets(|target| target.session != at);
+        let Some(session) = self.state.tenants.sessions.get_mut(at) else {
+            return;
+        };
+        let mut channels = session.remove_sinks();
+        self.state.tenants.sinks_removed(at, channels.len());
+        channels.sort_unstable();
+        channels.dedup();
+        for index in channels {
+            if let Some(channel) = self.state.channels.get_mut(index) {
+                channel.sinks.retain(|(session, _)| *session != at);
+            }
+            self.close_channel_if_unused(index);
+        }
     }
 
     fn remove_remote(&mut self, id: u64) {
@@ -1092,7 +1140,7 @@ impl Lane {
 
     /// Takes frames out of the schedulers: whom they are for, or from, is gone.
     fn withdraw(&mut self, unwanted: impl Fn(&departure::Piece) -> bool) {
-        self.state.room_made();
+        self.state.room_available();
         for port in &mut self.ports {
             if let Some(departures) = &mut port.departures {
                 let state = &mut self.state;
@@ -1120,7 +1168,6 @@ impl Lane {
                 && let Some(channel) = self.state.channels.get_mut(index)
             {
                 channel.destinations.push(at);
-                channel.generation = channel.generation.wrapping_add(1);
             }
         }
         for &id in remove {
@@ -1139,7 +1186,6 @@ impl Lane {
             channel
                 .destinations
                 .retain(|&destination| destination != remote);
-            channel.generation = channel.generation.wrapping_add(1);
         }
         self.close_channel_if_unused(index);
     }

@@ -17,11 +17,11 @@ use takt_wire::ip::Protocol;
 use takt_wire::vlan::{TAG_LEN, VlanTag};
 use takt_wire::{ipv4, ipv6, vxlan};
 
-use super::departure::{Destination, PER_SESSION, Piece};
+use super::departure::{Destination, Piece};
 use super::egress::{Sent, Step, class_of};
 use super::remote::{datagram_overhead, usable_port};
 use super::session::{InProgress, LaneSession};
-use super::{LanePort, State};
+use super::{LanePort, State, fair};
 use crate::config::Carrier;
 use crate::counters::NetworkCounters;
 
@@ -286,7 +286,8 @@ impl Network {
 impl State {
     /// Sends a frame, or gives it to the scheduler of its port, to all stations that it is for.
     ///
-    /// `from`: the numbers of session and source; `wished`: the port of the source's stream.
+    /// `from`: the numbers of session and source; `wished`: the port of the source's stream; `room`: frames of
+    /// the tenant for which schedulers have room; `left`: what the turn may still spend.
     #[allow(clippy::too_many_arguments)] // one frame: whose, where, how
     pub(super) fn send_frame(
         &self,
@@ -295,15 +296,16 @@ impl State {
         session: &LaneSession,
         owner: &Owner,
         wished: usize,
-        mut progress: InProgress,
+        progress: &mut InProgress,
         now_ns: i64,
+        room: u32,
         pieces: &mut u16,
+        left: &mut i64,
     ) -> Sent {
         let descriptor = progress.descriptor;
         let Some(network) = self.networks.get(owner.network) else {
             return Sent::Finished(Outcome::Unreachable);
         };
-        let room = PER_SESSION.saturating_sub(session.departing);
         let frame = session.emitted(descriptor.chunk, descriptor.length);
         let mut addresses = [0; ADDRESSES];
         if !session.permits(descriptor.class)
@@ -330,22 +332,23 @@ impl State {
         } else if progress.generation != network.generation {
             return Sent::Finished(Outcome::Unreachable);
         }
-        while let Some(&to) = exits.get(progress.destination) {
+        while let Some(&to) = exits.get(progress.destinations.next as usize) {
+            if *left <= 0 {
+                return Sent::Unfinished(Step::More);
+            }
+            *left -= fair::FRAME + i64::from(descriptor.length);
             let exit = network.exits.get(to).and_then(Option::as_ref);
             let found = exit.and_then(|exit| Some((exit, usable_port(&exit.via, wished)?)));
             let result = match found {
                 None => Err(Outcome::Unreachable),
                 Some((exit, port)) if ports[port].schedules(&descriptor) => {
                     if room <= u32::from(*pieces) {
-                        return Sent::Unfinished {
-                            progress,
-                            step: Step::Held,
-                        };
+                        return Sent::Unfinished(Step::Held);
                     }
                     let piece = Piece {
                         session: from.0,
                         source: from.1,
-                        tenant: session.tenant,
+                        tenant: session.tenant_id,
                         descriptor,
                         destination: Destination::Network {
                             network: owner.network,
@@ -367,10 +370,7 @@ impl State {
                             Ok(())
                         }
                         Some(Ok(false)) => {
-                            return Sent::Unfinished {
-                                progress,
-                                step: Step::Held,
-                            };
+                            return Sent::Unfinished(Step::Held);
                         }
                         Some(Err(outcome)) => Err(outcome),
                         None => Err(Outcome::Unreachable),
@@ -387,10 +387,7 @@ impl State {
                             Ok(())
                         }
                         Err(Put::Blocked) => {
-                            return Sent::Unfinished {
-                                progress,
-                                step: Step::Blocked,
-                            };
+                            return Sent::Unfinished(Step::Blocked);
                         }
                         Err(Put::Failed(outcome)) => Err(outcome),
                     }
@@ -399,7 +396,7 @@ impl State {
             if let Err(outcome) = result {
                 progress.outcome = outcome;
             }
-            progress.destination += 1;
+            progress.destinations.next += 1;
         }
         Sent::Finished(progress.outcome)
     }

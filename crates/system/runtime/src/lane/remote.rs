@@ -11,9 +11,6 @@ use takt_wire::channel::{
 };
 use takt_wire::{ethernet, ipv4, ipv6, udp};
 
-/// Fragments of one message that a lane sends before it looks at others again.
-pub const FRAGMENT_BURST: u32 = 64;
-
 /// Padding that makes a last fragment as long as the others: at most one part in so many of a datagram.
 const MOST_PADDING: usize = 8;
 
@@ -111,7 +108,7 @@ impl Cut {
 pub enum Appended {
     /// The whole message is in datagrams.
     Done,
-    /// Fragments up to this one are in datagrams; the burst is used up or the port is full.
+    /// Fragments up to this one are in datagrams; the turn is used up or the port is full.
     Until {
         /// The next fragment.
         fragment: u32,
@@ -163,7 +160,7 @@ impl Remote {
         Cut::of(length, port.max_payload(self.via[at]?))
     }
 
-    /// Puts a message, or its fragments from `fragment` on, into datagrams through `port`.
+    /// Puts a message, or these of its fragments, into datagrams through `port`.
     ///
     /// Messages for one remote lane share a datagram as long as they fit and are of one class; it leaves
     /// when the lane has taken what there is ([`close`](Self::close)), never later.
@@ -174,11 +171,11 @@ impl Remote {
         message: &Outgoing,
         payload: SharedSlice<'_>,
         cut: &Cut,
-        fragment: u32,
+        fragments: std::ops::Range<u32>,
     ) -> Appended {
         let count = cut.count();
-        let end = count.min(fragment.saturating_add(FRAGMENT_BURST));
-        for index in fragment..end {
+        let end = count.min(fragments.end);
+        for index in fragments.start..end {
             match self.part(at, port, message, payload, cut, index) {
                 Ok(()) => {}
                 Err(ReserveError::WouldBlock) => {
@@ -305,7 +302,7 @@ impl Remote {
     }
 
     /// Whether the lane must note that a datagram is being filled here: once until the next close.
-    pub fn enlist(&mut self, at: usize) -> bool {
+    pub fn register_open(&mut self, at: usize) -> bool {
         self.open[at].is_some() && !std::mem::replace(&mut self.listed[at], true)
     }
 }

@@ -15,14 +15,20 @@ use takt_shm::{
 };
 use takt_time::{TaiTime, TrafficClass};
 
+use super::members::Rest;
 use super::network::Owner;
 use super::receive::{ReceiveMemory, is_large};
 use super::remote::Cut;
 use crate::counters::{Counter, SessionCounters};
-use crate::policy::Rate;
+use crate::policy::Rates;
 
 /// Releases are taken from a sink's ring once so many descriptors are out: not on every delivery.
 const RECLAIM_AT: u32 = 64;
+
+/// Releases that are taken from a sink's ring at a time: a sink that hands back very many holds nobody up.
+const MOST_RECLAIMED: u32 = 256;
+/// Other sinks of a session that are looked at for released memory when it has run out.
+const MOST_SEARCHED: usize = 32;
 
 /// Messages that a sink may hold in the transmit region of its own session; further ones are copied.
 const MOST_OWN: usize = 256;
@@ -75,28 +81,76 @@ pub struct LaneSource {
     /// Once the application has closed it: how many of the messages in its ring are still to be taken. It
     /// goes after the last one, whatever is emitted later.
     closing: Option<u32>,
+    /// It goes with this round.
+    pub finished: bool,
 }
 
-/// A message that is being sent to remote lanes.
+/// A message that is being given to sinks and sent to remote lanes.
 #[derive(Clone, Copy, Debug)]
 pub struct InProgress {
     pub descriptor: TxDescriptor,
     pub sequence: u64,
     pub send_time_ns: i64,
-    /// Index into the channel's destinations, valid for its generation.
-    pub destination: usize,
+    /// Sinks of this lane that it is still to be given to.
+    pub sinks: Rest,
+    /// The copy that was begun.
+    pub copying: Option<Copying>,
+    /// Remote lanes that it is still to be sent to; of a frame, exits of its network.
+    pub destinations: Rest,
+    /// Of the network's exits.
     pub generation: u32,
-    /// The next fragment, and how the message is cut if it is not the first.
-    pub fragment: u32,
-    pub cut: Option<Cut>,
+    /// The next fragment and for whom, and how the message is cut if it is not the first.
+    fragment: u32,
+    receiver: u64,
+    cut: Option<Cut>,
     pub outcome: Outcome,
 }
 
+/// A copy that takes several turns.
+#[derive(Clone, Copy, Debug)]
+pub struct Copying {
+    /// The sink's number in the channel.
+    pub number: u64,
+    /// Its memory for the message, and how many bytes are there.
+    pub chunk: u32,
+    pub done: usize,
+}
+
 impl InProgress {
-    /// Goes on with this fragment. The first one is cut for the route as it is then.
-    pub fn goes_on(&mut self, fragment: u32) {
+    /// A message, or frame, of which nothing is done.
+    #[inline]
+    pub fn new(descriptor: TxDescriptor, now_ns: i64) -> Self {
+        Self {
+            descriptor,
+            sequence: 0,
+            send_time_ns: now_ns,
+            sinks: Rest::default(),
+            copying: None,
+            destinations: Rest::default(),
+            generation: 0,
+            fragment: 0,
+            receiver: 0,
+            cut: None,
+            outcome: Outcome::NoSink,
+        }
+    }
+
+    /// The next fragment for a receiver, and how the message is cut for it if that is not the first.
+    #[inline]
+    pub fn fragment_for(&self, receiver: u64) -> (u32, Option<Cut>) {
+        match self.fragment {
+            0 => (0, None),
+            _ if self.receiver != receiver => (0, None),
+            fragment => (fragment, self.cut),
+        }
+    }
+
+    /// Continues with this fragment for a receiver. The first one is cut for the route as it is then.
+    pub fn continue_with(&mut self, receiver: u64, fragment: u32, cut: Option<Cut>) {
+        self.destinations.next = receiver;
+        self.receiver = receiver;
         self.fragment = fragment;
-        self.cut = self.cut.filter(|_| fragment > 0);
+        self.cut = cut;
     }
 }
 
@@ -117,6 +171,8 @@ pub struct LaneSink {
     held: [usize; 2],
     /// Staged entries are waiting to be shown.
     pub pending: bool,
+    /// It is in its session's list of those that hold its own messages.
+    listed: bool,
     delivered: u64,
     dropped_full: u64,
     dropped_memory: u64,
@@ -127,8 +183,10 @@ pub struct LaneSink {
 #[derive(Debug)]
 pub struct LaneSession {
     pub id: u64,
-    /// Whose it is.
-    pub tenant: u32,
+    /// Whose it is: the number of the tenant in the runtime.
+    pub tenant_id: u32,
+    /// The same on its lane.
+    pub tenant: usize,
     arena: Arc<Arena>,
     map: ArenaMap,
     pub bell: LaneBellHost,
@@ -147,16 +205,23 @@ pub struct LaneSession {
     pub sinks: Vec<Option<LaneSink>>,
     max_message: usize,
     classes: u8,
-    messages: Rate,
-    bytes: Rate,
-    /// Has work that no doorbell will announce again.
-    pub active: bool,
+    /// What its tenant may send.
+    pub rates: Arc<Rates>,
+    /// The source that is looked at next.
+    pub next_source: usize,
+    /// It waits for a turn.
+    pub waiting: bool,
+    /// A source waits for room in a scheduler.
+    pub held: bool,
     /// Frames of its messages that wait in schedulers.
     pub departing: u32,
-    /// Its rate limit holds messages back.
-    pub throttled: bool,
     /// The application has left: the session goes with its last source.
     leaving: bool,
+    /// Sinks that hold messages in its transmit region, or have, and the next one to be looked at.
+    own_sinks: Vec<usize>,
+    next_own: usize,
+    /// The sink that is looked at next for releases.
+    next_reclaimed: usize,
     pub counters: Arc<SessionCounters>,
 }
 
@@ -169,9 +234,7 @@ pub struct SessionParts {
     pub bell: LaneBellHost,
     pub max_message: usize,
     pub classes: u8,
-    pub messages_per_second: u64,
-    pub bytes_per_second: u64,
-    pub now_ns: i64,
+    pub rates: Arc<Rates>,
     pub counters: Arc<SessionCounters>,
 }
 
@@ -210,6 +273,7 @@ impl LaneSource {
             current: None,
             departing: 0,
             closing: None,
+            finished: false,
         })
     }
 
@@ -266,6 +330,7 @@ impl LaneSink {
             own: VecDeque::with_capacity(MOST_OWN),
             held: [0; 2],
             pending: false,
+            listed: false,
             delivered: 0,
             dropped_full: 0,
             dropped_memory: 0,
@@ -279,7 +344,8 @@ impl LaneSession {
         let chunks = parts.map.tx_bytes / CHUNK;
         Self {
             id: parts.id,
-            tenant: parts.tenant,
+            tenant_id: parts.tenant,
+            tenant: 0,
             rx: ReceiveMemory::new(parts.map.rx_bytes),
             arena: parts.arena,
             map: parts.map,
@@ -295,19 +361,21 @@ impl LaneSession {
             sinks: Vec::new(),
             max_message: parts.max_message,
             classes: parts.classes,
-            messages: Rate::new(parts.messages_per_second, parts.now_ns),
-            bytes: Rate::new(parts.bytes_per_second, parts.now_ns),
-            active: true,
+            rates: parts.rates,
+            next_source: 0,
+            waiting: false,
+            held: false,
             departing: 0,
-            throttled: false,
             leaving: false,
+            own_sinks: Vec::new(),
+            next_own: 0,
+            next_reclaimed: 0,
             counters: parts.counters,
         }
     }
 
     /// The application has closed a source.
     pub fn close_source(&mut self, source: usize) -> Result<(), Failure> {
-        self.active = true;
         match self.sources.get_mut(source) {
             Some(Some(source)) => source.close(),
             _ => Ok(()),
@@ -354,21 +422,8 @@ impl LaneSession {
         &self.arena
     }
 
-    /// Changes its rate limits.
-    pub fn set_rates(&mut self, messages_per_second: u64, bytes_per_second: u64, now_ns: i64) {
-        self.messages = Rate::new(messages_per_second, now_ns);
-        self.bytes = Rate::new(bytes_per_second, now_ns);
-        self.active = true;
-    }
-
-    /// Takes the next descriptor of a source, checked. `Ok(None)`: nothing there, or the rate limit
-    /// holds it back (then the session stays active).
+    /// Takes the next descriptor of a source, checked. `Ok(None)`: nothing there.
     pub fn take(&mut self, source: usize, now_ns: i64) -> Result<Option<TxDescriptor>, Failure> {
-        if !(self.messages.ready(now_ns) && self.bytes.ready(now_ns)) {
-            self.counters.throttled.add(1);
-            self.throttled = true;
-            return Ok(None);
-        }
         let Some(Some(s)) = self.sources.get_mut(source) else {
             return Ok(None);
         };
@@ -424,8 +479,7 @@ impl LaneSession {
         self.tx_source[chunk] = source as u16;
         self.tx_token[chunk] = descriptor.token;
         self.tx_outcome[chunk] = Outcome::Sent as u8;
-        self.messages.take(1, now_ns);
-        self.bytes.take(u64::from(descriptor.length), now_ns);
+        self.rates.take(descriptor.length, now_ns);
         self.counters.emitted.add(1);
         self.counters
             .emitted_bytes
@@ -463,7 +517,7 @@ impl LaneSession {
         if outcome != Outcome::Sent || *told == Outcome::Sent as u8 {
             *told = outcome as u8;
         }
-        self.let_go(descriptor.chunk)
+        self.release(descriptor.chunk)
     }
 
     /// So many frames of an emitted message wait in schedulers: it is held until all have left.
@@ -492,12 +546,11 @@ impl LaneSession {
             Ok(at) => self.tx_departed[chunk as usize] = at.as_nanos() as u32,
             Err(outcome) => self.tx_outcome[chunk as usize] = outcome as u8,
         }
-        // The completion is to be shown, and a closing source may be done.
-        self.active = true;
-        self.let_go(chunk)
+        self.release(chunk)
     }
 
-    fn let_go(&mut self, chunk: u32) -> Result<(), Failure> {
+    /// One holder less of an emitted message: the last one completes it.
+    fn release(&mut self, chunk: u32) -> Result<(), Failure> {
         let at = chunk as usize;
         match self.tx_holders.get_mut(at) {
             Some(0) | None => {
@@ -560,8 +613,10 @@ impl LaneSession {
         }
         let mut chunk = self.rx.allocate(length);
         if chunk.is_none() {
-            for other in 0..self.sinks.len() {
-                self.reclaim(other)?;
+            // Some others, from where the last search ended: a session may have very many.
+            for _ in 0..self.sinks.len().min(MOST_SEARCHED) {
+                self.next_reclaimed = (self.next_reclaimed + 1) % self.sinks.len();
+                self.reclaim(self.next_reclaimed)?;
             }
             chunk = self.rx.allocate(length);
         }
@@ -632,6 +687,10 @@ impl LaneSession {
         }
         s.outstanding += 1;
         s.own.push_back(chunk);
+        if !std::mem::replace(&mut s.listed, true) {
+            // Room was made when the sink was added.
+            self.own_sinks.push(sink);
+        }
         self.tx_holders[chunk as usize] += 1;
         self.deliver(sink, chunk | TX_REGION, meta).map(Some)
     }
@@ -656,7 +715,7 @@ impl LaneSession {
             };
             s.own.remove(at);
             s.outstanding -= 1;
-            return self.let_go(chunk);
+            return self.release(chunk);
         }
         if self.rx_owner.get(chunk as usize) != Some(&(sink as u16 + 1)) {
             return Err(violation(format!(
@@ -700,18 +759,19 @@ impl LaneSession {
         }
     }
 
-    /// Takes what the application has released at a sink.
-    pub fn reclaim(&mut self, sink: usize) -> Result<(), Failure> {
+    /// Takes what the application has released at a sink. True: all of it.
+    pub fn reclaim(&mut self, sink: usize) -> Result<bool, Failure> {
         let Some(Some(s)) = self.sinks.get_mut(sink) else {
-            return Ok(());
+            return Ok(true);
         };
-        let count = s
+        let released = s
             .release
             .available()
             .map_err(|e| ring_violation("release ring", &e))?;
+        let count = released.min(MOST_RECLAIMED);
         for _ in 0..count {
             let Some(Some(s)) = self.sinks.get_mut(sink) else {
-                return Ok(());
+                return Ok(true);
             };
             let Some(chunk) = s
                 .release
@@ -727,23 +787,53 @@ impl LaneSession {
         {
             s.release.release();
         }
-        Ok(())
+        Ok(count == released)
     }
 
-    /// Takes releases of messages that a source of this session waits for.
-    pub fn reclaim_own(&mut self) -> Result<(), Failure> {
-        for sink in 0..self.sinks.len() {
-            if self.sinks[sink].as_ref().is_some_and(|s| !s.own.is_empty()) {
-                self.reclaim(sink)?;
+    /// Takes releases of messages that a source of this session waits for, of some sinks, from where the last
+    /// call ended. True: of all, begin anew.
+    pub fn reclaim_own(&mut self) -> Result<bool, Failure> {
+        for _ in 0..MOST_SEARCHED {
+            let Some(&sink) = self.own_sinks.get(self.next_own) else {
+                self.next_own = 0;
+                return Ok(true);
+            };
+            if !self.reclaim(sink)? {
+                continue;
+            }
+            match self.sinks.get_mut(sink) {
+                Some(Some(s)) if !s.own.is_empty() => self.next_own += 1,
+                Some(Some(s)) => {
+                    s.listed = false;
+                    self.own_sinks.swap_remove(self.next_own);
+                }
+                _ => {
+                    self.own_sinks.swap_remove(self.next_own);
+                }
             }
         }
+        Ok(false)
+    }
+
+    /// Attaches a sink to its rings, at its number.
+    pub fn add_sink(
+        &mut self,
+        at: usize,
+        block: SinkBlock,
+        channel: usize,
+        notify: Option<OwnedFd>,
+    ) -> Result<(), RingError> {
+        let sink = LaneSink::new(&self.arena, block, channel, notify)?;
+        super::place(&mut self.sinks, at, sink);
+        self.own_sinks
+            .reserve(self.sinks.len() - self.own_sinks.len().min(self.sinks.len()));
         Ok(())
     }
 
-    /// Shows a sink's new entries and counters, and wakes who waits.
-    pub fn show(&mut self, sink: usize) {
+    /// Shows a sink's new entries and counters, and wakes who waits. True if somebody did.
+    pub fn show(&mut self, sink: usize) -> bool {
         let Some(Some(s)) = self.sinks.get_mut(sink) else {
-            return;
+            return false;
         };
         s.pending = false;
         s.rx.publish();
@@ -756,17 +846,30 @@ impl LaneSession {
         show(SinkCounter::DroppedFull, s.dropped_full);
         show(SinkCounter::DroppedMemory, s.dropped_memory);
         show(SinkCounter::Lost, s.lost);
-        if s.bell.ring() == Wake::Fd
+        let wake = s.bell.ring();
+        if wake == Wake::Fd
             && let Some(fd) = &s.notify
         {
             // A full buffer means that the descriptor is readable already.
             let _ = rustix::net::send(fd, &[1], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
         }
+        wake != Wake::None
+    }
+
+    /// Closes all sinks of a session that gets no other: its memory goes with it. Returns their channels.
+    pub fn remove_sinks(&mut self) -> Vec<usize> {
+        let removed: Vec<LaneSink> = self.sinks.iter_mut().filter_map(Option::take).collect();
+        self.own_sinks.clear();
+        for chunk in removed.iter().flat_map(|sink| &sink.own) {
+            let _ = self.release(*chunk);
+        }
+        removed.iter().map(|sink| sink.channel).collect()
     }
 
     /// Closes a sink and frees all memory that it holds: its application no longer looks at it.
     pub fn remove_sink(&mut self, sink: usize) -> Option<LaneSink> {
         let mut removed = self.sinks.get_mut(sink)?.take()?;
+        self.own_sinks.retain(|own| *own != sink);
         if removed.held != [0; 2] {
             let owner = sink as u16 + 1;
             for chunk in 0..self.rx_owner.len() {
@@ -777,7 +880,7 @@ impl LaneSession {
             }
         }
         for chunk in std::mem::take(&mut removed.own) {
-            let _ = self.let_go(chunk);
+            let _ = self.release(chunk);
         }
         Some(removed)
     }

@@ -1,27 +1,263 @@
-//! The sessions of a lane, and what all paths do with them: deliver, count, wake, end.
+//! The tenants of a lane with their sessions: whose turn it is, and what all paths do with sessions: deliver,
+//! count, wake, end.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
 
 use slab::Slab;
 use takt_session::Failure;
+use takt_session::layout::Outcome;
 
 use super::channel::Channel;
-use super::session::{Delivery, LaneSession, Meta};
+use super::fair::{self, RoundRobin};
+use super::session::{Copying, Delivery, InProgress, LaneSession, Meta};
 use crate::counters::ChannelCounters;
+use crate::policy::Rates;
 
-/// Sessions with what the present round has changed in them.
+/// Bytes of a message that are copied before it is asked whether the turn goes on.
+const PIECE: usize = 32 << 10;
+/// Sinks of one tenant that are shown in a round, and threads of it that are woken.
+const MOST_SHOWN: usize = 256;
+const MOST_WOKEN: usize = 16;
+
+/// A tenant: the sessions of one listening socket, as far as they are on this lane.
+#[derive(Debug)]
+struct Tenant {
+    id: u32,
+    sessions: usize,
+    /// Sessions with something to do, in the order of their turns.
+    waiting: VecDeque<usize>,
+    /// Sinks with entries to show: indices of session and sink, each once.
+    pending: VecDeque<(usize, usize)>,
+    sinks: usize,
+    rates: Arc<Rates>,
+    /// Its rates hold its messages back.
+    throttled: bool,
+    /// Frames of its messages that wait in schedulers.
+    departing: u32,
+}
+
+/// Tenants and sessions, with what the present round has changed in them.
 #[derive(Debug, Default)]
 pub struct Tenants {
     pub sessions: Slab<LaneSession>,
-    /// Sinks with entries to show at the end of the round: indices of session and sink, each once.
-    pending: Vec<(usize, usize)>,
+    list: Slab<Tenant>,
+    by_id: HashMap<u32, usize>,
+    pub turns: RoundRobin,
+    /// Tenants that their rates hold back.
+    throttled: Vec<usize>,
+    /// Tenants with sinks to show, each once.
+    showing: VecDeque<usize>,
     /// Sessions that broke the protocol in this round.
     failed: Vec<(usize, Failure)>,
 }
 
 impl Tenants {
+    /// Takes a session in; it is looked at in the next round.
+    pub fn insert(&mut self, mut session: LaneSession) -> usize {
+        let id = session.tenant_id;
+        let tenant = match self.by_id.get(&id) {
+            Some(&tenant) => tenant,
+            None => {
+                let tenant = self.list.insert(Tenant {
+                    id,
+                    sessions: 0,
+                    waiting: VecDeque::new(),
+                    pending: VecDeque::new(),
+                    sinks: 0,
+                    rates: session.rates.clone(),
+                    throttled: false,
+                    departing: 0,
+                });
+                self.by_id.insert(id, tenant);
+                self.turns.add(tenant);
+                self.throttled.reserve(self.list.len());
+                self.showing.reserve(self.list.len());
+                tenant
+            }
+        };
+        session.tenant = tenant;
+        let at = self.sessions.insert(session);
+        if let Some(tenant) = self.list.get_mut(tenant) {
+            tenant.sessions += 1;
+            tenant.waiting.reserve(tenant.sessions);
+        }
+        self.wait(at);
+        at
+    }
+
+    /// Takes a session out, and its tenant if it was the last one.
+    pub fn remove(&mut self, at: usize) -> Option<LaneSession> {
+        let session = self.sessions.try_remove(at)?;
+        let tenant = self.list.get_mut(session.tenant)?;
+        tenant.sessions -= 1;
+        tenant.waiting.retain(|waiting| *waiting != at);
+        tenant.pending.retain(|(of, _)| *of != at);
+        if tenant.sessions == 0 {
+            self.by_id.remove(&tenant.id);
+            self.list.remove(session.tenant);
+            self.turns.remove(session.tenant);
+            self.throttled.retain(|other| *other != session.tenant);
+            self.showing.retain(|other| *other != session.tenant);
+        }
+        Some(session)
+    }
+
+    /// The session has something to do: it gets a turn.
+    #[inline]
+    pub fn wait(&mut self, at: usize) {
+        if let Some(session) = self.sessions.get_mut(at)
+            && let Some(tenant) = self.list.get_mut(session.tenant)
+        {
+            if !std::mem::replace(&mut session.waiting, true) {
+                tenant.waiting.push_back(at);
+            }
+            if !tenant.throttled {
+                self.turns.wait(session.tenant);
+            }
+        }
+    }
+
+    /// Takes the doorbells of all sessions. True if any has rung.
+    #[inline]
+    pub fn listen(&mut self) -> bool {
+        let mut rung = false;
+        for (at, session) in &mut self.sessions {
+            if session.bell.take_dirty() {
+                rung = true;
+                if !std::mem::replace(&mut session.waiting, true)
+                    && let Some(tenant) = self.list.get_mut(session.tenant)
+                {
+                    tenant.waiting.push_back(at);
+                    if !tenant.throttled {
+                        self.turns.wait(session.tenant);
+                    }
+                }
+            }
+        }
+        rung
+    }
+
+    /// From when on a tenant that its rates hold back may go on; `None`: there is none.
+    #[inline]
+    pub fn throttled_until(&self) -> Option<i64> {
+        let tenants = self.throttled.iter().filter_map(|at| self.list.get(*at));
+        tenants.map(|tenant| tenant.rates.ready_at()).min()
+    }
+
+    /// Gives turns to tenants that their rates no longer hold back.
+    pub fn unthrottle(&mut self, now_ns: i64) {
+        let (list, turns) = (&mut self.list, &mut self.turns);
+        self.throttled.retain(|&at| {
+            let Some(tenant) = list.get_mut(at) else {
+                return false;
+            };
+            tenant.throttled = !tenant.rates.ready(now_ns);
+            if !tenant.throttled && !tenant.waiting.is_empty() {
+                turns.wait(at);
+            }
+            tenant.throttled
+        });
+    }
+
+    /// Its rates hold the tenant of a session back.
+    #[cold]
+    pub fn throttle(&mut self, at: usize) {
+        if let Some(session) = self.sessions.get(at)
+            && let Some(tenant) = self.list.get_mut(session.tenant)
+        {
+            session.counters.throttled.add(1);
+            if !std::mem::replace(&mut tenant.throttled, true) {
+                self.throttled.push(session.tenant);
+            }
+        }
+    }
+
+    /// The session of a tenant whose turn it is: the next one, or the same again until it
+    /// [yields](Self::yield_turn).
+    #[inline]
+    pub fn next_session(&self, tenant: usize) -> Option<usize> {
+        self.list.get(tenant)?.waiting.front().copied()
+    }
+
+    /// How many sessions of a tenant wait.
+    #[inline]
+    pub fn sessions_waiting(&self, tenant: usize) -> usize {
+        self.list.get(tenant).map_or(0, |t| t.waiting.len())
+    }
+
+    /// The session in front goes behind the others, or away if it has nothing to do.
+    #[inline]
+    pub fn yield_turn(&mut self, tenant: usize, again: bool) {
+        let Some(tenant) = self.list.get_mut(tenant) else {
+            return;
+        };
+        let Some(at) = tenant.waiting.pop_front() else {
+            return;
+        };
+        if again {
+            tenant.waiting.push_back(at);
+        } else if let Some(session) = self.sessions.get_mut(at) {
+            session.waiting = false;
+        }
+    }
+
+    /// Gives turns to sessions with a source that waited for room in a scheduler.
+    pub fn resume_held(&mut self) {
+        for (at, session) in &mut self.sessions {
+            if std::mem::take(&mut session.held)
+                && !std::mem::replace(&mut session.waiting, true)
+                && let Some(tenant) = self.list.get_mut(session.tenant)
+            {
+                tenant.waiting.push_back(at);
+                if !tenant.throttled {
+                    self.turns.wait(session.tenant);
+                }
+            }
+        }
+    }
+
+    /// Frames of a tenant that wait in schedulers.
+    #[inline]
+    pub fn departing(&self, tenant: usize) -> u32 {
+        self.list.get(tenant).map_or(0, |t| t.departing)
+    }
+
+    /// So many frames of an emitted message wait in schedulers: it is held until all have left.
+    pub fn hold(&mut self, at: usize, source: usize, chunk: u32, frames: u16) {
+        if let Some(session) = self.sessions.get_mut(at) {
+            session.hold(source, chunk, frames);
+            if let Some(tenant) = self.list.get_mut(session.tenant) {
+                tenant.departing += u32::from(frames);
+            }
+        }
+    }
+
+    /// One of those frames has left at this instant, or was dropped for this reason.
+    pub fn departed(
+        &mut self,
+        at: usize,
+        source: usize,
+        chunk: u32,
+        left: Result<takt_time::TaiTime, Outcome>,
+    ) {
+        let Some(session) = self.sessions.get_mut(at) else {
+            return;
+        };
+        if let Some(tenant) = self.list.get_mut(session.tenant) {
+            tenant.departing = tenant.departing.saturating_sub(1);
+        }
+        if let Err(failure) = session.departed(source, chunk, left) {
+            self.fail(at, failure);
+        }
+        // The completion is to be shown, and a closing source may be done.
+        self.wait(at);
+    }
+
     /// Puts a message into every sink of a channel: one copy each.
     #[inline]
     pub fn deliver_bytes(&mut self, channel: &Channel, meta: &Meta, payload: &[u8]) {
-        for &(at, sink) in &channel.sinks {
+        for (at, sink) in channel.sinks.iter() {
             let Some(session) = self.sessions.get_mut(at) else {
                 continue;
             };
@@ -38,64 +274,79 @@ impl Tenants {
         }
     }
 
-    /// Puts an emitted message into every sink of its channel on this lane: no copy within its own
-    /// session, one copy into each other.
+    /// Puts an emitted message into the sinks of its channel on this lane that have not got it yet: no copy
+    /// within its own session, one copy into each other. `left`: what the turn may still spend; false if
+    /// that has run out before all have got it.
     #[inline]
-    pub fn deliver_emitted(&mut self, from: usize, chunk: u32, channel: &Channel, meta: &Meta) {
-        for &(at, sink) in &channel.sinks {
-            let result = if at == from {
-                self.deliver_own(at, sink, chunk, meta)
-            } else {
-                self.deliver_copy(from, at, sink, chunk, meta)
-            };
-            self.account(at, sink, &channel.counters, result);
-        }
-    }
-
-    fn deliver_own(
-        &mut self,
-        at: usize,
-        sink: usize,
-        chunk: u32,
-        meta: &Meta,
-    ) -> Result<Delivery, Failure> {
-        let Some(session) = self.sessions.get_mut(at) else {
-            return Ok(Delivery::DroppedFull);
-        };
-        if let Some(delivery) = session.deliver_own(sink, chunk, meta)? {
-            return Ok(delivery);
-        }
-        match session.place(sink, meta.length as usize)? {
-            Ok(place) => {
-                let payload = session.emitted(chunk, meta.length);
-                let copied = payload.copy_to(session.placed(place, meta.length as usize));
-                debug_assert!(copied.is_ok(), "placed memory is as long as asked for");
-                session.deliver(sink, place, meta)
-            }
-            Err(dropped) => Ok(dropped),
-        }
-    }
-
-    fn deliver_copy(
+    pub fn deliver_emitted(
         &mut self,
         from: usize,
-        at: usize,
-        sink: usize,
-        chunk: u32,
+        channel: &Channel,
         meta: &Meta,
-    ) -> Result<Delivery, Failure> {
-        let Some((source, session)) = self.sessions.get2_mut(from, at) else {
-            return Ok(Delivery::DroppedFull);
-        };
-        match session.place(sink, meta.length as usize)? {
-            Ok(place) => {
-                let payload = source.emitted(chunk, meta.length);
-                let copied = payload.copy_to(session.placed(place, meta.length as usize));
-                debug_assert!(copied.is_ok(), "placed memory is as long as asked for");
-                session.deliver(sink, place, meta)
+        progress: &mut InProgress,
+        left: &mut i64,
+    ) -> bool {
+        for &(number, (at, sink)) in channel.sinks.of(progress.sinks) {
+            if *left <= 0 {
+                return false;
             }
-            Err(dropped) => Ok(dropped),
+            progress.sinks.next = number;
+            // A copy for a sink that has gone since is nobody's: its memory went with it.
+            progress.copying = progress.copying.filter(|copy| copy.number == number);
+            *left -= fair::COPY;
+            let result = match self.deliver_to(from, (at, sink), number, meta, progress, left) {
+                Ok(None) => return false,
+                Ok(Some(delivery)) => Ok(delivery),
+                Err(failure) => Err(failure),
+            };
+            progress.copying = None;
+            progress.sinks.next = number + 1;
+            self.account(at, sink, &channel.counters, result);
         }
+        progress.sinks.next = progress.sinks.end;
+        true
+    }
+
+    /// Puts an emitted message into one sink. `None`: a part of it, the rest in another turn.
+    #[inline]
+    fn deliver_to(
+        &mut self,
+        from: usize,
+        (at, sink): (usize, usize),
+        number: u64,
+        meta: &Meta,
+        progress: &mut InProgress,
+        left: &mut i64,
+    ) -> Result<Option<Delivery>, Failure> {
+        let chunk = progress.descriptor.chunk;
+        if at == from {
+            let Some(session) = self.sessions.get_mut(at) else {
+                return Ok(Some(Delivery::DroppedFull));
+            };
+            let begun = progress.copying.is_some();
+            if !begun && let Some(delivery) = session.deliver_own(sink, chunk, meta)? {
+                return Ok(Some(delivery));
+            }
+            let place = match begin_copy(session, sink, number, meta, progress)? {
+                Ok(place) => place,
+                Err(dropped) => return Ok(Some(dropped)),
+            };
+            if !copy(session, session, chunk, meta, place, progress, left) {
+                return Ok(None);
+            }
+            return session.deliver(sink, place.chunk, meta).map(Some);
+        }
+        let Some((source, session)) = self.sessions.get2_mut(from, at) else {
+            return Ok(Some(Delivery::DroppedFull));
+        };
+        let place = match begin_copy(session, sink, number, meta, progress)? {
+            Ok(place) => place,
+            Err(dropped) => return Ok(Some(dropped)),
+        };
+        if !copy(source, session, chunk, meta, place, progress, left) {
+            return Ok(None);
+        }
+        session.deliver(sink, place.chunk, meta).map(Some)
     }
 
     /// Books what became of a message at a sink.
@@ -122,7 +373,7 @@ impl Tenants {
 
     /// Corrects the count of lost messages of a channel's sinks.
     pub fn add_lost(&mut self, channel: &Channel, change: i64) {
-        for &(at, sink) in &channel.sinks {
+        for (at, sink) in channel.sinks.iter() {
             if let Some(session) = self.sessions.get_mut(at) {
                 session.add_lost(sink, change);
                 self.mark_pending(at, sink);
@@ -135,17 +386,35 @@ impl Tenants {
         if let Some(session) = self.sessions.get_mut(at)
             && let Some(Some(s)) = session.sinks.get_mut(sink)
             && !s.pending
+            && let Some(tenant) = self.list.get_mut(session.tenant)
         {
             s.pending = true;
+            if tenant.pending.is_empty() {
+                self.showing.push_back(session.tenant);
+            }
             // Room was made when the sink was added.
-            self.pending.push((at, sink));
+            tenant.pending.push_back((at, sink));
         }
     }
 
-    /// Makes room for one more sink in the round's list.
-    pub fn reserve_pending(&mut self) {
-        let sinks: usize = self.sessions.iter().map(|(_, s)| s.sinks.len()).sum();
-        self.pending.reserve(sinks + 1);
+    /// Notes a new sink of a session: makes room for it in the lists of a round.
+    pub fn sink_added(&mut self, at: usize) {
+        if let Some(session) = self.sessions.get(at)
+            && let Some(tenant) = self.list.get_mut(session.tenant)
+        {
+            tenant.sinks += 1;
+            // What was pending when its sink went is in the list until it is shown.
+            tenant.pending.reserve(tenant.sinks);
+        }
+    }
+
+    /// Notes that so many sinks of a session have gone.
+    pub fn sinks_removed(&mut self, at: usize, count: usize) {
+        if let Some(session) = self.sessions.get(at)
+            && let Some(tenant) = self.list.get_mut(session.tenant)
+        {
+            tenant.sinks = tenant.sinks.saturating_sub(count);
+        }
     }
 
     /// Notes that a session broke the protocol: it ends with the round.
@@ -155,12 +424,42 @@ impl Tenants {
         }
     }
 
-    /// Shows what the round has put into sinks, and wakes who waits.
+    /// Whether sinks wait to be shown.
+    #[inline]
+    pub fn has_pending(&self) -> bool {
+        !self.showing.is_empty()
+    }
+
+    /// Shows what has been put into sinks, and wakes who waits: of each tenant as much as it may cause in a
+    /// round, the rest in the next.
     #[inline]
     pub fn show(&mut self) {
-        for (at, sink) in self.pending.drain(..) {
-            if let Some(session) = self.sessions.get_mut(at) {
-                session.show(sink);
+        for _ in 0..self.showing.len() {
+            let Some(at) = self.showing.pop_front() else {
+                return;
+            };
+            let Some(tenant) = self.list.get_mut(at) else {
+                continue;
+            };
+            let mut woken = 0;
+            for _ in 0..MOST_SHOWN {
+                let Some((session, sink)) = tenant.pending.pop_front() else {
+                    break;
+                };
+                if let Some(session) = self.sessions.get_mut(session)
+                    && session.show(sink)
+                {
+                    woken += 1;
+                    if woken == MOST_WOKEN {
+                        break;
+                    }
+                }
+            }
+            if !tenant.pending.is_empty() {
+                self.showing.push_back(at);
+            }
+            if woken > 1 {
+                self.turns.charge(at, fair::WAKE * (woken as i64 - 1));
             }
         }
     }
@@ -174,4 +473,59 @@ impl Tenants {
     pub fn has_failed(&self) -> bool {
         !self.failed.is_empty()
     }
+}
+
+/// The memory of a sink for a message: what was begun, or a new place.
+#[inline]
+fn begin_copy(
+    session: &mut LaneSession,
+    sink: usize,
+    number: u64,
+    meta: &Meta,
+    progress: &InProgress,
+) -> Result<Result<Copying, Delivery>, Failure> {
+    if let Some(copying) = progress.copying {
+        return Ok(Ok(copying));
+    }
+    let placed = session.place(sink, meta.length as usize)?;
+    Ok(placed.map(|chunk| Copying {
+        number,
+        chunk,
+        done: 0,
+    }))
+}
+
+/// Copies a message into its place at a sink, as far as the turn goes. True: all of it.
+#[inline]
+fn copy(
+    from: &LaneSession,
+    to: &LaneSession,
+    chunk: u32,
+    meta: &Meta,
+    mut place: Copying,
+    progress: &mut InProgress,
+    left: &mut i64,
+) -> bool {
+    let length = meta.length as usize;
+    let (payload, space) = (
+        from.emitted(chunk, meta.length),
+        to.placed(place.chunk, length),
+    );
+    while place.done < length {
+        if *left <= 0 {
+            progress.copying = Some(place);
+            return false;
+        }
+        let piece = PIECE.min(length - place.done);
+        let (Ok(part), Ok(gap)) = (payload.sub(place.done, piece), space.sub(place.done, piece))
+        else {
+            debug_assert!(false, "both are as long as the message");
+            break;
+        };
+        let copied = part.copy_to(gap);
+        debug_assert!(copied.is_ok(), "placed memory is as long as asked for");
+        place.done += piece;
+        *left -= piece as i64;
+    }
+    true
 }

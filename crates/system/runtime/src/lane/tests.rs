@@ -13,14 +13,18 @@ use takt_datapath::{
 };
 use takt_session::layout::{
     ArenaMap, Completion, DEFAULT_DEPTH, HEADER_BYTES, LANE_DIRTY_OFFSET, LANE_STATE_OFFSET,
-    Outcome, RxDescriptor, SinkBlock, SourceBlock, TxDescriptor,
+    Outcome, Release, RxDescriptor, SinkBlock, SourceBlock, TxDescriptor,
 };
 use takt_shm::{Arena, Consumer, LaneBell, LaneBellHost, Producer, RingLayout};
 use takt_wire::channel::DatagramHeader;
 
+use crate::policy::{Policy, Rates};
+
 use super::departure::DEVICE_LEAD_NS;
 use super::session::SessionParts;
 use super::*;
+
+mod fairness;
 
 const CHANNEL: ChannelId = ChannelId(5);
 const SESSION: u64 = 1;
@@ -86,9 +90,7 @@ impl Scene {
             bell,
             max_message: 1 << 16,
             classes: 0xff,
-            messages_per_second: 0,
-            bytes_per_second: 0,
-            now_ns: 0,
+            rates: Arc::new(Rates::new(&Policy::default())),
             counters: Arc::default(),
         });
         handle.send(Command::AddSession(Box::new(session)));
@@ -506,8 +508,8 @@ fn length(parts: &[(u32, u32)]) -> u32 {
     parts.iter().map(|part| part.1).sum()
 }
 
-/// More than the fragments of one round.
-const LONG: u32 = 30_000;
+/// More than the fragments of one turn.
+const LONG: u32 = 60_000;
 
 #[test]
 fn a_message_under_way_stays_cut_as_it_was_when_the_mtu_grows() {

@@ -136,9 +136,9 @@ pub struct Listener {
     pub read: Vec<Written<Channels>>,
     /// Traffic classes it may use.
     pub classes: Vec<u8>,
-    /// Most messages per second of a session; 0 = unlimited.
+    /// Most messages per second of all sessions together; 0 = unlimited.
     pub messages_per_second: u64,
-    /// Most payload bytes per second of a session; 0 = unlimited.
+    /// Most payload bytes per second of all sessions together; 0 = unlimited.
     pub bytes_per_second: Written<Bytes>,
     /// Most bytes of a session's arena.
     pub memory: Written<Bytes>,

@@ -1,0 +1,481 @@
+//! Tenants that want more than their share, and one beside them that wants little.
+
+use super::*;
+
+/// A tenant's application at a lane, at the level of rings.
+struct Guest {
+    id: u64,
+    handle: LaneHandle,
+    arena: Arc<Arena>,
+    bell: LaneBell,
+    /// Where the next block of rings goes.
+    free: usize,
+    sources: Vec<(Producer<TxDescriptor>, Consumer<Completion>)>,
+    sinks: Vec<(Consumer<RxDescriptor>, Producer<Release>)>,
+}
+
+/// A lane with tenants.
+struct House {
+    lane: Lane,
+    handle: LaneHandle,
+    next: u64,
+}
+
+impl House {
+    fn new(ports: Vec<LanePort>, clock: Arc<dyn Clock>) -> Self {
+        let (events, _) = channel();
+        let flags = rustix::event::EventfdFlags::NONBLOCK;
+        let wake = Arc::new(rustix::event::eventfd(0, flags).expect("an eventfd"));
+        let events = EventSender { events, wake };
+        let limits = Limits::default();
+        let (lane, handle) =
+            Lane::new(0, 1, 1, ports, &limits, clock, Arc::default(), events).expect("a lane");
+        let next = 1;
+        Self { lane, handle, next }
+    }
+
+    /// A session of a tenant with so many bytes in each region.
+    fn guest(&mut self, tenant: u32, bytes: usize, rates: &Arc<Rates>) -> Guest {
+        let map = ArenaMap {
+            ring_bytes: 8 << 20,
+            tx_bytes: bytes,
+            rx_bytes: bytes,
+        };
+        let arena = Arc::new(Arena::create("guest", map.total()).expect("an arena"));
+        let host = LaneBellHost::new(&arena, LANE_STATE_OFFSET, LANE_DIRTY_OFFSET).expect("bell");
+        let fd = host.fd().try_clone_to_owned().expect("a descriptor");
+        let bell =
+            LaneBell::attach(&arena, LANE_STATE_OFFSET, LANE_DIRTY_OFFSET, fd).expect("bell");
+        let id = self.next;
+        self.next += 1;
+        let session = LaneSession::new(SessionParts {
+            id,
+            tenant,
+            arena: arena.clone(),
+            map,
+            bell: host,
+            max_message: 16 << 20,
+            classes: 0xff,
+            rates: rates.clone(),
+            counters: Arc::default(),
+        });
+        let handle = self.handle.clone();
+        handle.send(Command::AddSession(Box::new(session)));
+        self.settle();
+        Guest {
+            id,
+            handle,
+            arena,
+            bell,
+            free: HEADER_BYTES,
+            sources: Vec::new(),
+            sinks: Vec::new(),
+        }
+    }
+
+    /// Lets the lane take all commands.
+    fn settle(&mut self) {
+        while self.lane.mailbox.full.load(Ordering::Acquire) {
+            self.lane.poll();
+        }
+    }
+}
+
+fn no_limits() -> Arc<Rates> {
+    Arc::new(Rates::new(&Policy::default()))
+}
+
+impl Guest {
+    fn source(&mut self, channel: u64) -> usize {
+        let depth = 64;
+        let offset = self.free;
+        self.free += SourceBlock::bytes(depth).next_multiple_of(256);
+        let block = SourceBlock { offset, depth };
+        for ring in [block.tx_ring(), block.completion_ring()] {
+            RingLayout::reset(&self.arena, ring).expect("rings fit");
+        }
+        let (tx, completions) = (block.tx_ring(), block.completion_ring());
+        self.sources.push((
+            Producer::attach(&self.arena, tx, depth).expect("rings fit"),
+            Consumer::attach(&self.arena, completions, depth).expect("rings fit"),
+        ));
+        let source = self.sources.len() - 1;
+        self.handle.send(Command::AddSource {
+            session: self.id,
+            source,
+            block,
+            target: SourceTarget::Channel(ChannelId(channel)),
+            port: 0,
+        });
+        source
+    }
+
+    fn sink(&mut self, channel: u64, depth: u32) -> usize {
+        let offset = self.free;
+        self.free += SinkBlock::bytes(depth).next_multiple_of(256);
+        let block = SinkBlock { offset, depth };
+        for ring in [block.rx_ring(), block.release_ring()] {
+            RingLayout::reset(&self.arena, ring).expect("rings fit");
+        }
+        let (rx, release) = (block.rx_ring(), block.release_ring());
+        self.sinks.push((
+            Consumer::attach(&self.arena, rx, depth).expect("rings fit"),
+            Producer::attach(&self.arena, release, depth).expect("rings fit"),
+        ));
+        let sink = self.sinks.len() - 1;
+        self.handle.send(Command::AddSink {
+            session: self.id,
+            sink,
+            block,
+            channel: ChannelId(channel),
+            notify: None,
+        });
+        sink
+    }
+
+    /// Emits a message of so many bytes that lies at a chunk. False: the ring is full.
+    fn emit(&mut self, source: usize, chunk: u32, length: u32) -> bool {
+        let pushed = self.sources[source].0.push(TxDescriptor {
+            chunk,
+            length,
+            ..TxDescriptor::default()
+        });
+        self.bell.ring();
+        pushed.expect("a sane ring")
+    }
+
+    /// Takes the completions of a source: their chunks.
+    fn completed(&mut self, source: usize) -> Vec<u32> {
+        let completions = &mut self.sources[source].1;
+        let taken = std::iter::from_fn(|| completions.pop().expect("a sane ring"));
+        let taken = taken.map(|completion| completion.chunk).collect();
+        completions.release();
+        taken
+    }
+
+    /// Takes and releases what has come to a sink: how many.
+    fn receive(&mut self, sink: usize) -> usize {
+        let (rx, release) = &mut self.sinks[sink];
+        let mut taken = 0;
+        while let Some(descriptor) = rx.pop().expect("a sane ring") {
+            rx.release();
+            assert!(release.push(descriptor.chunk).expect("a sane ring"));
+            taken += 1;
+        }
+        if taken > 0 {
+            self.bell.ring();
+        }
+        taken
+    }
+
+    /// What has come to a sink.
+    fn waiting(&mut self, sink: usize) -> u32 {
+        self.sinks[sink].0.available().expect("a sane ring")
+    }
+}
+
+#[test]
+fn a_long_message_to_many_sinks_is_given_out_over_many_rounds_and_holds_up_nobody() {
+    const SINKS: usize = 8;
+    const LENGTH: u32 = 1 << 20;
+    let mut house = House::new(Vec::new(), Arc::new(Ticking::default()));
+    let mut greedy = house.guest(1, 4 << 20, &no_limits());
+    let source = greedy.source(5);
+    let mut crowd = house.guest(1, 16 << 20, &no_limits());
+    let sinks: Vec<usize> = (0..SINKS).map(|_| crowd.sink(5, 4)).collect();
+    let mut victim = house.guest(2, 1 << 16, &no_limits());
+    let (own, own_sink) = (victim.source(6), victim.sink(6, 64));
+    house.settle();
+    assert!(greedy.emit(source, 0, LENGTH));
+    let mut rounds = 0;
+    while greedy.completed(source).is_empty() {
+        assert!(victim.emit(own, rounds % 2, 3));
+        house.lane.poll();
+        assert_eq!(victim.receive(own_sink), 1, "held up in round {rounds}");
+        house.lane.poll();
+        assert_eq!(victim.completed(own).len(), 1);
+        rounds += 1;
+    }
+    let copied = i64::from(LENGTH) * SINKS as i64;
+    let least = copied / (2 * fair::QUANTUM) / 2;
+    assert!(
+        i64::from(rounds) >= least,
+        "{rounds} rounds for {copied} bytes"
+    );
+    house.lane.poll();
+    for sink in sinks {
+        assert_eq!(crowd.waiting(sink), 1);
+    }
+}
+
+#[test]
+fn what_was_copied_of_a_message_whose_sender_ends_is_given_back() {
+    const LENGTH: u32 = 1 << 20;
+    let mut house = House::new(Vec::new(), Arc::new(Ticking::default()));
+    let mut crowd = house.guest(1, 1 << 20, &no_limits());
+    let sink = crowd.sink(5, 4);
+    for _ in 0..4 {
+        let mut greedy = house.guest(1, 4 << 20, &no_limits());
+        let source = greedy.source(5);
+        house.settle();
+        assert!(greedy.emit(source, 0, LENGTH));
+        house.lane.poll();
+        assert_eq!(crowd.waiting(sink), 0, "takes several rounds");
+        house.handle.send(Command::RemoveSession(greedy.id));
+        house.settle();
+    }
+    // All of the memory of the sink's session is there: it takes a message that needs it all.
+    let mut honest = house.guest(1, 4 << 20, &no_limits());
+    let source = honest.source(5);
+    house.settle();
+    assert!(honest.emit(source, 0, LENGTH));
+    while honest.completed(source).is_empty() {
+        house.lane.poll();
+    }
+    house.lane.poll();
+    assert_eq!(crowd.receive(sink), 1);
+}
+
+#[test]
+fn sinks_that_come_and_go_meanwhile_neither_end_a_long_message_nor_get_half_of_it() {
+    const LENGTH: u32 = 1 << 20;
+    let mut house = House::new(Vec::new(), Arc::new(Ticking::default()));
+    let mut sender = house.guest(1, 4 << 20, &no_limits());
+    let source = sender.source(5);
+    let mut crowd = house.guest(1, 16 << 20, &no_limits());
+    let sinks: Vec<usize> = (0..4).map(|_| crowd.sink(5, 4)).collect();
+    house.settle();
+    assert!(sender.emit(source, 0, LENGTH));
+    for _ in 0..3 {
+        house.lane.poll();
+    }
+    // The first is being copied to; it goes, and so does one that is still to get it. Another comes.
+    for sink in [sinks[0], sinks[2]] {
+        let session = crowd.id;
+        house.handle.send(Command::CloseSink { session, sink });
+    }
+    let late = crowd.sink(5, 4);
+    house.settle();
+    while sender.completed(source).is_empty() {
+        house.lane.poll();
+    }
+    house.lane.poll();
+    let got: Vec<u32> = sinks.into_iter().map(|sink| crowd.waiting(sink)).collect();
+    assert_eq!(got, [0, 1, 0, 1]);
+    assert_eq!(crowd.waiting(late), 0);
+}
+
+#[test]
+fn thousands_of_sinks_that_never_consume_cost_their_own_tenant() {
+    const SINKS: usize = 2000;
+    let mut house = House::new(Vec::new(), Arc::new(Ticking::default()));
+    let mut greedy = house.guest(1, 1 << 20, &no_limits());
+    let source = greedy.source(5);
+    let mut crowd = house.guest(1, 1 << 20, &no_limits());
+    (0..SINKS).for_each(|_| {
+        crowd.sink(5, 2);
+    });
+    let mut victim = house.guest(2, 1 << 16, &no_limits());
+    let (own, own_sink) = (victim.source(6), victim.sink(6, 64));
+    house.settle();
+    let counters = |house: &House| {
+        let channel = house.lane.state.channels.find(5).expect("in use");
+        let channel = house.lane.state.channels.get(channel).expect("in use");
+        let counted = channel.counters.read();
+        counted.delivered + counted.dropped_full + counted.dropped_memory
+    };
+    (0..60).for_each(|chunk| assert!(greedy.emit(source, chunk, 100)));
+    let mut before = counters(&house);
+    for round in 0..200 {
+        for chunk in greedy.completed(source) {
+            greedy.emit(source, chunk, 100);
+        }
+        assert!(victim.emit(own, round % 2, 3));
+        house.lane.poll();
+        let now = counters(&house);
+        let most = (fair::QUANTUM / fair::COPY) as u64;
+        assert!(now - before <= most, "{} copies in one round", now - before);
+        assert_eq!(victim.receive(own_sink), 1, "held up in round {round}");
+        house.lane.poll();
+        before = counters(&house);
+        assert_eq!(victim.completed(own).len(), 1);
+    }
+    assert!(before > 20_000, "the greedy one works on: {before}");
+}
+
+/// A lane with a port of so few frames, and whom it sends to.
+fn with_frames(frames: usize) -> (House, Box<dyn Port>) {
+    let network = MemoryNetwork::new(MemoryNetworkConfig {
+        queue_depth: frames,
+        max_payload: 1400,
+        ..MemoryNetworkConfig::default()
+    });
+    let open = |bind: &str| {
+        let bind = bind.parse().expect("an address");
+        let request = PortRequest {
+            lane: 0,
+            lanes: 1,
+            bind,
+        };
+        network.open(&request).expect("a port")
+    };
+    let other = open("192.0.2.2:1");
+    let port = LanePort::new(
+        MemoryNetwork::KIND,
+        open("192.0.2.1:1"),
+        false,
+        Arc::default(),
+        Some(&crate::config::Departure::default()),
+        false,
+    );
+    let house = House::new(vec![port], Arc::new(Ticking::default()));
+    house.handle.send(Command::AddRemote {
+        id: 7,
+        incarnation: 70,
+        label: 70,
+        address: Some([192, 0, 2, 2].into()),
+        endpoints: vec![Some(other.local())],
+    });
+    (house, other)
+}
+
+/// Takes what has arrived: how many messages of a channel, or fragments of them.
+fn arrived(port: &mut dyn Port, channel: u64) -> usize {
+    let mut count = 0;
+    port.receive(usize::MAX, &mut |datagram| {
+        let (header, body) = DatagramHeader::parse(datagram.payload).expect("a datagram");
+        let records = header.records(body.records);
+        let of = |record: &takt_wire::channel::Record<'_>| record.header.channel == channel;
+        count += records.map(|r| r.expect("a record")).filter(of).count();
+    });
+    count
+}
+
+#[test]
+fn frames_of_a_port_are_shared_whoever_came_first_and_however_many_sources_it_has() {
+    let (mut house, mut other) = with_frames(16);
+    house.handle.send(Command::Subscriptions {
+        remote: 7,
+        add: vec![5, 6],
+        remove: vec![],
+    });
+    let mut greedy = house.guest(1, 64 << 20, &no_limits());
+    let sources: Vec<usize> = (0..40).map(|_| greedy.source(5)).collect();
+    let mut victim = house.guest(2, 1 << 20, &no_limits());
+    let own = victim.source(6);
+    house.settle();
+    for (at, source) in sources.iter().enumerate() {
+        assert!(greedy.emit(*source, at as u32 * 4096, 1 << 20));
+    }
+    let (mut sent, mut got, mut rounds) = (0, 0, 0);
+    let mut free: Vec<u32> = (0..60).map(|at| at * 4).collect();
+    while got < 1024 {
+        while sent < 1024
+            && let Some(chunk) = free.pop()
+        {
+            assert!(victim.emit(own, chunk, 1000));
+            sent += 1;
+        }
+        house.lane.poll();
+        got += arrived(other.as_mut(), 6);
+        free.extend(victim.completed(own));
+        rounds += 1;
+        assert!(rounds < 1024, "{got} of the victim's after {rounds} rounds");
+    }
+    // 1,024 frames at 16 in a round, of which it gets at least half but for a turn of the other.
+    assert!(rounds <= 2 * 1024 / 16 + 20, "{rounds} rounds");
+}
+
+#[test]
+fn a_subscriber_elsewhere_that_comes_or_goes_does_not_end_a_long_message() {
+    let (mut house, mut other) = with_frames(16);
+    let subscribe = |house: &House, remote, add, remove| {
+        house.handle.send(Command::Subscriptions {
+            remote,
+            add,
+            remove,
+        });
+    };
+    subscribe(&house, 7, vec![5], vec![]);
+    let mut sender = house.guest(1, 4 << 20, &no_limits());
+    let source = sender.source(5);
+    house.settle();
+    assert!(sender.emit(source, 0, 1 << 20));
+    let mut fragments = 0;
+    for round in 0.. {
+        house.lane.poll();
+        fragments += arrived(other.as_mut(), 5);
+        if !sender.completed(source).is_empty() {
+            break;
+        }
+        if round == 2 {
+            house.handle.send(Command::AddRemote {
+                id: 8,
+                incarnation: 80,
+                label: 80,
+                address: Some([192, 0, 2, 3].into()),
+                endpoints: vec![Some(other.local())],
+            });
+            subscribe(&house, 8, vec![5], vec![]);
+        }
+        if round == 4 {
+            subscribe(&house, 8, vec![], vec![5]);
+        }
+    }
+    house.lane.poll();
+    fragments += arrived(other.as_mut(), 5);
+    let stride = 1 << 20;
+    assert!(fragments >= stride / 1400, "{fragments} fragments");
+}
+
+/// A clock that stands until it is set.
+#[derive(Debug, Default)]
+struct Set(AtomicI64);
+
+impl Clock for Set {
+    fn now(&self) -> TaiTime {
+        TaiTime::from_nanos(self.0.load(Ordering::Relaxed))
+    }
+}
+
+#[test]
+fn the_sessions_of_a_tenant_share_its_rate() {
+    let clock = Arc::new(Set::default());
+    let mut house = House::new(Vec::new(), clock.clone());
+    let rates = Arc::new(Rates::new(&Policy {
+        messages_per_second: 1000,
+        ..Policy::default()
+    }));
+    let mut guests: Vec<Guest> = (0..5).map(|_| house.guest(1, 1 << 16, &rates)).collect();
+    for guest in &mut guests {
+        guest.source(5);
+    }
+    house.settle();
+    for guest in &mut guests {
+        (0..60).for_each(|chunk| assert!(guest.emit(0, chunk, 3)));
+    }
+    let mut passed = [0; 5];
+    for _ in 0..1000 {
+        clock.0.fetch_add(1_000_000, Ordering::Relaxed);
+        house.lane.poll();
+        for (at, guest) in guests.iter_mut().enumerate() {
+            for chunk in guest.completed(0) {
+                passed[at] += 1;
+                guest.emit(0, chunk, 3);
+            }
+        }
+    }
+    let all: usize = passed.iter().sum();
+    assert!((990..=1020).contains(&all), "{passed:?}");
+    assert!(passed.iter().all(|one| *one >= 150), "{passed:?}");
+    // What is held back leaves as soon as it may, without another doorbell.
+    assert!(house.lane.park().is_some_and(|sleep| sleep.is_some()));
+    house.lane.unpark();
+    rates.set(&Policy::default());
+    house.lane.poll();
+    let passed: usize = guests
+        .iter_mut()
+        .map(|guest| guest.completed(0).len())
+        .sum();
+    assert!(passed > 0);
+}
