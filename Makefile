@@ -1,11 +1,12 @@
-# What a newcomer needs: `make demo` and `make test`. Both install what is missing (Debian, Ubuntu).
+# What a newcomer needs: `make demo` and `make test`. Both install what is missing (Debian, Ubuntu):
+# `setup-build` what building and running needs, `setup` what the tests need besides.
 
 CARGO ?= cargo
 FUZZ_SECONDS ?= 5
 # Hosts made of network namespaces and AF_XDP need root.
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo --preserve-env=PATH,HOME,CARGO_HOME,RUSTUP_HOME)
 
-.PHONY: help demo test setup build lint unit docs e2e loom fuzz kubernetes test-oracle test-cluster bench bench-kubernetes install clean
+.PHONY: help demo test setup setup-build build lint unit docs installation e2e loom fuzz kubernetes test-oracle test-cluster bench bench-kubernetes install uninstall deb clean
 
 help:
 	@echo "make demo     an isochronous talker over Takt's overlay beside bare metal and Flannel's way: tables and report"
@@ -13,6 +14,7 @@ help:
 	@echo "  lint        formatting and lints"
 	@echo "  unit        tests of single packages, and e2e"
 	@echo "  docs        the examples in the documentation of the API"
+	@echo "  installation  make install and the Debian packages, in a fresh Debian 12"
 	@echo "  e2e         whole nodes on hosts made of network namespaces: crashes, links, tenants, volume"
 	@echo "  loom        the ring and doorbell protocols, over every interleaving"
 	@echo "  fuzz        everything that reads bytes from outside; FUZZ_SECONDS=600 make fuzz: longer"
@@ -22,19 +24,23 @@ help:
 	@echo "make build    release binaries and libraries into target/release"
 	@echo "make bench    all benchmarks beside all peers (builds zenoh, ZeroMQ, iceoryx2: slow)"
 	@echo "make bench-kubernetes  what CPU reservations cost in a cluster, and a Ray job with and without (a quarter of an hour)"
-	@echo "make install  PREFIX=/usr/local: binaries, libraries, headers, unit file"
+	@echo "make install  after make build: PREFIX=/usr/local; \`make uninstall\` takes it away again"
+	@echo "make deb      Debian packages into out/deb: takt, libtakt0, libtakt-dev, takt-preload"
 
 setup:
-	@scripts/setup.sh
+	@scripts/setup.sh test
 
-build: setup
+setup-build:
+	@scripts/setup.sh build
+
+build: setup-build
 	$(CARGO) build --release --workspace
 
-demo: setup
+demo: setup-build
 	$(CARGO) build --release -p takt-cli -p takt-preload
 	$(SUDO) target/release/takt demo
 
-test: lint unit docs loom fuzz kubernetes
+test: lint unit docs installation loom fuzz kubernetes
 
 lint: setup
 	$(CARGO) fmt --all --check
@@ -46,6 +52,11 @@ unit: setup
 
 docs: setup
 	$(CARGO) test --workspace --doc
+
+# What `unit` has built, installed into staging directories, and packed and installed in a fresh Debian 12.
+installation: setup
+	$(CARGO) build --workspace
+	$(SUDO) env BUILD=target/debug tests/install/run.sh
 
 e2e: setup
 	$(SUDO) $(CARGO) test --workspace --test end_to_end
@@ -76,15 +87,17 @@ bench:
 bench-kubernetes: setup
 	$(SUDO) $(MAKE) -C kubernetes bench-cluster bench-allocation bench-ray
 
-PREFIX ?= /usr/local
-install: build
-	install -D -m 755 -t $(DESTDIR)$(PREFIX)/bin target/release/takt target/release/taktd
-	install -D -m 644 -t $(DESTDIR)$(PREFIX)/include include/takt.h include/insane.h
-	install -D -m 755 target/release/libtakt.so $(DESTDIR)$(PREFIX)/lib/libtakt.so.0
-	ln -sf libtakt.so.0 $(DESTDIR)$(PREFIX)/lib/libtakt.so
-	install -D -m 755 -t $(DESTDIR)$(PREFIX)/lib target/release/libtakt_embedded.so target/release/libtakt_preload.so
-	install -D -m 644 deploy/systemd/taktd.service $(DESTDIR)/lib/systemd/system/taktd.service
-	install -D -m 644 deploy/takt.toml $(DESTDIR)/etc/takt/takt.toml
+# PREFIX, DESTDIR, SYSCONFDIR, BINDIR, LIBDIR, INCLUDEDIR, UNITDIR, MANDIR: see scripts/install.sh. Neither builds nor fetches:
+# root need not have a cargo.
+export PREFIX DESTDIR SYSCONFDIR BINDIR LIBDIR INCLUDEDIR UNITDIR MANDIR BUILD
+install:
+	@scripts/install.sh install
+
+uninstall:
+	@scripts/install.sh uninstall
+
+deb: build
+	@scripts/deb.sh
 
 clean:
 	$(CARGO) clean

@@ -1,6 +1,10 @@
 #!/usr/bin/env bash
-# Installs what building and testing Takt needs on Debian 12 or Ubuntu and is missing here.
-# Usage: scripts/setup.sh [build|bench]   (bench adds what the peers of the benchmarks need)
+# Installs what building and testing Takt needs on Debian 12 or Ubuntu and is missing here. With nothing missing it does
+# not touch apt.
+# Usage: scripts/setup.sh [build|test|bench]
+#   build  to build, and to run the demo (the default)
+#   test   besides, the programs that tests run
+#   bench  besides build, what the peers of the benchmarks need
 set -euo pipefail
 
 want=${1:-build}
@@ -9,22 +13,33 @@ need() { # need COMMAND-OR-FILE PACKAGE
     command -v "$1" >/dev/null 2>&1 || [ -e "$1" ] || packages+=("$2")
 }
 
+case $want in
+    build | test | bench) ;;
+    *) echo "usage: $0 [build|test|bench]" >&2; exit 2 ;;
+esac
 need cc build-essential
 need clang clang
 need /usr/include/bpf/bpf_helpers.h libbpf-dev
+# The lab, and with it the demo and the benchmarks.
 need ip iproute2
-need ping iputils-ping
 need tc iproute2
-need nft nftables
-need ethtool ethtool
-need setpriv util-linux
-# Programs that the socket preload is tested with.
-need python3 python3
-need curl curl
-need iperf3 iperf3
-need ssh-keygen openssh-client
-need java default-jdk-headless
-need isochron isochron
+if [ "$want" = test ]; then
+    need ethtool ethtool
+    need ping iputils-ping
+    need nft nftables
+    need setpriv util-linux
+    # The installation and the packages are tested with these.
+    need pkg-config pkg-config
+    need cmake cmake
+    need debootstrap debootstrap
+    # Programs that the socket preload is tested with.
+    need python3 python3
+    need curl curl
+    need iperf3 iperf3
+    need ssh-keygen openssh-client
+    need java default-jdk-headless
+    need isochron isochron
+fi
 if [ "$want" = bench ]; then
     need /usr/include/zmq.h libzmq3-dev
     need pkg-config pkg-config
@@ -40,10 +55,23 @@ if [ ${#packages[@]} -gt 0 ]; then
     echo "setup: installing ${packages[*]}"
     if [ "$(id -u)" -eq 0 ]; then sudo=; else sudo=sudo; fi
     export DEBIAN_FRONTEND=noninteractive
-    $sudo apt-get update -qq
-    $sudo apt-get install -y -qq --no-install-recommends "${packages[@]}" >/dev/null
+    # Another apt (unattended upgrades, on a machine that has just started) may hold the lock for minutes.
+    wait=(-o DPkg::Lock::Timeout=600)
+    # The lists have a lock of their own, for which that option does not wait.
+    for ((try = 0; ; try++)); do
+        if answer=$($sudo apt-get "${wait[@]}" update -qq 2>&1); then break; fi
+        if [ "$try" -ge 60 ] || [[ $answer != *"/var/lib/apt/lists/lock"* ]]; then
+            echo "$answer" >&2
+            echo "setup: \`apt-get update\` fails: see above" >&2
+            exit 1
+        fi
+        [ "$try" -gt 0 ] || echo "setup: waiting for another apt to finish"
+        sleep 10
+    done
+    $sudo apt-get "${wait[@]}" install -y -qq --no-install-recommends "${packages[@]}" >/dev/null
 fi
 
+[ "$want" = test ] || exit 0
 # Tests talk to these. They are unpacked only: installed, one of them would take over the clock of this machine.
 tools=$(cd "$(dirname "$0")/.." && pwd)/target/tools
 unpack() { # unpack COMMAND PACKAGE

@@ -52,6 +52,18 @@ pub struct Options {
     pub config: Option<PathBuf>,
 }
 
+/// The daemon of a Takt node: applications attach to it by its sockets, and it carries their messages.
+#[derive(clap::Parser)]
+#[command(name = "taktd", version, after_help = HELP)]
+pub struct Arguments {
+    /// As `takt run` has them.
+    #[command(flatten)]
+    pub options: Options,
+    /// Check the configuration, print what would run, and exit
+    #[arg(long)]
+    pub check: bool,
+}
+
 /// Why the daemon failed.
 #[derive(Debug, thiserror::Error)]
 pub enum DaemonError {

@@ -3,18 +3,7 @@
 use std::process::ExitCode;
 
 use clap::Parser;
-use taktd::daemon::{self, Options};
-
-/// The daemon of a Takt node: applications attach to it by its sockets, and it carries their messages.
-#[derive(Parser)]
-#[command(name = "taktd", version, after_help = daemon::HELP)]
-struct Arguments {
-    #[command(flatten)]
-    options: Options,
-    /// Check the configuration, print what would run, and exit
-    #[arg(long)]
-    check: bool,
-}
+use taktd::daemon::{self, Arguments};
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();

@@ -6,8 +6,8 @@ use clap::{Parser, Subcommand};
 
 use crate::failure::Failure;
 use crate::{
-    bench, clock, completions, daemon, demo, lab, listener, network, peer, preload, publish,
-    reload, reserve, schedule, session, status, subscribe, top,
+    bench, clock, completions, daemon, demo, lab, listener, manual, network, peer, preload,
+    publish, reload, reserve, schedule, session, status, subscribe, top,
 };
 
 const HELP: &str = "\
@@ -87,6 +87,9 @@ pub enum Command {
     BenchSocket(bench::SocketProgram),
     /// Print completions for a shell
     Completions(completions::Completions),
+    /// Write the manual pages of `takt`, its commands and `taktd`
+    #[command(hide = true)]
+    ManPages(manual::ManPages),
 }
 
 impl Command {
@@ -114,6 +117,7 @@ impl Command {
             Self::BenchApp(application) => application.run(),
             Self::BenchSocket(program) => program.run(),
             Self::Completions(completions) => completions.run(),
+            Self::ManPages(pages) => pages.run(),
         }?;
         Ok(ExitCode::SUCCESS)
     }

@@ -16,6 +16,7 @@ mod demo;
 mod failure;
 mod lab;
 mod listener;
+mod manual;
 mod network;
 mod output;
 mod peer;

@@ -105,15 +105,14 @@ pub fn library() -> Result<PathBuf, Failure> {
         .parent()
         .map(Path::to_owned)
         .unwrap_or_default();
-    let places = [
-        directory.join(LIBRARY),
-        directory.join("../lib").join(LIBRARY),
-    ];
+    // The last one is where Debian has libraries.
+    let multiarch = format!("../lib/{}-linux-gnu", std::env::consts::ARCH);
+    let places = ["", "../lib", &multiarch].map(|place| directory.join(place).join(LIBRARY));
     places.iter().find_map(|path| absolute(path)).ok_or_else(|| {
         Failure::Other(format!(
-            "there is neither {} nor {}: install the library, or set {LIBRARY_VARIABLE} to its path",
-            places[0].display(),
-            places[1].display()
+            "there is no {LIBRARY} beside {} or in its ../lib: install it (package takt-preload), or set \
+             {LIBRARY_VARIABLE} to its path",
+            directory.join("takt").display()
         ))
     })
 }

@@ -1,0 +1,168 @@
+#!/usr/bin/env bash
+# `make install`, `make uninstall` and the Debian packages, in staging directories and in a fresh Debian 12.
+# Usage: tests/install/run.sh [staged|packages]   both without an argument; packages needs root and debootstrap
+# By the environment: BUILD (target/debug)
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+
+export BUILD=${BUILD:-target/debug}
+unset PREFIX DESTDIR SYSCONFDIR BINDIR LIBDIR INCLUDEDIR UNITDIR MANDIR
+top=$PWD
+work=$(mktemp -d)
+trap 'rm -rf --one-file-system "$work"' EXIT
+
+fail() { echo "FAILED: $*" >&2; exit 1; }
+step() { echo "-- $*"; }
+expect() { # expect TEXT FILE
+    grep -qF -- "$1" "$2" || { cat "$2" >&2; fail "$2 does not have \`$1\`"; }
+}
+refused() { # refused TEXT COMMAND...
+    local text=$1
+    shift
+    if "$@" >"$work/out" 2>&1; then fail "accepted: $*"; fi
+    expect "$text" "$work/out"
+}
+
+staged() {
+    step "an installation neither builds nor fetches"
+    mkdir "$work/path"
+    for program in cargo rustc apt-get apt; do
+        printf '#!/bin/sh\necho "$0 $*" >>%s/called\n' "$work" >"$work/path/$program"
+        chmod 755 "$work/path/$program"
+    done
+    PATH=$work/path:$PATH make -s install DESTDIR="$work/a" BUILD="$BUILD" >/dev/null
+    [ ! -e "$work/called" ] || fail "called: $(cat "$work/called")"
+
+    step "the unit runs the program of its PREFIX"
+    local root=$work/a
+    expect "ExecStart=/usr/local/bin/taktd" "$root/usr/local/lib/systemd/system/taktd.service"
+    for file in usr/local/bin/takt usr/local/lib/libtakt.so usr/local/include/takt.h etc/takt/takt.toml \
+        usr/local/share/man/man1/taktd.1 usr/local/share/man/man1/takt-run.1 \
+        usr/local/share/bash-completion/completions/takt; do
+        [ -e "$root/$file" ] || fail "$file is missing"
+    done
+    DESTDIR=$work/b PREFIX=/opt/takt scripts/install.sh install >/dev/null
+    expect "ExecStart=/opt/takt/bin/taktd --config /opt/takt/etc/takt/takt.toml" \
+        "$work/b/opt/takt/lib/systemd/system/taktd.service"
+    [ "$(ls "$work/b")" = opt ] || fail "outside of PREFIX: $(ls "$work/b")"
+    DESTDIR=$work/c PREFIX=/usr SYSCONFDIR=/srv/etc UNITDIR=/srv/units scripts/install.sh install >/dev/null
+    expect "ExecStart=/usr/bin/taktd --config /srv/etc/takt/takt.toml" "$work/c/srv/units/taktd.service"
+    if grep -rlE '@[A-Z_]+@' "$work/c"/usr/lib/{pkgconfig,cmake} "$work/c/srv"; then fail "a place was not filled in"; fi
+
+    step "systemd reads the unit"
+    PREFIX=$work/live scripts/install.sh install >/dev/null
+    if command -v systemd-analyze >/dev/null; then
+        systemd-analyze verify "$work/live/lib/systemd/system/taktd.service" 2>"$work/out" || true
+        if grep -F taktd.service "$work/out"; then fail "systemd complains of the unit"; fi
+    fi
+    "$work/live/bin/takt" preload --help >/dev/null
+    man -l "$work/live/share/man/man1/takt.1" >/dev/null 2>&1 || [ ! -x /usr/bin/man ] || fail "man cannot read takt.1"
+
+    step "a C program is built by pkg-config and by CMake, and runs"
+    cp examples/c/publish.c "$work/publish.c"
+    # shellcheck disable=SC2046
+    cc "$work/publish.c" -o "$work/publish" $(PKG_CONFIG_PATH=$work/live/lib/pkgconfig pkg-config --cflags --libs takt) -lm
+    [ "$(PKG_CONFIG_PATH=$work/live/lib/pkgconfig pkg-config --modversion takt)" = \
+        "$("$work/live/bin/takt" --version | cut -d ' ' -f 2)" ] || fail "pkg-config has another version"
+    LD_LIBRARY_PATH=$work/live/lib ldd "$work/publish" >"$work/out"
+    expect "libtakt.so.0 => $work/live" "$work/out"
+    printf 'cmake_minimum_required(VERSION 3.18)\nproject(p C)\nfind_package(takt 0.1 REQUIRED)\nadd_executable(publish publish.c)\ntarget_link_libraries(publish takt::takt m)\n' \
+        >"$work/CMakeLists.txt"
+    cmake -S "$work" -B "$work/cmake" -DCMAKE_PREFIX_PATH="$work/live" >"$work/out" 2>&1 || { cat "$work/out"; fail cmake; }
+    cmake --build "$work/cmake" >"$work/out" 2>&1 || { cat "$work/out"; fail "cmake --build"; }
+    ldd "$work/cmake/publish" >"$work/out"
+    expect "libtakt.so.0 => $work/live" "$work/out"
+
+    step "a configuration that is there is kept"
+    echo '# mine' >"$root/etc/takt/takt.toml"
+    DESTDIR=$root scripts/install.sh install >"$work/out"
+    expect "takt.toml is kept" "$work/out"
+    expect '# mine' "$root/etc/takt/takt.toml"
+
+    step "uninstall takes away everything but the configuration"
+    DESTDIR=$root scripts/install.sh uninstall >/dev/null
+    [ "$(cd "$root" && find . ! -type d)" = ./etc/takt/takt.toml ] || fail "left: $(cd "$root" && find . ! -type d)"
+    PREFIX=$work/live scripts/install.sh uninstall >/dev/null
+
+    step "what cannot work is refused by name"
+    refused "\`local\`: write an absolute path" env PREFIX=local scripts/install.sh install
+    refused "\`/opt/my takt\` has a blank" env PREFIX='/opt/my takt' scripts/install.sh install
+    refused "run \`make build\` first" env BUILD="$work/nothing" DESTDIR="$work/d" scripts/install.sh install
+    [ ! -e "$work/d" ] || fail "half an installation"
+}
+
+packages() {
+    [ "$(id -u)" -eq 0 ] || { echo "skipped: a chroot needs root"; return; }
+    step "packing"
+    OUT=$work/deb scripts/deb.sh
+    local fresh=$top/target/tools/bookworm root=$work/root
+    if [ ! -e "$fresh/complete" ]; then
+        step "a fresh Debian 12"
+        rm -rf "$fresh"
+        debootstrap --variant=minbase bookworm "$fresh" "${DEBIAN_MIRROR:-$(mirror)}" >"$work/out" 2>&1 \
+            || { tail -n 20 "$work/out"; fail debootstrap; }
+        touch "$fresh/complete"
+    fi
+    cp -a "$fresh" "$root"
+    # Directories that dpkg itself makes and keeps are no leftovers.
+    inventory() { (cd "$root" && find . -xdev ! -path './var/*' ! -path './dev/*' ! -path './proc/*' ! -name 'ld.so.cache*' \
+        ! -path './tmp/*' ! -path './run/*' | sort); }
+    # shellcheck disable=SC2016
+    local inside=(unshare --mount sh -c 'mount -t proc proc "$0/proc" && exec chroot "$0" "$@"' "$root" env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin DEBIAN_FRONTEND=noninteractive LC_ALL=C.UTF-8)
+
+    inventory >"$work/before"
+    cp -r "$work/deb" "$root/tmp/deb"
+    step "the packages install"
+    "${inside[@]}" sh -c 'dpkg -i /tmp/deb/*.deb' >"$work/out" 2>&1 || { cat "$work/out"; fail "dpkg -i"; }
+    "${inside[@]}" dpkg --verify takt libtakt0 libtakt-dev takt-preload | { ! grep . ; } || fail "dpkg --verify"
+    "${inside[@]}" sh -c 'ldconfig -p | grep libtakt.so.0 >/dev/null' || fail "the loader does not know libtakt.so.0"
+    [ ! -e "$root/etc/systemd/system/multi-user.target.wants/taktd.service" ] || fail "the unit was enabled unasked"
+
+    step "the programs run"
+    "${inside[@]}" takt --version
+    "${inside[@]}" taktd --check >/dev/null
+    "${inside[@]}" takt preload -- /bin/true || fail "takt preload does not find its library"
+    "${inside[@]}" sh -c 'set -e
+        printf "[node]\nport = 0\naddress = \"127.0.0.1\"\n" >/tmp/takt.toml
+        taktd --config /tmp/takt.toml 2>/tmp/taktd.log & daemon=$!
+        i=0; until takt status >/dev/null 2>&1; do i=$((i+1)); [ $i -lt 600 ]; kill -0 $daemon; sleep 0.1; done
+        takt sub 7 --count 1 >/tmp/heard & reader=$!
+        takt pub 7 hello --wait 60s
+        wait $reader
+        kill $daemon; wait $daemon
+        [ "$(cat /tmp/heard)" = hello ]' || { cat "$root/tmp/taktd.log"; fail "a message in the chroot"; }
+
+    step "a changed configuration outlives an upgrade and a removal, not a purge"
+    echo '# mine' >>"$root/etc/takt/takt.toml"
+    "${inside[@]}" sh -c 'dpkg -i /tmp/deb/takt_*.deb' >/dev/null
+    expect '# mine' "$root/etc/takt/takt.toml"
+    "${inside[@]}" dpkg -r takt libtakt-dev libtakt0 takt-preload >/dev/null
+    expect '# mine' "$root/etc/takt/takt.toml"
+    "${inside[@]}" dpkg -P takt libtakt-dev libtakt0 takt-preload >/dev/null 2>&1
+    inventory >"$work/after"
+    diff "$work/before" "$work/after" || fail "the removal leaves something"
+
+    step "make install in the system itself: the loader finds the library at once"
+    mkdir "$root/src" "$root/src/build"
+    cp -r scripts deploy include Cargo.toml "$root/src"
+    cp "$BUILD"/{takt,taktd,libtakt.so,libtakt_embedded.so,libtakt_preload.so} "$root/src/build"
+    "${inside[@]}" BUILD=build /src/scripts/install.sh install >/dev/null
+    "${inside[@]}" sh -c 'ldconfig -p | grep /usr/local/lib/libtakt.so.0 >/dev/null' || fail "ldconfig was not run"
+    "${inside[@]}" BUILD=build /src/scripts/install.sh uninstall >/dev/null
+    if "${inside[@]}" sh -c 'ldconfig -p | grep libtakt'; then fail "the loader still knows the library"; fi
+}
+
+# The mirror that this machine uses itself.
+mirror() {
+    local found
+    found=$(apt-get indextargets --format '$(SITE)' 'Created-By: Packages' 2>/dev/null | grep -v security | head -n 1)
+    echo "${found:-http://deb.debian.org/debian}"
+}
+
+case ${1:-all} in
+    staged) staged ;;
+    packages) packages ;;
+    all) staged; packages ;;
+    *) echo "usage: $0 [staged|packages]" >&2; exit 2 ;;
+esac
+echo "installation: all holds"
