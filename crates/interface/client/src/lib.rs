@@ -72,7 +72,7 @@ pub use stream::Stream;
 pub use wait::Wait;
 
 pub use takt_session::{
-    Acceleration, ChannelId, DEFAULT_SOCKET, Endpoint, ErrorCode, Failure, Qos, ResourceUse,
-    SOCKET_VARIABLE, TimeSensitivity,
+    Acceleration, BadName, ChannelId, DEFAULT_SOCKET, Endpoint, ErrorCode, Failure, Qos,
+    ResourceUse, SOCKET_VARIABLE, TimeSensitivity, place,
 };
 pub use takt_time::{TaiTime, TrafficClass};

@@ -7,8 +7,9 @@ use std::sync::mpsc::{self, Receiver};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use takt_session::Qos;
 use takt_session::message::Request;
-use takt_session::{DEFAULT_SOCKET, Qos, SOCKET_VARIABLE};
+use takt_session::place::Socket;
 
 use crate::connect;
 use crate::control::{Options, Shared, StreamRecord};
@@ -43,8 +44,8 @@ pub(crate) struct Owner {
 }
 
 impl Session {
-    /// Attaches to the runtime that listens on `$TAKT_SOCKET`, or else on
-    /// [`DEFAULT_SOCKET`].
+    /// Attaches to the runtime that listens on `$TAKT_SOCKET`, or else to the user's own node, or else on
+    /// [`DEFAULT_SOCKET`](takt_session::DEFAULT_SOCKET): see [`takt_session::place`].
     ///
     /// # Errors
     /// [`Error::NoRuntime`] when nobody answers; [`Error::Refused`] when the runtime does not want us.
@@ -178,12 +179,10 @@ impl SessionBuilder {
     /// # Errors
     /// As [`Session::open`].
     pub fn open(self) -> Result<Session, Error> {
-        let from_environment = || std::env::var_os(SOCKET_VARIABLE).filter(|path| !path.is_empty());
         let path = self
             .socket
             .clone()
-            .or_else(|| from_environment().map(PathBuf::from))
-            .unwrap_or_else(|| DEFAULT_SOCKET.into());
+            .unwrap_or_else(|| Socket::Applications.to_attach_to());
         let socket = connect::connect(&path)?;
         self.start(Some(path), socket, None)
     }

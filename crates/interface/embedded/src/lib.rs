@@ -27,6 +27,7 @@
 
 mod c_abi;
 mod exit;
+mod rendezvous;
 mod settings;
 
 use std::sync::Arc;
@@ -38,7 +39,9 @@ use takt_datapath_xdp::{XdpConfig, XdpDatapath};
 use takt_runtime::policy::Policy;
 use takt_runtime::{InlineLane, Runtime, RuntimeHandle, StartError, Unavailable};
 
+use rendezvous::Rendezvous;
 pub use settings::{Settings, SettingsError};
+pub use takt_runtime::peering::PeerState;
 
 /// Why the embedded form does not work.
 #[derive(Debug, thiserror::Error)]
@@ -55,6 +58,16 @@ pub enum Error {
     /// A session cannot be made.
     #[error("cannot connect to the embedded runtime: {0}")]
     Connect(std::io::Error),
+    /// Other runtimes of this user cannot be looked for.
+    #[error("cannot {what} {directory}, where runtimes of this user find each other: {source}")]
+    Rendezvous {
+        /// What was tried.
+        what: &'static str,
+        /// Where.
+        directory: std::path::PathBuf,
+        /// The kernel's answer.
+        source: std::io::Error,
+    },
     /// The session was refused.
     #[error(transparent)]
     Session(#[from] takt::Error),
@@ -69,6 +82,8 @@ pub struct Embedded {
     process: u32,
     /// Its name at [`exit`].
     name: u64,
+    /// In front of the runtime: who looks for peers goes first.
+    rendezvous: Option<Rendezvous>,
     /// There until it is dropped.
     runtime: Option<Runtime>,
 }
@@ -93,15 +108,21 @@ impl Embedded {
             }
         }
         let linger = settings.linger;
+        let directory = settings.rendezvous.clone();
         let (runtime, lane) =
             Runtime::start_inline(settings.into_config(), &datapaths, unavailable)?;
         let handle = runtime.handle().clone();
+        let rendezvous = match directory {
+            Some(directory) => Some(Rendezvous::join(&directory, handle.clone())?),
+            None => None,
+        };
         Ok(Self {
             name: exit::remember(handle.clone(), linger),
             process: std::process::id(),
             handle,
             lane,
             linger,
+            rendezvous,
             runtime: Some(runtime),
         })
     }
@@ -140,6 +161,7 @@ impl Drop for Embedded {
     fn drop(&mut self) {
         if self.process != std::process::id() {
             // The parent's: its threads are not here.
+            std::mem::forget(self.rendezvous.take());
             std::mem::forget(self.runtime.take());
             return;
         }

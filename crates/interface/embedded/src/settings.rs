@@ -1,6 +1,7 @@
 //! How an embedded runtime is told what it needs: by the program, or by its environment.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -15,6 +16,9 @@ pub struct Settings {
     pub port: u16,
     /// Peering addresses of other runtimes.
     pub peers: Vec<SocketAddr>,
+    /// Directory of this user where runtimes of this machine find each other, see [`local`](Self::local); none: they
+    /// do not.
+    pub rendezvous: Option<PathBuf>,
     /// Interface for AF_XDP; none: kernel UDP alone.
     pub interface: Option<String>,
     /// What the runtime's thread does when the application does not drive the lane.
@@ -33,6 +37,7 @@ impl Default for Settings {
             address: IpAddr::V4(Ipv4Addr::UNSPECIFIED),
             port: DEFAULT_PORT,
             peers: Vec::new(),
+            rendezvous: None,
             interface: None,
             idle: Idle::default(),
             core: None,
@@ -52,11 +57,23 @@ pub struct SettingsError {
 }
 
 impl Settings {
+    /// A runtime on loopback that finds the others of its user on this machine, and is found: by a directory of that user
+    /// ([`place::user_directory`](takt::place::user_directory)). Any port.
+    pub fn local() -> Self {
+        Self {
+            address: IpAddr::V4(Ipv4Addr::LOCALHOST),
+            port: 0,
+            rendezvous: Some(takt::place::user_directory().join("nodes")),
+            ..Self::default()
+        }
+    }
+
     /// The environment variables that [`from_environment`](Self::from_environment) reads.
     pub const VARIABLES: [&str; 4] = ["TAKT_ADDRESS", "TAKT_PORT", "TAKT_PEERS", "TAKT_INTERFACE"];
 
     /// Reads `TAKT_ADDRESS`, `TAKT_PORT`, `TAKT_PEERS` (addresses with ports, between commas) and
-    /// `TAKT_INTERFACE`; what is not set keeps its default.
+    /// `TAKT_INTERFACE`; what is not set keeps its default. With neither of the first three the runtime is
+    /// [`local`](Self::local): programs of one user on one machine find each other, and nobody else reaches them.
     ///
     /// # Errors
     /// [`SettingsError`] names the variable, its value and what would be right.
@@ -76,8 +93,11 @@ impl Settings {
                 expected,
             })
         }
-        let mut settings = Self::default();
         let [address, port, peers, interface] = Self::VARIABLES;
+        let mut settings = match [address, port, peers].map(&variable) {
+            [None, None, None] => Self::local(),
+            _ => Self::default(),
+        };
         if let Some(value) = variable(address) {
             settings.address = parse(
                 address,
@@ -141,7 +161,8 @@ mod tests {
         assert_eq!(settings.port, 7500);
         assert_eq!(settings.peers.len(), 2);
         assert_eq!(settings.interface.as_deref(), Some("eth0"));
-        assert_eq!(read(&[]).expect("valid"), Settings::default());
+        assert_eq!(settings.rendezvous, None);
+        assert_eq!(read(&[]).expect("valid"), Settings::local());
     }
 
     #[test]

@@ -11,6 +11,7 @@ pub mod endpoint;
 pub mod error;
 pub mod layout;
 pub mod message;
+pub mod place;
 pub mod qos;
 pub mod transport;
 
@@ -19,6 +20,8 @@ pub use error::{ErrorCode, Failure};
 pub use qos::{Acceleration, Qos, ResourceUse, TimeSensitivity};
 
 use std::fmt;
+
+use sha2::{Digest, Sha256};
 
 /// The version of protocol and layout. A runtime refuses any other, naming both.
 pub const PROTOCOL_VERSION: u16 = 1;
@@ -34,8 +37,89 @@ pub const SOCKET_VARIABLE: &str = "TAKT_SOCKET";
 #[repr(transparent)]
 pub struct ChannelId(pub u64);
 
+impl ChannelId {
+    /// The lowest number of a channel that has a name.
+    pub const FIRST_NAMED: Self = Self(1 << 63);
+    /// The longest name of a channel, octets.
+    pub const LONGEST_NAME: usize = 255;
+
+    /// The channel of that name: the first eight octets, big-endian, of the SHA-256 of the name, with the highest bit
+    /// set. So names are in the upper half of all channels, and numbers that people write in the lower one.
+    ///
+    /// Two names share a channel with a probability of 2^-63; among a million names the odds are one to 18 millions.
+    /// Nothing detects it: a reader of one would get the messages of the other as well.
+    ///
+    /// # Errors
+    /// [`BadName`].
+    pub fn named(name: &str) -> Result<Self, BadName> {
+        let bad = |problem| {
+            Err(BadName {
+                name: name.chars().take(40).collect(),
+                problem,
+            })
+        };
+        if name.is_empty() {
+            return bad("it is empty");
+        }
+        if name.len() > Self::LONGEST_NAME {
+            return bad("it is longer than 255 octets");
+        }
+        if name.chars().any(char::is_control) {
+            return bad("it has a control character");
+        }
+        if name.bytes().all(|byte| byte.is_ascii_digit()) {
+            return bad("it is a number");
+        }
+        let digest = Sha256::digest(name);
+        let mut first = [0; 8];
+        first.copy_from_slice(&digest[..8]);
+        Ok(Self(u64::from_be_bytes(first) | Self::FIRST_NAMED.0))
+    }
+}
+
+/// A text that names no channel.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "cannot use {name:?} as the name of a channel: {problem}; write 1 to 255 octets of text, such as weather"
+)]
+pub struct BadName {
+    /// The text, or its beginning.
+    pub name: String,
+    /// What is wrong with it.
+    pub problem: &'static str,
+}
+
 impl fmt::Display for ChannelId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_a_channel_that_other_languages_compute_alike() {
+        // python3 -c 'import hashlib; print(int.from_bytes(hashlib.sha256(b"weather").digest()[:8], "big") | 1 << 63)'
+        assert_eq!(
+            ChannelId::named("weather"),
+            Ok(ChannelId(16566258043935549734))
+        );
+        assert!(ChannelId::named("weather").expect("a name") >= ChannelId::FIRST_NAMED);
+        assert_ne!(ChannelId::named("Weather"), ChannelId::named("weather"));
+    }
+
+    #[test]
+    fn what_is_no_name_is_refused_with_what_is_wrong() {
+        for (text, problem) in [
+            ("", "empty"),
+            ("7", "number"),
+            ("a\nb", "control"),
+            (&"a".repeat(256), "255"),
+        ] {
+            let error = ChannelId::named(text).expect_err(text).to_string();
+            assert!(error.contains(problem), "{error}");
+        }
     }
 }

@@ -75,6 +75,9 @@ struct Told {
 
 impl Told {
     fn tell(&mut self, status: &ClockStatus) {
+        if self.state.is_none() {
+            return self.tell_first(status);
+        }
         let state = (status.state, status.source);
         if self.state.replace(state) != Some(state) {
             let ClockStatus {
@@ -106,5 +109,24 @@ impl Told {
         }
         self.warnings = now;
         self.steps = status.steps;
+    }
+
+    /// The start of a node is told in one line, however much is wrong.
+    fn tell_first(&mut self, status: &ClockStatus) {
+        self.state = Some((status.state, status.source));
+        self.steps = status.steps;
+        for warning in &status.warnings {
+            *self.warnings.entry(warning.code).or_default() += 1;
+        }
+        let (state, source) = (status.state, status.source);
+        if status.warnings.is_empty() {
+            tracing::info!(%state, %source, "clock: {}", status.reference);
+        } else {
+            let codes: Vec<&str> = self.warnings.keys().copied().collect();
+            tracing::warn!(
+                %state, %source, warnings = codes.join(","),
+                "clock: {}; `takt clock` says what to do", status.reference
+            );
+        }
     }
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use sd_notify::NotifyState;
+use takt_session::place;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -31,8 +32,12 @@ Exit codes:
   4  the configuration cannot be read or is at fault
 
 Environment:
-  RUST_LOG       overrides `log.level` of the configuration
-  NOTIFY_SOCKET  where to tell readiness, reloads and stopping (see sd_notify(3))";
+  TAKT_SOCKET        where applications attach, unless the configuration names a `listener.path`
+  TAKT_ADMIN_SOCKET  where `takt` asks, unless the configuration names an `admin.socket`; without
+                     them the sockets are in /run/takt, or in $XDG_RUNTIME_DIR/takt for a user who
+                     may not write there
+  RUST_LOG           overrides `log.level` of the configuration
+  NOTIFY_SOCKET      where to tell readiness, reloads and stopping (see sd_notify(3))";
 
 /// The exit code of a configuration that cannot be used.
 pub const EXIT_CONFIG: u8 = 4;
@@ -79,6 +84,9 @@ pub enum DaemonError {
     /// Metrics.
     #[error("cannot start: {0}")]
     Metrics(#[from] BindError),
+    /// The user's own directory for sockets.
+    #[error("cannot start: {0}")]
+    Directory(std::io::Error),
     /// Any other system call.
     #[error("cannot serve: {0}")]
     System(#[from] std::io::Error),
@@ -116,12 +124,29 @@ pub fn check(options: &Options) -> Result<String, DaemonError> {
 pub fn run(options: &Options) -> Result<(), DaemonError> {
     let settings = Settings::load(options.config.as_deref())?;
     let log = LogLevel::install(&settings.file.log);
+    own_directory(&settings)?;
     // Administration and metrics are rare and small: one thread serves them.
     tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .max_blocking_threads(MOST_CALLS)
         .build()?
         .block_on(serve(settings, options.config.clone(), log))
+}
+
+/// Makes the user's own directory for sockets where that is where they are, and says so.
+fn own_directory(settings: &Settings) -> Result<(), DaemonError> {
+    let directory = place::user_directory();
+    let listeners = settings.runtime.listeners.iter();
+    let sockets = listeners.map(|listener| listener.path.as_path());
+    let mut sockets = sockets.chain([settings.admin.0.as_path()]);
+    if sockets.any(|socket| socket.parent() == Some(&directory)) {
+        place::make_private(&directory).map_err(DaemonError::Directory)?;
+        tracing::info!(
+            "not run by root: sockets are in {}, for programs of this user",
+            directory.display()
+        );
+    }
+    Ok(())
 }
 
 /// The signals that the daemon acts on.

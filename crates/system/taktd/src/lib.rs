@@ -25,6 +25,3 @@ pub mod logging;
 pub mod metrics;
 pub mod node;
 mod outline;
-
-/// Where the admin API listens unless configured otherwise.
-pub const DEFAULT_ADMIN_SOCKET: &str = "/run/takt/admin.sock";

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use takt::place::Socket;
 use taktd::admin::client::{Client, connect};
 
 use crate::failure::Failure;
@@ -10,24 +11,26 @@ use crate::failure::Failure;
 /// Which daemon to ask.
 #[derive(Clone, Debug, Args)]
 pub struct Daemon {
-    /// Socket of the daemon's admin API
-    #[arg(
-        long,
-        value_name = "SOCKET",
-        env = "TAKT_ADMIN_SOCKET",
-        hide_env_values = true,
-        default_value = taktd::DEFAULT_ADMIN_SOCKET
-    )]
-    pub admin: PathBuf,
+    /// Socket of the daemon's admin API [default: $TAKT_ADMIN_SOCKET, the user's own node, or
+    /// /run/takt/admin.sock]
+    #[arg(long, value_name = "SOCKET")]
+    admin: Option<PathBuf>,
 }
 
 impl Daemon {
+    /// Its admin socket.
+    pub fn socket(&self) -> PathBuf {
+        self.admin
+            .clone()
+            .unwrap_or_else(|| Socket::Admin.to_attach_to())
+    }
+
     /// Connects and lets `job` ask.
     pub fn ask<R, F>(&self, job: impl FnOnce(Client) -> F) -> Result<R, Failure>
     where
         F: Future<Output = Result<R, Failure>>,
     {
-        block_on(async { job(connect(&self.admin).await?).await })
+        block_on(async { job(connect(&self.socket()).await?).await })
     }
 }
 

@@ -2,25 +2,58 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
-use takt::{Qos, Session, Stream, TrafficClass};
-use takt_embedded::{Embedded, Settings};
+use takt::place::Socket;
+use takt::{ChannelId, Error, Qos, Session, Stream, TrafficClass};
+use takt_embedded::{Embedded, PeerState, Settings};
 
 use crate::failure::Failure;
+
+/// How long to wait for runtimes that have left no sign of their end.
+const MEET_WITHIN: Duration = Duration::from_secs(2);
+/// How long to wait between two looks.
+const PAUSE: Duration = Duration::from_millis(2);
+
+/// A channel as it is written: its number, or its name.
+#[derive(Clone, Debug)]
+pub struct Channel {
+    /// What was written.
+    pub written: String,
+    /// The channel.
+    pub id: ChannelId,
+}
+
+impl FromStr for Channel {
+    type Err = String;
+
+    fn from_str(written: &str) -> Result<Self, Self::Err> {
+        let id = if !written.is_empty() && written.bytes().all(|byte| byte.is_ascii_digit()) {
+            written.parse().map(ChannelId).map_err(|_| {
+                format!(
+                    "the highest number of a channel is {}: write a lower one, or a name",
+                    u64::MAX
+                )
+            })?
+        } else {
+            ChannelId::named(written).map_err(|error| error.to_string())?
+        };
+        Ok(Self {
+            written: written.to_owned(),
+            id,
+        })
+    }
+}
 
 /// Where to attach, and with which quality.
 #[derive(Clone, Debug, Args)]
 pub struct Application {
-    /// Socket of the runtime for applications
-    #[arg(
-        long,
-        value_name = "SOCKET",
-        env = takt::SOCKET_VARIABLE,
-        hide_env_values = true,
-        default_value = takt::DEFAULT_SOCKET
-    )]
-    socket: PathBuf,
+    /// Socket of the runtime for applications [default: $TAKT_SOCKET, the user's own node, or
+    /// /run/takt/takt.sock; if there is none of them, a runtime inside this process]
+    #[arg(long, value_name = "SOCKET")]
+    socket: Option<PathBuf>,
     #[command(flatten)]
     embedded: EmbeddedForm,
     /// Datapath acceleration: the kernel's network stack, or past it where the node can
@@ -43,13 +76,15 @@ pub struct Application {
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Without a daemon")]
 struct EmbeddedForm {
-    /// Run the runtime inside this process: no daemon, no privileges
+    /// Run the runtime inside this process, also where there is a daemon: no daemon, no privileges.
+    /// Without an address, port or peer it finds, and is found by, those of this user on this machine
     #[arg(long, conflicts_with = "socket")]
     embedded: bool,
-    /// Local address of the embedded runtime [default: $TAKT_ADDRESS, or all]
+    /// Local address of the embedded runtime [default: $TAKT_ADDRESS; with a port or a peer: all]
     #[arg(long, requires = "embedded")]
     address: Option<IpAddr>,
-    /// Peering port of the embedded runtime, 0 for any [default: $TAKT_PORT, or 7400]
+    /// Peering port of the embedded runtime, 0 for any [default: $TAKT_PORT; with an address or a
+    /// peer: 7400]
     #[arg(long, requires = "embedded")]
     port: Option<u16>,
     /// Peering address with port of another runtime; may be given several times [default: $TAKT_PEERS]
@@ -70,6 +105,8 @@ enum Quality {
 pub struct Attached {
     /// The stream.
     pub stream: Stream,
+    /// The embedded runtime finds its peers by itself.
+    pub local: bool,
     /// The embedded runtime. Behind the stream: it goes last.
     _embedded: Option<Embedded>,
 }
@@ -77,13 +114,11 @@ pub struct Attached {
 impl Application {
     /// Attaches and opens a stream; says on standard error if it is less than asked for.
     pub fn attach(&self, name: &str) -> Result<Attached, Failure> {
-        let embedded = match self.embedded.embedded {
-            true => Some(self.embedded.start()?),
-            false => None,
-        };
-        let session = match &embedded {
-            Some(embedded) => embedded.session(name)?,
-            None => Session::builder().socket(&self.socket).name(name).open()?,
+        let (session, embedded, local) = if self.embedded.embedded {
+            let settings = self.embedded.settings()?;
+            inside(settings, name)?
+        } else {
+            self.outside(name)?
         };
         let stream = session.stream(self.quality())?;
         if let Some(warning) = stream.warning() {
@@ -91,8 +126,30 @@ impl Application {
         }
         Ok(Attached {
             stream,
+            local,
             _embedded: embedded,
         })
+    }
+
+    /// A session with a daemon. Where none was named and none is there, one with a runtime in this process.
+    fn outside(&self, name: &str) -> Result<(Session, Option<Embedded>, bool), Failure> {
+        let named = self
+            .socket
+            .clone()
+            .or_else(|| Socket::Applications.from_environment());
+        let anywhere = named.is_none();
+        let socket = named.unwrap_or_else(|| Socket::Applications.to_attach_to());
+        match Session::builder().socket(&socket).name(name).open() {
+            Ok(session) => Ok((session, None, false)),
+            Err(Error::NoRuntime { .. }) if anywhere => {
+                eprintln!(
+                    "takt: no daemon at {}: other programs of this user on this machine are found without",
+                    socket.display()
+                );
+                inside(Settings::local(), name)
+            }
+            Err(error) => Err(error.into()),
+        }
     }
 
     fn quality(&self) -> Qos {
@@ -110,10 +167,43 @@ impl Application {
     }
 }
 
+/// A session with a runtime in this process, and whether it finds its peers by itself.
+fn inside(settings: Settings, name: &str) -> Result<(Session, Option<Embedded>, bool), Failure> {
+    let local = settings.rendezvous.is_some();
+    let embedded = Embedded::start(settings)?;
+    if local {
+        meet(&embedded)?;
+    }
+    Ok((embedded.session(name)?, Some(embedded), local))
+}
+
+/// Waits until the peers that are there have answered, so that the first message finds its readers.
+fn meet(embedded: &Embedded) -> Result<(), Failure> {
+    let deadline = Instant::now() + MEET_WITHIN;
+    while Instant::now() < deadline {
+        let peers = embedded
+            .runtime()
+            .peers()
+            .map_err(|_| takt_embedded::Error::Stopped)?;
+        if peers.iter().all(|peer| peer.state == PeerState::Up) {
+            break;
+        }
+        std::thread::sleep(PAUSE);
+    }
+    Ok(())
+}
+
 impl EmbeddedForm {
-    fn start(&self) -> Result<Embedded, Failure> {
+    fn settings(&self) -> Result<Settings, Failure> {
         let mut settings =
             Settings::from_environment().map_err(|error| Failure::Other(error.to_string()))?;
+        let told = self.address.is_some() || self.port.is_some() || !self.peers.is_empty();
+        if told && settings.rendezvous.is_some() {
+            settings = Settings {
+                interface: settings.interface,
+                ..Settings::default()
+            };
+        }
         if let Some(address) = self.address {
             settings.address = address;
         }
@@ -126,6 +216,6 @@ impl EmbeddedForm {
         if let Some(interface) = &self.interface {
             settings.interface = Some(interface.clone());
         }
-        Ok(Embedded::start(settings)?)
+        Ok(settings)
     }
 }

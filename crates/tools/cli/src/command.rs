@@ -22,15 +22,16 @@ Exit codes:
   6  the reservation does not suffice, or none does (`takt reserve`)
 
 Environment:
-  TAKT_ADMIN_SOCKET  socket of the admin API, /run/takt/admin.sock if not set
-  TAKT_SOCKET        socket for applications (`pub`, `sub`, `preload`), /run/takt/takt.sock if not set
+  TAKT_ADMIN_SOCKET  socket of the admin API
+  TAKT_SOCKET        socket for applications (`pub`, `sub`, `preload`)
+  without them       the user's own node ($XDG_RUNTIME_DIR/takt), then the system's (/run/takt)
 
 Examples:
   takt run --config takt.toml      a node in the foreground
   takt status                      what it does
   takt top                         what it does, live
-  takt sub 7                       print the messages of channel 7
-  takt pub 7 hello                 write one, here or on any peer";
+  takt sub weather                 print the messages of a channel, by name or number
+  takt pub weather hello           write one; both work without a daemon on one machine";
 
 /// Deterministic, accelerated networking as a service: runs, watches and administers a node of Takt.
 #[derive(Debug, Parser)]

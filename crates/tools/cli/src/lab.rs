@@ -1,5 +1,7 @@
 //! `takt lab`.
 
+mod daemons;
+
 use std::os::unix::process::CommandExt;
 
 use clap::{Args, Subcommand, ValueEnum};
@@ -11,12 +13,14 @@ use crate::output::{Align, Form, print, print_json, table};
 
 const HELP: &str = "\
 Each host is a network namespace with one interface, `ip netns exec` works on it. A lab stays until it
-is taken down. Needs root and iproute2.
+is taken down. Needs root and iproute2. `takt lab exec` gives a program the name of its host, and the
+sockets of the node of its host in TAKT_SOCKET and TAKT_ADMIN_SOCKET.
 
 Examples:
-  takt lab up
+  takt lab up --daemons                      two nodes that know each other
+  takt lab exec h2 -- takt sub weather
+  takt lab exec h1 -- takt pub weather hello
   takt lab exec h1 -- ping -c 1 10.77.0.2
-  takt lab exec h1 -- takt run --config h1.toml
   takt lab up hall --hosts 4 --rate 1000000000
   takt lab down";
 
@@ -32,7 +36,7 @@ pub struct Lab {
 enum Action {
     /// Make a lab
     Up(Up),
-    /// Remove a lab; processes inside keep running, without a link
+    /// Remove a lab and the nodes of `--daemons`; other processes inside keep running, without a link
     Down(Name),
     /// List labs with their hosts
     List(Form),
@@ -76,6 +80,9 @@ struct Up {
     /// Containers on each host, behind a bridge and a VXLAN over all hosts
     #[arg(long, value_name = "N", default_value_t = 0)]
     containers: usize,
+    /// Run a node on each host; all know each other
+    #[arg(long)]
+    daemons: bool,
     #[command(flatten)]
     form: Form,
 }
@@ -119,6 +126,7 @@ impl Lab {
         match self.action {
             Action::Up(up) => up.run(),
             Action::Down(Name { name }) => {
+                daemons::stop(&name)?;
                 Hosts::down(&name)?;
                 print(&format!("lab {name} removed\n"))
             }
@@ -144,8 +152,39 @@ impl Up {
             containers: self.containers,
             priorities: self.priorities,
         };
-        show(&[Hosts::up(&self.name.name, &config)?], self.form)
+        let name = &self.name.name;
+        let lab = Hosts::up(name, &config)?;
+        if self.daemons {
+            daemons::start(&lab).inspect_err(|_| {
+                // The first error is the one to tell.
+                let _ = daemons::stop(name);
+                let _ = Hosts::down(name);
+            })?;
+        }
+        show(&[lab], self.form)?;
+        if self.daemons && !self.form.json {
+            print(&next_steps(name))?;
+        }
+        Ok(())
     }
+}
+
+/// What to try with a node on each host.
+fn next_steps(lab: &str) -> String {
+    let (exec, down) = match lab {
+        "lab" => ("takt lab exec".to_owned(), "takt lab down".to_owned()),
+        _ => (
+            format!("takt lab exec --lab {lab}"),
+            format!("takt lab down {lab}"),
+        ),
+    };
+    format!(
+        "\nA node runs on each host. Try, the first in a terminal of its own:\n\
+         \x20 {exec} h2 -- takt sub weather\n\
+         \x20 {exec} h1 -- takt pub weather hello\n\
+         \x20 {exec} h1 -- takt status\n\
+         \x20 {down}\n"
+    )
 }
 
 impl Exec {
@@ -167,7 +206,7 @@ impl Exec {
             .command
             .split_first()
             .ok_or_else(|| Failure::Other("no command: name one behind the host".into()))?;
-        let error = host.command(program)?.args(arguments).exec();
+        let error = host.login(program)?.args(arguments).exec();
         Err(Failure::Other(format!(
             "cannot run {program} in {}: {error}",
             host.namespace()

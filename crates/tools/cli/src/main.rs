@@ -29,13 +29,18 @@ mod session;
 mod status;
 mod subscribe;
 mod top;
+mod usage;
 
 use std::process::ExitCode;
 
 use clap::Parser;
 
 fn main() -> ExitCode {
-    match command::Arguments::parse().command.run() {
+    let arguments = match command::Arguments::try_parse() {
+        Ok(arguments) => arguments,
+        Err(error) => return ExitCode::from(usage::explain(&error)),
+    };
+    match arguments.command.run() {
         Ok(code) => code,
         Err(failure) => failure.report(),
     }

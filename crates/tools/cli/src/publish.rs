@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use serde::Serialize;
-use takt::{ChannelId, Outcome, Source, Token, Wait};
+use takt::{Outcome, Source, Token, Wait};
 
-use crate::application::Application;
+use crate::application::{Application, Channel};
 use crate::failure::Failure;
 use crate::output::{Form, print_json};
 
@@ -16,13 +16,15 @@ Delivery is at most once: a message that nobody reads goes nowhere. `--wait` hol
 back until somebody reads the channel, here or on a peer.
 
 Examples:
-  takt pub 7 hello
+  takt pub weather hello
   takt pub 7 --count 1000 --interval 1ms --size 64
   tail -f log | takt pub 7 --stdin
   takt pub 7 hello --embedded --port 0 --peer 10.0.0.2:7400 --wait 10s";
 
 /// How long to wait between two tries of `--wait`, and between two looks at outcomes.
 const PAUSE: Duration = Duration::from_millis(10);
+/// How long to look for a reader where there is no daemon: it has to be found first.
+const FIND_WITHIN: Duration = Duration::from_secs(3);
 /// How long to wait for the outcomes of the last messages.
 const SETTLE: Duration = Duration::from_secs(5);
 
@@ -30,8 +32,8 @@ const SETTLE: Duration = Duration::from_secs(5);
 #[derive(Debug, Args)]
 #[command(after_help = HELP)]
 pub struct Publish {
-    /// The channel
-    channel: u64,
+    /// The channel: its number, or a name of your own
+    channel: Channel,
     /// What to write; `message N` if not given
     #[arg(conflicts_with_all = ["size", "stdin"])]
     text: Option<String>,
@@ -47,7 +49,8 @@ pub struct Publish {
     /// Write each line of standard input as a message
     #[arg(long)]
     stdin: bool,
-    /// Wait this long for somebody to read the channel before the first message
+    /// Wait this long for somebody to read the channel before the first message [default: 3s without
+    /// a daemon, else not at all]
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
     wait: Option<Duration>,
     #[command(flatten)]
@@ -78,15 +81,19 @@ struct Summary {
 impl Publish {
     pub fn run(self) -> Result<(), Failure> {
         let attached = self.application.attach("takt pub")?;
-        let source = attached.stream.source(ChannelId(self.channel))?;
+        let source = attached.stream.source(self.channel.id)?;
         let mut writer = Writer {
             source: &source,
             settled: 0,
             interval: self.interval,
             next: Instant::now(),
-            wait: self.wait.map(|wait| Instant::now() + wait),
+            wait: self
+                .wait
+                .or(attached.local.then_some(FIND_WITHIN))
+                .map(|wait| Instant::now() + wait),
+            channel: &self.channel.written,
             summary: Summary {
-                channel: self.channel,
+                channel: self.channel.id.0,
                 datapath: attached.stream.datapath(),
                 ..Summary::default()
             },
@@ -115,7 +122,7 @@ impl Publish {
         eprintln!(
             "{} message(s) emitted on channel {} over {} in {:.3} s: {} sent, {} without a sink, {} unreachable, {} not scheduled, {} unknown",
             summary.emitted,
-            summary.channel,
+            self.channel.written,
             summary.datapath,
             summary.seconds,
             summary.sent,
@@ -145,6 +152,8 @@ struct Writer<'a> {
     next: Instant,
     /// Until when to wait for a reader; none: somebody reads, or it does not matter.
     wait: Option<Instant>,
+    /// As it was written.
+    channel: &'a str,
     summary: Summary,
 }
 
@@ -167,8 +176,8 @@ impl Writer<'_> {
             }
             if Instant::now() >= deadline {
                 return Err(Failure::Other(format!(
-                    "nobody reads channel {} yet: start `takt sub {}`, or wait longer",
-                    self.summary.channel, self.summary.channel
+                    "nobody reads channel {} yet: start `takt sub {}`, or wait longer (--wait)",
+                    self.channel, self.channel
                 )));
             }
             std::thread::sleep(PAUSE);

@@ -36,13 +36,15 @@ impl Reload {
         } else {
             print(&text(&report))?;
         }
-        if report.failed.is_empty() {
-            Ok(())
-        } else {
-            Err(Failure::Other(format!(
-                "{} change(s) could not be put in force: see above",
-                report.failed.len()
-            )))
+        match (report.failed.len(), report.needs_restart.len()) {
+            (0, 0) => Ok(()),
+            (0, waiting) => Err(Failure::Other(format!(
+                "{waiting} change(s) need a restart of the daemon: {}",
+                report.needs_restart.join(", ")
+            ))),
+            (failed, _) => Err(Failure::Other(format!(
+                "{failed} change(s) could not be put in force: see above"
+            ))),
         }
     }
 }

@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use serde::Serialize;
-use takt::{ChannelId, Error, Message, Wait};
+use takt::{Error, Message, Wait};
 use takt_clock::{Clock, SystemTai};
 
-use crate::application::Application;
+use crate::application::{Application, Channel};
 use crate::failure::Failure;
 use crate::output::{Form, print, print_json_line};
 
@@ -20,7 +20,7 @@ object; `age_ns` is the time since the sender's runtime took the message, as tru
 both nodes agree. SIGINT ends it; a summary goes to standard error.
 
 Examples:
-  takt sub 7
+  takt sub weather
   takt sub 7 --count 1 --timeout 10s
   takt sub 7 --json | jq .age_ns
   takt sub 7 --embedded --peer 10.0.0.2:7400";
@@ -32,8 +32,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
 #[derive(Debug, Args)]
 #[command(after_help = HELP)]
 pub struct Subscribe {
-    /// The channel
-    channel: u64,
+    /// The channel: its number, or a name of your own
+    channel: Channel,
     /// End after this many messages
     #[arg(long, value_name = "N")]
     count: Option<u64>,
@@ -73,7 +73,7 @@ impl Subscribe {
                 .map_err(Failure::io("watch for signals"))?;
         }
         let attached = self.application.attach("takt sub")?;
-        let sink = attached.stream.sink(ChannelId(self.channel))?;
+        let sink = attached.stream.sink(self.channel.id)?;
         let mut received = 0;
         let mut last = Instant::now();
         let outcome = loop {
@@ -92,7 +92,7 @@ impl Subscribe {
                     {
                         break Err(Failure::Other(format!(
                             "no message on channel {} for {}",
-                            self.channel,
+                            self.channel.written,
                             humantime::format_duration(timeout)
                         )));
                     }
@@ -109,7 +109,7 @@ impl Subscribe {
         let counters = sink.counters();
         eprintln!(
             "{received} message(s) received on channel {} over {}, {} lost, {} dropped",
-            self.channel,
+            self.channel.written,
             attached.stream.datapath(),
             counters.lost + counters.lost_at_disconnect,
             counters.dropped_full + counters.dropped_memory
@@ -127,7 +127,7 @@ impl Subscribe {
         }
         let send_time_ns = message.send_time().as_nanos();
         print_json_line(&Line {
-            channel: self.channel,
+            channel: self.channel.id.0,
             sequence: message.sequence(),
             sender: message.sender(),
             class: message.class().number(),

@@ -14,6 +14,72 @@ impl Drop for Cleanup {
 }
 
 #[test]
+fn two_nodes_on_one_machine_do_what_the_lab_proposes() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: network namespaces need root");
+        return;
+    }
+    let name = format!("takt-t-{}-two", std::process::id());
+    let _cleanup = Cleanup(name.clone());
+    let ran = run(&["lab", "up", &name, "--network", "10.79.0.0/24", "--daemons"]);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    let commands: Vec<Vec<&str>> = ran
+        .out
+        .lines()
+        .filter_map(|line| line.strip_prefix("  takt "))
+        .map(|line| line.split(' ').collect())
+        .collect();
+    let [sub, publish, status, down] = commands.as_slice() else {
+        panic!("four commands: {ran:?}");
+    };
+    // The programs inside are the ones under test.
+    let mut path = std::ffi::OsString::from(
+        std::path::Path::new(env!("CARGO_BIN_EXE_takt"))
+            .parent()
+            .expect("a directory"),
+    );
+    path.push(":");
+    path.push(std::env::var_os("PATH").unwrap_or_default());
+    let inside = |arguments: &[&str]| {
+        let mut command = support::takt(arguments);
+        command.env("PATH", &path);
+        command
+    };
+    let mut reader = inside(&[sub.as_slice(), &["--count", "1"]].concat());
+    reader.stdout(std::process::Stdio::piped());
+    let reader = support::Running(reader.spawn().expect("takt"));
+    let publish = [publish.as_slice(), &["--wait", "1min"]].concat();
+    let ran: support::Ran = inside(&publish).output().expect("takt").into();
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    assert_eq!(reader.end().out, "hello\n");
+    let ran: support::Ran = inside(status).output().expect("takt").into();
+    assert!(ran.out.contains("node       h1 "), "{ran:?}");
+    assert!(
+        ran.out.contains("1 of 1 peer(s) up") && ran.out.contains("h2"),
+        "{ran:?}"
+    );
+    let exec = ["lab", "exec", "--lab", &name, "h2", "--", "hostname"];
+    assert_eq!(run(&exec).out, "h2\n");
+    let add = [
+        "lab",
+        "exec",
+        "--lab",
+        &name,
+        "h2",
+        "--",
+        "takt",
+        "peer",
+        "add",
+        "10.79.0.2",
+    ];
+    let ran: support::Ran = inside(&add).output().expect("takt").into();
+    assert!(ran.err.contains("is this node itself"), "{ran:?}");
+    let ran: support::Ran = inside(down).output().expect("takt").into();
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    assert!(!std::path::Path::new(takt_lab::RECORDS).join(&name).exists());
+}
+
+#[test]
 fn a_lab_is_made_listed_used_and_removed() {
     if !rustix::process::geteuid().is_root() {
         eprintln!("skipped: network namespaces need root");

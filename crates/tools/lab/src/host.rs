@@ -3,12 +3,14 @@
 use std::ffi::OsStr;
 use std::fmt;
 use std::net::Ipv4Addr;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::config::ENCAPSULATION;
 use crate::iproute::ip;
 use crate::link;
 use crate::namespace::{self, Inside};
+use crate::record::RECORDS;
 use crate::{LabConfig, LabError};
 
 /// The name of a host's interface, inside its namespace.
@@ -122,6 +124,28 @@ impl Host {
     /// privilege) comes from [`Command::spawn`].
     pub fn command(&self, program: impl AsRef<OsStr>) -> Result<Command, LabError> {
         namespace::command(&self.namespace, program.as_ref())
+    }
+
+    /// As [`command`](Self::command), for people: the program also finds the host's name as its `hostname`, and in its
+    /// environment the sockets of the host's own node. Containers share that of their host.
+    ///
+    /// # Errors
+    /// As [`command`](Self::command).
+    pub fn login(&self, program: impl AsRef<OsStr>) -> Result<Command, LabError> {
+        let mut command = self.command(program)?;
+        namespace::name_host(&mut command, self.name());
+        let directory = self.directory();
+        command
+            .env("TAKT_SOCKET", directory.join("takt.sock"))
+            .env("TAKT_ADMIN_SOCKET", directory.join("admin.sock"));
+        Ok(command)
+    }
+
+    /// Where the node of this host has its sockets. All hosts share the file system: each has a directory of its own.
+    pub fn directory(&self) -> PathBuf {
+        let lab = &self.namespace[..self.name_from - 1];
+        let host = self.name().split('c').next().unwrap_or_default();
+        Path::new(RECORDS).join(lab).join(host)
     }
 
     /// Plugs the host's cable in or pulls it. Addresses stay. Once plugged in at both ends, it carries

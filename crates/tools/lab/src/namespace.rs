@@ -11,6 +11,7 @@ use std::process::Command;
 use rustix::mount::{
     MountFlags, MountPropagationFlags, UnmountFlags, mount, mount_change, unmount,
 };
+use rustix::system::sethostname;
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space, unshare_unsafe};
 
 use crate::LabError;
@@ -99,6 +100,21 @@ impl Drop for Inside {
         {
             panic!("cannot leave the host's network namespace: {errno}");
         }
+    }
+}
+
+/// Has `command` run with `name` as the name of the host.
+pub(crate) fn name_host(command: &mut Command, name: &str) {
+    let name = name.as_bytes().to_vec();
+    // SAFETY: between fork and exec the closure makes two system calls on memory that it owns; it neither allocates nor
+    // takes a lock.
+    unsafe {
+        command.pre_exec(move || {
+            // SAFETY: a UTS namespace of its own takes no file descriptor from this process.
+            unshare_unsafe(UnshareFlags::NEWUTS)?;
+            sethostname(&name)?;
+            Ok(())
+        });
     }
 }
 

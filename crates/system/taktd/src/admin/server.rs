@@ -1,5 +1,6 @@
 //! Answers the admin API.
 
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -105,7 +106,14 @@ fn messages<T, M: From<T>>(list: Vec<T>) -> Vec<M> {
     list.into_iter().map(M::from).collect()
 }
 
-fn peer(address: &str) -> Result<std::net::SocketAddr, Status> {
+/// Whether `peer` is an address of this host, with the node's own port. Only such an address can be bound to.
+fn is_this_node(peer: SocketAddr, own: SocketAddr) -> bool {
+    peer.port() == own.port()
+        && (peer.ip() == own.ip()
+            || own.ip().is_unspecified() && std::net::UdpSocket::bind((peer.ip(), 0)).is_ok())
+}
+
+fn peer(address: &str) -> Result<SocketAddr, Status> {
     address
         .parse::<PeerAddress>()
         .map(|address| address.0)
@@ -184,6 +192,12 @@ impl Admin for Service {
         if address.is_ipv4() != own.is_ipv4() {
             return Err(Status::invalid_argument(format!(
                 "address: {address} is of another address family than this node's {own}"
+            )));
+        }
+        if is_this_node(address, own) {
+            return Err(Status::invalid_argument(format!(
+                "address: {address} is this node itself (it answers at {own}); name another node, or name the daemon \
+                 that is to add it with --admin"
             )));
         }
         let added = self.ask(move |handle| handle.add_peer(address)).await?;

@@ -15,7 +15,8 @@ const BACKLOG: i32 = 16;
 pub enum SocketError {
     /// Somebody answers on the path.
     #[error(
-        "another daemon has its admin socket at {0}: stop it, or configure another `admin.socket`"
+        "another daemon has its admin socket at {0}: stop it, or name another by `admin.socket` of the configuration or the \
+         variable TAKT_ADMIN_SOCKET"
     )]
     InUse(PathBuf),
     /// The path holds something that is no socket.

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use serde::Deserialize;
 use takt_runtime::config::{DEFAULT_PORT, SchedulingClass};
 use takt_runtime::peering::AcceptNet;
+use takt_session::place::Socket;
 use takt_wire::ethernet::MacAddress;
 
 use super::value::{
@@ -214,7 +215,7 @@ impl Default for Listener {
     fn default() -> Self {
         let everything = || vec![Written(Channels(0..=u64::MAX))];
         Self {
-            path: takt_session::DEFAULT_SOCKET.into(),
+            path: Socket::Applications.of_own_node(),
             mode: Written(FileMode(0o660)),
             identity: "default".into(),
             uids: Vec::new(),
@@ -480,7 +481,7 @@ pub struct Admin {
 impl Default for Admin {
     fn default() -> Self {
         Self {
-            socket: crate::DEFAULT_ADMIN_SOCKET.into(),
+            socket: Socket::Admin.of_own_node(),
             mode: Written(FileMode(0o600)),
         }
     }

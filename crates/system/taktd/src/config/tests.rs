@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use takt_clock::chrony::Address;
 use takt_runtime::config::{Idle, SchedulingClass};
+use takt_session::place::Socket;
 use takt_wire::ethernet::MacAddress;
 use takt_wire::vxlan::NetworkId;
 
@@ -75,7 +76,7 @@ fn the_defaults_are_those_of_the_runtime_with_one_listener() {
     assert_eq!(settings.udp, UdpConfig::default());
     assert_eq!(settings.runtime.listeners.len(), 1);
     let listener = &settings.runtime.listeners[0];
-    assert_eq!(listener.path, Path::new(takt_session::DEFAULT_SOCKET));
+    assert_eq!(listener.path, Socket::Applications.of_own_node());
     assert_eq!(listener.policy, Policy::default());
 }
 

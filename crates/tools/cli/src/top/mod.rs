@@ -64,12 +64,12 @@ impl Top {
         if self.once || self.form.json || !std::io::stdout().is_terminal() {
             block_on(self.print())
         } else {
-            block_on(screen::show(&self.daemon.admin, self.interval))
+            block_on(screen::show(&self.daemon.socket(), self.interval))
         }
     }
 
     async fn print(&self) -> Result<(), Failure> {
-        let mut client = connect(&self.daemon.admin).await?;
+        let mut client = connect(&self.daemon.socket()).await?;
         let mut pictures = Pictures::new(&mut client, self.interval).await?;
         loop {
             let rates = pictures.next().await?;

@@ -47,11 +47,66 @@ pub fn takt(arguments: &[&str]) -> Command {
         "TAKT_PORT",
         "TAKT_PEERS",
         "TAKT_INTERFACE",
+        "XDG_RUNTIME_DIR",
     ] {
         command.env_remove(variable);
     }
     command.args(arguments).stdin(Stdio::null());
     command
+}
+
+/// A user of this machine with a runtime directory, who sees no node of the system.
+pub struct User {
+    pub directory: Directory,
+    uid: u32,
+}
+
+impl User {
+    /// `None`, with the reason, where this process may not become another user.
+    pub fn new(uid: u32) -> Option<Self> {
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("skipped: becoming another user needs root");
+            return None;
+        }
+        let directory = Directory::new();
+        std::os::unix::fs::chown(directory.path(), Some(uid), Some(uid)).expect("root");
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o700);
+        std::fs::set_permissions(directory.path(), mode).expect("root");
+        // A place of the program's own: the user may not be let into the one where it was built.
+        let program = directory.join("takt-program");
+        std::fs::copy(env!("CARGO_BIN_EXE_takt"), program).expect("a copy");
+        Some(Self { directory, uid })
+    }
+
+    pub fn command(&self, arguments: &[&str]) -> Command {
+        let takt = takt(&[]);
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "sh", "-c"]).arg(
+            "mkdir -p /run/takt && mount -t tmpfs -o mode=755 none /run/takt && \
+             exec setpriv --reuid=$0 --regid=$0 --clear-groups \"$@\"",
+        );
+        command.arg(self.uid.to_string());
+        command.arg(self.directory.join("takt-program"));
+        command.args(arguments).stdin(Stdio::null());
+        for (name, value) in takt.get_envs() {
+            match value {
+                Some(value) => command.env(name, value),
+                None => command.env_remove(name),
+            };
+        }
+        command.env("XDG_RUNTIME_DIR", self.directory.join(""));
+        command
+    }
+
+    pub fn takt(&self, arguments: &[&str]) -> Ran {
+        self.command(arguments).output().expect("unshare").into()
+    }
+
+    pub fn spawn(&self, arguments: &[&str]) -> Running {
+        let mut command = self.command(arguments);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        Running(command.spawn().expect("unshare"))
+    }
 }
 
 /// Runs `takt` to its end.

@@ -1,0 +1,129 @@
+//! One machine, no root, no configuration: with and without a daemon of the user's own.
+
+mod support;
+
+use std::io::{BufRead, BufReader};
+
+use rustix::process::Signal;
+use support::{Running, User};
+use takt_testing::until_true;
+
+const USER: u32 = 65_533;
+const OTHER: u32 = 65_532;
+
+/// The names of the runtimes that can be found.
+fn registered(user: &User) -> Vec<String> {
+    let nodes = user.directory.join("takt/nodes");
+    let Ok(entries) = std::fs::read_dir(nodes) else {
+        return Vec::new();
+    };
+    let names = entries.flatten();
+    let names = names.map(|entry| entry.file_name().to_string_lossy().into_owned());
+    names.filter(|name| !name.starts_with('.')).collect()
+}
+
+/// A subscriber that can be found.
+fn subscriber(user: &User, arguments: &[&str]) -> Running {
+    let before = registered(user).len();
+    let sub = user.spawn(arguments);
+    until_true("the subscriber registers", || {
+        registered(user).len() > before
+    });
+    sub
+}
+
+#[test]
+fn pub_and_sub_find_each_other_by_the_name_of_a_channel() {
+    let Some(user) = User::new(USER) else { return };
+    let sub = subscriber(&user, &["sub", "weather", "--count", "1"]);
+    let ran = user.takt(&["pub", "weather", "hello"]);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    assert!(ran.err.contains("no daemon at"), "{ran:?}");
+    assert!(ran.err.contains("on channel weather"), "{ran:?}");
+    let ran = sub.end();
+    assert_eq!(
+        (ran.code, ran.out.as_str()),
+        (Some(0), "hello\n"),
+        "{ran:?}"
+    );
+    assert_eq!(registered(&user), Vec::<String>::new());
+}
+
+#[test]
+fn whoever_comes_first_waits_and_every_reader_gets_every_message() {
+    let Some(user) = User::new(USER) else { return };
+    let publisher = user.spawn(&["pub", "weather", "late", "--wait", "1min"]);
+    let first = user.takt(&["sub", "weather", "--count", "1"]);
+    assert_eq!(first.out, "late\n", "{first:?}");
+    assert_eq!(publisher.end().code, Some(0));
+    let readers =
+        [(); 3].map(|()| subscriber(&user, &["sub", "weather", "--count", "100", "--quiet"]));
+    let ran = user.takt(&["pub", "weather", "--count", "100"]);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    for reader in readers {
+        let ran = reader.end();
+        assert!(ran.err.contains("100 message(s) received"), "{ran:?}");
+    }
+}
+
+#[test]
+fn one_that_was_killed_is_forgotten() {
+    let Some(user) = User::new(USER) else { return };
+    let sub = subscriber(&user, &["sub", "weather"]);
+    sub.signal(Signal::KILL);
+    drop(sub);
+    assert_eq!(registered(&user).len(), 1);
+    let ran = user.takt(&["pub", "weather", "hello", "--wait", "10ms"]);
+    assert_eq!(ran.code, Some(1), "{ran:?}");
+    assert!(ran.err.contains("takt sub weather"), "{ran:?}");
+    assert_eq!(registered(&user), Vec::<String>::new());
+}
+
+#[test]
+fn another_user_is_not_found_and_cannot_prepare_the_place() {
+    let (Some(user), Some(other)) = (User::new(USER), User::new(OTHER)) else {
+        return;
+    };
+    let _sub = subscriber(&user, &["sub", "weather"]);
+    let ran = other.takt(&["pub", "weather", "hello", "--wait", "10ms"]);
+    assert_eq!(ran.code, Some(1), "{ran:?}");
+    // Whoever has made the directory could read and answer.
+    std::os::unix::fs::chown(other.directory.join("takt/nodes"), Some(USER), None).expect("root");
+    let ran = other.takt(&["pub", "weather", "hello"]);
+    assert_eq!(ran.code, Some(1), "{ran:?}");
+    assert!(
+        ran.err.contains("must be a directory of this user"),
+        "{ran:?}"
+    );
+}
+
+#[test]
+fn a_user_runs_a_node_and_everything_finds_it() {
+    let Some(user) = User::new(USER) else { return };
+    std::fs::write(
+        user.directory.join("takt.toml"),
+        "[node]\naddress = \"127.0.0.1\"\nport = 0\n",
+    )
+    .expect("written");
+    let mut node = user.spawn(&["run", "--config", &user.directory.text("takt.toml")]);
+    let mut lines = BufReader::new(node.0.stderr.take().expect("piped")).lines();
+    let said: Vec<String> = lines
+        .by_ref()
+        .map(|line| line.expect("text"))
+        .take_while(|line| !line.contains("ready"))
+        .collect();
+    assert!(
+        said.iter()
+            .any(|line| line.contains("not run by root: sockets are in")),
+        "{said:?}"
+    );
+    let ran = user.takt(&["status", "--json"]);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    let sub = user.spawn(&["sub", "weather", "--count", "1"]);
+    let ran = user.takt(&["pub", "weather", "hello", "--wait", "1min"]);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    assert!(!ran.err.contains("no daemon"), "{ran:?}");
+    assert_eq!(sub.end().out, "hello\n");
+    node.signal(Signal::TERM);
+    assert_eq!(node.end().code, Some(0));
+}
