@@ -1,10 +1,12 @@
 //! The way to a destination: which source address, which next hop, which headers; or that it is the kernel's.
 //!
-//! Found out with the kernel's tables and the runtime's, and believed for about a second.
+//! Found out with the kernel's tables and the runtime's, at the first send to it; then followed by a thread of its own
+//! ([`follower`](crate::follower)).
 
 use std::ffi::c_int;
 use std::net::{IpAddr, SocketAddr};
 
+use crate::follower::{self, Answers};
 use crate::frame::{Flow, Headers};
 use crate::kernel;
 use crate::netlink::{Found, Netlink, Question, Reach, Route};
@@ -13,12 +15,14 @@ use crate::remembered::Remembered;
 use crate::runtime::{Refusal, Source};
 use crate::unserved::Reason;
 
-/// How long a way is believed, in nanoseconds.
-pub const BELIEVED: i64 = 1_000_000_000;
+/// How long a way is believed, in nanoseconds. It is found out anew long before, unless nobody follows.
+pub const BELIEVED: i64 = 10_000_000_000;
+/// How long without anybody who follows.
+const ALONE: i64 = 1_000_000_000;
 /// How long it is believed that the next hop is unknown: the kernel is finding it out.
 const UNRESOLVED: i64 = 10_000_000;
 /// What tells one way from another.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Key {
     /// The receiver.
     pub destination: SocketAddr,
@@ -71,15 +75,40 @@ impl Destinations {
         if let Some(way) = self.known(&key, now) {
             return Ok(way);
         }
-        let (way, believed) = find(fd, options, source, &key)?;
-        self.remember(key, way, now + believed);
+        let (way, neighbour) = match Netlink::open(fd) {
+            Ok(mut netlink) => find(fd, options, source, &key, &mut netlink, &mut Answers::new())?,
+            Err(_) => (Way::Kernel(Reason::Route), None),
+        };
+        if let (Way::Kernel(Reason::Neighbour), Some((interface, address))) = (way, neighbour) {
+            kernel::ask_neighbour(interface, address);
+        }
+        self.remember(key, way, now, now + believed(&way));
         Ok(way)
     }
 }
 
-/// Finds a way, and for how long it is good.
-fn find(fd: c_int, options: &Options, source: &Source, key: &Key) -> Result<(Way, i64), Refusal> {
-    let kernel = |reason| Ok((Way::Kernel(reason), BELIEVED));
+/// For how long a way is good.
+pub fn believed(way: &Way) -> i64 {
+    match way {
+        Way::Kernel(Reason::Neighbour) => UNRESOLVED,
+        _ if follower::is_running() => BELIEVED,
+        _ => ALONE,
+    }
+}
+
+/// A neighbour: the interface and its address.
+pub type Neighbour = (u32, IpAddr);
+
+/// Finds a way, and the neighbour that is to be asked whether it is there, if there is one.
+pub fn find(
+    fd: c_int,
+    options: &Options,
+    source: &Source,
+    key: &Key,
+    netlink: &mut Netlink,
+    answers: &mut Answers,
+) -> Result<(Way, Option<Neighbour>), Refusal> {
+    let kernel = |reason| Ok((Way::Kernel(reason), None));
     let destination = key.destination;
     if destination.ip().is_loopback() || destination.ip().is_unspecified() {
         return kernel(Reason::Local);
@@ -110,9 +139,6 @@ fn find(fd: c_int, options: &Options, source: &Source, key: &Key) -> Result<(Way
         .multicast_source
         .filter(|_| destination.ip().is_multicast() && destination.is_ipv4())
         .map(IpAddr::V4));
-    let Ok(mut netlink) = Netlink::open(fd) else {
-        return kernel(Reason::Route);
-    };
     let question = Question {
         destination: destination.ip(),
         source: named,
@@ -152,16 +178,26 @@ fn find(fd: c_int, options: &Options, source: &Source, key: &Key) -> Result<(Way
     if route.reach == Reach::All && !options.udp.broadcast {
         return kernel(Reason::Malformed); // The kernel says that this is not permitted.
     }
-    let via = link_address(&mut netlink, &route, destination.ip());
     let next_hop = route.gateway.unwrap_or(destination.ip());
-    let Some(mac) = source.resolve(next_hop, via)? else {
-        let believed = if via.is_some() { BELIEVED } else { UNRESOLVED };
+    let (via, fresh) = link_address(netlink, &route, destination.ip());
+    let to_be_asked = (!fresh).then_some((route.interface, next_hop));
+    let resolved = match answers.get(&(next_hop, via)) {
+        Some(answer) => *answer,
+        None => {
+            let answer = source.resolve(next_hop, via)?;
+            answers.insert((next_hop, via), answer);
+            answer
+        }
+    };
+    let Some(mac) = resolved else {
         let reason = match via {
             Some(_) => Reason::Station,
             None => Reason::Neighbour,
         };
-        return Ok((Way::Kernel(reason), believed));
+        return Ok((Way::Kernel(reason), to_be_asked));
     };
+    // Whom the runtime knows by itself need not be asked.
+    let to_be_asked = to_be_asked.filter(|_| via.is_some());
     let port = bound.map_or(0, |bound| bound.port());
     let headers = Headers::new(&Flow {
         source_mac: endpoint.mac,
@@ -184,35 +220,47 @@ fn find(fd: c_int, options: &Options, source: &Source, key: &Key) -> Result<(Way
         interface: route.interface,
         source: address,
     };
-    Ok((way, BELIEVED))
+    Ok((way, to_be_asked))
 }
 
-/// The station that packets of a route go to, as far as the kernel knows.
-fn link_address(netlink: &mut Netlink, route: &Route, destination: IpAddr) -> Option<[u8; 6]> {
-    match (route.reach, destination) {
-        (Reach::All, _) => Some([0xff; 6]),
+/// Why the runtime does not reach a station from an interface; `None`: it does.
+pub fn obstacle(
+    fd: c_int,
+    source: &Source,
+    (interface, station): (u32, [u8; 6]),
+) -> Result<Option<Reason>, Refusal> {
+    // The runtime sends from one interface.
+    if kernel::hardware_address(fd, interface) != Some(source.endpoint()?.mac) {
+        return Ok(Some(Reason::Interface));
+    }
+    Ok((!source.reaches(station)?).then_some(Reason::Station))
+}
+
+/// The station that packets of a route go to, as far as the kernel knows, and whether that is beyond doubt.
+fn link_address(
+    netlink: &mut Netlink,
+    route: &Route,
+    destination: IpAddr,
+) -> (Option<[u8; 6]>, bool) {
+    let station = match (route.reach, destination) {
+        (Reach::All, _) => [0xff; 6],
         // RFC 1112, section 6.4.
         (Reach::Group, IpAddr::V4(group)) => {
             let [_, b, c, d] = group.octets();
-            Some([1, 0, 0x5e, b & 0x7f, c, d])
+            [1, 0, 0x5e, b & 0x7f, c, d]
         }
-        // RFC 2464, section 7.
-        (Reach::Group, IpAddr::V6(group)) => {
+        // RFC 2464, section 7. Kernels route IPv6 groups as they do stations.
+        (Reach::Group | Reach::One, IpAddr::V6(group)) if group.is_multicast() => {
             let octets = group.octets();
-            Some([0x33, 0x33, octets[12], octets[13], octets[14], octets[15]])
+            [0x33, 0x33, octets[12], octets[13], octets[14], octets[15]]
         }
-        (Reach::One, _) => {
-            // Kernels route IPv6 groups as they do stations.
-            if let IpAddr::V6(group) = destination
-                && group.is_multicast()
-            {
-                let group = Route {
-                    reach: Reach::Group,
-                    ..*route
-                };
-                return link_address(netlink, &group, destination);
-            }
-            netlink.neighbour(route.interface, route.gateway.unwrap_or(destination))
+        _ => {
+            let next_hop = route.gateway.unwrap_or(destination);
+            return match netlink.neighbour(route.interface, next_hop) {
+                Some((station, fresh)) => (Some(station), fresh),
+                None => (None, false),
+            };
         }
-    }
+    };
+    (Some(station), true)
 }

@@ -164,6 +164,100 @@ pub fn allows_priority(priority: u32) -> bool {
     set == 0
 }
 
+/// Runs `start` with all signals blocked, which a thread that it starts inherits: signals are for the program's.
+pub fn without_signals<T>(start: impl FnOnce() -> T) -> T {
+    let mut all = MaybeUninit::<libc::sigset_t>::uninit();
+    let mut former = MaybeUninit::<libc::sigset_t>::uninit();
+    // SAFETY: both sets are written by the calls before they are read.
+    unsafe {
+        libc::sigfillset(all.as_mut_ptr());
+        libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), former.as_mut_ptr());
+    }
+    let result = start();
+    // SAFETY: written by the first call.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, former.as_ptr(), std::ptr::null_mut()) };
+    result
+}
+
+/// Whether a descriptor becomes readable within so many milliseconds.
+///
+/// # Errors
+/// It is none, or of no use any more.
+pub fn is_readable_within(fd: c_int, milliseconds: i32) -> std::io::Result<bool> {
+    let mut entry = libc::pollfd {
+        fd,
+        events: libc::POLLIN,
+        revents: 0,
+    };
+    // SAFETY: one entry.
+    let ready = unsafe { real::poll(&mut entry, 1, milliseconds) };
+    match ready {
+        1 if entry.revents & libc::POLLIN != 0 => Ok(true),
+        1 => Err(std::io::ErrorKind::NotConnected.into()),
+        _ => Ok(false),
+    }
+}
+
+/// Has the kernel ask a neighbour for its hardware address, or whether it is still there, which takes no capability: by a
+/// datagram without content to the discard service (RFC 863), which goes no further than the link.
+pub fn ask_neighbour(interface: u32, address: std::net::IpAddr) {
+    const DISCARD: u16 = 9;
+    let (family, level, hops, by) = match address {
+        std::net::IpAddr::V4(_) => (
+            libc::AF_INET,
+            libc::SOL_IP,
+            libc::IP_TTL,
+            libc::IP_UNICAST_IF,
+        ),
+        std::net::IpAddr::V6(_) => (
+            libc::AF_INET6,
+            libc::SOL_IPV6,
+            libc::IPV6_UNICAST_HOPS,
+            libc::IPV6_UNICAST_IF,
+        ),
+    };
+    let mut to = match address {
+        std::net::IpAddr::V4(address) => crate::address::inet(address).to_vec(),
+        std::net::IpAddr::V6(_) => crate::address::inet6(address).to_vec(),
+    };
+    to[2..4].copy_from_slice(&DISCARD.to_be_bytes());
+    if family == libc::AF_INET6 {
+        // Addresses of the link are of an interface.
+        to[24..28].copy_from_slice(&interface.to_ne_bytes());
+    }
+    // SAFETY: plain system call.
+    let fd = unsafe { real::socket(family, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) };
+    if fd < 0 {
+        return;
+    }
+    let options = [(hops, 1), (by, interface.to_be())];
+    for (name, value) in options {
+        // SAFETY: four bytes at `value` are readable.
+        unsafe {
+            real::setsockopt(
+                fd,
+                level,
+                name,
+                (&raw const value).cast(),
+                size_of::<u32>() as socklen_t,
+            )
+        };
+    }
+    // Nothing depends on it: the kernel's table says what came of it.
+    // SAFETY: the address is as long as it is said to be.
+    unsafe {
+        real::sendto(
+            fd,
+            std::ptr::null(),
+            0,
+            libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL,
+            to.as_ptr().cast(),
+            to.len() as socklen_t,
+        );
+        real::close(fd);
+    }
+}
+
 /// Waits, unless a signal comes.
 pub fn pause(nanoseconds: i64) {
     let time = libc::timespec {

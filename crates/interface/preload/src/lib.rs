@@ -27,9 +27,11 @@ mod control;
 mod destination;
 mod epoll;
 mod errors;
+mod follower;
 mod frame;
 mod hardware;
 mod heap;
+mod held;
 #[cfg(not(test))]
 mod interpose;
 mod kernel;

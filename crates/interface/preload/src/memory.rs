@@ -1,9 +1,13 @@
 //! The program's memory, read and written as the kernel would: an address that means nothing is `EFAULT` and
 //! not the end of the program.
+//!
+//! The kernel copies what was not read before. Pages that it could read once are read without it afterwards, so that
+//! a send makes no system call for its message: a program that has given such memory back since, and sends from it all
+//! the same, ends there.
 
 use std::ffi::{c_int, c_ulong, c_void};
 use std::mem::MaybeUninit;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use libc::iovec;
 
@@ -15,6 +19,35 @@ static BY_HAND: AtomicBool = AtomicBool::new(false);
 
 /// Parts of the program's memory that are copied in one go at most.
 const MOST_PARTS: usize = 1024;
+
+/// Bytes of a page, or less where pages are larger.
+const PAGE: usize = 4096;
+/// Pages that are remembered, a power of two.
+const PAGES: usize = 4096;
+/// Pages that the kernel could read, by their numbers plus one, each in the place of its number's lower part.
+static READABLE: [AtomicUsize; PAGES] = [const { AtomicUsize::new(0) }; PAGES];
+
+/// The pages that a part touches; `None`: it has no end.
+fn pages(part: &iovec) -> Option<std::ops::RangeInclusive<usize>> {
+    let first = part.iov_base.addr();
+    let last = first.checked_add(part.iov_len.checked_sub(1)?)?;
+    Some(first / PAGE..=last / PAGE)
+}
+
+/// Whether all of it could be read before.
+fn was_readable(part: &iovec) -> bool {
+    part.iov_len == 0
+        || pages(part).is_some_and(|mut pages| {
+            pages.clone().count() <= PAGES
+                && pages.all(|page| READABLE[page % PAGES].load(Ordering::Relaxed) == page + 1)
+        })
+}
+
+fn note_readable(part: &iovec) {
+    for page in pages(part).into_iter().flatten().take(PAGES) {
+        READABLE[page % PAGES].store(page + 1, Ordering::Relaxed);
+    }
+}
 
 /// A value as it lies in memory.
 ///
@@ -91,11 +124,31 @@ fn transfer(system: i64, ours: iovec, theirs: &[iovec]) -> Result<(), c_int> {
     if ours.iov_len == 0 {
         return Ok(());
     }
-    if BY_HAND.load(Ordering::Relaxed) {
+    let reading = system == libc::SYS_process_vm_readv;
+    if BY_HAND.load(Ordering::Relaxed) || reading && theirs.iter().all(was_readable) {
+        let there: usize = theirs
+            .iter()
+            .fold(0, |sum, part| sum.saturating_add(part.iov_len));
+        if there < ours.iov_len {
+            return Err(libc::EFAULT);
+        }
         copy_by_hand(system, ours, theirs);
         return Ok(());
     }
-    copy(system, ours, theirs)
+    copy(system, ours, theirs)?;
+    if reading {
+        // As far as it was read.
+        let mut left = ours.iov_len;
+        for part in theirs {
+            let length = part.iov_len.min(left);
+            note_readable(&iovec {
+                iov_len: length,
+                ..*part
+            });
+            left -= length;
+        }
+    }
+    Ok(())
 }
 
 /// Fills `to` from parts of the program's memory that are as long together, or longer. `Err`: the errno.
@@ -230,6 +283,22 @@ mod tests {
         let good = *b"good";
         let half = [part(good.as_ptr().cast(), 4), part(NOWHERE, 4)];
         assert_eq!(gather(&mut [0; 8], &half), Err(libc::EFAULT));
+    }
+
+    #[test]
+    fn what_could_be_read_once_is_read_without_the_kernel_and_nothing_beyond_it() {
+        start();
+        let page = vec![7u8; 3 * PAGE];
+        let inner = page.as_ptr().wrapping_add(PAGE).cast::<c_void>();
+        let read = part(inner, 10);
+        assert_eq!(gather(&mut [0; 10], &[read]), Ok(()));
+        assert!(was_readable(&read));
+        assert!(was_readable(&part(inner, 0)) && was_readable(&part(NOWHERE, 0)));
+        assert!(!was_readable(&part(inner, 100 * PAGE)));
+        assert!(!was_readable(&part(NOWHERE, 1)));
+        assert!(!was_readable(&part(inner, usize::MAX)));
+        // Parts that are shorter than what is wanted of them.
+        assert_eq!(gather(&mut [0; 11], &[read]), Err(libc::EFAULT));
     }
 
     #[test]

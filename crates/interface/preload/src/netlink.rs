@@ -1,7 +1,7 @@
 //! Questions to the routing and neighbour tables of the program's network (RFC 3549; Linux `rtnetlink(7)`).
 //!
-//! The socket is opened for each conversation: about once a second for each destination, and a program that
-//! closes descriptors it does not know can close none of ours.
+//! The socket is opened for each conversation, so that a program that closes descriptors it does not know can close none
+//! of ours.
 
 use std::ffi::c_int;
 use std::io;
@@ -159,8 +159,8 @@ impl Netlink {
         }
     }
 
-    /// The hardware address of a neighbour, if the kernel knows it.
-    pub fn neighbour(&mut self, interface: u32, address: IpAddr) -> Option<[u8; 6]> {
+    /// The hardware address of a neighbour, if the kernel knows it, and whether it has been confirmed lately.
+    pub fn neighbour(&mut self, interface: u32, address: IpAddr) -> Option<([u8; 6], bool)> {
         let mut message = NeighbourMessage::default();
         message.header.family = family_of(address).0;
         message.header.ifindex = interface;
@@ -224,7 +224,7 @@ fn read_route(route: &RouteMessage) -> Found {
     }
 }
 
-fn read_neighbour(entry: &NeighbourMessage) -> Option<[u8; 6]> {
+fn read_neighbour(entry: &NeighbourMessage) -> Option<([u8; 6], bool)> {
     // Entries that are not known to be wrong: the kernel, too, sends to a stale one.
     if !matches!(
         entry.header.state,
@@ -236,13 +236,14 @@ fn read_neighbour(entry: &NeighbourMessage) -> Option<[u8; 6]> {
     ) {
         return None;
     }
-    entry
+    let station = entry
         .attributes
         .iter()
         .find_map(|attribute| match attribute {
             NeighbourAttribute::LinkLayerAddress(mac) => mac.as_slice().try_into().ok(),
             _ => None,
-        })
+        })?;
+    Some((station, entry.header.state != NeighbourState::Stale))
 }
 
 #[cfg(test)]

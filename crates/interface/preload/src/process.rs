@@ -87,6 +87,7 @@ fn after_fork(word: &AtomicU32) {
             PROCESS.store(unsafe { libc::getpid() }, Ordering::Relaxed);
             crate::runtime::after_fork();
             crate::socket::after_fork();
+            crate::follower::after_fork();
             crate::unserved::after_fork();
             // Release: partner is the load in `Inside::enter`.
             word.store(READY, Ordering::Release);

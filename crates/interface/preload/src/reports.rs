@@ -185,6 +185,19 @@ impl Reports {
         self.total - before
     }
 
+    /// A datagram with this launch time was never handed over. Returns how many entries came to the queue.
+    pub fn given_up(&mut self, launch: u64, packet: Vec<u8>, limit: usize) -> u64 {
+        let before = self.total;
+        let entry = Entry {
+            error: missed(launch),
+            stamp: None,
+            packet,
+            ends: None,
+        };
+        self.push(entry, limit);
+        self.total - before
+    }
+
     /// How many outcomes are awaited.
     pub fn awaited(&self) -> usize {
         self.awaited.len()

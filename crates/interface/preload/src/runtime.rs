@@ -9,7 +9,6 @@ use takt::{
     Stream, TaiTime, Token,
 };
 
-use crate::destination::BELIEVED;
 use crate::kernel;
 use crate::process::Inside;
 use crate::socket::ForkLock;
@@ -17,6 +16,8 @@ use crate::unserved::Reason;
 
 /// How long nobody asks for a runtime again that was not there, in nanoseconds.
 pub const RETRY: i64 = 1_000_000_000;
+/// How long what it has said of the endpoint is believed: no question is asked for it.
+const BELIEVED: i64 = 1_000_000_000;
 /// How long the runtime may take to answer. A program waits meanwhile.
 const PATIENCE: std::time::Duration = std::time::Duration::from_secs(2);
 
@@ -91,12 +92,21 @@ impl Source {
     /// Opens one, and the session if there is none yet. `None`: there is no runtime, or it does not want us,
     /// which the program is told once.
     pub fn open(inside: &Inside) -> Option<Self> {
+        Self::with_depth(DEPTH, inside)
+    }
+
+    /// As [`open`](Self::open), for questions alone.
+    pub fn to_ask(inside: &Inside) -> Option<Self> {
+        Self::with_depth(1, inside)
+    }
+
+    fn with_depth(depth: u32, inside: &Inside) -> Option<Self> {
         let mut state = STATE.lock(inside);
         let now = kernel::monotonic();
         if state.attachment.is_none() && now < state.retry_at {
             return None;
         }
-        match open(&mut state) {
+        match open(&mut state, depth) {
             Ok(frames) => Some(Self {
                 frames,
                 endpoint: RefCell::default(),
@@ -161,9 +171,9 @@ impl Source {
     }
 }
 
-fn open(state: &mut State) -> Result<FrameSource, Error> {
+fn open(state: &mut State, depth: u32) -> Result<FrameSource, Error> {
     if let Some(attachment) = &state.attachment {
-        match source_of(&attachment.stream) {
+        match source_of(&attachment.stream, depth) {
             // The session is over; a new one may do better.
             Err(Error::Ended(_) | Error::Closed) if !attachment.session.is_attached() => {
                 state.attachment = None;
@@ -173,11 +183,11 @@ fn open(state: &mut State) -> Result<FrameSource, Error> {
     }
     let session = Session::builder().request_timeout(PATIENCE).open()?;
     let stream = session.stream(Qos::fast())?;
-    let source = source_of(&stream)?;
+    let source = source_of(&stream, depth)?;
     state.attachment = Some(Attachment { session, stream });
     Ok(source)
 }
 
-fn source_of(stream: &Stream) -> Result<FrameSource, Error> {
-    stream.frame_source(SourceOptions { depth: DEPTH })
+fn source_of(stream: &Stream, depth: u32) -> Result<FrameSource, Error> {
+    stream.frame_source(SourceOptions { depth })
 }

@@ -9,6 +9,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use crate::abi::SockTxtime;
 use crate::announce::{self, Mode};
 use crate::destination::{Destinations, Stations};
+use crate::follower;
+use crate::held::Held;
 use crate::kernel;
 use crate::launch::Clock;
 use crate::options::Options;
@@ -16,10 +18,13 @@ use crate::process::Inside;
 use crate::reports::Reports;
 use crate::runtime::{self, Source};
 use crate::table;
+use crate::transmit;
 
 /// How long what the kernel has said is believed, in nanoseconds: options may change through another
 /// process that has the same socket, and descriptors be closed where nobody looks.
 const BELIEVED: i64 = 1_000_000_000;
+/// How long, while another thread asks about once a second.
+const FOLLOWED: i64 = 10_000_000_000;
 
 /// A mutex that a forked child can take whatever the parent's threads were doing.
 pub struct ForkLock<T>(UnsafeCell<Mutex<T>>);
@@ -64,6 +69,8 @@ pub struct State {
     pub stations: Stations,
     /// What it is told on the error queue.
     pub reports: Reports,
+    /// What waits for a next hop to tell its hardware address.
+    pub held: Held,
     /// The next IPv4 identification.
     pub identification: u16,
 }
@@ -76,12 +83,16 @@ pub struct Socket {
     free: AtomicBool,
     /// The kernel is to be asked before the next use.
     stale: AtomicBool,
+    /// Changes when the kernel has to be asked again.
+    version: AtomicU32,
     /// The clock of its transmission times, if the kernel has the monotonic one in its place; else -1.
     clock: AtomicI32,
     /// It has or may have something to tell on the error queue.
     reporting: AtomicBool,
     /// The kernel numbers its datagrams (`SOF_TIMESTAMPING_OPT_ID`).
     numbering: AtomicBool,
+    /// The descriptor by which it was used last.
+    descriptor: AtomicI32,
     /// How many entries its error queue has had: an edge for each.
     edges: AtomicU64,
     /// How many of them an `epoll_wait` has told of.
@@ -94,7 +105,8 @@ static SOCKETS: AtomicPtr<Socket> = AtomicPtr::new(ptr::null_mut());
 /// Sockets that are `reporting`.
 static REPORTING: AtomicU32 = AtomicU32::new(0);
 
-fn all() -> impl Iterator<Item = &'static Socket> {
+/// All of the process, some of which may be nobody's.
+pub fn all() -> impl Iterator<Item = &'static Socket> {
     let mut at = SOCKETS.load(Ordering::Acquire); // Partner: `Socket::claim`.
     std::iter::from_fn(move || {
         // SAFETY: null, or a socket, which is leaked and stays where it is.
@@ -137,9 +149,11 @@ impl Socket {
             descriptors: AtomicU32::new(1),
             free: AtomicBool::new(false),
             stale: AtomicBool::new(true),
+            version: AtomicU32::new(0),
             clock: AtomicI32::new(-1),
             reporting: AtomicBool::new(false),
             numbering: AtomicBool::new(false),
+            descriptor: AtomicI32::new(-1),
             edges: AtomicU64::new(0),
             told_edges: AtomicU64::new(0),
             state: ForkLock::new(State::default()),
@@ -192,7 +206,18 @@ impl Socket {
 
     /// The kernel is to be asked again: an option or an address has changed.
     pub fn set_stale(&self) {
+        self.set_changed();
         self.stale.store(true, Ordering::Relaxed);
+    }
+
+    /// An option or an address has changed, as is known here.
+    pub fn set_changed(&self) {
+        self.version.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Changes whenever options or addresses may have: what was read before is not to be taken afterwards.
+    pub fn version(&self) -> u32 {
+        self.version.load(Ordering::Acquire)
     }
 
     /// The kernel has the monotonic clock in the place of this one; `None`: it has the socket's.
@@ -255,6 +280,48 @@ impl Socket {
         }
     }
 
+    /// A descriptor that leads here, as far as is known.
+    pub fn descriptor(&self) -> Option<c_int> {
+        let fd = self.descriptor.load(Ordering::Relaxed);
+        table::leads_to(fd, self).then_some(fd)
+    }
+
+    /// What the kernel says of it now, by a descriptor that leads here.
+    pub fn read_options(&self, fd: c_int) -> Option<Options> {
+        Options::read(fd).map(|options| Options {
+            clock: self.stood_in_for().or(options.clock),
+            ..options
+        })
+    }
+
+    /// Its state, as old as it is. `None`: the descriptor leads here no more.
+    pub fn known(&'static self, fd: c_int, inside: &Inside) -> Option<MutexGuard<'static, State>> {
+        let state = self.lock(inside);
+        table::leads_to(fd, self).then_some(state)
+    }
+
+    /// Takes what the kernel has said just now. False: it is of another socket.
+    pub fn renew_options(&self, state: &mut State, options: Options) -> bool {
+        let same = |old: &Options| old.cookie == options.cookie;
+        if !state.options.as_ref().is_none_or(same) {
+            self.set_stale();
+            return false;
+        }
+        if state.options.as_ref() != Some(&options) {
+            state.destinations.forget_all();
+            state.stations.forget_all();
+            self.set_reporting(options.reports() || state.reports.are_due());
+            self.numbering.store(options.numbers(), Ordering::Relaxed);
+        }
+        let numbered = state.options.as_ref().is_some_and(Options::numbers);
+        if options.numbers() && !numbered {
+            state.reports.restart_numbers();
+        }
+        state.options = Some(options);
+        state.asked_at = kernel::monotonic();
+        true
+    }
+
     /// Its state, with what the kernel says of it being recent. `None`: the descriptor leads here no more, or
     /// never should have.
     pub fn current(
@@ -266,38 +333,22 @@ impl Socket {
         if !table::leads_to(fd, self) {
             return None;
         }
-        let now = kernel::monotonic();
+        self.descriptor.store(fd, Ordering::Relaxed);
+        let believed = match follower::is_running() {
+            true => FOLLOWED,
+            false => BELIEVED,
+        };
         if self.stale.swap(false, Ordering::Relaxed)
             || state.options.is_none()
-            || now - state.asked_at > BELIEVED
+            || kernel::monotonic() - state.asked_at > believed
         {
-            let options = Options::read(fd).map(|options| Options {
-                clock: self.stood_in_for().or(options.clock),
-                ..options
-            });
-            let Some(options) = options.filter(|new| {
+            let options = self.read_options(fd);
+            if !options.is_some_and(|options| self.renew_options(&mut state, options)) {
                 // Another socket under this number: it was closed where nobody looked.
-                state
-                    .options
-                    .as_ref()
-                    .is_none_or(|old| old.cookie == new.cookie)
-            }) else {
                 drop(state);
                 table::remove(fd);
                 return None;
-            };
-            if state.options.as_ref() != Some(&options) {
-                state.destinations.forget_all();
-                state.stations.forget_all();
-                self.set_reporting(options.reports() || state.reports.are_due());
-                self.numbering.store(options.numbers(), Ordering::Relaxed);
             }
-            let numbered = state.options.as_ref().is_some_and(Options::numbers);
-            if options.numbers() && !numbered {
-                state.reports.restart_numbers();
-            }
-            state.options = Some(options);
-            state.asked_at = now;
         }
         Some(state)
     }
@@ -330,6 +381,7 @@ pub fn adopt(fd: c_int, stood_in_for: Option<Clock>, inside: &Inside) -> Result<
     }
     let mut state = socket.current(fd, inside).ok_or(NotAdopted::Unfit)?;
     state.source = Source::open(inside);
+    follower::start();
     state.retry_at = kernel::monotonic() + runtime::RETRY;
     let missing = state.source.is_none();
     drop(state);
@@ -343,6 +395,12 @@ pub fn adopt(fd: c_int, stood_in_for: Option<Clock>, inside: &Inside) -> Result<
 /// Before the process ends: gives up the sources of all sockets, and with them the session, which waits up to a
 /// second for what was emitted to be sent. The kernel would send it after the program's end.
 pub fn say_goodbye(inside: &Inside) {
+    for socket in all() {
+        if let Some(fd) = socket.descriptor() {
+            transmit::settle_held(socket, fd, inside);
+        }
+    }
+    follower::stop(inside);
     for socket in all() {
         socket.lock(inside).source = None;
     }

@@ -14,9 +14,11 @@ use crate::abi::timestamping;
 use crate::address;
 use crate::announce;
 use crate::control::{self, Control, Priority};
-use crate::destination::{BELIEVED, Key, Stations, Way};
+use crate::destination::{self, BELIEVED, Key, Stations, Way};
 use crate::errors;
+use crate::follower;
 use crate::frame;
+use crate::held::Waiting;
 use crate::kernel;
 use crate::launch;
 use crate::memory;
@@ -38,6 +40,10 @@ const FLAGS: c_int = libc::MSG_DONTWAIT
     | libc::MSG_ZEROCOPY;
 /// First and longest pause while there is no room, in nanoseconds.
 const PAUSES: [i64; 2] = [50_000, 1_000_000];
+/// How long after its launch time a message is given up whose next hop is not known, in nanoseconds.
+const TOO_LATE: i64 = 1_000_000_000;
+/// How long the end of a socket waits for a next hop to tell its hardware address, in nanoseconds.
+const LINGER: i64 = 1_000_000_000;
 /// So many frames may be on their way with something to tell before a send looks for outcomes itself.
 const LOOK_AT: usize = runtime::DEPTH as usize;
 
@@ -127,6 +133,22 @@ impl Message {
     fn control(&self) -> &[u8] {
         &self.bytes[self.name..self.name + self.control]
     }
+
+    fn content(&self) -> Content<'_> {
+        Content {
+            name: self.name(),
+            parts: &self.parts,
+            total: self.total,
+        }
+    }
+}
+
+/// What becomes a frame: of a message of the program's, or of one that has waited.
+struct Content<'m> {
+    /// The address that it is for; empty: the socket's peer.
+    name: &'m [u8],
+    parts: &'m [iovec],
+    total: usize,
 }
 
 /// Sends a message on an accelerated socket, if it is ours to send.
@@ -260,7 +282,7 @@ fn send_waiting(
 }
 
 /// What a send asks for, by its own control messages and by its socket.
-struct Request {
+pub struct Request {
     launch: u64,
     instant: TaiTime,
     class: TrafficClass,
@@ -349,16 +371,101 @@ fn attempt(
     let options = state.options.as_mut().ok_or(Obstacle::Elsewhere)?;
     let request = Request::new(options, message, flags)?;
     if let Kind::Udp { six } = options.kind {
-        bind_if_needed(fd, options, six)?;
+        bind_if_needed(socket, fd, options, six)?;
     }
-    let result = hand_over(fd, state, message, &request, inside);
+    let result = hand_over(fd, state, &message.content(), &request, inside);
     match result {
         Ok(handed) => {
             finish(socket, state, &request, handed);
             Ok(())
         }
+        Err(Trouble::Obstacle(Obstacle::Unserved(Reason::Neighbour))) if follower::is_running() => {
+            hold(state, message, request)
+        }
         Err(Trouble::Obstacle(obstacle)) => Err(obstacle),
         Err(Trouble::Refused(refusal)) => Err(refused(socket, state, refusal)),
+    }
+}
+
+/// Keeps a message until its next hop has told its hardware address.
+fn hold(state: &mut State, message: &Message, mut request: Request) -> Result<(), Obstacle> {
+    if !state.held.has_room() {
+        return Err(Obstacle::Full);
+    }
+    let mut payload = vec![0; message.total];
+    memory::gather(&mut payload, &message.parts).map_err(Obstacle::Error)?;
+    let numbers = state.options.as_ref().is_some_and(Options::numbers);
+    if request.control.number.is_none() && request.stamps != 0 && numbers {
+        request.control.number = Some(state.reports.next_number());
+    }
+    state.held.push(Waiting {
+        name: message.name().to_vec(),
+        payload,
+        request,
+    });
+    Ok(())
+}
+
+/// Hands over what has waited for its next hop, if that has told its address.
+pub fn hand_over_held(socket: &Socket, fd: c_int, state: &mut State, inside: &Inside) {
+    for _ in 0..state.held.len() {
+        let Some(mut waiting) = state.held.pop() else {
+            return;
+        };
+        let parts = [iovec {
+            iov_base: waiting.payload.as_mut_ptr().cast(),
+            iov_len: waiting.payload.len(),
+        }];
+        let content = Content {
+            name: &waiting.name,
+            parts: &parts,
+            total: waiting.payload.len(),
+        };
+        let obstacle = match hand_over(fd, state, &content, &waiting.request, inside) {
+            Ok(handed) => {
+                finish(socket, state, &waiting.request, handed);
+                continue;
+            }
+            Err(Trouble::Obstacle(obstacle)) => obstacle,
+            Err(Trouble::Refused(refusal)) => refused(socket, state, refusal),
+        };
+        let reason = match obstacle {
+            Obstacle::Full => Reason::Neighbour,
+            Obstacle::Unserved(reason) => reason,
+            Obstacle::Untimed | Obstacle::Elsewhere | Obstacle::Error(_) => Reason::Malformed,
+        };
+        // Whether it is too late, the runtime says, which tolerates some.
+        let over = launch::now().nanos_since(waiting.request.instant) > TOO_LATE;
+        if reason == Reason::Neighbour && !over {
+            state.held.push(waiting);
+            continue;
+        }
+        reason.settle();
+        if let Some(options) = state
+            .options
+            .as_ref()
+            .filter(|options| options.report_errors)
+        {
+            socket.expect_reports();
+            let limit = options.receive_bytes;
+            socket.add_edges(state.reports.given_up(
+                waiting.request.launch,
+                waiting.payload,
+                limit,
+            ));
+        }
+    }
+}
+
+/// Waits until what a socket holds has been handed over, but not for long: the descriptor is about to be closed.
+pub fn settle_held(socket: &'static Socket, fd: c_int, inside: &Inside) {
+    let begun = kernel::monotonic();
+    let waits = || {
+        let state = socket.known(fd, inside);
+        state.is_some_and(|state| state.held.len() != 0)
+    };
+    while waits() && kernel::monotonic() - begun < LINGER {
+        kernel::pause(PAUSES[1]);
     }
 }
 
@@ -409,7 +516,7 @@ struct Handed {
 fn hand_over(
     fd: c_int,
     state: &mut State,
-    message: &Message,
+    content: &Content<'_>,
     request: &Request,
     inside: &Inside,
 ) -> Result<Handed, Trouble> {
@@ -417,7 +524,7 @@ fn hand_over(
     let source = source_of(&mut state.source, &mut state.retry_at, inside)?;
     let plan = match options.kind {
         Kind::Udp { six } => {
-            let key = key(options, &request.control, message.name(), six)?;
+            let key = key(options, &request.control, content.name, six)?;
             match state.destinations.way(fd, options, source, key)? {
                 Way::Kernel(reason) => return Err(Obstacle::Unserved(reason).into()),
                 Way::Runtime {
@@ -426,7 +533,7 @@ fn hand_over(
                     interface,
                     source,
                 } => {
-                    if message.total + headers.packet_header() > mtu {
+                    if content.total + headers.packet_header() > mtu {
                         return Err(Obstacle::Error(libc::EMSGSIZE).into());
                     }
                     Plan::Udp {
@@ -441,12 +548,12 @@ fn hand_over(
             }
         }
         Kind::Frames | Kind::Packets => {
-            link_plan(fd, options, source, &mut state.stations, message)?
+            link_plan(fd, options, source, &mut state.stations, content)?
         }
     };
     let offset = plan.offset();
-    let mut buffer = source.buffer(offset + message.total)?;
-    memory::gather(&mut buffer[offset..], &message.parts).map_err(Obstacle::Error)?;
+    let mut buffer = source.buffer(offset + content.total)?;
+    memory::gather(&mut buffer[offset..], content.parts).map_err(Obstacle::Error)?;
     let ends = plan.complete(&mut buffer, &mut state.identification)?;
     // Tags, ARP and foreign addresses are not what an endpoint sends.
     if ends.is_none() && !frame::may_leave(&buffer, &*source.endpoint()?) {
@@ -613,7 +720,12 @@ fn key(options: &Options, control: &Control, name: &[u8], six: bool) -> Result<K
 }
 
 /// Has the kernel choose a port, as it would for a first datagram, so that answers find the socket.
-fn bind_if_needed(fd: c_int, options: &mut Options, six: bool) -> Result<(), Obstacle> {
+fn bind_if_needed(
+    socket: &Socket,
+    fd: c_int,
+    options: &mut Options,
+    six: bool,
+) -> Result<(), Obstacle> {
     let unbound = |options: &Options| options.udp.local.is_none_or(|local| local.port() == 0);
     if !unbound(options) {
         return Ok(());
@@ -622,6 +734,7 @@ fn bind_if_needed(fd: c_int, options: &mut Options, six: bool) -> Result<(), Obs
     // Fails when another thread was faster, which is as good.
     // SAFETY: the address is as long as it is said to be.
     unsafe { real::bind(fd, any.as_ptr().cast(), any.len() as libc::socklen_t) };
+    socket.set_changed();
     options.udp.local = kernel::local_name(fd)
         .ok()
         .and_then(|name| address::parse(&name));
@@ -637,9 +750,9 @@ fn link_plan(
     options: &Options,
     source: &Source,
     stations: &mut Stations,
-    message: &Message,
+    message: &Content<'_>,
 ) -> Result<Plan, Trouble> {
-    let name = match message.name() {
+    let name = match message.name {
         [] => None,
         name => Some(address::parse_link(name).ok_or(Obstacle::Unserved(Reason::Malformed))?),
     };
@@ -661,7 +774,7 @@ fn link_plan(
         if message.total < destination.len() {
             return Err(Obstacle::Unserved(Reason::Malformed).into());
         }
-        memory::gather(&mut destination, &message.parts).map_err(Obstacle::Error)?;
+        memory::gather(&mut destination, message.parts).map_err(Obstacle::Error)?;
         let limit = usize::from(endpoint.mtu) + ethernet::HEADER_LEN;
         (Plan::Frame, destination, limit)
     };
@@ -670,15 +783,8 @@ fn link_plan(
     let obstacle = match stations.known(&key, now) {
         Some(obstacle) => obstacle,
         None => {
-            // The runtime sends from one interface.
-            let obstacle = if kernel::hardware_address(fd, interface) != Some(endpoint.mac) {
-                Some(Reason::Interface)
-            } else if !source.reaches(destination)? {
-                Some(Reason::Station)
-            } else {
-                None
-            };
-            stations.remember(key, obstacle, now + BELIEVED);
+            let obstacle = destination::obstacle(fd, source, key)?;
+            stations.remember(key, obstacle, now, now + BELIEVED);
             obstacle
         }
     };

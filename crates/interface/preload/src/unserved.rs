@@ -98,7 +98,9 @@ impl Reason {
                 "there is no route to their destination that the runtime can follow (none, or a tunnel of the kernel's)"
             }
             Self::Station => "the runtime's network does not reach their station",
-            Self::Neighbour => "the next hop did not say its hardware address",
+            Self::Neighbour => {
+                "the next hop did not say its hardware address: those that waited for it were dropped at their launch times"
+            }
             Self::Control => {
                 "they have a control message that the runtime does not know (docs: preload.md, \"What is taken\")"
             }

@@ -5,8 +5,10 @@ use std::ffi::{c_int, c_uint, c_ulong, c_void};
 use libc::FILE;
 
 use crate::hardware;
+use crate::process;
 use crate::real;
 use crate::table;
+use crate::transmit;
 
 /// `CLOSE_RANGE_CLOEXEC`: nothing is closed yet.
 const CLOSE_ON_EXEC: c_int = 1 << 2;
@@ -17,6 +19,9 @@ const CLOSE_ON_EXEC: c_int = 1 << 2;
 /// None beyond the C library's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn close(fd: c_int) -> c_int {
+    if let Some(socket) = table::lookup(fd) {
+        process::inside(|inside| transmit::settle_held(socket, fd, inside));
+    }
     // Before the number can be given to another thread.
     table::remove(fd);
     // SAFETY: the program's call.

@@ -193,16 +193,24 @@ impl Site {
 
     /// Starts the daemon, whose tenants may send frames.
     pub fn start_daemon(&mut self) {
+        let addresses = format!("\"{}\", \"{}\"", self.there().address(), six(1));
+        self.start_daemon_that_knows(&addresses);
+    }
+
+    /// Starts the daemon, which knows stations by their hardware addresses alone, as it does of a device that it follows.
+    pub fn start_daemon_without_addresses(&mut self) {
+        self.start_daemon_that_knows("");
+    }
+
+    fn start_daemon_that_knows(&mut self, addresses: &str) {
         let containers = self.lab.config().containers;
         let mut sections: String = (0..containers).map(|at| self.tenant(at)).collect();
         let there = self.there();
         sections += &format!(
             "[[network]]\nname = \"pods\"\ncarrier = \"vxlan:{OVERLAY_ID}\"\n\
-             stations = [{{ mac = \"{mac}\", vtep = \"{vtep}\", addresses = [\"{four}\", \"{six}\"] }}]\n",
+             stations = [{{ mac = \"{mac}\", vtep = \"{vtep}\", addresses = [{addresses}] }}]\n",
             mac = MacAddress(there.mac()),
             vtep = self.lab.host(1).address(),
-            four = there.address(),
-            six = six(1),
         );
         self.start_daemon_with(&sections);
     }
