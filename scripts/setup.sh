@@ -23,14 +23,69 @@ need /usr/include/bpf/bpf_helpers.h libbpf-dev
 # The lab, and with it the demo and the benchmarks.
 need ip iproute2
 need tc iproute2
-need nft nftables
-need ethtool ethtool
-need setpriv util-linux
-# Programs that the socket preload is tested with.
-need python3 python3
-need curl curl
-need iperf3 iperf3
-need strace strace
-need ssh-keygen openssh-client
-need java default-jdk-headless
-need isochron isochron
+if [ "$want" = test ]; then
+    need ethtool ethtool
+    need ping iputils-ping
+    need nft nftables
+    need setpriv util-linux
+    # The installation and the packages are tested with these.
+    need pkg-config pkg-config
+    need cmake cmake
+    need debootstrap debootstrap
+    # Programs that the socket preload is tested with.
+    need python3 python3
+    need curl curl
+    need iperf3 iperf3
+    need strace strace
+    need ssh-keygen openssh-client
+    need java default-jdk-headless
+    need isochron isochron
+fi
+if [ "$want" = bench ]; then
+    need /usr/include/zmq.h libzmq3-dev
+    need pkg-config pkg-config
+    need cmake cmake
+fi
+
+if ! command -v cargo >/dev/null 2>&1; then
+    echo "setup: cargo is missing: install Rust with rustup first (https://rustup.rs)" >&2
+    exit 1
+fi
+
+if [ ${#packages[@]} -gt 0 ]; then
+    echo "setup: installing ${packages[*]}"
+    if [ "$(id -u)" -eq 0 ]; then sudo=; else sudo=sudo; fi
+    export DEBIAN_FRONTEND=noninteractive
+    # Another apt (unattended upgrades, on a machine that has just started) may hold the lock for minutes.
+    wait=(-o DPkg::Lock::Timeout=600)
+    # The lists have a lock of their own, for which that option does not wait.
+    for ((try = 0; ; try++)); do
+        if answer=$($sudo apt-get "${wait[@]}" update -qq 2>&1); then break; fi
+        if [ "$try" -ge 60 ] || [[ $answer != *"/var/lib/apt/lists/lock"* ]]; then
+            echo "$answer" >&2
+            echo "setup: \`apt-get update\` fails: see above" >&2
+            exit 1
+        fi
+        [ "$try" -gt 0 ] || echo "setup: waiting for another apt to finish"
+        sleep 10
+    done
+    $sudo apt-get "${wait[@]}" install -y -qq --no-install-recommends "${packages[@]}" >/dev/null
+fi
+
+[ "$want" = test ] || exit 0
+# Tests talk to these. They are unpacked only: installed, one of them would take over the clock of this machine.
+tools=$(cd "$(dirname "$0")/.." && pwd)/target/tools
+unpack() { # unpack COMMAND PACKAGE
+    if ! command -v "$1" >/dev/null 2>&1 && [ ! -e "$tools/usr/sbin/$1" ]; then
+        echo "setup: unpacking $2 into $tools"
+        mkdir -p "$tools"
+        (
+            cd "$tools"
+            apt-get download -qq "$2" || { apt-get update -qq && apt-get download -qq "$2"; }
+            dpkg-deb -x "$2"_*.deb .
+            rm "$2"_*.deb
+        )
+    fi
+}
+unpack ptp4l linuxptp
+unpack chronyd chrony
