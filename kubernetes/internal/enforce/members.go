@@ -15,15 +15,27 @@ import (
 
 // members finds the threads of a container's own program, oldest first: those of its first process and of
 // that one's descendants inside the container's cgroup. A process that exec or a probe put there descends
-// from outside, so it gets no reservation.
+// from outside, so it gets no reservation; nor do its children, which the kernel makes children of the
+// container's first process when their parent has ended.
 type members struct {
 	init sched.Thread
 	// dir is the container's cgroup in some hierarchy.
 	dir string
+	// known are the processes that were there the last time, by number: whose they are does not change with
+	// their parent.
+	known map[int]relation
+	// threads are those that were there the last time, by number: what does not change is not read again.
+	threads map[int]sched.Thread
+}
+
+// relation is what is known of a process in the container's cgroup.
+type relation struct {
+	leader sched.Thread
+	own    bool
 }
 
 func findMembers(c Container) (*members, error) {
-	init, err := sched.ReadThread(c.Init, c.Init)
+	init, err := sched.ReadProcess(c.Init)
 	if err != nil {
 		return nil, fmt.Errorf("process %d: %w", c.Init, ErrGone)
 	}
@@ -46,9 +58,15 @@ func findMembers(c Container) (*members, error) {
 	return nil, fmt.Errorf("cannot find the cgroup of process %d: is /sys/fs/cgroup the host's?", c.Init)
 }
 
-// list is the threads at this moment; ErrGone if the first process has ended.
+// list is the threads at this moment, read entirely; ErrGone if the first process has ended.
 func (m *members) list() ([]sched.Thread, error) {
-	if !m.init.Alive() {
+	return m.look(func(sched.Thread) bool { return true })
+}
+
+// look is the threads at this moment; ErrGone if the first process has ended. Of those that were there the
+// last time only the ones that fresh says are read anew: with a thousand threads, reading is what costs.
+func (m *members) look(fresh func(sched.Thread) bool) ([]sched.Thread, error) {
+	if !m.init.ProcessAlive() {
 		return nil, fmt.Errorf("process %d: %w", m.init.Process, ErrGone)
 	}
 	processes := map[int]sched.Thread{m.init.Process: m.init}
@@ -65,7 +83,7 @@ func (m *members) list() ([]sched.Thread, error) {
 			if err != nil || process <= 0 {
 				continue
 			}
-			if leader, err := sched.ReadThread(process, process); err == nil {
+			if leader, err := sched.ReadProcess(process); err == nil {
 				processes[process] = leader
 			}
 		}
@@ -74,12 +92,25 @@ func (m *members) list() ([]sched.Thread, error) {
 	if err != nil {
 		return nil, fmt.Errorf("cannot list the processes of %s: %w", m.dir, err)
 	}
+	m.relate(processes)
 	var threads []sched.Thread
-	for process := range processes {
-		if m.descends(process, processes) {
-			threads = append(threads, sched.Threads(process)...)
+	now := map[int]sched.Thread{}
+	for process, is := range m.known {
+		if !is.own {
+			continue
+		}
+		for _, tid := range sched.ThreadIDs(process) {
+			thread, seen := m.threads[tid]
+			if !seen || thread.Process != process || fresh(thread) {
+				if thread, err = sched.ReadThread(process, tid); err != nil {
+					continue // it has ended
+				}
+			}
+			now[tid] = thread
+			threads = append(threads, thread)
 		}
 	}
+	m.threads = now
 	slices.SortFunc(threads, func(a, b sched.Thread) int {
 		return cmp.Or(m.rank(a)-m.rank(b), cmp.Compare(a.Start, b.Start), cmp.Compare(a.TID, b.TID))
 	})
@@ -95,19 +126,43 @@ func (m *members) rank(thread sched.Thread) int {
 	return 1
 }
 
-func (m *members) descends(process int, processes map[int]sched.Thread) bool {
-	for range len(processes) {
-		if process == m.init.Process {
-			return true
+// relate says of each process whether it is of the container's own program. What was said of it before stays,
+// though its parent may have ended since and it be another one's child.
+func (m *members) relate(processes map[int]sched.Thread) {
+	before := m.known
+	m.known = map[int]relation{}
+	for process, leader := range processes {
+		if was, ok := before[process]; ok && was.leader.Start == leader.Start {
+			m.known[process] = relation{leader, was.own}
+		}
+	}
+	m.known[m.init.Process] = relation{m.init, true}
+	var own func(process, depth int) bool
+	own = func(process, depth int) bool {
+		if is, ok := m.known[process]; ok {
+			return is.own
 		}
 		leader, ok := processes[process]
-		if !ok {
+		if !ok || depth > len(processes) {
 			return false
 		}
-		process = leader.Parent
+		is := own(leader.Parent, depth+1)
+		// A child of the first process was born as one, or left by another that has ended. A container
+		// runtime begins a session for each process of exec and probes, and what they leave is in it; a
+		// session of its own is a process' own doing.
+		if is && leader.Parent == m.init.Process && leader.Session != m.init.Session && leader.Session != process {
+			is = own(leader.Session, depth+1)
+		}
+		m.known[process] = relation{leader, is}
+		return is
 	}
-	return false
+	for process := range processes {
+		own(process, 0)
+	}
 }
+
+// forget has a thread read anew the next time.
+func (m *members) forget(thread sched.Thread) { delete(m.threads, thread.TID) }
 
 // find is the thread by which the container's own number is known: process is this process' view of the
 // one that says so.

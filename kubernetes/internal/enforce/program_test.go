@@ -36,6 +36,7 @@ func TestMain(m *testing.M) {
 //	rename ID NAME, end ID, ask ID, return ID, fifo ID   are done by that thread
 //	spin ID      has that thread run for ever
 //	fork         begins a child process with one thread, answers its number
+//	leave        ends the main thread and goes on without it, as pthread_exit does
 func containerProgram() {
 	type order struct{ words []string }
 	threads := map[string]chan order{}
@@ -80,32 +81,41 @@ func containerProgram() {
 	}
 	lines := bufio.NewScanner(os.Stdin)
 	fmt.Println("ready")
-	for lines.Scan() {
-		words := strings.Fields(lines.Text())
-		switch words[0] {
-		case "thread":
-			orders := make(chan order)
-			go run(words[1], orders)
-			id := <-answers
-			threads[id] = orders
-			fmt.Println(id)
-		case "fork":
-			child := exec.Command("/proc/self/exe")
-			child.Env = os.Environ()
-			in, _ := child.StdinPipe()
-			out, _ := child.StdoutPipe()
-			if err := child.Start(); err != nil {
-				fmt.Println(err)
-				continue
+	var obey func()
+	obey = func() {
+		for lines.Scan() {
+			words := strings.Fields(lines.Text())
+			switch words[0] {
+			case "leave":
+				go obey()
+				fmt.Println("ok")
+				unix.RawSyscall(unix.SYS_EXIT, 0, 0, 0)
+			case "thread":
+				orders := make(chan order)
+				go run(words[1], orders)
+				id := <-answers
+				threads[id] = orders
+				fmt.Println(id)
+			case "fork":
+				child := exec.Command("/proc/self/exe")
+				child.Env = os.Environ()
+				in, _ := child.StdinPipe()
+				out, _ := child.StdoutPipe()
+				if err := child.Start(); err != nil {
+					fmt.Println(err)
+					continue
+				}
+				bufio.NewReader(out).ReadString('\n')
+				_ = in // open as long as this program lives
+				fmt.Println(child.Process.Pid)
+			default:
+				threads[words[1]] <- order{words}
+				fmt.Println(<-answers)
 			}
-			bufio.NewReader(out).ReadString('\n')
-			_ = in // open as long as this program lives
-			fmt.Println(child.Process.Pid)
-		default:
-			threads[words[1]] <- order{words}
-			fmt.Println(<-answers)
 		}
+		os.Exit(0)
 	}
+	obey()
 }
 
 func setName(name string) {
@@ -171,7 +181,7 @@ func (p *program) start(alsoIn []string, namespaces uintptr) {
 	p.cmd = exec.Command(self)
 	p.cmd.Env = append(os.Environ(), "TAKT_TEST_PROGRAM=1", "TAKT_TEST_SOCKET="+p.socket)
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{
-		UseCgroupFD: true, CgroupFD: int(dir.Fd()), Cloneflags: namespaces, Pdeathsig: syscall.SIGKILL,
+		UseCgroupFD: true, CgroupFD: int(dir.Fd()), Cloneflags: namespaces, Pdeathsig: syscall.SIGKILL, Setsid: true,
 	}
 	in, err := p.cmd.StdinPipe()
 	if err != nil {

@@ -26,6 +26,8 @@ type threads struct {
 	unplace func(thread sched.Thread) error
 	where   func(thread sched.Thread) (core int, ok bool)
 	release func() error
+	// looks counts how often the container was looked at.
+	looks int
 }
 
 // The kernel gives bandwidth back at the end of the period of a thread that ended or gave it up (its
@@ -54,7 +56,7 @@ func (t *threads) Refresh() ([]State, error) {
 }
 
 func (t *threads) refresh(patience time.Duration) ([]State, error) {
-	present, err := t.members.list()
+	present, err := t.members.look(t.fresh())
 	if err != nil {
 		return nil, err
 	}
@@ -92,6 +94,27 @@ func (t *threads) refresh(patience time.Duration) ([]State, error) {
 		states = append(states, s.state())
 	}
 	return states, nil
+}
+
+// entirely is how often all threads are read, not only those that matter: every so many looks.
+const entirely = 10
+
+// fresh says which threads have to be read anew: those that hold a reservation, and all while there is one for
+// somebody of a certain name.
+func (t *threads) fresh() func(sched.Thread) bool {
+	all := t.looks%entirely == 0
+	t.looks++
+	seated := map[int]bool{}
+	for _, s := range t.all {
+		for _, held := range s.held {
+			if held.taken {
+				seated[held.thread.TID] = true
+			} else if s.grant.Parameters.Selection() == reservation.SelectName {
+				all = true
+			}
+		}
+	}
+	return func(thread sched.Thread) bool { return all || seated[thread.TID] }
 }
 
 // returnStrays puts threads back that are on a core without a reservation: children inherit the place of the
@@ -203,6 +226,7 @@ func (t *threads) sit(m move) error {
 	}
 	if !m.thread.Alive() {
 		// The number now belongs to another thread, which must not keep what it was not meant to get.
+		t.members.forget(m.thread)
 		return sched.Drop(m.thread.TID)
 	}
 	m.seats.held[m.at].thread = m.thread

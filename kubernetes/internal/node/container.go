@@ -33,7 +33,7 @@ type container struct {
 	grants []enforce.Grant
 
 	phase atomic.Int32
-	// init is the container's first thread, nil before it is known. Neither needs mu, which may be held
+	// init is the first thread of the container's first process, nil before it is known. Neither needs mu, which may be held
 	// while the kernel makes somebody wait, and is taken before Node.mu.
 	init atomic.Pointer[sched.Thread]
 
@@ -58,7 +58,7 @@ func (c *container) running() bool { return c.phase.Load() == phaseRunning }
 // alive says whether the container still needs its reservation.
 func (c *container) alive() bool {
 	if init := c.init.Load(); init != nil && c.running() {
-		return init.Alive()
+		return init.ProcessAlive()
 	}
 	return c.phase.Load() == phaseCreated
 }
@@ -125,7 +125,7 @@ func (n *Node) enforce(ctx context.Context, c *container, pid int) error {
 		if pid <= 0 {
 			return fmt.Errorf("the container runtime does not say which process container %s is: use the gate, or containerd 2", c.name)
 		}
-		init, err := sched.ReadThread(pid, pid)
+		init, err := sched.ReadProcess(pid)
 		if err != nil {
 			return fmt.Errorf("process %d of container %s: %w: %w", pid, c.name, enforce.ErrGone, err)
 		}
@@ -246,8 +246,8 @@ func (n *Node) release(ctx context.Context, c *container) {
 	if c.enforcement == nil {
 		return
 	}
-	if init := c.init.Load(); init != nil && init.Alive() {
-		if err := kill(init.Process); err != nil {
+	if init := c.init.Load(); init != nil && init.ProcessAlive() {
+		if err := kill(init.Process, init.Start); err != nil {
 			klog.FromContext(ctx).Error(err, "Cannot end a container", "container", c.name, "pod", klog.KRef(c.pod.Namespace, c.pod.Name))
 		}
 	}
@@ -298,7 +298,8 @@ func (n *Node) drop(c *container) {
 const dying = 200 * time.Millisecond
 
 // kill ends a process by its own handle, so that no other one of the same number is hit, and waits for its end.
-func kill(pid int) error {
+// start is when it was born, 0 if only the number is known.
+func kill(pid int, start uint64) error {
 	if pid <= 1 {
 		return fmt.Errorf("process %d is not one to end", pid)
 	}
@@ -310,6 +311,10 @@ func kill(pid int) error {
 		return fmt.Errorf("cannot end process %d: %w", pid, err)
 	}
 	defer unix.Close(fd)
+	// The handle is there: now the number means this process or one that has ended.
+	if now, err := sched.ReadProcess(pid); err != nil || (start != 0 && now.Start != start) {
+		return nil
+	}
 	if err := unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
 		return fmt.Errorf("cannot end process %d: %w", pid, err)
 	}

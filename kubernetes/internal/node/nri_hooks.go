@@ -106,7 +106,7 @@ func (p *nriPlugin) Synchronize(ctx context.Context, pods []*api.PodSandbox, all
 		}
 		logger.Error(err, "A container runs without its reservation, ending it", "pod", klog.KRef(pod.Namespace, pod.Name), "container", ctr.GetName())
 		n.event(pod, corev1.EventTypeWarning, reasonLost, "container %s is ended: %v", ctr.GetName(), err)
-		if err := kill(int(ctr.GetPid())); err != nil {
+		if err := kill(int(ctr.GetPid()), 0); err != nil {
 			logger.Error(err, "Cannot end the container")
 		}
 	}

@@ -19,52 +19,91 @@ type Thread struct {
 	Start uint64
 	// Name is what the thread calls itself, at most 15 bytes: hostile text.
 	Name string
+	// Session is the session that the thread's process is in.
+	Session int
 	// Runnable says that it ran or wanted to when it was read.
 	Runnable bool
 }
 
-// ReadThread reads what the kernel says of a thread.
+// ReadThread reads what the kernel says of a thread. One that has ended is an error.
 func ReadThread(process, tid int) (Thread, error) {
+	thread, ended, err := readStat(process, tid)
+	if err == nil && ended {
+		err = fmt.Errorf("thread %d has ended: %w", tid, os.ErrNotExist)
+	}
+	return thread, err
+}
+
+// ReadProcess reads the first thread of a process that has a thread left. That need not be the first one: a
+// program may end its main thread and go on (pthread_exit), and the kernel keeps what is left of that thread,
+// a zombie, for as long.
+func ReadProcess(process int) (Thread, error) {
+	leader, ended, err := readStat(process, process)
+	if err == nil && ended && len(Threads(process)) == 0 {
+		err = fmt.Errorf("process %d has ended: %w", process, os.ErrNotExist)
+	}
+	return leader, err
+}
+
+// readStat reads a thread, and whether it has ended and only waits to be reaped.
+func readStat(process, tid int) (thread Thread, ended bool, err error) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/stat", process, tid))
 	if err != nil {
-		return Thread{}, fmt.Errorf("cannot read thread %d: %w", tid, err)
+		return Thread{}, false, fmt.Errorf("cannot read thread %d: %w", tid, err)
 	}
 	// The name is in parentheses and may contain any of them: the last one ends it.
 	open, end := bytes.IndexByte(text, '('), bytes.LastIndexByte(text, ')')
 	if open < 0 || end < open {
-		return Thread{}, fmt.Errorf("cannot read thread %d: stat has no name", tid)
+		return Thread{}, false, fmt.Errorf("cannot read thread %d: stat has no name", tid)
 	}
 	fields := strings.Fields(string(text[end+1:]))
-	// state is field 3 of proc(5), ppid 4, starttime 22.
+	// state is field 3 of proc(5), ppid 4, session 6, starttime 22.
 	if len(fields) < 20 {
-		return Thread{}, fmt.Errorf("cannot read thread %d: stat ends early", tid)
-	}
-	if fields[0] == "Z" || fields[0] == "X" {
-		return Thread{}, fmt.Errorf("thread %d has ended: %w", tid, os.ErrNotExist)
+		return Thread{}, false, fmt.Errorf("cannot read thread %d: stat ends early", tid)
 	}
 	parent, err := strconv.Atoi(fields[1])
 	if err != nil {
-		return Thread{}, fmt.Errorf("cannot read thread %d: parent %q", tid, fields[1])
+		return Thread{}, false, fmt.Errorf("cannot read thread %d: parent %q", tid, fields[1])
+	}
+	session, err := strconv.Atoi(fields[3])
+	if err != nil {
+		return Thread{}, false, fmt.Errorf("cannot read thread %d: session %q", tid, fields[3])
 	}
 	start, err := strconv.ParseUint(fields[19], 10, 64)
 	if err != nil {
-		return Thread{}, fmt.Errorf("cannot read thread %d: start time %q", tid, fields[19])
+		return Thread{}, false, fmt.Errorf("cannot read thread %d: start time %q", tid, fields[19])
 	}
-	return Thread{TID: tid, Process: process, Parent: parent, Start: start, Name: string(text[open+1 : end]), Runnable: fields[0] == "R"}, nil
+	return Thread{
+		TID: tid, Process: process, Parent: parent, Session: session, Start: start,
+		Name: string(text[open+1 : end]), Runnable: fields[0] == "R",
+	}, fields[0] == "Z" || fields[0] == "X", nil
+}
+
+// ThreadIDs are the numbers of a process' threads at the moment, ended ones that wait to be reaped among them;
+// none if it has ended.
+func ThreadIDs(process int) []int {
+	dir, err := os.Open(filepath.Join("/proc", strconv.Itoa(process), "task"))
+	if err != nil {
+		return nil
+	}
+	defer dir.Close()
+	names, err := dir.Readdirnames(-1)
+	if err != nil {
+		return nil
+	}
+	ids := make([]int, 0, len(names))
+	for _, name := range names {
+		if tid, err := strconv.Atoi(name); err == nil {
+			ids = append(ids, tid)
+		}
+	}
+	return ids
 }
 
 // Threads are the threads of a process that are there at the moment; none if it has ended.
 func Threads(process int) []Thread {
-	entries, err := os.ReadDir(filepath.Join("/proc", strconv.Itoa(process), "task"))
-	if err != nil {
-		return nil
-	}
 	var threads []Thread
-	for _, entry := range entries {
-		tid, err := strconv.Atoi(entry.Name())
-		if err != nil {
-			continue
-		}
+	for _, tid := range ThreadIDs(process) {
 		if thread, err := ReadThread(process, tid); err == nil {
 			threads = append(threads, thread)
 		}
@@ -75,6 +114,12 @@ func Threads(process int) []Thread {
 // Alive says whether this very thread still exists.
 func (t Thread) Alive() bool {
 	now, err := ReadThread(t.Process, t.TID)
+	return err == nil && now.Start == t.Start
+}
+
+// ProcessAlive says whether the very process that the thread was read of has a thread left; t is its first one.
+func (t Thread) ProcessAlive() bool {
+	now, err := ReadProcess(t.Process)
 	return err == nil && now.Start == t.Start
 }
 

@@ -1,0 +1,137 @@
+package enforce
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	reservation "github.com/takt-dev/takt/kubernetes/api/v1alpha1"
+	"github.com/takt-dev/takt/kubernetes/internal/sched"
+)
+
+func TestAProgramThatEndsItsMainThreadKeepsItsReservations(t *testing.T) {
+	p := begin(t)
+	control := p.outer(p.do("thread control"))
+	e := enforce(t, Deadline{}, p, grant("a", 2*ms, 20*ms, 1, named("control")))
+	p.do("leave")
+	leader := fmt.Sprintf("/proc/%d/task/%d/stat", p.cmd.Process.Pid, p.cmd.Process.Pid)
+	for text, _ := os.ReadFile(leader); !strings.Contains(string(text), ") Z "); text, _ = os.ReadFile(leader) {
+		time.Sleep(time.Millisecond) // the thread ends shortly after it has said so
+	}
+	for range 2 * entirely {
+		if got := holders(refresh(t, e)[0]); !slices.Equal(got, []int{control}) {
+			t.Fatalf("reserved are %v, not %d", got, control)
+		}
+	}
+	if got := policy(t, control).Policy; got != sched.Deadline {
+		t.Errorf("the worker has %s", sched.PolicyName(got))
+	}
+	later := p.do("thread control-2")
+	if p.outer(later) == 0 {
+		t.Error("a later thread is not found")
+	}
+	// After a restart of the agent, it is taken back under its reservation.
+	again := enforce(t, Deadline{}, p, grant("a", 2*ms, 20*ms, 1, named("control")))
+	if got := holders(refresh(t, again)[0]); !slices.Equal(got, []int{control}) {
+		t.Errorf("after a restart reserved are %v", got)
+	}
+	p.end()
+	if _, err := e.Refresh(); !errors.Is(err, ErrGone) {
+		t.Errorf("after its end: %v", err)
+	}
+}
+
+func TestWhatExecLeavesBehindGetsNoReservation(t *testing.T) {
+	p := begin(t)
+	nsenter, err := exec.LookPath("nsenter")
+	if err != nil {
+		t.Skip("needs nsenter")
+	}
+	e := enforce(t, Deadline{}, p, grant("a", 2*ms, 20*ms, 4, reservation.Threads{}))
+	dir, err := os.Open(p.cgroup)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dir.Close()
+	// As a container runtime does it: a session of its own, in the container's namespaces and cgroup.
+	probe := exec.Command(nsenter, "-t", strconv.Itoa(p.cmd.Process.Pid), "-p", "sh", "-c", "sleep 1000 & echo $!")
+	probe.SysProcAttr = &syscall.SysProcAttr{UseCgroupFD: true, CgroupFD: int(dir.Fd()), Setsid: true}
+	out, err := probe.StdoutPipe()
+	if err == nil {
+		err = probe.Start()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	go probe.Wait()
+	var number int
+	if _, err := fmt.Fscan(out, &number); err != nil {
+		t.Fatal(err)
+	}
+	orphan := func() sched.Thread {
+		text, err := os.ReadFile(filepath.Join(p.cgroup, "cgroup.procs"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for field := range strings.FieldsSeq(string(text)) {
+			if thread, err := sched.ReadProcess(atoi(t, field)); err == nil && thread.Name == "sleep" {
+				return thread
+			}
+		}
+		return sched.Thread{}
+	}
+	for orphan().Parent != p.cmd.Process.Pid {
+		time.Sleep(time.Millisecond)
+	}
+	for range 2 * entirely {
+		for _, held := range holders(refresh(t, e)[0]) {
+			if held == orphan().TID {
+				t.Fatal("the orphan of an exec is reserved")
+			}
+		}
+	}
+	// A child of the program is its own, in whatever session.
+	child := atoi(t, p.do("fork"))
+	own := p.outer(strconv.Itoa(child))
+	for !slices.Contains(holders(refresh(t, e)[0]), p.cmd.Process.Pid) {
+		t.Fatal("the program lost its own reservation")
+	}
+	if own == 0 {
+		t.Error("the child of the program is not found")
+	}
+}
+
+func TestAThousandThreadsAreNotReadEveryTime(t *testing.T) {
+	p := begin(t)
+	e := enforce(t, Deadline{}, p, grant("a", 2*ms, 20*ms, 1, reservation.Threads{Select: reservation.SelectFirst}))
+	for i := range 200 {
+		p.do("thread worker-%d", i)
+	}
+	members := e.(*threads).members
+	for len(members.threads) < 200 {
+		refresh(t, e)
+	}
+	read := 0
+	e.(*threads).looks = 1
+	fresh := e.(*threads).fresh()
+	if _, err := members.look(func(thread sched.Thread) bool {
+		is := fresh(thread)
+		if is {
+			read++
+		}
+		return is
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if read != 1 {
+		t.Errorf("%d of %d threads were read anew, one holds a reservation", read, len(members.threads))
+	}
+}
