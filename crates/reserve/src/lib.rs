@@ -32,6 +32,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+pub mod admission;
 mod check;
 pub mod generate;
 mod global;

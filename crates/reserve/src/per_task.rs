@@ -20,6 +20,7 @@
 
 use serde::Serialize;
 
+use crate::admission::{self, Server};
 use crate::model::Model;
 use crate::nanos::Nanos;
 use crate::plan::{Constraints, Periods, PlanError};
@@ -66,19 +67,16 @@ pub struct PerTaskPlan {
 }
 
 impl PerTaskPlan {
-    /// Whether global EDF on `cores` cores, which is how Linux schedules the reservations of one root
-    /// domain, is proven to give each its runtime by its deadline: there are no more of them than
-    /// cores, or Σ Q/D ≤ m − (m − 1)·max Q/D, D being P without a deadline (Goossens, Funk and Baruah,
-    /// Real-Time Systems 25, 2003; with deadlines before the period's end Bertogna, Cirinei and Lipari,
-    /// ECRTS 2005, theorem 2). Where it is not, a reservation may be late by a bounded time, though none
-    /// need be (Devi and Anderson, RTSS 2005); with admission per core there is no such question.
+    /// Whether global EDF on `cores` cores is proven to give each its runtime by its deadline
+    /// ([`admission::is_schedulable`]).
     pub fn is_proven_under_global_edf(&self, cores: u32) -> bool {
-        let bandwidths = self.tasks.iter().map(|own| own.density().ppm());
-        let most = bandwidths.clone().max().unwrap_or(0);
-        let full = Bandwidth::FULL_CORE.ppm();
-        let others = u64::from(cores.max(1)) - 1;
-        self.tasks.len() as u64 <= others + 1
-            || bandwidths.sum::<u64>() <= full + others * (full - most.min(full))
+        admission::is_schedulable(cores, &self.servers())
+    }
+
+    /// The reservations as a node's admission sees them.
+    pub fn servers(&self) -> Vec<Server> {
+        let server = |own: &OwnReservation| Server::new(own.reservation, own.deadline);
+        self.tasks.iter().map(server).collect()
     }
 }
 

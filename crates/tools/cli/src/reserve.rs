@@ -5,6 +5,7 @@
 mod check;
 mod claim;
 mod measure;
+mod node;
 mod plan;
 mod source;
 mod watch;

@@ -511,3 +511,91 @@ fn a_program_that_is_no_task_or_no_program_is_told() {
     assert_eq!(ran.code, Some(1), "{ran:?}");
     assert_eq!(reserve(&["measure"]).code, Some(2));
 }
+
+const HEAVY: &str = "tasks:\n  - {name: heavy, wcet: 9ms, period: 10001us}\n";
+
+#[test]
+fn a_plan_regards_the_node_and_its_neighbours() {
+    let per_task = ["plan", "-", "--per-task", "--core-bound", "95%"];
+    // What two cores cannot keep, though no core's sum is above its bound.
+    let beside = ["--node-cores", "2", "--neighbour", "4.5ms/10ms,4.5ms/10ms"];
+    let ran = reserve_on(&[&per_task[..], &beside].concat(), HEAVY);
+    assert_eq!(ran.code, Some(6), "{ran:?}");
+    assert!(
+        ran.out
+            .contains("3 reservations on 2 cores under global EDF: not guaranteed"),
+        "{ran:?}"
+    );
+    assert!(ran.out.contains("11.25ms late"), "{ran:?}");
+    let ran = reserve_on(&[&per_task[..], &beside, &["--json"]].concat(), HEAVY);
+    assert_eq!(ran.code, Some(6), "{ran:?}");
+    assert_eq!(
+        ran.json()["node"],
+        json!({"guaranteed": false, "tardiness": 11_250_000})
+    );
+    // With an admission for each core there is no such question, only room.
+    let partitioned = [&beside[..], &["--backend", "deadline-partition"]].concat();
+    let ran = reserve_on(&[&per_task[..], &partitioned].concat(), HEAVY);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    assert!(ran.out.contains("set apart: guaranteed"), "{ran:?}");
+    let alone = reserve_on(&[&per_task[..], &["--node-cores", "1"]].concat(), HEAVY);
+    assert_eq!(alone.code, Some(0), "{alone:?}");
+    assert!(
+        alone
+            .out
+            .contains("1 reservations on 1 cores under global EDF: guaranteed"),
+        "{alone:?}"
+    );
+    // What is said without a node does not sound as if it held on any.
+    let ran = reserve_on(&per_task, HEAVY);
+    assert!(
+        ran.out.contains("and nothing else, on one core or more"),
+        "{ran:?}"
+    );
+}
+
+#[test]
+fn a_check_regards_the_node_and_its_neighbours() {
+    let check = ["check", "-", "--runtime", "9ms", "--period", "10001us"];
+    let ran = reserve_on(
+        &[
+            &check[..],
+            &["--node-cores", "2", "--neighbour", "4.5ms/10ms"],
+        ]
+        .concat(),
+        HEAVY,
+    );
+    assert!(
+        ran.out
+            .contains("2 reservations on 2 cores under global EDF: guaranteed"),
+        "{ran:?}"
+    );
+    let full = [
+        "--node-cores",
+        "1",
+        "--neighbour",
+        "4.5ms/10ms/5ms",
+        "--json",
+    ];
+    let ran = reserve_on(&[&check[..], &full].concat(), HEAVY);
+    assert_eq!(
+        (ran.code, ran.json()["node"].clone()),
+        (Some(6), json!({"guaranteed": false}))
+    );
+    for wrong in [
+        "4.5ms",
+        "9ms/8ms",
+        "1ms/10ms/20ms",
+        "1ms/10ms/2ms/3ms",
+        "x/y",
+    ] {
+        let ran = reserve_on(
+            &[&check[..], &["--node-cores", "1", "--neighbour", wrong]].concat(),
+            HEAVY,
+        );
+        assert_eq!(ran.code, Some(2), "{ran:?}");
+        assert!(ran.err.contains(wrong), "{ran:?}");
+    }
+    let ran = reserve_on(&[&check[..], &["--neighbour", "1ms/2ms"]].concat(), HEAVY);
+    assert_eq!(ran.code, Some(2), "{ran:?}");
+}

@@ -8,6 +8,7 @@ use serde::Serialize;
 use takt_reserve::render::{self, ChartStyle};
 use takt_reserve::{Bandwidth, Nanos, Reservation, Verdict, check};
 
+use super::node::{Node, OnNode, servers};
 use super::source::{Costs, Source};
 use crate::failure::Failure;
 use crate::output::{Form, print, print_json, write_text};
@@ -17,7 +18,8 @@ For each task the worst time from a job's arrival to its end is computed, from t
 that the reservation gives in any window and the most that the task and what may delay it need. The
 chart shows both for the task that decides. On one core the answer is exact; on several it is safe
 but cautious, and holds only while no server sleeps with work to come (docs/how-to/
-plan-a-reservation.md). The exit code is 0 if the reservation suffices, and 6 if not.
+plan-a-reservation.md). With --node-cores, also says whether a node keeps the reservation beside
+those of --neighbour. The exit code is 0 if it suffices and the node guarantees it, and 6 if not.
 
 In JSON, times are in nanoseconds and bandwidths in millionths of a core.
 
@@ -44,6 +46,8 @@ pub struct Check {
     cores: u32,
     #[command(flatten)]
     costs: Costs,
+    #[command(flatten)]
+    node: Node,
     /// Show the chart of this task instead of the one that decides
     #[arg(long, value_name = "NAME")]
     task: Option<String>,
@@ -55,6 +59,14 @@ pub struct Check {
     ascii: bool,
     #[command(flatten)]
     form: Form,
+}
+
+#[derive(Serialize)]
+struct Checked<'a> {
+    #[serde(flatten)]
+    verdict: Shown<'a>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    node: Option<&'a OnNode>,
 }
 
 /// A verdict with what a program wants to ask it.
@@ -86,6 +98,7 @@ impl Check {
         let reservation = Reservation::new(self.runtime, self.period, self.cores)
             .map_err(|error| Failure::Other(error.to_string()))?;
         let verdict = check(&set, &reservation, &self.costs.overheads());
+        let node = self.node.holds(&servers(&reservation));
         let drawn = self.task.as_deref();
         if let Some(path) = &self.svg {
             let svg = match drawn {
@@ -95,7 +108,10 @@ impl Check {
             write_text(path, &svg.ok_or_else(|| self.no_task(&verdict))?)?;
         }
         if self.form.json {
-            print_json(&Shown::from(&verdict))?;
+            print_json(&Checked {
+                verdict: Shown::from(&verdict),
+                node: node.as_ref(),
+            })?;
         } else if self.svg.as_deref() != Some("-".as_ref()) {
             let style = style(self.ascii);
             let chart = match drawn {
@@ -103,7 +119,13 @@ impl Check {
                 None => Some(render::chart(&verdict, style)),
             };
             let chart = chart.ok_or_else(|| self.no_task(&verdict))?;
-            print(&format!("{}\n{chart}", render::verdict_table(&verdict)))?;
+            let node = node
+                .as_ref()
+                .map_or(String::new(), |node| format!("{}\n", node.told()));
+            print(&format!(
+                "{}\n{chart}{node}",
+                render::verdict_table(&verdict)
+            ))?;
         }
         if !reservation.is_within_kernel_limits() {
             eprintln!(
@@ -114,7 +136,7 @@ impl Check {
             );
         }
         match verdict.is_schedulable() {
-            true => Ok(()),
+            true => node.map_or(Ok(()), |node| node.verdict()),
             false => Err(Failure::Insufficient(format!(
                 "{reservation} does not suffice: `takt reserve plan` finds one that does"
             ))),

@@ -11,6 +11,7 @@ use takt_reserve::{
 };
 
 use super::check::{Shown, style};
+use super::node::{Node, OnNode, servers};
 use super::source::{Costs, Percent, Source};
 use crate::failure::Failure;
 use crate::output::{Form, print, print_json, write_text};
@@ -27,13 +28,18 @@ equals the one with the longer period, then with fewer cores.
 Several cores count on servers that never sleep: real-time groups, but not SCHED_DEADLINE or HCBS
 unless a thread of the lowest priority always runs on each core.
 
-The exit code is 0 if there is a reservation, and 6 if none of those allowed suffices. In JSON,
+With --node-cores, says whether a node keeps it beside the reservations of --neighbour: as its
+admission does, by the test of Goossens, Funk and Baruah where threads run on any core.
+
+The exit code is 0 if there is a reservation, and 6 if none of those allowed suffices or the node
+does not guarantee it. In JSON,
 times are in nanoseconds and bandwidths in millionths of a core.
 
 Examples:
   takt reserve plan tasks.yaml
   takt reserve plan tasks.yaml --period 5ms,10ms --switch 20us --latency 100us
   takt reserve plan tasks.csv --max-cores 4 --core-bound 80%
+  takt reserve plan tasks.yaml --per-task --node-cores 2 --neighbour 4.5ms/10ms,2ms/20ms
   takt reserve plan tasks.yaml --per-task --json | jq '.tasks[].reservation'";
 
 /// Finds the smallest reservation that tasks need.
@@ -73,6 +79,8 @@ pub struct Plan {
     granularity: Nanos,
     #[command(flatten)]
     costs: Costs,
+    #[command(flatten)]
+    node: Node,
     /// How many other reservations to show
     #[arg(long, value_name = "N", default_value_t = 5)]
     alternatives: usize,
@@ -91,6 +99,8 @@ struct Planned<'a> {
     #[serde(flatten)]
     verdict: Shown<'a>,
     alternatives: &'a [Alternative],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    node: Option<&'a OnNode>,
 }
 
 #[derive(Serialize)]
@@ -99,6 +109,8 @@ struct PlannedPerTask<'a> {
     plan: &'a PerTaskPlan,
     /// On how many cores of one root domain they are proven to be kept.
     global_edf_cores: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    node: Option<&'a OnNode>,
 }
 
 impl Plan {
@@ -129,6 +141,7 @@ impl Plan {
     fn run_for_all(&self, set: &TaskSet) -> Result<(), Failure> {
         let found = plan(set, &self.constraints()).map_err(refused)?;
         let reservation = &found.reservation;
+        let node = self.node.holds(&servers(reservation));
         if let Some(path) = &self.svg {
             write_text(path, &render::supply_and_demand(&found.verdict))?;
         }
@@ -136,12 +149,14 @@ impl Plan {
             print_json(&Planned {
                 verdict: Shown::from(&found.verdict),
                 alternatives: found.alternatives.get(1..).unwrap_or_default(),
+                node: node.as_ref(),
             })?;
         } else if self.svg.as_deref() != Some("-".as_ref()) {
             print(&format!(
-                "{}\n{}\n{}\n",
+                "{}\n{}\n{}{}\n",
                 render::plan_table(&found, self.alternatives),
                 render::chart(&found.verdict, style(self.ascii)),
+                line(node.as_ref()),
                 claim(reservation)
             ))?;
         }
@@ -151,34 +166,50 @@ impl Plan {
                  plan --per-task for those, or keep a thread of the lowest priority running on each core"
             );
         }
-        Ok(())
+        node.map_or(Ok(()), |node| node.verdict())
     }
 
     fn run_per_task(&self, set: &TaskSet) -> Result<(), Failure> {
         let found = plan_per_task(set, &self.constraints()).map_err(refused)?;
         let proven = (1..=Reservation::MAX_CORES).find(|&m| found.is_proven_under_global_edf(m));
+        let node = self.node.holds(&found.servers());
+        let verdict = || node.as_ref().map_or(Ok(()), OnNode::verdict);
         if self.form.json {
-            return print_json(&PlannedPerTask {
+            print_json(&PlannedPerTask {
                 plan: &found,
                 global_edf_cores: proven,
-            });
+                node: node.as_ref(),
+            })?;
+            return verdict();
         }
-        let told = match proven {
-            Some(1) => "one core keeps all of them".to_owned(),
+        let alone = match proven {
             Some(cores) => format!(
-                "global EDF, as Linux schedules them unless cores are set apart, is proven to keep all of them on {cores} cores or more"
+                "global EDF, as Linux schedules them unless cores are set apart, is proven to keep all of them, and nothing else, on {}; \
+                 --node-cores and --neighbour ask about a node",
+                match cores {
+                    1 => "one core or more".to_owned(),
+                    _ => format!("{cores} cores or more"),
+                }
             ),
             None => {
                 "global EDF is proven to keep all of them on no number of cores: set cores apart"
                     .to_owned()
             }
         };
+        let told = node.as_ref().map_or(alone, |node| node.told().to_owned());
         let claims: String = found.tasks.iter().map(claim_of_task).collect();
         print(&format!(
             "{}{told}\nKubernetes:\n{claims}",
             render::per_task_table(&found)
-        ))
+        ))?;
+        verdict()
     }
+}
+
+/// What the node does, as a line of its own; nothing if none was named.
+fn line(node: Option<&OnNode>) -> String {
+    node.map(|node| format!("{}\n", node.told()))
+        .unwrap_or_default()
 }
 
 fn refused(error: PlanError) -> Failure {
