@@ -94,6 +94,14 @@ type State struct {
 	LeftOut int
 	// Restored counts reservations that a thread had changed or dropped and got back.
 	Restored int
+	// Unpinned counts threads that had pinned themselves to some CPUs, and were let go to have their
+	// reservation; LastUnpinned is the last one.
+	Unpinned     int
+	LastUnpinned sched.Thread
+	// Narrowed is how many threads a cpuset keeps off CPUs that their reservations count on; Missing are
+	// those of one of them.
+	Narrowed int
+	Missing  []int
 	// Revived counts threads that the kernel had stopped running and that got their reservation anew.
 	Revived int
 }

@@ -5,6 +5,7 @@ import (
 
 	reservation "github.com/takt-dev/takt/kubernetes/api/v1alpha1"
 	"github.com/takt-dev/takt/kubernetes/internal/sched"
+	"github.com/takt-dev/takt/kubernetes/internal/topology"
 )
 
 // DeadlineName is the backend of SCHED_DEADLINE per thread.
@@ -48,8 +49,10 @@ func (Deadline) Enforce(c Container, grants []Grant) (Enforcement, error) {
 	if err != nil {
 		return nil, err
 	}
-	return (&threads{members: members, all: newSeats(grants), attr: deadlineAttr}).start()
+	return (&threads{members: members, all: newSeats(grants), attr: deadlineAttr, span: rootDomain}).start()
 }
+
+func rootDomain() ([]int, error) { return topology.RootDomain("/") }
 
 // Open implements Backend.
 func (Deadline) Open() error { return nil }

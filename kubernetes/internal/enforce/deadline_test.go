@@ -7,7 +7,7 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"os/exec"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -20,6 +20,7 @@ import (
 
 	reservation "github.com/takt-dev/takt/kubernetes/api/v1alpha1"
 	"github.com/takt-dev/takt/kubernetes/internal/sched"
+	"github.com/takt-dev/takt/kubernetes/internal/topology"
 )
 
 const ms = 1_000_000
@@ -364,19 +365,99 @@ func mustList(t *testing.T, p *program) []sched.Thread {
 	return threads
 }
 
-func TestAContainerPinnedToFewerCPUsIsRefusedWithTheReason(t *testing.T) {
+func TestAThreadThatHasPinnedItselfIsLetGoForItsReservation(t *testing.T) {
 	p := begin(t)
-	taskset, err := exec.LookPath("taskset")
+	tid := p.outer(p.do("thread control"))
+	if err := sched.Unpin(tid, []int{0}); err != nil {
+		t.Fatal(err)
+	}
+	if missing, err := sched.Missing(tid, online(t)); err != nil || len(missing) == 0 {
+		t.Skipf("a machine of one CPU, or %v", err)
+	}
+	e := enforce(t, Deadline{}, p, grant("a", 2*ms, 20*ms, 1, named("control")))
+	state := refresh(t, e)[0]
+	if got := policy(t, tid).Policy; got != sched.Deadline || state.Unpinned != 1 || state.LastUnpinned.Name != "control" || state.Narrowed != 0 {
+		t.Errorf("policy %d, %+v", got, state)
+	}
+	if missing, err := sched.Missing(tid, online(t)); err != nil || len(missing) > 0 {
+		t.Errorf("it still may not run on %v, %v", missing, err)
+	}
+}
+
+func online(t *testing.T) []int {
+	t.Helper()
+	cpus, err := rootDomain()
 	if err != nil {
-		t.Skip("needs taskset to pin a process")
+		t.Fatal(err)
 	}
-	if out, err := exec.Command(taskset, "-p", "1", strconv.Itoa(p.cmd.Process.Pid)).CombinedOutput(); err != nil {
-		t.Skipf("cannot pin: %s", out)
+	return cpus
+}
+
+// cpuset is a cgroup v1 cpuset of all CPUs.
+func cpuset(t *testing.T) string {
+	t.Helper()
+	needRoot(t)
+	root, err := cgroupRoot("/", "cpuset")
+	if err != nil {
+		t.Skip(err)
 	}
-	_, err = Deadline{}.Enforce(p.container(), []Grant{grant("a", 2*ms, 20*ms, 1, reservation.Threads{})})
-	if !errors.Is(err, ErrRefused) || !strings.Contains(err.Error(), "deadline-partition") {
+	dir := filepath.Join(root, fmt.Sprintf("takt-test-%d", os.Getpid()))
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.Remove(dir) })
+	for _, file := range []string{"cpuset.cpus", "cpuset.mems"} {
+		text, err := os.ReadFile(filepath.Join(root, file))
+		if err == nil {
+			err = os.WriteFile(filepath.Join(dir, file), text, 0)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+func confine(t *testing.T, cpuset string, cpus []int) {
+	t.Helper()
+	if err := os.WriteFile(filepath.Join(cpuset, "cpuset.cpus"), []byte(topology.FormatCPUList(cpus)), 0); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestAContainerConfinedToFewerCPUsIsRefusedWithTheReason(t *testing.T) {
+	dir := cpuset(t)
+	p := begin(t, dir)
+	if len(online(t)) < 2 {
+		t.Skip("needs two CPUs")
+	}
+	confine(t, dir, []int{0})
+	_, err := Deadline{}.Enforce(p.container(), []Grant{grant("a", 2*ms, 20*ms, 1, reservation.Threads{})})
+	if !errors.Is(err, ErrRefused) || !strings.Contains(err.Error(), "deadline-partition") || !strings.Contains(err.Error(), "keeps it off CPUs 1") {
 		t.Errorf("error is %v", err)
 	}
+	p.end()
+}
+
+func TestACpusetThatIsMadeSmallerUnderAReservationIsSeen(t *testing.T) {
+	dir := cpuset(t)
+	p := begin(t, dir)
+	if len(online(t)) < 2 {
+		t.Skip("needs two CPUs")
+	}
+	e := enforce(t, Deadline{}, p, grant("a", 2*ms, 20*ms, 1, reservation.Threads{}))
+	if state := refresh(t, e)[0]; state.Narrowed != 0 {
+		t.Fatalf("before: %+v", state)
+	}
+	confine(t, dir, []int{0})
+	if state := refresh(t, e)[0]; state.Narrowed != 1 || !slices.Equal(state.Missing, online(t)[1:]) || len(state.Threads) != 1 {
+		t.Errorf("confined: %+v", state)
+	}
+	confine(t, dir, online(t))
+	if state := refresh(t, e)[0]; state.Narrowed != 0 {
+		t.Errorf("set free: %+v", state)
+	}
+	p.end()
 }
 
 func TestAContainerThatHasEndedIsGone(t *testing.T) {

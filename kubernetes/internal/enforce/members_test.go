@@ -135,3 +135,21 @@ func TestAThousandThreadsAreNotReadEveryTime(t *testing.T) {
 		t.Errorf("%d of %d threads were read anew, one holds a reservation", read, len(members.threads))
 	}
 }
+
+// What a scan costs of a container with a thousand threads, one of which holds a reservation.
+func BenchmarkAScanOfAThousandThreads(b *testing.B) {
+	p := begin(b)
+	e, err := Deadline{}.Enforce(p.container(), []Grant{grant("a", 2*ms, 20*ms, 1, reservation.Threads{Select: reservation.SelectFirst})})
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() { e.Release() })
+	for i := range 1000 {
+		p.do("thread worker-%d", i)
+	}
+	for b.Loop() {
+		if _, err := e.Refresh(); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

@@ -127,7 +127,7 @@ func setName(name string) {
 
 // program is a container made by hand: a cgroup, a PID namespace, a program that obeys.
 type program struct {
-	t      *testing.T
+	t      testing.TB
 	cgroup string
 	cmd    *exec.Cmd
 	in     io.Writer
@@ -135,7 +135,7 @@ type program struct {
 	socket string
 }
 
-func needRoot(t *testing.T) {
+func needRoot(t testing.TB) {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("setting policies of other processes and making cgroups needs root")
@@ -143,7 +143,7 @@ func needRoot(t *testing.T) {
 }
 
 // begin starts the program in a cgroup of its own; adjust may add cgroups of version 1 (their directories).
-func begin(t *testing.T, alsoIn ...string) *program {
+func begin(t testing.TB, alsoIn ...string) *program {
 	t.Helper()
 	needRoot(t)
 	root, err := cgroupRoot("/", "")

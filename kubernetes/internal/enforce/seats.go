@@ -15,6 +15,9 @@ type seats struct {
 	restored int
 	revived  int
 	leftOut  int
+	// unpinned counts threads that had pinned themselves to some CPUs and were let go, lastUnpinned is one.
+	unpinned     int
+	lastUnpinned sched.Thread
 }
 
 type seat struct {
@@ -22,6 +25,8 @@ type seat struct {
 	taken  bool
 	// busy is since when the kernel has had no room for the reservation; zero while it has.
 	busy time.Time
+	// missing are the CPUs that the thread may not run on any more, and should.
+	missing []int
 	// core is the CPU of this reservation, for backends that pin.
 	core int
 	// ran is what the thread had run when it was last looked at, still since when it has wanted to run
@@ -121,11 +126,14 @@ type move struct {
 }
 
 func (s *seats) state() State {
-	state := State{Grant: s.grant, LeftOut: s.leftOut, Restored: s.restored, Revived: s.revived}
+	state := State{Grant: s.grant, LeftOut: s.leftOut, Restored: s.restored, Revived: s.revived, Unpinned: s.unpinned, LastUnpinned: s.lastUnpinned}
 	for _, held := range s.held {
 		if !held.taken {
 			state.Free++
 			continue
+		}
+		if len(held.missing) > 0 {
+			state.Narrowed, state.Missing = state.Narrowed+1, held.missing
 		}
 		// A thread that has just ended has used nothing more.
 		usage, _ := held.thread.Usage()

@@ -9,6 +9,7 @@ import (
 
 	reservation "github.com/takt-dev/takt/kubernetes/api/v1alpha1"
 	"github.com/takt-dev/takt/kubernetes/internal/sched"
+	"github.com/takt-dev/takt/kubernetes/internal/topology"
 )
 
 // threads is the enforcement that gives policies to single threads. Backends differ in what a thread gets
@@ -26,6 +27,8 @@ type threads struct {
 	unplace func(thread sched.Thread) error
 	where   func(thread sched.Thread) (core int, ok bool)
 	release func() error
+	// span reads which CPUs a thread must be allowed on to have a reservation; nil if it need not be all.
+	span func() ([]int, error)
 	// looks counts how often the container was looked at.
 	looks int
 }
@@ -72,6 +75,9 @@ func (t *threads) refresh(patience time.Duration) ([]State, error) {
 				continue
 			}
 			if err := t.restore(s, i); err != nil {
+				return nil, err
+			}
+			if err := t.widen(s, i); err != nil {
 				return nil, err
 			}
 			if err := t.revive(s, i); err != nil {
@@ -169,6 +175,62 @@ func (t *threads) restore(s *seats, at int) error {
 	return nil
 }
 
+// widen notes whether a thread may still run on all CPUs that its reservation counts on: a cpuset can take some
+// away later, as the static CPU manager does for a pod with CPUs of its own. The kernel lets that happen.
+func (t *threads) widen(s *seats, at int) error {
+	seat := &s.held[at]
+	seat.missing = nil
+	if t.span == nil || !seat.taken {
+		return nil
+	}
+	cpus, err := t.span()
+	if err != nil {
+		return err
+	}
+	missing, err := sched.Missing(seat.thread.TID, cpus)
+	if err == nil && len(missing) > 0 {
+		// The cpuset may have been given back since.
+		if sched.Unpin(seat.thread.TID, cpus) == nil {
+			missing, err = sched.Missing(seat.thread.TID, cpus)
+		}
+	}
+	seat.missing = missing
+	return ended(seat.thread, err)
+}
+
+// set gives a thread its policy. One that has pinned itself is let go first: the kernel gives SCHED_DEADLINE to
+// none that may not run on all CPUs.
+func (t *threads) set(m move) error {
+	err := sched.Set(m.thread.TID, t.attr(m.seats.grant))
+	if t.span == nil || !errors.Is(err, syscall.EPERM) {
+		return err
+	}
+	cpus, spanErr := t.span()
+	if spanErr != nil {
+		return errors.Join(err, spanErr)
+	}
+	missing, missingErr := sched.Missing(m.thread.TID, cpus)
+	if missingErr != nil || len(missing) == 0 {
+		return err
+	}
+	if unpinErr := sched.Unpin(m.thread.TID, cpus); unpinErr != nil {
+		return errors.Join(err, unpinErr)
+	}
+	left, missingErr := sched.Missing(m.thread.TID, cpus)
+	if missingErr != nil {
+		return errors.Join(err, missingErr)
+	}
+	if len(left) > 0 {
+		return fmt.Errorf("%w: its cpuset keeps it off CPUs %s", err, topology.FormatCPUList(left))
+	}
+	if err := sched.Set(m.thread.TID, t.attr(m.seats.grant)); err != nil {
+		return err
+	}
+	m.seats.unpinned++
+	m.seats.lastUnpinned = m.thread
+	return nil
+}
+
 // revive gives a thread its reservation anew that wants to run and is not run. Linux up to 6.18 at least
 // forgets to wake a thread that has left SCHED_DEADLINE while it was stopped for having used its runtime up
 // and gets it again: it would never run. A second time works. A thread that waits for its period to begin,
@@ -218,7 +280,7 @@ func (t *threads) sit(m move) error {
 			return ended(m.thread, err)
 		}
 	}
-	if err := sched.Set(m.thread.TID, t.attr(m.seats.grant)); err != nil {
+	if err := t.set(m); err != nil {
 		if t.unplace != nil {
 			err = errors.Join(err, t.unplace(m.thread))
 		}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/takt-dev/takt/kubernetes/internal/enforce"
 	"github.com/takt-dev/takt/kubernetes/internal/sched"
+	"github.com/takt-dev/takt/kubernetes/internal/topology"
 )
 
 // Reasons of events and conditions.
@@ -23,6 +24,8 @@ const (
 	reasonLost     = "ReservationLost"
 	reasonOverrun  = "ReservationOverrun"
 	reasonRestored = "ReservationRestored"
+	reasonUnpinned = "ReservationUnpinned"
+	reasonNarrowed = "ReservationNarrowed"
 )
 
 // container is one with a claim, from its creation to its end.
@@ -42,6 +45,8 @@ type container struct {
 	tallies     []tally
 	// warned is when the pod was last told of an overrun, reported when its claims' statuses were written.
 	warned, reported time.Time
+	// narrowed says that threads were kept off CPUs when the container was last looked at.
+	narrowed bool
 	// renamed says that a thread's name is another one than reported.
 	renamed bool
 }
@@ -83,12 +88,14 @@ type news struct {
 	// changed says that other threads hold the reservations than before, renamed that one has another
 	// name, restored that one's policy had been changed, exhausted that one has used its runtime up.
 	changed, renamed, restored, exhausted bool
+	// unpinned says that a thread which had pinned itself was let go.
+	unpinned bool
 }
 
 // add counts a new state.
 func (t *tally) add(state enforce.State) news {
 	seen := map[int]sampled{}
-	is := news{changed: len(state.Threads) != len(t.state.Threads), restored: state.Restored > t.state.Restored}
+	is := news{changed: len(state.Threads) != len(t.state.Threads), restored: state.Restored > t.state.Restored, unpinned: state.Unpinned > t.state.Unpinned}
 	for _, thread := range state.Threads {
 		t.samples++
 		if thread.Exhausted {
@@ -210,7 +217,7 @@ func (n *Node) refresh(ctx context.Context, c *container) {
 		n.metrics.failures.WithLabelValues("refresh").Inc()
 		return
 	}
-	changed := false
+	changed, narrowed := false, ""
 	for i, state := range states {
 		is := c.tallies[i].add(state)
 		c.renamed = c.renamed || is.renamed
@@ -218,15 +225,32 @@ func (n *Node) refresh(ctx context.Context, c *container) {
 		if is.restored {
 			n.event(c.pod, corev1.EventTypeWarning, reasonRestored, "container %s changed the policy of a thread with a reservation of %s, which is restored", c.name, state.Grant.Key)
 		}
+		if is.unpinned {
+			n.event(c.pod, corev1.EventTypeWarning, reasonUnpinned, "container %s: thread %q had pinned itself to some CPUs and may run on all again: backend %s reserves for no pinned thread; leave the pinning out, or use the backend %s",
+				c.name, state.LastUnpinned.Name, n.backend.Name(), enforce.PartitionName)
+		}
+		if state.Narrowed > 0 {
+			narrowed = fmt.Sprintf("%d of its threads may not run on CPUs %s any more: a cpuset was made smaller, as the static CPU manager does for pods with CPUs of their own; move one of the pods to another node",
+				state.Narrowed, topology.FormatCPUList(state.Missing))
+		}
 		if is.exhausted && time.Since(c.warned) > quiet {
 			c.warned = time.Now()
 			p := state.Grant.Parameters
 			n.event(c.pod, corev1.EventTypeWarning, reasonOverrun, "container %s wants more than the %s every %s that it has reserved", c.name, p.Runtime, p.Period)
 		}
 	}
+	if narrowed != "" && !c.narrowed {
+		n.event(c.pod, corev1.EventTypeWarning, reasonNarrowed, "container %s: %s", c.name, narrowed)
+	}
+	changed = changed || c.narrowed != (narrowed != "")
+	c.narrowed = narrowed != ""
 	if changed || (c.renamed && time.Since(c.reported) > namePace) {
 		c.renamed, c.reported = false, time.Now()
-		n.report(c, condition{ready: true, reason: reasonReserved, message: "the kernel keeps the reservation"})
+		is := condition{ready: true, reason: reasonReserved, message: "the kernel keeps the reservation"}
+		if c.narrowed {
+			is = condition{reason: reasonNarrowed, message: narrowed}
+		}
+		n.report(c, is)
 	}
 }
 

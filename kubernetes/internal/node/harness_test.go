@@ -50,6 +50,11 @@ func TestMain(m *testing.M) {
 	case "idle":
 		fmt.Println("ready")
 		bufio.NewReader(os.Stdin).ReadString('\n')
+	case "leave":
+		fmt.Println("ready")
+		bufio.NewReader(os.Stdin).ReadString('\n')
+		go func() { select {} }()
+		unix.RawSyscall(unix.SYS_EXIT, 0, 0, 0) // the main thread, as pthread_exit
 	case "busy":
 		fmt.Println("ready")
 		for {

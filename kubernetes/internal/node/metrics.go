@@ -49,6 +49,8 @@ var (
 	claimSamples   = prometheus.NewDesc("takt_reservation_samples_total", "How often a thread with a reservation was looked at.", ofClaim, nil)
 	claimExhausted = prometheus.NewDesc("takt_reservation_exhausted_samples_total", "How often it had used its runtime up: throttled, or about to be.", ofClaim, nil)
 	claimRestored  = prometheus.NewDesc("takt_reservation_restored_total", "Reservations that were changed from inside the container and restored.", ofClaim, nil)
+	claimNarrowed  = prometheus.NewDesc("takt_reservation_narrowed_threads", "Threads with a reservation that a cpuset keeps off CPUs which it counts on.", ofClaim, nil)
+	claimUnpinned  = prometheus.NewDesc("takt_reservation_unpinned_total", "Threads that had pinned themselves and were let go to have a reservation.", ofClaim, nil)
 	claimRevived   = prometheus.NewDesc("takt_reservation_revived_total", "Threads that the kernel had stopped running and that got their reservation anew.", ofClaim, nil)
 )
 
@@ -83,7 +85,7 @@ func (m *metrics) hook(name string) (end func()) {
 // Describe implements prometheus.Collector.
 func (m *metrics) Describe(to chan<- *prometheus.Desc) {
 	for _, desc := range []*prometheus.Desc{
-		coreBound, coreTaken, coreHealth, tardiness, claimThreads, claimFree, claimLeftOut, claimCPU, claimSamples, claimExhausted, claimRestored, claimRevived,
+		coreBound, coreTaken, coreHealth, tardiness, claimThreads, claimFree, claimLeftOut, claimCPU, claimSamples, claimExhausted, claimRestored, claimNarrowed, claimUnpinned, claimRevived,
 	} {
 		to <- desc
 	}
@@ -136,6 +138,8 @@ func (m *metrics) Collect(to chan<- prometheus.Metric) {
 			counter(claimSamples, float64(t.samples), labels...)
 			counter(claimExhausted, float64(t.exhausted), labels...)
 			counter(claimRestored, float64(t.state.Restored), labels...)
+			gauge(claimNarrowed, float64(t.state.Narrowed), labels...)
+			counter(claimUnpinned, float64(t.state.Unpinned), labels...)
 			counter(claimRevived, float64(t.state.Revived), labels...)
 		}
 		c.mu.Unlock()

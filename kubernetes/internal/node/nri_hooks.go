@@ -317,6 +317,33 @@ func (p *nriPlugin) StartContainer(ctx context.Context, sandbox *api.PodSandbox,
 	return n.enforce(ctx, c, int(ctr.GetPid()))
 }
 
+// UpdateContainer is told that a container's resources shall change. One whose reservations count on all CPUs of
+// the root domain keeps them: the static CPU manager takes CPUs from everybody when a pod gets some of its own.
+func (p *nriPlugin) UpdateContainer(ctx context.Context, sandbox *api.PodSandbox, ctr *api.Container, resources *api.LinuxResources) ([]*api.ContainerUpdate, error) {
+	n := p.n
+	if len(marks(ctr)) == 0 || !n.backend.Roams() || resources.GetCpu().GetCpus() == "" {
+		return nil, nil
+	}
+	defer n.metrics.hook("UpdateContainer")()
+	domain, err := topology.RootDomain("/")
+	if err != nil {
+		return nil, err
+	}
+	may, err := topology.ParseCPUList(resources.GetCpu().GetCpus())
+	if err != nil {
+		return nil, err
+	}
+	if !slices.ContainsFunc(domain, func(cpu int) bool { return !slices.Contains(may, cpu) }) {
+		return nil, nil
+	}
+	n.event(podOf(sandbox), corev1.EventTypeWarning, reasonNarrowed, "container %s: it was to be confined to CPUs %s and stays on all, which its reservation counts on: pods with CPUs of their own share them with it; move one of the pods to another node",
+		ctr.GetName(), resources.GetCpu().GetCpus())
+	update := &api.ContainerUpdate{}
+	update.SetContainerId(ctr.GetId())
+	update.SetLinuxCPUSetCPUs(topology.FormatCPUList(domain))
+	return []*api.ContainerUpdate{update}, nil
+}
+
 // StopContainer is told when a container is being stopped, or has ended.
 func (p *nriPlugin) StopContainer(ctx context.Context, _ *api.PodSandbox, ctr *api.Container) ([]*api.ContainerUpdate, error) {
 	if len(marks(ctr)) > 0 {

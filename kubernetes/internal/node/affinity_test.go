@@ -1,0 +1,143 @@
+package node
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/containerd/nri/pkg/adaptation"
+	"github.com/containerd/nri/pkg/api"
+
+	"github.com/takt-dev/takt/kubernetes/internal/sched"
+	"github.com/takt-dev/takt/kubernetes/internal/topology"
+)
+
+func (s *site) cpus() []int {
+	s.t.Helper()
+	cpus, err := topology.RootDomain("/")
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	if len(cpus) < 2 {
+		s.t.Skip("needs two CPUs")
+	}
+	return cpus
+}
+
+// confine puts the container into a cpuset of one CPU, as the static CPU manager does (cgroup v1).
+func (b *box) confine() {
+	t := b.s.t
+	t.Helper()
+	b.s.cpus()
+	const root = "/sys/fs/cgroup/cpuset"
+	dir := filepath.Join(root, "takt-test-"+b.ctr.Id)
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Skipf("needs cpusets of cgroup v1: %v", err)
+	}
+	t.Cleanup(func() { b.kill(); os.Remove(dir) })
+	mems, err := os.ReadFile(root + "/cpuset.mems")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range [][2]string{{"cpuset.cpus", "0"}, {"cpuset.mems", string(mems)}, {"cgroup.procs", strconv.Itoa(b.cmd.Process.Pid)}} {
+		if err := os.WriteFile(filepath.Join(dir, file[0]), []byte(file[1]), 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// reserved is a container that runs under its reservation.
+func (s *site) reserved(pod, program string) *box {
+	s.t.Helper()
+	response := s.prepare(s.claim("claim", plain, nil))
+	if response.Error != "" {
+		s.t.Fatal(response.Error)
+	}
+	return s.mustCreate(pod, "main", program, s.injected(response.Devices[0].CdiDeviceIds).Process.Env)
+}
+
+func TestAPodWithCPUsOfItsOwnDoesNotConfineAReservation(t *testing.T) {
+	s := newSite(t)
+	cpus := s.cpus()
+	b := s.reserved("pod", "idle")
+	if err := b.gate(); err != nil {
+		t.Fatal(err)
+	}
+	confined := &api.LinuxResources{Cpu: &api.LinuxCPU{Cpus: "0"}}
+	response, err := s.runtime.UpdateContainer(context.Background(), &adaptation.UpdateContainerRequest{Pod: b.pod, Container: b.ctr, LinuxResources: confined})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := response.Update[len(response.Update)-1].GetLinux().GetResources().GetCpu().GetCpus(); got != topology.FormatCPUList(cpus) {
+		t.Errorf("the container is confined to CPUs %q", got)
+	}
+	if told := s.events.of("pod", reasonNarrowed); len(told) != 1 || !strings.Contains(told[0], "confined to CPUs 0") {
+		t.Errorf("the pod is told %q", told)
+	}
+	// A change of something else is let through.
+	other := &api.LinuxResources{Cpu: &api.LinuxCPU{Shares: api.UInt64(100)}}
+	if _, err := s.runtime.UpdateContainer(context.Background(), &adaptation.UpdateContainerRequest{Pod: b.pod, Container: b.ctr, LinuxResources: other}); err != nil {
+		t.Fatal(err)
+	}
+	if told := s.events.of("pod", reasonNarrowed); len(told) != 1 {
+		t.Errorf("the pod is told %q", told)
+	}
+}
+
+func TestAThreadThatPinsItselfRunsUnderItsReservationAndItsPodIsTold(t *testing.T) {
+	s := newSite(t)
+	s.cpus()
+	b := s.reserved("pod", "idle")
+	if err := sched.Unpin(b.cmd.Process.Pid, []int{0}); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.gate(); err != nil {
+		t.Fatal(err)
+	}
+	if got := b.policy(); got != reserved {
+		t.Errorf("the container has %+v", got)
+	}
+	if told := s.events.of("pod", reasonUnpinned); len(told) != 1 || !strings.Contains(told[0], "deadline-partition") {
+		t.Errorf("the pod is told %q", told)
+	}
+}
+
+func TestAContainerWithoutItsMainThreadIsNotTakenForEnded(t *testing.T) {
+	s := newSite(t)
+	b := s.reserved("pod", "leave")
+	if err := b.gate(); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.start(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.in.Write([]byte("go\n")); err != nil {
+		t.Fatal(err)
+	}
+	holder := func() (tid int) {
+		c := s.agent.containers[b.ctr.Id]
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if !c.running() {
+			t.Fatal("the container is taken for ended")
+		}
+		if threads := c.tallies[0].state.Threads; len(threads) == 1 {
+			tid = threads[0].TID
+		}
+		return tid
+	}
+	s.until("a worker has the reservation", func() bool { tid := holder(); return tid != 0 && tid != b.cmd.Process.Pid })
+	attr, err := sched.Get(holder())
+	if err != nil || attr != reserved {
+		t.Errorf("the worker has %+v, %v", attr, err)
+	}
+	b.remove()
+	s.until("its end is noticed", func() bool {
+		s.agent.mu.Lock()
+		defer s.agent.mu.Unlock()
+		return len(s.agent.holders) == 0
+	})
+}
