@@ -6,7 +6,7 @@ use std::os::unix::process::CommandExt;
 
 use clap::{Args, Subcommand, ValueEnum};
 use serde::Serialize;
-use takt_lab::{Host, Lab as Hosts, LabConfig, Network, Wiring};
+use takt_lab::{Host, Lab as Hosts, LabConfig, Network, Overlay, Wiring};
 
 use crate::failure::Failure;
 use crate::output::{Align, Form, print, print_json, table};
@@ -77,14 +77,27 @@ struct Up {
     /// The switch sends packets with the upper half of all DSCP values first
     #[arg(long, requires = "rate")]
     priorities: bool,
-    /// Containers on each host, behind a bridge and a VXLAN over all hosts
+    /// Containers on each host, behind a bridge
     #[arg(long, value_name = "N", default_value_t = 0)]
     containers: usize,
     /// Run a node on each host; all know each other
     #[arg(long)]
     daemons: bool,
+    /// How the containers' network reaches the other hosts
+    #[arg(long, value_enum, default_value_t = Shape::Bridged)]
+    overlay: Shape,
     #[command(flatten)]
     form: Form,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Shape {
+    /// One segment: bridges joined by a VXLAN
+    Bridged,
+    /// A routed subnet for each host, over a VXLAN
+    Flannel,
+    /// A routed subnet for each host, by way of the hosts themselves
+    HostGw,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -150,6 +163,11 @@ impl Up {
                 Joined::Bridge => Wiring::Bridge,
             },
             containers: self.containers,
+            overlay: match self.overlay {
+                Shape::Bridged => Overlay::Bridged,
+                Shape::Flannel => Overlay::Flannel,
+                Shape::HostGw => Overlay::HostGateway,
+            },
             priorities: self.priorities,
         };
         let name = &self.name.name;

@@ -44,6 +44,9 @@ pub struct LabConfig {
     /// container networks build them. Container `j` of host `i` has the address `10.88.i+1.j+1`.
     #[serde(default)]
     pub containers: usize,
+    /// How the containers' network reaches the other hosts.
+    #[serde(default)]
+    pub overlay: Overlay,
 }
 
 impl Default for LabConfig {
@@ -61,6 +64,7 @@ impl Default for LabConfig {
             wiring: Wiring::Auto,
             priorities: false,
             containers: 0,
+            overlay: Overlay::Bridged,
         }
     }
 }
@@ -166,6 +170,29 @@ pub enum Wiring {
     Cable,
     /// A Linux bridge without spanning tree in the namespace `<lab>-switch`.
     Bridge,
+}
+
+/// How the network of containers spans the hosts of a lab.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Overlay {
+    /// One segment, `10.88.0.0/16`: each host's bridge `cni0` has the VXLAN device `vxlan42` as a port.
+    #[default]
+    Bridged,
+    /// As Flannel's VXLAN backend builds it: a subnet `10.88.i+1.0/24` for each host, whose bridge `cni0` has its
+    /// first address and is the containers' gateway; the other hosts' subnets are routed by way of
+    /// `vxlan42`. Container `j` of host `i` has the address `10.88.i+1.j+2`.
+    Flannel,
+    /// As Flannel's host-gw backend builds it: as before, with routes by way of the other hosts themselves.
+    #[serde(rename = "host-gw")]
+    HostGateway,
+}
+
+impl Overlay {
+    /// Whether each host has a subnet of its own.
+    pub(crate) fn routed(self) -> bool {
+        self != Self::Bridged
+    }
 }
 
 /// An IPv4 network, written `10.77.0.0/24`.

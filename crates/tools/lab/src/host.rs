@@ -6,7 +6,7 @@ use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::config::ENCAPSULATION;
+use crate::config::{ENCAPSULATION, Overlay};
 use crate::iproute::ip;
 use crate::link;
 use crate::namespace::{self, Inside};
@@ -56,16 +56,24 @@ impl Host {
 
     /// Container `index` of host `host` of the lab `lab`.
     pub(crate) fn container(lab: &str, host: usize, index: usize, config: &LabConfig) -> Self {
-        let [host_octet, octet] = [host, index].map(|index| index as u8 + 1);
+        let [host_octet, number] = [host, index].map(|index| index as u8 + 1);
+        let (octet, prefix_length) = match config.overlay.routed() {
+            // The first address is the gateway's.
+            true => (number + 1, 24),
+            false => (number, 16),
+        };
         let namespace = namespace_of(lab, host);
         Self {
-            namespace: format!("{namespace}c{octet}"),
+            namespace: format!("{namespace}c{number}"),
             name_from: lab.len() + 1,
             address: Ipv4Addr::new(10, 88, host_octet, octet),
-            prefix_length: 16,
+            prefix_length,
             mac: [0x02, 0x00, 10, 88, host_octet, octet],
-            mtu: config.mtu - ENCAPSULATION,
-            far: (namespace, format!("c{octet}")),
+            mtu: match config.overlay {
+                Overlay::HostGateway => config.mtu,
+                Overlay::Bridged | Overlay::Flannel => config.mtu - ENCAPSULATION,
+            },
+            far: (namespace, format!("c{number}")),
         }
     }
 

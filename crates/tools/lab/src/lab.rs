@@ -1,8 +1,9 @@
 //! Making, finding and removing labs.
 
+use std::net::Ipv4Addr;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use crate::config::{ENCAPSULATION, LabConfig};
+use crate::config::{ENCAPSULATION, LabConfig, Overlay};
 use crate::host::{Host, INTERFACE, switch_of};
 use crate::iproute::{bridge, ip, tc};
 use crate::record::{self, Owner, Record};
@@ -210,10 +211,22 @@ impl Lab {
             host.wait_for_link()?;
         }
         if self.config.containers > 0 {
-            for (host, containers) in self.hosts.iter().zip(&self.containers) {
-                self.build_overlay(host)?;
+            for (index, (host, containers)) in self.hosts.iter().zip(&self.containers).enumerate() {
+                match self.config.overlay {
+                    Overlay::Bridged => self.build_overlay(host)?,
+                    Overlay::Flannel | Overlay::HostGateway => self.build_routed(index, host)?,
+                }
                 for container in containers {
                     Self::build_container(container)?;
+                    if self.config.overlay.routed() {
+                        let gateway = gateway(index).to_string();
+                        let purpose = format!("give {} its gateway", container.namespace());
+                        let route = ["route", "add", "default", "via", &gateway];
+                        ip(
+                            &purpose,
+                            &[&["-n", container.namespace()], &route[..]].concat(),
+                        )?;
+                    }
                 }
             }
             for container in self.containers.iter().flatten() {
@@ -280,6 +293,57 @@ impl Lab {
                     &other,
                 ],
             )?;
+        }
+        Ok(())
+    }
+
+    /// A bridge with a gateway for the containers of a host, and the routes to those of the others.
+    fn build_routed(&self, index: usize, host: &Host) -> Result<(), LabError> {
+        let purpose = format!("build the routed network of {}", host.namespace());
+        let namespace = host.namespace();
+        let run =
+            |arguments: &[&str]| ip(&purpose, &[&["-n", namespace], arguments].concat()).map(drop);
+        let command = |text: &str| run(&text.split_whitespace().collect::<Vec<_>>());
+        let tunnelled = self.config.overlay == Overlay::Flannel;
+        let mtu = self.config.mtu - if tunnelled { ENCAPSULATION } else { 0 };
+        command(&format!(
+            "link add {OVERLAY_BRIDGE} mtu {mtu} type bridge stp_state 0 forward_delay 0"
+        ))?;
+        command(&format!(
+            "address add {}/24 dev {OVERLAY_BRIDGE}",
+            gateway(index)
+        ))?;
+        command(&format!("link set {OVERLAY_BRIDGE} up"))?;
+        forward_packets(host)?;
+        if tunnelled {
+            command(&format!(
+                "link add {OVERLAY_DEVICE} address {} mtu {mtu} type vxlan id {OVERLAY_ID} dstport 4789 \
+                 local {} dev {INTERFACE} nolearning",
+                format_mac(tunnel_mac(index)),
+                host.address()
+            ))?;
+            command(&format!(
+                "address add {}/32 dev {OVERLAY_DEVICE}",
+                subnet(index)
+            ))?;
+            command(&format!("link set {OVERLAY_DEVICE} up"))?;
+        }
+        let others = self.hosts.iter().enumerate();
+        for (other, far) in others.filter(|(other, _)| *other != index) {
+            let (subnet, mac) = (subnet(other), format_mac(tunnel_mac(other)));
+            if !tunnelled {
+                command(&format!("route add {subnet}/24 via {}", far.address()))?;
+                continue;
+            }
+            command(&format!(
+                "route add {subnet}/24 via {subnet} dev {OVERLAY_DEVICE} onlink"
+            ))?;
+            command(&format!(
+                "neighbour add {subnet} lladdr {mac} dev {OVERLAY_DEVICE} nud permanent"
+            ))?;
+            let far = far.address().to_string();
+            let entry = ["fdb", "append", &mac, "dev", OVERLAY_DEVICE, "dst", &far];
+            bridge(&purpose, &[&["-n", namespace], &entry[..]].concat())?;
         }
         Ok(())
     }
@@ -416,6 +480,27 @@ impl Drop for Lab {
             eprintln!("takt-lab: cannot remove the lab {}: {error}", self.name);
         }
     }
+}
+
+/// The subnet of a host's containers, where each host has its own, and its gateway.
+fn subnet(host: usize) -> Ipv4Addr {
+    Ipv4Addr::new(10, 88, host as u8 + 1, 0)
+}
+
+fn gateway(host: usize) -> Ipv4Addr {
+    Ipv4Addr::new(10, 88, host as u8 + 1, 1)
+}
+
+/// The hardware address of a host's VXLAN device, where each host has its own subnet.
+fn tunnel_mac(host: usize) -> [u8; 6] {
+    [0x02, 0x00, 10, 88, host as u8 + 1, 0]
+}
+
+/// Makes a host a router.
+fn forward_packets(host: &Host) -> Result<(), LabError> {
+    let _inside = host.enter()?;
+    let purpose = format!("make {} a router", host.namespace());
+    std::fs::write("/proc/sys/net/ipv4/ip_forward", "1").map_err(LabError::io(purpose))
 }
 
 fn add_address(host: &Host) -> Result<(), LabError> {

@@ -34,7 +34,7 @@ mod namespace;
 mod record;
 
 pub use capture::{Capture, Captured};
-pub use config::{LabConfig, Network, ParseNetworkError, Wiring};
+pub use config::{LabConfig, Network, Overlay, ParseNetworkError, Wiring};
 pub use error::LabError;
 pub use host::{Host, LinkState};
 pub use lab::{Lab, OVERLAY_DEVICE, OVERLAY_ID};

@@ -4,7 +4,7 @@ use std::net::{Ipv4Addr, UdpSocket};
 use std::path::Path;
 use std::time::Duration;
 
-use takt_lab::{Host, Lab, LabConfig, LabError, LinkState, RECORDS, Wiring};
+use takt_lab::{Host, Lab, LabConfig, LabError, LinkState, Overlay, RECORDS, Wiring};
 
 /// Long enough that only a link that carries nothing runs into it.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -83,6 +83,34 @@ fn containers_reach_each_other_over_the_vxlan_and_go_with_the_lab() {
     drop(lab);
     for namespace in namespaces {
         assert!(!namespace_exists(&namespace), "{namespace}");
+    }
+}
+
+#[test]
+fn containers_reach_each_other_over_routed_networks() {
+    if skip() {
+        return;
+    }
+    for (overlay, mtu) in [(Overlay::Flannel, 1450), (Overlay::HostGateway, 1500)] {
+        let lab = Lab::scratch(&LabConfig {
+            hosts: 3,
+            containers: 2,
+            overlay,
+            ..LabConfig::default()
+        })
+        .unwrap();
+        let [here, neighbour, there] = [(0, 0), (0, 1), (2, 1)].map(|(h, c)| lab.container(h, c));
+        assert_eq!((here.name(), there.name()), ("h1c1", "h3c2"));
+        assert_eq!(
+            (here.mtu(), there.address(), there.prefix_length()),
+            (mtu, Ipv4Addr::new(10, 88, 3, 3), 24)
+        );
+        let socket = socket_of(here);
+        for far in [neighbour, there] {
+            let far = socket_of(far);
+            pass(&socket, &far, b"there");
+            pass(&far, &socket, b"and back");
+        }
     }
 }
 
