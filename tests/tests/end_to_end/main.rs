@@ -8,6 +8,7 @@ mod links;
 mod long_messages;
 mod networks;
 mod refusals;
+mod routed;
 mod support;
 mod tenants;
 mod volume;

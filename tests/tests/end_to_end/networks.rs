@@ -61,7 +61,7 @@ fn a_frame_reaches_an_ordinary_socket_behind_the_kernels_vxlan_not_before_its_ti
         assert_eq!(endpoint.addresses, [(here.address().into(), 16)]);
         assert_eq!(u32::from(endpoint.mtu), there.mtu());
         // The runtime knows its station: no address is to be resolved.
-        let resolved = source.resolve(there.address().into(), None);
+        let resolved = source.resolve(there.address().into(), there.address().into(), None);
         assert_eq!(resolved.expect("an answer"), Some(there.mac()));
         let flow = flow(here, there, there.mac());
         let talker = {
@@ -197,6 +197,7 @@ fn what_is_not_the_tenants_is_refused_counted_and_keeps_nothing_else_from_leavin
     assert_eq!(nowhere, Outcome::Unreachable);
     let resolved = source.resolve(
         Ipv4Addr::new(10, 88, 9, 9).into(),
+        Ipv4Addr::new(10, 88, 9, 9).into(),
         Some([2, 0, 0, 0, 0, 42]),
     );
     assert_eq!(resolved.expect("an answer"), None);
@@ -301,7 +302,11 @@ fn stations_are_entered_removed_and_followed_from_the_kernel_while_the_node_runs
     });
     let session = attach(&node, "talker");
     let source = frames(&session, Datapath::Udp);
-    let known = source.resolve(others[1].address().into(), Some(others[1].mac()));
+    let known = source.resolve(
+        others[1].address().into(),
+        others[1].address().into(),
+        Some(others[1].mac()),
+    );
     assert_eq!(known.expect("an answer"), Some(others[1].mac()));
     let text = frame(&flow(here, others[1], others[1].mac()), b"followed");
     assert_eq!(
@@ -385,7 +390,11 @@ fn on_a_native_network_frames_leave_as_they_are() {
     // Kernel UDP sends no frames: the datapath that does is found whatever was asked for.
     let source = frames(&session, Datapath::Udp);
     let listener = listen(there);
-    let known = source.resolve(there.address().into(), Some(there.mac()));
+    let known = source.resolve(
+        there.address().into(),
+        there.address().into(),
+        Some(there.mac()),
+    );
     assert_eq!(known.expect("an answer"), Some(there.mac()));
     let flow = UdpFlow {
         src_mac: MacAddress([2, 0, 0, 0, 0, 0x50]),

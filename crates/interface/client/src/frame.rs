@@ -98,18 +98,24 @@ impl FrameSource {
         self.0.pending()
     }
 
-    /// Which MAC address to send to for an address on the link, the destination's or the gateway's.
-    /// `known`: what the application knows of it. `None`: the network does not reach it.
+    /// Which MAC address to send to for packets to a destination. `next_hop`: where they go on the link, the
+    /// destination itself or a gateway; `known`: what the application knows of that one's address. `None`: the
+    /// network does not reach it.
     ///
     /// # Errors
     /// [`Error::Disconnected`], [`Error::Ended`], [`Error::TimedOut`], [`Error::Forked`];
     /// [`Error::Refused`] when the tenant has no endpoint.
     pub fn resolve(
         &self,
-        address: IpAddr,
+        destination: IpAddr,
+        next_hop: IpAddr,
         known: Option<[u8; 6]>,
     ) -> Result<Option<[u8; 6]>, Error> {
-        let request = Request::Resolve { address, known };
+        let request = Request::Resolve {
+            destination,
+            next_hop,
+            known,
+        };
         let (answer, _) = self.0.shared().request(request)?;
         match answer.reply {
             Reply::Resolved(mac) => Ok(mac),

@@ -181,11 +181,11 @@ pub fn find(
     let next_hop = route.gateway.unwrap_or(destination.ip());
     let (via, fresh) = link_address(netlink, &route, destination.ip());
     let to_be_asked = (!fresh).then_some((route.interface, next_hop));
-    let resolved = match answers.get(&(next_hop, via)) {
+    let resolved = match answers.get(&(destination.ip(), next_hop, via)) {
         Some(answer) => *answer,
         None => {
-            let answer = source.resolve(next_hop, via)?;
-            answers.insert((next_hop, via), answer);
+            let answer = source.resolve(destination.ip(), next_hop, via)?;
+            answers.insert((destination.ip(), next_hop, via), answer);
             answer
         }
     };

@@ -157,7 +157,7 @@ fn round(age: i64, asked: &mut Asked, inside: &Inside) {
 }
 
 /// What the runtime has said in this round.
-pub type Answers = HashMap<(IpAddr, Option<[u8; 6]>), Option<[u8; 6]>>;
+pub type Answers = HashMap<(IpAddr, IpAddr, Option<[u8; 6]>), Option<[u8; 6]>>;
 
 fn renew(
     socket: &'static Socket,

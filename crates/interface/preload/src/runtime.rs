@@ -133,21 +133,24 @@ impl Source {
         Ok(endpoint)
     }
 
-    /// Which station packets to `address` are for, `known` being what the kernel knows; see
+    /// Which station packets to `destination` by way of `next_hop` are for, `known` being what the kernel knows; see
     /// [`FrameSource::resolve`].
     pub fn resolve(
         &self,
-        address: IpAddr,
+        destination: IpAddr,
+        next_hop: IpAddr,
         known: Option<[u8; 6]>,
     ) -> Result<Option<[u8; 6]>, Refusal> {
-        self.frames.resolve(address, known).map_err(Refusal::from)
+        self.frames
+            .resolve(destination, next_hop, known)
+            .map_err(Refusal::from)
     }
 
     /// Whether frames to a station go anywhere.
     pub fn reaches(&self, station: [u8; 6]) -> Result<bool, Refusal> {
         // No station has this address, so that what is known decides.
         let nowhere = Ipv4Addr::UNSPECIFIED.into();
-        Ok(self.resolve(nowhere, Some(station))?.is_some())
+        Ok(self.resolve(nowhere, nowhere, Some(station))?.is_some())
     }
 
     /// Memory for a frame.

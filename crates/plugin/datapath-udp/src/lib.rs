@@ -4,11 +4,12 @@
 //! network stack is used: trains of datagrams (UDP GSO and GRO) and many messages by one call. Datagrams
 //! are never fragmented: a port tells how much each peer's route carries. Each is marked with its traffic
 //! class, and where an interface has a queueing discipline that keeps launch times (`etf`), it is given them.
-//! Not for bypassing the kernel. Source: naaas-thesis-2024, section 5.1.3 (the plugin layer).
+//! Whole frames of others leave by packet sockets, one for each interface. Not for bypassing the kernel. Source: naaas-thesis-2024, section 5.1.3 (the plugin layer).
 
 mod address;
 mod frames;
 mod launch;
+mod links;
 mod peers;
 mod port;
 mod receive;

@@ -16,8 +16,10 @@ use crate::socket::Socket;
 const IPV4_UDP_HEADERS: usize = 20 + 8;
 /// IPv6 header without extensions, and UDP header (RFC 8200 section 3, RFC 768).
 const IPV6_UDP_HEADERS: usize = 40 + 8;
+/// Handles of peers leave the highest bit to those of links.
+const GENERATIONS: u16 = 0x7fff;
 /// How long a route's MTU is believed while the peer is in use, in milliseconds.
-const MTU_LIFETIME_MS: u64 = 1000;
+pub(crate) const MTU_LIFETIME_MS: u64 = 1000;
 
 /// One peer, or an unused place for one.
 #[derive(Debug)]
@@ -127,7 +129,7 @@ impl PeerTable {
         let generation = self
             .places
             .get(usize::from(index))
-            .map_or(0, |former| former.generation.wrapping_add(1));
+            .map_or(0, |former| former.generation.wrapping_add(1) & GENERATIONS);
         let peer = Peer {
             remote,
             raw,
@@ -257,7 +259,7 @@ impl PeerTable {
 }
 
 /// A coarse monotonic clock, read without entering the kernel: good to a scheduler tick.
-fn now_ms() -> u64 {
+pub(crate) fn now_ms() -> u64 {
     let mut now = libc::timespec {
         tv_sec: 0,
         tv_nsec: 0,

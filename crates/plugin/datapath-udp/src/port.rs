@@ -14,6 +14,7 @@ use takt_time::{TaiTime, TrafficClass};
 use crate::UdpConfig;
 use crate::frames::{FramePool, Purpose};
 use crate::launch::Reports;
+use crate::links::Links;
 use crate::peers::PeerTable;
 use crate::receive::Receiver;
 use crate::socket::Socket;
@@ -25,6 +26,7 @@ pub(crate) struct UdpPort {
     local: SocketAddr,
     frames: FramePool,
     peers: PeerTable,
+    links: Links,
     transmitter: Transmitter,
     receiver: Receiver,
     drops: Drops,
@@ -92,11 +94,22 @@ impl UdpPort {
             local,
             frames,
             peers,
+            links: Links::new(config.frame_size),
             transmitter,
             receiver,
             drops: Drops::default(),
             reports: announced.then(Reports::default),
         })
+    }
+}
+
+impl UdpPort {
+    #[inline]
+    fn flush_links(&mut self) -> bool {
+        self.links.is_empty()
+            || self
+                .links
+                .flush(&mut self.frames, &mut self.transmitter.counters)
     }
 }
 
@@ -109,19 +122,32 @@ impl Port for UdpPort {
         self.peers.connect(remote)
     }
 
+    fn connect_link(&mut self, interface: Option<u32>) -> Result<PeerHandle, ConnectError> {
+        self.links.connect(interface.ok_or(ConnectError::NoFrames)?)
+    }
+
     fn disconnect(&mut self, peer: PeerHandle) {
+        self.links.disconnect(peer);
         self.peers.disconnect(peer);
     }
 
     fn max_payload(&self, peer: PeerHandle) -> usize {
+        if let Some(room) = self.links.room(peer) {
+            return room;
+        }
         self.peers
             .find(peer)
             .map_or(0, |index| self.peers.at(index).max_payload)
     }
 
     fn reserve(&mut self, peer: PeerHandle) -> Result<Frame, ReserveError> {
-        let index = self.peers.find(peer).ok_or(ReserveError::UnknownPeer)?;
-        let room = self.peers.at(index).max_payload;
+        let room = match self.links.room(peer) {
+            Some(room) => room,
+            None => {
+                let index = self.peers.find(peer).ok_or(ReserveError::UnknownPeer)?;
+                self.peers.at(index).max_payload
+            }
+        };
         self.frames
             .take(Purpose { peer, room })
             .ok_or(ReserveError::WouldBlock)
@@ -146,6 +172,14 @@ impl Port for UdpPort {
             "committed {len} bytes of a frame with room for {}",
             purpose.room
         );
+        if self.links.room(purpose.peer).is_some() {
+            // Frames of the two kinds leave in the order of their commits, as far as the kernel takes them.
+            self.transmitter
+                .flush(&self.socket, &mut self.frames, &mut self.peers);
+            self.links.push(purpose.peer, frame.0, len, class);
+            return;
+        }
+        self.flush_links();
         match self.peers.find(purpose.peer) {
             Some(peer) => {
                 self.peers.enqueued(peer);
@@ -174,8 +208,11 @@ impl Port for UdpPort {
     }
 
     fn flush(&mut self) -> bool {
-        self.transmitter
-            .flush(&self.socket, &mut self.frames, &mut self.peers)
+        let links = self.flush_links();
+        links
+            & self
+                .transmitter
+                .flush(&self.socket, &mut self.frames, &mut self.peers)
     }
 
     fn receive(&mut self, budget: usize, deliver: &mut dyn FnMut(Datagram<'_>)) -> usize {

@@ -72,6 +72,11 @@ pub(crate) struct Claim {
 }
 
 impl Attachment {
+    /// The interface's index.
+    pub(crate) fn ifindex(&self) -> u32 {
+        self.ifindex
+    }
+
     /// The attachment of `device`, made if this process has none there.
     pub(crate) fn get(device: &Device, mode: Mode) -> Result<Arc<Self>, OpenError> {
         let mut attachments = lock(&ATTACHMENTS);

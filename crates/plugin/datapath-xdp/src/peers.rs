@@ -257,6 +257,7 @@ fn templates(next_hop: &NextHop, origin: &Origin, remote: SocketAddr) -> Option<
 
 #[cfg(test)]
 mod tests {
+    use takt_datapath::stack::DeviceKind;
     use takt_wire::ethernet::MacAddress;
     use takt_wire::frame::parse_udp_frame;
 
@@ -264,6 +265,9 @@ mod tests {
 
     fn next_hop(vlan: Option<u16>) -> NextHop {
         NextHop {
+            device: 2,
+            kind: DeviceKind::Other,
+            gateway: None,
             ifindex: 2,
             vlan,
             src_mac: MacAddress([2, 0, 0, 0, 0, 1]),

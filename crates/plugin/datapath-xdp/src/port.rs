@@ -168,7 +168,10 @@ impl Port for XdpPort {
         self.peers.connect(&self.next_hops, remote)
     }
 
-    fn connect_link(&mut self) -> Result<PeerHandle, ConnectError> {
+    fn connect_link(&mut self, interface: Option<u32>) -> Result<PeerHandle, ConnectError> {
+        if let Some(other) = interface.filter(|index| *index != self.attachment.ifindex()) {
+            return Err(ConnectError::OtherInterface(other));
+        }
         self.linked = true;
         Ok(LINK)
     }

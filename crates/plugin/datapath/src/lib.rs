@@ -118,11 +118,24 @@ pub enum ConnectError {
     /// The port's table of peers is full.
     #[error("this port already has {0} peers, its limit")]
     TooManyPeers(usize),
-    /// The technology sends datagrams of its own only, no frames of others.
+    /// The port has no interface of its own whose link it could send frames of others to.
     #[error(
-        "this datapath sends no frames of others: use a network with VXLAN, or a datapath such as xdp"
+        "this datapath is bound to no interface: name the network's `interface`, or use a datapath such as xdp"
     )]
     NoFrames,
+    /// The port sends frames of others by its own interface only.
+    #[error("this port sends no frames by interface {0}, which is not its own")]
+    OtherInterface(u32),
+    /// The interface cannot be used for frames of others.
+    #[error(
+        "cannot send frames by interface {interface}: {source} (a packet socket needs CAP_NET_RAW)"
+    )]
+    Link {
+        /// Its index.
+        interface: u32,
+        /// The kernel's answer.
+        source: std::io::Error,
+    },
     /// IPv4 port asked for an IPv6 peer or the reverse.
     #[error("{peer} is of another address family than the port's own {local}")]
     AddressFamily {
@@ -201,13 +214,15 @@ pub trait Port: Send {
     /// [`ConnectError`]. A next hop that is merely unresolved is no error here: `reserve` tells.
     fn connect(&mut self, remote: SocketAddr) -> Result<PeerHandle, ConnectError>;
 
-    /// Prepares sending whole Ethernet frames, without frame check sequence, out of the port's interface as
-    /// they are: what such a peer's [`payload`](Port::payload) holds. As [`connect`](Port::connect) otherwise.
+    /// Prepares sending whole Ethernet frames, without frame check sequence, as they are: what such a peer's
+    /// [`payload`](Port::payload) holds. They leave by the interface with this index, the port's own if none
+    /// is given. As [`connect`](Port::connect) otherwise.
     ///
     /// # Errors
-    /// [`ConnectError::NoFrames`] where the technology cannot.
-    fn connect_link(&mut self) -> Result<PeerHandle, ConnectError> {
-        Err(ConnectError::NoFrames)
+    /// [`ConnectError::NoFrames`], [`ConnectError::OtherInterface`] where the technology cannot,
+    /// [`ConnectError::Link`] where the kernel refuses.
+    fn connect_link(&mut self, interface: Option<u32>) -> Result<PeerHandle, ConnectError> {
+        Err(interface.map_or(ConnectError::NoFrames, ConnectError::OtherInterface))
     }
 
     /// Forgets a peer. Frames reserved for it must have been committed or cancelled.

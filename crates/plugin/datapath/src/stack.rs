@@ -33,6 +33,12 @@ use takt_wire::ethernet::MacAddress;
 /// How frames reach a destination, as the kernel's tables say now.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NextHop {
+    /// The route's interface itself.
+    pub device: u32,
+    /// What it is.
+    pub kind: DeviceKind,
+    /// The router that the route leads by; none on the link.
+    pub gateway: Option<IpAddr>,
     /// The interface that frames leave by; for a route over a VLAN interface the one below it.
     pub ifindex: u32,
     /// The VLAN identifier (IEEE 802.1Q) when the route leaves by a VLAN interface on
@@ -66,22 +72,114 @@ pub struct InterfaceState {
     pub addresses: Vec<IpAddr>,
 }
 
-/// The forwarding table of a VXLAN device in this thread's network namespace: stations with the tunnel
-/// endpoints that they are behind, the address zero for whatever has no entry of its own. In order.
-///
-/// # Errors
-/// The kernel's; `NotFound` when there is no such device.
-pub fn forwarding_table(device: &str) -> std::io::Result<Vec<(MacAddress, IpAddr)>> {
-    let mut netlink = netlink::Netlink::open()?;
-    let links = netlink.links()?;
-    let link = links.iter().find(|link| link.name == device);
-    let link = link.ok_or_else(|| {
-        std::io::Error::new(std::io::ErrorKind::NotFound, "there is no such interface")
-    })?;
-    let mut entries = netlink.forwarding(link.ifindex)?;
-    entries.sort_unstable();
-    entries.dedup();
-    Ok(entries)
+/// Kinds of network devices that tenants' frames pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeviceKind {
+    /// A bridge (IEEE 802.1Q).
+    Bridge,
+    /// One end of a pair.
+    Veth,
+    /// A tunnel device (RFC 7348).
+    Vxlan,
+    /// Any other.
+    Other,
+}
+
+/// A network device of the host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Device {
+    /// Its index.
+    pub ifindex: u32,
+    /// Its name.
+    pub name: String,
+    /// Its MAC address; `None` when it is not an Ethernet interface.
+    pub mac: Option<MacAddress>,
+    /// What it is.
+    pub kind: DeviceKind,
+    /// The bridge that it is a port of.
+    pub bridge: Option<u32>,
+}
+
+/// An entry of the forwarding table of a VXLAN device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TunnelEntry {
+    /// The VXLAN device.
+    pub device: u32,
+    /// A station; zero: whatever has no entry of its own.
+    pub mac: MacAddress,
+    /// The tunnel endpoint that it is behind.
+    pub endpoint: IpAddr,
+    /// Learnt from what arrived, by the kernel or by a control plane that lets entries age; not entered for good.
+    pub learned: bool,
+}
+
+/// A station that a bridge has seen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BridgeEntry {
+    /// The bridge.
+    pub bridge: u32,
+    /// Its port that the station is behind.
+    pub port: u32,
+    /// The station.
+    pub mac: MacAddress,
+}
+
+/// Questions to the tables of the network namespace that it was opened in.
+pub struct Tables(netlink::Netlink);
+
+/// All forwarding tables of a host.
+#[derive(Debug, Default)]
+pub struct Forwarding {
+    /// Of VXLAN devices, in the kernel's order.
+    pub tunnels: Vec<TunnelEntry>,
+    /// Of bridges, in the kernel's order.
+    pub bridges: Vec<BridgeEntry>,
+}
+
+impl Tables {
+    /// Opens a socket in the calling thread's network namespace.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn open() -> std::io::Result<Self> {
+        netlink::Netlink::open().map(Self)
+    }
+
+    /// All network devices.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn devices(&mut self) -> std::io::Result<Vec<Device>> {
+        let device = |link: messages::Link| Device {
+            ifindex: link.ifindex,
+            name: link.name,
+            mac: link.mac,
+            kind: link.kind,
+            bridge: link.controller,
+        };
+        Ok(self.0.links()?.into_iter().map(device).collect())
+    }
+
+    /// The forwarding tables of all bridges and VXLAN devices.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn forwarding(&mut self) -> std::io::Result<Forwarding> {
+        let mut tables = Forwarding::default();
+        for entry in self.0.forwarding()? {
+            match entry {
+                messages::Forwarding::Tunnel(entry) => tables.tunnels.push(entry),
+                messages::Forwarding::Bridge(entry) => tables.bridges.push(entry),
+            }
+        }
+        Ok(tables)
+    }
+}
+
+impl std::fmt::Debug for Tables {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Tables").finish_non_exhaustive()
+    }
 }
 
 /// Why the kernel's tables cannot be followed.

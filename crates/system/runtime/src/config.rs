@@ -82,6 +82,8 @@ pub enum Carrier {
         /// The VLAN that they are tagged with.
         vlan: Option<u16>,
     },
+    /// Not at all between hosts, which are routers: packets only, by the host's routes.
+    Routed,
 }
 
 /// Where stations of a network are.
@@ -106,6 +108,32 @@ pub struct NetworkConfig {
     pub stations: Vec<Station>,
     /// A VXLAN device of the kernel whose forwarding table is followed too.
     pub follow: Option<String>,
+    /// On a native network: the interface that frames leave by; any datapath's own if none is given.
+    pub interface: Option<String>,
+    /// Destinations that this host as a router may send tenants' packets to by any of its routes, as prefixes.
+    /// Those behind the device that is followed and those on this host are served anyway.
+    pub routed: Vec<(IpAddr, u8)>,
+}
+
+impl NetworkConfig {
+    /// Whether a destination is in one of the prefixes.
+    pub fn routes_to(&self, destination: IpAddr) -> bool {
+        self.routed
+            .iter()
+            .any(|&(prefix, length)| match (prefix, destination) {
+                (IpAddr::V4(prefix), IpAddr::V4(destination)) => {
+                    let shift = 32u32.saturating_sub(length.into());
+                    let differs = prefix.to_bits() ^ destination.to_bits();
+                    differs.checked_shr(shift).unwrap_or(0) == 0
+                }
+                (IpAddr::V6(prefix), IpAddr::V6(destination)) => {
+                    let shift = 128u32.saturating_sub(length.into());
+                    let differs = prefix.to_bits() ^ destination.to_bits();
+                    differs.checked_shr(shift).unwrap_or(0) == 0
+                }
+                _ => false,
+            })
+    }
 }
 
 /// Bounds.

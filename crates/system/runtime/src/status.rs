@@ -1,6 +1,6 @@
 //! What a runtime tells its operators: plain snapshots, taken by the control thread.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
 use takt_clock::Unmet;
@@ -9,6 +9,7 @@ use takt_schedule::Schedule;
 use takt_schedule::gate::Cycle;
 use takt_session::Qos;
 use takt_time::TaiTime;
+use takt_wire::ethernet::MacAddress;
 
 use crate::config::{Carrier, Station};
 use crate::counters::{
@@ -152,10 +153,27 @@ pub struct NetworkStatus {
     pub problem: Option<String>,
     /// Listeners with an endpoint in it.
     pub endpoints: usize,
+    /// The interface that frames of a native network leave by.
+    pub interface: Option<String>,
     /// Where its stations are.
     pub stations: Vec<StationStatus>,
+    /// Stations that the kernel's device knows beyond what is taken of them.
+    pub left_out: u64,
+    /// Destinations behind this host as a router that were asked for.
+    pub routes: Vec<RouteStatus>,
     /// What the lanes count.
     pub counters: NetworkReading,
+}
+
+/// A destination behind this host as a router.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RouteStatus {
+    /// The destination.
+    pub destination: IpAddr,
+    /// The tunnel endpoint or the interface that it is reached by; or why it is not.
+    pub via: Result<String, String>,
+    /// The MAC address of the next hop, if it is served.
+    pub next_hop: Option<MacAddress>,
 }
 
 /// A station of a network.

@@ -109,10 +109,12 @@ pub enum Request {
         /// Entries of its rings, a power of two; 0 = default.
         depth: u32,
     },
-    /// Which destination frames for an address need.
+    /// Which MAC address frames need whose packets are for a destination.
     Resolve {
-        /// An address on the link: the destination's, or the gateway's.
-        address: IpAddr,
+        /// The packets' destination.
+        destination: IpAddr,
+        /// Where they go on the link: to the destination, or to a gateway.
+        next_hop: IpAddr,
         /// The MAC address that the application knows for it.
         known: Option<[u8; 6]>,
     },
@@ -468,9 +470,14 @@ impl Envelope<Request> {
                 w.u32(*depth);
                 w
             }
-            Request::Resolve { address, known } => {
+            Request::Resolve {
+                destination,
+                next_hop,
+                known,
+            } => {
                 let mut w = new(kind::RESOLVE);
-                w.address(*address);
+                w.address(*destination);
+                w.address(*next_hop);
                 w.mac(*known);
                 w
             }
@@ -535,7 +542,8 @@ impl Envelope<Request> {
                 depth: r.u32()?,
             },
             kind::RESOLVE => Request::Resolve {
-                address: r.address()?,
+                destination: r.address()?,
+                next_hop: r.address()?,
                 known: r.mac()?,
             },
             other => return Err(DecodeError::Type(other)),
@@ -725,8 +733,13 @@ mod tests {
             any::<u32>().prop_map(Request::CloseSink),
             (any::<u32>(), any::<u32>())
                 .prop_map(|(stream, depth)| Request::OpenFrameSource { stream, depth }),
-            (any::<IpAddr>(), any::<Option<[u8; 6]>>())
-                .prop_map(|(address, known)| Request::Resolve { address, known }),
+            (any::<IpAddr>(), any::<IpAddr>(), any::<Option<[u8; 6]>>()).prop_map(
+                |(destination, next_hop, known)| Request::Resolve {
+                    destination,
+                    next_hop,
+                    known
+                }
+            ),
         ]
     }
 

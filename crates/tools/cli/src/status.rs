@@ -409,7 +409,7 @@ pub fn networks(networks: &[Network]) -> String {
     let columns = [
         ("NETWORK", Align::Left),
         ("CARRIER", Align::Left),
-        ("FOLLOWS", Align::Left),
+        ("DEVICE", Align::Left),
         ("ENDPOINTS", Align::Right),
         ("SENT", Align::Right),
         ("BYTES", Align::Right),
@@ -420,8 +420,12 @@ pub fn networks(networks: &[Network]) -> String {
     ];
     let rows = networks.iter().map(|network| {
         let counters = network.counters.unwrap_or_default();
-        let follows = match (network.follow.as_str(), network.problem.as_str()) {
-            ("", _) => "-".into(),
+        let device = match network.follow.as_str() {
+            "" => network.interface.as_str(),
+            follow => follow,
+        };
+        let follows = match (device, network.problem.as_str()) {
+            ("", "") => "-".into(),
             (device, "") => device.into(),
             (_, problem) => problem.into(),
         };
@@ -430,6 +434,7 @@ pub fn networks(networks: &[Network]) -> String {
             match (network.vxlan, network.vlan) {
                 (Some(id), _) => format!("vxlan {id} port {}", network.port),
                 (None, Some(vlan)) => format!("vlan {vlan}"),
+                (None, None) if network.routed => "routed".into(),
                 (None, None) => "native".into(),
             },
             follows,
@@ -459,6 +464,7 @@ pub fn networks(networks: &[Network]) -> String {
                     mac => mac.to_owned(),
                 },
                 match station.vtep.as_str() {
+                    "" if station.followed => "this host".into(),
                     "" => "-".into(),
                     vtep => vtep.to_owned(),
                 },
@@ -476,6 +482,33 @@ pub fn networks(networks: &[Network]) -> String {
     if !stations.is_empty() {
         text.push('\n');
         text.push_str(&table(&columns, stations));
+    }
+    let columns = [
+        ("NETWORK", Align::Left),
+        ("DESTINATION", Align::Left),
+        ("BY", Align::Left),
+        ("NEXT HOP", Align::Left),
+        ("NOT SERVED", Align::Left),
+    ];
+    let routes = networks.iter().flat_map(|network| {
+        network.routes.iter().map(|route| {
+            let or_none = |text: &str| match text {
+                "" => "-".to_owned(),
+                text => text.to_owned(),
+            };
+            vec![
+                network.name.clone(),
+                route.destination.clone(),
+                or_none(&route.via),
+                or_none(&route.next_hop),
+                or_none(&route.problem),
+            ]
+        })
+    });
+    let routes: Vec<_> = routes.collect();
+    if !routes.is_empty() {
+        text.push('\n');
+        text.push_str(&table(&columns, routes));
     }
     text
 }

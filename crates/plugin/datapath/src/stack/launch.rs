@@ -14,6 +14,7 @@ use std::net::IpAddr;
 use takt_time::TrafficClass;
 
 use super::netlink::Netlink;
+use super::watch::Query;
 
 /// `RTM_NEWQDISC` and `RTM_GETQDISC` of `linux/rtnetlink.h`.
 const NEW_QDISC: u16 = 36;
@@ -107,7 +108,13 @@ fn disciplines(netlink: &mut Netlink) -> io::Result<Vec<Discipline>> {
 /// The kernel's.
 pub fn egress_interface(destination: IpAddr, source: Option<IpAddr>) -> io::Result<Option<u32>> {
     let mut netlink = Netlink::open()?;
-    let Some(route) = netlink.route(destination, source, 0)? else {
+    let Some(route) = netlink.route(Query {
+        destination,
+        source,
+        oif: 0,
+        iif: 0,
+    })?
+    else {
         return Ok(None);
     };
     let link = netlink.link(route.ifindex)?;

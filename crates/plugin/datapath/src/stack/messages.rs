@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use netlink_packet_core::{NetlinkMessage, NetlinkPayload};
 use netlink_packet_route::address::AddressAttribute;
 use netlink_packet_route::link::{
-    InfoData, InfoVlan, LinkAttribute, LinkFlags, LinkInfo, LinkLayerType, VlanProtocol,
+    InfoData, InfoKind, InfoVlan, LinkAttribute, LinkFlags, LinkInfo, LinkLayerType, VlanProtocol,
 };
 use netlink_packet_route::neighbour::{
     NeighbourAddress, NeighbourAttribute, NeighbourMessage, NeighbourState,
@@ -16,6 +16,8 @@ use netlink_packet_route::route::{
 };
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use takt_wire::ethernet::MacAddress;
+
+use super::{BridgeEntry, DeviceKind, TunnelEntry};
 
 /// `RTM_NEWNEIGH` and `RTM_DELNEIGH` of `linux/rtnetlink.h`.
 const NEIGHBOUR_EVENTS: std::ops::RangeInclusive<u16> = 28..=29;
@@ -43,6 +45,9 @@ pub(super) struct Link {
     pub(super) up: bool,
     /// For a VLAN interface: the interface below and the VLAN identifier.
     pub(super) vlan: Option<(u32, u16)>,
+    pub(super) kind: DeviceKind,
+    /// The bridge (or other device) that it is a port of.
+    pub(super) controller: Option<u32>,
 }
 
 /// A neighbour table entry.
@@ -67,6 +72,8 @@ pub(super) enum Event {
     Interface,
     /// A route, rule or next-hop object: any next hop.
     Route,
+    /// An entry of a forwarding table of a bridge or of a VXLAN device.
+    Forwarding,
 }
 
 pub(super) fn read_event(message: &[u8]) -> Option<Event> {
@@ -77,8 +84,6 @@ pub(super) fn read_event(message: &[u8]) -> Option<Event> {
     if !NEIGHBOUR_EVENTS.contains(&kind) {
         return Some(Event::Route);
     }
-    // Bridge forwarding entries come by the same group; they have no IP address and concern nobody
-    // here.
     let message = NetlinkMessage::<RouteNetlinkMessage>::deserialize(message).ok()?;
     let NetlinkPayload::InnerMessage(
         RouteNetlinkMessage::NewNeighbour(entry) | RouteNetlinkMessage::DelNeighbour(entry),
@@ -86,6 +91,10 @@ pub(super) fn read_event(message: &[u8]) -> Option<Event> {
     else {
         return None;
     };
+    // Forwarding entries come by the same group.
+    if entry.header.family == AddressFamily::Bridge {
+        return Some(Event::Forwarding);
+    }
     entry
         .attributes
         .iter()
@@ -106,18 +115,22 @@ pub(super) fn read_event(message: &[u8]) -> Option<Event> {
         })
 }
 
-/// A forwarding entry of a VXLAN device: a station, zero for all others, and the tunnel endpoint that it is
-/// behind.
-pub(super) fn read_forwarding(entry: &NeighbourMessage) -> Option<(MacAddress, IpAddr)> {
-    let (mut mac, mut vtep) = (None, None);
+/// An entry of a forwarding table: of a VXLAN device, or of a bridge.
+pub(super) enum Forwarding {
+    Tunnel(TunnelEntry),
+    Bridge(BridgeEntry),
+}
+
+/// Reads an entry that names a tunnel endpoint, or a port of a bridge.
+pub(super) fn read_forwarding(entry: &NeighbourMessage) -> Option<Forwarding> {
+    let (mut mac, mut endpoint, mut bridge) = (None, None, None);
     for attribute in &entry.attributes {
         match attribute {
-            NeighbourAttribute::LinkLayerAddress(address) => {
-                mac = address.as_slice().try_into().ok().map(MacAddress);
-            }
+            NeighbourAttribute::LinkLayerAddress(address) => mac = read_mac(address),
+            NeighbourAttribute::Controller(ifindex) => bridge = Some(*ifindex),
             NeighbourAttribute::Destination(address) => {
                 // The library reads an address by the family of the entry, here that of bridges.
-                vtep = match address {
+                endpoint = match address {
                     NeighbourAddress::Inet(address) => Some((*address).into()),
                     NeighbourAddress::Inet6(address) => Some((*address).into()),
                     NeighbourAddress::Other(octets) => match octets.len() {
@@ -131,8 +144,27 @@ pub(super) fn read_forwarding(entry: &NeighbourMessage) -> Option<(MacAddress, I
             _ => {}
         }
     }
-    let vtep = vtep.filter(|vtep: &IpAddr| !vtep.is_unspecified() && !vtep.is_multicast())?;
-    Some((mac?, vtep))
+    let mac = mac?;
+    let device = entry.header.ifindex;
+    let permanent = entry.header.state == NeighbourState::Permanent;
+    let reachable = |endpoint: &IpAddr| !endpoint.is_unspecified() && !endpoint.is_multicast();
+    match (endpoint.filter(reachable), bridge) {
+        (Some(endpoint), None) => Some(Forwarding::Tunnel(TunnelEntry {
+            device,
+            mac,
+            endpoint,
+            learned: !permanent,
+        })),
+        // A permanent entry is the port's own address.
+        (None, Some(bridge)) if !permanent && !mac.is_multicast() => {
+            Some(Forwarding::Bridge(BridgeEntry {
+                bridge,
+                port: device,
+                mac,
+            }))
+        }
+        _ => None,
+    }
 }
 
 pub(super) fn family_of(address: IpAddr) -> (AddressFamily, u8) {
@@ -211,6 +243,8 @@ pub(super) fn read_link(message: &RouteNetlinkMessage) -> Option<Link> {
         mtu: 0,
         up: flags.contains(LinkFlags::Up | LinkFlags::LowerUp),
         vlan: None,
+        kind: DeviceKind::Other,
+        controller: None,
     };
     let (mut below, mut vlan, mut customer_tag) = (None, None, true);
     for attribute in &message.attributes {
@@ -223,8 +257,17 @@ pub(super) fn read_link(message: &RouteNetlinkMessage) -> Option<Link> {
             }
             LinkAttribute::Mtu(mtu) => link.mtu = *mtu,
             LinkAttribute::Link(ifindex) => below = Some(*ifindex),
+            LinkAttribute::Controller(ifindex) => link.controller = Some(*ifindex),
             LinkAttribute::LinkInfo(infos) => {
                 for info in infos {
+                    if let LinkInfo::Kind(kind) = info {
+                        link.kind = match kind {
+                            InfoKind::Bridge => DeviceKind::Bridge,
+                            InfoKind::Veth => DeviceKind::Veth,
+                            InfoKind::Vxlan => DeviceKind::Vxlan,
+                            _ => DeviceKind::Other,
+                        };
+                    }
                     let LinkInfo::Data(InfoData::Vlan(data)) = info else {
                         continue;
                     };

@@ -20,7 +20,7 @@ use arc_swap::ArcSwapOption;
 
 use super::messages::{Event, Link};
 use super::netlink::{Events, Netlink};
-use super::watch::{Changed, Command, Query, Slot};
+use super::watch::{Changed, Command, Notify, Query, Slot};
 use super::{InterfaceState, NextHop};
 
 /// A burst of events has ended when none came for this long.
@@ -60,6 +60,11 @@ pub(super) struct Monitor {
     destinations: HashMap<u64, DestinationEntry>,
     interfaces: HashMap<u64, InterfaceEntry>,
     last_id: u64,
+    notify: Option<Notify>,
+    /// Forwarding tables have changed since the last notice.
+    forwarding_dirty: bool,
+    /// The generation of the last notice.
+    notified: u64,
 }
 
 impl Monitor {
@@ -69,8 +74,12 @@ impl Monitor {
         woken: OwnedFd,
         commands: Receiver<Command>,
         generation: Arc<AtomicU64>,
+        notify: Option<Notify>,
     ) -> Self {
         Self {
+            notify,
+            forwarding_dirty: false,
+            notified: 0,
             tables,
             events,
             woken,
@@ -123,6 +132,18 @@ impl Monitor {
                     .for_each(|entry| entry.dirty |= entry.routed);
             }
             self.refresh(interfaces_dirty);
+            self.tell();
+        }
+    }
+
+    /// Tells of changes since the last time.
+    fn tell(&mut self) {
+        let Some(notify) = &self.notify else { return };
+        // Relaxed: this thread alone raises it.
+        let generation = self.generation.load(Ordering::Relaxed);
+        if std::mem::take(&mut self.forwarding_dirty) | (generation != self.notified) {
+            self.notified = generation;
+            notify();
         }
     }
 
@@ -197,7 +218,12 @@ impl Monitor {
         loop {
             let mut some = false;
             let destinations = &mut self.destinations;
+            let forwarding_dirty = &mut self.forwarding_dirty;
             let drained = self.events.drain(|event| {
+                if event == Event::Forwarding {
+                    *forwarding_dirty = true;
+                    return;
+                }
                 some = true;
                 interfaces_dirty |= event == Event::Interface;
                 match event {
@@ -205,6 +231,7 @@ impl Monitor {
                         .values_mut()
                         .filter(|entry| entry.neighbour == Some((ifindex, address)))
                         .for_each(|entry| entry.dirty = true),
+                    Event::Forwarding => {}
                     Event::Interface | Event::Route => {
                         destinations
                             .values_mut()
@@ -263,10 +290,7 @@ impl Monitor {
 
     /// Asks route, link and neighbour; has the kernel resolve a neighbour that is missing or stale.
     fn resolve(&mut self, query: Query) -> io::Result<Option<(NextHop, (u32, IpAddr))>> {
-        let Some(route) = self
-            .tables
-            .route(query.destination, query.source, query.oif)?
-        else {
+        let Some(route) = self.tables.route(query)? else {
             return Ok(None);
         };
         let Some(src_ip) = query.source.or(route.src_ip) else {
@@ -300,6 +324,9 @@ impl Monitor {
             tracing::debug!(%error, %address, interface = link.name, "cannot have the neighbour resolved");
         }
         let next_hop = NextHop {
+            device: link.ifindex,
+            kind: link.kind,
+            gateway: route.gateway,
             ifindex,
             vlan,
             src_mac,

@@ -17,12 +17,12 @@ use netlink_packet_route::route::{RouteAttribute, RouteMessage};
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use netlink_sys::protocols::{NETLINK_GENERIC, NETLINK_ROUTE};
 use netlink_sys::{Socket, SocketAddr as NetlinkAddr};
-use takt_wire::ethernet::MacAddress;
 
 use super::messages::{
-    Event, Link, Neighbour, Route, family_of, neighbour_message, read_address, read_event,
-    read_forwarding, read_link, read_neighbour, read_route, says_no_route,
+    Event, Forwarding, Link, Neighbour, Route, family_of, neighbour_message, read_address,
+    read_event, read_forwarding, read_link, read_neighbour, read_route, says_no_route,
 };
+use super::watch::Query;
 
 /// Multicast groups of `linux/rtnetlink.h` whose events may change a next hop.
 const GROUPS: [u32; 9] = [
@@ -182,14 +182,14 @@ impl Netlink {
         }
     }
 
-    /// The route that the kernel would take to `destination` (from `source`, out of `oif` unless
-    /// 0), or `None` when there is no unicast route.
-    pub(super) fn route(
-        &mut self,
-        destination: IpAddr,
-        source: Option<IpAddr>,
-        oif: u32,
-    ) -> io::Result<Option<Route>> {
+    /// The route that the kernel would take, or `None` when there is no unicast route.
+    pub(super) fn route(&mut self, query: Query) -> io::Result<Option<Route>> {
+        let Query {
+            destination,
+            source,
+            oif,
+            iif,
+        } = query;
         let mut message = RouteMessage::default();
         let (family, bits) = family_of(destination);
         message.header.address_family = family;
@@ -205,6 +205,9 @@ impl Netlink {
         }
         if oif != 0 {
             message.attributes.push(RouteAttribute::Oif(oif));
+        }
+        if iif != 0 {
+            message.attributes.push(RouteAttribute::Iif(iif));
         }
         let answers = match self.request(RouteNetlinkMessage::GetRoute(message), 0) {
             Ok(answers) => answers,
@@ -239,16 +242,13 @@ impl Netlink {
         Ok(answers.iter().filter_map(read_link).collect())
     }
 
-    /// The forwarding entries of the interface `ifindex` that name a tunnel endpoint.
-    pub(super) fn forwarding(&mut self, ifindex: u32) -> io::Result<Vec<(MacAddress, IpAddr)>> {
+    /// The entries of all forwarding tables of bridges and VXLAN devices.
+    pub(super) fn forwarding(&mut self) -> io::Result<Vec<Forwarding>> {
         let mut message = NeighbourMessage::default();
         message.header.family = AddressFamily::Bridge;
-        message.header.ifindex = ifindex;
         let answers = self.request(RouteNetlinkMessage::GetNeighbour(message), NLM_F_DUMP)?;
         let entries = answers.iter().filter_map(|answer| match answer {
-            RouteNetlinkMessage::NewNeighbour(entry) if entry.header.ifindex == ifindex => {
-                read_forwarding(entry)
-            }
+            RouteNetlinkMessage::NewNeighbour(entry) => read_forwarding(entry),
             _ => None,
         });
         Ok(entries.collect())

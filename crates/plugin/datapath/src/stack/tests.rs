@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use takt_lab::{Host, Lab, LabConfig, LinkState};
 use takt_wire::ethernet::MacAddress;
 
-use super::{InterfaceState, NextHop, NextHops, egress_interface};
+use super::{DeviceKind, InterfaceState, NextHop, NextHops, egress_interface};
 
 /// How long to wait for what has to happen before it is called lost.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -83,6 +83,9 @@ fn a_neighbour_is_resolved_and_all_that_a_frame_needs_is_told() {
         .expect("watch");
     let next_hop = until(&monitor, "resolving", || resolved(destination.next_hop()));
     let expected = NextHop {
+        device: ifindex,
+        kind: DeviceKind::Veth,
+        gateway: None,
         ifindex,
         vlan: None,
         src_mac: MacAddress(left.mac()),

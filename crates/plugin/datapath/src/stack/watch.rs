@@ -75,11 +75,17 @@ impl Generations {
 pub(super) struct Query {
     pub(super) destination: IpAddr,
     pub(super) source: Option<IpAddr>,
+    /// Out of this interface, unless 0.
     pub(super) oif: u32,
+    /// As a packet of another host that has arrived by this interface, unless 0.
+    pub(super) iif: u32,
 }
 
 /// Called with each new state of an interface.
 pub(super) type Changed = Box<dyn FnMut(Option<&InterfaceState>) + Send>;
+
+/// Called after changes.
+pub(super) type Notify = Box<dyn Fn() + Send>;
 
 /// What a watcher asks of the monitor.
 pub(super) enum Command {
@@ -95,6 +101,19 @@ impl NextHops {
     /// # Errors
     /// [`StackError::Netlink`] when the sockets or the thread cannot be created.
     pub fn start() -> Result<Self, StackError> {
+        Self::start_monitor(None)
+    }
+
+    /// As [`start`](Self::start), and has the monitor's thread call `changed` after each change of what is
+    /// followed and of the forwarding tables of bridges and VXLAN devices. It must be quick.
+    ///
+    /// # Errors
+    /// [`StackError::Netlink`], as [`start`](Self::start).
+    pub fn start_notifying(changed: impl Fn() + Send + 'static) -> Result<Self, StackError> {
+        Self::start_monitor(Some(Box::new(changed)))
+    }
+
+    fn start_monitor(notify: Option<Notify>) -> Result<Self, StackError> {
         let failed = |action| move |source| StackError::Netlink { action, source };
         let events = Events::open().map_err(failed(
             "subscribe to changes of the routing tables by netlink",
@@ -109,7 +128,14 @@ impl NextHops {
         let woken = wake.try_clone().map_err(failed("duplicate an eventfd"))?;
         let (commands, received) = channel();
         let generation = Arc::new(AtomicU64::new(1));
-        let monitor = Monitor::new(tables, events, woken, received, Arc::clone(&generation));
+        let monitor = Monitor::new(
+            tables,
+            events,
+            woken,
+            received,
+            Arc::clone(&generation),
+            notify,
+        );
         let thread = std::thread::Builder::new()
             .name("takt-next-hops".into())
             .spawn(move || monitor.run())
@@ -147,12 +173,36 @@ impl NextHops {
         source: Option<IpAddr>,
         scope: u32,
     ) -> Result<Destination, StackError> {
-        let (reply, answer) = sync_channel(1);
-        let query = Query {
+        self.follow(Query {
             destination,
             source,
             oif: scope,
-        };
+            iif: 0,
+        })
+    }
+
+    /// Follows the way that this host as a router sends packets from `source` to `destination` which arrive by
+    /// the interface `arrival`: by the rules for forwarding, and none where forwarding is off. As
+    /// [`watch`](Self::watch) otherwise.
+    ///
+    /// # Errors
+    /// [`StackError::Stopped`].
+    pub fn watch_forwarded(
+        &self,
+        destination: IpAddr,
+        source: IpAddr,
+        arrival: u32,
+    ) -> Result<Destination, StackError> {
+        self.follow(Query {
+            destination,
+            source: Some(source),
+            oif: 0,
+            iif: arrival,
+        })
+    }
+
+    fn follow(&self, query: Query) -> Result<Destination, StackError> {
+        let (reply, answer) = sync_channel(1);
         self.shared.send(Command::WatchDestination(query, reply))?;
         let slot = answer.recv().map_err(|_| StackError::Stopped)?;
         Ok(Destination {

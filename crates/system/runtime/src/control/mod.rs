@@ -4,6 +4,7 @@
 //! protocol, keeps the lanes' tables up to date and answers operators. It may block, allocate and lock;
 //! lanes never wait for it.
 
+mod host;
 mod listener;
 mod networks;
 mod quality;
@@ -50,8 +51,10 @@ pub use start::{InlineLane, StartError, Unavailable};
 
 /// A connection that has not attached after this long is closed.
 const ATTACH_WITHIN: Duration = Duration::from_secs(5);
-/// How often the kernel's forwarding tables are looked at, where a network follows one.
+/// How often the host's tables are looked at, where there is a network.
 const FOLLOW_EVERY: Duration = Duration::from_secs(1);
+/// How soon again, where the kernel reports changes.
+const FOLLOW_SOONEST: Duration = Duration::from_millis(50);
 /// Datagrams of the peering protocol taken in one go.
 const PEERING_BURST: usize = 256;
 
@@ -127,6 +130,10 @@ pub struct Control {
     peering: Peering,
     routes: Routes,
     networks: Vec<networks::Network>,
+    /// The kernel's tables that they follow.
+    host: host::Host,
+    /// Questions about ways that tenants have asked.
+    questions: u64,
     listeners: HashMap<u32, Listener>,
     next_listener: u32,
     /// The last number given to a tenant that came by no listener.
@@ -420,6 +427,13 @@ impl Control {
                 let _ = rustix::io::read(&*self.wake, &mut count);
                 while let Ok(job) = self.jobs.try_recv() {
                     job(self);
+                }
+                if self.host.take_changed() {
+                    let soonest = self
+                        .next_follow
+                        .saturating_sub(FOLLOW_EVERY - FOLLOW_SOONEST);
+                    self.next_follow = self.next_follow.min(soonest);
+                    self.next_tick = self.next_tick.min(self.next_follow);
                 }
             }
             Token::Peering => self.receive_peering(),

@@ -1,22 +1,35 @@
 //! Networks: where their stations are, told by operators and followed from the kernel.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use takt_datapath::stack::{BridgeEntry, DeviceKind, NextHops};
 use takt_session::{Endpoint, ErrorCode, Failure};
 use takt_wire::ethernet::MacAddress;
 
-use super::{Control, RuntimeHandle, Stopped};
+use super::host::{Host, Unserved};
+use super::{Control, FOLLOW_EVERY, FOLLOW_SOONEST, RuntimeHandle, Stopped};
 use crate::config::{Carrier, NetworkConfig, Station};
 use crate::counters::{NetworkCounters, NetworkReading};
 use crate::lane::Command;
-use crate::lane::network::{NetworkTable, Owner};
+use crate::lane::forward::Hop;
+use crate::lane::network::{NetworkTable, Owner, Place, Routed};
 use crate::policy::Policy;
-use crate::status::{NetworkStatus, StationStatus};
+use crate::status::{NetworkStatus, RouteStatus, StationStatus};
 
-/// Stations that a network may have.
+/// Stations that operators may enter.
 const MOST_STATIONS: usize = 65_536;
+/// Stations that are taken from a kernel's table. Strangers may make the kernel learn more of them.
+const MOST_FOLLOWED: usize = 4096;
+/// Tunnel endpoints of those stations.
+const MOST_ENDPOINTS: usize = 1024;
+/// Stations on bridges of this host.
+const MOST_LOCAL: usize = 4096;
+/// Destinations behind this host as a router.
+const MOST_ROUTES: usize = 4096;
+/// Those of them that a tenant may have asked for.
+const MOST_ROUTES_OF_A_TENANT: usize = 256;
 
 /// A network.
 pub(super) struct Network {
@@ -25,10 +38,32 @@ pub(super) struct Network {
     stations: Vec<Station>,
     /// Read from the kernel's device.
     followed: Vec<Station>,
+    /// What that device knows beyond.
+    left_out: u64,
+    /// On bridges of this host, by the bridge.
+    local: BTreeMap<MacAddress, u32>,
+    /// Addresses of this host as a router for tenants of this network.
+    routers: Vec<MacAddress>,
+    /// Destinations behind it.
+    routes: HashMap<IpAddr, Route>,
+    /// The index of the device that is followed, and of the interface.
+    device: Option<u32>,
+    interface: Option<u32>,
     /// Why the kernel's device could not be read the last time.
     problem: Option<String>,
     /// Per lane.
     counters: Vec<Arc<NetworkCounters>>,
+}
+
+/// A destination behind this host as a router.
+struct Route {
+    /// The kernel's answer, followed.
+    way: takt_datapath::stack::Destination,
+    /// Who has asked for it, and when last, in the order of questions.
+    tenant: String,
+    asked: u64,
+    /// What the lanes have been told.
+    published: Result<Routed, Unserved>,
 }
 
 /// Why a station is not entered.
@@ -62,6 +97,12 @@ impl Network {
             stations: config.stations.clone(),
             config,
             followed: Vec::new(),
+            left_out: 0,
+            local: BTreeMap::new(),
+            routers: Vec::new(),
+            routes: HashMap::new(),
+            device: None,
+            interface: None,
             problem: None,
             counters: (0..lanes).map(|_| Arc::default()).collect(),
         }
@@ -81,9 +122,21 @@ impl Network {
             .filter(|station| station.mac == MacAddress::ZERO || !entered.contains(&station.mac));
         for station in self.stations.iter().chain(followed) {
             match station.vtep {
-                Some(vtep) if station.mac == MacAddress::ZERO => others.push(vtep),
-                Some(vtep) => stations.push((station.mac, vtep)),
+                Some(vtep) if station.mac == MacAddress::ZERO => others.push(Place::Tunnel(vtep)),
+                Some(vtep) => stations.push((station.mac, Place::Tunnel(vtep))),
                 None => {}
+            }
+        }
+        let elsewhere: HashSet<MacAddress> = stations.iter().map(|(mac, _)| *mac).collect();
+        let here = self.local.iter();
+        stations.extend(
+            here.filter(|(mac, _)| !elsewhere.contains(mac))
+                .map(|(mac, bridge)| (*mac, Place::Link(Some(*bridge)))),
+        );
+        if let Carrier::Native { .. } = self.config.carrier {
+            // A network whose interface is missing reaches nobody.
+            if self.config.interface.is_none() || self.interface.is_some() {
+                others.push(Place::Link(self.interface));
             }
         }
         others.sort_unstable();
@@ -94,11 +147,12 @@ impl Network {
             carrier: self.config.carrier,
             stations,
             others,
+            routers: self.routers.clone(),
             counters: self.counters[lane].clone(),
         }
     }
 
-    /// Which station frames for an address are for.
+    /// Which station frames for an address on the link are for.
     fn resolve(&self, address: IpAddr, known: Option<MacAddress>) -> Option<MacAddress> {
         let told = self
             .all()
@@ -110,40 +164,205 @@ impl Network {
     /// Whether a frame for a station goes anywhere.
     fn reaches(&self, mac: MacAddress) -> bool {
         matches!(self.config.carrier, Carrier::Native { .. })
+            || self.local.contains_key(&mac)
             || self
                 .all()
                 .any(|station| station.mac == mac || station.mac == MacAddress::ZERO)
     }
 
-    /// Reads the kernel's table. True if it has changed.
-    fn follow(&mut self) -> bool {
-        let Some(device) = &self.config.follow else {
+    /// The tunnel endpoint that a station is behind.
+    fn endpoint_of(&self, mac: MacAddress) -> Option<IpAddr> {
+        self.all()
+            .find(|station| station.mac == mac)
+            .and_then(|station| station.vtep)
+    }
+
+    /// Takes over what the host's tables say now. `endpoints`: addresses of tenants of this network. True if
+    /// lanes are to be told.
+    fn follow(&mut self, host: &Host, endpoints: &[MacAddress]) -> bool {
+        let interface = self.config.interface.as_deref();
+        let interface = interface.and_then(|name| Some(host.named(name)?.ifindex));
+        let mut changed = std::mem::replace(&mut self.interface, interface) != interface;
+        if self.config.interface.is_some() {
+            let missing = self.config.interface.as_deref();
+            let missing = missing.filter(|_| interface.is_none());
+            self.say(missing.map(|name| format!("there is no interface {name}")));
+        }
+        changed |= self.follow_device(host);
+        changed |= self.follow_bridges(host, endpoints);
+        let known = |mac: &MacAddress| host.devices.iter().any(|d| d.mac == Some(*mac));
+        let routers = self.routers.len();
+        self.routers.retain(known);
+        changed | (self.routers.len() != routers)
+    }
+
+    fn say(&mut self, problem: Option<String>) {
+        if let Some(problem) = &problem
+            && self.problem.as_ref() != Some(problem)
+        {
+            tracing::warn!(network = %self.config.name, "{problem}");
+        }
+        self.problem = problem;
+    }
+
+    fn follow_device(&mut self, host: &Host) -> bool {
+        let Some(name) = &self.config.follow else {
             return false;
         };
-        let followed = match takt_datapath::stack::forwarding_table(device) {
-            Ok(entries) => {
-                self.problem = None;
-                let entries = entries.into_iter().take(MOST_STATIONS);
-                let station = |(mac, vtep)| Station {
-                    mac,
-                    vtep: Some(vtep),
-                    addresses: Vec::new(),
-                };
-                entries.map(station).collect()
-            }
-            Err(error) => {
-                let problem = format!("cannot follow {device}: {error}");
-                if self.problem.as_ref() != Some(&problem) {
-                    tracing::warn!(network = %self.config.name, "{problem}");
-                }
-                self.problem = Some(problem);
-                // What is known stays: a device that is made anew is back in a moment.
-                return false;
-            }
+        let Some(device) = host.named(name).map(|device| device.ifindex) else {
+            let problem = format!("cannot follow {name}: there is no such interface");
+            self.say(Some(problem));
+            // What is known stays: a device that is made anew is back in a moment.
+            return false;
         };
+        self.device = Some(device);
+        let known: HashSet<(MacAddress, IpAddr)> = self
+            .followed
+            .iter()
+            .filter_map(|station| Some((station.mac, station.vtep?)))
+            .collect();
+        let mut entries: Vec<_> = host
+            .forwarding
+            .tunnels
+            .iter()
+            .filter(|entry| entry.device == device)
+            .map(|entry| {
+                let place = (entry.mac, entry.endpoint);
+                // What was entered goes before what was learnt, and what is served before what is new: strangers
+                // who have the network's identifier can make the kernel learn, and must displace nobody.
+                (entry.learned, !known.contains(&place), place)
+            })
+            .collect();
+        entries.sort_unstable();
+        entries.dedup();
+        let total = entries.len();
+        let mut vteps = HashSet::new();
+        let mut followed: Vec<_> = entries
+            .into_iter()
+            .map(|(_, _, place)| place)
+            .filter(|(_, vtep)| {
+                vteps.contains(vtep) || (vteps.len() < MOST_ENDPOINTS && vteps.insert(*vtep))
+            })
+            .take(MOST_FOLLOWED)
+            .collect();
+        let left_out = (total - followed.len()) as u64;
+        let problem = (left_out > 0).then(|| {
+            format!(
+                "{name} has {total} stations: {left_out} beyond the limits of {MOST_FOLLOWED} stations and \
+                 {MOST_ENDPOINTS} tunnel endpoints are not served"
+            )
+        });
+        // Said once, not for each number.
+        if left_out > 0 && self.left_out > 0 {
+            self.problem = problem;
+        } else {
+            self.say(problem);
+        }
+        self.left_out = left_out;
+        followed.sort_unstable();
+        let station = |(mac, vtep)| Station {
+            mac,
+            vtep: Some(vtep),
+            addresses: Vec::new(),
+        };
+        let followed: Vec<Station> = followed.into_iter().map(station).collect();
         let changed = followed != self.followed;
         self.followed = followed;
         changed
+    }
+
+    /// Stations that share a bridge of this host with a tenant.
+    fn follow_bridges(&mut self, host: &Host, endpoints: &[MacAddress]) -> bool {
+        let entries = &host.forwarding.bridges;
+        let mut bridges: HashSet<u32> = entries
+            .iter()
+            .filter(|entry| endpoints.contains(&entry.mac) && !host.is_tunnel(entry.port))
+            .map(|entry| entry.bridge)
+            .collect();
+        bridges.extend(self.device.and_then(|device| host.device(device)?.bridge));
+        // Entries age while stations are silent, and frames for them are flooded then: they stay.
+        bridges.extend(self.local.values());
+        bridges.retain(|bridge| host.device(*bridge).is_some());
+        let mut local = self.local.clone();
+        let gone = |entry: &&BridgeEntry| host.is_tunnel(entry.port);
+        for entry in entries.iter().filter(gone) {
+            local.remove(&entry.mac);
+        }
+        local.retain(|mac, bridge| bridges.contains(bridge) && self.endpoint_of(*mac).is_none());
+        for entry in entries {
+            if bridges.contains(&entry.bridge)
+                && !host.is_tunnel(entry.port)
+                && (local.len() < MOST_LOCAL || local.contains_key(&entry.mac))
+            {
+                local.insert(entry.mac, entry.bridge);
+            }
+        }
+        let changed = local != self.local;
+        self.local = local;
+        changed
+    }
+
+    /// Where packets for a destination behind this host leave by.
+    fn routed(&self, host: &Host, destination: IpAddr, route: &Route) -> Result<Routed, Unserved> {
+        let next = route.way.next_hop().ok_or(Unserved::NoRoute)?;
+        let beside = matches!(next.kind, DeviceKind::Bridge | DeviceKind::Veth);
+        let tunnelled = Some(next.device) == self.device;
+        let direct = (beside && next.gateway.is_none()) || self.config.routes_to(destination);
+        if !tunnelled && !direct {
+            return Err(Unserved::Beyond(host.name(next.device)));
+        }
+        let mac = next.dst_mac.filter(|_| next.up);
+        let mac = mac.ok_or(Unserved::Unresolved)?;
+        let place = if tunnelled {
+            let vtep = self.endpoint_of(mac).ok_or(Unserved::NoEndpoint(mac))?;
+            Place::Tunnel(vtep)
+        } else {
+            Place::Link(Some(next.device))
+        };
+        Ok(Routed {
+            place,
+            hop: Hop {
+                source: next.src_mac,
+                destination: mac,
+                mtu: next.mtu as usize,
+            },
+        })
+    }
+
+    /// Brings the ways to destinations up to date. Those that lanes are to be told.
+    fn reroute(&mut self, host: &Host) -> Vec<(IpAddr, Option<Routed>)> {
+        let mut changes = Vec::new();
+        let mut routes = std::mem::take(&mut self.routes);
+        for (destination, route) in &mut routes {
+            let now = self.routed(host, *destination, route);
+            if now != route.published {
+                let served = now.as_ref().ok().copied();
+                if served != route.published.as_ref().ok().copied() {
+                    changes.push((*destination, served));
+                }
+                route.published = now;
+            }
+        }
+        self.routes = routes;
+        changes
+    }
+
+    /// Makes room for one more destination of a tenant: those that were asked for longest ago go, its own first.
+    fn make_room(&mut self, tenant: &str) -> Option<IpAddr> {
+        let of_tenant = |route: &Route| route.tenant == tenant;
+        let own = self.routes.values().filter(|r| of_tenant(r)).count();
+        let only_own = own >= MOST_ROUTES_OF_A_TENANT;
+        if !only_own && self.routes.len() < MOST_ROUTES {
+            return None;
+        }
+        let oldest = self
+            .routes
+            .iter()
+            .filter(|(_, route)| !only_own || of_tenant(route))
+            .min_by_key(|(_, route)| route.asked)
+            .map(|(destination, _)| *destination)?;
+        self.routes.remove(&oldest);
+        Some(oldest)
     }
 }
 
@@ -195,18 +414,51 @@ impl Control {
         }
     }
 
-    /// Looks at what the kernel's devices have learnt since.
+    /// Looks at what the host's devices and tables say now.
     pub(super) fn follow_networks(&mut self) {
+        // Started here, so that changes are reported from now on.
+        let seen = match self.host.next_hops() {
+            Ok(_) => self.host.look().map_err(|error| error.to_string()),
+            Err(error) => Err(error.to_string()),
+        };
+        if let Err(error) = seen {
+            for network in &mut self.networks {
+                network.say(Some(format!("cannot read the host's tables: {error}")));
+            }
+            return;
+        }
         for at in 0..self.networks.len() {
-            if self.networks[at].follow() {
+            let name = &self.networks[at].config.name;
+            let endpoints: Vec<MacAddress> = self
+                .listeners
+                .values()
+                .filter_map(|listener| listener.policy.endpoint.as_ref())
+                .filter(|endpoint| endpoint.network == *name)
+                .map(|endpoint| MacAddress(endpoint.mac))
+                .collect();
+            if self.networks[at].follow(&self.host, &endpoints) {
                 self.publish_network(at);
+            }
+            for (destination, routed) in self.networks[at].reroute(&self.host) {
+                self.publish_route(at, destination, routed);
             }
         }
     }
 
-    /// Whether the kernel's devices are to be looked at.
+    /// Whether the host's tables are to be looked at.
     pub(super) fn follows_networks(&self) -> bool {
-        self.networks.iter().any(|n| n.config.follow.is_some())
+        !self.networks.is_empty()
+    }
+
+    /// Tells all lanes the way to a destination behind this host.
+    fn publish_route(&self, network: usize, destination: IpAddr, routed: Option<Routed>) {
+        for lane in &self.lanes {
+            lane.handle.send(Command::Route {
+                network,
+                destination,
+                routed,
+            });
+        }
     }
 
     /// The number of a network.
@@ -232,7 +484,7 @@ impl Control {
             Carrier::Vxlan { .. } if station.vtep.is_none() => {
                 return Err(StationError::NoEndpoint(name()));
             }
-            Carrier::Native { .. } if station.vtep.is_some() => {
+            Carrier::Native { .. } | Carrier::Routed if station.vtep.is_some() => {
                 return Err(StationError::Endpoint(name()));
             }
             _ => {}
@@ -295,16 +547,107 @@ impl Control {
         Ok((endpoint.clone(), owner))
     }
 
-    /// Which station a tenant's frames for an address are for.
+    /// Which station a tenant's frames are for whose packets have this destination and, on the link, this next
+    /// hop. `known`: what the tenant knows of that.
     pub(super) fn resolve(
-        &self,
+        &mut self,
         policy: &Policy,
-        address: IpAddr,
+        destination: IpAddr,
+        next_hop: IpAddr,
         known: Option<[u8; 6]>,
     ) -> Result<Option<[u8; 6]>, Failure> {
-        let (_, network) = self.endpoint(policy)?;
-        let found = self.networks[network].resolve(address, known.map(MacAddress));
+        let (_, at) = self.endpoint(policy)?;
+        let known = known.map(MacAddress);
+        if let Some(mac) = known
+            && self.networks[at].resolve(next_hop, None).is_none()
+            && self.host.devices.iter().any(|d| d.mac == Some(mac))
+        {
+            // This host is asked to forward. What is for itself is its kernel's.
+            let forwarded = destination != next_hop && self.forward(policy, at, destination, mac);
+            return Ok(forwarded.then_some(mac.0));
+        }
+        let unseen = known.is_some_and(|mac| {
+            let network = &self.networks[at];
+            !matches!(network.config.carrier, Carrier::Native { .. })
+                && network.endpoint_of(mac).is_none()
+                && !network.local.contains_key(&mac)
+        });
+        // It may have come since the tables were looked at last: as a rule it has just been resolved.
+        if unseen && self.now() + FOLLOW_EVERY >= self.next_follow + FOLLOW_SOONEST {
+            self.follow_networks();
+            self.next_follow = self.now() + FOLLOW_EVERY;
+        }
+        let found = self.networks[at].resolve(next_hop, known);
         Ok(found.map(|mac| mac.0))
+    }
+
+    /// Follows the way that this host forwards a tenant's packets to a destination. Whether it is served now.
+    fn forward(
+        &mut self,
+        policy: &Policy,
+        at: usize,
+        destination: IpAddr,
+        router: MacAddress,
+    ) -> bool {
+        self.questions += 1;
+        let asked = self.questions;
+        let Network {
+            routes, routers, ..
+        } = &mut self.networks[at];
+        if let Some(route) = routes.get_mut(&destination)
+            && routers.contains(&router)
+        {
+            route.asked = asked;
+            return route.published.is_ok();
+        }
+        let addresses = policy.endpoint.iter().flat_map(|e| &e.addresses);
+        let source = addresses
+            .map(|(address, _)| *address)
+            .find(|address| address.is_ipv4() == destination.is_ipv4());
+        let Some(source) = source else { return false };
+        let Some(arrival) = self.host.arrival(source) else {
+            return false;
+        };
+        if self.host.device(arrival).and_then(|device| device.mac) != Some(router) {
+            return false;
+        }
+        let way = match self.host.next_hops() {
+            Ok(monitor) => NextHops::watch_forwarded(monitor, destination, source, arrival),
+            Err(error) => Err(error),
+        };
+        let way = match way {
+            Ok(way) => way,
+            Err(error) => {
+                tracing::warn!(%destination, %error, "cannot follow a route");
+                return false;
+            }
+        };
+        let network = &mut self.networks[at];
+        let evicted = network.make_room(&policy.identity);
+        let new_router = !network.routers.contains(&router);
+        if new_router {
+            network.routers.push(router);
+        }
+        let mut route = Route {
+            way,
+            tenant: policy.identity.clone(),
+            asked,
+            published: Err(Unserved::NoRoute),
+        };
+        route.published = network.routed(&self.host, destination, &route);
+        let served = route.published.as_ref().ok().copied();
+        if let Err(why) = &route.published {
+            tracing::info!(network = %network.config.name, %destination, "not served: {why}");
+        }
+        network.routes.insert(destination, route);
+        if new_router {
+            self.publish_network(at);
+        }
+        if let Some(evicted) = evicted {
+            self.publish_route(at, evicted, None);
+        }
+        self.publish_route(at, destination, served);
+        served.is_some()
     }
 
     fn network_status(&self) -> Vec<NetworkStatus> {
@@ -314,13 +657,43 @@ impl Control {
                 counters += lane.read();
             }
             let entered = network.stations.iter().map(|s| (s, false));
-            let followed = network.followed.iter().map(|s| (s, true));
+            let here: Vec<Station> = network
+                .local
+                .keys()
+                .map(|mac| Station {
+                    mac: *mac,
+                    vtep: None,
+                    addresses: Vec::new(),
+                })
+                .collect();
+            let followed = network.followed.iter().chain(&here).map(|s| (s, true));
+            let mut routes: Vec<RouteStatus> = network
+                .routes
+                .iter()
+                .map(|(destination, route)| RouteStatus {
+                    destination: *destination,
+                    via: match &route.published {
+                        Ok(routed) => Ok(match routed.place {
+                            Place::Tunnel(vtep) => vtep.to_string(),
+                            Place::Link(interface) => {
+                                interface.map_or_else(String::new, |i| self.host.name(i))
+                            }
+                        }),
+                        Err(why) => Err(why.to_string()),
+                    },
+                    next_hop: route.published.as_ref().ok().map(|r| r.hop.destination),
+                })
+                .collect();
+            routes.sort_unstable_by_key(|route| route.destination);
             let endpoints = self.listeners.values();
             let endpoints = endpoints.filter_map(|listener| listener.policy.endpoint.as_ref());
             NetworkStatus {
                 name: network.config.name.clone(),
                 carrier: network.config.carrier,
                 follow: network.config.follow.clone(),
+                interface: network.config.interface.clone(),
+                left_out: network.left_out,
+                routes,
                 problem: network.problem.clone(),
                 endpoints: endpoints
                     .filter(|endpoint| endpoint.network == network.config.name)
@@ -363,6 +736,8 @@ mod tests {
             },
             stations: vec![station(1, 1), station(2, 2), station(0, 8)],
             follow: Some("vxlan0".into()),
+            interface: None,
+            routed: Vec::new(),
         };
         let mut network = Network::new(config, 1);
         // The same, another place, one that only the kernel knows (twice), and two for the rest.
@@ -377,7 +752,7 @@ mod tests {
         let table = network.table(0);
         let place = |mac, vtep| {
             let Station { mac, vtep, .. } = station(mac, vtep);
-            (mac, vtep.expect("an endpoint"))
+            (mac, Place::Tunnel(vtep.expect("an endpoint")))
         };
         assert_eq!(table.stations, [place(1, 1), place(2, 2), place(3, 3)]);
         assert_eq!(table.others, [place(0, 8).1, place(0, 9).1]);

@@ -180,11 +180,16 @@ impl Control {
                 };
                 Ok(Some((reply, Vec::new())))
             }
-            Request::Resolve { address, known } => {
+            Request::Resolve {
+                destination,
+                next_hop,
+                known,
+            } => {
                 let Some(session) = self.sessions.get(&id) else {
                     return Ok(None);
                 };
-                let found = self.resolve(&session.policy, address, known)?;
+                let policy = session.policy.clone();
+                let found = self.resolve(&policy, destination, next_hop, known)?;
                 Ok(Some((Reply::Resolved(found), Vec::new())))
             }
             Request::OpenSink {

@@ -13,6 +13,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, epoll, eventfd};
 use takt_datapath::memory::{MemoryNetwork, MemoryNetworkConfig};
 use takt_datapath::{Datapath, OpenError, PortRequest};
 
+use super::host::Host;
 use super::listener::ListenError;
 use super::networks::Network;
 use super::routes::Routes;
@@ -250,6 +251,8 @@ fn start(
         peering,
         routes,
         networks,
+        host: Host::new(wake.clone()),
+        questions: 0,
         listeners: HashMap::new(),
         next_listener: 0,
         next_without: super::listener::FIRST_WITHOUT,

@@ -9,6 +9,7 @@ mod channel;
 pub mod departure;
 mod egress;
 mod fair;
+pub mod forward;
 pub mod idle;
 mod ingress;
 mod members;
@@ -128,6 +129,12 @@ pub enum Command {
     Schedule { port: usize, change: ScheduleChange },
     /// Where the stations of a network are, from now on.
     Network { network: usize, table: NetworkTable },
+    /// The way to a destination behind this host as a router; none any more.
+    Route {
+        network: usize,
+        destination: std::net::IpAddr,
+        routed: Option<network::Routed>,
+    },
 }
 
 /// What a new source writes.
@@ -915,6 +922,15 @@ impl Lane {
                 }
             }
             Command::Network { network, table } => self.network(network, &table),
+            Command::Route {
+                network,
+                destination,
+                routed,
+            } => {
+                if let Some(network) = self.state.networks.get_mut(network) {
+                    network.route(destination, routed, &mut self.ports);
+                }
+            }
             Command::Schedule { port, change } => {
                 if let Some(departures) =
                     self.ports.get_mut(port).and_then(|p| p.departures.as_mut())

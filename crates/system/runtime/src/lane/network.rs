@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
-use takt_datapath::{PeerHandle, ReserveError};
+use takt_datapath::{ConnectError, PeerHandle, ReserveError};
 use takt_session::layout::{Outcome, TxDescriptor};
 use takt_shm::SharedSlice;
 use takt_time::{TaiTime, TrafficClass};
@@ -19,6 +19,7 @@ use takt_wire::{ipv4, ipv6, vxlan};
 
 use super::departure::{Destination, Piece};
 use super::egress::{Sent, Step, class_of};
+use super::forward::{self, Hop};
 use super::remote::{datagram_overhead, usable_port};
 use super::session::{InProgress, LaneSession};
 use super::{LanePort, State, fair};
@@ -54,6 +55,8 @@ pub enum Foreign {
     Malformed,
     /// It is tagged, or speaks for others: ARP and neighbour discovery are the kernel's.
     Kind,
+    /// It is for another place than it was when it was taken.
+    Moved,
 }
 
 impl Owner {
@@ -100,15 +103,33 @@ impl Owner {
     }
 }
 
+/// Where frames leave by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Place {
+    /// To a tunnel endpoint.
+    Tunnel(IpAddr),
+    /// As they are, by an interface of the host; by a port's own if none is given.
+    Link(Option<u32>),
+}
+
 /// Where the stations of a network are: what the control thread tells.
 #[derive(Clone, Debug)]
 pub struct NetworkTable {
     pub carrier: Carrier,
-    /// Stations with the tunnel endpoints that they are behind; none on a native network.
-    pub stations: Vec<(MacAddress, IpAddr)>,
-    /// Tunnel endpoints that get what is for groups and for unknown stations.
-    pub others: Vec<IpAddr>,
+    /// Stations with where they are: behind tunnel endpoints, or on a bridge of this host.
+    pub stations: Vec<(MacAddress, Place)>,
+    /// Where goes what is for groups and for unknown stations.
+    pub others: Vec<Place>,
+    /// Addresses of this host as a router for its tenants.
+    pub routers: Vec<MacAddress>,
     pub counters: Arc<NetworkCounters>,
+}
+
+/// The way to a destination behind this host as a router.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Routed {
+    pub place: Place,
+    pub hop: Hop,
 }
 
 /// A network on a lane.
@@ -119,16 +140,19 @@ pub struct Network {
     exits: Vec<Option<Exit>>,
     stations: HashMap<MacAddress, Vec<usize>, foldhash::fast::RandomState>,
     others: Vec<usize>,
+    /// Addresses of this host as a router; a few.
+    routers: Vec<MacAddress>,
+    /// By destination: which exit, and what is done to the frame.
+    routes: HashMap<IpAddr, (usize, Hop), foldhash::fast::RandomState>,
     /// Changes with the table.
     generation: u32,
     counters: Arc<NetworkCounters>,
 }
 
-/// A tunnel endpoint, or the link itself.
+/// A tunnel endpoint, or a link.
 #[derive(Debug)]
 struct Exit {
-    /// `None`: the link.
-    address: Option<IpAddr>,
+    place: Place,
     /// Per port of the lane.
     via: Vec<Option<PeerHandle>>,
 }
@@ -140,6 +164,8 @@ impl Network {
             exits: Vec::new(),
             stations: HashMap::default(),
             others: Vec::new(),
+            routers: Vec::new(),
+            routes: HashMap::default(),
             generation: 0,
             counters: table.counters.clone(),
         }
@@ -151,34 +177,43 @@ impl Network {
         self.stations.clear();
         self.others.clear();
         let mut used = vec![false; self.exits.len()];
-        let mut exit = |network: &mut Self, address: Option<IpAddr>| {
-            let at = network.exit(address, ports);
+        let mut exit = |network: &mut Self, place: Place| {
+            let at = network.exit(place, ports);
             used.resize(network.exits.len(), false);
             used[at] = true;
             at
         };
-        match self.carrier {
-            Carrier::Native { .. } => {
-                let link = exit(self, None);
-                self.others.push(link);
-            }
-            Carrier::Vxlan { .. } => {
-                for &(mac, vtep) in &table.stations {
-                    let at = exit(self, Some(vtep));
-                    self.stations.entry(mac).or_default().push(at);
-                }
-                for &vtep in &table.others {
-                    let at = exit(self, Some(vtep));
-                    self.others.push(at);
-                }
-            }
+        for &(mac, place) in &table.stations {
+            let at = exit(self, place);
+            self.stations.entry(mac).or_default().push(at);
+        }
+        for &place in &table.others {
+            let at = exit(self, place);
+            self.others.push(at);
+        }
+        self.routers.clone_from(&table.routers);
+        for (exit, _) in self.routes.values() {
+            used[*exit] = true;
         }
         let gone = |(at, used): (usize, &bool)| (!used && self.exits[at].is_some()).then_some(at);
         used.iter().enumerate().filter_map(gone).collect()
     }
 
-    fn exit(&mut self, address: Option<IpAddr>, ports: &mut [LanePort]) -> usize {
-        let known = |exit: &Option<Exit>| exit.as_ref().is_some_and(|e| e.address == address);
+    /// Enters or removes the way to a destination. Exits of no use any more go with the next table.
+    pub fn route(&mut self, destination: IpAddr, routed: Option<Routed>, ports: &mut [LanePort]) {
+        match routed {
+            Some(Routed { place, hop }) => {
+                let exit = self.exit(place, ports);
+                self.routes.insert(destination, (exit, hop));
+            }
+            None => {
+                self.routes.remove(&destination);
+            }
+        }
+    }
+
+    fn exit(&mut self, place: Place, ports: &mut [LanePort]) -> usize {
+        let known = |exit: &Option<Exit>| exit.as_ref().is_some_and(|e| e.place == place);
         if let Some(at) = self.exits.iter().position(known) {
             return at;
         }
@@ -186,20 +221,27 @@ impl Network {
             if port.trusted {
                 return None;
             }
-            let connected = match (address, self.carrier) {
-                (Some(vtep), Carrier::Vxlan { port: number, .. }) => {
+            let connected = match (place, self.carrier) {
+                (Place::Tunnel(vtep), Carrier::Vxlan { port: number, .. }) => {
                     port.port.connect(SocketAddr::new(vtep, number))
                 }
-                _ => port.port.connect_link(),
+                (Place::Tunnel(_), _) => return None,
+                (Place::Link(interface), _) => port.port.connect_link(interface),
             };
             connected
-                .inspect_err(|error| {
-                    tracing::warn!(datapath = %port.kind, %error, "network not reachable through this datapath");
+                .inspect_err(|error| match error {
+                    // Another port of the lane may have that interface.
+                    ConnectError::NoFrames | ConnectError::OtherInterface(_) => {
+                        tracing::debug!(datapath = %port.kind, %error, "not reached through this datapath");
+                    }
+                    error => {
+                        tracing::warn!(datapath = %port.kind, %error, "network not reachable through this datapath");
+                    }
                 })
                 .ok()
         });
         let exit = Some(Exit {
-            address,
+            place,
             via: via.collect(),
         });
         match self.exits.iter().position(Option::is_none) {
@@ -226,49 +268,68 @@ impl Network {
         exits.any(|exit| exit.via.get(port) == Some(&Some(handle)))
     }
 
-    /// Where a frame for this station or group goes.
+    /// Where a frame goes whose first octets these are.
     #[inline]
-    fn towards(&self, destination: MacAddress) -> &[usize] {
-        self.stations.get(&destination).unwrap_or(&self.others)
+    fn towards(&self, head: &[u8]) -> &[usize] {
+        let Some(&station) = head.first_chunk() else {
+            return &[];
+        };
+        let station = MacAddress(station);
+        if !self.routers.contains(&station) {
+            return self.stations.get(&station).unwrap_or(&self.others);
+        }
+        let route = forward::destination(head).and_then(|address| self.routes.get(&address));
+        route.map_or(&[], |(exit, _)| std::slice::from_ref(exit))
     }
 
     /// Octets on the wire that are not the tenant's frame.
     fn overhead(&self, exit: &Exit) -> usize {
-        let datagram = match self.carrier {
-            Carrier::Vxlan { .. } => datagram_overhead(exit.address),
-            Carrier::Native { .. } => 0,
+        let datagram = match exit.place {
+            Place::Tunnel(address) => datagram_overhead(Some(address)),
+            Place::Link(_) => 0,
         };
-        datagram + self.header_len()
+        datagram + self.header_len(exit.place)
     }
 
     /// Octets in front of the tenant's frame in what a port is given.
-    fn header_len(&self) -> usize {
-        match self.carrier {
-            Carrier::Vxlan { .. } => vxlan::HEADER_LEN,
-            Carrier::Native { vlan } => vlan.map_or(0, |_| TAG_LEN),
+    fn header_len(&self, place: Place) -> usize {
+        match (place, self.carrier) {
+            (Place::Tunnel(_), _) => vxlan::HEADER_LEN,
+            (Place::Link(_), Carrier::Native { vlan: Some(_) }) => TAG_LEN,
+            (Place::Link(_), _) => 0,
         }
     }
 
-    /// Writes a frame as this network carries it. Returns its length there.
+    /// Writes a frame as it leaves by an exit. Returns its length there.
     fn write(
         &self,
         space: &mut [u8],
         frame: SharedSlice<'_>,
         owner: &Owner,
         class: TrafficClass,
+        (at, exit): (usize, &Exit),
     ) -> Result<usize, Foreign> {
-        let start = self.header_len();
+        let start = self.header_len(exit.place);
         let end = start + frame.len();
         let inner = space.get_mut(start..end).ok_or(Foreign::Malformed)?;
         frame.read_into(0, inner).map_err(|_| Foreign::Malformed)?;
         owner.check(inner)?;
-        match self.carrier {
-            Carrier::Vxlan { id, .. } => {
+        let to = ethernet::Packet::new_checked(&*inner).map_err(|_| Foreign::Malformed)?;
+        if self.routers.contains(&to.destination()) {
+            // Looked up on the copy, which is what leaves, and as the route is now.
+            let route = forward::destination(inner).and_then(|address| self.routes.get(&address));
+            match route {
+                Some((exit, hop)) if *exit == at => hop.forward(inner)?,
+                _ => return Err(Foreign::Moved),
+            }
+        }
+        match (exit.place, self.carrier) {
+            (Place::Tunnel(_), Carrier::Vxlan { id, .. }) => {
                 if let Some(header) = space.first_chunk_mut() {
                     vxlan::Repr { network: id }.emit(header);
                 }
             }
-            Carrier::Native { vlan } => {
+            (Place::Link(_), Carrier::Native { vlan }) => {
                 // Priorities are the classes (IEEE 802.1Q-2022, clause 6.9.3).
                 if let Some(tag) = vlan.and_then(|id| VlanTag::new(id, class.number(), false)) {
                     space.copy_within(TAG_LEN..TAG_LEN + ADDRESSES, 0);
@@ -278,6 +339,7 @@ impl Network {
                     space[tag_at(2)].copy_from_slice(&tag.control().to_be_bytes());
                 }
             }
+            _ => {}
         }
         Ok(end)
     }
@@ -307,19 +369,20 @@ impl State {
             return Sent::Finished(Outcome::Unreachable);
         };
         let frame = session.emitted(descriptor.chunk, descriptor.length);
-        let mut addresses = [0; ADDRESSES];
+        let mut head = [0; forward::HEAD];
+        let head = &mut head[..frame.len().min(forward::HEAD)];
         if !session.permits(descriptor.class)
             || frame.len() > owner.mtu + ethernet::HEADER_LEN
+            || frame.len() < ADDRESSES
             || frame
-                .sub(0, ADDRESSES)
-                .and_then(|head| head.read_into(0, &mut addresses))
+                .sub(0, head.len())
+                .and_then(|first| first.read_into(0, head))
                 .is_err()
         {
             network.counters.refused.add(1);
             return Sent::Finished(Outcome::Refused);
         }
-        let [a, b, c, d, e, f, ..] = addresses;
-        let exits = network.towards(MacAddress([a, b, c, d, e, f]));
+        let exits = network.towards(head);
         if progress.outcome == Outcome::NoSink {
             // First look at it.
             progress.generation = network.generation;
@@ -330,7 +393,11 @@ impl State {
                 Outcome::Sent
             };
         } else if progress.generation != network.generation {
-            return Sent::Finished(Outcome::Unreachable);
+            // Of several exits some have their copy already, which ones is not known any more.
+            if progress.destinations.next > 0 {
+                return Sent::Finished(Outcome::Unreachable);
+            }
+            progress.generation = network.generation;
         }
         while let Some(&to) = exits.get(progress.destinations.next as usize) {
             if *left <= 0 {
@@ -379,7 +446,16 @@ impl State {
                 Some((exit, port)) => {
                     let peer = exit.via.get(port).copied().flatten();
                     let lane_port = &mut ports[port];
-                    let put = put(network, peer, lane_port, frame, owner, &descriptor, None);
+                    let put = put(
+                        network,
+                        (to, exit),
+                        peer,
+                        lane_port,
+                        frame,
+                        owner,
+                        &descriptor,
+                        None,
+                    );
                     ports[port].dirty = true;
                     match put {
                         Ok(()) => {
@@ -416,18 +492,24 @@ impl State {
         let session = self.tenants.sessions.get(piece.session).ok_or(gone)?;
         let owner = session.owner(piece.source).ok_or(gone)?;
         let network = self.networks.get(network).ok_or(gone)?;
-        let exit = network
-            .exits
-            .get(exit)
-            .and_then(Option::as_ref)
-            .ok_or(gone)?;
+        let to = exit;
+        let exit = network.exits.get(to).and_then(Option::as_ref).ok_or(gone)?;
         let frame = session.emitted(piece.descriptor.chunk, piece.descriptor.length);
         let descriptor = &piece.descriptor;
         let peer = exit.via.get(at).copied().flatten();
         let kept = peer.is_some_and(|peer| lane_port.keeps(peer, class_of(descriptor)));
         let launch = kept.then_some(start);
         let put = |lane_port: &mut LanePort| {
-            put(network, peer, lane_port, frame, owner, descriptor, launch)
+            put(
+                network,
+                (to, exit),
+                peer,
+                lane_port,
+                frame,
+                owner,
+                descriptor,
+                launch,
+            )
         };
         let mut result = put(lane_port);
         if matches!(result, Err(Put::Blocked)) {
@@ -448,8 +530,10 @@ enum Put {
 }
 
 /// Puts a frame into a port's.
+#[allow(clippy::too_many_arguments)] // one frame: whose, where, how
 fn put(
     network: &Network,
+    exit: (usize, &Exit),
     peer: Option<PeerHandle>,
     lane_port: &mut LanePort,
     frame: SharedSlice<'_>,
@@ -469,7 +553,7 @@ fn put(
         _ => unreachable(),
     })?;
     let class = class_of(descriptor);
-    let written = network.write(port.payload(&place), frame, owner, class);
+    let written = network.write(port.payload(&place), frame, owner, class, exit);
     match written {
         Ok(length) => {
             port.commit(place, length, class, launch_time);
@@ -482,6 +566,7 @@ fn put(
             match foreign {
                 Foreign::Source => counters.foreign.add(1),
                 Foreign::Malformed | Foreign::Kind => counters.refused.add(1),
+                Foreign::Moved => return Err(unreachable()),
             }
             Err(Put::Failed(Outcome::Refused))
         }
@@ -591,12 +676,20 @@ mod tests {
                 carrier,
                 stations: Vec::new(),
                 others: Vec::new(),
+                routers: Vec::new(),
                 counters: Arc::default(),
             });
+            let exit = Exit {
+                place: match tunnelled {
+                    true => Place::Tunnel([10, 0, 0, 9].into()),
+                    false => Place::Link(None),
+                },
+                via: Vec::new(),
+            };
             let class = TrafficClass::new(class).expect("a class");
             let mut space = [0xee; 2048];
             let length = network
-                .write(&mut space, shared, &owner(), class)
+                .write(&mut space, shared, &owner(), class, (0, &exit))
                 .expect("the tenant's");
             let left = &space[..length];
             match carrier {
@@ -605,6 +698,7 @@ mod tests {
                     prop_assert_eq!(&left[8..], &bytes[..]);
                 }
                 Carrier::Native { vlan: None } => prop_assert_eq!(left, &bytes[..]),
+                Carrier::Routed => prop_assert!(false, "not made here"),
                 Carrier::Native { vlan: Some(id) } => {
                     let control = u16::from(class.number()) << 13 | id;
                     prop_assert_eq!(&left[..12], &bytes[..12]);
@@ -614,7 +708,7 @@ mod tests {
                 }
             }
             // Too little room is an error, not a panic.
-            let short = network.write(&mut [0; 10], shared, &owner(), class);
+            let short = network.write(&mut [0; 10], shared, &owner(), class, (0, &exit));
             prop_assert!(short.is_err());
         }
     }

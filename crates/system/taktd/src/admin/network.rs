@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use takt_runtime::config::{Carrier, Station};
-use takt_runtime::status::{NetworkStatus, StationStatus};
+use takt_runtime::status::{NetworkStatus, RouteStatus, StationStatus};
 
 use super::listener::mac;
 use super::proto;
@@ -42,17 +42,39 @@ impl From<NetworkStatus> for proto::Network {
         let (vxlan, port, vlan) = match status.carrier {
             Carrier::Vxlan { id, port } => (Some(id.value()), port.into(), None),
             Carrier::Native { vlan } => (None, 0, vlan.map(u32::from)),
+            Carrier::Routed => (None, 0, None),
         };
         Self {
             name: status.name,
+            routed: status.carrier == Carrier::Routed,
             vxlan,
             port,
             vlan,
             follow: status.follow.unwrap_or_default(),
             problem: status.problem.unwrap_or_default(),
+            interface: status.interface.unwrap_or_default(),
+            left_out: status.left_out,
+            routes: status.routes.into_iter().map(Into::into).collect(),
             endpoints: status.endpoints as u32,
             stations: status.stations.into_iter().map(Into::into).collect(),
             counters: Some(status.counters.into()),
+        }
+    }
+}
+
+impl From<RouteStatus> for proto::Route {
+    fn from(status: RouteStatus) -> Self {
+        let (via, problem) = match status.via {
+            Ok(via) => (via, String::new()),
+            Err(problem) => (String::new(), problem),
+        };
+        Self {
+            destination: status.destination.to_string(),
+            via,
+            next_hop: status
+                .next_hop
+                .map_or_else(String::new, |mac| mac.to_string()),
+            problem,
         }
     }
 }

@@ -186,6 +186,11 @@ pub struct Network {
     pub port: u16,
     /// In a VXLAN: the kernel's device whose forwarding table is followed.
     pub follow: Option<String>,
+    /// On a native network: the interface that frames leave by.
+    pub interface: Option<String>,
+    /// Destinations that this host may send tenants' packets to by any of its routes.
+    #[serde(default)]
+    pub routed: Vec<Written<Prefixed>>,
     /// Stations known from the start.
     #[serde(default)]
     pub stations: Vec<Station>,

@@ -262,9 +262,12 @@ fn network(network: &file::Network) -> NetworkConfig {
             },
             value::Carrier::Vlan(id) => Carrier::Native { vlan: Some(id) },
             value::Carrier::Native => Carrier::Native { vlan: None },
+            value::Carrier::Routed => Carrier::Routed,
         },
         stations: network.stations.iter().map(station).collect(),
         follow: network.follow.clone(),
+        interface: network.interface.clone(),
+        routed: network.routed.iter().map(|p| (p.0.0, p.0.1)).collect(),
     }
 }
 

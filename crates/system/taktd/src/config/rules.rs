@@ -237,6 +237,22 @@ fn network(index: usize, network: &Network, document: &Document<'_>) -> Checked 
             "only a VXLAN has a forwarding table to follow: remove it, or write `carrier = \"vxlan:…\"`",
         );
     }
+    if network.interface.is_some()
+        && !matches!(network.carrier.0, Carrier::Native | Carrier::Vlan(_))
+    {
+        return fault(
+            document,
+            way!["network", index, "interface"],
+            "frames of this network leave by the host's routes: remove it, or write `carrier = \"native\"`",
+        );
+    }
+    if network.carrier.0 == Carrier::Routed && network.routed.is_empty() {
+        return fault(
+            document,
+            way!["network", index, "carrier"],
+            "a routed network needs its prefixes: add `routed`, such as [\"10.244.0.0/16\"]",
+        );
+    }
     if network.port == 0 {
         return fault(
             document,

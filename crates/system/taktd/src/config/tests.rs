@@ -131,8 +131,13 @@ fn every_key_is_in_the_reference_and_in_the_manual() {
         let keys = keys_of(section);
         assert!(!keys.is_empty(), "{section}");
         let written = reference_with_examples();
-        let (_, text) = written.split_once(section).expect(section);
-        let text = text.split("\n[").next().expect("a section");
+        // All that there are of it.
+        let text: Vec<&str> = written
+            .split(section)
+            .skip(1)
+            .filter_map(|text| text.split("\n[").next())
+            .collect();
+        let text = text.concat();
         let (_, manual) = MANUAL
             .split_once(&format!("## `{section}`\n"))
             .expect(section);
@@ -191,10 +196,12 @@ fn every_key_is_read() {
         carrier = "vxlan:42"
         port = 8472
         follow = "flannel.1"
+        routed = ["10.244.0.0/16", "fd00::/8"]
         stations = [{ mac = "02:00:00:00:00:06", vtep = "10.0.0.2", addresses = ["10.244.2.6"] }]
         [[network]]
         name = "line"
         carrier = "vlan:7"
+        interface = "eth2"
         [limits]
         max_message = "1 MiB"
         tx_bytes = "2 MiB"
@@ -260,12 +267,19 @@ fn every_key_is_read() {
                     addresses: vec![[10, 244, 2, 6].into()],
                 }],
                 follow: Some("flannel.1".into()),
+                interface: None,
+                routed: vec![
+                    ([10, 244, 0, 0].into(), 16),
+                    ("fd00::".parse().expect("an address"), 8),
+                ],
             },
             NetworkConfig {
                 name: "line".into(),
                 carrier: Carrier::Native { vlan: Some(7) },
                 stations: Vec::new(),
                 follow: None,
+                interface: Some("eth2".into()),
+                routed: Vec::new(),
             },
         ]
     );

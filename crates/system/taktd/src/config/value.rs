@@ -249,14 +249,18 @@ pub enum Carrier {
     Vlan(u16),
     /// As they are.
     Native,
+    /// By the routes of the hosts.
+    Routed,
 }
 
 impl FromText for Carrier {
-    const FORM: &'static str = "\"vxlan:42\" with an identifier up to 16777215, \"vlan:100\" with one from 1 to 4094, or \"native\"";
+    const FORM: &'static str = "\"vxlan:42\" with an identifier up to 16777215, \"vlan:100\" with one from 1 to 4094, \"native\", or \"routed\"";
 
     fn from_text(text: &str) -> Option<Self> {
-        if text == "native" {
-            return Some(Self::Native);
+        match text {
+            "native" => return Some(Self::Native),
+            "routed" => return Some(Self::Routed),
+            _ => {}
         }
         if let Some(id) = text.strip_prefix("vxlan:") {
             return NetworkId::new(id.parse().ok()?).map(Self::Vxlan);
@@ -388,6 +392,7 @@ mod tests {
         );
         assert_eq!(Carrier::from_text("vlan:100"), Some(Carrier::Vlan(100)));
         assert_eq!(Carrier::from_text("native"), Some(Carrier::Native));
+        assert_eq!(Carrier::from_text("routed"), Some(Carrier::Routed));
         for wrong in [
             "",
             "vxlan",

@@ -355,8 +355,8 @@ impl Port for WatchedPort {
         self.inner.connect(remote)
     }
 
-    fn connect_link(&mut self) -> Result<PeerHandle, ConnectError> {
-        self.inner.connect_link()
+    fn connect_link(&mut self, interface: Option<u32>) -> Result<PeerHandle, ConnectError> {
+        self.inner.connect_link(interface)
     }
 
     fn disconnect(&mut self, peer: PeerHandle) {
