@@ -38,7 +38,8 @@
  * with TAKT_E_FORKED, and the memory of buffers is not there. The child may close what it inherited
  * and open a session of its own. All file descriptors are close-on-exec.
  *
- * Stability. What is here stays; structures grow at their end only where they carry a `size`.
+ * Stability. What is here stays; structures grow at their end only, and only those that carry a `size`: set it
+ * with the _INIT macro. The symbols have the version libtakt.so.0.
  */
 #ifndef TAKT_H
 #define TAKT_H
@@ -90,6 +91,8 @@ extern "C" {
 #define TAKT_E_SHUTTING_DOWN (-15)
 /* The session was closed, or ended by the runtime. */
 #define TAKT_E_CLOSED (-16)
+/* A signal handler ran during a wait, or another thread called takt_wake(). */
+#define TAKT_E_INTERRUPTED (-17)
 
 /* What a code means and what to do: one line, static. Unknown codes get a line that says so. */
 const char *takt_strerror(int code);
@@ -106,6 +109,10 @@ const char *takt_version(void);
 /* Where a function takes timeout_ns: nanoseconds, or one of these. */
 #define TAKT_NOWAIT ((int64_t)0)
 #define TAKT_FOREVER ((int64_t)-1)
+
+/* A wait that sleeps when a signal handler runs on its thread returns TAKT_E_INTERRUPTED, whether or not the handler
+ * was installed with SA_RESTART. A handler that runs in the microseconds before the sleep is not noticed, as with any
+ * blocking call: a program that ends on a signal waits with a timeout, or has another thread call takt_wake(). */
 
 /* ---- Sessions -------------------------------------------------------------------------------- */
 
@@ -140,6 +147,11 @@ int takt_session_open(const takt_session_options *options, takt_session **sessio
  * waits up to a second for what was emitted to be sent. NULL does nothing. */
 void takt_session_close(takt_session *session);
 
+/* Ends the session now, in order, with all its streams, sources and sinks: waits up to a second for what was emitted to
+ * be sent. From then on their functions return TAKT_E_CLOSED, and their handles are still to be closed. Messages that
+ * are held stay readable until their sink is closed. */
+int takt_session_end(takt_session *session);
+
 /* 1 if the session is attached to a runtime at this moment, 0 if not. */
 int takt_session_attached(const takt_session *session);
 
@@ -162,15 +174,18 @@ enum takt_time_sensitivity {
     TAKT_TIME_SENSITIVE = 1 /* scheduled in traffic_class */
 };
 
-/* The quality requirements of a stream. All zero is what costs least. */
+/* The quality requirements of a stream. Start from TAKT_QOS_INIT, which is what costs least. */
 typedef struct takt_qos {
+    size_t size;          /* sizeof(takt_qos) */
     int acceleration;     /* enum takt_acceleration */
     int resource_use;     /* enum takt_resource_use */
     int time_sensitivity; /* enum takt_time_sensitivity */
     int traffic_class;    /* 0 to 7 (IEEE 802.1Q), for TAKT_TIME_SENSITIVE */
 } takt_qos;
 
-/* Opens a stream. `qos` may be NULL: all zero. The requirements are wishes: see
+#define TAKT_QOS_INIT {sizeof(takt_qos), TAKT_SLOW, TAKT_FRUGAL, TAKT_BEST_EFFORT, 0}
+
+/* Opens a stream. `qos` may be NULL: TAKT_QOS_INIT. The requirements are wishes: see
  * takt_stream_warning(). TAKT_E_INVALID_ARGUMENT, TAKT_E_NOT_PERMITTED, TAKT_E_LIMIT. */
 int takt_stream_open(takt_session *session, const takt_qos *qos, takt_stream **stream);
 
@@ -196,13 +211,16 @@ typedef struct takt_buffer {
     uint64_t reserved[2];
 } takt_buffer;
 
-/* What the runtime says of a received message. */
+/* What the runtime says of a received message. Start from TAKT_MESSAGE_INFO_INIT. */
 typedef struct takt_message_info {
+    size_t size;          /* sizeof(takt_message_info) */
     uint64_t sequence;    /* its number on its channel at its sender; a gap is a loss */
     int64_t send_time_ns; /* when the sender's runtime took it, TAI nanoseconds */
     uint32_t sender;      /* the sender, under a number that is random at each start */
     uint32_t traffic_class;
 } takt_message_info;
+
+#define TAKT_MESSAGE_INFO_INIT {sizeof(takt_message_info), 0, 0, 0, 0}
 
 /* ---- Sources --------------------------------------------------------------------------------- */
 
@@ -236,9 +254,18 @@ int takt_source_max_message(const takt_source *source);
 /* Messages whose outcome the runtime did not tell before it went away. */
 int takt_source_lost(const takt_source *source, uint64_t *count);
 
+/* Waits until the channel has a reader: a sink on this node or another that gets what is emitted from now on. How many
+ * there are; lanes of other nodes count as one each. TAKT_E_WOULD_BLOCK with TAKT_NOWAIT and none,
+ * TAKT_E_TIMED_OUT, TAKT_E_INTERRUPTED. */
+int takt_source_wait_reader(takt_source *source, int64_t timeout_ns);
+
+/* The wait of this source that is under way, or the next one if none is, returns TAKT_E_INTERRUPTED. From any thread,
+ * while the source is open; not from signal handlers. */
+int takt_wake_source(takt_source *source);
+
 /* A buffer of `length` bytes in the memory that is sent from, with arbitrary content. Yours until it
  * is emitted or abandoned; several may be out. TAKT_E_WOULD_BLOCK with TAKT_NOWAIT and none free,
- * TAKT_E_TIMED_OUT, TAKT_E_TOO_LARGE. */
+ * TAKT_E_TIMED_OUT, TAKT_E_INTERRUPTED, TAKT_E_TOO_LARGE. */
 int takt_buffer_get(takt_source *source, size_t length, int64_t timeout_ns, takt_buffer *buffer);
 
 /* Sends the first buffer->length bytes as one message: make that smaller to send less. Never blocks.
@@ -254,6 +281,11 @@ int takt_emit_at(takt_source *source, takt_buffer *buffer, int64_t launch_time_n
 /* As takt_emit(), with more to follow at once: the runtime is told by the next takt_emit() or
  * takt_flush(). Saves a little for each message of a burst. */
 int takt_emit_more(takt_source *source, takt_buffer *buffer, int64_t *token);
+
+/* Copies `length` bytes from anywhere, also from a received message, and sends them: takt_buffer_get(), a copy,
+ * takt_emit(). A received message is not in the memory that is sent from, so it is not emitted without a copy. */
+int takt_emit_copy(takt_source *source, const void *data, size_t length, int64_t timeout_ns,
+                   int64_t *token);
 
 /* Tells the runtime of what takt_emit_more() has left behind. */
 int takt_flush(takt_source *source);
@@ -280,9 +312,10 @@ typedef struct takt_sink_options {
     void *user;             /* handed to the callback */
     uint32_t depth;         /* most messages waiting or held, a power of two up to 65536; 0: 1024 */
     int notify_fd;          /* nonzero: a descriptor for an event loop is wanted */
+    int no_local;           /* nonzero: what this very session emits is not for this sink */
 } takt_sink_options;
 
-#define TAKT_SINK_OPTIONS_INIT {sizeof(takt_sink_options), NULL, NULL, 0, 0}
+#define TAKT_SINK_OPTIONS_INIT {sizeof(takt_sink_options), NULL, NULL, 0, 0, 0}
 
 /* Opens a sink: a reading end of `channel`, which gets every message from now on. With `callback` the
  * library calls it; with NULL the application calls takt_consume(). TAKT_E_NOT_PERMITTED,
@@ -298,12 +331,23 @@ int takt_sink_open_with(takt_stream *stream, uint64_t channel, const takt_sink_o
  * return, unless it is called from there. NULL does nothing. */
 void takt_sink_close(takt_sink *sink);
 
+/* What the memory for received messages cannot do for this sink, and what to ask for instead, in the manner of
+ * takt_stream_datapath(); length 0 if nothing. */
+int takt_sink_warning(const takt_sink *sink, char *text, size_t size);
+
 /* How many messages wait. */
 int takt_data_available(takt_sink *sink);
 
+/* Waits until a message is there, and leaves it there: how many are. As takt_consume(). */
+int takt_sink_wait(takt_sink *sink, int64_t timeout_ns);
+
+/* The wait of this sink that is under way, or the next one if none is, returns TAKT_E_INTERRUPTED. From any thread,
+ * while the sink is open; not from signal handlers. */
+int takt_wake(takt_sink *sink);
+
 /* The next message. Yours to read until takt_release(); several may be held, at most `depth`, and while
  * they are, their memory is not there for others. TAKT_E_WOULD_BLOCK with TAKT_NOWAIT and none waiting,
- * TAKT_E_TIMED_OUT. */
+ * TAKT_E_TIMED_OUT, TAKT_E_INTERRUPTED. */
 int takt_consume(takt_sink *sink, int64_t timeout_ns, takt_buffer *message);
 
 /* What the runtime says of a message that is held. */
@@ -322,14 +366,17 @@ int takt_sink_fd(const takt_sink *sink);
  * 0: there is something to consume already. */
 int takt_sink_arm(takt_sink *sink);
 
-/* What happened to a sink's messages since it was opened. */
+/* What happened to a sink's messages since it was opened. Start from TAKT_SINK_COUNTERS_INIT. */
 typedef struct takt_sink_counters {
+    size_t size;                 /* sizeof(takt_sink_counters) */
     uint64_t delivered;          /* put into the sink */
     uint64_t dropped_full;       /* dropped: depth messages were waiting or held */
     uint64_t dropped_memory;     /* dropped: no memory for received messages */
     uint64_t lost;               /* sent and never arrived, by gaps in the sequence */
     uint64_t lost_at_disconnect; /* the same for the time without a runtime */
 } takt_sink_counters;
+
+#define TAKT_SINK_COUNTERS_INIT {sizeof(takt_sink_counters), 0, 0, 0, 0, 0}
 
 /* Reads the counters of a sink that has no callback. */
 int takt_sink_read_counters(const takt_sink *sink, takt_sink_counters *counters);

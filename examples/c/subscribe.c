@@ -10,7 +10,7 @@ int main(int argc, char **argv) {
     takt_stream *stream;
     takt_sink *sink;
     takt_buffer message;
-    takt_message_info info;
+    takt_message_info info = TAKT_MESSAGE_INFO_INIT;
     if (takt_session_open(NULL, &session) < 0 || takt_stream_open(session, NULL, &stream) < 0 ||
         takt_sink_open(stream, 7, NULL, NULL, &sink) < 0) {
         fprintf(stderr, "subscribe: %s\n", takt_last_error());

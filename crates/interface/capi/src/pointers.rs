@@ -100,27 +100,57 @@ pub unsafe fn write_text(text: &str, to: *mut c_char, size: usize) -> Result<i32
     Ok(i32::try_from(text.len()).unwrap_or(i32::MAX))
 }
 
-/// Reads a structure of options that began with its size and may have grown since, or not yet.
+/// Reads a structure that began with its size and may have grown since, or not yet.
 ///
 /// # Safety
-/// `options` is null or points to a `size_t`, and to as many bytes as that says.
-pub unsafe fn options<T: Copy>(options: *const T, usual: T, least: usize) -> Result<T, Error> {
-    if options.is_null() {
+/// `from` is null or points to a `size_t`, and to as many bytes as that says.
+pub unsafe fn sized<T: Copy>(from: *const T, name: &str, usual: T) -> Result<T, Error> {
+    if from.is_null() {
         return Ok(usual);
     }
-    // SAFETY: a size lies there by the caller's promise.
-    let size = unsafe { options.cast::<usize>().read() };
-    if size < least {
-        return Err(invalid(&format!(
-            "`options->size` is {size}: begin with the structure's _INIT macro"
-        )));
-    }
+    // SAFETY: the caller's promise.
+    let size = unsafe { size_of_caller(from, name)? };
     let mut result = usual;
-    let known = size.min(size_of::<T>());
-    // SAFETY: `known` bytes are readable by the caller's promise and fit `result`, whose fields are
-    // integers and pointers that any bytes are valid for.
+    // SAFETY: `size` bytes are readable by the caller's promise and fit `result`, whose fields are integers and
+    // pointers that any bytes are valid for.
     unsafe {
-        std::ptr::copy_nonoverlapping(options.cast::<u8>(), (&raw mut result).cast(), known);
+        std::ptr::copy_nonoverlapping(from.cast::<u8>(), (&raw mut result).cast(), size);
     }
     Ok(result)
+}
+
+/// Writes a structure that began with its size, as far as the caller knows it. What it knows beyond is unchanged.
+///
+/// # Safety
+/// `to` is null or points to a `size_t`, and to as many writable bytes as that says.
+pub unsafe fn fill<T: Copy>(to: *mut T, name: &str, value: T) -> Result<(), Error> {
+    if to.is_null() {
+        return Err(invalid(&format!(
+            "`{name}` is NULL: there is no place for the result"
+        )));
+    }
+    // SAFETY: the caller's promise.
+    let size = unsafe { size_of_caller(to, name)? };
+    let own = size_of::<usize>();
+    // SAFETY: `size` bytes are writable by the caller's promise, of which the first say so and stay.
+    unsafe {
+        let from = (&raw const value).cast::<u8>();
+        std::ptr::copy_nonoverlapping(from.add(own), to.cast::<u8>().add(own), size - own);
+    }
+    Ok(())
+}
+
+/// How many bytes of a structure both sides know. All structures of version 0.1 are known whole.
+///
+/// # Safety
+/// A `size_t` lies there.
+unsafe fn size_of_caller<T>(at: *const T, name: &str) -> Result<usize, Error> {
+    // SAFETY: the caller's promise.
+    let size = unsafe { at.cast::<usize>().read() };
+    if size < size_of::<T>() {
+        return Err(invalid(&format!(
+            "`{name}->size` is {size}: begin with the structure's _INIT macro"
+        )));
+    }
+    Ok(size_of::<T>())
 }

@@ -7,7 +7,7 @@ use takt_client::{Error, Session};
 
 use crate::embedded;
 use crate::error::{guard, invalid};
-use crate::pointers::{borrow, hand_out, options, take_back, text};
+use crate::pointers::{borrow, hand_out, sized, take_back, text};
 
 /// `takt_session_options`.
 #[repr(C)]
@@ -37,7 +37,7 @@ const USUAL: Options = Options {
 unsafe fn open(from: *const Options) -> Result<Session, Error> {
     // SAFETY: the promises of `takt_session_open`'s caller.
     let (from, socket, name) = unsafe {
-        let from = options(from, USUAL, size_of::<Options>())?;
+        let from = sized(from, "options", USUAL)?;
         (
             from,
             text(from.socket, "options->socket")?,
@@ -79,6 +79,15 @@ unsafe extern "C" fn takt_session_open(from: *const Options, session: *mut *mut 
 unsafe extern "C" fn takt_session_close(session: *mut Session) {
     // SAFETY: null or a session, which the caller gives up.
     unsafe { take_back(session) };
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn takt_session_end(session: *const Session) -> c_int {
+    guard(|| {
+        // SAFETY: null or a session.
+        unsafe { borrow(session, "session")? }.end();
+        Ok(0)
+    })
 }
 
 #[unsafe(no_mangle)]

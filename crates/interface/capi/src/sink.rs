@@ -1,21 +1,22 @@
 //! `takt_sink_*`, `takt_consume` and what belongs to them.
 
 use std::cell::RefCell;
-use std::ffi::{c_int, c_void};
+use std::ffi::{c_char, c_int, c_void};
 use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
 
-use takt_client::{CallbackSink, ChannelId, Error, Message, Sink, SinkOptions, Stream};
+use takt_client::{CallbackSink, ChannelId, Error, Message, Sink, SinkOptions, Stream, Waker};
 
 use crate::error::{guard, invalid};
 use crate::loans::Loans;
-use crate::pointers::{borrow, hand_out, options, place, take_back};
+use crate::pointers::{borrow, fill, hand_out, place, sized, take_back, write_text};
 use crate::source::{CBuffer, wait};
 
 /// `takt_message_info`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Info {
+    size: usize,
     sequence: u64,
     send_time_ns: i64,
     sender: u32,
@@ -25,6 +26,7 @@ pub struct Info {
 impl Info {
     fn of(message: &Message<'_>) -> Self {
         Self {
+            size: size_of::<Self>(),
             sequence: message.sequence(),
             send_time_ns: message.send_time().as_nanos(),
             sender: message.sender(),
@@ -45,6 +47,7 @@ pub struct Options {
     user: *mut c_void,
     depth: u32,
     notify_fd: c_int,
+    no_local: c_int,
 }
 
 const USUAL: Options = Options {
@@ -53,12 +56,14 @@ const USUAL: Options = Options {
     user: std::ptr::null_mut(),
     depth: 0,
     notify_fd: 0,
+    no_local: 0,
 };
 
 /// `takt_sink_counters`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Counters {
+    size: usize,
     delivered: u64,
     dropped_full: u64,
     dropped_memory: u64,
@@ -78,12 +83,14 @@ pub enum CSink {
 pub struct Consumed {
     /// A box of ours. The messages refer to it, so it may not be one that moves with this structure.
     sink: NonNull<Sink>,
+    waker: Waker,
     held: RefCell<Loans<Message<'static>>>,
 }
 
 impl Consumed {
     fn new(sink: Sink) -> Self {
         Self {
+            waker: sink.waker(),
             sink: NonNull::from(Box::leak(Box::new(sink))),
             held: RefCell::new(Loans::new()),
         }
@@ -151,6 +158,7 @@ fn open(stream: &Stream, channel: u64, options: Options) -> Result<CSink, Error>
     let how = SinkOptions {
         depth: options.depth,
         notify_fd: options.notify_fd != 0,
+        no_local: options.no_local != 0,
     };
     let Some(callback) = options.callback else {
         return Ok(CSink::Consumed(Consumed::new(
@@ -204,7 +212,7 @@ unsafe extern "C" fn takt_sink_open_with(
     // SAFETY: null or valid.
     guard(|| unsafe {
         let stream = borrow(stream, "stream")?;
-        let options = options(from, USUAL, size_of::<Options>())?;
+        let options = sized(from, "options", USUAL)?;
         hand_out(sink, "sink", || open(stream, channel, options))
     })
 }
@@ -221,6 +229,41 @@ unsafe extern "C" fn takt_data_available(sink: *const CSink) -> c_int {
         // SAFETY: null or a sink.
         let count = unsafe { consumed(sink)? }.sink().available();
         Ok(c_int::try_from(count).unwrap_or(c_int::MAX))
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn takt_sink_wait(sink: *const CSink, timeout_ns: i64) -> c_int {
+    guard(|| {
+        // SAFETY: null or a sink.
+        let sink = unsafe { consumed(sink)? }.sink();
+        let count = sink.wait_available(wait(timeout_ns)?)?;
+        Ok(c_int::try_from(count).unwrap_or(c_int::MAX))
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn takt_wake(sink: *const CSink) -> c_int {
+    guard(|| {
+        // SAFETY: null or a sink; the waker is for any thread.
+        unsafe { consumed(sink)? }.waker.wake();
+        Ok(0)
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn takt_sink_warning(
+    sink: *const CSink,
+    text: *mut c_char,
+    size: usize,
+) -> c_int {
+    // SAFETY: null or a sink; `text` is writable for `size` bytes.
+    guard(|| unsafe {
+        let warning = match borrow(sink, "sink")? {
+            CSink::Consumed(sink) => sink.sink().warning(),
+            CSink::Called(sink) => sink.warning(),
+        };
+        write_text(&warning.unwrap_or_default(), text, size)
     })
 }
 
@@ -255,14 +298,13 @@ unsafe extern "C" fn takt_message_information(
 ) -> c_int {
     // SAFETY: null or valid.
     guard(|| unsafe {
-        let info = place(info, "info")?;
         let sink = consumed(sink)?;
         let key = sink.key(borrow(message, "message")?)?;
         let held = sink.held.borrow();
         let message = held
             .get(key)
             .ok_or_else(|| invalid("the message was released already"))?;
-        *info = Info::of(message);
+        fill(info, "info", Info::of(message))?;
         Ok(0)
     })
 }
@@ -306,15 +348,16 @@ unsafe extern "C" fn takt_sink_arm(sink: *const CSink) -> c_int {
 unsafe extern "C" fn takt_sink_read_counters(sink: *const CSink, counters: *mut Counters) -> c_int {
     // SAFETY: null or valid.
     guard(|| unsafe {
-        let out = place(counters, "counters")?;
         let now = consumed(sink)?.sink().counters();
-        *out = Counters {
+        let now = Counters {
+            size: size_of::<Counters>(),
             delivered: now.delivered,
             dropped_full: now.dropped_full,
             dropped_memory: now.dropped_memory,
             lost: now.lost,
             lost_at_disconnect: now.lost_at_disconnect,
         };
+        fill(counters, "counters", now)?;
         Ok(0)
     })
 }

@@ -6,7 +6,7 @@ use std::ptr::NonNull;
 use std::time::Duration;
 
 use takt_client::{
-    Buffer, ChannelId, Error, Outcome, Source, SourceOptions, Stream, TaiTime, Token, Wait,
+    Buffer, ChannelId, Error, Outcome, Source, SourceOptions, Stream, TaiTime, Token, Wait, Waker,
 };
 
 use crate::error::{guard, invalid};
@@ -49,12 +49,14 @@ pub fn wait(timeout_ns: i64) -> Result<Wait, Error> {
 pub struct CSource {
     /// A box of ours. The buffers refer to it, so it may not be one that moves with this structure.
     source: NonNull<Source>,
+    waker: Waker,
     lent: RefCell<Loans<Buffer<'static>>>,
 }
 
 impl CSource {
     fn new(source: Source) -> Self {
         Self {
+            waker: source.waker(),
             source: NonNull::from(Box::leak(Box::new(source))),
             lent: RefCell::new(Loans::new()),
         }
@@ -225,6 +227,53 @@ unsafe extern "C" fn takt_emit_more(
 ) -> c_int {
     // SAFETY: null or valid.
     unsafe { emit(source, buffer, token, Source::emit_more) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn takt_emit_copy(
+    source: *const CSource,
+    data: *const c_void,
+    length: usize,
+    timeout_ns: i64,
+    token: *mut i64,
+) -> c_int {
+    // SAFETY: null or valid.
+    guard(|| unsafe {
+        let source = borrow(source, "source")?.source();
+        if data.is_null() && length > 0 {
+            return Err(invalid("`data` is NULL although `length` is not 0"));
+        }
+        let mut buffer = source.buffer_wait(length, wait(timeout_ns)?)?;
+        if length > 0 {
+            // SAFETY: `length` bytes are readable by the caller's promise, and the buffer has as many. What they are part
+            // of may be a received message, never a buffer that was just lent.
+            std::ptr::copy_nonoverlapping(data.cast(), buffer.as_mut_ptr(), length);
+        }
+        let sent = buffer.emit()?;
+        if let Some(token) = token.as_mut() {
+            *token = sent.number() as i64;
+        }
+        Ok(0)
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn takt_source_wait_reader(source: *const CSource, timeout_ns: i64) -> c_int {
+    guard(|| {
+        // SAFETY: null or a source.
+        let source = unsafe { borrow(source, "source")? }.source();
+        let count = source.wait_reader(wait(timeout_ns)?)?;
+        Ok(c_int::try_from(count).unwrap_or(c_int::MAX))
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn takt_wake_source(source: *const CSource) -> c_int {
+    guard(|| {
+        // SAFETY: null or a source; the waker is for any thread.
+        unsafe { borrow(source, "source")? }.waker.wake();
+        Ok(0)
+    })
 }
 
 #[unsafe(no_mangle)]

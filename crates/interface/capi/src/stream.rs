@@ -7,12 +7,13 @@ use takt_client::{
 };
 
 use crate::error::{guard, invalid};
-use crate::pointers::{borrow, hand_out, take_back, write_text};
+use crate::pointers::{borrow, hand_out, sized, take_back, write_text};
 
 /// `takt_qos`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct CQos {
+    size: usize,
     acceleration: c_int,
     resource_use: c_int,
     time_sensitivity: c_int,
@@ -20,6 +21,14 @@ pub struct CQos {
 }
 
 impl CQos {
+    const USUAL: Self = Self {
+        size: size_of::<Self>(),
+        acceleration: 0,
+        resource_use: 0,
+        time_sensitivity: 0,
+        traffic_class: 0,
+    };
+
     fn read(self) -> Result<Qos, Error> {
         let unknown = |field: &str, value: c_int, right: &str| {
             invalid(&format!("`qos->{field}` is {value}: it must be {right}"))
@@ -68,7 +77,7 @@ unsafe extern "C" fn takt_stream_open(
     // SAFETY: the caller's promises: handles and structures are null or valid.
     guard(|| unsafe {
         let session = borrow(session, "session")?;
-        let qos = qos.as_ref().map_or(Ok(Qos::default()), |qos| qos.read())?;
+        let qos = sized(qos, "qos", CQos::USUAL)?.read()?;
         hand_out(stream, "stream", || session.stream(qos))
     })
 }

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use takt_session::PROTOCOL_VERSION;
 use takt_session::layout::{
     ARENA_MAGIC, ArenaMap, HEADER_BYTES, LANE_DIRTY_OFFSET, LANE_STATE_OFFSET, MAGIC_OFFSET,
-    TX_REGION, VERSION_OFFSET,
+    SMALL_MESSAGE, TX_REGION, VERSION_OFFSET, large_share,
 };
 use takt_shm::{Arena, CHUNK, LaneBell, SharedSlice};
 
@@ -90,6 +90,26 @@ impl Attachment {
             state,
             descriptors: numbers,
         })
+    }
+
+    /// What the receive region is too small for.
+    pub(crate) fn receive_warning(&self) -> Option<String> {
+        let (longest, region) = (
+            self.max_message.max(1).next_power_of_two(),
+            self.map.rx_bytes,
+        );
+        let beside = match large_share(region) / longest {
+            _ if longest <= SMALL_MESSAGE => return None,
+            0 if longest > region => "a message of that length does not fit",
+            0 | 1 => "a second one that comes while one is held or being put together is dropped",
+            _ => return None,
+        };
+        let enough = (4 * longest) >> 10;
+        Some(format!(
+            "the session receives into {} KiB and messages may have {} KiB: {beside}; open the session with `rx_bytes` of {enough} KiB or more",
+            region >> 10,
+            self.max_message >> 10
+        ))
     }
 
     /// Whether a block of that many bytes at `offset` lies in the ring region.

@@ -1,6 +1,5 @@
 //! Sinks that hand their messages to a function.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
@@ -12,13 +11,14 @@ use crate::sink::Sink;
 use crate::stream::StreamCore;
 use crate::sys;
 use crate::wait::Wait;
+use crate::wake::Waker;
 
 /// A sink with a thread that calls a function with every message. Dropping it waits for the function to
 /// return; from inside the function it does not.
 pub struct CallbackSink {
-    key: u32,
     channel: ChannelId,
-    stop: Arc<AtomicBool>,
+    warning: Option<String>,
+    waker: Waker,
     failure: Arc<Mutex<Option<Failure>>>,
     thread: Option<JoinHandle<()>>,
     stream: Arc<StreamCore>,
@@ -29,8 +29,8 @@ impl CallbackSink {
         sink: Sink,
         mut receive: impl FnMut(&Message<'_>) + Send + 'static,
     ) -> Result<Self, Error> {
-        let (key, channel) = (sink.key(), sink.channel());
-        let (stream, stop) = (sink.stream().clone(), sink.stop().clone());
+        let (channel, warning) = (sink.channel(), sink.warning());
+        let (stream, waker) = (sink.stream().clone(), sink.waker());
         let failure = Arc::new(Mutex::new(None));
         let told = failure.clone();
         let body = move || {
@@ -38,7 +38,7 @@ impl CallbackSink {
                 match sink.consume(Wait::Forever) {
                     Ok(message) => receive(&message),
                     // The next call waits for the runtime.
-                    Err(Error::Disconnected | Error::Protocol(_)) => {}
+                    Err(Error::Disconnected | Error::Protocol(_) | Error::Interrupted) => {}
                     Err(Error::Closed) => return,
                     Err(error) => {
                         let failure = Failure::new(error.code(), error.to_string());
@@ -55,9 +55,9 @@ impl CallbackSink {
         })
         .map_err(Error::system("start the sink's thread"))?;
         Ok(Self {
-            key,
             channel,
-            stop,
+            warning,
+            waker,
             failure,
             thread: Some(thread),
             stream,
@@ -67,6 +67,11 @@ impl CallbackSink {
     /// The channel that it reads.
     pub fn channel(&self) -> ChannelId {
         self.channel
+    }
+
+    /// As [`Sink::warning`], when it was opened.
+    pub fn warning(&self) -> Option<String> {
+        self.warning.clone()
     }
 
     /// Why no message will come any more, if so.
@@ -100,13 +105,7 @@ impl Drop for CallbackSink {
             std::mem::forget(thread);
             return;
         }
-        self.stop.store(true, Ordering::SeqCst);
-        let control = shared.lock();
-        if let Some(Ok(open)) = control.sinks.get(&self.key).map(|record| &record.opened) {
-            open.bell.wake_local();
-        }
-        drop(control);
-        shared.notify();
+        self.waker.close();
         if thread.thread().id() != std::thread::current().id() {
             // A panic of the function has been printed.
             let _ = thread.join();

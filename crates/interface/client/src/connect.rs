@@ -165,7 +165,14 @@ pub(crate) fn attach(shared: &Shared, socket: OwnedFd) -> Result<(), Error> {
             sources.push((key, r.stream, r.target, r.depth));
         }
         for (&key, r) in &control.sinks {
-            sinks.push((key, r.stream, r.channel, r.depth, r.notify.clone()));
+            sinks.push((
+                key,
+                r.stream,
+                r.channel,
+                r.depth,
+                r.no_local,
+                r.notify.clone(),
+            ));
         }
     }
     let mut opened = Vec::new();
@@ -194,7 +201,7 @@ pub(crate) fn attach(shared: &Shared, socket: OwnedFd) -> Result<(), Error> {
         opened_sources.push((key, source));
     }
     let mut opened_sinks = Vec::new();
-    for (key, stream, channel, depth, notify) in sinks {
+    for (key, stream, channel, depth, no_local, notify) in sinks {
         let sink = match stream_id(stream) {
             Err(failure) => Err(failure),
             Ok(stream) => {
@@ -204,6 +211,7 @@ pub(crate) fn attach(shared: &Shared, socket: OwnedFd) -> Result<(), Error> {
                     channel,
                     depth,
                     notify_fd,
+                    no_local,
                 });
                 settled(answer.and_then(|answer| match answer.reply {
                     Reply::SinkOpened { sink, block } => open_sink(

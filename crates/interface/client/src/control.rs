@@ -23,6 +23,11 @@ use crate::fork::{Slot, State, Status};
 use crate::memory::Account;
 use crate::notify::Notify;
 use crate::session::Progress;
+use crate::sys;
+use crate::wake::Interrupt;
+
+/// How often a wait looks whether the session is attached: the reader looks for the runtime less often.
+const ATTACH_LOOK: Duration = Duration::from_millis(10);
 
 /// How a session is opened, and opened again.
 #[derive(Debug)]
@@ -173,6 +178,7 @@ pub(crate) struct SinkRecord {
     pub(crate) stream: u32,
     pub(crate) channel: ChannelId,
     pub(crate) depth: u32,
+    pub(crate) no_local: bool,
     pub(crate) notify: Option<Arc<Notify>>,
     pub(crate) opened: Result<OpenSink, Failure>,
 }
@@ -273,30 +279,31 @@ impl Shared {
         }
     }
 
-    /// Waits until the session is attached, its end, the deadline, or `stop`.
+    /// Waits until the session is attached, its end, the deadline, or an interrupt.
     pub(crate) fn await_attached(
         &self,
         deadline: Option<Instant>,
-        stop: impl Fn() -> bool,
+        interrupt: &Interrupt,
     ) -> Result<(), Error> {
-        if self.slot.forked() {
-            return Err(Error::Forked);
-        }
-        let mut control = self.lock();
         loop {
-            if stop() {
-                return Err(Error::Closed);
+            if self.slot.forked() {
+                return Err(Error::Forked);
             }
+            interrupt.take()?;
+            let control = self.lock();
             if control.link.is_some() {
                 return Ok(());
             }
             if control.ended.is_some() {
                 return Err(self.unavailable(&control));
             }
-            control = match self.wait(control, deadline) {
-                Some(control) => control,
-                None => return Err(Error::Disconnected),
-            };
+            drop(control);
+            let left = deadline.map(|d| d.saturating_duration_since(Instant::now()));
+            if left.is_some_and(|left| left.is_zero()) {
+                return Err(Error::Disconnected);
+            }
+            // Not on the condition variable, which sleeps on through signals.
+            sys::sleep(left.map_or(ATTACH_LOOK, |left| left.min(ATTACH_LOOK)))?;
         }
     }
 

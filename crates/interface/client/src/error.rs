@@ -34,6 +34,9 @@ pub enum Error {
     /// The deadline passed.
     #[error("the deadline passed")]
     TimedOut,
+    /// A signal handler ran during the wait, or somebody called [`wake`](crate::Waker::wake).
+    #[error("a signal or another thread interrupted the wait; repeat it, or end")]
+    Interrupted,
     /// An argument is out of range; the text names it.
     #[error("{0}")]
     InvalidArgument(String),
@@ -75,6 +78,7 @@ impl Error {
             Self::Ended(failure) | Self::Refused(failure) => failure.code,
             Self::WouldBlock => ErrorCode::WouldBlock,
             Self::TimedOut => ErrorCode::TimedOut,
+            Self::Interrupted => ErrorCode::Interrupted,
             Self::InvalidArgument(_) => ErrorCode::InvalidArgument,
             Self::TooLarge { .. } => ErrorCode::TooLarge,
             Self::Forked => ErrorCode::Forked,

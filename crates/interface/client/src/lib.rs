@@ -26,6 +26,11 @@
 //! [`Session`] and [`Stream`] are shared freely. A [`Source`] or [`Sink`] may move between threads, and one
 //! thread at a time uses it: threads open one each.
 //!
+//! # Signals
+//! A wait that sleeps when a signal handler runs on its thread fails with [`Error::Interrupted`], whether or not
+//! the handler was installed with `SA_RESTART`. A handler that runs in the microseconds before the sleep is not
+//! noticed, as with any blocking call. [`Waker::wake`] ends a wait from another thread and is always noticed.
+//!
 //! # When the runtime goes away
 //! Calls under way fail with [`Error::Disconnected`]. The session looks for the runtime, attaches again and
 //! opens its streams, sources and sinks again by itself; handles stay valid. Messages that were on their
@@ -60,6 +65,7 @@ mod sys;
 #[cfg(test)]
 mod testing;
 mod wait;
+mod wake;
 
 pub use callback::CallbackSink;
 pub use error::Error;
@@ -70,6 +76,7 @@ pub use sink::{Sink, SinkCounters, SinkOptions};
 pub use source::{Buffer, Outcome, Source, SourceOptions, Token};
 pub use stream::Stream;
 pub use wait::Wait;
+pub use wake::Waker;
 
 pub use takt_session::{
     Acceleration, BadName, ChannelId, DEFAULT_SOCKET, Endpoint, ErrorCode, Failure, Qos,

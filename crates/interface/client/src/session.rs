@@ -98,6 +98,15 @@ impl Session {
     }
 }
 
+impl Session {
+    /// Ends the session now, in order, for all its clones, streams, sources and sinks: waits up to a second for
+    /// what was emitted to be sent, and then for the connection to be closed. From then on every call of theirs fails with
+    /// [`Error::Ended`]; messages that are held stay readable.
+    pub fn end(&self) {
+        self.0.end();
+    }
+}
+
 impl std::fmt::Debug for Session {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Session")
@@ -249,24 +258,41 @@ fn program_name() -> String {
         .unwrap_or_default()
 }
 
-impl Drop for Owner {
-    fn drop(&mut self) {
+impl Owner {
+    /// Sends what was emitted, and ends the session.
+    fn end(&self) {
         if self.shared.slot.forked() {
             // The parent's: not ours to close, and no thread of it is here.
             return;
         }
-        let lingering = std::mem::take(&mut self.shared.lock().lingering);
+        let mut control = self.shared.lock();
+        let lingering = std::mem::take(&mut control.lingering);
+        let open = control
+            .sources
+            .values()
+            .filter_map(|record| record.opened.as_ref().ok());
+        let sources: Vec<u32> = open
+            .map(|open| open.id)
+            .chain(lingering.iter().map(|l| l.id))
+            .collect();
+        drop(control);
         let deadline = Instant::now() + FLUSH;
-        for source in lingering {
+        for source in sources {
             // Answered once everything that was emitted there is sent.
             let _ = self
                 .shared
-                .request_until(Request::CloseSource(source.id), deadline);
+                .request_until(Request::CloseSource(source), deadline);
         }
         self.shared.lock().closing = true;
         self.shared.wake_reader();
-        let gone = self.gone.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let gone = self.gone.lock().unwrap_or_else(PoisonError::into_inner);
         // An error is the end that is waited for: nothing is ever sent.
         let _ = gone.recv();
+    }
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        self.end();
     }
 }

@@ -4,13 +4,13 @@ use std::cell::{Cell, RefCell};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use takt_session::ChannelId;
 use takt_session::layout::{MAX_DEPTH, Release, RxDescriptor, SinkBlock, SinkCounter, TX_REGION};
 use takt_session::message::Request;
-use takt_shm::{Consumer, Producer, SinkBell};
+use takt_shm::{Consumer, Producer, SinkBell, WaitOutcome};
 
 use crate::attachment::Attachment;
 use crate::control::{OpenSink, Shared};
@@ -21,6 +21,7 @@ use crate::message::Message;
 use crate::notify::Notify;
 use crate::stream::StreamCore;
 use crate::wait::{Spin, Step, Wait};
+use crate::wake::{Interrupt, Waker};
 
 /// How to open a sink.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -30,6 +31,8 @@ pub struct SinkOptions {
     pub depth: u32,
     /// A descriptor for an event loop is wanted: [`Sink::fd`].
     pub notify_fd: bool,
+    /// What this very session emits is not for this sink.
+    pub no_local: bool,
 }
 
 /// What happened to the messages of a sink.
@@ -58,7 +61,7 @@ pub struct Sink {
     shared_core: Cell<bool>,
     /// The state that the last failed call told of.
     told: Cell<State>,
-    stop: Arc<AtomicBool>,
+    interrupt: Arc<Interrupt>,
     notify: Option<Arc<Notify>>,
     stream: Arc<StreamCore>,
 }
@@ -144,7 +147,6 @@ impl Sink {
         key: u32,
         channel: ChannelId,
         notify: Option<Arc<Notify>>,
-        stop: Arc<AtomicBool>,
     ) -> Result<Self, Error> {
         let shared = &stream.owner.shared;
         let bound = shared
@@ -169,7 +171,7 @@ impl Sink {
                 gaps: Gaps::default(),
             }),
             shared_core: Cell::new(false),
-            stop,
+            interrupt: Arc::default(),
             notify,
             stream,
         })
@@ -211,7 +213,8 @@ impl Sink {
     /// moment fails with [`Error::Disconnected`]; one that begins later waits for the runtime as well.
     ///
     /// # Errors
-    /// [`Error::WouldBlock`] with [`Wait::Never`] and no message; [`Error::TimedOut`];
+    /// [`Error::WouldBlock`] with [`Wait::Never`] and no message; [`Error::TimedOut`]; [`Error::Interrupted`] by a
+    /// signal or a [`Waker`];
     /// [`Error::Disconnected`], [`Error::Ended`], [`Error::Forked`]; [`Error::Refused`] when the runtime came
     /// back and did not open the sink again; [`Error::Protocol`] when it showed the impossible.
     #[inline]
@@ -224,7 +227,18 @@ impl Sink {
                 return Ok(message);
             }
         }
-        self.consume_slow(wait)
+        self.wait_for(wait, Self::take)
+    }
+
+    /// Waits until a message is there, without taking it; how many are there then. In the embedded form it drives the
+    /// runtime.
+    ///
+    /// # Errors
+    /// As [`consume`](Self::consume).
+    pub fn wait_available(&self, wait: Wait) -> Result<usize, Error> {
+        self.wait_for(wait, |_, inner| {
+            Ok(Some(inner.binding.available()).filter(|&count| count > 0))
+        })
     }
 
     #[inline]
@@ -265,7 +279,12 @@ impl Sink {
         self.shared().violated(binding.state, what)
     }
 
-    fn consume_slow(&self, wait: Wait) -> Result<Message<'_>, Error> {
+    /// Looks with `take`, and waits as long as it finds nothing.
+    fn wait_for<'s, T>(
+        &'s self,
+        wait: Wait,
+        take: impl Fn(&'s Self, &mut Inner) -> Result<Option<T>, Error>,
+    ) -> Result<T, Error> {
         let shared = self.shared();
         let deadline = wait.deadline();
         let mut spin = Spin::new(
@@ -283,12 +302,12 @@ impl Sink {
             if state.status() == Status::Forked {
                 return Err(Error::Forked);
             }
-            if self.stop.load(Ordering::Relaxed) {
-                return Err(Error::Closed);
-            }
             let mut inner = self.inner.borrow_mut();
-            if let Some(message) = self.take(&mut inner)? {
-                return Ok(message);
+            if let Some(found) = take(self, &mut inner)? {
+                return Ok(found);
+            }
+            if wait != Wait::Never {
+                self.interrupt.take()?;
             }
             if state != inner.binding.state {
                 if !attached && state.status() == Status::Attached {
@@ -301,7 +320,7 @@ impl Sink {
                     self.told.set(state);
                     return Err(shared.check().err().unwrap_or(Error::Disconnected));
                 }
-                shared.await_attached(deadline, || self.stop.load(Ordering::Relaxed))?;
+                shared.await_attached(deadline, &self.interrupt)?;
                 continue;
             }
             drop(inner);
@@ -318,25 +337,32 @@ impl Sink {
             match spin.step() {
                 Step::Poll => {}
                 Step::TimedOut => return Err(Error::TimedOut),
-                Step::Sleep => self.sleep(deadline),
+                Step::Interrupted => return Err(Error::Interrupted),
+                Step::Sleep => self.sleep(deadline)?,
             }
         }
     }
 
-    /// Sleeps until the lane rings, the deadline, or a reason not to go on.
-    fn sleep(&self, deadline: Option<Instant>) {
+    /// Sleeps until the lane rings, the deadline, a signal, or a reason not to go on.
+    fn sleep(&self, deadline: Option<Instant>) -> Result<(), Error> {
         let mut inner = self.inner.borrow_mut();
         let binding = &mut inner.binding;
         let (state, bell) = (binding.state, binding.bell.clone());
         let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-        bell.wait(
-            || {
-                binding.available() > 0
-                    || self.slot.state() != state
-                    || self.stop.load(Ordering::SeqCst)
-            },
+        let outcome = bell.wait(
+            || binding.available() > 0 || self.slot.state() != state || self.interrupt.is_set(),
             left,
         );
+        // What came at the same time is consumed by the next call.
+        match outcome {
+            WaitOutcome::Interrupted => Err(Error::Interrupted),
+            _ => Ok(()),
+        }
+    }
+
+    /// Ends this sink's waits from other threads.
+    pub fn waker(&self) -> Waker {
+        Waker::new(&self.stream.owner.shared, &self.interrupt, Some(self.key))
     }
 
     /// A descriptor that becomes readable when there is something to do, if [`SinkOptions::notify_fd`]
@@ -376,6 +402,11 @@ impl Sink {
         bell.arm_fd(|| binding.broken || binding.available() > 0 || self.slot.state() != state)
     }
 
+    /// What the receive region of the session cannot do for this sink, and what to ask for instead, if something.
+    pub fn warning(&self) -> Option<String> {
+        self.inner.borrow().binding.attachment.receive_warning()
+    }
+
     /// What happened to the sink's messages since it was opened.
     pub fn counters(&self) -> SinkCounters {
         let inner = self.inner.borrow();
@@ -393,16 +424,8 @@ impl Sink {
         &self.stream.owner.shared
     }
 
-    pub(crate) fn key(&self) -> u32 {
-        self.key
-    }
-
     pub(crate) fn stream(&self) -> &Arc<StreamCore> {
         &self.stream
-    }
-
-    pub(crate) fn stop(&self) -> &Arc<AtomicBool> {
-        &self.stop
     }
 
     /// Moves to the present attachment. Everything of the former one has been consumed.

@@ -8,21 +8,26 @@ use std::time::{Duration, Instant};
 
 use takt_session::ChannelId;
 use takt_session::layout::{self, FLAG_LAUNCH_TIME, MAX_DEPTH, SourceBlock, TxDescriptor};
-use takt_session::message::Request;
+use takt_session::message::{Reply, Request};
 use takt_shm::{Consumer, Producer};
 use takt_time::TaiTime;
 
 use crate::attachment::Attachment;
-use crate::control::{Lingering, OpenSource, Shared};
+use crate::control::{Lingering, OpenSource, Shared, unexpected};
 use crate::error::Error;
 use crate::fork::{Slot, State, Status};
 use crate::memory::{Account, Block, Outcomes, Stock};
 use crate::session::Progress;
 use crate::stream::StreamCore;
+use crate::sys;
 use crate::wait::{Spin, Step, Wait};
+use crate::wake::{Interrupt, Waker};
 
 /// First and longest sleep while waiting for a buffer: completions ring no bell.
 const BUFFER_SLEEP: [Duration; 2] = [Duration::from_micros(50), Duration::from_millis(1)];
+
+/// First and longest pause between two looks for readers: each is a request.
+const READER_LOOK: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(20)];
 
 /// How to open a source.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -81,6 +86,7 @@ pub struct Source {
     slot: &'static Slot,
     inner: RefCell<Inner>,
     shared_core: Cell<bool>,
+    interrupt: Arc<Interrupt>,
     stream: Arc<StreamCore>,
 }
 
@@ -191,6 +197,7 @@ impl Source {
                 lost: 0,
             }),
             shared_core: Cell::new(false),
+            interrupt: Arc::default(),
             stream,
         })
     }
@@ -280,7 +287,7 @@ impl Source {
     /// As [`buffer`](Self::buffer), waiting for one to become free.
     ///
     /// # Errors
-    /// As [`buffer`](Self::buffer), and [`Error::TimedOut`]. If the session is detached at the start it
+    /// As [`buffer`](Self::buffer), and [`Error::TimedOut`], [`Error::Interrupted`]. If the session is detached at the start it
     /// waits for the runtime until the deadline, if it is detached meanwhile it fails at once.
     pub fn buffer_wait(&self, len: usize, wait: Wait) -> Result<Buffer<'_>, Error> {
         match self.buffer(len) {
@@ -288,7 +295,7 @@ impl Source {
             result => return result,
         }
         let deadline = wait.deadline();
-        self.shared().await_attached(deadline, || false)?;
+        self.shared().await_attached(deadline, &self.interrupt)?;
         let mut spin = Spin::new(
             self.stream.qos.resource_use,
             deadline,
@@ -301,12 +308,14 @@ impl Source {
                 Err(Error::WouldBlock) => {}
                 result => return result,
             }
+            self.interrupt.take()?;
             match spin.step() {
                 Step::Poll => {}
                 Step::TimedOut => return Err(Error::TimedOut),
+                Step::Interrupted => return Err(Error::Interrupted),
                 Step::Sleep => {
                     let left = deadline.map(|d| d.saturating_duration_since(Instant::now()));
-                    std::thread::sleep(left.map_or(pause, |left| pause.min(left)));
+                    sys::sleep(left.map_or(pause, |left| pause.min(left)))?;
                     pause = (pause * 2).min(longest);
                 }
             }
@@ -511,6 +520,55 @@ impl Source {
         }
         let _ = inner.binding.harvest(self.shared());
         inner.lost + inner.binding.pending()
+    }
+
+    /// Readers of the channel: sinks of this node that get what this source emits, and lanes of other nodes with
+    /// sinks. Whoever is counted gets what is emitted from now on. Asks the runtime.
+    ///
+    /// # Errors
+    /// [`Error::Disconnected`], [`Error::Ended`], [`Error::Forked`], [`Error::TimedOut`].
+    pub fn readers(&self) -> Result<u32, Error> {
+        let shared = self.shared();
+        let (_, open) = shared.source(self.key)?;
+        let (answer, _) = shared.request(Request::Readers(open.id))?;
+        match answer.reply {
+            Reply::Readers(count) => Ok(count),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Waits until the channel has a reader; how many it has then.
+    ///
+    /// # Errors
+    /// [`Error::WouldBlock`] with [`Wait::Never`] and none; [`Error::TimedOut`], [`Error::Interrupted`]; as
+    /// [`readers`](Self::readers).
+    pub fn wait_reader(&self, wait: Wait) -> Result<u32, Error> {
+        let deadline = wait.deadline();
+        let [mut pause, longest] = READER_LOOK;
+        loop {
+            match self.readers() {
+                Ok(0) => {}
+                Err(Error::Disconnected) if wait != Wait::Never => {
+                    self.shared().await_attached(deadline, &self.interrupt)?;
+                }
+                result => return result,
+            }
+            if wait == Wait::Never {
+                return Err(Error::WouldBlock);
+            }
+            self.interrupt.take()?;
+            let left = deadline.map(|d| d.saturating_duration_since(Instant::now()));
+            if left.is_some_and(|left| left.is_zero()) {
+                return Err(Error::TimedOut);
+            }
+            sys::sleep(left.map_or(pause, |left| pause.min(left)))?;
+            pause = (pause * 2).min(longest);
+        }
+    }
+
+    /// Ends this source's waits from other threads.
+    pub fn waker(&self) -> Waker {
+        Waker::new(&self.stream.owner.shared, &self.interrupt, None)
     }
 
     pub(crate) fn shared(&self) -> &Shared {

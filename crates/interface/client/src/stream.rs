@@ -1,7 +1,6 @@
 //! Streams: channels of one quality.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 
 use takt_session::message::{Reply, Request};
 use takt_session::{ChannelId, Qos};
@@ -132,6 +131,7 @@ impl Stream {
             channel,
             depth,
             notify_fd,
+            no_local: options.no_local,
         })?;
         let Reply::SinkOpened { sink, block } = answer.reply else {
             return Err(unexpected(&answer.reply));
@@ -143,19 +143,14 @@ impl Stream {
                 stream: self.0.key,
                 channel,
                 depth,
+                no_local: options.no_local,
                 notify: notify.clone(),
                 opened: Ok(opened),
             };
             control.sinks.insert(key, record);
             Ok(())
         })?;
-        Sink::new(
-            self.0.clone(),
-            key,
-            channel,
-            notify,
-            Arc::new(AtomicBool::new(false)),
-        )
+        Sink::new(self.0.clone(), key, channel, notify)
     }
 
     /// Opens a sink that hands every message to `receive`, on a thread of its own. The message is

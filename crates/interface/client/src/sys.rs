@@ -5,7 +5,9 @@
 use std::io;
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, Ordering};
+use std::time::Duration;
 
+use crate::error::Error;
 use crate::fork::Slot;
 use crate::message::Message;
 use crate::source::Buffer;
@@ -130,4 +132,73 @@ pub(crate) fn without_signals<T>(start: impl FnOnce() -> T) -> T {
         }
     }
     result
+}
+
+/// Sleeps. [`Error::Interrupted`] when a signal handler ran on this thread meanwhile.
+pub(crate) fn sleep(duration: Duration) -> Result<(), Error> {
+    let request = libc::timespec {
+        tv_sec: duration.as_secs().try_into().unwrap_or(libc::time_t::MAX),
+        tv_nsec: duration.subsec_nanos().into(),
+    };
+    // SAFETY: a live timespec; null: what is left is of no interest.
+    match unsafe { libc::nanosleep(&raw const request, std::ptr::null_mut()) } {
+        0 => Ok(()),
+        _ => Err(Error::Interrupted),
+    }
+}
+
+/// Signals of this thread held back while it polls, so that each is noticed when it is let through.
+pub(crate) struct HeldSignals {
+    before: libc::sigset_t,
+    /// The mask is of one thread.
+    _thread: std::marker::PhantomData<*const ()>,
+}
+
+impl HeldSignals {
+    /// Holds them back; `None` if the kernel does not let us.
+    pub(crate) fn hold() -> Option<Self> {
+        let mut all = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
+        let mut before = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
+        // SAFETY: as in `without_signals`; `before` is filled when it succeeds.
+        unsafe {
+            libc::sigfillset(all.as_mut_ptr());
+            (libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr()) == 0).then(
+                || Self {
+                    before: before.assume_init(),
+                    _thread: std::marker::PhantomData,
+                },
+            )
+        }
+    }
+
+    /// Lets those through that wait: whether a handler ran.
+    pub(crate) fn let_through(&self) -> bool {
+        let now = libc::timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        // SAFETY: no descriptors, a live timespec and mask.
+        let polled = unsafe {
+            libc::ppoll(
+                std::ptr::null_mut(),
+                0,
+                &raw const now,
+                &raw const self.before,
+            )
+        };
+        polled < 0 && io::Error::last_os_error().kind() == io::ErrorKind::Interrupted
+    }
+}
+
+impl Drop for HeldSignals {
+    fn drop(&mut self) {
+        // SAFETY: the mask that the kernel gave us.
+        unsafe {
+            libc::pthread_sigmask(
+                libc::SIG_SETMASK,
+                &raw const self.before,
+                std::ptr::null_mut(),
+            );
+        }
+    }
 }

@@ -4,6 +4,8 @@ use std::time::{Duration, Instant};
 
 use takt_session::ResourceUse;
 
+use crate::sys::HeldSignals;
+
 /// How long a call may wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
@@ -31,6 +33,8 @@ impl Wait {
 /// How long a frugal wait polls before it sleeps: longer than a message takes through an idle node, so
 /// that who answers at once finds the other awake.
 const FRUGAL_SPIN: Duration = Duration::from_micros(50);
+/// A wait that has polled for so long looks after signals.
+const LONG_SPIN: Duration = Duration::from_millis(1);
 /// A yield that took longer than this let somebody else run: the core is shared.
 const SHARED_CORE: Duration = Duration::from_nanos(1_000);
 /// Rounds between two yields on a core of one's own.
@@ -47,6 +51,8 @@ pub(crate) enum Step {
     Sleep,
     /// The deadline has passed.
     TimedOut,
+    /// A signal handler ran.
+    Interrupted,
 }
 
 /// One wait: polls, gives way to others on a shared core, and says when to sleep instead.
@@ -58,6 +64,8 @@ pub(crate) struct Spin<'a> {
     rounds_per_yield: u32,
     /// Whether the core is shared, kept from wait to wait.
     shared: &'a std::cell::Cell<bool>,
+    /// Of a wait that polls for long: it never sleeps, so handlers would go unnoticed.
+    signals: Option<HeldSignals>,
 }
 
 impl<'a> Spin<'a> {
@@ -82,6 +90,7 @@ impl<'a> Spin<'a> {
                 ROUNDS_PER_YIELD
             },
             shared,
+            signals: None,
         }
     }
 
@@ -102,6 +111,13 @@ impl<'a> Spin<'a> {
             self.began = None;
             self.rounds = 0;
             return Step::Sleep;
+        }
+        if before - began >= LONG_SPIN {
+            let signals = self.signals.take().or_else(HeldSignals::hold);
+            if signals.as_ref().is_some_and(HeldSignals::let_through) {
+                return Step::Interrupted;
+            }
+            self.signals = signals;
         }
         rustix::thread::sched_yield();
         self.shared.set(before.elapsed() >= SHARED_CORE);

@@ -59,6 +59,8 @@ codes! {
     ShuttingDown = -15, "the runtime is shutting down";
     /// The session was closed, or ended by the runtime.
     Closed = -16, "the session is closed";
+    /// A signal or another thread interrupted a wait.
+    Interrupted = -17, "a signal or another thread interrupted the wait; repeat it, or end";
 }
 
 impl fmt::Display for ErrorCode {

@@ -99,6 +99,8 @@ pub enum Request {
         depth: u32,
         /// A descriptor that becomes readable with news is wanted.
         notify_fd: bool,
+        /// What this session emits is not for this sink.
+        no_local: bool,
     },
     /// Close a sink.
     CloseSink(u32),
@@ -118,6 +120,8 @@ pub enum Request {
         /// The MAC address that the application knows for it.
         known: Option<[u8; 6]>,
     },
+    /// How many readers the channel of this source has.
+    Readers(u32),
 }
 
 /// What the runtime answers.
@@ -166,6 +170,8 @@ pub enum Reply {
     },
     /// The MAC address to send to; none: the network does not reach the address.
     Resolved(Option<[u8; 6]>),
+    /// So many sinks of this node's lane and lanes elsewhere get what is emitted from now on.
+    Readers(u32),
     /// Stream, source or sink is closed.
     Closed,
     /// Refused; nothing changed.
@@ -386,6 +392,7 @@ mod kind {
     pub const CLOSE_SINK: u16 = 7;
     pub const OPEN_FRAME_SOURCE: u16 = 8;
     pub const RESOLVE: u16 = 9;
+    pub const READERS: u16 = 10;
     pub const ATTACHED: u16 = 129;
     pub const STREAM_OPENED: u16 = 130;
     pub const SOURCE_OPENED: u16 = 131;
@@ -395,6 +402,7 @@ mod kind {
     pub const ENDED: u16 = 135;
     pub const FRAME_SOURCE_OPENED: u16 = 136;
     pub const RESOLVED: u16 = 137;
+    pub const READERS_TOLD: u16 = 138;
 }
 
 const NO_CLASS: u8 = 255;
@@ -451,12 +459,18 @@ impl Envelope<Request> {
                 channel,
                 depth,
                 notify_fd,
+                no_local,
             } => {
                 let mut w = new(kind::OPEN_SINK);
                 w.u32(*stream);
                 w.u64(channel.0);
                 w.u32(*depth);
-                w.u8(*notify_fd as u8);
+                w.u8(u8::from(*notify_fd) | u8::from(*no_local) << 1);
+                w
+            }
+            Request::Readers(id) => {
+                let mut w = new(kind::READERS);
+                w.u32(*id);
                 w
             }
             Request::CloseSink(id) => {
@@ -530,12 +544,24 @@ impl Envelope<Request> {
                 depth: r.u32()?,
             },
             kind::CLOSE_SOURCE => Request::CloseSource(r.u32()?),
-            kind::OPEN_SINK => Request::OpenSink {
-                stream: r.u32()?,
-                channel: ChannelId(r.u64()?),
-                depth: r.u32()?,
-                notify_fd: r.flag("notify descriptor")?,
-            },
+            kind::OPEN_SINK => {
+                let (stream, channel, depth) = (r.u32()?, ChannelId(r.u64()?), r.u32()?);
+                let flags = r.u8()?;
+                if flags > 3 {
+                    return Err(DecodeError::Value {
+                        field: "sink flags",
+                        value: flags.into(),
+                    });
+                }
+                Request::OpenSink {
+                    stream,
+                    channel,
+                    depth,
+                    notify_fd: flags & 1 != 0,
+                    no_local: flags & 2 != 0,
+                }
+            }
+            kind::READERS => Request::Readers(r.u32()?),
             kind::CLOSE_SINK => Request::CloseSink(r.u32()?),
             kind::OPEN_FRAME_SOURCE => Request::OpenFrameSource {
                 stream: r.u32()?,
@@ -607,6 +633,11 @@ impl Envelope<Reply> {
                 w.endpoint(endpoint);
                 w
             }
+            Reply::Readers(count) => {
+                let mut w = new(kind::READERS_TOLD);
+                w.u32(*count);
+                w
+            }
             Reply::Resolved(mac) => {
                 let mut w = new(kind::RESOLVED);
                 w.mac(*mac);
@@ -671,6 +702,7 @@ impl Envelope<Reply> {
                 endpoint: r.endpoint()?,
             },
             kind::RESOLVED => Reply::Resolved(r.mac()?),
+            kind::READERS_TOLD => Reply::Readers(r.u32()?),
             kind::CLOSED => Reply::Closed,
             kind::FAILED => Reply::Failed(r.failure()?),
             kind::ENDED => Reply::Ended(r.failure()?),
@@ -722,14 +754,16 @@ mod tests {
                 }
             }),
             any::<u32>().prop_map(Request::CloseSource),
-            (any::<u32>(), any::<u64>(), any::<u32>(), any::<bool>()).prop_map(
-                |(stream, c, depth, notify_fd)| Request::OpenSink {
+            any::<(u32, u64, u32, bool, bool)>().prop_map(
+                |(stream, c, depth, notify_fd, no_local)| Request::OpenSink {
                     stream,
                     channel: ChannelId(c),
                     depth,
-                    notify_fd
+                    notify_fd,
+                    no_local,
                 }
             ),
+            any::<u32>().prop_map(Request::Readers),
             any::<u32>().prop_map(Request::CloseSink),
             (any::<u32>(), any::<u32>())
                 .prop_map(|(stream, depth)| Request::OpenFrameSource { stream, depth }),
@@ -811,6 +845,7 @@ mod tests {
                 }
             }),
             any::<Option<[u8; 6]>>().prop_map(Reply::Resolved),
+            any::<u32>().prop_map(Reply::Readers),
             Just(Reply::Closed),
             failure.clone().prop_map(Reply::Failed),
             failure.prop_map(Reply::Ended),

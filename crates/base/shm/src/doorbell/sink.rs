@@ -30,6 +30,20 @@ pub enum WaitOutcome {
     Woken,
     /// Nobody rang in time.
     TimedOut,
+    /// Nobody rang, and a signal handler ran on this thread while it slept.
+    Interrupted,
+}
+
+/// Sleeps have an end, or the kernel would go on sleeping after handlers that were installed with `SA_RESTART`.
+const LONGEST_SLEEP: Duration = Duration::from_secs(1 << 30);
+
+/// How a sleep ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Sleep {
+    /// The word has changed, or may have.
+    Woken,
+    TimedOut,
+    Interrupted,
 }
 
 /// What [`SinkBellHost::ring`] did, and what is left to do.
@@ -103,8 +117,8 @@ impl SinkBellHost {
 
 /// A word that a thread can sleep on.
 trait Futex: Word {
-    /// Sleeps while the word is `value`, until woken or `deadline`. False: the deadline has passed.
-    fn sleep(&self, value: u32, deadline: Option<Instant>) -> bool;
+    /// Sleeps while the word is `value`, until woken, interrupted or `deadline`.
+    fn sleep(&self, value: u32, deadline: Option<Instant>) -> Sleep;
     /// Wakes one thread that sleeps on the word.
     fn wake(&self);
 }
@@ -124,14 +138,14 @@ fn wait<W: Futex>(
     }
     // A timeout beyond what an Instant can hold is no timeout.
     let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-    let in_time = word.sleep(SLEEPING, deadline);
+    let slept = word.sleep(SLEEPING, deadline);
     // Whoever rang has set the word to idle; that counts even if the deadline passed as well.
     // Acquire: partner is the fence before the swap in ring and wake_local. What they made visible is
     // visible after a Woken.
-    if word.swap(IDLE, Ordering::Acquire) != SLEEPING || in_time {
-        WaitOutcome::Woken
-    } else {
-        WaitOutcome::TimedOut
+    match (word.swap(IDLE, Ordering::Acquire), slept) {
+        (SLEEPING, Sleep::TimedOut) => WaitOutcome::TimedOut,
+        (SLEEPING, Sleep::Interrupted) => WaitOutcome::Interrupted,
+        _ => WaitOutcome::Woken,
     }
 }
 
@@ -172,42 +186,36 @@ fn ring<W: Futex>(word: &W) -> Wake {
 }
 
 impl Futex for AtomicU32 {
-    fn sleep(&self, value: u32, deadline: Option<Instant>) -> bool {
-        loop {
-            let left = match deadline {
-                None => None,
-                Some(deadline) => {
-                    let left = deadline.saturating_duration_since(Instant::now());
-                    if left.is_zero() {
-                        return false;
-                    }
-                    Some(libc::timespec {
-                        tv_sec: left.as_secs().try_into().unwrap_or(libc::time_t::MAX),
-                        tv_nsec: left.subsec_nanos().into(),
-                    })
-                }
-            };
-            let timeout = left.as_ref().map_or(core::ptr::null(), core::ptr::from_ref);
-            // SAFETY: the word is a live atomic and the timeout null or a live timespec.
-            let result = unsafe {
-                libc::syscall(
-                    libc::SYS_futex,
-                    self.as_ptr(),
-                    libc::FUTEX_WAIT,
-                    value,
-                    timeout,
-                )
-            };
-            if result == 0 {
-                return true;
-            }
-            match std::io::Error::last_os_error().raw_os_error() {
-                // A signal: the loop computes what is left.
-                Some(libc::EINTR) => {}
-                Some(libc::ETIMEDOUT) => return false,
-                // EAGAIN: the word had changed already.
-                _ => return true,
-            }
+    fn sleep(&self, value: u32, deadline: Option<Instant>) -> Sleep {
+        let left = match deadline {
+            None => LONGEST_SLEEP,
+            Some(deadline) => deadline.saturating_duration_since(Instant::now()),
+        };
+        if left.is_zero() {
+            return Sleep::TimedOut;
+        }
+        let left = libc::timespec {
+            tv_sec: left.as_secs().try_into().unwrap_or(libc::time_t::MAX),
+            tv_nsec: left.subsec_nanos().into(),
+        };
+        // SAFETY: the word is a live atomic and the timeout a live timespec.
+        let result = unsafe {
+            libc::syscall(
+                libc::SYS_futex,
+                self.as_ptr(),
+                libc::FUTEX_WAIT,
+                value,
+                &raw const left,
+            )
+        };
+        if result == 0 {
+            return Sleep::Woken;
+        }
+        match std::io::Error::last_os_error().raw_os_error() {
+            Some(libc::EINTR) => Sleep::Interrupted,
+            Some(libc::ETIMEDOUT) => Sleep::TimedOut,
+            // EAGAIN: the word had changed already.
+            _ => Sleep::Woken,
         }
     }
 

@@ -21,6 +21,14 @@ fn wrong_arguments_are_errors_and_not_crashes() {
 }
 
 #[test]
+fn waits_end_with_signals_and_by_other_threads_and_readers_are_waited_for() {
+    let node = Node::start();
+    for language in LANGUAGES {
+        Program::compile(language, &[source("waits.c")]).run(&node);
+    }
+}
+
+#[test]
 fn a_forked_child_disturbs_nothing_and_may_open_its_own_session() {
     let node = Node::start();
     Program::compile(Language::C, &[source("fork.c")]).run(&node);

@@ -35,7 +35,7 @@ fn ends(depth: u32) -> Ends {
             CHANNEL,
             SinkOptions {
                 depth,
-                notify_fd: false,
+                ..SinkOptions::default()
             },
         )
         .expect("sink");

@@ -11,6 +11,7 @@ use crate::{ChannelId, Error, Outcome, Progress, Qos, Session, SinkOptions, Wait
 const NOTIFY: SinkOptions = SinkOptions {
     depth: 0,
     notify_fd: true,
+    no_local: false,
 };
 
 #[test]

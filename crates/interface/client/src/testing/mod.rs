@@ -8,6 +8,7 @@ mod memory;
 mod peer;
 mod reconnect;
 mod session;
+mod waiting;
 
 use std::time::Duration;
 

@@ -525,6 +525,11 @@ impl Served {
                 }
                 reply(&self.socket, request, Reply::Closed, &[]);
             }
+            // As if one reader came with each sink.
+            Request::Readers(_) => {
+                let sinks = self.sinks.iter().flatten().count();
+                reply(&self.socket, request, Reply::Readers(sinks as u32), &[]);
+            }
             Request::CloseStream(_) => reply(&self.socket, request, Reply::Closed, &[]),
             Request::OpenFrameSource { .. } | Request::Resolve { .. } => {
                 let refused = Failure::from(ErrorCode::NotPermitted);

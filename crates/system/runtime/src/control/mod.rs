@@ -464,6 +464,11 @@ impl Control {
                     session, source, ..
                 } => self.source_closed(session as u32, source),
                 Event::SourceOpened { .. } => {}
+                Event::Readers {
+                    session,
+                    request,
+                    count,
+                } => self.readers_counted(session as u32, request, count),
                 Event::SinkOpened { session, sink } => self.sink_opened(session as u32, sink),
                 Event::SinkClosed { session, sink } => self.sink_closed(session as u32, sink),
                 Event::ChannelOpened {

@@ -197,6 +197,7 @@ impl Control {
                 channel,
                 depth,
                 notify_fd,
+                no_local,
             } => {
                 let Some(session) = self.sessions.get_mut(&id) else {
                     return Ok(None);
@@ -219,6 +220,7 @@ impl Control {
                     block,
                     channel,
                     notify: ours,
+                    no_local,
                 });
                 // An application that has a sink gets what is emitted from then on: not before the lane has it.
                 session.opening_sinks.push(OpeningSink {
@@ -226,6 +228,24 @@ impl Control {
                     request,
                     block,
                     notify: theirs,
+                });
+                Ok(None)
+            }
+            Request::Readers(source) => {
+                let Some(session) = self.sessions.get_mut(&id) else {
+                    return Ok(None);
+                };
+                if !matches!(session.sources.get(source as usize), Some(Some(_))) {
+                    return Err(Failure::new(
+                        ErrorCode::NotFound,
+                        format!("the session has no source {source}"),
+                    ));
+                }
+                // Its lane answers: whom it counts gets what is emitted from then on.
+                handle.send(Command::Readers {
+                    session: id.into(),
+                    source: source as usize,
+                    request,
                 });
                 Ok(None)
             }
@@ -345,6 +365,13 @@ impl Control {
             block: opening.block,
         };
         if let Err(failure) = self.reply(id, opening.request, reply, &opening.notify) {
+            self.end_session(id, Some(failure));
+        }
+    }
+
+    /// The lane has counted the readers of a source's channel.
+    pub(super) fn readers_counted(&mut self, id: u32, request: u32, count: u32) {
+        if let Err(failure) = self.reply(id, request, Reply::Readers(count), &[]) {
             self.end_session(id, Some(failure));
         }
     }

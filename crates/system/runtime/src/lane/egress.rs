@@ -264,7 +264,9 @@ impl State {
             .counters
             .emitted_bytes
             .add(u64::from(descriptor.length));
-        if channel.sinks.is_empty() && channel.destinations.is_empty() {
+        let (sinks, tenants) = (&channel.sinks, &self.tenants);
+        let hears = |(other, sink)| other != at || tenants.hears_itself(at, sink);
+        if channel.destinations.is_empty() && !sinks.iter().any(hears) {
             channel.counters.no_sink.add(1);
         } else {
             progress.outcome = Outcome::Sent;

@@ -100,6 +100,14 @@ pub enum Command {
         block: SinkBlock,
         channel: ChannelId,
         notify: Option<OwnedFd>,
+        /// What its session emits is not for it.
+        no_local: bool,
+    },
+    /// Count the readers of a source's channel.
+    Readers {
+        session: u64,
+        source: usize,
+        request: u32,
     },
     /// The sink takes no more.
     CloseSink { session: u64, sink: usize },
@@ -151,6 +159,12 @@ pub enum Event {
     SessionFailed { session: u64, failure: Failure },
     /// Answer to `RemoveSession`: nothing of it is left here.
     SessionRemoved(Box<LaneSession>),
+    /// Answer to `Readers`.
+    Readers {
+        session: u64,
+        request: u32,
+        count: u32,
+    },
     /// The sink gets what is emitted from now on.
     SinkOpened { session: u64, sink: usize },
     /// A source writes a channel under this number; `left` counts the messages that have left the lane.
@@ -846,6 +860,7 @@ impl Lane {
                 block,
                 channel,
                 notify,
+                no_local,
             } => {
                 let Some(&at) = self.by_session.get(&session) else {
                     return;
@@ -854,7 +869,7 @@ impl Lane {
                 let Some(s) = self.state.tenants.sessions.get_mut(at) else {
                     return;
                 };
-                match s.add_sink(sink, block, channel, notify) {
+                match s.add_sink(sink, block, channel, notify, no_local) {
                     Ok(()) => {
                         self.state.channels.add_sink(channel, at, sink);
                         self.state.tenants.sink_added(at);
@@ -867,6 +882,18 @@ impl Lane {
                             .fail(at, Failure::new(ErrorCode::System, text));
                     }
                 }
+            }
+            Command::Readers {
+                session,
+                source,
+                request,
+            } => {
+                let count = self.readers(session, source);
+                self.events.send(Event::Readers {
+                    session,
+                    request,
+                    count,
+                });
             }
             Command::CloseSink { session, sink } => {
                 let Some(&at) = self.by_session.get(&session) else {
@@ -939,6 +966,22 @@ impl Lane {
                 }
             }
         }
+    }
+
+    /// Sinks here that get what the source emits, and lanes elsewhere.
+    fn readers(&self, session: u64, source: usize) -> u32 {
+        let count = || {
+            let &at = self.by_session.get(&session)?;
+            let session = self.state.tenants.sessions.get(at)?;
+            let Target::Channel(channel) = session.sources.get(source)?.as_ref()?.target else {
+                return None;
+            };
+            let channel = self.state.channels.get(channel)?;
+            let sinks = channel.sinks.iter();
+            let here = sinks.filter(|&(other, sink)| other != at || session.hears_itself(sink));
+            u32::try_from(here.count() + channel.destinations.len()).ok()
+        };
+        count().unwrap_or(0)
     }
 
     fn open_channel(&mut self, id: u64) -> usize {

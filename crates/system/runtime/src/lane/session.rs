@@ -162,6 +162,8 @@ pub struct LaneSink {
     release: Consumer<Release>,
     bell: SinkBellHost,
     notify: Option<OwnedFd>,
+    /// What its session emits is not for it.
+    no_local: bool,
     block: SinkBlock,
     /// Descriptors handed out and not yet released.
     outstanding: u32,
@@ -318,6 +320,7 @@ impl LaneSink {
         block: SinkBlock,
         channel: usize,
         notify: Option<OwnedFd>,
+        no_local: bool,
     ) -> Result<Self, RingError> {
         Ok(Self {
             channel,
@@ -325,6 +328,7 @@ impl LaneSink {
             release: Consumer::attach(arena, block.release_ring(), block.depth)?,
             bell: SinkBellHost::attach(arena, block.bell()).map_err(RingError::from)?,
             notify,
+            no_local,
             block,
             outstanding: 0,
             own: VecDeque::with_capacity(MOST_OWN),
@@ -403,6 +407,12 @@ impl LaneSession {
             false => 0,
         };
         self.counters.abandoned.add(taken + waiting);
+    }
+
+    /// Whether one of its sinks gets what the session itself emits.
+    #[inline]
+    pub fn hears_itself(&self, sink: usize) -> bool {
+        matches!(self.sinks.get(sink), Some(Some(sink)) if !sink.no_local)
     }
 
     /// Whether its tenant may use a traffic class.
@@ -822,8 +832,9 @@ impl LaneSession {
         block: SinkBlock,
         channel: usize,
         notify: Option<OwnedFd>,
+        no_local: bool,
     ) -> Result<(), RingError> {
-        let sink = LaneSink::new(&self.arena, block, channel, notify)?;
+        let sink = LaneSink::new(&self.arena, block, channel, notify, no_local)?;
         super::place(&mut self.sinks, at, sink);
         self.own_sinks
             .reserve(self.sinks.len() - self.own_sinks.len().min(self.sinks.len()));

@@ -291,6 +291,9 @@ impl Tenants {
                 return false;
             }
             progress.sinks.next = number;
+            if at == from && !self.hears_itself(at, sink) {
+                continue;
+            }
             // A copy for a sink that has gone since is nobody's: its memory went with it.
             progress.copying = progress.copying.filter(|copy| copy.number == number);
             *left -= fair::COPY;
@@ -305,6 +308,12 @@ impl Tenants {
         }
         progress.sinks.next = progress.sinks.end;
         true
+    }
+
+    /// Whether a sink of a session gets what the session itself emits.
+    #[inline]
+    pub fn hears_itself(&self, at: usize, sink: usize) -> bool {
+        self.sessions.get(at).is_some_and(|s| s.hears_itself(sink))
     }
 
     /// Puts an emitted message into one sink. `None`: a part of it, the rest in another turn.

@@ -122,6 +122,7 @@ impl Scene {
             block: self.sink,
             channel: CHANNEL,
             notify: None,
+            no_local: false,
         });
     }
 

@@ -202,6 +202,7 @@ impl App {
             channel: ChannelId(channel),
             depth,
             notify_fd: false,
+            no_local: false,
         }) {
             Ok(Reply::SinkOpened { sink, block }) => Sink {
                 id: sink,

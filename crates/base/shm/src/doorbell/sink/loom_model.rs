@@ -45,19 +45,19 @@ impl Word for LoomFutex {
 
 impl Futex for LoomFutex {
     /// A deadline is one that has passed by the time of the call.
-    fn sleep(&self, value: u32, deadline: Option<Instant>) -> bool {
+    fn sleep(&self, value: u32, deadline: Option<Instant>) -> Sleep {
         let mut sleepers = self.sleepers.lock().unwrap();
         if self.word.load(Ordering::Relaxed) != value {
-            return true;
+            return Sleep::Woken;
         }
         if deadline.is_some() {
-            return false;
+            return Sleep::TimedOut;
         }
         *sleepers += 1;
         while *sleepers > 0 {
             sleepers = self.woken.wait(sleepers).unwrap();
         }
-        true
+        Sleep::Woken
     }
 
     fn wake(&self) {

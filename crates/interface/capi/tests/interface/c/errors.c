@@ -16,8 +16,8 @@ int main(void) {
     takt_source *source, *other;
     takt_sink *sink, *called;
     takt_buffer buffer, copy;
-    takt_message_info info;
-    takt_sink_counters counters;
+    takt_message_info info = TAKT_MESSAGE_INFO_INIT;
+    takt_sink_counters counters = TAKT_SINK_COUNTERS_INIT;
     uint64_t count;
 
     CHECK(strcmp(takt_last_error(), "") == 0);
@@ -84,7 +84,7 @@ int main(void) {
     takt_sink_close(NULL);
 
     /* Values that mean nothing. */
-    takt_qos qos = {7, 0, 0, 0};
+    takt_qos qos = {sizeof(takt_qos), 7, 0, 0, 0};
     takt_stream *bad;
     WRONG(takt_stream_open(session, &qos, &bad));
     qos.acceleration = TAKT_FAST;
@@ -148,7 +148,7 @@ int main(void) {
         CHECK(strlen(takt_strerror(code)) > 10);
         CHECK(strstr(takt_strerror(code), "unknown") == NULL);
     }
-    CHECK(strstr(takt_strerror(TAKT_E_CLOSED - 1), "unknown") != NULL);
+    CHECK(strstr(takt_strerror(TAKT_E_INTERRUPTED - 1), "unknown") != NULL);
     CHECK(strcmp(takt_strerror(0), "success") == 0);
 
     takt_sink_close(called);

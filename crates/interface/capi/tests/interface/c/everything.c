@@ -79,7 +79,7 @@ static void bursts_and_launch_times(void) {
 
 static void many_at_once(void) {
     takt_buffer buffers[20], messages[20];
-    takt_message_info info, before;
+    takt_message_info info = TAKT_MESSAGE_INFO_INIT, before;
     for (int i = 0; i < 20; i++) {
         CHECK(takt_buffer_get(source, sizeof(int), LONG_TIME, &buffers[i]) == 0);
         memcpy(buffers[i].data, &i, sizeof i);
@@ -189,7 +189,7 @@ int main(void) {
     CHECK(takt_session_open(&options, &session) == 0);
     CHECK(takt_session_attached(session) == 1);
 
-    takt_qos qos = {TAKT_FAST, TAKT_FRUGAL, TAKT_TIME_SENSITIVE, 6};
+    takt_qos qos = {sizeof(takt_qos), TAKT_FAST, TAKT_FRUGAL, TAKT_TIME_SENSITIVE, 6};
     char text[200];
     CHECK(takt_stream_open(session, &qos, &stream) == 0);
     int length = takt_stream_datapath(stream, text, sizeof text);
@@ -214,7 +214,7 @@ int main(void) {
     event_loop();
     callbacks();
 
-    takt_sink_counters counters;
+    takt_sink_counters counters = TAKT_SINK_COUNTERS_INIT;
     CHECK(takt_sink_read_counters(sink, &counters) == 0);
     CHECK(counters.delivered > 40 && counters.lost == 0 && counters.dropped_full == 0);
     uint64_t lost = 1;

@@ -55,17 +55,48 @@ int main(void) {
         while (__atomic_load_n(&by_callback, __ATOMIC_ACQUIRE) <= i) {
         }
     }
-    buffer_t twice = {NULL, 0, {0, 0}};
-    if (emit_data(source, twice) >= 0 || check_emit_outcome(source, -3) >= 0) {
-        return 5;
+    /* Deeper than usual, by an option. */
+    for (int i = 0; i < 2000; i++) {
+        if (emit_data(source, get_buffer(source, 0, INSANE_NONBLOCKING)) != i + 10) {
+            return 5;
+        }
+    }
+    for (int i = 0; i < 2000; i++) {
+        if (data_available(sink, INSANE_BLOCKING) < 1) {
+            return 6;
+        }
+        release_buffer(sink, consume_data(sink, INSANE_NONBLOCKING));
+    }
+    /* What was received goes on. */
+    buffer_t buffer = get_buffer(source, 100, INSANE_BLOCKING);
+    memcpy(buffer.data, "on", 2);
+    buffer.length = 2;
+    if (emit_data(source, buffer) != 2010 ||
+        emit_data(source, consume_data(sink, INSANE_BLOCKING)) != 2011) {
+        return 7;
+    }
+    buffer = consume_data(sink, INSANE_BLOCKING);
+    if (buffer.length != 2 || memcmp(buffer.data, "on", 2) != 0) {
+        return 8;
+    }
+    buffer_t none = consume_data(sink, INSANE_NONBLOCKING);
+    if (emit_data(source, none) >= 0 || check_emit_outcome(source, -3) >= 0) {
+        return 9;
+    }
+    if (close_session() != 0 || close_session() != TAKT_E_CLOSED) {
+        return 10;
+    }
+    /* Held messages stay readable, and nothing more is taken. */
+    if (memcmp(buffer.data, "on", 2) != 0 || get_buffer(source, 5, INSANE_BLOCKING).data != NULL ||
+        emit_data(source, buffer) != TAKT_E_CLOSED ||
+        consume_data(sink, INSANE_BLOCKING).data != NULL ||
+        data_available(sink, INSANE_BLOCKING) != TAKT_E_CLOSED || create_source(stream, 1) != NULL) {
+        return 11;
     }
     close_source(source);
     close_sink(called);
     close_sink(sink);
     close_stream(stream);
-    if (close_session() != 0 || close_session() != TAKT_E_CLOSED) {
-        return 6;
-    }
     printf("received %d messages, %d by callback\n", received, by_callback);
     return 0;
 }

@@ -129,6 +129,7 @@ impl Guest {
             block,
             channel: ChannelId(channel),
             notify: None,
+            no_local: false,
         });
         sink
     }
