@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::channel;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, TryLockError};
 use std::time::{Duration, Instant};
 
 use rand::Rng;
@@ -457,10 +457,14 @@ impl InlineLane {
         // Also when the thread is at it: it then leaves the lane to the application.
         let rounds = self.driven.load(Ordering::Relaxed);
         self.driven.store(rounds.wrapping_add(1), Ordering::Relaxed);
-        let Ok(mut lane) = self.lane.try_lock() else {
-            // Whoever is at it may be waiting for this very core.
-            rustix::thread::sched_yield();
-            return false;
+        let mut lane = match self.lane.try_lock() {
+            Ok(lane) => lane,
+            Err(TryLockError::WouldBlock) => {
+                // Whoever is at it may be waiting for this very core.
+                rustix::thread::sched_yield();
+                return false;
+            }
+            Err(TryLockError::Poisoned(_)) => idle::panicked(0),
         };
         // Written with the lane in hand only: no exchange is needed.
         if self.parked.load(Ordering::Relaxed) {
@@ -505,6 +509,7 @@ impl InlineLane {
 
     /// The thread's part, until `stop`.
     fn run(&self, config: &LaneConfig, stop: &AtomicBool) {
+        let _guard = idle::EndsWithProcess(0);
         idle::place_thread(config, 0);
         let mut idle = IdleStrategy::new(config.idle);
         let sleeper = self.lane.lock().map(|lane| {

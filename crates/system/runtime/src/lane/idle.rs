@@ -137,8 +137,28 @@ fn fifo(priority: u8) -> Result<(), thread_priority::Error> {
     )
 }
 
+/// Ends the process if the thread that holds it panics: a lane that is gone would leave its tenants waiting, and
+/// a supervisor starts a process again that has ended. What had panicked and where is told by then.
+pub struct EndsWithProcess(pub usize);
+
+impl Drop for EndsWithProcess {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            panicked(self.0);
+        }
+    }
+}
+
+/// Ends the process because a lane has panicked.
+pub fn panicked(lane: usize) -> ! {
+    // A log may not be set up, and need not be written any more.
+    eprintln!("takt: lane {lane} has panicked, which is a defect: the process ends");
+    std::process::abort()
+}
+
 /// Runs a lane until `stop`.
 pub fn run(mut lane: Lane, config: &LaneConfig, stop: &Arc<AtomicBool>) {
+    let _guard = EndsWithProcess(lane.index);
     place_thread(config, lane.index);
     let mut idle = IdleStrategy::new(config.idle);
     let sleeper = match lane.sleeper() {
