@@ -25,6 +25,12 @@ pub enum Error {
 pub struct MacAddress(pub [u8; 6]);
 
 impl MacAddress {
+    /// Whether it is one of the reserved group addresses of bridges (IEEE 802.1Q-2022, tables 8-1 to 8-3 and
+    /// 10-1): frames to it control the link or its bridges, and a bridge never passes most of them on.
+    pub const fn is_link_control(&self) -> bool {
+        matches!(self.0, [0x01, 0x80, 0xc2, 0x00, 0x00, 0x00..=0x2f])
+    }
+
     /// The address of every station.
     pub const BROADCAST: Self = Self([0xff; 6]);
     /// No address; what an ARP request has as its target.
@@ -104,6 +110,39 @@ impl EtherType {
     pub const IPV6: Self = Self(0x86dd);
     /// A service VLAN tag, IEEE 802.1Q-2022 clause 9.5.
     pub const SERVICE_VLAN: Self = Self(0x88a8);
+
+    /// MAC control, as PAUSE: IEEE 802.3 clause 31.
+    pub const MAC_CONTROL: Self = Self(0x8808);
+    /// Slow protocols, as LACP: IEEE 802.3 annex 57A.
+    pub const SLOW: Self = Self(0x8809);
+    /// EAP over LAN, IEEE 802.1X.
+    pub const EAPOL: Self = Self(0x888e);
+    /// LLDP, IEEE 802.1AB.
+    pub const LLDP: Self = Self(0x88cc);
+    /// MAC security, IEEE 802.1AE.
+    pub const MACSEC: Self = Self(0x88e5);
+    /// MVRP, IEEE 802.1Q-2022 clause 11.
+    pub const MVRP: Self = Self(0x88f5);
+    /// MMRP, IEEE 802.1Q-2022 clause 10.
+    pub const MMRP: Self = Self(0x88f6);
+    /// PTP and gPTP, IEEE 1588 annex F and IEEE 802.1AS.
+    pub const PTP: Self = Self(0x88f7);
+    /// Connectivity fault management, IEEE 802.1Q-2022 clause 20.
+    pub const FAULT_MANAGEMENT: Self = Self(0x8902);
+
+    /// Whether such frames are the link's own, or bridges': those that stand for other addresses (ARP), carry
+    /// a tag, or control a link. Hosts of a network that bridges them are to send none. What has a length in
+    /// the place of its type (below 0x0600, IEEE 802.3 clause 3.2.6) is: spanning trees are.
+    pub const fn is_reserved(self) -> bool {
+        match self {
+            Self(..0x0600) | Self::ARP | Self::MAC_CONTROL | Self::SLOW | Self::EAPOL => true,
+            Self::LLDP | Self::MACSEC | Self::MVRP | Self::MMRP | Self::PTP => true,
+            Self::FAULT_MANAGEMENT => true,
+            // Tags of old bridges, Cisco's and 802.1ah's.
+            Self(0x9100 | 0x9200 | 0x9300 | 0x88e7 | 0x893f | 0x8926 | 0x2000..=0x2004) => true,
+            _ => self.is_tag(),
+        }
+    }
 
     /// Whether a VLAN tag follows.
     #[inline]

@@ -123,7 +123,7 @@ counters! {
         sent_bytes,
         /// Frames not sent: their source is not their tenant's.
         foreign,
-        /// Frames not sent: malformed, too long, tagged, ARP or neighbour discovery.
+        /// Frames not sent: malformed, too long, or of a kind that the tenant may not send.
         refused,
         /// Frames not sent: nobody knows where their destination is.
         unknown,

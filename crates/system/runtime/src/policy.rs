@@ -34,6 +34,8 @@ pub struct Policy {
     pub endpoints: usize,
     /// Its place in a network, from which it may send frames.
     pub endpoint: Option<Endpoint>,
+    /// EtherTypes of frames that it may send from there besides IP. Those that control a link never leave.
+    pub ether_types: Vec<u16>,
 }
 
 impl Default for Policy {
@@ -50,6 +52,7 @@ impl Default for Policy {
             sessions: 256,
             endpoints: 256,
             endpoint: None,
+            ether_types: Vec::new(),
         }
     }
 }

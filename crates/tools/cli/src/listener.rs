@@ -102,6 +102,15 @@ struct Set {
     /// Most bytes of the endpoint's IP packets
     #[arg(long, value_name = "BYTES", default_value_t = 1450)]
     mtu: u32,
+    /// EtherTypes of frames that the endpoint may send besides IP, such as 0x22f0
+    #[arg(
+        long = "ethertype",
+        value_name = "NUMBER",
+        value_delimiter = ',',
+        value_parser = ether_type,
+        requires = "network"
+    )]
+    ethertypes: Vec<u32>,
     #[command(flatten)]
     daemon: Daemon,
     #[command(flatten)]
@@ -157,6 +166,13 @@ impl Listener {
     }
 }
 
+/// An EtherType as people write it.
+fn ether_type(text: &str) -> Result<u32, String> {
+    let digits = text.strip_prefix("0x").unwrap_or(text);
+    let read = u16::from_str_radix(digits, 16).map(u32::from);
+    read.map_err(|_| "write four hexadecimal digits, such as 0x22f0".into())
+}
+
 impl Set {
     fn run(self) -> Result<(), Failure> {
         let ranges = |none: bool, channels: Vec<Channels>| {
@@ -187,6 +203,7 @@ impl Set {
                 mac: self.mac.unwrap_or_default(),
                 addresses: self.addresses,
                 mtu: self.mtu,
+                ethertypes: self.ethertypes,
             }),
         };
         let sent = listener.clone();

@@ -140,7 +140,7 @@ impl Control {
             }
             listener.config = config;
             let policy = listener.policy.clone();
-            if policy.endpoint != old.endpoint {
+            if policy.endpoint != old.endpoint || policy.ether_types != old.ether_types {
                 self.end_senders_of_frames(&old);
             }
             for session in self

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use takt_datapath::stack::{BridgeEntry, DeviceKind, NextHops};
 use takt_session::{Endpoint, ErrorCode, Failure};
-use takt_wire::ethernet::MacAddress;
+use takt_wire::ethernet::{EtherType, MacAddress};
 
 use super::host::{Host, Unserved};
 use super::{Control, FOLLOW_EVERY, FOLLOW_SOONEST, RuntimeHandle, Stopped};
@@ -543,6 +543,7 @@ impl Control {
                 .map(|(address, _)| *address)
                 .collect(),
             mtu: endpoint.mtu.into(),
+            ether_types: policy.ether_types.iter().copied().map(EtherType).collect(),
         };
         Ok((endpoint.clone(), owner))
     }

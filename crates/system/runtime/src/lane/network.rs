@@ -44,6 +44,8 @@ pub struct Owner {
     pub addresses: Vec<IpAddr>,
     /// Longest packet.
     pub mtu: usize,
+    /// What it may send besides IP.
+    pub ether_types: Vec<EtherType>,
 }
 
 /// Why a frame may not leave.
@@ -53,7 +55,8 @@ pub enum Foreign {
     Source,
     /// It is too short or too long, or its header is none.
     Malformed,
-    /// It is tagged, or speaks for others: ARP and neighbour discovery are the kernel's.
+    /// It is of a kind that the tenant may not send: it is tagged, controls the link, or speaks for others as ARP
+    /// and neighbour discovery do, which are the kernel's.
     Kind,
     /// It is for another place than it was when it was taken.
     Moved,
@@ -69,6 +72,9 @@ impl Owner {
         }
         if header.source() != self.mac {
             return Err(Foreign::Source);
+        }
+        if header.destination().is_link_control() {
+            return Err(Foreign::Kind);
         }
         let (source, neighbour_discovery) = match header.ether_type() {
             EtherType::IPV4 => {
@@ -87,11 +93,10 @@ impl Owner {
                 };
                 (IpAddr::V6(packet.source()), discovery)
             }
-            EtherType::ARP => return Err(Foreign::Kind),
-            tag if tag.is_tag() => return Err(Foreign::Kind),
-            // Below, the field is a length (IEEE 802.3, clause 3.2.6).
-            EtherType(..0x0600) => return Err(Foreign::Malformed),
-            _ => return Ok(()),
+            // Never, whatever the operator has written.
+            kind if kind.is_reserved() => return Err(Foreign::Kind),
+            kind if self.ether_types.contains(&kind) => return Ok(()),
+            _ => return Err(Foreign::Kind),
         };
         if !self.addresses.contains(&source) {
             return Err(Foreign::Source);
@@ -589,6 +594,7 @@ mod tests {
             mac: MAC,
             addresses: vec![[10, 0, 0, 1].into(), "fd00::1".parse().expect("an address")],
             mtu: 1450,
+            ether_types: vec![EtherType(0x22f0), EtherType(0x88f7)],
         }
     }
 
@@ -629,8 +635,34 @@ mod tests {
         assert_eq!(owner.check(&frame(0x0806, &[0; 28])), Err(Foreign::Kind));
         assert_eq!(owner.check(&frame(0x8100, &[0; 28])), Err(Foreign::Kind));
         assert_eq!(owner.check(&frame(0x88a8, &[0; 28])), Err(Foreign::Kind));
-        // A kind of frame without addresses inside: audio, measurements of time.
+    }
+
+    #[test]
+    fn what_controls_a_link_never_leaves_and_other_kinds_only_where_the_operator_says() {
+        let owner = owner();
+        // PAUSE, LACP, EAPOL, LLDP, MACsec, MVRP, MMRP, gPTP (although it is in the list), CFM, tags, lengths.
+        for kind in [
+            0x8808, 0x8809, 0x888e, 0x88cc, 0x88e5, 0x88f5, 0x88f6, 0x88f7, 0x8902, 0x9100, 0x9200,
+            0x88e7, 0x893f, 0x0026, 0x05ff,
+        ] {
+            assert_eq!(owner.check(&frame(kind, &[0; 46])), Err(Foreign::Kind));
+        }
+        // Audio was allowed, what nobody has thought of was not.
         assert_eq!(owner.check(&frame(0x22f0, &[0; 28])), Ok(()));
+        for kind in [0x0600, 0x0842, 0x88a4, 0x8892, 0x88ba, 0x8863, 0xffff] {
+            assert_eq!(owner.check(&frame(kind, &[0; 46])), Err(Foreign::Kind));
+        }
+        // To a bridge's or link's own address nothing goes, however honest it looks.
+        let mut packet = v6(17, 0);
+        for last in 0..=0xff {
+            packet[..6].copy_from_slice(&[0x01, 0x80, 0xc2, 0, 0, last]);
+            let expected = if last < 0x30 {
+                Err(Foreign::Kind)
+            } else {
+                Ok(())
+            };
+            assert_eq!(owner.check(&packet), expected, "{last:#x}");
+        }
     }
 
     proptest! {
@@ -650,7 +682,7 @@ mod tests {
                 match u16::from_be_bytes([bytes[12], bytes[13]]) {
                     0x0800 => prop_assert_eq!(&bytes[26..30], &[10, 0, 0, 1]),
                     0x86dd => prop_assert_eq!(bytes[22], 0xfd),
-                    other => prop_assert!(other >= 0x600 && other != 0x0806),
+                    other => prop_assert_eq!(other, 0x22f0),
                 }
             }
         }

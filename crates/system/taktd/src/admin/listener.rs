@@ -82,6 +82,14 @@ fn endpoint(message: proto::Endpoint) -> Result<file::Endpoint, String> {
             0 => file::Endpoint::usual_mtu(),
             mtu => u16::try_from(mtu).map_err(|_| format!("endpoint.mtu = {mtu}: too large"))?,
         },
+        ethertypes: message
+            .ethertypes
+            .iter()
+            .map(|kind| {
+                let narrow = u16::try_from(*kind);
+                narrow.map_err(|_| format!("endpoint.ethertypes = {kind:#x}: no EtherType"))
+            })
+            .collect::<Result<_, _>>()?,
     })
 }
 
@@ -146,6 +154,7 @@ pub fn to_message(status: ListenerStatus) -> proto::ListenerStatus {
                     .map(|(address, prefix)| format!("{address}/{prefix}"))
                     .collect(),
                 mtu: endpoint.mtu.into(),
+                ethertypes: policy.ether_types.into_iter().map(u32::from).collect(),
             }),
         }),
         sessions: status.sessions as u32,
@@ -231,7 +240,13 @@ mod tests {
             mac: mac.into(),
             addresses: vec![address.into()],
             mtu: 0,
+            ethertypes: Vec::new(),
         };
+        let pause = proto::Endpoint {
+            ethertypes: vec![0x8808],
+            ..endpoint("02:00:00:00:00:01", "10.0.0.1/8")
+        };
+        assert!(refusal(|l| l.endpoint = Some(pause)).contains("0x8808"));
         let group = endpoint("01:00:00:00:00:01", "10.0.0.1/8");
         assert!(refusal(|l| l.endpoint = Some(group)).contains("endpoint.mac"));
         let bare = endpoint("02:00:00:00:00:01", "10.0.0.1");

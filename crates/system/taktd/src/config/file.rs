@@ -164,6 +164,9 @@ pub struct Endpoint {
     /// Most bytes of a packet.
     #[serde(default = "Endpoint::usual_mtu")]
     pub mtu: u16,
+    /// EtherTypes of frames that it may send besides IP.
+    #[serde(default)]
+    pub ethertypes: Vec<u16>,
 }
 
 impl Endpoint {

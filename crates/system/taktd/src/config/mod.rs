@@ -248,6 +248,10 @@ pub fn listener(listener: &file::Listener) -> ListenerConfig {
                 addresses: endpoint.addresses.iter().map(|a| (a.0.0, a.0.1)).collect(),
                 mtu: endpoint.mtu,
             }),
+            ether_types: listener
+                .endpoint
+                .as_ref()
+                .map_or_else(Vec::new, |endpoint| endpoint.ethertypes.clone()),
         },
     }
 }

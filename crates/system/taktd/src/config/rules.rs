@@ -8,6 +8,7 @@ use takt_clock::chrony::Address;
 use takt_runtime::config::SchedulingClass;
 use takt_runtime::peering::message::MAX_LANES;
 use takt_session::endpoint::MOST_ADDRESSES;
+use takt_wire::ethernet::EtherType;
 
 use super::document::{Document, Fault, way};
 use super::file::{Endpoint, File, IdleKind, Lane, Listener, Network, Station, Xdp};
@@ -34,6 +35,8 @@ const LONGEST_LINGER: u64 = 3_600_000;
 /// Most tolerance of a launch time, microseconds.
 const LONGEST_TOLERANCE: u32 = 1_000_000;
 
+/// Most EtherTypes of an endpoint: each frame is looked up among them.
+const MOST_ETHERTYPES: usize = 64;
 /// Least MTU of an endpoint: what every host must take (RFC 791, section 3.2).
 const LEAST_MTU: u16 = 576;
 
@@ -342,6 +345,21 @@ fn endpoint(endpoint: &Endpoint) -> Result<(), (&'static str, String)> {
     }
     if endpoint.addresses.len() > MOST_ADDRESSES {
         return Err(("addresses", format!("write {MOST_ADDRESSES} at most")));
+    }
+    if endpoint.ethertypes.len() > MOST_ETHERTYPES {
+        return Err(("ethertypes", format!("write {MOST_ETHERTYPES} at most")));
+    }
+    for kind in endpoint.ethertypes.iter().copied().map(EtherType) {
+        let problem = match kind {
+            EtherType::IPV4 | EtherType::IPV6 => {
+                "IP is allowed from the endpoint's addresses: leave it out"
+            }
+            _ if kind.is_reserved() => {
+                "frames of this kind control links or stand for others and never leave: leave it out"
+            }
+            _ => continue,
+        };
+        return Err(("ethertypes", format!("{:#06x}: {problem}", kind.0)));
     }
     if endpoint.mtu < LEAST_MTU {
         return Err(("mtu", format!("write {LEAST_MTU} to {}", u16::MAX)));

@@ -191,6 +191,7 @@ fn every_key_is_read() {
         mac = "02:00:00:00:00:05"
         addresses = ["10.244.1.5/24"]
         mtu = 1400
+        ethertypes = [0x22f0, 0x88b5]
         [[network]]
         name = "pods"
         carrier = "vxlan:42"
@@ -306,6 +307,7 @@ fn every_key_is_read() {
                     addresses: vec![([10, 244, 1, 5].into(), 24)],
                     mtu: 1400,
                 }),
+                ether_types: vec![0x22f0, 0x88b5],
             },
         }]
     );
@@ -504,6 +506,16 @@ fn every_fault_names_line_key_value_and_remedy() {
             "[[listener]]\n[listener.endpoint]\nnetwork = \"x\"\nmac = \"02:00:00:00:00:01\"\naddresses = []\nmtu = 68",
             "`listener[0].endpoint.mtu` = 68",
             "write 576",
+        ),
+        (
+            "[[listener]]\n[listener.endpoint]\nnetwork = \"x\"\nmac = \"02:00:00:00:00:01\"\naddresses = []\nethertypes = [0x8808]",
+            "`listener[0].endpoint.ethertypes`: 0x8808",
+            "control links",
+        ),
+        (
+            "[[listener]]\n[listener.endpoint]\nnetwork = \"x\"\nmac = \"02:00:00:00:00:01\"\naddresses = []\nethertypes = [0x0800]",
+            "`listener[0].endpoint.ethertypes`: 0x0800",
+            "leave it out",
         ),
         ("lane = []", "`lane`", "leave it out for one"),
         (
