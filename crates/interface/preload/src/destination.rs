@@ -56,8 +56,9 @@ pub enum Way {
 
 /// The ways to the latest destinations of a socket.
 pub type Destinations = Remembered<Key, Way>;
-/// Why the runtime does not reach the latest stations of a packet socket, by interface and address; `None`: it does.
-pub type Stations = Remembered<(u32, [u8; 6]), Option<Reason>>;
+/// What is known of the stations of a packet socket, by interface and address: why the runtime does not reach them, or the
+/// longest packet.
+pub type Stations = Remembered<(u32, [u8; 6]), Result<usize, Reason>>;
 
 impl Destinations {
     /// The way to a destination, remembered or found.
@@ -211,9 +212,12 @@ pub fn find(
     let Some(headers) = headers else {
         return kernel(Reason::Malformed); // Without a hop to take.
     };
-    let mtu = route.mtu.map_or(endpoint.mtu.into(), |mtu| {
-        usize::from(endpoint.mtu).min(mtu as usize)
-    });
+    let limits = [
+        Some(endpoint.mtu.into()),
+        route.mtu.map(|mtu| mtu as usize),
+        kernel::interface_mtu(fd, route.interface),
+    ];
+    let mtu = limits.into_iter().flatten().min().unwrap_or(0);
     let way = Way::Runtime {
         headers,
         mtu,
@@ -223,17 +227,24 @@ pub fn find(
     Ok((way, to_be_asked))
 }
 
-/// Why the runtime does not reach a station from an interface; `None`: it does.
-pub fn obstacle(
+/// Whether the runtime reaches a station from an interface, and with packets of which length.
+pub fn station(
     fd: c_int,
     source: &Source,
     (interface, station): (u32, [u8; 6]),
-) -> Result<Option<Reason>, Refusal> {
+) -> Result<Result<usize, Reason>, Refusal> {
     // The runtime sends from one interface.
-    if kernel::hardware_address(fd, interface) != Some(source.endpoint()?.mac) {
-        return Ok(Some(Reason::Interface));
+    let endpoint = source.endpoint()?;
+    if kernel::hardware_address(fd, interface) != Some(endpoint.mac) {
+        return Ok(Err(Reason::Interface));
     }
-    Ok((!source.reaches(station)?).then_some(Reason::Station))
+    if !source.reaches(station)? {
+        return Ok(Err(Reason::Station));
+    }
+    let mtu = usize::from(endpoint.mtu);
+    Ok(Ok(
+        kernel::interface_mtu(fd, interface).map_or(mtu, |limit| limit.min(mtu))
+    ))
 }
 
 /// The station that packets of a route go to, as far as the kernel knows, and whether that is beyond doubt.

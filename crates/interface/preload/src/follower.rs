@@ -46,12 +46,6 @@ pub fn after_fork() {
     SOURCE.forget(None);
 }
 
-/// Gives up its source, and with it what holds the session.
-pub fn stop(inside: &Inside) {
-    // It goes on without; nothing of it is the program's.
-    *SOURCE.lock(inside) = None;
-}
-
 /// Whether it runs.
 pub fn is_running() -> bool {
     RUNNING.load(Ordering::Relaxed)
@@ -224,8 +218,8 @@ fn renew(
     }
     let mut reached = Vec::with_capacity(stations.len());
     for station in stations {
-        match destination::obstacle(fd, runtime, station) {
-            Ok(obstacle) => reached.push((station, obstacle)),
+        match destination::station(fd, runtime, station) {
+            Ok(found) => reached.push((station, found)),
             Err(Refusal::Over) => {
                 *source = None;
                 return Ok(());
@@ -246,10 +240,10 @@ fn renew(
             .destinations
             .renew(&key, way, now, now + destination::believed(&way));
     }
-    for (station, obstacle) in reached {
+    for (station, found) in reached {
         state
             .stations
-            .renew(&station, obstacle, now, now + destination::BELIEVED);
+            .renew(&station, found, now, now + destination::BELIEVED);
     }
     transmit::hand_over_held(socket, fd, &mut state, inside);
     Ok(())

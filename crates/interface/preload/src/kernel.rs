@@ -82,6 +82,22 @@ pub fn is_nonblocking(fd: c_int) -> bool {
     flags >= 0 && flags & libc::O_NONBLOCK != 0
 }
 
+/// The longest packet of the interface `index`, as the socket's network has it.
+pub fn interface_mtu(fd: c_int, index: u32) -> Option<usize> {
+    let mut request = MaybeUninit::<libc::ifreq>::zeroed();
+    let pointer = request.as_mut_ptr();
+    // SAFETY: `ifreq` is plain; the number is written to the field that SIOCGIFNAME reads.
+    unsafe { (*pointer).ifr_ifru.ifru_ifindex = index as c_int };
+    for request in [libc::SIOCGIFNAME, libc::SIOCGIFMTU] {
+        // SAFETY: both read and write an `ifreq`; the second takes the name that the first gave.
+        if unsafe { real::ioctl(fd, request as _, pointer.cast()) } != 0 {
+            return None;
+        }
+    }
+    // SAFETY: written by SIOCGIFMTU.
+    usize::try_from(unsafe { (*pointer).ifr_ifru.ifru_mtu }).ok()
+}
+
 /// The name of the interface `index`, as the socket's network has it.
 pub fn interface_name(fd: c_int, index: u32) -> Option<String> {
     let mut request = MaybeUninit::<libc::ifreq>::zeroed();

@@ -8,7 +8,6 @@ use std::net::{IpAddr, SocketAddr};
 use takt::{Outcome, TaiTime, Token};
 
 use crate::abi::{self, ExtendedError, timestamping};
-use crate::launch;
 use crate::runtime::{self, Source};
 
 /// What an entry costs beside its packet: about what it costs in the kernel.
@@ -69,7 +68,9 @@ pub struct Datagram {
     pub launch: u64,
     /// When it leaves, if it does, within two seconds.
     pub about: TaiTime,
-    /// That time had passed when it was sent.
+    /// When it was handed over: not after it left.
+    pub queued: TaiTime,
+    /// Its time had passed by then.
     pub late: bool,
     /// Its number in time stamps.
     pub number: u32,
@@ -168,8 +169,8 @@ impl Reports {
         let before = self.total;
         if wanted.queueing {
             let error = stamp(abi::TSTAMP_SCHED, datagram.number);
-            let now = Stamp::Software(launch::now());
-            self.push_stamp(error, now, stamps_alone, &datagram, limit);
+            let queued = Stamp::Software(datagram.queued);
+            self.push_stamp(error, queued, stamps_alone, &datagram, limit);
         }
         if wanted.outcome() {
             if self.awaited.len() >= AWAITED {
@@ -369,6 +370,7 @@ mod tests {
         Datagram {
             launch,
             about: TaiTime::from_nanos(launch as i64),
+            queued: TaiTime::from_nanos(5),
             late: false,
             number,
             packet: vec![1, 2, 3],

@@ -47,13 +47,6 @@ pub fn after_fork() {
     STATE.forget(State::default());
 }
 
-/// Closes the session, which waits up to a second for what was emitted to be sent. There is none afterwards.
-pub fn close(inside: &Inside) {
-    let mut state = STATE.lock(inside);
-    state.retry_at = i64::MAX;
-    state.attachment = None;
-}
-
 /// Where the frames of a socket go.
 pub struct Source {
     frames: FrameSource,

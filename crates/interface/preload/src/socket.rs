@@ -392,19 +392,14 @@ pub fn adopt(fd: c_int, stood_in_for: Option<Clock>, inside: &Inside) -> Result<
     Ok(())
 }
 
-/// Before the process ends: gives up the sources of all sockets, and with them the session, which waits up to a
-/// second for what was emitted to be sent. The kernel would send it after the program's end.
+/// Before the process ends: waits a moment for next hops to tell their addresses. What was handed over, the runtime sends
+/// after the end of the process, as the kernel would.
 pub fn say_goodbye(inside: &Inside) {
     for socket in all() {
         if let Some(fd) = socket.descriptor() {
             transmit::settle_held(socket, fd, inside);
         }
     }
-    follower::stop(inside);
-    for socket in all() {
-        socket.lock(inside).source = None;
-    }
-    runtime::close(inside);
 }
 
 /// Whether the kernel has been told of transmission times of a socket. Of those by `CLOCK_REALTIME`, whose

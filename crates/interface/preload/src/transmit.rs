@@ -509,8 +509,8 @@ struct Handed {
     token: takt::Token,
     packet: Vec<u8>,
     ends: Option<Ends>,
-    /// Its time had passed. Whether that is too late, the runtime says.
-    late: bool,
+    /// When, or a moment before.
+    at: TaiTime,
 }
 
 fn hand_over(
@@ -566,7 +566,7 @@ fn hand_over(
     let tells = options.report_errors
         || request.stamps != 0 && options.timestamping & timestamping::OPT_TSONLY == 0;
     let packet = if tells { buffer.to_vec() } else { Vec::new() };
-    let late = request.instant < launch::now();
+    let at = launch::now();
     let token = source.emit(
         buffer,
         &FrameOptions {
@@ -579,7 +579,7 @@ fn hand_over(
         token,
         packet,
         ends,
-        late,
+        at,
     })
 }
 
@@ -602,7 +602,9 @@ fn finish(socket: &Socket, state: &mut State, request: &Request, handed: Handed)
             true => launch::now(),
             false => request.instant,
         },
-        late: handed.late,
+        queued: handed.at,
+        // Whether that is too late, the runtime says.
+        late: request.instant < handed.at,
         number,
         packet: handed.packet,
         ends: handed.ends,
@@ -758,7 +760,7 @@ fn link_plan(
     };
     let interface = name.map_or(options.interface, |name| name.interface);
     let endpoint = source.endpoint()?;
-    let (plan, destination, limit) = if options.kind == Kind::Packets {
+    let (plan, destination, header) = if options.kind == Kind::Packets {
         // Without a station the kernel has none to send to either.
         let name = name.ok_or(Obstacle::Unserved(Reason::Malformed))?;
         let destination = name.station.ok_or(Obstacle::Unserved(Reason::Malformed))?;
@@ -767,7 +769,7 @@ fn link_plan(
             destination,
             protocol: name.protocol,
         };
-        (plan, destination, endpoint.mtu.into())
+        (plan, destination, 0)
     } else {
         let mut destination = [0; 6];
         // The first bytes, wherever the program has them.
@@ -775,23 +777,20 @@ fn link_plan(
             return Err(Obstacle::Unserved(Reason::Malformed).into());
         }
         memory::gather(&mut destination, message.parts).map_err(Obstacle::Error)?;
-        let limit = usize::from(endpoint.mtu) + ethernet::HEADER_LEN;
-        (Plan::Frame, destination, limit)
+        (Plan::Frame, destination, ethernet::HEADER_LEN)
     };
     let key = (interface, destination);
     let now = kernel::monotonic();
-    let obstacle = match stations.known(&key, now) {
-        Some(obstacle) => obstacle,
+    let mtu = match stations.known(&key, now) {
+        Some(found) => found,
         None => {
-            let obstacle = destination::obstacle(fd, source, key)?;
-            stations.remember(key, obstacle, now, now + BELIEVED);
-            obstacle
+            let found = destination::station(fd, source, key)?;
+            stations.remember(key, found, now, now + BELIEVED);
+            found
         }
     };
-    if let Some(reason) = obstacle {
-        return Err(Obstacle::Unserved(reason).into());
-    }
-    match message.total > limit {
+    let mtu = mtu.map_err(Obstacle::Unserved)?;
+    match message.total > mtu + header {
         true => Err(Obstacle::Error(libc::EMSGSIZE).into()),
         false => Ok(plan),
     }

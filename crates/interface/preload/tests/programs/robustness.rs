@@ -110,6 +110,6 @@ fn a_full_queue_blocks_or_says_so_and_holds_nothing_else_up() {
     assert_eq!(listener.next_in_time().0, b"");
     assert!(
         listener.is_empty(),
-        "what was to leave later died with its program"
+        "what is to leave later waits for its time"
     );
 }

@@ -97,34 +97,49 @@ fn all_of_it_waits(site: &Site) {
 }
 
 #[test]
-fn a_program_that_is_killed_takes_along_what_it_has_queued() {
+fn what_a_program_has_queued_survives_its_end_however_it_ends() {
+    let site = Site::with_tenants(2);
+    let listener = Listener::new(site.there());
+    let address = site.addresses()[0].to_string();
+    for way in ["_exit", "exit", "exec", "term", "kill", "abort", "child"] {
+        let before = site.sent();
+        let mut command = site.command(program("ending"));
+        let status = command.args([&address, way]).status();
+        let status = status.expect("it starts");
+        assert_ne!(status.code(), Some(1), "{way}");
+        for number in 0..20 {
+            let (text, _) = listener.next_in_time();
+            assert_eq!(text, number.to_string().as_bytes(), "{way}");
+        }
+        assert_eq!(site.sent() - before, 20, "{way}: by the runtime");
+    }
+    until("their sessions are gone", || {
+        site.sessions().is_empty().then_some(())
+    });
+}
+
+#[test]
+fn what_a_killed_program_has_queued_takes_nothing_from_others() {
     let site = Site::with_tenants(2);
     let listener = Listener::new(site.there());
     let address = site.addresses()[0].to_string();
     // Another tenant's, which goes on.
     let other = Running::start(site.command_of(1, program("steady")).arg(&address));
     listener.next_in_time();
-    for round in 1..=2 {
-        let mut ahead = Running::start(
-            site.command("python3")
-                .arg(script("ahead.py"))
-                .args([&address, "30"]),
-        );
-        until("it has sent", || {
-            ahead.output().0.contains("sent").then_some(())
-        });
-        all_of_it_waits(&site);
-        ahead.kill();
-        until("its frames are withdrawn, and counted", || {
-            (site.departures()[CLASS].dropped == round * 10).then_some(())
-        });
-        until("its session is gone", || {
-            (site.sessions().len() == 1).then_some(())
-        });
-        for _ in 0..20 {
-            assert_eq!(listener.next_in_time().0, b"steady");
-        }
+    let mut ahead = Running::start(
+        site.command("python3")
+            .arg(script("ahead.py"))
+            .args([&address, "30"]),
+    );
+    until("it has sent", || {
+        ahead.output().0.contains("sent").then_some(())
+    });
+    all_of_it_waits(&site);
+    ahead.kill();
+    for _ in 0..20 {
+        assert_eq!(listener.next_in_time().0, b"steady");
     }
+    all_of_it_waits(&site);
     let (_, err) = other.output();
     assert_eq!(err, "");
 }

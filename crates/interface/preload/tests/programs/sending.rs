@@ -157,3 +157,25 @@ fn without_a_runtime_the_kernel_says_what_a_clock_needs() {
     let err = String::from_utf8_lossy(&output.stderr);
     assert!(err.contains("PermissionError"), "{err}");
 }
+
+#[test]
+fn packets_are_no_longer_than_the_interface_allows_and_are_queued_before_they_leave() {
+    let site = Site::new();
+    let set = |mtu: &str| {
+        let status = std::process::Command::new("ip")
+            .args(["-n", site.here().namespace()])
+            .args(["link", "set", "eth0", "mtu", mtu])
+            .status();
+        assert!(status.expect("ip").success());
+    };
+    // IPv6 has no links with less than 1280 bytes.
+    for (address, mtu) in site.addresses().into_iter().zip(["576", "1280"]).rev() {
+        set(mtu);
+        let mut command = site.command("python3");
+        command
+            .arg(script("stamps.py"))
+            .args([&address.to_string(), mtu]);
+        let (out, err) = ended_well(command.output());
+        assert_eq!((out.as_str(), err.as_str()), ("in order\n", ""));
+    }
+}
