@@ -111,6 +111,14 @@ pub trait Discipline<T>: Send {
     /// How many frames are queued.
     fn len(&self) -> usize;
 
+    /// Whether a frame of this flow would find room.
+    fn has_room(&self, flow: u32) -> bool;
+
+    /// So many flows share the queue from now on, with numbers below. Off the transmit path.
+    fn set_flows(&mut self, count: usize) {
+        let _ = count;
+    }
+
     /// Whether no frame is queued.
     fn is_empty(&self) -> bool {
         self.len() == 0

@@ -152,6 +152,21 @@ impl<T: Send + 'static> Port<T> {
         &self.counters[usize::from(class.number())]
     }
 
+    /// So many flows share the port from now on, with numbers below: each finds room for its part of half of
+    /// each class's queue whatever the others do, and of the other half nobody gets more than what is left for
+    /// all others ("dynamic queue length thresholds", Choudhury and Hahne, IEEE/ACM Transactions on
+    /// Networking 6(2), 1998). Off the transmit path. Before, there is one flow, which may have all room.
+    pub fn set_flows(&mut self, count: usize) {
+        for queue in &mut self.queues {
+            queue.set_flows(count);
+        }
+    }
+
+    /// Whether a frame of this flow would find room in a class.
+    pub fn has_room(&self, class: TrafficClass, flow: u32) -> bool {
+        self.queues[usize::from(class.number())].has_room(flow)
+    }
+
     /// How many frames of a class are queued.
     pub fn queued(&self, class: TrafficClass) -> usize {
         self.queues[usize::from(class.number())].len()

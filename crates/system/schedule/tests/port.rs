@@ -283,6 +283,7 @@ impl Simulation {
                 _ => TxFlags::DROP_LATE,
             }),
             handle: self.handles,
+            flow: 0,
         };
         self.handles += 1;
         self.offered[usize::from(class.number())] += 1;

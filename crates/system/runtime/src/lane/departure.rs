@@ -6,7 +6,6 @@
 //! until the very instant. Where the port keeps launch times itself, the frame is handed out and over earlier
 //! ([`DEVICE_LEAD_NS`]), and leaves the lane to others meanwhile.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -22,7 +21,7 @@ use crate::config;
 use crate::counters::DepartureCounters;
 
 /// Frames that a class of a port queues.
-const CAPACITY: usize = 1024;
+const CAPACITY: usize = 2048;
 /// How far ahead of its start a frame is built: longer than that takes.
 const LEAD_NS: i64 = 5_000;
 /// The same where the port keeps the launch time: that and a late wake-up. Later arrivals wait for a frame that
@@ -49,6 +48,7 @@ const LONGEST_SLEEP_NS: i64 = 100_000_000;
 pub struct Piece {
     pub session: usize,
     pub source: usize,
+    /// The tenant's number on the lane.
     pub tenant: u32,
     pub descriptor: TxDescriptor,
     pub destination: Destination,
@@ -78,52 +78,9 @@ impl Piece {
     }
 }
 
-/// How much of each class's queue tenants hold.
-///
-/// No tenant gets more than what is left for all others ("dynamic queue length thresholds", Choudhury and Hahne,
-/// IEEE/ACM Transactions on Networking 6(2), 1998): one that floods has half of a queue at most, several of
-/// them leave a part, and whoever has nothing there always finds room.
-struct Shares(HashMap<u32, [u16; TrafficClass::COUNT], foldhash::fast::RandomState>);
-
-impl Shares {
-    fn new() -> Self {
-        // As many as there may be frames: adding never allocates.
-        let most = CAPACITY * TrafficClass::COUNT;
-        Self(HashMap::with_capacity_and_hasher(
-            most,
-            foldhash::fast::RandomState::default(),
-        ))
-    }
-
-    /// Whether a tenant may queue one more frame where so many are.
-    fn has_room(&self, tenant: u32, class: TrafficClass, queued: usize) -> bool {
-        let held = self
-            .0
-            .get(&tenant)
-            .map_or(0, |held| held[usize::from(class.number())]);
-        usize::from(held) < CAPACITY.saturating_sub(queued)
-    }
-
-    fn add(&mut self, tenant: u32, class: TrafficClass) {
-        self.0.entry(tenant).or_default()[usize::from(class.number())] += 1;
-    }
-
-    fn take(&mut self, piece: &Piece) {
-        let Some(held) = self.0.get_mut(&piece.tenant) else {
-            return;
-        };
-        let held_here = &mut held[usize::from(class_of(&piece.descriptor).number())];
-        *held_here = held_here.saturating_sub(1);
-        if held.iter().all(|held| *held == 0) {
-            self.0.remove(&piece.tenant);
-        }
-    }
-}
-
 /// The scheduler of a lane's port.
 pub struct Departures {
     scheduler: Port<Piece>,
-    shares: Shares,
     /// Classes of which the port keeps launch times, a bit each.
     ahead: u8,
     /// A schedule is installed: every message passes the gates.
@@ -195,7 +152,6 @@ impl Departures {
         }
         Self {
             scheduler,
-            shares: Shares::new(),
             ahead: 0,
             scheduled: false,
             queued: 0,
@@ -208,6 +164,12 @@ impl Departures {
     /// What it counts.
     pub fn counters(&self) -> &Arc<DepartureCounters> {
         &self.counters
+    }
+
+    /// So many tenants share the port, with numbers below.
+    pub fn set_tenants(&mut self, count: usize) {
+        self.scheduler.set_flows(count);
+        self.next = None;
     }
 
     /// Whether messages without a launch time pass here too.
@@ -319,7 +281,7 @@ impl Departures {
         let descriptor = &piece.descriptor;
         let class = class_of(descriptor);
         let tenant = piece.tenant;
-        let item = Item::new(octets as u32, piece);
+        let item = Item::new(octets as u32, piece).of(tenant);
         let item = if descriptor.flags & FLAG_LAUNCH_TIME != 0 {
             let launch = TaiTime::from_nanos(descriptor.launch_time_ns);
             if launch.nanos_since(now) > HORIZON.as_nanos() as i64 {
@@ -332,15 +294,13 @@ impl Departures {
             item.at(TaiTime::from_nanos(i64::MAX))
                 .with(TxFlags::DEADLINE)
         };
-        let queued = self.scheduler.queued(class);
-        if !self.shares.has_room(tenant, class, queued) {
+        if !self.scheduler.has_room(class, tenant) {
             return Ok(false);
         }
         match self.scheduler.enqueue(class, item, now) {
             Ok(_) => {
                 self.next = None;
                 self.queued += 1;
-                self.shares.add(tenant, class);
                 Ok(true)
             }
             Err(refused) => Err(match refused.reason {
@@ -386,7 +346,6 @@ impl Departures {
             match self.scheduler.next(now) {
                 Decision::Send(departure) => {
                     self.queued -= 1;
-                    self.shares.take(&departure.item.handle);
                     if let Some(at) = handle(Leaving::Send(&departure)) {
                         let late = at.nanos_since(departure.start).max(0) as u64;
                         self.counters.departed(departure.class, late);
@@ -395,7 +354,6 @@ impl Departures {
                 }
                 Decision::Drop(dropped) => {
                     self.queued -= 1;
-                    self.shares.take(&dropped.item.handle);
                     let outcome = match dropped.reason {
                         DropReason::Late | DropReason::GateMissed => Outcome::Late,
                         DropReason::NoWindow | DropReason::Oversize => Outcome::NotScheduled,
@@ -418,12 +376,11 @@ impl Departures {
 
     /// Takes out what `unwanted` says.
     pub fn remove(&mut self, unwanted: impl Fn(&Piece) -> bool, mut sink: impl FnMut(Piece)) {
-        let (queued, shares) = (&mut self.queued, &mut self.shares);
+        let queued = &mut self.queued;
         self.scheduler.remove(
             |_, _, item| unwanted(&item.handle),
             |item| {
                 *queued -= 1;
-                shares.take(&item.handle);
                 sink(item.handle);
             },
         );
@@ -524,19 +481,34 @@ mod tests {
     #[test]
     fn tenants_that_flood_leave_room_for_others() {
         let mut departures = Departures::new(&config::Departure::default(), false, Arc::default());
-        // Each finds half of what the ones before have left, and the last one something still.
+        departures.set_tenants(8);
+        // Each has an eighth of one half, and of the other half what the ones before have left for all others.
         let shares: Vec<usize> = (0..6)
             .map(|tenant| fill(&mut departures, tenant, 5))
             .collect();
-        assert_eq!(shares, [512, 256, 128, 64, 32, 16]);
+        assert_eq!(
+            shares,
+            [
+                128 + 512,
+                128 + 256,
+                128 + 128,
+                128 + 64,
+                128 + 32,
+                128 + 16
+            ]
+        );
         // Another class is another queue.
-        assert_eq!(fill(&mut departures, 0, 6), 512);
+        assert_eq!(fill(&mut departures, 0, 6), 640);
         // Who goes leaves its room to the others, and has as much again as anybody.
         departures.remove(|piece| piece.tenant == 0, |_| ());
-        assert_eq!(fill(&mut departures, 5, 5), 256);
-        assert_eq!(fill(&mut departures, 0, 6), 512);
+        assert_eq!(fill(&mut departures, 6, 5), 128 + 264);
+        assert_eq!(fill(&mut departures, 0, 6), 640);
+        // However many there are and whatever others hold, each finds room.
         departures.remove(|_| true, |_| ());
-        assert!(departures.shares.0.is_empty());
+        departures.set_tenants(256);
+        for tenant in 0..256 {
+            assert!(fill(&mut departures, tenant, 5) >= 4, "{tenant}");
+        }
     }
 
     #[test]

@@ -372,7 +372,7 @@ impl State {
                 let piece = Piece {
                     session: at,
                     source,
-                    tenant: session.tenant_id,
+                    tenant: session.tenant as u32,
                     descriptor: progress.descriptor,
                     destination: Destination::Remote {
                         remote: destination,

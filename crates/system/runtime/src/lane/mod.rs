@@ -786,6 +786,12 @@ impl Lane {
                     flags,
                 );
                 let at = self.state.tenants.insert(*session);
+                let tenants = self.state.tenants.numbers();
+                for port in &mut self.ports {
+                    if let Some(departures) = &mut port.departures {
+                        departures.set_tenants(tenants);
+                    }
+                }
                 self.by_session.insert(id, at);
                 if let Err(error) = added {
                     let text = format!("cannot watch the session's doorbell: {error}");

@@ -420,7 +420,7 @@ impl State {
                     let piece = Piece {
                         session: from.0,
                         source: from.1,
-                        tenant: session.tenant_id,
+                        tenant: session.tenant as u32,
                         descriptor,
                         destination: Destination::Network {
                             network: owner.network,

@@ -86,6 +86,11 @@ impl Tenants {
         at
     }
 
+    /// How many numbers tenants have.
+    pub fn numbers(&self) -> usize {
+        self.list.iter().next_back().map_or(0, |(last, _)| last + 1)
+    }
+
     /// Takes a session out, and its tenant if it was the last one.
     pub fn remove(&mut self, at: usize) -> Option<LaneSession> {
         let session = self.sessions.try_remove(at)?;

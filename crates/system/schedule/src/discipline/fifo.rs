@@ -60,6 +60,10 @@ impl<T: Send> Discipline<T> for Fifo<T> {
         self.queue.len()
     }
 
+    fn has_room(&self, _flow: u32) -> bool {
+        self.queue.len() < self.capacity
+    }
+
     fn remove(
         &mut self,
         unwanted: &mut dyn FnMut(&Queued<T>) -> bool,

@@ -1,170 +1,176 @@
-//! A bounded queue ordered by time, stable among equal times.
+//! Bounded queues ordered by time, stable among equal times, that share one room.
 //!
-//! A heap of degree four over small entries, with the frames themselves in place beside it: half as
-//! many levels as a binary heap and four neighbours in a cache line or two, which is what the cost is
-//! made of once the heap outgrows the cache. An entry has what is asked about the head, so that a
-//! frame is touched twice only: when it comes and when it goes.
+//! Leftist heaps over one slab: as many as there are flows, none of which needs room of its own. To queue and to
+//! take out costs the logarithm of a heap's length at the worst, not on average only.
 
 use takt_time::TaiTime;
 
 use super::Queued;
 use crate::port::TxFlags;
 
-/// A bounded priority queue: the earliest time first, among equal times the first come.
+/// No node.
+const NONE: u32 = u32::MAX;
+/// Most nodes on the right spines of two heaps that are merged: the logarithm of their number, each.
+const MOST_MERGED: usize = 66;
+
+/// A queue: the node with its earliest frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct TimeHeap(u32);
+
+impl TimeHeap {
+    /// Without a frame.
+    pub const EMPTY: Self = Self(NONE);
+
+    pub fn is_empty(self) -> bool {
+        self.0 == NONE
+    }
+}
+
+/// The frames of all queues.
 #[derive(Debug)]
-pub(super) struct TimeHeap<T> {
-    heap: Vec<Entry>,
-    frames: Vec<Option<Queued<T>>>,
+pub(super) struct Frames<T> {
+    nodes: Box<[Node]>,
+    frames: Box<[Option<Queued<T>>]>,
     free: Vec<u32>,
     arrivals: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Entry {
+struct Node {
     /// The time from the earliest one that there is, so that it orders without a sign.
     time: u64,
     arrival: u64,
-    slot: u32,
+    left: u32,
+    right: u32,
+    /// Nodes down the right spine.
+    rank: u32,
     len: u32,
 }
 
-impl Entry {
-    /// What entries are ordered by: one comparison without a branch.
-    fn key(&self) -> u128 {
-        u128::from(self.time) << 64 | u128::from(self.arrival)
-    }
-}
-
-const DEGREE: usize = 4;
 const SIGN: u64 = 1 << 63;
 
-impl<T> TimeHeap<T> {
-    /// Room for `capacity` frames, at most `u32::MAX`.
+impl<T> Frames<T> {
+    /// Room for `capacity` frames, at most `u32::MAX - 1`.
     pub fn new(capacity: usize) -> Self {
-        let slots = u32::try_from(capacity).unwrap_or(u32::MAX);
+        let slots = u32::try_from(capacity).unwrap_or(NONE).min(NONE - 1);
+        let node = Node {
+            time: 0,
+            arrival: 0,
+            left: NONE,
+            right: NONE,
+            rank: 1,
+            len: 0,
+        };
         Self {
-            heap: Vec::with_capacity(slots as usize),
+            nodes: vec![node; slots as usize].into_boxed_slice(),
             frames: (0..slots).map(|_| None).collect(),
             free: (0..slots).rev().collect(),
             arrivals: 0,
         }
     }
 
-    pub fn len(&self) -> usize {
-        self.heap.len()
-    }
-
     /// Queues a frame; gives it back when there is no room.
-    pub fn push(&mut self, time: TaiTime, frame: Queued<T>) -> Result<(), Queued<T>> {
+    pub fn push(
+        &mut self,
+        heap: &mut TimeHeap,
+        time: TaiTime,
+        frame: Queued<T>,
+    ) -> Result<(), Queued<T>> {
         let Some(slot) = self.free.pop() else {
             return Err(frame);
         };
-        let len = frame.item.len;
-        self.frames[slot as usize] = Some(frame);
-        let arrival = self.arrivals;
-        self.arrivals += 1;
-        let entry = Entry {
+        self.nodes[slot as usize] = Node {
             time: time.as_nanos() as u64 ^ SIGN,
-            arrival,
-            slot,
-            len,
+            arrival: self.arrivals,
+            left: NONE,
+            right: NONE,
+            rank: 1,
+            len: frame.item.len,
         };
-        self.heap.push(entry);
-        self.rise(self.heap.len() - 1, 0, entry);
+        self.arrivals += 1;
+        self.frames[slot as usize] = Some(frame);
+        heap.0 = self.merge(heap.0, slot);
         Ok(())
     }
 
     /// How the launch time of the earliest frame is meant.
-    pub fn flags(&self) -> TxFlags {
-        let first = self.heap.first();
-        let frame = first.and_then(|first| self.frames.get(first.slot as usize)?.as_ref());
+    pub fn flags(&self, heap: TimeHeap) -> TxFlags {
+        let frame = self.frames.get(heap.0 as usize).and_then(Option::as_ref);
         frame.map_or(TxFlags::default(), |frame| frame.item.flags)
     }
 
     /// Time and length of the earliest frame.
-    pub fn peek(&self) -> Option<(TaiTime, u32)> {
-        let first = self.heap.first()?;
-        let time = TaiTime::from_nanos((first.time ^ SIGN) as i64);
-        Some((time, first.len))
+    pub fn peek(&self, heap: TimeHeap) -> Option<(TaiTime, u32)> {
+        let first = self.nodes.get(heap.0 as usize)?;
+        Some((TaiTime::from_nanos((first.time ^ SIGN) as i64), first.len))
     }
 
     /// Removes the earliest frame.
-    pub fn pop(&mut self) -> Option<Queued<T>> {
-        if self.heap.is_empty() {
-            return None;
-        }
-        let first = self.heap.swap_remove(0);
-        if !self.heap.is_empty() {
-            self.sink(0);
-        }
-        self.free.push(first.slot);
-        self.frames[first.slot as usize].take()
+    pub fn pop(&mut self, heap: &mut TimeHeap) -> Option<Queued<T>> {
+        let first = *self.nodes.get(heap.0 as usize)?;
+        let slot = std::mem::replace(&mut heap.0, NONE);
+        heap.0 = self.merge(first.left, first.right);
+        self.free.push(slot);
+        self.frames[slot as usize].take()
     }
 
-    /// Hands over every frame that `unwanted` says, and keeps the order of the rest.
+    /// Hands over every frame of a queue that `unwanted` says, and keeps the order of the rest.
     pub fn remove(
         &mut self,
+        heap: &mut TimeHeap,
         unwanted: &mut dyn FnMut(&Queued<T>) -> bool,
         sink: &mut dyn FnMut(Queued<T>),
     ) {
-        let frames = &mut self.frames;
-        let free = &mut self.free;
-        self.heap.retain(|entry| {
-            let slot = &mut frames[entry.slot as usize];
-            match slot.take_if(|frame| unwanted(frame)) {
-                Some(frame) => {
-                    free.push(entry.slot);
-                    sink(frame);
-                    false
-                }
-                None => true,
-            }
-        });
-        for at in (0..self.heap.len().div_ceil(DEGREE)).rev() {
-            self.sink(at);
-        }
-    }
-
-    /// Puts `entry` at `at` or above, but no higher than `top`.
-    fn rise(&mut self, mut at: usize, top: usize, entry: Entry) {
-        while at > top {
-            let parent = (at - 1) / DEGREE;
-            if self.heap[parent].key() <= entry.key() {
-                break;
-            }
-            self.heap[at] = self.heap[parent];
-            at = parent;
-        }
-        self.heap[at] = entry;
-    }
-
-    /// Puts the entry at `top` in its place below. Its place is near the bottom almost always: the
-    /// least children move up first, all the way, and the entry rises from there.
-    fn sink(&mut self, top: usize) {
-        let entry = self.heap[top];
-        let mut at = top;
-        loop {
-            let first = at * DEGREE + 1;
-            let least = match self.heap.get(first..) {
-                Some([a, b, c, d, ..]) => {
-                    let ab = usize::from(b.key() < a.key());
-                    let cd = 2 + usize::from(d.key() < c.key());
-                    let (one, other) = (a.key().min(b.key()), c.key().min(d.key()));
-                    first + if other < one { cd } else { ab }
-                }
-                Some(some) => {
-                    let children = some.iter().enumerate();
-                    match children.min_by_key(|(_, child)| child.key()) {
-                        Some((child, _)) => first + child,
-                        None => break,
-                    }
-                }
-                None => break,
+        let mut unseen = vec![std::mem::replace(&mut heap.0, NONE)];
+        while let Some(slot) = unseen.pop() {
+            let Some(node) = self.nodes.get_mut(slot as usize) else {
+                continue;
             };
-            self.heap[at] = self.heap[least];
-            at = least;
+            unseen.extend([node.left, node.right]);
+            (node.left, node.right, node.rank) = (NONE, NONE, 1);
+            match self.frames[slot as usize].take_if(|frame| unwanted(frame)) {
+                Some(frame) => {
+                    self.free.push(slot);
+                    sink(frame);
+                }
+                None => heap.0 = self.merge(heap.0, slot),
+            }
         }
-        self.rise(at, top, entry);
+    }
+
+    fn rank(&self, slot: u32) -> u32 {
+        self.nodes.get(slot as usize).map_or(0, |node| node.rank)
+    }
+
+    /// Two heaps become one.
+    fn merge(&mut self, mut one: u32, mut other: u32) -> u32 {
+        let mut spine = [NONE; MOST_MERGED];
+        let mut depth = 0;
+        while one != NONE && other != NONE {
+            let key = |slot: u32| {
+                let node = &self.nodes[slot as usize];
+                (node.time, node.arrival)
+            };
+            if key(other) < key(one) {
+                std::mem::swap(&mut one, &mut other);
+            }
+            spine[depth] = one;
+            depth += 1;
+            one = self.nodes[one as usize].right;
+        }
+        let mut merged = if one == NONE { other } else { one };
+        for &at in spine[..depth].iter().rev() {
+            let left = self.nodes[at as usize].left;
+            let (long, short) = match self.rank(left) < self.rank(merged) {
+                true => (merged, left),
+                false => (left, merged),
+            };
+            let rank = self.rank(short) + 1;
+            let node = &mut self.nodes[at as usize];
+            (node.left, node.right, node.rank) = (long, short, rank);
+            merged = at;
+        }
+        merged
     }
 }
 
@@ -186,17 +192,20 @@ mod tests {
         TaiTime::from_nanos(nanos)
     }
 
-    fn drain(heap: &mut TimeHeap<u64>) -> Vec<u64> {
-        std::iter::from_fn(|| heap.pop().map(|frame| frame.token.0)).collect()
+    fn drain(frames: &mut Frames<u64>, heap: &mut TimeHeap) -> Vec<u64> {
+        std::iter::from_fn(|| frames.pop(heap).map(|frame| frame.token.0)).collect()
     }
 
     #[test]
-    fn a_full_heap_gives_the_frame_back() {
-        let mut heap = TimeHeap::new(1);
-        assert!(heap.push(at(5), frame(0)).is_ok());
-        assert_eq!(heap.push(at(1), frame(1)).unwrap_err().token, Token(1));
-        assert_eq!(drain(&mut heap), [0]);
-        assert!(heap.push(at(1), frame(1)).is_ok());
+    fn full_room_gives_the_frame_back() {
+        let mut frames = Frames::new(1);
+        let (mut one, mut other) = (TimeHeap::EMPTY, TimeHeap::EMPTY);
+        assert!(frames.push(&mut one, at(5), frame(0)).is_ok());
+        let refused = frames.push(&mut other, at(1), frame(1)).unwrap_err();
+        assert_eq!(refused.token, Token(1));
+        assert_eq!(drain(&mut frames, &mut one), [0]);
+        assert!(frames.push(&mut other, at(1), frame(1)).is_ok());
+        assert!(one.is_empty() && !other.is_empty());
     }
 
     proptest! {
@@ -207,37 +216,38 @@ mod tests {
                 0..200,
             ),
         ) {
-            let mut heap = TimeHeap::new(times.len());
+            let (mut frames, mut heap) = (Frames::new(times.len()), TimeHeap::EMPTY);
             for (number, time) in times.iter().enumerate() {
-                heap.push(at(*time), frame(number as u64)).unwrap();
+                frames.push(&mut heap, at(*time), frame(number as u64)).unwrap();
             }
             let mut expected: Vec<u64> = (0..times.len() as u64).collect();
             expected.sort_by_key(|number| times[*number as usize]);
-            prop_assert_eq!(drain(&mut heap), expected);
+            prop_assert_eq!(drain(&mut frames, &mut heap), expected);
         }
 
         #[test]
-        fn insertions_and_removals_in_any_order_keep_the_order(
-            acts in prop::collection::vec(prop::option::of(any::<i8>()), 0..300),
+        fn queues_that_share_a_room_keep_their_own_order(
+            acts in prop::collection::vec((0usize..3, prop::option::of(any::<i8>())), 0..300),
         ) {
-            let mut heap = TimeHeap::new(acts.len());
-            let mut model: Vec<(i8, u64)> = Vec::new();
-            for (number, act) in acts.into_iter().enumerate() {
+            let (mut frames, mut heaps) = (Frames::new(acts.len()), [TimeHeap::EMPTY; 3]);
+            let mut models: [Vec<(i8, u64)>; 3] = Default::default();
+            for (number, (which, act)) in acts.into_iter().enumerate() {
+                let (heap, model) = (&mut heaps[which], &mut models[which]);
                 match act {
                     Some(time) => {
-                        heap.push(at(time.into()), frame(number as u64)).unwrap();
+                        frames.push(heap, at(time.into()), frame(number as u64)).unwrap();
                         model.push((time, number as u64));
                         model.sort();
                     }
                     None => {
                         let expected = (!model.is_empty()).then(|| model.remove(0));
                         let head = expected.map(|(time, number)| (at(time.into()), 60 + number as u32));
-                        prop_assert_eq!(heap.peek(), head);
+                        prop_assert_eq!(frames.peek(*heap), head);
                         let expected = expected.map(|(_, number)| number);
-                        prop_assert_eq!(heap.pop().map(|frame| frame.token.0), expected);
+                        prop_assert_eq!(frames.pop(heap).map(|frame| frame.token.0), expected);
                     }
                 }
-                prop_assert_eq!(heap.len(), model.len());
+                prop_assert_eq!(heap.is_empty(), model.is_empty());
             }
         }
 
@@ -246,12 +256,12 @@ mod tests {
             times in prop::collection::vec(any::<i8>(), 0..100),
             modulus in 1u64..5,
         ) {
-            let mut heap = TimeHeap::new(times.len());
+            let (mut frames, mut heap) = (Frames::new(times.len()), TimeHeap::EMPTY);
             for (number, time) in times.iter().enumerate() {
-                heap.push(at((*time).into()), frame(number as u64)).unwrap();
+                frames.push(&mut heap, at((*time).into()), frame(number as u64)).unwrap();
             }
             let mut removed = Vec::new();
-            heap.remove(&mut |frame| frame.token.0 % modulus == 0, &mut |frame| {
+            frames.remove(&mut heap, &mut |frame| frame.token.0 % modulus == 0, &mut |frame| {
                 removed.push(frame.token.0);
             });
             removed.sort_unstable();
@@ -259,7 +269,8 @@ mod tests {
                 (0..times.len() as u64).partition(|number| number % modulus == 0);
             prop_assert_eq!(removed, gone);
             kept.sort_by_key(|number| times[*number as usize]);
-            prop_assert_eq!(drain(&mut heap), kept);
+            prop_assert_eq!(drain(&mut frames, &mut heap), kept);
+            prop_assert_eq!(frames.free.len(), times.len());
         }
     }
 }

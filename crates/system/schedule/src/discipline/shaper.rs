@@ -163,6 +163,10 @@ impl<T: Send> Discipline<T> for CreditShaper<T> {
         self.queue.len()
     }
 
+    fn has_room(&self, flow: u32) -> bool {
+        self.queue.has_room(flow)
+    }
+
     fn remove(
         &mut self,
         unwanted: &mut dyn FnMut(&Queued<T>) -> bool,

@@ -47,6 +47,8 @@ pub struct Item<T> {
     pub launch_time: Option<TaiTime>,
     /// How its launch time is meant.
     pub flags: TxFlags,
+    /// Whose it is: flows of a class take turns where its discipline knows them.
+    pub flow: u32,
     /// What the caller knows it by.
     pub handle: T,
 }
@@ -58,6 +60,7 @@ impl<T> Item<T> {
             len,
             launch_time: None,
             flags: TxFlags(0),
+            flow: 0,
             handle,
         }
     }
@@ -70,6 +73,12 @@ impl<T> Item<T> {
             launch_time,
             ..self
         }
+    }
+
+    /// This frame, of a flow.
+    #[must_use]
+    pub fn of(self, flow: u32) -> Self {
+        Self { flow, ..self }
     }
 
     /// This frame with `flags` too.
