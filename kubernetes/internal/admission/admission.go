@@ -39,10 +39,16 @@ func Widest(cores, devices int, bound int64) int64 {
 }
 
 // Capacities are what each of the devices may give so that all that fits them, in reservations of at most
-// most each, sums up to at most Total; none exceeds bound. They are equal if each then has room for a
-// reservation of density most, and otherwise as many as possible have that room: the last ones get less, or 0.
+// most each, sums up to at most Total; none exceeds bound.
 func Capacities(cores, devices int, most, bound int64) []int64 {
-	total := min(Total(cores, most), int64(devices)*bound)
+	return Within(Total(cores, most), devices, most, bound)
+}
+
+// Within shares a total out to the devices, none of which exceeds bound. They are equal if each then has room
+// for a reservation of density most, and otherwise as many as possible have that room: the last ones get less,
+// or 0.
+func Within(total int64, devices int, most, bound int64) []int64 {
+	total = max(min(total, int64(devices)*bound), 0)
 	capacities := make([]int64, devices)
 	if each := total / int64(devices); each >= most {
 		for i := range capacities {

@@ -3,6 +3,7 @@
 package enforce
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -24,11 +25,16 @@ var ErrGone = errors.New("the container has no process left")
 // Grant is one reservation that the scheduler gave to a container: runtime and period on each of the cores.
 type Grant struct {
 	// Key names the grant on the node: claim UID and request.
-	Key        string
+	Key string
+	// Name is how people know it; the key if empty.
+	Name       string
 	Parameters reservation.Parameters
 	// Cores are the CPUs that it was allocated on, distinct.
 	Cores []int
 }
+
+// String is how people know the grant.
+func (g Grant) String() string { return cmp.Or(g.Name, g.Key) }
 
 // Container is what a backend has to know of one.
 type Container struct {

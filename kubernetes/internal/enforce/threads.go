@@ -160,7 +160,7 @@ func (t *threads) restore(s *seats, at int) error {
 	}
 	if s.restored == mostRestored {
 		return fmt.Errorf("%w of %s: its threads have changed their policy %d times, thread %d (%q) the last one: let only the agent set policies",
-			ErrRefused, s.grant.Key, mostRestored+1, thread.TID, thread.Name)
+			ErrRefused, s.grant, mostRestored+1, thread.TID, thread.Name)
 	}
 	again := move{s, at, thread}
 	if err := t.sit(again); err != nil {
@@ -330,7 +330,7 @@ func explain(m move, err error) error {
 		reason = "something else sets policies on this node"
 	}
 	return fmt.Errorf("%w of %s every %s for thread %d (%q) of %s: %w: %s",
-		ErrRefused, parameters.Runtime, parameters.Period, m.thread.TID, m.thread.Name, m.seats.grant.Key, err, reason)
+		ErrRefused, parameters.Runtime, parameters.Period, m.thread.TID, m.thread.Name, m.seats.grant, err, reason)
 }
 
 // Ask implements Enforcement.

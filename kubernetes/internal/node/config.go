@@ -39,6 +39,8 @@ type Config struct {
 	Order inventory.Order `json:"order,omitempty"`
 	// Backend is auto, deadline, deadline-partition, rt-group or hcbs.
 	Backend string `json:"backend,omitempty"`
+	// PodRequests says what happens to pods that request less CPU than they reserve: warn or refuse.
+	PodRequests PodRequests `json:"podRequests,omitempty"`
 	// ScanInterval is how often threads are looked at: a thread born later has its reservation within
 	// this time.
 	ScanInterval reservation.Duration `json:"scanInterval,omitempty"`
@@ -64,6 +66,7 @@ func DefaultConfig() Config {
 		Order:           inventory.BestFit,
 		Admission:       admission.Guaranteed,
 		Backend:         BackendAuto,
+		PodRequests:     WarnOfRequests,
 		ScanInterval:    reservation.Duration(100 * time.Millisecond),
 		CDIDirectory:    "/var/run/cdi",
 		KubeletPlugins:  "/var/lib/kubelet/plugins",
@@ -112,6 +115,9 @@ func (c *Config) validate() error {
 	}
 	if c.MaxDensity > 0 && c.Admission == admission.Soft {
 		mistake("maxDensity %d has no effect with admission soft: leave one of them out", c.MaxDensity)
+	}
+	if c.PodRequests != WarnOfRequests && c.PodRequests != RefuseRequests {
+		mistake("podRequests %q is not known: write %s or %s", c.PodRequests, WarnOfRequests, RefuseRequests)
 	}
 	if c.Order != inventory.BestFit && c.Order != inventory.WorstFit {
 		mistake("order %q is not known: write %s or %s", c.Order, inventory.BestFit, inventory.WorstFit)

@@ -26,6 +26,13 @@ const (
 	reasonRestored = "ReservationRestored"
 	reasonUnpinned = "ReservationUnpinned"
 	reasonNarrowed = "ReservationNarrowed"
+	reasonUnused   = "ReservationUnused"
+	// Those of the node's own events.
+	reasonReclaimed     = "BandwidthReclaimed"
+	reasonBandwidthLost = "BandwidthLost"
+	reasonStrangers     = "BandwidthOutsideClaims"
+	// reasonUnrequested says that a pod reserves more CPU than it requests.
+	reasonUnrequested = "CPUNotRequested"
 )
 
 // container is one with a claim, from its creation to its end.
@@ -223,7 +230,7 @@ func (n *Node) refresh(ctx context.Context, c *container) {
 		c.renamed = c.renamed || is.renamed
 		changed = changed || is.changed
 		if is.restored {
-			n.event(c.pod, corev1.EventTypeWarning, reasonRestored, "container %s changed the policy of a thread with a reservation of %s, which is restored", c.name, state.Grant.Key)
+			n.event(c.pod, corev1.EventTypeWarning, reasonRestored, "container %s changed the policy of a thread with a reservation of %s, which is restored", c.name, state.Grant)
 		}
 		if is.unpinned {
 			n.event(c.pod, corev1.EventTypeWarning, reasonUnpinned, "container %s: thread %q had pinned itself to some CPUs and may run on all again: backend %s reserves for no pinned thread; leave the pinning out, or use the backend %s",

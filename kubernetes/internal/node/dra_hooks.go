@@ -2,7 +2,6 @@ package node
 
 import (
 	"context"
-	"fmt"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -67,10 +66,13 @@ func (n *Node) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) (*
 	for _, request := range record.Requests {
 		grant, _ := record.grant(request.Name)
 		if err := n.backend.Accepts([]enforce.Grant{grant}); err != nil {
-			return record, fmt.Errorf("request %q: %w", request.Name, err)
+			return record, refuse(codeUnsupported, "request %q: %w", request.Name, err)
 		}
 	}
 	if err := n.fits(record); err != nil {
+		return record, err
+	}
+	if err := n.checkPod(ctx, record); err != nil {
 		return record, err
 	}
 	n.mu.Lock()
@@ -108,15 +110,15 @@ func (n *Node) fits(record *Record) error {
 	for _, request := range record.Requests {
 		for _, device := range request.Devices {
 			if !offered[device.CPU] {
-				return fmt.Errorf("request %q was allocated CPU %d, which this node no longer offers: delete the pod to have it allocated again",
+				return refuse(codeNotOffered, "request %q was allocated CPU %d, which this node no longer offers: delete the pod to have it allocated again",
 					request.Name, device.CPU)
 			}
 			if device.PPM > n.offer.Most {
-				return fmt.Errorf("request %q takes %d parts per million of a core, and this node gives one reservation at most %d (maxDensity): delete the pod to have it allocated again",
+				return refuse(codeDensity, "request %q takes %d parts per million of a core, and this node gives one reservation at most %d (maxDensity): delete the pod to have it allocated again",
 					request.Name, device.PPM, n.offer.Most)
 			}
 			if consumed[device.CPU] += device.PPM; consumed[device.CPU] > n.offer.Capacity(device.CPU) {
-				return fmt.Errorf("request %q takes CPU %d to %d parts per million of a core, above its capacity of %d: delete the pod to have it allocated again",
+				return refuse(codeBandwidth, "request %q takes CPU %d to %d parts per million of a core, above its capacity of %d: delete the pod to have it allocated again",
 					request.Name, device.CPU, consumed[device.CPU], n.offer.Capacity(device.CPU))
 			}
 			held = append(held, device.PPM)
@@ -124,7 +126,7 @@ func (n *Node) fits(record *Record) error {
 	}
 	// Claims of an earlier configuration may be there, which was for others.
 	if n.guaranteed() && !admission.Schedulable(n.offer.RootDomain, held) {
-		return fmt.Errorf("claim %s/%s and the %d reservations that are there may miss deadlines on %d cores: delete the pod to have it allocated again",
+		return refuse(codeUnproven, "claim %s/%s and the %d reservations that are there may miss deadlines on %d cores: delete the pod to have it allocated again",
 			record.Namespace, record.Name, len(held), n.offer.RootDomain)
 	}
 	return nil

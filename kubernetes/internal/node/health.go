@@ -8,7 +8,6 @@ import (
 	"google.golang.org/grpc"
 	health "k8s.io/kubelet/pkg/apis/dra-health/v1alpha1"
 
-	"github.com/takt-dev/takt/kubernetes/internal/admission"
 	"github.com/takt-dev/takt/kubernetes/internal/inventory"
 	"github.com/takt-dev/takt/kubernetes/internal/sched"
 	"github.com/takt-dev/takt/kubernetes/internal/topology"
@@ -39,7 +38,7 @@ func (n *Node) NodeWatchResources(_ *health.NodeWatchResourcesRequest, to grpc.S
 }
 
 // capacities are what the offered cores can give below root at this moment: less than is published when CPUs
-// went offline or the kernel's limit was lowered.
+// went offline or the kernel's limit was lowered. Call with n.mu held.
 func (n *Node) capacities(root string) (map[int]int64, error) {
 	bound, err := sched.Bound(root)
 	if err != nil {
@@ -54,8 +53,8 @@ func (n *Node) capacities(root string) (map[int]int64, error) {
 	for _, cpu := range n.offer.CPUs {
 		now[cpu.ID] = bound
 	}
-	if n.guaranteed() && len(domain) < n.offer.RootDomain {
-		for i, capacity := range admission.Capacities(len(domain), len(n.offer.CPUs), n.offer.Most, bound) {
+	if n.offer.Roams && (len(domain) < n.offer.RootDomain || n.drift.lost+n.drift.strangers > 0) {
+		for i, capacity := range n.remaining(min(len(domain), n.offer.RootDomain), bound) {
 			now[n.offer.CPUs[i].ID] = capacity
 		}
 	}
@@ -69,10 +68,9 @@ func (n *Node) health(root string) []*health.DeviceHealth {
 	for _, cpu := range cpus {
 		online = append(online, cpu.ID)
 	}
-	now, boundErr := n.capacities(root)
-
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	now, boundErr := n.capacities(root)
 	consumed := n.consumed()
 	var known []int
 	for _, cpu := range n.offer.CPUs {

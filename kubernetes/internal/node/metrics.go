@@ -42,6 +42,11 @@ var (
 	tardiness = prometheus.NewDesc("takt_node_tardiness_bound_seconds",
 		"How late a runtime may be given after its period's end by the reservations that prepared claims hold (Devi and Anderson 2005): 0 with admission guaranteed, infinite without a bound. Not of reservations with a deadline of their own.", nil, nil)
 
+	admitted = prometheus.NewDesc("takt_node_kernel_admitted_ppm", "Parts per million of a core that the kernel has admitted of SCHED_DEADLINE on all cores together, its own servers included; of backend deadline, where debugfs may be read.", nil, nil)
+	outside  = prometheus.NewDesc("takt_node_outside_claims_ppm", "Parts per million of a core that threads outside of all claims have with SCHED_DEADLINE.", nil, nil)
+	lost     = prometheus.NewDesc("takt_node_bandwidth_lost_ppm", "Parts per million of a core that the kernel counts and no thread has.", nil, nil)
+	reclaims = prometheus.NewDesc("takt_node_bandwidth_reclaimed_total", "How often the kernel was made to count anew, and what was lost came back.", nil, nil)
+
 	claimThreads   = prometheus.NewDesc("takt_reservation_threads", "Threads that hold a reservation of the request.", ofClaim, nil)
 	claimFree      = prometheus.NewDesc("takt_reservation_free", "Reservations of the request that no thread holds.", ofClaim, nil)
 	claimLeftOut   = prometheus.NewDesc("takt_reservation_left_out_threads", "Threads whose names match the request and that found no reservation left.", ofClaim, nil)
@@ -85,7 +90,7 @@ func (m *metrics) hook(name string) (end func()) {
 // Describe implements prometheus.Collector.
 func (m *metrics) Describe(to chan<- *prometheus.Desc) {
 	for _, desc := range []*prometheus.Desc{
-		coreBound, coreTaken, coreHealth, tardiness, claimThreads, claimFree, claimLeftOut, claimCPU, claimSamples, claimExhausted, claimRestored, claimNarrowed, claimUnpinned, claimRevived,
+		coreBound, coreTaken, coreHealth, tardiness, admitted, outside, lost, reclaims, claimThreads, claimFree, claimLeftOut, claimCPU, claimSamples, claimExhausted, claimRestored, claimNarrowed, claimUnpinned, claimRevived,
 	} {
 		to <- desc
 	}
@@ -116,6 +121,12 @@ func (m *metrics) Collect(to chan<- prometheus.Metric) {
 		gauge(coreTaken, float64(consumed[cpu.ID]), strconv.Itoa(cpu.ID))
 	}
 	gauge(tardiness, n.tardiness())
+	if n.drift.admitted > 0 && !n.drift.unreadable {
+		gauge(admitted, float64(n.drift.admitted))
+		gauge(outside, float64(n.drift.strangers))
+		gauge(lost, float64(n.drift.lost))
+		counter(reclaims, float64(n.drift.reclaimed))
+	}
 	n.mu.Unlock()
 	for _, c := range n.runningContainers() {
 		c.mu.Lock()

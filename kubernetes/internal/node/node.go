@@ -55,6 +55,7 @@ type Node struct {
 
 	mu         sync.Mutex
 	offer      inventory.Offer
+	drift      drift
 	claims     map[types.UID]*prepared
 	containers map[string]*container
 	// holders are the containers that hold a request, by key.
@@ -116,6 +117,7 @@ func (n *Node) serve(ctx context.Context, logger klog.Logger) error {
 	}
 	background.Go(func() { n.serveGate(ctx, gate) })
 	background.Go(func() { n.watch(ctx) })
+	background.Go(func() { n.check(ctx) })
 	background.Go(func() { n.status.run(ctx) })
 	if n.config.Listen != "" {
 		server, err := n.listenHTTP()
@@ -256,11 +258,13 @@ func (n *Node) publishOrders(ctx context.Context, to publisher) {
 	}
 }
 
+// deviceOrder is what of a pool changes: the order of its devices, and what they have to give.
 func deviceOrder(pool resourceslice.Pool) []string {
 	order := []string{}
 	for _, slice := range pool.Slices {
 		for _, device := range slice.Devices {
-			order = append(order, device.Name)
+			capacity := device.Capacity[reservation.Bandwidth].Value
+			order = append(order, device.Name+" "+capacity.String())
 		}
 	}
 	return order

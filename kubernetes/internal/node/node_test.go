@@ -212,7 +212,7 @@ func TestNoContainerTakesAReservationThatIsNotItsOwn(t *testing.T) {
 	}{
 		"another pod":     {"thief", env, "reserved for pod pod"},
 		"an unknown one":  {"pod", []string{mark + "nobody/cpu"}, "not prepared on this node"},
-		"another request": {"pod", []string{mark + string(claim.UID) + "/gpu"}, "has no request"},
+		"another request": {"pod", []string{mark + string(claim.UID) + "/gpu"}, "has none of that name"},
 		"nonsense":        {"pod", []string{mark + "x"}, "is not a reservation"},
 	} {
 		if _, err := s.create(tc.pod, "main", "idle", tc.env); err == nil || !strings.Contains(err.Error(), tc.want) {

@@ -207,7 +207,7 @@ func (n *Node) admit(ctx context.Context, pod Pod, ctr *api.Container, creating 
 		}
 		n.mu.Unlock()
 		if !found {
-			return nil, fmt.Errorf("claim %s has no request %q: does the container set %s* itself?", uid, request, grantVariable)
+			return nil, refuse(codeNotPrepared, "the container names request %q of claim %s, which has none of that name: variables %s* are set by this agent alone, leave them out of the container", request, uid, grantVariable)
 		}
 		c.grants = append(c.grants, grant)
 	}
@@ -244,8 +244,8 @@ func (n *Node) take(c *container, creating bool) (former []*container, known *co
 		// kubelet that ends between creating and starting one never returns to it.
 		follows := creating && holder.pod.UID == c.pod.UID && holder.name == c.name
 		if !follows && holder.alive() {
-			return nil, nil, fmt.Errorf("the reservation %s is held by container %s of pod %s: a request is for one container at a time, give each its own request or claim",
-				grant.Key, holder.name, holder.pod.Name)
+			return nil, nil, refuse(codeShared, "%s is held by container %s of pod %s: a request is for one container at a time, give each its own request or claim",
+				grant, holder.name, holder.pod.Name)
 		}
 		former = append(former, holder)
 	}
@@ -267,7 +267,7 @@ func (n *Node) belongs(ctx context.Context, pod Pod, uid types.UID) error {
 	}
 	n.mu.Unlock()
 	if record == nil {
-		return fmt.Errorf("claim %s is not prepared on this node: the kubelet will try again", uid)
+		return refuse(codeNotPrepared, "claim %s is not prepared on this node: the kubelet will try again; a container that sets %s* itself never has a reservation", uid, grantVariable)
 	}
 	if record.Pods[0].UID == pod.UID {
 		return nil
@@ -279,14 +279,14 @@ func (n *Node) belongs(ctx context.Context, pod Pod, uid types.UID) error {
 		return fmt.Errorf("cannot see whom claim %s is reserved for: %w", record.Name, err)
 	}
 	if now.UID != uid || pod.Namespace != record.Namespace {
-		return fmt.Errorf("claim %s/%s is not of pod %s/%s", record.Namespace, record.Name, pod.Namespace, pod.Name)
+		return refuse(codeShared, "claim %s/%s is not of pod %s/%s", record.Namespace, record.Name, pod.Namespace, pod.Name)
 	}
 	fresh, err := newRecord(now, n.name, n.limits)
 	if err != nil {
 		return err
 	}
 	if fresh.Pods[0].UID != pod.UID {
-		return fmt.Errorf("claim %s is reserved for pod %s: a reservation is one pod's at a time, use a ResourceClaimTemplate to give each its own",
+		return refuse(codeShared, "claim %s is reserved for pod %s: a reservation is one pod's at a time, use a ResourceClaimTemplate to give each its own",
 			record.Name, fresh.Pods[0].Name)
 	}
 	if err := n.records.write(fresh); err != nil {

@@ -84,7 +84,7 @@ func (r *Record) grant(request string) (enforce.Grant, bool) {
 		if q.Name != request {
 			continue
 		}
-		g := enforce.Grant{Key: key(r.Claim, q.Name), Parameters: q.Parameters}
+		g := enforce.Grant{Key: key(r.Claim, q.Name), Name: fmt.Sprintf("request %s of claim %s", q.Name, r.Name), Parameters: q.Parameters}
 		for _, device := range q.Devices {
 			g.Cores = append(g.Cores, device.CPU)
 		}
@@ -272,7 +272,7 @@ func newRecord(claim *resourceapi.ResourceClaim, pool string, limits reservation
 		}
 	}
 	if claim.Status.Allocation == nil {
-		return r, fmt.Errorf("claim %s/%s is not allocated", claim.Namespace, claim.Name)
+		return r, refuse(codeAllocation, "claim %s/%s is not allocated", claim.Namespace, claim.Name)
 	}
 	byRequest := map[string]*Request{}
 	var order []string
@@ -281,11 +281,11 @@ func newRecord(claim *resourceapi.ResourceClaim, pool string, limits reservation
 			continue
 		}
 		if result.AdminAccess != nil && *result.AdminAccess {
-			return r, fmt.Errorf("request %q has admin access, which reserves nothing: leave adminAccess out", result.Request)
+			return r, refuse(codeAllocation, "request %q has admin access, which reserves nothing: leave adminAccess out", result.Request)
 		}
 		cpu, err := nodeDevice(result.Device)
 		if err != nil {
-			return r, err
+			return r, refuse(codeAllocation, "%w", err)
 		}
 		q := byRequest[result.Request]
 		if q == nil {
@@ -295,14 +295,14 @@ func newRecord(claim *resourceapi.ResourceClaim, pool string, limits reservation
 		}
 		for _, other := range q.Devices {
 			if other.CPU == cpu {
-				return r, fmt.Errorf("request %q was allocated CPU %d twice", result.Request, cpu)
+				return r, refuse(codeAllocation, "request %q was allocated CPU %d twice", result.Request, cpu)
 			}
 		}
 		consumed := result.ConsumedCapacity[reservation.Bandwidth]
 		q.Devices = append(q.Devices, Device{Pool: result.Pool, Name: result.Device, ShareID: result.ShareID, CPU: cpu, PPM: consumed.Value()})
 	}
 	if len(order) == 0 {
-		return r, fmt.Errorf("claim %s/%s has no device of %s on this node", claim.Namespace, claim.Name, reservation.Driver)
+		return r, refuse(codeAllocation, "claim %s/%s has no device of %s on this node", claim.Namespace, claim.Name, reservation.Driver)
 	}
 	for _, name := range order {
 		q := byRequest[name]
@@ -317,12 +317,12 @@ func newRecord(claim *resourceapi.ResourceClaim, pool string, limits reservation
 			}
 		}
 		if err != nil {
-			return r, fmt.Errorf("request %q: %w", name, err)
+			return r, refuse(codeParameters, "request %q: %w", name, err)
 		}
 		r.Requests[len(r.Requests)-1].Parameters = *parameters
 	}
 	if len(r.Pods) == 0 {
-		return r, errors.New("the claim is reserved for no pod: a reservation is one pod's, use a ResourceClaimTemplate rather than a claim of a group")
+		return r, refuse(codeShared, "the claim is reserved for no pod: a reservation is one pod's, use a ResourceClaimTemplate rather than a claim of a group")
 	}
 	return r, nil
 }

@@ -140,19 +140,9 @@ func Bound(root string) (int64, error) {
 	if runtime >= 0 {
 		bound = runtime * reservation.WholeCore / period
 	}
-	var taken int64
-	for _, server := range servers {
-		share, readable := shareOf(root, server.name)
-		if !readable {
-			since, err := atLeast(root, server.major, server.minor)
-			if err != nil {
-				return 0, err
-			}
-			if since && (server.feature == "" || exists(filepath.Join(root, server.feature))) {
-				share = serverShare
-			}
-		}
-		taken += share
+	taken, err := ServersShare(root)
+	if err != nil {
+		return 0, err
 	}
 	if bound -= taken; bound <= 0 {
 		return 0, fmt.Errorf("the kernel admits no reservation: kernel.sched_rt_runtime_us is %d of %d, its own servers take %d ppm: raise the former",

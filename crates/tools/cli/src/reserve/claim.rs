@@ -15,7 +15,8 @@ use crate::output::{Form, print_json, write_text};
 const HELP: &str = "\
 Q, P and m go to the driver cpu.takt.dev; the capacity that the scheduler sets aside on each of the m
 cores is 1000000 * Q / P (or / D), rounded up. A claim is one reservation, which outlives its pods; of
-a template every pod has a claim of its own. With --image a pod that uses it is written too.
+a template every pod has a claim of its own. With --image a pod that uses it is written too,
+which requests as much CPU as it reserves.
 
 Examples:
   takt reserve claim --runtime 2ms --period 10ms --cores 2
@@ -72,6 +73,14 @@ pub struct Claim {
     /// Write a pod too, which runs this image with the reservation
     #[arg(long)]
     image: Option<String>,
+    /// Memory of that pod's container: with as much CPU as it reserves it is a Guaranteed pod
+    #[arg(
+        long,
+        value_name = "QUANTITY",
+        default_value = "128Mi",
+        requires = "image"
+    )]
+    memory: String,
     /// File to write; without it standard output
     #[arg(long, short, value_name = "FILE", default_value = "-")]
     output: PathBuf,
@@ -278,6 +287,9 @@ impl Claim {
     }
 
     fn pod(&self, image: &str) -> Value {
+        // What is reserved is requested, too: the scheduler counts the two apart.
+        let milli = (self.bandwidth() * u128::from(self.cores)).div_ceil(1_000);
+        let needs = json!({"cpu": format!("{milli}m"), "memory": self.memory});
         let source = match self.template {
             true => "resourceClaimTemplateName",
             false => "resourceClaimName",
@@ -291,7 +303,7 @@ impl Claim {
                 "containers": [{
                     "name": self.name,
                     "image": image,
-                    "resources": {"claims": [{"name": "reservation"}]},
+                    "resources": {"claims": [{"name": "reservation"}], "requests": needs, "limits": needs},
                 }],
             },
         })

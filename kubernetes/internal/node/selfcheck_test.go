@@ -1,0 +1,128 @@
+package node
+
+import (
+	"context"
+	"os"
+	"os/exec"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/takt-dev/takt/kubernetes/internal/sched"
+)
+
+// debugfs is where the agent looks for it, for as long as the test runs.
+func debugfs(t *testing.T) {
+	t.Helper()
+	if _, err := os.Stat("/sys/kernel/debug/sched"); err == nil {
+		return
+	}
+	if err := unix.Mount("none", "/sys/kernel/debug", "debugfs", 0, ""); err != nil {
+		t.Skipf("needs debugfs: %v", err)
+	}
+	t.Cleanup(func() { unix.Unmount("/sys/kernel/debug", unix.MNT_DETACH) })
+	if _, err := sched.Admitted("/", 0); err != nil {
+		t.Skip(err)
+	}
+}
+
+func (s *site) drift() drift {
+	s.agent.mu.Lock()
+	defer s.agent.mu.Unlock()
+	return s.agent.drift
+}
+
+func (s *site) capacities() []int64 {
+	s.agent.mu.Lock()
+	defer s.agent.mu.Unlock()
+	return slices.Clone(s.agent.offer.Capacities)
+}
+
+// toldNode are the node's own events.
+func (s *site) toldNode(reason string) []string { return s.events.of(nodeName, reason) }
+
+func TestBandwidthThatNoThreadHasIsFoundAndReclaimed(t *testing.T) {
+	s := newSite(t)
+	debugfs(t)
+	if s.agent.checkOnce(context.Background(), 0); s.drift().unreadable {
+		t.Skip("the kernel does not say what it has admitted")
+	}
+	if _, err := os.Stat("/sys/fs/cgroup/cpuset/cpuset.sched_relax_domain_level"); err != nil {
+		t.Skip("needs the cpuset controller of cgroup v1")
+	}
+	b := s.reserved("pod", "idle")
+	if err := b.gate(); err != nil {
+		t.Fatal(err)
+	}
+	// A thread that is taken out of SCHED_DEADLINE while it sleeps, later than the end of its period, takes
+	// its bandwidth with it, and gets it again: each time the kernel counts it once more.
+	before := s.drift().reclaimed
+	for s.drift().reclaimed == before {
+		time.Sleep(30 * time.Millisecond) // longer than its period
+		if err := sched.Set(b.cmd.Process.Pid, sched.Attr{Policy: sched.Other}); err != nil {
+			t.Fatal(err)
+		}
+		s.until("it is restored", func() bool { return b.policy() == reserved })
+		s.agent.checkOnce(context.Background(), 0)
+	}
+	if told := s.toldNode(reasonReclaimed); len(told) == 0 || !strings.Contains(told[0], "counted anew") {
+		t.Errorf("the node is told %q", told)
+	}
+	s.agent.checkOnce(context.Background(), 0)
+	if got := s.drift().lost; got != 0 {
+		t.Errorf("%d ppm are still lost", got)
+	}
+	// What is held is counted on.
+	if now, err := s.agent.beyond(); err != nil || now < -checkSlack {
+		t.Errorf("the kernel counts %d ppm less than is held, %v", -now, err)
+	}
+	if b.policy() != reserved {
+		t.Errorf("the container has %+v", b.policy())
+	}
+}
+
+func TestThreadsOutsideOfAllClaimsTakeFromWhatIsPublished(t *testing.T) {
+	s := newSite(t)
+	debugfs(t)
+	if s.agent.checkOnce(context.Background(), 0); s.drift().unreadable {
+		t.Skip("the kernel does not say what it has admitted")
+	}
+	before := s.capacities()
+	sum := func(all []int64) (sum int64) {
+		for _, one := range all {
+			sum += one
+		}
+		return sum
+	}
+	runtime.LockOSThread() // Pdeathsig is of the thread that forks
+	stranger := exec.Command("sleep", "1000")
+	stranger.SysProcAttr = &unix.SysProcAttr{Pdeathsig: unix.SIGKILL}
+	if err := stranger.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer stranger.Process.Kill()
+	if err := sched.Set(stranger.Process.Pid, sched.Attr{Policy: sched.Deadline, Runtime: 4_000_000, Deadline: 20_000_000, Period: 20_000_000}); err != nil {
+		t.Fatal(err)
+	}
+	s.agent.checkOnce(context.Background(), 0)
+	s.agent.checkOnce(context.Background(), 0)
+	if got := s.drift().strangers; got < 199_000 {
+		t.Errorf("strangers have %d ppm", got)
+	}
+	if less := sum(before) - sum(s.capacities()); less < 199_000 {
+		t.Errorf("%d ppm less are published", less)
+	}
+	if told := s.toldNode(reasonStrangers); len(told) == 0 || !strings.Contains(told[len(told)-1], `"sleep"`) {
+		t.Errorf("the node is told %q", told)
+	}
+	stranger.Process.Kill()
+	stranger.Wait()
+	s.until("what it had is published again", func() bool {
+		s.agent.checkOnce(context.Background(), 0)
+		return sum(s.capacities()) > sum(before)-100_000
+	})
+}
