@@ -1,6 +1,8 @@
 //! What the applications behind a listening socket may do, and how streams map to datapaths.
 
 use std::ops::RangeInclusive;
+use std::path::Path;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
 
 use takt_datapath::{Capabilities, DatapathKind};
@@ -28,10 +30,17 @@ pub struct Policy {
     pub bytes_per_second: u64,
     /// Most bytes of a session's arena.
     pub memory: usize,
+    /// Most bytes of the arenas of all its sessions together.
+    pub total_memory: usize,
     /// Most sessions at a time.
     pub sessions: usize,
-    /// Most sources and sinks of a session.
+    /// Most sources, and as many sinks, of a session.
     pub endpoints: usize,
+    /// Most sources and sinks of all its sessions together.
+    pub total_endpoints: usize,
+    /// Most descriptors of the runtime's process that its sessions need together: four each, and two for each
+    /// sink with a descriptor to wait on.
+    pub descriptors: usize,
     /// Its place in a network, from which it may send frames.
     pub endpoint: Option<Endpoint>,
     /// EtherTypes of frames that it may send from there besides IP. Those that control a link never leave.
@@ -49,12 +58,39 @@ impl Default for Policy {
             messages_per_second: 0,
             bytes_per_second: 0,
             memory: 256 << 20,
+            total_memory: half_of_memory(),
             sessions: 256,
             endpoints: 256,
+            total_endpoints: 4096,
+            descriptors: 2048,
             endpoint: None,
             ether_types: Vec::new(),
         }
     }
+}
+
+/// Half of what this process may use of the machine's memory: the bound of its cgroups, or all there is. Read
+/// once.
+pub fn half_of_memory() -> usize {
+    static HALF: OnceLock<usize> = OnceLock::new();
+    *HALF.get_or_init(|| usable_memory() / 2)
+}
+
+fn usable_memory() -> usize {
+    let machine = rustix::system::sysinfo();
+    let there = (machine.totalram as usize).saturating_mul((machine.mem_unit as usize).max(1));
+    // Its own cgroup as a container sees it, or as the host does: the tightest bound on the way up holds.
+    let own = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let own = own.lines().find_map(|line| line.strip_prefix("0::"));
+    let root = Path::new("/sys/fs/cgroup");
+    let place = root.join(own.unwrap_or("/").trim_start_matches('/'));
+    place
+        .ancestors()
+        .take_while(|directory| directory.starts_with(root))
+        .filter_map(|directory| std::fs::read_to_string(directory.join("memory.max")).ok())
+        // "max": no bound there.
+        .filter_map(|text| text.trim().parse().ok())
+        .fold(there, usize::min)
 }
 
 impl Policy {

@@ -194,8 +194,14 @@ pub struct ListenerStatus {
     pub mode: u32,
     /// Rights of those who attach there.
     pub policy: Policy,
-    /// Sessions at the moment.
+    /// Sessions at the moment, with those that are not attached yet and those that have ended and are not released.
     pub sessions: usize,
+    /// Bytes of their arenas.
+    pub memory: usize,
+    /// Their sources and sinks.
+    pub endpoints: usize,
+    /// Descriptors of the runtime's process that they need.
+    pub descriptors: usize,
     /// Connections refused so far.
     pub refused: u64,
 }

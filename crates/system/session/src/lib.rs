@@ -23,6 +23,26 @@ use std::fmt;
 
 use sha2::{Digest, Sha256};
 
+/// A name that somebody else chose, fit for logs and terminals: what would move a cursor, hide text or turn its
+/// direction is written as an escape.
+pub fn printable(name: &str) -> String {
+    let mut printed = String::with_capacity(name.len());
+    for character in name.chars() {
+        match character {
+            // Marks of direction, and what has no width.
+            '\u{200b}'..='\u{200f}'
+            | '\u{2028}'..='\u{202e}'
+            | '\u{2060}'..='\u{2069}'
+            | '\u{feff}' => {
+                printed.extend(character.escape_unicode());
+            }
+            _ if character.is_control() => printed.extend(character.escape_default()),
+            _ => printed.push(character),
+        }
+    }
+    printed
+}
+
 /// The version of protocol and layout. A runtime refuses any other, naming both.
 pub const PROTOCOL_VERSION: u16 = 1;
 
@@ -121,5 +141,14 @@ mod tests {
             let error = ChannelId::named(text).expect_err(text).to_string();
             assert!(error.contains(problem), "{error}");
         }
+    }
+
+    #[test]
+    fn a_name_moves_no_cursor_and_turns_no_direction() {
+        assert_eq!(printable("Presse 3 – süd"), "Presse 3 – süd");
+        assert_eq!(
+            printable("a\u{1b}[2J\r\nready\u{9b}\u{202e}x"),
+            "a\\u{1b}[2J\\r\\nready\\u{9b}\\u{202e}x"
+        );
     }
 }

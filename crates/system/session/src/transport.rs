@@ -105,6 +105,54 @@ pub fn receive(socket: impl AsFd, wait: bool) -> io::Result<Option<Packet>> {
     Ok(Some(Packet { bytes, descriptors }))
 }
 
+/// Receives one packet that may carry no descriptors, without waiting. `None` at the end of the connection.
+///
+/// For the runtime, which asks applications for none. One that was sent all the same never becomes this
+/// process's: the packet is looked at first, and left in the socket. To close a stranger's descriptor can take
+/// as long as it likes (SO_LINGER), and whoever receives it closes it, also where it finds no room.
+///
+/// # Errors
+/// The kernel's; `WouldBlock` if there is none; `InvalidData` for a packet with descriptors, which stays in the
+/// socket: close that where waiting hurts nobody; `InvalidData` for one longer than a message may be.
+pub fn receive_bytes(socket: impl AsFd) -> io::Result<Option<Vec<u8>>> {
+    let mut bytes = vec![0; MAX_MESSAGE_BYTES];
+    let mut look = || {
+        rustix::io::retry_on_intr(|| {
+            rustix::net::recvmsg(
+                &socket,
+                &mut [IoSliceMut::new(&mut bytes)],
+                &mut RecvAncillaryBuffer::default(),
+                RecvFlags::PEEK | RecvFlags::DONTWAIT,
+            )
+        })
+    };
+    let seen = match look() {
+        // As in `receive`.
+        Err(rustix::io::Errno::CONNRESET) => look()?,
+        result => result?,
+    };
+    if seen.flags.contains(ReturnFlags::CTRUNC) {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            "packet with descriptors, of which applications send none",
+        ));
+    }
+    let (_, length) = rustix::io::retry_on_intr(|| {
+        rustix::net::recv(&socket, &mut bytes[..], RecvFlags::DONTWAIT)
+    })?;
+    if seen.flags.contains(ReturnFlags::TRUNC) {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            format!("packet longer than {MAX_MESSAGE_BYTES} bytes"),
+        ));
+    }
+    if length == 0 {
+        return Ok(None);
+    }
+    bytes.truncate(length);
+    Ok(Some(bytes))
+}
+
 /// A new socket of the protocol's kind, close-on-exec.
 ///
 /// # Errors
@@ -133,6 +181,8 @@ pub fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsRawFd;
+
     use super::*;
 
     #[test]
@@ -156,6 +206,46 @@ mod tests {
         let packet = receive(&b, true).expect("receive").expect("packet");
         assert_eq!(packet.bytes, b"the reason");
         assert!(receive(&b, true).expect("end").is_none());
+    }
+
+    #[test]
+    fn descriptors_that_nobody_asked_for_stay_where_they_are() {
+        let (a, b) = pair().expect("socketpair");
+        send(&a, b"plain", &[], true).expect("send");
+        let many: Vec<BorrowedFd<'_>> = (0..MAX_DESCRIPTORS).map(|_| a.as_fd()).collect();
+        send(&a, b"unasked", &many, true).expect("send");
+        assert_eq!(
+            receive_bytes(&b).expect("receive").expect("packet"),
+            b"plain"
+        );
+        for _ in 0..2 {
+            let refused = receive_bytes(&b).expect_err("descriptors");
+            assert_eq!(refused.kind(), io::ErrorKind::InvalidData);
+        }
+        assert_eq!(descriptors_of(&a), 1);
+        drop(receive(&b, false).expect("receive").expect("packet"));
+        assert_eq!(
+            receive_bytes(&b).expect_err("nothing").kind(),
+            io::ErrorKind::WouldBlock
+        );
+        send(&a, &vec![1; MAX_MESSAGE_BYTES + 1], &[], true).expect("send");
+        assert_eq!(
+            receive_bytes(&b).expect_err("too long").kind(),
+            io::ErrorKind::InvalidData
+        );
+        drop(a);
+        assert!(receive_bytes(&b).expect("end").is_none());
+    }
+
+    /// How many descriptors of this process lead to the same socket.
+    fn descriptors_of(socket: &OwnedFd) -> usize {
+        let own = format!("/proc/self/fd/{}", socket.as_raw_fd());
+        let own = std::fs::read_link(own).expect("a link");
+        std::fs::read_dir("/proc/self/fd")
+            .expect("descriptors")
+            .filter_map(|entry| std::fs::read_link(entry.ok()?.path()).ok())
+            .filter(|link| *link == own)
+            .count()
     }
 
     #[test]

@@ -125,7 +125,7 @@ fn of_listener(listener: &ListenerConfig, out: &mut String) -> std::fmt::Result 
     };
     writeln!(
         out,
-        "listener   {} mode {:04o}: tenant {}, write {}, read {}, classes {}, {} messages/s, {} bytes/s, memory {}, {} sessions of {} endpoints",
+        "listener   {} mode {:04o}: tenant {}, write {}, read {}, classes {}, {} messages/s, {} bytes/s, memory {} of {} in all, {} sessions of {} endpoints, {} in all, with {} descriptors",
         listener.path.display(),
         listener.mode,
         policy.identity,
@@ -142,7 +142,10 @@ fn of_listener(listener: &ListenerConfig, out: &mut String) -> std::fmt::Result 
         ),
         rate(policy.bytes_per_second, policy.bytes_per_second.to_string()),
         ByteSize(policy.memory as u64),
+        ByteSize(policy.total_memory as u64),
         policy.sessions,
         policy.endpoints,
+        policy.total_endpoints,
+        policy.descriptors,
     )
 }

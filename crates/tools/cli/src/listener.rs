@@ -85,6 +85,16 @@ struct Set {
     /// Most sources and sinks of each session
     #[arg(long, value_name = "N", default_value_t = 256)]
     endpoints: u32,
+    /// Most shared memory of all sessions together; half of what the daemon may use where left out
+    #[arg(long, value_name = "SIZE", value_parser = written::<Bytes>)]
+    total_memory: Option<Bytes>,
+    /// Most sources and sinks of all sessions together
+    #[arg(long, value_name = "N", default_value_t = 4096)]
+    total_endpoints: u32,
+    /// Most descriptors of the daemon that all sessions need together: four each, and two for each sink with
+    /// a descriptor to wait on
+    #[arg(long, value_name = "N", default_value_t = 2048)]
+    descriptors: u32,
     /// The network that the tenant has an endpoint in, from which it may send frames
     #[arg(long, value_name = "NETWORK", requires = "mac")]
     network: Option<String>,
@@ -198,6 +208,9 @@ impl Set {
             memory_bytes: self.memory.0,
             sessions: self.sessions,
             endpoints: self.endpoints,
+            total_memory_bytes: self.total_memory.map_or(0, |Bytes(bytes)| bytes),
+            total_endpoints: self.total_endpoints,
+            descriptors: self.descriptors,
             endpoint: self.network.map(|network| proto::Endpoint {
                 network,
                 mac: self.mac.unwrap_or_default(),

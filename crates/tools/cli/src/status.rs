@@ -529,6 +529,9 @@ pub fn listeners(listeners: &[ListenerStatus]) -> String {
         ("ENDPOINTS", Align::Right),
         ("NETWORK", Align::Left),
         ("SESSIONS", Align::Right),
+        ("ALL MEMORY", Align::Right),
+        ("ALL ENDPOINTS", Align::Right),
+        ("DESCRIPTORS", Align::Right),
         ("REFUSED", Align::Right),
     ];
     let limit = |value: u64, text: String| if value == 0 { "-".to_owned() } else { text };
@@ -572,6 +575,13 @@ pub fn listeners(listeners: &[ListenerStatus]) -> String {
                 }
             },
             format!("{} of {}", status.sessions, listener.sessions),
+            format!(
+                "{} of {}",
+                size(status.memory_bytes),
+                size(listener.total_memory_bytes)
+            ),
+            format!("{} of {}", status.endpoints, listener.total_endpoints),
+            format!("{} of {}", status.descriptors, listener.descriptors),
             status.refused.to_string(),
         ]
     });

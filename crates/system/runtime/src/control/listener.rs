@@ -1,15 +1,19 @@
 //! Listening sockets: who may attach, and with which rights.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use rustix::net::{SocketAddrUnix, SocketFlags};
 use takt_session::{ErrorCode, Failure};
 use takt_wire::ethernet::MacAddress;
 
+use super::account::{Account, Charge};
+use super::credentials::Credentials;
+use super::log_budget::{LogBudget, Verdict};
 use super::session::Session;
 use super::{Control, Token};
 use crate::config::ListenerConfig;
@@ -19,6 +23,14 @@ use crate::policy::{Policy, Rates};
 const BACKLOG: i32 = 64;
 /// Numbers of tenants from here on are of those who come by no listener.
 pub(super) const FIRST_WITHOUT: u32 = 1 << 31;
+/// Connections accepted on one socket before others are looked at.
+const BURST: usize = 16;
+/// How long a socket is left alone on which nothing can be accepted for now.
+const PAUSE: Duration = Duration::from_millis(100);
+/// Ended sessions and refused connections of a tenant that may wait to be let go.
+const MOST_PENDING: usize = 256;
+/// Descriptors that are kept from tenants: for operators, metrics, ports, logs.
+const RESERVE: usize = 128;
 
 /// Why a listening socket cannot be opened.
 #[derive(Debug, thiserror::Error)]
@@ -61,6 +73,11 @@ pub struct Listener {
     /// What all its sessions may send together.
     pub rates: Arc<Rates>,
     pub refused: u64,
+    /// What its sessions hold.
+    pub account: Arc<Account>,
+    log: LogBudget,
+    /// Nothing is accepted until then.
+    paused_until: Option<Duration>,
     socket: OwnedFd,
 }
 
@@ -85,7 +102,11 @@ impl Listener {
             Ok(found) if !found.file_type().is_socket() => return Err(ListenError::NoSocket(path)),
             Ok(_) => {
                 let probe = takt_session::transport::socket().map_err(failed("probe"))?;
-                if rustix::net::connect(&probe, &address).is_ok() {
+                rustix::io::ioctl_fionbio(&probe, true).map_err(|e| failed("probe")(e.into()))?;
+                // EAGAIN: somebody listens, and has more to accept than it can.
+                if let Ok(()) | Err(rustix::io::Errno::AGAIN) =
+                    rustix::net::connect(&probe, &address)
+                {
                     return Err(ListenError::InUse(path));
                 }
                 std::fs::remove_file(&path).map_err(failed("remove the stale socket"))?;
@@ -105,6 +126,9 @@ impl Listener {
             policy,
             rates,
             refused: 0,
+            account: Arc::default(),
+            log: LogBudget::default(),
+            paused_until: None,
             socket,
         })
     }
@@ -183,6 +207,8 @@ impl Control {
         if let Some(listener) = self.listeners.remove(&id) {
             listener.unlink();
             self.end_senders_of_frames(&listener.policy);
+            // What waits to be accepted goes with it.
+            self.reaper.release(id, listener);
         }
         true
     }
@@ -236,71 +262,114 @@ impl Control {
     }
 
     pub(super) fn accept(&mut self, id: u32) {
-        while let Some(listener) = self.listeners.get(&id) {
+        for _ in 0..BURST {
+            // Who floods the socket waits for what it has left behind, and nobody else does.
+            if self.reaper.pending(id) >= MOST_PENDING {
+                return self.pause(id);
+            }
+            let Some(listener) = self.listeners.get_mut(&id) else {
+                return;
+            };
             let socket = match rustix::net::accept_with(&listener.socket, SocketFlags::CLOEXEC) {
                 Ok(socket) => socket,
-                Err(rustix::io::Errno::AGAIN) => return,
+                Err(rustix::io::Errno::AGAIN | rustix::io::Errno::CONNABORTED) => return,
                 Err(error) => {
-                    tracing::warn!(path = %listener.config.path.display(), %error, "cannot accept an application");
-                    return;
-                }
-            };
-            let policy = listener.policy.clone();
-            let refusal = match rustix::net::sockopt::socket_peercred(&socket) {
-                Ok(peer) => {
-                    let uid = peer.uid.as_raw();
-                    let there = self
-                        .sessions
-                        .values()
-                        // Those that left are bounded by `leave`.
-                        .filter(|s| Arc::ptr_eq(&s.policy, &policy) && s.leaving_until.is_none())
-                        .count();
-                    if !policy.uids.is_empty() && !policy.uids.contains(&uid) {
-                        Some(Failure::new(
-                            ErrorCode::NotPermitted,
-                            format!(
-                                "user {uid} may not attach as tenant `{}`: ask the operator to extend `uids`",
-                                policy.identity
-                            ),
-                        ))
-                    } else if there >= policy.sessions {
-                        Some(Failure::new(
-                            ErrorCode::Limit,
-                            format!(
-                                "tenant `{}` has {there} sessions, its limit: close some, or ask the operator to raise `sessions`",
-                                policy.identity
-                            ),
-                        ))
-                    } else {
-                        None
+                    if self.may_log(id) {
+                        let path = self
+                            .listeners
+                            .get(&id)
+                            .map(|l| l.config.path.display().to_string());
+                        tracing::warn!(path, %error, "cannot accept an application: trying again soon");
                     }
+                    return self.pause(id);
                 }
-                Err(error) => Some(Failure::new(
-                    ErrorCode::System,
-                    format!("cannot tell who connects: {error}"),
-                )),
             };
-            if let Some(failure) = refusal {
-                if let Some(listener) = self.listeners.get_mut(&id) {
-                    listener.refused += 1;
-                }
-                super::serve::end_connection(&socket, &failure);
-                continue;
+            let (policy, account) = (listener.policy.clone(), listener.account.clone());
+            let tenant = (id, listener.rates.clone());
+            let admitted = Credentials::of(&socket)
+                .map_err(|error| {
+                    Failure::new(
+                        ErrorCode::System,
+                        format!("cannot tell who connects: {error}"),
+                    )
+                })
+                .and_then(|peer| {
+                    check_user(peer.uid, &policy)?;
+                    check_descriptors(&socket)?;
+                    Ok((peer, Charge::session(&account, &policy)?))
+                });
+            let refusal = match admitted {
+                Ok((peer, charge)) => match self.admit(socket, peer, policy, tenant, charge) {
+                    Ok(()) => continue,
+                    Err((socket, error)) => {
+                        let text = format!("cannot take the application: {error}");
+                        (socket, Failure::new(ErrorCode::System, text))
+                    }
+                },
+                Err(failure) => (socket, failure),
+            };
+            let (socket, failure) = refusal;
+            if let Some(listener) = self.listeners.get_mut(&id) {
+                listener.refused += 1;
             }
-            if let Err(error) = self.admit(socket, policy, Some(id)) {
-                tracing::warn!(%error, "cannot take an application");
+            super::serve::end_connection(&socket, &failure);
+            self.reaper.release(id, socket);
+        }
+    }
+
+    /// Leaves a listening socket alone for a while.
+    fn pause(&mut self, id: u32) {
+        let until = self.now() + PAUSE;
+        if let Some(listener) = self.listeners.get_mut(&id) {
+            let _ = rustix::event::epoll::delete(&self.strangers, &listener.socket);
+            listener.paused_until = Some(until);
+            self.next_tick = self.next_tick.min(until);
+        }
+    }
+
+    /// Looks at paused sockets again whose time has come.
+    pub(super) fn resume_listeners(&mut self, now: Duration) {
+        let mut next = Duration::MAX;
+        let mut resumed = Vec::new();
+        for (&id, listener) in &self.listeners {
+            match listener.paused_until {
+                Some(until) if now >= until => resumed.push(id),
+                Some(until) => next = next.min(until),
+                None => {}
+            }
+        }
+        for id in resumed {
+            let Some(listener) = self.listeners.get(&id) else {
+                continue;
+            };
+            let watched = self.watch(listener.socket.as_fd(), Token::Listener(id));
+            let again = watched.is_err().then(|| now + PAUSE);
+            next = next.min(again.unwrap_or(Duration::MAX));
+            if let Some(listener) = self.listeners.get_mut(&id) {
+                listener.paused_until = again;
+            }
+        }
+        self.next_tick = self.next_tick.min(next);
+    }
+
+    /// Whether a tenant may write another line to the log.
+    pub(super) fn may_log(&mut self, tenant: u32) -> bool {
+        let now = self.now();
+        let Some(listener) = self.listeners.get_mut(&tenant) else {
+            return true;
+        };
+        match listener.log.ask(now) {
+            Verdict::LeaveOut => false,
+            Verdict::Write(0) => true,
+            Verdict::Write(left_out) => {
+                tracing::info!(identity = %listener.policy.identity, left_out, "lines about this tenant's applications were left out");
+                true
             }
         }
     }
 
-    /// Which tenant those are who come by a listener, and what they may send together. Those who come by none
-    /// are one for each name.
-    fn tenant_of(&mut self, listener: Option<u32>, policy: &Policy) -> (u32, Arc<Rates>) {
-        if let Some(id) = listener
-            && let Some(listener) = self.listeners.get(&id)
-        {
-            return (id, listener.rates.clone());
-        }
+    /// Which tenant those are who come by no listener, one for each name, and what they may send together.
+    fn tenant_without(&mut self, policy: &Policy) -> (u32, Arc<Rates>) {
         let mut without = self.sessions.values().filter(|s| s.tenant >= FIRST_WITHOUT);
         if let Some(known) = without.find(|s| s.policy.identity == policy.identity) {
             return (known.tenant, known.rates.clone());
@@ -309,28 +378,38 @@ impl Control {
         (self.next_without, Arc::new(Rates::new(policy)))
     }
 
-    /// Takes a connected application; it attaches by its first request.
-    pub(super) fn admit(
+    /// Takes an application of this very process: its end needs no watching.
+    pub(super) fn admit_embedded(&mut self, socket: OwnedFd, policy: Policy) -> io::Result<()> {
+        let charge = Charge::session(&Arc::default(), &policy)
+            .map_err(|failure| io::Error::other(failure.message))?;
+        let peer = Credentials {
+            process: None,
+            ..Credentials::of(&socket)?
+        };
+        let tenant = self.tenant_without(&policy);
+        self.admit(socket, peer, Arc::new(policy), tenant, charge)
+            .map_err(|(_, error)| error)
+    }
+
+    /// Takes a connected application; it attaches by its first request. On failure the socket is given back.
+    fn admit(
         &mut self,
         socket: OwnedFd,
+        peer: Credentials,
         policy: Arc<Policy>,
-        listener: Option<u32>,
-    ) -> io::Result<()> {
-        let peer = rustix::net::sockopt::socket_peercred(&socket)?;
-        // The embedded form's application is this very process: its end needs no watching.
-        let pidfd = match listener {
-            Some(_) => {
-                rustix::process::pidfd_open(peer.pid, rustix::process::PidfdFlags::empty()).ok()
-            }
-            None => None,
-        };
-        let id = self.next_session;
-        self.next_session = self.next_session.wrapping_add(1).max(1);
-        self.watch(socket.as_fd(), Token::Session(id))?;
-        if let Some(pidfd) = &pidfd {
-            self.watch(pidfd, Token::Process(id))?;
+        (tenant, rates): (u32, Arc<Rates>),
+        charge: Charge,
+    ) -> Result<(), (OwnedFd, io::Error)> {
+        let id = self.next_id();
+        if let Err(error) = self.watch(socket.as_fd(), Token::Session(id)) {
+            return Err((socket, error));
         }
-        let (tenant, rates) = self.tenant_of(listener, &policy);
+        if let Some(process) = &peer.process
+            && let Err(error) = self.watch(process, Token::Process(id))
+        {
+            let _ = rustix::event::epoll::delete(&self.strangers, &socket);
+            return Err((socket, error));
+        }
         let lane = (0..self.lanes.len())
             .min_by_key(|&lane| self.lanes[lane].sessions)
             .unwrap_or(0);
@@ -338,9 +417,9 @@ impl Control {
         let session = Session {
             id: id.into(),
             socket,
-            pidfd,
-            pid: peer.pid.as_raw_nonzero().get(),
-            uid: peer.uid.as_raw(),
+            process: peer.process,
+            pid: peer.pid,
+            uid: peer.uid,
             name: String::new(),
             policy,
             tenant,
@@ -357,9 +436,51 @@ impl Control {
             opening_sinks: Vec::new(),
             closing_sources: Vec::new(),
             closing_sinks: Vec::new(),
+            charge,
         };
         self.sessions.insert(id, session);
         self.next_tick = self.next_tick.min(self.now() + super::ATTACH_WITHIN);
         Ok(())
     }
+
+    /// A number for a session: one that no session has, also when all have been used once.
+    fn next_id(&mut self) -> u32 {
+        loop {
+            let id = self.next_session;
+            self.next_session = self.next_session.wrapping_add(1).max(1);
+            if !self.sessions.contains_key(&id) {
+                return id;
+            }
+        }
+    }
+}
+
+fn check_user(uid: u32, policy: &Policy) -> Result<(), Failure> {
+    if policy.uids.is_empty() || policy.uids.contains(&uid) {
+        return Ok(());
+    }
+    Err(Failure::new(
+        ErrorCode::NotPermitted,
+        format!(
+            "user {uid} may not attach as tenant `{}`: ask the operator to extend `uids`",
+            policy.identity
+        ),
+    ))
+}
+
+/// Keeps a reserve of the process's descriptors: the kernel gives out the lowest that is free, so the number of a
+/// new one tells how many are in use, at least.
+fn check_descriptors(socket: &OwnedFd) -> Result<(), Failure> {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    let Some(limit) = limit else { return Ok(()) };
+    let number = u64::try_from(socket.as_raw_fd()).unwrap_or_default();
+    if number + (RESERVE as u64) < limit {
+        return Ok(());
+    }
+    Err(Failure::new(
+        ErrorCode::Limit,
+        format!(
+            "the runtime has used its {limit} descriptors but for a reserve: ask the operator to raise LimitNOFILE of its unit, or to lower `descriptors` of listeners"
+        ),
+    ))
 }

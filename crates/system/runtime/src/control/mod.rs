@@ -4,22 +4,26 @@
 //! protocol, keeps the lanes' tables up to date and answers operators. It may block, allocate and lock;
 //! lanes never wait for it.
 
+mod account;
+mod credentials;
 mod host;
 mod listener;
+mod log_budget;
 mod networks;
 mod quality;
+mod reaper;
 mod routes;
 mod schedules;
 mod serve;
 mod session;
 mod start;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
 use rustix::event::epoll;
@@ -44,6 +48,7 @@ pub use crate::config::ListenerConfig;
 pub use listener::ListenError;
 use listener::Listener;
 pub use networks::StationError;
+use reaper::Reaper;
 use routes::Routes;
 pub use schedules::ScheduleError;
 use session::Session;
@@ -55,8 +60,18 @@ const ATTACH_WITHIN: Duration = Duration::from_secs(5);
 const FOLLOW_EVERY: Duration = Duration::from_secs(1);
 /// How soon again, where the kernel reports changes.
 const FOLLOW_SOONEST: Duration = Duration::from_millis(50);
-/// Datagrams of the peering protocol taken in one go.
+/// Datagrams of the peering protocol taken in one turn of the loop.
 const PEERING_BURST: usize = 256;
+/// Questions of operators answered in one turn.
+const JOB_BURST: usize = 64;
+/// Events of lanes taken in one turn.
+const EVENT_BURST: usize = 1024;
+/// How long applications are served in one turn before peers, operators and what is due are looked at.
+const SERVE_FOR: Duration = Duration::from_millis(5);
+/// Applications with news that are taken note of at a time.
+const READY: usize = 64;
+/// How often a lane that was asked is looked at for its answer.
+const LOOK_AGAIN: Duration = Duration::from_millis(1);
 
 /// A lane as the control thread knows it.
 struct LaneInfo {
@@ -81,6 +96,8 @@ struct PortInfo {
 enum Token {
     Wake,
     Peering,
+    /// Some application: which of them, `strangers` says.
+    Strangers,
     Listener(u32),
     Session(u32),
     Process(u32),
@@ -94,6 +111,7 @@ impl Token {
             Token::Listener(value) => (2, value),
             Token::Session(value) => (3, value),
             Token::Process(value) => (4, value),
+            Token::Strangers => (5, 0),
         };
         (kind << 32) | u64::from(value)
     }
@@ -106,6 +124,7 @@ impl Token {
             2 => Token::Listener(value),
             3 => Token::Session(value),
             4 => Token::Process(value),
+            5 => Token::Strangers,
             _ => return None,
         })
     }
@@ -120,6 +139,12 @@ pub struct Control {
     /// How good it is, as last told.
     clock_status: Option<ClockStatus>,
     epoll: OwnedFd,
+    /// Listeners, sessions and their processes: an epoll instance of their own, so that however many of them
+    /// have news, the others in `epoll` are seen in every turn.
+    strangers: OwnedFd,
+    /// Those that had news and are still to be served, in turn.
+    ready: VecDeque<Token>,
+    reaper: Reaper,
     wake: Arc<OwnedFd>,
     events: Receiver<Event>,
     jobs: Receiver<Job>,
@@ -145,7 +170,10 @@ pub struct Control {
     ended: BTreeMap<String, (u64, SessionReading)>,
     /// Per channel: the counters of each lane that knows it.
     channels: BTreeMap<u64, Vec<(usize, Arc<ChannelCounters>)>>,
-    /// What channels counted on lanes that have forgotten them, while others or sessions remain.
+    /// Sinks have come or gone since peers were last told which channels are wanted.
+    wants_changed: bool,
+    /// Sinks that their lanes deliver to, whose applications are still to be told: session and sink.
+    opened_sinks: Vec<(u32, usize)>,
     next_tick: Duration,
     next_follow: Duration,
     drain: Option<Drain>,
@@ -194,6 +222,26 @@ impl Drop for Runtime {
 pub struct RuntimeHandle {
     jobs: Sender<Job>,
     wake: Arc<OwnedFd>,
+    lanes: Arc<[LaneHandle]>,
+}
+
+/// What did not answer in time: it hangs, or its core is somebody else's.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unresponsive {
+    /// The runtime has stopped.
+    #[error(transparent)]
+    Stopped(#[from] Stopped),
+    /// The control thread.
+    #[error("the control thread has not answered for {0:?}")]
+    Control(Duration),
+    /// These lanes.
+    #[error("lanes {lanes:?} have not answered for {within:?}")]
+    Lanes {
+        /// Their numbers.
+        lanes: Vec<usize>,
+        /// How long they had.
+        within: Duration,
+    },
 }
 
 /// The runtime has stopped.
@@ -219,6 +267,40 @@ impl RuntimeHandle {
         self.jobs.send(job).map_err(|_| Stopped)?;
         self.wake();
         receiver.recv().map_err(|_| Stopped)
+    }
+
+    /// Asks the control thread and every lane whether they are at work, and waits for their answers. Returns as
+    /// soon as all have answered.
+    ///
+    /// # Errors
+    /// [`Unresponsive`]: who has not answered `within` this time.
+    pub fn heartbeat(&self, within: Duration) -> Result<(), Unresponsive> {
+        let deadline = Instant::now() + within;
+        let asked: Vec<u64> = self.lanes.iter().map(LaneHandle::ask).collect();
+        let (sender, receiver) = channel();
+        let job: Job = Box::new(move |_| {
+            // The asker may have given up.
+            let _ = sender.send(());
+        });
+        self.jobs.send(job).map_err(|_| Stopped)?;
+        self.wake();
+        match receiver.recv_timeout(within) {
+            Ok(()) => {}
+            Err(RecvTimeoutError::Disconnected) => return Err(Stopped.into()),
+            Err(RecvTimeoutError::Timeout) => return Err(Unresponsive::Control(within)),
+        }
+        loop {
+            let silent = self.lanes.iter().zip(&asked).enumerate();
+            let silent = silent.filter(|(_, (lane, asked))| lane.answered() < **asked);
+            let lanes: Vec<usize> = silent.map(|(at, _)| at).collect();
+            if lanes.is_empty() {
+                return Ok(());
+            }
+            if Instant::now() >= deadline {
+                return Err(Unresponsive::Lanes { lanes, within });
+            }
+            std::thread::sleep(LOOK_AGAIN);
+        }
     }
 
     /// The runtime as a whole.
@@ -352,7 +434,7 @@ impl RuntimeHandle {
     pub fn connect(&self, policy: Policy) -> Result<std::io::Result<OwnedFd>, Stopped> {
         self.ask(move |c| {
             let (ours, theirs) = takt_session::transport::pair()?;
-            c.admit(ours, Arc::new(policy), None)?;
+            c.admit_embedded(ours, policy)?;
             Ok(theirs)
         })
     }
@@ -375,38 +457,32 @@ impl Control {
     }
 
     fn run(mut self) {
-        let mut events: Vec<epoll::Event> = Vec::with_capacity(64);
+        let mut events: Vec<epoll::Event> = Vec::with_capacity(READY);
         while !self.stop.load(Ordering::Acquire) {
-            let wait = self
-                .next_tick
-                .saturating_sub(self.now())
-                .max(Duration::from_millis(1));
-            let timeout = rustix::time::Timespec {
-                tv_sec: wait.as_secs() as i64,
-                tv_nsec: i64::from(wait.subsec_nanos()),
+            let wait = match self.ready.is_empty() {
+                true => self
+                    .next_tick
+                    .saturating_sub(self.now())
+                    .max(Duration::from_millis(1)),
+                false => Duration::ZERO,
             };
-            events.clear();
-            let ready = epoll::wait(
-                &self.epoll,
-                rustix::buffer::spare_capacity(&mut events),
-                Some(&timeout),
-            );
-            if let Err(error) = ready
-                && error != rustix::io::Errno::INTR
-            {
+            if let Err(error) = wait_for(&self.epoll, &mut events, wait) {
                 tracing::error!(%error, "control thread cannot wait for events");
                 break;
             }
-            for event in &events {
-                let data = event.data;
-                if let Some(token) = Token::unpack(data.u64()) {
-                    self.ready(token);
+            for token in tokens(&events) {
+                match token {
+                    Token::Wake => self.jobs(),
+                    Token::Peering => self.receive_peering(),
+                    Token::Strangers => self.look_at_strangers(),
+                    Token::Listener(_) | Token::Session(_) | Token::Process(_) => {}
                 }
             }
             self.lane_events();
             if self.now() >= self.next_tick {
                 self.tick();
             }
+            self.serve_strangers();
         }
         let mut outbox = Outbox::new();
         self.peering.leave(&mut outbox);
@@ -414,38 +490,76 @@ impl Control {
         for listener in self.listeners.values() {
             listener.unlink();
         }
-        let ids: Vec<u32> = self.sessions.keys().copied().collect();
-        for id in ids {
-            self.say_ended(id, &Failure::from(ErrorCode::ShuttingDown));
+        for (id, session) in std::mem::take(&mut self.sessions) {
+            serve::end_connection(&session.socket, &Failure::from(ErrorCode::ShuttingDown));
+            tracing::debug!(session = id, "told that the runtime stops");
+            self.reaper.release(session.tenant, session);
+        }
+        for (id, listener) in std::mem::take(&mut self.listeners) {
+            self.reaper.release(id, listener);
         }
     }
 
-    fn ready(&mut self, token: Token) {
-        match token {
-            Token::Wake => {
-                let mut count = [0u8; 8];
-                let _ = rustix::io::read(&*self.wake, &mut count);
-                while let Ok(job) = self.jobs.try_recv() {
-                    job(self);
-                }
-                if self.host.take_changed() {
-                    let soonest = self
-                        .next_follow
-                        .saturating_sub(FOLLOW_EVERY - FOLLOW_SOONEST);
-                    self.next_follow = self.next_follow.min(soonest);
-                    self.next_tick = self.next_tick.min(self.next_follow);
-                }
-            }
-            Token::Peering => self.receive_peering(),
-            Token::Listener(id) => self.accept(id),
-            Token::Session(id) => self.serve(id),
-            Token::Process(id) => self.end_session(id, None),
+    fn jobs(&mut self) {
+        let mut count = [0u8; 8];
+        let _ = rustix::io::read(&*self.wake, &mut count);
+        if self.host.take_changed() {
+            let soonest = self
+                .next_follow
+                .saturating_sub(FOLLOW_EVERY - FOLLOW_SOONEST);
+            self.next_follow = self.next_follow.min(soonest);
+            self.next_tick = self.next_tick.min(self.next_follow);
         }
+        for _ in 0..JOB_BURST {
+            match self.jobs.try_recv() {
+                Ok(job) => job(self),
+                Err(_) => return,
+            }
+        }
+        self.look_again();
+    }
+
+    /// There is more for [`Token::Wake`] than one turn takes.
+    fn look_again(&self) {
+        let _ = rustix::io::write(&*self.wake, &1u64.to_ne_bytes());
+    }
+
+    /// Notes which applications have news, unless those noted before are still to be served.
+    fn look_at_strangers(&mut self) {
+        if !self.ready.is_empty() {
+            return;
+        }
+        let mut events: Vec<epoll::Event> = Vec::with_capacity(READY);
+        match wait_for(&self.strangers, &mut events, Duration::ZERO) {
+            Ok(()) => self.ready.extend(tokens(&events)),
+            Err(error) => tracing::error!(%error, "cannot tell which applications have news"),
+        }
+    }
+
+    /// Serves applications in turn, for a while.
+    fn serve_strangers(&mut self) {
+        let until = self.now() + SERVE_FOR;
+        while let Some(token) = self.ready.pop_front() {
+            match token {
+                Token::Listener(id) => self.accept(id),
+                Token::Session(id) => self.serve(id),
+                Token::Process(id) => self.end_session(id, None),
+                Token::Wake | Token::Peering | Token::Strangers => {}
+            }
+            if self.now() >= until {
+                break;
+            }
+        }
+        self.publish_changes();
     }
 
     fn watch(&self, fd: impl AsFd, token: Token) -> std::io::Result<()> {
+        let epoll = match token {
+            Token::Wake | Token::Peering | Token::Strangers => &self.epoll,
+            Token::Listener(_) | Token::Session(_) | Token::Process(_) => &self.strangers,
+        };
         epoll::add(
-            &self.epoll,
+            epoll,
             fd,
             epoll::EventData::new_u64(token.pack()),
             epoll::EventFlags::IN,
@@ -454,12 +568,19 @@ impl Control {
     }
 
     fn lane_events(&mut self) {
-        while let Ok(event) = self.events.try_recv() {
+        for taken in 0.. {
+            if taken == EVENT_BURST {
+                self.look_again();
+                break;
+            }
+            let Ok(event) = self.events.try_recv() else {
+                break;
+            };
             match event {
                 Event::SessionFailed { session, failure } => {
                     self.end_session(session as u32, Some(failure))
                 }
-                Event::SessionRemoved(removed) => self.forget_session(removed.id as u32),
+                Event::SessionRemoved(removed) => self.session_removed(removed),
                 Event::SourceClosed {
                     session, source, ..
                 } => self.source_closed(session as u32, source),
@@ -491,6 +612,7 @@ impl Control {
                 }
             }
         }
+        self.publish_changes();
         self.check_drain();
     }
 
@@ -535,6 +657,8 @@ impl Control {
             self.end_session(id, Some(Failure::new(ErrorCode::TimedOut, text)));
         }
         self.end_overdue(now);
+        self.reaper.tidy();
+        self.resume_listeners(now);
         if let Some(drain) = &self.drain {
             self.next_tick = self
                 .next_tick
@@ -567,6 +691,18 @@ impl Control {
             if let Some(lane) = self.lanes.get(lane) {
                 lane.handle.send(command);
             }
+        }
+    }
+
+    /// Tells who asked for sinks that they have them, and peers and sibling lanes which channels are wanted here:
+    /// once for all that has changed in a turn.
+    fn publish_changes(&mut self) {
+        if !std::mem::take(&mut self.wants_changed) {
+            return;
+        }
+        self.publish_subscriptions();
+        for (id, sink) in std::mem::take(&mut self.opened_sinks) {
+            self.answer_opened(id, sink);
         }
     }
 
@@ -763,19 +899,47 @@ impl Control {
     fn listener_status(&self) -> Vec<ListenerStatus> {
         self.listeners
             .values()
-            .map(|l| ListenerStatus {
-                path: l.config.path.clone(),
-                mode: l.config.mode,
-                policy: (*l.policy).clone(),
-                sessions: self
-                    .sessions
-                    .values()
-                    .filter(|s| Arc::ptr_eq(&s.policy, &l.policy))
-                    .count(),
-                refused: l.refused,
+            .map(|l| {
+                let held = l.account.usage();
+                ListenerStatus {
+                    path: l.config.path.clone(),
+                    mode: l.config.mode,
+                    policy: (*l.policy).clone(),
+                    sessions: held.sessions,
+                    memory: held.memory,
+                    endpoints: held.endpoints,
+                    descriptors: held.descriptors,
+                    refused: l.refused,
+                }
             })
             .collect()
     }
+}
+
+/// Waits for events of `epoll`, or for `within`.
+fn wait_for(
+    epoll: &OwnedFd,
+    events: &mut Vec<epoll::Event>,
+    within: Duration,
+) -> Result<(), rustix::io::Errno> {
+    let timeout = rustix::time::Timespec {
+        tv_sec: within.as_secs() as i64,
+        tv_nsec: i64::from(within.subsec_nanos()),
+    };
+    events.clear();
+    let room = rustix::buffer::spare_capacity(events);
+    match epoll::wait(epoll, room, Some(&timeout)) {
+        Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+/// Whose news these are.
+fn tokens(events: &[epoll::Event]) -> impl Iterator<Item = Token> {
+    events.iter().filter_map(|event| {
+        let data = event.data;
+        Token::unpack(data.u64())
+    })
 }
 
 fn session_status(session: &Session) -> SessionStatus {

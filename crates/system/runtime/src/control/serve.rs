@@ -9,11 +9,13 @@ use takt_session::message::{Envelope, Reply, Request};
 use takt_session::{ErrorCode, Failure, Qos, transport};
 
 use super::Control;
+use super::account::Usage;
 use super::session::{OpeningSink, Session, Stream};
+use crate::lane::session::LaneSession;
 use crate::lane::{Command, SourceTarget};
 
 /// Requests answered for one application before others are looked at.
-const BURST: usize = 16;
+const BURST: usize = 4;
 
 impl Control {
     /// Reads and answers what an application has asked.
@@ -25,9 +27,9 @@ impl Control {
             if session.ending {
                 return;
             }
-            match transport::receive(&session.socket, false) {
-                Ok(Some(packet)) => {
-                    let envelope = match Envelope::<Request>::decode(&packet.bytes) {
+            match transport::receive_bytes(&session.socket) {
+                Ok(Some(bytes)) => {
+                    let envelope = match Envelope::<Request>::decode(&bytes) {
                         Ok(envelope) => envelope,
                         Err(error) => return self.end_session(id, Some(error.into())),
                     };
@@ -115,13 +117,18 @@ impl Control {
                 };
                 let (reply, descriptors, lane_session) =
                     session.attach(name, tx_bytes, rx_bytes, &limits)?;
-                tracing::info!(session = id, name = %session.name, identity = %session.policy.identity, pid = session.pid, "application attached");
                 handle.send(Command::AddSession(lane_session));
+                let (name, identity) = (session.name.clone(), session.policy.identity.clone());
+                let (tenant, pid) = (session.tenant, session.pid);
+                if self.may_log(tenant) {
+                    tracing::info!(session = id, %name, %identity, pid, "application attached");
+                }
                 Ok(Some((reply, Vec::from(descriptors))))
             }
             Request::OpenStream(qos) => {
                 let (reply, warning) = self.open_stream(id, qos)?;
-                if !warning.is_empty() {
+                let tenant = self.sessions.get(&id).map(|session| session.tenant);
+                if !warning.is_empty() && tenant.is_some_and(|tenant| self.may_log(tenant)) {
                     tracing::info!(session = id, %warning, "stream did not get what it asked for");
                 }
                 Ok(Some((reply, Vec::new())))
@@ -213,7 +220,7 @@ impl Control {
                 } else {
                     (None, None)
                 };
-                let (sink, block) = session.add_sink(stream, channel, depth)?;
+                let (sink, block) = session.add_sink(stream, channel, depth, notify_fd)?;
                 handle.send(Command::AddSink {
                     session: id.into(),
                     sink,
@@ -286,7 +293,7 @@ impl Control {
                         session: id.into(),
                         sink: at,
                     });
-                    self.publish_subscriptions();
+                    self.wants_changed = true;
                 }
                 Ok(None)
             }
@@ -346,13 +353,18 @@ impl Control {
             }
         }
         session.streams[stream as usize] = None;
-        self.publish_subscriptions();
+        self.wants_changed = true;
         Ok(())
     }
 
     /// The lane delivers to a new sink.
     pub(super) fn sink_opened(&mut self, id: u32, sink: usize) {
-        self.publish_subscriptions();
+        self.wants_changed = true;
+        self.opened_sinks.push((id, sink));
+    }
+
+    /// Tells an application that it has a sink: peers know by now.
+    pub(super) fn answer_opened(&mut self, id: u32, sink: usize) {
         let Some(session) = self.sessions.get_mut(&id) else {
             return;
         };
@@ -360,6 +372,7 @@ impl Control {
             return;
         };
         let opening = session.opening_sinks.swap_remove(at);
+
         let reply = Reply::SinkOpened {
             sink: sink as u32,
             block: opening.block,
@@ -415,22 +428,25 @@ impl Control {
         if std::mem::replace(&mut session.ending, true) {
             return;
         }
-        let (name, identity, attached, left) = (
+        let (name, identity, attached, tenant, left) = (
             session.name.clone(),
             session.policy.identity.clone(),
             session.arena.is_some(),
+            session.tenant,
             reason.is_none(),
         );
-        match &reason {
-            Some(failure) => {
-                tracing::warn!(session = id, %name, %identity, reason = %failure, "session ended by the runtime");
-            }
-            None => tracing::info!(session = id, %name, %identity, "application left"),
-        }
         // No more news from it: its descriptors would stay readable.
-        let _ = rustix::event::epoll::delete(&self.epoll, &session.socket);
-        if let Some(pidfd) = &session.pidfd {
-            let _ = rustix::event::epoll::delete(&self.epoll, pidfd);
+        let _ = rustix::event::epoll::delete(&self.strangers, &session.socket);
+        if let Some(process) = &session.process {
+            let _ = rustix::event::epoll::delete(&self.strangers, process);
+        }
+        if self.may_log(tenant) {
+            match &reason {
+                Some(failure) => {
+                    tracing::warn!(session = id, %name, %identity, reason = %failure, "session ended by the runtime");
+                }
+                None => tracing::info!(session = id, %name, %identity, "application left"),
+            }
         }
         if let Some(failure) = reason {
             self.say_ended(id, &failure);
@@ -440,7 +456,7 @@ impl Control {
             (true, true) => self.leave(id),
             (true, false) => self.remove_session(id),
         }
-        self.publish_subscriptions();
+        self.wants_changed = true;
     }
 
     /// The application has left: its lane sends what it had emitted, for a while. A tenant has as many
@@ -451,6 +467,11 @@ impl Control {
             return;
         };
         session.leaving_until = Some(until);
+        // It takes no place of the tenant's any more; what it holds counts on.
+        session.charge.subtract(Usage {
+            sessions: 1,
+            ..Usage::default()
+        });
         let policy = session.policy.clone();
         let lane = &self.lanes[session.lane].handle;
         lane.send(Command::LeaveSession(id.into()));
@@ -490,6 +511,14 @@ impl Control {
     }
 
     /// Nothing of the session is left on its lane.
+    pub(super) fn session_removed(&mut self, removed: Box<LaneSession>) {
+        let id = removed.id as u32;
+        if let Some(session) = self.sessions.get(&id) {
+            self.reaper.release(session.tenant, removed);
+        }
+        self.forget_session(id);
+    }
+
     pub(super) fn forget_session(&mut self, id: u32) {
         // A session that its lane ended by itself says why in an event before this one.
         if let Some(session) = self.sessions.remove(&id) {
@@ -504,6 +533,7 @@ impl Control {
                 *ended += 1;
                 *counters += session.counters.read();
             }
+            self.reaper.release(session.tenant, session);
         }
     }
 }
@@ -530,13 +560,17 @@ fn take_matching(list: &mut Vec<(usize, u32)>, endpoint: usize) -> Vec<u32> {
 }
 
 /// A sink's notification: the lane sends a byte, the application polls and drains. A datagram socket,
-/// because sending can be told not to wait whatever the other side does to its end.
+/// because sending can be told not to wait whatever the other side does to its end. The lane's end takes
+/// nothing: the lane closes it, and what an application had put into it, descriptors among it, would be closed
+/// with it.
 fn notify_pair() -> std::io::Result<(OwnedFd, OwnedFd)> {
-    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
-    Ok(socketpair(
+    use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, shutdown, socketpair};
+    let (ours, theirs) = socketpair(
         AddressFamily::UNIX,
         SocketType::DGRAM,
         SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
         None,
-    )?)
+    )?;
+    shutdown(&ours, Shutdown::Read)?;
+    Ok((ours, theirs))
 }

@@ -9,9 +9,11 @@ use takt_session::layout::{
     MAGIC_OFFSET, MAX_DEPTH, SinkBlock, SourceBlock, VERSION_OFFSET,
 };
 use takt_session::message::Reply;
+use takt_session::printable;
 use takt_session::{ChannelId, ErrorCode, Failure, PROTOCOL_VERSION, Qos};
-use takt_shm::{Arena, Buddy, CHUNK, LaneBellHost, RingLayout};
+use takt_shm::{Arena, Buddy, CHUNK, LaneBellHost, RingError, RingLayout};
 
+use super::account::{Charge, Usage};
 use crate::config::Limits;
 use crate::counters::SessionCounters;
 use crate::lane::session::{LaneSession, SessionParts};
@@ -29,7 +31,8 @@ pub struct Session {
     pub id: u64,
     pub socket: OwnedFd,
     /// Becomes readable when the process dies, whatever it has left open elsewhere.
-    pub pidfd: Option<OwnedFd>,
+    pub process: Option<OwnedFd>,
+    /// 0: outside this process's PID namespace.
     pub pid: i32,
     pub uid: u32,
     pub name: String,
@@ -55,6 +58,8 @@ pub struct Session {
     /// Requests to close that the lane has not answered: request number by endpoint.
     pub closing_sources: Vec<(usize, u32)>,
     pub closing_sinks: Vec<(usize, u32)>,
+    /// What its tenant is charged for it. The last field: it ends when all else is released.
+    pub charge: Charge,
 }
 
 /// What exists once the application has attached.
@@ -89,8 +94,20 @@ pub struct Endpoint {
     /// Its channel; none for a source of frames.
     pub channel: Option<ChannelId>,
     chunk: u32,
+    /// Descriptors of this process that it needs.
+    descriptors: usize,
     /// The application has closed it; the lane has not let go yet.
     pub closing: bool,
+}
+
+impl Endpoint {
+    fn usage(&self) -> Usage {
+        Usage {
+            endpoints: 1,
+            descriptors: self.descriptors,
+            ..Usage::default()
+        }
+    }
 }
 
 fn refuse(code: ErrorCode, message: String) -> Failure {
@@ -149,6 +166,11 @@ impl Session {
                 ),
             ));
         }
+        let memory = Usage {
+            memory: map.total(),
+            ..Usage::default()
+        };
+        self.charge.add(&self.policy, memory)?;
         let system = |what: &str, error: &dyn std::fmt::Display| {
             refuse(ErrorCode::System, format!("cannot {what}: {error}"))
         };
@@ -184,7 +206,7 @@ impl Session {
             rates: self.rates.clone(),
             counters: self.counters.clone(),
         }));
-        self.name = name;
+        self.name = printable(&name);
         self.arena = Some(AttachedArena {
             arena,
             map,
@@ -275,26 +297,11 @@ impl Session {
             stream,
             channel,
             chunk,
+            descriptors: 0,
             closing: false,
         };
-        let limit = self.policy.endpoints;
-        match cleared {
-            Ok(()) => match insert(&mut self.sources, endpoint, limit) {
-                Some(at) => return Ok((at, block)),
-                None => self.free(chunk),
-            },
-            Err(error) => {
-                self.free(chunk);
-                return Err(refuse(
-                    ErrorCode::System,
-                    format!("cannot lay out the rings: {error}"),
-                ));
-            }
-        }
-        Err(refuse(
-            ErrorCode::Limit,
-            format!("the session has {limit} sources, its limit: close some"),
-        ))
+        let at = self.place(endpoint, cleared, |session| &mut session.sources, "sources")?;
+        Ok((at, block))
     }
 
     /// Allocates and clears a sink's rings; returns its number and where they are.
@@ -303,6 +310,7 @@ impl Session {
         stream: u32,
         channel: ChannelId,
         depth: u32,
+        notify: bool,
     ) -> Result<(usize, SinkBlock), Failure> {
         self.policy.check_read(channel)?;
         self.stream(stream)?;
@@ -321,32 +329,52 @@ impl Session {
             stream,
             channel: Some(channel),
             chunk,
+            // Both ends of the pair: the application's until it is sent.
+            descriptors: if notify { 2 } else { 0 },
             closing: false,
         };
-        let limit = self.policy.endpoints;
-        match cleared {
-            Ok(()) => match insert(&mut self.sinks, endpoint, limit) {
-                Some(at) => return Ok((at, block)),
-                None => self.free(chunk),
-            },
-            Err(error) => {
-                self.free(chunk);
-                return Err(refuse(
-                    ErrorCode::System,
-                    format!("cannot lay out the rings: {error}"),
-                ));
-            }
+        let at = self.place(endpoint, cleared, |session| &mut session.sinks, "sinks")?;
+        Ok((at, block))
+    }
+
+    /// Gives an endpoint its number, and charges the tenant for it; or frees its rings.
+    fn place(
+        &mut self,
+        endpoint: Endpoint,
+        cleared: Result<(), RingError>,
+        list: impl Fn(&mut Self) -> &mut Vec<Option<Endpoint>>,
+        what: &str,
+    ) -> Result<usize, Failure> {
+        let (limit, usage) = (self.policy.endpoints, endpoint.usage());
+        let system = |error| {
+            refuse(
+                ErrorCode::System,
+                format!("cannot lay out the rings: {error}"),
+            )
+        };
+        let charged = cleared
+            .map_err(system)
+            .and_then(|()| self.charge.add(&self.policy, usage));
+        let placed = charged.and_then(|()| {
+            insert(list(self), endpoint, limit).ok_or_else(|| {
+                self.charge.subtract(usage);
+                refuse(
+                    ErrorCode::Limit,
+                    format!("the session has {limit} {what}, its limit: close some"),
+                )
+            })
+        });
+        if placed.is_err() {
+            self.free(endpoint.chunk);
         }
-        Err(refuse(
-            ErrorCode::Limit,
-            format!("the session has {limit} sinks, its limit: close some"),
-        ))
+        placed
     }
 
     /// The lane has let go of a source.
     pub fn free_source(&mut self, at: usize) -> Option<Endpoint> {
         let endpoint = self.sources.get_mut(at)?.take()?;
         self.free(endpoint.chunk);
+        self.charge.subtract(endpoint.usage());
         Some(endpoint)
     }
 
@@ -354,6 +382,7 @@ impl Session {
     pub fn free_sink(&mut self, at: usize) -> Option<Endpoint> {
         let endpoint = self.sinks.get_mut(at)?.take()?;
         self.free(endpoint.chunk);
+        self.charge.subtract(endpoint.usage());
         Some(endpoint)
     }
 

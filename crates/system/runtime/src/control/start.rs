@@ -1,6 +1,6 @@
 //! Brings a runtime up: ports, lanes, sockets, threads; undoes everything if one fails.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -16,6 +16,7 @@ use takt_datapath::{Datapath, OpenError, PortRequest};
 use super::host::Host;
 use super::listener::ListenError;
 use super::networks::Network;
+use super::reaper::Reaper;
 use super::routes::Routes;
 use super::{Control, LaneInfo, PortInfo, Runtime, RuntimeHandle, Token};
 use crate::config::{Config, LaneConfig};
@@ -241,6 +242,9 @@ fn start(
         incarnation: node,
         started: Instant::now(),
         epoll: epoll::create(epoll::CreateFlags::CLOEXEC).map_err(std::io::Error::from)?,
+        strangers: epoll::create(epoll::CreateFlags::CLOEXEC).map_err(std::io::Error::from)?,
+        ready: VecDeque::new(),
+        reaper: Reaper::default(),
         wake: wake.clone(),
         events,
         jobs,
@@ -261,6 +265,8 @@ fn start(
         schedules: HashMap::new(),
         ended: BTreeMap::new(),
         channels: BTreeMap::new(),
+        wants_changed: false,
+        opened_sinks: Vec::new(),
         next_tick: Duration::ZERO,
         next_follow: Duration::ZERO,
         drain: None,
@@ -268,6 +274,7 @@ fn start(
     };
     control.watch(wake.as_fd(), Token::Wake)?;
     control.watch(control.socket.as_fd(), Token::Peering)?;
+    control.watch(control.strangers.as_fd(), Token::Strangers)?;
     control.command_all(between);
     for at in 0..control.networks.len() {
         control.publish_network(at);
@@ -305,6 +312,7 @@ fn start(
     let handle = RuntimeHandle {
         jobs: jobs_sender,
         wake,
+        lanes: lane_handles.clone().into(),
     };
     Ok((
         Runtime {

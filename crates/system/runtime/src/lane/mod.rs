@@ -28,7 +28,7 @@ use std::mem::MaybeUninit;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender};
 use std::time::Duration;
 
@@ -205,6 +205,9 @@ pub struct LaneHandle {
 struct Mailbox {
     full: AtomicBool,
     wake: OwnedFd,
+    /// How often the lane was asked whether it is at work, and the last of it that it has seen.
+    asked: AtomicU64,
+    answered: AtomicU64,
 }
 
 impl LaneHandle {
@@ -214,6 +217,19 @@ impl LaneHandle {
         self.mailbox.full.store(true, Ordering::Release); // Partner: `commands` in the lane.
         self.wake();
         sent
+    }
+
+    /// Asks the lane whether it is at work: the number that [`answered`](Self::answered) will reach.
+    pub fn ask(&self) -> u64 {
+        let asked = self.mailbox.asked.fetch_add(1, Ordering::Relaxed) + 1;
+        self.mailbox.full.store(true, Ordering::Release); // Partner: `commands` in the lane.
+        self.wake();
+        asked
+    }
+
+    /// The last question that the lane has answered.
+    pub fn answered(&self) -> u64 {
+        self.mailbox.answered.load(Ordering::Relaxed)
     }
 
     /// Wakes the lane if it sleeps.
@@ -489,6 +505,8 @@ impl Lane {
         let mailbox = Arc::new(Mailbox {
             full: AtomicBool::new(false),
             wake,
+            asked: AtomicU64::new(0),
+            answered: AtomicU64::new(0),
         });
         let (sender, commands) = std::sync::mpsc::channel();
         let mixed = ports
@@ -763,6 +781,8 @@ impl Lane {
 
     #[cold]
     fn commands(&mut self) {
+        let asked = self.mailbox.asked.load(Ordering::Relaxed);
+        self.mailbox.answered.store(asked, Ordering::Relaxed);
         for _ in 0..MOST_COMMANDS {
             match self.commands.try_recv() {
                 Ok(command) => self.command(command),

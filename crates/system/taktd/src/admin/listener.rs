@@ -57,8 +57,14 @@ pub fn from_message(
             0 => defaults.memory,
             bytes => Written(Bytes(bytes)),
         },
+        total_memory: match message.total_memory_bytes {
+            0 => defaults.total_memory,
+            bytes => Some(Written(Bytes(bytes))),
+        },
         sessions: or(message.sessions, defaults.sessions),
         endpoints: or(message.endpoints, defaults.endpoints),
+        total_endpoints: or(message.total_endpoints, defaults.total_endpoints),
+        descriptors: or(message.descriptors, defaults.descriptors),
         endpoint: message.endpoint.map(endpoint).transpose()?,
     };
     check_listener(&written)?;
@@ -145,6 +151,9 @@ pub fn to_message(status: ListenerStatus) -> proto::ListenerStatus {
             memory_bytes: policy.memory as u64,
             sessions: policy.sessions as u32,
             endpoints: policy.endpoints as u32,
+            total_memory_bytes: policy.total_memory as u64,
+            total_endpoints: policy.total_endpoints as u32,
+            descriptors: policy.descriptors as u32,
             endpoint: policy.endpoint.map(|endpoint| proto::Endpoint {
                 network: endpoint.network,
                 mac: MacAddress(endpoint.mac).to_string(),
@@ -159,6 +168,9 @@ pub fn to_message(status: ListenerStatus) -> proto::ListenerStatus {
         }),
         sessions: status.sessions as u32,
         refused: status.refused,
+        memory_bytes: status.memory as u64,
+        endpoints: status.endpoints as u32,
+        descriptors: status.descriptors as u32,
     }
 }
 
@@ -205,6 +217,9 @@ mod tests {
         config.mode = 0o600;
         config.policy.uids = vec![7];
         config.policy.memory = 64 << 20;
+        config.policy.total_memory = 640 << 20;
+        config.policy.total_endpoints = 77;
+        config.policy.descriptors = 78;
         config.policy.endpoint = Some(takt_session::Endpoint {
             network: "pods".into(),
             mac: [2, 0, 0, 0, 0, 5],
@@ -216,10 +231,17 @@ mod tests {
             mode: config.mode,
             policy: config.policy.clone(),
             sessions: 2,
+            memory: 4,
+            endpoints: 5,
+            descriptors: 6,
             refused: 3,
         };
         let message = to_message(status);
         assert_eq!((message.sessions, message.refused), (2, 3));
+        assert_eq!(
+            (message.memory_bytes, message.endpoints, message.descriptors),
+            (4, 5, 6)
+        );
         let back = from_message(message.listener.expect("set"), Path::new("/x")).expect("good");
         assert_eq!(back, config);
     }

@@ -143,10 +143,16 @@ pub struct Listener {
     pub bytes_per_second: Written<Bytes>,
     /// Most bytes of a session's arena.
     pub memory: Written<Bytes>,
+    /// Most bytes of all its sessions' arenas; left out: half of what the daemon may use.
+    pub total_memory: Option<Written<Bytes>>,
     /// Most sessions at a time.
     pub sessions: usize,
-    /// Most sources and sinks of a session.
+    /// Most sources, and as many sinks, of a session.
     pub endpoints: usize,
+    /// Most sources and sinks of all its sessions.
+    pub total_endpoints: usize,
+    /// Most descriptors of the daemon that its sessions need.
+    pub descriptors: usize,
     /// `[listener.endpoint]`: its place in a network.
     pub endpoint: Option<Endpoint>,
 }
@@ -233,8 +239,11 @@ impl Default for Listener {
             messages_per_second: 0,
             bytes_per_second: Written(Bytes(0)),
             memory: Written(Bytes(256 << 20)),
+            total_memory: None,
             sessions: 256,
             endpoints: 256,
+            total_endpoints: 4096,
+            descriptors: 2048,
             endpoint: None,
         }
     }

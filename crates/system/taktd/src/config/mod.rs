@@ -22,7 +22,7 @@ use takt_runtime::Config;
 use takt_runtime::config::{
     Carrier, Departure, Idle, LaneConfig, Late, Limits, ListenerConfig, NetworkConfig, Station,
 };
-use takt_runtime::policy::{MappingPolicy, Policy};
+use takt_runtime::policy::{MappingPolicy, Policy, half_of_memory};
 use takt_session::Endpoint;
 
 use document::Document;
@@ -240,8 +240,14 @@ pub fn listener(listener: &file::Listener) -> ListenerConfig {
             messages_per_second: listener.messages_per_second,
             bytes_per_second: listener.bytes_per_second.0.0,
             memory: size(listener.memory.0.0),
+            total_memory: match &listener.total_memory {
+                Some(bytes) => size(bytes.0.0),
+                None => half_of_memory(),
+            },
             sessions: listener.sessions,
             endpoints: listener.endpoints,
+            total_endpoints: listener.total_endpoints,
+            descriptors: listener.descriptors,
             endpoint: listener.endpoint.as_ref().map(|endpoint| Endpoint {
                 network: endpoint.network.clone(),
                 mac: endpoint.mac.0.0,

@@ -318,9 +318,23 @@ pub fn listener(index: usize, listener: &Listener, document: &Document<'_>) -> C
             ),
         );
     }
+    if let Some(total) = &listener.total_memory
+        && total.0.0 < LEAST_MEMORY
+    {
+        return fault(
+            document,
+            way!["listener", index, "total_memory"],
+            format!(
+                "one session's arena takes {} MiB at least",
+                LEAST_MEMORY >> 20
+            ),
+        );
+    }
     for (key, value) in [
         ("sessions", listener.sessions),
         ("endpoints", listener.endpoints),
+        ("total_endpoints", listener.total_endpoints),
+        ("descriptors", listener.descriptors),
     ] {
         if value == 0 || value > 1 << 20 {
             return fault(

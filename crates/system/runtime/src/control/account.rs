@@ -1,0 +1,212 @@
+//! What the sessions of a listening socket hold together, and the bounds of that.
+//!
+//! A session is charged for what it takes before it takes it, and the charge ends when the thing is really gone:
+//! released by the [`Reaper`](super::reaper::Reaper), not when the session ended. So a tenant cannot hold more by
+//! ending sessions faster than they can be released.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use takt_session::{ErrorCode, Failure};
+
+use crate::policy::Policy;
+
+/// Descriptors that a session holds from its connection on: its socket, its process, its arena, its doorbell.
+pub const DESCRIPTORS_OF_A_SESSION: usize = 4;
+
+/// An amount of everything that is counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Sessions, also those that have not attached yet, or have ended and are not released yet.
+    pub sessions: usize,
+    /// Bytes of arenas.
+    pub memory: usize,
+    /// Sources and sinks.
+    pub endpoints: usize,
+    /// Descriptors of this process.
+    pub descriptors: usize,
+}
+
+/// What is held at present. Added to by the control thread alone; subtracted from by whoever releases.
+#[derive(Debug, Default)]
+pub struct Account {
+    sessions: AtomicUsize,
+    memory: AtomicUsize,
+    endpoints: AtomicUsize,
+    descriptors: AtomicUsize,
+}
+
+impl Account {
+    /// What is held.
+    pub fn usage(&self) -> Usage {
+        let read = |count: &AtomicUsize| count.load(Ordering::Relaxed);
+        Usage {
+            sessions: read(&self.sessions),
+            memory: read(&self.memory),
+            endpoints: read(&self.endpoints),
+            descriptors: read(&self.descriptors),
+        }
+    }
+
+    fn change(&self, usage: Usage, change: impl Fn(&AtomicUsize, usize)) {
+        change(&self.sessions, usage.sessions);
+        change(&self.memory, usage.memory);
+        change(&self.endpoints, usage.endpoints);
+        change(&self.descriptors, usage.descriptors);
+    }
+}
+
+/// What one session holds of it. Dropped after what it stands for.
+#[derive(Debug)]
+pub struct Charge {
+    account: Arc<Account>,
+    usage: Usage,
+}
+
+impl Charge {
+    /// Charges a new session.
+    ///
+    /// # Errors
+    /// [`ErrorCode::Limit`], naming the bound, the tenant and the remedy.
+    pub fn session(account: &Arc<Account>, policy: &Policy) -> Result<Self, Failure> {
+        let mut charge = Self {
+            account: account.clone(),
+            usage: Usage::default(),
+        };
+        charge.add(
+            policy,
+            Usage {
+                sessions: 1,
+                descriptors: DESCRIPTORS_OF_A_SESSION,
+                ..Usage::default()
+            },
+        )?;
+        Ok(charge)
+    }
+
+    /// Charges more.
+    ///
+    /// # Errors
+    /// [`ErrorCode::Limit`], or [`ErrorCode::NoMemory`]: naming the bound, the tenant and the remedy. Nothing is
+    /// charged then.
+    pub fn add(&mut self, policy: &Policy, more: Usage) -> Result<(), Failure> {
+        let held = self.account.usage();
+        let bounds = [
+            (
+                held.sessions,
+                more.sessions,
+                policy.sessions,
+                "sessions",
+                "sessions",
+                ErrorCode::Limit,
+            ),
+            (
+                held.memory,
+                more.memory,
+                policy.total_memory,
+                "bytes of arenas",
+                "total_memory",
+                ErrorCode::NoMemory,
+            ),
+            (
+                held.endpoints,
+                more.endpoints,
+                policy.total_endpoints,
+                "sources and sinks",
+                "total_endpoints",
+                ErrorCode::Limit,
+            ),
+            (
+                held.descriptors,
+                more.descriptors,
+                policy.descriptors,
+                "descriptors of the runtime",
+                "descriptors",
+                ErrorCode::Limit,
+            ),
+        ];
+        for (held, more, most, what, key, code) in bounds {
+            if more > 0 && held.saturating_add(more) > most {
+                return Err(Failure::new(
+                    code,
+                    format!(
+                        "tenant `{}` has {held} {what} and may have {most}, {more} more are too many: close some, or ask the operator to raise `{key}`",
+                        policy.identity
+                    ),
+                ));
+            }
+        }
+        self.account.change(more, |count, by| {
+            count.fetch_add(by, Ordering::Relaxed);
+        });
+        self.usage.sessions += more.sessions;
+        self.usage.memory += more.memory;
+        self.usage.endpoints += more.endpoints;
+        self.usage.descriptors += more.descriptors;
+        Ok(())
+    }
+
+    /// So much is released already.
+    pub fn subtract(&mut self, less: Usage) {
+        let less = Usage {
+            sessions: less.sessions.min(self.usage.sessions),
+            memory: less.memory.min(self.usage.memory),
+            endpoints: less.endpoints.min(self.usage.endpoints),
+            descriptors: less.descriptors.min(self.usage.descriptors),
+        };
+        self.usage.sessions -= less.sessions;
+        self.usage.memory -= less.memory;
+        self.usage.endpoints -= less.endpoints;
+        self.usage.descriptors -= less.descriptors;
+        self.account.change(less, |count, by| {
+            count.fetch_sub(by, Ordering::Relaxed);
+        });
+    }
+}
+
+impl Drop for Charge {
+    fn drop(&mut self) {
+        self.subtract(self.usage);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_all_sessions_hold_together_is_bounded_and_what_is_released_can_be_had_again() {
+        let policy = Policy {
+            identity: "press".into(),
+            sessions: 2,
+            total_memory: 100,
+            ..Policy::default()
+        };
+        let account = Arc::new(Account::default());
+        let mut first = Charge::session(&account, &policy).expect("room");
+        let mut second = Charge::session(&account, &policy).expect("room");
+        let third = Charge::session(&account, &policy).expect_err("the limit");
+        assert_eq!(third.code, ErrorCode::Limit);
+        assert!(
+            third.message.contains("press") && third.message.contains("`sessions`"),
+            "{third}"
+        );
+        let memory = |memory| Usage {
+            memory,
+            ..Usage::default()
+        };
+        first.add(&policy, memory(60)).expect("room");
+        let refused = second.add(&policy, memory(41)).expect_err("the limit");
+        assert_eq!(refused.code, ErrorCode::NoMemory);
+        assert!(
+            refused.message.contains("60") && refused.message.contains("`total_memory`"),
+            "{refused}"
+        );
+        second.add(&policy, memory(40)).expect("room");
+        drop(first);
+        second.add(&policy, memory(60)).expect("room again");
+        second.subtract(memory(1000));
+        drop(second);
+        assert_eq!(account.usage(), Usage::default());
+    }
+}

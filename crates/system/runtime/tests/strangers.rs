@@ -1,0 +1,432 @@
+//! Applications that send what nobody asked for, hold what they should let go, and come by the hundred: what they
+//! do makes neither a lane nor the control thread wait, and what they hold together is bounded.
+
+mod support;
+
+use std::io::Write;
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
+
+use rustix::net::{SendFlags, SocketAddrUnix};
+use support::{App, config, free_port, start};
+use takt_clock::{Clock, SystemTai};
+use takt_runtime::config::{Config, ListenerConfig};
+use takt_runtime::control::Unresponsive;
+use takt_runtime::policy::Policy;
+use takt_runtime::{Runtime, RuntimeHandle};
+use takt_session::message::{Envelope, Reply, Request};
+use takt_session::{ChannelId, ErrorCode, Failure, Qos, transport};
+use takt_testing::{Directory, PATIENCE, until_true};
+use takt_time::TaiTime;
+
+/// Whoever closes one last waits for ten minutes: its peer takes nothing.
+struct Lingering {
+    sockets: Vec<TcpStream>,
+    /// Keeps the other ends open.
+    _peers: Vec<TcpStream>,
+}
+
+impl Lingering {
+    fn new(count: usize) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("bind");
+        let address = listener.local_addr().expect("an address");
+        let (mut sockets, mut peers) = (Vec::new(), Vec::new());
+        for _ in 0..count {
+            let mut socket = TcpStream::connect(address).expect("connect");
+            peers.push(listener.accept().expect("accept").0);
+            socket.set_nonblocking(true).expect("nonblocking");
+            while socket.write(&[0; 65536]).is_ok() {}
+            let linger = Some(Duration::from_secs(600));
+            rustix::net::sockopt::set_socket_linger(&socket, linger).expect("linger");
+            sockets.push(socket);
+        }
+        Self {
+            sockets,
+            _peers: peers,
+        }
+    }
+
+    fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
+        self.sockets.iter().map(AsFd::as_fd).collect()
+    }
+
+    /// Whoever still has them has them alone.
+    fn let_go(&mut self) {
+        // The last to close one waits: on a thread that nobody waits for, where these are.
+        let sockets = std::mem::take(&mut self.sockets);
+        std::thread::spawn(move || drop(sockets));
+    }
+}
+
+/// A clock that stands still for a thread while told to, and with it the thread.
+#[derive(Debug)]
+struct Sticky {
+    thread: &'static str,
+    stuck: Mutex<bool>,
+    held: AtomicBool,
+    changed: Condvar,
+}
+
+impl Sticky {
+    fn new(thread: &'static str) -> Arc<Self> {
+        Arc::new(Self {
+            thread,
+            stuck: Mutex::new(false),
+            held: AtomicBool::new(false),
+            changed: Condvar::new(),
+        })
+    }
+
+    fn set(&self, stuck: bool) {
+        *self.stuck.lock().expect("a lock") = stuck;
+        self.changed.notify_all();
+    }
+
+    /// Holds the control thread while `act` acts.
+    fn while_held(&self, handle: &RuntimeHandle, act: impl FnOnce()) {
+        self.set(true);
+        let policy = Policy::default();
+        let decoy = handle.connect(policy).expect("running").expect("a socket");
+        send(&decoy, 1, attach(0), &[]);
+        until_true("the thread is held", || self.held.load(Ordering::Relaxed));
+        act();
+        self.set(false);
+    }
+}
+
+impl Clock for Sticky {
+    fn now(&self) -> TaiTime {
+        if std::thread::current().name() == Some(self.thread) {
+            let stuck = self.stuck.lock().expect("a lock");
+            self.held.store(*stuck, Ordering::Relaxed);
+            drop(self.changed.wait_while(stuck, |stuck| *stuck));
+        }
+        SystemTai.now()
+    }
+}
+
+/// A runtime with a listening socket of this policy.
+fn listening(policy: Policy) -> (Runtime, Directory, SocketAddrUnix) {
+    listening_with(policy, Arc::new(SystemTai))
+}
+
+fn listening_with(policy: Policy, clock: Arc<dyn Clock>) -> (Runtime, Directory, SocketAddrUnix) {
+    let directory = Directory::new();
+    let path = directory.join("tenant.sock");
+    let runtime = start(Config {
+        listeners: vec![ListenerConfig {
+            path: path.clone(),
+            mode: 0o600,
+            policy,
+        }],
+        clock,
+        ..config(free_port(), &[])
+    });
+    let address = SocketAddrUnix::new(path).expect("a path");
+    (runtime, directory, address)
+}
+
+fn connect(address: &SocketAddrUnix) -> OwnedFd {
+    let socket = transport::socket().expect("a socket");
+    rustix::net::connect(&socket, address).expect("connected");
+    socket
+}
+
+fn attach(bytes: u64) -> Request {
+    Request::Attach {
+        name: "stranger".into(),
+        tx_bytes: bytes,
+        rx_bytes: bytes,
+    }
+}
+
+fn send(socket: &OwnedFd, request: u32, message: Request, descriptors: &[BorrowedFd<'_>]) {
+    let bytes = Envelope { request, message }.encode();
+    transport::send(socket, &bytes, descriptors, true).expect("sent");
+}
+
+fn reply(socket: &OwnedFd) -> Reply {
+    let packet = transport::receive(socket, true).expect("a packet");
+    let packet = packet.expect("an answer before the end");
+    Envelope::<Reply>::decode(&packet.bytes)
+        .expect("an answer")
+        .message
+}
+
+fn refusal(socket: &OwnedFd) -> Failure {
+    match reply(socket) {
+        Reply::Failed(failure) | Reply::Ended(failure) => failure,
+        other => panic!("not refused: {other:?}"),
+    }
+}
+
+/// The control thread and the lanes are at work.
+fn at_work(handle: &RuntimeHandle) {
+    handle.heartbeat(PATIENCE).expect("all answer");
+}
+
+#[test]
+fn descriptors_on_the_session_socket_end_the_session_and_hold_nobody_up() {
+    let clock = Sticky::new("takt-control");
+    let (runtime, _directory, address) = listening_with(Policy::default(), clock.clone());
+    let mut lingering = Lingering::new(4);
+    let later = connect(&address);
+    send(&later, 1, attach(0), &[]);
+    assert!(matches!(reply(&later), Reply::Attached { .. }));
+    let before_attaching = connect(&address);
+    clock.while_held(runtime.handle(), || {
+        send(&before_attaching, 1, attach(0), &lingering.descriptors());
+        let open = Request::OpenStream(Qos::slow());
+        send(&later, 2, open, &lingering.descriptors());
+        // This one is gone before anybody has looked.
+        let gone = connect(&address);
+        send(&gone, 1, attach(0), &lingering.descriptors());
+        drop(gone);
+        lingering.let_go();
+    });
+    for socket in [&before_attaching, &later] {
+        let failure = refusal(socket);
+        assert_eq!(failure.code, ErrorCode::Protocol);
+        assert!(failure.message.contains("descriptors"), "{failure}");
+    }
+    at_work(runtime.handle());
+    until_true("their sessions are gone", || {
+        runtime.handle().sessions().expect("running").is_empty()
+    });
+    // What it lets go last holds its end up as little.
+    drop(runtime);
+}
+
+#[test]
+fn descriptors_of_a_refused_user_or_of_one_who_is_not_accepted_hold_nobody_up() {
+    let nobody = Policy {
+        uids: vec![u32::MAX - 7],
+        ..Policy::default()
+    };
+    let clock = Sticky::new("takt-control");
+    let (runtime, directory, address) = listening_with(nobody, clock.clone());
+    let mut lingering = Lingering::new(2);
+    let path = directory.join("tenant.sock");
+    for removed in [false, true] {
+        let handle = runtime.handle();
+        let mut removing = None;
+        clock.while_held(handle, || {
+            for _ in 0..3 {
+                let refused = connect(&address);
+                send(&refused, 1, attach(0), &lingering.descriptors());
+            }
+            if removed {
+                lingering.let_go();
+            }
+            let (handle, path) = (handle.clone(), path.clone());
+            removing = removed.then(|| std::thread::spawn(move || handle.remove_listener(path)));
+        });
+        if let Some(removing) = removing {
+            assert_eq!(removing.join().expect("asked"), Ok(true));
+        }
+    }
+    at_work(runtime.handle());
+}
+
+#[test]
+fn descriptors_on_the_end_of_a_sinks_notification_hold_no_lane_up() {
+    let runtime = start(config(free_port(), &[]));
+    let mut lingering = Lingering::new(1);
+    let mut app = App::attach(runtime.handle());
+    let stream = app.stream(Qos::slow());
+    let bytes = Envelope {
+        request: 77,
+        message: Request::OpenSink {
+            stream,
+            channel: ChannelId(5),
+            depth: 64,
+            notify_fd: true,
+        },
+    }
+    .encode();
+    transport::send(&app.socket, &bytes, &[], true).expect("sent");
+    let packet = transport::receive(&app.socket, true).expect("a packet");
+    let [notify]: [OwnedFd; 1] = packet
+        .expect("an answer")
+        .descriptors
+        .try_into()
+        .expect("the descriptor to wait on");
+    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
+    let mut control = rustix::net::SendAncillaryBuffer::new(&mut space);
+    let descriptors = lingering.descriptors();
+    assert!(control.push(rustix::net::SendAncillaryMessage::ScmRights(&descriptors)));
+    let sent = rustix::net::sendmsg(
+        &notify,
+        &[std::io::IoSlice::new(b"x")],
+        &mut control,
+        SendFlags::NOSIGNAL,
+    );
+    assert_eq!(
+        sent,
+        Err(rustix::io::Errno::PIPE),
+        "the lane's end takes nothing"
+    );
+    lingering.sockets.iter().for_each(|socket| {
+        // Nobody took it: this test would wait.
+        rustix::net::sockopt::set_socket_linger(socket, None).expect("no linger");
+    });
+    lingering.let_go();
+    drop(app);
+    until_true("the session is gone", || {
+        runtime.handle().sessions().expect("running").is_empty()
+    });
+    at_work(runtime.handle());
+}
+
+#[test]
+fn a_lane_that_hangs_is_named() {
+    let clock = Sticky::new("takt-lane-1");
+    let runtime = start(Config {
+        clock: clock.clone(),
+        lanes: vec![Default::default(); 2],
+        ..config(free_port(), &[])
+    });
+    at_work(runtime.handle());
+    // One on each lane; their messages make both read the clock.
+    let mut apps = [(); 2].map(|()| App::attach(runtime.handle()));
+    let mut sources = apps.each_mut().map(|app| {
+        let stream = app.stream(Qos::slow());
+        app.source(stream, 5, 64)
+    });
+    clock.set(true);
+    for (app, source) in apps.iter().zip(&mut sources) {
+        for number in 0..32 {
+            app.emit(source, number, b"x", 0);
+        }
+    }
+    let mut named = None;
+    until_true("the lane is missed", || {
+        named = runtime.handle().heartbeat(Duration::from_millis(50)).err();
+        matches!(&named, Some(Unresponsive::Lanes { lanes, .. }) if *lanes == [1])
+    });
+    assert!(named.expect("missed").to_string().contains("[1]"));
+    clock.set(false);
+    at_work(runtime.handle());
+}
+
+#[test]
+fn a_flood_of_connections_keeps_no_operator_waiting() {
+    let nobody = Policy {
+        uids: vec![u32::MAX - 7],
+        ..Policy::default()
+    };
+    let (runtime, _directory, address) = listening(nobody);
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                while !stop.load(Ordering::Relaxed) {
+                    let socket = transport::socket().expect("a socket");
+                    let _ = rustix::net::connect(&socket, &address);
+                }
+            });
+        }
+        let handle = runtime.handle();
+        until_true("the flood has come", || {
+            handle.listeners().expect("running")[0].refused > 100
+        });
+        // Each is answered while the flood goes on: it ends only after them.
+        let (done, wait) = channel();
+        scope.spawn(move || {
+            for _ in 0..50 {
+                at_work(handle);
+            }
+            done.send(()).expect("somebody waits");
+        });
+        let answered = wait.recv_timeout(PATIENCE);
+        stop.store(true, Ordering::Relaxed);
+        answered.expect("the operator is answered");
+    });
+}
+
+#[test]
+fn what_a_tenants_sessions_hold_together_is_bounded_and_can_be_had_again() {
+    const MEBIBYTE: u64 = 1 << 20;
+    let policy = Policy {
+        identity: "press".into(),
+        sessions: 3,
+        // Two sessions of eight MiB of rings and two MiB of regions each.
+        total_memory: 24 << 20,
+        total_endpoints: 3,
+        descriptors: 3 * 4 + 2,
+        ..Policy::default()
+    };
+    let (runtime, _directory, address) = listening(policy);
+    let status = || runtime.handle().listeners().expect("running").remove(0);
+    let mut sessions: Vec<OwnedFd> = (0..2)
+        .map(|_| {
+            let socket = connect(&address);
+            send(&socket, 1, attach(MEBIBYTE), &[]);
+            assert!(matches!(reply(&socket), Reply::Attached { .. }));
+            socket
+        })
+        .collect();
+    let third = connect(&address);
+    send(&third, 1, attach(4 * MEBIBYTE), &[]);
+    let failure = refusal(&third);
+    assert_eq!(failure.code, ErrorCode::NoMemory);
+    assert!(failure.message.contains("total_memory"), "{failure}");
+    until_true("it is let go", || status().sessions == 2);
+
+    // Half open connections count as well.
+    let half_open = connect(&address);
+    until_true("it is there", || status().sessions == 3);
+    let fourth = connect(&address);
+    assert!(refusal(&fourth).message.contains("`sessions`"));
+    drop(half_open);
+
+    let sink = |stream, notify_fd| Request::OpenSink {
+        stream,
+        channel: ChannelId(5),
+        depth: 64,
+        notify_fd,
+    };
+    let mut opened = Vec::new();
+    for socket in &sessions {
+        send(socket, 2, Request::OpenStream(Qos::slow()), &[]);
+        let Reply::StreamOpened { stream, .. } = reply(socket) else {
+            panic!("no stream")
+        };
+        opened.push(stream);
+    }
+    send(&sessions[0], 3, sink(opened[0], true), &[]);
+    assert!(matches!(reply(&sessions[0]), Reply::SinkOpened { .. }));
+    until_true("the half open one is let go", || status().sessions == 2);
+    for number in 0..2 {
+        send(&sessions[1], 4 + number, sink(opened[1], false), &[]);
+        assert!(matches!(reply(&sessions[1]), Reply::SinkOpened { .. }));
+    }
+    let held = status();
+    assert_eq!((held.endpoints, held.descriptors), (3, 2 * 4 + 2));
+    send(&sessions[1], 7, sink(opened[1], false), &[]);
+    assert!(refusal(&sessions[1]).message.contains("`total_endpoints`"));
+
+    // Who re-attaches has the old memory no longer, and no more than that for a while.
+    for _ in 0..20 {
+        drop(sessions.remove(0));
+        until_true("there is room again", || {
+            let socket = connect(&address);
+            send(&socket, 1, attach(MEBIBYTE), &[]);
+            let attached = matches!(reply(&socket), Reply::Attached { .. });
+            if attached {
+                sessions.push(socket);
+            }
+            attached
+        });
+        assert!(status().memory <= 24 << 20);
+    }
+    sessions.clear();
+    until_true("nothing is held", || {
+        let held = status();
+        (held.sessions, held.memory, held.endpoints, held.descriptors) == (0, 0, 0, 0)
+    });
+}
