@@ -199,19 +199,21 @@ pub struct Mapping {
 
 impl MappingPolicy {
     /// Chooses among the datapaths that a lane has, with what each can do. `unavailable` tells why a
-    /// configured one is missing. The list always contains kernel UDP.
+    /// configured one is missing, `scheduled` whether a datapath's link has a schedule. The list always contains
+    /// kernel UDP.
     pub fn map(
         &self,
         qos: Qos,
         available: &[(DatapathKind, Capabilities)],
         unavailable: &[(String, String)],
+        scheduled: impl Fn(DatapathKind) -> bool,
     ) -> Mapping {
         let udp = available
             .iter()
             .position(|(kind, _)| kind.0 == "udp")
             .unwrap_or(0);
-        let warning_of_class = match qos.time_sensitivity {
-            TimeSensitivity::TimeSensitive(class) => {
+        let warning_of_class = |at: usize| match qos.time_sensitivity {
+            TimeSensitivity::TimeSensitive(class) if !scheduled(available[at].0) => {
                 format!(
                     "messages are marked with traffic class {class}, but no schedule is installed: they leave as soon as emitted"
                 )
@@ -221,7 +223,7 @@ impl MappingPolicy {
         if qos.acceleration == Acceleration::Slow {
             return Mapping {
                 datapath: udp,
-                warning: warning_of_class,
+                warning: warning_of_class(udp),
             };
         }
         let order = match qos.resource_use {
@@ -242,7 +244,7 @@ impl MappingPolicy {
                 Some(at) => {
                     return Mapping {
                         datapath: at,
-                        warning: warning_of_class,
+                        warning: warning_of_class(at),
                     };
                 }
                 None => {
@@ -388,7 +390,11 @@ mod tests {
 
     #[test]
     fn the_default_mapping_is_the_papers() {
-        let map = |qos, n: usize| MappingPolicy::default().map(qos, &all()[..n], &[]).datapath;
+        let map = |qos, n: usize| {
+            MappingPolicy::default()
+                .map(qos, &all()[..n], &[], |_| false)
+                .datapath
+        };
         assert_eq!(map(Qos::slow(), 3), 0);
         assert_eq!(map(Qos::fast(), 3), 1);
         assert_eq!(map(Qos::fast().unlimited(), 3), 2);
@@ -402,7 +408,8 @@ mod tests {
             "xdp".to_owned(),
             "missing privilege: CAP_NET_RAW".to_owned(),
         )];
-        let mapping = MappingPolicy::default().map(Qos::fast(), &all()[..1], &unavailable);
+        let mapping =
+            MappingPolicy::default().map(Qos::fast(), &all()[..1], &unavailable, |_| false);
         assert_eq!(mapping.datapath, 0);
         assert!(
             mapping.warning.contains("CAP_NET_RAW"),
@@ -411,10 +418,22 @@ mod tests {
         );
         assert!(
             MappingPolicy::default()
-                .map(Qos::slow(), &all(), &[])
+                .map(Qos::slow(), &all(), &[], |_| false)
                 .warning
                 .is_empty()
         );
+    }
+
+    #[test]
+    fn a_time_sensitive_stream_is_warned_only_where_its_link_has_no_schedule() {
+        let qos = Qos::fast().time_sensitive(TrafficClass::new(5).expect("class"));
+        let warning = |scheduled: &str| {
+            MappingPolicy::default()
+                .map(qos, &all()[..2], &[], |kind| kind.0 == scheduled)
+                .warning
+        };
+        assert!(warning("udp").contains("no schedule is installed"));
+        assert_eq!(warning("xdp"), "");
     }
 
     #[test]
@@ -423,8 +442,13 @@ mod tests {
             fast_frugal: vec!["dpdk".into()],
             fast_unlimited: vec!["dpdk".into()],
         };
-        assert_eq!(policy.map(Qos::fast(), &all(), &[]).datapath, 0);
-        assert_eq!(policy.map(Qos::fast().unlimited(), &all(), &[]).datapath, 2);
+        assert_eq!(policy.map(Qos::fast(), &all(), &[], |_| false).datapath, 0);
+        assert_eq!(
+            policy
+                .map(Qos::fast().unlimited(), &all(), &[], |_| false)
+                .datapath,
+            2
+        );
     }
 
     #[test]

@@ -4,7 +4,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use sd_notify::NotifyState;
+use takt_runtime::control::Unresponsive;
 use takt_session::place;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
@@ -42,7 +44,7 @@ Environment:
 /// The exit code of a configuration that cannot be used.
 pub const EXIT_CONFIG: u8 = 4;
 
-/// How often the control thread must answer, unless systemd's watchdog wants it more often.
+/// How often the control thread and the lanes must answer, unless systemd's watchdog wants it more often.
 const HEARTBEAT: Duration = Duration::from_secs(5);
 /// How long callers of the admin API, and then the threads of the runtime, get to finish.
 const FAREWELL: Duration = Duration::from_secs(2);
@@ -124,6 +126,7 @@ pub fn check(options: &Options) -> Result<String, DaemonError> {
 pub fn run(options: &Options) -> Result<(), DaemonError> {
     let settings = Settings::load(options.config.as_deref())?;
     let log = LogLevel::install(&settings.file.log);
+    raise_descriptor_limit();
     own_directory(&settings)?;
     // Administration and metrics are rare and small: one thread serves them.
     tokio::runtime::Builder::new_current_thread()
@@ -250,18 +253,22 @@ async fn attend(node: &Arc<Node>, signals: &mut Signals) -> Result<(), DaemonErr
     }
 }
 
-/// Ends when the control thread does not answer any more. Tells systemd's watchdog as long as it does.
+/// Asks the control thread and the lanes again and again. Tells systemd's watchdog as long as all of them answer;
+/// ends when there is no control thread any more.
 async fn heartbeat(node: Arc<Node>) {
     let watchdog = sd_notify::watchdog_enabled();
-    let mut beats = tokio::time::interval(watchdog.map_or(HEARTBEAT, |every| every / 2));
+    // An answer may take as long again.
+    let every = watchdog.map_or(HEARTBEAT, |every| every / 3);
+    let mut beats = tokio::time::interval(every);
+    beats.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         beats.tick().await;
         let handle = node.handle().clone();
-        if !matches!(blocking(move || handle.status()).await, Ok(Ok(_))) {
-            return;
-        }
-        if watchdog.is_some() {
-            tell(&[NotifyState::Watchdog]);
+        match blocking(move || handle.heartbeat(every)).await {
+            Ok(Ok(())) if watchdog.is_some() => tell(&[NotifyState::Watchdog]),
+            Ok(Ok(())) => {}
+            Ok(Err(Unresponsive::Stopped(_))) | Err(_) => return,
+            Ok(Err(silent)) => tracing::error!(reason = %silent, "the runtime hangs"),
         }
     }
 }
@@ -290,6 +297,18 @@ fn greet(node: &Node, admin: &std::path::Path) {
         admin = %admin.display(),
         "ready"
     );
+}
+
+/// Sessions need descriptors: as many as whoever started the daemon allows.
+fn raise_descriptor_limit() {
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit {
+        current: limit.maximum,
+        maximum: limit.maximum,
+    };
+    if let Err(error) = setrlimit(Resource::Nofile, raised) {
+        tracing::warn!(%error, current = limit.current, "cannot raise the limit of descriptors");
+    }
 }
 
 /// Waits for the control thread without holding up the others.

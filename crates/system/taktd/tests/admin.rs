@@ -241,6 +241,9 @@ async fn listeners_can_be_set_changed_and_removed() {
         read: everything(),
         classes: vec![0],
         memory_bytes: 32 << 20,
+        total_memory_bytes: 64 << 20,
+        total_endpoints: 9,
+        descriptors: 10,
         sessions: 1,
         ..Listener::default()
     };

@@ -317,6 +317,23 @@ impl Control {
         }
     }
 
+    /// Says so if applications may need more descriptors than this process has: the last of them are refused then.
+    pub(super) fn check_descriptors_of_listeners(&self) {
+        let Some(limit) = rustix::process::getrlimit(rustix::process::Resource::Nofile).current
+        else {
+            return;
+        };
+        let wanted: usize = self.listeners.values().map(|l| l.policy.descriptors).sum();
+        let wanted = (wanted + RESERVE) as u64;
+        if wanted > limit {
+            tracing::warn!(
+                wanted,
+                limit,
+                "all listeners together may need more descriptors than the process has: raise LimitNOFILE of its unit, or lower `descriptors` of listeners"
+            );
+        }
+    }
+
     /// Leaves a listening socket alone for a while.
     fn pause(&mut self, id: u32) {
         let until = self.now() + PAUSE;

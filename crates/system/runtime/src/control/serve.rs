@@ -304,7 +304,9 @@ impl Control {
         let mapping = self
             .config
             .mapping
-            .map(qos, &self.datapaths, &self.unavailable);
+            .map(qos, &self.datapaths, &self.unavailable, |kind| {
+                self.schedules.contains_key(&kind)
+            });
         let datapath = self.datapaths[mapping.datapath].0.to_string();
         let Some(session) = self.sessions.get_mut(&id) else {
             return Err(ErrorCode::Closed.into());

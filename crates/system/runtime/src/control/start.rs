@@ -279,15 +279,21 @@ fn start(
     for at in 0..control.networks.len() {
         control.publish_network(at);
     }
+    // One that cannot be opened is no reason to keep the others from their work.
+    let mut failed = None;
     for listener in listeners {
+        let path = listener.path.clone();
         if let Err(error) = control.set_listener(listener) {
-            control
-                .listeners
-                .values()
-                .for_each(super::listener::Listener::unlink);
-            return Err(error.into());
+            tracing::error!(path = %path.display(), %error, "listener left out: mend it and reload");
+            failed = failed.or(Some(error));
         }
     }
+    if let Some(error) = failed
+        && control.listeners.is_empty()
+    {
+        return Err(error.into());
+    }
+    control.check_descriptors_of_listeners();
 
     let lane_handles: Vec<LaneHandle> = control.lanes.iter().map(|l| l.handle.clone()).collect();
     let mut threads = Vec::new();

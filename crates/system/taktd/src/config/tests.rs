@@ -184,8 +184,11 @@ fn every_key_is_read() {
         messages_per_second = 5
         bytes_per_second = "1 KiB"
         memory = "32 MiB"
+        total_memory = "64 MiB"
         sessions = 3
         endpoints = 4
+        total_endpoints = 5
+        descriptors = 6
         [listener.endpoint]
         network = "pods"
         mac = "02:00:00:00:00:05"
@@ -299,8 +302,11 @@ fn every_key_is_read() {
                 messages_per_second: 5,
                 bytes_per_second: 1024,
                 memory: 32 << 20,
+                total_memory: 64 << 20,
                 sessions: 3,
                 endpoints: 4,
+                total_endpoints: 5,
+                descriptors: 6,
                 endpoint: Some(takt_session::Endpoint {
                     network: "pods".into(),
                     mac: [2, 0, 0, 0, 0, 5],
