@@ -82,19 +82,23 @@ impl Sticky {
     }
 
     fn set(&self, stuck: bool) {
-        *self.stuck.lock().expect("a lock") = stuck;
+        let mut now = self.stuck.lock().expect("a lock");
+        self.held.store(false, Ordering::Relaxed);
+        *now = stuck;
+        drop(now);
         self.changed.notify_all();
     }
 
     /// Holds the control thread while `act` acts.
     fn while_held(&self, handle: &RuntimeHandle, act: impl FnOnce()) {
         self.set(true);
-        let policy = Policy::default();
-        let decoy = handle.connect(policy).expect("running").expect("a socket");
-        send(&decoy, 1, attach(0), &[]);
+        let asking = handle.clone();
+        // Reads the clock.
+        let asked = std::thread::spawn(move || asking.schedules().expect("running").len());
         until_true("the thread is held", || self.held.load(Ordering::Relaxed));
         act();
         self.set(false);
+        assert!(asked.join().expect("answered") > 0);
     }
 }
 
