@@ -22,6 +22,9 @@ var ErrRefused = errors.New("the kernel refused the reservation")
 // ErrGone says that the container has ended.
 var ErrGone = errors.New("the container has no process left")
 
+// ErrStranger says that a thread is not of the container that it was looked for in.
+var ErrStranger = errors.New("is not of the container's program")
+
 // Grant is one reservation that the scheduler gave to a container: runtime and period on each of the cores.
 type Grant struct {
 	// Key names the grant on the node: claim UID and request.

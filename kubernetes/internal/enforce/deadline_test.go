@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -666,5 +667,37 @@ func TestProbingLeavesNoThreadUnderAReservation(t *testing.T) {
 		if attr, err := sched.Get(thread.TID); err == nil && attr.Policy != sched.Other {
 			t.Errorf("thread %d has %+v", thread.TID, attr)
 		}
+	}
+}
+
+func TestAFullMachineIsNotTakenForOneWithoutSCHEDDEADLINE(t *testing.T) {
+	needRoot(t)
+	var fillers []*exec.Cmd
+	defer func() {
+		for _, filler := range fillers {
+			filler.Process.Kill()
+			filler.Wait()
+		}
+	}()
+	// Ever smaller shares, until there is no room for any: what sleeps does not run. With a short period the room
+	// is there again when they have ended.
+	for share := uint64(10 * ms); share >= 1024; {
+		filler := exec.Command("sleep", "1000")
+		if err := filler.Start(); err != nil {
+			t.Fatal(err)
+		}
+		fillers = append(fillers, filler)
+		for ; share >= 1024; share /= 2 {
+			err := sched.Set(filler.Process.Pid, sched.Attr{Policy: sched.Deadline, Runtime: share, Deadline: 20 * ms, Period: 20 * ms})
+			if err == nil {
+				break
+			}
+			if !errors.Is(err, syscall.EBUSY) {
+				t.Fatal(err)
+			}
+		}
+	}
+	if err := probeDeadline(); err != nil {
+		t.Errorf("on a full machine: %v", err)
 	}
 }

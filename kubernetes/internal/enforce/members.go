@@ -176,8 +176,8 @@ func (m *members) find(process, inner int) (sched.Thread, error) {
 			return thread, nil
 		}
 	}
-	return sched.Thread{}, fmt.Errorf("thread %d of process %d is not of the container's program: only its own threads may ask, not those of exec or probes",
-		inner, process)
+	return sched.Thread{}, fmt.Errorf("thread %d of process %d %w: only its own threads may ask, not those of exec or probes",
+		inner, process, ErrStranger)
 }
 
 // innerID is the thread's number in its own PID namespace; 0 if it has ended.

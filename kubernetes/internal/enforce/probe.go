@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"path/filepath"
 	"runtime"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 
@@ -47,7 +48,8 @@ func Auto() (Backend, error) {
 }
 
 // probeDeadline has a thread take a small reservation and give it back: with a runtime that would not suffice
-// for that, it would be stopped in the middle, and end minutes later.
+// for that, it would be stopped in the middle, and end minutes later. On a full node there is no room for it, which
+// the kernel says only to those that it would give it to.
 func probeDeadline() error {
 	result := make(chan error)
 	go func() {
@@ -61,7 +63,7 @@ func probeDeadline() error {
 		}
 		result <- err
 	}()
-	if err := <-result; err != nil {
+	if err := <-result; err != nil && !errors.Is(err, syscall.EBUSY) {
 		return fmt.Errorf("this kernel gives no SCHED_DEADLINE to this process (it needs CAP_SYS_NICE and all CPUs): %w", err)
 	}
 	return nil

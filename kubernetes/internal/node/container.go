@@ -171,6 +171,8 @@ func (n *Node) enforce(ctx context.Context, c *container, pid int) error {
 func (n *Node) watch(ctx context.Context) {
 	ticker := time.NewTicker(time.Duration(n.config.ScanInterval))
 	defer ticker.Stop()
+	var scans sync.WaitGroup
+	defer scans.Wait()
 	for {
 		select {
 		case <-ctx.Done():
@@ -178,9 +180,14 @@ func (n *Node) watch(ctx context.Context) {
 		case <-ticker.C:
 		}
 		for _, c := range n.runningContainers() {
-			c.mu.Lock()
-			n.refresh(ctx, c)
-			c.mu.Unlock()
+			// One that takes long, or that the kernel makes wait, does not delay the others.
+			if !c.mu.TryLock() {
+				continue
+			}
+			scans.Go(func() {
+				defer c.mu.Unlock()
+				n.refresh(ctx, c)
+			})
 		}
 	}
 }

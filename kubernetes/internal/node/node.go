@@ -61,6 +61,8 @@ type Node struct {
 	// holders are the containers that hold a request, by key.
 	holders map[string]*container
 
+	// fail ends the agent with an error; nil before it runs.
+	fail      context.CancelCauseFunc
 	helper    *kubeletplugin.Helper
 	connected bool
 }
@@ -104,6 +106,9 @@ func (n *Node) Run(ctx context.Context) error {
 func (n *Node) serve(ctx context.Context, logger klog.Logger) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
+	n.mu.Lock()
+	n.fail = cancel
+	n.mu.Unlock()
 	if err := n.recover(ctx); err != nil {
 		return err
 	}
@@ -271,9 +276,20 @@ func deviceOrder(pool resourceslice.Pool) []string {
 }
 
 // HandleError implements kubeletplugin.DRAPlugin.
+// What cannot be recovered from ends the agent, which is then started again: one that does not serve must not look
+// as if it did.
 func (n *Node) HandleError(ctx context.Context, err error, msg string) {
 	klog.FromContext(ctx).Error(err, msg)
 	n.metrics.failures.WithLabelValues("publish").Inc()
+	if errors.Is(err, kubeletplugin.ErrRecoverable) {
+		return
+	}
+	n.mu.Lock()
+	fail := n.fail
+	n.mu.Unlock()
+	if fail != nil {
+		fail(fmt.Errorf("%s: %w", msg, err))
+	}
 }
 
 // event tells the users of a pod.

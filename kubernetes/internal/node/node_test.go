@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -17,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 
 	reservation "github.com/takt-dev/takt/kubernetes/api/v1alpha1"
@@ -685,4 +687,84 @@ func FuzzRecordsAreReadWithoutHarm(f *testing.F) {
 			}
 		}
 	})
+}
+
+func TestThreadsAskInWhicheverContainerOfTheirClaimTheyAre(t *testing.T) {
+	s := newSite(t)
+	asking := strings.Replace(plain, `"kind"`, `"threads":{"select":"ask"},"kind"`, 1)
+	claim := s.claim("claim", asking, func(c *resourceapi.ResourceClaim) {
+		devices := &c.Status.Allocation.Devices
+		devices.Config[0].Requests = nil
+		second := devices.Results[0]
+		share := types.UID("0b1f3a52-0000-4000-8000-00000000ffff")
+		second.Request, second.ShareID = "second", &share
+		devices.Results = append(devices.Results, second)
+	})
+	response := s.prepare(claim)
+	if response.Error != "" {
+		t.Fatal(response.Error)
+	}
+	var boxes []*box
+	for _, device := range response.Devices {
+		b := s.mustCreate("pod", "of-"+device.RequestNames[0], "ask", s.injected(device.CdiDeviceIds).Process.Env)
+		if err := b.start(); err != nil {
+			t.Fatal(err)
+		}
+		boxes = append(boxes, b)
+	}
+	for i, b := range boxes {
+		if _, err := b.in.Write([]byte("\n")); err != nil {
+			t.Fatal(err)
+		}
+		if line, err := b.out.ReadString('\n'); err != nil || line != "ok 2000000 20000000 20000000\n" {
+			t.Errorf("container %d: %q, %v", i, line, err)
+		}
+		if got := b.policy(); got != reserved {
+			t.Errorf("the thread that asked in container %d has %+v", i, got)
+		}
+	}
+}
+
+func TestAPodThatTakesLongDoesNotDelayTheOthers(t *testing.T) {
+	s := newSite(t)
+	slow := s.reserved("pod", "idle")
+	quick := s.mustCreate("other", "main", "idle", s.ready(s.claim("quick", plain, func(c *resourceapi.ResourceClaim) {
+		c.Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{podReference("other")}
+	})))
+	for _, b := range []*box{slow, quick} {
+		if err := b.gate(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.agent.mu.Lock()
+	held := s.agent.containers[slow.ctr.Id]
+	s.agent.mu.Unlock()
+	held.mu.Lock()
+	defer held.mu.Unlock()
+	if err := sched.Drop(quick.cmd.Process.Pid); err != nil {
+		t.Fatal(err)
+	}
+	s.until("the other's reservation is restored", func() bool { return quick.policy() == reserved })
+}
+
+func TestAnErrorThatTheAgentCannotRecoverFromEndsIt(t *testing.T) {
+	s := newSite(t)
+	s.stop()
+	agent, err := New(nodeName, s.config, s.client, s.events, s.backend)
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan error, 1)
+	go func() { done <- agent.Run(context.Background()) }()
+	s.until("it serves", func() bool { return agent.isConnected() })
+	agent.HandleError(context.Background(), fmt.Errorf("later: %w", kubeletplugin.ErrRecoverable), "publishing")
+	select {
+	case err := <-done:
+		t.Fatalf("it has ended for what passes: %v", err)
+	default:
+	}
+	agent.HandleError(context.Background(), errors.New("socket gone"), "serving")
+	if err := <-done; err == nil || !strings.Contains(err.Error(), "serving: socket gone") {
+		t.Errorf("it ended with %v", err)
+	}
 }

@@ -28,9 +28,9 @@ const (
 
 // drift is what the kernel counts beyond what is known.
 type drift struct {
-	// since is when it began to differ; zero while it does not. least is the least that it has been since.
-	since time.Time
-	least int64
+	// since is when it began to be what it is, beyond; zero while there is none.
+	since  time.Time
+	beyond int64
 	// strangers is what threads outside of all claims have, lost what nobody has.
 	strangers, lost int64
 	// admitted is what the kernel said last.
@@ -74,15 +74,13 @@ func (n *Node) checkOnce(ctx context.Context, patience time.Duration) {
 	}
 	d.unreadable = false
 	switch {
-	case now <= checkSlack:
-		d.since, d.least = time.Time{}, 0
-	case d.since.IsZero():
-		d.since, d.least = time.Now(), now
-	default:
-		d.least = min(d.least, now)
+	case now <= checkSlack && now >= -checkSlack:
+		d.since, d.beyond = time.Time{}, 0
+	case d.since.IsZero() || now != d.beyond:
+		d.since, d.beyond = time.Now(), now
 	}
-	settled := now <= checkSlack || time.Since(d.since) >= patience
-	least := d.least
+	// While threads come and go the kernel must not be made to count: it subtracts later what has ended before.
+	settled := d.since.IsZero() || time.Since(d.since) >= patience
 	n.mu.Unlock()
 	if !settled {
 		return
@@ -92,16 +90,17 @@ func (n *Node) checkOnce(ctx context.Context, patience time.Duration) {
 		logger.Error(err, "Cannot find who holds reservations outside of claims")
 		return
 	}
-	lost := max(least-strangers, 0)
-	if lost > checkSlack {
+	lost := now - strangers
+	if lost > checkSlack || lost < -checkSlack {
 		lost = n.reclaim(ctx, lost, strangers)
-	} else {
+	}
+	if lost <= checkSlack {
 		lost = 0
 	}
 	n.settleDrift(ctx, strangers, lost, names)
 }
 
-// reclaim has the kernel count anew and returns what is still lost.
+// reclaim has the kernel count anew and returns what is still lost; less than nothing where it counts too little.
 func (n *Node) reclaim(ctx context.Context, lost, strangers int64) int64 {
 	err := sched.Rebuild("/")
 	if err != nil && !errors.Is(err, sched.ErrNoRebuild) {
@@ -115,16 +114,15 @@ func (n *Node) reclaim(ctx context.Context, lost, strangers int64) int64 {
 	if err != nil {
 		return lost
 	}
-	left := max(now-strangers, 0)
-	if left > checkSlack {
+	if left := now - strangers; left > checkSlack || left < -checkSlack {
 		return left
 	}
 	n.mu.Lock()
 	n.drift.reclaimed++
-	n.drift.since, n.drift.least = time.Time{}, 0
+	n.drift.since, n.drift.beyond = time.Time{}, 0
 	n.mu.Unlock()
 	klog.FromContext(ctx).Info("The kernel has counted anew what is reserved", "reclaimedPPM", lost)
-	n.nodeEvent(corev1.EventTypeNormal, reasonReclaimed, "the kernel counted %d parts per million of a core that no thread had, and has counted anew", lost)
+	n.nodeEvent(corev1.EventTypeNormal, reasonReclaimed, "the kernel counted %d parts per million of a core more than its threads have, and has counted anew", lost)
 	return 0
 }
 

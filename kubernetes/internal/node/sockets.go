@@ -10,11 +10,13 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 
+	reservation "github.com/takt-dev/takt/kubernetes/api/v1alpha1"
 	"github.com/takt-dev/takt/kubernetes/internal/enforce"
 	"github.com/takt-dev/takt/kubernetes/internal/gate"
 )
@@ -100,20 +102,49 @@ func (n *Node) serveAsks(ctx context.Context, claim types.UID) (stop func(), err
 	return func() { cancel(); served.Wait() }, nil
 }
 
-// askerOf is the container that a claim's socket is in: the only one that has it mounted.
+// askerOf serves the containers that a claim's socket is in: one for each of its requests for threads that ask.
 func (n *Node) askerOf(claim types.UID) (enforce.Asker, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	var all askers
 	if p := n.claims[claim]; p != nil {
 		for _, request := range p.Requests {
 			c := n.holders[key(claim, request.Name)]
-			if c == nil || !c.running() {
+			if c == nil || !c.running() || request.Parameters.Selection() != reservation.SelectAsk {
 				continue
 			}
-			return asker{n, c}, nil
+			if !slices.ContainsFunc(all, func(other asker) bool { return other.c == c }) {
+				all = append(all, asker{n, c})
+			}
 		}
 	}
-	return nil, errors.New("no container of this claim runs")
+	if len(all) == 0 {
+		return nil, errors.New("no container of this claim runs")
+	}
+	return all, nil
+}
+
+// askers serve a thread by the container that it is in.
+type askers []asker
+
+// Ask implements enforce.Asker.
+func (a askers) Ask(process, inner int) (grant enforce.Grant, err error) {
+	for _, of := range a {
+		if grant, err = of.Ask(process, inner); !errors.Is(err, enforce.ErrStranger) {
+			return grant, err
+		}
+	}
+	return grant, err
+}
+
+// Return implements enforce.Asker.
+func (a askers) Return(process, inner int) (err error) {
+	for _, of := range a {
+		if err = of.Return(process, inner); err == nil {
+			return nil
+		}
+	}
+	return err
 }
 
 // asker serves the threads of one container.

@@ -22,6 +22,7 @@ module() { (cd "$here/$1" && CGO_ENABLED=0 go build -trimpath -ldflags=-s -o "$c
 program() { GOFLAGS="${GOFLAGS:-} -trimpath" CGO_ENABLED=0 GOBIN="$cache/bin" go install "$1"; }
 runc() {
 	if ! [ -f /usr/include/seccomp.h ]; then
+		apt-get update -qq
 		apt-get install -y -qq libseccomp-dev pkg-config gcc >/dev/null
 	fi
 	GOBIN="$cache/bin" CGO_ENABLED=1 go install -trimpath -tags "seccomp netgo osusergo" \
