@@ -1,20 +1,28 @@
 //! Which accelerated sockets an epoll descriptor watches, and events of ours among the kernel's.
 //!
 //! The kernel itself says what is watched, in `/proc/self/fdinfo`: registrations made before a socket was
-//! accelerated, by another thread or through another descriptor are all there, with their events and data.
+//! accelerated, by another thread or through another descriptor are all there, with their events and data. It is asked
+//! when something has changed: at the first wait on a descriptor, after `epoll_ctl` of an accelerated socket, and after
+//! another socket has become one. Registrations for one event, which the kernel uses up, are asked for at each wait.
 
+use std::collections::BTreeMap;
 use std::ffi::c_int;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use libc::epoll_event;
 
-use crate::process::Inside;
-use crate::readiness;
+use crate::process::{self, Inside};
+use crate::readiness::{self, Room};
+use crate::real;
+use crate::socket::ForkLock;
 use crate::table;
 
 /// `EPOLLERR`.
 const ERROR: u32 = libc::EPOLLERR as u32;
 /// `EPOLLPRI`.
 const URGENT: u32 = libc::EPOLLPRI as u32;
+/// What says that there is room.
+const WRITABLE: u32 = (libc::EPOLLOUT | libc::EPOLLWRNORM | libc::EPOLLWRBAND) as u32;
 /// Bits that say how to watch, not what for.
 const MODES: u32 =
     (libc::EPOLLET | libc::EPOLLONESHOT | libc::EPOLLWAKEUP | libc::EPOLLEXCLUSIVE) as u32;
@@ -29,19 +37,86 @@ pub struct Watched {
     seen: u64,
 }
 
+/// What is known to be watched, by epoll descriptor.
+static KNOWN: ForkLock<BTreeMap<c_int, Vec<Watched>>> = ForkLock::new(BTreeMap::new());
+/// Epoll descriptors of which that is remembered.
+const MOST: usize = 256;
+
+/// In a forked child: other descriptors, perhaps.
+pub fn after_fork() {
+    KNOWN.forget(BTreeMap::new());
+}
+
+/// Whether anything is remembered.
+static ANY: AtomicBool = AtomicBool::new(false);
+
+/// A descriptor is closed, or comes to mean something else.
+#[inline]
+pub fn closed(fd: c_int) {
+    if ANY.load(Ordering::Relaxed) && !process::is_borrowed() {
+        process::inside(|inside| forget(fd, inside));
+    }
+}
+
+/// Many descriptors are closed.
+pub fn all_closed() {
+    if ANY.load(Ordering::Relaxed) && !process::is_borrowed() {
+        process::inside(forget_all);
+    }
+}
+
+/// What a descriptor watches has changed.
+pub fn forget(epoll: c_int, inside: &Inside) {
+    KNOWN.lock(inside).remove(&epoll);
+}
+
+/// Any descriptor may watch more accelerated sockets than before.
+pub fn forget_all(inside: &Inside) {
+    KNOWN.lock(inside).clear();
+}
+
 /// What an epoll descriptor watches that may have something to tell.
-pub fn watched(epoll: c_int) -> Vec<Watched> {
+pub fn watched(epoll: c_int, inside: &Inside) -> Vec<Watched> {
+    let mut known = KNOWN.lock(inside);
+    let telling = |watched: &Watched| {
+        let socket = table::lookup(watched.fd).filter(|socket| socket.is_telling())?;
+        Some(Watched {
+            seen: socket.told_edges(),
+            ..*watched
+        })
+    };
+    if let Some(watched) = known.get(&epoll) {
+        return watched.iter().filter_map(telling).collect();
+    }
     let Ok(text) = std::fs::read_to_string(format!("/proc/self/fdinfo/{epoll}")) else {
         return Vec::new();
     };
-    text.lines()
+    let accelerated = |watched: &Watched| table::lookup(watched.fd).is_some();
+    let watched: Vec<Watched> = text
+        .lines()
         .filter_map(registration)
-        .filter_map(|mut watched| {
-            let socket = table::lookup(watched.fd).filter(|socket| socket.is_reporting())?;
-            watched.seen = socket.told_edges();
-            Some(watched)
-        })
-        .collect()
+        .filter(accelerated)
+        .collect();
+    let telling = watched.iter().filter_map(telling).collect();
+    // Of registrations for one event, `registration` leaves out those that were used up.
+    let used_up = |line| one_shot(line).is_some_and(|fd| table::lookup(fd).is_some());
+    if !text.lines().any(used_up) {
+        if known.len() >= MOST {
+            known.clear();
+        }
+        known.insert(epoll, watched);
+        ANY.store(true, Ordering::Relaxed);
+    }
+    telling
+}
+
+/// The descriptor of a line that is a registration for one event.
+fn one_shot(line: &str) -> Option<c_int> {
+    let mut words = line.split_ascii_whitespace();
+    let mut field = |name| (words.next()? == name).then(|| words.next()).flatten();
+    let fd = field("tfd:")?.parse().ok()?;
+    let events = u32::from_str_radix(field("events:")?, 16).ok()?;
+    (events & libc::EPOLLONESHOT as u32 != 0).then_some(fd)
 }
 
 /// A line of the form `tfd: 5 events: 19 data: 5 …`, the last two hexadecimal.
@@ -80,6 +155,8 @@ pub unsafe fn merge(
 ) -> c_int {
     let mut ready = ready as usize;
     for watched in watched {
+        // SAFETY: as this function's.
+        ready = unsafe { merge_room(epoll, watched, events, ready, count, inside) };
         let Some(errors) = readiness::errors(watched.fd, inside) else {
             continue;
         };
@@ -107,7 +184,7 @@ pub unsafe fn merge(
                 unsafe { events.add(ready).write(event) };
                 ready += 1;
                 if watched.events & libc::EPOLLONESHOT as u32 != 0 {
-                    disarm(epoll, watched);
+                    arm(epoll, watched, watched.events & MODES);
                 }
             }
             None => continue,
@@ -117,15 +194,70 @@ pub unsafe fn merge(
     ready as c_int
 }
 
-/// A registration for one event is used up.
-fn disarm(epoll: c_int, watched: &Watched) {
+/// Of room: the kernel says that there is some, always, but tells of an edge only once.
+///
+/// # Safety
+/// As [`merge`]'s.
+unsafe fn merge_room(
+    epoll: c_int,
+    watched: &Watched,
+    events: *mut epoll_event,
+    ready: usize,
+    count: c_int,
+    inside: &Inside,
+) -> usize {
+    if watched.events & WRITABLE == 0 {
+        return ready;
+    }
+    // SAFETY: that many are written.
+    let told = unsafe { std::slice::from_raw_parts_mut(events, ready) };
+    let place = told.iter().position(|event| event.u64 == watched.data);
+    // What cannot be told now is not taken note of.
+    if place.is_none() && ready >= count as usize {
+        return ready;
+    }
+    match (readiness::room(watched.fd, inside), place) {
+        (Room::AsTheKernelSays, _) => ready,
+        (Room::None, None) => ready,
+        (Room::None, Some(at)) => {
+            told[at].events &= !WRITABLE;
+            if told[at].events != 0 {
+                return ready;
+            }
+            told.copy_within(at + 1.., at);
+            if watched.events & libc::EPOLLONESHOT as u32 != 0 {
+                arm(epoll, watched, watched.events);
+            }
+            ready - 1
+        }
+        (Room::Again, Some(at)) => {
+            told[at].events |= watched.events & WRITABLE;
+            ready
+        }
+        (Room::Again, None) => {
+            let event = epoll_event {
+                events: watched.events & WRITABLE,
+                u64: watched.data,
+            };
+            // SAFETY: there is room for it.
+            unsafe { events.add(ready).write(event) };
+            if watched.events & libc::EPOLLONESHOT as u32 != 0 {
+                arm(epoll, watched, watched.events & MODES);
+            }
+            ready + 1
+        }
+    }
+}
+
+/// A registration for one event is used up, or was not after all.
+fn arm(epoll: c_int, watched: &Watched, events: u32) {
     let mut event = epoll_event {
-        events: watched.events & MODES,
+        events,
         u64: watched.data,
     };
     // Fails if the program has just removed it, which is as good.
     // SAFETY: the event is there for the call.
-    unsafe { libc::epoll_ctl(epoll, libc::EPOLL_CTL_MOD, watched.fd, &mut event) };
+    unsafe { real::epoll_ctl(epoll, libc::EPOLL_CTL_MOD, watched.fd, &mut event) };
 }
 
 #[cfg(test)]

@@ -168,7 +168,7 @@ fn renew(
     let version = socket.version();
     let options = socket.read_options(fd);
     let (options, ways, stations) = {
-        let Some(mut state) = socket.known(fd, inside) else {
+        let Some(mut state) = socket.known_patiently(fd, inside) else {
             return Ok(());
         };
         // The program may have set another option since.
@@ -228,7 +228,7 @@ fn renew(
         }
     }
     drop(source);
-    let Some(mut state) = socket.known(fd, inside) else {
+    let Some(mut state) = socket.known_patiently(fd, inside) else {
         return Ok(());
     };
     if state.options.as_ref() != Some(&options) {

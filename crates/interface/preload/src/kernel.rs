@@ -274,14 +274,29 @@ pub fn ask_neighbour(interface: u32, address: std::net::IpAddr) {
     }
 }
 
-/// Waits, unless a signal comes.
-pub fn pause(nanoseconds: i64) {
+/// Whether the handlers of all signals that the program catches have calls that they interrupt taken up again
+/// (`SA_RESTART`).
+pub fn handlers_restart_calls() -> bool {
+    (1..=libc::SIGRTMAX()).all(|signal| {
+        let mut action = MaybeUninit::<libc::sigaction>::zeroed();
+        // SAFETY: the action is written, if there is such a signal; zero is one, too.
+        let action = unsafe {
+            libc::sigaction(signal, std::ptr::null(), action.as_mut_ptr());
+            action.assume_init()
+        };
+        matches!(action.sa_sigaction, libc::SIG_DFL | libc::SIG_IGN)
+            || action.sa_flags & libc::SA_RESTART != 0
+    })
+}
+
+/// Waits. Whether a signal handler has interrupted it.
+pub fn pause(nanoseconds: i64) -> bool {
     let time = libc::timespec {
         tv_sec: nanoseconds / 1_000_000_000,
         tv_nsec: nanoseconds % 1_000_000_000,
     };
     // SAFETY: the time is readable; no remainder is asked for.
-    unsafe { libc::nanosleep(&time, std::ptr::null_mut()) };
+    unsafe { libc::nanosleep(&time, std::ptr::null_mut()) != 0 }
 }
 
 /// The monotonic clock, in nanoseconds.

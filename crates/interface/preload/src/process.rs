@@ -88,6 +88,7 @@ fn after_fork(word: &AtomicU32) {
             crate::runtime::after_fork();
             crate::socket::after_fork();
             crate::follower::after_fork();
+            crate::epoll::after_fork();
             crate::unserved::after_fork();
             // Release: partner is the load in `Inside::enter`.
             word.store(READY, Ordering::Release);

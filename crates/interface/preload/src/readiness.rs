@@ -1,7 +1,7 @@
 //! Waiting: `poll`, `select` and `epoll_wait` also tell what waits on error queues of ours.
 //!
-//! Nothing rings when a frame has left. So while an accelerated socket that may have something to tell is
-//! among the descriptors, the kernel's wait is cut into slices of a millisecond, and each looks. Every other
+//! Nothing rings when a frame has left. So while an accelerated socket that may have something to tell, or has
+//! had no room for a send, is among the descriptors, the kernel's wait is cut into slices of a millisecond, and each looks. Every other
 //! wait is the kernel's alone.
 
 use std::ffi::{c_int, c_short};
@@ -14,8 +14,9 @@ use crate::errors;
 use crate::kernel;
 use crate::process::{self, Inside};
 use crate::real;
-use crate::socket;
+use crate::socket::{self, Socket};
 use crate::table;
+use crate::transmit;
 
 /// A slice, in nanoseconds.
 const SLICE: i64 = 1_000_000;
@@ -23,6 +24,8 @@ const SLICE: i64 = 1_000_000;
 const ERROR: c_short = libc::POLLERR;
 /// `POLLPRI`.
 const URGENT: c_short = libc::POLLPRI;
+/// What says that there is room.
+const WRITABLE: c_short = libc::POLLOUT | libc::POLLWRNORM | libc::POLLWRBAND;
 
 /// A wait that may end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,7 +84,32 @@ pub fn errors(fd: c_int, inside: &Inside) -> Option<Errors> {
 
 /// Whether a descriptor may have something to tell.
 fn may_tell(fd: c_int) -> bool {
-    table::lookup(fd).is_some_and(|socket| socket.is_reporting())
+    table::lookup(fd).is_some_and(Socket::is_telling)
+}
+
+/// What there is to say about room, which the kernel does not know of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Room {
+    /// Nothing: as the kernel says.
+    AsTheKernelSays,
+    /// There is none, whatever the kernel says.
+    None,
+    /// There is some again.
+    Again,
+}
+
+/// Whether a descriptor's socket has room; that there is some again is told once.
+pub fn room(fd: c_int, inside: &Inside) -> Room {
+    let Some(socket) = table::lookup(fd).filter(|socket| socket.is_full()) else {
+        return Room::AsTheKernelSays;
+    };
+    match transmit::has_room(socket, fd, inside) {
+        true => {
+            socket.set_full(false);
+            Room::Again
+        }
+        false => Room::None,
+    }
 }
 
 /// Waits in slices. `wait` is the kernel's wait for as long as it is told, `find` adds what is ours to what the
@@ -101,11 +129,17 @@ fn in_slices(
         if ready < 0 {
             return ready;
         }
-        let ready = find(ready);
-        if ready != 0 || slice.1 {
-            return ready;
+        let found = find(ready);
+        if found != 0 || slice.1 {
+            return found;
         }
-        slice = deadline.slice();
+        let next = deadline.slice();
+        // What the kernel says at once, and is not so, it says again at once.
+        if ready > 0 && kernel::pause(nanoseconds(&next.0)) {
+            process::set_errno(libc::EINTR);
+            return -1;
+        }
+        slice = next;
     }
 }
 
@@ -119,7 +153,7 @@ pub unsafe fn poll(
     deadline: impl FnOnce() -> Deadline,
     mask: *const sigset_t,
 ) -> Option<c_int> {
-    if !socket::any_reporting() || fds.is_null() || count == 0 {
+    if !socket::any_telling() || fds.is_null() || count == 0 {
         return None;
     }
     let wait = |time: &timespec| {
@@ -145,6 +179,10 @@ pub unsafe fn poll(
         let found = process::inside(|inside| {
             let mut ready = ready;
             for entry in list() {
+                if entry.revents & WRITABLE != 0 && room(entry.fd, inside) == Room::None {
+                    entry.revents &= !WRITABLE;
+                    ready -= c_int::from(entry.revents == 0);
+                }
                 if entry.revents & ERROR == 0
                     && let Some(errors) = errors(entry.fd, inside)
                 {
@@ -222,6 +260,20 @@ impl Set {
             .is_some_and(|word| word & 1 << (fd % WORD) != 0)
     }
 
+    /// Whether a descriptor is ready that is asked for.
+    fn is_ready(&self, fd: usize) -> bool {
+        // SAFETY: within the words that were read.
+        self.wants(fd) && unsafe { *self.place.add(fd / WORD) } & 1 << (fd % WORD) != 0
+    }
+
+    /// Makes one unready that is asked for.
+    fn make_unready(&self, fd: usize) {
+        if self.wants(fd) {
+            // SAFETY: within the words that were read.
+            unsafe { *self.place.add(fd / WORD) &= !(1 << (fd % WORD)) };
+        }
+    }
+
     /// Makes a descriptor ready that is asked for. Whether it was not.
     fn make_ready(&self, fd: usize) -> bool {
         if !self.wants(fd) {
@@ -246,7 +298,7 @@ pub unsafe fn select(
     deadline: impl FnOnce() -> Deadline,
     mask: *const sigset_t,
 ) -> Option<c_int> {
-    if !socket::any_reporting() || count <= 0 {
+    if !socket::any_telling() || count <= 0 {
         return None;
     }
     let fds = count as usize;
@@ -289,6 +341,10 @@ pub unsafe fn select(
         let found = process::inside(|inside| {
             let mut ready = ready;
             for fd in telling.iter().copied() {
+                if write.is_ready(fd) && room(fd as c_int, inside) == Room::None {
+                    write.make_unready(fd);
+                    ready -= 1;
+                }
                 let Some(errors) = errors(fd as c_int, inside) else {
                     continue;
                 };
@@ -335,10 +391,10 @@ pub unsafe fn epoll(
     deadline: impl FnOnce() -> Deadline,
     wait: impl Fn(&timespec) -> c_int,
 ) -> Option<c_int> {
-    if !socket::any_reporting() || events.is_null() || count <= 0 {
+    if !socket::any_telling() || events.is_null() || count <= 0 {
         return None;
     }
-    let prepared = process::inside(|_| Kept::new(crate::epoll::watched(epoll)))?;
+    let prepared = process::inside(|inside| Kept::new(crate::epoll::watched(epoll, inside)))?;
     let watched = prepared.get();
     let find = |ready: c_int| {
         let found = process::inside(|inside| {

@@ -191,6 +191,8 @@ functions! {
         or libc::syscall(
             libc::SYS_pselect6, count, read, write, except, timeout, &(mask, KERNEL_SIGSET)
         );
+    epoll_ctl(epoll: c_int, operation: c_int, fd: c_int, event: *mut epoll_event) -> c_int,
+        or libc::syscall(libc::SYS_epoll_ctl, epoll, operation, fd, event);
     epoll_wait(epoll: c_int, events: *mut epoll_event, count: c_int, timeout: c_int) -> c_int,
         or libc::syscall(libc::SYS_epoll_pwait, epoll, events, count, timeout, 0usize, KERNEL_SIGSET);
     epoll_pwait(

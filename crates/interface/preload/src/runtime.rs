@@ -146,6 +146,11 @@ impl Source {
         Ok(self.resolve(nowhere, nowhere, Some(station))?.is_some())
     }
 
+    /// Whether there is room for a frame of so many bytes, or nothing to wait for.
+    pub fn has_room(&self, length: usize) -> bool {
+        self.frames.pending() < u64::from(DEPTH) && self.buffer(length).err() != Some(Refusal::Full)
+    }
+
     /// Memory for a frame.
     pub fn buffer(&self, length: usize) -> Result<FrameBuffer<'_>, Refusal> {
         self.frames.buffer(length).map_err(Refusal::from)

@@ -4,7 +4,7 @@ use std::cell::UnsafeCell;
 use std::ffi::c_int;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
 use crate::abi::SockTxtime;
 use crate::announce::{self, Mode};
@@ -45,6 +45,21 @@ impl<T> ForkLock<T> {
         mutex.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Takes it when nobody else has it, without being waited for by those who leave it: that would cost them a system
+    /// call.
+    pub fn lock_patiently(&self, _: &Inside) -> MutexGuard<'_, T> {
+        const AGAIN: i64 = 20_000;
+        loop {
+            // SAFETY: see `Sync`.
+            let mutex = unsafe { &*self.0.get() };
+            match mutex.try_lock() {
+                Ok(guard) => return guard,
+                Err(TryLockError::Poisoned(poisoned)) => return poisoned.into_inner(),
+                Err(TryLockError::WouldBlock) => kernel::pause(AGAIN),
+            };
+        }
+    }
+
     /// In a forked child: it is free, and `value` in it. What was in it is the parent's and not dropped.
     pub fn forget(&self, value: T) {
         // SAFETY: nobody else is here (`process::after_fork`), and nothing is lost but memory.
@@ -71,6 +86,8 @@ pub struct State {
     pub reports: Reports,
     /// What waits for a next hop to tell its hardware address.
     pub held: Held,
+    /// How long the frame was for which there was no room.
+    pub wanted: usize,
     /// The next IPv4 identification.
     pub identification: u16,
 }
@@ -89,6 +106,8 @@ pub struct Socket {
     clock: AtomicI32,
     /// It has or may have something to tell on the error queue.
     reporting: AtomicBool,
+    /// A send found no room and did not wait, and no wait has told of room since.
+    full: AtomicBool,
     /// The kernel numbers its datagrams (`SOF_TIMESTAMPING_OPT_ID`).
     numbering: AtomicBool,
     /// The descriptor by which it was used last.
@@ -102,8 +121,8 @@ pub struct Socket {
 }
 
 static SOCKETS: AtomicPtr<Socket> = AtomicPtr::new(ptr::null_mut());
-/// Sockets that are `reporting`.
-static REPORTING: AtomicU32 = AtomicU32::new(0);
+/// Sockets that are `reporting`, and those that are `full`.
+static TELLING: AtomicU32 = AtomicU32::new(0);
 
 /// All of the process, some of which may be nobody's.
 pub fn all() -> impl Iterator<Item = &'static Socket> {
@@ -116,10 +135,11 @@ pub fn all() -> impl Iterator<Item = &'static Socket> {
     })
 }
 
-/// Whether any socket of the process has something to tell: if not, waiting is the C library's alone.
+/// Whether any socket of the process has something to tell that the kernel does not know: if not, waiting is the C
+/// library's alone.
 #[inline]
-pub fn any_reporting() -> bool {
-    REPORTING.load(Ordering::Relaxed) != 0
+pub fn any_telling() -> bool {
+    TELLING.load(Ordering::Relaxed) != 0
 }
 
 /// In a forked child: sockets stay, with what is on its way the parent's.
@@ -152,6 +172,7 @@ impl Socket {
             version: AtomicU32::new(0),
             clock: AtomicI32::new(-1),
             reporting: AtomicBool::new(false),
+            full: AtomicBool::new(false),
             numbering: AtomicBool::new(false),
             descriptor: AtomicI32::new(-1),
             edges: AtomicU64::new(0),
@@ -191,6 +212,7 @@ impl Socket {
         let emptied = crate::process::inside(|inside| {
             let state = std::mem::take(&mut *self.lock(inside));
             self.set_reporting(false);
+            self.set_full(false);
             self.numbering.store(false, Ordering::Relaxed);
             drop(state);
         });
@@ -238,13 +260,24 @@ impl Socket {
     }
 
     fn set_reporting(&self, reporting: bool) {
-        if self.reporting.swap(reporting, Ordering::Relaxed) != reporting {
-            if reporting {
-                REPORTING.fetch_add(1, Ordering::Relaxed);
-            } else {
-                REPORTING.fetch_sub(1, Ordering::Relaxed);
-            }
-        }
+        set_telling(&self.reporting, reporting);
+    }
+
+    /// Whether a send found no room, and no wait has told of room since.
+    #[inline]
+    pub fn is_full(&self) -> bool {
+        self.full.load(Ordering::Relaxed)
+    }
+
+    /// See [`is_full`](Self::is_full).
+    pub fn set_full(&self, full: bool) {
+        set_telling(&self.full, full);
+    }
+
+    /// Whether a wait on it may have something to tell that the kernel does not know.
+    #[inline]
+    pub fn is_telling(&self) -> bool {
+        self.is_reporting() || self.is_full()
     }
 
     /// From now on it has something to tell.
@@ -297,6 +330,16 @@ impl Socket {
     /// Its state, as old as it is. `None`: the descriptor leads here no more.
     pub fn known(&'static self, fd: c_int, inside: &Inside) -> Option<MutexGuard<'static, State>> {
         let state = self.lock(inside);
+        table::leads_to(fd, self).then_some(state)
+    }
+
+    /// As [`known`](Self::known), for a thread that is not to be a burden to those who send.
+    pub fn known_patiently(
+        &'static self,
+        fd: c_int,
+        inside: &Inside,
+    ) -> Option<MutexGuard<'static, State>> {
+        let state = self.state.lock_patiently(inside);
         table::leads_to(fd, self).then_some(state)
     }
 
@@ -354,6 +397,16 @@ impl Socket {
     }
 }
 
+fn set_telling(flag: &AtomicBool, value: bool) {
+    if flag.swap(value, Ordering::Relaxed) != value {
+        if value {
+            TELLING.fetch_add(1, Ordering::Relaxed);
+        } else {
+            TELLING.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}
+
 /// Why a socket is not accelerated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NotAdopted {
@@ -379,6 +432,7 @@ pub fn adopt(fd: c_int, stood_in_for: Option<Clock>, inside: &Inside) -> Result<
         socket.release();
         return Err(NotAdopted::Unfit);
     }
+    crate::epoll::forget_all(inside);
     let mut state = socket.current(fd, inside).ok_or(NotAdopted::Unfit)?;
     state.source = Source::open(inside);
     follower::start();

@@ -274,9 +274,14 @@ fn send_waiting(
         drop(state);
         let over = timeout != 0 && kernel::monotonic() - begun >= timeout;
         if over || flags & libc::MSG_DONTWAIT != 0 || kernel::is_nonblocking(fd) {
+            // Whoever waits for room is told when there is some.
+            socket.set_full(true);
             return Fate::Taken(Err(libc::EAGAIN));
         }
-        kernel::pause(pause);
+        // As the kernel: a wait with an end is not taken up again.
+        if kernel::pause(pause) && (timeout != 0 || !kernel::handlers_restart_calls()) {
+            return Fate::Taken(Err(libc::EINTR));
+        }
         pause = (pause * 2).min(longest);
     }
 }
@@ -469,6 +474,15 @@ pub fn settle_held(socket: &'static Socket, fd: c_int, inside: &Inside) {
     }
 }
 
+/// Whether a socket has room again for what it had none for, or nothing to wait for.
+pub fn has_room(socket: &'static Socket, fd: c_int, inside: &Inside) -> bool {
+    let Some(state) = socket.known(fd, inside) else {
+        return true;
+    };
+    let room = |source: &Source| source.has_room(state.wanted);
+    state.held.has_room() && state.source.as_ref().is_none_or(room)
+}
+
 enum Trouble {
     Obstacle(Obstacle),
     Refused(Refusal),
@@ -552,6 +566,7 @@ fn hand_over(
         }
     };
     let offset = plan.offset();
+    state.wanted = offset + content.total;
     let mut buffer = source.buffer(offset + content.total)?;
     memory::gather(&mut buffer[offset..], content.parts).map_err(Obstacle::Error)?;
     let ends = plan.complete(&mut buffer, &mut state.identification)?;

@@ -4,6 +4,7 @@ use std::ffi::{c_int, c_uint, c_ulong, c_void};
 
 use libc::FILE;
 
+use crate::epoll;
 use crate::hardware;
 use crate::process;
 use crate::real;
@@ -22,6 +23,7 @@ pub unsafe extern "C-unwind" fn close(fd: c_int) -> c_int {
     if let Some(socket) = table::lookup(fd) {
         process::inside(|inside| transmit::settle_held(socket, fd, inside));
     }
+    epoll::closed(fd);
     // Before the number can be given to another thread.
     table::remove(fd);
     // SAFETY: the program's call.
@@ -46,6 +48,7 @@ pub unsafe extern "C-unwind" fn __close(fd: c_int) -> c_int {
 pub unsafe extern "C-unwind" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
     if flags & CLOSE_ON_EXEC == 0 && first <= last {
         table::remove_range(first, last);
+        epoll::all_closed();
     }
     // SAFETY: the program's call.
     unsafe { real::close_range(first, last, flags) }
@@ -58,6 +61,7 @@ pub unsafe extern "C-unwind" fn close_range(first: c_uint, last: c_uint, flags: 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn closefrom(first: c_int) {
     table::remove_range(first.max(0) as c_uint, c_uint::MAX);
+    epoll::all_closed();
     // SAFETY: the program's call.
     unsafe { real::closefrom(first) };
 }
@@ -96,6 +100,7 @@ fn replace(old: c_int, new: c_int, call: impl FnOnce() -> c_int) -> c_int {
     if old == new {
         return call();
     }
+    epoll::closed(new);
     let former = table::take(new);
     let result = call();
     match (result >= 0, former) {

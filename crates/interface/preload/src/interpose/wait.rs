@@ -6,9 +6,11 @@ use std::ptr;
 use libc::{epoll_event, fd_set, nfds_t, pollfd, sigset_t, size_t, timespec, timeval};
 
 use crate::memory;
+use crate::process;
 use crate::readiness::{self, Deadline, nanoseconds};
 use crate::real;
 use crate::socket;
+use crate::table;
 
 /// `poll(2)`.
 ///
@@ -79,7 +81,7 @@ pub unsafe extern "C-unwind" fn ppoll(
     timeout: *const timespec,
     mask: *const sigset_t,
 ) -> c_int {
-    if socket::any_reporting()
+    if socket::any_telling()
         && let Some(wait) = read_timeout(timeout)
     {
         let deadline = || Deadline::after(wait);
@@ -122,7 +124,7 @@ pub unsafe extern "C-unwind" fn select(
     except: *mut fd_set,
     timeout: *mut timeval,
 ) -> c_int {
-    if socket::any_reporting()
+    if socket::any_telling()
         && let Some(wait) = read_timeval(timeout)
     {
         let deadline = Deadline::after(wait);
@@ -186,7 +188,7 @@ pub unsafe extern "C-unwind" fn pselect(
     timeout: *const timespec,
     mask: *const sigset_t,
 ) -> c_int {
-    if socket::any_reporting()
+    if socket::any_telling()
         && let Some(wait) = read_timeout(timeout)
     {
         let deadline = || Deadline::after(wait);
@@ -273,7 +275,7 @@ pub unsafe extern "C-unwind" fn epoll_pwait2(
 ) -> c_int {
     // SAFETY: the program's call.
     let wait = |time: &timespec| unsafe { epoll_slice(epoll, events, count, time, mask) };
-    if socket::any_reporting()
+    if socket::any_telling()
         && let Some(time) = read_timeout(timeout)
     {
         let deadline = || Deadline::after(time);
@@ -285,4 +287,23 @@ pub unsafe extern "C-unwind" fn epoll_pwait2(
     }
     // SAFETY: the program's call.
     unsafe { real::epoll_pwait2(epoll, events, count, timeout, mask) }
+}
+
+/// `epoll_ctl(2)`: what is watched of accelerated sockets is noted.
+///
+/// # Safety
+/// As the C library's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn epoll_ctl(
+    epoll: c_int,
+    operation: c_int,
+    fd: c_int,
+    event: *mut epoll_event,
+) -> c_int {
+    // SAFETY: the program's call.
+    let result = unsafe { real::epoll_ctl(epoll, operation, fd, event) };
+    if result == 0 && table::lookup(fd).is_some() {
+        process::inside(|inside| crate::epoll::forget(epoll, inside));
+    }
+    result
 }

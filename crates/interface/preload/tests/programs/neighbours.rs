@@ -32,20 +32,13 @@ fn a_first_datagram_waits_for_its_next_hop_and_leaves_at_its_time() {
     }
 }
 
-/// Lines of a trace between the two marks of `traced.c`.
-fn marked(trace: &str) -> Vec<&str> {
-    let lines = trace.lines().skip_while(|line| !line.contains("getppid"));
-    let lines = lines.skip(1).take_while(|line| !line.contains("getppid"));
-    lines.collect()
-}
-
-#[test]
-fn a_send_asks_nobody_whatever_the_time_and_the_number_of_destinations() {
-    let site = Site::new();
+/// The system calls of a program's first thread between its two marks.
+fn calls_of(site: &Site, name: &str) -> Vec<String> {
     let trace = takt_testing::Directory::new();
     let file = trace.join("trace");
+    // The traced program has the preload, and strace has not.
     let mut command = site.here().command("strace").expect("the lab is up");
-    let traced = site.command(program("traced"));
+    let traced = site.command(program(name));
     command.arg("-o").arg(&file);
     for (name, value) in traced.get_envs() {
         if let Some(value) = value {
@@ -60,20 +53,38 @@ fn a_send_asks_nobody_whatever_the_time_and_the_number_of_destinations() {
     let (_, err) = ended_well(command.output());
     assert_eq!(err, "");
     let text = std::fs::read_to_string(&file).expect("a trace: install strace");
-    let calls = marked(&text);
+    let lines = text.lines().skip_while(|line| !line.contains("getppid"));
+    let lines = lines.skip(1).take_while(|line| !line.contains("getppid"));
+    lines.map(str::to_owned).collect()
+}
+
+#[test]
+fn a_wait_costs_what_the_kernels_does_however_many_descriptors_there_are() {
+    let site = Site::new();
+    let calls = calls_of(&site, "watching");
+    let others = calls.iter().filter(|line| !line.starts_with("epoll_"));
+    assert_eq!(others.count(), 0, "{calls:#?}");
+    assert_eq!(calls.len(), 100);
+}
+
+#[test]
+fn a_send_asks_nobody_whatever_the_time_and_the_number_of_destinations() {
+    let site = Site::new();
+    let calls = calls_of(&site, "traced");
     // A datagram each 10 ms for 3 s to 40 stations in turn, each with a pause: and nothing else but the doorbell.
-    let allowed = |line: &&&str| {
-        ["clock_nanosleep(", "write(", "restart_syscall("]
+    let allowed = |line: &&String| {
+        // A lock that the follower has at that moment is waited for: for as long as an answer takes to be copied.
+        ["clock_nanosleep(", "write(", "restart_syscall(", "futex("]
             .iter()
             .any(|name| line.starts_with(name))
     };
     let others: Vec<_> = calls.iter().filter(|line| !allowed(line)).collect();
-    assert!(
-        others.is_empty(),
-        "{} others: {:#?}",
-        others.len(),
-        &others[..others.len().min(20)]
-    );
+    assert!(others.is_empty(), "{others:#?}");
+    let locks = calls
+        .iter()
+        .filter(|line| line.starts_with("futex("))
+        .count();
+    assert!(locks < 30, "{locks} of 300 sends met the follower");
     let bells = calls
         .iter()
         .filter(|line| line.starts_with("write("))

@@ -113,3 +113,11 @@ fn a_full_queue_blocks_or_says_so_and_holds_nothing_else_up() {
         "what is to leave later waits for its time"
     );
 }
+
+#[test]
+fn programs_that_wait_for_room_are_told_of_it_and_signals_interrupt_a_send() {
+    let site = Site::new();
+    let address = site.addresses()[0].to_string();
+    let output = site.command(program("edges")).arg(address).output();
+    assert_eq!(ended_well(output), ("room\n".into(), String::new()));
+}
