@@ -6,7 +6,7 @@ FUZZ_SECONDS ?= 5
 # Hosts made of network namespaces and AF_XDP need root.
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo --preserve-env=PATH,HOME,CARGO_HOME,RUSTUP_HOME)
 
-.PHONY: help demo test setup setup-build build lint unit docs installation e2e loom fuzz kubernetes test-oracle test-cluster bench bench-kubernetes install uninstall deb clean
+.PHONY: help demo test setup setup-build build lint unit docs installation e2e loom fuzz kubernetes test-oracle test-cluster bench bench-kubernetes install uninstall deb wheel clean
 
 help:
 	@echo "make demo     an isochronous talker over Takt's overlay beside bare metal and Flannel's way: tables and report"
@@ -25,6 +25,7 @@ help:
 	@echo "make bench    all benchmarks beside all peers (builds zenoh, ZeroMQ, iceoryx2: slow)"
 	@echo "make bench-kubernetes  what CPU reservations cost in a cluster, and a Ray job with and without (a quarter of an hour)"
 	@echo "make install  after make build: PREFIX=/usr/local; \`make uninstall\` takes it away again"
+	@echo "make wheel    the Python binding with its libraries, into dist"
 	@echo "make deb      Debian packages into out/deb: takt, libtakt0, libtakt-dev, takt-preload"
 
 setup:
@@ -102,3 +103,8 @@ deb: build
 clean:
 	$(CARGO) clean
 	rm -rf out bench-peers/target fuzz/target
+
+# With libtakt.so and libtakt_embedded.so inside; needs nothing but Python.
+wheel: setup-build
+	$(CARGO) build --release -p takt-capi -p takt-embedded
+	python3 bindings/python/backend.py dist

@@ -1,0 +1,3 @@
+module github.com/takt-dev/takt/bindings/go
+
+go 1.22

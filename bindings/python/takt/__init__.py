@@ -1,0 +1,478 @@
+"""Takt's channels in Python.
+
+    import takt
+
+    with takt.Session() as session:
+        stream = session.stream()
+        with stream.source(7) as source, stream.sink(7) as sink:
+            source.send(b"hello")
+            with sink.receive() as message:
+                print(bytes(message.data))
+
+Messages are written and read in place: the `data` of a `Buffer` or `Message` is a memoryview of shared memory. It ends
+with `emit`, `abandon` or `release`; a slice that outlives it stays readable and shows what is there then.
+
+Timeouts are in seconds, None waits for ever, 0 does not wait. Waits let other threads run and end with Ctrl-C, with
+`wake()` of another thread, or when the signal's handler raises. A source or sink is for one thread at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import time
+from collections.abc import AsyncIterator, Iterator
+from enum import IntEnum
+from types import TracebackType
+from typing import NamedTuple, Optional, Union
+
+from . import _native
+from ._native import (
+    Closed, Disconnected, Error, Interrupted, InvalidArgument, NoRuntime, NotPermitted, TimedOut, TooLarge, WouldBlock,
+    check, lib,
+)
+
+__all__ = [
+    "Buffer", "Closed", "Counters", "Disconnected", "Error", "Interrupted", "InvalidArgument", "Message", "NoRuntime",
+    "NotPermitted", "Outcome", "Session", "Sink", "Source", "Stream", "TimedOut", "TooLarge", "WouldBlock",
+]
+__version__ = lib.takt_version().decode()
+
+Data = Union[bytes, bytearray, memoryview]
+
+_FOREVER = -1
+# The longest stretch of a wait: a signal may come in the instant before a sleep, and is seen after it.
+_STRETCH_NS = 100_000_000
+
+
+class Outcome(IntEnum):
+    """What became of an emitted message. Delivery is at most once and not acknowledged."""
+
+    PENDING = 0
+    SENT = 1
+    NO_SINK = 2
+    UNREACHABLE = 3
+    LOST = 4
+    UNKNOWN = 5
+    LATE = 6
+    NOT_SCHEDULED = 7
+
+
+class Counters(NamedTuple):
+    """What happened to a sink's messages since it was opened."""
+
+    delivered: int
+    dropped_full: int
+    dropped_memory: int
+    lost: int
+    lost_at_disconnect: int
+
+
+class _Handle:
+    """A handle of the library. It is closed when nothing refers to it any more: views of its memory do."""
+
+    def __init__(self, pointer: ctypes.c_void_p, close: "ctypes._NamedFuncPointer", parent: Optional["_Handle"]) -> None:
+        self.pointer: Optional[ctypes.c_void_p] = pointer
+        self._close = close
+        # Children first: a session ends with the last of its parts.
+        self._parent = parent
+
+    def __del__(self) -> None:
+        pointer, self.pointer = self.pointer, None
+        if pointer is not None:
+            self._close(pointer)
+
+
+class _Part:
+    """A session, stream, source or sink."""
+
+    _name = ""
+
+    def __init__(self, handle: _Handle) -> None:
+        self._handle: Optional[_Handle] = handle
+
+    def _open(self) -> _Handle:
+        if self._handle is None:
+            raise Closed(f"the {self._name} is closed")
+        return self._handle
+
+    @property
+    def _pointer(self) -> ctypes.c_void_p:
+        pointer = self._open().pointer
+        assert pointer is not None
+        return pointer
+
+    def close(self) -> None:
+        """Closes it. What was emitted is still sent. A second call does nothing."""
+        self._handle = None
+
+    def _text(self, function: "ctypes._NamedFuncPointer") -> str:
+        length = check(function(self._pointer, None, 0))
+        text = ctypes.create_string_buffer(length + 1)
+        check(function(self._pointer, text, length + 1))
+        return text.value.decode(errors="replace")
+
+    def __repr__(self) -> str:
+        return f"<takt.{type(self).__name__}{' (closed)' if self._handle is None else ''}>"
+
+
+def _deadline(timeout: Optional[float]) -> Optional[int]:
+    if timeout is None:
+        return None
+    if timeout < 0:
+        raise InvalidArgument(f"`timeout` is {timeout}: it must be seconds, 0 not to wait, or None")
+    return time.monotonic_ns() + int(timeout * 1e9)
+
+
+def _wait(part: "Union[Source, Sink]", timeout: Optional[float], call: "object") -> int:
+    """Calls with a timeout in nanoseconds until it does not end too early, so that signals are handled meanwhile."""
+    deadline = _deadline(timeout)
+    while True:
+        left = _STRETCH_NS if deadline is None else min(_STRETCH_NS, max(0, deadline - time.monotonic_ns()))
+        code = call(left)  # type: ignore[operator]
+        if code == Interrupted.code:
+            # Handlers run between two instructions, so here: one that raises ends the wait.
+            if part._woken:
+                part._woken = False
+                return check(code)
+        elif code == TimedOut.code or (code == WouldBlock.code and timeout != 0):
+            if deadline is not None and time.monotonic_ns() >= deadline:
+                raise TimedOut(f"nothing within {timeout} s")
+        else:
+            return check(code)
+
+
+class Session(_Part):
+    """An application attached to the runtime of its node.
+
+    `socket`: the runtime's; $TAKT_SOCKET or the default if None. `embedded`: run a runtime inside this process if none
+    answers.
+    """
+
+    _name = "session"
+
+    def __init__(
+        self,
+        socket: Optional[str] = None,
+        *,
+        name: Optional[str] = None,
+        tx_bytes: int = 0,
+        rx_bytes: int = 0,
+        embedded: bool = False,
+        reconnect: bool = True,
+    ) -> None:
+        options = _native.SessionOptions(
+            size=ctypes.sizeof(_native.SessionOptions),
+            socket=None if socket is None else str(socket).encode(),
+            name=None if name is None else name.encode(),
+            tx_bytes=tx_bytes,
+            rx_bytes=rx_bytes,
+            no_reconnect=not reconnect,
+            allow_embedded=embedded,
+        )
+        pointer = ctypes.c_void_p()
+        check(lib.takt_session_open(ctypes.byref(options), ctypes.byref(pointer)))
+        super().__init__(_Handle(pointer, lib.takt_session_close, None))
+
+    @property
+    def attached(self) -> bool:
+        """Whether the session is attached to a runtime at this moment."""
+        return bool(check(lib.takt_session_attached(self._pointer)))
+
+    def stream(
+        self,
+        *,
+        fast: bool = False,
+        unlimited: bool = False,
+        traffic_class: Optional[int] = None,
+    ) -> "Stream":
+        """Opens a stream. `fast`: bypass the kernel where the node can; `unlimited`: cores may spin; `traffic_class`,
+        0 to 7: time sensitive in that class."""
+        qos = _native.Qos(
+            size=ctypes.sizeof(_native.Qos),
+            acceleration=fast,
+            resource_use=unlimited,
+            time_sensitivity=traffic_class is not None,
+            traffic_class=traffic_class or 0,
+        )
+        pointer = ctypes.c_void_p()
+        check(lib.takt_stream_open(self._pointer, ctypes.byref(qos), ctypes.byref(pointer)))
+        return Stream(_Handle(pointer, lib.takt_stream_close, self._open()))
+
+    def close(self) -> None:
+        """Ends the session in order, with its streams, sources and sinks: what was emitted is sent."""
+        if self._handle is not None:
+            lib.takt_session_end(self._pointer)
+        super().close()
+
+    def __enter__(self) -> "Session":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Stream(_Part):
+    """Channels of one quality."""
+
+    _name = "stream"
+
+    @property
+    def datapath(self) -> str:
+        """The name of the datapath that carries the stream."""
+        return self._text(lib.takt_stream_datapath)
+
+    @property
+    def warning(self) -> str:
+        """Why the datapath is not what was asked for; empty if it is."""
+        return self._text(lib.takt_stream_warning)
+
+    def source(self, channel: int, *, depth: int = 0) -> "Source":
+        """Opens the writing end of a channel. `depth`: most messages under way, a power of two; 0: 1024."""
+        pointer = ctypes.c_void_p()
+        check(lib.takt_source_open(self._pointer, channel, depth, ctypes.byref(pointer)))
+        return Source(_Handle(pointer, lib.takt_source_close, self._open()))
+
+    def sink(self, channel: int, *, depth: int = 0, no_local: bool = False) -> "Sink":
+        """Opens a reading end of a channel. `no_local`: without what this very session emits."""
+        options = _native.SinkOptions(
+            size=ctypes.sizeof(_native.SinkOptions), depth=depth, notify_fd=1, no_local=no_local
+        )
+        pointer = ctypes.c_void_p()
+        check(lib.takt_sink_open_with(self._pointer, channel, ctypes.byref(options), ctypes.byref(pointer)))
+        return Sink(_Handle(pointer, lib.takt_sink_close, self._open()))
+
+    def __enter__(self) -> "Stream":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _view(handle: _Handle, native: _native.Buffer) -> memoryview:
+    """A view of shared memory, which keeps the handle and so the memory for as long as it or a slice is there."""
+    array = (ctypes.c_char * native.length).from_address(native.data or 0)
+    array._handle = handle  # type: ignore[attr-defined]
+    return memoryview(array).cast("B")
+
+
+class Source(_Part):
+    """The writing end of a channel."""
+
+    _name = "source"
+    _woken = False
+
+    @property
+    def max_message(self) -> int:
+        """Longest message in bytes."""
+        return check(lib.takt_source_max_message(self._pointer))
+
+    @property
+    def lost(self) -> int:
+        """Messages whose outcome the runtime did not tell before it went away."""
+        count = ctypes.c_uint64()
+        check(lib.takt_source_lost(self._pointer, ctypes.byref(count)))
+        return count.value
+
+    def buffer(self, length: int, timeout: Optional[float] = None) -> "Buffer":
+        """A buffer to write a message into, in place."""
+        native = _native.Buffer()
+        pointer = self._pointer
+        _wait(self, timeout, lambda ns: lib.takt_buffer_get(pointer, length, ns, ctypes.byref(native)))
+        return Buffer(self, native)
+
+    def send(self, data: Data, timeout: Optional[float] = None, *, launch_time_ns: Optional[int] = None) -> int:
+        """Sends bytes as one message; its token for `outcome`."""
+        view = memoryview(data).cast("B")
+        buffer = self.buffer(view.nbytes, timeout)
+        buffer.data[:] = view
+        return buffer.emit(launch_time_ns=launch_time_ns)
+
+    def outcome(self, token: int) -> Outcome:
+        """What became of a message."""
+        return Outcome(check(lib.takt_emit_outcome(self._pointer, token)))
+
+    def wait_reader(self, timeout: Optional[float] = None) -> int:
+        """Waits until somebody listens; how many do."""
+        pointer = self._pointer
+        return _wait(self, timeout, lambda ns: lib.takt_source_wait_reader(pointer, ns))
+
+    def wake(self) -> None:
+        """Ends a wait of this source in another thread, or the next one, with `Interrupted`."""
+        self._woken = True
+        check(lib.takt_wake_source(self._pointer))
+
+    def __enter__(self) -> "Source":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Buffer:
+    """Memory for one message. As a context manager it is emitted at the end, or abandoned after an exception."""
+
+    def __init__(self, source: Source, native: _native.Buffer) -> None:
+        self._source = source
+        self._native = native
+        self.data: memoryview = _view(source._open(), native)
+
+    def emit(self, length: Optional[int] = None, *, launch_time_ns: Optional[int] = None) -> int:
+        """Sends the first `length` bytes, all if None, at once or at `launch_time_ns` (TAI); the token for `outcome`."""
+        if length is not None:
+            if not 0 <= length <= self._native.length:
+                raise InvalidArgument(f"`length` is {length}: the buffer has {self._native.length} bytes")
+            self._native.length = length
+        self.data.release()
+        token = ctypes.c_int64()
+        if launch_time_ns is None:
+            code = lib.takt_emit(self._source._pointer, ctypes.byref(self._native), ctypes.byref(token))
+        else:
+            code = lib.takt_emit_at(
+                self._source._pointer, ctypes.byref(self._native), launch_time_ns, ctypes.byref(token)
+            )
+        check(code)
+        return token.value
+
+    def abandon(self) -> None:
+        """Gives the buffer back without sending it. Nothing happens after `emit`."""
+        self.data.release()
+        if self._native.data and self._source._handle is not None:
+            check(lib.takt_buffer_abandon(self._source._pointer, ctypes.byref(self._native)))
+
+    def __enter__(self) -> "Buffer":
+        return self
+
+    def __exit__(
+        self, kind: Optional[type[BaseException]], _: Optional[BaseException], __: Optional[TracebackType]
+    ) -> None:
+        if kind is not None or not self._native.data:
+            self.abandon()
+        else:
+            self.emit()
+
+    def __del__(self) -> None:
+        if self._native.data and self._source._handle is not None:
+            lib.takt_buffer_abandon(self._source._pointer, ctypes.byref(self._native))
+
+
+class Message:
+    """A received message, read in place through `data` until it is released: by `release`, at the end of a `with`, or
+    when nothing refers to it any more."""
+
+    def __init__(self, sink: "Sink", native: _native.Buffer) -> None:
+        self._sink = sink
+        self._native = native
+        info = _native.MessageInfo(size=ctypes.sizeof(_native.MessageInfo))
+        check(lib.takt_message_information(sink._pointer, ctypes.byref(native), ctypes.byref(info)))
+        #: Its number at its source; a gap is a loss.
+        self.sequence: int = info.sequence
+        #: When the sender's runtime took it, TAI nanoseconds.
+        self.send_time_ns: int = info.send_time_ns
+        #: The sender, under a number that is random at each start.
+        self.sender: int = info.sender
+        self.traffic_class: int = info.traffic_class
+        self.data: memoryview = _view(sink._open(), native).toreadonly()
+
+    def release(self) -> None:
+        """Gives the memory back. A second call does nothing."""
+        self.data.release()
+        if self._native.data and self._sink._handle is not None:
+            check(lib.takt_release(self._sink._pointer, ctypes.byref(self._native)))
+
+    def __len__(self) -> int:
+        return int(self._native.length)
+
+    def __bytes__(self) -> bytes:
+        return bytes(self.data)
+
+    def __enter__(self) -> "Message":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def __del__(self) -> None:
+        if self._native.data and self._sink._handle is not None:
+            lib.takt_release(self._sink._pointer, ctypes.byref(self._native))
+
+
+class Sink(_Part):
+    """A reading end of a channel. Iterating over it, also with `async for`, receives message after message; each is
+    released before the next one."""
+
+    _name = "sink"
+    _woken = False
+
+    def receive(self, timeout: Optional[float] = None) -> Message:
+        """The next message."""
+        native = _native.Buffer()
+        pointer = self._pointer
+        _wait(self, timeout, lambda ns: lib.takt_consume(pointer, ns, ctypes.byref(native)))
+        return Message(self, native)
+
+    async def receive_async(self) -> Message:
+        """The next message; meanwhile the event loop goes on."""
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                return self.receive(0)
+            except WouldBlock:
+                pass
+            if not check(lib.takt_sink_arm(self._pointer)):
+                continue
+            readable = loop.create_future()
+            descriptor = self.fileno()
+            loop.add_reader(descriptor, lambda: readable.done() or readable.set_result(None))
+            try:
+                await readable
+            finally:
+                loop.remove_reader(descriptor)
+
+    def fileno(self) -> int:
+        """The descriptor that becomes readable when `arm` said true and a message is there."""
+        return check(lib.takt_sink_fd(self._pointer))
+
+    def arm(self) -> bool:
+        """True: the descriptor becomes readable with the next message, once. False: there is one already."""
+        return bool(check(lib.takt_sink_arm(self._pointer)))
+
+    def __len__(self) -> int:
+        """How many messages wait."""
+        return check(lib.takt_data_available(self._pointer))
+
+    def __bool__(self) -> bool:
+        return True
+
+    @property
+    def warning(self) -> str:
+        """What the memory for received messages cannot do for this sink; empty if nothing."""
+        return self._text(lib.takt_sink_warning)
+
+    @property
+    def counters(self) -> Counters:
+        """What happened to the sink's messages since it was opened."""
+        now = _native.Counters(size=ctypes.sizeof(_native.Counters))
+        check(lib.takt_sink_read_counters(self._pointer, ctypes.byref(now)))
+        return Counters(*(getattr(now, field) for field in Counters._fields))
+
+    def wake(self) -> None:
+        """Ends a wait of this sink in another thread, or the next one, with `Interrupted`."""
+        self._woken = True
+        check(lib.takt_wake(self._pointer))
+
+    def __iter__(self) -> Iterator[Message]:
+        while True:
+            with self.receive() as message:
+                yield message
+
+    async def __aiter__(self) -> AsyncIterator[Message]:
+        while True:
+            with await self.receive_async() as message:
+                yield message
+
+    def __enter__(self) -> "Sink":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

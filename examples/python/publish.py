@@ -1,0 +1,10 @@
+"""Publishes a temperature on channel 7, ten times a second, until it is stopped."""
+import math, struct, time
+import takt
+
+with takt.Session() as session, session.stream().source(7) as source:
+    step = 0
+    while True:
+        source.send(struct.pack("d", 20 + 5 * math.sin(step / 50)))
+        step += 1
+        time.sleep(0.1)
