@@ -44,6 +44,9 @@ pub fn until_true(what: &str, mut condition: impl FnMut() -> bool) {
     until(what, || condition().then_some(()));
 }
 
+/// The key that all nodes of a test share.
+pub const GROUP_KEY: &str = "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
+
 /// A directory of a test's own, removed with it. Its path is short enough for sockets.
 #[derive(Debug)]
 pub struct Directory(tempfile::TempDir);
@@ -96,6 +99,18 @@ impl Directory {
     pub fn write(&self, name: &str, content: impl AsRef<[u8]>) -> String {
         std::fs::write(self.join(name), content).expect("write");
         self.text(name)
+    }
+
+    /// The section of a node's configuration by which all nodes of a test know each other, with its files.
+    ///
+    /// # Panics
+    /// When they cannot be written.
+    pub fn security(&self) -> String {
+        let group = self.write("group.key", GROUP_KEY);
+        let mode = Permissions::from_mode(0o600);
+        std::fs::set_permissions(&group, mode).expect("its mode");
+        let own = self.text("node.key");
+        format!("[security]\ngroup_key_file = \"{group}\"\nkey_file = \"{own}\"\n")
     }
 }
 

@@ -40,7 +40,9 @@ use takt_runtime::policy::Policy;
 use takt_runtime::{InlineLane, Runtime, RuntimeHandle, StartError, Unavailable};
 
 use rendezvous::Rendezvous;
-pub use settings::{Settings, SettingsError};
+pub use settings::{
+    GroupKey, PeerConfig, PrivateKey, Protection, PublicKey, Security, Settings, SettingsError,
+};
 pub use takt_runtime::peering::PeerState;
 
 /// Why the embedded form does not work.
@@ -94,7 +96,7 @@ impl Embedded {
     ///
     /// # Errors
     /// [`Error::Start`], for instance when the port is taken.
-    pub fn start(settings: Settings) -> Result<Self, Error> {
+    pub fn start(mut settings: Settings) -> Result<Self, Error> {
         let mut datapaths: Vec<Arc<dyn Datapath>> =
             vec![Arc::new(UdpDatapath::new(UdpConfig::default()))];
         let mut unavailable = Vec::new();
@@ -109,6 +111,11 @@ impl Embedded {
         }
         let linger = settings.linger;
         let directory = settings.rendezvous.clone();
+        if let Some(directory) = &directory
+            && settings.security.group.is_none()
+        {
+            settings.security.group = Some(rendezvous::group_key(directory)?);
+        }
         let (runtime, lane) =
             Runtime::start_inline(settings.into_config(), &datapaths, unavailable)?;
         let handle = runtime.handle().clone();

@@ -9,6 +9,7 @@ use std::fs::{self, File};
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
 
@@ -16,10 +17,43 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::fs::{FlockOperation, flock, inotify};
 use takt_runtime::RuntimeHandle;
 
-use crate::Error;
+use crate::{Error, GroupKey};
 
 /// Most runtimes that are made peers of one.
 const MOST: usize = 256;
+
+/// The key by which runtimes of the user know each other: in the directory, made by the first of them. The dot in
+/// front of its name keeps it apart from runtimes.
+const KEY: &str = ".group.key";
+
+/// Makes the directory, if need be, and reads the key that its runtimes share, which the first one makes.
+pub fn group_key(directory: &Path) -> Result<GroupKey, Error> {
+    let read = || -> io::Result<GroupKey> {
+        if let Some(parent) = directory.parent() {
+            takt::place::make_private(parent)?;
+        }
+        takt::place::make_private(directory)?;
+        let path = directory.join(KEY);
+        if !path.exists() {
+            // It appears whole, and once.
+            let draft = directory.join(format!(".{}-key-{:p}", std::process::id(), &path));
+            fs::write(&draft, GroupKey::generate().reveal())?;
+            fs::set_permissions(&draft, fs::Permissions::from_mode(0o600))?;
+            match fs::hard_link(&draft, &path) {
+                Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+                _ => fs::remove_file(&draft)?,
+            }
+        }
+        let text = fs::read_to_string(&path)?;
+        let wrong = |error| io::Error::new(io::ErrorKind::InvalidData, error);
+        text.parse::<GroupKey>().map_err(wrong)
+    };
+    read().map_err(|source| Error::Rendezvous {
+        what: "use the key in",
+        directory: directory.to_owned(),
+        source,
+    })
+}
 
 /// A runtime's place in the directory; gives it up when dropped.
 pub struct Rendezvous {
@@ -40,10 +74,6 @@ impl Rendezvous {
                 source,
             }
         };
-        if let Some(parent) = directory.parent() {
-            takt::place::make_private(parent).map_err(cannot("use"))?;
-        }
-        takt::place::make_private(directory).map_err(cannot("use"))?;
         let own = handle.status().map_err(|_| Error::Stopped)?.control_address;
         // Before the first look: who comes later is seen.
         let changes = watch(directory).map_err(cannot("watch"))?;
@@ -142,7 +172,7 @@ impl Neighbours {
             let _ = self.handle.remove_peer(*gone);
         }
         for new in there.difference(&self.known) {
-            let _ = self.handle.add_peer(*new);
+            let _ = self.handle.add_peer((*new).into());
         }
         self.known = there;
         Ok(())

@@ -1,11 +1,14 @@
 //! How an embedded runtime is told what it needs: by the program, or by its environment.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
 use takt_runtime::config::{Config, DEFAULT_PORT, Departure, Idle, LaneConfig};
+pub use takt_runtime::peering::keys::{
+    GroupKey, KeyError, PeerConfig, PrivateKey, Protection, PublicKey, Security,
+};
 
 /// Settings of an embedded runtime.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -15,7 +18,9 @@ pub struct Settings {
     /// UDP port of the peering protocol; 0 = any, for a runtime that only looks inward or outward.
     pub port: u16,
     /// Peering addresses of other runtimes.
-    pub peers: Vec<SocketAddr>,
+    pub peers: Vec<PeerConfig>,
+    /// How strangers are kept out: by default every datagram is authenticated, so peers take a key.
+    pub security: Security,
     /// Directory of this user where runtimes of this machine find each other, see [`local`](Self::local); none: they
     /// do not.
     pub rendezvous: Option<PathBuf>,
@@ -38,6 +43,7 @@ impl Default for Settings {
             port: DEFAULT_PORT,
             peers: Vec::new(),
             rendezvous: None,
+            security: Security::default(),
             interface: None,
             idle: Idle::default(),
             core: None,
@@ -69,10 +75,20 @@ impl Settings {
     }
 
     /// The environment variables that [`from_environment`](Self::from_environment) reads.
-    pub const VARIABLES: [&str; 4] = ["TAKT_ADDRESS", "TAKT_PORT", "TAKT_PEERS", "TAKT_INTERFACE"];
+    pub const VARIABLES: [&str; 7] = [
+        "TAKT_ADDRESS",
+        "TAKT_PORT",
+        "TAKT_PEERS",
+        "TAKT_INTERFACE",
+        "TAKT_PROTECTION",
+        "TAKT_GROUP_KEY",
+        "TAKT_KEY",
+    ];
 
-    /// Reads `TAKT_ADDRESS`, `TAKT_PORT`, `TAKT_PEERS` (addresses with ports, between commas) and
-    /// `TAKT_INTERFACE`; what is not set keeps its default. With neither of the first three the runtime is
+    /// Reads `TAKT_ADDRESS`, `TAKT_PORT`, `TAKT_PEERS` (addresses with ports, between commas, each as
+    /// `PUBLIC_KEY@ADDRESS:PORT` if the peer has a key of its own), `TAKT_INTERFACE`, `TAKT_PROTECTION` (`integrity`,
+    /// `encrypt` or `none`), `TAKT_GROUP_KEY` (the key of all nodes) and `TAKT_KEY` (the private key of this one);
+    /// what is not set keeps its default. With neither of the first three the runtime is
     /// [`local`](Self::local): programs of one user on one machine find each other, and nobody else reaches them.
     ///
     /// # Errors
@@ -93,7 +109,7 @@ impl Settings {
                 expected,
             })
         }
-        let [address, port, peers, interface] = Self::VARIABLES;
+        let [address, port, peers, interface, protection, group, key] = Self::VARIABLES;
         let mut settings = match [address, port, peers].map(&variable) {
             [None, None, None] => Self::local(),
             _ => Self::default(),
@@ -112,8 +128,47 @@ impl Settings {
             for peer in value.split(',').filter(|p| !p.trim().is_empty()) {
                 let expected =
                     "addresses with ports between commas, such as 10.0.0.2:7400,10.0.0.3:7400";
-                settings.peers.push(parse(peers, peer, expected)?);
+                let (key, address) = match peer.split_once('@') {
+                    Some((key, address)) => {
+                        let key = parse(peers, key, "a public key before the `@`")?;
+                        (Some(key), address)
+                    }
+                    None => (None, peer),
+                };
+                let address = parse(peers, address, expected)?;
+                settings.peers.push(PeerConfig { address, key });
             }
+        }
+        if let Some(value) = variable(protection) {
+            settings.security.protection = match value.trim() {
+                "integrity" => Protection::Integrity,
+                "encrypt" => Protection::Encrypt,
+                "none" => Protection::None,
+                _ => {
+                    return Err(SettingsError {
+                        variable: protection,
+                        value,
+                        expected: "`integrity`, `encrypt` or `none`",
+                    });
+                }
+            };
+        }
+        // A secret is not repeated in an error.
+        let secret = "a key of 44 characters in base64, as `takt key generate` makes it";
+        let hidden = |_: KeyError| "(not shown)".to_owned();
+        if let Some(value) = variable(group) {
+            settings.security.group = Some(value.parse().map_err(|error| SettingsError {
+                variable: group,
+                value: hidden(error),
+                expected: secret,
+            })?);
+        }
+        if let Some(value) = variable(key) {
+            settings.security.node = Some(value.parse().map_err(|error| SettingsError {
+                variable: key,
+                value: hidden(error),
+                expected: secret,
+            })?);
         }
         settings.interface = variable(interface).filter(|name| !name.is_empty());
         Ok(settings)
@@ -124,6 +179,7 @@ impl Settings {
             address: self.address,
             port: self.port,
             peers: self.peers,
+            security: self.security,
             departure: self.departure,
             lanes: vec![LaneConfig {
                 idle: self.idle,

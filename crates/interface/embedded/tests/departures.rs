@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use takt::{ChannelId, Outcome, Qos, Session, Sink, Source, TaiTime, TrafficClass, Wait};
 use takt_clock::{Clock, SystemTai};
+use takt_embedded::Security;
 use takt_embedded::{Embedded, Settings};
 use takt_runtime::config::{Departure, Late};
 use takt_runtime::counters::DepartureReading;
@@ -50,7 +51,8 @@ impl Pair {
             Embedded::start(Settings {
                 address,
                 port,
-                peers: vec![SocketAddr::new(address, peer)],
+                peers: vec![SocketAddr::new(address, peer).into()],
+                security: Security::group(takt_testing::GROUP_KEY.parse().expect("a key")),
                 departure,
                 ..Settings::default()
             })

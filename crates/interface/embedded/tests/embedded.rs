@@ -4,6 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use takt::{ChannelId, Outcome, Qos, Source, Wait};
+use takt_embedded::Security;
 use takt_embedded::{Embedded, Settings};
 
 const PATIENCE: Wait = Wait::For(Duration::from_secs(20));
@@ -12,12 +13,13 @@ fn node(port: u16, peers: &[u16]) -> Embedded {
     let address = IpAddr::V4(Ipv4Addr::LOCALHOST);
     let peers = peers
         .iter()
-        .map(|&port| SocketAddr::new(address, port))
+        .map(|&port| SocketAddr::new(address, port).into())
         .collect();
     Embedded::start(Settings {
         address,
         port,
         peers,
+        security: Security::group(takt_testing::GROUP_KEY.parse().expect("a key")),
         ..Settings::default()
     })
     .expect("runtime starts")

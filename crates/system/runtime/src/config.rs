@@ -1,6 +1,6 @@
 //! What a runtime is told at its start, in the form that code uses. `taktd` reads it from TOML.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,6 +10,7 @@ use takt_wire::ethernet::MacAddress;
 use takt_wire::vxlan::NetworkId;
 
 use crate::peering::AcceptNet;
+use crate::peering::keys::{PeerConfig, Security};
 use crate::policy::{MappingPolicy, Policy};
 
 /// What a lane does when there is nothing to do.
@@ -207,9 +208,11 @@ pub struct Config {
     /// Lanes, at least one.
     pub lanes: Vec<LaneConfig>,
     /// Peers from the start.
-    pub peers: Vec<SocketAddr>,
+    pub peers: Vec<PeerConfig>,
     /// Networks whose runtimes may become peers by themselves.
     pub accept: Vec<AcceptNet>,
+    /// How strangers are kept out.
+    pub security: Security,
     /// Networks that tenants' endpoints are in.
     pub networks: Vec<NetworkConfig>,
     /// Sockets for applications.
@@ -239,6 +242,7 @@ impl Default for Config {
             lanes: vec![LaneConfig::default()],
             peers: Vec::new(),
             accept: Vec::new(),
+            security: Security::default(),
             networks: Vec::new(),
             listeners: Vec::new(),
             limits: Limits::default(),

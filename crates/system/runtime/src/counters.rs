@@ -67,6 +67,10 @@ counters! {
         rx_malformed,
         /// Datagrams whose sender is no known peer.
         rx_unknown_sender,
+        /// Datagrams that are not protected as they must be, or whose tag is wrong.
+        rx_unauthentic,
+        /// Datagrams that came before.
+        rx_replayed,
         /// Datagrams passed on to the lane they were meant for.
         rx_forwarded,
         /// Datagrams for a lane that is not there, or whose queue was full.
@@ -103,6 +107,8 @@ counters! {
         received_bytes,
         /// Messages that other nodes sent and that have not arrived (gaps in the sequence).
         lost,
+        /// Sources elsewhere that went without telling how many messages they had sent: more may be lost.
+        unknown_tails,
         /// Messages that arrived after they had been counted as lost.
         late,
         /// Copies put into sinks.

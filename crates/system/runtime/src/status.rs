@@ -17,6 +17,7 @@ use crate::counters::{
 };
 pub use crate::peering::PeerStatus;
 use crate::peering::PeeringCounters;
+use crate::peering::keys::{Protection, PublicKey};
 use crate::policy::Policy;
 
 /// The runtime as a whole.
@@ -36,6 +37,12 @@ pub struct NodeStatus {
     pub lanes: Vec<LaneStatus>,
     /// Refused peering datagrams.
     pub peering: PeeringCounters,
+    /// How datagrams between nodes are protected.
+    pub protection: Protection,
+    /// By what peers know this node, if it has a key of its own.
+    pub key: Option<PublicKey>,
+    /// Whether it has a group's key.
+    pub group: bool,
 }
 
 /// A lane.

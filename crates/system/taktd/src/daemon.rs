@@ -128,6 +128,7 @@ pub fn run(options: &Options) -> Result<(), DaemonError> {
     let log = LogLevel::install(&settings.file.log);
     raise_descriptor_limit();
     own_directory(&settings)?;
+    let settings = settings.with_keys()?;
     // Administration and metrics are rare and small: one thread serves them.
     tokio::runtime::Builder::new_current_thread()
         .enable_all()

@@ -25,3 +25,4 @@ pub mod logging;
 pub mod metrics;
 pub mod node;
 mod outline;
+pub mod security;

@@ -202,13 +202,17 @@ impl Node {
         report: &mut Reloaded,
     ) -> Result<(), Stopped> {
         for gone in &old.runtime.peers {
-            if !new.runtime.peers.contains(gone) && self.handle.remove_peer(*gone)? {
-                report.changed.push(format!("peer {gone} removed"));
+            let address = gone.address;
+            let there = new.runtime.peers.iter().any(|peer| peer.address == address);
+            if !there && self.handle.remove_peer(address)? {
+                report.changed.push(format!("peer {address} removed"));
             }
         }
         for peer in &new.runtime.peers {
-            if self.handle.add_peer(*peer)? {
-                report.changed.push(format!("peer {peer} added"));
+            match self.handle.add_peer(*peer)? {
+                Ok(true) => report.changed.push(format!("peer {} added", peer.address)),
+                Ok(false) => {}
+                Err(error) => report.failed.push(error.to_string()),
             }
         }
         Ok(())
@@ -244,6 +248,7 @@ fn needs_restart(old: &Settings, new: &Settings) -> Vec<String> {
         ("node.name", old.node.name == new.node.name),
         ("node.address", old.node.address == new.node.address),
         ("node.port", old.node.port == new.node.port),
+        ("security", old.security == new.security),
         ("lane", old.lane == new.lane),
         ("network", old.network == new.network),
         ("limits", old.limits == new.limits),
@@ -268,6 +273,7 @@ fn keep_unchangeable(new: &mut Settings, running: &Settings) {
     file.node.name = old.node.name;
     file.node.address = old.node.address;
     file.node.port = old.node.port;
+    file.security = old.security;
     file.lane = old.lane;
     file.network = old.network;
     file.limits = old.limits;
@@ -278,4 +284,5 @@ fn keep_unchangeable(new: &mut Settings, running: &Settings) {
     file.metrics = old.metrics;
     file.log.format = old.log.format;
     *new = config::Settings::from(file);
+    new.runtime.security = running.runtime.security.clone();
 }

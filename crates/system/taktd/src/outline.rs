@@ -5,6 +5,7 @@ use std::path::Path;
 
 use bytesize::ByteSize;
 use takt_runtime::config::{Idle, LaneConfig, ListenerConfig, SchedulingClass};
+use takt_runtime::peering::keys::Protection;
 
 use crate::config::Settings;
 use crate::config::value::Channels;
@@ -29,11 +30,23 @@ fn outline(settings: &Settings, out: &mut String) -> std::fmt::Result {
             std::net::SocketAddr::new(config.address, config.port)
         )?;
     }
+    let protection = match config.security.protection {
+        Protection::None => "NONE: peers are not authenticated",
+        Protection::Integrity => "integrity",
+        Protection::Encrypt => "encrypt",
+    };
+    writeln!(out, "security   {protection}")?;
     for net in &config.accept {
         writeln!(out, "accept     {}/{}", net.address, net.prefix)?;
     }
     for peer in &config.peers {
-        writeln!(out, "peer       {peer}")?;
+        let key = peer
+            .key
+            .map_or("the group's key".into(), |key| format!("key {key}"));
+        match config.security.protection {
+            Protection::None => writeln!(out, "peer       {}", peer.address)?,
+            _ => writeln!(out, "peer       {}, {key}", peer.address)?,
+        }
     }
     let datapaths = std::iter::once("udp").chain(settings.xdp.as_ref().map(|_| "xdp"));
     for (index, lane) in config.lanes.iter().enumerate() {

@@ -138,6 +138,7 @@ async fn peers_that_are_added_find_each_other_carry_messages_and_can_be_removed(
     let address_b = node(&mut at_b).await.address;
     let add = |address: &str| AddPeerRequest {
         address: address.into(),
+        ..AddPeerRequest::default()
     };
     assert!(
         at_a.add_peer(add(&address_b))
@@ -213,7 +214,10 @@ async fn a_peer_that_cannot_be_one_is_refused_with_what_would_be_right() {
     ] {
         let address = address.to_owned();
         let refused = client
-            .add_peer(AddPeerRequest { address })
+            .add_peer(AddPeerRequest {
+                address,
+                ..AddPeerRequest::default()
+            })
             .await
             .expect_err("refused");
         assert_eq!(refused.code(), Code::InvalidArgument);

@@ -31,7 +31,7 @@ fn written(text: &str) -> Directory {
 #[test]
 fn check_prints_what_would_run_and_opens_nothing() {
     let directory = written(
-        "[node]\nname = \"press\"\nport = 9000\n[[peer]]\naddress = \"10.0.0.2\"\n[[lane]]\nidle = \"spin\"\n\
+        "[node]\nname = \"press\"\nport = 9000\n[security]\nprotection = \"none\"\n[[peer]]\naddress = \"10.0.0.2\"\n[[lane]]\nidle = \"spin\"\n\
          [[listener]]\npath = \"/nonexistent/press.sock\"\nwrite = [\"1-9\"]\n\
          [datapath.xdp]\ninterface = \"takt-t-none\"\n[metrics]\naddress = \"127.0.0.1:9464\"\n",
     );

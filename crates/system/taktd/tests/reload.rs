@@ -108,7 +108,10 @@ async fn peers_of_the_file_come_and_go_and_those_of_the_api_stay() {
     let mut client = daemon.client().await;
     let address = "127.0.0.9".into();
     client
-        .add_peer(AddPeerRequest { address })
+        .add_peer(AddPeerRequest {
+            address,
+            ..AddPeerRequest::default()
+        })
         .await
         .expect("added");
     daemon.write(&(peer("127.0.0.3") + LISTENER));
@@ -204,7 +207,7 @@ async fn an_unusable_file_changes_nothing_and_the_place_of_the_fault_is_told() {
     assert!(
         refused
             .message()
-            .contains("takt.toml:12:8: `listener[0].mode` = 5"),
+            .contains("takt.toml:15:8: `listener[0].mode` = 5"),
         "{refused}"
     );
     assert_eq!(listeners(&mut client).await, [("a".to_owned(), 1)]);

@@ -211,7 +211,7 @@ impl EmbeddedForm {
             settings.port = port;
         }
         if !self.peers.is_empty() {
-            settings.peers.clone_from(&self.peers);
+            settings.peers = self.peers.iter().copied().map(Into::into).collect();
         }
         if let Some(interface) = &self.interface {
             settings.interface = Some(interface.clone());

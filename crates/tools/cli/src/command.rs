@@ -6,7 +6,7 @@ use clap::{Parser, Subcommand};
 
 use crate::failure::Failure;
 use crate::{
-    bench, clock, completions, daemon, demo, lab, listener, manual, network, peer, preload,
+    bench, clock, completions, daemon, demo, key, lab, listener, manual, network, peer, preload,
     publish, reload, reserve, schedule, session, status, subscribe, top,
 };
 
@@ -56,6 +56,7 @@ pub enum Command {
     Reload(reload::Reload),
     /// Add, remove and list other nodes
     Peer(peer::Peer),
+    Key(key::Key),
     /// Set, remove and list sockets for applications
     Listener(listener::Listener),
     /// Show networks, and enter where their stations are
@@ -103,6 +104,7 @@ impl Command {
             Self::Top(top) => top.run(),
             Self::Reload(reload) => reload.run(),
             Self::Peer(peer) => peer.run(),
+            Self::Key(key) => key.run(),
             Self::Listener(listener) => listener.run(),
             Self::Network(network) => network.run(),
             Self::Session(session) => session.run(),

@@ -14,6 +14,7 @@ mod completions;
 mod daemon;
 mod demo;
 mod failure;
+mod key;
 mod lab;
 mod listener;
 mod manual;

@@ -13,8 +13,11 @@ const HELP: &str = "\
 Peers that are added here last until they are removed or the node stops; write them into the
 configuration as `[[peer]]` to keep them. An address without a port has 7400.
 
+A peer proves who it is by its key (`takt key`), or by the key of the group.
+
 Examples:
   takt peer add 10.0.0.2
+  takt peer add 10.0.0.2 --key 3p7bfXt9wbTTW2HC7OQ1Nz+DQ8hbeGdNrfx+FG+IK08=
   takt peer add 10.0.0.2:7400 10.0.0.3:7400
   takt peer list --json | jq '.[] | select(.state != \"up\")'
   takt peer remove 10.0.0.2";
@@ -30,11 +33,20 @@ pub struct Peer {
 #[derive(Debug, Subcommand)]
 enum Action {
     /// Add peers; one that is there already is left as it is
-    Add(Addresses),
+    Add(Add),
     /// Remove peers and the routes to them
     Remove(Addresses),
     /// List peers
     List(List),
+}
+
+#[derive(Debug, Args)]
+struct Add {
+    /// The peer's public key, as `takt key show` prints it there; without it the peer has the key of the group
+    #[arg(long, value_name = "PUBLIC_KEY")]
+    key: Option<String>,
+    #[command(flatten)]
+    addresses: Addresses,
 }
 
 #[derive(Debug, Args)]
@@ -67,11 +79,18 @@ impl Peer {
     pub fn run(self) -> Result<(), Failure> {
         match self.action {
             Action::Add(add) => {
-                let done = add.each(async |client, address| {
-                    let request = AddPeerRequest { address };
+                let key = add.key.unwrap_or_default();
+                if !key.is_empty() && add.addresses.addresses.len() > 1 {
+                    return Err(Failure::Other(
+                        "a key belongs to one peer: add the others by themselves".into(),
+                    ));
+                }
+                let done = add.addresses.each(async |client, address| {
+                    let key = key.clone();
+                    let request = AddPeerRequest { address, key };
                     Ok(client.add_peer(request).await?.into_inner().added)
                 })?;
-                report(&done, add.form, "added", "is there already")
+                report(&done, add.addresses.form, "added", "is there already")
             }
             Action::Remove(remove) => {
                 let done = remove.each(async |client, address| {

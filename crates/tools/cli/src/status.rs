@@ -5,9 +5,9 @@ use serde::Serialize;
 use taktd::admin::client::Client;
 use taktd::admin::json::{acceleration_name, resource_use_name, state_name};
 use taktd::admin::proto::{
-    Channel, Datapath, GetStatusRequest, ListChannelsRequest, ListDatapathsRequest,
+    Authentication, Channel, Datapath, GetStatusRequest, ListChannelsRequest, ListDatapathsRequest,
     ListListenersRequest, ListPeersRequest, ListSessionsRequest, ListenerStatus, Network, Node,
-    Peer, PeerState, Session,
+    Peer, PeerState, Protection, Session,
 };
 use taktd::config::value::Channels;
 
@@ -143,6 +143,7 @@ impl Everything {
         let mut text = format!(
             "node       {} (taktd {}), up {}{}\n\
              peering    {}, {up} of {} peer(s) up\n\
+             security   {}\n\
              attached   {} session(s) on {} listener(s), {} channel(s)\n",
             node.name,
             node.version,
@@ -150,14 +151,30 @@ impl Everything {
             if node.draining { ", draining" } else { "" },
             node.address,
             self.peers.len(),
+            security(&node),
             self.sessions.len(),
             self.listeners.len(),
             self.channels.len(),
         );
-        if refused.strangers + refused.malformed + refused.version + refused.too_many > 0 {
+        let reasons = [
+            (refused.strangers, "of strangers"),
+            (
+                refused.unauthenticated,
+                "of senders that did not prove who they are",
+            ),
+            (refused.replayed, "replayed"),
+            (refused.malformed, "malformed"),
+            (refused.version, "of another version"),
+            (refused.too_many, "beyond a limit"),
+        ];
+        let reasons = reasons.iter().filter(|(count, _)| *count > 0);
+        let reasons: Vec<String> = reasons
+            .map(|(count, why)| format!("{count} {why}"))
+            .collect();
+        if !reasons.is_empty() {
             text.push_str(&format!(
-                "refused    peering datagrams: {} of strangers, {} malformed, {} of another version, {} with too many channels\n",
-                refused.strangers, refused.malformed, refused.version, refused.too_many
+                "refused    peering datagrams: {}\n",
+                reasons.join(", ")
             ));
         }
         text.push('\n');
@@ -171,6 +188,24 @@ impl Everything {
             text.push_str(&peers(&self.peers));
         }
         text
+    }
+}
+
+/// How the node keeps strangers out.
+fn security(node: &Node) -> String {
+    let by = match (node.key.as_str(), node.group_key) {
+        ("", false) => "no key".to_owned(),
+        ("", true) => "the key of its group".to_owned(),
+        (key, false) => format!("its key {key}"),
+        (key, true) => format!("the key of its group, or its own {key}"),
+    };
+    match node.protection() {
+        Protection::None => {
+            "NONE: peers are not authenticated, whoever can send to this node reads and writes its channels"
+                .into()
+        }
+        Protection::Encrypt => format!("datagrams are authenticated and encrypted; known by {by}"),
+        _ => format!("datagrams are authenticated; known by {by}"),
     }
 }
 
@@ -348,6 +383,7 @@ pub fn peers(peers: &[Peer]) -> String {
         ("HEARD", Align::Left),
         ("CHANNELS", Align::Right),
         ("ORIGIN", Align::Left),
+        ("PROOF", Align::Left),
         ("HELLOS UNANSWERED", Align::Right),
     ];
     let rows = peers.iter().map(|peer| {
@@ -366,6 +402,12 @@ pub fn peers(peers: &[Peer]) -> String {
                 "accepted"
             }
             .to_owned(),
+            match peer.authentication() {
+                Authentication::None => "NONE".into(),
+                Authentication::Group => "group key".into(),
+                Authentication::NoKey => "key missing".into(),
+                _ => peer.key.clone(),
+            },
             peer.attempts.to_string(),
         ]
     });

@@ -163,6 +163,7 @@ fn two_processes_without_a_daemon_talk_to_each_other() {
             .args(["--embedded", "--address", "127.0.0.1"])
             .args(["--port", &own.to_string()])
             .args(["--peer", &format!("127.0.0.1:{other}")])
+            .env("TAKT_GROUP_KEY", takt_testing::GROUP_KEY)
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
         Running(command.spawn().expect("takt"))

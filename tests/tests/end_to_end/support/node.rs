@@ -137,9 +137,14 @@ impl Drop for Node {
 pub fn configure(directory: &Directory, host: &Host, peers: &[Ipv4Addr], sections: &str) {
     let mut text = format!(
         "[node]\nname = \"{}\"\naddress = \"{}\"\nport = {PORT}\n\
-         [admin]\nsocket = \"DIR/admin.sock\"\n[[listener]]\npath = \"DIR/takt.sock\"\n{sections}",
+         {}[admin]\nsocket = \"DIR/admin.sock\"\n[[listener]]\npath = \"DIR/takt.sock\"\n{sections}",
         host.name(),
         host.address(),
+        if sections.contains("[security]") {
+            String::new()
+        } else {
+            directory.security()
+        },
     );
     for peer in peers {
         text += &format!("[[peer]]\naddress = \"{peer}:{PORT}\"\n");

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::{Command, Output};
 use std::sync::OnceLock;
 
-use takt_embedded::{Embedded, Settings};
+use takt_embedded::{Embedded, Security, Settings};
 use takt_runtime::config::ListenerConfig;
 use takt_runtime::policy::{MappingPolicy, Policy};
 use takt_testing::{Directory, built, repository};
@@ -81,7 +81,10 @@ impl Program {
     /// The program, to be run. No variable of the caller's environment reaches it.
     pub fn command(&self) -> Command {
         let mut command = Command::new(self.scratch.join("program"));
-        command.env_clear().env("TAKT_PORT", "0");
+        command
+            .env_clear()
+            .env("TAKT_PORT", "0")
+            .env("TAKT_GROUP_KEY", takt_testing::GROUP_KEY);
         command
     }
 
@@ -121,6 +124,7 @@ impl Node {
     pub fn start() -> Self {
         let scratch = Directory::new();
         let settings = Settings {
+            security: Security::group(takt_testing::GROUP_KEY.parse().expect("a key")),
             address: Ipv4Addr::LOCALHOST.into(),
             port: 0,
             ..Settings::default()
@@ -147,8 +151,11 @@ impl Node {
     /// Two that know each other.
     pub fn pair() -> [Self; 2] {
         let nodes = [Self::start(), Self::start()];
-        let added = nodes[0].runtime.runtime().add_peer(nodes[1].address());
-        added.expect("the runtime runs");
+        let added = nodes[0]
+            .runtime
+            .runtime()
+            .add_peer(nodes[1].address().into());
+        added.expect("the runtime runs").expect("a key");
         nodes
     }
 

@@ -7,6 +7,7 @@
 mod account;
 mod credentials;
 mod host;
+mod interests;
 mod listener;
 mod log_budget;
 mod networks;
@@ -36,8 +37,10 @@ use crate::counters::{
     ChannelCounters, ChannelReading, DepartureCounters, LaneCounters, PortTraffic, SessionReading,
 };
 use crate::lane::{Command, Event, LaneHandle};
+use crate::peering::keys::{PeerConfig, Security};
 use crate::peering::message::LaneAnnouncement;
-use crate::peering::{AcceptNet, Change, Outbox, Peering};
+use crate::peering::message::Subscription;
+use crate::peering::{AcceptNet, Change, Effects, HELLO_EVERY, Peering};
 use crate::policy::{MappingPolicy, Policy};
 use crate::status::{
     ChannelStatus, DatapathStatus, LaneStatus, ListenerStatus, NodeStatus, PeerStatus, PortStatus,
@@ -45,6 +48,7 @@ use crate::status::{
 };
 
 pub use crate::config::ListenerConfig;
+use interests::{Interests, Sources};
 pub use listener::ListenError;
 use listener::Listener;
 pub use networks::StationError;
@@ -61,7 +65,7 @@ const FOLLOW_EVERY: Duration = Duration::from_secs(1);
 /// How soon again, where the kernel reports changes.
 const FOLLOW_SOONEST: Duration = Duration::from_millis(50);
 /// Datagrams of the peering protocol taken in one turn of the loop.
-const PEERING_BURST: usize = 256;
+const PEERING_BURST: usize = 64;
 /// Questions of operators answered in one turn.
 const JOB_BURST: usize = 64;
 /// Events of lanes taken in one turn.
@@ -154,6 +158,9 @@ pub struct Control {
     socket: UdpSocket,
     peering: Peering,
     routes: Routes,
+    interests: Interests,
+    sources: Sources,
+    next_progress: Duration,
     networks: Vec<networks::Network>,
     /// The kernel's tables that they follow.
     host: host::Host,
@@ -171,7 +178,7 @@ pub struct Control {
     /// Per channel: the counters of each lane that knows it.
     channels: BTreeMap<u64, Vec<(usize, Arc<ChannelCounters>)>>,
     /// Sinks have come or gone since peers were last told which channels are wanted.
-    wants_changed: bool,
+    wants_changed: std::collections::BTreeSet<u32>,
     /// Sinks that their lanes deliver to, whose applications are still to be told: session and sink.
     opened_sinks: Vec<(u32, usize)>,
     next_tick: Duration,
@@ -248,6 +255,54 @@ pub enum Unresponsive {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the runtime has stopped")]
 pub struct Stopped;
+
+/// A peer cannot be authenticated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum KeyMissing {
+    /// It has no key, and there is no group key.
+    #[error(
+        "peer {0} has no key: give its `key` (`takt key show` there tells it), configure a group key on all nodes (`security.group_key_file`), or set `security.protection = \"none\"`"
+    )]
+    Peer(SocketAddr),
+    /// It has a key, but this node has none.
+    #[error(
+        "peer {0} has a key, but this node has none to answer with: configure `security.key_file` (`takt key generate` makes it)"
+    )]
+    Node(SocketAddr),
+    /// Peers are accepted, and there is no group key.
+    #[error(
+        "peers are accepted from networks without a group key: configure `security.group_key_file` on all nodes, or set `security.protection = \"none\"`"
+    )]
+    Accept,
+}
+
+impl KeyMissing {
+    /// Whether a peer can be authenticated.
+    ///
+    /// # Errors
+    /// Which key is missing.
+    pub fn check(security: &Security, peer: &PeerConfig) -> Result<(), Self> {
+        match peer.key {
+            _ if !security.is_on() => Ok(()),
+            None if security.group.is_none() => Err(Self::Peer(peer.address)),
+            Some(_) if security.node.is_none() => Err(Self::Node(peer.address)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether all peers of a configuration can be authenticated.
+    ///
+    /// # Errors
+    /// Which key is missing first.
+    pub fn check_all(config: &Config) -> Result<(), Self> {
+        let security = &config.security;
+        if security.is_on() && !config.accept.is_empty() && security.group.is_none() {
+            return Err(Self::Accept);
+        }
+        let mut peers = config.peers.iter();
+        peers.try_for_each(|peer| Self::check(security, peer))
+    }
+}
 
 impl RuntimeHandle {
     fn wake(&self) {
@@ -359,15 +414,18 @@ impl RuntimeHandle {
         self.ask(|c| c.listener_status())
     }
 
-    /// Adds a peer; false if it is there already.
+    /// Adds a peer; false if it is there already. A peer without a key has the group's.
     ///
     /// # Errors
-    /// [`Stopped`].
-    pub fn add_peer(&self, address: SocketAddr) -> Result<bool, Stopped> {
+    /// [`Stopped`]; inside, which key is missing.
+    pub fn add_peer(&self, peer: PeerConfig) -> Result<Result<bool, KeyMissing>, Stopped> {
         self.ask(move |c| {
-            let added = c.peering.add(address, c.now());
+            KeyMissing::check(&c.config.security, &peer)?;
+            let mut effects = Effects::default();
+            let added = c.peering.add(peer, c.now(), &mut effects);
+            c.apply(effects);
             c.tick();
-            added
+            Ok(added)
         })
     }
 
@@ -377,9 +435,9 @@ impl RuntimeHandle {
     /// [`Stopped`].
     pub fn remove_peer(&self, address: SocketAddr) -> Result<bool, Stopped> {
         self.ask(move |c| {
-            let (mut outbox, mut changes) = (Outbox::new(), Vec::new());
-            let removed = c.peering.remove(address, &mut outbox, &mut changes);
-            c.apply(outbox, changes);
+            let mut effects = Effects::default();
+            let removed = c.peering.remove(address, &mut effects);
+            c.apply(effects);
             removed
         })
     }
@@ -484,9 +542,7 @@ impl Control {
             }
             self.serve_strangers();
         }
-        let mut outbox = Outbox::new();
-        self.peering.leave(&mut outbox);
-        self.apply(outbox, Vec::new());
+        self.say_goodbye();
         for listener in self.listeners.values() {
             listener.unlink();
         }
@@ -581,10 +637,16 @@ impl Control {
                     self.end_session(session as u32, Some(failure))
                 }
                 Event::SessionRemoved(removed) => self.session_removed(removed),
-                Event::SourceClosed {
-                    session, source, ..
-                } => self.source_closed(session as u32, source),
-                Event::SourceOpened { .. } => {}
+                Event::SourceClosed { session, source } => {
+                    self.source_closed(session as u32, source)
+                }
+                Event::SourceOpened {
+                    lane,
+                    channel,
+                    number,
+                    left,
+                } => self.sources.open(lane, number, channel, left),
+                Event::SourceEnded { lane, number } => self.sources.end(lane, number),
                 Event::Readers {
                     session,
                     request,
@@ -618,27 +680,33 @@ impl Control {
 
     fn receive_peering(&mut self) {
         let mut buffer = [0u8; 2048];
-        let (mut outbox, mut changes) = (Outbox::new(), Vec::new());
+        let mut effects = Effects::default();
         for _ in 0..PEERING_BURST {
             match self.socket.recv_from(&mut buffer) {
                 Ok((length, source)) => {
                     let now = self.now();
                     self.peering
-                        .receive(source, &buffer[..length], now, &mut outbox, &mut changes);
+                        .receive(source, &buffer[..length], now, &mut effects);
                 }
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => break,
                 // A peer's port that is not open yet answers by ICMP: nothing was received.
                 Err(_) => {}
             }
         }
-        self.apply(outbox, changes);
+        self.apply(effects);
     }
 
     fn tick(&mut self) {
-        let (mut outbox, mut changes) = (Outbox::new(), Vec::new());
+        let mut effects = Effects::default();
         let now = self.now();
-        self.next_tick = self.peering.tick(now, &mut outbox, &mut changes);
-        self.apply(outbox, changes);
+        if now >= self.next_progress {
+            self.next_progress = now + HELLO_EVERY;
+            self.peering
+                .announce(&self.sources.progress(), &mut effects);
+        }
+        self.next_tick = self.peering.tick(now, &mut effects);
+        self.next_tick = self.next_tick.min(self.next_progress);
+        self.apply(effects);
         if self.follows_networks() {
             if now >= self.next_follow {
                 self.follow_networks();
@@ -668,22 +736,39 @@ impl Control {
         self.check_drain();
     }
 
-    /// Sends datagrams and passes changes on to the lanes.
-    fn apply(&mut self, outbox: Outbox, changes: Vec<Change>) {
+    /// Passes changes on to the lanes and sends datagrams.
+    fn apply(&mut self, effects: Effects) {
         // Lanes first: who is told of our wishes may answer with messages at once.
-        for change in changes {
-            let commands = self.routes.change(&change, &self.lanes);
-            if let Change::Lanes { peer, lanes } = &change {
-                tracing::info!(%peer, lanes = lanes.len(), "{}", if lanes.is_empty() { "peer gone" } else { "peer up" });
+        for change in effects.changes {
+            match &change {
+                Change::Lanes { peer, lanes, .. } => {
+                    tracing::info!(%peer, lanes = lanes.len(), "peer up");
+                }
+                Change::Gone { peer, clean } => tracing::info!(
+                    %peer,
+                    "{}",
+                    if *clean { "peer left" } else { "peer gone: messages behind the last that it told of may be lost" }
+                ),
+                _ => {}
             }
+            let commands = self.routes.change(change, &self.lanes);
             self.command_all(commands);
         }
-        for (destination, bytes) in outbox {
+        for (destination, bytes) in effects.datagrams {
             // A failure is a lost datagram: the protocol repeats.
             if let Err(error) = self.socket.send_to(&bytes, destination) {
                 tracing::debug!(%destination, %error, "cannot send a peering message");
             }
         }
+    }
+
+    /// Tells peers how far the sources are, and goodbye.
+    fn say_goodbye(&mut self) {
+        let mut effects = Effects::default();
+        self.peering
+            .announce(&self.sources.progress(), &mut effects);
+        self.peering.leave(&mut effects);
+        self.apply(effects);
     }
 
     fn command_all(&self, commands: Vec<(usize, Command)>) {
@@ -697,35 +782,35 @@ impl Control {
     /// Tells who asked for sinks that they have them, and peers and sibling lanes which channels are wanted here:
     /// once for all that has changed in a turn.
     fn publish_changes(&mut self) {
-        if !std::mem::take(&mut self.wants_changed) {
-            return;
+        for id in std::mem::take(&mut self.wants_changed) {
+            self.publish_subscriptions(id);
         }
-        self.publish_subscriptions();
         for (id, sink) in std::mem::take(&mut self.opened_sinks) {
             self.answer_opened(id, sink);
         }
     }
 
-    /// Tells peers and sibling lanes which channels are wanted here.
-    fn publish_subscriptions(&mut self) {
+    /// Tells peers and sibling lanes what has changed in what a session wants.
+    fn publish_subscriptions(&mut self, id: u32) {
         let mut wanted = std::collections::BTreeSet::new();
-        for session in self.sessions.values().filter(|s| !s.ending) {
-            for sink in session.sinks.iter().flatten().filter(|s| !s.closing) {
-                wanted.extend(
-                    sink.channel
-                        .map(|channel| crate::peering::message::Subscription {
-                            channel: channel.0,
-                            lane: session.lane as u16,
-                        }),
-                );
-            }
+        if let Some(session) = self.sessions.get(&id).filter(|s| !s.ending) {
+            let sinks = session.sinks.iter().flatten().filter(|s| !s.closing);
+            wanted.extend(sinks.filter_map(|sink| {
+                Some(Subscription {
+                    channel: sink.channel?.0,
+                    lane: session.lane as u8,
+                })
+            }));
         }
-        let commands = self.routes.subscribe(&wanted, self.lanes.len());
-        self.command_all(commands);
-        let mut outbox = Outbox::new();
-        self.peering.subscribe(wanted, self.now(), &mut outbox);
-        self.apply(outbox, Vec::new());
-        self.next_tick = self.now();
+        let now = self.now();
+        let mut effects = Effects::default();
+        for (entry, wanted) in self.interests.replace(id, wanted) {
+            let commands = self.routes.want(entry, wanted);
+            self.command_all(commands);
+            self.peering.want(entry, wanted, now, &mut effects);
+        }
+        self.apply(effects);
+        self.next_tick = now;
     }
 
     fn begin_drain(&mut self, within: Duration, done: Sender<()>) {
@@ -776,9 +861,7 @@ impl Control {
         for id in ids {
             self.end_session(id, Some(Failure::from(ErrorCode::ShuttingDown)));
         }
-        let mut outbox = Outbox::new();
-        self.peering.leave(&mut outbox);
-        self.apply(outbox, Vec::new());
+        self.say_goodbye();
         if let Some(drain) = self.drain.take() {
             // Whoever asked may have gone.
             let _ = drain.done.send(());
@@ -815,6 +898,9 @@ impl Control {
                 })
                 .collect(),
             peering: self.peering.counters(),
+            protection: self.config.security.protection,
+            key: self.config.security.node.as_ref().map(|key| key.public()),
+            group: self.config.security.group.is_some(),
         }
     }
 

@@ -1,53 +1,69 @@
 //! Which remote lanes there are and what they want, turned into commands for this node's lanes.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
+use std::sync::Arc;
+
+use takt_wire::channel::Protection;
 
 use super::LaneInfo;
-use crate::lane::Command;
+use crate::lane::{Command, LaneKeys};
 use crate::peering::Change;
-use crate::peering::message::{LaneAnnouncement, Subscription};
+use crate::peering::association::{KeyChange, LaneSecrets};
+use crate::peering::message::{LaneAnnouncement, SourceProgress, Subscription, lane_label};
+
+/// Commands, each with the index of its lane.
+type Commands = Vec<(usize, Command)>;
 
 /// Remote lanes by their peers, and lanes of this node as each other's remotes.
-#[derive(Default)]
 pub struct Routes {
+    /// The node's own label.
+    label: u32,
+    protection: Protection,
     next_id: u64,
     peers: HashMap<SocketAddr, PeerRoutes>,
+    /// Per channel: how many lanes of each peer want it.
+    wanted_by: HashMap<u64, BTreeMap<SocketAddr, u32>>,
     /// Remote numbers of this node's own lanes, as the others know them.
     siblings: Vec<u64>,
-    /// What each own lane wants, as last told to its siblings.
-    wanted: Vec<BTreeSet<u64>>,
 }
 
+/// What is known of a peer.
+#[derive(Default)]
 struct PeerRoutes {
-    /// A number per remote lane.
-    lanes: Vec<u64>,
-    wants: BTreeMap<u64, BTreeSet<u16>>,
+    /// Its lanes: our number of each, and the one that its datagrams carry.
+    lanes: Vec<(u64, u32)>,
+    /// Secrets that its lanes may use, and those that ours send under.
+    secrets: Vec<Arc<LaneSecrets>>,
+    sending: Option<u8>,
 }
 
 impl Routes {
+    /// For a node with this label, whose datagrams to other nodes are protected so.
+    pub fn new(label: u32, protection: Protection) -> Self {
+        Self {
+            label,
+            protection,
+            next_id: 0,
+            peers: HashMap::new(),
+            wanted_by: HashMap::new(),
+            siblings: Vec::new(),
+        }
+    }
+
     fn number(&mut self) -> u64 {
         self.next_id += 1;
         self.next_id
     }
 
     /// Makes this node's lanes known to each other. `mesh` are their addresses between lanes.
-    pub fn connect_lanes(
-        &mut self,
-        lanes: &[LaneInfo],
-        mesh: &[SocketAddr],
-    ) -> Vec<(usize, Command)> {
+    pub fn connect_lanes(&mut self, lanes: &[LaneInfo], mesh: &[SocketAddr]) -> Commands {
         let mut commands = Vec::new();
-        for lane in lanes {
+        for (index, lane) in lanes.iter().enumerate() {
             let id = self.number();
             self.siblings.push(id);
-            self.wanted.push(BTreeSet::new());
-            let index = self.siblings.len() - 1;
-            for (other, info) in lanes
-                .iter()
-                .enumerate()
-                .filter(|(other, _)| *other != index)
-            {
+            let others = lanes.iter().enumerate();
+            for (other, info) in others.filter(|(other, _)| *other != index) {
                 let endpoints = info
                     .ports
                     .iter()
@@ -57,13 +73,13 @@ impl Routes {
                             .flatten()
                     })
                     .collect();
-                let incarnation = lane.announcement.incarnation;
                 commands.push((
                     other,
                     Command::AddRemote {
                         id,
-                        incarnation,
-                        label: lane.announcement.label,
+                        incarnation: lane.announcement.incarnation,
+                        label: lane_label(self.label, index),
+                        protection: Protection::None,
                         address: None,
                         endpoints,
                     },
@@ -73,134 +89,229 @@ impl Routes {
         commands
     }
 
-    /// This node's wishes have changed: tells the sibling lanes.
-    pub fn subscribe(
-        &mut self,
-        wanted: &BTreeSet<Subscription>,
-        lanes: usize,
-    ) -> Vec<(usize, Command)> {
-        let mut commands = Vec::new();
-        for (index, &remote) in self.siblings.iter().enumerate() {
-            let now: BTreeSet<u64> = wanted
-                .iter()
-                .filter(|s| usize::from(s.lane) == index)
-                .map(|s| s.channel)
-                .collect();
-            if self.wanted[index] == now {
-                continue;
-            }
-            for other in (0..lanes).filter(|&other| other != index) {
-                commands.push((other, difference(remote, &self.wanted[index], &now)));
-            }
-            self.wanted[index] = now;
-        }
-        commands
+    /// A lane of this node wants a channel, or no more: tells the others.
+    pub fn want(&mut self, entry: Subscription, wanted: bool) -> Commands {
+        let index = usize::from(entry.lane);
+        let Some(&remote) = self.siblings.get(index) else {
+            return Vec::new();
+        };
+        let others = (0..self.siblings.len()).filter(|&other| other != index);
+        others
+            .map(|other| {
+                let (mut add, mut remove) = (Vec::new(), Vec::new());
+                if wanted { &mut add } else { &mut remove }.push(entry.channel);
+                (
+                    other,
+                    Command::Subscriptions {
+                        remote,
+                        add,
+                        remove,
+                    },
+                )
+            })
+            .collect()
     }
 
     /// Commands that bring the lanes up to date with what a peer has announced.
-    pub fn change(&mut self, change: &Change, lanes: &[LaneInfo]) -> Vec<(usize, Command)> {
+    pub fn change(&mut self, change: Change, lanes: &[LaneInfo]) -> Commands {
         match change {
             Change::Lanes {
                 peer,
+                label,
                 lanes: announced,
-            } => self.peer_lanes(*peer, announced, lanes),
-            Change::Subscriptions { peer, entries } => {
-                let Some(routes) = self.peers.get_mut(peer) else {
+            } => self.add_lanes(peer, label, &announced, lanes),
+            Change::Gone { peer, clean } => {
+                let Some(routes) = self.peers.get_mut(&peer) else {
                     return Vec::new();
                 };
-                let before = std::mem::take(&mut routes.wants);
-                for entry in entries {
-                    routes
-                        .wants
-                        .entry(entry.channel)
-                        .or_default()
-                        .insert(entry.lane);
-                }
-                let mut commands = Vec::new();
-                for (index, &remote) in routes.lanes.iter().enumerate() {
-                    let of_lane = |wants: &BTreeMap<u64, BTreeSet<u16>>| -> BTreeSet<u64> {
-                        let lane = index as u16;
-                        let wanted = wants.iter().filter(|(_, lanes)| lanes.contains(&lane));
-                        wanted.map(|(channel, _)| *channel).collect()
-                    };
-                    let (old, new) = (of_lane(&before), of_lane(&routes.wants));
-                    for lane in 0..lanes.len() {
-                        commands.push((lane, difference(remote, &old, &new)));
-                    }
-                }
-                commands
+                let gone = std::mem::take(&mut routes.lanes);
+                self.wanted_by.retain(|_, peers| {
+                    peers.remove(&peer);
+                    !peers.is_empty()
+                });
+                each(lanes, gone.iter(), |_, &(id, _)| Command::RemoveRemote {
+                    id,
+                    clean,
+                })
             }
+            Change::Subscriptions { peer, add, remove } => {
+                self.subscriptions(peer, &add, &remove, lanes)
+            }
+            Change::Progress { peer, sources } => self.progress(peer, &sources, lanes),
+            Change::Keys { peer, change } => self.keys(peer, change, lanes),
         }
     }
 
-    fn peer_lanes(
+    fn add_lanes(
         &mut self,
         peer: SocketAddr,
+        label: u32,
         announced: &[LaneAnnouncement],
         lanes: &[LaneInfo],
-    ) -> Vec<(usize, Command)> {
+    ) -> Commands {
         let mut commands = Vec::new();
-        if let Some(old) = self.peers.remove(&peer) {
-            for id in old.lanes {
-                commands.extend((0..lanes.len()).map(|lane| (lane, Command::RemoveRemote(id))));
-            }
-        }
-        if announced.is_empty() {
-            return commands;
-        }
-        let mut ids = Vec::new();
-        for remote in announced {
+        let mut added = Vec::new();
+        for (index, remote) in announced.iter().enumerate() {
             let id = self.number();
-            ids.push(id);
+            let incarnation = remote.incarnation;
+            added.push((id, incarnation));
             for (lane, info) in lanes.iter().enumerate() {
-                let endpoints = info
-                    .ports
-                    .iter()
+                let ports = info.ports.iter();
+                let endpoints = ports
                     .map(|port| endpoint(port.kind.0, port.between_lanes, peer, remote))
                     .collect();
-                let (incarnation, address) = (remote.incarnation, Some(peer.ip()));
                 commands.push((
                     lane,
                     Command::AddRemote {
                         id,
                         incarnation,
-                        label: remote.label,
-                        address,
+                        label: lane_label(label, index),
+                        protection: self.protection,
+                        address: Some(peer.ip()),
                         endpoints,
                     },
                 ));
             }
         }
-        self.peers.insert(
-            peer,
-            PeerRoutes {
-                lanes: ids,
-                wants: BTreeMap::new(),
-            },
-        );
+        let routes = self.peers.entry(peer).or_default();
+        routes.lanes = added;
+        for secrets in &routes.secrets {
+            commands.extend(routes.accept(secrets, lanes));
+        }
+        commands.extend(routes.send(lanes));
+        commands
+    }
+
+    fn subscriptions(
+        &mut self,
+        peer: SocketAddr,
+        add: &[Subscription],
+        remove: &[Subscription],
+        lanes: &[LaneInfo],
+    ) -> Commands {
+        let Some(routes) = self.peers.get(&peer) else {
+            return Vec::new();
+        };
+        let known = |entry: &&Subscription| usize::from(entry.lane) < routes.lanes.len();
+        let mut changed: BTreeMap<u8, (Vec<u64>, Vec<u64>)> = BTreeMap::new();
+        for entry in add.iter().filter(known) {
+            changed.entry(entry.lane).or_default().0.push(entry.channel);
+            let peers = self.wanted_by.entry(entry.channel).or_default();
+            *peers.entry(peer).or_default() += 1;
+        }
+        for entry in remove.iter().filter(known) {
+            changed.entry(entry.lane).or_default().1.push(entry.channel);
+            if let Some(peers) = self.wanted_by.get_mut(&entry.channel)
+                && let Some(count) = peers.get_mut(&peer)
+            {
+                *count -= 1;
+                if *count == 0 {
+                    peers.remove(&peer);
+                }
+                if peers.is_empty() {
+                    self.wanted_by.remove(&entry.channel);
+                }
+            }
+        }
+        each(lanes, changed.iter(), |_, (&lane, (add, remove))| {
+            Command::Subscriptions {
+                remote: routes.lanes[usize::from(lane)].0,
+                add: add.clone(),
+                remove: remove.clone(),
+            }
+        })
+    }
+
+    fn progress(
+        &mut self,
+        peer: SocketAddr,
+        sources: &[(u8, SourceProgress)],
+        lanes: &[LaneInfo],
+    ) -> Commands {
+        let Some(routes) = self.peers.get(&peer) else {
+            return Vec::new();
+        };
+        let mut by_lane: BTreeMap<u64, Vec<SourceProgress>> = BTreeMap::new();
+        for &(lane, source) in sources {
+            if let Some(&(id, _)) = routes.lanes.get(usize::from(lane)) {
+                by_lane.entry(id).or_default().push(source);
+            }
+        }
+        each(lanes, by_lane.iter(), |_, (&remote, sources)| {
+            Command::Progress {
+                remote,
+                sources: sources.clone(),
+            }
+        })
+    }
+
+    fn keys(&mut self, peer: SocketAddr, change: KeyChange, lanes: &[LaneInfo]) -> Commands {
+        let routes = self.peers.entry(peer).or_default();
+        let commands = match change {
+            KeyChange::Accept(secrets) => {
+                let commands = routes.accept(&secrets, lanes);
+                routes.secrets.push(secrets);
+                commands
+            }
+            KeyChange::Send(number) => {
+                routes.sending = Some(number);
+                routes.send(lanes)
+            }
+            KeyChange::Retire(number) => {
+                routes.secrets.retain(|secrets| secrets.number != number);
+                routes.sending = routes.sending.filter(|&sending| sending != number);
+                each(lanes, routes.lanes.iter(), |_, &(remote, _)| {
+                    Command::RetireKeys { remote, number }
+                })
+            }
+        };
+        if routes.lanes.is_empty() && routes.secrets.is_empty() {
+            self.peers.remove(&peer);
+        }
         commands
     }
 
     /// Peers that want a channel.
     pub fn peers_of(&self, channel: u64) -> Vec<SocketAddr> {
-        let mut peers: Vec<SocketAddr> = self
-            .peers
-            .iter()
-            .filter(|(_, routes)| routes.wants.contains_key(&channel))
-            .map(|(peer, _)| *peer)
-            .collect();
-        peers.sort_unstable();
-        peers
+        let peers = self.wanted_by.get(&channel);
+        peers.map_or_else(Vec::new, |peers| peers.keys().copied().collect())
     }
 }
 
-/// Tells a lane what has changed in the wishes of a remote one.
-fn difference(remote: u64, old: &BTreeSet<u64>, new: &BTreeSet<u64>) -> Command {
-    Command::Subscriptions {
-        remote,
-        add: new.difference(old).copied().collect(),
-        remove: old.difference(new).copied().collect(),
+impl PeerRoutes {
+    /// Each pair of lanes has keys of its own.
+    fn accept(&self, secrets: &LaneSecrets, lanes: &[LaneInfo]) -> Commands {
+        each(lanes, self.lanes.iter(), |lane, &(remote, theirs)| {
+            let keys = secrets.keys(lane.announcement.incarnation, theirs);
+            Command::Keys {
+                remote,
+                keys: Box::new(LaneKeys::new(secrets.number, keys)),
+            }
+        })
     }
+
+    fn send(&self, lanes: &[LaneInfo]) -> Commands {
+        let Some(number) = self.sending else {
+            return Vec::new();
+        };
+        each(lanes, self.lanes.iter(), |_, &(remote, _)| {
+            Command::SendKeys { remote, number }
+        })
+    }
+}
+
+/// A command for each of this node's lanes and each of some things.
+fn each<T: Copy>(
+    lanes: &[LaneInfo],
+    things: impl Iterator<Item = T>,
+    command: impl Fn(&LaneInfo, T) -> Command,
+) -> Commands {
+    let mut commands = Vec::new();
+    for thing in things {
+        let all = lanes.iter().enumerate();
+        commands.extend(all.map(|(at, lane)| (at, command(lane, thing))));
+    }
+    commands
 }
 
 /// Where a port of technology `kind` reaches a remote lane: at its port of the same technology, else at

@@ -293,7 +293,7 @@ impl Control {
                         session: id.into(),
                         sink: at,
                     });
-                    self.wants_changed = true;
+                    self.wants_changed.insert(id);
                 }
                 Ok(None)
             }
@@ -355,13 +355,13 @@ impl Control {
             }
         }
         session.streams[stream as usize] = None;
-        self.wants_changed = true;
+        self.wants_changed.insert(id);
         Ok(())
     }
 
     /// The lane delivers to a new sink.
     pub(super) fn sink_opened(&mut self, id: u32, sink: usize) {
-        self.wants_changed = true;
+        self.wants_changed.insert(id);
         self.opened_sinks.push((id, sink));
     }
 
@@ -458,7 +458,7 @@ impl Control {
             (true, true) => self.leave(id),
             (true, false) => self.remove_session(id),
         }
-        self.wants_changed = true;
+        self.wants_changed.insert(id);
     }
 
     /// The application has left: its lane sends what it had emitted, for a while. A tenant has as many

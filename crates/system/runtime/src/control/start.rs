@@ -14,16 +14,17 @@ use takt_datapath::memory::{MemoryNetwork, MemoryNetworkConfig};
 use takt_datapath::{Datapath, OpenError, PortRequest};
 
 use super::host::Host;
+use super::interests::{Interests, Sources};
 use super::listener::ListenError;
 use super::networks::Network;
 use super::reaper::Reaper;
 use super::routes::Routes;
-use super::{Control, LaneInfo, PortInfo, Runtime, RuntimeHandle, Token};
+use super::{Control, KeyMissing, LaneInfo, PortInfo, Runtime, RuntimeHandle, Token};
 use crate::config::{Config, LaneConfig};
 use crate::lane::idle::{self, IdleStrategy, Step};
 use crate::lane::{EventSender, Lane, LaneHandle, LanePort};
-use crate::peering::Peering;
-use crate::peering::message::{Endpoint, LaneAnnouncement, MAX_LANES};
+use crate::peering::message::{Endpoint, LaneAnnouncement, MAX_LANES, lane_label};
+use crate::peering::{Effects, Local, Peering};
 
 /// A configured datapath that is not to be had, and why.
 #[derive(Clone, Debug)]
@@ -56,6 +57,9 @@ pub enum StartError {
         /// Why.
         source: OpenError,
     },
+    /// A peer cannot be authenticated.
+    #[error(transparent)]
+    Key(#[from] KeyMissing),
     /// The peering socket cannot be opened.
     #[error(
         "cannot bind the peering port {address}: {source} (is another runtime on this node? configure another `port`)"
@@ -137,6 +141,12 @@ fn start(
     if datapaths.is_empty() {
         return Err(StartError::NoDatapath);
     }
+    KeyMissing::check_all(&config)?;
+    if !config.security.is_on() {
+        tracing::warn!(
+            "peers are NOT authenticated (`security.protection = \"none\"`): whoever can send to this node can read and write its channels"
+        );
+    }
     let control_address = SocketAddr::new(config.address, config.port);
     let socket = UdpSocket::bind(control_address).map_err(|source| StartError::Peering {
         address: control_address,
@@ -158,12 +168,12 @@ fn start(
         .collect();
     let opened = open_ports(&config, datapaths, &mut unavailable)?;
     let mut rng = rand::rng();
+    let label = rng.random();
     let mut lanes = Vec::new();
     let mut infos = Vec::new();
     let mut mesh_addresses = Vec::new();
     for (index, ports) in opened.into_iter().enumerate() {
         let incarnation = rng.random_range(1..=u32::MAX);
-        let label = rng.random();
         let mut endpoints = Vec::new();
         let mut port_infos = Vec::new();
         for port in &ports {
@@ -188,7 +198,7 @@ fn start(
         let (lane, handle) = Lane::new(
             index,
             incarnation,
-            label,
+            lane_label(label, index),
             ports,
             &config.limits,
             config.clock.clone(),
@@ -202,7 +212,6 @@ fn start(
             ports: port_infos,
             announcement: LaneAnnouncement {
                 incarnation,
-                label,
                 endpoints,
             },
             sessions: 0,
@@ -211,16 +220,17 @@ fn start(
 
     let node = rng.random_range(1..=u64::MAX);
     let announcements = infos.iter().map(|i| i.announcement.clone()).collect();
-    let mut peering = Peering::new(
-        node,
-        config.name.clone(),
-        announcements,
-        config.accept.clone(),
-    );
+    let local = Local {
+        incarnation: node,
+        name: config.name.clone(),
+        label,
+        lanes: announcements,
+    };
+    let mut peering = Peering::new(local, config.security.clone(), config.accept.clone());
     for peer in &config.peers {
-        peering.add(*peer, Duration::ZERO);
+        peering.add(*peer, Duration::ZERO, &mut Effects::default());
     }
-    let mut routes = Routes::default();
+    let mut routes = Routes::new(label, config.security.protection);
     let between = routes.connect_lanes(&infos, &mesh_addresses);
     let (jobs_sender, jobs) = channel();
     let stop = Arc::new(AtomicBool::new(false));
@@ -254,6 +264,9 @@ fn start(
         socket,
         peering,
         routes,
+        interests: Interests::default(),
+        sources: Sources::default(),
+        next_progress: Duration::ZERO,
         networks,
         host: Host::new(wake.clone()),
         questions: 0,
@@ -265,7 +278,7 @@ fn start(
         schedules: HashMap::new(),
         ended: BTreeMap::new(),
         channels: BTreeMap::new(),
-        wants_changed: false,
+        wants_changed: std::collections::BTreeSet::new(),
         opened_sinks: Vec::new(),
         next_tick: Duration::ZERO,
         next_follow: Duration::ZERO,

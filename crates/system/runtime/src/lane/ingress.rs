@@ -3,6 +3,7 @@
 use takt_datapath::Datagram;
 use takt_wire::channel::{DatagramHeader, Record};
 
+use super::guard::Refused;
 use super::reassembly::{self, Fragment, Key, Target};
 use super::session::Meta;
 use super::track::{Listening, SourceKey, Verdict};
@@ -10,27 +11,53 @@ use super::{State, fair};
 use crate::peering::message::SourceProgress;
 
 impl State {
-    /// Takes a datagram. `trusted`: it came from a lane of this node, whose address says nothing.
-    pub(super) fn ingress(&mut self, datagram: &Datagram<'_>, trusted: bool) {
+    /// Takes a datagram. `mesh`: it came from a lane of this node, which has looked at the address of those
+    /// that it passes on. Everything else is checked by the lane that it is for, whichever way it came.
+    pub(super) fn ingress(&mut self, datagram: &Datagram<'_>, mesh: bool) {
         self.round.work();
         self.received_cost += fair::MESSAGE;
-        let Ok((header, body)) = DatagramHeader::parse(datagram.payload) else {
+        let Ok((header, _)) = DatagramHeader::parse(datagram.payload) else {
             return self.counters.rx_malformed.add(1);
         };
-        let Some(remote) = self.sender(header.sender) else {
+        let Some(at) = self.sender(header.sender) else {
             return self.counters.rx_unknown_sender.add(1);
         };
-        if !trusted
-            && self.remotes.get(remote).and_then(|r| r.address) != Some(datagram.source.ip())
-        {
+        let Some(remote) = self.remotes.get_mut(at) else {
+            return self.counters.rx_unknown_sender.add(1);
+        };
+        if !mesh && remote.address != Some(datagram.source.ip()) {
             return self.counters.rx_unknown_sender.add(1);
         }
-        for record in header.records(body.records) {
-            match record {
-                Ok(record) => self.record(remote, &header, &record),
-                Err(_) => self.counters.rx_malformed.add(1),
+        // Out of the state while records are taken.
+        let mut scratch = std::mem::take(&mut self.scratch);
+        match remote.guard.open(&header, datagram.payload, &mut scratch) {
+            Ok(records) => {
+                for record in header.records(records) {
+                    match record {
+                        Ok(record) => self.record(at, &header, &record),
+                        Err(_) => self.counters.rx_malformed.add(1),
+                    }
+                }
             }
+            Err(Refused::Unauthentic) => self.counters.rx_unauthentic.add(1),
+            Err(Refused::Replayed) => self.counters.rx_replayed.add(1),
         }
+        self.scratch = scratch;
+    }
+
+    /// Whether a datagram for another lane comes from where its sender is. A lane of this node never sends that way.
+    pub(super) fn admits(&mut self, datagram: &Datagram<'_>) -> bool {
+        let Ok((header, _)) = DatagramHeader::parse(datagram.payload) else {
+            self.counters.rx_malformed.add(1);
+            return false;
+        };
+        let at = self.sender(header.sender);
+        let remote = at.and_then(|at| self.remotes.get(at));
+        let admitted = remote.is_some_and(|r| r.address == Some(datagram.source.ip()));
+        if !admitted {
+            self.counters.rx_unknown_sender.add(1);
+        }
+        admitted
     }
 
     /// The remote lane with this incarnation. Datagrams mostly follow others of the same sender.
@@ -287,5 +314,25 @@ impl State {
                 self.tenants.add_lost(channel, lost as i64);
             }
         }
+    }
+
+    /// A remote lane is gone: what it had announced and has not arrived is lost. Unless it went cleanly, more may be
+    /// missing than anybody can know, which is counted once for each of its sources.
+    pub(super) fn forget_sources(&mut self, remote: usize, clean: bool) {
+        let Self {
+            tracks,
+            channels,
+            tenants,
+            ..
+        } = self;
+        tracks.forget_remote(remote, clean, |channel, since, lost, unknown| {
+            let channel = channels.find(channel).and_then(|at| channels.get(at));
+            let Some(channel) = channel.filter(|c| c.since == since && !c.sinks.is_empty()) else {
+                return;
+            };
+            channel.counters.lost.add(lost);
+            tenants.add_lost(channel, lost as i64);
+            channel.counters.unknown_tails.add(unknown.into());
+        });
     }
 }

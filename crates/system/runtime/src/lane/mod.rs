@@ -10,6 +10,7 @@ pub mod departure;
 mod egress;
 mod fair;
 pub mod forward;
+mod guard;
 pub mod idle;
 mod ingress;
 mod members;
@@ -41,12 +42,15 @@ use takt_session::layout::{FLAG_LAUNCH_TIME, TxDescriptor};
 use takt_session::layout::{SinkBlock, SourceBlock};
 use takt_session::{ChannelId, ErrorCode, Failure};
 use takt_time::{TaiTime, TrafficClass};
+use takt_wire::channel::Protection;
 
 use crate::config::Limits;
 use crate::counters::{ChannelCounters, Counter, DepartureCounters, LaneCounters, PortTraffic};
 use crate::peering::message::SourceProgress;
 use channel::Channels;
 use departure::{Departures, Destination, ScheduleChange, WakeMargin};
+use guard::Guard;
+pub use guard::LaneKeys;
 use network::{Network, NetworkTable, Owner};
 use reassembly::Reassembly;
 use remote::Remote;
@@ -74,6 +78,9 @@ const EDGES: usize = 64;
 const MOST_TAKES: usize = 16;
 /// Rounds between two publications of the ports' counters.
 const PUBLISH_EVERY: u32 = 256;
+
+/// Longest datagram that may be decrypted: the longest that UDP can carry.
+const LONGEST_DATAGRAM: usize = 1 << 16;
 
 /// What the control thread tells a lane.
 pub enum Command {
@@ -116,11 +123,18 @@ pub enum Command {
         id: u64,
         incarnation: u32,
         label: u32,
+        protection: Protection,
         address: Option<IpAddr>,
         endpoints: Vec<Option<SocketAddr>>,
     },
-    /// That lane is gone.
-    RemoveRemote(u64),
+    /// That lane is gone. `clean`: it has told how far its sources were.
+    RemoveRemote { id: u64, clean: bool },
+    /// Datagrams to and from a remote lane may be protected by these keys.
+    Keys { remote: u64, keys: Box<LaneKeys> },
+    /// Datagrams to a remote lane are protected by the keys of this number.
+    SendKeys { remote: u64, number: u8 },
+    /// The keys of this number are void.
+    RetireKeys { remote: u64, number: u8 },
     /// Channels on which a remote lane has sinks from now on, and no more.
     Subscriptions {
         remote: u64,
@@ -128,7 +142,6 @@ pub enum Command {
         remove: Vec<u64>,
     },
     /// How far the sources of a remote lane are.
-    #[allow(dead_code)] // sent by the change that announces it
     Progress {
         remote: u64,
         sources: Vec<SourceProgress>,
@@ -168,7 +181,6 @@ pub enum Event {
     /// The sink gets what is emitted from now on.
     SinkOpened { session: u64, sink: usize },
     /// A source writes a channel under this number; `left` counts the messages that have left the lane.
-    #[allow(dead_code)] // as Progress
     SourceOpened {
         lane: usize,
         channel: u64,
@@ -176,13 +188,9 @@ pub enum Event {
         left: Arc<Counter>,
     },
     /// The source is gone, its block is free.
-    #[allow(dead_code)] // as Progress
-    SourceClosed {
-        session: u64,
-        source: usize,
-        lane: usize,
-        number: u32,
-    },
+    SourceClosed { session: u64, source: usize },
+    /// No source writes under this number any more.
+    SourceEnded { lane: usize, number: u32 },
     /// The sink is gone, its block is free.
     SinkClosed { session: u64, sink: usize },
     /// A channel came into use.
@@ -440,6 +448,8 @@ struct State {
     /// Number of the next source.
     next_source: u32,
     tracks: Tracks,
+    /// Where a datagram is decrypted.
+    scratch: Vec<u8>,
     round: RoundTime,
     tenants: Tenants,
     channels: Channels,
@@ -520,6 +530,7 @@ impl Lane {
                 label,
                 next_source: 0,
                 tracks: Tracks::default(),
+                scratch: vec![0; LONGEST_DATAGRAM],
                 round: RoundTime {
                     clock,
                     began_ns: None,
@@ -644,7 +655,7 @@ impl Lane {
             let received = port.port.receive(budget, &mut |datagram| {
                 if trusted || datagram.destination_port == own || siblings.is_empty() {
                     state.ingress(&datagram, trusted);
-                } else {
+                } else if state.admits(&datagram) {
                     forward(&state.counters, mesh.as_deref_mut(), siblings, &datagram);
                 }
             });
@@ -696,15 +707,8 @@ impl Lane {
             let Some(session) = self.state.tenants.sessions.get(at).map(|s| s.id) else {
                 continue;
             };
-            let Some(number) = self.remove_source(at, source) else {
-                continue;
-            };
-            self.events.send(Event::SourceClosed {
-                session,
-                source,
-                lane: self.index,
-                number,
-            });
+            self.remove_source(at, source);
+            self.events.send(Event::SourceClosed { session, source });
             self.remove_if_left(at);
         }
         for (at, failure) in self.state.tenants.take_failed() {
@@ -932,10 +936,11 @@ impl Lane {
                 id,
                 incarnation,
                 label,
+                protection,
                 address,
                 endpoints,
             } => {
-                self.remove_remote(id);
+                self.remove_remote(id, false);
                 let via = self
                     .ports
                     .iter_mut()
@@ -949,12 +954,12 @@ impl Lane {
                     })
                     .collect();
                 let own = self.state.incarnation;
-                let remote = Remote::new(own, incarnation, label, address, via);
+                let remote = Remote::new(own, incarnation, label, address, protection, via);
                 let at = self.state.remotes.insert(remote);
                 self.by_remote.insert(id, at);
                 self.state.by_incarnation.insert(incarnation, at);
             }
-            Command::RemoveRemote(id) => {
+            Command::RemoveRemote { id, clean } => {
                 // A peer says goodbye behind its last messages: take those first.
                 self.ports.iter_mut().for_each(|p| p.skipped = p.interval);
                 for _ in 0..LAST_ROUNDS {
@@ -962,7 +967,14 @@ impl Lane {
                         break;
                     }
                 }
-                self.remove_remote(id);
+                self.remove_remote(id, clean);
+            }
+            Command::Keys { remote, keys } => self.guard(remote, |guard| guard.accept(keys)),
+            Command::SendKeys { remote, number } => {
+                self.guard(remote, |guard| guard.send_under(number));
+            }
+            Command::RetireKeys { remote, number } => {
+                self.guard(remote, |guard| guard.retire(number));
             }
             Command::Subscriptions {
                 remote,
@@ -1040,10 +1052,14 @@ impl Lane {
         }
     }
 
-    /// Removes a source: its number.
-    fn remove_source(&mut self, at: usize, source: usize) -> Option<u32> {
-        let session = self.state.tenants.sessions.get_mut(at)?;
-        let removed = session.sources.get_mut(source).and_then(Option::take)?;
+    fn remove_source(&mut self, at: usize, source: usize) {
+        let Some(session) = self.state.tenants.sessions.get_mut(at) else {
+            return;
+        };
+        let Some(removed) = session.sources.get_mut(source).and_then(Option::take) else {
+            return;
+        };
+        removed.end();
         if let Target::Channel(at) = removed.target {
             if let Some(channel) = self.state.channels.get_mut(at) {
                 channel.sources -= 1;
@@ -1058,7 +1074,10 @@ impl Lane {
             }
             self.close_channel_if_unused(at);
         }
-        Some(removed.number)
+        self.events.send(Event::SourceEnded {
+            lane: self.index,
+            number: removed.number,
+        });
     }
 
     fn remove_sink(&mut self, at: usize, sink: usize) {
@@ -1151,7 +1170,14 @@ impl Lane {
         }
     }
 
-    fn remove_remote(&mut self, id: u64) {
+    fn guard(&mut self, remote: u64, change: impl FnOnce(&mut Guard)) {
+        let remote = self.by_remote.get(&remote);
+        if let Some(remote) = remote.and_then(|&at| self.state.remotes.get_mut(at)) {
+            change(&mut remote.guard);
+        }
+    }
+
+    fn remove_remote(&mut self, id: u64, clean: bool) {
         let Some(at) = self.by_remote.remove(&id) else {
             return;
         };
@@ -1166,11 +1192,7 @@ impl Lane {
         while let Some(assembly) = self.state.reassembly.matching(|key| key.remote == at) {
             self.state.abandon(assembly);
         }
-        let channels = &self.state.channels;
-        self.state.tracks.forget_remote(at, |id, since| {
-            let channel = channels.find(id).and_then(|at| channels.get(at));
-            channel.is_some_and(|c| c.since == since && !c.sinks.is_empty())
-        });
+        self.state.forget_sources(at, clean);
         self.withdraw(
             |piece| matches!(piece.destination, Destination::Remote { remote, .. } if remote == at),
         );

@@ -11,6 +11,8 @@ use takt_wire::channel::{
 };
 use takt_wire::{ethernet, ipv4, ipv6, udp};
 
+use super::guard::Guard;
+
 /// Padding that makes a last fragment as long as the others: at most one part in so many of a datagram.
 const MOST_PADDING: usize = 8;
 
@@ -23,6 +25,8 @@ pub struct Remote {
     pub label: u32,
     /// What ours carry.
     own_incarnation: u32,
+    /// What protects datagrams to and from it.
+    pub guard: Guard,
     /// The address its datagrams come from; `None` for a lane of this node.
     pub address: Option<IpAddr>,
     /// Per port of this lane: the peer there, if it can reach the remote lane.
@@ -128,6 +132,7 @@ impl Remote {
         incarnation: u32,
         label: u32,
         address: Option<IpAddr>,
+        protection: Protection,
         via: Vec<Option<PeerHandle>>,
     ) -> Self {
         let open = via.iter().map(|_| None).collect();
@@ -136,6 +141,7 @@ impl Remote {
             incarnation,
             label,
             own_incarnation,
+            guard: Guard::new(protection),
             address,
             via,
             channels: HashSet::new(),
@@ -151,13 +157,19 @@ impl Remote {
 
     /// Octets of a frame to it that are not message, at most: headers from Ethernet to the record's.
     pub fn overhead(&self) -> usize {
-        datagram_overhead(self.address) + HEADER_LEN + FRAGMENT_HEADER_LEN
+        datagram_overhead(self.address) + HEADER_LEN + FRAGMENT_HEADER_LEN + self.tag_len()
+    }
+
+    #[inline]
+    fn tag_len(&self) -> usize {
+        self.guard.protection().tag_len()
     }
 
     /// How a message of this length is cut for the route's present MTU. `None`: it has no path.
     #[inline]
     pub fn cut(&self, at: usize, port: &dyn Port, length: u32) -> Option<Cut> {
-        Cut::of(length, port.max_payload(self.via[at]?))
+        let most = port.max_payload(self.via[at]?);
+        Cut::of(length, most.saturating_sub(self.tag_len()))
     }
 
     /// Puts a message, or these of its fragments, into datagrams through `port`.
@@ -252,9 +264,12 @@ impl Remote {
         record: &RecordHeader,
         payload: SharedSlice<'_>,
     ) -> Result<(), ReserveError> {
+        let tag = self.tag_len();
         if let Some(open) = &mut self.open[at] {
             if open.class == message.class
-                && let Some(space) = open.cursor.push(port.payload(&open.frame), record)
+                && let Some(space) = open
+                    .cursor
+                    .push(without_tag(port.payload(&open.frame), tag), record)
             {
                 fill(space, payload);
                 return Ok(());
@@ -267,7 +282,10 @@ impl Remote {
             class: message.class,
             send_time_ns: message.send_time_ns,
         });
-        match open.cursor.push(port.payload(&open.frame), record) {
+        match open
+            .cursor
+            .push(without_tag(port.payload(&open.frame), tag), record)
+        {
             Some(space) => fill(space, payload),
             // The route's MTU shrank since the message was cut: the receiver counts a gap.
             None => return Err(ReserveError::Unresolved),
@@ -286,17 +304,21 @@ impl Remote {
         let Some(open) = self.open[at].take() else {
             return false;
         };
-        if open.cursor.records() == 0 {
+        let protection = self.guard.protection();
+        let counter = match self.guard.next() {
+            Some(counter) if open.cursor.records() > 0 => counter,
+            _ => {
+                port.cancel(open.frame);
+                return false;
+            }
+        };
+        let buf = port.payload(&open.frame);
+        let (own, time) = (self.own_incarnation, open.send_time_ns);
+        let len = open.cursor.finish(buf, protection, own, time, counter);
+        let Some(len) = self.guard.seal(buf, len, counter) else {
             port.cancel(open.frame);
             return false;
-        }
-        let len = open.cursor.finish(
-            port.payload(&open.frame),
-            Protection::None,
-            self.own_incarnation,
-            open.send_time_ns,
-            0,
-        );
+        };
         port.commit(open.frame, len, open.class, launch_time);
         true
     }
@@ -322,6 +344,13 @@ pub fn datagram_overhead(address: Option<IpAddr>) -> usize {
         _ => ipv4::HEADER_LEN,
     };
     ethernet::HEADER_LEN + ip + udp::HEADER_LEN
+}
+
+/// The space of a datagram that its tag leaves.
+#[inline]
+fn without_tag(buf: &mut [u8], tag: usize) -> &mut [u8] {
+    let len = buf.len().saturating_sub(tag);
+    &mut buf[..len]
 }
 
 /// Copies a payload into its place: `space` is as long as the payload by construction of the record.

@@ -303,6 +303,11 @@ impl LaneSource {
         self.closing.or(self.tx.available().ok()).unwrap_or(0)
     }
 
+    /// There will be no more: what waited in schedulers is lost, and counts as such where it was awaited.
+    pub fn end(&self) {
+        self.left.set(self.next_sequence);
+    }
+
     /// Shows taken descriptors and completions to the application.
     pub fn publish(&mut self) {
         if self.departing == 0 && self.current.is_none() {

@@ -365,6 +365,7 @@ impl Timed {
             id: 7,
             incarnation: 70,
             label: 71,
+            protection: Protection::None,
             address: Some([192, 0, 2, 2].into()),
             endpoints: vec![Some(other.local())],
         });

@@ -199,17 +199,27 @@ impl Tracks {
         lost
     }
 
-    /// Forgets all sources of a remote lane: how many there were on channels that `heard` picks.
-    pub fn forget_remote(&mut self, remote: usize, heard: impl Fn(u64, u64) -> bool) -> u64 {
+    /// Forgets all sources of a remote lane from which nothing comes any more. `left` is told of each that was
+    /// heard: its channel, since when that has listeners, what was announced and has not arrived, and whether
+    /// anything behind it may be missing too.
+    pub fn forget_remote(
+        &mut self,
+        remote: usize,
+        clean: bool,
+        mut left: impl FnMut(u64, u64, u64, bool),
+    ) {
         self.last = None;
-        let mut count = 0;
         self.entries.retain(|_, entry| {
-            let gone = entry.key.remote == remote;
-            count += u64::from(gone && entry.track.is_some() && heard(entry.channel, entry.since));
-            !gone
+            if entry.key.remote != remote {
+                return true;
+            }
+            if let Some(track) = &mut entry.track {
+                let lost = entry.announced.map_or(0, |next| track.give_up_below(next));
+                left(entry.channel, entry.since, lost, !clean);
+            }
+            false
         });
         self.by_key.retain(|key, _| key.remote != remote);
-        count
     }
 
     #[inline]
@@ -447,7 +457,21 @@ mod tests {
         tracks.announce(key, &listening(1), 1, true);
         tracks.announce(key, &listening(1), 1, true);
         assert_eq!(tracks.entries.len(), MOST_TRACKS - 1);
-        assert_eq!(tracks.forget_remote(3, |_, _| true), MOST_TRACKS as u64 - 1);
+        let mut count = 0;
+        tracks.forget_remote(3, false, |_, _, _, _| count += 1);
+        assert_eq!(count, MOST_TRACKS - 1);
         assert!(tracks.entries.is_empty() && tracks.by_key.is_empty());
+    }
+
+    #[test]
+    fn what_was_announced_and_never_came_is_lost_with_its_lane_and_the_rest_is_unknown() {
+        let mut tracks = Tracks::default();
+        take(&mut tracks, 9, 0);
+        tracks.announce(KEY, &listening(1), 6, false);
+        let mut told = Vec::new();
+        tracks.forget_remote(3, false, |channel, since, lost, unknown| {
+            told.push((channel, since, lost, unknown));
+        });
+        assert_eq!(told, [(5, 1, 5, true)]);
     }
 }

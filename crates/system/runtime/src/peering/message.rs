@@ -2,6 +2,7 @@
 //!
 //! Little-endian. Header: `TKTP`, `u8` version, `u8` type, `u16` zero, `u64` node incarnation. Drawn in
 //! `docs/reference/wire-format.md`. Every byte is checked; unknown versions and types are counted and dropped.
+//! Unless a site does without protection, these messages travel sealed ([`super::association`]).
 
 /// First bytes of every peering datagram.
 pub const MAGIC: [u8; 4] = *b"TKTP";
@@ -9,12 +10,16 @@ pub const MAGIC: [u8; 4] = *b"TKTP";
 pub const VERSION: u8 = 2;
 /// Most bytes of a datagram: fits every path without fragmentation (RFC 8200, minimum MTU less headers).
 pub const MAX_BYTES: usize = 1200;
+/// Most bytes of a message: sealed, it fits a datagram.
+pub const MAX_MESSAGE: usize = MAX_BYTES - 32;
 /// Most lanes of a node.
 pub const MAX_LANES: usize = 32;
 /// Most ports of a lane.
 pub const MAX_ENDPOINTS: usize = 4;
-/// Subscriptions in one page.
-pub const PAGE_ENTRIES: usize = 90;
+/// Changes of subscriptions in one page.
+pub const PAGE_ENTRIES: usize = 120;
+/// Sources in one message on their progress.
+pub const PROGRESS_ENTRIES: usize = 60;
 const MAX_NAME: usize = 63;
 
 /// A port of a remote lane: datagrams for the lane may be sent there.
@@ -31,19 +36,35 @@ pub struct Endpoint {
 pub struct LaneAnnouncement {
     /// The number its datagrams carry as `sender`.
     pub incarnation: u32,
-    /// What the numbers of its sources are mixed with for sinks: a random number that is used for nothing else.
-    pub label: u32,
     /// Where it receives.
     pub endpoints: Vec<Endpoint>,
 }
 
 /// A wish to receive: this lane has sinks on this channel.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Subscription {
     /// The channel.
     pub channel: u64,
     /// Index of the lane in the announcement.
-    pub lane: u16,
+    pub lane: u8,
+}
+
+/// The label of a lane, from its node's and its index: what the numbers of its sources are mixed with for sinks.
+pub fn lane_label(node: u32, lane: usize) -> u32 {
+    node.wrapping_add((lane as u32).wrapping_mul(0x9e37_79b9))
+}
+
+/// Changes of a node's subscriptions, in the order of their versions.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Page {
+    /// Grows each time that the sender begins anew, from nothing.
+    pub stream: u32,
+    /// The version that the changes apply to; 0: to nothing.
+    pub base: u64,
+    /// The version that they lead to.
+    pub to: u64,
+    /// The entries, and whether they are wanted.
+    pub entries: Vec<(Subscription, bool)>,
 }
 
 /// How far a source of a lane is.
@@ -68,27 +89,26 @@ pub enum Message {
         name: String,
         /// The incarnation that the sender knows of the receiver; 0 if none: please answer at once.
         seen: u64,
-        /// Version of the receiver's set of subscriptions that the sender holds; 0 if none.
+        /// The receiver's stream of subscriptions that the sender follows; 0 if none.
+        stream: u32,
+        /// The version in it that the sender holds.
         holds: u64,
+        /// The node's label (see [`lane_label`]): a random number that is used for nothing else.
+        label: u32,
         /// The sender's lanes.
         lanes: Vec<LaneAnnouncement>,
     },
-    /// One page of the whole set of subscriptions.
-    Subscriptions {
-        /// Version of the set.
-        version: u64,
-        /// This page, from 0.
-        page: u16,
-        /// How many pages there are.
-        pages: u16,
-        /// The entries.
-        entries: Vec<Subscription>,
-    },
-    /// The receiver has all pages of this version.
+    /// What has changed in the sender's subscriptions.
+    Subscriptions(Page),
+    /// The receiver's subscriptions are known up to here.
     Acknowledge {
-        /// Version of the set.
+        /// The stream.
+        stream: u32,
+        /// The version in it.
         version: u64,
     },
+    /// How far sources are that write channels which the receiver wants: each with the index of its lane.
+    Progress(Vec<(u8, SourceProgress)>),
     /// The sender is leaving: forget it now.
     Goodbye,
 }
@@ -114,6 +134,9 @@ const HELLO: u8 = 1;
 const SUBSCRIPTIONS: u8 = 2;
 const ACKNOWLEDGE: u8 = 3;
 const GOODBYE: u8 = 4;
+const PROGRESS: u8 = 5;
+/// In the lane of an entry: it is wanted no more.
+const DROPPED: u8 = 0x80;
 
 /// The datagram of `message` from the node `incarnation`.
 pub fn encode(incarnation: u64, message: &Message) -> Vec<u8> {
@@ -122,7 +145,8 @@ pub fn encode(incarnation: u64, message: &Message) -> Vec<u8> {
     out.push(VERSION);
     out.push(match message {
         Message::Hello { .. } => HELLO,
-        Message::Subscriptions { .. } => SUBSCRIPTIONS,
+        Message::Subscriptions(_) => SUBSCRIPTIONS,
+        Message::Progress(_) => PROGRESS,
         Message::Acknowledge { .. } => ACKNOWLEDGE,
         Message::Goodbye => GOODBYE,
     });
@@ -132,16 +156,19 @@ pub fn encode(incarnation: u64, message: &Message) -> Vec<u8> {
         Message::Hello {
             name,
             seen,
+            stream,
             holds,
+            label,
             lanes,
         } => {
             out.extend_from_slice(&seen.to_le_bytes());
+            out.extend_from_slice(&stream.to_le_bytes());
             out.extend_from_slice(&holds.to_le_bytes());
+            out.extend_from_slice(&label.to_le_bytes());
             text(&mut out, name);
             out.push(lanes.len().min(MAX_LANES) as u8);
             for lane in lanes.iter().take(MAX_LANES) {
                 out.extend_from_slice(&lane.incarnation.to_le_bytes());
-                out.extend_from_slice(&lane.label.to_le_bytes());
                 out.push(lane.endpoints.len().min(MAX_ENDPOINTS) as u8);
                 for endpoint in lane.endpoints.iter().take(MAX_ENDPOINTS) {
                     text(&mut out, &endpoint.datapath);
@@ -149,22 +176,30 @@ pub fn encode(incarnation: u64, message: &Message) -> Vec<u8> {
                 }
             }
         }
-        Message::Subscriptions {
-            version,
-            page,
-            pages,
-            entries,
-        } => {
-            out.extend_from_slice(&version.to_le_bytes());
-            out.extend_from_slice(&page.to_le_bytes());
-            out.extend_from_slice(&pages.to_le_bytes());
-            out.extend_from_slice(&(entries.len().min(PAGE_ENTRIES) as u16).to_le_bytes());
-            for entry in entries.iter().take(PAGE_ENTRIES) {
+        Message::Subscriptions(page) => {
+            out.extend_from_slice(&page.stream.to_le_bytes());
+            out.extend_from_slice(&page.base.to_le_bytes());
+            out.extend_from_slice(&page.to.to_le_bytes());
+            out.push(page.entries.len().min(PAGE_ENTRIES) as u8);
+            for (entry, wanted) in page.entries.iter().take(PAGE_ENTRIES) {
                 out.extend_from_slice(&entry.channel.to_le_bytes());
-                out.extend_from_slice(&entry.lane.to_le_bytes());
+                out.push(entry.lane | if *wanted { 0 } else { DROPPED });
             }
         }
-        Message::Acknowledge { version } => out.extend_from_slice(&version.to_le_bytes()),
+        Message::Acknowledge { stream, version } => {
+            out.extend_from_slice(&stream.to_le_bytes());
+            out.extend_from_slice(&version.to_le_bytes());
+        }
+        Message::Progress(sources) => {
+            out.push(sources.len().min(PROGRESS_ENTRIES) as u8);
+            for (lane, source) in sources.iter().take(PROGRESS_ENTRIES) {
+                out.push(*lane);
+                out.extend_from_slice(&source.channel.to_le_bytes());
+                out.extend_from_slice(&source.source.to_le_bytes());
+                out.extend_from_slice(&source.next.to_le_bytes());
+                out.push(source.ended.into());
+            }
+        }
         Message::Goodbye => {}
     }
     out
@@ -198,7 +233,9 @@ pub fn decode(bytes: &[u8]) -> Result<(u64, Message), DecodeError> {
         let message = match kind {
             HELLO => {
                 let seen = r.u64()?;
+                let stream = r.u32()?;
                 let holds = r.u64()?;
+                let label = r.u32()?;
                 let name = r.text()?;
                 let count = usize::from(r.u8()?);
                 if count > MAX_LANES {
@@ -207,7 +244,6 @@ pub fn decode(bytes: &[u8]) -> Result<(u64, Message), DecodeError> {
                 let mut lanes = Vec::with_capacity(count);
                 for _ in 0..count {
                     let incarnation = r.u32()?;
-                    let label = r.u32()?;
                     let count = usize::from(r.u8()?);
                     if count > MAX_ENDPOINTS {
                         return None;
@@ -221,40 +257,63 @@ pub fn decode(bytes: &[u8]) -> Result<(u64, Message), DecodeError> {
                     }
                     lanes.push(LaneAnnouncement {
                         incarnation,
-                        label,
                         endpoints,
                     });
                 }
                 Message::Hello {
                     name,
                     seen,
+                    stream,
                     holds,
+                    label,
                     lanes,
                 }
             }
             SUBSCRIPTIONS => {
-                let version = r.u64()?;
-                let page = r.u16()?;
-                let pages = r.u16()?;
-                let count = usize::from(r.u16()?);
-                if count > PAGE_ENTRIES || page >= pages {
+                let (stream, base, to) = (r.u32()?, r.u64()?, r.u64()?);
+                let count = usize::from(r.u8()?);
+                if count > PAGE_ENTRIES || to < base {
                     return None;
                 }
                 let mut entries = Vec::with_capacity(count);
                 for _ in 0..count {
-                    entries.push(Subscription {
-                        channel: r.u64()?,
-                        lane: r.u16()?,
-                    });
+                    let channel = r.u64()?;
+                    let lane = r.u8()?;
+                    let entry = Subscription {
+                        channel,
+                        lane: lane & !DROPPED,
+                    };
+                    entries.push((entry, lane & DROPPED == 0));
                 }
-                Message::Subscriptions {
-                    version,
-                    page,
-                    pages,
+                Message::Subscriptions(Page {
+                    stream,
+                    base,
+                    to,
                     entries,
-                }
+                })
             }
-            ACKNOWLEDGE => Message::Acknowledge { version: r.u64()? },
+            ACKNOWLEDGE => Message::Acknowledge {
+                stream: r.u32()?,
+                version: r.u64()?,
+            },
+            PROGRESS => {
+                let count = usize::from(r.u8()?);
+                if count > PROGRESS_ENTRIES {
+                    return None;
+                }
+                let mut sources = Vec::with_capacity(count);
+                for _ in 0..count {
+                    let lane = r.u8()?;
+                    let source = SourceProgress {
+                        channel: r.u64()?,
+                        source: r.u32()?,
+                        next: r.u32()?,
+                        ended: r.flag()?,
+                    };
+                    sources.push((lane, source));
+                }
+                Message::Progress(sources)
+            }
             GOODBYE => Message::Goodbye,
             other => return Some(Err(DecodeError::Type(other))),
         };
@@ -279,6 +338,13 @@ impl Reader<'_> {
     }
     fn u8(&mut self) -> Option<u8> {
         Some(self.array::<1>()?[0])
+    }
+    fn flag(&mut self) -> Option<bool> {
+        match self.u8()? {
+            0 => Some(false),
+            1 => Some(true),
+            _ => None,
+        }
     }
     fn u16(&mut self) -> Option<u16> {
         Some(u16::from_le_bytes(self.array()?))
@@ -309,43 +375,57 @@ mod tests {
         let endpoint =
             ("[a-z]{1,8}", any::<u16>()).prop_map(|(datapath, port)| Endpoint { datapath, port });
         let lane = (
-            any::<[u32; 2]>(),
+            any::<u32>(),
             proptest::collection::vec(endpoint, 0..=MAX_ENDPOINTS),
         )
-            .prop_map(|([incarnation, label], endpoints)| LaneAnnouncement {
+            .prop_map(|(incarnation, endpoints)| LaneAnnouncement {
                 incarnation,
-                label,
                 endpoints,
             });
+        let entry = (any::<u64>(), 0u8..128, any::<bool>())
+            .prop_map(|(channel, lane, wanted)| (Subscription { channel, lane }, wanted));
+        let source = (any::<(u8, u64, u32, u32, bool)>()).prop_map(
+            |(lane, channel, source, next, ended)| {
+                let progress = SourceProgress {
+                    channel,
+                    source,
+                    next,
+                    ended,
+                };
+                (lane, progress)
+            },
+        );
         prop_oneof![
             (
                 "[a-z]{0,20}",
-                any::<u64>(),
-                any::<u64>(),
+                any::<(u64, u32, u64, u32)>(),
                 proptest::collection::vec(lane, 0..=MAX_LANES)
             )
-                .prop_map(|(name, seen, holds, lanes)| Message::Hello {
-                    name,
-                    seen,
-                    holds,
-                    lanes
+                .prop_map(|(name, (seen, stream, holds, label), lanes)| {
+                    Message::Hello {
+                        name,
+                        seen,
+                        stream,
+                        holds,
+                        label,
+                        lanes,
+                    }
                 }),
             (
-                any::<u64>(),
-                0u16..100,
-                1u16..100,
-                proptest::collection::vec((any::<u64>(), any::<u16>()), 0..=PAGE_ENTRIES)
+                any::<(u32, u32, u32)>(),
+                proptest::collection::vec(entry, 0..=PAGE_ENTRIES)
             )
-                .prop_map(|(version, page, more, entries)| Message::Subscriptions {
-                    version,
-                    page,
-                    pages: page + more,
-                    entries: entries
-                        .into_iter()
-                        .map(|(channel, lane)| Subscription { channel, lane })
-                        .collect(),
-                }),
-            any::<u64>().prop_map(|version| Message::Acknowledge { version }),
+                .prop_map(|((stream, base, more), entries)| Message::Subscriptions(
+                    Page {
+                        stream,
+                        base: base.into(),
+                        to: u64::from(base) + u64::from(more),
+                        entries,
+                    }
+                )),
+            any::<(u32, u64)>()
+                .prop_map(|(stream, version)| Message::Acknowledge { stream, version }),
+            proptest::collection::vec(source, 0..=PROGRESS_ENTRIES).prop_map(Message::Progress),
             Just(Message::Goodbye),
         ]
     }
@@ -365,7 +445,7 @@ mod tests {
             if valid_magic && bytes.len() > 6 {
                 bytes[..4].copy_from_slice(&MAGIC);
                 bytes[4] = VERSION;
-                bytes[5] %= 6;
+                bytes[5] %= 7;
             }
             let _ = decode(&bytes);
         }
@@ -373,39 +453,49 @@ mod tests {
 
     #[test]
     fn the_longest_messages_fit_a_datagram() {
-        let entries = vec![
-            Subscription {
-                channel: 1,
-                lane: 1
-            };
-            PAGE_ENTRIES
-        ];
-        let page = Message::Subscriptions {
-            version: 1,
-            page: 0,
-            pages: 1,
-            entries,
+        let entry = Subscription {
+            channel: 1,
+            lane: 1,
         };
-        assert!(encode(1, &page).len() <= MAX_BYTES);
+        let source = SourceProgress {
+            channel: 1,
+            source: 1,
+            next: 1,
+            ended: true,
+        };
+        let page = Page {
+            stream: 1,
+            base: 1,
+            to: 2,
+            entries: vec![(entry, true); PAGE_ENTRIES],
+        };
+        for message in [
+            Message::Subscriptions(page),
+            Message::Progress(vec![(0, source); PROGRESS_ENTRIES]),
+        ] {
+            let length = encode(1, &message).len();
+            assert!(length <= MAX_MESSAGE, "{length}");
+        }
         let lane = LaneAnnouncement {
             incarnation: 1,
-            label: 2,
             endpoints: vec![
                 Endpoint {
                     datapath: "fabric".into(),
                     port: 1
                 };
-                MAX_ENDPOINTS - 2
+                MAX_ENDPOINTS - 1
             ],
         };
         let hello = Message::Hello {
             name: "n".repeat(99),
             seen: 1,
+            stream: 1,
             holds: 1,
+            label: 1,
             lanes: vec![lane; MAX_LANES],
         };
         assert!(
-            encode(1, &hello).len() <= MAX_BYTES,
+            encode(1, &hello).len() <= MAX_MESSAGE,
             "{}",
             encode(1, &hello).len()
         );

@@ -1,26 +1,57 @@
 //! Peers: which other runtimes are there, where their lanes receive, and which channels they want.
 //!
-//! Pure: time comes in as an argument, datagrams go out through a list. The control thread owns the
-//! socket. Liveness by a hello every second; a peer that has been silent for [`DEAD_AFTER`] is down and
-//! its routes are withdrawn until it speaks again. The set of subscriptions is sent whole, in pages, and
-//! repeated until acknowledged: no state can drift apart.
+//! Pure but for random numbers: time comes in as an argument, datagrams and changes go out through [`Effects`]. The
+//! control thread owns the socket. Peers prove who they are before anything they say counts ([`association`]),
+//! unless the site does without. Liveness by a hello about every second; a peer that has been silent for
+//! [`DEAD_AFTER`] is down: nothing is sent to it until it speaks again, but what it has sent is still taken, and its
+//! numbers are still known. Subscriptions are told as changes, in the order of their versions ([`subscriptions`]).
 
+pub mod association;
+pub mod keys;
 pub mod message;
+pub mod replay;
+pub mod subscriptions;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use message::{DecodeError, LaneAnnouncement, Message, PAGE_ENTRIES, Subscription, decode, encode};
+use slab::Slab;
 
-/// How often a hello is sent.
+use association::{
+    Association, COOKIE, Gate, Gatekeeper, INITIATE, Identity, KeyChange, RESPOND, Refusal, SEALED,
+};
+use keys::{PeerConfig, PublicKey, Security};
+use message::{
+    DecodeError, LaneAnnouncement, Message, PROGRESS_ENTRIES, Page, SourceProgress, Subscription,
+    decode, encode,
+};
+pub use subscriptions::MAX_SUBSCRIPTIONS;
+use subscriptions::{Held, Wanted};
+
+/// How often a hello is sent, at the rarest; up to a fifth more often, so that those of many peers spread.
 pub const HELLO_EVERY: Duration = Duration::from_secs(1);
 /// How long a peer may be silent before it counts as down.
 pub const DEAD_AFTER: Duration = Duration::from_millis(3500);
-/// First repetition of an unacknowledged set; doubles up to [`HELLO_EVERY`].
+/// How long a peer that was accepted, not configured, is remembered when it is silent.
+pub const FORGET_AFTER: Duration = Duration::from_secs(60);
+/// Most peers that are accepted without being configured, and most of them at one address.
+pub const MOST_ACCEPTED: usize = 8192;
+/// See [`MOST_ACCEPTED`].
+pub const MOST_ACCEPTED_AT: usize = 64;
+/// First repetition of what is not acknowledged; doubles up to [`HELLO_EVERY`].
 const REPEAT_FIRST: Duration = Duration::from_millis(50);
-/// Most subscriptions that a peer may hold.
-pub const MAX_SUBSCRIPTIONS: usize = 65_536;
+/// Pages of subscriptions under way to a peer.
+const WINDOW: usize = 32;
+/// Changes of subscriptions are told at most so often: this, and so much more for each peer that is up.
+const COALESCE: Duration = Duration::from_millis(20);
+const COALESCE_PER_PEER: Duration = Duration::from_micros(200);
+/// Timers served in one go.
+const TIMERS: usize = 64;
+/// Every so many attempts at a peer that is not up begin with a handshake.
+const HANDSHAKE_EVERY: u64 = 3;
+/// How soon a handshake that replaces a session is tried again.
+const REKEY_AGAIN: Duration = Duration::from_secs(5);
 
 /// Where a peer stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,19 +67,44 @@ pub enum PeerState {
 /// What changed, for the lanes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// The peer's lanes are these now (empty: the peer is gone).
+    /// The peer has begun, with these lanes.
     Lanes {
         /// The peer.
         peer: SocketAddr,
+        /// The node's label (see [`message::lane_label`]).
+        label: u32,
         /// Its lanes.
         lanes: Vec<LaneAnnouncement>,
     },
-    /// The peer's subscriptions are these now.
+    /// The peer's lanes are gone for good.
+    Gone {
+        /// The peer.
+        peer: SocketAddr,
+        /// It has said so: it has told how far its sources were.
+        clean: bool,
+    },
+    /// The peer wants these no more, and those.
     Subscriptions {
         /// The peer.
         peer: SocketAddr,
-        /// All of them.
-        entries: BTreeSet<Subscription>,
+        /// Wanted from now on.
+        add: Vec<Subscription>,
+        /// Wanted no more.
+        remove: Vec<Subscription>,
+    },
+    /// How far sources of the peer are, each with the index of its lane.
+    Progress {
+        /// The peer.
+        peer: SocketAddr,
+        /// The sources.
+        sources: Vec<(u8, SourceProgress)>,
+    },
+    /// The keys of lanes have changed.
+    Keys {
+        /// The peer.
+        peer: SocketAddr,
+        /// In which way.
+        change: KeyChange,
     },
 }
 
@@ -71,38 +127,59 @@ pub struct PeerStatus {
     pub configured: bool,
     /// Hellos sent since it was last heard.
     pub attempts: u64,
+    /// How it proves who it is.
+    pub authentication: Authentication,
+}
+
+/// How a peer proves who it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Authentication {
+    /// Not at all.
+    None,
+    /// By the group's key.
+    Group,
+    /// By its own key.
+    Node(PublicKey),
+    /// Not possible: the key that it takes is not configured here.
+    NoKey,
 }
 
 struct Peer {
     address: SocketAddr,
     configured: bool,
+    key: Option<PublicKey>,
+    identity: Option<Identity>,
+    association: Association,
     name: String,
     state: PeerState,
     incarnation: u64,
+    /// Since when it is known.
+    since: Duration,
     heard: Option<Duration>,
     next_hello: Duration,
+    next_rekey: Duration,
     attempts: u64,
+    /// Those of its incarnation; none before its first hello, and after its goodbye.
     lanes: Vec<LaneAnnouncement>,
-    /// Version and entries of the peer's set as complete here.
-    version: u64,
-    entries: BTreeSet<Subscription>,
-    /// Pages of a set that is arriving.
-    arriving: Option<Arriving>,
-    /// Version of our set that the peer has acknowledged.
-    acknowledged: Option<u64>,
+    held: Held,
+    told: Told,
+    /// When to look at it again.
+    due: Duration,
+}
+
+/// How far a peer has been told our subscriptions.
+struct Told {
+    stream: u32,
+    sent: u64,
+    acknowledged: u64,
+    /// Versions that the pages under way lead to.
+    under_way: VecDeque<u64>,
     repeat_at: Duration,
     repeat_after: Duration,
 }
 
-struct Arriving {
-    version: u64,
-    missing: BTreeSet<u16>,
-    pages: u16,
-    entries: BTreeSet<Subscription>,
-}
-
 /// Counters of refused peering datagrams.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PeeringCounters {
     /// From an address that is neither configured nor accepted.
     pub strangers: u64,
@@ -110,19 +187,44 @@ pub struct PeeringCounters {
     pub malformed: u64,
     /// Of another version.
     pub version: u64,
-    /// Beyond [`MAX_SUBSCRIPTIONS`].
+    /// Of a sender that has not proven who it is.
+    pub unauthenticated: u64,
+    /// Taken before.
+    pub replayed: u64,
+    /// Beyond [`MAX_SUBSCRIPTIONS`], or beyond [`MOST_ACCEPTED`].
     pub too_many: u64,
+}
+
+/// What a node tells of itself.
+#[derive(Clone, Debug)]
+pub struct Local {
+    /// Random at each start, not 0.
+    pub incarnation: u64,
+    /// A name for people.
+    pub name: String,
+    /// Random (see [`message::lane_label`]).
+    pub label: u32,
+    /// Its lanes.
+    pub lanes: Vec<LaneAnnouncement>,
 }
 
 /// The state of all peers.
 pub struct Peering {
-    incarnation: u64,
-    name: String,
-    lanes: Vec<LaneAnnouncement>,
+    local: Local,
+    security: Security,
+    gatekeeper: Gatekeeper,
     accept: Vec<AcceptNet>,
-    peers: Vec<Peer>,
-    version: u64,
-    subscriptions: BTreeSet<Subscription>,
+    peers: Slab<Peer>,
+    by_address: HashMap<SocketAddr, usize>,
+    timers: BTreeSet<(Duration, usize)>,
+    up: usize,
+    /// Peers that are not configured, by their address.
+    accepted: HashMap<IpAddr, usize>,
+    wanted: Wanted,
+    /// Changes wait until then to be told.
+    flush_at: Option<Duration>,
+    flushed: Duration,
+    random: u64,
     counters: PeeringCounters,
 }
 
@@ -167,52 +269,67 @@ impl std::str::FromStr for AcceptNet {
     }
 }
 
-/// Datagrams to send, with their destinations.
-pub type Outbox = Vec<(SocketAddr, Vec<u8>)>;
+/// What is to be done: changes first, as who is told of our wishes may answer with messages at once.
+#[derive(Debug, Default)]
+pub struct Effects {
+    /// For the lanes.
+    pub changes: Vec<Change>,
+    /// To send, with their destinations.
+    pub datagrams: Vec<(SocketAddr, Vec<u8>)>,
+}
+
+impl Effects {
+    fn keys(&mut self, peer: SocketAddr, changes: impl IntoIterator<Item = KeyChange>) {
+        let changes = changes.into_iter();
+        self.changes
+            .extend(changes.map(|change| Change::Keys { peer, change }));
+    }
+}
 
 impl Peering {
-    /// A node of this incarnation (random, not 0), name and lanes.
-    pub fn new(
-        incarnation: u64,
-        name: String,
-        lanes: Vec<LaneAnnouncement>,
-        accept: Vec<AcceptNet>,
-    ) -> Self {
+    /// A node that keeps strangers out by `security`, and takes peers of the networks `accept` unasked.
+    pub fn new(local: Local, security: Security, accept: Vec<AcceptNet>) -> Self {
         Self {
-            incarnation,
-            name,
-            lanes,
+            random: local.incarnation | 1,
+            local,
+            gatekeeper: Gatekeeper::new(&security),
+            security,
             accept,
-            peers: Vec::new(),
-            version: 1,
-            subscriptions: BTreeSet::new(),
+            peers: Slab::new(),
+            by_address: HashMap::new(),
+            timers: BTreeSet::new(),
+            up: 0,
+            accepted: HashMap::new(),
+            wanted: Wanted::default(),
+            flush_at: None,
+            flushed: Duration::ZERO,
             counters: PeeringCounters::default(),
         }
     }
 
-    /// Adds a peer; false if it is there already (it then counts as configured).
-    pub fn add(&mut self, address: SocketAddr, now: Duration) -> bool {
-        if let Some(peer) = self.peers.iter_mut().find(|p| p.address == address) {
-            peer.configured = true;
-            return false;
+    /// Adds a peer; false if it is there already with this key (it then counts as configured). With another key,
+    /// that one holds from now on, and what was known of the peer is gone.
+    pub fn add(&mut self, peer: PeerConfig, now: Duration, effects: &mut Effects) -> bool {
+        if let Some(&at) = self.by_address.get(&peer.address) {
+            if self.peers[at].key == peer.key {
+                if !std::mem::replace(&mut self.peers[at].configured, true) {
+                    self.uncount(peer.address.ip());
+                }
+                return false;
+            }
+            self.forget(at, effects);
         }
-        self.peers.push(Peer::new(address, true, now));
+        self.insert(peer, true, now);
         true
     }
 
     /// Removes a peer and withdraws its routes; false if there is none.
-    pub fn remove(
-        &mut self,
-        address: SocketAddr,
-        outbox: &mut Outbox,
-        changes: &mut Vec<Change>,
-    ) -> bool {
-        let Some(at) = self.peers.iter().position(|p| p.address == address) else {
+    pub fn remove(&mut self, address: SocketAddr, effects: &mut Effects) -> bool {
+        let Some(&at) = self.by_address.get(&address) else {
             return false;
         };
-        let mut peer = self.peers.remove(at);
-        outbox.push((address, encode(self.incarnation, &Message::Goodbye)));
-        peer.withdraw(changes);
+        self.send(at, &Message::Goodbye, effects);
+        self.forget(at, effects);
         true
     }
 
@@ -221,41 +338,68 @@ impl Peering {
         self.accept = accept;
     }
 
-    /// Replaces this node's set of subscriptions and sends it to every peer that is up.
-    pub fn subscribe(
+    /// Notes that a channel is wanted on a lane, or no more, and tells the peers so soon.
+    pub fn want(
         &mut self,
-        subscriptions: BTreeSet<Subscription>,
+        entry: Subscription,
+        wanted: bool,
         now: Duration,
-        outbox: &mut Outbox,
+        effects: &mut Effects,
     ) {
-        if subscriptions == self.subscriptions {
+        if !self.wanted.set(entry, wanted) || self.flush_at.is_some() {
             return;
         }
-        self.subscriptions = subscriptions;
-        self.version += 1;
-        for at in 0..self.peers.len() {
-            if self.peers[at].state == PeerState::Up {
-                self.peers[at].repeat_after = REPEAT_FIRST;
-                self.send_set(at, now, outbox);
+        let at = self.flushed + COALESCE + COALESCE_PER_PEER * self.up as u32;
+        if self.flushed == Duration::ZERO || now >= at {
+            self.flush(now, effects);
+        } else {
+            self.flush_at = Some(at);
+        }
+    }
+
+    /// Tells the peers how far sources are that write what they want.
+    pub fn announce(&mut self, sources: &[(u8, SourceProgress)], effects: &mut Effects) {
+        let peers: Vec<usize> = self.peers.iter().map(|(at, _)| at).collect();
+        for at in peers {
+            let peer = &self.peers[at];
+            if peer.state != PeerState::Up || peer.held.entries.is_empty() {
+                continue;
+            }
+            let told: Vec<_> = sources
+                .iter()
+                .filter(|(_, source)| peer.held.wants(source.channel))
+                .copied()
+                .collect();
+            for part in told.chunks(PROGRESS_ENTRIES) {
+                self.send(at, &Message::Progress(part.to_vec()), effects);
             }
         }
     }
 
     /// All peers, for operators.
     pub fn status(&self, now: Duration) -> Vec<PeerStatus> {
-        self.peers
+        let mut all: Vec<PeerStatus> = self
+            .peers
             .iter()
-            .map(|p| PeerStatus {
+            .map(|(_, p)| PeerStatus {
                 address: p.address,
                 name: p.name.clone(),
                 state: p.state,
                 silent: p.heard.map(|heard| now.saturating_sub(heard)),
                 incarnation: p.incarnation,
-                subscriptions: p.entries.len(),
+                subscriptions: p.held.entries.len(),
                 configured: p.configured,
                 attempts: p.attempts,
+                authentication: match (self.security.is_on(), &p.identity, p.key) {
+                    (false, ..) => Authentication::None,
+                    (_, None, _) => Authentication::NoKey,
+                    (_, _, Some(key)) => Authentication::Node(key),
+                    (_, _, None) => Authentication::Group,
+                },
             })
-            .collect()
+            .collect();
+        all.sort_by_key(|p| p.address);
+        all
     }
 
     /// What was refused.
@@ -263,37 +407,26 @@ impl Peering {
         self.counters
     }
 
+    /// How many entries this node wants.
+    pub fn wanted(&self) -> usize {
+        self.wanted.count()
+    }
+
     /// Sends what is due and notices silence. Returns when to call again at the latest.
-    pub fn tick(
-        &mut self,
-        now: Duration,
-        outbox: &mut Outbox,
-        changes: &mut Vec<Change>,
-    ) -> Duration {
-        let mut next = now + HELLO_EVERY;
-        for at in 0..self.peers.len() {
-            let peer = &mut self.peers[at];
-            if peer.state == PeerState::Up
-                && peer.heard.is_some_and(|heard| now >= heard + DEAD_AFTER)
-            {
-                peer.state = PeerState::Down;
-                peer.withdraw(changes);
-            }
-            if now >= peer.next_hello {
-                self.send_hello(at, now, outbox);
-            }
-            let peer = &mut self.peers[at];
-            next = next.min(peer.next_hello);
-            if peer.state == PeerState::Up && peer.acknowledged != Some(self.version) {
-                if now >= peer.repeat_at {
-                    self.send_set(at, now, outbox);
-                }
-                next = next.min(self.peers[at].repeat_at);
+    pub fn tick(&mut self, now: Duration, effects: &mut Effects) -> Duration {
+        if self.flush_at.is_some_and(|at| now >= at) {
+            self.flush(now, effects);
+        }
+        for _ in 0..TIMERS {
+            match self.timers.first() {
+                Some(&(due, at)) if due <= now => self.serve(at, now, effects),
+                _ => break,
             }
         }
-        self.peers
-            .retain(|p| p.configured || p.state != PeerState::Down);
-        next
+        let timer = self.timers.first().map(|(due, _)| *due);
+        let next = now + HELLO_EVERY;
+        next.min(timer.unwrap_or(next))
+            .min(self.flush_at.unwrap_or(next))
     }
 
     /// Takes a datagram from `source`.
@@ -302,264 +435,573 @@ impl Peering {
         source: SocketAddr,
         bytes: &[u8],
         now: Duration,
-        outbox: &mut Outbox,
-        changes: &mut Vec<Change>,
+        effects: &mut Effects,
     ) {
-        let (incarnation, message) = match decode(bytes) {
-            Ok(decoded) => decoded,
-            Err(DecodeError::Version(_)) => {
-                self.counters.version += 1;
-                return;
+        let known = self.by_address.get(&source).copied();
+        if known.is_none() && !self.accept.iter().any(|net| net.contains(source.ip())) {
+            self.counters.strangers += 1;
+            return;
+        }
+        if self.security.is_on() {
+            if let Err(refusal) = self.receive_secured(source, known, bytes, now, effects) {
+                match refusal {
+                    Refusal::Malformed => self.counters.malformed += 1,
+                    Refusal::Unauthenticated => self.counters.unauthenticated += 1,
+                    Refusal::Replayed => self.counters.replayed += 1,
+                }
             }
-            Err(_) => {
-                self.counters.malformed += 1;
-                return;
-            }
+            return;
+        }
+        let Some((incarnation, message)) = self.decoded(bytes) else {
+            return;
         };
-        if incarnation == self.incarnation {
+        if incarnation == self.local.incarnation {
             return; // Ourselves: a configuration that lists its own node.
         }
-        let known = self.peers.iter().position(|p| p.address == source);
         let at = match known {
             Some(at) => at,
-            None if matches!(message, Message::Hello { .. })
-                && self.accept.iter().any(|net| net.contains(source.ip())) =>
-            {
-                self.peers.push(Peer::new(source, false, now));
-                self.peers.len() - 1
-            }
-            None => {
+            None if !matches!(message, Message::Hello { .. }) => {
                 self.counters.strangers += 1;
                 return;
             }
+            None => match self.admit(source, now) {
+                Some(at) => at,
+                None => return,
+            },
         };
+        self.take(at, incarnation, message, now, effects);
+    }
+
+    /// Goodbyes to all peers that are up, for a clean exit.
+    pub fn leave(&mut self, effects: &mut Effects) {
+        let up = |(at, peer): (usize, &Peer)| (peer.state == PeerState::Up).then_some(at);
+        let peers: Vec<usize> = self.peers.iter().filter_map(up).collect();
+        for at in peers {
+            self.send(at, &Message::Goodbye, effects);
+        }
+    }
+
+    fn decoded(&mut self, bytes: &[u8]) -> Option<(u64, Message)> {
+        match decode(bytes) {
+            Ok(decoded) => return Some(decoded),
+            Err(DecodeError::Version(_)) => self.counters.version += 1,
+            Err(_) => self.counters.malformed += 1,
+        }
+        None
+    }
+
+    /// A datagram where peers prove who they are.
+    fn receive_secured(
+        &mut self,
+        source: SocketAddr,
+        known: Option<usize>,
+        bytes: &[u8],
+        now: Duration,
+        effects: &mut Effects,
+    ) -> Result<(), Refusal> {
+        if bytes.len() < 16 || bytes[..4] != message::MAGIC {
+            return Err(Refusal::Malformed);
+        }
+        if bytes[4] != message::VERSION {
+            self.counters.version += 1;
+            return Ok(());
+        }
+        if bytes[5] == INITIATE {
+            return self.receive_initiation(source, known, bytes, now, effects);
+        }
+        let at = known.ok_or(Refusal::Unauthenticated)?;
+        let peer = &mut self.peers[at];
+        match (bytes[5], &peer.identity) {
+            (COOKIE, Some(identity)) => {
+                let again = peer.association.cookie(identity, bytes)?;
+                effects.datagrams.push((source, again));
+            }
+            (RESPOND, Some(_)) => {
+                let changes = peer.association.respond(bytes, now)?;
+                effects.keys(source, changes);
+                // It knows by the first message that we have the keys.
+                self.send_hello(at, effects);
+            }
+            (SEALED, Some(_)) => {
+                let message = peer.association.open(bytes)?;
+                if let Some((incarnation, message)) = self.decoded(&message)
+                    && incarnation != self.local.incarnation
+                {
+                    self.take(at, incarnation, message, now, effects);
+                }
+            }
+            _ => return Err(Refusal::Unauthenticated),
+        }
+        Ok(())
+    }
+
+    /// Somebody begins a handshake.
+    fn receive_initiation(
+        &mut self,
+        source: SocketAddr,
+        known: Option<usize>,
+        bytes: &[u8],
+        now: Duration,
+        effects: &mut Effects,
+    ) -> Result<(), Refusal> {
+        let opened = match self.gatekeeper.look(source, bytes, now)? {
+            Gate::Cookie(answer) => {
+                effects.datagrams.push((source, answer));
+                return Ok(());
+            }
+            Gate::Open(opened) => opened,
+        };
+        if opened.incarnation == self.local.incarnation {
+            return Ok(()); // Ourselves.
+        }
+        let at = match known {
+            Some(at) if self.peers[at].key == opened.key => at,
+            // Networks are accepted by the group's key only.
+            None if opened.key.is_none() => match self.admit(source, now) {
+                Some(at) => at,
+                None => return Ok(()),
+            },
+            _ => return Err(Refusal::Unauthenticated),
+        };
+        let own = self.local.incarnation;
+        let (answer, changes) = self.peers[at].association.accept(*opened, own, now)?;
+        effects.keys(source, changes);
+        effects.datagrams.push((source, answer));
+        Ok(())
+    }
+
+    /// Takes what a peer says.
+    fn take(
+        &mut self,
+        at: usize,
+        incarnation: u64,
+        message: Message,
+        now: Duration,
+        effects: &mut Effects,
+    ) {
+        let peer = &mut self.peers[at];
         match message {
             Message::Hello {
                 name,
                 seen,
+                stream,
                 holds,
+                label,
                 lanes,
             } => {
-                self.receive_hello(at, incarnation, name, lanes, now, changes);
-                let peer = &mut self.peers[at];
-                if holds != self.version {
-                    // It has lost our set, or never had this one.
-                    peer.acknowledged = None;
+                if !self.take_hello(at, incarnation, name, label, lanes, now, effects) {
+                    self.counters.malformed += 1;
+                    return;
                 }
-                if seen != self.incarnation {
-                    // It does not know us yet: answer now rather than at the next tick, and tell all.
-                    peer.repeat_after = REPEAT_FIRST;
-                    self.send_hello(at, now, outbox);
-                    self.send_set(at, now, outbox);
+                self.peers[at].told.compare(stream, holds);
+                if seen != self.local.incarnation {
+                    // It does not know us yet: answer now rather than at the next tick.
+                    self.send_hello(at, effects);
+                }
+                self.tell(at, now, effects);
+                self.schedule(at);
+            }
+            // Its hello introduces it, and it repeats what is not acknowledged.
+            _ if peer.incarnation != incarnation || peer.state != PeerState::Up => {}
+            Message::Subscriptions(page) => {
+                peer.heard = Some(now);
+                self.take_page(at, page, effects);
+            }
+            Message::Acknowledge { stream, version } => {
+                peer.heard = Some(now);
+                if peer.told.acknowledge(stream, version) {
+                    self.tell(at, now, effects);
+                    self.schedule(at);
                 }
             }
-            Message::Subscriptions {
-                version,
-                page,
-                pages,
-                entries,
-            } => {
-                if self.peers[at].incarnation != incarnation
-                    || self.peers[at].state != PeerState::Up
-                {
-                    return; // Its hello will introduce it; it repeats the set until acknowledged.
-                }
-                self.peers[at].heard = Some(now);
-                self.receive_page(at, version, page, pages, entries, outbox, changes);
-            }
-            Message::Acknowledge { version } => {
-                let peer = &mut self.peers[at];
-                if peer.incarnation == incarnation {
-                    peer.heard = Some(now);
-                    if version == self.version {
-                        peer.acknowledged = Some(version);
-                    }
-                }
+            Message::Progress(sources) => {
+                peer.heard = Some(now);
+                let lanes = peer.lanes.len();
+                let known = sources.into_iter().filter(|(l, _)| usize::from(*l) < lanes);
+                effects.changes.push(Change::Progress {
+                    peer: peer.address,
+                    sources: known.collect(),
+                });
             }
             Message::Goodbye => {
+                self.set_state(at, PeerState::Down);
+                self.void(at, true, effects);
                 let peer = &mut self.peers[at];
-                if peer.incarnation == incarnation && peer.state == PeerState::Up {
-                    peer.state = PeerState::Down;
-                    peer.withdraw(changes);
-                }
+                let (address, association) = (peer.address, &mut peer.association);
+                effects.keys(address, association.clear());
             }
         }
     }
 
-    /// Goodbyes to all peers that are up, for a clean exit.
-    pub fn leave(&mut self, outbox: &mut Outbox) {
-        let goodbye = encode(self.incarnation, &Message::Goodbye);
-        outbox.extend(
-            self.peers
-                .iter()
-                .filter(|p| p.state == PeerState::Up)
-                .map(|p| (p.address, goodbye.clone())),
-        );
-    }
-
-    fn receive_hello(
+    /// False: it contradicts what the same incarnation has said.
+    #[allow(clippy::too_many_arguments)] // the fields of one message
+    fn take_hello(
         &mut self,
         at: usize,
         incarnation: u64,
         name: String,
+        label: u32,
         lanes: Vec<LaneAnnouncement>,
         now: Duration,
-        changes: &mut Vec<Change>,
-    ) {
+        effects: &mut Effects,
+    ) -> bool {
         let peer = &mut self.peers[at];
+        if peer.incarnation == incarnation && !peer.lanes.is_empty() && peer.lanes != lanes {
+            // Lanes are there from a runtime's start to its end: keys are used once for each of them.
+            return false;
+        }
         if peer.incarnation != incarnation {
             // Restarted: everything known of the former one is void.
-            if peer.state == PeerState::Up {
-                peer.withdraw(changes);
-            }
+            self.void(at, false, effects);
+            let peer = &mut self.peers[at];
             peer.incarnation = incarnation;
-            peer.acknowledged = None;
-            peer.arriving = None;
-            peer.version = 0;
+            effects.keys(peer.address, peer.association.renew(incarnation));
+            effects.keys(peer.address, peer.association.switch(now));
         }
-        if peer.state != PeerState::Up {
-            peer.state = PeerState::Up;
-            peer.acknowledged = None;
-            peer.repeat_at = now;
-            peer.repeat_after = REPEAT_FIRST;
-        }
+        let back = self.set_state(at, PeerState::Up);
+        let peer = &mut self.peers[at];
         peer.heard = Some(now);
         peer.attempts = 0;
         peer.name = name;
-        if peer.lanes != lanes {
-            peer.lanes = lanes.clone();
-            changes.push(Change::Lanes {
+        if back {
+            peer.told.again(now);
+            effects.keys(peer.address, peer.association.switch(now));
+        }
+        if peer.lanes.is_empty() && !lanes.is_empty() {
+            peer.lanes.clone_from(&lanes);
+            effects.changes.push(Change::Lanes {
                 peer: peer.address,
+                label,
                 lanes,
             });
-            if !peer.entries.is_empty() {
-                changes.push(Change::Subscriptions {
+        }
+        if back && !peer.held.entries.is_empty() {
+            effects.changes.push(Change::Subscriptions {
+                peer: peer.address,
+                add: peer.held.entries.iter().copied().collect(),
+                remove: Vec::new(),
+            });
+        }
+        true
+    }
+
+    fn take_page(&mut self, at: usize, page: Page, effects: &mut Effects) {
+        let peer = &mut self.peers[at];
+        if let Some(difference) = peer.held.take(page) {
+            self.counters.too_many += difference.refused;
+            if !difference.add.is_empty() || !difference.remove.is_empty() {
+                effects.changes.push(Change::Subscriptions {
                     peer: peer.address,
-                    entries: peer.entries.clone(),
+                    add: difference.add,
+                    remove: difference.remove,
                 });
             }
         }
+        let acknowledge = Message::Acknowledge {
+            stream: peer.held.stream,
+            version: peer.held.version,
+        };
+        self.send(at, &acknowledge, effects);
     }
 
-    #[allow(clippy::too_many_arguments)] // the fields of one message
-    fn receive_page(
-        &mut self,
-        at: usize,
-        version: u64,
-        page: u16,
-        pages: u16,
-        entries: Vec<Subscription>,
-        outbox: &mut Outbox,
-        changes: &mut Vec<Change>,
-    ) {
-        let acknowledge = encode(self.incarnation, &Message::Acknowledge { version });
+    /// One peer's timer.
+    fn serve(&mut self, at: usize, now: Duration, effects: &mut Effects) {
         let peer = &mut self.peers[at];
-        if version == peer.version {
-            outbox.push((peer.address, acknowledge));
-            return;
-        }
-        if usize::from(pages) * PAGE_ENTRIES > MAX_SUBSCRIPTIONS + PAGE_ENTRIES {
-            self.counters.too_many += 1;
-            return;
-        }
-        let arriving = match &mut peer.arriving {
-            Some(arriving) if arriving.version == version && arriving.pages == pages => arriving,
-            other => other.insert(Arriving {
-                version,
-                pages,
-                missing: (0..pages).collect(),
-                entries: BTreeSet::new(),
-            }),
-        };
-        if arriving.missing.remove(&page) {
-            arriving.entries.extend(entries);
-        }
-        if arriving.missing.is_empty() {
-            peer.version = version;
-            let entries = std::mem::take(&mut arriving.entries);
-            peer.arriving = None;
-            outbox.push((peer.address, acknowledge));
-            if entries != peer.entries {
-                peer.entries = entries.clone();
-                changes.push(Change::Subscriptions {
-                    peer: peer.address,
-                    entries,
+        let address = peer.address;
+        if peer.state == PeerState::Up && peer.heard.is_some_and(|heard| now >= heard + DEAD_AFTER)
+        {
+            let remove: Vec<Subscription> = peer.held.entries.iter().copied().collect();
+            if !remove.is_empty() {
+                effects.changes.push(Change::Subscriptions {
+                    peer: address,
+                    add: Vec::new(),
+                    remove,
                 });
             }
+            self.set_state(at, PeerState::Down);
+        }
+        let peer = &mut self.peers[at];
+        let silent = now.saturating_sub(peer.heard.unwrap_or(peer.since));
+        let patience = match peer.state {
+            PeerState::Trying => DEAD_AFTER,
+            PeerState::Up | PeerState::Down => FORGET_AFTER,
+        };
+        if !peer.configured && peer.state != PeerState::Up && silent >= patience {
+            return self.forget(at, effects);
+        }
+        effects.keys(address, peer.association.retire(now));
+        if peer.state == PeerState::Up {
+            effects.keys(address, peer.association.switch(now));
+        }
+        if now >= peer.next_hello {
+            let fifth = HELLO_EVERY.as_micros() as u64 / 5;
+            self.random ^= self.random << 13;
+            self.random ^= self.random >> 7;
+            self.random ^= self.random << 17;
+            let early = Duration::from_micros(self.random % fifth);
+            peer.next_hello = now + HELLO_EVERY - early;
+            peer.attempts += 1;
+            let begin = peer.state != PeerState::Up && peer.attempts % HANDSHAKE_EVERY == 1;
+            if self.security.is_on() && (begin || !peer.association.is_ready()) {
+                self.initiate(at, now, effects);
+            } else {
+                self.send_hello(at, effects);
+            }
+        }
+        let peer = &mut self.peers[at];
+        if self.security.is_on()
+            && peer.state == PeerState::Up
+            && now >= peer.next_rekey
+            && peer.association.wants_rekey(now)
+        {
+            peer.next_rekey = now + REKEY_AGAIN;
+            self.initiate(at, now, effects);
+        }
+        let peer = &mut self.peers[at];
+        if peer.state == PeerState::Up && peer.told.acknowledged < self.wanted.version() {
+            if now >= peer.told.repeat_at {
+                peer.told.repeat();
+            }
+            self.tell(at, now, effects);
+        }
+        self.schedule(at);
+    }
+
+    /// Begins a handshake.
+    fn initiate(&mut self, at: usize, now: Duration, effects: &mut Effects) {
+        let peer = &mut self.peers[at];
+        if let Some(identity) = &peer.identity {
+            let own = self.local.incarnation;
+            let datagram = peer.association.initiate(identity, own, now);
+            effects.datagrams.push((peer.address, datagram));
         }
     }
 
-    fn send_hello(&mut self, at: usize, now: Duration, outbox: &mut Outbox) {
-        let peer = &mut self.peers[at];
-        peer.next_hello = now + HELLO_EVERY;
-        peer.attempts += 1;
-        let (seen, holds) = if peer.state == PeerState::Up {
-            (peer.incarnation, peer.version)
-        } else {
-            (0, 0)
-        };
+    fn send_hello(&mut self, at: usize, effects: &mut Effects) {
+        let peer = &self.peers[at];
         let hello = Message::Hello {
-            name: self.name.clone(),
-            seen,
-            holds,
-            lanes: self.lanes.clone(),
+            name: self.local.name.clone(),
+            seen: match peer.state {
+                PeerState::Up => peer.incarnation,
+                _ => 0,
+            },
+            stream: peer.held.stream,
+            holds: peer.held.version,
+            label: self.local.label,
+            lanes: self.local.lanes.clone(),
         };
-        outbox.push((peer.address, encode(self.incarnation, &hello)));
+        self.send(at, &hello, effects);
     }
 
-    fn send_set(&mut self, at: usize, now: Duration, outbox: &mut Outbox) {
+    /// Tells all peers that are up what has changed.
+    fn flush(&mut self, now: Duration, effects: &mut Effects) {
+        self.flush_at = None;
+        self.flushed = now;
+        let up = |(at, peer): (usize, &Peer)| (peer.state == PeerState::Up).then_some(at);
+        let peers: Vec<usize> = self.peers.iter().filter_map(up).collect();
+        for at in peers {
+            self.tell(at, now, effects);
+            self.schedule(at);
+        }
+    }
+
+    /// Sends pages of what has changed, as many as may be under way.
+    fn tell(&mut self, at: usize, now: Duration, effects: &mut Effects) {
+        let told = &mut self.peers[at].told;
+        if !self.wanted.follows(told.sent) {
+            told.begin();
+        }
+        let before = told.under_way.len();
+        let mut pages = Vec::new();
+        while told.under_way.len() < WINDOW && told.sent < self.wanted.version() {
+            let page = self.wanted.page(told.stream, told.sent);
+            told.sent = page.to;
+            told.under_way.push_back(page.to);
+            pages.push(Message::Subscriptions(page));
+        }
+        if before == 0 && !pages.is_empty() {
+            told.repeat_at = now + told.repeat_after;
+        }
+        for page in pages {
+            self.send(at, &page, effects);
+        }
+    }
+
+    fn send(&mut self, at: usize, message: &Message, effects: &mut Effects) {
         let peer = &mut self.peers[at];
-        peer.repeat_at = now + peer.repeat_after;
-        peer.repeat_after = (peer.repeat_after * 2).min(HELLO_EVERY);
-        let all: Vec<Subscription> = self.subscriptions.iter().copied().collect();
-        let pages = all.len().div_ceil(PAGE_ENTRIES).max(1) as u16;
-        for page in 0..pages {
-            let start = usize::from(page) * PAGE_ENTRIES;
-            let entries = all[start..all.len().min(start + PAGE_ENTRIES)].to_vec();
-            let message = Message::Subscriptions {
-                version: self.version,
-                page,
-                pages,
-                entries,
-            };
-            outbox.push((peer.address, encode(self.incarnation, &message)));
+        let bytes = encode(self.local.incarnation, message);
+        if !self.security.is_on() {
+            effects.datagrams.push((peer.address, bytes));
+        } else if let Some(sealed) = peer.association.seal(&bytes) {
+            effects.datagrams.push((peer.address, sealed));
+        }
+    }
+
+    /// When to look at a peer again.
+    fn schedule(&mut self, at: usize) {
+        let peer = &mut self.peers[at];
+        let mut due = peer.next_hello;
+        if let (PeerState::Up, Some(heard)) = (peer.state, peer.heard) {
+            due = due.min(heard + DEAD_AFTER);
+            if peer.told.acknowledged < self.wanted.version() {
+                due = due.min(peer.told.repeat_at);
+            }
+        }
+        if due != peer.due {
+            self.timers.remove(&(peer.due, at));
+            peer.due = due;
+            self.timers.insert((due, at));
+        }
+    }
+
+    /// True if the peer is up and was not.
+    fn set_state(&mut self, at: usize, state: PeerState) -> bool {
+        let before = std::mem::replace(&mut self.peers[at].state, state);
+        match (before == PeerState::Up, state == PeerState::Up) {
+            (false, true) => self.up += 1,
+            (true, false) => self.up -= 1,
+            _ => {}
+        }
+        before != PeerState::Up && state == PeerState::Up
+    }
+
+    /// What a peer's incarnation has told holds no more.
+    fn void(&mut self, at: usize, clean: bool, effects: &mut Effects) {
+        let peer = &mut self.peers[at];
+        peer.held = Held::default();
+        if !peer.lanes.is_empty() {
+            peer.lanes.clear();
+            effects.changes.push(Change::Gone {
+                peer: peer.address,
+                clean,
+            });
+        }
+        if peer.state == PeerState::Up {
+            // What it had of us it has forgotten.
+            peer.told.begin();
+        }
+    }
+
+    /// A peer that is not configured, if there is room for it.
+    fn admit(&mut self, address: SocketAddr, now: Duration) -> Option<usize> {
+        let all: usize = self.accepted.values().sum();
+        let here = self.accepted.entry(address.ip()).or_default();
+        if all >= MOST_ACCEPTED || *here >= MOST_ACCEPTED_AT {
+            self.counters.too_many += 1;
+            return None;
+        }
+        *here += 1;
+        Some(self.insert(address.into(), false, now))
+    }
+
+    fn uncount(&mut self, address: IpAddr) {
+        if let Some(here) = self.accepted.get_mut(&address) {
+            *here -= 1;
+            if *here == 0 {
+                self.accepted.remove(&address);
+            }
+        }
+    }
+
+    fn insert(&mut self, config: PeerConfig, configured: bool, now: Duration) -> usize {
+        let at = self.peers.insert(Peer {
+            address: config.address,
+            configured,
+            key: config.key,
+            identity: Identity::of(&self.security, config.key),
+            association: Association::default(),
+            name: String::new(),
+            state: PeerState::Trying,
+            incarnation: 0,
+            since: now,
+            heard: None,
+            next_hello: now,
+            next_rekey: now,
+            attempts: 0,
+            lanes: Vec::new(),
+            held: Held::default(),
+            told: Told::new(),
+            due: now,
+        });
+        if !configured {
+            // Whoever comes by itself begins by itself.
+            self.peers[at].next_hello = now + HELLO_EVERY;
+        }
+        self.by_address.insert(config.address, at);
+        self.timers.insert((now, at));
+        at
+    }
+
+    fn forget(&mut self, at: usize, effects: &mut Effects) {
+        self.set_state(at, PeerState::Down);
+        self.void(at, false, effects);
+        let mut peer = self.peers.remove(at);
+        effects.keys(peer.address, peer.association.clear());
+        self.timers.remove(&(peer.due, at));
+        self.by_address.remove(&peer.address);
+        if !peer.configured {
+            self.uncount(peer.address.ip());
         }
     }
 }
 
-impl Peer {
-    fn new(address: SocketAddr, configured: bool, now: Duration) -> Self {
+impl Told {
+    fn new() -> Self {
         Self {
-            address,
-            configured,
-            name: String::new(),
-            state: PeerState::Trying,
-            incarnation: 0,
-            heard: None,
-            next_hello: now,
-            attempts: 0,
-            lanes: Vec::new(),
-            version: 0,
-            entries: BTreeSet::new(),
-            arriving: None,
-            acknowledged: None,
-            repeat_at: now,
+            stream: 1,
+            sent: 0,
+            acknowledged: 0,
+            under_way: VecDeque::new(),
+            repeat_at: Duration::ZERO,
             repeat_after: REPEAT_FIRST,
         }
     }
 
-    fn withdraw(&mut self, changes: &mut Vec<Change>) {
-        self.version = 0;
-        self.arriving = None;
-        self.acknowledged = None;
-        self.entries.clear();
-        if !self.lanes.is_empty() {
-            self.lanes.clear();
-            changes.push(Change::Lanes {
-                peer: self.address,
-                lanes: Vec::new(),
-            });
+    /// From nothing.
+    fn begin(&mut self) {
+        *self = Self {
+            stream: self.stream + 1,
+            ..Self::new()
+        };
+    }
+
+    /// The peer is back: whatever was under way has not arrived.
+    fn again(&mut self, now: Duration) {
+        self.sent = self.acknowledged;
+        self.under_way.clear();
+        self.repeat_at = now;
+        self.repeat_after = REPEAT_FIRST;
+    }
+
+    /// Repeats what was not acknowledged in time.
+    fn repeat(&mut self) {
+        self.sent = self.acknowledged;
+        self.under_way.clear();
+        self.repeat_after = (self.repeat_after * 2).min(HELLO_EVERY);
+    }
+
+    /// What a hello says that the peer holds.
+    fn compare(&mut self, stream: u32, holds: u64) {
+        if stream == self.stream {
+            self.acknowledge(stream, holds);
+        } else if self.acknowledged > 0 {
+            // It has lost what it had acknowledged.
+            self.stream = self.stream.max(stream);
+            self.begin();
         }
+    }
+
+    /// True if that is news.
+    fn acknowledge(&mut self, stream: u32, version: u64) -> bool {
+        if stream != self.stream || version <= self.acknowledged || version > self.sent {
+            return false;
+        }
+        self.acknowledged = version;
+        while self.under_way.front().is_some_and(|&to| to <= version) {
+            self.under_way.pop_front();
+        }
+        self.repeat_after = REPEAT_FIRST;
+        true
     }
 }
 

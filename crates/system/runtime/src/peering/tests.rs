@@ -1,15 +1,27 @@
 //! Two or more nodes over a simulated network that loses, delays and cuts.
 
+use super::keys::{GroupKey, PrivateKey};
 use super::*;
 use proptest::prelude::*;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Numbers of the keys that are accepted, and of those sent under.
+type Keys = (BTreeSet<u8>, Option<u8>);
 
 /// Nodes whose datagrams pass through the test's hands.
 struct World {
     nodes: Vec<(SocketAddr, Peering)>,
+    security: Vec<Security>,
     now: Duration,
     /// Sets as the lanes of each node know them.
-    routes: Vec<std::collections::HashMap<SocketAddr, BTreeSet<Subscription>>>,
+    routes: Vec<HashMap<SocketAddr, BTreeSet<Subscription>>>,
     up: Vec<BTreeSet<SocketAddr>>,
+    /// Numbers of the keys that lanes of each node accept from each peer, and send under.
+    keys: Vec<BTreeMap<SocketAddr, Keys>>,
+    /// Changes of keys used for sending.
+    switches: usize,
+    /// All datagrams so far.
+    carried: Vec<(usize, SocketAddr, Vec<u8>)>,
 }
 
 fn address(index: usize) -> SocketAddr {
@@ -19,7 +31,6 @@ fn address(index: usize) -> SocketAddr {
 fn lanes(incarnation: u32) -> Vec<LaneAnnouncement> {
     vec![LaneAnnouncement {
         incarnation,
-        label: 3,
         endpoints: Vec::new(),
     }]
 }
@@ -31,29 +42,60 @@ fn set(channels: impl IntoIterator<Item = u64>) -> BTreeSet<Subscription> {
         .collect()
 }
 
+fn group() -> Security {
+    Security::group(
+        "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8="
+            .parse()
+            .expect("a key"),
+    )
+}
+
+fn own(seed: u8) -> PrivateKey {
+    PrivateKey([seed; 32])
+}
+
 impl World {
-    /// Every node has all others configured.
+    /// Every node has all others configured, and one key.
     fn new(count: usize) -> Self {
-        let nodes = (0..count)
-            .map(|i| (address(i), Self::node(i, 1000, count)))
-            .collect();
-        Self {
-            nodes,
+        Self::with(vec![group(); count])
+    }
+
+    /// Every node has all others configured.
+    fn with(security: Vec<Security>) -> Self {
+        let count = security.len();
+        let mut world = Self {
+            nodes: Vec::new(),
             now: Duration::ZERO,
             routes: vec![Default::default(); count],
             up: vec![BTreeSet::new(); count],
-        }
+            keys: vec![BTreeMap::new(); count],
+            switches: 0,
+            carried: Vec::new(),
+            security,
+        };
+        world.nodes = (0..count)
+            .map(|i| (address(i), world.node(i, 1000)))
+            .collect();
+        world
     }
 
-    fn node(index: usize, incarnation: u64, count: usize) -> Peering {
-        let mut node = Peering::new(
-            incarnation + index as u64,
-            format!("n{index}"),
-            lanes(incarnation as u32),
-            Vec::new(),
-        );
+    fn node(&self, index: usize, incarnation: u64) -> Peering {
+        let local = Local {
+            incarnation: incarnation + index as u64,
+            name: format!("n{index}"),
+            label: 3,
+            lanes: lanes(incarnation as u32),
+        };
+        let security = self.security[index].clone();
+        let mut node = Peering::new(local, security, Vec::new());
+        let count = self.security.len();
         for other in (0..count).filter(|&other| other != index) {
-            node.add(address(other), Duration::ZERO);
+            let key = self.security[other].node.as_ref().map(PrivateKey::public);
+            let peer = PeerConfig {
+                address: address(other),
+                key,
+            };
+            node.add(peer, self.now, &mut Effects::default());
         }
         node
     }
@@ -61,27 +103,58 @@ impl World {
     fn apply(&mut self, index: usize, changes: Vec<Change>) {
         for change in changes {
             match change {
-                Change::Lanes { peer, lanes } => {
+                Change::Lanes { peer, lanes, .. } => {
+                    assert!(!lanes.is_empty());
                     self.routes[index].remove(&peer);
-                    if lanes.is_empty() {
-                        self.up[index].remove(&peer);
-                    } else {
-                        self.up[index].insert(peer);
-                    }
+                    self.up[index].insert(peer);
                 }
-                Change::Subscriptions { peer, entries } => {
+                Change::Gone { peer, .. } => {
+                    self.routes[index].remove(&peer);
+                    self.up[index].remove(&peer);
+                }
+                Change::Subscriptions { peer, add, remove } => {
                     assert!(
                         self.up[index].contains(&peer),
                         "subscriptions of a peer without lanes"
                     );
-                    self.routes[index].insert(peer, entries);
+                    let known = self.routes[index].entry(peer).or_default();
+                    for entry in remove {
+                        assert!(known.remove(&entry), "{entry:?} was not wanted");
+                    }
+                    for entry in add {
+                        assert!(known.insert(entry), "{entry:?} was wanted");
+                    }
+                    if known.is_empty() {
+                        self.routes[index].remove(&peer);
+                    }
+                }
+                Change::Progress { .. } => {}
+                Change::Keys { peer, change } => {
+                    let (accepted, sending) = self.keys[index].entry(peer).or_default();
+                    match change {
+                        KeyChange::Accept(secrets) => assert!(accepted.insert(secrets.number)),
+                        KeyChange::Send(number) => {
+                            assert!(accepted.contains(&number));
+                            *sending = Some(number);
+                            self.switches += 1;
+                            let at = self.nodes.iter().position(|(a, _)| *a == peer);
+                            let theirs = &self.keys[at.expect("a node")][&address(index)].0;
+                            assert!(theirs.contains(&number), "sent before it is accepted");
+                        }
+                        KeyChange::Retire(number) => assert!(accepted.remove(&number)),
+                    }
                 }
             }
         }
     }
 
     /// Carries datagrams until there are none, except those that `lose` picks.
-    fn carry(&mut self, from: usize, outbox: Outbox, lose: &mut impl FnMut(usize, usize) -> bool) {
+    fn carry(
+        &mut self,
+        from: usize,
+        outbox: Vec<(SocketAddr, Vec<u8>)>,
+        lose: &mut impl FnMut(usize, usize) -> bool,
+    ) {
         let mut waiting: std::collections::VecDeque<_> = outbox
             .into_iter()
             .map(|(to, bytes)| (from, to, bytes))
@@ -96,14 +169,25 @@ impl World {
             if lose(from, to) {
                 continue;
             }
-            let (mut outbox, mut changes) = (Outbox::new(), Vec::new());
-            let source = self.nodes[from].0;
-            self.nodes[to]
-                .1
-                .receive(source, &bytes, self.now, &mut outbox, &mut changes);
-            self.apply(to, changes);
+            let outbox = self.deliver(self.nodes[from].0, to, &bytes);
+            self.carried.push((from, self.nodes[to].0, bytes));
             waiting.extend(outbox.into_iter().map(|(next, bytes)| (to, next, bytes)));
         }
+    }
+
+    /// Hands a datagram to a node: what that sends.
+    fn deliver(
+        &mut self,
+        source: SocketAddr,
+        to: usize,
+        bytes: &[u8],
+    ) -> Vec<(SocketAddr, Vec<u8>)> {
+        let mut effects = Effects::default();
+        self.nodes[to]
+            .1
+            .receive(source, bytes, self.now, &mut effects);
+        self.apply(to, effects.changes);
+        effects.datagrams
     }
 
     fn run(&mut self, time: Duration, mut lose: impl FnMut(usize, usize) -> bool) {
@@ -111,26 +195,52 @@ impl World {
         while self.now < end {
             self.now += Duration::from_millis(10);
             for index in 0..self.nodes.len() {
-                let (mut outbox, mut changes) = (Outbox::new(), Vec::new());
-                self.nodes[index]
-                    .1
-                    .tick(self.now, &mut outbox, &mut changes);
-                self.apply(index, changes);
-                self.carry(index, outbox, &mut lose);
+                let mut effects = Effects::default();
+                self.nodes[index].1.tick(self.now, &mut effects);
+                self.apply(index, effects.changes);
+                self.carry(index, effects.datagrams, &mut lose);
             }
         }
     }
 
-    fn subscribe(&mut self, index: usize, subscriptions: BTreeSet<Subscription>) {
-        let mut outbox = Outbox::new();
-        self.nodes[index]
-            .1
-            .subscribe(subscriptions, self.now, &mut outbox);
+    /// From now on a node wants these.
+    fn want(
+        &mut self,
+        index: usize,
+        wanted: &BTreeSet<Subscription>,
+    ) -> Vec<(SocketAddr, Vec<u8>)> {
+        let mut effects = Effects::default();
+        let node = &mut self.nodes[index].1;
+        let before: Vec<_> = node.wanted.entries().collect();
+        for entry in before.iter().filter(|entry| !wanted.contains(entry)) {
+            node.want(*entry, false, self.now, &mut effects);
+        }
+        for entry in wanted {
+            node.want(*entry, true, self.now, &mut effects);
+        }
+        self.apply(index, effects.changes);
+        effects.datagrams
+    }
+
+    fn subscribe(&mut self, index: usize, wanted: BTreeSet<Subscription>) {
+        let outbox = self.want(index, &wanted);
         self.carry(index, outbox, &mut |_, _| false);
+        self.run(Duration::from_millis(50), |_, _| false);
+    }
+
+    fn counters(&self, index: usize) -> PeeringCounters {
+        self.nodes[index].1.counters()
     }
 
     fn route(&self, index: usize, peer: usize) -> Option<&BTreeSet<Subscription>> {
         self.routes[index].get(&address(peer))
+    }
+
+    fn restart(&mut self, index: usize) {
+        self.nodes[index].1 = self.node(index, 2000);
+        self.routes[index].clear();
+        self.up[index].clear();
+        self.keys[index].clear();
     }
 
     fn state(&self, index: usize, peer: usize) -> PeerState {
@@ -191,9 +301,7 @@ fn a_restarted_peer_is_known_by_its_incarnation_and_asked_anew() {
     let mut world = World::new(2);
     world.subscribe(1, set([7]));
     world.run(SECOND, |_, _| false);
-    world.nodes[1].1 = World::node(1, 2000, 2);
-    world.routes[1].clear();
-    world.up[1].clear();
+    world.restart(1);
     world.subscribe(0, set([9]));
     world.run(2 * SECOND, |_, _| false);
     assert_eq!(world.route(0, 1), None, "the new incarnation wants nothing");
@@ -209,39 +317,49 @@ fn a_goodbye_takes_effect_at_once() {
     let mut world = World::new(2);
     world.subscribe(1, set([7]));
     world.run(SECOND, |_, _| false);
-    let mut outbox = Outbox::new();
-    world.nodes[1].1.leave(&mut outbox);
-    world.carry(1, outbox, &mut |_, _| false);
+    let mut effects = Effects::default();
+    world.nodes[1].1.leave(&mut effects);
+    world.carry(1, effects.datagrams, &mut |_, _| false);
     assert_eq!(world.state(0, 1), PeerState::Down);
     assert_eq!(world.route(0, 1), None);
 }
 
+/// A hello as a node without protection sends it.
+fn hello(incarnation: u64) -> Vec<u8> {
+    let hello = Message::Hello {
+        name: "x".into(),
+        seen: 0,
+        stream: 0,
+        holds: 0,
+        label: 1,
+        lanes: lanes(5),
+    };
+    encode(incarnation, &hello)
+}
+
+fn accepting(security: Security) -> Peering {
+    let local = Local {
+        incarnation: 1,
+        name: "n".into(),
+        label: 2,
+        lanes: lanes(1),
+    };
+    Peering::new(
+        local,
+        security,
+        vec!["10.0.0.0/8".parse().expect("network")],
+    )
+}
+
 #[test]
 fn strangers_are_counted_unless_their_network_is_accepted() {
-    let hello = |incarnation| {
-        let lanes = lanes(5);
-        encode(
-            incarnation,
-            &Message::Hello {
-                name: "x".into(),
-                seen: 0,
-                holds: 0,
-                lanes,
-            },
-        )
-    };
-    let mut node = Peering::new(
-        1,
-        "n".into(),
-        lanes(1),
-        vec!["10.0.0.0/24".parse().expect("network")],
-    );
-    let (mut outbox, mut changes) = (Outbox::new(), Vec::new());
-    let mut say = |node: &mut Peering, from: &str| {
+    let mut node = accepting(Security::none());
+    let say = |node: &mut Peering, from: &str| {
         let from = SocketAddr::new(from.parse().expect("address"), 7400);
-        node.receive(from, &hello(9), Duration::ZERO, &mut outbox, &mut changes);
+        let mut effects = Effects::default();
+        node.receive(from, &hello(9), Duration::ZERO, &mut effects);
     };
-    say(&mut node, "10.0.1.1");
+    say(&mut node, "11.0.1.1");
     assert_eq!(
         (node.status(Duration::ZERO).len(), node.counters().strangers),
         (0, 1)
@@ -252,16 +370,250 @@ fn strangers_are_counted_unless_their_network_is_accepted() {
         (status.len(), status[0].state, status[0].configured),
         (1, PeerState::Up, false)
     );
-    // Not configured: forgotten when it falls silent.
-    let (mut outbox, mut changes) = (Outbox::new(), Vec::new());
-    node.tick(DEAD_AFTER, &mut outbox, &mut changes);
-    assert!(node.status(DEAD_AFTER).is_empty());
+    // Not configured: forgotten when it stays silent.
+    for second in 0..=70 {
+        node.tick(Duration::from_secs(second), &mut Effects::default());
+    }
+    assert!(node.status(FORGET_AFTER).is_empty());
+}
+
+#[test]
+fn strangers_of_an_accepted_network_do_not_become_thousands_of_peers() {
+    let mut node = accepting(Security::none());
+    for port in 1..1000 {
+        let from = SocketAddr::new([10, 0, 0, 9].into(), port);
+        let mut effects = Effects::default();
+        node.receive(
+            from,
+            &hello(u64::from(port) + 1),
+            Duration::ZERO,
+            &mut effects,
+        );
+    }
+    assert_eq!(node.status(Duration::ZERO).len(), MOST_ACCEPTED_AT);
+    assert_eq!(node.counters().too_many, 999 - MOST_ACCEPTED_AT as u64);
+}
+
+#[test]
+fn without_the_groups_key_nobody_becomes_a_peer_and_no_answer_is_longer_than_the_question() {
+    let mut node = accepting(group());
+    let from = address(9);
+    let mut stranger = Association::default();
+    let wrong = Identity::of(&Security::group(GroupKey::generate()), None).expect("a key");
+    let right = Identity::of(&group(), None).expect("a key");
+    let mut effects = Effects::default();
+    for datagram in [
+        hello(9),
+        stranger.initiate(&wrong, 9, Duration::ZERO),
+        vec![0; 1200],
+    ] {
+        node.receive(from, &datagram, Duration::ZERO, &mut effects);
+        assert!(effects.datagrams.is_empty() && effects.changes.is_empty());
+    }
+    assert_eq!(node.counters().unauthenticated, 2);
+    // Who has it must first show that it receives at its address.
+    let begun = stranger.initiate(&right, 9, Duration::ZERO);
+    node.receive(from, &begun, Duration::ZERO, &mut effects);
+    assert!(
+        node.status(Duration::ZERO).is_empty(),
+        "nothing is remembered"
+    );
+    let (_, cookie) = effects.datagrams.pop().expect("a cookie");
+    assert!(cookie.len() < begun.len());
+    let again = stranger.cookie(&right, &cookie).expect("the answer to it");
+    let mut elsewhere = Effects::default();
+    node.receive(address(8), &again, Duration::ZERO, &mut elsewhere);
+    let (_, other) = elsewhere.datagrams.pop().expect("another cookie");
+    assert_eq!(
+        other.len(),
+        cookie.len(),
+        "a cookie is good for one address"
+    );
+    node.receive(from, &again, Duration::ZERO, &mut effects);
+    let (_, answer) = effects.datagrams.pop().expect("an answer");
+    assert!(answer.len() < again.len());
+    assert_eq!(node.status(Duration::ZERO).len(), 1);
+}
+
+#[test]
+fn nodes_with_keys_of_their_own_know_each_other_by_them() {
+    let node = |seed| Security {
+        node: Some(own(seed)),
+        ..Security::default()
+    };
+    let mut world = World::with(vec![node(1), node(2)]);
+    world.subscribe(1, set([7]));
+    world.run(2 * SECOND, |_, _| false);
+    assert_eq!(world.route(0, 1), Some(&set([7])));
+    assert_eq!(
+        world.nodes[0].1.status(world.now)[0].authentication,
+        Authentication::Node(own(2).public())
+    );
+}
+
+#[test]
+fn a_node_with_another_key_than_listed_does_not_become_a_peer() {
+    let node = |seed| Security {
+        node: Some(own(seed)),
+        ..Security::default()
+    };
+    let mut world = World::with(vec![node(1), node(2)]);
+    // Node 1 is replaced by one with another key that knows everything else.
+    world.security[1] = node(3);
+    world.restart(1);
+    world.run(5 * SECOND, |_, _| false);
+    assert_eq!(world.state(0, 1), PeerState::Trying);
+    assert_eq!(world.state(1, 0), PeerState::Trying);
+    assert!(world.counters(0).unauthenticated > 0);
+    assert!(world.up[0].is_empty() && world.up[1].is_empty());
+}
+
+#[test]
+fn a_forged_hello_changes_nothing_but_a_counter() {
+    let mut world = World::new(2);
+    world.subscribe(1, set([7]));
+    world.run(SECOND, |_, _| false);
+    let (up, incarnation) = (
+        world.up[0].clone(),
+        world.nodes[0].1.status(world.now)[0].incarnation,
+    );
+    let answers = world.deliver(address(1), 0, &hello(9999));
+    assert!(answers.is_empty());
+    assert_eq!(world.counters(0).unauthenticated, 1);
+    assert_eq!(world.up[0], up);
+    assert_eq!(
+        world.nodes[0].1.status(world.now)[0].incarnation,
+        incarnation
+    );
+    assert_eq!(world.route(0, 1), Some(&set([7])));
+}
+
+#[test]
+fn whatever_is_replayed_changes_nothing_but_counters() {
+    let mut world = World::new(2);
+    world.subscribe(1, set([7]));
+    world.run(2 * SECOND, |_, _| false);
+    world.subscribe(1, set([8]));
+    let before: Vec<_> = (0..2)
+        .map(|i| world.nodes[i].1.status(world.now)[0].incarnation)
+        .collect();
+    let recorded = std::mem::take(&mut world.carried);
+    let refused = |world: &World| {
+        let counters = world.counters(0);
+        counters.unauthenticated + counters.replayed
+    };
+    let (start, mut replays) = (refused(&world), 0);
+    for (_, _, bytes) in recorded.iter().filter(|(from, ..)| *from == 1) {
+        let answers = world.deliver(address(1), 0, bytes);
+        // A handshake may be answered with a cookie, which proves nothing.
+        assert!(answers.iter().all(|(_, answer)| answer[5] == COOKIE));
+        replays += u64::from(answers.is_empty());
+    }
+    assert!(replays > 5);
+    assert_eq!(refused(&world) - start, replays);
+    assert_eq!(world.route(0, 1), Some(&set([8])));
+    world.run(2 * SECOND, |_, _| false);
+    let after: Vec<_> = (0..2)
+        .map(|i| world.nodes[i].1.status(world.now)[0].incarnation)
+        .collect();
+    assert_eq!(before, after);
+    assert_eq!(world.state(0, 1), PeerState::Up);
+}
+
+#[test]
+fn any_changed_bit_of_a_sealed_message_is_refused() {
+    let mut world = World::new(2);
+    world.run(SECOND, |_, _| false);
+    let sealed = world.want(1, &set([7]));
+    let (_, good) = sealed.first().expect("a page");
+    for bit in 0..good.len() * 8 {
+        let mut bad = good.clone();
+        bad[bit / 8] ^= 1 << (bit % 8);
+        assert!(world.deliver(address(1), 0, &bad).is_empty(), "bit {bit}");
+    }
+    assert_eq!(world.route(0, 1), None);
+    assert!(
+        !world.deliver(address(1), 0, good).is_empty(),
+        "it is acknowledged"
+    );
+    assert_eq!(world.route(0, 1), Some(&set([7])));
+}
+
+#[test]
+fn keys_change_while_the_peers_stay_up_and_are_accepted_before_they_are_used() {
+    let mut world = World::new(2);
+    world.subscribe(1, set([7]));
+    world.run(SECOND, |_, _| false);
+    let first = world.switches;
+    let mut lost = 0u32;
+    world.run(4 * association::REKEY_AFTER, |_, _| {
+        lost = lost.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        lost >> 29 == 0
+    });
+    assert_eq!(world.state(0, 1), PeerState::Up);
+    assert_eq!(world.route(0, 1), Some(&set([7])));
+    assert!(world.switches >= first + 6, "{}", world.switches);
+    for index in 0..2 {
+        let (accepted, sending) = &world.keys[index][&address(1 - index)];
+        assert!(accepted.len() <= association::MOST_SESSIONS && sending.is_some());
+    }
+}
+
+#[test]
+fn a_peer_that_was_stopped_for_a_while_keeps_its_lanes() {
+    let mut world = World::new(2);
+    world.subscribe(1, set([7]));
+    world.run(SECOND, |_, _| false);
+    world.run(DEAD_AFTER + 5 * SECOND, |_, _| true);
+    assert_eq!(world.route(0, 1), None);
+    assert!(
+        world.up[0].contains(&address(1)),
+        "its numbers are still known"
+    );
+}
+
+#[test]
+fn a_sink_that_comes_and_goes_all_the_time_costs_few_datagrams() {
+    let mut world = World::new(3);
+    world.run(SECOND, |_, _| false);
+    world.carried.clear();
+    for step in 0..2000 {
+        let wanted = if step % 2 == 0 { set([7]) } else { set([]) };
+        let outbox = world.want(0, &wanted);
+        world.carry(0, outbox, &mut |_, _| false);
+        if step % 20 == 0 {
+            world.run(Duration::from_millis(10), |_, _| false);
+        }
+    }
+    let carried = world.carried.len();
+    assert!(carried < 300, "{carried} datagrams in a second");
+}
+
+#[test]
+fn a_hundred_thousand_channels_reach_a_peer_that_loses_much() {
+    let mut world = World::new(2);
+    world.run(SECOND, |_, _| false);
+    let mut state = 1u64;
+    let mut lose = |_: usize, _: usize| {
+        state = state
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1);
+        state >> 62 == 0
+    };
+    let wanted = set(0..100_000);
+    let outbox = world.want(1, &wanted);
+    world.carry(1, outbox, &mut lose);
+    world.run(60 * SECOND, &mut lose);
+    world.run(5 * SECOND, |_, _| false);
+    assert_eq!(world.route(0, 1).map(BTreeSet::len), Some(100_000));
 }
 
 #[test]
 fn a_node_that_lists_itself_does_not_become_its_own_peer() {
     let mut world = World::new(1);
-    world.nodes[0].1.add(address(0), Duration::ZERO);
+    world.nodes[0]
+        .1
+        .add(address(0).into(), Duration::ZERO, &mut Effects::default());
     world.run(2 * SECOND, |_, _| false);
     assert_eq!(world.state(0, 0), PeerState::Trying);
 }
@@ -286,9 +638,11 @@ proptest! {
     #[test]
     fn whatever_is_lost_all_agree_once_the_network_heals(
         seed in any::<u64>(),
+        secured in any::<bool>(),
         steps in proptest::collection::vec((0usize..3, 0u64..200, 0u64..3000), 1..12),
     ) {
-        let mut world = World::new(3);
+        let security = if secured { group() } else { Security::none() };
+        let mut world = World::with(vec![security; 3]);
         let mut state = seed | 1;
         let mut random = move || {
             state ^= state << 13;
@@ -299,9 +653,7 @@ proptest! {
         let mut wanted = [set([]), set([]), set([])];
         for (node, count, millis) in steps {
             wanted[node] = set((0..count).map(|_| random() % 1000));
-            let mut outbox = Outbox::new();
-            let now = world.now;
-            world.nodes[node].1.subscribe(wanted[node].clone(), now, &mut outbox);
+            let outbox = world.want(node, &wanted[node]);
             world.carry(node, outbox, &mut |_, _| random() % 2 == 0);
             world.run(Duration::from_millis(millis), |_, _| random() % 3 == 0);
         }

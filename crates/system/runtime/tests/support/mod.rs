@@ -10,6 +10,7 @@ use std::sync::Arc;
 use takt_datapath::Datapath;
 use takt_datapath_udp::{UdpConfig, UdpDatapath};
 use takt_runtime::config::{Config, LaneConfig, Limits};
+use takt_runtime::peering::keys::Security;
 use takt_runtime::policy::Policy;
 use takt_runtime::{Runtime, RuntimeHandle};
 use takt_session::layout::{
@@ -19,7 +20,7 @@ use takt_session::layout::{
 use takt_session::message::{Envelope, Reply, Request};
 use takt_session::{ChannelId, Failure, Qos, transport};
 use takt_shm::{Arena, CHUNK, Consumer, LaneBell, Producer, SinkBell};
-use takt_testing::until_true;
+use takt_testing::{GROUP_KEY, until_true};
 
 /// A free peering port on loopback with room for the lanes behind it.
 pub fn free_port() -> u16 {
@@ -38,8 +39,9 @@ pub fn config(port: u16, peers: &[u16]) -> Config {
         port,
         peers: peers
             .iter()
-            .map(|&port| SocketAddr::new(address, port))
+            .map(|&port| SocketAddr::new(address, port).into())
             .collect(),
+        security: Security::group(GROUP_KEY.parse().expect("a key")),
         limits: Limits {
             tx_bytes: 32 << 20,
             rx_bytes: 64 << 20,

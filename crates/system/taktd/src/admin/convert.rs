@@ -3,7 +3,8 @@
 use takt_runtime::counters::{
     ChannelReading, LaneReading, NetworkReading, PortReading, SessionReading,
 };
-use takt_runtime::peering::{PeerState, PeeringCounters};
+use takt_runtime::peering::keys::Protection;
+use takt_runtime::peering::{Authentication, PeerState, PeeringCounters};
 use takt_runtime::status::{
     ChannelStatus, DatapathStatus, LaneStatus, NodeStatus, PeerStatus, PortStatus, SessionStatus,
     StreamStatus,
@@ -24,14 +25,14 @@ macro_rules! same_fields {
 
 same_fields!(LaneReading => LaneCounters {
     polls, busy_polls, busy_nanos, parks, rx_malformed, rx_unknown_sender, rx_forwarded, rx_misdirected,
-    rx_no_sink, rx_duplicate, reassembly_refused, reassembly_expired, tx_datagrams,
+    rx_no_sink, rx_duplicate, reassembly_refused, reassembly_expired, tx_datagrams, rx_unauthentic, rx_replayed,
 });
 same_fields!(PortReading => PortCounters {
     tx_datagrams, tx_bytes, tx_errors, rx_datagrams, rx_bytes, rx_dropped, rx_invalid,
 });
 same_fields!(ChannelReading => ChannelCounters {
     emitted, emitted_bytes, no_sink, sent, unreachable, received, received_bytes, lost, late, delivered,
-    dropped_full, dropped_memory,
+    dropped_full, dropped_memory, unknown_tails,
 });
 same_fields!(SessionReading => SessionCounters {
     emitted, emitted_bytes, delivered, dropped_full, dropped_memory, lost, throttled, abandoned,
@@ -39,7 +40,9 @@ same_fields!(SessionReading => SessionCounters {
 same_fields!(NetworkReading => NetworkCounters {
     sent, sent_bytes, foreign, refused, unknown, unreachable,
 });
-same_fields!(PeeringCounters => PeeringCounters { strangers, malformed, version, too_many });
+same_fields!(PeeringCounters => PeeringCounters {
+    strangers, malformed, version, too_many, unauthenticated, replayed,
+});
 
 impl From<NodeStatus> for proto::Node {
     fn from(status: NodeStatus) -> Self {
@@ -52,6 +55,14 @@ impl From<NodeStatus> for proto::Node {
             draining: status.draining,
             lanes: status.lanes.into_iter().map(Into::into).collect(),
             peering: Some(status.peering.into()),
+            protection: match status.protection {
+                Protection::None => proto::Protection::None,
+                Protection::Integrity => proto::Protection::Integrity,
+                Protection::Encrypt => proto::Protection::Encrypt,
+            }
+            .into(),
+            key: status.key.map_or_else(String::new, |key| key.to_string()),
+            group_key: status.group,
         }
     }
 }
@@ -138,7 +149,15 @@ impl From<PeerStatus> for proto::Peer {
             PeerState::Up => proto::PeerState::Up,
             PeerState::Down => proto::PeerState::Down,
         };
+        let (authentication, key) = match status.authentication {
+            Authentication::None => (proto::Authentication::None, String::new()),
+            Authentication::Group => (proto::Authentication::Group, String::new()),
+            Authentication::Node(key) => (proto::Authentication::Node, key.to_string()),
+            Authentication::NoKey => (proto::Authentication::NoKey, String::new()),
+        };
         Self {
+            authentication: authentication.into(),
+            key,
             address: status.address.to_string(),
             name: status.name,
             state: state.into(),

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use takt_runtime::RuntimeHandle;
 use takt_runtime::control::{ScheduleError, Stopped};
+use takt_runtime::peering::keys::PeerConfig;
 use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::{ReceiverStream, UnixListenerStream};
 use tonic::{Request, Response, Status};
@@ -187,7 +188,14 @@ impl Admin for Service {
         &self,
         request: Request<AddPeerRequest>,
     ) -> Result<Response<AddPeerResponse>, Status> {
-        let address = peer(&request.into_inner().address)?;
+        let request = request.into_inner();
+        let address = peer(&request.address)?;
+        let key = match request.key.as_str() {
+            "" => None,
+            key => Some(key.parse().map_err(|error| {
+                Status::invalid_argument(format!("key: `{key}` is no public key: {error}"))
+            })?),
+        };
         let own = self.ask(RuntimeHandle::status).await?.control_address;
         if address.is_ipv4() != own.is_ipv4() {
             return Err(Status::invalid_argument(format!(
@@ -200,7 +208,11 @@ impl Admin for Service {
                  that is to add it with --admin"
             )));
         }
-        let added = self.ask(move |handle| handle.add_peer(address)).await?;
+        let peer = PeerConfig { address, key };
+        let added = self
+            .ask(move |handle| handle.add_peer(peer))
+            .await?
+            .map_err(|error| Status::failed_precondition(error.to_string()))?;
         if added {
             tracing::info!(%address, "admin: peer added");
         }

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use serde::Deserialize;
 use takt_runtime::config::{DEFAULT_PORT, SchedulingClass};
 use takt_runtime::peering::AcceptNet;
+use takt_runtime::peering::keys::PublicKey;
 use takt_session::place::Socket;
 use takt_wire::ethernet::MacAddress;
 
@@ -21,6 +22,8 @@ pub struct File {
     pub node: Node,
     /// `[[lane]]`; left out: one lane of defaults.
     pub lane: Option<Vec<Lane>>,
+    /// `[security]`
+    pub security: Security,
     /// `[[peer]]`
     pub peer: Vec<Peer>,
     /// `[[network]]`
@@ -117,6 +120,52 @@ pub enum IdleKind {
 pub struct Peer {
     /// Its peering address.
     pub address: Written<PeerAddress>,
+    /// Its public key; none: it has the group's key.
+    pub key: Option<Written<PublicKey>>,
+}
+
+/// `[security]`
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Security {
+    /// What every datagram between nodes has.
+    pub protection: Protection,
+    /// File with the node's own key; made at the first start.
+    pub key_file: PathBuf,
+    /// File with the key that all nodes of a group share.
+    pub group_key_file: Option<PathBuf>,
+}
+
+impl Default for Security {
+    fn default() -> Self {
+        Self {
+            protection: Protection::Integrity,
+            key_file: crate::security::DEFAULT_KEY_FILE.into(),
+            group_key_file: None,
+        }
+    }
+}
+
+/// What every datagram between nodes has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Protection {
+    /// Nothing: whoever can send to the node reads and writes its channels.
+    None,
+    /// A tag that proves its sender and content.
+    Integrity,
+    /// In addition, what is in it is encrypted.
+    Encrypt,
+}
+
+impl From<Protection> for takt_runtime::peering::keys::Protection {
+    fn from(protection: Protection) -> Self {
+        match protection {
+            Protection::None => Self::None,
+            Protection::Integrity => Self::Integrity,
+            Protection::Encrypt => Self::Encrypt,
+        }
+    }
 }
 
 /// `[[listener]]`

@@ -22,9 +22,11 @@ use takt_runtime::Config;
 use takt_runtime::config::{
     Carrier, Departure, Idle, LaneConfig, Late, Limits, ListenerConfig, NetworkConfig, Station,
 };
+use takt_runtime::peering::keys::{PeerConfig, Security};
 use takt_runtime::policy::{MappingPolicy, Policy, half_of_memory};
 use takt_session::Endpoint;
 
+use crate::security::{self, KeyFileError};
 use document::Document;
 pub use document::Fault;
 use file::{File, IdleKind, XdpMode, XdpZeroCopy};
@@ -44,6 +46,9 @@ pub enum ConfigError {
         /// The kernel's answer.
         source: std::io::Error,
     },
+    /// A file that it names has no key.
+    #[error(transparent)]
+    Key(#[from] KeyFileError),
     /// Something in it is at fault.
     #[error(transparent)]
     Fault(#[from] Box<Fault>),
@@ -93,6 +98,15 @@ impl Settings {
         Ok(Self::parse(file, &text)?)
     }
 
+    /// Reads the keys, and makes the node's own if it has none yet.
+    ///
+    /// # Errors
+    /// [`ConfigError::Key`].
+    pub fn with_keys(mut self) -> Result<Self, ConfigError> {
+        self.runtime.security = security::load(&self.file.security)?;
+        Ok(self)
+    }
+
     /// Reads `text`, called `path` in complaints.
     ///
     /// # Errors
@@ -117,7 +131,13 @@ impl From<File> for Settings {
             address: file.node.address.0,
             port: file.node.port,
             lanes: lanes.iter().map(lane).collect(),
-            peers: file.peer.iter().map(|peer| peer.address.0.0).collect(),
+            peers: file.peer.iter().map(peer).collect(),
+            // The keys are read when the node starts.
+            security: Security {
+                protection: file.security.protection.into(),
+                node: None,
+                group: None,
+            },
             accept: file.node.accept.iter().map(|net| net.0).collect(),
             networks: file.network.iter().map(network).collect(),
             listeners: file.listeners().iter().map(listener).collect(),
@@ -192,6 +212,13 @@ fn clock(clock: &file::Clock) -> Sources {
 /// The rules have checked that it fits.
 fn size(bytes: u64) -> usize {
     usize::try_from(bytes).unwrap_or(usize::MAX)
+}
+
+fn peer(peer: &file::Peer) -> PeerConfig {
+    PeerConfig {
+        address: peer.address.0.0,
+        key: peer.key.as_ref().map(|key| key.0),
+    }
 }
 
 fn lane(lane: &file::Lane) -> LaneConfig {

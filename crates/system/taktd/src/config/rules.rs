@@ -11,7 +11,7 @@ use takt_session::endpoint::MOST_ADDRESSES;
 use takt_wire::ethernet::EtherType;
 
 use super::document::{Document, Fault, way};
-use super::file::{Endpoint, File, IdleKind, Lane, Listener, Network, Station, Xdp};
+use super::file::{Endpoint, File, IdleKind, Lane, Listener, Network, Protection, Station, Xdp};
 use super::value::Carrier;
 
 /// Technologies that a mapping may name.
@@ -179,8 +179,27 @@ fn peers(file: &File, document: &Document<'_>) -> Checked {
         if address.ip() == own && address.port() == file.node.port {
             return fault(document, way, "this is the node itself: remove it");
         }
+        if peer.key.is_none() && !has_group(file) {
+            return fault(
+                document,
+                way,
+                "the peer has no key: give its `key` (`takt key show` there prints it), name a `security.group_key_file` on all nodes, or set `security.protection = \"none\"`",
+            );
+        }
+    }
+    if !file.node.accept.is_empty() && !has_group(file) {
+        return fault(
+            document,
+            way!["node", "accept"],
+            "peers are accepted by a group's key only: name a `security.group_key_file` on all nodes, or set `security.protection = \"none\"`",
+        );
     }
     Ok(())
+}
+
+/// Whether peers without a key of their own can be authenticated, or need not be.
+fn has_group(file: &File) -> bool {
+    file.security.protection == Protection::None || file.security.group_key_file.is_some()
 }
 
 fn listeners(file: &File, document: &Document<'_>) -> Checked {

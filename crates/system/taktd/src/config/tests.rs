@@ -113,6 +113,7 @@ fn every_key_is_in_the_reference_and_in_the_manual() {
     let sections = [
         "[node]",
         "[[lane]]",
+        "[security]",
         "[[peer]]",
         "[[network]]",
         "[[listener]]",
@@ -173,6 +174,10 @@ fn every_key_is_read() {
         idle = "park"
         [[peer]]
         address = "10.0.0.2"
+        [security]
+        protection = "encrypt"
+        key_file = "/run/own.key"
+        group_key_file = "/run/group.key"
         [[listener]]
         path = "/run/press.sock"
         mode = "0600"
@@ -287,7 +292,10 @@ fn every_key_is_read() {
             },
         ]
     );
-    assert_eq!(config.peers, [SocketAddr::from(([10, 0, 0, 2], 7400))]);
+    assert_eq!(
+        config.peers,
+        [SocketAddr::from(([10, 0, 0, 2], 7400)).into()]
+    );
     assert_eq!(
         config.listeners,
         [ListenerConfig {
@@ -547,13 +555,33 @@ fn every_fault_names_line_key_value_and_remedy() {
         ("[[lane]]\ncore = 99999", "`lane[0].core` = 99999", "lscpu"),
         ("[[peer]]", "`peer", "missing field `address`"),
         (
+            "[[peer]]\naddress = \"10.0.0.2\"",
+            "`peer[0].address`",
+            "takt key show",
+        ),
+        (
+            "[[peer]]\naddress = \"10.0.0.2\"\nkey = \"short\"",
+            "`peer[0].key` = \"short\"",
+            "44 characters",
+        ),
+        (
+            "[node]\naccept = [\"10.0.0.0/8\"]",
+            "`node.accept`",
+            "a group's key only",
+        ),
+        (
+            "[security]\nprotection = \"weak\"",
+            "`security.protection`",
+            "`integrity`",
+        ),
+        (
             "[[peer]]\naddress = \"node2\"",
             "`peer[0].address` = \"node2\"",
             "names are not looked up",
         ),
         (
-            "[[peer]]\naddress = \"10.0.0.2\"\n[[peer]]\naddress = \"10.0.0.2:7400\"",
-            "takt.toml:4:11: `peer[1].address`",
+            "[security]\nprotection = \"none\"\n[[peer]]\naddress = \"10.0.0.2\"\n[[peer]]\naddress = \"10.0.0.2:7400\"",
+            "takt.toml:6:11: `peer[1].address`",
             "remove one",
         ),
         (

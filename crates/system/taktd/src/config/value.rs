@@ -11,6 +11,7 @@ use serde::de::{Deserialize, Deserializer, Error, Visitor};
 use takt_clock::chrony;
 use takt_runtime::config::{DEFAULT_PORT, SchedulingClass};
 use takt_runtime::peering::AcceptNet;
+use takt_runtime::peering::keys::PublicKey;
 use takt_wire::ethernet::MacAddress;
 use takt_wire::vxlan::NetworkId;
 
@@ -192,6 +193,15 @@ impl FromText for PeerAddress {
             .ok()?;
         (address.port() != 0 && !address.ip().is_unspecified() && !address.ip().is_multicast())
             .then_some(Self(address))
+    }
+}
+
+impl FromText for PublicKey {
+    const FORM: &'static str =
+        "a public key, 44 characters of base64, as `takt key show` prints it on the peer";
+
+    fn from_text(text: &str) -> Option<Self> {
+        text.parse().ok()
     }
 }
 

@@ -182,6 +182,8 @@ impl Snapshot {
             ("malformed", refused.malformed),
             ("version", refused.version),
             ("too_many", refused.too_many),
+            ("unauthenticated", refused.unauthenticated),
+            ("replayed", refused.replayed),
         ]
         .map(|(reason, count)| {
             (
@@ -390,6 +392,10 @@ fn help(subject: &str, field: &str) -> Option<&'static str> {
         ("lane", "parks") => "Times that the lane went to sleep",
         ("lane", "rx_malformed") => "Datagrams of another version or not decodable",
         ("lane", "rx_unknown_sender") => "Datagrams whose sender is no known peer",
+        ("lane", "rx_unauthentic") => {
+            "Datagrams not protected as they must be, or with a wrong tag"
+        }
+        ("lane", "rx_replayed") => "Datagrams that came before",
         ("lane", "rx_forwarded") => "Datagrams passed on to the lane that they were meant for",
         ("lane", "rx_misdirected") => "Datagrams for a lane that is not there or is full",
         ("lane", "rx_no_sink") => "Messages for channels without a sink here",
@@ -411,6 +417,9 @@ fn help(subject: &str, field: &str) -> Option<&'static str> {
             "Copies dropped because a sink's memory was exhausted"
         }
         ("channel", "lost") => "Messages that other nodes sent and that have not arrived",
+        ("channel", "unknown_tails") => {
+            "Sources elsewhere that went without telling how many messages they had sent"
+        }
         ("channel", "no_sink") => "Emitted messages for which no sink was known",
         ("channel", "sent") => "Copies for remote lanes handed to a datapath",
         ("channel", "unreachable") => "Copies for remote lanes dropped: there was no path",
@@ -455,6 +464,9 @@ mod tests {
         let mut registry = Registry::with_prefix("takt");
         registry.register_collector(Box::new(Snapshot {
             node: NodeStatus {
+                protection: takt_runtime::peering::keys::Protection::Integrity,
+                key: None,
+                group: true,
                 name: "a\"b\\c\nd".into(),
                 incarnation: 1,
                 control_address: std::net::SocketAddr::from(([127, 0, 0, 1], 7400)),

@@ -22,7 +22,8 @@ pub struct Daemon {
 pub fn configuration(directory: &Directory, more: &str) -> String {
     format!(
         "[node]\nname = \"test\"\naddress = \"127.0.0.1\"\nport = 0\ndrain_seconds = 60\n\
-         [admin]\nsocket = \"{}\"\n{}",
+         {}[admin]\nsocket = \"{}\"\n{}",
+        directory.security(),
         directory.join("admin.sock").display(),
         more.replace("DIR", &directory.path().display().to_string()),
     )

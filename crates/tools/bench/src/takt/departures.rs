@@ -7,6 +7,7 @@
 //! that the runtime's own histogram counts, but exactly, and the one that the bare loop ends at.
 
 use std::collections::HashMap;
+use std::net::SocketAddr;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -22,6 +23,7 @@ use takt_datapath_xdp::{XdpConfig, XdpDatapath};
 use takt_lab::Host;
 pub use takt_runtime::config::Idle;
 use takt_runtime::config::{Config, LaneConfig};
+use takt_runtime::peering::keys::Security;
 use takt_runtime::policy::Policy;
 use takt_runtime::{InlineLane, Runtime};
 
@@ -236,7 +238,8 @@ impl Node {
                 core: Some(core),
                 ..LaneConfig::default()
             }],
-            peers: vec![(peer.address(), PORT).into()],
+            peers: vec![SocketAddr::from((peer.address(), PORT)).into()],
+            security: Security::none(),
             ..Config::default()
         };
         let _inside = host.enter()?;

@@ -164,8 +164,9 @@ impl Daemon {
             .set_read_timeout(Some(PATIENCE))
             .expect("a timeout");
         let text = format!(
-            "[node]\nname = \"test\"\naddress = \"127.0.0.1\"\nport = 0\n[admin]\nsocket = \"{}\"\n\
+            "[node]\nname = \"test\"\naddress = \"127.0.0.1\"\nport = 0\n{}[admin]\nsocket = \"{}\"\n\
              [[listener]]\npath = \"{}\"\n{more}",
+            directory.security(),
             directory.text("admin.sock"),
             directory.text("takt.sock"),
         );

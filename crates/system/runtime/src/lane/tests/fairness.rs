@@ -334,6 +334,7 @@ fn with_frames(frames: usize) -> (House, Box<dyn Port>) {
         id: 7,
         incarnation: 70,
         label: 70,
+        protection: Protection::None,
         address: Some([192, 0, 2, 2].into()),
         endpoints: vec![Some(other.local())],
     });
@@ -414,6 +415,7 @@ fn a_subscriber_elsewhere_that_comes_or_goes_does_not_end_a_long_message() {
                 id: 8,
                 incarnation: 80,
                 label: 80,
+                protection: Protection::None,
                 address: Some([192, 0, 2, 3].into()),
                 endpoints: vec![Some(other.local())],
             });

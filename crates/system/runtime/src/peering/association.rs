@@ -1,0 +1,612 @@
+//! What two nodes share: a handshake by which each proves who it is, and the keys that come of it.
+//!
+//! The handshake is Noise IKpsk2 as in WireGuard (Noise protocol framework, revision 34, sections 7.5 and 9; the
+//! messages are drawn in `docs/reference/wire-format.md`). Whoever begins proves first: that it knows whom it
+//! speaks to (a keyed hash over the message), that it receives at its address (a cookie), then its identity. Until
+//! then nothing is remembered of it, and what it is answered is shorter than what it sent. A handshake leads to a
+//! session: keys for messages of the control threads, and secrets from which each pair of lanes derives its own.
+//!
+//! Pure but for random numbers; see [`super::Peering`].
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use aws_lc_rs::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
+use aws_lc_rs::hmac;
+use snow::{Builder, HandshakeState};
+
+use super::keys::{GroupKey, KEY_LEN, PrivateKey, PublicKey, Security, derive, random};
+use super::message::{MAGIC, VERSION};
+use super::replay::ReplayWindow;
+
+/// When a session is replaced by a new one.
+pub const REKEY_AFTER: Duration = Duration::from_secs(600);
+/// How long a session is accepted at most.
+pub const REJECT_AFTER: Duration = Duration::from_secs(660);
+/// How long a new session is there before lanes send under it, when there is another.
+const SWITCH_AFTER: Duration = Duration::from_millis(200);
+/// Sessions of a pair that are accepted at a time.
+pub const MOST_SESSIONS: usize = 3;
+/// How often the secret behind cookies changes; the one before is good for as long.
+const COOKIE_EVERY: Duration = Duration::from_secs(120);
+
+const PATTERN: &str = "Noise_IKpsk2_25519_ChaChaPoly_SHA256";
+const HEADER: usize = 16;
+const MAC: usize = 16;
+const TAG: usize = 16;
+/// Payload of both handshake messages: incarnation and stamp of the sender.
+const PAYLOAD: usize = 16;
+const NOISE_INITIATE: usize = KEY_LEN + (KEY_LEN + TAG) + (PAYLOAD + TAG);
+const NOISE_RESPOND: usize = KEY_LEN + (PAYLOAD + TAG);
+/// Bytes of the messages.
+pub const INITIATE_LEN: usize = HEADER + MAC + NOISE_INITIATE + MAC;
+/// See [`INITIATE_LEN`].
+pub const COOKIE_LEN: usize = HEADER + MAC + MAC;
+/// See [`INITIATE_LEN`].
+pub const RESPOND_LEN: usize = HEADER + NOISE_RESPOND;
+
+/// Types of datagrams, in the place of a message's type.
+pub const INITIATE: u8 = 16;
+/// See [`INITIATE`].
+pub const COOKIE: u8 = 17;
+/// See [`INITIATE`].
+pub const RESPOND: u8 = 18;
+/// See [`INITIATE`].
+pub const SEALED: u8 = 19;
+
+/// As whom a node speaks, in a handshake's header.
+const AS_NODE: u8 = 0;
+const AS_GROUP: u8 = 1;
+
+fn header(kind: u8, number: u8, identity: u8) -> [u8; HEADER] {
+    let mut header = [0; HEADER];
+    header[..4].copy_from_slice(&MAGIC);
+    header[4..8].copy_from_slice(&[VERSION, kind, number, identity]);
+    header
+}
+
+fn mac(key: &[u8], parts: &[&[u8]]) -> [u8; MAC] {
+    let key = hmac::Key::new(hmac::HMAC_SHA256, key);
+    let mut context = hmac::Context::with_key(&key);
+    parts.iter().for_each(|part| context.update(part));
+    let mut out = [0; MAC];
+    out.copy_from_slice(&context.sign().as_ref()[..MAC]);
+    out
+}
+
+/// Compares without telling by its time where two differ.
+fn same(a: &[u8], b: &[u8]) -> bool {
+    aws_lc_rs::constant_time::verify_slices_are_equal(a, b).is_ok()
+}
+
+fn nonce(counter: u64) -> Nonce {
+    let mut nonce = [0; NONCE_LEN];
+    nonce[..8].copy_from_slice(&counter.to_le_bytes());
+    Nonce::assume_unique_for_key(nonce)
+}
+
+/// A key of AES-256-GCM.
+pub(crate) fn aead(key: &[u8; KEY_LEN]) -> LessSafeKey {
+    LessSafeKey::new(UnboundKey::new(&AES_256_GCM, key).expect("a key of 32 bytes"))
+}
+
+/// As whom we speak to a peer, and whom we expect there.
+#[derive(Clone)]
+pub struct Identity {
+    local: PrivateKey,
+    remote: PublicKey,
+    psk: [u8; KEY_LEN],
+    /// Key of the hash that shows a responder that the sender knows it.
+    gate: [u8; KEY_LEN],
+    kind: u8,
+}
+
+fn gate_of(key: &PublicKey) -> [u8; KEY_LEN] {
+    derive(&key.0, &[b"node gate"])
+}
+
+impl Identity {
+    /// Between nodes that know each other's keys.
+    fn nodes(local: &PrivateKey, remote: PublicKey) -> Self {
+        Self {
+            local: local.clone(),
+            remote,
+            psk: [0; KEY_LEN],
+            gate: gate_of(&remote),
+            kind: AS_NODE,
+        }
+    }
+
+    fn group(key: &GroupKey) -> Self {
+        let local = key.identity();
+        Self {
+            remote: local.public(),
+            local,
+            psk: key.shared(),
+            gate: key.gate(),
+            kind: AS_GROUP,
+        }
+    }
+
+    /// For a peer that is listed with this key, or without one. `None`: the key that it takes is not configured.
+    pub fn of(security: &Security, peer: Option<PublicKey>) -> Option<Self> {
+        match peer {
+            Some(remote) => Some(Self::nodes(security.node.as_ref()?, remote)),
+            None => Some(Self::group(security.group.as_ref()?)),
+        }
+    }
+
+    fn begin(&self, header: &[u8], initiator: bool) -> HandshakeState {
+        let builder = Builder::new(PATTERN.parse().expect("a known pattern"))
+            .local_private_key(&self.local.0)
+            .and_then(|builder| builder.prologue(header))
+            .and_then(|builder| builder.psk(2, &self.psk));
+        let state = builder.and_then(|builder| {
+            if initiator {
+                builder.remote_public_key(&self.remote.0)?.build_initiator()
+            } else {
+                builder.build_responder()
+            }
+        });
+        state.expect("keys of the right length")
+    }
+}
+
+/// What the lanes of two nodes derive their keys from.
+pub struct LaneSecrets {
+    /// Number of the session.
+    pub number: u8,
+    send: [u8; KEY_LEN],
+    receive: [u8; KEY_LEN],
+}
+
+impl std::fmt::Debug for LaneSecrets {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "LaneSecrets({})", self.number)
+    }
+}
+
+impl PartialEq for LaneSecrets {
+    fn eq(&self, other: &Self) -> bool {
+        self.number == other.number && same(&self.send, &other.send)
+    }
+}
+
+impl Eq for LaneSecrets {}
+
+impl LaneSecrets {
+    /// Keys of a pair of lanes: what the local one sends with, and what the remote one does.
+    pub fn keys(&self, local: u32, remote: u32) -> (LessSafeKey, LessSafeKey) {
+        let key = |secret: &[u8; KEY_LEN], from: u32, to: u32| {
+            let info: [&[u8]; 3] = [b"lane pair", &from.to_le_bytes(), &to.to_le_bytes()];
+            aead(&derive(secret, &info))
+        };
+        (
+            key(&self.send, local, remote),
+            key(&self.receive, remote, local),
+        )
+    }
+}
+
+/// Keys that two nodes have in common, and which counters were used.
+struct Session {
+    number: u8,
+    initiator: bool,
+    /// The other side's incarnation.
+    of: u64,
+    /// The other side has shown that it has the keys.
+    confirmed: bool,
+    since: Duration,
+    send: LessSafeKey,
+    receive: LessSafeKey,
+    counter: u64,
+    window: ReplayWindow,
+    secrets: Arc<LaneSecrets>,
+}
+
+impl Session {
+    fn new(mut state: HandshakeState, number: u8, initiator: bool, of: u64, now: Duration) -> Self {
+        let (to_responder, to_initiator) = state.dangerously_get_raw_split();
+        let (send, receive) = if initiator {
+            (to_responder, to_initiator)
+        } else {
+            (to_initiator, to_responder)
+        };
+        Self {
+            number,
+            initiator,
+            of,
+            confirmed: initiator,
+            since: now,
+            send: aead(&derive(&send, &[b"control"])),
+            receive: aead(&derive(&receive, &[b"control"])),
+            counter: 0,
+            window: ReplayWindow::default(),
+            secrets: Arc::new(LaneSecrets {
+                number,
+                send: derive(&send, &[b"lanes"]),
+                receive: derive(&receive, &[b"lanes"]),
+            }),
+        }
+    }
+}
+
+struct Initiating {
+    state: HandshakeState,
+    number: u8,
+    noise: Vec<u8>,
+    mac: [u8; MAC],
+}
+
+/// What has become of the sessions of a pair.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum KeyChange {
+    /// Datagrams under these keys are accepted from now on.
+    Accept(Arc<LaneSecrets>),
+    /// Datagrams are sent under the keys of this number from now on.
+    Send(u8),
+    /// The keys of this number are void.
+    Retire(u8),
+}
+
+/// Why a datagram is not taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// Not as long as it must be, or out of place.
+    Malformed,
+    /// Its sender has not shown who it is.
+    Unauthenticated,
+    /// It was taken before.
+    Replayed,
+}
+
+/// A pair's handshakes and sessions.
+#[derive(Default)]
+pub struct Association {
+    /// Oldest first.
+    sessions: Vec<Session>,
+    initiating: Option<Initiating>,
+    /// Number of the session that lanes send under.
+    sending: Option<u8>,
+    /// Incarnation and stamp of the last handshake that the other side began.
+    latest: (u64, u64),
+}
+
+impl Association {
+    /// Begins a handshake: the datagram to send. `stamp` grows within an incarnation.
+    pub fn initiate(&mut self, identity: &Identity, incarnation: u64, stamp: Duration) -> Vec<u8> {
+        let mut number = random::<1>()[0];
+        while self.sessions.iter().any(|s| s.number == number) {
+            number = number.wrapping_add(1);
+        }
+        let header = header(INITIATE, number, identity.kind);
+        let mut state = identity.begin(&header, true);
+        let mut noise = vec![0; NOISE_INITIATE];
+        let length = state.write_message(&payload(incarnation, stamp), &mut noise);
+        debug_assert!(matches!(length, Ok(NOISE_INITIATE)), "{length:?}");
+        let (datagram, mac) = initiation(identity, &header, &[0; MAC], &noise);
+        self.initiating = Some(Initiating {
+            state,
+            number,
+            noise,
+            mac,
+        });
+        datagram
+    }
+
+    /// Takes the answer that wants a cookie: the handshake again, with it.
+    pub fn cookie(&mut self, identity: &Identity, datagram: &[u8]) -> Result<Vec<u8>, Refusal> {
+        if datagram.len() != COOKIE_LEN {
+            return Err(Refusal::Malformed);
+        }
+        let (echo, cookie) = datagram[HEADER..].split_at(MAC);
+        let Some(initiating) = self.initiating.as_mut() else {
+            return Err(Refusal::Unauthenticated);
+        };
+        // Only who has seen our datagram knows its hash.
+        if datagram[6] != initiating.number || !same(echo, &initiating.mac) {
+            return Err(Refusal::Unauthenticated);
+        }
+        let header = header(INITIATE, initiating.number, identity.kind);
+        let (datagram, mac) = initiation(identity, &header, cookie, &initiating.noise);
+        initiating.mac = mac;
+        Ok(datagram)
+    }
+
+    /// Takes the answer that ends a handshake which we began.
+    pub fn respond(&mut self, datagram: &[u8], now: Duration) -> Result<Vec<KeyChange>, Refusal> {
+        if datagram.len() != RESPOND_LEN {
+            return Err(Refusal::Malformed);
+        }
+        // A forged answer must not end a handshake: it is read in a copy, as the state cannot be.
+        let Some(mut initiating) = self.initiating.take() else {
+            return Err(Refusal::Unauthenticated);
+        };
+        let mut payload = [0; PAYLOAD];
+        if datagram[6] != initiating.number {
+            self.initiating = Some(initiating);
+            return Err(Refusal::Unauthenticated);
+        }
+        let read = initiating
+            .state
+            .read_message(&datagram[HEADER..], &mut payload);
+        if read.is_err() {
+            // Noise restores the state when an authentication fails.
+            self.initiating = Some(initiating);
+            return Err(Refusal::Unauthenticated);
+        }
+        let of = u64::from_le_bytes(std::array::from_fn(|i| payload[i]));
+        let session = Session::new(initiating.state, initiating.number, true, of, now);
+        Ok(self.add(session))
+    }
+
+    /// Takes the first message of a handshake that is proven to be the peer's: the answer, and the keys to accept.
+    pub fn accept(
+        &mut self,
+        opened: Opened,
+        incarnation: u64,
+        now: Duration,
+    ) -> Result<(Vec<u8>, Vec<KeyChange>), Refusal> {
+        let Opened {
+            mut state,
+            number,
+            incarnation: theirs,
+            stamp,
+            ..
+        } = opened;
+        if theirs == self.latest.0 && stamp <= self.latest.1 {
+            return Err(Refusal::Replayed);
+        }
+        let taken = self.sessions.iter().any(|s| s.number == number)
+            || self.initiating.as_ref().is_some_and(|i| i.number == number);
+        if taken {
+            return Err(Refusal::Replayed); // It draws another number when it tries again.
+        }
+        self.latest = (theirs, stamp);
+        let mut datagram = header(RESPOND, number, 0).to_vec();
+        datagram.resize(RESPOND_LEN, 0);
+        state
+            .write_message(&payload(incarnation, now), &mut datagram[HEADER..])
+            .map_err(|_| Refusal::Malformed)?;
+        let session = Session::new(state, number, false, theirs, now);
+        Ok((datagram, self.add(session)))
+    }
+
+    fn add(&mut self, session: Session) -> Vec<KeyChange> {
+        let mut changes = Vec::new();
+        if self.sessions.len() >= MOST_SESSIONS {
+            // Never the one in use: an unconfirmed one, or the oldest.
+            let spare = self.sessions.iter().position(|s| !s.confirmed).unwrap_or(0);
+            let number = self.sessions.remove(spare).number;
+            changes.push(KeyChange::Retire(number));
+        }
+        changes.push(KeyChange::Accept(session.secrets.clone()));
+        self.sessions.push(session);
+        changes
+    }
+
+    /// A message for the peer, sealed. `None`: there is no session yet.
+    pub fn seal(&mut self, message: &[u8]) -> Option<Vec<u8>> {
+        let session = self.sessions.iter_mut().rfind(|s| s.confirmed)?;
+        let mut datagram = header(SEALED, session.number, 0).to_vec();
+        datagram[8..HEADER].copy_from_slice(&session.counter.to_le_bytes());
+        let mut body = message.to_vec();
+        let nonce = nonce(session.counter);
+        let tag = session
+            .send
+            .seal_in_place_separate_tag(nonce, Aad::from(&datagram[..]), &mut body)
+            .ok()?;
+        session.counter += 1;
+        datagram.extend_from_slice(&body);
+        datagram.extend_from_slice(tag.as_ref());
+        Some(datagram)
+    }
+
+    /// A sealed datagram's message, if it is the peer's and new.
+    pub fn open(&mut self, datagram: &[u8]) -> Result<Vec<u8>, Refusal> {
+        let Some((header, body)) = datagram.split_first_chunk::<HEADER>() else {
+            return Err(Refusal::Malformed);
+        };
+        let mut session = self.sessions.iter_mut().filter(|s| s.number == header[6]);
+        let session = session.next().ok_or(Refusal::Unauthenticated)?;
+        let counter = u64::from_le_bytes(std::array::from_fn(|i| header[8 + i]));
+        let mut body = body.to_vec();
+        let message = session
+            .receive
+            .open_in_place(nonce(counter), Aad::from(&header[..]), &mut body)
+            .map_err(|_| Refusal::Unauthenticated)?
+            .to_vec();
+        if counter >= u64::MAX - 64 || !session.window.accept(counter) {
+            return Err(Refusal::Replayed);
+        }
+        session.confirmed = true;
+        Ok(message)
+    }
+
+    /// Whether messages can be sealed.
+    pub fn is_ready(&self) -> bool {
+        self.sessions.iter().any(|s| s.confirmed)
+    }
+
+    /// Which session the lanes are to send under, if that is another than before.
+    pub fn switch(&mut self, now: Duration) -> Option<KeyChange> {
+        let newest = self.sessions.iter().rfind(|s| s.confirmed)?;
+        // The lanes of the other side have the keys some time after its control thread has.
+        if self.sending.is_some() && now < newest.since + SWITCH_AFTER {
+            return None;
+        }
+        let newest = newest.number;
+        (self.sending.replace(newest) != Some(newest)).then_some(KeyChange::Send(newest))
+    }
+
+    /// The other side has begun anew, with this incarnation: what it had before it has forgotten.
+    pub fn renew(&mut self, incarnation: u64) -> Vec<KeyChange> {
+        self.sending = None;
+        let old = self.sessions.extract_if(.., |s| s.of != incarnation);
+        old.map(|s| KeyChange::Retire(s.number)).collect()
+    }
+
+    /// Whether it is time for a new session.
+    pub fn wants_rekey(&self, now: Duration) -> bool {
+        self.sessions.iter().rfind(|s| s.confirmed).is_none_or(|s| {
+            // Who began begins again; the other one only if that fails.
+            let patience = if s.initiator { 0 } else { 15 };
+            now >= s.since + REKEY_AFTER + Duration::from_secs(patience)
+        })
+    }
+
+    /// Drops sessions that are too old.
+    pub fn retire(&mut self, now: Duration) -> Vec<KeyChange> {
+        let mut changes = Vec::new();
+        self.sessions.retain(|session| {
+            let good = now < session.since + REJECT_AFTER;
+            if !good {
+                changes.push(KeyChange::Retire(session.number));
+            }
+            good
+        });
+        changes
+    }
+
+    /// Forgets all keys; handshakes that were seen cannot be replayed all the same.
+    pub fn clear(&mut self) -> Vec<KeyChange> {
+        self.initiating = None;
+        self.sending = None;
+        let sessions = self.sessions.drain(..);
+        sessions.map(|s| KeyChange::Retire(s.number)).collect()
+    }
+}
+
+fn payload(incarnation: u64, stamp: Duration) -> [u8; PAYLOAD] {
+    let mut payload = [0; PAYLOAD];
+    payload[..8].copy_from_slice(&incarnation.to_le_bytes());
+    payload[8..].copy_from_slice(&(stamp.as_nanos() as u64).to_le_bytes());
+    payload
+}
+
+fn initiation(
+    identity: &Identity,
+    header: &[u8; HEADER],
+    cookie: &[u8],
+    noise: &[u8],
+) -> (Vec<u8>, [u8; MAC]) {
+    let mut datagram = header.to_vec();
+    datagram.extend_from_slice(cookie);
+    datagram.extend_from_slice(noise);
+    let hash = mac(&identity.gate, &[&datagram]);
+    datagram.extend_from_slice(&hash);
+    (datagram, hash)
+}
+
+/// A handshake's first message whose sender has proven itself.
+pub struct Opened {
+    state: HandshakeState,
+    number: u8,
+    /// The sender's incarnation, as it says.
+    pub incarnation: u64,
+    stamp: u64,
+    /// By what it is known; `None`: by the group's key.
+    pub key: Option<PublicKey>,
+}
+
+/// What to do with a handshake's first message.
+pub enum Gate {
+    /// Answer with this: its sender has yet to show that it receives at its address.
+    Cookie(Vec<u8>),
+    /// It is good.
+    Open(Box<Opened>),
+}
+
+/// The first look at handshakes, which remembers nothing of their senders.
+pub struct Gatekeeper {
+    node: Option<(PrivateKey, [u8; KEY_LEN])>,
+    group: Option<Identity>,
+    /// This secret behind cookies, and the one before.
+    secrets: [[u8; KEY_LEN]; 2],
+    changed: Duration,
+}
+
+impl Gatekeeper {
+    /// For a node with these keys.
+    pub fn new(security: &Security) -> Self {
+        let node = security.node.clone();
+        Self {
+            node: node.map(|key| {
+                let gate = gate_of(&key.public());
+                (key, gate)
+            }),
+            group: security.group.as_ref().map(Identity::group),
+            secrets: [random(), random()],
+            changed: Duration::ZERO,
+        }
+    }
+
+    /// Looks at a handshake's first message from an address that may be a peer's.
+    pub fn look(
+        &mut self,
+        source: SocketAddr,
+        datagram: &[u8],
+        now: Duration,
+    ) -> Result<Gate, Refusal> {
+        if datagram.len() != INITIATE_LEN {
+            return Err(Refusal::Malformed);
+        }
+        let (hashed, hash) = datagram.split_at(INITIATE_LEN - MAC);
+        let kind = datagram[7];
+        let gate = match (kind, &self.node, &self.group) {
+            (AS_NODE, Some((_, gate)), _) => gate,
+            (AS_GROUP, _, Some(group)) => &group.gate,
+            _ => return Err(Refusal::Unauthenticated),
+        };
+        if !same(hash, &mac(gate, &[hashed])) {
+            return Err(Refusal::Unauthenticated);
+        }
+        if now >= self.changed + COOKIE_EVERY {
+            self.changed = now;
+            self.secrets = [random(), self.secrets[0]];
+        }
+        let address = source.to_string();
+        let (header, rest) = hashed.split_at(HEADER);
+        let (cookie, noise) = rest.split_at(MAC);
+        let [good, before] = [0, 1].map(|at| mac(&self.secrets[at], &[address.as_bytes()]));
+        if !same(cookie, &good) && !same(cookie, &before) {
+            let mut answer = self::header(COOKIE, datagram[6], 0).to_vec();
+            answer.extend_from_slice(hash);
+            answer.extend_from_slice(&good);
+            return Ok(Gate::Cookie(answer));
+        }
+        let node;
+        let identity = match (kind, &self.node, &self.group) {
+            (AS_NODE, Some((key, _)), _) => {
+                // Who it is, it says itself; the caller asks whether that one is listed.
+                node = Identity::nodes(key, PublicKey([0; KEY_LEN]));
+                &node
+            }
+            (_, _, Some(group)) => group,
+            _ => return Err(Refusal::Unauthenticated),
+        };
+        let mut state = identity.begin(header, false);
+        let mut payload = [0; PAYLOAD];
+        let read = state.read_message(noise, &mut payload);
+        let static_key = state
+            .get_remote_static()
+            .and_then(|key| key.try_into().ok());
+        let (Ok(PAYLOAD), Some(key)) = (read, static_key) else {
+            return Err(Refusal::Unauthenticated);
+        };
+        let key = PublicKey(key);
+        if kind == AS_GROUP && key != identity.remote {
+            return Err(Refusal::Unauthenticated);
+        }
+        let [incarnation, stamp] =
+            [0, 8].map(|at| u64::from_le_bytes(std::array::from_fn(|i| payload[at + i])));
+        Ok(Gate::Open(Box::new(Opened {
+            state,
+            number: datagram[6],
+            incarnation,
+            stamp,
+            key: (kind == AS_NODE).then_some(key),
+        })))
+    }
+}

@@ -1,0 +1,173 @@
+//! The files of a node's keys: read with care, and made where one is missing.
+
+use std::fs::OpenOptions;
+use std::io::{ErrorKind, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use takt_runtime::peering::keys::Security;
+pub use takt_runtime::peering::keys::{GroupKey, KeyError, PrivateKey, PublicKey};
+
+use crate::config::file;
+
+/// Where a node's own key is kept unless configured otherwise.
+pub const DEFAULT_KEY_FILE: &str = "/var/lib/takt/node.key";
+
+/// Why there is no key.
+#[derive(Debug, thiserror::Error)]
+pub enum KeyFileError {
+    /// It cannot be read.
+    #[error("cannot read the key file {path}: {source}; `takt key generate {path}` makes one")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// The kernel's answer.
+        source: std::io::Error,
+    },
+    /// It cannot be made.
+    #[error("cannot make the key file {path}: {source}")]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// The kernel's answer.
+        source: std::io::Error,
+    },
+    /// Others may read it.
+    #[error("the key file {path} has mode {mode:04o}: anybody can read it; chmod 600 {path}")]
+    Open {
+        /// The file.
+        path: PathBuf,
+        /// Its permission bits.
+        mode: u32,
+    },
+    /// There is something else in it.
+    #[error("{path} holds no key: {source}")]
+    Key {
+        /// The file.
+        path: PathBuf,
+        /// What a key is.
+        source: KeyError,
+    },
+}
+
+/// Reads a key.
+///
+/// # Errors
+/// [`KeyFileError`].
+pub fn read<K: FromStr<Err = KeyError>>(path: &Path) -> Result<K, KeyFileError> {
+    let failed = |source| KeyFileError::Read {
+        path: path.to_owned(),
+        source,
+    };
+    let mode = std::fs::metadata(path).map_err(failed)?.mode() & 0o7777;
+    if mode & 0o007 != 0 {
+        return Err(KeyFileError::Open {
+            path: path.to_owned(),
+            mode,
+        });
+    }
+    let text = std::fs::read_to_string(path).map_err(failed)?;
+    text.parse().map_err(|source| KeyFileError::Key {
+        path: path.to_owned(),
+        source,
+    })
+}
+
+/// Writes a key into a new file that its owner alone can read; one that is there is left as it is.
+///
+/// # Errors
+/// [`KeyFileError::Write`].
+pub fn write(path: &Path, key: &str) -> Result<(), KeyFileError> {
+    let write = || {
+        if let Some(directory) = path.parent() {
+            std::fs::create_dir_all(directory)?;
+        }
+        let mut options = OpenOptions::new();
+        let mut file = options
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(path)?;
+        file.write_all(format!("{key}\n").as_bytes())?;
+        file.sync_all()
+    };
+    write().map_err(|source| KeyFileError::Write {
+        path: path.to_owned(),
+        source,
+    })
+}
+
+/// The keys that a section names. The node's own is made if it is not there.
+///
+/// # Errors
+/// [`KeyFileError`]. A node's own key that cannot be made is missed only by peers that are listed with theirs: that
+/// is told when there are such.
+pub fn load(section: &file::Security) -> Result<Security, KeyFileError> {
+    let mut security = Security {
+        protection: section.protection.into(),
+        ..Security::default()
+    };
+    if !security.is_on() {
+        return Ok(security);
+    }
+    if let Some(path) = &section.group_key_file {
+        security.group = Some(read(path)?);
+    }
+    security.node = match read(&section.key_file) {
+        Ok(key) => Some(key),
+        Err(KeyFileError::Read { source, .. }) if source.kind() == ErrorKind::NotFound => {
+            let key = PrivateKey::generate();
+            match write(&section.key_file, &key.reveal()) {
+                Ok(()) => {
+                    tracing::info!(file = %section.key_file.display(), public = %key.public(), "made a key for this node");
+                    Some(key)
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "this node has no key of its own");
+                    None
+                }
+            }
+        }
+        Err(error) => return Err(error),
+    };
+    Ok(security)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+    use takt_testing::Directory;
+
+    #[test]
+    fn the_first_start_makes_a_key_that_the_next_one_finds() {
+        let directory = Directory::new();
+        let section = file::Security {
+            key_file: directory.join("state/node.key"),
+            ..file::Security::default()
+        };
+        let first = load(&section).expect("made");
+        let mode = std::fs::metadata(&section.key_file).expect("there").mode();
+        assert_eq!(mode & 0o7777, 0o600);
+        assert!(first.node.is_some());
+        assert_eq!(load(&section).expect("read"), first);
+    }
+
+    #[test]
+    fn a_key_that_others_can_read_or_that_is_none_is_refused_with_a_remedy() {
+        let directory = Directory::new();
+        let path = directory.join("group.key");
+        write(&path, &GroupKey::generate().reveal()).expect("written");
+        assert!(matches!(write(&path, "x"), Err(KeyFileError::Write { .. })));
+        let set = |mode| std::fs::set_permissions(&path, PermissionsExt::from_mode(mode));
+        set(0o644).expect("its mode");
+        let error = read::<GroupKey>(&path).expect_err("open");
+        assert!(error.to_string().contains("chmod 600"), "{error}");
+        set(0o600).expect("its mode");
+        assert!(read::<GroupKey>(&path).is_ok());
+        std::fs::write(&path, "secret").expect("written");
+        let error = read::<GroupKey>(&path).expect_err("no key");
+        assert!(error.to_string().contains("takt key generate"), "{error}");
+    }
+}

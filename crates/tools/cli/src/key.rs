@@ -1,0 +1,94 @@
+//! `takt key`.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+use serde::Serialize;
+use taktd::security::{DEFAULT_KEY_FILE, GroupKey, KeyFileError, PrivateKey, read, write};
+
+use crate::failure::Failure;
+use crate::output::{Form, print, print_json};
+
+const HELP: &str = "\
+A node proves to its peers who it is by a key pair. Its private key stays in a file on the node, which
+the daemon makes at its first start; its public key is what the peers list. A small site may share one
+group key instead: copy its file to all nodes and name it as `security.group_key_file`.
+
+Examples:
+  takt key show
+  takt peer add 10.0.0.2 --key \"$(ssh node2 takt key show)\"
+  takt key generate --group /etc/takt/group.key";
+
+/// Makes keys of nodes and groups, and shows public keys.
+#[derive(Debug, Args)]
+#[command(after_help = HELP)]
+pub struct Key {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Debug, Subcommand)]
+enum Action {
+    /// Make a key in a new file that its owner alone can read; prints the public key
+    Generate(Generate),
+    /// Print the public key of the private key in a file
+    Show(Show),
+}
+
+#[derive(Debug, Args)]
+struct Generate {
+    /// The file; one that is there is left as it is
+    #[arg(default_value = DEFAULT_KEY_FILE)]
+    file: PathBuf,
+    /// Make a key that all nodes of a site share
+    #[arg(long)]
+    group: bool,
+    #[command(flatten)]
+    form: Form,
+}
+
+#[derive(Debug, Args)]
+struct Show {
+    /// The file with the private key
+    #[arg(default_value = DEFAULT_KEY_FILE)]
+    file: PathBuf,
+    #[command(flatten)]
+    form: Form,
+}
+
+/// A key as it is told.
+#[derive(Debug, Serialize)]
+struct Told {
+    file: PathBuf,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    public: Option<String>,
+}
+
+impl Key {
+    pub fn run(self) -> Result<(), Failure> {
+        let failed = |error: KeyFileError| Failure::Other(error.to_string());
+        let (file, public, form) = match self.action {
+            Action::Generate(Generate { file, group, form }) => {
+                let (secret, public) = if group {
+                    (GroupKey::generate().reveal(), None)
+                } else {
+                    let key = PrivateKey::generate();
+                    (key.reveal(), Some(key.public().to_string()))
+                };
+                write(&file, &secret).map_err(failed)?;
+                (file, public, form)
+            }
+            Action::Show(Show { file, form }) => {
+                let key: PrivateKey = read(&file).map_err(failed)?;
+                (file, Some(key.public().to_string()), form)
+            }
+        };
+        if form.json {
+            return print_json(&Told { file, public });
+        }
+        match public {
+            Some(public) => print(&format!("{public}\n")),
+            None => print(&format!("{}\n", file.display())),
+        }
+    }
+}
