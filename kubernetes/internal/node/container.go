@@ -81,13 +81,15 @@ type tally struct {
 	// samples is how often threads were looked at, exhausted how often one had used its runtime up.
 	samples, exhausted uint64
 	// cpu is what threads have run while they held a reservation, in nanoseconds.
-	cpu  uint64
-	last map[int]sampled
+	cpu uint64
+	// delay is what they have waited for a core meanwhile: throttled, or behind others.
+	delay uint64
+	last  map[int]sampled
 }
 
 type sampled struct {
-	start, cpu uint64
-	name       string
+	start, cpu, delay uint64
+	name              string
 }
 
 // news is what a new state has of it.
@@ -109,11 +111,13 @@ func (t *tally) add(state enforce.State) news {
 			t.exhausted++
 			is.exhausted = true
 		}
-		now := sampled{start: thread.Start, cpu: thread.CPU, name: thread.Name}
+		now := sampled{start: thread.Start, cpu: thread.CPU, delay: thread.Delay, name: thread.Name}
 		if before, ok := t.last[thread.TID]; ok && before.start == thread.Start {
 			// A thread that cannot be read any more has a usage of zero.
 			now.cpu = max(now.cpu, before.cpu)
+			now.delay = max(now.delay, before.delay)
 			t.cpu += now.cpu - before.cpu
+			t.delay += now.delay - before.delay
 			is.renamed = is.renamed || now.name != before.name
 		} else {
 			is.changed = true

@@ -51,6 +51,7 @@ var (
 	claimFree      = prometheus.NewDesc("takt_reservation_free", "Reservations of the request that no thread holds.", ofClaim, nil)
 	claimLeftOut   = prometheus.NewDesc("takt_reservation_left_out_threads", "Threads whose names match the request and that found no reservation left.", ofClaim, nil)
 	claimCPU       = prometheus.NewDesc("takt_reservation_cpu_seconds_total", "CPU time of threads while they held a reservation.", ofClaim, nil)
+	claimDelay     = prometheus.NewDesc("takt_reservation_run_delay_seconds_total", "Time that threads with a reservation could have run and did not: throttled, or behind other reservations.", ofClaim, nil)
 	claimSamples   = prometheus.NewDesc("takt_reservation_samples_total", "How often a thread with a reservation was looked at.", ofClaim, nil)
 	claimExhausted = prometheus.NewDesc("takt_reservation_exhausted_samples_total", "How often it had used its runtime up: throttled, or about to be.", ofClaim, nil)
 	claimRestored  = prometheus.NewDesc("takt_reservation_restored_total", "Reservations that were changed from inside the container and restored.", ofClaim, nil)
@@ -90,7 +91,7 @@ func (m *metrics) hook(name string) (end func()) {
 // Describe implements prometheus.Collector.
 func (m *metrics) Describe(to chan<- *prometheus.Desc) {
 	for _, desc := range []*prometheus.Desc{
-		coreBound, coreTaken, coreHealth, tardiness, admitted, outside, lost, reclaims, claimThreads, claimFree, claimLeftOut, claimCPU, claimSamples, claimExhausted, claimRestored, claimNarrowed, claimUnpinned, claimRevived,
+		coreBound, coreTaken, coreHealth, tardiness, admitted, outside, lost, reclaims, claimThreads, claimFree, claimLeftOut, claimCPU, claimDelay, claimSamples, claimExhausted, claimRestored, claimNarrowed, claimUnpinned, claimRevived,
 	} {
 		to <- desc
 	}
@@ -146,6 +147,7 @@ func (m *metrics) Collect(to chan<- prometheus.Metric) {
 			gauge(claimFree, float64(t.state.Free), labels...)
 			gauge(claimLeftOut, float64(t.state.LeftOut), labels...)
 			counter(claimCPU, float64(t.cpu)/1e9, labels...)
+			counter(claimDelay, float64(t.delay)/1e9, labels...)
 			counter(claimSamples, float64(t.samples), labels...)
 			counter(claimExhausted, float64(t.exhausted), labels...)
 			counter(claimRestored, float64(t.state.Restored), labels...)

@@ -768,3 +768,42 @@ func TestAnErrorThatTheAgentCannotRecoverFromEndsIt(t *testing.T) {
 		t.Errorf("it ended with %v", err)
 	}
 }
+
+func TestTheTimeThatAThreadWaitsForACoreIsCounted(t *testing.T) {
+	s := newSite(t)
+	b := s.reserved("pod", "busy")
+	if err := b.gate(); err != nil {
+		t.Fatal(err)
+	}
+	s.agent.mu.Lock()
+	c := s.agent.containers[b.ctr.Id]
+	s.agent.mu.Unlock()
+	// It wants the core all the time and has a tenth of it.
+	s.until("its waiting is counted", func() bool {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		return c.tallies[0].cpu > 0 && c.tallies[0].delay > 2*c.tallies[0].cpu
+	})
+}
+
+func TestARecordOfANewerAgentIsNotMisread(t *testing.T) {
+	s := records{dir: t.TempDir(), run: t.TempDir(), gate: "/gate"}
+	record := &Record{Claim: "c", Requests: []Request{{Name: "r", Parameters: reservation.Parameters{Period: 1}, Devices: []Device{{CPU: 1}}}}}
+	if err := s.write(record); err != nil {
+		t.Fatal(err)
+	}
+	if all, err := s.load(); err != nil || len(all) != 1 || all[0].Version != recordVersion {
+		t.Fatalf("%v, %v", all, err)
+	}
+	text, err := os.ReadFile(s.path("c"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	newer := strings.Replace(string(text), `\"version\":1`, `\"version\":2`, 1)
+	if err := os.WriteFile(s.path("c"), []byte(newer), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if all, err := s.load(); len(all) != 0 || err == nil || !strings.Contains(err.Error(), "is of version 2") {
+		t.Errorf("%v, %v", all, err)
+	}
+}

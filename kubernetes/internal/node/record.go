@@ -44,6 +44,8 @@ type Request struct {
 // Record is what a prepared claim leaves on the node. It lives in the claim's CDI file, which the container
 // runtime needs anyway: there is no other state, and it goes when the node restarts, as it must.
 type Record struct {
+	// Version is recordVersion of the agent that wrote it; 0 before there was one.
+	Version  int       `json:"version,omitempty"`
 	Claim    types.UID `json:"claim"`
 	Pods     []Pod     `json:"pods"`
 	Name     string    `json:"name"`
@@ -51,6 +53,9 @@ type Record struct {
 	// Namespace is the claim's and that of its pods.
 	Namespace string `json:"namespace"`
 }
+
+// recordVersion changes when an older agent would misread a record.
+const recordVersion = 1
 
 const (
 	cdiKind = reservation.Driver + "/reservation"
@@ -138,7 +143,9 @@ func insideDir(claim types.UID) string { return "/run/takt-reservation/" + strin
 // spec is the CDI file of a record: containers get the marks that the agent knows them by, the gate that
 // keeps them from starting without it, and the socket that their threads ask.
 func (s records) spec(r *Record) (*cdispec.Spec, error) {
-	text, err := json.Marshal(r)
+	written := *r
+	written.Version = recordVersion
+	text, err := json.Marshal(written)
 	if err != nil {
 		return nil, fmt.Errorf("cannot write the record of claim %s: %w", r.Claim, err)
 	}
@@ -250,6 +257,9 @@ func readRecord(path string) (*Record, error) {
 	r := &Record{}
 	if err := json.Unmarshal([]byte(spec.Annotations[recordAnnotation]), r); err != nil {
 		return nil, fmt.Errorf("annotation %s: %w", recordAnnotation, err)
+	}
+	if r.Version > recordVersion {
+		return nil, fmt.Errorf("annotation %s is of version %d, and this agent reads up to %d: run the newer agent, or restart the pod", recordAnnotation, r.Version, recordVersion)
 	}
 	if r.Claim == "" || len(r.Requests) == 0 {
 		return nil, fmt.Errorf("annotation %s names no claim or no request", recordAnnotation)

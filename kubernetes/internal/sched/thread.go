@@ -127,6 +127,8 @@ func (t Thread) ProcessAlive() bool {
 type Usage struct {
 	// CPU is the time it ran, in nanoseconds since it was born.
 	CPU uint64
+	// Delay is the time it waited for a core though it could have run, in nanoseconds since it was born.
+	Delay uint64
 	// Exhausted says that the runtime of the present period is used up: the thread is, or would be,
 	// throttled.
 	Exhausted bool
@@ -140,7 +142,7 @@ func (t Thread) Usage() (Usage, error) {
 		return Usage{}, fmt.Errorf("cannot read the usage of thread %d: %w", t.TID, err)
 	}
 	var usage Usage
-	if _, err := fmt.Sscanf(string(text), "%d", &usage.CPU); err != nil {
+	if _, err := fmt.Sscanf(string(text), "%d %d", &usage.CPU, &usage.Delay); err != nil {
 		return Usage{}, fmt.Errorf("cannot read the usage of thread %d: %q", t.TID, text)
 	}
 	text, err = os.ReadFile(dir + "sched")

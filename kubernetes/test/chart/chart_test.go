@@ -19,6 +19,8 @@ import (
 	"helm.sh/helm/v3/pkg/chart/loader"
 	"helm.sh/helm/v3/pkg/chartutil"
 	"helm.sh/helm/v3/pkg/engine"
+	"helm.sh/helm/v3/pkg/lint"
+	"helm.sh/helm/v3/pkg/lint/support"
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -248,6 +250,8 @@ func TestValuesThatMeanNothingAreRefused(t *testing.T) {
 		{},
 		{"config": map[string]any{"cores": ""}},
 		{"config": map[string]any{"cores": "2-"}},
+		{"config": map[string]any{"cores": "7-2"}},
+		{"config": map[string]any{"cores": "0,7-2"}},
 		cores(map[string]any{"backend": "cfs"}),
 		cores(map[string]any{"bound": 1_000_001}),
 		cores(map[string]any{"core": "1"}),
@@ -256,6 +260,30 @@ func TestValuesThatMeanNothingAreRefused(t *testing.T) {
 	} {
 		if _, err := render(t, values); err == nil {
 			t.Errorf("%v was rendered", values)
+		}
+	}
+}
+
+func TestTheDefaultsAreCleanOfLint(t *testing.T) {
+	result := lint.AllWithKubeVersion(chartDir, nil, "takt-system", nil)
+	for _, message := range result.Messages {
+		if message.Severity > support.InfoSev {
+			t.Errorf("%s", message)
+		}
+	}
+}
+
+func TestASecondReleaseSharesTheClassOfTheFirst(t *testing.T) {
+	values := cores(nil)
+	values["deviceClass"] = map[string]any{"create": false}
+	for _, object := range mustRender(t, values) {
+		switch o := object.(type) {
+		case *resourcev1.DeviceClass:
+			t.Errorf("class %s is there twice", o.Name)
+		case *admissionv1.ValidatingAdmissionPolicy:
+			if !strings.HasSuffix(o.Name, "-slices") {
+				t.Errorf("policy %s is there twice", o.Name)
+			}
 		}
 	}
 }
@@ -349,21 +377,24 @@ func (p *policy) admit(object, request any) error {
 		}
 		variables[variable.Name] = got
 	}
+	// The API server evaluates all of them, and prints the whole of one that fails.
+	var denied error
 	for _, validation := range p.rules.Spec.Validations {
 		got, _, err := p.programs[validation.Expression].Eval(input)
 		if err != nil {
-			return err
+			return fmt.Errorf("expression failed: %w: %s", err, validation.Expression)
 		}
-		if got.Value() != true {
-			if validation.MessageExpression != "" {
-				if message, _, err := p.programs[validation.MessageExpression].Eval(input); err == nil {
-					return errors.New(fmt.Sprint(message.Value()))
-				}
+		if got.Value() == true || denied != nil {
+			continue
+		}
+		denied = errors.New(validation.Message)
+		if validation.MessageExpression != "" {
+			if message, _, err := p.programs[validation.MessageExpression].Eval(input); err == nil {
+				denied = errors.New(fmt.Sprint(message.Value()))
 			}
-			return errors.New(validation.Message)
 		}
 	}
-	return nil
+	return denied
 }
 
 // claimSpecs are the claims in a list of objects.
@@ -481,14 +512,44 @@ func TestThePolicyRefusesWhatTheNodeWould(t *testing.T) {
 		"no runtime":     {func(s *resourcev1.ResourceClaimSpec) { opaque(s).Parameters = parameters(`"period":"10ms"`) }, "runtime and period"},
 		"a bare number": {func(s *resourcev1.ResourceClaimSpec) {
 			opaque(s).Parameters = parameters(`"runtime":3,"period":"10ms"`)
-		}, "runtime and period"},
+		}, "InvalidParameters: runtime, period and deadline are numbers"},
+		"finer than a nanosecond": {func(s *resourcev1.ResourceClaimSpec) {
+			opaque(s).Parameters = parameters(`"runtime":"3.0000001ms","period":"10ms"`)
+		}, "exact to the nanosecond"},
+		"too short a period": {func(s *resourcev1.ResourceClaimSpec) {
+			opaque(s).Parameters = parameters(`"runtime":"5us","period":"17us"`)
+		}, "InvalidParameters: period is not from 100us to 4194304us"},
+		"too long a period": {func(s *resourcev1.ResourceClaimSpec) {
+			opaque(s).Parameters = parameters(`"runtime":"3ms","period":"5s"`)
+		}, "period is not from"},
+		"too short a runtime": {func(s *resourcev1.ResourceClaimSpec) {
+			opaque(s).Parameters = parameters(`"runtime":"1us","period":"10ms"`)
+		}, "runtime is at least 1024ns"},
+		"a runtime above the period": {func(s *resourcev1.ResourceClaimSpec) {
+			opaque(s).Parameters = parameters(`"runtime":"11ms","period":"10ms"`)
+		}, "at most the deadline"},
+		"a deadline above the period": {func(s *resourcev1.ResourceClaimSpec) {
+			opaque(s).Parameters = parameters(`"runtime":"3ms","period":"10ms","deadline":"11ms"`)
+		}, "the deadline at most the period"},
+		"an unknown field": {func(s *resourcev1.ResourceClaimSpec) {
+			opaque(s).Parameters = parameters(`"runtime":"3ms","period":"10ms","budget":"1ms"`)
+		}, "the other fields are runtime"},
+		"another version": {func(s *resourcev1.ResourceClaimSpec) {
+			opaque(s).Parameters = runtime.RawExtension{Raw: []byte(`{"apiVersion":"cpu.takt.dev/v2","kind":"Reservation","runtime":"3ms","period":"10ms"}`)}
+		}, "cpu.takt.dev/v1alpha1"},
+		"no object": {func(s *resourcev1.ResourceClaimSpec) {
+			opaque(s).Parameters = runtime.RawExtension{Raw: []byte(`"3ms"`)}
+		}, "need apiVersion, kind, runtime and period"},
+		"a fraction of a part": {func(s *resourcev1.ResourceClaimSpec) {
+			request(s).Capacity.Requests[reservation.Bandwidth] = resource.MustParse("300000.5")
+		}, "BandwidthTooSmall"},
 		"minutes": {func(s *resourcev1.ResourceClaimSpec) {
 			opaque(s).Parameters = parameters(`"runtime":"3ms","period":"10m"`)
-		}, "runtime and period"},
+		}, "units ns, us, ms, s"},
 		"an empty object": {func(s *resourcev1.ResourceClaimSpec) { opaque(s).Parameters = runtime.RawExtension{Raw: []byte(`{}`)} }, "runtime and period"},
 		"a huge period": {func(s *resourcev1.ResourceClaimSpec) {
 			opaque(s).Parameters = parameters(`"runtime":"3ms","period":"999999999999999999999s"`)
-		}, ""},
+		}, "units ns, us, ms, s"},
 		"an alternative": {func(s *resourcev1.ResourceClaimSpec) {
 			s.Devices.Requests[0].FirstAvailable = []resourcev1.DeviceSubRequest{{Name: "a", DeviceClassName: "cpu.takt.dev"}}
 			s.Devices.Requests[0].Exactly = nil
@@ -499,7 +560,7 @@ func TestThePolicyRefusesWhatTheNodeWould(t *testing.T) {
 			tc.edit(&claim.Spec)
 			template := &resourcev1.ResourceClaimTemplate{Spec: resourcev1.ResourceClaimTemplateSpec{Spec: claim.Spec}}
 			for what, err := range map[string]error{"claim": p.admit(claim, nil), "template": templates.admit(template, nil)} {
-				if err == nil || !strings.Contains(err.Error(), tc.want) {
+				if err == nil || !strings.Contains(err.Error(), tc.want) || strings.Contains(err.Error(), "expression failed") {
 					t.Errorf("%s: %v", what, err)
 				}
 			}

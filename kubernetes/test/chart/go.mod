@@ -13,6 +13,8 @@ require (
 	sigs.k8s.io/yaml v1.6.0
 )
 
+require github.com/asaskevich/govalidator v0.0.0-20230301143203-a9d515a09cc2 // indirect
+
 require (
 	cel.dev/expr v0.25.1 // indirect
 	dario.cat/mergo v1.0.1 // indirect

@@ -17,6 +17,14 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 
 {{/* What an operator sets, with the directories of the host. */}}
 {{- define "takt-node.config" -}}
+{{- /* Lint is content without: only an installation has to name its cores. */}}
+{{- $cores := required "config.cores is missing: name the CPUs to offer, as in 2-7, or all" .Values.config.cores }}
+{{- range $range := splitList "," (toString $cores) }}
+{{- $ends := splitList "-" $range }}
+{{- if and (eq (len $ends) 2) (gt (int (first $ends)) (int (last $ends))) }}
+{{- fail (printf "config.cores: range %s ends before it begins" $range) }}
+{{- end }}
+{{- end }}
 {{- $paths := .Values.hostPaths -}}
 {{- $fixed := dict
   "cdiDirectory" $paths.cdi
