@@ -24,6 +24,8 @@ const (
 	// MinRuntime is the least runtime that the kernel takes, 2^10 ns: its own bandwidths would round
 	// anything less to nothing (kernel/sched/deadline.c, __checkparam_dl).
 	MinRuntime = Duration(1024)
+	// MaxStartup is how long a container may run without its reservation.
+	MaxStartup = Duration(600_000_000_000)
 )
 
 // Policy is the scheduling class that the time-critical threads get inside the reservation.
@@ -92,6 +94,10 @@ type Parameters struct {
 	Policy   Policy    `json:"policy,omitempty"`
 	Threads  Threads   `json:"threads,omitempty"`
 	Overrun  Overrun   `json:"overrun,omitempty"`
+	// Startup is how long after its start a container runs as ordinary threads before the rule of Threads
+	// gives reservations: what a program does to begin may need far more than it does in each period. From
+	// the start if absent.
+	Startup *Duration `json:"startup,omitempty"`
 }
 
 // Limits are what the kernel of a node accepts (sysctl kernel.sched_deadline_period_{min,max}_us).
@@ -165,6 +171,12 @@ func (p *Parameters) Validate(limits Limits, cores int) error {
 	case "", OverrunThrottle, OverrunSignal, OverrunReclaim:
 	default:
 		return fmt.Errorf("overrun %q is not known: write throttle, signal or reclaim, or leave it out", p.Overrun)
+	}
+	if p.Startup != nil && *p.Startup > MaxStartup {
+		return fmt.Errorf("startup %s is above %s: a program that needs longer to begin should ask for its reservation (threads.select: ask)", *p.Startup, MaxStartup)
+	}
+	if p.Startup != nil && p.Threads.Select == SelectAsk {
+		return fmt.Errorf("startup %s has no effect with select %q: threads have their reservation when they ask", *p.Startup, SelectAsk)
 	}
 	return p.validateThreads(cores)
 }

@@ -97,6 +97,8 @@ func TestHostileParametersAreRefusedWithTheValueAndARemedy(t *testing.T) {
 		"unknown overrun":     {set("overrun", "kill"), []string{"kill", "throttle"}},
 		"unknown selection":   {threads("select", "all"), []string{`"all"`, "first-m"}},
 		"first of two":        {threads("select", "first"), []string{"2 cores", "first-m"}},
+		"a startup for good":  {set("startup", "601s"), []string{"startup 601s", "600s"}},
+		"a startup that asks": {func(f map[string]any) { f["startup"] = "1s"; f["threads"] = map[string]any{"select": "ask"} }, []string{"startup 1s", "ask"}},
 		"name without a name": {threads("select", "name"), []string{"threads.name", "control-*"}},
 		"name without select": {threads("name", "x"), []string{`"x"`, "select: name"}},
 		"broken pattern":      {threads("select", "name", "name", "[a"), []string{"[a", "bracket"}},

@@ -99,6 +99,8 @@ type State struct {
 	Threads []ThreadState
 	// Free is how many reservations no thread holds.
 	Free int
+	// Starting says that the container still runs as ordinary threads, as the grant wants it at the beginning.
+	Starting bool
 	// LeftOut is how many threads have a name that matches but came too late: all reservations were taken.
 	LeftOut int
 	// Restored counts reservations that a thread had changed or dropped and got back.

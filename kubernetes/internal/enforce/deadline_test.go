@@ -701,3 +701,27 @@ func TestAFullMachineIsNotTakenForOneWithoutSCHEDDEADLINE(t *testing.T) {
 		t.Errorf("on a full machine: %v", err)
 	}
 }
+
+func TestAContainerBeginsAsOrdinaryThreadsForItsStartup(t *testing.T) {
+	p := begin(t)
+	g := grant("a", 2*ms, 20*ms, 1, reservation.Threads{})
+	startup := reservation.Duration(time.Second)
+	g.Parameters.Startup = &startup
+	e := enforce(t, Deadline{}, p, g)
+	init := e.(*threads).members.init
+	for {
+		state := refresh(t, e)[0]
+		age := init.Age()
+		reserved := policy(t, p.cmd.Process.Pid).Policy == sched.Deadline
+		if reserved != (len(state.Threads) == 1) || reserved == state.Starting {
+			t.Fatalf("reserved %t, %+v", reserved, state)
+		}
+		if reserved {
+			if age < time.Duration(startup) {
+				t.Errorf("reserved after %s", age)
+			}
+			return
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+}

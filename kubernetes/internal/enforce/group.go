@@ -98,6 +98,9 @@ func (g *Group) Accepts(grants []Grant) error {
 			return fmt.Errorf("deadline %s is not to be had: the backend %s gives groups their runtime by the end of the period %s; leave deadline out, or shorten the period",
 				*p.Deadline, g.name, p.Period)
 		}
+		if p.Startup != nil {
+			return fmt.Errorf("startup %s is not to be had: the backend %s gives a group its budget before it begins; leave startup out", *p.Startup, g.name)
+		}
 		if share := g.budgets.knob.share(grant); slices.Max(share) == 0 {
 			return fmt.Errorf("runtime %s every %s is nothing in the units of %s: ask for at least 1us and a millionth of the period",
 				p.Runtime, p.Period, g.name)

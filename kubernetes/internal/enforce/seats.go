@@ -15,6 +15,8 @@ type seats struct {
 	restored int
 	revived  int
 	leftOut  int
+	// starting says that the container has not run for long enough to have its reservations.
+	starting bool
 	// unpinned counts threads that had pinned themselves to some CPUs and were let go, lastUnpinned is one.
 	unpinned     int
 	lastUnpinned sched.Thread
@@ -97,7 +99,7 @@ func plan(all []*seats, threads []sched.Thread) (stand, sit []move) {
 		s.leftOut = 0
 		next := 0
 		for index, thread := range threads {
-			if seated[thread.TID] || !s.matches(thread, index) {
+			if s.starting || seated[thread.TID] || !s.matches(thread, index) {
 				continue
 			}
 			for next < len(s.held) && s.held[next].taken {
@@ -126,7 +128,7 @@ type move struct {
 }
 
 func (s *seats) state() State {
-	state := State{Grant: s.grant, LeftOut: s.leftOut, Restored: s.restored, Revived: s.revived, Unpinned: s.unpinned, LastUnpinned: s.lastUnpinned}
+	state := State{Grant: s.grant, LeftOut: s.leftOut, Restored: s.restored, Revived: s.revived, Unpinned: s.unpinned, LastUnpinned: s.lastUnpinned, Starting: s.starting}
 	for _, held := range s.held {
 		if !held.taken {
 			state.Free++

@@ -63,6 +63,10 @@ func (t *threads) refresh(patience time.Duration) ([]State, error) {
 	if err != nil {
 		return nil, err
 	}
+	for _, s := range t.all {
+		startup := s.grant.Parameters.Startup
+		s.starting = startup != nil && t.members.init.Age() < time.Duration(*startup)
+	}
 	stand, sit := plan(t.all, present)
 	for _, move := range stand {
 		if err := t.stand(move); err != nil {

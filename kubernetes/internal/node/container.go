@@ -21,6 +21,7 @@ import (
 const (
 	reasonRefused  = "ReservationRefused"
 	reasonReserved = "Reserved"
+	reasonStarting = "Starting"
 	reasonLost     = "ReservationLost"
 	reasonOverrun  = "ReservationOverrun"
 	reasonRestored = "ReservationRestored"
@@ -54,6 +55,8 @@ type container struct {
 	warned, reported time.Time
 	// narrowed says that threads were kept off CPUs when the container was last looked at.
 	narrowed bool
+	// starting says that it has not run for long enough to have its reservations.
+	starting bool
 	// renamed says that a thread's name is another one than reported.
 	renamed bool
 }
@@ -235,8 +238,9 @@ func (n *Node) refresh(ctx context.Context, c *container) {
 		n.metrics.failures.WithLabelValues("refresh").Inc()
 		return
 	}
-	changed, narrowed := false, ""
+	changed, narrowed, starting := false, "", false
 	for i, state := range states {
+		starting = starting || state.Starting
 		is := c.tallies[i].add(state)
 		c.renamed = c.renamed || is.renamed
 		changed = changed || is.changed
@@ -260,11 +264,15 @@ func (n *Node) refresh(ctx context.Context, c *container) {
 	if narrowed != "" && !c.narrowed {
 		n.event(c.pod, corev1.EventTypeWarning, reasonNarrowed, "container %s: %s", c.name, narrowed)
 	}
-	changed = changed || c.narrowed != (narrowed != "")
+	changed = changed || c.narrowed != (narrowed != "") || c.starting != starting
+	c.starting = starting
 	c.narrowed = narrowed != ""
 	if changed || (c.renamed && time.Since(c.reported) > namePace) {
 		c.renamed, c.reported = false, time.Now()
 		is := condition{ready: true, reason: reasonReserved, message: "the kernel keeps the reservation"}
+		if c.starting {
+			is = condition{reason: reasonStarting, message: "the container runs as ordinary threads until its startup is over"}
+		}
 		if c.narrowed {
 			is = condition{reason: reasonNarrowed, message: narrowed}
 		}

@@ -807,3 +807,30 @@ func TestARecordOfANewerAgentIsNotMisread(t *testing.T) {
 		t.Errorf("%v, %v", all, err)
 	}
 }
+
+func TestAStartupIsSaidInTheClaimsStatus(t *testing.T) {
+	s := newSite(t)
+	response := s.prepare(s.claim("claim", strings.Replace(plain, `"kind"`, `"startup":"2s","kind"`, 1), nil))
+	if response.Error != "" {
+		t.Fatal(response.Error)
+	}
+	b := s.mustCreate("pod", "main", "idle", s.injected(response.Devices[0].CdiDeviceIds).Process.Env)
+	if err := b.gate(); err != nil {
+		t.Fatal(err)
+	}
+	reasons := map[string]bool{}
+	s.until("it has its reservation", func() bool {
+		condition, _ := s.deviceStatus("claim")
+		reasons[condition.Reason] = true
+		if condition.Reason == reasonStarting && condition.Status != metav1.ConditionFalse {
+			t.Fatalf("while it starts: %+v", condition)
+		}
+		return condition.Reason == reasonReserved && condition.Status == metav1.ConditionTrue
+	})
+	if !reasons[reasonStarting] {
+		t.Errorf("it was said to be %v", reasons)
+	}
+	if got := b.policy(); got != reserved {
+		t.Errorf("the container has %+v", got)
+	}
+}

@@ -7,6 +7,9 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Thread is one thread of a process. TID and Start together name it for the life of the machine: numbers
@@ -121,6 +124,19 @@ func (t Thread) Alive() bool {
 func (t Thread) ProcessAlive() bool {
 	now, err := ReadProcess(t.Process)
 	return err == nil && now.Start == t.Start
+}
+
+// clockTicks are those of a second in which the kernel tells times (USER_HZ, the same on all machines that it
+// still runs on).
+const clockTicks = 100
+
+// Age is how long ago the thread was born, to a hundredth of a second.
+func (t Thread) Age() time.Duration {
+	var now unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &now); err != nil {
+		return 0
+	}
+	return time.Duration(now.Nano()) - time.Duration(t.Start)*(time.Second/clockTicks)
 }
 
 // Usage is what a thread has consumed.

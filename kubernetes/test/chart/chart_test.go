@@ -512,7 +512,7 @@ func TestThePolicyRefusesWhatTheNodeWould(t *testing.T) {
 		"no runtime":     {func(s *resourcev1.ResourceClaimSpec) { opaque(s).Parameters = parameters(`"period":"10ms"`) }, "runtime and period"},
 		"a bare number": {func(s *resourcev1.ResourceClaimSpec) {
 			opaque(s).Parameters = parameters(`"runtime":3,"period":"10ms"`)
-		}, "InvalidParameters: runtime, period and deadline are numbers"},
+		}, "InvalidParameters: runtime, period, deadline and startup are numbers"},
 		"finer than a nanosecond": {func(s *resourcev1.ResourceClaimSpec) {
 			opaque(s).Parameters = parameters(`"runtime":"3.0000001ms","period":"10ms"`)
 		}, "exact to the nanosecond"},
