@@ -80,8 +80,15 @@ func (n *Node) checkOnce(ctx context.Context, patience time.Duration) {
 		d.since, d.beyond = time.Now(), now
 	}
 	// While threads come and go the kernel must not be made to count: it subtracts later what has ended before.
-	settled := d.since.IsZero() || time.Since(d.since) >= patience
+	same, settled := d.since.IsZero(), time.Since(d.since) >= patience
+	if !same && settled {
+		d.since = time.Now() // to be looked at again only then: it takes a look at every thread of the machine
+	}
 	n.mu.Unlock()
+	if same {
+		n.settleDrift(ctx, 0, 0, nil)
+		return
+	}
 	if !settled {
 		return
 	}
