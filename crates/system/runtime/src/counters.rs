@@ -223,7 +223,8 @@ pub struct DepartureCounters {
 pub struct DepartureReading {
     /// Frames.
     pub frames: ClassReading,
-    /// How much later than planned frames were handed to the technology: see [`ERROR_BUCKETS`].
+    /// How much later than they were to leave frames had been taken by the technology: see [`ERROR_BUCKETS`]. That is
+    /// their launch time, if they have one to be met; else when the scheduler lets them start.
     pub errors: [u64; ERROR_BUCKETS],
 }
 

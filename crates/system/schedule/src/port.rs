@@ -68,6 +68,8 @@ pub struct Port<T> {
     free: TaiTime,
     /// How far ahead `free` was when it was set: no further can it be but for a clock step.
     free_ahead_ns: i64,
+    /// Both before the last frame that was handed out.
+    before: (TaiTime, i64),
     counters: [ClassCounters; TrafficClass::COUNT],
     tokens: u64,
 }
@@ -98,6 +100,7 @@ impl<T: Send + 'static> Port<T> {
             waiting: 0,
             free: TaiTime::from_nanos(i64::MIN),
             free_ahead_ns: 0,
+            before: (TaiTime::from_nanos(i64::MIN), 0),
             counters: Default::default(),
             tokens: 0,
         }
@@ -304,6 +307,36 @@ impl<T: Send + 'static> Port<T> {
         overrun
     }
 
+    /// Tells that the frame that was handed out last does not leave: it counts as removed, and the link is as free
+    /// as it was before. A shaper keeps the credit that it has taken.
+    pub fn not_sent(&mut self, departure: &Departure<T>) {
+        (self.free, self.free_ahead_ns) = self.before;
+        let counters = &mut self.counters[usize::from(departure.class.number())];
+        counters.sent -= 1;
+        counters.sent_octets -= u64::from(departure.item.len);
+        match departure.timeliness {
+            Timeliness::OnTime => {}
+            Timeliness::Late => counters.sent_late -= 1,
+            Timeliness::GateMissed => counters.sent_gate_missed -= 1,
+        }
+        counters.dropped.removed += 1;
+    }
+
+    /// Tells that a frame that was handed out in time left later than tolerated.
+    pub fn left_late(&mut self, departure: &Departure<T>) {
+        if departure.timeliness == Timeliness::OnTime {
+            self.counters[usize::from(departure.class.number())].sent_late += 1;
+        }
+    }
+
+    /// The first instant from `from` on at which a frame of this length may start: a frame that could not leave
+    /// when it was handed out is held to its gate again. `None`: no window will do any more.
+    pub fn earliest(&self, departure: &Departure<T>, from: TaiTime) -> Option<TaiTime> {
+        let needed = self.link.transmission_ns(departure.item.len);
+        let needed = needed.saturating_add(self.guard_ns);
+        self.gates.open_for(departure.class, from, needed)
+    }
+
     /// Takes every queued frame that `unwanted` says out of the port and hands it to `sink`, as when a
     /// sender is gone. They count as removed. Off the transmit path.
     pub fn remove(
@@ -365,6 +398,7 @@ impl<T: Send + 'static> Port<T> {
         }
         self.queues[at].started(item.len, start, &view);
         let occupancy = i64::try_from(self.link.occupancy_ns(item.len)).unwrap_or(i64::MAX);
+        self.before = (self.free, self.free_ahead_ns);
         self.free = start.saturating_add_nanos(occupancy);
         self.free_ahead_ns = self.free.nanos_since(now);
         Decision::Send(Departure {

@@ -175,3 +175,24 @@ proptest! {
         prop_assert_eq!(number, lengths.len());
     }
 }
+
+#[test]
+fn a_frame_that_does_not_leave_occupies_no_link_and_counts_as_removed() {
+    let mut port = port(1, 0);
+    let now = at(0);
+    for frame in 0..2 {
+        port.enqueue(class(), Item::new(1514, frame).at(now), now)
+            .unwrap();
+    }
+    let Decision::Send(first) = port.next(now) else {
+        panic!("not sent");
+    };
+    port.not_sent(&first);
+    let Decision::Send(second) = port.next(now) else {
+        panic!("the link is free");
+    };
+    assert_eq!((second.item.handle, second.start), (1, now));
+    let counters = port.counters(class());
+    assert_eq!((counters.sent, counters.dropped.removed), (1, 1));
+    assert_eq!(counters.expected_queued(), 0);
+}

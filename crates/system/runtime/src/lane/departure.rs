@@ -86,11 +86,36 @@ pub struct Departures {
     /// A schedule is installed: every message passes the gates.
     scheduled: bool,
     queued: usize,
+    /// How much later than its launch time a frame may leave and still count as on time.
+    tolerance_ns: i64,
+    /// The frame that was handed out and that the port has not taken yet.
+    waiting: Option<Waiting>,
     /// Frames of each class that were refused because their launch times lie beyond the horizon.
     too_far: [u64; TrafficClass::COUNT],
     /// Nothing is to be done before; `None`: to be asked.
     next: Option<TaiTime>,
     counters: Arc<DepartureCounters>,
+}
+
+/// A frame whose time has come, and that the port does not take: there is one at most.
+struct Waiting {
+    departure: Departure<Piece>,
+    /// The port has it in a frame of its own, and keeps its start or not.
+    built: Option<bool>,
+    /// Its source has been told already that it will not be.
+    told: bool,
+    /// Its gate is closed until then.
+    until: Option<TaiTime>,
+}
+
+/// What became of a frame that was to leave.
+pub enum Handed {
+    /// The port has taken it: it was offered at the one instant, and taken by the other.
+    Over { from: TaiTime, to: TaiTime },
+    /// The port has no room; `built`: it has the frame in one of its own, and keeps its start or not.
+    Waits { built: Option<bool> },
+    /// It does not leave.
+    Failed,
 }
 
 /// What became of an attempt to queue a message for a remote lane.
@@ -155,6 +180,8 @@ impl Departures {
             ahead: 0,
             scheduled: false,
             queued: 0,
+            tolerance_ns: discipline.tolerance_ns.into(),
+            waiting: None,
             too_far: [0; TrafficClass::COUNT],
             next: None,
             counters,
@@ -181,6 +208,9 @@ impl Departures {
     /// Installs or removes a schedule.
     pub fn change(&mut self, change: ScheduleChange) {
         self.next = None;
+        if let Some(waiting) = &mut self.waiting {
+            waiting.until = None;
+        }
         match change {
             ScheduleChange::Install {
                 list,
@@ -313,13 +343,35 @@ impl Departures {
     /// When there is something to do next; `None`: nothing is queued.
     #[inline]
     pub fn due(&self) -> Option<TaiTime> {
+        if let Some(waiting) = &self.waiting {
+            return Some(waiting.until.unwrap_or(TaiTime::from_nanos(i64::MIN)));
+        }
         (self.queued > 0).then(|| self.next.unwrap_or(TaiTime::from_nanos(i64::MIN)))
+    }
+
+    /// Whether the port has a frame that it could not hand over: nothing else may be put behind it.
+    #[inline]
+    pub fn waits(&self) -> bool {
+        self.waiting.is_some()
+    }
+
+    /// Whether a frame is to leave within so many nanoseconds: what is sent now would be in its way. Not so for what
+    /// waits already: that and the rest go by turns.
+    #[inline]
+    pub fn is_near(&self, now: TaiTime, within_ns: i64) -> bool {
+        self.queued > 0
+            && self
+                .next
+                .is_some_and(|next| (-LEAD_NS..=within_ns).contains(&next.nanos_since(now)))
     }
 
     /// By when a lane that sleeps has to be awake: later than when it is due where all that waits is handed over
     /// ahead, so that the lane does not spin until then.
     pub fn wake(&self) -> Option<TaiTime> {
         let due = self.due()?;
+        if self.waiting.is_some() {
+            return Some(due);
+        }
         let held = |class: TrafficClass| {
             self.ahead & 1 << class.number() == 0 && self.scheduler.queued(class) > 0
         };
@@ -330,14 +382,36 @@ impl Departures {
         })
     }
 
-    /// What to do now: `handle` gets frames to send and frames that are dropped, and says when a frame
-    /// has left, if it has. `clock` reads the time. True if there was anything.
+    /// What to do now: `handle` gets frames to send and frames that are dropped, and says what became of one to
+    /// send. `clock` reads the time. True if there was anything.
     pub fn run(
         &mut self,
         clock: &dyn takt_clock::Clock,
-        handle: &mut dyn FnMut(Leaving<'_>) -> Option<TaiTime>,
+        handle: &mut dyn FnMut(Leaving<'_>) -> Handed,
     ) -> bool {
         let mut worked = false;
+        if let Some(mut waiting) = self.waiting.take() {
+            let from = clock.now().max(waiting.departure.start);
+            // Without a window since the schedule changed it leaves as it can: the port has it.
+            waiting.until = self.scheduler.earliest(&waiting.departure, from);
+            if waiting.until.is_some_and(|until| until > from) {
+                self.waiting = Some(waiting);
+                return false;
+            }
+            let class = waiting.departure.class;
+            waiting.departure.gate_closes = self.scheduler.gates().next_closed(class, from);
+            let (built, tell) = (waiting.built, !waiting.told);
+            let handed = handle(Leaving::Again {
+                departure: &waiting.departure,
+                built,
+                tell,
+            });
+            worked = !matches!(handed, Handed::Waits { .. });
+            self.handed(waiting.departure, handed, waiting.told);
+            if self.waiting.is_some() {
+                return false;
+            }
+        }
         for _ in 0..BUDGET {
             let now = clock.now();
             if self.due().is_none_or(|due| due > now) {
@@ -346,10 +420,10 @@ impl Departures {
             match self.scheduler.next(now) {
                 Decision::Send(departure) => {
                     self.queued -= 1;
-                    if let Some(at) = handle(Leaving::Send(&departure)) {
-                        let late = at.nanos_since(departure.start).max(0) as u64;
-                        self.counters.departed(departure.class, late);
-                        self.scheduler.started(&departure, at);
+                    let handed = handle(Leaving::Send(&departure));
+                    self.handed(departure, handed, false);
+                    if self.waiting.is_some() {
+                        return true;
                     }
                 }
                 Decision::Drop(dropped) => {
@@ -374,8 +448,48 @@ impl Departures {
         worked
     }
 
+    /// Notes what became of a frame that was to leave.
+    fn handed(&mut self, departure: Departure<Piece>, handed: Handed, told: bool) {
+        match handed {
+            Handed::Over { from, to } => {
+                let flags = departure.item.handle.descriptor.flags;
+                let strict = flags & (FLAG_LAUNCH_TIME | FLAG_DEADLINE) == FLAG_LAUNCH_TIME;
+                // From when it was to leave, not from when the lane was ready for it.
+                let meant = departure.item.launch_time.filter(|_| strict);
+                let late = to.nanos_since(meant.unwrap_or(departure.start)).max(0);
+                self.counters.departed(departure.class, late as u64);
+                if strict && late > self.tolerance_ns {
+                    self.scheduler.left_late(&departure);
+                }
+                self.scheduler.started(&departure, from);
+            }
+            Handed::Waits { built } => {
+                self.waiting = Some(Waiting {
+                    departure,
+                    built,
+                    told,
+                    until: None,
+                });
+            }
+            Handed::Failed => self.scheduler.not_sent(&departure),
+        }
+    }
+
     /// Takes out what `unwanted` says.
     pub fn remove(&mut self, unwanted: impl Fn(&Piece) -> bool, mut sink: impl FnMut(Piece)) {
+        if let Some(waiting) = &mut self.waiting
+            && !waiting.told
+            && unwanted(&waiting.departure.item.handle)
+        {
+            waiting.told = true;
+            sink(waiting.departure.item.handle);
+            // Nothing can be taken back from the port; what it has not got yet does not leave.
+            if waiting.built.is_none()
+                && let Some(waiting) = self.waiting.take()
+            {
+                self.scheduler.not_sent(&waiting.departure);
+            }
+        }
         let queued = &mut self.queued;
         self.scheduler.remove(
             |_, _, item| unwanted(&item.handle),
@@ -404,6 +518,14 @@ impl Departures {
 pub enum Leaving<'a> {
     /// To be sent at its start.
     Send(&'a Departure<Piece>),
+    /// To be sent, after the port had no room.
+    Again {
+        departure: &'a Departure<Piece>,
+        /// The port has it in a frame of its own, and keeps its start or not.
+        built: Option<bool>,
+        /// Its source waits to be told what becomes of it.
+        tell: bool,
+    },
     /// Not to be sent, for this reason.
     Drop(&'a Piece, Outcome),
 }

@@ -1,10 +1,12 @@
 //! From sources to datagrams and local sinks: take, number, deliver here, append there, complete.
 
+use takt_datapath::ReserveError;
+use takt_schedule::port::Departure;
 use takt_session::Failure;
 use takt_session::layout::{Outcome, TxDescriptor};
 use takt_time::{TaiTime, TrafficClass};
 
-use super::departure::{Departures, Destination, End, Leaving, Piece};
+use super::departure::{Departures, Destination, End, Handed, Leaving, Piece};
 use super::remote::{Appended, Cut, Outgoing, Remote};
 use super::session::{InProgress, Meta, Target};
 use super::{LanePort, State, fair};
@@ -12,6 +14,8 @@ use super::{LanePort, State, fair};
 /// After so long a round takes no further tenant's messages: what has been received, and what is to leave at an
 /// instant, is looked at again.
 const ROUND_NS: i64 = 100_000;
+/// What has no launch time is not sent so shortly before a frame is to leave at an instant.
+pub(super) const GUARD_NS: i64 = 20_000;
 /// Frames of one tenant that wait in the schedulers of a lane.
 pub(super) const PER_TENANT: u32 = 512;
 
@@ -388,6 +392,9 @@ impl State {
                 *pieces += queued;
                 progress.outcome = refused.unwrap_or(progress.outcome);
                 appended
+            } else if ports[port].yields(TaiTime::from_nanos(now_ns)) {
+                progress.continue_with(number, fragment, Some(cut));
+                return Sent::Unfinished(Step::Blocked);
             } else {
                 let appended = remote.append(
                     port,
@@ -499,16 +506,24 @@ impl State {
             };
             self.round.work();
             let clock = self.round.clock.clone();
-            worked |= departures.run(&*clock, &mut |leaving| match leaving {
-                Leaving::Send(departure) => {
-                    let piece = &departure.item.handle;
-                    let left = self.leave(lane_port, at, piece, departure.start);
-                    self.departed(piece, left);
-                    left.ok()
+            if !departures.waits() && lane_port.dirty {
+                let near = |due: TaiTime| due.nanos_since(clock.now()) <= GUARD_NS;
+                // What was taken before leaves before, not with it; what the port does not take now is in front.
+                if departures.due().is_some_and(near) && !self.flush(at, lane_port) {
+                    lane_port.departures = Some(departures);
+                    continue;
                 }
+            }
+            worked |= departures.run(&*clock, &mut |leaving| match leaving {
+                Leaving::Send(departure) => self.leave(lane_port, at, departure, None, true),
+                Leaving::Again {
+                    departure,
+                    built,
+                    tell,
+                } => self.leave(lane_port, at, departure, built, tell),
                 Leaving::Drop(piece, outcome) => {
                     self.departed(piece, Err(outcome));
-                    None
+                    Handed::Failed
                 }
             });
             lane_port.departures = Some(departures);
@@ -519,6 +534,20 @@ impl State {
         worked
     }
 
+    /// Commits what is being filled at a port and hands over what is committed. True: the port has taken it all.
+    #[inline]
+    pub(super) fn flush(&mut self, at: usize, port: &mut LanePort) -> bool {
+        for remote in port.open.drain(..) {
+            if let Some(remote) = self.remotes.get_mut(remote)
+                && remote.close(at, port.port.as_mut(), None)
+            {
+                self.counters.tx_datagrams.add(1);
+            }
+        }
+        port.dirty = !port.port.flush();
+        !port.dirty
+    }
+
     /// Whoever was held back for want of room in a scheduler looks again.
     pub(super) fn room_available(&mut self) {
         if std::mem::take(&mut self.held) {
@@ -526,47 +555,85 @@ impl State {
         }
     }
 
-    /// Builds the datagram of one frame and holds it until its start, unless the port does that: when it left, or
-    /// why it does not.
+    /// Builds the datagram of one frame, unless that is done, holds it until its start, unless the port does that, and
+    /// hands it over. `tell`: its source is told what became of it.
     fn leave(
+        &mut self,
+        lane_port: &mut LanePort,
+        at: usize,
+        departure: &Departure<Piece>,
+        built: Option<bool>,
+        tell: bool,
+    ) -> Handed {
+        let piece = &departure.item.handle;
+        let kept = match built {
+            Some(kept) => kept,
+            None => match self
+                .build(lane_port, at, piece, departure.start)
+                .or_else(|error| match error {
+                    // What is in flight may have left by now.
+                    NotBuilt::Blocked => {
+                        self.flush(at, lane_port);
+                        self.build(lane_port, at, piece, departure.start)
+                    }
+                    NotBuilt::Failed(_) => Err(error),
+                }) {
+                Ok(kept) => kept,
+                Err(NotBuilt::Blocked) => return Handed::Waits { built: None },
+                Err(NotBuilt::Failed(outcome)) => {
+                    self.departed(piece, Err(outcome));
+                    return Handed::Failed;
+                }
+            },
+        };
+        let start = departure.start.as_nanos();
+        let mut from = self.round.read();
+        // The scheduler is ahead by its lead at most: further only if the clock was stepped back.
+        while !kept && from < start && start - from <= super::departure::DEVICE_LEAD_NS {
+            std::hint::spin_loop();
+            from = self.round.read();
+        }
+        if !lane_port.port.flush() {
+            return Handed::Waits { built: Some(kept) };
+        }
+        lane_port.dirty = false;
+        let mut to = self.round.read();
+        if kept {
+            // Its departure is the port's matter from here on: late is what was handed over late.
+            (from, to) = (from.max(start), to.max(start));
+        }
+        self.counters.tx_datagrams.add(1);
+        let (from, to) = (TaiTime::from_nanos(from), TaiTime::from_nanos(to));
+        if tell {
+            self.departed(piece, Ok(to));
+        }
+        Handed::Over { from, to }
+    }
+
+    /// Commits the datagram of one frame: whether the port keeps its start.
+    fn build(
         &mut self,
         lane_port: &mut LanePort,
         at: usize,
         piece: &Piece,
         start: TaiTime,
-    ) -> Result<TaiTime, Outcome> {
-        let kept = match piece.destination {
+    ) -> Result<bool, NotBuilt> {
+        match piece.destination {
             Destination::Remote {
                 remote,
                 message,
                 cut,
                 fragment,
-            } => self
-                .build_fragment(
-                    lane_port, at, piece, remote, &message, &cut, fragment, start,
-                )
-                .ok_or(Outcome::Unreachable)?,
+            } => self.build_fragment(
+                lane_port, at, piece, remote, &message, &cut, fragment, start,
+            ),
             Destination::Network { network, exit } => {
-                self.build_frame(lane_port, at, piece, network, exit, start)?
+                self.build_frame(lane_port, at, piece, network, exit, start)
             }
-        };
-        let start = start.as_nanos();
-        let mut now = self.round.read();
-        if kept {
-            // Its departure is the port's matter from here on: late is what was handed over late.
-            now = now.max(start);
         }
-        // The scheduler is ahead by its lead at most: further only if the clock was stepped back.
-        while now < start && start - now <= super::departure::DEVICE_LEAD_NS {
-            std::hint::spin_loop();
-            now = self.round.read();
-        }
-        lane_port.dirty = !lane_port.port.flush();
-        self.counters.tx_datagrams.add(1);
-        Ok(TaiTime::from_nanos(now))
     }
 
-    /// Commits the datagram of one fragment: whether the port keeps its start. `None`: it has no path.
+    /// Commits the datagram of one fragment: whether the port keeps its start.
     #[allow(clippy::too_many_arguments)] // one fragment: where, of what, when
     fn build_fragment(
         &mut self,
@@ -578,21 +645,32 @@ impl State {
         cut: &Cut,
         fragment: u32,
         start: TaiTime,
-    ) -> Option<bool> {
-        let remote = self.remotes.get_mut(remote)?;
-        let session = self.tenants.sessions.get(piece.session)?;
-        let kept = lane_port.keeps(remote.via[at]?, message.class);
+    ) -> Result<bool, NotBuilt> {
+        let gone = NotBuilt::Failed(Outcome::Unreachable);
+        let Some(remote) = self.remotes.get_mut(remote) else {
+            return Err(gone);
+        };
+        let Some(session) = self.tenants.sessions.get(piece.session) else {
+            return Err(gone);
+        };
+        let Some(peer) = remote.via[at] else {
+            return Err(gone);
+        };
+        let kept = lane_port.keeps(peer, message.class);
         let port = lane_port.port.as_mut();
         // What is being filled leaves before, not with it.
         remote.close(at, port, None);
         let payload = session.emitted(piece.descriptor.chunk, piece.descriptor.length);
         let put = remote.part(at, port, message, payload, cut, fragment);
-        if put.is_err() {
+        if let Err(error) = put {
             lane_port.dirty = true;
-            return None;
+            return Err(match error {
+                ReserveError::WouldBlock => NotBuilt::Blocked,
+                _ => gone,
+            });
         }
         remote.close(at, port, kept.then_some(start));
-        Some(kept)
+        Ok(kept)
     }
 
     /// A frame has left its scheduler: sent at an instant, or not for the reason given.
@@ -601,6 +679,15 @@ impl State {
         self.tenants
             .departed(piece.session, piece.source, chunk, left);
     }
+}
+
+/// Why a frame that is to leave is not in a port's.
+#[derive(Clone, Copy)]
+pub(super) enum NotBuilt {
+    /// None of those is free.
+    Blocked,
+    /// It does not leave.
+    Failed(Outcome),
 }
 
 pub(super) enum Sent {

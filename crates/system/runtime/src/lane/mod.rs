@@ -337,6 +337,20 @@ impl LanePort {
         self.kept && self.port.keeps_launch_time(peer, class)
     }
 
+    /// Whether it has a frame that it could not hand over: nothing is put behind it.
+    #[inline]
+    fn waits(&self) -> bool {
+        self.departures.as_ref().is_some_and(|d| d.waits())
+    }
+
+    /// Whether what has no launch time lets others go first: a frame is to leave in a moment, or has not left.
+    #[inline]
+    fn yields(&self, now: TaiTime) -> bool {
+        self.departures
+            .as_ref()
+            .is_some_and(|d| d.waits() || d.is_near(now, egress::GUARD_NS))
+    }
+
     /// Whether a message passes the scheduler.
     #[inline]
     fn schedules(&self, descriptor: &TxDescriptor) -> bool {
@@ -688,14 +702,9 @@ impl Lane {
                 continue;
             }
             worked = true;
-            for remote in port.open.drain(..) {
-                if let Some(remote) = state.remotes.get_mut(remote)
-                    && remote.close(at, port.port.as_mut(), None)
-                {
-                    state.counters.tx_datagrams.add(1);
-                }
+            if !port.waits() {
+                state.flush(at, port);
             }
-            port.dirty = !port.port.flush();
         }
         worked
     }

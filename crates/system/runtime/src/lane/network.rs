@@ -18,7 +18,7 @@ use takt_wire::vlan::{TAG_LEN, VlanTag};
 use takt_wire::{ipv4, ipv6, vxlan};
 
 use super::departure::{Destination, Piece};
-use super::egress::{Sent, Step, class_of};
+use super::egress::{NotBuilt, Sent, Step, class_of};
 use super::forward::{self, Hop};
 use super::remote::{datagram_overhead, usable_port};
 use super::session::{InProgress, LaneSession};
@@ -448,6 +448,9 @@ impl State {
                         None => Err(Outcome::Unreachable),
                     }
                 }
+                Some((_, port)) if ports[port].yields(TaiTime::from_nanos(now_ns)) => {
+                    return Sent::Unfinished(Step::Blocked);
+                }
                 Some((exit, port)) => {
                     let peer = exit.via.get(port).copied().flatten();
                     let lane_port = &mut ports[port];
@@ -492,8 +495,8 @@ impl State {
         network: usize,
         exit: usize,
         start: TaiTime,
-    ) -> Result<bool, Outcome> {
-        let gone = Outcome::Unreachable;
+    ) -> Result<bool, NotBuilt> {
+        let gone = NotBuilt::Failed(Outcome::Unreachable);
         let session = self.tenants.sessions.get(piece.session).ok_or(gone)?;
         let owner = session.owner(piece.source).ok_or(gone)?;
         let network = self.networks.get(network).ok_or(gone)?;
@@ -516,14 +519,10 @@ impl State {
                 launch,
             )
         };
-        let mut result = put(lane_port);
-        if matches!(result, Err(Put::Blocked)) {
-            lane_port.dirty = !lane_port.port.flush();
-            result = put(lane_port);
-        }
+        let result = put(lane_port);
         result.map(|()| kept).map_err(|put| match put {
-            Put::Failed(outcome) => outcome,
-            Put::Blocked => Outcome::Late,
+            Put::Failed(outcome) => NotBuilt::Failed(outcome),
+            Put::Blocked => NotBuilt::Blocked,
         })
     }
 }

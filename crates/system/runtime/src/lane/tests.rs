@@ -133,6 +133,21 @@ impl Scene {
         }]);
     }
 
+    /// The ring of the source, in which so many messages have been emitted.
+    fn tx(&self, emitted: usize) -> Producer<TxDescriptor> {
+        let ring = self.source.tx_ring();
+        let mut tx = Producer::attach(&self.arena, ring, self.source.depth).expect("rings fit");
+        for chunk in 0..emitted {
+            // In the place of what has been taken.
+            let again = TxDescriptor {
+                chunk: chunk as u32,
+                ..TxDescriptor::default()
+            };
+            assert!(tx.push(again).expect("a sane ring"));
+        }
+        tx
+    }
+
     fn emit_all(&self, descriptors: impl IntoIterator<Item = TxDescriptor>) {
         let mut tx =
             Producer::<TxDescriptor>::attach(&self.arena, self.source.tx_ring(), self.source.depth)
@@ -228,6 +243,8 @@ struct Keeper {
     clock: Arc<Ticking>,
     committed: Vec<Option<TaiTime>>,
     handed_over: HandedOver,
+    /// It takes nothing, as a device whose queue is full.
+    full: Arc<AtomicBool>,
 }
 
 impl Port for Keeper {
@@ -279,6 +296,9 @@ impl Port for Keeper {
     }
 
     fn flush(&mut self) -> bool {
+        if self.full.load(Ordering::Relaxed) {
+            return self.committed.is_empty();
+        }
         let now = self.clock.now();
         let committed = self.committed.drain(..).map(|launch| (launch, now));
         self.handed_over.lock().expect("a list").extend(committed);
@@ -317,6 +337,8 @@ struct Timed {
     other: Box<dyn Port>,
     most: Arc<AtomicUsize>,
     handed_over: HandedOver,
+    full: Arc<AtomicBool>,
+    clock: Arc<Ticking>,
     counters: Arc<DepartureCounters>,
 }
 
@@ -342,6 +364,7 @@ impl Timed {
         let other = open("192.0.2.2:1");
         let handed_over = HandedOver::default();
         let most = Arc::new(AtomicUsize::new(usize::MAX));
+        let full = Arc::new(AtomicBool::new(false));
         let port = Keeper {
             most: most.clone(),
             inner: open("192.0.2.1:1"),
@@ -349,6 +372,7 @@ impl Timed {
             clock: clock.clone(),
             committed: Vec::new(),
             handed_over: handed_over.clone(),
+            full: full.clone(),
         };
         let how = crate::config::Departure::default();
         let port = LanePort::new(
@@ -360,7 +384,7 @@ impl Timed {
             kept,
         );
         let counters = port.departure_counters().expect("a scheduler");
-        let mut scene = Scene::with(vec![port], clock);
+        let mut scene = Scene::with(vec![port], clock.clone());
         scene.handle.send(Command::AddRemote {
             id: 7,
             incarnation: 70,
@@ -390,6 +414,8 @@ impl Timed {
             other,
             most,
             handed_over,
+            full,
+            clock,
             counters,
         }
     }
@@ -413,6 +439,26 @@ impl Timed {
         let class = TrafficClass::new(5).expect("a class");
         let errors = self.counters.read(class).errors;
         (list.collect(), errors.to_vec())
+    }
+
+    /// Lets time pass up to an instant.
+    fn poll_until(&mut self, nanos: i64) {
+        // A round that finds nothing reads no clock.
+        while self.clock.now().as_nanos() < nanos {
+            self.scene.lane.poll();
+        }
+    }
+
+    /// What has been handed over, and when.
+    fn handed_over(&self) -> Vec<i64> {
+        let list = self.handed_over.lock().expect("a list");
+        list.iter().map(|(_, when)| when.as_nanos()).collect()
+    }
+
+    /// What class 5 has counted.
+    fn counted(&self) -> crate::counters::DepartureReading {
+        self.scene.lane.publish();
+        self.counters.read(TrafficClass::new(5).expect("a class"))
     }
 
     /// How long the lane would sleep now.
@@ -466,6 +512,109 @@ fn a_lane_sleeps_on_while_there_is_time_to_hand_over_what_its_port_keeps() {
     let near = |one: i64, other: i64| (one - other).abs() < WORK;
     assert!(near(held - kept, 25_000), "{held} {kept}");
     assert!(near(held - mixed, 95_000), "{held} {mixed}");
+}
+
+#[test]
+fn a_frame_that_the_port_refuses_is_told_and_counted_by_when_it_really_leaves() {
+    let mut timed = Timed::new(false, &[5]);
+    timed.full.store(true, Ordering::Relaxed);
+    timed.poll_until(3 * launch(0));
+    assert!(timed.handed_over().is_empty());
+    let mut completions = Consumer::<Completion>::attach(
+        &timed.scene.arena,
+        timed.scene.source.completion_ring(),
+        timed.scene.source.depth,
+    )
+    .expect("rings fit");
+    assert!(completions.pop().expect("a sane ring").is_none());
+    assert_eq!(timed.counted().errors.iter().sum::<u64>(), 0);
+    timed.full.store(false, Ordering::Relaxed);
+    timed.poll_until(3 * launch(0) + 2 * WORK);
+    let [left] = timed.handed_over()[..] else {
+        panic!("{:?}", timed.handed_over());
+    };
+    let told = completions.pop().expect("a sane ring").expect("told");
+    assert_eq!(told.outcome, Outcome::Sent as u32);
+    let told = i64::from(told.departed_ns_low);
+    assert!((left..left + WORK).contains(&told), "{left} {told}");
+    let counted = timed.counted();
+    assert_eq!((counted.frames.sent, counted.frames.sent_late), (1, 1));
+    // Two milliseconds after its time: 2^21 ns.
+    assert_eq!(counted.errors[21], 1, "{:?}", counted.errors);
+}
+
+#[test]
+fn a_frame_that_the_port_refuses_is_held_to_its_gate_again() {
+    use takt_schedule::{GateEntry, GateList, GateMask, Link, Schedule};
+    let mut timed = Timed::new(false, &[5]);
+    // Class 5 has the first 200 µs of each 10 ms from 1 ms on.
+    let schedule = Schedule {
+        base_time: TaiTime::from_nanos(launch(0)),
+        cycle_time_ns: 10_000_000,
+        entries: vec![
+            GateEntry::new(GateMask::from_bits(0x20), 200_000),
+            GateEntry::new(GateMask::from_bits(0xdf), 9_800_000),
+        ],
+        ..Schedule::default()
+    };
+    let change = ScheduleChange::Install {
+        list: Arc::new(GateList::new(&schedule).expect("a schedule")),
+        initial: GateMask::ALL,
+        link: Link::ethernet(1_000_000_000),
+        now: TaiTime::from_nanos(0),
+    };
+    timed
+        .scene
+        .handle
+        .send(Command::Schedule { port: 0, change });
+    timed.full.store(true, Ordering::Relaxed);
+    timed.poll_until(launch(0) + 300_000);
+    timed.full.store(false, Ordering::Relaxed);
+    timed.poll_until(launch(0) + 9_900_000);
+    assert!(timed.handed_over().is_empty(), "its gate is closed");
+    timed.poll_until(launch(0) + 10_100_000);
+    let [left] = timed.handed_over()[..] else {
+        panic!("{:?}", timed.handed_over());
+    };
+    let late = left - (launch(0) + 10_000_000);
+    assert!((0..WORK).contains(&late), "{late}");
+    assert_eq!(timed.counted().frames.overruns, 0);
+}
+
+#[test]
+fn what_has_no_launch_time_is_not_sent_in_the_way_of_what_has() {
+    let mut timed = Timed::new(false, &[5]);
+    timed.scene.lane.poll();
+    let mut tx = timed.scene.tx(1);
+    let mut chunk = 8;
+    while timed.clock.0.load(Ordering::Relaxed) < launch(0) + 100_000 {
+        let free = tx.push(TxDescriptor {
+            chunk,
+            length: 3,
+            ..TxDescriptor::default()
+        });
+        chunk += u32::from(free.expect("a sane ring"));
+        if chunk == 200 {
+            break;
+        }
+        timed.scene.bell.ring();
+        timed.poll_until(timed.clock.0.load(Ordering::Relaxed) + 10_000);
+    }
+    timed.poll_until(launch(0) + 100_000);
+    let list = timed.handed_over();
+    assert!(list.len() > 50, "{list:?}");
+    let guard = launch(0) - super::egress::GUARD_NS + WORK..launch(0);
+    let near: Vec<_> = list.iter().filter(|when| guard.contains(when)).collect();
+    assert!(near.is_empty(), "{near:?}");
+    let at_its_time = launch(0)..launch(0) + WORK;
+    assert!(
+        list.iter().any(|when| at_its_time.contains(when)),
+        "{list:?}"
+    );
+    assert!(
+        *list.last().expect("some") > launch(0) + 50_000,
+        "others go on"
+    );
 }
 
 /// The route's MTU changes from one payload length to another while a message is under way: index and length of its
