@@ -43,7 +43,6 @@ use rendezvous::Rendezvous;
 pub use settings::{
     GroupKey, PeerConfig, PrivateKey, Protection, PublicKey, Security, Settings, SettingsError,
 };
-pub use takt_runtime::peering::PeerState;
 
 /// Why the embedded form does not work.
 #[derive(Debug, thiserror::Error)]

@@ -111,7 +111,8 @@ impl Told {
         self.steps = status.steps;
     }
 
-    /// The start of a node is told in one line, however much is wrong.
+    /// The start of a node is told in one line, however much is wrong; but for programs that the configuration names, which
+    /// somebody relies on.
     fn tell_first(&mut self, status: &ClockStatus) {
         self.state = Some((status.state, status.source));
         self.steps = status.steps;
@@ -127,6 +128,10 @@ impl Told {
                 %state, %source, warnings = codes.join(","),
                 "clock: {}; `takt clock` says what to do", status.reference
             );
+            let silent = |warning: &&takt_clock::Warning| warning.code == "source-silent";
+            for warning in status.warnings.iter().filter(silent) {
+                tracing::warn!(code = warning.code, "clock: {}", warning.message);
+            }
         }
     }
 }

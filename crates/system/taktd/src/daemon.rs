@@ -274,7 +274,7 @@ async fn heartbeat(node: Arc<Node>) {
     }
 }
 
-/// The first line of an operator's log: what runs where.
+/// The first lines of an operator's log: what carries messages, and what runs where.
 fn greet(node: &Node, admin: &std::path::Path) {
     let handle = node.handle();
     let (Ok(status), Ok(datapaths), Ok(listeners)) =
@@ -282,19 +282,25 @@ fn greet(node: &Node, admin: &std::path::Path) {
     else {
         return;
     };
-    for datapath in datapaths {
-        if let Ok(capabilities) = datapath.state {
-            tracing::info!(datapath = datapath.name, "{}", capabilities.detail);
-        }
+    let datapaths = datapaths.iter().map(|datapath| match &datapath.state {
+        Ok(capabilities) => format!("{} ({})", datapath.name, capabilities.detail),
+        Err(reason) => format!("no {} ({reason})", datapath.name),
+    });
+    tracing::info!("datapaths: {}", datapaths.collect::<Vec<_>>().join("; "));
+    for (name, mtu) in narrow_interfaces() {
+        tracing::warn!(
+            "{name} has an MTU of {mtu}: peers do not find each other over it below {LEAST_MTU}; ip link set dev {name} mtu 1500"
+        );
     }
-    for listener in listeners {
-        tracing::info!(path = %listener.path.display(), tenant = listener.policy.identity, "listening");
-    }
+    let sockets = listeners
+        .iter()
+        .map(|listener| listener.path.display().to_string());
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"),
         node = status.name,
         address = %status.control_address,
         lanes = status.lanes.len(),
+        applications = sockets.collect::<Vec<_>>().join(","),
         admin = %admin.display(),
         "ready"
     );
@@ -310,6 +316,20 @@ fn raise_descriptor_limit() {
     if let Err(error) = setrlimit(Resource::Nofile, raised) {
         tracing::warn!(%error, current = limit.current, "cannot raise the limit of descriptors");
     }
+}
+
+/// The smallest MTU that hellos of peers and first fragments surely fit into: that of IPv6 (RFC 8200, section 5).
+pub const LEAST_MTU: u32 = 1280;
+
+/// Network interfaces with a smaller one, and theirs.
+fn narrow_interfaces() -> Vec<(String, u32)> {
+    let interfaces = std::fs::read_dir("/sys/class/net").into_iter().flatten();
+    let interfaces = interfaces.flatten().filter_map(|interface| {
+        let mtu = std::fs::read_to_string(interface.path().join("mtu")).ok()?;
+        let mtu = mtu.trim_end().parse().ok()?;
+        Some((interface.file_name().to_string_lossy().into_owned(), mtu))
+    });
+    interfaces.filter(|(_, mtu)| *mtu < LEAST_MTU).collect()
 }
 
 /// Waits for the control thread without holding up the others.

@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 use clap::{Args, ValueEnum};
 use takt::place::Socket;
 use takt::{ChannelId, Error, Qos, Session, Stream, TrafficClass};
-use takt_embedded::{Embedded, PeerState, Settings};
+use takt_embedded::{Embedded, Settings};
 
 use crate::failure::Failure;
 
 /// How long to wait for runtimes that have left no sign of their end.
-const MEET_WITHIN: Duration = Duration::from_secs(2);
+const MEET_WITHIN: Duration = Duration::from_secs(3);
 /// How long to wait between two looks.
 const PAUSE: Duration = Duration::from_millis(2);
 
@@ -177,7 +177,7 @@ fn inside(settings: Settings, name: &str) -> Result<(Session, Option<Embedded>, 
     Ok((embedded.session(name)?, Some(embedded), local))
 }
 
-/// Waits until the peers that are there have answered, so that the first message finds its readers.
+/// Waits until the peers that are there have told what they read, so that the first message finds its readers.
 fn meet(embedded: &Embedded) -> Result<(), Failure> {
     let deadline = Instant::now() + MEET_WITHIN;
     while Instant::now() < deadline {
@@ -185,7 +185,7 @@ fn meet(embedded: &Embedded) -> Result<(), Failure> {
             .runtime()
             .peers()
             .map_err(|_| takt_embedded::Error::Stopped)?;
-        if peers.iter().all(|peer| peer.state == PeerState::Up) {
+        if peers.iter().all(|peer| peer.subscriptions_known) {
             break;
         }
         std::thread::sleep(PAUSE);

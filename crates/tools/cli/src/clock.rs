@@ -11,7 +11,7 @@ use taktd::admin::proto::{Clock as Told, GetClockRequest};
 
 use crate::admin::Daemon;
 use crate::failure::Failure;
-use crate::output::{Form, print, print_json};
+use crate::output::{Form, print, print_json, wrap};
 
 const HELP: &str = "\
 What the states and bounds are made of, and what to do about warnings: docs/reference/clock.md.
@@ -176,7 +176,8 @@ fn describe(clock: &Told) -> String {
         .map(|(name, value)| format!("{name:<10} {value}\n"))
         .collect();
     for warning in &clock.warnings {
-        text += &format!("warning    {} [{}]\n", warning.message, warning.code);
+        let warning = format!("{} [{}]", warning.message, warning.code);
+        text += &format!("warning    {}\n", wrap(&warning, 69).join("\n           "));
     }
     text
 }

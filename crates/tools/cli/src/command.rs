@@ -6,8 +6,8 @@ use clap::{Parser, Subcommand};
 
 use crate::failure::Failure;
 use crate::{
-    bench, clock, completions, daemon, demo, key, lab, listener, manual, network, peer, preload,
-    publish, reload, reserve, schedule, session, status, subscribe, top,
+    bench, clock, completions, daemon, demo, doctor, key, lab, listener, manual, network, peer,
+    preload, publish, reload, reserve, schedule, session, status, subscribe, top,
 };
 
 const HELP: &str = "\
@@ -48,6 +48,8 @@ pub enum Command {
     Run(daemon::Run),
     /// Check a configuration and print what would run
     Check(daemon::Check),
+    /// Look at what Takt depends on here, and say what to do
+    Doctor(doctor::Doctor),
     /// Show what a node has and does
     Status(status::Status),
     /// Show what a node does, live
@@ -100,6 +102,7 @@ impl Command {
         match self {
             Self::Run(run) => run.run(),
             Self::Check(check) => check.run(),
+            Self::Doctor(doctor) => doctor.run(),
             Self::Status(status) => status.run(),
             Self::Top(top) => top.run(),
             Self::Reload(reload) => reload.run(),

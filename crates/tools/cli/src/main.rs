@@ -13,6 +13,7 @@ mod command;
 mod completions;
 mod daemon;
 mod demo;
+mod doctor;
 mod failure;
 mod key;
 mod lab;

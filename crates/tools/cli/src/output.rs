@@ -1,7 +1,7 @@
 //! Tables for people, JSON for programs.
 
 use std::fs::File;
-use std::io::Write;
+use std::io::{IsTerminal, Write};
 use std::path::Path;
 
 use bytesize::ByteSize;
@@ -68,8 +68,116 @@ pub enum Align {
     Right,
 }
 
-/// Rows below headings, without lines between them, for people and `awk` alike.
+/// Rows below headings, without lines between them, for people and `awk` alike. Where they are wider than the terminal, or
+/// than 80 columns where there is none, further columns follow in a table of their own that begins with the first column.
 pub fn table(columns: &[Column], rows: Vec<Vec<String>>) -> String {
+    folded(columns, rows, page_width())
+}
+
+/// How wide a page may be.
+fn page_width() -> usize {
+    let terminal = std::io::stdout()
+        .is_terminal()
+        .then(|| rustix::termios::tcgetwinsize(std::io::stdout()).ok())
+        .flatten();
+    terminal
+        .map_or(0, |size| usize::from(size.ws_col))
+        .max(PAGE)
+}
+
+/// The narrowest page.
+const PAGE: usize = 80;
+/// Between two columns.
+const GAP: usize = 2;
+
+fn folded(columns: &[Column], rows: Vec<Vec<String>>, page: usize) -> String {
+    let length = |text: &str| text.chars().count();
+    let widths: Vec<usize> = columns
+        .iter()
+        .enumerate()
+        .map(|(at, (heading, _))| {
+            let cells = rows
+                .iter()
+                .map(|row| row.get(at).map_or(0, |cell| length(cell)));
+            cells.chain([length(heading)]).max().unwrap_or(0)
+        })
+        .collect();
+    let Some((key, others)) = widths.split_first() else {
+        return String::new();
+    };
+    let mut tables: Vec<Vec<usize>> = vec![vec![0]];
+    let mut used = *key;
+    for (at, width) in others.iter().enumerate() {
+        if used + GAP + width > page && tables.last().is_some_and(|table| table.len() > 1) {
+            tables.push(vec![0]);
+            used = *key;
+        }
+        used += GAP + width;
+        if let Some(table) = tables.last_mut() {
+            table.push(at + 1);
+        }
+    }
+    let room = page.saturating_sub(key + GAP).max(20);
+    let texts = tables.iter().enumerate().map(|(number, table)| {
+        let mut shown = Vec::new();
+        let mut key = String::new();
+        for row in &rows {
+            let cell = |at: &usize| row.get(*at).cloned().unwrap_or_default();
+            let mut cells: Vec<String> = table.iter().map(cell).collect();
+            if tables.len() > 1 && cells.iter().all(String::is_empty) {
+                continue;
+            }
+            // A row that goes on with the one above has no key; below it would not be known whose it is.
+            if cells[0].is_empty() && number > 0 {
+                cells[0].clone_from(&key);
+            }
+            key.clone_from(&cells[0]);
+            shown.extend(wrapped(cells, room));
+        }
+        let columns: Vec<Column> = table.iter().map(|at| columns[*at]).collect();
+        aligned(&columns, shown)
+    });
+    texts.collect::<Vec<_>>().join("\n")
+}
+
+/// A row whose last cell is longer than `room` as several rows.
+fn wrapped(mut row: Vec<String>, room: usize) -> Vec<Vec<String>> {
+    let columns = row.len();
+    let text = match row.last_mut() {
+        Some(last) if columns == 2 && last.chars().count() > room => std::mem::take(last),
+        _ => return vec![row],
+    };
+    let lines = wrap(&text, room);
+    let key = std::mem::take(&mut row[0]);
+    let mut keys = vec![key];
+    keys.resize(lines.len(), String::new());
+    keys.into_iter()
+        .zip(lines)
+        .map(|(key, line)| vec![key, line])
+        .collect()
+}
+
+/// Lines of whole words, as wide as `room` where a word is not wider.
+pub fn wrap(text: &str, room: usize) -> Vec<String> {
+    let mut lines = vec![String::new()];
+    for word in text.split_whitespace() {
+        let fits = |line: &String| {
+            line.is_empty() || line.chars().count() + 1 + word.chars().count() <= room
+        };
+        match lines.last_mut() {
+            Some(line) if fits(line) => {
+                if !line.is_empty() {
+                    line.push(' ');
+                }
+                line.push_str(word);
+            }
+            _ => lines.push(word.to_owned()),
+        }
+    }
+    lines
+}
+
+fn aligned(columns: &[Column], rows: Vec<Vec<String>>) -> String {
     let mut table = Table::new();
     table
         .load_style(comfy_table::presets::NOTHING)
@@ -145,6 +253,35 @@ mod tests {
             table(&columns, rows),
             "NAME    COUNT  LAST\na           1\nlonger   1000  x\n"
         );
+    }
+
+    #[test]
+    fn what_is_too_wide_goes_on_below_and_no_line_is_wider_than_the_page() {
+        let columns = [
+            ("CHANNEL", Align::Right),
+            ("SENT", Align::Right),
+            ("RECEIVED", Align::Right),
+            ("DETAIL", Align::Left),
+        ];
+        let row = |channel: &str, detail: &str| {
+            [channel, "1000", "2000", detail]
+                .map(str::to_owned)
+                .to_vec()
+        };
+        let long = "a text of words that is by far too long for the page that it is on";
+        let text = folded(
+            &columns,
+            vec![row("7", "-"), row("18446744073709551615", long)],
+            42,
+        );
+        assert_eq!(
+            text,
+            "             CHANNEL  SENT  RECEIVED\n                   7  1000      2000\n18446744073709551615  1000      2000\n\n\
+             \x20            CHANNEL  DETAIL\n                   7  -\n18446744073709551615  a text of words that\n\
+             \x20                     is by far too long\n                      for the page that it\n                      is on\n"
+        );
+        assert!(text.lines().all(|line| line.len() <= 42), "{text}");
+        assert_eq!(folded(&columns, vec![row("7", "-")], 80).lines().count(), 2);
     }
 
     #[test]

@@ -13,7 +13,7 @@ use taktd::config::value::Channels;
 
 use crate::admin::Daemon;
 use crate::failure::Failure;
-use crate::output::{Align, Form, dash, duration, list, print, print_json, size, table};
+use crate::output::{Align, Form, dash, duration, list, print, print_json, size, table, wrap};
 
 const HELP: &str = "\
 Without an argument: the node with its lanes, ports and datapaths, and how many of everything. Counters
@@ -173,8 +173,12 @@ impl Everything {
             .collect();
         if !reasons.is_empty() {
             text.push_str(&format!(
-                "refused    peering datagrams: {}\n",
-                reasons.join(", ")
+                "{}\n",
+                wrap(
+                    &format!("refused    peering datagrams: {}", reasons.join(", ")),
+                    69
+                )
+                .join("\n           ")
             ));
         }
         text.push('\n');
@@ -326,10 +330,11 @@ pub fn sessions(sessions: &[Session]) -> String {
             ]);
             rows.push(std::mem::replace(&mut row, vec![String::new(); 10]));
             if !stream.warning.is_empty() {
-                warnings.push_str(&format!(
-                    "warning: session {}, stream {}: {}\n",
+                let warning = format!(
+                    "warning: session {}, stream {}: {}",
                     session.session, stream.stream, stream.warning
-                ));
+                );
+                warnings.push_str(&(wrap(&warning, 71).join("\n         ") + "\n"));
             }
         }
     }
@@ -661,18 +666,16 @@ mod tests {
             ..Session::default()
         }]);
         let lines: Vec<&str> = text.lines().collect();
-        assert_eq!(lines.len(), 4, "{text}");
+        // A page has 80 columns: what the session does is above, its streams are below.
+        assert_eq!(lines.len(), 7, "{text}");
+        assert!(lines[1].contains("hall"), "{text}");
         assert!(
-            lines[1].contains("hall") && lines[1].contains("fast frugal"),
+            lines[4].contains("12  fast frugal") && lines[4].contains("7,8"),
             "{text}"
         );
-        assert!(lines[1].contains("7,8"), "{text}");
-        assert!(
-            !lines[2].contains("hall") && lines[2].contains("class 5"),
-            "{text}"
-        );
+        assert!(lines[5].contains("12  fast frugal class 5"), "{text}");
         assert_eq!(
-            lines[3],
+            lines[6],
             "warning: session 12, stream 1: no acceleration here"
         );
     }

@@ -61,6 +61,81 @@ fn peers_are_added_listed_and_removed() {
 }
 
 #[test]
+fn everything_for_people_fits_80_columns_and_has_no_colours_in_a_file() {
+    let daemon = Daemon::start(
+        "[datapath.xdp]\ninterface = \"takt-t-none\"\n[[peer]]\naddress = \"127.100.100.100:65535\"\n\
+         [[listener]]\npath = \"/tmp/takt-t-a-rather-long-name-of-a-socket.sock\"\nidentity = \"a-rather-long-tenant\"\n",
+    );
+    let _sub = daemon.spawn(&["sub", "weather", "--qos", "fast"]);
+    takt_testing::until_true("the subscriber attaches", || {
+        daemon.takt(&["status", "channels"]).out.lines().count() > 1
+    });
+    for arguments in [
+        &["status"][..],
+        &["status", "sessions"],
+        &["status", "channels"],
+        &["status", "peers"],
+        &["status", "datapaths"],
+        &["status", "listeners"],
+        &["network", "list"],
+        &["top", "--once", "--interval", "100ms"],
+        &["clock"],
+        &["doctor"],
+    ] {
+        let ran = daemon.takt(arguments);
+        assert!(!ran.out.contains('\x1b'), "{arguments:?}\n{}", ran.out);
+        let wide: Vec<&str> = ran
+            .out
+            .lines()
+            .filter(|line| line.chars().count() > 80)
+            .collect();
+        assert!(wide.is_empty(), "{arguments:?}\n{}", wide.join("\n"));
+    }
+}
+
+#[test]
+fn the_doctor_names_a_peer_that_does_not_answer_and_what_to_do() {
+    let daemon = Daemon::start("[[peer]]\naddress = \"127.0.0.2:9\"\n");
+    let ran = daemon.takt(&["doctor"]);
+    assert_eq!(ran.code, Some(1), "{ran:?}");
+    assert!(
+        ran.out
+            .starts_with("PROBLEM  peers       127.0.0.2:9 has not answered"),
+        "{ran:?}"
+    );
+    assert!(ran.out.contains("-> there: does a daemon run"), "{ran:?}");
+    assert!(ran.err.contains("1 problem(s)"), "{ran:?}");
+    let json = daemon.takt(&["doctor", "--json"]).json();
+    assert_eq!(
+        (&json[0]["level"], &json[0]["check"]),
+        (&"problem".into(), &"peers".into())
+    );
+    let checks: Vec<&str> = json
+        .as_array()
+        .into_iter()
+        .flatten()
+        .filter_map(|finding| finding["check"].as_str())
+        .collect();
+    for check in [
+        "kernel",
+        "af_xdp",
+        "privileges",
+        "open files",
+        "memlock",
+        "mtu",
+        "buffers",
+        "huge pages",
+        "etf",
+        "time stamps",
+        "clock",
+        "daemon",
+        "datapath",
+    ] {
+        assert!(checks.contains(&check), "{check}: {checks:?}");
+    }
+}
+
+#[test]
 fn a_node_does_not_become_its_own_peer() {
     let daemon = Daemon::start("");
     let address = daemon.takt(&["status", "--json"]).json()["node"]["address"].clone();

@@ -80,6 +80,49 @@ fn two_nodes_on_one_machine_do_what_the_lab_proposes() {
 }
 
 #[test]
+fn nodes_that_cannot_meet_for_their_mtu_are_told_so() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: network namespaces need root");
+        return;
+    }
+    let name = format!("takt-t-{}-mtu", std::process::id());
+    let _cleanup = Cleanup(name.clone());
+    let ran = run(&[
+        "lab",
+        "up",
+        &name,
+        "--network",
+        "10.80.0.0/24",
+        "--mtu",
+        "68",
+    ]);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    let exec = ["lab", "exec", "--lab", &name, "h1", "--"];
+    let program = env!("CARGO_BIN_EXE_takt");
+    let ran = run(&[&exec[..], &[program, "doctor"]].concat());
+    assert_eq!(ran.code, Some(1), "{ran:?}");
+    assert!(
+        ran.out.contains("PROBLEM  mtu         eth0 has 68"),
+        "{ran:?}"
+    );
+    let mut node = support::takt(&[&exec[..], &[program, "run"]].concat());
+    let mut node = support::Running(
+        node.stderr(std::process::Stdio::piped())
+            .spawn()
+            .expect("takt"),
+    );
+    let lines = std::io::BufReader::new(node.0.stderr.take().expect("piped"));
+    let said: Vec<String> = std::io::BufRead::lines(lines)
+        .map(|line| line.expect("text"))
+        .take_while(|line| !line.contains("ready"))
+        .collect();
+    let told = said
+        .iter()
+        .any(|line| line.contains("eth0 has an MTU of 68"));
+    assert!(told, "{said:?}");
+}
+
+#[test]
 fn a_lab_is_made_listed_used_and_removed() {
     if !rustix::process::geteuid().is_root() {
         eprintln!("skipped: network namespaces need root");

@@ -123,6 +123,8 @@ pub struct PeerStatus {
     pub incarnation: u64,
     /// Channels it wants.
     pub subscriptions: usize,
+    /// Whether they are known: it is up and has told them.
+    pub subscriptions_known: bool,
     /// Whether it was added by configuration or API, rather than accepted.
     pub configured: bool,
     /// Hellos sent since it was last heard.
@@ -388,6 +390,7 @@ impl Peering {
                 silent: p.heard.map(|heard| now.saturating_sub(heard)),
                 incarnation: p.incarnation,
                 subscriptions: p.held.entries.len(),
+                subscriptions_known: p.state == PeerState::Up && p.held.version > 0,
                 configured: p.configured,
                 attempts: p.attempts,
                 authentication: match (self.security.is_on(), &p.identity, p.key) {

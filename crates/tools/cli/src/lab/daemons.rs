@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::io;
 use std::os::unix::net::UnixDatagram;
 use std::os::unix::process::CommandExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
@@ -13,6 +13,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use takt_lab::{Host, Lab, RECORDS};
 use taktd::admin::client::connect;
 use taktd::admin::proto::{ListPeersRequest, PeerState};
+use taktd::security::{self, GroupKey};
 
 use crate::admin::block_on;
 use crate::failure::Failure;
@@ -30,6 +31,9 @@ const FAREWELL: Timespec = Timespec {
 /// Starts a node on each host and waits until they have found each other.
 pub fn start(lab: &Lab) -> Result<(), Failure> {
     let program = std::env::current_exe().map_err(Failure::io("find the path of this program"))?;
+    let key = group_key(lab.name());
+    security::write(&key, &GroupKey::generate().reveal())
+        .map_err(|error| Failure::Other(error.to_string()))?;
     for host in lab.hosts() {
         start_on(host, lab, &program)?;
     }
@@ -114,12 +118,20 @@ fn start_on(host: &Host, lab: &Lab, program: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
+/// The key that the nodes of a lab share.
+fn group_key(lab: &str) -> PathBuf {
+    Path::new(RECORDS).join(lab).join("group.key")
+}
+
 fn configuration(host: &Host, lab: &Lab) -> String {
     let mut text = format!(
         "# Written by `takt lab up --daemons`. The sockets are named by the environment, as `takt lab exec` has it.\n\
-         [node]\nname = \"{}\"\naddress = \"{}\"\n",
+         [node]\nname = \"{}\"\naddress = \"{}\"\n\n\
+         [security]\nkey_file = \"{}\"\ngroup_key_file = \"{}\"\n",
         host.name(),
-        host.address()
+        host.address(),
+        host.directory().join("node.key").display(),
+        group_key(lab.name()).display()
     );
     for other in lab.hosts().iter().filter(|other| *other != host) {
         let address = other.address();

@@ -49,7 +49,8 @@ pub fn heading(rates: &Rates) -> String {
 
 /// Everything as text.
 pub fn text(rates: &Rates) -> String {
-    let mut text = heading(rates) + "\n";
+    // On two lines: a page has 80 columns.
+    let mut text = heading(rates).replacen(": ", "\n", 1) + "\n";
     for part in [
         lanes(rates),
         ports(rates),

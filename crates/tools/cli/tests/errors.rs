@@ -1,0 +1,129 @@
+//! What is wrong with a command line or a file is told with the value, the reason and the remedy: every text as people
+//! see it, in `golden/errors.txt`. `TAKT_WRITE_GOLDEN=1 cargo test -p takt-cli --test errors` writes it anew.
+
+mod support;
+
+use std::fmt::Write;
+use std::path::Path;
+
+use support::takt;
+
+/// No such thing is there, for any user.
+const WRONG: &[&str] = &[
+    "",
+    "stauts",
+    "status lanes",
+    "status --json=yes",
+    "status --admin /takt-none/admin.sock",
+    "status --admin schedule.toml",
+    "top --interval 1h --admin /takt-none/admin.sock",
+    "top --interval 5 --admin /takt-none/admin.sock",
+    "reload --admin /takt-none/admin.sock",
+    "pub",
+    "pub '' hello",
+    "pub 99999999999999999999 hello",
+    "pub weather --count x",
+    "pub weather --count -1",
+    "pub weather --count 99999999999999999999",
+    "pub weather --interval 10",
+    "pub weather --interval 1parsec",
+    "pub weather --size big",
+    "pub weather hello --size 5",
+    "pub weather hello there",
+    "pub weather hello --socket /takt-none/takt.sock",
+    "pub weather hello --embedded --socket /takt-none/takt.sock",
+    "pub weather hello --port 7400",
+    "pub weather hello --embedded --port 70000",
+    "pub weather hello --embedded --peer 10.0.0.2",
+    "pub weather hello --embedded --address eth0",
+    "pub weather hello --embedded --address 203.0.113.1",
+    "pub weather hello --class 8",
+    "pub weather hello --qos quick",
+    "sub",
+    "sub weather --timeout soon",
+    "sub weather --count many",
+    "sub weather --quiet --json",
+    "peer",
+    "peer add",
+    "peer add 10.0.0.2 --admin /takt-none/admin.sock",
+    "listener set /run/takt/x.sock",
+    "listener set /run/takt/x.sock --identity x --write 9-1",
+    "listener set /run/takt/x.sock --identity x --mode 0999",
+    "listener set /run/takt/x.sock --identity x --memory lots",
+    "session end seven",
+    "check --config none.toml",
+    "check --config syntax.toml",
+    "check --config unknown-key.toml",
+    "check --config port.toml",
+    "check --config address.toml",
+    "check --config channels.toml",
+    "check --config twice.toml",
+    "check --config spin-fifo.toml",
+    "check --config peer.toml",
+    "check --config size.toml",
+    "check --config mode.toml",
+    "check --config chrony.toml",
+    "run --config none.toml",
+    "preload",
+    "preload -- ./none",
+    "preload -- ./not-executable",
+    "schedule check none.toml",
+    "schedule check schedule.toml",
+    "schedule check schedule.toml --rate fast",
+    "schedule install schedule.toml",
+    "lab up --hosts 1",
+    "lab up --mtu 60",
+    "lab up --network 10.0.0.1/24",
+    "lab exec h1",
+    "lab exec --lab takt-none h1 -- true",
+    "lab down takt-none",
+    "lab down ../etc",
+    "bench lag",
+    "clock --require 5",
+    "clock --ptp4l /var/run/ptp4l",
+    "clock --local --chrony localhost",
+    "completions csh",
+    "man-pages /takt-none",
+    "reserve plan none.yaml",
+];
+
+fn words(line: &str) -> Vec<&str> {
+    let words = line.split(' ').filter(|word| !word.is_empty());
+    words
+        .map(|word| if word == "''" { "" } else { word })
+        .collect()
+}
+
+#[test]
+fn everything_that_is_wrong_is_told_with_what_would_be_right() {
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden");
+    let mut text = String::new();
+    for line in WRONG {
+        let output = takt(&words(line))
+            .current_dir(golden.join("files"))
+            // The first sentence of a help must not depend on the terminal.
+            .env("COLUMNS", "100")
+            .env("LC_ALL", "C")
+            .output()
+            .expect("takt");
+        let code = output.status.code().expect("an end");
+        assert_ne!(code, 0, "accepted: takt {line}");
+        assert_eq!(output.stdout, b"", "takt {line}");
+        let said = String::from_utf8(output.stderr).expect("text");
+        assert!(!said.contains("panicked"), "takt {line}: {said}");
+        assert!(
+            !said.contains("\x1b"),
+            "colours where nobody sees them: takt {line}"
+        );
+        writeln!(text, "$ takt {line}\n{}\n[{code}]\n", said.trim_end()).expect("a string");
+    }
+    let file = golden.join("errors.txt");
+    if std::env::var_os("TAKT_WRITE_GOLDEN").is_some() {
+        std::fs::write(&file, &text).expect("written");
+    }
+    let written = std::fs::read_to_string(&file).expect("the golden texts");
+    for (now, before) in text.split("\n\n").zip(written.split("\n\n")) {
+        assert_eq!(now, before, "TAKT_WRITE_GOLDEN=1 writes the texts anew");
+    }
+    assert_eq!(text.len(), written.len());
+}
