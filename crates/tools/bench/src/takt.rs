@@ -279,6 +279,8 @@ impl<'a> Sides<'a> {
                     .env("TAKT_ADDRESS", host.address().to_string())
                     .env("TAKT_PORT", PORT.to_string())
                     .env("TAKT_PEERS", address(peer.address()))
+                    .env("TAKT_PROTECTION", daemon::protection())
+                    .env("TAKT_GROUP_KEY", daemon::GROUP_KEY)
                     .env_remove("TAKT_INTERFACE");
                 if self.path == Datapath::Xdp {
                     command.env("TAKT_INTERFACE", host.interface());

@@ -1,7 +1,9 @@
 //! The daemon of a host: its configuration and its start.
 
+use std::fs::Permissions;
 use std::io;
 use std::net::Ipv4Addr;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -12,6 +14,17 @@ use super::{PATIENCE, PORT, TaktError};
 
 /// How often a daemon that starts is looked at.
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
+
+/// The file of the key that both nodes of a measurement share.
+const GROUP_KEY_FILE: &str = "group.key";
+
+/// That key: it guards nothing.
+pub(crate) const GROUP_KEY: &str = "dGhlIG5vZGVzIG9mIGEgYmVuY2htYXJrIHNoYXJlIGk=";
+
+/// How datagrams between the nodes are protected: as the environment says, else as nodes do by default.
+pub(crate) fn protection() -> String {
+    std::env::var("TAKT_PROTECTION").unwrap_or_else(|_| "integrity".into())
+}
 
 /// What a daemon is told.
 #[derive(Clone, Debug)]
@@ -41,6 +54,8 @@ impl Node<'_> {
     fn configuration(&self, folder: &Path) -> String {
         let mut text = format!(
             "[node]\nname = \"{name}\"\naddress = \"{address}\"\nport = {PORT}\n\n\
+             [security]\nprotection = \"{protection}\"\n\
+             group_key_file = \"{group}\"\nkey_file = \"{own}\"\n\n\
              [[lane]]\nidle = \"adaptive\"\ncore = {core}\n{lane}\n\
              [[listener]]\npath = \"{socket}\"\n{listener}\n\
              [admin]\nsocket = \"{admin}\"\n\n\
@@ -51,6 +66,9 @@ impl Node<'_> {
             lane = self.lane,
             listener = self.listener,
             socket = socket(folder, self.name).display(),
+            protection = protection(),
+            group = folder.join(GROUP_KEY_FILE).display(),
+            own = folder.join(format!("{}-node.key", self.name)).display(),
             admin = folder.join(format!("{}-admin.sock", self.name)).display(),
         );
         if let Some(peer) = self.peer {
@@ -79,6 +97,10 @@ impl Daemon {
         let folder = scratch.path();
         let file = |ending: &str| folder.join(format!("{}-node.{ending}", node.name));
         let configuration = file("toml");
+        let key = folder.join(GROUP_KEY_FILE);
+        std::fs::write(&key, GROUP_KEY)
+            .and_then(|()| std::fs::set_permissions(&key, Permissions::from_mode(0o600)))
+            .map_err(TaktError::io(format!("write {}", key.display())))?;
         std::fs::write(&configuration, node.configuration(folder))
             .map_err(TaktError::io(format!("write {}", configuration.display())))?;
         let notices = UnixDatagram::bind(file("notify"))
