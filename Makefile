@@ -6,7 +6,7 @@ FUZZ_SECONDS ?= 5
 # Hosts made of network namespaces and AF_XDP need root.
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo --preserve-env=PATH,HOME,CARGO_HOME,RUSTUP_HOME)
 
-.PHONY: help demo test setup setup-build build lint unit docs installation e2e loom fuzz kubernetes test-oracle test-cluster bench bench-kubernetes install uninstall deb wheel clean
+.PHONY: help demo test setup setup-build build lint unit docs docs-run docs-links installation e2e loom fuzz kubernetes test-oracle test-cluster bench bench-kubernetes install uninstall deb wheel clean
 
 help:
 	@echo "make demo     an isochronous talker over Takt's overlay beside bare metal and Flannel's way: tables and report"
@@ -14,6 +14,7 @@ help:
 	@echo "  lint        formatting and lints"
 	@echo "  unit        tests of single packages, and e2e"
 	@echo "  docs        the examples in the documentation of the API"
+	@echo "  docs-run    README and the how-to pages, literally, in a fresh Debian 12; no dead links"
 	@echo "  installation  make install and the Debian packages, in a fresh Debian 12"
 	@echo "  e2e         whole nodes on hosts made of network namespaces: crashes, links, tenants, volume"
 	@echo "  loom        the ring and doorbell protocols, over every interleaving"
@@ -41,7 +42,7 @@ demo: setup-build
 	$(CARGO) build --release -p takt-cli -p takt-preload
 	$(SUDO) target/release/takt demo
 
-test: lint unit docs installation loom fuzz kubernetes
+test: lint unit docs docs-links installation loom fuzz kubernetes
 
 lint: setup
 	$(CARGO) fmt --all --check
@@ -53,6 +54,13 @@ unit: setup
 
 docs: setup
 	$(CARGO) test --workspace --doc
+
+# Does what README and the how-to pages say, in a fresh Debian 12 with the packages; `installation` makes that.
+docs-run: installation
+	$(SUDO) env BUILD=target/debug tests/docs/run.py
+
+docs-links:
+	@tests/docs/run.py --links
 
 # What `unit` has built, installed into staging directories, and packed and installed in a fresh Debian 12.
 installation: setup

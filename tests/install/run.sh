@@ -99,7 +99,7 @@ packages() {
     if [ ! -e "$fresh/complete" ]; then
         step "a fresh Debian 12"
         rm -rf "$fresh"
-        debootstrap --variant=minbase bookworm "$fresh" "${DEBIAN_MIRROR:-$(mirror)}" >"$work/out" 2>&1 \
+        debootstrap --variant=minbase --include=iproute2 bookworm "$fresh" "${DEBIAN_MIRROR:-$(mirror)}" >"$work/out" 2>&1 \
             || { tail -n 20 "$work/out"; fail debootstrap; }
         touch "$fresh/complete"
     fi

@@ -1,0 +1,295 @@
+#!/usr/bin/env python3
+"""Does what README and the how-to pages say, literally, in a fresh Debian 12 that has the packages and nothing else.
+
+Every code block of a page is marked by an HTML comment above it; a page with an unmarked block is at fault:
+
+    <!-- run -->                     the block is given to a shell that lasts as long as the page; it must succeed
+    <!-- run user -->                the same, as an ordinary user
+    <!-- terminal -->                the block runs in a terminal of its own, beside those that follow
+    <!-- terminal user -->
+    <!-- expect: TEXT -->            what the terminal, or the block, before must print
+    <!-- file: NAME -->              the block is written to that file, for the blocks that follow
+    <!-- check -->                   a configuration (TOML): `takt check` takes it
+    <!-- skip: REASON -->            not run here, and why
+
+Usage: tests/docs/run.py [--links] [PAGE...]      as root; BUILD (target/debug) has what is packed
+"""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+TOP = Path(__file__).resolve().parents[2]
+PAGES = ["README.md", "examples/README.md"] + sorted(
+    str(page.relative_to(TOP)) for page in (TOP / "docs/how-to").glob("*.md")
+)
+PATIENCE = 60
+USER = "1000"
+
+
+class Fault(Exception):
+    """Something that a page says does not hold."""
+
+
+def blocks(page):
+    """The code blocks of a page: (line, directives, language, text)."""
+    found, directives, lines = [], [], (TOP / page).read_text().split("\n")
+    at = 0
+    while at < len(lines):
+        line = lines[at]
+        comment = re.fullmatch(r"\s*<!-- (run|terminal|check|file|skip|expect)\b:?\s*(.*?) -->\s*", line)
+        if comment:
+            directives.append((at + 1, comment[1], comment[2]))
+        fence = re.match(r"\s*```(\w*)", line)
+        if fence:
+            end = at + 1
+            while not lines[end].strip().startswith("```"):
+                end += 1
+            found.append((at + 1, directives, fence[1], "\n".join(lines[at + 1 : end])))
+            directives = []
+            at = end
+        elif line.startswith("    ") and begins(lines, at) and not in_list(lines, at):
+            end = at
+            while end < len(lines) and (lines[end].startswith("    ") or not lines[end].strip()):
+                end += 1
+            found.append((at + 1, directives, "", "\n".join(text[4:] for text in lines[at:end]).rstrip()))
+            directives = []
+            at = end - 1
+        at += 1
+    return found, directives
+
+
+def begins(lines, at):
+    """Whether an indented line begins a block: nothing but a blank line or a comment is above."""
+    return at == 0 or not lines[at - 1].strip() or lines[at - 1].rstrip().endswith("-->")
+
+
+def in_list(lines, at):
+    """Whether an indented line goes on with a list."""
+    for line in reversed(lines[:at]):
+        if line.strip() and not line.startswith(" "):
+            return bool(re.match(r"[-*] |\d+\. ", line))
+    return False
+
+
+class System:
+    """A fresh Debian with the packages, in namespaces of its own."""
+
+    def __init__(self, work):
+        self.root = Path(work) / "root"
+        fresh = TOP / "target/tools/bookworm"
+        if not (fresh / "complete").exists():
+            raise Fault(f"{fresh} is not there: run tests/install/run.sh first, which makes it")
+        build = os.environ.get("BUILD", "target/debug")
+        subprocess.run(["cp", "-a", fresh, self.root], check=True)
+        packages = self.root / "root/takt/out/deb"
+        packages.mkdir(parents=True)
+        subprocess.run(
+            ["scripts/deb.sh"], cwd=TOP, check=True, stdout=subprocess.DEVNULL,
+            env={**os.environ, "OUT": str(packages), "BUILD": build},
+        )
+        self.holder = subprocess.Popen(
+            ["unshare", "--mount", "--net", "--pid", "--fork", "--kill-child", "sh", "-c", """
+                set -e
+                mount --make-rprivate /
+                mount --bind "$0" "$0"
+                mount -t proc proc "$0/proc"
+                mount -t sysfs sysfs "$0/sys"
+                mount --rbind /dev "$0/dev"
+                mount -t tmpfs tmpfs "$0/run"
+                mount -t tmpfs -o mode=1777 tmpfs "$0/tmp"
+                mkdir -p -m 700 "$0/run/user/1000" "$0/home/user"
+                chown 1000:1000 "$0/run/user/1000" "$0/home/user"
+                ip link set lo up
+                echo ready
+                exec sleep infinity""", self.root],
+            stdout=subprocess.PIPE, text=True,
+        )
+        if self.holder.stdout.readline() != "ready\n":
+            raise Fault("cannot make the system's namespaces: root is needed")
+        children = Path(f"/proc/{self.holder.pid}/task/{self.holder.pid}/children")
+        self.inside = children.read_text().split()[0]
+
+    def shell(self, user, **more):
+        """A shell in it."""
+        command = ["nsenter", "--target", self.inside, "--mount", "--net", "--pid",
+                   "chroot", str(self.root), "env", "-i", "LC_ALL=C.UTF-8", "DEBIAN_FRONTEND=noninteractive",
+                   "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"]
+        if user:
+            command += ["XDG_RUNTIME_DIR=/run/user/1000", "HOME=/home/user", "setpriv", f"--reuid={USER}",
+                        f"--regid={USER}", "--clear-groups", "bash", "-c", "cd; exec bash -s"]
+        else:
+            command += ["HOME=/root", "bash", "-c", "cd /root/takt; exec bash -s"]
+        return subprocess.Popen(command, stdin=subprocess.PIPE, text=True, start_new_session=True, **more)
+
+    def close(self):
+        self.holder.kill()
+        self.holder.wait()
+
+
+class Page:
+    """One page on its way."""
+
+    def __init__(self, system, name, work):
+        self.system, self.name, self.work = system, name, work
+        self.shells, self.terminals, self.said = {}, [], None
+        self.run_blocks = 0
+
+    def at(self, line):
+        return f"{self.name}:{line}"
+
+    def shell(self, user):
+        if user not in self.shells:
+            out = open(Path(self.work) / f"shell-{len(self.shells)}-{time.monotonic_ns()}", "w+")
+            self.shells[user] = (self.system.shell(user, stdout=out, stderr=subprocess.STDOUT), out)
+        return self.shells[user]
+
+    def run(self, line, user, text):
+        shell, out = self.shell(user)
+        begin = out.seek(0, os.SEEK_END)
+        mark = f"--done-{line}--"
+        # Each line is a step of its own for a reader: the first that fails is told.
+        shell.stdin.write(f"set -e; trap 'echo failed' EXIT\n{text}\nset +e; trap - EXIT; echo; echo {mark}\n")
+        shell.stdin.flush()
+        start = time.monotonic()
+        while True:
+            said = self.read(out, begin)
+            if mark in said:
+                break
+            if shell.poll() is not None or time.monotonic() - start > PATIENCE:
+                raise Fault(f"{self.at(line)}: fails\n{text}\n--- it says\n{said}")
+            time.sleep(0.02)
+        self.said = (out, begin)
+
+    def terminal(self, line, user, text):
+        out = open(Path(self.work) / f"terminal-{len(self.terminals)}-{time.monotonic_ns()}", "w+")
+        shell = self.system.shell(user, stdout=out, stderr=subprocess.STDOUT)
+        shell.stdin.write(text + "\n")
+        shell.stdin.close()
+        self.terminals.append(shell)
+        self.said = (out, 0)
+        self.terminal_said = self.said
+
+    @staticmethod
+    def read(out, begin):
+        out.flush()
+        with open(out.name) as text:
+            text.seek(begin)
+            return text.read()
+
+    def expect(self, line, text):
+        start = time.monotonic()
+        places = [self.said, getattr(self, "terminal_said", None)]
+        while not any(place and text in self.read(*place) for place in places):
+            if time.monotonic() - start > PATIENCE:
+                said = "\n".join(self.read(*place) for place in places if place)
+                raise Fault(f"{self.at(line)}: `{text}` is not printed, but\n{said}")
+            time.sleep(0.02)
+
+    def check(self, line, text):
+        path = self.system.root / "tmp/page.toml"
+        path.write_text(text + "\n")
+        self.run(line, False, "takt check --config /tmp/page.toml")
+
+    def follow(self):
+        found, left = blocks(self.name)
+        for line, directives, language, text in found:
+            kind = None
+            for at, name, argument in directives:
+                if name == "expect":
+                    self.expect(at, argument)
+                    continue
+                kind = (name, argument)
+            if kind is None:
+                raise Fault(f"{self.at(line)}: this block is not marked: see tests/docs/run.py")
+            name, argument = kind
+            if name == "skip":
+                if not argument:
+                    raise Fault(f"{self.at(line)}: say why it is not run")
+                continue
+            start = time.monotonic()
+            if name == "check":
+                self.check(line, text)
+            elif name == "file":
+                (self.system.root / "root/takt" / argument).write_text(text + "\n")
+            else:
+                text = re.sub(r"^\$ ", "", text, flags=re.M) if language == "console" else text
+                (self.terminal if name == "terminal" else self.run)(line, argument == "user", text)
+            self.run_blocks += 1
+            print(f"{time.monotonic() - start:7.2f} s  {self.at(line)}: {text.splitlines()[0][:70]}", flush=True)
+        for at, name, argument in left:
+            if name == "expect":
+                self.expect(at, argument)
+
+    def close(self):
+        for shell in self.terminals + [shell for shell, _ in self.shells.values()]:
+            try:
+                os.killpg(shell.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+            shell.wait()
+
+
+def links():
+    """Every relative link of every page leads somewhere, and every anchor to a heading."""
+    bad = []
+    pages = [path for path in TOP.rglob("*.md") if not {"target", "node_modules", ".git"} & set(path.relative_to(TOP).parts)]
+
+    def anchors(page):
+        headings = re.findall(r"^#+ (.*)", re.sub(r"```.*?```", "", page.read_text(), flags=re.S), re.M)
+        plain = [re.sub(r"[`*]|\[([^]]*)\]\([^)]*\)", r"\1", heading).strip().lower() for heading in headings]
+        return {re.sub(r"[^\w\- ]", "", heading).replace(" ", "-") for heading in plain}
+
+    for page in pages:
+        text = re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(), flags=re.S)
+        for target in re.findall(r"\]\(([^)\s]+)\)", text):
+            if re.match(r"[a-z]+:", target):
+                continue
+            path, _, anchor = target.partition("#")
+            there = (page.parent / path).resolve() if path else page
+            if not there.exists():
+                bad.append(f"{page.relative_to(TOP)}: {target} leads nowhere")
+            elif anchor and there.suffix == ".md" and anchor not in anchors(there):
+                bad.append(f"{page.relative_to(TOP)}: {target} leads to no heading")
+    if bad:
+        raise Fault("\n".join(bad))
+    print(f"links: {len(pages)} pages, none dead")
+
+
+def main():
+    arguments = sys.argv[1:]
+    links()
+    if "--links" in arguments:
+        return
+    begin = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="takt-docs-") as work:
+        system = System(work)
+        try:
+            pages = arguments or PAGES
+            if pages[0] != "README.md":
+                # The README installs the packages; other pages stand on that.
+                Page(system, "packages", work).run(0, False, "apt-get install -y ./out/deb/*.deb")
+            for name in pages:
+                page = Page(system, name, work)
+                try:
+                    page.follow()
+                finally:
+                    page.close()
+                print(f"{name}: {page.run_blocks} block(s) done", flush=True)
+        finally:
+            system.close()
+            shutil.rmtree(system.root, ignore_errors=True)
+    print(f"docs: everything holds, {time.monotonic() - begin:.0f} s")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except Fault as fault:
+        sys.exit(f"FAILED: {fault}")
