@@ -33,6 +33,8 @@ pub struct Readings {
     pub ptp4l: Option<Result<PtpReading, String>>,
     /// The device, or why not.
     pub device: Option<(PathBuf, Result<PhcReading, String>)>,
+    /// `CLOCK_TAI` is to be UTC.
+    pub utc: bool,
     /// `CLOCK_TAI` when all that was asked, nanoseconds.
     pub tai_ns: i64,
     /// A clock that is not stepped, nanoseconds.
@@ -142,7 +144,9 @@ pub fn assess(readings: Readings, history: &mut History) -> ClockStatus {
             .map(|ptp| ptp.time.utc_offset_s.into()),
     };
     of_state(&verdict, &mut warnings);
-    of_offset(&tai_offset, kernel.is_some(), &mut warnings);
+    if kernel.is_some() {
+        warnings.extend(of_offset(&tai_offset, readings.utc));
+    }
     of_steps(history, readings.monotonic_ns, &mut warnings);
     of_silence(&readings, &mut warnings);
     if verdict.source == Source::Chrony
@@ -370,26 +374,35 @@ fn of_state(verdict: &Verdict, warnings: &mut Vec<Warning>) {
     }
 }
 
-fn of_offset(offset: &TaiOffset, known: bool, warnings: &mut Vec<Warning>) {
-    let warning = match (offset.set, offset.by_ptp) {
-        (_, Some(ptp)) if known && ptp != offset.seconds => Warning {
-            code: "tai-offset-disagrees",
-            message: format!(
-                "the kernel has TAI - UTC = {} s and ptp4l has {ptp} s from its grandmaster: CLOCK_TAI is off by the \
-                 difference; run phc2sys with -w, which tells the kernel",
-                offset.seconds
+/// What is wrong with the kernel's offset of TAI.
+fn of_offset(offset: &TaiOffset, utc: bool) -> Option<Warning> {
+    let seconds = offset.seconds;
+    let (code, message) = match offset.by_ptp {
+        _ if utc && offset.set => (
+            "tai-offset-disagrees",
+            format!(
+                "the kernel has TAI - UTC = {seconds} s, but `timescale` in [clock] of the configuration says that \
+                 CLOCK_TAI is UTC on all nodes: gates are off by that from those of the others; write \"tai\" \
+                 there, and have all kernels told"
             ),
-        },
-        (false, _) if known => Warning {
-            code: "tai-offset-unset",
-            message: "nobody has told the kernel TAI - UTC: CLOCK_TAI equals UTC, and gates are off by that \
-                      many seconds from those of nodes whose kernels know; add `leapsectz right/UTC` to chrony.conf, or \
-                      run phc2sys with -w"
-                .into(),
-        },
-        _ => return,
+        ),
+        _ if utc => return None,
+        Some(ptp) if ptp != seconds => (
+            "tai-offset-disagrees",
+            format!(
+                "the kernel has TAI - UTC = {seconds} s and ptp4l has {ptp} s from its grandmaster: CLOCK_TAI is off \
+                 by the difference; run phc2sys with -w, which tells the kernel"
+            ),
+        ),
+        _ if !offset.set => (
+            "tai-offset-unset",
+            "nobody has told the kernel TAI - UTC: CLOCK_TAI equals UTC, and gates are off by that many seconds from \
+             those of nodes whose kernels know; add `leapsectz right/UTC` to chrony.conf, or run phc2sys with -w"
+                .to_owned(),
+        ),
+        _ => return None,
     };
-    warnings.push(warning);
+    Some(Warning { code, message })
 }
 
 fn of_steps(history: &History, now_ns: u64, warnings: &mut Vec<Warning>) {

@@ -53,6 +53,8 @@ pub struct Sources {
     pub chrony: Ask<chrony::Address>,
     /// The clock of a network device.
     pub device: Option<PathBuf>,
+    /// No kernel of the network knows TAI - UTC, and none is to: `CLOCK_TAI` is UTC on all nodes.
+    pub utc: bool,
 }
 
 impl Default for Sources {
@@ -63,6 +65,7 @@ impl Default for Sources {
             ptp_domain: 0,
             chrony: Ask::IfThere(chrony::Address::default()),
             device: None,
+            utc: false,
         }
     }
 }
@@ -115,6 +118,7 @@ impl Observer {
             chrony,
             ptp4l,
             device,
+            utc: sources.utc,
             tai_ns,
             monotonic_ns: before + (after - before) / 2,
             reading_ns: after - before,

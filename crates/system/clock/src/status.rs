@@ -132,6 +132,16 @@ pub enum Unmet {
         /// What is demanded.
         required: Duration,
     },
+    /// It follows UTC, and nobody knows what it is off from TAI.
+    #[error("the clock is {state} by {reference}, but CLOCK_TAI is not TAI: {problem}")]
+    TaiOffset {
+        /// Its state.
+        state: State,
+        /// What it follows.
+        reference: String,
+        /// What is wrong, and what to do.
+        problem: String,
+    },
     /// It is too far off.
     #[error(
         "the clock is {state} by {reference} within {bound:?}, and must be within {required:?}: see `takt clock`"
@@ -149,8 +159,20 @@ pub enum Unmet {
 }
 
 impl ClockStatus {
+    /// What keeps `CLOCK_TAI` from being TAI, however good the clock is otherwise. A domain with a timescale of its
+    /// own has no TAI: all of its nodes have the same time.
+    fn tai_problem(&self) -> Option<&Warning> {
+        let arbitrary = self.source == Source::Ptp4l
+            && (self.ptp4l.as_ref()).is_some_and(|ptp| !ptp.time.ptp_timescale);
+        let codes = ["tai-offset-disagrees", "tai-offset-unset"];
+        let problem = |warning: &&Warning| codes.contains(&warning.code);
+        self.warnings.iter().find(problem).filter(|_| !arbitrary)
+    }
+
     /// Whether the clock is known to be off its reference by `required` at most. One in holdover is, as long as its
     /// bound has not grown beyond that.
+    ///
+    /// One that follows UTC is not while the kernel has no offset of TAI, or another than ptp4l.
     ///
     /// # Errors
     /// [`Unmet`]: its state, and what to do.
@@ -165,6 +187,14 @@ impl ClockStatus {
                 reference: self.reference.clone(),
                 required,
                 remedy: remedy.map_or_else(String::new, |w| format!(": {}", w.message)),
+            });
+        }
+        // Whoever keeps the clock keeps UTC in it and says how good that is: gates go by TAI.
+        if let Some(problem) = self.tai_problem() {
+            return Err(Unmet::TaiOffset {
+                state: self.state,
+                reference: self.reference.clone(),
+                problem: problem.message.clone(),
             });
         }
         let Some(bound) = self.bound_ns.map(Duration::from_nanos) else {

@@ -14,7 +14,7 @@ use std::time::Duration;
 use support::{Daemon, chronyd, lab};
 use takt_clock::chrony::{self, Reference};
 use takt_clock::ptp4l::{self, Role};
-use takt_clock::{Ask, ClockStatus, Observer, Source, Sources, State, SystemTai};
+use takt_clock::{Ask, ClockStatus, Observer, Source, Sources, State, SystemTai, Unmet};
 use takt_lab::Host;
 use takt_testing::{Directory, until};
 
@@ -24,6 +24,7 @@ fn observer(ptp4l: Ask<PathBuf>, chrony: Ask<chrony::Address>) -> Observer {
         chrony,
         ptp_domain: 24,
         device: None,
+        utc: false,
     };
     Observer::new(sources, Arc::new(SystemTai))
 }
@@ -143,7 +144,11 @@ fn chronyd_says_what_it_follows_and_how_far_it_is_off() {
         "{status:?}"
     );
     let bound = status.bound_ns.expect("a bound");
-    assert!(status.within(Duration::from_nanos(bound)).is_ok());
+    let met = status.within(Duration::from_nanos(bound));
+    match status.tai_offset.set {
+        true => assert!(met.is_ok(), "{met:?}"),
+        false => assert!(matches!(met, Err(Unmet::TaiOffset { .. })), "{met:?}"),
+    }
     assert!(status.within(Duration::from_nanos(bound - 1)).is_err());
 
     // Over loopback, where nobody needs any right.

@@ -101,6 +101,7 @@ impl Clock {
             ptp_domain: self.ptp_domain,
             chrony: ask(self.chrony, usual.chrony),
             device: self.device,
+            utc: usual.utc,
         };
         let status = Observer::new(sources, Arc::new(SystemTai)).observe();
         let unmet = self.require.and_then(|time| status.within(time).err());

@@ -148,6 +148,70 @@ fn the_kernels_word_holds_where_nobody_else_has_one() {
 }
 
 #[test]
+fn a_clock_whose_kernel_does_not_know_tai_meets_no_demand_however_good_it_is() {
+    let software = |valid, timescale| {
+        let mut ptp = ptp(PortState::Slave, TimeStamping::Software, 100, 1_000);
+        ptp.time.utc_offset_valid = valid;
+        ptp.time.ptp_timescale = timescale;
+        ptp
+    };
+    let refused = |readings: Readings| {
+        let status = once(readings);
+        assert_eq!(status.state, State::Synchronised);
+        let unmet = status.within(Duration::from_secs(1));
+        let Err(Unmet::TaiOffset { .. }) = &unmet else {
+            panic!("{unmet:?}: {status:?}");
+        };
+        let text = unmet.expect_err("unmet").to_string();
+        assert!(
+            text.contains("phc2sys") || text.contains("timescale"),
+            "{text}"
+        );
+    };
+    for offset in [0, 36] {
+        let mut readings = at(0);
+        readings.kernel = Some(Ok(kernel(offset, true, 250_000)));
+        // ptp4l with software stamps keeps UTC in the kernel's clock, whether its grandmaster is sure or not.
+        readings.ptp4l = Some(Ok(software(true, true)));
+        refused(readings.clone());
+        if offset != 0 {
+            continue;
+        }
+        readings.ptp4l = Some(Ok(software(false, true)));
+        refused(readings.clone());
+        readings.ptp4l = None;
+        refused(readings.clone());
+        let mut tracking = tracking();
+        tracking.updated_utc_ns += 37 * 1_000_000_000;
+        readings.chrony = Some(Ok(tracking));
+        refused(readings);
+    }
+    // Where all nodes do without, that is no fault, and one that does not is.
+    let mut readings = at(0);
+    readings.kernel = Some(Ok(kernel(0, true, 250_000)));
+    readings.utc = true;
+    assert_eq!(codes(&once(readings.clone())), Vec::<&str>::new());
+    assert!(
+        once(readings.clone())
+            .within(Duration::from_micros(250))
+            .is_ok()
+    );
+    readings.kernel = Some(Ok(kernel(37, true, 250_000)));
+    refused(readings);
+    // Told, it is as good as it says; and where the domain's time is no TAI at all, nothing is amiss.
+    let mut readings = at(0);
+    readings.ptp4l = Some(Ok(software(true, true)));
+    assert!(
+        once(readings.clone())
+            .within(Duration::from_micros(2))
+            .is_ok()
+    );
+    readings.kernel = Some(Ok(kernel(0, true, 250_000)));
+    readings.ptp4l = Some(Ok(software(false, false)));
+    assert!(once(readings).within(Duration::from_micros(2)).is_ok());
+}
+
+#[test]
 fn chronys_bound_is_offset_dispersion_and_half_of_the_delay() {
     let mut readings = at(0);
     readings.chrony = Some(Ok(tracking()));
@@ -405,6 +469,7 @@ proptest! {
                     realtime_minus_phc_ns: away,
                     error_ns: error,
                 }))),
+                utc: false,
                 tai_ns: tai.rotate_left(turn as u32 * 7),
                 monotonic_ns: monotonic.rotate_left(turn as u32 * 9),
                 reading_ns: reading,

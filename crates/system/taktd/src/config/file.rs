@@ -371,6 +371,19 @@ pub struct Clock {
     pub chrony: Option<Written<Asked<takt_clock::chrony::Address>>>,
     /// The PTP clock of a network device.
     pub device: Option<PathBuf>,
+    /// What the kernels of all nodes have in `CLOCK_TAI`.
+    pub timescale: Timescale,
+}
+
+/// What `CLOCK_TAI` is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Timescale {
+    /// TAI: the kernels know TAI - UTC.
+    #[default]
+    Tai,
+    /// UTC, on all nodes: nobody tells the kernels.
+    Utc,
 }
 
 /// `[mapping]`

@@ -206,6 +206,7 @@ fn clock(clock: &file::Clock) -> Sources {
         ptp_domain: clock.ptp_domain,
         chrony: ask(clock.chrony.as_ref().map(|chrony| &chrony.0), usual.chrony),
         device: clock.device.clone(),
+        utc: clock.timescale == file::Timescale::Utc,
     }
 }
 

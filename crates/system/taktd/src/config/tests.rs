@@ -379,8 +379,9 @@ fn every_key_is_read() {
 #[test]
 fn whom_to_ask_about_the_clock_is_an_address_a_path_or_nobody() {
     let clock = |text: &str| parse(&format!("[clock]\n{text}")).expect("good").clock;
-    let asked =
-        clock("ptp4l = \"/run/p\"\nptp_domain = 24\nchrony = \"/run/c\"\ndevice = \"/dev/ptp1\"");
+    let asked = clock(
+        "ptp4l = \"/run/p\"\nptp_domain = 24\nchrony = \"/run/c\"\ndevice = \"/dev/ptp1\"\ntimescale = \"utc\"",
+    );
     assert_eq!(
         asked,
         Sources {
@@ -388,6 +389,7 @@ fn whom_to_ask_about_the_clock_is_an_address_a_path_or_nobody() {
             ptp_domain: 24,
             chrony: Ask::Expected(Address::Unix("/run/c".into())),
             device: Some("/dev/ptp1".into()),
+            utc: true,
         }
     );
     let nobody = clock("ptp4l = \"none\"\nchrony = \"none\"");
