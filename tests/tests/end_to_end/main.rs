@@ -9,6 +9,7 @@ mod long_messages;
 mod networks;
 mod refusals;
 mod routed;
+mod schedules;
 mod support;
 mod tenants;
 mod volume;

@@ -8,7 +8,7 @@ use takt::{ChannelId, Outcome, Qos, Session, Sink, Source, TaiTime, TrafficClass
 use takt_clock::{Clock, SystemTai};
 use takt_embedded::Security;
 use takt_embedded::{Embedded, Settings};
-use takt_runtime::config::{Departure, Late};
+use takt_runtime::config::{Departure, Late, LinkSchedule};
 use takt_runtime::counters::DepartureReading;
 use takt_runtime::status::ScheduleStatus;
 use takt_schedule::{GateEntry, GateMask, Schedule};
@@ -182,7 +182,7 @@ fn half_and_half() -> Schedule {
 fn a_schedule_holds_messages_until_their_gate_opens_and_can_be_changed_and_removed() {
     let pair = Pair::new(2);
     let runtime = pair.near.runtime();
-    let begins = runtime.install_schedule("udp".into(), half_and_half(), 1_000_000_000);
+    let begins = runtime.install_schedule(LinkSchedule::new("udp", half_and_half(), 1_000_000_000));
     let begins = begins.expect("a runtime").expect("installed");
     assert_eq!(
         begins.as_nanos() % (100 * MS),
@@ -209,7 +209,7 @@ fn a_schedule_holds_messages_until_their_gate_opens_and_can_be_changed_and_remov
     // A gate that never opens.
     let mut closed = half_and_half();
     closed.entries = vec![GateEntry::new(GateMask::NONE, 100_000_000)];
-    let installed = runtime.install_schedule("udp".into(), closed.clone(), 0);
+    let installed = runtime.install_schedule(LinkSchedule::new("udp", closed.clone(), 0));
     installed.expect("a runtime").expect("installed");
     until("the schedule runs", || {
         (pair.status().operational == Some(closed.clone())).then_some(())
@@ -231,7 +231,7 @@ fn schedules_that_cannot_run_are_refused_by_reason_and_change_nothing() {
     let pair = Pair::new(3);
     let runtime = pair.near.runtime();
     let refused = |datapath: &str, schedule: Schedule| {
-        let answer = runtime.install_schedule(datapath.into(), schedule, 0);
+        let answer = runtime.install_schedule(LinkSchedule::new(datapath, schedule, 0));
         answer.expect("a runtime").expect_err("refused").to_string()
     };
     let unknown = refused("dpdk", half_and_half());

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use takt_clock::{Clock, SystemTai};
+use takt_schedule::{ClassTable, Link, Schedule};
 use takt_wire::ethernet::MacAddress;
 use takt_wire::vxlan::NetworkId;
 
@@ -196,6 +197,46 @@ impl Default for Departure {
     }
 }
 
+/// A schedule for the link of a datapath.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LinkSchedule {
+    /// The datapath, such as `udp`.
+    pub datapath: String,
+    /// The gates.
+    pub schedule: Schedule,
+    /// The link's rate, bits per second, from which guard bands follow; 0: frames take no time.
+    pub rate_bps: u64,
+    /// The port inserts a VLAN tag, which takes its time too.
+    pub vlan: bool,
+    /// The class whose gate frames of each priority pass.
+    pub classes: ClassTable,
+}
+
+impl LinkSchedule {
+    /// For untagged frames, each priority with a class of its own.
+    pub fn new(datapath: impl Into<String>, schedule: Schedule, rate_bps: u64) -> Self {
+        Self {
+            datapath: datapath.into(),
+            schedule,
+            rate_bps,
+            vlan: false,
+            classes: ClassTable::default(),
+        }
+    }
+
+    /// The link.
+    pub(crate) fn link(&self) -> Link {
+        let link = Link::ethernet(self.rate_bps);
+        match self.vlan {
+            true => Link {
+                framing: link.framing.with_vlan_tag(),
+                ..link
+            },
+            false => link,
+        }
+    }
+}
+
 /// A runtime.
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -215,6 +256,9 @@ pub struct Config {
     pub security: Security,
     /// Networks that tenants' endpoints are in.
     pub networks: Vec<NetworkConfig>,
+    /// Schedules in force from the start, as if they had been installed before: those whose base time has
+    /// passed run at once, in the cycle that they would be in. Several of a datapath in the order of their base times.
+    pub schedules: Vec<LinkSchedule>,
     /// Sockets for applications.
     pub listeners: Vec<ListenerConfig>,
     /// Bounds.
@@ -244,6 +288,7 @@ impl Default for Config {
             accept: Vec::new(),
             security: Security::default(),
             networks: Vec::new(),
+            schedules: Vec::new(),
             listeners: Vec::new(),
             limits: Limits::default(),
             departure: Departure::default(),

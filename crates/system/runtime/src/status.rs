@@ -5,8 +5,8 @@ use std::path::PathBuf;
 
 use takt_clock::Unmet;
 use takt_datapath::Capabilities;
-use takt_schedule::Schedule;
 use takt_schedule::gate::Cycle;
+use takt_schedule::{ClassTable, Schedule};
 use takt_session::Qos;
 use takt_time::TaiTime;
 use takt_wire::ethernet::MacAddress;
@@ -220,6 +220,10 @@ pub struct ScheduleStatus {
     pub datapath: String,
     /// The link's rate as it was told, bits per second; 0: none was.
     pub rate_bps: u64,
+    /// The port inserts a VLAN tag.
+    pub vlan: bool,
+    /// The class whose gate frames of each priority pass, by the operational schedule.
+    pub priorities: ClassTable,
     /// The schedule that runs; none: all gates are open.
     pub operational: Option<Schedule>,
     /// The schedule that will run, and from when on.

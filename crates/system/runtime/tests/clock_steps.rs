@@ -12,7 +12,7 @@ use std::time::Duration;
 use support::{App, Sink, Source, config, free_port, start};
 use takt_clock::{Clock, SteppedClock, SystemTai};
 use takt_runtime::Runtime;
-use takt_runtime::config::{Departure, Idle, LaneConfig, Late};
+use takt_runtime::config::{Departure, Idle, LaneConfig, Late, LinkSchedule};
 use takt_runtime::counters::DepartureReading;
 use takt_schedule::{GateEntry, GateMask, Schedule};
 use takt_session::Qos;
@@ -77,7 +77,9 @@ impl Bench {
             ],
             ..Schedule::default()
         };
-        let installed = near.handle().install_schedule("udp".into(), schedule, 0);
+        let installed = near
+            .handle()
+            .install_schedule(LinkSchedule::new("udp", schedule, 0));
         installed.expect("running").expect("installed");
         let mut bench = Self {
             clock,

@@ -17,6 +17,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use crate::check::{Finding, readable};
+use crate::classes::ClassTable;
 use crate::schedule::Schedule;
 
 pub use taprio::{ClockId, QueueRange, TaprioOptions};
@@ -106,6 +107,28 @@ pub struct Document {
 }
 
 impl Document {
+    /// The document's traffic class table for frames with priorities 0 to 7.
+    ///
+    /// # Errors
+    /// What of the document a port of Takt does not do, a sentence each with its remedy: it is refused rather than
+    /// left out.
+    pub fn installable(&self) -> Result<ClassTable, Vec<String>> {
+        let mut refused = taprio::not_done(self);
+        let numbers = self
+            .priorities
+            .map_or(ClassTable::default().numbers(), |map| {
+                map.class_of.first_chunk().copied().unwrap_or_default()
+            });
+        let table = ClassTable::new(numbers);
+        if table.is_none() {
+            refused.push("map: there are only classes 0 to 7".to_owned());
+        }
+        match table {
+            Some(table) if refused.is_empty() => Ok(table),
+            _ => Err(refused),
+        }
+    }
+
     /// Mistakes in what a document says besides its schedule, whose own are [`crate::check`]'s.
     pub fn check(&self) -> Vec<Finding> {
         taprio::check(self)

@@ -15,6 +15,7 @@
 #![forbid(unsafe_code)]
 
 pub mod check;
+mod classes;
 pub mod diff;
 pub mod discipline;
 pub mod form;
@@ -27,6 +28,7 @@ pub mod summary;
 pub mod window;
 
 pub use check::check;
+pub use classes::ClassTable;
 pub use diff::diff;
 pub use gate::{GateList, GateMask, Gates};
 pub use link::{Framing, Link};

@@ -79,7 +79,7 @@ pub enum DaemonError {
     Config(#[from] ConfigError),
     /// The runtime.
     #[error("cannot start: {0}")]
-    Start(#[from] takt_runtime::StartError),
+    Start(#[from] crate::node::NodeError),
     /// The admin API.
     #[error("cannot start: {0}")]
     Admin(#[from] SocketError),

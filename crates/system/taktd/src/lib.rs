@@ -21,6 +21,7 @@ mod clock;
 pub mod config;
 pub mod daemon;
 pub mod datapaths;
+mod kept;
 pub mod logging;
 pub mod metrics;
 pub mod node;

@@ -10,6 +10,7 @@ use takt_runtime::{Runtime, RuntimeHandle, StartError};
 
 use crate::config::{self, ConfigError, Settings};
 use crate::datapaths::{Assembled, assemble};
+use crate::kept::{self, KeptError};
 use crate::logging::LogLevel;
 
 /// A node in operation. Dropping it stops it at once.
@@ -22,6 +23,17 @@ pub struct Node {
     file: Option<PathBuf>,
     settings: Mutex<Settings>,
     log: Option<LogLevel>,
+}
+
+/// Why a node does not start.
+#[derive(Debug, thiserror::Error)]
+pub enum NodeError {
+    /// The runtime.
+    #[error(transparent)]
+    Start(#[from] StartError),
+    /// What was installed before.
+    #[error(transparent)]
+    Kept(#[from] KeptError),
 }
 
 /// What a reload did.
@@ -68,17 +80,21 @@ impl Node {
     /// Starts a node. `file` is read again at a reload; the default one if `None`.
     ///
     /// # Errors
-    /// [`StartError`]; nothing is left behind.
+    /// [`NodeError`]; nothing is left behind.
     pub fn start(
         settings: Settings,
         file: Option<PathBuf>,
         log: Option<LogLevel>,
-    ) -> Result<Self, StartError> {
+    ) -> Result<Self, NodeError> {
         let Assembled {
             datapaths,
             unavailable,
         } = assemble(&settings);
-        let runtime = Runtime::start(settings.runtime.clone(), &datapaths, unavailable)?;
+        let mut config = settings.runtime.clone();
+        if let Some(state) = &settings.state {
+            kept::restore(state, config.clock.now(), &mut config.schedules)?;
+        }
+        let runtime = Runtime::start(config, &datapaths, unavailable)?;
         Ok(Self {
             handle: runtime.handle().clone(),
             runtime: Mutex::new(Some(runtime)),

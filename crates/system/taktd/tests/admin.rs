@@ -432,6 +432,7 @@ async fn a_schedule_is_installed_told_and_removed_and_a_wrong_one_is_refused_by_
         datapath: datapath.into(),
         schedule,
         link_rate_bps: 1_000_000_000,
+        ..InstallScheduleRequest::default()
     };
     let begins = client.install_schedule(install("udp", Some(schedule.clone())));
     let begins = begins.await.expect("installed").into_inner().begins_ns;

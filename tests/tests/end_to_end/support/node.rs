@@ -298,6 +298,7 @@ impl Admin {
             datapath: datapath.into(),
             schedule: Some(schedule),
             link_rate_bps: 1_000_000_000,
+            ..proto::InstallScheduleRequest::default()
         };
         let asked = self.client.install_schedule(request);
         let answer = self.runtime.block_on(asked).expect("the schedule fits");

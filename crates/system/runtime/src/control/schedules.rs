@@ -7,10 +7,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use takt_clock::Unmet;
-use takt_schedule::{GateList, GateMask, Gates, Link, Schedule};
+use takt_schedule::{ClassTable, GateList, GateMask, Gates, Link};
 use takt_time::{TaiTime, TrafficClass};
 
 use super::{Control, RuntimeHandle, Stopped};
+use crate::config::LinkSchedule;
 use crate::counters::DepartureReading;
 use crate::lane::Command;
 use crate::lane::departure::ScheduleChange;
@@ -21,7 +22,7 @@ pub(super) struct Installed {
     gates: Gates,
     link: Link,
     /// As asked for: the operational one and the pending one.
-    schedules: Vec<(Arc<GateList>, Schedule)>,
+    schedules: Vec<(Arc<GateList>, LinkSchedule)>,
     /// Why the clock is not what a schedule demands, and how often it ceased to be.
     pub(super) unmet: Option<Unmet>,
     pub(super) losses: u64,
@@ -29,7 +30,7 @@ pub(super) struct Installed {
 
 impl Installed {
     /// What was asked for when this list was made of it.
-    fn schedule(&self, list: &Arc<GateList>) -> Option<&Schedule> {
+    fn asked(&self, list: &Arc<GateList>) -> Option<&LinkSchedule> {
         let mut asked = self.schedules.iter();
         let found = asked.find(|(known, _)| Arc::ptr_eq(known, list));
         found.map(|(_, schedule)| schedule)
@@ -41,9 +42,18 @@ impl Installed {
         let gates = self.gates.status(now);
         let pending = gates.pending.as_ref().map(|(list, _)| list);
         let lists = gates.oper.iter().chain(pending);
-        let demands = lists.filter_map(|list| self.schedule(list)?.require_sync_ns);
+        let demands = lists.filter_map(|list| self.asked(list)?.schedule.require_sync_ns);
         demands.min().map(Duration::from_nanos)
     }
+}
+
+/// Why a schedule is installed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Origin {
+    /// Somebody asks for it.
+    Asked,
+    /// It was in force before the node started, or is in its configuration.
+    Restored,
 }
 
 /// Why a schedule is not installed.
@@ -72,18 +82,23 @@ pub enum ScheduleError {
 
 impl RuntimeHandle {
     /// Installs a schedule on the link of a datapath, by the rules of IEEE 802.1Q-2022, clause 8.6.9.3: the
-    /// instant at which it begins. `rate_bps`: the link's rate, from which guard bands follow; 0: frames take
-    /// no time.
+    /// instant at which it begins.
     ///
     /// # Errors
     /// [`Stopped`]; inside, [`ScheduleError`]: then nothing has changed.
     pub fn install_schedule(
         &self,
-        datapath: String,
-        schedule: Schedule,
-        rate_bps: u64,
+        schedule: LinkSchedule,
     ) -> Result<Result<TaiTime, ScheduleError>, Stopped> {
-        self.ask(move |c| c.install_schedule(&datapath, schedule, rate_bps))
+        self.ask(move |c| c.install_schedule(schedule, Origin::Asked))
+    }
+
+    /// The schedules that run and those that will, as they were asked for, in this order for each datapath.
+    ///
+    /// # Errors
+    /// [`Stopped`].
+    pub fn installed_schedules(&self) -> Result<Vec<LinkSchedule>, Stopped> {
+        self.ask(|c| c.installed_schedules())
     }
 
     /// Opens all gates of a datapath's link again; false if it has no schedule.
@@ -104,12 +119,15 @@ impl RuntimeHandle {
 }
 
 impl Control {
-    fn install_schedule(
+    /// Installs a schedule. One that is restored was accepted before: no clock is demanded of a node that
+    /// starts, since gates that are off are better than none, and what the clock lacks is told.
+    pub(super) fn install_schedule(
         &mut self,
-        name: &str,
-        schedule: Schedule,
-        rate_bps: u64,
+        asked: LinkSchedule,
+        origin: Origin,
     ) -> Result<TaiTime, ScheduleError> {
+        let name = asked.datapath.as_str();
+        let schedule = &asked.schedule;
         let Some(port) = self.datapaths.iter().position(|(kind, _)| kind.0 == name) else {
             let have: Vec<&str> = self.datapaths.iter().map(|(kind, _)| kind.0).collect();
             return Err(ScheduleError::Datapath {
@@ -120,12 +138,22 @@ impl Control {
         if !schedule.enabled {
             return Err(ScheduleError::Disabled);
         }
-        let list = Arc::new(GateList::new(&schedule)?);
-        if let Some(within) = schedule.require_sync_ns {
+        let list = Arc::new(GateList::new(schedule)?);
+        if let Some(within) = schedule.require_sync_ns
+            && origin == Origin::Asked
+        {
             self.clock_within(Duration::from_nanos(within))?;
         }
-        let link = Link::ethernet(rate_bps);
+        let link = asked.link();
+        let initial = schedule.initial_gates;
+        // A schedule that ran before a restart runs on in the cycle that it would be in: asked for a cycle ago, it
+        // began within that.
         let now = self.clock.now();
+        let cycle_ns = i64::try_from(schedule.cycle_time_ns).unwrap_or(i64::MAX);
+        let now = match origin {
+            Origin::Restored if schedule.base_time <= now => now.saturating_add_nanos(-cycle_ns),
+            _ => now,
+        };
         let kind = self.datapaths[port].0;
         let installed = self.schedules.entry(kind).or_insert_with(|| Installed {
             gates: Gates::new(GateMask::ALL),
@@ -135,29 +163,44 @@ impl Control {
             losses: 0,
         });
         installed.link = link;
-        installed.gates.set_initial(schedule.initial_gates, now);
+        installed.gates.set_initial(initial, now);
         let begins = installed.gates.install(list.clone(), now).unwrap_or(now);
         let running = installed.gates.status(now).oper;
         installed
             .schedules
             .retain(|(old, _)| running.as_ref().is_some_and(|oper| Arc::ptr_eq(oper, old)));
-        let initial = schedule.initial_gates;
-        installed.schedules.push((list.clone(), schedule));
+        let classes = asked.classes;
+        tracing::info!(
+            datapath = name,
+            begins = begins.as_nanos(),
+            "schedule installed"
+        );
+        installed.schedules.push((list.clone(), asked));
         for lane in &self.lanes {
             let change = ScheduleChange::Install {
                 list: list.clone(),
                 initial,
                 link,
                 now,
+                classes,
+                begins,
             };
             lane.handle.send(Command::Schedule { port, change });
         }
-        tracing::info!(
-            datapath = name,
-            begins = begins.as_nanos(),
-            "schedule installed"
-        );
         Ok(begins)
+    }
+
+    fn installed_schedules(&mut self) -> Vec<LinkSchedule> {
+        let now = self.clock.now();
+        let mut all = Vec::new();
+        for installed in self.schedules.values_mut() {
+            installed.gates.advance(now);
+            let gates = installed.gates.status(now);
+            let pending = gates.pending.as_ref().map(|(list, _)| list);
+            let lists = gates.oper.iter().chain(pending);
+            all.extend(lists.filter_map(|list| installed.asked(list)).cloned());
+        }
+        all
     }
 
     fn remove_schedule(&mut self, name: &str) -> bool {
@@ -196,11 +239,15 @@ impl Control {
                 &*installed
             });
             let gates = installed.map(|installed| installed.gates.status(now));
-            let find = |list| installed?.schedule(list).cloned();
+            let asked = |list| installed?.asked(list);
+            let find = |list| asked(list).map(|asked| asked.schedule.clone());
+            let oper = gates.as_ref().and_then(|g| asked(g.oper.as_ref()?));
             let rate = installed.and_then(|installed| installed.link.rate_bps);
             all.push(ScheduleStatus {
                 datapath: kind.to_string(),
                 rate_bps: rate.map_or(0, std::num::NonZero::get),
+                vlan: oper.is_some_and(|asked| asked.vlan),
+                priorities: oper.map_or_else(ClassTable::default, |asked| asked.classes),
                 operational: gates.as_ref().and_then(|g| find(g.oper.as_ref()?)),
                 pending: gates.as_ref().and_then(|g| {
                     let (list, begins) = g.pending.as_ref()?;

@@ -19,6 +19,7 @@ use super::listener::ListenError;
 use super::networks::Network;
 use super::reaper::Reaper;
 use super::routes::Routes;
+use super::schedules::{Origin, ScheduleError};
 use super::{Control, KeyMissing, LaneInfo, PortInfo, Runtime, RuntimeHandle, Token};
 use crate::config::{Config, LaneConfig};
 use crate::lane::idle::{self, IdleStrategy, Step};
@@ -60,6 +61,14 @@ pub enum StartError {
     /// A peer cannot be authenticated.
     #[error(transparent)]
     Key(#[from] KeyMissing),
+    /// A schedule of the configuration, or one that was installed before, cannot run.
+    #[error("cannot install the schedule of {datapath}: {source}")]
+    Schedule {
+        /// The datapath.
+        datapath: String,
+        /// Why.
+        source: ScheduleError,
+    },
     /// The peering socket cannot be opened.
     #[error(
         "cannot bind the peering port {address}: {source} (is another runtime on this node? configure another `port`)"
@@ -240,6 +249,7 @@ fn start(
         .map(|d| (d.kind(), d.capabilities()))
         .collect();
     let listeners = config.listeners.clone();
+    let schedules = config.schedules.clone();
     let lane_configs = config.lanes.clone();
     let networks = config.networks.iter().cloned();
     let networks = networks
@@ -289,6 +299,17 @@ fn start(
     control.watch(control.socket.as_fd(), Token::Peering)?;
     control.watch(control.strangers.as_fd(), Token::Strangers)?;
     control.command_all(between);
+    for schedule in schedules {
+        let datapath = schedule.datapath.clone();
+        match control.install_schedule(schedule, Origin::Restored) {
+            Ok(_) => {}
+            // Nothing leaves by a datapath that is not there.
+            Err(error @ ScheduleError::Datapath { .. }) => {
+                tracing::warn!(datapath, "schedule not installed: {error}");
+            }
+            Err(source) => return Err(StartError::Schedule { datapath, source }),
+        }
+    }
     for at in 0..control.networks.len() {
         control.publish_network(at);
     }

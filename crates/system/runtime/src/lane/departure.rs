@@ -11,7 +11,9 @@ use std::time::Duration;
 
 use takt_schedule::discipline::{LatePolicy, LaunchTime, LaunchTimeConfig};
 use takt_schedule::port::{Departure, DropReason, RefusalReason, TxFlags};
-use takt_schedule::{Decision, GateList, GateMask, Gates, Item, Link, Port, PortConfig};
+use takt_schedule::{
+    ClassTable, Decision, GateList, GateMask, Gates, Item, Link, Port, PortConfig,
+};
 use takt_session::layout::{FLAG_DEADLINE, FLAG_LAUNCH_TIME, Outcome, TxDescriptor};
 use takt_time::{TaiTime, TrafficClass};
 
@@ -81,6 +83,9 @@ impl Piece {
 /// The scheduler of a lane's port.
 pub struct Departures {
     scheduler: Port<Piece>,
+    /// The class of each priority, and that of the schedule to come with the instant at which it begins.
+    classes: ClassTable,
+    next_classes: Option<(TaiTime, ClassTable)>,
     /// Classes of which the port keeps launch times, a bit each.
     ahead: u8,
     /// A schedule is installed: every message passes the gates.
@@ -143,6 +148,9 @@ pub enum ScheduleChange {
         initial: GateMask,
         link: Link,
         now: TaiTime,
+        /// The class of each priority, from `begins` on.
+        classes: ClassTable,
+        begins: TaiTime,
     },
     /// No gates.
     Remove,
@@ -177,6 +185,8 @@ impl Departures {
         }
         Self {
             scheduler,
+            classes: ClassTable::default(),
+            next_classes: None,
             ahead: 0,
             scheduled: false,
             queued: 0,
@@ -217,8 +227,12 @@ impl Departures {
                 initial,
                 link,
                 now,
+                classes,
+                begins,
             } => {
                 self.scheduled = true;
+                self.settle_classes(now);
+                self.next_classes = Some((begins, classes));
                 self.scheduler.set_link(link);
                 // When it begins was told by the control thread, which has done the same.
                 let gates = self.scheduler.gates_mut();
@@ -227,15 +241,37 @@ impl Departures {
             }
             ScheduleChange::Remove => {
                 self.scheduled = false;
+                self.classes = ClassTable::default();
+                self.next_classes = None;
                 self.scheduler.set_link(Link::ethernet(0));
                 *self.scheduler.gates_mut() = Gates::new(GateMask::ALL);
             }
         }
     }
 
-    /// From now on the port keeps the launch times of this class, to one peer at least. Frames of the class to others
-    /// are handed out as early, and held.
-    pub fn hand_ahead(&mut self, class: TrafficClass) {
+    /// Takes over the table of a schedule that has begun.
+    fn settle_classes(&mut self, now: TaiTime) {
+        if let Some((begins, classes)) = self.next_classes
+            && begins <= now
+        {
+            self.classes = classes;
+            self.next_classes = None;
+        }
+    }
+
+    /// The class of a priority at an instant.
+    #[inline]
+    fn class_at(&self, priority: TrafficClass, at: TaiTime) -> TrafficClass {
+        match &self.next_classes {
+            Some((begins, classes)) if *begins <= at => classes.class(priority),
+            _ => self.classes.class(priority),
+        }
+    }
+
+    /// From now on the port keeps the launch times of this priority's class, to one peer at least. Frames of the class
+    /// to others are handed out as early, and held.
+    pub fn hand_ahead(&mut self, priority: TrafficClass) {
+        let class = self.classes.class(priority);
         self.ahead |= 1 << class.number();
         self.scheduler.set_lead(class, DEVICE_LEAD_NS as u64);
     }
@@ -308,8 +344,13 @@ impl Departures {
         flags: TxFlags,
         now: TaiTime,
     ) -> Result<bool, Outcome> {
+        self.settle_classes(now);
         let descriptor = &piece.descriptor;
-        let class = class_of(descriptor);
+        let leaves = match descriptor.flags & FLAG_LAUNCH_TIME {
+            0 => now,
+            _ => now.max(TaiTime::from_nanos(descriptor.launch_time_ns)),
+        };
+        let class = self.class_at(class_of(descriptor), leaves);
         let tenant = piece.tenant;
         let item = Item::new(octets as u32, piece).of(tenant);
         let item = if descriptor.flags & FLAG_LAUNCH_TIME != 0 {
@@ -631,6 +672,50 @@ mod tests {
         for tenant in 0..256 {
             assert!(fill(&mut departures, tenant, 5) >= 4, "{tenant}");
         }
+    }
+
+    #[test]
+    fn priorities_wait_in_the_classes_of_the_schedule_that_holds_when_they_leave() {
+        let mut departures = Departures::new(&config::Departure::default(), false, Arc::default());
+        let schedule = takt_schedule::Schedule {
+            cycle_time_ns: 1_000_000,
+            entries: vec![takt_schedule::GateEntry::new(GateMask::ALL, 1_000_000)],
+            ..takt_schedule::Schedule::default()
+        };
+        let at = TaiTime::from_nanos;
+        let begins = at(1_000_000_000);
+        departures.change(ScheduleChange::Install {
+            list: Arc::new(GateList::new(&schedule).expect("a list")),
+            initial: GateMask::ALL,
+            link: Link::ethernet(0),
+            now: at(0),
+            classes: ClassTable::new([0, 0, 0, 1, 0, 0, 0, 7]).expect("classes"),
+            begins,
+        });
+        let mut queue = |priority: u8, launch: Option<i64>, now: i64| {
+            let mut piece = piece(1, priority);
+            if let Some(launch) = launch {
+                piece.descriptor.flags = FLAG_LAUNCH_TIME;
+                piece.descriptor.launch_time_ns = launch;
+            }
+            assert_eq!(departures.queue_frame(piece, 64, at(now)), Ok(true));
+            let class = |number| TrafficClass::new(number).expect("a class");
+            [0, 1, 3, 7].map(|number| departures.scheduler.queued(class(number)))
+        };
+        // Before it begins, each priority is a class, but for what leaves later than that.
+        assert_eq!(queue(3, None, 10), [0, 0, 1, 0]);
+        assert_eq!(queue(3, Some(999_999_999), 10), [0, 0, 2, 0]);
+        assert_eq!(queue(3, Some(1_000_000_000), 10), [0, 1, 2, 0]);
+        assert_eq!(queue(3, None, 1_000_000_000), [0, 2, 2, 0]);
+        assert_eq!(queue(7, None, 1_000_000_001), [0, 2, 2, 1]);
+        assert_eq!(queue(5, None, 1_000_000_001), [1, 2, 2, 1]);
+        departures.remove(|_| true, |_| ());
+        departures.change(ScheduleChange::Remove);
+        let mut piece = piece(1, 3);
+        piece.descriptor.flags = 0;
+        assert_eq!(departures.queue_frame(piece, 64, begins), Ok(true));
+        let three = TrafficClass::new(3).expect("a class");
+        assert_eq!(departures.scheduler.queued(three), 1);
     }
 
     #[test]

@@ -180,6 +180,47 @@ impl fmt::Display for ClockId {
     }
 }
 
+/// What a document asks for besides its schedule that is not done here, by name, and the remedy.
+pub(super) fn not_done(document: &Document) -> Vec<String> {
+    let mut refused = Vec::new();
+    if let Some(PriorityMap { classes, class_of }) = document.priorities
+        && let Some(priority) = class_of.iter().position(|class| *class >= classes)
+    {
+        refused.push(format!(
+            "map: priority {priority} maps to class {}, but num_tc is {classes}: correct the map",
+            class_of[priority]
+        ));
+    }
+    let Some(taprio) = &document.taprio else {
+        return refused;
+    };
+    if taprio.preemptible.contains(&true) {
+        refused.push(
+            "fp: no frame is preempted here: leave it out, or write E for all classes".into(),
+        );
+    }
+    let flags = taprio.flags.unwrap_or(0);
+    if flags != 0 {
+        refused.push(format!(
+            "flags {flags:#x}: Takt's lanes keep the gates, neither the device (0x2) nor etf (0x1): leave it out"
+        ));
+    }
+    if taprio.txtime_delay_ns.is_some_and(|delay| delay != 0) {
+        refused.push("txtime-delay: there is no txtime-assist here: leave it out".into());
+    }
+    if let Some(clock) = taprio.clock.filter(|clock| *clock != ClockId::Tai) {
+        refused.push(format!(
+            "clockid {clock}: gates go by CLOCK_TAI: convert the base time, and write CLOCK_TAI"
+        ));
+    }
+    if let Some(stab) = &taprio.stab {
+        refused.push(format!(
+            "stab {stab}: frames are counted as they are on the wire of an Ethernet (24 octets more): leave it out"
+        ));
+    }
+    refused
+}
+
 pub(super) fn check(document: &Document) -> Vec<Finding> {
     let mut findings = Vec::new();
     let mut find = |severity, code, message: String| {

@@ -9,7 +9,7 @@ mod convert;
 pub mod json;
 mod listener;
 mod network;
-mod schedule;
+pub(crate) mod schedule;
 pub mod server;
 mod socket;
 mod watch;

@@ -1,8 +1,9 @@
 //! Schedules as messages of the admin API.
 
+use takt_runtime::config::LinkSchedule;
 use takt_runtime::counters::DepartureReading;
 use takt_runtime::status::ScheduleStatus;
-use takt_schedule::{GateEntry, GateMask, Schedule};
+use takt_schedule::{ClassTable, GateEntry, GateMask, Schedule};
 use takt_time::{TaiTime, TrafficClass};
 
 use super::proto;
@@ -45,6 +46,48 @@ pub fn from_message(message: proto::GateSchedule) -> Result<Schedule, String> {
     })
 }
 
+/// A request as asked for; else the field that is wrong, and what would be right.
+pub fn from_request(request: proto::InstallScheduleRequest) -> Result<LinkSchedule, String> {
+    let message = request
+        .schedule
+        .ok_or("schedule is missing: say what to install")?;
+    let classes = match request.classes.len() {
+        0 => ClassTable::default(),
+        TrafficClass::COUNT => {
+            let mut numbers = [0; TrafficClass::COUNT];
+            for (place, class) in numbers.iter_mut().zip(&request.classes) {
+                *place = u8::try_from(*class).unwrap_or(u8::MAX);
+            }
+            ClassTable::new(numbers)
+                .ok_or_else(|| format!("classes: {:?}: classes are 0 to 7", request.classes))?
+        }
+        other => {
+            return Err(format!(
+                "classes: {other} values, but there are 8 priorities: give one for each, or none"
+            ));
+        }
+    };
+    Ok(LinkSchedule {
+        datapath: request.datapath,
+        schedule: from_message(message)?,
+        rate_bps: request.link_rate_bps,
+        vlan: request.vlan,
+        classes,
+    })
+}
+
+impl From<&LinkSchedule> for proto::InstallScheduleRequest {
+    fn from(asked: &LinkSchedule) -> Self {
+        Self {
+            datapath: asked.datapath.clone(),
+            schedule: Some((&asked.schedule).into()),
+            link_rate_bps: asked.rate_bps,
+            vlan: asked.vlan,
+            classes: asked.classes.numbers().map(u32::from).to_vec(),
+        }
+    }
+}
+
 impl From<&Schedule> for proto::GateSchedule {
     fn from(schedule: &Schedule) -> Self {
         Self {
@@ -84,6 +127,8 @@ impl From<ScheduleStatus> for proto::LinkSchedule {
                 .unmet
                 .map_or_else(String::new, |unmet| unmet.to_string()),
             clock_losses: status.losses,
+            vlan: status.vlan,
+            priorities: status.priorities.numbers().map(u32::from).to_vec(),
         }
     }
 }

@@ -28,6 +28,7 @@ use super::proto::{
 use super::socket::{self, SocketError};
 use super::{listener, network, schedule, watch as pictures};
 use crate::config::value::PeerAddress;
+use crate::kept;
 use crate::node::{Node, ReloadError};
 
 /// Periods of `Watch`, milliseconds.
@@ -90,6 +91,22 @@ struct Service {
 }
 
 impl Service {
+    /// Writes down which schedules there are, for the next start.
+    async fn keep_schedules(&self) -> Result<(), Status> {
+        let Some(state) = self.node.settings().state else {
+            return Ok(());
+        };
+        let installed = self.ask(RuntimeHandle::installed_schedules).await?;
+        let kept = tokio::task::spawn_blocking(move || kept::write(&state, &installed)).await;
+        match kept {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(error)) => Err(Status::internal(format!(
+                "done, but not for the next start of the node: {error}"
+            ))),
+            Err(_) => Err(unavailable()),
+        }
+    }
+
     /// Asks the control thread without holding up other calls.
     async fn ask<R: Send + 'static>(
         &self,
@@ -331,20 +348,17 @@ impl Admin for Service {
         &self,
         request: Request<InstallScheduleRequest>,
     ) -> Result<Response<InstallScheduleResponse>, Status> {
-        let request = request.into_inner();
-        let message = request
-            .schedule
-            .ok_or_else(|| Status::invalid_argument("schedule is missing: say what to install"))?;
-        let asked = schedule::from_message(message).map_err(Status::invalid_argument)?;
-        let (datapath, rate) = (request.datapath, request.link_rate_bps);
+        let asked =
+            schedule::from_request(request.into_inner()).map_err(Status::invalid_argument)?;
         let begins = self
-            .ask(move |handle| handle.install_schedule(datapath, asked, rate))
+            .ask(move |handle| handle.install_schedule(asked))
             .await?
             .map_err(|error| match error {
                 ScheduleError::Clock(_) => Status::failed_precondition(error.to_string()),
                 _ => Status::invalid_argument(error.to_string()),
             })?;
         let begins_ns = begins.as_nanos();
+        self.keep_schedules().await?;
         Ok(Response::new(InstallScheduleResponse { begins_ns }))
     }
 
@@ -356,6 +370,7 @@ impl Admin for Service {
         let removed = self
             .ask(move |handle| handle.remove_schedule(datapath))
             .await?;
+        self.keep_schedules().await?;
         Ok(Response::new(RemoveScheduleResponse { removed }))
     }
 

@@ -28,6 +28,8 @@ pub struct File {
     pub peer: Vec<Peer>,
     /// `[[network]]`
     pub network: Vec<Network>,
+    /// `[[schedule]]`
+    pub schedule: Vec<Schedule>,
     /// `[[listener]]`; left out: one listener of defaults. `listener = []`: none.
     pub listener: Option<Vec<Listener>>,
     /// `[limits]`
@@ -62,6 +64,8 @@ pub struct Node {
     pub accept: Vec<Written<AcceptNet>>,
     /// How long a clean stop may take, seconds.
     pub drain_seconds: u64,
+    /// Where to keep what was installed for the next start.
+    pub state: Option<PathBuf>,
 }
 
 impl Default for Node {
@@ -72,6 +76,7 @@ impl Default for Node {
             port: DEFAULT_PORT,
             accept: Vec::new(),
             drain_seconds: 5,
+            state: None,
         }
     }
 }
@@ -258,6 +263,28 @@ impl Network {
     /// VXLAN's.
     fn usual_port() -> u16 {
         takt_wire::vxlan::UDP_PORT
+    }
+}
+
+/// `[[schedule]]`
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Schedule {
+    /// The datapath whose link it is for.
+    pub datapath: String,
+    /// A file with the schedule, in any form.
+    pub file: PathBuf,
+    /// The link's rate, bits per second.
+    #[serde(default = "Schedule::usual_rate")]
+    pub rate: u64,
+    /// The port inserts a VLAN tag.
+    #[serde(default)]
+    pub vlan: bool,
+}
+
+impl Schedule {
+    fn usual_rate() -> u64 {
+        1_000_000_000
     }
 }
 

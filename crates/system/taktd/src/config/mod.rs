@@ -7,6 +7,7 @@
 pub mod document;
 pub mod file;
 mod rules;
+mod schedules;
 #[cfg(test)]
 mod tests;
 pub mod value;
@@ -73,6 +74,8 @@ pub struct Settings {
     pub admin: (PathBuf, u32),
     /// Where to serve metrics.
     pub metrics: Option<SocketAddr>,
+    /// Where to keep what was installed for the next start.
+    pub state: Option<PathBuf>,
 }
 
 impl Settings {
@@ -95,7 +98,9 @@ impl Settings {
                 });
             }
         };
-        Ok(Self::parse(file, &text)?)
+        let mut settings = Self::parse(file, &text)?;
+        settings.runtime.schedules = schedules::read(&settings.file, &Document::new(file, &text))?;
+        Ok(settings)
     }
 
     /// Reads the keys, and makes the node's own if it has none yet.
@@ -107,7 +112,7 @@ impl Settings {
         Ok(self)
     }
 
-    /// Reads `text`, called `path` in complaints.
+    /// Reads `text`, called `path` in complaints, and none of the files that it names.
     ///
     /// # Errors
     /// The first [`Fault`].
@@ -140,6 +145,8 @@ impl From<File> for Settings {
             },
             accept: file.node.accept.iter().map(|net| net.0).collect(),
             networks: file.network.iter().map(network).collect(),
+            // They are in files of their own.
+            schedules: Vec::new(),
             listeners: file.listeners().iter().map(listener).collect(),
             limits: Limits {
                 max_message: size(file.limits.max_message.0.0),
@@ -178,6 +185,8 @@ impl From<File> for Settings {
             xdp: file.datapath.xdp.as_ref().map(xdp),
             admin: (file.admin.socket.clone(), file.admin.mode.0.0),
             metrics: file.metrics.address.as_ref().map(|address| address.0),
+            state: (file.node.state.clone())
+                .or_else(|| Some(std::env::var_os("STATE_DIRECTORY")?.into())),
             file,
         }
     }

@@ -48,6 +48,7 @@ pub fn check(file: &File, document: &Document<'_>) -> Checked {
     lanes(file, document)?;
     peers(file, document)?;
     networks(file, document)?;
+    datapaths_of_schedules(file, document)?;
     listeners(file, document)?;
     limits(file, document)?;
     departure(file, document)?;
@@ -228,6 +229,19 @@ fn listeners(file: &File, document: &Document<'_>) -> Checked {
                 document,
                 way!["listener", index, "endpoint", "network"],
                 "there is no such network: add a [[network]] with this name",
+            );
+        }
+    }
+    Ok(())
+}
+
+fn datapaths_of_schedules(file: &File, document: &Document<'_>) -> Checked {
+    for (index, schedule) in file.schedule.iter().enumerate() {
+        if !TECHNOLOGIES.contains(&schedule.datapath.as_str()) {
+            return fault(
+                document,
+                way!["schedule", index, "datapath"],
+                format!("no datapath: write one of {}", TECHNOLOGIES.join(", ")),
             );
         }
     }

@@ -37,9 +37,10 @@ fn everything(settings: &Settings) -> String {
         xdp,
         admin,
         metrics,
+        state,
     } = settings;
     format!(
-        "{runtime:#?} {drain:?} {clock:?} {udp:#?} {xdp:#?} {admin:?} {metrics:?} {:?}",
+        "{runtime:#?} {drain:?} {clock:?} {udp:#?} {xdp:#?} {admin:?} {metrics:?} {state:?} {:?}",
         file.log
     )
 }
@@ -116,6 +117,7 @@ fn every_key_is_in_the_reference_and_in_the_manual() {
         "[security]",
         "[[peer]]",
         "[[network]]",
+        "[[schedule]]",
         "[[listener]]",
         "[listener.endpoint]",
         "[limits]",
@@ -849,4 +851,69 @@ fn a_file_that_is_no_text_is_an_error() {
     let error = Settings::load(Some(&path)).expect_err("binary");
     let _ = std::fs::remove_file(&path);
     assert!(matches!(error, ConfigError::Read { .. }), "{error}");
+}
+
+#[test]
+fn schedules_are_read_from_their_files_and_what_is_not_done_is_refused_by_name() {
+    let directory = takt_testing::Directory::new();
+    let load = |schedule: &str, more: &str| {
+        let file = directory.join("line");
+        std::fs::write(&file, schedule).expect("written");
+        let text = format!(
+            "[node]\nstate = \"/s\"\n[[schedule]]\ndatapath = \"udp\"\nfile = \"{}\"\n{more}",
+            file.display()
+        );
+        let path = directory.join("takt.toml");
+        std::fs::write(&path, text).expect("written");
+        Settings::load(Some(&path)).map_err(|error| error.to_string())
+    };
+    let taprio = |more: &str| {
+        format!(
+            "tc qdisc replace dev eth0 parent root taprio num_tc 2 map 0 0 1 1 0 0 0 1 0 0 0 0 0 0 0 0 \
+             queues 1@0 1@1 base-time 0 sched-entry S 01 500000 sched-entry S 02 500000 clockid CLOCK_TAI {more}"
+        )
+    };
+    let settings = load(&taprio(""), "rate = 5\nvlan = true\n").expect("good");
+    assert_eq!(settings.state.as_deref(), Some(Path::new("/s")));
+    let [schedule] = &settings.runtime.schedules[..] else {
+        panic!("{:?}", settings.runtime.schedules);
+    };
+    assert_eq!((schedule.datapath.as_str(), schedule.rate_bps), ("udp", 5));
+    assert!(schedule.vlan);
+    assert_eq!(schedule.classes.numbers(), [0, 0, 1, 1, 0, 0, 0, 1]);
+    assert_eq!(schedule.schedule.cycle_time_ns, 1_000_000);
+    for (text, more, named) in [
+        (taprio("fp E P"), "", "fp:"),
+        (
+            taprio("flags 0x2").replace("clockid CLOCK_TAI", ""),
+            "",
+            "flags 0x2",
+        ),
+        (taprio("flags 0x1 txtime-delay 5"), "", "txtime-delay"),
+        (
+            taprio("").replace("CLOCK_TAI", "CLOCK_REALTIME"),
+            "",
+            "clockid",
+        ),
+        (
+            taprio("").replace("map 0 0 1 1", "map 0 0 3 1"),
+            "",
+            "map: priority 2",
+        ),
+        ("cycle-time = \"1ms\"".into(), "", "takt schedule check"),
+        ("nonsense".into(), "", "`schedule[0].file`"),
+        (
+            taprio(""),
+            "[[schedule]]\ndatapath = \"udp\"\nfile = \"x\"\n",
+            "`schedule[1].datapath`",
+        ),
+        (
+            taprio(""),
+            "[[schedule]]\ndatapath = \"eth0\"\nfile = \"x\"\n",
+            "`schedule[1].datapath`",
+        ),
+    ] {
+        let refused = load(&text, more).expect_err(&text);
+        assert!(refused.contains(named), "{named}: {refused}");
+    }
 }

@@ -8,14 +8,18 @@ use taktd::admin::proto::{
     RemoveScheduleRequest,
 };
 
-use super::source::{One, Port};
+use super::source::{LinkOptions, One};
 use crate::admin::Daemon;
 use crate::failure::Failure;
 use crate::output::{Align, Form, print, print_json, table};
 
 const INSTALL: &str = "\
 The schedule begins at its base time, or with the first cycle from now where that has passed; the one
-that runs goes on until then, and no gate sees a gap. It lasts until it is removed or the node stops.
+that runs goes on until then, and no gate sees a gap. It lasts until it is removed, also over a restart or a
+crash of a node that has a state directory (`node.state`, or StateDirectory= of its unit).
+
+A table of priorities (`map` of taprio, `priorities` in TOML) says whose gate frames of each priority pass. What of a
+document is not done, such as preemption (`fp`) or offload (`flags`), is refused by name.
 
 A schedule with `require-sync` is refused on a clock that is not known to be that good: `takt clock`.
 
@@ -30,7 +34,7 @@ pub struct Install {
     #[command(flatten)]
     one: One,
     #[command(flatten)]
-    port: Port,
+    link: LinkOptions,
     /// Datapath whose link it is, see `takt status`
     #[arg(long, value_name = "NAME")]
     datapath: String,
@@ -92,10 +96,19 @@ impl Install {
     pub fn run(self) -> Result<(), Failure> {
         let source = self.one.read()?;
         source.tell_lost();
+        let classes = source.document.installable().map_err(|refused| {
+            let lines: Vec<String> = refused
+                .iter()
+                .map(|why| format!("{}: not done here: {why}", source.name))
+                .collect();
+            Failure::Schedule(lines.join("\n"))
+        })?;
         let request = InstallScheduleRequest {
             datapath: self.datapath.clone(),
             schedule: Some((&source.document.schedule).into()),
-            link_rate_bps: self.port.rate_bps(),
+            link_rate_bps: self.link.rate_bps(),
+            vlan: self.link.vlan,
+            classes: classes.numbers().map(u32::from).to_vec(),
         };
         let begins_ns = self.daemon.ask(async |mut client| {
             let answer = client.install_schedule(request).await?;
@@ -165,6 +178,16 @@ fn describe(link: &LinkSchedule, now: i64) -> String {
             schedule.entries.len()
         ),
     };
+    if link.operational.is_some() {
+        text += &format!(
+            ", {}{}",
+            match link.link_rate_bps {
+                0 => "frames take no time".to_owned(),
+                rate => format!("guard bands for {} Mbit/s", rate as f64 / 1e6),
+            },
+            if link.vlan { " with a VLAN tag" } else { "" }
+        );
+    }
     if let Some(begins) = link.pending_begins_ns {
         text += &format!(
             "; another one begins in {:.3} s",
@@ -175,6 +198,9 @@ fn describe(link: &LinkSchedule, now: i64) -> String {
         text += &format!("; {} asked for too late", link.late_changes);
     }
     text += "\n";
+    if link.operational.is_some() {
+        text += &enforced(link);
+    }
     if !link.clock_problem.is_empty() {
         text += &format!("  warning: {}\n", link.clock_problem);
     }
@@ -197,6 +223,24 @@ fn describe(link: &LinkSchedule, now: i64) -> String {
         ("error p99", Align::Right),
     ];
     text + &table(&columns, rows)
+}
+
+/// For whom the gates are kept, and for whom not.
+fn enforced(link: &LinkSchedule) -> String {
+    let moved = (0..).zip(&link.priorities);
+    let moved: Vec<String> = moved
+        .filter(|(priority, class)| priority != *class)
+        .map(|(priority, class)| format!("{priority} -> {class}"))
+        .collect();
+    let table = match moved.is_empty() {
+        true => String::new(),
+        false => format!("  priorities by class: {}\n", moved.join(", ")),
+    };
+    format!(
+        "  kept for: everything that applications send by {} of this runtime\n  \
+         not kept for: what leaves the same interface by the kernel's own sockets and forwarding\n{table}",
+        link.datapath
+    )
 }
 
 fn row(class: &ClassDepartures) -> Vec<String> {

@@ -64,8 +64,8 @@ impl Source {
             .priorities
             .map(|priorities| priorities.classes);
         let default = PortModel::default();
-        let link = Link::ethernet(options.rate.0);
-        let framing = match options.vlan {
+        let link = Link::ethernet(options.link.rate.0);
+        let framing = match options.link.vlan {
             true => Framing::ETHERNET.with_vlan_tag(),
             false => Framing::ETHERNET,
         };
@@ -125,24 +125,31 @@ impl One {
     }
 }
 
-/// The port that a schedule is looked at for.
+/// The link that a schedule is for.
 #[derive(Debug, Args)]
-pub struct Port {
+pub struct LinkOptions {
     /// Rate of the link, such as 100mbit, 1gbit or 2500000000 (bit/s); 0 where frames take no time
     #[arg(long, value_name = "RATE", default_value = "1gbit")]
     rate: Rate,
+    /// The port inserts a VLAN tag: 4 octets more on the wire
+    #[arg(long)]
+    pub vlan: bool,
+}
+
+/// The port that a schedule is looked at for.
+#[derive(Debug, Args)]
+pub struct Port {
+    #[command(flatten)]
+    link: LinkOptions,
     /// Traffic classes of the port, 1 to 8; without it those that the file speaks of, or 8
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=8))]
     classes: Option<u8>,
     /// Largest frame, octets from the destination address on, without FCS
     #[arg(long, value_name = "OCTETS", default_value_t = PortModel::default().largest_frame)]
     frame: u32,
-    /// The port inserts a VLAN tag: 4 octets more on the wire
-    #[arg(long)]
-    vlan: bool,
 }
 
-impl Port {
+impl LinkOptions {
     /// Rate of the link, bits per second.
     pub fn rate_bps(&self) -> u64 {
         self.rate.0

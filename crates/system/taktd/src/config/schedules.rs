@@ -1,0 +1,59 @@
+//! `[[schedule]]`: schedules that are in force from the start, read from files of any form.
+
+use std::path::Path;
+
+use takt_runtime::config::LinkSchedule;
+use takt_schedule::GateList;
+use takt_schedule::form::{self, Form, MAX_LENGTH};
+
+use super::document::{Document, Fault, way};
+use super::file::File;
+
+/// Reads them all.
+///
+/// # Errors
+/// The first fault, at its place in the configuration.
+pub fn read(file: &File, document: &Document<'_>) -> Result<Vec<LinkSchedule>, Box<Fault>> {
+    let mut schedules: Vec<LinkSchedule> = Vec::new();
+    for (index, section) in file.schedule.iter().enumerate() {
+        if schedules.iter().any(|s| s.datapath == section.datapath) {
+            return Err(Box::new(document.fault(
+                way!["schedule", index, "datapath"],
+                "this datapath has a schedule already: leave one of them out",
+            )));
+        }
+        match one(&section.file) {
+            Ok((schedule, classes)) => schedules.push(LinkSchedule {
+                vlan: section.vlan,
+                classes,
+                ..LinkSchedule::new(&section.datapath, schedule, section.rate)
+            }),
+            Err(problem) => {
+                return Err(Box::new(
+                    document.fault(way!["schedule", index, "file"], problem),
+                ));
+            }
+        }
+    }
+    Ok(schedules)
+}
+
+fn one(path: &Path) -> Result<(takt_schedule::Schedule, takt_schedule::ClassTable), String> {
+    let about = std::fs::metadata(path).map_err(|error| format!("cannot be read: {error}"))?;
+    if !about.is_file() || about.len() > MAX_LENGTH as u64 {
+        return Err(format!("no file of at most {MAX_LENGTH} octets"));
+    }
+    let text = std::fs::read_to_string(path).map_err(|error| format!("cannot be read: {error}"))?;
+    let parsed = form::read(Form::of(&text), &text, None).map_err(|error| error.to_string())?;
+    let classes = parsed
+        .document
+        .installable()
+        .map_err(|refused| refused.join("; "))?;
+    let schedule = parsed.document.schedule;
+    if !schedule.enabled {
+        return Err("the schedule says that gates are disabled: leave the section out".into());
+    }
+    GateList::new(&schedule)
+        .map_err(|error| format!("{error} (`takt schedule check` explains every mistake)"))?;
+    Ok((schedule, classes))
+}

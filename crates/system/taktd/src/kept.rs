@@ -1,0 +1,169 @@
+//! Schedules over a restart: what was installed is written down, and in force again from the start.
+//!
+//! Without them all gates would be open after a crash. The file is an `InstalledSchedules` message of the admin API; it
+//! is replaced as a whole, so that whatever happens there is the old one or the new one.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use prost::Message;
+use takt_runtime::config::LinkSchedule;
+use takt_time::TaiTime;
+
+use crate::admin::{proto, schedule};
+
+/// The file's name in the state directory.
+const FILE: &str = "schedules";
+/// A longer file is none of ours.
+const LONGEST: u64 = 16 << 20;
+
+/// Why the schedules of before cannot be restored. A node that started without them would have open gates.
+#[derive(Debug, thiserror::Error)]
+pub enum KeptError {
+    /// The file cannot be read.
+    #[error(
+        "cannot read the schedules that were installed, {path}: {source}; see to the file, or remove it to start with open gates"
+    )]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// The kernel's answer.
+        source: std::io::Error,
+    },
+    /// What it says is no schedule.
+    #[error(
+        "the schedules that were installed, {path}, are damaged: {problem}; remove the file to start with open gates"
+    )]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        problem: String,
+    },
+}
+
+/// Adds the schedules of before to those of the configuration. What was installed last goes before it.
+///
+/// # Errors
+/// [`KeptError`]; nothing is changed.
+pub fn restore(
+    directory: &Path,
+    now: TaiTime,
+    schedules: &mut Vec<LinkSchedule>,
+) -> Result<(), KeptError> {
+    let path = directory.join(FILE);
+    let read = std::fs::metadata(&path).and_then(|about| match about.len() {
+        ..=LONGEST => std::fs::read(&path),
+        _ => Err(std::io::ErrorKind::FileTooLarge.into()),
+    });
+    let bytes = match read {
+        Ok(bytes) => bytes,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        Err(source) => return Err(KeptError::Read { path, source }),
+    };
+    let kept = read_schedules(&bytes).map_err(|problem| KeptError::Damaged { path, problem })?;
+    schedules.retain(|configured| !kept.iter().any(|k| k.datapath == configured.datapath));
+    for (at, schedule) in kept.iter().enumerate() {
+        // One that another has replaced since is history.
+        let replaced = kept[at + 1..]
+            .iter()
+            .any(|later| later.datapath == schedule.datapath && later.schedule.base_time <= now);
+        if !replaced {
+            schedules.push(schedule.clone());
+        }
+    }
+    Ok(())
+}
+
+fn read_schedules(bytes: &[u8]) -> Result<Vec<LinkSchedule>, String> {
+    let message = proto::InstalledSchedules::decode(bytes).map_err(|error| error.to_string())?;
+    let schedules = message.schedules.into_iter();
+    schedules.map(schedule::from_request).collect()
+}
+
+/// Writes down which schedules there are.
+///
+/// # Errors
+/// The kernel's, with the directory named.
+pub fn write(directory: &Path, schedules: &[LinkSchedule]) -> std::io::Result<()> {
+    let told = |error: std::io::Error| {
+        let text = format!("cannot write into {}: {error}", directory.display());
+        std::io::Error::new(error.kind(), text)
+    };
+    let message = proto::InstalledSchedules {
+        schedules: schedules.iter().map(Into::into).collect(),
+    };
+    std::fs::create_dir_all(directory).map_err(told)?;
+    let (new, path) = (directory.join("schedules.new"), directory.join(FILE));
+    let written = std::fs::File::create(&new).and_then(|mut file| {
+        file.write_all(&message.encode_to_vec())?;
+        file.sync_all()
+    });
+    written
+        .and_then(|()| std::fs::rename(&new, &path))
+        .and_then(|()| std::fs::File::open(directory)?.sync_all())
+        .map_err(told)
+}
+
+#[cfg(test)]
+mod tests {
+    use takt_schedule::{ClassTable, GateEntry, GateMask, Schedule};
+    use takt_testing::Directory;
+
+    use super::*;
+
+    fn schedule(datapath: &str, base_ns: i64) -> LinkSchedule {
+        let schedule = Schedule {
+            base_time: TaiTime::from_nanos(base_ns),
+            cycle_time_ns: 1_000_000,
+            entries: vec![GateEntry::new(GateMask::from_bits(0x81), 1_000_000)],
+            require_sync_ns: Some(5),
+            ..Schedule::default()
+        };
+        LinkSchedule {
+            vlan: true,
+            classes: ClassTable::new([0, 0, 1, 1, 2, 2, 7, 7]).expect("classes"),
+            ..LinkSchedule::new(datapath, schedule, 1_000_000_000)
+        }
+    }
+
+    fn restored(directory: &Path, now_ns: i64, configured: &[LinkSchedule]) -> Vec<LinkSchedule> {
+        let mut schedules = configured.to_vec();
+        let now = TaiTime::from_nanos(now_ns);
+        restore(directory, now, &mut schedules).expect("restored");
+        schedules
+    }
+
+    #[test]
+    fn what_was_installed_is_restored_and_goes_before_the_configuration() {
+        let directory = Directory::new();
+        let place = directory.join("state");
+        let configured = [schedule("udp", 1), schedule("xdp", 2)];
+        assert_eq!(restored(&place, 0, &configured), configured);
+        let (running, pending) = (schedule("udp", 10), schedule("udp", 1000));
+        write(&place, &[running.clone(), pending.clone()]).expect("written");
+        let before = restored(&place, 500, &configured);
+        assert_eq!(before, [configured[1].clone(), running, pending.clone()]);
+        // What has been replaced meanwhile is not begun again.
+        assert_eq!(restored(&place, 1000, &[]), [pending]);
+        write(&place, &[]).expect("written");
+        assert_eq!(restored(&place, 500, &configured), configured);
+    }
+
+    #[test]
+    fn a_damaged_file_keeps_the_node_from_starting_with_open_gates() {
+        let directory = Directory::new();
+        write(directory.path(), &[schedule("udp", 1)]).expect("written");
+        let path = directory.join(FILE);
+        let good = std::fs::read(&path).expect("a file");
+        let refused = |bytes: &[u8]| {
+            std::fs::write(&path, bytes).expect("written");
+            restore(directory.path(), TaiTime::from_nanos(0), &mut Vec::new())
+        };
+        for bytes in [&good[..good.len() - 1], b"\x0a\x00", b"no schedule at all"] {
+            let text = refused(bytes).expect_err("damaged").to_string();
+            assert!(text.contains("remove the file"), "{text}");
+        }
+        refused(&good).expect("good");
+    }
+}
