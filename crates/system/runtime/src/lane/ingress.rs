@@ -168,13 +168,21 @@ impl State {
         };
         let acceptable =
             self.reassembly.accepts(&header) && meta.length as usize <= self.max_message;
-        let begun = if acceptable {
-            self.reassembly.begin(key, meta.sequence, &header, now_ns)
-        } else {
-            None
-        };
         let Some(channel) = self.channels.get(key.channel) else {
             return;
+        };
+        // It counts as one tenant's of those that it is for: one that has a place.
+        let tenant = {
+            let tenant_of = |(session, _)| Some(self.tenants.sessions.get(session)?.tenant);
+            let mut tenants = channel.sinks.iter().filter_map(tenant_of);
+            tenants.find(|tenant| self.reassembly.has_room(key.remote, *tenant))
+        };
+        let begun = match tenant {
+            Some(tenant) if acceptable => {
+                self.reassembly
+                    .begin(key, meta.sequence, &header, tenant, now_ns)
+            }
+            _ => None,
         };
         let Some(assembly) = begun else {
             self.counters.reassembly_refused.add(1);

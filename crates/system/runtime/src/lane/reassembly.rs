@@ -8,6 +8,8 @@ use takt_time::TrafficClass;
 
 /// Fewest payload bytes of a fragment that is not the last: bounds the bookkeeping of a message.
 const LEAST_STRIDE: usize = 256;
+/// A message may take so long for each byte of it, beside the time without a fragment: at 8 Mbit/s.
+const NANOS_PER_BYTE: i64 = 1_000;
 
 /// A sink's memory for a message.
 #[derive(Clone, Copy, Debug)]
@@ -44,9 +46,13 @@ pub struct Assembly {
     pub sender: u32,
     pub send_time_ns: i64,
     pub targets: Vec<Target>,
+    /// The tenant that it is for: one of them.
+    tenant: usize,
     missing: u32,
     arrived: Vec<u64>,
     deadline_ns: i64,
+    /// When it is given up, however many fragments still come.
+    last_ns: i64,
     used: bool,
 }
 
@@ -105,7 +111,9 @@ impl Reassembly {
                 missing: 0,
                 // Zero pages until a long message comes.
                 arrived: vec![0; most_fragments.div_ceil(64)],
+                tenant: 0,
                 deadline_ns: 0,
+                last_ns: 0,
                 used: false,
             })
             .collect();
@@ -145,14 +153,27 @@ impl Reassembly {
             && (header.length as usize).div_ceil(usize::from(header.stride)) <= self.most_fragments
     }
 
+    /// Whether a message from this lane, for this tenant, finds a place: neither gets more of them than are left for
+    /// all others, whatever it leaves unfinished.
+    pub fn has_room(&self, remote: usize, tenant: usize) -> bool {
+        let free = self.slots.len() - self.used;
+        let used = || self.slots.iter().filter(|slot| slot.used);
+        used().filter(|slot| slot.key.remote == remote).count() < free
+            && used().filter(|slot| slot.tenant == tenant).count() < free
+    }
+
     /// Begins a message; `None` if all places are taken. The caller fills in the targets.
     pub fn begin(
         &mut self,
         key: Key,
         full_sequence: u64,
         header: &Header,
+        tenant: usize,
         now_ns: i64,
     ) -> Option<usize> {
+        if !self.has_room(key.remote, tenant) {
+            return None;
+        }
         let at = self.slots.iter().position(|slot| !slot.used)?;
         let slot = &mut self.slots[at];
         let count = header.length.div_ceil(u32::from(header.stride));
@@ -166,7 +187,10 @@ impl Reassembly {
         slot.targets.clear();
         slot.missing = count;
         slot.arrived[..(count as usize).div_ceil(64)].fill(0);
+        slot.tenant = tenant;
         slot.deadline_ns = now_ns.saturating_add(self.timeout_ns);
+        let slowest = i64::from(header.length) * NANOS_PER_BYTE;
+        slot.last_ns = slot.deadline_ns.saturating_add(slowest);
         slot.used = true;
         self.next_check_ns = self.next_check_ns.min(slot.deadline_ns);
         self.used += 1;
@@ -194,7 +218,8 @@ impl Reassembly {
             _ => return Fragment::Refused,
         }
         slot.missing -= 1;
-        slot.deadline_ns = now_ns.saturating_add(self.timeout_ns);
+        let silent = now_ns.saturating_add(self.timeout_ns);
+        slot.deadline_ns = silent.min(slot.last_ns);
         Fragment::New {
             complete: slot.missing == 0,
         }
@@ -298,7 +323,7 @@ mod tests {
             let mut reassembly = Reassembly::new(2, 1 << 20, Duration::from_secs(1));
             let h = header(length, stride);
             let count = length.div_ceil(u32::from(stride));
-            let at = reassembly.begin(KEY, 3, &h, 0).expect("free");
+            let at = reassembly.begin(KEY, 3, &h, 0, 0).expect("free");
             for pick in &mut order {
                 *pick %= count;
             }
@@ -323,18 +348,69 @@ mod tests {
     fn a_fragment_that_contradicts_the_first_is_refused() {
         let mut reassembly = Reassembly::new(1, 1 << 20, Duration::from_secs(1));
         let at = reassembly
-            .begin(KEY, 3, &header(1000, 500), 0)
+            .begin(KEY, 3, &header(1000, 500), 0, 0)
             .expect("free");
         assert_eq!(reassembly.note(at, 2000, 500, 1, 0), Fragment::Refused);
         assert_eq!(reassembly.note(at, 1000, 250, 1, 0), Fragment::Refused);
     }
 
     #[test]
+    fn unfinished_messages_of_one_lane_or_tenant_leave_places_to_others() {
+        let mut reassembly = Reassembly::new(64, 1 << 20, Duration::from_secs(1));
+        let h = header(4000, 1400);
+        let begin = |reassembly: &mut Reassembly, remote, tenant, sequence| {
+            let key = Key {
+                remote,
+                sequence,
+                ..KEY
+            };
+            reassembly.begin(key, 0, &h, tenant, 0).is_some()
+        };
+        let fill = |reassembly: &mut Reassembly, remote, tenant| {
+            let mut sequences = 0..64u32;
+            sequences
+                .by_ref()
+                .take_while(|at| begin(reassembly, remote, tenant, *at))
+                .count()
+        };
+        // One peer, for one tenant; the same peer for others; another peer for the same tenant: it has its share.
+        assert_eq!(fill(&mut reassembly, 1, 1), 32);
+        assert_eq!(
+            fill(&mut reassembly, 1, 2),
+            0,
+            "the peer's share is used up"
+        );
+        assert_eq!(
+            fill(&mut reassembly, 2, 1),
+            0,
+            "the tenant's share is used up"
+        );
+        assert_eq!(fill(&mut reassembly, 2, 2), 16);
+        assert_eq!(fill(&mut reassembly, 3, 3), 8);
+        assert!(begin(&mut reassembly, 4, 4, 0));
+    }
+
+    #[test]
+    fn fragments_do_not_keep_a_message_for_ever() {
+        let mut reassembly = Reassembly::new(1, 1 << 20, Duration::from_nanos(100));
+        let h = header(3000, 300);
+        let at = reassembly.begin(KEY, 3, &h, 0, 0).expect("free");
+        let last = 100 + 3000 * NANOS_PER_BYTE;
+        // Each comes in time, and the ninth just before the end.
+        for index in 0..8 {
+            reassembly.note(at, 3000, 300, index, i64::from(index) * 90);
+        }
+        reassembly.note(at, 3000, 300, 8, last - 1);
+        assert_eq!(reassembly.expired(last - 1), None);
+        assert_eq!(reassembly.expired(last), Some(at));
+    }
+
+    #[test]
     fn silence_expires_a_message_and_each_fragment_extends_its_time() {
         let mut reassembly = Reassembly::new(1, 1 << 20, Duration::from_nanos(100));
         let h = header(1000, 300);
-        let at = reassembly.begin(KEY, 3, &h, 0).expect("free");
-        assert!(reassembly.begin(KEY, 4, &h, 0).is_none(), "bounded");
+        let at = reassembly.begin(KEY, 3, &h, 0, 0).expect("free");
+        assert!(reassembly.begin(KEY, 4, &h, 0, 0).is_none(), "bounded");
         reassembly.note(at, 1000, 300, 0, 80);
         assert_eq!(reassembly.expired(120), None);
         assert_eq!(reassembly.expired(180), Some(at));
@@ -352,7 +428,7 @@ mod tests {
             ..KEY
         };
         let mut begin = |key: Key| {
-            let begun = reassembly.begin(key, 0, &header(1000, 500), 0);
+            let begun = reassembly.begin(key, 0, &header(1000, 500), 0, 0);
             begun.expect("free")
         };
         let before_wrap = begin(key(0, u32::MAX));
