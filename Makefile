@@ -20,6 +20,7 @@ help:
 	@echo "  loom        the ring and doorbell protocols, over every interleaving"
 	@echo "  fuzz        everything that reads bytes from outside; FUZZ_SECONDS=600 make fuzz: longer"
 	@echo "  kubernetes  the Go part"
+	@echo "make adversary     a hostile tenant and a forging host beside others at work, SECONDS=3600 long"
 	@echo "make test-oracle   the scheduler beside the kernel's own taprio and etf, in an emulated machine"
 	@echo "make test-cluster  takt-node in a real Kubernetes of one node (builds it the first time: a quarter of an hour)"
 	@echo "make build    release binaries and libraries into target/release"
@@ -69,6 +70,10 @@ installation: setup
 
 e2e: setup
 	$(SUDO) $(CARGO) test --workspace --test end_to_end
+
+adversary: SECONDS ?= 60
+adversary: setup
+	$(SUDO) env TAKT_ADVERSARY_SECONDS=$(SECONDS) $(CARGO) test -p takt-tests --test end_to_end adversary:: -- --nocapture
 
 loom: setup
 	RUSTFLAGS="--cfg loom" $(CARGO) test -p takt-shm -p takt-datapath --release --lib --target-dir target/loom loom

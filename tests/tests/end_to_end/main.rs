@@ -1,5 +1,6 @@
 //! Whole nodes on hosts of their own: what an operator and the applications see of them.
 
+mod adversary;
 mod crashes;
 mod gates;
 mod hosts;

@@ -341,11 +341,18 @@ impl Admin {
     }
 
     pub fn listener(&mut self, path: &std::path::Path) -> proto::Listener {
+        self.listener_status(path).listener.expect("its rights")
+    }
+
+    /// A listener with what its sessions hold.
+    pub fn listener_status(&mut self, path: &std::path::Path) -> proto::ListenerStatus {
         let asked = self.client.list_listeners(proto::ListListenersRequest {});
         let answer = self.runtime.block_on(asked).expect("the listeners");
-        let listeners = answer.into_inner().listeners.into_iter();
-        let mut listeners = listeners.filter_map(|status| status.listener);
-        let found = listeners.find(|listener| std::path::Path::new(&listener.path) == path);
+        let mut listeners = answer.into_inner().listeners.into_iter();
+        let found = listeners.find(|status| {
+            let listener = status.listener.as_ref();
+            listener.is_some_and(|listener| std::path::Path::new(&listener.path) == path)
+        });
         found.expect("it is there")
     }
 

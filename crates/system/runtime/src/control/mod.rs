@@ -395,7 +395,14 @@ impl RuntimeHandle {
     /// # Errors
     /// [`Stopped`].
     pub fn peers(&self) -> Result<Vec<PeerStatus>, Stopped> {
-        self.ask(|c| c.peering.status(c.now()))
+        self.ask(|c| {
+            let mut peers = c.peering.status(c.now());
+            for peer in &mut peers {
+                // Whoever sent it chose it.
+                peer.name = takt_session::printable(&peer.name);
+            }
+            peers
+        })
     }
 
     /// All datapaths, also those that are configured and not to be had.
