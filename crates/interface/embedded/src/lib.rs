@@ -115,8 +115,22 @@ impl Embedded {
         {
             settings.security.group = Some(rendezvous::group_key(directory)?);
         }
-        let (runtime, lane) =
-            Runtime::start_inline(settings.into_config(), &datapaths, unavailable)?;
+        let start = |port| {
+            let settings = Settings {
+                port,
+                ..settings.clone()
+            };
+            Runtime::start_inline(settings.into_config(), &datapaths, unavailable.clone())
+        };
+        let mut started = start(settings.port);
+        let others = (1..TRIES).map(|n| settings.port.saturating_add(n * PORTS));
+        for port in others.chain([0]) {
+            if !settings.next_port || !is_taken(&started) {
+                break;
+            }
+            started = start(port);
+        }
+        let (runtime, lane) = started?;
         let handle = runtime.handle().clone();
         let rendezvous = match directory {
             Some(directory) => Some(Rendezvous::join(&directory, handle.clone())?),
@@ -174,6 +188,20 @@ impl Drop for Embedded {
         exit::forget(self.name);
         // It has stopped: then nothing is left to be sent.
         let _ = self.handle.drain(self.linger);
+    }
+}
+
+/// Ports of a runtime: of peering, and of its lane on each datapath.
+const PORTS: u16 = 4;
+/// Ports that are tried, before any that the kernel gives.
+const TRIES: u16 = 16;
+
+/// Whether a runtime did not start because another one has its ports.
+fn is_taken<T>(started: &Result<T, StartError>) -> bool {
+    match started {
+        Err(StartError::Peering { source, .. }) => source.kind() == std::io::ErrorKind::AddrInUse,
+        Err(StartError::Port { .. }) => true,
+        _ => false,
     }
 }
 

@@ -17,6 +17,8 @@ pub struct Settings {
     pub address: IpAddr,
     /// UDP port of the peering protocol; 0 = any, for a runtime that only looks inward or outward.
     pub port: u16,
+    /// If the port is taken, which is so when another such program runs, take the next free one.
+    pub next_port: bool,
     /// Peering addresses of other runtimes.
     pub peers: Vec<PeerConfig>,
     /// How strangers are kept out: by default every datagram is authenticated, so peers take a key.
@@ -41,6 +43,7 @@ impl Default for Settings {
         Self {
             address: IpAddr::V4(Ipv4Addr::UNSPECIFIED),
             port: DEFAULT_PORT,
+            next_port: false,
             peers: Vec::new(),
             rendezvous: None,
             security: Security::default(),
@@ -88,7 +91,8 @@ impl Settings {
     /// Reads `TAKT_ADDRESS`, `TAKT_PORT`, `TAKT_PEERS` (addresses with ports, between commas, each as
     /// `PUBLIC_KEY@ADDRESS:PORT` if the peer has a key of its own), `TAKT_INTERFACE`, `TAKT_PROTECTION` (`integrity`,
     /// `encrypt` or `none`), `TAKT_GROUP_KEY` (the key of all nodes) and `TAKT_KEY` (the private key of this one);
-    /// what is not set keeps its default. With neither of the first three the runtime is
+    /// what is not set keeps its default, a port that is not set gives way to the next free one if it is taken. With
+    /// neither of the first three the runtime is
     /// [`local`](Self::local): programs of one user on one machine find each other, and nobody else reaches them.
     ///
     /// # Errors
@@ -123,6 +127,8 @@ impl Settings {
         }
         if let Some(value) = variable(port) {
             settings.port = parse(port, &value, "a UDP port, 0 to 65535")?;
+        } else {
+            settings.next_port = settings.port != 0;
         }
         if let Some(value) = variable(peers) {
             for peer in value.split(',').filter(|p| !p.trim().is_empty()) {

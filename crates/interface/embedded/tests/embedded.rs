@@ -146,3 +146,40 @@ fn what_is_emitted_right_after_source_and_sink_were_opened_arrives() {
         assert_eq!(&*message, round.to_le_bytes());
     }
 }
+
+#[test]
+fn programs_whose_port_is_taken_get_the_next_one_where_that_is_allowed() {
+    let (port, _) = ports();
+    let settings = Settings {
+        address: IpAddr::V4(Ipv4Addr::LOCALHOST),
+        port: port + 500,
+        next_port: true,
+        ..Settings::default()
+    };
+    let nodes: Vec<Embedded> = (0..20)
+        .map(|_| Embedded::start(settings.clone()).expect("a port"))
+        .collect();
+    let mut taken: Vec<u16> = nodes
+        .iter()
+        .map(|node| {
+            node.runtime()
+                .status()
+                .expect("runs")
+                .control_address
+                .port()
+        })
+        .collect();
+    assert_eq!(taken[0], port + 500);
+    taken.sort_unstable();
+    taken.dedup();
+    assert_eq!(taken.len(), nodes.len());
+    let demanded = Settings {
+        next_port: false,
+        ..settings
+    };
+    let refused = Embedded::start(demanded).err().expect("the port is taken");
+    assert!(
+        refused.to_string().contains(&(port + 500).to_string()),
+        "{refused}"
+    );
+}

@@ -56,6 +56,19 @@ fn a_program_written_from_figure_6_7_runs() {
 }
 
 #[test]
+fn programs_with_the_names_of_the_public_ones_run() {
+    let node = Node::start();
+    for generation in ["0", "1", "2"] {
+        Program::compile_with(
+            Language::C,
+            &[source("compat.c")],
+            &[("INSANE_COMPAT", generation)],
+        )
+        .run(&node);
+    }
+}
+
+#[test]
 fn the_embedded_form_is_loaded_on_wish_and_only_then() {
     let program = Program::compile(Language::C, &[source("embedded.c")]);
     let command = || {

@@ -35,6 +35,11 @@ pub struct Program {
 impl Program {
     /// Compiles `sources` with all warnings as errors.
     pub fn compile(language: Language, sources: &[PathBuf]) -> Self {
+        Self::compile_with(language, sources, &[])
+    }
+
+    /// The same with macros.
+    pub fn compile_with(language: Language, sources: &[PathBuf], macros: &[(&str, &str)]) -> Self {
         let scratch = Directory::new();
         let (compiler, options): (_, &[&str]) = match language {
             Language::C => ("gcc", &["-std=c11", "-Wstrict-prototypes"]),
@@ -59,6 +64,11 @@ impl Program {
                 "-D_GNU_SOURCE",
             ])
             .args(options)
+            .args(
+                macros
+                    .iter()
+                    .map(|(name, value)| format!("-D{name}={value}")),
+            )
             .arg("-I")
             .arg(repository().join("include"))
             .args(sources)
