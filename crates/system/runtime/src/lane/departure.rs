@@ -677,6 +677,7 @@ mod tests {
     #[test]
     fn priorities_wait_in_the_classes_of_the_schedule_that_holds_when_they_leave() {
         let mut departures = Departures::new(&config::Departure::default(), false, Arc::default());
+        departures.set_tenants(8);
         let schedule = takt_schedule::Schedule {
             cycle_time_ns: 1_000_000,
             entries: vec![takt_schedule::GateEntry::new(GateMask::ALL, 1_000_000)],
