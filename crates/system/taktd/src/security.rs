@@ -8,11 +8,28 @@ use std::str::FromStr;
 
 use takt_runtime::peering::keys::Security;
 pub use takt_runtime::peering::keys::{GroupKey, KeyError, PrivateKey, PublicKey};
+use takt_session::place;
 
 use crate::config::file;
 
-/// Where a node's own key is kept unless configured otherwise.
-pub const DEFAULT_KEY_FILE: &str = "/var/lib/takt/node.key";
+/// Where the key of a node is kept that root runs.
+pub const SYSTEM_KEY_FILE: &str = "/var/lib/takt/node.key";
+
+/// Where a node's own key is kept unless configured otherwise: in `/var/lib/takt` if root runs the node, else in the
+/// user's state directory (XDG base directory specification: `$XDG_STATE_HOME/takt`, or `~/.local/state/takt`).
+pub fn default_key_file() -> PathBuf {
+    if rustix::process::geteuid().is_root() {
+        return SYSTEM_KEY_FILE.into();
+    }
+    let of = |variable| {
+        let path = PathBuf::from(std::env::var_os(variable)?);
+        path.is_absolute().then_some(path)
+    };
+    of("XDG_STATE_HOME")
+        .or_else(|| Some(of("HOME")?.join(".local/state")))
+        .map_or_else(place::user_directory, |state| state.join("takt"))
+        .join("node.key")
+}
 
 /// Why there is no key.
 #[derive(Debug, thiserror::Error)]
@@ -114,13 +131,14 @@ pub fn load(section: &file::Security) -> Result<Security, KeyFileError> {
     if let Some(path) = &section.group_key_file {
         security.group = Some(read(path)?);
     }
-    security.node = match read(&section.key_file) {
+    let key_file = section.key_file.clone().unwrap_or_else(default_key_file);
+    security.node = match read(&key_file) {
         Ok(key) => Some(key),
         Err(KeyFileError::Read { source, .. }) if source.kind() == ErrorKind::NotFound => {
             let key = PrivateKey::generate();
-            match write(&section.key_file, &key.reveal()) {
+            match write(&key_file, &key.reveal()) {
                 Ok(()) => {
-                    tracing::info!(file = %section.key_file.display(), public = %key.public(), "made a key for this node");
+                    tracing::info!(file = %key_file.display(), public = %key.public(), "made a key for this node");
                     Some(key)
                 }
                 Err(error) => {
@@ -144,11 +162,12 @@ mod tests {
     fn the_first_start_makes_a_key_that_the_next_one_finds() {
         let directory = Directory::new();
         let section = file::Security {
-            key_file: directory.join("state/node.key"),
+            key_file: Some(directory.join("state/node.key")),
             ..file::Security::default()
         };
         let first = load(&section).expect("made");
-        let mode = std::fs::metadata(&section.key_file).expect("there").mode();
+        let made = std::fs::metadata(directory.join("state/node.key"));
+        let mode = made.expect("there").mode();
         assert_eq!(mode & 0o7777, 0o600);
         assert!(first.node.is_some());
         assert_eq!(load(&section).expect("read"), first);

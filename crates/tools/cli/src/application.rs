@@ -201,6 +201,7 @@ impl EmbeddedForm {
         if told && settings.rendezvous.is_some() {
             settings = Settings {
                 interface: settings.interface,
+                security: settings.security,
                 ..Settings::default()
             };
         }

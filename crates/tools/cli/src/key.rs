@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 use serde::Serialize;
-use taktd::security::{DEFAULT_KEY_FILE, GroupKey, KeyFileError, PrivateKey, read, write};
+use taktd::security::{GroupKey, KeyFileError, PrivateKey, default_key_file, read, write};
 
 use crate::failure::Failure;
 use crate::output::{Form, print, print_json};
@@ -37,9 +37,10 @@ enum Action {
 
 #[derive(Debug, Args)]
 struct Generate {
-    /// The file; one that is there is left as it is
-    #[arg(default_value = DEFAULT_KEY_FILE)]
-    file: PathBuf,
+    /// The file; one that is there is left as it is [default: /var/lib/takt/node.key; without root
+    /// ~/.local/state/takt/node.key]
+    #[arg(required_if_eq("group", "true"))]
+    file: Option<PathBuf>,
     /// Make a key that all nodes of a site share
     #[arg(long)]
     group: bool,
@@ -49,9 +50,8 @@ struct Generate {
 
 #[derive(Debug, Args)]
 struct Show {
-    /// The file with the private key
-    #[arg(default_value = DEFAULT_KEY_FILE)]
-    file: PathBuf,
+    /// The file with the private key [default: that of the node, as for `generate`]
+    file: Option<PathBuf>,
     #[command(flatten)]
     form: Form,
 }
@@ -69,6 +69,7 @@ impl Key {
         let failed = |error: KeyFileError| Failure::Other(error.to_string());
         let (file, public, form) = match self.action {
             Action::Generate(Generate { file, group, form }) => {
+                let file = file.unwrap_or_else(default_key_file);
                 let (secret, public) = if group {
                     (GroupKey::generate().reveal(), None)
                 } else {
@@ -79,6 +80,7 @@ impl Key {
                 (file, public, form)
             }
             Action::Show(Show { file, form }) => {
+                let file = file.unwrap_or_else(default_key_file);
                 let key: PrivateKey = read(&file).map_err(failed)?;
                 (file, Some(key.public().to_string()), form)
             }

@@ -144,6 +144,7 @@ impl Everything {
             "node       {} (taktd {}), up {}{}\n\
              peering    {}, {up} of {} peer(s) up\n\
              security   {}\n\
+             known by   {}\n\
              attached   {} session(s) on {} listener(s), {} channel(s)\n",
             node.name,
             node.version,
@@ -152,6 +153,7 @@ impl Everything {
             node.address,
             self.peers.len(),
             security(&node),
+            known_by(&node),
             self.sessions.len(),
             self.listeners.len(),
             self.channels.len(),
@@ -196,20 +198,21 @@ impl Everything {
 }
 
 /// How the node keeps strangers out.
-fn security(node: &Node) -> String {
-    let by = match (node.key.as_str(), node.group_key) {
-        ("", false) => "no key".to_owned(),
+fn security(node: &Node) -> &'static str {
+    match node.protection() {
+        Protection::None => "NONE: whoever can send to this node uses its channels",
+        Protection::Encrypt => "datagrams are authenticated and encrypted",
+        _ => "datagrams are authenticated",
+    }
+}
+
+/// By what peers know the node.
+fn known_by(node: &Node) -> String {
+    match (node.key.as_str(), node.group_key) {
+        ("", false) => "nothing: it has no key".to_owned(),
         ("", true) => "the key of its group".to_owned(),
         (key, false) => format!("its key {key}"),
-        (key, true) => format!("the key of its group, or its own {key}"),
-    };
-    match node.protection() {
-        Protection::None => {
-            "NONE: peers are not authenticated, whoever can send to this node reads and writes its channels"
-                .into()
-        }
-        Protection::Encrypt => format!("datagrams are authenticated and encrypted; known by {by}"),
-        _ => format!("datagrams are authenticated; known by {by}"),
+        (key, true) => format!("its group's key, or {key}"),
     }
 }
 

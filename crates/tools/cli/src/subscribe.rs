@@ -86,7 +86,8 @@ impl Subscribe {
                     last = Instant::now();
                     self.show(&message)?;
                 }
-                Err(Error::TimedOut) => {
+                // Interrupted: perhaps by the signal that asks for the end.
+                Err(Error::TimedOut | Error::Interrupted) => {
                     if let Some(timeout) = self.timeout
                         && last.elapsed() >= timeout
                     {

@@ -229,10 +229,11 @@ impl Site {
             0 => format!(", \"{}/64\"", six(0)),
             _ => String::new(),
         };
+        // 0xdead: what isochron sends over layer 2.
         listener(at)
             + &format!(
                 "classes = {CLASSES}\n[listener.endpoint]\nnetwork = \"pods\"\nmac = \"{mac}\"\n\
-                 addresses = [\"{four}/16\"{more}]\n"
+                 addresses = [\"{four}/16\"{more}]\nethertypes = [0xdead]\n"
             )
     }
 

@@ -135,8 +135,8 @@ pub struct Peer {
 pub struct Security {
     /// What every datagram between nodes has.
     pub protection: Protection,
-    /// File with the node's own key; made at the first start.
-    pub key_file: PathBuf,
+    /// File with the node's own key; made at the first start. None: [`default_key_file`](crate::security::default_key_file).
+    pub key_file: Option<PathBuf>,
     /// File with the key that all nodes of a group share.
     pub group_key_file: Option<PathBuf>,
 }
@@ -145,7 +145,7 @@ impl Default for Security {
     fn default() -> Self {
         Self {
             protection: Protection::Integrity,
-            key_file: crate::security::DEFAULT_KEY_FILE.into(),
+            key_file: None,
             group_key_file: None,
         }
     }
