@@ -12,6 +12,18 @@ pub struct SockTxtime {
     pub flags: u32,
 }
 
+impl SockTxtime {
+    /// As it lies in memory.
+    pub fn bytes(&self) -> [u8; size_of::<Self>()] {
+        let mut bytes = [0; size_of::<Self>()];
+        bytes[..4].copy_from_slice(&self.clockid.to_ne_bytes());
+        bytes[4..].copy_from_slice(&self.flags.to_ne_bytes());
+        bytes
+    }
+}
+
+/// All flags that there are: `SOF_TXTIME_FLAGS_MASK`.
+pub const TXTIME_FLAGS: u32 = TXTIME_DEADLINE | TXTIME_REPORT_ERRORS;
 /// `SOF_TXTIME_DEADLINE_MODE`: times are the latest, not the very instant.
 pub const TXTIME_DEADLINE: u32 = 1;
 /// `SOF_TXTIME_REPORT_ERRORS`: drops go to the error queue.

@@ -10,7 +10,7 @@ mod send;
 mod sockets;
 mod wait;
 
-use crate::{announce, heap, process, real, socket, unserved};
+use crate::{announce, filter, heap, process, real, socket, unserved};
 
 /// Runs when the loader has loaded the library, before the program's `main`.
 #[used]
@@ -27,6 +27,13 @@ extern "C" fn start() {
     heap::survive_fork();
     announce::start();
     process::start();
+    if announce::mode() == announce::Mode::Required
+        && let Err(error) = filter::install()
+    {
+        announce::say(&format!(
+            "cannot keep the kernel from taking launch times of programs that are not preloaded: {error}"
+        ));
+    }
 }
 
 extern "C" fn end() {

@@ -27,6 +27,7 @@ mod control;
 mod destination;
 mod epoll;
 mod errors;
+mod filter;
 mod follower;
 mod frame;
 mod hardware;

@@ -216,6 +216,16 @@ impl Options {
         Some(())
     }
 
+    /// With transmission times of which the kernel does not know.
+    pub fn with_times(self, times: &SockTxtime) -> Self {
+        Self {
+            clock: Clock::new(times.clockid),
+            deadline: times.flags & abi::TXTIME_DEADLINE != 0,
+            report_errors: times.flags & abi::TXTIME_REPORT_ERRORS != 0,
+            ..self
+        }
+    }
+
     /// Whether something comes to its error queue from what it sends.
     pub fn reports(&self) -> bool {
         self.report_errors || self.timestamping & timestamping::TX_RECORD != 0

@@ -12,7 +12,6 @@ use crate::destination::{Destinations, Stations};
 use crate::follower;
 use crate::held::Held;
 use crate::kernel;
-use crate::launch::Clock;
 use crate::options::Options;
 use crate::process::Inside;
 use crate::reports::Reports;
@@ -102,8 +101,10 @@ pub struct Socket {
     stale: AtomicBool,
     /// Changes when the kernel has to be asked again.
     version: AtomicU32,
-    /// The clock of its transmission times, if the kernel has the monotonic one in its place; else -1.
+    /// The clock of its transmission times, if the kernel has another one or none; else -1.
     clock: AtomicI32,
+    /// `SOF_TXTIME_*` of such times.
+    flags: AtomicU32,
     /// It has or may have something to tell on the error queue.
     reporting: AtomicBool,
     /// A send found no room and did not wait, and no wait has told of room since.
@@ -161,7 +162,7 @@ impl Socket {
         });
         if let Some(socket) = used_before {
             socket.stale.store(true, Ordering::Relaxed);
-            socket.stand_in_for(None);
+            socket.set_times(None);
             socket.descriptors.store(1, Ordering::Release);
             return socket;
         }
@@ -171,6 +172,7 @@ impl Socket {
             stale: AtomicBool::new(true),
             version: AtomicU32::new(0),
             clock: AtomicI32::new(-1),
+            flags: AtomicU32::new(0),
             reporting: AtomicBool::new(false),
             full: AtomicBool::new(false),
             numbering: AtomicBool::new(false),
@@ -242,15 +244,18 @@ impl Socket {
         self.version.load(Ordering::Acquire)
     }
 
-    /// The kernel has the monotonic clock in the place of this one; `None`: it has the socket's.
-    pub fn stand_in_for(&self, clock: Option<Clock>) {
-        self.clock
-            .store(clock.map_or(-1, Clock::number), Ordering::Relaxed);
+    /// Its transmission times, of which the kernel knows nothing, or by another clock. `None`: the kernel knows.
+    pub fn set_times(&self, times: Option<SockTxtime>) {
+        let (clock, flags) = times.map_or((-1, 0), |times| (times.clockid, times.flags));
+        self.flags.store(flags, Ordering::Relaxed);
+        self.clock.store(clock, Ordering::Relaxed);
     }
 
-    /// The clock in whose place the kernel has the monotonic one.
-    pub fn stood_in_for(&self) -> Option<Clock> {
-        Clock::new(self.clock.load(Ordering::Relaxed))
+    /// See [`set_times`](Self::set_times).
+    pub fn times(&self) -> Option<SockTxtime> {
+        let clockid = self.clock.load(Ordering::Relaxed);
+        let flags = self.flags.load(Ordering::Relaxed);
+        (clockid >= 0).then_some(SockTxtime { clockid, flags })
     }
 
     /// Whether it has something to tell on the error queue, or may have.
@@ -321,9 +326,10 @@ impl Socket {
 
     /// What the kernel says of it now, by a descriptor that leads here.
     pub fn read_options(&self, fd: c_int) -> Option<Options> {
-        Options::read(fd).map(|options| Options {
-            clock: self.stood_in_for().or(options.clock),
-            ..options
+        let options = Options::read(fd)?;
+        Some(match self.times() {
+            Some(times) => options.with_times(&times),
+            None => options,
         })
     }
 
@@ -419,15 +425,17 @@ pub enum NotAdopted {
 /// Makes a descriptor an accelerated socket, if it is one of those that we take and has a clock for
 /// transmission times; opens the way to the runtime, so that the first datagram need not wait for that.
 ///
-/// `stood_in_for`: the clock in whose place the kernel has the monotonic one; such a socket is none without a runtime.
+/// `times`: of which the kernel does not know; such a socket is none without a runtime.
 ///
 /// # Errors
 /// [`NotAdopted`].
-pub fn adopt(fd: c_int, stood_in_for: Option<Clock>, inside: &Inside) -> Result<(), NotAdopted> {
+pub fn adopt(fd: c_int, times: Option<SockTxtime>, inside: &Inside) -> Result<(), NotAdopted> {
     let options = Options::read(fd).ok_or(NotAdopted::Unfit)?;
-    options.clock.ok_or(NotAdopted::Unfit)?;
+    if times.is_none() {
+        options.clock.ok_or(NotAdopted::Unfit)?;
+    }
     let socket = Socket::claim(inside);
-    socket.stand_in_for(stood_in_for);
+    socket.set_times(times);
     if !table::insert(fd, socket) {
         socket.release();
         return Err(NotAdopted::Unfit);
@@ -439,7 +447,7 @@ pub fn adopt(fd: c_int, stood_in_for: Option<Clock>, inside: &Inside) -> Result<
     state.retry_at = kernel::monotonic() + runtime::RETRY;
     let missing = state.source.is_none();
     drop(state);
-    if missing && (announce::mode() == Mode::Required || stood_in_for.is_some()) {
+    if missing && (announce::mode() == Mode::Required || times.is_some()) {
         table::remove(fd);
         return Err(NotAdopted::NoRuntime);
     }

@@ -20,7 +20,7 @@ use crate::follower;
 use crate::frame;
 use crate::held::Waiting;
 use crate::kernel;
-use crate::launch;
+use crate::launch::{self, Clock};
 use crate::memory;
 use crate::options::{Kind, Options};
 use crate::process::{self, Inside};
@@ -201,7 +201,7 @@ pub fn send_by_monotonic(
     message: *const msghdr,
     flags: c_int,
 ) -> Option<isize> {
-    let clock = socket.stood_in_for()?;
+    let clock = Clock::new(socket.times()?.clockid)?;
     let mut errno = 0;
     let result = process::inside(|_| {
         let header = memory::read(message).ok()?;

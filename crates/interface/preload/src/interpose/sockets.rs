@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_void};
 
 use libc::{sockaddr, socklen_t};
 
-use crate::abi::SockTxtime;
+use crate::abi::{self, SockTxtime};
 use crate::announce::{self, Mode};
 use crate::kernel;
 use crate::launch::Clock;
@@ -14,6 +14,7 @@ use crate::process;
 use crate::real;
 use crate::socket::{self, NotAdopted, Socket};
 use crate::table;
+use crate::unserved::Reason;
 
 /// `socket(2)`.
 ///
@@ -93,6 +94,15 @@ pub unsafe extern "C-unwind" fn setsockopt(
     value: *const c_void,
     length: socklen_t,
 ) -> c_int {
+    if (level, name) == (libc::SOL_SOCKET, libc::SO_TXTIME) && announce::mode() == Mode::Required {
+        return match require(fd, value, length) {
+            Ok(()) => 0,
+            Err(errno) => {
+                process::set_errno(errno);
+                -1
+            }
+        };
+    }
     // SAFETY: the program's call.
     let result = unsafe { real::setsockopt(fd, level, name, value, length) };
     if (level, name) == (libc::SOL_SOCKET, libc::SO_TXTIME) {
@@ -125,7 +135,7 @@ fn accelerate(fd: c_int) -> c_int {
         match table::lookup(fd) {
             // Set once more, perhaps to another clock, which the kernel knows by itself.
             Some(socket) => {
-                socket.stand_in_for(None);
+                socket.set_times(None);
                 socket.set_stale();
                 drop(socket.current(fd, inside));
                 Ok(())
@@ -133,13 +143,43 @@ fn accelerate(fd: c_int) -> c_int {
             None => socket::adopt(fd, None, inside),
         }
     });
-    match adopted {
-        Some(Err(NotAdopted::NoRuntime)) => {
-            process::set_errno(libc::ENOTCONN);
-            -1
-        }
-        _ => 0,
+    // Whether it was adopted or not: the kernel has taken it.
+    let _ = adopted;
+    0
+}
+
+/// `SO_TXTIME` where the runtime is required: the kernel is not told, so that nothing can leave with a launch time but by
+/// the runtime. `Err`: the errno.
+#[cold]
+fn require(fd: c_int, value: *const c_void, length: socklen_t) -> Result<(), c_int> {
+    // What is no socket has its errors first, as in the kernel.
+    kernel::option::<c_int>(fd, libc::SOL_SOCKET, libc::SO_TYPE)?;
+    if process::is_borrowed() {
+        return Err(Reason::Context.errno());
     }
+    let set = process::inside(|inside| {
+        if length as usize != size_of::<SockTxtime>() {
+            return Err(libc::EINVAL);
+        }
+        let times = memory::read(value.cast::<SockTxtime>())?;
+        if times.flags & !abi::TXTIME_FLAGS != 0 || Clock::new(times.clockid).is_none() {
+            return Err(libc::EINVAL);
+        }
+        if let Some(socket) = table::lookup(fd) {
+            socket.set_times(Some(times));
+            socket.set_stale();
+            drop(socket.current(fd, inside));
+            return Ok(());
+        }
+        socket::adopt(fd, Some(times), inside).map_err(|error| match error {
+            NotAdopted::NoRuntime => libc::ENOTCONN,
+            NotAdopted::Unfit => {
+                let reason = Reason::Kind;
+                reason.settle().unwrap_or(reason.errno())
+            }
+        })
+    });
+    set.unwrap_or(Err(Reason::Context.errno()))
 }
 
 /// The kernel asks for CAP_NET_ADMIN for all clocks but `CLOCK_MONOTONIC`; the runtime asks for nothing but its socket.
@@ -155,7 +195,7 @@ fn without_privilege(fd: c_int, value: *const c_void) -> c_int {
     }
     let adopted = process::inside(|inside| {
         let wanted = memory::read(value.cast::<SockTxtime>()).ok()?;
-        let clock = Clock::new(wanted.clockid)?;
+        Clock::new(wanted.clockid)?;
         let in_kernel = SockTxtime {
             clockid: libc::CLOCK_MONOTONIC,
             ..wanted
@@ -165,12 +205,12 @@ fn without_privilege(fd: c_int, value: *const c_void) -> c_int {
             return None;
         }
         if let Some(socket) = table::lookup(fd) {
-            socket.stand_in_for(Some(clock));
+            socket.set_times(Some(wanted));
             socket.set_stale();
             drop(socket.current(fd, inside));
             return Some(Ok(()));
         }
-        let adopted = socket::adopt(fd, Some(clock), inside);
+        let adopted = socket::adopt(fd, Some(wanted), inside);
         if adopted.is_err() {
             kernel::set_transmission_times(fd, &former);
         }
@@ -178,15 +218,11 @@ fn without_privilege(fd: c_int, value: *const c_void) -> c_int {
     });
     match adopted {
         Some(Some(Ok(()))) => 0,
-        Some(Some(Err(NotAdopted::NoRuntime))) if announce::mode() == Mode::Required => {
-            process::set_errno(libc::ENOTCONN);
-            -1
-        }
         _ => refused(),
     }
 }
 
-/// `getsockopt(2)`: of `SO_TXTIME` the clock that the program has set, and not the one that stands in for it.
+/// `getsockopt(2)`: of `SO_TXTIME` what the program has set, and not what the kernel was told in its place.
 ///
 /// # Safety
 /// As the C library's.
@@ -202,9 +238,13 @@ pub unsafe extern "C-unwind" fn getsockopt(
     let result = unsafe { real::getsockopt(fd, level, name, value, length) };
     if result == 0
         && (level, name) == (libc::SOL_SOCKET, libc::SO_TXTIME)
-        && let Some(clock) = table::lookup(fd).and_then(Socket::stood_in_for)
-        && memory::read(length).is_ok_and(|length| length as usize >= size_of::<c_int>())
-        && let Err(errno) = memory::write_bytes(&clock.number().to_ne_bytes(), value)
+        && let Some(times) = table::lookup(fd).and_then(Socket::times)
+        && let Ok(length) = memory::read(length)
+        && let Err(errno) = {
+            let bytes = times.bytes();
+            let length = bytes.len().min(length as usize);
+            memory::write_bytes(&bytes[..length], value)
+        }
     {
         process::set_errno(errno);
         return -1;

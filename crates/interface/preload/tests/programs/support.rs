@@ -31,15 +31,25 @@ pub fn built(name: &str) -> PathBuf {
 /// A C program of the tests, compiled once with all warnings as errors, and with the checks of buffers that
 /// distributions switch on.
 pub fn program(name: &str) -> PathBuf {
+    compiled(name, name, &[])
+}
+
+/// The same, statically linked and with `STATIC` defined.
+pub fn static_program(name: &str) -> PathBuf {
+    compiled(name, &format!("{name}-static"), &["-static", "-DSTATIC"])
+}
+
+fn compiled(name: &str, program: &str, options: &[&str]) -> PathBuf {
     static DIRECTORY: OnceLock<Directory> = OnceLock::new();
     static LOCK: std::sync::Mutex<()> = std::sync::Mutex::new(());
-    let program = DIRECTORY.get_or_init(Directory::new).join(name);
+    let program = DIRECTORY.get_or_init(Directory::new).join(program);
     let _one_at_a_time = LOCK.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     if !program.exists() {
         let directory = repository().join("crates/interface/preload/tests/programs/c");
         let output = Command::new("cc")
             .args(["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-g", "-O2"])
             .args(["-D_GNU_SOURCE", "-D_FORTIFY_SOURCE=2", "-pthread"])
+            .args(options)
             .arg(directory.join(format!("{name}.c")))
             .arg("-o")
             .arg(&program)

@@ -5,7 +5,7 @@ use std::process::Command;
 
 use takt_wire::ethernet::MacAddress;
 
-use super::support::{Listener, Site, ended_well, script};
+use super::support::{Listener, Site, ended_well, program, script, static_program};
 
 /// A container with a second interface, and a second address of the first.
 fn site() -> Site {
@@ -98,4 +98,35 @@ fn what_cannot_be_served_is_told_for_each_reason_and_left_to_the_kernel() {
     assert_eq!(site.sent(), 0);
     // Three have a foreign source or a flag and still a way there.
     assert!(!listener.is_empty());
+}
+
+#[test]
+fn nothing_gets_past_a_required_runtime_with_a_launch_time() {
+    let site = Site::new();
+    let listener = Listener::new(site.there());
+    let address = site.addresses()[0].to_string();
+    let run = |mut command: Command| {
+        command.env("TAKT_PRELOAD", "required");
+        let (out, err) = ended_well(command.output());
+        assert_eq!((out.as_str(), err.as_str()), ("no way past\n", ""));
+    };
+    let mut dynamic = site.command(program("past"));
+    dynamic.arg(&address);
+    run(dynamic);
+    assert_eq!(listener.next_in_time().0, b"by the runtime");
+    // A script starts it: the loader does not run for it.
+    let mut script = site.command("sh");
+    let binary = static_program("past");
+    script
+        .arg("-c")
+        .arg(format!("{} {address}; true $?", binary.display()));
+    run(script);
+    // Without the capability to set a filter as such.
+    let mut unprivileged = site.command("setpriv");
+    unprivileged
+        .args(["--inh-caps=-all", "--bounding-set=-all", "sh", "-c"])
+        .arg(format!("{} {address}", binary.display()));
+    run(unprivileged);
+    assert!(listener.is_empty(), "untimed");
+    assert_eq!(site.sent(), 1);
 }
