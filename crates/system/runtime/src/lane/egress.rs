@@ -18,6 +18,8 @@ const ROUND_NS: i64 = 100_000;
 pub(super) const GUARD_NS: i64 = 20_000;
 /// Frames of one tenant that wait in the schedulers of a lane.
 pub(super) const PER_TENANT: u32 = 512;
+/// Of these, frames of one session: what it sends far ahead keeps no other session of its tenant out.
+const PER_SESSION: u32 = PER_TENANT / 2;
 
 /// Whether a source has more to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -331,7 +333,9 @@ impl State {
         let Some(Some(s)) = session.sources.get(source) else {
             return Sent::Finished(progress.outcome);
         };
-        let room = PER_TENANT.saturating_sub(self.tenants.departing(session.tenant));
+        let room = PER_TENANT
+            .saturating_sub(self.tenants.departing(session.tenant))
+            .min(PER_SESSION.saturating_sub(session.departing));
         let channel = match &s.target {
             Target::Channel(channel) => self.channels.get(*channel),
             Target::Network(owner) => {
