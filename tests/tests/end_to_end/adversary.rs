@@ -349,20 +349,13 @@ fn never_consumed(attack: &Attack) {
 
 /// Launch times just before those of the victim, in its class.
 fn aim(attack: &Attack) {
-    let Ok(session) = Session::builder()
-        .socket(&attack.socket)
-        .tx_bytes(2 << 20)
-        .rx_bytes(2 << 20)
-        .reconnect(false)
-        .open()
-    else {
-        return;
-    };
-    let Ok(stream) = session.stream(launched()) else {
-        return;
-    };
-    let Ok(source) = stream.source(ChannelId(HOSTILE + 2)) else {
-        return;
+    // The other attacks are of the same tenant and take all that it may have: tried until there is room.
+    let (_session, source) = loop {
+        match aiming(attack) {
+            Ok(opened) => break opened,
+            Err(_) if attack.on() => continue,
+            Err(_) => return,
+        }
     };
     while attack.on() {
         let Ok(buffer) = source.buffer_wait(64, Wait::For(Duration::from_millis(50))) else {
@@ -375,6 +368,17 @@ fn aim(attack: &Attack) {
             attack.did();
         }
     }
+}
+
+fn aiming(attack: &Attack) -> Result<(Session, Source), takt::Error> {
+    let session = Session::builder()
+        .socket(&attack.socket)
+        .tx_bytes(2 << 20)
+        .rx_bytes(2 << 20)
+        .reconnect(false)
+        .open()?;
+    let source = session.stream(launched())?.source(ChannelId(HOSTILE + 2))?;
+    Ok((session, source))
 }
 
 /// Hellos, messages and junk from another host, to every port of the node.

@@ -27,10 +27,10 @@ struct Filter {
 
 impl Filter {
     /// Drops one fragment of one message. Offsets are those of `docs/reference/wire-format.md`, in bits behind
-    /// the UDP header: the datagram's header has 16 bytes; of the record's, the channel is at 0, the sequence
-    /// number at 8, the fragment's index at 16. Little-endian, which nft compares as big-endian.
+    /// the UDP header: the datagram's header has 24 bytes; of the record's, the channel is at 0, the sequence
+    /// number at 12, the fragment's index at 24. Little-endian, which nft compares as big-endian.
     fn dropping(namespace: String, sequence: u64, fragment: u32) -> Self {
-        let record = (8 + 16) * 8;
+        let record = (8 + 24) * 8;
         let rules = format!(
             "table bridge takt {{
                 chain pass {{
@@ -39,9 +39,9 @@ impl Filter {
                 }}
             }}\n",
             CHANNEL.0.swap_bytes(),
-            record + 64,
+            record + 96,
             (sequence as u32).swap_bytes(),
-            record + 128,
+            record + 192,
             fragment.swap_bytes(),
         );
         let filter = Self { namespace };

@@ -134,7 +134,11 @@ pub fn load(section: &file::Security) -> Result<Security, KeyFileError> {
     let key_file = section.key_file.clone().unwrap_or_else(default_key_file);
     security.node = match read(&key_file) {
         Ok(key) => Some(key),
-        Err(KeyFileError::Read { source, .. }) if source.kind() == ErrorKind::NotFound => {
+        // A directory that this user may not look into, where nobody has asked for that one, is as good as none.
+        Err(KeyFileError::Read { source, .. })
+            if source.kind() == ErrorKind::NotFound
+                || section.key_file.is_none() && source.kind() == ErrorKind::PermissionDenied =>
+        {
             let key = PrivateKey::generate();
             match write(&key_file, &key.reveal()) {
                 Ok(()) => {
