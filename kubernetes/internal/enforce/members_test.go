@@ -71,11 +71,12 @@ func TestWhatExecLeavesBehindGetsNoReservation(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	go probe.Wait()
 	var number int
 	if _, err := fmt.Fscan(out, &number); err != nil {
 		t.Fatal(err)
 	}
+	// It closes what is read above.
+	go probe.Wait()
 	orphan := func() sched.Thread {
 		text, err := os.ReadFile(filepath.Join(p.cgroup, "cgroup.procs"))
 		if err != nil {
