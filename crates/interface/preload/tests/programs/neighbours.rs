@@ -1,5 +1,8 @@
 //! Next hops whose hardware addresses are not known yet, or not any more.
 
+use std::ffi::OsStr;
+use std::process::{Command, Stdio};
+
 use super::support::{Listener, Running, Site, ended_well, program, script};
 
 #[test]
@@ -32,25 +35,52 @@ fn a_first_datagram_waits_for_its_next_hop_and_leaves_at_its_time() {
     }
 }
 
-/// The system calls of a program's first thread between its two marks.
-fn calls_of(site: &Site, name: &str) -> Vec<String> {
-    let trace = takt_testing::Directory::new();
-    let file = trace.join("trace");
-    // The traced program has the preload, and strace has not.
-    let mut command = site.here().command("strace").expect("the lab is up");
-    let traced = site.command(program(name));
-    command.arg("-o").arg(&file);
-    for (name, value) in traced.get_envs() {
+/// The follower begins to listen for the kernel's news after the next hop has told its address: that was news already.
+#[test]
+fn what_waits_for_its_next_hop_leaves_though_that_has_answered_before_anybody_listened() {
+    let mut site = Site::without_daemon();
+    site.start_daemon_without_addresses();
+    let listener = Listener::new(site.there());
+    let mut command = site.command("python3");
+    let address = site.addresses()[0].to_string();
+    command.arg(script("cold.py")).args([&address, "1"]);
+    command.env("TAKT_PRELOAD", "required");
+    // The follower gives itself its name before anything else: it begins so many microseconds later.
+    let trace = ["-f", "-qq", "-o", "/dev/null", "-e", "trace=prctl"];
+    let late = [&trace[..], &["-e", "inject=prctl:delay_enter=300000"]].concat();
+    let running = Running::start(&mut traced(&site, &command, &late));
+    for number in 0..3 {
+        let (text, _) = listener.next_in_time();
+        assert_eq!(text, format!("cold {number}").as_bytes());
+    }
+    assert_eq!(running.end().1, "");
+    assert_eq!(site.sent(), 3, "by the runtime");
+}
+
+/// A command under strace with some options: it has the preload, and strace has not.
+fn traced(site: &Site, command: &Command, options: &[impl AsRef<OsStr>]) -> Command {
+    let mut strace = site.here().command("strace").expect("the lab is up");
+    strace.args(options).stdin(Stdio::null());
+    for (name, value) in command.get_envs() {
         if let Some(value) = value {
             let mut assignment = name.to_owned();
             assignment.push("=");
             assignment.push(value);
-            command.arg("-E").arg(assignment);
+            strace.arg("-E").arg(assignment);
         }
     }
-    command.arg(traced.get_program());
+    strace.arg(command.get_program()).args(command.get_args());
+    strace
+}
+
+/// The system calls of a program's first thread between its two marks.
+fn calls_of(site: &Site, name: &str) -> Vec<String> {
+    let trace = takt_testing::Directory::new();
+    let file = trace.join("trace");
+    let mut command = site.command(program(name));
     command.arg(site.addresses()[0].to_string());
-    let (_, err) = ended_well(command.output());
+    let options = [OsStr::new("-o"), file.as_os_str()];
+    let (_, err) = ended_well(traced(site, &command, &options).output());
     assert_eq!(err, "");
     let text = std::fs::read_to_string(&file).expect("a trace: install strace");
     let lines = text.lines().skip_while(|line| !line.contains("getppid"));
@@ -62,9 +92,12 @@ fn calls_of(site: &Site, name: &str) -> Vec<String> {
 fn a_wait_costs_what_the_kernels_does_however_many_descriptors_there_are() {
     let site = Site::new();
     let calls = calls_of(&site, "watching");
-    let others = calls.iter().filter(|line| !line.starts_with("epoll_"));
-    assert_eq!(others.count(), 0, "{calls:#?}");
-    assert_eq!(calls.len(), 100);
+    let waits = calls.iter().filter(|line| line.starts_with("epoll_"));
+    assert_eq!(waits.count(), 100, "{calls:#?}");
+    // A lock that the follower has at that moment is waited for, as for a send.
+    let allowed = |line: &&String| line.starts_with("epoll_") || line.starts_with("futex(");
+    let others: Vec<_> = calls.iter().filter(|line| !allowed(line)).collect();
+    assert!(others.is_empty(), "{others:#?}");
 }
 
 #[test]
