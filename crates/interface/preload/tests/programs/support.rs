@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixDatagram;
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
@@ -17,6 +18,9 @@ use taktd::admin::proto;
 
 /// The port of whoever listens.
 pub const PORT: u16 = 5001;
+/// Bytes that a listener may have before it, so that nothing is lost however seldom it can run: a short datagram
+/// takes about 1 KiB.
+static RECEIVE_BUFFER: libc::c_int = 64 << 20;
 /// The prefix of the containers' IPv6 addresses, which the lab does not give them.
 const SIX: &str = "fd88::";
 
@@ -411,6 +415,17 @@ impl Listener {
         let any: SocketAddr = (std::net::Ipv6Addr::UNSPECIFIED, PORT).into();
         let socket = UdpSocket::bind(any).expect("bind");
         socket.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+        // SAFETY: four bytes at the value are readable.
+        let set = unsafe {
+            libc::setsockopt(
+                socket.as_raw_fd(),
+                libc::SOL_SOCKET,
+                libc::SO_RCVBUFFORCE,
+                (&raw const RECEIVE_BUFFER).cast(),
+                size_of_val(&RECEIVE_BUFFER) as libc::socklen_t,
+            )
+        };
+        assert_eq!(set, 0, "{}", io::Error::last_os_error());
         Self(socket)
     }
 
