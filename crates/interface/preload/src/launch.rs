@@ -30,15 +30,6 @@ impl Clock {
         }
     }
 
-    /// Its number.
-    pub fn number(self) -> c_int {
-        match self {
-            Self::Tai => libc::CLOCK_TAI,
-            Self::Monotonic => libc::CLOCK_MONOTONIC,
-            Self::Realtime => libc::CLOCK_REALTIME,
-        }
-    }
-
     /// The clock of an instant that a socket with this one is given. A machine that has run for 36 years there is none:
     /// the process that left the socket to this one has `CLOCK_TAI`, for which the monotonic one stands in in the kernel.
     pub fn of(self, instant: u64) -> Self {
