@@ -1,5 +1,5 @@
 // Command partitions is the first process of a virtual machine that tries out what cpuset partitions of cgroup v2
-// give to SCHED_DEADLINE: run.sh starts it, docs/decisions/0009-reservations-on-cgroup-v2.md has what it said.
+// give to SCHED_DEADLINE: run.sh starts it, docs/decisions/0011-reservations-on-cgroup-v2.md has what it said.
 package main
 
 import (
