@@ -1,8 +1,9 @@
 //! What the sessions of a listening socket hold together, and the bounds of that.
 //!
-//! A session is charged for what it takes before it takes it, and the charge ends when the thing is really gone:
-//! released by the [`Reaper`](super::reaper::Reaper), not when the session ended. So a tenant cannot hold more by
-//! ending sessions faster than they can be released.
+//! A session is charged for what it takes before it takes it. The charge for memory and descriptors ends when the
+//! thing is really gone: released by the [`Reaper`](super::reaper::Reaper), not when the session ended. So a tenant
+//! cannot hold more by ending sessions faster than they can be released. What is a mere number, of sessions and of their
+//! sources and sinks, is free as soon as the session has ended: who is refused or leaves may come again at once.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -17,7 +18,7 @@ pub const DESCRIPTORS_OF_A_SESSION: usize = 4;
 /// An amount of everything that is counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// Sessions, also those that have not attached yet, or have ended and are not released yet.
+    /// Sessions, also those that have not attached yet.
     pub sessions: usize,
     /// Bytes of arenas.
     pub memory: usize,
@@ -146,6 +147,15 @@ impl Charge {
         Ok(())
     }
 
+    /// The session has ended; what it holds is yet to be released.
+    pub fn end_session(&mut self) {
+        self.subtract(Usage {
+            memory: 0,
+            descriptors: 0,
+            ..self.usage
+        });
+    }
+
     /// So much is released already.
     pub fn subtract(&mut self, less: Usage) {
         let less = Usage {
@@ -205,6 +215,10 @@ mod tests {
         second.add(&policy, memory(40)).expect("room");
         drop(first);
         second.add(&policy, memory(60)).expect("room again");
+        // Its place is free when it has ended, its memory when that is released.
+        second.end_session();
+        let held = account.usage();
+        assert_eq!((held.sessions, held.memory), (0, 100));
         second.subtract(memory(1000));
         drop(second);
         assert_eq!(account.usage(), Usage::default());

@@ -523,7 +523,8 @@ impl Control {
 
     pub(super) fn forget_session(&mut self, id: u32) {
         // A session that its lane ended by itself says why in an event before this one.
-        if let Some(session) = self.sessions.remove(&id) {
+        if let Some(mut session) = self.sessions.remove(&id) {
+            session.charge.end_session();
             self.lanes[session.lane].sessions -= 1;
             let abandoned = session.counters.abandoned.get();
             if abandoned > 0 {
