@@ -4,9 +4,10 @@
 //! GMAC of NIST SP 800-38D), with `encrypt` all behind its header is encrypted. Keys come from the control thread;
 //! several are accepted at a time, so that none is lost while they change. Each counter is taken once (RFC 6479).
 
-use aws_lc_rs::aead::{Aad, LessSafeKey, NONCE_LEN, Nonce};
+use aws_lc_rs::aead::{Aad, LessSafeKey};
 use takt_wire::channel::{DatagramHeader, HEADER_LEN, Protection, TAG_LEN};
 
+use crate::peering::association::nonce;
 use crate::peering::replay::ReplayWindow;
 
 /// Bits of a datagram's counter below the number of its key.
@@ -55,12 +56,6 @@ pub struct Guard {
     protection: Protection,
     keys: Vec<LaneKeys>,
     sending: Option<usize>,
-}
-
-fn nonce(counter: u64) -> Nonce {
-    let mut nonce = [0; NONCE_LEN];
-    nonce[..8].copy_from_slice(&counter.to_le_bytes());
-    Nonce::assume_unique_for_key(nonce)
 }
 
 impl Guard {

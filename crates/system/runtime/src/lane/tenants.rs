@@ -37,6 +37,20 @@ struct Tenant {
     departing: u32,
 }
 
+/// The session has something to do: it waits behind the others of its tenant, and that one for a turn.
+#[inline]
+fn enqueue(at: usize, session: &mut LaneSession, list: &mut Slab<Tenant>, turns: &mut RoundRobin) {
+    let Some(tenant) = list.get_mut(session.tenant) else {
+        return;
+    };
+    if !std::mem::replace(&mut session.waiting, true) {
+        tenant.waiting.push_back(at);
+    }
+    if !tenant.throttled {
+        turns.wait(session.tenant);
+    }
+}
+
 /// Tenants and sessions, with what the present round has changed in them.
 #[derive(Debug, Default)]
 pub struct Tenants {
@@ -111,15 +125,8 @@ impl Tenants {
     /// The session has something to do: it gets a turn.
     #[inline]
     pub fn wait(&mut self, at: usize) {
-        if let Some(session) = self.sessions.get_mut(at)
-            && let Some(tenant) = self.list.get_mut(session.tenant)
-        {
-            if !std::mem::replace(&mut session.waiting, true) {
-                tenant.waiting.push_back(at);
-            }
-            if !tenant.throttled {
-                self.turns.wait(session.tenant);
-            }
+        if let Some(session) = self.sessions.get_mut(at) {
+            enqueue(at, session, &mut self.list, &mut self.turns);
         }
     }
 
@@ -130,14 +137,7 @@ impl Tenants {
         for (at, session) in &mut self.sessions {
             if session.bell.take_dirty() {
                 rung = true;
-                if !std::mem::replace(&mut session.waiting, true)
-                    && let Some(tenant) = self.list.get_mut(session.tenant)
-                {
-                    tenant.waiting.push_back(at);
-                    if !tenant.throttled {
-                        self.turns.wait(session.tenant);
-                    }
-                }
+                enqueue(at, session, &mut self.list, &mut self.turns);
             }
         }
         rung
@@ -210,14 +210,8 @@ impl Tenants {
     /// Gives turns to sessions with a source that waited for room in a scheduler.
     pub fn resume_held(&mut self) {
         for (at, session) in &mut self.sessions {
-            if std::mem::take(&mut session.held)
-                && !std::mem::replace(&mut session.waiting, true)
-                && let Some(tenant) = self.list.get_mut(session.tenant)
-            {
-                tenant.waiting.push_back(at);
-                if !tenant.throttled {
-                    self.turns.wait(session.tenant);
-                }
+            if std::mem::take(&mut session.held) {
+                enqueue(at, session, &mut self.list, &mut self.turns);
             }
         }
     }

@@ -80,7 +80,8 @@ fn same(a: &[u8], b: &[u8]) -> bool {
     aws_lc_rs::constant_time::verify_slices_are_equal(a, b).is_ok()
 }
 
-fn nonce(counter: u64) -> Nonce {
+/// The nonce of a datagram with this counter, which its key uses once.
+pub(crate) fn nonce(counter: u64) -> Nonce {
     let mut nonce = [0; NONCE_LEN];
     nonce[..8].copy_from_slice(&counter.to_le_bytes());
     Nonce::assume_unique_for_key(nonce)
