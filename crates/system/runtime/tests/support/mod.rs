@@ -22,12 +22,24 @@ use takt_session::{ChannelId, Failure, Qos, transport};
 use takt_shm::{Arena, CHUNK, Consumer, LaneBell, Producer, SinkBell};
 use takt_testing::{GROUP_KEY, until_true};
 
-/// A free peering port on loopback with room for the lanes behind it.
+/// A free peering port on loopback with room for the lanes behind it, below those that the kernel gives away by itself.
+///
+/// An abstract socket of that name keeps it for this process: tests run beside each other.
 pub fn free_port() -> u16 {
-    use std::sync::atomic::{AtomicU16, Ordering};
-    static NEXT: AtomicU16 = AtomicU16::new(0);
-    let base = 20_000 + (std::process::id() % 500) as u16 * 64;
-    base + NEXT.fetch_add(16, Ordering::Relaxed)
+    use std::os::linux::net::SocketAddrExt;
+    use std::os::unix::net::{SocketAddr, UnixListener};
+    use std::sync::Mutex;
+    static KEPT: Mutex<Vec<UnixListener>> = Mutex::new(Vec::new());
+    let mut kept = KEPT.lock().expect("no test panics here");
+    for port in (12_000..32_000).step_by(16) {
+        let name = format!("takt-test-port-{port}");
+        let name = SocketAddr::from_abstract_name(name).expect("a short name");
+        if let Ok(listener) = UnixListener::bind_addr(&name) {
+            kept.push(listener);
+            return port;
+        }
+    }
+    panic!("all ports are taken");
 }
 
 /// A node on loopback.
