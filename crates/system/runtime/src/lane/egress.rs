@@ -509,7 +509,7 @@ impl State {
                 continue;
             };
             self.round.work();
-            let clock = self.round.clock.clone();
+            let clock = self.round.clock().clone();
             if !departures.waits() && lane_port.dirty {
                 let near = |due: TaiTime| due.nanos_since(clock.now()) <= GUARD_NS;
                 // What was taken before leaves before, not with it; what the port does not take now is in front.

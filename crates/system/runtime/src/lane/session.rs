@@ -15,6 +15,7 @@ use takt_shm::{
 };
 use takt_time::{TaiTime, TrafficClass};
 
+use super::endpoints::place;
 use super::members::Rest;
 use super::network::Owner;
 use super::receive::{ReceiveMemory, is_large};
@@ -840,7 +841,7 @@ impl LaneSession {
         no_local: bool,
     ) -> Result<(), RingError> {
         let sink = LaneSink::new(&self.arena, block, channel, notify, no_local)?;
-        super::place(&mut self.sinks, at, sink);
+        place(&mut self.sinks, at, sink);
         self.own_sinks
             .reserve(self.sinks.len() - self.own_sinks.len().min(self.sinks.len()));
         Ok(())

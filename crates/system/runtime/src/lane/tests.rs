@@ -1,27 +1,33 @@
 //! A lane driven step by step: races between commands and doorbells, each test one interleaving that two threads
 //! can take; and departures, in virtual time.
 
+use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicI64, AtomicUsize};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize};
 use std::sync::mpsc::channel;
+use std::time::Duration;
 
 use takt_clock::SystemTai;
 use takt_datapath::memory::{MemoryNetwork, MemoryNetworkConfig};
 use takt_datapath::{
-    ConnectError, Datagram, Datapath, Frame, PortCounters, PortRequest, ReserveError,
+    ConnectError, Datagram, Datapath, Frame, PeerHandle, Port, PortCounters, PortRequest,
+    ReserveError,
 };
+use takt_session::ChannelId;
 use takt_session::layout::{
-    ArenaMap, Completion, DEFAULT_DEPTH, HEADER_BYTES, LANE_DIRTY_OFFSET, LANE_STATE_OFFSET,
-    Outcome, Release, RxDescriptor, SinkBlock, SourceBlock, TxDescriptor,
+    ArenaMap, Completion, DEFAULT_DEPTH, FLAG_LAUNCH_TIME, HEADER_BYTES, LANE_DIRTY_OFFSET,
+    LANE_STATE_OFFSET, Outcome, Release, RxDescriptor, SinkBlock, SourceBlock, TxDescriptor,
 };
 use takt_shm::{Arena, Consumer, LaneBell, LaneBellHost, Producer, RingLayout};
-use takt_wire::channel::DatagramHeader;
+use takt_time::TrafficClass;
+use takt_wire::channel::{DatagramHeader, Protection};
 
+use crate::counters::DepartureCounters;
 use crate::policy::{Policy, Rates};
 
-use super::departure::DEVICE_LEAD_NS;
-use super::session::SessionParts;
+use super::departure::{DEVICE_LEAD_NS, ScheduleChange};
+use super::session::{LaneSession, SessionParts};
 use super::*;
 
 mod fairness;

@@ -1,0 +1,131 @@
+//! What a lane does when the control thread tells it something.
+
+use std::sync::atomic::Ordering;
+
+use super::Lane;
+use super::mailbox::{Command, Event};
+use super::remote::Remote;
+
+/// Commands taken in a round: the control thread may have very many at once.
+const MOST_COMMANDS: usize = 64;
+/// Rounds in which the last datagrams of a peer that leaves are taken.
+const LAST_ROUNDS: usize = 64;
+
+impl Lane {
+    #[cold]
+    pub(super) fn commands(&mut self) {
+        let asked = self.mailbox.asked.load(Ordering::Relaxed);
+        self.mailbox.answered.store(asked, Ordering::Relaxed);
+        for _ in 0..MOST_COMMANDS {
+            match self.commands.try_recv() {
+                Ok(command) => self.command(command),
+                Err(_) => return,
+            }
+        }
+        // There may be more.
+        self.mailbox.full.store(true, Ordering::Relaxed);
+    }
+
+    fn command(&mut self, command: Command) {
+        match command {
+            Command::AddSession(session) => self.add_session(*session),
+            Command::LeaveSession(id) => self.leave_session(id),
+            Command::RemoveSession(id) => self.remove_session(id),
+            Command::AddSource {
+                session,
+                source,
+                block,
+                target,
+                port,
+            } => self.add_source(session, source, block, target, port),
+            Command::CloseSource { session, source } => self.close_source(session, source),
+            Command::AddSink {
+                session,
+                sink,
+                block,
+                channel,
+                notify,
+                no_local,
+            } => self.add_sink(session, sink, block, channel, notify, no_local),
+            Command::Readers {
+                session,
+                source,
+                request,
+            } => {
+                let count = self.readers(session, source);
+                self.events.send(Event::Readers {
+                    session,
+                    request,
+                    count,
+                });
+            }
+            Command::CloseSink { session, sink } => {
+                let Some(&at) = self.by_session.get(&session) else {
+                    return;
+                };
+                self.remove_sink(at, sink);
+                self.events.send(Event::SinkClosed { session, sink });
+            }
+            Command::AddRemote {
+                id,
+                incarnation,
+                label,
+                protection,
+                address,
+                endpoints,
+            } => {
+                self.remove_remote(id, false);
+                let via = self.connect(endpoints);
+                let own = self.state.incarnation;
+                let remote = Remote::new(own, incarnation, label, address, protection, via);
+                let at = self.state.remotes.insert(remote);
+                self.by_remote.insert(id, at);
+                self.state.by_incarnation.insert(incarnation, at);
+            }
+            Command::RemoveRemote { id, clean } => {
+                // A peer says goodbye behind its last messages: take those first.
+                self.ports.iter_mut().for_each(|p| p.skipped = p.interval);
+                for _ in 0..LAST_ROUNDS {
+                    if !self.receive() {
+                        break;
+                    }
+                }
+                self.remove_remote(id, clean);
+            }
+            Command::Keys { remote, keys } => self.guard(remote, |guard| guard.accept(keys)),
+            Command::SendKeys { remote, number } => {
+                self.guard(remote, |guard| guard.send_under(number));
+            }
+            Command::RetireKeys { remote, number } => {
+                self.guard(remote, |guard| guard.retire(number));
+            }
+            Command::Subscriptions {
+                remote,
+                add,
+                remove,
+            } => self.subscriptions(remote, &add, &remove),
+            Command::Progress { remote, sources } => {
+                if let Some(&at) = self.by_remote.get(&remote) {
+                    self.state.progress(at, &sources);
+                }
+            }
+            Command::Network { network, table } => self.network(network, &table),
+            Command::Route {
+                network,
+                destination,
+                routed,
+            } => {
+                if let Some(network) = self.state.networks.get_mut(network) {
+                    network.route(destination, routed, &mut self.ports);
+                }
+            }
+            Command::Schedule { port, change } => {
+                if let Some(departures) =
+                    self.ports.get_mut(port).and_then(|p| p.departures.as_mut())
+                {
+                    departures.change(change);
+                }
+            }
+        }
+    }
+}

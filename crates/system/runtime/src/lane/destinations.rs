@@ -1,0 +1,153 @@
+//! How remote lanes and the stations of networks come and go in a lane's tables, and what is sent to whom.
+
+use std::net::SocketAddr;
+
+use takt_datapath::PeerHandle;
+use takt_session::layout::Outcome;
+
+use super::Lane;
+use super::departure::{Destination, Piece};
+use super::guard::Guard;
+use super::network::{Network, NetworkTable};
+
+impl Lane {
+    /// The handles of a remote lane at each port.
+    pub(super) fn connect(
+        &mut self,
+        endpoints: Vec<Option<SocketAddr>>,
+    ) -> Vec<Option<PeerHandle>> {
+        self
+            .ports
+            .iter_mut()
+            .zip(endpoints)
+            .map(|(port, endpoint)| match port.port.connect(endpoint?) {
+                Ok(handle) => Some(handle),
+                Err(error) => {
+                    tracing::warn!(datapath = %port.kind, %error, "peer not reachable through this datapath");
+                    None
+                }
+            })
+            .collect()
+    }
+
+    pub(super) fn guard(&mut self, remote: u64, change: impl FnOnce(&mut Guard)) {
+        let remote = self.by_remote.get(&remote);
+        if let Some(remote) = remote.and_then(|&at| self.state.remotes.get_mut(at)) {
+            change(&mut remote.guard);
+        }
+    }
+
+    pub(super) fn remove_remote(&mut self, id: u64, clean: bool) {
+        let Some(at) = self.by_remote.remove(&id) else {
+            return;
+        };
+        let wanted = self
+            .state
+            .remotes
+            .get_mut(at)
+            .map(|r| std::mem::take(&mut r.channels));
+        for channel in wanted.into_iter().flatten() {
+            self.remove_destination(channel, at);
+        }
+        while let Some(assembly) = self.state.reassembly.matching(|key| key.remote == at) {
+            self.state.abandon(assembly);
+        }
+        self.state.forget_sources(at, clean);
+        self.withdraw(
+            |piece| matches!(piece.destination, Destination::Remote { remote, .. } if remote == at),
+        );
+        let Some(mut remote) = self.state.remotes.try_remove(at) else {
+            return;
+        };
+        self.state.by_incarnation.remove(&remote.incarnation);
+        self.state.last_sender = None;
+        for i in 0..self.ports.len() {
+            let port = &mut self.ports[i];
+            port.open.retain(|&open| open != at);
+            if remote.close(i, port.port.as_mut(), None) {
+                self.state.counters.tx_datagrams.add(1);
+            }
+            port.dirty = true;
+            if let Some(handle) = remote.via[i] {
+                self.disconnect(i, handle);
+            }
+        }
+    }
+
+    /// Takes a network's table. Networks come in the order of their numbers.
+    pub(super) fn network(&mut self, at: usize, table: &NetworkTable) {
+        if at == self.state.networks.len() {
+            self.state.networks.push(Network::new(table));
+        }
+        let Some(network) = self.state.networks.get_mut(at) else {
+            return;
+        };
+        for exit in network.update(table, &mut self.ports) {
+            self.withdraw(|piece| {
+                matches!(piece.destination, Destination::Network { network, exit: of } if network == at && of == exit)
+            });
+            let handles = self.state.networks[at].remove(exit);
+            for (i, handle) in handles.into_iter().enumerate() {
+                if let Some(handle) = handle {
+                    self.disconnect(i, handle);
+                }
+            }
+        }
+    }
+
+    /// Lets a port forget a peer that nobody sends to any more.
+    pub(super) fn disconnect(&mut self, port: usize, handle: PeerHandle) {
+        let mut remotes = self.state.remotes.iter();
+        let used = remotes.any(|(_, other)| other.via[port] == Some(handle))
+            || self.state.networks.iter().any(|n| n.uses(port, handle));
+        if !used {
+            self.ports[port].port.disconnect(handle);
+        }
+    }
+
+    /// Takes frames out of the schedulers: whom they are for, or from, is gone.
+    pub(super) fn withdraw(&mut self, unwanted: impl Fn(&Piece) -> bool) {
+        self.state.room_available();
+        for port in &mut self.ports {
+            if let Some(departures) = &mut port.departures {
+                let state = &mut self.state;
+                departures.remove(&unwanted, |piece| {
+                    state.departed(&piece, Err(Outcome::Unreachable));
+                });
+            }
+        }
+    }
+
+    pub(super) fn subscriptions(&mut self, remote: u64, add: &[u64], remove: &[u64]) {
+        let Some(&at) = self.by_remote.get(&remote) else {
+            return;
+        };
+        for &id in add {
+            let index = self.open_channel(id);
+            if let Some(remote) = self.state.remotes.get_mut(at)
+                && remote.channels.insert(index)
+                && let Some(channel) = self.state.channels.get_mut(index)
+            {
+                channel.destinations.push(at);
+            }
+        }
+        for &id in remove {
+            if let Some(index) = self.state.channels.find(id)
+                && let Some(remote) = self.state.remotes.get_mut(at)
+                && remote.channels.remove(&index)
+            {
+                self.remove_destination(index, at);
+            }
+        }
+    }
+
+    /// A remote lane wants a channel no more.
+    pub(super) fn remove_destination(&mut self, index: usize, remote: usize) {
+        if let Some(channel) = self.state.channels.get_mut(index) {
+            channel
+                .destinations
+                .retain(|&destination| destination != remote);
+        }
+        self.close_channel_if_unused(index);
+    }
+}

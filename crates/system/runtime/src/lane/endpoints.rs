@@ -1,0 +1,306 @@
+//! How sessions, sources, sinks and the channels between them come and go in a lane's tables.
+
+use std::os::fd::OwnedFd;
+
+use rustix::event::epoll;
+use takt_session::layout::{SinkBlock, SourceBlock};
+use takt_session::{ChannelId, ErrorCode, Failure};
+
+use super::Lane;
+use super::mailbox::{Event, SourceTarget};
+use super::session::{LaneSession, LaneSource, Target};
+use super::track::sender_number;
+
+impl Lane {
+    /// Takes a session in.
+    pub(super) fn add_session(&mut self, session: LaneSession) {
+        let id = session.id;
+        // Never read: edge-triggered, so that no application can block the lane through it.
+        let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
+        let added = epoll::add(
+            &self.epoll,
+            session.bell.fd(),
+            epoll::EventData::new_u64(2),
+            flags,
+        );
+        let at = self.state.tenants.insert(session);
+        let tenants = self.state.tenants.numbers();
+        for port in &mut self.ports {
+            if let Some(departures) = &mut port.departures {
+                departures.set_tenants(tenants);
+            }
+        }
+        self.by_session.insert(id, at);
+        if let Err(error) = added {
+            let text = format!("cannot watch the session's doorbell: {error}");
+            self.state
+                .tenants
+                .fail(at, Failure::new(ErrorCode::System, text));
+        }
+    }
+
+    pub(super) fn add_source(
+        &mut self,
+        session: u64,
+        source: usize,
+        block: SourceBlock,
+        target: SourceTarget,
+        port: usize,
+    ) {
+        let Some(&at) = self.by_session.get(&session) else {
+            return;
+        };
+        let target = match target {
+            SourceTarget::Channel(channel) => Target::Channel(self.open_channel(channel.0)),
+            SourceTarget::Network(owner) => Target::Network(owner),
+        };
+        let Some(s) = self.state.tenants.sessions.get_mut(at) else {
+            return;
+        };
+        let number = self.state.next_source;
+        let sender = sender_number(self.state.label, number);
+        match LaneSource::new(s.arena(), block, target.clone(), port, number, sender) {
+            Ok(new) => {
+                self.state.next_source = number.wrapping_add(1);
+                let left = new.left();
+                place(&mut s.sources, source, new);
+                if let Target::Channel(channel) = target
+                    && let Some(channel) = self.state.channels.get_mut(channel)
+                {
+                    channel.sources += 1;
+                    self.events.send(Event::SourceOpened {
+                        lane: self.index,
+                        channel: channel.id,
+                        number,
+                        left,
+                    });
+                }
+                // Its doorbell may have been taken while there was no ring to look at.
+                self.state.tenants.wait(at);
+            }
+            Err(error) => {
+                let text = format!("cannot attach source {source}: {error}");
+                self.state
+                    .tenants
+                    .fail(at, Failure::new(ErrorCode::System, text));
+            }
+        }
+    }
+
+    /// No more will be emitted at a source.
+    pub(super) fn close_source(&mut self, session: u64, source: usize) {
+        let Some(&at) = self.by_session.get(&session) else {
+            return;
+        };
+        let Some(s) = self.state.tenants.sessions.get_mut(at) else {
+            return;
+        };
+        match s.close_source(source) {
+            Ok(()) => self.state.tenants.wait(at),
+            Err(failure) => self.state.tenants.fail(at, failure),
+        }
+    }
+
+    pub(super) fn add_sink(
+        &mut self,
+        session: u64,
+        sink: usize,
+        block: SinkBlock,
+        channel: ChannelId,
+        notify: Option<OwnedFd>,
+        no_local: bool,
+    ) {
+        let Some(&at) = self.by_session.get(&session) else {
+            return;
+        };
+        let channel = self.open_channel(channel.0);
+        let Some(s) = self.state.tenants.sessions.get_mut(at) else {
+            return;
+        };
+        match s.add_sink(sink, block, channel, notify, no_local) {
+            Ok(()) => {
+                self.state.channels.add_sink(channel, at, sink);
+                self.state.tenants.sink_added(at);
+                self.events.send(Event::SinkOpened { session, sink });
+            }
+            Err(error) => {
+                let text = format!("cannot attach sink {sink}: {error}");
+                self.state
+                    .tenants
+                    .fail(at, Failure::new(ErrorCode::System, text));
+            }
+        }
+    }
+
+    /// Sinks here that get what the source emits, and lanes elsewhere.
+    pub(super) fn readers(&self, session: u64, source: usize) -> u32 {
+        let count = || {
+            let &at = self.by_session.get(&session)?;
+            let session = self.state.tenants.sessions.get(at)?;
+            let Target::Channel(channel) = session.sources.get(source)?.as_ref()?.target else {
+                return None;
+            };
+            let channel = self.state.channels.get(channel)?;
+            let sinks = channel.sinks.iter();
+            let here = sinks.filter(|&(other, sink)| other != at || session.hears_itself(sink));
+            u32::try_from(here.count() + channel.destinations.len()).ok()
+        };
+        count().unwrap_or(0)
+    }
+
+    pub(super) fn open_channel(&mut self, id: u64) -> usize {
+        let (at, new) = self.state.channels.open(id);
+        if new && let Some(channel) = self.state.channels.get(at) {
+            let counters = channel.counters.clone();
+            self.events.send(Event::ChannelOpened {
+                lane: self.index,
+                channel: id,
+                counters,
+            });
+        }
+        at
+    }
+
+    pub(super) fn close_channel_if_unused(&mut self, at: usize) {
+        let unused = self.state.channels.get(at).is_some_and(|c| c.is_unused());
+        if !unused {
+            return;
+        }
+        while let Some(assembly) = self.state.reassembly.matching(|key| key.channel == at) {
+            self.state.abandon(assembly);
+        }
+        if let Some(channel) = self.state.channels.close_unused(at) {
+            self.state.last_channel = None;
+            self.events.send(Event::ChannelClosed {
+                lane: self.index,
+                channel,
+            });
+        }
+    }
+
+    pub(super) fn remove_source(&mut self, at: usize, source: usize) {
+        let Some(session) = self.state.tenants.sessions.get_mut(at) else {
+            return;
+        };
+        let Some(removed) = session.sources.get_mut(source).and_then(Option::take) else {
+            return;
+        };
+        removed.end();
+        if let Target::Channel(at) = removed.target {
+            if let Some(channel) = self.state.channels.get_mut(at) {
+                channel.sources -= 1;
+                // A copy that was begun will not be ended.
+                let copying = removed.current.and_then(|message| message.copying);
+                if let Some(copying) = copying
+                    && let Some((session, sink)) = channel.sinks.get(copying.number)
+                    && let Some(session) = self.state.tenants.sessions.get_mut(session)
+                {
+                    session.withdraw(sink, copying.chunk);
+                }
+            }
+            self.close_channel_if_unused(at);
+        }
+        self.events.send(Event::SourceEnded {
+            lane: self.index,
+            number: removed.number,
+        });
+    }
+
+    pub(super) fn remove_sink(&mut self, at: usize, sink: usize) {
+        self.state
+            .reassembly
+            .retain_targets(|target| target.session != at || target.sink != sink);
+        let Some(session) = self.state.tenants.sessions.get_mut(at) else {
+            return;
+        };
+        let Some(removed) = session.remove_sink(sink) else {
+            return;
+        };
+        self.state.tenants.sinks_removed(at, 1);
+        // What waited for memory of its own session may be complete now.
+        self.state.tenants.wait(at);
+        if let Some(channel) = self.state.channels.get_mut(removed.channel) {
+            channel.sinks.retain(|entry| *entry != (at, sink));
+        }
+        self.close_channel_if_unused(removed.channel);
+    }
+
+    /// The application has left: nobody reads its sinks any more, and what it had emitted is sent.
+    pub(super) fn leave_session(&mut self, id: u64) {
+        let Some(&at) = self.by_session.get(&id) else {
+            return;
+        };
+        let Some(session) = self.state.tenants.sessions.get_mut(at) else {
+            return;
+        };
+        let left = session.leave();
+        self.remove_sinks(at);
+        self.state.tenants.wait(at);
+        match left {
+            Ok(()) => self.remove_if_left(at),
+            Err(failure) => self.state.tenants.fail(at, failure),
+        }
+    }
+
+    pub(super) fn remove_if_left(&mut self, at: usize) {
+        let session = self.state.tenants.sessions.get(at);
+        if let Some(id) = session.filter(|s| s.has_left()).map(|s| s.id) {
+            self.remove_session(id);
+        }
+    }
+
+    pub(super) fn remove_session(&mut self, id: u64) {
+        let Some(at) = self.by_session.remove(&id) else {
+            return;
+        };
+        let Some(session) = self.state.tenants.sessions.get(at) else {
+            return;
+        };
+        let sources = session.sources.len();
+        self.remove_sinks(at);
+        let Some(session) = self.state.tenants.sessions.get_mut(at) else {
+            return;
+        };
+        session.abandon();
+        if session.departing > 0 {
+            self.withdraw(|piece| piece.session == at);
+        }
+        for source in 0..sources {
+            self.remove_source(at, source);
+        }
+        let Some(session) = self.state.tenants.remove(at) else {
+            return;
+        };
+        // Fails only if adding did.
+        let _ = epoll::delete(&self.epoll, session.bell.fd());
+        self.events.send(Event::SessionRemoved(Box::new(session)));
+    }
+
+    /// Takes all sinks of a session whose application has left out of their channels, each channel once.
+    pub(super) fn remove_sinks(&mut self, at: usize) {
+        self.state
+            .reassembly
+            .retain_targets(|target| target.session != at);
+        let Some(session) = self.state.tenants.sessions.get_mut(at) else {
+            return;
+        };
+        let mut channels = session.remove_sinks();
+        self.state.tenants.sinks_removed(at, channels.len());
+        channels.sort_unstable();
+        channels.dedup();
+        for index in channels {
+            if let Some(channel) = self.state.channels.get_mut(index) {
+                channel.sinks.retain(|(session, _)| *session != at);
+            }
+            self.close_channel_if_unused(index);
+        }
+    }
+}
+
+/// Puts an endpoint at its number.
+pub(super) fn place<T>(list: &mut Vec<Option<T>>, at: usize, value: T) {
+    if list.len() <= at {
+        list.resize_with(at + 1, || None);
+    }
+    list[at] = Some(value);
+}

@@ -1,0 +1,216 @@
+//! What the control thread and a lane tell each other, and how: commands one way, events the other.
+
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, Sender};
+
+use takt_session::layout::{SinkBlock, SourceBlock};
+use takt_session::{ChannelId, Failure};
+use takt_wire::channel::Protection;
+
+use super::departure::ScheduleChange;
+use super::guard::LaneKeys;
+use super::network::{self, NetworkTable, Owner};
+use super::session::LaneSession;
+use crate::counters::{ChannelCounters, Counter};
+use crate::peering::message::SourceProgress;
+
+/// What the control thread tells a lane.
+pub enum Command {
+    /// A new session.
+    AddSession(Box<LaneSession>),
+    /// The application has left: send what it had emitted, then hand the session back.
+    LeaveSession(u64),
+    /// The session has ended: hand it back.
+    RemoveSession(u64),
+    /// A new source of a session.
+    AddSource {
+        session: u64,
+        source: usize,
+        block: SourceBlock,
+        target: SourceTarget,
+        port: usize,
+    },
+    /// No more will be emitted at this source; what is in its ring is still sent.
+    CloseSource { session: u64, source: usize },
+    /// A new sink of a session.
+    AddSink {
+        session: u64,
+        sink: usize,
+        block: SinkBlock,
+        channel: ChannelId,
+        notify: Option<OwnedFd>,
+        /// What its session emits is not for it.
+        no_local: bool,
+    },
+    /// Count the readers of a source's channel.
+    Readers {
+        session: u64,
+        source: usize,
+        request: u32,
+    },
+    /// The sink takes no more.
+    CloseSink { session: u64, sink: usize },
+    /// A lane elsewhere, with its address at each of this lane's ports.
+    AddRemote {
+        id: u64,
+        incarnation: u32,
+        label: u32,
+        protection: Protection,
+        address: Option<IpAddr>,
+        endpoints: Vec<Option<SocketAddr>>,
+    },
+    /// That lane is gone. `clean`: it has told how far its sources were.
+    RemoveRemote { id: u64, clean: bool },
+    /// Datagrams to and from a remote lane may be protected by these keys.
+    Keys { remote: u64, keys: Box<LaneKeys> },
+    /// Datagrams to a remote lane are protected by the keys of this number.
+    SendKeys { remote: u64, number: u8 },
+    /// The keys of this number are void.
+    RetireKeys { remote: u64, number: u8 },
+    /// Channels on which a remote lane has sinks from now on, and no more.
+    Subscriptions {
+        remote: u64,
+        add: Vec<u64>,
+        remove: Vec<u64>,
+    },
+    /// How far the sources of a remote lane are.
+    Progress {
+        remote: u64,
+        sources: Vec<SourceProgress>,
+    },
+    /// Another schedule for a port.
+    Schedule { port: usize, change: ScheduleChange },
+    /// Where the stations of a network are, from now on.
+    Network { network: usize, table: NetworkTable },
+    /// The way to a destination behind this host as a router; none any more.
+    Route {
+        network: usize,
+        destination: std::net::IpAddr,
+        routed: Option<network::Routed>,
+    },
+}
+
+/// What a new source writes.
+pub enum SourceTarget {
+    /// Messages of a channel.
+    Channel(ChannelId),
+    /// Frames of a network.
+    Network(Arc<Owner>),
+}
+
+/// What a lane tells the control thread.
+pub enum Event {
+    /// The application broke the protocol: end the session.
+    SessionFailed { session: u64, failure: Failure },
+    /// Answer to `RemoveSession`: nothing of it is left here.
+    SessionRemoved(Box<LaneSession>),
+    /// Answer to `Readers`.
+    Readers {
+        session: u64,
+        request: u32,
+        count: u32,
+    },
+    /// The sink gets what is emitted from now on.
+    SinkOpened { session: u64, sink: usize },
+    /// A source writes a channel under this number; `left` counts the messages that have left the lane.
+    SourceOpened {
+        lane: usize,
+        channel: u64,
+        number: u32,
+        left: Arc<Counter>,
+    },
+    /// The source is gone, its block is free.
+    SourceClosed { session: u64, source: usize },
+    /// No source writes under this number any more.
+    SourceEnded { lane: usize, number: u32 },
+    /// The sink is gone, its block is free.
+    SinkClosed { session: u64, sink: usize },
+    /// A channel came into use.
+    ChannelOpened {
+        lane: usize,
+        channel: u64,
+        counters: Arc<ChannelCounters>,
+    },
+    /// A channel went out of use.
+    ChannelClosed { lane: usize, channel: u64 },
+}
+
+/// How to reach a lane.
+#[derive(Clone)]
+pub struct LaneHandle {
+    commands: Sender<Command>,
+    mailbox: Arc<Mailbox>,
+}
+
+pub(super) struct Mailbox {
+    pub(super) full: AtomicBool,
+    pub(super) wake: OwnedFd,
+    /// How often the lane was asked whether it is at work, and the last of it that it has seen.
+    pub(super) asked: AtomicU64,
+    pub(super) answered: AtomicU64,
+}
+
+impl LaneHandle {
+    /// Gives the lane a command. False if the lane is gone.
+    pub fn send(&self, command: Command) -> bool {
+        let sent = self.commands.send(command).is_ok();
+        self.mailbox.full.store(true, Ordering::Release); // Partner: `commands` in the lane.
+        self.wake();
+        sent
+    }
+
+    /// Asks the lane whether it is at work: the number that [`answered`](Self::answered) will reach.
+    pub fn ask(&self) -> u64 {
+        let asked = self.mailbox.asked.fetch_add(1, Ordering::Relaxed) + 1;
+        self.mailbox.full.store(true, Ordering::Release); // Partner: `commands` in the lane.
+        self.wake();
+        asked
+    }
+
+    /// The last question that the lane has answered.
+    pub fn answered(&self) -> u64 {
+        self.mailbox.answered.load(Ordering::Relaxed)
+    }
+
+    /// Wakes the lane if it sleeps.
+    pub fn wake(&self) {
+        // EAGAIN: the counter is full, so it is awake.
+        let _ = rustix::io::write(&self.mailbox.wake, &1u64.to_ne_bytes());
+    }
+}
+
+/// A way to tell a lane something, with the two ends that the lane keeps. `wake`: an eventfd of the lane.
+pub(super) fn new(wake: OwnedFd) -> (LaneHandle, Arc<Mailbox>, Receiver<Command>) {
+    let mailbox = Arc::new(Mailbox {
+        full: AtomicBool::new(false),
+        wake,
+        asked: AtomicU64::new(0),
+        answered: AtomicU64::new(0),
+    });
+    let (sender, commands) = std::sync::mpsc::channel();
+    let handle = LaneHandle {
+        commands: sender,
+        mailbox: mailbox.clone(),
+    };
+    (handle, mailbox, commands)
+}
+
+/// How a lane reaches the control thread.
+#[derive(Clone)]
+pub struct EventSender {
+    /// The events.
+    pub events: Sender<Event>,
+    /// An eventfd that wakes the control thread.
+    pub wake: Arc<OwnedFd>,
+}
+
+impl EventSender {
+    pub(super) fn send(&self, event: Event) {
+        // Without a control thread the runtime is being dropped: nobody wants to know.
+        let _ = self.events.send(event);
+        let _ = rustix::io::write(&*self.wake, &1u64.to_ne_bytes());
+    }
+}

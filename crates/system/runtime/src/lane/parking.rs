@@ -1,0 +1,130 @@
+//! How a lane sleeps without missing anything: what it looks at before, what wakes it, and what it does after.
+
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, epoll};
+use rustix::time::Timespec;
+use takt_time::TaiTime;
+
+use super::Lane;
+
+/// Longest sleep of a lane that holds messages back for their tenant's rates: those may be raised.
+const THROTTLE_CHECK: Duration = Duration::from_millis(100);
+/// Edges of doorbells taken at a time, and how often at most after a sleep: applications may ring all the time.
+const EDGES: usize = 64;
+const MOST_TAKES: usize = 16;
+
+/// Sleeps until a lane has work. The ports' descriptors are looked at only then: a standing registration
+/// would cost each datagram a callback in the kernel.
+pub struct Sleeper(Vec<OwnedFd>);
+
+impl Sleeper {
+    /// Also wakes when this becomes readable.
+    pub fn watch(&mut self, fd: OwnedFd) {
+        self.0.push(fd);
+    }
+
+    /// Sleeps until there is work or `timeout` has passed, or for no reason.
+    pub fn sleep(&self, timeout: Option<Duration>) {
+        let mut fds: Vec<PollFd<'_>> = self
+            .0
+            .iter()
+            .map(|fd| PollFd::new(fd, PollFlags::IN))
+            .collect();
+        let timeout = timeout.map(|t| Timespec {
+            tv_sec: i64::try_from(t.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: i64::from(t.subsec_nanos()),
+        });
+        // Interrupted: the lane looks, and sleeps again.
+        let _ = rustix::event::poll(&mut fds, timeout.as_ref());
+        if let [bells, ..] = &fds[..]
+            && !bells.revents().is_empty()
+        {
+            self.take_edges();
+        }
+    }
+
+    /// Takes the edges of the doorbells: the descriptor that gathers them stays readable until then.
+    fn take_edges(&self) {
+        let mut events = [const { MaybeUninit::<epoll::Event>::uninit() }; EDGES];
+        for _ in 0..MOST_TAKES {
+            match epoll::wait(&self.0[0], &mut events[..], Some(&Timespec::default())) {
+                Ok((ready, _)) if ready.len() == EDGES => {}
+                _ => return,
+            }
+        }
+    }
+}
+
+impl Lane {
+    /// What a parked lane sleeps on.
+    ///
+    /// # Errors
+    /// The kernel's, when descriptors cannot be copied.
+    pub fn sleeper(&self) -> std::io::Result<Sleeper> {
+        let mut fds = vec![self.epoll.try_clone()?];
+        for port in &self.ports {
+            fds.push(port.port.wait_fd().try_clone_to_owned()?);
+        }
+        Ok(Sleeper(fds))
+    }
+
+    /// Prepares to sleep: tells every application so, then looks once more. `None`: there is work.
+    /// Otherwise how long to sleep at most (see [`Sleeper`]); call [`unpark`](Self::unpark) afterwards.
+    pub fn park(&mut self) -> Option<Option<Duration>> {
+        let tenants = &self.state.tenants;
+        if self.mailbox.full.load(Ordering::Acquire)
+            || self.ports.iter().any(|p| p.dirty)
+            || tenants.turns.any()
+            || tenants.has_pending()
+        {
+            return None;
+        }
+        if self.ports.iter().any(|p| !p.drained) {
+            // Look at every port in the next round.
+            self.ports.iter_mut().for_each(|p| p.skipped = p.interval);
+            return None;
+        }
+        let mut timeout = None;
+        let ports = self.ports.iter().filter_map(|p| p.departures.as_ref());
+        if let Some(due) = ports.filter_map(|departures| departures.wake()).min() {
+            let now = TaiTime::from_nanos(self.state.round.read());
+            timeout = Some(self.margin.sleep(due, now)?);
+        }
+        self.publish();
+        for (_, session) in &self.state.tenants.sessions {
+            session.bell.park();
+        }
+        if self.state.tenants.listen() && self.state.tenants.turns.any() {
+            self.unpark();
+            return None;
+        }
+        if let Some(until) = self.state.tenants.throttled_until() {
+            let now = self.state.round.read();
+            let wait = Duration::from_nanos(until.saturating_sub(now).max(1_000) as u64);
+            let wait = wait.min(THROTTLE_CHECK);
+            timeout = Some(timeout.map_or(wait, |t: Duration| t.min(wait)));
+        }
+        if let Some(at) = self.state.reassembly.next_check() {
+            let now = self.state.round.read();
+            let wait = Duration::from_nanos(at.saturating_sub(now).max(1_000) as u64);
+            timeout = Some(timeout.map_or(wait, |t: Duration| t.min(wait)));
+        }
+        self.state.counters.parks.add(1);
+        Some(timeout)
+    }
+
+    /// After a sleep: applications need not wake the lane any more.
+    pub fn unpark(&mut self) {
+        let round = &self.state.round;
+        self.margin.woken(|| TaiTime::from_nanos(round.read()));
+        for (_, session) in &self.state.tenants.sessions {
+            session.bell.unpark();
+        }
+        let mut count = [0u8; 8];
+        let _ = rustix::io::read(&self.mailbox.wake, &mut count);
+    }
+}

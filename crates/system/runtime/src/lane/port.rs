@@ -1,0 +1,146 @@
+//! A port of a datapath with what its lane knows of it: its scheduler, whom it fills datagrams for, how often
+//! it is polled.
+
+use std::sync::Arc;
+
+use takt_datapath::{Datagram, DatapathKind, PeerHandle, Port};
+use takt_session::layout::{FLAG_LAUNCH_TIME, TxDescriptor};
+use takt_time::{TaiTime, TrafficClass};
+
+use super::departure::Departures;
+use super::egress;
+use crate::counters::{DepartureCounters, LaneCounters, PortTraffic};
+
+/// Most datagrams taken from one port in a round.
+pub(super) const RECEIVE_BUDGET: usize = 64;
+
+/// A port with what its lane knows of it.
+pub struct LanePort {
+    /// Its technology.
+    pub kind: DatapathKind,
+    /// The port.
+    pub port: Box<dyn Port>,
+    /// Connects lanes of this node: the sender's address means nothing.
+    pub trusted: bool,
+    /// UDP ports of the other lanes behind the same device, with their handles on the port between lanes.
+    pub siblings: Vec<(u16, PeerHandle)>,
+    /// Its counters as others see them.
+    pub traffic: Arc<PortTraffic>,
+    /// It keeps some launch times itself, by the lane's clock.
+    pub(super) kept: bool,
+    /// Its scheduler; none between lanes, where there is no link.
+    pub(super) departures: Option<Box<Departures>>,
+    /// Remote lanes with a datagram being filled here.
+    pub(super) open: Vec<usize>,
+    /// Frames may be waiting for `flush`.
+    pub(super) dirty: bool,
+    pub(super) interval: u32,
+    pub(super) skipped: u32,
+    /// Datagrams taken from it at a time, after what they cost lately.
+    pub(super) budget: usize,
+    /// The last look at it found less than the budget: nothing waits that its descriptor does not show.
+    pub(super) drained: bool,
+}
+
+impl LanePort {
+    /// A port, ready to be polled. `kept`: it keeps some launch times itself, by the lane's clock.
+    pub fn new(
+        kind: DatapathKind,
+        port: Box<dyn Port>,
+        trusted: bool,
+        traffic: Arc<PortTraffic>,
+        departures: Option<&crate::config::Departure>,
+        kept: bool,
+    ) -> Self {
+        Self {
+            kept,
+            departures: departures.map(|how| Box::new(Departures::new(how, kept, Arc::default()))),
+            kind,
+            port,
+            trusted,
+            siblings: Vec::new(),
+            traffic,
+            open: Vec::new(),
+            dirty: false,
+            interval: 1,
+            skipped: 0,
+            budget: RECEIVE_BUDGET,
+            drained: false,
+        }
+    }
+
+    pub(super) fn publish(&self) {
+        self.traffic.set(&self.port.counters());
+        if let Some(departures) = &self.departures {
+            departures.publish();
+        }
+    }
+
+    /// The counters of its scheduler.
+    pub fn departure_counters(&self) -> Option<Arc<DepartureCounters>> {
+        Some(self.departures.as_ref()?.counters().clone())
+    }
+
+    /// Whether frames of this class to this peer are handed over ahead of their start.
+    #[inline]
+    pub(super) fn keeps(&self, peer: PeerHandle, class: TrafficClass) -> bool {
+        self.kept && self.port.keeps_launch_time(peer, class)
+    }
+
+    /// Whether it has a frame that it could not hand over: nothing is put behind it.
+    #[inline]
+    pub(super) fn waits(&self) -> bool {
+        self.departures.as_ref().is_some_and(|d| d.waits())
+    }
+
+    /// Whether what has no launch time lets others go first: a frame is to leave in a moment, or has not left.
+    #[inline]
+    pub(super) fn yields(&self, now: TaiTime) -> bool {
+        self.departures
+            .as_ref()
+            .is_some_and(|d| d.waits() || d.is_near(now, egress::GUARD_NS))
+    }
+
+    /// Whether a message passes the scheduler.
+    #[inline]
+    pub(super) fn schedules(&self, descriptor: &TxDescriptor) -> bool {
+        self.departures.as_ref().is_some_and(|departures| {
+            departures.scheduled() || descriptor.flags & FLAG_LAUNCH_TIME != 0
+        })
+    }
+}
+
+/// Passes a datagram on to the lane that it was meant for: a device's queues know nothing of lanes.
+pub(super) fn forward(
+    counters: &LaneCounters,
+    mesh: Option<&mut LanePort>,
+    siblings: &[(u16, PeerHandle)],
+    datagram: &Datagram<'_>,
+) {
+    let sent = mesh.is_some_and(|mesh| {
+        let Some((_, peer)) = siblings
+            .iter()
+            .find(|(port, _)| *port == datagram.destination_port)
+        else {
+            return false;
+        };
+        let Ok(frame) = mesh.port.reserve(*peer) else {
+            return false;
+        };
+        let length = datagram.payload.len();
+        let Some(space) = mesh.port.payload(&frame).get_mut(..length) else {
+            mesh.port.cancel(frame);
+            return false;
+        };
+        space.copy_from_slice(datagram.payload);
+        mesh.port
+            .commit(frame, length, TrafficClass::BEST_EFFORT, None);
+        mesh.dirty = true;
+        true
+    });
+    if sent {
+        counters.rx_forwarded.add(1)
+    } else {
+        counters.rx_misdirected.add(1)
+    }
+}

@@ -1,0 +1,84 @@
+//! The tables of a lane: sessions, channels, networks, remote lanes, and what is under way between them.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use slab::Slab;
+use takt_clock::Clock;
+
+use super::channel::Channels;
+use super::network::Network;
+use super::reassembly::Reassembly;
+use super::remote::Remote;
+use super::round::RoundTime;
+use super::tenants::Tenants;
+use super::track::Tracks;
+use crate::config::Limits;
+use crate::counters::LaneCounters;
+
+/// Longest datagram that may be decrypted: the longest that UDP can carry.
+const LONGEST_DATAGRAM: usize = 1 << 16;
+
+/// Everything of a lane but its ports: what a received datagram may change.
+pub(super) struct State {
+    pub(super) incarnation: u32,
+    /// What its sources are numbered by for sinks.
+    pub(super) label: u32,
+    /// Number of the next source.
+    pub(super) next_source: u32,
+    pub(super) tracks: Tracks,
+    /// Where a datagram is decrypted.
+    pub(super) scratch: Vec<u8>,
+    pub(super) round: RoundTime,
+    pub(super) tenants: Tenants,
+    pub(super) channels: Channels,
+    pub(super) networks: Vec<Network>,
+    pub(super) remotes: Slab<Remote>,
+    pub(super) by_incarnation: HashMap<u32, usize, foldhash::fast::RandomState>,
+    pub(super) last_sender: Option<(u32, usize)>,
+    pub(super) last_channel: Option<(u64, usize)>,
+    pub(super) reassembly: Reassembly,
+    /// What has been received from the port that is being looked at, in the unit of [`fair`].
+    pub(super) received_cost: i64,
+    pub(super) max_message: usize,
+    pub(super) finished_sources: Vec<(usize, usize)>,
+    /// Some source waits for room in a scheduler.
+    pub(super) held: bool,
+    pub(super) counters: Arc<LaneCounters>,
+}
+
+impl State {
+    pub(super) fn new(
+        incarnation: u32,
+        label: u32,
+        limits: &Limits,
+        clock: Arc<dyn Clock>,
+        counters: Arc<LaneCounters>,
+    ) -> Self {
+        Self {
+            incarnation,
+            label,
+            next_source: 0,
+            tracks: Tracks::default(),
+            scratch: vec![0; LONGEST_DATAGRAM],
+            round: RoundTime::new(clock),
+            tenants: Tenants::default(),
+            channels: Channels::default(),
+            networks: Vec::new(),
+            remotes: Slab::new(),
+            by_incarnation: HashMap::default(),
+            last_sender: None,
+            last_channel: None,
+            reassembly: Reassembly::new(
+                limits.reassemblies,
+                limits.max_message,
+                limits.reassembly_timeout,
+            ),
+            received_cost: 0,
+            max_message: limits.max_message,
+            finished_sources: Vec::new(),
+            held: false,
+            counters,
+        }
+    }
+}
