@@ -6,7 +6,7 @@ FUZZ_SECONDS ?= 5
 # Hosts made of network namespaces and AF_XDP need root.
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo --preserve-env=PATH,HOME,CARGO_HOME,RUSTUP_HOME)
 
-.PHONY: help demo test setup setup-build build lint unit docs docs-run docs-links installation e2e loom fuzz kubernetes test-oracle test-cluster bench bench-kubernetes install uninstall deb wheel clean
+.PHONY: help demo test setup setup-build build lint unit docs docs-run docs-links installation e2e adversary kill-test loom fuzz kubernetes test-oracle test-cluster bench bench-kubernetes install uninstall deb wheel clean
 
 help:
 	@echo "make demo     an isochronous talker over Takt's overlay beside bare metal and Flannel's way: tables and report"
@@ -21,6 +21,7 @@ help:
 	@echo "  fuzz        everything that reads bytes from outside; FUZZ_SECONDS=600 make fuzz: longer"
 	@echo "  kubernetes  the Go part"
 	@echo "make adversary     a hostile tenant and a forging host beside others at work, SECONDS=3600 long"
+	@echo "make kill-test     SIGKILL, SIGSTOP and SIGCONT of applications and daemons at random, COUNT=1000 times in each test"
 	@echo "make test-oracle   the scheduler beside the kernel's own taprio and etf, in an emulated machine"
 	@echo "make test-cluster  takt-node in a real Kubernetes of one node (builds it the first time: a quarter of an hour)"
 	@echo "make build    release binaries and libraries into target/release"
@@ -74,6 +75,10 @@ e2e: setup
 adversary: SECONDS ?= 60
 adversary: setup
 	$(SUDO) env TAKT_ADVERSARY_SECONDS=$(SECONDS) $(CARGO) test -p takt-tests --test end_to_end adversary:: -- --nocapture
+
+kill-test: COUNT ?= 1000
+kill-test: setup
+	$(SUDO) env TAKT_KILLS=$(COUNT) $(CARGO) test -p takt-tests --test end_to_end kills:: -- --nocapture --test-threads 1
 
 loom: setup
 	RUSTFLAGS="--cfg loom" $(CARGO) test -p takt-shm -p takt-datapath --release --lib --target-dir target/loom loom

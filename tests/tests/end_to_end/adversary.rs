@@ -5,6 +5,8 @@
 //! anything; afterwards the daemon holds what it held before. How late the victims' messages come is printed
 //! beside the same with an honest neighbour at work: a busy machine says nothing by it.
 
+mod forgery;
+
 use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};

@@ -4,6 +4,7 @@ mod adversary;
 mod crashes;
 mod gates;
 mod hosts;
+mod kills;
 mod lanes;
 mod links;
 mod long_messages;
