@@ -6,7 +6,7 @@ FUZZ_SECONDS ?= 5
 # Hosts made of network namespaces and AF_XDP need root.
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo --preserve-env=PATH,HOME,CARGO_HOME,RUSTUP_HOME)
 
-.PHONY: help demo test setup setup-build build lint unit docs docs-run docs-links installation e2e adversary kill-test loom fuzz kubernetes test-oracle test-cluster bench bench-kubernetes install uninstall deb wheel clean
+.PHONY: help demo test setup setup-build build lint unit docs docs-run docs-links installation e2e adversary kill-test simulate-peering loom fuzz kubernetes test-oracle test-cluster bench bench-kubernetes install uninstall deb wheel clean
 
 help:
 	@echo "make demo     an isochronous talker over Takt's overlay beside bare metal and Flannel's way: tables and report"
@@ -22,6 +22,7 @@ help:
 	@echo "  kubernetes  the Go part"
 	@echo "make adversary     a hostile tenant and a forging host beside others at work, SECONDS=3600 long"
 	@echo "make kill-test     SIGKILL, SIGSTOP and SIGCONT of applications and daemons at random, COUNT=1000 times in each test"
+	@echo "make simulate-peering  what 5,000 runtimes with 100,000 channels say to each other, in virtual time (RUNTIMES=5000)"
 	@echo "make test-oracle   the scheduler beside the kernel's own taprio and etf, in an emulated machine"
 	@echo "make test-cluster  takt-node in a real Kubernetes of one node (builds it the first time: a quarter of an hour)"
 	@echo "make build    release binaries and libraries into target/release"
@@ -79,6 +80,10 @@ adversary: setup
 kill-test: COUNT ?= 1000
 kill-test: setup
 	$(SUDO) env TAKT_KILLS=$(COUNT) $(CARGO) test -p takt-tests --test end_to_end kills:: -- --nocapture --test-threads 1
+
+simulate-peering: RUNTIMES ?= 5000
+simulate-peering: setup
+	env TAKT_SIMULATE_RUNTIMES=$(RUNTIMES) $(CARGO) test -p takt-runtime --test peering_scale -- --nocapture
 
 loom: setup
 	RUSTFLAGS="--cfg loom" $(CARGO) test -p takt-shm -p takt-datapath --release --lib --target-dir target/loom loom

@@ -226,6 +226,8 @@ pub struct Peering {
     /// Changes wait until then to be told.
     flush_at: Option<Duration>,
     flushed: Duration,
+    /// Peers are told changes up to this version.
+    telling: u64,
     random: u64,
     counters: PeeringCounters,
 }
@@ -305,6 +307,7 @@ impl Peering {
             wanted: Wanted::default(),
             flush_at: None,
             flushed: Duration::ZERO,
+            telling: 0,
             counters: PeeringCounters::default(),
         }
     }
@@ -761,7 +764,7 @@ impl Peering {
             self.initiate(at, now, effects);
         }
         let peer = &mut self.peers[at];
-        if peer.state == PeerState::Up && peer.told.acknowledged < self.wanted.version() {
+        if peer.state == PeerState::Up && peer.told.acknowledged < self.telling {
             if now >= peer.told.repeat_at {
                 peer.told.repeat();
             }
@@ -800,6 +803,7 @@ impl Peering {
     fn flush(&mut self, now: Duration, effects: &mut Effects) {
         self.flush_at = None;
         self.flushed = now;
+        self.telling = self.wanted.version();
         let up = |(at, peer): (usize, &Peer)| (peer.state == PeerState::Up).then_some(at);
         let peers: Vec<usize> = self.peers.iter().filter_map(up).collect();
         for at in peers {
@@ -816,7 +820,9 @@ impl Peering {
         }
         let before = told.under_way.len();
         let mut pages = Vec::new();
-        while told.under_way.len() < WINDOW && told.sent < self.wanted.version() {
+        // What has changed since waits for the next flush, also behind an acknowledgement: a wish that comes and goes
+        // is not told in every round trip.
+        while told.under_way.len() < WINDOW && told.sent < self.telling {
             let page = self.wanted.page(told.stream, told.sent);
             told.sent = page.to;
             told.under_way.push_back(page.to);
@@ -846,7 +852,7 @@ impl Peering {
         let mut due = peer.next_hello;
         if let (PeerState::Up, Some(heard)) = (peer.state, peer.heard) {
             due = due.min(heard + DEAD_AFTER);
-            if peer.told.acknowledged < self.wanted.version() {
+            if peer.told.acknowledged < self.telling {
                 due = due.min(peer.told.repeat_at);
             }
         }
