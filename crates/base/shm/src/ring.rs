@@ -175,6 +175,16 @@ impl<T: Pod> Consumer<T> {
         self.0.pop()
     }
 
+    /// The entry that [`pop`](Self::pop) would take. What it takes may be another one: the producer can still
+    /// write it.
+    ///
+    /// # Errors
+    /// As [`pop`](Self::pop).
+    #[inline]
+    pub fn peek(&mut self) -> Result<Option<T>, RingError> {
+        self.0.peek()
+    }
+
     /// Gives the room of all taken entries back to the producer.
     #[inline]
     pub fn release(&mut self) {
@@ -315,16 +325,23 @@ impl<M: RingMemory> ConsumerEnd<M> {
     }
 
     #[inline]
-    pub(crate) fn pop(&mut self) -> Result<Option<M::Entry>, RingError> {
+    pub(crate) fn peek(&mut self) -> Result<Option<M::Entry>, RingError> {
         if self.next == self.producer {
             self.refresh()?;
             if self.next == self.producer {
                 return Ok(None);
             }
         }
-        let entry = self.memory.read(self.next);
-        self.next = self.next.wrapping_add(1);
-        Ok(Some(entry))
+        Ok(Some(self.memory.read(self.next)))
+    }
+
+    #[inline]
+    pub(crate) fn pop(&mut self) -> Result<Option<M::Entry>, RingError> {
+        let entry = self.peek()?;
+        if entry.is_some() {
+            self.next = self.next.wrapping_add(1);
+        }
+        Ok(entry)
     }
 
     #[inline]

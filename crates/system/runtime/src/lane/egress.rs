@@ -14,6 +14,8 @@ use super::{LanePort, State, fair};
 /// After so long a round takes no further tenant's messages: what has been received, and what is to leave at an
 /// instant, is looked at again.
 const ROUND_NS: i64 = 100_000;
+/// After a turn that cost so much it is looked who has emitted something meanwhile: it may be of a higher class.
+const LISTEN_AFTER: i64 = fair::SLICE / 4;
 /// What has no launch time is not sent so shortly before a frame is to leave at an instant.
 pub(super) const GUARD_NS: i64 = 20_000;
 /// Frames of one tenant that wait in the schedulers of a lane.
@@ -28,6 +30,8 @@ pub(super) enum Step {
     Empty,
     /// The turn is used up.
     More,
+    /// What is next is of a lower class than the turn.
+    Lower,
     /// A port has no frame free.
     Blocked,
     /// A scheduler has no room: a departure makes some.
@@ -41,6 +45,8 @@ pub(super) enum Step {
 struct Served {
     /// It has more to do.
     more: bool,
+    /// It has more to do, of a lower class.
+    lower: bool,
     /// A port had no frame free.
     blocked: bool,
     /// The rates of its tenant hold it back.
@@ -48,8 +54,8 @@ struct Served {
 }
 
 impl State {
-    /// Gives the tenants that have something to do a turn each, and looks at departures between them. True if
-    /// anything was done.
+    /// Gives the tenants that have something to do their turns, the highest class first, and looks at departures
+    /// between them. True if anything was done.
     pub(super) fn egress(&mut self, ports: &mut [LanePort]) -> bool {
         self.tenants.listen();
         if self.tenants.throttled_until().is_some() {
@@ -57,37 +63,53 @@ impl State {
             self.tenants.unthrottle(now_ns);
         }
         let mut worked = false;
-        let turns = self.tenants.turns.begin_round();
-        if turns == 0 {
+        if !self.tenants.turns.begin_round() {
             return false;
         }
         let began_ns = self.round.now_ns();
         let mut now_ns = began_ns;
-        for left in (0..turns).rev() {
-            let Some((tenant, may)) = self.tenants.turns.begin() else {
-                continue;
-            };
-            let (spent, end) = self.turn(ports, tenant, may, now_ns, &mut worked);
-            self.tenants.turns.end(tenant, spent, end);
-            if left == 0 {
-                break;
+        let mut last: Option<(usize, TrafficClass)> = None;
+        while let Some((tenant, class, may)) = self.tenants.turns.begin() {
+            if let Some((before, of)) = last {
+                if class < of {
+                    // What was of a higher class is on its way before what is not.
+                    self.hand_over(ports);
+                }
+                if before != tenant || class != of {
+                    self.tenants.show();
+                }
             }
-            self.tenants.show();
+            last = Some((tenant, class));
+            let (spent, end) = self.turn(ports, tenant, class, may, now_ns, &mut worked);
+            self.tenants.turns.end(tenant, class, spent, end);
             self.depart(ports);
             now_ns = self.round.read();
             // Not forwards: the clock was stepped.
             if !(0..ROUND_NS).contains(&(now_ns - began_ns)) {
                 break;
             }
+            if spent >= LISTEN_AFTER {
+                self.tenants.listen();
+            }
         }
         worked
     }
 
-    /// One turn of a tenant that may spend so much: what it has spent, and why the turn ends.
+    /// Commits what is being filled and hands over what is committed, at all ports that take it.
+    fn hand_over(&mut self, ports: &mut [LanePort]) {
+        for (at, port) in ports.iter_mut().enumerate() {
+            if port.dirty && !port.waits() {
+                self.flush(at, port);
+            }
+        }
+    }
+
+    /// One turn of a tenant in a class that may spend so much: what it has spent, and why the turn ends.
     fn turn(
         &mut self,
         ports: &mut [LanePort],
         tenant: usize,
+        class: TrafficClass,
         may: i64,
         now_ns: i64,
         worked: &mut bool,
@@ -95,18 +117,19 @@ impl State {
         let mut left = may;
         let mut blocked = 0;
         while left > 0 {
-            let Some(at) = self.tenants.next_session(tenant) else {
+            let Some(at) = self.tenants.next_session(tenant, class) else {
                 return (may - left, fair::End::Idle);
             };
-            let served = match self.serve(ports, at, now_ns, &mut left, worked) {
+            left -= fair::LOOK;
+            let served = match self.serve(ports, at, class, now_ns, &mut left, worked) {
                 Ok(served) => served,
                 Err(failure) => {
                     self.tenants.fail(at, failure);
                     Served::default()
                 }
             };
-            self.tenants
-                .yield_turn(tenant, served.more || served.blocked || served.throttled);
+            let again = served.more || served.lower || served.blocked || served.throttled;
+            self.tenants.yield_turn(tenant, class, again);
             if served.throttled {
                 self.tenants.throttle(at);
                 return (may - left, fair::End::Idle);
@@ -115,19 +138,21 @@ impl State {
                 blocked = 0;
             } else if served.blocked {
                 blocked += 1;
-                if blocked >= self.tenants.sessions_waiting(tenant) {
+                if blocked >= self.tenants.sessions_waiting(tenant, class) {
                     return (may - left, fair::End::Blocked);
                 }
             }
         }
-        (may - left, fair::End::Spent)
+        (may - left, fair::End::More)
     }
 
-    /// Looks at the sources of a session, from where the last look ended, for as long as the turn lasts.
+    /// Looks at the sources of a session that have something of this class or a higher one, from where the last look
+    /// ended, for as long as the turn lasts.
     fn serve(
         &mut self,
         ports: &mut [LanePort],
         at: usize,
+        class: TrafficClass,
         now_ns: i64,
         left: &mut i64,
         worked: &mut bool,
@@ -151,12 +176,13 @@ impl State {
             };
             let source = session.next_source % count;
             *left -= fair::LOOK;
-            let step = self.serve_source(ports, at, source, now_ns, left, worked)?;
+            let step = self.serve_source(ports, at, source, class, now_ns, left, worked)?;
             let Some(session) = self.tenants.sessions.get_mut(at) else {
                 break;
             };
             match step {
                 Step::More => served.more = true,
+                Step::Lower => served.lower = true,
                 Step::Blocked => served.blocked = true,
                 Step::Throttled => served.throttled = true,
                 Step::Held => {
@@ -183,11 +209,13 @@ impl State {
         Ok(served)
     }
 
+    #[allow(clippy::too_many_arguments)] // one source: whose, in which class, when, how far
     fn serve_source(
         &mut self,
         ports: &mut [LanePort],
         at: usize,
         source: usize,
+        class: TrafficClass,
         now_ns: i64,
         left: &mut i64,
         worked: &mut bool,
@@ -199,6 +227,10 @@ impl State {
             let Some(Some(s)) = session.sources.get_mut(source) else {
                 return Ok(Step::Empty);
             };
+            if class > TrafficClass::BEST_EFFORT && s.next_class().is_some_and(|next| next < class)
+            {
+                return Ok(Step::Lower);
+            }
             let mut progress = match s.current.take() {
                 Some(progress) => progress,
                 None if !session.rates.ready(now_ns) => return Ok(Step::Throttled),

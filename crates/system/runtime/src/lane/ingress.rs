@@ -153,7 +153,7 @@ impl State {
             .add(u64::from(h.message_length));
         let copies = channel.sinks.len() as i64;
         self.received_cost += copies * (fair::COPY + record.payload.len() as i64);
-        self.tenants.deliver_bytes(channel, &meta, record.payload);
+        self.received_cost += self.tenants.deliver_bytes(channel, &meta, record.payload);
     }
 
     #[cold]
@@ -201,8 +201,9 @@ impl State {
                     chunk,
                 }),
                 Ok(Err(dropped)) => {
+                    let counters = &channel.counters;
                     self.tenants
-                        .account(session, sink, &channel.counters, Ok(dropped))
+                        .account(session, sink, meta.class, counters, Ok(dropped));
                 }
                 Err(failure) => self.tenants.fail(session, failure),
             }
@@ -261,8 +262,11 @@ impl State {
                     continue;
                 };
                 let result = s.deliver(sink, chunk, &meta);
-                self.tenants
-                    .account(session, sink, &channel.counters, result);
+                let counters = &channel.counters;
+                let woken = self
+                    .tenants
+                    .account(session, sink, meta.class, counters, result);
+                self.received_cost += if woken { fair::WAKE } else { 0 };
             }
         }
         self.reassembly.end(assembly);

@@ -15,6 +15,7 @@ use takt_shm::{
 };
 use takt_time::{TaiTime, TrafficClass};
 
+use super::egress::class_of;
 use super::endpoints::place;
 use super::members::Rest;
 use super::network::Owner;
@@ -212,8 +213,8 @@ pub struct LaneSession {
     pub rates: Arc<Rates>,
     /// The source that is looked at next.
     pub next_source: usize,
-    /// It waits for a turn.
-    pub waiting: bool,
+    /// Classes, a bit each, in which it waits for a turn.
+    pub waiting: u8,
     /// A source waits for room in a scheduler.
     pub held: bool,
     /// Frames of its messages that wait in schedulers.
@@ -299,6 +300,18 @@ impl LaneSource {
         self.closing == Some(0) && self.current.is_none() && self.departing == 0
     }
 
+    /// The class of its next message; `None`: it has none. What is taken may be of another one, and is checked then.
+    #[inline]
+    pub fn next_class(&mut self) -> Option<TrafficClass> {
+        let descriptor = match &self.current {
+            Some(current) => Some(current.descriptor),
+            None if self.closing == Some(0) => None,
+            // What is wrong with the ring is told when it is taken from.
+            None => self.tx.peek().ok().flatten(),
+        };
+        descriptor.map(|descriptor| class_of(&descriptor))
+    }
+
     /// Messages that wait in its ring. One that shows the impossible holds none.
     fn waiting(&mut self) -> u32 {
         self.closing.or(self.tx.available().ok()).unwrap_or(0)
@@ -373,7 +386,7 @@ impl LaneSession {
             classes: parts.classes,
             rates: parts.rates,
             next_source: 0,
-            waiting: false,
+            waiting: 0,
             held: false,
             departing: 0,
             leaving: false,
@@ -419,6 +432,18 @@ impl LaneSession {
     #[inline]
     pub fn hears_itself(&self, sink: usize) -> bool {
         matches!(self.sinks.get(sink), Some(Some(sink)) if !sink.no_local)
+    }
+
+    /// The highest class of what its sources have next; the lowest if they have nothing.
+    #[inline]
+    pub fn highest_waiting(&mut self) -> TrafficClass {
+        if self.classes & !1 == 0 {
+            // Its tenant may use no other.
+            return TrafficClass::BEST_EFFORT;
+        }
+        let sources = self.sources.iter_mut().flatten();
+        let classes = sources.filter_map(LaneSource::next_class);
+        classes.max().unwrap_or(TrafficClass::BEST_EFFORT)
     }
 
     /// Whether its tenant may use a traffic class.
@@ -871,6 +896,16 @@ impl LaneSession {
             let _ = rustix::net::send(fd, &[1], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
         }
         wake != Wake::None
+    }
+
+    /// As [`show`](Self::show), before the round is over: what is in the list of those to be shown stays there.
+    pub fn show_at_once(&mut self, sink: usize) -> bool {
+        let pending = matches!(self.sinks.get(sink), Some(Some(s)) if s.pending);
+        let woken = self.show(sink);
+        if let Some(Some(s)) = self.sinks.get_mut(sink) {
+            s.pending = pending;
+        }
+        woken
     }
 
     /// Closes all sinks of a session that gets no other: its memory goes with it. Returns their channels.

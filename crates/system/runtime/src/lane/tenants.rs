@@ -7,6 +7,7 @@ use std::sync::Arc;
 use slab::Slab;
 use takt_session::Failure;
 use takt_session::layout::Outcome;
+use takt_time::TrafficClass;
 
 use super::channel::Channel;
 use super::fair::{self, RoundRobin};
@@ -25,8 +26,8 @@ const MOST_WOKEN: usize = 16;
 struct Tenant {
     id: u32,
     sessions: usize,
-    /// Sessions with something to do, in the order of their turns.
-    waiting: VecDeque<usize>,
+    /// Sessions with something to do, in the order of their turns, by the highest class of what that is.
+    waiting: [VecDeque<usize>; TrafficClass::COUNT],
     /// Sinks with entries to show: indices of session and sink, each once.
     pending: VecDeque<(usize, usize)>,
     sinks: usize,
@@ -43,11 +44,14 @@ fn enqueue(at: usize, session: &mut LaneSession, list: &mut Slab<Tenant>, turns:
     let Some(tenant) = list.get_mut(session.tenant) else {
         return;
     };
-    if !std::mem::replace(&mut session.waiting, true) {
-        tenant.waiting.push_back(at);
+    let class = session.highest_waiting();
+    let bit = 1 << class.number();
+    if session.waiting & bit == 0 {
+        session.waiting |= bit;
+        tenant.waiting[usize::from(class.number())].push_back(at);
     }
     if !tenant.throttled {
-        turns.wait(session.tenant);
+        turns.wait(session.tenant, class);
     }
 }
 
@@ -76,7 +80,7 @@ impl Tenants {
                 let tenant = self.list.insert(Tenant {
                     id,
                     sessions: 0,
-                    waiting: VecDeque::new(),
+                    waiting: Default::default(),
                     pending: VecDeque::new(),
                     sinks: 0,
                     rates: session.rates.clone(),
@@ -94,7 +98,9 @@ impl Tenants {
         let at = self.sessions.insert(session);
         if let Some(tenant) = self.list.get_mut(tenant) {
             tenant.sessions += 1;
-            tenant.waiting.reserve(tenant.sessions);
+            for waiting in &mut tenant.waiting {
+                waiting.reserve(tenant.sessions);
+            }
         }
         self.wait(at);
         at
@@ -110,7 +116,9 @@ impl Tenants {
         let session = self.sessions.try_remove(at)?;
         let tenant = self.list.get_mut(session.tenant)?;
         tenant.sessions -= 1;
-        tenant.waiting.retain(|waiting| *waiting != at);
+        for waiting in &mut tenant.waiting {
+            waiting.retain(|waiting| *waiting != at);
+        }
         tenant.pending.retain(|(of, _)| *of != at);
         if tenant.sessions == 0 {
             self.by_id.remove(&tenant.id);
@@ -158,8 +166,12 @@ impl Tenants {
                 return false;
             };
             tenant.throttled = !tenant.rates.ready(now_ns);
-            if !tenant.throttled && !tenant.waiting.is_empty() {
-                turns.wait(at);
+            if !tenant.throttled {
+                for class in TrafficClass::all() {
+                    if !tenant.waiting[usize::from(class.number())].is_empty() {
+                        turns.wait(at, class);
+                    }
+                }
             }
             tenant.throttled
         });
@@ -178,32 +190,46 @@ impl Tenants {
         }
     }
 
-    /// The session of a tenant whose turn it is: the next one, or the same again until it
+    /// The session of a tenant whose turn in a class it is: the next one, or the same again until it
     /// [yields](Self::yield_turn).
     #[inline]
-    pub fn next_session(&self, tenant: usize) -> Option<usize> {
-        self.list.get(tenant)?.waiting.front().copied()
+    pub fn next_session(&self, tenant: usize, class: TrafficClass) -> Option<usize> {
+        let tenant = self.list.get(tenant)?;
+        tenant.waiting[usize::from(class.number())].front().copied()
     }
 
-    /// How many sessions of a tenant wait.
+    /// How many sessions of a tenant wait in a class.
     #[inline]
-    pub fn sessions_waiting(&self, tenant: usize) -> usize {
-        self.list.get(tenant).map_or(0, |t| t.waiting.len())
+    pub fn sessions_waiting(&self, tenant: usize, class: TrafficClass) -> usize {
+        let tenant = self.list.get(tenant);
+        tenant.map_or(0, |t| t.waiting[usize::from(class.number())].len())
     }
 
-    /// The session in front goes behind the others, or away if it has nothing to do.
+    /// The session in front goes behind the others of the class of what it has, or away if it has nothing to do.
     #[inline]
-    pub fn yield_turn(&mut self, tenant: usize, again: bool) {
-        let Some(tenant) = self.list.get_mut(tenant) else {
+    pub fn yield_turn(&mut self, tenant: usize, class: TrafficClass, again: bool) {
+        let Some(t) = self.list.get_mut(tenant) else {
             return;
         };
-        let Some(at) = tenant.waiting.pop_front() else {
+        let Some(at) = t.waiting[usize::from(class.number())].pop_front() else {
             return;
         };
-        if again {
-            tenant.waiting.push_back(at);
-        } else if let Some(session) = self.sessions.get_mut(at) {
-            session.waiting = false;
+        let Some(session) = self.sessions.get_mut(at) else {
+            return;
+        };
+        session.waiting &= !(1 << class.number());
+        if !again {
+            return;
+        }
+        let next = session.highest_waiting();
+        let bit = 1 << next.number();
+        if session.waiting & bit == 0 {
+            session.waiting |= bit;
+            t.waiting[usize::from(next.number())].push_back(at);
+        }
+        // The turn that it has goes on in its own class; another one is another turn.
+        if next != class && !t.throttled {
+            self.turns.wait(tenant, next);
         }
     }
 
@@ -253,9 +279,10 @@ impl Tenants {
         self.wait(at);
     }
 
-    /// Puts a message into every sink of a channel: one copy each.
+    /// Puts a message into every sink of a channel: one copy each. What waking who waits for it has cost.
     #[inline]
-    pub fn deliver_bytes(&mut self, channel: &Channel, meta: &Meta, payload: &[u8]) {
+    pub fn deliver_bytes(&mut self, channel: &Channel, meta: &Meta, payload: &[u8]) -> i64 {
+        let mut woken = 0;
         for (at, sink) in channel.sinks.iter() {
             let Some(session) = self.sessions.get_mut(at) else {
                 continue;
@@ -269,8 +296,11 @@ impl Tenants {
                 Ok(Err(dropped)) => Ok(dropped),
                 Err(failure) => Err(failure),
             };
-            self.account(at, sink, &channel.counters, result);
+            if self.account(at, sink, meta.class, &channel.counters, result) {
+                woken += 1;
+            }
         }
+        woken * fair::WAKE
     }
 
     /// Puts an emitted message into the sinks of its channel on this lane that have not got it yet: no copy
@@ -303,7 +333,9 @@ impl Tenants {
             };
             progress.copying = None;
             progress.sinks.next = number + 1;
-            self.account(at, sink, &channel.counters, result);
+            if self.account(at, sink, meta.class, &channel.counters, result) {
+                *left -= fair::WAKE;
+            }
         }
         progress.sinks.next = progress.sinks.end;
         true
@@ -357,15 +389,17 @@ impl Tenants {
         session.deliver(sink, place.chunk, meta).map(Some)
     }
 
-    /// Books what became of a message at a sink.
+    /// Books what became of a message at a sink. What is of a higher class than the lowest is shown at once and not
+    /// when all that has come with it is delivered. True if that woke somebody.
     #[inline]
     pub fn account(
         &mut self,
         at: usize,
         sink: usize,
+        class: TrafficClass,
         counters: &ChannelCounters,
         result: Result<Delivery, Failure>,
-    ) {
+    ) -> bool {
         match result {
             Ok(delivery) => {
                 match delivery {
@@ -373,10 +407,15 @@ impl Tenants {
                     Delivery::DroppedFull => counters.dropped_full.add(1),
                     Delivery::DroppedMemory => counters.dropped_memory.add(1),
                 }
+                if class > TrafficClass::BEST_EFFORT {
+                    let session = self.sessions.get_mut(at);
+                    return session.is_some_and(|session| session.show_at_once(sink));
+                }
                 self.mark_pending(at, sink);
             }
             Err(failure) => self.fail(at, failure),
         }
+        false
     }
 
     /// Corrects the count of lost messages of a channel's sinks.

@@ -27,10 +27,12 @@ use crate::counters::DepartureCounters;
 use crate::policy::{Policy, Rates};
 
 use super::departure::{DEVICE_LEAD_NS, ScheduleChange};
+use super::remote::Remote;
 use super::session::{LaneSession, SessionParts};
 use super::*;
 
 mod fairness;
+mod priority;
 
 const CHANNEL: ChannelId = ChannelId(5);
 const SESSION: u64 = 1;

@@ -3,26 +3,26 @@
 use super::*;
 
 /// A tenant's application at a lane, at the level of rings.
-struct Guest {
-    id: u64,
+pub struct Guest {
+    pub id: u64,
     handle: LaneHandle,
     arena: Arc<Arena>,
     bell: LaneBell,
     /// Where the next block of rings goes.
     free: usize,
     sources: Vec<(Producer<TxDescriptor>, Consumer<Completion>)>,
-    sinks: Vec<(Consumer<RxDescriptor>, Producer<Release>)>,
+    pub sinks: Vec<(Consumer<RxDescriptor>, Producer<Release>)>,
 }
 
 /// A lane with tenants.
-struct House {
-    lane: Lane,
-    handle: LaneHandle,
+pub struct House {
+    pub lane: Lane,
+    pub handle: LaneHandle,
     next: u64,
 }
 
 impl House {
-    fn new(ports: Vec<LanePort>, clock: Arc<dyn Clock>) -> Self {
+    pub fn new(ports: Vec<LanePort>, clock: Arc<dyn Clock>) -> Self {
         let (events, _) = channel();
         let flags = rustix::event::EventfdFlags::NONBLOCK;
         let wake = Arc::new(rustix::event::eventfd(0, flags).expect("an eventfd"));
@@ -35,7 +35,7 @@ impl House {
     }
 
     /// A session of a tenant with so many bytes in each region.
-    fn guest(&mut self, tenant: u32, bytes: usize, rates: &Arc<Rates>) -> Guest {
+    pub fn guest(&mut self, tenant: u32, bytes: usize, rates: &Arc<Rates>) -> Guest {
         let map = ArenaMap {
             ring_bytes: 8 << 20,
             tx_bytes: bytes,
@@ -74,19 +74,19 @@ impl House {
     }
 
     /// Lets the lane take all commands.
-    fn settle(&mut self) {
+    pub fn settle(&mut self) {
         while self.lane.mailbox.full.load(Ordering::Acquire) {
             self.lane.poll();
         }
     }
 }
 
-fn no_limits() -> Arc<Rates> {
+pub fn no_limits() -> Arc<Rates> {
     Arc::new(Rates::new(&Policy::default()))
 }
 
 impl Guest {
-    fn source(&mut self, channel: u64) -> usize {
+    pub fn source(&mut self, channel: u64) -> usize {
         let depth = 64;
         let offset = self.free;
         self.free += SourceBlock::bytes(depth).next_multiple_of(256);
@@ -110,7 +110,7 @@ impl Guest {
         source
     }
 
-    fn sink(&mut self, channel: u64, depth: u32) -> usize {
+    pub fn sink(&mut self, channel: u64, depth: u32) -> usize {
         let offset = self.free;
         self.free += SinkBlock::bytes(depth).next_multiple_of(256);
         let block = SinkBlock { offset, depth };
@@ -135,10 +135,16 @@ impl Guest {
     }
 
     /// Emits a message of so many bytes that lies at a chunk. False: the ring is full.
-    fn emit(&mut self, source: usize, chunk: u32, length: u32) -> bool {
+    pub fn emit(&mut self, source: usize, chunk: u32, length: u32) -> bool {
+        self.emit_in(0, source, chunk, length)
+    }
+
+    /// The same in a class.
+    pub fn emit_in(&mut self, class: u8, source: usize, chunk: u32, length: u32) -> bool {
         let pushed = self.sources[source].0.push(TxDescriptor {
             chunk,
             length,
+            class,
             ..TxDescriptor::default()
         });
         self.bell.ring();
@@ -146,7 +152,7 @@ impl Guest {
     }
 
     /// Takes the completions of a source: their chunks.
-    fn completed(&mut self, source: usize) -> Vec<u32> {
+    pub fn completed(&mut self, source: usize) -> Vec<u32> {
         let completions = &mut self.sources[source].1;
         let taken = std::iter::from_fn(|| completions.pop().expect("a sane ring"));
         let taken = taken.map(|completion| completion.chunk).collect();
@@ -155,7 +161,7 @@ impl Guest {
     }
 
     /// Takes and releases what has come to a sink: how many.
-    fn receive(&mut self, sink: usize) -> usize {
+    pub fn receive(&mut self, sink: usize) -> usize {
         let (rx, release) = &mut self.sinks[sink];
         let mut taken = 0;
         while let Some(descriptor) = rx.pop().expect("a sane ring") {
@@ -170,7 +176,7 @@ impl Guest {
     }
 
     /// What has come to a sink.
-    fn waiting(&mut self, sink: usize) -> u32 {
+    pub fn waiting(&mut self, sink: usize) -> u32 {
         self.sinks[sink].0.available().expect("a sane ring")
     }
 }

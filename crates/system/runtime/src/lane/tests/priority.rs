@@ -1,0 +1,241 @@
+//! Classes without a schedule: what is of a higher one goes first, whoever has it, and nobody gets more by it.
+
+use super::fairness::{Guest, House, no_limits};
+use super::*;
+
+/// The classes of what has come to a sink, in this order.
+fn came(guest: &mut Guest, sink: usize) -> Vec<u32> {
+    let (rx, _) = &mut guest.sinks[sink];
+    let came = std::iter::from_fn(|| rx.pop().expect("a sane ring"));
+    let came = came.map(|descriptor| descriptor.class).collect();
+    rx.release();
+    came
+}
+
+/// Somebody who gets all of channel 5.
+fn listener(house: &mut House) -> (Guest, usize) {
+    let mut guest = house.guest(9, 4 << 20, &no_limits());
+    let sink = guest.sink(5, 1024);
+    (guest, sink)
+}
+
+#[test]
+fn a_message_of_a_higher_class_goes_before_what_all_other_tenants_have_of_lower_ones() {
+    let mut house = House::new(Vec::new(), Arc::new(Ticking::default()));
+    let (mut all, sink) = listener(&mut house);
+    let mut crowd: Vec<Guest> = (1..4)
+        .map(|tenant| house.guest(tenant, 1 << 20, &no_limits()))
+        .collect();
+    let mut control = house.guest(4, 1 << 16, &no_limits());
+    control.source(5);
+    for guest in &mut crowd {
+        guest.source(5);
+    }
+    house.settle();
+    for guest in &mut crowd {
+        (0..64).for_each(|at| assert!(guest.emit(0, at * 16, 1000)));
+    }
+    assert!(control.emit_in(6, 0, 0, 8));
+    assert!(control.emit_in(7, 0, 1, 8));
+    house.lane.poll();
+    let came = came(&mut all, sink);
+    // From one source in its own order.
+    assert_eq!(came[..2], [6, 7]);
+    assert_eq!(came.len(), 2 + 3 * 64);
+}
+
+#[test]
+fn a_message_of_a_higher_class_goes_before_what_its_own_session_has_of_lower_ones() {
+    let mut house = House::new(Vec::new(), Arc::new(Ticking::default()));
+    let (mut all, sink) = listener(&mut house);
+    let mut guest = house.guest(1, 4 << 20, &no_limits());
+    for _ in 0..4 {
+        guest.source(5);
+    }
+    house.settle();
+    for source in 0..2 {
+        (0..64).for_each(|at| assert!(guest.emit(source, (source as u32 * 64 + at) * 16, 1000)));
+    }
+    assert!(guest.emit_in(7, 3, 4000, 8));
+    assert!(guest.emit_in(3, 2, 4001, 8));
+    house.lane.poll();
+    let came = came(&mut all, sink);
+    assert_eq!(came[..2], [7, 3]);
+    assert!(came[2..].iter().all(|class| *class == 0));
+}
+
+#[test]
+fn who_gives_all_it_has_the_highest_class_gets_no_more_than_its_share() {
+    let mut house = House::new(Vec::new(), Arc::new(Ticking::default()));
+    let (mut all, sink) = listener(&mut house);
+    let mut guests: Vec<Guest> = (1..3)
+        .map(|tenant| house.guest(tenant, 1 << 20, &no_limits()))
+        .collect();
+    for guest in &mut guests {
+        (0..4).for_each(|_| {
+            guest.source(5);
+        });
+    }
+    house.settle();
+    let classes = [7, 0];
+    for (guest, class) in guests.iter_mut().zip(classes) {
+        for source in 0..4 {
+            let chunk = |at| (source as u32 * 64 + at) * 16;
+            (0..64).for_each(|at| assert!(guest.emit_in(class, source, chunk(at), 1000)));
+        }
+    }
+    let mut got = [0u32; 2];
+    for _ in 0..500 {
+        house.lane.poll();
+        for (guest, class) in guests.iter_mut().zip(classes) {
+            for source in 0..4 {
+                for chunk in guest.completed(source) {
+                    assert!(guest.emit_in(class, source, chunk, 1000));
+                }
+            }
+        }
+        let (rx, release) = &mut all.sinks[sink];
+        while let Some(descriptor) = rx.pop().expect("a sane ring") {
+            got[usize::from(descriptor.class == 0)] += 1;
+            assert!(release.push(descriptor.chunk).expect("a sane ring"));
+        }
+        rx.release();
+    }
+    let [high, low] = got;
+    assert!(low > 5000, "{got:?}");
+    assert!(high.abs_diff(low) <= 100, "{got:?}");
+}
+
+#[test]
+fn a_source_that_changes_its_classes_as_it_likes_loses_and_repeats_nothing() {
+    let mut house = House::new(Vec::new(), Arc::new(Ticking::default()));
+    let (mut all, sink) = listener(&mut house);
+    let mut guest = house.guest(1, 1 << 20, &no_limits());
+    (0..3).for_each(|_| {
+        guest.source(5);
+    });
+    house.settle();
+    let mut sent = 0;
+    for round in 0..200u32 {
+        for source in 0..3 {
+            for chunk in guest.completed(source) {
+                assert!(chunk < 3000);
+            }
+            let at = (round % 60) * 3 + source as u32;
+            let class = (round * 7 + source as u32 * 5) % 8;
+            assert!(guest.emit_in(class as u8, source, at, 8));
+            sent += 1;
+        }
+        if round % 3 == 0 {
+            house.lane.poll();
+        }
+    }
+    while house.lane.poll() {}
+    assert_eq!(came(&mut all, sink).len(), sent);
+}
+
+/// A lane with a port, and a port that gets what it sends to remote lanes 7 and 8.
+fn with_remotes() -> (House, Box<dyn Port>) {
+    let network = MemoryNetwork::new(MemoryNetworkConfig {
+        queue_depth: 512,
+        max_payload: 1400,
+        ..MemoryNetworkConfig::default()
+    });
+    let open = |bind: &str| {
+        let bind = bind.parse().expect("an address");
+        let request = PortRequest {
+            lane: 0,
+            lanes: 1,
+            bind,
+        };
+        network.open(&request).expect("a port")
+    };
+    let other = open("192.0.2.2:1");
+    let port = LanePort::new(
+        MemoryNetwork::KIND,
+        open("192.0.2.1:1"),
+        false,
+        Arc::default(),
+        Some(&crate::config::Departure::default()),
+        false,
+    );
+    let house = House::new(vec![port], Arc::new(Ticking::default()));
+    for (id, channel) in [(7, 5), (8, 6)] {
+        house.handle.send(Command::AddRemote {
+            id,
+            incarnation: id as u32,
+            label: id as u32,
+            protection: Protection::None,
+            address: Some([192, 0, 2, 2].into()),
+            endpoints: vec![Some(other.local())],
+        });
+        house.handle.send(Command::Subscriptions {
+            remote: id,
+            add: vec![channel],
+            remove: vec![],
+        });
+    }
+    (house, other)
+}
+
+#[test]
+fn on_the_wire_a_higher_class_is_first_though_its_datagram_is_not_full() {
+    let (mut house, mut other) = with_remotes();
+    let mut bulk = house.guest(1, 1 << 20, &no_limits());
+    let mut control = house.guest(2, 1 << 16, &no_limits());
+    bulk.source(5);
+    control.source(6);
+    house.settle();
+    (0..64).for_each(|at| assert!(bulk.emit(0, at * 16, 1000)));
+    assert!(control.emit_in(7, 0, 0, 8));
+    house.lane.poll();
+    let mut channels = Vec::new();
+    other.receive(usize::MAX, &mut |datagram| {
+        let (header, body) = DatagramHeader::parse(datagram.payload).expect("a datagram");
+        let records = header.records(body.records);
+        channels.extend(records.map(|record| record.expect("a record").header.channel));
+    });
+    assert_eq!(channels[0], 6);
+    assert_eq!(channels.len(), 65);
+}
+
+#[test]
+fn what_has_come_of_a_higher_class_is_shown_before_the_rest_that_came_with_it_is_delivered() {
+    let (mut house, mut other) = with_remotes();
+    let mut guest = house.guest(1, 4 << 20, &no_limits());
+    let (bulk, control) = (guest.sink(5, 1024), guest.sink(6, 64));
+    house.settle();
+    let to = other.connect("192.0.2.1:1".parse().expect("an address"));
+    let mut remote = Remote::new(
+        7,
+        1,
+        1,
+        None,
+        Protection::None,
+        vec![Some(to.expect("a peer"))],
+    );
+    let arena = Arc::new(Arena::create("payload", 4096).expect("an arena"));
+    let mut send = |channel, class, sequence| {
+        let message = super::super::remote::Outgoing {
+            channel,
+            source: channel as u32,
+            sequence,
+            class: TrafficClass::new(class).expect("below 8"),
+            send_time_ns: 0,
+        };
+        let payload = arena.slice(0, 1000).expect("within");
+        let cut = super::super::remote::Cut::of(1000, 1400).expect("a path");
+        remote.append(0, other.as_mut(), &message, payload, &cut, 0..1);
+        remote.close(0, other.as_mut(), None);
+    };
+    send(6, 7, 0);
+    (0..16).for_each(|sequence| send(5, 0, sequence));
+    assert!(other.flush());
+    // Nothing but the receiving half of a round.
+    assert!(house.lane.receive());
+    assert_eq!(guest.waiting(control), 1);
+    assert_eq!(guest.waiting(bulk), 0, "shown with the rest of the round");
+    house.lane.poll();
+    assert_eq!(guest.waiting(bulk), 16);
+    assert_eq!(guest.receive(control), 1);
+}
