@@ -6,7 +6,7 @@ FUZZ_SECONDS ?= 5
 # Hosts made of network namespaces and AF_XDP need root.
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo --preserve-env=PATH,HOME,CARGO_HOME,RUSTUP_HOME)
 
-.PHONY: help demo test setup setup-build build lint unit docs docs-run docs-links installation e2e adversary kill-test simulate-peering loom fuzz kubernetes test-oracle test-cluster bench bench-kubernetes install uninstall deb wheel clean
+.PHONY: help demo test setup setup-build build lint unit docs docs-run docs-links installation e2e adversary kill-test simulate-peering loom fuzz kubernetes test-oracle test-cluster cluster-up cluster-down bench bench-kubernetes install uninstall deb wheel clean
 
 help:
 	@echo "make demo     an isochronous talker over Takt's overlay beside bare metal and Flannel's way: tables and report"
@@ -25,6 +25,7 @@ help:
 	@echo "make simulate-peering  what 5,000 runtimes with 100,000 channels say to each other, in virtual time (RUNTIMES=5000)"
 	@echo "make test-oracle   the scheduler beside the kernel's own taprio and etf, in an emulated machine"
 	@echo "make test-cluster  takt-node in a real Kubernetes of one node (builds it the first time: a quarter of an hour)"
+	@echo "make cluster-up    such a Kubernetes to play with, until make cluster-down"
 	@echo "make build    release binaries and libraries into target/release"
 	@echo "make bench    all benchmarks beside all peers (builds zenoh, ZeroMQ, iceoryx2: slow)"
 	@echo "make bench-kubernetes  what CPU reservations cost in a cluster, and a Ray job with and without (a quarter of an hour)"
@@ -97,8 +98,8 @@ kubernetes: setup
 test-oracle: setup
 	tests/oracle/run.sh
 
-test-cluster: setup
-	$(SUDO) $(MAKE) -C kubernetes test-cluster
+test-cluster cluster-up cluster-down: setup
+	$(SUDO) $(MAKE) -C kubernetes $@
 
 bench:
 	@scripts/setup.sh bench

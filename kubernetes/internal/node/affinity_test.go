@@ -87,6 +87,41 @@ func TestAPodWithCPUsOfItsOwnDoesNotConfineAReservation(t *testing.T) {
 	}
 }
 
+func TestAContainerThatComesAfterAPodWithCPUsOfItsOwnIsNotConfinedEither(t *testing.T) {
+	s := newSite(t)
+	cpus := s.cpus()
+	response := s.prepare(s.claim("claim", plain, nil))
+	if response.Error != "" {
+		t.Fatal(response.Error)
+	}
+	create := func(env []string, on string) string {
+		created, err := s.runtime.CreateContainer(context.Background(), &adaptation.CreateContainerRequest{
+			Pod: &api.PodSandbox{Id: "pod-sandbox", Namespace: "default", Name: "pod", Uid: "pod-uid"},
+			Container: &api.Container{
+				Id: "late-" + on, PodSandboxId: "pod-sandbox", Name: "main", Env: env, State: api.ContainerState_CONTAINER_CREATED,
+				Linux: &api.LinuxContainer{Resources: &api.LinuxResources{Cpu: &api.LinuxCPU{Cpus: on}}},
+			},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return created.GetAdjust().GetLinux().GetResources().GetCpu().GetCpus()
+	}
+	env := s.injected(response.Devices[0].CdiDeviceIds).Process.Env
+	if got := create(env, "0"); got != topology.FormatCPUList(cpus) {
+		t.Errorf("it may run on CPUs %q", got)
+	}
+	if told := s.events.of("pod", reasonNarrowed); len(told) != 1 || !strings.Contains(told[0], "confined to CPUs 0") {
+		t.Errorf("the pod is told %q", told)
+	}
+	if got := create(env, topology.FormatCPUList(cpus)); got != "" {
+		t.Errorf("one that is not confined is put on CPUs %q", got)
+	}
+	if got := create(nil, "0"); got != "" {
+		t.Errorf("one without a claim is put on CPUs %q", got)
+	}
+}
+
 func TestAThreadThatPinsItselfRunsUnderItsReservationAndItsPodIsTold(t *testing.T) {
 	s := newSite(t)
 	s.cpus()

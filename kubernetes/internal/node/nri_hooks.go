@@ -183,8 +183,36 @@ func (p *nriPlugin) CreateContainer(ctx context.Context, sandbox *api.PodSandbox
 	adjustment := &api.ContainerAdjustment{}
 	if len(wanted.CPUs) > 0 {
 		adjustment.SetLinuxCPUSetCPUs(topology.FormatCPUList(wanted.CPUs))
+	} else if wide, err := n.wide(pod, ctr, ctr.GetLinux().GetResources()); err != nil {
+		return nil, nil, err
+	} else if wide != "" {
+		adjustment.SetLinuxCPUSetCPUs(wide)
 	}
 	return adjustment, nil, nil
+}
+
+// wide are the CPUs that a container must have instead of those of resources, because its reservations count on all
+// of the root domain; empty if nothing need change. The static CPU manager takes CPUs from everybody when a pod gets
+// some of its own.
+func (n *Node) wide(pod Pod, ctr *api.Container, resources *api.LinuxResources) (string, error) {
+	cpus := resources.GetCpu().GetCpus()
+	if !n.backend.Roams() || cpus == "" {
+		return "", nil
+	}
+	domain, err := topology.RootDomain("/")
+	if err != nil {
+		return "", err
+	}
+	may, err := topology.ParseCPUList(cpus)
+	if err != nil {
+		return "", err
+	}
+	if !slices.ContainsFunc(domain, func(cpu int) bool { return !slices.Contains(may, cpu) }) {
+		return "", nil
+	}
+	n.event(pod, corev1.EventTypeWarning, reasonNarrowed, "container %s: it was to be confined to CPUs %s and stays on all, which its reservation counts on: pods with CPUs of their own share them with it; move one of the pods to another node",
+		ctr.GetName(), cpus)
+	return topology.FormatCPUList(domain), nil
 }
 
 // admit takes in a container that may have the reservations it names. One that is being created follows the
@@ -317,30 +345,20 @@ func (p *nriPlugin) StartContainer(ctx context.Context, sandbox *api.PodSandbox,
 	return n.enforce(ctx, c, int(ctr.GetPid()))
 }
 
-// UpdateContainer is told that a container's resources shall change. One whose reservations count on all CPUs of
-// the root domain keeps them: the static CPU manager takes CPUs from everybody when a pod gets some of its own.
+// UpdateContainer is told that a container's resources shall change; which CPUs it has does not (see wide).
 func (p *nriPlugin) UpdateContainer(ctx context.Context, sandbox *api.PodSandbox, ctr *api.Container, resources *api.LinuxResources) ([]*api.ContainerUpdate, error) {
 	n := p.n
-	if len(marks(ctr)) == 0 || !n.backend.Roams() || resources.GetCpu().GetCpus() == "" {
+	if len(marks(ctr)) == 0 {
 		return nil, nil
 	}
 	defer n.metrics.hook("UpdateContainer")()
-	domain, err := topology.RootDomain("/")
-	if err != nil {
+	wide, err := n.wide(podOf(sandbox), ctr, resources)
+	if err != nil || wide == "" {
 		return nil, err
 	}
-	may, err := topology.ParseCPUList(resources.GetCpu().GetCpus())
-	if err != nil {
-		return nil, err
-	}
-	if !slices.ContainsFunc(domain, func(cpu int) bool { return !slices.Contains(may, cpu) }) {
-		return nil, nil
-	}
-	n.event(podOf(sandbox), corev1.EventTypeWarning, reasonNarrowed, "container %s: it was to be confined to CPUs %s and stays on all, which its reservation counts on: pods with CPUs of their own share them with it; move one of the pods to another node",
-		ctr.GetName(), resources.GetCpu().GetCpus())
 	update := &api.ContainerUpdate{}
 	update.SetContainerId(ctr.GetId())
-	update.SetLinuxCPUSetCPUs(topology.FormatCPUList(domain))
+	update.SetLinuxCPUSetCPUs(wide)
 	return []*api.ContainerUpdate{update}, nil
 }
 

@@ -398,19 +398,27 @@ func TestHostileClaimsAreRefused(t *testing.T) {
 		"less-than-needed": `"runtime":"3ms","period":"20ms"`,
 		"no-period":        `"runtime":"2ms"`,
 		"no-unit":          `"runtime":2,"period":"20ms"`,
+		"too-often":        `"runtime":"1.7us","period":"17us"`,
+		"typo":             twoInTwenty + `,"deadlin":"5ms"`,
+		"too-fine":         `"runtime":"0.0000000002s","period":"20ms"`,
 	} {
 		_, err := client.ResourceV1().ResourceClaims("default").Create(ctx, claim(name, 1, 100_000, fields), metav1.CreateOptions{})
-		if err == nil || !strings.Contains(err.Error(), "takt-node-resourceclaims") {
+		if err == nil || !strings.Contains(err.Error(), "InvalidParameters: ") && !strings.Contains(err.Error(), "BandwidthTooSmall: ") {
 			t.Errorf("%s: the API server says %v", name, err)
 			remove(t, "", name)
+		} else if lines := strings.Count(err.Error(), "\n"); lines > 0 {
+			t.Errorf("%s: the API server says it in %d lines:\n%v", name, lines+1, err)
 		}
 	}
 	// What the policy does not look at, the node does.
 	create(t, claim("groups", 1, 100_000, twoInTwenty+`,"policy":"fifo"`), pod("groups", "groups", "idle"))
-	told(t, "groups", "ReservationRefused", `policy "fifo"`)
-	create(t, claim("typo", 1, 100_000, twoInTwenty+`,"deadlin":"5ms"`), pod("typo", "typo", "idle"))
-	told(t, "typo", "ReservationRefused", `"deadlin"`)
-	if found := guests(); found["groups"]+found["typo"] > 0 {
+	told(t, "groups", "ReservationRefused", "NotSupportedByBackend: ")
+	// A container that does not name its pod's claim would run without.
+	careless := pod("careless", "careless", "idle")
+	careless.Spec.Containers[0].Resources.Claims = nil
+	create(t, claim("careless", 1, 100_000, twoInTwenty), careless)
+	told(t, "careless", "ReservationRefused", "ClaimUnused: ")
+	if found := guests(); found["groups"]+found["careless"] > 0 {
 		t.Error("a refused pod runs")
 	}
 }

@@ -6,11 +6,12 @@
 #
 # Each of etcd, apiserver, controllers, scheduler, containerd and kubelet is started again when it ends, so
 # that tests may kill them; their process numbers are in $TAKT_CLUSTER/NAME.pid and they log to NAME.log.
+# TAKT_KUBELET are more lines for the kubelet's configuration.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 if [ "${TAKT_CLUSTER_INSIDE:-}" = "" ]; then
 	cache=${TAKT_CLUSTER_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/takt-cluster}
-	TAKT_CLUSTER=$(mktemp -d /var/tmp/takt-cluster.XXXXXX)
+	TAKT_CLUSTER=${TAKT_CLUSTER:-$(mktemp -d /var/tmp/takt-cluster.XXXXXX)}
 	export TAKT_CLUSTER TAKT_CLUSTER_INSIDE=1 PATH="$cache/bin:$PATH"
 	finish() {
 		status=$?
@@ -45,6 +46,7 @@ if [ "${TAKT_CLUSTER_INSIDE:-}" = "" ]; then
 	# In the background, so that the end of this script is the end of everything.
 	unshare -m -n -p -f --kill-child=SIGKILL --mount-proc --uts "$0" "$@" &
 	inside=$!
+	echo $inside >"$TAKT_CLUSTER/unshare.pid"
 	trap 'kill -KILL $inside; wait $inside; exit 143' INT TERM
 	status=0
 	wait $inside || status=$?
@@ -129,6 +131,7 @@ resolvConf: ""
 evictionHard: {memory.available: "50Mi", nodefs.available: "1%", imagefs.available: "1%"}
 imageGCHighThresholdPercent: 100
 syncFrequency: 10s
+${TAKT_KUBELET:-}
 YAML
 cat >containerd.toml <<TOML
 version = 3

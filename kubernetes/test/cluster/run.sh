@@ -12,5 +12,9 @@ cores=all
 [ "$TAKT_BACKEND" != deadline-partition ] || cores='"1"'
 echo "{config: {cores: $cores, backend: $TAKT_BACKEND}, image: {pullPolicy: Never}}" >"$bin/values.yaml"
 (cd "$here/../chart" && go run ./render "$here/../../../deploy/helm/takt-node" "$bin/values.yaml" kube-system >"$bin/chart.yaml")
+# A release for other nodes, which shares the device class.
+echo "{config: {cores: $cores}, image: {pullPolicy: Never}, deviceClass: {create: false}, nodeSelector: {pool: other}}" >"$bin/second.yaml"
+(cd "$here/../chart" && go run ./render "$here/../../../deploy/helm/takt-node" "$bin/second.yaml" kube-system takt-node-other >"$bin/second-chart.yaml")
+export TAKT_SECOND_CHART="$bin/second-chart.yaml"
 TAKT_IMAGES="$bin/guest.tar $bin/takt-node.tar" TAKT_CHART=$bin/chart.yaml \
 	"$here/node.sh" "$bin/cluster.test" -test.v -test.timeout 30m "$@"

@@ -1,5 +1,5 @@
 // Command render writes what Helm makes of the chart takt-node, for those who have no Helm at hand:
-// render CHART VALUES.yaml NAMESPACE.
+// render CHART VALUES.yaml NAMESPACE [RELEASE].
 package main
 
 import (
@@ -14,17 +14,22 @@ import (
 )
 
 func main() {
-	if len(os.Args) != 4 {
-		fmt.Fprintln(os.Stderr, "usage: render CHART VALUES.yaml NAMESPACE")
+	release := "takt-node"
+	switch len(os.Args) {
+	case 4:
+	case 5:
+		release = os.Args[4]
+	default:
+		fmt.Fprintln(os.Stderr, "usage: render CHART VALUES.yaml NAMESPACE [RELEASE]")
 		os.Exit(2)
 	}
-	if err := render(os.Args[1], os.Args[2], os.Args[3]); err != nil {
+	if err := render(os.Args[1], os.Args[2], os.Args[3], release); err != nil {
 		fmt.Fprintln(os.Stderr, "render:", err)
 		os.Exit(1)
 	}
 }
 
-func render(dir, file, namespace string) error {
+func render(dir, file, namespace, release string) error {
 	chart, err := loader.Load(dir)
 	if err != nil {
 		return err
@@ -35,7 +40,7 @@ func render(dir, file, namespace string) error {
 	}
 	capabilities := chartutil.DefaultCapabilities.Copy()
 	capabilities.KubeVersion = chartutil.KubeVersion{Version: "v1.36.0", Major: "1", Minor: "36"}
-	values, err := chartutil.ToRenderValues(chart, given, chartutil.ReleaseOptions{Name: "takt-node", Namespace: namespace, IsInstall: true}, capabilities)
+	values, err := chartutil.ToRenderValues(chart, given, chartutil.ReleaseOptions{Name: release, Namespace: namespace, IsInstall: true}, capabilities)
 	if err != nil {
 		return err
 	}

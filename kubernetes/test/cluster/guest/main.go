@@ -1,7 +1,10 @@
-// Command guest is what runs in the cluster's pods: guest pause|idle|busy.
+// Command guest is what runs in the cluster's pods: guest pause|idle|busy|probe|leave|ask|pin.
 package main
 
 import (
+	"bufio"
+	"fmt"
+	"net"
 	"os"
 	"os/signal"
 	"runtime"
@@ -31,10 +34,53 @@ func main() {
 		if err != nil || attr.Policy == unix.SCHED_DEADLINE {
 			os.Exit(1)
 		}
+	case "leave": // ends its first thread when it is told, and goes on
+		told := make(chan os.Signal, 1)
+		signal.Notify(told, syscall.SIGUSR1)
+		go func() { <-end; os.Exit(0) }()
+		<-told
+		unix.RawSyscall(unix.SYS_EXIT, 0, 0, 0)
+	case "ask": // asks for its first thread, and says what it has got
+		go func() { <-end; os.Exit(0) }()
+		fmt.Println(ask())
+		for {
+			time.Sleep(time.Hour)
+		}
+	case "pin": // another thread pins itself before it has the name that is reserved for
+		go func() {
+			runtime.LockOSThread()
+			var one unix.CPUSet
+			one.Set(0)
+			if err := unix.SchedSetaffinity(0, &one); err != nil {
+				fmt.Println(err)
+			}
+			if err := os.WriteFile("/proc/thread-self/comm", []byte("pinned"), 0); err != nil {
+				fmt.Println(err)
+			}
+			for {
+				time.Sleep(time.Hour)
+			}
+		}()
+		<-end
 	default:
 		go func() { <-end; os.Exit(0) }()
 		for {
 			time.Sleep(time.Hour)
 		}
 	}
+}
+
+// ask has a reservation given to this thread.
+func ask() string {
+	agent, err := net.Dial("unix", os.Getenv("TAKT_RESERVATION_SOCKET"))
+	if err != nil {
+		return err.Error()
+	}
+	defer agent.Close()
+	fmt.Fprintf(agent, "reserve %d\n", unix.Gettid())
+	answer, err := bufio.NewReader(agent).ReadString('\n')
+	if err != nil {
+		return err.Error()
+	}
+	return answer
 }

@@ -1,0 +1,257 @@
+package cluster
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"runtime"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	reservation "github.com/takt-dev/takt/kubernetes/api/v1alpha1"
+	"github.com/takt-dev/takt/kubernetes/internal/sched"
+	"github.com/takt-dev/takt/kubernetes/internal/topology"
+)
+
+// What only a whole cluster shows of what was once wrong (each case was).
+
+func kubectl(t *testing.T, args ...string) string {
+	t.Helper()
+	out, err := exec.Command("kube", append([]string{"kubectl"}, args...)...).CombinedOutput()
+	if err != nil {
+		t.Fatalf("kubectl %s: %v: %s", strings.Join(args, " "), err, out)
+	}
+	return string(out)
+}
+
+// holders are how many threads of a process have the attribute.
+func holders(process int, attr sched.Attr) int {
+	count := 0
+	for _, tid := range sched.ThreadIDs(process) {
+		if got, err := sched.Get(tid); err == nil && got == attr {
+			count++
+		}
+	}
+	return count
+}
+
+// ready is the condition of a claim's first device.
+func ready(name string) (metav1.ConditionStatus, string) {
+	c, err := client.ResourceV1().ResourceClaims("default").Get(ctx, name, metav1.GetOptions{})
+	if err != nil || len(c.Status.Devices) == 0 || len(c.Status.Devices[0].Conditions) == 0 {
+		return metav1.ConditionUnknown, ""
+	}
+	return c.Status.Devices[0].Conditions[0].Status, c.Status.Devices[0].Conditions[0].Reason
+}
+
+func TestAProgramWhoseMainThreadEndsKeepsItsReservationsAndIsDrained(t *testing.T) {
+	create(t, claim("leaver", 2, 100_000, twoInTwenty), pod("leaver", "leaver", "leave"))
+	pid := running(t, "leaver")
+	until(t, "both reservations are held", func() bool { return holders(pid, reserved) == 2 })
+	if err := syscall.Kill(pid, syscall.SIGUSR1); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "the main thread is a zombie", func() bool {
+		status, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+		return err == nil && strings.Contains(string(status), ") Z ")
+	})
+	until(t, "two other threads hold the reservations", func() bool { return holders(pid, reserved) == 2 })
+	until(t, "the claim says so", func() bool { status, _ := ready("leaver"); return status == metav1.ConditionTrue })
+	if p, err := client.CoreV1().Pods("default").Get(ctx, "leaver", metav1.GetOptions{}); err != nil || p.Status.Phase != corev1.PodRunning {
+		t.Errorf("the pod is %+v, %v", p.Status, err)
+	}
+	defer kubectl(t, "uncordon", "node-1")
+	kubectl(t, "drain", "node-1", "--ignore-daemonsets", "--force", "--grace-period=1", "--timeout=120s")
+	until(t, "the process has ended", func() bool { return len(sched.ThreadIDs(pid)) == 0 })
+}
+
+func TestThreadsAskInTheContainerThatNamesTheirRequest(t *testing.T) {
+	two := claim("two", 1, 100_000, twoInTwenty+`,"threads":{"select":"ask"}`)
+	second := two.Spec.Devices.Requests[0].DeepCopy()
+	second.Name = "other"
+	second.Exactly.Capacity.Requests[reservation.Bandwidth] = *resource.NewQuantity(50_000, resource.DecimalSI)
+	two.Spec.Devices.Requests = append(two.Spec.Devices.Requests, *second)
+	two.Spec.Devices.Config = append(two.Spec.Devices.Config, resourcev1.DeviceClaimConfiguration{
+		Requests: []string{"other"}, DeviceConfiguration: resourcev1.DeviceConfiguration{Opaque: &resourcev1.OpaqueDeviceConfiguration{
+			Driver: reservation.Driver, Parameters: parameters(`"runtime":"2ms","period":"40ms","threads":{"select":"ask"}`),
+		}},
+	})
+	p := pod("two", "two", "ask")
+	other := *p.Spec.Containers[0].DeepCopy()
+	p.Spec.Containers[0].Resources.Claims[0].Request = "cpu"
+	other.Name, other.Command[2], other.Resources.Claims[0].Request = "other", "two-other", "other"
+	p.Spec.Containers = append(p.Spec.Containers, other)
+	create(t, two, p)
+	slow := reserved
+	slow.Deadline, slow.Period = 40_000_000, 40_000_000
+	running(t, "two")
+	until(t, "each container's thread has what its request says", func() bool {
+		found := guests()
+		return holders(found["two"], reserved) == 1 && holders(found["two-other"], slow) == 1
+	})
+}
+
+func TestAThreadThatPinsItselfIsLetGo(t *testing.T) {
+	create(t, claim("pin", 1, 100_000, twoInTwenty+`,"threads":{"select":"name","name":"pinned"}`), pod("pin", "pin", "pin"))
+	pid := running(t, "pin")
+	told(t, "pin", "ReservationUnpinned", "pinned")
+	until(t, "it holds the reservation", func() bool { return holders(pid, reserved) == 1 })
+}
+
+func TestAContainerHasTimeToBegin(t *testing.T) {
+	create(t, claim("begin", 1, 100_000, twoInTwenty+`,"startup":"3s"`), pod("begin", "begin", "idle"))
+	pid := running(t, "begin")
+	until(t, "the claim is told of the beginning", func() bool { _, reason := ready("begin"); return reason == "Starting" || reason == "Reserved" })
+	until(t, "it has its reservation in the end", func() bool { return holders(pid, reserved) == 1 })
+	until(t, "and the claim says so", func() bool { status, _ := ready("begin"); return status == metav1.ConditionTrue })
+}
+
+// fill takes what the kernel still admits, in a thread of this process, until the function that it returns is called.
+func fill(t *testing.T) (free func()) {
+	t.Helper()
+	const period = 100_000_000
+	type hold struct{ stop, stopped chan struct{} }
+	var holds []hold
+	for share := uint64(period * 4 / 5); share >= period/1000; {
+		h, result := hold{make(chan struct{}), make(chan struct{})}, make(chan error)
+		go func() {
+			defer close(h.stopped)
+			runtime.LockOSThread() // never unlocked: the thread ends here
+			err := sched.Set(unix.Gettid(), sched.Attr{Policy: sched.Deadline, Flags: sched.ResetOnFork, Runtime: share, Deadline: period, Period: period})
+			result <- err
+			if err == nil {
+				<-h.stop
+				if err := sched.Drop(unix.Gettid()); err != nil {
+					t.Error(err)
+				}
+			}
+		}()
+		switch err := <-result; {
+		case err == nil:
+			holds = append(holds, h)
+		case errors.Is(err, syscall.EBUSY):
+			share /= 2
+		default:
+			t.Fatal(err)
+		}
+	}
+	return func() {
+		for _, h := range holds {
+			close(h.stop)
+			<-h.stopped
+		}
+	}
+}
+
+func TestTheAgentRestartsOnAFullNode(t *testing.T) {
+	create(t, claim("kept", 1, 100_000, twoInTwenty), pod("kept", "kept", "idle"))
+	pid := running(t, "kept")
+	free := fill(t)
+	before := agent()
+	if err := syscall.Kill(before, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "another agent is ready", func() bool {
+		set, err := client.AppsV1().DaemonSets("kube-system").Get(ctx, "takt-node", metav1.GetOptions{})
+		return err == nil && agent() != 0 && agent() != before && set.Status.NumberReady == 1
+	})
+	if attr, err := sched.Get(pid); err != nil || attr != reserved {
+		t.Errorf("the pod that was there has %+v, %v", attr, err)
+	}
+	free()
+	create(t, claim("later", 1, 100_000, twoInTwenty), pod("later", "later", "idle"))
+	until(t, "another pod has its reservation", func() bool { return holders(guests()["later"], reserved) == 1 })
+}
+
+func TestAnAgentIsReplacedUnderPodsThatKeepTheirReservations(t *testing.T) {
+	create(t, claim("rolled", 1, 100_000, twoInTwenty), pod("rolled", "rolled", "idle"))
+	pid := running(t, "rolled")
+	stop, watched := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(watched)
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+				if attr, err := sched.Get(pid); err != nil || attr != reserved {
+					t.Errorf("the pod has %+v, %v", attr, err)
+					return
+				}
+			}
+		}
+	}()
+	before := agent()
+	kubectl(t, "-n", "kube-system", "rollout", "restart", "daemonset/takt-node")
+	kubectl(t, "-n", "kube-system", "rollout", "status", "daemonset/takt-node", "--timeout=240s")
+	if now := agent(); now == 0 || now == before {
+		t.Errorf("the agent was %d and is %d", before, now)
+	}
+	create(t, claim("new", 1, 100_000, twoInTwenty), pod("new", "new", "idle"))
+	until(t, "the new agent reserves", func() bool { return holders(guests()["new"], reserved) == 1 })
+	close(stop)
+	<-watched
+}
+
+func TestAReleaseForOtherNodesSharesTheDeviceClass(t *testing.T) {
+	class := func() string {
+		return kubectl(t, "get", "deviceclass", reservation.Driver, "-o", "jsonpath={.metadata.uid} {.metadata.resourceVersion}")
+	}
+	before := class()
+	second := os.Getenv("TAKT_SECOND_CHART")
+	kubectl(t, "apply", "-f", second)
+	kubectl(t, "-n", "kube-system", "get", "daemonset", "takt-node-other")
+	kubectl(t, "delete", "-f", second)
+	if now := class(); now != before {
+		t.Errorf("the device class was %s and is %s", before, now)
+	}
+	create(t, claim("one", 1, 100_000, twoInTwenty), pod("one", "one", "idle"))
+	until(t, "the first release goes on", func() bool { return holders(guests()["one"], reserved) == 1 })
+}
+
+// With the static CPU manager, which the other tests are not run with.
+func TestAPodWithExclusiveCPUsDoesNotConfineReservations(t *testing.T) {
+	if !strings.Contains(os.Getenv("TAKT_KUBELET"), "cpuManagerPolicy: static") {
+		t.Skip("the kubelet has another policy")
+	}
+	domain, err := topology.RootDomain("/")
+	if err != nil {
+		t.Fatal(err)
+	}
+	create(t, claim("shared", 1, 100_000, twoInTwenty), pod("shared", "shared", "idle"))
+	pid := running(t, "shared")
+	exclusive := pod("exclusive", "", "idle")
+	exclusive.Spec.ResourceClaims = nil
+	needs := corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("1"), corev1.ResourceMemory: resource.MustParse("64Mi")}
+	exclusive.Spec.Containers[0].Resources = corev1.ResourceRequirements{Requests: needs, Limits: needs}
+	create(t, exclusive)
+	other := running(t, "exclusive")
+	until(t, "the other pod has a CPU of its own", func() bool {
+		missing, err := sched.Missing(other, domain)
+		return err == nil && len(missing) > 0
+	})
+	told(t, "shared", "ReservationNarrowed", "stays on all")
+	if missing, err := sched.Missing(pid, domain); err != nil || len(missing) > 0 {
+		t.Errorf("the reserved thread may not run on CPUs %v, %v", missing, err)
+	}
+	if attr, err := sched.Get(pid); err != nil || attr != reserved {
+		t.Errorf("the pod has %+v, %v", attr, err)
+	}
+	// One that comes later is not confined either: it could not have a reservation.
+	create(t, claim("later", 1, 100_000, twoInTwenty), pod("later", "later", "idle"))
+	until(t, "a later pod has its reservation", func() bool { return holders(guests()["later"], reserved) == 1 })
+	for _, tid := range sched.ThreadIDs(guests()["later"]) {
+		if missing, err := sched.Missing(tid, domain); err == nil && len(slices.Compact(missing)) > 0 {
+			t.Errorf("thread %d of the later pod may not run on CPUs %v", tid, missing)
+		}
+	}
+}

@@ -1,0 +1,75 @@
+#!/bin/sh
+# A Kubernetes of one node with takt-node to play with, which stays until it is taken down:
+#
+#   play.sh up                 starts it: what it needs has been built into bin/
+#   play.sh kubectl ARG...     kubectl in it; bin/kubectl does the same
+#   play.sh down               ends it and removes all of it
+#
+# It is the cluster of the tests (node.sh). BACKEND and CORES choose what the node offers, "deadline" and "all"
+# if not set.
+set -eu
+here=$(cd "$(dirname "$0")" && pwd)
+bin=$here/../../bin
+cache=${TAKT_CLUSTER_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/takt-cluster}
+TAKT_CLUSTER=${TAKT_PLAYGROUND:-/var/tmp/takt-playground}
+
+# alive PID WORD: the process runs, and is ours.
+alive() { [ -n "$1" ] && tr '\0' ' ' <"/proc/$1/cmdline" 2>/dev/null | grep -q "$2"; }
+of() { cat "$TAKT_CLUSTER/$1" 2>/dev/null || true; }
+
+case ${1:-} in
+up)
+	if alive "$(of outside.pid)" node.sh; then
+		echo "the cluster is up: make -C kubernetes cluster-down ends it"
+		exit 0
+	fi
+	"$0" down
+	mkdir "$TAKT_CLUSTER"
+	bin=$(cd "$bin" && pwd)
+	echo "{config: {cores: \"${CORES:-all}\", backend: ${BACKEND:-deadline}}, image: {pullPolicy: Never}}" >"$TAKT_CLUSTER/values.yaml"
+	(cd "$here/../chart" && go run ./render "$here/../../../deploy/helm/takt-node" "$TAKT_CLUSTER/values.yaml" kube-system) >"$TAKT_CLUSTER/chart.yaml"
+	export TAKT_CLUSTER TAKT_IMAGES="$bin/guest.tar $bin/takt-node.tar"
+	setsid "$here/node.sh" "$0" serve >"$TAKT_CLUSTER/up.log" 2>&1 </dev/null &
+	echo $! >"$TAKT_CLUSTER/outside.pid"
+	until [ -e "$TAKT_CLUSTER/ready" ]; do
+		if ! kill -0 "$(of outside.pid)" 2>/dev/null; then
+			cat "$TAKT_CLUSTER/up.log" >&2
+			exit 1
+		fi
+		sleep 0.2
+	done
+	printf '#!/bin/sh\nTAKT_PLAYGROUND=%s exec %s/play.sh kubectl "$@"\n' "$TAKT_CLUSTER" "$here" >"$bin/kubectl"
+	chmod +x "$bin/kubectl"
+	echo "the cluster is up, as $bin/kubectl sees it:"
+	"$bin/kubectl" get nodes,resourceslices
+	;;
+serve) # in the cluster's namespaces
+	kube kubectl apply -f "$TAKT_CLUSTER/chart.yaml"
+	kube kubectl -n kube-system rollout status daemonset/takt-node --timeout=300s
+	touch ready
+	exec sleep infinity
+	;;
+kubectl)
+	shift
+	outside=$(of unshare.pid)
+	if ! alive "$outside" unshare; then
+		echo "the cluster is not up: make -C kubernetes cluster-up starts it" >&2
+		exit 1
+	fi
+	read -r inside _ <"/proc/$outside/task/$outside/children"
+	exec nsenter --target "$inside" --mount --net --pid --uts --wdns="$PWD" \
+		env KUBECONFIG="$TAKT_CLUSTER/admin.conf" "$cache/bin/kube" kubectl "$@"
+	;;
+down)
+	outside=$(of outside.pid)
+	if alive "$outside" node.sh; then
+		kill -TERM "$outside"
+		while kill -0 "$outside" 2>/dev/null; do sleep 0.1; done
+	fi
+	rm -rf "$TAKT_CLUSTER" "$bin/kubectl"
+	;;
+*)
+	sed -n '2,9s/^# \{0,1\}//p' "$0" >&2
+	exit 2
+	;;
+esac
