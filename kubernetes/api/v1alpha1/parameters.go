@@ -56,6 +56,16 @@ const (
 	OverrunReclaim Overrun = "reclaim"
 )
 
+// Changes is what happens when a program changes the policy of its reserved threads.
+type Changes string
+
+const (
+	// ChangesRestore gives the reservation back, and ends the container that does not leave it at that: the default.
+	ChangesRestore Changes = "restore"
+	// ChangesDeny has the system calls that change a policy fail with EPERM for all of the container (seccomp).
+	ChangesDeny Changes = "deny"
+)
+
 // Selection says which threads of the container get the m reservations.
 type Selection string
 
@@ -94,6 +104,7 @@ type Parameters struct {
 	Policy   Policy    `json:"policy,omitempty"`
 	Threads  Threads   `json:"threads,omitempty"`
 	Overrun  Overrun   `json:"overrun,omitempty"`
+	Changes  Changes   `json:"changes,omitempty"`
 	// Startup is how long after its start a container runs as ordinary threads before the rule of Threads
 	// gives reservations: what a program does to begin may need far more than it does in each period. From
 	// the start if absent.
@@ -171,6 +182,11 @@ func (p *Parameters) Validate(limits Limits, cores int) error {
 	case "", OverrunThrottle, OverrunSignal, OverrunReclaim:
 	default:
 		return fmt.Errorf("overrun %q is not known: write throttle, signal or reclaim, or leave it out", p.Overrun)
+	}
+	switch p.Changes {
+	case "", ChangesRestore, ChangesDeny:
+	default:
+		return fmt.Errorf("changes %q is not known: write restore or deny, or leave it out", p.Changes)
 	}
 	if p.Startup != nil && *p.Startup > MaxStartup {
 		return fmt.Errorf("startup %s is above %s: a program that needs longer to begin should ask for its reservation (threads.select: ask)", *p.Startup, MaxStartup)

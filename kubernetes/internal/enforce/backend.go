@@ -19,6 +19,9 @@ import (
 // ErrRefused marks a reservation that the kernel does not grant: the container must not run.
 var ErrRefused = errors.New("the kernel refused the reservation")
 
+// ErrRestless says that a container has changed its reservations more often than they are restored.
+var ErrRestless = errors.New("its threads change their policy again and again")
+
 // ErrGone says that the container has ended.
 var ErrGone = errors.New("the container has no process left")
 

@@ -98,6 +98,9 @@ func (g *Group) Accepts(grants []Grant) error {
 			return fmt.Errorf("deadline %s is not to be had: the backend %s gives groups their runtime by the end of the period %s; leave deadline out, or shorten the period",
 				*p.Deadline, g.name, p.Period)
 		}
+		if p.Changes == reservation.ChangesDeny {
+			return fmt.Errorf("changes %q is not to be had: inside a group of the backend %s a program sets its threads' priorities; leave changes out", p.Changes, g.name)
+		}
 		if p.Startup != nil {
 			return fmt.Errorf("startup %s is not to be had: the backend %s gives a group its budget before it begins; leave startup out", *p.Startup, g.name)
 		}

@@ -163,8 +163,8 @@ func (t *threads) restore(s *seats, at int) error {
 		return nil
 	}
 	if s.restored == mostRestored {
-		return fmt.Errorf("%w of %s: its threads have changed their policy %d times, thread %d (%q) the last one: let only the agent set policies",
-			ErrRefused, s.grant, mostRestored+1, thread.TID, thread.Name)
+		return fmt.Errorf("%w of %s: %w, %d times so far, thread %d (%q) the last one: let only the agent set policies, or have the calls fail (changes: deny)",
+			ErrRefused, s.grant, ErrRestless, mostRestored+1, thread.TID, thread.Name)
 	}
 	again := move{s, at, thread}
 	if err := t.sit(again); err != nil {

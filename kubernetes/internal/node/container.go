@@ -165,8 +165,8 @@ func (n *Node) enforce(ctx context.Context, c *container, pid int) error {
 	if err != nil {
 		n.metrics.failures.WithLabelValues("enforce").Inc()
 		if !errors.Is(err, enforce.ErrGone) {
-			n.event(c.pod, corev1.EventTypeWarning, reasonRefused, "container %s: %v", c.name, err)
-			n.report(c, condition{reason: reasonRefused, message: err.Error()})
+			n.tell(c.pod, reasonRefused, "container "+c.name, err)
+			n.report(c, denied(reasonRefused, err))
 		}
 		return err
 	}
@@ -284,8 +284,8 @@ func (n *Node) refresh(ctx context.Context, c *container) {
 func (n *Node) lose(ctx context.Context, c *container, why error) {
 	klog.FromContext(ctx).Error(why, "Ending a container without its reservation", "container", c.name, "pod", klog.KRef(c.pod.Namespace, c.pod.Name))
 	n.metrics.failures.WithLabelValues("lost").Inc()
-	n.event(c.pod, corev1.EventTypeWarning, reasonLost, "container %s is ended: %v", c.name, why)
-	n.report(c, condition{reason: reasonLost, message: why.Error()})
+	n.tell(c.pod, reasonLost, "container "+c.name+" is ended", why)
+	n.report(c, denied(reasonLost, why))
 	n.release(ctx, c)
 }
 

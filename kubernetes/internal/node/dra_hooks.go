@@ -4,7 +4,6 @@ import (
 	"context"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
@@ -29,9 +28,9 @@ func (n *Node) PrepareResourceClaims(ctx context.Context, claims []*resourceapi.
 			klog.FromContext(ctx).Error(err, "Refused a claim", "claim", klog.KObj(claim))
 			n.metrics.failures.WithLabelValues("prepare").Inc()
 			for _, pod := range record.Pods {
-				n.event(pod, corev1.EventTypeWarning, reasonRefused, "reservation %s: %v", claim.Name, err)
+				n.tell(pod, reasonRefused, "reservation "+claim.Name, err)
 			}
-			n.status.set(record, condition{reason: reasonRefused, message: err.Error()}, nil)
+			n.status.set(record, denied(reasonRefused, err), nil)
 			results[claim.UID] = kubeletplugin.PrepareResult{Err: err}
 			continue
 		}

@@ -105,7 +105,7 @@ func (p *nriPlugin) Synchronize(ctx context.Context, pods []*api.PodSandbox, all
 			continue
 		}
 		logger.Error(err, "A container runs without its reservation, ending it", "pod", klog.KRef(pod.Namespace, pod.Name), "container", ctr.GetName())
-		n.event(pod, corev1.EventTypeWarning, reasonLost, "container %s is ended: %v", ctr.GetName(), err)
+		n.tell(pod, reasonLost, "container "+ctr.GetName()+" is ended", err)
 		if err := kill(int(ctr.GetPid()), 0); err != nil {
 			logger.Error(err, "Cannot end the container")
 		}
@@ -176,7 +176,7 @@ func (p *nriPlugin) CreateContainer(ctx context.Context, sandbox *api.PodSandbox
 	c, err := n.admit(ctx, pod, ctr, true)
 	if err != nil {
 		n.metrics.failures.WithLabelValues("create").Inc()
-		n.event(pod, corev1.EventTypeWarning, reasonRefused, "container %s: %v", ctr.GetName(), err)
+		n.tell(pod, reasonRefused, "container "+ctr.GetName(), err)
 		return nil, nil, err
 	}
 	wanted := n.backend.Adjust(c.grants)
@@ -187,6 +187,9 @@ func (p *nriPlugin) CreateContainer(ctx context.Context, sandbox *api.PodSandbox
 		return nil, nil, err
 	} else if wide != "" {
 		adjustment.SetLinuxCPUSetCPUs(wide)
+	}
+	if denies(c.grants) {
+		adjustment.SetLinuxSeccompPolicy(withoutPolicyCalls(ctr.GetLinux().GetSeccompPolicy()))
 	}
 	return adjustment, nil, nil
 }

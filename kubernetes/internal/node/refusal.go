@@ -1,6 +1,16 @@
 package node
 
-import "fmt"
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"syscall"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/takt-dev/takt/kubernetes/internal/enforce"
+	"github.com/takt-dev/takt/kubernetes/internal/sched"
+)
 
 // Codes begin the message of a refusal, for those who read it by program.
 const (
@@ -15,6 +25,16 @@ const (
 	codeNotPrepared = "NotPrepared"
 	codeUnused      = "ClaimUnused"
 	codeUnrequested = "CPUNotRequested"
+	// What the kernel says of a reservation that this agent would give.
+	codeKernelBusy   = "KernelBandwidthExceeded"
+	codeNotPermitted = "NotPermitted"
+	codeKernelLimits = "KernelLimits"
+	codeOverridden   = "PolicyOverridden"
+	codeRestless     = "PolicyChangedTooOften"
+	codeKernel       = "KernelRefused"
+	codeGone         = "ContainerEnded"
+	// codeAgent is what the agent could not find out, or do: it is tried again.
+	codeAgent = "AgentFailed"
 )
 
 // refusal is an error that begins with a code.
@@ -28,4 +48,42 @@ func (r refusal) Unwrap() error { return r.err }
 
 func refuse(code, format string, args ...any) error {
 	return refusal{code, fmt.Errorf(format, args...)}
+}
+
+// coded is what people and programs are told of an error: its code, and the sentence without it.
+func coded(err error) (code, sentence string) {
+	var r refusal
+	switch {
+	case errors.As(err, &r):
+		return r.code, strings.Replace(err.Error(), r.code+": ", "", 1)
+	case errors.Is(err, enforce.ErrGone):
+		code = codeGone
+	case errors.Is(err, enforce.ErrRestless):
+		code = codeRestless
+	case errors.Is(err, sched.ErrChanged):
+		code = codeOverridden
+	case !errors.Is(err, enforce.ErrRefused):
+		code = codeAgent
+	case errors.Is(err, syscall.EBUSY):
+		code = codeKernelBusy
+	case errors.Is(err, syscall.EPERM):
+		code = codeNotPermitted
+	case errors.Is(err, syscall.EINVAL):
+		code = codeKernelLimits
+	default:
+		code = codeKernel
+	}
+	return code, err.Error()
+}
+
+// tell tells the users of a pod what was refused or lost: code, what it is of, and the sentence.
+func (n *Node) tell(pod Pod, reason, of string, err error) {
+	code, sentence := coded(err)
+	n.event(pod, corev1.EventTypeWarning, reason, "%s: %s: %s", code, of, sentence)
+}
+
+// denied is the condition of a claim whose reservation was refused or lost.
+func denied(reason string, err error) condition {
+	code, sentence := coded(err)
+	return condition{reason: reason, message: code + ": " + sentence}
 }

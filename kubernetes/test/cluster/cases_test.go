@@ -107,6 +107,28 @@ func TestAThreadThatPinsItselfIsLetGo(t *testing.T) {
 	until(t, "it holds the reservation", func() bool { return holders(pid, reserved) == 1 })
 }
 
+func TestAProgramCannotLeaveItsClassWhereTheClaimDeniesIt(t *testing.T) {
+	plain := pod("stays", "stays", "change")
+	strict := pod("strict", "strict", "change")
+	strict.Spec.SecurityContext = &corev1.PodSecurityContext{SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault}}
+	for _, p := range []*corev1.Pod{plain, strict} {
+		create(t, claim(p.Name, 1, 100_000, twoInTwenty+`,"changes":"deny"`), p)
+		pid := running(t, p.Name)
+		until(t, p.Name+" has been told", func() bool {
+			name, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
+			return err == nil && string(name) == "operation not p\n" // as much as a name holds of EPERM
+		})
+		if attr, err := sched.Get(pid); err != nil || attr != reserved {
+			t.Errorf("%s has %+v, %v", p.Name, attr, err)
+		}
+	}
+	// Without that, it gets its reservation back.
+	create(t, claim("leaves", 1, 100_000, twoInTwenty), pod("leaves", "leaves", "change"))
+	pid := running(t, "leaves")
+	told(t, "leaves", "ReservationRestored", "changed the policy")
+	until(t, "it has its reservation again", func() bool { return holders(pid, reserved) == 1 })
+}
+
 func TestAContainerHasTimeToBegin(t *testing.T) {
 	create(t, claim("begin", 1, 100_000, twoInTwenty+`,"startup":"3s"`), pod("begin", "begin", "idle"))
 	pid := running(t, "begin")

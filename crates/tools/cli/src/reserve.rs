@@ -4,10 +4,12 @@
 
 mod check;
 mod claim;
+mod cluster;
 mod measure;
 mod node;
 mod plan;
 mod source;
+mod status;
 mod watch;
 
 use clap::{Args, Subcommand};
@@ -28,7 +30,8 @@ Examples:
   takt reserve measure --seconds 20 --output tasks.yaml -- ./controller
   takt reserve plan tasks.yaml
   takt reserve check tasks.yaml --runtime 3500us --period 10ms --svg supply.svg
-  takt reserve claim --runtime 2ms --period 10ms --cores 2 | kubectl apply -f -";
+  takt reserve claim --runtime 2ms --period 10ms --cores 2 | kubectl apply -f -
+  takt reserve status";
 
 /// Finds, checks and asks for CPU reservations.
 #[derive(Debug, Args)]
@@ -48,6 +51,8 @@ enum Action {
     Measure(measure::Measure),
     /// Write the Kubernetes manifest of a reservation
     Claim(claim::Claim),
+    /// Say who holds which reservation of a cluster, what is free, and where a claim would fit
+    Status(status::Status),
 }
 
 impl Reserve {
@@ -57,6 +62,7 @@ impl Reserve {
             Action::Check(check) => check.run(),
             Action::Measure(measure) => measure.run(),
             Action::Claim(claim) => claim.run(),
+            Action::Status(status) => status.run(),
         }
     }
 }

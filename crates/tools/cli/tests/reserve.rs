@@ -327,6 +327,8 @@ fn bandwidth_is_rounded_up_and_texts_stay_texts() {
         "fifo",
         "--overrun",
         "reclaim",
+        "--startup",
+        "1500ms",
         "--threads",
         "name",
         "--thread-name",
@@ -345,7 +347,7 @@ fn bandwidth_is_rounded_up_and_texts_stay_texts() {
         *parameters,
         json!({
             "apiVersion": "cpu.takt.dev/v1alpha1", "kind": "Reservation", "runtime": "7ms", "period": "33ms",
-            "policy": "fifo", "overrun": "reclaim", "threads": {"select": "name", "name": "a\"b\\: #*"},
+            "policy": "fifo", "overrun": "reclaim", "startup": "1.5s", "threads": {"select": "name", "name": "a\"b\\: #*"},
         })
     );
 }
@@ -395,6 +397,23 @@ fn claims_that_the_node_would_refuse_are_refused_before() {
                 "2",
             ],
             "first-m",
+        ),
+        (
+            &["--runtime", "2ms", "--period", "9ms", "--startup", "601s"],
+            "--threads ask",
+        ),
+        (
+            &[
+                "--runtime",
+                "2ms",
+                "--period",
+                "9ms",
+                "--startup",
+                "5s",
+                "--threads",
+                "ask",
+            ],
+            "no effect",
         ),
     ] {
         let ran = reserve(&[&["claim"], wrong].concat());
@@ -598,4 +617,100 @@ fn a_check_regards_the_node_and_its_neighbours() {
     }
     let ran = reserve_on(&[&check[..], &["--neighbour", "1ms/2ms"]].concat(), HEAVY);
     assert_eq!(ran.code, Some(2), "{ran:?}");
+}
+
+/// What `kubectl get resourceslices,resourceclaims -A -o json` says of two nodes of two cores, of which one is full.
+fn cluster() -> String {
+    let node = |name: &str| {
+        let core = |cpu: u64| {
+            json!({
+                "name": format!("cpu-{cpu}"),
+                "attributes": {"backend": {"string": "deadline"}, "cpu": {"int": cpu}},
+                "capacity": {"bandwidth": {"value": "666666", "requestPolicy": {"validRange": {"min": "1", "max": "666666"}}}},
+            })
+        };
+        json!({
+            "kind": "ResourceSlice",
+            "spec": {"driver": "cpu.takt.dev", "pool": {"name": name, "generation": 1}, "devices": [core(0), core(1)]},
+        })
+    };
+    let config = json!([{"requests": ["cpu"], "opaque": {"driver": "cpu.takt.dev", "parameters": {"runtime": "6ms", "period": "10ms"}}}]);
+    let claim = |name: &str| {
+        json!({
+            "kind": "ResourceClaim",
+            "metadata": {"namespace": "default", "name": name},
+            "spec": {"devices": {
+                "requests": [{"name": "cpu", "exactly": {"count": 2, "capacity": {"requests": {"bandwidth": "600k"}}}}],
+                "config": config,
+            }},
+        })
+    };
+    let mut held = claim("held");
+    let result = |device: &str| json!({"driver": "cpu.takt.dev", "request": "cpu", "pool": "one", "device": device, "consumedCapacity": {"bandwidth": "600k"}});
+    held["status"] = json!({
+        "reservedFor": [{"resource": "pods", "name": "robot"}],
+        "allocation": {"devices": {"results": [result("cpu-0"), result("cpu-1")]}},
+        "devices": [{
+            "driver": "cpu.takt.dev", "pool": "one", "device": "cpu-0",
+            "data": {"threads": [{"tid": 1, "name": "arm\u{1b}[2J"}]},
+            "conditions": [{"type": "Ready", "status": "True", "reason": "Reserved", "message": ""}],
+        }],
+    });
+    json!({"kind": "List", "items": [node("one"), node("two"), held, claim("waiting")]}).to_string()
+}
+
+#[test]
+fn status_says_who_holds_what_and_where_a_claim_fits() {
+    let ran = reserve_on(&["status", "--from", "-"], &cluster());
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    assert!(
+        ran.out.contains(
+            "one   deadline  cpu-0    666666    600000   66666    66666
+"
+        ),
+        "{}",
+        ran.out
+    );
+    for line in [
+        "default/held",
+        "robot",
+        "Reserved",
+        "default/waiting is pending: it does not fit one: BandwidthExceeded: 0 of 2 cores have 600000 free",
+        "default/waiting is pending: it fits two: cpu-0,cpu-1",
+    ] {
+        assert!(ran.out.contains(line), "{line}: {}", ran.out);
+    }
+    assert!(!ran.out.contains('\u{1b}'), "{:?}", ran.out);
+
+    let asked = ["status", "--from", "-", "--period", "10ms", "--runtime"];
+    let ran = reserve_on(&[&asked[..], &["600us", "--json"]].concat(), &cluster());
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    let status = ran.json();
+    assert_eq!(status["fits"][0]["devices"], json!(["cpu-0"]));
+    assert_eq!(status["nodes"][1]["cores"][0]["free"], 666_666);
+    assert_eq!(status["pending"][0]["fits"][0]["code"], "BandwidthExceeded");
+
+    let ran = reserve_on(&[&asked[..], &["7ms"]].concat(), &cluster());
+    assert_eq!(ran.code, Some(6), "{ran:?}");
+    assert!(
+        ran.out
+            .contains("that claim does not fit two: DensityExceeded: "),
+        "{ran:?}"
+    );
+    let ran = reserve_on(&[&asked[..], &["11ms"]].concat(), &cluster());
+    assert_eq!(ran.code, Some(1), "{ran:?}");
+}
+
+#[test]
+fn a_cluster_that_cannot_be_asked_is_told_with_what_could_be_done() {
+    let ran = reserve(&["status", "--kubectl", "/no/such/kubectl"]);
+    assert_eq!(ran.code, Some(1), "{ran:?}");
+    assert!(ran.err.contains("--kubectl"), "{ran:?}");
+    let ran = reserve(&["status", "--kubectl", "false"]);
+    assert!(ran.err.contains("false says"), "{ran:?}");
+    let ran = reserve_on(&["status", "--from", "-"], "No resources found");
+    assert!(ran.err.contains("kubectl get resourceslices"), "{ran:?}");
+    let ran = reserve_on(&["status", "--from", "-"], "{\"items\": []}");
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    assert!(ran.out.contains("is takt-node installed"), "{ran:?}");
 }

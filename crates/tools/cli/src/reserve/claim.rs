@@ -29,6 +29,8 @@ const PARAMETERS_VERSION: &str = "cpu.takt.dev/v1alpha1";
 const PARAMETERS_KIND: &str = "Reservation";
 /// The most results of a claim.
 const MOST_CORES: u32 = 32;
+/// How long a container may run without its reservation at most.
+const MOST_STARTUP: Nanos = Nanos::from_secs(600);
 
 /// Writes the Kubernetes manifest of a reservation.
 #[derive(Debug, Args)]
@@ -58,6 +60,9 @@ pub struct Claim {
     /// What happens to a thread that wants more than its runtime; without it, it waits
     #[arg(long, value_name = "RULE")]
     overrun: Option<Overrun>,
+    /// How long the container runs as ordinary threads before it has its reservation; without it not at all
+    #[arg(long, value_name = "TIME")]
+    startup: Option<Nanos>,
     /// Name of what is written
     #[arg(long, default_value = "reservation")]
     name: String,
@@ -183,6 +188,18 @@ impl Claim {
                 self.cores
             ));
         }
+        if let Some(startup) = self.startup {
+            if startup > MOST_STARTUP {
+                return wrong(format!(
+                    "startup {startup} is above {MOST_STARTUP}: a program that needs longer to begin should ask for its reservation (--threads ask)"
+                ));
+            }
+            if self.threads == Some(Threads::Ask) {
+                return wrong(format!(
+                    "--startup {startup} has no effect with --threads ask: threads have their reservation when they ask"
+                ));
+            }
+        }
         match (&self.thread_name, self.threads) {
             (Some(pattern), Some(Threads::Name)) => {
                 let printable = pattern.bytes().all(|byte| (b' '..=b'~').contains(&byte));
@@ -269,6 +286,9 @@ impl Claim {
         }
         if let Some(overrun) = self.overrun {
             parameters["overrun"] = json!(word(overrun));
+        }
+        if let Some(startup) = self.startup {
+            parameters["startup"] = json!(startup.to_string());
         }
         let spec = json!({"devices": {
             "requests": [{"name": "cpu", "exactly": exactly}],
