@@ -56,6 +56,9 @@ type Container struct {
 type Adjustment struct {
 	// CPUs pins the container; empty leaves it free.
 	CPUs []int
+	// Cgroup is the one that it is created below, from the root of the hierarchy; empty leaves it where the
+	// container runtime puts it.
+	Cgroup string
 }
 
 // Backend is one way to enforce.

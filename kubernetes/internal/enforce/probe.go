@@ -3,6 +3,7 @@ package enforce
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"path/filepath"
 	"runtime"
 	"syscall"
@@ -22,6 +23,9 @@ func New(name string, cores []int, run string) (Backend, error) {
 	case PartitionName:
 		if err := probeDeadline(); err != nil {
 			return nil, err
+		}
+		if _, err := cgroupRoot("/", "cpuset"); errors.Is(err, fs.ErrNotExist) {
+			return NewCells("/", cores)
 		}
 		return NewPartition("/", cores, filepath.Join(run, "partition.json"))
 	case HCBSName:

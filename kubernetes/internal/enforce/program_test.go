@@ -150,7 +150,13 @@ func begin(t testing.TB, alsoIn ...string) *program {
 	if err != nil {
 		t.Skipf("needs cgroup v2 somewhere: %v", err)
 	}
-	p := &program{t: t, cgroup: filepath.Join(root, fmt.Sprintf("takt-test-%d-%s", os.Getpid(), strings.Map(letters, t.Name())))}
+	return beginIn(t, filepath.Join(root, fmt.Sprintf("takt-test-%d-%s", os.Getpid(), strings.Map(letters, t.Name()))), alsoIn...)
+}
+
+// beginIn starts it in a cgroup that it makes.
+func beginIn(t testing.TB, cgroup string, alsoIn ...string) *program {
+	t.Helper()
+	p := &program{t: t, cgroup: cgroup}
 	if err := os.Mkdir(p.cgroup, 0o755); err != nil {
 		t.Fatal(err)
 	}

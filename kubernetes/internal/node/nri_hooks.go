@@ -188,6 +188,17 @@ func (p *nriPlugin) CreateContainer(ctx context.Context, sandbox *api.PodSandbox
 	} else if wide != "" {
 		adjustment.SetLinuxCPUSetCPUs(wide)
 	}
+	if wanted.Cgroup != "" {
+		path := ctr.GetLinux().GetCgroupsPath()
+		if strings.Contains(path, ":") {
+			err := refuse(codeUnsupported, "the container runtime has systemd make its cgroups (%s), and backend %s places containers itself: use the driver cgroupfs on this node, or backend %s",
+				path, n.backend.Name(), enforce.DeadlineName)
+			n.metrics.failures.WithLabelValues("create").Inc()
+			n.tell(pod, reasonRefused, "container "+ctr.GetName(), err)
+			return nil, nil, err
+		}
+		adjustment.SetLinuxCgroupsPath(wanted.Cgroup + "/" + ctr.GetId())
+	}
 	if denies(c.grants) {
 		adjustment.SetLinuxSeccompPolicy(withoutPolicyCalls(ctr.GetLinux().GetSeccompPolicy()))
 	}

@@ -1,5 +1,6 @@
 // Command partitions is the first process of a virtual machine that tries out what cpuset partitions of cgroup v2
-// give to SCHED_DEADLINE: run.sh starts it, docs/decisions/0011-reservations-on-cgroup-v2.md has what it said.
+// give to SCHED_DEADLINE: run.sh starts it, docs/decisions/0011-reservations-on-cgroup-v2.md has what it said. With
+// takt.test in the kernel's command line it runs the tests of the backend that rests on that instead.
 package main
 
 import (
@@ -32,6 +33,10 @@ func main() {
 		}
 		unix.Mount("none", "/sys/kernel/debug", "debugfs", 0, "")
 		defer unix.Reboot(unix.LINUX_REBOOT_CMD_POWER_OFF)
+	}
+	if line, _ := os.ReadFile("/proc/cmdline"); strings.Contains(string(line), "takt.test") {
+		test()
+		return
 	}
 	version, _ := os.ReadFile("/proc/sys/kernel/osrelease")
 	fmt.Printf("experiment: Linux %s, CPUs %s\n", strings.TrimSpace(string(version)), read("cpuset.cpus.effective"))
@@ -85,6 +90,18 @@ func main() {
 	say("5. takt a member again, with reservations in it", write("takt/cpuset.cpus.partition", "member"))
 	fmt.Printf("experiment:    takt is %q, a may run on %s\n", read("takt/cpuset.cpus.partition"), allowed(a))
 	fmt.Println("experiment: done")
+}
+
+// test runs the backend's tests, which the run's last line says the result of.
+func test() {
+	if err := unix.Mount("none", "/tmp", "tmpfs", 0, ""); err != nil {
+		say("mount /tmp", err)
+	}
+	tests := exec.Command("/enforce.test", "-test.v", "-test.run", "Cell|Core")
+	tests.Env = append(os.Environ(), "TAKT_TEST_CELLS=1", "PATH=/")
+	tests.Stdout, tests.Stderr = os.Stdout, os.Stdout
+	err := tests.Run()
+	fmt.Printf("test: %v\n", err)
 }
 
 func say(what string, err error) {

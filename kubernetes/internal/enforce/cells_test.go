@@ -1,0 +1,214 @@
+package enforce
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/takt-dev/takt/kubernetes/internal/sched"
+)
+
+// newCells is the backend on a machine of cgroup v2 with three CPUs that nobody else uses: test/partitions/run.sh boots one.
+func newCells(t *testing.T, cores ...int) *Cells {
+	t.Helper()
+	if os.Getenv("TAKT_TEST_CELLS") == "" {
+		t.Skip("it takes cores away from the whole machine, which has cgroup v2: make test-partitions boots one")
+	}
+	backend, err := NewCells("/", cores)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return backend
+}
+
+func (c *Cells) mustOpen(t *testing.T) {
+	t.Helper()
+	if err := c.Open(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// inside starts a program where the backend wants its container.
+func inside(t *testing.T, c *Cells, name string, grants ...Grant) *program {
+	t.Helper()
+	return beginIn(t, filepath.Join(c.root, c.Adjust(grants).Cgroup, name))
+}
+
+func on(core int, g Grant) Grant {
+	g.Cores = []int{core}
+	return g
+}
+
+// allowed are the CPUs that a thread may run on.
+func allowed(t *testing.T, tid int) (cpus []int) {
+	t.Helper()
+	var set unix.CPUSet
+	if err := unix.SchedGetaffinity(tid, &set); err != nil {
+		t.Fatal(err)
+	}
+	for cpu := range 8 {
+		if set.IsSet(cpu) {
+			cpus = append(cpus, cpu)
+		}
+	}
+	return cpus
+}
+
+func TestCellsAdmitPerCoreKeepThreadsThereAndAreGivenBack(t *testing.T) {
+	backend := newCells(t, 1, 2)
+	before := read(t, backend.root+"/cpuset.cpus.effective")
+	backend.mustOpen(t)
+	t.Cleanup(func() {
+		if err := backend.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	if got := read(t, backend.root+"/cpuset.cpus.effective"); got != "0" {
+		t.Errorf("everybody else may run on %s", got)
+	}
+	control := on(1, grant("a", 10*ms, 20*ms, 1, named("control")))
+	p := inside(t, backend, "a", control)
+	for _, name := range []string{"control", "other"} {
+		p.do("thread %s", name)
+	}
+	e := enforce(t, backend, p, control)
+	state := refresh(t, e)[0]
+	if len(state.Threads) != 1 {
+		t.Fatalf("state %+v", state)
+	}
+	held := state.Threads[0].Thread
+	if got := policy(t, held.TID); got.Policy != sched.Deadline || got.Runtime != 10*ms {
+		t.Errorf("the thread has %+v", got)
+	}
+	for _, thread := range mustList(t, p) {
+		if got := allowed(t, thread.TID); !slices.Equal(got, []int{1}) {
+			t.Errorf("thread %q may run on CPUs %v", thread.Name, got)
+		}
+	}
+	// A second container on that core has what is left, and no more, though the other core is empty.
+	second := on(1, grant("b", 6*ms, 20*ms, 1, named("control")))
+	q := inside(t, backend, "b", second)
+	q.do("thread control")
+	if state := refresh(t, enforce(t, backend, q, second))[0]; len(state.Threads) != 1 {
+		t.Errorf("the second container's state is %+v", state)
+	}
+	third := on(1, grant("c", 4*ms, 20*ms, 1, named("control")))
+	r := inside(t, backend, "c", third)
+	r.do("thread control")
+	if _, err := backend.Enforce(r.container(), []Grant{third}); !errors.Is(err, ErrRefused) || !errors.Is(err, syscall.EBUSY) {
+		t.Errorf("more than the core has: %v", err)
+	}
+	r.end()
+	elsewhere := on(2, grant("c", 17*ms, 20*ms, 1, named("control")))
+	r = inside(t, backend, "d", elsewhere)
+	r.do("thread control")
+	if state := refresh(t, enforce(t, backend, r, elsewhere))[0]; len(state.Threads) != 1 || !slices.Equal(allowed(t, state.Threads[0].TID), []int{2}) {
+		t.Errorf("on the other core: %+v", state)
+	}
+	// An agent that is started again finds all as it was, and one that ends leaves it to the containers.
+	again := newCells(t, 1, 2)
+	again.mustOpen(t)
+	if state := refresh(t, enforce(t, again, p, control))[0]; len(state.Threads) != 1 || state.Threads[0].TID != held.TID {
+		t.Errorf("after a restart %+v", state)
+	}
+	if err := again.Close(); err != nil || !exists(filepath.Join(backend.root, cell(1))) {
+		t.Errorf("closed under containers: %v", err)
+	}
+	for _, program := range []*program{p, q, r} {
+		program.end()
+	}
+	if err := backend.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if got := read(t, backend.root+"/cpuset.cpus.effective"); got != before || len(backend.present()) > 0 {
+		t.Errorf("after the end everybody may run on %s, cells are left for %v", got, backend.present())
+	}
+}
+
+func TestACoreThatIsNoLongerOfferedIsGivenBack(t *testing.T) {
+	former := newCells(t, 1, 2)
+	former.mustOpen(t)
+	backend := newCells(t, 2)
+	backend.mustOpen(t)
+	if got := read(t, backend.root+"/cpuset.cpus.effective"); got != "0-1" {
+		t.Errorf("everybody else may run on %s", got)
+	}
+	if err := backend.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestACoreThatAnotherPartitionHasIsToldAndNothingIsLeftBehind(t *testing.T) {
+	backend := newCells(t, 1, 2)
+	if err := writeText(filepath.Join(backend.root, "cgroup.subtree_control"), "+cpuset"); err != nil {
+		t.Fatal(err)
+	}
+	other := filepath.Join(backend.root, "another")
+	if err := os.Mkdir(other, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		writeText(filepath.Join(other, "cpuset.cpus.partition"), "member")
+		os.Remove(other)
+	})
+	if err := errors.Join(writeText(filepath.Join(other, "cpuset.cpus"), "2"), writeText(filepath.Join(other, "cpuset.cpus.partition"), "root")); err != nil {
+		t.Fatal(err)
+	}
+	if err := backend.Open(); err == nil || !strings.Contains(err.Error(), "CPU 2") {
+		t.Errorf("error is %v", err)
+	}
+	if left := backend.present(); len(left) > 0 {
+		t.Errorf("cells are left for %v", left)
+	}
+}
+
+func TestAContainerOutsideOfItsCellIsRefused(t *testing.T) {
+	backend := newCells(t, 1)
+	backend.mustOpen(t)
+	defer backend.Close()
+	p := begin(t)
+	if _, err := backend.Enforce(p.container(), []Grant{on(1, grant("a", 2*ms, 20*ms, 1, named("x")))}); !errors.Is(err, ErrRefused) {
+		t.Errorf("error is %v", err)
+	}
+}
+
+func TestCellsHaveOneCoreForAContainer(t *testing.T) {
+	c := &Cells{cores: []int{1, 2}}
+	one, two := on(1, grant("a", 2*ms, 20*ms, 1, named("x"))), on(2, grant("b", 2*ms, 20*ms, 1, named("y")))
+	if err := c.Accepts([]Grant{one, one}); err != nil {
+		t.Errorf("two reservations of one core: %v", err)
+	}
+	if got := c.Adjust([]Grant{one}).Cgroup; got != "/takt-cpu1" {
+		t.Errorf("the container is put below %q", got)
+	}
+	for name, grants := range map[string][]Grant{"two grants": {one, two}, "two cores": {grant("c", 2*ms, 20*ms, 2, named("x"))}} {
+		if err := c.Accepts(grants); err == nil || !strings.Contains(err.Error(), "one core for a container") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if err := c.Accepts([]Grant{on(3, one)}); err == nil || !strings.Contains(err.Error(), "CPU 3 is not set apart") {
+		t.Errorf("a core that is not there: %v", err)
+	}
+}
+
+func TestCellsNeedTheCpusetControllerAndACoreForEverybodyElse(t *testing.T) {
+	root := t.TempDir()
+	write(t, root, map[string]string{
+		"sys/fs/cgroup/cgroup.controllers":  "cpu memory",
+		"sys/devices/system/cpu/online":     "0-1",
+		"sys/devices/system/cpu/possible":   "0-1",
+		"sys/devices/system/cpu/cpu0/other": "", "sys/devices/system/cpu/cpu1/other": "",
+	})
+	if _, err := NewCells(root, []int{1}); err == nil || !strings.Contains(err.Error(), "use backend deadline") {
+		t.Errorf("without cpusets: %v", err)
+	}
+	if _, err := NewCells(t.TempDir(), []int{1}); err == nil || !strings.Contains(err.Error(), "use backend deadline") {
+		t.Errorf("without cgroup v2: %v", err)
+	}
+}
