@@ -1,6 +1,6 @@
 //! What a runtime is told at its start, in the form that code uses. `taktd` reads it from TOML.
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -308,5 +308,53 @@ impl Config {
         } else {
             self.port + 1 + (datapath * self.lanes.len() + lane) as u16
         }
+    }
+}
+
+/// A peer cannot be authenticated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum KeyMissing {
+    /// It has no key, and there is no group key.
+    #[error(
+        "peer {0} has no key: give its `key` (`takt key show` there tells it), configure a group key on all nodes (`security.group_key_file`), or set `security.protection = \"none\"`"
+    )]
+    Peer(SocketAddr),
+    /// It has a key, but this node has none.
+    #[error(
+        "peer {0} has a key, but this node has none to answer with: configure `security.key_file` (`takt key generate` makes it)"
+    )]
+    Node(SocketAddr),
+    /// Peers are accepted, and there is no group key.
+    #[error(
+        "peers are accepted from networks without a group key: configure `security.group_key_file` on all nodes, or set `security.protection = \"none\"`"
+    )]
+    Accept,
+}
+
+impl KeyMissing {
+    /// Whether a peer can be authenticated.
+    ///
+    /// # Errors
+    /// Which key is missing.
+    pub fn check(security: &Security, peer: &PeerConfig) -> Result<(), Self> {
+        match peer.key {
+            _ if !security.is_on() => Ok(()),
+            None if security.group.is_none() => Err(Self::Peer(peer.address)),
+            Some(_) if security.node.is_none() => Err(Self::Node(peer.address)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether all peers of a configuration can be authenticated.
+    ///
+    /// # Errors
+    /// Which key is missing first.
+    pub fn check_all(config: &Config) -> Result<(), Self> {
+        let security = &config.security;
+        if security.is_on() && !config.accept.is_empty() && security.group.is_none() {
+            return Err(Self::Accept);
+        }
+        let mut peers = config.peers.iter();
+        peers.try_for_each(|peer| Self::check(security, peer))
     }
 }

@@ -1,0 +1,72 @@
+//! Leaving cleanly: what applications have emitted is sent, and everybody is told.
+
+use std::sync::mpsc::Sender;
+use std::time::Duration;
+
+use takt_session::{ErrorCode, Failure};
+
+use super::Control;
+use crate::lane::Command;
+
+/// A drain under way.
+pub(super) struct Drain {
+    pub(super) deadline: Duration,
+    done: Sender<()>,
+}
+
+impl Control {
+    pub(super) fn begin_drain(&mut self, within: Duration, done: Sender<()>) {
+        self.drain = Some(Drain {
+            deadline: self.now() + within,
+            done,
+        });
+        let paths: Vec<_> = self
+            .listeners
+            .values()
+            .map(|l| l.config.path.clone())
+            .collect();
+        for path in paths {
+            self.remove_listener(&path);
+        }
+        // What is in the rings of a source that closes is still sent.
+        for session in self.sessions.values_mut() {
+            for (at, source) in session.sources.iter_mut().enumerate() {
+                if let Some(source) = source.as_mut().filter(|s| !s.closing) {
+                    source.closing = true;
+                    self.lanes[session.lane].handle.send(Command::CloseSource {
+                        session: session.id,
+                        source: at,
+                    });
+                }
+            }
+        }
+        self.next_tick = self.now();
+        self.check_drain();
+    }
+
+    pub(super) fn check_drain(&mut self) {
+        let Some(drain) = &self.drain else { return };
+        let busy = self
+            .sessions
+            .values()
+            .filter(|s| !s.ending || s.leaving_until.is_some())
+            .any(|s| s.sources.iter().any(Option::is_some));
+        if busy && self.now() < drain.deadline {
+            return;
+        }
+        let ids: Vec<u32> = self
+            .sessions
+            .values()
+            .filter(|s| !s.ending)
+            .map(|s| s.id as u32)
+            .collect();
+        for id in ids {
+            self.end_session(id, Some(Failure::from(ErrorCode::ShuttingDown)));
+        }
+        self.say_goodbye();
+        if let Some(drain) = self.drain.take() {
+            // Whoever asked may have gone.
+            let _ = drain.done.send(());
+        }
+    }
+}

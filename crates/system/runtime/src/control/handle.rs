@@ -1,0 +1,299 @@
+//! A running runtime, and what operators may ask of it.
+
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::time::{Duration, Instant};
+
+use takt_session::{ErrorCode, Failure};
+
+use super::listener::ListenError;
+use super::{Control, Job};
+use crate::config::{KeyMissing, ListenerConfig};
+use crate::lane::LaneHandle;
+use crate::peering::keys::PeerConfig;
+use crate::peering::{AcceptNet, Effects};
+use crate::policy::{MappingPolicy, Policy};
+use crate::status::{
+    ChannelStatus, DatapathStatus, ListenerStatus, NodeStatus, PeerStatus, SessionStatus,
+    TenantStatus,
+};
+
+/// How often a lane that was asked is looked at for its answer.
+const LOOK_AGAIN: Duration = Duration::from_millis(1);
+
+/// A running runtime. Dropping it stops it at once; [`RuntimeHandle::drain`] first for a clean exit.
+pub struct Runtime {
+    pub(super) handle: RuntimeHandle,
+    pub(super) stop: Arc<AtomicBool>,
+    pub(super) lanes: Vec<LaneHandle>,
+    pub(super) threads: Vec<std::thread::JoinHandle<()>>,
+}
+
+impl Runtime {
+    /// For operators.
+    pub fn handle(&self) -> &RuntimeHandle {
+        &self.handle
+    }
+}
+
+impl Drop for Runtime {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Release);
+        for lane in &self.lanes {
+            lane.wake();
+        }
+        self.handle.wake();
+        for thread in self.threads.drain(..) {
+            // A thread that panicked has said so already.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Asks the control thread; cheap to clone.
+#[derive(Clone)]
+pub struct RuntimeHandle {
+    pub(super) jobs: Sender<Job>,
+    pub(super) wake: Arc<OwnedFd>,
+    pub(super) lanes: Arc<[LaneHandle]>,
+}
+
+/// What did not answer in time: it hangs, or its core is somebody else's.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unresponsive {
+    /// The runtime has stopped.
+    #[error(transparent)]
+    Stopped(#[from] Stopped),
+    /// The control thread.
+    #[error("the control thread has not answered for {0:?}")]
+    Control(Duration),
+    /// These lanes.
+    #[error("lanes {lanes:?} have not answered for {within:?}")]
+    Lanes {
+        /// Their numbers.
+        lanes: Vec<usize>,
+        /// How long they had.
+        within: Duration,
+    },
+}
+
+/// The runtime has stopped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the runtime has stopped")]
+pub struct Stopped;
+
+impl RuntimeHandle {
+    pub(super) fn wake(&self) {
+        let _ = rustix::io::write(&*self.wake, &1u64.to_ne_bytes());
+    }
+
+    /// Runs `job` on the control thread and waits for its answer.
+    pub(super) fn ask<R: Send + 'static>(
+        &self,
+        job: impl FnOnce(&mut Control) -> R + Send + 'static,
+    ) -> Result<R, Stopped> {
+        let (sender, receiver) = channel();
+        let job: Job = Box::new(move |control| {
+            // The asker may have gone.
+            let _ = sender.send(job(control));
+        });
+        self.jobs.send(job).map_err(|_| Stopped)?;
+        self.wake();
+        receiver.recv().map_err(|_| Stopped)
+    }
+
+    /// Asks the control thread and every lane whether they are at work, and waits for their answers. Returns as
+    /// soon as all have answered.
+    ///
+    /// # Errors
+    /// [`Unresponsive`]: who has not answered `within` this time.
+    pub fn heartbeat(&self, within: Duration) -> Result<(), Unresponsive> {
+        let deadline = Instant::now() + within;
+        let asked: Vec<u64> = self.lanes.iter().map(LaneHandle::ask).collect();
+        let (sender, receiver) = channel();
+        let job: Job = Box::new(move |_| {
+            // The asker may have given up.
+            let _ = sender.send(());
+        });
+        self.jobs.send(job).map_err(|_| Stopped)?;
+        self.wake();
+        match receiver.recv_timeout(within) {
+            Ok(()) => {}
+            Err(RecvTimeoutError::Disconnected) => return Err(Stopped.into()),
+            Err(RecvTimeoutError::Timeout) => return Err(Unresponsive::Control(within)),
+        }
+        loop {
+            let silent = self.lanes.iter().zip(&asked).enumerate();
+            let silent = silent.filter(|(_, (lane, asked))| lane.answered() < **asked);
+            let lanes: Vec<usize> = silent.map(|(at, _)| at).collect();
+            if lanes.is_empty() {
+                return Ok(());
+            }
+            if Instant::now() >= deadline {
+                return Err(Unresponsive::Lanes { lanes, within });
+            }
+            std::thread::sleep(LOOK_AGAIN);
+        }
+    }
+
+    /// The runtime as a whole.
+    ///
+    /// # Errors
+    /// [`Stopped`], as of every method here.
+    pub fn status(&self) -> Result<NodeStatus, Stopped> {
+        self.ask(|c| c.status())
+    }
+
+    /// All sessions.
+    ///
+    /// # Errors
+    /// [`Stopped`].
+    pub fn sessions(&self) -> Result<Vec<SessionStatus>, Stopped> {
+        self.ask(|c| c.session_status())
+    }
+
+    /// All tenants that have or had sessions.
+    ///
+    /// # Errors
+    /// [`Stopped`].
+    pub fn tenants(&self) -> Result<Vec<TenantStatus>, Stopped> {
+        self.ask(|c| c.tenant_status())
+    }
+
+    /// All channels in use.
+    ///
+    /// # Errors
+    /// [`Stopped`].
+    pub fn channels(&self) -> Result<Vec<ChannelStatus>, Stopped> {
+        self.ask(|c| c.channel_status())
+    }
+
+    /// All peers.
+    ///
+    /// # Errors
+    /// [`Stopped`].
+    pub fn peers(&self) -> Result<Vec<PeerStatus>, Stopped> {
+        self.ask(|c| {
+            let mut peers = c.peering.status(c.now());
+            for peer in &mut peers {
+                // Whoever sent it chose it.
+                peer.name = takt_session::printable(&peer.name);
+            }
+            peers
+        })
+    }
+
+    /// All datapaths, also those that are configured and not available.
+    ///
+    /// # Errors
+    /// [`Stopped`].
+    pub fn datapaths(&self) -> Result<Vec<DatapathStatus>, Stopped> {
+        self.ask(|c| c.datapath_status())
+    }
+
+    /// All listening sockets.
+    ///
+    /// # Errors
+    /// [`Stopped`].
+    pub fn listeners(&self) -> Result<Vec<ListenerStatus>, Stopped> {
+        self.ask(|c| c.listener_status())
+    }
+
+    /// Adds a peer; false if it is there already. A peer without a key has the group's.
+    ///
+    /// # Errors
+    /// [`Stopped`]; inside, which key is missing.
+    pub fn add_peer(&self, peer: PeerConfig) -> Result<Result<bool, KeyMissing>, Stopped> {
+        self.ask(move |c| {
+            KeyMissing::check(&c.config.security, &peer)?;
+            let mut effects = Effects::default();
+            let added = c.peering.add(peer, c.now(), &mut effects);
+            c.apply(effects);
+            c.tick();
+            Ok(added)
+        })
+    }
+
+    /// Removes a peer; false if there is none.
+    ///
+    /// # Errors
+    /// [`Stopped`].
+    pub fn remove_peer(&self, address: SocketAddr) -> Result<bool, Stopped> {
+        self.ask(move |c| {
+            let mut effects = Effects::default();
+            let removed = c.peering.remove(address, &mut effects);
+            c.apply(effects);
+            removed
+        })
+    }
+
+    /// Opens a listening socket, or changes the rights of the one at this path: sessions that come
+    /// from then on get them; rates change for those that are there as well.
+    ///
+    /// # Errors
+    /// [`Stopped`]; inside, why the socket cannot be opened.
+    pub fn set_listener(&self, config: ListenerConfig) -> Result<Result<(), ListenError>, Stopped> {
+        self.ask(move |c| c.set_listener(config))
+    }
+
+    /// Closes a listening socket; its sessions go on. False if there is none.
+    ///
+    /// # Errors
+    /// [`Stopped`].
+    pub fn remove_listener(&self, path: PathBuf) -> Result<bool, Stopped> {
+        self.ask(move |c| c.remove_listener(&path))
+    }
+
+    /// Replaces the mapping policy for streams opened from now on, and the networks that are accepted.
+    ///
+    /// # Errors
+    /// [`Stopped`].
+    pub fn reload(&self, mapping: MappingPolicy, accept: Vec<AcceptNet>) -> Result<(), Stopped> {
+        self.ask(move |c| {
+            c.config.mapping = mapping;
+            c.peering.set_accept(accept);
+        })
+    }
+
+    /// Ends a session for a reason; false if there is none.
+    ///
+    /// # Errors
+    /// [`Stopped`].
+    pub fn end_session(&self, session: u64, reason: String) -> Result<bool, Stopped> {
+        self.ask(move |c| match u32::try_from(session) {
+            Ok(id) if c.sessions.get(&id).is_some_and(|s| !s.ending) => {
+                c.end_session(id, Some(Failure::new(ErrorCode::Closed, reason)));
+                true
+            }
+            _ => false,
+        })
+    }
+
+    /// Attaches an application without a listening socket: the socket for its session. For the
+    /// embedded form.
+    ///
+    /// # Errors
+    /// [`Stopped`]; inside, the kernel's.
+    pub fn connect(&self, policy: Policy) -> Result<std::io::Result<OwnedFd>, Stopped> {
+        self.ask(move |c| {
+            let (ours, theirs) = takt_session::transport::pair()?;
+            c.admit_embedded(ours, policy)?;
+            Ok(theirs)
+        })
+    }
+
+    /// Leaves cleanly: takes no more applications, sends what they have emitted, tells them and the
+    /// peers. Returns when that is done, or after `within`.
+    ///
+    /// # Errors
+    /// [`Stopped`].
+    pub fn drain(&self, within: Duration) -> Result<(), Stopped> {
+        let (done, wait) = channel();
+        self.ask(move |c| c.begin_drain(within, done))?;
+        wait.recv().map_err(|_| Stopped)
+    }
+}

@@ -1,0 +1,182 @@
+//! What operators see.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+
+use super::Control;
+use super::session::{Endpoint, Session};
+use crate::counters::{ChannelReading, SessionReading};
+use crate::status::{
+    ChannelStatus, DatapathStatus, LaneStatus, ListenerStatus, NodeStatus, PortStatus,
+    SessionStatus, StreamStatus, TenantStatus,
+};
+
+impl Control {
+    pub(super) fn status(&self) -> NodeStatus {
+        NodeStatus {
+            name: self.config.name.clone(),
+            incarnation: self.incarnation,
+            control_address: self
+                .socket
+                .local_addr()
+                .unwrap_or_else(|_| SocketAddr::new(self.config.address, self.config.port)),
+            uptime_seconds: self.started.elapsed().as_secs(),
+            draining: self.drain.is_some(),
+            lanes: self
+                .lanes
+                .iter()
+                .enumerate()
+                .map(|(lane, info)| LaneStatus {
+                    lane,
+                    counters: info.counters.read(),
+                    sessions: info.sessions,
+                    ports: info
+                        .ports
+                        .iter()
+                        .map(|p| PortStatus {
+                            datapath: p.kind.0,
+                            local: p.local,
+                            counters: p.traffic.read(),
+                        })
+                        .collect(),
+                })
+                .collect(),
+            peering: self.peering.counters(),
+            protection: self.config.security.protection,
+            key: self.config.security.node.as_ref().map(|key| key.public()),
+            group: self.config.security.group.is_some(),
+        }
+    }
+
+    pub(super) fn datapath_status(&self) -> Vec<DatapathStatus> {
+        let there = self
+            .datapaths
+            .iter()
+            .map(|(kind, capabilities)| DatapathStatus {
+                name: kind.0.into(),
+                state: Ok(capabilities.clone()),
+            });
+        let missing = self.unavailable.iter().map(|(name, why)| DatapathStatus {
+            name: name.clone(),
+            state: Err(why.clone()),
+        });
+        there.chain(missing).collect()
+    }
+
+    pub(super) fn session_status(&self) -> Vec<SessionStatus> {
+        let mut all: Vec<SessionStatus> = self
+            .sessions
+            .values()
+            .filter(|s| s.arena.is_some() && !s.ending)
+            .map(session_status)
+            .collect();
+        all.sort_by_key(|s| s.session);
+        all
+    }
+
+    pub(super) fn tenant_status(&self) -> Vec<TenantStatus> {
+        let mut all: BTreeMap<&str, TenantStatus> = BTreeMap::new();
+        let entry = |identity: &str| TenantStatus {
+            identity: identity.to_owned(),
+            sessions: 0,
+            ended: 0,
+            counters: SessionReading::default(),
+        };
+        for (identity, (ended, counters)) in &self.ended {
+            let tenant = all.entry(identity).or_insert_with(|| entry(identity));
+            tenant.ended += ended;
+            tenant.counters += *counters;
+        }
+        for session in self.sessions.values().filter(|s| s.arena.is_some()) {
+            let identity = session.policy.identity.as_str();
+            let tenant = all.entry(identity).or_insert_with(|| entry(identity));
+            tenant.sessions += 1;
+            tenant.counters += session.counters.read();
+        }
+        all.into_values().collect()
+    }
+
+    pub(super) fn channel_status(&self) -> Vec<ChannelStatus> {
+        let mut all: BTreeMap<u64, ChannelStatus> = BTreeMap::new();
+        let entry = |channel: u64| ChannelStatus {
+            channel,
+            sources: 0,
+            sinks: 0,
+            peers: self.routes.peers_of(channel),
+            counters: ChannelReading::default(),
+        };
+        for (&channel, lanes) in &self.channels {
+            let status = all.entry(channel).or_insert_with(|| entry(channel));
+            for (_, counters) in lanes {
+                status.counters += counters.read();
+            }
+        }
+        for session in self.sessions.values().filter(|s| !s.ending) {
+            for channel in session.sources.iter().flatten().filter_map(|e| e.channel) {
+                all.entry(channel.0)
+                    .or_insert_with(|| entry(channel.0))
+                    .sources += 1;
+            }
+            for channel in session.sinks.iter().flatten().filter_map(|e| e.channel) {
+                all.entry(channel.0)
+                    .or_insert_with(|| entry(channel.0))
+                    .sinks += 1;
+            }
+        }
+        all.into_values().collect()
+    }
+
+    pub(super) fn listener_status(&self) -> Vec<ListenerStatus> {
+        self.listeners
+            .values()
+            .map(|l| {
+                let held = l.account.usage();
+                ListenerStatus {
+                    path: l.config.path.clone(),
+                    mode: l.config.mode,
+                    policy: (*l.policy).clone(),
+                    sessions: held.sessions,
+                    memory: held.memory,
+                    endpoints: held.endpoints,
+                    descriptors: held.descriptors,
+                    refused: l.refused,
+                }
+            })
+            .collect()
+    }
+}
+
+fn session_status(session: &Session) -> SessionStatus {
+    let channels = |list: &[Option<Endpoint>], stream: usize| {
+        list.iter()
+            .flatten()
+            .filter(|e| e.stream as usize == stream)
+            .filter_map(|e| Some(e.channel?.0))
+            .collect()
+    };
+    SessionStatus {
+        session: session.id,
+        name: session.name.clone(),
+        identity: session.policy.identity.clone(),
+        pid: session.pid,
+        uid: session.uid,
+        lane: session.lane,
+        arena_bytes: session.arena.as_ref().map_or(0, |a| a.map.total()),
+        streams: session
+            .streams
+            .iter()
+            .enumerate()
+            .filter_map(|(at, stream)| {
+                stream.as_ref().map(|stream| StreamStatus {
+                    stream: at as u32,
+                    qos: stream.qos,
+                    datapath: stream.datapath.clone(),
+                    warning: stream.warning.clone(),
+                    sources: channels(&session.sources, at),
+                    sinks: channels(&session.sinks, at),
+                })
+            })
+            .collect(),
+        counters: session.counters.read(),
+    }
+}
