@@ -6,6 +6,7 @@
 
 use std::net::IpAddr;
 
+use bytes::{Buf, BufMut};
 use takt_time::TrafficClass;
 
 use crate::endpoint::{Endpoint, MOST_ADDRESSES};
@@ -200,16 +201,16 @@ impl Writer {
         w
     }
     fn u8(&mut self, v: u8) {
-        self.0.push(v);
+        self.0.put_u8(v);
     }
     fn u16(&mut self, v: u16) {
-        self.0.extend_from_slice(&v.to_le_bytes());
+        self.0.put_u16_le(v);
     }
     fn u32(&mut self, v: u32) {
-        self.0.extend_from_slice(&v.to_le_bytes());
+        self.0.put_u32_le(v);
     }
     fn u64(&mut self, v: u64) {
-        self.0.extend_from_slice(&v.to_le_bytes());
+        self.0.put_u64_le(v);
     }
     fn text(&mut self, v: &str) {
         let mut end = v.len().min(MAX_TEXT_BYTES);
@@ -277,30 +278,31 @@ impl<'a> Reader<'a> {
         let request = r.u32()?;
         Ok((r, kind, request))
     }
+    fn truncated(&self) -> DecodeError {
+        DecodeError::Truncated(self.total)
+    }
     fn take(&mut self, n: usize) -> Result<&'a [u8], DecodeError> {
-        let (head, rest) = self
-            .rest
-            .split_at_checked(n)
-            .ok_or(DecodeError::Truncated(self.total))?;
+        let (head, rest) = self.rest.split_at_checked(n).ok_or(self.truncated())?;
         self.rest = rest;
         Ok(head)
     }
     fn array<const N: usize>(&mut self) -> Result<[u8; N], DecodeError> {
         let mut out = [0; N];
-        out.copy_from_slice(self.take(N)?);
+        let copied = self.rest.try_copy_to_slice(&mut out);
+        copied.map_err(|_| self.truncated())?;
         Ok(out)
     }
     fn u8(&mut self) -> Result<u8, DecodeError> {
-        Ok(self.array::<1>()?[0])
+        self.rest.try_get_u8().map_err(|_| self.truncated())
     }
     fn u16(&mut self) -> Result<u16, DecodeError> {
-        Ok(u16::from_le_bytes(self.array()?))
+        self.rest.try_get_u16_le().map_err(|_| self.truncated())
     }
     fn u32(&mut self) -> Result<u32, DecodeError> {
-        Ok(u32::from_le_bytes(self.array()?))
+        self.rest.try_get_u32_le().map_err(|_| self.truncated())
     }
     fn u64(&mut self) -> Result<u64, DecodeError> {
-        Ok(u64::from_le_bytes(self.array()?))
+        self.rest.try_get_u64_le().map_err(|_| self.truncated())
     }
     fn size(&mut self, field: &'static str) -> Result<usize, DecodeError> {
         let value = self.u64()?;

@@ -4,6 +4,8 @@
 //! `docs/reference/wire-format.md`. Every byte is checked; unknown versions and types are counted and dropped.
 //! Unless a site does without protection, these messages travel sealed ([`super::association`]).
 
+use bytes::{Buf, BufMut};
+
 /// First bytes of every peering datagram.
 pub const MAGIC: [u8; 4] = *b"TKTP";
 /// The version of these messages.
@@ -141,17 +143,17 @@ const DROPPED: u8 = 0x80;
 /// The datagram of `message` from the node `incarnation`.
 pub fn encode(incarnation: u64, message: &Message) -> Vec<u8> {
     let mut out = Vec::with_capacity(256);
-    out.extend_from_slice(&MAGIC);
-    out.push(VERSION);
-    out.push(match message {
+    out.put_slice(&MAGIC);
+    out.put_u8(VERSION);
+    out.put_u8(match message {
         Message::Hello { .. } => HELLO,
         Message::Subscriptions(_) => SUBSCRIPTIONS,
         Message::Progress(_) => PROGRESS,
         Message::Acknowledge { .. } => ACKNOWLEDGE,
         Message::Goodbye => GOODBYE,
     });
-    out.extend_from_slice(&[0, 0]);
-    out.extend_from_slice(&incarnation.to_le_bytes());
+    out.put_slice(&[0, 0]);
+    out.put_u64_le(incarnation);
     match message {
         Message::Hello {
             name,
@@ -161,43 +163,43 @@ pub fn encode(incarnation: u64, message: &Message) -> Vec<u8> {
             label,
             lanes,
         } => {
-            out.extend_from_slice(&seen.to_le_bytes());
-            out.extend_from_slice(&stream.to_le_bytes());
-            out.extend_from_slice(&holds.to_le_bytes());
-            out.extend_from_slice(&label.to_le_bytes());
+            out.put_u64_le(*seen);
+            out.put_u32_le(*stream);
+            out.put_u64_le(*holds);
+            out.put_u32_le(*label);
             text(&mut out, name);
-            out.push(lanes.len().min(MAX_LANES) as u8);
+            out.put_u8(lanes.len().min(MAX_LANES) as u8);
             for lane in lanes.iter().take(MAX_LANES) {
-                out.extend_from_slice(&lane.incarnation.to_le_bytes());
-                out.push(lane.endpoints.len().min(MAX_ENDPOINTS) as u8);
+                out.put_u32_le(lane.incarnation);
+                out.put_u8(lane.endpoints.len().min(MAX_ENDPOINTS) as u8);
                 for endpoint in lane.endpoints.iter().take(MAX_ENDPOINTS) {
                     text(&mut out, &endpoint.datapath);
-                    out.extend_from_slice(&endpoint.port.to_le_bytes());
+                    out.put_u16_le(endpoint.port);
                 }
             }
         }
         Message::Subscriptions(page) => {
-            out.extend_from_slice(&page.stream.to_le_bytes());
-            out.extend_from_slice(&page.base.to_le_bytes());
-            out.extend_from_slice(&page.to.to_le_bytes());
-            out.push(page.entries.len().min(PAGE_ENTRIES) as u8);
+            out.put_u32_le(page.stream);
+            out.put_u64_le(page.base);
+            out.put_u64_le(page.to);
+            out.put_u8(page.entries.len().min(PAGE_ENTRIES) as u8);
             for (entry, wanted) in page.entries.iter().take(PAGE_ENTRIES) {
-                out.extend_from_slice(&entry.channel.to_le_bytes());
-                out.push(entry.lane | if *wanted { 0 } else { DROPPED });
+                out.put_u64_le(entry.channel);
+                out.put_u8(entry.lane | if *wanted { 0 } else { DROPPED });
             }
         }
         Message::Acknowledge { stream, version } => {
-            out.extend_from_slice(&stream.to_le_bytes());
-            out.extend_from_slice(&version.to_le_bytes());
+            out.put_u32_le(*stream);
+            out.put_u64_le(*version);
         }
         Message::Progress(sources) => {
-            out.push(sources.len().min(PROGRESS_ENTRIES) as u8);
+            out.put_u8(sources.len().min(PROGRESS_ENTRIES) as u8);
             for (lane, source) in sources.iter().take(PROGRESS_ENTRIES) {
-                out.push(*lane);
-                out.extend_from_slice(&source.channel.to_le_bytes());
-                out.extend_from_slice(&source.source.to_le_bytes());
-                out.extend_from_slice(&source.next.to_le_bytes());
-                out.push(source.ended.into());
+                out.put_u8(*lane);
+                out.put_u64_le(source.channel);
+                out.put_u32_le(source.source);
+                out.put_u32_le(source.next);
+                out.put_u8(source.ended.into());
             }
         }
         Message::Goodbye => {}
@@ -210,8 +212,8 @@ fn text(out: &mut Vec<u8>, text: &str) {
     while !text.is_char_boundary(end) {
         end -= 1;
     }
-    out.push(end as u8);
-    out.extend_from_slice(&text.as_bytes()[..end]);
+    out.put_u8(end as u8);
+    out.put_slice(&text.as_bytes()[..end]);
 }
 
 /// Reads a datagram: the sender's incarnation and its message.
@@ -227,32 +229,33 @@ pub fn decode(bytes: &[u8]) -> Result<(u64, Message), DecodeError> {
         return Err(DecodeError::Version(bytes[4]));
     }
     let kind = bytes[5];
-    let mut r = Reader { rest: &bytes[8..] };
+    let mut rest = &bytes[8..];
+    let r = &mut rest;
     let mut read = || -> Option<Result<(u64, Message), DecodeError>> {
-        let incarnation = r.u64()?;
+        let incarnation = r.try_get_u64_le().ok()?;
         let message = match kind {
             HELLO => {
-                let seen = r.u64()?;
-                let stream = r.u32()?;
-                let holds = r.u64()?;
-                let label = r.u32()?;
-                let name = r.text()?;
-                let count = usize::from(r.u8()?);
+                let seen = r.try_get_u64_le().ok()?;
+                let stream = r.try_get_u32_le().ok()?;
+                let holds = r.try_get_u64_le().ok()?;
+                let label = r.try_get_u32_le().ok()?;
+                let name = read_text(r)?;
+                let count = usize::from(r.try_get_u8().ok()?);
                 if count > MAX_LANES {
                     return None;
                 }
                 let mut lanes = Vec::with_capacity(count);
                 for _ in 0..count {
-                    let incarnation = r.u32()?;
-                    let count = usize::from(r.u8()?);
+                    let incarnation = r.try_get_u32_le().ok()?;
+                    let count = usize::from(r.try_get_u8().ok()?);
                     if count > MAX_ENDPOINTS {
                         return None;
                     }
                     let mut endpoints = Vec::with_capacity(count);
                     for _ in 0..count {
                         endpoints.push(Endpoint {
-                            datapath: r.text()?,
-                            port: r.u16()?,
+                            datapath: read_text(r)?,
+                            port: r.try_get_u16_le().ok()?,
                         });
                     }
                     lanes.push(LaneAnnouncement {
@@ -270,15 +273,19 @@ pub fn decode(bytes: &[u8]) -> Result<(u64, Message), DecodeError> {
                 }
             }
             SUBSCRIPTIONS => {
-                let (stream, base, to) = (r.u32()?, r.u64()?, r.u64()?);
-                let count = usize::from(r.u8()?);
+                let (stream, base, to) = (
+                    r.try_get_u32_le().ok()?,
+                    r.try_get_u64_le().ok()?,
+                    r.try_get_u64_le().ok()?,
+                );
+                let count = usize::from(r.try_get_u8().ok()?);
                 if count > PAGE_ENTRIES || to < base {
                     return None;
                 }
                 let mut entries = Vec::with_capacity(count);
                 for _ in 0..count {
-                    let channel = r.u64()?;
-                    let lane = r.u8()?;
+                    let channel = r.try_get_u64_le().ok()?;
+                    let lane = r.try_get_u8().ok()?;
                     let entry = Subscription {
                         channel,
                         lane: lane & !DROPPED,
@@ -293,22 +300,22 @@ pub fn decode(bytes: &[u8]) -> Result<(u64, Message), DecodeError> {
                 })
             }
             ACKNOWLEDGE => Message::Acknowledge {
-                stream: r.u32()?,
-                version: r.u64()?,
+                stream: r.try_get_u32_le().ok()?,
+                version: r.try_get_u64_le().ok()?,
             },
             PROGRESS => {
-                let count = usize::from(r.u8()?);
+                let count = usize::from(r.try_get_u8().ok()?);
                 if count > PROGRESS_ENTRIES {
                     return None;
                 }
                 let mut sources = Vec::with_capacity(count);
                 for _ in 0..count {
-                    let lane = r.u8()?;
+                    let lane = r.try_get_u8().ok()?;
                     let source = SourceProgress {
-                        channel: r.u64()?,
-                        source: r.u32()?,
-                        next: r.u32()?,
-                        ended: r.flag()?,
+                        channel: r.try_get_u64_le().ok()?,
+                        source: r.try_get_u32_le().ok()?,
+                        next: r.try_get_u32_le().ok()?,
+                        ended: read_flag(r)?,
                     };
                     sources.push((lane, source));
                 }
@@ -317,7 +324,7 @@ pub fn decode(bytes: &[u8]) -> Result<(u64, Message), DecodeError> {
             GOODBYE => Message::Goodbye,
             other => return Some(Err(DecodeError::Type(other))),
         };
-        if incarnation == 0 || !r.rest.is_empty() {
+        if incarnation == 0 || !r.is_empty() {
             None
         } else {
             Some(Ok((incarnation, message)))
@@ -326,44 +333,22 @@ pub fn decode(bytes: &[u8]) -> Result<(u64, Message), DecodeError> {
     read().unwrap_or(Err(malformed))
 }
 
-struct Reader<'a> {
-    rest: &'a [u8],
+fn read_flag(r: &mut &[u8]) -> Option<bool> {
+    match r.try_get_u8().ok()? {
+        0 => Some(false),
+        1 => Some(true),
+        _ => None,
+    }
 }
 
-impl Reader<'_> {
-    fn array<const N: usize>(&mut self) -> Option<[u8; N]> {
-        let (head, rest) = self.rest.split_first_chunk::<N>()?;
-        self.rest = rest;
-        Some(*head)
+fn read_text(r: &mut &[u8]) -> Option<String> {
+    let length = usize::from(r.try_get_u8().ok()?);
+    if length > MAX_NAME {
+        return None;
     }
-    fn u8(&mut self) -> Option<u8> {
-        Some(self.array::<1>()?[0])
-    }
-    fn flag(&mut self) -> Option<bool> {
-        match self.u8()? {
-            0 => Some(false),
-            1 => Some(true),
-            _ => None,
-        }
-    }
-    fn u16(&mut self) -> Option<u16> {
-        Some(u16::from_le_bytes(self.array()?))
-    }
-    fn u32(&mut self) -> Option<u32> {
-        Some(u32::from_le_bytes(self.array()?))
-    }
-    fn u64(&mut self) -> Option<u64> {
-        Some(u64::from_le_bytes(self.array()?))
-    }
-    fn text(&mut self) -> Option<String> {
-        let len = usize::from(self.u8()?);
-        if len > MAX_NAME {
-            return None;
-        }
-        let (head, rest) = self.rest.split_at_checked(len)?;
-        self.rest = rest;
-        std::str::from_utf8(head).ok().map(str::to_owned)
-    }
+    let (head, rest) = r.split_at_checked(length)?;
+    *r = rest;
+    std::str::from_utf8(head).ok().map(str::to_owned)
 }
 
 #[cfg(test)]
