@@ -39,6 +39,8 @@ pub struct View<'a> {
     pub lead_ns: u64,
     /// What must be left of a window after a frame's end.
     pub guard_ns: u64,
+    /// How long it takes to hand a frame over: [`earliest_with_room`](Self::earliest_with_room).
+    pub hand_over_ns: u64,
     /// The discipline's class.
     pub class: TrafficClass,
     /// The port's gates.
@@ -52,6 +54,16 @@ impl View<'_> {
     /// of `len` octets is out (IEEE 802.1Q-2022, clause 8.6.8.4). `None` if no window will do.
     pub fn earliest(&self, len: u32, from: TaiTime) -> Option<TaiTime> {
         self.gates.open_for(self.class, from, self.needed_ns(len))
+    }
+
+    /// The same for a frame with no instant of its own: the time that handing it over takes is left of the window, too,
+    /// unless no window is so long, or it would start after `latest`.
+    pub fn earliest_with_room(&self, len: u32, from: TaiTime, latest: TaiTime) -> Option<TaiTime> {
+        let needed = self.needed_ns(len).saturating_add(self.hand_over_ns);
+        self.gates
+            .open_for(self.class, from, needed)
+            .filter(|start| *start <= latest)
+            .or_else(|| self.earliest(len, from))
     }
 
     /// Whether [`earliest`](Self::earliest) finds an instant.

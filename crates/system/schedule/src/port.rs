@@ -60,6 +60,7 @@ pub struct Port<T> {
     /// By class.
     lead_ns: [u64; TrafficClass::COUNT],
     guard_ns: u64,
+    hand_over_ns: u64,
     gates: Gates,
     queues: [Box<dyn Discipline<T>>; TrafficClass::COUNT],
     /// Classes that may have a frame queued, a bit each.
@@ -93,6 +94,7 @@ impl<T: Send + 'static> Port<T> {
             link: config.link,
             lead_ns: [config.lead_ns; TrafficClass::COUNT],
             guard_ns: config.guard_ns,
+            hand_over_ns: 0,
             gates: Gates::new(config.initial_gates),
             queues: std::array::from_fn(|_| {
                 Box::new(Fifo::new(config.queue_capacity)) as Box<dyn Discipline<T>>
@@ -122,6 +124,13 @@ impl<T: Send + 'static> Port<T> {
         }
         *queue = Box::new(discipline);
         Ok(())
+    }
+
+    /// How long the caller takes to hand a frame over, as it has measured: it may begin so much later than its start.
+    /// Frames that do not name an instant begin so much earlier before a gate closes, where their windows are long
+    /// enough for that.
+    pub fn set_hand_over(&mut self, nanoseconds: u64) {
+        self.hand_over_ns = nanoseconds;
     }
 
     /// Changes how far ahead of their start frames of a class are handed out: see [`PortConfig::lead_ns`].
@@ -195,6 +204,7 @@ impl<T: Send + 'static> Port<T> {
             ready: now,
             lead_ns: self.lead_ns[at],
             guard_ns: self.guard_ns,
+            hand_over_ns: self.hand_over_ns,
             class,
             gates: &self.gates,
             link: &self.link,
@@ -251,6 +261,7 @@ impl<T: Send + 'static> Port<T> {
                 ready,
                 lead_ns: self.lead_ns[at],
                 guard_ns: self.guard_ns,
+                hand_over_ns: self.hand_over_ns,
                 class,
                 gates: &self.gates,
                 link: &self.link,
@@ -292,16 +303,16 @@ impl<T: Send + 'static> Port<T> {
         }
     }
 
-    /// Tells when a frame that was handed out really started, for callers that are not exact: the link
-    /// is taken to be busy from then on, and a frame still on the wire when its gate closes is counted
-    /// (`TransmissionOverrun`, clause 12.29.1.1.2). Answers whether it was.
-    pub fn started(&mut self, departure: &Departure<T>, at: TaiTime) -> bool {
+    /// Tells between which instants a frame that was handed out started, for callers that are not exact: the link
+    /// is taken to be busy from the first one on, and a frame that may still be on the wire when its gate closes is
+    /// counted (`TransmissionOverrun`, clause 12.29.1.1.2). Answers whether it was.
+    pub fn started(&mut self, departure: &Departure<T>, from: TaiTime, to: TaiTime) -> bool {
         let len = departure.item.len;
-        let later = at.nanos_since(departure.start);
+        let later = from.nanos_since(departure.start);
         self.free = self.free.saturating_add_nanos(later);
         self.free_ahead_ns = self.free_ahead_ns.saturating_add(later).max(0);
         let transmission = i64::try_from(self.link.transmission_ns(len)).unwrap_or(i64::MAX);
-        let end = at.saturating_add_nanos(transmission);
+        let end = to.saturating_add_nanos(transmission);
         let overrun = departure.gate_closes.is_some_and(|closes| end > closes);
         self.counters[usize::from(departure.class.number())].overruns += u64::from(overrun);
         overrun
@@ -381,6 +392,7 @@ impl<T: Send + 'static> Port<T> {
             ready: start,
             lead_ns: self.lead_ns[at],
             guard_ns: self.guard_ns,
+            hand_over_ns: self.hand_over_ns,
             class,
             gates: &self.gates,
             link: &self.link,

@@ -34,6 +34,8 @@ const HAND_OVER_NS: i64 = 30_000;
 /// What is left of a window at a port that keeps launch times: a frame for which there is no time ahead leaves by
 /// so much later than its start.
 const DEVICE_GUARD_NS: u64 = 25_000;
+/// What handing a frame over is taken to last at most: what lasts longer was interrupted.
+const MOST_HAND_OVER_NS: i64 = 20_000;
 /// How far ahead of now a launch time may lie: bounds how long a message can hold its place.
 const HORIZON: Duration = Duration::from_secs(60);
 /// Decisions of one port in a round.
@@ -93,6 +95,8 @@ pub struct Departures {
     queued: usize,
     /// How much later than its launch time a frame may leave and still count as on time.
     tolerance_ns: i64,
+    /// How long it lasts to hand a frame over: the longest lately.
+    hand_over_ns: i64,
     /// The frame that was handed out and that the port has not taken yet.
     waiting: Option<Waiting>,
     /// Frames of each class that were refused because their launch times lie beyond the horizon.
@@ -191,6 +195,7 @@ impl Departures {
             scheduled: false,
             queued: 0,
             tolerance_ns: discipline.tolerance_ns.into(),
+            hand_over_ns: 0,
             waiting: None,
             too_far: [0; TrafficClass::COUNT],
             next: None,
@@ -502,7 +507,10 @@ impl Departures {
                 if strict && late > self.tolerance_ns {
                     self.scheduler.left_late(&departure);
                 }
-                self.scheduler.started(&departure, from);
+                self.scheduler.started(&departure, from, to);
+                let lasted = to.nanos_since(from).clamp(0, MOST_HAND_OVER_NS);
+                self.hand_over_ns = lasted.max(self.hand_over_ns - self.hand_over_ns / 32);
+                self.scheduler.set_hand_over(self.hand_over_ns as u64);
             }
             Handed::Waits { built } => {
                 self.waiting = Some(Waiting {

@@ -237,7 +237,7 @@ impl<T> LaunchTime<T> {
         let Some((deadline, len)) = self.frames.peek(heap) else {
             return Next::Empty;
         };
-        let Some(start) = view.earliest(len, view.ready) else {
+        let Some(start) = view.earliest_with_room(len, view.ready, deadline) else {
             return Next::Discard(DropReason::NoWindow);
         };
         if start <= deadline {
