@@ -10,6 +10,8 @@ mod send;
 mod sockets;
 mod wait;
 
+use std::ffi::c_int;
+
 use crate::{announce, filter, heap, process, real, socket, unserved};
 
 /// Runs when the loader has loaded the library, before the program's `main`.
@@ -38,7 +40,27 @@ extern "C" fn start() {
 
 extern "C" fn end() {
     process::inside(|inside| {
-        socket::say_goodbye(inside);
+        socket::settle(|_| true, inside);
+        socket::give_up(inside);
         unserved::say_counts();
     });
+}
+
+/// `_exit(2)`, which runs nobody's last words: what waits for a next hop is waited for here too.
+#[unsafe(no_mangle)]
+pub extern "C" fn _exit(status: c_int) -> ! {
+    // A `vfork` child has its parent's memory, and nothing of its own in it.
+    if !process::is_borrowed() {
+        end();
+    }
+    loop {
+        // SAFETY: ends the process.
+        unsafe { libc::syscall(libc::SYS_exit_group, status) };
+    }
+}
+
+/// `_exit(2)` by its name in C.
+#[unsafe(no_mangle)]
+pub extern "C" fn _Exit(status: c_int) -> ! {
+    _exit(status)
 }

@@ -216,6 +216,7 @@ impl Socket {
             self.set_reporting(false);
             self.set_full(false);
             self.numbering.store(false, Ordering::Relaxed);
+            transmit::give_up_held(&state);
             drop(state);
         });
         if emptied.is_some() {
@@ -454,13 +455,21 @@ pub fn adopt(fd: c_int, times: Option<SockTxtime>, inside: &Inside) -> Result<()
     Ok(())
 }
 
-/// Before the process ends: waits a moment for next hops to tell their addresses. What was handed over, the runtime sends
-/// after the end of the process, as the kernel would.
-pub fn say_goodbye(inside: &Inside) {
+/// Before descriptors are closed, perhaps by the end of the process: waits a moment for next hops to tell their addresses.
+/// What was handed over, the runtime sends after the end of the process, as the kernel would.
+pub fn settle(closes: impl Fn(c_int) -> bool, inside: &Inside) {
+    let begun = kernel::monotonic();
     for socket in all() {
-        if let Some(fd) = socket.descriptor() {
-            transmit::settle_held(socket, fd, inside);
+        if let Some(fd) = socket.descriptor().filter(|fd| closes(*fd)) {
+            transmit::settle_held(socket, fd, begun, inside);
         }
+    }
+}
+
+/// At the end of the process: what is held now is nobody's any more.
+pub fn give_up(inside: &Inside) {
+    for socket in all().filter(|socket| socket.descriptor().is_some()) {
+        transmit::give_up_held(&socket.lock(inside));
     }
 }
 

@@ -385,7 +385,7 @@ fn attempt(
             Ok(())
         }
         Err(Trouble::Obstacle(Obstacle::Unserved(Reason::Neighbour))) if follower::is_running() => {
-            hold(state, message, request)
+            hold(socket, state, message, request)
         }
         Err(Trouble::Obstacle(obstacle)) => Err(obstacle),
         Err(Trouble::Refused(refusal)) => Err(refused(socket, state, refusal)),
@@ -393,13 +393,23 @@ fn attempt(
 }
 
 /// Keeps a message until its next hop has told its hardware address.
-fn hold(state: &mut State, message: &Message, mut request: Request) -> Result<(), Obstacle> {
+fn hold(
+    socket: &Socket,
+    state: &mut State,
+    message: &Message,
+    mut request: Request,
+) -> Result<(), Obstacle> {
     if !state.held.has_room() {
         return Err(Obstacle::Full);
     }
     let mut payload = vec![0; message.total];
     memory::gather(&mut payload, &message.parts).map_err(Obstacle::Error)?;
-    let numbers = state.options.as_ref().is_some_and(Options::numbers);
+    let options = state.options.as_ref();
+    // Whoever waits from now on hears of it too.
+    if options.is_some_and(|options| wanted(options, &request) != Wanted::default()) {
+        socket.expect_reports();
+    }
+    let numbers = options.is_some_and(Options::numbers);
     if request.control.number.is_none() && request.stamps != 0 && numbers {
         request.control.number = Some(state.reports.next_number());
     }
@@ -462,9 +472,9 @@ pub fn hand_over_held(socket: &Socket, fd: c_int, state: &mut State, inside: &In
     }
 }
 
-/// Waits until what a socket holds has been handed over, but not for long: the descriptor is about to be closed.
-pub fn settle_held(socket: &'static Socket, fd: c_int, inside: &Inside) {
-    let begun = kernel::monotonic();
+/// Waits until what a socket holds has been handed over, but not for long: the descriptor is about to be closed. Those
+/// that are closed together have `begun` to wait together.
+pub fn settle_held(socket: &'static Socket, fd: c_int, begun: i64, inside: &Inside) {
     let waits = || {
         let state = socket.known(fd, inside);
         state.is_some_and(|state| state.held.len() != 0)
@@ -481,6 +491,14 @@ pub fn has_room(socket: &'static Socket, fd: c_int, inside: &Inside) -> bool {
     };
     let room = |source: &Source| source.has_room(state.wanted);
     state.held.has_room() && state.source.as_ref().is_none_or(room)
+}
+
+/// Counts what a socket holds and nobody will hand over any more.
+pub fn give_up_held(state: &State) {
+    for _ in 0..state.held.len() {
+        // Nobody is left to be refused.
+        let _ = Reason::Neighbour.settle();
+    }
 }
 
 enum Trouble {
@@ -598,6 +616,16 @@ fn hand_over(
     })
 }
 
+/// What is to be told of a message.
+fn wanted(options: &Options, request: &Request) -> Wanted {
+    let stamps = request.stamps | options.timestamping & timestamping::OPT_TX_SWHW;
+    Wanted::new(
+        options.report_errors,
+        stamps,
+        announce::stamps_as_hardware(),
+    )
+}
+
 /// Notes what is to be told of a frame.
 fn finish(socket: &Socket, state: &mut State, request: &Request, handed: Handed) {
     let Some(options) = &state.options else {
@@ -624,12 +652,7 @@ fn finish(socket: &Socket, state: &mut State, request: &Request, handed: Handed)
         packet: handed.packet,
         ends: handed.ends,
     };
-    let stamps = request.stamps | options.timestamping & timestamping::OPT_TX_SWHW;
-    let wanted = Wanted::new(
-        options.report_errors,
-        stamps,
-        announce::stamps_as_hardware(),
-    );
+    let wanted = wanted(options, request);
     if wanted != Wanted::default() {
         socket.expect_reports();
         let alone = options.timestamping & timestamping::OPT_TSONLY != 0;

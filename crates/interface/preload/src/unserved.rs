@@ -99,7 +99,7 @@ impl Reason {
             }
             Self::Station => "the runtime's network does not reach their station",
             Self::Neighbour => {
-                "the next hop did not say its hardware address: those that waited for it were dropped at their launch times"
+                "the next hop did not say its hardware address: those that waited for it were dropped"
             }
             Self::Control => {
                 "they have a control message that the runtime does not know (docs: preload.md, \"What is taken\")"

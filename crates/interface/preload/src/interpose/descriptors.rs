@@ -1,18 +1,36 @@
 //! Descriptors that come to mean the same as others, or nothing more.
 
 use std::ffi::{c_int, c_uint, c_ulong, c_void};
+use std::ops::RangeInclusive;
 
 use libc::FILE;
 
 use crate::epoll;
 use crate::hardware;
+use crate::kernel;
 use crate::process;
 use crate::real;
+use crate::socket;
 use crate::table;
 use crate::transmit;
 
 /// `CLOSE_RANGE_CLOEXEC`: nothing is closed yet.
 const CLOSE_ON_EXEC: c_int = 1 << 2;
+
+/// A descriptor is about to be closed: what its socket holds is waited for.
+fn settle(fd: c_int) {
+    if let Some(socket) = table::lookup(fd) {
+        let begun = kernel::monotonic();
+        process::inside(|inside| transmit::settle_held(socket, fd, begun, inside));
+    }
+}
+
+/// The same for all of a range.
+fn settle_range(range: RangeInclusive<c_uint>) {
+    if !process::is_borrowed() {
+        process::inside(|inside| socket::settle(|fd| range.contains(&(fd as c_uint)), inside));
+    }
+}
 
 /// `close(2)`.
 ///
@@ -20,9 +38,7 @@ const CLOSE_ON_EXEC: c_int = 1 << 2;
 /// None beyond the C library's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn close(fd: c_int) -> c_int {
-    if let Some(socket) = table::lookup(fd) {
-        process::inside(|inside| transmit::settle_held(socket, fd, inside));
-    }
+    settle(fd);
     epoll::closed(fd);
     // Before the number can be given to another thread.
     table::remove(fd);
@@ -47,6 +63,7 @@ pub unsafe extern "C-unwind" fn __close(fd: c_int) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
     if flags & CLOSE_ON_EXEC == 0 && first <= last {
+        settle_range(first..=last);
         table::remove_range(first, last);
         epoll::all_closed();
     }
@@ -60,7 +77,9 @@ pub unsafe extern "C-unwind" fn close_range(first: c_uint, last: c_uint, flags: 
 /// None beyond the C library's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn closefrom(first: c_int) {
-    table::remove_range(first.max(0) as c_uint, c_uint::MAX);
+    let first_closed = first.max(0) as c_uint;
+    settle_range(first_closed..=c_uint::MAX);
+    table::remove_range(first_closed, c_uint::MAX);
     epoll::all_closed();
     // SAFETY: the program's call.
     unsafe { real::closefrom(first) };
@@ -75,6 +94,7 @@ pub unsafe extern "C-unwind" fn fclose(stream: *mut FILE) -> c_int {
     if !stream.is_null() {
         // SAFETY: a stream of the program's. One without a descriptor has -1.
         let fd = unsafe { libc::fileno(stream) };
+        settle(fd);
         table::remove(fd);
     }
     // SAFETY: the program's call.
@@ -100,6 +120,7 @@ fn replace(old: c_int, new: c_int, call: impl FnOnce() -> c_int) -> c_int {
     if old == new {
         return call();
     }
+    settle(new);
     epoll::closed(new);
     let former = table::take(new);
     let result = call();

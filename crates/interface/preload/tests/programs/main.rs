@@ -3,6 +3,7 @@
 
 mod neighbours;
 mod robustness;
+mod routed;
 mod runtimes;
 mod sending;
 mod support;

@@ -3,6 +3,8 @@
 use std::ffi::OsStr;
 use std::process::{Command, Stdio};
 
+use takt_lab::Host;
+
 use super::support::{Listener, Running, Site, ended_well, program, script};
 
 #[test]
@@ -55,6 +57,101 @@ fn what_waits_for_its_next_hop_leaves_though_that_has_answered_before_anybody_li
     }
     assert_eq!(running.end().1, "");
     assert_eq!(site.sent(), 3, "by the runtime");
+}
+
+#[test]
+fn a_wait_hears_of_what_waited_for_its_next_hop_when_the_wait_began() {
+    let mut site = Site::without_daemon();
+    site.start_daemon_without_addresses();
+    let listener = Listener::new(site.there());
+    let mut command = site.command("python3");
+    let address = site.addresses()[0].to_string();
+    command.arg(script("held.py")).args([&address, "stamp"]);
+    command.env("TAKT_PRELOAD", "required");
+    let running = Running::start(&mut command);
+    for number in 0..3 {
+        let (text, _) = listener.next_in_time();
+        assert_eq!(text, format!("held {number}").as_bytes());
+    }
+    assert_eq!(running.end(), ("stamped\n".into(), String::new()));
+}
+
+#[test]
+fn what_waits_for_a_next_hop_is_sent_or_counted_however_its_socket_ends() {
+    let ways = ["close", "dup2", "close_range", "exit", "_exit"];
+    let mut site = Site::without_daemon();
+    site.start_daemon_without_addresses();
+    let start = |way: &str, address: &str| {
+        let mut command = site.command("python3");
+        command.arg(script("held.py")).args([address, way]);
+        Running::start(command.env("TAKT_PRELOAD", "required"))
+    };
+    // Of a station that is not there, nobody tells an address.
+    let [present, _] = site.addresses();
+    let absent = present
+        .to_string()
+        .rsplit_once('.')
+        .expect("IPv4")
+        .0
+        .to_owned()
+        + ".253";
+    let running = ways.map(|way| (way, start(way, &absent)));
+    for (way, running) in running {
+        let (_, err) = running.end();
+        assert!(
+            err.contains("3 datagrams in all: the next hop"),
+            "{way}: {err}"
+        );
+    }
+    // One that is there is forgotten before each.
+    let listener = Listener::new(site.there());
+    for way in ways {
+        let mut forget = site.here().command("ip").expect("the lab is up");
+        forget.args(["neigh", "flush", "all"]);
+        ended_well(forget.output());
+        let running = start(way, &present.to_string());
+        for number in 0..3 {
+            let (text, _) = listener.next_in_time();
+            assert_eq!(text, format!("held {number}").as_bytes(), "{way}");
+        }
+        assert_eq!(running.end().1, "", "{way}");
+    }
+}
+
+/// The peer comes back with another hardware address, and says so to nobody.
+#[test]
+fn a_neighbour_whose_hardware_address_has_changed_is_asked_and_found_again() {
+    let site = Site::following();
+    let ip = |host: &Host, arguments: &str| {
+        let mut command = host.command("ip").expect("the lab is up");
+        ended_well(command.args(arguments.split(' ')).output());
+    };
+    // As doubtful after a second as it is after half a minute else.
+    for name in ["base_reachable_time_ms", "delay_first_probe_time"] {
+        let _inside = site.here().enter().expect("the lab is up");
+        let value = if name.ends_with("ms") { "1000" } else { "1" };
+        let file = format!("/proc/sys/net/ipv4/neigh/eth0/{name}");
+        std::fs::write(&file, value).expect("a setting of the kernel");
+    }
+    let listener = Listener::new(site.there());
+    let mut command = site.command("python3");
+    command
+        .arg(script("stubborn.py"))
+        .arg(site.addresses()[0].to_string());
+    // By the runtime, or not at all.
+    let _talker = Running::start(command.env("TAKT_PRELOAD", "required"));
+    for _ in 0..20 {
+        listener.next_in_time();
+    }
+    ip(site.there(), "link set eth0 down");
+    ip(site.there(), "link set eth0 address 02:00:00:00:77:01");
+    ip(site.there(), "link set eth0 up");
+    while !listener.is_empty() {
+        listener.next();
+    }
+    for _ in 0..20 {
+        listener.next_in_time();
+    }
 }
 
 /// A command under strace with some options: it has the preload, and strace has not.

@@ -10,7 +10,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use takt_lab::{Host, Lab, LabConfig, OVERLAY_ID};
+use takt_lab::{Host, Lab, LabConfig, OVERLAY_DEVICE, OVERLAY_ID, Overlay};
 use takt_testing::{Directory, PATIENCE, repository, until};
 use takt_wire::ethernet::MacAddress;
 use taktd::admin::client::{Client, connect};
@@ -177,15 +177,34 @@ impl Site {
         site
     }
 
+    /// With a daemon that follows the kernel's device; the hosts are routers for their containers.
+    pub fn routed() -> Self {
+        let mut site = Self::with_overlay(1, Overlay::Flannel);
+        site.start_daemon_following();
+        site
+    }
+
+    /// With a daemon that follows the kernel's device, on a bridge.
+    pub fn following() -> Self {
+        let mut site = Self::without_daemon();
+        site.start_daemon_following();
+        site
+    }
+
     /// Before there is a daemon.
     pub fn without_daemon() -> Self {
         Self::with_containers(1)
     }
 
     fn with_containers(containers: usize) -> Self {
+        Self::with_overlay(containers, Overlay::Bridged)
+    }
+
+    fn with_overlay(containers: usize, overlay: Overlay) -> Self {
         let config = LabConfig {
             hosts: 2,
             containers,
+            overlay,
             ..LabConfig::default()
         };
         let lab = Lab::scratch(&config).expect("a lab: root and iproute2 are needed");
@@ -214,6 +233,14 @@ impl Site {
     /// Starts the daemon, which knows stations by their hardware addresses alone, as it does of a device that it follows.
     pub fn start_daemon_without_addresses(&mut self) {
         self.start_daemon_that_knows("");
+    }
+
+    fn start_daemon_following(&mut self) {
+        let network = format!(
+            "[[network]]\nname = \"pods\"\ncarrier = \"vxlan:{OVERLAY_ID}\"\nfollow = \"{OVERLAY_DEVICE}\"\n"
+        );
+        let sections = self.tenant(0) + &network;
+        self.start_daemon_with(&sections);
     }
 
     fn start_daemon_that_knows(&mut self, addresses: &str) {
@@ -247,7 +274,8 @@ impl Site {
         listener(at)
             + &format!(
                 "classes = {CLASSES}\n[listener.endpoint]\nnetwork = \"pods\"\nmac = \"{mac}\"\n\
-                 addresses = [\"{four}/16\"{more}]\nethertypes = [0xdead]\n"
+                 addresses = [\"{four}/{length}\"{more}]\nethertypes = [0xdead]\n",
+                length = container.prefix_length(),
             )
     }
 

@@ -1,0 +1,45 @@
+"""Datagrams that wait for a next hop (`held.py ADDRESS WAY`). WAY is how the socket ends that has them, or `stamp`: then they are
+told of by a wait that has begun while all of them waited."""
+
+import ctypes
+import os
+import select
+import socket
+import struct
+import sys
+import time
+
+SO_TXTIME, CLOCK_TAI = 61, 11
+SO_TIMESTAMPING, TX_SOFTWARE, SOFTWARE, TSONLY = 37, 1 << 1, 1 << 4, 1 << 11
+PORT = 5001
+
+address, way = sys.argv[1:]
+made = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+made.setsockopt(socket.SOL_SOCKET, SO_TXTIME, struct.pack("iI", CLOCK_TAI, 0))
+if way == "stamp":
+    # Which datagrams are stamped, each says itself.
+    made.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPING, struct.pack("I", SOFTWARE | TSONLY))
+launch = time.clock_gettime_ns(CLOCK_TAI) + 600_000_000
+for number in range(3):
+    control = [(socket.SOL_SOCKET, SO_TXTIME, struct.pack("Q", launch + number))]
+    if way == "stamp":
+        control.append((socket.SOL_SOCKET, SO_TIMESTAMPING, struct.pack("I", TX_SOFTWARE)))
+    made.sendmsg([struct.pack("q", launch + number), b"held %d" % number], control, 0, (address, PORT))
+
+if way == "stamp":
+    poll = select.poll()
+    poll.register(made, 0)
+    assert poll.poll(60_000), "nobody told of it"
+    _, control, _, _ = made.recvmsg(2048, 512, socket.MSG_ERRQUEUE)
+    print("stamped")
+elif way == "close":
+    made.close()
+elif way == "dup2":
+    os.dup2(0, made.fileno())
+elif way == "close_range":
+    ctypes.CDLL(None).close_range(made.fileno(), made.fileno(), 0)
+elif way == "_exit":
+    sys.stdout.flush()
+    os._exit(0)
+else:
+    assert way == "exit", way
