@@ -9,7 +9,7 @@ SUDO := $(if $(filter 0,$(shell id -u)),,sudo --preserve-env=PATH,HOME,CARGO_HOM
 .PHONY: help demo test setup setup-build build lint unit docs docs-run docs-links installation e2e adversary kill-test simulate-peering loom fuzz kubernetes test-oracle test-cluster cluster-up cluster-down bench bench-kubernetes install uninstall deb wheel clean
 
 help:
-	@echo "make demo     an isochronous talker over Takt's overlay beside bare metal and Flannel's way: tables and report"
+	@echo "make demo     an isochronous talker with Takt beside bare metal and Flannel: a table and a report"
 	@echo "make test     everything below"
 	@echo "  lint        formatting and lints"
 	@echo "  unit        tests of single packages, and e2e"

@@ -148,7 +148,15 @@ impl Experiment<'_> {
     ///
     /// # Errors
     /// When the experiment cannot be run as it is; no variant's failure is an error.
-    pub fn run(mut self) -> Result<Outcome, ExperimentError> {
+    pub fn run(self) -> Result<Outcome, ExperimentError> {
+        self.run_telling(|line| eprintln!("{line}"))
+    }
+
+    /// The same, with its lines of progress for `tell`.
+    ///
+    /// # Errors
+    /// As [`run`](Self::run).
+    pub fn run_telling(mut self, tell: impl Fn(&str)) -> Result<Outcome, ExperimentError> {
         self.validate()?;
         let started = humantime::format_rfc3339_seconds(SystemTime::now()).to_string();
         let count = self.variants.len();
@@ -169,14 +177,14 @@ impl Experiment<'_> {
                     RoundOutcome::Sample(sample) => sample.to_string(),
                     RoundOutcome::Failure(reason) => format!("failed: {reason}"),
                 };
-                eprintln!(
+                tell(&format!(
                     "[{}/{}] {} {}, {}: {told}",
                     index + 1,
                     round.of,
                     self.name,
                     self.setting,
                     variant.name
-                );
+                ));
                 rounds[which].push(outcome);
             }
         }

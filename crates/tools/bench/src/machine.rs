@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
@@ -29,6 +30,23 @@ pub struct Machine {
     /// What the kernel was booted with that sets cores apart (`isolcpus`, `nohz_full`, `rcu_nocbs`,
     /// `idle`), in its own words; empty if nothing.
     pub core_options: Vec<String>,
+}
+
+/// The kernel's unit of time in `/proc/stat`: a hundredth of a second.
+const TICK: Duration = Duration::from_millis(10);
+
+/// What the hypervisor has taken of all cores since the start of the machine, as the kernel counts it (`proc(5)`).
+///
+/// # Errors
+/// When `/proc/stat` cannot be read.
+pub fn stolen() -> io::Result<Duration> {
+    let text = fs::read_to_string("/proc/stat")?;
+    let ticks = text
+        .lines()
+        .next()
+        .and_then(|all| all.split_whitespace().nth(8));
+    let ticks = ticks.and_then(|ticks| ticks.parse().ok());
+    Ok(TICK * ticks.unwrap_or(0))
 }
 
 impl Machine {

@@ -21,6 +21,9 @@ mod table;
 pub struct Report {
     /// What was measured.
     pub title: String,
+    /// The one sentence that a reader is to take away; the first picture stands below it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub headline: Option<String>,
     /// A paragraph for the reader: what the figures answer. Paragraphs are parted by an empty line.
     pub introduction: String,
     /// The command line that gave them.
@@ -74,6 +77,7 @@ impl Report {
     ) -> Result<Self, ReportError> {
         Ok(Self {
             title: title.into(),
+            headline: None,
             introduction: introduction.into(),
             command: std::env::args().collect(),
             machine: Machine::describe().map_err(ReportError::Machine)?,

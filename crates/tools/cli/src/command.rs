@@ -81,7 +81,7 @@ pub enum Command {
     Lab(lab::Lab),
     /// Measure Takt beside its peers
     Bench(bench::Bench),
-    /// An isochronous talker over Takt's overlay beside bare metal and Flannel's way, in two minutes
+    /// An isochronous talker with Takt beside bare metal and Flannel, in two minutes
     Demo(demo::Demo),
     /// One side of a measurement, in a process that `takt bench` starts
     #[command(hide = true)]

@@ -1,16 +1,50 @@
-//! What arrives at a host's interface, with the instants at which its kernel saw it.
+//! What arrives at an end of a cable, with the instants at which its kernel saw it.
 
 use std::io;
 use std::mem::{size_of, size_of_val, zeroed};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::time::Duration;
 
-use crate::{Host, LabError};
+use crate::{Host, LabError, namespace};
 
 /// Room for frames that wait to be read.
 const BUFFER: i32 = 64 << 20;
 /// Longest frame that is kept whole.
 const LONGEST: usize = 65_536;
+
+/// How much is kept of frames of which the beginning is enough.
+pub const HEAD: u32 = 160;
+/// Octets of the headers before a datagram's payload: Ethernet, IPv4, UDP; and those of a VXLAN before them.
+const HEADERS: usize = 14 + 20 + 8;
+const TUNNEL_HEADERS: usize = HEADERS + 8;
+/// The UDP port of the lab's VXLAN.
+const VXLAN: u16 = 4789;
+
+/// A program of the classic packet filter (`Documentation/networking/filter.rst`): the head of what is for a UDP port, in a
+/// VXLAN or not.
+fn to_port(port: u16) -> [libc::sock_filter; 9] {
+    const PORT: u32 = 14 + 20 + 2;
+    let load = |at| (libc::BPF_LD | libc::BPF_H | libc::BPF_ABS, 0, 0, at);
+    let is = |value: u32, yes, no| (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, yes, no, value);
+    let end = |length| (libc::BPF_RET | libc::BPF_K, 0, 0, length);
+    let program = [
+        load(12),
+        is(libc::ETH_P_IP as u32, 0, 6),
+        load(PORT),
+        is(port.into(), 3, 0),
+        is(VXLAN.into(), 0, 3),
+        load(TUNNEL_HEADERS as u32 + PORT),
+        is(port.into(), 0, 1),
+        end(HEAD),
+        end(0),
+    ];
+    program.map(|(code, jt, jf, k)| libc::sock_filter {
+        code: code as u16,
+        jt,
+        jf,
+        k,
+    })
+}
 
 /// A packet socket on a host's interface, open as long as this lives.
 ///
@@ -27,6 +61,19 @@ pub struct Captured {
     pub frame: Vec<u8>,
 }
 
+impl Captured {
+    /// The payload of a UDP datagram over IPv4 without options, of which the head may have been kept alone; in the lab's
+    /// VXLAN or not.
+    pub fn datagram(&self) -> &[u8] {
+        let port = self.frame.get(HEADERS - 6..HEADERS - 4);
+        let tunnel = match port {
+            Some(port) if *port == VXLAN.to_be_bytes() => TUNNEL_HEADERS,
+            _ => 0,
+        };
+        self.frame.get(tunnel + HEADERS..).unwrap_or_default()
+    }
+}
+
 impl Capture {
     /// Begins to capture.
     ///
@@ -35,10 +82,23 @@ impl Capture {
     pub fn open(host: &Host) -> Result<Self, LabError> {
         let _inside = host.enter()?;
         let name = host.name();
-        Self::on(host.interface()).map_err(LabError::io(format!("capture at {name}")))
+        Self::on(host.interface(), &[]).map_err(LabError::io(format!("capture at {name}")))
     }
 
-    fn on(interface: &str) -> io::Result<Self> {
+    /// Begins to capture what a host sends to a UDP port, at the other end of its cable: IPv4 without options, as it is or
+    /// in the lab's VXLAN. The first [`HEAD`] octets of each frame are kept.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn sent_by(host: &Host, port: u16) -> Result<Self, LabError> {
+        let (namespace, interface) = host.far();
+        let _inside = namespace::enter(namespace)?;
+        let name = host.name();
+        Self::on(interface, &to_port(port))
+            .map_err(LabError::io(format!("capture what {name} sends")))
+    }
+
+    fn on(interface: &str, filter: &[libc::sock_filter]) -> io::Result<Self> {
         let every = (libc::ETH_P_ALL as u16).to_be();
         // No protocol yet: until it is bound, it would see every interface.
         // SAFETY: a plain call.
@@ -52,6 +112,9 @@ impl Capture {
         capture.set(libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, BUFFER)?;
         capture.set(libc::SOL_SOCKET, libc::SO_TIMESTAMPNS, 1)?;
         capture.set(libc::SOL_PACKET, libc::PACKET_IGNORE_OUTGOING, 1)?;
+        if !filter.is_empty() {
+            capture.filter(filter)?;
+        }
         let interface = std::ffi::CString::new(interface)?;
         // SAFETY: all zero is an address of nothing; the name outlives the call.
         let (mut address, index) = unsafe {
@@ -74,6 +137,28 @@ impl Capture {
         };
         match bound {
             0 => Ok(capture),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+
+    /// Keeps what a program of the classic packet filter says.
+    fn filter(&self, program: &[libc::sock_filter]) -> io::Result<()> {
+        let program = libc::sock_fprog {
+            len: program.len() as u16,
+            filter: program.as_ptr().cast_mut(),
+        };
+        // SAFETY: the program is as long as it says and outlives the call, which only reads it.
+        let result = unsafe {
+            libc::setsockopt(
+                self.0.as_raw_fd(),
+                libc::SOL_SOCKET,
+                libc::SO_ATTACH_FILTER,
+                (&raw const program).cast(),
+                size_of_val(&program) as libc::socklen_t,
+            )
+        };
+        match result {
+            0 => Ok(()),
             _ => Err(io::Error::last_os_error()),
         }
     }
@@ -159,6 +244,14 @@ impl Capture {
             realtime_ns: stamp.ok_or_else(|| io::Error::other("a frame without a time stamp"))?,
             frame,
         })
+    }
+
+    /// A frame that is there already; `None`: none is.
+    ///
+    /// # Errors
+    /// As [`next`](Self::next).
+    pub fn take(&self) -> io::Result<Option<Captured>> {
+        self.next(Duration::ZERO)
     }
 
     /// How many frames there was no room for since it was last asked.

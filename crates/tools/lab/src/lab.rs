@@ -433,6 +433,22 @@ impl Lab {
         Ok(())
     }
 
+    /// Gives a host's end of its cable two queues, as the switch has them with [`LabConfig::priorities`], or one again: what
+    /// its kernel sends passes them. Nothing without a rate.
+    ///
+    /// # Errors
+    /// When the lab is down, or without CAP_NET_ADMIN.
+    pub fn set_queues(&self, host: usize, by_priority: bool) -> Result<(), LabError> {
+        let Some(rate) = self.config.rate else {
+            return Ok(());
+        };
+        let end = End::of(&self.hosts[host]);
+        match by_priority {
+            true => queue_by_priority(end, rate),
+            false => limit_rate(end, rate, self.config.mtu),
+        }
+    }
+
     fn build_cable(&self, left: End<'_>, right: End<'_>) -> Result<(), LabError> {
         let purpose = format!("lay a cable from {} to {}", left.namespace, right.namespace);
         let (mtu, queues) = (self.config.mtu.to_string(), self.config.queues.to_string());

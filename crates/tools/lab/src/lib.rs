@@ -33,7 +33,7 @@ mod link;
 mod namespace;
 mod record;
 
-pub use capture::{Capture, Captured};
+pub use capture::{Capture, Captured, HEAD};
 pub use config::{LabConfig, Network, Overlay, ParseNetworkError, Wiring};
 pub use error::LabError;
 pub use host::{Host, LinkState};

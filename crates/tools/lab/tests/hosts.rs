@@ -4,7 +4,7 @@ use std::net::{Ipv4Addr, UdpSocket};
 use std::path::Path;
 use std::time::Duration;
 
-use takt_lab::{Host, Lab, LabConfig, LabError, LinkState, Overlay, RECORDS, Wiring};
+use takt_lab::{Capture, Host, Lab, LabConfig, LabError, LinkState, Overlay, RECORDS, Wiring};
 
 /// Long enough that only a link that carries nothing runs into it.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -419,4 +419,39 @@ fn a_rate_limit_is_held_at_each_end_of_every_cable() {
         "{octets} octets in {:?}, sooner than {least:?}",
         start.elapsed()
     );
+}
+
+#[test]
+fn what_a_host_sends_is_captured_at_the_far_end_of_its_cable_in_a_vxlan_or_not() {
+    if skip() {
+        return;
+    }
+    let lab = Lab::scratch(&LabConfig {
+        containers: 1,
+        rate: Some(100_000_000),
+        wiring: Wiring::Bridge,
+        ..LabConfig::default()
+    })
+    .unwrap();
+    let capture = Capture::sent_by(lab.host(0), 7).unwrap();
+    for (by_priority, near, far) in [
+        (false, lab.host(0), lab.host(1)),
+        (true, lab.container(0, 0), lab.container(1, 0)),
+        (false, lab.container(0, 0), lab.container(1, 0)),
+    ] {
+        lab.set_queues(0, by_priority).unwrap();
+        let (near, far) = (socket_of(near), socket_of(far));
+        let other = (far.local_addr().unwrap().ip(), 9);
+        near.send_to(b"for another port", other).unwrap();
+        pass(&near, &far, b"out");
+        pass(&far, &near, b"and back");
+        let captured = capture.next(PATIENCE).unwrap().unwrap();
+        assert_eq!(captured.datagram(), b"out");
+        assert_eq!(capture.take().unwrap(), None, "nothing that comes back");
+        let long = vec![7; 1000];
+        pass(&near, &far, &long);
+        let captured = capture.next(PATIENCE).unwrap().unwrap();
+        assert_eq!(captured.frame.len(), takt_lab::HEAD as usize);
+        assert!(captured.datagram().iter().all(|octet| *octet == 7));
+    }
 }

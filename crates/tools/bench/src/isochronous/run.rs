@@ -5,10 +5,13 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use takt_lab::{Host, Lab, LabConfig, OVERLAY_ID, Wiring};
+use takt_lab::{Capture, Host, Lab, LabConfig, OVERLAY_DEVICE, OVERLAY_ID, Overlay, Wiring};
 
 use super::listener::Heard;
-use super::talker::Sent;
+use super::sys;
+use super::talker::{self, LEAST_SIZE, Sent};
+use crate::machine;
+use crate::statistics::Latencies;
 use crate::takt::process::{Process, Scratch};
 use crate::takt::{PATIENCE, Takt, TaktError, daemon};
 
@@ -17,6 +20,8 @@ pub(super) const LISTENER_PORT: u16 = 6000;
 const DRAIN_PORT: u16 = 6001;
 /// The real-time priority of the runtime's lane: below the talker's, which has work for it.
 const LANE_PRIORITY: u8 = 50;
+/// Bits per second of a link that is not limited, as a schedule takes it.
+const RATE: u64 = 1_000_000_000;
 /// What is late is sent, and measured: dropped, it would not be in the figures.
 const TOLERANCE_US: u32 = 1_000_000;
 /// Datagrams at the beginning of a run that are not measured.
@@ -26,26 +31,55 @@ pub const WARM_UP: u32 = 50;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
     /// Host to host, over kernel sockets; the talker sleeps and sends.
-    BareMetal,
-    /// Container to container over the kernel's bridges and VXLAN, as Flannel builds them; the same talker.
-    Overlay,
-    /// Container to container: the same talker, with launch times, under Takt's preload.
+    BareSleeping,
+    /// The same, but the talker spins until each instant: as well as this machine can.
+    BareSpinning,
+    /// The same, and the host's link has two queues, of which the talker's is served first (HTB): the best queueing that the
+    /// kernel has for it.
+    BarePriority,
+    /// Container to container over the kernel's bridges, routes and VXLAN, as Flannel builds them; the talker sleeps.
+    OverlaySleeping,
+    /// The same, but the talker spins.
+    OverlaySpinning,
+    /// Container to container: the talker sleeps and hands over ahead, with launch times, under Takt's preload.
     Takt,
-    /// Host to host, over kernel sockets; the talker spins until each instant: as well as this machine can.
-    Floor,
 }
 
 impl Way {
     /// All of them, in the order in which they are told.
-    pub const ALL: [Self; 4] = [Self::BareMetal, Self::Overlay, Self::Takt, Self::Floor];
+    pub const ALL: [Self; 6] = [
+        Self::BareSleeping,
+        Self::BareSpinning,
+        Self::BarePriority,
+        Self::OverlaySleeping,
+        Self::OverlaySpinning,
+        Self::Takt,
+    ];
 
     /// Its name in tables.
     pub fn name(self) -> &'static str {
         match self {
-            Self::BareMetal => "bare metal, send and sleep",
-            Self::Overlay => "Flannel-like overlay, send and sleep",
-            Self::Takt => "Takt overlay, launch times",
-            Self::Floor => "bare metal, spinning (the floor)",
+            Self::BareSleeping => "bare metal, sleeping",
+            Self::BareSpinning => "bare metal, spinning",
+            Self::BarePriority => "bare metal, spinning, HTB",
+            Self::OverlaySleeping => "Flannel, sleeping",
+            Self::OverlaySpinning => "Flannel, spinning",
+            Self::Takt => "Flannel with Takt",
+        }
+    }
+
+    fn is_bare(self) -> bool {
+        matches!(
+            self,
+            Self::BareSleeping | Self::BareSpinning | Self::BarePriority
+        )
+    }
+
+    fn talker(self) -> &'static str {
+        match self {
+            Self::BareSleeping | Self::OverlaySleeping => "sleep",
+            Self::BareSpinning | Self::BarePriority | Self::OverlaySpinning => "spin",
+            Self::Takt => "launch",
         }
     }
 }
@@ -63,7 +97,7 @@ pub struct Flow {
     pub load: u64,
 }
 
-/// The hosts: a link with a rate, and containers.
+/// The hosts: a link with a rate, and containers in Flannel's network.
 #[must_use]
 pub fn lab(rate: u64) -> LabConfig {
     LabConfig {
@@ -72,6 +106,7 @@ pub fn lab(rate: u64) -> LabConfig {
         rate: Some(rate),
         wiring: Wiring::Bridge,
         priorities: true,
+        overlay: Overlay::Flannel,
         ..LabConfig::default()
     }
 }
@@ -85,6 +120,51 @@ pub struct Run {
     pub heard: Heard,
     /// Best effort that came, payload bits per second.
     pub drained: f64,
+    /// What was captured at the other end of the cable that the talker's host sends on.
+    pub wire: Wire,
+    /// What the runtime has counted as sent of the talker's class; `None`: there was no runtime.
+    pub counted: Option<u64>,
+    /// What the hypervisor took of all cores meanwhile.
+    pub stolen: Duration,
+}
+
+/// A flow at the other end of the cable, by the receiving kernel's stamps: for every way the same.
+#[derive(Clone, Debug, Default)]
+pub struct Wire {
+    /// Datagrams that came by.
+    pub captured: u32,
+    /// Of those that are measured, how far from its launch time each came by: absolute.
+    pub departure: Latencies,
+    /// How many of them came by before their launch time.
+    pub early: u32,
+}
+
+impl Wire {
+    /// Reads what was captured.
+    fn read(capture: &Capture) -> std::io::Result<Self> {
+        let offset = sys::tai_offset_ns();
+        let mut wire = Self::default();
+        while let Some(captured) = capture.take()? {
+            let Some(head) = captured.datagram().first_chunk::<LEAST_SIZE>() else {
+                continue;
+            };
+            let [a, b, c, d, launch @ ..] = *head;
+            let number = u32::from_le_bytes([a, b, c, d]);
+            let launch = i64::from_le_bytes(launch);
+            wire.captured += 1;
+            if number >= WARM_UP {
+                let at = captured.realtime_ns + offset;
+                wire.departure.record_ns(at.abs_diff(launch));
+                wire.early += u32::from(at < launch);
+            }
+        }
+        match capture.lost()? {
+            0 => Ok(wire),
+            lost => Err(std::io::Error::other(format!(
+                "{lost} frames were not captured"
+            ))),
+        }
+    }
 }
 
 /// Runs a flow over a way once. Everything that serves it runs on `cores.0`, best effort on `cores.1`.
@@ -99,13 +179,14 @@ pub fn run(
     cores: (usize, usize),
 ) -> Result<Run, TaktError> {
     let scratch = Scratch::new()?;
-    let (near, far) = match way {
-        Way::BareMetal | Way::Floor => (lab.host(0), lab.host(1)),
-        Way::Overlay | Way::Takt => (lab.container(0, 0), lab.container(1, 0)),
+    let (near, far) = match way.is_bare() {
+        true => (lab.host(0), lab.host(1)),
+        false => (lab.container(0, 0), lab.container(1, 0)),
     };
-    let _daemon = match way {
-        Way::Takt => Some(node(takt, lab, 1, cores.0, &scratch)?),
-        Way::BareMetal | Way::Overlay | Way::Floor => None,
+    lab.set_queues(0, way == Way::BarePriority)?;
+    let daemon = match way {
+        Way::Takt => Some(node(takt, lab, 1, cores.0, &scratch, Some(flow.period))?),
+        _ => None,
     };
     let seconds = flow.period.as_secs_f64() * f64::from(flow.count + WARM_UP);
     let start = |command: Command, name: &str| {
@@ -141,14 +222,9 @@ pub fn run(
     introduce(near, far)?;
 
     let size = flow.size.to_string();
-    let mode = match way {
-        Way::BareMetal | Way::Overlay => "sleep",
-        Way::Takt => "launch",
-        Way::Floor => "spin",
-    };
     let mut talker = match way {
-        Way::BareMetal | Way::Overlay | Way::Floor => near.command(takt.program())?,
         Way::Takt => preloaded(takt, near, &socket(&scratch, 0))?,
+        _ => near.command(takt.program())?,
     };
     talker.args([
         "bench-socket",
@@ -159,8 +235,10 @@ pub fn run(
         &size,
     ]);
     talker.args(["--period-us", &period, "--count", &count]);
-    talker.args(["--mode", mode]);
+    talker.args(["--mode", way.talker()]);
     talker.args(["--core", &cores.0.to_string()]);
+    let capture = Capture::sent_by(lab.host(0), LISTENER_PORT)?;
+    let stolen = machine::stolen().map_err(TaktError::io("read /proc/stat"))?;
     let mut talker = start(talker, "talker")?;
     let patience = Duration::from_secs_f64(seconds) + PATIENCE;
     let sent: Sent = talker.answer(patience)?;
@@ -169,11 +247,59 @@ pub fn run(
         Some((drain, _)) => drain.answer(PATIENCE)?,
         None => 0.0,
     };
+    let until = machine::stolen().map_err(TaktError::io("read /proc/stat"))?;
+    let wire = Wire::read(&capture).map_err(TaktError::io("read what was captured"))?;
+    let counted = match &daemon {
+        Some(_) => Some(counted(takt, lab.host(0), &scratch)?),
+        None => None,
+    };
     Ok(Run {
         sent,
         heard,
         drained,
+        wire,
+        counted,
+        stolen: until.saturating_sub(stolen),
     })
+}
+
+/// What the runtime says it has sent of the talker's class.
+fn counted(takt: &Takt, host: &Host, scratch: &Scratch) -> Result<u64, TaktError> {
+    let mut command = host.command(takt.program())?;
+    command.args(["schedule", "status", "--json", "--admin"]);
+    command.arg(daemon::admin(scratch.path(), NODE));
+    let asked = command.output().map_err(TaktError::io("ask the runtime"))?;
+    let links: serde_json::Value = serde_json::from_slice(&asked.stdout).unwrap_or_default();
+    let sent = |link: &serde_json::Value| {
+        let class = link["classes"]
+            .as_array()?
+            .get(usize::from(talker::CLASS))?;
+        class["sent"].as_u64()
+    };
+    let links = links.as_array().map(Vec::as_slice).unwrap_or_default();
+    let sum: Option<u64> = links.iter().map(sent).sum();
+    sum.filter(|_| !links.is_empty()).ok_or_else(|| {
+        let said = String::from_utf8_lossy(&asked.stdout).into_owned();
+        TaktError::io("read what the runtime has counted")(std::io::Error::other(said))
+    })
+}
+
+/// The schedule that the runtime keeps for the talker: a quarter of each period for its class alone, the rest for all
+/// others (IEEE 802.1Qbv).
+#[must_use]
+pub fn schedule(period: Duration) -> String {
+    let period = period.as_nanos();
+    let (own, rest) = (period / 4, period - period / 4);
+    let class = talker::CLASS;
+    let others: Vec<String> = (0..8u8)
+        .filter(|other| *other != class)
+        .map(|other| other.to_string())
+        .collect();
+    format!(
+        "cycle-time = \"{period}ns\"\n[[entry]]\ngates = [{class}]\ninterval = \"{own}ns\"\n\
+         [[entry]]\ngates = [{}]\ninterval = \"{rest}ns\"\n",
+        others.join(", ")
+    )
 }
 
 /// The node's name.
@@ -199,15 +325,16 @@ pub(super) fn socket(scratch: &Scratch, tenant: usize) -> PathBuf {
     }
 }
 
-/// The runtime of the talkers' host: its tenants are the first containers.
+/// The runtime of the talkers' host: its tenants are the first containers. `period`: of a schedule for their class.
 pub(super) fn node(
     takt: &Takt,
     lab: &Lab,
     tenants: usize,
     core: usize,
     scratch: &Scratch,
+    period: Option<Duration>,
 ) -> Result<daemon::Daemon, TaktError> {
-    let (host, peer) = (lab.host(0), lab.container(1, 0));
+    let host = lab.host(0);
     let mac = |host: &Host| host.mac().map(|octet| format!("{octet:02x}")).join(":");
     let endpoint = |tenant| {
         let container = lab.container(0, tenant);
@@ -227,13 +354,18 @@ pub(super) fn node(
         listener += &endpoint(tenant);
     }
     listener += &format!(
-        "[[network]]\nname = \"pods\"\ncarrier = \"vxlan:{OVERLAY_ID}\"\n\
-         stations = [{{ mac = \"{}\", vtep = \"{}\", addresses = [\"{}\"] }}]\n\n\
+        "[[network]]\nname = \"pods\"\ncarrier = \"vxlan:{OVERLAY_ID}\"\nfollow = \"{OVERLAY_DEVICE}\"\n\n\
          [departure]\ntolerance_us = {TOLERANCE_US}\n",
-        mac(peer),
-        lab.host(1).address(),
-        peer.address(),
     );
+    if let Some(period) = period {
+        let file = scratch.path().join("schedule.toml");
+        std::fs::write(&file, schedule(period)).map_err(TaktError::io("write a schedule"))?;
+        listener += &format!(
+            "\n[[schedule]]\ndatapath = \"xdp\"\nfile = \"{}\"\nrate = {}\n",
+            file.display(),
+            lab.config().rate.unwrap_or(RATE),
+        );
+    }
     let node = daemon::Node {
         name: NODE,
         address: host.address(),

@@ -14,8 +14,8 @@ pub const LEAST_SIZE: usize = 12;
 /// The talker's real-time priority: above the lane's, whose work it makes.
 const PRIORITY: i32 = 60;
 /// What it asks of the network: traffic class 6, and its class selector as DSCP (RFC 2474).
-const CLASS: i32 = 6;
-const TOS: i32 = CLASS << 5;
+pub const CLASS: u8 = 6;
+const TOS: i32 = (CLASS as i32) << 5;
 /// How long ahead of the first datagram everything is ready.
 const PAUSE_NS: i64 = 100_000_000;
 
@@ -84,7 +84,12 @@ pub fn run(options: &Options) -> io::Result<Sent> {
     socket.connect(options.to)?;
     // In this order: the kernel takes a priority from the type of service, and another one than this.
     sys::set(&socket, libc::IPPROTO_IP, libc::IP_TOS, &TOS)?;
-    sys::set(&socket, libc::SOL_SOCKET, libc::SO_PRIORITY, &CLASS)?;
+    sys::set(
+        &socket,
+        libc::SOL_SOCKET,
+        libc::SO_PRIORITY,
+        &i32::from(CLASS),
+    )?;
     let stamps = libc::SOF_TIMESTAMPING_TX_SOFTWARE
         | libc::SOF_TIMESTAMPING_SOFTWARE
         | libc::SOF_TIMESTAMPING_OPT_ID

@@ -89,7 +89,7 @@ pub fn run(
     cores: (usize, usize),
 ) -> Result<Vec<Sent>, TaktError> {
     let scratch = Scratch::new()?;
-    let _daemon = node(takt, lab, TALKERS + 1, cores.0, &scratch)?;
+    let _daemon = node(takt, lab, TALKERS + 1, cores.0, &scratch, None)?;
     let far = lab.container(1, 0);
     let start = |tenant: usize, core: usize, words: &[&str]| {
         let container = lab.container(0, tenant);

@@ -18,8 +18,16 @@ const STYLE: &str = include_str!("page.css");
 pub(super) fn render(report: &Report) -> Result<String, ReportError> {
     let looks = Looks::of(report);
     let mut body = format!("<h1>{}</h1>\n", escape(&report.title));
+    if let Some(headline) = &report.headline {
+        body.push_str(&format!("<p class=\"lead\">{}</p>\n", escape(headline)));
+        if let Some(section) = sections(&report.outcomes).first() {
+            body.push_str(&render_legend(section, &looks));
+            body.push_str(&render_spreads(section, &looks)?);
+        }
+    }
     for (index, paragraph) in report.introduction.split("\n\n").enumerate() {
-        let class = if index == 0 { " class=\"lead\"" } else { "" };
+        let lead = index == 0 && report.headline.is_none();
+        let class = if lead { " class=\"lead\"" } else { "" };
         body.push_str(&format!("<p{class}>{}</p>\n", escape(paragraph.trim())));
     }
     for section in sections(&report.outcomes) {

@@ -1,7 +1,6 @@
 //! One task set run once, beside hogs: every job's response, and every missed deadline beside what the
 //! machine took.
 
-use std::fs;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,8 +16,6 @@ use super::{PlannedSet, ReservationsError, Setting, machine};
 
 /// From when all threads are ready to the first release.
 const HEAD_START_NS: u64 = 20_000_000;
-/// The kernel's unit of time in `/proc/stat`: a hundredth of a second.
-const TICK_NS: u64 = 10_000_000;
 
 /// How the threads of the tasks are scheduled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -375,13 +372,8 @@ impl Drop for Hogs {
 
 /// What the hypervisor has taken from all cores since the machine was started, as the kernel counts it.
 fn steal_ns() -> Result<u64, ReservationsError> {
-    let text = fs::read_to_string("/proc/stat").map_err(machine("read /proc/stat"))?;
-    // The eighth number of the first line: see proc_stat(5).
-    let ticks = text.lines().next().and_then(|line| {
-        let field = line.split_whitespace().nth(8)?;
-        field.parse::<u64>().ok()
-    });
-    Ok(ticks.unwrap_or(0) * TICK_NS)
+    let stolen = crate::machine::stolen().map_err(machine("read /proc/stat"))?;
+    Ok(stolen.as_nanos() as u64)
 }
 
 #[cfg(test)]

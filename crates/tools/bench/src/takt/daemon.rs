@@ -50,6 +50,11 @@ pub(crate) fn socket(folder: &Path, name: &str) -> PathBuf {
     folder.join(format!("{name}.sock"))
 }
 
+/// Where the admin API of the daemon `name` is.
+pub(crate) fn admin(folder: &Path, name: &str) -> PathBuf {
+    folder.join(format!("{name}-admin.sock"))
+}
+
 impl Node<'_> {
     fn configuration(&self, folder: &Path) -> String {
         let mut text = format!(
@@ -69,7 +74,7 @@ impl Node<'_> {
             protection = protection(),
             group = folder.join(GROUP_KEY_FILE).display(),
             own = folder.join(format!("{}-node.key", self.name)).display(),
-            admin = folder.join(format!("{}-admin.sock", self.name)).display(),
+            admin = admin(folder, self.name).display(),
         );
         if let Some(peer) = self.peer {
             text.push_str(&format!("\n[[peer]]\naddress = \"{peer}:{PORT}\"\n"));

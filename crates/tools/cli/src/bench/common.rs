@@ -36,6 +36,9 @@ pub struct Common {
     /// The program takt-bench-peers (`make bench` builds it); without it where it is usually found
     #[arg(long, value_name = "PATH", env = "TAKT_BENCH_PEERS")]
     pub peers: Option<PathBuf>,
+    /// Neither tables nor progress are printed but by the measurement itself.
+    #[arg(skip)]
+    pub quiet: bool,
 }
 
 /// Why a measurement could not be made.
@@ -174,14 +177,20 @@ pub fn machine(action: &'static str) -> impl FnOnce(io::Error) -> BenchError {
 
 impl Common {
     /// All variants, for this many rounds.
-    pub fn brief(rounds: u32, out: Option<PathBuf>, json: bool) -> Self {
+    pub fn brief(rounds: u32, out: Option<PathBuf>, json: bool, quiet: bool) -> Self {
         Self {
             rounds,
             out,
             json,
             only: Vec::new(),
             peers: None,
+            quiet,
         }
+    }
+
+    /// Whether tables are printed.
+    fn prints(&self) -> bool {
+        !self.json && !self.quiet
     }
 
     /// The program that measures other messaging systems: `None` if it was neither named nor found.
@@ -244,7 +253,7 @@ impl<'a> Measurement<'a> {
         method: &str,
     ) -> Result<Self, BenchError> {
         let report = Report::new(title, method)?;
-        if !common.json {
+        if common.prints() {
             println!("{title}");
             for (heading, value) in report.machine.rows() {
                 println!("  {heading:<19} {value}");
@@ -266,8 +275,11 @@ impl<'a> Measurement<'a> {
         {
             experiment.baseline = None;
         }
-        let outcome = experiment.run()?;
-        if !self.common.json {
+        let outcome = match self.common.quiet {
+            true => experiment.run_telling(|_| {})?,
+            false => experiment.run()?,
+        };
+        if self.common.prints() {
             println!("{}", text::table(&outcome));
         }
         let index = self.report.outcomes.len();
@@ -279,9 +291,14 @@ impl<'a> Measurement<'a> {
     pub fn find(&mut self, finding: &str) {
         self.report.introduction.push_str("\n\n");
         self.report.introduction.push_str(finding);
-        if !self.common.json {
+        if self.common.prints() {
             println!("{finding}\n");
         }
+    }
+
+    /// The one sentence that the report begins with, above its first picture.
+    pub fn headline(&mut self, sentence: String) {
+        self.report.headline = Some(sentence);
     }
 
     /// Writes the report and says where it is.

@@ -1,18 +1,19 @@
 //! `takt bench isochronous`: the talker and the listener of kubernetsn-icc2023.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::rc::Rc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use clap::Args;
 use takt_bench::experiment::{Experiment, Round, Sample, Variant};
 use takt_bench::isochronous::run::{self, Flow, Run, Way};
-use takt_bench::statistics::Latencies;
+use takt_bench::statistics::{Latencies, Percentiles};
 use takt_bench::takt::Takt;
 use takt_lab::Lab;
 
 use super::common::{BenchError, Common, Measurement, TwoCores, hosts};
+use crate::output::{Align, table};
 use crate::preload;
 
 /// Best effort offered, of the link's rate.
@@ -41,26 +42,56 @@ pub struct Isochronous {
 }
 
 const METHOD: &str = "\
-Two hosts joined by a link with a rate (a switch with two queues; each host's own queue is the kernel's, one for all), \
-a bridge and a VXLAN on each, containers behind them: what Flannel builds. A talker sends a datagram in every period, a \
-listener takes the time. Latency is from the requested launch time to the return of the listener's receiving call; \
-jitter is the absolute difference between period and distance of two arrivals; the departure error is the talker's \
-software time stamp against its launch time. Send-and-sleep talkers sleep until each instant; with Takt the same program \
-hands its datagrams over half a period ahead with SO_TXTIME, under the preload, and everything from its host's link on is \
-the kernel's. The floor is a talker on bare metal that keeps its core busy until each instant: what this machine and \
-listener can do at best. Talker, lane and listener are real-time threads on one core. Beside best effort: a flow that offers 120 % of \
-the link's rate in 56 KB trains, from another container, on the other core.";
+Two hosts joined by a link with a rate (a switch with two queues; each host's own queue is the kernel's, one for all); on each a \
+bridge, a subnet of its own that is routed, and a VXLAN: what Flannel builds. A talker sends a datagram in every period, a \
+listener takes the time. Latency is from the requested launch time to the return of the listener's receiving call; jitter is \
+the absolute difference between period and distance of two arrivals; the departure error is from the launch time to the instant at \
+which the frame is at the other end of the cable of the talker's host, by the stamp of the kernel there: for every way the same \
+clock and the same place. What the talker is told of its departures (SO_TIMESTAMPING) stands beside it. Sleeping talkers \
+sleep until each instant and send; spinning ones wake 250 µs before it and keep the core busy until it: what this machine can \
+do at best. With HTB the talker's host has two queues as the switch has them, strict priority by DSCP: the best that the \
+kernel has for bare metal. With Takt the same program, in a container without privileges, hands its datagrams over half a period ahead \
+with SO_TXTIME, under the preload, and the runtime keeps an IEEE 802.1Qbv schedule for them: a quarter of each period is class \
+6's alone. Everything from its host's link on is the kernel's. Flannel's VXLAN passes no DSCP on, so that the switch serves it with \
+best effort; Takt's frames and bare metal have their class there. Talker, lane and listener are real-time threads on one core. \
+Beside best effort: a flow that offers 120 % of the link's rate in 56 KB trains, from another container, on the other core.";
 
 /// Runs by payload size, load, way and round.
-type Runs = Rc<RefCell<HashMap<(u32, bool, &'static str, u32), Run>>>;
+type AllRuns = HashMap<(u32, bool, &'static str, u32), Run>;
+type Runs = Rc<RefCell<AllRuns>>;
+
+/// How far a measurement is.
+struct Progress {
+    begun: Instant,
+    done: Cell<usize>,
+    all: usize,
+    shown: bool,
+}
+
+impl Progress {
+    /// One run more, of this way under this setting.
+    fn step(&self, setting: &str, way: Way) {
+        let done = self.done.get() + 1;
+        self.done.set(done);
+        if !self.shown {
+            return;
+        }
+        let left = self.begun.elapsed().as_secs_f64() / done as f64 * (self.all - done) as f64;
+        eprintln!(
+            "[{done}/{}] {setting}: {}; about {left:.0} s left",
+            self.all,
+            way.name()
+        );
+    }
+}
 
 impl Isochronous {
     /// As the demo has it.
     pub fn brief(full: bool, common: Common) -> Self {
         Self {
-            sizes: vec![64, 256, 1024],
+            sizes: vec![256],
             period_us: 1000,
-            seconds: 1.5,
+            seconds: 3.0,
             full,
             rate: 1_000_000_000,
             common,
@@ -87,27 +118,41 @@ impl Isochronous {
             METHOD,
         )?;
         let runs = Runs::default();
+        let progress = Rc::new(Progress {
+            begun: Instant::now(),
+            done: Cell::new(0),
+            all: 2 * self.sizes.len() * Way::ALL.len() * self.common.rounds as usize,
+            shown: self.common.quiet,
+        });
         for loaded in [false, true] {
             for &size in &self.sizes {
                 let cores = (cores.near, cores.far);
-                self.measure(&mut measurement, &takt, &lab, size, loaded, cores, &runs)?;
+                let place = (&takt, &lab, cores);
+                self.measure(&mut measurement, place, (size, loaded), &progress, &runs)?;
             }
         }
-        for finding in self.findings(&runs.borrow()) {
+        let runs = runs.borrow();
+        if !self.common.json {
+            println!("{}", self.summary(&runs));
+        }
+        if let Some(headline) = self.headline(&runs) {
+            if !self.common.json {
+                println!("{headline}\n");
+            }
+            measurement.headline(headline);
+        }
+        for finding in self.findings(&runs) {
             measurement.find(&finding);
         }
         measurement.finish()
     }
 
-    #[allow(clippy::too_many_arguments)] // one setting: of what, where, into what
     fn measure(
         &self,
         measurement: &mut Measurement<'_>,
-        takt: &Takt,
-        lab: &Lab,
-        size: u32,
-        loaded: bool,
-        cores: (usize, usize),
+        (takt, lab, cores): (&Takt, &Lab, (usize, usize)),
+        (size, loaded): (u32, bool),
+        progress: &Rc<Progress>,
         runs: &Runs,
     ) -> Result<(), BenchError> {
         let period = Duration::from_micros(self.period_us.into());
@@ -129,9 +174,11 @@ impl Isochronous {
             }
         );
         let variants = Way::ALL.map(|way| {
-            let runs = runs.clone();
+            let (runs, progress, setting) = (runs.clone(), progress.clone(), setting.clone());
             Variant::new(way.name(), move |round: &Round| {
-                let run = run::run(takt, lab, way, &flow, cores)?;
+                let run = run::run(takt, lab, way, &flow, cores);
+                progress.step(&setting, way);
+                let run = run?;
                 let sample = latency(&run, &flow);
                 let key = (size, loaded, way.name(), round.index);
                 runs.borrow_mut().insert(key, run);
@@ -143,17 +190,20 @@ impl Isochronous {
             setting: setting.clone(),
             method: String::new(),
             rounds: self.common.rounds,
-            baseline: Some(Way::Overlay.name().into()),
+            baseline: Some(Way::OverlaySleeping.name().into()),
             variants: variants.into(),
         };
         measurement.run(experiment("End-to-end latency", variants))?;
         // The same runs, seen from other sides.
         for (name, part) in [
             (
-                "Absolute jitter",
-                (|run| &run.heard.jitter) as fn(&Run) -> &Latencies,
+                "Departure error at the other end of the cable",
+                (|run| &run.wire.departure) as fn(&Run) -> &Latencies,
             ),
-            ("Absolute departure error", |run| &run.sent.departure),
+            ("Departure error as the talker is told", |run| {
+                &run.sent.departure
+            }),
+            ("Absolute jitter", |run| &run.heard.jitter),
         ] {
             let variants = Way::ALL.map(|way| {
                 let runs = runs.clone();
@@ -169,30 +219,123 @@ impl Isochronous {
         Ok(())
     }
 
-    /// What the issue of the experiment asks, answered.
-    fn findings(&self, runs: &HashMap<(u32, bool, &'static str, u32), Run>) -> Vec<String> {
-        let all = |loaded: bool, way: Way, part: fn(&Run) -> &Latencies| {
-            let mut sum = Latencies::new();
-            for ((_, of_loaded, name, _), run) in runs {
-                if *of_loaded == loaded && *name == way.name() {
-                    sum.merge(part(run));
-                }
-            }
-            sum.percentiles()
+    /// What all runs of a way gave together.
+    fn of(runs: &AllRuns, loaded: bool, way: Way) -> impl Iterator<Item = &Run> {
+        let of = move |key: &(u32, bool, &'static str, u32)| key.1 == loaded && key.2 == way.name();
+        runs.iter()
+            .filter(move |(key, _)| of(key))
+            .map(|(_, run)| run)
+    }
+
+    fn percentiles(
+        runs: &AllRuns,
+        loaded: bool,
+        way: Way,
+        part: fn(&Run) -> &Latencies,
+    ) -> Option<Percentiles> {
+        let mut sum = Latencies::new();
+        Self::of(runs, loaded, way).for_each(|run| sum.merge(part(run)));
+        sum.percentiles()
+    }
+
+    /// One table of a screen for each side.
+    fn summary(&self, runs: &AllRuns) -> String {
+        let columns = |title| {
+            [
+                (title, Align::Left),
+                ("ALONE", Align::Right),
+                ("p99", Align::Right),
+                ("LOST", Align::Right),
+                ("LOADED", Align::Right),
+                ("p99", Align::Right),
+                ("LOST", Align::Right),
+                ("RATIO", Align::Right),
+            ]
         };
-        let latency = |loaded, way| all(loaded, way, |run| &run.heard.latency);
-        let jitter = |way| all(false, way, |run| &run.heard.jitter);
+        let sent = (self.seconds * 1e6 / f64::from(self.period_us)).max(10.0) as u32 + run::WARM_UP;
+        let told = |ns: f64| match ns {
+            ns if ns < 1e6 => format!("{:.1}", ns / 1e3),
+            ns => format!("{:.0}", ns / 1e3),
+        };
+        let mut text = format!(
+            "A datagram every {period} µs, in µs after its launch time: at its listener, and at the far end\n\
+             of the cable that its host sends on. ALONE and LOADED (beside best effort of\n\
+             120 % of the link): the median; RATIO: of the p99.\n\
+             Takt's IEEE 802.1Qbv schedule: class 6 alone in the first quarter of each\n\
+             {period} µs, all other classes in the rest.\n\n",
+            period = self.period_us,
+        );
+        for (title, part) in [
+            (
+                "LATENCY",
+                (|run| &run.heard.latency) as fn(&Run) -> &Latencies,
+            ),
+            ("DEPARTURE", |run| &run.wire.departure),
+        ] {
+            let rows = Way::ALL.map(|way| {
+                let mut row = vec![way.name().to_owned()];
+                let figures = [false, true].map(|loaded| {
+                    let lost: u32 = Self::of(runs, loaded, way)
+                        .map(|run| sent.saturating_sub(run.heard.received))
+                        .sum();
+                    (Self::percentiles(runs, loaded, way, part), lost)
+                });
+                for (figures, lost) in &figures {
+                    match figures {
+                        Some(figures) => {
+                            row.extend([told(figures.p50), told(figures.p99), lost.to_string()]);
+                        }
+                        None => row.extend(["-"; 3].map(str::to_owned)),
+                    }
+                }
+                row.push(match (figures[0].0, figures[1].0) {
+                    (Some(alone), Some(loaded)) => format!("{:.2}", loaded.p99 / alone.p99),
+                    _ => "-".into(),
+                });
+                row
+            });
+            text += &table(&columns(title), rows.to_vec());
+            text.push('\n');
+        }
+        text
+    }
+
+    /// What is to be taken away, if all of it could be measured.
+    fn headline(&self, runs: &AllRuns) -> Option<String> {
+        let departure = |way| Self::percentiles(runs, true, way, |run| &run.wire.departure);
+        let latency = |way| Self::percentiles(runs, true, way, |run| &run.heard.latency);
+        let (takt, best) = (departure(Way::Takt)?, departure(Way::BarePriority)?);
+        let (heard, overlay) = (latency(Way::Takt)?, latency(Way::OverlaySpinning)?);
+        Some(format!(
+            "Beside best effort that overloads the link, datagrams from a container with Takt are on the wire {:.1} µs after their launch \
+             times in the median and {:.1} µs at p99 (bare metal that spins, with strict priority: {:.1} and {:.1} µs), and reach their \
+             listener within {:.0} µs at p99 (over Flannel alone, spinning: {:.0} µs).",
+            takt.p50 / 1e3,
+            takt.p99 / 1e3,
+            best.p50 / 1e3,
+            best.p99 / 1e3,
+            heard.p99 / 1e3,
+            overlay.p99 / 1e3,
+        ))
+    }
+
+    /// What the issue of the experiment asks, answered.
+    fn findings(&self, runs: &AllRuns) -> Vec<String> {
+        let latency = |loaded, way| Self::percentiles(runs, loaded, way, |run| &run.heard.latency);
+        let jitter = |way| Self::percentiles(runs, false, way, |run| &run.heard.jitter);
         let mut findings = Vec::new();
-        if let (Some(takt), Some(overlay), Some(floor)) =
-            (jitter(Way::Takt), jitter(Way::Overlay), jitter(Way::Floor))
-        {
+        if let (Some(takt), Some(overlay), Some(floor)) = (
+            jitter(Way::Takt),
+            jitter(Way::OverlaySleeping),
+            jitter(Way::BareSpinning),
+        ) {
             findings.push(format!(
-                "Median absolute jitter, all sizes, alone: {:.2} µs with Takt, {:.2} µs over the Flannel-like overlay ({:.1}x lower), {:.2} µs at the floor ({:.1}x lower).",
+                "Median absolute jitter, all sizes, alone: {:.2} µs with Takt, {:.2} µs over Flannel, sleeping ({:.1}x), {:.2} µs on bare metal, spinning ({:.1}x).",
                 takt.p50 / 1e3,
                 overlay.p50 / 1e3,
                 overlay.p50 / takt.p50,
                 floor.p50 / 1e3,
-                overlay.p50 / floor.p50
+                floor.p50 / takt.p50
             ));
         }
         for way in Way::ALL {
@@ -206,6 +349,26 @@ impl Isochronous {
                 ));
             }
         }
+        let all = [false, true].into_iter();
+        let (mut counted, mut captured) = (0, 0);
+        for run in all.flat_map(|loaded| Self::of(runs, loaded, Way::Takt)) {
+            counted += run.counted.unwrap_or(0);
+            captured += u64::from(run.wire.captured);
+        }
+        findings.push(format!(
+            "Takt's runtime counted {counted} datagrams of the talker as sent; {captured} were captured at the other end of the cable."
+        ));
+        let stolen: Duration = runs.values().map(|run| run.stolen).sum();
+        findings.push(format!(
+            "The hypervisor took {:.0} ms from this machine's cores during the runs ({:.0} ms of them during Takt's), as the kernel counts it: \
+             tails of every way are made of that, too.",
+            stolen.as_secs_f64() * 1e3,
+            [false, true]
+                .into_iter()
+                .flat_map(|loaded| Self::of(runs, loaded, Way::Takt))
+                .map(|run| run.stolen.as_secs_f64() * 1e3)
+                .sum::<f64>()
+        ));
         findings
     }
 }
@@ -218,6 +381,12 @@ fn latency(run: &Run, flow: &Flow) -> Sample {
     figure("lost", f64::from(sent.saturating_sub(run.heard.received)));
     figure("refused as late", f64::from(run.sent.missed));
     figure("early", f64::from(run.heard.early));
+    figure("early at the cable's end", f64::from(run.wire.early));
+    figure("captured", f64::from(run.wire.captured));
+    if let Some(counted) = run.counted {
+        figure("counted by the runtime", counted as f64);
+    }
+    figure("stolen ms", run.stolen.as_secs_f64() * 1e3);
     figure("best effort Mbit/s", run.drained / 1e6);
     if let Some(arrival) = run.heard.arrival.percentiles() {
         figure("p50 to the kernel's stamp µs", arrival.p50 / 1e3);
