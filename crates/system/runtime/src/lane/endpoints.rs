@@ -8,6 +8,7 @@ use takt_session::{ChannelId, ErrorCode, Failure};
 
 use super::Lane;
 use super::mailbox::{Event, SourceTarget};
+use super::parking::FIRST_BELL;
 use super::session::{LaneSession, LaneSource, Target};
 use super::track::sender_number;
 
@@ -15,15 +16,14 @@ impl Lane {
     /// Takes a session in.
     pub(super) fn add_session(&mut self, session: LaneSession) {
         let id = session.id;
+        let at = self.state.tenants.insert(session);
         // Never read: edge-triggered, so that no application can block the lane through it.
         let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
-        let added = epoll::add(
-            &self.epoll,
-            session.bell.fd(),
-            epoll::EventData::new_u64(2),
-            flags,
-        );
-        let at = self.state.tenants.insert(session);
+        let data = epoll::EventData::new_u64(FIRST_BELL + at as u64);
+        let sessions = &self.state.tenants.sessions;
+        let added = sessions.get(at).map_or(Ok(()), |session| {
+            epoll::add(&self.epoll, session.bell.fd(), data, flags)
+        });
         let tenants = self.state.tenants.numbers();
         for port in &mut self.ports {
             if let Some(departures) = &mut port.departures {

@@ -58,8 +58,11 @@ const RECEIVE_COST: i64 = 4 * fair::QUANTUM;
 /// A port whose empty poll is a system call is polled in one round of so many, at the rarest, while
 /// a port whose poll is free shares the lane.
 const RAREST_POLL: u32 = 64;
-/// Rounds between two publications of the ports' counters.
+/// Rounds between two publications of the ports' counters, and between two looks at the doorbells' descriptors of
+/// sessions that are idle.
 const PUBLISH_EVERY: u32 = 256;
+/// Rounds between two looks which sessions are idle.
+const REST_EVERY: u32 = 4096;
 
 /// A lane.
 pub struct Lane {
@@ -158,7 +161,7 @@ impl Lane {
             self.clear();
         }
         if self.tick.is_multiple_of(PUBLISH_EVERY) {
-            self.publish();
+            self.now_and_then();
         }
         if worked {
             let counters = &self.state.counters;
@@ -252,6 +255,19 @@ impl Lane {
             };
             self.events.send(Event::SessionFailed { session, failure });
             self.remove_session(session);
+        }
+    }
+
+    /// What is not worth its time in every round.
+    #[cold]
+    fn now_and_then(&mut self) {
+        self.publish();
+        if self.tick.is_multiple_of(REST_EVERY) {
+            let now_ns = self.state.round.read();
+            self.state.tenants.rest(now_ns);
+        }
+        if self.state.tenants.has_idle() {
+            self.take_edges();
         }
     }
 

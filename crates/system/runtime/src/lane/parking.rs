@@ -13,7 +13,9 @@ use super::Lane;
 
 /// Longest sleep of a lane that holds messages back for their tenant's rates: those may be raised.
 const THROTTLE_CHECK: Duration = Duration::from_millis(100);
-/// Edges of doorbells taken at a time, and how often at most after a sleep: applications may ring all the time.
+/// What is registered for the doorbell of the first session; below is the mailbox.
+pub(super) const FIRST_BELL: u64 = 1;
+/// Edges of doorbells taken at a time, and how often at most in a go: applications may ring all the time.
 const EDGES: usize = 64;
 const MOST_TAKES: usize = 16;
 
@@ -40,22 +42,6 @@ impl Sleeper {
         });
         // Interrupted: the lane looks, and sleeps again.
         let _ = rustix::event::poll(&mut fds, timeout.as_ref());
-        if let [bells, ..] = &fds[..]
-            && !bells.revents().is_empty()
-        {
-            self.take_edges();
-        }
-    }
-
-    /// Takes the edges of the doorbells: the descriptor that gathers them stays readable until then.
-    fn take_edges(&self) {
-        let mut events = [const { MaybeUninit::<epoll::Event>::uninit() }; EDGES];
-        for _ in 0..MOST_TAKES {
-            match epoll::wait(&self.0[0], &mut events[..], Some(&Timespec::default())) {
-                Ok((ready, _)) if ready.len() == EDGES => {}
-                _ => return,
-            }
-        }
     }
 }
 
@@ -95,9 +81,7 @@ impl Lane {
             timeout = Some(self.margin.sleep(due, now)?);
         }
         self.publish();
-        for (_, session) in &self.state.tenants.sessions {
-            session.bell.park();
-        }
+        self.state.tenants.park();
         if self.state.tenants.listen() && self.state.tenants.turns.any() {
             self.unpark();
             return None;
@@ -121,10 +105,31 @@ impl Lane {
     pub fn unpark(&mut self) {
         let round = &self.state.round;
         self.margin.woken(|| TaiTime::from_nanos(round.read()));
-        for (_, session) in &self.state.tenants.sessions {
-            session.bell.unpark();
-        }
+        self.state.tenants.unpark();
+        self.take_edges();
         let mut count = [0u8; 8];
         let _ = rustix::io::read(&self.mailbox.wake, &mut count);
+    }
+
+    /// Takes the edges of the doorbells: the descriptor that gathers them stays readable until then. Sessions that
+    /// are not watched have rung.
+    pub(super) fn take_edges(&mut self) {
+        let mut events = [const { MaybeUninit::<epoll::Event>::uninit() }; EDGES];
+        for _ in 0..MOST_TAKES {
+            let Ok((ready, _)) =
+                epoll::wait(&self.epoll, &mut events[..], Some(&Timespec::default()))
+            else {
+                return;
+            };
+            for event in &*ready {
+                let data = event.data;
+                if let Some(at) = data.u64().checked_sub(FIRST_BELL) {
+                    self.state.tenants.woken(at as usize);
+                }
+            }
+            if ready.len() < EDGES {
+                return;
+            }
+        }
     }
 }

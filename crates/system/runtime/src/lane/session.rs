@@ -215,6 +215,12 @@ pub struct LaneSession {
     pub next_source: usize,
     /// Classes, a bit each, in which it waits for a turn.
     pub waiting: u8,
+    /// Its doorbell is looked at in every round; otherwise it wakes the lane through its descriptor.
+    pub watched: bool,
+    /// It has rung since the lane last looked which sessions are idle.
+    pub rang: bool,
+    /// When it had rung, as far as is known.
+    pub rang_ns: i64,
     /// A source waits for room in a scheduler.
     pub held: bool,
     /// Frames of its messages that wait in schedulers.
@@ -387,6 +393,9 @@ impl LaneSession {
             rates: parts.rates,
             next_source: 0,
             waiting: 0,
+            watched: false,
+            rang: true,
+            rang_ns: 0,
             held: false,
             departing: 0,
             leaving: false,

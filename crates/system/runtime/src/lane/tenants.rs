@@ -21,6 +21,11 @@ const PIECE: usize = 32 << 10;
 const MOST_SHOWN: usize = 256;
 const MOST_WOKEN: usize = 16;
 
+/// Sessions that are looked at in every round whether they ring or not.
+const ALWAYS_WATCHED: usize = 8;
+/// Further ones only as long as they have rung within this time.
+const IDLE_AFTER_NS: i64 = 100_000_000;
+
 /// A tenant: the sessions of one listening socket, as far as they are on this lane.
 #[derive(Debug)]
 struct Tenant {
@@ -59,6 +64,8 @@ fn enqueue(at: usize, session: &mut LaneSession, list: &mut Slab<Tenant>, turns:
 #[derive(Debug, Default)]
 pub struct Tenants {
     pub sessions: Slab<LaneSession>,
+    /// Those whose doorbells are looked at in every round.
+    watched: Vec<usize>,
     list: Slab<Tenant>,
     by_id: HashMap<u32, usize>,
     pub turns: RoundRobin,
@@ -95,7 +102,12 @@ impl Tenants {
             }
         };
         session.tenant = tenant;
+        session.watched = true;
         let at = self.sessions.insert(session);
+        self.watched.push(at);
+        // For those that are not watched, when they ring.
+        self.watched
+            .reserve(self.sessions.len() - self.watched.len());
         if let Some(tenant) = self.list.get_mut(tenant) {
             tenant.sessions += 1;
             for waiting in &mut tenant.waiting {
@@ -114,6 +126,7 @@ impl Tenants {
     /// Takes a session out, and its tenant if it was the last one.
     pub fn remove(&mut self, at: usize) -> Option<LaneSession> {
         let session = self.sessions.try_remove(at)?;
+        self.watched.retain(|watched| *watched != at);
         let tenant = self.list.get_mut(session.tenant)?;
         tenant.sessions -= 1;
         for waiting in &mut tenant.waiting {
@@ -138,17 +151,88 @@ impl Tenants {
         }
     }
 
-    /// Takes the doorbells of all sessions. True if any has rung.
+    /// Takes the doorbells of the sessions that are watched. True if any has rung.
     #[inline]
     pub fn listen(&mut self) -> bool {
         let mut rung = false;
-        for (at, session) in &mut self.sessions {
+        for &at in &self.watched {
+            let Some(session) = self.sessions.get_mut(at) else {
+                continue;
+            };
             if session.bell.take_dirty() {
                 rung = true;
+                session.rang = true;
                 enqueue(at, session, &mut self.list, &mut self.turns);
             }
         }
         rung
+    }
+
+    /// How many are watched.
+    #[cfg(test)]
+    pub fn watched(&self) -> usize {
+        self.watched.len()
+    }
+
+    /// Whether some sessions are not watched: their doorbells' descriptors are to be looked at.
+    #[inline]
+    pub fn has_idle(&self) -> bool {
+        self.watched.len() < self.sessions.len()
+    }
+
+    /// Watches sessions no more that have not rung for long: from then on they ring as if the lane were parked.
+    /// Rounds cost as much as there are sessions at work, not as there are sessions.
+    pub fn rest(&mut self, now_ns: i64) {
+        let (sessions, list, turns) = (&mut self.sessions, &mut self.list, &mut self.turns);
+        let mut excess = self.watched.len().saturating_sub(ALWAYS_WATCHED);
+        self.watched.retain(|&at| {
+            let Some(session) = sessions.get_mut(at) else {
+                return false;
+            };
+            if std::mem::take(&mut session.rang) {
+                session.rang_ns = now_ns;
+            }
+            if excess == 0 || now_ns.saturating_sub(session.rang_ns) < IDLE_AFTER_NS {
+                return true;
+            }
+            session.bell.park();
+            if session.bell.take_dirty() {
+                session.bell.unpark();
+                session.rang = true;
+                enqueue(at, session, list, turns);
+                return true;
+            }
+            excess -= 1;
+            session.watched = false;
+            false
+        });
+    }
+
+    /// The descriptor of a session's doorbell has been written: it is watched again.
+    pub fn woken(&mut self, at: usize) {
+        if let Some(session) = self.sessions.get_mut(at)
+            && !std::mem::replace(&mut session.watched, true)
+        {
+            session.bell.unpark();
+            session.rang = true;
+            // Room was made when it came. What it has rung for is found when the doorbells are taken.
+            self.watched.push(at);
+        }
+    }
+
+    /// Tells those that are watched that the lane is going to sleep.
+    pub fn park(&self) {
+        self.each_watched(|session| session.bell.park());
+    }
+
+    /// Tells those that are watched that the lane looks at them again.
+    pub fn unpark(&self) {
+        self.each_watched(|session| session.bell.unpark());
+    }
+
+    fn each_watched(&self, tell: impl Fn(&LaneSession)) {
+        let sessions = self.watched.iter().filter_map(|at| self.sessions.get(*at));
+        sessions.for_each(tell);
     }
 
     /// From when on a tenant that its rates hold back may go on; `None`: there is none.

@@ -202,6 +202,96 @@ fn a_lane_that_parks_looks_after_messages_that_came_meanwhile() {
     assert_eq!(scene.received(), 1);
 }
 
+/// A session without sources or sinks, with the application's end of its doorbell.
+fn idle_session(id: u64) -> (LaneSession, LaneBell) {
+    let map = ArenaMap {
+        ring_bytes: 1 << 16,
+        tx_bytes: 1 << 16,
+        rx_bytes: 1 << 16,
+    };
+    let arena = Arc::new(Arena::create("lane-test", map.total()).expect("an arena"));
+    let bell = LaneBellHost::new(&arena, LANE_STATE_OFFSET, LANE_DIRTY_OFFSET).expect("bell");
+    let fd = bell.fd().try_clone_to_owned().expect("a descriptor");
+    let application =
+        LaneBell::attach(&arena, LANE_STATE_OFFSET, LANE_DIRTY_OFFSET, fd).expect("bell");
+    let session = LaneSession::new(SessionParts {
+        id,
+        tenant: 0,
+        arena,
+        map,
+        bell,
+        max_message: 1 << 16,
+        classes: 0xff,
+        rates: Arc::new(Rates::new(&Policy::default())),
+        counters: Arc::default(),
+    });
+    (session, application)
+}
+
+#[test]
+fn sessions_that_do_nothing_are_not_looked_at_and_are_heard_when_they_ring() {
+    let clock = Arc::new(Steps(AtomicI64::new(0)));
+    let mut scene = Scene::with(Vec::new(), clock.clone());
+    scene.add_sink();
+    scene.add_source();
+    let others: Vec<LaneBell> = (0..250)
+        .map(|at| {
+            let (session, bell) = idle_session(SESSION + 1 + at);
+            scene.handle.send(Command::AddSession(Box::new(session)));
+            scene.lane.poll();
+            bell
+        })
+        .collect();
+    let watched = |scene: &Scene| scene.lane.state.tenants.watched();
+    assert_eq!(watched(&scene), 251);
+    let rounds = |scene: &mut Scene, count| {
+        for _ in 0..count {
+            scene.lane.poll();
+        }
+    };
+    rounds(&mut scene, 2 * REST_EVERY);
+    assert_eq!(watched(&scene), 251, "they may go on in a moment");
+    clock.0.fetch_add(1_000_000_000, Ordering::Relaxed);
+    rounds(&mut scene, REST_EVERY);
+    assert!(watched(&scene) < 10);
+    // Also the one with source and sink, unless it is one of those.
+    scene.emit();
+    others[249].ring();
+    rounds(&mut scene, PUBLISH_EVERY);
+    assert_eq!(scene.received(), 1);
+    assert!(watched(&scene) < 12);
+    // Of a lane that sleeps as well.
+    clock.0.fetch_add(1_000_000_000, Ordering::Relaxed);
+    rounds(&mut scene, 2 * REST_EVERY);
+    let before = watched(&scene);
+    assert!(before < 10);
+    let sleeper = scene.lane.sleeper().expect("descriptors");
+    while scene.lane.park().is_none() {
+        scene.lane.poll();
+    }
+    for other in &others {
+        other.ring();
+    }
+    sleeper.sleep(Some(Duration::from_secs(60)));
+    scene.lane.unpark();
+    assert_eq!(watched(&scene), 251, "all have rung");
+    scene.lane.poll();
+    // One that has ended is not looked at either.
+    scene.handle.send(Command::RemoveSession(SESSION + 1));
+    scene.lane.poll();
+    assert_eq!(watched(&scene), 250);
+}
+
+/// A clock that is moved by hand.
+#[derive(Debug)]
+struct Steps(AtomicI64);
+
+impl Clock for Steps {
+    fn now(&self) -> TaiTime {
+        TaiTime::from_nanos(self.0.load(Ordering::Relaxed))
+    }
+}
+
 #[test]
 fn a_lane_that_was_woken_sleeps_again() {
     let mut scene = Scene::new();
