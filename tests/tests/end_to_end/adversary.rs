@@ -127,6 +127,8 @@ impl Raw {
             stream,
             channel: ChannelId(HOSTILE),
             depth: 64,
+            origin: 0,
+            first: 0,
         };
         match self.ask(open)? {
             Reply::SourceOpened { block, .. } => {

@@ -324,3 +324,8 @@ fn what_is_missing_is_counted_while_subscribers_and_their_daemon_are_killed_over
 fn what_is_missing_is_counted_while_subscribers_and_their_daemon_are_killed_over_af_xdp() {
     kills(Datapath::Xdp, 1);
 }
+
+#[test]
+fn what_is_missing_is_counted_while_publishers_and_their_daemon_are_killed_over_kernel_udp() {
+    kills(Datapath::Udp, 0);
+}

@@ -162,11 +162,15 @@ fn lengths_that_exceed_their_packet_or_the_longest_one_are_refused() {
             stream: 0,
             channel: CHANNEL,
             depth: u32::MAX,
+            origin: 0,
+            first: 0,
         },
         Request::OpenSource {
             stream: u32::MAX,
             channel: CHANNEL,
             depth: 0,
+            origin: 0,
+            first: 0,
         },
         Request::CloseSink(u32::MAX),
     ];

@@ -4,6 +4,7 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use rustix::event::{PollFd, PollFlags};
@@ -162,7 +163,14 @@ pub(crate) fn attach(shared: &Shared, socket: OwnedFd) -> Result<(), Error> {
             streams.push((key, record.qos));
         }
         for (&key, r) in &control.sources {
-            sources.push((key, r.stream, r.target, r.depth));
+            sources.push((
+                key,
+                r.stream,
+                r.target,
+                r.depth,
+                r.origin,
+                r.emitted.clone(),
+            ));
         }
         for (&key, r) in &control.sinks {
             sinks.push((
@@ -190,11 +198,13 @@ pub(crate) fn attach(shared: &Shared, socket: OwnedFd) -> Result<(), Error> {
         None => Err(Failure::from(ErrorCode::NotFound)),
     };
     let mut opened_sources = Vec::new();
-    for (key, stream, target, depth) in sources {
+    for (key, stream, target, depth, origin, emitted) in sources {
         let source = match stream_id(stream) {
             Err(failure) => Err(failure),
             Ok(stream) => {
-                let answer = dialogue.ask(target.open(stream, depth));
+                // Nothing is emitted while the session is not attached.
+                let emitted = emitted.load(Ordering::Relaxed);
+                let answer = dialogue.ask(target.open(stream, depth, origin, emitted));
                 settled(answer.and_then(source_opened))?
             }
         };

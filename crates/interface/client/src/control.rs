@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -120,13 +121,15 @@ pub(crate) enum Target {
 }
 
 impl Target {
-    /// The request that opens a source of it.
-    pub(crate) fn open(self, stream: u32, depth: u32) -> Request {
+    /// The request that opens a source of it. `emitted`: how many messages it has emitted before.
+    pub(crate) fn open(self, stream: u32, depth: u32, origin: u64, emitted: u64) -> Request {
         match self {
             Self::Channel(channel) => Request::OpenSource {
                 stream,
                 channel,
                 depth,
+                origin,
+                first: emitted,
             },
             Self::Endpoint => Request::OpenFrameSource { stream, depth },
         }
@@ -170,6 +173,10 @@ pub(crate) struct SourceRecord {
     pub(crate) stream: u32,
     pub(crate) target: Target,
     pub(crate) depth: u32,
+    /// By what a runtime that comes back knows it again.
+    pub(crate) origin: u64,
+    /// Messages emitted ever; written by the source.
+    pub(crate) emitted: Arc<AtomicU64>,
     pub(crate) opened: Result<OpenSource, Failure>,
 }
 

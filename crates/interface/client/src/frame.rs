@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use takt_session::layout::{FLAG_DEADLINE, FLAG_LAUNCH_TIME};
 use takt_session::message::{Reply, Request};
@@ -33,9 +34,13 @@ pub struct FrameOptions {
 pub struct FrameSource(Source);
 
 impl FrameSource {
-    pub(crate) fn new(stream: Arc<StreamCore>, key: u32) -> Result<Self, Error> {
+    pub(crate) fn new(
+        stream: Arc<StreamCore>,
+        key: u32,
+        counted: Arc<AtomicU64>,
+    ) -> Result<Self, Error> {
         // Nobody sees its channel: frames have none.
-        Source::new(stream, key, ChannelId(0)).map(Self)
+        Source::new(stream, key, ChannelId(0), counted).map(Self)
     }
 
     /// Where its frames must come from. After the runtime came back it may be another one.

@@ -23,12 +23,14 @@ pub(crate) struct Gaps {
     /// The entry of the sender heard last.
     at: usize,
     lost: u64,
+    /// Of what the runtime has counted as lost since it came back, what was missed here as well.
+    counted: u64,
 }
 
 impl Gaps {
-    /// A message was received.
+    /// A message was received. `counted`: what the runtime has counted as lost since it came back.
     #[inline]
-    pub(crate) fn note(&mut self, sender: u32, sequence: u64) {
+    pub(crate) fn note(&mut self, sender: u32, sequence: u64, counted: impl FnOnce() -> u64) {
         let sequence = sequence as u32;
         if let Some(last) = self.last.get_mut(self.at)
             && last.sender == sender
@@ -38,10 +40,10 @@ impl Gaps {
             last.sequence = sequence;
             return;
         }
-        self.note_other(sender, sequence);
+        self.note_other(sender, sequence, counted);
     }
 
-    fn note_other(&mut self, sender: u32, sequence: u32) {
+    fn note_other(&mut self, sender: u32, sequence: u32, counted: impl FnOnce() -> u64) {
         match self
             .last
             .iter()
@@ -54,7 +56,11 @@ impl Gaps {
                     // Sequence numbers go on where they were, unless the sender has begun anew as well.
                     let missed = sequence.wrapping_sub(last.sequence).wrapping_sub(1);
                     if missed < 1 << 31 {
-                        self.lost += u64::from(missed);
+                        // The sender may have told the new runtime of the last of them.
+                        let both = counted().saturating_sub(self.counted);
+                        let both = both.min(missed.into());
+                        self.counted += both;
+                        self.lost += u64::from(missed) - both;
                     }
                 }
             }
@@ -70,6 +76,7 @@ impl Gaps {
 
     /// The session was detached.
     pub(crate) fn detached(&mut self) {
+        self.counted = 0;
         for last in &mut self.last {
             last.detached = true;
         }
@@ -88,20 +95,34 @@ mod tests {
     #[test]
     fn only_gaps_across_a_detachment_count() {
         let mut gaps = Gaps::default();
-        gaps.note(0, 1);
-        gaps.note(0, 5);
-        gaps.note(7, u64::from(u32::MAX) - 1);
+        gaps.note(0, 1, || 0);
+        gaps.note(0, 5, || 0);
+        gaps.note(7, u64::from(u32::MAX) - 1, || 0);
         assert_eq!(gaps.lost(), 0);
         gaps.detached();
-        gaps.note(0, 9); // 6, 7, 8
-        gaps.note(7, 1 << 32); // u32::MAX
-        gaps.note(3, 1000);
-        gaps.note(0, 20);
+        gaps.note(0, 9, || 0); // 6, 7, 8
+        gaps.note(7, 1 << 32, || 0); // u32::MAX
+        gaps.note(3, 1000, || 0);
+        gaps.note(0, 20, || 0);
         assert_eq!(gaps.lost(), 4);
         gaps.detached();
-        gaps.note(3, 4); // has begun anew
-        gaps.note(0, 21);
+        gaps.note(3, 4, || 0); // has begun anew
+        gaps.note(0, 21, || 0);
         assert_eq!(gaps.lost(), 4);
+    }
+
+    #[test]
+    fn what_the_runtime_that_came_back_has_counted_is_not_counted_again() {
+        let mut gaps = Gaps::default();
+        gaps.note(0, 1, || 0);
+        gaps.note(7, 1, || 0);
+        gaps.detached();
+        gaps.note(0, 12, || 4); // 2 to 11, of which the runtime has counted 4
+        gaps.note(7, 5, || 4);
+        assert_eq!(gaps.lost(), 6 + 3);
+        gaps.detached();
+        gaps.note(7, 8, || 100);
+        assert_eq!(gaps.lost(), 6 + 3);
     }
 
     #[test]
@@ -109,7 +130,7 @@ mod tests {
         let mut gaps = Gaps::default();
         for round in 0..3 {
             for sender in 0..3 * SENDERS as u32 {
-                gaps.note(sender, round * 100);
+                gaps.note(sender, round * 100, || 0);
             }
         }
         assert_eq!(gaps.lost(), 0);

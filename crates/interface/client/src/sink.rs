@@ -264,7 +264,10 @@ impl Sink {
             return Err(self.broken(binding, what));
         };
         binding.lent += 1;
-        inner.gaps.note(descriptor.sender, descriptor.sequence);
+        let counted = || binding.counters().lost;
+        inner
+            .gaps
+            .note(descriptor.sender, descriptor.sequence, counted);
         Ok(Some(Message {
             sink: self,
             base,

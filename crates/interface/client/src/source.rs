@@ -4,6 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use takt_session::ChannelId;
@@ -96,6 +97,8 @@ struct Inner {
     retired: Vec<Binding>,
     /// Messages emitted ever: the next token.
     emitted: u64,
+    /// The same for whoever opens the source again at a runtime that has come back.
+    counted: Arc<AtomicU64>,
     /// The next token when the present binding was made.
     bound_at: u64,
     lost: u64,
@@ -170,6 +173,7 @@ impl Source {
         stream: Arc<StreamCore>,
         key: u32,
         channel: ChannelId,
+        counted: Arc<AtomicU64>,
     ) -> Result<Self, Error> {
         let shared = &stream.owner.shared;
         let bound = shared.source(key).and_then(|(attachment, open)| {
@@ -193,6 +197,7 @@ impl Source {
                 binding,
                 retired: Vec::new(),
                 emitted: 0,
+                counted,
                 bound_at: 0,
                 lost: 0,
             }),
@@ -419,6 +424,7 @@ impl Source {
         binding.emitted += 1;
         let token = Token(inner.emitted);
         inner.emitted += 1;
+        inner.counted.store(inner.emitted, Ordering::Relaxed);
         Ok(token)
     }
 

@@ -1,6 +1,8 @@
 //! Streams: channels of one quality.
 
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use takt_session::message::{Reply, Request};
 use takt_session::{ChannelId, Qos};
@@ -72,8 +74,8 @@ impl Stream {
     /// # Errors
     /// As [`source`](Self::source); [`Error::Refused`] when a depth is not possible.
     pub fn source_with(&self, channel: ChannelId, options: SourceOptions) -> Result<Source, Error> {
-        let key = self.open_source(Target::Channel(channel), options.depth)?;
-        Source::new(self.0.clone(), key, channel)
+        let (key, emitted) = self.open_source(Target::Channel(channel), options.depth)?;
+        Source::new(self.0.clone(), key, channel, emitted)
     }
 
     /// Opens a source of whole Ethernet frames, which leave the node from the tenant's endpoint.
@@ -81,25 +83,33 @@ impl Stream {
     /// # Errors
     /// As [`source_with`](Self::source_with); [`Error::Refused`] also when the tenant has no endpoint.
     pub fn frame_source(&self, options: SourceOptions) -> Result<FrameSource, Error> {
-        let key = self.open_source(Target::Endpoint, options.depth)?;
-        FrameSource::new(self.0.clone(), key)
+        let (key, emitted) = self.open_source(Target::Endpoint, options.depth)?;
+        FrameSource::new(self.0.clone(), key, emitted)
     }
 
-    /// Opens a source at the runtime and puts it on record under the key that is returned.
-    fn open_source(&self, target: Target, depth: u32) -> Result<u32, Error> {
+    /// Opens a source at the runtime and puts it on record under the key that is returned, with where it is to count
+    /// what it emits.
+    fn open_source(&self, target: Target, depth: u32) -> Result<(u32, Arc<AtomicU64>), Error> {
         let shared = &self.0.owner.shared;
-        let (answer, state) = shared.request(target.open(self.id()?, depth))?;
+        // Random: its keys are.
+        let origin = RandomState::new().build_hasher().finish();
+        let (answer, state) = shared.request(target.open(self.id()?, depth, origin, 0))?;
         let opened = source_opened(answer)?;
-        shared.record(state, |control, key, _| {
+        let emitted = Arc::<AtomicU64>::default();
+        let counted = emitted.clone();
+        let key = shared.record(state, |control, key, _| {
             let record = SourceRecord {
                 stream: self.0.key,
                 target,
                 depth,
+                origin,
+                emitted: counted,
                 opened: Ok(opened),
             };
             control.sources.insert(key, record);
             Ok(())
-        })
+        })?;
+        Ok((key, emitted))
     }
 
     /// Opens a sink: a reading end of a channel.

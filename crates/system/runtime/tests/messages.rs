@@ -237,6 +237,8 @@ fn requests_that_make_no_sense_are_refused_and_change_nothing() {
         stream,
         channel: ChannelId(1),
         depth,
+        origin: 0,
+        first: 0,
     };
     assert!(
         a.ask(open(stream + 1, 0))

@@ -87,6 +87,11 @@ pub enum Request {
         channel: ChannelId,
         /// Entries of its rings, a power of two; 0 = default.
         depth: u32,
+        /// A random number that the application chooses for the source, the same when it opens it again at a runtime
+        /// that has come back.
+        origin: u64,
+        /// The number of its first message: how many it has emitted at runtimes that are gone.
+        first: u64,
     },
     /// Close a source. Messages emitted before are still sent.
     CloseSource(u32),
@@ -444,11 +449,15 @@ impl Envelope<Request> {
                 stream,
                 channel,
                 depth,
+                origin,
+                first,
             } => {
                 let mut w = new(kind::OPEN_SOURCE);
                 w.u32(*stream);
                 w.u64(channel.0);
                 w.u32(*depth);
+                w.u64(*origin);
+                w.u64(*first);
                 w
             }
             Request::CloseSource(id) => {
@@ -544,6 +553,8 @@ impl Envelope<Request> {
                 stream: r.u32()?,
                 channel: ChannelId(r.u64()?),
                 depth: r.u32()?,
+                origin: r.u64()?,
+                first: r.u64()?,
             },
             kind::CLOSE_SOURCE => Request::CloseSource(r.u32()?),
             kind::OPEN_SINK => {
@@ -748,11 +759,13 @@ mod tests {
             }),
             qos.prop_map(Request::OpenStream),
             any::<u32>().prop_map(Request::CloseStream),
-            (any::<u32>(), any::<u64>(), any::<u32>()).prop_map(|(stream, c, depth)| {
+            any::<(u32, u64, u32, u64, u64)>().prop_map(|(stream, c, depth, origin, first)| {
                 Request::OpenSource {
                     stream,
                     channel: ChannelId(c),
                     depth,
+                    origin,
+                    first,
                 }
             }),
             any::<u32>().prop_map(Request::CloseSource),

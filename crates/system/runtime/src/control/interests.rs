@@ -1,6 +1,6 @@
 //! What this node's sinks want, and how far its sources are: what peers and sibling lanes are told of.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use crate::counters::Counter;
@@ -67,18 +67,29 @@ struct Source {
 /// The sources of this node, by lane and number.
 #[derive(Debug, Default)]
 pub struct Sources {
+    /// Numbers that are taken.
+    numbers: HashSet<u32>,
     all: BTreeMap<(usize, u32), Source>,
     /// The last one told of.
     last: (usize, u32),
 }
 
 impl Sources {
+    /// Takes a number for a new source: the one wished, or the next that is free.
+    pub fn number(&mut self, wished: u32) -> u32 {
+        let mut number = wished;
+        while !self.numbers.insert(number) {
+            number = number.wrapping_add(1);
+        }
+        number
+    }
+
     /// A source is there.
     pub fn open(&mut self, lane: usize, number: u32, channel: u64, left: Arc<Counter>) {
         let source = Source {
             channel,
-            left,
             told: 0,
+            left,
             again: 0,
             ended: false,
         };
@@ -87,9 +98,15 @@ impl Sources {
 
     /// It writes no more.
     pub fn end(&mut self, lane: usize, number: u32) {
-        if let Some(source) = self.all.get_mut(&(lane, number)) {
-            source.ended = true;
-            source.again = TELL_TIMES;
+        match self.all.get_mut(&(lane, number)) {
+            Some(source) => {
+                source.ended = true;
+                source.again = TELL_TIMES;
+            }
+            // Peers are not told of it.
+            None => {
+                self.numbers.remove(&number);
+            }
         }
     }
 
@@ -138,6 +155,7 @@ impl Sources {
         }
         for key in ended {
             self.all.remove(&key);
+            self.numbers.remove(&key.1);
         }
         told
     }
@@ -180,6 +198,21 @@ mod tests {
             assert!(sources.progress()[0].1.ended);
         }
         assert!(sources.all.is_empty());
+    }
+
+    #[test]
+    fn a_number_is_given_to_one_source_until_peers_know_that_it_has_ended() {
+        let mut sources = Sources::default();
+        assert_eq!((sources.number(9), sources.number(9)), (9, 10));
+        sources.open(0, 9, 5, Arc::default());
+        sources.end(0, 9);
+        // A source of frames, of which peers are not told.
+        sources.end(0, 10);
+        assert_eq!((sources.number(10), sources.number(9)), (10, 11));
+        for _ in 0..TELL_TIMES {
+            assert_eq!(sources.progress().len(), 1);
+        }
+        assert_eq!(sources.number(9), 9);
     }
 
     #[test]

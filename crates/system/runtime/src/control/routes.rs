@@ -10,7 +10,7 @@ use super::LaneInfo;
 use crate::lane::{Command, LaneKeys};
 use crate::peering::Change;
 use crate::peering::association::{KeyChange, LaneSecrets};
-use crate::peering::message::{LaneAnnouncement, SourceProgress, Subscription, lane_label};
+use crate::peering::message::{LaneAnnouncement, SourceProgress, Subscription};
 
 /// Commands, each with the index of its lane.
 type Commands = Vec<(usize, Command)>;
@@ -78,7 +78,7 @@ impl Routes {
                     Command::AddRemote {
                         id,
                         incarnation: lane.announcement.incarnation,
-                        label: lane_label(self.label, index),
+                        label: self.label,
                         protection: Protection::None,
                         address: None,
                         endpoints,
@@ -151,7 +151,7 @@ impl Routes {
     ) -> Commands {
         let mut commands = Vec::new();
         let mut added = Vec::new();
-        for (index, remote) in announced.iter().enumerate() {
+        for remote in announced {
             let id = self.number();
             let incarnation = remote.incarnation;
             added.push((id, incarnation));
@@ -165,7 +165,7 @@ impl Routes {
                     Command::AddRemote {
                         id,
                         incarnation,
-                        label: lane_label(label, index),
+                        label,
                         protection: self.protection,
                         address: Some(peer.ip()),
                         endpoints,

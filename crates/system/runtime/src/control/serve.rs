@@ -141,6 +141,8 @@ impl Control {
                 stream,
                 channel,
                 depth,
+                origin,
+                first,
             } => {
                 let Some(session) = self.sessions.get_mut(&id) else {
                     return Ok(None);
@@ -148,12 +150,15 @@ impl Control {
                 session.policy.check_write(channel)?;
                 let (source, block) = session.add_source(stream, Some(channel), depth)?;
                 let port = session.stream(stream)?.port;
+                let number = self.number(id, origin);
                 handle.send(Command::AddSource {
                     session: id.into(),
                     source,
                     block,
                     target: SourceTarget::Channel(channel),
                     port,
+                    number,
+                    first,
                 });
                 Ok(Some((
                     Reply::SourceOpened {
@@ -173,12 +178,15 @@ impl Control {
                 };
                 let (source, block) = session.add_source(stream, None, depth)?;
                 let port = session.stream(stream)?.port;
+                let number = self.sources.number(0);
                 handle.send(Command::AddSource {
                     session: id.into(),
                     source,
                     block,
                     target: SourceTarget::Network(Arc::new(owner)),
                     port,
+                    number,
+                    first: 0,
                 });
                 let reply = Reply::FrameSourceOpened {
                     source: source as u32,
@@ -298,6 +306,16 @@ impl Control {
                 Ok(None)
             }
         }
+    }
+
+    /// A number for a new source of a session: the same when its application opens it again after a restart, so that
+    /// sinks know what they have missed. No tenant can choose the number of another's.
+    fn number(&mut self, id: u32, origin: u64) -> u32 {
+        let identity = self.sessions.get(&id).map(|s| s.policy.identity.clone());
+        let identity = identity.unwrap_or_default();
+        let purpose: [&[u8]; 3] = [b"source", &origin.to_le_bytes(), identity.as_bytes()];
+        let wished = self.config.security.number(&purpose);
+        self.sources.number(wished)
     }
 
     fn open_stream(&mut self, id: u32, qos: Qos) -> Result<(Reply, String), Failure> {

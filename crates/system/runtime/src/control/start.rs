@@ -24,7 +24,7 @@ use super::{Control, LaneInfo, PortInfo, Runtime, RuntimeHandle, Token};
 use crate::config::{Config, KeyMissing, LaneConfig};
 use crate::lane::idle::{self, IdleStrategy, Step};
 use crate::lane::{EventSender, Lane, LaneHandle, LanePort};
-use crate::peering::message::{Endpoint, LaneAnnouncement, MAX_LANES, lane_label};
+use crate::peering::message::{Endpoint, LaneAnnouncement, MAX_LANES};
 use crate::peering::{Effects, Local, Peering};
 
 /// A configured datapath that is not to be had, and why.
@@ -177,7 +177,12 @@ fn start(
         .collect();
     let opened = open_ports(&config, datapaths, &mut unavailable)?;
     let mut rng = rand::rng();
-    let label = rng.random();
+    // The same after a restart, so that sinks know the sources of before again.
+    let label = config.security.number(&[
+        b"label",
+        config.name.as_bytes(),
+        control_address.to_string().as_bytes(),
+    ]);
     let mut lanes = Vec::new();
     let mut infos = Vec::new();
     let mut mesh_addresses = Vec::new();
@@ -207,7 +212,7 @@ fn start(
         let (lane, handle) = Lane::new(
             index,
             incarnation,
-            lane_label(label, index),
+            label,
             ports,
             &config.limits,
             config.clock.clone(),

@@ -37,7 +37,15 @@ impl Lane {
                 block,
                 target,
                 port,
-            } => self.add_source(session, source, block, target, port),
+                number,
+                first,
+            } => {
+                let attached = self.add_source(session, source, block, target, port, number, first);
+                if attached.is_none() {
+                    let lane = self.index;
+                    self.events.send(Event::SourceEnded { lane, number });
+                }
+            }
             Command::CloseSource { session, source } => self.close_source(session, source),
             Command::AddSink {
                 session,

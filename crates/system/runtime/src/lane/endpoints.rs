@@ -39,6 +39,8 @@ impl Lane {
         }
     }
 
+    /// Takes a source in. `None`: there is none of this number.
+    #[allow(clippy::too_many_arguments)] // the fields of one command
     pub(super) fn add_source(
         &mut self,
         session: u64,
@@ -46,22 +48,18 @@ impl Lane {
         block: SourceBlock,
         target: SourceTarget,
         port: usize,
-    ) {
-        let Some(&at) = self.by_session.get(&session) else {
-            return;
-        };
+        number: u32,
+        first: u64,
+    ) -> Option<()> {
+        let &at = self.by_session.get(&session)?;
         let target = match target {
             SourceTarget::Channel(channel) => Target::Channel(self.open_channel(channel.0)),
             SourceTarget::Network(owner) => Target::Network(owner),
         };
-        let Some(s) = self.state.tenants.sessions.get_mut(at) else {
-            return;
-        };
-        let number = self.state.next_source;
-        let sender = sender_number(self.state.label, number);
-        match LaneSource::new(s.arena(), block, target.clone(), port, number, sender) {
+        let s = self.state.tenants.sessions.get_mut(at)?;
+        let names = (number, sender_number(self.state.label, number));
+        match LaneSource::new(s.arena(), block, target.clone(), port, names, first) {
             Ok(new) => {
-                self.state.next_source = number.wrapping_add(1);
                 let left = new.left();
                 place(&mut s.sources, source, new);
                 if let Target::Channel(channel) = target
@@ -77,12 +75,14 @@ impl Lane {
                 }
                 // Its doorbell may have been taken while there was no ring to look at.
                 self.state.tenants.wait(at);
+                Some(())
             }
             Err(error) => {
                 let text = format!("cannot attach source {source}: {error}");
                 self.state
                     .tenants
                     .fail(at, Failure::new(ErrorCode::System, text));
+                None
             }
         }
     }

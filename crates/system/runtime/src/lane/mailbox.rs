@@ -32,6 +32,10 @@ pub enum Command {
         block: SourceBlock,
         target: SourceTarget,
         port: usize,
+        /// Its number, which no other source of the node has.
+        number: u32,
+        /// The number of its first message.
+        first: u64,
     },
     /// No more will be emitted at this source; what is in its ring is still sent.
     CloseSource { session: u64, source: usize },

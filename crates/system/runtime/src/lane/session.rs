@@ -68,7 +68,7 @@ pub struct LaneSource {
     pub target: Target,
     /// Index of the lane's port that carries it, of the stream's datapath.
     pub port: usize,
-    /// Its number on the lane, never used again, and the one under which sinks know it.
+    /// Its number, and the one under which sinks know it.
     pub number: u32,
     pub sender: u32,
     /// Number of its next message.
@@ -268,16 +268,18 @@ impl LaneSource {
         block: SourceBlock,
         target: Target,
         port: usize,
-        number: u32,
-        sender: u32,
+        (number, sender): (u32, u32),
+        first: u64,
     ) -> Result<Self, RingError> {
+        let left = Arc::<Counter>::default();
+        left.set(first);
         Ok(Self {
             target,
             port,
             number,
             sender,
-            next_sequence: 0,
-            left: Arc::default(),
+            next_sequence: first,
+            left,
             tx: Consumer::attach(arena, block.tx_ring(), block.depth)?,
             completions: Producer::attach(arena, block.completion_ring(), block.depth)?,
             current: None,

@@ -24,8 +24,6 @@ pub(super) struct State {
     pub(super) incarnation: u32,
     /// What its sources are numbered by for sinks.
     pub(super) label: u32,
-    /// Number of the next source.
-    pub(super) next_source: u32,
     pub(super) tracks: Tracks,
     /// Where a datagram is decrypted.
     pub(super) scratch: Vec<u8>,
@@ -58,7 +56,6 @@ impl State {
         Self {
             incarnation,
             label,
-            next_source: 0,
             tracks: Tracks::default(),
             scratch: vec![0; LONGEST_DATAGRAM],
             round: RoundTime::new(clock),

@@ -120,6 +120,8 @@ impl Scene {
             block: self.source,
             target: SourceTarget::Channel(CHANNEL),
             port: 0,
+            number: 0,
+            first: 0,
         });
     }
 

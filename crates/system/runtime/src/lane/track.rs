@@ -2,9 +2,11 @@
 //!
 //! At most once: a number is accepted at most one time. The last [`WINDOW`] numbers are remembered as in
 //! the anti-replay window of RFC 4303, section 3.4.3; anything older is taken for a duplicate. What is lost
-//! behind the last message that arrived, the sender's announcements show ([`Tracks::announce`]).
+//! behind the last message that arrived, the sender's announcements show ([`Tracks::announce`]). Sources of a node that
+//! is gone are remembered for a while: when its daemon is back and their applications go on, under the same numbers,
+//! what the former one had accepted and not sent is known by what is missing.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 
 use slab::Slab;
 
@@ -13,6 +15,8 @@ pub const WINDOW: u64 = 64;
 
 /// Most sources elsewhere that a lane follows; beyond, it forgets one for each new one.
 const MOST_TRACKS: usize = 65_536;
+/// Most sources of lanes that are gone; beyond, the oldest are forgotten.
+const MOST_ORPHANS: usize = 4096;
 
 /// What to do with a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -139,6 +143,17 @@ pub struct Tracks {
     last: Option<(SourceKey, usize)>,
     /// Where the next one is forgotten if there are too many.
     hand: usize,
+    /// What was heard of sources whose lane is gone, by channel and the number under which sinks know them; and the
+    /// order in which they came.
+    orphans: HashMap<(u64, u32), Orphan, foldhash::fast::RandomState>,
+    orphaned: VecDeque<(u64, u32)>,
+}
+
+/// What was heard of a source whose lane is gone.
+#[derive(Clone, Copy, Debug)]
+struct Orphan {
+    since: u64,
+    track: Track,
 }
 
 /// The number of a source for sinks: it tells nothing that would help to forge its datagrams.
@@ -216,10 +231,23 @@ impl Tracks {
             if let Some(track) = &mut entry.track {
                 let lost = entry.announced.map_or(0, |next| track.give_up_below(next));
                 left(entry.channel, entry.since, lost, !clean);
+                let name = (entry.channel, entry.sender);
+                let orphan = Orphan {
+                    since: entry.since,
+                    track: *track,
+                };
+                if self.orphans.insert(name, orphan).is_none() {
+                    self.orphaned.push_back(name);
+                }
             }
             false
         });
         self.by_key.retain(|key, _| key.remote != remote);
+        while self.orphaned.len() > MOST_ORPHANS {
+            if let Some(oldest) = self.orphaned.pop_front() {
+                self.orphans.remove(&oldest);
+            }
+        }
     }
 
     #[inline]
@@ -252,12 +280,20 @@ impl Tracks {
                 self.forget(old);
             }
         }
+        let sender = sender_number(listening.label, key.source);
+        let name = (listening.channel, sender);
+        let orphan = self.orphans.remove(&name);
+        if orphan.is_some() {
+            self.orphaned.retain(|orphaned| *orphaned != name);
+        }
         let at = self.entries.insert(Entry {
             key,
             channel: listening.channel,
             since: listening.since,
-            sender: sender_number(listening.label, key.source),
-            track: None,
+            sender,
+            track: orphan
+                .filter(|orphan| orphan.since == listening.since)
+                .map(|orphan| orphan.track),
             announced: None,
         });
         self.by_key.insert(key, at);
@@ -440,6 +476,54 @@ mod tests {
         };
         assert_eq!(tracks.accept(KEY, &other, 1), None);
         assert_eq!(take(&mut tracks, 9, 1), new(1, 0));
+    }
+
+    /// The daemon of the sources' node is killed and comes back.
+    fn restarted(tracks: &mut Tracks) -> SourceKey {
+        tracks.forget_remote(KEY.remote, false, |_, _, lost, unknown| {
+            assert!(lost == 0 && unknown);
+        });
+        SourceKey { remote: 4, ..KEY }
+    }
+
+    #[test]
+    fn what_a_daemon_had_accepted_when_it_was_killed_is_lost_when_the_source_goes_on() {
+        let mut tracks = Tracks::default();
+        take(&mut tracks, 9, 10);
+        let back = restarted(&mut tracks);
+        // The application had emitted 11 to 15 and goes on with 16.
+        let (_, verdict) = tracks.accept(back, &listening(1), 16).expect("its channel");
+        assert_eq!(Some(verdict), new(16, 5));
+        assert!(tracks.orphans.is_empty() && tracks.orphaned.is_empty());
+    }
+
+    #[test]
+    fn it_is_also_lost_if_the_source_says_nothing_more() {
+        let mut tracks = Tracks::default();
+        take(&mut tracks, 9, 10);
+        let back = restarted(&mut tracks);
+        let mut announce = |next| tracks.announce(back, &listening(1), next, false);
+        assert_eq!((announce(16), announce(16), announce(16)), (0, 5, 0));
+    }
+
+    #[test]
+    fn a_source_that_comes_back_to_other_listeners_begins_anew() {
+        let mut tracks = Tracks::default();
+        take(&mut tracks, 9, 10);
+        let back = restarted(&mut tracks);
+        let (_, verdict) = tracks.accept(back, &listening(2), 16).expect("its channel");
+        assert_eq!(Some(verdict), new(16, 0));
+    }
+
+    #[test]
+    fn sources_of_lanes_that_are_gone_are_bounded() {
+        let mut tracks = Tracks::default();
+        for source in 0..MOST_ORPHANS as u32 + 10 {
+            take(&mut tracks, source, 0);
+        }
+        tracks.forget_remote(KEY.remote, true, |_, _, _, _| {});
+        assert_eq!(tracks.orphans.len(), MOST_ORPHANS);
+        assert_eq!(tracks.orphaned.len(), MOST_ORPHANS);
     }
 
     #[test]

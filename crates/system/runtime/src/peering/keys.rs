@@ -191,6 +191,18 @@ impl Security {
         }
     }
 
+    /// A number that follows from what is given and from a key of this node: the same after a restart, and whoever
+    /// has not the key can choose what is given but not the number. Without a key anybody can.
+    pub(crate) fn number(&self, purpose: &[&[u8]]) -> u32 {
+        let secret = match (&self.node, &self.group) {
+            (Some(key), _) => key.0,
+            (None, Some(key)) => key.shared(),
+            (None, None) => [0; KEY_LEN],
+        };
+        let [a, b, c, d, ..] = derive(&secret, purpose);
+        u32::from_le_bytes([a, b, c, d])
+    }
+
     /// Whether anything is authenticated.
     pub fn is_on(&self) -> bool {
         self.protection != Protection::None

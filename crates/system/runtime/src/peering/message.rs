@@ -51,11 +51,6 @@ pub struct Subscription {
     pub lane: u8,
 }
 
-/// The label of a lane, from its node's and its index: what the numbers of its sources are mixed with for sinks.
-pub fn lane_label(node: u32, lane: usize) -> u32 {
-    node.wrapping_add((lane as u32).wrapping_mul(0x9e37_79b9))
-}
-
 /// Changes of a node's subscriptions, in the order of their versions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Page {
@@ -95,7 +90,7 @@ pub enum Message {
         stream: u32,
         /// The version in it that the sender holds.
         holds: u64,
-        /// The node's label (see [`lane_label`]): a random number that is used for nothing else.
+        /// What the numbers of the node's sources are mixed with for sinks: the same after a restart.
         label: u32,
         /// The sender's lanes.
         lanes: Vec<LaneAnnouncement>,

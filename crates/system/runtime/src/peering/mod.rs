@@ -71,7 +71,7 @@ pub enum Change {
     Lanes {
         /// The peer.
         peer: SocketAddr,
-        /// The node's label (see [`message::lane_label`]).
+        /// What the numbers of the node's sources are mixed with for sinks.
         label: u32,
         /// Its lanes.
         lanes: Vec<LaneAnnouncement>,
@@ -204,7 +204,7 @@ pub struct Local {
     pub incarnation: u64,
     /// A name for people.
     pub name: String,
-    /// Random (see [`message::lane_label`]).
+    /// What the numbers of its sources are mixed with for sinks: the same after a restart.
     pub label: u32,
     /// Its lanes.
     pub lanes: Vec<LaneAnnouncement>,

@@ -199,6 +199,8 @@ impl App {
             stream,
             channel: ChannelId(channel),
             depth,
+            origin: 0,
+            first: 0,
         }) {
             Ok(Reply::SourceOpened { source, block }) => Source {
                 id: source,

@@ -106,6 +106,8 @@ impl Guest {
             block,
             target: SourceTarget::Channel(ChannelId(channel)),
             port: 0,
+            number: (self.id as u32) << 16 | source as u32,
+            first: 0,
         });
         source
     }
