@@ -222,6 +222,21 @@ impl Arena {
         self.fd.as_fd()
     }
 
+    /// Gives all its memory back, whoever has it mapped: it reads as zeroes from then on, and what is written later is
+    /// charged to who writes it.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn empty(&self) -> io::Result<()> {
+        let flags = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+        // SAFETY: plain system call on a descriptor that we own. The mapping stays as it is.
+        let result = unsafe { libc::fallocate(self.fd.as_raw_fd(), flags, 0, self.len as i64) };
+        match result {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+
     /// Length in bytes: whole pages where it was created, what was asked for where it was opened.
     #[allow(clippy::len_without_is_empty)] // an arena is never empty
     #[inline]

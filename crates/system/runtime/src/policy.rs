@@ -76,6 +76,11 @@ pub fn half_of_memory() -> usize {
     *HALF.get_or_init(|| usable_memory() / 2)
 }
 
+/// What all tenants of a runtime may hold together: the rest is for the node itself.
+pub fn most_of_memory() -> usize {
+    half_of_memory() / 2 * 3
+}
+
 fn usable_memory() -> usize {
     let machine = rustix::system::sysinfo();
     let there = (machine.totalram as usize).saturating_mul((machine.mem_unit as usize).max(1));

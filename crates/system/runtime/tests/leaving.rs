@@ -230,3 +230,22 @@ fn sessions_that_left_take_no_places_and_have_no_more_than_there_are() {
     let counters = tenant(runtime.handle(), "crashes").expect("seen").counters;
     assert!(counters.abandoned > 2 * u64::from(MESSAGES));
 }
+
+#[test]
+fn the_memory_of_a_session_that_has_ended_is_given_back_though_somebody_has_it_mapped() {
+    let runtime = start(config(free_port(), &[]));
+    let app = App::attach(runtime.handle());
+    let bytes = vec![7; 1 << 20];
+    for offset in [app.map.tx_offset(), app.map.rx_offset()] {
+        let window = app.arena.slice(offset, bytes.len()).expect("in bounds");
+        window.write_from(0, &bytes).expect("fits");
+    }
+    let kept = || {
+        let state = rustix::fs::fstat(app.arena.fd()).expect("it is open");
+        state.st_blocks * 512
+    };
+    assert!(kept() >= 2 << 20);
+    // As a child process would, this one keeps the memory when the connection is gone.
+    rustix::net::shutdown(&app.socket, rustix::net::Shutdown::Both).expect("connected");
+    until_true("its memory is given back", || kept() == 0);
+}

@@ -28,6 +28,23 @@ pub struct Usage {
     pub descriptors: usize,
 }
 
+/// What the sessions of all listening sockets hold together of the memory, and may.
+#[derive(Debug)]
+pub struct Memory {
+    held: AtomicUsize,
+    most: usize,
+}
+
+impl Memory {
+    /// Nothing is held, and so many bytes may be.
+    pub fn new(most: usize) -> Arc<Self> {
+        Arc::new(Self {
+            held: AtomicUsize::new(0),
+            most,
+        })
+    }
+}
+
 /// What is held at present. Added to by the control thread alone; subtracted from by whoever releases.
 #[derive(Debug, Default)]
 pub struct Account {
@@ -35,9 +52,27 @@ pub struct Account {
     memory: AtomicUsize,
     endpoints: AtomicUsize,
     descriptors: AtomicUsize,
+    /// With the others; none for those that came by no listening socket.
+    of_all: Option<Arc<Memory>>,
 }
 
 impl Account {
+    /// One of several that have a bound in common.
+    pub fn within(of_all: &Arc<Memory>) -> Arc<Self> {
+        Arc::new(Self {
+            of_all: Some(of_all.clone()),
+            ..Self::default()
+        })
+    }
+
+    /// What is held by all, and how much of it may be.
+    fn of_all(&self) -> (usize, usize) {
+        let of_all = self.of_all.as_ref();
+        of_all.map_or((0, usize::MAX), |memory| {
+            (memory.held.load(Ordering::Relaxed), memory.most)
+        })
+    }
+
     /// What is held.
     pub fn usage(&self) -> Usage {
         let read = |count: &AtomicUsize| count.load(Ordering::Relaxed);
@@ -52,6 +87,9 @@ impl Account {
     fn change(&self, usage: Usage, change: impl Fn(&AtomicUsize, usize)) {
         change(&self.sessions, usage.sessions);
         change(&self.memory, usage.memory);
+        if let Some(of_all) = &self.of_all {
+            change(&of_all.held, usage.memory);
+        }
         change(&self.endpoints, usage.endpoints);
         change(&self.descriptors, usage.descriptors);
     }
@@ -136,6 +174,16 @@ impl Charge {
                     ),
                 ));
             }
+        }
+        let (all, most) = self.account.of_all();
+        if more.memory > 0 && all.saturating_add(more.memory) > most {
+            return Err(Failure::new(
+                ErrorCode::NoMemory,
+                format!(
+                    "all tenants together have {all} bytes of arenas and may have {most}, three quarters of the node's memory, {} more are too many: close sessions, ask for smaller regions, or ask the operator to lower `total_memory` of others",
+                    more.memory
+                ),
+            ));
         }
         self.account.change(more, |count, by| {
             count.fetch_add(by, Ordering::Relaxed);
@@ -222,5 +270,34 @@ mod tests {
         second.subtract(memory(1000));
         drop(second);
         assert_eq!(account.usage(), Usage::default());
+    }
+
+    #[test]
+    fn tenants_together_leave_the_node_some_of_its_memory() {
+        let policy = Policy {
+            total_memory: 100,
+            ..Policy::default()
+        };
+        let all = Memory::new(150);
+        let accounts = [(); 2].map(|()| Account::within(&all));
+        let [mut first, mut second] = accounts
+            .each_ref()
+            .map(|account| Charge::session(account, &policy).expect("room"));
+        let memory = |memory| Usage {
+            memory,
+            ..Usage::default()
+        };
+        first.add(&policy, memory(100)).expect("room");
+        let refused = second.add(&policy, memory(51)).expect_err("the bound");
+        assert_eq!(refused.code, ErrorCode::NoMemory);
+        assert!(
+            refused.message.contains("all tenants") && refused.message.contains("150"),
+            "{refused}"
+        );
+        second.add(&policy, memory(50)).expect("room");
+        drop(first);
+        second.add(&policy, memory(50)).expect("room again");
+        drop(second);
+        assert_eq!(accounts[0].of_all(), (0, 150));
     }
 }

@@ -11,7 +11,7 @@ use rustix::net::{SocketAddrUnix, SocketFlags};
 use takt_session::{ErrorCode, Failure};
 use takt_wire::ethernet::MacAddress;
 
-use super::account::{Account, Charge};
+use super::account::{Account, Charge, Memory};
 use super::credentials::Credentials;
 use super::log_budget::{LogBudget, Verdict};
 use super::session::Session;
@@ -83,7 +83,7 @@ pub struct Listener {
 
 impl Listener {
     /// Opens the socket of a configuration; takes over a path that a dead runtime has left.
-    pub fn open(config: ListenerConfig) -> Result<Self, ListenError> {
+    pub fn open(config: ListenerConfig, memory: &Arc<Memory>) -> Result<Self, ListenError> {
         let path = config.path.clone();
         let failed = |action| {
             let path = path.clone();
@@ -126,7 +126,7 @@ impl Listener {
             policy,
             rates,
             refused: 0,
-            account: Arc::default(),
+            account: Account::within(memory),
             log: LogBudget::default(),
             paused_until: None,
             socket,
@@ -178,7 +178,7 @@ impl Control {
             self.lanes.iter().for_each(|lane| lane.handle.wake());
             return Ok(());
         }
-        let listener = Listener::open(config)?;
+        let listener = Listener::open(config, &self.memory)?;
         let id = self.next_listener;
         self.next_listener += 1;
         let path = listener.config.path.clone();

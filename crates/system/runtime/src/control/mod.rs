@@ -125,6 +125,8 @@ pub struct Control {
     host: host::Host,
     /// Questions about ways that tenants have asked.
     questions: u64,
+    /// What the sessions of all listeners hold of the memory.
+    memory: Arc<account::Memory>,
     listeners: HashMap<u32, Listener>,
     next_listener: u32,
     /// The last number given to a tenant that came by no listener.

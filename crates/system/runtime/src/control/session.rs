@@ -68,6 +68,17 @@ pub struct AttachedArena {
     pub map: ArenaMap,
     /// Allocator of the ring region.
     rings: Buddy,
+    /// Nobody reads it any more: its memory is given back with it, whoever still has it mapped.
+    pub abandoned: bool,
+}
+
+impl Drop for AttachedArena {
+    fn drop(&mut self) {
+        // Where it fails the memory goes with the last mapping.
+        if self.abandoned {
+            let _ = self.arena.empty();
+        }
+    }
 }
 
 /// A stream.
@@ -211,6 +222,7 @@ impl Session {
             arena,
             map,
             rings: Buddy::new(RING_BYTES),
+            abandoned: false,
         });
         let reply = Reply::Attached {
             session: self.id,

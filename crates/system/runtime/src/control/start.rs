@@ -13,6 +13,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, epoll, eventfd};
 use takt_datapath::memory::{MemoryNetwork, MemoryNetworkConfig};
 use takt_datapath::{Datapath, OpenError, PortRequest};
 
+use super::account::Memory;
 use super::host::Host;
 use super::interests::{Interests, Sources};
 use super::listener::ListenError;
@@ -26,6 +27,7 @@ use crate::lane::idle::{self, IdleStrategy, Step};
 use crate::lane::{EventSender, Lane, LaneHandle, LanePort};
 use crate::peering::message::{Endpoint, LaneAnnouncement, MAX_LANES};
 use crate::peering::{Effects, Local, Peering};
+use crate::policy::most_of_memory;
 
 /// A configured datapath that is not to be had, and why.
 #[derive(Clone, Debug)]
@@ -285,6 +287,7 @@ fn start(
         networks,
         host: Host::new(wake.clone()),
         questions: 0,
+        memory: Memory::new(most_of_memory()),
         listeners: HashMap::new(),
         next_listener: 0,
         next_without: super::listener::FIRST_WITHOUT,
