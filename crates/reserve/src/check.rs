@@ -446,6 +446,25 @@ mod tests {
     }
 
     #[test]
+    fn of_more_urgent_tasks_fewer_than_cores_bring_work_from_before() {
+        // Two whole cores. Within 17 ms the four more urgent tasks do 4, 9, 9 and 5 ms if their jobs arrive then, and the
+        // fourth 1 ms more if it is the one that is late: 3 + (27 + 1)/2 = 17. With all of them late
+        // the next jobs of the second and third come in by a nanosecond, and so on to 30 ms.
+        let tasks = [(2, 9), (9, 17), (9, 21), (5, 27), (3, 60)];
+        let verdict = check_ms(&set(&tasks.map(|(c, t)| (c, t, t))), 1, 1, 2);
+        assert_eq!(verdict.tasks()[4].outcome.response(), Some(ms(17)));
+        // One that is as urgent as another counts as before: it may go first, and so may the other's last job.
+        let shared = tasks.iter().chain([&(1, 1_000)]).enumerate();
+        let shared = shared.map(|(n, &(c, t))| {
+            let priority = Priority::new(9 - n.min(4) as u8).unwrap();
+            let task = Task::implicit(format!("t{n}"), ms(c), ms(t)).unwrap();
+            task.at(priority)
+        });
+        let verdict = check_ms(&TaskSet::new(shared.collect()).unwrap(), 1, 1, 2);
+        assert!(verdict.tasks()[4].outcome.response().unwrap() > ms(30));
+    }
+
+    #[test]
     fn on_several_cores_what_comes_after_a_miss_is_left_open() {
         let verdict = check_ms(
             &set(&[(8, 10, 10), (8, 12, 12), (9, 14, 14), (1, 100, 100)]),
