@@ -7,9 +7,12 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/containerd/nri/pkg/adaptation"
 	"github.com/containerd/nri/pkg/api"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/takt-dev/takt/kubernetes/internal/sched"
 	"github.com/takt-dev/takt/kubernetes/internal/topology"
@@ -140,18 +143,57 @@ func TestAThreadThatPinsItselfRunsUnderItsReservationAndItsPodIsTold(t *testing.
 	}
 }
 
-func TestAContainerWithoutItsMainThreadIsNotTakenForEnded(t *testing.T) {
-	s := newSite(t)
+// headless is a container that runs on after its main thread has ended.
+func (s *site) headless() *box {
+	s.t.Helper()
 	b := s.reserved("pod", "leave")
 	if err := b.gate(); err != nil {
-		t.Fatal(err)
+		s.t.Fatal(err)
 	}
 	if err := b.start(); err != nil {
-		t.Fatal(err)
+		s.t.Fatal(err)
 	}
 	if _, err := b.in.Write([]byte("go\n")); err != nil {
-		t.Fatal(err)
+		s.t.Fatal(err)
 	}
+	return b
+}
+
+func TestAContainerWithoutItsMainThreadEndsWithItsPod(t *testing.T) {
+	for name, end := range map[string]func(*site, *corev1.Pod) error{
+		"deleted": func(s *site, pod *corev1.Pod) error {
+			return s.client.CoreV1().Pods("default").Delete(context.Background(), pod.Name, metav1.DeleteOptions{})
+		},
+		"its grace is over": func(s *site, pod *corev1.Pod) error {
+			pod.DeletionTimestamp = &metav1.Time{Time: time.Now().Add(-time.Second)}
+			return s.client.Tracker().Update(corev1.SchemeGroupVersion.WithResource("pods"), pod, "default")
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newSite(t)
+			s.podOf("claim", "100m", nil)
+			b := s.headless()
+			first, err := sched.ReadProcess(b.cmd.Process.Pid)
+			if err != nil {
+				t.Fatal(err)
+			}
+			s.until("its main thread has ended", first.Headless)
+			pod, err := s.client.CoreV1().Pods("default").Get(context.Background(), "pod", metav1.GetOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := end(s, pod); err != nil {
+				t.Fatal(err)
+			}
+			s.until("the rest of it has ended", func() bool { return len(sched.Threads(b.cmd.Process.Pid)) == 0 })
+		})
+	}
+}
+
+func TestAContainerWithoutItsMainThreadIsNotTakenForEnded(t *testing.T) {
+	s := newSite(t)
+	s.podOf("claim", "100m", nil)
+	b := s.headless()
 	holder := func() (tid int) {
 		c := s.agent.containers[b.ctr.Id]
 		c.mu.Lock()

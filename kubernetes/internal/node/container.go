@@ -28,6 +28,7 @@ const (
 	reasonUnpinned = "ReservationUnpinned"
 	reasonNarrowed = "ReservationNarrowed"
 	reasonUnused   = "ReservationUnused"
+	reasonHeadless = "ContainerHeadless"
 	// Those of the node's own events.
 	reasonReclaimed     = "BandwidthReclaimed"
 	reasonBandwidthLost = "BandwidthLost"
@@ -57,6 +58,8 @@ type container struct {
 	narrowed bool
 	// starting says that it has not run for long enough to have its reservations.
 	starting bool
+	// asked says that it was asked to end, which its runtime does not do.
+	asked bool
 	// renamed says that a thread's name is another one than reported.
 	renamed bool
 }

@@ -123,6 +123,7 @@ func (n *Node) serve(ctx context.Context, logger klog.Logger) error {
 	background.Go(func() { n.serveGate(ctx, gate) })
 	background.Go(func() { n.watch(ctx) })
 	background.Go(func() { n.check(ctx) })
+	background.Go(func() { n.endHeadless(ctx) })
 	background.Go(func() { n.status.run(ctx) })
 	if n.config.Listen != "" {
 		server, err := n.listenHTTP()

@@ -126,6 +126,12 @@ func (t Thread) ProcessAlive() bool {
 	return err == nil && now.Start == t.Start
 }
 
+// Headless says that the very process that the thread was read of goes on without its first thread, which t is.
+func (t Thread) Headless() bool {
+	now, ended, err := readStat(t.Process, t.Process)
+	return err == nil && ended && now.Start == t.Start && len(Threads(t.Process)) > 0
+}
+
 // clockTicks are those of a second in which the kernel tells times (USER_HZ, the same on all machines that it
 // still runs on).
 const clockTicks = 100

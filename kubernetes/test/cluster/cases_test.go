@@ -70,6 +70,7 @@ func TestAProgramWhoseMainThreadEndsKeepsItsReservationsAndIsDrained(t *testing.
 		t.Errorf("the pod is %+v, %v", p.Status, err)
 	}
 	defer kubectl(t, "uncordon", "node-1")
+	// runc takes such a container for stopped: the agent ends it.
 	kubectl(t, "drain", "node-1", "--ignore-daemonsets", "--force", "--grace-period=1", "--timeout=120s")
 	until(t, "the process has ended", func() bool { return len(sched.ThreadIDs(pid)) == 0 })
 }

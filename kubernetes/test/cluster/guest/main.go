@@ -64,7 +64,12 @@ func main() {
 		<-end
 	case "change": // tries to leave its class, and calls itself what the kernel says
 		said := "changed"
-		if err := unix.SchedSetAttr(0, &unix.SchedAttr{Policy: unix.SCHED_NORMAL}, 0); err != nil {
+		// Without CAP_SYS_NICE, reset-on-fork has to stay, and the nice value cannot become less.
+		nice := int32(0)
+		if priority, err := unix.Getpriority(unix.PRIO_PROCESS, 0); err == nil {
+			nice = int32(20 - priority)
+		}
+		if err := unix.SchedSetAttr(0, &unix.SchedAttr{Policy: unix.SCHED_NORMAL, Flags: unix.SCHED_FLAG_RESET_ON_FORK, Nice: nice}, 0); err != nil {
 			said = err.Error()
 		}
 		if err := os.WriteFile("/proc/thread-self/comm", []byte(said), 0); err != nil {
