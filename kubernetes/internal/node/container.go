@@ -174,6 +174,8 @@ func (n *Node) enforce(ctx context.Context, c *container, pid int) error {
 		return err
 	}
 	n.refresh(ctx, c)
+	// The program has yet to begin: its name is told as soon as it has one.
+	c.reported = time.Time{}
 	return nil
 }
 

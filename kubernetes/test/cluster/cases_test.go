@@ -130,6 +130,22 @@ func TestAProgramCannotLeaveItsClassWhereTheClaimDeniesIt(t *testing.T) {
 	until(t, "it has its reservation again", func() bool { return holders(pid, reserved) == 1 })
 }
 
+func TestKubectlShowsWhatAClaimHasInColumns(t *testing.T) {
+	create(t, claim("shown", 1, 100_000, twoInTwenty), pod("shown", "shown", "idle"))
+	running(t, "shown")
+	var words []string
+	until(t, "the claim says that it is held", func() bool {
+		out := kubectl(t, "get", "resourceclaim", "shown", "-o", "custom-columns-file="+os.Getenv("TAKT_COLUMNS"))
+		words = strings.Fields(strings.SplitN(out, "\n", 2)[1])
+		return slices.Contains(words, "guest")
+	})
+	for _, want := range []string{"shown", "node-1", "2ms", "20ms", "100000", "Reserved"} {
+		if !slices.Contains(words, want) {
+			t.Errorf("%q is not in %q", want, words)
+		}
+	}
+}
+
 func TestAContainerHasTimeToBegin(t *testing.T) {
 	create(t, claim("begin", 1, 100_000, twoInTwenty+`,"startup":"3s"`), pod("begin", "begin", "idle"))
 	pid := running(t, "begin")

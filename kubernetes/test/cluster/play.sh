@@ -14,7 +14,7 @@ cache=${TAKT_CLUSTER_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/takt-cluster}
 TAKT_CLUSTER=${TAKT_PLAYGROUND:-/var/tmp/takt-playground}
 
 # alive PID WORD: the process runs, and is ours.
-alive() { [ -n "$1" ] && tr '\0' ' ' <"/proc/$1/cmdline" 2>/dev/null | grep -q "$2"; }
+alive() { [ -n "$1" ] && [ -r "/proc/$1/cmdline" ] && tr '\0' ' ' <"/proc/$1/cmdline" | grep -q "$2"; }
 of() { cat "$TAKT_CLUSTER/$1" 2>/dev/null || true; }
 
 case ${1:-} in
@@ -23,13 +23,13 @@ up)
 		echo "the cluster is up: make -C kubernetes cluster-down ends it"
 		exit 0
 	fi
-	"$0" down
+	"$here/play.sh" down
 	mkdir "$TAKT_CLUSTER"
 	bin=$(cd "$bin" && pwd)
 	echo "{config: {cores: \"${CORES:-all}\", backend: ${BACKEND:-deadline}}, image: {pullPolicy: Never}}" >"$TAKT_CLUSTER/values.yaml"
 	(cd "$here/../chart" && go run ./render "$here/../../../deploy/helm/takt-node" "$TAKT_CLUSTER/values.yaml" kube-system) >"$TAKT_CLUSTER/chart.yaml"
-	export TAKT_CLUSTER TAKT_IMAGES="$bin/guest.tar $bin/takt-node.tar"
-	setsid "$here/node.sh" "$0" serve >"$TAKT_CLUSTER/up.log" 2>&1 </dev/null &
+	export TAKT_CLUSTER TAKT_CLUSTER_KEEP=1 TAKT_IMAGES="$bin/guest.tar $bin/takt-node.tar"
+	setsid "$here/node.sh" "$here/play.sh" serve >"$TAKT_CLUSTER/up.log" 2>&1 </dev/null &
 	echo $! >"$TAKT_CLUSTER/outside.pid"
 	until [ -e "$TAKT_CLUSTER/ready" ]; do
 		if ! kill -0 "$(of outside.pid)" 2>/dev/null; then
@@ -56,7 +56,7 @@ kubectl)
 		echo "the cluster is not up: make -C kubernetes cluster-up starts it" >&2
 		exit 1
 	fi
-	read -r inside _ <"/proc/$outside/task/$outside/children"
+	inside=$(cut -d' ' -f1 "/proc/$outside/task/$outside/children")
 	exec nsenter --target "$inside" --mount --net --pid --uts --wdns="$PWD" \
 		env KUBECONFIG="$TAKT_CLUSTER/admin.conf" "$cache/bin/kube" kubectl "$@"
 	;;

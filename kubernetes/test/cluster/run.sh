@@ -16,5 +16,7 @@ echo "{config: {cores: $cores, backend: $TAKT_BACKEND}, image: {pullPolicy: Neve
 echo "{config: {cores: $cores}, image: {pullPolicy: Never}, deviceClass: {create: false}, nodeSelector: {pool: other}}" >"$bin/second.yaml"
 (cd "$here/../chart" && go run ./render "$here/../../../deploy/helm/takt-node" "$bin/second.yaml" kube-system takt-node-other >"$bin/second-chart.yaml")
 export TAKT_SECOND_CHART="$bin/second-chart.yaml"
+TAKT_COLUMNS=$(cd "$here/../../../deploy/kubectl" && pwd)/reservations.columns
+export TAKT_COLUMNS
 TAKT_IMAGES="$bin/guest.tar $bin/takt-node.tar" TAKT_CHART=$bin/chart.yaml \
 	"$here/node.sh" "$bin/cluster.test" -test.v -test.timeout 30m "$@"
