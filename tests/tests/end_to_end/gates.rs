@@ -306,13 +306,14 @@ fn check(
     overruns
 }
 
-fn every_frame_arrives_in_its_window(datapath: Datapath) {
+fn every_frame_arrives_in_its_window(datapath: Datapath, lanes: &str) {
     if skip() {
         return;
     }
     let lab = lab(2);
     let (here, there) = (lab.container(0, 0), lab.container(1, 0));
     let sections = sections(here, &station(there, lab.host(1)), datapath);
+    let sections = format!("{lanes}{sections}");
     let node = Node::start(lab.host(0), &[], &sections);
     let mut admin = node.admin();
     let at_peer = Capture::open(lab.host(1)).expect("a capture");
@@ -441,12 +442,19 @@ fn every_frame_arrives_in_its_window(datapath: Datapath) {
 
 #[test]
 fn every_frame_arrives_in_its_window_through_a_change_of_schedule_over_kernel_udp() {
-    every_frame_arrives_in_its_window(Datapath::Udp);
+    every_frame_arrives_in_its_window(Datapath::Udp, "");
 }
 
 #[test]
 fn every_frame_arrives_in_its_window_through_a_change_of_schedule_over_af_xdp() {
-    every_frame_arrives_in_its_window(Datapath::Xdp);
+    every_frame_arrives_in_its_window(Datapath::Xdp, "");
+}
+
+/// Applications are spread over the lanes; a link with a schedule has one queue, of one lane.
+#[test]
+fn every_frame_arrives_in_its_window_at_a_node_of_two_lanes() {
+    const LANES: &str = "[[lane]]\n[[lane]]\n[datapath.udp]\nlanes = [1]\n";
+    every_frame_arrives_in_its_window(Datapath::Udp, LANES);
 }
 
 /// Frames of 60 octets of a class at some instants of the first schedule, each told as departed when it was captured.

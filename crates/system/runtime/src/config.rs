@@ -1,5 +1,6 @@
 //! What a runtime is told at its start, in the form that code uses. `taktd` reads it from TOML.
 
+use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -248,6 +249,9 @@ pub struct Config {
     pub port: u16,
     /// Lanes, at least one.
     pub lanes: Vec<LaneConfig>,
+    /// Numbers of the lanes that carry a datapath, by its name; all of them where it is left out. A schedule needs a
+    /// datapath that one lane carries.
+    pub datapath_lanes: BTreeMap<String, Vec<usize>>,
     /// Peers from the start.
     pub peers: Vec<PeerConfig>,
     /// Networks whose runtimes may become peers by themselves.
@@ -284,6 +288,7 @@ impl Default for Config {
             address: IpAddr::V4(Ipv4Addr::UNSPECIFIED),
             port: DEFAULT_PORT,
             lanes: vec![LaneConfig::default()],
+            datapath_lanes: BTreeMap::new(),
             peers: Vec::new(),
             accept: Vec::new(),
             security: Security::default(),
@@ -299,6 +304,15 @@ impl Default for Config {
 }
 
 impl Config {
+    /// The lanes that carry a datapath.
+    pub fn lanes_of(&self, datapath: &str) -> Vec<usize> {
+        let all = || (0..self.lanes.len()).collect();
+        self.datapath_lanes
+            .get(datapath)
+            .cloned()
+            .unwrap_or_else(all)
+    }
+
     /// UDP port of a lane's port on the `datapath`-th datapath: each datapath has a block of lanes, so
     /// that kernel sockets and frame datapaths on one interface never claim the same port. 0 where
     /// the peering port is 0: the kernel chooses.

@@ -41,6 +41,8 @@ pub struct Policy {
     /// Most descriptors of the runtime's process that its sessions need together: four each, and two for each
     /// sink with a descriptor to wait on.
     pub descriptors: usize,
+    /// Numbers of the lanes that may serve its sessions; empty: all of them.
+    pub lanes: Vec<usize>,
     /// Its place in a network, from which it may send frames.
     pub endpoint: Option<Endpoint>,
     /// EtherTypes of frames that it may send from there besides IP. Those that control a link never leave.
@@ -63,6 +65,7 @@ impl Default for Policy {
             endpoints: 256,
             total_endpoints: 4096,
             descriptors: 2048,
+            lanes: Vec::new(),
             endpoint: None,
             ether_types: Vec::new(),
         }
@@ -225,10 +228,18 @@ impl MappingPolicy {
             }
             _ => String::new(),
         };
+        let used = match available[udp].0.0 {
+            "udp" => "kernel UDP",
+            other => other,
+        };
         if qos.acceleration == Acceleration::Slow {
+            let why = unavailable.iter().find(|(name, _)| name == "udp");
             return Mapping {
                 datapath: udp,
-                warning: warning_of_class(udp),
+                warning: match why {
+                    Some((_, why)) => format!("no kernel UDP here, using {used} ({why})"),
+                    None => warning_of_class(udp),
+                },
             };
         }
         let order = match qos.resource_use {
@@ -266,7 +277,7 @@ impl MappingPolicy {
         };
         Mapping {
             datapath: udp,
-            warning: format!("no acceleration here, using kernel UDP ({why})"),
+            warning: format!("no acceleration here, using {used} ({why})"),
         }
     }
 }

@@ -95,6 +95,9 @@ struct Set {
     /// a descriptor to wait on
     #[arg(long, value_name = "N", default_value_t = 2048)]
     descriptors: u32,
+    /// Lanes that may serve its sessions, such as 0,2; all where left out
+    #[arg(long, value_name = "LANES", value_delimiter = ',')]
+    lanes: Vec<u32>,
     /// The network that the tenant has an endpoint in, from which it may send frames
     #[arg(long, value_name = "NETWORK", requires = "mac")]
     network: Option<String>,
@@ -211,6 +214,7 @@ impl Set {
             total_memory_bytes: self.total_memory.map_or(0, |Bytes(bytes)| bytes),
             total_endpoints: self.total_endpoints,
             descriptors: self.descriptors,
+            lanes: self.lanes,
             endpoint: self.network.map(|network| proto::Endpoint {
                 network,
                 mac: self.mac.unwrap_or_default(),

@@ -44,6 +44,14 @@ pub enum ListenError {
     /// The endpoint is in no network of this node.
     #[error("endpoint.network: {0}")]
     Network(#[from] super::StationError),
+    /// A lane is named that there is not.
+    #[error("lanes: there is no lane {lane}: this node has lanes 0 to {last}")]
+    NoSuchLane {
+        /// As asked for.
+        lane: usize,
+        /// The last lane's number.
+        last: usize,
+    },
     /// Another tenant has the address.
     #[error(
         "endpoint: {address} is the address of tenant `{other}` in the same network: give each its own"
@@ -143,6 +151,10 @@ impl Listener {
 impl Control {
     pub(super) fn set_listener(&mut self, config: ListenerConfig) -> Result<(), ListenError> {
         self.check_endpoint(&config)?;
+        let last = self.lanes.len() - 1;
+        if let Some(&lane) = config.policy.lanes.iter().find(|&&lane| lane > last) {
+            return Err(ListenError::NoSuchLane { lane, last });
+        }
         if let Some(listener) = self
             .listeners
             .values_mut()
@@ -427,9 +439,10 @@ impl Control {
             let _ = rustix::event::epoll::delete(&self.strangers, &socket);
             return Err((socket, error));
         }
-        let lane = (0..self.lanes.len())
-            .min_by_key(|&lane| self.lanes[lane].sessions)
-            .unwrap_or(0);
+        // Its first stream may say otherwise.
+        let lanes = self.lanes_of(&policy).into_iter();
+        let lane = lanes.min_by_key(|&lane| self.lanes[lane].sessions);
+        let lane = lane.unwrap_or(0);
         self.lanes[lane].sessions += 1;
         let session = Session {
             id: id.into(),
@@ -442,6 +455,7 @@ impl Control {
             tenant,
             rates,
             lane,
+            unplaced: None,
             since: self.now(),
             arena: None,
             streams: Vec::new(),

@@ -84,6 +84,14 @@ struct LaneInfo {
     sessions: usize,
 }
 
+impl LaneInfo {
+    /// Which of its ports carries a datapath.
+    fn port_of(&self, kind: DatapathKind) -> Option<usize> {
+        let mut ports = self.ports.iter();
+        ports.position(|port| port.kind == kind && !port.between_lanes)
+    }
+}
+
 struct PortInfo {
     kind: DatapathKind,
     local: SocketAddr,

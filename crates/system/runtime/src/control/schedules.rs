@@ -1,12 +1,13 @@
 //! Schedules of the datapaths' links: installed on the port of every lane, and followed here to be shown.
 //!
-//! Gates are a function of time, so the control thread's copy says what every lane does without asking it.
-//! Each lane serves its own frames by strict priority; lanes that share a link share its windows.
+//! Gates are a function of time, so the control thread's copy says what a lane does without asking it. A link
+//! with a schedule has one queue: one lane carries its datapath, and serves whoever sends by it (decision 12).
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use takt_clock::Unmet;
+use takt_datapath::DatapathKind;
 use takt_schedule::{ClassTable, GateList, GateMask, Gates, Link};
 use takt_time::{TaiTime, TrafficClass};
 
@@ -66,6 +67,16 @@ pub enum ScheduleError {
         name: String,
         /// Those there are.
         have: String,
+    },
+    /// Several lanes send on the link.
+    #[error(
+        "lanes {lanes:?} carry datapath `{name}`, each with a queue of its own, and gates must hold for the link as a whole: give it to one (`lanes = [{first}]` in [datapath.{name}]) and restart the node", first = lanes[0]
+    )]
+    Lanes {
+        /// The datapath.
+        name: String,
+        /// Those that carry it.
+        lanes: Vec<usize>,
     },
     /// The list cannot run.
     #[error("the schedule cannot run: {0} (`takt schedule check` explains every mistake)")]
@@ -128,13 +139,20 @@ impl Control {
     ) -> Result<TaiTime, ScheduleError> {
         let name = asked.datapath.as_str();
         let schedule = &asked.schedule;
-        let Some(port) = self.datapaths.iter().position(|(kind, _)| kind.0 == name) else {
+        let Some(&(kind, _)) = self.datapaths.iter().find(|(kind, _)| kind.0 == name) else {
             let have: Vec<&str> = self.datapaths.iter().map(|(kind, _)| kind.0).collect();
             return Err(ScheduleError::Datapath {
                 name: name.into(),
                 have: have.join(", "),
             });
         };
+        let lanes: Vec<usize> = self.carriers(kind).map(|(lane, _)| lane).collect();
+        if lanes.len() > 1 {
+            return Err(ScheduleError::Lanes {
+                name: name.into(),
+                lanes,
+            });
+        }
         if !schedule.enabled {
             return Err(ScheduleError::Disabled);
         }
@@ -154,7 +172,6 @@ impl Control {
             Origin::Restored if schedule.base_time <= now => now.saturating_add_nanos(-cycle_ns),
             _ => now,
         };
-        let kind = self.datapaths[port].0;
         let installed = self.schedules.entry(kind).or_insert_with(|| Installed {
             gates: Gates::new(GateMask::ALL),
             link,
@@ -176,7 +193,7 @@ impl Control {
             "schedule installed"
         );
         installed.schedules.push((list.clone(), asked));
-        for lane in &self.lanes {
+        for (lane, port) in self.carriers(kind) {
             let change = ScheduleChange::Install {
                 list: list.clone(),
                 initial,
@@ -185,9 +202,17 @@ impl Control {
                 classes,
                 begins,
             };
-            lane.handle.send(Command::Schedule { port, change });
+            self.lanes[lane]
+                .handle
+                .send(Command::Schedule { port, change });
         }
         Ok(begins)
+    }
+
+    /// The lanes that carry a datapath, with their ports.
+    fn carriers(&self, kind: DatapathKind) -> impl Iterator<Item = (usize, usize)> {
+        let lanes = self.lanes.iter().enumerate();
+        lanes.filter_map(move |(at, lane)| Some((at, lane.port_of(kind)?)))
     }
 
     fn installed_schedules(&mut self) -> Vec<LinkSchedule> {
@@ -204,14 +229,15 @@ impl Control {
     }
 
     fn remove_schedule(&mut self, name: &str) -> bool {
-        let Some(port) = self.datapaths.iter().position(|(kind, _)| kind.0 == name) else {
+        let Some(&(kind, _)) = self.datapaths.iter().find(|(kind, _)| kind.0 == name) else {
             return false;
         };
-        let removed = self.schedules.remove(&self.datapaths[port].0).is_some();
+        let removed = self.schedules.remove(&kind).is_some();
         if removed {
-            for lane in &self.lanes {
+            for (lane, port) in self.carriers(kind) {
                 let change = ScheduleChange::Remove;
-                lane.handle.send(Command::Schedule { port, change });
+                let command = Command::Schedule { port, change };
+                self.lanes[lane].handle.send(command);
             }
             tracing::info!(datapath = name, "schedule removed");
         }

@@ -13,6 +13,7 @@ use super::account::Usage;
 use super::session::{OpeningSink, Session, Stream};
 use crate::lane::session::LaneSession;
 use crate::lane::{Command, SourceTarget};
+use crate::policy::Policy;
 
 /// Requests answered for one application before others are looked at.
 const BURST: usize = 4;
@@ -115,9 +116,7 @@ impl Control {
                 let Some(session) = self.sessions.get_mut(&id) else {
                     return Ok(None);
                 };
-                let (reply, descriptors, lane_session) =
-                    session.attach(name, tx_bytes, rx_bytes, &limits)?;
-                handle.send(Command::AddSession(lane_session));
+                let (reply, descriptors) = session.attach(name, tx_bytes, rx_bytes, &limits)?;
                 let (name, identity) = (session.name.clone(), session.policy.identity.clone());
                 let (tenant, pid) = (session.tenant, session.pid);
                 if self.may_log(tenant) {
@@ -318,24 +317,84 @@ impl Control {
         self.sources.number(wished)
     }
 
+    /// The lanes that may serve sessions of a policy.
+    pub(super) fn lanes_of(&self, policy: &Policy) -> Vec<usize> {
+        let all = 0..self.lanes.len();
+        match policy.lanes.is_empty() {
+            true => all.collect(),
+            false => all.filter(|lane| policy.lanes.contains(lane)).collect(),
+        }
+    }
+
+    /// Opens a stream on the best datapath that the session's lane carries. The first one chooses the lane, among
+    /// those of its tenant.
     fn open_stream(&mut self, id: u32, qos: Qos) -> Result<(Reply, String), Failure> {
-        let mapping = self
-            .config
-            .mapping
-            .map(qos, &self.datapaths, &self.unavailable, |kind| {
-                self.schedules.contains_key(&kind)
-            });
-        let datapath = self.datapaths[mapping.datapath].0.to_string();
-        let Some(session) = self.sessions.get_mut(&id) else {
+        let Some(session) = self.sessions.get(&id) else {
             return Err(ErrorCode::Closed.into());
         };
         session.policy.check_class(qos)?;
+        let lanes = match session.unplaced {
+            Some(_) => self.lanes_of(&session.policy),
+            None => vec![session.lane],
+        };
+        let carrier = |kind| {
+            let mut lanes = lanes.iter().copied();
+            lanes.any(|lane| self.lanes[lane].port_of(kind).is_some())
+        };
+        let (carried, elsewhere): (Vec<_>, Vec<_>) =
+            (self.datapaths.iter()).partition(|(kind, _)| carrier(*kind));
+        let carried: Vec<_> = carried.into_iter().cloned().collect();
+        let mut unavailable = self.unavailable.clone();
+        unavailable.extend(elsewhere.iter().map(|(kind, _)| {
+            let name = kind.to_string();
+            let why = format!(
+                "only lanes {:?} carry it, and this session is on {lanes:?}: open a stream that needs it first, in a session of its own",
+                self.config.lanes_of(&name)
+            );
+            (name, why)
+        }));
+        if carried.is_empty() {
+            return Err(Failure::new(
+                ErrorCode::NotPermitted,
+                format!(
+                    "lanes {lanes:?}, which serve tenant `{}`, carry no datapath: ask the operator for another lane in `lanes` of its listener",
+                    session.policy.identity
+                ),
+            ));
+        }
+        let mapping = self
+            .config
+            .mapping
+            .map(qos, &carried, &unavailable, |kind| {
+                self.schedules.contains_key(&kind)
+            });
+        let kind = carried[mapping.datapath].0;
+        let place = lanes
+            .iter()
+            .filter_map(|&lane| Some((lane, self.lanes[lane].port_of(kind)?)))
+            // It counts at the lane that it was given when it came.
+            .min_by_key(|(lane, _)| {
+                self.lanes[*lane].sessions - usize::from(*lane == session.lane)
+            });
+        let Some((lane, port)) = place else {
+            return Err(ErrorCode::Closed.into());
+        };
+        let Some(session) = self.sessions.get_mut(&id) else {
+            return Err(ErrorCode::Closed.into());
+        };
+        let datapath = kind.to_string();
         let stream = session.add_stream(Stream {
             qos,
-            port: mapping.datapath,
+            port,
             datapath: datapath.clone(),
             warning: mapping.warning.clone(),
         })?;
+        if let Some(unplaced) = session.unplaced.take() {
+            self.lanes[session.lane].sessions -= 1;
+            session.lane = lane;
+            self.lanes[lane].sessions += 1;
+            self.lanes[lane].handle.send(Command::AddSession(unplaced));
+        }
         let warning = mapping.warning.clone();
         Ok((
             Reply::StreamOpened {
@@ -451,7 +510,7 @@ impl Control {
         let (name, identity, attached, tenant, left) = (
             session.name.clone(),
             session.policy.identity.clone(),
-            session.arena.is_some(),
+            session.arena.is_some() && session.unplaced.is_none(),
             session.tenant,
             reason.is_none(),
         );
@@ -480,6 +539,7 @@ impl Control {
             self.say_ended(id, &failure);
         }
         match (attached, left) {
+            // No lane has heard of it.
             (false, _) => self.forget_session(id),
             (true, true) => self.leave(id),
             (true, false) => self.remove_session(id),

@@ -42,6 +42,8 @@ pub struct Session {
     /// What they may send together.
     pub rates: Arc<Rates>,
     pub lane: usize,
+    /// Its half of the session, until it opens its first stream: that says which lanes can serve it.
+    pub unplaced: Option<Box<LaneSession>>,
     /// When the connection came.
     pub since: Duration,
     pub arena: Option<AttachedArena>,
@@ -133,7 +135,7 @@ impl Session {
         tx_bytes: u64,
         rx_bytes: u64,
         limits: &Limits,
-    ) -> Result<(Reply, [OwnedFd; 2], Box<LaneSession>), Failure> {
+    ) -> Result<(Reply, [OwnedFd; 2]), Failure> {
         if self.arena.is_some() {
             return Err(refuse(
                 ErrorCode::Protocol,
@@ -206,7 +208,7 @@ impl Session {
         let descriptors = [copy(arena.fd())?, copy(bell.fd().as_fd())?];
         // The largest block of either region bounds a message.
         let max_message = limits.max_message.min(map.tx_bytes);
-        let lane_session = Box::new(LaneSession::new(SessionParts {
+        self.unplaced = Some(Box::new(LaneSession::new(SessionParts {
             id: self.id,
             tenant: self.tenant,
             arena: arena.clone(),
@@ -216,7 +218,7 @@ impl Session {
             classes: self.policy.classes,
             rates: self.rates.clone(),
             counters: self.counters.clone(),
-        }));
+        })));
         self.name = printable(&name);
         self.arena = Some(AttachedArena {
             arena,
@@ -229,7 +231,7 @@ impl Session {
             map,
             max_message: max_message as u32,
         };
-        Ok((reply, descriptors, lane_session))
+        Ok((reply, descriptors))
     }
 
     /// Registers a stream; returns its number.

@@ -47,6 +47,16 @@ pub enum StartError {
     /// The inline form has one lane.
     #[error("the embedded form has one lane, {0} are configured")]
     InlineLanes(usize),
+    /// A lane is named that there is not, or none.
+    #[error("{what} names {lanes:?} as its lanes: this node has 0 to {last}")]
+    NoSuchLane {
+        /// The datapath.
+        what: String,
+        /// As configured.
+        lanes: Vec<usize>,
+        /// The last lane's number.
+        last: usize,
+    },
     /// There must be kernel UDP to fall back to.
     #[error("no datapath is configured: kernel UDP must be there")]
     NoDatapath,
@@ -152,6 +162,7 @@ fn start(
     if datapaths.is_empty() {
         return Err(StartError::NoDatapath);
     }
+    check_lanes(&config)?;
     KeyMissing::check_all(&config)?;
     if !config.security.is_on() {
         tracing::warn!(
@@ -373,7 +384,20 @@ fn start(
     ))
 }
 
-/// Opens every lane's ports; a datapath that fails on one lane is given up on all, unless it is the first.
+/// Whether all lanes that datapaths name are there.
+fn check_lanes(config: &Config) -> Result<(), StartError> {
+    let last = config.lanes.len() - 1;
+    let datapaths = config.datapath_lanes.iter();
+    for (what, lanes) in datapaths.map(|(name, lanes)| (format!("datapath {name}"), lanes)) {
+        if lanes.is_empty() || lanes.iter().any(|&lane| lane > last) {
+            let lanes = lanes.clone();
+            return Err(StartError::NoSuchLane { what, lanes, last });
+        }
+    }
+    Ok(())
+}
+
+/// Opens the ports of every lane that carries a datapath; a datapath that fails on one lane is given up on all, unless it is the first.
 fn open_ports(
     config: &Config,
     datapaths: &[Arc<dyn Datapath>],
@@ -383,15 +407,16 @@ fn open_ports(
     let mut lanes: Vec<Vec<LanePort>> = (0..count).map(|_| Vec::new()).collect();
     for (at, datapath) in datapaths.iter().enumerate() {
         let mut opened = Vec::new();
-        for lane in 0..count {
+        let carriers = config.lanes_of(datapath.kind().0);
+        for (number, &lane) in carriers.iter().enumerate() {
             let bind = SocketAddr::new(config.address, config.data_port(at, lane));
             let request = PortRequest {
-                lane: lane as u16,
-                lanes: count as u16,
+                lane: number as u16,
+                lanes: carriers.len() as u16,
                 bind,
             };
             match datapath.open(&request) {
-                Ok(port) => opened.push(port),
+                Ok(port) => opened.push((lane, port)),
                 Err(source) if at == 0 => {
                     return Err(StartError::Port {
                         lane,
@@ -409,7 +434,7 @@ fn open_ports(
         }
         // A device knows no clock but the kernel's.
         let kept = datapath.capabilities().hardware_launch_time && config.clock.is_the_kernels();
-        for (lane, port) in opened.into_iter().enumerate() {
+        for (lane, port) in opened {
             lanes[lane].push(LanePort::new(
                 datapath.kind(),
                 port,
@@ -464,8 +489,11 @@ fn connect(lanes: &mut [Vec<LanePort>]) -> Result<(), StartError> {
             };
             for at in 0..lanes[lane].len() {
                 // Kernel sockets never get another lane's datagrams; queues of a device do.
-                let port = lanes[other][at].port.local().port();
-                lanes[lane][at].siblings.push((port, peer));
+                let kind = lanes[lane][at].kind;
+                if let Some(port) = lanes[other].iter().find(|port| port.kind == kind) {
+                    let port = port.port.local().port();
+                    lanes[lane][at].siblings.push((port, peer));
+                }
             }
         }
     }

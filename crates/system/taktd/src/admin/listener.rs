@@ -65,6 +65,10 @@ pub fn from_message(
         endpoints: or(message.endpoints, defaults.endpoints),
         total_endpoints: or(message.total_endpoints, defaults.total_endpoints),
         descriptors: or(message.descriptors, defaults.descriptors),
+        lanes: match message.lanes.is_empty() {
+            true => None,
+            false => Some(message.lanes.iter().map(|lane| *lane as usize).collect()),
+        },
         endpoint: message.endpoint.map(endpoint).transpose()?,
     };
     check_listener(&written)?;
@@ -154,6 +158,7 @@ pub fn to_message(status: ListenerStatus) -> proto::ListenerStatus {
             total_memory_bytes: policy.total_memory as u64,
             total_endpoints: policy.total_endpoints as u32,
             descriptors: policy.descriptors as u32,
+            lanes: policy.lanes.iter().map(|lane| *lane as u32).collect(),
             endpoint: policy.endpoint.map(|endpoint| proto::Endpoint {
                 network: endpoint.network,
                 mac: MacAddress(endpoint.mac).to_string(),
@@ -220,6 +225,7 @@ mod tests {
         config.policy.total_memory = 640 << 20;
         config.policy.total_endpoints = 77;
         config.policy.descriptors = 78;
+        config.policy.lanes = vec![2, 3];
         config.policy.endpoint = Some(takt_session::Endpoint {
             network: "pods".into(),
             mac: [2, 0, 0, 0, 0, 5],

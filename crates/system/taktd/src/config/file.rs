@@ -207,6 +207,8 @@ pub struct Listener {
     pub total_endpoints: usize,
     /// Most descriptors of the daemon that its sessions need.
     pub descriptors: usize,
+    /// Lanes that serve its sessions; left out: all.
+    pub lanes: Option<Vec<usize>>,
     /// `[listener.endpoint]`: its place in a network.
     pub endpoint: Option<Endpoint>,
 }
@@ -320,6 +322,7 @@ impl Default for Listener {
             endpoints: 256,
             total_endpoints: 4096,
             descriptors: 2048,
+            lanes: None,
             endpoint: None,
         }
     }
@@ -459,6 +462,8 @@ pub struct Udp {
     pub send_buffer: Written<Bytes>,
     /// Whether trains of datagrams pass the kernel as one packet.
     pub segmentation: bool,
+    /// Lanes that carry it; left out: all.
+    pub lanes: Option<Vec<usize>>,
 }
 
 impl Default for Udp {
@@ -471,6 +476,7 @@ impl Default for Udp {
             receive_buffer: Written(Bytes(config.receive_buffer as u64)),
             send_buffer: Written(Bytes(config.send_buffer as u64)),
             segmentation: config.segmentation,
+            lanes: None,
         }
     }
 }
@@ -508,6 +514,9 @@ pub struct Xdp {
     /// Have the lanes drive the device.
     #[serde(default)]
     pub busy_poll: Option<XdpBusyPoll>,
+    /// Lanes that carry it; left out: all.
+    #[serde(default)]
+    pub lanes: Option<Vec<usize>>,
 }
 
 mod xdp_defaults {

@@ -12,6 +12,7 @@ mod schedules;
 mod tests;
 pub mod value;
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -136,6 +137,7 @@ impl From<File> for Settings {
             address: file.node.address.0,
             port: file.node.port,
             lanes: lanes.iter().map(lane).collect(),
+            datapath_lanes: datapath_lanes(&file.datapath),
             peers: file.peer.iter().map(peer).collect(),
             // The keys are read when the node starts.
             security: Security {
@@ -219,6 +221,15 @@ fn clock(clock: &file::Clock) -> Sources {
     }
 }
 
+fn datapath_lanes(datapaths: &file::Datapaths) -> BTreeMap<String, Vec<usize>> {
+    let xdp = datapaths.xdp.as_ref().and_then(|xdp| xdp.lanes.clone());
+    let given = [("udp", datapaths.udp.lanes.clone()), ("xdp", xdp)];
+    let given = given.into_iter();
+    given
+        .filter_map(|(name, lanes)| Some((name.to_owned(), lanes?)))
+        .collect()
+}
+
 /// The rules have checked that it fits.
 fn size(bytes: u64) -> usize {
     usize::try_from(bytes).unwrap_or(usize::MAX)
@@ -285,6 +296,7 @@ pub fn listener(listener: &file::Listener) -> ListenerConfig {
             endpoints: listener.endpoints,
             total_endpoints: listener.total_endpoints,
             descriptors: listener.descriptors,
+            lanes: listener.lanes.clone().unwrap_or_default(),
             endpoint: listener.endpoint.as_ref().map(|endpoint| Endpoint {
                 network: endpoint.network.clone(),
                 mac: endpoint.mac.0.0,

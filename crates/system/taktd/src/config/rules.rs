@@ -50,6 +50,7 @@ pub fn check(file: &File, document: &Document<'_>) -> Checked {
     networks(file, document)?;
     datapaths_of_schedules(file, document)?;
     listeners(file, document)?;
+    lanes_named(file, document)?;
     limits(file, document)?;
     departure(file, document)?;
     clock(file, document)?;
@@ -128,6 +129,38 @@ fn lanes(file: &File, document: &Document<'_>) -> Checked {
     }
     for (index, lane) in lanes.iter().enumerate() {
         self::lane(index, lane, document)?;
+    }
+    Ok(())
+}
+
+/// Lanes that datapaths and listeners name are there.
+fn lanes_named(file: &File, document: &Document<'_>) -> Checked {
+    let count = file.lane.as_ref().map_or(1, Vec::len);
+    let check = |lanes: &Option<Vec<usize>>, way: &[super::document::Step<'_>]| {
+        let Some(lanes) = lanes else { return Ok(()) };
+        if lanes.is_empty() {
+            return fault(document, way, "no lane: name one, or leave it out for all");
+        }
+        let twice = |at: usize| lanes[..at].contains(&lanes[at]);
+        if let Some(at) = (0..lanes.len()).find(|&at| lanes[at] >= count || twice(at)) {
+            let problem = match lanes[at] {
+                lane if lane >= count => format!(
+                    "there is no lane {lane}: [[lane]] is written for lanes 0 to {}",
+                    count - 1
+                ),
+                lane => format!("lane {lane} is named twice"),
+            };
+            return fault(document, way, problem);
+        }
+        Ok(())
+    };
+    let datapath = &file.datapath;
+    check(&datapath.udp.lanes, way!["datapath", "udp", "lanes"])?;
+    if let Some(xdp) = &datapath.xdp {
+        check(&xdp.lanes, way!["datapath", "xdp", "lanes"])?;
+    }
+    for (index, listener) in file.listener.iter().flatten().enumerate() {
+        check(&listener.lanes, way!["listener", index, "lanes"])?;
     }
     Ok(())
 }

@@ -317,6 +317,7 @@ fn every_key_is_read() {
                 endpoints: 4,
                 total_endpoints: 5,
                 descriptors: 6,
+                lanes: Vec::new(),
                 endpoint: Some(takt_session::Endpoint {
                     network: "pods".into(),
                     mac: [2, 0, 0, 0, 0, 5],
@@ -454,6 +455,21 @@ fn every_fault_names_line_key_value_and_remedy() {
             "[node]\nport = 65533\n[[lane]]\n[[lane]]\n[datapath.xdp]\ninterface = \"eth0\"",
             "`node.port` = 65533",
             "write 65531 or less",
+        ),
+        (
+            "[[lane]]\n[[lane]]\n[datapath.udp]\nlanes = [0, 2]",
+            "`datapath.udp.lanes`",
+            "there is no lane 2: [[lane]] is written for lanes 0 to 1",
+        ),
+        (
+            "[[listener]]\nlanes = [0, 0]",
+            "`listener[0].lanes`",
+            "lane 0 is named twice",
+        ),
+        (
+            "[datapath.xdp]\ninterface = \"eth0\"\nlanes = []",
+            "`datapath.xdp.lanes`",
+            "name one, or leave it out for all",
         ),
         (
             "[node]\naccept = [\"10.0.0.0\"]",

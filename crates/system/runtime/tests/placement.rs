@@ -1,0 +1,154 @@
+//! Which lane serves whom, and that a link with a schedule has one queue.
+
+mod support;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use support::{App, config, free_port, start};
+use takt_datapath::Datapath;
+use takt_datapath::memory::{MemoryNetwork, MemoryNetworkConfig};
+use takt_datapath_udp::{UdpConfig, UdpDatapath};
+use takt_runtime::config::{Config, LinkSchedule};
+use takt_runtime::policy::{MappingPolicy, Policy};
+use takt_runtime::{Runtime, RuntimeHandle};
+use takt_session::message::{Reply, Request};
+use takt_session::{ErrorCode, Qos};
+
+/// A node of two lanes whose datapaths are carried by these.
+fn two_lanes(carriers: &[(&str, &[usize])]) -> Config {
+    let carriers = carriers.iter();
+    let carriers = carriers.map(|(name, lanes)| ((*name).to_owned(), lanes.to_vec()));
+    Config {
+        lanes: vec![Default::default(); 2],
+        datapath_lanes: carriers.collect::<BTreeMap<_, _>>(),
+        ..config(free_port(), &[])
+    }
+}
+
+/// The lanes of all sessions, in the order in which they came.
+fn lanes(handle: &RuntimeHandle) -> Vec<usize> {
+    let mut sessions = handle.sessions().expect("running");
+    sessions.sort_by_key(|session| session.session);
+    sessions.iter().map(|session| session.lane).collect()
+}
+
+/// All gates open for half a cycle.
+fn schedule() -> LinkSchedule {
+    let text =
+        "cycle-time = \"10ms\"\n[[entry]]\ngates = [0, 1, 2, 3, 4, 5, 6, 7]\ninterval = \"10ms\"\n";
+    let read = takt_schedule::form::read(takt_schedule::form::Form::Toml, text, None);
+    LinkSchedule::new(
+        "udp",
+        read.expect("a schedule").document.schedule,
+        1_000_000_000,
+    )
+}
+
+#[test]
+fn a_link_that_several_lanes_carry_gets_no_schedule_and_is_told_which() {
+    let runtime = start(two_lanes(&[]));
+    let refused = runtime.handle().install_schedule(schedule());
+    let error = refused
+        .expect("running")
+        .expect_err("two queues")
+        .to_string();
+    assert!(
+        error.contains("lanes [0, 1] carry datapath `udp`"),
+        "{error}"
+    );
+    assert!(error.contains("`lanes = [0]` in [datapath.udp]"), "{error}");
+}
+
+#[test]
+fn whoever_sends_by_a_link_is_served_by_the_lane_that_carries_it() {
+    let runtime = start(two_lanes(&[("udp", &[1])]));
+    let handle = runtime.handle();
+    let begins = handle.install_schedule(schedule()).expect("running");
+    begins.expect("one queue");
+    let mut apps: Vec<App> = (0..4).map(|_| App::attach(handle)).collect();
+    let streams: Vec<u32> = apps.iter_mut().map(|app| app.stream(Qos::slow())).collect();
+    assert_eq!(lanes(handle), [1; 4]);
+    // Further streams stay there, and messages flow.
+    assert_eq!(apps[0].stream(Qos::slow()), 1);
+    let mut source = apps[0].source(streams[0], 5, 0);
+    let mut sink = apps[3].sink(streams[3], 5, 0);
+    apps[0].emit_until_heard(&mut source, b"one queue");
+    assert_eq!(apps[3].receive(&mut sink).1, b"one queue");
+}
+
+#[test]
+fn sessions_are_spread_over_the_lanes_of_their_tenant() {
+    let runtime = start(two_lanes(&[]));
+    let handle = runtime.handle();
+    let pinned = Policy {
+        lanes: vec![1],
+        ..Policy::default()
+    };
+    let mut apps: Vec<App> = (0..2)
+        .map(|_| App::attach_with(handle, pinned.clone()))
+        .collect();
+    apps.extend((0..2).map(|_| App::attach(handle)));
+    apps.iter_mut().for_each(|app| {
+        app.stream(Qos::slow());
+    });
+    assert_eq!(lanes(handle), [1, 1, 0, 0]);
+}
+
+#[test]
+fn a_tenant_whose_lanes_carry_nothing_is_told_so() {
+    let runtime = start(two_lanes(&[("udp", &[1])]));
+    let policy = Policy {
+        lanes: vec![0],
+        ..Policy::default()
+    };
+    let mut app = App::attach_with(runtime.handle(), policy);
+    let refusal = app.ask(Request::OpenStream(Qos::slow()));
+    let refusal = refusal.expect_err("no datapath there");
+    assert_eq!(refusal.code, ErrorCode::NotPermitted);
+    assert!(refusal.message.contains("carry no datapath"), "{refusal}");
+    // Gone without a stream, it leaves nothing behind.
+    drop(app);
+    takt_testing::until_true("it is forgotten", || lanes(runtime.handle()).is_empty());
+}
+
+#[test]
+fn a_second_stream_gets_what_the_lane_of_the_first_carries_and_says_why() {
+    let network = MemoryNetwork::new(MemoryNetworkConfig::default());
+    let name = MemoryNetwork::KIND.0;
+    let config = Config {
+        mapping: MappingPolicy {
+            fast_frugal: vec![name.into()],
+            ..MappingPolicy::default()
+        },
+        ..two_lanes(&[("udp", &[0]), (name, &[1])])
+    };
+    let udp: Arc<dyn Datapath> = Arc::new(UdpDatapath::new(UdpConfig::default()));
+    let runtime = Runtime::start(config, &[udp, network.datapath()], Vec::new());
+    let runtime = runtime.expect("it starts");
+    let mut app = App::attach(runtime.handle());
+    app.stream(Qos::fast());
+    assert_eq!(lanes(runtime.handle()), [1]);
+    let Ok(Reply::StreamOpened {
+        datapath, warning, ..
+    }) = app.ask(Request::OpenStream(Qos::slow()))
+    else {
+        panic!("no stream")
+    };
+    assert_eq!(datapath, name);
+    assert!(warning.contains("only lanes [0] carry it"), "{warning}");
+    let mut other = App::attach(runtime.handle());
+    other.stream(Qos::slow());
+    assert_eq!(lanes(runtime.handle()), [1, 0]);
+}
+
+#[test]
+fn a_datapath_of_a_lane_that_is_not_there_is_refused() {
+    let udp: Arc<dyn Datapath> = Arc::new(UdpDatapath::new(UdpConfig::default()));
+    let started = Runtime::start(two_lanes(&[("udp", &[2])]), &[udp], Vec::new());
+    let error = started.err().expect("refused").to_string();
+    assert_eq!(
+        error,
+        "datapath udp names [2] as its lanes: this node has 0 to 1"
+    );
+}
