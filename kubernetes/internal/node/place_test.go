@@ -19,8 +19,7 @@ func (placing) Adjust([]enforce.Grant) enforce.Adjustment {
 }
 
 func TestAContainerIsCreatedWhereItsBackendWantsItUnlessSystemdDecides(t *testing.T) {
-	s := newSite(t)
-	s.agent.backend = placing{s.agent.backend}
+	s := newSiteWith(t, placing{enforce.Deadline{}})
 	response := s.prepare(s.claim("claim", plain, nil))
 	if response.Error != "" {
 		t.Fatal(response.Error)
