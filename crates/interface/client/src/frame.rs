@@ -127,6 +127,19 @@ impl FrameSource {
             other => Err(unexpected(&other)),
         }
     }
+
+    /// Tells the runtime how many datagrams with a launch time this application has not given to it so far, by reason
+    /// ([`takt_session::unserved::NAMES`]), so that its operator sees it.
+    ///
+    /// # Errors
+    /// [`Error::Disconnected`], [`Error::Ended`], [`Error::TimedOut`], [`Error::Forked`].
+    pub fn tell_unserved(&self, counts: takt_session::unserved::Counts) -> Result<(), Error> {
+        let (answer, _) = self.0.shared().request(Request::Unserved(counts))?;
+        match answer.reply {
+            Reply::Noted => Ok(()),
+            other => Err(unexpected(&other)),
+        }
+    }
 }
 
 impl std::fmt::Debug for FrameSource {

@@ -78,6 +78,7 @@ pub use stream::Stream;
 pub use wait::Wait;
 pub use wake::Waker;
 
+pub use takt_session::unserved;
 pub use takt_session::{
     Acceleration, BadName, ChannelId, DEFAULT_SOCKET, Endpoint, ErrorCode, Failure, Qos,
     ResourceUse, SOCKET_VARIABLE, TimeSensitivity, place,

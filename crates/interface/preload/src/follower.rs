@@ -23,6 +23,7 @@ use crate::process::{self, Inside};
 use crate::runtime::{Refusal, Source};
 use crate::socket::{self, ForkLock, Socket};
 use crate::transmit;
+use crate::unserved;
 
 /// How old what was found out may get, in nanoseconds.
 const AGE: i64 = 1_000_000_000;
@@ -40,10 +41,14 @@ static RUNNING: AtomicBool = AtomicBool::new(false);
 /// Its own way to the runtime.
 static SOURCE: ForkLock<Option<Source>> = ForkLock::new(None);
 
+/// What the runtime has been told of datagrams that it did not get.
+static TOLD: ForkLock<takt::unserved::Counts> = ForkLock::new([0; takt::unserved::REASONS]);
+
 /// In a forked child: there is none.
 pub fn after_fork() {
     RUNNING.store(false, Ordering::Relaxed);
     SOURCE.forget(None);
+    TOLD.forget([0; takt::unserved::REASONS]);
 }
 
 /// Whether it runs.
@@ -73,7 +78,10 @@ fn run() {
     // What was found out before anybody listened may have changed since, and nobody says so again.
     let mut age = 0;
     while RUNNING.load(Ordering::Relaxed) {
-        process::inside(|inside| round(age, &mut neighbours, inside));
+        process::inside(|inside| {
+            round(age, &mut neighbours, inside);
+            tell_unserved(inside);
+        });
         let changed = match &news {
             Some(open) => open.wait(),
             None => {
@@ -148,6 +156,24 @@ fn round(age: i64, asked: &mut Asked, inside: &Inside) {
             // Nobody is asked again in this round: each would be waited for.
             return;
         }
+    }
+}
+
+/// Tells the runtime what it did not get, if that is news.
+pub fn tell_unserved(inside: &Inside) {
+    let counts = unserved::counts();
+    let mut told = TOLD.lock(inside);
+    if *told == counts {
+        return;
+    }
+    let mut source = SOURCE.lock(inside);
+    if source.is_none() {
+        *source = Source::to_ask(inside);
+    }
+    match source.as_ref().map(|source| source.tell_unserved(counts)) {
+        Some(Ok(())) => *told = counts,
+        Some(Err(Refusal::Over)) => *source = None,
+        Some(Err(_)) | None => {}
     }
 }
 

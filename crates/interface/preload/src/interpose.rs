@@ -12,7 +12,7 @@ mod wait;
 
 use std::ffi::c_int;
 
-use crate::{announce, filter, heap, process, real, socket, unserved};
+use crate::{announce, filter, follower, heap, process, real, socket, unserved};
 
 /// Runs when the loader has loaded the library, before the program's `main`.
 #[used]
@@ -42,6 +42,7 @@ extern "C" fn end() {
     process::inside(|inside| {
         socket::settle(|_| true, inside);
         socket::give_up(inside);
+        follower::tell_unserved(inside);
         unserved::say_counts();
     });
 }

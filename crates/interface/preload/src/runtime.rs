@@ -139,6 +139,11 @@ impl Source {
             .map_err(Refusal::from)
     }
 
+    /// Tells the runtime what it did not get.
+    pub fn tell_unserved(&self, counts: takt::unserved::Counts) -> Result<(), Refusal> {
+        self.frames.tell_unserved(counts).map_err(Refusal::from)
+    }
+
     /// Whether frames to a station go anywhere.
     pub fn reaches(&self, station: [u8; 6]) -> Result<bool, Refusal> {
         // No station has this address, so that what is known decides.

@@ -44,7 +44,7 @@ pub enum Reason {
 }
 
 /// All of them, in order.
-const ALL: [Reason; 15] = [
+const ALL: [Reason; takt::unserved::REASONS] = [
     Reason::Runtime,
     Reason::Source,
     Reason::Interface,
@@ -146,6 +146,11 @@ impl Reason {
     }
 }
 
+/// How many datagrams each has been the reason for.
+pub fn counts() -> takt::unserved::Counts {
+    std::array::from_fn(|at| COUNTS[at].load(Ordering::Relaxed))
+}
+
 /// Says at the end of the process how many there were of each reason.
 pub fn say_counts() {
     for (reason, count) in ALL.iter().zip(&COUNTS) {
@@ -176,6 +181,18 @@ mod tests {
         for (at, reason) in ALL.iter().enumerate() {
             assert_eq!(*reason as usize, at);
             assert!(reason.errno() > 0 && !reason.text().is_empty());
+            let debug = format!("{reason:?}").to_lowercase();
+            let name = match reason {
+                Reason::Source => "source",
+                Reason::Local => "machine",
+                Reason::Neighbour => "hop",
+                Reason::Flags => "flag",
+                Reason::Options => "option",
+                Reason::Context => "signal",
+                _ => &debug,
+            };
+            let told = takt::unserved::NAMES[at];
+            assert!(told.contains(name), "{reason:?} is told as {told}");
         }
     }
 }

@@ -8,6 +8,7 @@ use takt_datapath::Capabilities;
 use takt_schedule::gate::Cycle;
 use takt_schedule::{ClassTable, Schedule};
 use takt_session::Qos;
+use takt_session::unserved::Counts;
 use takt_time::TaiTime;
 use takt_wire::ethernet::MacAddress;
 
@@ -99,6 +100,8 @@ pub struct SessionStatus {
     pub streams: Vec<StreamStatus>,
     /// What its lane counts.
     pub counters: SessionReading,
+    /// Datagrams with a launch time that it says it did not give to the runtime, by reason.
+    pub unserved: Counts,
 }
 
 /// A tenant: all sessions of one identity, those that have ended included, so that nothing here ever
@@ -211,6 +214,8 @@ pub struct ListenerStatus {
     pub descriptors: usize,
     /// Connections refused so far.
     pub refused: u64,
+    /// Datagrams with a launch time that its sessions, ended ones included, say they did not give to the runtime.
+    pub unserved: Counts,
 }
 
 /// The scheduler of a datapath's link, over all lanes.

@@ -14,6 +14,7 @@ pub mod message;
 pub mod place;
 pub mod qos;
 pub mod transport;
+pub mod unserved;
 
 pub use endpoint::Endpoint;
 pub use error::{ErrorCode, Failure};

@@ -13,6 +13,7 @@ use crate::endpoint::{Endpoint, MOST_ADDRESSES};
 use crate::error::{ErrorCode, Failure};
 use crate::layout::{ArenaMap, SinkBlock, SourceBlock};
 use crate::qos::{Acceleration, Qos, ResourceUse, TimeSensitivity};
+use crate::unserved::{Counts, REASONS};
 use crate::{ChannelId, PROTOCOL_VERSION};
 
 /// Most bytes of a message.
@@ -128,6 +129,8 @@ pub enum Request {
     },
     /// How many readers the channel of this source has.
     Readers(u32),
+    /// How many of this application's datagrams with a launch time have not been given to the runtime so far.
+    Unserved(Counts),
 }
 
 /// What the runtime answers.
@@ -180,6 +183,8 @@ pub enum Reply {
     Readers(u32),
     /// Stream, source or sink is closed.
     Closed,
+    /// What was told is noted.
+    Noted,
     /// Refused; nothing changed.
     Failed(Failure),
     /// The session has ended; nothing follows.
@@ -400,6 +405,7 @@ mod kind {
     pub const OPEN_FRAME_SOURCE: u16 = 8;
     pub const RESOLVE: u16 = 9;
     pub const READERS: u16 = 10;
+    pub const UNSERVED: u16 = 11;
     pub const ATTACHED: u16 = 129;
     pub const STREAM_OPENED: u16 = 130;
     pub const SOURCE_OPENED: u16 = 131;
@@ -410,6 +416,7 @@ mod kind {
     pub const FRAME_SOURCE_OPENED: u16 = 136;
     pub const RESOLVED: u16 = 137;
     pub const READERS_TOLD: u16 = 138;
+    pub const NOTED: u16 = 139;
 }
 
 const NO_CLASS: u8 = 255;
@@ -482,6 +489,11 @@ impl Envelope<Request> {
             Request::Readers(id) => {
                 let mut w = new(kind::READERS);
                 w.u32(*id);
+                w
+            }
+            Request::Unserved(counts) => {
+                let mut w = new(kind::UNSERVED);
+                counts.iter().for_each(|count| w.u64(*count));
                 w
             }
             Request::CloseSink(id) => {
@@ -576,6 +588,13 @@ impl Envelope<Request> {
             }
             kind::READERS => Request::Readers(r.u32()?),
             kind::CLOSE_SINK => Request::CloseSink(r.u32()?),
+            kind::UNSERVED => {
+                let mut counts = [0; REASONS];
+                for count in &mut counts {
+                    *count = r.u64()?;
+                }
+                Request::Unserved(counts)
+            }
             kind::OPEN_FRAME_SOURCE => Request::OpenFrameSource {
                 stream: r.u32()?,
                 depth: r.u32()?,
@@ -657,6 +676,7 @@ impl Envelope<Reply> {
                 w
             }
             Reply::Closed => new(kind::CLOSED),
+            Reply::Noted => new(kind::NOTED),
             Reply::Failed(failure) => {
                 let mut w = new(kind::FAILED);
                 w.failure(failure);
@@ -717,6 +737,7 @@ impl Envelope<Reply> {
             kind::RESOLVED => Reply::Resolved(r.mac()?),
             kind::READERS_TOLD => Reply::Readers(r.u32()?),
             kind::CLOSED => Reply::Closed,
+            kind::NOTED => Reply::Noted,
             kind::FAILED => Reply::Failed(r.failure()?),
             kind::ENDED => Reply::Ended(r.failure()?),
             other => return Err(DecodeError::Type(other)),
@@ -780,6 +801,7 @@ mod tests {
             ),
             any::<u32>().prop_map(Request::Readers),
             any::<u32>().prop_map(Request::CloseSink),
+            any::<Counts>().prop_map(Request::Unserved),
             (any::<u32>(), any::<u32>())
                 .prop_map(|(stream, depth)| Request::OpenFrameSource { stream, depth }),
             (any::<IpAddr>(), any::<IpAddr>(), any::<Option<[u8; 6]>>()).prop_map(
@@ -862,6 +884,7 @@ mod tests {
             any::<Option<[u8; 6]>>().prop_map(Reply::Resolved),
             any::<u32>().prop_map(Reply::Readers),
             Just(Reply::Closed),
+            Just(Reply::Noted),
             failure.clone().prop_map(Reply::Failed),
             failure.prop_map(Reply::Ended),
         ]

@@ -7,7 +7,7 @@ use taktd::admin::json::{acceleration_name, resource_use_name, state_name};
 use taktd::admin::proto::{
     Authentication, Channel, Datapath, GetStatusRequest, ListChannelsRequest, ListDatapathsRequest,
     ListListenersRequest, ListPeersRequest, ListSessionsRequest, ListenerStatus, Network, Node,
-    Peer, PeerState, Protection, Session,
+    Peer, PeerState, Protection, Session, Unserved,
 };
 use taktd::config::value::Channels;
 
@@ -193,6 +193,11 @@ impl Everything {
             text.push('\n');
             text.push_str(&peers(&self.peers));
         }
+        let lines = unserved_of_listeners(&self.listeners);
+        if !lines.is_empty() {
+            text.push('\n');
+            text.push_str(&lines);
+        }
         text
     }
 }
@@ -341,7 +346,36 @@ pub fn sessions(sessions: &[Session]) -> String {
             }
         }
     }
-    table(&columns, rows) + &warnings
+    let unserved = sessions.iter().map(|session| {
+        let of = format!("session {} ({})", session.session, dash(&session.name));
+        unserved_line(&of, &session.unserved)
+    });
+    table(&columns, rows) + &warnings + &unserved.collect::<String>()
+}
+
+/// A line for datagrams that preloaded programs did not give to the runtime; empty if there were none.
+fn unserved_line(of: &str, unserved: &[Unserved]) -> String {
+    if unserved.is_empty() {
+        return String::new();
+    }
+    let reasons = unserved.iter();
+    let reasons: Vec<String> = reasons
+        .map(|one| format!("{} {}", one.count, one.reason))
+        .collect();
+    let reasons = reasons.join(", ");
+    let line = format!("not served: {of}: datagrams with a launch time: {reasons}");
+    wrap(&line, 68).join("\n            ") + "\n"
+}
+
+fn unserved_of_listeners(listeners: &[ListenerStatus]) -> String {
+    let lines = listeners.iter().map(|status| {
+        let identity = status
+            .listener
+            .as_ref()
+            .map_or("-", |listener| &listener.identity);
+        unserved_line(&format!("tenant {identity}"), &status.unserved)
+    });
+    lines.collect()
 }
 
 /// A row for each channel.
@@ -635,7 +669,7 @@ pub fn listeners(listeners: &[ListenerStatus]) -> String {
             status.refused.to_string(),
         ]
     });
-    table(&columns, rows.collect())
+    table(&columns, rows.collect()) + &unserved_of_listeners(listeners)
 }
 
 #[cfg(test)]
@@ -681,6 +715,25 @@ mod tests {
             lines[6],
             "warning: session 12, stream 1: no acceleration here"
         );
+    }
+
+    #[test]
+    fn what_is_not_served_is_told_below_with_its_reasons() {
+        let unserved = |reason: &str, count| Unserved {
+            reason: reason.into(),
+            count,
+        };
+        let status = ListenerStatus {
+            unserved: vec![unserved("no-route", 3), unserved("vlan-tag", 1)],
+            ..ListenerStatus::default()
+        };
+        let text = listeners(&[status, ListenerStatus::default()]);
+        let last: Vec<&str> = text.lines().rev().take(2).collect();
+        assert_eq!(
+            last[1],
+            "not served: tenant -: datagrams with a launch time: 3 no-route, 1"
+        );
+        assert_eq!(last[0].trim(), "vlan-tag");
     }
 
     #[test]

@@ -531,7 +531,7 @@ impl Served {
                 reply(&self.socket, request, Reply::Readers(sinks as u32), &[]);
             }
             Request::CloseStream(_) => reply(&self.socket, request, Reply::Closed, &[]),
-            Request::OpenFrameSource { .. } | Request::Resolve { .. } => {
+            Request::OpenFrameSource { .. } | Request::Resolve { .. } | Request::Unserved(_) => {
                 let refused = Failure::from(ErrorCode::NotPermitted);
                 reply(&self.socket, request, Reply::Failed(refused), &[]);
             }

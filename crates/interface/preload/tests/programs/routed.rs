@@ -26,4 +26,6 @@ fn a_program_that_requires_the_runtime_is_served_over_a_routed_network() {
     assert!(!refused.status.success(), "{said}");
     assert!(said.contains("does not reach their station"), "{said}");
     assert_eq!(site.sent(), 20);
+    // Its operator sees it, also after its end.
+    assert_eq!(site.unserved(), [("station-out-of-reach".into(), 1)]);
 }

@@ -390,6 +390,17 @@ impl Site {
         })
     }
 
+    /// What the first tenant's programs have told of datagrams that did not go by the runtime.
+    pub fn unserved(&self) -> Vec<(String, u64)> {
+        self.ask(async |client| {
+            let request = proto::ListListenersRequest {};
+            let listeners = client.list_listeners(request).await.expect("the listeners");
+            let listeners = listeners.into_inner().listeners.into_iter();
+            let all = listeners.flat_map(|listener| listener.unserved);
+            all.map(|one| (one.reason, one.count)).collect()
+        })
+    }
+
     /// Names of the programs that are attached.
     pub fn sessions(&self) -> Vec<String> {
         self.ask(async |client| {

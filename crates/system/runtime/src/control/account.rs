@@ -6,8 +6,9 @@
 //! sources and sinks, is free as soon as the session has ended: who is refused or leaves may come again at once.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
+use takt_session::unserved::{Counts, REASONS};
 use takt_session::{ErrorCode, Failure};
 
 use crate::policy::Policy;
@@ -54,6 +55,8 @@ pub struct Account {
     descriptors: AtomicUsize,
     /// With the others; none for those that came by no listening socket.
     of_all: Option<Arc<Memory>>,
+    /// What its sessions, those that have ended included, have told of datagrams that did not go by the runtime.
+    unserved: [AtomicU64; REASONS],
 }
 
 impl Account {
@@ -71,6 +74,11 @@ impl Account {
         of_all.map_or((0, usize::MAX), |memory| {
             (memory.held.load(Ordering::Relaxed), memory.most)
         })
+    }
+
+    /// Datagrams that the sessions did not give to the runtime, by reason.
+    pub fn unserved(&self) -> Counts {
+        std::array::from_fn(|at| self.unserved[at].load(Ordering::Relaxed))
     }
 
     /// What is held.
@@ -121,6 +129,13 @@ impl Charge {
             },
         )?;
         Ok(charge)
+    }
+
+    /// The session tells of so many more datagrams that did not go by the runtime.
+    pub fn add_unserved(&self, more: &Counts) {
+        for (count, more) in self.account.unserved.iter().zip(more) {
+            count.fetch_add(*more, Ordering::Relaxed);
+        }
     }
 
     /// Charges more.

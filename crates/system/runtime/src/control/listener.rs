@@ -467,6 +467,7 @@ impl Control {
             opening_sinks: Vec::new(),
             closing_sources: Vec::new(),
             closing_sinks: Vec::new(),
+            unserved: Default::default(),
             charge,
         };
         self.sessions.insert(id, session);

@@ -245,6 +245,13 @@ impl Control {
                 });
                 Ok(None)
             }
+            Request::Unserved(counts) => {
+                let Some(session) = self.sessions.get_mut(&id) else {
+                    return Ok(None);
+                };
+                session.note_unserved(&counts);
+                Ok(Some((Reply::Noted, Vec::new())))
+            }
             Request::Readers(source) => {
                 let Some(session) = self.sessions.get_mut(&id) else {
                     return Ok(None);

@@ -10,6 +10,7 @@ use takt_session::layout::{
 };
 use takt_session::message::Reply;
 use takt_session::printable;
+use takt_session::unserved::Counts;
 use takt_session::{ChannelId, ErrorCode, Failure, PROTOCOL_VERSION, Qos};
 use takt_shm::{Arena, Buddy, CHUNK, LaneBellHost, RingError, RingLayout};
 
@@ -60,6 +61,8 @@ pub struct Session {
     /// Requests to close that the lane has not answered: request number by endpoint.
     pub closing_sources: Vec<(usize, u32)>,
     pub closing_sinks: Vec<(usize, u32)>,
+    /// What it has told of datagrams that did not go by the runtime.
+    pub unserved: Counts,
     /// What its tenant is charged for it. The last field: it ends when all else is released.
     pub charge: Charge,
 }
@@ -128,6 +131,13 @@ fn refuse(code: ErrorCode, message: String) -> Failure {
 }
 
 impl Session {
+    /// Notes how many datagrams did not go by the runtime so far; a count that goes back is none.
+    pub fn note_unserved(&mut self, counts: &Counts) {
+        let more = std::array::from_fn(|at| counts[at].saturating_sub(self.unserved[at]));
+        self.unserved = std::array::from_fn(|at| self.unserved[at].saturating_add(more[at]));
+        self.charge.add_unserved(&more);
+    }
+
     /// Makes the arena and the lane's half of the session.
     pub fn attach(
         &mut self,

@@ -140,6 +140,7 @@ impl Control {
                     endpoints: held.endpoints,
                     descriptors: held.descriptors,
                     refused: l.refused,
+                    unserved: l.account.unserved(),
                 }
             })
             .collect()
@@ -178,5 +179,6 @@ fn session_status(session: &Session) -> SessionStatus {
             })
             .collect(),
         counters: session.counters.read(),
+        unserved: session.unserved,
     }
 }

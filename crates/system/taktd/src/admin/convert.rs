@@ -88,6 +88,18 @@ impl From<PortStatus> for proto::Port {
     }
 }
 
+/// The reasons that there were, with their counts.
+pub fn unserved(counts: &takt_session::unserved::Counts) -> Vec<proto::Unserved> {
+    let names = takt_session::unserved::NAMES;
+    let all = names.into_iter().zip(counts);
+    all.filter(|(_, count)| **count > 0)
+        .map(|(reason, count)| proto::Unserved {
+            reason: reason.into(),
+            count: *count,
+        })
+        .collect()
+}
+
 impl From<SessionStatus> for proto::Session {
     fn from(status: SessionStatus) -> Self {
         Self {
@@ -100,6 +112,7 @@ impl From<SessionStatus> for proto::Session {
             arena_bytes: status.arena_bytes as u64,
             streams: status.streams.into_iter().map(Into::into).collect(),
             counters: Some(status.counters.into()),
+            unserved: unserved(&status.unserved),
         }
     }
 }

@@ -176,6 +176,7 @@ pub fn to_message(status: ListenerStatus) -> proto::ListenerStatus {
         memory_bytes: status.memory as u64,
         endpoints: status.endpoints as u32,
         descriptors: status.descriptors as u32,
+        unserved: super::convert::unserved(&status.unserved),
     }
 }
 
@@ -241,9 +242,14 @@ mod tests {
             endpoints: 5,
             descriptors: 6,
             refused: 3,
+            unserved: std::array::from_fn(|at| u64::from(at == 4) * 7),
         };
         let message = to_message(status);
         assert_eq!((message.sessions, message.refused), (2, 3));
+        let [unserved] = &message.unserved[..] else {
+            panic!("{:?}", message.unserved);
+        };
+        assert_eq!((unserved.reason.as_str(), unserved.count), ("no-route", 7));
         assert_eq!(
             (message.memory_bytes, message.endpoints, message.descriptors),
             (4, 5, 6)

@@ -83,6 +83,22 @@ impl Collector for Snapshot {
             })
             .collect();
         counters(out, "listener", &listeners)?;
+        let unserved: Vec<_> = self
+            .listeners
+            .iter()
+            .flat_map(|l| {
+                let reasons = takt_session::unserved::NAMES.into_iter().zip(l.unserved);
+                reasons.map(|(reason, count)| {
+                    let labels = vec![
+                        ("path", l.path.to_string_lossy().into_owned()),
+                        ("tenant", l.policy.identity.clone()),
+                        ("reason", reason.to_owned()),
+                    ];
+                    (labels, vec![("unserved", count)])
+                })
+            })
+            .collect();
+        counters(out, "listener", &unserved)?;
         let datapaths: Vec<_> = self
             .datapaths
             .iter()
@@ -433,6 +449,9 @@ fn help(subject: &str, field: &str) -> Option<&'static str> {
         ("tenant", "throttled") => "Times that the rate limit held a message back",
         ("tenant", "ended_sessions") => "Sessions that have ended",
         ("listener", "refused") => "Connections refused",
+        ("listener", "unserved") => {
+            "Datagrams with a launch time that preloaded programs did not give to the runtime"
+        }
         ("schedule", "clock_losses") => "Times that the clock ceased to be what is demanded",
         ("peering", "refused") => "Peering datagrams refused",
         _ => return None,
