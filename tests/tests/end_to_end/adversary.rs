@@ -299,7 +299,7 @@ fn half_open(attack: &Attack) {
     }
 }
 
-/// Sources and sinks until no more are to be had, and then all over again.
+/// Sources and sinks until no more are available, and then all over again.
 fn endpoints(attack: &Attack) {
     while attack.on() {
         let mut sessions = Vec::new();

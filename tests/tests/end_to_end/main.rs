@@ -12,6 +12,7 @@ mod networks;
 mod refusals;
 mod routed;
 mod schedules;
+mod scouting;
 mod support;
 mod tenants;
 mod volume;

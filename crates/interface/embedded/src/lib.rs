@@ -59,6 +59,11 @@ pub enum Error {
     /// A session cannot be made.
     #[error("cannot connect to the embedded runtime: {0}")]
     Connect(std::io::Error),
+    /// Runtimes on a link are looked for, and no key of theirs is known.
+    #[error(
+        "no key is known of the runtimes on {0}: set TAKT_GROUP_KEY to the key that all of them have (`takt key generate --group FILE` makes one), or TAKT_PROTECTION=none on a link that nobody else can send to"
+    )]
+    ScoutKey(String),
     /// Other runtimes of this user cannot be looked for.
     #[error("cannot {what} {directory}, where runtimes of this user find each other: {source}")]
     Rendezvous {
@@ -108,6 +113,14 @@ impl Embedded {
                 }),
             }
         }
+        let security = &settings.security;
+        if let Some(interface) = &settings.scout
+            && security.is_on()
+            && security.group.is_none()
+            && (security.node.is_none() || security.allow.is_empty())
+        {
+            return Err(Error::ScoutKey(interface.clone()));
+        }
         let linger = settings.linger;
         let directory = settings.rendezvous.clone();
         if let Some(directory) = &directory
@@ -120,7 +133,7 @@ impl Embedded {
                 port,
                 ..settings.clone()
             };
-            Runtime::start_inline(settings.into_config(), &datapaths, unavailable.clone())
+            Runtime::start_inline(settings.into_config()?, &datapaths, unavailable.clone())
         };
         let mut started = start(settings.port);
         let others = (1..TRIES).map(|n| settings.port.saturating_add(n * PORTS));

@@ -5,7 +5,9 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-use takt_runtime::config::{Config, DEFAULT_PORT, Departure, Idle, LaneConfig};
+use takt_runtime::StartError;
+use takt_runtime::config::{Config, DEFAULT_PORT, Departure, Idle, LaneConfig, ScoutConfig};
+use takt_runtime::control::scout::addresses;
 pub use takt_runtime::peering::keys::{
     GroupKey, KeyError, PeerConfig, PrivateKey, Protection, PublicKey, Security,
 };
@@ -26,6 +28,9 @@ pub struct Settings {
     /// Directory of this user where runtimes of this machine find each other, see [`local`](Self::local); none: they
     /// do not.
     pub rendezvous: Option<PathBuf>,
+    /// Interface on whose link other runtimes are found, and find this one; none: they are not looked for. Those of its
+    /// networks that have the group's key, or one of [`Security::allow`], become peers.
+    pub scout: Option<String>,
     /// Interface for AF_XDP; none: kernel UDP alone.
     pub interface: Option<String>,
     /// What the runtime's thread does when the application does not drive the lane.
@@ -47,6 +52,7 @@ impl Default for Settings {
             peers: Vec::new(),
             rendezvous: None,
             security: Security::default(),
+            scout: None,
             interface: None,
             idle: Idle::default(),
             core: None,
@@ -78,7 +84,7 @@ impl Settings {
     }
 
     /// The environment variables that [`from_environment`](Self::from_environment) reads.
-    pub const VARIABLES: [&str; 7] = [
+    pub const VARIABLES: [&str; 9] = [
         "TAKT_ADDRESS",
         "TAKT_PORT",
         "TAKT_PEERS",
@@ -86,13 +92,16 @@ impl Settings {
         "TAKT_PROTECTION",
         "TAKT_GROUP_KEY",
         "TAKT_KEY",
+        "TAKT_ALLOW",
+        "TAKT_SCOUT",
     ];
 
     /// Reads `TAKT_ADDRESS`, `TAKT_PORT`, `TAKT_PEERS` (addresses with ports, between commas, each as
     /// `PUBLIC_KEY@ADDRESS:PORT` if the peer has a key of its own), `TAKT_INTERFACE`, `TAKT_PROTECTION` (`integrity`,
-    /// `encrypt` or `none`), `TAKT_GROUP_KEY` (the key of all nodes) and `TAKT_KEY` (the private key of this one);
-    /// what is not set keeps its default, a port that is not set gives way to the next free one if it is taken. With
-    /// neither of the first three the runtime is
+    /// `encrypt` or `none`), `TAKT_GROUP_KEY` (the key of all nodes), `TAKT_KEY` (the private key of this one), `TAKT_ALLOW`
+    /// (public keys of nodes that may become peers, between commas) and `TAKT_SCOUT` (the interface on whose link nodes find
+    /// each other). What is not set keeps its default; a port that is not set yields to the next free one if it is taken.
+    /// With none of address, port, peers and scout the runtime is
     /// [`local`](Self::local): programs of one user on one machine find each other, and nobody else reaches them.
     ///
     /// # Errors
@@ -113,9 +122,19 @@ impl Settings {
                 expected,
             })
         }
-        let [address, port, peers, interface, protection, group, key] = Self::VARIABLES;
-        let mut settings = match [address, port, peers].map(&variable) {
-            [None, None, None] => Self::local(),
+        let [
+            address,
+            port,
+            peers,
+            interface,
+            protection,
+            group,
+            key,
+            allow,
+            scout,
+        ] = Self::VARIABLES;
+        let mut settings = match [address, port, peers, scout].map(&variable) {
+            [None, None, None, None] => Self::local(),
             _ => Self::default(),
         };
         if let Some(value) = variable(address) {
@@ -176,15 +195,35 @@ impl Settings {
                 expected: secret,
             })?);
         }
+        if let Some(value) = variable(allow) {
+            for key in value.split(',').filter(|key| !key.trim().is_empty()) {
+                let expected = "public keys between commas, as `takt key show` prints them";
+                settings.security.allow.push(parse(allow, key, expected)?);
+            }
+        }
+        settings.scout = variable(scout).filter(|name| !name.is_empty());
         settings.interface = variable(interface).filter(|name| !name.is_empty());
         Ok(settings)
     }
 
-    pub(crate) fn into_config(self) -> Config {
-        Config {
+    pub(crate) fn into_config(self) -> Result<Config, StartError> {
+        let accept = match &self.scout {
+            Some(interface) => addresses(interface).map_err(|source| StartError::Scout {
+                interface: interface.clone(),
+                source,
+            })?,
+            None => Vec::new(),
+        };
+        let scout = self.scout.map(|interface| ScoutConfig {
+            interface,
+            group: None,
+        });
+        Ok(Config {
             address: self.address,
             port: self.port,
             peers: self.peers,
+            accept,
+            scout,
             security: self.security,
             departure: self.departure,
             lanes: vec![LaneConfig {
@@ -193,7 +232,7 @@ impl Settings {
                 ..LaneConfig::default()
             }],
             ..Config::default()
-        }
+        })
     }
 }
 

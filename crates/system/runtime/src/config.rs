@@ -238,6 +238,15 @@ impl LinkSchedule {
     }
 }
 
+/// How nodes on one link find each other.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ScoutConfig {
+    /// The interface whose link is meant.
+    pub interface: String,
+    /// Multicast group and UDP port; none: the default of the node's address family.
+    pub group: Option<SocketAddr>,
+}
+
 /// A runtime.
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -256,6 +265,8 @@ pub struct Config {
     pub peers: Vec<PeerConfig>,
     /// Networks whose runtimes may become peers by themselves.
     pub accept: Vec<AcceptNet>,
+    /// Whether and where the node announces itself, and tries those of `accept` that announce themselves.
+    pub scout: Option<ScoutConfig>,
     /// How strangers are kept out.
     pub security: Security,
     /// Networks that tenants' endpoints are in.
@@ -291,6 +302,7 @@ impl Default for Config {
             datapath_lanes: BTreeMap::new(),
             peers: Vec::new(),
             accept: Vec::new(),
+            scout: None,
             security: Security::default(),
             networks: Vec::new(),
             schedules: Vec::new(),
@@ -338,9 +350,9 @@ pub enum KeyMissing {
         "peer {0} has a key, but this node has none to answer with: configure `security.key_file` (`takt key generate` makes it)"
     )]
     Node(SocketAddr),
-    /// Peers are accepted, and there is no group key.
+    /// Peers are accepted, and there is no key by which.
     #[error(
-        "peers are accepted from networks without a group key: configure `security.group_key_file` on all nodes, or set `security.protection = \"none\"`"
+        "peers are accepted from networks, but no key of theirs is known: configure `security.group_key_file` on all nodes, list their public keys in `security.allow`, or set `security.protection = \"none\"`"
     )]
     Accept,
 }
@@ -365,7 +377,9 @@ impl KeyMissing {
     /// Which key is missing first.
     pub fn check_all(config: &Config) -> Result<(), Self> {
         let security = &config.security;
-        if security.is_on() && !config.accept.is_empty() && security.group.is_none() {
+        let some =
+            security.group.is_some() || security.node.is_some() && !security.allow.is_empty();
+        if security.is_on() && !config.accept.is_empty() && !some {
             return Err(Self::Accept);
         }
         let mut peers = config.peers.iter();

@@ -9,7 +9,7 @@ use takt_runtime::Unavailable;
 
 use crate::config::Settings;
 
-/// The datapaths of a node, and those that are configured and not to be had.
+/// The datapaths of a node, and those that are configured and unavailable.
 pub struct Assembled {
     /// Kernel UDP first.
     pub datapaths: Vec<Arc<dyn Datapath>>,

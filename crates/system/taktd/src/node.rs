@@ -265,6 +265,7 @@ fn needs_restart(old: &Settings, new: &Settings) -> Vec<String> {
         ("node.address", old.node.address == new.node.address),
         ("node.port", old.node.port == new.node.port),
         ("security", old.security == new.security),
+        ("scout", old.scout == new.scout),
         ("lane", old.lane == new.lane),
         ("network", old.network == new.network),
         ("limits", old.limits == new.limits),
@@ -290,6 +291,7 @@ fn keep_unchangeable(new: &mut Settings, running: &Settings) {
     file.node.address = old.node.address;
     file.node.port = old.node.port;
     file.security = old.security;
+    file.scout = old.scout;
     file.lane = old.lane;
     file.network = old.network;
     file.limits = old.limits;

@@ -39,6 +39,20 @@ fn outline(settings: &Settings, out: &mut String) -> std::fmt::Result {
     for net in &config.accept {
         writeln!(out, "accept     {}/{}", net.address, net.prefix)?;
     }
+    if let Some(scout) = &config.scout {
+        writeln!(
+            out,
+            "scout      nodes on {} that announce themselves",
+            scout.interface
+        )?;
+        if !Path::new("/sys/class/net").join(&scout.interface).exists() {
+            writeln!(
+                out,
+                "warning    there is no interface {} at the moment: without it the node does not start",
+                scout.interface
+            )?;
+        }
+    }
     for peer in &config.peers {
         let key = peer
             .key

@@ -123,6 +123,7 @@ pub fn write(path: &Path, key: &str) -> Result<(), KeyFileError> {
 pub fn load(section: &file::Security) -> Result<Security, KeyFileError> {
     let mut security = Security {
         protection: section.protection.into(),
+        allow: section.allow.iter().map(|key| key.0).collect(),
         ..Security::default()
     };
     if !security.is_on() {

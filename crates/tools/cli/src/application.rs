@@ -90,6 +90,10 @@ struct EmbeddedForm {
     /// Peering address with port of another runtime; may be given several times [default: $TAKT_PEERS]
     #[arg(long = "peer", value_name = "ADDRESS", requires = "embedded")]
     peers: Vec<SocketAddr>,
+    /// Find other runtimes on the link of this interface, and be found: by multicast, and by the key that all have
+    /// ($TAKT_GROUP_KEY) [default: $TAKT_SCOUT, or not at all]
+    #[arg(long, value_name = "INTERFACE", requires = "embedded")]
+    scout: Option<String>,
     /// Interface for AF_XDP [default: $TAKT_INTERFACE, or kernel UDP alone]
     #[arg(long, requires = "embedded")]
     interface: Option<String>,
@@ -169,12 +173,12 @@ impl Application {
 
 /// A session with a runtime in this process, and whether it finds its peers by itself.
 fn inside(settings: Settings, name: &str) -> Result<(Session, Option<Embedded>, bool), Failure> {
-    let local = settings.rendezvous.is_some();
+    let finds = settings.rendezvous.is_some() || settings.scout.is_some();
     let embedded = Embedded::start(settings)?;
-    if local {
+    if finds {
         meet(&embedded)?;
     }
-    Ok((embedded.session(name)?, Some(embedded), local))
+    Ok((embedded.session(name)?, Some(embedded), finds))
 }
 
 /// Waits until the peers that are there have told what they read, so that the first message finds its readers.
@@ -197,10 +201,14 @@ impl EmbeddedForm {
     fn settings(&self) -> Result<Settings, Failure> {
         let mut settings =
             Settings::from_environment().map_err(|error| Failure::Other(error.to_string()))?;
-        let told = self.address.is_some() || self.port.is_some() || !self.peers.is_empty();
+        let told = self.address.is_some()
+            || self.port.is_some()
+            || self.scout.is_some()
+            || !self.peers.is_empty();
         if told && settings.rendezvous.is_some() {
             settings = Settings {
                 interface: settings.interface,
+                next_port: self.port.is_none(),
                 security: settings.security,
                 ..Settings::default()
             };
@@ -213,6 +221,9 @@ impl EmbeddedForm {
         }
         if !self.peers.is_empty() {
             settings.peers = self.peers.iter().copied().map(Into::into).collect();
+        }
+        if let Some(scout) = &self.scout {
+            settings.scout = Some(scout.clone());
         }
         if let Some(interface) = &self.interface {
             settings.interface = Some(interface.clone());

@@ -24,7 +24,7 @@ Examples:
 /// How long to wait between two tries of `--wait`, and between two looks at outcomes.
 const PAUSE: Duration = Duration::from_millis(10);
 /// How long to look for a reader where there is no daemon: it has to be found first.
-const FIND_WITHIN: Duration = Duration::from_secs(3);
+const FIND_WITHIN: Duration = Duration::from_secs(10);
 /// How long to wait for the outcomes of the last messages.
 const SETTLE: Duration = Duration::from_secs(5);
 
@@ -49,7 +49,7 @@ pub struct Publish {
     /// Write each line of standard input as a message
     #[arg(long)]
     stdin: bool,
-    /// Wait this long for somebody to read the channel before the first message [default: 3s without
+    /// Wait this long for somebody to read the channel before the first message [default: 10s without
     /// a daemon, else not at all]
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
     wait: Option<Duration>,

@@ -4,6 +4,9 @@ mod support;
 
 use support::run;
 
+/// The group key of this test's programs.
+const KEY: &str = "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
+
 /// Takes the lab down even when the test fails.
 struct Cleanup(String);
 
@@ -148,4 +151,53 @@ fn a_lab_is_made_listed_used_and_removed() {
     assert!(ran.err.contains("it has h1, h2"), "{ran:?}");
     assert_eq!(run(&["lab", "down", &name]).code, Some(0));
     assert_eq!(run(&["lab", "down", &name]).code, Some(1));
+}
+
+#[test]
+fn pub_and_sub_of_two_hosts_find_each_other_without_a_daemon_by_the_groups_key() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: network namespaces need root");
+        return;
+    }
+    let lab = takt_lab::Lab::scratch(&takt_lab::LabConfig::default()).expect("a lab");
+    let takt = |host: usize, key: &str, arguments: &[&str]| {
+        let mut command = lab
+            .host(host)
+            .command(env!("CARGO_BIN_EXE_takt"))
+            .expect("the lab is up");
+        command
+            .args(arguments)
+            .args(["--embedded", "--scout", "eth0"])
+            .env("TAKT_GROUP_KEY", key)
+            .stdin(std::process::Stdio::null())
+            .stdout(std::process::Stdio::piped())
+            .stderr(std::process::Stdio::piped());
+        command
+    };
+    let reader = takt(1, KEY, &["sub", "weather", "--count", "1"]);
+    let reader = support::Running({ reader }.spawn().expect("takt"));
+    let ran = |mut command: std::process::Command| -> support::Ran {
+        command.output().expect("takt").into()
+    };
+    let heard = ran(takt(0, KEY, &["pub", "weather", "hello", "--wait", "1min"]));
+    assert_eq!(heard.code, Some(0), "{heard:?}");
+    assert_eq!(reader.end().out, "hello\n");
+    // Whoever has another key finds nobody.
+    let reader = takt(1, KEY, &["sub", "weather", "--count", "1"]);
+    let _reader = support::Running({ reader }.spawn().expect("takt"));
+    let other = KEY.replace('A', "B");
+    let alone = ran(takt(
+        0,
+        &other,
+        &["pub", "weather", "hello", "--wait", "3s"],
+    ));
+    assert!(
+        alone.err.contains("nobody reads channel weather"),
+        "{alone:?}"
+    );
+    let mut none = takt(0, "", &["pub", "weather", "hello"]);
+    none.env_remove("TAKT_GROUP_KEY");
+    let none = ran(none);
+    assert_eq!(none.code, Some(1), "{none:?}");
+    assert!(none.err.contains("TAKT_GROUP_KEY"), "{none:?}");
 }

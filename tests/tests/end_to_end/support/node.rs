@@ -133,10 +133,14 @@ impl Drop for Node {
     }
 }
 
-/// Writes a configuration.
+/// Writes a configuration. What is above the first section belongs to `[node]`.
 pub fn configure(directory: &Directory, host: &Host, peers: &[Ipv4Addr], sections: &str) {
+    let (node, sections) = match sections.starts_with('[') {
+        true => ("", sections),
+        false => sections.split_at(sections.find("\n[").map_or(sections.len(), |at| at + 1)),
+    };
     let mut text = format!(
-        "[node]\nname = \"{}\"\naddress = \"{}\"\nport = {PORT}\n\
+        "[node]\nname = \"{}\"\naddress = \"{}\"\nport = {PORT}\n{node}\
          {}[admin]\nsocket = \"DIR/admin.sock\"\n[[listener]]\npath = \"DIR/takt.sock\"\n{sections}",
         host.name(),
         host.address(),

@@ -10,6 +10,8 @@ use rustix::event::epoll;
 pub(super) enum Token {
     Wake,
     Peering,
+    /// Nodes on the link that announce themselves.
+    Scout,
     /// Some application: which of them, `strangers` says.
     Strangers,
     Listener(u32),
@@ -26,6 +28,7 @@ impl Token {
             Token::Session(value) => (3, value),
             Token::Process(value) => (4, value),
             Token::Strangers => (5, 0),
+            Token::Scout => (6, 0),
         };
         (kind << 32) | u64::from(value)
     }
@@ -39,6 +42,7 @@ impl Token {
             3 => Token::Session(value),
             4 => Token::Process(value),
             5 => Token::Strangers,
+            6 => Token::Scout,
             _ => return None,
         })
     }

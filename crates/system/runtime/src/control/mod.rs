@@ -18,6 +18,7 @@ mod quality;
 mod reaper;
 mod routes;
 mod schedules;
+pub mod scout;
 mod serve;
 mod session;
 mod start;
@@ -43,6 +44,7 @@ use crate::counters::{
 use crate::lane::{Command, Event, LaneHandle};
 use crate::peering::message::LaneAnnouncement;
 use crate::peering::message::Subscription;
+use crate::peering::scout::SCOUT_EVERY;
 use crate::peering::{Change, Effects, HELLO_EVERY, Peering};
 
 pub use crate::config::ListenerConfig;
@@ -123,6 +125,7 @@ pub struct Control {
     datapaths: Vec<(DatapathKind, Capabilities)>,
     unavailable: Vec<(String, String)>,
     socket: UdpSocket,
+    scout: Option<scout::Scouting>,
     peering: Peering,
     routes: Routes,
     interests: Interests,
@@ -182,6 +185,7 @@ impl Control {
                 match token {
                     Token::Wake => self.jobs(),
                     Token::Peering => self.receive_peering(),
+                    Token::Scout => self.hear(),
                     Token::Strangers => self.look_at_strangers(),
                     Token::Listener(_) | Token::Session(_) | Token::Process(_) => {}
                 }
@@ -250,7 +254,7 @@ impl Control {
                 Token::Listener(id) => self.accept(id),
                 Token::Session(id) => self.serve(id),
                 Token::Process(id) => self.end_session(id, None),
-                Token::Wake | Token::Peering | Token::Strangers => {}
+                Token::Wake | Token::Peering | Token::Scout | Token::Strangers => {}
             }
             if self.now() >= until {
                 break;
@@ -261,7 +265,7 @@ impl Control {
 
     fn watch(&self, fd: impl AsFd, token: Token) -> std::io::Result<()> {
         let epoll = match token {
-            Token::Wake | Token::Peering | Token::Strangers => &self.epoll,
+            Token::Wake | Token::Peering | Token::Scout | Token::Strangers => &self.epoll,
             Token::Listener(_) | Token::Session(_) | Token::Process(_) => &self.strangers,
         };
         epoll::add(
@@ -346,6 +350,36 @@ impl Control {
         self.apply(effects);
     }
 
+    /// Takes what nodes on the link announce.
+    fn hear(&mut self) {
+        let Some(scout) = &self.scout else { return };
+        let mut buffer = [0u8; 2048];
+        let mut effects = Effects::default();
+        for _ in 0..PEERING_BURST {
+            match scout.receive(&mut buffer) {
+                Ok((length, source)) => {
+                    let now = self.started.elapsed();
+                    self.peering
+                        .hear(source, &buffer[..length], now, &mut effects);
+                }
+                Err(_) => break,
+            }
+        }
+        self.apply(effects);
+    }
+
+    /// Announces the node when that is due.
+    fn announce_itself(&mut self, now: Duration) {
+        let Some(scout) = &mut self.scout else { return };
+        if now >= scout.next {
+            scout.announce(&self.peering.announcements(scout.own()));
+            // Those that were started together spread.
+            let early = Duration::from_millis(rand::random_range(0..400));
+            scout.next = now + SCOUT_EVERY - early;
+        }
+        self.next_tick = self.next_tick.min(scout.next);
+    }
+
     fn tick(&mut self) {
         let mut effects = Effects::default();
         let now = self.now();
@@ -356,6 +390,7 @@ impl Control {
         }
         self.next_tick = self.peering.tick(now, &mut effects);
         self.next_tick = self.next_tick.min(self.next_progress);
+        self.announce_itself(now);
         self.apply(effects);
         if self.follows_networks() {
             if now >= self.next_follow {

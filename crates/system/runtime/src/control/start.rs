@@ -21,6 +21,7 @@ use super::networks::Network;
 use super::reaper::Reaper;
 use super::routes::Routes;
 use super::schedules::{Origin, ScheduleError};
+use super::scout::Scouting;
 use super::{Control, LaneInfo, PortInfo, Runtime, RuntimeHandle, Token};
 use crate::config::{Config, KeyMissing, LaneConfig};
 use crate::lane::idle::{self, IdleStrategy, Step};
@@ -29,7 +30,7 @@ use crate::peering::message::{Endpoint, LaneAnnouncement, MAX_LANES};
 use crate::peering::{Effects, Local, Peering};
 use crate::policy::most_of_memory;
 
-/// A configured datapath that is not to be had, and why.
+/// A configured datapath that is unavailable, and why.
 #[derive(Clone, Debug)]
 pub struct Unavailable {
     /// Its name.
@@ -94,6 +95,14 @@ pub enum StartError {
     /// A listening socket cannot be opened.
     #[error(transparent)]
     Listen(#[from] ListenError),
+    /// Nodes on the link cannot be looked for.
+    #[error("cannot scout on the interface {interface}: {source}")]
+    Scout {
+        /// The interface.
+        interface: String,
+        /// Why.
+        source: std::io::Error,
+    },
     /// Any other system call.
     #[error("cannot start: {0}")]
     System(#[from] std::io::Error),
@@ -253,6 +262,15 @@ fn start(
         label,
         lanes: announcements,
     };
+    let scout = match &config.scout {
+        Some(scout) => Some(
+            Scouting::open(scout, socket.local_addr()?).map_err(|source| StartError::Scout {
+                interface: scout.interface.clone(),
+                source,
+            })?,
+        ),
+        None => None,
+    };
     let mut peering = Peering::new(local, config.security.clone(), config.accept.clone());
     for peer in &config.peers {
         peering.add(*peer, Duration::ZERO, &mut Effects::default());
@@ -290,6 +308,7 @@ fn start(
         datapaths: there,
         unavailable,
         socket,
+        scout,
         peering,
         routes,
         interests: Interests::default(),
@@ -317,6 +336,9 @@ fn start(
     control.watch(wake.as_fd(), Token::Wake)?;
     control.watch(control.socket.as_fd(), Token::Peering)?;
     control.watch(control.strangers.as_fd(), Token::Strangers)?;
+    if let Some(scout) = &control.scout {
+        control.watch(scout.as_fd(), Token::Scout)?;
+    }
     control.command_all(between);
     for schedule in schedules {
         let datapath = schedule.datapath.clone();

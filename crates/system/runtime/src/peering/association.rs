@@ -32,8 +32,8 @@ pub const MOST_SESSIONS: usize = 3;
 const COOKIE_EVERY: Duration = Duration::from_secs(120);
 
 const PATTERN: &str = "Noise_IKpsk2_25519_ChaChaPoly_SHA256";
-const HEADER: usize = 16;
-const MAC: usize = 16;
+pub(super) const HEADER: usize = 16;
+pub(super) const MAC: usize = 16;
 const TAG: usize = 16;
 /// Payload of both handshake messages: incarnation and stamp of the sender.
 const PAYLOAD: usize = 16;
@@ -59,14 +59,14 @@ pub const SEALED: u8 = 19;
 const AS_NODE: u8 = 0;
 const AS_GROUP: u8 = 1;
 
-fn header(kind: u8, number: u8, identity: u8) -> [u8; HEADER] {
+pub(super) fn header(kind: u8, number: u8, identity: u8) -> [u8; HEADER] {
     let mut header = [0; HEADER];
     header[..4].copy_from_slice(&MAGIC);
     header[4..8].copy_from_slice(&[VERSION, kind, number, identity]);
     header
 }
 
-fn mac(key: &[u8], parts: &[&[u8]]) -> [u8; MAC] {
+pub(super) fn mac(key: &[u8], parts: &[&[u8]]) -> [u8; MAC] {
     let key = hmac::Key::new(hmac::HMAC_SHA256, key);
     let mut context = hmac::Context::with_key(&key);
     parts.iter().for_each(|part| context.update(part));
@@ -76,7 +76,7 @@ fn mac(key: &[u8], parts: &[&[u8]]) -> [u8; MAC] {
 }
 
 /// Compares without telling by its time where two differ.
-fn same(a: &[u8], b: &[u8]) -> bool {
+pub(super) fn same(a: &[u8], b: &[u8]) -> bool {
     aws_lc_rs::constant_time::verify_slices_are_equal(a, b).is_ok()
 }
 

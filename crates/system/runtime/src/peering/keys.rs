@@ -142,6 +142,11 @@ impl GroupKey {
         derive(&self.0, &[b"group gate"])
     }
 
+    /// What announcements carry a tag by.
+    pub(crate) fn scout(&self) -> [u8; KEY_LEN] {
+        derive(&self.0, &[b"group scout"])
+    }
+
     /// For its file; keep it secret.
     pub fn reveal(&self) -> String {
         BASE64_STANDARD.encode(self.0)
@@ -171,6 +176,8 @@ pub struct Security {
     pub node: Option<PrivateKey>,
     /// The site's key: for peers that are listed without one, and for accepted networks.
     pub group: Option<GroupKey>,
+    /// Keys of nodes that are accepted from accepted networks, besides those that have the group's.
+    pub allow: Vec<PublicKey>,
 }
 
 impl Security {
@@ -178,8 +185,7 @@ impl Security {
     pub fn none() -> Self {
         Self {
             protection: Protection::None,
-            node: None,
-            group: None,
+            ..Self::default()
         }
     }
 

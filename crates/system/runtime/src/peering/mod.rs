@@ -10,6 +10,7 @@ pub mod association;
 pub mod keys;
 pub mod message;
 pub mod replay;
+pub mod scout;
 pub mod subscriptions;
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
@@ -26,6 +27,7 @@ use message::{
     DecodeError, LaneAnnouncement, Message, PROGRESS_ENTRIES, Page, SourceProgress, Subscription,
     decode, encode,
 };
+use scout::{Scout, Unheard};
 pub use subscriptions::MAX_SUBSCRIPTIONS;
 use subscriptions::{Held, Wanted};
 
@@ -215,6 +217,7 @@ pub struct Peering {
     local: Local,
     security: Security,
     gatekeeper: Gatekeeper,
+    scout: Scout,
     accept: Vec<AcceptNet>,
     peers: Slab<Peer>,
     by_address: HashMap<SocketAddr, usize>,
@@ -297,6 +300,7 @@ impl Peering {
             random: local.incarnation | 1,
             local,
             gatekeeper: Gatekeeper::new(&security),
+            scout: Scout::new(&security),
             security,
             accept,
             peers: Slab::new(),
@@ -470,12 +474,56 @@ impl Peering {
                 self.counters.strangers += 1;
                 return;
             }
-            None => match self.admit(source, now) {
+            None => match self.admit(source, None, now) {
                 Some(at) => at,
                 None => return,
             },
         };
         self.take(at, incarnation, message, now, effects);
+    }
+
+    /// The announcements by which others on the link find the node, whose peering address is `address`.
+    pub fn announcements(&self, address: SocketAddr) -> Vec<Vec<u8>> {
+        self.scout.announce(address, self.local.incarnation)
+    }
+
+    /// Takes an announcement that came from `source` by the multicast group: a handshake with an address that was not
+    /// known is tried once, if one of an accepted network announces itself with a key that is known.
+    pub fn hear(&mut self, source: SocketAddr, bytes: &[u8], now: Duration, effects: &mut Effects) {
+        let announced = match self.scout.hear(bytes) {
+            Ok(announced) => announced,
+            Err(unheard) => {
+                match unheard {
+                    Unheard::Malformed => self.counters.malformed += 1,
+                    Unheard::Version => self.counters.version += 1,
+                    Unheard::Unauthenticated => self.counters.unauthenticated += 1,
+                }
+                return;
+            }
+        };
+        let address = announced.address;
+        if announced.incarnation == self.local.incarnation || self.by_address.contains_key(&address)
+        {
+            return;
+        }
+        if address.ip() != source.ip() {
+            // Recorded elsewhere, or behind a translation of addresses.
+            self.counters.unauthenticated += 1;
+            return;
+        }
+        if !self.accept.iter().any(|net| net.contains(address.ip())) {
+            self.counters.strangers += 1;
+            return;
+        }
+        if let Some(at) = self.admit(address, announced.key, now) {
+            self.peers[at].next_hello = now;
+            self.serve(at, now, effects);
+        }
+    }
+
+    /// Whether a node of an accepted network with this key becomes a peer.
+    fn allows(&self, key: Option<PublicKey>) -> bool {
+        key.is_none_or(|key| self.security.allow.contains(&key))
     }
 
     /// Goodbyes to all peers that are up, for a clean exit.
@@ -562,8 +610,7 @@ impl Peering {
         }
         let at = match known {
             Some(at) if self.peers[at].key == opened.key => at,
-            // Networks are accepted by the group's key only.
-            None if opened.key.is_none() => match self.admit(source, now) {
+            None if self.allows(opened.key) => match self.admit(source, opened.key, now) {
                 Some(at) => at,
                 None => return Ok(()),
             },
@@ -892,7 +939,12 @@ impl Peering {
     }
 
     /// A peer that is not configured, if there is room for it.
-    fn admit(&mut self, address: SocketAddr, now: Duration) -> Option<usize> {
+    fn admit(
+        &mut self,
+        address: SocketAddr,
+        key: Option<PublicKey>,
+        now: Duration,
+    ) -> Option<usize> {
         let all: usize = self.accepted.values().sum();
         let here = self.accepted.entry(address.ip()).or_default();
         if all >= MOST_ACCEPTED || *here >= MOST_ACCEPTED_AT {
@@ -900,7 +952,7 @@ impl Peering {
             return None;
         }
         *here += 1;
-        Some(self.insert(address.into(), false, now))
+        Some(self.insert(PeerConfig { address, key }, false, now))
     }
 
     fn uncount(&mut self, address: IpAddr) {

@@ -468,6 +468,131 @@ fn a_node_with_another_key_than_listed_does_not_become_a_peer() {
     assert!(world.up[0].is_empty() && world.up[1].is_empty());
 }
 
+/// Nodes of one link that know nothing of each other, and what each has announced.
+fn on_a_link(security: Vec<Security>) -> (World, Vec<Vec<Vec<u8>>>) {
+    let mut world = World::with(security.clone());
+    for (index, security) in security.into_iter().enumerate() {
+        let local = Local {
+            incarnation: 1000 + index as u64,
+            ..accepting(Security::none()).local
+        };
+        let accept = vec!["10.0.0.0/24".parse().expect("network")];
+        world.nodes[index].1 = Peering::new(local, security, accept);
+    }
+    let said = world.nodes.iter();
+    let said = said.map(|(own, node)| node.announcements(*own)).collect();
+    (world, said)
+}
+
+impl World {
+    /// A node hears an announcement that comes from `source`.
+    fn hear(&mut self, to: usize, source: SocketAddr, datagram: &[u8]) {
+        let mut effects = Effects::default();
+        self.nodes[to]
+            .1
+            .hear(source, datagram, self.now, &mut effects);
+        self.apply(to, effects.changes);
+        self.carry(to, effects.datagrams, &mut |_, _| false);
+    }
+
+    fn up(&self, index: usize) -> usize {
+        let status = self.nodes[index].1.status(self.now);
+        let up = status.iter().filter(|peer| peer.state == PeerState::Up);
+        up.count()
+    }
+}
+
+#[test]
+fn nodes_of_a_group_that_hear_each_other_become_peers() {
+    let (mut world, said) = on_a_link(vec![group(); 3]);
+    // The third one is heard by the first only.
+    for (from, to) in [(1, 0), (2, 0)] {
+        for datagram in &said[from] {
+            world.hear(to, address(from), datagram);
+            // Again: it is known.
+            world.hear(to, address(from), datagram);
+        }
+    }
+    world.run(SECOND, |_, _| false);
+    assert_eq!([0, 1, 2].map(|index| world.up(index)), [2, 1, 1]);
+    world.subscribe(1, set([7]));
+    assert_eq!(world.route(0, 1), Some(&set([7])));
+}
+
+#[test]
+fn nodes_that_allow_each_others_keys_become_peers_and_others_do_not() {
+    let node = |seed, allow: &[u8]| Security {
+        node: Some(own(seed)),
+        allow: allow.iter().map(|seed| own(*seed).public()).collect(),
+        ..Security::default()
+    };
+    // The third is allowed by nobody, though it allows all.
+    let (mut world, said) = on_a_link(vec![node(1, &[2]), node(2, &[1]), node(3, &[1, 2])]);
+    for from in 0..3 {
+        for to in (0..3).filter(|to| *to != from) {
+            for datagram in &said[from] {
+                world.hear(to, address(from), datagram);
+            }
+        }
+    }
+    world.run(SECOND, |_, _| false);
+    assert_eq!([0, 1, 2].map(|index| world.up(index)), [1, 1, 0]);
+    let status = world.nodes[0].1.status(world.now);
+    assert_eq!(
+        status[0].authentication,
+        Authentication::Node(own(2).public())
+    );
+    assert_eq!(world.counters(0).unauthenticated, 1);
+}
+
+#[test]
+fn forged_announcements_leave_nothing_behind_and_are_answered_by_nothing() {
+    let (mut world, _) = on_a_link(vec![group()]);
+    let forger = scout::Scout::new(&Security::group(GroupKey::generate()));
+    let open = scout::Scout::new(&Security::none());
+    let elsewhere = scout::Scout::new(&group());
+    for host in 0..10_000u32 {
+        let [_, _, high, low] = host.to_be_bytes();
+        let from = SocketAddr::new(IpAddr::from([10, 0, 0, low]), 1 + u16::from(high));
+        let mut effects = Effects::default();
+        let node = &mut world.nodes[0].1;
+        for datagram in forger
+            .announce(from, 9)
+            .into_iter()
+            .chain(open.announce(from, 9))
+        {
+            node.hear(from, &datagram, Duration::ZERO, &mut effects);
+        }
+        // A right one that was recorded and is repeated from somewhere else, and one of another network.
+        for (announced, source) in [
+            (address(7), from),
+            (
+                "10.0.1.7:7400".parse().expect("address"),
+                "10.0.1.7:7400".parse().expect("address"),
+            ),
+        ] {
+            let datagram = &elsewhere.announce(announced, 9)[0];
+            if source.ip() != announced.ip() || announced.ip() != address(7).ip() {
+                node.hear(source, datagram, Duration::ZERO, &mut effects);
+            }
+        }
+        assert!(effects.datagrams.is_empty() && effects.changes.is_empty());
+        assert!(node.status(Duration::ZERO).is_empty());
+    }
+    let counters = world.counters(0);
+    assert!(counters.unauthenticated >= 20_000 && counters.strangers == 10_000);
+}
+
+#[test]
+fn a_repeated_announcement_of_a_node_that_is_gone_is_forgotten_again() {
+    let (mut world, said) = on_a_link(vec![group(); 2]);
+    world.nodes.truncate(1);
+    world.hear(0, address(1), &said[1][0]);
+    assert_eq!(world.nodes[0].1.status(world.now).len(), 1);
+    world.run(DEAD_AFTER + SECOND, |_, _| false);
+    assert!(world.nodes[0].1.status(world.now).is_empty());
+}
+
 #[test]
 fn a_forged_hello_changes_nothing_but_a_counter() {
     let mut world = World::new(2);

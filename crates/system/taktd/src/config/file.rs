@@ -26,6 +26,8 @@ pub struct File {
     pub security: Security,
     /// `[[peer]]`
     pub peer: Vec<Peer>,
+    /// `[scout]`; left out: nodes on the link are not looked for.
+    pub scout: Option<Scout>,
     /// `[[network]]`
     pub network: Vec<Network>,
     /// `[[schedule]]`
@@ -129,6 +131,16 @@ pub struct Peer {
     pub key: Option<Written<PublicKey>>,
 }
 
+/// `[scout]`
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Scout {
+    /// The interface whose link is meant.
+    pub interface: String,
+    /// Multicast group and UDP port; none: the default of the node's address family.
+    pub group: Option<Written<SocketAddr>>,
+}
+
 /// `[security]`
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -139,6 +151,8 @@ pub struct Security {
     pub key_file: Option<PathBuf>,
     /// File with the key that all nodes of a group share.
     pub group_key_file: Option<PathBuf>,
+    /// Public keys of nodes that are accepted from accepted networks.
+    pub allow: Vec<Written<PublicKey>>,
 }
 
 impl Default for Security {
@@ -147,6 +161,7 @@ impl Default for Security {
             protection: Protection::Integrity,
             key_file: None,
             group_key_file: None,
+            allow: Vec::new(),
         }
     }
 }

@@ -22,7 +22,8 @@ use takt_datapath_udp::UdpConfig;
 use takt_datapath_xdp::{BusyPoll, Mode, XdpConfig, ZeroCopy};
 use takt_runtime::Config;
 use takt_runtime::config::{
-    Carrier, Departure, Idle, LaneConfig, Late, Limits, ListenerConfig, NetworkConfig, Station,
+    Carrier, Departure, Idle, LaneConfig, Late, Limits, ListenerConfig, NetworkConfig, ScoutConfig,
+    Station,
 };
 use takt_runtime::peering::keys::{PeerConfig, Security};
 use takt_runtime::policy::{MappingPolicy, Policy, half_of_memory};
@@ -142,10 +143,13 @@ impl From<File> for Settings {
             // The keys are read when the node starts.
             security: Security {
                 protection: file.security.protection.into(),
-                node: None,
-                group: None,
+                ..Security::default()
             },
             accept: file.node.accept.iter().map(|net| net.0).collect(),
+            scout: file.scout.as_ref().map(|scout| ScoutConfig {
+                interface: scout.interface.clone(),
+                group: scout.group.as_ref().map(|group| group.0),
+            }),
             networks: file.network.iter().map(network).collect(),
             // They are in files of their own.
             schedules: Vec::new(),

@@ -221,12 +221,53 @@ fn peers(file: &File, document: &Document<'_>) -> Checked {
             );
         }
     }
-    if !file.node.accept.is_empty() && !has_group(file) {
+    if !file.node.accept.is_empty() && !has_group(file) && file.security.allow.is_empty() {
         return fault(
             document,
             way!["node", "accept"],
-            "peers are accepted by a group's key only: name a `security.group_key_file` on all nodes, or set `security.protection = \"none\"`",
+            "no key of those who are accepted is known: name a `security.group_key_file` on all nodes, list their public keys in `security.allow`, or set `security.protection = \"none\"`",
         );
+    }
+    scout(file, document)
+}
+
+fn scout(file: &File, document: &Document<'_>) -> Checked {
+    let Some(scout) = &file.scout else {
+        return Ok(());
+    };
+    if scout.interface.is_empty() || scout.interface.len() > 15 {
+        return fault(
+            document,
+            way!["scout", "interface"],
+            "no interface has such a name: write one of `ip link`, such as \"eth0\"",
+        );
+    }
+    if file.node.accept.is_empty() {
+        return fault(
+            document,
+            way!["scout", "interface"],
+            "nobody who announces himself is accepted: name the network of the link in `node.accept`, such as [\"10.0.0.0/24\"]",
+        );
+    }
+    if let Some(group) = &scout.group {
+        let way = way!["scout", "group"];
+        if !group.0.ip().is_multicast() || group.0.port() == 0 {
+            return fault(
+                document,
+                way,
+                "no multicast group with a port: write one as \"239.255.116.107:7398\" or \"[ff12::7461:6b74]:7398\", or leave it out",
+            );
+        }
+        if group.0.is_ipv4() != file.node.address.0.is_ipv4() {
+            return fault(
+                document,
+                way,
+                format!(
+                    "of another address family than `node.address` = {}: a node speaks one of them",
+                    file.node.address.0
+                ),
+            );
+        }
     }
     Ok(())
 }
