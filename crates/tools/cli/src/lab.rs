@@ -80,7 +80,7 @@ struct Up {
     /// Containers on each host, behind a bridge
     #[arg(long, value_name = "N", default_value_t = 0)]
     containers: usize,
-    /// Run a node on each host; all know each other
+    /// Run a node on each host; all know each other, and serve the launch times of their containers
     #[arg(long)]
     daemons: bool,
     /// How the containers' network reaches the other hosts

@@ -135,7 +135,7 @@ impl Host {
     }
 
     /// As [`command`](Self::command), for people: the program also finds the host's name as its `hostname`, and in its
-    /// environment the sockets of the host's own node. Containers share that of their host.
+    /// environment the sockets of the host's own node. A container finds the socket that the node has for it.
     ///
     /// # Errors
     /// As [`command`](Self::command).
@@ -144,9 +144,16 @@ impl Host {
         namespace::name_host(&mut command, self.name());
         let directory = self.directory();
         command
-            .env("TAKT_SOCKET", directory.join("takt.sock"))
+            .env("TAKT_SOCKET", self.socket())
             .env("TAKT_ADMIN_SOCKET", directory.join("admin.sock"));
         Ok(command)
+    }
+
+    /// Where programs of this host, or of this container, attach to the host's node.
+    pub fn socket(&self) -> PathBuf {
+        let name = self.name();
+        let name = if name.contains('c') { name } else { "takt" };
+        self.directory().join(format!("{name}.sock"))
     }
 
     /// Where the node of this host has its sockets. All hosts share the file system: each has a directory of its own.

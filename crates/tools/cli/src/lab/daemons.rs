@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
-use takt_lab::{Host, Lab, RECORDS};
+use takt_lab::{Host, Lab, OVERLAY_DEVICE, OVERLAY_ID, Overlay, RECORDS};
+use takt_wire::ethernet::MacAddress;
 use taktd::admin::client::connect;
 use taktd::admin::proto::{ListPeersRequest, PeerState};
 use taktd::security::{self, GroupKey};
@@ -136,6 +137,40 @@ fn configuration(host: &Host, lab: &Lab) -> String {
     for other in lab.hosts().iter().filter(|other| *other != host) {
         let address = other.address();
         text.push_str(&format!("\n[[peer]]\naddress = \"{address}:7400\"\n"));
+    }
+    let at = lab.hosts().iter().position(|other| other == host);
+    if let Some(at) = at
+        && lab.config().containers > 0
+    {
+        text.push_str(&containers(at, host, lab));
+    }
+    text
+}
+
+/// The network of the containers, and a socket for each of them as well as for the host.
+fn containers(at: usize, host: &Host, lab: &Lab) -> String {
+    let network = match lab.config().overlay {
+        Overlay::HostGateway => "carrier = \"routed\"\nrouted = [\"10.88.0.0/16\"]".to_owned(),
+        Overlay::Bridged | Overlay::Flannel => {
+            format!("carrier = \"vxlan:{OVERLAY_ID}\"\nfollow = \"{OVERLAY_DEVICE}\"")
+        }
+    };
+    let mut text = format!(
+        "\n# What is late is dropped, as etf does: here only if it is later than a machine that does other things may be.\n\
+         [departure]\ntolerance_us = 100000\n\n[[network]]\nname = \"containers\"\n{network}\n\n[[listener]]\npath = \"{}\"\n",
+        host.socket().display()
+    );
+    for container in (0..lab.config().containers).map(|index| lab.container(at, index)) {
+        text.push_str(&format!(
+            "\n[[listener]]\npath = \"{}\"\nidentity = \"{}\"\n\n[listener.endpoint]\nnetwork = \"containers\"\n\
+             mac = \"{}\"\naddresses = [\"{}/{}\"]\nmtu = {}\n",
+            container.socket().display(),
+            container.name(),
+            MacAddress(container.mac()),
+            container.address(),
+            container.prefix_length(),
+            container.mtu(),
+        ));
     }
     text
 }
