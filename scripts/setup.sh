@@ -34,6 +34,8 @@ if [ "$want" = test ]; then
     need debootstrap debootstrap
     # Programs that the socket preload is tested with.
     need python3 python3
+    # The wheel is tested in a virtual environment.
+    python3 -c "import ensurepip" 2>/dev/null || packages+=(python3-venv)
     need curl curl
     need iperf3 iperf3
     need strace strace

@@ -32,7 +32,7 @@ def build_wheel(wheel_directory: str, config_settings: object = None, metadata_d
     platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
     tag = f"py3-none-{platform}"
     info = f"takt-{version()}.dist-info"
-    files = {f"takt/{path.name}": path.read_bytes() for path in sorted((HERE / "takt").glob("*.py*")) if path.is_file()}
+    files = {f"takt/{path.name}": path.read_bytes() for path in sorted((HERE / "takt").glob("*")) if path.name.endswith((".py", "py.typed"))}
     for name, inside in (("libtakt.so", "libtakt.so.0"), ("libtakt_embedded.so", "libtakt_embedded.so")):
         library = libraries / name
         if not library.exists():

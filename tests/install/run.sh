@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # `make install`, `make uninstall` and the Debian packages, in staging directories and in a fresh Debian 12.
-# Usage: tests/install/run.sh [staged|packages]   both without an argument; packages needs root and debootstrap
+# Usage: tests/install/run.sh [staged|wheel|packages]   both without an argument; packages needs root and debootstrap
 # By the environment: BUILD (target/debug)
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -91,10 +91,59 @@ staged() {
     [ ! -e "$work/d" ] || fail "half an installation"
 }
 
+wheel() {
+    step "the wheel installs into a fresh virtual environment"
+    mkdir "$work/stripped"
+    local library
+    for library in libtakt.so libtakt_embedded.so; do strip -o "$work/stripped/$library" "$BUILD/$library"; done
+    TAKT_LIBRARIES=$work/stripped python3 bindings/python/backend.py "$work/dist" >/dev/null
+    python3 -m venv "$work/venv"
+    "$work/venv/bin/pip" --quiet --disable-pip-version-check install --no-index "$work"/dist/takt-*.whl
+    # Nothing but what is in the wheel: no node, no library of the system, no source tree.
+    local python=(env -i -C "$work" PATH=/usr/bin:/bin XDG_RUNTIME_DIR="$work/runtime" TAKT_SOCKET="$work/none.sock" "$work/venv/bin/python")
+    mkdir -m 700 "$work/runtime"
+
+    step "the example of its README, literally"
+    sed -n '/^```python/,/^```/{/^```/!p}' bindings/python/README.md >"$work/example.py"
+    "${python[@]}" example.py >"$work/out" 2>&1 || { cat "$work/out"; fail "the example of bindings/python/README.md"; }
+    [ "$(cat "$work/out")" = hello ] || { cat "$work/out"; fail "the example prints something else"; }
+
+    step "type hints, asyncio and Ctrl-C"
+    "${python[@]}" - <<'END' || fail "hints or asyncio"
+import asyncio, pathlib, typing, takt
+
+assert (pathlib.Path(takt.__file__).parent / "py.typed").exists(), "a type checker does not look at the package"
+for call in (takt.Session.stream, takt.Stream.source, takt.Source.send, takt.Sink.receive, takt.Sink.receive_async):
+    assert "return" in typing.get_type_hints(call), call
+
+async def main():
+    with takt.Session(embedded=True) as session, session.stream() as stream:
+        with stream.source(7) as source, stream.sink(7) as sink:
+            waiting = asyncio.ensure_future(sink.receive_async())
+            await asyncio.sleep(0)
+            source.send(b"hello")
+            with await asyncio.wait_for(waiting, 60) as message:
+                assert bytes(message.data) == b"hello"
+
+asyncio.run(main())
+END
+    # By Python, since a shell has what it runs aside ignore SIGINT.
+    "${python[@]}" - >"$work/err" 2>&1 <<'END' || { cat "$work/err"; fail "Ctrl-C"; }
+import signal, subprocess, sys
+
+code = "import takt; sink = takt.Session(embedded=True).stream().sink(7); print('waits', flush=True); sink.receive()"
+program = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+assert program.stdout.readline() == "waits\n", program.stderr.read()
+program.send_signal(signal.SIGINT)
+_, said = program.communicate(timeout=60)
+assert "KeyboardInterrupt" in said and program.returncode != 0, said
+END
+}
+
 packages() {
     [ "$(id -u)" -eq 0 ] || { echo "skipped: a chroot needs root"; return; }
     step "packing"
-    OUT=$work/deb scripts/deb.sh
+    OUT=$work/deb COMPRESSION=none scripts/deb.sh
     local fresh=$top/target/tools/bookworm root=$work/root
     if [ ! -e "$fresh/complete" ]; then
         step "a fresh Debian 12"
@@ -162,7 +211,8 @@ mirror() {
 case ${1:-all} in
     staged) staged ;;
     packages) packages ;;
-    all) staged; packages ;;
-    *) echo "usage: $0 [staged|packages]" >&2; exit 2 ;;
+    wheel) wheel ;;
+    all) staged; wheel; packages ;;
+    *) echo "usage: $0 [staged|wheel|packages]" >&2; exit 2 ;;
 esac
 echo "installation: all holds"
