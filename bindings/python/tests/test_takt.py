@@ -1,4 +1,4 @@
-"""The binding at a real runtime, the one that $TAKT_SOCKET names. `python3 -m unittest` runs it."""
+"""The binding at a real runtime, the one that $TAKT_SOCKET names, and at a peer of it ($TAKT_TEST_FAR_SOCKET). `python3 -m unittest` runs it."""
 
 from __future__ import annotations
 
@@ -131,15 +131,37 @@ class Takt(unittest.TestCase):
             process.stderr.close()
 
     def test_nothing_is_lost_by_the_ways_in_which_a_program_ends(self) -> None:
-        with self.stream.sink(3) as sink:
-            for end in ("", "sys.exit()", "os._exit(0)", "os.kill(os.getpid(), signal.SIGKILL)", "raise RuntimeError", "os.abort()"):
+        far = takt.Session(os.environ["TAKT_TEST_FAR_SOCKET"], name="test")
+        self.addCleanup(far.close)
+        with self.stream.sink(3) as near, far.stream().sink(3) as remote:
+            sinks = (near, remote)
+            with self.stream.source(3) as source:
+                while not all(len(sink) for sink in sinks):
+                    source.send(b"")
+                    time.sleep(0.001)
+            ends = (
+                "",
+                "sys.exit()",
+                "os._exit(0)",
+                "os.kill(os.getpid(), signal.SIGKILL)",
+                "os.kill(os.getpid(), signal.SIGTERM)",
+                "os.kill(os.getpid(), signal.SIGINT)",
+                "raise RuntimeError",
+                "os.abort()",
+                "source.close()",
+            )
+            for end in ends:
                 process = child(
                     "source = takt.Session().stream().source(3)\n"
                     "for number in range(1000): source.send(number.to_bytes(4, 'little'))\n" + end
                 )
-                for number in range(1000):
-                    with sink.receive(PATIENCE) as message:
-                        self.assertEqual(int.from_bytes(message.data, "little"), number, end)
+                for sink in sinks:
+                    number = 0
+                    while number < 1000:
+                        with sink.receive(PATIENCE) as message:
+                            if len(message) > 0:  # not one of those that looked for the sinks
+                                self.assertEqual(int.from_bytes(message.data, "little"), number, end)
+                                number += 1
                 process.communicate()
 
     def test_asyncio_receives_while_it_does_other_things(self) -> None:

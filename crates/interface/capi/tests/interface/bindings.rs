@@ -20,12 +20,13 @@ fn libraries() -> Directory {
     directory
 }
 
-/// A program of another language at a node, with the libraries where it finds them.
-fn command(program: &str, directory: &Path, node: &Node, libraries: &Directory) -> Command {
+/// A program of another language at a node that has a peer, with the libraries where it finds them.
+fn command(program: &str, directory: &Path, nodes: &[Node; 2], libraries: &Directory) -> Command {
     let mut command = Command::new(program);
     command
         .current_dir(directory)
-        .env("TAKT_SOCKET", node.socket())
+        .env("TAKT_SOCKET", nodes[0].socket())
+        .env("TAKT_TEST_FAR_SOCKET", nodes[1].socket())
         .env("TAKT_LIBRARY", libraries.join("libtakt.so.0"))
         .env("LD_LIBRARY_PATH", libraries.path());
     command
@@ -33,9 +34,9 @@ fn command(program: &str, directory: &Path, node: &Node, libraries: &Directory) 
 
 #[test]
 fn python() {
-    let (node, libraries) = (Node::start(), libraries());
+    let (nodes, libraries) = (Node::pair(), libraries());
     let directory = repository().join("bindings/python");
-    let mut tests = command("python3", &directory, &node, &libraries);
+    let mut tests = command("python3", &directory, &nodes, &libraries);
     tests
         .env("PYTHONPATH", &directory)
         .env("PYTHONDONTWRITEBYTECODE", "1")
@@ -84,9 +85,9 @@ fn go() {
         eprintln!("skipped: no Go here (https://go.dev/dl)");
         return;
     }
-    let (node, libraries) = (Node::start(), libraries());
+    let (nodes, libraries) = (Node::pair(), libraries());
     let directory = repository().join("bindings/go");
-    let mut tests = command("go", &directory, &node, &libraries);
+    let mut tests = command("go", &directory, &nodes, &libraries);
     tests
         .env(
             "CGO_CFLAGS",

@@ -1,5 +1,7 @@
 //! Nothing emitted is lost by ending, however a program ends: a sink of its node and one of another get it all.
 
+use std::process::Command;
+
 use takt_client::{ChannelId, Qos, Session, Sink, Wait};
 use takt_testing::PATIENCE;
 
@@ -39,6 +41,65 @@ fn introduce(node: &Node, sinks: &[Sink]) {
         buffer.and_then(|buffer| buffer.emit()).expect("emitted");
         sinks.iter().all(|sink| sink.available() > 0)
     });
+}
+
+/// The ways in which the Rust program ends.
+const WAYS: [&str; 7] = [
+    "return",
+    "exit",
+    "_exit",
+    "panic",
+    "abort",
+    "kill",
+    "terminate",
+];
+
+/// Not a test: the program of the one below, when it runs this file again.
+#[test]
+#[ignore = "run by rust_programs_lose_nothing_however_they_end"]
+fn program_that_leaves() {
+    let Ok(way) = std::env::var("TAKT_TEST_END") else {
+        return;
+    };
+    let session = Session::open().expect("a session");
+    let stream = session.stream(Qos::slow()).expect("a stream");
+    let source = stream.source(CHANNEL).expect("a source");
+    for number in 0..MESSAGES {
+        let mut buffer = source
+            .buffer_wait(4, Wait::For(PATIENCE))
+            .expect("a buffer");
+        buffer.copy_from_slice(&number.to_ne_bytes());
+        buffer.emit_more().expect("emitted");
+    }
+    match &*way {
+        "return" => {}
+        "panic" => panic!("enough"),
+        "exit" => std::process::exit(0),
+        // SAFETY: none of these has preconditions.
+        "_exit" => unsafe { libc::_exit(0) },
+        "abort" => std::process::abort(),
+        // SAFETY: as above.
+        "kill" => unsafe { drop(libc::raise(libc::SIGKILL)) },
+        // SAFETY: as above.
+        "terminate" => unsafe { drop(libc::raise(libc::SIGTERM)) },
+        way => panic!("{way} is no way to end"),
+    }
+}
+
+#[test]
+fn rust_programs_lose_nothing_however_they_end() {
+    let nodes = Node::pair();
+    let sinks = [&nodes[0], &nodes[1]].map(listen);
+    introduce(&nodes[0], &sinks);
+    for how in WAYS {
+        let mut command = Command::new(std::env::current_exe().expect("this program"));
+        command
+            .args(["--exact", "leaving::program_that_leaves", "--ignored"])
+            .env("TAKT_SOCKET", nodes[0].socket())
+            .env("TAKT_TEST_END", how);
+        command.output().expect("it starts");
+        sinks.iter().for_each(|sink| hears_all(sink, how));
+    }
 }
 
 #[test]
