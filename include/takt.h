@@ -204,7 +204,7 @@ int takt_stream_warning(const takt_stream *stream, char *text, size_t size);
 
 /* A message to be written or just received: memory lent by the library. Passed by address; `data`
  * may be written up to `length` while it is yours to send, and only read when received. The
- * reserved words say whose it is: copy the structure as a whole or not at all. */
+ * reserved words name its owner: copy the structure as a whole or not at all. */
 typedef struct takt_buffer {
     void *data;
     size_t length;

@@ -1,6 +1,6 @@
 """libtakt.so by ctypes: its structures, functions and errors (include/takt.h).
 
-ctypes lets go of the interpreter's lock during each call, so other threads run while one waits.
+ctypes releases the interpreter's lock during each call, so other threads run while one waits.
 """
 
 from __future__ import annotations

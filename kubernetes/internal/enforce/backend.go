@@ -111,7 +111,7 @@ type State struct {
 	LeftOut int
 	// Restored counts reservations that a thread had changed or dropped and got back.
 	Restored int
-	// Unpinned counts threads that had pinned themselves to some CPUs, and were let go to have their
+	// Unpinned counts threads that had pinned themselves to some CPUs, and were unpinned to have their
 	// reservation; LastUnpinned is the last one.
 	Unpinned     int
 	LastUnpinned sched.Thread

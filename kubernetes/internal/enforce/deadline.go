@@ -33,7 +33,7 @@ func acceptDeadline(backend string, grants []Grant) error {
 		switch grant.Parameters.Policy {
 		case reservation.PolicyNative, reservation.PolicyDeadline:
 		default:
-			return fmt.Errorf("policy %q is not to be had: the backend %s of this node gives SCHED_DEADLINE; leave policy out, or select devices by attribute backend",
+			return fmt.Errorf("policy %q is not available: the backend %s of this node gives SCHED_DEADLINE; leave policy out, or select devices by attribute backend",
 				grant.Parameters.Policy, backend)
 		}
 	}

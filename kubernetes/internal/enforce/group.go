@@ -82,27 +82,27 @@ func (g *Group) Shared(cores int) int {
 // Accepts implements Backend.
 func (g *Group) Accepts(grants []Grant) error {
 	if len(grants) > 1 {
-		return fmt.Errorf("a container with %d reservations is not to be had: the backend %s has one for all threads of a container; use one request",
+		return fmt.Errorf("a container with %d reservations is not available: the backend %s has one for all threads of a container; use one request",
 			len(grants), g.name)
 	}
 	for _, grant := range grants {
 		p := grant.Parameters
 		if p.Policy == reservation.PolicyDeadline {
-			return fmt.Errorf("policy %q is not to be had: the backend %s of this node gives SCHED_FIFO or SCHED_RR inside a group; leave policy out, or select devices by attribute backend",
+			return fmt.Errorf("policy %q is not available: the backend %s of this node gives SCHED_FIFO or SCHED_RR inside a group; leave policy out, or select devices by attribute backend",
 				p.Policy, g.name)
 		}
 		if p.OverrunRule() != reservation.OverrunThrottle {
-			return fmt.Errorf("overrun %q is not to be had: the backend %s throttles groups; leave overrun out", p.Overrun, g.name)
+			return fmt.Errorf("overrun %q is not available: the backend %s throttles groups; leave overrun out", p.Overrun, g.name)
 		}
 		if p.Deadline != nil && *p.Deadline != p.Period {
-			return fmt.Errorf("deadline %s is not to be had: the backend %s gives groups their runtime by the end of the period %s; leave deadline out, or shorten the period",
+			return fmt.Errorf("deadline %s is not available: the backend %s gives groups their runtime by the end of the period %s; leave deadline out, or shorten the period",
 				*p.Deadline, g.name, p.Period)
 		}
 		if p.Changes == reservation.ChangesDeny {
 			return fmt.Errorf("changes %q is not to be had: inside a group of the backend %s a program sets its threads' priorities; leave changes out", p.Changes, g.name)
 		}
 		if p.Startup != nil {
-			return fmt.Errorf("startup %s is not to be had: the backend %s gives a group its budget before it begins; leave startup out", *p.Startup, g.name)
+			return fmt.Errorf("startup %s is not available: the backend %s gives a group its budget before it begins; leave startup out", *p.Startup, g.name)
 		}
 		if share := g.budgets.knob.share(grant); slices.Max(share) == 0 {
 			return fmt.Errorf("runtime %s every %s is nothing in the units of %s: ask for at least 1us and a millionth of the period",

@@ -17,7 +17,7 @@ type seats struct {
 	leftOut  int
 	// starting says that the container has not run for long enough to have its reservations.
 	starting bool
-	// unpinned counts threads that had pinned themselves to some CPUs and were let go, lastUnpinned is one.
+	// unpinned counts threads that had pinned themselves to some CPUs and were unpinned, lastUnpinned is one.
 	unpinned     int
 	lastUnpinned sched.Thread
 }

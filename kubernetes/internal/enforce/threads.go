@@ -202,7 +202,7 @@ func (t *threads) widen(s *seats, at int) error {
 	return ended(seat.thread, err)
 }
 
-// set gives a thread its policy. One that has pinned itself is let go first: the kernel gives SCHED_DEADLINE to
+// set gives a thread its policy. One that has pinned itself is unpinned first: the kernel gives SCHED_DEADLINE to
 // none that may not run on all CPUs.
 func (t *threads) set(m move) error {
 	err := sched.Set(m.thread.TID, t.attr(m.seats.grant))

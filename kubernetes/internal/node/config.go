@@ -166,7 +166,7 @@ func (c *Config) Offer(root string, backend enforce.Backend) (inventory.Offer, e
 	offer.RootDomain = len(domain)
 	switch {
 	case !offer.Roams && c.Admission == admission.Soft:
-		return inventory.Offer{}, fmt.Errorf("admission soft is not to be had: backend %s admits per core, exactly; leave admission out", backend.Name())
+		return inventory.Offer{}, fmt.Errorf("admission soft is not available: backend %s admits per core, exactly; leave admission out", backend.Name())
 	case !offer.Roams && c.MaxDensity > 0:
 		return inventory.Offer{}, fmt.Errorf("maxDensity %d has no effect: backend %s admits per core, exactly; leave it out", c.MaxDensity, backend.Name())
 	case offer.Roams && c.Admission == admission.Guaranteed:

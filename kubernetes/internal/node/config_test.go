@@ -150,7 +150,7 @@ func TestCoresThatTheKernelKeepsApartAreNotOffered(t *testing.T) {
 func TestAdmissionIsOnlyOfBackendsThatNeedIt(t *testing.T) {
 	root := machine(t, "0-3", "")
 	for text, want := range map[string]string{
-		"cores: \"1\"\nadmission: soft\n":    "admission soft is not to be had",
+		"cores: \"1\"\nadmission: soft\n":    "admission soft is not available",
 		"cores: \"1\"\nmaxDensity: 500000\n": "maxDensity 500000 has no effect",
 	} {
 		config, err := load(t, text)

@@ -103,7 +103,7 @@ type news struct {
 	// changed says that other threads hold the reservations than before, renamed that one has another
 	// name, restored that one's policy had been changed, exhausted that one has used its runtime up.
 	changed, renamed, restored, exhausted bool
-	// unpinned says that a thread which had pinned itself was let go.
+	// unpinned says that a thread which had pinned itself was unpinned.
 	unpinned bool
 }
 

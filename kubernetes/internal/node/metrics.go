@@ -56,7 +56,7 @@ var (
 	claimExhausted = prometheus.NewDesc("takt_reservation_exhausted_samples_total", "How often it had used its runtime up: throttled, or about to be.", ofClaim, nil)
 	claimRestored  = prometheus.NewDesc("takt_reservation_restored_total", "Reservations that were changed from inside the container and restored.", ofClaim, nil)
 	claimNarrowed  = prometheus.NewDesc("takt_reservation_narrowed_threads", "Threads with a reservation that a cpuset keeps off CPUs which it counts on.", ofClaim, nil)
-	claimUnpinned  = prometheus.NewDesc("takt_reservation_unpinned_total", "Threads that had pinned themselves and were let go to have a reservation.", ofClaim, nil)
+	claimUnpinned  = prometheus.NewDesc("takt_reservation_unpinned_total", "Threads that had pinned themselves and were unpinned to have a reservation.", ofClaim, nil)
 	claimRevived   = prometheus.NewDesc("takt_reservation_revived_total", "Threads that the kernel had stopped running and that got their reservation anew.", ofClaim, nil)
 )
 

@@ -92,7 +92,7 @@ func objects(text string) ([]runtime.Object, error) {
 }
 
 // rayCluster is what the examples use of KubeRay's RayClusterSpec (ray.io/v1), whose custom resource definition is
-// not to be had as a module. rayStartParams, groupName, minReplicas and maxReplicas are required there.
+// not available as a module. rayStartParams, groupName, minReplicas and maxReplicas are required there.
 type rayCluster struct {
 	RayVersion    string `json:"rayVersion,omitempty"`
 	HeadGroupSpec struct {

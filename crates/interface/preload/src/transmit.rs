@@ -171,7 +171,7 @@ pub fn refuse(fd: c_int, message: *const msghdr) -> Option<c_int> {
         return None;
     }
     if process::is_inside() || process::is_borrowed() {
-        // No memory is to be had here; nearly every message of such places has a time or no control messages.
+        // No memory may be allocated here; nearly every message of such places has a time or no control messages.
         return Reason::Context.settle();
     }
     process::inside(|_| {

@@ -162,7 +162,7 @@ mod tests {
         let told = |etf, launch: Option<i64>| {
             transmission_time(etf, launch.map(at), now).as_nanos() - now.as_nanos()
         };
-        // Software etf lets go `delta` before, a device at the time.
+        // Software etf releases a frame `delta` before, a device at the time.
         assert_eq!(told(software, Some(1_500_000)), 500_000 + 150_000);
         assert_eq!(told(offload, Some(1_500_000)), 500_000);
         // Passed, or about to.
@@ -170,7 +170,7 @@ mod tests {
             assert_eq!(told(software, Some(late)), HAND_OVER_NS + 150_000);
             assert_eq!(told(offload, Some(late)), HAND_OVER_NS);
         }
-        // None: after whatever the queue may have let go.
+        // None: after whatever the queue may have released.
         assert_eq!(told(software, None), HAND_OVER_NS + 150_000);
         assert_eq!(told(offload, None), HAND_OVER_NS + 150_000);
         let far = transmission_time(software, Some(at(i64::MAX)), now);

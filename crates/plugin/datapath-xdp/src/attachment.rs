@@ -157,7 +157,7 @@ impl Attachment {
         self.mode
     }
 
-    /// Why native mode was not to be had.
+    /// Why native mode was unavailable.
     pub(crate) fn fallback(&self) -> Option<&str> {
         self.fallback.as_deref()
     }

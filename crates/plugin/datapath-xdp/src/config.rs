@@ -53,7 +53,7 @@ pub struct XdpConfig {
 }
 
 impl XdpConfig {
-    /// The defaults for `interface`: all queues, the fastest modes to be had, checksums, no busy
+    /// The defaults for `interface`: all queues, the fastest modes available, checksums, no busy
     /// polling.
     pub fn new(interface: impl Into<String>) -> Self {
         Self {

@@ -18,7 +18,7 @@ use crate::umem::{CHUNK, RxArea};
 /// copy mode.
 const XDP_MAX_TX_SKB_BUDGET: libc::c_int = 9;
 
-/// How long to wait for a queue that a closed socket still holds: the kernel lets go of it in a
+/// How long to wait for a queue that a closed socket still holds: the kernel releases it in a
 /// work queue.
 const QUEUE_RELEASE: Duration = Duration::from_secs(2);
 
@@ -456,7 +456,7 @@ fn bind(fd: BorrowedFd<'_>, ifindex: u32, queue: u32, flags: u16, shared: u32) -
         if error.raw_os_error() != Some(libc::EBUSY) || Instant::now() >= give_up {
             return Err(error);
         }
-        // The kernel reports no event when it has let go of the queue.
+        // The kernel reports no event when it has released the queue.
         std::thread::sleep(Duration::from_millis(5));
     }
 }

@@ -43,7 +43,7 @@ pub struct Capabilities {
     pub hardware_launch_time: bool,
     /// Frames move between user space and the device without a copy.
     pub zero_copy: bool,
-    /// One line for people: driver, mode, queues, and what was not to be had and why.
+    /// One line for people: driver, mode, queues, and what was unavailable and why.
     pub detail: String,
 }
 

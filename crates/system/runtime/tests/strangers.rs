@@ -1,4 +1,4 @@
-//! Applications that send what nobody asked for, hold what they should let go, and come by the hundred: what they
+//! Applications that send what nobody asked for, hold what they should release, and come by the hundred: what they
 //! do makes neither a lane nor the control thread wait, and what they hold together is bounded.
 
 mod support;
@@ -201,7 +201,7 @@ fn descriptors_on_the_session_socket_end_the_session_and_hold_nobody_up() {
     until_true("their sessions are gone", || {
         runtime.handle().sessions().expect("running").is_empty()
     });
-    // What it lets go last holds its end up as little.
+    // What it releases last holds its end up as little.
     drop(runtime);
 }
 

@@ -127,7 +127,7 @@ fn folded(columns: &[Column], rows: Vec<Vec<String>>, page: usize) -> String {
             if tables.len() > 1 && cells.iter().all(String::is_empty) {
                 continue;
             }
-            // A row that goes on with the one above has no key; below it would not be known whose it is.
+            // A row that goes on with the one above has no key; below it the reader could not tell which row it belongs to.
             if cells[0].is_empty() && number > 0 {
                 cells[0].clone_from(&key);
             }

@@ -1,4 +1,4 @@
-//! The record of a lab: a small JSON file that says how it was configured and whose it is.
+//! The record of a lab: a small JSON file that says how it was configured and who owns it.
 //!
 //! A record is published whole, by a hard link, so it is also the lock that makes a name unique.
 

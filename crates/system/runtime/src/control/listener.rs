@@ -27,7 +27,7 @@ pub(super) const FIRST_WITHOUT: u32 = 1 << 31;
 const BURST: usize = 16;
 /// How long a socket is left alone on which nothing can be accepted for now.
 const PAUSE: Duration = Duration::from_millis(100);
-/// Ended sessions and refused connections of a tenant that may wait to be let go.
+/// Ended sessions and refused connections of a tenant that may wait to be released.
 const MOST_PENDING: usize = 256;
 /// Descriptors that are kept from tenants: for operators, metrics, ports, logs.
 const RESERVE: usize = 128;

@@ -3,7 +3,7 @@
 //! To close a descriptor can take as long as a stranger wants: the receive queue of a Unix socket may hold
 //! descriptors that were sent and never taken, among them TCP sockets with SO_LINGER, and the last to close them
 //! waits. To unmap an arena takes milliseconds. So each tenant has a thread of its own that does it, while there
-//! is something to let go; none delays another's, a lane, the control thread, or the end of the process (whose
+//! is something to release; none delays another's, a lane, the control thread, or the end of the process (whose
 //! sockets do not linger).
 
 use std::any::Any;
@@ -35,7 +35,7 @@ impl Reaper {
         Self::work(queue);
     }
 
-    /// How much of a tenant's waits to be let go, or is being.
+    /// How much of a tenant's waits to be released, or is being.
     pub fn pending(&self, tenant: u32) -> usize {
         self.tenants.get(&tenant).map_or(0, |queue| {
             let queue = lock(queue);
@@ -110,13 +110,13 @@ mod tests {
         let (allow_other, other) = slow();
         drop(allow_other);
         reaper.release(2, other);
-        until_true("the other's is let go", || reaper.pending(2) == 0);
+        until_true("the other's is released", || reaper.pending(2) == 0);
         // One in the hand, one in the queue.
         until_true("the thread is at it", || reaper.pending(1) == 2);
         reaper.tidy();
         assert_eq!(reaper.pending(1), 2);
         drop(allow);
-        until_true("all are let go", || reaper.pending(1) == 0);
+        until_true("all are released", || reaper.pending(1) == 0);
         reaper.tidy();
         assert!(reaper.tenants.is_empty());
         let (allow, again) = slow();

@@ -488,7 +488,7 @@ impl Control {
         }
     }
 
-    /// The lane has let go of a sink.
+    /// The lane has released a sink.
     pub(super) fn sink_closed(&mut self, id: u32, sink: usize) {
         let Some(session) = self.sessions.get_mut(&id) else {
             return;

@@ -112,7 +112,7 @@ pub struct Endpoint {
     chunk: u32,
     /// Descriptors of this process that it needs.
     descriptors: usize,
-    /// The application has closed it; the lane has not let go yet.
+    /// The application has closed it; the lane has not released it yet.
     pub closing: bool,
 }
 
@@ -394,7 +394,7 @@ impl Session {
         placed
     }
 
-    /// The lane has let go of a source.
+    /// The lane has released a source.
     pub fn free_source(&mut self, at: usize) -> Option<Endpoint> {
         let endpoint = self.sources.get_mut(at)?.take()?;
         self.free(endpoint.chunk);
@@ -402,7 +402,7 @@ impl Session {
         Some(endpoint)
     }
 
-    /// The lane has let go of a sink.
+    /// The lane has released a sink.
     pub fn free_sink(&mut self, at: usize) -> Option<Endpoint> {
         let endpoint = self.sinks.get_mut(at)?.take()?;
         self.free(endpoint.chunk);

@@ -130,7 +130,7 @@ impl Side {
     }
 }
 
-/// Opens a socket on `queue`. The kernel lets go of a queue only some time after its last socket was
+/// Opens a socket on `queue`. The kernel releases a queue only some time after its last socket was
 /// closed, so one that is busy is tried again for a while.
 fn open_once_free(index: u32, queue: u32) -> io::Result<Socket> {
     let start = Instant::now();

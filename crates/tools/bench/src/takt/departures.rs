@@ -190,7 +190,7 @@ fn talk(
         buffer[..STAMP].copy_from_slice(&launch.as_nanos().to_le_bytes());
         tokens.push(buffer.emit_at(launch)?);
         planned.push(launch);
-        // What has come is let go, so that the far side does not count it as lost.
+        // What has come is released, so that the far side does not count it as lost.
         while sink.consume(Wait::Never).is_ok() {}
     }
     let end = Instant::now() + SILENCE;

@@ -49,7 +49,7 @@ impl Descriptor {
 /// A socket bound to one queue, with all its frames on nobody's ring.
 #[derive(Debug)]
 pub(super) struct Socket {
-    // Before the memory, so that the kernel lets go of it first.
+    // Before the memory, so that the kernel releases it first.
     descriptor: OwnedFd,
     memory: Mapping,
     pub(super) fill: Ring<u64>,
