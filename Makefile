@@ -6,7 +6,7 @@ FUZZ_SECONDS ?= 5
 # Hosts made of network namespaces and AF_XDP need root.
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo --preserve-env=PATH,HOME,CARGO_HOME,RUSTUP_HOME)
 
-.PHONY: help demo test setup setup-build build lint unit docs docs-run docs-links installation e2e adversary kill-test simulate-peering loom fuzz kubernetes test-oracle test-cluster cluster-up cluster-down bench bench-kubernetes install uninstall deb wheel clean
+.PHONY: help demo test setup setup-build build site sessions static lint unit docs docs-run docs-links installation e2e adversary kill-test simulate-peering loom fuzz kubernetes test-oracle test-cluster cluster-up cluster-down bench bench-kubernetes install uninstall deb wheel clean
 
 help:
 	@echo "make demo     an isochronous talker with Takt beside bare metal and Flannel: a table and a report"
@@ -14,8 +14,8 @@ help:
 	@echo "  lint        formatting and lints"
 	@echo "  unit        tests of single packages, and e2e"
 	@echo "  docs        the examples in the documentation of the API"
+	@echo "  installation  make install, the Debian packages and the wheel, in a fresh Debian 12"
 	@echo "  docs-run    README and the how-to pages, literally, in a fresh Debian 12; no dead links"
-	@echo "  installation  make install and the Debian packages, in a fresh Debian 12"
 	@echo "  e2e         whole nodes on hosts made of network namespaces: crashes, links, tenants, volume"
 	@echo "  loom        the ring and doorbell protocols, over every interleaving"
 	@echo "  fuzz        everything that reads bytes from outside; FUZZ_SECONDS=600 make fuzz: longer"
@@ -30,6 +30,9 @@ help:
 	@echo "make bench    all benchmarks beside all peers (builds zenoh, ZeroMQ, iceoryx2: slow)"
 	@echo "make bench-kubernetes  what CPU reservations cost in a cluster, and a Ray job with and without (a quarter of an hour)"
 	@echo "make install  after make build: PREFIX=/usr/local; \`make uninstall\` takes it away again"
+	@echo "make site     the documentation with search, into out/site; no dead links"
+	@echo "make sessions  terminal sessions of the documentation, recorded again"
+	@echo "make static   a takt that runs on any Linux, into out/static (needs rustup)"
 	@echo "make wheel    the Python binding with its libraries, into dist"
 	@echo "make deb      Debian packages into out/deb: takt, libtakt0, libtakt-dev, takt-preload"
 
@@ -46,7 +49,7 @@ demo: setup-build
 	$(CARGO) build --release -p takt-cli -p takt-preload
 	$(SUDO) target/release/takt demo
 
-test: lint unit docs docs-links installation loom fuzz kubernetes
+test: lint unit docs docs-run loom fuzz kubernetes
 
 lint: setup
 	$(CARGO) fmt --all --check
@@ -65,6 +68,23 @@ docs-run: installation
 
 docs-links:
 	@tests/docs/run.py --links
+
+# The sessions of docs/sessions.md, as they go in that fresh system.
+sessions: installation
+	$(SUDO) env BUILD=target/debug tests/docs/run.py --record
+
+# MkDocs (BSD) with what it needs, from PyPI, in a place of its own.
+MKDOCS := target/tools/mkdocs
+$(MKDOCS)/bin/mkdocs:
+	python3 -m venv $(MKDOCS)
+	$(MKDOCS)/bin/pip --quiet install mkdocs==1.6.1
+
+site: $(MKDOCS)/bin/mkdocs
+	@$(MKDOCS)/bin/python scripts/site.py target/site out/site
+
+# Linked against musl, which is inside: no library is looked for.
+static:
+	@scripts/static.sh
 
 # What `unit` has built, installed into staging directories, and packed and installed in a fresh Debian 12.
 installation: setup

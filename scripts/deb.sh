@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Packs what `make build` has built as Debian packages: takt, libtakt0, libtakt-dev, takt-preload.
 # The files and their places are those of scripts/install.sh; deploy/debian has what is said about each package.
-# By the environment: BUILD (target/release), OUT (out/deb)
+# By the environment: BUILD (target/release), OUT (out/deb), COMPRESSION (xz)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -54,7 +54,7 @@ pack() { # pack PACKAGE PATH...
     (cd "$root" && find . -type f ! -path './DEBIAN/*' -printf '%P\0' | sort -z | xargs -0 md5sum >DEBIAN/md5sums)
     sed -e "s/@VERSION@/$version/; s/@ARCHITECTURE@/$architecture/; s/@SHLIBS@/$depends/" \
         -e "s/@SIZE@/$(du -sk --exclude=DEBIAN "$root" | cut -f 1)/" "deploy/debian/$package.control" >"$root/DEBIAN/control"
-    dpkg-deb --root-owner-group -Zxz --build "$root" "$out" >/dev/null
+    dpkg-deb --root-owner-group "-Z${COMPRESSION:-xz}" --build "$root" "$out" >/dev/null
     echo "deb: $out/${package}_${version}_$architecture.deb"
 }
 

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Does what README and the how-to pages say, literally, in a fresh Debian 12 that has the packages and nothing else.
+"""Does what README and the how-to pages say, literally, in a fresh Debian 12 that has the packages, and what their programs are
+written in (a C compiler, Python), and nothing else.
 
 Every code block of a page is marked by an HTML comment above it; a page with an unmarked block is at fault:
 
@@ -10,26 +11,41 @@ Every code block of a page is marked by an HTML comment above it; a page with an
     <!-- expect: TEXT -->            what the terminal, or the block, before must print
     <!-- file: NAME -->              the block is written to that file, for the blocks that follow
     <!-- check -->                   a configuration (TOML): `takt check` takes it
-    <!-- skip: REASON -->            not run here, and why
+    <!-- compile: c -->              a part of a program, or `python`: it compiles
+    <!-- skip: REASON -->            not run here, and why: that is printed
 
-Usage: tests/docs/run.py [--links] [PAGE...]      as root; BUILD (target/debug) has what is packed
+Each step is printed with the time it took, and how long after the installation the first message, the first exchange between two nodes
+and the first launch time met were there.
+
+Usage: tests/docs/run.py [--links | --record] [PAGE...]      as root; BUILD (target/debug) has what is packed
 """
 
 import os
+import pty
 import re
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import termios
+import threading
 import time
 from pathlib import Path
 
 TOP = Path(__file__).resolve().parents[2]
+# The one on operation ends with the removal of the packages.
+LAST = "docs/how-to/operate.md"
 PAGES = ["README.md", "examples/README.md"] + sorted(
-    str(page.relative_to(TOP)) for page in (TOP / "docs/how-to").glob("*.md")
+    (str(page.relative_to(TOP)) for page in (TOP / "docs/how-to").glob("*.md")), key=lambda page: (page == LAST, page)
 )
-PATIENCE = 60
+# What a text that a page expects means for a newcomer; the first time counts.
+MILESTONES = {
+    "hello": ["first message", "first exchange between two nodes"],
+    "0 of 50 datagrams came before their launch time": ["first launch times met"],
+}
+# Seconds; a machine that builds meanwhile is slow.
+PATIENCE = 300
 USER = "1000"
 
 
@@ -43,7 +59,7 @@ def blocks(page):
     at = 0
     while at < len(lines):
         line = lines[at]
-        comment = re.fullmatch(r"\s*<!-- (run|terminal|check|file|skip|expect)\b:?\s*(.*?) -->\s*", line)
+        comment = re.fullmatch(r"\s*<!-- (run|terminal|check|compile|file|skip|expect)\b:?\s*(.*?) -->\s*", line)
         if comment:
             directives.append((at + 1, comment[1], comment[2]))
         fence = re.match(r"\s*```(\w*)", line)
@@ -83,17 +99,18 @@ class System:
 
     def __init__(self, work):
         self.root = Path(work) / "root"
-        fresh = TOP / "target/tools/bookworm"
-        if not (fresh / "complete").exists():
-            raise Fault(f"{fresh} is not there: run tests/install/run.sh first, which makes it")
+        fresh = self.fresh()
         build = os.environ.get("BUILD", "target/debug")
         subprocess.run(["cp", "-a", fresh, self.root], check=True)
         packages = self.root / "root/takt/out/deb"
         packages.mkdir(parents=True)
         subprocess.run(
             ["scripts/deb.sh"], cwd=TOP, check=True, stdout=subprocess.DEVNULL,
-            env={**os.environ, "OUT": str(packages), "BUILD": build},
+            env={**os.environ, "OUT": str(packages), "BUILD": build, "COMPRESSION": "none"},
         )
+        # A checkout's examples, for those who read them.
+        for home in ("root/takt", "home/user"):
+            shutil.copytree(TOP / "examples", self.root / home / "examples")
         self.holder = subprocess.Popen(
             ["unshare", "--mount", "--net", "--pid", "--fork", "--kill-child", "sh", "-c", """
                 set -e
@@ -105,7 +122,7 @@ class System:
                 mount -t tmpfs tmpfs "$0/run"
                 mount -t tmpfs -o mode=1777 tmpfs "$0/tmp"
                 mkdir -p -m 700 "$0/run/user/1000" "$0/home/user"
-                chown 1000:1000 "$0/run/user/1000" "$0/home/user"
+                chown -R 1000:1000 "$0/run/user/1000" "$0/home/user"
                 ip link set lo up
                 echo ready
                 exec sleep infinity""", self.root],
@@ -115,6 +132,30 @@ class System:
             raise Fault("cannot make the system's namespaces: root is needed")
         children = Path(f"/proc/{self.holder.pid}/task/{self.holder.pid}/children")
         self.inside = children.read_text().split()[0]
+
+    @staticmethod
+    def fresh():
+        """A fresh system with a compiler and Python, made once."""
+        minimal, fresh = (TOP / "target/tools" / name for name in ("bookworm", "bookworm-programs"))
+        if (fresh / "complete").exists():
+            return fresh
+        if not (minimal / "complete").exists():
+            raise Fault(f"{minimal} is not there: run tests/install/run.sh first, which makes it")
+        print("a fresh Debian 12 with a compiler and Python: once", flush=True)
+        shutil.rmtree(fresh, ignore_errors=True)
+        subprocess.run(["cp", "-a", minimal, fresh], check=True)
+        (fresh / "complete").unlink()
+        shutil.copy("/etc/resolv.conf", fresh / "etc/resolv.conf")
+        for command in ("update", "install -y --no-install-recommends gcc libc6-dev pkg-config python3-minimal"):
+            done = subprocess.run(
+                ["chroot", fresh, "env", "-i", "PATH=/usr/sbin:/usr/bin:/sbin:/bin", "DEBIAN_FRONTEND=noninteractive",
+                 "LC_ALL=C.UTF-8", "apt-get", "-q", *command.split()],
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            )
+            if done.returncode != 0:
+                raise Fault(f"apt-get {command}\n{done.stdout}")
+        (fresh / "complete").touch()
+        return fresh
 
     def shell(self, user, **more):
         """A shell in it."""
@@ -138,7 +179,7 @@ class Page:
 
     def __init__(self, system, name, work):
         self.system, self.name, self.work = system, name, work
-        self.shells, self.terminals, self.said = {}, [], None
+        self.shells, self.terminals, self.outputs, self.said = {}, [], [], None
         self.run_blocks = 0
 
     def at(self, line):
@@ -163,18 +204,39 @@ class Page:
             if mark in said:
                 break
             if shell.poll() is not None or time.monotonic() - start > PATIENCE:
+                for terminal in self.outputs:
+                    said += f"\n--- in a terminal of its own\n{self.read(terminal, 0)}"
                 raise Fault(f"{self.at(line)}: fails\n{text}\n--- it says\n{said}")
             time.sleep(0.02)
         self.said = (out, begin)
 
     def terminal(self, line, user, text):
         out = open(Path(self.work) / f"terminal-{len(self.terminals)}-{time.monotonic_ns()}", "w+")
-        shell = self.system.shell(user, stdout=out, stderr=subprocess.STDOUT)
+        # Programs write to a terminal line by line.
+        ours, theirs = pty.openpty()
+        threading.Thread(target=self.copy, args=(ours, out.name), daemon=True).start()
+        shell = self.system.shell(user, stdout=theirs, stderr=subprocess.STDOUT)
+        os.close(theirs)
         shell.stdin.write(text + "\n")
         shell.stdin.close()
         self.terminals.append(shell)
+        self.outputs.append(out)
         self.said = (out, 0)
         self.terminal_said = self.said
+
+    @staticmethod
+    def copy(terminal, name):
+        """What is written to a terminal, into a file, until the terminal is closed."""
+        with open(name, "ab", buffering=0) as out:
+            while True:
+                try:
+                    said = os.read(terminal, 65536)
+                except OSError:
+                    break
+                if not said:
+                    break
+                out.write(said.replace(b"\r\n", b"\n"))
+        os.close(terminal)
 
     @staticmethod
     def read(out, begin):
@@ -192,10 +254,23 @@ class Page:
                 raise Fault(f"{self.at(line)}: `{text}` is not printed, but\n{said}")
             time.sleep(0.02)
 
+        for milestone in MILESTONES.get(text, [])[:1]:
+            MILESTONES[text].pop(0)
+            print(f"{time.monotonic() - self.system.installed:7.2f} s  after the installation: {milestone}", flush=True)
+
+    def compile(self, line, language, text):
+        """A part of a program."""
+        name, command = {
+            "c": ("part.c", "cc -Wall -Wextra -Werror -fsyntax-only part.c"),
+            "python": ("part.py", "python3 -c 'compile(open(\"part.py\").read(), \"part\", \"exec\")'"),
+        }[language]
+        (self.system.root / "root/takt" / name).write_text(text + "\n")
+        self.run(line, False, command)
+
     def check(self, line, text):
-        path = self.system.root / "tmp/page.toml"
+        path = self.system.root / "root/takt/page.toml"
         path.write_text(text + "\n")
-        self.run(line, False, "takt check --config /tmp/page.toml")
+        self.run(line, False, "takt check --config page.toml")
 
     def follow(self):
         found, left = blocks(self.name)
@@ -212,10 +287,13 @@ class Page:
             if name == "skip":
                 if not argument:
                     raise Fault(f"{self.at(line)}: say why it is not run")
+                print(f"         -  {self.at(line)}: not run: {argument}", flush=True)
                 continue
             start = time.monotonic()
             if name == "check":
                 self.check(line, text)
+            elif name == "compile":
+                self.compile(line, argument, text)
             elif name == "file":
                 (self.system.root / "root/takt" / argument).write_text(text + "\n")
             else:
@@ -223,6 +301,8 @@ class Page:
                 (self.terminal if name == "terminal" else self.run)(line, argument == "user", text)
             self.run_blocks += 1
             print(f"{time.monotonic() - start:7.2f} s  {self.at(line)}: {text.splitlines()[0][:70]}", flush=True)
+            if "apt-get install" in text:
+                self.system.installed = time.monotonic()
         for at, name, argument in left:
             if name == "expect":
                 self.expect(at, argument)
@@ -234,6 +314,137 @@ class Page:
             except ProcessLookupError:
                 pass
             shell.wait()
+
+
+# Terminal sessions that the documentation shows: title, what precedes it, and lines: whose terminal, what is typed, what must appear.
+SESSIONS = [
+    (
+        "Two terminals, no root, no daemon",
+        "The packages are installed. Both terminals belong to the same user.",
+        [
+            ("1 user", "takt sub weather", "are found without"),
+            ("2 user", "takt pub weather hello", "1 sent"),
+            ("1 user", None, "hello"),
+            ("2 user", "takt pub weather --count 3 --interval 100ms", "3 sent"),
+            ("1 user", None, "message 2"),
+        ],
+    ),
+    (
+        "Two nodes on one machine",
+        "As root: the hosts are network namespaces.",
+        [
+            ("1", "takt lab up --daemons", "takt lab down"),
+            ("2", "takt lab exec h2 -- takt sub weather", None),
+            ("1", "takt lab exec h1 -- takt pub weather hello --wait 10s", "1 sent"),
+            ("2", None, "hello"),
+            ("1", "takt lab exec h1 -- takt status", "peer(s) up"),
+            ("1", "takt lab exec h1 -- takt status peers", "h2"),
+            ("1", "takt lab down", "removed"),
+        ],
+    ),
+    (
+        "Launch times for a program that knows nothing of Takt",
+        "`listener.py` and `talker.py` are those of [launch times for any program](how-to/launch-times-for-any-program.md), in the "
+        "directory where both terminals are.",
+        [
+            ("1", "takt lab up --daemons --containers 1", "takt lab down"),
+            ("2", "takt lab exec h2c1 -- python3 listener.py", "listening"),
+            ("1", "takt lab exec h1c1 -- takt preload -- python3 talker.py", None),
+            ("2", None, "half of them"),
+            ("2", "takt lab exec h2c1 -- python3 listener.py", "listening"),
+            ("1", "takt lab exec h1c1 -- python3 talker.py", None),
+            ("2", None, "half of them"),
+            ("1", "takt lab exec h1 -- takt network list", "containers"),
+            ("1", "takt lab down", "removed"),
+        ],
+    ),
+]
+
+
+class Terminal:
+    """A terminal with a shell, into which is typed. What it shows is kept."""
+
+    PROMPT = "\u2063"
+
+    def __init__(self, system, user, work):
+        self.name = Path(work) / f"typed-{time.monotonic_ns()}"
+        self.name.touch()
+        self.sign = "$" if user else "#"
+        ours, theirs = pty.openpty()
+        termios.tcsetwinsize(ours, (50, 100))
+        threading.Thread(target=Page.copy, args=(ours, self.name), daemon=True).start()
+        self.shell = system.shell(user, stdout=theirs, stderr=subprocess.STDOUT)
+        os.close(theirs)
+        self.shown, self.typed = 0, 0
+
+    def type(self, line):
+        # A mark tells where a command has ended.
+        self.typed += 1
+        self.shell.stdin.write(f"{line}\necho '{self.PROMPT}{self.typed}'\n")
+        self.shell.stdin.flush()
+
+    def said(self):
+        with open(self.name) as text:
+            text.seek(self.shown)
+            return text.read()
+
+    def wait(self, text):
+        """What it shows until this text, or the end of the command; the whole line."""
+        start = time.monotonic()
+        while True:
+            said = self.said()
+            ended = f"{self.PROMPT}{self.typed}\n" in said
+            if ended or (text and re.search(re.escape(text) + r".*\n", said)):
+                break
+            if time.monotonic() - start > PATIENCE:
+                raise Fault(f"`{text}` does not appear, but\n{said}")
+            time.sleep(0.05)
+        # What belongs to it is written soon.
+        time.sleep(0.3)
+        said = self.said()
+        if text and text not in said:
+            raise Fault(f"`{text}` does not appear, but\n{said}")
+        self.shown += len(said.encode())
+        return re.sub(rf"\x1b\[[0-9;]*m|{self.PROMPT}\d+\n", "", said)
+
+
+def record(system, work):
+    """Writes docs/sessions.md: what terminals show."""
+    page = [
+        "# Terminal sessions",
+        "",
+        "What terminals show, recorded in a fresh Debian 12 that has the packages, by `make sessions`. Nothing is typed by hand or left",
+        "out. What stands behind `$` was typed by an ordinary user, behind `#` by root.",
+    ]
+    for block in ("listener.py", "talker.py"):
+        for line, directives, _, text in blocks("docs/how-to/launch-times-for-any-program.md")[0]:
+            if ("file", block) in [(name, argument) for _, name, argument in directives]:
+                (system.root / "root/takt" / block).write_text(text + "\n")
+    for title, introduction, steps in SESSIONS:
+        page += ["", f"## {title}", "", introduction]
+        terminals, last = {}, None
+        try:
+            for whose, line, expected in steps:
+                number, user = whose[0], whose.endswith("user")
+                terminal = terminals.setdefault(whose, None) or Terminal(system, user, work)
+                terminals[whose] = terminal
+                if last != whose:
+                    page += ["", f"Terminal {number}:", "", "<!-- skip: recorded by tests/docs/run.py -->", "```console"]
+                else:
+                    page.pop()
+                if line:
+                    page.append(f"{terminal.sign} {line}")
+                    terminal.type(line)
+                if line is None or expected is not None or "python3 talker" in line:
+                    page += terminal.wait(expected).rstrip("\n").splitlines()
+                page.append("```")
+                last = whose
+        finally:
+            for terminal in terminals.values():
+                os.killpg(terminal.shell.pid, signal.SIGKILL)
+                terminal.shell.wait()
+    (TOP / "docs/sessions.md").write_text("\n".join(page) + "\n")
+    print("docs/sessions.md is written")
 
 
 def links():
@@ -271,10 +482,15 @@ def main():
     with tempfile.TemporaryDirectory(prefix="takt-docs-") as work:
         system = System(work)
         try:
+            if "--record" in arguments:
+                Page(system, "packages", work).run(0, False, "apt-get install -y ./out/deb/*.deb")
+                record(system, work)
+                return
             pages = arguments or PAGES
             if pages[0] != "README.md":
                 # The README installs the packages; other pages stand on that.
                 Page(system, "packages", work).run(0, False, "apt-get install -y ./out/deb/*.deb")
+                system.installed = time.monotonic()
             for name in pages:
                 page = Page(system, name, work)
                 try:

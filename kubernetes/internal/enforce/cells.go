@@ -80,7 +80,7 @@ func oneCore(grants []Grant) (int, error) {
 	for _, grant := range grants {
 		for _, cpu := range grant.Cores {
 			if core >= 0 && cpu != core {
-				return 0, fmt.Errorf("reservations on CPUs %d and %d are not to be had for one container: with cgroup v2 the backend %s has one core for a container; claim one core for each container, or use the backend %s",
+				return 0, fmt.Errorf("reservations on CPUs %d and %d are not available for one container: with cgroup v2 the backend %s has one core for a container; claim one core for each container, or use the backend %s",
 					core, cpu, PartitionName, DeadlineName)
 			}
 			core = cpu

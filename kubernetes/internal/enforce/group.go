@@ -99,7 +99,7 @@ func (g *Group) Accepts(grants []Grant) error {
 				*p.Deadline, g.name, p.Period)
 		}
 		if p.Changes == reservation.ChangesDeny {
-			return fmt.Errorf("changes %q is not to be had: inside a group of the backend %s a program sets its threads' priorities; leave changes out", p.Changes, g.name)
+			return fmt.Errorf("changes %q is not available: inside a group of the backend %s a program sets its threads' priorities; leave changes out", p.Changes, g.name)
 		}
 		if p.Startup != nil {
 			return fmt.Errorf("startup %s is not available: the backend %s gives a group its budget before it begins; leave startup out", *p.Startup, g.name)

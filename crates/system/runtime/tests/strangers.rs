@@ -381,7 +381,7 @@ fn what_a_tenants_sessions_hold_together_is_bounded_and_can_be_had_again() {
     assert_eq!(failure.code, ErrorCode::NoMemory);
     assert!(failure.message.contains("total_memory"), "{failure}");
     // It ended at once; its descriptors are closed where that may take its time.
-    until_true("it is let go", || {
+    until_true("it is released", || {
         (status().sessions, status().descriptors) == (2, 2 * 4)
     });
 
@@ -409,7 +409,7 @@ fn what_a_tenants_sessions_hold_together_is_bounded_and_can_be_had_again() {
     }
     send(&sessions[0], 3, sink(opened[0], true), &[]);
     assert!(matches!(reply(&sessions[0]), Reply::SinkOpened { .. }));
-    until_true("the half open one is let go", || {
+    until_true("the half open one is released", || {
         (status().sessions, status().descriptors) == (2, 2 * 4 + 2)
     });
     for number in 0..2 {
