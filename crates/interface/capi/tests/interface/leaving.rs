@@ -54,6 +54,11 @@ const WAYS: [&str; 7] = [
     "terminate",
 ];
 
+fn raise(signal: i32) {
+    // SAFETY: it has no preconditions. The process ends.
+    unsafe { libc::raise(signal) };
+}
+
 /// Not a test: the program of the one below, when it runs this file again.
 #[test]
 #[ignore = "run by rust_programs_lose_nothing_however_they_end"]
@@ -75,13 +80,11 @@ fn program_that_leaves() {
         "return" => {}
         "panic" => panic!("enough"),
         "exit" => std::process::exit(0),
-        // SAFETY: none of these has preconditions.
+        // SAFETY: it has no preconditions.
         "_exit" => unsafe { libc::_exit(0) },
         "abort" => std::process::abort(),
-        // SAFETY: as above.
-        "kill" => unsafe { drop(libc::raise(libc::SIGKILL)) },
-        // SAFETY: as above.
-        "terminate" => unsafe { drop(libc::raise(libc::SIGTERM)) },
+        "kill" => raise(libc::SIGKILL),
+        "terminate" => raise(libc::SIGTERM),
         way => panic!("{way} is no way to end"),
     }
 }
