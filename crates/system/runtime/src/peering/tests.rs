@@ -528,9 +528,9 @@ fn nodes_that_allow_each_others_keys_become_peers_and_others_do_not() {
     };
     // The third is allowed by nobody, though it allows all.
     let (mut world, said) = on_a_link(vec![node(1, &[2]), node(2, &[1]), node(3, &[1, 2])]);
-    for from in 0..3 {
+    for (from, said) in said.iter().enumerate() {
         for to in (0..3).filter(|to| *to != from) {
-            for datagram in &said[from] {
+            for datagram in said {
                 world.hear(to, address(from), datagram);
             }
         }
