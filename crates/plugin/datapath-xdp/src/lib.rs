@@ -54,6 +54,8 @@ pub use config::{XdpConfig, ZeroCopy};
 pub use link::AttachMode;
 pub use maps::ProgramCounters;
 pub use program::Mode;
+#[cfg(fuzzing)]
+pub use program::fuzzing;
 pub use socket::BusyPoll;
 
 use attachment::{Attachment, Traits};

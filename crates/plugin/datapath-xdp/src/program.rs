@@ -166,3 +166,91 @@ pub(crate) fn errno(error: &(dyn std::error::Error + 'static)) -> Option<i32> {
     }
     None
 }
+
+/// The program by itself, without an interface, for fuzz targets.
+#[cfg(fuzzing)]
+#[allow(missing_docs)]
+pub mod fuzzing {
+    use std::net::SocketAddr;
+    use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+
+    use super::{EbpfLoader, Maps, OBJECT, io, program};
+    use takt_datapath::OpenError;
+
+    /// Loaded; it takes datagrams for one address, and there is no socket to hand them to.
+    pub struct Loaded {
+        program: OwnedFd,
+        _maps: Maps,
+    }
+
+    /// `union bpf_attr` of the command, from the kernel's `linux/bpf.h`.
+    #[repr(C)]
+    #[derive(Default)]
+    struct TestRun {
+        program: u32,
+        result: u32,
+        size_in: u32,
+        size_out: u32,
+        data_in: u64,
+        data_out: u64,
+        repeat: u32,
+        duration: u32,
+        context: [u64; 3],
+        rest: [u32; 4],
+    }
+    const BPF_PROG_TEST_RUN: libc::c_int = 10;
+
+    impl Loaded {
+        pub fn new(address: SocketAddr) -> Result<Self, OpenError> {
+            let mut ebpf = EbpfLoader::new()
+                .btf(None)
+                .load(OBJECT)
+                .map_err(|error| super::load_error(&error))?;
+            let loaded = program(&mut ebpf)?;
+            let unavailable = |error| super::unavailable("load the XDP program", &error);
+            loaded.load().map_err(unavailable)?;
+            let descriptor = loaded.fd().map_err(unavailable)?.as_fd();
+            let system = |source| OpenError::System {
+                action: "cannot fill the maps".into(),
+                source,
+            };
+            let program = descriptor.try_clone_to_owned().map_err(system)?;
+            let mut maps = Maps::take(&mut ebpf)?;
+            if let Some(slot) = maps.add() {
+                maps.accept(slot, address).map_err(system)?;
+            }
+            Ok(Self {
+                program,
+                _maps: maps,
+            })
+        }
+
+        /// What the program does with a frame, and the frame afterwards.
+        pub fn run(&self, frame: &[u8]) -> io::Result<(u32, Vec<u8>)> {
+            let mut out = vec![0; frame.len() + 256];
+            let mut run = TestRun {
+                program: self.program.as_raw_fd() as u32,
+                size_in: frame.len() as u32,
+                size_out: out.len() as u32,
+                data_in: frame.as_ptr() as u64,
+                data_out: out.as_mut_ptr() as u64,
+                repeat: 1,
+                ..TestRun::default()
+            };
+            // SAFETY: the attributes are of the length told; both buffers are, and outlive the call.
+            let result = unsafe {
+                libc::syscall(
+                    libc::SYS_bpf,
+                    BPF_PROG_TEST_RUN,
+                    &raw mut run,
+                    size_of::<TestRun>(),
+                )
+            };
+            if result != 0 {
+                return Err(io::Error::last_os_error());
+            }
+            out.truncate(run.size_out as usize);
+            Ok((run.result, out))
+        }
+    }
+}

@@ -22,6 +22,9 @@ mod netlink;
 mod tests;
 mod watch;
 
+#[cfg(fuzzing)]
+pub use messages::read_anything;
+
 pub use launch::{Etf, LaunchQueues, egress_interface, launch_queues, offloading_queues};
 pub use netdev::xsk_launch_time;
 pub use watch::{Destination, Generations, Interface, NextHops};

@@ -397,3 +397,25 @@ mod tests {
         assert_eq!(link(Vec::new()).vlan, None);
     }
 }
+
+/// Reads a netlink message as every answer and event that it may be, for fuzz targets.
+#[cfg(fuzzing)]
+pub fn read_anything(message: &[u8]) {
+    read_event(message);
+    let Ok(message) = NetlinkMessage::<RouteNetlinkMessage>::deserialize(message) else {
+        return;
+    };
+    let NetlinkPayload::InnerMessage(message) = message.payload else {
+        return;
+    };
+    read_link(&message);
+    read_address(&message);
+    match &message {
+        RouteNetlinkMessage::NewRoute(route) => drop(read_route(route)),
+        RouteNetlinkMessage::NewNeighbour(entry) => {
+            read_neighbour(entry);
+            read_forwarding(entry);
+        }
+        _ => {}
+    }
+}

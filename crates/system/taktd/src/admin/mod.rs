@@ -16,6 +16,15 @@ mod watch;
 
 pub use socket::SocketError;
 
+/// What turns messages of operators into what the runtime takes, for fuzz targets.
+#[cfg(fuzzing)]
+#[allow(missing_docs)]
+pub mod fuzzing {
+    pub use super::listener::{from_message as listener, mac};
+    pub use super::network::{from_message as station, vtep};
+    pub use super::schedule::from_request as schedule;
+}
+
 /// The messages, clients and servers generated from the contract.
 #[allow(
     missing_docs,
