@@ -1,106 +1,235 @@
-//! A hostile application: what it writes into its arena, its rings and its socket, in any order, beside a runtime
-//! that works. Nothing panics or hangs, and two other applications still exchange messages afterwards.
+//! A hostile application: what it writes into its arena and its rings, in any order, beside a lane that works. Nothing
+//! panics or hangs, it ends or goes on, and two other applications still exchange messages afterwards.
 //!
-//! Input: operations, see [`Hostile::operation`]. One runtime serves all inputs, as a daemon would.
+//! Input: operations, see [`Hostile::operation`]. One lane serves all inputs, as a daemon's would.
 
 #![no_main]
 
-// The applications of the runtime's own tests, which end a process that waits for ever.
-#[path = "../../crates/system/runtime/tests/support/mod.rs"]
-mod support;
-
 use std::cell::RefCell;
 use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel};
 
 use libfuzzer_sys::fuzz_target;
-use support::{App, Sink, Source};
-use takt_datapath::memory::{MemoryNetwork, MemoryNetworkConfig};
-use takt_runtime::policy::Policy;
-use takt_runtime::{Config, InlineLane, Runtime};
-use takt_session::layout::{HEADER_BYTES, Outcome, TxDescriptor};
-use takt_session::{Qos, transport};
-use takt_testing::until_true;
+use takt_clock::SystemTai;
+use takt_runtime::config::Limits;
+use takt_runtime::lane::session::{LaneSession, SessionParts};
+use takt_runtime::lane::{Command, Event, EventSender, Lane, LaneHandle, SourceTarget};
+use takt_runtime::policy::{Policy, Rates};
+use takt_session::ChannelId;
+use takt_session::layout::{
+    ArenaMap, Completion, HEADER_BYTES, LANE_DIRTY_OFFSET, LANE_STATE_OFFSET, Outcome, Release,
+    RxDescriptor, SinkBlock, SourceBlock, TX_REGION, TxDescriptor,
+};
+use takt_shm::{Arena, Consumer, LaneBell, LaneBellHost, Producer, RingLayout};
 
-/// Ring space that two sources and two sinks of 16 entries take, and some more.
-const RINGS: usize = 16 << 10;
 const DEPTH: u32 = 16;
 /// Operations of an input; more only take time.
 const MOST_OPERATIONS: usize = 256;
+/// Rounds in which an honest message must have come.
+const MOST_ROUNDS: usize = 1000;
+
+/// An application, with what it needs of its arena.
+struct App {
+    id: u64,
+    arena: Arc<Arena>,
+    map: ArenaMap,
+    bell: LaneBell,
+    /// Where the next block of rings goes.
+    free: usize,
+}
+
+struct Source {
+    tx: Producer<TxDescriptor>,
+    completions: Consumer<Completion>,
+}
+
+struct Sink {
+    rx: Consumer<RxDescriptor>,
+    release: Producer<Release>,
+}
 
 struct Scene {
-    runtime: Runtime,
-    lane: Arc<InlineLane>,
-    writer: App,
-    source: Source,
-    reader: App,
-    sink: Sink,
+    lane: Lane,
+    handle: LaneHandle,
+    events: Receiver<Event>,
+    next_session: u64,
+    next_source: u32,
+    honest: Option<(App, Source, App, Sink)>,
     number: u32,
 }
 
 thread_local! {
-    static SCENE: RefCell<Option<Scene>> = const { RefCell::new(None) };
+    static SCENE: RefCell<Scene> = RefCell::new(Scene::new());
 }
 
 impl Scene {
     fn new() -> Self {
-        let network = MemoryNetwork::new(MemoryNetworkConfig::default());
-        let config = Config {
-            address: [127, 0, 0, 1].into(),
-            port: 0,
-            ..Config::default()
-        };
-        let (runtime, lane) =
-            Runtime::start_inline(config, &[network.datapath()], Vec::new()).expect("a runtime");
-        let (mut writer, mut reader) =
-            (App::attach(runtime.handle()), App::attach(runtime.handle()));
-        let (from, to) = (writer.stream(Qos::slow()), reader.stream(Qos::slow()));
-        let source = writer.source(from, 5, 0);
-        let sink = reader.sink(to, 5, 0);
-        Self {
-            runtime,
+        let (sender, events) = channel();
+        let flags = rustix::event::EventfdFlags::NONBLOCK;
+        let wake = Arc::new(rustix::event::eventfd(0, flags).expect("an eventfd"));
+        let (lane, handle) = Lane::new(
+            0,
+            1,
+            2,
+            Vec::new(),
+            &Limits::default(),
+            Arc::new(SystemTai),
+            Arc::default(),
+            EventSender {
+                events: sender,
+                wake,
+            },
+        )
+        .expect("a lane");
+        let mut scene = Self {
             lane,
-            writer,
-            source,
-            reader,
-            sink,
+            handle,
+            events,
+            next_session: 1,
+            next_source: 0,
+            honest: None,
             number: 0,
+        };
+        let (mut writer, mut reader) = (scene.attach(), scene.attach());
+        let source = scene.source(&mut writer, 0, 5);
+        let sink = scene.sink(&mut reader, 0, 5);
+        scene.honest = Some((writer, source, reader, sink));
+        scene
+    }
+
+    fn attach(&mut self) -> App {
+        let map = ArenaMap {
+            ring_bytes: 16 << 10,
+            tx_bytes: 64 << 10,
+            rx_bytes: 64 << 10,
+        };
+        let arena = Arc::new(Arena::create("fuzzed", map.total()).expect("an arena"));
+        let bell = LaneBellHost::new(&arena, LANE_STATE_OFFSET, LANE_DIRTY_OFFSET).expect("bell");
+        let fd = bell.fd().try_clone_to_owned().expect("a descriptor");
+        let own = LaneBell::attach(&arena, LANE_STATE_OFFSET, LANE_DIRTY_OFFSET, fd).expect("bell");
+        let id = self.next_session;
+        self.next_session += 1;
+        let session = LaneSession::new(SessionParts {
+            id,
+            tenant: id as u32,
+            arena: arena.clone(),
+            map,
+            bell,
+            max_message: 64 << 10,
+            classes: 0x0f,
+            rates: Arc::new(Rates::new(&Policy::default())),
+            counters: Arc::default(),
+        });
+        self.handle.send(Command::AddSession(Box::new(session)));
+        App {
+            id,
+            arena,
+            map,
+            bell: own,
+            free: HEADER_BYTES,
         }
+    }
+
+    fn source(&mut self, app: &mut App, source: usize, channel: u64) -> Source {
+        let block = SourceBlock {
+            offset: app.free,
+            depth: DEPTH,
+        };
+        app.free += SourceBlock::bytes(DEPTH).next_multiple_of(256);
+        let (tx, completions) = (block.tx_ring(), block.completion_ring());
+        for ring in [tx, completions] {
+            RingLayout::reset(&app.arena, ring).expect("rings fit");
+        }
+        self.next_source += 1;
+        self.handle.send(Command::AddSource {
+            session: app.id,
+            source,
+            block,
+            target: SourceTarget::Channel(ChannelId(channel)),
+            port: 0,
+            number: self.next_source,
+            first: 0,
+        });
+        Source {
+            tx: Producer::attach(&app.arena, tx, DEPTH).expect("rings fit"),
+            completions: Consumer::attach(&app.arena, completions, DEPTH).expect("rings fit"),
+        }
+    }
+
+    fn sink(&mut self, app: &mut App, sink: usize, channel: u64) -> Sink {
+        let block = SinkBlock {
+            offset: app.free,
+            depth: DEPTH,
+        };
+        app.free += SinkBlock::bytes(DEPTH).next_multiple_of(256);
+        let (rx, release) = (block.rx_ring(), block.release_ring());
+        for ring in [rx, release] {
+            RingLayout::reset(&app.arena, ring).expect("rings fit");
+        }
+        self.handle.send(Command::AddSink {
+            session: app.id,
+            sink,
+            block,
+            channel: ChannelId(channel),
+            notify: None,
+            no_local: false,
+        });
+        Sink {
+            rx: Consumer::attach(&app.arena, rx, DEPTH).expect("rings fit"),
+            release: Producer::attach(&app.arena, release, DEPTH).expect("rings fit"),
+        }
+    }
+
+    /// Rounds until something has happened.
+    fn until(&mut self, mut done: impl FnMut(&mut Self) -> bool) {
+        for _ in 0..MOST_ROUNDS {
+            self.lane.poll();
+            if done(self) {
+                return;
+            }
+        }
+        panic!("not in {MOST_ROUNDS} rounds");
     }
 
     /// The others still work.
     fn honest(&mut self) {
+        let (writer, mut source, reader, mut sink) = self.honest.take().expect("they are there");
         let number = self.number;
-        self.number += 1;
-        self.writer.emit(
-            &mut self.source,
-            number % 1000,
-            &number.to_le_bytes(),
-            number,
-        );
-        let mut received = None;
-        until_true("a message", || {
-            self.lane.drive();
-            received = self.reader.take(&mut self.sink);
-            received.is_some()
+        self.number = self.number.wrapping_add(1);
+        let place = writer.map.tx_offset();
+        let memory = writer.arena.slice(place, 4).expect("inside");
+        memory.write_from(0, &number.to_le_bytes()).expect("fits");
+        let descriptor = TxDescriptor {
+            length: 4,
+            token: number,
+            ..TxDescriptor::default()
+        };
+        assert!(source.tx.push(descriptor).expect("an honest ring"));
+        writer.bell.ring();
+        self.until(|_| {
+            let Some(received) = sink.rx.pop().expect("an honest ring") else {
+                return false;
+            };
+            sink.rx.release();
+            assert_eq!((received.length, received.chunk & TX_REGION), (4, 0));
+            let place = reader.map.rx_offset() + received.chunk as usize * takt_shm::CHUNK;
+            let mut bytes = [0; 4];
+            let memory = reader.arena.slice(place, 4).expect("inside");
+            memory.read_into(0, &mut bytes).expect("inside");
+            assert_eq!(bytes, number.to_le_bytes(), "cross-talk or loss");
+            assert!(sink.release.push(received.chunk).expect("an honest ring"));
+            true
         });
-        let (_, bytes) = received.expect("a message");
-        assert_eq!(bytes, number.to_le_bytes(), "cross-talk or loss");
-        let mut completion = None;
-        until_true("a completion", || {
-            self.lane.drive();
-            completion = self.source.completions.pop().expect("an honest ring");
-            completion.is_some()
+        self.until(|_| {
+            let Some(completion) = source.completions.pop().expect("an honest ring") else {
+                return false;
+            };
+            source.completions.release();
+            let told = (completion.token, completion.outcome);
+            assert_eq!(told, (number, Outcome::Sent as u32));
+            true
         });
-        self.source.completions.release();
-        let completion = completion.expect("a completion");
-        assert_eq!(
-            (completion.token, completion.outcome),
-            (number, Outcome::Sent as u32)
-        );
-    }
-
-    fn sessions(&self) -> usize {
-        self.runtime.handle().sessions().expect("it runs").len()
+        self.honest = Some((writer, source, reader, sink));
     }
 }
 
@@ -137,20 +266,15 @@ struct Hostile {
 }
 
 impl Hostile {
-    fn new(runtime: &Runtime) -> Self {
-        let policy = Policy {
-            identity: "hostile".into(),
-            write: vec![6..=6],
-            read: vec![6..=6],
-            memory: 24 << 20,
-            ..Policy::default()
-        };
-        let mut app = App::attach_with(runtime.handle(), policy);
-        let stream = app.stream(Qos::slow());
+    fn new(scene: &mut Scene) -> Self {
+        let mut app = scene.attach();
+        let sources = [0, 1].map(|at| scene.source(&mut app, at, 6));
+        let sinks = [0, 1].map(|at| scene.sink(&mut app, at, 6));
+        scene.lane.poll();
         Self {
-            sources: [0; 2].map(|_| app.source(stream, 6, DEPTH)),
-            sinks: [0; 2].map(|_| app.sink(stream, 6, DEPTH)),
             app,
+            sources,
+            sinks,
         }
     }
 
@@ -163,18 +287,16 @@ impl Hostile {
             .expect("as long");
     }
 
-    fn operation(&mut self, input: &mut Bytes<'_>, lane: &InlineLane) {
+    fn operation(&mut self, input: &mut Bytes<'_>, scene: &mut Scene) {
         let kind = input.u8();
         let which = usize::from(kind >> 7);
+        let rings = self.app.free;
         match kind & 0x7f {
             // One word of the header or the rings.
-            0 => self.write(
-                usize::from(input.u16()) % (HEADER_BYTES + RINGS),
-                &input.take::<4>(),
-            ),
+            0 => self.write(usize::from(input.u16()) % rings, &input.take::<4>()),
             // More of it, with the small numbers that pass the first checks.
             1 => {
-                let offset = usize::from(input.u16()) % (HEADER_BYTES + RINGS);
+                let offset = usize::from(input.u16()) % rings;
                 let mut bytes = [0; 32];
                 bytes[0] = input.u8();
                 self.write(offset, &bytes);
@@ -190,13 +312,12 @@ impl Hostile {
                     token: input.u32(),
                     class,
                     flags,
-                    launch_time_ns: i64::from_le_bytes(input.take()),
+                    launch_time_ns: i64::from(input.u32()),
                     ..TxDescriptor::default()
                 };
-                // Its own view of a ring that it has spoilt may be an error.
                 let _ = self.sources[which].tx.push(descriptor);
             }
-            // A message that is in order.
+            // One in order.
             4 => {
                 let descriptor = TxDescriptor {
                     chunk: u32::from(input.u8()),
@@ -206,9 +327,7 @@ impl Hostile {
                 let _ = self.sources[which].tx.push(descriptor);
             }
             // Something given back.
-            5 => {
-                let _ = self.sinks[which].release.push(input.u32());
-            }
+            5 => drop(self.sinks[which].release.push(input.u32())),
             // What was received given back in order.
             6 => {
                 if let Ok(Some(descriptor)) = self.sinks[which].rx.pop() {
@@ -216,16 +335,30 @@ impl Hostile {
                     let _ = self.sinks[which].release.push(descriptor.chunk);
                 }
             }
-            // A packet on the session's socket.
+            // Completions taken.
             7 => {
-                let mut packet = vec![0; usize::from(input.u8())];
-                packet.iter_mut().for_each(|byte| *byte = input.u8());
-                let _ = transport::send(&self.app.socket, &packet, &[], false);
+                if let Ok(Some(_)) = self.sources[which].completions.pop() {
+                    self.sources[which].completions.release();
+                }
             }
-            8..64 => self.app.bell.ring(),
+            // A source or sink closed.
+            8 => {
+                let session = self.app.id;
+                scene.handle.send(match input.u8() & 3 {
+                    source @ 0..2 => Command::CloseSource {
+                        session,
+                        source: source.into(),
+                    },
+                    sink => Command::CloseSink {
+                        session,
+                        sink: usize::from(sink) - 2,
+                    },
+                });
+            }
+            9..64 => self.app.bell.ring(),
             _ => {
                 self.app.bell.ring();
-                lane.drive();
+                scene.lane.poll();
             }
         }
     }
@@ -233,23 +366,36 @@ impl Hostile {
 
 fuzz_target!(|input: &[u8]| {
     SCENE.with_borrow_mut(|scene| {
-        let scene = scene.get_or_insert_with(Scene::new);
-        let mut hostile = Hostile::new(&scene.runtime);
+        let mut hostile = Hostile::new(scene);
         let mut input = Bytes(input);
         for _ in 0..MOST_OPERATIONS {
             if input.0.is_empty() {
                 break;
             }
-            hostile.operation(&mut input, &scene.lane);
+            hostile.operation(&mut input, scene);
         }
         hostile.app.bell.ring();
-        scene.lane.drive();
+        scene.lane.poll();
         scene.honest();
-        drop(hostile);
-        until_true("the hostile session is gone", || {
-            scene.lane.drive();
-            scene.sessions() == 2
+        let id = hostile.app.id;
+        let leaves = id.is_multiple_of(2);
+        scene.handle.send(match leaves {
+            // It has gone: what it had emitted is sent.
+            true => Command::LeaveSession(id),
+            false => Command::RemoveSession(id),
         });
-        scene.honest();
+        for round in 0.. {
+            assert!(round < MOST_ROUNDS, "the hostile session stays");
+            if round == MOST_ROUNDS / 2 {
+                // As the control thread does with what has a launch time or waits for somebody.
+                scene.handle.send(Command::RemoveSession(id));
+            }
+            scene.lane.poll();
+            let gone = |event| matches!(event, Event::SessionRemoved(session) if session.id == id);
+            if scene.events.try_iter().any(gone) {
+                break;
+            }
+        }
+        drop(hostile);
     });
 });

@@ -139,7 +139,7 @@ fuzz_target!(|input: &[u8]| {
     let mut effects = Effects::default();
     site.nodes[0].want(wanted, true, site.now, &mut effects);
     site.take(0, effects);
-    for step in input.chunks_exact(2).take(400) {
+    for step in input.chunks_exact(2).take(200) {
         match step[0] {
             // Time passes.
             192..=254 => site.pass(Duration::from_millis(u64::from(step[1]) * 20)),
@@ -158,8 +158,8 @@ fuzz_target!(|input: &[u8]| {
         }
     }
     // The network is good again.
-    for _ in 0..300 {
-        site.pass(Duration::from_millis(100));
+    for _ in 0..40 {
+        site.pass(Duration::from_millis(400));
         for _ in 0..1000 {
             if site.under_way.is_empty() {
                 break;

@@ -282,9 +282,10 @@ impl Site {
     fn start_daemon_with(&mut self, sections: &str) {
         // As much tolerance as there is: a busy machine is not what is tested.
         let text = format!(
-            "[node]\nname = \"h1\"\naddress = \"{}\"\n[departure]\ntolerance_us = 1000000\n\
+            "[node]\nname = \"h1\"\naddress = \"{}\"\n{}[departure]\ntolerance_us = 1000000\n\
              [admin]\nsocket = \"DIR/admin.sock\"\n{sections}",
             self.lab.host(0).address(),
+            self.scratch.security(),
         );
         let place = self.scratch.join("").display().to_string();
         let text = text.replace("DIR/", &place);

@@ -44,6 +44,8 @@ pub struct Track {
     next: u64,
     /// Bit `i`: number `next - 1 - i` has been seen.
     seen: u64,
+    /// Nothing before this has been counted as lost.
+    first: u64,
 }
 
 impl Track {
@@ -52,6 +54,7 @@ impl Track {
         Self {
             next: u64::from(sequence) + 1,
             seen: u64::MAX,
+            first: u64::from(sequence),
         }
     }
 
@@ -60,6 +63,7 @@ impl Track {
         Self {
             next: u64::from(sequence),
             seen: 0,
+            first: u64::from(sequence),
         }
     }
 
@@ -97,7 +101,10 @@ impl Track {
             return Verdict::Duplicate;
         }
         self.seen |= 1 << age;
-        Verdict::Late { sequence }
+        match sequence < self.first {
+            true => Verdict::New { sequence, lost: 0 },
+            false => Verdict::Late { sequence },
+        }
     }
 }
 
@@ -447,6 +454,18 @@ mod tests {
         let mut announce = |next| tracks.announce(KEY, &listening(1), next, false);
         assert_eq!((announce(10), announce(15), announce(15)), (0, 0, 5));
         assert_eq!(take(&mut tracks, 9, 17), new(17, 2));
+    }
+
+    #[test]
+    fn what_was_never_counted_as_lost_does_not_come_late() {
+        let mut tracks = Tracks::default();
+        for _ in 0..2 {
+            assert_eq!(tracks.announce(KEY, &listening(1), 3, false), 0);
+        }
+        assert_eq!(take(&mut tracks, 9, 2), new(2, 0));
+        assert_eq!(take(&mut tracks, 9, 2), Some(Verdict::Duplicate));
+        assert_eq!(take(&mut tracks, 9, 4), new(4, 1));
+        assert_eq!(take(&mut tracks, 9, 3), Some(Verdict::Late { sequence: 3 }));
     }
 
     #[test]
