@@ -8,6 +8,7 @@ use takt_time::TrafficClass;
 use crate::check::readable;
 use crate::form::{Document, shown};
 use crate::schedule::{GateEntry, GateOperation, Schedule};
+use crate::selection::Selection;
 use crate::window::{Slot, slots};
 
 /// One thing that is different.
@@ -90,6 +91,25 @@ pub fn diff(before: &Schedule, after: &Schedule) -> Difference {
         demanded(before.require_sync_ns),
         demanded(after.require_sync_ns),
     );
+    for class in TrafficClass::all() {
+        let at = usize::from(class.number());
+        let told = |selection: Selection| match selection {
+            Selection::CreditBased {
+                idle_slope_bps,
+                high_credit_bits: 0,
+            } => format!("{selection}, {idle_slope_bps} bit/s"),
+            Selection::CreditBased {
+                idle_slope_bps,
+                high_credit_bits,
+            } => format!("{selection}, {idle_slope_bps} bit/s, {high_credit_bits} bits"),
+            _ => selection.to_string(),
+        };
+        compare(
+            &format!("selection of class {class}"),
+            told(before.selection[at]),
+            told(after.selection[at]),
+        );
+    }
     let octets = |max_sdu: u32| match max_sdu {
         0 => "no limit".to_owned(),
         octets => format!("{octets} octets"),

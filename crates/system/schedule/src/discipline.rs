@@ -13,7 +13,7 @@ use takt_time::{TaiTime, TrafficClass};
 
 pub use fifo::Fifo;
 pub use launch::{Accept, LatePolicy, LaunchTime, LaunchTimeConfig};
-pub use shaper::{CreditShaper, CreditShaperConfig};
+pub use shaper::{Credit, CreditShaper, CreditShaperConfig};
 
 use crate::gate::Gates;
 use crate::link::Link;
@@ -118,6 +118,11 @@ pub trait Discipline<T>: Send {
     /// Tells that a frame of `len` octets of this class occupies the link from `start` on.
     fn started(&mut self, len: u32, start: TaiTime, view: &View<'_>) {
         let _ = (len, start, view);
+    }
+
+    /// Shapes the class by credit from now on, or no more. Off the transmit path.
+    fn shape(&mut self, credit: Option<Credit>) {
+        let _ = credit;
     }
 
     /// How many frames are queued.

@@ -19,6 +19,7 @@ use std::str::FromStr;
 use crate::check::{Finding, readable};
 use crate::classes::ClassTable;
 use crate::schedule::Schedule;
+use crate::selection::Selection;
 
 pub use taprio::{ClockId, QueueRange, TaprioOptions};
 
@@ -266,12 +267,20 @@ pub enum FormError {
     },
 }
 
-/// What forms other than Takt's own do not say about the clock.
-fn lost_require_sync(schedule: &Schedule) -> Option<String> {
-    let within = readable(schedule.require_sync_ns?);
-    Some(format!(
-        "the clock that is demanded (require-sync, within {within}): only Takt's own form has it"
-    ))
+/// What forms other than Takt's own do not say: the clock that is demanded, and how classes choose.
+fn lost_own(schedule: &Schedule) -> impl Iterator<Item = String> {
+    let clock = schedule.require_sync_ns.map(|within| {
+        let within = readable(within);
+        format!("the clock that is demanded (require-sync, within {within}): only Takt's own form has it")
+    });
+    let chosen = schedule
+        .selection
+        .iter()
+        .any(|selection| *selection != Selection::default());
+    let selection = chosen.then(|| {
+        "how classes choose among their frames (selection): only Takt's own form has it".to_owned()
+    });
+    clock.into_iter().chain(selection)
 }
 
 fn of_interface(interface: &Option<String>) -> String {

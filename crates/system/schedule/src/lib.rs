@@ -24,6 +24,7 @@ pub mod link;
 pub mod port;
 pub mod render;
 mod schedule;
+pub mod selection;
 pub mod summary;
 pub mod window;
 
@@ -34,4 +35,5 @@ pub use gate::{GateList, GateMask, Gates};
 pub use link::{Framing, Link};
 pub use port::{Decision, Item, Port, PortConfig};
 pub use schedule::{GateEntry, GateOperation, Schedule};
+pub use selection::Selection;
 pub use summary::{PortModel, Summary, summary};

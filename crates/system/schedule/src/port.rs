@@ -20,7 +20,7 @@ pub use frame::{
     TxFlags, TxTimeError,
 };
 
-use crate::discipline::{Discipline, Fifo, Next, Queued, View};
+use crate::discipline::{Credit, Discipline, Fifo, Next, Queued, View};
 use crate::gate::{GateMask, Gates};
 use crate::link::Link;
 
@@ -137,6 +137,12 @@ impl<T: Send + 'static> Port<T> {
     /// Between classes frames are still handed out in the order of their starts.
     pub fn set_lead(&mut self, class: TrafficClass, lead_ns: u64) {
         self.lead_ns[usize::from(class.number())] = lead_ns;
+    }
+
+    /// Shapes a class by credit from now on, or no more, where its discipline can
+    /// ([`CreditShaper`](crate::discipline::CreditShaper)). Off the transmit path.
+    pub fn shape(&mut self, class: TrafficClass, credit: Option<Credit>) {
+        self.queues[usize::from(class.number())].shape(credit);
     }
 
     /// The gates, to read.

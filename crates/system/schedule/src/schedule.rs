@@ -9,6 +9,7 @@ use std::fmt;
 use takt_time::TaiTime;
 
 use crate::gate::GateMask;
+use crate::selection::Selection;
 
 /// What a gate control entry does when its turn comes (IEEE 802.1Q-2022, table 8-7).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -78,6 +79,8 @@ pub struct Schedule {
     /// How far the clock may be off for the schedule to make sense, nanoseconds; `None`: nothing is demanded.
     /// Not of the standard: it is Takt that refuses to install what the clock does not meet.
     pub require_sync_ns: Option<u64>,
+    /// The transmission selection algorithm of each class (clause 12.20.2).
+    pub selection: [Selection; 8],
 }
 
 impl Default for Schedule {
@@ -92,6 +95,7 @@ impl Default for Schedule {
             entries: Vec::new(),
             max_sdu: [0; 8],
             require_sync_ns: None,
+            selection: [Selection::default(); 8],
         }
     }
 }

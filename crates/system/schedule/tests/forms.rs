@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use takt_schedule::form::{
     ClockId, Document, Form, FormError, PriorityMap, QueueRange, TaprioOptions, read, write,
 };
-use takt_schedule::{GateEntry, GateMask, GateOperation, Schedule};
+use takt_schedule::{GateEntry, GateMask, GateOperation, Schedule, Selection};
 use takt_time::TaiTime;
 
 const MANUAL_PAGE: &str = "\
@@ -1028,12 +1028,22 @@ proptest! {
         enabled in any::<bool>(),
         initial in any::<u8>(),
         require_sync_ns in any::<Option<u64>>(),
+        chosen in prop::collection::vec((0usize..8, 0u8..3, 0u64..1 << 63, 0u64..1 << 63), 0..4),
     ) {
+        let mut selection = [Selection::default(); 8];
+        for (class, algorithm, idle_slope_bps, high_credit_bits) in chosen {
+            selection[class] = match algorithm {
+                0 => Selection::LaunchTime,
+                1 => Selection::FirstCome,
+                _ => Selection::CreditBased { idle_slope_bps, high_credit_bits },
+            };
+        }
         let document = Document {
             interface,
             schedule: Schedule {
                 enabled,
                 require_sync_ns,
+                selection,
                 base_time: TaiTime::from_nanos(base),
                 initial_gates: GateMask::from_bits(initial),
                 ..schedule
@@ -1131,5 +1141,55 @@ proptest! {
     ) {
         let _ = read(Form::Taprio, &words.join(" "), None);
         let _ = read(Form::Taprio, &format!("taprio {}", words.join(" ")), None);
+    }
+}
+
+#[test]
+fn how_classes_choose_is_read_and_what_is_wrong_with_it_is_told() {
+    let read = |text: &str| {
+        let text =
+            format!("cycle-time = \"1ms\"\n[[entry]]\ngates = \"all\"\ninterval = \"1ms\"\n{text}");
+        takt_schedule::form::read(Form::Toml, &text, None)
+    };
+    let good = read(
+        "[selection.6]\nalgorithm = \"credit-based\"\nidle-slope = 100_000_000\n[selection.1]\nalgorithm = \"first-come\"\n",
+    );
+    let document = good.unwrap().document;
+    let selection = document.schedule.selection;
+    assert_eq!(selection[1], Selection::FirstCome);
+    let shaped = Selection::CreditBased {
+        idle_slope_bps: 100_000_000,
+        high_credit_bits: 0,
+    };
+    assert_eq!(selection[6], shaped);
+    for form in [Form::YangJson, Form::YangXml] {
+        let mut document = document.clone();
+        document.interface = Some("eth0".into());
+        let lost = write(form, &document).unwrap().lost;
+        assert!(
+            lost.iter().any(|lost| lost.contains("selection")),
+            "{form}: {lost:?}"
+        );
+    }
+    for (text, told) in [
+        (
+            "[selection.8]\nalgorithm = \"first-come\"\n",
+            "`8` is not a traffic class",
+        ),
+        (
+            "[selection.6]\nalgorithm = \"fifo\"\n",
+            "`fifo` is not known here",
+        ),
+        (
+            "[selection.6]\nalgorithm = \"credit-based\"\n",
+            "idle-slope, in bits per second is missing",
+        ),
+        (
+            "[selection.6]\nalgorithm = \"first-come\"\nidle-slope = 1\n",
+            "is not credit-based",
+        ),
+    ] {
+        let error = read(text).unwrap_err().to_string();
+        assert!(error.contains(told), "{error}");
     }
 }

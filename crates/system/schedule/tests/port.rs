@@ -29,6 +29,7 @@ enum Order {
 }
 
 #[derive(Clone, Debug)]
+#[allow(clippy::large_enum_variant)] // a few steps of a test
 enum Act {
     Offer {
         class: u8,

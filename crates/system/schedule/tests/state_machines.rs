@@ -213,6 +213,7 @@ fn smallest(schedule: &Schedule, current_time: i64) -> i64 {
 }
 
 #[derive(Clone, Debug)]
+#[allow(clippy::large_enum_variant)] // a few steps of a test
 enum Act {
     Install(Schedule),
     Cancel,

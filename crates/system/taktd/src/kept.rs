@@ -107,7 +107,7 @@ pub fn write(directory: &Path, schedules: &[LinkSchedule]) -> std::io::Result<()
 
 #[cfg(test)]
 mod tests {
-    use takt_schedule::{ClassTable, GateEntry, GateMask, Schedule};
+    use takt_schedule::{ClassTable, GateEntry, GateMask, Schedule, Selection};
     use takt_testing::Directory;
 
     use super::*;
@@ -118,6 +118,14 @@ mod tests {
             cycle_time_ns: 1_000_000,
             entries: vec![GateEntry::new(GateMask::from_bits(0x81), 1_000_000)],
             require_sync_ns: Some(5),
+            selection: {
+                let mut selection = [Selection::FirstCome; 8];
+                selection[3] = Selection::CreditBased {
+                    idle_slope_bps: 7,
+                    high_credit_bits: 8,
+                };
+                selection
+            },
             ..Schedule::default()
         };
         LinkSchedule {

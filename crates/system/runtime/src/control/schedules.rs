@@ -81,6 +81,9 @@ pub enum ScheduleError {
     /// The list cannot run.
     #[error("the schedule cannot run: {0} (`takt schedule check` explains every mistake)")]
     List(#[from] takt_schedule::gate::ListError),
+    /// Its classes cannot be served so.
+    #[error(transparent)]
+    Selection(#[from] takt_schedule::selection::SelectionError),
     /// Gates that are switched off.
     #[error(
         "the schedule says that gates are disabled: remove the present one instead of installing it"
@@ -163,6 +166,7 @@ impl Control {
             self.clock_within(Duration::from_nanos(within))?;
         }
         let link = asked.link();
+        takt_schedule::selection::check(&schedule.selection, &link)?;
         let initial = schedule.initial_gates;
         // A schedule that ran before a restart runs on in the cycle that it would be in: asked for a cycle ago, it
         // began within that.
@@ -187,6 +191,7 @@ impl Control {
             .schedules
             .retain(|(old, _)| running.as_ref().is_some_and(|oper| Arc::ptr_eq(oper, old)));
         let classes = asked.classes;
+        let selection = schedule.selection;
         tracing::info!(
             datapath = name,
             begins = begins.as_nanos(),
@@ -200,6 +205,7 @@ impl Control {
                 link,
                 now,
                 classes,
+                selection: Box::new(selection),
                 begins,
             };
             self.lanes[lane]

@@ -9,10 +9,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use takt_schedule::discipline::{LatePolicy, LaunchTime, LaunchTimeConfig};
+use takt_schedule::discipline::{CreditShaper, LatePolicy, LaunchTime, LaunchTimeConfig};
 use takt_schedule::port::{Departure, DropReason, RefusalReason, TxFlags};
 use takt_schedule::{
-    ClassTable, Decision, GateList, GateMask, Gates, Item, Link, Port, PortConfig,
+    ClassTable, Decision, GateList, GateMask, Gates, Item, Link, Port, PortConfig, Selection,
 };
 use takt_session::layout::{FLAG_DEADLINE, FLAG_LAUNCH_TIME, Outcome, TxDescriptor};
 use takt_time::{TaiTime, TrafficClass};
@@ -85,9 +85,9 @@ impl Piece {
 /// The scheduler of a lane's port.
 pub struct Departures {
     scheduler: Port<Piece>,
-    /// The class of each priority, and that of the schedule to come with the instant at which it begins.
-    classes: ClassTable,
-    next_classes: Option<(TaiTime, ClassTable)>,
+    /// What the schedule says of classes, and the one to come with the instant at which it begins.
+    classes: Classes,
+    next_classes: Option<(TaiTime, Classes)>,
     /// Classes of which the port keeps launch times, a bit each.
     ahead: u8,
     /// A schedule is installed: every message passes the gates.
@@ -101,9 +101,18 @@ pub struct Departures {
     waiting: Option<Waiting>,
     /// Frames of each class that were refused because their launch times lie beyond the horizon.
     too_far: [u64; TrafficClass::COUNT],
+    /// The same because their class has no launch times.
+    no_launch_times: [u64; TrafficClass::COUNT],
     /// Nothing is to be done before; `None`: to be asked.
     next: Option<TaiTime>,
     counters: Arc<DepartureCounters>,
+}
+
+/// What a schedule says of classes: that of each priority, and how each chooses among its frames.
+#[derive(Clone, Copy, Debug, Default)]
+struct Classes {
+    table: ClassTable,
+    selection: [Selection; TrafficClass::COUNT],
 }
 
 /// A frame whose time has come, and that the port does not take: there is one at most.
@@ -152,8 +161,9 @@ pub enum ScheduleChange {
         initial: GateMask,
         link: Link,
         now: TaiTime,
-        /// The class of each priority, from `begins` on.
+        /// The class of each priority, and how each class chooses, from `begins` on.
         classes: ClassTable,
+        selection: Box<[Selection; TrafficClass::COUNT]>,
         begins: TaiTime,
     },
     /// No gates.
@@ -184,12 +194,13 @@ impl Departures {
             ..LaunchTimeConfig::default()
         };
         for class in TrafficClass::all() {
-            let set = scheduler.set_discipline(class, LaunchTime::new(discipline));
+            let queue = CreditShaper::over(LaunchTime::new(discipline), None);
+            let set = scheduler.set_discipline(class, queue);
             debug_assert!(set.is_ok(), "a new port has nothing queued");
         }
         Self {
             scheduler,
-            classes: ClassTable::default(),
+            classes: Classes::default(),
             next_classes: None,
             ahead: 0,
             scheduled: false,
@@ -198,6 +209,7 @@ impl Departures {
             hand_over_ns: 0,
             waiting: None,
             too_far: [0; TrafficClass::COUNT],
+            no_launch_times: [0; TrafficClass::COUNT],
             next: None,
             counters,
         }
@@ -233,12 +245,18 @@ impl Departures {
                 link,
                 now,
                 classes,
+                selection,
                 begins,
             } => {
                 self.scheduled = true;
                 self.settle_classes(now);
-                self.next_classes = Some((begins, classes));
+                let next = Classes {
+                    table: classes,
+                    selection: *selection,
+                };
+                self.next_classes = Some((begins, next));
                 self.scheduler.set_link(link);
+                self.shape();
                 // When it begins was told by the control thread, which has done the same.
                 let gates = self.scheduler.gates_mut();
                 gates.set_initial(initial, now);
@@ -246,37 +264,48 @@ impl Departures {
             }
             ScheduleChange::Remove => {
                 self.scheduled = false;
-                self.classes = ClassTable::default();
+                self.classes = Classes::default();
                 self.next_classes = None;
                 self.scheduler.set_link(Link::ethernet(0));
+                self.shape();
                 *self.scheduler.gates_mut() = Gates::new(GateMask::ALL);
             }
         }
     }
 
-    /// Takes over the table of a schedule that has begun.
+    /// Takes over what a schedule that has begun says of classes.
+    #[inline]
     fn settle_classes(&mut self, now: TaiTime) {
         if let Some((begins, classes)) = self.next_classes
             && begins <= now
         {
             self.classes = classes;
             self.next_classes = None;
+            self.shape();
         }
     }
 
-    /// The class of a priority at an instant.
+    /// Shapes the classes that are.
+    fn shape(&mut self) {
+        let link = *self.scheduler.link();
+        for (class, selection) in TrafficClass::all().zip(self.classes.selection) {
+            self.scheduler.shape(class, selection.credit(&link));
+        }
+    }
+
+    /// What holds of classes at an instant.
     #[inline]
-    fn class_at(&self, priority: TrafficClass, at: TaiTime) -> TrafficClass {
+    fn classes_at(&self, at: TaiTime) -> &Classes {
         match &self.next_classes {
-            Some((begins, classes)) if *begins <= at => classes.class(priority),
-            _ => self.classes.class(priority),
+            Some((begins, classes)) if *begins <= at => classes,
+            _ => &self.classes,
         }
     }
 
     /// From now on the port keeps the launch times of this priority's class, to one peer at least. Frames of the class
     /// to others are handed out as early, and held.
     pub fn hand_ahead(&mut self, priority: TrafficClass) {
-        let class = self.classes.class(priority);
+        let class = self.classes.table.class(priority);
         self.ahead |= 1 << class.number();
         self.scheduler.set_lead(class, DEVICE_LEAD_NS as u64);
     }
@@ -355,10 +384,16 @@ impl Departures {
             0 => now,
             _ => now.max(TaiTime::from_nanos(descriptor.launch_time_ns)),
         };
-        let class = self.class_at(class_of(descriptor), leaves);
+        let classes = self.classes_at(leaves);
+        let class = classes.table.class(class_of(descriptor));
+        let selection = classes.selection[usize::from(class.number())];
         let tenant = piece.tenant;
         let item = Item::new(octets as u32, piece).of(tenant);
         let item = if descriptor.flags & FLAG_LAUNCH_TIME != 0 {
+            if !selection.honours_launch_time() {
+                self.no_launch_times[usize::from(class.number())] += 1;
+                return Err(Outcome::NotScheduled);
+            }
             let launch = TaiTime::from_nanos(descriptor.launch_time_ns);
             if launch.nanos_since(now) > HORIZON.as_nanos() as i64 {
                 self.too_far[usize::from(class.number())] += 1;
@@ -460,6 +495,7 @@ impl Departures {
         }
         for _ in 0..BUDGET {
             let now = clock.now();
+            self.settle_classes(now);
             if self.due().is_none_or(|due| due > now) {
                 return worked;
             }
@@ -553,10 +589,11 @@ impl Departures {
     /// Shows the counters to whoever asks.
     pub fn publish(&self) {
         for class in TrafficClass::all() {
+            let at = usize::from(class.number());
             self.counters.show(
                 class,
                 self.scheduler.counters(class),
-                self.too_far[usize::from(class.number())],
+                self.too_far[at] + self.no_launch_times[at],
                 self.scheduler.queued(class),
             );
         }
@@ -624,6 +661,8 @@ impl WakeMargin {
 
 #[cfg(test)]
 mod tests {
+    use takt_clock::Clock as _;
+
     use super::*;
 
     fn piece(tenant: u32, class: u8) -> Piece {
@@ -699,6 +738,7 @@ mod tests {
             link: Link::ethernet(0),
             now: at(0),
             classes: ClassTable::new([0, 0, 0, 1, 0, 0, 0, 7]).expect("classes"),
+            selection: Default::default(),
             begins,
         });
         let mut queue = |priority: u8, launch: Option<i64>, now: i64| {
@@ -725,6 +765,86 @@ mod tests {
         assert_eq!(departures.queue_frame(piece, 64, begins), Ok(true));
         let three = TrafficClass::new(3).expect("a class");
         assert_eq!(departures.scheduler.queued(three), 1);
+    }
+
+    /// A clock that is set.
+    #[derive(Debug, Default)]
+    struct Set(std::sync::atomic::AtomicI64);
+
+    impl takt_clock::Clock for Set {
+        fn now(&self) -> TaiTime {
+            TaiTime::from_nanos(self.0.load(std::sync::atomic::Ordering::Relaxed))
+        }
+    }
+
+    #[test]
+    fn a_class_shaped_by_credit_sends_what_its_idle_slope_gives_it_and_takes_no_launch_times() {
+        const RATE: u64 = 1_000_000_000;
+        const SLOPE: u64 = 100_000_000;
+        let mut departures = Departures::new(&config::Departure::default(), false, Arc::default());
+        departures.set_tenants(2);
+        let schedule = takt_schedule::Schedule {
+            cycle_time_ns: 1_000_000,
+            entries: vec![takt_schedule::GateEntry::new(GateMask::ALL, 1_000_000)],
+            ..takt_schedule::Schedule::default()
+        };
+        let mut selection = [Selection::default(); 8];
+        selection[6] = Selection::CreditBased {
+            idle_slope_bps: SLOPE,
+            high_credit_bits: 0,
+        };
+        selection[5] = Selection::FirstCome;
+        let begins = TaiTime::from_nanos(1_000_000);
+        departures.change(ScheduleChange::Install {
+            list: Arc::new(GateList::new(&schedule).expect("a list")),
+            initial: GateMask::ALL,
+            link: Link::ethernet(RATE),
+            now: TaiTime::from_nanos(0),
+            classes: ClassTable::default(),
+            selection: Box::new(selection),
+            begins,
+        });
+        for class in [6, 5] {
+            let mut timed = piece(0, class);
+            timed.descriptor.flags = FLAG_LAUNCH_TIME;
+            timed.descriptor.launch_time_ns = begins.as_nanos() + 500;
+            let refused = departures.queue_frame(timed, 64, begins);
+            assert_eq!(refused, Err(Outcome::NotScheduled), "class {class}");
+        }
+        // 100 frames of two tenants, of 1,538 octets on the link each.
+        for number in 0..100 {
+            let queued = departures.queue_frame(piece(number % 2, 6), 1514, begins);
+            assert_eq!(queued, Ok(true));
+        }
+        let clock = Set::default();
+        let mut starts: Vec<(i64, u32)> = Vec::new();
+        while starts.len() < 100 {
+            let due = departures.due().expect("frames wait").max(begins);
+            clock.0.store(
+                due.as_nanos().max(clock.now().as_nanos()),
+                std::sync::atomic::Ordering::Relaxed,
+            );
+            departures.run(&clock, &mut |leaving| {
+                let Leaving::Send(departure) = leaving else {
+                    panic!("a frame is dropped or waits");
+                };
+                let from = departure.start;
+                starts.push((from.as_nanos(), departure.item.handle.tenant));
+                Handed::Over { from, to: from }
+            });
+        }
+        // Credit earned is credit spent: a frame for each of its lengths at the idle slope.
+        let each = 1538 * 8 * 1_000_000_000 / SLOPE as i64;
+        for pair in starts.windows(2) {
+            assert_eq!(pair[1].0 - pair[0].0, each);
+            assert_ne!(pair[1].1, pair[0].1, "tenants take turns");
+        }
+        // As it was without the schedule.
+        departures.change(ScheduleChange::Remove);
+        let mut timed = piece(0, 6);
+        timed.descriptor.flags = FLAG_LAUNCH_TIME;
+        timed.descriptor.launch_time_ns = clock.now().as_nanos() + 500;
+        assert_eq!(departures.queue_frame(timed, 64, clock.now()), Ok(true));
     }
 
     #[test]

@@ -663,6 +663,7 @@ fn a_frame_that_the_port_refuses_is_held_to_its_gate_again() {
         link: Link::ethernet(1_000_000_000),
         now: TaiTime::from_nanos(0),
         classes: takt_schedule::ClassTable::default(),
+        selection: Default::default(),
         begins: takt_time::TaiTime::from_nanos(0),
     };
     timed

@@ -20,10 +20,6 @@ impl<T> Fifo<T> {
             capacity,
         }
     }
-
-    pub(super) fn head(&self) -> Option<&Queued<T>> {
-        self.queue.front()
-    }
 }
 
 impl<T: Send> Discipline<T> for Fifo<T> {

@@ -7,6 +7,8 @@
 //!
 //! Credit counts what a frame takes of the link, with preamble, FCS and gap (clause 34.4).
 
+use std::marker::PhantomData;
+
 use takt_time::TaiTime;
 
 use super::{Discipline, Fifo, Next, Queued, View};
@@ -24,12 +26,23 @@ pub struct CreditShaperConfig {
     pub high_credit_bits: u64,
 }
 
-/// First come, first served, at no more than a bandwidth. On a link without a rate frames take no
-/// time, cost no credit and are not shaped.
+/// What a class may send, and how much at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Credit {
+    /// `adminIdleSlope`, bits per second of the link.
+    pub idle_slope_bps: u64,
+    /// `hiCredit`, bits.
+    pub high_credit_bits: u64,
+}
+
+/// A queue, first come, first served unless it is another one, at no more than a bandwidth. On a link without a rate
+/// frames take no time, cost no credit and are not shaped.
 #[derive(Debug)]
-pub struct CreditShaper<T> {
-    queue: Fifo<T>,
-    config: CreditShaperConfig,
+pub struct CreditShaper<T, Q = Fifo<T>> {
+    queue: Q,
+    frames: PhantomData<T>,
+    /// `None`: nothing is shaped.
+    config: Option<Credit>,
     /// Credit at `updated`, in billionths of a bit, so that bit/s times ns is exact.
     credit: i128,
     updated: TaiTime,
@@ -40,11 +53,23 @@ pub struct CreditShaper<T> {
 /// Windows looked at per call when credit must be earned in the open time of a gate.
 const WINDOWS: u32 = 16;
 
-impl<T> CreditShaper<T> {
+impl<T: Send> CreditShaper<T> {
     /// An empty queue without credit.
     pub fn new(config: CreditShaperConfig) -> Self {
+        let credit = Credit {
+            idle_slope_bps: config.idle_slope_bps,
+            high_credit_bits: config.high_credit_bits,
+        };
+        Self::over(Fifo::new(config.capacity), Some(credit))
+    }
+}
+
+impl<T: Send, Q: Discipline<T>> CreditShaper<T, Q> {
+    /// Shapes what another queue names; `None`: not before it is [told](Discipline::shape) to.
+    pub fn over(queue: Q, config: Option<Credit>) -> Self {
         Self {
-            queue: Fifo::new(config.capacity),
+            queue,
+            frames: PhantomData,
             config,
             credit: 0,
             updated: TaiTime::from_nanos(i64::MIN),
@@ -59,7 +84,8 @@ impl<T> CreditShaper<T> {
 
     /// `operIdleSlope` (8.6.8.2), not above the link's rate.
     fn idle_slope(&self, view: &View<'_>) -> i128 {
-        let slope = i128::from(self.config.idle_slope_bps);
+        let slope = self.config.map_or(0, |config| config.idle_slope_bps);
+        let slope = i128::from(slope);
         let slope = match view.gates.list(view.now) {
             Some(list) => {
                 let open = i128::from(list.open_ns_per_cycle(view.class)).max(1);
@@ -87,7 +113,8 @@ impl<T> CreditShaper<T> {
             self.credit += self.idle_slope(view) * i128::from(open);
         }
         let most = if waiting {
-            i128::from(self.config.high_credit_bits) * 1_000_000_000
+            let bits = self.config.map_or(0, |config| config.high_credit_bits);
+            i128::from(bits) * 1_000_000_000
         } else {
             0
         };
@@ -118,23 +145,30 @@ impl<T> CreditShaper<T> {
     }
 }
 
-impl<T: Send> Discipline<T> for CreditShaper<T> {
+impl<T: Send, Q: Discipline<T>> Discipline<T> for CreditShaper<T, Q> {
     fn enqueue(
         &mut self,
         frame: Queued<T>,
         view: &View<'_>,
     ) -> Result<(), (RefusalReason, Queued<T>)> {
-        self.earn(view.now, !self.queue.is_empty(), view);
+        if self.config.is_some() {
+            self.earn(view.now, !self.queue.is_empty(), view);
+        }
         self.queue.enqueue(frame, view)
     }
 
     fn next(&mut self, view: &View<'_>) -> Next {
-        self.earn(view.now, !self.queue.is_empty(), view);
-        let Some(head) = self.queue.head() else {
-            return Next::Empty;
-        };
-        if self.credit >= 0 || view.earliest(head.item.len, view.ready).is_none() {
+        if self.config.is_none() {
             return self.queue.next(view);
+        }
+        self.earn(view.now, !self.queue.is_empty(), view);
+        if self.credit >= 0 || self.queue.is_empty() {
+            return self.queue.next(view);
+        }
+        // What has no window is told at once, whatever the credit.
+        let discarded = self.queue.next(view);
+        if let Next::Discard(_) = discarded {
+            return discarded;
         }
         match self.recovered(view) {
             Err(at) => Next::Wait(at),
@@ -150,6 +184,10 @@ impl<T: Send> Discipline<T> for CreditShaper<T> {
     }
 
     fn started(&mut self, len: u32, start: TaiTime, view: &View<'_>) {
+        self.queue.started(len, start, view);
+        if self.config.is_none() {
+            return;
+        }
         self.earn(start, true, view);
         let busy = view.link.occupancy_ns(len);
         let rate = view.link.rate_bps.map_or(0, |rate| i128::from(rate.get()));
@@ -159,12 +197,29 @@ impl<T: Send> Discipline<T> for CreditShaper<T> {
         self.ahead_ns = self.updated.nanos_since(view.now);
     }
 
+    fn shape(&mut self, credit: Option<Credit>) {
+        if self.config != credit {
+            self.config = credit;
+            // What was earned or owed was at another slope.
+            (self.credit, self.ahead_ns) = (0, 0);
+            self.updated = TaiTime::from_nanos(i64::MIN);
+        }
+    }
+
     fn len(&self) -> usize {
         self.queue.len()
     }
 
     fn has_room(&self, flow: u32) -> bool {
         self.queue.has_room(flow)
+    }
+
+    fn set_flows(&mut self, count: usize) {
+        self.queue.set_flows(count);
+    }
+
+    fn honours_launch_time(&self) -> bool {
+        self.queue.honours_launch_time()
     }
 
     fn remove(

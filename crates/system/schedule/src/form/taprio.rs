@@ -9,7 +9,7 @@ mod read;
 use std::fmt;
 use std::fmt::Write as _;
 
-use super::{Document, Form, FormError, PriorityMap, Written, lost_require_sync};
+use super::{Document, Form, FormError, PriorityMap, Written, lost_own};
 use crate::check::{Finding, Severity};
 use crate::gate::GateMask;
 use crate::schedule::GateOperation;
@@ -469,7 +469,7 @@ pub(super) fn write(document: &Document) -> Result<Written, FormError> {
         }
         writeln!(line)
     })();
-    lost.extend(lost_require_sync(schedule));
+    lost.extend(lost_own(schedule));
     if document.priorities.is_none() {
         lost.push("the document maps no priorities to classes: add num_tc, map and queues".into());
     }

@@ -14,6 +14,7 @@ use super::{Document, Form, FormError, Parsed, PriorityMap, Written, time};
 use crate::check::readable;
 use crate::gate::{GateList, GateMask};
 use crate::schedule::{GateEntry, GateOperation, Schedule};
+use crate::selection::Selection;
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
@@ -32,8 +33,21 @@ struct File {
     otherwise: Option<Gates>,
     #[serde(default)]
     max_sdu: BTreeMap<String, u32>,
+    #[serde(default)]
+    selection: BTreeMap<String, Algorithm>,
     priorities: Option<Priorities>,
     tc: Option<Tc>,
+}
+
+/// `[selection.6]`
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct Algorithm {
+    algorithm: String,
+    /// Bits per second.
+    idle_slope: Option<u64>,
+    /// Bits.
+    hi_credit: Option<u64>,
 }
 
 #[derive(Deserialize)]
@@ -155,6 +169,7 @@ pub(super) fn read(text: &str) -> Result<Parsed, FormError> {
         },
         entries,
         max_sdu: max_sdu(&file.max_sdu)?,
+        selection: selection(&file.selection)?,
         cycle_time_ns: 0,
         require_sync_ns: file
             .require_sync
@@ -341,6 +356,48 @@ fn max_sdu(table: &BTreeMap<String, u32>) -> Result<[u32; 8], FormError> {
     Ok(max_sdu)
 }
 
+fn selection(table: &BTreeMap<String, Algorithm>) -> Result<[Selection; 8], FormError> {
+    let mut selection = [Selection::default(); 8];
+    for (class, written) in table {
+        let at = format!("selection, {class}");
+        let number = Some(class)
+            .filter(|class| class.len() == 1)
+            .and_then(|class| TrafficClass::new(class.parse().ok()?))
+            .ok_or_else(|| FormError::Value {
+                at: "selection".into(),
+                text: class.clone(),
+                wanted: CLASS,
+            })?;
+        let unshaped = |selection| match (written.idle_slope, written.hi_credit) {
+            (None, None) => Ok(selection),
+            _ => Err(FormError::Value {
+                at: at.clone(),
+                text: written.algorithm.clone(),
+                wanted: "credit-based, the only algorithm with idle-slope and hi-credit",
+            }),
+        };
+        selection[usize::from(number.number())] = match written.algorithm.as_str() {
+            "launch-time" => unshaped(Selection::LaunchTime)?,
+            "first-come" => unshaped(Selection::FirstCome)?,
+            "credit-based" => Selection::CreditBased {
+                idle_slope_bps: written.idle_slope.ok_or(FormError::Missing {
+                    at,
+                    what: "idle-slope, in bits per second",
+                })?,
+                high_credit_bits: written.hi_credit.unwrap_or(0),
+            },
+            other => {
+                return Err(FormError::Unknown {
+                    at,
+                    text: other.to_owned(),
+                    known: "launch-time, first-come, credit-based",
+                });
+            }
+        };
+    }
+    Ok(selection)
+}
+
 const CLASS: &str = "a traffic class, 0 to 7";
 
 impl Number {
@@ -518,6 +575,22 @@ pub(super) fn write(document: &Document) -> Written {
             for (class, octets) in schedule.max_sdu.iter().enumerate().rev() {
                 if *octets != 0 {
                     writeln!(text, "{class} = {octets}")?;
+                }
+            }
+        }
+        for (class, selection) in schedule.selection.iter().enumerate().rev() {
+            if *selection == Selection::default() {
+                continue;
+            }
+            writeln!(text, "\n[selection.{class}]\nalgorithm = \"{selection}\"")?;
+            if let Selection::CreditBased {
+                idle_slope_bps,
+                high_credit_bits,
+            } = selection
+            {
+                writeln!(text, "idle-slope = {idle_slope_bps}")?;
+                if *high_credit_bits != 0 {
+                    writeln!(text, "hi-credit = {high_credit_bits}")?;
                 }
             }
         }

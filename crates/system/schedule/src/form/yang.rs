@@ -10,7 +10,7 @@ use std::str::FromStr;
 
 use takt_time::{TaiTime, TrafficClass};
 
-use super::{Document, Form, FormError, Parsed, lost_require_sync, shown};
+use super::{Document, Form, FormError, Parsed, lost_own, shown};
 use crate::gate::GateMask;
 use crate::schedule::{GateEntry, GateOperation, Schedule};
 
@@ -225,6 +225,7 @@ fn schedule(table: &Place<'_>, lost: &mut Vec<String>) -> Result<Schedule, FormE
         entries: entries(table)?,
         max_sdu: max_sdu(table)?,
         require_sync_ns: None,
+        selection: Default::default(),
     };
     schedule.cycle_time_ns = match cycle_time(table, lost)? {
         Some(nanos) => nanos,
@@ -397,7 +398,7 @@ impl<'a> Values<'a> {
         if document.interface.is_none() {
             lost.push("the document names no interface: the table stands alone".into());
         }
-        lost.extend(lost_require_sync(schedule));
+        lost.extend(lost_own(schedule));
         Ok(Self {
             schedule,
             // A divisor of 10^9: the denominator fits.

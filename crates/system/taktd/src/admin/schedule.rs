@@ -3,7 +3,7 @@
 use takt_runtime::config::LinkSchedule;
 use takt_runtime::counters::DepartureReading;
 use takt_runtime::status::ScheduleStatus;
-use takt_schedule::{ClassTable, GateEntry, GateMask, Schedule};
+use takt_schedule::{ClassTable, GateEntry, GateMask, Schedule, Selection};
 use takt_time::{TaiTime, TrafficClass};
 
 use super::proto;
@@ -34,7 +34,28 @@ pub fn from_message(message: proto::GateSchedule) -> Result<Schedule, String> {
     for (place, value) in max_sdu.iter_mut().zip(message.max_sdu) {
         *place = value;
     }
+    let mut selection = [Selection::default(); TrafficClass::COUNT];
+    for asked in &message.selection {
+        let place = usize::try_from(asked.class).unwrap_or(usize::MAX);
+        let place = selection
+            .get_mut(place)
+            .ok_or_else(|| format!("selection.class: {}: classes are 0 to 7", asked.class))?;
+        *place = match asked.algorithm.as_str() {
+            "" | "launch-time" => Selection::LaunchTime,
+            "first-come" => Selection::FirstCome,
+            "credit-based" => Selection::CreditBased {
+                idle_slope_bps: asked.idle_slope_bps,
+                high_credit_bits: asked.high_credit_bits,
+            },
+            other => {
+                return Err(format!(
+                    "selection.algorithm: {other:?}: known are launch-time, first-come, credit-based"
+                ));
+            }
+        };
+    }
     Ok(Schedule {
+        selection,
         enabled: true,
         base_time: TaiTime::from_nanos(message.base_time_ns),
         cycle_time_ns: message.cycle_time_ns,
@@ -105,8 +126,32 @@ impl From<&Schedule> for proto::GateSchedule {
                 .collect(),
             max_sdu: schedule.max_sdu.to_vec(),
             require_sync_ns: schedule.require_sync_ns,
+            selection: selection(&schedule.selection),
         }
     }
+}
+
+/// The classes that do not go by launch times.
+fn selection(classes: &[Selection; TrafficClass::COUNT]) -> Vec<proto::ClassSelection> {
+    let classes = (0..).zip(classes);
+    let chosen = classes.filter(|(_, selection)| **selection != Selection::default());
+    chosen
+        .map(|(class, selection)| {
+            let (idle_slope_bps, high_credit_bits) = match *selection {
+                Selection::CreditBased {
+                    idle_slope_bps,
+                    high_credit_bits,
+                } => (idle_slope_bps, high_credit_bits),
+                _ => (0, 0),
+            };
+            proto::ClassSelection {
+                class,
+                algorithm: selection.name().into(),
+                idle_slope_bps,
+                high_credit_bits,
+            }
+        })
+        .collect()
 }
 
 impl From<ScheduleStatus> for proto::LinkSchedule {

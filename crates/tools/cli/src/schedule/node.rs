@@ -236,6 +236,22 @@ fn enforced(link: &LinkSchedule) -> String {
         true => String::new(),
         false => format!("  priorities by class: {}\n", moved.join(", ")),
     };
+    let chosen = link.operational.iter().flat_map(|gates| &gates.selection);
+    let chosen: Vec<String> = chosen
+        .map(|chosen| match chosen.idle_slope_bps {
+            0 => format!("{} {}", chosen.class, chosen.algorithm),
+            slope => format!(
+                "{} {} of {} Mbit/s",
+                chosen.class,
+                chosen.algorithm,
+                slope as f64 / 1e6
+            ),
+        })
+        .collect();
+    let table = match chosen.is_empty() {
+        true => table,
+        false => format!("{table}  selection by class: {}\n", chosen.join(", ")),
+    };
     format!(
         "  kept for: everything that applications send by {} of this runtime\n  \
          not kept for: what leaves the same interface by the kernel's own sockets and forwarding\n{table}",
