@@ -587,7 +587,17 @@ fn every_fault_names_line_key_value_and_remedy() {
         (
             "[node]\naccept = [\"10.0.0.0/8\"]",
             "`node.accept`",
-            "a group's key only",
+            "no key of those who are accepted is known",
+        ),
+        (
+            "[scout]\ninterface = \"eth0\"",
+            "`scout.interface`",
+            "node.accept",
+        ),
+        (
+            "[security]\nprotection = \"none\"\n[node]\naccept = [\"10.0.0.0/8\"]\n[scout]\ninterface = \"eth0\"\ngroup = \"10.0.0.1:7398\"",
+            "`scout.group` = \"10.0.0.1:7398\"",
+            "239.255.116.107:7398",
         ),
         (
             "[security]\nprotection = \"weak\"",
