@@ -18,7 +18,9 @@ PATIENCE = 60.0
 
 
 def child(code: str) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, "-c", "import os, signal, sys, takt\n" + code], stderr=subprocess.PIPE)
+    # Who runs the tests in the background may ignore what Ctrl-C sends.
+    ready = "import os, signal, sys, takt\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    return subprocess.Popen([sys.executable, "-c", ready + code], stderr=subprocess.PIPE)
 
 
 class Takt(unittest.TestCase):
@@ -133,7 +135,9 @@ class Takt(unittest.TestCase):
     def test_nothing_is_lost_by_the_ways_in_which_a_program_ends(self) -> None:
         far = takt.Session(os.environ["TAKT_TEST_FAR_SOCKET"], name="test")
         self.addCleanup(far.close)
-        with self.stream.sink(3) as near, far.stream().sink(3) as remote:
+        # Room behind those that look for the sinks, however many a busy machine takes.
+        depth = 16_384
+        with self.stream.sink(3, depth=depth) as near, far.stream().sink(3, depth=depth) as remote:
             sinks = (near, remote)
             with self.stream.source(3) as source:
                 while not all(len(sink) for sink in sinks):

@@ -2,19 +2,26 @@
 
 use std::process::Command;
 
-use takt_client::{ChannelId, Qos, Session, Sink, Wait};
+use takt_client::{ChannelId, Qos, Session, Sink, SinkOptions, Wait};
 use takt_testing::PATIENCE;
 
 use super::support::{Language, Node, Program, source};
 
 const CHANNEL: ChannelId = ChannelId(5);
 const MESSAGES: u32 = 1000;
+/// Room for all of them behind those that looked for the sinks, however many a busy machine takes.
+const DEPTH: u32 = 16_384;
 
 /// A sink of a node that hears the leaving program, with its session.
 fn listen(node: &Node) -> Sink {
     let session = Session::builder().socket(node.socket()).open();
     let stream = session.expect("a session").stream(Qos::slow());
-    stream.expect("a stream").sink(CHANNEL).expect("a sink")
+    let options = SinkOptions {
+        depth: DEPTH,
+        ..SinkOptions::default()
+    };
+    let sink = stream.expect("a stream").sink_with(CHANNEL, options);
+    sink.expect("a sink")
 }
 
 fn hears_all(sink: &Sink, how: &str) {
