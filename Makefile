@@ -10,7 +10,7 @@ SUDO := $(if $(filter 0,$(shell id -u)),,sudo --preserve-env=PATH,HOME,CARGO_HOM
 
 help:
 	@echo "make demo     an isochronous talker with Takt beside bare metal and Flannel: a table and a report"
-	@echo "make test     everything below"
+	@echo "make test     these:"
 	@echo "  lint        formatting and lints"
 	@echo "  unit        tests of single packages, and e2e"
 	@echo "  docs        the examples in the documentation of the API"

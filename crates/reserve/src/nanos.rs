@@ -9,8 +9,7 @@ use serde::{Serialize, Serializer};
 
 /// A length of time in whole nanoseconds.
 ///
-/// Written and read as `2ms`, `500us`, `1.5s` or, bare, in nanoseconds; serialised as an integer of
-/// nanoseconds.
+/// Written and read as `2ms`, `500us` or `1.5s`; serialised as an integer of nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(transparent)]
 pub struct Nanos(u64);
@@ -124,6 +123,9 @@ pub enum ParseNanosError {
     /// No number in front of the unit.
     #[error("`{0}` is not a length of time: write a number and a unit, such as 2ms, 500us or 1.5s")]
     Number(String),
+    /// A number without a unit.
+    #[error("`{0}` has no unit: write {0}ns, {0}us, {0}ms or {0}s")]
+    NoUnit(String),
     /// A unit that is not known.
     #[error("`{text}` has the unknown unit `{unit}`: use ns, us, ms or s")]
     Unit {
@@ -162,7 +164,10 @@ impl FromStr for Nanos {
             return Err(not_a_number());
         }
         let digits = match unit.trim() {
-            "" | "ns" => 0,
+            // Nothing is as long in every unit.
+            "" if number.chars().all(|digit| digit == '0') => 0,
+            "" => return Err(ParseNanosError::NoUnit(quotable(trimmed))),
+            "ns" => 0,
             "us" | "µs" | "μs" => 3,
             "ms" => 6,
             "s" => 9,
@@ -193,7 +198,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn units_and_bare_nanoseconds_are_read() {
+    fn numbers_with_units_are_read() {
         for (text, nanos) in [
             ("2ms", 2_000_000),
             ("500us", 500_000),
@@ -201,7 +206,8 @@ mod tests {
             ("1s", 1_000_000_000),
             ("1.5ms", 1_500_000),
             ("0.000000001s", 1),
-            ("7", 7),
+            ("0", 0),
+            ("7ns", 7),
             ("1_000ns", 1_000),
             ("1.50us", 1_500),
         ] {
@@ -215,6 +221,7 @@ mod tests {
             ("", "write a number and a unit"),
             ("ms", "write a number and a unit"),
             ("-2ms", "write a number and a unit"),
+            ("7", "write 7ns, 7us, 7ms or 7s"),
             ("1.ms", "write a number and a unit"),
             ("1.2.3ms", "write a number and a unit"),
             ("2 minutes", "use ns, us, ms or s"),

@@ -119,19 +119,19 @@ pub fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../..")
 }
 
-/// The directory of the programs and libraries of these packages, built as the running test is: cargo builds
-/// neither another package's programs for a test, nor a shared library of its own.
+/// The directory of the programs and libraries of this workspace, built as the running test is: cargo builds
+/// neither another package's programs for a test, nor a shared library of its own. All of them, for some alone would
+/// have dependencies with other features, which are built anew.
 ///
 /// # Panics
 /// When they cannot be built.
-pub fn built(packages: &[&str]) -> PathBuf {
+pub fn built() -> PathBuf {
     let program = std::env::current_exe().expect("the test's own path");
     // target/debug/deps/programs-...
     let profile = program.ancestors().nth(2).expect("the profile's directory");
     let name = profile.file_name().expect("a name").to_string_lossy();
     let output = Command::new(std::env::var_os("CARGO").unwrap_or("cargo".into()))
-        .args(["build", "--quiet", "--lib", "--bins"])
-        .args(packages.iter().flat_map(|package| ["-p", package]))
+        .args(["build", "--quiet", "--workspace"])
         .args(["--profile", if name == "debug" { "dev" } else { &name }])
         .arg("--target-dir")
         .arg(profile.parent().expect("the target directory"))

@@ -342,7 +342,7 @@ impl Config {
 pub enum KeyMissing {
     /// It has no key, and there is no group key.
     #[error(
-        "peer {0} has no key: give its `key` (`takt key show` there tells it), configure a group key on all nodes (`security.group_key_file`), or set `security.protection = \"none\"`"
+        "peer {0} has no key: give its public key (`key` of the peer, `takt peer add --key`; `takt key show` there tells it), a key that all nodes have (`security.group_key_file`, or TAKT_GROUP_KEY of a program with the runtime inside), or set `security.protection = \"none\"` (TAKT_PROTECTION=none)"
     )]
     Peer(SocketAddr),
     /// It has a key, but this node has none.

@@ -23,7 +23,7 @@ Examples:
   takt sub weather
   takt sub 7 --count 1 --timeout 10s
   takt sub 7 --json | jq .age_ns
-  takt sub 7 --embedded --peer 10.0.0.2:7400";
+  TAKT_GROUP_KEY=$(cat group.key) takt sub 7 --embedded --peer 10.0.0.2:7400";
 
 /// How long a wait lasts before signals are looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(200);

@@ -12,7 +12,7 @@ fn what_the_runtime_counts_is_what_was_captured_and_nothing_left_early() {
         eprintln!("skipped: network namespaces need root");
         return;
     }
-    let library = built(&["takt-preload", "taktd"]).join("libtakt_preload.so");
+    let library = built().join("libtakt_preload.so");
     let out = Directory::new();
     let out = out.join("report");
     let arguments = [

@@ -13,9 +13,7 @@ use takt_testing::{Directory, built, repository};
 /// A library of this workspace.
 pub fn library(name: &str) -> PathBuf {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    BUILT
-        .get_or_init(|| built(&["takt-capi", "takt-embedded"]))
-        .join(name)
+    BUILT.get_or_init(built).join(name)
 }
 
 /// A language to compile as.

@@ -27,9 +27,7 @@ const SIX: &str = "fd88::";
 /// A program or library of this workspace.
 pub fn built(name: &str) -> PathBuf {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    BUILT
-        .get_or_init(|| takt_testing::built(&["takt-preload", "taktd"]))
-        .join(name)
+    BUILT.get_or_init(takt_testing::built).join(name)
 }
 
 /// A C program of the tests, compiled once with all warnings as errors, and with the checks of buffers that
