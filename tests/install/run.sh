@@ -131,7 +131,7 @@ END
     "${python[@]}" - >"$work/err" 2>&1 <<'END' || { cat "$work/err"; fail "Ctrl-C"; }
 import signal, subprocess, sys
 
-code = "import takt; sink = takt.Session(embedded=True).stream().sink(7); print('waits', flush=True); sink.receive()"
+code = "import signal, takt; signal.signal(signal.SIGINT, signal.default_int_handler); sink = takt.Session(embedded=True).stream().sink(7); print('waits', flush=True); sink.receive()"
 program = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 assert program.stdout.readline() == "waits\n", program.stderr.read()
 program.send_signal(signal.SIGINT)

@@ -131,11 +131,16 @@ fn what_is_not_the_tenants_is_refused_counted_and_keeps_nothing_else_from_leavin
     let lab = lab(2);
     let (here, there) = (lab.container(0, 0), lab.container(1, 0));
     let listener = listen(there);
-    // These belong to the listener, whose section is open there.
-    let classes = "classes = [0, 5]\n".to_owned();
-    let sections = classes + &sections(here, &station(there, lab.host(1)), Datapath::Udp);
+    let listener_of_its_own = "[[listener]]\npath = \"DIR/liar.sock\"\nclasses = [0, 5]\n".to_owned();
+    let sections =
+        listener_of_its_own + &sections(here, &station(there, lab.host(1)), Datapath::Udp);
     let node = Node::start(lab.host(0), &[], &sections);
-    let session = attach(&node, "liar");
+    let session = Session::builder()
+        .name("liar")
+        .socket(node.directory.join("liar.sock"))
+        .request_timeout(PATIENCE)
+        .open()
+        .expect("a session");
     let source = frames(&session, Datapath::Udp);
     let good = flow(here, there, there.mac());
     let foreign_mac = UdpFlow {

@@ -91,8 +91,10 @@ impl Stream {
     /// what it emits.
     fn open_source(&self, target: Target, depth: u32) -> Result<(u32, Arc<AtomicU64>), Error> {
         let shared = &self.0.owner.shared;
-        // Random: its keys are.
-        let origin = RandomState::new().build_hasher().finish();
+        // Random: its keys are. A forked child has those of its parent.
+        let mut origin = RandomState::new().build_hasher();
+        origin.write_u32(std::process::id());
+        let origin = origin.finish();
         let (answer, state) = shared.request(target.open(self.id()?, depth, origin, 0))?;
         let opened = source_opened(answer)?;
         let emitted = Arc::<AtomicU64>::default();

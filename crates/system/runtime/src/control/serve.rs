@@ -526,11 +526,11 @@ impl Control {
         if let Some(process) = &session.process {
             let _ = rustix::event::epoll::delete(&self.strangers, process);
         }
-        // An application that is told of the end may still read what was delivered to it. Of the others a child process
-        // may hold the memory, or whoever broke the protocol.
-        let reads_on = reason
-            .as_ref()
-            .is_some_and(|failure| failure.code != ErrorCode::Protocol);
+        // An application that an operator ends may still read what was delivered to it: no tenant can bring that about. Of
+        // the others a child process may hold the memory, or whoever broke the protocol.
+        let reads_on = reason.as_ref().is_some_and(|failure| {
+            matches!(failure.code, ErrorCode::Closed | ErrorCode::ShuttingDown)
+        });
         if let Some(arena) = &mut session.arena {
             arena.abandoned = !reads_on;
         }

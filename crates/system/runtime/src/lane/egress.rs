@@ -30,8 +30,8 @@ pub(super) enum Step {
     Empty,
     /// The turn is used up.
     More,
-    /// What is next is of a lower class than the turn.
-    Lower,
+    /// What is next is of this class, lower than the turn's.
+    Lower(TrafficClass),
     /// A port has no frame free.
     Blocked,
     /// A scheduler has no room: a departure makes some.
@@ -45,8 +45,8 @@ pub(super) enum Step {
 struct Served {
     /// It has more to do.
     more: bool,
-    /// It has more to do, of a lower class.
-    lower: bool,
+    /// The highest class below the turn's in which it has more to do.
+    lower: Option<TrafficClass>,
     /// A port had no frame free.
     blocked: bool,
     /// The rates of its tenant hold it back.
@@ -128,8 +128,12 @@ impl State {
                     Served::default()
                 }
             };
-            let again = served.more || served.lower || served.blocked || served.throttled;
+            let again = served.more || served.blocked || served.throttled;
             self.tenants.yield_turn(tenant, class, again);
+            // Not by what is held: that may be of a higher class, and has no use for a turn.
+            if let Some(lower) = served.lower {
+                self.tenants.wait_in(at, lower);
+            }
             if served.throttled {
                 self.tenants.throttle(at);
                 return (may - left, fair::End::Idle);
@@ -182,7 +186,7 @@ impl State {
             };
             match step {
                 Step::More => served.more = true,
-                Step::Lower => served.lower = true,
+                Step::Lower(class) => served.lower = served.lower.max(Some(class)),
                 Step::Blocked => served.blocked = true,
                 Step::Throttled => served.throttled = true,
                 Step::Held => {
@@ -227,9 +231,10 @@ impl State {
             let Some(Some(s)) = session.sources.get_mut(source) else {
                 return Ok(Step::Empty);
             };
-            if class > TrafficClass::BEST_EFFORT && s.next_class().is_some_and(|next| next < class)
+            if class > TrafficClass::BEST_EFFORT
+                && let Some(next) = s.next_class().filter(|next| *next < class)
             {
-                return Ok(Step::Lower);
+                return Ok(Step::Lower(next));
             }
             let mut progress = match s.current.take() {
                 Some(progress) => progress,

@@ -231,6 +231,10 @@ impl RoundRobin {
     #[inline]
     pub fn charge(&mut self, tenant: usize, cost: i64) {
         if let Some(entry) = self.entries.get_mut(tenant) {
+            if entry.round != self.round && !entry.open {
+                // What was not spent is lost, for debts as well.
+                entry.deficit = entry.deficit.min(0);
+            }
             entry.deficit = (entry.deficit - cost).max(-MOST_DEBT);
         }
     }

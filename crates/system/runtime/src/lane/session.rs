@@ -452,8 +452,11 @@ impl LaneSession {
             // Its tenant may use no other.
             return TrafficClass::BEST_EFFORT;
         }
+        let allowed = self.classes;
         let sources = self.sources.iter_mut().flatten();
         let classes = sources.filter_map(LaneSource::next_class);
+        // One that its tenant may not use is refused when it is taken.
+        let classes = classes.filter(|class| permits(allowed, class.number()));
         classes.max().unwrap_or(TrafficClass::BEST_EFFORT)
     }
 

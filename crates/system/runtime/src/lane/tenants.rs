@@ -43,21 +43,35 @@ struct Tenant {
     departing: u32,
 }
 
-/// The session has something to do: it waits behind the others of its tenant, and that one for a turn.
+impl Tenant {
+    /// A session has something to do in a class: it waits behind the others of its tenant, and that one for a turn.
+    #[inline]
+    fn enqueue(
+        &mut self,
+        at: usize,
+        session: &mut LaneSession,
+        class: TrafficClass,
+        turns: &mut RoundRobin,
+    ) {
+        let bit = 1 << class.number();
+        if session.waiting & bit == 0 {
+            session.waiting |= bit;
+            self.waiting[usize::from(class.number())].push_back(at);
+        }
+        if !self.throttled {
+            turns.wait(session.tenant, class);
+        }
+    }
+}
+
+/// The session has something to do, in the highest class that its sources have.
 #[inline]
 fn enqueue(at: usize, session: &mut LaneSession, list: &mut Slab<Tenant>, turns: &mut RoundRobin) {
     let Some(tenant) = list.get_mut(session.tenant) else {
         return;
     };
     let class = session.highest_waiting();
-    let bit = 1 << class.number();
-    if session.waiting & bit == 0 {
-        session.waiting |= bit;
-        tenant.waiting[usize::from(class.number())].push_back(at);
-    }
-    if !tenant.throttled {
-        turns.wait(session.tenant, class);
-    }
+    tenant.enqueue(at, session, class, turns);
 }
 
 /// Tenants and sessions, with what the present round has changed in them.
@@ -314,6 +328,17 @@ impl Tenants {
         // The turn that it has goes on in its own class; another one is another turn.
         if next != class && !t.throttled {
             self.turns.wait(tenant, next);
+        }
+    }
+
+    /// The session has something to do in this class, whatever else it has.
+    #[inline]
+    pub fn wait_in(&mut self, at: usize, class: TrafficClass) {
+        let Some(session) = self.sessions.get_mut(at) else {
+            return;
+        };
+        if let Some(tenant) = self.list.get_mut(session.tenant) {
+            tenant.enqueue(at, session, class, &mut self.turns);
         }
     }
 
