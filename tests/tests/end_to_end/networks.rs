@@ -131,7 +131,8 @@ fn what_is_not_the_tenants_is_refused_counted_and_keeps_nothing_else_from_leavin
     let lab = lab(2);
     let (here, there) = (lab.container(0, 0), lab.container(1, 0));
     let listener = listen(there);
-    let listener_of_its_own = "[[listener]]\npath = \"DIR/liar.sock\"\nclasses = [0, 5]\n".to_owned();
+    let listener_of_its_own =
+        "[[listener]]\npath = \"DIR/liar.sock\"\nclasses = [0, 5]\n".to_owned();
     let sections =
         listener_of_its_own + &sections(here, &station(there, lab.host(1)), Datapath::Udp);
     let node = Node::start(lab.host(0), &[], &sections);

@@ -153,6 +153,20 @@ impl Guest {
         pushed.expect("a sane ring")
     }
 
+    /// The same in a class, to leave at an instant.
+    pub fn emit_at(&mut self, launch_time_ns: i64, class: u8, source: usize, chunk: u32) -> bool {
+        let pushed = self.sources[source].0.push(TxDescriptor {
+            chunk,
+            length: 3,
+            class,
+            flags: FLAG_LAUNCH_TIME,
+            launch_time_ns,
+            ..TxDescriptor::default()
+        });
+        self.bell.ring();
+        pushed.expect("a sane ring")
+    }
+
     /// Takes the completions of a source: their chunks.
     pub fn completed(&mut self, source: usize) -> Vec<u32> {
         let completions = &mut self.sources[source].1;

@@ -239,3 +239,62 @@ fn what_has_come_of_a_higher_class_is_shown_before_the_rest_that_came_with_it_is
     assert_eq!(guest.waiting(bulk), 16);
     assert_eq!(guest.receive(control), 1);
 }
+
+#[test]
+fn what_is_held_for_its_time_keeps_nothing_of_a_lower_class_of_its_own_session() {
+    let network = MemoryNetwork::new(MemoryNetworkConfig::default());
+    let open = |bind: &str| {
+        let bind = bind.parse().expect("an address");
+        let request = PortRequest {
+            lane: 0,
+            lanes: 1,
+            bind,
+        };
+        network.open(&request).expect("a port")
+    };
+    let other = open("192.0.2.2:1");
+    let departure = crate::config::Departure::default();
+    let port = LanePort::new(
+        MemoryNetwork::KIND,
+        open("192.0.2.1:1"),
+        false,
+        Arc::default(),
+        Some(&departure),
+        false,
+    );
+    let mut house = House::new(vec![port], Arc::new(Ticking::default()));
+    house.handle.send(Command::AddRemote {
+        id: 7,
+        incarnation: 70,
+        label: 71,
+        protection: Protection::None,
+        address: Some([192, 0, 2, 2].into()),
+        endpoints: vec![Some(other.local())],
+    });
+    house.handle.send(Command::Subscriptions {
+        remote: 7,
+        add: vec![6],
+        remove: Vec::new(),
+    });
+    let mut guest = house.guest(1, 1 << 20, &no_limits());
+    // More than may wait in the scheduler: the rest is held.
+    let ahead: Vec<usize> = (0..5).map(|_| guest.source(6)).collect();
+    let (local, sink) = (guest.source(5), guest.sink(5, 64));
+    house.settle();
+    for (number, source) in ahead.into_iter().enumerate() {
+        let chunks = number as u32 * 64..;
+        chunks
+            .take(64)
+            .for_each(|chunk| assert!(guest.emit_at(10_000_000_000, 7, source, chunk)));
+    }
+    (0..100).for_each(|_| {
+        house.lane.poll();
+    });
+    assert!(!house.lane.state.tenants.turns.any(), "all is held");
+    assert!(guest.emit(local, 1000, 3));
+    (0..100).for_each(|_| {
+        house.lane.poll();
+    });
+    assert_eq!(guest.waiting(sink), 1);
+    assert!(!house.lane.state.tenants.turns.any(), "the lane may sleep");
+}
