@@ -101,7 +101,8 @@ impl Session {
 impl Session {
     /// Ends the session now, in order, for all its clones, streams, sources and sinks: waits up to a second for
     /// what was emitted to be sent, and then for the connection to be closed. From then on every call of theirs fails with
-    /// [`Error::Ended`]; messages that are held stay readable.
+    /// [`Error::Ended`]. The memory is given back: messages that are held, and counters of sinks, may show zeros from then
+    /// on, so read them before.
     pub fn end(&self) {
         self.0.end();
     }

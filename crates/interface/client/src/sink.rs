@@ -279,6 +279,12 @@ impl Sink {
     #[cold]
     fn broken(&self, binding: &mut Binding, what: String) -> Error {
         binding.broken = true;
+        // The memory of a session that has ended is given back, and shows nothing any more.
+        if self.slot.state() != binding.state
+            && let Err(error) = self.shared().check()
+        {
+            return error;
+        }
         self.shared().violated(binding.state, what)
     }
 
