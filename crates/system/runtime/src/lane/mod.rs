@@ -64,6 +64,9 @@ const PUBLISH_EVERY: u32 = 256;
 /// Rounds between two looks which sessions are idle.
 const REST_EVERY: u32 = 4096;
 
+/// While there is work, the descriptors of idle sessions' doorbells are looked at so often.
+const EDGES_EVERY_NS: i64 = 100_000;
+
 /// A lane.
 pub struct Lane {
     index: usize,
@@ -79,6 +82,8 @@ pub struct Lane {
     mixed: bool,
     margin: WakeMargin,
     tick: u32,
+    /// When the doorbells of idle sessions were last looked at beside work.
+    looked_ns: i64,
 }
 
 impl Lane {
@@ -125,6 +130,7 @@ impl Lane {
             mixed,
             margin: WakeMargin::default(),
             tick: 0,
+            looked_ns: 0,
         };
         Ok((lane, handle))
     }
@@ -162,6 +168,14 @@ impl Lane {
         }
         if self.tick.is_multiple_of(PUBLISH_EVERY) {
             self.now_and_then();
+        } else if worked && self.state.tenants.has_idle() {
+            // Others' work must not keep what an idle session rings for.
+            let now_ns = self.state.round.now_ns();
+            // Not forwards: the clock was stepped.
+            if !(0..EDGES_EVERY_NS).contains(&now_ns.wrapping_sub(self.looked_ns)) {
+                self.looked_ns = now_ns;
+                self.take_edges();
+            }
         }
         if worked {
             let counters = &self.state.counters;
