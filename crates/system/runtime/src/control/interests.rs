@@ -10,6 +10,8 @@ use crate::peering::message::{SourceProgress, Subscription};
 const TELL_TIMES: u8 = 3;
 /// Sources told of in one go.
 const MOST_TOLD: usize = 1024;
+/// Ended sources that are still to be told of, whoever opens and closes many.
+const MOST_ENDED: usize = 4 * MOST_TOLD;
 
 /// How many sinks want each channel on each lane.
 #[derive(Debug, Default)]
@@ -70,6 +72,8 @@ pub struct Sources {
     /// Numbers that are taken.
     numbers: HashSet<u32>,
     all: BTreeMap<(usize, u32), Source>,
+    /// How many of them have ended.
+    ended: usize,
     /// The last one told of.
     last: (usize, u32),
 }
@@ -99,12 +103,14 @@ impl Sources {
     /// It writes no more.
     pub fn end(&mut self, lane: usize, number: u32) {
         match self.all.get_mut(&(lane, number)) {
-            Some(source) => {
+            Some(source) if self.ended < MOST_ENDED => {
+                self.ended += 1;
                 source.ended = true;
                 source.again = TELL_TIMES;
             }
-            // Peers are not told of it.
-            None => {
+            // Peers are not told of it: there are too many, or they never were.
+            _ => {
+                self.all.remove(&(lane, number));
                 self.numbers.remove(&number);
             }
         }
@@ -153,6 +159,7 @@ impl Sources {
                 break;
             }
         }
+        self.ended -= ended.len();
         for key in ended {
             self.all.remove(&key);
             self.numbers.remove(&key.1);
@@ -213,6 +220,20 @@ mod tests {
             assert_eq!(sources.progress().len(), 1);
         }
         assert_eq!(sources.number(9), 9);
+    }
+
+    #[test]
+    fn who_opens_and_closes_many_sources_fills_nothing() {
+        let mut sources = Sources::default();
+        for _ in 0..2 * MOST_ENDED {
+            let number = sources.number(9);
+            sources.open(0, number, 5, Arc::default());
+            sources.end(0, number);
+        }
+        assert_eq!(sources.all.len(), MOST_ENDED);
+        while !sources.progress().is_empty() {}
+        assert!(sources.all.is_empty() && sources.numbers.is_empty());
+        assert_eq!(sources.ended, 0);
     }
 
     #[test]

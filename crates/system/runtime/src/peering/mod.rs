@@ -490,6 +490,10 @@ impl Peering {
     /// Takes an announcement that came from `source` by the multicast group: a handshake with an address that was not
     /// known is tried once, if one of an accepted network announces itself with a key that is known.
     pub fn hear(&mut self, source: SocketAddr, bytes: &[u8], now: Duration, effects: &mut Effects) {
+        if scout::is_of(self.local.incarnation, bytes) {
+            // The group gives back what this node has sent, which may be meant for others only.
+            return;
+        }
         let announced = match self.scout.hear(bytes) {
             Ok(announced) => announced,
             Err(unheard) => {

@@ -63,6 +63,11 @@ pub enum Unheard {
     Unauthenticated,
 }
 
+/// Whether an announcement names the node of this incarnation as its sender.
+pub fn is_of(incarnation: u64, announcement: &[u8]) -> bool {
+    announcement.get(8..HEADER) == Some(&incarnation.to_le_bytes()[..])
+}
+
 /// The keys of announcements.
 #[derive(Default)]
 pub struct Scout {
