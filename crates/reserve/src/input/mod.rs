@@ -3,7 +3,7 @@
 //!
 //! A task has the fields `name`, `wcet` (or `C`), `period` (or `T`), `deadline` (or `D`; the period
 //! if left out) and `priority` (1 to 99, larger is more urgent; all tasks or none). Times are
-//! written `2ms`, `500us`, `1.5s`, or as whole nanoseconds.
+//! written `2ms`, `500us` or `1.5s`: always with a unit.
 
 mod csv;
 mod fields;
@@ -190,8 +190,8 @@ mod tests {
 
     #[test]
     fn both_formats_read_the_same_set() {
-        let yaml = "tasks:\n  - name: control\n    wcet: 2ms\n    period: 10ms\n    deadline: 8ms\n  - {name: log, C: 500us, T: 20000000}\n";
-        let csv = "name,wcet,period,deadline\ncontrol,2ms,10ms,8ms\nlog,500us,20000000,\n";
+        let yaml = "tasks:\n  - name: control\n    wcet: 2ms\n    period: 10ms\n    deadline: 8ms\n  - {name: log, C: 500us, T: 20000000ns}\n";
+        let csv = "name,wcet,period,deadline\ncontrol,2ms,10ms,8ms\nlog,500us,20000000ns,\n";
         assert_eq!(
             parse(yaml, Format::Yaml).unwrap(),
             parse(csv, Format::Csv).unwrap()

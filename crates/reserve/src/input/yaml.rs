@@ -138,7 +138,7 @@ mod tests {
              \x20   period: 10ms\n\
              \x20   deadline: 8ms\n\
              \x20   priority: 80\n\
-             \x20 - {name: \"log\", C: 500000, T: 0.02s, priority: 10}\n",
+             \x20 - {name: \"log\", C: 500000ns, T: 0.02s, priority: 10}\n",
         )
         .unwrap();
         let [control, log] = set.tasks() else {
