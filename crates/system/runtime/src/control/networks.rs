@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use takt_datapath::stack::{BridgeEntry, DeviceKind, NextHops};
 use takt_session::{Endpoint, ErrorCode, Failure};
@@ -366,6 +367,9 @@ impl Network {
     }
 }
 
+/// How long an operator's change waits for lanes to have heard of it.
+const SETTLE: Duration = Duration::from_secs(1);
+
 impl RuntimeHandle {
     /// All networks.
     ///
@@ -385,7 +389,9 @@ impl RuntimeHandle {
         network: String,
         station: Station,
     ) -> Result<Result<(), StationError>, Stopped> {
-        self.ask(move |c| c.set_station(&network, station))
+        let set = self.ask(move |c| c.set_station(&network, station))?;
+        self.settle();
+        Ok(set)
     }
 
     /// Takes a station out of a network; false if an operator has not entered it. With the address zero
@@ -399,7 +405,14 @@ impl RuntimeHandle {
         mac: MacAddress,
         vtep: Option<IpAddr>,
     ) -> Result<Result<bool, StationError>, Stopped> {
-        self.ask(move |c| c.remove_station(&network, mac, vtep))
+        let removed = self.ask(move |c| c.remove_station(&network, mac, vtep))?;
+        self.settle();
+        Ok(removed)
+    }
+
+    /// Waits until all lanes have heard of a change. One that does not answer is the watchdog's business.
+    fn settle(&self) {
+        let _ = self.heartbeat(SETTLE);
     }
 }
 
