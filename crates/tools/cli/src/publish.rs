@@ -19,7 +19,7 @@ Examples:
   takt pub weather hello
   takt pub 7 --count 1000 --interval 1ms --size 64
   tail -f log | takt pub 7 --stdin
-  TAKT_GROUP_KEY=$(cat group.key) takt pub 7 hello --embedded --port 0 --peer 10.0.0.2:7400 --wait 10s";
+  TAKT_GROUP_KEY=$(cat group.key) takt pub 7 hello --embedded --port 0 --peer 10.0.0.2:7400";
 
 /// How long to wait between two tries of `--wait`, and between two looks at outcomes.
 const PAUSE: Duration = Duration::from_millis(10);
