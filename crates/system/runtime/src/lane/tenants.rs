@@ -44,6 +44,16 @@ struct Tenant {
 }
 
 impl Tenant {
+    /// A session waits behind the others of its tenant in a class, once.
+    #[inline]
+    fn line_up(&mut self, at: usize, session: &mut LaneSession, class: TrafficClass) {
+        let bit = 1 << class.number();
+        if session.waiting & bit == 0 {
+            session.waiting |= bit;
+            self.waiting[usize::from(class.number())].push_back(at);
+        }
+    }
+
     /// A session has something to do in a class: it waits behind the others of its tenant, and that one for a turn.
     #[inline]
     fn enqueue(
@@ -53,11 +63,7 @@ impl Tenant {
         class: TrafficClass,
         turns: &mut RoundRobin,
     ) {
-        let bit = 1 << class.number();
-        if session.waiting & bit == 0 {
-            session.waiting |= bit;
-            self.waiting[usize::from(class.number())].push_back(at);
-        }
+        self.line_up(at, session, class);
         if !self.throttled {
             turns.wait(session.tenant, class);
         }
@@ -320,11 +326,7 @@ impl Tenants {
             return;
         }
         let next = session.highest_waiting();
-        let bit = 1 << next.number();
-        if session.waiting & bit == 0 {
-            session.waiting |= bit;
-            t.waiting[usize::from(next.number())].push_back(at);
-        }
+        t.line_up(at, session, next);
         // The turn that it has goes on in its own class; another one is another turn.
         if next != class && !t.throttled {
             self.turns.wait(tenant, next);

@@ -430,6 +430,17 @@ struct Left {
     when: i64,
 }
 
+/// A port of an in-process network.
+fn open(network: &MemoryNetwork, bind: &str) -> Box<dyn Port> {
+    let bind = bind.parse().expect("an address");
+    let request = PortRequest {
+        lane: 0,
+        lanes: 1,
+        bind,
+    };
+    network.open(&request).expect("a port")
+}
+
 /// A lane at such a port, with messages of these classes waiting that have launch times 1 ms from each other.
 struct Timed {
     scene: Scene,
@@ -452,22 +463,13 @@ impl Timed {
     fn new(kept: bool, classes: &[u8]) -> Self {
         let clock = Arc::new(Ticking::default());
         let network = MemoryNetwork::new(MemoryNetworkConfig::default());
-        let open = |bind: &str| {
-            let bind = bind.parse().expect("an address");
-            let request = PortRequest {
-                lane: 0,
-                lanes: 1,
-                bind,
-            };
-            network.open(&request).expect("a port")
-        };
-        let other = open("192.0.2.2:1");
+        let other = open(&network, "192.0.2.2:1");
         let handed_over = HandedOver::default();
         let most = Arc::new(AtomicUsize::new(usize::MAX));
         let full = Arc::new(AtomicBool::new(false));
         let port = Keeper {
             most: most.clone(),
-            inner: open("192.0.2.1:1"),
+            inner: open(&network, "192.0.2.1:1"),
             class: TrafficClass::new(5).expect("a class"),
             clock: clock.clone(),
             committed: Vec::new(),

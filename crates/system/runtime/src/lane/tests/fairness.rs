@@ -34,6 +34,46 @@ impl House {
         Self { lane, handle, next }
     }
 
+    /// With a port of so many frames; and another port of its network.
+    pub fn at_network(frames: usize) -> (Self, Box<dyn Port>) {
+        let network = MemoryNetwork::new(MemoryNetworkConfig {
+            queue_depth: frames,
+            max_payload: 1400,
+            ..MemoryNetworkConfig::default()
+        });
+        let port = LanePort::new(
+            MemoryNetwork::KIND,
+            open(&network, "192.0.2.1:1"),
+            false,
+            Arc::default(),
+            Some(&crate::config::Departure::default()),
+            false,
+        );
+        let house = Self::new(vec![port], Arc::new(Ticking::default()));
+        (house, open(&network, "192.0.2.2:1"))
+    }
+
+    /// There is a remote lane, which receives at this port.
+    pub fn add_remote(&self, id: u64, at: &dyn Port) {
+        self.handle.send(Command::AddRemote {
+            id,
+            incarnation: id as u32,
+            label: id as u32,
+            protection: Protection::None,
+            address: Some([192, 0, 2, 2].into()),
+            endpoints: vec![Some(at.local())],
+        });
+    }
+
+    /// A remote lane wants these channels.
+    pub fn subscribe(&self, remote: u64, channels: Vec<u64>) {
+        self.handle.send(Command::Subscriptions {
+            remote,
+            add: channels,
+            remove: Vec::new(),
+        });
+    }
+
     /// A session of a tenant with so many bytes in each region.
     pub fn guest(&mut self, tenant: u32, bytes: usize, rates: &Arc<Rates>) -> Guest {
         let map = ArenaMap {
@@ -328,38 +368,8 @@ fn thousands_of_sinks_that_never_consume_cost_their_own_tenant() {
 
 /// A lane with a port of so few frames, and whom it sends to.
 fn with_frames(frames: usize) -> (House, Box<dyn Port>) {
-    let network = MemoryNetwork::new(MemoryNetworkConfig {
-        queue_depth: frames,
-        max_payload: 1400,
-        ..MemoryNetworkConfig::default()
-    });
-    let open = |bind: &str| {
-        let bind = bind.parse().expect("an address");
-        let request = PortRequest {
-            lane: 0,
-            lanes: 1,
-            bind,
-        };
-        network.open(&request).expect("a port")
-    };
-    let other = open("192.0.2.2:1");
-    let port = LanePort::new(
-        MemoryNetwork::KIND,
-        open("192.0.2.1:1"),
-        false,
-        Arc::default(),
-        Some(&crate::config::Departure::default()),
-        false,
-    );
-    let house = House::new(vec![port], Arc::new(Ticking::default()));
-    house.handle.send(Command::AddRemote {
-        id: 7,
-        incarnation: 70,
-        label: 70,
-        protection: Protection::None,
-        address: Some([192, 0, 2, 2].into()),
-        endpoints: vec![Some(other.local())],
-    });
+    let (house, other) = House::at_network(frames);
+    house.add_remote(7, other.as_ref());
     (house, other)
 }
 
@@ -378,11 +388,7 @@ fn arrived(port: &mut dyn Port, channel: u64) -> usize {
 #[test]
 fn frames_of_a_port_are_shared_whoever_came_first_and_however_many_sources_it_has() {
     let (mut house, mut other) = with_frames(16);
-    house.handle.send(Command::Subscriptions {
-        remote: 7,
-        add: vec![5, 6],
-        remove: vec![],
-    });
+    house.subscribe(7, vec![5, 6]);
     let mut greedy = house.guest(1, 64 << 20, &no_limits());
     let sources: Vec<usize> = (0..40).map(|_| greedy.source(5)).collect();
     let mut victim = house.guest(2, 1 << 20, &no_limits());

@@ -136,44 +136,10 @@ fn a_source_that_changes_its_classes_as_it_likes_loses_and_repeats_nothing() {
 
 /// A lane with a port, and a port that gets what it sends to remote lanes 7 and 8.
 fn with_remotes() -> (House, Box<dyn Port>) {
-    let network = MemoryNetwork::new(MemoryNetworkConfig {
-        queue_depth: 512,
-        max_payload: 1400,
-        ..MemoryNetworkConfig::default()
-    });
-    let open = |bind: &str| {
-        let bind = bind.parse().expect("an address");
-        let request = PortRequest {
-            lane: 0,
-            lanes: 1,
-            bind,
-        };
-        network.open(&request).expect("a port")
-    };
-    let other = open("192.0.2.2:1");
-    let port = LanePort::new(
-        MemoryNetwork::KIND,
-        open("192.0.2.1:1"),
-        false,
-        Arc::default(),
-        Some(&crate::config::Departure::default()),
-        false,
-    );
-    let house = House::new(vec![port], Arc::new(Ticking::default()));
+    let (house, other) = House::at_network(512);
     for (id, channel) in [(7, 5), (8, 6)] {
-        house.handle.send(Command::AddRemote {
-            id,
-            incarnation: id as u32,
-            label: id as u32,
-            protection: Protection::None,
-            address: Some([192, 0, 2, 2].into()),
-            endpoints: vec![Some(other.local())],
-        });
-        house.handle.send(Command::Subscriptions {
-            remote: id,
-            add: vec![channel],
-            remove: vec![],
-        });
+        house.add_remote(id, other.as_ref());
+        house.subscribe(id, vec![channel]);
     }
     (house, other)
 }
@@ -242,40 +208,7 @@ fn what_has_come_of_a_higher_class_is_shown_before_the_rest_that_came_with_it_is
 
 #[test]
 fn what_is_held_for_its_time_keeps_nothing_of_a_lower_class_of_its_own_session() {
-    let network = MemoryNetwork::new(MemoryNetworkConfig::default());
-    let open = |bind: &str| {
-        let bind = bind.parse().expect("an address");
-        let request = PortRequest {
-            lane: 0,
-            lanes: 1,
-            bind,
-        };
-        network.open(&request).expect("a port")
-    };
-    let other = open("192.0.2.2:1");
-    let departure = crate::config::Departure::default();
-    let port = LanePort::new(
-        MemoryNetwork::KIND,
-        open("192.0.2.1:1"),
-        false,
-        Arc::default(),
-        Some(&departure),
-        false,
-    );
-    let mut house = House::new(vec![port], Arc::new(Ticking::default()));
-    house.handle.send(Command::AddRemote {
-        id: 7,
-        incarnation: 70,
-        label: 71,
-        protection: Protection::None,
-        address: Some([192, 0, 2, 2].into()),
-        endpoints: vec![Some(other.local())],
-    });
-    house.handle.send(Command::Subscriptions {
-        remote: 7,
-        add: vec![6],
-        remove: Vec::new(),
-    });
+    let (mut house, _other) = with_remotes();
     let mut guest = house.guest(1, 1 << 20, &no_limits());
     // More than may wait in the scheduler: the rest is held.
     let ahead: Vec<usize> = (0..5).map(|_| guest.source(6)).collect();
