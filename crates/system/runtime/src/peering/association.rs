@@ -377,8 +377,15 @@ impl Association {
     fn add(&mut self, session: Session) -> Vec<KeyChange> {
         let mut changes = Vec::new();
         if self.sessions.len() >= MOST_SESSIONS {
-            // Never the one in use: an unconfirmed one, or the oldest.
-            let spare = self.sessions.iter().position(|s| !s.confirmed).unwrap_or(0);
+            // A handshake of the peer's replaces its one before, if that led to nothing. One of ours does not: where
+            // two cross, each side would drop what the other is about to use.
+            let sending = self.sending;
+            let idle = |s: &Session| Some(s.number) != sending;
+            let unconfirmed = self.sessions.iter().position(|s| !s.confirmed);
+            let spare = unconfirmed
+                .filter(|_| !session.initiator)
+                .or_else(|| self.sessions.iter().position(idle))
+                .unwrap_or(0);
             let number = self.sessions.remove(spare).number;
             changes.push(KeyChange::Retire(number));
         }

@@ -665,6 +665,40 @@ fn any_changed_bit_of_a_sealed_message_is_refused() {
 }
 
 #[test]
+fn handshakes_that_cross_leave_both_with_a_session_that_the_other_has() {
+    let identity = Identity::of(&group(), None).expect("a key");
+    let mut gates = [Gatekeeper::new(&group()), Gatekeeper::new(&group())];
+    let mut pair = [Association::default(), Association::default()];
+    for round in 1..=3 * association::MOST_SESSIONS as u64 {
+        let now = Duration::from_secs(round);
+        let begun = [0, 1].map(|at| pair[at].initiate(&identity, at as u64 + 1, now));
+        let again = [0, 1].map(
+            |at| match gates[1 - at].look(address(at), &begun[at], now) {
+                Ok(Gate::Cookie(cookie)) => pair[at].cookie(&identity, &cookie).expect("ours"),
+                _ => panic!("the address is not proven yet"),
+            },
+        );
+        // Both are accepted before either is answered.
+        let answers = [0, 1].map(
+            |at| match gates[at].look(address(1 - at), &again[1 - at], now) {
+                Ok(Gate::Open(opened)) => {
+                    pair[at].accept(*opened, at as u64 + 1, now).expect("new").0
+                }
+                _ => panic!("the address is proven"),
+            },
+        );
+        for at in [0, 1] {
+            pair[at].respond(&answers[1 - at], now).expect("the answer");
+        }
+        for from in [0, 1] {
+            let sealed = pair[from].seal(b"hello").expect("a session");
+            assert!(pair[1 - from].open(&sealed).is_ok(), "round {round}");
+            pair[from].switch(now);
+        }
+    }
+}
+
+#[test]
 fn keys_change_while_the_peers_stay_up_and_are_accepted_before_they_are_used() {
     let mut world = World::new(2);
     world.subscribe(1, set([7]));
