@@ -49,6 +49,8 @@ demo: setup-build
 	$(CARGO) build --release -p takt-cli -p takt-preload
 	$(SUDO) target/release/takt demo
 
+# The same inputs each time; `make fuzz` alone tries others.
+test: export FUZZ_SEED ?= 1
 test: lint unit docs docs-run loom fuzz kubernetes
 
 lint: setup

@@ -2,7 +2,8 @@
 # Runs the fuzz targets: run.sh SECONDS [TARGET…]
 #
 # Every target (or those named) runs for SECONDS, starting from seeds/TARGET and from what earlier
-# runs found in corpus/TARGET. Fails if a target crashes, hangs or does not build.
+# runs found in corpus/TARGET. Fails if a target crashes, hangs or does not build. Each run tries other inputs;
+# FUZZ_SEED=1 has it try the same ones again, as the gate does: it judges a change, not the luck of the day.
 set -euo pipefail
 cd "$(dirname "$0")"
 
@@ -39,7 +40,7 @@ for target in "${targets[@]}"; do
         folders+=("seeds/$target")
     fi
     if "${cargo[@]}" fuzz run "$target" "${folders[@]}" -- \
-        -max_total_time="$seconds" -timeout=10 -rss_limit_mb=2048 -print_final_stats=1; then
+        -seed="${FUZZ_SEED:-0}" -max_total_time="$seconds" -timeout=10 -rss_limit_mb=2048 -print_final_stats=1; then
         passed=$((passed + 1))
     else
         failed+=("$target")
