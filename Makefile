@@ -4,7 +4,7 @@
 CARGO ?= cargo
 FUZZ_SECONDS ?= 5
 # Hosts made of network namespaces and AF_XDP need root.
-SUDO := $(if $(filter 0,$(shell id -u)),,sudo --preserve-env=PATH,HOME,CARGO_HOME,RUSTUP_HOME)
+SUDO := $(if $(filter 0,$(shell id -u)),,sudo --preserve-env=PATH,HOME,CARGO_HOME,RUSTUP_HOME,PROPTEST_RNG_SEED)
 
 .PHONY: help demo test setup setup-build build site sessions static lint unit docs docs-run docs-links installation e2e adversary kill-test simulate-peering loom fuzz kubernetes test-oracle test-cluster cluster-up cluster-down bench bench-kubernetes install uninstall deb wheel clean
 
@@ -49,8 +49,9 @@ demo: setup-build
 	$(CARGO) build --release -p takt-cli -p takt-preload
 	$(SUDO) target/release/takt demo
 
-# The same inputs each time; `make fuzz` alone tries others.
+# The same inputs each time, as a change is judged; `make unit` and `make fuzz` alone try others.
 test: export FUZZ_SEED ?= 1
+test: export PROPTEST_RNG_SEED ?= 1
 test: lint unit docs docs-run loom fuzz kubernetes
 
 lint: setup

@@ -2,8 +2,8 @@
 # Runs the fuzz targets: run.sh SECONDS [TARGET…]
 #
 # Every target (or those named) runs for SECONDS, starting from seeds/TARGET and from what earlier
-# runs found in corpus/TARGET. Fails if a target crashes, hangs or does not build. Each run tries other inputs;
-# FUZZ_SEED=1 has it try the same ones again, as the gate does: it judges a change, not the luck of the day.
+# runs found in corpus/TARGET. Fails if a target crashes, hangs or does not build. Each run tries other inputs,
+# those with the same FUZZ_SEED the same ones.
 set -euo pipefail
 cd "$(dirname "$0")"
 
