@@ -1,7 +1,7 @@
 //! Connecting to a runtime, attaching, and opening again what a session had open.
 
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -14,8 +14,8 @@ use takt_session::{ErrorCode, Failure, transport};
 
 use crate::attachment::Attachment;
 use crate::control::{
-    Answer, Link, OpenSink, OpenSource, OpenStream, Reopened, Shared, open_sink, poll, send,
-    source_opened, unexpected,
+    Answer, Connection, Link, OpenSink, OpenSource, OpenStream, Reopened, Shared, open_sink, poll,
+    send, source_opened, unexpected,
 };
 use crate::error::Error;
 use crate::fork::{State, Status};
@@ -241,7 +241,7 @@ pub(crate) fn attach(shared: &Shared, socket: OwnedFd) -> Result<(), Error> {
     install(
         shared,
         Link {
-            socket: Arc::new(socket),
+            socket: Arc::new(Connection::new(socket, shared.slot)),
             attachment,
         },
         last_request,
@@ -286,7 +286,8 @@ fn install(
         }
     }
     let [arena, bell] = link.attachment.descriptors;
-    shared.slot.guard([link.socket.as_raw_fd(), arena, bell]);
+    let socket = link.socket.as_fd().as_raw_fd();
+    shared.slot.guard([socket, arena, bell]);
     let state = link.attachment.state;
     control.link = Some(link);
     shared.slot.set(state);

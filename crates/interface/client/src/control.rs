@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -74,8 +74,39 @@ pub(crate) struct Control {
 /// A connection to a runtime.
 #[derive(Clone)]
 pub(crate) struct Link {
-    pub(crate) socket: Arc<OwnedFd>,
+    pub(crate) socket: Arc<Connection>,
     pub(crate) attachment: Arc<Attachment>,
+}
+
+/// The socket of a session. Until it is closed the runtime leaves the memory as it is: sinks keep it for the messages
+/// that they have handed out.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    socket: OwnedFd,
+    slot: &'static Slot,
+}
+
+impl Connection {
+    pub(crate) fn new(socket: OwnedFd, slot: &'static Slot) -> Self {
+        Self { socket, slot }
+    }
+
+    /// Ends it for all that still keep it.
+    pub(crate) fn hang_up(&self) {
+        let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
+    }
+}
+
+impl AsFd for Connection {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.slot.unguard(self.socket.as_raw_fd());
+    }
 }
 
 /// An answer of the runtime.
@@ -210,15 +241,15 @@ impl Lingering {
 }
 
 /// Sends one packet, waiting for room until the deadline.
-pub(crate) fn send(socket: &OwnedFd, bytes: &[u8], deadline: Instant) -> io::Result<()> {
+pub(crate) fn send(socket: impl AsFd, bytes: &[u8], deadline: Instant) -> io::Result<()> {
     loop {
-        match transport::send(socket, bytes, &[], false) {
+        match transport::send(&socket, bytes, &[], false) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 let left = deadline.saturating_duration_since(Instant::now());
                 if left.is_zero() {
                     return Err(io::ErrorKind::TimedOut.into());
                 }
-                poll(&mut [PollFd::new(socket, PollFlags::OUT)], Some(left))?;
+                poll(&mut [PollFd::new(&socket, PollFlags::OUT)], Some(left))?;
             }
             result => return result,
         }
@@ -358,7 +389,7 @@ impl Shared {
         control.pending.insert(request, None);
         drop(control);
         let sent = send(
-            &link.socket,
+            &*link.socket,
             &Envelope { request, message }.encode(),
             deadline,
         );
@@ -410,7 +441,7 @@ impl Shared {
         drop(control);
         let deadline = Instant::now() + self.options.request_timeout;
         let _ = send(
-            &link.socket,
+            &*link.socket,
             &Envelope { request, message }.encode(),
             deadline,
         );
@@ -424,7 +455,7 @@ impl Shared {
             && link.attachment.state == state
         {
             // The reader finds the end of the connection and goes on from there.
-            let _ = rustix::net::shutdown(&*link.socket, rustix::net::Shutdown::Both);
+            link.socket.hang_up();
         }
         Error::Protocol(what)
     }
@@ -441,13 +472,15 @@ impl Shared {
         }
     }
 
-    /// The present attachment and what a sink has there.
-    pub(crate) fn sink(&self, key: u32) -> Result<(Arc<Attachment>, OpenSink), Error> {
+    /// The present link and what a sink has there.
+    pub(crate) fn sink(&self, key: u32) -> Result<(Link, OpenSink), Error> {
         self.check()?;
         let control = self.lock();
-        let attachment = self.attachment(&control)?;
+        let Some(link) = control.link.clone() else {
+            return Err(self.unavailable(&control));
+        };
         match control.sinks.get(&key).map(|record| &record.opened) {
-            Some(Ok(open)) => Ok((attachment, open.clone())),
+            Some(Ok(open)) => Ok((link, open.clone())),
             Some(Err(failure)) => Err(Error::Refused(failure.clone())),
             None => Err(Error::Closed),
         }

@@ -107,6 +107,14 @@ impl Slot {
         }
     }
 
+    /// This descriptor is about to be closed.
+    pub(crate) fn unguard(&self, descriptor: RawFd) {
+        for place in &self.descriptors {
+            // What has taken its place meanwhile stays.
+            let _ = place.compare_exchange(descriptor, -1, Ordering::Relaxed, Ordering::Relaxed);
+        }
+    }
+
     /// Gives the slot to whoever claims it next.
     pub(crate) fn free(&self) {
         self.guard([-1; DESCRIPTORS]);

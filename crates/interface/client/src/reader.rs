@@ -1,6 +1,7 @@
 //! The session's background thread: reads what the runtime says, and finds it again when it is gone.
 
 use std::io;
+use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -68,8 +69,17 @@ fn detach(shared: &Shared, ended: Option<Failure>) {
     shared
         .slot
         .set(State::new(shared.slot.state().generation(), status));
-    shared.slot.guard([-1; 3]);
     let link = control.link.take();
+    // Sinks may keep the connection.
+    let socket = link
+        .as_ref()
+        .map_or(-1, |link| link.socket.as_fd().as_raw_fd());
+    shared.slot.guard([socket, -1, -1]);
+    if !control.closing
+        && let Some(link) = &link
+    {
+        link.socket.hang_up();
+    }
     control.ended = ended;
     control.pending.clear();
     control.lingering.clear();

@@ -100,9 +100,9 @@ impl Session {
 
 impl Session {
     /// Ends the session now, in order, for all its clones, streams, sources and sinks: waits up to a second for
-    /// what was emitted to be sent, and then for the connection to be closed. From then on every call of theirs fails with
-    /// [`Error::Ended`]. The memory is given back: messages that are held, and counters of sinks, may show zeros from then
-    /// on, so read them before.
+    /// what was emitted to be sent. From then on every call of theirs fails with [`Error::Ended`], and nothing more is
+    /// received. Messages that are held, and counters of sinks, can be read as before: the memory is given back, and the
+    /// tenant charged for it, until the last message is dropped and the sinks are.
     pub fn end(&self) {
         self.0.end();
     }
@@ -268,21 +268,12 @@ impl Owner {
         }
         let mut control = self.shared.lock();
         let lingering = std::mem::take(&mut control.lingering);
-        let open = control
-            .sources
-            .values()
-            .filter_map(|record| record.opened.as_ref().ok());
-        let sources: Vec<u32> = open
-            .map(|open| open.id)
-            .chain(lingering.iter().map(|l| l.id))
-            .collect();
+        let idle = lingering.is_empty() && control.sources.is_empty() && control.sinks.is_empty();
         drop(control);
-        let deadline = Instant::now() + FLUSH;
-        for source in sources {
-            // Answered once everything that was emitted there is sent.
-            let _ = self
-                .shared
-                .request_until(Request::CloseSource(source), deadline);
+        if !idle {
+            let deadline = Instant::now() + FLUSH;
+            // Answered once everything that was emitted is sent.
+            let _ = self.shared.request_until(Request::End, deadline);
         }
         self.shared.lock().closing = true;
         self.shared.wake_reader();

@@ -13,7 +13,7 @@ use takt_session::message::Request;
 use takt_shm::{Consumer, Producer, SinkBell, WaitOutcome};
 
 use crate::attachment::Attachment;
-use crate::control::{OpenSink, Shared};
+use crate::control::{Connection, Link, OpenSink, Shared};
 use crate::error::Error;
 use crate::fork::{Slot, State, Status};
 use crate::gaps::Gaps;
@@ -80,6 +80,8 @@ struct Binding {
     /// The session's state while this is the present one.
     state: State,
     attachment: Arc<Attachment>,
+    /// Kept for the messages that are lent, also when the application has ended the session.
+    connection: Option<Arc<Connection>>,
     rx: Consumer<RxDescriptor>,
     release: Producer<Release>,
     bell: Arc<SinkBell>,
@@ -91,7 +93,8 @@ struct Binding {
 }
 
 impl Binding {
-    fn new(attachment: Arc<Attachment>, open: OpenSink) -> Result<Self, Error> {
+    fn new(link: Link, open: OpenSink) -> Result<Self, Error> {
+        let Link { socket, attachment } = link;
         let OpenSink { block, bell, .. } = open;
         let depth = block.depth;
         if !depth.is_power_of_two()
@@ -109,6 +112,7 @@ impl Binding {
             release: Producer::attach(&attachment.arena, block.release_ring(), depth)
                 .map_err(broken)?,
             attachment,
+            connection: Some(socket),
             bell,
             block,
             lent: 0,
@@ -151,7 +155,7 @@ impl Sink {
         let shared = &stream.owner.shared;
         let bound = shared
             .sink(key)
-            .and_then(|(attachment, open)| Binding::new(attachment, open));
+            .and_then(|(link, open)| Binding::new(link, open));
         let binding = match bound {
             Ok(binding) => binding,
             Err(error) => {
@@ -199,6 +203,9 @@ impl Sink {
 
     fn look(&self) -> usize {
         let mut inner = self.inner.borrow_mut();
+        if self.is_over(&mut inner.binding) {
+            return 0;
+        }
         let count = inner.binding.available();
         if count == 0 && self.slot.state() != inner.binding.state && self.rebind(&mut inner).is_ok()
         {
@@ -288,6 +295,18 @@ impl Sink {
         self.shared().violated(binding.state, what)
     }
 
+    /// Whether the application has ended the session: then nothing comes any more, also of what was delivered. The
+    /// connection, and with it the memory, is kept no longer than the messages that are lent.
+    fn is_over(&self, binding: &mut Binding) -> bool {
+        if self.slot.state().status() != Status::Ended || !self.shared().lock().closing {
+            return false;
+        }
+        if binding.lent == 0 {
+            binding.connection = None;
+        }
+        true
+    }
+
     /// Looks with `take`, and waits as long as it finds nothing.
     fn wait_for<'s, T>(
         &'s self,
@@ -312,6 +331,10 @@ impl Sink {
                 return Err(Error::Forked);
             }
             let mut inner = self.inner.borrow_mut();
+            if self.is_over(&mut inner.binding) {
+                self.told.set(state);
+                return Err(shared.check().err().unwrap_or(Error::Disconnected));
+            }
             if let Some(found) = take(self, &mut inner)? {
                 return Ok(found);
             }
@@ -394,7 +417,8 @@ impl Sink {
         let mut inner = self.inner.borrow_mut();
         let mut state = self.slot.state();
         if state != inner.binding.state {
-            if inner.binding.available() > 0 {
+            let over = self.is_over(&mut inner.binding);
+            if !over && inner.binding.available() > 0 {
                 return false;
             }
             if state.status() != Status::Attached {
@@ -440,8 +464,8 @@ impl Sink {
     /// Moves to the present attachment. Everything of the former one has been consumed.
     #[cold]
     fn rebind(&self, inner: &mut Inner) -> Result<(), Error> {
-        let (attachment, open) = self.shared().sink(self.key)?;
-        let old = std::mem::replace(&mut inner.binding, Binding::new(attachment, open)?);
+        let (link, open) = self.shared().sink(self.key)?;
+        let old = std::mem::replace(&mut inner.binding, Binding::new(link, open)?);
         inner.counters = add(&inner.counters, &old.counters());
         inner.gaps.detached();
         if old.lent > 0 {
@@ -470,6 +494,10 @@ impl Sink {
             return;
         }
         binding.lent -= 1;
+        if now != state && self.is_over(binding) {
+            // Nobody takes it back.
+            return;
+        }
         match binding.release.push(chunk) {
             // The source of the message waits for it.
             Ok(true) if chunk & TX_REGION != 0 => binding.attachment.bell.ring(),

@@ -10,8 +10,9 @@ use takt_runtime::RuntimeHandle;
 use takt_runtime::config::{Config, Limits};
 use takt_runtime::policy::Policy;
 use takt_runtime::status::TenantStatus;
-use takt_session::Qos;
 use takt_session::layout::{FLAG_LAUNCH_TIME, TxDescriptor};
+use takt_session::message::{Reply, Request};
+use takt_session::{ErrorCode, Qos};
 use takt_testing::until_true;
 
 const MESSAGES: u32 = 1000;
@@ -248,4 +249,67 @@ fn the_memory_of_a_session_that_has_ended_is_given_back_though_somebody_has_it_m
     // As a child process would, this one keeps the memory when the connection is gone.
     rustix::net::shutdown(&app.socket, rustix::net::Shutdown::Both).expect("connected");
     until_true("its memory is given back", || kept() == 0);
+}
+
+/// A session over a tenant's socket, with a message received and not released, and where that is.
+fn holding(path: &std::path::Path, channel: u64) -> (App, takt_session::layout::RxDescriptor) {
+    let mut app = App::over(support::connect(path));
+    let stream = app.stream(Qos::slow());
+    let mut sink = app.sink(stream, channel, 16);
+    let mut source = app.source(stream, channel, 16);
+    app.emit(&mut source, 3, b"held", 0);
+    let mut held = None;
+    until_true("a message", || {
+        held = sink.rx.pop().expect("ring");
+        held.is_some()
+    });
+    (app, held.expect("message"))
+}
+
+#[test]
+fn an_application_that_has_ended_its_session_reads_on_and_is_charged_until_it_hangs_up() {
+    let runtime = start(config(free_port(), &[]));
+    let handle = runtime.handle();
+    let directory = takt_testing::Directory::new();
+    let path = directory.join("takt.sock");
+    let policy = Policy {
+        sessions: 1,
+        ..policy("reader")
+    };
+    let listener = takt_runtime::config::ListenerConfig {
+        path: path.clone(),
+        mode: 0o600,
+        policy,
+    };
+    let set = handle.set_listener(listener).expect("running");
+    set.expect("a socket");
+    let held = || {
+        let listeners = handle.listeners().expect("running");
+        let [of] = &listeners[..] else {
+            panic!("one listener: {listeners:?}");
+        };
+        (of.sessions, of.memory, of.endpoints)
+    };
+    let (mut first, message) = holding(&path, 5);
+    assert_eq!(first.ask(Request::End), Ok(Reply::Closed));
+    // The message is as it was; everything but the memory is free.
+    assert_eq!(first.read(&message), b"held");
+    assert_eq!(held(), (0, first.map.total(), 0));
+    assert!(handle.sessions().expect("running").is_empty());
+    let refused = first.ask(Request::OpenStream(Qos::slow()));
+    assert_eq!(refused.expect_err("it is over").code, ErrorCode::Closed);
+    // Its place is another's.
+    let (mut second, other) = holding(&path, 5);
+    assert_eq!(held().1, first.map.total() + second.map.total());
+    // Of two that have ended there is one too many for this tenant: the memory of the older one goes.
+    assert_eq!(second.ask(Request::End), Ok(Reply::Closed));
+    let ended = first.ended();
+    assert_eq!(ended.code, ErrorCode::Limit, "{ended}");
+    assert!(ended.message.contains("`sessions`"), "{ended}");
+    until_true("its memory is given back", || {
+        held().1 == second.map.total() && first.read(&message) == [0; 4]
+    });
+    assert_eq!(second.read(&other), b"held");
+    drop(second);
+    until_true("nothing is charged", || held() == (0, 0, 0));
 }

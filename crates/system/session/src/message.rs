@@ -131,6 +131,9 @@ pub enum Request {
     Readers(u32),
     /// How many of this application's datagrams with a launch time have not been given to the runtime so far.
     Unserved(Counts),
+    /// End the session: its sinks at once, its sources when what was emitted is sent. Answered then. Until the connection
+    /// is closed its memory stays, for received messages that the application still reads.
+    End,
 }
 
 /// What the runtime answers.
@@ -406,6 +409,7 @@ mod kind {
     pub const RESOLVE: u16 = 9;
     pub const READERS: u16 = 10;
     pub const UNSERVED: u16 = 11;
+    pub const END: u16 = 12;
     pub const ATTACHED: u16 = 129;
     pub const STREAM_OPENED: u16 = 130;
     pub const SOURCE_OPENED: u16 = 131;
@@ -496,6 +500,7 @@ impl Envelope<Request> {
                 counts.iter().for_each(|count| w.u64(*count));
                 w
             }
+            Request::End => new(kind::END),
             Request::CloseSink(id) => {
                 let mut w = new(kind::CLOSE_SINK);
                 w.u32(*id);
@@ -595,6 +600,7 @@ impl Envelope<Request> {
                 }
                 Request::Unserved(counts)
             }
+            kind::END => Request::End,
             kind::OPEN_FRAME_SOURCE => Request::OpenFrameSource {
                 stream: r.u32()?,
                 depth: r.u32()?,
@@ -802,6 +808,7 @@ mod tests {
             any::<u32>().prop_map(Request::Readers),
             any::<u32>().prop_map(Request::CloseSink),
             any::<Counts>().prop_map(Request::Unserved),
+            Just(Request::End),
             (any::<u32>(), any::<u32>())
                 .prop_map(|(stream, depth)| Request::OpenFrameSource { stream, depth }),
             (any::<IpAddr>(), any::<IpAddr>(), any::<Option<[u8; 6]>>()).prop_map(

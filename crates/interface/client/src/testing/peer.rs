@@ -68,6 +68,8 @@ pub struct Served {
     held: Vec<(u16, usize, u32)>,
     pub sources: Vec<Option<PeerSource>>,
     pub sinks: Vec<Option<PeerSink>>,
+    /// The request to end the session: answered when the last source is gone.
+    end: Option<u32>,
 }
 
 /// The peer's state. Switches are set by the tests.
@@ -416,6 +418,7 @@ impl Served {
             held: vec![(0, 0, 0); tx_bytes / CHUNK],
             sources: Vec::new(),
             sinks: Vec::new(),
+            end: None,
         }
     }
 
@@ -518,11 +521,7 @@ impl Served {
             }
             Request::CloseSink(sink) => {
                 self.releases();
-                let closed = self.sinks[sink as usize].take().expect("sink");
-                self.rings.free(closed.rings).expect("rings");
-                for chunk in closed.outstanding {
-                    self.take_back(chunk);
-                }
+                self.close_sink(sink as usize);
                 reply(&self.socket, request, Reply::Closed, &[]);
             }
             // As if one reader came with each sink.
@@ -531,10 +530,25 @@ impl Served {
                 reply(&self.socket, request, Reply::Readers(sinks as u32), &[]);
             }
             Request::CloseStream(_) => reply(&self.socket, request, Reply::Closed, &[]),
+            Request::End => {
+                self.end = Some(request);
+                self.releases();
+                (0..self.sinks.len()).for_each(|sink| self.close_sink(sink));
+            }
             Request::OpenFrameSource { .. } | Request::Resolve { .. } | Request::Unserved(_) => {
                 let refused = Failure::from(ErrorCode::NotPermitted);
                 reply(&self.socket, request, Reply::Failed(refused), &[]);
             }
+        }
+    }
+
+    fn close_sink(&mut self, sink: usize) {
+        let Some(closed) = self.sinks[sink].take() else {
+            return;
+        };
+        self.rings.free(closed.rings).expect("rings");
+        for chunk in closed.outstanding {
+            self.take_back(chunk);
         }
     }
 
@@ -555,11 +569,17 @@ impl Served {
             };
             s.tx.release();
             s.completions.publish();
-            if let Some(request) = s.closing {
+            let closing = s.closing;
+            if closing.is_some() || self.end.is_some() {
                 self.rings.free(s.rings).expect("rings");
                 self.sources[source] = None;
+            }
+            if let Some(request) = closing {
                 reply(&self.socket, request, Reply::Closed, &[]);
             }
+        }
+        if let Some(request) = self.end.take() {
+            reply(&self.socket, request, Reply::Closed, &[]);
         }
         worked
     }

@@ -150,7 +150,7 @@ fn closing_the_session_waits_until_what_was_emitted_is_taken() {
     let before = peer.with(|host| host.sequence);
     std::thread::scope(|scope| {
         let closing = scope.spawn(move || drop(session));
-        settle(|| peer.with(|host| host.log.contains(&Request::CloseSource(0)).then_some(())));
+        settle(|| peer.with(|host| host.log.contains(&Request::End).then_some(())));
         peer.with(|host| host.frozen = false);
         closing.join().expect("closed");
     });

@@ -3,6 +3,8 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use takt_session::message::Request;
+
 use super::peer::Peer;
 use super::settle;
 use crate::{ChannelId, Error, ErrorCode, Qos, Session, SourceOptions, Wait};
@@ -137,12 +139,15 @@ fn ending_a_session_ends_all_of_it_and_nothing_is_used_afterwards() {
         stream.source(CHANNEL).expect("source"),
         stream.sink(CHANNEL).expect("sink"),
     );
+    let idle = stream.sink(CHANNEL).expect("sink");
     super::emit(&source, b"held").expect("emit");
     let message = sink.consume(Wait::Forever).expect("message");
+    super::emit(&source, b"too late").expect("emit");
+    super::settle(|| (sink.available() == 1).then_some(()));
     let buffer = source.buffer(8).expect("buffer");
     session.end();
     session.end();
-    assert_eq!(&*message, b"held");
+    assert_eq!(sink.available(), 0);
     let ended =
         |error: Error| matches!(error, Error::Ended(_)) && error.code() == ErrorCode::Closed;
     assert!(ended(buffer.emit().expect_err("refused")));
@@ -153,6 +158,13 @@ fn ending_a_session_ends_all_of_it_and_nothing_is_used_afterwards() {
     assert!(ended(sink.consume(Wait::Forever).expect_err("refused")));
     assert!(ended(stream.sink(CHANNEL).expect_err("refused")));
     assert!(ended(session.stream(Qos::slow()).expect_err("refused")));
+    // The connection, by which the runtime keeps the memory, goes with the last message and not before.
+    drop(idle);
+    peer.with(|host| assert_eq!((host.ended, host.log.last()), (0, Some(&Request::End))));
+    assert_eq!(&*message, b"held");
+    assert_eq!(sink.counters().delivered, 2);
+    drop(message);
+    super::settle(|| peer.with(|host| (host.ended == 1).then_some(())));
 }
 
 #[test]

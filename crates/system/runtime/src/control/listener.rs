@@ -14,7 +14,7 @@ use takt_wire::ethernet::MacAddress;
 use super::account::{Account, Charge, Memory};
 use super::credentials::Credentials;
 use super::log_budget::{LogBudget, Verdict};
-use super::session::Session;
+use super::session::{Finish, Session};
 use super::{Control, Token};
 use crate::config::ListenerConfig;
 use crate::policy::{Policy, Rates};
@@ -463,6 +463,7 @@ impl Control {
             sinks: Vec::new(),
             counters: Arc::default(),
             ending: false,
+            finish: Finish::No,
             leaving_until: None,
             opening_sinks: Vec::new(),
             closing_sources: Vec::new(),

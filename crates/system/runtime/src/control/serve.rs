@@ -10,7 +10,7 @@ use takt_session::{ErrorCode, Failure, Qos, transport};
 
 use super::Control;
 use super::account::Usage;
-use super::session::{OpeningSink, Session, Stream};
+use super::session::{Finish, OpeningSink, Session, Stream};
 use crate::lane::session::LaneSession;
 use crate::lane::{Command, SourceTarget};
 use crate::policy::Policy;
@@ -99,6 +99,7 @@ impl Control {
         message: Request,
     ) -> Result<Option<(Reply, Vec<OwnedFd>)>, Failure> {
         let lane = match self.sessions.get(&id) {
+            Some(session) if session.finish != Finish::No => return Err(ErrorCode::Closed.into()),
             Some(session) => session.lane,
             None => return Ok(None),
         };
@@ -252,6 +253,7 @@ impl Control {
                 session.note_unserved(&counts);
                 Ok(Some((Reply::Noted, Vec::new())))
             }
+            Request::End => self.finish_session(id, request),
             Request::Readers(source) => {
                 let Some(session) = self.sessions.get_mut(&id) else {
                     return Ok(None);
@@ -482,10 +484,7 @@ impl Control {
         };
         session.free_source(source);
         let asked: Vec<u32> = take_matching(&mut session.closing_sources, source);
-        for request in asked {
-            // An application that does not take replies is ended with its next request.
-            let _ = self.reply(id, request, Reply::Closed, &[]);
-        }
+        self.say_closed(id, asked);
     }
 
     /// The lane has released a sink.
@@ -495,7 +494,12 @@ impl Control {
         };
         session.free_sink(sink);
         let asked: Vec<u32> = take_matching(&mut session.closing_sinks, sink);
-        for request in asked {
+        self.say_closed(id, asked);
+    }
+
+    fn say_closed(&self, id: u32, requests: impl IntoIterator<Item = u32>) {
+        for request in requests {
+            // An application that does not take replies is ended with its next request.
             let _ = self.reply(id, request, Reply::Closed, &[]);
         }
     }
@@ -514,12 +518,13 @@ impl Control {
         if std::mem::replace(&mut session.ending, true) {
             return;
         }
-        let (name, identity, attached, tenant, left) = (
+        let (name, identity, attached, tenant, left, finish) = (
             session.name.clone(),
             session.policy.identity.clone(),
             session.arena.is_some() && session.unplaced.is_none(),
             session.tenant,
             reason.is_none(),
+            session.finish,
         );
         // No more news from it: its descriptors would stay readable.
         let _ = rustix::event::epoll::delete(&self.strangers, &session.socket);
@@ -545,13 +550,60 @@ impl Control {
         if let Some(failure) = reason {
             self.say_ended(id, &failure);
         }
-        match (attached, left) {
-            // No lane has heard of it.
-            (false, _) => self.forget_session(id),
-            (true, true) => self.leave(id),
-            (true, false) => self.remove_session(id),
+        match (attached, finish, left) {
+            // No lane has it.
+            (false, _, _) | (_, Finish::Done(_), _) => self.forget_session(id),
+            (true, Finish::No, true) => self.leave(id),
+            // Its lane sends what was emitted already.
+            (true, Finish::Asked(_), true) => {}
+            (true, _, false) => self.remove_session(id),
         }
         self.wants_changed.insert(id);
+    }
+
+    /// The application ends its session, and keeps the connection for as long as it reads what it has received.
+    fn finish_session(
+        &mut self,
+        id: u32,
+        request: u32,
+    ) -> Result<Option<(Reply, Vec<OwnedFd>)>, Failure> {
+        let Some(session) = self.sessions.get_mut(&id) else {
+            return Ok(None);
+        };
+        if session.arena.is_none() {
+            return Err(Failure::new(
+                ErrorCode::Protocol,
+                "the first request of a session must be to attach",
+            ));
+        }
+        session.finish = Finish::Asked(request);
+        let endpoints = session.sources.iter_mut().chain(&mut session.sinks);
+        endpoints
+            .flatten()
+            .for_each(|endpoint| endpoint.closing = true);
+        self.wants_changed.insert(id);
+        let unplaced = session.unplaced.take();
+        self.leave(id);
+        if let Some(unplaced) = unplaced {
+            // No lane has heard of it.
+            self.session_removed(unplaced);
+        }
+        Ok(None)
+    }
+
+    /// Its lane has released a session of which the application keeps the connection: its memory counts on, and
+    /// nothing else of it.
+    fn session_finished(&mut self, id: u32, request: u32) {
+        let now = self.now();
+        let Some(session) = self.sessions.get_mut(&id) else {
+            return;
+        };
+        session.finish = Finish::Done(session.leaving_until.take().unwrap_or(now));
+        session.free_all();
+        let closed = std::mem::take(&mut session.closing_sources).into_iter();
+        let closed = closed.chain(std::mem::take(&mut session.closing_sinks));
+        let asked: Vec<u32> = closed.map(|(_, request)| request).collect();
+        self.say_closed(id, asked.into_iter().chain([request]));
     }
 
     /// The application has left: its lane sends what it had emitted, for a while. A tenant has as many
@@ -573,12 +625,24 @@ impl Control {
         self.next_tick = self.next_tick.min(until);
         let of_tenant = |s: &&Session| Arc::ptr_eq(&s.policy, &policy);
         let leaving = self.sessions.values().filter(of_tenant);
-        let leaving = leaving.filter_map(|s| Some((s.leaving_until?, s.id as u32)));
+        let leaving = leaving.filter_map(|s| match s.finish {
+            Finish::Done(until) => Some((until, s.id as u32)),
+            _ => Some((s.leaving_until?, s.id as u32)),
+        });
         let (count, oldest) = leaving.fold((0, None), |(count, oldest), one| {
             (count + 1, Some(oldest.map_or(one, |other| one.min(other))))
         });
         if let Some((_, oldest)) = oldest.filter(|_| count > policy.sessions) {
-            self.remove_session(oldest);
+            let over = self.sessions.get(&oldest).map(|s| s.finish);
+            if matches!(over, Some(Finish::Done(_))) {
+                let text = format!(
+                    "tenant `{}` has ended more than {} sessions of which it still holds messages: release them, or ask the operator to raise `sessions`",
+                    policy.identity, policy.sessions
+                );
+                self.end_session(oldest, Some(Failure::new(ErrorCode::Limit, text)));
+            } else {
+                self.remove_session(oldest);
+            }
         }
     }
 
@@ -608,10 +672,14 @@ impl Control {
     /// Nothing of the session is left on its lane.
     pub(super) fn session_removed(&mut self, removed: Box<LaneSession>) {
         let id = removed.id as u32;
-        if let Some(session) = self.sessions.get(&id) {
-            self.reaper.release(session.tenant, removed);
+        let Some(session) = self.sessions.get(&id) else {
+            return;
+        };
+        self.reaper.release(session.tenant, removed);
+        match session.finish {
+            Finish::Asked(request) if !session.ending => self.session_finished(id, request),
+            _ => self.forget_session(id),
         }
-        self.forget_session(id);
     }
 
     pub(super) fn forget_session(&mut self, id: u32) {

@@ -54,6 +54,8 @@ pub struct Session {
     pub counters: Arc<SessionCounters>,
     /// It has ended: the lane was told.
     pub ending: bool,
+    /// How far the end is that the application has asked for.
+    pub finish: Finish,
     /// The application has left, and its lane sends what it had emitted until then.
     pub leaving_until: Option<Duration>,
     /// Sinks that the lane does not have yet.
@@ -65,6 +67,17 @@ pub struct Session {
     pub unserved: Counts,
     /// What its tenant is charged for it. The last field: it ends when all else is released.
     pub charge: Charge,
+}
+
+/// The end of a session of which the application keeps the connection, for received messages that it still reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Finish {
+    /// It has not asked for one.
+    No,
+    /// With this request: its lane sends what was emitted.
+    Asked(u32),
+    /// Its lane has released it. By the time until which it might have sent, the oldest is found.
+    Done(Duration),
 }
 
 /// What exists once the application has attached.
@@ -392,6 +405,13 @@ impl Session {
             self.free(endpoint.chunk);
         }
         placed
+    }
+
+    /// The lane has released all of it: what is left is the memory, and the connection.
+    pub fn free_all(&mut self) {
+        (0..self.sources.len()).for_each(|at| _ = self.free_source(at));
+        (0..self.sinks.len()).for_each(|at| _ = self.free_sink(at));
+        self.streams.clear();
     }
 
     /// The lane has released a source.

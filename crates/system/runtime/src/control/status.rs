@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
 use super::Control;
-use super::session::{Endpoint, Session};
+use super::session::{Endpoint, Finish, Session};
 use crate::counters::{ChannelReading, SessionReading};
 use crate::status::{
     ChannelStatus, DatapathStatus, LaneStatus, ListenerStatus, NodeStatus, PortStatus,
@@ -67,7 +67,7 @@ impl Control {
         let mut all: Vec<SessionStatus> = self
             .sessions
             .values()
-            .filter(|s| s.arena.is_some() && !s.ending)
+            .filter(|s| s.arena.is_some() && !s.ending && s.finish == Finish::No)
             .map(session_status)
             .collect();
         all.sort_by_key(|s| s.session);
