@@ -41,6 +41,7 @@ mod memory;
 mod multicast;
 mod netlink;
 mod options;
+mod own;
 mod process;
 mod readiness;
 mod real;
