@@ -530,6 +530,14 @@ impl Peering {
         key.is_none_or(|key| self.security.allow.contains(&key))
     }
 
+    /// Whether the peer's address is another node's now, which has proven that it is there and has a key that is
+    /// allowed: a node that was replaced, or whose address was given to another. Not one that is configured, and not
+    /// as long as the peer may still be there.
+    fn gives_way(&self, at: usize, key: Option<PublicKey>) -> bool {
+        let peer = &self.peers[at];
+        peer.key != key && !peer.configured && peer.state != PeerState::Up && self.allows(key)
+    }
+
     /// Goodbyes to all peers that are up, for a clean exit.
     pub fn leave(&mut self, effects: &mut Effects) {
         let up = |(at, peer): (usize, &Peer)| (peer.state == PeerState::Up).then_some(at);
@@ -612,6 +620,13 @@ impl Peering {
         if opened.incarnation == self.local.incarnation {
             return Ok(()); // Ourselves.
         }
+        let known = match known {
+            Some(at) if self.gives_way(at, opened.key) => {
+                self.forget(at, effects);
+                None
+            }
+            known => known,
+        };
         let at = match known {
             Some(at) if self.peers[at].key == opened.key => at,
             None if self.allows(opened.key) => match self.admit(source, opened.key, now) {

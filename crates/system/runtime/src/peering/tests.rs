@@ -545,6 +545,63 @@ fn nodes_that_allow_each_others_keys_become_peers_and_others_do_not() {
     assert_eq!(world.counters(0).unauthenticated, 1);
 }
 
+/// The key of the peer at the second address, as the first node knows it, if it is up.
+fn key_of_second(world: &World) -> Option<Authentication> {
+    let status = world.nodes[0].1.status(world.now);
+    let second = status.into_iter().find(|p| p.address == address(1))?;
+    (second.state == PeerState::Up).then_some(second.authentication)
+}
+
+#[test]
+fn an_address_is_anothers_with_an_allowed_key_as_soon_as_the_node_that_had_it_is_gone() {
+    let node = |seed, allow: &[u8]| Security {
+        node: Some(own(seed)),
+        allow: allow.iter().map(|seed| own(*seed).public()).collect(),
+        ..Security::default()
+    };
+    let with_key = |seed| Authentication::Node(own(seed).public());
+    let peer = |index, seed| PeerConfig {
+        address: address(index),
+        key: Some(own(seed).public()),
+    };
+    for configured in [false, true] {
+        let security = vec![
+            node(1, &[2, 3]),
+            node(2, &[1]),
+            node(3, &[1]),
+            node(4, &[1]),
+        ];
+        let (mut world, said) = on_a_link(security);
+        let (_, stranger) = world.nodes.pop().expect("a fourth");
+        let (_, replacement) = world.nodes.pop().expect("a third");
+        if configured {
+            let mut effects = Effects::default();
+            world.nodes[0].1.add(peer(1, 2), world.now, &mut effects);
+        }
+        for datagram in &said[1] {
+            world.hear(0, address(1), datagram);
+        }
+        world.run(SECOND, |_, _| false);
+        assert_eq!(key_of_second(&world), Some(with_key(2)));
+        // Another one at its address. As long as the first may be there it is not heard.
+        for (next, allowed) in [(stranger, false), (replacement, true)] {
+            world.nodes[1].1 = next;
+            world.routes[1].clear();
+            world.up[1].clear();
+            world.keys[1].clear();
+            let (now, mut effects) = (world.now, Effects::default());
+            world.nodes[1].1.add(peer(0, 1), now, &mut effects);
+            if !allowed {
+                world.run(SECOND, |_, _| false);
+                assert_eq!(key_of_second(&world), Some(with_key(2)));
+            }
+            world.run(DEAD_AFTER + 4 * SECOND, |_, _| false);
+            let replaced = (allowed && !configured).then(|| with_key(3));
+            assert_eq!(key_of_second(&world), replaced, "configured: {configured}");
+        }
+    }
+}
+
 #[test]
 fn forged_announcements_leave_nothing_behind_and_are_answered_by_nothing() {
     let (mut world, _) = on_a_link(vec![group()]);
