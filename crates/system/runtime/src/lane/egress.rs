@@ -301,7 +301,8 @@ impl State {
         progress.sequence = s.next_sequence;
         progress.sinks = channel.sinks.all();
         progress.destinations = channel.destinations.all();
-        s.next_sequence += 1;
+        // An application may have said that its first message has the last number.
+        s.next_sequence = s.next_sequence.wrapping_add(1);
         channel.counters.emitted.add(1);
         channel
             .counters

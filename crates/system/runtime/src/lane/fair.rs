@@ -30,6 +30,10 @@ pub const RESERVE: i64 = QUANTUM / 4;
 const MOST_DEBT: i64 = 8 * QUANTUM;
 /// To look whether a source has anything.
 pub const LOOK: i64 = 64;
+/// To look of which class that is, where nothing of the source was at hand: its application has rung.
+pub const PEEK: i64 = 256;
+/// After looks that cost so much a tenant is looked at no more before it has had a turn.
+const MOST_LOOKS: i64 = QUANTUM / 2;
 /// To take a message from a source and complete it.
 pub const MESSAGE: i64 = 256;
 /// To give a message to a sink, or find that it has no room.
@@ -60,6 +64,8 @@ struct Entry {
     open: bool,
     /// Classes, a bit each, in which it waits for a turn.
     waits: u8,
+    /// What looks at what it has have cost since its last turn.
+    looks: i64,
 }
 
 impl Entry {
@@ -185,6 +191,33 @@ impl RoundRobin {
         }
     }
 
+    /// Whether it is looked at what the tenant has: it has something to spend, and has not spent all of it on looks
+    /// since its last turn. So it pays for them, and yet gets turns, however often it rings.
+    #[inline]
+    pub fn may_look(&self, tenant: usize) -> bool {
+        self.entries.get(tenant).is_some_and(|entry| {
+            let may = entry.may(TrafficClass::BEST_EFFORT, self.round) + RESERVE;
+            may > 0 && entry.looks < MOST_LOOKS
+        })
+    }
+
+    /// Charges a tenant for a look.
+    #[inline]
+    pub fn charge_look(&mut self, tenant: usize, cost: i64) {
+        if cost > 0 {
+            self.charge(tenant, cost);
+            if let Some(entry) = self.entries.get_mut(tenant) {
+                entry.looks += cost;
+            }
+        }
+    }
+
+    /// Number of the round.
+    #[cfg(test)]
+    pub fn round(&self) -> u64 {
+        self.round
+    }
+
     /// Whether any waits.
     #[inline]
     pub fn any(&self) -> bool {
@@ -218,6 +251,7 @@ impl RoundRobin {
             entry.enter(self.round);
             if may > 0 {
                 entry.waits &= !(1 << class.number());
+                entry.looks = 0;
                 return Some((tenant, class, may.min(SLICE)));
             }
             self.later.push_back(tenant, class);

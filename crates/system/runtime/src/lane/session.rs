@@ -17,6 +17,7 @@ use takt_time::{TaiTime, TrafficClass};
 
 use super::egress::class_of;
 use super::endpoints::place;
+use super::fair;
 use super::members::Rest;
 use super::network::Owner;
 use super::receive::{ReceiveMemory, is_large};
@@ -233,6 +234,9 @@ pub struct LaneSession {
     /// The sink that is looked at next for releases.
     next_reclaimed: usize,
     pub counters: Arc<SessionCounters>,
+    /// Looks at sources of which nothing was at hand.
+    #[cfg(test)]
+    pub peeked: u64,
 }
 
 /// What the control thread prepares for a lane.
@@ -405,6 +409,8 @@ impl LaneSession {
             next_own: 0,
             next_reclaimed: 0,
             counters: parts.counters,
+            #[cfg(test)]
+            peeked: 0,
         }
     }
 
@@ -445,19 +451,25 @@ impl LaneSession {
         matches!(self.sinks.get(sink), Some(Some(sink)) if !sink.no_local)
     }
 
-    /// The highest class of what its sources have next; the lowest if they have nothing.
+    /// The highest class of what its sources have next, the lowest if they have nothing; and what it cost to find out,
+    /// in the unit of [`fair`].
     #[inline]
-    pub fn highest_waiting(&mut self) -> TrafficClass {
+    pub fn highest_waiting(&mut self) -> (TrafficClass, i64) {
         if self.classes & !1 == 0 {
             // Its tenant may use no other.
-            return TrafficClass::BEST_EFFORT;
+            return (TrafficClass::BEST_EFFORT, 0);
+        }
+        let cost = fair::PEEK * self.sources.len() as i64;
+        #[cfg(test)]
+        {
+            self.peeked += self.sources.len() as u64;
         }
         let allowed = self.classes;
         let sources = self.sources.iter_mut().flatten();
         let classes = sources.filter_map(LaneSource::next_class);
         // One that its tenant may not use is refused when it is taken.
         let classes = classes.filter(|class| permits(allowed, class.number()));
-        classes.max().unwrap_or(TrafficClass::BEST_EFFORT)
+        (classes.max().unwrap_or(TrafficClass::BEST_EFFORT), cost)
     }
 
     /// Whether its tenant may use a traffic class.

@@ -70,13 +70,19 @@ impl Tenant {
     }
 }
 
-/// The session has something to do, in the highest class that its sources have.
+/// The session has something to do, in the highest class that its sources have: its tenant is charged for finding out.
+/// One that has nothing left for that is not looked at: in a turn of the lowest class it is served whatever it has.
 #[inline]
 fn enqueue(at: usize, session: &mut LaneSession, list: &mut Slab<Tenant>, turns: &mut RoundRobin) {
     let Some(tenant) = list.get_mut(session.tenant) else {
         return;
     };
-    let class = session.highest_waiting();
+    let mut class = TrafficClass::BEST_EFFORT;
+    if turns.may_look(session.tenant) {
+        let (highest, cost) = session.highest_waiting();
+        turns.charge_look(session.tenant, cost);
+        class = highest;
+    }
     tenant.enqueue(at, session, class, turns);
 }
 
@@ -325,7 +331,8 @@ impl Tenants {
         if !again {
             return;
         }
-        let next = session.highest_waiting();
+        let (next, cost) = session.highest_waiting();
+        self.turns.charge_look(tenant, cost);
         t.line_up(at, session, next);
         // The turn that it has goes on in its own class; another one is another turn.
         if next != class && !t.throttled {

@@ -127,6 +127,11 @@ pub fn no_limits() -> Arc<Rates> {
 
 impl Guest {
     pub fn source(&mut self, channel: u64) -> usize {
+        self.source_from(channel, 0)
+    }
+
+    /// A source whose first message has this number.
+    pub fn source_from(&mut self, channel: u64, first: u64) -> usize {
         let depth = 64;
         let offset = self.free;
         self.free += SourceBlock::bytes(depth).next_multiple_of(256);
@@ -147,7 +152,7 @@ impl Guest {
             target: SourceTarget::Channel(ChannelId(channel)),
             port: 0,
             number: (self.id as u32) << 16 | source as u32,
-            first: 0,
+            first,
         });
         source
     }
@@ -509,4 +514,71 @@ fn the_sessions_of_a_tenant_share_its_rate() {
         .map(|guest| guest.completed(0).len())
         .sum();
     assert!(passed > 0);
+}
+
+#[test]
+fn who_rings_with_thousands_of_sources_pays_for_the_looks_at_them() {
+    let mut house = House::new(Vec::new(), Arc::new(Ticking::default()));
+    let mut ringers: Vec<Guest> = (0..16)
+        .map(|_| house.guest(1, 1 << 16, &no_limits()))
+        .collect();
+    for guest in &mut ringers {
+        (0..256).for_each(|_| {
+            guest.source(6);
+        });
+    }
+    let mut victim = house.guest(2, 1 << 20, &no_limits());
+    victim.source(5);
+    house.settle();
+    let peeked = |house: &House| -> i64 {
+        let sessions = house.lane.state.tenants.sessions.iter();
+        sessions.map(|(_, session)| session.peeked as i64).sum()
+    };
+    (0..64).for_each(|at| assert!(victim.emit(0, at * 16, 4096)));
+    let (before, first) = (peeked(&house), house.lane.state.tenants.turns.round());
+    let mut sent = 0;
+    for _ in 0..300 {
+        ringers.iter().for_each(|guest| guest.bell.ring());
+        house.lane.poll();
+        for chunk in victim.completed(0) {
+            sent += 1;
+            assert!(victim.emit(0, chunk, 4096));
+        }
+    }
+    let rounds = house.lane.state.tenants.turns.round() - first;
+    assert!(sent >= 64 * 100, "the victim sent {sent} messages");
+    let cost = (peeked(&house) - before) * fair::PEEK;
+    // A quantum in each round, and what it may owe.
+    let most = (rounds as i64 + 10) * fair::QUANTUM;
+    assert!(cost <= most, "{cost} of {most} in {rounds} rounds");
+    // They are heard, nevertheless: each source in its turn.
+    for guest in &mut ringers {
+        assert!(guest.emit_in(7, 255, 0, 8));
+    }
+    let mut served = 0;
+    takt_testing::until_true("all have been served", || {
+        ringers.iter().for_each(|guest| guest.bell.ring());
+        house.lane.poll();
+        let completed = ringers.iter_mut().map(|guest| guest.completed(255).len());
+        served += completed.sum::<usize>();
+        served == ringers.len()
+    });
+}
+
+#[test]
+fn after_the_last_number_comes_the_first() {
+    let (mut house, mut other) = House::at_network(16);
+    house.add_remote(7, other.as_ref());
+    house.subscribe(7, vec![5]);
+    let mut guest = house.guest(1, 1 << 16, &no_limits());
+    let source = guest.source_from(5, u64::MAX);
+    let sink = guest.sink(5, 16);
+    house.settle();
+    (0..2).for_each(|chunk| assert!(guest.emit(source, chunk, 8)));
+    while house.lane.poll() {}
+    let (rx, _) = &mut guest.sinks[sink];
+    let came = std::iter::from_fn(|| rx.pop().expect("a sane ring"));
+    let came: Vec<u64> = came.map(|descriptor| descriptor.sequence).collect();
+    assert_eq!(came, [u64::MAX, 0]);
+    assert_eq!(arrived(other.as_mut(), 5), 2);
 }
