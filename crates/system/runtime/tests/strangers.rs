@@ -174,6 +174,32 @@ fn at_work(handle: &RuntimeHandle) {
 }
 
 #[test]
+fn an_operators_change_is_answered_when_the_lanes_have_carried_it_out() {
+    let clock = Sticky::new("takt-lane-0");
+    let (runtime, _directory, _) = listening_with(Policy::default(), clock.clone());
+    let handle = runtime.handle();
+    let mut app = support::App::attach(handle);
+    let stream = app.stream(Qos::slow());
+    let mut source = app.source(stream, 1, 16);
+    let session = handle.sessions().expect("running")[0].session;
+    clock.set(true);
+    app.emit(&mut source, 0, b"look at the clock", 0);
+    until_true("the lane is held", || clock.held.load(Ordering::Relaxed));
+    let released = Arc::new(AtomicBool::new(false));
+    let (changing, before) = (handle.clone(), released.clone());
+    let changed = std::thread::spawn(move || {
+        let ended = changing.end_session(session, "tested".into());
+        (ended, before.load(Ordering::SeqCst))
+    });
+    until_true("the control thread has done its part", || {
+        handle.sessions().expect("running").is_empty()
+    });
+    released.store(true, Ordering::SeqCst);
+    clock.set(false);
+    assert_eq!(changed.join().expect("answered"), (Ok(true), true));
+}
+
+#[test]
 fn descriptors_on_the_session_socket_end_the_session_and_hold_nobody_up() {
     let clock = Sticky::new("takt-control");
     let (runtime, _directory, address) = listening_with(Policy::default(), clock.clone());

@@ -25,6 +25,9 @@ use crate::status::{
 /// How often a lane that was asked is looked at for its answer.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
 
+/// How long an operator's change waits for lanes that do not carry it out. One that hangs is the watchdog's business.
+const SETTLE: Duration = Duration::from_secs(10);
+
 /// A running runtime. Dropping it stops it at once; [`RuntimeHandle::drain`] first for a clean exit.
 pub struct Runtime {
     pub(super) handle: RuntimeHandle,
@@ -106,6 +109,41 @@ impl RuntimeHandle {
         receiver.recv().map_err(|_| Stopped)
     }
 
+    /// As [`ask`](Self::ask), of what changes something that lanes know: returns when they have carried it out.
+    pub(super) fn change<R: Send + 'static>(
+        &self,
+        job: impl FnOnce(&mut Control) -> R + Send + 'static,
+    ) -> Result<R, Stopped> {
+        let answer = self.ask(job)?;
+        let told: Vec<u64> = self.lanes.iter().map(LaneHandle::told).collect();
+        let deadline = Instant::now() + SETTLE;
+        let _ = self.await_lanes(deadline, |lane, at| lane.done() >= told[at]);
+        Ok(answer)
+    }
+
+    /// Waits until all lanes are `ready`.
+    ///
+    /// # Errors
+    /// The numbers of those that are not at the deadline.
+    fn await_lanes(
+        &self,
+        deadline: Instant,
+        ready: impl Fn(&LaneHandle, usize) -> bool,
+    ) -> Result<(), Vec<usize>> {
+        loop {
+            let late = self.lanes.iter().enumerate();
+            let late = late.filter(|(at, lane)| !ready(lane, *at));
+            let late: Vec<usize> = late.map(|(at, _)| at).collect();
+            if late.is_empty() {
+                return Ok(());
+            }
+            if Instant::now() >= deadline {
+                return Err(late);
+            }
+            std::thread::sleep(LOOK_AGAIN);
+        }
+    }
+
     /// Asks the control thread and every lane whether they are at work, and waits for their answers. Returns as
     /// soon as all have answered.
     ///
@@ -126,18 +164,8 @@ impl RuntimeHandle {
             Err(RecvTimeoutError::Disconnected) => return Err(Stopped.into()),
             Err(RecvTimeoutError::Timeout) => return Err(Unresponsive::Control(within)),
         }
-        loop {
-            let silent = self.lanes.iter().zip(&asked).enumerate();
-            let silent = silent.filter(|(_, (lane, asked))| lane.answered() < **asked);
-            let lanes: Vec<usize> = silent.map(|(at, _)| at).collect();
-            if lanes.is_empty() {
-                return Ok(());
-            }
-            if Instant::now() >= deadline {
-                return Err(Unresponsive::Lanes { lanes, within });
-            }
-            std::thread::sleep(LOOK_AGAIN);
-        }
+        self.await_lanes(deadline, |lane, at| lane.answered() >= asked[at])
+            .map_err(|lanes| Unresponsive::Lanes { lanes, within })
     }
 
     /// The runtime as a whole.
@@ -203,12 +231,13 @@ impl RuntimeHandle {
         self.ask(|c| c.listener_status())
     }
 
-    /// Adds a peer; false if it is there already. A peer without a key has the group's.
+    /// Adds a peer; false if it is there already. A peer without a key has the group's. As every change here, it is
+    /// answered when all lanes have carried it out.
     ///
     /// # Errors
     /// [`Stopped`]; inside, which key is missing.
     pub fn add_peer(&self, peer: PeerConfig) -> Result<Result<bool, KeyMissing>, Stopped> {
-        self.ask(move |c| {
+        self.change(move |c| {
             KeyMissing::check(&c.config.security, &peer)?;
             let mut effects = Effects::default();
             let added = c.peering.add(peer, c.now(), &mut effects);
@@ -223,7 +252,7 @@ impl RuntimeHandle {
     /// # Errors
     /// [`Stopped`].
     pub fn remove_peer(&self, address: SocketAddr) -> Result<bool, Stopped> {
-        self.ask(move |c| {
+        self.change(move |c| {
             let mut effects = Effects::default();
             let removed = c.peering.remove(address, &mut effects);
             c.apply(effects);
@@ -237,7 +266,7 @@ impl RuntimeHandle {
     /// # Errors
     /// [`Stopped`]; inside, why the socket cannot be opened.
     pub fn set_listener(&self, config: ListenerConfig) -> Result<Result<(), ListenError>, Stopped> {
-        self.ask(move |c| c.set_listener(config))
+        self.change(move |c| c.set_listener(config))
     }
 
     /// Closes a listening socket; its sessions go on. False if there is none.
@@ -245,7 +274,7 @@ impl RuntimeHandle {
     /// # Errors
     /// [`Stopped`].
     pub fn remove_listener(&self, path: PathBuf) -> Result<bool, Stopped> {
-        self.ask(move |c| c.remove_listener(&path))
+        self.change(move |c| c.remove_listener(&path))
     }
 
     /// Replaces the mapping policy for streams opened from now on, and the networks that are accepted.
@@ -253,7 +282,7 @@ impl RuntimeHandle {
     /// # Errors
     /// [`Stopped`].
     pub fn reload(&self, mapping: MappingPolicy, accept: Vec<AcceptNet>) -> Result<(), Stopped> {
-        self.ask(move |c| {
+        self.change(move |c| {
             c.config.mapping = mapping;
             c.peering.set_accept(accept);
         })
@@ -264,7 +293,7 @@ impl RuntimeHandle {
     /// # Errors
     /// [`Stopped`].
     pub fn end_session(&self, session: u64, reason: String) -> Result<bool, Stopped> {
-        self.ask(move |c| match u32::try_from(session) {
+        self.change(move |c| match u32::try_from(session) {
             Ok(id) if c.sessions.get(&id).is_some_and(|s| !s.ending) => {
                 c.end_session(id, Some(Failure::new(ErrorCode::Closed, reason)));
                 true

@@ -3,7 +3,6 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::Duration;
 
 use takt_datapath::stack::{BridgeEntry, DeviceKind, NextHops};
 use takt_session::{Endpoint, ErrorCode, Failure};
@@ -367,9 +366,6 @@ impl Network {
     }
 }
 
-/// How long an operator's change waits for lanes to have heard of it.
-const SETTLE: Duration = Duration::from_secs(1);
-
 impl RuntimeHandle {
     /// All networks.
     ///
@@ -389,9 +385,7 @@ impl RuntimeHandle {
         network: String,
         station: Station,
     ) -> Result<Result<(), StationError>, Stopped> {
-        let set = self.ask(move |c| c.set_station(&network, station))?;
-        self.settle();
-        Ok(set)
+        self.change(move |c| c.set_station(&network, station))
     }
 
     /// Takes a station out of a network; false if an operator has not entered it. With the address zero
@@ -405,14 +399,7 @@ impl RuntimeHandle {
         mac: MacAddress,
         vtep: Option<IpAddr>,
     ) -> Result<Result<bool, StationError>, Stopped> {
-        let removed = self.ask(move |c| c.remove_station(&network, mac, vtep))?;
-        self.settle();
-        Ok(removed)
-    }
-
-    /// Waits until all lanes have heard of a change. One that does not answer is the watchdog's business.
-    fn settle(&self) {
-        let _ = self.heartbeat(SETTLE);
+        self.change(move |c| c.remove_station(&network, mac, vtep))
     }
 }
 

@@ -104,7 +104,7 @@ impl RuntimeHandle {
         &self,
         schedule: LinkSchedule,
     ) -> Result<Result<TaiTime, ScheduleError>, Stopped> {
-        self.ask(move |c| c.install_schedule(schedule, Origin::Asked))
+        self.change(move |c| c.install_schedule(schedule, Origin::Asked))
     }
 
     /// The schedules that run and those that will, as they were asked for, in this order for each datapath.
@@ -120,7 +120,7 @@ impl RuntimeHandle {
     /// # Errors
     /// [`Stopped`].
     pub fn remove_schedule(&self, datapath: String) -> Result<bool, Stopped> {
-        self.ask(move |c| c.remove_schedule(&datapath))
+        self.change(move |c| c.remove_schedule(&datapath))
     }
 
     /// The schedulers of all datapaths, with and without a schedule.

@@ -18,7 +18,10 @@ impl Lane {
         self.mailbox.answered.store(asked, Ordering::Relaxed);
         for _ in 0..MOST_COMMANDS {
             match self.commands.try_recv() {
-                Ok(command) => self.command(command),
+                Ok(command) => {
+                    self.command(command);
+                    self.mailbox.done.fetch_add(1, Ordering::Release); // Partner: `LaneHandle::done`.
+                }
                 Err(_) => return,
             }
         }

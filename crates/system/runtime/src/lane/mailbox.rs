@@ -155,11 +155,15 @@ pub(super) struct Mailbox {
     /// How often the lane was asked whether it is at work, and the last of it that it has seen.
     pub(super) asked: AtomicU64,
     pub(super) answered: AtomicU64,
+    /// How many commands the lane was given, and how many of them it has carried out.
+    told: AtomicU64,
+    pub(super) done: AtomicU64,
 }
 
 impl LaneHandle {
     /// Gives the lane a command. False if the lane is gone.
     pub fn send(&self, command: Command) -> bool {
+        self.mailbox.told.fetch_add(1, Ordering::Relaxed);
         let sent = self.commands.send(command).is_ok();
         self.mailbox.full.store(true, Ordering::Release); // Partner: `commands` in the lane.
         self.wake();
@@ -179,6 +183,16 @@ impl LaneHandle {
         self.mailbox.answered.load(Ordering::Relaxed)
     }
 
+    /// How many commands the lane was given so far: what [`done`](Self::done) will reach.
+    pub fn told(&self) -> u64 {
+        self.mailbox.told.load(Ordering::Relaxed)
+    }
+
+    /// How many commands the lane has carried out.
+    pub fn done(&self) -> u64 {
+        self.mailbox.done.load(Ordering::Acquire) // Partner: `commands` in the lane.
+    }
+
     /// Wakes the lane if it sleeps.
     pub fn wake(&self) {
         // EAGAIN: the counter is full, so it is awake.
@@ -193,6 +207,8 @@ pub(super) fn new(wake: OwnedFd) -> (LaneHandle, Arc<Mailbox>, Receiver<Command>
         wake,
         asked: AtomicU64::new(0),
         answered: AtomicU64::new(0),
+        told: AtomicU64::new(0),
+        done: AtomicU64::new(0),
     });
     let (sender, commands) = std::sync::mpsc::channel();
     let handle = LaneHandle {
