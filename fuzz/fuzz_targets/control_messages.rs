@@ -13,26 +13,11 @@ mod abi;
 #[allow(dead_code)]
 #[path = "../../crates/interface/preload/src/control.rs"]
 mod control;
-
-/// What `control` takes of the options of a socket.
-mod options {
-    /// See there.
-    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-    pub enum Kind {
-        /// UDP.
-        Udp {
-            /// Of the family AF_INET6.
-            six: bool,
-        },
-        /// Whole frames.
-        Frames,
-        /// What is behind the Ethernet header.
-        Packets,
-    }
-}
+#[path = "../../crates/interface/preload/src/kind.rs"]
+mod kind;
 
 use control::{ALIGN, Control, HEADER, next};
-use options::Kind;
+use kind::Kind;
 
 fuzz_target!(|input: &[u8]| {
     let Some((kind, bytes)) = input.split_first() else {

@@ -8,7 +8,7 @@ use std::ffi::c_int;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use crate::abi::{self, timestamping};
-use crate::options::Kind;
+use crate::kind::Kind;
 
 /// `struct cmsghdr`: length, level, type.
 pub const HEADER: usize = 16;

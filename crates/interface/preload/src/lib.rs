@@ -36,6 +36,7 @@ mod held;
 #[cfg(not(test))]
 mod interpose;
 mod kernel;
+mod kind;
 mod launch;
 mod memory;
 mod multicast;

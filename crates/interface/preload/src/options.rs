@@ -7,22 +7,9 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use crate::abi::{self, SockTxtime, timestamping};
 use crate::address;
 use crate::kernel::{self, option, option_length};
+use crate::kind::Kind;
 use crate::launch::Clock;
 use crate::multicast;
-
-/// What a socket sends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    /// UDP; `six`: of the family AF_INET6, which sends over both versions of IP.
-    Udp {
-        /// See there.
-        six: bool,
-    },
-    /// Whole frames.
-    Frames,
-    /// What is behind the Ethernet header.
-    Packets,
-}
 
 /// What the kernel says.
 #[derive(Clone, Debug, PartialEq, Eq)]
