@@ -22,6 +22,7 @@ use crate::schedule::Schedule;
 use crate::selection::Selection;
 
 pub use taprio::{ClockId, QueueRange, TaprioOptions};
+pub use time::duration;
 
 /// Longer texts are refused.
 pub const MAX_LENGTH: usize = 1 << 20;

@@ -6,7 +6,7 @@
 //!   served, by launch time as Linux's etf, credit-based (clause 8.6.8.2).
 //! - [`Port`]: eight classes, strict priority among open gates, the link's occupancy, counters.
 //! - [`Schedule`]: what an operator states, its [forms](form), its mistakes ([`check`]), its
-//!   [`summary`](mod@summary), [differences](mod@diff) and [pictures](render).
+//!   [`summary`](mod@summary), whether declared streams fit it ([`admission`]), [differences](mod@diff) and [pictures](render).
 //!
 //! Nothing here reads a clock, opens a socket or starts a thread: every instant is an argument. After
 //! construction the transmit path neither allocates nor frees nor loops without a bound. The
@@ -14,6 +14,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod admission;
 pub mod check;
 mod classes;
 pub mod diff;

@@ -18,7 +18,7 @@ pub(super) const INSTANT: &str =
     "an instant of TAI: nanoseconds since 1970, or seconds with up to nine digits behind the point";
 
 /// Reads `250us`, `1.5 ms`, `0`; whole nanoseconds only.
-pub(super) fn duration(text: &str) -> Option<u64> {
+pub fn duration(text: &str) -> Option<u64> {
     let text = text.trim();
     let digits = text
         .find(|c: char| !c.is_ascii_digit() && c != '.' && c != '_')
