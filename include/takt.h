@@ -236,8 +236,10 @@ enum takt_outcome {
     TAKT_LOST = 4,        /* the runtime went away before it told */
     TAKT_UNKNOWN = 5,     /* too long ago, or never emitted */
     TAKT_LATE = 6,        /* its launch time had passed or could not be met: not sent to remote sinks */
-    TAKT_NOT_SCHEDULED = 7 /* its launch time is more than 60 s ahead, or no window of its class is long
-                              enough: not sent to remote sinks */
+    TAKT_NOT_SCHEDULED = 7, /* its launch time is more than 60 s ahead, or no window of its class is long
+                               enough: not sent to remote sinks */
+    TAKT_REFUSED = 8        /* outside what the operator has declared of the tenant's streams: not sent to
+                               remote sinks */
 };
 
 /* Opens a source: the writing end of `channel`. `depth`: most messages between takt_buffer_get() and

@@ -335,6 +335,7 @@ const (
 	Unknown
 	Late
 	NotScheduled
+	Refused
 )
 
 // Outcome says what became of a message.

@@ -117,6 +117,7 @@ impl Scene {
             bell,
             max_message: 64 << 10,
             classes: 0x0f,
+            policer: Arc::default(),
             rates: Arc::new(Rates::new(&Policy::default())),
             counters: Arc::default(),
         });

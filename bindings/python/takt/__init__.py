@@ -56,6 +56,7 @@ class Outcome(IntEnum):
     UNKNOWN = 5
     LATE = 6
     NOT_SCHEDULED = 7
+    REFUSED = 8
 
 
 class Counters(NamedTuple):

@@ -296,12 +296,12 @@ unsafe extern "C" fn takt_emit_outcome(source: *const CSource, token: i64) -> c_
             Outcome::Pending => 0,
             Outcome::Sent => 1,
             Outcome::NoSink => 2,
-            // No message is refused: that is for frames.
-            Outcome::Unreachable | Outcome::Refused => 3,
+            Outcome::Unreachable => 3,
             Outcome::Lost => 4,
             Outcome::Unknown => 5,
             Outcome::Late => 6,
             Outcome::NotScheduled => 7,
+            Outcome::Refused => 8,
         })
     })
 }

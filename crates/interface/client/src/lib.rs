@@ -49,8 +49,6 @@ mod attachment;
 mod callback;
 mod connect;
 mod control;
-#[doc(hidden)] // for the preload
-pub mod descriptors;
 mod error;
 mod fork;
 mod frame;

@@ -69,7 +69,8 @@ pub enum Outcome {
     /// Its launch time is more than 60 s ahead, or no window of its class is long enough: it was not
     /// sent to remote sinks.
     NotScheduled,
-    /// It is no frame that the endpoint may send: it was not sent. Of frame sources only.
+    /// It is outside what the operator has declared of the tenant's streams: it was not sent to remote sinks. Or
+    /// it is no frame that the endpoint may send.
     Refused,
     /// The runtime went away before it told.
     Lost,

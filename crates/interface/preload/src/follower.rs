@@ -13,12 +13,12 @@ use std::net::IpAddr;
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use netlink_sys::protocols::NETLINK_ROUTE;
 use netlink_sys::{Socket as NetlinkSocket, SocketAddr};
 
 use crate::destination;
 use crate::kernel;
 use crate::netlink::Netlink;
-use crate::own::Own;
 use crate::process::{self, Inside};
 use crate::runtime::{Refusal, Source};
 use crate::socket::{self, ForkLock, Socket};
@@ -94,9 +94,7 @@ fn run() {
             Ok(false) => AGE,
             Err(_) => {
                 // The program may have closed it; what has its number now is not ours to close.
-                if let Some(lost) = news.take() {
-                    lost.socket.abandon();
-                }
+                std::mem::forget(news.take());
                 kernel::pause(i64::from(WAIT) * 1_000_000);
                 news = News::open().ok();
                 0
@@ -107,13 +105,13 @@ fn run() {
 
 /// What the kernel tells of changes.
 struct News {
-    socket: Own<NetlinkSocket>,
+    socket: NetlinkSocket,
     cookie: u64,
 }
 
 impl News {
     fn open() -> io::Result<Self> {
-        let mut socket = Own::netlink()?;
+        let mut socket = NetlinkSocket::new(NETLINK_ROUTE)?;
         socket.bind(&SocketAddr::new(0, GROUPS))?;
         let cookie = kernel::option(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_COOKIE)
             .map_err(io::Error::from_raw_os_error)?;
@@ -172,8 +170,7 @@ pub fn tell_unserved(inside: &Inside) {
     if source.is_none() {
         *source = Source::to_ask(inside);
     }
-    let more = std::array::from_fn(|at| counts[at].saturating_sub(told[at]));
-    match source.as_ref().map(|source| source.tell_unserved(more)) {
+    match source.as_ref().map(|source| source.tell_unserved(counts)) {
         Some(Ok(())) => *told = counts,
         Some(Err(Refusal::Over)) => *source = None,
         Some(Err(_)) | None => {}

@@ -42,7 +42,6 @@ mod memory;
 mod multicast;
 mod netlink;
 mod options;
-mod own;
 mod process;
 mod readiness;
 mod real;

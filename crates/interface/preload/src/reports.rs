@@ -291,7 +291,7 @@ impl Reports {
                 Outcome::Late if datagram.late => invalid(datagram.launch),
                 // It is not known to have left at its time, and will not leave any more.
                 Outcome::Late | Outcome::Lost => missed(datagram.launch),
-                // Refused: in a class that the tenant may not use.
+                // Refused: in a class that the tenant may not use, or outside its declared streams.
                 Outcome::NotScheduled | Outcome::Refused => invalid(datagram.launch),
                 _ => continue,
             };

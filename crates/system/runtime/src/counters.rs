@@ -15,6 +15,12 @@ impl Counter {
         self.0.store(self.0.load(Relaxed).wrapping_add(n), Relaxed);
     }
 
+    /// Adds, where several lanes may.
+    #[inline]
+    pub fn add_shared(&self, n: u64) {
+        self.0.fetch_add(n, Relaxed);
+    }
+
     /// Replaces the value; only the owning lane may call it.
     pub fn set(&self, value: u64) {
         self.0.store(value, Relaxed);
@@ -157,6 +163,20 @@ counters! {
         throttled,
         /// Messages that it had emitted when it ended, and that were given up.
         abandoned,
+    }
+}
+
+counters! {
+    /// A declared stream. Several lanes count here.
+    StreamCounters / StreamReading {
+        /// Frames that passed.
+        passed,
+        /// Frames refused: without a launch time, or with one outside the stream's window.
+        refused_window,
+        /// Frames refused: longer than the largest.
+        refused_size,
+        /// Frames refused: more than may be in a period, or of a period before one that was sent in.
+        refused_excess,
     }
 }
 

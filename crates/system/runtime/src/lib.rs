@@ -22,6 +22,7 @@ pub mod lane;
 #[cfg(not(fuzzing))]
 mod lane;
 pub mod peering;
+pub mod policing;
 pub mod policy;
 pub mod status;
 

@@ -10,6 +10,8 @@ use takt_session::{
     Acceleration, ChannelId, Endpoint, ErrorCode, Failure, Qos, ResourceUse, TimeSensitivity,
 };
 
+use crate::policing::DeclaredStream;
+
 /// The rights of every session that arrives on one listening socket. Identity is the socket, never
 /// what an application says.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,6 +49,10 @@ pub struct Policy {
     pub endpoint: Option<Endpoint>,
     /// EtherTypes of frames that it may send from there besides IP. Those that control a link never leave.
     pub ether_types: Vec<u16>,
+    /// Its streams. In their classes it sends nothing else.
+    pub streams: Vec<DeclaredStream>,
+    /// But for this: it may send other frames there too, of which nothing is known beforehand.
+    pub undeclared_streams: bool,
 }
 
 impl Default for Policy {
@@ -68,6 +74,8 @@ impl Default for Policy {
             lanes: Vec::new(),
             endpoint: None,
             ether_types: Vec::new(),
+            streams: Vec::new(),
+            undeclared_streams: false,
         }
     }
 }

@@ -15,6 +15,7 @@ use takt_wire::ethernet::MacAddress;
 use crate::config::{Carrier, Station};
 use crate::counters::{
     ChannelReading, DepartureReading, LaneReading, NetworkReading, PortReading, SessionReading,
+    StreamReading,
 };
 pub use crate::peering::PeerStatus;
 use crate::peering::PeeringCounters;
@@ -216,6 +217,10 @@ pub struct ListenerStatus {
     pub refused: u64,
     /// Datagrams with a launch time that its sessions, ended ones included, say they did not give to the runtime.
     pub unserved: Counts,
+    /// What has become of the frames of each declared stream, in the policy's order.
+    pub streams: Vec<StreamReading>,
+    /// Frames of no declared stream that were refused for that.
+    pub undeclared: u64,
 }
 
 /// The scheduler of a datapath's link, over all lanes.

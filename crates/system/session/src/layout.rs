@@ -88,7 +88,8 @@ pub enum Outcome {
     /// Its launch time is too far ahead, or the schedule has no window of its class that is long
     /// enough: not sent to remote sinks.
     NotScheduled = 4,
-    /// It is no frame that its endpoint may send: not sent.
+    /// It is no frame that its endpoint may send: not sent. Or it is outside what is declared of its tenant's streams: not
+    /// sent to remote sinks.
     Refused = 5,
 }
 

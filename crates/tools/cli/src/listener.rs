@@ -222,6 +222,8 @@ impl Set {
                 mtu: self.mtu,
                 ethertypes: self.ethertypes,
             }),
+            streams: Vec::new(),
+            undeclared_streams: false,
         };
         let sent = listener.clone();
         self.daemon.ask(async |mut client| {

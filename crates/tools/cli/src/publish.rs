@@ -219,9 +219,11 @@ impl Writer<'_> {
                 Outcome::Pending if !to_the_end => return,
                 Outcome::Sent => self.summary.sent += 1,
                 Outcome::NoSink => self.summary.no_sink += 1,
-                // No message is refused: that is for frames.
-                Outcome::Unreachable | Outcome::Refused => self.summary.unreachable += 1,
-                Outcome::Late | Outcome::NotScheduled => self.summary.not_scheduled += 1,
+                Outcome::Unreachable => self.summary.unreachable += 1,
+                // Refused: outside what is declared of the tenant's streams.
+                Outcome::Late | Outcome::NotScheduled | Outcome::Refused => {
+                    self.summary.not_scheduled += 1;
+                }
                 Outcome::Pending | Outcome::Lost | Outcome::Unknown => self.summary.unknown += 1,
             }
             self.settled += 1;

@@ -193,6 +193,7 @@ impl Everything {
             text.push('\n');
             text.push_str(&peers(&self.peers));
         }
+        text.push_str(&declared_streams(&self.listeners));
         let lines = unserved_of_listeners(&self.listeners);
         if !lines.is_empty() {
             text.push('\n');
@@ -365,6 +366,50 @@ fn unserved_line(of: &str, unserved: &[Unserved]) -> String {
     let reasons = reasons.join(", ");
     let line = format!("not served: {of}: datagrams with a launch time: {reasons}");
     wrap(&line, 68).join("\n            ") + "\n"
+}
+
+/// A row for each declared stream; empty if there are none.
+fn declared_streams(listeners: &[ListenerStatus]) -> String {
+    let columns = [
+        ("TENANT", Align::Left),
+        ("DECLARED", Align::Left),
+        ("CLASS", Align::Right),
+        ("OF", Align::Left),
+        ("PASSED", Align::Right),
+        ("OUTSIDE", Align::Right),
+        ("TOO LONG", Align::Right),
+        ("TOO MANY", Align::Right),
+    ];
+    let mut rows = Vec::new();
+    for status in listeners {
+        let listener = status.listener.clone().unwrap_or_default();
+        for (stream, counted) in listener.streams.iter().zip(&status.streams) {
+            rows.push(vec![
+                listener.identity.clone(),
+                stream.name.clone(),
+                stream.traffic_class.to_string(),
+                match stream.channel {
+                    Some(channel) => format!("channel {channel}"),
+                    None => stream.destination.clone(),
+                },
+                counted.passed.to_string(),
+                counted.refused_window.to_string(),
+                counted.refused_size.to_string(),
+                counted.refused_excess.to_string(),
+            ]);
+        }
+        if !listener.streams.is_empty() {
+            let mut row = vec![String::new(); columns.len()];
+            row[0] = listener.identity;
+            row[1] = "none of them".into();
+            row[5] = status.undeclared.to_string();
+            rows.push(row);
+        }
+    }
+    if rows.is_empty() {
+        return String::new();
+    }
+    format!("\n{}", table(&columns, rows))
 }
 
 fn unserved_of_listeners(listeners: &[ListenerStatus]) -> String {
@@ -669,7 +714,9 @@ pub fn listeners(listeners: &[ListenerStatus]) -> String {
             status.refused.to_string(),
         ]
     });
-    table(&columns, rows.collect()) + &unserved_of_listeners(listeners)
+    table(&columns, rows.collect())
+        + &declared_streams(listeners)
+        + &unserved_of_listeners(listeners)
 }
 
 #[cfg(test)]
@@ -747,5 +794,51 @@ mod tests {
             text.contains("unavailable") && text.contains("CAP_BPF"),
             "{text}"
         );
+    }
+
+    #[test]
+    fn declared_streams_are_told_with_what_they_were_refused() {
+        use taktd::admin::proto::{DeclaredStream, DeclaredStreamCounters, Listener};
+        assert_eq!(declared_streams(&[ListenerStatus::default()]), "");
+        let stream = |name: &str, channel, destination: &str| DeclaredStream {
+            name: name.into(),
+            traffic_class: 5,
+            channel,
+            destination: destination.into(),
+            ..DeclaredStream::default()
+        };
+        let status = ListenerStatus {
+            listener: Some(Listener {
+                identity: "press".into(),
+                streams: vec![
+                    stream("axis", Some(7), ""),
+                    stream("valve", None, "10.0.0.9:4000"),
+                ],
+                ..Listener::default()
+            }),
+            streams: vec![
+                DeclaredStreamCounters {
+                    name: "axis".into(),
+                    passed: 100,
+                    refused_window: 4,
+                    refused_size: 3,
+                    refused_excess: 2,
+                },
+                DeclaredStreamCounters::default(),
+            ],
+            undeclared: 9,
+            ..ListenerStatus::default()
+        };
+        let text = declared_streams(&[status]);
+        let cells: Vec<Vec<&str>> = text
+            .lines()
+            .map(|l| l.split_whitespace().collect())
+            .collect();
+        let row = ["press", "axis", "5", "channel", "7", "100", "4", "3", "2"];
+        assert!(cells.iter().any(|cells| cells[..] == row), "{text}");
+        let row = ["press", "valve", "5", "10.0.0.9:4000", "0", "0", "0", "0"];
+        assert!(cells.iter().any(|cells| cells[..] == row), "{text}");
+        let row = ["press", "none", "of", "them", "9"];
+        assert!(cells.iter().any(|cells| cells[..] == row), "{text}");
     }
 }

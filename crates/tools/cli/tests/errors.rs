@@ -62,6 +62,8 @@ const WRONG: &[&str] = &[
     "check --config peer.toml",
     "check --config size.toml",
     "check --config mode.toml",
+    "check --config stream.toml",
+    "check --config stream-closed.toml",
     "check --config chrony.toml",
     "run --config none.toml",
     "preload",

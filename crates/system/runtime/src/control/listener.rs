@@ -12,11 +12,14 @@ use takt_session::{ErrorCode, Failure};
 use takt_wire::ethernet::MacAddress;
 
 use super::account::{Account, Charge, Memory};
+use super::admission::{self, StreamsMisfit};
 use super::credentials::Credentials;
 use super::log_budget::{LogBudget, Verdict};
 use super::session::{Finish, Session};
 use super::{Control, Token};
 use crate::config::ListenerConfig;
+use crate::lane::Command;
+use crate::policing::Policer;
 use crate::policy::{Policy, Rates};
 
 /// Connections that may wait to be accepted.
@@ -62,6 +65,9 @@ pub enum ListenError {
         /// Who has it.
         other: String,
     },
+    /// Its streams do not fit the windows of a schedule.
+    #[error("stream: {0}")]
+    Streams(#[from] StreamsMisfit),
     /// A system call failed.
     #[error("cannot {action} {path}: {source}")]
     System {
@@ -80,6 +86,8 @@ pub struct Listener {
     pub policy: Arc<Policy>,
     /// What all its sessions may send together.
     pub rates: Arc<Rates>,
+    /// What its declared streams may send.
+    pub policer: Arc<Policer>,
     pub refused: u64,
     /// What its sessions hold.
     pub account: Arc<Account>,
@@ -129,10 +137,12 @@ impl Listener {
         rustix::io::ioctl_fionbio(&socket, true).map_err(|e| failed("prepare")(e.into()))?;
         let policy = Arc::new(config.policy.clone());
         let rates = Arc::new(Rates::new(&policy));
+        let policer = Arc::new(Policer::new(&policy, &Policer::default()));
         Ok(Self {
             config,
             policy,
             rates,
+            policer,
             refused: 0,
             account: Account::within(memory),
             log: LogBudget::default(),
@@ -155,10 +165,11 @@ impl Control {
         if let Some(&lane) = config.policy.lanes.iter().find(|&&lane| lane > last) {
             return Err(ListenError::NoSuchLane { lane, last });
         }
-        if let Some(listener) = self
+        self.check_streams_of(&config)?;
+        if let Some((&tenant, listener)) = self
             .listeners
-            .values_mut()
-            .find(|l| l.config.path == config.path)
+            .iter_mut()
+            .find(|(_, l)| l.config.path == config.path)
         {
             let old = listener.policy.clone();
             listener.policy = Arc::new(config.policy.clone());
@@ -176,6 +187,8 @@ impl Control {
             }
             listener.config = config;
             let policy = listener.policy.clone();
+            let policer = Arc::new(Policer::new(&policy, &listener.policer));
+            listener.policer = policer.clone();
             if policy.endpoint != old.endpoint || policy.ether_types != old.ether_types {
                 self.end_senders_of_frames(&old);
             }
@@ -185,6 +198,9 @@ impl Control {
                 .filter(|s| Arc::ptr_eq(&s.policy, &old))
             {
                 session.policy = policy.clone();
+            }
+            if !(old.streams.is_empty() && policy.streams.is_empty()) {
+                self.police(tenant, &policer);
             }
             // Its messages may be held back for the rates it had.
             self.lanes.iter().for_each(|lane| lane.handle.wake());
@@ -204,6 +220,37 @@ impl Control {
                 }
             })?;
         self.listeners.insert(id, listener);
+        Ok(())
+    }
+
+    /// What the sessions of a tenant send is held to its streams as they are now.
+    fn police(&mut self, tenant: u32, policer: &Arc<Policer>) {
+        for session in self.sessions.values_mut().filter(|s| s.tenant == tenant) {
+            session.policer = policer.clone();
+            if let Some(unplaced) = &mut session.unplaced {
+                unplaced.policer = policer.clone();
+            }
+        }
+        for lane in &self.lanes {
+            let policer = policer.clone();
+            lane.handle.send(Command::Police { tenant, policer });
+        }
+    }
+
+    /// Streams fit the windows of all schedules beside those of all other tenants.
+    fn check_streams_of(&mut self, config: &ListenerConfig) -> Result<(), ListenError> {
+        if config.policy.streams.is_empty() {
+            return Ok(());
+        }
+        for asked in self.installed_schedules() {
+            let kinds = self.datapaths.iter().map(|(kind, _)| *kind);
+            let kind = kinds.into_iter().find(|kind| kind.0 == asked.datapath);
+            let guard_ns = kind.map_or(0, |kind| self.guard_ns(kind));
+            let others = self.listeners.values().map(|l| &l.config);
+            let others = others.filter(|other| other.path != config.path);
+            let tenants = others.chain([config]).map(|config| &config.policy);
+            admission::check(&asked, guard_ns, tenants)?;
+        }
         Ok(())
     }
 
@@ -297,7 +344,7 @@ impl Control {
                 }
             };
             let (policy, account) = (listener.policy.clone(), listener.account.clone());
-            let tenant = (id, listener.rates.clone());
+            let tenant = (id, listener.rates.clone(), listener.policer.clone());
             let admitted = Credentials::of(&socket)
                 .map_err(|error| {
                     Failure::new(
@@ -398,13 +445,15 @@ impl Control {
     }
 
     /// Which tenant those are who come by no listener, one for each name, and what they may send together.
-    fn tenant_without(&mut self, policy: &Policy) -> (u32, Arc<Rates>) {
+    fn tenant_without(&mut self, policy: &Policy) -> (u32, Arc<Rates>, Arc<Policer>) {
         let mut without = self.sessions.values().filter(|s| s.tenant >= FIRST_WITHOUT);
         if let Some(known) = without.find(|s| s.policy.identity == policy.identity) {
-            return (known.tenant, known.rates.clone());
+            return (known.tenant, known.rates.clone(), known.policer.clone());
         }
         self.next_without = self.next_without.checked_add(1).unwrap_or(FIRST_WITHOUT);
-        (self.next_without, Arc::new(Rates::new(policy)))
+        let policer = Policer::new(policy, &Policer::default());
+        let rates = Arc::new(Rates::new(policy));
+        (self.next_without, rates, Arc::new(policer))
     }
 
     /// Takes an application of this very process: its end needs no watching.
@@ -426,7 +475,7 @@ impl Control {
         socket: OwnedFd,
         peer: Credentials,
         policy: Arc<Policy>,
-        (tenant, rates): (u32, Arc<Rates>),
+        (tenant, rates, policer): (u32, Arc<Rates>, Arc<Policer>),
         charge: Charge,
     ) -> Result<(), (OwnedFd, io::Error)> {
         let id = self.next_id();
@@ -454,6 +503,7 @@ impl Control {
             policy,
             tenant,
             rates,
+            policer,
             lane,
             unplaced: None,
             since: self.now(),

@@ -5,6 +5,7 @@
 //! lanes never wait for it.
 
 mod account;
+pub mod admission;
 mod credentials;
 mod drain;
 mod events;

@@ -11,6 +11,7 @@ use takt_datapath::DatapathKind;
 use takt_schedule::{ClassTable, GateList, GateMask, Gates, Link};
 use takt_time::{TaiTime, TrafficClass};
 
+use super::admission::{self, StreamsMisfit};
 use super::{Control, RuntimeHandle, Stopped};
 use crate::config::LinkSchedule;
 use crate::counters::DepartureReading;
@@ -78,6 +79,9 @@ pub enum ScheduleError {
         /// Those that carry it.
         lanes: Vec<usize>,
     },
+    /// Streams of tenants have no place in it.
+    #[error("{0}")]
+    Streams(#[from] StreamsMisfit),
     /// The list cannot run.
     #[error("the schedule cannot run: {0} (`takt schedule check` explains every mistake)")]
     List(#[from] takt_schedule::gate::ListError),
@@ -167,6 +171,8 @@ impl Control {
         }
         let link = asked.link();
         takt_schedule::selection::check(&schedule.selection, &link)?;
+        let tenants = self.listeners.values().map(|listener| &*listener.policy);
+        admission::check(&asked, self.guard_ns(kind), tenants)?;
         let initial = schedule.initial_gates;
         // A schedule that ran before a restart runs on in the cycle that it would be in: asked for a cycle ago, it
         // began within that.
@@ -221,7 +227,7 @@ impl Control {
         lanes.filter_map(move |(at, lane)| Some((at, lane.port_of(kind)?)))
     }
 
-    fn installed_schedules(&mut self) -> Vec<LinkSchedule> {
+    pub(super) fn installed_schedules(&mut self) -> Vec<LinkSchedule> {
         let now = self.clock.now();
         let mut all = Vec::new();
         for installed in self.schedules.values_mut() {

@@ -18,6 +18,7 @@ use super::account::{Charge, Usage};
 use crate::config::Limits;
 use crate::counters::SessionCounters;
 use crate::lane::session::{LaneSession, SessionParts};
+use crate::policing::Policer;
 use crate::policy::{Policy, Rates};
 
 /// Bytes of a session's ring region. Pages that are not touched cost nothing.
@@ -42,6 +43,8 @@ pub struct Session {
     pub tenant: u32,
     /// What they may send together.
     pub rates: Arc<Rates>,
+    /// The same of its declared streams.
+    pub policer: Arc<Policer>,
     pub lane: usize,
     /// Its half of the session, until it opens its first stream: that says which lanes can serve it.
     pub unplaced: Option<Box<LaneSession>>,
@@ -240,6 +243,7 @@ impl Session {
             max_message,
             classes: self.policy.classes,
             rates: self.rates.clone(),
+            policer: self.policer.clone(),
             counters: self.counters.clone(),
         })));
         self.name = printable(&name);

@@ -131,6 +131,7 @@ impl Control {
             .values()
             .map(|l| {
                 let held = l.account.usage();
+                let (streams, undeclared) = l.policer.read(&l.policy);
                 ListenerStatus {
                     path: l.config.path.clone(),
                     mode: l.config.mode,
@@ -141,6 +142,8 @@ impl Control {
                     descriptors: held.descriptors,
                     refused: l.refused,
                     unserved: l.account.unserved(),
+                    streams,
+                    undeclared,
                 }
             })
             .collect()

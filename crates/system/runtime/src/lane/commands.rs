@@ -49,6 +49,7 @@ impl Lane {
                     self.events.send(Event::SourceEnded { lane, number });
                 }
             }
+            Command::Police { tenant, policer } => self.state.tenants.police(tenant, &policer),
             Command::CloseSource { session, source } => self.close_source(session, source),
             Command::AddSink {
                 session,

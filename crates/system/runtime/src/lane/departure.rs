@@ -37,7 +37,7 @@ const DEVICE_GUARD_NS: u64 = 25_000;
 /// What handing a frame over is taken to last at most: what lasts longer was interrupted.
 const MOST_HAND_OVER_NS: i64 = 20_000;
 /// How far ahead of now a launch time may lie: bounds how long a message can hold its place.
-const HORIZON: Duration = Duration::from_secs(60);
+pub const HORIZON: Duration = Duration::from_secs(60);
 /// Decisions of one port in a round.
 const BUDGET: usize = 64;
 /// How much earlier than needed a lane wakes for a departure, before it has measured how late it wakes.
@@ -47,6 +47,11 @@ const MARGINS_NS: std::ops::RangeInclusive<i64> = 10_000..=2_000_000;
 /// Longest sleep of a lane with frames that wait: a clock that was stepped forward is noticed then.
 const LONGEST_SLEEP_NS: i64 = 100_000_000;
 
+/// What the scheduler of a port leaves of each window. `kept`: the port keeps some launch times itself.
+pub fn guard_ns(kept: bool) -> u64 {
+    if kept { DEVICE_GUARD_NS } else { 0 }
+}
+
 /// A frame that waits.
 #[derive(Clone, Copy, Debug)]
 pub struct Piece {
@@ -55,6 +60,8 @@ pub struct Piece {
     /// The tenant's number on the lane.
     pub tenant: u32,
     pub descriptor: TxDescriptor,
+    /// It is a declared stream's: it leaves in time, or not at all.
+    pub declared: bool,
     pub destination: Destination,
 }
 
@@ -176,7 +183,7 @@ impl Departures {
         let config = PortConfig {
             link: Link::ethernet(0),
             lead_ns: LEAD_NS as u64,
-            guard_ns: if kept { DEVICE_GUARD_NS } else { 0 },
+            guard_ns: guard_ns(kept),
             // Every class gets another discipline below.
             queue_capacity: 0,
             ..PortConfig::default()
@@ -330,12 +337,16 @@ impl Departures {
                 };
             }
         };
+        let flags = match piece.declared {
+            true => TxFlags::DROP_LATE,
+            false => TxFlags::default(),
+        };
         for fragment in from..cut.count() {
             let taken = if u32::from(pieces) == most {
                 Ok(false)
             } else {
                 let octets = cut.part(fragment).len() + overhead;
-                self.queue(piece.of_fragment(fragment), octets, TxFlags::default(), now)
+                self.queue(piece.of_fragment(fragment), octets, flags, now)
             };
             let end = match taken {
                 Ok(true) => {
@@ -674,6 +685,7 @@ mod tests {
                 class,
                 ..TxDescriptor::default()
             },
+            declared: false,
             destination: Destination::Network {
                 network: 0,
                 exit: 0,

@@ -2,14 +2,15 @@
 
 use takt_datapath::ReserveError;
 use takt_schedule::port::Departure;
-use takt_session::Failure;
 use takt_session::layout::{Outcome, TxDescriptor};
+use takt_session::{ChannelId, Failure};
 use takt_time::{TaiTime, TrafficClass};
 
 use super::departure::{Departures, Destination, End, Handed, Leaving, Piece};
 use super::remote::{Appended, Cut, Outgoing, Remote};
 use super::session::{InProgress, Meta, Target};
 use super::{LanePort, State, fair};
+use crate::policing::Flow;
 
 /// After so long a round takes no further tenant's messages: what has been received, and what is to leave at an
 /// instant, is looked at again.
@@ -413,6 +414,23 @@ impl State {
                 progress.continue_with(number + 1, 0, None);
                 continue;
             };
+            let link = ports[port].departures.is_some();
+            let frames = || (cut.count(), cut.part(0).len() + remote.overhead());
+            let flow = || Some(Flow::Channel(ChannelId(channel.id)));
+            let declared = match link {
+                true => session.police(progress, number, flow, frames(), now_ns),
+                // Between lanes of this node there is none.
+                false => Ok(false),
+            };
+            let declared = match declared {
+                Ok(declared) => declared,
+                Err(outcome) => {
+                    progress.outcome = outcome;
+                    *left -= fair::FRAME;
+                    progress.continue_with(number + 1, 0, None);
+                    continue;
+                }
+            };
             let most = fragments(&cut, *left);
             let appended = if ports[port].schedules(&progress.descriptor) {
                 let piece = Piece {
@@ -420,6 +438,7 @@ impl State {
                     source,
                     tenant: session.tenant as u32,
                     descriptor: progress.descriptor,
+                    declared,
                     destination: Destination::Remote {
                         remote: destination,
                         message,

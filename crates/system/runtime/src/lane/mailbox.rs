@@ -16,6 +16,7 @@ use super::network::{self, NetworkTable, Owner};
 use super::session::LaneSession;
 use crate::counters::{ChannelCounters, Counter};
 use crate::peering::message::SourceProgress;
+use crate::policing::Policer;
 
 /// What the control thread tells a lane.
 pub enum Command {
@@ -37,6 +38,8 @@ pub enum Command {
         /// The number of its first message.
         first: u64,
     },
+    /// What a tenant's sessions send is held to its streams as they are now.
+    Police { tenant: u32, policer: Arc<Policer> },
     /// No more will be emitted at this source; what is in its ring is still sent.
     CloseSource { session: u64, source: usize },
     /// A new sink of a session.

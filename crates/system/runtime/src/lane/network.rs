@@ -25,6 +25,7 @@ use super::session::{InProgress, LaneSession};
 use super::{LanePort, State, fair};
 use crate::config::Carrier;
 use crate::counters::NetworkCounters;
+use crate::policing::{self, Flow};
 
 /// Octets of a frame's two addresses.
 const ADDRESSES: usize = 12;
@@ -350,6 +351,16 @@ impl Network {
     }
 }
 
+/// Which stream's a frame may be. What its program makes of it later is checked by itself when it leaves, and leaves at this
+/// frame's time, as long as this one.
+#[cold]
+fn flow(frame: SharedSlice<'_>) -> Option<Flow> {
+    let mut head = [0; policing::HEAD];
+    let head = &mut head[..frame.len().min(policing::HEAD)];
+    frame.sub(0, head.len()).ok()?.read_into(0, head).ok()?;
+    Flow::of_frame(head)
+}
+
 impl State {
     /// Sends a frame, or gives it to the scheduler of its port, to all stations that it is for.
     ///
@@ -411,8 +422,14 @@ impl State {
             *left -= fair::FRAME + i64::from(descriptor.length);
             let exit = network.exits.get(to).and_then(Option::as_ref);
             let found = exit.and_then(|exit| Some((exit, usable_port(&exit.via, wished)?)));
+            let admitted = found.map_or(Ok(false), |(exit, _)| {
+                let octets = descriptor.length as usize + network.overhead(exit);
+                let number = progress.destinations.next;
+                session.police(progress, number, || flow(frame), (1, octets), now_ns)
+            });
             let result = match found {
                 None => Err(Outcome::Unreachable),
+                Some(_) if admitted.is_err() => admitted.map(drop),
                 Some((exit, port)) if ports[port].schedules(&descriptor) => {
                     if room <= u32::from(*pieces) {
                         return Sent::Unfinished(Step::Held);
@@ -422,6 +439,7 @@ impl State {
                         source: from.1,
                         tenant: session.tenant as u32,
                         descriptor,
+                        declared: admitted == Ok(true),
                         destination: Destination::Network {
                             network: owner.network,
                             exit: to,

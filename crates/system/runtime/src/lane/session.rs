@@ -23,6 +23,7 @@ use super::network::Owner;
 use super::receive::{ReceiveMemory, is_large};
 use super::remote::Cut;
 use crate::counters::{Counter, SessionCounters};
+use crate::policing::{Flow, Offered, Policer, Verdict};
 use crate::policy::Rates;
 
 /// Releases are taken from a sink's ring once so many descriptors are out: not on every delivery.
@@ -106,6 +107,8 @@ pub struct InProgress {
     fragment: u32,
     receiver: u64,
     cut: Option<Cut>,
+    /// The receiver for whom its frames were admitted, and whether they are a declared stream's.
+    pub admitted: Option<(u64, bool)>,
     pub outcome: Outcome,
 }
 
@@ -134,6 +137,7 @@ impl InProgress {
             fragment: 0,
             receiver: 0,
             cut: None,
+            admitted: None,
             outcome: Outcome::NoSink,
         }
     }
@@ -212,6 +216,8 @@ pub struct LaneSession {
     classes: u8,
     /// What its tenant may send.
     pub rates: Arc<Rates>,
+    /// The same of its declared streams.
+    pub policer: Arc<Policer>,
     /// The source that is looked at next.
     pub next_source: usize,
     /// Classes, a bit each, in which it waits for a turn.
@@ -249,6 +255,7 @@ pub struct SessionParts {
     pub max_message: usize,
     pub classes: u8,
     pub rates: Arc<Rates>,
+    pub policer: Arc<Policer>,
     pub counters: Arc<SessionCounters>,
 }
 
@@ -397,6 +404,7 @@ impl LaneSession {
             max_message: parts.max_message,
             classes: parts.classes,
             rates: parts.rates,
+            policer: parts.policer,
             next_source: 0,
             waiting: 0,
             watched: false,
@@ -475,6 +483,46 @@ impl LaneSession {
     /// Whether its tenant may use a traffic class.
     pub fn permits(&self, class: u8) -> bool {
         permits(self.classes, class)
+    }
+
+    /// Whether the frames of a message for a receiver, the `number`th, are a declared stream's, after its tenant's streams
+    /// have had their say: once, however many turns it takes to send them.
+    ///
+    /// # Errors
+    /// They do not leave.
+    #[inline]
+    pub fn police(
+        &self,
+        progress: &mut InProgress,
+        number: u64,
+        flow: impl FnOnce() -> Option<Flow>,
+        (frames, octets): (u32, usize),
+        now_ns: i64,
+    ) -> Result<bool, Outcome> {
+        let descriptor = &progress.descriptor;
+        let class = class_of(descriptor);
+        if !self.policer.polices(class) {
+            return Ok(false);
+        }
+        if let Some((admitted, declared)) = progress.admitted
+            && admitted == number
+        {
+            return Ok(declared);
+        }
+        let strict = descriptor.flags & (FLAG_LAUNCH_TIME | FLAG_DEADLINE) == FLAG_LAUNCH_TIME;
+        let offered = Offered {
+            class,
+            launch_ns: strict.then_some(descriptor.launch_time_ns),
+            octets,
+            frames,
+        };
+        let declared = match self.policer.decide(flow(), &offered, now_ns) {
+            Verdict::Undeclared => false,
+            Verdict::Declared => true,
+            Verdict::Refused(outcome) => return Err(outcome),
+        };
+        progress.admitted = Some((number, declared));
+        Ok(declared)
     }
 
     /// Whose frames a source sends; `None`: it is gone, or sends messages.

@@ -13,6 +13,7 @@ use super::channel::Channel;
 use super::fair::{self, RoundRobin};
 use super::session::{Copying, Delivery, InProgress, LaneSession, Meta};
 use crate::counters::ChannelCounters;
+use crate::policing::Policer;
 use crate::policy::Rates;
 
 /// Bytes of a message that are copied before it is asked whether the turn goes on.
@@ -142,6 +143,15 @@ impl Tenants {
         }
         self.wait(at);
         at
+    }
+
+    /// What a tenant's sessions send is held to its streams as they are now.
+    pub fn police(&mut self, tenant: u32, policer: &Arc<Policer>) {
+        for (_, session) in &mut self.sessions {
+            if session.tenant_id == tenant {
+                session.policer = policer.clone();
+            }
+        }
     }
 
     /// How many numbers tenants have.

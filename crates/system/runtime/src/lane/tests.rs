@@ -99,6 +99,7 @@ impl Scene {
             max_message: 1 << 16,
             classes: 0xff,
             rates: Arc::new(Rates::new(&Policy::default())),
+            policer: Arc::default(),
             counters: Arc::default(),
         });
         handle.send(Command::AddSession(Box::new(session)));
@@ -225,6 +226,7 @@ fn idle_session(id: u64) -> (LaneSession, LaneBell) {
         max_message: 1 << 16,
         classes: 0xff,
         rates: Arc::new(Rates::new(&Policy::default())),
+        policer: Arc::default(),
         counters: Arc::default(),
     });
     (session, application)

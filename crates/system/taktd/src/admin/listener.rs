@@ -1,14 +1,16 @@
 //! Listeners as the admin API writes them, checked by the rules of the configuration.
 
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use takt_runtime::config::ListenerConfig;
+use takt_runtime::policing::{DeclaredStream, Flow};
 use takt_runtime::status::ListenerStatus;
 use takt_wire::ethernet::MacAddress;
 
 use super::proto;
 use crate::config::file;
-use crate::config::value::{Bytes, Channels, FileMode, FromText, Prefixed, Written};
+use crate::config::value::{Bytes, Channels, FileMode, FromText, Nanoseconds, Prefixed, Written};
 use crate::config::{check_listener, listener};
 
 /// What to set.
@@ -70,6 +72,15 @@ pub fn from_message(
             false => Some(message.lanes.iter().map(|lane| *lane as usize).collect()),
         },
         endpoint: message.endpoint.map(endpoint).transpose()?,
+        stream: message
+            .streams
+            .into_iter()
+            .map(stream)
+            .collect::<Result<_, _>>()?,
+        undeclared: match message.undeclared_streams {
+            true => file::Undeclared::Send,
+            false => file::Undeclared::Refuse,
+        },
     };
     check_listener(&written)?;
     Ok(listener(&written))
@@ -103,6 +114,54 @@ fn endpoint(message: proto::Endpoint) -> Result<file::Endpoint, String> {
     })
 }
 
+fn stream(message: proto::DeclaredStream) -> Result<file::Stream, String> {
+    let name = message.name;
+    let text = message.destination;
+    let destination = (!text.is_empty()).then(|| {
+        let read = SocketAddr::from_text(&text).map(Written);
+        read.ok_or_else(|| {
+            format!(
+                "stream `{name}`: destination = {text}: write {}",
+                SocketAddr::FORM
+            )
+        })
+    });
+    Ok(file::Stream {
+        name,
+        // What does not fit is no class either way.
+        class: u8::try_from(message.traffic_class).unwrap_or(u8::MAX),
+        channel: message.channel,
+        destination: destination.transpose()?,
+        period: Written(Nanoseconds(message.period_ns)),
+        offset: Written(Nanoseconds(message.offset_ns)),
+        window: Written(Nanoseconds(message.window_ns)),
+        frame: Written(Bytes(message.frame.into())),
+        frames: match message.frames {
+            0 => file::Stream::usual_frames(),
+            frames => frames,
+        },
+    })
+}
+
+fn stream_message(stream: &DeclaredStream) -> proto::DeclaredStream {
+    let talker = &stream.talker;
+    let (channel, destination) = match stream.flow {
+        Flow::Channel(channel) => (Some(channel.0), String::new()),
+        Flow::Destination(address) => (None, address.to_string()),
+    };
+    proto::DeclaredStream {
+        name: stream.name.clone(),
+        traffic_class: talker.priority.number().into(),
+        channel,
+        destination,
+        period_ns: talker.period_ns,
+        offset_ns: talker.offset_ns,
+        window_ns: talker.window_ns,
+        frame: talker.octets,
+        frames: talker.frames,
+    }
+}
+
 /// A MAC address as written.
 pub fn mac(field: &str, text: &str) -> Result<Written<MacAddress>, String> {
     let read = MacAddress::from_text(text).map(Written);
@@ -130,6 +189,15 @@ fn ranges(
 /// A listener as it is.
 pub fn to_message(status: ListenerStatus) -> proto::ListenerStatus {
     let policy = status.policy;
+    let counted = policy.streams.iter().zip(status.streams);
+    let counted = counted.map(|(stream, reading)| proto::DeclaredStreamCounters {
+        name: stream.name.clone(),
+        passed: reading.passed,
+        refused_window: reading.refused_window,
+        refused_size: reading.refused_size,
+        refused_excess: reading.refused_excess,
+    });
+    let streams = counted.collect();
     let ranges = |ranges: Vec<std::ops::RangeInclusive<u64>>| {
         ranges
             .into_iter()
@@ -159,6 +227,8 @@ pub fn to_message(status: ListenerStatus) -> proto::ListenerStatus {
             total_endpoints: policy.total_endpoints as u32,
             descriptors: policy.descriptors as u32,
             lanes: policy.lanes.iter().map(|lane| *lane as u32).collect(),
+            streams: policy.streams.iter().map(stream_message).collect(),
+            undeclared_streams: policy.undeclared_streams,
             endpoint: policy.endpoint.map(|endpoint| proto::Endpoint {
                 network: endpoint.network,
                 mac: MacAddress(endpoint.mac).to_string(),
@@ -177,6 +247,8 @@ pub fn to_message(status: ListenerStatus) -> proto::ListenerStatus {
         endpoints: status.endpoints as u32,
         descriptors: status.descriptors as u32,
         unserved: super::convert::unserved(&status.unserved),
+        streams,
+        undeclared: status.undeclared,
     }
 }
 
@@ -227,12 +299,36 @@ mod tests {
         config.policy.total_endpoints = 77;
         config.policy.descriptors = 78;
         config.policy.lanes = vec![2, 3];
+        let stream = |name: &str, flow| DeclaredStream {
+            name: name.into(),
+            flow,
+            talker: takt_schedule::admission::Talker {
+                priority: takt_time::TrafficClass::new(3).expect("a class"),
+                period_ns: 1_000_000,
+                offset_ns: 2,
+                window_ns: 3,
+                octets: 4,
+                frames: 5,
+            },
+        };
+        let destination = "10.244.1.9:4000".parse().expect("an address");
+        config.policy.streams = vec![
+            stream("axis", Flow::Channel(takt_session::ChannelId(7))),
+            stream("press", Flow::Destination(destination)),
+        ];
+        config.policy.undeclared_streams = true;
         config.policy.endpoint = Some(takt_session::Endpoint {
             network: "pods".into(),
             mac: [2, 0, 0, 0, 0, 5],
             addresses: vec![([10, 244, 1, 5].into(), 24)],
             mtu: 1400,
         });
+        let reading = takt_runtime::counters::StreamReading {
+            passed: 1,
+            refused_window: 2,
+            refused_size: 3,
+            refused_excess: 4,
+        };
         let status = ListenerStatus {
             path: config.path.clone(),
             mode: config.mode,
@@ -243,9 +339,24 @@ mod tests {
             descriptors: 6,
             refused: 3,
             unserved: std::array::from_fn(|at| u64::from(at == 4) * 7),
+            streams: vec![Default::default(), reading],
+            undeclared: 9,
         };
         let message = to_message(status);
         assert_eq!((message.sessions, message.refused), (2, 3));
+        let second = &message.streams[1];
+        assert_eq!(
+            (second.name.as_str(), second.passed, second.refused_window),
+            ("press", 1, 2)
+        );
+        assert_eq!(
+            (
+                second.refused_size,
+                second.refused_excess,
+                message.undeclared
+            ),
+            (3, 4, 9)
+        );
         let [unserved] = &message.unserved[..] else {
             panic!("{:?}", message.unserved);
         };
@@ -269,6 +380,36 @@ mod tests {
         assert!(refusal(|l| l.memory_bytes = 5).contains("24 MiB"));
         assert!(refusal(|l| l.write[0].first = 10).contains("write = 10-9"));
         assert!(refusal(|l| l.sessions = u32::MAX).contains("sessions"));
+        let stream = proto::DeclaredStream {
+            name: "axis".into(),
+            traffic_class: 3,
+            channel: Some(7),
+            period_ns: 1_000_000,
+            frame: 100,
+            ..proto::DeclaredStream::default()
+        };
+        let wrong = |change: fn(&mut proto::DeclaredStream)| {
+            let mut stream = stream.clone();
+            change(&mut stream);
+            refusal(|l| l.streams = vec![stream])
+        };
+        assert!(wrong(|s| s.channel = None).contains("stream[0].channel: write either"));
+        assert!(wrong(|s| s.channel = Some(10)).contains("may `write`"));
+        assert!(wrong(|s| s.destination = "x".into()).contains("stream `axis`: destination = x"));
+        assert!(wrong(|s| s.traffic_class = 300).contains("stream[0].class"));
+        assert!(wrong(|s| s.period_ns = 999).contains("1us to 60s"));
+        assert!(wrong(|s| s.offset_ns = 1_000_000).contains("stream[0].offset"));
+        assert!(wrong(|s| s.window_ns = 1_000_000).contains("stream[0].window"));
+        assert!(wrong(|s| s.frames = u32::MAX).contains("stream[0].frames"));
+        assert!(wrong(|s| s.frame = 0).contains("stream[0].frame"));
+        let twice = vec![
+            stream.clone(),
+            proto::DeclaredStream {
+                name: "other".into(),
+                ..stream.clone()
+            },
+        ];
+        assert!(refusal(|l| l.streams = twice).contains("of the same frames"));
         let endpoint = |mac: &str, address: &str| proto::Endpoint {
             network: "pods".into(),
             mac: mac.into(),

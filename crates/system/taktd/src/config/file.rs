@@ -11,7 +11,7 @@ use takt_session::place::Socket;
 use takt_wire::ethernet::MacAddress;
 
 use super::value::{
-    Asked, Bytes, Carrier, Channels, FileMode, PeerAddress, Prefixed, Queues, Written,
+    Asked, Bytes, Carrier, Channels, FileMode, Nanoseconds, PeerAddress, Prefixed, Queues, Written,
 };
 
 /// A whole file. A section that is left out has its defaults.
@@ -226,6 +226,55 @@ pub struct Listener {
     pub lanes: Option<Vec<usize>>,
     /// `[listener.endpoint]`: its place in a network.
     pub endpoint: Option<Endpoint>,
+    /// `[[listener.stream]]`: what it sends at which times.
+    pub stream: Vec<Stream>,
+    /// What becomes of frames of no stream in a class in which it has streams.
+    pub undeclared: Undeclared,
+}
+
+/// What becomes of a tenant's frames that are of no stream of theirs, where it has streams.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Undeclared {
+    /// They are refused, and counted.
+    #[default]
+    Refuse,
+    /// They are sent.
+    Send,
+}
+
+/// `[[listener.stream]]`
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Stream {
+    /// A name that no other stream of the listener has.
+    pub name: String,
+    /// Its traffic class.
+    pub class: u8,
+    /// The channel whose messages it is.
+    pub channel: Option<u64>,
+    /// The address whose UDP datagrams it is, sent from the endpoint.
+    pub destination: Option<Written<SocketAddr>>,
+    /// From one launch to the next.
+    pub period: Written<Nanoseconds>,
+    /// From the begin of a period to its launch.
+    #[serde(default)]
+    pub offset: Written<Nanoseconds>,
+    /// How much later that may be.
+    #[serde(default)]
+    pub window: Written<Nanoseconds>,
+    /// Octets of its largest frame.
+    pub frame: Written<Bytes>,
+    /// Frames in a period.
+    #[serde(default = "Stream::usual_frames")]
+    pub frames: u32,
+}
+
+impl Stream {
+    /// As most have.
+    pub fn usual_frames() -> u32 {
+        1
+    }
 }
 
 /// `[listener.endpoint]`
@@ -339,6 +388,8 @@ impl Default for Listener {
             descriptors: 2048,
             lanes: None,
             endpoint: None,
+            stream: Vec::new(),
+            undeclared: Undeclared::default(),
         }
     }
 }

@@ -26,8 +26,11 @@ use takt_runtime::config::{
     Station,
 };
 use takt_runtime::peering::keys::{PeerConfig, Security};
+use takt_runtime::policing::{DeclaredStream, Flow};
 use takt_runtime::policy::{MappingPolicy, Policy, half_of_memory};
-use takt_session::Endpoint;
+use takt_schedule::admission::Talker;
+use takt_session::{ChannelId, Endpoint};
+use takt_time::TrafficClass;
 
 use crate::security::{self, KeyFileError};
 use document::Document;
@@ -101,7 +104,9 @@ impl Settings {
             }
         };
         let mut settings = Self::parse(file, &text)?;
-        settings.runtime.schedules = schedules::read(&settings.file, &Document::new(file, &text))?;
+        let document = Document::new(file, &text);
+        settings.runtime.schedules = schedules::read(&settings.file, &document)?;
+        schedules::admit(&settings.runtime, &document)?;
         Ok(settings)
     }
 
@@ -311,8 +316,30 @@ pub fn listener(listener: &file::Listener) -> ListenerConfig {
                 .endpoint
                 .as_ref()
                 .map_or_else(Vec::new, |endpoint| endpoint.ethertypes.clone()),
+            streams: listener.stream.iter().filter_map(stream).collect(),
+            undeclared_streams: listener.undeclared == file::Undeclared::Send,
         },
     }
+}
+
+/// `None`: it is of nothing, which the rules do not let pass.
+fn stream(stream: &file::Stream) -> Option<DeclaredStream> {
+    let channel = stream
+        .channel
+        .map(|channel| Flow::Channel(ChannelId(channel)));
+    let destination = || Some(Flow::Destination(stream.destination.as_ref()?.0));
+    Some(DeclaredStream {
+        name: stream.name.clone(),
+        flow: channel.or_else(destination)?,
+        talker: Talker {
+            priority: TrafficClass::new(stream.class)?,
+            period_ns: stream.period.0.0,
+            offset_ns: stream.offset.0.0,
+            window_ns: stream.window.0.0,
+            octets: u32::try_from(stream.frame.0.0).ok()?,
+            frames: stream.frames,
+        },
+    })
 }
 
 fn network(network: &file::Network) -> NetworkConfig {

@@ -7,11 +7,14 @@ use std::path::Path;
 use takt_clock::chrony::Address;
 use takt_runtime::config::SchedulingClass;
 use takt_runtime::peering::message::MAX_LANES;
+use takt_runtime::policing::{LEAST_PERIOD_NS, MOST_FRAMES, MOST_STREAMS};
 use takt_session::endpoint::MOST_ADDRESSES;
 use takt_wire::ethernet::EtherType;
 
 use super::document::{Document, Fault, way};
-use super::file::{Endpoint, File, IdleKind, Lane, Listener, Network, Protection, Station, Xdp};
+use super::file::{
+    Endpoint, File, IdleKind, Lane, Listener, Network, Protection, Station, Stream, Xdp,
+};
 use super::value::Carrier;
 
 /// Technologies that a mapping may name.
@@ -35,6 +38,10 @@ const LONGEST_LINGER: u64 = 3_600_000;
 /// Most tolerance of a launch time, microseconds.
 const LONGEST_TOLERANCE: u32 = 1_000_000;
 
+/// Longest period of a stream, nanoseconds: as far ahead as a launch time may lie.
+const LONGEST_PERIOD_NS: u64 = 60_000_000_000;
+/// Longest frame of a stream, octets: a jumbo frame with what a tunnel adds fits.
+const LONGEST_FRAME: u64 = 16_384;
 /// Most EtherTypes of an endpoint: each frame is looked up among them.
 const MOST_ETHERTYPES: usize = 64;
 /// Least MTU of an endpoint: what every host must take (RFC 791, section 3.2).
@@ -455,6 +462,94 @@ pub fn listener(index: usize, listener: &Listener, document: &Document<'_>) -> C
         && let Err((key, problem)) = self::endpoint(endpoint)
     {
         return fault(document, way!["listener", index, "endpoint", key], problem);
+    }
+    streams(index, listener, document)
+}
+
+fn streams(index: usize, listener: &Listener, document: &Document<'_>) -> Checked {
+    if listener.stream.len() > MOST_STREAMS {
+        return fault(
+            document,
+            way!["listener", index, "stream"],
+            format!("declare {MOST_STREAMS} at most"),
+        );
+    }
+    let mut names = HashSet::new();
+    let mut flows = HashSet::new();
+    for (at, stream) in listener.stream.iter().enumerate() {
+        let way = way!["listener", index, "stream", at, "name"];
+        name_for_people(&stream.name, way, document)?;
+        if !names.insert(&stream.name) {
+            let problem = "another stream of the listener has this name: give each its own";
+            return fault(document, way, problem);
+        }
+        if let Err((key, problem)) = self::stream(listener, stream) {
+            return fault(
+                document,
+                way!["listener", index, "stream", at, key],
+                problem,
+            );
+        }
+        let destination = stream.destination.as_ref().map(|address| address.0);
+        if !flows.insert((stream.class, stream.channel, destination)) {
+            return fault(
+                document,
+                way!["listener", index, "stream", at],
+                "another stream of the listener is of the same frames: declare one with all their launches, or another class",
+            );
+        }
+    }
+    Ok(())
+}
+
+/// What is wrong with a stream, and under which key.
+fn stream(listener: &Listener, stream: &Stream) -> Result<(), (&'static str, String)> {
+    if !listener.classes.contains(&stream.class) {
+        let classes = &listener.classes;
+        let text = format!(
+            "none of the listener's `classes`, {classes:?}: add it there, or write one of them"
+        );
+        return Err(("class", text));
+    }
+    match (stream.channel, &stream.destination) {
+        (Some(channel), None) => {
+            let mut write = listener.write.iter();
+            if !write.any(|range| range.0.0.contains(&channel)) {
+                return Err((
+                    "channel",
+                    "none that the listener may `write`: add it there".into(),
+                ));
+            }
+        }
+        (None, Some(destination)) => {
+            if listener.endpoint.is_none() {
+                let text = "datagrams are sent from an endpoint: add a [listener.endpoint]";
+                return Err(("destination", text.into()));
+            }
+            if destination.0.port() == 0 {
+                return Err(("destination", "no port: write 1 to 65535".into()));
+            }
+        }
+        _ => {
+            let text = "write either `channel` or `destination`: whose frames they are";
+            return Err(("channel", text.into()));
+        }
+    }
+    let (period, offset, window) = (stream.period.0.0, stream.offset.0.0, stream.window.0.0);
+    if !(LEAST_PERIOD_NS..=LONGEST_PERIOD_NS).contains(&period) {
+        return Err(("period", "write 1us to 60s".into()));
+    }
+    if offset >= period {
+        return Err(("offset", "not within a period: write less".into()));
+    }
+    if window >= period {
+        return Err(("window", "not shorter than a period: write less".into()));
+    }
+    if !(1..=LONGEST_FRAME).contains(&stream.frame.0.0) {
+        return Err(("frame", format!("write 1 to {LONGEST_FRAME} octets")));
+    }
+    if !(1..=MOST_FRAMES).contains(&stream.frames) {
+        return Err(("frames", format!("write 1 to {MOST_FRAMES}")));
     }
     Ok(())
 }

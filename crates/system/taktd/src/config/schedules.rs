@@ -2,7 +2,9 @@
 
 use std::path::Path;
 
+use takt_runtime::Config;
 use takt_runtime::config::LinkSchedule;
+use takt_runtime::control::admission;
 use takt_schedule::GateList;
 use takt_schedule::form::{self, Form, MAX_LENGTH};
 
@@ -36,6 +38,24 @@ pub fn read(file: &File, document: &Document<'_>) -> Result<Vec<LinkSchedule>, B
         }
     }
     Ok(schedules)
+}
+
+/// Checks the declared streams of all listeners against all schedules. What a device takes of each window is known only
+/// when a node starts, and checked again then.
+///
+/// # Errors
+/// The first stream that does not fit.
+pub fn admit(config: &Config, document: &Document<'_>) -> Result<(), Box<Fault>> {
+    for schedule in &config.schedules {
+        let tenants = config.listeners.iter().map(|listener| &listener.policy);
+        let Err(misfit) = admission::check(schedule, 0, tenants) else {
+            continue;
+        };
+        let (listener, stream) = misfit.first;
+        let way = way!["listener", listener, "stream", stream];
+        return Err(Box::new(document.fault(way, misfit.to_string())));
+    }
+    Ok(())
 }
 
 fn one(path: &Path) -> Result<(takt_schedule::Schedule, takt_schedule::ClassTable), String> {

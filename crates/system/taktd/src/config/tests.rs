@@ -97,7 +97,7 @@ fn the_reference_with_its_examples_switched_on_is_good() {
 fn keys_of(section: &str) -> Vec<String> {
     // A table in a table of which there may be several.
     let above = match section {
-        "[listener.endpoint]" => "[[listener]]\n",
+        "[listener.endpoint]" | "[[listener.stream]]" => "[[listener]]\n",
         _ => "",
     };
     let complaint = fault(&format!("{above}{section}\nno_such_key = 1\n"));
@@ -120,6 +120,7 @@ fn every_key_is_in_the_reference_and_in_the_manual() {
         "[[schedule]]",
         "[[listener]]",
         "[listener.endpoint]",
+        "[[listener.stream]]",
         "[limits]",
         "[departure]",
         "[clock]",
@@ -147,8 +148,9 @@ fn every_key_is_in_the_reference_and_in_the_manual() {
         let manual = manual.split("\n## ").next().expect("a chapter");
         for key in keys {
             // A table in a table has a section of its own.
-            let shown =
-                text.contains(&format!("\n{key} =")) || written.contains(&format!(".{key}]\n"));
+            let shown = text.contains(&format!("\n{key} ="))
+                || written.contains(&format!(".{key}]\n"))
+                || written.contains(&format!(".{key}]]\n"));
             assert!(shown, "{section} {key}");
             assert!(manual.contains(&format!("`{key}`")), "{section} {key}");
         }
@@ -188,6 +190,7 @@ fn every_key_is_read() {
         write = ["1-9", 20]
         read = ["*"]
         classes = [0, 7]
+        undeclared = "send"
         messages_per_second = 5
         bytes_per_second = "1 KiB"
         memory = "32 MiB"
@@ -202,6 +205,21 @@ fn every_key_is_read() {
         addresses = ["10.244.1.5/24"]
         mtu = 1400
         ethertypes = [0x22f0, 0x88b5]
+        [[listener.stream]]
+        name = "axis"
+        class = 7
+        channel = 5
+        period = "1ms"
+        offset = "100us"
+        window = "10us"
+        frame = 300
+        frames = 2
+        [[listener.stream]]
+        name = "valve"
+        class = 7
+        destination = "10.244.2.6:4000"
+        period = "2.5 ms"
+        frame = "1 KiB"
         [[network]]
         name = "pods"
         carrier = "vxlan:42"
@@ -325,6 +343,33 @@ fn every_key_is_read() {
                     mtu: 1400,
                 }),
                 ether_types: vec![0x22f0, 0x88b5],
+                streams: vec![
+                    DeclaredStream {
+                        name: "axis".into(),
+                        flow: Flow::Channel(ChannelId(5)),
+                        talker: Talker {
+                            priority: TrafficClass::new(7).expect("a class"),
+                            period_ns: 1_000_000,
+                            offset_ns: 100_000,
+                            window_ns: 10_000,
+                            octets: 300,
+                            frames: 2,
+                        },
+                    },
+                    DeclaredStream {
+                        name: "valve".into(),
+                        flow: Flow::Destination(SocketAddr::from(([10, 244, 2, 6], 4000))),
+                        talker: Talker {
+                            priority: TrafficClass::new(7).expect("a class"),
+                            period_ns: 2_500_000,
+                            offset_ns: 0,
+                            window_ns: 0,
+                            octets: 1024,
+                            frames: 1,
+                        },
+                    },
+                ],
+                undeclared_streams: true,
             },
         }]
     );
@@ -550,6 +595,71 @@ fn every_fault_names_line_key_value_and_remedy() {
             "[[listener]]\n[listener.endpoint]\nnetwork = \"x\"\nmac = \"02:00:00:00:00:01\"\naddresses = []\nethertypes = [0x0800]",
             "`listener[0].endpoint.ethertypes`: 0x0800",
             "leave it out",
+        ),
+        (
+            "[[listener]]\nundeclared = \"drop\"",
+            "`listener[0].undeclared`",
+            "`refuse` or `send`",
+        ),
+        (
+            "[[listener]]\n[[listener.stream]]\nname = \"a\"\nclass = 5\nchannel = 1\nframe = 64\nperiod = 1000",
+            "takt.toml:7:10: `listener[0].stream[0].period` = 1000",
+            "a duration with its unit",
+        ),
+        (
+            "[[listener]]\n[[listener.stream]]\nname = \"a\"\nclass = 5\nchannel = 1\nframe = 64\nperiod = \"100ns\"",
+            "`listener[0].stream[0].period` = \"100ns\"",
+            "1us to 60s",
+        ),
+        (
+            "[[listener]]\n[[listener.stream]]\nname = \"a\"\nclass = 5\nchannel = 1\nframe = 64\nperiod = \"1ms\"\noffset = \"1ms\"",
+            "`listener[0].stream[0].offset` = \"1ms\"",
+            "not within a period",
+        ),
+        (
+            "[[listener]]\n[[listener.stream]]\nname = \"a\"\nclass = 5\nchannel = 1\nframe = 64\nperiod = \"1ms\"\nwindow = \"2ms\"",
+            "`listener[0].stream[0].window` = \"2ms\"",
+            "shorter than a period",
+        ),
+        (
+            "[[listener]]\nclasses = [0, 1]\n[[listener.stream]]\nname = \"a\"\nclass = 5\nchannel = 1\nframe = 64\nperiod = \"1ms\"",
+            "`listener[0].stream[0].class` = 5",
+            "`classes`, [0, 1]",
+        ),
+        (
+            "[[listener]]\nwrite = [\"2-9\"]\n[[listener.stream]]\nname = \"a\"\nclass = 5\nchannel = 1\nframe = 64\nperiod = \"1ms\"",
+            "`listener[0].stream[0].channel` = 1",
+            "may `write`",
+        ),
+        (
+            "[[listener]]\n[[listener.stream]]\nname = \"a\"\nclass = 5\nframe = 64\nperiod = \"1ms\"",
+            "`listener[0].stream[0].channel`",
+            "either `channel` or `destination`",
+        ),
+        (
+            "[[listener]]\n[[listener.stream]]\nname = \"a\"\nclass = 5\ndestination = \"10.0.0.1:5\"\nframe = 64\nperiod = \"1ms\"",
+            "`listener[0].stream[0].destination` = \"10.0.0.1:5\"",
+            "add a [listener.endpoint]",
+        ),
+        (
+            "[[listener]]\n[[listener.stream]]\nname = \"a\"\nclass = 5\nchannel = 1\nframe = 0\nperiod = \"1ms\"",
+            "`listener[0].stream[0].frame` = 0",
+            "1 to 16384",
+        ),
+        (
+            "[[listener]]\n[[listener.stream]]\nname = \"a\"\nclass = 5\nchannel = 1\nframe = 64\nperiod = \"1ms\"\nframes = 2000",
+            "`listener[0].stream[0].frames` = 2000",
+            "1 to 1024",
+        ),
+        (
+            "[[listener]]\n[[listener.stream]]\nname = \"a\"\nclass = 5\nchannel = 1\nframe = 64\nperiod = \"1ms\"\n[[listener.stream]]\nname = \"a\"\nclass = 5\nchannel = 2\nframe = 64\nperiod = \"1ms\"",
+            "`listener[0].stream[1].name`",
+            "give each its own",
+        ),
+        (
+            "[[listener]]\n[[listener.stream]]\nname = \"a\"\nclass = 5\nchannel = 1\nframe = 64\nperiod = \"1ms\"\n[[listener.stream]]\nname = \"b\"\nclass = 5\nchannel = 1\nframe = 64\nperiod = \"2ms\"",
+            "`listener[0].stream[1]`",
+            "of the same frames",
         ),
         ("lane = []", "`lane`", "leave it out for one"),
         (
@@ -908,7 +1018,26 @@ fn schedules_are_read_from_their_files_and_what_is_not_done_is_refused_by_name()
     assert!(schedule.vlan);
     assert_eq!(schedule.classes.numbers(), [0, 0, 1, 1, 0, 0, 0, 1]);
     assert_eq!(schedule.schedule.cycle_time_ns, 1_000_000);
+    // Class 1 is open in the second half of each millisecond.
+    let stream = |offset: &str| {
+        format!(
+            "[[listener]]\nidentity = \"press\"\n[[listener.stream]]\nname = \"axis\"\nclass = 3\nchannel = 1\nframe = 100\nperiod = \"1ms\"\noffset = \"{offset}\"\n"
+        )
+    };
+    load(&taprio(""), &stream("600us")).expect("fits");
+    let (closed, late) = (stream("400us"), stream("999.999us"));
+    let slow = format!("rate = 1_000_000\n{late}");
     for (text, more, named) in [
+        (
+            taprio(""),
+            closed.as_str(),
+            "takt.toml:8:1: `listener[0].stream[0]`: declared streams do not fit the schedule of datapath `udp`: stream `axis` of tenant `press`: a launch time at 400 µs of the cycle finds class 1 closed: it is open from 500 µs to 1 ms",
+        ),
+        (
+            taprio(""),
+            slow.as_str(),
+            "its last frame may end at 1.991999 ms",
+        ),
         (taprio("fp E P"), "", "fp:"),
         (
             taprio("flags 0x2").replace("clockid CLOCK_TAI", ""),

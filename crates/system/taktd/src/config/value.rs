@@ -16,7 +16,7 @@ use takt_wire::ethernet::MacAddress;
 use takt_wire::vxlan::NetworkId;
 
 /// A value written as a string, or (some) as an integer.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Written<T>(pub T);
 
 /// What can be written as a string.
@@ -82,6 +82,24 @@ impl FromText for Bytes {
 
     fn from_integer(value: u64) -> Option<Self> {
         Some(Self(value))
+    }
+}
+
+/// A length of time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Nanoseconds(pub u64);
+
+impl FromText for Nanoseconds {
+    const FORM: &'static str = "a duration with its unit as \"250us\" (ns, us, ms, s)";
+
+    fn from_text(text: &str) -> Option<Self> {
+        let unit = text.ends_with('s') || text.trim() == "0";
+        let read = takt_schedule::form::duration(text);
+        read.filter(|_| unit).map(Self)
+    }
+
+    fn from_integer(value: u64) -> Option<Self> {
+        (value == 0).then_some(Self(0))
     }
 }
 

@@ -99,6 +99,7 @@ impl Collector for Snapshot {
             })
             .collect();
         counters(out, "listener", &unserved)?;
+        self.of_streams(out)?;
         let datapaths: Vec<_> = self
             .datapaths
             .iter()
@@ -277,6 +278,36 @@ impl Snapshot {
         counters(out, "tenant", &readings)
     }
 
+    fn of_streams(&self, out: &mut DescriptorEncoder) -> fmt::Result {
+        let of = |l: &ListenerStatus| {
+            vec![
+                ("path", l.path.to_string_lossy().into_owned()),
+                ("tenant", l.policy.identity.clone()),
+            ]
+        };
+        let streams: Vec<_> = self
+            .listeners
+            .iter()
+            .flat_map(|l| {
+                let streams = l.policy.streams.iter().zip(&l.streams);
+                streams.map(move |(stream, reading)| {
+                    let mut labels = of(l);
+                    labels.push(("stream", stream.name.clone()));
+                    (labels, reading.fields())
+                })
+            })
+            .collect();
+        counters(out, "stream", &streams)?;
+        let policed = self
+            .listeners
+            .iter()
+            .filter(|l| !l.policy.streams.is_empty());
+        let undeclared: Vec<_> = policed
+            .map(|l| (of(l), vec![("undeclared", l.undeclared)]))
+            .collect();
+        counters(out, "listener", &undeclared)
+    }
+
     fn of_channels(&self, out: &mut DescriptorEncoder) -> fmt::Result {
         gauge(
             out,
@@ -452,6 +483,13 @@ fn help(subject: &str, field: &str) -> Option<&'static str> {
         ("listener", "unserved") => {
             "Datagrams with a launch time that preloaded programs did not give to the runtime"
         }
+        ("listener", "undeclared") => "Frames refused because they are of no declared stream",
+        ("stream", "passed") => "Frames of the declared stream that passed",
+        ("stream", "refused_window") => {
+            "Frames refused: no launch time, or one outside the stream's window"
+        }
+        ("stream", "refused_size") => "Frames refused: longer than the stream's largest",
+        ("stream", "refused_excess") => "Frames refused: more than the stream may have in a period",
         ("schedule", "clock_losses") => "Times that the clock ceased to be what is demanded",
         ("peering", "refused") => "Peering datagrams refused",
         _ => return None,
@@ -461,7 +499,9 @@ fn help(subject: &str, field: &str) -> Option<&'static str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use takt_runtime::counters::{ChannelReading, LaneReading, PortReading, SessionReading};
+    use takt_runtime::counters::{
+        ChannelReading, LaneReading, PortReading, SessionReading, StreamReading,
+    };
 
     #[test]
     fn every_counter_says_what_it_counts() {
@@ -470,6 +510,7 @@ mod tests {
             ("port", PortReading::default().fields()),
             ("channel", ChannelReading::default().fields()),
             ("tenant", SessionReading::default().fields()),
+            ("stream", StreamReading::default().fields()),
         ];
         for (subject, fields) in all {
             for (field, _) in fields.iter().filter(|(name, _)| *name != "busy_nanos") {

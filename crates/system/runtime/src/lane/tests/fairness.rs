@@ -97,6 +97,7 @@ impl House {
             max_message: 16 << 20,
             classes: 0xff,
             rates: rates.clone(),
+            policer: Arc::default(),
             counters: Arc::default(),
         });
         let handle = self.handle.clone();

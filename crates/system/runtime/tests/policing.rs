@@ -1,0 +1,314 @@
+//! Declared streams: what is outside them does not leave, is told and counted, and hurts nobody; what does not fit a
+//! schedule is refused.
+
+mod support;
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::time::Duration;
+
+use support::{App, Sink, Source, config, free_port, start};
+use takt_clock::{Clock, SystemTai};
+use takt_runtime::RuntimeHandle;
+use takt_runtime::config::{LinkSchedule, ListenerConfig};
+use takt_runtime::counters::StreamReading;
+use takt_runtime::policing::{DeclaredStream, Flow};
+use takt_runtime::policy::Policy;
+use takt_schedule::admission::Talker;
+use takt_schedule::{GateEntry, GateMask, Schedule};
+use takt_session::layout::{FLAG_LAUNCH_TIME, Outcome, TxDescriptor};
+use takt_session::{ChannelId, Qos};
+use takt_testing::until_true;
+use takt_time::TrafficClass;
+
+const CLASS: u8 = 5;
+const PERIOD: i64 = 10_000_000;
+const ROUNDS: i64 = 20;
+
+fn stream(name: &str, channel: u64, offset_ns: i64) -> DeclaredStream {
+    DeclaredStream {
+        name: name.into(),
+        flow: Flow::Channel(ChannelId(channel)),
+        talker: Talker {
+            priority: TrafficClass::new(CLASS).expect("a class"),
+            period_ns: PERIOD as u64,
+            offset_ns: offset_ns as u64,
+            window_ns: 0,
+            octets: 400,
+            frames: 1,
+        },
+    }
+}
+
+fn listener(path: &Path, identity: &str, streams: Vec<DeclaredStream>) -> ListenerConfig {
+    ListenerConfig {
+        path: path.to_owned(),
+        mode: 0o600,
+        policy: Policy {
+            identity: identity.into(),
+            streams,
+            ..Policy::default()
+        },
+    }
+}
+
+fn set(handle: &RuntimeHandle, listener: ListenerConfig) -> Result<(), String> {
+    let set = handle.set_listener(listener).expect("running");
+    set.map_err(|error| error.to_string())
+}
+
+/// What was counted of a tenant's streams, and of what is of none.
+fn counted(handle: &RuntimeHandle, identity: &str) -> (Vec<StreamReading>, u64) {
+    let all = handle.listeners().expect("running");
+    let found = all.into_iter().find(|l| l.policy.identity == identity);
+    let found = found.expect("its listener");
+    (found.streams, found.undeclared)
+}
+
+/// A program that sends at instants, and is told what became of it.
+struct Talks {
+    app: App,
+    sources: HashMap<u64, Source>,
+    stream: u32,
+    sent: u32,
+}
+
+impl Talks {
+    fn at(path: &Path) -> Self {
+        let mut app = App::over(support::connect(path));
+        let stream = app.stream(Qos::slow());
+        Self {
+            app,
+            sources: HashMap::new(),
+            stream,
+            sent: 0,
+        }
+    }
+
+    fn source(&mut self, channel: u64) -> &mut Source {
+        let (app, stream) = (&mut self.app, self.stream);
+        let open = || app.source(stream, channel, 1024);
+        self.sources.entry(channel).or_insert_with(open)
+    }
+
+    /// Opens a source whose readers are known, by messages of a class that is not policed.
+    fn open(&mut self, channel: u64) {
+        self.source(channel);
+        let source = self.sources.get_mut(&channel).expect("there");
+        self.app.emit_until_heard(source, b"");
+    }
+
+    fn emit(&mut self, channel: u64, launch: Option<i64>, bytes: usize) -> Outcome {
+        self.source(channel);
+        let source = self.sources.get_mut(&channel).expect("there");
+        self.sent += 1;
+        let descriptor = TxDescriptor {
+            // Of others, still on their way, too.
+            chunk: 64 + self.sent % 64 * 64,
+            token: self.sent,
+            class: CLASS,
+            flags: launch.map_or(0, |_| FLAG_LAUNCH_TIME),
+            launch_time_ns: launch.unwrap_or(0),
+            ..TxDescriptor::default()
+        };
+        let payload = vec![channel as u8; bytes];
+        self.app.emit_as(source, &payload, descriptor);
+        let completion = self.app.completion(source);
+        assert_eq!(completion.token, self.sent);
+        Outcome::from_number(completion.outcome).expect("an outcome")
+    }
+}
+
+/// Messages of the class that is policed that have arrived: their channels.
+fn arrived(app: &App, sinks: &mut [Sink]) -> Vec<u8> {
+    let mut all = Vec::new();
+    for sink in sinks {
+        while let Some((_, bytes)) = app.take(sink) {
+            all.extend(bytes.first());
+        }
+    }
+    all
+}
+
+/// The first launch time of a stream that is not over yet.
+fn next_launch(offset: i64) -> i64 {
+    let soon = SystemTai.now().as_nanos() + 2 * PERIOD;
+    soon - soon.rem_euclid(PERIOD) + offset
+}
+
+#[test]
+fn what_is_outside_declared_streams_does_not_leave_and_hurts_nobody() {
+    let directory = takt_testing::Directory::new();
+    let (pa, pb) = (free_port(), free_port());
+    let mut near = config(pa, &[pb]);
+    // A busy machine may be late; whether it is, is not asked here.
+    near.departure.tolerance = Duration::from_secs(4);
+    let nodes = [start(near), start(config(pb, &[pa]))];
+    let handle = nodes[0].handle();
+    let (victims, pirates) = (directory.join("victim"), directory.join("pirate"));
+    let mine = stream("axis", 5, 2_000_000);
+    set(
+        handle,
+        listener(&victims, "victim", vec![stream("valve", 6, 5_000_000)]),
+    )
+    .expect("set");
+    set(handle, listener(&pirates, "pirate", vec![mine.clone()])).expect("set");
+    let mut far = App::attach(nodes[1].handle());
+    let stream_of_far = far.stream(Qos::slow());
+    let mut sinks = [5, 6, 7].map(|channel| far.sink(stream_of_far, channel, 4096));
+    let (mut victim, mut pirate) = (Talks::at(&victims), Talks::at(&pirates));
+    victim.open(6);
+    pirate.open(5);
+    pirate.open(7);
+    let mut left = Vec::new();
+    let mut inside = |talks: &mut Talks, channel: u64, launch: i64| {
+        match talks.emit(channel, Some(launch), 100) {
+            Outcome::Sent => left.push(channel as u8),
+            // Whoever is stopped for seconds is late.
+            Outcome::Late => {}
+            other => panic!("{other:?} of channel {channel} at {launch}"),
+        }
+    };
+    for _ in 0..ROUNDS {
+        let (own, others) = (next_launch(2_000_000), next_launch(5_000_000));
+        for (channel, launch, bytes) in [
+            // At the victim's instant, close to its own, without one, or at once.
+            (5, Some(others), 100),
+            (5, Some(own - 1), 100),
+            (5, Some(own + 1), 100),
+            (5, None, 100),
+            // Too long, also in more than one frame.
+            (5, Some(own), 1000),
+            (5, Some(own), 200_000),
+            // On another channel.
+            (7, Some(own), 100),
+            (7, None, 100),
+        ] {
+            let outcome = pirate.emit(channel, launch, bytes);
+            assert_eq!(outcome, Outcome::Refused, "{channel} {launch:?} {bytes}");
+        }
+        inside(&mut pirate, 5, own);
+        assert_eq!(
+            pirate.emit(5, Some(own), 100),
+            Outcome::Refused,
+            "once more"
+        );
+        inside(&mut victim, 6, others);
+    }
+    let rounds = ROUNDS as u64;
+    let of_pirate = StreamReading {
+        passed: rounds,
+        refused_window: 4 * rounds,
+        refused_size: 2 * rounds,
+        refused_excess: rounds,
+    };
+    let (streams, undeclared) = counted(handle, "pirate");
+    // A long message counts as the frames that it would be.
+    assert!(streams[0].refused_size > of_pirate.refused_size);
+    let streams = StreamReading {
+        refused_size: of_pirate.refused_size,
+        ..streams[0]
+    };
+    assert_eq!((streams, undeclared), (of_pirate, 2 * rounds));
+    let of_victim = StreamReading {
+        passed: rounds,
+        ..StreamReading::default()
+    };
+    assert_eq!(counted(handle, "victim"), (vec![of_victim], 0));
+    // All that was to leave has arrived, and nothing else.
+    let mut all = Vec::new();
+    until_true("all that has left arrives", || {
+        all.extend(arrived(&far, &mut sinks));
+        all.len() >= left.len()
+    });
+    all.sort_unstable();
+    left.sort_unstable();
+    assert_eq!(all, left);
+    // The scheduler has seen no other: what it counts is shown a moment later.
+    until_true("the class's frames are counted", || {
+        let status = handle.schedules().expect("running");
+        let class = status[0].classes[usize::from(CLASS)].frames;
+        assert!(class.offered <= 2 * rounds, "{class:?}");
+        class.offered == 2 * rounds
+    });
+
+    // A reload holds present sessions at once.
+    let mut wider = mine;
+    wider.talker.offset_ns = 3_000_000;
+    set(handle, listener(&pirates, "pirate", vec![wider])).expect("set");
+    // Until its lane has heard of it, it is held to what was.
+    until_true("its lane knows", || {
+        let outcome = pirate.emit(5, Some(next_launch(3_000_000)), 100);
+        outcome != Outcome::Refused
+    });
+    let outcome = pirate.emit(5, Some(next_launch(2_000_000)), 100);
+    assert_eq!(outcome, Outcome::Refused);
+    set(handle, listener(&pirates, "pirate", Vec::new())).expect("set");
+    until_true("its lane knows", || {
+        pirate.emit(7, None, 100) == Outcome::Sent
+    });
+}
+
+/// The class is open in the first half of each period.
+fn half(base_ns: i64) -> LinkSchedule {
+    let schedule = Schedule {
+        base_time: takt_time::TaiTime::from_nanos(base_ns),
+        cycle_time_ns: PERIOD as u64,
+        entries: vec![
+            GateEntry::new(GateMask::from_bits(1 << CLASS), PERIOD as u32 / 2),
+            GateEntry::new(GateMask::from_bits(1), PERIOD as u32 / 2),
+        ],
+        ..Schedule::default()
+    };
+    LinkSchedule::new("udp", schedule, 1_000_000_000)
+}
+
+#[test]
+fn streams_and_schedules_that_do_not_fit_each_other_are_refused_by_name() {
+    let directory = takt_testing::Directory::new();
+    let runtime = start(config(free_port(), &[]));
+    let handle = runtime.handle();
+    let path = |name: &str| directory.join(name);
+    let axis = || vec![stream("axis", 5, 2_000_000)];
+    set(handle, listener(&path("press"), "press", axis())).expect("there is no schedule");
+    let install = |schedule| {
+        let answer = handle.install_schedule(schedule).expect("running");
+        answer.map_err(|error| error.to_string())
+    };
+    let refused = install(half(PERIOD / 2)).expect_err("closed");
+    assert_eq!(
+        refused,
+        "declared streams do not fit the schedule of datapath `udp`: stream `axis` of tenant `press`: a launch time at 7 ms of the cycle finds class 5 closed: it is open from 0 ns to 5 ms; move the offset, or the window of the schedule"
+    );
+    assert_eq!(handle.installed_schedules().expect("running"), []);
+    install(half(0)).expect("fits");
+    let closed = vec![stream("valve", 6, 7_000_000)];
+    let refused = set(handle, listener(&path("valve"), "valve", closed)).expect_err("closed");
+    assert!(
+        refused.starts_with("stream: declared streams do not fit"),
+        "{refused}"
+    );
+    assert!(
+        refused.contains("stream `valve` of tenant `valve`"),
+        "{refused}"
+    );
+    assert!(!path("valve").exists(), "nothing was set");
+    // Beside what is there: as many frames as the rest of the window holds.
+    let many = |frames| {
+        let mut many = stream("many", 6, 2_000_000);
+        many.talker.frames = frames;
+        set(handle, listener(&path("many"), "many", vec![many]))
+    };
+    // 3 ms after the launch time, 3392 ns and a gap of 96 ns each.
+    let refused = many(1024).expect_err("too many");
+    assert!(refused.contains("behind 1 other stream"), "{refused}");
+    many(800).expect("fits");
+    let mut moved = axis();
+    moved[0].talker.offset_ns = 8_000_000;
+    set(handle, listener(&path("press"), "press", moved)).expect_err("closed");
+    let (streams, _) = counted(handle, "press");
+    assert_eq!(streams.len(), 1, "it is as it was");
+    // Nor is a schedule installed whose window is too short for both.
+    let refused = install(half(7_500_000)).expect_err("too short for many");
+    assert!(refused.contains("tenant `many`"), "{refused}");
+}
