@@ -11,6 +11,7 @@ use takt_session::layout::{
 };
 use takt_shm::{Arena, CHUNK, LaneBell, SharedSlice};
 
+use crate::descriptors::Registered;
 use crate::error::Error;
 use crate::fork::State;
 use crate::memory::{Block, TxMemory};
@@ -22,6 +23,8 @@ const MOST_BYTES: usize = 1 << 46;
 /// memory of it, also when the runtime is long gone.
 #[derive(Debug)]
 pub(crate) struct Attachment {
+    /// The first field: it ends before the descriptors are closed.
+    _registered: [Registered; 2],
     pub(crate) arena: Arc<Arena>,
     map: ArenaMap,
     pub(crate) bell: LaneBell,
@@ -81,6 +84,7 @@ impl Attachment {
         let bell = LaneBell::attach(&arena, LANE_STATE_OFFSET, LANE_DIRTY_OFFSET, bell)
             .map_err(|e| broken(e.to_string()))?;
         Ok(Self {
+            _registered: numbers.map(Registered::new),
             arena,
             map,
             bell,

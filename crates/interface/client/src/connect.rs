@@ -129,6 +129,7 @@ fn settled<T>(result: Result<T, Error>) -> Result<Result<T, Failure>, Error> {
 /// Attaches over a connected socket and opens everything that the session has on record. The session
 /// is attached when this returns.
 pub(crate) fn attach(shared: &Shared, socket: OwnedFd) -> Result<(), Error> {
+    let socket = shared.options.moved(socket);
     let state = State::new(shared.slot.state().generation() + 1, Status::Attached);
     let mut dialogue = Dialogue {
         shared,
@@ -147,10 +148,11 @@ pub(crate) fn attach(shared: &Shared, socket: OwnedFd) -> Result<(), Error> {
     else {
         return Err(unexpected(&answer.reply));
     };
+    let descriptors = answer.descriptors.into_iter();
     let attachment = Arc::new(Attachment::new(
         map,
         max_message,
-        answer.descriptors,
+        descriptors.map(|fd| options.moved(fd)).collect(),
         state,
     )?);
 

@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::path::PathBuf;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -15,10 +15,12 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags};
 use takt_session::layout::{SinkBlock, SourceBlock};
 use takt_session::message::{Envelope, Reply, Request};
+use takt_session::unserved::Counts;
 use takt_session::{ChannelId, Endpoint, Failure, Qos, transport};
 use takt_shm::SinkBell;
 
 use crate::attachment::Attachment;
+use crate::descriptors::Registered;
 use crate::error::Error;
 use crate::fork::{Slot, State, Status};
 use crate::memory::Account;
@@ -40,6 +42,16 @@ pub(crate) struct Options {
     pub(crate) rx_bytes: usize,
     pub(crate) reconnect: bool,
     pub(crate) request_timeout: Duration,
+    /// The lowest number that its descriptors may have; `None`: any.
+    pub(crate) descriptors_from: Option<RawFd>,
+}
+
+impl Options {
+    /// A descriptor of the session's, where its numbers begin if there is room.
+    pub(crate) fn moved(&self, fd: OwnedFd) -> OwnedFd {
+        let moved = |lowest| rustix::io::fcntl_dupfd_cloexec(&fd, lowest).ok();
+        self.descriptors_from.and_then(moved).unwrap_or(fd)
+    }
 }
 
 /// What the user's handles and the reader thread share.
@@ -50,8 +62,12 @@ pub(crate) struct Shared {
     control: Mutex<Control>,
     /// An answer came, or the session's state changed.
     changed: Condvar,
+    /// Before the descriptor, which it ends before.
+    _registered: Registered,
     /// Wakes the reader.
     pub(crate) wake: OwnedFd,
+    /// What an attachment, by its generation, has been told of datagrams that the runtime did not get.
+    pub(crate) unserved: Mutex<(u64, Counts)>,
 }
 
 /// What the mutex guards.
@@ -82,13 +98,19 @@ pub(crate) struct Link {
 /// that they have handed out.
 #[derive(Debug)]
 pub(crate) struct Connection {
+    /// Before the descriptor, which it ends before.
+    _registered: Registered,
     socket: OwnedFd,
     slot: &'static Slot,
 }
 
 impl Connection {
     pub(crate) fn new(socket: OwnedFd, slot: &'static Slot) -> Self {
-        Self { socket, slot }
+        Self {
+            _registered: Registered::new(socket.as_raw_fd()),
+            socket,
+            slot,
+        }
     }
 
     /// Ends it for all that still keep it.
@@ -274,14 +296,18 @@ impl Shared {
         let flags = rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK;
         let wake = rustix::event::eventfd(0, flags)
             .map_err(|e| Error::system("create an eventfd")(e.into()))?;
-        let slot = Slot::claim().map_err(Error::system("install the fork handler"))?;
+        let wake = options.moved(wake);
+        let slot = Slot::claim(options.descriptors_from)
+            .map_err(Error::system("install the fork handler"))?;
         Ok(Self {
             slot,
             options,
             progress,
             control: Mutex::default(),
             changed: Condvar::new(),
+            _registered: Registered::new(wake.as_raw_fd()),
             wake,
+            unserved: Mutex::default(),
         })
     }
 
@@ -380,11 +406,30 @@ impl Shared {
         message: Request,
         deadline: Instant,
     ) -> Result<(Answer, State), Error> {
+        self.request_of(None, message, deadline)
+    }
+
+    /// Asks the runtime in the attachment of this generation, or in no other: [`Error::Disconnected`].
+    pub(crate) fn request_in(&self, generation: u64, message: Request) -> Result<Answer, Error> {
+        let deadline = Instant::now() + self.options.request_timeout;
+        let (answer, _) = self.request_of(Some(generation), message, deadline)?;
+        Ok(answer)
+    }
+
+    fn request_of(
+        &self,
+        generation: Option<u64>,
+        message: Request,
+        deadline: Instant,
+    ) -> Result<(Answer, State), Error> {
         self.check()?;
         let mut control = self.lock();
         let Some(link) = control.link.clone() else {
             return Err(self.unavailable(&control));
         };
+        if generation.is_some_and(|wanted| wanted != link.attachment.state.generation()) {
+            return Err(Error::Disconnected);
+        }
         let request = control.number();
         control.pending.insert(request, None);
         drop(control);

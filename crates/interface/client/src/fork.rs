@@ -62,12 +62,12 @@ pub(crate) struct Slot {
 }
 
 impl Slot {
-    /// A slot for a new session, disconnected, in generation 0.
+    /// A slot for a new session, disconnected, in generation 0. `descriptors_from`: see [`Options`](crate::control::Options).
     ///
     /// # Errors
     /// The kernel's, when the handler cannot be installed.
-    pub(crate) fn claim() -> io::Result<&'static Self> {
-        sys::install_fork_handler()?;
+    pub(crate) fn claim(descriptors_from: Option<RawFd>) -> io::Result<&'static Self> {
+        sys::install_fork_handler(descriptors_from)?;
         let free = sys::slots().find(|slot| {
             slot.claimed
                 .compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed)

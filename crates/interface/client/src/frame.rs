@@ -2,8 +2,8 @@
 
 use std::net::IpAddr;
 use std::ops::{Deref, DerefMut};
-use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, PoisonError};
 
 use takt_session::layout::{FLAG_DEADLINE, FLAG_LAUNCH_TIME};
 use takt_session::message::{Reply, Request};
@@ -128,15 +128,31 @@ impl FrameSource {
         }
     }
 
-    /// Tells the runtime how many datagrams with a launch time this application has not given to it so far, by reason
-    /// ([`takt_session::unserved::NAMES`]), so that its operator sees it.
+    /// Tells the runtime of so many more datagrams with a launch time that this application has not given to it, by
+    /// reason ([`takt_session::unserved::NAMES`]), so that its operator sees it. After an error they are told of again, with
+    /// those that came since: the same attachment counts them once, another one once more if the first had just heard of them.
     ///
     /// # Errors
     /// [`Error::Disconnected`], [`Error::Ended`], [`Error::TimedOut`], [`Error::Forked`].
-    pub fn tell_unserved(&self, counts: takt_session::unserved::Counts) -> Result<(), Error> {
-        let (answer, _) = self.0.shared().request(Request::Unserved(counts))?;
+    pub fn tell_unserved(&self, more: takt_session::unserved::Counts) -> Result<(), Error> {
+        let shared = self.0.shared();
+        shared.check()?;
+        let generation = shared.slot.state().generation();
+        let mut told = shared
+            .unserved
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if told.0 != generation {
+            *told = (generation, Default::default());
+        }
+        // To each attachment, the sum of what it was told.
+        let counts = std::array::from_fn(|at| told.1[at].saturating_add(more[at]));
+        let answer = shared.request_in(generation, Request::Unserved(counts))?;
         match answer.reply {
-            Reply::Noted => Ok(()),
+            Reply::Noted => {
+                told.1 = counts;
+                Ok(())
+            }
             other => Err(unexpected(&other)),
         }
     }

@@ -49,6 +49,8 @@ mod attachment;
 mod callback;
 mod connect;
 mod control;
+#[doc(hidden)] // for the preload
+pub mod descriptors;
 mod error;
 mod fork;
 mod frame;

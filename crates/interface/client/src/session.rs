@@ -1,7 +1,7 @@
 //! Sessions: opening and closing them.
 
 use std::convert::Infallible;
-use std::os::fd::OwnedFd;
+use std::os::fd::{OwnedFd, RawFd};
 use std::path::PathBuf;
 use std::sync::mpsc::{self, Receiver};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -126,6 +126,7 @@ pub struct SessionBuilder {
     rx_bytes: usize,
     reconnect: bool,
     request_timeout: Duration,
+    descriptors_from: Option<RawFd>,
 }
 
 impl Default for SessionBuilder {
@@ -137,6 +138,7 @@ impl Default for SessionBuilder {
             rx_bytes: 0,
             reconnect: true,
             request_timeout: REQUEST_TIMEOUT,
+            descriptors_from: None,
         }
     }
 }
@@ -184,6 +186,14 @@ impl SessionBuilder {
         self
     }
 
+    /// Gives the session's descriptors numbers from here on, where there is room, out of the way of programs that choose
+    /// numbers themselves.
+    #[must_use]
+    pub fn descriptors_from(mut self, lowest: RawFd) -> Self {
+        self.descriptors_from = Some(lowest);
+        self
+    }
+
     /// Opens the session.
     ///
     /// # Errors
@@ -222,6 +232,7 @@ impl SessionBuilder {
             rx_bytes: self.rx_bytes,
             reconnect: self.reconnect,
             request_timeout: self.request_timeout,
+            descriptors_from: self.descriptors_from,
         };
         let shared = Arc::new(Shared::new(options, progress)?);
         connect::attach(&shared, socket).map_err(|error| match error {

@@ -4,9 +4,11 @@
 
 use std::io;
 use std::ops::{Deref, DerefMut};
+use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, Ordering};
 use std::time::Duration;
 
+use crate::descriptors::{self, Registered};
 use crate::error::Error;
 use crate::fork::Slot;
 use crate::message::Message;
@@ -78,14 +80,23 @@ pub(crate) fn add_slot(slot: Box<Slot>) -> &'static Slot {
 
 /// Makes sure that [`in_child`] runs in every forked child. Two threads that race here may install it
 /// twice, which does no harm; a lock that the child could inherit locked would.
-pub(crate) fn install_fork_handler() -> io::Result<()> {
+pub(crate) fn install_fork_handler(descriptors_from: Option<RawFd>) -> io::Result<()> {
     if HANDLER.load(Ordering::Acquire) {
         return Ok(());
     }
     // SAFETY: plain system call without pointers.
-    let nothing = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
+    let mut nothing = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
     if nothing < 0 {
         return Err(io::Error::last_os_error());
+    }
+    if let Some(lowest) = descriptors_from {
+        // SAFETY: no pointers.
+        let moved = unsafe { libc::fcntl(nothing, libc::F_DUPFD_CLOEXEC, lowest) };
+        if moved >= 0 {
+            // SAFETY: ours, made above and known to nobody else.
+            unsafe { libc::close(nothing) };
+            nothing = moved;
+        }
     }
     if NOTHING
         .compare_exchange(-1, nothing, Ordering::Release, Ordering::Relaxed)
@@ -93,6 +104,9 @@ pub(crate) fn install_fork_handler() -> io::Result<()> {
     {
         // SAFETY: ours, made above and known to nobody else.
         unsafe { libc::close(nothing) };
+    } else {
+        // For as long as the process lives.
+        std::mem::forget(Registered::new(nothing));
     }
     // SAFETY: the handler is a function of this library that does nothing but what is allowed between
     // fork and return: atomics and dup3.
@@ -106,6 +120,7 @@ pub(crate) fn install_fork_handler() -> io::Result<()> {
 
 extern "C" fn in_child() {
     let nothing = NOTHING.load(Ordering::Relaxed);
+    descriptors::forget_all();
     for slot in slots() {
         slot.disown(|descriptor| {
             // SAFETY: no pointers. The number stays taken, so whoever owns it can still close it.

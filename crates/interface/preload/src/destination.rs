@@ -154,14 +154,17 @@ pub fn find(
     };
     let endpoint = source.endpoint()?;
     if kernel::hardware_address(fd, route.interface) != Some(endpoint.mac) {
-        Reason::Interface.tell(|| {
-            format!(
-                "packets to {} leave by interface {}, which has not the hardware address of the endpoint (network {})",
-                destination.ip(),
-                kernel::interface_name(fd, route.interface).unwrap_or_else(|| route.interface.to_string()),
-                endpoint.network
-            )
-        });
+        // Of a descriptor that is closed meanwhile there is nothing to tell.
+        if kernel::option(fd, libc::SOL_SOCKET, libc::SO_COOKIE) == Ok(options.cookie) {
+            Reason::Interface.tell(|| {
+                format!(
+                    "packets to {} leave by interface {}, which has not the hardware address of the endpoint (network {})",
+                    destination.ip(),
+                    kernel::interface_name(fd, route.interface).unwrap_or_else(|| route.interface.to_string()),
+                    endpoint.network
+                )
+            });
+        }
         return kernel(Reason::Interface);
     }
     let Some(address) = named.or(route.source) else {

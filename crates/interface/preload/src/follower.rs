@@ -13,12 +13,12 @@ use std::net::IpAddr;
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use netlink_sys::protocols::NETLINK_ROUTE;
 use netlink_sys::{Socket as NetlinkSocket, SocketAddr};
 
 use crate::destination;
 use crate::kernel;
 use crate::netlink::Netlink;
+use crate::own::Own;
 use crate::process::{self, Inside};
 use crate::runtime::{Refusal, Source};
 use crate::socket::{self, ForkLock, Socket};
@@ -94,7 +94,9 @@ fn run() {
             Ok(false) => AGE,
             Err(_) => {
                 // The program may have closed it; what has its number now is not ours to close.
-                std::mem::forget(news.take());
+                if let Some(lost) = news.take() {
+                    lost.socket.abandon();
+                }
                 kernel::pause(i64::from(WAIT) * 1_000_000);
                 news = News::open().ok();
                 0
@@ -105,13 +107,13 @@ fn run() {
 
 /// What the kernel tells of changes.
 struct News {
-    socket: NetlinkSocket,
+    socket: Own<NetlinkSocket>,
     cookie: u64,
 }
 
 impl News {
     fn open() -> io::Result<Self> {
-        let mut socket = NetlinkSocket::new(NETLINK_ROUTE)?;
+        let mut socket = Own::netlink()?;
         socket.bind(&SocketAddr::new(0, GROUPS))?;
         let cookie = kernel::option(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_COOKIE)
             .map_err(io::Error::from_raw_os_error)?;
@@ -170,7 +172,8 @@ pub fn tell_unserved(inside: &Inside) {
     if source.is_none() {
         *source = Source::to_ask(inside);
     }
-    match source.as_ref().map(|source| source.tell_unserved(counts)) {
+    let more = std::array::from_fn(|at| counts[at].saturating_sub(told[at]));
+    match source.as_ref().map(|source| source.tell_unserved(more)) {
         Some(Ok(())) => *told = counts,
         Some(Err(Refusal::Over)) => *source = None,
         Some(Err(_)) | None => {}

@@ -5,6 +5,8 @@ use std::mem::MaybeUninit;
 
 use libc::{sockaddr_storage, socklen_t};
 
+use takt::descriptors::Registered;
+
 use crate::process::errno;
 use crate::real;
 
@@ -246,6 +248,7 @@ pub fn ask_neighbour(interface: u32, address: std::net::IpAddr) {
     if fd < 0 {
         return;
     }
+    let registered = Registered::new(fd);
     let options = [(hops, 1), (by, interface.to_be())];
     for (name, value) in options {
         // SAFETY: four bytes at `value` are readable.
@@ -270,8 +273,10 @@ pub fn ask_neighbour(interface: u32, address: std::net::IpAddr) {
             to.as_ptr().cast(),
             to.len() as socklen_t,
         );
-        real::close(fd);
     }
+    drop(registered);
+    // SAFETY: ours, made above.
+    unsafe { real::close(fd) };
 }
 
 /// Whether the handlers of all signals that the program catches have calls that they interrupt taken up again

@@ -42,6 +42,7 @@ mod memory;
 mod multicast;
 mod netlink;
 mod options;
+mod own;
 mod process;
 mod readiness;
 mod real;

@@ -1,7 +1,6 @@
 //! Questions to the routing and neighbour tables of the program's network (RFC 3549; Linux `rtnetlink(7)`).
 //!
-//! The socket is opened for each conversation, so that a program that closes descriptors it does not know can close none
-//! of ours.
+//! The socket is opened for each conversation: a process that has none going on has no descriptor for it.
 
 use std::ffi::c_int;
 use std::io;
@@ -16,10 +15,10 @@ use netlink_packet_route::route::{
     RouteAddress, RouteAttribute, RouteMessage, RouteMetric, RouteType, RouteVia,
 };
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
-use netlink_sys::protocols::NETLINK_ROUTE;
 use netlink_sys::{Socket, SocketAddr};
 
 use crate::kernel;
+use crate::own::Own;
 
 /// Where packets go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,7 +74,7 @@ pub struct Question {
 
 /// A conversation with the kernel.
 pub struct Netlink {
-    socket: Socket,
+    socket: Own<Socket>,
     sequence: u32,
 }
 
@@ -92,7 +91,7 @@ impl Netlink {
     /// # Errors
     /// The kernel's; [`io::ErrorKind::Unsupported`] when the calling thread is in another network.
     pub fn open(fd: c_int) -> io::Result<Self> {
-        let mut socket = Socket::new(NETLINK_ROUTE)?;
+        let mut socket = Own::netlink()?;
         let network = |fd| kernel::option::<u64>(fd, libc::SOL_SOCKET, libc::SO_NETNS_COOKIE);
         // A kernel that cannot say (before 5.14) leaves the usual case.
         if let (Ok(theirs), Ok(ours)) = (network(fd), network(socket.as_raw_fd()))

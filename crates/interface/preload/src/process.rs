@@ -110,6 +110,14 @@ pub fn is_borrowed() -> bool {
         && PROCESS.load(Ordering::Relaxed) != unsafe { libc::getpid() }
 }
 
+/// Whether this is the process for which everything is ready, and not a child of it that has its memory or a copy. Costs
+/// a system call.
+pub fn is_home() -> bool {
+    // SAFETY: plain system call.
+    fork_word().is_some_and(|word| word.load(Ordering::Acquire) == READY)
+        && PROCESS.load(Ordering::Relaxed) == unsafe { libc::getpid() }
+}
+
 /// Whether a call of ours is under way on this thread.
 pub fn is_inside() -> bool {
     INSIDE.get()

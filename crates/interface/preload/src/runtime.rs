@@ -10,6 +10,7 @@ use takt::{
 };
 
 use crate::kernel;
+use crate::own;
 use crate::process::Inside;
 use crate::socket::ForkLock;
 use crate::unserved::Reason;
@@ -139,9 +140,9 @@ impl Source {
             .map_err(Refusal::from)
     }
 
-    /// Tells the runtime what it did not get.
-    pub fn tell_unserved(&self, counts: takt::unserved::Counts) -> Result<(), Refusal> {
-        self.frames.tell_unserved(counts).map_err(Refusal::from)
+    /// Tells the runtime of so many more that it did not get.
+    pub fn tell_unserved(&self, more: takt::unserved::Counts) -> Result<(), Refusal> {
+        self.frames.tell_unserved(more).map_err(Refusal::from)
     }
 
     /// Whether frames to a station go anywhere.
@@ -187,7 +188,10 @@ fn open(state: &mut State, depth: u32) -> Result<FrameSource, Error> {
             result => return result,
         }
     }
-    let session = Session::builder().request_timeout(PATIENCE).open()?;
+    let session = Session::builder()
+        .request_timeout(PATIENCE)
+        .descriptors_from(own::lowest())
+        .open()?;
     let stream = session.stream(Qos::fast())?;
     let source = source_of(&stream, depth)?;
     state.attachment = Some(Attachment { session, stream });

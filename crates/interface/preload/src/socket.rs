@@ -321,8 +321,17 @@ impl Socket {
 
     /// A descriptor that leads here, as far as is known.
     pub fn descriptor(&self) -> Option<c_int> {
-        let fd = self.descriptor.load(Ordering::Relaxed);
-        table::leads_to(fd, self).then_some(fd)
+        let latest = self.descriptor.load(Ordering::Relaxed);
+        if table::leads_to(latest, self) {
+            return Some(latest);
+        }
+        // It was closed, and the socket is open by another one, or nobody's.
+        if self.descriptors.load(Ordering::Relaxed) == 0 {
+            return None;
+        }
+        let other = table::find(self)?;
+        self.descriptor.store(other, Ordering::Relaxed);
+        Some(other)
     }
 
     /// What the kernel says of it now, by a descriptor that leads here.
@@ -468,7 +477,7 @@ pub fn settle(closes: impl Fn(c_int) -> bool, inside: &Inside) {
 
 /// At the end of the process: what is held now is nobody's any more.
 pub fn give_up(inside: &Inside) {
-    for socket in all().filter(|socket| socket.descriptor().is_some()) {
+    for socket in all() {
         transmit::give_up_held(&socket.lock(inside));
     }
 }

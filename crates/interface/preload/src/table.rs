@@ -67,6 +67,21 @@ pub fn leads_to(fd: c_int, socket: &Socket) -> bool {
     lookup(fd).is_some_and(|found| ptr::eq(found, socket))
 }
 
+/// A descriptor that leads to this socket.
+pub fn find(socket: &Socket) -> Option<c_int> {
+    for (number, page) in TABLE.iter().enumerate() {
+        // SAFETY: as in `entry`.
+        let Some(page) = (unsafe { page.load(Ordering::Acquire).as_ref() }) else {
+            continue;
+        };
+        let leads = |entry: &AtomicPtr<Socket>| ptr::eq(entry.load(Ordering::Acquire), socket);
+        if let Some(at) = page.iter().position(leads) {
+            return Some((number * PAGE + at) as c_int);
+        }
+    }
+    None
+}
+
 /// Makes a descriptor lead to a socket, for which the caller has counted it. False: the table has no place.
 pub fn insert(fd: c_int, socket: &'static Socket) -> bool {
     let Some(entry) = make_entry(fd) else {
@@ -196,12 +211,15 @@ mod tests {
         let socket = socket();
         assert!(insert(first, socket));
         duplicate(first, second);
+        assert_eq!(find(socket), Some(first));
         remove(first);
         assert!(leads_to(second, socket));
+        assert_eq!(find(socket), Some(second));
         assert!(socket.retain(), "it is in use");
         socket.release();
         remove(second);
         assert!(!socket.retain(), "nothing leads to it any more");
+        assert_eq!(find(socket), None);
     }
 
     #[test]

@@ -15,7 +15,7 @@ use takt_session::layout::{
     TX_REGION, TxDescriptor, VERSION_OFFSET,
 };
 use takt_session::message::{Envelope, Reply, Request};
-use takt_session::{ChannelId, ErrorCode, Failure, PROTOCOL_VERSION, transport};
+use takt_session::{ChannelId, Endpoint, ErrorCode, Failure, PROTOCOL_VERSION, transport};
 use takt_shm::{
     Arena, Buddy, CHUNK, Consumer, LaneBellHost, Producer, RingLayout, SinkBellHost, Wake,
 };
@@ -422,6 +422,29 @@ impl Served {
         }
     }
 
+    fn open_source(&mut self, channel: ChannelId, depth: u32) -> (u32, SourceBlock) {
+        let depth = if depth == 0 { DEFAULT_DEPTH } else { depth };
+        let chunk = self
+            .rings
+            .allocate(SourceBlock::bytes(depth))
+            .expect("room for rings");
+        let block = SourceBlock {
+            offset: HEADER_BYTES + chunk as usize * CHUNK,
+            depth,
+        };
+        RingLayout::reset(&self.arena, block.tx_ring()).expect("ring");
+        RingLayout::reset(&self.arena, block.completion_ring()).expect("ring");
+        let source = PeerSource {
+            channel,
+            tx: Consumer::attach(&self.arena, block.tx_ring(), depth).expect("ring"),
+            completions: Producer::attach(&self.arena, block.completion_ring(), depth)
+                .expect("ring"),
+            closing: None,
+            rings: chunk,
+        };
+        (place(&mut self.sources, source) as u32, block)
+    }
+
     fn answer(&mut self, request: u32, message: Request, warning: String) {
         let depth = |depth| if depth == 0 { DEFAULT_DEPTH } else { depth };
         match message {
@@ -434,31 +457,8 @@ impl Served {
                 };
                 reply(&self.socket, request, opened, &[]);
             }
-            Request::OpenSource {
-                channel,
-                depth: asked,
-                ..
-            } => {
-                let depth = depth(asked);
-                let chunk = self
-                    .rings
-                    .allocate(SourceBlock::bytes(depth))
-                    .expect("room for rings");
-                let block = SourceBlock {
-                    offset: HEADER_BYTES + chunk as usize * CHUNK,
-                    depth,
-                };
-                RingLayout::reset(&self.arena, block.tx_ring()).expect("ring");
-                RingLayout::reset(&self.arena, block.completion_ring()).expect("ring");
-                let source = PeerSource {
-                    channel,
-                    tx: Consumer::attach(&self.arena, block.tx_ring(), depth).expect("ring"),
-                    completions: Producer::attach(&self.arena, block.completion_ring(), depth)
-                        .expect("ring"),
-                    closing: None,
-                    rings: chunk,
-                };
-                let source = place(&mut self.sources, source) as u32;
+            Request::OpenSource { channel, depth, .. } => {
+                let (source, block) = self.open_source(channel, depth);
                 reply(
                     &self.socket,
                     request,
@@ -466,6 +466,21 @@ impl Served {
                     &[],
                 );
             }
+            Request::OpenFrameSource { depth, .. } => {
+                let (source, block) = self.open_source(ChannelId(0), depth);
+                let opened = Reply::FrameSourceOpened {
+                    source,
+                    block,
+                    endpoint: Endpoint {
+                        network: "pods".into(),
+                        mac: [2, 0, 0, 0, 0, 1],
+                        addresses: Vec::new(),
+                        mtu: 1500,
+                    },
+                };
+                reply(&self.socket, request, opened, &[]);
+            }
+            Request::Unserved(_) => reply(&self.socket, request, Reply::Noted, &[]),
             Request::OpenSink {
                 channel,
                 depth: asked,
@@ -535,7 +550,7 @@ impl Served {
                 self.releases();
                 (0..self.sinks.len()).for_each(|sink| self.close_sink(sink));
             }
-            Request::OpenFrameSource { .. } | Request::Resolve { .. } | Request::Unserved(_) => {
+            Request::Resolve { .. } => {
                 let refused = Failure::from(ErrorCode::NotPermitted);
                 reply(&self.socket, request, Reply::Failed(refused), &[]);
             }

@@ -5,7 +5,8 @@ use takt_session::message::Request;
 
 use super::peer::{Peer, failure};
 use super::{LONG, emit, next, settle};
-use crate::{ChannelId, Error, ErrorCode, Outcome, Qos, Session, Wait};
+use crate::descriptors::first_registered;
+use crate::{ChannelId, Error, ErrorCode, Outcome, Qos, Session, SourceOptions, Wait};
 
 const CHANNEL: ChannelId = ChannelId(5);
 
@@ -86,6 +87,68 @@ fn a_blocked_call_learns_of_the_loss_and_the_next_finds_everything_open_again() 
         peer.with(|host| host.log.iter().filter(|request| reopened(request)).count()),
         3
     );
+}
+
+#[test]
+fn an_attachment_is_told_of_what_did_not_go_by_the_runtime_since_the_one_before() {
+    let peer = Peer::start();
+    let session = peer.session();
+    let stream = session.stream(Qos::fast()).expect("stream");
+    let source = stream.frame_source(SourceOptions::default());
+    let source = source.expect("source");
+    let counts = |count| std::array::from_fn(|at| u64::from(at == 4) * count);
+    let told = || {
+        peer.with(|host| {
+            let log = host.log.iter();
+            let counts = log.filter_map(|request| match request {
+                Request::Unserved(counts) => Some(counts[4]),
+                _ => None,
+            });
+            counts.collect::<Vec<_>>()
+        })
+    };
+    source.tell_unserved(counts(3)).expect("told");
+    source.tell_unserved(counts(2)).expect("told");
+    assert_eq!(
+        told(),
+        [3, 5],
+        "the sum, so that one that is told twice counts once"
+    );
+    peer.vanish();
+    settle(|| (!session.is_attached()).then_some(()));
+    assert!(source.tell_unserved(counts(1)).is_err());
+    peer.come_back();
+    settle(|| session.is_attached().then_some(()));
+    source.tell_unserved(counts(7)).expect("told");
+    assert_eq!(
+        told(),
+        [3, 5, 7],
+        "not those that another attachment has counted"
+    );
+}
+
+#[test]
+fn descriptors_of_a_session_are_registered_and_where_they_are_wanted() {
+    const LOWEST: i32 = 700;
+    let peer = Peer::start();
+    let builder = Session::builder().socket(&peer.path);
+    let session = builder.descriptors_from(LOWEST).open().expect("session");
+    let own = || {
+        let all = std::iter::successors(first_registered(LOWEST, LOWEST + 50), |fd| {
+            first_registered(fd + 1, LOWEST + 50)
+        });
+        all.filter(|fd| std::fs::exists(format!("/proc/self/fd/{fd}")).expect("proc"))
+            .count()
+    };
+    // The socket, what wakes its reader, the arena, the doorbell; and perhaps what children get in their place.
+    assert!((4..=5).contains(&own()), "{}", own());
+    peer.vanish();
+    settle(|| (!session.is_attached()).then_some(()));
+    peer.come_back();
+    settle(|| session.is_attached().then_some(()));
+    assert!((4..=5).contains(&own()), "{}", own());
+    drop(session);
+    assert!(own() <= 1, "{}", own());
 }
 
 #[test]

@@ -8,6 +8,7 @@ use libc::FILE;
 use crate::epoll;
 use crate::hardware;
 use crate::kernel;
+use crate::own;
 use crate::process;
 use crate::real;
 use crate::socket;
@@ -16,6 +17,13 @@ use crate::transmit;
 
 /// `CLOSE_RANGE_CLOEXEC`: nothing is closed yet.
 const CLOSE_ON_EXEC: c_int = 1 << 2;
+
+/// There is no descriptor of this number, as far as the program is concerned.
+#[cold]
+fn none() -> c_int {
+    process::set_errno(libc::EBADF);
+    -1
+}
 
 /// A descriptor is about to be closed: what its socket holds is waited for.
 fn settle(fd: c_int) {
@@ -38,6 +46,9 @@ fn settle_range(range: RangeInclusive<c_uint>) {
 /// None beyond the C library's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn close(fd: c_int) -> c_int {
+    if own::is_own(fd) {
+        return none();
+    }
     settle(fd);
     epoll::closed(fd);
     // Before the number can be given to another thread.
@@ -67,8 +78,19 @@ pub unsafe extern "C-unwind" fn close_range(first: c_uint, last: c_uint, flags: 
         table::remove_range(first, last);
         epoll::all_closed();
     }
-    // SAFETY: the program's call.
-    unsafe { real::close_range(first, last, flags) }
+    if first > last {
+        // SAFETY: the program's call.
+        return unsafe { real::close_range(first, last, flags) };
+    }
+    let mut result = 0;
+    for part in own::program_parts(first, last) {
+        // SAFETY: the program's call, but for descriptors of ours.
+        result = unsafe { real::close_range(*part.start(), *part.end(), flags) };
+        if result != 0 {
+            break;
+        }
+    }
+    result
 }
 
 /// `closefrom(3)`.
@@ -81,8 +103,20 @@ pub unsafe extern "C-unwind" fn closefrom(first: c_int) {
     settle_range(first_closed..=c_uint::MAX);
     table::remove_range(first_closed, c_uint::MAX);
     epoll::all_closed();
-    // SAFETY: the program's call.
-    unsafe { real::closefrom(first) };
+    for part in own::program_parts(first_closed, c_uint::MAX) {
+        let (first, last) = (*part.start(), *part.end());
+        if last == c_uint::MAX {
+            // SAFETY: the program's call, but for descriptors of ours.
+            unsafe { real::closefrom(c_int::try_from(first).unwrap_or(c_int::MAX)) };
+        // SAFETY: no pointers.
+        } else if unsafe { real::close_range(first, last, 0) } != 0 {
+            // As the C library does on kernels that have no such call.
+            for fd in first..=last {
+                // SAFETY: the program's call for one of them.
+                unsafe { real::close(fd as c_int) };
+            }
+        }
+    }
 }
 
 /// `fclose(3)`, which closes a descriptor inside the C library.
@@ -119,6 +153,10 @@ pub unsafe extern "C-unwind" fn dup(fd: c_int) -> c_int {
 fn replace(old: c_int, new: c_int, call: impl FnOnce() -> c_int) -> c_int {
     if old == new {
         return call();
+    }
+    if own::is_own(new) {
+        // As beyond the limit of the process.
+        return none();
     }
     settle(new);
     epoll::closed(new);

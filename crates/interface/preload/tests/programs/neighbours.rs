@@ -4,6 +4,7 @@ use std::ffi::OsStr;
 use std::process::{Command, Stdio};
 
 use takt_lab::Host;
+use takt_testing::until;
 
 use super::support::{Listener, Running, Site, ended_well, program, script};
 
@@ -78,7 +79,7 @@ fn a_wait_hears_of_what_waited_for_its_next_hop_when_the_wait_began() {
 
 #[test]
 fn what_waits_for_a_next_hop_is_sent_or_counted_however_its_socket_ends() {
-    let ways = ["close", "dup2", "close_range", "exit", "_exit"];
+    let ways = ["close", "dup", "dup2", "close_range", "exit", "_exit"];
     let mut site = Site::without_daemon();
     site.start_daemon_without_addresses();
     let start = |way: &str, address: &str| {
@@ -115,6 +116,29 @@ fn what_waits_for_a_next_hop_is_sent_or_counted_however_its_socket_ends() {
             assert_eq!(text, format!("held {number}").as_bytes(), "{way}");
         }
         assert_eq!(running.end().1, "", "{way}");
+    }
+}
+
+#[test]
+fn what_waits_for_a_next_hop_is_sent_though_the_descriptor_is_closed_that_was_used_last() {
+    let mut site = Site::without_daemon();
+    site.start_daemon_without_addresses();
+    let listener = Listener::new(site.there());
+    let [present, _] = site.addresses();
+    let present = present.to_string();
+    let late = present.rsplit_once('.').expect("IPv4").0.to_owned() + ".253";
+    let mut command = site.command("python3");
+    command.arg(script("held.py")).args([&late, "stays"]);
+    let running = Running::start(command.env("TAKT_PRELOAD", "required"));
+    until("it has closed the descriptor", || {
+        running.output().0.contains("closed").then_some(())
+    });
+    let mut answer = site.there().command("ip").expect("the lab is up");
+    answer.args(["address", "add", &format!("{late}/32"), "dev", "eth0"]);
+    ended_well(answer.output());
+    for number in 0..3 {
+        let (text, _) = listener.next_in_time();
+        assert_eq!(text, format!("held {number}").as_bytes());
     }
 }
 

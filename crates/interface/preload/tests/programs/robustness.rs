@@ -41,6 +41,25 @@ fn a_socket_is_what_it_is_by_whatever_descriptor() {
 }
 
 #[test]
+fn a_program_that_closes_what_it_did_not_open_is_served_all_the_same() {
+    let site = Site::new();
+    let listener = Listener::new(site.there());
+    let address = site.addresses()[0].to_string();
+    for way in ["close", "close_range", "closefrom", "dup2"] {
+        let mut command = site.command(program("closing"));
+        command
+            .args([&address, way])
+            .env("TAKT_PRELOAD", "required");
+        let (_, err) = ended_well(command.output());
+        assert_eq!(err, "", "{way}");
+        for _ in 0..4 {
+            assert_eq!(listener.next_in_time().0, way.as_bytes());
+        }
+    }
+    assert_eq!(site.sent(), 16, "by the runtime");
+}
+
+#[test]
 fn threads_signals_and_cancellations_neither_lock_up_nor_lose_datagrams() {
     let site = Site::new();
     let listener = Listener::new(site.there());

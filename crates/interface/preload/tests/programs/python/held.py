@@ -1,9 +1,11 @@
 """Datagrams that wait for a next hop (`held.py ADDRESS WAY`). WAY is how the socket ends that has them, or `stamp`: then they are
-told of by a wait that has begun while all of them waited."""
+told of by a wait that has begun while all of them waited. With `dup` and `stays`, the descriptor that was used last is closed, and the
+socket is open by another one until the program ends, or for ever."""
 
 import ctypes
 import os
 import select
+import signal
 import socket
 import struct
 import sys
@@ -19,12 +21,13 @@ made.setsockopt(socket.SOL_SOCKET, SO_TXTIME, struct.pack("iI", CLOCK_TAI, 0))
 if way == "stamp":
     # Which datagrams are stamped, each says itself.
     made.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPING, struct.pack("I", SOFTWARE | TSONLY))
-launch = time.clock_gettime_ns(CLOCK_TAI) + 600_000_000
+launch = time.clock_gettime_ns(CLOCK_TAI) + (10_000_000_000 if way == "stays" else 600_000_000)
+latest = made.dup() if way in ["dup", "stays"] else made
 for number in range(3):
     control = [(socket.SOL_SOCKET, SO_TXTIME, struct.pack("Q", launch + number))]
     if way == "stamp":
         control.append((socket.SOL_SOCKET, SO_TIMESTAMPING, struct.pack("I", TX_SOFTWARE)))
-    made.sendmsg([struct.pack("q", launch + number), b"held %d" % number], control, 0, (address, PORT))
+    latest.sendmsg([struct.pack("q", launch + number), b"held %d" % number], control, 0, (address, PORT))
 
 if way == "stamp":
     poll = select.poll()
@@ -34,6 +37,11 @@ if way == "stamp":
     print("stamped")
 elif way == "close":
     made.close()
+elif way in ["dup", "stays"]:
+    latest.close()
+    print("closed", flush=True)
+    if way == "stays":
+        signal.pause()
 elif way == "dup2":
     os.dup2(0, made.fileno())
 elif way == "close_range":
