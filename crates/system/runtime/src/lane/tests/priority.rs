@@ -166,7 +166,13 @@ fn on_the_wire_a_higher_class_is_first_though_its_datagram_is_not_full() {
 }
 
 #[test]
-fn what_has_come_of_a_higher_class_is_shown_before_the_rest_that_came_with_it_is_delivered() {
+fn what_has_come_of_a_higher_class_is_shown_before_the_rest_that_came_with_it() {
+    // The first of what is received in one go, one amidst it, and the last.
+    [0, 20, 63].into_iter().for_each(control_is_shown_first);
+}
+
+/// Of 64 datagrams that have come together, the one behind so many others is of a high class.
+fn control_is_shown_first(place: u32) {
     let (mut house, mut other) = with_remotes();
     let mut guest = house.guest(1, 4 << 20, &no_limits());
     let (bulk, control) = (guest.sink(5, 1024), guest.sink(6, 64));
@@ -194,15 +200,16 @@ fn what_has_come_of_a_higher_class_is_shown_before_the_rest_that_came_with_it_is
         remote.append(0, other.as_mut(), &message, payload, &cut, 0..1);
         remote.close(0, other.as_mut(), None);
     };
+    (0..place).for_each(|sequence| send(5, 0, sequence));
     send(6, 7, 0);
-    (0..16).for_each(|sequence| send(5, 0, sequence));
+    (place..63).for_each(|sequence| send(5, 0, sequence));
     assert!(other.flush());
     // Nothing but the receiving half of a round.
     assert!(house.lane.receive());
     assert_eq!(guest.waiting(control), 1);
     assert_eq!(guest.waiting(bulk), 0, "shown with the rest of the round");
     house.lane.poll();
-    assert_eq!(guest.waiting(bulk), 16);
+    assert_eq!(guest.waiting(bulk), 63);
     assert_eq!(guest.receive(control), 1);
 }
 
