@@ -73,12 +73,20 @@ pub(crate) fn forget_all() {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::{Mutex, MutexGuard, PoisonError};
+
+    /// The places are the process's: what one test fills another would miss.
+    fn alone() -> MutexGuard<'static, ()> {
+        static ALONE: Mutex<()> = Mutex::new(());
+        ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 
     // Descriptors that no test process has open.
     const FAR: RawFd = 900_000;
 
     #[test]
     fn a_descriptor_is_registered_until_its_registration_is_dropped() {
+        let _alone = alone();
         let registered = Registered::new(FAR);
         let again = Registered::new(FAR);
         assert!(is_registered(FAR) && !is_registered(FAR + 1) && !is_registered(-1));
@@ -90,6 +98,7 @@ mod tests {
 
     #[test]
     fn the_first_of_a_range_is_found() {
+        let _alone = alone();
         let first = FAR + 100;
         let all: Vec<_> = [7, 3, 5].map(|at| Registered::new(first + at)).into();
         assert_eq!(first_registered(first, first + 9), Some(first + 3));
@@ -102,6 +111,7 @@ mod tests {
 
     #[test]
     fn more_than_there_are_places_for_are_as_without_a_registry() {
+        let _alone = alone();
         let all: Vec<_> = (0..300)
             .map(|at| Registered::new(FAR + 1000 + at))
             .collect();
