@@ -97,12 +97,12 @@ fn a_refused_attachment_opens_no_session() {
 fn a_request_that_is_answered_too_late_is_undone() {
     let peer = Peer::start();
     let timeout = Duration::from_millis(20);
-    let session = Session::builder()
+    let builder = Session::builder()
         .socket(&peer.path)
-        .request_timeout(timeout)
-        .open()
-        .expect("session");
-    let stream = session.stream(Qos::default()).expect("stream");
+        .request_timeout(timeout);
+    // On a busy machine any answer may be too late.
+    let session = settle(|| builder.clone().open().ok());
+    let stream = settle(|| session.stream(Qos::default()).ok());
     peer.with(|host| host.mute = true);
     let error = stream.source(ChannelId(1)).expect_err("no answer");
     assert_eq!(error.code(), ErrorCode::TimedOut);
