@@ -180,7 +180,7 @@ impl Talker {
 }
 
 /// What came, read while it comes.
-fn capture(capture: &Capture, stop: &AtomicBool) -> Vec<Captured> {
+pub fn capture(capture: &Capture, stop: &AtomicBool) -> Vec<Captured> {
     let mut frames = Vec::new();
     loop {
         // Read once more after being told to stop: what has come is there.
@@ -229,7 +229,7 @@ fn read(captured: &Captured, offset: i64) -> Option<Arrived> {
 }
 
 /// What CLOCK_TAI is ahead of the clock of the stamps: whole seconds.
-fn tai_offset() -> i64 {
+pub fn tai_offset() -> i64 {
     let realtime = std::time::SystemTime::now()
         .duration_since(std::time::UNIX_EPOCH)
         .expect("after 1970");

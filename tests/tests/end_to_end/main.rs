@@ -9,6 +9,7 @@ mod lanes;
 mod links;
 mod long_messages;
 mod networks;
+mod policing;
 mod refusals;
 mod routed;
 mod schedules;

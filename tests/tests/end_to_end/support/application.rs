@@ -1,5 +1,6 @@
 //! What applications do in these tests: numbered messages, checked one by one.
 
+use std::path::Path;
 use std::time::Duration;
 
 use takt::{Error, Message, Session, Sink, Source, Wait};
@@ -12,8 +13,13 @@ const INTRODUCTIONS: u64 = 1 << 63;
 
 /// An application of a node.
 pub fn attach(node: &Node, name: &str) -> Session {
+    attach_at(&node.socket(), name)
+}
+
+/// An application at a socket.
+pub fn attach_at(socket: &Path, name: &str) -> Session {
     Session::builder()
-        .socket(node.socket())
+        .socket(socket)
         .name(name)
         .tx_bytes(8 << 20)
         .rx_bytes(16 << 20)

@@ -281,6 +281,12 @@ impl Admin {
         answer.into_inner().sessions
     }
 
+    pub fn listeners(&mut self) -> Vec<proto::ListenerStatus> {
+        let asked = self.client.list_listeners(proto::ListListenersRequest {});
+        let answer = self.runtime.block_on(asked).expect("the listeners");
+        answer.into_inner().listeners
+    }
+
     pub fn datapaths(&mut self) -> Vec<proto::Datapath> {
         let asked = self.client.list_datapaths(proto::ListDatapathsRequest {});
         let answer = self.runtime.block_on(asked).expect("the datapaths");

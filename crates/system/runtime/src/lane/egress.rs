@@ -414,13 +414,14 @@ impl State {
                 progress.continue_with(number + 1, 0, None);
                 continue;
             };
-            let link = ports[port].departures.is_some();
-            let frames = || (cut.count(), cut.part(0).len() + remote.overhead());
-            let flow = || Some(Flow::Channel(ChannelId(channel.id)));
-            let declared = match link {
-                true => session.police(progress, number, flow, frames(), now_ns),
-                // Between lanes of this node there is none.
-                false => Ok(false),
+            // Between lanes of this node there is no link.
+            let policed = session.polices(&progress.descriptor);
+            let declared = if policed && ports[port].departures.is_some() {
+                let flow = Some(Flow::Channel(ChannelId(channel.id)));
+                let frames = (cut.count(), cut.part(0).len() + remote.overhead());
+                session.police(progress, number, flow, frames, now_ns)
+            } else {
+                Ok(false)
             };
             let declared = match declared {
                 Ok(declared) => declared,

@@ -422,11 +422,14 @@ impl State {
             *left -= fair::FRAME + i64::from(descriptor.length);
             let exit = network.exits.get(to).and_then(Option::as_ref);
             let found = exit.and_then(|exit| Some((exit, usable_port(&exit.via, wished)?)));
-            let admitted = found.map_or(Ok(false), |(exit, _)| {
-                let octets = descriptor.length as usize + network.overhead(exit);
-                let number = progress.destinations.next;
-                session.police(progress, number, || flow(frame), (1, octets), now_ns)
-            });
+            let admitted = match found {
+                Some((exit, _)) if session.polices(&descriptor) => {
+                    let octets = descriptor.length as usize + network.overhead(exit);
+                    let number = progress.destinations.next;
+                    session.police(progress, number, flow(frame), (1, octets), now_ns)
+                }
+                _ => Ok(false),
+            };
             let result = match found {
                 None => Err(Outcome::Unreachable),
                 Some(_) if admitted.is_err() => admitted.map(drop),

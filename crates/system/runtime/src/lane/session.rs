@@ -485,25 +485,28 @@ impl LaneSession {
         permits(self.classes, class)
     }
 
+    /// Whether a message is of a class in which its tenant has declared streams.
+    #[inline]
+    pub fn polices(&self, descriptor: &TxDescriptor) -> bool {
+        self.policer.polices(class_of(descriptor))
+    }
+
     /// Whether the frames of a message for a receiver, the `number`th, are a declared stream's, after its tenant's streams
     /// have had their say: once, however many turns it takes to send them.
     ///
     /// # Errors
     /// They do not leave.
-    #[inline]
+    #[cold]
     pub fn police(
         &self,
         progress: &mut InProgress,
         number: u64,
-        flow: impl FnOnce() -> Option<Flow>,
+        flow: Option<Flow>,
         (frames, octets): (u32, usize),
         now_ns: i64,
     ) -> Result<bool, Outcome> {
         let descriptor = &progress.descriptor;
         let class = class_of(descriptor);
-        if !self.policer.polices(class) {
-            return Ok(false);
-        }
         if let Some((admitted, declared)) = progress.admitted
             && admitted == number
         {
@@ -516,7 +519,7 @@ impl LaneSession {
             octets,
             frames,
         };
-        let declared = match self.policer.decide(flow(), &offered, now_ns) {
+        let declared = match self.policer.decide(flow, &offered, now_ns) {
             Verdict::Undeclared => false,
             Verdict::Declared => true,
             Verdict::Refused(outcome) => return Err(outcome),
