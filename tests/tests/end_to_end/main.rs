@@ -2,6 +2,7 @@
 
 mod adversary;
 mod crashes;
+mod credit;
 mod gates;
 mod hosts;
 mod kills;
