@@ -55,6 +55,8 @@ mod error;
 mod fork;
 mod frame;
 mod gaps;
+#[doc(hidden)] // for the preload and its command
+pub mod grid;
 mod memory;
 mod message;
 mod notify;

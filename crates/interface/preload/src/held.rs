@@ -33,6 +33,11 @@ impl Held {
         self.0.len() < MOST
     }
 
+    /// Whether there is one for this address.
+    pub fn has(&self, name: &[u8]) -> bool {
+        self.0.iter().any(|waiting| waiting.name == name)
+    }
+
     /// Keeps a message.
     pub fn push(&mut self, waiting: Waiting) {
         self.0.push_back(waiting);

@@ -12,7 +12,7 @@ mod wait;
 
 use std::ffi::c_int;
 
-use crate::{announce, filter, follower, heap, process, real, socket, unserved};
+use crate::{announce, filter, follower, grid, heap, process, real, socket, unserved};
 
 /// Runs when the loader has loaded the library, before the program's `main`.
 #[used]
@@ -28,6 +28,7 @@ extern "C" fn start() {
     real::find();
     heap::survive_fork();
     announce::start();
+    grid::start();
     process::start();
     if announce::mode() == announce::Mode::Required
         && let Err(error) = filter::install()

@@ -30,6 +30,7 @@ mod errors;
 mod filter;
 mod follower;
 mod frame;
+mod grid;
 mod hardware;
 mod heap;
 mod held;

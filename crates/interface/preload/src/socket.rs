@@ -12,6 +12,7 @@ use crate::destination::{Destinations, Stations};
 use crate::follower;
 use crate::held::Held;
 use crate::kernel;
+use crate::kind::Kind;
 use crate::options::Options;
 use crate::process::Inside;
 use crate::reports::Reports;
@@ -462,6 +463,23 @@ pub fn adopt(fd: c_int, times: Option<SockTxtime>, inside: &Inside) -> Result<()
         return Err(NotAdopted::NoRuntime);
     }
     Ok(())
+}
+
+/// Makes a UDP socket an accelerated one, of which datagrams may be snapped to a cycle. The way to the runtime is opened by the
+/// first one that is. False: it is none, or there is no place for it.
+pub fn adopt_for_grid(fd: c_int, inside: &Inside) -> bool {
+    let options = Options::read(fd);
+    if !options.is_some_and(|options| matches!(options.kind, Kind::Udp { .. })) {
+        return false;
+    }
+    let socket = Socket::claim(inside);
+    if !table::insert(fd, socket) {
+        socket.release();
+        return false;
+    }
+    crate::epoll::forget_all(inside);
+    follower::start();
+    true
 }
 
 /// Before descriptors are closed, perhaps by the end of the process: waits a moment for next hops to tell their addresses.

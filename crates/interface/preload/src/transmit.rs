@@ -7,6 +7,7 @@ use std::ffi::c_int;
 use std::net::SocketAddr;
 
 use libc::{iovec, msghdr};
+use takt::grid::Grid;
 use takt::{FrameOptions, TaiTime, TrafficClass};
 use takt_wire::ethernet;
 
@@ -18,6 +19,7 @@ use crate::destination::{self, BELIEVED, Key, Stations, Way};
 use crate::errors;
 use crate::follower;
 use crate::frame;
+use crate::grid;
 use crate::held::Waiting;
 use crate::kernel;
 use crate::kind::Kind;
@@ -85,8 +87,12 @@ impl Message {
     /// `None`: it is the kernel's.
     fn read(message: *const msghdr) -> Option<Self> {
         let header = memory::read(message).ok()?;
+        let control = match header.msg_control.is_null() {
+            true => 0,
+            false => header.msg_controllen,
+        };
         // Without control messages, there is no transmission time.
-        if header.msg_control.is_null() || !(1..=MOST_CONTROL).contains(&header.msg_controllen) {
+        if control > MOST_CONTROL || control == 0 && !grid::is_on() {
             return None;
         }
         let name = match header.msg_name.is_null() {
@@ -97,19 +103,18 @@ impl Message {
             return None;
         }
         let list = header.msg_iovlen * size_of::<iovec>();
-        let mut bytes = vec![0; name + header.msg_controllen + list];
+        let mut bytes = vec![0; name + control + list];
         let place = |address: *mut libc::c_void, length| iovec {
             iov_base: address,
             iov_len: length,
         };
         let places = [
             place(header.msg_name, name),
-            place(header.msg_control, header.msg_controllen),
+            place(header.msg_control, control),
             place(header.msg_iov.cast(), list),
         ];
         memory::gather(&mut bytes, &places).ok()?;
-        let (words, _) =
-            bytes[name + header.msg_controllen..].as_chunks::<{ size_of::<usize>() }>();
+        let (words, _) = bytes[name + control..].as_chunks::<{ size_of::<usize>() }>();
         let parts: Vec<iovec> = words
             .chunks_exact(2)
             .map(|part| iovec {
@@ -119,7 +124,7 @@ impl Message {
             .collect();
         Some(Self {
             name,
-            control: header.msg_controllen,
+            control,
             total: memory::total(&parts)?,
             parts,
             bytes,
@@ -289,8 +294,12 @@ fn send_waiting(
 
 /// What a send asks for, by its own control messages and by its socket.
 pub struct Request {
+    /// As the program has it; 0: it is snapped to a cycle.
     launch: u64,
+    /// The same; when it was sent, if it is snapped to a cycle.
     instant: TaiTime,
+    /// The cycle, for one without a launch time: its instant is that at which it is handed over.
+    grid: Option<Grid>,
     class: TrafficClass,
     stamps: u32,
     control: Control,
@@ -300,11 +309,23 @@ impl Request {
     fn new(options: &Options, message: &Message, flags: c_int) -> Result<Self, Obstacle> {
         let control = Control::parse(options.kind, message.control())
             .map_err(|_| Obstacle::Unserved(Reason::Malformed))?;
+        let priority = match control.priority {
+            Some(Priority::Asked(priority) | Priority::Implied(priority)) => priority,
+            None => options.priority,
+        };
+        let class = class_of(priority);
         // For the kernel, too, zero is no time.
-        let launch = control.launch.filter(|time| *time != 0);
-        let launch = launch.ok_or(Obstacle::Untimed)?;
-        let clock = options.clock.ok_or(Obstacle::Unserved(Reason::Kind))?;
-        let clock = clock.of(launch);
+        let (launch, instant, grid) = match control.launch.filter(|time| *time != 0) {
+            Some(launch) => {
+                let clock = options.clock.ok_or(Obstacle::Unserved(Reason::Kind))?;
+                // The kernel's instants are signed, too.
+                (launch, clock.of(launch).to_tai(launch as i64), None)
+            }
+            None => {
+                let grid = snapped(options, message, class).ok_or(Obstacle::Untimed)?;
+                (0, launch::now(), Some(grid))
+            }
+        };
         if options.kernel_only {
             return Err(Obstacle::Unserved(Reason::Options));
         }
@@ -318,26 +339,39 @@ impl Request {
         if control.number.is_some() && !options.numbers() {
             return Err(Obstacle::Unserved(Reason::Malformed)); // The kernel says that this is an error.
         }
-        let priority = match control.priority {
-            Some(Priority::Asked(priority)) if priority > 6 => {
-                if !kernel::allows_priority(priority) {
-                    return Err(Obstacle::Error(libc::EPERM));
-                }
-                priority
-            }
-            Some(Priority::Asked(priority) | Priority::Implied(priority)) => priority,
-            None => options.priority,
-        };
+        if let Some(Priority::Asked(priority)) = control.priority
+            && priority > 6
+            && !kernel::allows_priority(priority)
+        {
+            return Err(Obstacle::Error(libc::EPERM));
+        }
         let stamps = control.timestamping.unwrap_or(options.timestamping);
         Ok(Self {
             launch,
-            // The kernel's instants are signed, too.
-            instant: clock.to_tai(launch as i64),
-            class: class_of(priority),
+            instant,
+            grid,
+            class,
             stamps: stamps & timestamping::TX_RECORD,
             control,
         })
     }
+
+    /// Whether its launch time is the latest one, and not the very instant.
+    fn is_deadline(&self, options: &Options) -> bool {
+        options.deadline && self.grid.is_none()
+    }
+}
+
+/// The cycle that a message without a launch time is snapped to, if it is.
+fn snapped(options: &Options, message: &Message, class: TrafficClass) -> Option<Grid> {
+    if !grid::is_on() || !matches!(options.kind, Kind::Udp { .. }) {
+        return None;
+    }
+    let destination = match message.name() {
+        [] => options.udp.peer,
+        name => address::parse(name),
+    };
+    grid::find(destination?, class)
 }
 
 /// The traffic class of a priority: the same number; best effort for those above the classes, as the
@@ -378,6 +412,13 @@ fn attempt(
     let request = Request::new(options, message, flags)?;
     if let Kind::Udp { six } = options.kind {
         bind_if_needed(socket, fd, options, six)?;
+    }
+    // What has no time of its own leaves in the order in which it was sent.
+    if request.grid.is_some() && state.held.len() != 0 {
+        hand_over_held(socket, fd, state, inside);
+        if state.held.has(message.name()) {
+            return hold(socket, state, message, request);
+        }
     }
     let result = hand_over(fd, state, &message.content(), &request, inside);
     match result {
@@ -544,6 +585,8 @@ struct Handed {
     ends: Option<Ends>,
     /// When, or a moment before.
     at: TaiTime,
+    /// Its launch time.
+    instant: TaiTime,
 }
 
 fn hand_over(
@@ -601,12 +644,15 @@ fn hand_over(
         || request.stamps != 0 && options.timestamping & timestamping::OPT_TSONLY == 0;
     let packet = if tells { buffer.to_vec() } else { Vec::new() };
     let at = launch::now();
+    let instant = request
+        .grid
+        .map_or(request.instant, |grid| grid.instant(at));
     let token = source.emit(
         buffer,
         &FrameOptions {
             class: request.class,
-            launch: Some(request.instant),
-            deadline: options.deadline,
+            launch: Some(instant),
+            deadline: request.is_deadline(options),
         },
     )?;
     Ok(Handed {
@@ -614,6 +660,7 @@ fn hand_over(
         packet,
         ends,
         at,
+        instant,
     })
 }
 
@@ -640,15 +687,18 @@ fn finish(socket: &Socket, state: &mut State, request: &Request, handed: Handed)
         None => 0,
     };
     let datagram = Datagram {
-        launch: request.launch,
+        launch: match request.grid {
+            Some(_) => handed.instant.as_nanos() as u64,
+            None => request.launch,
+        },
         // With a deadline, it leaves as soon as it can.
-        about: match options.deadline {
+        about: match request.is_deadline(options) {
             true => launch::now(),
-            false => request.instant,
+            false => handed.instant,
         },
         queued: handed.at,
         // Whether that is too late, the runtime says.
-        late: request.instant < handed.at,
+        late: handed.instant < handed.at,
         number,
         packet: handed.packet,
         ends: handed.ends,

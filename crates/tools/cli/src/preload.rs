@@ -21,6 +21,8 @@ const LOADER_VARIABLE: &str = "LD_PRELOAD";
 const MODE_VARIABLE: &str = "TAKT_PRELOAD";
 /// Whether instants of departure stand for hardware time stamps.
 const HARDWARE_VARIABLE: &str = "TAKT_PRELOAD_HWTSTAMP";
+/// To which cycles datagrams without a transmission time are snapped.
+const GRID_VARIABLE: &str = "TAKT_PRELOAD_GRID";
 
 const HELP: &str = "\
 Datagrams that the program sends with a transmission time (SO_TXTIME, SCM_TXTIME) leave at that time, by way
@@ -33,6 +35,7 @@ Environment:
 Examples:
   takt preload --hwtstamp -- isochron send --interface eth0 --txtime ...
   takt preload --required -- python3 talker.py
+  takt preload --grid 1ms+250us,port=5001 -- ./publisher
   takt preload --socket /run/takt/line.sock -- ./talker";
 
 /// Runs a program with the socket preload.
@@ -49,6 +52,11 @@ pub struct Preload {
     /// instants at which the runtime sent
     #[arg(long)]
     hwtstamp: bool,
+    /// Give UDP datagrams that name no time one: the next instant of TAI that is OFFSET behind a whole multiple of CYCLE. With
+    /// `to=ADDRESS[/LENGTH]`, `port=PORT`, `class=CLASS`: those alone; `lead=TIME` [default: 500us]: at least so far ahead. May be
+    /// given several times: the first rule that is for a datagram holds
+    #[arg(long, value_name = "CYCLE[+OFFSET][,KEY=VALUE...]", value_parser = grid)]
+    grid: Vec<String>,
     /// The program and its arguments
     #[arg(required = true, trailing_var_arg = true, value_name = "COMMAND")]
     command: Vec<OsString>,
@@ -77,6 +85,9 @@ impl Preload {
         if self.hwtstamp {
             command.env(HARDWARE_VARIABLE, "on");
         }
+        if !self.grid.is_empty() {
+            command.env(GRID_VARIABLE, self.grid.join(";"));
+        }
         // Returns only if it fails.
         let error = command.exec();
         Err(Failure::Other(format!(
@@ -84,6 +95,12 @@ impl Preload {
             program.display()
         )))
     }
+}
+
+/// A rule as it is written, which the preload will read.
+fn grid(text: &str) -> Result<String, takt::grid::BadRule> {
+    let _: takt::grid::Rule = text.parse()?;
+    Ok(text.to_owned())
 }
 
 /// The library's path.

@@ -43,6 +43,24 @@ fn path(path: &Path) -> &str {
     path.to_str().expect("a path in UTF-8")
 }
 
+#[test]
+fn a_grid_that_is_no_rule_is_refused_before_anything_runs() {
+    let directory = Directory::new();
+    for (rule, word) in [
+        ("1", "no time with a unit"),
+        ("1ms+1ms", "offset"),
+        ("1ms,x=1", "\"x\""),
+    ] {
+        let ran: Ran = takt(&["preload", "--grid", rule, "--", "echo", "ran"])
+            .env("TAKT_PRELOAD_LIBRARY", library(&directory))
+            .output()
+            .expect("takt")
+            .into();
+        assert_eq!(ran.code, Some(2), "{ran:?}");
+        assert!(ran.err.contains(word) && ran.out.is_empty(), "{ran:?}");
+    }
+}
+
 const EMPTY: &str = "int main(void) { return 0; }";
 
 #[test]
@@ -61,12 +79,16 @@ fn the_program_runs_with_the_library_in_front_and_its_own_arguments() {
 #[test]
 fn wishes_become_the_environment_of_the_program() {
     let directory = Directory::new();
-    let script = "echo $TAKT_PRELOAD $TAKT_SOCKET $LD_PRELOAD";
+    let script = "echo $TAKT_PRELOAD $TAKT_SOCKET $TAKT_PRELOAD_GRID $LD_PRELOAD";
     let ran: Ran = takt(&[
         "preload",
         "--required",
         "--socket",
         "/x/y",
+        "--grid",
+        "1ms+250us,port=5001",
+        "--grid",
+        "2ms",
         "sh",
         "-c",
         script,
@@ -76,7 +98,11 @@ fn wishes_become_the_environment_of_the_program() {
     .output()
     .expect("takt")
     .into();
-    assert!(ran.out.starts_with("required /x/y "), "{ran:?}");
+    assert!(
+        ran.out
+            .starts_with("required /x/y 1ms+250us,port=5001;2ms "),
+        "{ran:?}"
+    );
     assert!(ran.out.trim().ends_with(":/other.so"), "{ran:?}");
 }
 

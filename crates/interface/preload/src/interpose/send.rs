@@ -1,10 +1,12 @@
-//! Sends. Only messages with control data may have a transmission time; the others are the kernel's.
+//! Sends. Only messages with control data may have a transmission time; the others are the kernel's, unless they are
+//! snapped to a cycle.
 
 use std::ffi::{c_int, c_uint, c_void};
 
 use libc::{iovec, mmsghdr, msghdr, size_t, sockaddr, socklen_t, ssize_t};
 
 use crate::announce::{self, Mode};
+use crate::grid;
 use crate::memory;
 use crate::process;
 use crate::real;
@@ -28,6 +30,36 @@ fn plain(fd: c_int, send: impl FnOnce() -> ssize_t) -> ssize_t {
     result
 }
 
+/// A message without control data: what its send returns if it is snapped to a cycle. `None`: it is the kernel's.
+#[inline]
+fn snapped(
+    fd: c_int,
+    parts: &[iovec],
+    flags: c_int,
+    to: *const sockaddr,
+    to_length: socklen_t,
+) -> Option<ssize_t> {
+    if !grid::is_on() {
+        return None;
+    }
+    let socket = accelerated(fd)?;
+    process::may_be_cancelled();
+    // SAFETY: plain integers and pointers.
+    let mut message: msghdr = unsafe { std::mem::zeroed() };
+    message.msg_name = to.cast_mut().cast();
+    message.msg_namelen = to_length;
+    message.msg_iov = parts.as_ptr().cast_mut();
+    message.msg_iovlen = parts.len() as _;
+    taken(socket, fd, &message, flags)
+}
+
+fn part(data: *const c_void, length: size_t) -> [iovec; 1] {
+    [iovec {
+        iov_base: data.cast_mut(),
+        iov_len: length,
+    }]
+}
+
 /// `send(2)`.
 ///
 /// # Safety
@@ -39,6 +71,9 @@ pub unsafe extern "C-unwind" fn send(
     length: size_t,
     flags: c_int,
 ) -> ssize_t {
+    if let Some(result) = snapped(fd, &part(data, length), flags, std::ptr::null(), 0) {
+        return result;
+    }
     // SAFETY: the program's call.
     plain(fd, || unsafe { real::send(fd, data, length, flags) })
 }
@@ -71,6 +106,9 @@ pub unsafe extern "C-unwind" fn sendto(
     to: *const sockaddr,
     to_length: socklen_t,
 ) -> ssize_t {
+    if let Some(result) = snapped(fd, &part(data, length), flags, to, to_length) {
+        return result;
+    }
     // SAFETY: the program's call.
     plain(fd, || unsafe {
         real::sendto(fd, data, length, flags, to, to_length)
@@ -83,6 +121,9 @@ pub unsafe extern "C-unwind" fn sendto(
 /// As the C library's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn write(fd: c_int, data: *const c_void, length: size_t) -> ssize_t {
+    if let Some(result) = snapped(fd, &part(data, length), 0, std::ptr::null(), 0) {
+        return result;
+    }
     // SAFETY: the program's call.
     plain(fd, || unsafe { real::write(fd, data, length) })
 }
@@ -103,6 +144,19 @@ pub unsafe extern "C-unwind" fn __write(fd: c_int, data: *const c_void, length: 
 /// As the C library's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn writev(fd: c_int, parts: *const iovec, count: c_int) -> ssize_t {
+    if grid::is_on()
+        && let Some(socket) = accelerated(fd)
+    {
+        process::may_be_cancelled();
+        // SAFETY: plain integers and pointers.
+        let mut message: msghdr = unsafe { std::mem::zeroed() };
+        message.msg_iov = parts.cast_mut();
+        // What is no number of parts is too many of them, which the kernel says.
+        message.msg_iovlen = usize::try_from(count).unwrap_or(usize::MAX) as _;
+        if let Some(result) = taken(socket, fd, &message, 0) {
+            return result;
+        }
+    }
     // SAFETY: the program's call.
     plain(fd, || unsafe { real::writev(fd, parts, count) })
 }
@@ -123,7 +177,11 @@ fn discover(fd: c_int) -> Option<&'static Socket> {
         return None;
     }
     process::inside(|inside| {
-        if !socket::has_transmission_times(fd) || socket::adopt(fd, None, inside).is_err() {
+        let adopted = match socket::has_transmission_times(fd) {
+            true => socket::adopt(fd, None, inside).is_ok(),
+            false => grid::is_on() && socket::adopt_for_grid(fd, inside),
+        };
+        if !adopted {
             table::set_known(fd);
         }
     })?;

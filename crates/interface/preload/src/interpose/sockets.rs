@@ -6,6 +6,7 @@ use libc::{sockaddr, socklen_t};
 
 use crate::abi::{self, SockTxtime};
 use crate::announce::{self, Mode};
+use crate::grid;
 use crate::kernel;
 use crate::launch::Clock;
 use crate::memory;
@@ -15,6 +16,9 @@ use crate::real;
 use crate::socket::{self, NotAdopted, Socket};
 use crate::table;
 use crate::unserved::Reason;
+
+/// The part of `socket`'s second argument that is no flag (`SOCK_TYPE_MASK`).
+const KIND: c_int = 0xf;
 
 /// `socket(2)`.
 ///
@@ -27,7 +31,11 @@ pub unsafe extern "C-unwind" fn socket(domain: c_int, kind: c_int, protocol: c_i
     if fd >= 0 {
         // The number may have been closed where nobody looked.
         table::remove(fd);
-        table::set_known(fd);
+        let is_internet = matches!(domain, libc::AF_INET | libc::AF_INET6);
+        let snapped = grid::is_on() && is_internet && kind & KIND == libc::SOCK_DGRAM;
+        if !snapped {
+            table::set_known(fd);
+        }
     }
     fd
 }
