@@ -32,7 +32,7 @@ help:
 	@echo "make install  after make build: PREFIX=/usr/local; \`make uninstall\` takes it away again"
 	@echo "make site     the documentation with search, into out/site; no dead links"
 	@echo "make sessions  terminal sessions of the documentation, recorded again"
-	@echo "make static   a takt linked against musl, into out/static (needs rustup; not yet shown to its end)"
+	@echo "make static   a takt that needs no library (linked against musl), into out/static; tried in an empty root"
 	@echo "make wheel    the Python binding with its libraries, into dist"
 	@echo "make deb      Debian packages into out/deb: takt, libtakt0, libtakt-dev, takt-preload"
 

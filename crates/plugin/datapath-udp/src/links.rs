@@ -263,12 +263,12 @@ fn mtu(socket: &OwnedFd, interface: u32) -> io::Result<usize> {
     unsafe {
         check(libc::ioctl(
             socket.as_raw_fd(),
-            libc::SIOCGIFNAME,
+            libc::SIOCGIFNAME as _,
             &mut request,
         ))?;
         check(libc::ioctl(
             socket.as_raw_fd(),
-            libc::SIOCGIFMTU,
+            libc::SIOCGIFMTU as _,
             &mut request,
         ))?;
         usize::try_from(request.ifr_ifru.ifru_mtu)

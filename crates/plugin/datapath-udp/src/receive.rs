@@ -213,7 +213,7 @@ impl Receiver {
                 socket.raw(),
                 self.messages.as_mut_ptr(),
                 wanted as _,
-                libc::MSG_DONTWAIT,
+                libc::MSG_DONTWAIT as _,
                 ptr::null_mut(),
             )
         };

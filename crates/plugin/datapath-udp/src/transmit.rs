@@ -269,7 +269,7 @@ impl Transmitter {
                 socket.raw(),
                 self.messages.as_mut_ptr(),
                 self.trains.len() as _,
-                libc::MSG_NOSIGNAL,
+                libc::MSG_NOSIGNAL as _,
             )
         };
         if sent < 0 {

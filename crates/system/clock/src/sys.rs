@@ -45,7 +45,7 @@ pub fn ptp_sys_offset_extended(device: BorrowedFd<'_>, samples: usize) -> io::Re
     let result = unsafe {
         libc::ioctl(
             device.as_raw_fd(),
-            libc::PTP_SYS_OFFSET_EXTENDED,
+            libc::PTP_SYS_OFFSET_EXTENDED as _,
             &raw mut request,
         )
     };
@@ -65,7 +65,13 @@ pub fn ptp_sys_offset(device: BorrowedFd<'_>, samples: usize) -> io::Result<Vec<
     let samples = samples.clamp(1, request.ts.len() / 2);
     request.n_samples = samples as u32;
     // SAFETY: the request has the size that the number of the ioctl says and outlives the call.
-    let result = unsafe { libc::ioctl(device.as_raw_fd(), libc::PTP_SYS_OFFSET, &raw mut request) };
+    let result = unsafe {
+        libc::ioctl(
+            device.as_raw_fd(),
+            libc::PTP_SYS_OFFSET as _,
+            &raw mut request,
+        )
+    };
     if result == -1 {
         return Err(io::Error::last_os_error());
     }

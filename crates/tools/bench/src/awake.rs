@@ -103,9 +103,14 @@ fn start_spinner(core: usize, stop: Arc<AtomicBool>) -> io::Result<JoinHandle<()
 
 /// Puts the calling thread into the class `SCHED_IDLE`: see sched(7).
 fn enter_idle_class() -> io::Result<()> {
-    let parameters = libc::sched_param { sched_priority: 0 };
-    // SAFETY: the pointer is to a live `sched_param`; 0 names the calling thread.
-    match unsafe { libc::sched_setscheduler(0, libc::SCHED_IDLE, &parameters) } {
+    set_scheduler(libc::SCHED_IDLE, 0)
+}
+
+/// Puts the calling thread into a scheduling class. By the system call: musl's function refuses, since it acts on a
+/// thread and not on its process.
+pub(crate) fn set_scheduler(class: i32, priority: i32) -> io::Result<()> {
+    // SAFETY: the kernel's `sched_param` is the priority, which outlives the call; 0 names the calling thread.
+    match unsafe { libc::syscall(libc::SYS_sched_setscheduler, 0, class, &raw const priority) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }

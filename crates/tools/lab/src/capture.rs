@@ -211,7 +211,7 @@ impl Capture {
         message.msg_iov = &mut part;
         message.msg_iovlen = 1;
         message.msg_control = control.as_mut_ptr().cast();
-        message.msg_controllen = size_of_val(&control);
+        message.msg_controllen = size_of_val(&control) as _;
         // SAFETY: all that the message points to outlives the call.
         let length = unsafe { libc::recvmsg(self.0.as_raw_fd(), &mut message, libc::MSG_TRUNC) };
         if length < 0 {

@@ -195,7 +195,7 @@ impl Futex for AtomicU32 {
             return Sleep::TimedOut;
         }
         let left = libc::timespec {
-            tv_sec: left.as_secs().try_into().unwrap_or(libc::time_t::MAX),
+            tv_sec: left.as_secs().try_into().unwrap_or(i64::MAX),
             tv_nsec: left.subsec_nanos().into(),
         };
         // SAFETY: the word is a live atomic and the timeout a live timespec.

@@ -55,13 +55,7 @@ pub fn be_real_time(core: Option<usize>, priority: i32) -> io::Result<()> {
     if let Some(core) = core {
         crate::awake::pin_to(core)?;
     }
-    let parameters = libc::sched_param {
-        sched_priority: priority,
-    };
-    // SAFETY: `parameters` outlives the call.
-    if unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &parameters) } != 0 {
-        return Err(io::Error::last_os_error());
-    }
+    crate::awake::set_scheduler(libc::SCHED_FIFO, priority)?;
     // SAFETY: a plain call. What cannot be locked is paged in by the warm-up.
     unsafe { libc::mlockall(libc::MCL_CURRENT | libc::MCL_FUTURE) };
     Ok(())
@@ -102,14 +96,15 @@ pub fn send(socket: &UdpSocket, payload: &[u8], control: Option<Control<'_>>) ->
     if let Some((level, kind, value)) = control {
         message.msg_control = space.as_mut_ptr().cast();
         // SAFETY: plain arithmetic.
-        message.msg_controllen = unsafe { libc::CMSG_SPACE(value.len() as u32) } as usize;
-        assert!(message.msg_controllen <= size_of_val(&space));
+        let needed = unsafe { libc::CMSG_SPACE(value.len() as u32) } as usize;
+        assert!(needed <= size_of_val(&space));
+        message.msg_controllen = needed as _;
         // SAFETY: the space holds a header and the value, as has just been made sure.
         unsafe {
             let header = libc::CMSG_FIRSTHDR(&message);
             (*header).cmsg_level = level;
             (*header).cmsg_type = kind;
-            (*header).cmsg_len = libc::CMSG_LEN(value.len() as u32) as usize;
+            (*header).cmsg_len = libc::CMSG_LEN(value.len() as u32) as _;
             std::ptr::copy_nonoverlapping(value.as_ptr(), libc::CMSG_DATA(header), value.len());
         }
     }
@@ -143,7 +138,7 @@ pub fn receive(socket: &UdpSocket, payload: &mut [u8], flags: i32) -> io::Result
     message.msg_iov = &mut part;
     message.msg_iovlen = 1;
     message.msg_control = space.as_mut_ptr().cast();
-    message.msg_controllen = size_of_val(&space);
+    message.msg_controllen = size_of_val(&space) as _;
     // SAFETY: all that the message points to outlives the call.
     let length = unsafe { libc::recvmsg(socket.as_raw_fd(), &mut message, flags) };
     if length < 0 {

@@ -70,17 +70,12 @@ impl Batch {
         };
         let mut vectors: Vec<_> = (0..messages).map(buffer).collect();
         let vector_base = vectors.as_mut_ptr();
-        let header = |i| libc::mmsghdr {
-            msg_hdr: libc::msghdr {
-                msg_name: ptr::null_mut(),
-                msg_namelen: 0,
-                msg_iov: vector_base.wrapping_add(i),
-                msg_iovlen: 1,
-                msg_control: ptr::null_mut(),
-                msg_controllen: 0,
-                msg_flags: 0,
-            },
-            msg_len: 0,
+        let header = |i| {
+            // SAFETY: all zero is a message of nothing to nobody.
+            let mut header: libc::mmsghdr = unsafe { std::mem::zeroed() };
+            header.msg_hdr.msg_iov = vector_base.wrapping_add(i);
+            header.msg_hdr.msg_iovlen = 1;
+            header
         };
         Self {
             headers: (0..messages).map(header).collect(),
@@ -114,7 +109,7 @@ impl Batch {
                 socket.as_raw_fd(),
                 self.headers.as_mut_ptr(),
                 self.headers.len() as libc::c_uint,
-                libc::MSG_DONTWAIT,
+                libc::MSG_DONTWAIT as _,
                 ptr::null_mut(),
             )
         };
