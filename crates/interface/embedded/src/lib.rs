@@ -59,9 +59,9 @@ pub enum Error {
     /// A session cannot be made.
     #[error("cannot connect to the embedded runtime: {0}")]
     Connect(std::io::Error),
-    /// Runtimes on a link are looked for, and no key of theirs is known.
+    /// Runtimes on a link, or met by another, are looked for, and no key of theirs is known.
     #[error(
-        "no key is known of the runtimes on {0}: set TAKT_GROUP_KEY to the key that all of them have (`takt key generate --group FILE` makes one), or TAKT_PROTECTION=none on a link that nobody else can send to"
+        "no key is known of the runtimes {0}: set TAKT_GROUP_KEY to the key that all of them have (`takt key generate --group FILE` makes one), or TAKT_PROTECTION=none on a link that nobody else can send to"
     )]
     ScoutKey(String),
     /// Other runtimes of this user cannot be looked for.
@@ -114,12 +114,20 @@ impl Embedded {
             }
         }
         let security = &settings.security;
+        if let Some(address) = settings.introducers.iter().find(|address| {
+            let listed = settings.peers.iter().find(|peer| peer.address == **address);
+            listed.is_none_or(|peer| peer.key.is_none())
+        }) && security.is_on()
+            && security.group.is_none()
+        {
+            return Err(Error::ScoutKey(format!("met by {address}")));
+        }
         if let Some(interface) = &settings.scout
             && security.is_on()
             && security.group.is_none()
             && (security.node.is_none() || security.allow.is_empty())
         {
-            return Err(Error::ScoutKey(interface.clone()));
+            return Err(Error::ScoutKey(format!("on {interface}")));
         }
         let linger = settings.linger;
         let directory = settings.rendezvous.clone();

@@ -1,6 +1,6 @@
 //! How an embedded runtime is told what it needs: by the program, or by its environment.
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
@@ -8,6 +8,7 @@ use std::time::Duration;
 use takt_runtime::StartError;
 use takt_runtime::config::{Config, DEFAULT_PORT, Departure, Idle, LaneConfig, ScoutConfig};
 use takt_runtime::control::scout::addresses;
+use takt_runtime::peering::Meeting;
 pub use takt_runtime::peering::keys::{
     GroupKey, KeyError, PeerConfig, PrivateKey, Protection, PublicKey, Security,
 };
@@ -28,6 +29,9 @@ pub struct Settings {
     /// Directory of this user where runtimes of this machine find each other, see [`local`](Self::local); none: they
     /// do not.
     pub rendezvous: Option<PathBuf>,
+    /// Peering addresses of runtimes that introduce others to this one: whoever they name and has the group's key, or one
+    /// of [`Security::allow`], becomes a peer.
+    pub introducers: Vec<SocketAddr>,
     /// Interface on whose link other runtimes are found, and find this one; none: they are not looked for. Those of its
     /// networks that have the group's key, or one of [`Security::allow`], become peers.
     pub scout: Option<String>,
@@ -51,6 +55,7 @@ impl Default for Settings {
             next_port: false,
             peers: Vec::new(),
             rendezvous: None,
+            introducers: Vec::new(),
             security: Security::default(),
             scout: None,
             interface: None,
@@ -84,7 +89,7 @@ impl Settings {
     }
 
     /// The environment variables that [`from_environment`](Self::from_environment) reads.
-    pub const VARIABLES: [&str; 9] = [
+    pub const VARIABLES: [&str; 10] = [
         "TAKT_ADDRESS",
         "TAKT_PORT",
         "TAKT_PEERS",
@@ -94,14 +99,16 @@ impl Settings {
         "TAKT_KEY",
         "TAKT_ALLOW",
         "TAKT_SCOUT",
+        "TAKT_RENDEZVOUS",
     ];
 
     /// Reads `TAKT_ADDRESS`, `TAKT_PORT`, `TAKT_PEERS` (addresses with ports, between commas, each as
     /// `PUBLIC_KEY@ADDRESS:PORT` if the peer has a key of its own), `TAKT_INTERFACE`, `TAKT_PROTECTION` (`integrity`,
     /// `encrypt` or `none`), `TAKT_GROUP_KEY` (the key of all nodes), `TAKT_KEY` (the private key of this one), `TAKT_ALLOW`
-    /// (public keys of nodes that may become peers, between commas) and `TAKT_SCOUT` (the interface on whose link nodes find
-    /// each other). What is not set keeps its default; a port that is not set yields to the next free one if it is taken.
-    /// With none of address, port, peers and scout the runtime is
+    /// (public keys of nodes that may become peers, between commas), `TAKT_SCOUT` (the interface on whose link nodes find
+    /// each other) and `TAKT_RENDEZVOUS` (addresses with ports, between commas, of nodes that introduce others). What is not
+    /// set keeps its default; a port that is not set yields to the next free one if it is taken.
+    /// With none of address, port, peers, scout and rendezvous the runtime is
     /// [`local`](Self::local): programs of one user on one machine find each other, and nobody else reaches them.
     ///
     /// # Errors
@@ -132,9 +139,10 @@ impl Settings {
             key,
             allow,
             scout,
+            rendezvous,
         ] = Self::VARIABLES;
-        let mut settings = match [address, port, peers, scout].map(&variable) {
-            [None, None, None, None] => Self::local(),
+        let mut settings = match [address, port, peers, scout, rendezvous].map(&variable) {
+            [None, None, None, None, None] => Self::local(),
             _ => Self::default(),
         };
         if let Some(value) = variable(address) {
@@ -201,12 +209,24 @@ impl Settings {
                 settings.security.allow.push(parse(allow, key, expected)?);
             }
         }
+        if let Some(value) = variable(rendezvous) {
+            for address in value.split(',').filter(|a| !a.trim().is_empty()) {
+                let expected = "addresses with ports between commas, such as 10.0.0.1:7400";
+                let address = parse(rendezvous, address, expected)?;
+                settings.introducers.push(address);
+            }
+        }
         settings.scout = variable(scout).filter(|name| !name.is_empty());
         settings.interface = variable(interface).filter(|name| !name.is_empty());
         Ok(settings)
     }
 
-    pub(crate) fn into_config(self) -> Result<Config, StartError> {
+    pub(crate) fn into_config(mut self) -> Result<Config, StartError> {
+        for address in &self.introducers {
+            if !self.peers.iter().any(|peer| peer.address == *address) {
+                self.peers.push((*address).into());
+            }
+        }
         let accept = match &self.scout {
             Some(interface) => addresses(interface).map_err(|source| StartError::Scout {
                 interface: interface.clone(),
@@ -219,6 +239,11 @@ impl Settings {
             group: None,
         });
         Ok(Config {
+            name: name(),
+            meeting: Meeting {
+                rendezvous: self.introducers.into_iter().collect(),
+                introduce: false,
+            },
             address: self.address,
             port: self.port,
             peers: self.peers,
@@ -234,6 +259,23 @@ impl Settings {
             ..Config::default()
         })
     }
+}
+
+/// The program, its process and the host: many of one host are peers, and each has a name of its own. What does not fit a
+/// hello is cut off at its end.
+fn name() -> String {
+    let program = std::env::current_exe().ok();
+    let program = program.as_deref().and_then(|path| path.file_name());
+    let program: String = program
+        .map_or("program".into(), |name| name.to_string_lossy())
+        .chars()
+        .take(24)
+        .collect();
+    format!(
+        "{program}-{}@{}",
+        std::process::id(),
+        Config::default().name
+    )
 }
 
 #[cfg(test)]
@@ -264,12 +306,22 @@ mod tests {
         assert_eq!(settings.interface.as_deref(), Some("eth0"));
         assert_eq!(settings.rendezvous, None);
         assert_eq!(read(&[]).expect("valid"), Settings::local());
+        let settings = read(&[("TAKT_RENDEZVOUS", "10.0.0.2:7400")]).expect("valid");
+        let address = "10.0.0.2:7400".parse().expect("an address");
+        assert_eq!(
+            (settings.introducers.clone(), settings.rendezvous.clone()),
+            (vec![address], None)
+        );
+        let config = settings.into_config().expect("a configuration");
+        assert_eq!(config.peers, [PeerConfig::from(address)]);
+        assert!(config.meeting.rendezvous.contains(&address));
     }
 
     #[test]
     fn a_wrong_value_is_refused_by_variable_and_value() {
         let error = read(&[("TAKT_PEERS", "10.0.0.2")]).expect_err("no port");
         assert!(error.to_string().contains("TAKT_PEERS") && error.to_string().contains("10.0.0.2"));
+        assert!(read(&[("TAKT_RENDEZVOUS", "10.0.0.2")]).is_err());
         assert!(read(&[("TAKT_PORT", "70000")]).is_err());
         assert!(read(&[("TAKT_ADDRESS", "eth0")]).is_err());
     }

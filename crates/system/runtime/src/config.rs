@@ -11,8 +11,8 @@ use takt_schedule::{ClassTable, Link, Schedule};
 use takt_wire::ethernet::MacAddress;
 use takt_wire::vxlan::NetworkId;
 
-use crate::peering::AcceptNet;
 use crate::peering::keys::{PeerConfig, Security};
+use crate::peering::{AcceptNet, Meeting};
 use crate::policy::{MappingPolicy, Policy};
 
 /// What a lane does when there is nothing to do.
@@ -226,7 +226,7 @@ impl LinkSchedule {
     }
 
     /// The link.
-    pub(crate) fn link(&self) -> Link {
+    pub fn link(&self) -> Link {
         let link = Link::ethernet(self.rate_bps);
         match self.vlan {
             true => Link {
@@ -267,6 +267,8 @@ pub struct Config {
     pub accept: Vec<AcceptNet>,
     /// Whether and where the node announces itself, and tries those of `accept` that announce themselves.
     pub scout: Option<ScoutConfig>,
+    /// Whether the node meets others by those that it knows.
+    pub meeting: Meeting,
     /// How strangers are kept out.
     pub security: Security,
     /// Networks that tenants' endpoints are in.
@@ -303,6 +305,7 @@ impl Default for Config {
             peers: Vec::new(),
             accept: Vec::new(),
             scout: None,
+            meeting: Meeting::default(),
             security: Security::default(),
             networks: Vec::new(),
             schedules: Vec::new(),

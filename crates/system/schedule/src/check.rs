@@ -95,6 +95,10 @@ pub fn check(schedule: &Schedule, port: &PortModel, now: Option<TaiTime>) -> Vec
     let mut findings = Vec::new();
     list::parameters(schedule, now, &mut findings);
     list::entries(schedule, port, &mut findings);
+    if let Err(error) = crate::selection::check(&schedule.selection, &port.link) {
+        let code = error.code();
+        findings.push(Finding::new(Severity::Error, code, error.to_string()));
+    }
     if schedule.cycle_time_ns > 0 && schedule.entries.iter().any(|entry| entry.interval_ns > 0) {
         windows::classes(schedule, port, &mut findings);
     }

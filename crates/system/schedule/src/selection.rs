@@ -94,6 +94,17 @@ pub enum SelectionError {
     },
 }
 
+impl SelectionError {
+    /// A short name that stays the same, as those of [`Finding`](crate::check::Finding)s.
+    pub const fn code(self) -> &'static str {
+        match self {
+            Self::NoRate(_) => "credit-without-rate",
+            Self::NoBandwidth(_) => "credit-without-bandwidth",
+            Self::TooMuch { .. } => "credit-exceeds-link",
+        }
+    }
+}
+
 /// Whether classes can be served so on a link.
 ///
 /// # Errors

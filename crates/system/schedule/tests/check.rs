@@ -2,6 +2,7 @@
 
 use proptest::prelude::*;
 use takt_schedule::check::{Finding, Severity, check};
+use takt_schedule::selection::Selection;
 use takt_schedule::{
     Framing, GateEntry, GateList, GateMask, GateOperation, Link, PortModel, Schedule,
 };
@@ -51,6 +52,39 @@ fn assert_finding(schedule: &Schedule, severity: Severity, code: &str, says: &[&
 fn a_sound_schedule_has_no_findings() {
     assert_eq!(check(&sound(), &port(), None), []);
     assert_eq!(check(&sound(), &port(), Some(TaiTime::from_nanos(1))), []);
+}
+
+#[test]
+fn credit_that_the_link_cannot_give_is_found() {
+    let shaped = |idle_slope_bps| {
+        let mut schedule = sound();
+        schedule.selection[1] = Selection::CreditBased {
+            idle_slope_bps,
+            high_credit_bits: 0,
+        };
+        schedule
+    };
+    let gigabit = port().link.rate_bps.expect("a rate").get();
+    assert_eq!(check(&shaped(gigabit), &port(), None), []);
+    let error = Severity::Error;
+    assert_finding(
+        &shaped(gigabit + 1),
+        error,
+        "credit-exceeds-link",
+        &["lower them"],
+    );
+    assert_finding(&shaped(0), error, "credit-without-bandwidth", &["class 1"]);
+    let unlimited = PortModel {
+        link: Link::ethernet(0),
+        ..port()
+    };
+    let found = check(&shaped(1), &unlimited, None);
+    assert!(
+        found
+            .iter()
+            .any(|f| f.code == "credit-without-rate" && f.severity == error),
+        "{found:#?}"
+    );
 }
 
 #[test]

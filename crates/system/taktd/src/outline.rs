@@ -53,6 +53,12 @@ fn outline(settings: &Settings, out: &mut String) -> std::fmt::Result {
             )?;
         }
     }
+    if config.meeting.introduce {
+        writeln!(out, "scout      introduces its peers to each other")?;
+    }
+    for address in &config.meeting.rendezvous {
+        writeln!(out, "scout      nodes that {address} introduces")?;
+    }
     for peer in &config.peers {
         let key = peer
             .key
@@ -67,6 +73,7 @@ fn outline(settings: &Settings, out: &mut String) -> std::fmt::Result {
         let ports: Vec<String> = datapaths
             .clone()
             .enumerate()
+            .filter(|(_, name)| config.lanes_of(name).contains(&index))
             .map(|(at, name)| match config.data_port(at, index) {
                 0 => format!("{name} any port"),
                 port => format!("{name} port {port}"),
@@ -75,7 +82,10 @@ fn outline(settings: &Settings, out: &mut String) -> std::fmt::Result {
         writeln!(
             out,
             "lane {index}     {}; {}",
-            ports.join(", "),
+            match ports.is_empty() {
+                true => "no datapath".to_owned(),
+                false => ports.join(", "),
+            },
             of_lane(lane)
         )?;
     }
@@ -150,7 +160,7 @@ fn of_listener(listener: &ListenerConfig, out: &mut String) -> std::fmt::Result 
             text
         }
     };
-    writeln!(
+    write!(
         out,
         "listener   {} mode {:04o}: tenant {}, write {}, read {}, classes {}, {} messages/s, {} bytes/s, memory {} of {} in all, {} sessions of {} endpoints, {} in all, with {} descriptors",
         listener.path.display(),
@@ -174,5 +184,10 @@ fn of_listener(listener: &ListenerConfig, out: &mut String) -> std::fmt::Result 
         policy.endpoints,
         policy.total_endpoints,
         policy.descriptors,
-    )
+    )?;
+    if policy.lanes.is_empty() {
+        return writeln!(out);
+    }
+    let lanes: Vec<String> = policy.lanes.iter().map(usize::to_string).collect();
+    writeln!(out, ", on lanes {}", lanes.join(","))
 }

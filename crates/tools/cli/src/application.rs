@@ -94,6 +94,10 @@ struct EmbeddedForm {
     /// ($TAKT_GROUP_KEY) [default: $TAKT_SCOUT, or not at all]
     #[arg(long, value_name = "INTERFACE", requires = "embedded")]
     scout: Option<String>,
+    /// Peering address with port of a runtime that introduces others, and this one to them; may be given several
+    /// times [default: $TAKT_RENDEZVOUS]
+    #[arg(long, value_name = "ADDRESS", requires = "embedded")]
+    rendezvous: Vec<SocketAddr>,
     /// Interface for AF_XDP [default: $TAKT_INTERFACE, or kernel UDP alone]
     #[arg(long, requires = "embedded")]
     interface: Option<String>,
@@ -173,7 +177,9 @@ impl Application {
 
 /// A session with a runtime in this process, and whether it finds its peers by itself.
 fn inside(settings: Settings, name: &str) -> Result<(Session, Option<Embedded>, bool), Failure> {
-    let finds = settings.rendezvous.is_some() || settings.scout.is_some();
+    let finds = settings.rendezvous.is_some()
+        || settings.scout.is_some()
+        || !settings.introducers.is_empty();
     let embedded = Embedded::start(settings)?;
     if finds {
         meet(&embedded)?;
@@ -204,6 +210,7 @@ impl EmbeddedForm {
         let told = self.address.is_some()
             || self.port.is_some()
             || self.scout.is_some()
+            || !self.rendezvous.is_empty()
             || !self.peers.is_empty();
         if told && settings.rendezvous.is_some() {
             settings = Settings {
@@ -221,6 +228,9 @@ impl EmbeddedForm {
         }
         if !self.peers.is_empty() {
             settings.peers = self.peers.iter().copied().map(Into::into).collect();
+        }
+        if !self.rendezvous.is_empty() {
+            settings.introducers = self.rendezvous.clone();
         }
         if let Some(scout) = &self.scout {
             settings.scout = Some(scout.clone());

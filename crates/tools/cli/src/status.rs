@@ -498,7 +498,12 @@ pub fn peers(peers: &[Peer]) -> String {
             peer.attempts.to_string(),
         ]
     });
-    table(&columns, rows.collect())
+    let mut text = table(&columns, rows.collect());
+    for peer in peers.iter().filter(|peer| !peer.warning.is_empty()) {
+        let warning = format!("warning    {}: {}", peer.address, peer.warning);
+        text.push_str(&format!("{}\n", wrap(&warning, 69).join("\n           ")));
+    }
+    text
 }
 
 fn datapaths(datapaths: &[Datapath]) -> String {

@@ -440,6 +440,9 @@ impl Control {
             let commands = self.routes.change(change, &self.lanes);
             self.command_all(commands);
         }
+        for (peer, clash) in effects.clashes {
+            tracing::warn!(%peer, "{clash}");
+        }
         for (destination, bytes) in effects.datagrams {
             // A failure is a lost datagram: the protocol repeats.
             if let Err(error) = self.socket.send_to(&bytes, destination) {

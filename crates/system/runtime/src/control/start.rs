@@ -272,6 +272,7 @@ fn start(
         None => None,
     };
     let mut peering = Peering::new(local, config.security.clone(), config.accept.clone());
+    peering.set_meeting(config.meeting.clone());
     for peer in &config.peers {
         peering.add(*peer, Duration::ZERO, &mut Effects::default());
     }

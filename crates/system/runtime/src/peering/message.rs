@@ -4,7 +4,11 @@
 //! `docs/reference/wire-format.md`. Every byte is checked; unknown versions and types are counted and dropped.
 //! Unless a site does without protection, these messages travel sealed ([`super::association`]).
 
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+
 use bytes::{Buf, BufMut};
+
+use super::keys::{KEY_LEN, PeerConfig, PublicKey};
 
 /// First bytes of every peering datagram.
 pub const MAGIC: [u8; 4] = *b"TKTP";
@@ -22,6 +26,8 @@ pub const MAX_ENDPOINTS: usize = 4;
 pub const PAGE_ENTRIES: usize = 120;
 /// Sources in one message on their progress.
 pub const PROGRESS_ENTRIES: usize = 60;
+/// Nodes in one message that introduces them.
+pub const INTRODUCED: usize = 20;
 const MAX_NAME: usize = 63;
 
 /// A port of a remote lane: datagrams for the lane may be sent there.
@@ -106,6 +112,8 @@ pub enum Message {
     },
     /// How far sources are that write channels which the receiver wants: each with the index of its lane.
     Progress(Vec<(u8, SourceProgress)>),
+    /// Other nodes that the sender knows, for receivers that meet by it.
+    Introductions(Vec<PeerConfig>),
     /// The sender is leaving: forget it now.
     Goodbye,
 }
@@ -132,6 +140,7 @@ const SUBSCRIPTIONS: u8 = 2;
 const ACKNOWLEDGE: u8 = 3;
 const GOODBYE: u8 = 4;
 const PROGRESS: u8 = 5;
+const INTRODUCTIONS: u8 = 6;
 /// In the lane of an entry: it is wanted no more.
 const DROPPED: u8 = 0x80;
 
@@ -144,6 +153,7 @@ pub fn encode(incarnation: u64, message: &Message) -> Vec<u8> {
         Message::Hello { .. } => HELLO,
         Message::Subscriptions(_) => SUBSCRIPTIONS,
         Message::Progress(_) => PROGRESS,
+        Message::Introductions(_) => INTRODUCTIONS,
         Message::Acknowledge { .. } => ACKNOWLEDGE,
         Message::Goodbye => GOODBYE,
     });
@@ -195,6 +205,19 @@ pub fn encode(incarnation: u64, message: &Message) -> Vec<u8> {
                 out.put_u32_le(source.source);
                 out.put_u32_le(source.next);
                 out.put_u8(source.ended.into());
+            }
+        }
+        Message::Introductions(nodes) => {
+            out.put_u8(nodes.len().min(INTRODUCED) as u8);
+            for node in nodes.iter().take(INTRODUCED) {
+                let ip = match node.address.ip() {
+                    IpAddr::V4(ip) => ip.to_ipv6_mapped(),
+                    IpAddr::V6(ip) => ip,
+                };
+                out.put_slice(&ip.octets());
+                out.put_u16_le(node.address.port());
+                out.put_u8(node.key.is_some().into());
+                out.put_slice(node.key.as_ref().map_or(&[], |key| &key.0));
             }
         }
         Message::Goodbye => {}
@@ -316,6 +339,17 @@ pub fn decode(bytes: &[u8]) -> Result<(u64, Message), DecodeError> {
                 }
                 Message::Progress(sources)
             }
+            INTRODUCTIONS => {
+                let count = usize::from(r.try_get_u8().ok()?);
+                if count > INTRODUCED {
+                    return None;
+                }
+                let mut nodes = Vec::with_capacity(count);
+                for _ in 0..count {
+                    nodes.push(read_node(r)?);
+                }
+                Message::Introductions(nodes)
+            }
             GOODBYE => Message::Goodbye,
             other => return Some(Err(DecodeError::Type(other))),
         };
@@ -326,6 +360,26 @@ pub fn decode(bytes: &[u8]) -> Result<(u64, Message), DecodeError> {
         }
     };
     read().unwrap_or(Err(malformed))
+}
+
+fn read_node(r: &mut &[u8]) -> Option<PeerConfig> {
+    let mut ip = [0; 16];
+    r.try_copy_to_slice(&mut ip).ok()?;
+    let ip = Ipv6Addr::from(ip).to_canonical();
+    let port = r.try_get_u16_le().ok()?;
+    let key = match read_flag(r)? {
+        true => {
+            let mut key = [0; KEY_LEN];
+            r.try_copy_to_slice(&mut key).ok()?;
+            Some(PublicKey(key))
+        }
+        false => None,
+    };
+    if port == 0 || ip.is_unspecified() || ip.is_multicast() {
+        return None;
+    }
+    let address = SocketAddr::new(ip, port);
+    Some(PeerConfig { address, key })
 }
 
 fn read_flag(r: &mut &[u8]) -> Option<bool> {
@@ -375,6 +429,22 @@ mod tests {
                 (lane, progress)
             },
         );
+        let node = (
+            any::<([u8; 4], bool)>(),
+            1u16..,
+            any::<Option<[u8; KEY_LEN]>>(),
+        );
+        let node = node.prop_map(|((ip, mapped), port, key)| {
+            let [a, b, c, _] = ip.map(u16::from);
+            let address = match mapped {
+                true => IpAddr::from([10, ip[1], ip[2], ip[3]]),
+                false => Ipv6Addr::new(0xfd00, a, b, c, 0, 0, 0, 1).into(),
+            };
+            PeerConfig {
+                address: SocketAddr::new(address, port),
+                key: key.map(PublicKey),
+            }
+        });
         prop_oneof![
             (
                 "[a-z]{0,20}",
@@ -406,6 +476,7 @@ mod tests {
             any::<(u32, u64)>()
                 .prop_map(|(stream, version)| Message::Acknowledge { stream, version }),
             proptest::collection::vec(source, 0..=PROGRESS_ENTRIES).prop_map(Message::Progress),
+            proptest::collection::vec(node, 0..=INTRODUCED).prop_map(Message::Introductions),
             Just(Message::Goodbye),
         ]
     }
@@ -443,6 +514,10 @@ mod tests {
             next: 1,
             ended: true,
         };
+        let node = PeerConfig {
+            address: "[2001:db8::1]:7400".parse().expect("an address"),
+            key: Some(PublicKey([1; KEY_LEN])),
+        };
         let page = Page {
             stream: 1,
             base: 1,
@@ -452,6 +527,7 @@ mod tests {
         for message in [
             Message::Subscriptions(page),
             Message::Progress(vec![(0, source); PROGRESS_ENTRIES]),
+            Message::Introductions(vec![node; INTRODUCED]),
         ] {
             let length = encode(1, &message).len();
             assert!(length <= MAX_MESSAGE, "{length}");

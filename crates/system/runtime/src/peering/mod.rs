@@ -24,8 +24,8 @@ use association::{
 };
 use keys::{PeerConfig, PublicKey, Security};
 use message::{
-    DecodeError, LaneAnnouncement, Message, PROGRESS_ENTRIES, Page, SourceProgress, Subscription,
-    decode, encode,
+    DecodeError, INTRODUCED, LaneAnnouncement, Message, PROGRESS_ENTRIES, Page, SourceProgress,
+    Subscription, decode, encode,
 };
 use scout::{Scout, Unheard};
 pub use subscriptions::MAX_SUBSCRIPTIONS;
@@ -133,6 +133,33 @@ pub struct PeerStatus {
     pub attempts: u64,
     /// How it proves who it is.
     pub authentication: Authentication,
+    /// What it has in common with another node and should not.
+    pub clash: Option<Clash>,
+}
+
+/// Something that each node should have for itself, and two have.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Clash {
+    /// The name of both.
+    pub name: String,
+    /// The other node; `None`: this one.
+    pub with: Option<SocketAddr>,
+    /// They also have one label, from which the numbers of their sources are made: sinks may take them for one.
+    pub label: bool,
+}
+
+impl std::fmt::Display for Clash {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { name, with, label } = self;
+        match with {
+            Some(other) => write!(f, "it has the name `{name}`, as {other} has"),
+            None => write!(f, "it has the name `{name}`, as this node has"),
+        }?;
+        if *label {
+            f.write_str(", and sinks may take their sources for one and count losses wrongly")?;
+        }
+        f.write_str(": give each node its own `name` in [node] and restart it")
+    }
 }
 
 /// How a peer proves who it is.
@@ -155,6 +182,7 @@ struct Peer {
     identity: Option<Identity>,
     association: Association,
     name: String,
+    label: u32,
     state: PeerState,
     incarnation: u64,
     /// Since when it is known.
@@ -167,6 +195,8 @@ struct Peer {
     lanes: Vec<LaneAnnouncement>,
     held: Held,
     told: Told,
+    /// Behind which of the others it is introduced to more.
+    introduced: usize,
     /// When to look at it again.
     due: Duration,
 }
@@ -219,6 +249,7 @@ pub struct Peering {
     gatekeeper: Gatekeeper,
     scout: Scout,
     accept: Vec<AcceptNet>,
+    meeting: Meeting,
     peers: Slab<Peer>,
     by_address: HashMap<SocketAddr, usize>,
     timers: BTreeSet<(Duration, usize)>,
@@ -233,6 +264,15 @@ pub struct Peering {
     telling: u64,
     random: u64,
     counters: PeeringCounters,
+}
+
+/// How nodes learn of each other's addresses from a node that all of them know.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Meeting {
+    /// Peers whose introductions count: the nodes that they name are tried, if their key is known.
+    pub rendezvous: BTreeSet<SocketAddr>,
+    /// This node introduces its peers to each other.
+    pub introduce: bool,
 }
 
 /// A network whose runtimes are accepted as peers without being configured.
@@ -283,6 +323,8 @@ pub struct Effects {
     pub changes: Vec<Change>,
     /// To send, with their destinations.
     pub datagrams: Vec<(SocketAddr, Vec<u8>)>,
+    /// For operators: what peers that have come up have in common with others.
+    pub clashes: Vec<(SocketAddr, Clash)>,
 }
 
 impl Effects {
@@ -303,6 +345,7 @@ impl Peering {
             scout: Scout::new(&security),
             security,
             accept,
+            meeting: Meeting::default(),
             peers: Slab::new(),
             by_address: HashMap::new(),
             timers: BTreeSet::new(),
@@ -340,6 +383,11 @@ impl Peering {
         self.send(at, &Message::Goodbye, effects);
         self.forget(at, effects);
         true
+    }
+
+    /// Says how nodes meet by others that they know.
+    pub fn set_meeting(&mut self, meeting: Meeting) {
+        self.meeting = meeting;
     }
 
     /// Replaces the networks that are accepted.
@@ -387,10 +435,18 @@ impl Peering {
 
     /// All peers, for operators.
     pub fn status(&self, now: Duration) -> Vec<PeerStatus> {
+        let mut named: HashMap<&str, Vec<usize>> = HashMap::new();
+        for (at, peer) in &self.peers {
+            if peer.state == PeerState::Up {
+                named.entry(&peer.name).or_default().push(at);
+            }
+        }
+        let same = |name: &str| named.get(name).map_or(&[][..], Vec::as_slice);
         let mut all: Vec<PeerStatus> = self
             .peers
             .iter()
-            .map(|(_, p)| PeerStatus {
+            .map(|(at, p)| PeerStatus {
+                clash: self.clash(at, same(&p.name).iter().copied()),
                 address: p.address,
                 name: p.name.clone(),
                 state: p.state,
@@ -695,6 +751,10 @@ impl Peering {
                     sources: known.collect(),
                 });
             }
+            Message::Introductions(nodes) => {
+                peer.heard = Some(now);
+                self.take_introductions(at, nodes, now, effects);
+            }
             Message::Goodbye => {
                 self.set_state(at, PeerState::Down);
                 self.void(at, true, effects);
@@ -735,6 +795,11 @@ impl Peering {
         peer.heard = Some(now);
         peer.attempts = 0;
         peer.name = name;
+        peer.label = label;
+        if back && let Some(clash) = self.clash(at, self.peers.iter().map(|(other, _)| other)) {
+            effects.clashes.push((self.peers[at].address, clash));
+        }
+        let peer = &mut self.peers[at];
         if back {
             peer.told.again(now);
             effects.keys(peer.address, peer.association.switch(now));
@@ -755,6 +820,80 @@ impl Peering {
             });
         }
         true
+    }
+
+    /// What a peer that is up has in common with this node, or with the first of others that are up. A node that is
+    /// there under two addresses is one.
+    fn clash(&self, at: usize, others: impl Iterator<Item = usize>) -> Option<Clash> {
+        let peer = &self.peers[at];
+        if peer.state != PeerState::Up {
+            return None;
+        }
+        let clash = |with, label| {
+            Some(Clash {
+                name: peer.name.clone(),
+                with,
+                label: label == peer.label,
+            })
+        };
+        if peer.name == self.local.name {
+            return clash(None, self.local.label);
+        }
+        let other = others.map(|other| &self.peers[other]).find(|other| {
+            other.state == PeerState::Up
+                && other.name == peer.name
+                && other.incarnation != peer.incarnation
+        })?;
+        clash(Some(other.address), other.label)
+    }
+
+    /// Tries nodes that a peer names.
+    fn take_introductions(
+        &mut self,
+        at: usize,
+        nodes: Vec<PeerConfig>,
+        now: Duration,
+        effects: &mut Effects,
+    ) {
+        if !self.meeting.rendezvous.contains(&self.peers[at].address) {
+            // Nobody asked it.
+            self.counters.strangers += 1;
+            return;
+        }
+        for node in nodes {
+            let known = self.by_address.contains_key(&node.address);
+            let provable = Identity::of(&self.security, node.key).is_some();
+            if known || !self.allows(node.key) || (self.security.is_on() && !provable) {
+                continue;
+            }
+            if let Some(at) = self.admit(node.address, node.key, now) {
+                self.peers[at].next_hello = now;
+                self.serve(at, now, effects);
+            }
+        }
+    }
+
+    /// Names some of the other peers to one, from where the last time ended.
+    fn introduce(&mut self, at: usize, effects: &mut Effects) {
+        let (from, places) = (self.peers[at].introduced, self.peers.capacity());
+        let mut nodes = Vec::new();
+        for other in (0..places).map(|place| (from + place) % places) {
+            let Some(peer) = self.peers.get(other) else {
+                continue;
+            };
+            if other == at || peer.state != PeerState::Up {
+                continue;
+            }
+            let (address, key) = (peer.address, peer.key);
+            nodes.push(PeerConfig { address, key });
+            if nodes.len() == INTRODUCED {
+                self.peers[at].introduced = other + 1;
+                break;
+            }
+        }
+        if !nodes.is_empty() {
+            self.send(at, &Message::Introductions(nodes), effects);
+        }
     }
 
     fn take_page(&mut self, at: usize, page: Page, effects: &mut Effects) {
@@ -818,6 +957,9 @@ impl Peering {
                 self.initiate(at, now, effects);
             } else {
                 self.send_hello(at, effects);
+            }
+            if self.meeting.introduce && self.peers[at].state == PeerState::Up {
+                self.introduce(at, effects);
             }
         }
         let peer = &mut self.peers[at];
@@ -991,6 +1133,7 @@ impl Peering {
             identity: Identity::of(&self.security, config.key),
             association: Association::default(),
             name: String::new(),
+            label: 0,
             state: PeerState::Trying,
             incarnation: 0,
             since: now,
@@ -1001,6 +1144,7 @@ impl Peering {
             lanes: Vec::new(),
             held: Held::default(),
             told: Told::new(),
+            introduced: 0,
             due: now,
         });
         if !configured {

@@ -882,3 +882,178 @@ proptest! {
         }
     }
 }
+
+/// Nodes that know the first one alone, which introduces them and accepts them.
+fn meeting(security: Vec<Security>) -> World {
+    let mut world = World::with(security);
+    let count = world.nodes.len();
+    for index in 0..count {
+        let local = Local {
+            incarnation: 1000 + index as u64,
+            name: format!("n{index}"),
+            label: 3,
+            lanes: lanes(1000),
+        };
+        let accept = match index {
+            0 => vec!["10.0.0.0/8".parse().expect("a network")],
+            _ => Vec::new(),
+        };
+        let mut node = Peering::new(local, world.security[index].clone(), accept);
+        let first = address(0);
+        if index > 0 {
+            let key = world.security[0].node.as_ref().map(PrivateKey::public);
+            let peer = PeerConfig {
+                address: first,
+                key,
+            };
+            node.add(peer, Duration::ZERO, &mut Effects::default());
+        }
+        node.set_meeting(Meeting {
+            rendezvous: (index > 0).then_some(first).into_iter().collect(),
+            introduce: index == 0,
+        });
+        world.nodes[index].1 = node;
+    }
+    world
+}
+
+fn all_met(world: &World) -> bool {
+    let up = |node: &Peering| {
+        let status = node.status(world.now);
+        status.iter().filter(|p| p.state == PeerState::Up).count()
+    };
+    (world.nodes.iter()).all(|(_, node)| up(node) == world.nodes.len() - 1)
+}
+
+#[test]
+fn nodes_that_know_one_node_meet_all_others_by_it() {
+    let node = |seed| Security {
+        node: Some(own(seed)),
+        allow: (0..4).map(|seed| own(seed).public()).collect(),
+        ..Security::default()
+    };
+    for security in [
+        vec![group(); 30],
+        vec![Security::none(); 5],
+        (0..4).map(node).collect(),
+    ] {
+        let mut world = meeting(security);
+        world.run(15 * SECOND, |_, _| false);
+        assert!(all_met(&world));
+        // They stay peers without it.
+        world.run(DEAD_AFTER + SECOND, |from, to| from == 0 || to == 0);
+        let status = world.nodes[1].1.status(world.now);
+        let up = status.iter().filter(|p| p.state == PeerState::Up).count();
+        assert_eq!(up, world.nodes.len() - 2);
+    }
+}
+
+#[test]
+fn nodes_meet_although_datagrams_are_lost() {
+    let mut world = meeting(vec![group(); 4]);
+    let mut random = 1u32;
+    world.run(60 * SECOND, |_, _| {
+        random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        random >> 30 == 0
+    });
+    world.run(10 * SECOND, |_, _| false);
+    assert!(all_met(&world));
+}
+
+#[test]
+fn introductions_count_from_a_rendezvous_alone_and_of_nodes_whose_key_is_known() {
+    let mut node = accepting(Security::none());
+    let rendezvous = SocketAddr::new([10, 0, 0, 1].into(), 7400);
+    let other = SocketAddr::new([10, 0, 0, 2].into(), 7400);
+    node.set_meeting(Meeting {
+        rendezvous: BTreeSet::from([rendezvous]),
+        introduce: false,
+    });
+    let introduced = |last| PeerConfig::from(SocketAddr::new([192, 0, 2, last].into(), 7400));
+    let with_key = PeerConfig {
+        key: Some(own(9).public()),
+        ..introduced(2)
+    };
+    let say = |node: &mut Peering, from: SocketAddr, incarnation: u64, nodes: Vec<PeerConfig>| {
+        let now = Duration::ZERO;
+        node.receive(from, &hello(incarnation), now, &mut Effects::default());
+        let message = encode(incarnation, &Message::Introductions(nodes));
+        let mut effects = Effects::default();
+        node.receive(from, &message, now, &mut effects);
+        effects.datagrams.len()
+    };
+    assert_eq!(say(&mut node, other, 9, vec![introduced(1)]), 0);
+    assert_eq!(
+        (node.status(Duration::ZERO).len(), node.counters().strangers),
+        (1, 1)
+    );
+    // A key that is not allowed is not tried; nor is who is known.
+    let all = vec![introduced(1), with_key, introduced(1), other.into()];
+    assert_eq!(say(&mut node, rendezvous, 8, all), 1);
+    let status = node.status(Duration::ZERO);
+    assert_eq!(status.len(), 3);
+    // Who does not answer is forgotten.
+    for tenths in 0..=50 {
+        let now = Duration::from_millis(100 * tenths);
+        node.tick(now, &mut Effects::default());
+    }
+    assert_eq!(node.status(5 * SECOND).len(), 2);
+    // No one address gets more than its share.
+    for port in 1..=1000 {
+        let nodes = vec![SocketAddr::new([192, 0, 2, 9].into(), port).into()];
+        say(&mut node, rendezvous, 8, nodes);
+    }
+    assert_eq!(node.status(5 * SECOND).len(), 2 + MOST_ACCEPTED_AT);
+}
+
+#[test]
+fn two_nodes_of_one_name_are_told() {
+    let mut node = accepting(Security::none());
+    let say = |node: &mut Peering, last: u8, incarnation: u64, name: &str, label: u32| {
+        let hello = Message::Hello {
+            name: name.into(),
+            seen: 0,
+            stream: 0,
+            holds: 0,
+            label,
+            lanes: lanes(5),
+        };
+        let from = SocketAddr::new([10, 0, 0, last].into(), 7400);
+        let mut effects = Effects::default();
+        let hello = encode(incarnation, &hello);
+        node.receive(from, &hello, Duration::ZERO, &mut effects);
+        effects.clashes.len()
+    };
+    assert_eq!(say(&mut node, 2, 12, "x", 12), 0);
+    // The same node under another address.
+    assert_eq!(say(&mut node, 3, 12, "x", 12), 0);
+    assert_eq!(say(&mut node, 4, 14, "x", 14), 1);
+    // Told once, shown as long as it lasts.
+    assert_eq!(say(&mut node, 4, 14, "x", 14), 0);
+    assert_eq!(say(&mut node, 5, 15, "n", 2), 1);
+    let told = |node: &Peering, at: usize| {
+        let clash = node.status(Duration::ZERO)[at].clash.clone();
+        clash.map(|clash| clash.to_string()).unwrap_or_default()
+    };
+    assert!(
+        told(&node, 0).contains("`x`, as 10.0.0.4:7400"),
+        "{}",
+        told(&node, 0)
+    );
+    assert!(
+        told(&node, 2).contains("`x`, as 10.0.0.2:7400 has: give"),
+        "{}",
+        told(&node, 2)
+    );
+    let own = told(&node, 3);
+    assert!(
+        own.contains("`n`, as this node has, and sinks may"),
+        "{own}"
+    );
+    assert!(own.ends_with("give each node its own `name` in [node] and restart it"));
+    // One that has gone is in nobody's way.
+    let goodbye = encode(14, &Message::Goodbye);
+    let from = SocketAddr::new([10, 0, 0, 4].into(), 7400);
+    node.receive(from, &goodbye, Duration::ZERO, &mut Effects::default());
+    assert_eq!(told(&node, 0), "");
+}

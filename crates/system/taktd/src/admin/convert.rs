@@ -181,6 +181,9 @@ impl From<PeerStatus> for proto::Peer {
             subscriptions: status.subscriptions as u32,
             configured: status.configured,
             attempts: status.attempts,
+            warning: status
+                .clash
+                .map_or(String::new(), |clash| clash.to_string()),
         }
     }
 }

@@ -135,10 +135,16 @@ pub struct Peer {
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Scout {
-    /// The interface whose link is meant.
-    pub interface: String,
+    /// The interface whose link is meant; none: nothing is announced.
+    pub interface: Option<String>,
     /// Multicast group and UDP port; none: the default of the node's address family.
     pub group: Option<Written<SocketAddr>>,
+    /// Peering addresses of nodes that introduce others to this one.
+    #[serde(default)]
+    pub rendezvous: Vec<Written<PeerAddress>>,
+    /// This node introduces its peers to each other.
+    #[serde(default)]
+    pub introduce: bool,
 }
 
 /// `[security]`

@@ -25,6 +25,7 @@ use takt_runtime::config::{
     Carrier, Departure, Idle, LaneConfig, Late, Limits, ListenerConfig, NetworkConfig, ScoutConfig,
     Station,
 };
+use takt_runtime::peering::Meeting;
 use takt_runtime::peering::keys::{PeerConfig, Security};
 use takt_runtime::policing::{DeclaredStream, Flow};
 use takt_runtime::policy::{MappingPolicy, Policy, half_of_memory};
@@ -144,17 +145,20 @@ impl From<File> for Settings {
             port: file.node.port,
             lanes: lanes.iter().map(lane).collect(),
             datapath_lanes: datapath_lanes(&file.datapath),
-            peers: file.peer.iter().map(peer).collect(),
+            peers: peers(&file),
             // The keys are read when the node starts.
             security: Security {
                 protection: file.security.protection.into(),
                 ..Security::default()
             },
             accept: file.node.accept.iter().map(|net| net.0).collect(),
-            scout: file.scout.as_ref().map(|scout| ScoutConfig {
-                interface: scout.interface.clone(),
-                group: scout.group.as_ref().map(|group| group.0),
+            scout: file.scout.as_ref().and_then(|scout| {
+                Some(ScoutConfig {
+                    interface: scout.interface.clone()?,
+                    group: scout.group.as_ref().map(|group| group.0),
+                })
             }),
+            meeting: file.scout.as_ref().map_or(Meeting::default(), meeting),
             networks: file.network.iter().map(network).collect(),
             // They are in files of their own.
             schedules: Vec::new(),
@@ -227,6 +231,25 @@ fn clock(clock: &file::Clock) -> Sources {
         chrony: ask(clock.chrony.as_ref().map(|chrony| &chrony.0), usual.chrony),
         device: clock.device.clone(),
         utc: clock.timescale == file::Timescale::Utc,
+    }
+}
+
+/// The peers that the file lists, and those that introduce others.
+fn peers(file: &File) -> Vec<PeerConfig> {
+    let mut peers: Vec<PeerConfig> = file.peer.iter().map(peer).collect();
+    for rendezvous in file.scout.iter().flat_map(|scout| &scout.rendezvous) {
+        let address = rendezvous.0.0;
+        if !peers.iter().any(|peer| peer.address == address) {
+            peers.push(address.into());
+        }
+    }
+    peers
+}
+
+fn meeting(scout: &file::Scout) -> Meeting {
+    Meeting {
+        rendezvous: scout.rendezvous.iter().map(|address| address.0.0).collect(),
+        introduce: scout.introduce,
     }
 }
 

@@ -242,14 +242,51 @@ fn scout(file: &File, document: &Document<'_>) -> Checked {
     let Some(scout) = &file.scout else {
         return Ok(());
     };
-    if scout.interface.is_empty() || scout.interface.len() > 15 {
+    if scout.interface.is_none() && scout.rendezvous.is_empty() && !scout.introduce {
+        return fault(
+            document,
+            way!["scout"],
+            "nobody is looked for: write `interface` of a link, `rendezvous` addresses, or `introduce = true`",
+        );
+    }
+    if let Some(interface) = &scout.interface
+        && (interface.is_empty() || interface.len() > 15)
+    {
         return fault(
             document,
             way!["scout", "interface"],
             "no interface has such a name: write one of `ip link`, such as \"eth0\"",
         );
     }
-    if file.node.accept.is_empty() {
+    for (index, rendezvous) in scout.rendezvous.iter().enumerate() {
+        let (address, own) = (rendezvous.0.0, file.node.address.0);
+        let way = way!["scout", "rendezvous", index];
+        if address.is_ipv4() != own.is_ipv4() {
+            return fault(
+                document,
+                way,
+                format!(
+                    "of another address family than `node.address` = {own}: a node speaks one of them"
+                ),
+            );
+        }
+        if address.ip() == own && address.port() == file.node.port {
+            return fault(
+                document,
+                way,
+                "this is the node itself: remove it here, and write `introduce = true`",
+            );
+        }
+        let listed = file.peer.iter().any(|peer| peer.address.0.0 == address);
+        if !listed && !has_group(file) {
+            return fault(
+                document,
+                way,
+                "no key of this node is known: add a [[peer]] with its address and its `key`, name a `security.group_key_file` on all nodes, or set `security.protection = \"none\"`",
+            );
+        }
+    }
+    if scout.interface.is_some() && file.node.accept.is_empty() {
         return fault(
             document,
             way!["scout", "interface"],
@@ -450,11 +487,16 @@ pub fn listener(index: usize, listener: &Listener, document: &Document<'_>) -> C
         ("total_endpoints", listener.total_endpoints),
         ("descriptors", listener.descriptors),
     ] {
-        if value == 0 || value > 1 << 20 {
+        // Lanes number a session's sinks in 16 bits.
+        let most = match key {
+            "endpoints" => 1 << 15,
+            _ => 1 << 20,
+        };
+        if value == 0 || value > most {
             return fault(
                 document,
                 way!["listener", index, key],
-                format!("write 1 to {}", 1 << 20),
+                format!("write 1 to {most}"),
             );
         }
     }

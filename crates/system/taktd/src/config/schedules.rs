@@ -7,9 +7,10 @@ use takt_runtime::config::LinkSchedule;
 use takt_runtime::control::admission;
 use takt_schedule::GateList;
 use takt_schedule::form::{self, Form, MAX_LENGTH};
+use takt_schedule::selection::SelectionError;
 
 use super::document::{Document, Fault, way};
-use super::file::File;
+use super::file::{File, Schedule};
 
 /// Reads them all.
 ///
@@ -25,11 +26,23 @@ pub fn read(file: &File, document: &Document<'_>) -> Result<Vec<LinkSchedule>, B
             )));
         }
         match one(&section.file) {
-            Ok((schedule, classes)) => schedules.push(LinkSchedule {
-                vlan: section.vlan,
-                classes,
-                ..LinkSchedule::new(&section.datapath, schedule, section.rate)
-            }),
+            Ok((schedule, classes)) => {
+                let schedule = LinkSchedule {
+                    vlan: section.vlan,
+                    classes,
+                    ..LinkSchedule::new(&section.datapath, schedule, section.rate)
+                };
+                let selection = &schedule.schedule.selection;
+                if let Err(error) = takt_schedule::selection::check(selection, &schedule.link()) {
+                    let way = match error {
+                        SelectionError::NoRate(_) => way!["schedule", index, "rate"],
+                        _ => way!["schedule", index, "file"],
+                    };
+                    return Err(Box::new(document.fault(way, error.to_string())));
+                }
+                one_lane(file, section, index, document)?;
+                schedules.push(schedule);
+            }
             Err(problem) => {
                 return Err(Box::new(
                     document.fault(way!["schedule", index, "file"], problem),
@@ -56,6 +69,31 @@ pub fn admit(config: &Config, document: &Document<'_>) -> Result<(), Box<Fault>>
         return Err(Box::new(document.fault(way, misfit.to_string())));
     }
     Ok(())
+}
+
+/// Gates hold for a link as a whole, so one lane carries it.
+fn one_lane(
+    file: &File,
+    section: &Schedule,
+    index: usize,
+    document: &Document<'_>,
+) -> Result<(), Box<Fault>> {
+    let all = file.lane.as_ref().map_or(1, Vec::len);
+    let name = &section.datapath;
+    let given = match (name.as_str(), &file.datapath.xdp) {
+        ("udp", _) => file.datapath.udp.lanes.as_ref(),
+        (_, xdp) => xdp.as_ref().and_then(|xdp| xdp.lanes.as_ref()),
+    };
+    let carriers = given.map_or(all, Vec::len);
+    if carriers == 1 {
+        return Ok(());
+    }
+    Err(Box::new(document.fault(
+        way!["schedule", index, "datapath"],
+        format!(
+            "{carriers} lanes carry datapath `{name}`, each with a queue of its own, and gates must hold for the link as a whole: give it to one (`lanes = [0]` in [datapath.{name}])"
+        ),
+    )))
 }
 
 fn one(path: &Path) -> Result<(takt_schedule::Schedule, takt_schedule::ClassTable), String> {

@@ -704,6 +704,22 @@ fn every_fault_names_line_key_value_and_remedy() {
             "`scout.interface`",
             "node.accept",
         ),
+        ("[scout]", "`scout`", "introduce = true"),
+        (
+            "[scout]\nrendezvous = [\"10.0.0.1\"]",
+            "`scout.rendezvous[0]`",
+            "[[peer]]",
+        ),
+        (
+            "[security]\nprotection = \"none\"\n[scout]\nrendezvous = [\"fd00::1\"]",
+            "`scout.rendezvous[0]`",
+            "address family",
+        ),
+        (
+            "[security]\nprotection = \"none\"\n[node]\naddress = \"10.0.0.1\"\n[scout]\nrendezvous = [\"10.0.0.1\"]",
+            "`scout.rendezvous[0]`",
+            "introduce = true",
+        ),
         (
             "[security]\nprotection = \"none\"\n[node]\naccept = [\"10.0.0.0/8\"]\n[scout]\ninterface = \"eth0\"\ngroup = \"10.0.0.1:7398\"",
             "`scout.group` = \"10.0.0.1:7398\"",
@@ -990,6 +1006,31 @@ fn a_file_that_is_no_text_is_an_error() {
 }
 
 #[test]
+fn nodes_that_introduce_others_are_peers_once() {
+    let key = "5Ub7mbXTjJ5OZlKYFpOIoTLdnDIrKZkDKhAVlfgqfGE=";
+    let text = format!(
+        "[[peer]]\naddress = \"10.0.0.1\"\nkey = \"{key}\"\n[security]\ngroup_key_file = \"/k\"\n\
+         [scout]\nrendezvous = [\"10.0.0.1\", \"10.0.0.2:7500\"]\nintroduce = true\n"
+    );
+    let settings = Settings::parse(Path::new("x"), &text)
+        .expect("good")
+        .runtime;
+    let peers = settings
+        .peers
+        .iter()
+        .map(|peer| (peer.address.to_string(), peer.key.is_some()));
+    assert_eq!(
+        peers.collect::<Vec<_>>(),
+        [
+            ("10.0.0.1:7400".to_owned(), true),
+            ("10.0.0.2:7500".to_owned(), false)
+        ]
+    );
+    assert_eq!(settings.meeting.rendezvous.len(), 2);
+    assert!(settings.meeting.introduce && settings.scout.is_none());
+}
+
+#[test]
 fn schedules_are_read_from_their_files_and_what_is_not_done_is_refused_by_name() {
     let directory = takt_testing::Directory::new();
     let load = |schedule: &str, more: &str| {
@@ -1027,6 +1068,16 @@ fn schedules_are_read_from_their_files_and_what_is_not_done_is_refused_by_name()
     load(&taprio(""), &stream("600us")).expect("fits");
     let (closed, late) = (stream("400us"), stream("999.999us"));
     let slow = format!("rate = 1_000_000\n{late}");
+    let credit = |slope: &str| {
+        format!(
+            "cycle-time = \"1ms\"\n[[entry]]\ngates = [6]\ninterval = \"1ms\"\n[selection.6]\nalgorithm = \"credit-based\"\nidle-slope = {slope}\n"
+        )
+    };
+    load(
+        &credit("100"),
+        "rate = 100\n[datapath.udp]\nlanes = [1]\n[[lane]]\n[[lane]]\n",
+    )
+    .expect("good");
     for (text, more, named) in [
         (
             taprio(""),
@@ -1037,6 +1088,15 @@ fn schedules_are_read_from_their_files_and_what_is_not_done_is_refused_by_name()
             taprio(""),
             slow.as_str(),
             "its last frame may end at 1.991999 ms",
+        ),
+        (credit("100"), "rate = 0\n", "`schedule[0].rate`"),
+        (credit("101"), "rate = 100\n", "idle slopes"),
+        (credit("0"), "rate = 100\n", "idle slope of 0"),
+        (taprio(""), "[[lane]]\n[[lane]]\n", "2 lanes carry"),
+        (
+            taprio(""),
+            "[datapath.udp]\nlanes = [0, 2]\n[[lane]]\n[[lane]]\n[[lane]]\n",
+            "`schedule[0].datapath`",
         ),
         (taprio("fp E P"), "", "fp:"),
         (
