@@ -43,12 +43,22 @@ pub enum KeyFileError {
         source: std::io::Error,
     },
     /// It cannot be made.
-    #[error("cannot make the key file {path}: {source}")]
+    #[error(
+        "cannot make the key file {path}: {source}; name a file that this user may write, or run it as root"
+    )]
     Write {
         /// The file.
         path: PathBuf,
         /// The kernel's answer.
         source: std::io::Error,
+    },
+    /// It is there already.
+    #[error(
+        "the key file {path} is there already and is left as it is: `takt key show {path}` prints the public key of a node's; name another file, or remove this one first"
+    )]
+    Exists {
+        /// The file.
+        path: PathBuf,
     },
     /// Others may read it.
     #[error("the key file {path} has mode {mode:04o}: anybody can read it; chmod 600 {path}")]
@@ -94,7 +104,7 @@ pub fn read<K: FromStr<Err = KeyError>>(path: &Path) -> Result<K, KeyFileError> 
 /// Writes a key into a new file that its owner alone can read; one that is there is left as it is.
 ///
 /// # Errors
-/// [`KeyFileError::Write`].
+/// [`KeyFileError::Exists`], [`KeyFileError::Write`].
 pub fn write(path: &Path, key: &str) -> Result<(), KeyFileError> {
     let write = || {
         if let Some(directory) = path.parent() {
@@ -109,9 +119,10 @@ pub fn write(path: &Path, key: &str) -> Result<(), KeyFileError> {
         file.write_all(format!("{key}\n").as_bytes())?;
         file.sync_all()
     };
-    write().map_err(|source| KeyFileError::Write {
-        path: path.to_owned(),
-        source,
+    let path = path.to_owned();
+    write().map_err(|source| match source.kind() {
+        ErrorKind::AlreadyExists => KeyFileError::Exists { path },
+        _ => KeyFileError::Write { path, source },
     })
 }
 
@@ -183,7 +194,10 @@ mod tests {
         let directory = Directory::new();
         let path = directory.join("group.key");
         write(&path, &GroupKey::generate().reveal()).expect("written");
-        assert!(matches!(write(&path, "x"), Err(KeyFileError::Write { .. })));
+        assert!(matches!(
+            write(&path, "x"),
+            Err(KeyFileError::Exists { .. })
+        ));
         let set = |mode| std::fs::set_permissions(&path, PermissionsExt::from_mode(mode));
         set(0o644).expect("its mode");
         let error = read::<GroupKey>(&path).expect_err("open");

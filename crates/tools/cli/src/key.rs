@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 use serde::Serialize;
+use taktd::config::Settings;
+use taktd::daemon::DaemonError;
 use taktd::security::{GroupKey, KeyFileError, PrivateKey, default_key_file, read, write};
 
 use crate::failure::Failure;
@@ -37,13 +39,15 @@ enum Action {
 
 #[derive(Debug, Args)]
 struct Generate {
-    /// The file; one that is there is left as it is [default: /var/lib/takt/node.key; without root
-    /// ~/.local/state/takt/node.key]
+    /// The file; one that is there is left as it is [default: `security.key_file` of the configuration,
+    /// else /var/lib/takt/node.key, without root ~/.local/state/takt/node.key]
     #[arg(required_if_eq("group", "true"))]
     file: Option<PathBuf>,
     /// Make a key that all nodes of a site share
     #[arg(long)]
     group: bool,
+    #[command(flatten)]
+    configured: Configured,
     #[command(flatten)]
     form: Form,
 }
@@ -53,7 +57,25 @@ struct Show {
     /// The file with the private key [default: that of the node, as for `generate`]
     file: Option<PathBuf>,
     #[command(flatten)]
+    configured: Configured,
+    #[command(flatten)]
     form: Form,
+}
+
+/// Whose key is meant where no file is named.
+#[derive(Debug, Args)]
+struct Configured {
+    /// Configuration of the node; without it /etc/takt/takt.toml, or the defaults if that is not there
+    #[arg(long, value_name = "FILE", conflicts_with = "file")]
+    config: Option<PathBuf>,
+}
+
+impl Configured {
+    /// The key file of the node with this configuration.
+    fn key_file(&self) -> Result<PathBuf, Failure> {
+        let settings = Settings::load(self.config.as_deref()).map_err(DaemonError::from)?;
+        Ok((settings.file.security.key_file).unwrap_or_else(default_key_file))
+    }
 }
 
 /// A key as it is told.
@@ -68,8 +90,13 @@ impl Key {
     pub fn run(self) -> Result<(), Failure> {
         let failed = |error: KeyFileError| Failure::Other(error.to_string());
         let (file, public, form) = match self.action {
-            Action::Generate(Generate { file, group, form }) => {
-                let file = file.unwrap_or_else(default_key_file);
+            Action::Generate(Generate {
+                file,
+                group,
+                configured,
+                form,
+            }) => {
+                let file = file.map_or_else(|| configured.key_file(), Ok)?;
                 let (secret, public) = if group {
                     (GroupKey::generate().reveal(), None)
                 } else {
@@ -79,8 +106,12 @@ impl Key {
                 write(&file, &secret).map_err(failed)?;
                 (file, public, form)
             }
-            Action::Show(Show { file, form }) => {
-                let file = file.unwrap_or_else(default_key_file);
+            Action::Show(Show {
+                file,
+                configured,
+                form,
+            }) => {
+                let file = file.map_or_else(|| configured.key_file(), Ok)?;
                 let key: PrivateKey = read(&file).map_err(failed)?;
                 (file, Some(key.public().to_string()), form)
             }

@@ -139,6 +139,7 @@ impl Lab {
         match self.action {
             Action::Up(up) => up.run(),
             Action::Down(Name { name }) => {
+                needs_root(&format!("remove the lab {name}"))?;
                 daemons::stop(&name)?;
                 Hosts::down(&name)?;
                 print(&format!("lab {name} removed\n"))
@@ -171,6 +172,7 @@ impl Up {
             priorities: self.priorities,
         };
         let name = &self.name.name;
+        needs_root(&format!("make the lab {name}"))?;
         let lab = Hosts::up(name, &config)?;
         if self.daemons {
             daemons::start(&lab).inspect_err(|_| {
@@ -185,6 +187,17 @@ impl Up {
         }
         Ok(())
     }
+}
+
+/// Network namespaces are root's.
+fn needs_root(what: &str) -> Result<(), Failure> {
+    if rustix::process::geteuid().is_root() {
+        return Ok(());
+    }
+    Err(Failure::Other(format!(
+        "cannot {what}: its hosts are network namespaces, which need root: run the same with `sudo`; without root, \
+         `takt sub` and `takt pub` find each other on this machine"
+    )))
 }
 
 /// What to try with a node on each host.
@@ -207,6 +220,7 @@ fn next_steps(lab: &str) -> String {
 
 impl Exec {
     fn run(self) -> Result<(), Failure> {
+        needs_root(&format!("enter the lab {}", self.name))?;
         let lab = Hosts::find(&self.name)?;
         let host = lab
             .all()

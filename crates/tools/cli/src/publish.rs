@@ -119,19 +119,28 @@ impl Publish {
         if self.form.json {
             return print_json(&summary);
         }
-        eprintln!(
-            "{} message(s) emitted on channel {} over {} in {:.3} s: {} sent, {} without a sink, {} unreachable, {} not scheduled, {} unknown",
-            summary.emitted,
-            self.channel.written,
-            summary.datapath,
-            summary.seconds,
-            summary.sent,
-            summary.no_sink,
-            summary.unreachable,
-            summary.not_scheduled,
-            summary.unknown
-        );
+        eprintln!("{}", summary.line(&self.channel.written));
         Ok(())
+    }
+}
+
+impl Summary {
+    /// What is worth saying: how many were sent, and of the others which there are.
+    fn line(&self, channel: &str) -> String {
+        let others = [
+            (self.no_sink, "without a sink"),
+            (self.unreachable, "unreachable"),
+            (self.not_scheduled, "not scheduled"),
+            (self.unknown, "unknown"),
+        ];
+        let others = others.iter().filter(|(count, _)| *count > 0);
+        let others: String = others
+            .map(|(count, what)| format!(", {count} {what}"))
+            .collect();
+        format!(
+            "channel {channel} over {}: {} sent{others} in {:.3} s",
+            self.datapath, self.sent, self.seconds
+        )
     }
 }
 

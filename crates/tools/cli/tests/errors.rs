@@ -65,6 +65,13 @@ const WRONG: &[&str] = &[
     "check --config stream.toml",
     "check --config stream-closed.toml",
     "check --config chrony.toml",
+    "check --config rendezvous.toml",
+    "check --config two-lanes.toml",
+    "key show --config none.toml",
+    "key show none.key",
+    "key generate schedule.toml",
+    "key generate --group /takt-none/a/../b/group.key --config x",
+    "reserve status --kubectl /takt-none/kubectl",
     "run --config none.toml",
     "preload",
     "preload -- ./none",
@@ -130,4 +137,23 @@ fn everything_that_is_wrong_is_told_with_what_would_be_right() {
         assert_eq!(now, before, "TAKT_WRITE_GOLDEN=1 writes the texts anew");
     }
     assert_eq!(text.len(), written.len());
+}
+
+#[test]
+fn the_key_of_a_node_is_the_one_that_its_configuration_names() {
+    let directory = takt_testing::Directory::new();
+    let (config, key) = (directory.join("takt.toml"), directory.join("keys/own.key"));
+    let text = format!("[security]\nkey_file = \"{}\"\n", key.display());
+    std::fs::write(&config, text).expect("written");
+    let config = config.to_str().expect("a name");
+    let run = |words: &[&str]| takt(words).output().expect("takt");
+    let made = run(&["key", "generate", "--config", config]);
+    let shown = run(&["key", "show", "--config", config]);
+    assert!(
+        made.status.success() && shown.status.success(),
+        "{made:?} {shown:?}"
+    );
+    assert_eq!(made.stdout, shown.stdout);
+    let named = run(&["key", "show", key.to_str().expect("a name")]);
+    assert_eq!(named.stdout, shown.stdout);
 }

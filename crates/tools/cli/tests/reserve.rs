@@ -102,6 +102,12 @@ fn a_plan_per_task_tells_the_claim_of_each_with_its_deadline() {
     assert_eq!(bandwidth(&claims[0]), "250125");
     assert_eq!(parameters(&claims[1]).get("deadline"), None);
     assert_eq!(bandwidth(&claims[1]), "50000");
+    // All of them can be applied: no two have one name.
+    let name = |ran: &Ran| ran.json()["metadata"]["name"].clone();
+    assert_eq!(
+        (name(&claims[0]), name(&claims[1])),
+        (json!("control"), json!("log"))
+    );
 }
 
 #[test]

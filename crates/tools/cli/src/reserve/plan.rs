@@ -1,5 +1,6 @@
 //! `takt reserve plan`.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use clap::Args;
@@ -197,7 +198,7 @@ impl Plan {
             }
         };
         let told = node.as_ref().map_or(alone, |node| node.told().to_owned());
-        let claims: String = found.tasks.iter().map(claim_of_task).collect();
+        let claims = claims_of_tasks(&found.tasks);
         print(&format!(
             "{}{told}\nKubernetes:\n{claims}",
             render::per_task_table(&found)
@@ -233,13 +234,38 @@ fn claim(reservation: &Reservation) -> String {
     format!("Kubernetes: {}{cores}", claim_command(reservation))
 }
 
-/// How to ask Kubernetes for the reservation of one task.
-fn claim_of_task(own: &OwnReservation) -> String {
-    let deadline = match own.deadline {
-        Some(deadline) => format!(" --deadline {deadline}"),
-        None => String::new(),
+/// How to ask Kubernetes for the reservation of each task: claims of different names.
+fn claims_of_tasks(tasks: &[OwnReservation]) -> String {
+    let mut names = BTreeSet::new();
+    let claims = tasks.iter().map(|own| {
+        let deadline = match own.deadline {
+            Some(deadline) => format!(" --deadline {deadline}"),
+            None => String::new(),
+        };
+        let name = label(&own.task, &mut names);
+        let command = claim_command(&own.reservation);
+        format!("  {command}{deadline} --name {name}\n")
+    });
+    claims.collect()
+}
+
+/// A name that Kubernetes takes (a label of RFC 1123), as near to the task's as that allows, and no other task's.
+fn label(task: &str, taken: &mut BTreeSet<String>) -> String {
+    let plain = |c: char| match c.to_ascii_lowercase() {
+        c if c.is_ascii_alphanumeric() => c,
+        _ => '-',
     };
-    format!("  {}{deadline}\n", claim_command(&own.reservation))
+    // Room for a number.
+    let name: String = task.chars().map(plain).take(50).collect();
+    let name = match name.trim_matches('-') {
+        "" => "task",
+        name => name,
+    };
+    let numbered = (2..).map(|n| format!("{name}-{n}"));
+    let mut names = std::iter::once(name.to_owned()).chain(numbered);
+    let free = names.find(|name| !taken.contains(name)).unwrap_or_default();
+    taken.insert(free.clone());
+    free
 }
 
 fn claim_command(reservation: &Reservation) -> String {
@@ -248,4 +274,22 @@ fn claim_command(reservation: &Reservation) -> String {
         reservation.runtime(),
         reservation.period()
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tasks_get_names_that_kubernetes_takes_and_no_two_the_same() {
+        let mut taken = BTreeSet::new();
+        let mut name = |task| label(task, &mut taken);
+        assert_eq!(name("control"), "control");
+        assert_eq!(name("Control"), "control-2");
+        assert_eq!(name("control-2"), "control-2-2");
+        assert_eq!(name("lage regelung/x"), "lage-regelung-x");
+        assert_eq!(name("\u{fc}"), "task");
+        assert_eq!(name("-_-"), "task-2");
+        assert!(name(&"x".repeat(500)).len() < 63);
+    }
 }

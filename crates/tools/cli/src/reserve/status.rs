@@ -137,10 +137,12 @@ fn ask(kubectl: &Path) -> Result<String, Failure> {
         })?;
     if !answer.status.success() {
         let said = String::from_utf8_lossy(&answer.stderr);
-        let said = said.trim().escape_debug();
+        // It repeats itself: the last line is what it comes to.
+        let said = said.trim().lines().next_back().unwrap_or("nothing");
         return Err(Failure::Other(format!(
-            "{} says: {said}",
-            kubectl.display()
+            "cannot ask the cluster: {} says: {}: `kubectl cluster-info` shows whether a cluster answers and KUBECONFIG names it; or bring what it says with --from",
+            kubectl.display(),
+            said.escape_debug()
         )));
     }
     String::from_utf8(answer.stdout)
