@@ -15,7 +15,8 @@ use crate::status;
 const HELP: &str = "\
 A listener is a Unix socket where applications attach; the socket is their identity, and carries
 their rights. Listeners that are set here last until they are removed or the node stops; write them
-into the configuration as `[[listener]]` to keep them.
+into the configuration as `[[listener]]` to keep them. Only there are streams declared: what is set
+here for such a listener leaves it without.
 
 Examples:
   takt listener set /run/takt/press.sock --identity press --write 1-99 --read '*' --mode 0666
