@@ -39,7 +39,10 @@ fn pub_and_sub_find_each_other_by_the_name_of_a_channel() {
     let ran = user.takt(&["pub", "weather", "hello"]);
     assert_eq!(ran.code, Some(0), "{ran:?}");
     assert!(ran.err.contains("no daemon at"), "{ran:?}");
-    assert!(ran.err.contains("channel weather over udp: 1 sent"), "{ran:?}");
+    assert!(
+        ran.err.contains("channel weather over udp: 1 sent"),
+        "{ran:?}"
+    );
     let ran = sub.end();
     assert_eq!(
         (ran.code, ran.out.as_str()),
