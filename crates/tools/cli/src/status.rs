@@ -500,8 +500,9 @@ pub fn peers(peers: &[Peer]) -> String {
     });
     let mut text = table(&columns, rows.collect());
     for peer in peers.iter().filter(|peer| !peer.warning.is_empty()) {
-        let warning = format!("warning    {}: {}", peer.address, peer.warning);
-        text.push_str(&format!("{}\n", wrap(&warning, 69).join("\n           ")));
+        let warning = format!("{}: {}", peer.address, peer.warning);
+        let lines = wrap(&warning, 69).join("\n           ");
+        text.push_str(&format!("warning    {lines}\n"));
     }
     text
 }
