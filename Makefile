@@ -104,6 +104,7 @@ adversary: setup
 kill-test: COUNT ?= 1000
 kill-test: setup
 	$(SUDO) env TAKT_KILLS=$(COUNT) $(CARGO) test -p takt-tests --test end_to_end kills:: -- --nocapture --test-threads 1
+	$(CARGO) test -p takt-capi --test interface -- --ignored --exact leaving::programs_with_the_runtime_inside_lose_nothing_uncounted_however_they_end
 
 simulate-peering: RUNTIMES ?= 5000
 simulate-peering: setup
@@ -122,6 +123,7 @@ test-oracle: setup
 	tests/oracle/run.sh
 
 test-cluster: setup
+	$(CARGO) build -p taktd -p takt-preload
 	$(SUDO) $(MAKE) -C kubernetes test-cluster
 
 # Go is all that these need beforehand.

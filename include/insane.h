@@ -12,7 +12,7 @@
  * - stream_t, source_t and sink_t are pointers, NULL on failure; then takt_last_error() says why.
  * - A buffer_t whose data is NULL is no buffer: get_buffer() and consume_data() failed, or had none. Make `length`
  *   smaller to send less. A buffer of size 0 is an empty message.
- * - emit_data() takes received buffers as well: it copies them and releases them. It returns the id of the message, 0 or
+ * - emit_data() takes received buffers as well, without a copy (takt_forward()). It returns the id of the message, 0 or
  *   more, or a negative code. check_emit_outcome() returns an enum takt_outcome (0 while the message is on its way) or a
  *   negative code.
  * - data_available() returns how many messages wait, or a negative code; with INSANE_BLOCKING it waits for one.
@@ -191,14 +191,13 @@ static inline int emit_data(source_t src, buffer_t buffer) {
     if (buffer.data == NULL) {
         return TAKT_E_INVALID_ARGUMENT;
     }
-    if (buffer.sink != NULL || buffer.lent.data == NULL) {
-        /* Received, or in a callback. */
+    buffer.lent.length = buffer.length;
+    if (buffer.lent.data == NULL) {
+        /* In a callback. */
         code = takt_emit_copy(source, buffer.data, buffer.length, TAKT_FOREVER, &token);
-        if (code >= 0 && buffer.sink != NULL) {
-            release_buffer(buffer.sink, buffer);
-        }
+    } else if (buffer.sink != NULL) {
+        code = takt_forward(source, buffer.sink->sink, &buffer.lent, TAKT_FOREVER, &token);
     } else {
-        buffer.lent.length = buffer.length;
         code = takt_emit(source, &buffer.lent, &token);
     }
     if (code < 0) {

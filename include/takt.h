@@ -285,8 +285,8 @@ int takt_emit_at(takt_source *source, takt_buffer *buffer, int64_t launch_time_n
  * takt_flush(). Saves a little for each message of a burst. */
 int takt_emit_more(takt_source *source, takt_buffer *buffer, int64_t *token);
 
-/* Copies `length` bytes from anywhere, also from a received message, and sends them: takt_buffer_get(), a copy,
- * takt_emit(). A received message is not in the memory that is sent from, so it is not emitted without a copy. */
+/* Copies `length` bytes from anywhere, also from a received message that is still needed, and sends them:
+ * takt_buffer_get(), a copy, takt_emit(). */
 int takt_emit_copy(takt_source *source, const void *data, size_t length, int64_t timeout_ns,
                    int64_t *token);
 
@@ -359,6 +359,13 @@ int takt_message_information(const takt_sink *sink, const takt_buffer *message,
 
 /* Gives a message back and clears *message. */
 int takt_release(takt_sink *sink, takt_buffer *message);
+
+/* Sends the first message->length bytes of a message that was received at `sink`, and gives it up. Where source and sink are
+ * of one session it is not copied: it is sent from the memory that it was received into. Otherwise, or if this session
+ * had emitted it, it is copied. Waits for room as takt_buffer_get() does. On success *message is cleared; on failure the
+ * message is held as before. Not for messages of a callback: takt_emit_copy(). */
+int takt_forward(takt_source *source, takt_sink *sink, takt_buffer *message, int64_t timeout_ns,
+                 int64_t *token);
 
 /* The descriptor for an event loop, if it was asked for: the same one for the sink's whole life, owned by
  * the sink. Loop: takt_consume(TAKT_NOWAIT) until TAKT_E_WOULD_BLOCK or TAKT_E_DISCONNECTED; takt_sink_arm();

@@ -158,6 +158,8 @@ private:
     takt_buffer buffer_;
 };
 
+class message;
+
 /* The writing end of a channel. */
 class source {
 public:
@@ -184,6 +186,8 @@ public:
         detail::check(takt_emit_copy(handle_.get(), data, length, wait.ns(), &token));
         return token;
     }
+    /* Sends a received message without a copy, see takt_forward(). It is empty afterwards, unless this throws. */
+    int64_t forward(message &&received, timeout wait = forever);
     takt_outcome outcome(int64_t token) const {
         return static_cast<takt_outcome>(detail::check(takt_emit_outcome(handle_.get(), token)));
     }
@@ -231,11 +235,18 @@ public:
 
 private:
     friend class sink;
+    friend class source;
     message(takt_sink *sink, takt_buffer buffer) noexcept : sink_(sink), buffer_(buffer) {}
 
     takt_sink *sink_;
     takt_buffer buffer_;
 };
+
+inline int64_t source::forward(message &&received, timeout wait) {
+    int64_t token = 0;
+    detail::check(takt_forward(handle_.get(), received.sink_, &received.buffer_, wait.ns(), &token));
+    return token;
+}
 
 /* A reading end of a channel that the application consumes. */
 class sink {

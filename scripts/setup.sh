@@ -42,6 +42,9 @@ if [ "$want" = test ]; then
     need ssh-keygen openssh-client
     need java default-jdk-headless
     need isochron isochron
+    # Captures of others, and what others read in them.
+    need tshark tshark
+    need /usr/share/sip-tester/g711a.pcap sip-tester
 fi
 if [ "$want" = bench ]; then
     need /usr/include/zmq.h libzmq3-dev

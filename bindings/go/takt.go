@@ -10,7 +10,11 @@
 //	fmt.Println(string(message.Data))
 //
 // Messages are written and read in place: Data of a Buffer or Message is shared memory, which may not be touched after
-// Emit, Abandon or Release. Waits end with their context. A Source or Sink is used by one goroutine at a time. Errors are *Error with the code and the sentence; errors.Is compares codes.
+// Emit, Abandon or Release. Waits end with their context. A Source or Sink is used by one goroutine at a time. Errors are
+// *Error with the code and the sentence; errors.Is compares codes.
+//
+// What was emitted arrives however a program ends. With AllowEmbedded and no daemon, close the session before os.Exit and at the
+// end of main: Go runs no exit handlers of libraries.
 package takt
 
 /*
@@ -320,6 +324,20 @@ func (s *Source) Send(ctx context.Context, data []byte) (int64, error) {
 	}
 	copy(buffer.Data, data)
 	return buffer.Emit()
+}
+
+// Forward sends a received message without a copy if it is of the same session, and gives it up: a token for Outcome. After
+// an error the message is held as before.
+func (s *Source) Forward(ctx context.Context, message *Message) (int64, error) {
+	var token C.int64_t
+	forward := func(ns C.int64_t) C.int {
+		return C.takt_forward(s.source, message.sink.sink, &message.message, ns, &token)
+	}
+	if _, err := wait(ctx, s.wake, forward); err != nil {
+		return 0, err
+	}
+	message.Data = nil
+	return int64(token), nil
 }
 
 // Outcome is what became of an emitted message: an enum takt_outcome.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"os"
 	"os/exec"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -54,14 +55,25 @@ func TestMain(m *testing.M) {
 	if way == "" {
 		os.Exit(m.Run())
 	}
-	session, err := takt.Open(takt.Options{})
+	// With the runtime inside, for the test of all languages together.
+	channel, err := strconv.ParseUint(os.Getenv("TAKT_TEST_CHANNEL"), 10, 64)
+	embedded := err == nil
+	if !embedded {
+		channel = 21
+	}
+	session, err := takt.Open(takt.Options{AllowEmbedded: embedded})
 	if err != nil {
 		panic(err)
 	}
 	stream, _ := session.Stream(takt.QoS{})
-	source, err := stream.Source(21, 0)
+	source, err := stream.Source(channel, 0)
 	if err != nil {
 		panic(err)
+	}
+	if embedded {
+		if _, err := source.WaitReader(context.Background()); err != nil {
+			panic(err)
+		}
 	}
 	for number := uint32(0); number < 1000; number++ {
 		if _, err := source.Send(context.Background(), binary.LittleEndian.AppendUint32(nil, number)); err != nil {
@@ -253,5 +265,38 @@ func TestManyGoroutinesUseASession(t *testing.T) {
 		if err := <-failures; err != nil {
 			t.Fatal(err)
 		}
+	}
+}
+
+func TestAReceivedMessageGoesOnWithoutACopy(t *testing.T) {
+	ctx := patience(t)
+	here, there := open(t), open(t)
+	source, err := there.Source(31, 0)
+	source = must(t, source, err)
+	sink, err := here.Sink(31, takt.SinkOptions{})
+	sink = must(t, sink, err)
+	onward, err := here.Source(32, 0)
+	onward = must(t, onward, err)
+	far, err := there.Sink(32, takt.SinkOptions{})
+	far = must(t, far, err)
+	for range 100 {
+		if _, err := source.Send(ctx, []byte("hello")); err != nil {
+			t.Fatal(err)
+		}
+		message, err := sink.Receive(ctx)
+		message = must(t, message, err)
+		if _, err := onward.Forward(ctx, message); err != nil || message.Data != nil {
+			t.Fatal(err, message.Data)
+		}
+		if _, err := onward.Forward(ctx, message); !errors.Is(err, takt.ErrInvalidArgument) {
+			t.Fatalf("forwarded twice: %v", err)
+		}
+		message.Release()
+		heard, err := far.Receive(ctx)
+		heard = must(t, heard, err)
+		if string(heard.Data) != "hello" {
+			t.Fatalf("%q", heard.Data)
+		}
+		heard.Release()
 	}
 }

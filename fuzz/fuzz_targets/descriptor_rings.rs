@@ -270,7 +270,8 @@ impl Hostile {
     fn new(scene: &mut Scene) -> Self {
         let mut app = scene.attach();
         let sources = [0, 1].map(|at| scene.source(&mut app, at, 6));
-        let sinks = [0, 1].map(|at| scene.sink(&mut app, at, 6));
+        // It hears itself, and the others.
+        let sinks = [(0, 6), (1, 5)].map(|(at, channel)| scene.sink(&mut app, at, channel));
         scene.lane.poll();
         Self {
             app,
@@ -356,7 +357,29 @@ impl Hostile {
                     },
                 });
             }
-            9..64 => self.app.bell.ring(),
+            // What was received emitted, and given back or emitted again if it says so.
+            9 => {
+                let again = input.u8();
+                let sink = &mut self.sinks[usize::from(again & 1)];
+                if let Ok(Some(held)) = sink.rx.pop() {
+                    sink.rx.release();
+                    let descriptor = TxDescriptor {
+                        chunk: held.chunk ^ TX_REGION,
+                        length: held.length,
+                        ..TxDescriptor::default()
+                    };
+                    let _ = self.sources[which].tx.push(descriptor);
+                    if again & 2 != 0 {
+                        let _ = sink.release.push(held.chunk);
+                    }
+                    if again & 4 != 0 {
+                        let _ = self.sources[which ^ 1].tx.push(descriptor);
+                    }
+                }
+            }
+            // The others exchange a message, which it hears.
+            10 => scene.honest(),
+            11..64 => self.app.bell.ring(),
             _ => {
                 self.app.bell.ring();
                 scene.lane.poll();

@@ -289,6 +289,15 @@ class Source(_Part):
         buffer.data[:] = view
         return buffer.emit(launch_time_ns=launch_time_ns)
 
+    def forward(self, message: "Message", timeout: Optional[float] = None) -> int:
+        """Sends a received message without a copy if it is of the same session, and gives it up; its token for
+        `outcome`."""
+        token = ctypes.c_int64()
+        pointer, sink, native = self._pointer, message._sink._pointer, ctypes.byref(message._native)
+        _wait(self, timeout, lambda ns: lib.takt_forward(pointer, sink, native, ns, ctypes.byref(token)))
+        message.data.release()
+        return token.value
+
     def outcome(self, token: int) -> Outcome:
         """What became of a message."""
         return Outcome(check(lib.takt_emit_outcome(self._pointer, token)))

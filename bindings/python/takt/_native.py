@@ -106,6 +106,7 @@ _FUNCTIONS: dict[str, tuple[object, list[object]]] = {
     "buffer_get": (c_int, [c_void_p, c_size_t, c_int64, POINTER(Buffer)]),
     "emit": (c_int, [c_void_p, POINTER(Buffer), POINTER(c_int64)]),
     "emit_at": (c_int, [c_void_p, POINTER(Buffer), c_int64, POINTER(c_int64)]),
+    "forward": (c_int, [c_void_p, c_void_p, POINTER(Buffer), c_int64, POINTER(c_int64)]),
     "emit_outcome": (c_int, [c_void_p, c_int64]),
     "buffer_abandon": (c_int, [c_void_p, POINTER(Buffer)]),
     "sink_open_with": (c_int, [c_void_p, c_uint64, POINTER(SinkOptions), POINTER(c_void_p)]),

@@ -53,6 +53,25 @@ class Takt(unittest.TestCase):
             # Whoever keeps a slice keeps the memory under it.
             self.assertEqual(len(bytes(kept)), 5)
 
+    def test_a_received_message_goes_on_without_a_copy(self) -> None:
+        other = takt.Session(name="other")
+        self.addCleanup(other.close)
+        with other.stream().source(1) as source, self.stream.sink(1) as sink, self.stream.source(2, depth=1) as onward:
+            with other.stream().sink(2) as far:
+                for _ in range(100):
+                    source.send(b"hello")
+                    message = sink.receive(PATIENCE)
+                    with onward.buffer(1), self.assertRaises(takt.TimedOut):
+                        onward.forward(message, 0.01)
+                    self.assertEqual(bytes(far.receive(PATIENCE))[1:], b"")
+                    onward.forward(message, PATIENCE)
+                    with self.assertRaises(ValueError):
+                        message.data[0]
+                    self.assertEqual(bytes(far.receive(PATIENCE)), b"hello")
+                    message.release()
+                    with self.assertRaises(takt.InvalidArgument):
+                        onward.forward(message)
+
     def test_a_buffer_is_abandoned_by_an_exception_and_shortened_by_wish(self) -> None:
         with self.stream.source(1, depth=1) as source, self.stream.sink(1) as sink:
             for _ in range(10):

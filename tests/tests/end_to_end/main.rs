@@ -11,6 +11,7 @@ mod links;
 mod long_messages;
 mod networks;
 mod policing;
+mod priority;
 mod refusals;
 mod routed;
 mod schedules;

@@ -58,6 +58,16 @@ impl<T> Loans<T> {
         self.entries.get_mut(key as u32 as usize)?.value.as_mut()
     }
 
+    /// Undoes [`take`](Self::take).
+    pub fn restore(&mut self, key: u64, value: T) {
+        let at = key as u32;
+        if let Some(entry) = self.entries.get_mut(at as usize) {
+            self.free.retain(|free| *free != at);
+            entry.generation = (key >> 32) as u32;
+            entry.value = Some(value);
+        }
+    }
+
     /// Ends a loan.
     #[inline]
     pub fn take(&mut self, key: u64) -> Option<T> {
@@ -87,6 +97,11 @@ mod tests {
             (loans.take(a), loans.take(c), loans.take(b)),
             (None, Some("c"), Some("b"))
         );
+        let d = loans.lend("d");
+        loans.take(d);
+        loans.restore(d, "d");
+        assert_ne!(loans.lend("e"), d);
+        assert_eq!((loans.take(d), loans.take(d)), (Some("d"), None));
         assert_eq!(loans.take(0), None);
         assert_eq!(loans.take(u64::MAX), None);
     }

@@ -5,7 +5,9 @@ use std::ffi::{c_char, c_int, c_void};
 use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
 
-use takt_client::{CallbackSink, ChannelId, Error, Message, Sink, SinkOptions, Stream, Waker};
+use takt_client::{
+    CallbackSink, ChannelId, Error, Message, NotForwarded, Sink, SinkOptions, Stream, Token, Waker,
+};
 
 use crate::error::{guard, invalid};
 use crate::loans::Loans;
@@ -115,6 +117,35 @@ impl Consumed {
         }
         Ok(key)
     }
+
+    /// Takes a message from C, with the length that it has there, and sends it; gives it back if that fails.
+    pub fn forward(
+        &self,
+        out: &mut CBuffer,
+        send: impl FnOnce(Message<'static>) -> Result<Token, NotForwarded<'static>>,
+    ) -> Result<Token, Error> {
+        let key = self.key(out)?;
+        let taken = self.held.borrow_mut().take(key);
+        let Some(mut message) = taken else {
+            return Err(invalid("the message was released or forwarded already"));
+        };
+        if out.length > message.len() {
+            let (length, max) = (out.length, message.len());
+            self.held.borrow_mut().restore(key, message);
+            return Err(Error::TooLarge { length, max });
+        }
+        message.truncate(out.length);
+        match send(message) {
+            Ok(token) => {
+                *out = CBuffer::NONE;
+                Ok(token)
+            }
+            Err(NotForwarded { error, message }) => {
+                self.held.borrow_mut().restore(key, message);
+                Err(error)
+            }
+        }
+    }
 }
 
 impl Drop for Consumed {
@@ -130,7 +161,7 @@ impl Drop for Consumed {
 /// # Safety
 /// Null or a sink.
 #[inline]
-unsafe fn consumed<'a>(sink: *const CSink) -> Result<&'a Consumed, Error> {
+pub unsafe fn consumed<'a>(sink: *const CSink) -> Result<&'a Consumed, Error> {
     // SAFETY: the caller's promise.
     match unsafe { borrow(sink, "sink")? } {
         CSink::Consumed(consumed) => Ok(consumed),

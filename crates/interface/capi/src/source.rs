@@ -12,6 +12,7 @@ use takt_client::{
 use crate::error::{guard, invalid};
 use crate::loans::Loans;
 use crate::pointers::{borrow, hand_out, place, take_back};
+use crate::sink::{CSink, consumed};
 
 /// `takt_buffer`.
 #[repr(C)]
@@ -250,6 +251,29 @@ unsafe extern "C" fn takt_emit_copy(
             std::ptr::copy_nonoverlapping(data.cast(), buffer.as_mut_ptr(), length);
         }
         let sent = buffer.emit()?;
+        if let Some(token) = token.as_mut() {
+            *token = sent.number() as i64;
+        }
+        Ok(0)
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn takt_forward(
+    source: *const CSource,
+    sink: *const CSink,
+    message: *mut CBuffer,
+    timeout_ns: i64,
+    token: *mut i64,
+) -> c_int {
+    // SAFETY: null or valid.
+    guard(|| unsafe {
+        let source = borrow(source, "source")?.source();
+        let wait = wait(timeout_ns)?;
+        let sink = consumed(sink)?;
+        let sent = sink.forward(place(message, "message")?, |message| {
+            source.forward(message, wait)
+        })?;
         if let Some(token) = token.as_mut() {
             *token = sent.number() as i64;
         }

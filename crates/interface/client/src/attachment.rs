@@ -88,7 +88,7 @@ impl Attachment {
             arena,
             map,
             bell,
-            memory: TxMemory::new(map.tx_bytes),
+            memory: TxMemory::new(map.tx_bytes, map.rx_bytes),
             // One block holds a message, and the largest is a power of two.
             max_message: (max_message as usize).min(1 << map.tx_bytes.max(1).ilog2()),
             state,

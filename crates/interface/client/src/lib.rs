@@ -77,7 +77,7 @@ pub use frame::{FrameBuffer, FrameOptions, FrameSource};
 pub use message::Message;
 pub use session::{Progress, Session, SessionBuilder};
 pub use sink::{Sink, SinkCounters, SinkOptions};
-pub use source::{Buffer, Outcome, Source, SourceOptions, Token};
+pub use source::{Buffer, NotForwarded, Outcome, Source, SourceOptions, Token};
 pub use stream::Stream;
 pub use wait::Wait;
 pub use wake::Waker;

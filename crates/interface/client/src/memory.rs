@@ -8,9 +8,9 @@
 //! Lock order: the allocator before an account's returns.
 
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
-use takt_session::layout::Completion;
+use takt_session::layout::{Completion, RX_REGION};
 use takt_shm::{Buddy, CHUNK, Consumer};
 
 /// Sizes of blocks that an account keeps: 256 bytes to 64 KiB. Larger ones come from the allocator,
@@ -71,7 +71,17 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 pub(crate) struct TxMemory {
     /// Per chunk: 0, or 1 + the order of the block of ours that starts there, with [`IN_FLIGHT`].
     marks: Box<[AtomicU8]>,
+    /// Per chunk of the receive region: 0, or [`IN_FLIGHT`] where a received message starts that was forwarded. Made with
+    /// the first.
+    forwarded: OnceLock<Box<[AtomicU8]>>,
+    rx_chunks: usize,
     shared: Mutex<Shared>,
+}
+
+fn marks(count: usize) -> Box<[AtomicU8]> {
+    std::iter::repeat_with(|| AtomicU8::new(0))
+        .take(count)
+        .collect()
 }
 
 #[derive(Debug)]
@@ -81,11 +91,11 @@ struct Shared {
 }
 
 impl TxMemory {
-    pub(crate) fn new(bytes: usize) -> Self {
+    pub(crate) fn new(bytes: usize, rx_bytes: usize) -> Self {
         Self {
-            marks: std::iter::repeat_with(|| AtomicU8::new(0))
-                .take(bytes / CHUNK)
-                .collect(),
+            marks: marks(bytes / CHUNK),
+            forwarded: OnceLock::new(),
+            rx_chunks: rx_bytes / CHUNK,
             shared: Mutex::new(Shared {
                 buddy: Buddy::new(bytes),
                 accounts: Vec::new(),
@@ -109,7 +119,10 @@ impl TxMemory {
     }
 
     fn mark(&self, chunk: u32) -> Option<&AtomicU8> {
-        self.marks.get(chunk as usize)
+        match chunk & RX_REGION {
+            0 => self.marks.get(chunk as usize),
+            _ => self.forwarded.get()?.get((chunk & !RX_REGION) as usize),
+        }
     }
 
     /// A block of at least `len` bytes for the source of `account`; `None` when there is none.
@@ -193,7 +206,7 @@ impl TxMemory {
     fn collect_from(&self, buddy: &mut Buddy, account: &Account) -> Result<(), Impossible> {
         loop {
             let (blocks, count) = self.completions(account)?;
-            for block in blocks.iter().take(count) {
+            for block in blocks.iter().flatten() {
                 self.give(buddy, block.chunk);
             }
             if count < BATCH {
@@ -209,9 +222,13 @@ impl TxMemory {
         Ok(())
     }
 
-    /// Takes completions of an account, a batch at most: blocks that are ours again.
-    fn completions(&self, account: &Account) -> Result<([Block; BATCH], usize), Impossible> {
-        let mut blocks = [Block { chunk: 0, order: 0 }; BATCH];
+    /// Takes completions of an account, a batch at most: the blocks that are ours again, and how many it took. What was
+    /// forwarded is the runtime's.
+    fn completions(
+        &self,
+        account: &Account,
+    ) -> Result<([Option<Block>; BATCH], usize), Impossible> {
+        let mut blocks = [None; BATCH];
         let mut count = 0;
         let mut returns = lock(&account.returns);
         let Returns { ring, outcomes } = &mut *returns;
@@ -230,12 +247,13 @@ impl TxMemory {
                     completion.chunk
                 )));
             };
-            mark.store(order & !IN_FLIGHT, Ordering::Relaxed);
+            let order = order & !IN_FLIGHT;
+            mark.store(order, Ordering::Relaxed);
             outcomes.record(&completion);
-            *place = Block {
+            *place = order.checked_sub(1).map(|order| Block {
                 chunk: completion.chunk,
-                order: (order & !IN_FLIGHT) - 1,
-            };
+                order,
+            });
             count += 1;
         }
         if count > 0 {
@@ -250,7 +268,7 @@ impl TxMemory {
         loop {
             let (blocks, count) = self.completions(account)?;
             let mut rest = None;
-            for block in blocks.iter().take(count) {
+            for block in blocks.iter().flatten() {
                 if !account.push(stock, usize::from(block.order), block.chunk) {
                     let shared = rest.get_or_insert_with(|| lock(&self.shared));
                     self.give(&mut shared.buddy, block.chunk);
@@ -274,6 +292,14 @@ impl TxMemory {
     pub(crate) fn not_emitted(&self, block: Block) {
         if let Some(mark) = self.mark(block.chunk) {
             mark.store(block.order + 1, Ordering::Relaxed);
+        }
+    }
+
+    /// The received message that starts there is forwarded from now on, or, if `false`, was not after all.
+    pub(crate) fn forwarded(&self, chunk: u32, is: bool) {
+        let all = self.forwarded.get_or_init(|| marks(self.rx_chunks));
+        if let Some(mark) = all.get(chunk as usize) {
+            mark.store(if is { IN_FLIGHT } else { 0 }, Ordering::Relaxed);
         }
     }
 

@@ -2,7 +2,7 @@
 
 use std::ptr::NonNull;
 
-use takt_session::layout::RxDescriptor;
+use takt_session::layout::{RxDescriptor, TX_REGION};
 use takt_time::{TaiTime, TrafficClass};
 
 use crate::fork::State;
@@ -44,6 +44,22 @@ impl Message<'_> {
     #[allow(clippy::len_without_is_empty)] // that of the slice
     pub fn len(&self) -> usize {
         self.descriptor.length as usize
+    }
+
+    /// Makes it shorter; nothing happens if it is no longer than `len`.
+    pub fn truncate(&mut self, len: usize) {
+        self.descriptor.length = (self.len().min(len)) as u32;
+    }
+
+    /// The chunk of the receive region where it lies, if it is not what the session itself has emitted.
+    pub(crate) fn received_at(&self) -> Option<u32> {
+        (self.descriptor.chunk & TX_REGION == 0).then_some(self.descriptor.chunk)
+    }
+
+    /// It is forwarded: not to be released.
+    pub(crate) fn forwarded(self) {
+        self.sink.forwarded();
+        std::mem::forget(self);
     }
 
     #[inline]

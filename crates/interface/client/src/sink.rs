@@ -474,6 +474,17 @@ impl Sink {
         Ok(())
     }
 
+    /// A message of the present binding is forwarded: the runtime has it.
+    pub(crate) fn forwarded(&self) {
+        self.inner.borrow_mut().binding.lent -= 1;
+    }
+
+    /// Whether messages with this state lie in this attachment.
+    pub(crate) fn lends(&self, state: State, attachment: &Arc<Attachment>) -> bool {
+        let binding = &self.inner.borrow().binding;
+        binding.state == state && Arc::ptr_eq(&binding.attachment, attachment)
+    }
+
     /// A message is dropped.
     #[inline]
     pub(crate) fn release(&self, chunk: u32, state: State) {

@@ -8,7 +8,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use takt_session::ChannelId;
-use takt_session::layout::{self, FLAG_LAUNCH_TIME, MAX_DEPTH, SourceBlock, TxDescriptor};
+use takt_session::layout::{
+    self, FLAG_LAUNCH_TIME, MAX_DEPTH, RX_REGION, SourceBlock, TxDescriptor,
+};
 use takt_session::message::{Reply, Request};
 use takt_shm::{Consumer, Producer};
 use takt_time::TaiTime;
@@ -18,6 +20,7 @@ use crate::control::{Lingering, OpenSource, Shared, unexpected};
 use crate::error::Error;
 use crate::fork::{Slot, State, Status};
 use crate::memory::{Account, Block, Outcomes, Stock};
+use crate::message::Message;
 use crate::session::Progress;
 use crate::stream::StreamCore;
 use crate::sys;
@@ -76,6 +79,22 @@ pub enum Outcome {
     Lost,
     /// Too long ago: outcomes are kept for at least the latest two times `depth` messages.
     Unknown,
+}
+
+/// A received message that was not forwarded, and why.
+#[derive(Debug, thiserror::Error)]
+#[error("{error}")]
+pub struct NotForwarded<'m> {
+    /// Why.
+    pub error: Error,
+    /// The message: it is held as before.
+    pub message: Message<'m>,
+}
+
+impl From<NotForwarded<'_>> for Error {
+    fn from(of: NotForwarded<'_>) -> Self {
+        of.error
+    }
 }
 
 /// The writing end of a channel.
@@ -155,6 +174,17 @@ impl Binding {
 
     fn pending(&self) -> u64 {
         self.emitted - self.completed
+    }
+
+    /// Looks for room for one more message under way.
+    fn room(&mut self, shared: &Shared) -> Result<(), Error> {
+        if self.lent + self.pending() >= self.depth {
+            self.harvest(shared)?;
+            if self.lent + self.pending() >= self.depth {
+                return Err(Error::WouldBlock);
+            }
+        }
+        Ok(())
     }
 
     /// Looks for completions.
@@ -251,12 +281,7 @@ impl Source {
         if len > max {
             return Err(Error::TooLarge { length: len, max });
         }
-        if binding.lent + binding.pending() >= binding.depth {
-            binding.harvest(self.shared())?;
-            if binding.lent + binding.pending() >= binding.depth {
-                return Err(Error::WouldBlock);
-            }
-        }
+        binding.room(self.shared())?;
         let memory = &binding.attachment.memory;
         let block = match memory.allocate(&binding.account, &mut binding.stock, len) {
             Ok(Some(block)) => block,
@@ -296,7 +321,16 @@ impl Source {
     /// As [`buffer`](Self::buffer), and [`Error::TimedOut`], [`Error::Interrupted`]. If the session is detached at the start it
     /// waits for the runtime until the deadline, if it is detached meanwhile it fails at once.
     pub fn buffer_wait(&self, len: usize, wait: Wait) -> Result<Buffer<'_>, Error> {
-        match self.buffer(len) {
+        self.wait_until(wait, || self.buffer(len))
+    }
+
+    /// Attempts it until there is room.
+    fn wait_until<T>(
+        &self,
+        wait: Wait,
+        attempt: impl Fn() -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        match attempt() {
             Err(Error::WouldBlock | Error::Disconnected) if wait != Wait::Never => {}
             result => return result,
         }
@@ -310,7 +344,7 @@ impl Source {
         );
         let [mut pause, longest] = BUFFER_SLEEP;
         loop {
-            match self.buffer(len) {
+            match attempt() {
                 Err(Error::WouldBlock) => {}
                 result => return result,
             }
@@ -375,6 +409,127 @@ impl Source {
         Ok(token)
     }
 
+    /// Sends a received message as it is, and gives it up. Where sink and source are of one session it is not copied:
+    /// it is sent from the memory that it was received into. Otherwise, or if the session itself had emitted it, it is
+    /// copied and dropped. Waits for room as [`buffer_wait`](Self::buffer_wait).
+    ///
+    /// # Errors
+    /// As [`buffer_wait`](Self::buffer_wait) and [`emit`](Self::emit), with the message.
+    pub fn forward<'m>(&self, message: Message<'m>, wait: Wait) -> Result<Token, NotForwarded<'m>> {
+        self.forward_with(message, wait, 0, 0)
+    }
+
+    /// As [`forward`](Self::forward), at `launch` as [`emit_at`](Self::emit_at).
+    ///
+    /// # Errors
+    /// As [`forward`](Self::forward).
+    pub fn forward_at<'m>(
+        &self,
+        message: Message<'m>,
+        wait: Wait,
+        launch: TaiTime,
+    ) -> Result<Token, NotForwarded<'m>> {
+        self.forward_with(message, wait, FLAG_LAUNCH_TIME, launch.as_nanos())
+    }
+
+    fn forward_with<'m>(
+        &self,
+        message: Message<'m>,
+        wait: Wait,
+        flags: u8,
+        launch_time_ns: i64,
+    ) -> Result<Token, NotForwarded<'m>> {
+        let in_place = || match self.try_forward(&message, flags, launch_time_ns) {
+            Err(Error::WouldBlock) => {
+                self.flush();
+                self.try_forward(&message, flags, launch_time_ns)
+            }
+            result => result,
+        };
+        let copied = || {
+            let mut buffer = self.buffer_wait(message.len(), wait)?;
+            buffer.copy_from_slice(&message);
+            self.push(buffer, self.class, flags, launch_time_ns)
+        };
+        let token = match self.wait_until(wait, in_place) {
+            Ok(Some(token)) => {
+                message.forwarded();
+                token
+            }
+            Ok(None) => match copied() {
+                Ok(token) => token,
+                Err(error) => return Err(NotForwarded { error, message }),
+            },
+            Err(error) => return Err(NotForwarded { error, message }),
+        };
+        self.flush();
+        Ok(token)
+    }
+
+    /// Emits a message from where it was received. `None`: it lies where this source does not send from.
+    fn try_forward(
+        &self,
+        message: &Message<'_>,
+        flags: u8,
+        launch_time_ns: i64,
+    ) -> Result<Option<Token>, Error> {
+        let mut inner = self.inner.borrow_mut();
+        let inner = &mut *inner;
+        if self.slot.state() != inner.binding.state {
+            self.rebind(inner)?;
+        }
+        let binding = &mut inner.binding;
+        let Some(chunk) = message
+            .received_at()
+            .filter(|_| message.sink.lends(message.state, &binding.attachment))
+        else {
+            return Ok(None);
+        };
+        binding.room(self.shared())?;
+        binding.attachment.memory.forwarded(chunk, true);
+        let descriptor = TxDescriptor {
+            chunk: chunk | RX_REGION,
+            length: message.len() as u32,
+            class: self.class,
+            flags,
+            launch_time_ns,
+            ..TxDescriptor::default()
+        };
+        match self.enqueue(inner, descriptor) {
+            Ok(token) => Ok(Some(token)),
+            Err(error) => {
+                inner.binding.attachment.memory.forwarded(chunk, false);
+                Err(error)
+            }
+        }
+    }
+
+    /// Puts a message into the transmit ring, for which there is room.
+    #[inline]
+    fn enqueue(&self, inner: &mut Inner, descriptor: TxDescriptor) -> Result<Token, Error> {
+        let binding = &mut inner.binding;
+        let token = inner.emitted;
+        let descriptor = TxDescriptor {
+            token: token as u32,
+            ..descriptor
+        };
+        match binding.tx.push(descriptor) {
+            Ok(true) => {}
+            full => {
+                let what = match full {
+                    Err(error) => format!("transmit ring: {error}"),
+                    // Completed messages have left the ring.
+                    Ok(_) => "transmit ring full although messages were completed".into(),
+                };
+                return Err(self.shared().violated(binding.state, what));
+            }
+        }
+        binding.emitted += 1;
+        inner.emitted += 1;
+        inner.counted.store(inner.emitted, Ordering::Relaxed);
+        Ok(Token(token))
+    }
+
     #[inline]
     pub(crate) fn push(
         &self,
@@ -398,35 +553,19 @@ impl Source {
         let descriptor = TxDescriptor {
             chunk: buffer.block.chunk,
             length: buffer.len as u32,
-            token: inner.emitted as u32,
             class,
             flags,
-            reserved: 0,
             launch_time_ns,
-            reserved2: 0,
+            ..TxDescriptor::default()
         };
-        let memory = &binding.attachment.memory;
-        memory.emitted(buffer.block);
-        match binding.tx.push(descriptor) {
-            Ok(true) => {}
-            full => {
-                memory.not_emitted(buffer.block);
-                binding.lent -= 1;
-                memory.free(&binding.account, &mut binding.stock, buffer.block);
-                let what = match full {
-                    Err(error) => format!("transmit ring: {error}"),
-                    // Completed messages have left the ring.
-                    Ok(_) => "transmit ring full although messages were completed".into(),
-                };
-                return Err(self.shared().violated(binding.state, what));
-            }
-        }
         binding.lent -= 1;
-        binding.emitted += 1;
-        let token = Token(inner.emitted);
-        inner.emitted += 1;
-        inner.counted.store(inner.emitted, Ordering::Relaxed);
-        Ok(token)
+        binding.attachment.memory.emitted(buffer.block);
+        self.enqueue(inner, descriptor).inspect_err(|_| {
+            let binding = &mut inner.binding;
+            let memory = &binding.attachment.memory;
+            memory.not_emitted(buffer.block);
+            memory.free(&binding.account, &mut binding.stock, buffer.block);
+        })
     }
 
     #[cold]

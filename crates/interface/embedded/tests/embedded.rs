@@ -199,3 +199,52 @@ fn programs_whose_port_is_taken_get_the_next_one_where_that_is_allowed() {
         "{refused}"
     );
 }
+
+#[test]
+fn a_received_message_is_forwarded_from_the_memory_that_it_was_received_into() {
+    let a = Embedded::start(Settings {
+        port: 0,
+        ..Settings::default()
+    })
+    .expect("runtime starts");
+    let (here, there) = (
+        a.session("here").expect("session"),
+        a.session("there").expect("session"),
+    );
+    let (here, there) = (
+        here.stream(Qos::slow()).expect("stream"),
+        there.stream(Qos::slow()).expect("stream"),
+    );
+    let source = there.source(ChannelId(5)).expect("source");
+    let far = there.sink(ChannelId(6)).expect("sink");
+    let onward = here.source(ChannelId(6)).expect("source");
+    let length = 4 << 20;
+    // Nothing is left to copy into.
+    let mut held = Vec::new();
+    while let Ok(buffer) = onward.buffer(length) {
+        held.push(buffer);
+    }
+    assert!(matches!(onward.buffer(length), Err(Error::WouldBlock)));
+    for round in 0..40 {
+        let sink = here.sink(ChannelId(5)).expect("sink");
+        let mut buffer = source.buffer_wait(length, PATIENCE).expect("buffer");
+        buffer.fill(round);
+        buffer.emit().expect("emit");
+        let message = sink.consume(PATIENCE).expect("message");
+        let token = match round % 2 {
+            0 => onward.forward(message, PATIENCE),
+            _ => onward.forward_at(message, PATIENCE, takt::TaiTime::from_nanos(0)),
+        };
+        let token = token.expect("forwarded");
+        // The sink may go while the message is under way.
+        drop(sink);
+        let heard = far.consume(PATIENCE).expect("message");
+        assert!(heard.len() == length && heard.iter().all(|byte| *byte == round));
+        drop(heard);
+        takt_testing::until("completed", || match onward.outcome(token) {
+            Outcome::Pending => None,
+            outcome => Some(outcome),
+        });
+        assert_eq!(onward.pending(), 0);
+    }
+}

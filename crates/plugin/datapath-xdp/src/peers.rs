@@ -6,9 +6,10 @@
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 
-use takt_datapath::stack::{Destination, NextHop, NextHops};
-use takt_datapath::{ConnectError, PeerHandle};
+use takt_datapath::stack::{NextHop, NextHops, StackError};
+use takt_datapath::{ConnectError, PeerHandle, Resolver, Way};
 use takt_time::TrafficClass;
 use takt_wire::frame::{UdpFlow, UdpHeaderTemplate};
 use takt_wire::ip::Dscp;
@@ -32,7 +33,9 @@ type Templates = [UdpHeaderTemplate; TrafficClass::COUNT];
 #[derive(Debug)]
 pub(crate) struct Peer {
     remote: SocketAddr,
-    destination: Destination,
+    destination: Way,
+    /// A route has led there by our interface.
+    reached: bool,
     /// `None` while there is no resolved next hop on our interface.
     templates: Option<Templates>,
     max_payload: usize,
@@ -87,11 +90,19 @@ impl Peer {
         self.max_payload
     }
 
+    /// Whether a route has led there by our interface.
+    #[inline]
+    pub(crate) fn is_reached(&self) -> bool {
+        self.reached
+    }
+
     fn refresh(&mut self, origin: &Origin) {
         let next_hop = self
             .destination
             .next_hop()
             .filter(|next_hop| next_hop.ifindex == origin.ifindex);
+        // For good: what is sent by this interface goes by no other while its link is down.
+        self.reached |= next_hop.is_some();
         if let Some(next_hop) = &next_hop {
             self.max_payload = max_payload(next_hop, self.remote.ip()).min(origin.frame_capacity);
         }
@@ -118,13 +129,10 @@ impl Peers {
         place.peer.as_ref()
     }
 
-    pub(crate) fn connect(
-        &mut self,
-        next_hops: &NextHops,
-        remote: SocketAddr,
-    ) -> Result<PeerHandle, ConnectError> {
+    /// Whose handle this address has, if any; or why it cannot have one.
+    pub(crate) fn admit(&self, remote: SocketAddr) -> Result<Option<PeerHandle>, ConnectError> {
         if let Some(handle) = self.by_address.get(&remote) {
-            return Ok(*handle);
+            return Ok(Some(*handle));
         }
         // A mapped address would leave by IPv4, which an IPv6 port does not serve.
         if remote.is_ipv4() != self.origin.bind.is_ipv4()
@@ -135,32 +143,26 @@ impl Peers {
                 local: self.origin.local,
             });
         }
-        let system = |source| ConnectError::System {
-            peer: remote,
-            source,
-        };
         if remote.port() == 0 {
-            return Err(system(std::io::Error::new(
-                std::io::ErrorKind::InvalidInput,
-                "port 0 addresses nobody",
-            )));
+            let source =
+                std::io::Error::new(std::io::ErrorKind::InvalidInput, "port 0 addresses nobody");
+            return Err(ConnectError::System {
+                peer: remote,
+                source,
+            });
         }
         if self.by_address.len() >= usize::from(self.origin.limit) {
             return Err(ConnectError::TooManyPeers(usize::from(self.origin.limit)));
         }
-        let source = Some(self.origin.bind.ip()).filter(|address| !address.is_unspecified());
-        let destination = next_hops
-            .watch(remote.ip(), source, scope(remote, self.origin.ifindex))
-            .map_err(|error| system(std::io::Error::other(error)))?;
-        if destination
-            .next_hop()
-            .is_none_or(|next_hop| next_hop.ifindex != self.origin.ifindex)
-        {
-            return Err(ConnectError::NoRoute(remote));
-        }
+        Ok(None)
+    }
+
+    /// Takes a peer in that was [admitted](Self::admit), with the way there.
+    pub(crate) fn enter(&mut self, remote: SocketAddr, destination: Way) -> PeerHandle {
         let mut peer = Peer {
             remote,
             destination,
+            reached: false,
             templates: None,
             max_payload: 0,
         };
@@ -174,7 +176,7 @@ impl Peers {
         place.peer = Some(peer);
         let handle = PeerHandle(u32::from(place.generation) << 16 | u32::from(index));
         self.by_address.insert(remote, handle);
-        Ok(handle)
+        handle
     }
 
     pub(crate) fn disconnect(&mut self, handle: PeerHandle) {
@@ -199,6 +201,57 @@ impl Peers {
         {
             peer.refresh(&self.origin);
         }
+    }
+}
+
+/// Asks for the ways of one port.
+#[derive(Clone, Debug)]
+pub(crate) struct Ways {
+    next_hops: Arc<NextHops>,
+    /// The address to send from; `None`: as the route says.
+    source: Option<IpAddr>,
+    ifindex: u32,
+}
+
+impl Ways {
+    pub(crate) fn new(next_hops: Arc<NextHops>, origin: &Origin) -> Self {
+        Self {
+            next_hops,
+            source: Some(origin.bind.ip()).filter(|address| !address.is_unspecified()),
+            ifindex: origin.ifindex,
+        }
+    }
+
+    /// The way to an address, which is known when this returns.
+    pub(crate) fn wait(&self, remote: SocketAddr) -> Result<Way, ConnectError> {
+        let scope = scope(remote, self.ifindex);
+        let asked = self.next_hops.watch(remote.ip(), self.source, scope);
+        asked.map(Arc::new).map_err(stopped(remote))
+    }
+
+    /// The way to an address, which is known when `answered` is called.
+    pub(crate) fn ask(
+        &self,
+        remote: SocketAddr,
+        answered: impl FnOnce() + Send + 'static,
+    ) -> Result<Way, ConnectError> {
+        let scope = scope(remote, self.ifindex);
+        let asked = (self.next_hops).ask(remote.ip(), self.source, scope, answered);
+        asked.map(Arc::new).map_err(stopped(remote))
+    }
+}
+
+impl Resolver for Ways {
+    fn resolve(&self, remote: SocketAddr, answered: Box<dyn FnOnce() + Send>) -> Option<Way> {
+        self.ask(remote, answered).ok()
+    }
+}
+
+/// The monitor of the kernel's tables has ended.
+fn stopped(peer: SocketAddr) -> impl Fn(StackError) -> ConnectError {
+    move |error| ConnectError::System {
+        peer,
+        source: std::io::Error::other(error),
     }
 }
 

@@ -9,17 +9,17 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 
-use takt_datapath::stack::{Generations, InterfaceState, NextHops};
+use takt_datapath::stack::{Generations, InterfaceState};
 use takt_datapath::{
     ConnectError, Datagram, Frame, OpenError, PeerHandle, Port, PortCounters, PortRequest,
-    ReserveError,
+    ReserveError, Resolver, Way,
 };
 use takt_time::{TaiTime, TrafficClass};
 use takt_wire::{ethernet, vlan};
 
 use crate::XdpDatapath;
 use crate::attachment::{Attachment, Claim};
-use crate::peers::{Origin, Peers};
+use crate::peers::{Origin, Peer, Peers, Ways};
 use crate::queue::{JoinError, Member, Sender, Shares};
 use crate::receive::{Filter, Receive};
 use crate::socket::{PoolOptions, SocketError};
@@ -51,7 +51,7 @@ pub(crate) struct XdpPort {
     busy_poll: bool,
     /// All sockets in one, where there are several.
     epoll: Option<OwnedFd>,
-    next_hops: Arc<NextHops>,
+    ways: Ways,
     attachment: Arc<Attachment>,
 }
 
@@ -112,7 +112,7 @@ impl XdpPort {
             turn: 0,
             busy_poll: config.busy_poll.is_some(),
             epoll: None,
-            next_hops,
+            ways: Ways::new(next_hops, &origin),
             attachment: Arc::clone(&datapath.attachment),
         };
         if port.queues.len() > 1 {
@@ -165,7 +165,37 @@ impl Port for XdpPort {
     }
 
     fn connect(&mut self, remote: SocketAddr) -> Result<PeerHandle, ConnectError> {
-        self.peers.connect(&self.next_hops, remote)
+        if let Some(known) = self.peers.admit(remote)? {
+            return Ok(known);
+        }
+        let peer = self.peers.enter(remote, self.ways.wait(remote)?);
+        if !self.reaches(peer) {
+            self.peers.disconnect(peer);
+            return Err(ConnectError::NoRoute(remote));
+        }
+        Ok(peer)
+    }
+
+    fn resolver(&self) -> Option<Box<dyn Resolver>> {
+        Some(Box::new(self.ways.clone()))
+    }
+
+    fn connect_at_once(
+        &mut self,
+        remote: SocketAddr,
+        way: Option<Way>,
+    ) -> Result<PeerHandle, ConnectError> {
+        if let Some(known) = self.peers.admit(remote)? {
+            return Ok(known);
+        }
+        // The generation tells when the answer has come.
+        let way = way.map_or_else(|| self.ways.ask(remote, || {}), Ok)?;
+        Ok(self.peers.enter(remote, way))
+    }
+
+    fn reaches(&mut self, peer: PeerHandle) -> bool {
+        self.follow();
+        self.is_link(peer) || self.peers.get(peer).is_some_and(Peer::is_reached)
     }
 
     fn connect_link(&mut self, interface: Option<u32>) -> Result<PeerHandle, ConnectError> {

@@ -122,6 +122,57 @@ fn a_gateway_is_used_and_route_changes_are_followed() {
 }
 
 #[test]
+fn a_peer_of_whose_way_nothing_is_known_yet_is_reached_once_it_is() {
+    let Some(mut hosts) = TwoHosts::plain() else {
+        return;
+    };
+    let mut left = hosts.open(Node::Left, 4000);
+    let socket = udp(&hosts, "10.77.0.2:5000");
+    let peer = left
+        .connect_at_once(address("10.77.0.2:5000"), None)
+        .expect("nothing is known against it");
+    wait_until("the way is known", || left.reaches(peer));
+    reach(&mut *left, peer, &socket, b"there you are");
+
+    // No route leads there by this port, which the tables say later.
+    let far = left
+        .connect_at_once(address("10.99.0.1:5000"), None)
+        .expect("nothing is known against it");
+    assert!(!left.reaches(far));
+    assert_eq!(left.reserve(far).err(), Some(ReserveError::Unresolved));
+    hosts.ip(Node::Right, "address add 10.99.0.1/32 dev lo");
+    hosts.ip(Node::Left, "route add 10.99.0.0/24 via 10.77.0.2");
+    wait_until("the route is followed", || left.reaches(far));
+    let socket = udp(&hosts, "10.99.0.1:5000");
+    reach(&mut *left, far, &socket, b"by the gateway");
+    // What has gone by this port goes by no other while it has no route.
+    hosts.ip(Node::Left, "route del 10.99.0.0/24");
+    until_unresolved(&mut *left, far);
+    assert!(left.reaches(far));
+
+    // What was asked for ahead is known when it is told.
+    let resolver = left.resolver().expect("it asks the tables");
+    let ahead = |remote: &str| {
+        let (told, answer) = std::sync::mpsc::channel();
+        let answered = Box::new(move || told.send(()).expect("the test waits"));
+        let way = resolver.resolve(address(remote), answered);
+        answer.recv().expect("an answer");
+        way
+    };
+    let way = ahead("10.77.0.2:5001");
+    assert!(way.as_ref().is_some_and(|way| way.is_known()));
+    let near = left
+        .connect_at_once(address("10.77.0.2:5001"), way)
+        .expect("a route");
+    assert!(left.reaches(near));
+    let way = ahead("192.0.2.1:5000");
+    let nowhere = left
+        .connect_at_once(address("192.0.2.1:5000"), way)
+        .expect("a route may come");
+    assert!(!left.reaches(nowhere));
+}
+
+#[test]
 fn an_interface_that_goes_down_and_comes_back_is_used_again() {
     for mode in [Mode::Native, Mode::Generic] {
         let Some(mut hosts) = TwoHosts::new(&LabConfig::default(), Family::V4, |config| {

@@ -14,6 +14,7 @@
 use std::fmt;
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 
 use takt_time::{TaiTime, TrafficClass};
 
@@ -202,10 +203,48 @@ pub trait Datapath: Send + Sync {
     fn open(&self, request: &PortRequest) -> Result<Box<dyn Port>, OpenError>;
 }
 
+/// The way to a peer by the kernel's tables, asked for ahead of [`Port::connect_at_once`].
+pub type Way = Arc<stack::Destination>;
+
+/// Asks the kernel's tables for the ways of a port to its peers, so that the port's lane never waits for them.
+pub trait Resolver: Send {
+    /// Begins to ask for the way to `remote`, and has `answered` called when it
+    /// [is known](stack::Destination::is_known), from another thread. It does not wait. `None`: nothing can be
+    /// asked, and `answered` is never called.
+    fn resolve(&self, remote: SocketAddr, answered: Box<dyn FnOnce() + Send>) -> Option<Way>;
+}
+
 /// A lane's own access to a datapath. Dropping it detaches and frees everything.
 pub trait Port: Send {
     /// The local address as peers must use it (the real port where 0 was asked for).
     fn local(&self) -> SocketAddr;
+
+    /// What asks for ways that [`connect`](Port::connect) would wait for; none where it waits for nothing.
+    fn resolver(&self) -> Option<Box<dyn Resolver>> {
+        None
+    }
+
+    /// As [`connect`](Port::connect), but never waits for an answer about the way: `way` is what the port's
+    /// [`resolver`](Port::resolver) was told. Where there is none, or it is not known yet, or no route leads there,
+    /// the peer is not [reached](Port::reaches) before one does.
+    ///
+    /// # Errors
+    /// As [`connect`](Port::connect), but for [`ConnectError::NoRoute`] where the port has a resolver.
+    fn connect_at_once(
+        &mut self,
+        remote: SocketAddr,
+        way: Option<Way>,
+    ) -> Result<PeerHandle, ConnectError> {
+        let _ = way;
+        self.connect(remote)
+    }
+
+    /// Whether a route has led to the peer by this port since it was connected. Cheap. A peer that is reached may be
+    /// unresolved, also because its route is gone: what is sent by one link does not change to another by itself.
+    fn reaches(&mut self, peer: PeerHandle) -> bool {
+        let _ = peer;
+        true
+    }
 
     /// Prepares sending to `remote`; cold path, may allocate and call the kernel. Connecting the
     /// same address again returns the same handle.

@@ -150,6 +150,13 @@ fn each_broken_rule_ends_the_session_with_its_own_reason() {
                 chunk: u32::MAX,
                 ..good
             },
+            "receive chunk 2147483647 emitted, but not received",
+        ),
+        (
+            TxDescriptor {
+                chunk: u32::MAX >> 1,
+                ..good
+            },
             "outside the transmit region",
         ),
         (

@@ -2,9 +2,9 @@
 
 mod support;
 
-use support::{App, config, free_port, start};
+use support::{App, Sink, Source, config, free_port, start};
 use takt_runtime::config::LaneConfig;
-use takt_session::layout::{Outcome, TX_REGION};
+use takt_session::layout::{Outcome, RX_REGION, RxDescriptor, TX_REGION, TxDescriptor};
 use takt_session::message::{Reply, Request};
 use takt_session::{ChannelId, Qos};
 use takt_testing::{PATIENCE, until_true};
@@ -229,6 +229,43 @@ fn a_drain_sends_what_was_emitted_and_says_goodbye() {
 }
 
 #[test]
+fn a_drain_that_gives_up_says_no_goodbye_so_that_peers_count_what_is_missing() {
+    let (pa, pb) = (free_port(), free_port());
+    let node_a = start(config(pa, &[pb]));
+    let node_b = start(config(pb, &[pa]));
+    let (mut a, mut b) = (App::attach(node_a.handle()), App::attach(node_b.handle()));
+    let (sa, sb) = (a.stream(Qos::slow()), b.stream(Qos::slow()));
+    let mut source = a.source(sa, 5, 0);
+    let mut sink = b.sink(sb, 5, 0);
+    until_true("the other node hears it", || {
+        a.emit(&mut source, 0, &[], 0);
+        a.completion(&mut source);
+        b.take(&mut sink).is_some()
+    });
+    let later = takt_clock::Clock::now(&takt_clock::SystemTai).as_nanos() + 30_000_000_000;
+    let descriptor = TxDescriptor {
+        length: 4,
+        flags: takt_session::layout::FLAG_LAUNCH_TIME,
+        launch_time_ns: later,
+        ..TxDescriptor::default()
+    };
+    assert!(source.tx.push(descriptor).expect("ring"));
+    node_a
+        .handle()
+        .drain(std::time::Duration::ZERO)
+        .expect("running");
+    drop(node_a);
+    let peers = node_b.handle().peers().expect("running");
+    for peer in peers {
+        node_b.handle().remove_peer(peer.address).expect("running");
+    }
+    until_true("the source's tail is told to be unknown", || {
+        let channels = node_b.handle().channels().expect("running");
+        channels[0].counters.unknown_tails > 0
+    });
+}
+
+#[test]
 fn requests_that_make_no_sense_are_refused_and_change_nothing() {
     let runtime = start(config(free_port(), &[]));
     let mut a = App::attach(runtime.handle());
@@ -291,4 +328,171 @@ fn large_messages_that_are_held_leave_room_for_small_ones() {
     }
     let dropped = runtime.handle().sessions().expect("running")[1].counters;
     assert_eq!((dropped.dropped_memory, dropped.dropped_full), (3, 0));
+}
+
+/// A descriptor that emits what a sink has received.
+fn forwarded(received: &RxDescriptor, token: u32) -> TxDescriptor {
+    TxDescriptor {
+        chunk: received.chunk | RX_REGION,
+        length: received.length,
+        token,
+        ..TxDescriptor::default()
+    }
+}
+
+/// Takes a message and keeps it.
+fn hold(app: &App, sink: &mut Sink) -> RxDescriptor {
+    let mut held = None;
+    until_true("a message", || {
+        held = sink.rx.pop().expect("ring");
+        held.is_some()
+    });
+    sink.rx.release();
+    app.bell.ring();
+    held.expect("a message")
+}
+
+#[test]
+fn what_was_received_is_emitted_from_where_it_lies_and_its_memory_comes_back() {
+    let (pa, pb) = (free_port(), free_port());
+    let node_a = start(config(pa, &[pb]));
+    let node_b = start(config(pb, &[pa]));
+    let (mut a, mut b) = (App::attach(node_a.handle()), App::attach(node_a.handle()));
+    let mut c = App::attach(node_b.handle());
+    let [sa, sb, sc] = [&mut a, &mut b, &mut c].map(|app| app.stream(Qos::slow()));
+    let mut source = a.source(sa, 5, 0);
+    // It passes on what it hears, to a sink of its own, to one of another application here and to one elsewhere.
+    let mut sink = b.sink(sb, 5, 0);
+    let mut onward = b.source(sb, 6, 0);
+    let mut sinks = [b.sink(sb, 6, 0), a.sink(sa, 6, 0), c.sink(sc, 6, 0)];
+    let mut seen = false;
+    while !seen {
+        b.emit(&mut onward, 0, &[], 7);
+        // By reference: completed when it is released.
+        b.receive(&mut sinks[0]);
+        b.completion(&mut onward);
+        seen = c.take(&mut sinks[2]).is_some();
+    }
+    // More than the region holds, if one were kept.
+    for token in 0..12 {
+        let message = pattern(12 << 20, token as u8);
+        a.emit(&mut source, 0, &message, token);
+        let held = hold(&b, &mut sink);
+        assert_eq!(a.completion(&mut source).outcome, Outcome::Sent as u32);
+        let descriptor = forwarded(&held, token);
+        assert!(onward.tx.push(descriptor).expect("ring"));
+        b.bell.ring();
+        for (app, sink) in [&b, &a, &c].into_iter().zip(&mut sinks) {
+            loop {
+                let (_, bytes) = app.receive(sink);
+                if !bytes.is_empty() {
+                    assert!(bytes == message, "other bytes");
+                    break;
+                }
+            }
+        }
+        let completion = b.completion(&mut onward);
+        assert_eq!(
+            (completion.chunk, completion.token),
+            (descriptor.chunk, token)
+        );
+        assert_eq!(completion.outcome, Outcome::Sent as u32);
+    }
+}
+
+#[test]
+fn what_a_closed_sink_had_received_is_still_sent_if_it_was_emitted_before() {
+    let runtime = start(config(free_port(), &[]));
+    let (mut a, mut b) = (App::attach(runtime.handle()), App::attach(runtime.handle()));
+    let (sa, sb) = (a.stream(Qos::slow()), b.stream(Qos::slow()));
+    let mut source = a.source(sa, 5, 0);
+    let mut heard = a.sink(sa, 6, 0);
+    let mut onward = b.source(sb, 6, 0);
+    // Held by nobody in the end: as much as the region holds twice over.
+    for token in 0..300 {
+        let mut sink = b.sink(sb, 5, 0);
+        let message = pattern(1 << 19, token as u8);
+        a.emit(&mut source, 0, &message, token);
+        let held = hold(&b, &mut sink);
+        a.completion(&mut source);
+        // The doorbell is not rung: the lane may look before or after the sink is closed.
+        assert!(onward.tx.push(forwarded(&held, token)).expect("ring"));
+        match b.ask(Request::CloseSink(sink.id)) {
+            Ok(Reply::Closed) => {}
+            other => panic!("{other:?}"),
+        }
+        b.bell.ring();
+        let (_, bytes) = a.receive(&mut heard);
+        assert!(bytes == message, "{token}: other bytes");
+        b.completion(&mut onward);
+    }
+}
+
+#[test]
+fn a_session_that_emits_what_it_does_not_hold_is_ended_and_nobody_else() {
+    let runtime = start(config(free_port(), &[]));
+    let mut a = App::attach(runtime.handle());
+    let sa = a.stream(Qos::slow());
+    let mut source = a.source(sa, 5, 0);
+    type Crime = fn(RxDescriptor, &mut Source);
+    let crimes: [(&str, Crime); 4] = [
+        ("emitted, but not received", |held, onward| {
+            let other = RxDescriptor {
+                chunk: held.chunk + 1,
+                ..held
+            };
+            onward.tx.push(forwarded(&other, 1)).expect("ring");
+        }),
+        ("emitted, but not received", |held, onward| {
+            let other = RxDescriptor {
+                chunk: TX_REGION - 1,
+                ..held
+            };
+            onward.tx.push(forwarded(&other, 1)).expect("ring");
+        }),
+        ("emitted, but not received", |held, onward| {
+            onward.tx.push(forwarded(&held, 1)).expect("ring");
+            onward.tx.push(forwarded(&held, 2)).expect("ring");
+        }),
+        ("has room for", |held, onward| {
+            let longer = RxDescriptor {
+                length: held.length + 4096,
+                ..held
+            };
+            onward.tx.push(forwarded(&longer, 1)).expect("ring");
+        }),
+    ];
+    for (reason, crime) in crimes {
+        let mut h = App::attach(runtime.handle());
+        let stream = h.stream(Qos::slow());
+        let mut sink = h.sink(stream, 5, 2);
+        let mut onward = h.source(stream, 6, 0);
+        a.emit(&mut source, 0, &pattern(1000, 3), 1);
+        let held = hold(&h, &mut sink);
+        a.completion(&mut source);
+        crime(held, &mut onward);
+        h.bell.ring();
+        let ended = h.ended();
+        assert!(ended.message.contains(reason), "{reason}: {ended:?}");
+    }
+    // Who gives a message up twice, by emitting and by releasing it, spoils what is its own.
+    let mut h = App::attach(runtime.handle());
+    let stream = h.stream(Qos::slow());
+    let mut spoiled = h.sink(stream, 5, 8);
+    let mut onward = h.source(stream, 6, 0);
+    let mut sink = a.sink(sa, 5, 0);
+    for number in 0..1000u32 {
+        let message = number.to_le_bytes();
+        // Its own sink has it by reference: the source goes on once it is released.
+        a.emit(&mut source, number, &message, number);
+        if let Ok(Some(held)) = spoiled.rx.pop() {
+            spoiled.rx.release();
+            let _ = onward.tx.push(forwarded(&held, number));
+            let _ = spoiled.release.push(held.chunk);
+            h.bell.ring();
+        }
+        // And the others go on.
+        assert_eq!(a.receive(&mut sink).1, message);
+        a.completion(&mut source);
+    }
 }

@@ -312,3 +312,81 @@ fn streams_and_schedules_that_do_not_fit_each_other_are_refused_by_name() {
     let refused = install(half(7_500_000)).expect_err("too short for many");
     assert!(refused.contains("tenant `many`"), "{refused}");
 }
+
+/// A tenant with a stream of so many frames, 3 ms before its window ends: about 880 have their place.
+fn of_frames(identity: &str, frames: u32) -> Policy {
+    let mut stream = stream("many", 6, 2_000_000);
+    stream.talker.frames = frames;
+    Policy {
+        identity: identity.into(),
+        streams: vec![stream],
+        ..Policy::default()
+    }
+}
+
+#[test]
+fn streams_of_who_comes_by_no_listener_are_admitted_as_all_others() {
+    let directory = takt_testing::Directory::new();
+    let runtime = start(config(free_port(), &[]));
+    let handle = runtime.handle();
+    let installed = handle.install_schedule(half(0)).expect("running");
+    installed.expect("nobody has streams");
+    let connect = |policy| handle.connect(policy).expect("running");
+    let refused = connect(of_frames("inside", 1024)).expect_err("too many");
+    assert!(
+        refused
+            .to_string()
+            .contains("stream `many` of tenant `inside`"),
+        "{refused}"
+    );
+    let inside = connect(of_frames("inside", 500)).expect("fits");
+    // Another session of the same tenant sends no more.
+    let again = connect(of_frames("inside", 500)).expect("the same streams");
+    // Neither another tenant's streams nor a schedule take their place.
+    connect(of_frames("other", 500)).expect_err("no place beside them");
+    let path = directory.join("outside");
+    let outside = ListenerConfig {
+        path: path.clone(),
+        mode: 0o600,
+        policy: of_frames("outside", 500),
+    };
+    set(handle, outside.clone()).expect_err("no place beside them");
+    let later = handle.install_schedule(half(PERIOD / 2)).expect("running");
+    let later = later.expect_err("closed").to_string();
+    assert!(
+        later.contains("stream `many` of tenant `inside`"),
+        "{later}"
+    );
+    // Who has gone needs none.
+    drop((inside, again));
+    until_true("its streams have gone with it", || {
+        set(handle, outside.clone()).is_ok()
+    });
+}
+
+#[test]
+fn of_streams_that_are_declared_at_the_same_time_those_are_admitted_that_fit_together() {
+    let directory = takt_testing::Directory::new();
+    let runtime = start(config(free_port(), &[]));
+    let handle = runtime.handle();
+    let installed = handle.install_schedule(half(0)).expect("running");
+    installed.expect("nobody has streams");
+    for round in 0..20 {
+        let names = ["left", "right"].map(|side| format!("{side}-{round}"));
+        let listeners = names.map(|name| ListenerConfig {
+            path: directory.join(&name),
+            mode: 0o600,
+            policy: of_frames(&name, 500),
+        });
+        let admitted = std::thread::scope(|scope| {
+            let setting = listeners
+                .clone()
+                .map(|listener| scope.spawn(|| set(handle, listener).is_ok()));
+            setting.map(|thread| thread.join().expect("no panic"))
+        });
+        assert_eq!(admitted.iter().filter(|admitted| **admitted).count(), 1);
+        for listener in listeners {
+            handle.remove_listener(listener.path).expect("running");
+        }
+    }
+}

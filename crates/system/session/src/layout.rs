@@ -29,6 +29,10 @@ pub const HEADER_BYTES: usize = 4096;
 /// source to a sink of the same session.
 pub const TX_REGION: u32 = 1 << 31;
 
+/// Set in a chunk number of a transmit descriptor, and of its completion, that lies in the receive region: a message that
+/// a sink of the session has received, and gives up by emitting it.
+pub const RX_REGION: u32 = 1 << 31;
+
 /// [`TxDescriptor::flags`]: `launch_time_ns` is meant.
 pub const FLAG_LAUNCH_TIME: u8 = 1;
 /// [`TxDescriptor::flags`], of frames with a launch time: it is the latest instant, not the exact one
@@ -39,7 +43,7 @@ pub const FLAG_DEADLINE: u8 = 2;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct TxDescriptor {
-    /// First chunk of the payload, relative to the transmit region.
+    /// First chunk of the payload, relative to the transmit region, or to the receive region with [`RX_REGION`].
     pub chunk: u32,
     /// Payload bytes.
     pub length: u32,

@@ -1,7 +1,8 @@
-//! Schedules over a restart: what was installed is written down, and in force again from the start.
+//! What was installed over a restart: it is written down, and in force again from the start.
 //!
-//! Without them all gates would be open after a crash. The file is an `InstalledSchedules` message of the admin API; it
-//! is replaced as a whole, so that whatever happens there is the old one or the new one.
+//! Without schedules all gates would be open after a crash, without their listeners pods would have no runtime. Each
+//! file is a message of the admin API (`InstalledSchedules`, `KeptListeners`); it is replaced as a whole, so that
+//! whatever happens there is the old one or the new one.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -12,8 +13,10 @@ use takt_time::TaiTime;
 
 use crate::admin::{proto, schedule};
 
-/// The file's name in the state directory.
+/// The schedules' file in the state directory.
 const FILE: &str = "schedules";
+/// The listeners' file there.
+const LISTENERS: &str = "listeners";
 /// A longer file is none of ours.
 const LONGEST: u64 = 16 << 20;
 
@@ -52,13 +55,9 @@ pub fn restore(
     schedules: &mut Vec<LinkSchedule>,
 ) -> Result<(), KeptError> {
     let path = directory.join(FILE);
-    let read = std::fs::metadata(&path).and_then(|about| match about.len() {
-        ..=LONGEST => std::fs::read(&path),
-        _ => Err(std::io::ErrorKind::FileTooLarge.into()),
-    });
-    let bytes = match read {
-        Ok(bytes) => bytes,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+    let bytes = match read(&path) {
+        Ok(Some(bytes)) => bytes,
+        Ok(None) => return Ok(()),
         Err(source) => return Err(KeptError::Read { path, source }),
     };
     let kept = read_schedules(&bytes).map_err(|problem| KeptError::Damaged { path, problem })?;
@@ -75,6 +74,18 @@ pub fn restore(
     Ok(())
 }
 
+/// The file's content, if it is there.
+fn read(path: &Path) -> std::io::Result<Option<Vec<u8>>> {
+    let read = std::fs::metadata(path).and_then(|about| match about.len() {
+        ..=LONGEST => std::fs::read(path),
+        _ => Err(std::io::ErrorKind::FileTooLarge.into()),
+    });
+    match read {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        read => read.map(Some),
+    }
+}
+
 fn read_schedules(bytes: &[u8]) -> Result<Vec<LinkSchedule>, String> {
     let message = proto::InstalledSchedules::decode(bytes).map_err(|error| error.to_string())?;
     let schedules = message.schedules.into_iter();
@@ -86,17 +97,54 @@ fn read_schedules(bytes: &[u8]) -> Result<Vec<LinkSchedule>, String> {
 /// # Errors
 /// The kernel's, with the directory named.
 pub fn write(directory: &Path, schedules: &[LinkSchedule]) -> std::io::Result<()> {
+    let message = proto::InstalledSchedules {
+        schedules: schedules.iter().map(Into::into).collect(),
+    };
+    replace(directory, FILE, &message.encode_to_vec())
+}
+
+/// The listeners of before. Those that cannot be read are told in the log: a node serves all others without them.
+pub fn listeners(directory: &Path) -> Vec<proto::Listener> {
+    let path = directory.join(LISTENERS);
+    let decoded = read(&path)
+        .map_err(|error| error.to_string())
+        .and_then(|bytes| {
+            let bytes = bytes.unwrap_or_default();
+            proto::KeptListeners::decode(bytes.as_slice()).map_err(|error| error.to_string())
+        });
+    match decoded {
+        Ok(kept) => kept.listeners,
+        Err(problem) => {
+            tracing::error!(
+                "cannot read the listeners that were kept, {}: {problem}; set them again",
+                path.display()
+            );
+            Vec::new()
+        }
+    }
+}
+
+/// Writes down which listeners there are.
+///
+/// # Errors
+/// The kernel's, with the directory named.
+pub fn write_listeners(directory: &Path, listeners: &[proto::Listener]) -> std::io::Result<()> {
+    let message = proto::KeptListeners {
+        listeners: listeners.to_vec(),
+    };
+    replace(directory, LISTENERS, &message.encode_to_vec())
+}
+
+/// Replaces a file as a whole.
+fn replace(directory: &Path, name: &str, bytes: &[u8]) -> std::io::Result<()> {
     let told = |error: std::io::Error| {
         let text = format!("cannot write into {}: {error}", directory.display());
         std::io::Error::new(error.kind(), text)
     };
-    let message = proto::InstalledSchedules {
-        schedules: schedules.iter().map(Into::into).collect(),
-    };
     std::fs::create_dir_all(directory).map_err(told)?;
-    let (new, path) = (directory.join("schedules.new"), directory.join(FILE));
+    let (new, path) = (directory.join(format!("{name}.new")), directory.join(name));
     let written = std::fs::File::create(&new).and_then(|mut file| {
-        file.write_all(&message.encode_to_vec())?;
+        file.write_all(bytes)?;
         file.sync_all()
     });
     written
@@ -173,5 +221,19 @@ mod tests {
             assert!(text.contains("remove the file"), "{text}");
         }
         refused(&good).expect("good");
+    }
+
+    #[test]
+    fn damaged_listeners_keep_no_node_from_starting() {
+        let directory = Directory::new();
+        assert_eq!(listeners(directory.path()), []);
+        let press = proto::Listener {
+            path: "/run/takt/press.sock".into(),
+            ..proto::Listener::default()
+        };
+        write_listeners(directory.path(), std::slice::from_ref(&press)).expect("written");
+        assert_eq!(listeners(directory.path()), [press]);
+        std::fs::write(directory.join(LISTENERS), b"no listener at all").expect("written");
+        assert_eq!(listeners(directory.path()), []);
     }
 }

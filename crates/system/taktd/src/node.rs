@@ -5,9 +5,11 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use takt_runtime::config::ListenerConfig;
 use takt_runtime::control::{ListenError, Stopped};
 use takt_runtime::{Runtime, RuntimeHandle, StartError};
 
+use crate::admin::{listener, proto};
 use crate::config::{self, ConfigError, Settings};
 use crate::datapaths::{Assembled, assemble};
 use crate::kept::{self, KeptError};
@@ -22,7 +24,29 @@ pub struct Node {
     /// The file named by the operator, if any.
     file: Option<PathBuf>,
     settings: Mutex<Settings>,
+    /// Listeners that come back at the next start, as they were set. Held while one is set or removed, so that what is
+    /// written down is what is there.
+    kept: Mutex<Vec<proto::Listener>>,
     log: Option<LogLevel>,
+}
+
+/// Why a listener is not set, or not kept.
+#[derive(Debug, thiserror::Error)]
+pub enum SetListenerError {
+    /// The runtime refuses it.
+    #[error(transparent)]
+    Listen(#[from] ListenError),
+    /// There is no place to keep it.
+    #[error(
+        "keep: this node keeps nothing over a restart: set `node.state` to a directory in its configuration"
+    )]
+    NoState,
+    /// It is set, and not written down.
+    #[error("done, but not for the next start of the node: {0}")]
+    NotKept(std::io::Error),
+    /// There is no runtime any more.
+    #[error(transparent)]
+    Stopped(#[from] Stopped),
 }
 
 /// Why a node does not start.
@@ -95,7 +119,9 @@ impl Node {
             kept::restore(state, config.clock.now(), &mut config.schedules)?;
         }
         let runtime = Runtime::start(config, &datapaths, unavailable)?;
+        let kept = restore_listeners(&settings, runtime.handle());
         Ok(Self {
+            kept: Mutex::new(kept),
             handle: runtime.handle().clone(),
             runtime: Mutex::new(Some(runtime)),
             started: Instant::now(),
@@ -120,6 +146,47 @@ impl Node {
     pub fn stop(&self) {
         let mut runtime = self.runtime.lock().unwrap_or_else(PoisonError::into_inner);
         drop(runtime.take());
+    }
+
+    /// Sets a listener; as `message` at the next start of the node as well, if that is wanted.
+    ///
+    /// # Errors
+    /// [`SetListenerError`].
+    pub fn set_listener(
+        &self,
+        config: ListenerConfig,
+        message: proto::Listener,
+        keep: bool,
+    ) -> Result<(), SetListenerError> {
+        let state = self.settings().state;
+        if keep && state.is_none() {
+            return Err(SetListenerError::NoState);
+        }
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        self.handle.set_listener(config)??;
+        let mut wanted = kept.clone();
+        match wanted.iter_mut().find(|there| there.path == message.path) {
+            Some(there) if keep => *there = message,
+            Some(_) => wanted.retain(|there| there.path != message.path),
+            None if keep => wanted.push(message),
+            None => {}
+        }
+        keep_listeners(state.as_deref(), &mut kept, wanted)
+    }
+
+    /// Closes a listener, also at the next start of the node. Whether there was one.
+    ///
+    /// # Errors
+    /// [`SetListenerError::NotKept`], [`SetListenerError::Stopped`].
+    pub fn remove_listener(&self, path: PathBuf) -> Result<bool, SetListenerError> {
+        let state = self.settings().state;
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut wanted = kept.clone();
+        wanted.retain(|there| Path::new(&there.path) != path);
+        let forgotten = wanted.len() < kept.len();
+        let removed = self.handle.remove_listener(path)?;
+        keep_listeners(state.as_deref(), &mut kept, wanted)?;
+        Ok(removed || forgotten)
     }
 
     /// What the node runs with, as of the last reload.
@@ -251,6 +318,56 @@ impl Node {
                 .push("log.level: this process logs by another logger".into()),
         }
     }
+}
+
+/// Writes down which listeners to keep, if that has changed.
+fn keep_listeners(
+    state: Option<&Path>,
+    kept: &mut Vec<proto::Listener>,
+    wanted: Vec<proto::Listener>,
+) -> Result<(), SetListenerError> {
+    if let Some(state) = state.filter(|_| *kept != wanted) {
+        kept::write_listeners(state, &wanted).map_err(SetListenerError::NotKept)?;
+        *kept = wanted;
+    }
+    Ok(())
+}
+
+/// Opens the listeners of before whose directories are still there. One that cannot be opened is told in the log and
+/// tried again at the next start.
+fn restore_listeners(settings: &Settings, handle: &RuntimeHandle) -> Vec<proto::Listener> {
+    let Some(state) = &settings.state else {
+        return Vec::new();
+    };
+    let mut kept = kept::listeners(state);
+    kept.retain(|message| {
+        let directory = Path::new(&message.path).parent();
+        let there = directory.is_some_and(Path::is_dir);
+        if !there {
+            tracing::info!(
+                path = message.path,
+                "a kept listener's directory has gone, and so does it"
+            );
+        }
+        there
+    });
+    for message in &kept {
+        let opened =
+            listener::from_message(message.clone(), &settings.admin.0).and_then(|config| {
+                match handle.set_listener(config) {
+                    Ok(Ok(())) => Ok(()),
+                    Ok(Err(error)) => Err(error.to_string()),
+                    Err(stopped) => Err(stopped.to_string()),
+                }
+            });
+        if let Err(problem) = opened {
+            tracing::error!(
+                path = message.path,
+                "a kept listener cannot be opened: {problem}"
+            );
+        }
+    }
+    kept
 }
 
 fn listen_failed(error: &ListenError) -> String {

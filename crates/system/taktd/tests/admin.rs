@@ -253,6 +253,7 @@ async fn listeners_can_be_set_changed_and_removed() {
     };
     let set = |listener: &Listener| SetListenerRequest {
         listener: Some(listener.clone()),
+        keep: false,
     };
     client.set_listener(set(&press)).await.expect("set");
     let mode = std::fs::metadata(&path)
@@ -302,9 +303,7 @@ async fn listeners_can_be_set_changed_and_removed() {
 async fn a_listener_that_cannot_be_is_refused_and_nothing_changes() {
     let daemon = Daemon::start(LISTENER);
     let mut client = daemon.client().await;
-    let missing = client
-        .set_listener(SetListenerRequest { listener: None })
-        .await;
+    let missing = client.set_listener(SetListenerRequest::default()).await;
     assert_eq!(missing.expect_err("refused").code(), Code::InvalidArgument);
     let mut listener = Listener {
         path: "relative.sock".into(),
@@ -314,6 +313,7 @@ async fn a_listener_that_cannot_be_is_refused_and_nothing_changes() {
     };
     let set = |listener: &Listener| SetListenerRequest {
         listener: Some(listener.clone()),
+        keep: false,
     };
     let refused = client
         .set_listener(set(&listener))
@@ -334,6 +334,84 @@ async fn a_listener_that_cannot_be_is_refused_and_nothing_changes() {
         .await
         .expect_err("the admin socket");
     assert_eq!(refused.code(), Code::InvalidArgument);
+}
+
+#[tokio::test]
+async fn a_kept_listener_comes_back_after_a_crash_while_its_directory_is_there() {
+    let without = Daemon::start(LISTENER);
+    let keep = |path: &std::path::Path, keep: bool| SetListenerRequest {
+        listener: Some(Listener {
+            path: path.display().to_string(),
+            identity: "pod".into(),
+            classes: vec![0, 5],
+            ..Listener::default()
+        }),
+        keep,
+    };
+    let refused = without
+        .client()
+        .await
+        .set_listener(keep(&without.directory.join("pod.sock"), true))
+        .await
+        .expect_err("refused");
+    assert_eq!(refused.code(), Code::FailedPrecondition);
+    assert!(refused.message().contains("node.state"), "{refused}");
+    assert!(!without.directory.join("pod.sock").exists());
+
+    let directory = takt_testing::Directory::new();
+    let state = format!("state = \"{}\"\n", directory.join("state").display());
+    let text = support::configuration(&directory, LISTENER);
+    std::fs::write(
+        directory.join("takt.toml"),
+        text.replacen("[node]\n", &format!("[node]\n{state}"), 1),
+    )
+    .expect("written");
+    let daemon = Daemon::start_in(directory);
+    let mut client = daemon.client().await;
+    let path = |name: &str| daemon.directory.join(name);
+    let [stays, goes, removed, once] =
+        ["stays/a.sock", "goes/a.sock", "removed.sock", "once.sock"].map(path);
+    for path in [&stays, &goes, &removed] {
+        client.set_listener(keep(path, true)).await.expect("set");
+    }
+    client.set_listener(keep(&once, true)).await.expect("set");
+    client.set_listener(keep(&once, false)).await.expect("set");
+    let remove = RemoveListenerRequest {
+        path: removed.display().to_string(),
+    };
+    client.remove_listener(remove).await.expect("removed");
+    std::fs::remove_dir_all(daemon.directory.join("goes")).expect("removed");
+    daemon.signal(9);
+    let (_, _, directory) = daemon.end();
+    let daemon = Daemon::start_in(directory);
+    let mut client = daemon.client().await;
+    let list = client.list_listeners(ListListenersRequest {}).await;
+    let list = list.expect("listeners").into_inner().listeners;
+    let there: Vec<_> = list.iter().filter_map(|l| l.listener.as_ref()).collect();
+    let paths: Vec<&str> = there.iter().map(|l| l.path.as_str()).collect();
+    let usual = daemon.directory.join("takt.sock");
+    assert_eq!(
+        paths,
+        [&stays, &usual].map(|path| path.to_str().expect("text"))
+    );
+    assert_eq!(there[0].classes, [0, 5]);
+    Session::builder()
+        .socket(&stays)
+        .reconnect(false)
+        .open()
+        .expect("a session");
+    // What is in the way of one keeps no other and not the node from starting.
+    daemon.signal(9);
+    let (_, _, directory) = daemon.end();
+    std::fs::remove_file(&stays).expect("removed");
+    std::fs::write(&stays, b"no socket").expect("written");
+    let daemon = Daemon::start_in(directory);
+    let remove = RemoveListenerRequest {
+        path: stays.display().to_string(),
+    };
+    let mut client = daemon.client().await;
+    let answer = client.remove_listener(remove).await.expect("an answer");
+    assert!(answer.into_inner().removed, "it is not kept any more");
 }
 
 #[tokio::test]

@@ -64,6 +64,7 @@ async fn listeners_of_the_file_come_change_and_go_and_others_stay() {
     };
     let set = SetListenerRequest {
         listener: Some(of_the_api),
+        keep: false,
     };
     client.set_listener(set).await.expect("set");
     daemon.write(&(listener("b", 2) + &listener("c", 3)));

@@ -6,8 +6,8 @@ use clap::{Parser, Subcommand};
 
 use crate::failure::Failure;
 use crate::{
-    bench, clock, completions, daemon, demo, doctor, key, lab, listener, manual, network, peer,
-    preload, publish, reload, reserve, schedule, session, status, subscribe, top,
+    bench, clock, completions, daemon, demo, doctor, key, lab, listener, manual, monitor, network,
+    peer, preload, publish, reload, reserve, schedule, session, status, subscribe, top,
 };
 
 const HELP: &str = "\
@@ -16,8 +16,8 @@ Exit codes:
   1  failed: the message says why and what to do
   2  wrong arguments
   3  no daemon answers
-  4  the configuration, the schedule or the task set cannot be read or is at fault (`takt run`,
-     `takt check`, `takt schedule`, `takt reserve`)
+  4  the configuration, the schedule, the rules or the task set cannot be read or is at fault
+     (`takt run`, `takt check`, `takt schedule`, `takt health`, `takt monitor`, `takt reserve`)
   5  two schedules differ (`takt schedule diff`)
   6  the reservation does not suffice, or none does (`takt reserve`)
 
@@ -77,6 +77,10 @@ pub enum Command {
     Schedule(schedule::Schedule),
     /// Find, check and ask for CPU reservations
     Reserve(reserve::Reserve),
+    /// Watch the health of every flow of a capture or an interface
+    Monitor(monitor::Monitor),
+    /// Check and learn what flows are to keep to
+    Health(monitor::Health),
     /// Make and remove hosts in network namespaces
     Lab(lab::Lab),
     /// Measure Takt beside its peers
@@ -117,6 +121,8 @@ impl Command {
             Self::Preload(preload) => preload.run(),
             Self::Schedule(schedule) => return schedule.run(),
             Self::Reserve(reserve) => reserve.run(),
+            Self::Monitor(monitor) => monitor.run(),
+            Self::Health(health) => health.run(),
             Self::Lab(lab) => lab.run(),
             Self::Bench(bench) => bench.run(),
             Self::Demo(demo) => demo.run(),

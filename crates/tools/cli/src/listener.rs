@@ -230,6 +230,7 @@ impl Set {
         self.daemon.ask(async |mut client| {
             let request = SetListenerRequest {
                 listener: Some(sent),
+                keep: false,
             };
             client.set_listener(request).await?;
             Ok(())

@@ -19,6 +19,7 @@ mod key;
 mod lab;
 mod listener;
 mod manual;
+mod monitor;
 mod network;
 mod output;
 mod peer;

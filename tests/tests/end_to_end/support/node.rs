@@ -369,9 +369,10 @@ impl Admin {
     /// Sets a listener, or says why not.
     pub fn set_listener(&mut self, listener: proto::Listener) -> Result<(), String> {
         let listener = Some(listener);
-        let asked = self
-            .client
-            .set_listener(proto::SetListenerRequest { listener });
+        let asked = self.client.set_listener(proto::SetListenerRequest {
+            listener,
+            keep: false,
+        });
         let answer = self.runtime.block_on(asked);
         answer.map(drop).map_err(|status| status.message().into())
     }

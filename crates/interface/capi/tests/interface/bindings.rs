@@ -8,7 +8,7 @@ use takt_testing::{Directory, repository};
 use super::support::{Language, Node, Program, ended_well, library, source};
 
 /// A directory with the libraries under the names that the loader looks for.
-fn libraries() -> Directory {
+pub fn libraries() -> Directory {
     let directory = Directory::new();
     for (name, built) in [
         ("libtakt.so", "libtakt.so"),
@@ -88,12 +88,14 @@ fn go() {
     let (nodes, libraries) = (Node::pair(), libraries());
     let directory = repository().join("bindings/go");
     let mut tests = command("go", &directory, &nodes, &libraries);
-    tests
-        .env(
-            "CGO_CFLAGS",
-            format!("-I{}", repository().join("include").display()),
-        )
-        .env("CGO_LDFLAGS", format!("-L{}", libraries.path().display()))
-        .args(["test", "-count=1", "./..."]);
+    build_go(&mut tests, &libraries).args(["test", "-count=1", "./..."]);
     ended_well(tests.output());
+}
+
+/// Lets cgo find the header and the library.
+pub fn build_go<'a>(command: &'a mut Command, libraries: &Directory) -> &'a mut Command {
+    let headers = repository().join("include");
+    command
+        .env("CGO_CFLAGS", format!("-I{}", headers.display()))
+        .env("CGO_LDFLAGS", format!("-L{}", libraries.path().display()))
 }

@@ -171,6 +171,21 @@ impl Node {
         self.scratch.join("takt.sock")
     }
 
+    /// What its lanes count of a channel.
+    pub fn counters(&self, channel: u64) -> takt_runtime::counters::ChannelReading {
+        let channels = self.runtime.runtime().channels().expect("the runtime runs");
+        let found = channels.into_iter().find(|found| found.channel == channel);
+        found.expect("a channel in use").counters
+    }
+
+    /// Removes all its peers.
+    pub fn forget_peers(&self) {
+        let handle = self.runtime.runtime();
+        for peer in handle.peers().expect("the runtime runs") {
+            handle.remove_peer(peer.address).expect("the runtime runs");
+        }
+    }
+
     /// Where other runtimes find it.
     pub fn address(&self) -> SocketAddr {
         let status = self.runtime.runtime().status();

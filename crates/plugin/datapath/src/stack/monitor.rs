@@ -16,8 +16,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
-use arc_swap::ArcSwapOption;
-
 use super::messages::{Event, Link};
 use super::netlink::{Events, Netlink};
 use super::watch::{Changed, Command, Notify, Query, Slot};
@@ -59,7 +57,6 @@ pub(super) struct Monitor {
     generation: Arc<AtomicU64>,
     destinations: HashMap<u64, DestinationEntry>,
     interfaces: HashMap<u64, InterfaceEntry>,
-    last_id: u64,
     notify: Option<Notify>,
     /// Forwarding tables have changed since the last notice.
     forwarding_dirty: bool,
@@ -87,7 +84,6 @@ impl Monitor {
             generation,
             destinations: HashMap::new(),
             interfaces: HashMap::new(),
-            last_id: 0,
         }
     }
 
@@ -161,8 +157,7 @@ impl Monitor {
         };
         while let Ok(command) = self.commands.try_recv() {
             match command {
-                Command::WatchDestination(query, reply) => {
-                    let slot = self.new_slot();
+                Command::WatchDestination(query, slot, answered) => {
                     let mut entry = DestinationEntry {
                         query,
                         slot: Arc::clone(&slot),
@@ -173,14 +168,9 @@ impl Monitor {
                     };
                     self.resolve_entry(&mut entry);
                     self.destinations.insert(slot.id, entry);
-                    // Who has gone meanwhile has dropped the slot and sends `Forget` for none: the
-                    // entry would stay, so it is removed here.
-                    if reply.send(slot).is_err() {
-                        self.destinations.remove(&self.last_id);
-                    }
+                    answered();
                 }
-                Command::WatchInterface(ifindex, changed, reply) => {
-                    let slot = self.new_slot();
+                Command::WatchInterface(ifindex, changed, slot, reply) => {
                     let entry = InterfaceEntry {
                         ifindex,
                         changed,
@@ -188,9 +178,8 @@ impl Monitor {
                     };
                     self.interfaces.insert(slot.id, entry);
                     self.refresh_interfaces();
-                    if reply.send(slot).is_err() {
-                        self.interfaces.remove(&self.last_id);
-                    }
+                    // Who has gone meanwhile sends `Forget`.
+                    let _ = reply.send(());
                 }
                 Command::Forget(id) => {
                     self.destinations.remove(&id);
@@ -200,14 +189,6 @@ impl Monitor {
             }
         }
         true
-    }
-
-    fn new_slot<T>(&mut self) -> Arc<Slot<T>> {
-        self.last_id += 1;
-        Arc::new(Slot {
-            id: self.last_id,
-            now: ArcSwapOption::empty(),
-        })
     }
 
     /// Reads events until they pause and marks what they touch. True: interfaces are touched.
@@ -285,6 +266,11 @@ impl Monitor {
                 tracing::warn!(%error, destination = %entry.query.destination, "cannot ask for the route");
                 entry.unresolved = true;
             }
+        }
+        if !entry.slot.known.load(Ordering::Relaxed) {
+            // Pairs with the Acquire load in `Destination::is_known`; the generation, with who looks at it only.
+            entry.slot.known.store(true, Ordering::Release);
+            self.generation.fetch_add(1, Ordering::Release);
         }
     }
 

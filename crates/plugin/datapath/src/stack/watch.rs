@@ -5,7 +5,7 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Sender, SyncSender, channel, sync_channel};
 use std::thread::JoinHandle;
 
@@ -33,6 +33,7 @@ struct Shared {
     /// Raised after each publication. The Release add pairs with the Acquire load in
     /// [`Generations::current`].
     generation: Generations,
+    last_id: AtomicU64,
 }
 
 /// A destination that the monitor follows until this is dropped.
@@ -54,6 +55,9 @@ pub struct Interface {
 pub(super) struct Slot<T> {
     pub(super) id: u64,
     pub(super) now: ArcSwapOption<T>,
+    /// The tables have been asked. The Release store of the monitor pairs with the Acquire load in
+    /// [`Destination::is_known`].
+    pub(super) known: AtomicBool,
 }
 
 /// Tells whether something has changed; see [`NextHops::generation`].
@@ -87,10 +91,13 @@ pub(super) type Changed = Box<dyn FnMut(Option<&InterfaceState>) + Send>;
 /// Called after changes.
 pub(super) type Notify = Box<dyn Fn() + Send>;
 
+/// Called once the tables have been asked about a destination.
+pub(super) type Answered = Box<dyn FnOnce() + Send>;
+
 /// What a watcher asks of the monitor.
 pub(super) enum Command {
-    WatchDestination(Query, SyncSender<Arc<Slot<NextHop>>>),
-    WatchInterface(u32, Changed, SyncSender<Arc<Slot<InterfaceState>>>),
+    WatchDestination(Query, Arc<Slot<NextHop>>, Answered),
+    WatchInterface(u32, Changed, Arc<Slot<InterfaceState>>, SyncSender<()>),
     Forget(u64),
     Stop,
 }
@@ -145,6 +152,7 @@ impl NextHops {
                 commands,
                 wake,
                 generation: Generations(generation),
+                last_id: AtomicU64::new(1),
             }),
             thread: Some(thread),
         })
@@ -201,10 +209,43 @@ impl NextHops {
         })
     }
 
+    /// As [`watch`](Self::watch), but does not wait for the tables: what is returned
+    /// [is known](Destination::is_known) later, and the monitor's thread then calls `answered`. It must be quick
+    /// and must not hold on to the `NextHops`.
+    ///
+    /// # Errors
+    /// [`StackError::Stopped`].
+    pub fn ask(
+        &self,
+        destination: IpAddr,
+        source: Option<IpAddr>,
+        scope: u32,
+        answered: impl FnOnce() + Send + 'static,
+    ) -> Result<Destination, StackError> {
+        let query = Query {
+            destination,
+            source,
+            oif: scope,
+            iif: 0,
+        };
+        self.begin(query, Box::new(answered))
+    }
+
     fn follow(&self, query: Query) -> Result<Destination, StackError> {
         let (reply, answer) = sync_channel(1);
-        self.shared.send(Command::WatchDestination(query, reply))?;
-        let slot = answer.recv().map_err(|_| StackError::Stopped)?;
+        let answered = move || {
+            // Who asked waits for it, or is no more.
+            let _ = reply.send(());
+        };
+        let destination = self.begin(query, Box::new(answered))?;
+        answer.recv().map_err(|_| StackError::Stopped)?;
+        Ok(destination)
+    }
+
+    fn begin(&self, query: Query, answered: Answered) -> Result<Destination, StackError> {
+        let slot = Arc::new(Slot::new(self.shared.next_id()));
+        let command = Command::WatchDestination(query, Arc::clone(&slot), answered);
+        self.shared.send(command)?;
         Ok(Destination {
             shared: Arc::clone(&self.shared),
             slot,
@@ -232,13 +273,19 @@ impl NextHops {
         changed: impl FnMut(Option<&InterfaceState>) + Send + 'static,
     ) -> Result<Interface, StackError> {
         let (reply, answer) = sync_channel(1);
-        self.shared
-            .send(Command::WatchInterface(ifindex, Box::new(changed), reply))?;
-        let slot = answer.recv().map_err(|_| StackError::Stopped)?;
-        Ok(Interface {
+        let slot = Arc::new(Slot::new(self.shared.next_id()));
+        self.shared.send(Command::WatchInterface(
+            ifindex,
+            Box::new(changed),
+            Arc::clone(&slot),
+            reply,
+        ))?;
+        let interface = Interface {
             shared: Arc::clone(&self.shared),
             slot,
-        })
+        };
+        answer.recv().map_err(|_| StackError::Stopped)?;
+        Ok(interface)
     }
 }
 
@@ -252,7 +299,23 @@ impl Drop for NextHops {
     }
 }
 
+impl<T> Slot<T> {
+    fn new(id: u64) -> Self {
+        Self {
+            id,
+            now: ArcSwapOption::empty(),
+            known: AtomicBool::new(false),
+        }
+    }
+}
+
 impl Destination {
+    /// Whether the tables have been asked yet: before, [`next_hop`](Self::next_hop) tells of nothing.
+    pub fn is_known(&self) -> bool {
+        // Pairs with the Release store in `Monitor::resolve_entry`.
+        self.slot.known.load(Ordering::Acquire)
+    }
+
     /// The present next hop, or `None` when no route leads off this node. Lock-free, but not for
     /// every packet: see [`NextHops::generation`].
     pub fn next_hop(&self) -> Option<Arc<NextHop>> {
@@ -283,6 +346,11 @@ impl Drop for Interface {
 }
 
 impl Shared {
+    fn next_id(&self) -> u64 {
+        // Relaxed: only that no two are the same matters.
+        self.last_id.fetch_add(1, Ordering::Relaxed)
+    }
+
     fn send(&self, command: Command) -> Result<(), StackError> {
         self.commands
             .send(command)

@@ -3,10 +3,15 @@
 //! A program chooses the datapath of its messages, so a stream has to fit every link with a schedule. Checked where
 //! either changes: a listener that does not fit is not set, a schedule that does not fit is not installed.
 
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::sync::Arc;
+
 use takt_datapath::DatapathKind;
 use takt_schedule::admission::{Talker, admit};
 
-use super::Control;
+use super::listener::FIRST_WITHOUT;
+use super::{CONTROL_THREAD, Control};
 use crate::config::LinkSchedule;
 use crate::lane::departure;
 use crate::policy::Policy;
@@ -69,9 +74,82 @@ pub fn check<'a>(
     })
 }
 
+/// Streams of tenants beside each other on a link with a schedule, still to be checked: what many launch times take
+/// is for who asks, not for the control thread.
+pub(super) struct Check {
+    asked: LinkSchedule,
+    guard_ns: u64,
+    tenants: Vec<Arc<Policy>>,
+}
+
+impl Check {
+    /// # Errors
+    /// [`StreamsMisfit`].
+    pub(super) fn run(&self) -> Result<(), StreamsMisfit> {
+        debug_assert_ne!(std::thread::current().name(), Some(CONTROL_THREAD));
+        let tenants = self.tenants.iter().map(|policy| &**policy);
+        check(&self.asked, self.guard_ns, tenants)
+    }
+}
+
 impl Control {
+    /// What has to hold for a tenant's streams; `listener`: the path of its listener, whose present streams go.
+    pub(super) fn checks_of_streams(
+        &mut self,
+        policy: &Policy,
+        listener: Option<&Path>,
+    ) -> Vec<Check> {
+        if policy.streams.is_empty() {
+            return Vec::new();
+        }
+        let mut tenants = self.with_streams(listener);
+        // By no listener: the same as before, as far as there are sessions of it.
+        let known = tenants.iter().any(|known| **known == *policy);
+        if listener.is_none() && known {
+            return Vec::new();
+        }
+        tenants.push(Arc::new(policy.clone()));
+        let schedules = self.installed_schedules().into_iter();
+        schedules
+            .map(|asked| Check {
+                guard_ns: self.guard_of(&asked.datapath),
+                asked,
+                tenants: tenants.clone(),
+            })
+            .collect()
+    }
+
+    /// What has to hold for a schedule.
+    pub(super) fn check_of_schedule(&self, asked: LinkSchedule) -> Check {
+        Check {
+            guard_ns: self.guard_of(&asked.datapath),
+            asked,
+            tenants: self.with_streams(None),
+        }
+    }
+
+    /// The tenants with streams, but for the one of a listener.
+    fn with_streams(&self, but: Option<&Path>) -> Vec<Arc<Policy>> {
+        let listeners = self.listeners.values();
+        let others = listeners.filter(|listener| but != Some(&*listener.config.path));
+        let mut tenants: Vec<_> = others.map(|listener| listener.policy.clone()).collect();
+        // Each tenant that came by no listener once, whatever sessions it has.
+        let mut seen = BTreeSet::new();
+        let sessions = self.sessions.values();
+        let without = sessions.filter(|s| s.tenant >= FIRST_WITHOUT && seen.insert(s.tenant));
+        tenants.extend(without.map(|session| session.policy.clone()));
+        tenants.retain(|policy| !policy.streams.is_empty());
+        tenants
+    }
+
+    fn guard_of(&self, datapath: &str) -> u64 {
+        let mut kinds = self.datapaths.iter().map(|(kind, _)| *kind);
+        let kind = kinds.find(|kind| kind.0 == datapath);
+        kind.map_or(0, |kind| self.guard_ns(kind))
+    }
+
     /// What the scheduler of a datapath's ports leaves of each window.
-    pub(super) fn guard_ns(&self, kind: DatapathKind) -> u64 {
+    fn guard_ns(&self, kind: DatapathKind) -> u64 {
         let found = self.datapaths.iter().find(|(known, _)| *known == kind);
         let kept = found.is_some_and(|(_, capabilities)| capabilities.hardware_launch_time);
         departure::guard_ns(kept && self.clock.is_the_kernels())

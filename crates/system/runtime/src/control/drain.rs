@@ -54,6 +54,8 @@ impl Control {
         if busy && self.now() < drain.deadline {
             return;
         }
+        // Peers that believe it complete would not count what is given up.
+        self.incomplete |= busy;
         let ids: Vec<u32> = self
             .sessions
             .values()

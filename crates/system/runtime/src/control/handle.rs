@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use takt_session::{ErrorCode, Failure};
 
+use super::admission::Check;
 use super::listener::ListenError;
 use super::{Control, Job};
 use crate::config::{KeyMissing, ListenerConfig};
@@ -266,7 +267,23 @@ impl RuntimeHandle {
     /// # Errors
     /// [`Stopped`]; inside, why the socket cannot be opened.
     pub fn set_listener(&self, config: ListenerConfig) -> Result<Result<(), ListenError>, Stopped> {
-        self.change(move |c| c.set_listener(config))
+        loop {
+            let asked = config.clone();
+            let (seen, checks) = self.ask(move |c| {
+                let checks = c.checks_of_streams(&asked.policy, Some(&asked.path));
+                (c.admissions, checks)
+            })?;
+            if let Err(misfit) = checks.iter().try_for_each(Check::run) {
+                return Ok(Err(misfit.into()));
+            }
+            let asked = config.clone();
+            // Unless streams or schedules have changed meanwhile.
+            let set = self
+                .change(move |c| (c.admissions == seen).then(|| c.set_admitted_listener(asked)))?;
+            if let Some(answer) = set {
+                return Ok(answer);
+            }
+        }
     }
 
     /// Closes a listening socket; its sessions go on. False if there is none.
@@ -306,13 +323,32 @@ impl RuntimeHandle {
     /// embedded form.
     ///
     /// # Errors
-    /// [`Stopped`]; inside, the kernel's.
+    /// [`Stopped`]; inside, the kernel's, or that its declared streams do not fit a schedule.
     pub fn connect(&self, policy: Policy) -> Result<std::io::Result<OwnedFd>, Stopped> {
-        self.ask(move |c| {
-            let (ours, theirs) = takt_session::transport::pair()?;
-            c.admit_embedded(ours, policy)?;
-            Ok(theirs)
-        })
+        loop {
+            let asked = policy.clone();
+            let (seen, checks) = self.ask(move |c| {
+                let checks = c.checks_of_streams(&asked, None);
+                (c.admissions, checks)
+            })?;
+            if let Err(misfit) = checks.iter().try_for_each(Check::run) {
+                return Ok(Err(std::io::Error::other(misfit)));
+            }
+            let (asked, unchecked) = (policy.clone(), checks.is_empty());
+            let connected = self.ask(move |c| {
+                // Unless streams or schedules have changed meanwhile: who has none does not mind.
+                if c.admissions != seen && !(unchecked && asked.streams.is_empty()) {
+                    return None;
+                }
+                Some(takt_session::transport::pair().and_then(|(ours, theirs)| {
+                    c.admit_embedded(ours, asked)?;
+                    Ok(theirs)
+                }))
+            })?;
+            if let Some(answer) = connected {
+                return Ok(answer);
+            }
+        }
     }
 
     /// Leaves cleanly: takes no more applications, sends what they have emitted, tells them and the

@@ -12,7 +12,7 @@ use takt_session::{ErrorCode, Failure};
 use takt_wire::ethernet::MacAddress;
 
 use super::account::{Account, Charge, Memory};
-use super::admission::{self, StreamsMisfit};
+use super::admission::StreamsMisfit;
 use super::credentials::Credentials;
 use super::log_budget::{LogBudget, Verdict};
 use super::session::{Finish, Session};
@@ -159,13 +159,24 @@ impl Listener {
 }
 
 impl Control {
+    /// As [`set_admitted_listener`](Self::set_admitted_listener), for one whose streams are still to be checked.
     pub(super) fn set_listener(&mut self, config: ListenerConfig) -> Result<(), ListenError> {
+        for check in self.checks_of_streams(&config.policy, Some(&config.path)) {
+            check.run()?;
+        }
+        self.set_admitted_listener(config)
+    }
+
+    pub(super) fn set_admitted_listener(
+        &mut self,
+        config: ListenerConfig,
+    ) -> Result<(), ListenError> {
         self.check_endpoint(&config)?;
         let last = self.lanes.len() - 1;
         if let Some(&lane) = config.policy.lanes.iter().find(|&&lane| lane > last) {
             return Err(ListenError::NoSuchLane { lane, last });
         }
-        self.check_streams_of(&config)?;
+        self.admissions += 1;
         if let Some((&tenant, listener)) = self
             .listeners
             .iter_mut()
@@ -235,23 +246,6 @@ impl Control {
             let policer = policer.clone();
             lane.handle.send(Command::Police { tenant, policer });
         }
-    }
-
-    /// Streams fit the windows of all schedules beside those of all other tenants.
-    fn check_streams_of(&mut self, config: &ListenerConfig) -> Result<(), ListenError> {
-        if config.policy.streams.is_empty() {
-            return Ok(());
-        }
-        for asked in self.installed_schedules() {
-            let kinds = self.datapaths.iter().map(|(kind, _)| *kind);
-            let kind = kinds.into_iter().find(|kind| kind.0 == asked.datapath);
-            let guard_ns = kind.map_or(0, |kind| self.guard_ns(kind));
-            let others = self.listeners.values().map(|l| &l.config);
-            let others = others.filter(|other| other.path != config.path);
-            let tenants = others.chain([config]).map(|config| &config.policy);
-            admission::check(&asked, guard_ns, tenants)?;
-        }
-        Ok(())
     }
 
     pub(super) fn remove_listener(&mut self, path: &Path) -> bool {
@@ -464,6 +458,7 @@ impl Control {
             process: None,
             ..Credentials::of(&socket)?
         };
+        self.admissions += u64::from(!policy.streams.is_empty());
         let tenant = self.tenant_without(&policy);
         self.admit(socket, peer, Arc::new(policy), tenant, charge)
             .map_err(|(_, error)| error)

@@ -35,7 +35,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::epoll;
 use takt_clock::{Clock, ClockStatus};
-use takt_datapath::{Capabilities, DatapathKind};
+use takt_datapath::{Capabilities, DatapathKind, Resolver};
 use takt_session::{ErrorCode, Failure};
 
 use crate::config::Config;
@@ -76,6 +76,8 @@ const JOB_BURST: usize = 64;
 const EVENT_BURST: usize = 1024;
 /// How long applications are served in one turn before peers, operators and what is due are looked at.
 const SERVE_FOR: Duration = Duration::from_millis(5);
+/// The control thread's name.
+const CONTROL_THREAD: &str = "takt-control";
 /// Applications with news that are taken note of at a time.
 const READY: usize = 64;
 /// A lane as the control thread knows it.
@@ -102,6 +104,8 @@ struct PortInfo {
     departures: Option<Arc<DepartureCounters>>,
     /// Connects lanes of this node.
     between_lanes: bool,
+    /// Asks for the ways to peers that its lane would wait for.
+    resolver: Option<Box<dyn Resolver>>,
 }
 
 /// The control thread's state. Operators reach it through [`RuntimeHandle`].
@@ -146,6 +150,8 @@ pub struct Control {
     sessions: HashMap<u32, Session>,
     next_session: u32,
     schedules: HashMap<DatapathKind, schedules::Installed>,
+    /// How often streams or schedules were added: what was checked beside those before is to be checked again.
+    admissions: u64,
     /// Per tenant: sessions that have ended, and what they counted.
     ended: BTreeMap<String, (u64, SessionReading)>,
     /// Per channel: the counters of each lane that knows it.
@@ -157,6 +163,8 @@ pub struct Control {
     next_tick: Duration,
     next_follow: Duration,
     drain: Option<Drain>,
+    /// A drain has given up messages: peers are told nothing any more that would let them believe that they have all.
+    incomplete: bool,
     stop: Arc<AtomicBool>,
 }
 
@@ -214,6 +222,7 @@ impl Control {
     fn jobs(&mut self) {
         let mut count = [0u8; 8];
         let _ = rustix::io::read(&*self.wake, &mut count);
+        self.take_ways();
         if self.host.take_changed() {
             let soonest = self
                 .next_follow
@@ -228,6 +237,13 @@ impl Control {
             }
         }
         self.look_again();
+    }
+
+    /// Lets the lanes send to peers whose ways have become known, or are not waited for any longer.
+    fn take_ways(&mut self) {
+        let now = self.now();
+        let commands = self.routes.take_known(&self.lanes, now);
+        self.command_all(commands);
     }
 
     /// There is more for [`Token::Wake`] than one turn takes.
@@ -386,12 +402,15 @@ impl Control {
         let now = self.now();
         if now >= self.next_progress {
             self.next_progress = now + HELLO_EVERY;
-            self.peering
-                .announce(&self.sources.progress(), &mut effects);
+            if !self.incomplete {
+                self.peering
+                    .announce(&self.sources.progress(), &mut effects);
+            }
         }
         self.next_tick = self.peering.tick(now, &mut effects);
         self.next_tick = self.next_tick.min(self.next_progress);
         self.announce_itself(now);
+        self.take_ways();
         self.apply(effects);
         if self.follows_networks() {
             if now >= self.next_follow {
@@ -425,6 +444,7 @@ impl Control {
     /// Passes changes on to the lanes and sends datagrams.
     fn apply(&mut self, effects: Effects) {
         // Lanes first: who is told of our wishes may answer with messages at once.
+        let now = self.now();
         for change in effects.changes {
             match &change {
                 Change::Lanes { peer, lanes, .. } => {
@@ -437,8 +457,11 @@ impl Control {
                 ),
                 _ => {}
             }
-            let commands = self.routes.change(change, &self.lanes);
+            let commands = self.routes.change(change, &self.lanes, now);
             self.command_all(commands);
+        }
+        if let Some(overdue) = self.routes.overdue() {
+            self.next_tick = self.next_tick.min(overdue);
         }
         for (peer, clash) in effects.clashes {
             tracing::warn!(%peer, "{clash}");
@@ -451,8 +474,11 @@ impl Control {
         }
     }
 
-    /// Tells peers how far the sources are, and goodbye.
+    /// Tells peers how far the sources are, and goodbye, if that is all that there is.
     fn say_goodbye(&mut self) {
+        if self.incomplete {
+            return;
+        }
         let mut effects = Effects::default();
         self.peering
             .announce(&self.sources.progress(), &mut effects);

@@ -2,12 +2,15 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Duration;
 
 use takt_wire::channel::Protection;
 
-use super::LaneInfo;
-use crate::lane::{Command, LaneKeys};
+use super::{LaneInfo, PortInfo};
+use crate::lane::{Command, LaneKeys, RemoteEndpoint};
 use crate::peering::Change;
 use crate::peering::association::{KeyChange, LaneSecrets};
 use crate::peering::message::{LaneAnnouncement, SourceProgress, Subscription};
@@ -26,6 +29,34 @@ pub struct Routes {
     wanted_by: HashMap<u64, BTreeMap<SocketAddr, u32>>,
     /// Remote numbers of this node's own lanes, as the others know them.
     siblings: Vec<u64>,
+    /// Peers whose ways are asked for: which one has an answer.
+    answered: (Sender<SocketAddr>, Receiver<SocketAddr>),
+    /// Wakes the control thread.
+    wake: Arc<OwnedFd>,
+    /// Peers that nothing is sent to before the ways there are known.
+    unknown: HashMap<SocketAddr, Unknown>,
+}
+
+/// How long nothing is sent to a peer because the kernel's tables do not answer. From then on ports without an
+/// answer are left out until it comes.
+const PATIENCE: Duration = Duration::from_secs(3);
+
+/// What waits until the ways to a peer are known.
+struct Unknown {
+    /// Until when at most.
+    until: Duration,
+    /// By lane of the peer and lane of this node: the way from each port.
+    ways: Vec<(u64, usize, Vec<Option<RemoteEndpoint>>)>,
+    /// What the peer has wanted since, and wants no more.
+    wishes: Vec<(Vec<Subscription>, Vec<Subscription>)>,
+}
+
+impl Unknown {
+    fn is_over(&self, now: Duration) -> bool {
+        let endpoints = self.ways.iter().flat_map(|(.., endpoints)| endpoints);
+        let mut ways = endpoints.flatten().filter_map(|end| end.way.as_ref());
+        now >= self.until || ways.all(|way| way.is_known())
+    }
 }
 
 /// What is known of a peer.
@@ -40,7 +71,7 @@ struct PeerRoutes {
 
 impl Routes {
     /// For a node with this label, whose datagrams to other nodes are protected so.
-    pub fn new(label: u32, protection: Protection) -> Self {
+    pub fn new(label: u32, protection: Protection, wake: Arc<OwnedFd>) -> Self {
         Self {
             label,
             protection,
@@ -48,6 +79,9 @@ impl Routes {
             peers: HashMap::new(),
             wanted_by: HashMap::new(),
             siblings: Vec::new(),
+            answered: channel(),
+            wake,
+            unknown: HashMap::new(),
         }
     }
 
@@ -113,17 +147,22 @@ impl Routes {
     }
 
     /// Commands that bring the lanes up to date with what a peer has announced.
-    pub fn change(&mut self, change: Change, lanes: &[LaneInfo]) -> Commands {
+    pub fn change(&mut self, change: Change, lanes: &[LaneInfo], now: Duration) -> Commands {
         match change {
             Change::Lanes {
                 peer,
                 label,
                 lanes: announced,
-            } => self.add_lanes(peer, label, &announced, lanes),
+            } => {
+                let mut commands = self.add_lanes(peer, label, &announced, lanes);
+                commands.extend(self.ask(peer, &announced, lanes, now));
+                commands
+            }
             Change::Gone { peer, clean } => {
                 let Some(routes) = self.peers.get_mut(&peer) else {
                     return Vec::new();
                 };
+                self.unknown.remove(&peer);
                 let gone = std::mem::take(&mut routes.lanes);
                 self.wanted_by.retain(|_, peers| {
                     peers.remove(&peer);
@@ -135,6 +174,10 @@ impl Routes {
                 })
             }
             Change::Subscriptions { peer, add, remove } => {
+                if let Some(unknown) = self.unknown.get_mut(&peer) {
+                    unknown.wishes.push((add, remove));
+                    return Vec::new();
+                }
                 self.subscriptions(peer, &add, &remove, lanes)
             }
             Change::Progress { peer, sources } => self.progress(peer, &sources, lanes),
@@ -158,7 +201,10 @@ impl Routes {
             for (lane, info) in lanes.iter().enumerate() {
                 let ports = info.ports.iter();
                 let endpoints = ports
-                    .map(|port| endpoint(port.kind.0, port.between_lanes, peer, remote))
+                    .map(|port| match port.resolver {
+                        Some(_) => None,
+                        None => endpoint(port.kind.0, port.between_lanes, peer, remote),
+                    })
                     .collect();
                 commands.push((
                     lane,
@@ -180,6 +226,96 @@ impl Routes {
         }
         commands.extend(routes.send(lanes));
         commands
+    }
+
+    /// Asks for the ways to a peer's lanes. They are sent to when the answers are there: a lane waits for nothing.
+    fn ask(
+        &mut self,
+        peer: SocketAddr,
+        announced: &[LaneAnnouncement],
+        lanes: &[LaneInfo],
+        now: Duration,
+    ) -> Commands {
+        let Some(routes) = self.peers.get(&peer) else {
+            return Vec::new();
+        };
+        let (sender, wake) = (&self.answered.0, &self.wake);
+        let way = |port: &PortInfo, remote: &LaneAnnouncement| {
+            let resolver = port.resolver.as_ref()?;
+            let address = endpoint(port.kind.0, port.between_lanes, peer, remote)?;
+            let (sender, wake) = (sender.clone(), wake.clone());
+            let answered = move || {
+                // Without a control thread nobody wants to know.
+                let _ = sender.send(peer);
+                let _ = rustix::io::write(&*wake, &1u64.to_ne_bytes());
+            };
+            let way = resolver.resolve(address, Box::new(answered));
+            Some(RemoteEndpoint { address, way })
+        };
+        let mut ways = Vec::new();
+        for (&(id, _), remote) in routes.lanes.iter().zip(announced) {
+            for (lane, info) in lanes.iter().enumerate() {
+                let ports = info.ports.iter();
+                let endpoints: Vec<_> = ports.map(|port| way(port, remote)).collect();
+                if endpoints.iter().any(Option::is_some) {
+                    ways.push((id, lane, endpoints));
+                }
+            }
+        }
+        if ways.is_empty() {
+            return Vec::new();
+        }
+        let unknown = Unknown {
+            until: now + PATIENCE,
+            ways,
+            wishes: Vec::new(),
+        };
+        self.unknown.insert(peer, unknown);
+        self.take_if_known(peer, lanes, now)
+    }
+
+    fn take_if_known(&mut self, peer: SocketAddr, lanes: &[LaneInfo], now: Duration) -> Commands {
+        if !self.unknown.get(&peer).is_some_and(|u| u.is_over(now)) {
+            return Vec::new();
+        }
+        let Some(unknown) = self.unknown.remove(&peer) else {
+            return Vec::new();
+        };
+        if now >= unknown.until {
+            tracing::warn!(
+                %peer,
+                "the kernel's routing tables have not answered within {} s: datapaths that need them are left out until they do",
+                PATIENCE.as_secs()
+            );
+        }
+        let ways = unknown.ways.into_iter();
+        let mut commands: Commands = ways
+            .map(|(remote, lane, endpoints)| (lane, Command::Reach { remote, endpoints }))
+            .collect();
+        for (add, remove) in unknown.wishes {
+            commands.extend(self.subscriptions(peer, &add, &remove, lanes));
+        }
+        commands
+    }
+
+    /// Commands for peers whose ways have become known, or are not waited for any longer.
+    pub fn take_known(&mut self, lanes: &[LaneInfo], now: Duration) -> Commands {
+        let mut commands = Vec::new();
+        while let Ok(peer) = self.answered.1.try_recv() {
+            commands.extend(self.take_if_known(peer, lanes, now));
+        }
+        if self.overdue().is_some_and(|overdue| now >= overdue) {
+            let all: Vec<SocketAddr> = self.unknown.keys().copied().collect();
+            for peer in all {
+                commands.extend(self.take_if_known(peer, lanes, now));
+            }
+        }
+        commands
+    }
+
+    /// When a peer is not waited for any longer.
+    pub fn overdue(&self) -> Option<Duration> {
+        self.unknown.values().map(|unknown| unknown.until).min()
     }
 
     fn subscriptions(

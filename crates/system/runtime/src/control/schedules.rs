@@ -11,7 +11,7 @@ use takt_datapath::DatapathKind;
 use takt_schedule::{ClassTable, GateList, GateMask, Gates, Link};
 use takt_time::{TaiTime, TrafficClass};
 
-use super::admission::{self, StreamsMisfit};
+use super::admission::StreamsMisfit;
 use super::{Control, RuntimeHandle, Stopped};
 use crate::config::LinkSchedule;
 use crate::counters::DepartureReading;
@@ -108,7 +108,28 @@ impl RuntimeHandle {
         &self,
         schedule: LinkSchedule,
     ) -> Result<Result<TaiTime, ScheduleError>, Stopped> {
-        self.change(move |c| c.install_schedule(schedule, Origin::Asked))
+        loop {
+            let asked = schedule.clone();
+            let prepared = self.ask(move |c| {
+                c.validate(&asked, Origin::Asked)?;
+                Ok((c.admissions, c.check_of_schedule(asked)))
+            })?;
+            let (seen, check) = match prepared {
+                Ok(prepared) => prepared,
+                Err(error) => return Ok(Err(error)),
+            };
+            if let Err(misfit) = check.run() {
+                return Ok(Err(misfit.into()));
+            }
+            let asked = schedule.clone();
+            // Unless streams or schedules have changed meanwhile.
+            let installed = self.change(move |c| {
+                (c.admissions == seen).then(|| c.install_admitted(asked, Origin::Asked))
+            })?;
+            if let Some(answer) = installed {
+                return Ok(answer);
+            }
+        }
     }
 
     /// The schedules that run and those that will, as they were asked for, in this order for each datapath.
@@ -144,6 +165,17 @@ impl Control {
         asked: LinkSchedule,
         origin: Origin,
     ) -> Result<TaiTime, ScheduleError> {
+        self.validate(&asked, origin)?;
+        self.check_of_schedule(asked.clone()).run()?;
+        self.install_admitted(asked, origin)
+    }
+
+    /// Whether a schedule can run here, whatever streams there are.
+    fn validate(
+        &self,
+        asked: &LinkSchedule,
+        origin: Origin,
+    ) -> Result<(DatapathKind, Arc<GateList>), ScheduleError> {
         let name = asked.datapath.as_str();
         let schedule = &asked.schedule;
         let Some(&(kind, _)) = self.datapaths.iter().find(|(kind, _)| kind.0 == name) else {
@@ -169,10 +201,20 @@ impl Control {
         {
             self.clock_within(Duration::from_nanos(within))?;
         }
+        takt_schedule::selection::check(&schedule.selection, &asked.link())?;
+        Ok((kind, list))
+    }
+
+    /// Installs a schedule in which all streams have their place.
+    fn install_admitted(
+        &mut self,
+        asked: LinkSchedule,
+        origin: Origin,
+    ) -> Result<TaiTime, ScheduleError> {
+        let (kind, list) = self.validate(&asked, origin)?;
+        self.admissions += 1;
+        let (name, schedule) = (asked.datapath.as_str(), &asked.schedule);
         let link = asked.link();
-        takt_schedule::selection::check(&schedule.selection, &link)?;
-        let tenants = self.listeners.values().map(|listener| &*listener.policy);
-        admission::check(&asked, self.guard_ns(kind), tenants)?;
         let initial = schedule.initial_gates;
         // A schedule that ran before a restart runs on in the cycle that it would be in: asked for a cycle ago, it
         // began within that.

@@ -22,7 +22,7 @@ use super::reaper::Reaper;
 use super::routes::Routes;
 use super::schedules::{Origin, ScheduleError};
 use super::scout::Scouting;
-use super::{Control, LaneInfo, PortInfo, Runtime, RuntimeHandle, Token};
+use super::{CONTROL_THREAD, Control, LaneInfo, PortInfo, Runtime, RuntimeHandle, Token};
 use crate::config::{Config, KeyMissing, LaneConfig};
 use crate::lane::idle::{self, IdleStrategy, Step};
 use crate::lane::{EventSender, Lane, LaneHandle, LanePort};
@@ -228,6 +228,7 @@ fn start(
                 traffic: port.traffic.clone(),
                 departures: port.departure_counters(),
                 between_lanes: port.trusted,
+                resolver: port.port.resolver(),
             });
         }
         let counters = Arc::default();
@@ -276,7 +277,7 @@ fn start(
     for peer in &config.peers {
         peering.add(*peer, Duration::ZERO, &mut Effects::default());
     }
-    let mut routes = Routes::new(label, config.security.protection);
+    let mut routes = Routes::new(label, config.security.protection, wake.clone());
     let between = routes.connect_lanes(&infos, &mesh_addresses);
     let (jobs_sender, jobs) = channel();
     let stop = Arc::new(AtomicBool::new(false));
@@ -325,6 +326,7 @@ fn start(
         sessions: HashMap::new(),
         next_session: 1,
         schedules: HashMap::new(),
+        admissions: 0,
         ended: BTreeMap::new(),
         channels: BTreeMap::new(),
         wants_changed: std::collections::BTreeSet::new(),
@@ -332,6 +334,7 @@ fn start(
         next_tick: Duration::ZERO,
         next_follow: Duration::ZERO,
         drain: None,
+        incomplete: false,
         stop: stop.clone(),
     };
     control.watch(wake.as_fd(), Token::Wake)?;
@@ -388,7 +391,7 @@ fn start(
     }
     threads.push(
         std::thread::Builder::new()
-            .name("takt-control".into())
+            .name(CONTROL_THREAD.into())
             .spawn(move || control.run())?,
     );
     let handle = RuntimeHandle {

@@ -1,9 +1,10 @@
 //! What a lane does when the control thread tells it something.
 
+use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
 
 use super::Lane;
-use super::mailbox::{Command, Event};
+use super::mailbox::{Command, Event, RemoteEndpoint};
 use super::remote::Remote;
 
 /// Commands taken in a round: the control thread may have very many at once.
@@ -87,6 +88,8 @@ impl Lane {
                 endpoints,
             } => {
                 self.remove_remote(id, false);
+                let at_once = |address: SocketAddr| RemoteEndpoint { address, way: None };
+                let endpoints = endpoints.into_iter().map(|e| e.map(at_once)).collect();
                 let via = self.connect(endpoints);
                 let own = self.state.incarnation;
                 let remote = Remote::new(own, incarnation, label, address, protection, via);
@@ -94,6 +97,7 @@ impl Lane {
                 self.by_remote.insert(id, at);
                 self.state.by_incarnation.insert(incarnation, at);
             }
+            Command::Reach { remote, endpoints } => self.reach(remote, endpoints),
             Command::RemoveRemote { id, clean } => {
                 // A peer says goodbye behind its last messages: take those first.
                 self.ports.iter_mut().for_each(|p| p.skipped = p.interval);

@@ -1,33 +1,51 @@
 //! How remote lanes and the stations of networks come and go in a lane's tables, and what is sent to whom.
 
-use std::net::SocketAddr;
-
 use takt_datapath::PeerHandle;
 use takt_session::layout::Outcome;
 
 use super::Lane;
 use super::departure::{Destination, Piece};
 use super::guard::Guard;
+use super::mailbox::RemoteEndpoint;
 use super::network::{Network, NetworkTable};
 
 impl Lane {
     /// The handles of a remote lane at each port.
     pub(super) fn connect(
         &mut self,
-        endpoints: Vec<Option<SocketAddr>>,
+        endpoints: Vec<Option<RemoteEndpoint>>,
     ) -> Vec<Option<PeerHandle>> {
-        self
-            .ports
-            .iter_mut()
-            .zip(endpoints)
-            .map(|(port, endpoint)| match port.port.connect(endpoint?) {
-                Ok(handle) => Some(handle),
-                Err(error) => {
-                    tracing::warn!(datapath = %port.kind, %error, "peer not reachable through this datapath");
-                    None
+        let ports = self.ports.iter_mut().zip(endpoints);
+        ports
+            .map(|(port, endpoint)| {
+                let RemoteEndpoint { address, way } = endpoint?;
+                match port.port.connect_at_once(address, way) {
+                    Ok(handle) => {
+                        if !port.port.reaches(handle) {
+                            tracing::warn!(datapath = %port.kind, %address, "no route to the peer by this datapath yet");
+                        }
+                        Some(handle)
+                    }
+                    Err(error) => {
+                        tracing::warn!(datapath = %port.kind, %error, "peer not reachable through this datapath");
+                        None
+                    }
                 }
             })
             .collect()
+    }
+
+    /// Takes over the handles of a remote lane at ports that had none for it.
+    pub(super) fn reach(&mut self, remote: u64, endpoints: Vec<Option<RemoteEndpoint>>) {
+        let Some(&at) = self.by_remote.get(&remote) else {
+            return;
+        };
+        let handles = self.connect(endpoints);
+        if let Some(remote) = self.state.remotes.get_mut(at) {
+            for (via, handle) in remote.via.iter_mut().zip(handles) {
+                *via = via.or(handle);
+            }
+        }
     }
 
     pub(super) fn guard(&mut self, remote: u64, change: impl FnOnce(&mut Guard)) {

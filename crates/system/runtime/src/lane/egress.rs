@@ -402,7 +402,7 @@ impl State {
                 return Sent::Unfinished(Step::More);
             }
             let path = self.remotes.get_mut(destination).and_then(|remote| {
-                let port = remote.port(s.port)?;
+                let port = remote.port(ports, s.port)?;
                 let length = progress.descriptor.length;
                 let now = || remote.cut(port, ports[port].port.as_ref(), length);
                 let cut = cut.or_else(now)?;

@@ -153,7 +153,7 @@ impl State {
             .add(u64::from(h.message_length));
         let copies = channel.sinks.len() as i64;
         self.received_cost += copies * (fair::COPY + record.payload.len() as i64);
-        self.received_cost += self.tenants.deliver_bytes(channel, &meta, record.payload);
+        self.tenants.deliver_bytes(channel, &meta, record.payload);
     }
 
     #[cold]
@@ -203,7 +203,7 @@ impl State {
                 Ok(Err(dropped)) => {
                     let counters = &channel.counters;
                     self.tenants
-                        .account(session, sink, meta.class, counters, Ok(dropped));
+                        .account_received(session, sink, meta.class, counters, Ok(dropped));
                 }
                 Err(failure) => self.tenants.fail(session, failure),
             }
@@ -263,10 +263,8 @@ impl State {
                 };
                 let result = s.deliver(sink, chunk, &meta);
                 let counters = &channel.counters;
-                let woken = self
-                    .tenants
-                    .account(session, sink, meta.class, counters, result);
-                self.received_cost += if woken { fair::WAKE } else { 0 };
+                self.tenants
+                    .account_received(session, sink, meta.class, counters, result);
             }
         }
         self.reassembly.end(assembly);

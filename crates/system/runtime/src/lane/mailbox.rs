@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender};
 
+use takt_datapath::Way;
 use takt_session::layout::{SinkBlock, SourceBlock};
 use takt_session::{ChannelId, Failure};
 use takt_wire::channel::Protection;
@@ -60,7 +61,7 @@ pub enum Command {
     },
     /// The sink takes no more.
     CloseSink { session: u64, sink: usize },
-    /// A lane elsewhere, with its address at each of this lane's ports.
+    /// A lane elsewhere, with its address at each of this lane's ports that ask for no way.
     AddRemote {
         id: u64,
         incarnation: u32,
@@ -68,6 +69,11 @@ pub enum Command {
         protection: Protection,
         address: Option<IpAddr>,
         endpoints: Vec<Option<SocketAddr>>,
+    },
+    /// The addresses of a lane elsewhere at those of this lane's ports that ask for a way.
+    Reach {
+        remote: u64,
+        endpoints: Vec<Option<RemoteEndpoint>>,
     },
     /// That lane is gone. `clean`: it has told how far its sources were.
     RemoveRemote { id: u64, clean: bool },
@@ -98,6 +104,12 @@ pub enum Command {
         destination: std::net::IpAddr,
         routed: Option<network::Routed>,
     },
+}
+
+/// Where a lane elsewhere is for a port, with the way there as far as it was asked for.
+pub struct RemoteEndpoint {
+    pub address: SocketAddr,
+    pub way: Option<Way>,
 }
 
 /// What a new source writes.

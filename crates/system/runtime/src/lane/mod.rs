@@ -47,7 +47,7 @@ use crate::counters::LaneCounters;
 use departure::WakeMargin;
 pub use guard::LaneKeys;
 use mailbox::Mailbox;
-pub use mailbox::{Command, Event, EventSender, LaneHandle, SourceTarget};
+pub use mailbox::{Command, Event, EventSender, LaneHandle, RemoteEndpoint, SourceTarget};
 pub use port::LanePort;
 use port::{RECEIVE_BUDGET, forward};
 use tables::State;
@@ -217,6 +217,7 @@ impl Lane {
                 }
             });
             worked |= received > 0;
+            state.received_cost += state.tenants.show_urgent();
             port.drained = received < budget;
             if state.received_cost > RECEIVE_COST {
                 let fewer = received as i64 * RECEIVE_COST / state.received_cost;

@@ -229,7 +229,8 @@ impl Network {
             }
             let connected = match (place, self.carrier) {
                 (Place::Tunnel(vtep), Carrier::Vxlan { port: number, .. }) => {
-                    port.port.connect(SocketAddr::new(vtep, number))
+                    port.port
+                        .connect_at_once(SocketAddr::new(vtep, number), None)
                 }
                 (Place::Tunnel(_), _) => return None,
                 (Place::Link(interface), _) => port.port.connect_link(interface),
@@ -421,7 +422,7 @@ impl State {
             }
             *left -= fair::FRAME + i64::from(descriptor.length);
             let exit = network.exits.get(to).and_then(Option::as_ref);
-            let found = exit.and_then(|exit| Some((exit, usable_port(&exit.via, wished)?)));
+            let found = exit.and_then(|exit| Some((exit, usable_port(&exit.via, ports, wished)?)));
             let admitted = match found {
                 Some((exit, _)) if session.polices(&descriptor) => {
                     let octets = descriptor.length as usize + network.overhead(exit);

@@ -12,6 +12,7 @@ use takt_wire::channel::{
 use takt_wire::{ethernet, ipv4, ipv6, udp};
 
 use super::guard::Guard;
+use super::port::LanePort;
 
 /// Padding that makes a last fragment as long as the others: at most one part in so many of a datagram.
 const MOST_PADDING: usize = 8;
@@ -151,8 +152,8 @@ impl Remote {
     }
 
     /// The port by which to send: the wished one, else kernel UDP or any other.
-    pub fn port(&self, wished: usize) -> Option<usize> {
-        usable_port(&self.via, wished)
+    pub fn port(&self, ports: &mut [LanePort], wished: usize) -> Option<usize> {
+        usable_port(&self.via, ports, wished)
     }
 
     /// Octets of a frame to it that are not message, at most: headers from Ethernet to the record's.
@@ -329,12 +330,23 @@ impl Remote {
     }
 }
 
-/// The port by which to reach what has these peers, one for each port: the wished one, else the first.
-pub fn usable_port(via: &[Option<PeerHandle>], wished: usize) -> Option<usize> {
-    if via.get(wished).is_some_and(Option::is_some) {
+/// The port by which to reach what has these peers, one for each port: the wished one, else the first. Where no
+/// route is known by any, the first that may learn of one.
+#[inline]
+pub fn usable_port(
+    via: &[Option<PeerHandle>],
+    ports: &mut [LanePort],
+    wished: usize,
+) -> Option<usize> {
+    let mut reaches = |at: usize| match (via.get(at), ports.get_mut(at)) {
+        (Some(Some(peer)), Some(port)) => port.port.reaches(*peer),
+        _ => false,
+    };
+    if reaches(wished) {
         return Some(wished);
     }
-    via.iter().position(Option::is_some)
+    let reached = (0..via.len()).find(|&at| reaches(at));
+    reached.or_else(|| via.iter().position(Option::is_some))
 }
 
 /// Octets in front of the payload of a datagram to an address: the headers from Ethernet to UDP.

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use rustix::net::SendFlags;
 use takt_session::layout::{
-    ArenaMap, Completion, FLAG_DEADLINE, FLAG_LAUNCH_TIME, Outcome, Release, RxDescriptor,
-    SinkBlock, SinkCounter, SourceBlock, TX_REGION, TxDescriptor,
+    ArenaMap, Completion, FLAG_DEADLINE, FLAG_LAUNCH_TIME, Outcome, RX_REGION, Release,
+    RxDescriptor, SinkBlock, SinkCounter, SourceBlock, TX_REGION, TxDescriptor,
 };
 use takt_session::{ErrorCode, Failure};
 use takt_shm::{
@@ -36,6 +36,11 @@ const MOST_SEARCHED: usize = 32;
 
 /// Messages that a sink may hold in the transmit region of its own session; further ones are copied.
 const MOST_OWN: usize = 256;
+
+/// In `rx_owner`: the session emits the message itself.
+const EMITTED: u16 = u16::MAX;
+/// In `rx_owner`: its sink is closed, and a source may still emit it.
+const ORPHAN: u16 = u16::MAX - 1;
 
 /// What travels with a message to its sinks.
 #[derive(Clone, Copy, Debug)]
@@ -80,6 +85,9 @@ pub struct LaneSource {
     tx: Consumer<TxDescriptor>,
     completions: Producer<Completion>,
     pub current: Option<InProgress>,
+    /// Messages taken from its ring, and up to which of them may name what a closed sink had received.
+    taken: u64,
+    awaited: u64,
     /// Frames of its messages that wait in schedulers.
     pub departing: u32,
     /// Once the application has closed it: how many of the messages in its ring are still to be taken. It
@@ -178,8 +186,8 @@ pub struct LaneSink {
     own: VecDeque<u32>,
     /// Receive memory it holds, bytes: for small messages, and for large ones.
     held: [usize; 2],
-    /// Staged entries are waiting to be shown.
-    pub pending: bool,
+    /// Staged entries are waiting to be shown: a bit for each class that some are of.
+    pub pending: u8,
     /// It is in its session's list of those that hold its own messages.
     listed: bool,
     delivered: u64,
@@ -200,10 +208,14 @@ pub struct LaneSession {
     map: ArenaMap,
     pub bell: LaneBellHost,
     rx: ReceiveMemory,
-    /// Per chunk of the receive region: 1 + the sink that the message starting there was placed for.
+    /// Per chunk of the receive region: 1 + the sink that the message starting there was placed for, or [`EMITTED`] or
+    /// [`ORPHAN`].
     rx_owner: Vec<u16>,
-    /// Per chunk of the transmit region: how many hold the message that starts there (the lane itself
-    /// while it sends, and each sink of this session that was given it without a copy). 0 = not ours.
+    /// There are orphans.
+    orphaned: bool,
+    /// Per chunk of the transmit region, and behind them per chunk of the receive region: how many hold the emitted
+    /// message that starts there (the lane itself while it sends, and each sink of this session that was given it
+    /// without a copy). 0 = not ours.
     tx_holders: Vec<u16>,
     /// Per chunk: the source and token of that message, its outcome, and when its last frame left.
     tx_source: Vec<u16>,
@@ -294,6 +306,8 @@ impl LaneSource {
             tx: Consumer::attach(arena, block.tx_ring(), block.depth)?,
             completions: Producer::attach(arena, block.completion_ring(), block.depth)?,
             current: None,
+            taken: 0,
+            awaited: 0,
             departing: 0,
             closing: None,
             finished: false,
@@ -371,7 +385,7 @@ impl LaneSink {
             outstanding: 0,
             own: VecDeque::with_capacity(MOST_OWN),
             held: [0; 2],
-            pending: false,
+            pending: 0,
             listed: false,
             delivered: 0,
             dropped_full: 0,
@@ -383,7 +397,7 @@ impl LaneSink {
 
 impl LaneSession {
     pub fn new(parts: SessionParts) -> Self {
-        let chunks = parts.map.tx_bytes / CHUNK;
+        let chunks = (parts.map.tx_bytes + parts.map.rx_bytes) / CHUNK;
         Self {
             id: parts.id,
             tenant_id: parts.tenant,
@@ -393,6 +407,7 @@ impl LaneSession {
             map: parts.map,
             bell: parts.bell,
             rx_owner: vec![0; parts.map.rx_bytes / CHUNK],
+            orphaned: false,
             // Zero pages until touched: a session that sends little costs little.
             tx_holders: vec![0; chunks],
             tx_source: vec![0; chunks],
@@ -557,6 +572,7 @@ impl LaneSession {
         if let Some(left) = &mut s.closing {
             *left -= 1;
         }
+        s.taken += 1;
         let length = descriptor.length as usize;
         if length > self.max_message {
             return Err(violation(format!(
@@ -564,8 +580,9 @@ impl LaneSession {
                 self.max_message
             )));
         }
-        let start = descriptor.chunk as usize * CHUNK;
-        if start.saturating_add(length.max(1)) > self.map.tx_bytes {
+        let received = descriptor.chunk & RX_REGION != 0;
+        let start = (descriptor.chunk as usize).saturating_mul(CHUNK);
+        if !received && start.saturating_add(length.max(1)) > self.map.tx_bytes {
             return Err(violation(format!(
                 "descriptor of {length} bytes at chunk {} lies outside the transmit region of {} bytes",
                 descriptor.chunk, self.map.tx_bytes
@@ -589,14 +606,20 @@ impl LaneSession {
                 descriptor.flags
             )));
         }
-        let chunk = descriptor.chunk as usize;
-        if self.tx_holders[chunk] != 0 {
-            return Err(violation(format!("chunk {chunk} emitted twice")));
+        if received {
+            self.take_received(descriptor.chunk & !RX_REGION, length)?;
         }
-        self.tx_holders[chunk] = 1;
-        self.tx_source[chunk] = source as u16;
-        self.tx_token[chunk] = descriptor.token;
-        self.tx_outcome[chunk] = Outcome::Sent as u8;
+        let at = self.slot(descriptor.chunk);
+        if self.tx_holders[at] != 0 {
+            return Err(violation(format!(
+                "chunk {} emitted twice",
+                descriptor.chunk
+            )));
+        }
+        self.tx_holders[at] = 1;
+        self.tx_source[at] = source as u16;
+        self.tx_token[at] = descriptor.token;
+        self.tx_outcome[at] = Outcome::Sent as u8;
         self.rates.take(descriptor.length, now_ns);
         self.counters.emitted.add(1);
         self.counters
@@ -605,10 +628,47 @@ impl LaneSession {
         Ok(Some(descriptor))
     }
 
+    /// Where an emitted message is accounted for.
+    #[inline]
+    fn slot(&self, chunk: u32) -> usize {
+        match chunk & RX_REGION {
+            0 => chunk as usize,
+            _ => self.map.tx_bytes / CHUNK + (chunk & !RX_REGION) as usize,
+        }
+    }
+
+    /// A received message is emitted: its sink holds it no more.
+    fn take_received(&mut self, chunk: u32, length: usize) -> Result<(), Failure> {
+        let owner = match self.rx_owner.get_mut(chunk as usize) {
+            None | Some(0 | &mut EMITTED) => {
+                return Err(violation(format!(
+                    "receive chunk {chunk} emitted, but not received"
+                )));
+            }
+            Some(owner) => std::mem::replace(owner, EMITTED),
+        };
+        let bytes = self.rx.block_len(chunk);
+        if let Some(Some(s)) = self.sinks.get_mut(usize::from(owner) - 1) {
+            let held = &mut s.held[usize::from(is_large(bytes))];
+            *held = held.saturating_sub(bytes);
+            s.outstanding -= 1;
+        }
+        if length > bytes {
+            return Err(violation(format!(
+                "descriptor of {length} bytes at receive chunk {chunk}, whose message has room for {bytes}"
+            )));
+        }
+        Ok(())
+    }
+
     /// The payload of an emitted message, checked by [`take`](Self::take).
     #[inline]
     pub fn emitted(&self, chunk: u32, length: u32) -> SharedSlice<'_> {
-        let offset = self.map.tx_offset() + chunk as usize * CHUNK;
+        let region = match chunk & RX_REGION {
+            0 => self.map.tx_offset(),
+            _ => self.map.rx_offset(),
+        };
+        let offset = region + (chunk & !RX_REGION) as usize * CHUNK;
         self.arena
             .slice(offset, length as usize)
             .unwrap_or_else(|_| self.empty())
@@ -629,8 +689,9 @@ impl LaneSession {
         outcome: Outcome,
         now_ns: i64,
     ) -> Result<(), Failure> {
-        self.tx_departed[descriptor.chunk as usize] = now_ns as u32;
-        let told = &mut self.tx_outcome[descriptor.chunk as usize];
+        let at = self.slot(descriptor.chunk);
+        self.tx_departed[at] = now_ns as u32;
+        let told = &mut self.tx_outcome[at];
         // Frames that wait or have left may have failed since.
         if outcome != Outcome::Sent || *told == Outcome::Sent as u8 {
             *told = outcome as u8;
@@ -640,7 +701,8 @@ impl LaneSession {
 
     /// So many frames of an emitted message wait in schedulers: it is held until all have left.
     pub fn hold(&mut self, source: usize, chunk: u32, frames: u16) {
-        if let Some(holders) = self.tx_holders.get_mut(chunk as usize) {
+        let at = self.slot(chunk);
+        if let Some(holders) = self.tx_holders.get_mut(at) {
             *holders = holders.saturating_add(frames);
         }
         self.departing += u32::from(frames);
@@ -660,16 +722,17 @@ impl LaneSession {
         if let Some(Some(source)) = self.sources.get_mut(source) {
             source.departing -= 1;
         }
+        let slot = self.slot(chunk);
         match left {
-            Ok(at) => self.tx_departed[chunk as usize] = at.as_nanos() as u32,
-            Err(outcome) => self.tx_outcome[chunk as usize] = outcome as u8,
+            Ok(at) => self.tx_departed[slot] = at.as_nanos() as u32,
+            Err(outcome) => self.tx_outcome[slot] = outcome as u8,
         }
         self.release(chunk)
     }
 
     /// One holder less of an emitted message: the last one completes it.
     fn release(&mut self, chunk: u32) -> Result<(), Failure> {
-        let at = chunk as usize;
+        let at = self.slot(chunk);
         match self.tx_holders.get_mut(at) {
             Some(0) | None => {
                 return Err(violation(format!(
@@ -680,6 +743,9 @@ impl LaneSession {
         }
         if self.tx_holders[at] > 0 {
             return Ok(());
+        }
+        if chunk & RX_REGION != 0 {
+            self.free_received(chunk & !RX_REGION);
         }
         // The source may be closed by now: then nobody waits for the completion.
         let Some(Some(source)) = self.sources.get_mut(usize::from(self.tx_source[at])) else {
@@ -732,6 +798,7 @@ impl LaneSession {
         let mut chunk = self.rx.allocate(length);
         if chunk.is_none() {
             // Some others, from where the last search ended: a session may have very many.
+            self.free_orphans();
             for _ in 0..self.sinks.len().min(MOST_SEARCHED) {
                 self.next_reclaimed = (self.next_reclaimed + 1) % self.sinks.len();
                 self.reclaim(self.next_reclaimed)?;
@@ -787,13 +854,16 @@ impl LaneSession {
     }
 
     /// Gives a sink of the same session the very memory of the emitted message: no copy. `None`: it
-    /// holds too many already, copy this one.
+    /// holds too many already, or the message was received; copy this one.
     pub fn deliver_own(
         &mut self,
         sink: usize,
         chunk: u32,
         meta: &Meta,
     ) -> Result<Option<Delivery>, Failure> {
+        if chunk & RX_REGION != 0 {
+            return Ok(None);
+        }
         if !self.admit(sink)? {
             return Ok(Some(self.dropped(sink, Delivery::DroppedFull)));
         }
@@ -954,7 +1024,6 @@ impl LaneSession {
         let Some(Some(s)) = self.sinks.get_mut(sink) else {
             return false;
         };
-        s.pending = false;
         s.rx.publish();
         let show = |counter, value: u64| {
             if let Ok(word) = self.arena.atomic_u64(s.block.counter(counter)) {
@@ -975,14 +1044,11 @@ impl LaneSession {
         wake != Wake::None
     }
 
-    /// As [`show`](Self::show), before the round is over: what is in the list of those to be shown stays there.
-    pub fn show_at_once(&mut self, sink: usize) -> bool {
-        let pending = matches!(self.sinks.get(sink), Some(Some(s)) if s.pending);
-        let woken = self.show(sink);
+    /// Shows a sink's new entries to who looks at them by itself. Who waits is woken by [`show`](Self::show).
+    pub fn publish(&mut self, sink: usize) {
         if let Some(Some(s)) = self.sinks.get_mut(sink) {
-            s.pending = pending;
+            s.rx.publish();
         }
-        woken
     }
 
     /// Closes all sinks of a session that gets no other: its memory goes with it. Returns their channels.
@@ -995,18 +1061,48 @@ impl LaneSession {
         removed.iter().map(|sink| sink.channel).collect()
     }
 
+    /// Frees what a closed sink had received, or keeps it for sources that may have emitted it.
+    fn free_owned_by(&mut self, owner: u16, keep: bool) {
+        self.orphaned |= keep;
+        for chunk in 0..self.rx_owner.len() {
+            if self.rx_owner[chunk] != owner {
+                continue;
+            }
+            match keep {
+                true => self.rx_owner[chunk] = ORPHAN,
+                false => self.free_received(chunk as u32),
+            }
+        }
+    }
+
+    /// Frees what closed sinks had received, once all has been taken that sources had emitted by then.
+    fn free_orphans(&mut self) {
+        let mut sources = self.sources.iter().flatten();
+        if self.orphaned && sources.all(|source| source.taken >= source.awaited) {
+            self.orphaned = false;
+            self.free_owned_by(ORPHAN, false);
+        }
+    }
+
+    fn free_received(&mut self, chunk: u32) {
+        self.rx_owner[chunk as usize] = 0;
+        // A block of ours, by its owner.
+        let _ = self.rx.free(chunk);
+    }
+
     /// Closes a sink and frees all memory that it holds: its application no longer looks at it.
     pub fn remove_sink(&mut self, sink: usize) -> Option<LaneSink> {
         let mut removed = self.sinks.get_mut(sink)?.take()?;
         self.own_sinks.retain(|own| *own != sink);
         if removed.held != [0; 2] {
-            let owner = sink as u16 + 1;
-            for chunk in 0..self.rx_owner.len() {
-                if self.rx_owner[chunk] == owner {
-                    self.rx_owner[chunk] = 0;
-                    let _ = self.rx.free(chunk as u32);
-                }
+            // What it had received may be in the rings of sources by now.
+            let mut awaited = false;
+            for source in self.sources.iter_mut().flatten() {
+                let waiting = u64::from(source.waiting());
+                source.awaited = source.taken + waiting;
+                awaited |= waiting > 0;
             }
+            self.free_owned_by(sink as u16 + 1, awaited);
         }
         for chunk in std::mem::take(&mut removed.own) {
             let _ = self.release(chunk);

@@ -34,14 +34,41 @@ struct Tenant {
     sessions: usize,
     /// Sessions with something to do, in the order of their turns, by the highest class of what that is.
     waiting: [VecDeque<usize>; TrafficClass::COUNT],
-    /// Sinks with entries to show: indices of session and sink, each once.
-    pending: VecDeque<(usize, usize)>,
+    /// Sinks with entries to show: indices of session and sink, each once in a class.
+    pending: [VecDeque<(usize, usize)>; TrafficClass::COUNT],
+    /// Of [`MOST_SHOWN`] and [`MOST_WOKEN`], what is left of the present showing.
+    showing: Showing,
     sinks: usize,
     rates: Arc<Rates>,
     /// Its rates hold its messages back.
     throttled: bool,
     /// Frames of its messages that wait in schedulers.
     departing: u32,
+}
+
+/// What a tenant may still cause in one showing, and which one that is.
+#[derive(Debug, Default)]
+struct Showing {
+    number: u64,
+    sinks: usize,
+    wakes: usize,
+}
+
+impl Showing {
+    /// Begins, unless that is done, the showing with this number.
+    fn begin(&mut self, number: u64) {
+        if self.number != number {
+            *self = Self {
+                number,
+                sinks: MOST_SHOWN,
+                wakes: MOST_WOKEN,
+            };
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        self.sinks == 0 || self.wakes == 0
+    }
 }
 
 impl Tenant {
@@ -98,8 +125,10 @@ pub struct Tenants {
     pub turns: RoundRobin,
     /// Tenants that their rates hold back.
     throttled: Vec<usize>,
-    /// Tenants with sinks to show, each once.
-    showing: VecDeque<usize>,
+    /// Tenants with sinks to show, by the class of what is to be shown, each once in a class.
+    showing: [VecDeque<usize>; TrafficClass::COUNT],
+    /// The number of the present showing.
+    shown: u64,
     /// Sessions that broke the protocol in this round.
     failed: Vec<(usize, Failure)>,
 }
@@ -115,7 +144,8 @@ impl Tenants {
                     id,
                     sessions: 0,
                     waiting: Default::default(),
-                    pending: VecDeque::new(),
+                    pending: Default::default(),
+                    showing: Showing::default(),
                     sinks: 0,
                     rates: session.rates.clone(),
                     throttled: false,
@@ -124,7 +154,9 @@ impl Tenants {
                 self.by_id.insert(id, tenant);
                 self.turns.add(tenant);
                 self.throttled.reserve(self.list.len());
-                self.showing.reserve(self.list.len());
+                for showing in &mut self.showing {
+                    showing.reserve(self.list.len());
+                }
                 tenant
             }
         };
@@ -168,13 +200,17 @@ impl Tenants {
         for waiting in &mut tenant.waiting {
             waiting.retain(|waiting| *waiting != at);
         }
-        tenant.pending.retain(|(of, _)| *of != at);
+        for pending in &mut tenant.pending {
+            pending.retain(|(of, _)| *of != at);
+        }
         if tenant.sessions == 0 {
             self.by_id.remove(&tenant.id);
             self.list.remove(session.tenant);
             self.turns.remove(session.tenant);
             self.throttled.retain(|other| *other != session.tenant);
-            self.showing.retain(|other| *other != session.tenant);
+            for showing in &mut self.showing {
+                showing.retain(|other| *other != session.tenant);
+            }
         }
         Some(session)
     }
@@ -407,10 +443,9 @@ impl Tenants {
         self.wait(at);
     }
 
-    /// Puts a message into every sink of a channel: one copy each. What waking who waits for it has cost.
+    /// Puts a message into every sink of a channel: one copy each.
     #[inline]
-    pub fn deliver_bytes(&mut self, channel: &Channel, meta: &Meta, payload: &[u8]) -> i64 {
-        let mut woken = 0;
+    pub fn deliver_bytes(&mut self, channel: &Channel, meta: &Meta, payload: &[u8]) {
         for (at, sink) in channel.sinks.iter() {
             let Some(session) = self.sessions.get_mut(at) else {
                 continue;
@@ -424,11 +459,8 @@ impl Tenants {
                 Ok(Err(dropped)) => Ok(dropped),
                 Err(failure) => Err(failure),
             };
-            if self.account(at, sink, meta.class, &channel.counters, result) {
-                woken += 1;
-            }
+            self.account_received(at, sink, meta.class, &channel.counters, result);
         }
-        woken * fair::WAKE
     }
 
     /// Puts an emitted message into the sinks of its channel on this lane that have not got it yet: no copy
@@ -461,7 +493,7 @@ impl Tenants {
             };
             progress.copying = None;
             progress.sinks.next = number + 1;
-            if self.account(at, sink, meta.class, &channel.counters, result) {
+            if self.account_emitted(at, sink, meta.class, &channel.counters, result) {
                 *left -= fair::WAKE;
             }
         }
@@ -517,10 +549,31 @@ impl Tenants {
         session.deliver(sink, place.chunk, meta).map(Some)
     }
 
-    /// Books what became of a message at a sink. What is of a higher class than the lowest is shown at once and not
-    /// when all that has come with it is delivered. True if that woke somebody.
+    /// Books what became of a message that was received for a sink. What is of a higher class than the lowest is in
+    /// the sink at once; who waits for it is woken when all that came with it is delivered, the highest class first.
     #[inline]
-    pub fn account(
+    pub fn account_received(
+        &mut self,
+        at: usize,
+        sink: usize,
+        class: TrafficClass,
+        counters: &ChannelCounters,
+        result: Result<Delivery, Failure>,
+    ) {
+        if self.book(at, counters, result) {
+            if class > TrafficClass::BEST_EFFORT
+                && let Some(session) = self.sessions.get_mut(at)
+            {
+                session.publish(sink);
+            }
+            self.mark_pending(at, sink, class);
+        }
+    }
+
+    /// Books what became of an emitted message at a sink of this lane. What is of a higher class than the lowest is
+    /// shown at once: of what was emitted, the highest class is taken first. True if that woke somebody.
+    #[inline]
+    fn account_emitted(
         &mut self,
         at: usize,
         sink: usize,
@@ -528,22 +581,35 @@ impl Tenants {
         counters: &ChannelCounters,
         result: Result<Delivery, Failure>,
     ) -> bool {
-        match result {
-            Ok(delivery) => {
-                match delivery {
-                    Delivery::Delivered => counters.delivered.add(1),
-                    Delivery::DroppedFull => counters.dropped_full.add(1),
-                    Delivery::DroppedMemory => counters.dropped_memory.add(1),
-                }
-                if class > TrafficClass::BEST_EFFORT {
-                    let session = self.sessions.get_mut(at);
-                    return session.is_some_and(|session| session.show_at_once(sink));
-                }
-                self.mark_pending(at, sink);
-            }
-            Err(failure) => self.fail(at, failure),
+        if !self.book(at, counters, result) {
+            return false;
         }
+        if class > TrafficClass::BEST_EFFORT {
+            let session = self.sessions.get_mut(at);
+            return session.is_some_and(|session| session.show(sink));
+        }
+        self.mark_pending(at, sink, class);
         false
+    }
+
+    /// Counts what became of a message. False: its session broke the protocol.
+    #[inline]
+    fn book(
+        &mut self,
+        at: usize,
+        counters: &ChannelCounters,
+        result: Result<Delivery, Failure>,
+    ) -> bool {
+        match result {
+            Ok(Delivery::Delivered) => counters.delivered.add(1),
+            Ok(Delivery::DroppedFull) => counters.dropped_full.add(1),
+            Ok(Delivery::DroppedMemory) => counters.dropped_memory.add(1),
+            Err(failure) => {
+                self.fail(at, failure);
+                return false;
+            }
+        }
+        true
     }
 
     /// Corrects the count of lost messages of a channel's sinks.
@@ -551,24 +617,25 @@ impl Tenants {
         for (at, sink) in channel.sinks.iter() {
             if let Some(session) = self.sessions.get_mut(at) {
                 session.add_lost(sink, change);
-                self.mark_pending(at, sink);
+                self.mark_pending(at, sink, TrafficClass::BEST_EFFORT);
             }
         }
     }
 
     #[inline]
-    fn mark_pending(&mut self, at: usize, sink: usize) {
+    fn mark_pending(&mut self, at: usize, sink: usize, class: TrafficClass) {
+        let number = usize::from(class.number());
         if let Some(session) = self.sessions.get_mut(at)
             && let Some(Some(s)) = session.sinks.get_mut(sink)
-            && !s.pending
+            && s.pending & (1 << number) == 0
             && let Some(tenant) = self.list.get_mut(session.tenant)
         {
-            s.pending = true;
-            if tenant.pending.is_empty() {
-                self.showing.push_back(session.tenant);
+            s.pending |= 1 << number;
+            if tenant.pending[number].is_empty() {
+                self.showing[number].push_back(session.tenant);
             }
             // Room was made when the sink was added.
-            tenant.pending.push_back((at, sink));
+            tenant.pending[number].push_back((at, sink));
         }
     }
 
@@ -579,7 +646,9 @@ impl Tenants {
         {
             tenant.sinks += 1;
             // What was pending when its sink went is in the list until it is shown.
-            tenant.pending.reserve(tenant.sinks);
+            for pending in &mut tenant.pending {
+                pending.reserve(tenant.sinks);
+            }
         }
     }
 
@@ -602,41 +671,69 @@ impl Tenants {
     /// Whether sinks wait to be shown.
     #[inline]
     pub fn has_pending(&self) -> bool {
-        !self.showing.is_empty()
+        self.showing.iter().any(|showing| !showing.is_empty())
     }
 
-    /// Shows what has been put into sinks, and wakes who waits: of each tenant as much as it may cause in a
-    /// round, the rest in the next.
+    /// Shows what has been put into sinks, the highest class first, and wakes who waits: of each tenant as much as it
+    /// may cause in a round, the rest in the next.
     #[inline]
     pub fn show(&mut self) {
-        for _ in 0..self.showing.len() {
-            let Some(at) = self.showing.pop_front() else {
-                return;
-            };
-            let Some(tenant) = self.list.get_mut(at) else {
-                continue;
-            };
-            let mut woken = 0;
-            for _ in 0..MOST_SHOWN {
-                let Some((session, sink)) = tenant.pending.pop_front() else {
+        self.show_down_to(0);
+    }
+
+    /// As [`show`](Self::show), what is above the lowest class only. What waking who waits for it has cost.
+    #[inline]
+    pub fn show_urgent(&mut self) -> i64 {
+        if self.showing[1..].iter().all(VecDeque::is_empty) {
+            return 0;
+        }
+        self.show_down_to(1)
+    }
+
+    fn show_down_to(&mut self, lowest: usize) -> i64 {
+        self.shown += 1;
+        let mut woken = 0;
+        for class in (lowest..TrafficClass::COUNT).rev() {
+            for _ in 0..self.showing[class].len() {
+                let Some(at) = self.showing[class].pop_front() else {
                     break;
                 };
-                if let Some(session) = self.sessions.get_mut(session)
-                    && session.show(sink)
-                {
-                    woken += 1;
-                    if woken == MOST_WOKEN {
-                        break;
-                    }
-                }
-            }
-            if !tenant.pending.is_empty() {
-                self.showing.push_back(at);
-            }
-            if woken > 1 {
-                self.turns.charge(at, fair::WAKE * (woken as i64 - 1));
+                woken += self.show_of(at, class);
             }
         }
+        woken * fair::WAKE
+    }
+
+    /// Shows what a tenant has in a class, as far as it may: how many threads that woke.
+    fn show_of(&mut self, at: usize, class: usize) -> i64 {
+        let Some(tenant) = self.list.get_mut(at) else {
+            return 0;
+        };
+        tenant.showing.begin(self.shown);
+        let mut woken = 0;
+        while !tenant.showing.is_over() {
+            let Some((session, sink)) = tenant.pending[class].pop_front() else {
+                break;
+            };
+            tenant.showing.sinks -= 1;
+            let Some(session) = self.sessions.get_mut(session) else {
+                continue;
+            };
+            if let Some(Some(s)) = session.sinks.get_mut(sink) {
+                s.pending &= !(1 << class);
+            }
+            if session.show(sink) {
+                tenant.showing.wakes -= 1;
+                woken += 1;
+            }
+        }
+        if !tenant.pending[class].is_empty() {
+            self.showing[class].push_back(at);
+        }
+        if woken > 1 {
+            self.turns.charge(at, fair::WAKE * (woken - 1));
+        }
+        woken
     }
 
     /// Sessions to end.

@@ -19,7 +19,7 @@ use takt_session::layout::{
     ArenaMap, Completion, DEFAULT_DEPTH, FLAG_LAUNCH_TIME, HEADER_BYTES, LANE_DIRTY_OFFSET,
     LANE_STATE_OFFSET, Outcome, Release, RxDescriptor, SinkBlock, SourceBlock, TxDescriptor,
 };
-use takt_shm::{Arena, Consumer, LaneBell, LaneBellHost, Producer, RingLayout};
+use takt_shm::{Arena, Consumer, LaneBell, LaneBellHost, Producer, RingLayout, SinkBell};
 use takt_time::TrafficClass;
 use takt_wire::channel::{DatagramHeader, Protection};
 

@@ -24,8 +24,9 @@ use super::replay::ReplayWindow;
 pub const REKEY_AFTER: Duration = Duration::from_secs(600);
 /// How long a session is accepted at most.
 pub const REJECT_AFTER: Duration = Duration::from_secs(660);
-/// How long a new session is there before lanes send under it, when there is another.
-const SWITCH_AFTER: Duration = Duration::from_millis(200);
+/// How long a new session is there before lanes send under it, when there is another. A lane that is kept from its
+/// core amidst what it has received knows keys that came meanwhile only in its next round.
+const SWITCH_AFTER: Duration = Duration::from_secs(5);
 /// Sessions of a pair that are accepted at a time.
 pub const MOST_SESSIONS: usize = 3;
 /// How often the secret behind cookies changes; the one before is good for as long.

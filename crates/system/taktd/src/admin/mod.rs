@@ -7,7 +7,7 @@ pub mod client;
 mod clock;
 mod convert;
 pub mod json;
-mod listener;
+pub(crate) mod listener;
 mod network;
 pub(crate) mod schedule;
 pub mod server;

@@ -29,7 +29,7 @@ use super::socket::{self, SocketError};
 use super::{listener, network, schedule, watch as pictures};
 use crate::config::value::PeerAddress;
 use crate::kept;
-use crate::node::{Node, ReloadError};
+use crate::node::{Node, ReloadError, SetListenerError};
 
 /// Periods of `Watch`, milliseconds.
 const PERIODS: std::ops::RangeInclusive<u32> = 100..=60_000;
@@ -104,6 +104,24 @@ impl Service {
                 "done, but not for the next start of the node: {error}"
             ))),
             Err(_) => Err(unavailable()),
+        }
+    }
+
+    /// Changes a listener without holding up other calls.
+    async fn listen<R: Send + 'static>(
+        &self,
+        job: impl FnOnce(&Node) -> Result<R, SetListenerError> + Send + 'static,
+    ) -> Result<R, Status> {
+        let node = self.node.clone();
+        match tokio::task::spawn_blocking(move || job(&node)).await {
+            Ok(Ok(answer)) => Ok(answer),
+            Ok(Err(error @ (SetListenerError::Listen(_) | SetListenerError::NoState))) => {
+                Err(Status::failed_precondition(error.to_string()))
+            }
+            Ok(Err(error @ SetListenerError::NotKept(_))) => {
+                Err(Status::internal(error.to_string()))
+            }
+            Ok(Err(SetListenerError::Stopped(_))) | Err(_) => Err(unavailable()),
         }
     }
 
@@ -270,17 +288,15 @@ impl Admin for Service {
         &self,
         request: Request<SetListenerRequest>,
     ) -> Result<Response<SetListenerResponse>, Status> {
-        let message = request
-            .into_inner()
-            .listener
+        let SetListenerRequest { listener, keep } = request.into_inner();
+        let message = listener
             .ok_or_else(|| Status::invalid_argument("listener is missing: say what to set"))?;
-        let config = listener::from_message(message, &self.admin_socket)
+        let config = listener::from_message(message.clone(), &self.admin_socket)
             .map_err(Status::invalid_argument)?;
         let path = config.path.clone();
         let identity = config.policy.identity.clone();
-        self.ask(move |handle| handle.set_listener(config))
-            .await?
-            .map_err(|error| Status::failed_precondition(error.to_string()))?;
+        self.listen(move |node| node.set_listener(config, message, keep))
+            .await?;
         tracing::info!(path = %path.display(), identity, "admin: listener set");
         Ok(Response::new(SetListenerResponse {}))
     }
@@ -292,7 +308,7 @@ impl Admin for Service {
         let path = PathBuf::from(request.into_inner().path);
         let removing = path.clone();
         let removed = self
-            .ask(move |handle| handle.remove_listener(removing))
+            .listen(move |node| node.remove_listener(removing))
             .await?;
         if removed {
             tracing::info!(path = %path.display(), "admin: listener removed");

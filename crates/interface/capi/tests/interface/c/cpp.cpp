@@ -48,6 +48,16 @@ int main() {
     CHECK(sink.receive(60s).text() == "more");
     CHECK(sink.counters().delivered == 2 && sink.available() == 0 && sink.warning().empty());
 
+    /* A received message goes on. */
+    {
+        takt::source onward = stream.open_source(8);
+        takt::sink far = stream.open_sink(8);
+        source.send("onward");
+        takt::message message = sink.receive(60s);
+        onward.forward(std::move(message));
+        CHECK(far.receive(60s).text() == "onward" && message.size() == 0);
+    }
+
     /* What is not emitted is given back, what is moved from is nobody's. */
     for (int i = 0; i < 20; i++) {
         takt::buffer one = source.get_buffer(8, 60s);

@@ -5,7 +5,6 @@
 
 #include "check.h"
 
-#define CHANNEL 5
 #define MESSAGES 1000
 
 int main(int argc, char **argv) {
@@ -14,7 +13,7 @@ int main(int argc, char **argv) {
     takt_stream *stream;
     takt_source *source;
     takt_buffer buffer;
-    const char *how;
+    const char *how, *channel = getenv("TAKT_TEST_CHANNEL");
     CHECK(argc == 2);
     how = argv[1];
     options.allow_embedded = strncmp(how, "embedded ", 9) == 0;
@@ -23,7 +22,7 @@ int main(int argc, char **argv) {
     }
     CHECK(takt_session_open(&options, &session) == 0);
     CHECK(takt_stream_open(session, NULL, &stream) == 0);
-    CHECK(takt_source_open(stream, CHANNEL, 0, &source) == 0);
+    CHECK(takt_source_open(stream, channel != NULL ? strtoul(channel, NULL, 10) : 5, 0, &source) == 0);
     /* An embedded runtime meets its peers first: a message that nobody hears does not count. */
     while (options.allow_embedded) {
         int64_t token;

@@ -38,6 +38,94 @@ static void signals(takt_sink *sink, takt_source *source) {
     CHECK(ticks > 0);
 }
 
+static void next(takt_sink *sink, takt_buffer *buffer, const char *text) {
+    CHECK(takt_consume(sink, LONG_TIME, buffer) == 0);
+    CHECK(buffer->length <= strlen(text) && memcmp(buffer->data, text, buffer->length) == 0);
+}
+
+/* Received messages go on: without a copy, with one where source and sink are not of one session, and not twice. */
+static void forwards(takt_stream *stream) {
+    takt_source *source, *onward;
+    takt_sink *sink, *back, *own;
+    takt_session *other;
+    takt_stream *others;
+    takt_buffer buffer, stale, held[4];
+    int64_t token;
+    int i;
+    CHECK(takt_session_open(NULL, &other) == 0);
+    CHECK(takt_stream_open(other, NULL, &others) == 0);
+    CHECK(takt_source_open(others, CHANNEL + 2, 0, &source) == 0);
+    CHECK(takt_sink_open(others, CHANNEL + 3, NULL, NULL, &back) == 0);
+    CHECK(takt_sink_open(stream, CHANNEL + 2, NULL, NULL, &sink) == 0);
+    CHECK(takt_sink_open(stream, CHANNEL + 3, NULL, NULL, &own) == 0);
+    CHECK(takt_source_open(stream, CHANNEL + 3, 4, &onward) == 0);
+    for (i = 0; i < 300; i++) {
+        CHECK(takt_emit_copy(source, "message", 7, LONG_TIME, NULL) == 0);
+        next(sink, &buffer, "message");
+        stale = buffer;
+        buffer.length = 8;
+        CHECK(takt_forward(onward, sink, &buffer, LONG_TIME, &token) == TAKT_E_TOO_LARGE);
+        buffer.length = i % 8;
+        CHECK(takt_forward(onward, sink, &buffer, LONG_TIME, &token) == 0);
+        CHECK(buffer.data == NULL && token == i);
+        CHECK(takt_forward(onward, sink, &stale, LONG_TIME, &token) == TAKT_E_INVALID_ARGUMENT);
+        CHECK(takt_release(sink, &stale) == TAKT_E_INVALID_ARGUMENT);
+        next(back, &buffer, "message");
+        CHECK(buffer.length == (size_t)(i % 8));
+        CHECK(takt_release(back, &buffer) == 0);
+        CHECK(takt_consume(own, LONG_TIME, &buffer) == 0 && buffer.length == (size_t)(i % 8));
+        CHECK(takt_release(own, &buffer) == 0);
+        while (takt_emit_outcome(onward, token) == TAKT_PENDING) {
+        }
+        CHECK(takt_emit_outcome(onward, token) == TAKT_SENT);
+    }
+    /* No room: it is held as before. */
+    for (i = 0; i < 4; i++) {
+        CHECK(takt_buffer_get(onward, 1, LONG_TIME, &held[i]) == 0);
+    }
+    CHECK(takt_emit_copy(source, "kept", 4, LONG_TIME, NULL) == 0);
+    next(sink, &buffer, "kept");
+    stale = buffer;
+    CHECK(takt_forward(onward, sink, &buffer, TAKT_NOWAIT, &token) == TAKT_E_WOULD_BLOCK);
+    CHECK(takt_forward(onward, sink, &buffer, 1000000, &token) == TAKT_E_TIMED_OUT);
+    CHECK(takt_buffer_abandon(onward, &held[0]) == 0);
+    CHECK(takt_forward(onward, sink, &stale, LONG_TIME, NULL) == 0);
+    next(back, &buffer, "kept");
+    for (i = 1; i < 4; i++) {
+        CHECK(takt_buffer_abandon(onward, &held[i]) == 0);
+    }
+    /* Of another session, and what this session had emitted itself. */
+    CHECK(takt_forward(onward, back, &buffer, LONG_TIME, NULL) == 0);
+    next(back, &buffer, "kept");
+    CHECK(takt_release(back, &buffer) == 0);
+    next(own, &buffer, "kept");
+    CHECK(takt_release(own, &buffer) == 0);
+    CHECK(takt_emit_copy(onward, "mine", 4, LONG_TIME, NULL) == 0);
+    next(own, &buffer, "kept");
+    CHECK(takt_release(own, &buffer) == 0);
+    next(own, &buffer, "mine");
+    CHECK(takt_forward(onward, own, &buffer, LONG_TIME, NULL) == 0);
+    next(back, &buffer, "mine");
+    CHECK(takt_release(back, &buffer) == 0);
+    next(back, &buffer, "mine");
+    CHECK(takt_forward(NULL, back, &buffer, 0, NULL) == TAKT_E_INVALID_ARGUMENT);
+    CHECK(takt_forward(onward, NULL, &buffer, 0, NULL) == TAKT_E_INVALID_ARGUMENT);
+    CHECK(takt_forward(onward, back, NULL, 0, NULL) == TAKT_E_INVALID_ARGUMENT);
+    CHECK(takt_forward(onward, back, &buffer, -7, NULL) == TAKT_E_INVALID_ARGUMENT);
+    /* Its sink and the session of its sink end while it is under way. */
+    CHECK(takt_emit_copy(source, "last", 4, LONG_TIME, NULL) == 0);
+    next(sink, &stale, "last");
+    CHECK(takt_forward(onward, sink, &stale, LONG_TIME, NULL) == 0);
+    takt_sink_close(sink);
+    next(back, &stale, "last");
+    takt_sink_close(own);
+    takt_source_close(onward);
+    takt_sink_close(back);
+    takt_source_close(source);
+    takt_stream_close(others);
+    takt_session_close(other);
+}
+
 static void readers(takt_session *session, takt_stream *stream) {
     takt_source *source;
     takt_sink *sink, *own;
@@ -125,6 +213,7 @@ int main(void) {
         takt_sink_close(sink);
         takt_source_close(source);
         readers(session, stream);
+        forwards(stream);
         takt_stream_close(stream);
     }
     warning();

@@ -12,6 +12,8 @@ pub struct Guest {
     free: usize,
     sources: Vec<(Producer<TxDescriptor>, Consumer<Completion>)>,
     pub sinks: Vec<(Consumer<RxDescriptor>, Producer<Release>)>,
+    /// The words of the sinks' bells.
+    bells: Vec<usize>,
 }
 
 /// A lane with tenants.
@@ -111,6 +113,7 @@ impl House {
             free: HEADER_BYTES,
             sources: Vec::new(),
             sinks: Vec::new(),
+            bells: Vec::new(),
         }
     }
 
@@ -170,6 +173,7 @@ impl Guest {
             Consumer::attach(&self.arena, rx, depth).expect("rings fit"),
             Producer::attach(&self.arena, release, depth).expect("rings fit"),
         ));
+        self.bells.push(block.bell());
         let sink = self.sinks.len() - 1;
         self.handle.send(Command::AddSink {
             session: self.id,
@@ -235,6 +239,18 @@ impl Guest {
             self.bell.ring();
         }
         taken
+    }
+
+    /// Wants to be woken by a sink.
+    pub fn arm(&self, sink: usize) {
+        let bell = SinkBell::attach(&self.arena, self.bells[sink]).expect("within");
+        assert!(bell.arm_fd(|| false));
+    }
+
+    /// Whether nobody has been woken since.
+    pub fn is_armed(&self, sink: usize) -> bool {
+        let bell = self.arena.atomic_u32(self.bells[sink]).expect("within");
+        bell.load(Ordering::SeqCst) != 0
     }
 
     /// What has come to a sink.

@@ -171,34 +171,38 @@ fn what_has_come_of_a_higher_class_is_shown_before_the_rest_that_came_with_it() 
     [0, 20, 63].into_iter().for_each(control_is_shown_first);
 }
 
+/// What remote lane 7 sends by this port.
+fn sender(port: &mut dyn Port) -> Remote {
+    let to = port.connect("192.0.2.1:1".parse().expect("an address"));
+    let via = vec![Some(to.expect("a peer"))];
+    Remote::new(7, 1, 1, None, Protection::None, via)
+}
+
+/// A message in a datagram of its own.
+fn send(from: &mut Remote, port: &mut dyn Port, channel: u64, class: u8, sequence: u32) {
+    let arena = Arc::new(Arena::create("payload", 4096).expect("an arena"));
+    let message = super::super::remote::Outgoing {
+        channel,
+        source: channel as u32,
+        sequence,
+        class: TrafficClass::new(class).expect("below 8"),
+        send_time_ns: 0,
+    };
+    let payload = arena.slice(0, 1000).expect("within");
+    let cut = super::super::remote::Cut::of(1000, 1400).expect("a path");
+    from.append(0, port, &message, payload, &cut, 0..1);
+    from.close(0, port, None);
+}
+
 /// Of 64 datagrams that have come together, the one behind so many others is of a high class.
 fn control_is_shown_first(place: u32) {
     let (mut house, mut other) = with_remotes();
     let mut guest = house.guest(1, 4 << 20, &no_limits());
     let (bulk, control) = (guest.sink(5, 1024), guest.sink(6, 64));
     house.settle();
-    let to = other.connect("192.0.2.1:1".parse().expect("an address"));
-    let mut remote = Remote::new(
-        7,
-        1,
-        1,
-        None,
-        Protection::None,
-        vec![Some(to.expect("a peer"))],
-    );
-    let arena = Arc::new(Arena::create("payload", 4096).expect("an arena"));
+    let mut sender = sender(other.as_mut());
     let mut send = |channel, class, sequence| {
-        let message = super::super::remote::Outgoing {
-            channel,
-            source: channel as u32,
-            sequence,
-            class: TrafficClass::new(class).expect("below 8"),
-            send_time_ns: 0,
-        };
-        let payload = arena.slice(0, 1000).expect("within");
-        let cut = super::super::remote::Cut::of(1000, 1400).expect("a path");
-        remote.append(0, other.as_mut(), &message, payload, &cut, 0..1);
-        remote.close(0, other.as_mut(), None);
+        send(&mut sender, other.as_mut(), channel, class, sequence);
     };
     (0..place).for_each(|sequence| send(5, 0, sequence));
     send(6, 7, 0);
@@ -211,6 +215,44 @@ fn control_is_shown_first(place: u32) {
     house.lane.poll();
     assert_eq!(guest.waiting(bulk), 63);
     assert_eq!(guest.receive(control), 1);
+}
+
+#[test]
+fn who_waits_for_a_higher_class_is_woken_before_all_who_wait_for_lower_ones_that_came_with_it() {
+    let (mut house, mut other) = with_remotes();
+    // One tenant has very many readers of what comes first, each of which is a system call to wake.
+    let mut crowd = house.guest(1, 4 << 20, &no_limits());
+    let readers: Vec<usize> = (0..100).map(|_| crowd.sink(5, 64)).collect();
+    let own = crowd.sink(8, 64);
+    let mut victim = house.guest(2, 1 << 20, &no_limits());
+    let control = victim.sink(6, 64);
+    house.settle();
+    readers
+        .iter()
+        .chain([&own])
+        .for_each(|&sink| crowd.arm(sink));
+    victim.arm(control);
+    let mut sender = sender(other.as_mut());
+    for (channel, class) in [(5, 1), (8, 3), (6, 2)] {
+        send(&mut sender, other.as_mut(), channel, class, 0);
+    }
+    assert!(other.flush());
+    assert!(house.lane.receive());
+    // All are in the rings; of the crowd as many are woken as a tenant may have woken at a time, the highest first.
+    assert_eq!(victim.waiting(control), 1);
+    assert!(readers.iter().all(|&sink| crowd.waiting(sink) == 1));
+    assert!(!victim.is_armed(control), "behind the crowd");
+    assert!(!crowd.is_armed(own), "behind what is of a lower class");
+    let woken = readers
+        .iter()
+        .filter(|&&sink| !crowd.is_armed(sink))
+        .count();
+    assert_eq!(woken, 15);
+    // The others in the rounds that follow.
+    (0..10).for_each(|_| {
+        house.lane.poll();
+    });
+    assert!(readers.iter().all(|&sink| !crowd.is_armed(sink)));
 }
 
 #[test]

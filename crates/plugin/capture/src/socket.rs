@@ -1,0 +1,340 @@
+//! A packet socket with a ring of blocks that the kernel fills (packet(7), `TPACKET_V3`).
+//!
+//! It sees copies: what the host receives and sends goes its way whatever happens here. What comes faster than it is
+//! taken is dropped by the kernel and counted.
+
+use std::ffi::CString;
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::ptr;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::mm::{MapFlags, ProtFlags};
+
+use crate::Meta;
+
+const BLOCK: usize = 1 << 20;
+/// A block that is not full is handed over after this long, ms.
+const RETIRE_MS: u32 = 4;
+/// `TP_STATUS_VLAN_VALID` and `TP_STATUS_VLAN_TPID_VALID`.
+const VLAN: u32 = libc::TP_STATUS_VLAN_VALID;
+const TPID: u32 = libc::TP_STATUS_VLAN_TPID_VALID;
+const ETHERNET: i32 = 1;
+
+/// Why there is no socket.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// The interface does not exist.
+    #[error("there is no interface {0}: `ip link` lists them")]
+    NoInterface(String),
+    /// Capturing is for the privileged.
+    #[error("cannot capture on {interface}: {source}; it needs root or CAP_NET_RAW")]
+    Privilege {
+        /// The interface.
+        interface: String,
+        /// The kernel's answer.
+        source: io::Error,
+    },
+    /// The interface has no Ethernet frames.
+    #[error("{interface} is no Ethernet interface (ARP hardware type {kind})")]
+    NotEthernet {
+        /// The interface.
+        interface: String,
+        /// By ARPHRD_*.
+        kind: u16,
+    },
+    /// Something else.
+    #[error("cannot {what} on {interface}: {source}")]
+    Other {
+        /// What was tried.
+        what: &'static str,
+        /// The interface.
+        interface: String,
+        /// The kernel's answer.
+        source: io::Error,
+    },
+}
+
+/// What the kernel counted since it was asked last.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Statistics {
+    /// Packets that matched, dropped ones as well.
+    pub packets: u32,
+    /// Packets for which the ring had no room.
+    pub drops: u32,
+}
+
+/// A packet socket and its ring.
+#[derive(Debug)]
+pub struct PacketSocket {
+    socket: OwnedFd,
+    ring: *mut u8,
+    blocks: usize,
+    next: usize,
+    /// A frame with its tag put back.
+    tagged: Vec<u8>,
+}
+
+// SAFETY: the ring is this value's alone, and nothing in it belongs to a thread.
+unsafe impl Send for PacketSocket {}
+
+fn set<T>(socket: &OwnedFd, option: libc::c_int, value: &T) -> io::Result<()> {
+    // SAFETY: `value` is readable for the length that is told, and the kernel copies it.
+    let result = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_PACKET,
+            option,
+            ptr::from_ref(value).cast(),
+            size_of::<T>() as libc::socklen_t,
+        )
+    };
+    match result {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Index and hardware type of an interface.
+fn interface(name: &str) -> Option<(u32, u16)> {
+    let text = CString::new(name).ok()?;
+    // SAFETY: a text that ends in 0.
+    let index = unsafe { libc::if_nametoindex(text.as_ptr()) };
+    let kind = std::fs::read_to_string(format!("/sys/class/net/{name}/type"));
+    // Without a /sys of this network namespace, Ethernet is taken for granted.
+    let kind = kind.ok().and_then(|text| text.trim().parse().ok());
+    (index != 0).then_some((index, kind.unwrap_or(libc::ARPHRD_ETHER)))
+}
+
+impl PacketSocket {
+    /// Captures on an interface with a ring of `megabytes`; what the host itself sends only if `outgoing`.
+    ///
+    /// # Errors
+    /// [`OpenError`].
+    pub fn open(name: &str, megabytes: usize, outgoing: bool) -> Result<Self, OpenError> {
+        let other = |what: &'static str| {
+            let interface = name.to_owned();
+            move |source: io::Error| OpenError::Other {
+                what,
+                interface,
+                source,
+            }
+        };
+        let (index, kind) =
+            interface(name).ok_or_else(|| OpenError::NoInterface(name.to_owned()))?;
+        if kind != libc::ARPHRD_ETHER && kind != libc::ARPHRD_LOOPBACK {
+            return Err(OpenError::NotEthernet {
+                interface: name.to_owned(),
+                kind,
+            });
+        }
+        // No protocol yet: nothing is queued before the ring is there.
+        // SAFETY: no memory is handed over.
+        let socket =
+            unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) };
+        if socket < 0 {
+            let source = io::Error::last_os_error();
+            return Err(match source.raw_os_error() {
+                Some(libc::EPERM | libc::EACCES) => OpenError::Privilege {
+                    interface: name.to_owned(),
+                    source,
+                },
+                _ => other("open a packet socket")(source),
+            });
+        }
+        // SAFETY: a descriptor that was just opened, and belongs to nobody else.
+        let socket = unsafe { OwnedFd::from_raw_fd(socket) };
+        let version = libc::tpacket_versions::TPACKET_V3 as libc::c_int;
+        set(&socket, libc::PACKET_VERSION, &version).map_err(other("choose TPACKET_V3"))?;
+        if !outgoing {
+            set(&socket, libc::PACKET_IGNORE_OUTGOING, &1_i32)
+                .map_err(other("leave out what is sent"))?;
+        }
+        let blocks = megabytes.clamp(1, 1024);
+        let request = libc::tpacket_req3 {
+            tp_block_size: BLOCK as u32,
+            tp_block_nr: blocks as u32,
+            tp_frame_size: 2048,
+            tp_frame_nr: (BLOCK / 2048 * blocks) as u32,
+            tp_retire_blk_tov: RETIRE_MS,
+            tp_sizeof_priv: 0,
+            tp_feature_req_word: 0,
+        };
+        set(&socket, libc::PACKET_RX_RING, &request).map_err(other("set up a ring"))?;
+        // SAFETY: a new mapping at an address of the kernel's choice, as long as the ring.
+        let ring = unsafe {
+            rustix::mm::mmap(
+                ptr::null_mut(),
+                BLOCK * blocks,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::SHARED,
+                &socket,
+                0,
+            )
+        }
+        .map_err(|error| other("map the ring")(error.into()))?;
+        let this = Self {
+            socket,
+            ring: ring.cast(),
+            blocks,
+            next: 0,
+            tagged: Vec::new(),
+        };
+        let address = libc::sockaddr_ll {
+            sll_family: libc::AF_PACKET as u16,
+            sll_protocol: (libc::ETH_P_ALL as u16).to_be(),
+            sll_ifindex: index as i32,
+            sll_hatype: 0,
+            sll_pkttype: 0,
+            sll_halen: 0,
+            sll_addr: [0; 8],
+        };
+        // SAFETY: an address of the length that is told, which the kernel copies.
+        let bound = unsafe {
+            libc::bind(
+                this.socket.as_raw_fd(),
+                ptr::from_ref(&address).cast(),
+                size_of_val(&address) as libc::socklen_t,
+            )
+        };
+        if bound != 0 {
+            return Err(other("capture")(io::Error::last_os_error()));
+        }
+        Ok(this)
+    }
+
+    /// What the kernel counted since the last call.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn statistics(&self) -> io::Result<Statistics> {
+        let mut found = libc::tpacket_stats_v3 {
+            tp_packets: 0,
+            tp_drops: 0,
+            tp_freeze_q_cnt: 0,
+        };
+        let mut length = size_of_val(&found) as libc::socklen_t;
+        // SAFETY: room for what the kernel writes, whose length is told.
+        let result = unsafe {
+            libc::getsockopt(
+                self.socket.as_raw_fd(),
+                libc::SOL_PACKET,
+                libc::PACKET_STATISTICS,
+                ptr::from_mut(&mut found).cast(),
+                &raw mut length,
+            )
+        };
+        match result {
+            0 => Ok(Statistics {
+                packets: found.tp_packets,
+                drops: found.tp_drops,
+            }),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+
+    /// Waits for packets for at most `timeout_ms`, and hands out those of the blocks that are full or timed out: of
+    /// one round through the ring at most. Returns how many there were.
+    ///
+    /// # Errors
+    /// The kernel's; `ErrorKind::Interrupted` is none.
+    pub fn take(
+        &mut self,
+        timeout_ms: u32,
+        mut packet: impl FnMut(&Meta, &[u8]),
+    ) -> io::Result<u64> {
+        let mut taken = 0;
+        for round in 0..self.blocks {
+            // SAFETY: within the ring, whose blocks begin with a descriptor that is aligned as they are.
+            let block = unsafe { self.ring.add(self.next * BLOCK) };
+            // SAFETY: as above; the first fields of `tpacket_block_desc` are version, offset and the header.
+            let header = unsafe { &raw mut (*block.cast::<libc::tpacket_block_desc>()).hdr.bh1 };
+            // SAFETY: the kernel changes the status as one word. Acquire: pairs with the kernel's barrier before it
+            // hands a block over, so that the packets in it are seen.
+            let status = unsafe { AtomicU32::from_ptr(&raw mut (*header).block_status) };
+            if status.load(Ordering::Acquire) & libc::TP_STATUS_USER == 0 {
+                if round > 0 || !self.wait(timeout_ms)? {
+                    return Ok(taken);
+                }
+                if status.load(Ordering::Acquire) & libc::TP_STATUS_USER == 0 {
+                    return Ok(taken);
+                }
+            }
+            // SAFETY: the block is ours until its status is given back.
+            let (count, first) = unsafe { ((*header).num_pkts, (*header).offset_to_first_pkt) };
+            let mut at = first as usize;
+            for _ in 0..count {
+                // The kernel writes the ring, but so could whoever shares the descriptor: nothing outside is read.
+                if at + size_of::<libc::tpacket3_hdr>() > BLOCK {
+                    break;
+                }
+                // SAFETY: within the block; the kernel aligns headers to 16 bytes, and unaligned reads do anyway.
+                let frame =
+                    unsafe { ptr::read_unaligned(block.add(at).cast::<libc::tpacket3_hdr>()) };
+                let (begin, length) = (at + usize::from(frame.tp_mac), frame.tp_snaplen as usize);
+                if begin + length > BLOCK {
+                    break;
+                }
+                // SAFETY: within the block, which is ours.
+                let bytes = unsafe { std::slice::from_raw_parts(block.add(begin), length) };
+                let mut meta = Meta {
+                    utc_ns: i64::from(frame.tp_sec) * 1_000_000_000 + i64::from(frame.tp_nsec),
+                    length: frame.tp_len,
+                    link_type: ETHERNET,
+                };
+                match (frame.tp_status & VLAN != 0, bytes.split_at_checked(12)) {
+                    // The kernel takes tags out of frames.
+                    (true, Some((addresses, rest))) => {
+                        let tpid = match frame.tp_status & TPID {
+                            0 => 0x8100,
+                            _ => frame.hv1.tp_vlan_tpid,
+                        };
+                        self.tagged.clear();
+                        self.tagged.extend_from_slice(addresses);
+                        self.tagged.extend(tpid.to_be_bytes());
+                        self.tagged
+                            .extend((frame.hv1.tp_vlan_tci as u16).to_be_bytes());
+                        self.tagged.extend_from_slice(rest);
+                        meta.length += 4;
+                        packet(&meta, &self.tagged);
+                    }
+                    _ => packet(&meta, bytes),
+                }
+                taken += 1;
+                if frame.tp_next_offset == 0 {
+                    break;
+                }
+                at += frame.tp_next_offset as usize;
+            }
+            // Release: pairs with the kernel's look at the status before it writes into the block again.
+            status.store(libc::TP_STATUS_KERNEL, Ordering::Release);
+            self.next = (self.next + 1) % self.blocks;
+        }
+        Ok(taken)
+    }
+
+    /// Whether something may have come.
+    fn wait(&self, timeout_ms: u32) -> io::Result<bool> {
+        let mut sources = [PollFd::new(&self.socket, PollFlags::IN | PollFlags::ERR)];
+        let timeout = Timespec {
+            tv_sec: i64::from(timeout_ms / 1000),
+            tv_nsec: i64::from(timeout_ms % 1000) * 1_000_000,
+        };
+        match rustix::event::poll(&mut sources, Some(&timeout)) {
+            Ok(0) | Err(rustix::io::Errno::INTR) => Ok(false),
+            Ok(_) if sources[0].revents().contains(PollFlags::ERR) => {
+                Err(io::Error::from_raw_os_error(libc::ENETDOWN))
+            }
+            Ok(_) => Ok(true),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+impl Drop for PacketSocket {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `open` with this length, and nothing of it is borrowed any more.
+        let _ = unsafe { rustix::mm::munmap(self.ring.cast(), BLOCK * self.blocks) };
+    }
+}

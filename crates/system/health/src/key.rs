@@ -1,0 +1,222 @@
+//! What names a flow: a TSN stream, a 5-tuple or a Takt channel.
+
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use takt_wire::ethernet::{EtherType, MacAddress};
+
+/// No VLAN in a key.
+const UNTAGGED: u16 = 0xffff;
+
+/// What kind of name a key is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(u8)]
+pub enum Kind {
+    /// Destination address and VLAN (null stream identification, IEEE 802.1CB-2017, clause 6.4), with the EtherType.
+    Stream,
+    /// IPv4 addresses, protocol and ports.
+    V4,
+    /// IPv6 addresses, protocol and ports.
+    V6,
+    /// A source of a Takt channel.
+    Channel,
+}
+
+/// What names a flow, in one direction. Small and flat, since a table holds a million of them.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct FlowKey {
+    kind: Kind,
+    protocol: u8,
+    vlan: u16,
+    ports: [u16; 2],
+    source: [u8; 16],
+    destination: [u8; 16],
+}
+
+impl FlowKey {
+    /// A TSN stream.
+    pub fn stream(destination: MacAddress, vlan: Option<u16>, ether_type: EtherType) -> Self {
+        let mut address = [0; 16];
+        address[..6].copy_from_slice(&destination.0);
+        Self {
+            kind: Kind::Stream,
+            protocol: 0,
+            vlan: vlan.unwrap_or(UNTAGGED),
+            ports: [ether_type.0, 0],
+            source: [0; 16],
+            destination: address,
+        }
+    }
+
+    /// A 5-tuple over IPv4. Ports are 0 for protocols without them and for later fragments.
+    #[inline]
+    pub fn v4(protocol: u8, source: [u8; 4], destination: [u8; 4], ports: [u16; 2]) -> Self {
+        let wide = |address: [u8; 4]| {
+            let mut wide = [0; 16];
+            wide[..4].copy_from_slice(&address);
+            wide
+        };
+        Self {
+            kind: Kind::V4,
+            protocol,
+            vlan: UNTAGGED,
+            ports,
+            source: wide(source),
+            destination: wide(destination),
+        }
+    }
+
+    /// A 5-tuple over IPv6.
+    #[inline]
+    pub fn v6(protocol: u8, source: [u8; 16], destination: [u8; 16], ports: [u16; 2]) -> Self {
+        Self {
+            kind: Kind::V6,
+            protocol,
+            vlan: UNTAGGED,
+            ports,
+            source,
+            destination,
+        }
+    }
+
+    /// A source of a Takt channel: `carrier` is the datagram's flow, `lane` and `source` the numbers in its header.
+    pub fn channel(carrier: &Self, channel: u64, lane: u32, source: u32) -> Self {
+        let mut numbers = [0; 16];
+        numbers[..8].copy_from_slice(&channel.to_be_bytes());
+        numbers[8..12].copy_from_slice(&lane.to_be_bytes());
+        numbers[12..].copy_from_slice(&source.to_be_bytes());
+        let from = match carrier.addresses() {
+            Some((IpAddr::V4(from), _)) => from.to_ipv6_mapped(),
+            Some((IpAddr::V6(from), _)) => from,
+            None => Ipv6Addr::UNSPECIFIED,
+        };
+        Self {
+            kind: Kind::Channel,
+            protocol: 0,
+            vlan: UNTAGGED,
+            ports: [0; 2],
+            source: numbers,
+            destination: from.octets(),
+        }
+    }
+
+    /// What kind of name it is.
+    pub fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// The destination of a TSN stream.
+    pub fn mac(&self) -> Option<MacAddress> {
+        let [a, b, c, d, e, f, ..] = self.destination;
+        (self.kind == Kind::Stream).then_some(MacAddress([a, b, c, d, e, f]))
+    }
+
+    /// The VLAN of a TSN stream; 0 for a tag that carries only a priority.
+    pub fn vlan(&self) -> Option<u16> {
+        (self.vlan != UNTAGGED).then_some(self.vlan)
+    }
+
+    /// The EtherType of a TSN stream.
+    pub fn ether_type(&self) -> Option<EtherType> {
+        (self.kind == Kind::Stream).then_some(EtherType(self.ports[0]))
+    }
+
+    /// Source and destination of a 5-tuple.
+    pub fn addresses(&self) -> Option<(IpAddr, IpAddr)> {
+        let v4 = |a: &[u8; 16]| IpAddr::V4(Ipv4Addr::new(a[0], a[1], a[2], a[3]));
+        match self.kind {
+            Kind::V4 => Some((v4(&self.source), v4(&self.destination))),
+            Kind::V6 => Some((self.source.into(), self.destination.into())),
+            Kind::Stream | Kind::Channel => None,
+        }
+    }
+
+    /// The IP protocol of a 5-tuple (IANA registry "Protocol Numbers").
+    pub fn protocol(&self) -> Option<u8> {
+        matches!(self.kind, Kind::V4 | Kind::V6).then_some(self.protocol)
+    }
+
+    /// Source and destination port of a 5-tuple.
+    pub fn ports(&self) -> Option<(u16, u16)> {
+        matches!(self.kind, Kind::V4 | Kind::V6).then_some((self.ports[0], self.ports[1]))
+    }
+
+    /// The same with other ports.
+    pub(crate) fn with_ports(mut self, ports: [u16; 2]) -> Self {
+        self.ports = ports;
+        self
+    }
+
+    /// The number of a Takt channel.
+    pub fn channel_number(&self) -> Option<u64> {
+        let [a, b, c, d, e, f, g, h, ..] = self.source;
+        (self.kind == Kind::Channel).then_some(u64::from_be_bytes([a, b, c, d, e, f, g, h]))
+    }
+
+    /// From where a Takt channel is written.
+    pub fn channel_sender(&self) -> Option<(IpAddr, u32, u32)> {
+        let word = |at: usize| {
+            let s = &self.source;
+            u32::from_be_bytes([s[at], s[at + 1], s[at + 2], s[at + 3]])
+        };
+        (self.kind == Kind::Channel).then(|| {
+            let from = Ipv6Addr::from(self.destination);
+            let from = from.to_ipv4_mapped().map_or(from.into(), IpAddr::V4);
+            (from, word(8), word(12))
+        })
+    }
+}
+
+/// The name of an IP protocol, where it has one that everybody knows.
+pub fn protocol_name(protocol: u8) -> Option<&'static str> {
+    Some(match protocol {
+        1 => "icmp",
+        2 => "igmp",
+        6 => "tcp",
+        17 => "udp",
+        47 => "gre",
+        58 => "icmp6",
+        132 => "sctp",
+        _ => return None,
+    })
+}
+
+impl fmt::Display for FlowKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some((from, lane, source)) = self.channel_sender() {
+            let channel = self.channel_number().unwrap_or_default();
+            return write!(
+                f,
+                "channel {channel} from {from} lane {lane} source {source}"
+            );
+        }
+        if let (Some(mac), Some(ether_type)) = (self.mac(), self.ether_type()) {
+            write!(f, "stream {mac}")?;
+            if let Some(vlan) = self.vlan() {
+                write!(f, " vlan {vlan}")?;
+            }
+            return write!(f, " type {ether_type}");
+        }
+        let Some((source, destination)) = self.addresses() else {
+            return Ok(());
+        };
+        match protocol_name(self.protocol) {
+            Some(name) => f.write_str(name)?,
+            None => write!(f, "ip{}", self.protocol)?,
+        }
+        let side = |f: &mut fmt::Formatter<'_>, address: IpAddr, port: u16| match (address, port) {
+            (address, 0) => write!(f, " {address}"),
+            (IpAddr::V4(address), port) => write!(f, " {address}:{port}"),
+            (IpAddr::V6(address), port) => write!(f, " [{address}]:{port}"),
+        };
+        side(f, source, self.ports[0])?;
+        f.write_str(" >")?;
+        side(f, destination, self.ports[1])
+    }
+}
+
+impl fmt::Debug for FlowKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}

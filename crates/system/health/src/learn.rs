@@ -1,0 +1,111 @@
+//! A specification learned from a stretch that was good, for people to confirm.
+//!
+//! What is proposed is what was seen plus a margin, rounded to what people write. Nothing is put in force.
+
+use crate::flow::Flow;
+use crate::pattern::Pattern;
+use crate::spec::Spec;
+use crate::stamp::Stamp;
+
+/// What was learned of a flow, with what it rests on.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Proposal {
+    /// The specification.
+    pub spec: Spec,
+    /// What was seen, in sentences.
+    pub because: Vec<String>,
+}
+
+/// The fewest bursts or packets that something is learned from.
+pub const FEWEST: u64 = 20;
+
+/// Proposes what a flow is to keep to; `None` if it has sent too little. `factor` (at least 1) is how far limits are
+/// from what was seen.
+pub fn propose(flow: &Flow, name: String, factor: f64) -> Option<Proposal> {
+    let report = flow.report(None);
+    if report.packets < FEWEST {
+        return None;
+    }
+    let factor = factor.max(1.0);
+    let mut spec = Spec::new(name, Pattern::of(&flow.key));
+    let mut because = Vec::new();
+    let time = |nanos: f64| crate::quantity::Unit::Time.write(nanos);
+    // Times to two digits, upwards.
+    let limit = |nanos: f64| {
+        let step = 10_f64.powf((nanos * factor).max(10.0).log10().floor() - 1.0);
+        ((nanos * factor / step).ceil() * step) as i64
+    };
+    let (beats, distance) = flow.beats();
+    if beats >= FEWEST
+        && let Some(mean) = distance.mean()
+        && (distance.max - distance.min) as f64 <= mean
+    {
+        let period = nice(mean);
+        let spread = (distance.max as f64 - period)
+            .abs()
+            .max((period - distance.min as f64).abs());
+        spec.period_ns = Some(period as i64);
+        spec.tolerance_ns = Some(limit(spread.max(1000.0)));
+        because.push(format!(
+            "{beats} beats {} to {} apart, {} in the mean",
+            time(distance.min as f64),
+            time(distance.max as f64),
+            time(mean)
+        ));
+    }
+    if report.longest_burst > 1 {
+        spec.max_burst = Some(report.longest_burst);
+        because.push(format!("bursts of up to {} packets", report.longest_burst));
+    }
+    if let (Some(delay), true) = (&report.delay, flow.is_stamped())
+        && delay.max_ns > 0
+    {
+        spec.max_delay_ns = Some(limit(delay.max_ns as f64));
+        because.push(format!("delays up to {}", time(delay.max_ns as f64)));
+    }
+    if let Some(jitter) = report.max_jitter_ns {
+        spec.max_jitter_ns = Some(limit(jitter.max(1000.0)));
+        because.push(format!("jitter up to {}", time(jitter)));
+    }
+    if let Some(lost) = report.lost {
+        let share = lost as f64 / (lost + report.packets) as f64;
+        spec.max_loss = Some((share * factor * 1e4).ceil() / 1e4);
+        because.push(format!("{lost} of {} packets lost", lost + report.packets));
+    }
+    if flow.is_rtp() {
+        spec.stamp = Stamp::Rtp;
+    } else if !matches!(flow.stamp, Stamp::Auto | Stamp::None) {
+        spec.stamp = flow.stamp;
+    }
+    (!because.is_empty()).then_some(Proposal { spec, because })
+}
+
+/// The period that was probably meant: the roundest one, or a whole frequency, within 100 ppm of what was seen.
+fn nice(nanos: f64) -> f64 {
+    let near = |meant: &f64| (meant - nanos).abs() <= nanos * 100e-6;
+    for digits in 1..6 {
+        let step = 10_f64.powi(nanos.log10().floor() as i32 + 1 - digits);
+        let rounded = (nanos / step).round() * step;
+        if near(&rounded) {
+            return rounded.round();
+        }
+        let frequency = (1e9 / nanos).round();
+        if frequency >= 1.0 && near(&(1e9 / frequency)) {
+            return (1e9 / frequency).round();
+        }
+    }
+    nanos.round()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_period_that_was_meant_is_found() {
+        assert_eq!(nice(999_993.0), 1_000_000.0);
+        assert_eq!(nice(16_666_100.0), 16_666_667.0);
+        assert_eq!(nice(125_003.0), 125_000.0);
+        assert_eq!(nice(1_234_567.0), 1_234_568.0, "810 Hz");
+    }
+}

@@ -1,0 +1,340 @@
+//! Finds rules that cannot be meant.
+//!
+//! Whether a condition can hold is exact: figures are independent, and between two neighbouring values that a figure
+//! is compared with, nothing changes, so one value of each such interval stands for all.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use super::{Action, Expression, Kpi, Rule};
+use crate::spec::Document;
+
+/// More combinations than these are not tried.
+const MAX_COMBINATIONS: usize = 100_000;
+
+/// How bad a finding is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Severity {
+    /// Worth knowing.
+    Note,
+    /// It runs, but probably not as meant.
+    Warning,
+    /// It can do nothing, or undoes itself.
+    Error,
+}
+
+/// Something that is wrong with a document.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Finding {
+    /// How bad.
+    pub severity: Severity,
+    /// A word that stays the same.
+    pub code: &'static str,
+    /// The flow or rule.
+    pub place: String,
+    /// In a sentence.
+    pub text: String,
+}
+
+impl std::fmt::Display for Finding {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let severity = match self.severity {
+            Severity::Note => "note",
+            Severity::Warning => "warning",
+            Severity::Error => "error",
+        };
+        write!(
+            f,
+            "{severity}: {}: {} [{}]",
+            self.place, self.text, self.code
+        )
+    }
+}
+
+/// Values that stand for all that a figure can have, as far as expressions tell them apart.
+fn samples(expressions: &[&Expression]) -> Option<Vec<(Kpi, Vec<f64>)>> {
+    let mut limits: BTreeMap<Kpi, Vec<f64>> = BTreeMap::new();
+    for expression in expressions {
+        expression.visit(&mut |kpi, value| limits.entry(kpi).or_default().push(value));
+    }
+    let mut combinations = 1_usize;
+    let mut all = Vec::new();
+    for (kpi, mut values) in limits {
+        values.sort_by(f64::total_cmp);
+        values.dedup();
+        let whole = !matches!(kpi.unit(), Some(unit) if unit != crate::quantity::Unit::Count);
+        // A delay is below 0 where clocks differ; nothing else is.
+        let lowest = if kpi == Kpi::Delay { -1e18 } else { 0.0 };
+        let highest = match kpi {
+            Kpi::Level => 2.0,
+            Kpi::Loss => 1.0,
+            _ => 1e18,
+        };
+        let mut found = vec![lowest, highest];
+        for (at, value) in values.iter().enumerate() {
+            let next = values.get(at + 1).copied().unwrap_or(highest);
+            let before = if at == 0 { lowest } else { values[at - 1] };
+            let between = |low: f64, high: f64| if whole { low + 1.0 } else { (low + high) / 2.0 };
+            found.extend([between(before, *value), *value, between(*value, next)]);
+        }
+        found.retain(|value| (lowest..=highest).contains(value));
+        found.sort_by(f64::total_cmp);
+        found.dedup();
+        combinations = combinations.saturating_mul(found.len());
+        if combinations > MAX_COMBINATIONS {
+            return None;
+        }
+        all.push((kpi, found));
+    }
+    Some(all)
+}
+
+/// Whether some values satisfy `wanted`; `None` if there are too many to try.
+fn possible(expressions: &[&Expression], wanted: impl Fn(&[bool]) -> bool) -> Option<bool> {
+    let samples = samples(expressions)?;
+    let mut at = vec![0; samples.len()];
+    loop {
+        let value = |kpi: Kpi| {
+            let place = samples.iter().position(|(known, _)| *known == kpi)?;
+            samples[place].1.get(at[place]).copied()
+        };
+        let holds: Vec<bool> = expressions
+            .iter()
+            .map(|expression| expression.evaluate(&value) == Some(true))
+            .collect();
+        if wanted(&holds) {
+            return Some(true);
+        }
+        let mut digit = 0;
+        loop {
+            match at.get_mut(digit) {
+                None => return Some(false),
+                Some(index) if *index + 1 < samples[digit].1.len() => {
+                    *index += 1;
+                    break;
+                }
+                Some(index) => {
+                    *index = 0;
+                    digit += 1;
+                }
+            }
+        }
+    }
+}
+
+/// Finds what is wrong with specifications and rules that can be read, the worst first.
+pub fn check(document: &Document) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    let mut find = |severity, code, place: String, text: String| {
+        findings.push(Finding {
+            severity,
+            code,
+            place,
+            text,
+        });
+    };
+    for (at, spec) in document.specs.iter().enumerate() {
+        let place = format!("flow {}", spec.name);
+        let earlier = &document.specs[..at];
+        if earlier.iter().any(|other| other.name == spec.name) {
+            find(
+                Severity::Error,
+                "name-twice",
+                place.clone(),
+                "another flow has this name".into(),
+            );
+        }
+        if let Some(other) = earlier
+            .iter()
+            .find(|other| other.pattern == spec.pattern || other.pattern.to_string() == "*")
+        {
+            let text = format!(
+                "never applies, because {} matches the same flows first",
+                other.name
+            );
+            find(Severity::Error, "never-applies", place.clone(), text);
+        }
+        let limits = [spec.tolerance_ns, spec.max_delay_ns, spec.max_jitter_ns];
+        if limits.iter().all(Option::is_none) && spec.max_loss.is_none() && spec.max_burst.is_none()
+        {
+            let text = "has no limit, so its level is always green".into();
+            find(Severity::Warning, "no-limit", place.clone(), text);
+        }
+        if let (Some(period), Some(tolerance)) = (spec.period_ns, spec.tolerance_ns)
+            && tolerance >= period
+        {
+            let text =
+                "the tolerance is not below the period, so a missing packet is no deviation".into();
+            find(Severity::Warning, "wide-tolerance", place, text);
+        }
+    }
+    for (at, rule) in document.rules.iter().enumerate() {
+        let place = format!("rule {}", rule.name);
+        if document.rules[..at]
+            .iter()
+            .any(|other| other.name == rule.name)
+        {
+            find(
+                Severity::Error,
+                "name-twice",
+                place.clone(),
+                "another rule has this name".into(),
+            );
+        }
+        match possible(&[&rule.when], |holds| holds[0]) {
+            None => {
+                let text = "compares too many figures with too many values to be checked".into();
+                find(Severity::Note, "not-checked", place, text);
+                continue;
+            }
+            Some(false) => {
+                let text = format!("`{}` never holds", rule.when);
+                find(Severity::Error, "never", place, text);
+                continue;
+            }
+            Some(true) => {}
+        }
+        if possible(&[&rule.when], |holds| !holds[0]) == Some(false) {
+            let text = format!("`{}` always holds once its figures are known", rule.when);
+            find(Severity::Warning, "always", place.clone(), text);
+        }
+        if let Some(until) = &rule.until {
+            match possible(&[until], |holds| holds[0]) {
+                Some(false) => {
+                    let text = format!("never ends, because `{until}` never holds");
+                    find(Severity::Error, "never-ends", place.clone(), text);
+                }
+                _ if possible(&[&rule.when, until], |holds| holds[0] && holds[1]) == Some(true) => {
+                    let text = format!(
+                        "begins and ends at once where `{}` and `{until}` both hold",
+                        rule.when
+                    );
+                    find(Severity::Error, "contradiction", place.clone(), text);
+                }
+                _ => {}
+            }
+        }
+        let uses_level = {
+            let mut uses = false;
+            rule.when.visit(&mut |kpi, _| uses |= kpi == Kpi::Level);
+            uses
+        };
+        if uses_level && document.specs.is_empty() {
+            let text =
+                "asks for the level, and no flow has a specification: it is always green".into();
+            find(Severity::Warning, "no-level", place.clone(), text);
+        }
+        if rule.until.is_none() && rule.hold_ns == 0 && rule.actions.contains(&Action::Control) {
+            let text =
+                "sends a control message at every change: give `until` or a `hold` above 0".into();
+            find(Severity::Warning, "flaps", place, text);
+        }
+    }
+    findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
+    findings
+}
+
+impl Rule {
+    /// What it does, in sentences.
+    pub fn explain(&self) -> String {
+        let mut text = match self.pattern.to_string().as_str() {
+            "*" => "every flow, by itself".to_owned(),
+            pattern => format!("flows {pattern}"),
+        };
+        text.push_str(&format!(": begins when {}", self.when));
+        if self.lasts_ns > 0 {
+            text.push_str(&format!(" for {}", Kpi::Gap.write(self.lasts_ns as f64)));
+        }
+        match &self.until {
+            Some(until) => text.push_str(&format!("; ends when {until}")),
+            None => text.push_str("; ends when that no longer holds"),
+        }
+        if self.hold_ns > 0 {
+            text.push_str(&format!(" for {}", Kpi::Gap.write(self.hold_ns as f64)));
+        }
+        let actions: Vec<&str> = self
+            .actions
+            .iter()
+            .map(|action| match action {
+                Action::Event => "tells both",
+                Action::Metric => "is a metric",
+                Action::Mirror => "writes the flow's packets to the mirror file meanwhile",
+                Action::Control => "sends a control message at both",
+            })
+            .collect();
+        text.push_str(&format!("; {}", actions.join(", ")));
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn codes(rules: &str) -> Vec<&'static str> {
+        let document = Document::read(rules).expect("a document");
+        check(&document)
+            .iter()
+            .map(|finding| finding.code)
+            .collect()
+    }
+
+    fn rule(when: &str, until: &str) -> String {
+        let until = if until.is_empty() {
+            String::new()
+        } else {
+            format!("until = \"{until}\"\n")
+        };
+        format!("[[rule]]\nname = \"a\"\nwhen = \"{when}\"\n{until}do = [\"event\"]\n")
+    }
+
+    #[test]
+    fn rules_that_contradict_themselves_are_found() {
+        assert_eq!(codes(&rule("delay > 5ms and delay < 3ms", "")), ["never"]);
+        assert_eq!(codes(&rule("delay > 5ms or delay <= 5ms", "")), ["always"]);
+        assert_eq!(
+            codes(&rule("delay > 5ms", "delay > 6ms")),
+            ["contradiction"]
+        );
+        assert_eq!(
+            codes(&rule("delay > 5ms", "loss > 0 and loss < 0%")),
+            ["never-ends"]
+        );
+        assert_eq!(
+            codes(&rule("delay > 5ms", "delay < 4ms")),
+            Vec::<&str>::new()
+        );
+        assert_eq!(codes(&rule("lost > 3 and lost < 4", "")), ["never"]);
+        assert_eq!(codes(&rule("level > red", "")), ["never",]);
+        assert_eq!(codes(&rule("loss > 100%", "")), ["never"]);
+        let twice = rule("delay > 5ms", "") + &rule("lost > 5", "");
+        assert_eq!(codes(&twice), ["name-twice"]);
+    }
+
+    #[test]
+    fn specifications_that_never_apply_are_found() {
+        let flow = |name: &str, pattern: &str| {
+            format!("[[flow]]\nname = \"{name}\"\nmatch = \"{pattern}\"\nmax-loss = \"1%\"\n")
+        };
+        assert_eq!(
+            codes(&(flow("a", "*") + &flow("b", "udp * > *"))),
+            ["never-applies"]
+        );
+        assert_eq!(
+            codes(&(flow("a", "udp * > *") + &flow("b", "*"))),
+            Vec::<&str>::new()
+        );
+    }
+
+    #[test]
+    fn more_combinations_than_can_be_tried_are_a_note() {
+        let terms: Vec<String> = super::Kpi::ALL
+            .iter()
+            .filter(|kpi| kpi.unit() == Some(crate::quantity::Unit::Time))
+            .flat_map(|kpi| (1..9).map(move |n| format!("{} > {n}ms", kpi.name())))
+            .collect();
+        assert_eq!(codes(&rule(&terms.join(" or "), "")), ["not-checked"]);
+    }
+}

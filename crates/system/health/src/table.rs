@@ -1,0 +1,525 @@
+//! All flows of one observer: bounded, aged, one lookup for each packet.
+//!
+//! A table belongs to one thread; with several receive queues each has its own. When it is full, a flow that was idle
+//! gives its place; if none is found within a few looks, the new flow is not taken and its packets are counted
+//! together. Flows with a specification are never given up for others.
+
+use std::collections::{HashMap, VecDeque};
+
+use foldhash::fast::RandomState;
+use serde::Serialize;
+
+use crate::flow::{Flow, Rules};
+use crate::key::{FlowKey, Kind};
+use crate::level::Level;
+use crate::packet::{self, Identify, LinkType, Unreadable};
+use crate::rule::{Action, Kpi, RuleState};
+use crate::spec::{Document, Spec};
+use crate::stamp::{self, Rtp, SenderReport, Stamp};
+
+/// How many flows are looked at for one that can go.
+const LOOKS: usize = 16;
+/// Distributions are kept from this many packets on.
+const HISTOGRAM_FROM: u64 = 16;
+/// Events that nobody took.
+const MAX_EVENTS: usize = 4096;
+
+/// What a table is to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// The most flows.
+    pub capacity: usize,
+    /// The most flows whose distributions are kept (4 KiB each).
+    pub histograms: usize,
+    /// A flow without a packet for this long may go, nanoseconds.
+    pub idle_ns: i64,
+    /// Length of a window, nanoseconds.
+    pub window_ns: i64,
+    /// Packets closer than this are of one burst, where no period says better. Nanoseconds.
+    pub burst_gap_ns: i64,
+    /// TAI less UTC, nanoseconds.
+    pub tai_offset_ns: i64,
+    /// By what flows are told apart.
+    pub identify: Identify,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            capacity: 1 << 20,
+            histograms: 1 << 15,
+            idle_ns: 60_000_000_000,
+            window_ns: 1_000_000_000,
+            burst_gap_ns: 1_000_000,
+            tai_offset_ns: 37_000_000_000,
+            identify: Identify::Tuple,
+        }
+    }
+}
+
+/// What was counted beside the flows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Counters {
+    /// Packets taken.
+    pub packets: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Packets that were cut short within a header.
+    pub truncated: u64,
+    /// Packets with a malformed header.
+    pub malformed: u64,
+    /// Packets of flows for which there was no room.
+    pub no_room: u64,
+    /// Flows that went because they were idle and room was needed.
+    pub aged: u64,
+    /// Events that nobody took in time.
+    pub events_lost: u64,
+}
+
+/// Something that happened.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Event {
+    /// When, TAI nanoseconds.
+    pub at_ns: i64,
+    /// The flow.
+    pub flow: String,
+    /// The name of its specification.
+    pub spec: Option<String>,
+    /// What.
+    #[serde(flatten)]
+    pub what: What,
+}
+
+/// What happened.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(tag = "event", rename_all = "lowercase")]
+pub enum What {
+    /// The level changed.
+    Level {
+        /// Before.
+        from: Level,
+        /// After.
+        to: Level,
+        /// The figure that called for it; none where it fell.
+        because: Option<&'static str>,
+        /// The figure's value, as people write it.
+        value: Option<String>,
+    },
+    /// A rule began or ended.
+    Rule {
+        /// Its name.
+        rule: String,
+        /// Its place in the document.
+        #[serde(skip)]
+        index: usize,
+        /// Whether it began.
+        begins: bool,
+    },
+}
+
+/// What became of a packet.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Seen {
+    /// Its flow's place, for [`Table::flow`]; `None` without room.
+    pub flow: Option<usize>,
+    /// Whether a rule wants it mirrored.
+    pub mirror: bool,
+}
+
+/// The flows of one observer.
+#[derive(Debug)]
+pub struct Table {
+    config: Config,
+    document: Document,
+    index: HashMap<FlowKey, u32, RandomState>,
+    flows: Vec<Flow>,
+    counters: Counters,
+    events: VecDeque<Event>,
+    /// Where to look next for a flow that can go, and for flows that became silent.
+    hand: usize,
+    swept: usize,
+    histograms: usize,
+    /// How often each rule began, and for how many flows it holds.
+    rule_counts: Vec<RuleCount>,
+    latest_ns: i64,
+}
+
+/// A rule over all flows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct RuleCount {
+    /// How often it began.
+    pub begun: u64,
+    /// For how many flows it holds.
+    pub active: u64,
+}
+
+impl Table {
+    /// An empty table. Memory is taken as flows come.
+    pub fn new(config: Config, document: Document) -> Self {
+        let rules = document.rules.len();
+        Self {
+            config: Config {
+                capacity: config.capacity.clamp(1, 1 << 28),
+                window_ns: config.window_ns.max(1),
+                ..config
+            },
+            document,
+            index: HashMap::default(),
+            flows: Vec::new(),
+            counters: Counters::default(),
+            events: VecDeque::new(),
+            hand: 0,
+            swept: 0,
+            histograms: 0,
+            rule_counts: vec![RuleCount::default(); rules],
+            latest_ns: i64::MIN,
+        }
+    }
+
+    /// What was counted beside the flows.
+    pub fn counters(&self) -> Counters {
+        self.counters
+    }
+
+    /// What flows are to keep to.
+    pub fn document(&self) -> &Document {
+        &self.document
+    }
+
+    /// Rules over all flows, in the document's order.
+    pub fn rules(&self) -> impl Iterator<Item = (&str, RuleCount)> {
+        let names = self.document.rules.iter().map(|rule| rule.name.as_str());
+        names.zip(self.rule_counts.iter().copied())
+    }
+
+    /// A flow by its place.
+    pub fn flow(&self, at: usize) -> Option<&Flow> {
+        self.flows.get(at)
+    }
+
+    /// All flows, in no order that lasts.
+    pub fn flows(&self) -> &[Flow] {
+        &self.flows
+    }
+
+    /// The specification of a flow.
+    pub fn spec(&self, flow: &Flow) -> Option<&Spec> {
+        self.document.specs.get(usize::from(flow.spec?))
+    }
+
+    /// The latest time of a packet, TAI nanoseconds; `None` before the first.
+    pub fn latest_ns(&self) -> Option<i64> {
+        (self.latest_ns != i64::MIN).then_some(self.latest_ns)
+    }
+
+    /// Takes away what happened since the last call.
+    pub fn take_events(&mut self) -> impl Iterator<Item = Event> + '_ {
+        self.events.drain(..)
+    }
+
+    /// Whether something happened since the events were taken.
+    pub fn has_events(&self) -> bool {
+        !self.events.is_empty()
+    }
+
+    /// Takes a captured packet that came at `now_ns` (TAI) and has `size` bytes on the wire.
+    ///
+    /// # Errors
+    /// [`Unreadable`], if the packet belongs to no flow; it is counted.
+    #[inline]
+    pub fn take(
+        &mut self,
+        now_ns: i64,
+        link: LinkType,
+        bytes: &[u8],
+        size: u32,
+    ) -> Result<Seen, Unreadable> {
+        self.counters.packets += 1;
+        self.counters.bytes += u64::from(size);
+        // Instants outside of half the scale would overflow differences; no clock says them.
+        let now_ns = now_ns.clamp(i64::MIN / 4, i64::MAX / 4);
+        self.latest_ns = self.latest_ns.max(now_ns);
+        let packet = packet::read(link, bytes, self.config.identify).inspect_err(|error| {
+            let counter = match error {
+                Unreadable::Truncated(_) => &mut self.counters.truncated,
+                Unreadable::Malformed(_) => &mut self.counters.malformed,
+            };
+            *counter += 1;
+        })?;
+        let mut seen = self.observe(packet.key, packet.payload, now_ns, size, None);
+        if let Some(at) = seen.flow
+            && self.flows[at].stamp == Stamp::Takt
+        {
+            seen.mirror |= self.channels(&packet, now_ns);
+        }
+        Ok(seen)
+    }
+
+    /// Takes the records of a Takt datagram, each for its channel.
+    fn channels(&mut self, packet: &packet::Packet<'_>, now_ns: i64) -> bool {
+        let mut mirror = false;
+        let Some((header, records)) = stamp::takt(packet.payload) else {
+            return false;
+        };
+        for record in stamp::takt_records(&header, records).flatten() {
+            let key = FlowKey::channel(
+                &packet.key,
+                record.header.channel,
+                header.sender,
+                record.header.source,
+            );
+            let size = record.header.header_len() + record.payload.len();
+            let marks = stamp::Marks {
+                // A message in fragments has one number: its first fragment tells it.
+                sequence: (record.header.fragment_index == 0)
+                    .then_some((u64::from(record.header.sequence), 32)),
+                sent_ns: Some(header.send_time_ns),
+            };
+            mirror |= self
+                .observe(key, &[], now_ns, size as u32, Some(marks))
+                .mirror;
+        }
+        mirror
+    }
+
+    #[inline]
+    fn observe(
+        &mut self,
+        key: FlowKey,
+        payload: &[u8],
+        now_ns: i64,
+        size: u32,
+        marks: Option<stamp::Marks>,
+    ) -> Seen {
+        let at = match self.index.get(&key) {
+            Some(at) => *at as usize,
+            None => match self.enter(key, payload, now_ns) {
+                Some(at) => at,
+                None => {
+                    self.counters.no_room += 1;
+                    return Seen::default();
+                }
+            },
+        };
+        let rules = Rules {
+            window_ns: self.config.window_ns,
+            burst_gap_ns: self.config.burst_gap_ns,
+            tai_offset_ns: self.config.tai_offset_ns,
+        };
+        let flow = &mut self.flows[at];
+        let spec = flow
+            .spec
+            .and_then(|spec| self.document.specs.get(usize::from(spec)));
+        let mut report = None;
+        let (marks, rtp) = match flow.stamp {
+            Stamp::Auto | Stamp::Rtp if key.kind() != Kind::Channel => {
+                report = SenderReport::read(payload);
+                (None, Rtp::read(payload))
+            }
+            stamp => {
+                let transit =
+                    spec.map_or(crate::spec::CLASS_A_TRANSIT_NS, |spec| spec.max_transit_ns);
+                let read = || stamp.read(&key, payload, now_ns, transit);
+                (marks.or_else(read), None)
+            }
+        };
+        if flow.packets == HISTOGRAM_FROM
+            && !flow.has_histograms()
+            && self.histograms < self.config.histograms
+        {
+            flow.keep_histograms();
+            self.histograms += 1;
+        }
+        // A flow that was RTP by chance has carried something else since.
+        if flow.stamp == Stamp::Auto && rtp.is_none() && report.is_none() && !flow.is_rtp() {
+            flow.stamp = Stamp::None;
+            flow.forget_rtp();
+        }
+        let change = flow.take(now_ns, size, marks, rtp, spec, &rules);
+        let mut seen = Seen {
+            flow: Some(at),
+            mirror: false,
+        };
+        if change.level.is_some() || !self.flows[at].rules.is_empty() {
+            self.tell(at, change.level, now_ns);
+            seen.mirror = self.flows[at].rules.iter().any(|(rule, state)| {
+                let rule = &self.document.rules[usize::from(*rule)];
+                state.active && rule.actions.contains(&Action::Mirror)
+            });
+        }
+        if let Some(report) = report {
+            self.report(&key, &report);
+        }
+        seen
+    }
+
+    /// Hands a sender report to its flow: one port below, or the same (RFC 5761).
+    fn report(&mut self, key: &FlowKey, report: &SenderReport) {
+        let Some((from, to)) = key.ports() else {
+            return;
+        };
+        let below = key.with_ports([from.wrapping_sub(1), to.wrapping_sub(1)]);
+        for key in [below, *key] {
+            if let Some(at) = self.index.get(&key) {
+                self.flows[*at as usize].report_sent(report);
+            }
+        }
+    }
+
+    /// A place for a new flow.
+    fn enter(&mut self, key: FlowKey, payload: &[u8], now_ns: i64) -> Option<usize> {
+        let spec = self
+            .document
+            .specs
+            .iter()
+            .position(|spec| spec.pattern.matches(&key));
+        let declared = spec.map(|spec| self.document.specs[spec].stamp);
+        let stamp = match declared {
+            Some(Stamp::Auto) | None => Stamp::recognise(&key, payload),
+            Some(declared) => declared,
+        };
+        let mut flow = Flow::new(key, now_ns, spec.map(|spec| spec as u16), stamp);
+        flow.rules = self
+            .document
+            .rules
+            .iter()
+            .enumerate()
+            .filter(|(_, rule)| rule.pattern.matches(&key))
+            .map(|(at, _)| (at as u16, RuleState::default()))
+            .collect();
+        if self.flows.len() < self.config.capacity {
+            let at = self.flows.len();
+            self.flows.push(flow);
+            self.index.insert(key, at as u32);
+            return Some(at);
+        }
+        for _ in 0..LOOKS.min(self.flows.len()) {
+            self.hand = (self.hand + 1) % self.flows.len();
+            let old = &mut self.flows[self.hand];
+            // One that nobody declared gives way to one that somebody did.
+            let may_go = old.spec.is_none()
+                && (spec.is_some() || now_ns - old.last_ns >= self.config.idle_ns);
+            if may_go {
+                self.histograms -= usize::from(old.has_histograms());
+                for (rule, state) in &old.rules {
+                    self.rule_counts[usize::from(*rule)].active -= u64::from(state.active);
+                }
+                let gone = std::mem::replace(old, flow);
+                self.index.remove(&gone.key);
+                self.index.insert(key, self.hand as u32);
+                self.counters.aged += 1;
+                return Some(self.hand);
+            }
+        }
+        None
+    }
+
+    /// Tells a new level, and steps the flow's rules.
+    fn tell(&mut self, at: usize, level: Option<(Level, Level, Option<Kpi>)>, now_ns: i64) {
+        let flow = &mut self.flows[at];
+        let mut events = Vec::new();
+        if let Some((from, to, because)) = level {
+            let value = because.and_then(|kpi| {
+                let value = flow.value(kpi, now_ns, self.config.window_ns)?;
+                Some(kpi.write(value))
+            });
+            events.push(What::Level {
+                from,
+                to,
+                because: because.map(Kpi::name),
+                value,
+            });
+        }
+        let mut rules = std::mem::take(&mut flow.rules);
+        for (index, state) in &mut rules {
+            let index = usize::from(*index);
+            let rule = &self.document.rules[index];
+            let value = |kpi| flow.value(kpi, now_ns, self.config.window_ns);
+            if let Some(begins) = state.step(rule, now_ns, &value) {
+                let count = &mut self.rule_counts[index];
+                count.begun += u64::from(begins);
+                count.active = if begins {
+                    count.active + 1
+                } else {
+                    count.active - 1
+                };
+                events.push(What::Rule {
+                    rule: rule.name.clone(),
+                    index,
+                    begins,
+                });
+            }
+        }
+        flow.rules = rules;
+        if events.is_empty() {
+            return;
+        }
+        let (name, spec) = (flow.key.to_string(), flow.spec);
+        let spec = spec.and_then(|spec| self.document.specs.get(usize::from(spec)));
+        let spec = spec.map(|spec| spec.name.clone());
+        for what in events {
+            if self.events.len() >= MAX_EVENTS {
+                self.counters.events_lost += 1;
+                continue;
+            }
+            self.events.push_back(Event {
+                at_ns: now_ns,
+                flow: name.clone(),
+                spec: spec.clone(),
+                what,
+            });
+        }
+    }
+
+    /// Looks at up to `count` flows for silence and for levels and rules that end, and goes on from there with the next
+    /// call. `now_ns` (TAI) is the time up to which all packets were taken.
+    pub fn sweep(&mut self, now_ns: i64, count: usize) {
+        let rules = Rules {
+            window_ns: self.config.window_ns,
+            burst_gap_ns: self.config.burst_gap_ns,
+            tai_offset_ns: self.config.tai_offset_ns,
+        };
+        for _ in 0..count.min(self.flows.len()) {
+            self.swept = (self.swept + 1) % self.flows.len();
+            let flow = &mut self.flows[self.swept];
+            if flow.spec.is_none() && flow.rules.is_empty() {
+                continue;
+            }
+            let spec = flow
+                .spec
+                .and_then(|spec| self.document.specs.get(usize::from(spec)));
+            let change = flow.look(now_ns, spec, &rules);
+            if change.level.is_some() || !flow.rules.is_empty() {
+                self.tell(self.swept, change.level, now_ns);
+            }
+        }
+    }
+
+    /// Puts other specifications and rules in force, for the flows that are there too. Their counts go on; levels and
+    /// rules begin anew.
+    pub fn replace_document(&mut self, document: Document) {
+        self.rule_counts = vec![RuleCount::default(); document.rules.len()];
+        for flow in &mut self.flows {
+            let spec = document
+                .specs
+                .iter()
+                .position(|spec| spec.pattern.matches(&flow.key));
+            flow.set_spec(spec.map(|spec| spec as u16));
+            let rules = document.rules.iter().enumerate();
+            flow.rules = rules
+                .filter(|(_, rule)| rule.pattern.matches(&flow.key))
+                .map(|(at, _)| (at as u16, RuleState::default()))
+                .collect();
+        }
+        self.document = document;
+    }
+
+    /// How many flows are at each level: green, yellow, red.
+    pub fn levels(&self) -> [usize; 3] {
+        let mut levels = [0; 3];
+        for flow in &self.flows {
+            levels[flow.level() as usize] += 1;
+        }
+        levels
+    }
+}

@@ -1,0 +1,356 @@
+//! What a table says of packets that are made here, with what was done to them known.
+
+use proptest::prelude::*;
+use takt_health::flow::Flow;
+use takt_health::level::Level;
+use takt_health::packet::LinkType;
+use takt_health::rule::Kpi;
+use takt_health::spec::Document;
+use takt_health::table::{Config, Table, What};
+use takt_time::TrafficClass;
+use takt_wire::channel::{DatagramCursor, Protection, RecordHeader};
+
+const MS: i64 = 1_000_000;
+const START: i64 = 1_700_000_000_000_000_000;
+
+/// An IP packet with a datagram.
+fn udp(source: [u8; 4], ports: [u16; 2], payload: &[u8]) -> Vec<u8> {
+    let total = (28 + payload.len()) as u16;
+    let mut packet = vec![0x45, 0];
+    packet.extend(total.to_be_bytes());
+    packet.extend([0, 0, 0x40, 0, 64, 17, 0, 0]);
+    packet.extend(source);
+    packet.extend([10, 0, 0, 2]);
+    packet.extend(ports[0].to_be_bytes());
+    packet.extend(ports[1].to_be_bytes());
+    packet.extend((total - 20).to_be_bytes());
+    packet.extend([0, 0]);
+    packet.extend_from_slice(payload);
+    packet
+}
+
+fn take(table: &mut Table, now_ns: i64, packet: &[u8]) {
+    let _ = table.take(now_ns, LinkType::Raw, packet, packet.len() as u32);
+}
+
+fn table(document: &str) -> Table {
+    let document = Document::read(document).expect("a document");
+    Table::new(Config::default(), document)
+}
+
+fn only(table: &Table) -> &Flow {
+    assert_eq!(table.flows().len(), 1);
+    &table.flows()[0]
+}
+
+const CAMERA: &str = r#"
+[[flow]]
+name = "camera"
+match = "udp * > *:5004"
+period = "60Hz"
+max-delay = "10ms"
+max-burst = 3
+hold = "100ms"
+
+[[rule]]
+name = "late"
+when = "delay > 9ms"
+until = "delay < 5ms"
+hold = "50ms"
+do = ["event", "metric"]
+"#;
+
+#[test]
+fn the_shift_of_a_camera_is_the_delay_that_was_added_and_levels_follow_it() {
+    let mut table = table(CAMERA);
+    let packet = udp([10, 0, 0, 1], [4000, 5004], &[0; 100]);
+    let mut changes = Vec::new();
+    let mut rules = Vec::new();
+    for burst in 0..600_i64 {
+        // Rises to 8.3 ms (yellow from 8 ms on, 0.8 of the limit), to 12 ms, and falls.
+        let added = match burst {
+            0..200 => 0,
+            200..260 => 83 * MS / 10,
+            260..400 => 12 * MS,
+            _ => 0,
+        };
+        for part in 0..3 {
+            let sent = START + burst * 16_666_667 + part * 20_000;
+            take(&mut table, sent + added, &packet);
+        }
+        let told = only(&table).last_delay_ns().expect("a delay");
+        // What is told differs by what the envelope has followed a slow sender meanwhile: 200 ppm.
+        let followed = 16_666_667 / 1_000_000 * 200 * (burst - 199).max(0) + 20_000;
+        assert!(
+            told <= added && told >= (added - followed).max(0),
+            "{told} of {added} in {burst}"
+        );
+        for event in table.take_events() {
+            match event.what {
+                What::Level {
+                    from, to, because, ..
+                } => changes.push((burst, from, to, because)),
+                What::Rule { begins, .. } => rules.push((burst, begins)),
+            }
+        }
+    }
+    let kinds: Vec<_> = changes
+        .iter()
+        .map(|(_, from, to, why)| (*from, *to, *why))
+        .collect();
+    assert_eq!(
+        kinds,
+        [
+            (Level::Green, Level::Yellow, Some("delay")),
+            (Level::Yellow, Level::Red, Some("delay")),
+            (Level::Red, Level::Green, None),
+        ],
+        "{changes:?}"
+    );
+    assert_eq!((changes[0].0, changes[1].0), (200, 260));
+    // Six bursts are 100 ms.
+    assert!((405..=407).contains(&changes[2].0), "{changes:?}");
+    assert_eq!(rules.len(), 2);
+    assert_eq!(rules[0], (260, true));
+    let report = only(&table).report(None);
+    assert_eq!(
+        (report.longest_burst, report.missing, report.bursts),
+        (3, Some(0), 600)
+    );
+}
+
+#[test]
+fn missing_beats_are_loss_where_there_are_no_numbers_and_silence_is_red() {
+    let mut table = table(
+        "[[flow]]\nname = \"a\"\nmatch = \"*\"\nperiod = \"1ms\"\ntolerance = \"100us\"\nmax-loss = \"1%\"\n",
+    );
+    let packet = udp([10, 0, 0, 1], [1, 2], &[0; 10]);
+    for beat in 0..1000_i64 {
+        if beat % 100 != 50 {
+            take(&mut table, START + beat * MS, &packet);
+        }
+    }
+    let flow = only(&table);
+    assert_eq!(flow.report(None).missing, Some(10));
+    assert_eq!(flow.value(Kpi::Lost, START, 1), Some(10.0));
+    // By the missing beats the level was red; a second of quiet later it is green, but for the silence.
+    table.take_events().count();
+    table.sweep(START + 999 * MS + MS / 2, 10);
+    assert_eq!(table.take_events().count(), 0);
+    table.sweep(START + 3000 * MS, 10);
+    assert_eq!(only(&table).level(), Level::Red);
+}
+
+fn rtp(sequence: u16, timestamp: u32) -> Vec<u8> {
+    let mut header = vec![0x80, 0];
+    header.extend(sequence.to_be_bytes());
+    header.extend(timestamp.to_be_bytes());
+    header.extend([0, 0, 0, 9]);
+    header.extend([0; 160]);
+    header
+}
+
+#[test]
+fn rtp_has_a_one_way_delay_once_a_sender_report_has_come() {
+    let mut table = table("");
+    let delay = 3 * MS + 500_000;
+    let mut report = vec![0x80, 200, 0, 6, 0, 0, 0, 9];
+    let utc = START - 37_000_000_000;
+    report.extend(((utc / 1_000_000_000 + 2_208_988_800) as u32).to_be_bytes());
+    report.extend([0; 4]);
+    report.extend(8000_u32.to_be_bytes());
+    report.extend([0; 8]);
+    for number in 0..100_u16 {
+        let sent = START + i64::from(number) * 20 * MS;
+        let payload = rtp(number, 8000 + u32::from(number) * 160);
+        take(
+            &mut table,
+            sent + delay,
+            &udp([10, 0, 0, 1], [4000, 5004], &payload),
+        );
+        if number == 10 {
+            take(
+                &mut table,
+                sent + delay,
+                &udp([10, 0, 0, 1], [4001, 5005], &report),
+            );
+        }
+    }
+    let flow = &table.flows()[0];
+    assert!(flow.is_rtp() && flow.is_stamped());
+    let told = flow.report(None);
+    assert_eq!(told.carries, "rtp");
+    assert_eq!(flow.last_delay_ns(), Some(delay));
+    assert_eq!(told.delay.expect("delays").min_ns, delay);
+    assert_eq!(told.jitter_ns, Some(0.0));
+    assert_eq!(told.lost, Some(0));
+}
+
+#[test]
+fn what_looks_like_rtp_once_is_none() {
+    let mut table = table("");
+    take(
+        &mut table,
+        START,
+        &udp([10, 0, 0, 1], [4000, 5004], &rtp(7, 7)),
+    );
+    take(
+        &mut table,
+        START + MS,
+        &udp([10, 0, 0, 1], [4000, 5004], b"hello"),
+    );
+    take(
+        &mut table,
+        START + MS,
+        &udp([10, 0, 0, 1], [4000, 5004], &rtp(900, 7)),
+    );
+    let report = only(&table).report(None);
+    assert_eq!(
+        (report.carries, report.lost, report.jitter_ns),
+        ("none", None, None)
+    );
+}
+
+#[test]
+fn channels_of_a_takt_datagram_are_flows_with_their_delays_and_losses() {
+    let mut table = table("");
+    for number in [0_u32, 1, 3, 4] {
+        let mut bytes = vec![0; 256];
+        let mut cursor = DatagramCursor::new();
+        for channel in [7, 8] {
+            let record = RecordHeader {
+                channel,
+                source: 3,
+                sequence: number,
+                message_length: 12,
+                fragment_index: 0,
+                fragment_stride: 0,
+                class: TrafficClass::BEST_EFFORT,
+            };
+            cursor.push(&mut bytes, &record).expect("room").fill(1);
+        }
+        let length = cursor.finish(&mut bytes, Protection::None, 5, START, 0);
+        take(
+            &mut table,
+            START + 40_000,
+            &udp([10, 0, 0, 1], [7400, 7401], &bytes[..length]),
+        );
+    }
+    assert_eq!(table.flows().len(), 3);
+    let flow = table
+        .flows()
+        .iter()
+        .find(|flow| flow.key.channel_number() == Some(8))
+        .expect("channel 8");
+    assert_eq!(
+        flow.key.to_string(),
+        "channel 8 from 10.0.0.1 lane 5 source 3"
+    );
+    let report = flow.report(None);
+    assert_eq!((report.packets, report.lost), (4, Some(1)));
+    assert_eq!(flow.last_delay_ns(), Some(40_000));
+}
+
+#[test]
+fn a_full_table_takes_no_more_and_idle_or_undeclared_flows_make_room() {
+    let document = "[[flow]]\nname = \"a\"\nmatch = \"udp * > *:9\"\nmax-loss = \"1%\"\n";
+    let config = Config {
+        capacity: 100,
+        ..Config::default()
+    };
+    let mut table = Table::new(config, Document::read(document).expect("a document"));
+    let from = |number: u32| {
+        let [_, a, b, c] = number.to_be_bytes();
+        [10, a, b, c]
+    };
+    for number in 0..10_000 {
+        take(&mut table, START, &udp(from(number), [1, 2], &[]));
+    }
+    assert_eq!(table.flows().len(), 100);
+    assert_eq!(table.counters().no_room, 9_900);
+    // Declared ones get in at once, and are not given up for others.
+    for number in 0..50 {
+        take(&mut table, START, &udp(from(number), [1, 9], &[]));
+    }
+    let declared = |table: &Table| {
+        table
+            .flows()
+            .iter()
+            .filter(|flow| flow.spec.is_some())
+            .count()
+    };
+    assert_eq!(declared(&table), 50);
+    let later = START + 61_000 * MS;
+    for number in 0..10_000 {
+        take(&mut table, later, &udp(from(number), [3, 4], &[]));
+    }
+    assert_eq!((table.flows().len(), declared(&table)), (100, 50));
+    let fresh = table
+        .flows()
+        .iter()
+        .filter(|flow| flow.last_ns == later)
+        .count();
+    assert_eq!(fresh, 50);
+}
+
+#[test]
+fn a_million_flows_fit_in_a_gigabyte() {
+    assert!(size_of::<Flow>() <= 900, "{}", size_of::<Flow>());
+}
+
+#[test]
+fn other_rules_are_put_in_force_for_the_flows_that_are_there() {
+    let mut table = table(CAMERA);
+    let packet = udp([10, 0, 0, 1], [4000, 5004], &[0; 100]);
+    for burst in 0..10_i64 {
+        take(&mut table, START + burst * 16_666_667, &packet);
+    }
+    let other = "[[flow]]\nname = \"b\"\nmatch = \"*\"\nmax-burst = 1\n";
+    table.replace_document(Document::read(other).expect("a document"));
+    take(&mut table, START + 170 * MS, &packet);
+    take(&mut table, START + 170 * MS + 1000, &packet);
+    let flow = only(&table);
+    assert_eq!(table.spec(flow).map(|spec| spec.name.as_str()), Some("b"));
+    assert_eq!((flow.level(), flow.packets), (Level::Red, 12));
+}
+
+proptest! {
+    /// Whatever comes, in whatever order of time, everything is counted once and nothing panics.
+    #[test]
+    fn hostile_packets_and_clocks_cost_nothing_but_themselves(
+        packets in proptest::collection::vec(
+            (
+                prop_oneof![Just(START), any::<i64>(), START..START + 5000 * MS, Just(i64::MIN), Just(i64::MAX)],
+                0..3_u8,
+                prop_oneof![Just(5004_u16), Just(5005), Just(7400)],
+                proptest::collection::vec(any::<u8>(), 0..64),
+                any::<bool>(),
+            ),
+            1..200,
+        ),
+    ) {
+        let mut table = table(&(CAMERA.to_owned()
+            + "[[flow]]\nname = \"avtp\"\nmatch = \"udp * > *:5005\"\nstamp = \"ptp@0\"\nperiod = \"1us\"\ntolerance = \"0ns\"\nmax-delay = \"0\"\nmax-loss = \"0%\"\nmax-jitter = \"0\"\n"));
+        let count = packets.len() as u64;
+        for (now, source, port, payload, sweep) in packets {
+            let mut payload = payload;
+            if payload.len() > 12 && source == 1 {
+                payload[0] = 0x80;
+                payload[1] = 0;
+            }
+            take(&mut table, now, &udp([10, 0, 0, source], [4000, port], &payload));
+            if sweep {
+                table.sweep(now.clamp(i64::MIN / 4, i64::MAX / 4), 2);
+            }
+        }
+        let counters = table.counters();
+        prop_assert_eq!(counters.packets, count);
+        let carriers = table.flows().iter().filter(|flow| flow.key.addresses().is_some());
+        let of_flows: u64 = carriers.map(|flow| flow.packets).sum();
+        prop_assert_eq!(of_flows, count - counters.truncated - counters.malformed);
+        for flow in table.flows() {
+            let report = flow.report(table.spec(flow));
+            let _ = serde_json::to_string(&report).expect("JSON");
+        }
+    }
+}

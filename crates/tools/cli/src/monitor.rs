@@ -1,0 +1,286 @@
+//! `takt monitor`: the health of every flow of a capture or an interface; `takt health`: its rules.
+//!
+//! Figures come from `takt-health`, packets from `takt-capture`. [`engine`] brings them together and does what rules
+//! ask for, [`text`] and [`screen`] show it to people, [`page`] draws it, [`metrics`] serves it.
+
+mod curve;
+mod engine;
+mod health;
+mod metrics;
+mod page;
+mod screen;
+mod source;
+mod text;
+
+use std::io::{IsTerminal, Write};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use serde::Serialize;
+use signal_hook::consts::{SIGINT, SIGTERM};
+use takt_health::flow::FlowReport;
+use takt_health::table::{Counters, Event};
+
+use crate::failure::Failure;
+use crate::output::{Form, print, print_json, print_json_line, write_text};
+use engine::Engine;
+pub use health::Health;
+use source::{Observe, Source};
+
+const HELP: &str = "\
+A flow is a 5-tuple, a TSN stream (destination address and VLAN) or a source of a Takt channel, in
+one direction. Delay is told where packets carry when they were sent (AVTP, RTP once its RTCP reports
+come by, Takt, isochron, RTC-Testbench, PTP timestamps), and for flows with a declared period by how
+much later than the earliest ones they come. Stamps need synchronised clocks.
+
+--rules names a file with what flows are to keep to and what is to happen when they do not: see
+docs/reference/health-rules.md. Without it every flow is green. `takt health learn` proposes one.
+The file is read again when it changes (-i); a faulty one is told and changes nothing.
+
+Examples:
+  takt monitor -r trace.pcapng
+  takt monitor -r trace.pcapng --rules camera.toml --report camera.html
+  takt monitor -r trace.pcapng --csv > flows.csv
+  takt monitor -i eth0 --rules camera.toml
+  takt monitor -i eth0 --json --for 10s | jq '.flows[] | select(.level == \"red\")'
+  takt monitor -i eth0 --openmetrics 127.0.0.1:9464";
+
+/// Watches the health of every flow: delay, jitter, loss, bursts, against what it is to keep to.
+#[derive(Debug, Args)]
+#[command(after_help = HELP)]
+pub struct Monitor {
+    #[command(flatten)]
+    source: Source,
+    #[command(flatten)]
+    observe: Observe,
+    /// What flows are to keep to, and rules
+    #[arg(long, value_name = "FILE")]
+    rules: Option<PathBuf>,
+    /// Where rules with `mirror` write packets, as pcapng
+    #[arg(long, value_name = "FILE", requires = "rules")]
+    mirror: Option<PathBuf>,
+    /// Where rules with `control` send messages: JSON, one to a UDP datagram
+    #[arg(long, value_name = "ADDRESS", requires = "rules")]
+    control: Option<SocketAddr>,
+    /// Serve metrics in OpenMetrics' text form at this address (-i)
+    #[arg(long, value_name = "ADDRESS", requires = "interface")]
+    openmetrics: Option<SocketAddr>,
+    /// Write a page with all flows and the delay of some over time
+    #[arg(long, value_name = "FILE")]
+    report: Option<PathBuf>,
+    /// Print CSV, a line for each flow
+    #[arg(long, conflicts_with = "json")]
+    csv: bool,
+    /// Print events as they happen, as lines of JSON, and no table
+    #[arg(long, conflicts_with_all = ["csv", "json"])]
+    events: bool,
+    /// Flows in the table, the worst first
+    #[arg(long, value_name = "COUNT", default_value_t = 20)]
+    top: usize,
+    /// Time between two pictures on a terminal (-i), 100ms to 60s
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = interval)]
+    interval: Duration,
+    #[command(flatten)]
+    form: Form,
+}
+
+fn interval(text: &str) -> Result<Duration, String> {
+    let time = humantime::parse_duration(text).map_err(|error| error.to_string())?;
+    match (Duration::from_millis(100)..=Duration::from_secs(60)).contains(&time) {
+        true => Ok(time),
+        false => Err("write 100ms to 60s".into()),
+    }
+}
+
+/// Everything that was seen.
+#[derive(Debug, Serialize)]
+struct Account {
+    source: String,
+    packets: Counters,
+    /// Packets that came faster than they were taken, and were dropped by the kernel; none for files.
+    dropped: Option<u64>,
+    /// How long after its reception the last packet was taken, nanoseconds; none for files.
+    backlog_ns: Option<i64>,
+    levels: Levels,
+    rules: Vec<RuleLine>,
+    events: Vec<Event>,
+    /// Events beyond the last ones that are kept.
+    events_left_out: u64,
+    /// Why the source ended early.
+    trouble: Option<String>,
+    flows: Vec<FlowReport>,
+}
+
+#[derive(Debug, Serialize)]
+struct Levels {
+    green: usize,
+    yellow: usize,
+    red: usize,
+}
+
+#[derive(Debug, Serialize)]
+struct RuleLine {
+    rule: String,
+    begun: u64,
+    active: u64,
+}
+
+impl Monitor {
+    pub fn run(self) -> Result<(), Failure> {
+        let document = match &self.rules {
+            Some(path) => health::read(path)?,
+            None => takt_health::spec::Document::default(),
+        };
+        let mut engine = Engine::new(&self.source, &self.observe, document)?;
+        engine.curves(self.report.is_some());
+        engine.mirror(self.mirror.as_deref())?;
+        engine.control(self.control)?;
+        engine.keep_events(!self.events);
+        let stop = stop_on_signals()?;
+        if let Some(interface) = &self.source.interface {
+            let served = Arc::new(Mutex::new(String::new()));
+            if let Some(address) = self.openmetrics {
+                metrics::serve(address, Arc::clone(&served))?;
+            }
+            let live =
+                std::io::stdout().is_terminal() && !(self.form.json || self.csv || self.events);
+            let mut watched = health::Watched::new(self.rules.clone());
+            let mut screen = match live {
+                true => Some(screen::Screen::new(Arc::clone(&stop))?),
+                false => None,
+            };
+            let begin = Instant::now();
+            let mut next = begin + self.interval;
+            let result = loop {
+                if stop.load(Ordering::Relaxed)
+                    || self
+                        .source
+                        .lasts
+                        .is_some_and(|time| begin.elapsed() >= time)
+                {
+                    break Ok(());
+                }
+                if let Err(failure) = engine.step() {
+                    break Err(failure);
+                }
+                if self.events
+                    && let Err(failure) = print_events(&mut engine)
+                {
+                    break Err(failure);
+                }
+                if Instant::now() >= next {
+                    next = Instant::now() + self.interval;
+                    if let Some(changed) = watched.changed() {
+                        engine.replace(changed);
+                    }
+                    if self.openmetrics.is_some() {
+                        let text = metrics::text(&engine);
+                        if let Ok(mut served) = served.lock() {
+                            *served = text;
+                        }
+                    }
+                    if let Some(screen) = &mut screen
+                        && let Err(failure) = screen.draw(interface, &engine)
+                    {
+                        break Err(failure);
+                    }
+                }
+            };
+            drop(screen);
+            result?;
+        } else {
+            let mut progress = Progress::new(self.source.length());
+            while !stop.load(Ordering::Relaxed) && engine.step()? {
+                progress.tell(&engine);
+                if self.events {
+                    print_events(&mut engine)?;
+                }
+            }
+            progress.end();
+        }
+        engine.finish()?;
+        if self.events {
+            print_events(&mut engine)?;
+        }
+        self.tell(&engine)
+    }
+
+    /// Prints what was seen, and writes the page.
+    fn tell(&self, engine: &Engine) -> Result<(), Failure> {
+        if let Some(path) = &self.report {
+            write_text(path, &page::render(engine))?;
+        }
+        if self.csv {
+            print(&text::csv(engine))?;
+        } else if self.form.json {
+            match std::io::stdout().is_terminal() {
+                true => print_json(&engine.account())?,
+                false => print_json_line(&engine.account())?,
+            }
+        } else if !self.events {
+            print(&text::table(engine, self.top))?;
+        }
+        match engine.trouble() {
+            Some(trouble) => Err(Failure::Other(trouble.to_owned())),
+            None => Ok(()),
+        }
+    }
+}
+
+fn print_events(engine: &mut Engine) -> Result<(), Failure> {
+    for event in engine.take_events() {
+        print_json_line(&event)?;
+    }
+    Ok(())
+}
+
+/// Set by the first SIGINT or SIGTERM.
+fn stop_on_signals() -> Result<Arc<AtomicBool>, Failure> {
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM] {
+        signal_hook::flag::register(signal, Arc::clone(&stop))
+            .map_err(Failure::io("watch for signals"))?;
+    }
+    Ok(stop)
+}
+
+/// How far a long file was read, on a terminal.
+struct Progress {
+    length: Option<u64>,
+    next: Instant,
+    told: bool,
+}
+
+impl Progress {
+    fn new(length: Option<u64>) -> Self {
+        Self {
+            length: length.filter(|_| std::io::stderr().is_terminal()),
+            next: Instant::now() + Duration::from_secs(1),
+            told: false,
+        }
+    }
+
+    fn tell(&mut self, engine: &Engine) {
+        let Some(length) = self.length else { return };
+        if Instant::now() < self.next {
+            return;
+        }
+        self.next = Instant::now() + Duration::from_millis(500);
+        self.told = true;
+        let share = engine.bytes_read() as f64 * 100.0 / length.max(1) as f64;
+        let flows = engine.table().flows().len();
+        let packets = engine.table().counters().packets;
+        let mut err = std::io::stderr().lock();
+        let _ = write!(err, "\r{share:3.0} %  {packets} packets  {flows} flows ");
+    }
+
+    fn end(&mut self) {
+        if self.told {
+            eprint!("\r{:60}\r", "");
+        }
+    }
+}

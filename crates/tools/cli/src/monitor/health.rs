@@ -1,0 +1,241 @@
+//! `takt health`: files of specifications and rules.
+
+use std::path::{Path, PathBuf};
+use std::time::{Instant, SystemTime};
+
+use clap::{Args, Subcommand};
+use serde::Serialize;
+use std::sync::atomic::Ordering;
+use takt_health::learn;
+use takt_health::rule::{self, Finding, Severity};
+use takt_health::spec::{Document, MAX_LENGTH};
+
+use super::engine::Engine;
+use super::source::{Observe, Source};
+use crate::failure::Failure;
+use crate::output::{Form, print, print_json, write_text};
+
+/// Checks, explains and learns what flows are to keep to.
+#[derive(Debug, Args)]
+pub struct Health {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Debug, Subcommand)]
+enum Action {
+    /// Explain every specification and rule of a file, and every mistake
+    Check(Check),
+    /// Propose specifications from a capture or a stretch of traffic that is good
+    Learn(Learn),
+}
+
+const CHECK_HELP: &str = "\
+Each finding ends in a code that stays the same. Errors: a specification or rule can never do
+anything, or contradicts itself. The exit code is 0 if there is no error (with --strict: no warning
+either), and 4 otherwise.
+
+Examples:
+  takt health check camera.toml
+  takt health check camera.toml --json | jq '.findings[].code'";
+
+/// Explains every specification and rule of a file, and every mistake.
+#[derive(Debug, Args)]
+#[command(after_help = CHECK_HELP)]
+struct Check {
+    /// The file
+    #[arg(value_name = "FILE")]
+    file: PathBuf,
+    /// Take warnings for errors
+    #[arg(long)]
+    strict: bool,
+    #[command(flatten)]
+    form: Form,
+}
+
+const LEARN_HELP: &str = "\
+The proposal says what it rests on. Nothing is in force until you give the file to `takt monitor
+--rules`: read it, and change what was seen by chance.
+
+Examples:
+  takt health learn -r good.pcapng --output plant.toml
+  takt health learn -i eth0 --for 60s";
+
+/// Proposes specifications from a capture or a stretch of traffic that is good.
+#[derive(Debug, Args)]
+#[command(after_help = LEARN_HELP)]
+struct Learn {
+    #[command(flatten)]
+    source: Source,
+    #[command(flatten)]
+    observe: Observe,
+    /// How far limits are from what was seen, 1 to 100
+    #[arg(long, default_value_t = 1.5, value_parser = factor)]
+    factor: f64,
+    /// Where to write it; - is standard output
+    #[arg(short, long, value_name = "FILE", default_value = "-")]
+    output: PathBuf,
+}
+
+fn factor(text: &str) -> Result<f64, String> {
+    let factor: f64 = text.parse().map_err(|_| "write 1 to 100".to_owned())?;
+    match (1.0..=100.0).contains(&factor) {
+        true => Ok(factor),
+        false => Err("write 1 to 100".into()),
+    }
+}
+
+#[derive(Serialize)]
+struct Checked {
+    flows: usize,
+    rules: Vec<String>,
+    findings: Vec<Finding>,
+}
+
+/// Reads a file.
+pub fn read(path: &Path) -> Result<Document, Failure> {
+    let name = path.display();
+    let cannot = |error: std::io::Error| Failure::Schedule(format!("cannot read {name}: {error}"));
+    let length = std::fs::metadata(path).map_err(cannot)?.len();
+    if length > MAX_LENGTH as u64 {
+        return Err(Failure::Schedule(format!(
+            "{name}: {length} bytes; at most {MAX_LENGTH} are read"
+        )));
+    }
+    let text = std::fs::read_to_string(path).map_err(cannot)?;
+    Document::read(&text).map_err(|error| Failure::Schedule(format!("{name}: {error}")))
+}
+
+/// A file that may change meanwhile.
+pub struct Watched {
+    path: Option<PathBuf>,
+    last: Option<SystemTime>,
+}
+
+impl Watched {
+    /// From now on.
+    pub fn new(path: Option<PathBuf>) -> Self {
+        let last = path.as_deref().and_then(modified);
+        Self { path, last }
+    }
+
+    /// What the file says now, if it changed and is good; what is wrong is told.
+    pub fn changed(&mut self) -> Option<Document> {
+        let path = self.path.as_deref()?;
+        let now = modified(path);
+        if now.is_none() || now == self.last {
+            return None;
+        }
+        self.last = now;
+        let document = read(path)
+            .inspect_err(|failure| eprintln!("takt: {failure}; the rules before stay"))
+            .ok()?;
+        if let Some(error) = rule::check(&document)
+            .into_iter()
+            .find(|f| f.severity == Severity::Error)
+        {
+            eprintln!("takt: {}: {error}; the rules before stay", path.display());
+            return None;
+        }
+        Some(document)
+    }
+}
+
+fn modified(path: &Path) -> Option<SystemTime> {
+    std::fs::metadata(path).ok()?.modified().ok()
+}
+
+impl Health {
+    pub fn run(self) -> Result<(), Failure> {
+        match self.action {
+            Action::Check(check) => check.run(),
+            Action::Learn(learn) => learn.run(),
+        }
+    }
+}
+
+impl Check {
+    fn run(&self) -> Result<(), Failure> {
+        let document = read(&self.file)?;
+        let findings = rule::check(&document);
+        let count = |severity| findings.iter().filter(|f| f.severity == severity).count();
+        let (errors, warnings) = (count(Severity::Error), count(Severity::Warning));
+        let rules: Vec<String> = document
+            .rules
+            .iter()
+            .map(|rule| format!("rule {}: {}", rule.name, rule.explain()))
+            .collect();
+        if self.form.json {
+            print_json(&Checked {
+                flows: document.specs.len(),
+                rules,
+                findings,
+            })?;
+        } else {
+            let mut text = String::new();
+            for spec in &document.specs {
+                text.push_str(&format!("flow {}: {}\n", spec.name, spec.pattern));
+            }
+            for rule in rules {
+                text.push_str(&(crate::output::wrap(&rule, 80).join("\n  ") + "\n"));
+            }
+            for finding in findings {
+                text.push_str(&format!("{finding}\n"));
+            }
+            print(&text)?;
+        }
+        if errors > 0 || (self.strict && warnings > 0) {
+            let counted = format!("{errors} errors, {warnings} warnings");
+            return Err(Failure::Schedule(format!(
+                "{}: {counted}",
+                self.file.display()
+            )));
+        }
+        Ok(())
+    }
+}
+
+impl Learn {
+    fn run(&self) -> Result<(), Failure> {
+        let mut engine = Engine::new(&self.source, &self.observe, Document::default())?;
+        let stop = super::stop_on_signals()?;
+        let begin = Instant::now();
+        while !stop.load(Ordering::Relaxed)
+            && self.source.lasts.is_none_or(|time| begin.elapsed() < time)
+            && engine.step()?
+        {}
+        engine.finish()?;
+        if let Some(trouble) = engine.trouble() {
+            return Err(Failure::Other(trouble.to_owned()));
+        }
+        let mut text = String::new();
+        let mut names = 0;
+        for at in engine.order() {
+            let flow = &engine.table().flows()[at];
+            let carrier = matches!(flow.stamp, takt_health::stamp::Stamp::Takt)
+                && flow.key.addresses().is_some();
+            if carrier {
+                // Its channels are learned.
+                continue;
+            }
+            if let Some(proposal) = learn::propose(flow, format!("flow-{}", names + 1), self.factor)
+            {
+                names += 1;
+                text.push_str(&format!(
+                    "# {}\n# seen: {}\n",
+                    flow.key,
+                    proposal.because.join("; ")
+                ));
+                text.push_str(&(proposal.spec.to_toml() + "\n"));
+            }
+        }
+        if names == 0 {
+            return Err(Failure::Other(format!(
+                "{}: no flow has {} packets or more: learn from a longer stretch",
+                engine.name(),
+                learn::FEWEST
+            )));
+        }
+        write_text(&self.output, &text)
+    }
+}

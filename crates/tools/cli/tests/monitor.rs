@@ -1,0 +1,433 @@
+//! `takt monitor` and `takt health`: captures of others beside tools of others, files made here, an interface.
+//!
+//! `tshark` and the captures of `sip-tester` come with `scripts/setup.sh test`.
+
+mod support;
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::net::UdpSocket;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use support::{run, takt};
+use takt_capture::Meta;
+use takt_capture::pcapng::Writer;
+use takt_testing::Directory;
+
+/// RTP of a SIP test tool: G.711, 30 ms.
+const G711: &str = "/usr/share/sip-tester/g711a.pcap";
+
+fn account(arguments: &[&str]) -> Value {
+    let ran = run(arguments);
+    assert!(ran.code == Some(0), "{arguments:?}: {}", ran.err);
+    serde_json::from_str(&ran.out).expect("JSON")
+}
+
+fn tshark(arguments: &[&str]) -> String {
+    let output = Command::new("tshark")
+        .args(arguments)
+        .stderr(Stdio::null())
+        .output()
+        .expect("tshark runs: scripts/setup.sh test installs it");
+    String::from_utf8(output.stdout).expect("text")
+}
+
+/// A UDP datagram over IPv4 and Ethernet.
+fn udp(ports: [u16; 2], payload: &[u8]) -> Vec<u8> {
+    let total = (28 + payload.len()) as u16;
+    let mut frame = vec![2, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 1, 8, 0, 0x45, 0];
+    frame.extend(total.to_be_bytes());
+    frame.extend([0, 0, 0x40, 0, 64, 17, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2]);
+    frame.extend(ports[0].to_be_bytes());
+    frame.extend(ports[1].to_be_bytes());
+    frame.extend((total - 20).to_be_bytes());
+    frame.extend([0, 0]);
+    frame.extend_from_slice(payload);
+    frame
+}
+
+fn rtp(sequence: u16) -> Vec<u8> {
+    let mut packet = vec![0x80, 8];
+    packet.extend(sequence.to_be_bytes());
+    packet.extend((u32::from(sequence) * 160).to_be_bytes());
+    packet.extend([0, 0, 0, 9]);
+    packet.extend([0; 160]);
+    packet
+}
+
+fn capture(directory: &Directory, name: &str, packets: &[(i64, Vec<u8>)]) -> String {
+    let path = directory.join(name);
+    let mut writer = Writer::new(File::create(path).expect("a file"), 65_535).expect("written");
+    for (at, bytes) in packets {
+        let meta = Meta {
+            utc_ns: *at,
+            length: bytes.len() as u32,
+            link_type: 1,
+        };
+        writer.packet(&meta, bytes).expect("written");
+    }
+    directory.text(name)
+}
+
+/// Packets, lost, and the jitter (mean and largest) of the only RTP stream, as tshark tells them, in ms.
+fn tshark_rtp(path: &str) -> (u64, i64, f64, f64) {
+    let text = tshark(&[
+        "-q",
+        "-r",
+        path,
+        "-o",
+        "rtp.heuristic_rtp:TRUE",
+        "-z",
+        "rtp,streams",
+    ]);
+    let line = text
+        .lines()
+        .find(|line| line.contains("0x"))
+        .unwrap_or_else(|| panic!("a stream in {text}"));
+    let words: Vec<&str> = line.split_whitespace().collect();
+    let at = words
+        .iter()
+        .position(|word| word.starts_with("0x"))
+        .expect("an SSRC");
+    // SSRC, payload, packets, lost, (share), three deltas, three jitters.
+    let number = |at: usize| words[at].parse::<f64>().expect("a number");
+    (
+        number(at + 2) as u64,
+        number(at + 3) as i64,
+        number(at + 9),
+        number(at + 10),
+    )
+}
+
+fn agrees_with_tshark(path: &str) {
+    let (packets, lost, mean, max) = tshark_rtp(path);
+    let account = account(&["monitor", "-r", path, "--json"]);
+    let flow = &account["flows"][0];
+    assert_eq!(flow["carries"], "rtp");
+    assert_eq!(flow["packets"].as_u64(), Some(packets));
+    assert_eq!(flow["lost"].as_i64(), Some(lost));
+    // tshark prints microseconds.
+    let ours = |name: &str| flow[name].as_f64().expect(name) / 1e6;
+    assert!((ours("max_jitter_ns") - max).abs() < 0.001, "{flow} {max}");
+    assert!(
+        (ours("mean_jitter_ns") - mean).abs() < 0.005,
+        "{flow} {mean}"
+    );
+}
+
+#[test]
+fn jitter_and_loss_of_rtp_are_those_of_tshark() {
+    agrees_with_tshark(G711);
+    let directory = Directory::new();
+    // Every thirteenth lost, times that a generator of fixed seed moves by up to 5 ms.
+    let mut seed = 1_u32;
+    let packets: Vec<(i64, Vec<u8>)> = (0..500_u16)
+        .filter(|number| number % 13 != 12)
+        .map(|number| {
+            seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            let moved = i64::from(seed >> 16) * 5_000_000 / 65_536;
+            let at = 1_700_000_000_000_000_000 + i64::from(number) * 20_000_000 + moved;
+            (
+                at / 1000 * 1000,
+                udp([4000, 5004], &rtp(number.wrapping_add(65_400))),
+            )
+        })
+        .collect();
+    // To where the number wraps: this generator's media clock starts anew there.
+    let packets: Vec<_> = packets.into_iter().take(120).collect();
+    agrees_with_tshark(&capture(&directory, "lossy.pcapng", &packets));
+}
+
+#[test]
+fn flows_are_the_conversations_of_tshark() {
+    for file in ["dtmf_2833_1.pcap", "dtmf_2833_pound.pcap", "g711a.pcap"] {
+        let path = format!("/usr/share/sip-tester/{file}");
+        let fields = tshark(&[
+            "-r",
+            &path,
+            "-T",
+            "fields",
+            "-E",
+            "separator=,",
+            "-e",
+            "ip.src",
+            "-e",
+            "udp.srcport",
+            "-e",
+            "ip.dst",
+            "-e",
+            "udp.dstport",
+            "-e",
+            "frame.len",
+        ]);
+        let mut expected: BTreeMap<String, (u64, u64)> = BTreeMap::new();
+        for line in fields.lines() {
+            let [from, from_port, to, to_port, length] = line.split(',').collect::<Vec<_>>()[..]
+            else {
+                panic!("five fields in {line}");
+            };
+            let flow = expected
+                .entry(format!("udp {from}:{from_port} > {to}:{to_port}"))
+                .or_default();
+            flow.0 += 1;
+            flow.1 += length.parse::<u64>().expect("a length");
+        }
+        let account = account(&["monitor", "-r", &path, "--json"]);
+        let found: BTreeMap<String, (u64, u64)> = account["flows"]
+            .as_array()
+            .expect("flows")
+            .iter()
+            .map(|flow| {
+                let number = |name: &str| flow[name].as_u64().expect(name);
+                let name = flow["flow"].as_str().expect("a name").to_owned();
+                (name, (number("packets"), number("bytes")))
+            })
+            .collect();
+        assert!(
+            !expected.is_empty(),
+            "tshark and {path} are there: scripts/setup.sh test"
+        );
+        assert_eq!(found, expected, "{path}");
+    }
+}
+
+const RULES: &str = r#"
+[[flow]]
+name = "camera"
+match = "udp * > *:5004"
+period = "60Hz"
+max-delay = "5ms"
+hold = "200ms"
+
+[[rule]]
+name = "late"
+when = "delay > 5ms"
+do = ["event", "metric", "mirror", "control"]
+"#;
+
+/// 200 packets, one every 60th of a second, 7 ms late in the second second.
+fn camera() -> Vec<(i64, Vec<u8>)> {
+    (0..200_i64)
+        .map(|number| {
+            let late = if (60..120).contains(&number) {
+                7_000_000
+            } else {
+                0
+            };
+            let at = 1_700_000_000_000_000_000 + number * 16_666_667 + late;
+            (at, udp([4000, 5004], &[0; 200]))
+        })
+        .collect()
+}
+
+#[test]
+fn a_late_camera_is_red_its_rule_acts_and_the_page_shows_it() {
+    let directory = Directory::new();
+    let path = capture(&directory, "camera.pcapng", &camera());
+    std::fs::write(directory.join("rules.toml"), RULES).expect("written");
+    let rules = directory.text("rules.toml");
+    let (mirror, page) = (directory.text("mirror.pcapng"), directory.text("page.html"));
+    let control = UdpSocket::bind("127.0.0.1:0").expect("a socket");
+    control
+        .set_read_timeout(Some(Duration::from_secs(60)))
+        .expect("a time limit");
+    let to = control.local_addr().expect("an address").to_string();
+    let account = account(&[
+        "monitor",
+        "-r",
+        &path,
+        "--rules",
+        &rules,
+        "--mirror",
+        &mirror,
+        "--control",
+        &to,
+        "--report",
+        &page,
+        "--json",
+    ]);
+    let flow = &account["flows"][0];
+    assert_eq!(flow["worst_level"], "red");
+    assert_eq!(flow["delay_by"], "shift");
+    assert_eq!(account["rules"][0]["begun"], 1);
+    let mut message = [0; 2000];
+    for begins in [true, false] {
+        let length = control.recv(&mut message).expect("a control message");
+        let message: Value = serde_json::from_slice(&message[..length]).expect("JSON");
+        assert_eq!(message["rule"], "late");
+        assert_eq!(message["begins"], begins);
+    }
+    // What was mirrored: from the first late packet until the rule ended, a second after the last one.
+    let account = self::account(&["monitor", "-r", &mirror, "--json"]);
+    assert_eq!(account["flows"][0]["packets"], 120);
+    let page = std::fs::read_to_string(page).expect("the page");
+    for expected in [
+        "<svg",
+        "limit",
+        "camera",
+        "#d55e00",
+        "green to red",
+        "rule late begins",
+    ] {
+        assert!(page.contains(expected), "{expected} in the page");
+    }
+    // Rules that mirror or control need a place to.
+    let ran = run(&["monitor", "-r", &path, "--rules", &rules]);
+    assert!(
+        ran.code != Some(0) && ran.err.contains("--mirror FILE"),
+        "{}",
+        ran.err
+    );
+}
+
+#[test]
+fn the_table_fits_80_columns_and_csv_has_a_line_for_each_flow() {
+    let directory = Directory::new();
+    let packets: Vec<_> = (0..100_u16)
+        .map(|port| (i64::from(port), udp([40_000 + port, 65_535], &[0; 1400])))
+        .collect();
+    let path = capture(&directory, "many.pcapng", &packets);
+    let ran = run(&["monitor", "-r", &path]);
+    assert!(
+        ran.code == Some(0) && ran.out.contains("80 more"),
+        "{}",
+        ran.out
+    );
+    let widest = ran
+        .out
+        .lines()
+        .skip(1)
+        .map(|line| line.chars().count())
+        .max();
+    assert!(widest <= Some(80), "{}", ran.out);
+    let ran = run(&["monitor", "-r", &path, "--csv"]);
+    assert_eq!(ran.out.lines().count(), 101);
+    let columns: Vec<usize> = ran
+        .out
+        .lines()
+        .map(|line| line.split(',').count())
+        .collect();
+    assert!(
+        columns.iter().all(|count| *count == columns[0]),
+        "{columns:?}"
+    );
+}
+
+#[test]
+fn what_is_no_capture_or_ends_early_is_told() {
+    let directory = Directory::new();
+    let path = capture(&directory, "whole.pcapng", &camera());
+    let whole = std::fs::read(&path).expect("the capture");
+    std::fs::write(directory.join("cut.pcapng"), &whole[..whole.len() - 10]).expect("written");
+    let ran = run(&["monitor", "-r", &directory.text("cut.pcapng")]);
+    assert!(
+        ran.code != Some(0) && ran.err.contains("within packet 200"),
+        "{}",
+        ran.err
+    );
+    assert!(ran.out.contains("199"), "{}", ran.out);
+    std::fs::write(directory.join("text"), "hello, world: this is no capture").expect("written");
+    let ran = run(&["monitor", "-r", &directory.text("text")]);
+    assert!(
+        ran.code != Some(0) && ran.err.contains("neither pcap nor pcapng"),
+        "{}",
+        ran.err
+    );
+    let ran = run(&["monitor", "-i", "takt-none0"]);
+    assert!(
+        ran.code != Some(0) && ran.err.contains("ip link"),
+        "{}",
+        ran.err
+    );
+}
+
+#[test]
+fn what_was_learned_holds_for_the_stretch_that_it_was_learned_from() {
+    let directory = Directory::new();
+    let good: Vec<_> = camera().into_iter().take(60).collect();
+    let path = capture(&directory, "good.pcapng", &good);
+    let learned = directory.text("learned.toml");
+    let ran = run(&["health", "learn", "-r", &path, "--output", &learned]);
+    assert!(ran.code == Some(0), "{}", ran.err);
+    let text = std::fs::read_to_string(&learned).expect("the proposal");
+    assert!(
+        text.contains("period = \"16666667ns\"") && text.contains("# seen: 60 beats"),
+        "{text}"
+    );
+    let ran = run(&["health", "check", &learned]);
+    assert!(ran.code == Some(0), "{}{}", ran.out, ran.err);
+    let account = self::account(&["monitor", "-r", &path, "--rules", &learned, "--json"]);
+    assert_eq!(account["flows"][0]["worst_level"], "green");
+    let late = capture(&directory, "late.pcapng", &camera());
+    let account = self::account(&["monitor", "-r", &late, "--rules", &learned, "--json"]);
+    assert_eq!(account["flows"][0]["worst_level"], "red");
+}
+
+#[test]
+fn rules_are_explained_and_contradictions_are_errors() {
+    let directory = Directory::new();
+    let check = |text: &str| {
+        std::fs::write(directory.join("rules.toml"), text).expect("written");
+        run(&["health", "check", &directory.text("rules.toml")])
+    };
+    let ran = check(RULES);
+    assert!(
+        ran.code == Some(0) && ran.out.contains("begins when delay > 5ms"),
+        "{}",
+        ran.out
+    );
+    let ran =
+        check("[[rule]]\nname = \"x\"\nwhen = \"loss > 2% and loss < 1%\"\ndo = [\"event\"]\n");
+    assert!(
+        ran.code != Some(0) && ran.out.contains("[never]"),
+        "{}",
+        ran.out
+    );
+    let ran = check("[[rule]]\nname = \"x\"\nwhen = \"dleay > 2ms\"\ndo = [\"event\"]\n");
+    assert!(
+        ran.code != Some(0) && ran.err.contains("delay, jitter"),
+        "{}",
+        ran.err
+    );
+}
+
+/// On loopback: what is sent there is seen, and served as metrics.
+#[test]
+fn an_interface_is_watched_live() {
+    let receiver = UdpSocket::bind("127.0.0.1:0").expect("a socket");
+    let port = receiver.local_addr().expect("an address").port();
+    let sender = UdpSocket::bind("127.0.0.1:0").expect("a socket");
+    let wanted = format!(":{port}");
+    let deadline = Instant::now() + Duration::from_secs(60);
+    loop {
+        let child = takt(&[
+            "monitor", "-i", "lo", "--for", "1s", "--ring", "4", "--json",
+        ])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("takt starts");
+        let mut child = child;
+        while child.try_wait().expect("a child").is_none() {
+            let _ = sender.send_to(&[7; 100], ("127.0.0.1", port));
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let output = child.wait_with_output().expect("its output");
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{text}");
+        let account: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        let flows = account["flows"].as_array().expect("flows");
+        let flow = flows.iter().find(|flow| {
+            flow["flow"]
+                .as_str()
+                .is_some_and(|name| name.ends_with(&wanted))
+        });
+        if let Some(flow) = flow {
+            assert_eq!(flow["largest"], 142);
+            return;
+        }
+        assert!(Instant::now() < deadline, "no packet was seen");
+    }
+}
