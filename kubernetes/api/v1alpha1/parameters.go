@@ -13,6 +13,8 @@ import (
 const (
 	// Driver is the name of the DRA driver that reservations are made with.
 	Driver = "cpu.takt.dev"
+	// NetworkDriver is the name of the one whose devices are networks of the node's taktd.
+	NetworkDriver = "network.takt.dev"
 	// APIVersion is the version of the parameters that this package reads.
 	APIVersion = Driver + "/v1alpha1"
 	// Kind is the kind of the parameters.

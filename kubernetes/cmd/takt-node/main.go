@@ -1,4 +1,4 @@
-// Command takt-node reserves CPU time for containers: see package node.
+// Command takt-node reserves CPU time for containers, and gives those of time-sensitive pods their runtime: see package node.
 package main
 
 import (
@@ -29,17 +29,18 @@ func main() {
 	name := flag.String("node", os.Getenv("NODE_NAME"), "name of this node in the cluster")
 	kubeconfig := flag.String("kubeconfig", "", "how to reach the API server; the pod's own way if empty")
 	installGate := flag.String("install-gate", "", "copy this takt-gate to where the configuration says before serving")
+	installCNI := flag.String("install-cni", "", "copy this takt-cni to where the configuration says before serving")
 	klog.InitFlags(nil)
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
-	if err := run(ctx, *config, *check, *name, *kubeconfig, *installGate); err != nil {
+	if err := run(ctx, *config, *check, *name, *kubeconfig, *installGate, *installCNI); err != nil {
 		fmt.Fprintln(os.Stderr, "takt-node:", err)
 		os.Exit(1)
 	}
 }
 
-func run(ctx context.Context, path string, check bool, name, kubeconfig, installGate string) error {
+func run(ctx context.Context, path string, check bool, name, kubeconfig, installGate, installCNI string) error {
 	config, err := node.LoadConfig(path)
 	if err != nil {
 		return err
@@ -61,6 +62,14 @@ func run(ctx context.Context, path string, check bool, name, kubeconfig, install
 	}
 	if installGate != "" {
 		if err := install(installGate, config.Gate); err != nil {
+			return err
+		}
+	}
+	if installCNI != "" {
+		if config.Network == nil {
+			return errors.New("-install-cni: the configuration has no network: write one, or leave the option out")
+		}
+		if err := install(installCNI, filepath.Join(config.Network.Plugins, "takt-cni")); err != nil {
 			return err
 		}
 	}
@@ -86,19 +95,19 @@ func run(ctx context.Context, path string, check bool, name, kubeconfig, install
 	return agent.Run(ctx)
 }
 
-// install replaces the gate on the host in one step: a container may be starting.
+// install replaces a program on the host in one step: a container may be starting.
 func install(from, to string) error {
 	source, err := os.Open(from)
 	if err != nil {
-		return fmt.Errorf("cannot install the gate: %w", err)
+		return fmt.Errorf("cannot install %s: %w", to, err)
 	}
 	defer source.Close()
 	if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
-		return fmt.Errorf("cannot install the gate: %w", err)
+		return fmt.Errorf("cannot install %s: %w", to, err)
 	}
-	target, err := os.CreateTemp(filepath.Dir(to), ".takt-gate-*")
+	target, err := os.CreateTemp(filepath.Dir(to), ".takt-*")
 	if err != nil {
-		return fmt.Errorf("cannot install the gate: %w", err)
+		return fmt.Errorf("cannot install %s: %w", to, err)
 	}
 	defer os.Remove(target.Name())
 	_, err = io.Copy(target, source)
@@ -107,7 +116,7 @@ func install(from, to string) error {
 		err = os.Rename(target.Name(), to)
 	}
 	if err != nil {
-		return fmt.Errorf("cannot install the gate: %w", err)
+		return fmt.Errorf("cannot install %s: %w", to, err)
 	}
 	return nil
 }

@@ -58,6 +58,8 @@ type Config struct {
 	Gate string `json:"gate,omitempty"`
 	// Listen is the address of metrics and health; none if empty.
 	Listen string `json:"listen,omitempty"`
+	// Network gives containers of pods in a network of Takt their runtime; none if absent.
+	Network *NetworkConfig `json:"network,omitempty"`
 }
 
 // DefaultConfig is what a field that is absent means.
@@ -135,6 +137,9 @@ func (c *Config) validate() error {
 		if !filepath.IsAbs(path) {
 			mistake("%s %q is not an absolute path", name, path)
 		}
+	}
+	if c.Network != nil {
+		mistakes = append(mistakes, c.Network.validate())
 	}
 	return errors.Join(mistakes...)
 }

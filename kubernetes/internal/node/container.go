@@ -29,6 +29,9 @@ const (
 	reasonNarrowed = "ReservationNarrowed"
 	reasonUnused   = "ReservationUnused"
 	reasonHeadless = "ContainerHeadless"
+	// reasonNetwork and reasonUnattached are of containers of time-sensitive pods.
+	reasonNetwork    = "NetworkRefused"
+	reasonUnattached = "NetworkUnattached"
 	// Those of the node's own events.
 	reasonReclaimed     = "BandwidthReclaimed"
 	reasonBandwidthLost = "BandwidthLost"

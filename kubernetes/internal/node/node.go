@@ -157,6 +157,13 @@ func (n *Node) serve(ctx context.Context, logger klog.Logger) error {
 	n.helper = helper
 	n.mu.Unlock()
 	background.Go(func() { n.publishOrders(ctx, helper) })
+	if n.config.Network != nil {
+		background.Go(func() {
+			if err := n.runNetworks(ctx); err != nil {
+				cancel(err)
+			}
+		})
+	}
 	logger.Info("Serving", "node", n.name, "backend", n.backend.Name(), "cores", n.config.Cores, "bound", n.offer.Bound)
 
 	<-ctx.Done()

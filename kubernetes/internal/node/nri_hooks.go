@@ -166,13 +166,20 @@ func podOf(pod *api.PodSandbox) Pod {
 	return Pod{Namespace: pod.GetNamespace(), Name: pod.GetName(), UID: types.UID(pod.GetUid())}
 }
 
-// CreateContainer refuses containers whose claims are not prepared for their pod, and adjusts the others.
+// CreateContainer refuses containers whose claims are not prepared for their pod, or which have no runtime and need
+// one, and adjusts the others.
 func (p *nriPlugin) CreateContainer(ctx context.Context, sandbox *api.PodSandbox, ctr *api.Container) (*api.ContainerAdjustment, []*api.ContainerUpdate, error) {
-	if len(marks(ctr)) == 0 {
-		return nil, nil, nil
-	}
 	n, pod := p.n, podOf(sandbox)
 	defer n.metrics.hook("CreateContainer")()
+	adjustment := &api.ContainerAdjustment{}
+	if err := n.connect(sandbox, ctr, adjustment); err != nil {
+		n.metrics.failures.WithLabelValues("create").Inc()
+		n.tell(pod, reasonNetwork, "container "+ctr.GetName(), err)
+		return nil, nil, err
+	}
+	if len(marks(ctr)) == 0 {
+		return adjustment, nil, nil
+	}
 	c, err := n.admit(ctx, pod, ctr, true)
 	if err != nil {
 		n.metrics.failures.WithLabelValues("create").Inc()
@@ -180,7 +187,6 @@ func (p *nriPlugin) CreateContainer(ctx context.Context, sandbox *api.PodSandbox
 		return nil, nil, err
 	}
 	wanted := n.backend.Adjust(c.grants)
-	adjustment := &api.ContainerAdjustment{}
 	if len(wanted.CPUs) > 0 {
 		adjustment.SetLinuxCPUSetCPUs(topology.FormatCPUList(wanted.CPUs))
 	} else if wide, err := n.wide(pod, ctr, ctr.GetLinux().GetResources()); err != nil {

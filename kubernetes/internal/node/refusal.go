@@ -25,6 +25,9 @@ const (
 	codeNotPrepared = "NotPrepared"
 	codeUnused      = "ClaimUnused"
 	codeUnrequested = "CPUNotRequested"
+	codeUnattached  = "NotAttached"
+	codeAnnotation  = "InvalidAnnotation"
+	codeNoNetwork   = "NetworkNotServed"
 	// What the kernel says of a reservation that this agent would give.
 	codeKernelBusy   = "KernelBandwidthExceeded"
 	codeNotPermitted = "NotPermitted"

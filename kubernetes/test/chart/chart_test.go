@@ -245,6 +245,37 @@ func TestTheChartRendersWhatTheAPIServerTakesAndTheAgentReads(t *testing.T) {
 	}
 }
 
+func TestTheChartGivesTheAgentWhatANetworkNeeds(t *testing.T) {
+	values := cores(nil)
+	values["network"] = map[string]any{"enabled": true, "unattached": "start"}
+	all := mustRender(t, values)
+	path := filepath.Join(t.TempDir(), "config.yaml")
+	if err := os.WriteFile(path, []byte(find[*corev1.ConfigMap](t, all, "").Data["config.yaml"]), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	config, err := node.LoadConfig(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := node.NetworkConfig{
+		Sockets: "/run/takt/cni", AdminSocket: "/run/takt/admin.sock", Plugins: "/opt/cni/bin",
+		Preload: "/usr/lib/x86_64-linux-gnu/libtakt_preload.so", Unattached: node.StartUnattached,
+	}
+	if config.Network == nil || *config.Network != want {
+		t.Errorf("the agent reads %+v", config.Network)
+	}
+	pod := find[*appsv1.DaemonSet](t, all, "").Spec.Template.Spec
+	if !pod.HostNetwork || !slices.Contains(pod.Containers[0].Args, "-install-cni=/takt-cni") {
+		t.Errorf("the plugin is not installed by %v", pod.Containers[0].Args)
+	}
+	for _, needed := range []string{filepath.Dir(want.AdminSocket), want.Plugins} {
+		if !slices.ContainsFunc(pod.Containers[0].VolumeMounts, func(m corev1.VolumeMount) bool { return m.MountPath == needed }) ||
+			!slices.ContainsFunc(pod.Volumes, func(v corev1.Volume) bool { return v.HostPath != nil && v.HostPath.Path == needed }) {
+			t.Errorf("the agent has no %s", needed)
+		}
+	}
+}
+
 func TestValuesThatMeanNothingAreRefused(t *testing.T) {
 	for _, values := range []map[string]any{
 		{},
@@ -257,6 +288,8 @@ func TestValuesThatMeanNothingAreRefused(t *testing.T) {
 		cores(map[string]any{"core": "1"}),
 		{"config": map[string]any{"cores": "1"}, "colour": "red"},
 		{"config": map[string]any{"cores": "1"}, "hostPaths": map[string]any{"cdi": "relative"}},
+		{"config": map[string]any{"cores": "1"}, "network": map[string]any{"enabled": true, "preload": ""}},
+		{"config": map[string]any{"cores": "1"}, "network": map[string]any{"unattached": "perhaps"}},
 	} {
 		if _, err := render(t, values); err == nil {
 			t.Errorf("%v was rendered", values)
@@ -441,7 +474,7 @@ func TestTheExamplesPassThePolicyAndTheNode(t *testing.T) {
 			}
 		}
 		specs := claimSpecs(all)
-		if len(specs) == 0 {
+		if len(specs) == 0 && filepath.Base(file) != "time-sensitive.yaml" {
 			t.Errorf("%s has no claim", file)
 		}
 		for _, spec := range specs {
@@ -625,6 +658,7 @@ func TestAnAgentPublishesOnlyItsOwnNodesCores(t *testing.T) {
 		pass    bool
 	}{
 		"its own":         {slice("a", "cpu.takt.dev"), by(agent, "a"), true},
+		"its networks":    {slice("a", "network.takt.dev"), by(agent, "a"), true},
 		"another node's":  {slice("b", "cpu.takt.dev"), by(agent, "a"), false},
 		"all nodes'":      {slice("", "cpu.takt.dev"), by(agent, "a"), false},
 		"another driver":  {slice("a", "gpu.example.com"), by(agent, "a"), false},

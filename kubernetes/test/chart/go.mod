@@ -13,7 +13,12 @@ require (
 	sigs.k8s.io/yaml v1.6.0
 )
 
-require github.com/asaskevich/govalidator v0.0.0-20230301143203-a9d515a09cc2 // indirect
+require (
+	github.com/asaskevich/govalidator v0.0.0-20230301143203-a9d515a09cc2 // indirect
+	github.com/containernetworking/cni v1.3.1 // indirect
+	github.com/vishvananda/netlink v1.3.1 // indirect
+	github.com/vishvananda/netns v0.0.5 // indirect
+)
 
 require (
 	cel.dev/expr v0.25.1 // indirect

@@ -92,10 +92,27 @@ mkdir -p /opt/cni/bin /etc/cni/net.d
 for plugin in bridge loopback host-local; do
 	cp "$(command -v $plugin)" /opt/cni/bin/
 done
-cat >/etc/cni/net.d/10-pods.conflist <<'JSON'
+# With taktd: takt-cni behind the plugin of the primary network, which takt-node installs.
+chained=
+if [ -n "${TAKT_TAKTD:-}" ]; then
+	chained=', {"type": "takt-cni", "network": "pods", "classes": [0, 5], "pods": "annotated",
+ "capabilities": {"io.kubernetes.cri.pod-annotations": true}}'
+fi
+cat >/etc/cni/net.d/10-pods.conflist <<JSON
 {"cniVersion": "1.0.0", "name": "pods", "plugins": [{"type": "bridge", "bridge": "pods0", "isGateway": true,
- "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.67.0.0/24"}]], "routes": [{"dst": "0.0.0.0/0"}]}}]}
+ "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.67.0.0/24"}]], "routes": [{"dst": "0.0.0.0/0"}]}}$chained]}
 JSON
+cat >taktd.toml <<TOML
+[node]
+state = "$TAKT_CLUSTER/taktd"
+[security]
+key_file = "$TAKT_CLUSTER/node.key"
+[[network]]
+name = "pods"
+carrier = "vxlan:1"
+[departure]
+tolerance_us = 1000000
+TOML
 
 openssl genrsa -out service.key 2048 2>/dev/null
 cat >tokens.csv <<CSV
@@ -186,6 +203,7 @@ keep apiserver kube apiserver --etcd-servers http://127.0.0.1:2379 --secure-port
 	--service-account-issuer https://kubernetes.default.svc --service-account-key-file service.key --service-account-signing-key-file service.key \
 	--kubelet-preferred-address-types InternalIP --allow-privileged
 keep containerd containerd -c containerd.toml
+[ -z "${TAKT_TAKTD:-}" ] || keep taktd "$TAKT_TAKTD" --config taktd.toml
 until_true 60 kube kubectl get --raw /readyz
 keep controllers kube controllers --kubeconfig controllers.conf --service-account-private-key-file service.key --root-ca-file certs/apiserver.crt \
 	--use-service-account-credentials --leader-elect=false

@@ -10,7 +10,10 @@ export TAKT_BACKEND
 # A partitioned machine must keep a core for itself.
 cores=all
 [ "$TAKT_BACKEND" != deadline-partition ] || cores='"1"'
-echo "{config: {cores: $cores, backend: $TAKT_BACKEND}, image: {pullPolicy: Never}}" >"$bin/values.yaml"
+# With taktd, the agent gives pods their runtime.
+network=
+[ -z "${TAKT_TAKTD:-}" ] || network=", network: {enabled: true, preload: $TAKT_PRELOAD_LIBRARY}"
+echo "{config: {cores: $cores, backend: $TAKT_BACKEND}, image: {pullPolicy: Never}$network}" >"$bin/values.yaml"
 (cd "$here/../chart" && go run ./render "$here/../../../deploy/helm/takt-node" "$bin/values.yaml" kube-system >"$bin/chart.yaml")
 # A release for other nodes, which shares the device class.
 echo "{config: {cores: $cores}, image: {pullPolicy: Never}, deviceClass: {create: false}, nodeSelector: {pool: other}}" >"$bin/second.yaml"

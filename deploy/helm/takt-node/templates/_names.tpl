@@ -34,5 +34,13 @@ app.kubernetes.io/instance: {{ .Release.Name }}
   "runDirectory" $paths.run
   "gate" (printf "%s/takt-gate" $paths.gate)
   "listen" (printf ":%d" (int .Values.metrics.port)) -}}
+{{- if .Values.network.enabled }}
+{{- $_ := set $fixed "network" (dict
+  "sockets" (printf "%s/cni" $paths.takt)
+  "adminSocket" (printf "%s/admin.sock" $paths.takt)
+  "plugins" $paths.cni
+  "preload" .Values.network.preload
+  "unattached" .Values.network.unattached) }}
+{{- end }}
 {{ toYaml (merge (dict) $fixed .Values.config) }}
 {{- end }}

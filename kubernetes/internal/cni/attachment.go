@@ -1,0 +1,154 @@
+package cni
+
+import (
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	"github.com/containernetworking/cni/pkg/skel"
+	"github.com/containernetworking/cni/pkg/types"
+)
+
+// SocketName is the pod's socket in its attachment's directory, which is named after the interface, in the pod's, which
+// is named after its sandbox.
+const SocketName = "takt.sock"
+
+// networkName is the file beside it that names the CNI network, for GC.
+const networkName = "network"
+
+// longestIdentity is what taktd takes.
+const longestIdentity = 128
+
+// An attachment is one interface of one pod. Its directory is the record of it: what has a directory is attached, and
+// taktd brings back the listeners of those alone after a crash.
+type attachment struct {
+	root, container, ifname string
+}
+
+func (c *Config) attachment(container, ifname string) attachment {
+	return attachment{root: c.Directory, container: container, ifname: ifname}
+}
+
+func (a attachment) directory() string { return filepath.Join(a.root, a.container, a.ifname) }
+func (a attachment) socket() string    { return filepath.Join(a.directory(), SocketName) }
+
+// lock keeps other commands for the same attachment waiting until unlock is called.
+func (a attachment) lock() (unlock func(), err error) {
+	locks := filepath.Join(a.root, ".locks")
+	if err := os.MkdirAll(locks, 0o700); err != nil {
+		return nil, failure("cannot make the directory of locks", err)
+	}
+	path := filepath.Join(locks, a.container+"."+a.ifname)
+	for {
+		file, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR|syscall.O_CLOEXEC, 0o600)
+		if err != nil {
+			return nil, failure("cannot make a lock", err)
+		}
+		for err = syscall.EINTR; errors.Is(err, syscall.EINTR); {
+			err = syscall.Flock(int(file.Fd()), syscall.LOCK_EX)
+		}
+		if err != nil {
+			file.Close()
+			return nil, failure("cannot lock "+path, err)
+		}
+		// Whoever had it may have removed the file: then it locks nothing any more.
+		held, err1 := file.Stat()
+		there, err2 := os.Stat(path)
+		if err1 == nil && err2 == nil && os.SameFile(held, there) {
+			return func() {
+				os.Remove(path)
+				file.Close()
+			}, nil
+		}
+		file.Close()
+	}
+}
+
+// create makes the attachment's directory, with the name of its network in it.
+func (a attachment) create(network string) error {
+	if len(a.socket()) > longestSocket {
+		return invalid("directory %q: the pod's socket would be %s, which is longer than %d bytes: choose a shorter directory", a.root, a.socket(), longestSocket)
+	}
+	// The directory of all pods is for root; a container sees its own, which is mounted into it.
+	if err := os.MkdirAll(a.root, 0o700); err != nil {
+		return failure("cannot make the directory of sockets", err)
+	}
+	if err := os.MkdirAll(a.directory(), 0o755); err != nil {
+		return failure("cannot make the pod's directory", err)
+	}
+	if err := os.WriteFile(filepath.Join(a.directory(), networkName), []byte(network), 0o644); err != nil {
+		return failure("cannot write the attachment's network", err)
+	}
+	return nil
+}
+
+// remove takes the directory away, and the pod's if it is empty then.
+func (a attachment) remove() error {
+	if err := os.RemoveAll(a.directory()); err != nil {
+		return failure("cannot remove the pod's directory", err)
+	}
+	return a.removePod()
+}
+
+// removePod takes the pod's directory away if it is empty.
+func (a attachment) removePod() error {
+	err := syscall.Rmdir(filepath.Dir(a.directory()))
+	if err == nil || errors.Is(err, syscall.ENOENT) || errors.Is(err, syscall.ENOTEMPTY) || errors.Is(err, syscall.ENOTDIR) {
+		return nil
+	}
+	return failure("cannot remove the pod's directory", err)
+}
+
+// network is the CNI network that the attachment is of; empty if a crash has left it without.
+func (a attachment) network() (string, error) {
+	name, err := os.ReadFile(filepath.Join(a.directory(), networkName))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return "", failure("cannot read the attachment's network", err)
+	}
+	return string(name), nil
+}
+
+// attachments are all that are there.
+func (c *Config) attachments() ([]attachment, error) {
+	directories, err := filepath.Glob(filepath.Join(escape(c.Directory), "[^.]*", "*"))
+	if err != nil {
+		return nil, failure("cannot list attachments", err)
+	}
+	var found []attachment
+	for _, directory := range directories {
+		pod, ifname := filepath.Split(directory)
+		found = append(found, c.attachment(filepath.Base(pod), ifname))
+	}
+	return found, nil
+}
+
+// escape makes a path a pattern that only it matches.
+func escape(path string) string {
+	return strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`).Replace(path)
+}
+
+// identity names the pod in taktd's logs, tables and metrics.
+func identity(args *skel.CmdArgs) string {
+	of := struct {
+		types.CommonArgs
+		K8S_POD_NAMESPACE, K8S_POD_NAME types.UnmarshallableString //nolint:revive // the names of CNI_ARGS
+	}{}
+	name := args.ContainerID
+	if types.LoadArgs("IgnoreUnknown=1;"+args.Args, &of) == nil && of.K8S_POD_NAME != "" {
+		name = string(of.K8S_POD_NAMESPACE + "/" + of.K8S_POD_NAME)
+	}
+	name += "/" + args.IfName
+	if len(name) > longestIdentity {
+		name = fmt.Sprintf("%s~%x", strings.ToValidUTF8(name[:longestIdentity-17], ""), sha256.Sum256([]byte(name)))[:longestIdentity]
+	}
+	return name
+}
+
+func failure(what string, err error) *types.Error {
+	return types.NewError(types.ErrIOFailure, what+": "+err.Error(), "")
+}

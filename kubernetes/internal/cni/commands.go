@@ -1,0 +1,302 @@
+// Package cni attaches pods to a network of Takt, as the Container Network Interface 1.1.0 has it.
+//
+// What the pod gets is a socket of the node's taktd that is its identity: from there it may send frames with the
+// addresses of its interface, in the classes of the network, at launch times. The interface itself is made by the
+// plugins before this one (chained, so that the pod's primary network becomes time-aware), or by one that this plugin
+// delegates to.
+//
+// Not here: how the socket comes into the container (package node).
+package cni
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+
+	"github.com/containernetworking/cni/pkg/invoke"
+	"github.com/containernetworking/cni/pkg/skel"
+	"github.com/containernetworking/cni/pkg/types"
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+	"github.com/containernetworking/cni/pkg/version"
+)
+
+// Main answers the command that the environment names, and ends the process.
+func Main(about string) {
+	skel.PluginMainFuncs(skel.CNIFuncs{Add: add, Del: del, Check: check, GC: collect, Status: report},
+		version.PluginSupports("0.4.0", "1.0.0", "1.1.0"), about)
+}
+
+// chained returns what the plugins before have made; there must be something.
+func (c *Config) chained() (*types100.Result, error) {
+	if c.previous == nil {
+		return nil, invalid("there is no interface to attach: put this plugin behind the one that makes it (chained), or name one in delegate")
+	}
+	return c.previous, nil
+}
+
+func add(args *skel.CmdArgs) (err error) {
+	c, err := load(args.StdinData)
+	if err != nil {
+		return err
+	}
+	if c.Delegate != nil && c.PrevResult != nil {
+		return invalid("delegate: the plugins before this one have made the interface: remove delegate, or make this plugin the first")
+	}
+	selected, err := c.selects()
+	if err != nil {
+		return err
+	}
+	at := c.attachment(args.ContainerID, args.IfName)
+	unlock, err := at.lock()
+	if err != nil {
+		return err
+	}
+	defer unlock()
+
+	var undo []func() error
+	defer func() {
+		if err == nil {
+			return
+		}
+		for _, step := range slices.Backward(undo) {
+			if failed := step(); failed != nil {
+				fmt.Fprintln(os.Stderr, "takt-cni: cannot undo:", failed)
+			}
+		}
+	}()
+	var made types.Result = c.PrevResult
+	result := c.previous
+	if c.Delegate != nil {
+		conf, err := c.delegated(args.StdinData)
+		if err != nil {
+			return err
+		}
+		undo = append(undo, func() error { return invoke.DelegateDel(context.Background(), c.delegateType, conf, nil) })
+		if made, err = invoke.DelegateAdd(context.Background(), c.delegateType, conf, nil); err != nil {
+			return delegateFailed(c, err)
+		}
+		if result, err = types100.NewResultFromResult(made); err != nil {
+			return types.NewError(types.ErrDecodingFailure, fmt.Sprintf("the result of %s cannot be read: %v", c.delegateType, err), "")
+		}
+	} else if result, err = c.chained(); err != nil {
+		return err
+	}
+	if selected {
+		undo = append(undo, func() error { return c.detach(at) })
+		if err := c.attach(args, at, result); err != nil {
+			if c.Runtime == RuntimeRequired || !isAway(err) {
+				return err
+			}
+			fmt.Fprintln(os.Stderr, "takt-cni: the pod is not time-aware:", err)
+			if err := c.detach(at); err != nil {
+				return err
+			}
+		}
+	}
+	return types.PrintResult(made, c.CNIVersion)
+}
+
+// attach gives the pod its place in the network.
+func (c *Config) attach(args *skel.CmdArgs, at attachment, result *types100.Result) error {
+	of, err := endpoint(args.Netns, args.IfName, result)
+	if err != nil {
+		return err
+	}
+	runtime, err := c.taktd()
+	if err != nil {
+		return err
+	}
+	defer runtime.close()
+	if err := runtime.network(c); err != nil {
+		return err
+	}
+	if err := at.create(c.Name); err != nil {
+		return err
+	}
+	return runtime.set(c.listener(at, identity(args), of))
+}
+
+// detach takes the pod out of the network. Nothing there is as good.
+func (c *Config) detach(at attachment) error {
+	if _, err := os.Lstat(at.directory()); errors.Is(err, os.ErrNotExist) {
+		// An ADD that was killed may have begun.
+		return at.removePod()
+	}
+	runtime, err := c.taktd()
+	if err != nil {
+		return err
+	}
+	defer runtime.close()
+	// If taktd is not running: without its directory the listener does not come back at its next start.
+	if err := runtime.remove(at.socket()); err != nil && !isAway(err) {
+		return err
+	}
+	return at.remove()
+}
+
+func del(args *skel.CmdArgs) error {
+	c, err := decode(args.StdinData)
+	if err != nil {
+		return err
+	}
+	at := c.attachment(args.ContainerID, args.IfName)
+	unlock, err := at.lock()
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	// First: nobody must have the addresses that are free then while frames of the pod can still leave with them.
+	if err := c.detach(at); err != nil {
+		return err
+	}
+	if c.Delegate == nil {
+		return nil
+	}
+	conf, err := c.delegated(args.StdinData)
+	if err != nil {
+		return err
+	}
+	if err := invoke.DelegateDel(context.Background(), c.delegateType, conf, nil); err != nil {
+		return delegateFailed(c, err)
+	}
+	return nil
+}
+
+func check(args *skel.CmdArgs) error {
+	c, err := load(args.StdinData)
+	if err != nil {
+		return err
+	}
+	selected, err := c.selects()
+	if err != nil {
+		return err
+	}
+	at := c.attachment(args.ContainerID, args.IfName)
+	unlock, err := at.lock()
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if c.Delegate != nil {
+		conf, err := c.delegated(args.StdinData)
+		if err != nil {
+			return err
+		}
+		if err := invoke.DelegateCheck(context.Background(), c.delegateType, conf, nil); err != nil {
+			return delegateFailed(c, err)
+		}
+	}
+	result, err := c.chained()
+	if err != nil || !selected {
+		return err
+	}
+	of, err := endpoint(args.Netns, args.IfName, result)
+	if err != nil {
+		return err
+	}
+	runtime, err := c.taktd()
+	if err != nil {
+		return err
+	}
+	defer runtime.close()
+	wanted := c.listener(at, identity(args), of)
+	is, err := runtime.listener(wanted.GetPath())
+	switch {
+	case err != nil:
+		return err
+	case is == nil:
+		return types.NewError(errorRefused, fmt.Sprintf("taktd has no listener %s: the pod has to be created again", wanted.GetPath()), "")
+	case !same(is, wanted):
+		return types.NewError(errorRefused, fmt.Sprintf("listener %s is of %v with classes %v, and the pod is %v with classes %v: the pod has to be created again",
+			wanted.GetPath(), is.GetEndpoint(), is.GetClasses(), wanted.GetEndpoint(), wanted.GetClasses()), "")
+	}
+	if _, err := os.Stat(wanted.GetPath()); err != nil {
+		return failure("the pod's socket is not there: the pod has to be created again", err)
+	}
+	return nil
+}
+
+// collect removes what is of no valid attachment of the network.
+func collect(args *skel.CmdArgs) error {
+	c, err := decode(args.StdinData)
+	if err != nil {
+		return err
+	}
+	there, err := c.attachments()
+	if err != nil {
+		return err
+	}
+	var failed []error
+	for _, at := range there {
+		valid := types.GCAttachment{ContainerID: at.container, IfName: at.ifname}
+		if slices.Contains(c.ValidAttachments, valid) {
+			continue
+		}
+		if err := c.collectOne(at); err != nil {
+			failed = append(failed, err)
+		}
+	}
+	if c.Delegate != nil {
+		conf, err := c.delegated(args.StdinData)
+		if err == nil {
+			err = invoke.DelegateGC(context.Background(), c.delegateType, conf, nil)
+		}
+		if err != nil {
+			failed = append(failed, delegateFailed(c, err))
+		}
+	}
+	return errors.Join(failed...)
+}
+
+func (c *Config) collectOne(at attachment) error {
+	unlock, err := at.lock()
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	network, err := at.network()
+	// Without a network it is what an ADD that was killed has left: no command is under way.
+	if err != nil || network != "" && network != c.Name {
+		return err
+	}
+	return c.detach(at)
+}
+
+// report says whether pods can be attached.
+func report(args *skel.CmdArgs) error {
+	c, err := load(args.StdinData)
+	if err != nil {
+		return err
+	}
+	runtime, err := c.taktd()
+	if err != nil {
+		return err
+	}
+	defer runtime.close()
+	if err := runtime.network(c); err != nil && (c.Runtime == RuntimeRequired || !isAway(err)) {
+		return types.NewError(types.ErrPluginNotAvailable, err.Error(), "")
+	}
+	if c.Delegate == nil {
+		return nil
+	}
+	conf, err := c.delegated(args.StdinData)
+	if err != nil {
+		return err
+	}
+	if err := invoke.DelegateStatus(context.Background(), c.delegateType, conf, nil); err != nil {
+		return delegateFailed(c, err)
+	}
+	return nil
+}
+
+// delegateFailed names the plugin that has failed, and keeps its error code.
+func delegateFailed(c *Config, err error) error {
+	code := types.ErrInternal
+	var told *types.Error
+	if errors.As(err, &told) {
+		code = told.Code
+	}
+	return types.NewError(code, fmt.Sprintf("delegate %s: %v", c.delegateType, err), "")
+}

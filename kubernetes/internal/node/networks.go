@@ -1,0 +1,198 @@
+package node
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/credentials/insecure"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+	"k8s.io/dynamic-resource-allocation/resourceslice"
+	"k8s.io/klog/v2"
+
+	reservation "github.com/takt-dev/takt/kubernetes/api/v1alpha1"
+	"github.com/takt-dev/takt/kubernetes/internal/adminv1"
+)
+
+const (
+	// askTaktd is how long taktd may take for an answer.
+	askTaktd = 5 * time.Second
+	// lookAtTaktd is how often it is asked what it serves.
+	lookAtTaktd = 2 * time.Second
+)
+
+// networks is the DRA driver for the networks that the node's taktd serves: a pod with a claim for one is placed only
+// where it is served. A network may be claimed any number of times: what a pod may do there is its listener's.
+type networks struct {
+	n     *Node
+	admin adminv1.AdminClient
+}
+
+func (n *Node) networks() (d *networks, disconnect func() error, err error) {
+	connection, err := grpc.NewClient("unix:"+n.config.Network.AdminSocket, grpc.WithTransportCredentials(insecure.NewCredentials()),
+		// It is asked so often anyway: one that comes back after a long time is noticed as soon.
+		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: lookAtTaktd, Multiplier: 1, MaxDelay: lookAtTaktd}, MinConnectTimeout: askTaktd}))
+	if err != nil {
+		return nil, nil, fmt.Errorf("cannot use the socket of taktd: %w", err)
+	}
+	return &networks{n, adminv1.NewAdminClient(connection)}, connection.Close, nil
+}
+
+// runNetworks publishes the networks and serves the kubelet until the context ends.
+func (n *Node) runNetworks(ctx context.Context) error {
+	d, disconnect, err := n.networks()
+	if err != nil {
+		return err
+	}
+	defer disconnect()
+	plugins := filepath.Join(n.config.KubeletPlugins, reservation.NetworkDriver)
+	if err := os.MkdirAll(plugins, 0o750); err != nil {
+		return fmt.Errorf("cannot make the plugin's directory: %w", err)
+	}
+	helper, err := kubeletplugin.Start(ctx, d,
+		kubeletplugin.DriverName(reservation.NetworkDriver),
+		kubeletplugin.NodeName(n.name),
+		kubeletplugin.KubeClient(n.client),
+		kubeletplugin.PluginDataDirectoryPath(plugins),
+		kubeletplugin.RegistrarDirectoryPath(n.config.KubeletRegistry),
+	)
+	if err != nil {
+		return fmt.Errorf("cannot serve the kubelet: %w", err)
+	}
+	defer helper.Stop()
+	d.publish(ctx, helper)
+	return nil
+}
+
+// publish says what taktd serves, at once and whenever that has changed.
+func (d *networks) publish(ctx context.Context, to publisher) {
+	logger := klog.FromContext(ctx)
+	var last []resourceapi.Device
+	published, away := false, false
+	for {
+		now, err := d.devices(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		if (err != nil) != away {
+			away = err != nil
+			logger.Info("Asked taktd for its networks", "socket", d.n.config.Network.AdminSocket, "err", err)
+		}
+		if !published || !reflect.DeepEqual(now, last) {
+			pool := resourceslice.Pool{Slices: []resourceslice.Slice{{Devices: now}}}
+			err := to.PublishResources(ctx, resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{d.n.name: pool}})
+			if published = err == nil; published {
+				last = now
+			} else {
+				logger.Error(err, "Cannot publish the node's networks")
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(lookAtTaktd):
+		}
+	}
+}
+
+// devices are the networks that taktd serves now: none while it does not answer or takes no more applications.
+func (d *networks) devices(ctx context.Context) ([]resourceapi.Device, error) {
+	ctx, cancel := context.WithTimeout(ctx, askTaktd)
+	defer cancel()
+	status, err := d.admin.GetStatus(ctx, &adminv1.GetStatusRequest{})
+	if err != nil {
+		return nil, err
+	}
+	if status.GetNode().GetDraining() {
+		return nil, nil
+	}
+	all, err := d.admin.ListNetworks(ctx, &adminv1.ListNetworksRequest{})
+	if err != nil {
+		return nil, err
+	}
+	datapaths, err := d.admin.ListDatapaths(ctx, &adminv1.ListDatapathsRequest{})
+	if err != nil {
+		return nil, err
+	}
+	clock, err := d.admin.GetClock(ctx, &adminv1.GetClockRequest{})
+	if err != nil {
+		return nil, err
+	}
+	schedules, err := d.admin.ListSchedules(ctx, &adminv1.ListSchedulesRequest{})
+	if err != nil {
+		return nil, err
+	}
+	accelerated := slices.ContainsFunc(datapaths.GetDatapaths(), func(p *adminv1.Datapath) bool { return p.GetAvailable() && p.GetAccelerated() })
+	synchronised := clock.GetClock().GetState() == adminv1.ClockState_CLOCK_STATE_SYNCHRONISED
+	scheduled := slices.ContainsFunc(schedules.GetLinks(), func(l *adminv1.LinkSchedule) bool { return l.GetOperational() != nil })
+	var found []resourceapi.Device
+	for _, network := range all.GetNetworks() {
+		name := network.GetName()
+		// One that a device cannot be named after is not claimed; one that taktd cannot follow is not served.
+		if len(validation.IsDNS1123Label(name)) > 0 || network.GetProblem() != "" {
+			continue
+		}
+		shared, carrier := true, network.Carrier()
+		found = append(found, resourceapi.Device{
+			Name: name, AllowMultipleAllocations: &shared,
+			Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
+				"name": {StringValue: &name}, "carrier": {StringValue: &carrier}, "accelerated": {BoolValue: &accelerated},
+				"synchronised": {BoolValue: &synchronised}, "scheduled": {BoolValue: &scheduled},
+			},
+		})
+	}
+	slices.SortFunc(found, func(a, b resourceapi.Device) int { return strings.Compare(a.Name, b.Name) })
+	// What is left is of no use: a node with so many networks shows the first ones.
+	return found[:min(len(found), resourceapi.ResourceSliceMaxDevices)], nil
+}
+
+// PrepareResourceClaims implements kubeletplugin.DRAPlugin: a pod does not start where its network is not served any
+// more.
+func (d *networks) PrepareResourceClaims(ctx context.Context, claims []*resourceapi.ResourceClaim) (map[types.UID]kubeletplugin.PrepareResult, error) {
+	served, err := d.devices(ctx)
+	results := map[types.UID]kubeletplugin.PrepareResult{}
+	for _, claim := range claims {
+		var result kubeletplugin.PrepareResult
+		for _, allocated := range claim.Status.Allocation.Devices.Results {
+			if allocated.Driver != reservation.NetworkDriver || allocated.Pool != d.n.name {
+				continue
+			}
+			if !slices.ContainsFunc(served, func(device resourceapi.Device) bool { return device.Name == allocated.Device }) {
+				result = kubeletplugin.PrepareResult{Err: refuse(codeNoNetwork, "the node's taktd does not serve network %q (%v): start it, or delete the pod to have it placed again", allocated.Device, err)}
+				for _, pod := range claim.Status.ReservedFor {
+					d.n.tell(Pod{Namespace: claim.Namespace, Name: pod.Name, UID: pod.UID}, reasonNetwork, "claim "+claim.Name, result.Err)
+				}
+				break
+			}
+			result.Devices = append(result.Devices, kubeletplugin.Device{
+				Requests: []string{allocated.Request}, PoolName: allocated.Pool, DeviceName: allocated.Device, ShareID: allocated.ShareID,
+			})
+		}
+		results[claim.UID] = result
+	}
+	return results, nil
+}
+
+// UnprepareResourceClaims implements kubeletplugin.DRAPlugin: nothing is held.
+func (d *networks) UnprepareResourceClaims(_ context.Context, claims []kubeletplugin.NamespacedObject) (map[types.UID]error, error) {
+	results := map[types.UID]error{}
+	for _, claim := range claims {
+		results[claim.UID] = nil
+	}
+	return results, nil
+}
+
+// HandleError implements kubeletplugin.DRAPlugin.
+func (d *networks) HandleError(ctx context.Context, err error, msg string) {
+	d.n.HandleError(ctx, err, msg)
+}

@@ -1,0 +1,141 @@
+package node
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+	"k8s.io/dynamic-resource-allocation/resourceslice"
+
+	reservation "github.com/takt-dev/takt/kubernetes/api/v1alpha1"
+)
+
+// taktd starts the real one on loopback, and returns what ends it as a crash does.
+func (s *site) taktd(more string) (kill func()) {
+	s.t.Helper()
+	program := filepath.Join(os.Getenv("TAKT_BUILT"), "taktd")
+	if os.Getenv("TAKT_BUILT") == "" {
+		program, _ = filepath.Abs("../../../target/debug/taktd")
+	}
+	if _, err := os.Stat(program); err != nil {
+		s.t.Skipf("there is no taktd, run `make build` first: %v", err)
+	}
+	config := fmt.Sprintf("listener = []\n[security]\nkey_file = %q\n[admin]\nsocket = %q\n%s",
+		filepath.Join(s.dir, "node.key"), s.config.Network.AdminSocket, more)
+	path := filepath.Join(s.dir, "takt.toml")
+	if err := os.WriteFile(path, []byte(config), 0o600); err != nil {
+		s.t.Fatal(err)
+	}
+	daemon := exec.Command(program, "--config", path)
+	// In a network of its own: it binds ports.
+	daemon.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET}
+	said := &bytes.Buffer{}
+	daemon.Stderr = said
+	if err := daemon.Start(); err != nil {
+		s.t.Fatal(err)
+	}
+	kill = sync.OnceFunc(func() {
+		daemon.Process.Kill()
+		daemon.Wait()
+		if s.t.Failed() {
+			s.t.Logf("taktd: %s", said)
+		}
+	})
+	s.t.Cleanup(kill)
+	return kill
+}
+
+// published is what a driver has published last: networks with their carriers.
+type published struct {
+	mu   sync.Mutex
+	last []string
+}
+
+func (p *published) PublishResources(_ context.Context, resources resourceslice.DriverResources) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.last = []string{}
+	for _, slice := range resources.Pools[nodeName].Slices {
+		for _, device := range slice.Devices {
+			p.last = append(p.last, device.Name+" "+*device.Attributes["carrier"].StringValue)
+		}
+	}
+	return nil
+}
+
+func (p *published) is(wanted ...string) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.last != nil && slices.Equal(p.last, wanted)
+}
+
+func TestTheNetworksOfARunningTaktdCanBeClaimed(t *testing.T) {
+	s := newSite(t)
+	s.config.Network = &NetworkConfig{AdminSocket: filepath.Join(s.dir, "admin.sock"), Preload: "/l.so"}
+	if err := s.config.Network.validate(); err != nil {
+		t.Fatal(err)
+	}
+	// Not the agent that runs: an API server that only stores knows no field selectors, and two drivers of one node meet.
+	agent, err := New(nodeName, s.config, s.client, s.events, s.backend)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d, disconnect, err := agent.networks()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer disconnect()
+	ctx, cancel := context.WithCancel(context.Background())
+	var slice published
+	var background sync.WaitGroup
+	background.Go(func() { d.publish(ctx, &slice) })
+	defer background.Wait()
+	defer cancel()
+	s.until("no network is published", func() bool { return slice.is() })
+	kill := s.taktd("[[network]]\nname = \"pods\"\ncarrier = \"vxlan:42\"\n[[network]]\nname = \"local\"\ncarrier = \"routed\"\nrouted = [\"10.1.0.0/16\"]\n" +
+		"[[network]]\nname = \"No Device\"\ncarrier = \"vxlan:43\"\n")
+	s.until("the networks are published", func() bool { return slice.is("local routed", "pods vxlan:42") })
+
+	kill()
+	s.until("they are withdrawn", func() bool { return slice.is() })
+	claim := &resourceapi.ResourceClaim{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "claim", UID: "claim-uid"},
+		Status: resourceapi.ResourceClaimStatus{
+			ReservedFor: []resourceapi.ResourceClaimConsumerReference{podReference("pod")},
+			Allocation: &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{Results: []resourceapi.DeviceRequestAllocationResult{
+				{Request: "cpu", Driver: reservation.Driver, Pool: nodeName, Device: "cpu-0"},
+				{Request: "network", Driver: reservation.NetworkDriver, Pool: nodeName, Device: "pods"},
+			}}},
+		},
+	}
+	prepare := func() kubeletplugin.PrepareResult {
+		results, err := d.PrepareResourceClaims(context.Background(), []*resourceapi.ResourceClaim{claim})
+		if err != nil || len(results) != 1 {
+			t.Fatal(results, err)
+		}
+		return results[types.UID("claim-uid")]
+	}
+	result := prepare()
+	if told := s.events.of("pod", reasonNetwork); result.Err == nil || len(told) != 1 || !strings.HasPrefix(told[0], codeNoNetwork+": ") {
+		t.Errorf("%v, told %q", result.Err, told)
+	}
+
+	s.taktd("[[network]]\nname = \"pods\"\ncarrier = \"vlan:7\"\ninterface = \"lo\"\n")
+	s.until("what it serves now is published", func() bool { return slice.is("pods vlan:7") })
+	result = prepare()
+	if result.Err != nil || len(result.Devices) != 1 || result.Devices[0].DeviceName != "pods" || !slices.Equal(result.Devices[0].Requests, []string{"network"}) {
+		t.Errorf("%+v", result)
+	}
+}
