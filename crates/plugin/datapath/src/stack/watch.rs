@@ -181,32 +181,14 @@ impl NextHops {
         source: Option<IpAddr>,
         scope: u32,
     ) -> Result<Destination, StackError> {
-        self.follow(Query {
-            destination,
-            source,
-            oif: scope,
-            iif: 0,
-        })
-    }
-
-    /// Follows the way that this host as a router sends packets from `source` to `destination` which arrive by
-    /// the interface `arrival`: by the rules for forwarding, and none where forwarding is off. As
-    /// [`watch`](Self::watch) otherwise.
-    ///
-    /// # Errors
-    /// [`StackError::Stopped`].
-    pub fn watch_forwarded(
-        &self,
-        destination: IpAddr,
-        source: IpAddr,
-        arrival: u32,
-    ) -> Result<Destination, StackError> {
-        self.follow(Query {
-            destination,
-            source: Some(source),
-            oif: 0,
-            iif: arrival,
-        })
+        let (reply, answer) = sync_channel(1);
+        let answered = move || {
+            // Who asked waits for it, or is no more.
+            let _ = reply.send(());
+        };
+        let destination = self.ask(destination, source, scope, answered)?;
+        answer.recv().map_err(|_| StackError::Stopped)?;
+        Ok(destination)
     }
 
     /// As [`watch`](Self::watch), but does not wait for the tables: what is returned
@@ -231,15 +213,26 @@ impl NextHops {
         self.begin(query, Box::new(answered))
     }
 
-    fn follow(&self, query: Query) -> Result<Destination, StackError> {
-        let (reply, answer) = sync_channel(1);
-        let answered = move || {
-            // Who asked waits for it, or is no more.
-            let _ = reply.send(());
+    /// Follows the way that this host as a router sends packets from `source` to `destination` which arrive by
+    /// the interface `arrival`: by the rules for forwarding, and none where forwarding is off. As
+    /// [`ask`](Self::ask) otherwise.
+    ///
+    /// # Errors
+    /// [`StackError::Stopped`].
+    pub fn ask_forwarded(
+        &self,
+        destination: IpAddr,
+        source: IpAddr,
+        arrival: u32,
+        answered: impl FnOnce() + Send + 'static,
+    ) -> Result<Destination, StackError> {
+        let query = Query {
+            destination,
+            source: Some(source),
+            oif: 0,
+            iif: arrival,
         };
-        let destination = self.begin(query, Box::new(answered))?;
-        answer.recv().map_err(|_| StackError::Stopped)?;
-        Ok(destination)
+        self.begin(query, Box::new(answered))
     }
 
     fn begin(&self, query: Query, answered: Answered) -> Result<Destination, StackError> {

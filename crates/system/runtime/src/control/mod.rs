@@ -139,8 +139,10 @@ pub struct Control {
     networks: Vec<networks::Network>,
     /// The kernel's tables that they follow.
     host: host::Host,
+    /// Questions of tenants that wait for the kernel.
+    questions: Vec<networks::Question>,
     /// Questions about ways that tenants have asked.
-    questions: u64,
+    asked: u64,
     /// What the sessions of all listeners hold of the memory.
     memory: Arc<account::Memory>,
     listeners: HashMap<u32, Listener>,
@@ -223,12 +225,9 @@ impl Control {
         let mut count = [0u8; 8];
         let _ = rustix::io::read(&*self.wake, &mut count);
         self.take_ways();
+        self.take_host();
         if self.host.take_changed() {
-            let soonest = self
-                .next_follow
-                .saturating_sub(FOLLOW_EVERY - FOLLOW_SOONEST);
-            self.next_follow = self.next_follow.min(soonest);
-            self.next_tick = self.next_tick.min(self.next_follow);
+            self.follow_soon();
         }
         for _ in 0..JOB_BURST {
             match self.jobs.try_recv() {
@@ -412,13 +411,8 @@ impl Control {
         self.announce_itself(now);
         self.take_ways();
         self.apply(effects);
-        if self.follows_networks() {
-            if now >= self.next_follow {
-                self.follow_networks();
-                self.next_follow = now + FOLLOW_EVERY;
-            }
-            self.next_tick = self.next_tick.min(self.next_follow);
-        }
+        self.look_at_host(now);
+        self.take_host();
         let late: Vec<u32> = self
             .sessions
             .values()

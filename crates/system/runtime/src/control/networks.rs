@@ -3,14 +3,17 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
-use takt_datapath::stack::{BridgeEntry, DeviceKind, NextHops};
+use takt_datapath::stack::{BridgeEntry, DeviceKind};
+use takt_session::message::Reply;
 use takt_session::{Endpoint, ErrorCode, Failure};
 use takt_wire::ethernet::{EtherType, MacAddress};
 
 use super::host::{Host, Unserved};
 use super::{Control, FOLLOW_EVERY, FOLLOW_SOONEST, RuntimeHandle, Stopped};
 use crate::config::{Carrier, NetworkConfig, Station};
+use crate::control::session::Finish;
 use crate::counters::{NetworkCounters, NetworkReading};
 use crate::lane::Command;
 use crate::lane::forward::Hop;
@@ -30,6 +33,31 @@ const MOST_LOCAL: usize = 4096;
 const MOST_ROUTES: usize = 4096;
 /// Those of them that a tenant may have asked for.
 const MOST_ROUTES_OF_A_TENANT: usize = 256;
+
+/// Questions of a session that wait for the kernel.
+const MOST_QUESTIONS: usize = 8;
+/// How long they wait: then what is known is the answer.
+const ANSWER_WITHIN: Duration = Duration::from_secs(2);
+
+/// A tenant's question which station its frames are for, see [`Control::resolve`].
+pub(super) struct Question {
+    session: u32,
+    request: u32,
+    destination: IpAddr,
+    next_hop: IpAddr,
+    known: Option<[u8; 6]>,
+    /// The look at the host's tables that it waits for.
+    look: Option<u64>,
+    until: Duration,
+}
+
+/// What is known of an answer.
+enum Resolution {
+    /// The station, or that there is none.
+    Known(Option<[u8; 6]>),
+    /// The kernel has been asked.
+    Later,
+}
 
 /// A network.
 pub(super) struct Network {
@@ -304,6 +332,9 @@ impl Network {
 
     /// Where packets for a destination behind this host leave by.
     fn routed(&self, host: &Host, destination: IpAddr, route: &Route) -> Result<Routed, Unserved> {
+        if !route.way.is_known() {
+            return Err(Unserved::Asked);
+        }
         let next = route.way.next_hop().ok_or(Unserved::NoRoute)?;
         let beside = matches!(next.kind, DeviceKind::Bridge | DeviceKind::Veth);
         let tunnelled = Some(next.device) == self.device;
@@ -331,20 +362,25 @@ impl Network {
 
     /// Brings the ways to destinations up to date. Those that lanes are to be told.
     fn reroute(&mut self, host: &Host) -> Vec<(IpAddr, Option<Routed>)> {
-        let mut changes = Vec::new();
-        let mut routes = std::mem::take(&mut self.routes);
-        for (destination, route) in &mut routes {
-            let now = self.routed(host, *destination, route);
-            if now != route.published {
-                let served = now.as_ref().ok().copied();
-                if served != route.published.as_ref().ok().copied() {
-                    changes.push((*destination, served));
-                }
-                route.published = now;
-            }
+        let destinations: Vec<IpAddr> = self.routes.keys().copied().collect();
+        let changed = |destination| Some((destination, self.reroute_one(host, destination)?));
+        destinations.into_iter().filter_map(changed).collect()
+    }
+
+    /// Brings the way to one destination up to date, and returns it if lanes are to be told.
+    fn reroute_one(&mut self, host: &Host, destination: IpAddr) -> Option<Option<Routed>> {
+        let route = self.routes.get(&destination)?;
+        let now = self.routed(host, destination, route);
+        if now == route.published {
+            return None;
         }
-        self.routes = routes;
-        changes
+        if let Err(why) = &now {
+            tracing::debug!(network = %self.config.name, %destination, "not served: {why}");
+        }
+        let served = now.as_ref().ok().copied();
+        let route = self.routes.get_mut(&destination)?;
+        let before = std::mem::replace(&mut route.published, now);
+        (served != before.ok()).then_some(served)
     }
 
     /// Makes room for one more destination of a tenant: those that were asked for longest ago go, its own first.
@@ -414,19 +450,55 @@ impl Control {
         }
     }
 
-    /// Looks at what the host's devices and tables say now.
-    pub(super) fn follow_networks(&mut self) {
-        // Started here, so that changes are reported from now on.
-        let seen = match self.host.next_hops() {
-            Ok(_) => self.host.look().map_err(|error| error.to_string()),
-            Err(error) => Err(error.to_string()),
-        };
-        if let Err(error) = seen {
-            for network in &mut self.networks {
-                network.say(Some(format!("cannot read the host's tables: {error}")));
-            }
+    /// Has the host's tables looked at as soon as that is allowed again.
+    pub(super) fn follow_soon(&mut self) {
+        let soonest = self
+            .next_follow
+            .saturating_sub(FOLLOW_EVERY - FOLLOW_SOONEST);
+        self.next_follow = self.next_follow.min(soonest);
+        self.next_tick = self.next_tick.min(self.next_follow);
+    }
+
+    /// Has the host's tables looked at when that is due.
+    pub(super) fn look_at_host(&mut self, now: Duration) {
+        if self.networks.is_empty() {
             return;
         }
+        if now >= self.next_follow {
+            self.next_follow = now + FOLLOW_EVERY;
+            if let Err(error) = self.host.begin_look() {
+                self.say_unreadable(&error);
+            }
+        }
+        self.next_tick = self.next_tick.min(self.next_follow);
+    }
+
+    /// Takes over what the kernel has answered, and answers the tenants that waited for it.
+    pub(super) fn take_host(&mut self) {
+        match self.host.take_seen() {
+            Some(Ok(())) => self.follow_networks(),
+            Some(Err(error)) => self.say_unreadable(&error),
+            None => {}
+        }
+        self.answer_questions();
+    }
+
+    fn say_unreadable(&mut self, error: &str) {
+        for network in &mut self.networks {
+            network.say(Some(format!("cannot read the host's tables: {error}")));
+        }
+    }
+
+    /// Takes over what the host's devices and tables say now.
+    fn follow_networks(&mut self) {
+        let endpoints = || {
+            let listeners = self.listeners.values();
+            listeners.filter_map(|listener| listener.policy.endpoint.as_ref())
+        };
+        self.host.keep_arrivals(|address| {
+            let mut addresses = endpoints().flat_map(|endpoint| &endpoint.addresses);
+            addresses.any(|(own, _)| own == address)
+        });
         for at in 0..self.networks.len() {
             let name = &self.networks[at].config.name;
             let endpoints: Vec<MacAddress> = self
@@ -443,11 +515,6 @@ impl Control {
                 self.publish_route(at, destination, routed);
             }
         }
-    }
-
-    /// Whether the host's tables are to be looked at.
-    pub(super) fn follows_networks(&self) -> bool {
-        !self.networks.is_empty()
     }
 
     /// Tells all lanes the way to a destination behind this host.
@@ -549,23 +616,87 @@ impl Control {
     }
 
     /// Which station a tenant's frames are for whose packets have this destination and, on the link, this next
-    /// hop. `known`: what the tenant knows of that.
+    /// hop. `known`: what the tenant knows of that. No answer: it comes when the kernel has told more.
     pub(super) fn resolve(
         &mut self,
-        policy: &Policy,
+        session: u32,
+        request: u32,
         destination: IpAddr,
         next_hop: IpAddr,
         known: Option<[u8; 6]>,
-    ) -> Result<Option<[u8; 6]>, Failure> {
-        let (_, at) = self.endpoint(policy)?;
-        let known = known.map(MacAddress);
+    ) -> Result<Option<Reply>, Failure> {
+        let mut question = Question {
+            session,
+            request,
+            destination,
+            next_hop,
+            known,
+            look: None,
+            until: self.now() + ANSWER_WITHIN,
+        };
+        if let Resolution::Known(found) = self.consider(&mut question)? {
+            return Ok(Some(Reply::Resolved(found)));
+        }
+        let mut others = self.questions.iter();
+        let waiting = others.by_ref().filter(|other| other.session == session);
+        if waiting.count() >= MOST_QUESTIONS {
+            return Err(Failure::new(
+                ErrorCode::Limit,
+                format!(
+                    "{MOST_QUESTIONS} questions of this session wait for the kernel, its limit: ask again when they are answered"
+                ),
+            ));
+        }
+        self.next_tick = self.next_tick.min(question.until);
+        self.questions.push(question);
+        Ok(None)
+    }
+
+    /// Answers the questions that the kernel has told enough for, and those that have waited for too long.
+    fn answer_questions(&mut self) {
+        for mut question in std::mem::take(&mut self.questions) {
+            let (id, request) = (question.session, question.request);
+            match self.sessions.get(&id) {
+                Some(session) if !session.ending && session.finish == Finish::No => {}
+                _ => continue,
+            }
+            let reply = match self.consider(&mut question) {
+                Ok(Resolution::Later) => {
+                    self.next_tick = self.next_tick.min(question.until);
+                    self.questions.push(question);
+                    continue;
+                }
+                Ok(Resolution::Known(found)) => Reply::Resolved(found),
+                Err(failure) => Reply::Failed(failure),
+            };
+            if let Err(failure) = self.reply(id, request, reply, &[]) {
+                self.end_session(id, Some(failure));
+            }
+        }
+    }
+
+    fn consider(&mut self, question: &mut Question) -> Result<Resolution, Failure> {
+        let Some(session) = self.sessions.get(&question.session) else {
+            return Err(ErrorCode::Closed.into());
+        };
+        let policy = session.policy.clone();
+        let (_, at) = self.endpoint(&policy)?;
+        let (destination, next_hop) = (question.destination, question.next_hop);
+        let known = question.known.map(MacAddress);
+        let in_time = self.now() < question.until;
         if let Some(mac) = known
             && self.networks[at].resolve(next_hop, None).is_none()
             && self.host.devices.iter().any(|d| d.mac == Some(mac))
         {
             // This host is asked to forward. What is for itself is its kernel's.
-            let forwarded = destination != next_hop && self.forward(policy, at, destination, mac);
-            return Ok(forwarded.then_some(mac.0));
+            let forwarded = match destination == next_hop {
+                true => Some(false),
+                false => self.forward(&policy, at, destination, mac),
+            };
+            return Ok(match forwarded {
+                None if in_time => Resolution::Later,
+                forwarded => Resolution::Known((forwarded == Some(true)).then_some(mac.0)),
+            });
         }
         let unseen = known.is_some_and(|mac| {
             let network = &self.networks[at];
@@ -574,53 +705,74 @@ impl Control {
                 && !network.local.contains_key(&mac)
         });
         // It may have come since the tables were looked at last: as a rule it has just been resolved.
-        if unseen && self.now() + FOLLOW_EVERY >= self.next_follow + FOLLOW_SOONEST {
-            self.follow_networks();
-            self.next_follow = self.now() + FOLLOW_EVERY;
+        if unseen && in_time {
+            let look = *question.look.get_or_insert(self.host.next_look());
+            if self.host.looks() < look {
+                self.follow_soon();
+                return Ok(Resolution::Later);
+            }
         }
         let found = self.networks[at].resolve(next_hop, known);
-        Ok(found.map(|mac| mac.0))
+        Ok(Resolution::Known(found.map(|mac| mac.0)))
     }
 
-    /// Follows the way that this host forwards a tenant's packets to a destination. Whether it is served now.
+    /// Follows the way that this host forwards a tenant's packets to a destination. Whether it is served now;
+    /// `None` while the kernel is asked.
     fn forward(
         &mut self,
         policy: &Policy,
         at: usize,
         destination: IpAddr,
         router: MacAddress,
-    ) -> bool {
-        self.questions += 1;
-        let asked = self.questions;
+    ) -> Option<bool> {
+        self.asked += 1;
+        let asked = self.asked;
         let Network {
             routes, routers, ..
         } = &mut self.networks[at];
-        if let Some(route) = routes.get_mut(&destination)
-            && routers.contains(&router)
-        {
-            route.asked = asked;
-            return route.published.is_ok();
+        match routes.get_mut(&destination) {
+            Some(route) if routers.contains(&router) => route.asked = asked,
+            _ => {
+                if !self.begin_forwarding(policy, at, destination, router)? {
+                    return Some(false);
+                }
+            }
         }
+        if let Some(change) = self.networks[at].reroute_one(&self.host, destination) {
+            self.publish_route(at, destination, change);
+        }
+        match &self.networks[at].routes.get(&destination)?.published {
+            Err(Unserved::Asked) => None,
+            published => Some(published.is_ok()),
+        }
+    }
+
+    /// Begins to follow it. False: this host does not forward for the tenant. `None` while the kernel is asked.
+    fn begin_forwarding(
+        &mut self,
+        policy: &Policy,
+        at: usize,
+        destination: IpAddr,
+        router: MacAddress,
+    ) -> Option<bool> {
         let addresses = policy.endpoint.iter().flat_map(|e| &e.addresses);
         let source = addresses
             .map(|(address, _)| *address)
             .find(|address| address.is_ipv4() == destination.is_ipv4());
-        let Some(source) = source else { return false };
-        let Some(arrival) = self.host.arrival(source) else {
-            return false;
+        let Some(source) = source else {
+            return Some(false);
+        };
+        let Some(arrival) = self.host.arrival(source)? else {
+            return Some(false);
         };
         if self.host.device(arrival).and_then(|device| device.mac) != Some(router) {
-            return false;
+            return Some(false);
         }
-        let way = match self.host.next_hops() {
-            Ok(monitor) => NextHops::watch_forwarded(monitor, destination, source, arrival),
-            Err(error) => Err(error),
-        };
-        let way = match way {
+        let way = match self.host.follow_forwarded(destination, source, arrival) {
             Ok(way) => way,
             Err(error) => {
                 tracing::warn!(%destination, %error, "cannot follow a route");
-                return false;
+                return Some(false);
             }
         };
         let network = &mut self.networks[at];
@@ -629,26 +781,20 @@ impl Control {
         if new_router {
             network.routers.push(router);
         }
-        let mut route = Route {
+        let route = Route {
             way,
             tenant: policy.identity.clone(),
-            asked,
-            published: Err(Unserved::NoRoute),
+            asked: self.asked,
+            published: Err(Unserved::Asked),
         };
-        route.published = network.routed(&self.host, destination, &route);
-        let served = route.published.as_ref().ok().copied();
-        if let Err(why) = &route.published {
-            tracing::info!(network = %network.config.name, %destination, "not served: {why}");
-        }
-        network.routes.insert(destination, route);
+        let replaced = network.routes.insert(destination, route).is_some();
         if new_router {
             self.publish_network(at);
         }
-        if let Some(evicted) = evicted {
-            self.publish_route(at, evicted, None);
+        for gone in evicted.into_iter().chain(replaced.then_some(destination)) {
+            self.publish_route(at, gone, None);
         }
-        self.publish_route(at, destination, served);
-        served.is_some()
+        Some(true)
     }
 
     fn network_status(&self) -> Vec<NetworkStatus> {

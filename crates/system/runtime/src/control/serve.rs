@@ -64,7 +64,7 @@ impl Control {
         }
     }
 
-    fn reply<'a>(
+    pub(super) fn reply<'a>(
         &self,
         id: u32,
         request: u32,
@@ -200,12 +200,8 @@ impl Control {
                 next_hop,
                 known,
             } => {
-                let Some(session) = self.sessions.get(&id) else {
-                    return Ok(None);
-                };
-                let policy = session.policy.clone();
-                let found = self.resolve(&policy, destination, next_hop, known)?;
-                Ok(Some((Reply::Resolved(found), Vec::new())))
+                let reply = self.resolve(id, request, destination, next_hop, known)?;
+                Ok(reply.map(|reply| (reply, Vec::new())))
             }
             Request::OpenSink {
                 stream,
