@@ -1,0 +1,220 @@
+//! No flow is ever reordered: whatever comes, whatever is told, whatever is asked for.
+
+use std::collections::HashMap;
+
+use proptest::prelude::*;
+use takt_balance::resource::{Marks, Report, Resources};
+use takt_balance::table::{Config, Table, Target};
+
+const CORES: u16 = 3;
+const NEIGHBOURS: u16 = 3;
+const TARGETS: usize = (CORES + NEIGHBOURS) as usize;
+const BITS: u8 = 2;
+const DELTA: i64 = 1000;
+
+/// What happens next.
+#[derive(Clone, Debug)]
+enum Step {
+    /// A packet of a flow, so long after the one before; its way and its work take so long.
+    Packet {
+        flow: u32,
+        after: i64,
+        takes: i64,
+    },
+    /// A target tells its load, late or not at all.
+    Load {
+        target: usize,
+        load: u32,
+    },
+    Usable {
+        target: usize,
+        usable: bool,
+    },
+    Provides {
+        neighbour: u16,
+        functions: u64,
+    },
+    Assign {
+        bundle: u32,
+        target: usize,
+    },
+    Evict {
+        bundle: u32,
+    },
+    Limit {
+        bundle: u32,
+        limit: u32,
+    },
+    Wait {
+        time: i64,
+    },
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let packet = |after: std::ops::Range<i64>| {
+        (0_u32..12, after, 0..DELTA + 1).prop_map(|(flow, after, takes)| Step::Packet {
+            flow,
+            after,
+            takes,
+        })
+    };
+    let bundle = 0_u32..1 << BITS;
+    prop_oneof![
+        8 => packet(0..300),
+        3 => packet(0..3 * DELTA),
+        4 => (0..TARGETS, 0_u32..20).prop_map(|(target, load)| Step::Load { target, load }),
+        1 => (0..TARGETS, any::<bool>()).prop_map(|(target, usable)| Step::Usable { target, usable }),
+        1 => (0..NEIGHBOURS, 0_u64..4).prop_map(|(neighbour, functions)| Step::Provides { neighbour, functions }),
+        2 => (bundle.clone(), 0..TARGETS).prop_map(|(bundle, target)| Step::Assign { bundle, target }),
+        1 => bundle.clone().prop_map(|bundle| Step::Evict { bundle }),
+        1 => (bundle, 0_u32..20).prop_map(|(bundle, limit)| Step::Limit { bundle, limit }),
+        1 => (0..20 * DELTA).prop_map(|time| Step::Wait { time }),
+    ]
+}
+
+fn number(target: Target) -> usize {
+    usize::from(match target {
+        Target::Core(core) => core,
+        Target::Neighbour(neighbour) => CORES + neighbour,
+    })
+}
+
+fn target(number: usize) -> Target {
+    match number as u16 {
+        core if core < CORES => Target::Core(core),
+        other => Target::Neighbour(other - CORES),
+    }
+}
+
+/// Paths: packets of one never overtake each other.
+#[derive(Default)]
+struct Paths {
+    /// When each path's packets were sent, and when they arrive.
+    sent: [Vec<(i64, i64)>; TARGETS],
+    /// When the last packet of each flow arrives.
+    arrived: HashMap<u32, i64>,
+}
+
+impl Paths {
+    /// A packet on its way for `takes`, or until the one before it is there.
+    fn send(&mut self, path: usize, flow: u32, now: i64, takes: i64) -> Result<(), TestCaseError> {
+        let before = self.sent[path].last().map_or(i64::MIN, |last| last.1);
+        let arrives = before.max(now + takes);
+        self.sent[path].push((now, arrives));
+        let last = self.arrived.insert(flow, arrives).unwrap_or(i64::MIN);
+        prop_assert!(
+            last <= arrives,
+            "flow {flow}: sent at {now}, arrives at {arrives}, the one before at {last}"
+        );
+        Ok(())
+    }
+
+    /// Everything sent before this instant has arrived.
+    fn done_before(&self, path: usize, now: i64) -> i64 {
+        let waiting = self.sent[path].iter().find(|(_, arrives)| *arrives > now);
+        waiting.map_or(now, |(sent, _)| *sent)
+    }
+}
+
+/// `watermarks`: targets tell what is done, take any time, and δ is 0. Otherwise latencies differ by δ at most.
+fn run(steps: &[Step], watermarks: bool, silence: Option<i64>) -> Result<(), TestCaseError> {
+    let marks = Marks::new(10, 4).expect("marks");
+    let mut node =
+        Resources::new(CORES.into(), NEIGHBOURS.into(), marks, marks, silence).expect("node");
+    let config = Config {
+        bits: BITS,
+        delta_ns: if watermarks { 0 } else { DELTA },
+        hold_ns: DELTA,
+        function: 1,
+    };
+    let mut table = Table::new(config).expect("table");
+    let (mut paths, mut now, mut fenced) = (Paths::default(), 0_i64, 0);
+    let tell = |node: &mut Resources, paths: &Paths, to: usize, load: u32, now: i64| {
+        let done_before = watermarks.then(|| paths.done_before(to, now));
+        let report = Report { load, done_before };
+        match target(to) {
+            Target::Core(core) => node.report_core(core, report, now),
+            Target::Neighbour(neighbour) => node.report_neighbour(neighbour, report, now),
+        }
+        .expect("there");
+    };
+    for to in 0..TARGETS {
+        tell(&mut node, &paths, to, 0, now);
+    }
+    for step in steps {
+        match *step {
+            Step::Packet { flow, after, takes } => {
+                now += after;
+                // Watermarks: a path may be slower than another by anything.
+                let decision = table.steer(now, flow, &node);
+                let Some(to) = decision.target() else {
+                    fenced += 1;
+                    continue;
+                };
+                let slow = if watermarks {
+                    1 + 50 * number(to) as i64
+                } else {
+                    1
+                };
+                paths.send(number(to), flow, now, takes * slow)?;
+            }
+            Step::Load { target, load } => tell(&mut node, &paths, target, load, now),
+            Step::Usable { target: to, usable } => match target(to) {
+                Target::Core(core) => node.set_core_usable(core, usable, now).expect("there"),
+                Target::Neighbour(neighbour) => {
+                    node.set_neighbour_usable(neighbour, usable).expect("there");
+                }
+            },
+            Step::Provides {
+                neighbour,
+                functions,
+            } => {
+                node.set_provides(neighbour, functions).expect("there");
+            }
+            Step::Assign { bundle, target: to } => {
+                table.assign(bundle, target(to), &node).expect("there");
+            }
+            Step::Evict { bundle } => table.evict(bundle).expect("there"),
+            Step::Limit { bundle, limit } => table.set_limit(bundle, limit).expect("there"),
+            Step::Wait { time } => now += time,
+        }
+    }
+    let counters = table.counters();
+    prop_assert_eq!(counters.fenced, fenced);
+    let sent: usize = paths.sent.iter().map(Vec::len).sum();
+    prop_assert_eq!(counters.packets, fenced + sent as u64);
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+
+    #[test]
+    fn while_latencies_differ_by_delta_at_most(steps in proptest::collection::vec(step(), 1..200)) {
+        run(&steps, false, None)?;
+    }
+
+    #[test]
+    fn when_neighbours_die_and_when_they_only_seem_to(
+        steps in proptest::collection::vec(step(), 1..200),
+        silence in 0..5 * DELTA,
+    ) {
+        run(&steps, false, Some(silence))?;
+    }
+
+    #[test]
+    fn whatever_the_latencies_are_with_watermarks(steps in proptest::collection::vec(step(), 1..200)) {
+        run(&steps, true, None)?;
+    }
+}
+
+/// The tests above would find it: without the guard a flow is reordered.
+#[test]
+fn a_move_within_a_flowlet_would_be_found() {
+    let mut paths = Paths::default();
+    paths.send(0, 1, 0, DELTA).expect("the first");
+    assert!(paths.send(1, 1, DELTA - 1, 0).is_err());
+    let mut paths = Paths::default();
+    paths.send(0, 1, 0, DELTA).expect("the first");
+    assert!(paths.send(1, 1, DELTA + 1, 0).is_ok());
+}
