@@ -1,10 +1,12 @@
 //! `takt listener`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
 use serde::Serialize;
 use taktd::admin::proto::{self, ListListenersRequest, RemoveListenerRequest, SetListenerRequest};
+use taktd::config::document::Document;
+use taktd::config::file;
 use taktd::config::value::{Bytes, Channels, FileMode, FromText};
 
 use crate::admin::Daemon;
@@ -14,14 +16,25 @@ use crate::status;
 
 const HELP: &str = "\
 A listener is a Unix socket where applications attach; the socket is their identity, and carries
-their rights. Listeners that are set here last until they are removed or the node stops; write them
-into the configuration as `[[listener]]` to keep them. Only there are streams declared: what is set
-here for such a listener leaves it without.
+their rights. Listeners that are set here last until they are removed or the node stops; with
+--keep they come back with the node, as long as the directory of the socket is there. What is set
+replaces all that was, its streams too: name their file each time.
+
+A file of streams says what the tenant sends at which times; frames outside are refused and counted:
+  [[stream]]
+  name = \"axis\"
+  class = 3
+  channel = 7              # or destination = \"10.244.1.9:4000\", from the listener's endpoint
+  period = \"1ms\"
+  offset = \"250us\"
+  window = \"50us\"
+  frame = 128              # octets of the largest
 
 Examples:
   takt listener set /run/takt/press.sock --identity press --write 1-99 --read '*' --mode 0666
   takt listener set /run/takt/pod7.sock --identity pod7 \\
       --network pods --mac 02:00:00:00:00:07 --address 10.244.1.7/24
+  takt listener set /run/takt/press.sock --identity press --streams press.toml --keep
   takt listener list
   takt listener remove /run/takt/press.sock";
 
@@ -125,6 +138,16 @@ struct Set {
         requires = "network"
     )]
     ethertypes: Vec<u32>,
+    /// A TOML file of the streams that the tenant sends: `[[stream]]`, with the keys of `[[listener.stream]]` in the
+    /// configuration
+    #[arg(long, value_name = "FILE")]
+    streams: Option<PathBuf>,
+    /// In a class with streams, send what is of none of them too, instead of refusing it
+    #[arg(long, requires = "streams")]
+    send_undeclared: bool,
+    /// Open it again whenever the node starts
+    #[arg(long)]
+    keep: bool,
     #[command(flatten)]
     daemon: Daemon,
     #[command(flatten)]
@@ -187,6 +210,36 @@ fn ether_type(text: &str) -> Result<u32, String> {
     read.map_err(|_| "write four hexadecimal digits, such as 0x22f0".into())
 }
 
+/// A file of streams.
+#[derive(serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Streams {
+    stream: Vec<file::Stream>,
+}
+
+impl Streams {
+    fn read(path: &Path) -> Result<Vec<proto::DeclaredStream>, Failure> {
+        let text = std::fs::read_to_string(path)
+            .map_err(|error| Failure::Other(format!("{}: {error}", path.display())))?;
+        let read: Result<Self, _> = Document::new(path, &text).read();
+        let streams = read.map_err(|fault| Failure::Other(fault.to_string()))?;
+        let message = |stream: file::Stream| proto::DeclaredStream {
+            name: stream.name,
+            traffic_class: stream.class.into(),
+            channel: stream.channel,
+            destination: stream
+                .destination
+                .map_or_else(String::new, |to| to.0.to_string()),
+            period_ns: stream.period.0.0,
+            offset_ns: stream.offset.0.0,
+            window_ns: stream.window.0.0,
+            frame: stream.frame.0.0.try_into().unwrap_or(u32::MAX),
+            frames: stream.frames,
+        };
+        Ok(streams.stream.into_iter().map(message).collect())
+    }
+}
+
 impl Set {
     fn run(self) -> Result<(), Failure> {
         let ranges = |none: bool, channels: Vec<Channels>| {
@@ -223,14 +276,18 @@ impl Set {
                 mtu: self.mtu,
                 ethertypes: self.ethertypes,
             }),
-            streams: Vec::new(),
-            undeclared_streams: false,
+            streams: match &self.streams {
+                Some(path) => Streams::read(path)?,
+                None => Vec::new(),
+            },
+            undeclared_streams: self.send_undeclared,
         };
+        let keep = self.keep;
         let sent = listener.clone();
         self.daemon.ask(async |mut client| {
             let request = SetListenerRequest {
                 listener: Some(sent),
-                keep: false,
+                keep,
             };
             client.set_listener(request).await?;
             Ok(())

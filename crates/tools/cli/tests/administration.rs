@@ -150,6 +150,44 @@ fn a_node_does_not_become_its_own_peer() {
 }
 
 #[test]
+fn a_listener_is_set_with_its_streams() {
+    let daemon = Daemon::start("");
+    let path = daemon.directory.text("axis.sock");
+    let file = daemon.directory.text("axis.toml");
+    let set = ["listener", "set", &path, "--identity", "axis"];
+    let with = |more: &[&str]| daemon.takt(&[&set[..], &["--streams", &file], more].concat());
+    let stream = "[[stream]]\nname = \"axis\"\nclass = 3\nchannel = 7\nperiod = \"1ms\"\nwindow = \"50us\"\nframe = 128\n";
+    std::fs::write(&file, stream).expect("written");
+    let ran = with(&["--send-undeclared"]);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    let list = daemon.takt(&["listener", "list", "--json"]).json();
+    let mut found = list.as_array().into_iter().flatten();
+    let axis = found
+        .find(|status| status["listener"]["identity"] == "axis")
+        .expect("set");
+    let declared = &axis["listener"]["streams"][0];
+    assert_eq!(declared["name"], "axis");
+    assert_eq!(declared["period_ns"], 1_000_000);
+    assert_eq!(declared["window_ns"], 50_000);
+    assert_eq!(axis["listener"]["undeclared_streams"], true);
+
+    // What is wrong is told with its place in the file, or by the node.
+    std::fs::write(&file, stream.replace("1ms", "soon")).expect("written");
+    let ran = with(&[]);
+    assert_eq!(ran.code, Some(1));
+    assert!(ran.err.contains("axis.toml:5:"), "{ran:?}");
+    std::fs::write(&file, stream.replace("50us", "2ms")).expect("written");
+    let ran = with(&[]);
+    assert_eq!(ran.code, Some(1));
+    assert!(ran.err.contains("stream[0].window"), "{ran:?}");
+
+    // A node without a place for it keeps nothing, and says so.
+    let ran = daemon.takt(&[&set[..], &["--keep"]].concat());
+    assert_eq!(ran.code, Some(1));
+    assert!(ran.err.contains("node.state"), "{ran:?}");
+}
+
+#[test]
 fn listeners_are_set_listed_and_removed() {
     let daemon = Daemon::start("");
     let path = daemon.directory.text("press.sock");
