@@ -2,8 +2,9 @@
 
 use std::io;
 use std::mem::{size_of, size_of_val, zeroed};
+use std::net::{Ipv4Addr, UdpSocket};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::{Host, LabError, namespace};
 
@@ -111,6 +112,7 @@ impl Capture {
         let capture = Self(unsafe { OwnedFd::from_raw_fd(socket) });
         capture.set(libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, BUFFER)?;
         capture.set(libc::SOL_SOCKET, libc::SO_TIMESTAMPNS, 1)?;
+        Self::wait_for_stamps()?;
         capture.set(libc::SOL_PACKET, libc::PACKET_IGNORE_OUTGOING, 1)?;
         if !filter.is_empty() {
             capture.filter(filter)?;
@@ -138,6 +140,25 @@ impl Capture {
         match bound {
             0 => Ok(capture),
             _ => Err(io::Error::last_os_error()),
+        }
+    }
+
+    /// Waits until the kernel stamps frames when they come in. For the first socket that wants stamps a work item of the kernel
+    /// switches that on some time after the option is set (`net_enable_timestamp`), and frames without a stamp get the
+    /// instant at which they are read.
+    fn wait_for_stamps() -> io::Result<()> {
+        let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
+        socket.connect(socket.local_addr()?)?;
+        let probe = Self(socket.try_clone()?.into());
+        probe.set(libc::SOL_SOCKET, libc::SO_TIMESTAMPNS, 1)?;
+        loop {
+            socket.send(&[0])?;
+            // It has come in by now.
+            let sent = SystemTime::now();
+            let stamp = Duration::from_nanos(probe.receive()?.realtime_ns as u64);
+            if UNIX_EPOCH + stamp < sent {
+                return Ok(());
+            }
         }
     }
 
