@@ -22,9 +22,12 @@ import (
 // BackendAuto takes hcbs where the kernel has it, and deadline otherwise.
 const BackendAuto = "auto"
 
+// NoCores offers no CPU: the agent then serves networks only, and needs no SCHED_DEADLINE.
+const NoCores = "none"
+
 // Config is what an operator says of a node. Every path is the host's.
 type Config struct {
-	// Cores are the CPUs offered for reservations, as "2-7" or "1,3"; or "all".
+	// Cores are the CPUs offered for reservations, as "2-7" or "1,3"; or "all"; or, with Network, "none".
 	Cores string `json:"cores"`
 	// Bound is how many parts per million of each core may be reserved; the kernel's bound if 0.
 	Bound int64 `json:"bound,omitempty"`
@@ -100,7 +103,11 @@ func (c *Config) validate() error {
 	var mistakes []error
 	mistake := func(format string, args ...any) { mistakes = append(mistakes, fmt.Errorf(format, args...)) }
 	if c.Cores == "" {
-		mistake("cores is missing: name the CPUs to offer, as in \"2-7\", or \"all\"")
+		mistake("cores is missing: name the CPUs to offer, as in \"2-7\", or \"all\"; \"none\" for an agent of networks only")
+	} else if c.Cores == NoCores {
+		if c.Network == nil {
+			mistake("cores is none, and there is no network: nothing is left to serve")
+		}
 	} else if c.Cores != "all" {
 		if _, err := topology.ParseCPUList(c.Cores); err != nil {
 			mistake("cores: %w", err)
@@ -146,6 +153,9 @@ func (c *Config) validate() error {
 
 // Offer is what the machine below root gives under this configuration.
 func (c *Config) Offer(root string, backend enforce.Backend) (inventory.Offer, error) {
+	if c.Cores == NoCores {
+		return inventory.Offer{Order: c.Order, Backend: backend.Name()}, nil
+	}
 	offered, err := c.offered(root, backend.Roams())
 	if err != nil {
 		return inventory.Offer{}, err

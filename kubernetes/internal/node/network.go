@@ -140,6 +140,24 @@ func (n *Node) connect(sandbox *api.PodSandbox, ctr *api.Container, adjustment *
 	return nil
 }
 
+// missing says why a container that exists should not run as it does: it is of a time-sensitive pod, and was created
+// while this agent was not there to give it its runtime, or to refuse it.
+func (n *Node) missing(sandbox *api.PodSandbox, ctr *api.Container) error {
+	if n.config.Network == nil || slices.ContainsFunc(ctr.GetMounts(), func(m *api.Mount) bool { return m.GetDestination() == containerSockets }) {
+		return nil
+	}
+	sensitive, _, err := wishes(sandbox.GetAnnotations(), ctr.GetName())
+	if !sensitive || err != nil {
+		return err
+	}
+	attached, err := interfaces(filepath.Join(n.config.Network.Sockets, sandbox.GetId()))
+	if err != nil || len(attached) == 0 && n.config.Network.Unattached == StartUnattached {
+		// That is as good as it gets.
+		return nil
+	}
+	return refuse(codeWithout, "it was started while takt-node was away, and has neither the socket of its pod nor the preload")
+}
+
 // wishes are what a pod's annotations say for a container: whether the pod is time-sensitive, and its preload.
 func wishes(annotations map[string]string, container string) (sensitive bool, preload string, err error) {
 	switch value := annotations[cni.Annotation]; value {

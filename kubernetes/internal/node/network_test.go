@@ -2,14 +2,21 @@ package node
 
 import (
 	"context"
+	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/containerd/nri/pkg/adaptation"
 	"github.com/containerd/nri/pkg/api"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	reservation "github.com/takt-dev/takt/kubernetes/api/v1alpha1"
+	"github.com/takt-dev/takt/kubernetes/internal/enforce"
 )
 
 func TestContainersOfAttachedPodsGetTheirRuntime(t *testing.T) {
@@ -105,9 +112,134 @@ func TestContainersOfAttachedPodsGetTheirRuntime(t *testing.T) {
 	}
 }
 
+// A backend that cannot be opened here.
+type unopened struct{ enforce.Deadline }
+
+func (unopened) Open() error { return errors.New("the kernel has no SCHED_DEADLINE") }
+
+func TestAnAgentOfNetworksOnlyNeedsNoReservations(t *testing.T) {
+	s := newSite(t)
+	s.stop()
+	s.config.Cores, s.backend = NoCores, unopened{}
+	s.config.Network = &NetworkConfig{Sockets: filepath.Join(s.dir, "cni"), Preload: "/usr/lib/libtakt_preload.so"}
+	if err := s.config.Network.validate(); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.MkdirAll(filepath.Join(s.config.Network.Sockets, "pod/eth0"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	s.startAgent()
+	created, err := s.runtime.CreateContainer(context.Background(), &adaptation.CreateContainerRequest{
+		Pod:       &api.PodSandbox{Id: "pod", Namespace: "default", Name: "pod", Uid: "pod", Annotations: map[string]string{"takt.dev/time-sensitive": "true"}},
+		Container: &api.Container{Id: "main", PodSandboxId: "pod", Name: "main"},
+	})
+	if err != nil || len(created.GetAdjust().GetMounts()) != 2 {
+		t.Errorf("%v, %v", created, err)
+	}
+	s.until("no cores are published any more", func() bool {
+		slices, err := s.client.ResourceV1().ResourceSlices().List(context.Background(), metav1.ListOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		devices := 0
+		for _, slice := range slices.Items {
+			if slice.Spec.Driver == reservation.Driver {
+				devices += len(slice.Spec.Devices)
+			}
+		}
+		return len(slices.Items) > 0 && devices == 0
+	})
+}
+
+// What started while the agent was away is ended when it is back, where it would have been refused or given a runtime.
+func TestAContainerThatStartedWithoutItsRuntimeIsEnded(t *testing.T) {
+	s := newSite(t)
+	s.stop()
+	s.config.Network = &NetworkConfig{Sockets: filepath.Join(s.dir, "cni"), Preload: "/usr/lib/libtakt_preload.so"}
+	if err := s.config.Network.validate(); err != nil {
+		t.Fatal(err)
+	}
+	sensitive := map[string]string{"takt.dev/time-sensitive": "true"}
+	has := []*api.Mount{{Source: "/anywhere", Destination: containerSockets}}
+	cases := map[string]struct {
+		attached    bool
+		annotations map[string]string
+		mounts      []*api.Mount
+		code        string
+		startsTold  bool
+	}{
+		"created-by-the-agent": {true, sensitive, has, "", false},
+		"detached-since":       {false, sensitive, has, "", false},
+		"not-time-sensitive":   {true, nil, nil, "", false},
+		"without-its-runtime":  {true, sensitive, nil, codeWithout, true},
+		"never-attached":       {false, sensitive, nil, codeWithout, false},
+		"by-a-word-unknown":    {true, map[string]string{"takt.dev/time-sensitive": "yes"}, nil, codeAnnotation, true},
+	}
+	run := func(unattached Unattached, check func(name string, refused, told []string)) {
+		s.config.Network.Unattached = unattached
+		s.events = &events{}
+		var pods []*api.PodSandbox
+		var containers []*api.Container
+		programs := map[string]*exec.Cmd{}
+		for name, tc := range cases {
+			program := exec.Command("sleep", "infinity")
+			if err := program.Start(); err != nil {
+				t.Fatal(err)
+			}
+			programs[name] = program
+			if tc.attached {
+				if err := os.MkdirAll(filepath.Join(s.config.Network.Sockets, name, "eth0"), 0o755); err != nil {
+					t.Fatal(err)
+				}
+			}
+			pods = append(pods, &api.PodSandbox{Id: name, Namespace: "default", Name: name, Uid: name, Annotations: tc.annotations})
+			containers = append(containers, &api.Container{
+				Id: name, PodSandboxId: name, Name: "main", Pid: uint32(program.Process.Pid), Mounts: tc.mounts,
+				State: api.ContainerState_CONTAINER_RUNNING,
+			})
+		}
+		s.mu.Lock()
+		s.pods, s.containers = pods, containers
+		s.mu.Unlock()
+		s.startAgent()
+		for name, program := range programs {
+			ended := func() bool {
+				pid, err := syscall.Wait4(program.Process.Pid, nil, syscall.WNOHANG, nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				return pid != 0
+			}
+			refused := s.events.of(name, reasonNetwork)
+			if len(refused) > 0 {
+				s.until("a container that is to end has ended", ended)
+			} else if ended() {
+				t.Errorf("%s was ended, and nobody told", name)
+			}
+			check(name, refused, s.events.of(name, reasonUnattached))
+			_ = program.Process.Kill()
+			_ = program.Wait()
+		}
+		s.stop()
+	}
+	run(RefuseUnattached, func(name string, refused, told []string) {
+		code := cases[name].code
+		if len(told) > 0 || (len(refused) == 1) != (code != "") || code != "" && !strings.Contains(refused[0], code+": ") {
+			t.Errorf("%s: refused %q, told %q", name, refused, told)
+		}
+	})
+	run(StartUnattached, func(name string, refused, told []string) {
+		if len(refused) > 0 || (len(told) == 1) != cases[name].startsTold {
+			t.Errorf("%s: refused %q, told %q", name, refused, told)
+		}
+	})
+}
+
 func TestTheNetworkOfAConfigurationIsChecked(t *testing.T) {
 	for text, want := range map[string]string{
 		"cores: all\nnetwork: {preload: /l.so}":                        "",
+		"cores: none\nnetwork: {preload: /l.so}":                       "",
+		"cores: none":                                                  "nothing is left to serve",
 		"cores: all\nnetwork: {}":                                      "network.preload",
 		"cores: all\nnetwork: {preload: /l.so, sockets: run}":          "network.sockets",
 		"cores: all\nnetwork: {preload: /l.so, unattached: perhaps}":   "network.unattached",

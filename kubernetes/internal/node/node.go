@@ -97,6 +97,9 @@ func New(name string, config Config, client kubernetes.Interface, events recorde
 // reservations. It returns nil after an orderly end.
 func (n *Node) Run(ctx context.Context) error {
 	logger := klog.FromContext(ctx)
+	if n.config.Cores == NoCores {
+		return n.serve(ctx, logger)
+	}
 	if err := n.backend.Open(); err != nil {
 		return err
 	}

@@ -85,14 +85,24 @@ func (p *nriPlugin) Synchronize(ctx context.Context, pods []*api.PodSandbox, all
 	})
 	present := map[string]bool{}
 	for _, ctr := range all {
-		if len(marks(ctr)) == 0 {
-			continue
+		reserved := len(marks(ctr)) > 0
+		if reserved {
+			present[ctr.GetId()] = true
 		}
-		present[ctr.GetId()] = true
 		if ctr.GetState() != api.ContainerState_CONTAINER_RUNNING && ctr.GetState() != api.ContainerState_CONTAINER_CREATED {
 			continue
 		}
-		pod := podOf(byID[ctr.GetPodSandboxId()])
+		sandbox := byID[ctr.GetPodSandboxId()]
+		pod := podOf(sandbox)
+		if err := n.missing(sandbox, ctr); err != nil {
+			n.endWithoutRuntime(ctx, pod, ctr, err)
+			if !reserved {
+				continue
+			}
+		}
+		if !reserved {
+			continue
+		}
 		c, err := n.admit(ctx, pod, ctr, false)
 		if err == nil && ctr.GetState() == api.ContainerState_CONTAINER_RUNNING {
 			err = n.enforce(ctx, c, int(ctr.GetPid()))
@@ -126,6 +136,21 @@ func (p *nriPlugin) Synchronize(ctx context.Context, pods []*api.PodSandbox, all
 	n.setConnected(true)
 	go n.sweep(context.WithoutCancel(ctx))
 	return nil, nil
+}
+
+// endWithoutRuntime ends a container of a time-sensitive pod that came while the agent was away: the kubelet starts it
+// again, with its runtime. Where such pods may start without one, its pod is only told.
+func (n *Node) endWithoutRuntime(ctx context.Context, pod Pod, ctr *api.Container, why error) {
+	logger := klog.FromContext(ctx)
+	if n.config.Network.Unattached == StartUnattached {
+		n.event(pod, corev1.EventTypeWarning, reasonUnattached, "container %s runs without launch times: %s", ctr.GetName(), why)
+		return
+	}
+	logger.Error(why, "A container of a time-sensitive pod runs without its runtime, ending it", "pod", klog.KRef(pod.Namespace, pod.Name), "container", ctr.GetName())
+	n.tell(pod, reasonNetwork, "container "+ctr.GetName()+" is ended", why)
+	if err := kill(int(ctr.GetPid()), 0); err != nil {
+		logger.Error(err, "Cannot end the container")
+	}
 }
 
 // sweep removes claims that are not in the cluster any more and that nobody holds: the kubelet's own list

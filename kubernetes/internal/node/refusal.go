@@ -25,6 +25,7 @@ const (
 	codeNotPrepared = "NotPrepared"
 	codeUnused      = "ClaimUnused"
 	codeUnrequested = "CPUNotRequested"
+	codeWithout     = "WithoutRuntime"
 	codeUnattached  = "NotAttached"
 	codeAnnotation  = "InvalidAnnotation"
 	codeNoNetwork   = "NetworkNotServed"

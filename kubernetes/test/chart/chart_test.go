@@ -276,11 +276,35 @@ func TestTheChartGivesTheAgentWhatANetworkNeeds(t *testing.T) {
 	}
 }
 
+func TestReservationsCanBeLeftOut(t *testing.T) {
+	all := mustRender(t, map[string]any{"config": map[string]any{"cores": "none"}, "network": map[string]any{"enabled": true}})
+	path := filepath.Join(t.TempDir(), "config.yaml")
+	if err := os.WriteFile(path, []byte(find[*corev1.ConfigMap](t, all, "").Data["config.yaml"]), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if config, err := node.LoadConfig(path); err != nil || config.Cores != node.NoCores {
+		t.Fatalf("the agent reads %+v, %v", config, err)
+	}
+	for _, object := range all {
+		switch object := object.(type) {
+		case *resourcev1.DeviceClass:
+			if object.Name != "network.takt.dev" {
+				t.Errorf("class %s of what nobody offers", object.Name)
+			}
+		case *admissionv1.ValidatingAdmissionPolicy:
+			if strings.HasSuffix(object.Name, "resourceclaims") || strings.HasSuffix(object.Name, "resourceclaimtemplates") {
+				t.Errorf("policy %s on what nobody offers", object.Name)
+			}
+		}
+	}
+}
+
 func TestValuesThatMeanNothingAreRefused(t *testing.T) {
 	for _, values := range []map[string]any{
 		{},
 		{"config": map[string]any{"cores": ""}},
 		{"config": map[string]any{"cores": "2-"}},
+		{"config": map[string]any{"cores": "none"}},
 		{"config": map[string]any{"cores": "7-2"}},
 		{"config": map[string]any{"cores": "0,7-2"}},
 		cores(map[string]any{"backend": "cfs"}),

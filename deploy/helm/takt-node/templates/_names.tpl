@@ -18,7 +18,10 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{/* What an operator sets, with the directories of the host. */}}
 {{- define "takt-node.config" -}}
 {{- /* Lint is content without: only an installation has to name its cores. */}}
-{{- $cores := required "config.cores is missing: name the CPUs to offer, as in 2-7, or all" .Values.config.cores }}
+{{- $cores := required "config.cores is missing: name the CPUs to offer, as in 2-7, or all; none for networks only" .Values.config.cores }}
+{{- if and (eq (toString $cores) "none") (not .Values.network.enabled) }}
+{{- fail "config.cores is none and network.enabled is false: nothing is left to serve" }}
+{{- end }}
 {{- range $range := splitList "," (toString $cores) }}
 {{- $ends := splitList "-" $range }}
 {{- if and (eq (len $ends) 2) (gt (int (first $ends)) (int (last $ends))) }}
