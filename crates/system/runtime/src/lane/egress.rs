@@ -84,6 +84,10 @@ impl State {
             let (spent, end) = self.turn(ports, tenant, class, may, now_ns, &mut worked);
             self.tenants.turns.end(tenant, class, spent, end);
             self.depart(ports);
+            if !self.tenants.turns.goes_on() {
+                // The clock is a good part of a look at one message.
+                continue;
+            }
             now_ns = self.round.read();
             // Not forwards: the clock was stepped.
             if !(0..ROUND_NS).contains(&(now_ns - began_ns)) {

@@ -236,6 +236,12 @@ impl RoundRobin {
         self.now.any != 0
     }
 
+    /// Whether any may have another turn in this round.
+    #[inline]
+    pub fn goes_on(&self) -> bool {
+        self.now.any != 0
+    }
+
     fn next_round(&mut self) {
         self.round += 1;
         std::mem::swap(&mut self.now, &mut self.later);
