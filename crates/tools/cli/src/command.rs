@@ -7,7 +7,7 @@ use clap::{Parser, Subcommand};
 use crate::failure::Failure;
 use crate::{
     bench, clock, completions, daemon, demo, doctor, key, lab, listener, manual, monitor, network,
-    peer, preload, publish, reload, reserve, schedule, session, status, subscribe, top,
+    peer, preload, publish, reload, reserve, schedule, session, simulate, status, subscribe, top,
 };
 
 const HELP: &str = "\
@@ -81,6 +81,8 @@ pub enum Command {
     Monitor(monitor::Monitor),
     /// Check and learn what flows are to keep to
     Health(monitor::Health),
+    /// Find by simulation what load management saves
+    Simulate(simulate::Simulate),
     /// Make and remove hosts in network namespaces
     Lab(lab::Lab),
     /// Measure Takt beside its peers
@@ -123,6 +125,7 @@ impl Command {
             Self::Reserve(reserve) => reserve.run(),
             Self::Monitor(monitor) => monitor.run(),
             Self::Health(health) => health.run(),
+            Self::Simulate(simulate) => simulate.run(),
             Self::Lab(lab) => lab.run(),
             Self::Bench(bench) => bench.run(),
             Self::Demo(demo) => demo.run(),

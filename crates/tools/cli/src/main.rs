@@ -29,6 +29,7 @@ mod reload;
 mod reserve;
 mod schedule;
 mod session;
+mod simulate;
 mod status;
 mod subscribe;
 mod top;
