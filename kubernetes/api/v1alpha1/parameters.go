@@ -15,6 +15,8 @@ const (
 	Driver = "cpu.takt.dev"
 	// NetworkDriver is the name of the one whose devices are networks of the node's taktd.
 	NetworkDriver = "network.takt.dev"
+	// TimeSensitive is the annotation, "true", of pods whose datagrams are to leave at their launch times.
+	TimeSensitive = "takt.dev/time-sensitive"
 	// APIVersion is the version of the parameters that this package reads.
 	APIVersion = Driver + "/v1alpha1"
 	// Kind is the kind of the parameters.

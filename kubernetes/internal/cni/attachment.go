@@ -149,6 +149,19 @@ func identity(args *skel.CmdArgs) string {
 	return name
 }
 
+// Named are the namespace, the pod and the interface that an identity tells of; of one that was shortened, or is of no
+// pod, all of it is the pod's name.
+func Named(identity string) (namespace, pod, ifName string) {
+	parts := strings.Split(identity, "/")
+	switch {
+	case len(parts) == 3 && !strings.Contains(parts[2], "~"):
+		return parts[0], parts[1], parts[2]
+	case len(parts) == 2 && !strings.Contains(parts[1], "~"):
+		return "", parts[0], parts[1]
+	}
+	return "", identity, ""
+}
+
 func failure(what string, err error) *types.Error {
 	return types.NewError(types.ErrIOFailure, what+": "+err.Error(), "")
 }

@@ -12,11 +12,12 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/containernetworking/cni/pkg/version"
 
+	reservation "github.com/takt-dev/takt/kubernetes/api/v1alpha1"
 	"github.com/takt-dev/takt/kubernetes/internal/adminv1"
 )
 
 // Annotation marks a pod as time-sensitive, with the value "true", where Config.Pods is "annotated".
-const Annotation = "takt.dev/time-sensitive"
+const Annotation = reservation.TimeSensitive
 
 // annotations is the capability by which container runtimes pass a pod's annotations (containerd, CRI-O).
 const annotations = "io.kubernetes.cri.pod-annotations"

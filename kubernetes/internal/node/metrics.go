@@ -17,6 +17,7 @@ import (
 	health "k8s.io/kubelet/pkg/apis/dra-health/v1alpha1"
 
 	"github.com/takt-dev/takt/kubernetes/internal/admission"
+	"github.com/takt-dev/takt/kubernetes/internal/report"
 )
 
 // metrics are the agent's own counters; what is known of claims and cores is read when it is asked for, so
@@ -191,6 +192,7 @@ func (n *Node) listenHTTP() (*httpServer, error) {
 	}
 	mux := http.NewServeMux()
 	mux.Handle("/metrics", promhttp.HandlerFor(n.metrics.registry, promhttp.HandlerOpts{}))
+	mux.HandleFunc(report.Path, n.serveReport)
 	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
 	mux.HandleFunc("/readyz", func(w http.ResponseWriter, _ *http.Request) {
 		if err := n.ready(); err != nil {

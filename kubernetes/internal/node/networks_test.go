@@ -3,10 +3,13 @@ package node
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"fmt"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -20,6 +23,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 
 	reservation "github.com/takt-dev/takt/kubernetes/api/v1alpha1"
+	"github.com/takt-dev/takt/kubernetes/internal/report"
 )
 
 // taktd starts the real one on loopback, and returns what ends it as a crash does.
@@ -32,7 +36,11 @@ func (s *site) taktd(more string) (kill func()) {
 	if _, err := os.Stat(program); err != nil {
 		s.t.Skipf("there is no taktd, run `make build` first: %v", err)
 	}
-	config := fmt.Sprintf("listener = []\n[security]\nkey_file = %q\n[admin]\nsocket = %q\n%s",
+	none := "listener = []\n"
+	if strings.Contains(more, "[[listener]]") {
+		none = ""
+	}
+	config := none + fmt.Sprintf("[security]\nkey_file = %q\n[admin]\nsocket = %q\n%s",
 		filepath.Join(s.dir, "node.key"), s.config.Network.AdminSocket, more)
 	path := filepath.Join(s.dir, "takt.toml")
 	if err := os.WriteFile(path, []byte(config), 0o600); err != nil {
@@ -137,5 +145,45 @@ func TestTheNetworksOfARunningTaktdCanBeClaimed(t *testing.T) {
 	result = prepare()
 	if result.Err != nil || len(result.Devices) != 1 || result.Devices[0].DeviceName != "pods" || !slices.Equal(result.Devices[0].Requests, []string{"network"}) {
 		t.Errorf("%+v", result)
+	}
+}
+
+func TestTheAgentTellsOfAttachedAndReservedPods(t *testing.T) {
+	s := newSite(t)
+	s.stop()
+	s.config.Network = &NetworkConfig{Sockets: filepath.Join(s.dir, "cni"), AdminSocket: filepath.Join(s.dir, "admin.sock"), Preload: "/l.so"}
+	if err := s.config.Network.validate(); err != nil {
+		t.Fatal(err)
+	}
+	ask := func() report.Node {
+		answer := httptest.NewRecorder()
+		s.agent.serveReport(answer, httptest.NewRequest("GET", report.Path, nil))
+		var told report.Node
+		if err := json.Unmarshal(answer.Body.Bytes(), &told); err != nil {
+			t.Fatal(err)
+		}
+		return told
+	}
+	s.startAgent()
+	if told := ask(); told.Node != nodeName || told.Networks.Problem == "" || len(told.Networks.Attached) > 0 || len(told.Reserved) > 0 {
+		t.Errorf("without taktd: %+v", told)
+	}
+	socket := filepath.Join(s.config.Network.Sockets, "0123", "eth0", "takt.sock")
+	if err := os.MkdirAll(filepath.Dir(socket), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	s.taktd(fmt.Sprintf("[[network]]\nname = \"pods\"\ncarrier = \"vxlan:42\"\n[[listener]]\npath = %q\nidentity = \"default/talker/eth0\"\nclasses = [0, 5]\n"+
+		"[listener.endpoint]\nnetwork = \"pods\"\nmac = \"02:00:00:00:00:07\"\naddresses = [\"10.244.1.7/24\"]\n"+
+		"[[listener]]\npath = %q\nidentity = \"operator\"\n", socket, filepath.Join(s.dir, "other.sock")))
+	var told report.Node
+	s.until("taktd answers", func() bool {
+		told = ask()
+		return told.Networks.Problem == ""
+	})
+	want := report.Attached{
+		Namespace: "default", Pod: "talker", Interface: "eth0", Network: "pods", Addresses: []string{"10.244.1.7/24"}, Classes: []uint32{0, 5},
+	}
+	if len(told.Networks.Attached) != 1 || !reflect.DeepEqual(told.Networks.Attached[0], want) {
+		t.Errorf("%+v and not %+v", told.Networks.Attached, want)
 	}
 }

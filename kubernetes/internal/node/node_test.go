@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"reflect"
 	"strconv"
 	"strings"
 	"syscall"
@@ -23,6 +24,7 @@ import (
 
 	reservation "github.com/takt-dev/takt/kubernetes/api/v1alpha1"
 	"github.com/takt-dev/takt/kubernetes/internal/enforce"
+	"github.com/takt-dev/takt/kubernetes/internal/report"
 	"github.com/takt-dev/takt/kubernetes/internal/sched"
 )
 
@@ -130,6 +132,13 @@ func TestAPodWithAClaimRunsUnderItsReservationAndLeavesNothing(t *testing.T) {
 		if !strings.Contains(page.Body.String(), want) {
 			t.Errorf("metrics have no %s", want)
 		}
+	}
+	told := s.agent.podsNow(context.Background())
+	want := report.Reserved{
+		Namespace: "default", Pod: "pod", Container: "main", Claim: "claim", Request: "cpu", Runtime: "2ms", Period: "20ms", Threads: 1, Cores: []int{s.cpu()},
+	}
+	if told.Networks != nil || len(told.Reserved) != 1 || !reflect.DeepEqual(told.Reserved[0], want) {
+		t.Errorf("%+v and not %+v", told, want)
 	}
 	if err := s.agent.ready(); err != nil {
 		t.Error("not ready:", err)

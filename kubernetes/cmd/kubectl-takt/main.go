@@ -1,0 +1,167 @@
+// Command kubectl-takt shows the pods that Takt serves: which are time-sensitive, by which network, and what they have
+// reserved. In the search path it is a plugin: kubectl takt.
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"os/signal"
+	"slices"
+	"strings"
+	"text/tabwriter"
+
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/takt-dev/takt/kubernetes/internal/report"
+)
+
+const help = `Shows the pods of a namespace that are time-sensitive, attached to a network of Takt, or have reserved CPU time.
+
+Usage: kubectl takt [-n NAMESPACE | -A] [-o json]
+
+Options:
+`
+
+const more = `
+Exit status: 0; 1 if the cluster cannot be asked; 2 for a mistake in the command; 3 if a time-sensitive pod does not get
+what it asks for, or an agent does not answer.
+
+It asks the agents (takt-node) through the API server: that needs the rights to list pods, and to get pods/proxy where
+the agents run.
+
+Examples:
+  kubectl takt
+  kubectl takt -A
+  kubectl takt -n factory -o json | jq '.pods[] | select(.problem)'
+`
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	os.Exit(run(ctx, os.Args[1:], os.Stdout, os.Stderr))
+}
+
+func run(ctx context.Context, args []string, out, errs io.Writer) int {
+	rules := clientcmd.NewDefaultClientConfigLoadingRules()
+	flags := flag.NewFlagSet("kubectl-takt", flag.ContinueOnError)
+	flags.SetOutput(errs)
+	flags.StringVar(&rules.ExplicitPath, "kubeconfig", "", "how to reach the API server; KUBECONFIG or ~/.kube/config if empty")
+	current := flags.String("context", "", "the context of the kubeconfig")
+	namespace := flags.String("n", "", "the namespace; that of the context if empty")
+	all := flags.Bool("A", false, "all namespaces")
+	output := flags.String("o", "", "json; a table if empty")
+	flags.Usage = func() {
+		fmt.Fprint(flags.Output(), help)
+		flags.PrintDefaults()
+		fmt.Fprint(flags.Output(), more)
+	}
+	switch err := flags.Parse(args); {
+	case err == flag.ErrHelp:
+		return 0
+	case err != nil:
+		return 2
+	case flags.NArg() > 0:
+		fmt.Fprintf(errs, "kubectl-takt: %q is not expected: see kubectl takt -h\n", flags.Arg(0))
+		return 2
+	case *output != "" && *output != "json":
+		fmt.Fprintf(errs, "kubectl-takt: -o %s is not known: write json, or leave it out\n", *output)
+		return 2
+	case *all && *namespace != "":
+		fmt.Fprintln(errs, "kubectl-takt: -n and -A contradict each other: leave one out")
+		return 2
+	}
+	config := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, &clientcmd.ConfigOverrides{CurrentContext: *current})
+	pods, problems, err := ask(ctx, config, *namespace, *all)
+	if err != nil {
+		fmt.Fprintln(errs, "kubectl-takt:", err)
+		return 1
+	}
+	if *output == "json" {
+		encoder := json.NewEncoder(out)
+		encoder.SetIndent("", "  ")
+		err = encoder.Encode(map[string]any{"pods": pods, "problems": problems})
+	} else {
+		err = table(out, pods)
+	}
+	if err != nil {
+		fmt.Fprintln(errs, "kubectl-takt:", err)
+		return 1
+	}
+	for _, problem := range problems {
+		fmt.Fprintln(errs, problem)
+	}
+	if len(problems) > 0 || slices.ContainsFunc(pods, func(p report.Pod) bool { return p.Problem != "" }) {
+		return 3
+	}
+	return 0
+}
+
+func ask(ctx context.Context, config clientcmd.ClientConfig, namespace string, all bool) ([]report.Pod, []string, error) {
+	rest, err := config.ClientConfig()
+	if err != nil {
+		return nil, nil, fmt.Errorf("cannot reach the API server: %w", err)
+	}
+	// Agents are asked together.
+	rest.QPS, rest.Burst = 50, 100
+	client, err := kubernetes.NewForConfig(rest)
+	if err != nil {
+		return nil, nil, fmt.Errorf("cannot reach the API server: %w", err)
+	}
+	if namespace == "" && !all {
+		if namespace, _, err = config.Namespace(); err != nil {
+			return nil, nil, err
+		}
+	}
+	return report.Cluster(ctx, client, report.Ask(client), namespace)
+}
+
+// table is a line for each pod, and one below for each problem.
+func table(out io.Writer, pods []report.Pod) error {
+	if len(pods) == 0 {
+		_, err := fmt.Fprintln(out, "No pod here is time-sensitive, attached to a network of Takt, or has reserved CPU time.")
+		return err
+	}
+	to := tabwriter.NewWriter(out, 0, 0, 3, ' ', 0)
+	fmt.Fprintln(to, "NAMESPACE\tPOD\tNODE\tNETWORK\tPROGRAMS\tAROUND\tRESERVED\tSTATE")
+	for _, pod := range pods {
+		var networks, around, reserved []string
+		var programs uint32
+		passed := map[string]uint64{}
+		for _, attached := range pod.Attached {
+			networks = append(networks, attached.Network+" ("+attached.Interface+")")
+			programs += attached.Programs
+			for reason, count := range attached.Around {
+				passed[reason] += count
+			}
+		}
+		for _, reason := range slices.Sorted(maps.Keys(passed)) {
+			around = append(around, fmt.Sprintf("%d %s", passed[reason], reason))
+		}
+		for _, one := range pod.Reserved {
+			reserved = append(reserved, fmt.Sprintf("%s %s/%s", one.Container, one.Runtime, one.Period))
+		}
+		attached := "-"
+		if len(pod.Attached) > 0 {
+			attached = fmt.Sprint(programs)
+		}
+		fmt.Fprintf(to, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", pod.Namespace, pod.Pod, or(pod.Node), or(strings.Join(networks, ", ")), attached,
+			or(strings.Join(around, ", ")), or(strings.Join(reserved, ", ")), or(pod.Problem, "ok"))
+	}
+	return to.Flush()
+}
+
+// or is the first text that is not empty, or a dash.
+func or(texts ...string) string {
+	for _, text := range texts {
+		if text != "" {
+			return text
+		}
+	}
+	return "-"
+}

@@ -1,0 +1,106 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/takt-dev/takt/kubernetes/internal/report"
+)
+
+// api is what of an API server is asked: two lists of pods, and the way to an agent.
+func api(t *testing.T, programs uint32) (kubeconfig string) {
+	t.Helper()
+	agent := corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "takt-node-x", Labels: map[string]string{"app.kubernetes.io/name": "takt-node"}},
+		Spec:       corev1.PodSpec{NodeName: "one", Containers: []corev1.Container{{Ports: []corev1.ContainerPort{{Name: "metrics", ContainerPort: 9464}}}}},
+	}
+	talker := corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "talker", Annotations: map[string]string{"takt.dev/time-sensitive": "true"}},
+		Spec:       corev1.PodSpec{NodeName: "one"}, Status: corev1.PodStatus{Phase: corev1.PodRunning},
+	}
+	answer := func(w http.ResponseWriter, what any) {
+		w.Header().Set("Content-Type", "application/json")
+		if err := json.NewEncoder(w).Encode(what); err != nil {
+			t.Error(err)
+		}
+	}
+	list := func(pods ...corev1.Pod) corev1.PodList {
+		return corev1.PodList{TypeMeta: metav1.TypeMeta{Kind: "PodList", APIVersion: "v1"}, Items: pods}
+	}
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch r.URL.Path {
+		case "/api/v1/pods":
+			answer(w, list(agent))
+		case "/api/v1/namespaces/default/pods":
+			answer(w, list(talker))
+		case "/api/v1/namespaces/kube-system/pods/http:takt-node-x:9464/proxy/pods":
+			answer(w, report.Node{
+				Node:     "one",
+				Networks: &report.Networks{Attached: []report.Attached{{Namespace: "default", Pod: "talker", Interface: "eth0", Network: "pods", Programs: programs, Around: map[string]uint64{"no-route": 3}}}},
+				Reserved: []report.Reserved{{Namespace: "default", Pod: "talker", Container: "main", Runtime: "4ms", Period: "10ms"}},
+			})
+		default:
+			t.Error("asked for", r.URL.Path)
+			http.NotFound(w, r)
+		}
+	}))
+	t.Cleanup(server.Close)
+	kubeconfig = filepath.Join(t.TempDir(), "config")
+	text := `{apiVersion: v1, kind: Config, current-context: c, contexts: [{name: c, context: {cluster: c, user: u}}], users: [{name: u}],
+		clusters: [{name: c, cluster: {server: "` + server.URL + `"}}]}`
+	if err := os.WriteFile(kubeconfig, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return kubeconfig
+}
+
+func TestPodsAreShownAsATableAndAsJSON(t *testing.T) {
+	for programs, code := range map[uint32]int{1: 0, 0: 3} {
+		kubeconfig := api(t, programs)
+		var out, errs bytes.Buffer
+		if got := run(context.Background(), []string{"-kubeconfig", kubeconfig}, &out, &errs); got != code || errs.Len() > 0 {
+			t.Errorf("status %d and not %d: %s", got, code, &errs)
+		}
+		lines := strings.Split(out.String(), "\n")
+		state := "ok"
+		if programs == 0 {
+			state = "no program of it has attached: is it dynamically linked, and does it ask for launch times (SO_TXTIME)?"
+		}
+		want := []string{"default", "talker", "one", "pods", "(eth0)", string('0' + rune(programs)), "3", "no-route", "main", "4ms/10ms"}
+		if fields := strings.Fields(strings.TrimSuffix(lines[1], state)); strings.Join(fields, " ") != strings.Join(want, " ") {
+			t.Errorf("%q and not %q", fields, want)
+		}
+		out.Reset()
+		run(context.Background(), []string{"-kubeconfig", kubeconfig, "-o", "json"}, &out, &errs)
+		var told struct{ Pods []report.Pod }
+		if err := json.Unmarshal(out.Bytes(), &told); err != nil || len(told.Pods) != 1 || told.Pods[0].Reserved[0].Runtime != "4ms" {
+			t.Errorf("%v: %s", err, &out)
+		}
+	}
+}
+
+func TestMistakesInTheCommandAreToldWithTheRemedy(t *testing.T) {
+	for args, want := range map[string]string{
+		"pods":                      "not expected",
+		"-o yaml":                   "write json",
+		"-A -n default":             "contradict",
+		"-colour":                   "not defined",
+		"-kubeconfig /nowhere/file": "no such file",
+	} {
+		var out, errs bytes.Buffer
+		code := run(context.Background(), strings.Fields(args), &out, &errs)
+		if expected := map[bool]int{true: 1, false: 2}[strings.HasPrefix(args, "-kubeconfig")]; code != expected || !strings.Contains(errs.String(), want) {
+			t.Errorf("%s: %d, %s", args, code, &errs)
+		}
+	}
+}

@@ -1,0 +1,110 @@
+package node
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"net/http"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"k8s.io/klog/v2"
+
+	"github.com/takt-dev/takt/kubernetes/internal/adminv1"
+	"github.com/takt-dev/takt/kubernetes/internal/cni"
+	"github.com/takt-dev/takt/kubernetes/internal/report"
+)
+
+// serveReport answers report.Path.
+func (n *Node) serveReport(w http.ResponseWriter, request *http.Request) {
+	w.Header().Set("Content-Type", "application/json")
+	if err := json.NewEncoder(w).Encode(n.podsNow(request.Context())); err != nil {
+		klog.FromContext(request.Context()).Error(err, "Cannot tell of pods")
+	}
+}
+
+// podsNow is what the agent knows of the node's pods.
+func (n *Node) podsNow(ctx context.Context) report.Node {
+	told := report.Node{Node: n.name, Reserved: n.reserved()}
+	if n.config.Network != nil {
+		attached, err := n.attached(ctx)
+		told.Networks = &report.Networks{Attached: attached}
+		if err != nil {
+			told.Networks.Problem = err.Error()
+		}
+	}
+	return told
+}
+
+// attached are the pods that taktd knows by a socket of takt-cni.
+func (n *Node) attached(ctx context.Context) ([]report.Attached, error) {
+	ctx, cancel := context.WithTimeout(ctx, askTaktd)
+	defer cancel()
+	d, disconnect, err := n.networks()
+	if err != nil {
+		return []report.Attached{}, err
+	}
+	defer disconnect()
+	all, err := d.admin.ListListeners(ctx, &adminv1.ListListenersRequest{})
+	if err != nil {
+		return []report.Attached{}, err
+	}
+	found := []report.Attached{}
+	for _, status := range all.GetListeners() {
+		listener := status.GetListener()
+		if !strings.HasPrefix(listener.GetPath(), filepath.Clean(n.config.Network.Sockets)+"/") {
+			continue
+		}
+		one := report.Attached{
+			Network: listener.GetEndpoint().GetNetwork(), Addresses: listener.GetEndpoint().GetAddresses(), Classes: listener.GetClasses(),
+			Programs: status.GetSessions(), Refused: status.GetUndeclared(),
+		}
+		one.Namespace, one.Pod, one.Interface = cni.Named(listener.GetIdentity())
+		for _, stream := range status.GetStreams() {
+			one.Refused += stream.GetRefusedWindow() + stream.GetRefusedSize() + stream.GetRefusedExcess()
+		}
+		for _, around := range status.GetUnserved() {
+			if one.Around == nil {
+				one.Around = map[string]uint64{}
+			}
+			one.Around[around.GetReason()] += around.GetCount()
+		}
+		found = append(found, one)
+	}
+	slices.SortFunc(found, func(a, b report.Attached) int {
+		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Pod, b.Pod), cmp.Compare(a.Interface, b.Interface))
+	})
+	return found, nil
+}
+
+// reserved are the containers that run with reservations.
+func (n *Node) reserved() []report.Reserved {
+	found := []report.Reserved{}
+	for _, c := range n.runningContainers() {
+		c.mu.Lock()
+		for i, grant := range c.grants {
+			one := report.Reserved{
+				Pod: c.pod.Name, Namespace: c.pod.Namespace, Container: c.name, Cores: grant.Cores,
+				Runtime: grant.Parameters.Runtime.String(), Period: grant.Parameters.Period.String(),
+			}
+			if i < len(c.tallies) {
+				one.Threads = len(c.tallies[i].state.Threads)
+			}
+			if uid, request, err := parseKey(grant.Key); err == nil {
+				one.Request = request
+				n.mu.Lock()
+				if claim := n.claims[uid]; claim != nil {
+					one.Claim = claim.Name
+				}
+				n.mu.Unlock()
+			}
+			found = append(found, one)
+		}
+		c.mu.Unlock()
+	}
+	slices.SortFunc(found, func(a, b report.Reserved) int {
+		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Pod, b.Pod), cmp.Compare(a.Container, b.Container), cmp.Compare(a.Request, b.Request))
+	})
+	return found
+}

@@ -1,0 +1,163 @@
+package report
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+
+	reservation "github.com/takt-dev/takt/kubernetes/api/v1alpha1"
+)
+
+// Selector finds the agents of a cluster.
+const Selector = "app.kubernetes.io/name=takt-node"
+
+// atOnce is how many agents are asked at a time.
+const atOnce = 16
+
+// Pod is what a cluster's agents say of one pod.
+type Pod struct {
+	Namespace string `json:"namespace"`
+	Pod       string `json:"pod"`
+	Node      string `json:"node"`
+	// TimeSensitive: it asks for launch times by its annotation.
+	TimeSensitive bool       `json:"timeSensitive"`
+	Attached      []Attached `json:"attached,omitempty"`
+	Reserved      []Reserved `json:"reserved,omitempty"`
+	// Problem is what keeps it from what it asks for; empty: nothing is known of any.
+	Problem string `json:"problem,omitempty"`
+}
+
+// Cluster asks all agents, and returns the pods of a namespace (all: "") that are time-sensitive, attached or reserved,
+// and what is wrong with agents.
+func Cluster(ctx context.Context, client kubernetes.Interface, ask func(context.Context, *corev1.Pod) (Node, error), namespace string) ([]Pod, []string, error) {
+	agents, err := client.CoreV1().Pods("").List(ctx, metav1.ListOptions{LabelSelector: Selector})
+	if err != nil {
+		return nil, nil, fmt.Errorf("cannot list the agents: %w", err)
+	}
+	pods, err := client.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, nil, fmt.Errorf("cannot list the pods: %w", err)
+	}
+	type answer struct {
+		Node
+		err error
+	}
+	answers := make([]answer, len(agents.Items))
+	var asked sync.WaitGroup
+	free := make(chan struct{}, atOnce)
+	for i := range agents.Items {
+		free <- struct{}{}
+		asked.Go(func() {
+			defer func() { <-free }()
+			answers[i].Node, answers[i].err = ask(ctx, &agents.Items[i])
+		})
+	}
+	asked.Wait()
+
+	said := map[string]*Node{}
+	silent := map[string]error{}
+	problems := []string{}
+	for i, agent := range agents.Items {
+		node := agent.Spec.NodeName
+		switch {
+		case answers[i].err != nil:
+			silent[node] = answers[i].err
+			problems = append(problems, fmt.Sprintf("node %s: its agent %s/%s does not answer: %v", node, agent.Namespace, agent.Name, answers[i].err))
+		case said[node] == nil:
+			said[node] = &answers[i].Node
+			if networks := answers[i].Networks; networks != nil && networks.Problem != "" {
+				problems = append(problems, fmt.Sprintf("node %s: taktd does not answer: %s", node, networks.Problem))
+			}
+		default:
+			// Two releases on one node: one for each half.
+			said[node].Reserved = append(said[node].Reserved, answers[i].Reserved...)
+			if said[node].Networks == nil {
+				said[node].Networks = answers[i].Networks
+			}
+		}
+	}
+	slices.Sort(problems)
+	found := []Pod{}
+	for _, pod := range pods.Items {
+		one := Pod{Namespace: pod.Namespace, Pod: pod.Name, Node: pod.Spec.NodeName, TimeSensitive: pod.Annotations[reservation.TimeSensitive] == "true"}
+		node := said[pod.Spec.NodeName]
+		if node != nil {
+			for _, reserved := range node.Reserved {
+				if reserved.Namespace == pod.Namespace && reserved.Pod == pod.Name {
+					one.Reserved = append(one.Reserved, reserved)
+				}
+			}
+			if node.Networks != nil {
+				for _, attached := range node.Networks.Attached {
+					if attached.Namespace == pod.Namespace && attached.Pod == pod.Name {
+						one.Attached = append(one.Attached, attached)
+					}
+				}
+			}
+		}
+		if one.TimeSensitive {
+			one.Problem = lacks(&pod, &one, node, silent[pod.Spec.NodeName])
+		}
+		if one.TimeSensitive || len(one.Attached)+len(one.Reserved) > 0 {
+			found = append(found, one)
+		}
+	}
+	slices.SortFunc(found, func(a, b Pod) int {
+		return strings.Compare(a.Namespace+"/"+a.Pod, b.Namespace+"/"+b.Pod)
+	})
+	return found, problems, nil
+}
+
+// lacks is what keeps a time-sensitive pod from launch times.
+func lacks(pod *corev1.Pod, one *Pod, node *Node, silent error) string {
+	switch {
+	case pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed:
+		return ""
+	case pod.Spec.NodeName == "":
+		return "not placed yet: kubectl describe pod"
+	case silent != nil:
+		return "the agent of its node does not answer"
+	case node == nil:
+		return "its node has no takt-node"
+	case node.Networks == nil:
+		return "the agent of its node serves no networks: set network.enabled of the chart"
+	case node.Networks.Problem != "":
+		return "taktd of its node does not answer: systemctl status taktd"
+	case len(one.Attached) == 0:
+		return "no network has attached it: put takt-cni into the CNI configuration of its node"
+	case !slices.ContainsFunc(one.Attached, func(a Attached) bool { return a.Programs > 0 }):
+		return "no program of it has attached: is it dynamically linked, and does it ask for launch times (SO_TXTIME)?"
+	}
+	return ""
+}
+
+// Ask asks an agent by way of the API server: whoever asks needs the right to get pods/proxy where it runs.
+func Ask(client kubernetes.Interface) func(context.Context, *corev1.Pod) (Node, error) {
+	return func(ctx context.Context, agent *corev1.Pod) (Node, error) {
+		for _, container := range agent.Spec.Containers {
+			for _, port := range container.Ports {
+				if port.Name != "metrics" {
+					continue
+				}
+				text, err := client.CoreV1().Pods(agent.Namespace).ProxyGet("http", agent.Name, strconv.Itoa(int(port.ContainerPort)), Path, nil).DoRaw(ctx)
+				if err != nil {
+					return Node{}, err
+				}
+				var told Node
+				if err := json.Unmarshal(text, &told); err != nil {
+					return Node{}, fmt.Errorf("its answer is not of this version: %w", err)
+				}
+				return told, nil
+			}
+		}
+		return Node{}, fmt.Errorf("it has no port named metrics")
+	}
+}

@@ -1,0 +1,86 @@
+package report
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes/fake"
+)
+
+func pod(namespace, name, node string, annotations map[string]string) *corev1.Pod {
+	return &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, Annotations: annotations},
+		Spec:       corev1.PodSpec{NodeName: node},
+		Status:     corev1.PodStatus{Phase: corev1.PodRunning},
+	}
+}
+
+func agent(name, node string) *corev1.Pod {
+	agent := pod("kube-system", name, node, nil)
+	agent.Labels = map[string]string{"app.kubernetes.io/name": "takt-node"}
+	return agent
+}
+
+func TestEveryPodThatTaktServesIsShownWithWhatItLacks(t *testing.T) {
+	sensitive := map[string]string{"takt.dev/time-sensitive": "true"}
+	done := pod("default", "done", "one", sensitive)
+	done.Status.Phase = corev1.PodSucceeded
+	objects := []runtime.Object{
+		agent("takt-node-1", "one"), agent("takt-node-2", "two"), agent("takt-node-3", "three"), agent("reservations-4", "four"), agent("networks-4", "four"),
+		agent("cpu-only", "seven"),
+		pod("default", "talker", "one", sensitive), pod("default", "idle", "one", sensitive), pod("default", "left-out", "one", sensitive),
+		pod("default", "silent", "two", sensitive), pod("default", "nowhere", "", sensitive), pod("default", "no-taktd", "three", sensitive),
+		pod("default", "no-agent", "six", sensitive), pod("default", "no-networks", "seven", sensitive), done,
+		pod("default", "reserved", "four", nil), pod("default", "attached", "four", nil), pod("default", "ordinary", "one", map[string]string{"takt.dev/time-sensitive": "false"}),
+		pod("other", "talker", "one", sensitive),
+	}
+	client := fake.NewClientset(objects...)
+	answers := map[string]Node{
+		"takt-node-1": {Networks: &Networks{Attached: []Attached{
+			{Namespace: "default", Pod: "talker", Interface: "eth0", Network: "pods", Programs: 1}, {Namespace: "default", Pod: "idle", Interface: "eth0", Network: "pods"},
+			{Namespace: "default", Pod: "done", Interface: "eth0", Network: "pods"},
+		}}},
+		"takt-node-3":    {Networks: &Networks{Problem: "connection refused"}},
+		"reservations-4": {Reserved: []Reserved{{Namespace: "default", Pod: "reserved", Container: "main", Runtime: "4ms", Period: "10ms"}}},
+		"networks-4":     {Networks: &Networks{Attached: []Attached{{Namespace: "default", Pod: "attached"}}}},
+		"cpu-only":       {},
+	}
+	ask := func(_ context.Context, agent *corev1.Pod) (Node, error) {
+		answer, there := answers[agent.Name]
+		if !there {
+			return Node{}, errors.New("timed out")
+		}
+		return answer, nil
+	}
+	pods, problems, err := Cluster(context.Background(), client, ask, "default")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var shown []string
+	for _, pod := range pods {
+		problem, _, _ := strings.Cut(pod.Problem, ":")
+		shown = append(shown, fmt.Sprintf("%s %d %d %s", pod.Pod, len(pod.Attached), len(pod.Reserved), problem))
+	}
+	want := []string{
+		"attached 1 0 ", "done 1 0 ", "idle 1 0 no program of it has attached", "left-out 0 0 no network has attached it",
+		"no-agent 0 0 its node has no takt-node", "no-networks 0 0 the agent of its node serves no networks", "no-taktd 0 0 taktd of its node does not answer",
+		"nowhere 0 0 not placed yet", "reserved 0 1 ", "silent 0 0 the agent of its node does not answer", "talker 1 0 ",
+	}
+	if !slices.Equal(shown, want) {
+		t.Errorf("shown are %q and not %q", shown, want)
+	}
+	if len(problems) != 2 || !strings.Contains(problems[0], "node three: taktd does not answer: connection refused") || !strings.Contains(problems[1], "kube-system/takt-node-2 does not answer: timed out") {
+		t.Errorf("problems %q", problems)
+	}
+	all, _, err := Cluster(context.Background(), client, ask, "")
+	if err != nil || len(all) != len(pods)+1 || all[len(all)-1].Namespace != "other" {
+		t.Errorf("%v, %v", all, err)
+	}
+}

@@ -1,0 +1,55 @@
+// Package report is what the agent of a node says of the pods on it, and who asks all agents of a cluster.
+package report
+
+// Path is where an agent answers, on its port named metrics.
+const Path = "/pods"
+
+// Node is what an agent says of its node.
+type Node struct {
+	Node string `json:"node"`
+	// Networks are served by the node's taktd: nil where the agent serves reservations only.
+	Networks *Networks `json:"networks,omitempty"`
+	// Reserved are the containers that run with reservations.
+	Reserved []Reserved `json:"reserved"`
+}
+
+// Networks are the attachments that the node's taktd knows.
+type Networks struct {
+	// Problem says why it cannot be asked; empty: it answers.
+	Problem  string     `json:"problem,omitempty"`
+	Attached []Attached `json:"attached"`
+}
+
+// Attached is a pod's place in a network.
+type Attached struct {
+	Namespace string   `json:"namespace"`
+	Pod       string   `json:"pod"`
+	Interface string   `json:"interface"`
+	Network   string   `json:"network"`
+	Addresses []string `json:"addresses"`
+	// Classes are the traffic classes of IEEE 802.1Q that it may use.
+	Classes []uint32 `json:"classes"`
+	// Programs are sessions with taktd at the moment.
+	Programs uint32 `json:"programs"`
+	// Around counts datagrams with a launch time that programs did not give to taktd, by reason (docs/reference/preload.md):
+	// they took the kernel's way or were refused.
+	Around map[string]uint64 `json:"around,omitempty"`
+	// Refused counts frames of no declared stream, and those outside of theirs.
+	Refused uint64 `json:"refused"`
+}
+
+// Reserved is a container with a reservation.
+type Reserved struct {
+	Namespace string `json:"namespace"`
+	Pod       string `json:"pod"`
+	Container string `json:"container"`
+	// Claim and Request name the reservation.
+	Claim   string `json:"claim"`
+	Request string `json:"request"`
+	// Runtime in every Period, such as 4ms in 10ms.
+	Runtime string `json:"runtime"`
+	Period  string `json:"period"`
+	// Threads that have it, and the CPUs that it was allocated on.
+	Threads int   `json:"threads"`
+	Cores   []int `json:"cores"`
+}
