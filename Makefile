@@ -44,6 +44,7 @@ setup-build:
 
 build: setup-build
 	$(CARGO) build --release --workspace
+	scripts/preload.sh
 
 demo: setup-build
 	$(CARGO) build --release -p takt-cli -p takt-preload

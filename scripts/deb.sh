@@ -34,9 +34,9 @@ pack() { # pack PACKAGE PATH...
     find "$root" -type f \( -perm -100 -o -name '*.so*' \) -exec strip --strip-debug {} +
     install -D -m 644 deploy/debian/copyright "$root/usr/share/doc/$package/copyright"
 
-    # The libraries that its programs need, in the versions that they need.
+    # The libraries that its programs need, in the versions that they need. musl is there where its programs are.
     local depends='' binaries
-    binaries=$(find "$root" -type f \( -perm -100 -o -name '*.so*' \))
+    binaries=$(find "$root" -type f \( -perm -100 -o -name '*.so*' \) ! -path '*/$LIB/*')
     if [ -n "$binaries" ]; then
         mkdir -p "$work/debian"
         printf 'Source: takt\n\nPackage: %s\nArchitecture: any\n' "$package" >"$work/debian/control"
@@ -58,7 +58,7 @@ pack() { # pack PACKAGE PATH...
     echo "deb: $out/${package}_${version}_$architecture.deb"
 }
 
-pack takt-preload "usr/lib/$multiarch/libtakt_preload.so"
+pack takt-preload "usr/lib/$multiarch/libtakt_preload.so" "usr/lib/$multiarch/takt-preload"
 pack libtakt0 "usr/lib/$multiarch/libtakt.so.0" "usr/lib/$multiarch/libtakt_embedded.so"
 pack libtakt-dev usr/include "usr/lib/$multiarch"
 pack takt usr etc

@@ -67,7 +67,21 @@ install_all() {
     put 644 "$INCLUDEDIR" include/*.h
     install -D -m 644 "$BUILD/libtakt.so" "$DESTDIR$LIBDIR/libtakt.so.0"
     ln -sf libtakt.so.0 "$DESTDIR$LIBDIR/libtakt.so"
-    put 644 "$LIBDIR" "$BUILD/libtakt_embedded.so" "$BUILD/libtakt_preload.so"
+    put 644 "$LIBDIR" "$BUILD/libtakt_embedded.so"
+    # A library for each C library, which each loader finds: see scripts/preload.sh.
+    local preload=$LIBDIR/takt-preload name=libtakt_preload.so multiarch
+    multiarch=lib/$(uname -m)-linux-gnu
+    put 644 "$preload" "$BUILD/$name"
+    ln -sfn "takt-preload/$name" "$DESTDIR$LIBDIR/$name"
+    install -d "$DESTDIR$preload/lib64" "$DESTDIR$preload/$multiarch"
+    ln -sfn "../$name" "$DESTDIR$preload/lib64/$name"
+    ln -sfn "../$name" "$DESTDIR$preload/lib/$name"
+    ln -sfn "../../$name" "$DESTDIR$preload/$multiarch/$name"
+    if [ -e "$BUILD/takt-preload/\$LIB/$name" ]; then
+        put 644 "$preload/\$LIB" "$BUILD/takt-preload/\$LIB/$name"
+    else
+        echo "install: without the preload for programs of musl: scripts/preload.sh builds it"
+    fi
     fill deploy/pkg-config/takt.pc.in 644 "$LIBDIR/pkgconfig/takt.pc"
     fill deploy/cmake/takt-config.cmake.in 644 "$LIBDIR/cmake/takt/takt-config.cmake"
     fill deploy/cmake/takt-config-version.cmake.in 644 "$LIBDIR/cmake/takt/takt-config-version.cmake"
@@ -101,6 +115,7 @@ install_all() {
 uninstall_all() {
     rm -f "$DESTDIR$BINDIR"/{takt,taktd} \
         "$DESTDIR$LIBDIR"/{libtakt.so.0,libtakt.so,libtakt_embedded.so,libtakt_preload.so} \
+        "$DESTDIR$LIBDIR"/takt-preload/{,lib/,lib64/,lib/*/,'$LIB'/}libtakt_preload.so \
         "$DESTDIR$LIBDIR/pkgconfig/takt.pc" \
         "$DESTDIR$LIBDIR"/cmake/takt/takt-config{,-version}.cmake \
         "$DESTDIR$UNITDIR/taktd.service" \
@@ -109,6 +124,7 @@ uninstall_all() {
     for header in include/*.h; do rm -f "$DESTDIR$INCLUDEDIR/$(basename "$header")"; done
     # Only what is empty and ours.
     if [ -d "$DESTDIR$LIBDIR/cmake/takt" ]; then rmdir --ignore-fail-on-non-empty "$DESTDIR$LIBDIR/cmake/takt"; fi
+    if [ -d "$DESTDIR$LIBDIR/takt-preload" ]; then find "$DESTDIR$LIBDIR/takt-preload" -depth -type d -empty -delete; fi
     if [ -e "$DESTDIR$CONFIG" ]; then echo "uninstall: $DESTDIR$CONFIG is kept: remove it by hand"; fi
     settle
 }

@@ -19,6 +19,8 @@ case $want in
 esac
 need cc build-essential
 need clang clang
+# The preload for programs of musl.
+need musl-gcc musl-tools
 need /usr/include/bpf/bpf_helpers.h libbpf-dev
 # The lab, and with it the demo and the benchmarks.
 need ip iproute2

@@ -6,6 +6,7 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 
 export BUILD=${BUILD:-target/debug}
+PROFILE=${PROFILE:-dev} scripts/preload.sh
 unset PREFIX DESTDIR SYSCONFDIR BINDIR LIBDIR INCLUDEDIR UNITDIR MANDIR
 top=$PWD
 work=$(mktemp -d)
@@ -38,7 +39,8 @@ staged() {
     expect "ExecStart=/usr/local/bin/taktd" "$root/usr/local/lib/systemd/system/taktd.service"
     for file in usr/local/bin/takt usr/local/lib/libtakt.so usr/local/include/takt.h etc/takt/takt.toml \
         usr/local/share/man/man1/taktd.1 usr/local/share/man/man1/takt-run.1 \
-        usr/local/share/bash-completion/completions/takt; do
+        usr/local/share/bash-completion/completions/takt \
+        usr/local/lib/libtakt_preload.so usr/local/lib/takt-preload/{lib,lib64,"lib/$(uname -m)-linux-gnu",'$LIB'}/libtakt_preload.so; do
         [ -e "$root/$file" ] || fail "$file is missing"
     done
     DESTDIR=$work/b PREFIX=/opt/takt scripts/install.sh install >/dev/null

@@ -26,6 +26,10 @@ const (
 const (
 	containerSockets = "/run/takt/pod"
 	containerPreload = "/run/takt/libtakt_preload.so"
+	// With the directory of libraries: the loader of each program finds its own there, glibc's by replacing $LIB
+	// (ld.so(8)), musl's by taking it as it is written.
+	containerLibraries = "/run/takt/takt-preload"
+	librariesPreload   = containerLibraries + "/$LIB/libtakt_preload.so"
 )
 
 // What annotationPreload can be.
@@ -53,7 +57,7 @@ type NetworkConfig struct {
 	AdminSocket string `json:"adminSocket,omitempty"`
 	// Plugins is where the container runtime looks for CNI plugins.
 	Plugins string `json:"plugins,omitempty"`
-	// Preload is the host's libtakt_preload.so.
+	// Preload is the host's directory takt-preload, with a library for each C library, or its libtakt_preload.so alone.
 	Preload string `json:"preload"`
 	// Unattached is refuse or start.
 	Unattached Unattached `json:"unattached,omitempty"`
@@ -126,10 +130,13 @@ func (n *Node) connect(sandbox *api.PodSandbox, ctr *api.Container, adjustment *
 	if preload == preloadOff {
 		return nil
 	}
+	place, libraries := containerLibraries, librariesPreload
+	if strings.HasSuffix(n.config.Network.Preload, ".so") {
+		place, libraries = containerPreload, containerPreload
+	}
 	adjustment.AddMount(&api.Mount{
-		Source: n.config.Network.Preload, Destination: containerPreload, Type: "bind", Options: []string{"bind", "ro", "nosuid", "nodev"},
+		Source: n.config.Network.Preload, Destination: place, Type: "bind", Options: []string{"bind", "ro", "nosuid", "nodev"},
 	})
-	libraries := containerPreload
 	if others, _ := variable(ctr, "LD_PRELOAD"); others != "" {
 		libraries += ":" + others
 	}

@@ -235,6 +235,42 @@ func TestAContainerThatStartedWithoutItsRuntimeIsEnded(t *testing.T) {
 	})
 }
 
+func TestContainersGetALibraryForEachLoader(t *testing.T) {
+	s := newSite(t)
+	s.stop()
+	libraries := "/usr/lib/x86_64-linux-gnu/takt-preload"
+	s.config.Network = &NetworkConfig{Sockets: filepath.Join(s.dir, "cni"), Preload: libraries}
+	if err := s.config.Network.validate(); err != nil {
+		t.Fatal(err)
+	}
+	s.startAgent()
+	if err := os.MkdirAll(filepath.Join(s.config.Network.Sockets, "alpine/eth0"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	created, err := s.runtime.CreateContainer(context.Background(), &adaptation.CreateContainerRequest{
+		Pod:       &api.PodSandbox{Id: "alpine", Namespace: "default", Name: "alpine", Uid: "alpine", Annotations: map[string]string{"takt.dev/time-sensitive": "true"}},
+		Container: &api.Container{Id: "alpine", PodSandboxId: "alpine", Name: "main", Env: []string{"LD_PRELOAD=/a.so"}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var preload string
+	for _, one := range created.GetAdjust().GetEnv() {
+		if one.Key == "LD_PRELOAD" {
+			preload = one.Value
+		}
+	}
+	if preload != "/run/takt/takt-preload/$LIB/libtakt_preload.so:/a.so" {
+		t.Errorf("LD_PRELOAD is %q", preload)
+	}
+	mounted := slices.ContainsFunc(created.GetAdjust().GetMounts(), func(one *api.Mount) bool {
+		return one.Source == libraries && one.Destination == "/run/takt/takt-preload" && slices.Contains(one.Options, "ro")
+	})
+	if !mounted {
+		t.Errorf("mounts are %v", created.GetAdjust().GetMounts())
+	}
+}
+
 func TestTheNetworkOfAConfigurationIsChecked(t *testing.T) {
 	for text, want := range map[string]string{
 		"cores: all\nnetwork: {preload: /l.so}":                        "",

@@ -259,7 +259,7 @@ func TestTheChartGivesTheAgentWhatANetworkNeeds(t *testing.T) {
 	}
 	want := node.NetworkConfig{
 		Sockets: "/run/takt/cni", AdminSocket: "/run/takt/admin.sock", Plugins: "/opt/cni/bin",
-		Preload: "/usr/lib/x86_64-linux-gnu/libtakt_preload.so", Unattached: node.StartUnattached,
+		Preload: "/usr/lib/x86_64-linux-gnu/takt-preload", Unattached: node.StartUnattached,
 	}
 	if config.Network == nil || *config.Network != want {
 		t.Errorf("the agent reads %+v", config.Network)

@@ -152,7 +152,7 @@ pub(crate) fn without_signals<T>(start: impl FnOnce() -> T) -> T {
 /// Sleeps. [`Error::Interrupted`] when a signal handler ran on this thread meanwhile.
 pub(crate) fn sleep(duration: Duration) -> Result<(), Error> {
     let request = libc::timespec {
-        tv_sec: duration.as_secs().try_into().unwrap_or(libc::time_t::MAX),
+        tv_sec: duration.as_secs().try_into().unwrap_or(i64::MAX),
         tv_nsec: duration.subsec_nanos().into(),
     };
     // SAFETY: a live timespec; null: what is left is of no interest.

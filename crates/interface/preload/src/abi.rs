@@ -90,6 +90,28 @@ pub const UDP_SEGMENT: c_int = 103;
 /// `IPV6_RECVERR` of `linux/in6.h`.
 pub const IPV6_RECVERR: c_int = 25;
 
+/// How many parts a message has. musl's `msg_iovlen` and `msg_controllen` are narrower than the kernel's; what stands
+/// beside them is padding, which its programs need not set.
+pub fn parts(header: &libc::msghdr) -> usize {
+    header.msg_iovlen as _
+}
+
+/// Bytes of a message's control messages; 0 without a place for them.
+pub fn control_length(header: &libc::msghdr) -> usize {
+    match header.msg_control.is_null() {
+        true => 0,
+        false => header.msg_controllen as _,
+    }
+}
+
+/// `cmsg_len`, which is as wide as `msg_controllen`.
+pub fn message_length(field: &[u8; 8]) -> usize {
+    match cfg!(target_env = "musl") {
+        true => u64::from_ne_bytes(*field) as u32 as usize, // little-endian: the padding is behind it
+        false => usize::from_ne_bytes(*field),
+    }
+}
+
 /// `struct sock_extended_err` of `linux/errqueue.h`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ExtendedError {

@@ -61,7 +61,7 @@ pub fn next<'a>(rest: &mut &'a [u8]) -> Option<Result<Message<'a>, Malformed>> {
     let field = |at: usize| {
         c_int::from_ne_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]])
     };
-    let length = usize::from_ne_bytes([
+    let length = abi::message_length(&[
         header[0], header[1], header[2], header[3], header[4], header[5], header[6], header[7],
     ]);
     let Some(content) = rest.get(HEADER..length) else {

@@ -136,16 +136,12 @@ fn udp(
 /// The entry is gone in any case, as in the kernel.
 fn tell(options: &Options, entry: &Entry, message: *mut msghdr) -> Result<usize, c_int> {
     let mut header = memory::read(message)?;
-    let parts = memory::read_parts(header.msg_iov, header.msg_iovlen)?;
+    let parts = memory::read_parts(header.msg_iov, abi::parts(&header))?;
     let (length, truncated) = tell_packet(entry, &parts)?;
-    let room = match header.msg_control.is_null() {
-        true => 0,
-        false => header.msg_controllen,
-    };
-    let messages = messages(options, entry, room);
+    let messages = messages(options, entry, abi::control_length(&header));
     memory::write_bytes(&messages.bytes, header.msg_control)?;
     header.msg_namelen = 0;
-    header.msg_controllen = messages.bytes.len();
+    header.msg_controllen = messages.bytes.len() as _;
     header.msg_flags = libc::MSG_ERRQUEUE | truncated;
     if messages.truncated {
         header.msg_flags |= libc::MSG_CTRUNC;
@@ -221,7 +217,7 @@ pub fn renumber(socket: &'static Socket, fd: c_int, message: *mut msghdr) {
     process::inside(|inside| {
         let state = socket.current(fd, inside)?;
         let header = memory::read(message).ok()?;
-        let mut bytes = vec![0; header.msg_controllen];
+        let mut bytes = vec![0; abi::control_length(&header)];
         memory::read_bytes(&mut bytes, header.msg_control).ok()?;
         let at = number_in(&bytes)?;
         let number: &mut [u8; 4] = bytes.get_mut(at..)?.first_chunk_mut()?;

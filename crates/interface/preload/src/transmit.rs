@@ -11,7 +11,7 @@ use takt::grid::Grid;
 use takt::{FrameOptions, TaiTime, TrafficClass};
 use takt_wire::ethernet;
 
-use crate::abi::timestamping;
+use crate::abi::{self, timestamping};
 use crate::address;
 use crate::announce;
 use crate::control::{self, Control, Priority};
@@ -87,10 +87,7 @@ impl Message {
     /// `None`: it is the kernel's.
     fn read(message: *const msghdr) -> Option<Self> {
         let header = memory::read(message).ok()?;
-        let control = match header.msg_control.is_null() {
-            true => 0,
-            false => header.msg_controllen,
-        };
+        let control = abi::control_length(&header);
         // Without control messages, there is no transmission time.
         if control > MOST_CONTROL || control == 0 && !grid::is_on() {
             return None;
@@ -99,10 +96,10 @@ impl Message {
             true => 0,
             false => header.msg_namelen as usize,
         };
-        if name > size_of::<libc::sockaddr_storage>() || header.msg_iovlen > 1024 {
+        if name > size_of::<libc::sockaddr_storage>() || abi::parts(&header) > 1024 {
             return None;
         }
-        let list = header.msg_iovlen * size_of::<iovec>();
+        let list = abi::parts(&header) * size_of::<iovec>();
         let mut bytes = vec![0; name + control + list];
         let place = |address: *mut libc::c_void, length| iovec {
             iov_base: address,
@@ -173,7 +170,8 @@ pub fn send(socket: &'static Socket, fd: c_int, message: *const msghdr, flags: c
 pub fn refuse(fd: c_int, message: *const msghdr) -> Option<c_int> {
     // Without the lock of a thread's own call, which may be what was interrupted: nothing is kept here.
     let header = memory::read(message).ok()?;
-    if header.msg_control.is_null() || !(1..=MOST_CONTROL).contains(&header.msg_controllen) {
+    let length = abi::control_length(&header);
+    if !(1..=MOST_CONTROL).contains(&length) {
         return None;
     }
     if process::is_inside() || process::is_borrowed() {
@@ -181,7 +179,7 @@ pub fn refuse(fd: c_int, message: *const msghdr) -> Option<c_int> {
         return Reason::Context.settle();
     }
     process::inside(|_| {
-        let mut bytes = vec![0; header.msg_controllen];
+        let mut bytes = vec![0; length];
         memory::read_bytes(&mut bytes, header.msg_control).ok()?;
         let mut rest = bytes.as_slice();
         let timed =
@@ -210,11 +208,12 @@ pub fn send_by_monotonic(
     let clock = Clock::new(socket.times()?.clockid)?;
     let mut errno = 0;
     let result = process::inside(|_| {
-        let header = memory::read(message).ok()?;
-        if header.msg_control.is_null() || !(1..=MOST_CONTROL).contains(&header.msg_controllen) {
+        let mut header = memory::read(message).ok()?;
+        let length = abi::control_length(&header);
+        if !(1..=MOST_CONTROL).contains(&length) {
             return None;
         }
-        let mut bytes = vec![0; header.msg_controllen];
+        let mut bytes = vec![0; length];
         memory::read_bytes(&mut bytes, header.msg_control).ok()?;
         let mut places = Vec::new();
         let mut rest = bytes.as_slice();
@@ -232,10 +231,7 @@ pub fn send_by_monotonic(
             // The content is eight bytes, and nothing pads it.
             bytes[end - 8..end].copy_from_slice(&time.to_ne_bytes());
         }
-        let header = msghdr {
-            msg_control: bytes.as_mut_ptr().cast(),
-            ..header
-        };
+        header.msg_control = bytes.as_mut_ptr().cast();
         // SAFETY: the program's message, with control messages of ours that are there for the call.
         let result = unsafe { real::sendmsg(fd, &header, flags) };
         errno = process::errno();

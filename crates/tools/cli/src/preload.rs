@@ -9,10 +9,17 @@ use std::process::Command;
 
 use clap::Args;
 
+use self::program::Loader;
 use crate::failure::Failure;
 
 /// The library's file.
 const LIBRARY: &str = "libtakt_preload.so";
+/// The directory with a library for each C library, beside the library or around it: `scripts/preload.sh` makes it.
+const LIBRARIES: &str = "takt-preload";
+/// Below it. glibc's loader puts the name of its own directory of libraries here (`ld.so(8)`), where links to the library
+/// for glibc are; musl's loader takes it as it is written, and this is the directory with the library for musl. So one
+/// `LD_PRELOAD` serves programs of either that start each other.
+const LOADERS_CHOICE: &str = "$LIB";
 /// Where to find it, if not beside this program or in the `lib` next to its directory.
 const LIBRARY_VARIABLE: &str = "TAKT_PRELOAD_LIBRARY";
 /// What the dynamic loader loads before everything else.
@@ -27,7 +34,8 @@ const GRID_VARIABLE: &str = "TAKT_PRELOAD_GRID";
 const HELP: &str = "\
 Datagrams that the program sends with a transmission time (SO_TXTIME, SCM_TXTIME) leave at that time, by way
 of the runtime of this node; everything else is as without. Programs that it starts are run with the preload,
-too. Statically linked programs and programs in Go cannot be preloaded: they are refused.
+too. Programs of glibc and of musl (Alpine's) have a library each, which their loader finds. Statically linked
+programs and programs in Go cannot be preloaded: they are refused.
 
 Environment:
   TAKT_PRELOAD_LIBRARY  the library; if not set, libtakt_preload.so beside `takt` or in ../lib
@@ -70,7 +78,7 @@ impl Preload {
             .split_first()
             .ok_or_else(|| Failure::Other("there is no command to run".into()))?;
         let program = program::find(name)?;
-        program::check(&program)?;
+        let library = for_loader(library, program::check(&program)?, &program)?;
         let mut command = Command::new(&program);
         command
             .arg0(name)
@@ -132,6 +140,26 @@ pub fn library() -> Result<PathBuf, Failure> {
             directory.join("takt").display()
         ))
     })
+}
+
+/// What `LD_PRELOAD` names: the library for the loader that loads it, where there is one for each.
+fn for_loader(library: PathBuf, loader: Loader, program: &Path) -> Result<PathBuf, Failure> {
+    let directory = library.parent().unwrap_or(Path::new("/"));
+    let libraries = match directory.ends_with(LIBRARIES) {
+        true => directory.to_owned(),
+        false => directory.join(LIBRARIES),
+    };
+    let for_musl = libraries.join(LOADERS_CHOICE).join(LIBRARY);
+    match for_musl.is_file() {
+        true => Ok(for_musl),
+        false if loader == Loader::Glibc => Ok(library),
+        false => Err(Failure::Other(format!(
+            "{} is linked with musl, and there is no {}, the library for such programs: install it (package \
+             takt-preload; scripts/preload.sh builds it)",
+            program.display(),
+            for_musl.display()
+        ))),
+    }
 }
 
 fn absolute(path: &Path) -> Option<PathBuf> {

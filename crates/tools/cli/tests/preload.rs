@@ -26,15 +26,25 @@ fn preload(directory: &Directory, command: &[&str]) -> Ran {
 
 /// Compiles a program that ends at once.
 fn program(directory: &Directory, name: &str, source: &str, options: &[&str]) -> PathBuf {
+    compiled("cc", directory, name, source, options)
+}
+
+fn compiled(
+    compiler: &str,
+    directory: &Directory,
+    name: &str,
+    source: &str,
+    options: &[&str],
+) -> PathBuf {
     let file = directory.join(&format!("{name}.c"));
     std::fs::write(&file, source).expect("a source file");
     let program = directory.join(name);
-    let output = Command::new("cc")
+    let output = Command::new(compiler)
         .args(options)
         .arg("-o")
         .args([&program, &file])
         .output()
-        .expect("cc: install gcc");
+        .expect("the compiler: run scripts/setup.sh");
     assert!(output.status.success(), "{output:?}");
     program
 }
@@ -127,6 +137,26 @@ fn a_program_in_go_is_refused_however_it_is_linked() {
         assert_eq!(ran.code, Some(1), "{ran:?}");
         assert!(ran.err.contains("Go"), "{ran:?}");
     }
+}
+
+#[test]
+fn a_program_of_musl_is_run_with_the_library_for_musl_or_not_at_all() {
+    let directory = Directory::new();
+    let musl = compiled("musl-gcc", &directory, "musl", EMPTY, &[]);
+    let ran = preload(&directory, &[path(&musl)]);
+    assert_eq!(ran.code, Some(1), "{ran:?}");
+    let wanted = "takt-preload/$LIB/libtakt_preload.so";
+    for word in ["linked with musl", wanted] {
+        assert!(ran.err.contains(word), "{ran:?}");
+    }
+    let library = directory.join(wanted);
+    std::fs::create_dir_all(library.parent().expect("a directory")).expect("directories");
+    std::fs::write(&library, "").expect("a file");
+    let ran = preload(&directory, &[path(&musl)]);
+    assert_eq!((ran.code, ran.err.as_str()), (Some(0), ""));
+    // What programs of either are run with, so that they can start each other.
+    let ran = preload(&directory, &["sh", "-c", "echo $LD_PRELOAD"]);
+    assert_eq!(ran.out.trim(), path(&library), "{ran:?}");
 }
 
 #[test]

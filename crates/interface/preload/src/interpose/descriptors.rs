@@ -227,7 +227,8 @@ pub unsafe extern "C-unwind" fn fcntl(fd: c_int, command: c_int, argument: c_ulo
 pub unsafe extern "C-unwind" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
     // SAFETY: the program's call.
     let result = unsafe { real::ioctl(fd, request, argument) };
-    if request == libc::SIOCSHWTSTAMP as c_ulong && result < 0 {
+    // The kernel looks at 32 bits of it, and musl has no more.
+    if request as u32 == libc::SIOCSHWTSTAMP as u32 && result < 0 {
         return hardware::configure(argument).unwrap_or(result);
     }
     result

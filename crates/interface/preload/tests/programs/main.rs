@@ -3,6 +3,7 @@
 
 mod calls;
 mod grid;
+mod musl;
 mod neighbours;
 mod robustness;
 mod routed;

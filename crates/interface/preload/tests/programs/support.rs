@@ -33,30 +33,39 @@ pub fn built(name: &str) -> PathBuf {
 /// A C program of the tests, compiled once with all warnings as errors, and with the checks of buffers that
 /// distributions switch on.
 pub fn program(name: &str) -> PathBuf {
-    compiled(name, name, &[])
+    compiled("cc", name, name, &["-D_FORTIFY_SOURCE=2"])
+}
+
+/// The same for musl, and without such checks, which musl does not have.
+pub fn musl_program(name: &str) -> PathBuf {
+    // The kernel's headers are where glibc's are.
+    let multiarch = format!("/usr/include/{}-linux-gnu", std::env::consts::ARCH);
+    let headers = ["-idirafter", "/usr/include", "-idirafter", &multiarch];
+    compiled("musl-gcc", name, &format!("{name}-musl"), &headers)
 }
 
 /// The same, statically linked and with `STATIC` defined.
 pub fn static_program(name: &str) -> PathBuf {
-    compiled(name, &format!("{name}-static"), &["-static", "-DSTATIC"])
+    let options = ["-D_FORTIFY_SOURCE=2", "-static", "-DSTATIC"];
+    compiled("cc", name, &format!("{name}-static"), &options)
 }
 
-fn compiled(name: &str, program: &str, options: &[&str]) -> PathBuf {
+fn compiled(compiler: &str, name: &str, program: &str, options: &[&str]) -> PathBuf {
     static DIRECTORY: OnceLock<Directory> = OnceLock::new();
     static LOCK: std::sync::Mutex<()> = std::sync::Mutex::new(());
     let program = DIRECTORY.get_or_init(Directory::new).join(program);
     let _one_at_a_time = LOCK.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     if !program.exists() {
         let directory = repository().join("crates/interface/preload/tests/programs/c");
-        let output = Command::new("cc")
+        let output = Command::new(compiler)
             .args(["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-g", "-O2"])
-            .args(["-D_GNU_SOURCE", "-D_FORTIFY_SOURCE=2", "-pthread"])
+            .args(["-D_GNU_SOURCE", "-pthread"])
             .args(options)
             .arg(directory.join(format!("{name}.c")))
             .arg("-o")
             .arg(&program)
             .output()
-            .expect("cc: install gcc");
+            .expect("the compiler: run scripts/setup.sh");
         assert!(
             output.status.success(),
             "{}",

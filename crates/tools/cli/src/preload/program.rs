@@ -38,8 +38,18 @@ pub fn find(name: &OsStr) -> Result<PathBuf, Failure> {
         .ok_or_else(|| Failure::Other(format!("there is no program {} in PATH", name.display())))
 }
 
-/// Says why a program cannot be preloaded, if it cannot.
-pub fn check(program: &Path) -> Result<(), Failure> {
+/// The C library whose dynamic loader runs a program.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Loader {
+    Glibc,
+    Musl,
+}
+
+/// The loader that a program is run by.
+///
+/// # Errors
+/// Why it cannot be preloaded, if it cannot.
+pub fn check(program: &Path) -> Result<Loader, Failure> {
     let mut program = program.to_owned();
     for _ in 0..MOST_INTERPRETERS {
         match interpreter(&program)? {
@@ -104,7 +114,7 @@ fn check_privilege(program: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
-fn check_elf<'data>(program: &Path, data: impl object::ReadRef<'data>) -> Result<(), Failure> {
+fn check_elf<'data>(program: &Path, data: impl object::ReadRef<'data>) -> Result<Loader, Failure> {
     let cannot = |why: &str| {
         Err(Failure::Other(format!(
             "{} cannot be preloaded: {why}; {REMEDY}",
@@ -113,10 +123,10 @@ fn check_elf<'data>(program: &Path, data: impl object::ReadRef<'data>) -> Result
     };
     // Not a program of this form at all: let the kernel say so.
     let Ok(header) = FileHeader64::<Endianness>::parse(data) else {
-        return Ok(());
+        return Ok(Loader::Glibc);
     };
     let Ok(endian) = header.endian() else {
-        return Ok(());
+        return Ok(Loader::Glibc);
     };
     let here = if cfg!(target_arch = "x86_64") {
         object::elf::EM_X86_64
@@ -144,9 +154,7 @@ fn check_elf<'data>(program: &Path, data: impl object::ReadRef<'data>) -> Result
         .find_map(|segment| segment.data(endian, data).ok());
     match loader {
         None => cannot("it is statically linked, so that the dynamic loader does not run for it"),
-        Some(loader) if loader.windows(7).any(|name| name == b"ld-musl") => {
-            cannot("it is linked with musl, and the library with glibc")
-        }
-        Some(_) => Ok(()),
+        Some(loader) if loader.windows(7).any(|name| name == b"ld-musl") => Ok(Loader::Musl),
+        Some(_) => Ok(Loader::Glibc),
     }
 }
