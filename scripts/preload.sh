@@ -28,7 +28,7 @@ command -v musl-gcc >/dev/null || left_out "musl-gcc is missing: apt-get install
 libdir=$(rustc --print target-libdir --target "$target")
 if [ ! -d "$libdir" ]; then
     command -v rustup >/dev/null || left_out "the standard library for $target is missing, and there is no rustup to get it by"
-    rustup target add "$target" || left_out "rustup cannot get the standard library for $target"
+    timeout 120 rustup target add "$target" || left_out "rustup cannot get the standard library for $target"
 fi
 
 # A directory of its own: flags differ from those of other builds.
