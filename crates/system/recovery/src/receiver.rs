@@ -1,0 +1,278 @@
+//! The receiving end: what is here, what is missing, what may be delivered.
+
+use crate::{Acknowledgement, Announce, Hostile, MAX_WINDOW, ORIGIN, Refused, SPAN, extend};
+
+/// The pace of acknowledgements before the sender says what it measured, and its bounds.
+const FIRST_PACE_NS: i64 = 1_000_000;
+const LEAST_PACE_NS: i64 = 20_000;
+const MOST_PACE_NS: i64 = 100_000_000;
+/// Doublings of the pace while nothing that is missing comes.
+const MOST_BACKOFF: u32 = 8;
+
+/// What to do with a message that came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Arrival {
+    /// Keep it until [`Receiver::deliver`] gives its number.
+    Keep,
+    /// It was here already, or was given up: drop it.
+    Repeated,
+    /// No announcement was heard yet: drop it, it will be repaired.
+    Early,
+    /// Beyond what was granted: drop it.
+    Beyond,
+}
+
+/// What comes next for the sinks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Delivery {
+    /// This message.
+    Message(u32),
+    /// So many messages that the sender has given up.
+    Lost(u64),
+}
+
+/// What was counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Messages delivered.
+    pub delivered: u64,
+    /// Messages that will never come.
+    pub lost: u64,
+    /// Came again.
+    pub repeated: u64,
+    /// Came before the first announcement.
+    pub early: u64,
+    /// Came beyond the grant.
+    pub beyond: u64,
+    /// Acknowledgements made.
+    pub acknowledgements: u64,
+    /// Announcements refused.
+    pub refused: u64,
+}
+
+/// The receiving end of one source.
+#[derive(Debug)]
+pub struct Receiver {
+    window: u32,
+    /// Bit per sequence modulo the window: kept, not delivered.
+    kept: Vec<u64>,
+    /// Nothing is expected before the first announcement.
+    started: bool,
+    /// The next to deliver.
+    delivered: u64,
+    /// All before it are here, or given up.
+    next: u64,
+    /// All before it were emitted, as far as is known.
+    end: u64,
+    /// All before it that are not here will never be.
+    oldest: u64,
+    pace_ns: i64,
+    backoff: u32,
+    /// When the next acknowledgement is due.
+    due_ns: Option<i64>,
+    /// The last acknowledgement: when, and what `delivered` was.
+    last_ns: Option<i64>,
+    told: u64,
+    /// The newest stamp and when it came.
+    stamp: (i64, i64),
+    counters: Counters,
+}
+
+impl Receiver {
+    /// With room for `window` messages that were received and not delivered.
+    ///
+    /// # Errors
+    /// [`Refused::Window`].
+    pub fn new(window: u32) -> Result<Self, Refused> {
+        if !(1..=MAX_WINDOW).contains(&window) {
+            return Err(Refused::Window(window));
+        }
+        Ok(Self {
+            window,
+            kept: vec![0; (window as usize).div_ceil(64)],
+            started: false,
+            delivered: ORIGIN,
+            next: ORIGIN,
+            end: ORIGIN,
+            oldest: ORIGIN,
+            pace_ns: FIRST_PACE_NS,
+            backoff: 0,
+            due_ns: None,
+            last_ns: None,
+            told: ORIGIN,
+            stamp: (0, 0),
+            counters: Counters::default(),
+        })
+    }
+
+    /// What was counted.
+    pub fn counters(&self) -> Counters {
+        self.counters
+    }
+
+    /// The sender's announcement.
+    ///
+    /// # Errors
+    /// [`Hostile::Announced`]; nothing is changed then.
+    pub fn announce(&mut self, now_ns: i64, said: &Announce) -> Result<(), Hostile> {
+        let span = said.next.wrapping_sub(said.oldest);
+        if span > MAX_WINDOW {
+            self.counters.refused += 1;
+            return Err(Hostile::Announced(span));
+        }
+        if !self.started {
+            let oldest = extend(ORIGIN, said.oldest);
+            (self.delivered, self.next, self.end) = (oldest, oldest, oldest);
+            (self.oldest, self.told, self.started) = (oldest, oldest, true);
+        }
+        let oldest = extend(self.next, said.oldest);
+        self.oldest = self.oldest.max(oldest);
+        self.end = self.end.max(oldest + u64::from(span));
+        if said.round_trip_ns > 0 {
+            self.pace_ns = (said.round_trip_ns / 4).clamp(LEAST_PACE_NS, MOST_PACE_NS);
+        }
+        self.stamp = (said.stamp_ns, now_ns);
+        self.advance();
+        self.due(now_ns);
+        Ok(())
+    }
+
+    /// A message came, in a datagram with this stamp.
+    pub fn receive(&mut self, now_ns: i64, sequence: u32, stamp_ns: i64) -> Arrival {
+        if !self.started {
+            self.counters.early += 1;
+            return Arrival::Early;
+        }
+        self.stamp = (stamp_ns, now_ns);
+        let sequence = extend(self.next, sequence);
+        if sequence < self.next || sequence < self.oldest || self.is_kept(sequence) {
+            self.counters.repeated += 1;
+            // The acknowledgement was lost: say it again.
+            self.due(now_ns + self.pace_ns);
+            return Arrival::Repeated;
+        }
+        if sequence - self.delivered >= u64::from(self.window) {
+            self.counters.beyond += 1;
+            self.due(now_ns + self.pace_ns);
+            return Arrival::Beyond;
+        }
+        // A gap that was not known is told at once.
+        let gap = sequence > self.end;
+        self.end = self.end.max(sequence + 1);
+        self.mark(sequence, true);
+        let before = self.next;
+        self.advance();
+        if self.next > before {
+            self.backoff = 0;
+        }
+        self.due(if gap { now_ns } else { now_ns + self.pace_ns });
+        Arrival::Keep
+    }
+
+    /// What the sinks get next: call it only while they have room. `None`: nothing, or something is missing before it.
+    pub fn deliver(&mut self, now_ns: i64) -> Option<Delivery> {
+        if self.delivered >= self.next {
+            return None;
+        }
+        let delivery = if self.is_kept(self.delivered) {
+            self.mark(self.delivered, false);
+            self.counters.delivered += 1;
+            self.delivered += 1;
+            Delivery::Message((self.delivered - 1) as u32)
+        } else {
+            // Given up: as far as nothing is kept, which is a window at most, or all up to `next` when that is beyond.
+            let near = self.next.min(self.delivered + u64::from(self.window));
+            let kept = (self.delivered..near).find(|&sequence| self.is_kept(sequence));
+            let to = kept.unwrap_or(self.next);
+            let lost = to - self.delivered;
+            self.delivered = to;
+            self.counters.lost += lost;
+            Delivery::Lost(lost)
+        };
+        // Grants: told when a quarter of the window has become free.
+        if self.delivered - self.told >= u64::from(self.window).div_ceil(4) {
+            self.due(now_ns);
+        }
+        Some(delivery)
+    }
+
+    /// The acknowledgement that is due, if one is.
+    pub fn poll(&mut self, now_ns: i64) -> Option<Acknowledgement> {
+        if self.due_ns? > now_ns {
+            return None;
+        }
+        let missing = self.end.min(self.limit()) > self.next;
+        self.due_ns = missing.then(|| now_ns + ((4 * self.pace_ns) << self.backoff));
+        self.backoff = if missing {
+            (self.backoff + 1).min(MOST_BACKOFF)
+        } else {
+            0
+        };
+        (self.last_ns, self.told) = (Some(now_ns), self.delivered);
+        self.counters.acknowledgements += 1;
+        // No more is told about than can be kept: what was dropped as beyond is asked for when there is room.
+        let span =
+            (self.end.min(self.limit()).saturating_sub(self.next)).min(u64::from(SPAN)) as u32;
+        let mut here = [0; SPAN as usize / 64];
+        for at in 0..span {
+            if self.is_kept(self.next + u64::from(at)) {
+                here[at as usize / 64] |= 1 << (at % 64);
+            }
+        }
+        Some(Acknowledgement {
+            next: self.next as u32,
+            limit: self.limit() as u32,
+            span,
+            here,
+            stamp_ns: self.stamp.0,
+            held_ns: now_ns.saturating_sub(self.stamp.1),
+        })
+    }
+
+    /// When to [`poll`](Self::poll) again.
+    pub fn wake_ns(&self) -> Option<i64> {
+        self.due_ns
+    }
+
+    /// An acknowledgement is due at this instant, at the earliest one pace after the last.
+    fn due(&mut self, at_ns: i64) {
+        let at = self
+            .last_ns
+            .map_or(at_ns, |last| at_ns.max(last + self.pace_ns));
+        self.due_ns = Some(self.due_ns.map_or(at, |due| due.min(at)));
+    }
+
+    fn limit(&self) -> u64 {
+        (self.delivered + u64::from(self.window)).max(self.next)
+    }
+
+    /// Moves `next` past what is here or given up: a window at most is looked at.
+    fn advance(&mut self) {
+        let end = self.delivered + u64::from(self.window);
+        while self.next < end && (self.next < self.oldest || self.is_kept(self.next)) {
+            self.next += 1;
+        }
+        self.next = self.next.max(self.oldest);
+        self.end = self.end.max(self.next);
+    }
+
+    fn is_kept(&self, sequence: u64) -> bool {
+        let near = sequence >= self.delivered && sequence - self.delivered < u64::from(self.window);
+        let (word, bit) = self.place(sequence);
+        near && self.kept[word] & bit != 0
+    }
+
+    fn mark(&mut self, sequence: u64, kept: bool) {
+        let (word, bit) = self.place(sequence);
+        if kept {
+            self.kept[word] |= bit;
+        } else {
+            self.kept[word] &= !bit;
+        }
+    }
+
+    fn place(&self, sequence: u64) -> (usize, u64) {
+        let at = sequence % u64::from(self.window);
+        (at as usize / 64, 1 << (at % 64))
+    }
+}

@@ -1,0 +1,540 @@
+//! The sending end: what is retained for whom, what is sent again and when, who is given up.
+
+use std::collections::VecDeque;
+
+use crate::rtt::RoundTrip;
+use crate::{
+    Acknowledgement, Announce, Config, Full, Hostile, MAX_PEERS, MAX_WINDOW, ORIGIN, Refused, SPAN,
+    extend,
+};
+
+/// Messages that a peer may be sent before it granted room.
+const FIRST_GRANT: u64 = 16;
+
+/// A peer of a [`Sender`]: valid until it is removed or evicted, never used again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PeerId(u64);
+
+/// What the sender is to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Send this retained message again, to this peer.
+    Repair(PeerId, u32),
+    /// Say this to this peer.
+    Announce(PeerId, Announce),
+    /// The peer is gone: [`Config::silence_ns`] or [`Config::stall_ns`] is over.
+    Evicted(PeerId),
+}
+
+/// What was counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Messages emitted, and their bytes.
+    pub emitted: u64,
+    /// Bytes of them.
+    pub bytes: u64,
+    /// Messages sent again.
+    pub repaired: u64,
+    /// Bytes of them.
+    pub repaired_bytes: u64,
+    /// Announcements.
+    pub announced: u64,
+    /// Messages, for each peer that did not acknowledge them, whose deadline passed.
+    pub given_up: u64,
+    /// Messages, for each peer that did not acknowledge them, that was evicted or removed.
+    pub abandoned: u64,
+    /// Peers evicted.
+    pub evicted: u64,
+    /// Acknowledgements refused.
+    pub refused: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Retained {
+    bytes: u64,
+    emitted_ns: i64,
+}
+
+#[derive(Debug)]
+struct Peer {
+    id: PeerId,
+    /// It has, or does without, all before it.
+    next: u64,
+    /// It said that it knows: `next`, or what is before it.
+    acknowledged: u64,
+    limit: u64,
+    /// It has answered.
+    greeted: bool,
+    /// Of the last acknowledgement: what `here` counts from, how far it goes, and what is missing.
+    base: u64,
+    span: u32,
+    missing: [u64; SPAN as usize / 64],
+    /// When the message was last repaired, by sequence modulo [`SPAN`]; what was there before is only older.
+    repaired_ns: Vec<i64>,
+    /// Repairs beyond the share: the next one is allowed then.
+    floor_ns: i64,
+    round_trip: RoundTrip,
+    probe_ns: i64,
+    backoff: u32,
+    /// It said something, or began to owe an answer.
+    heard_ns: i64,
+    progress_ns: i64,
+}
+
+/// The sending end of one source.
+#[derive(Debug)]
+pub struct Sender {
+    config: Config,
+    window: VecDeque<Retained>,
+    /// Sequence of the first that is retained.
+    oldest: u64,
+    bytes: u64,
+    /// Bytes of repair that the flow has earned, times 100.
+    earned: u64,
+    /// An `emit` was refused for want of credit.
+    wanted: bool,
+    peers: Vec<Peer>,
+    peers_ever: u64,
+    /// The peer whose turn it is.
+    turn: usize,
+    counters: Counters,
+}
+
+impl Sender {
+    /// A source's sending end.
+    ///
+    /// # Errors
+    /// [`Refused`], for the configuration.
+    pub fn new(config: Config) -> Result<Self, Refused> {
+        config.check()?;
+        Ok(Self {
+            config,
+            window: VecDeque::with_capacity(config.messages as usize),
+            oldest: ORIGIN,
+            bytes: 0,
+            earned: 0,
+            wanted: false,
+            peers: Vec::new(),
+            peers_ever: 0,
+            turn: 0,
+            counters: Counters::default(),
+        })
+    }
+
+    /// What was counted.
+    pub fn counters(&self) -> Counters {
+        self.counters
+    }
+
+    /// Messages retained.
+    pub fn retained(&self) -> u32 {
+        self.window.len() as u32
+    }
+
+    /// Messages before it are retained no more: their memory is free.
+    pub fn oldest(&self) -> u32 {
+        self.oldest as u32
+    }
+
+    /// The sequence that the next message gets.
+    pub fn next(&self) -> u32 {
+        self.end() as u32
+    }
+
+    /// Peers.
+    pub fn peers(&self) -> usize {
+        self.peers.len()
+    }
+
+    /// A peer that is promised every message from now on. It is announced to with the next [`poll`](Self::poll).
+    ///
+    /// # Errors
+    /// [`Refused::Peers`].
+    pub fn add_peer(&mut self, now_ns: i64) -> Result<PeerId, Refused> {
+        if self.peers.len() == MAX_PEERS {
+            return Err(Refused::Peers);
+        }
+        let id = PeerId(self.peers_ever);
+        self.peers_ever += 1;
+        let next = self.end();
+        let Config {
+            least_timeout_ns,
+            first_timeout_ns,
+            most_timeout_ns,
+            ..
+        } = self.config;
+        self.peers.push(Peer {
+            id,
+            next,
+            acknowledged: next,
+            limit: next + FIRST_GRANT,
+            greeted: false,
+            base: next,
+            span: 0,
+            missing: [0; SPAN as usize / 64],
+            repaired_ns: vec![i64::MIN; SPAN as usize],
+            floor_ns: now_ns,
+            round_trip: RoundTrip::new(least_timeout_ns, first_timeout_ns, most_timeout_ns),
+            probe_ns: now_ns,
+            backoff: 0,
+            heard_ns: now_ns,
+            progress_ns: now_ns,
+        });
+        Ok(id)
+    }
+
+    /// The peer has no sinks any more, or is gone. False: it was none.
+    pub fn remove_peer(&mut self, peer: PeerId) -> bool {
+        let Some(at) = self.peers.iter().position(|known| known.id == peer) else {
+            return false;
+        };
+        self.remove(at);
+        true
+    }
+
+    /// Whether a message of so many bytes can be emitted.
+    ///
+    /// # Errors
+    /// [`Full`].
+    pub fn room(&self, bytes: u64) -> Result<(), Full> {
+        if bytes > self.config.bytes {
+            return Err(Full::TooLong(bytes));
+        }
+        if self.retained() == self.config.messages || self.bytes + bytes > self.config.bytes {
+            return Err(Full::Window);
+        }
+        if self.peers.iter().any(|peer| peer.limit <= self.end()) {
+            return Err(Full::Credit);
+        }
+        Ok(())
+    }
+
+    /// A message of so many bytes is sent to every peer now. Its sequence; it is retained until [`oldest`](Self::oldest)
+    /// passes it.
+    ///
+    /// # Errors
+    /// [`Full`]; nothing is to be sent then.
+    pub fn emit(&mut self, now_ns: i64, bytes: u64) -> Result<u32, Full> {
+        if let Err(full) = self.room(bytes) {
+            if full == Full::Credit && !self.wanted {
+                self.wanted = true;
+                self.begin(now_ns);
+            }
+            return Err(full);
+        }
+        self.wanted = false;
+        let sequence = self.end();
+        self.begin(now_ns);
+        self.window.push_back(Retained {
+            bytes,
+            emitted_ns: now_ns,
+        });
+        self.bytes += bytes;
+        // Earned up to a window's worth: a burst of losses after a long time without any is no storm.
+        let most = self
+            .config
+            .bytes
+            .saturating_mul(u64::from(self.config.repair_percent));
+        let earned = bytes.saturating_mul(u64::from(self.config.repair_percent));
+        self.earned = self.earned.saturating_add(earned).min(most);
+        self.counters.emitted += 1;
+        self.counters.bytes += bytes;
+        self.release();
+        Ok(sequence as u32)
+    }
+
+    /// A peer's acknowledgement.
+    ///
+    /// # Errors
+    /// [`Hostile`]; nothing is changed then.
+    pub fn acknowledge(
+        &mut self,
+        now_ns: i64,
+        from: PeerId,
+        said: &Acknowledgement,
+    ) -> Result<(), Hostile> {
+        let (end, wanted) = (self.end(), self.wanted);
+        let known = self.peers.iter_mut().find(|peer| peer.id == from);
+        let checked = known.ok_or(Hostile::Unknown).and_then(|peer| {
+            let next = extend(peer.next, said.next);
+            let granted = said.limit.wrapping_sub(said.next);
+            if next > end || next + u64::from(said.span) > end {
+                return Err(Hostile::NotEmitted(said.next.wrapping_add(said.span)));
+            }
+            if said.span > SPAN {
+                return Err(Hostile::Span(said.span));
+            }
+            if granted > MAX_WINDOW {
+                return Err(Hostile::Grant(granted));
+            }
+            Ok((peer, next, next + u64::from(granted)))
+        });
+        let (peer, next, limit) = match checked {
+            Ok(checked) => checked,
+            Err(hostile) => {
+                self.counters.refused += 1;
+                return Err(hostile);
+            }
+        };
+        peer.heard_ns = now_ns;
+        peer.round_trip.sample(now_ns, said.stamp_ns, said.held_ns);
+        // Overtaken by a newer one: what it says has changed since.
+        if next < peer.acknowledged {
+            return Ok(());
+        }
+        if !peer.greeted || next > peer.acknowledged || limit > peer.limit {
+            peer.progress_ns = now_ns;
+            peer.backoff = 0;
+        }
+        peer.greeted = true;
+        // Grants are never taken back.
+        peer.limit = peer.limit.max(limit);
+        peer.next = peer.next.max(next);
+        (peer.acknowledged, peer.base, peer.span) = (next, next, said.span);
+        for (at, (missing, here)) in peer.missing.iter_mut().zip(said.here).enumerate() {
+            let told = said.span.saturating_sub(64 * at as u32).min(64);
+            *missing = !here & u64::MAX.checked_shr(64 - told).unwrap_or(0);
+        }
+        let owes = peer.owes(end, wanted);
+        peer.probe_ns = if owes {
+            now_ns + peer.round_trip.timeout(peer.backoff)
+        } else {
+            i64::MAX
+        };
+        self.release();
+        Ok(())
+    }
+
+    /// What is to be done now; ask until `None`. Each call looks at every peer once at most.
+    pub fn poll(&mut self, now_ns: i64) -> Option<Action> {
+        self.expire(now_ns);
+        for _ in 0..self.peers.len() {
+            let at = self.turn % self.peers.len();
+            self.turn = at + 1;
+            let action = self
+                .evict(at, now_ns)
+                .or_else(|| self.probe(at, now_ns))
+                .or_else(|| self.repair(at, now_ns));
+            if action.is_some() {
+                return action;
+            }
+        }
+        None
+    }
+
+    /// When to [`poll`](Self::poll) again, if nothing else happens.
+    pub fn wake_ns(&self, now_ns: i64) -> Option<i64> {
+        let expiry = self
+            .window
+            .front()
+            .and_then(|first| self.expiry_ns(first, self.way_back_ns()));
+        let peers = self.peers.iter().filter_map(|peer| {
+            if !peer.owes(self.end(), self.wanted) {
+                return (peer.probe_ns < i64::MAX).then_some(peer.probe_ns);
+            }
+            let silence = peer.heard_ns + self.config.silence_ns;
+            let stall = self
+                .config
+                .stall_ns
+                .map_or(i64::MAX, |ns| peer.progress_ns + ns);
+            let repairs = peer
+                .wanting()
+                .map(|sequence| self.repair_ns(peer, sequence).max(now_ns));
+            let in_time = repairs
+                .zip(peer.wanting())
+                .filter(|(at, sequence)| self.in_time(peer, *sequence, *at));
+            let repair = in_time.map(|(at, _)| at).min().unwrap_or(i64::MAX);
+            Some(peer.probe_ns.min(silence).min(stall).min(repair))
+        });
+        peers.chain(expiry).min()
+    }
+
+    /// Peers that have all so far begin to owe an answer.
+    fn begin(&mut self, now_ns: i64) {
+        let end = self.end();
+        for peer in self
+            .peers
+            .iter_mut()
+            .filter(|peer| peer.greeted && peer.acknowledged == end)
+        {
+            (peer.heard_ns, peer.progress_ns, peer.backoff) = (now_ns, now_ns, 0);
+            // Not instead of its first announcement.
+            if peer.probe_ns > now_ns {
+                peer.probe_ns = now_ns + peer.round_trip.timeout(0);
+            }
+        }
+    }
+
+    fn end(&self) -> u64 {
+        self.oldest + self.window.len() as u64
+    }
+
+    /// The slowest peer's round trip: so long after the deadline, what arrived in time is acknowledged.
+    fn way_back_ns(&self) -> i64 {
+        let slowest = self
+            .peers
+            .iter()
+            .filter_map(|peer| peer.round_trip.smoothed())
+            .max();
+        let way = slowest.unwrap_or(self.config.first_timeout_ns);
+        // It is the peers' word: one that lies delays the others by a bounded time.
+        way.min(self.config.most_timeout_ns)
+    }
+
+    /// When a message is given up.
+    fn expiry_ns(&self, message: &Retained, way_back_ns: i64) -> Option<i64> {
+        Some(message.emitted_ns + self.config.policy.deadline()? + way_back_ns)
+    }
+
+    fn expire(&mut self, now_ns: i64) {
+        let way_back = self.way_back_ns();
+        let mut gone = 0;
+        while let Some(message) = self.window.get(gone as usize)
+            && self
+                .expiry_ns(message, way_back)
+                .is_some_and(|at| at <= now_ns)
+        {
+            gone += 1;
+        }
+        if gone == 0 {
+            return;
+        }
+        let oldest = self.oldest + gone;
+        for peer in self.peers.iter_mut().filter(|peer| peer.next < oldest) {
+            let late = peer.missing_before(oldest);
+            self.counters.given_up += late;
+            peer.next = oldest;
+            // Told at once: what is behind it waits at the receiver.
+            (peer.probe_ns, peer.backoff) = (now_ns, 0);
+        }
+        self.release();
+    }
+
+    fn evict(&mut self, at: usize, now_ns: i64) -> Option<Action> {
+        let peer = &self.peers[at];
+        let silent = now_ns - peer.heard_ns >= self.config.silence_ns;
+        let stalled = self
+            .config
+            .stall_ns
+            .is_some_and(|ns| now_ns - peer.progress_ns >= ns);
+        if !(peer.owes(self.end(), self.wanted) && (silent || stalled)) {
+            return None;
+        }
+        let id = peer.id;
+        self.counters.evicted += 1;
+        self.remove(at);
+        Some(Action::Evicted(id))
+    }
+
+    fn remove(&mut self, at: usize) {
+        let peer = self.peers.swap_remove(at);
+        self.counters.abandoned += peer.missing_before(self.end());
+        self.release();
+    }
+
+    fn probe(&mut self, at: usize, now_ns: i64) -> Option<Action> {
+        let (end, oldest, wanted) = (self.end(), self.oldest, self.wanted);
+        let peer = &mut self.peers[at];
+        if peer.probe_ns > now_ns {
+            return None;
+        }
+        let announce = Announce {
+            oldest: peer.next.max(oldest) as u32,
+            next: end as u32,
+            round_trip_ns: peer.round_trip.smoothed().unwrap_or(0),
+            stamp_ns: now_ns,
+        };
+        let owes = peer.owes(end, wanted);
+        peer.probe_ns = if owes {
+            now_ns + peer.round_trip.timeout(peer.backoff)
+        } else {
+            i64::MAX
+        };
+        peer.backoff += 1;
+        self.counters.announced += 1;
+        Some(Action::Announce(peer.id, announce))
+    }
+
+    /// When this message, which is missing, may be repaired for this peer.
+    fn repair_ns(&self, peer: &Peer, sequence: u64) -> i64 {
+        let message = self.window[(sequence - self.oldest) as usize];
+        let timeout = peer.round_trip.timeout(0);
+        let sent = peer.repaired_ns[(sequence % u64::from(SPAN)) as usize];
+        // The first time as soon as the peer could have missed it, then once in a timeout.
+        let again = sent.saturating_add(timeout);
+        let first = message.emitted_ns + peer.round_trip.smoothed().unwrap_or(0);
+        let paced = self.earned >= message.bytes.saturating_mul(100);
+        first
+            .max(again)
+            .max(if paced { i64::MIN } else { peer.floor_ns })
+    }
+
+    /// Whether a repair at this instant arrives within the deadline.
+    fn in_time(&self, peer: &Peer, sequence: u64, at_ns: i64) -> bool {
+        let way = peer.round_trip.smoothed().unwrap_or(0) / 2;
+        let emitted = self.window[(sequence - self.oldest) as usize].emitted_ns;
+        let deadline = self.config.policy.deadline();
+        deadline.is_none_or(|deadline| at_ns.saturating_add(way) <= emitted + deadline)
+    }
+
+    fn repair(&mut self, at: usize, now_ns: i64) -> Option<Action> {
+        let peer = &self.peers[at];
+        let sequence = peer.wanting().find(|&sequence| {
+            self.repair_ns(peer, sequence) <= now_ns && self.in_time(peer, sequence, now_ns)
+        })?;
+        let bytes = self.window[(sequence - self.oldest) as usize].bytes;
+        let cost = bytes.saturating_mul(100);
+        let paced = self.earned >= cost;
+        let peer = &mut self.peers[at];
+        if paced {
+            self.earned -= cost;
+        } else {
+            peer.floor_ns = now_ns + peer.round_trip.timeout(0);
+        }
+        peer.repaired_ns[(sequence % u64::from(SPAN)) as usize] = now_ns;
+        self.counters.repaired += 1;
+        self.counters.repaired_bytes += bytes;
+        Some(Action::Repair(peer.id, sequence as u32))
+    }
+
+    /// Lets go of what every peer has.
+    fn release(&mut self) {
+        let to = self
+            .peers
+            .iter()
+            .map(|peer| peer.next)
+            .min()
+            .unwrap_or(u64::MAX);
+        while self.oldest < to
+            && let Some(message) = self.window.pop_front()
+        {
+            self.bytes -= message.bytes;
+            self.oldest += 1;
+        }
+    }
+}
+
+impl Peer {
+    fn owes(&self, end: u64, wanted: bool) -> bool {
+        !self.greeted || self.acknowledged < end || (wanted && self.limit <= end)
+    }
+
+    /// Missing messages of the last acknowledgement, in order.
+    fn wanting(&self) -> impl Iterator<Item = u64> + '_ {
+        let (base, next) = (self.base, self.next);
+        let words = self.missing.iter().zip((base..).step_by(64));
+        let told = words.flat_map(|(&word, from)| {
+            let left = std::iter::successors(Some(word), |word| Some(word & word.wrapping_sub(1)));
+            left.take_while(|word| *word != 0)
+                .map(move |word| from + u64::from(word.trailing_zeros()))
+        });
+        told.filter(move |sequence| *sequence >= next)
+    }
+
+    /// How many before `end` it has not acknowledged; it said that the others are there.
+    fn missing_before(&self, end: u64) -> u64 {
+        let told = (self.base + u64::from(self.span)).max(self.next);
+        let wanting = self.wanting().filter(|sequence| *sequence < end).count() as u64;
+        wanting + end.saturating_sub(told)
+    }
+}

@@ -1,0 +1,414 @@
+//! Single cases: what is refused, who is evicted, what is repaired when nothing else would tell of it.
+
+use takt_recovery::receiver::Delivery;
+use takt_recovery::{
+    Acknowledgement, Action, Announce, Arrival, Config, Full, Hostile, MAX_PEERS, MAX_WINDOW,
+    PeerId, Policy, Receiver, Refused, Sender,
+};
+
+const MS: i64 = 1_000_000;
+
+fn sender(config: Config) -> (Sender, PeerId) {
+    let mut sender = Sender::new(config).expect("a good configuration");
+    let peer = sender.add_peer(0).expect("the first");
+    assert!(matches!(sender.poll(0), Some(Action::Announce(..))));
+    (sender, peer)
+}
+
+/// All before `next` are here, there is room for 16 more.
+fn said(next: u32) -> Acknowledgement {
+    Acknowledgement {
+        next,
+        limit: next + 16,
+        span: 0,
+        here: [0; 4],
+        stamp_ns: 0,
+        held_ns: 0,
+    }
+}
+
+fn announce(oldest: u32, next: u32) -> Announce {
+    Announce {
+        oldest,
+        next,
+        round_trip_ns: 0,
+        stamp_ns: 0,
+    }
+}
+
+/// A receiver that heard the announcement and acknowledged it.
+fn receiver(first: u32) -> Receiver {
+    let mut receiver = Receiver::new(8).expect("a good window");
+    receiver
+        .announce(0, &announce(first, first))
+        .expect("honest");
+    assert!(receiver.poll(0).is_some());
+    receiver
+}
+
+#[test]
+fn parameters_are_refused_by_name() {
+    let good = Config::default();
+    let wrong = [
+        (
+            Config {
+                messages: 0,
+                ..good
+            },
+            Refused::Window(0),
+        ),
+        (
+            Config {
+                messages: MAX_WINDOW + 1,
+                ..good
+            },
+            Refused::Window(MAX_WINDOW + 1),
+        ),
+        (Config { bytes: 0, ..good }, Refused::Bytes),
+        (
+            Config {
+                repair_percent: 101,
+                ..good
+            },
+            Refused::Share(101),
+        ),
+        (
+            Config {
+                least_timeout_ns: 0,
+                ..good
+            },
+            Refused::Times,
+        ),
+        (
+            Config {
+                silence_ns: good.most_timeout_ns,
+                ..good
+            },
+            Refused::Times,
+        ),
+        (
+            Config {
+                silence_ns: i64::MAX,
+                ..good
+            },
+            Refused::Times,
+        ),
+        (
+            Config {
+                stall_ns: Some(0),
+                ..good
+            },
+            Refused::Times,
+        ),
+        (
+            Config {
+                policy: Policy::Within(-1),
+                ..good
+            },
+            Refused::Times,
+        ),
+    ];
+    for (config, refused) in wrong {
+        assert_eq!(Sender::new(config).err(), Some(refused));
+    }
+    assert_eq!(Receiver::new(0).err(), Some(Refused::Window(0)));
+    let mut sender = Sender::new(good).expect("good");
+    for _ in 0..MAX_PEERS {
+        sender.add_peer(0).expect("few");
+    }
+    assert_eq!(sender.add_peer(0), Err(Refused::Peers));
+}
+
+#[test]
+fn hostile_acknowledgements_change_nothing() {
+    let (mut sender, peer) = sender(Config::default());
+    sender.emit(0, 100).expect("room");
+    let good = said(0);
+    let wrong = [
+        (said(2), Hostile::NotEmitted(2)),
+        (said(0x7fff_ffff), Hostile::NotEmitted(0x7fff_ffff)),
+        (Acknowledgement { span: 2, ..good }, Hostile::NotEmitted(2)),
+        (
+            Acknowledgement {
+                span: u32::MAX,
+                ..good
+            },
+            Hostile::NotEmitted(u32::MAX),
+        ),
+        (
+            Acknowledgement {
+                limit: MAX_WINDOW + 1,
+                ..good
+            },
+            Hostile::Grant(MAX_WINDOW + 1),
+        ),
+        (
+            Acknowledgement {
+                limit: u32::MAX,
+                ..good
+            },
+            Hostile::Grant(u32::MAX),
+        ),
+    ];
+    for (said, hostile) in wrong {
+        assert_eq!(sender.acknowledge(0, peer, &said), Err(hostile));
+    }
+    assert_eq!(sender.counters().refused, wrong.len() as u64);
+    assert_eq!(sender.retained(), 1);
+    // A number from before the flow is an overtaken acknowledgement: ignored.
+    sender
+        .acknowledge(
+            0,
+            peer,
+            &Acknowledgement {
+                held_ns: -1,
+                ..said(u32::MAX - 20)
+            },
+        )
+        .expect("old");
+    assert_eq!(sender.retained(), 1);
+    // Times that cannot be give no round trip: the first timeout stays.
+    let times = [(i64::MIN, i64::MAX), (i64::MAX, i64::MIN), (0, -1)];
+    for (stamp_ns, held_ns) in times {
+        let said = Acknowledgement {
+            stamp_ns,
+            held_ns,
+            ..good
+        };
+        sender
+            .acknowledge(MS, peer, &said)
+            .expect("counted as heard");
+    }
+    assert_eq!(
+        sender.wake_ns(MS),
+        Some(MS + Config::default().first_timeout_ns)
+    );
+    assert!(sender.remove_peer(peer));
+    assert_eq!(sender.acknowledge(0, peer, &good), Err(Hostile::Unknown));
+}
+
+#[test]
+fn hostile_announcements_change_nothing() {
+    let mut receiver = receiver(7);
+    let wrong = announce(7, 8 + MAX_WINDOW);
+    assert_eq!(
+        receiver.announce(0, &wrong),
+        Err(Hostile::Announced(MAX_WINDOW + 1))
+    );
+    assert_eq!(receiver.counters().refused, 1);
+    // Old ones are ignored.
+    receiver.announce(0, &announce(3, 5)).expect("old");
+    assert_eq!(receiver.receive(0, 7, 0), Arrival::Keep);
+    assert_eq!(receiver.deliver(0), Some(Delivery::Message(7)));
+    // A jump is counted, in bounded time.
+    receiver
+        .announce(0, &announce(0x7000_0000, 0x7000_0001))
+        .expect("a jump");
+    assert_eq!(receiver.deliver(0), Some(Delivery::Lost(0x7000_0000 - 8)));
+    assert_eq!(receiver.receive(0, 0x7000_0000, 0), Arrival::Keep);
+    assert_eq!(receiver.deliver(0), Some(Delivery::Message(0x7000_0000)));
+}
+
+#[test]
+fn messages_are_delivered_once_and_in_order_across_the_wrap() {
+    let mut receiver = receiver(u32::MAX - 1);
+    for sequence in [1, u32::MAX, u32::MAX - 1, 0] {
+        assert_eq!(receiver.receive(0, sequence, 0), Arrival::Keep);
+        assert_eq!(receiver.receive(0, sequence, 0), Arrival::Repeated);
+    }
+    let delivered: Vec<_> = std::iter::from_fn(|| receiver.deliver(0)).collect();
+    assert_eq!(
+        delivered,
+        [u32::MAX - 1, u32::MAX, 0, 1].map(Delivery::Message)
+    );
+    // Beyond the window is not kept; it is again once there is room.
+    assert_eq!(receiver.receive(0, 2 + 8, 0), Arrival::Beyond);
+    assert_eq!(receiver.receive(0, 2, 0), Arrival::Keep);
+    assert_eq!(receiver.deliver(0), Some(Delivery::Message(2)));
+    assert_eq!(receiver.receive(0, 2 + 8, 0), Arrival::Keep);
+    assert_eq!(receiver.deliver(0), None);
+    assert_eq!(
+        Receiver::new(8).expect("good").receive(0, 0, 0),
+        Arrival::Early
+    );
+}
+
+#[test]
+fn a_gap_is_told_at_once_and_again_with_back_off() {
+    let mut receiver = receiver(0);
+    let mut now = 10 * MS;
+    assert_eq!(receiver.receive(now, 2, 5), Arrival::Keep);
+    let told = receiver.poll(now).expect("at once");
+    assert_eq!(
+        (told.next, told.span, told.here[0], told.stamp_ns),
+        (0, 3, 0b100, 5)
+    );
+    let mut waits = Vec::new();
+    for _ in 0..4 {
+        let due = receiver.wake_ns().expect("still missing");
+        assert_eq!(receiver.poll(due - 1), None);
+        assert!(receiver.poll(due).is_some());
+        waits.push(due - now);
+        now = due;
+    }
+    assert!(
+        waits.windows(2).all(|two| two[1] == 2 * two[0]),
+        "{waits:?}"
+    );
+}
+
+#[test]
+fn the_window_bounds_messages_and_bytes_and_grants_bound_both() {
+    let config = Config {
+        messages: 4,
+        bytes: 1_000,
+        ..Config::default()
+    };
+    let (mut sender, peer) = sender(config);
+    assert_eq!(sender.emit(0, 1_001), Err(Full::TooLong(1_001)));
+    sender.emit(0, 900).expect("room");
+    assert_eq!(sender.emit(0, 101), Err(Full::Window));
+    for _ in 0..3 {
+        sender.emit(0, 1).expect("room");
+    }
+    assert_eq!(sender.emit(0, 1), Err(Full::Window));
+    let no_room = Acknowledgement {
+        limit: 4,
+        ..said(4)
+    };
+    sender.acknowledge(0, peer, &no_room).expect("honest");
+    assert_eq!((sender.retained(), sender.oldest()), (0, 4));
+    // Grants are never taken back: the first 16 stay.
+    for at in 4..16 {
+        sender.emit(0, 1).expect("granted");
+        sender
+            .acknowledge(
+                0,
+                peer,
+                &Acknowledgement {
+                    limit: at + 1,
+                    ..said(at + 1)
+                },
+            )
+            .expect("honest");
+    }
+    assert_eq!(sender.wake_ns(0), None);
+    assert_eq!(sender.emit(0, 1), Err(Full::Credit));
+    // The grant may have been lost: it is asked for.
+    let wake = sender.wake_ns(0).expect("asks");
+    assert!(
+        matches!(sender.poll(wake), Some(Action::Announce(id, said)) if id == peer && said.next == 16)
+    );
+    sender.acknowledge(wake, peer, &said(16)).expect("honest");
+    assert_eq!(sender.emit(wake, 1), Ok(16));
+}
+
+#[test]
+fn the_last_message_is_repaired_without_any_share() {
+    let config = Config {
+        repair_percent: 0,
+        ..Config::default()
+    };
+    let (mut sender, peer) = sender(config);
+    let mut receiver = receiver(0);
+    sender.acknowledge(0, peer, &said(0)).expect("honest");
+    assert_eq!(sender.emit(0, 100), Ok(0));
+    // Lost. The probe tells of it, and it is repaired.
+    let now = sender.wake_ns(0).expect("a probe");
+    let Some(Action::Announce(_, said)) = sender.poll(now) else {
+        panic!("no probe");
+    };
+    receiver.announce(now, &said).expect("honest");
+    let now = receiver.wake_ns().expect("asks").max(now);
+    let told = receiver.poll(now).expect("asks");
+    assert_eq!(told.span, 1);
+    sender.acknowledge(now, peer, &told).expect("honest");
+    assert_eq!(sender.poll(now), Some(Action::Repair(peer, 0)));
+    // Asked for again at once: once in a timeout.
+    sender.acknowledge(now, peer, &told).expect("honest");
+    assert_eq!(sender.poll(now), None);
+    assert_eq!(receiver.receive(now, 0, now), Arrival::Keep);
+}
+
+#[test]
+fn who_says_nothing_is_evicted_and_who_takes_nothing_where_asked_for() {
+    let config = Config {
+        stall_ns: Some(20_000 * MS),
+        ..Config::default()
+    };
+    let (mut sender, silent) = sender(config);
+    let slow = sender.add_peer(0).expect("few");
+    sender.acknowledge(0, silent, &said(0)).expect("honest");
+    sender.emit(0, 100).expect("room");
+    let mut gone = Vec::new();
+    let mut now = 0;
+    while sender.peers() > 0 {
+        // One answers and never takes the message.
+        let _ = sender.acknowledge(
+            now,
+            slow,
+            &Acknowledgement {
+                limit: 16,
+                ..said(0)
+            },
+        );
+        while let Some(action) = sender.poll(now) {
+            if let Action::Evicted(peer) = action {
+                gone.push((peer, now));
+            }
+        }
+        now = sender.wake_ns(now).map_or(now, |at| at.min(now + 100 * MS));
+    }
+    assert_eq!(gone, [(silent, config.silence_ns), (slow, 20_000 * MS)]);
+    let counted = sender.counters();
+    assert_eq!(
+        (counted.evicted, counted.abandoned, sender.retained()),
+        (2, 2, 0)
+    );
+    // Nobody is waited for any more.
+    for _ in 0..1_000 {
+        sender.emit(now, 100).expect("no peers");
+    }
+}
+
+#[test]
+fn a_repair_that_comes_too_late_is_not_sent() {
+    // Two messages were emitted at 4 ms, the round trip is 4 ms; at 8 ms the peer says that it lacks the first.
+    let asked = |deadline: i64| {
+        let config = Config {
+            policy: Policy::Within(deadline),
+            ..Config::default()
+        };
+        let (mut sender, peer) = sender(config);
+        sender.acknowledge(4 * MS, peer, &said(0)).expect("honest");
+        sender.emit(4 * MS, 100).expect("room");
+        sender.emit(4 * MS, 100).expect("room");
+        let lacks = Acknowledgement {
+            span: 2,
+            here: [0b10, 0, 0, 0],
+            stamp_ns: 4 * MS,
+            ..said(0)
+        };
+        sender.acknowledge(8 * MS, peer, &lacks).expect("honest");
+        (sender, peer)
+    };
+    // The repair would be there at 10 ms.
+    let (mut sender, peer) = asked(6 * MS);
+    assert_eq!(sender.poll(8 * MS), Some(Action::Repair(peer, 0)));
+    let (mut sender, peer) = asked(6 * MS - 1);
+    assert_eq!(sender.poll(8 * MS), None);
+    // Given up a round trip after the deadline, counted, and told.
+    assert_eq!(sender.wake_ns(8 * MS), Some(14 * MS - 1));
+    let told = Announce {
+        oldest: 2,
+        next: 2,
+        round_trip_ns: 4 * MS,
+        stamp_ns: 14 * MS,
+    };
+    assert_eq!(sender.poll(14 * MS), Some(Action::Announce(peer, told)));
+    let counted = sender.counters();
+    assert_eq!(
+        (counted.given_up, counted.repaired, sender.retained()),
+        (1, 0, 0)
+    );
+}

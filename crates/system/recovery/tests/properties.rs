@@ -1,0 +1,543 @@
+//! Whatever the network loses, repeats and reorders, and whoever starts again: no message twice, none out of order, none
+//! silently lost, bounded memory, no storm.
+
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+use takt_recovery::receiver::Delivery;
+use takt_recovery::{
+    Acknowledgement, Action, Announce, Arrival, Config, Full, PeerId, Policy, Receiver, Sender,
+};
+
+const MS: i64 = 1_000_000;
+const BYTES: u64 = 100;
+const WINDOW: u32 = 32;
+
+#[derive(Clone, Copy, Debug)]
+enum Datagram {
+    Message { sequence: u32, stamp: i64 },
+    Announce(Announce),
+    Acknowledgement(Acknowledgement),
+}
+
+/// What the network does with a datagram, taken in turn from a list.
+#[derive(Clone, Copy, Debug)]
+struct Fate {
+    lost: bool,
+    repeated: bool,
+    delay: i64,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    Emit(u8),
+    Wait(i64),
+    /// The sinks of receiver 0 or 1 take so many.
+    Take(u8, u8),
+    RestartReceiver(u8),
+    RestartSender,
+}
+
+/// A receiver's life: what it got, in order.
+struct Life {
+    receiver: Receiver,
+    peer: PeerId,
+    number: u64,
+    first: u32,
+    got: Vec<u32>,
+    lost: u64,
+    /// Given up before the first announcement was heard.
+    skipped: Option<u64>,
+}
+
+struct World {
+    now: i64,
+    config: Config,
+    sender: Sender,
+    sender_life: u64,
+    begun: i64,
+    lives: Vec<Life>,
+    count: u64,
+    /// On the way: arrival, a number, the lives of both ends, the datagram.
+    wire: BTreeMap<(i64, u64), (u64, u64, Datagram)>,
+    fates: Vec<Fate>,
+    perfect: bool,
+    sent: usize,
+    acknowledgements: u64,
+}
+
+impl World {
+    fn new(config: Config, fates: Vec<Fate>) -> Self {
+        let mut world = Self {
+            now: 1_000 * MS,
+            config,
+            sender: Sender::new(config).expect("a good configuration"),
+            sender_life: 0,
+            begun: 1_000 * MS,
+            lives: Vec::new(),
+            count: 0,
+            wire: BTreeMap::new(),
+            fates,
+            perfect: false,
+            sent: 0,
+            acknowledgements: 0,
+        };
+        for _ in 0..2 {
+            let life = world.life();
+            world.lives.push(life);
+        }
+        world
+    }
+
+    fn life(&mut self) -> Life {
+        self.count += 1;
+        Life {
+            receiver: Receiver::new(WINDOW).expect("a good window"),
+            peer: self.sender.add_peer(self.now).expect("few peers"),
+            number: self.count,
+            first: self.sender.next(),
+            got: Vec::new(),
+            lost: 0,
+            skipped: None,
+        }
+    }
+
+    fn send(&mut self, receiver: u64, datagram: Datagram) {
+        let fate = match self.perfect {
+            true => Fate {
+                lost: false,
+                repeated: false,
+                delay: MS,
+            },
+            false => self.fates[self.sent % self.fates.len()],
+        };
+        self.sent += 1;
+        let copies = if fate.lost {
+            0
+        } else {
+            1 + usize::from(fate.repeated)
+        };
+        for copy in 0..copies as i64 {
+            let at = self.now + fate.delay + copy * MS / 3;
+            let key = (at, (2 * self.sent as i64 + copy) as u64);
+            self.wire
+                .insert(key, (self.sender_life, receiver, datagram));
+        }
+    }
+
+    fn emit(&mut self) -> Result<u32, Full> {
+        let sequence = self.sender.emit(self.now, BYTES)?;
+        let numbers: Vec<u64> = self.lives.iter().map(|life| life.number).collect();
+        for number in numbers {
+            self.send(
+                number,
+                Datagram::Message {
+                    sequence,
+                    stamp: self.now,
+                },
+            );
+        }
+        Ok(sequence)
+    }
+
+    fn arrive(&mut self, receiver: u64, datagram: Datagram) {
+        let now = self.now;
+        let Some(life) = self.lives.iter_mut().find(|life| life.number == receiver) else {
+            return;
+        };
+        match datagram {
+            Datagram::Message { sequence, stamp } => {
+                let arrival = life.receiver.receive(now, sequence, stamp);
+                if life.got.contains(&sequence) {
+                    assert_ne!(arrival, Arrival::Keep, "twice: {sequence}");
+                }
+            }
+            Datagram::Announce(announce) => {
+                life.receiver.announce(now, &announce).expect("honest");
+                let skipped = announce.oldest.wrapping_sub(life.first);
+                life.skipped.get_or_insert(u64::from(skipped));
+            }
+            Datagram::Acknowledgement(said) => {
+                let peer = life.peer;
+                self.sender.acknowledge(now, peer, &said).expect("honest");
+            }
+        }
+    }
+
+    /// Does what is due now.
+    fn settle(&mut self) {
+        while let Some((&key, &(sender, receiver, datagram))) = self.wire.iter().next()
+            && key.0 <= self.now
+        {
+            self.wire.remove(&key);
+            if sender == self.sender_life {
+                self.arrive(receiver, datagram);
+            }
+        }
+        let mut bound = 10_000;
+        while let Some(action) = self.sender.poll(self.now) {
+            bound -= 1;
+            assert!(bound > 0, "polls without end");
+            let of = |peer| {
+                self.lives
+                    .iter()
+                    .find(|life| life.peer == peer)
+                    .map(|life| life.number)
+            };
+            match action {
+                Action::Repair(peer, sequence) => {
+                    let age = self.sender.next().wrapping_sub(sequence);
+                    assert!(
+                        age <= self.sender.retained(),
+                        "repairs what is not retained"
+                    );
+                    let to = of(peer).expect("known");
+                    self.send(
+                        to,
+                        Datagram::Message {
+                            sequence,
+                            stamp: self.now,
+                        },
+                    );
+                }
+                Action::Announce(peer, announce) => {
+                    self.send(of(peer).expect("known"), Datagram::Announce(announce))
+                }
+                Action::Evicted(_) => panic!("evicted though it answers"),
+            }
+        }
+        for at in 0..self.lives.len() {
+            while let Some(said) = self.lives[at].receiver.poll(self.now) {
+                self.acknowledgements += 1;
+                self.send(self.lives[at].number, Datagram::Acknowledgement(said));
+            }
+        }
+        assert!(self.sender.retained() <= self.config.messages);
+        self.no_storm();
+    }
+
+    /// At most the share, and one message for each peer and least timeout.
+    fn no_storm(&self) {
+        let counted = self.sender.counters();
+        let floor = 2 + (self.now - self.begun) / self.config.least_timeout_ns;
+        let allowed = counted.bytes * u64::from(self.config.repair_percent) / 100;
+        let peers = 2 + self.count;
+        assert!(counted.repaired_bytes <= allowed + peers * floor as u64 * BYTES);
+        assert!(counted.announced <= peers * floor as u64 + counted.given_up);
+    }
+
+    fn run_until(&mut self, until: i64) {
+        loop {
+            self.settle();
+            let wire = self.wire.keys().next().map(|key| key.0);
+            let own = self.sender.wake_ns(self.now);
+            let theirs = self
+                .lives
+                .iter()
+                .filter_map(|life| life.receiver.wake_ns())
+                .min();
+            match [wire, own, theirs].into_iter().flatten().min() {
+                Some(next) if next <= until => {
+                    assert!(
+                        next > self.now,
+                        "a timer that does not move: {wire:?} {own:?} {theirs:?}"
+                    );
+                    self.now = next;
+                }
+                _ => break,
+            }
+        }
+        self.now = until;
+    }
+
+    fn take(&mut self, at: usize, most: usize) {
+        let life = &mut self.lives[at];
+        for _ in 0..most {
+            match life.receiver.deliver(self.now) {
+                Some(Delivery::Message(sequence)) => {
+                    let before =
+                        life.got.len() as u64 + life.lost + life.skipped.expect("announced");
+                    let expected = life.first.wrapping_add(before as u32);
+                    assert_eq!(sequence, expected, "out of order, twice or left out");
+                    life.got.push(sequence);
+                }
+                Some(Delivery::Lost(count)) => life.lost += count,
+                None => break,
+            }
+        }
+    }
+
+    fn step(&mut self, step: Step) {
+        match step {
+            Step::Emit(count) => {
+                for _ in 0..count {
+                    if self.emit().is_err() {
+                        break;
+                    }
+                }
+            }
+            Step::Wait(ns) => self.run_until(self.now + ns),
+            Step::Take(at, most) => self.take(usize::from(at), usize::from(most)),
+            Step::RestartReceiver(at) => {
+                let old = self.lives[usize::from(at)].peer;
+                assert!(self.sender.remove_peer(old));
+                self.lives[usize::from(at)] = self.life();
+            }
+            Step::RestartSender => {
+                self.sender = Sender::new(self.config).expect("a good configuration");
+                (self.sender_life, self.begun) = (self.sender_life + 1, self.now);
+                for at in 0..self.lives.len() {
+                    self.lives[at] = self.life();
+                }
+            }
+        }
+    }
+
+    /// The network recovers and the sinks take what there is: everything is delivered or counted, and then it is quiet.
+    fn end(&mut self) {
+        self.perfect = true;
+        for _ in 0..3_000 {
+            if self.sender.retained() == 0
+                && self.wire.is_empty()
+                && self.sender.wake_ns(self.now).is_none()
+            {
+                break;
+            }
+            self.run_until(self.now + 10 * MS);
+            self.take(0, usize::MAX);
+            self.take(1, usize::MAX);
+        }
+        self.take(0, usize::MAX);
+        self.take(1, usize::MAX);
+        assert_eq!(self.sender.retained(), 0, "not everything was acknowledged");
+        let end = self.sender.next();
+        for life in &self.lives {
+            let skipped = life.skipped.expect("announced");
+            let known = life.got.len() as u64 + life.lost + skipped;
+            assert_eq!(
+                u64::from(end.wrapping_sub(life.first)),
+                known,
+                "silently lost"
+            );
+            if self.config.policy == Policy::Reliable {
+                assert_eq!(life.lost + skipped, 0, "lost though reliable");
+            }
+        }
+        if self.config.policy == Policy::Reliable {
+            assert_eq!(self.sender.counters().given_up, 0);
+        }
+        let lost: u64 = self
+            .lives
+            .iter()
+            .map(|life| life.lost + life.skipped.unwrap_or(0))
+            .sum();
+        // What came after it was given up at the sender counts there alone.
+        assert!(
+            lost <= self.sender.counters().given_up,
+            "counted at one end only"
+        );
+        let quiet = self.now;
+        self.run_until(quiet + 100_000 * MS);
+        assert_eq!(
+            self.sender.wake_ns(self.now),
+            None,
+            "timers of an idle flow"
+        );
+        assert!(
+            self.lives
+                .iter()
+                .all(|life| life.receiver.wake_ns().is_none())
+        );
+    }
+}
+
+fn fate(loss: u32) -> impl Strategy<Value = Fate> {
+    let delay = prop_oneof![4 => Just(MS), 1 => 0..8 * MS];
+    (0..100u32, 0..100u32, delay).prop_map(move |(lost, repeated, delay)| Fate {
+        lost: lost < loss,
+        repeated: repeated < 10,
+        delay,
+    })
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        8 => (1..40u8).prop_map(Step::Emit),
+        8 => (0..30 * MS).prop_map(Step::Wait),
+        6 => (0..2u8, 1..60u8).prop_map(|(at, most)| Step::Take(at, most)),
+        1 => (0..2u8).prop_map(Step::RestartReceiver),
+        1 => Just(Step::RestartSender),
+    ]
+}
+
+fn config(policy: Policy) -> Config {
+    Config {
+        policy,
+        messages: 64,
+        bytes: 50 * BYTES,
+        least_timeout_ns: MS,
+        silence_ns: 1_000_000 * MS,
+        ..Config::default()
+    }
+}
+
+fn run(policy: Policy, fates: Vec<Fate>, steps: &[Step]) {
+    let mut world = World::new(config(policy), fates);
+    for step in steps {
+        world.step(*step);
+        world.settle();
+    }
+    world.end();
+}
+
+/// `TAKT_CASES` asks for more than in every run.
+fn cases() -> ProptestConfig {
+    let cases = std::env::var("TAKT_CASES")
+        .ok()
+        .and_then(|text| text.parse().ok());
+    ProptestConfig::with_cases(cases.unwrap_or(400))
+}
+
+proptest! {
+    #![proptest_config(cases())]
+
+    #[test]
+    fn reliable(
+        fates in (0..60u32).prop_flat_map(|loss| proptest::collection::vec(fate(loss), 50..300)),
+        steps in proptest::collection::vec(step(), 1..80),
+    ) {
+        run(Policy::Reliable, fates, &steps);
+    }
+
+    #[test]
+    fn within_a_deadline(
+        fates in (0..60u32).prop_flat_map(|loss| proptest::collection::vec(fate(loss), 50..300)),
+        steps in proptest::collection::vec(step(), 1..80),
+        deadline in MS..100 * MS,
+    ) {
+        run(Policy::Within(deadline), fates, &steps);
+    }
+}
+
+/// Numbers near what may be right, and any.
+fn number() -> impl Strategy<Value = u32> {
+    prop_oneof![
+        0..600u32,
+        (0..600u32).prop_map(|back| 0u32.wrapping_sub(back)),
+        any::<u32>()
+    ]
+}
+
+fn instant() -> impl Strategy<Value = i64> {
+    prop_oneof![0..2_000 * MS, any::<i64>()]
+}
+
+prop_compose! {
+    fn acknowledgement()(
+        next in number(), room in number(), span in number(), here in any::<[u64; 4]>(), stamp_ns in instant(),
+        held_ns in instant(),
+    ) -> Acknowledgement {
+        Acknowledgement { next, limit: next.wrapping_add(room), span, here, stamp_ns, held_ns }
+    }
+}
+
+prop_compose! {
+    fn announcement()(
+        oldest in number(), ahead in number(), round_trip_ns in instant(), stamp_ns in instant(),
+    ) -> Announce {
+        Announce { oldest, next: oldest.wrapping_add(ahead), round_trip_ns, stamp_ns }
+    }
+}
+
+proptest! {
+    #![proptest_config(cases())]
+
+    /// What a peer says never harms the others: bounds hold, timers move, and an honest peer gets everything.
+    #[test]
+    fn a_hostile_receiver(said in proptest::collection::vec((acknowledgement(), 0..20 * MS, 0..20u8), 1..200)) {
+        let config = Config { stall_ns: Some(300 * MS), ..config(Policy::Reliable) };
+        let mut sender = Sender::new(config).expect("a good configuration");
+        let mut now = 1_000 * MS;
+        let (honest, hostile) = (sender.add_peer(now).expect("few"), sender.add_peer(now).expect("few"));
+        let mut receiver = Receiver::new(WINDOW).expect("a good window");
+        let mut got = 0;
+        for (said, wait, emit) in said {
+            for _ in 0..emit {
+                if let Ok(sequence) = sender.emit(now, BYTES) {
+                    receiver.receive(now, sequence, now);
+                }
+            }
+            let refused = sender.acknowledge(now, hostile, &said).is_err();
+            prop_assert!(!refused || sender.counters().refused > 0);
+            for _ in 0..1_000 {
+                match sender.poll(now) {
+                    Some(Action::Repair(peer, sequence)) if peer == honest => {
+                        receiver.receive(now, sequence, now);
+                    }
+                    Some(Action::Announce(peer, said)) if peer == honest => {
+                        receiver.announce(now, &said).expect("honest");
+                    }
+                    Some(Action::Evicted(peer)) => prop_assert_eq!(peer, hostile),
+                    Some(_) => {}
+                    None => break,
+                }
+            }
+            prop_assert_eq!(sender.poll(now), None, "polls without end");
+            prop_assert!(sender.wake_ns(now).is_none_or(|at| at > now), "a timer that does not move");
+            while receiver.deliver(now).is_some() {
+                got += 1;
+            }
+            if let Some(said) = receiver.poll(now) {
+                sender.acknowledge(now, honest, &said).expect("honest");
+            }
+            prop_assert!(sender.retained() <= config.messages);
+            now += wait;
+        }
+        // The hostile one stops, and is evicted: whoever is honest has everything.
+        for _ in 0..2_000 {
+            while let Some(action) = sender.poll(now) {
+                match action {
+                    Action::Repair(peer, sequence) if peer == honest => {
+                        receiver.receive(now, sequence, now);
+                    }
+                    Action::Announce(peer, said) if peer == honest => {
+                        receiver.announce(now, &said).expect("honest");
+                    }
+                    _ => {}
+                }
+            }
+            while receiver.deliver(now).is_some() {
+                got += 1;
+            }
+            if let Some(said) = receiver.poll(now) {
+                sender.acknowledge(now, honest, &said).expect("honest");
+            }
+            now += MS;
+        }
+        prop_assert_eq!(sender.retained(), 0);
+        prop_assert_eq!(got, sender.counters().emitted);
+    }
+
+    #[test]
+    fn a_hostile_sender(steps in proptest::collection::vec((announcement(), number(), 0..20 * MS), 1..200)) {
+        let mut receiver = Receiver::new(WINDOW).expect("a good window");
+        let mut now = 1_000 * MS;
+        let mut kept = 0i64;
+        for (said, sequence, wait) in steps {
+            let _ = receiver.announce(now, &said);
+            if receiver.receive(now, sequence, said.stamp_ns) == Arrival::Keep {
+                kept += 1;
+            }
+            prop_assert!(kept <= i64::from(WINDOW), "keeps more than its window");
+            if now % 2 == 0 {
+                while let Some(delivery) = receiver.deliver(now) {
+                    kept -= i64::from(matches!(delivery, Delivery::Message(_)));
+                }
+            }
+            if receiver.poll(now).is_some() {
+                prop_assert!(receiver.poll(now).is_none(), "acknowledges without end");
+            }
+            now += wait;
+        }
+    }
+}
