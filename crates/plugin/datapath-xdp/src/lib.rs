@@ -26,6 +26,7 @@
 //! `Documentation/networking/af_xdp.rst`.
 
 mod attachment;
+pub mod balancer;
 mod bare;
 mod config;
 mod interface;
