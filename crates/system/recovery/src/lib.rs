@@ -8,8 +8,9 @@
 //! - A message is **retained** until every peer has it, or the peer is given up, or the message is ([`Policy`]). The window
 //!   is bounded in messages and bytes; when it is full, or a peer has granted no more room, [`Sender::emit`] says so.
 //! - A receiver says what it has and what it lacks; it repeats that while it lacks something, with back-off.
-//! - **Repair is paced**: at most a share of the flow's own bytes, and beyond that one message for each peer and
-//!   retransmission timeout, so that the last message of a flow is repaired too. Loss never multiplies the traffic.
+//! - **Repair is paced**: at most a share of the flow's own bytes, and beyond that, for each peer, one message
+//!   in as many retransmission timeouts as it fills frames of 1500 bytes, so that the last message of a flow is repaired
+//!   too. That doubles while the peer does not get on, up to [`Config::most_timeout_ns`]. Loss never multiplies the traffic.
 //! - While something is not acknowledged and nothing is heard, the sender **announces** its newest sequence (tail probe):
 //!   lost messages at the end, lost acknowledgements and lost grants repair themselves by it.
 //! - A peer that says nothing for [`Config::silence_ns`], or takes nothing for [`Config::stall_ns`], is evicted and counted.

@@ -10,6 +10,8 @@ use crate::{
 
 /// Messages that a peer may be sent before it granted room.
 const FIRST_GRANT: u64 = 16;
+/// Bytes of repair beyond the share for each timeout: a frame's.
+const FLOOR_BYTES: u64 = 1500;
 
 /// A peer of a [`Sender`]: valid until it is removed or evicted, never used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -71,8 +73,10 @@ struct Peer {
     missing: [u64; SPAN as usize / 64],
     /// When the message was last repaired, by sequence modulo [`SPAN`]; what was there before is only older.
     repaired_ns: Vec<i64>,
-    /// Repairs beyond the share: the next one is allowed then.
-    floor_ns: i64,
+    /// The last repair beyond the share: when, of how many bytes, and how many since the peer got on.
+    floored_ns: i64,
+    floored_bytes: u64,
+    floored: u32,
     round_trip: RoundTrip,
     probe_ns: i64,
     backoff: u32,
@@ -173,7 +177,9 @@ impl Sender {
             span: 0,
             missing: [0; SPAN as usize / 64],
             repaired_ns: vec![i64::MIN; SPAN as usize],
-            floor_ns: now_ns,
+            floored_ns: i64::MIN,
+            floored_bytes: 0,
+            floored: 0,
             round_trip: RoundTrip::new(least_timeout_ns, first_timeout_ns, most_timeout_ns),
             probe_ns: now_ns,
             backoff: 0,
@@ -282,9 +288,11 @@ impl Sender {
         if next < peer.acknowledged {
             return Ok(());
         }
-        if !peer.greeted || next > peer.acknowledged || limit > peer.limit {
+        // Room is progress only where nothing else is waited for: who grants and takes nothing gets no more time by it.
+        let roomier = limit > peer.limit && peer.limit <= end && next == end;
+        if !peer.greeted || next > peer.acknowledged || roomier {
             peer.progress_ns = now_ns;
-            peer.backoff = 0;
+            (peer.backoff, peer.floored) = (0, 0);
         }
         peer.greeted = true;
         // Grants are never taken back.
@@ -466,7 +474,19 @@ impl Sender {
         let paced = self.earned >= message.bytes.saturating_mul(100);
         first
             .max(again)
-            .max(if paced { i64::MIN } else { peer.floor_ns })
+            .max(if paced { i64::MIN } else { self.floor_ns(peer) })
+    }
+
+    /// When a repair beyond the share is allowed: a frame's bytes in a timeout, less while the peer does not get on, so
+    /// that neither long messages nor a peer that always asks make it a flow of its own.
+    fn floor_ns(&self, peer: &Peer) -> i64 {
+        let frames = peer.floored_bytes.div_ceil(FLOOR_BYTES).max(1);
+        let apart = peer
+            .round_trip
+            .timeout(peer.floored.saturating_sub(1))
+            .saturating_mul(i64::try_from(frames).unwrap_or(i64::MAX))
+            .min(self.config.most_timeout_ns);
+        peer.floored_ns.saturating_add(apart)
     }
 
     /// Whether a repair at this instant arrives within the deadline.
@@ -489,7 +509,8 @@ impl Sender {
         if paced {
             self.earned -= cost;
         } else {
-            peer.floor_ns = now_ns + peer.round_trip.timeout(0);
+            (peer.floored_ns, peer.floored_bytes) = (now_ns, bytes);
+            peer.floored = peer.floored.saturating_add(1);
         }
         peer.repaired_ns[(sequence % u64::from(SPAN)) as usize] = now_ns;
         self.counters.repaired += 1;

@@ -412,3 +412,84 @@ fn a_repair_that_comes_too_late_is_not_sent() {
         (1, 0, 0)
     );
 }
+
+#[test]
+fn who_always_asks_gets_few_bytes_beyond_the_share() {
+    const LONG: u64 = 1 << 20;
+    let config = Config {
+        repair_percent: 0,
+        ..Config::default()
+    };
+    let (mut sender, peer) = sender(config);
+    sender.acknowledge(0, peer, &said(0)).expect("honest");
+    sender.emit(0, LONG).expect("room");
+    // It claims a round trip of 0 and lacks the message whenever it may say so.
+    let (mut now, mut repairs) = (0, Vec::new());
+    while now <= 10_000 * MS {
+        let lacks = Acknowledgement {
+            span: 1,
+            stamp_ns: now,
+            ..said(0)
+        };
+        sender.acknowledge(now, peer, &lacks).expect("well-formed");
+        while let Some(action) = sender.poll(now) {
+            if matches!(action, Action::Repair(..)) {
+                repairs.push(now);
+            }
+        }
+        now += config.least_timeout_ns;
+    }
+    // 1 MiB is 700 frames, 0.2 ms each at the least; then doubled up to a second.
+    let apart: Vec<_> = repairs.windows(2).map(|two| two[1] - two[0]).collect();
+    let frames = LONG.div_ceil(1500) as i64;
+    let doubled = (0..).map(|times| (frames * config.least_timeout_ns) << times);
+    let expected: Vec<_> = doubled
+        .map(|ns| ns.min(config.most_timeout_ns))
+        .take(apart.len())
+        .collect();
+    assert_eq!(apart, expected);
+    // At 0, 0.14, 0.42, 0.98 s, and every second from there.
+    assert_eq!(repairs.len(), 13);
+    // It gets on: the next one need not wait for what was doubled.
+    sender.emit(now, 100).expect("room");
+    let lacks = Acknowledgement {
+        span: 1,
+        stamp_ns: now,
+        ..said(1)
+    };
+    sender.acknowledge(now, peer, &lacks).expect("honest");
+    let due = repairs[12] + frames * config.least_timeout_ns;
+    let mut repaired = |at| {
+        let actions: Vec<_> = std::iter::from_fn(|| sender.poll(at)).collect();
+        actions.contains(&Action::Repair(peer, 1))
+    };
+    assert!(!repaired(due - 1) && repaired(due));
+}
+
+#[test]
+fn granting_alone_is_no_progress() {
+    let config = Config {
+        stall_ns: Some(2_000 * MS),
+        ..Config::default()
+    };
+    let (mut sender, peer) = sender(config);
+    sender.acknowledge(0, peer, &said(0)).expect("honest");
+    sender.emit(0, 100).expect("room");
+    let grant = |room: u32| Acknowledgement {
+        limit: room,
+        ..said(0)
+    };
+    for second in 0..2u32 {
+        let now = i64::from(second) * 1_000 * MS;
+        sender
+            .acknowledge(now, peer, &grant(17 + second))
+            .expect("well-formed");
+        while let Some(action) = sender.poll(now) {
+            assert!(!matches!(action, Action::Evicted(_)), "too early");
+        }
+    }
+    sender
+        .acknowledge(2_000 * MS - 1, peer, &grant(30))
+        .expect("well-formed");
+    assert_eq!(sender.poll(2_000 * MS), Some(Action::Evicted(peer)));
+}
