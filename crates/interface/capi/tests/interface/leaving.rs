@@ -8,7 +8,7 @@ use takt_embedded::{Embedded, Security, Settings};
 use takt_testing::{Directory, PATIENCE, repository, until_true};
 
 use super::bindings::{build_go, libraries};
-use super::support::{Language, Node, Program, ended_well, source};
+use super::support::{LANGUAGES, Language, Node, Program, ended_well, source};
 
 const CHANNEL: ChannelId = ChannelId(5);
 const MESSAGES: u32 = 1000;
@@ -65,6 +65,17 @@ const WAYS: [&str; 7] = [
     "kill",
     "terminate",
 ];
+
+/// The ways in which leave.c ends, and whether something of the library runs then.
+fn ways_of(language: Language) -> impl Iterator<Item = (&'static str, bool)> {
+    let orderly = ["return", "exit", "session", "all"].map(|way| (way, true));
+    let sudden = ["_exit", "abort", "terminate", "kill", "fault"].map(|way| (way, false));
+    let thrown = ["exception", "std::terminate"].map(|way| (way, false));
+    let thrown = thrown
+        .into_iter()
+        .filter(move |_| matches!(language, Language::Cpp));
+    orderly.into_iter().chain(sudden).chain(thrown)
+}
 
 fn raise(signal: i32) {
     // SAFETY: it has no preconditions. The process ends.
@@ -151,25 +162,9 @@ fn whatever_way_a_program_ends_all_that_it_emitted_arrives() {
     let nodes = Node::pair();
     let sinks = [&nodes[0], &nodes[1]].map(listen);
     introduce(&nodes[0], &sinks);
-    for (language, ways) in [
-        (
-            Language::C,
-            &[
-                "return",
-                "exit",
-                "_exit",
-                "abort",
-                "terminate",
-                "kill",
-                "fault",
-                "session",
-                "all",
-            ][..],
-        ),
-        (Language::Cpp, &["return", "exit", "exception"][..]),
-    ] {
+    for language in LANGUAGES {
         let program = Program::compile(language, &[source("leave.c")]);
-        for how in ways {
+        for (how, _) in ways_of(language) {
             let mut command = program.command();
             command.env("TAKT_SOCKET", nodes[0].socket()).arg(how);
             command.output().expect("the program starts");
@@ -204,7 +199,7 @@ struct Leaving {
 }
 
 /// Programs of all languages in all ways that they may end. The directories are theirs.
-fn leaving() -> (Vec<Leaving>, Vec<Program>, Directory) {
+fn leaving() -> (Vec<Leaving>, [Program; 2], Directory) {
     let (mut all, libraries) = (Vec::new(), libraries());
     let mut add = |language: &str, way: &str, mut command: Command, orderly: bool| {
         command
@@ -217,24 +212,15 @@ fn leaving() -> (Vec<Leaving>, Vec<Program>, Directory) {
             orderly,
         });
     };
-    let orderly = ["return", "exit", "session", "all"];
-    let c = Program::compile(Language::C, &[source("leave.c")]);
-    for way in [
-        &orderly[..],
-        &["_exit", "abort", "terminate", "kill", "fault"],
-    ]
-    .concat()
-    {
-        let mut command = c.command();
-        command.arg(format!("embedded {way}"));
-        add("C", way, command, orderly.contains(&way));
-    }
-    let cpp = Program::compile(Language::Cpp, &[source("leave.c")]);
-    for way in ["return", "exit", "exception"] {
-        let mut command = cpp.command();
-        command.arg(format!("embedded {way}"));
-        add("C++", way, command, way != "exception");
-    }
+    let compiled = LANGUAGES.map(|language| {
+        let program = Program::compile(language, &[source("leave.c")]);
+        for (way, orderly) in ways_of(language) {
+            let mut command = program.command();
+            command.arg(format!("embedded {way}"));
+            add(&format!("{language:?}"), way, command, orderly);
+        }
+        program
+    });
     for way in WAYS {
         let mut command = Command::new(std::env::current_exe().expect("this program"));
         command.args(["--exact", "leaving::program_that_leaves", "--ignored"]);
@@ -281,7 +267,7 @@ fn leaving() -> (Vec<Leaving>, Vec<Program>, Directory) {
             add("Go", way, Command::new(&program), way == "close");
         }
     }
-    (all, vec![c, cpp], libraries)
+    (all, compiled, libraries)
 }
 
 #[test]

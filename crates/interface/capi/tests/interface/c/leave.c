@@ -2,6 +2,9 @@
 
 #include <signal.h>
 #include <unistd.h>
+#ifdef __cplusplus
+#include <exception>
+#endif
 
 #include "check.h"
 
@@ -67,6 +70,8 @@ int main(int argc, char **argv) {
 #ifdef __cplusplus
     } else if (strcmp(how, "exception") == 0) {
         throw 1;
+    } else if (strcmp(how, "std::terminate") == 0) {
+        std::terminate();
 #endif
     }
     CHECK(!"a known way to end");
