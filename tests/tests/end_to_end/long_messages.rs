@@ -3,10 +3,10 @@
 use std::io::Write;
 use std::process::{Command, Stdio};
 
-use takt::{ChannelId, Sink, Source, Wait};
+use takt::{ChannelId, Session, Sink, Source, Wait};
 use takt_lab::{LabConfig, Wiring};
 
-use crate::support::{Datapath, Pair, introduce, number_of, put, skip};
+use crate::support::{Datapath, Pair, introduce, number_of, put, skip, take};
 use takt_testing::PATIENCE;
 
 const CHANNEL: ChannelId = ChannelId(0x0123_4567_89ab_cdef);
@@ -26,21 +26,23 @@ struct Filter {
 }
 
 impl Filter {
-    /// Drops one fragment of one message. Offsets are those of `docs/reference/wire-format.md`, in bits behind
+    /// Drops one fragment of one message, or of each. Offsets are those of `docs/reference/wire-format.md`, in bits behind
     /// the UDP header: the datagram's header has 24 bytes; of the record's, the channel is at 0, the sequence
     /// number at 12, the fragment's index at 24. Little-endian, which nft compares as big-endian.
-    fn dropping(namespace: String, sequence: u64, fragment: u32) -> Self {
+    fn dropping(namespace: String, sequence: Option<u64>, fragment: u32) -> Self {
         let record = (8 + 24) * 8;
+        let sequence = sequence.map_or_else(String::new, |sequence| {
+            let value = (sequence as u32).swap_bytes();
+            format!("@th,{},32 {value:#010x}", record + 96)
+        });
         let rules = format!(
             "table bridge takt {{
                 chain pass {{
                     type filter hook forward priority 0; policy accept;
-                    ether type ip ip protocol udp @th,{record},64 {:#018x} @th,{},32 {:#010x} @th,{},32 {:#010x} counter drop
+                    ether type ip ip protocol udp @th,{record},64 {:#018x} {sequence} @th,{},32 {:#010x} counter drop
                 }}
             }}\n",
             CHANNEL.0.swap_bytes(),
-            record + 96,
-            (sequence as u32).swap_bytes(),
             record + 192,
             fragment.swap_bytes(),
         );
@@ -93,10 +95,8 @@ fn pass(source: &Source, sink: &Sink, number: u64) -> u64 {
     message.sequence()
 }
 
-fn long_messages(datapath: Datapath) {
-    if skip() {
-        return;
-    }
+/// Nodes at a bridge, with more sections, and a session at each with the memory that sessions have.
+fn nodes(datapath: Datapath, more: &str) -> (Pair, [Session; 2]) {
     let config = LabConfig {
         wiring: Wiring::Bridge,
         ..LabConfig::default()
@@ -105,15 +105,23 @@ fn long_messages(datapath: Datapath) {
         Datapath::Udp => "",
         Datapath::Xdp => ROOM,
     };
-    let sections = format!("{}{room}{NO_TRAINS}", datapath.section());
+    let sections = format!("{}{room}{NO_TRAINS}{more}", datapath.section());
     let pair = Pair::with(&config, &sections);
-    let [near, far] = pair.nodes.each_ref().map(|node| {
-        takt::Session::builder()
+    let sessions = pair.nodes.each_ref().map(|node| {
+        Session::builder()
             .socket(node.socket())
             .request_timeout(PATIENCE)
             .open()
             .expect("a session")
     });
+    (pair, sessions)
+}
+
+fn long_messages(datapath: Datapath) {
+    if skip() {
+        return;
+    }
+    let (pair, [near, far]) = nodes(datapath, "");
     let streams = [&near, &far].map(|session| session.stream(datapath.qos()).expect("a stream"));
     assert_eq!(streams[0].datapath(), datapath.name());
     let source = streams[0].source(CHANNEL).expect("a source");
@@ -126,7 +134,7 @@ fn long_messages(datapath: Datapath) {
     assert_eq!(sink.counters().lost, 0);
 
     let switch = format!("{}-switch", pair.lab.name());
-    let filter = Filter::dropping(switch, sequence + 2, FRAGMENT);
+    let filter = Filter::dropping(switch, Some(sequence + 2), FRAGMENT);
     assert_eq!(pass(&source, &sink, 3), sequence + 1);
     assert_eq!(filter.dropped(), 0);
     // The one that loses a fragment, and at once another.
@@ -164,4 +172,52 @@ fn a_long_message_that_loses_a_fragment_counts_as_lost_and_the_next_arrive_over_
 #[test]
 fn a_long_message_that_loses_a_fragment_counts_as_lost_and_the_next_arrive_over_af_xdp() {
     long_messages(Datapath::Xdp);
+}
+
+/// Two long messages that never become whole hold all that such ones may of the reader's memory.
+fn unfinished_messages(datapath: Datapath) {
+    if skip() {
+        return;
+    }
+    // The longest that there is: they are given up after the test.
+    let (pair, [near, far]) = nodes(datapath, "[limits]\nreassembly_timeout_ms = 60000\n");
+    let streams = [&near, &far].map(|session| session.stream(datapath.qos()).expect("a stream"));
+    assert_eq!(streams[0].datapath(), datapath.name());
+    let ends = [CHANNEL, ChannelId(6)].map(|channel| {
+        let source = streams[0].source(channel).expect("a source");
+        let sink = streams[1].sink(channel).expect("a sink");
+        introduce(&source, &[&sink]);
+        (source, sink)
+    });
+    let switch = format!("{}-switch", pair.lab.name());
+    let filter = Filter::dropping(switch, None, FRAGMENT);
+    let long = [(); 2].map(|()| streams[0].source(CHANNEL).expect("a source"));
+    for source in &long {
+        put(source, 0, LENGTH);
+        takt_testing::until_true("it has left", || source.pending() == 0);
+    }
+    takt_testing::until_true("both have lost a fragment", || filter.dropped() == 2);
+    // To the same sink, and to another of its session.
+    for (source, sink) in &ends {
+        for number in 0..10 {
+            put(source, number, 16);
+            assert_eq!(take(sink), number);
+        }
+        let counters = sink.counters();
+        assert_eq!((counters.dropped_memory, counters.dropped_full), (0, 0));
+    }
+    let lane = pair.nodes[1].admin().node().lanes.remove(0);
+    let counters = lane.counters.expect("counters");
+    let ended = (counters.reassembly_refused, counters.reassembly_expired);
+    assert_eq!(ended, (0, 0), "both are still unfinished");
+}
+
+#[test]
+fn unfinished_long_messages_leave_room_for_small_ones_over_kernel_udp() {
+    unfinished_messages(Datapath::Udp);
+}
+
+#[test]
+fn unfinished_long_messages_leave_room_for_small_ones_over_af_xdp() {
+    unfinished_messages(Datapath::Xdp);
 }
