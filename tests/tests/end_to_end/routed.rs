@@ -309,8 +309,11 @@ fn containers_of_one_host_reach_each_other_at_their_times() {
         let node = Node::start(lab.host(0), &[], &sections(here, overlay, datapath));
         if overlay == Overlay::Bridged {
             // An entry for all others is known: it must not swallow what is for the neighbour.
-            let stations = node.admin().network("pods").stations;
-            assert!(stations.iter().any(|s| s.mac == "00:00:00:00:00:00"));
+            let mut admin = node.admin();
+            takt_testing::until_true("it is known", || {
+                let stations = admin.network("pods").stations;
+                stations.iter().any(|s| s.mac == "00:00:00:00:00:00")
+            });
         }
         let kernels = over_the_kernel(here, beside, &capture);
         let session = attach(&node, "talker");

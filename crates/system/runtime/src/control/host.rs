@@ -9,7 +9,8 @@ use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::time::Duration;
 
 use takt_datapath::stack::{
     Destination, Device, DeviceKind, Forwarding, NextHops, StackError, Tables,
@@ -179,13 +180,13 @@ impl Host {
         self.over
     }
 
-    /// Takes over what the last look has seen, if it has just ended.
-    pub(super) fn take_seen(&mut self) -> Option<Result<(), String>> {
+    /// Takes over what the last look has seen, if it has just ended, or ends `within` this time.
+    pub(super) fn take_seen(&mut self, within: Duration) -> Option<Result<(), String>> {
         let reader = self.reader.as_ref()?;
-        let seen = match reader.answers.try_recv() {
+        let seen = match reader.answers.recv_timeout(within) {
             Ok(seen) => seen,
-            Err(TryRecvError::Empty) => return None,
-            Err(TryRecvError::Disconnected) => {
+            Err(RecvTimeoutError::Timeout) => return None,
+            Err(RecvTimeoutError::Disconnected) => {
                 self.reader = None;
                 Err(std::io::Error::other("its thread has failed"))
             }
@@ -277,24 +278,27 @@ mod tests {
         host.begin_look().expect("begun");
         let asked_during = host.next_look();
         host.begin_look().expect("still the same one");
-        assert!(host.take_seen().is_none(), "the kernel has not answered");
+        assert!(
+            host.take_seen(Duration::ZERO).is_none(),
+            "the kernel has not answered"
+        );
         assert_eq!((host.begun, host.looks()), (1, 0));
 
         answer.send(Ok(Default::default())).expect("sent");
         wakes.recv().expect("woken");
-        assert_eq!(host.take_seen(), Some(Ok(())));
+        assert_eq!(host.take_seen(Duration::ZERO), Some(Ok(())));
         assert!(
             host.looks() < asked_during,
             "what was asked during a look waits for the next"
         );
-        assert!(host.take_seen().is_none());
+        assert!(host.take_seen(Duration::ZERO).is_none());
 
         host.begin_look().expect("begun");
         answer
             .send(Err(std::io::Error::other("the kernel is out of memory")))
             .expect("sent");
         wakes.recv().expect("woken");
-        let seen = host.take_seen();
+        let seen = host.take_seen(Duration::ZERO);
         assert_eq!(seen, Some(Err("the kernel is out of memory".into())));
         assert_eq!(host.looks(), asked_during);
     }
@@ -305,7 +309,7 @@ mod tests {
         let read = || panic!("a fault in reading, meant by this test");
         host.reader = Some(Reader::start(read, || ()).expect("a thread"));
         host.begin_look().expect("begun");
-        let seen = std::iter::from_fn(|| Some(host.take_seen()))
+        let seen = std::iter::from_fn(|| Some(host.take_seen(Duration::ZERO)))
             .inspect(|_| std::thread::yield_now())
             .find_map(|seen| seen);
         assert!(seen.is_some_and(|seen| seen.is_err()));

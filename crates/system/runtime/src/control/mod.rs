@@ -180,6 +180,7 @@ impl Control {
 
     fn run(mut self) {
         let mut events: Vec<epoll::Event> = Vec::with_capacity(READY);
+        self.take_first_of_host();
         while !self.stop.load(Ordering::Acquire) {
             let wait = match self.ready.is_empty() {
                 true => self

@@ -34,6 +34,8 @@ const MOST_ROUTES: usize = 4096;
 /// Those of them that a tenant may have asked for.
 const MOST_ROUTES_OF_A_TENANT: usize = 256;
 
+/// How long the first look at the host's tables may keep a node from being ready.
+const FIRST_WITHIN: Duration = Duration::from_secs(1);
 /// Questions of a session that wait for the kernel.
 const MOST_QUESTIONS: usize = 8;
 /// How long they wait: then what is known is the answer.
@@ -475,7 +477,17 @@ impl Control {
 
     /// Takes over what the kernel has answered, and answers the tenants that waited for it.
     pub(super) fn take_host(&mut self) {
-        match self.host.take_seen() {
+        self.take_host_within(Duration::ZERO);
+    }
+
+    /// Who uses the node as soon as it is ready finds its networks known, unless the kernel is slow to answer.
+    pub(super) fn take_first_of_host(&mut self) {
+        self.look_at_host(self.now());
+        self.take_host_within(FIRST_WITHIN);
+    }
+
+    fn take_host_within(&mut self, within: Duration) {
+        match self.host.take_seen(within) {
             Some(Ok(())) => self.follow_networks(),
             Some(Err(error)) => self.say_unreadable(&error),
             None => {}
