@@ -1,14 +1,14 @@
-//! Compiles the XDP programs of `bpf/` for embedding.
+//! Compiles the XDP program of `bpf/` for embedding.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 
-const PROGRAMS: [&str; 2] = ["takt_xdp", "takt_balance"];
+const SOURCE: &str = "bpf/takt_xdp.bpf.c";
 
 fn main() -> ExitCode {
-    println!("cargo::rerun-if-changed=bpf");
+    println!("cargo::rerun-if-changed={SOURCE}");
     println!("cargo::rerun-if-env-changed=CLANG");
-    match PROGRAMS.into_iter().try_for_each(compile) {
+    match compile() {
         Ok(()) => ExitCode::SUCCESS,
         Err(message) => {
             for line in message.lines() {
@@ -19,9 +19,8 @@ fn main() -> ExitCode {
     }
 }
 
-fn compile(name: &str) -> Result<(), String> {
-    let source = format!("bpf/{name}.bpf.c");
-    let output = PathBuf::from(variable("OUT_DIR")?).join(format!("{name}.bpf.o"));
+fn compile() -> Result<(), String> {
+    let output = PathBuf::from(variable("OUT_DIR")?).join("takt_xdp.bpf.o");
     let clang = find_clang().ok_or(
         "cannot find clang, which compiles the XDP program: `apt-get install clang libbpf-dev`, \
          or name it in the environment variable CLANG",
@@ -29,7 +28,7 @@ fn compile(name: &str) -> Result<(), String> {
     let mut command = Command::new(&clang);
     command
         .args([
-            "-O2", "-g", "-Wall", "-Wextra", "-Werror", "-target", "bpf", "-c", &source, "-o",
+            "-O2", "-g", "-Wall", "-Wextra", "-Werror", "-target", "bpf", "-c", SOURCE, "-o",
         ])
         .arg(&output);
     // `linux/types.h` includes `asm/types.h`, which Debian's multiarch layout keeps in a directory
@@ -48,7 +47,7 @@ fn compile(name: &str) -> Result<(), String> {
         return Ok(());
     }
     Err(format!(
-        "{clang} cannot compile {source}; when a header is missing: `apt-get install clang \
+        "{clang} cannot compile {SOURCE}; when a header is missing: `apt-get install clang \
          libbpf-dev`\n{}",
         String::from_utf8_lossy(&result.stderr)
     ))

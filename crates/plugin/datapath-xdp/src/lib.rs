@@ -26,7 +26,6 @@
 //! `Documentation/networking/af_xdp.rst`.
 
 mod attachment;
-pub mod balancer;
 mod bare;
 mod config;
 mod interface;

@@ -1,7 +1,7 @@
 //! Loading the XDP program and attaching it to an interface.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 
 use aya::programs::Xdp;
 use aya::{Ebpf, EbpfError, EbpfLoader};
@@ -52,40 +52,36 @@ pub(crate) fn attach(device: &Device, mode: Mode) -> Result<Attached, OpenError>
     let fd = program
         .fd()
         .map_err(|error| unavailable("load the XDP program", &error))?;
-    let (link, mode, fallback) = attach_program(fd.as_fd(), device, mode)?;
-    Ok(Attached {
-        link,
-        maps: Maps::take(&mut ebpf)?,
-        mode,
-        fallback,
-    })
-}
 
-/// Attaches a loaded program; in which mode, and why not in native mode where that was tried.
-pub(crate) fn attach_program(
-    program: BorrowedFd<'_>,
-    device: &Device,
-    mode: Mode,
-) -> Result<(OwnedFd, AttachMode, Option<String>), OpenError> {
     let native = match mode {
         Mode::Generic => None,
         Mode::Auto | Mode::Native => {
-            Some(link::attach(program, device.ifindex, AttachMode::Native))
+            Some(link::attach(fd.as_fd(), device.ifindex, AttachMode::Native))
         }
     };
-    match (native, mode) {
-        (Some(Ok(link)), _) => Ok((link, AttachMode::Native, None)),
+    let (link, attached, fallback) = match (native, mode) {
+        (Some(Ok(link)), _) => (link, AttachMode::Native, None),
         (Some(Err(error)), _) if mode == Mode::Native || !worth_falling_back(&error) => {
-            Err(attach_error(device, AttachMode::Native, error))
+            return Err(attach_error(device, AttachMode::Native, error));
         }
         (refused, _) => {
-            let link = link::attach(program, device.ifindex, AttachMode::Generic)
+            let link = link::attach(fd.as_fd(), device.ifindex, AttachMode::Generic)
                 .map_err(|error| attach_error(device, AttachMode::Generic, error))?;
-            let refused = refused.and_then(Result::err);
-            let fallback = refused.map(|error| explain_native(&error));
-            Ok((link, AttachMode::Generic, fallback))
+            (
+                link,
+                AttachMode::Generic,
+                refused
+                    .and_then(Result::err)
+                    .map(|error| explain_native(&error)),
+            )
         }
-    }
+    };
+    Ok(Attached {
+        link,
+        maps: Maps::take(&mut ebpf)?,
+        mode: attached,
+        fallback,
+    })
 }
 
 fn program(ebpf: &mut Ebpf) -> Result<&mut Xdp, OpenError> {
@@ -98,7 +94,7 @@ fn program(ebpf: &mut Ebpf) -> Result<&mut Xdp, OpenError> {
         })
 }
 
-pub(crate) fn load_error(error: &EbpfError) -> OpenError {
+fn load_error(error: &EbpfError) -> OpenError {
     match errno(error) {
         Some(libc::EPERM) => privilege::refused("create BPF maps"),
         _ => unavailable("load the XDP program's object", error),
