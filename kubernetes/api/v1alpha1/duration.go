@@ -11,6 +11,9 @@ import (
 // Duration is a length of time, written with its unit: "500us", "3ms", "1.5s". Every accepted text is
 // exact in nanoseconds, so that reading never rounds a reservation down, and is also a duration in CEL,
 // so that the admission policy computes with the same number.
+//
+// +kubebuilder:validation:Type=string
+// +kubebuilder:validation:Pattern=`^([0-9]{1,18}ns|[0-9]{1,12}([.][0-9]{1,3})?us|[0-9]{1,9}([.][0-9]{1,6})?ms|[0-9]{1,6}([.][0-9]{1,9})?s)$`
 type Duration time.Duration
 
 // units are those of Go and CEL that a reservation can be written in; order matters, "s" ends all of them.

@@ -1,0 +1,251 @@
+package v1alpha1
+
+import (
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// A TaktNode is a node of the cluster as a runtime: takt-node makes one for its own node and writes its status, the
+// controller writes its spec.
+//
+// +kubebuilder:object:root=true
+// +kubebuilder:subresource:status
+// +kubebuilder:resource:scope=Cluster,shortName=tnode,categories=takt
+// +kubebuilder:printcolumn:name="Ready",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].status`
+// +kubebuilder:printcolumn:name="Reason",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].reason`
+// +kubebuilder:printcolumn:name="Version",type=string,JSONPath=`.status.runtime.version`
+// +kubebuilder:printcolumn:name="Clock",type=string,JSONPath=`.status.clock.state`
+// +kubebuilder:printcolumn:name="Peers",type=string,JSONPath=`.status.peers`
+// +kubebuilder:printcolumn:name="Schedule",type=string,JSONPath=`.status.schedules[*].name`
+// +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
+type TaktNode struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+
+	// +optional
+	Spec TaktNodeSpec `json:"spec,omitempty"`
+	// +optional
+	Status TaktNodeStatus `json:"status,omitempty"`
+}
+
+// TaktNodeSpec is what the controller has found to be true of the node, for all others, and what it is to do itself. Only
+// the controller writes it.
+type TaktNodeSpec struct {
+	// Peer is how others reach its channels; absent: they do not.
+	// +optional
+	Peer *Peer `json:"peer,omitempty"`
+	// VTEPs are its tunnel endpoints, by network.
+	// +optional
+	// +listType=map
+	// +listMapKey=network
+	// +kubebuilder:validation:MaxItems=256
+	VTEPs []VTEP `json:"vteps,omitempty"`
+	// Stations are its pods: other nodes send frames for them to it.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=2048
+	Stations []Station `json:"stations,omitempty"`
+	// Schedules are what its links are to have.
+	// +optional
+	// +listType=map
+	// +listMapKey=datapath
+	// +kubebuilder:validation:MaxItems=16
+	Schedules []Assignment `json:"schedules,omitempty"`
+}
+
+// A Peer is a runtime that others have channels with.
+type Peer struct {
+	// Address of its peering protocol, as in 10.0.0.1:7400.
+	Address string `json:"address"`
+	// Key is its public key, base64.
+	Key string `json:"key"`
+}
+
+// A VTEP is a node's tunnel endpoint in a network.
+type VTEP struct {
+	Network string `json:"network"`
+	// Address is its IP address.
+	Address string `json:"address"`
+}
+
+// A Station is an interface of a pod in a network.
+type Station struct {
+	Network string `json:"network"`
+	Place   `json:",inline"`
+}
+
+// An Assignment is a schedule for a link of the node.
+type Assignment struct {
+	Datapath string `json:"datapath"`
+	Revision `json:",inline"`
+	// Previous is what the link had before, and has again if a node refuses; absent: all gates were open, or every node has
+	// taken this one.
+	// +optional
+	Previous *Revision `json:"previous,omitempty"`
+}
+
+// A Revision is a GateSchedule as it was at some time, with its instant.
+type Revision struct {
+	// Name, UID and Generation are the GateSchedule's.
+	Name       string    `json:"name"`
+	UID        types.UID `json:"uid"`
+	Generation int64     `json:"generation"`
+	// BeginsNanoseconds is the instant from which on it runs, TAI since 1970: the base time that the node installs.
+	BeginsNanoseconds int64 `json:"beginsNanoseconds"`
+
+	Schedule `json:",inline"`
+}
+
+// Ready is the condition of a TaktNode whose runtime answers and takes applications.
+const Ready = "Ready"
+
+// TaktNodeStatus is what the node says of itself. Only its own takt-node writes it.
+type TaktNodeStatus struct {
+	// Runtime is its taktd, as it last answered.
+	// +optional
+	Runtime *Runtime `json:"runtime,omitempty"`
+	// Clock is the one that launch times and gates go by.
+	// +optional
+	Clock *Clock `json:"clock,omitempty"`
+	// Datapaths are its technologies.
+	// +optional
+	// +listType=map
+	// +listMapKey=name
+	Datapaths []Datapath `json:"datapaths,omitempty"`
+	// Networks are those that its taktd has, and those TaktNetworks that it has to serve.
+	// +optional
+	// +listType=map
+	// +listMapKey=name
+	Networks []ServedNetwork `json:"networks,omitempty"`
+	// Endpoints are the interfaces of pods that takt-cni has attached.
+	// +optional
+	// +listType=atomic
+	Endpoints []Endpoint `json:"endpoints,omitempty"`
+	// Schedules are what became of the assignments.
+	// +optional
+	// +listType=map
+	// +listMapKey=datapath
+	Schedules []LinkState `json:"schedules,omitempty"`
+	// Peers are how many of those that it knows answer, as in `3/4`.
+	// +optional
+	Peers string `json:"peers,omitempty"`
+	// Conditions is Ready.
+	// +optional
+	// +listType=map
+	// +listMapKey=type
+	Conditions []metav1.Condition `json:"conditions,omitempty"`
+}
+
+// Runtime is a node's taktd.
+type Runtime struct {
+	Version string `json:"version"`
+	// Port of its peering protocol.
+	Port int32 `json:"port"`
+	// Key is its public key, base64; empty: it has none, and is nobody's peer.
+	// +optional
+	Key string `json:"key,omitempty"`
+}
+
+// Clock is how good a node's clock is.
+type Clock struct {
+	// State is Synchronised, Holdover or FreeRunning.
+	State string `json:"state"`
+	// Source is whose word that is, such as ptp4l.
+	// +optional
+	Source string `json:"source,omitempty"`
+	// TAIOffsetSeconds is TAI minus UTC as the node's kernel has it.
+	TAIOffsetSeconds int32 `json:"taiOffsetSeconds"`
+}
+
+// Datapath is a technology of a node.
+type Datapath struct {
+	Name        string `json:"name"`
+	Available   bool   `json:"available"`
+	Accelerated bool   `json:"accelerated"`
+	// Reason why it is not available.
+	// +optional
+	Reason string `json:"reason,omitempty"`
+}
+
+// Reasons why a node does not serve a network as its TaktNetwork says.
+const (
+	// Serving: it does.
+	Serving = "Serving"
+	// NotConfigured: taktd has no [[network]] of this name.
+	NotConfigured = "NotConfigured"
+	// Differs: the [[network]] is another one.
+	Differs = "Differs"
+	// NoUplink: the interface is not there, or has no address.
+	NoUplink = "NoUplink"
+	// MTUTooLarge: the uplink does not carry the network's packets.
+	MTUTooLarge = "MTUTooLarge"
+	// NotFollowed: the device that the [[network]] follows cannot be read.
+	NotFollowed = "NotFollowed"
+	// UnknownNetwork: there is no TaktNetwork of this name.
+	UnknownNetwork = "UnknownNetwork"
+)
+
+// ServedNetwork is a network on a node.
+type ServedNetwork struct {
+	Name string `json:"name"`
+	// Reason is Serving, or why it is not as its TaktNetwork says.
+	Reason string `json:"reason"`
+	// Message says what to do about it.
+	// +optional
+	Message string `json:"message,omitempty"`
+	// VTEP is the address of the node's tunnel endpoint at the uplink; absent: the node's address.
+	// +optional
+	VTEP string `json:"vtep,omitempty"`
+}
+
+// Endpoint is an interface of a pod.
+type Endpoint struct {
+	Network   string `json:"network"`
+	Namespace string `json:"namespace"`
+	Pod       string `json:"pod"`
+	Interface string `json:"interface"`
+	MAC       string `json:"mac"`
+	// Addresses with the lengths of their prefixes.
+	// +optional
+	// +listType=atomic
+	Addresses []string `json:"addresses,omitempty"`
+}
+
+// States of an assignment on a node.
+const (
+	// Pending: the schedule is installed, and begins at its instant.
+	Pending = "Pending"
+	// Running: it has begun.
+	Running = "Running"
+	// Refused: it is not installed; what was there before runs on.
+	Refused = "Refused"
+)
+
+// LinkState is what became of an assignment.
+type LinkState struct {
+	Datapath string `json:"datapath"`
+	// Name, UID, Generation and BeginsNanoseconds are the assignment's.
+	Name              string    `json:"name"`
+	UID               types.UID `json:"uid"`
+	Generation        int64     `json:"generation"`
+	BeginsNanoseconds int64     `json:"beginsNanoseconds"`
+	// State is Pending, Running or Refused.
+	State string `json:"state"`
+	// Message says why it is refused, and what to do.
+	// +optional
+	Message string `json:"message,omitempty"`
+}
+
+// TaktNodeList is a list of them.
+//
+// +kubebuilder:object:root=true
+type TaktNodeList struct {
+	metav1.TypeMeta `json:",inline"`
+	metav1.ListMeta `json:"metadata,omitempty"`
+	Items           []TaktNode `json:"items"`
+}
+
+// Of says whether the state is of this revision.
+func (s *LinkState) Of(r *Revision) bool {
+	return s.UID == r.UID && s.Generation == r.Generation && s.BeginsNanoseconds == r.BeginsNanoseconds
+}

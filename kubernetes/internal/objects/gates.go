@@ -1,0 +1,63 @@
+package objects
+
+import (
+	"fmt"
+	"slices"
+
+	network "github.com/takt-dev/takt/kubernetes/api/network/v1alpha1"
+	"github.com/takt-dev/takt/kubernetes/internal/adminv1"
+)
+
+// Request is what taktd is asked to install. Its base time is the instant at which the schedule begins.
+func Request(datapath string, r *network.Revision) (*adminv1.InstallScheduleRequest, error) {
+	schedule := &adminv1.GateSchedule{
+		BaseTimeNs: r.BeginsNanoseconds, CycleTimeNs: r.CycleTime.Nanoseconds(), CycleTimeExtensionNs: r.CycleTimeExtension.Nanoseconds(),
+	}
+	if r.InitialGates != nil {
+		gates := mask(*r.InitialGates)
+		schedule.InitialGates = &gates
+	}
+	for at, entry := range r.Entries {
+		interval := entry.Interval.Nanoseconds()
+		if interval == 0 || interval > 1<<32-1 {
+			return nil, fmt.Errorf("entries[%d].interval %s is not from 1ns to 4.294967295s", at, entry.Interval)
+		}
+		schedule.Entries = append(schedule.Entries, &adminv1.GateEntry{Gates: mask(entry.Gates), IntervalNs: uint32(interval)})
+	}
+	for _, most := range r.MaxSDU {
+		for len(schedule.MaxSdu) <= int(most.Class) {
+			schedule.MaxSdu = append(schedule.MaxSdu, 0)
+		}
+		schedule.MaxSdu[most.Class] = uint32(most.Octets)
+	}
+	if r.RequireSync != nil {
+		within := r.RequireSync.Nanoseconds()
+		schedule.RequireSyncNs = &within
+	}
+	for _, one := range r.Selection {
+		schedule.Selection = append(schedule.Selection, &adminv1.ClassSelection{
+			Class: uint32(one.Class), Algorithm: one.Algorithm, IdleSlopeBps: uint64(one.IdleSlope), HighCreditBits: uint64(one.HighCredit),
+		})
+	}
+	request := &adminv1.InstallScheduleRequest{Datapath: datapath, Schedule: schedule, LinkRateBps: uint64(r.Rate), Vlan: r.VLAN}
+	for _, class := range r.Priorities {
+		request.Classes = append(request.Classes, uint32(class))
+	}
+	return request, nil
+}
+
+func mask(gates []int32) (bits uint32) {
+	for _, gate := range gates {
+		bits |= 1 << gate
+	}
+	return bits
+}
+
+// Same says whether a link's schedule is what was asked for.
+func Same(has *adminv1.GateSchedule, asked *adminv1.InstallScheduleRequest) bool {
+	wanted := asked.GetSchedule()
+	return has != nil && has.GetBaseTimeNs() == wanted.GetBaseTimeNs() && has.GetCycleTimeNs() == wanted.GetCycleTimeNs() &&
+		slices.EqualFunc(has.GetEntries(), wanted.GetEntries(), func(a, b *adminv1.GateEntry) bool {
+			return a.GetGates() == b.GetGates() && a.GetIntervalNs() == b.GetIntervalNs()
+		})
+}
