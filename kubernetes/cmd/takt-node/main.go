@@ -21,6 +21,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/takt-dev/takt/kubernetes/internal/node"
+	"github.com/takt-dev/takt/kubernetes/internal/objects"
 )
 
 func main() {
@@ -91,6 +92,17 @@ func run(ctx context.Context, path string, check bool, name, kubeconfig, install
 	agent, err := node.New(name, config, client, events, backend)
 	if err != nil {
 		return err
+	}
+	if config.Network != nil && config.Network.Objects {
+		cluster, err := objects.New(rest)
+		if err != nil {
+			return err
+		}
+		leave, err := agent.Join(cluster)
+		if err != nil {
+			return err
+		}
+		defer leave()
 	}
 	return agent.Run(ctx)
 }

@@ -52,7 +52,7 @@ func Start(t *testing.T, crds string) *rest.Config {
 	run(t, filepath.Join(bin, "kube"), "apiserver", "--etcd-servers", etcd, "--secure-port", fmt.Sprint(ports[2]),
 		"--bind-address", "127.0.0.1", "--cert-dir", filepath.Join(dir, "certs"), "--service-cluster-ip-range", "10.96.0.0/24",
 		"--token-auth-file", filepath.Join(dir, "tokens.csv"), "--authorization-mode", "RBAC",
-		"--service-account-issuer", "https://kubernetes.default.svc", "--service-account-key-file", keyFile, "--service-account-signing-key-file", keyFile)
+		"--disable-admission-plugins", "ServiceAccount", "--service-account-issuer", "https://kubernetes.default.svc", "--service-account-key-file", keyFile, "--service-account-signing-key-file", keyFile)
 	config := &rest.Config{
 		Host: fmt.Sprintf("https://127.0.0.1:%d", ports[2]), BearerToken: "admin-token", QPS: 500, Burst: 500,
 		TLSClientConfig: rest.TLSClientConfig{Insecure: true},

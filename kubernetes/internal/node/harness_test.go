@@ -237,6 +237,9 @@ func (c *cut) end() {
 func (s *site) startAgent() {
 	s.t.Helper()
 	agent, err := New(nodeName, s.config, s.client, s.events, s.backend)
+	if agent != nil {
+		agent.host = "/"
+	}
 	if err != nil {
 		s.t.Fatal(err)
 	}

@@ -61,6 +61,10 @@ type NetworkConfig struct {
 	Preload string `json:"preload"`
 	// Unattached is refuse or start.
 	Unattached Unattached `json:"unattached,omitempty"`
+	// Objects: the node is kept in step with the cluster's TaktNetworks, GateSchedules and TaktNodes.
+	Objects bool `json:"objects,omitempty"`
+	// Peers: with Objects, its taktd and those of other nodes have channels with each other.
+	Peers bool `json:"peers,omitempty"`
 }
 
 func (c *NetworkConfig) validate() error {
@@ -84,6 +88,9 @@ func (c *NetworkConfig) validate() error {
 	}
 	if c.Unattached != RefuseUnattached && c.Unattached != StartUnattached {
 		mistakes = append(mistakes, fmt.Errorf("network.unattached %q is not known: write %s or %s", c.Unattached, RefuseUnattached, StartUnattached))
+	}
+	if c.Peers && !c.Objects {
+		mistakes = append(mistakes, errors.New("network.peers without network.objects: peers are known by the cluster's objects; write objects: true"))
 	}
 	return errors.Join(mistakes...)
 }
@@ -120,6 +127,13 @@ func (n *Node) connect(sandbox *api.PodSandbox, ctr *api.Container, adjustment *
 		}
 		chosen = wanted
 	}
+	if err := n.allowed(sandbox, attached); err != nil {
+		if sensitive {
+			return err
+		}
+		n.tell(podOf(sandbox), reasonUnattached, "container "+ctr.GetName()+" starts without the socket of its pod", err)
+		return nil
+	}
 	// The directory and not the socket: a taktd that starts again makes a new one.
 	adjustment.AddMount(&api.Mount{
 		Source: directory, Destination: containerSockets, Type: "bind", Options: []string{"bind", "ro", "nosuid", "nodev", "noexec"},
@@ -129,6 +143,9 @@ func (n *Node) connect(sandbox *api.PodSandbox, ctr *api.Container, adjustment *
 	}
 	if preload == preloadOff {
 		return nil
+	}
+	if missingBelow(n.host, n.config.Network.Preload) {
+		return refuse(codeNoPreload, "the node has no %s: install the package takt-preload there, name its place in network.preload, or write %s: \"off\" if the program does without", n.config.Network.Preload, annotationPreload)
 	}
 	place, libraries := containerLibraries, librariesPreload
 	if strings.HasSuffix(n.config.Network.Preload, ".so") {

@@ -22,7 +22,7 @@ import (
 func TestContainersOfAttachedPodsGetTheirRuntime(t *testing.T) {
 	s := newSite(t)
 	s.stop()
-	s.config.Network = &NetworkConfig{Sockets: filepath.Join(s.dir, "cni"), Preload: "/usr/lib/libtakt_preload.so"}
+	s.config.Network = &NetworkConfig{Sockets: filepath.Join(s.dir, "cni"), Preload: s.library()}
 	if err := s.config.Network.validate(); err != nil {
 		t.Fatal(err)
 	}
@@ -93,7 +93,7 @@ func TestContainersOfAttachedPodsGetTheirRuntime(t *testing.T) {
 				wanted = append(wanted, filepath.Join(s.config.Network.Sockets, tc.sandbox)+" /run/takt/pod")
 			}
 			if len(env) > 0 && strings.HasPrefix(env[0], "LD_PRELOAD=") {
-				wanted = append(wanted, "/usr/lib/libtakt_preload.so /run/takt/libtakt_preload.so")
+				wanted = append(wanted, s.config.Network.Preload+" /run/takt/libtakt_preload.so")
 			}
 			if !slices.Equal(env, tc.want) || !slices.Equal(mounts, wanted) {
 				t.Errorf("environment %q and mounts %q, and not %q and %q", env, mounts, tc.want, wanted)
@@ -121,7 +121,7 @@ func TestAnAgentOfNetworksOnlyNeedsNoReservations(t *testing.T) {
 	s := newSite(t)
 	s.stop()
 	s.config.Cores, s.backend = NoCores, unopened{}
-	s.config.Network = &NetworkConfig{Sockets: filepath.Join(s.dir, "cni"), Preload: "/usr/lib/libtakt_preload.so"}
+	s.config.Network = &NetworkConfig{Sockets: filepath.Join(s.dir, "cni"), Preload: s.library()}
 	if err := s.config.Network.validate(); err != nil {
 		t.Fatal(err)
 	}
@@ -155,7 +155,7 @@ func TestAnAgentOfNetworksOnlyNeedsNoReservations(t *testing.T) {
 func TestAContainerThatStartedWithoutItsRuntimeIsEnded(t *testing.T) {
 	s := newSite(t)
 	s.stop()
-	s.config.Network = &NetworkConfig{Sockets: filepath.Join(s.dir, "cni"), Preload: "/usr/lib/libtakt_preload.so"}
+	s.config.Network = &NetworkConfig{Sockets: filepath.Join(s.dir, "cni"), Preload: s.library()}
 	if err := s.config.Network.validate(); err != nil {
 		t.Fatal(err)
 	}
@@ -235,10 +235,64 @@ func TestAContainerThatStartedWithoutItsRuntimeIsEnded(t *testing.T) {
 	})
 }
 
+// library is a preload on the host.
+func (s *site) library() string {
+	path := filepath.Join(s.dir, "libtakt_preload.so")
+	if err := os.WriteFile(path, nil, 0o644); err != nil {
+		s.t.Fatal(err)
+	}
+	return path
+}
+
+func TestAMissingPreloadIsRefusedByName(t *testing.T) {
+	s := newSite(t)
+	s.stop()
+	// A link whose target is not there is as good as nothing; one that leads from the host's root to it is not.
+	missing := filepath.Join(s.dir, "missing")
+	s.config.Network = &NetworkConfig{Sockets: filepath.Join(s.dir, "cni"), Preload: filepath.Join(s.dir, "link")}
+	if err := s.config.Network.validate(); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(missing, s.config.Network.Preload); err != nil {
+		t.Fatal(err)
+	}
+	s.startAgent()
+	if err := os.MkdirAll(filepath.Join(s.config.Network.Sockets, "pod/eth0"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	create := func(preload string) error {
+		_, err := s.runtime.CreateContainer(context.Background(), &adaptation.CreateContainerRequest{
+			Pod: &api.PodSandbox{Id: "pod", Namespace: "default", Name: "pod", Uid: "pod", Annotations: map[string]string{
+				"takt.dev/time-sensitive": "true", "takt.dev/preload": preload,
+			}},
+			Container: &api.Container{Id: "pod-" + preload, PodSandboxId: "pod", Name: "main"},
+		})
+		return err
+	}
+	if err := create("on"); err == nil || !strings.Contains(err.Error(), codeNoPreload) {
+		t.Errorf("the container is created without the preload: %v", err)
+	}
+	if told := s.events.of("pod", reasonNetwork); len(told) != 1 || !strings.Contains(told[0], codeNoPreload+": ") || !strings.Contains(told[0], "takt-preload") {
+		t.Errorf("the pod is told %q", told)
+	}
+	if err := create("off"); err != nil {
+		t.Errorf("one that does without is refused: %v", err)
+	}
+	if err := os.Mkdir(missing, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := create("on"); err != nil {
+		t.Errorf("it is refused although the preload is there: %v", err)
+	}
+}
+
 func TestContainersGetALibraryForEachLoader(t *testing.T) {
 	s := newSite(t)
 	s.stop()
-	libraries := "/usr/lib/x86_64-linux-gnu/takt-preload"
+	libraries := filepath.Join(s.dir, "takt-preload")
+	if err := os.Mkdir(libraries, 0o755); err != nil {
+		t.Fatal(err)
+	}
 	s.config.Network = &NetworkConfig{Sockets: filepath.Join(s.dir, "cni"), Preload: libraries}
 	if err := s.config.Network.validate(); err != nil {
 		t.Fatal(err)
@@ -279,6 +333,7 @@ func TestTheNetworkOfAConfigurationIsChecked(t *testing.T) {
 		"cores: all\nnetwork: {}":                                      "network.preload",
 		"cores: all\nnetwork: {preload: /l.so, sockets: run}":          "network.sockets",
 		"cores: all\nnetwork: {preload: /l.so, unattached: perhaps}":   "network.unattached",
+		"cores: all\nnetwork: {preload: /l.so, peers: true}":           "network.objects",
 		"cores: all\nnetwork: {preload: /l.so, sockts: /run/takt/cni}": "sockts",
 	} {
 		file := filepath.Join(t.TempDir(), "config.yaml")

@@ -39,7 +39,7 @@ type networks struct {
 }
 
 func (n *Node) networks() (d *networks, disconnect func() error, err error) {
-	connection, err := grpc.NewClient("unix:"+n.config.Network.AdminSocket, grpc.WithTransportCredentials(insecure.NewCredentials()),
+	connection, err := grpc.NewClient("unix:"+n.config.Network.AdminSocket, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(64<<20)),
 		// It is asked so often anyway: one that comes back after a long time is noticed as soon.
 		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: lookAtTaktd, Multiplier: 1, MaxDelay: lookAtTaktd}, MinConnectTimeout: askTaktd}))
 	if err != nil {

@@ -28,6 +28,7 @@ import (
 	reservation "github.com/takt-dev/takt/kubernetes/api/v1alpha1"
 	"github.com/takt-dev/takt/kubernetes/internal/enforce"
 	"github.com/takt-dev/takt/kubernetes/internal/inventory"
+	"github.com/takt-dev/takt/kubernetes/internal/objects"
 	"github.com/takt-dev/takt/kubernetes/internal/sched"
 )
 
@@ -45,10 +46,14 @@ type Node struct {
 	client  kubernetes.Interface
 	events  recorder
 	backend enforce.Backend
+	// host is the root of the node's own file system: the agent is in a container that sees the node's processes.
+	host    string
 	limits  reservation.Limits
 	records records
 	metrics *metrics
 	status  *statusWriter
+	// cluster is the node's part in the cluster's networks; nil if it has none.
+	cluster *member
 
 	// order wakes the one who publishes the cores in their new order.
 	order chan struct{}
@@ -82,7 +87,7 @@ func New(name string, config Config, client kubernetes.Interface, events recorde
 	}
 	n := &Node{
 		name: name, config: config, client: client, events: events, backend: backend,
-		limits:  sched.Limits("/"),
+		host: "/proc/1/root", limits: sched.Limits("/"),
 		records: records{dir: config.CDIDirectory, run: config.RunDirectory, gate: config.Gate},
 		order:   make(chan struct{}, 1),
 		offer:   offer,
@@ -91,6 +96,17 @@ func New(name string, config Config, client kubernetes.Interface, events recorde
 	n.metrics = newMetrics(n)
 	n.status = newStatusWriter(client, n)
 	return n, nil
+}
+
+// Join has the agent keep its node in step with the cluster's networks, once it runs. The returned function is to be
+// called after that.
+func (n *Node) Join(client *objects.Client) (leave func() error, err error) {
+	d, disconnect, err := n.networks()
+	if err != nil {
+		return nil, err
+	}
+	n.cluster = n.member(client, d.admin)
+	return disconnect, nil
 }
 
 // Run serves until the context ends; then it stops in an order that leaves containers under their
@@ -166,6 +182,9 @@ func (n *Node) serve(ctx context.Context, logger klog.Logger) error {
 				cancel(err)
 			}
 		})
+	}
+	if n.cluster != nil {
+		background.Go(func() { n.cluster.run(ctx) })
 	}
 	logger.Info("Serving", "node", n.name, "backend", n.backend.Name(), "cores", n.config.Cores, "bound", n.offer.Bound)
 

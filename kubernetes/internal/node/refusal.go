@@ -29,6 +29,8 @@ const (
 	codeUnattached  = "NotAttached"
 	codeAnnotation  = "InvalidAnnotation"
 	codeNoNetwork   = "NetworkNotServed"
+	codeNotAllowed  = "NotAllowed"
+	codeNoPreload   = "PreloadMissing"
 	// What the kernel says of a reservation that this agent would give.
 	codeKernelBusy   = "KernelBandwidthExceeded"
 	codeNotPermitted = "NotPermitted"

@@ -27,6 +27,7 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	resourcev1 "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
@@ -34,6 +35,7 @@ import (
 	"pgregory.net/rapid"
 	"sigs.k8s.io/yaml"
 
+	network "github.com/takt-dev/takt/kubernetes/api/network/v1alpha1"
 	reservation "github.com/takt-dev/takt/kubernetes/api/v1alpha1"
 	"github.com/takt-dev/takt/kubernetes/internal/node"
 )
@@ -299,6 +301,74 @@ func TestReservationsCanBeLeftOut(t *testing.T) {
 	}
 }
 
+func TestTheControllerIsThereWithTheObjectsAndHasNoPrivilege(t *testing.T) {
+	with := func(more map[string]any) []runtime.Object {
+		values := map[string]any{"config": map[string]any{"cores": "none"}, "network": map[string]any{"enabled": true, "objects": true}}
+		for key, value := range more {
+			values[key] = value
+		}
+		return mustRender(t, values)
+	}
+	all := with(nil)
+	path := filepath.Join(t.TempDir(), "config.yaml")
+	if err := os.WriteFile(path, []byte(find[*corev1.ConfigMap](t, all, "").Data["config.yaml"]), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if config, err := node.LoadConfig(path); err != nil || !config.Network.Objects || !config.Network.Peers {
+		t.Fatalf("the agent reads %+v, %v", config.Network, err)
+	}
+	pod := find[*appsv1.Deployment](t, all, "").Spec.Template.Spec
+	if c := pod.Containers[0]; !*pod.SecurityContext.RunAsNonRoot || *c.SecurityContext.AllowPrivilegeEscalation || len(pod.Volumes) > 0 || pod.HostNetwork || pod.HostPID {
+		t.Errorf("the controller runs as %+v", pod)
+	}
+	for _, object := range all {
+		switch o := object.(type) {
+		case *rbacv1.ClusterRole:
+			for _, rule := range o.Rules {
+				for _, words := range [][]string{rule.Resources, rule.Verbs, rule.APIGroups} {
+					if slices.Contains(words, "*") || slices.Contains(words, "secrets") {
+						t.Errorf("%s has %v", o.Name, rule)
+					}
+				}
+				// Only the controller writes what nodes believe of each other.
+				if slices.Contains(rule.Resources, "taktnodes") && slices.Contains(rule.Verbs, "update") && !strings.HasSuffix(o.Name, "-controller") {
+					t.Errorf("%s may write the specs of nodes: %v", o.Name, rule)
+				}
+			}
+		}
+	}
+	for _, object := range with(map[string]any{"controller": map[string]any{"create": false}}) {
+		if _, there := object.(*appsv1.Deployment); there {
+			t.Error("a second release has a second controller")
+		}
+	}
+}
+
+func TestAnAgentSpeaksForItsOwnNodeAlone(t *testing.T) {
+	p := newPolicy(t, mustRender(t, map[string]any{"config": map[string]any{"cores": "none"}, "network": map[string]any{"enabled": true, "objects": true}}), "-taktnodes")
+	// An update is of the status alone: RBAC has no other.
+	mine := network.TaktNodeSpec{Peer: &network.Peer{Address: "192.0.2.1:7400", Key: "mine"}}
+	for _, c := range []struct {
+		operation, name string
+		spec            network.TaktNodeSpec
+		taken           bool
+	}{
+		{"CREATE", "node-1", network.TaktNodeSpec{}, true},
+		{"CREATE", "node-1", mine, false},
+		{"CREATE", "node-2", network.TaktNodeSpec{}, false},
+		{"UPDATE", "node-1", mine, true},
+		{"UPDATE", "node-2", mine, false},
+	} {
+		err := p.admit(&network.TaktNode{ObjectMeta: metav1.ObjectMeta{Name: c.name}, Spec: c.spec}, map[string]any{"operation": c.operation, "userInfo": map[string]any{
+			"username": "system:serviceaccount:takt-system:takt-node",
+			"extra":    map[string]any{"authentication.kubernetes.io/node-name": []any{"node-1"}},
+		}})
+		if (err == nil) != c.taken {
+			t.Errorf("%+v: %v", c, err)
+		}
+	}
+}
+
 func TestValuesThatMeanNothingAreRefused(t *testing.T) {
 	for _, values := range []map[string]any{
 		{},
@@ -314,6 +384,8 @@ func TestValuesThatMeanNothingAreRefused(t *testing.T) {
 		{"config": map[string]any{"cores": "1"}, "hostPaths": map[string]any{"cdi": "relative"}},
 		{"config": map[string]any{"cores": "1"}, "network": map[string]any{"enabled": true, "preload": ""}},
 		{"config": map[string]any{"cores": "1"}, "network": map[string]any{"unattached": "perhaps"}},
+		{"config": map[string]any{"cores": "1"}, "network": map[string]any{"objects": true}},
+		{"config": map[string]any{"cores": "1"}, "controller": map[string]any{"lead": "soon"}},
 	} {
 		if _, err := render(t, values); err == nil {
 			t.Errorf("%v was rendered", values)

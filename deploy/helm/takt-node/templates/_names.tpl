@@ -22,6 +22,9 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- if and (eq (toString $cores) "none") (not .Values.network.enabled) }}
 {{- fail "config.cores is none and network.enabled is false: nothing is left to serve" }}
 {{- end }}
+{{- if and .Values.network.objects (not .Values.network.enabled) }}
+{{- fail "network.objects is true and network.enabled is false: nodes without networks have no part in them" }}
+{{- end }}
 {{- range $range := splitList "," (toString $cores) }}
 {{- $ends := splitList "-" $range }}
 {{- if and (eq (len $ends) 2) (gt (int (first $ends)) (int (last $ends))) }}
@@ -43,7 +46,9 @@ app.kubernetes.io/instance: {{ .Release.Name }}
   "adminSocket" (printf "%s/admin.sock" $paths.takt)
   "plugins" $paths.cni
   "preload" .Values.network.preload
-  "unattached" .Values.network.unattached) }}
+  "unattached" .Values.network.unattached
+  "objects" .Values.network.objects
+  "peers" (and .Values.network.objects .Values.network.peers)) }}
 {{- end }}
 {{ toYaml (merge (dict) $fixed .Values.config) }}
 {{- end }}

@@ -34,6 +34,11 @@ type TaktNodeSpec struct {
 	// Peer is how others reach its channels; absent: they do not.
 	// +optional
 	Peer *Peer `json:"peer,omitempty"`
+	// Networks are the TaktNetworks that it has to serve.
+	// +optional
+	// +listType=set
+	// +kubebuilder:validation:MaxItems=256
+	Networks []string `json:"networks,omitempty"`
 	// VTEPs are its tunnel endpoints, by network.
 	// +optional
 	// +listType=map
@@ -78,8 +83,10 @@ type Station struct {
 type Assignment struct {
 	Datapath string `json:"datapath"`
 	Revision `json:",inline"`
-	// Previous is what the link had before, and has again if a node refuses; absent: all gates were open, or every node has
-	// taken this one.
+	// Committed: every node has taken it.
+	// +optional
+	Committed bool `json:"committed,omitempty"`
+	// Previous is what the link had before, and has again if a node refuses; absent: all gates were open.
 	// +optional
 	Previous *Revision `json:"previous,omitempty"`
 }
@@ -229,6 +236,9 @@ type LinkState struct {
 	UID               types.UID `json:"uid"`
 	Generation        int64     `json:"generation"`
 	BeginsNanoseconds int64     `json:"beginsNanoseconds"`
+	// Ours: what the link has was installed by takt-node. Else it is left alone.
+	// +optional
+	Ours bool `json:"ours,omitempty"`
 	// State is Pending, Running or Refused.
 	State string `json:"state"`
 	// Message says why it is refused, and what to do.
@@ -248,4 +258,12 @@ type TaktNodeList struct {
 // Of says whether the state is of this revision.
 func (s *LinkState) Of(r *Revision) bool {
 	return s.UID == r.UID && s.Generation == r.Generation && s.BeginsNanoseconds == r.BeginsNanoseconds
+}
+
+// Reverted is what a link has when an assignment is taken back.
+func (a *Assignment) Reverted() *Revision {
+	if a.Committed {
+		return &a.Revision
+	}
+	return a.Previous
 }

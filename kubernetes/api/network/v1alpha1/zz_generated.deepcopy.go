@@ -632,6 +632,11 @@ func (in *TaktNodeSpec) DeepCopyInto(out *TaktNodeSpec) {
 		*out = new(Peer)
 		**out = **in
 	}
+	if in.Networks != nil {
+		in, out := &in.Networks, &out.Networks
+		*out = make([]string, len(*in))
+		copy(*out, *in)
+	}
 	if in.VTEPs != nil {
 		in, out := &in.VTEPs, &out.VTEPs
 		*out = make([]VTEP, len(*in))

@@ -1,0 +1,241 @@
+package controller
+
+import (
+	"cmp"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	network "github.com/takt-dev/takt/kubernetes/api/network/v1alpha1"
+)
+
+// Reasons of events about pods.
+const (
+	// reasonConflict: an address of the pod's is another pod's.
+	reasonConflict = "AddressConflict"
+	// reasonOutside: an address is in no subnet of the network.
+	reasonOutside = "AddressOutsideSubnet"
+	// reasonUnknown: the pod is attached to a network that the cluster does not know.
+	reasonUnknown = "UnknownNetwork"
+)
+
+func hostPort(address string, port int32) string {
+	return net.JoinHostPort(address, strconv.Itoa(int(port)))
+}
+
+// planNetworks says of each network which nodes serve it, and of each node which of its pods others may send to.
+func (w *World) planNetworks(p *Plan, specs map[string]*network.TaktNodeSpec) {
+	nets := slices.Clone(w.Networks)
+	slices.SortFunc(nets, func(a, b *network.TaktNetwork) int { return older(a, b) })
+	accepted, carriers := map[string]*network.TaktNetwork{}, map[string]string{}
+	refused := map[string]string{}
+	for _, one := range nets {
+		key := ""
+		switch spec := &one.Spec; {
+		case spec.VNI != nil:
+			key = fmt.Sprintf("vni %d at port %d", *spec.VNI, spec.TunnelPort())
+		case spec.VLAN != nil:
+			key = fmt.Sprintf("vlan %d of uplink %q", *spec.VLAN, spec.Uplink)
+		}
+		if other := carriers[key]; key != "" && other != "" {
+			refused[one.Name] = fmt.Sprintf("%s is network %s's: choose another one", key, other)
+			continue
+		}
+		carriers[key] = one.Name
+		accepted[one.Name] = one
+	}
+	serves := map[string]map[string]network.ServedNetwork{}
+	for _, member := range w.Members {
+		serves[member.Name] = map[string]network.ServedNetwork{}
+		for _, served := range member.Status.Networks {
+			serves[member.Name][served.Name] = served
+		}
+		for _, one := range nets {
+			if accepted[one.Name] == nil || !w.selects(one.Spec.NodeSelector, member.Name) {
+				continue
+			}
+			spec := specs[member.Name]
+			spec.Networks = append(spec.Networks, one.Name)
+			served := serves[member.Name][one.Name]
+			if vtep := cmp.Or(served.VTEP, w.address(member.Name)); one.Spec.VNI != nil && served.Reason == network.Serving && vtep != "" {
+				spec.VTEPs = append(spec.VTEPs, network.VTEP{Network: one.Name, Address: vtep})
+			}
+		}
+		slices.Sort(specs[member.Name].Networks)
+		slices.SortFunc(specs[member.Name].VTEPs, func(a, b network.VTEP) int { return cmp.Compare(a.Network, b.Network) })
+	}
+	endpoints := w.planStations(p, specs, accepted)
+	for _, one := range nets {
+		status := network.TaktNetworkStatus{ObservedGeneration: one.Generation, Carrier: one.Spec.Carrier(), Endpoints: endpoints[one.Name]}
+		if why := refused[one.Name]; why != "" {
+			var changed []metav1.Condition
+			status.Nodes = "0/0"
+			status.Conditions, changed = conditions(one.Status.Conditions, w.Now,
+				condition(network.Accepted, false, one.Generation, "CarrierInUse", why), condition(network.Served, false, one.Generation, "NotAccepted", why))
+			p.tell(one, changed[:min(len(changed), 1)])
+			p.Networks[one.Name] = status
+			continue
+		}
+		served := w.served(one, serves, specs)
+		status.Nodes = served.count()
+		var changed []metav1.Condition
+		status.Conditions, changed = conditions(one.Status.Conditions, w.Now,
+			condition(network.Accepted, true, one.Generation, "Accepted", "goes together with the other networks"), served.condition(network.Served, one.Generation))
+		p.tell(one, changed)
+		p.Networks[one.Name] = status
+	}
+}
+
+// tally is how many of some nodes do something, and why the first of the others does not.
+type tally struct {
+	do, of          int
+	reason, message string
+}
+
+func (t *tally) count() string { return fmt.Sprintf("%d/%d", t.do, t.of) }
+
+func (t *tally) not(reason, node, message string) {
+	t.of++
+	if t.reason == "" {
+		t.reason, t.message = reason, fmt.Sprintf("node %s: %s", node, message)
+	}
+}
+
+// served counts the nodes that serve a network.
+func (w *World) served(one *network.TaktNetwork, serves map[string]map[string]network.ServedNetwork, specs map[string]*network.TaktNodeSpec) *tally {
+	t := &tally{}
+	for _, member := range w.Members {
+		if !slices.Contains(specs[member.Name].Networks, one.Name) {
+			continue
+		}
+		here, there := serves[member.Name][one.Name]
+		absent := absence(member)
+		switch {
+		case absent != "":
+			t.not("RuntimeAbsent", member.Name, absent)
+		case !there:
+			t.not("NotAsked", member.Name, "takt-node has not said yet whether it serves it")
+		case here.Reason != network.Serving:
+			t.not(here.Reason, member.Name, here.Message)
+		default:
+			t.do, t.of = t.do+1, t.of+1
+		}
+	}
+	return t
+}
+
+func (t *tally) condition(kind string, generation int64) metav1.Condition {
+	switch {
+	case t.of == 0:
+		return condition(kind, false, generation, "NoNodes", "no node with takt-node is selected: install it with network.objects, or change nodeSelector")
+	case t.do < t.of:
+		return condition(kind, false, generation, t.reason, fmt.Sprintf("%s of %d nodes: %s", strconv.Itoa(t.do), t.of, t.message))
+	default:
+		return condition(kind, true, generation, "Serving", fmt.Sprintf("%d nodes", t.of))
+	}
+}
+
+// absence says why a node's runtime is not there; empty if it is.
+func absence(member *network.TaktNode) string {
+	ready := meta.FindStatusCondition(member.Status.Conditions, network.Ready)
+	if ready == nil {
+		return "takt-node has not said anything yet"
+	}
+	if ready.Status != "True" {
+		return ready.Message
+	}
+	return ""
+}
+
+// planStations says of each node which of its endpoints are its own: their pods are there, and no address is another's.
+// Who has had an address keeps it. It counts the endpoints of each network.
+func (w *World) planStations(p *Plan, specs map[string]*network.TaktNodeSpec, accepted map[string]*network.TaktNetwork) map[string]int32 {
+	count, holders := map[string]int32{}, map[string]string{}
+	for _, again := range []bool{true, false} {
+		for _, member := range w.Members {
+			had := map[string]bool{}
+			for _, station := range member.Spec.Stations {
+				had[station.Network+" "+station.MAC] = true
+			}
+			for _, endpoint := range member.Status.Endpoints {
+				if had[endpoint.Network+" "+endpoint.MAC] == again {
+					w.planStation(p, specs, accepted, member, &endpoint, holders, count)
+				}
+			}
+		}
+	}
+	for _, spec := range specs {
+		slices.SortFunc(spec.Stations, func(a, b network.Station) int {
+			return cmp.Or(cmp.Compare(a.Network, b.Network), cmp.Compare(a.MAC, b.MAC))
+		})
+	}
+	return count
+}
+
+func (w *World) planStation(p *Plan, specs map[string]*network.TaktNodeSpec, accepted map[string]*network.TaktNetwork,
+	member *network.TaktNode, endpoint *network.Endpoint, holders map[string]string, count map[string]int32,
+) {
+	// A node says only of its own pods where they are.
+	pod := w.Pods[endpoint.Namespace+"/"+endpoint.Pod]
+	if pod == nil || pod.Spec.NodeName != member.Name || pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed {
+		return
+	}
+	refuse := func(reason, format string, args ...any) {
+		p.Events = append(p.Events, Event{About: pod, Warning: true, Reason: reason, Message: fmt.Sprintf(format, args...)})
+	}
+	of := accepted[endpoint.Network]
+	if of == nil {
+		if !slices.ContainsFunc(w.Networks, func(n *network.TaktNetwork) bool { return n.Name == endpoint.Network }) && len(w.Networks) > 0 {
+			refuse(reasonUnknown, "%s is attached to network %s, of which there is no TaktNetwork: no other node knows the pod. Create one, or correct takt-cni's configuration", endpoint.Interface, endpoint.Network)
+		}
+		return
+	}
+	station := network.Station{Network: of.Name, Place: network.Place{MAC: endpoint.MAC}}
+	keys := []string{of.Name + " " + endpoint.MAC}
+	for _, text := range endpoint.Addresses {
+		prefix, err := netip.ParsePrefix(text)
+		if err != nil {
+			continue
+		}
+		address := prefix.Addr()
+		if len(of.Spec.Subnets) > 0 && !slices.ContainsFunc(of.Spec.Subnets, func(s string) bool {
+			subnet, err := netip.ParsePrefix(s)
+			return err == nil && subnet.Contains(address)
+		}) && !address.IsLinkLocalUnicast() {
+			refuse(reasonOutside, "address %s is in none of the subnets %s of network %s, and no other node knows the pod: correct the IPAM of the CNI configuration, or the TaktNetwork", address, strings.Join(of.Spec.Subnets, ", "), of.Name)
+			return
+		}
+		station.Addresses = append(station.Addresses, address.String())
+		keys = append(keys, of.Name+" "+address.String())
+	}
+	me := pod.Namespace + "/" + pod.Name
+	for _, key := range keys {
+		if other := holders[key]; other != "" && other != me {
+			refuse(reasonConflict, "%s of network %s is pod %s's, and no other node knows this one: delete one of them, and see that the IPAM of their nodes does not overlap", strings.TrimPrefix(key, of.Name+" "), of.Name, other)
+			return
+		}
+	}
+	for _, key := range keys {
+		holders[key] = me
+	}
+	count[of.Name]++
+	if of.Spec.VNI != nil {
+		for _, vtep := range specs[member.Name].VTEPs {
+			if vtep.Network == of.Name {
+				station.VTEP = vtep.Address
+			}
+		}
+		if station.VTEP == "" {
+			// The node does not serve the network as it should: that is said of the network.
+			return
+		}
+	}
+	specs[member.Name].Stations = append(specs[member.Name].Stations, station)
+}

@@ -1,0 +1,140 @@
+// Package controller keeps the TaktNodes of a cluster in step with its pods, nodes, TaktNetworks and GateSchedules. It
+// talks to the API server alone: what a node is to do is written into its TaktNode, which its takt-node reads.
+//
+// Each round looks at everything (New) and computes what all objects have to say (plan.go, networks.go, schedules.go);
+// only what differs is written. So there is no state but the objects', and another replica goes on where one has ended.
+package controller
+
+import (
+	"cmp"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	network "github.com/takt-dev/takt/kubernetes/api/network/v1alpha1"
+)
+
+// World is what a round looks at. Nothing in it is changed.
+type World struct {
+	Networks  []*network.TaktNetwork
+	Schedules []*network.GateSchedule
+	// Members are the nodes as runtimes, Nodes those of the cluster by name, Pods all pods by namespace/name.
+	Members []*network.TaktNode
+	Nodes   map[string]*corev1.Node
+	Pods    map[string]*corev1.Pod
+	// Now is UTC.
+	Now time.Time
+	// Lead is how long nodes have to take a schedule before it begins.
+	Lead time.Duration
+}
+
+// Event is something to be told.
+type Event struct {
+	About           runtime.Object
+	Warning         bool
+	Reason, Message string
+}
+
+// Plan is what objects have to say.
+type Plan struct {
+	Specs     map[string]network.TaktNodeSpec
+	Networks  map[string]network.TaktNetworkStatus
+	Schedules map[string]network.GateScheduleStatus
+	Events    []Event
+}
+
+// Make computes what follows from a world.
+func (w *World) Make() *Plan {
+	p := &Plan{Specs: map[string]network.TaktNodeSpec{}, Networks: map[string]network.TaktNetworkStatus{}, Schedules: map[string]network.GateScheduleStatus{}}
+	slices.SortFunc(w.Members, func(a, b *network.TaktNode) int { return cmp.Compare(a.Name, b.Name) })
+	specs := map[string]*network.TaktNodeSpec{}
+	for _, member := range w.Members {
+		spec := &network.TaktNodeSpec{}
+		specs[member.Name] = spec
+		runtime := member.Status.Runtime
+		if address := w.address(member.Name); address != "" && runtime != nil && runtime.Key != "" && runtime.Port > 0 {
+			spec.Peer = &network.Peer{Address: hostPort(address, runtime.Port), Key: runtime.Key}
+		}
+	}
+	w.planNetworks(p, specs)
+	w.planSchedules(p, specs)
+	for name, spec := range specs {
+		p.Specs[name] = *spec
+	}
+	return p
+}
+
+// address is a node's own, as the cluster has it: a node says nothing of its own address that is believed.
+func (w *World) address(name string) string {
+	node := w.Nodes[name]
+	if node == nil {
+		return ""
+	}
+	for _, address := range node.Status.Addresses {
+		if address.Type == corev1.NodeInternalIP {
+			return address.Address
+		}
+	}
+	return ""
+}
+
+// selects says whether a selector of nodes selects the one of this name. None selects all.
+func (w *World) selects(selector *metav1.LabelSelector, name string) bool {
+	node := w.Nodes[name]
+	if node == nil {
+		return false
+	}
+	if selector == nil {
+		return true
+	}
+	parsed, err := metav1.LabelSelectorAsSelector(selector)
+	return err == nil && parsed.Matches(labels.Set(node.Labels))
+}
+
+// older orders objects by their age.
+func older(a, b metav1.Object) int {
+	at, bt := a.GetCreationTimestamp(), b.GetCreationTimestamp()
+	return cmp.Or(at.Time.Compare(bt.Time), cmp.Compare(a.GetName(), b.GetName()))
+}
+
+// conditions are those of an object with new ones set, and those that have changed.
+func conditions(had []metav1.Condition, now time.Time, set ...metav1.Condition) (all, changed []metav1.Condition) {
+	for _, condition := range set {
+		condition.LastTransitionTime = metav1.NewTime(now.Truncate(time.Second))
+		at := slices.IndexFunc(had, func(h metav1.Condition) bool { return h.Type == condition.Type })
+		if at >= 0 {
+			if had[at].Status == condition.Status {
+				condition.LastTransitionTime = had[at].LastTransitionTime
+			}
+			if had[at].Status == condition.Status && had[at].Reason == condition.Reason && had[at].Message == condition.Message {
+				all = append(all, condition)
+				continue
+			}
+		}
+		all = append(all, condition)
+		changed = append(changed, condition)
+	}
+	return all, changed
+}
+
+func (p *Plan) tell(about runtime.Object, changed []metav1.Condition) {
+	for _, condition := range changed {
+		p.Events = append(p.Events, Event{About: about, Warning: condition.Status == metav1.ConditionFalse, Reason: condition.Reason, Message: condition.Message})
+	}
+}
+
+func condition(kind string, holds bool, generation int64, reason, message string) metav1.Condition {
+	status := metav1.ConditionFalse
+	if holds {
+		status = metav1.ConditionTrue
+	}
+	// What a node says may be long.
+	if len(message) > 1024 {
+		message = message[:1024]
+	}
+	return metav1.Condition{Type: kind, Status: status, ObservedGeneration: generation, Reason: reason, Message: message}
+}

@@ -1,0 +1,306 @@
+package controller
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	network "github.com/takt-dev/takt/kubernetes/api/network/v1alpha1"
+	"github.com/takt-dev/takt/kubernetes/internal/objects"
+)
+
+// A schedule is installed in two steps. Every node that it selects installs it before its instant, as pending, and says
+// so; if one refuses, or does not answer in time, every node is given back what it had. What has been taken by all is
+// committed, and begins by itself. A node that cannot hear of the way back in time runs the schedule from its instant
+// until it hears.
+
+// lateMargin is how long before the instant all nodes have to have answered: the rest is for the way back.
+const lateMargin = time.Second
+
+// rollout is one GateSchedule in a round.
+type rollout struct {
+	w      *World
+	p      *Plan
+	specs  map[string]*network.TaktNodeSpec
+	of     *network.GateSchedule
+	status network.GateScheduleStatus
+	// selected are the nodes, members those by name.
+	selected []string
+	members  map[string]*network.TaktNode
+}
+
+func (w *World) planSchedules(p *Plan, specs map[string]*network.TaktNodeSpec) {
+	members := map[string]*network.TaktNode{}
+	for _, member := range w.Members {
+		members[member.Name] = member
+	}
+	// Who has a link keeps it.
+	all := slices.Clone(w.Schedules)
+	slices.SortFunc(all, func(a, b *network.GateSchedule) int {
+		rank := func(g *network.GateSchedule) int {
+			if g.Status.State == network.Installed || g.Status.State == network.Installing {
+				return 0
+			}
+			return 1
+		}
+		return cmp.Or(cmp.Compare(rank(a), rank(b)), older(a, b))
+	})
+	taken := map[string]string{}
+	for _, of := range all {
+		r := &rollout{w: w, p: p, specs: specs, of: of, status: *of.Status.DeepCopy(), members: members}
+		r.make(taken)
+		p.Schedules[of.Name] = r.status
+		for name, spec := range specs {
+			if slices.ContainsFunc(spec.Schedules, func(a network.Assignment) bool { return a.UID == of.UID }) {
+				taken[name+" "+of.Spec.Datapath] = of.Name
+			}
+		}
+	}
+	for _, spec := range specs {
+		slices.SortFunc(spec.Schedules, func(a, b network.Assignment) int { return cmp.Compare(a.Datapath, b.Datapath) })
+	}
+}
+
+// make decides what becomes of the schedule in this round.
+func (r *rollout) make(taken map[string]string) {
+	reason, message := r.choose(taken)
+	accepted := condition(network.Accepted, reason == "", r.of.Generation, cmp.Or(reason, "Accepted"), cmp.Or(message, "goes together with the other schedules"))
+	var inForce metav1.Condition
+	if reason != "" {
+		r.keep()
+		inForce = condition(network.InForce, false, r.of.Generation, "NotAccepted", message)
+	} else {
+		inForce = r.advance()
+	}
+	r.status.Nodes = r.count()
+	var changed []metav1.Condition
+	r.status.Conditions, changed = conditions(r.of.Status.Conditions, r.w.Now, accepted, inForce)
+	if reason != "" && len(changed) > 1 {
+		changed = changed[:1]
+	}
+	r.p.tell(r.of, changed)
+}
+
+// choose finds the nodes, and says why the schedule cannot be theirs.
+func (r *rollout) choose(taken map[string]string) (reason, message string) {
+	spec := &r.of.Spec
+	if _, err := objects.Request(spec.Datapath, &network.Revision{Schedule: spec.Schedule}); err != nil {
+		return "Invalid", err.Error()
+	}
+	if spec.CycleTime <= 0 {
+		return "Invalid", "cycleTime is 0: write how long a cycle lasts"
+	}
+	if _, err := spec.BaseNanoseconds(); err != nil {
+		return "Invalid", err.Error()
+	}
+	if spec.Network != "" && !slices.ContainsFunc(r.w.Networks, func(n *network.TaktNetwork) bool { return n.Name == spec.Network }) {
+		return "UnknownNetwork", fmt.Sprintf("there is no TaktNetwork %s: create it, or name another one", spec.Network)
+	}
+	for _, member := range r.w.Members {
+		if spec.Network != "" && slices.Contains(r.specs[member.Name].Networks, spec.Network) || spec.Network == "" && r.w.selects(spec.NodeSelector, member.Name) {
+			r.selected = append(r.selected, member.Name)
+		}
+	}
+	for _, name := range r.selected {
+		if other := taken[name+" "+spec.Datapath]; other != "" {
+			r.selected = nil
+			return "ScheduleConflict", fmt.Sprintf("node %s has GateSchedule %s on datapath %s: delete one of them, or have them select different nodes", name, other, spec.Datapath)
+		}
+	}
+	return "", ""
+}
+
+// had is what the node's TaktNode assigns now of this schedule; nil if nothing.
+func (r *rollout) had(name string) *network.Assignment {
+	for at := range r.members[name].Spec.Schedules {
+		if had := &r.members[name].Spec.Schedules[at]; had.UID == r.of.UID && had.Datapath == r.of.Spec.Datapath {
+			return had
+		}
+	}
+	return nil
+}
+
+func (r *rollout) give(name string, a network.Assignment) {
+	a.Datapath = r.of.Spec.Datapath
+	r.specs[name].Schedules = append(r.specs[name].Schedules, a)
+}
+
+// keep leaves nodes what has been committed, and takes back what has not.
+func (r *rollout) keep() {
+	for name := range r.members {
+		if had := r.had(name); had != nil {
+			if before := had.Reverted(); before != nil {
+				r.give(name, network.Assignment{Revision: *before, Committed: true})
+			}
+		}
+	}
+}
+
+func (r *rollout) revision() network.Revision {
+	return network.Revision{Name: r.of.Name, UID: r.of.UID, Generation: r.of.Generation, BeginsNanoseconds: r.status.BeginsNanoseconds, Schedule: r.of.Spec.Schedule}
+}
+
+// state is what a node says of a revision; empty while it has said nothing.
+func (r *rollout) state(name string, of *network.Revision) (state, message string) {
+	for at := range r.members[name].Status.Schedules {
+		if said := &r.members[name].Status.Schedules[at]; said.Datapath == r.of.Spec.Datapath && said.Of(of) {
+			return said.State, said.Message
+		}
+	}
+	return "", ""
+}
+
+func (r *rollout) count() string {
+	has := 0
+	revision := r.revision()
+	for _, name := range r.selected {
+		if state, _ := r.state(name, &revision); r.status.State == network.Installed && (state == network.Pending || state == network.Running) {
+			has++
+		}
+	}
+	return fmt.Sprintf("%d/%d", has, len(r.selected))
+}
+
+// advance takes the next step, and says how it stands.
+func (r *rollout) advance() metav1.Condition {
+	generation := r.of.Generation
+	if len(r.selected) == 0 {
+		r.status.State, r.status.On = "", nil
+		return condition(network.InForce, false, generation, "NoNodes", "no node with takt-node is selected: label nodes, or change nodeSelector or network")
+	}
+	fresh := r.status.State == "" || r.status.ObservedGeneration != generation ||
+		r.status.State == network.RolledBack && !slices.Equal(r.status.On, r.selected)
+	if fresh {
+		if reason, message := r.begin(); reason != "" {
+			r.keep()
+			return condition(network.InForce, false, generation, reason, message)
+		}
+	}
+	switch r.status.State {
+	case network.Installing:
+		return r.install()
+	case network.Installed:
+		return r.maintain()
+	default:
+		r.keep()
+		// What was said when it was rolled back stands.
+		for _, said := range r.of.Status.Conditions {
+			if said.Type == network.InForce {
+				return said
+			}
+		}
+		return condition(network.InForce, false, generation, network.RolledBack, "a node has refused it: change the schedule, or which nodes it selects")
+	}
+}
+
+// begin chooses the instant.
+func (r *rollout) begin() (reason, message string) {
+	offset := int32(0)
+	for at, name := range r.selected {
+		member := r.members[name]
+		if absent := absence(member); absent != "" {
+			return "RuntimeAbsent", fmt.Sprintf("node %s: %s. Or have the schedule not select it", name, absent)
+		}
+		if member.Status.Clock == nil {
+			return "RuntimeAbsent", fmt.Sprintf("node %s: taktd has not looked at its clock yet", name)
+		}
+		if of := member.Status.Clock.TAIOffsetSeconds; at == 0 {
+			offset = of
+		} else if of != offset {
+			return "ClocksDisagree", fmt.Sprintf("TAI - UTC is %d s on node %s and %d s on node %s, so that there is no common instant: have the kernels of all nodes told (`takt clock`)", offset, r.selected[0], of, name)
+		}
+	}
+	base, _ := r.of.Spec.BaseNanoseconds()
+	cycle := int64(r.of.Spec.CycleTime)
+	earliest := r.w.Now.UnixNano() + int64(offset)*int64(time.Second) + int64(r.w.Lead)
+	begins := base
+	if begins < earliest {
+		begins += (earliest - base + cycle - 1) / cycle * cycle
+	}
+	r.status.State, r.status.BeginsNanoseconds, r.status.On, r.status.ObservedGeneration = network.Installing, begins, r.selected, r.of.Generation
+	return "", ""
+}
+
+// install has all nodes install it, and decides when all have answered, or one has refused.
+func (r *rollout) install() metav1.Condition {
+	revision, generation := r.revision(), r.of.Generation
+	missing, refused, why := []string{}, "", ""
+	offset := int64(0)
+	for _, name := range r.status.On {
+		if r.members[name] == nil {
+			continue
+		}
+		if clock := r.members[name].Status.Clock; clock != nil {
+			offset = int64(clock.TAIOffsetSeconds) * int64(time.Second)
+		}
+		switch state, message := r.state(name, &revision); state {
+		case network.Pending, network.Running:
+		case network.Refused:
+			if refused == "" {
+				refused, why = name, message
+			}
+		default:
+			missing = append(missing, name)
+		}
+	}
+	late := r.w.Now.UnixNano()+offset > revision.BeginsNanoseconds-int64(lateMargin)
+	switch {
+	case refused != "":
+		r.status.State = network.RolledBack
+		r.keep()
+		return condition(network.InForce, false, generation, network.RolledBack, fmt.Sprintf("node %s refuses: %s. All nodes have what they had before: change the schedule, or which nodes it selects", refused, strings.TrimRight(why, ". ")))
+	case len(missing) > 0 && late:
+		r.status.State = network.RolledBack
+		r.keep()
+		return condition(network.InForce, false, generation, network.RolledBack, fmt.Sprintf("node %s has not answered in time: see that takt-node runs there. All nodes that can be reached have what they had before: change the schedule to try again", missing[0]))
+	case len(missing) > 0:
+		for _, name := range r.status.On {
+			if r.members[name] == nil {
+				continue
+			}
+			assignment := network.Assignment{Revision: revision}
+			if had := r.had(name); had != nil {
+				if had.Generation == revision.Generation && had.BeginsNanoseconds == revision.BeginsNanoseconds {
+					assignment.Previous = had.Previous
+				} else {
+					assignment.Previous = had.Reverted()
+				}
+			}
+			r.give(name, assignment)
+		}
+		return condition(network.InForce, false, generation, network.Installing, fmt.Sprintf("begins at %s on %d nodes", instant(revision.BeginsNanoseconds), len(r.status.On)))
+	default:
+		r.status.State = network.Installed
+		return r.maintain()
+	}
+}
+
+// maintain gives an installed schedule to the nodes that it selects by now.
+func (r *rollout) maintain() metav1.Condition {
+	revision, generation := r.revision(), r.of.Generation
+	t := &tally{}
+	for _, name := range r.selected {
+		r.give(name, network.Assignment{Revision: revision, Committed: true})
+		switch state, message := r.state(name, &revision); state {
+		case network.Pending, network.Running:
+			t.do, t.of = t.do+1, t.of+1
+		case network.Refused:
+			t.not(network.Refused, name, message)
+		default:
+			t.not("Waiting", name, cmp.Or(absence(r.members[name]), "it has not said yet that it has it"))
+		}
+	}
+	if t.do < t.of {
+		return condition(network.InForce, false, generation, t.reason, fmt.Sprintf("%s nodes: %s", t.count(), t.message))
+	}
+	return condition(network.InForce, true, generation, network.Installed, fmt.Sprintf("on %d nodes from %s", t.of, instant(revision.BeginsNanoseconds)))
+}
+
+// instant is one for people.
+func instant(nanos int64) string {
+	return fmt.Sprintf("%d.%09d s TAI", nanos/int64(time.Second), nanos%int64(time.Second))
+}

@@ -1,0 +1,568 @@
+package node
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc/status"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
+
+	network "github.com/takt-dev/takt/kubernetes/api/network/v1alpha1"
+	"github.com/takt-dev/takt/kubernetes/internal/adminv1"
+	"github.com/takt-dev/takt/kubernetes/internal/cni"
+	"github.com/takt-dev/takt/kubernetes/internal/objects"
+)
+
+// noMAC stands for groups and unknown stations in taktd's tables.
+const noMAC = "00:00:00:00:00:00"
+
+// member is the node's part in the cluster's networks: it writes the status of the node's TaktNode, and has the node's
+// taktd do what the specs of all TaktNodes say. It talks to nobody but the API server and the socket of its own taktd.
+type member struct {
+	n       *Node
+	admin   adminv1.AdminClient
+	client  *objects.Client
+	nodes   cache.SharedIndexInformer
+	nets    cache.SharedIndexInformer
+	changed chan struct{}
+
+	mu sync.Mutex
+	// listeners are those of takt-cni as taktd last had them, by path.
+	listeners map[string]*adminv1.Listener
+	synced    bool
+}
+
+func (n *Node) member(client *objects.Client, admin adminv1.AdminClient) *member {
+	m := &member{n: n, admin: admin, client: client, changed: make(chan struct{}, 1)}
+	wake := func() {
+		select {
+		case m.changed <- struct{}{}:
+		default:
+		}
+	}
+	m.nodes = client.Informer("taktnodes", &network.TaktNode{}, wake)
+	m.nets = client.Informer("taktnetworks", &network.TaktNetwork{}, wake)
+	return m
+}
+
+// run keeps in step until the context ends.
+func (m *member) run(ctx context.Context) {
+	if err := objects.Run(ctx, m.nodes, m.nets); err != nil {
+		return // the context has ended
+	}
+	m.mu.Lock()
+	m.synced = true
+	m.mu.Unlock()
+	logger := klog.FromContext(ctx)
+	said := ""
+	for {
+		err := m.step(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		// The same again says nothing new.
+		if now := fmt.Sprint(err); now != said {
+			said = now
+			logger.Info("In step with the cluster's networks", "err", err)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-m.changed:
+		case <-time.After(lookAtTaktd):
+		}
+	}
+}
+
+// step looks at taktd, has it do what is to be done, and says how it stands.
+func (m *member) step(ctx context.Context) error {
+	self, err := m.self(ctx)
+	if err != nil {
+		return err
+	}
+	now := self.DeepCopy()
+	bounded, cancel := context.WithTimeout(ctx, 2*askTaktd)
+	defer cancel()
+	done := m.serve(bounded, now)
+	if done != nil {
+		meta.SetStatusCondition(&now.Status.Conditions, metav1.Condition{
+			Type: network.Ready, Status: metav1.ConditionFalse, Reason: "RuntimeAbsent", ObservedGeneration: now.Generation,
+			Message: fmt.Sprintf("taktd does not answer at %s: start it, or see its log (%s)", m.n.config.Network.AdminSocket, status.Convert(done).Message()),
+		})
+	}
+	if equality.Semantic.DeepEqual(self.Status, now.Status) {
+		return done
+	}
+	if _, err := m.client.Nodes.UpdateStatus(ctx, now, metav1.UpdateOptions{}); err != nil && !apierrors.IsConflict(err) {
+		return errors.Join(done, fmt.Errorf("cannot write the status of the node: %w", err))
+	}
+	return done
+}
+
+// self is the node's own TaktNode, which is made if it is not there. It goes with the node.
+func (m *member) self(ctx context.Context) (*network.TaktNode, error) {
+	if found, there, _ := m.nodes.GetStore().GetByKey(m.n.name); there {
+		return found.(*network.TaktNode), nil
+	}
+	node, err := m.n.client.CoreV1().Nodes().Get(ctx, m.n.name, metav1.GetOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("cannot see the node: %w", err)
+	}
+	made, err := m.client.Nodes.Create(ctx, &network.TaktNode{ObjectMeta: metav1.ObjectMeta{Name: m.n.name, OwnerReferences: []metav1.OwnerReference{
+		{APIVersion: "v1", Kind: "Node", Name: node.Name, UID: node.UID},
+	}}}, metav1.CreateOptions{})
+	if apierrors.IsAlreadyExists(err) {
+		made, err = m.client.Nodes.Get(ctx, m.n.name, metav1.GetOptions{})
+	}
+	if err != nil {
+		return nil, fmt.Errorf("cannot make the TaktNode: are the custom resources of the chart installed? %w", err)
+	}
+	return made, nil
+}
+
+// serve writes into the status what taktd says, after it has been told what is to be done. An error means that taktd does
+// not answer: what it said last stays.
+func (m *member) serve(ctx context.Context, self *network.TaktNode) error {
+	said, err := m.admin.GetStatus(ctx, &adminv1.GetStatusRequest{})
+	if err != nil {
+		return err
+	}
+	all, err := m.admin.ListNetworks(ctx, &adminv1.ListNetworksRequest{})
+	if err != nil {
+		return err
+	}
+	clock, err := m.admin.GetClock(ctx, &adminv1.GetClockRequest{})
+	if err != nil {
+		return err
+	}
+	datapaths, err := m.admin.ListDatapaths(ctx, &adminv1.ListDatapathsRequest{})
+	if err != nil {
+		return err
+	}
+	listeners, err := m.admin.ListListeners(ctx, &adminv1.ListListenersRequest{})
+	if err != nil {
+		return err
+	}
+	s := &self.Status
+	s.Runtime = runtimeOf(said.GetNode(), m.n.config.Network.Peers)
+	s.Clock = clockOf(clock.GetClock())
+	s.Datapaths = nil
+	for _, path := range datapaths.GetDatapaths() {
+		s.Datapaths = append(s.Datapaths, network.Datapath{Name: path.GetName(), Available: path.GetAvailable(), Accelerated: path.GetAccelerated(), Reason: path.GetReason()})
+	}
+	slices.SortFunc(s.Datapaths, func(a, b network.Datapath) int { return strings.Compare(a.Name, b.Name) })
+	s.Networks = m.networksOf(self, all.GetNetworks())
+	s.Endpoints = m.endpointsOf(listeners.GetListeners())
+	entered, err := m.loadEntered()
+	if err == nil {
+		err = errors.Join(m.enterStations(ctx, all.GetNetworks(), entered), m.enterPeers(ctx, s, entered))
+	}
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "Cannot enter what other nodes have")
+	}
+	if err := m.schedule(ctx, self); err != nil {
+		return err
+	}
+	ready := metav1.Condition{Type: network.Ready, Status: metav1.ConditionTrue, Reason: "Serving", Message: "taktd answers", ObservedGeneration: self.Generation}
+	if said.GetNode().GetDraining() {
+		ready.Status, ready.Reason, ready.Message = metav1.ConditionFalse, "Draining", "taktd takes no more applications and is about to stop"
+	}
+	meta.SetStatusCondition(&s.Conditions, ready)
+	return nil
+}
+
+func runtimeOf(said *adminv1.Node, peers bool) *network.Runtime {
+	runtime := &network.Runtime{Version: said.GetVersion()}
+	if at, err := netip.ParseAddrPort(said.GetAddress()); err == nil {
+		runtime.Port = int32(at.Port())
+	}
+	if peers {
+		runtime.Key = said.GetKey()
+	}
+	return runtime
+}
+
+func clockOf(said *adminv1.Clock) *network.Clock {
+	if said == nil {
+		return nil
+	}
+	states := map[adminv1.ClockState]string{
+		adminv1.ClockState_CLOCK_STATE_SYNCHRONISED: "Synchronised", adminv1.ClockState_CLOCK_STATE_HOLDOVER: "Holdover",
+	}
+	state, known := states[said.GetState()]
+	if !known {
+		state = "FreeRunning"
+	}
+	return &network.Clock{State: state, Source: said.GetSource(), TAIOffsetSeconds: said.GetTaiOffsetSeconds()}
+}
+
+// networksOf are the networks that taktd has, and those that it should have, each with what is wrong with it.
+func (m *member) networksOf(self *network.TaktNode, has []*adminv1.Network) []network.ServedNetwork {
+	var found []network.ServedNetwork
+	wanted := objects.All[*network.TaktNetwork](m.nets)
+	for _, one := range has {
+		if !slices.ContainsFunc(wanted, func(w *network.TaktNetwork) bool { return w.Name == one.GetName() }) {
+			found = append(found, network.ServedNetwork{Name: one.GetName(), Reason: network.UnknownNetwork,
+				Message: fmt.Sprintf("there is no TaktNetwork %s: its pods are known to no other node. Create one with %s", one.GetName(), one.Carrier())})
+		}
+	}
+	for _, one := range wanted {
+		if !slices.Contains(self.Spec.Networks, one.Name) {
+			continue
+		}
+		at := slices.IndexFunc(has, func(h *adminv1.Network) bool { return h.GetName() == one.Name })
+		served := network.ServedNetwork{Name: one.Name, Reason: network.NotConfigured,
+			Message: fmt.Sprintf("taktd has no [[network]] %s: add one with carrier = %q to its configuration, and restart it", one.Name, one.Spec.Carrier())}
+		if at >= 0 {
+			served.Reason, served.Message, served.VTEP = m.fits(one, has[at])
+		}
+		found = append(found, served)
+	}
+	slices.SortFunc(found, func(a, b network.ServedNetwork) int { return strings.Compare(a.Name, b.Name) })
+	return found
+}
+
+// fits says whether a network of taktd is what the cluster wants, and where its tunnel ends here.
+func (m *member) fits(wanted *network.TaktNetwork, has *adminv1.Network) (reason, message, vtep string) {
+	spec := &wanted.Spec
+	if has.Carrier() != spec.Carrier() {
+		return network.Differs, fmt.Sprintf("the carrier is %s in taktd's configuration and %s in the TaktNetwork: make them the same", has.Carrier(), spec.Carrier()), ""
+	}
+	if spec.VNI != nil && has.GetPort() != uint32(spec.TunnelPort()) {
+		return network.Differs, fmt.Sprintf("the port is %d in taktd's configuration and %d in the TaktNetwork: make them the same", has.GetPort(), spec.TunnelPort()), ""
+	}
+	if has.GetProblem() != "" {
+		return network.NotFollowed, has.GetProblem(), ""
+	}
+	uplink, address, err := m.uplink(spec)
+	if err != nil {
+		return network.NoUplink, err.Error(), ""
+	}
+	if spec.Uplink != "" && spec.VNI != nil {
+		vtep = address.String()
+	}
+	// What the carrier adds to a pod's packet, in bytes of the uplink's MTU, which does not count its own Ethernet header.
+	added := 0
+	switch {
+	case spec.VNI != nil && address.Is6():
+		added = 70 // IPv6 40, UDP 8, VXLAN 8, Ethernet 14
+	case spec.VNI != nil:
+		added = 50 // IPv4 20, UDP 8, VXLAN 8, Ethernet 14
+	}
+	if uplink != nil && spec.MTU != nil && int(*spec.MTU)+added > uplink.MTU {
+		return network.MTUTooLarge, fmt.Sprintf("mtu %d and the carrier's %d do not fit %s, whose MTU is %d: write mtu: %d at most, or raise the uplink's",
+			*spec.MTU, added, uplink.Name, uplink.MTU, uplink.MTU-added), ""
+	}
+	return network.Serving, "", vtep
+}
+
+// uplink is the interface that a network's frames leave by, with its address; nil where that cannot be told.
+func (m *member) uplink(spec *network.TaktNetworkSpec) (*net.Interface, netip.Addr, error) {
+	if spec.Uplink != "" {
+		link, err := net.InterfaceByName(spec.Uplink)
+		if err != nil {
+			return nil, netip.Addr{}, fmt.Errorf("the node has no interface %s: name its uplink in the TaktNetwork, or exclude the node by nodeSelector", spec.Uplink)
+		}
+		if link.Flags&net.FlagUp == 0 {
+			return nil, netip.Addr{}, fmt.Errorf("interface %s is down: set it up", spec.Uplink)
+		}
+		addresses := addressesOf(link)
+		if len(addresses) == 0 {
+			if spec.VNI == nil {
+				return link, netip.Addr{}, nil
+			}
+			return nil, netip.Addr{}, fmt.Errorf("interface %s has no address for the tunnel endpoint: give it one", spec.Uplink)
+		}
+		return link, addresses[0], nil
+	}
+	own, err := netip.ParseAddr(os.Getenv("HOST_IP"))
+	if err != nil || spec.VNI == nil {
+		return nil, netip.Addr{}, nil
+	}
+	links, err := net.Interfaces()
+	if err != nil {
+		return nil, netip.Addr{}, fmt.Errorf("cannot list the node's interfaces: %w", err)
+	}
+	for _, link := range links {
+		if slices.Contains(addressesOf(&link), own) {
+			return &link, own, nil
+		}
+	}
+	return nil, own, nil
+}
+
+// addressesOf are those that others can reach, IPv4 first.
+func addressesOf(link *net.Interface) (found []netip.Addr) {
+	all, _ := link.Addrs()
+	for _, one := range all {
+		if prefix, err := netip.ParsePrefix(one.String()); err == nil && prefix.Addr().IsGlobalUnicast() {
+			found = append(found, prefix.Addr())
+		}
+	}
+	slices.SortStableFunc(found, func(a, b netip.Addr) int { return a.BitLen() - b.BitLen() })
+	return found
+}
+
+// endpointsOf are the interfaces of pods that takt-cni has attached.
+func (m *member) endpointsOf(all []*adminv1.ListenerStatus) []network.Endpoint {
+	var found []network.Endpoint
+	listeners := map[string]*adminv1.Listener{}
+	for _, one := range all {
+		listener := one.GetListener()
+		if !strings.HasPrefix(listener.GetPath(), filepath.Clean(m.n.config.Network.Sockets)+"/") || listener.GetEndpoint() == nil {
+			continue
+		}
+		listeners[listener.GetPath()] = listener
+		endpoint := network.Endpoint{Network: listener.GetEndpoint().GetNetwork(), MAC: strings.ToLower(listener.GetEndpoint().GetMac()), Addresses: listener.GetEndpoint().GetAddresses()}
+		endpoint.Namespace, endpoint.Pod, endpoint.Interface = cni.Named(listener.GetIdentity())
+		found = append(found, endpoint)
+	}
+	m.mu.Lock()
+	m.listeners = listeners
+	m.mu.Unlock()
+	slices.SortFunc(found, func(a, b network.Endpoint) int {
+		return strings.Compare(strings.Join([]string{a.Network, a.Namespace, a.Pod, a.Interface, a.MAC}, " "), strings.Join([]string{b.Network, b.Namespace, b.Pod, b.Interface, b.MAC}, " "))
+	})
+	return found
+}
+
+// listener is that of an attached interface. One that is younger than the last look is asked for.
+func (m *member) listener(path string) (*adminv1.Listener, error) {
+	m.mu.Lock()
+	found := m.listeners[path]
+	m.mu.Unlock()
+	if found != nil {
+		return found, nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), askTaktd)
+	defer cancel()
+	all, err := m.admin.ListListeners(ctx, &adminv1.ListListenersRequest{})
+	if err != nil {
+		return nil, fmt.Errorf("taktd does not say what the pod is attached to: %w", err)
+	}
+	for _, one := range all.GetListeners() {
+		if one.GetListener().GetPath() == path {
+			return one.GetListener(), nil
+		}
+	}
+	return nil, fmt.Errorf("taktd knows nothing of %s: delete the pod, to have it attached again", path)
+}
+
+// entered is what this agent has entered into taktd, so that a later one takes back what has no reason any more, and
+// nothing that an operator has entered. It is in a file because taktd outlives the agent.
+type entered struct {
+	// Stations by "NETWORK MAC VTEP".
+	Stations map[string]bool `json:"stations"`
+	Peers    map[string]bool `json:"peers"`
+}
+
+func (m *member) enteredFile() string { return filepath.Join(m.n.config.RunDirectory, "entered.json") }
+
+func (m *member) loadEntered() (*entered, error) {
+	e := &entered{Stations: map[string]bool{}, Peers: map[string]bool{}}
+	text, err := os.ReadFile(m.enteredFile())
+	if errors.Is(err, fs.ErrNotExist) {
+		return e, nil
+	}
+	if err == nil {
+		err = json.Unmarshal(text, e)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("cannot read what was entered into taktd: %w", err)
+	}
+	return e, nil
+}
+
+// store is called before something is entered and after something has been taken back, so that nothing is forgotten.
+func (m *member) store(e *entered) error {
+	text, err := json.Marshal(e)
+	if err == nil {
+		err = os.WriteFile(m.enteredFile()+".new", text, 0o600)
+	}
+	if err == nil {
+		err = os.Rename(m.enteredFile()+".new", m.enteredFile())
+	}
+	if err != nil {
+		return fmt.Errorf("cannot note what is entered into taktd: %w", err)
+	}
+	return nil
+}
+
+func stationKey(name, mac, vtep string) string { return name + " " + mac + " " + vtep }
+
+// enterStations enters the pods of other nodes into the networks that taktd does not follow a kernel's device for.
+func (m *member) enterStations(ctx context.Context, has []*adminv1.Network, e *entered) error {
+	wanted, order := m.stations(has), []string{}
+	fresh := false
+	for key := range wanted {
+		order = append(order, key)
+		fresh = fresh || !e.Stations[key]
+		e.Stations[key] = true
+	}
+	if fresh {
+		if err := m.store(e); err != nil {
+			return err
+		}
+	}
+	slices.Sort(order)
+	present := map[string]*adminv1.Station{}
+	for _, one := range has {
+		for _, station := range one.GetStations() {
+			if !station.GetFollowed() {
+				present[stationKey(one.GetName(), strings.ToLower(station.GetMac()), station.GetVtep())] = station
+			}
+		}
+	}
+	var mistakes []error
+	for _, key := range order {
+		station := wanted[key]
+		if there := present[key]; there != nil && equalSets(there.GetAddresses(), station.GetAddresses()) {
+			continue
+		}
+		name, _, _ := strings.Cut(key, " ")
+		if _, err := m.admin.SetStation(ctx, &adminv1.SetStationRequest{Network: name, Station: station}); err != nil {
+			mistakes = append(mistakes, fmt.Errorf("station %s: %w", key, err))
+		}
+	}
+	gone := false
+	for key := range e.Stations {
+		if wanted[key] != nil {
+			continue
+		}
+		if present[key] != nil {
+			parts := strings.Split(key, " ")
+			// One that is elsewhere now has been changed already, and has another key.
+			if _, err := m.admin.RemoveStation(ctx, &adminv1.RemoveStationRequest{Network: parts[0], Mac: parts[1], Vtep: parts[2]}); err != nil {
+				mistakes = append(mistakes, fmt.Errorf("station %s: %w", key, err))
+				continue
+			}
+		}
+		delete(e.Stations, key)
+		gone = true
+	}
+	if gone {
+		mistakes = append(mistakes, m.store(e))
+	}
+	return errors.Join(mistakes...)
+}
+
+// stations are what taktd's networks need to know of other nodes, by key.
+func (m *member) stations(has []*adminv1.Network) map[string]*adminv1.Station {
+	wanted := map[string]*adminv1.Station{}
+	serves := map[string]bool{}
+	for _, one := range has {
+		// Where the kernel's table is followed, the container network has them entered; a router needs none.
+		serves[one.GetName()] = one.GetFollow() == "" && !one.GetRouted()
+	}
+	enter := func(name string, at network.Place) {
+		wanted[stationKey(name, strings.ToLower(at.MAC), at.VTEP)] = &adminv1.Station{Mac: strings.ToLower(at.MAC), Vtep: at.VTEP, Addresses: at.Addresses}
+	}
+	for _, one := range objects.All[*network.TaktNetwork](m.nets) {
+		for _, station := range one.Spec.Stations {
+			if serves[one.Name] {
+				enter(one.Name, station)
+			}
+		}
+	}
+	for _, node := range objects.All[*network.TaktNode](m.nodes) {
+		if node.Name == m.n.name {
+			continue
+		}
+		for _, station := range node.Spec.Stations {
+			if serves[station.Network] {
+				enter(station.Network, station.Place)
+			}
+		}
+		for _, vtep := range node.Spec.VTEPs {
+			if serves[vtep.Network] {
+				enter(vtep.Network, network.Place{MAC: noMAC, VTEP: vtep.Address})
+			}
+		}
+	}
+	return wanted
+}
+
+func equalSets(a, b []string) bool {
+	a, b = slices.Sorted(slices.Values(a)), slices.Sorted(slices.Values(b))
+	return slices.Equal(a, b)
+}
+
+// enterPeers has taktd know the runtimes of other nodes by their keys, and says how many answer.
+func (m *member) enterPeers(ctx context.Context, s *network.TaktNodeStatus, e *entered) error {
+	wanted := map[string]string{}
+	if m.n.config.Network.Peers {
+		for _, node := range objects.All[*network.TaktNode](m.nodes) {
+			if node.Name != m.n.name && node.Spec.Peer != nil {
+				wanted[node.Spec.Peer.Address] = node.Spec.Peer.Key
+			}
+		}
+	}
+	all, err := m.admin.ListPeers(ctx, &adminv1.ListPeersRequest{})
+	if err != nil {
+		return err
+	}
+	present, up := map[string]string{}, 0
+	for _, peer := range all.GetPeers() {
+		if peer.GetConfigured() {
+			present[peer.GetAddress()] = peer.GetKey()
+		}
+		if peer.GetState() == adminv1.PeerState_PEER_STATE_UP {
+			up++
+		}
+	}
+	s.Peers = strconv.Itoa(up) + "/" + strconv.Itoa(len(all.GetPeers()))
+	fresh := false
+	for address := range wanted {
+		fresh = fresh || !e.Peers[address]
+		e.Peers[address] = true
+	}
+	if fresh {
+		if err := m.store(e); err != nil {
+			return err
+		}
+	}
+	var mistakes []error
+	for address, key := range wanted {
+		if has, there := present[address]; there && has == key {
+			continue
+		}
+		if _, err := m.admin.AddPeer(ctx, &adminv1.AddPeerRequest{Address: address, Key: key}); err != nil {
+			mistakes = append(mistakes, fmt.Errorf("peer %s: %w", address, err))
+		}
+	}
+	gone := false
+	for address := range e.Peers {
+		if _, still := wanted[address]; still {
+			continue
+		}
+		if _, there := present[address]; there {
+			if _, err := m.admin.RemovePeer(ctx, &adminv1.RemovePeerRequest{Address: address}); err != nil {
+				mistakes = append(mistakes, fmt.Errorf("peer %s: %w", address, err))
+				continue
+			}
+		}
+		delete(e.Peers, address)
+		gone = true
+	}
+	if gone {
+		mistakes = append(mistakes, m.store(e))
+	}
+	return errors.Join(mistakes...)
+}

@@ -1,0 +1,16 @@
+package objects
+
+import (
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// TAI is CLOCK_TAI, which schedules go by: nanoseconds since 1970. Without an offset in the kernel it is UTC.
+func TAI() int64 {
+	var now unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_TAI, &now); err != nil {
+		return time.Now().UnixNano()
+	}
+	return now.Nano()
+}
