@@ -8,6 +8,7 @@ use crate::failure::Failure;
 use crate::{
     bench, clock, completions, daemon, demo, doctor, key, lab, listener, manual, monitor, network,
     peer, preload, publish, reload, reserve, schedule, session, simulate, status, subscribe, top,
+    veth,
 };
 
 const HELP: &str = "\
@@ -23,7 +24,7 @@ Exit codes:
 
 Environment:
   TAKT_ADMIN_SOCKET  socket of the admin API
-  TAKT_SOCKET        socket for applications (`pub`, `sub`, `preload`)
+  TAKT_SOCKET        socket for applications (`pub`, `sub`, `preload`, `veth`)
   without them       the user's own node ($XDG_RUNTIME_DIR/takt), then the system's (/run/takt)
 
 Examples:
@@ -73,6 +74,8 @@ pub enum Command {
     Clock(clock::Clock),
     /// Run a program whose datagrams leave at the times that it names
     Preload(preload::Preload),
+    /// Take launch times of programs that cannot be preloaded
+    Veth(veth::Veth),
     /// Check, show, convert and compare schedules in files
     Schedule(schedule::Schedule),
     /// Find, check and ask for CPU reservations
@@ -121,6 +124,7 @@ impl Command {
             Self::Sub(subscribe) => subscribe.run(),
             Self::Clock(clock) => clock.run(),
             Self::Preload(preload) => preload.run(),
+            Self::Veth(veth) => veth.run(),
             Self::Schedule(schedule) => return schedule.run(),
             Self::Reserve(reserve) => reserve.run(),
             Self::Monitor(monitor) => monitor.run(),

@@ -27,6 +27,9 @@ pub enum Failure {
     /// The embedded runtime.
     #[error(transparent)]
     Embedded(#[from] takt_embedded::Error),
+    /// Launch times at a veth.
+    #[error(transparent)]
+    Veth(#[from] takt_ingress::Error),
     /// Standard input or output.
     #[error("cannot {what}: {source}")]
     Io {
@@ -62,7 +65,9 @@ impl Failure {
 
     fn exit_code(&self) -> u8 {
         match self {
-            Self::Connect(_) | Self::Channel(takt::Error::NoRuntime { .. }) => 3,
+            Self::Connect(_)
+            | Self::Channel(takt::Error::NoRuntime { .. })
+            | Self::Veth(takt_ingress::Error::Runtime(takt::Error::NoRuntime { .. })) => 3,
             Self::Refused(status) if status.code() == tonic::Code::Unavailable => 3,
             Self::Daemon(error) => error.exit_code(),
             Self::Schedule(_) | Self::Tasks(_) => 4,

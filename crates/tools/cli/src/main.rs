@@ -34,6 +34,7 @@ mod status;
 mod subscribe;
 mod top;
 mod usage;
+mod veth;
 
 use std::process::ExitCode;
 

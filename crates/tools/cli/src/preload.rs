@@ -35,7 +35,7 @@ const HELP: &str = "\
 Datagrams that the program sends with a transmission time (SO_TXTIME, SCM_TXTIME) leave at that time, by way
 of the runtime of this node; everything else is as without. Programs that it starts are run with the preload,
 too. Programs of glibc and of musl (Alpine's) have a library each, which their loader finds. Statically linked
-programs and programs in Go cannot be preloaded: they are refused.
+programs and programs in Go cannot be preloaded and are refused: `takt veth attach` serves those.
 
 Environment:
   TAKT_PRELOAD_LIBRARY  the library; if not set, libtakt_preload.so beside `takt` or in ../lib

@@ -20,8 +20,8 @@ const MOST_INTERPRETERS: usize = 4;
 const FIRST_LINE: u64 = 256;
 
 /// What to do with a program that cannot be preloaded.
-const REMEDY: &str = "send by the channel API (libtakt.so) instead, from C, Rust or by cgo, \
-                      or run it without the preload";
+const REMEDY: &str = "in a pod, run it without the preload and take its launch times at the host's end of the pod's \
+                      veth (`takt veth attach`); or send by the channel API (libtakt.so), from C, Rust or by cgo";
 
 /// The file of a program, looked for as a shell does.
 pub fn find(name: &OsStr) -> Result<PathBuf, Failure> {

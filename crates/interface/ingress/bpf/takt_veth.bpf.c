@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * At the ingress of the host's end of a pod's veth: takes packets that have a launch time out of the kernel's path and hands
+ * them to user space with it, see docs/decisions/0013. The pod can neither see nor remove these programs.
+ *
+ * Not a parser of record: user space and the lane check every frame again.
+ */
+#include <linux/bpf.h>
+#include <linux/if_ether.h>
+#include <linux/in.h>
+#include <linux/in6.h>
+#include <stdbool.h>
+
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+
+/* `enum tcx_action_base` of Linux 6.6. */
+#define TCX_NEXT -1
+#define TCX_DROP 2
+
+/* What `tstamp_type` says, from Linux 6.10 on (`enum skb_tstamp_type`). */
+#define CLOCK_OF_ARRIVAL 0
+#define CLOCK_MONOTONIC 1
+#define CLOCK_TAI 2
+
+/* Ethernet header; the first octets of IPv4 and IPv6. */
+#define LINK_HEADER 14
+#define IPV4_PROTOCOL (LINK_HEADER + 9)
+#define IPV6_NEXT_HEADER (LINK_HEADER + 6)
+#define IPV6_HEADER 40
+#define MOST_EXTENSIONS 8
+
+/* Sizes of records: of most control messages, of a usual MTU, of a jumbo frame. User space takes any. */
+#define SMALL 240
+#define USUAL 2032
+#define LARGE 9712
+
+/* Why a packet went which way: places in `takt_counters`. User space has the same order. */
+enum counter {
+	TAKEN,
+	/* Passed: without a launch time. */
+	UNTIMED,
+	/* With a launch time, and passed on to the next program, which may be the guard. */
+	TAGGED,
+	SEGMENTED,
+	TOO_LONG,
+	RING_FULL,
+	COUNTERS,
+};
+
+/* What user space gets of a packet. */
+struct record {
+	/* By `clock`, nanoseconds. */
+	__u64 launch;
+	/* Of the frame. */
+	__u32 length;
+	__u32 clock;
+	__u8 frame[];
+};
+
+/* Packets for user space, which sets the size. */
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 1 << 20);
+} takt_ring SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, COUNTERS);
+	__type(key, __u32);
+	__type(value, __u64);
+} takt_counters SEC(".maps");
+
+/* Packets that the guard has dropped. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u64);
+} takt_guarded SEC(".maps");
+
+/* What user space counts, for those who ask; the programs do not read it. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 32);
+	__type(key, __u32);
+	__type(value, __u64);
+} takt_reader SEC(".maps");
+
+static __always_inline void count(void *map, __u32 which)
+{
+	__u64 *counter = bpf_map_lookup_elem(map, &which);
+
+	if (counter)
+		*counter += 1;
+}
+
+/* TCP has the times of its own pacing in the same field. */
+static __always_inline bool is_tcp(struct __sk_buff *skb)
+{
+	__u32 at = LINK_HEADER + IPV6_HEADER;
+	__u8 next = 0;
+
+	if (skb->protocol == bpf_htons(ETH_P_IP)) {
+		bpf_skb_load_bytes(skb, IPV4_PROTOCOL, &next, 1);
+		return next == IPPROTO_TCP;
+	}
+	if (skb->protocol != bpf_htons(ETH_P_IPV6))
+		return false;
+	if (bpf_skb_load_bytes(skb, IPV6_NEXT_HEADER, &next, 1))
+		return false;
+	for (int i = 0; i < MOST_EXTENSIONS; i++) {
+		/* Its kind of next header, and its length. */
+		__u8 head[2] = {};
+
+		switch (next) {
+		case IPPROTO_HOPOPTS:
+		case IPPROTO_ROUTING:
+		case IPPROTO_FRAGMENT:
+		case IPPROTO_DSTOPTS:
+			break;
+		default:
+			return next == IPPROTO_TCP;
+		}
+		if (bpf_skb_load_bytes(skb, at, head, sizeof(head)))
+			return false;
+		at += next == IPPROTO_FRAGMENT ? 8 : (head[1] + 1) * 8;
+		next = head[0];
+	}
+	return false;
+}
+
+static __always_inline bool has_launch_time(struct __sk_buff *skb)
+{
+	/* The type is read first: without that the kernel tells programs at ingress of no time of delivery. */
+	if (skb->tstamp_type == CLOCK_OF_ARRIVAL || !skb->tstamp)
+		return false;
+	return !is_tcp(skb);
+}
+
+/* Hands a packet over in a record with room for so many octets, a constant. */
+static __always_inline enum counter hand_over(struct __sk_buff *skb, const __u32 room)
+{
+	struct record *record = bpf_ringbuf_reserve(&takt_ring, sizeof(*record) + room, 0);
+	__u64 length = skb->len;
+
+	if (!record)
+		return RING_FULL;
+	record->launch = skb->tstamp;
+	record->clock = skb->tstamp_type;
+	record->length = length;
+	if (length > room)
+		goto discard;
+	/* Two comparisons, as the verifier wants them: the compiler would make one of them. */
+	asm volatile("" : "+r"(length));
+	if (length == 0 || bpf_skb_load_bytes(skb, 0, record->frame, length))
+		goto discard;
+	bpf_ringbuf_submit(record, 0);
+	return TAKEN;
+discard:
+	bpf_ringbuf_discard(record, 0);
+	return TOO_LONG;
+}
+
+/* Takes what has a launch time. */
+SEC("classifier")
+int takt_take(struct __sk_buff *skb)
+{
+	enum counter result;
+
+	if (!has_launch_time(skb)) {
+		count(&takt_counters, UNTIMED);
+		return TCX_NEXT;
+	}
+	if (skb->vlan_present || skb->protocol == bpf_htons(ETH_P_8021Q) ||
+	    skb->protocol == bpf_htons(ETH_P_8021AD))
+		result = TAGGED;
+	else if (skb->gso_size)
+		result = SEGMENTED;
+	else if (skb->len <= SMALL)
+		result = hand_over(skb, SMALL);
+	else if (skb->len <= USUAL)
+		result = hand_over(skb, USUAL);
+	else
+		result = hand_over(skb, LARGE);
+	count(&takt_counters, result);
+	return result == TAKEN ? TCX_DROP : TCX_NEXT;
+}
+
+/* Lets nothing with a launch time pass. Behind the other one, and there without it. */
+SEC("classifier")
+int takt_guard(struct __sk_buff *skb)
+{
+	if (!has_launch_time(skb))
+		return TCX_NEXT;
+	count(&takt_guarded, 0);
+	return TCX_DROP;
+}
+
+/* Run by user space on a frame that is to go the kernel's way after all: as if the interface had received it. */
+volatile const __u32 takt_device;
+
+SEC("classifier")
+int takt_return(struct __sk_buff *skb)
+{
+	return bpf_clone_redirect(skb, takt_device, BPF_F_INGRESS);
+}
+
+/* Run by user space: whether the kernel tells the times of CLOCK_TAI apart. */
+SEC("classifier")
+int takt_probe(struct __sk_buff *skb)
+{
+	return bpf_skb_set_tstamp(skb, 1, CLOCK_TAI);
+}
+
+char LICENSE[] SEC("license") = "Apache-2.0";

@@ -1,0 +1,143 @@
+//! What is counted of a pod's packets: by the programs, and by the process behind them.
+
+use takt::Outcome;
+use takt::unserved;
+
+/// Names of what the program that takes counts, in the order of `enum counter` of `bpf/takt_veth.bpf.c`.
+pub(crate) const PROGRAM_COUNTERS: [&str; 6] = [
+    "taken",
+    "untimed",
+    "vlan-tag",
+    "segmented",
+    "too-long",
+    "no-room",
+];
+/// Where in them is what has a launch time and was passed on, with the reason that the runtime is told
+/// ([`unserved::NAMES`]).
+pub(crate) const PASSED: [(usize, &str); 4] = [
+    (2, "vlan-tag"),
+    (3, "socket-option"),
+    (4, "malformed"),
+    (5, "no-runtime"),
+];
+
+/// Names of what the process counts, in the order of its map.
+pub(crate) const READER_COUNTERS: [&str; 12] = [
+    "sent",
+    "late",
+    "not-scheduled",
+    "refused",
+    "unreachable",
+    "lost",
+    "no-runtime",
+    "foreign-source-address",
+    "station-out-of-reach",
+    "foreign-frame",
+    "malformed",
+    "given-back",
+];
+/// Where the reasons for which the runtime was not given a frame begin, and end.
+const REASONS: std::ops::Range<usize> = 6..11;
+
+/// Why the runtime was not given a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Unserved {
+    Runtime,
+    Source,
+    Station,
+    Kind,
+    Malformed,
+}
+
+/// What the process counts.
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    counts: [u64; READER_COUNTERS.len()],
+    /// Of the programs' and ours, what the runtime has been told.
+    told: unserved::Counts,
+}
+
+impl Counters {
+    /// What became of a frame that the runtime was given.
+    pub(crate) fn outcome(&mut self, outcome: Outcome) {
+        let at = match outcome {
+            Outcome::Sent => 0,
+            Outcome::Late => 1,
+            Outcome::NotScheduled => 2,
+            Outcome::Refused => 3,
+            Outcome::Unreachable | Outcome::NoSink => 4,
+            Outcome::Lost | Outcome::Unknown => 5,
+            Outcome::Pending => return,
+        };
+        self.counts[at] += 1;
+    }
+
+    /// A frame that the runtime was not given.
+    pub(crate) fn unserved(&mut self, why: Unserved) {
+        self.counts[REASONS.start + why as usize] += 1;
+    }
+
+    /// A frame that went the kernel's way after all.
+    pub(crate) fn given_back(&mut self) {
+        self.counts[REASONS.end] += 1;
+    }
+
+    /// In the order of [`READER_COUNTERS`].
+    pub(crate) fn all(&self) -> &[u64] {
+        &self.counts
+    }
+
+    /// What the runtime is to be told, and what it will then have been told; `program`: what the program that takes has counted.
+    pub(crate) fn news(&self, program: &[u64]) -> (unserved::Counts, unserved::Counts) {
+        let mut all = unserved::Counts::default();
+        let ours = REASONS.map(|at| (READER_COUNTERS[at], self.counts[at]));
+        let programs = PASSED.map(|(at, name)| (name, program.get(at).copied().unwrap_or(0)));
+        for (name, count) in ours.chain(programs) {
+            if let Some(at) = unserved::NAMES.iter().position(|other| *other == name) {
+                all[at] += count;
+            }
+        }
+        let more = std::array::from_fn(|at| all[at] - self.told[at].min(all[at]));
+        (more, all)
+    }
+
+    /// It has been told.
+    pub(crate) fn told(&mut self, all: unserved::Counts) {
+        self.told = all;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_runtime_is_told_of_each_once_by_the_names_of_its_protocol() {
+        let mut counters = Counters::default();
+        counters.unserved(Unserved::Source);
+        counters.unserved(Unserved::Malformed);
+        let program = [100, 100, 1, 2, 3, 4];
+        let (more, all) = counters.news(&program);
+        let named: Vec<_> = unserved::NAMES
+            .into_iter()
+            .zip(more)
+            .filter(|(_, count)| *count > 0)
+            .collect();
+        let expected = [
+            ("no-runtime", 4),
+            ("foreign-source-address", 1),
+            ("socket-option", 2),
+            ("vlan-tag", 1),
+            ("malformed", 4),
+        ];
+        assert_eq!(named, expected);
+        counters.told(all);
+        assert_eq!(counters.news(&program).0, unserved::Counts::default());
+        for at in REASONS {
+            assert!(unserved::NAMES.contains(&READER_COUNTERS[at]));
+        }
+        for (_, name) in PASSED {
+            assert!(unserved::NAMES.contains(&name));
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! Why launch times cannot be taken.
+
+use std::io;
+
+/// Why launch times of a pod cannot be taken at its veth.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// There is no such device here.
+    #[error(
+        "there is no device {0} in this network namespace: name the host's end of the pod's veth, see `ip -d link show type veth`"
+    )]
+    NoDevice(String),
+    /// The device is of another kind.
+    #[error(
+        "{device} is no veth (its driver: {driver:?}): launch times reach the host's end of a veth alone; for macvlan and the \
+         host's network use `takt preload` or the channel API"
+    )]
+    NotVeth {
+        /// The device.
+        device: String,
+        /// Its driver.
+        driver: String,
+    },
+    /// The kernel cannot tell the clocks of launch times apart, or attach the program.
+    #[error(
+        "this kernel cannot tell launch times of CLOCK_TAI from others ({0}): Linux 6.10 or later is needed; use `takt preload`"
+    )]
+    Kernel(String),
+    /// The kernel does not let us.
+    #[error(
+        "the kernel refuses to {0}: CAP_NET_ADMIN and CAP_BPF are needed, in the initial user namespace and on a kernel that is not locked \
+         down; run as root"
+    )]
+    Privilege(&'static str),
+    /// Somebody takes launch times there already.
+    #[error(
+        "launch times at {0} are taken already: end the other `takt veth attach --device {0}` first"
+    )]
+    Attached(String),
+    /// What has a launch time is dropped there, and the caller did not ask for that.
+    #[error(
+        "packets with a launch time that are not taken are dropped at {0}, as an earlier --required has it: give --required, or lift it by \
+         `takt veth detach --device {0}`"
+    )]
+    Guarded(String),
+    /// The device has gone, or somebody has taken our program away.
+    #[error(
+        "the program is not at {0} any more: the device has gone, or somebody has detached the program; attach again if the pod is there"
+    )]
+    Detached(String),
+    /// The runtime refuses.
+    #[error(transparent)]
+    Runtime(#[from] takt::Error),
+    /// The loader library or the kernel.
+    #[error("cannot {action}: {told}")]
+    Load {
+        /// What was tried.
+        action: &'static str,
+        /// What it says, with the causes.
+        told: String,
+    },
+    /// A system call failed.
+    #[error("cannot {action}: {source}")]
+    System {
+        /// What was tried.
+        action: &'static str,
+        /// The kernel's answer.
+        source: io::Error,
+    },
+}
+
+impl Error {
+    /// For `map_err` of system calls.
+    pub(crate) fn system(action: &'static str) -> impl FnOnce(io::Error) -> Self {
+        move |source| match source.raw_os_error() {
+            Some(libc::EPERM) => Self::Privilege(action),
+            _ => Self::System { action, source },
+        }
+    }
+
+    /// For `map_err` of the loader library.
+    pub(crate) fn load<E: std::error::Error + 'static>(
+        action: &'static str,
+    ) -> impl FnOnce(E) -> Self {
+        move |error| {
+            if errno(&error) == Some(libc::EPERM) {
+                return Self::Privilege(action);
+            }
+            let mut told = error.to_string();
+            let mut source = error.source();
+            while let Some(cause) = source {
+                told.push_str(&format!(": {cause}"));
+                source = cause.source();
+            }
+            Self::Load { action, told }
+        }
+    }
+}
+
+/// The errno at the bottom of an error of the loader library.
+fn errno(error: &(dyn std::error::Error + 'static)) -> Option<i32> {
+    let mut next = Some(error);
+    while let Some(error) = next {
+        if let Some(error) = error.downcast_ref::<io::Error>() {
+            return error.raw_os_error();
+        }
+        next = error.source();
+    }
+    None
+}

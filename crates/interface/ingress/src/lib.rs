@@ -1,0 +1,105 @@
+//! Launch times of programs that cannot be preloaded (static ones, Go, io_uring, system calls made by hand), taken where the pod
+//! cannot interfere: at the ingress of the host's end of its veth.
+//!
+//! The kernel keeps the time of `SO_TXTIME` with a packet across a veth (`skb->tstamp`, with its clock). An eBPF program there
+//! takes packets that have one out of the kernel's path and hands them over a ring; [`Attachment::run`] gives them to the node's
+//! runtime as frames of the pod's listener, whose policy counts. All else passes untouched. The measurements behind that
+//! are in `docs/decisions/0013`, what holds for users is in `docs/reference/veth.md`.
+//!
+//! | module | subject |
+//! |---|---|
+//! | `programs` | loading and attaching the programs of `bpf/` |
+//! | [`record`] | what the ring holds: pure |
+//! | `forward` | from the ring to the runtime |
+//! | `counters` | what is counted, by name |
+//!
+//! Not here: scheduling, and what may leave. That is the lane's, which trusts us no more than any application.
+
+mod counters;
+mod error;
+mod forward;
+mod programs;
+#[doc(hidden)] // for fuzz targets
+pub mod record;
+mod sys;
+
+use std::path::PathBuf;
+
+use takt::TrafficClass;
+
+pub use error::Error;
+pub use forward::Attachment;
+
+/// Which traffic class frames are of. The pod's `SO_PRIORITY` ends at the veth.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ClassFrom {
+    /// The class selector of the packet's DSCP (RFC 2474, section 4.2.2.1), which is what `IP_TOS` and `IPV6_TCLASS` set; 0 for what is
+    /// not IP.
+    #[default]
+    Dscp,
+    /// This one for all.
+    Fixed(TrafficClass),
+}
+
+/// What to take, and for whom.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The host's end of the pod's veth.
+    pub device: String,
+    /// The pod's listener; `None`: as other applications find the runtime.
+    pub socket: Option<PathBuf>,
+    /// Drop packets with a launch time that the runtime does not send, instead of leaving them to the kernel; also when nobody takes
+    /// them any more.
+    pub required: bool,
+    /// Their class.
+    pub class: ClassFrom,
+}
+
+/// What is at a device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Status {
+    /// Whether launch times are taken.
+    pub taking: bool,
+    /// Whether packets with a launch time that are not taken are dropped.
+    pub required: bool,
+    /// Packets by what became of them, in a fixed order; none if nothing is there.
+    pub counters: Vec<(&'static str, u64)>,
+}
+
+/// Looks at a device; for that nothing has to run.
+///
+/// # Errors
+/// [`Error::NoDevice`], [`Error::NotVeth`], [`Error::Privilege`].
+pub fn status(device: &str) -> Result<Status, Error> {
+    let seen = programs::look(&programs::Device::find(device)?)?;
+    let mut named = Vec::new();
+    if let Some((program, reader)) = &seen.taking {
+        named.extend(
+            counters::PROGRAM_COUNTERS
+                .into_iter()
+                .zip(program.iter().copied()),
+        );
+        // A reason may have been the program's or the process's.
+        for (name, count) in counters::READER_COUNTERS.into_iter().zip(reader) {
+            match named.iter_mut().find(|(other, _)| *other == name) {
+                Some((_, sum)) => *sum += count,
+                None => named.push((name, *count)),
+            }
+        }
+    }
+    named.extend(seen.guarded.map(|count| ("dropped", count)));
+    Ok(Status {
+        taking: seen.taking.is_some(),
+        required: seen.guarded.is_some(),
+        counters: named,
+    })
+}
+
+/// Lifts what an attachment with [`Options::required`] has left: packets with a launch time pass again. Whether there was
+/// something to lift.
+///
+/// # Errors
+/// As [`status`].
+pub fn lift(device: &str) -> Result<bool, Error> {
+    programs::lift(&programs::Device::find(device)?)
+}

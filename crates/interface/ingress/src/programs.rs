@@ -1,0 +1,329 @@
+//! The eBPF programs at a device: loading, attaching, and what others can see of them.
+//!
+//! Two programs, by the kernel's tcx (Linux 6.6): one that takes, which goes with this process however it ends, and the guard,
+//! which stays until it is detached or the device goes. So what is required is required also while nobody takes.
+
+use std::os::fd::AsFd;
+
+use aya::maps::{Array, Map, MapData, MapInfo, PerCpuArray, RingBuf};
+use aya::programs::links::LinkOrder;
+use aya::programs::tc::TcAttachOptions;
+use aya::programs::{ProgramInfo, SchedClassifier, TcAttachType, TestRun, TestRunOptions};
+use aya::{Ebpf, EbpfLoader};
+
+use crate::error::Error;
+use crate::sys;
+
+/// The compiled `bpf/takt_veth.bpf.c`.
+static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/takt_veth.bpf.o"));
+
+const TAKE: &str = "takt_take";
+const GUARD: &str = "takt_guard";
+const RETURN: &str = "takt_return";
+const PROBE: &str = "takt_probe";
+const RING: &str = "takt_ring";
+const COUNTERS: &str = "takt_counters";
+const GUARDED: &str = "takt_guarded";
+const READER: &str = "takt_reader";
+
+/// Bytes of the ring: some thousand packets of a usual MTU, twenty thousand short ones.
+const RING_BYTES: u32 = 4 << 20;
+
+/// A device, by the name and number that it has had from the beginning.
+#[derive(Clone, Debug)]
+pub(crate) struct Device {
+    pub(crate) name: String,
+    index: u32,
+}
+
+impl Device {
+    /// The host's end of a veth.
+    pub(crate) fn find(name: &str) -> Result<Self, Error> {
+        let index = sys::index(name).map_err(|_| Error::NoDevice(name.to_owned()))?;
+        let driver = match sys::driver(name) {
+            // It has none, as the loopback interface.
+            Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => String::new(),
+            driver => driver.map_err(Error::system("ask for the driver of the device"))?,
+        };
+        match driver == "veth" {
+            true => Ok(Self {
+                name: name.to_owned(),
+                index,
+            }),
+            false => Err(Error::NotVeth {
+                device: name.to_owned(),
+                driver,
+            }),
+        }
+    }
+
+    /// The programs at its ingress, in their order.
+    fn programs(&self) -> Result<Vec<ProgramInfo>, Error> {
+        let gone = || Error::Detached(self.name.clone());
+        if sys::index(&self.name).ok() != Some(self.index) {
+            return Err(gone());
+        }
+        let (_, programs) = SchedClassifier::query_tcx(&self.name, TcAttachType::Ingress)
+            .map_err(Error::load("ask for the programs of the device"))?;
+        Ok(programs)
+    }
+}
+
+/// The programs, attached. The one that takes is detached when this is dropped, the guard is not.
+pub(crate) struct Attached {
+    device: Device,
+    /// Keeps the program that takes attached, and has the one that returns.
+    ebpf: Ebpf,
+    ring: RingBuf<MapData>,
+    /// What this process tells others.
+    reader: Array<MapData, u64>,
+    counters: PerCpuArray<MapData, u64>,
+    /// Of the program that takes.
+    id: u32,
+}
+
+impl Attached {
+    /// Attaches; `required`: with the guard.
+    pub(crate) fn new(device: Device, required: bool) -> Result<Self, Error> {
+        let mut ebpf = EbpfLoader::new()
+            .btf(None)
+            .map_max_entries(RING, RING_BYTES)
+            .override_global("takt_device", &device.index, true)
+            .load(OBJECT)
+            .map_err(Error::load("create BPF maps"))?;
+        probe(&mut ebpf)?;
+        let there = device.programs()?;
+        if there.iter().any(|program| is(program, TAKE)) {
+            return Err(Error::Attached(device.name));
+        }
+        let guarded = there.iter().any(|program| is(program, GUARD));
+        if guarded && !required {
+            return Err(Error::Guarded(device.name));
+        }
+        program(&mut ebpf, RETURN)?;
+        if required && !guarded {
+            let guard = program(&mut ebpf, GUARD)?;
+            let descriptor = guard.fd().map_err(Error::load("load the guard"))?;
+            sys::attach(device.index, descriptor.as_fd())
+                .map_err(Error::system("attach the guard"))?;
+        }
+        let reader = match map(&mut ebpf, READER)? {
+            Map::Array(reader) => reader,
+            _ => return Err(missing(READER)),
+        };
+        let take = program(&mut ebpf, TAKE)?;
+        let descriptor = take
+            .fd()
+            .map_err(Error::load("load the program that takes"))?;
+        sys::bind(descriptor.as_fd(), reader.fd().as_fd())
+            .map_err(Error::system("bind the counters to the program"))?;
+        take.attach_with_options(
+            &device.name,
+            TcAttachType::Ingress,
+            TcAttachOptions::TcxOrder(LinkOrder::first()),
+        )
+        .map_err(Error::load("attach the program that takes"))?;
+        let id = take
+            .info()
+            .map_err(Error::load("look at the program"))?
+            .id();
+        // Two that came at the same time: neither stays.
+        let taking = device.programs()?;
+        if taking.iter().filter(|program| is(program, TAKE)).count() != 1 {
+            return Err(Error::Attached(device.name));
+        }
+        Ok(Self {
+            ring: map(&mut ebpf, RING)?
+                .try_into()
+                .map_err(Error::load("map the ring"))?,
+            reader: Map::Array(reader)
+                .try_into()
+                .map_err(Error::load("open the counters"))?,
+            counters: map(&mut ebpf, COUNTERS)?
+                .try_into()
+                .map_err(Error::load("open the counters"))?,
+            device,
+            ebpf,
+            id,
+        })
+    }
+
+    /// What has been taken.
+    pub(crate) fn ring(&mut self) -> &mut RingBuf<MapData> {
+        &mut self.ring
+    }
+
+    /// Takes no more; what is in the ring stays there.
+    pub(crate) fn detach(&mut self) {
+        let take = self.ebpf.program_mut(TAKE);
+        if let Some(Ok(take)) = take.map(<&mut SchedClassifier>::try_from) {
+            // Goes with its links. If it is not there any more, the better.
+            let _ = take.unload();
+        }
+    }
+
+    /// Whether the program is where it was attached to.
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        let there = self.device.programs()?;
+        match there.iter().any(|program| program.id() == self.id) {
+            true => Ok(()),
+            false => Err(Error::Detached(self.device.name.clone())),
+        }
+    }
+
+    /// Lets a frame go on as if the device had just received it, without a launch time. Whether the kernel has it.
+    pub(crate) fn give_back(&self, frame: &[u8]) -> bool {
+        let program = self.ebpf.program(RETURN);
+        let Some(Ok(program)) = program.map(<&SchedClassifier>::try_from) else {
+            return false;
+        };
+        let mut options = TestRunOptions::new();
+        options.data_in = Some(frame);
+        program
+            .test_run(options)
+            .is_ok_and(|result| result.return_value == 0)
+    }
+
+    /// What the program that takes has counted, in the order of [`PROGRAM_COUNTERS`](crate::counters::PROGRAM_COUNTERS).
+    pub(crate) fn counted(&self) -> Vec<u64> {
+        sums(&self.counters).unwrap_or_default()
+    }
+
+    /// Tells others what this process counts, in the order of [`READER_COUNTERS`](crate::counters::READER_COUNTERS).
+    pub(crate) fn tell(&mut self, counters: &[u64]) {
+        for (at, count) in (0..).zip(counters) {
+            // There is room for all, and nobody's packet depends on it.
+            let _ = self.reader.set(at, count, 0);
+        }
+    }
+}
+
+/// Whether the kernel tells the times of `CLOCK_TAI` apart, by a call that knows that clock from the version on that does.
+fn probe(ebpf: &mut Ebpf) -> Result<(), Error> {
+    let program = program(ebpf, PROBE).map_err(|error| match error {
+        Error::Load { told, .. } => Error::Kernel(told),
+        error => error,
+    })?;
+    // It must be IP; what, is of no interest.
+    let mut frame = [0; 60];
+    frame[12..14].copy_from_slice(&[8, 0]);
+    frame[14] = 0x45;
+    let mut options = TestRunOptions::new();
+    options.data_in = Some(&frame);
+    let result = program
+        .test_run(options)
+        .map_err(Error::load("run a program that tries the kernel"))?;
+    match result.return_value as i32 {
+        0 => Ok(()),
+        error => Err(Error::Kernel(
+            std::io::Error::from_raw_os_error(-error).to_string(),
+        )),
+    }
+}
+
+/// A program of the object, loaded.
+fn program<'e>(ebpf: &'e mut Ebpf, name: &str) -> Result<&'e mut SchedClassifier, Error> {
+    let program: &mut SchedClassifier = ebpf
+        .program_mut(name)
+        .and_then(|program| program.try_into().ok())
+        .ok_or_else(|| missing(name))?;
+    program
+        .load()
+        .map_err(Error::load("load the eBPF programs"))?;
+    Ok(program)
+}
+
+fn map(ebpf: &mut Ebpf, name: &str) -> Result<Map, Error> {
+    ebpf.take_map(name).ok_or_else(|| missing(name))
+}
+
+fn missing(name: &str) -> Error {
+    Error::Load {
+        action: "use the eBPF object",
+        told: format!("it has no {name}: build again"),
+    }
+}
+
+fn is(program: &ProgramInfo, name: &str) -> bool {
+    program.name_as_str() == Some(name)
+}
+
+/// What is at a device, as anybody can see it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Seen {
+    /// Counters of the program that takes, if it is there, and of its process.
+    pub(crate) taking: Option<(Vec<u64>, Vec<u64>)>,
+    /// What the guard has dropped, if it is there.
+    pub(crate) guarded: Option<u64>,
+}
+
+/// Looks at a device.
+pub(crate) fn look(device: &Device) -> Result<Seen, Error> {
+    let mut seen = Seen::default();
+    for program in device.programs()? {
+        if is(&program, TAKE) {
+            let counters = counts(&program, COUNTERS)?;
+            seen.taking = Some((counters, values(&program, READER)?));
+        } else if is(&program, GUARD) {
+            seen.guarded = Some(counts(&program, GUARDED)?.iter().sum());
+        }
+    }
+    Ok(seen)
+}
+
+/// Takes the guard away. Whether it was there.
+pub(crate) fn lift(device: &Device) -> Result<bool, Error> {
+    let mut lifted = false;
+    for program in device.programs()?.iter().filter(|p| is(p, GUARD)) {
+        let descriptor = program.fd().map_err(Error::load("open the guard"))?;
+        sys::detach(device.index, descriptor.as_fd()).map_err(Error::system("detach the guard"))?;
+        lifted = true;
+    }
+    Ok(lifted)
+}
+
+/// A map of a program that is loaded, by its name.
+fn find(program: &ProgramInfo, name: &str) -> Result<MapData, Error> {
+    let ids = program
+        .map_ids()
+        .map_err(Error::load("look at the program"))?
+        .unwrap_or_default();
+    for id in ids {
+        let info = MapInfo::from_id(id).map_err(Error::load("look at the program's maps"))?;
+        if info.name_as_str() == Some(name) {
+            return MapData::from_id(id).map_err(Error::load("open the program's maps"));
+        }
+    }
+    Err(Error::Load {
+        action: "read the counters",
+        told: format!("the program has no map {name}: it is of another version of takt"),
+    })
+}
+
+fn counts(program: &ProgramInfo, name: &str) -> Result<Vec<u64>, Error> {
+    let map = Map::PerCpuArray(find(program, name)?);
+    let array: PerCpuArray<_, u64> = map.try_into().map_err(Error::load("read the counters"))?;
+    sums(&array)
+}
+
+/// Counters by processor, added up.
+fn sums(array: &PerCpuArray<MapData, u64>) -> Result<Vec<u64>, Error> {
+    array
+        .iter()
+        .map(|counts| {
+            Ok(counts
+                .map_err(Error::load("read the counters"))?
+                .iter()
+                .sum())
+        })
+        .collect()
+}
+
+fn values(program: &ProgramInfo, name: &str) -> Result<Vec<u64>, Error> {
+    let map = Map::Array(find(program, name)?);
+    let array: Array<_, u64> = map.try_into().map_err(Error::load("read the counters"))?;
+    array
+        .iter()
+        .map(|count| count.map_err(Error::load("read the counters")))
+        .collect()
+}

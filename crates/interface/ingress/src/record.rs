@@ -1,0 +1,367 @@
+//! What the program hands over: a frame, and when it is to leave; and what has to be done to the frame before it can.
+//!
+//! The frame is the pod's, so hostile. Nothing here panics, whatever it is.
+
+use std::net::IpAddr;
+use std::ops::Range;
+
+use takt::{Endpoint, TrafficClass};
+use takt_wire::checksum::PartialSum;
+use takt_wire::ethernet::{self, EtherType, MacAddress};
+use takt_wire::ip::{Addresses, Protocol};
+use takt_wire::{ipv4, ipv6};
+
+/// Octets before the frame: when it is to leave, its length, its clock.
+const HEADER: usize = 16;
+/// Of Ethernet.
+const LINK_HEADER: usize = ethernet::HEADER_LEN;
+/// Of UDP: its length, and where its checksum is.
+const UDP_HEADER: usize = 8;
+const UDP_CHECKSUM: Range<usize> = 6..8;
+
+/// The clock of a launch time, as the kernel tells it (`enum skb_tstamp_type`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LaunchClock {
+    /// `CLOCK_MONOTONIC`.
+    Monotonic,
+    /// `CLOCK_TAI`.
+    Tai,
+}
+
+/// A frame with its launch time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Record<'a> {
+    /// By `clock`, nanoseconds.
+    pub launch: u64,
+    /// Its clock.
+    pub clock: LaunchClock,
+    /// From the destination address on, without frame check sequence.
+    pub frame: &'a [u8],
+}
+
+impl<'a> Record<'a> {
+    /// Reads a record of the ring. `None`: it is none.
+    pub fn read(bytes: &'a [u8]) -> Option<Self> {
+        let (header, rest) = bytes.split_first_chunk::<HEADER>()?;
+        let (launch, header) = header.split_first_chunk()?;
+        let (length, clock) = header.split_first_chunk()?;
+        let length = usize::try_from(u32::from_ne_bytes(*length)).ok()?;
+        Some(Self {
+            launch: u64::from_ne_bytes(*launch),
+            clock: match u32::from_ne_bytes(*clock.first_chunk()?) {
+                1 => LaunchClock::Monotonic,
+                2 => LaunchClock::Tai,
+                _ => return None,
+            },
+            frame: rest.get(..length)?,
+        })
+    }
+}
+
+/// Why a frame is not given to the runtime.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Foreign {
+    /// It is not from the endpoint's addresses.
+    Source,
+    /// It is of a kind that is the kernel's alone: address resolution, extension headers, a tag, control of the link.
+    Kind,
+    /// It is not what it says, or too long.
+    Malformed,
+}
+
+/// Where a frame goes, as far as the runtime has to be asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Towards {
+    /// The station on the link.
+    pub station: [u8; 6],
+    /// The receiver, if it is IP.
+    pub receiver: Option<IpAddr>,
+}
+
+/// What a frame says of itself, of an endpoint that it may come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Summary {
+    /// Where to.
+    pub towards: Towards,
+    /// The class selector of its DSCP (RFC 2474); 0 if it is not IP.
+    pub class: TrafficClass,
+}
+
+impl Summary {
+    /// Reads a frame. The lane decides what leaves; this is for what is to go the kernel's way instead.
+    ///
+    /// # Errors
+    /// Why it is not the runtime's.
+    pub fn of(frame: &[u8], endpoint: &Endpoint) -> Result<Self, Foreign> {
+        let header = ethernet::Packet::new_checked(frame).map_err(|_| Foreign::Malformed)?;
+        let packet = header.payload();
+        if packet.len() > usize::from(endpoint.mtu) {
+            return Err(Foreign::Malformed);
+        }
+        if header.source() != MacAddress(endpoint.mac) {
+            return Err(Foreign::Source);
+        }
+        let station = header.destination();
+        if station.is_link_control() {
+            return Err(Foreign::Kind);
+        }
+        let (source, receiver, dscp): (IpAddr, IpAddr, _) = match header.ether_type() {
+            EtherType::IPV4 => {
+                let packet = ipv4::Packet::new_checked(packet).map_err(|_| Foreign::Malformed)?;
+                let (source, receiver) = (packet.source(), packet.destination());
+                (source.into(), receiver.into(), packet.dscp())
+            }
+            EtherType::IPV6 => {
+                let packet = ipv6::Packet::new_checked(packet).map_err(|_| Foreign::Malformed)?;
+                if packet.next_header() != Protocol::UDP {
+                    return Err(Foreign::Kind);
+                }
+                let (source, receiver) = (packet.source(), packet.destination());
+                (source.into(), receiver.into(), packet.dscp())
+            }
+            kind if kind.is_reserved() => return Err(Foreign::Kind),
+            _ => {
+                return Ok(Self {
+                    towards: Towards {
+                        station: station.0,
+                        receiver: None,
+                    },
+                    class: TrafficClass::default(),
+                });
+            }
+        };
+        let own = |(address, _): &(IpAddr, u8)| *address == source;
+        if !endpoint.addresses.iter().any(own) {
+            return Err(Foreign::Source);
+        }
+        Ok(Self {
+            towards: Towards {
+                station: station.0,
+                receiver: Some(receiver),
+            },
+            class: TrafficClass::new(dscp.value() >> 3).unwrap_or_default(),
+        })
+    }
+}
+
+/// Completes the checksum of a UDP datagram. A veth has it computed by nobody: the kernel leaves the sum of the pseudo
+/// header there for a device (`CHECKSUM_PARTIAL`). A datagram with another checksum, right or wrong, stays as it is.
+pub fn complete_checksum(frame: &mut [u8]) {
+    let Some((at, end, addresses)) = datagram(frame) else {
+        return;
+    };
+    let Some(datagram) = frame.get_mut(at..end) else {
+        return;
+    };
+    let Ok(length) = u16::try_from(datagram.len()) else {
+        return;
+    };
+    let pseudo = addresses
+        .pseudo_header(Protocol::UDP)
+        .plus(PartialSum::of_word(length));
+    let left = !pseudo.checksum();
+    if datagram[UDP_CHECKSUM] != left.to_be_bytes() {
+        return;
+    }
+    datagram[UDP_CHECKSUM].fill(0);
+    let checksum = pseudo.plus(PartialSum::of(datagram)).checksum();
+    // Zero stands for none (RFC 768).
+    let checksum = if checksum == 0 { u16::MAX } else { checksum };
+    datagram[UDP_CHECKSUM].copy_from_slice(&checksum.to_be_bytes());
+}
+
+/// Where in a frame a whole UDP datagram begins and ends, and the addresses that its checksum covers.
+fn datagram(frame: &[u8]) -> Option<(usize, usize, Addresses)> {
+    let header = ethernet::Packet::new_checked(frame).ok()?;
+    let packet = header.payload();
+    let (header, length, protocol, source, receiver) = match header.ether_type() {
+        EtherType::IPV4 => {
+            let packet = ipv4::Packet::new_checked(packet).ok()?;
+            if packet.is_fragment() {
+                return None;
+            }
+            let (source, receiver) = (packet.source().into(), packet.destination().into());
+            let header = packet.header_len();
+            let length = packet.total_len().checked_sub(header)?;
+            (header, length, packet.protocol(), source, receiver)
+        }
+        EtherType::IPV6 => {
+            let packet = ipv6::Packet::new_checked(packet).ok()?;
+            let (source, receiver) = (packet.source().into(), packet.destination().into());
+            let length = packet.payload_len();
+            let header = ipv6::HEADER_LEN;
+            (header, length, packet.next_header(), source, receiver)
+        }
+        _ => return None,
+    };
+    if protocol != Protocol::UDP || length < UDP_HEADER {
+        return None;
+    }
+    let at = LINK_HEADER + header;
+    let told = frame.get(at + 4..at + 6)?;
+    if usize::from(u16::from_be_bytes([told[0], told[1]])) != length {
+        return None;
+    }
+    Some((at, at + length, Addresses::new(source, receiver)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use takt_wire::udp;
+
+    use super::*;
+
+    fn endpoint() -> Endpoint {
+        Endpoint {
+            network: "pods".into(),
+            mac: [2, 0, 0, 0, 0, 1],
+            addresses: vec![
+                ([10, 0, 0, 1].into(), 24),
+                ("fd00::1".parse().expect("one"), 64),
+            ],
+            mtu: 1500,
+        }
+    }
+
+    /// A datagram as a pod's kernel leaves it to its veth, with the sum of the pseudo header for a checksum.
+    fn frame(six: bool, traffic: u8, payload: &[u8]) -> Vec<u8> {
+        let length = (UDP_HEADER + payload.len()) as u16;
+        let mut frame = vec![2, 0, 0, 0, 0, 9, 2, 0, 0, 0, 0, 1];
+        let (source, destination): (IpAddr, IpAddr) = match six {
+            true => (
+                "fd00::1".parse().expect("one"),
+                "fd00::2".parse().expect("one"),
+            ),
+            false => ([10, 0, 0, 1].into(), [10, 0, 0, 2].into()),
+        };
+        match (source, destination) {
+            (IpAddr::V4(source), IpAddr::V4(destination)) => {
+                let mut header = vec![0x45, traffic];
+                header.extend((20 + length).to_be_bytes());
+                header.extend([0, 0, 0x40, 0, 64, 17, 0, 0]);
+                header.extend(source.octets());
+                header.extend(destination.octets());
+                let checksum = PartialSum::of(&header).checksum();
+                header[10..12].copy_from_slice(&checksum.to_be_bytes());
+                frame.extend([8, 0]);
+                frame.extend(header);
+            }
+            (IpAddr::V6(source), IpAddr::V6(destination)) => {
+                frame.extend([0x86, 0xdd, 0x60 | traffic >> 4, traffic << 4, 0, 0]);
+                frame.extend(length.to_be_bytes());
+                frame.extend([17, 64]);
+                frame.extend(source.octets());
+                frame.extend(destination.octets());
+            }
+            _ => unreachable!(),
+        }
+        let sum = Addresses::new(source, destination)
+            .expect("of a kind")
+            .pseudo_header(Protocol::UDP)
+            .plus(PartialSum::of_word(length));
+        frame.extend(5000u16.to_be_bytes());
+        frame.extend(5001u16.to_be_bytes());
+        frame.extend(length.to_be_bytes());
+        frame.extend((!sum.checksum()).to_be_bytes());
+        frame.extend(payload);
+        frame
+    }
+
+    fn verify(frame: &[u8]) -> Result<(), udp::Error> {
+        let (at, end, addresses) = datagram(frame).expect("one");
+        udp::Packet::new_checked(&frame[at..end])?.verify(&addresses)
+    }
+
+    fn record(launch: u64, length: u32, clock: u32, rest: &[u8]) -> Vec<u8> {
+        let mut bytes = launch.to_ne_bytes().to_vec();
+        bytes.extend(length.to_ne_bytes());
+        bytes.extend(clock.to_ne_bytes());
+        bytes.extend(rest);
+        bytes
+    }
+
+    #[test]
+    fn a_record_has_the_frame_without_the_room_behind_it() {
+        let bytes = record(7, 3, 2, b"abcdef");
+        let read = Record::read(&bytes).expect("a record");
+        assert_eq!((read.launch, read.clock), (7, LaunchClock::Tai));
+        assert_eq!(read.frame, b"abc");
+    }
+
+    #[test]
+    fn what_says_to_be_longer_than_it_is_or_of_no_clock_is_no_record() {
+        assert_eq!(Record::read(&record(7, 7, 2, b"abcdef")), None);
+        assert_eq!(Record::read(&record(7, u32::MAX, 1, b"abcdef")), None);
+        assert_eq!(Record::read(&record(7, 3, 0, b"abcdef")), None);
+        assert_eq!(Record::read(&[0; HEADER - 1]), None);
+    }
+
+    #[test]
+    fn frames_of_others_and_what_is_the_kernels_are_told_apart() {
+        let endpoint = endpoint();
+        let of = |frame: &[u8]| Summary::of(frame, &endpoint).map(|summary| summary.class.number());
+        assert_eq!(of(&frame(false, 0xb8, b"x")), Ok(5));
+        assert_eq!(of(&frame(true, 0xb8, b"x")), Ok(5));
+        let changed = |at: usize, to: u8| {
+            let mut frame = frame(false, 0, b"x");
+            frame[at] = to;
+            frame
+        };
+        assert_eq!(of(&changed(11, 7)), Err(Foreign::Source));
+        assert_eq!(of(&changed(LINK_HEADER + 15, 7)), Err(Foreign::Source));
+        assert_eq!(of(&changed(12, 0x81)), Err(Foreign::Kind));
+        assert_eq!(of(&changed(13, 6)), Err(Foreign::Kind));
+        assert_eq!(of(&changed(LINK_HEADER, 0x4f)), Err(Foreign::Malformed));
+        let mut six = frame(true, 0, b"x");
+        six[LINK_HEADER + 6] = 58;
+        assert_eq!(of(&six), Err(Foreign::Kind));
+        assert_eq!(of(&frame(false, 0, &[0; 1473])), Err(Foreign::Malformed));
+        assert_eq!(of(&[0; 13]), Err(Foreign::Malformed));
+    }
+
+    proptest! {
+        #[test]
+        fn a_checksum_is_completed_once(
+            six: bool, payload in proptest::collection::vec(any::<u8>(), 0..200),
+        ) {
+            let mut frame = frame(six, 0, &payload);
+            complete_checksum(&mut frame);
+            prop_assert_eq!(verify(&frame), Ok(()));
+            let complete = frame.clone();
+            complete_checksum(&mut frame);
+            prop_assert_eq!(frame, complete);
+        }
+
+        #[test]
+        fn a_checksum_that_is_wrong_or_absent_on_purpose_stays(
+            checksum: u16, payload in proptest::collection::vec(any::<u8>(), 0..200),
+        ) {
+            let mut frame = frame(false, 0, &payload);
+            let at = LINK_HEADER + 20 + UDP_CHECKSUM.start;
+            let left = frame[at..at + 2] == checksum.to_be_bytes();
+            prop_assume!(!left);
+            frame[at..at + 2].copy_from_slice(&checksum.to_be_bytes());
+            let before = frame.clone();
+            complete_checksum(&mut frame);
+            prop_assert_eq!(frame, before);
+        }
+
+        #[test]
+        fn whatever_a_pod_sends_is_read_or_refused(
+            mut bytes in proptest::collection::vec(any::<u8>(), 0..120), kind in 0u8..3,
+        ) {
+            if bytes.len() >= LINK_HEADER && kind > 0 {
+                bytes[6..12].copy_from_slice(&endpoint().mac);
+                let kind: [u8; 2] = if kind == 1 { [8, 0] } else { [0x86, 0xdd] };
+                bytes[12..14].copy_from_slice(&kind);
+            }
+            if let Ok(summary) = Summary::of(&bytes, &endpoint()) {
+                prop_assert_eq!(&summary.towards.station, &bytes[..6]);
+            }
+            let length = bytes.len();
+            complete_checksum(&mut bytes);
+            prop_assert_eq!(bytes.len(), length);
+        }
+    }
+}

@@ -1,0 +1,221 @@
+//! Launch times that are kept.
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+
+use super::support::{Site, ended_well, go_talker, static_talker};
+
+/// Datagrams of a talker.
+const COUNT: u32 = 50;
+/// Long enough ahead that a busy machine is not what is tested, microseconds.
+const LEAD: &str = "200000";
+
+/// All numbers, once each, none before its launch time.
+fn in_time(arrivals: &[super::support::Arrival]) {
+    let mut numbers: Vec<u32> = arrivals.iter().map(|arrival| arrival.number).collect();
+    numbers.sort_unstable();
+    assert_eq!(numbers, (0..COUNT).collect::<Vec<_>>());
+    let early: Vec<_> = arrivals
+        .iter()
+        .filter(|arrival| arrival.after < 0)
+        .collect();
+    assert!(early.is_empty(), "{early:?}");
+}
+
+#[test]
+fn programs_that_cannot_be_preloaded_have_their_launch_times_by_either_clock_and_ip() {
+    let site = Site::bridged();
+    let wire = site.capture();
+    let talkers = [Some(static_talker()), go_talker()];
+    // Without us every one of them is early: the test can fail.
+    let talker = static_talker();
+    ended_well(
+        site.talker(&talker, "tai", site.addresses()[0], COUNT, LEAD)
+            .output(),
+    );
+    assert!(
+        wire.wait(COUNT as usize)
+            .iter()
+            .all(|arrival| arrival.after < 0)
+    );
+    let attached = site.attach(&[]);
+    let mut sent = 0;
+    for talker in talkers.iter().flatten() {
+        for clock in ["tai", "monotonic"] {
+            for to in site.addresses() {
+                ended_well(site.talker(talker, clock, to, COUNT, LEAD).output());
+                in_time(&wire.wait(COUNT as usize));
+                sent += u64::from(COUNT);
+                site.until_counted("sent", sent);
+            }
+        }
+    }
+    // Its kernel checks what it receives.
+    let (taking, required, counters) = site.status();
+    assert_eq!((taking, required), (true, false));
+    assert_eq!(counters["taken"], sent);
+    let others = ["late", "no-room", "given-back", "refused", "lost"];
+    assert!(
+        others.iter().all(|name| counters[*name] == 0),
+        "{counters:?}"
+    );
+    let offered: u64 = site.departures().iter().map(|class| class.sent).sum();
+    assert_eq!(offered, sent);
+    attached.terminate();
+    assert_eq!(site.status(), (false, false, [].into()));
+}
+
+#[test]
+fn what_has_no_launch_time_passes_untouched_and_tcp_is_not_taken_for_timed() {
+    let site = Site::bridged();
+    let wire = site.capture();
+    // Required: nothing of this may be dropped.
+    let attached = site.attach(&["--required"]);
+    let talker = static_talker();
+    for (clock, to) in [("none", 0), ("none", 1), ("realtime", 0)] {
+        ended_well(
+            site.talker(&talker, clock, site.addresses()[to], COUNT, LEAD)
+                .output(),
+        );
+        let arrivals = wire.wait(COUNT as usize);
+        assert!(
+            arrivals.iter().all(|arrival| arrival.after < 0),
+            "{arrivals:?}"
+        );
+    }
+    // TCP paces by times of delivery of its own.
+    let listener = {
+        let _inside = site.there().enter().expect("the lab is up");
+        TcpListener::bind("[::]:5002").expect("bind")
+    };
+    let echo = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().expect("a connection");
+        let mut all = Vec::new();
+        stream.read_to_end(&mut all).expect("received");
+        all.len()
+    });
+    {
+        let _inside = site.pod().enter().expect("the lab is up");
+        let mut stream = TcpStream::connect((site.addresses()[0], 5002)).expect("connected");
+        stream.write_all(&vec![7; 4 << 20]).expect("sent");
+    }
+    assert_eq!(echo.join().expect("the echo"), 4 << 20);
+    let (_, _, counters) = site.status();
+    assert_eq!(
+        (counters["taken"], counters["dropped"]),
+        (0, 0),
+        "{counters:?}"
+    );
+    assert!(counters["untimed"] > 3 * u64::from(COUNT));
+    attached.terminate();
+}
+
+#[test]
+fn the_class_is_that_of_the_dscp_or_the_operators() {
+    let site = Site::bridged();
+    let talker = static_talker();
+    let to = site.addresses()[0];
+    let sent = |class: usize| site.departures()[class].sent;
+    let attached = site.attach(&[]);
+    // Expedited forwarding; the priority of the socket ends at the veth.
+    for what in ["tos=184", "prio=3"] {
+        ended_well(
+            site.talker(&talker, "tai", to, COUNT, LEAD)
+                .arg(what)
+                .output(),
+        );
+    }
+    site.until_counted("sent", 2 * u64::from(COUNT));
+    assert_eq!((sent(0), sent(3), sent(5)), (COUNT.into(), 0, COUNT.into()));
+    attached.terminate();
+    let attached = site.attach(&["--class", "3"]);
+    ended_well(site.talker(&talker, "tai", to, COUNT, LEAD).output());
+    site.until_counted("sent", COUNT.into());
+    assert_eq!(sent(3), u64::from(COUNT));
+    attached.terminate();
+    // What the listener may not use is refused by the lane.
+    let attached = site.attach(&["--class", "6"]);
+    ended_well(site.talker(&talker, "tai", to, COUNT, LEAD).output());
+    site.until_counted("refused", COUNT.into());
+    attached.terminate();
+}
+
+#[test]
+fn what_is_too_late_is_dropped_and_counted_as_for_other_programs() {
+    let site = Site::bridged();
+    let wire = site.capture();
+    let attached = site.attach(&[]);
+    // Beyond what the node tolerates.
+    let to = site.addresses()[0];
+    ended_well(
+        site.talker(&static_talker(), "monotonic", to, COUNT, "-2000000")
+            .output(),
+    );
+    site.until_counted("late", COUNT.into());
+    assert_eq!(wire.all(), []);
+    attached.terminate();
+}
+
+#[test]
+fn large_datagrams_and_fragments_leave_in_time() {
+    let site = Site::bridged();
+    let listener = site.listener();
+    let attached = site.attach(&["--required"]);
+    for (what, length) in [("large", 1400), ("long", 4000)] {
+        let to = site.addresses()[0];
+        ended_well(
+            site.talker(&static_talker(), "tai", to, COUNT, LEAD)
+                .arg(what)
+                .output(),
+        );
+        for number in 0..COUNT {
+            let mut datagram = [0; 8192];
+            // The kernel there has checked the sum, and put it together.
+            let received = listener.recv(&mut datagram).expect("a datagram");
+            assert_eq!(received, length);
+            assert_eq!(datagram[8..12], number.to_ne_bytes());
+            let launch = i64::from_ne_bytes(datagram[..8].try_into().expect("eight"));
+            let now = takt_clock::Clock::now(&takt_clock::SystemTai).as_nanos();
+            assert!(now >= launch, "{} ns early", launch - now);
+        }
+    }
+    attached.terminate();
+}
+
+#[test]
+fn over_a_routed_network_what_is_for_the_other_node_is_in_time_and_what_is_for_this_one_arrives() {
+    let site = Site::routed();
+    let wire = site.capture();
+    let talker = static_talker();
+    let attached = site.attach(&[]);
+    ended_well(
+        site.talker(&talker, "monotonic", site.addresses()[0], COUNT, LEAD)
+            .output(),
+    );
+    in_time(&wire.wait(COUNT as usize));
+    site.until_counted("sent", COUNT.into());
+    // The gateway is this node's kernel, which the runtime does not stand in for.
+    let gateway = {
+        let [a, b, c, _] = site.pod().address().octets();
+        std::net::Ipv4Addr::new(a, b, c, 1)
+    };
+    let listener = {
+        let _inside = site.lab.host(0).enter().expect("the lab is up");
+        std::net::UdpSocket::bind((gateway, super::support::PORT)).expect("the gateway's address")
+    };
+    listener
+        .set_read_timeout(Some(takt_testing::PATIENCE))
+        .expect("a timeout");
+    ended_well(
+        site.talker(&talker, "tai", gateway.into(), COUNT, LEAD)
+            .output(),
+    );
+    for number in 0..COUNT {
+        let mut datagram = [0; 64];
+        assert_eq!(listener.recv(&mut datagram).expect("a datagram"), 32);
+        assert_eq!(datagram[8..12], number.to_ne_bytes());
+    }
+    site.until_counted("station-out-of-reach", COUNT.into());
+    site.until_counted("given-back", COUNT.into());
+    attached.terminate();
+}

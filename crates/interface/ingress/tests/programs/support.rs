@@ -1,0 +1,501 @@
+//! Pods whose programs know nothing of Takt, a real daemon on their host, `takt veth` as an operator runs it, and who captures
+//! at the far end of the cable.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::net::{IpAddr, UdpSocket};
+use std::os::unix::net::UnixDatagram;
+use std::path::PathBuf;
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use takt_lab::{Capture, Host, Lab, LabConfig, OVERLAY_DEVICE, OVERLAY_ID, Overlay};
+use takt_testing::{Directory, PATIENCE, repository, until};
+use takt_wire::ethernet::MacAddress;
+use taktd::admin::client::connect;
+use taktd::admin::proto;
+
+/// The port that the talkers send to.
+pub const PORT: u16 = 5001;
+/// The host's end of the pod's veth.
+pub const DEVICE: &str = "c1";
+
+/// A program of this workspace.
+pub fn built(name: &str) -> PathBuf {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT.get_or_init(takt_testing::built).join(name)
+}
+
+fn sources() -> PathBuf {
+    repository().join("crates/interface/ingress/tests/programs")
+}
+
+/// Compiles a talker, once. `None`: the compiler is not there.
+fn compiled(name: &str, compile: impl FnOnce(&PathBuf) -> Command) -> Option<PathBuf> {
+    static DIRECTORY: OnceLock<Directory> = OnceLock::new();
+    static LOCK: std::sync::Mutex<()> = std::sync::Mutex::new(());
+    let program = DIRECTORY.get_or_init(Directory::new).join(name);
+    let _one_at_a_time = LOCK.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    if !program.exists() {
+        let output = match compile(&program).output() {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return None,
+            output => output.expect("the compiler starts"),
+        };
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{said}");
+    }
+    Some(program)
+}
+
+/// The talker in C, linked statically: nothing can stand in front of its calls.
+pub fn static_talker() -> PathBuf {
+    talker_in_c("talker-static", &["-static"])
+}
+
+/// The same, which can be preloaded.
+pub fn dynamic_talker() -> PathBuf {
+    talker_in_c("talker", &[])
+}
+
+fn talker_in_c(name: &str, options: &[&str]) -> PathBuf {
+    let program = compiled(name, |program| {
+        let mut command = Command::new("cc");
+        command
+            .args(["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-O2"])
+            .arg("-D_GNU_SOURCE")
+            .args(options)
+            .arg("-o")
+            .args([program, &sources().join("c/talker.c")]);
+        command
+    });
+    program.expect("the compiler: run scripts/setup.sh")
+}
+
+/// The talker in Go. `None`, with the reason: there is no Go here.
+pub fn go_talker() -> Option<PathBuf> {
+    let program = compiled("talker-go", |program| {
+        let mut command = Command::new("go");
+        command
+            .args(["build", "-o"])
+            .args([program, &sources().join("go/talker.go")])
+            .env("GOTOOLCHAIN", "local")
+            .env("GO111MODULE", "off");
+        command
+    });
+    if program.is_none() {
+        eprintln!("SKIPPED: the program in Go, for there is no `go` here: run scripts/setup.sh");
+    }
+    program
+}
+
+/// What a command printed, which must have ended well.
+pub fn ended_well(output: std::io::Result<Output>) -> String {
+    let output = output.expect("the program starts");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{}: {said}", output.status);
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// What a command said when it refused.
+pub fn refused(output: std::io::Result<Output>) -> String {
+    let output = output.expect("the program starts");
+    assert!(!output.status.success(), "{output:?}");
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// A program that runs beside the test, and not longer.
+pub struct Running {
+    child: Option<Child>,
+    scratch: Directory,
+}
+
+impl Running {
+    pub fn start(command: &mut Command) -> Self {
+        let scratch = Directory::new();
+        let file = |name| File::create(scratch.join(name)).expect("a file");
+        let child = command
+            .stdin(Stdio::null())
+            .stdout(file("out"))
+            .stderr(file("err"))
+            .spawn()
+            .expect("the program starts");
+        Self {
+            child: Some(child),
+            scratch,
+        }
+    }
+
+    pub fn output(&self) -> String {
+        ["out", "err"]
+            .map(|name| std::fs::read_to_string(self.scratch.join(name)).unwrap_or_default())
+            .concat()
+    }
+
+    /// Ends it with SIGKILL.
+    pub fn kill(mut self) {
+        let mut child = self.child.take().expect("once");
+        child.kill().expect("it runs");
+        child.wait().expect("its end");
+    }
+
+    /// Ends it as a service manager does; it must end well.
+    pub fn terminate(mut self) {
+        let mut child = self.child.take().expect("once");
+        let process = rustix::process::Pid::from_child(&child);
+        rustix::process::kill_process(process, rustix::process::Signal::TERM).expect("it runs");
+        let status = child.wait().expect("its end");
+        assert!(status.success(), "{status}: {}", self.output());
+    }
+
+    /// Waits until it has ended by itself, and how; what it said.
+    pub fn end(mut self) -> (bool, String) {
+        let status = self.child.take().expect("once").wait().expect("its end");
+        (status.success(), self.output())
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if let Some(child) = &mut self.child {
+            let _ = child.kill();
+            let _ = child.wait();
+            eprintln!("the program said: {}", self.output());
+        }
+    }
+}
+
+/// Two hosts with a pod each, joined by a VXLAN of the kernel; a daemon on the first one, whose tenant is its pod.
+pub struct Site {
+    daemon: Option<Child>,
+    scratch: Directory,
+    pub lab: Lab,
+}
+
+impl Site {
+    /// The pods are on one segment.
+    pub fn bridged() -> Self {
+        Self::new(Overlay::Bridged)
+    }
+
+    /// The hosts are routers for their pods, as Flannel has it.
+    pub fn routed() -> Self {
+        Self::new(Overlay::Flannel)
+    }
+
+    fn new(overlay: Overlay) -> Self {
+        let config = LabConfig {
+            hosts: 2,
+            containers: 1,
+            overlay,
+            ..LabConfig::default()
+        };
+        let lab = Lab::scratch(&config).expect("a lab: root and iproute2 are needed");
+        for host in 0..2 {
+            let address = six(host).to_string() + "/64";
+            let status = Command::new("ip")
+                .args(["-n", lab.container(host, 0).namespace()])
+                .args(["address", "add", &address, "dev", "eth0", "nodad"])
+                .status();
+            assert!(status.expect("ip").success());
+        }
+        let mut site = Self {
+            daemon: None,
+            scratch: Directory::new(),
+            lab,
+        };
+        site.start_daemon();
+        site
+    }
+
+    /// The pod.
+    pub fn pod(&self) -> &Host {
+        self.lab.container(0, 0)
+    }
+
+    /// The pod that it sends to.
+    pub fn there(&self) -> &Host {
+        self.lab.container(1, 0)
+    }
+
+    /// Its addresses.
+    pub fn addresses(&self) -> [IpAddr; 2] {
+        [self.there().address().into(), six(1)]
+    }
+
+    /// Where its programs would attach, were they preloaded.
+    pub fn socket(&self) -> PathBuf {
+        self.scratch.join("pod.sock")
+    }
+
+    pub fn start_daemon(&mut self) {
+        let pod = self.pod();
+        // As much tolerance as there is: a busy machine is not what is tested.
+        let text = format!(
+            "[node]\nname = \"h1\"\naddress = \"{}\"\n{}[departure]\ntolerance_us = 1000000\n\
+             [admin]\nsocket = \"DIR/admin.sock\"\n\
+             [[listener]]\npath = \"DIR/pod.sock\"\nidentity = \"pod\"\nclasses = [0, 3, 5]\n\
+             [listener.endpoint]\nnetwork = \"pods\"\nmac = \"{}\"\naddresses = [\"{}/{}\", \"{}/64\"]\n\
+             [[network]]\nname = \"pods\"\ncarrier = \"vxlan:{OVERLAY_ID}\"\nfollow = \"{OVERLAY_DEVICE}\"\n",
+            self.lab.host(0).address(),
+            self.scratch.security(),
+            MacAddress(pod.mac()),
+            pod.address(),
+            pod.prefix_length(),
+            six(0),
+        );
+        let place = self.scratch.join("").display().to_string();
+        std::fs::write(self.scratch.join("takt.toml"), text.replace("DIR/", &place))
+            .expect("write");
+        let notify = self.scratch.join("notify.sock");
+        let _ = std::fs::remove_file(&notify);
+        let notifications = UnixDatagram::bind(&notify).expect("bind");
+        let patience = Some(Duration::from_millis(20));
+        notifications.set_read_timeout(patience).expect("a timeout");
+        let log = File::options()
+            .create(true)
+            .append(true)
+            .open(self.scratch.join("log"));
+        let mut daemon = self
+            .lab
+            .host(0)
+            .command(built("taktd"))
+            .expect("the lab is up")
+            .arg("--config")
+            .arg(self.scratch.join("takt.toml"))
+            .env("NOTIFY_SOCKET", &notify)
+            .env_remove("RUST_LOG")
+            .env_remove("WATCHDOG_USEC")
+            .stdin(Stdio::null())
+            .stderr(log.expect("a log"))
+            .spawn()
+            .expect("the daemon");
+        let mut buffer = [0; 4096];
+        until("the daemon is ready", || {
+            let ready = notifications
+                .recv(&mut buffer)
+                .is_ok_and(|length| String::from_utf8_lossy(&buffer[..length]).contains("READY=1"));
+            let ended = daemon.try_wait().expect("its state");
+            assert!(ended.is_none(), "the daemon says: {}", self.log());
+            ready.then_some(())
+        });
+        self.daemon = Some(daemon);
+    }
+
+    pub fn kill_daemon(&mut self) {
+        if let Some(mut daemon) = self.daemon.take() {
+            daemon.kill().expect("it runs");
+            daemon.wait().expect("it ends");
+        }
+    }
+
+    fn log(&self) -> String {
+        std::fs::read_to_string(self.scratch.join("log")).unwrap_or_default()
+    }
+
+    /// `takt veth` on the host.
+    pub fn veth(&self, arguments: &[&str]) -> Command {
+        let mut command = self
+            .lab
+            .host(0)
+            .command(built("takt"))
+            .expect("the lab is up");
+        command
+            .arg("veth")
+            .args(arguments)
+            .env_remove("NOTIFY_SOCKET")
+            .env("TAKT_SOCKET", self.socket());
+        command
+    }
+
+    /// Takes launch times at the pod's veth.
+    pub fn attach(&self, more: &[&str]) -> Running {
+        let arguments = [&["attach", "--device", DEVICE], more].concat();
+        let running = Running::start(&mut self.veth(&arguments));
+        until("launch times are taken", || {
+            let output = running.output();
+            assert!(!output.contains("takt: "), "{output}");
+            output.contains("taking launch times").then_some(())
+        });
+        running
+    }
+
+    /// What `takt veth status` says: whether somebody takes, whether it is required, and packets by what became of them.
+    pub fn status(&self) -> (bool, bool, BTreeMap<String, u64>) {
+        let text = ended_well(
+            self.veth(&["status", "--device", DEVICE, "--json"])
+                .output(),
+        );
+        let value: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+        let counters = value["counters"].as_array().expect("a list");
+        let counters = counters.iter().map(|counter| {
+            let name = counter["name"].as_str().expect("a name").to_owned();
+            (name, counter["packets"].as_u64().expect("a number"))
+        });
+        let is = |name: &str| value[name].as_bool().expect("whether");
+        (is("taking"), is("required"), counters.collect())
+    }
+
+    /// Waits until so many packets were counted of a kind.
+    pub fn until_counted(&self, name: &str, count: u64) {
+        until(&format!("{count} {name}"), || {
+            let (_, _, counters) = self.status();
+            let now = counters.get(name).copied().unwrap_or(0);
+            assert!(
+                now <= count,
+                "{now} {name} instead of {count}: {counters:?}"
+            );
+            (now == count).then_some(())
+        });
+    }
+
+    /// A talker in the pod that sends to an address of the other one, once a millisecond.
+    pub fn talker(
+        &self,
+        program: &PathBuf,
+        clock: &str,
+        to: IpAddr,
+        count: u32,
+        lead: &str,
+    ) -> Command {
+        let mut command = self.pod().command(program).expect("the lab is up");
+        command
+            .arg(clock)
+            .args([to.to_string(), PORT.to_string(), count.to_string()])
+            .args(["1000", lead])
+            .stdin(Stdio::null());
+        command
+    }
+
+    /// What the daemon counts of the pod's frames with a launch time, by class.
+    pub fn departures(&self) -> Vec<proto::ClassDepartures> {
+        self.ask(async |client| {
+            let links = client.list_schedules(proto::ListSchedulesRequest {}).await;
+            links
+                .expect("the schedules")
+                .into_inner()
+                .links
+                .swap_remove(0)
+                .classes
+        })
+    }
+
+    /// What the pod's tenant is known to have sent past the runtime, by reason.
+    pub fn unserved(&self) -> BTreeMap<String, u64> {
+        self.ask(async |client| {
+            let listeners = client.list_listeners(proto::ListListenersRequest {}).await;
+            let listeners = listeners.expect("the listeners").into_inner().listeners;
+            let all = listeners.into_iter().flat_map(|listener| listener.unserved);
+            all.map(|one| (one.reason, one.count)).collect()
+        })
+    }
+
+    fn ask<T>(&self, question: impl AsyncFnOnce(&mut taktd::admin::client::Client) -> T) -> T {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .expect("a runtime");
+        runtime.block_on(async {
+            let socket = self.scratch.join("admin.sock");
+            question(&mut connect(&socket).await.expect("the admin API")).await
+        })
+    }
+
+    /// An ordinary socket in the other pod.
+    pub fn listener(&self) -> UdpSocket {
+        let _inside = self.there().enter().expect("the lab is up");
+        let socket = UdpSocket::bind(("0.0.0.0", PORT)).expect("bind");
+        socket.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+        socket
+    }
+
+    /// Captures what arrives at the other host.
+    pub fn capture(&self) -> Wire {
+        Wire(Capture::open(self.lab.host(1)).expect("a capture"))
+    }
+}
+
+impl Drop for Site {
+    fn drop(&mut self) {
+        self.kill_daemon();
+        if std::thread::panicking() {
+            eprintln!("the daemon said:\n{}", self.log());
+        }
+    }
+}
+
+/// The IPv6 address of a pod.
+fn six(host: usize) -> IpAddr {
+    format!("fd88::{}", host + 1).parse().expect("an address")
+}
+
+/// What arrives at the other host's end of the cable.
+pub struct Wire(Capture);
+
+/// A datagram of a talker's on the wire.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Arrival {
+    /// Its number.
+    pub number: u32,
+    /// How long after its launch time it was at the far end, nanoseconds.
+    pub after: i64,
+}
+
+impl Wire {
+    /// The next datagram of a talker's; `None`: none is there.
+    fn take(&self) -> Option<Arrival> {
+        // Outer Ethernet, IPv4, UDP and VXLAN.
+        const TUNNEL: usize = 14 + 20 + 8 + 8;
+        loop {
+            let captured = self.0.take().expect("the capture")?;
+            let Some(inner) = captured.frame.get(TUNNEL..) else {
+                continue;
+            };
+            let header = match inner.get(12..14) {
+                Some([8, 0]) => 14 + 20,
+                Some([0x86, 0xdd]) => 14 + 40,
+                _ => continue,
+            };
+            let Some(datagram) = inner.get(header..) else {
+                continue;
+            };
+            if datagram.get(2..4) != Some(&PORT.to_be_bytes()) || datagram.len() < 20 {
+                continue;
+            }
+            let launch = i64::from_ne_bytes(datagram[8..16].try_into().expect("eight"));
+            return Some(Arrival {
+                number: u32::from_ne_bytes(datagram[16..20].try_into().expect("four")),
+                after: captured.realtime_ns + leap_seconds() - launch,
+            });
+        }
+    }
+
+    /// Everything of the talkers' that has arrived.
+    pub fn all(&self) -> Vec<Arrival> {
+        let all = std::iter::from_fn(|| self.take()).collect();
+        assert_eq!(self.0.lost().expect("the capture"), 0);
+        all
+    }
+
+    /// Waits for so many.
+    pub fn wait(&self, count: usize) -> Vec<Arrival> {
+        let mut all = Vec::new();
+        until(&format!("{count} datagrams arrive"), || {
+            all.extend(std::iter::from_fn(|| self.take()));
+            (all.len() >= count).then_some(())
+        });
+        assert_eq!(self.0.lost().expect("the capture"), 0);
+        all
+    }
+}
+
+/// TAI less UTC as the kernel knows it, nanoseconds.
+fn leap_seconds() -> i64 {
+    const SECOND: i64 = 1_000_000_000;
+    let tai = takt_clock::Clock::now(&takt_clock::SystemTai).as_nanos();
+    let utc = std::time::SystemTime::now()
+        .duration_since(std::time::UNIX_EPOCH)
+        .expect("after the epoch")
+        .as_nanos() as i64;
+    (tai - utc + SECOND / 2).div_euclid(SECOND) * SECOND
+}

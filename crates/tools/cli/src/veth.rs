@@ -1,0 +1,204 @@
+//! `takt veth`: launch times of programs that cannot be preloaded, at the host's end of their pod's veth.
+
+use std::io::{self, Write};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+use sd_notify::NotifyState;
+use serde::Serialize;
+use signal_hook::consts::{SIGINT, SIGTERM};
+use takt::TrafficClass;
+use takt_ingress::{Attachment, ClassFrom, Options};
+
+use crate::failure::Failure;
+use crate::output::{Align, Form, print, print_json, table};
+
+const HELP: &str = "\
+For programs that `takt preload` cannot serve: statically linked ones, programs in Go, io_uring, system calls made by
+hand. Nothing is put into the pod. Packets that its programs send with a launch time (SO_TXTIME with CLOCK_MONOTONIC or
+CLOCK_TAI) are taken at the host's end of its veth and leave at that time, by way of the runtime of this node;
+everything else is the kernel's, untouched. Linux 6.10 or later; CAP_NET_ADMIN and CAP_BPF.
+
+Examples:
+  takt veth attach --device veth1a2b3c --socket /run/takt/line.sock
+  takt veth attach --device veth1a2b3c --socket /run/takt/line.sock --required --class 5
+  takt veth status --device veth1a2b3c
+  takt veth detach --device veth1a2b3c";
+
+/// Takes launch times at the host's end of a pod's veth.
+#[derive(Debug, Args)]
+#[command(after_help = HELP)]
+pub struct Veth {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Debug, Subcommand)]
+enum Action {
+    /// Take packets that have a launch time, until a signal ends it
+    Attach(Attach),
+    /// Show what is taken, and what became of it
+    Status(Status),
+    /// Let packets with a launch time pass again that an earlier --required has dropped
+    Detach(Detach),
+}
+
+#[derive(Debug, Args)]
+struct Attach {
+    #[command(flatten)]
+    device: Device,
+    /// The pod's socket of the runtime: what its listener may send, and where to [default: $TAKT_SOCKET, or
+    /// /run/takt/takt.sock]
+    #[arg(long, value_name = "SOCKET")]
+    socket: Option<PathBuf>,
+    /// Drop packets with a launch time that the runtime does not send, instead of leaving them to the kernel. This holds until `takt veth
+    /// detach`, also when the command has ended
+    #[arg(long)]
+    required: bool,
+    /// Their traffic class: 0 to 7 for all of them, or `dscp` for the class selector of each packet's DSCP, which programs set by IP_TOS.
+    /// SO_PRIORITY does not leave the pod
+    #[arg(long, value_name = "CLASS", default_value = "dscp", value_parser = class)]
+    class: ClassFrom,
+}
+
+#[derive(Debug, Args)]
+struct Status {
+    #[command(flatten)]
+    device: Device,
+    #[command(flatten)]
+    form: Form,
+}
+
+#[derive(Debug, Args)]
+struct Detach {
+    #[command(flatten)]
+    device: Device,
+}
+
+#[derive(Debug, Args)]
+struct Device {
+    /// The host's end of the pod's veth
+    #[arg(long, value_name = "INTERFACE")]
+    device: String,
+}
+
+/// What `--json` prints.
+#[derive(Debug, Serialize)]
+struct Told {
+    device: String,
+    taking: bool,
+    required: bool,
+    counters: Vec<Counter>,
+}
+
+#[derive(Debug, Serialize)]
+struct Counter {
+    name: &'static str,
+    packets: u64,
+}
+
+impl Veth {
+    pub fn run(self) -> Result<(), Failure> {
+        match self.action {
+            Action::Attach(attach) => attach.run(),
+            Action::Status(status) => status.run(),
+            Action::Detach(Detach {
+                device: Device { device },
+            }) => {
+                let text = match takt_ingress::lift(&device)? {
+                    true => "packets with a launch time pass again unless they are taken",
+                    false => {
+                        "nothing to detach: packets with a launch time pass unless they are taken"
+                    }
+                };
+                print(&format!("{device}: {text}\n"))
+            }
+        }
+    }
+}
+
+impl Attach {
+    fn run(self) -> Result<(), Failure> {
+        let device = self.device.device;
+        let (stop, signalled) =
+            UnixStream::pair().map_err(Failure::io("make a pair of sockets"))?;
+        for signal in [SIGINT, SIGTERM] {
+            let signalled = signalled.try_clone();
+            signalled
+                .and_then(|to| signal_hook::low_level::pipe::register(signal, to))
+                .map_err(Failure::io("wait for signals"))?;
+        }
+        let options = Options {
+            device: device.clone(),
+            socket: self.socket,
+            required: self.required,
+            class: self.class,
+        };
+        let attachment = Attachment::new(&options)?;
+        let otherwise = match self.required {
+            true => "is dropped",
+            false => "goes the kernel's way",
+        };
+        let mut out = io::stdout().lock();
+        writeln!(
+            out,
+            "{device}: taking launch times; what the runtime does not send {otherwise}"
+        )
+        .and_then(|()| out.flush())
+        .map_err(Failure::io("write to standard output"))?;
+        if let Err(error) = sd_notify::notify(&[NotifyState::Ready]) {
+            eprintln!("takt: warning: cannot tell the service manager that this is ready: {error}");
+        }
+        Ok(attachment.run(stop)?)
+    }
+}
+
+impl Status {
+    fn run(self) -> Result<(), Failure> {
+        let device = self.device.device;
+        let status = takt_ingress::status(&device)?;
+        if self.form.json {
+            let counters = status.counters.into_iter();
+            return print_json(&Told {
+                device,
+                taking: status.taking,
+                required: status.required,
+                counters: counters
+                    .map(|(name, packets)| Counter { name, packets })
+                    .collect(),
+            });
+        }
+        let text = match (status.taking, status.required) {
+            (true, false) => {
+                "launch times are taken; what the runtime does not send goes the kernel's way"
+            }
+            (true, true) => "launch times are taken; what the runtime does not send is dropped",
+            (false, true) => {
+                "nobody takes launch times, and what has one is dropped: run `takt veth attach --required`, or lift that by `takt veth detach`"
+            }
+            (false, false) => "nobody takes launch times: what has one goes the kernel's way",
+        };
+        let columns = [("packets", Align::Left), ("count", Align::Right)];
+        let rows = status.counters.iter();
+        let rows: Vec<_> = rows
+            .map(|(name, count)| vec![(*name).to_owned(), count.to_string()])
+            .collect();
+        let counters = match rows.is_empty() {
+            true => String::new(),
+            false => table(&columns, rows),
+        };
+        print(&format!("{device}: {text}\n{counters}"))
+    }
+}
+
+fn class(text: &str) -> Result<ClassFrom, String> {
+    if text == "dscp" {
+        return Ok(ClassFrom::Dscp);
+    }
+    text.parse()
+        .ok()
+        .and_then(TrafficClass::new)
+        .map(ClassFrom::Fixed)
+        .ok_or_else(|| "neither a class from 0 to 7 nor `dscp`".to_owned())
+}
