@@ -24,7 +24,7 @@ help:
 	@echo "make kill-test     SIGKILL, SIGSTOP and SIGCONT of applications and daemons at random, COUNT=1000 times in each test"
 	@echo "make simulate-peering  what 5,000 runtimes with 100,000 channels say to each other, in virtual time (RUNTIMES=5000)"
 	@echo "make test-oracle   the scheduler beside the kernel's own taprio and etf, in an emulated machine"
-	@echo "make test-cluster  takt-node in a real Kubernetes of one node (builds it the first time: a quarter of an hour)"
+	@echo "make test-cluster  takt-node in a real Kubernetes of one node, and of two (builds it the first time: a quarter of an hour)"
 	@echo "make cluster-up    such a Kubernetes to play with, until make cluster-down"
 	@echo "make build    release binaries and libraries into target/release"
 	@echo "make bench    all benchmarks beside all peers (builds zenoh, ZeroMQ, iceoryx2: slow)"

@@ -335,7 +335,7 @@ func (s *site) answers(node string, to network.Assignment, state, message string
 	s.t.Helper()
 	s.says(node, func(n *network.TaktNodeStatus) {
 		n.Schedules = []network.LinkState{{
-			Datapath: to.Datapath, Name: to.Name, UID: to.UID, Generation: to.Generation, BeginsNanoseconds: to.BeginsNanoseconds, State: state, Message: message, Ours: true,
+			Datapath: to.Datapath, Name: to.Name, UID: to.UID, Generation: to.Generation, BeginsNanoseconds: to.BeginsNanoseconds, State: state, Message: message,
 		}}
 	})
 }

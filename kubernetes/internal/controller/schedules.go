@@ -169,11 +169,11 @@ func (r *rollout) count() string {
 func (r *rollout) advance() metav1.Condition {
 	generation := r.of.Generation
 	if len(r.selected) == 0 {
-		r.status.State, r.status.On = "", nil
+		r.status.State, r.status.Targets = "", nil
 		return condition(network.InForce, false, generation, "NoNodes", "no node with takt-node is selected: label nodes, or change nodeSelector or network")
 	}
 	fresh := r.status.State == "" || r.status.ObservedGeneration != generation ||
-		r.status.State == network.RolledBack && !slices.Equal(r.status.On, r.selected)
+		r.status.State == network.RolledBack && !slices.Equal(r.status.Targets, r.selected)
 	if fresh {
 		if reason, message := r.begin(); reason != "" {
 			r.keep()
@@ -221,7 +221,7 @@ func (r *rollout) begin() (reason, message string) {
 	if begins < earliest {
 		begins += (earliest - base + cycle - 1) / cycle * cycle
 	}
-	r.status.State, r.status.BeginsNanoseconds, r.status.On, r.status.ObservedGeneration = network.Installing, begins, r.selected, r.of.Generation
+	r.status.State, r.status.BeginsNanoseconds, r.status.Targets, r.status.ObservedGeneration = network.Installing, begins, r.selected, r.of.Generation
 	return "", ""
 }
 
@@ -230,7 +230,7 @@ func (r *rollout) install() metav1.Condition {
 	revision, generation := r.revision(), r.of.Generation
 	missing, refused, why := []string{}, "", ""
 	offset := int64(0)
-	for _, name := range r.status.On {
+	for _, name := range r.status.Targets {
 		if r.members[name] == nil {
 			continue
 		}
@@ -258,7 +258,7 @@ func (r *rollout) install() metav1.Condition {
 		r.keep()
 		return condition(network.InForce, false, generation, network.RolledBack, fmt.Sprintf("node %s has not answered in time: see that takt-node runs there. All nodes that can be reached have what they had before: change the schedule to try again", missing[0]))
 	case len(missing) > 0:
-		for _, name := range r.status.On {
+		for _, name := range r.status.Targets {
 			if r.members[name] == nil {
 				continue
 			}
@@ -272,7 +272,7 @@ func (r *rollout) install() metav1.Condition {
 			}
 			r.give(name, assignment)
 		}
-		return condition(network.InForce, false, generation, network.Installing, fmt.Sprintf("begins at %s on %d nodes", instant(revision.BeginsNanoseconds), len(r.status.On)))
+		return condition(network.InForce, false, generation, network.Installing, fmt.Sprintf("begins at %s on %d nodes", instant(revision.BeginsNanoseconds), len(r.status.Targets)))
 	default:
 		r.status.State = network.Installed
 		return r.maintain()

@@ -238,7 +238,8 @@ func (c *Config) offered(root string, roams bool) ([]topology.CPU, error) {
 
 // NewBackend is the backend that the configuration names, or the best one that this machine has.
 func (c *Config) NewBackend() (enforce.Backend, error) {
-	if c.Backend == BackendAuto {
+	// Without cores none is used.
+	if c.Backend == BackendAuto || c.Cores == NoCores {
 		return enforce.Auto()
 	}
 	offered, err := c.offered("/", false)

@@ -68,7 +68,7 @@ func install() error {
 	}
 	for began := time.Now(); ; time.Sleep(100 * time.Millisecond) {
 		set, err := client.AppsV1().DaemonSets("kube-system").Get(ctx, "takt-node", metav1.GetOptions{})
-		if err == nil && set.Status.NumberReady > 0 {
+		if err == nil && set.Status.NumberReady > 0 && set.Status.NumberReady == set.Status.DesiredNumberScheduled {
 			break
 		}
 		if time.Since(began) > 2*time.Minute {

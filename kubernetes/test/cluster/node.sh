@@ -1,5 +1,5 @@
 #!/bin/sh
-# Runs a command beside a whole Kubernetes of one node: node.sh COMMAND...
+# Runs a command beside a whole Kubernetes of one node, or of two (TAKT_NODES=2): node.sh COMMAND...
 # The cluster is in namespaces of its own (mounts, network, processes, host name), and so is the command: what
 # they mount and listen on is theirs, and all of it goes when the command ends. Only the cgroups are the
 # machine's: they are in groups named takt-cluster, which are removed. Needs root and what build.sh makes.
@@ -7,6 +7,9 @@
 # Each of etcd, apiserver, controllers, scheduler, containerd and kubelet is started again when it ends, so
 # that tests may kill them; their process numbers are in $TAKT_CLUSTER/NAME.pid and they log to NAME.log.
 # TAKT_KUBELET are more lines for the kubelet's configuration.
+#
+# The second node has namespaces of its own inside, its files in $TAKT_CLUSTER/node-2, and a cable to the first one: their
+# interfaces wire0 and eth0. Pods of both are then on one Ethernet segment, VXLAN 1 of the kernel.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 if [ "${TAKT_CLUSTER_INSIDE:-}" = "" ]; then
@@ -53,8 +56,14 @@ if [ "${TAKT_CLUSTER_INSIDE:-}" = "" ]; then
 	exit $status
 fi
 
-cd "$TAKT_CLUSTER"
-node=node-1
+nodes=${TAKT_NODES:-1}
+if [ "$TAKT_CLUSTER_INSIDE" = 2 ]; then
+	node=node-2 address=10.66.0.3 other=10.66.0.1 segment=2 cgroup=takt-cluster/node-2
+	cd "$TAKT_CLUSTER/node-2"
+else
+	node=node-1 address=10.66.0.1 other=10.66.0.3 segment=1 cgroup=takt-cluster
+	cd "$TAKT_CLUSTER"
+fi
 hostname $node
 mount --make-rprivate /
 mount -t tmpfs tmpfs /run
@@ -71,20 +80,35 @@ for setting in vm/overcommit_memory=1 kernel/panic=10 kernel/panic_on_oops=1; do
 	echo "${setting#*=}" >"sysctl.$(basename "$file")"
 	mount --bind "sysctl.$(basename "$file")" "/proc/sys/$file"
 done
-# A default route makes the kubelet believe in the node's address; the service address is the node's own.
+# A default route makes the kubelet believe in the node's address; the service address is the first node's own.
 ip link set lo up
-ip link add node0 type bridge
-ip addr add 10.66.0.1/24 dev node0
-ip link set node0 up
-ip route add default via 10.66.0.2
-ip addr add 10.96.0.1/32 dev lo
+if [ $node = node-1 ]; then
+	ip link add node0 type bridge
+	ip addr add $address/24 dev node0
+	ip link set node0 up
+	ip route add default via 10.66.0.2
+	ip addr add 10.96.0.1/32 dev lo
+	uplink=node0
+else
+	ip addr add $address/24 dev eth0
+	ip link set eth0 up
+	ip route add default via 10.66.0.1
+	uplink=eth0
+fi
+if [ $nodes = 2 ]; then
+	ip link add pods0 type bridge
+	ip link add pods.1 type vxlan id 1 dstport 4789 local $address dev $uplink
+	bridge fdb append 00:00:00:00:00:00 dev pods.1 dst $other
+	ip link set pods.1 mtu 1450 master pods0 up
+	ip link set pods0 up
+fi
 
 for group in /sys/fs/cgroup /sys/fs/cgroup/*; do
 	[ -f "$group/cgroup.procs" ] || continue
-	mkdir -p "$group/takt-cluster"
+	mkdir -p "$group/$cgroup"
 	if [ -f "$group/cpuset.cpus" ]; then
-		cat "$group/cpuset.cpus" >"$group/takt-cluster/cpuset.cpus"
-		cat "$group/cpuset.mems" >"$group/takt-cluster/cpuset.mems"
+		cat "$group/cpuset.cpus" >"$group/$cgroup/cpuset.cpus"
+		cat "$group/cpuset.mems" >"$group/$cgroup/cpuset.mems"
 	fi
 done
 
@@ -98,15 +122,19 @@ if [ -n "${TAKT_TAKTD:-}" ]; then
 	chained=', {"type": "takt-cni", "network": "pods", "classes": [0, 5], "pods": "annotated",
  "capabilities": {"io.kubernetes.cri.pod-annotations": true}}'
 fi
+range='{"subnet": "10.67.0.0/24"}' mtu=1500
+if [ $nodes = 2 ]; then
+	range='{"subnet": "10.67.0.0/16", "rangeStart": "10.67.'$segment'.2", "rangeEnd": "10.67.'$segment'.250", "gateway": "10.67.'$segment'.1"}' mtu=1450
+fi
 cat >/etc/cni/net.d/10-pods.conflist <<JSON
-{"cniVersion": "1.0.0", "name": "pods", "plugins": [{"type": "bridge", "bridge": "pods0", "isGateway": true,
- "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.67.0.0/24"}]], "routes": [{"dst": "0.0.0.0/0"}]}}$chained]}
+{"cniVersion": "1.0.0", "name": "pods", "plugins": [{"type": "bridge", "bridge": "pods0", "isGateway": true, "mtu": $mtu,
+ "ipam": {"type": "host-local", "ranges": [[$range]], "routes": [{"dst": "0.0.0.0/0"}]}}$chained]}
 JSON
 cat >taktd.toml <<TOML
 [node]
-state = "$TAKT_CLUSTER/taktd"
+state = "$PWD/taktd"
 [security]
-key_file = "$TAKT_CLUSTER/node.key"
+key_file = "$PWD/node.key"
 [[network]]
 name = "pods"
 carrier = "vxlan:1"
@@ -114,14 +142,17 @@ carrier = "vxlan:1"
 tolerance_us = 1000000
 TOML
 
-openssl genrsa -out service.key 2048 2>/dev/null
-cat >tokens.csv <<CSV
+if [ $node = node-1 ]; then
+	openssl genrsa -out service.key 2048 2>/dev/null
+	cat >tokens.csv <<CSV
 admin-token,admin,admin,system:masters
 controllers-token,system:kube-controller-manager,controllers
 scheduler-token,system:kube-scheduler,scheduler
-kubelet-token,system:node:$node,kubelet,system:nodes
+kubelet-1-token,system:node:node-1,kubelet-1,system:nodes
+kubelet-2-token,system:node:node-2,kubelet-2,system:nodes
 CSV
-for user in admin controllers scheduler kubelet; do
+fi
+for user in admin controllers scheduler kubelet-$segment; do
 	cat >$user.conf <<YAML
 apiVersion: v1
 kind: Config
@@ -139,7 +170,7 @@ kind: KubeletConfiguration
 authentication: {anonymous: {enabled: true}, webhook: {enabled: false}}
 authorization: {mode: AlwaysAllow}
 cgroupDriver: cgroupfs
-cgroupRoot: /takt-cluster
+cgroupRoot: /$cgroup
 failCgroupV1: false
 failSwapOn: false
 localStorageCapacityIsolation: false
@@ -152,7 +183,7 @@ ${TAKT_KUBELET:-}
 YAML
 cat >containerd.toml <<TOML
 version = 3
-root = "$TAKT_CLUSTER/containerd"
+root = "$PWD/containerd"
 state = "/run/containerd"
 [grpc]
 address = "/run/containerd/containerd.sock"
@@ -196,6 +227,22 @@ until_true() {
 	done
 }
 
+import() {
+	until_true 60 ctr version
+	for image in ${TAKT_IMAGES:-}; do
+		ctr -n k8s.io images import --local "$image" >/dev/null
+	done
+}
+kubelet() { keep kubelet kube kubelet --config kubelet.yaml --kubeconfig kubelet-$segment.conf --node-ip $address --hostname-override $node; }
+
+if [ $node = node-2 ]; then
+	keep containerd containerd -c containerd.toml
+	keep taktd "$TAKT_TAKTD" --config taktd.toml
+	import
+	kubelet
+	exec sleep infinity
+fi
+
 keep etcd etcd --data-dir etcd --unsafe-no-fsync --log-level error \
 	--listen-peer-urls http://127.0.0.1:2380 --listen-client-urls http://127.0.0.1:2379 --advertise-client-urls http://127.0.0.1:2379
 keep apiserver kube apiserver --etcd-servers http://127.0.0.1:2379 --secure-port 443 --cert-dir certs \
@@ -209,10 +256,18 @@ keep controllers kube controllers --kubeconfig controllers.conf --service-accoun
 	--use-service-account-credentials --leader-elect=false
 keep scheduler kube scheduler --kubeconfig scheduler.conf --leader-elect=false \
 	--authorization-always-allow-paths /healthz,/readyz,/livez,/metrics
-until_true 60 ctr version
-for image in ${TAKT_IMAGES:-}; do
-	ctr -n k8s.io images import --local "$image" >/dev/null
-done
-keep kubelet kube kubelet --config kubelet.yaml --kubeconfig kubelet.conf --node-ip 10.66.0.1 --hostname-override $node
+import
+kubelet
+if [ $nodes = 2 ]; then
+	mkdir node-2
+	TAKT_CLUSTER_INSIDE=2 unshare -m -n -p -f --kill-child=SIGKILL --mount-proc --uts sh -c '
+		until ip link show eth0 >/dev/null 2>&1; do sleep 0.1; done
+		exec "$0"' "$here/node.sh" >node-2.log 2>&1 &
+	second=$!
+	until_true 10 sh -c "[ \"\$(readlink /proc/$second/ns/net)\" != \"\$(readlink /proc/self/ns/net)\" ]"
+	ip link add wire0 type veth peer name eth0 netns $second
+	ip link set wire0 master node0 up
+	until_true 180 kube kubectl wait --for condition=Ready node/node-2 --timeout=1s
+fi
 until_true 120 kube kubectl wait --for condition=Ready node/$node --timeout=1s
 "$@"

@@ -236,9 +236,11 @@ type LinkState struct {
 	UID               types.UID `json:"uid"`
 	Generation        int64     `json:"generation"`
 	BeginsNanoseconds int64     `json:"beginsNanoseconds"`
-	// Ours: what the link has was installed by takt-node. Else it is left alone.
+	// Installed are the base times, TAI nanoseconds, of the schedules which takt-node has installed and the link still has.
+	// Others are left alone.
 	// +optional
-	Ours bool `json:"ours,omitempty"`
+	// +listType=set
+	Installed []int64 `json:"installed,omitempty"`
 	// State is Pending, Running or Refused.
 	State string `json:"state"`
 	// Message says why it is refused, and what to do.

@@ -191,10 +191,10 @@ type GateScheduleStatus struct {
 	// BeginsNanoseconds is the instant from which on it runs, TAI since 1970.
 	// +optional
 	BeginsNanoseconds int64 `json:"beginsNanoseconds,omitempty"`
-	// On are the nodes that it was to be installed on at that instant.
+	// Targets are the nodes that it was to be installed on at that instant.
 	// +optional
 	// +listType=set
-	On []string `json:"on,omitempty"`
+	Targets []string `json:"targets,omitempty"`
 	// Nodes are how many have it of how many that it selects, as in `3/4`.
 	// +optional
 	Nodes string `json:"nodes,omitempty"`

@@ -1,0 +1,412 @@
+package cluster
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/clientcmd"
+
+	network "github.com/takt-dev/takt/kubernetes/api/network/v1alpha1"
+	"github.com/takt-dev/takt/kubernetes/internal/adminv1"
+	"github.com/takt-dev/takt/kubernetes/internal/objects"
+)
+
+// taktObjects is the client of the cluster's objects.
+func taktObjects(t *testing.T) *objects.Client {
+	t.Helper()
+	config, err := clientcmd.BuildConfigFromFlags("", os.Getenv("KUBECONFIG"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	of, err := objects.New(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return of
+}
+
+// taktdOf is the process of a node's taktd, by its own configuration: the second node's processes are seen from the first.
+func taktdOf(node string) int {
+	config := "taktd.toml"
+	files, _ := filepath.Glob("/proc/[0-9]*/cmdline")
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			continue
+		}
+		words := strings.Split(strings.TrimSuffix(string(text), "\x00"), "\x00")
+		at, err := os.Readlink(filepath.Join(filepath.Dir(file), "cwd"))
+		if err == nil && len(words) == 3 && strings.HasSuffix(words[0], "/taktd") && words[2] == config && (filepath.Base(at) == "node-2") == (node == "node-2") {
+			pid, _ := strconv.Atoi(filepath.Base(filepath.Dir(file)))
+			return pid
+		}
+	}
+	return 0
+}
+
+// admin is the admin API of a node's taktd.
+func admin(t *testing.T, node string) adminv1.AdminClient {
+	t.Helper()
+	socket := "/run/takt/admin.sock"
+	if node == "node-2" {
+		until(t, "taktd runs on "+node, func() bool { return taktdOf(node) > 0 })
+		socket = fmt.Sprintf("/proc/%d/root%s", taktdOf(node), socket)
+	}
+	connection, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { connection.Close() })
+	return adminv1.NewAdminClient(connection)
+}
+
+// on places a pod of a script on a node.
+func on(node string, p *corev1.Pod) *corev1.Pod {
+	p.Spec.NodeSelector = map[string]string{"kubernetes.io/hostname": node}
+	return p
+}
+
+func addressOf(t *testing.T, name string) string {
+	t.Helper()
+	p, err := client.CoreV1().Pods("default").Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p.Status.PodIP
+}
+
+// placed is where a node's taktd has a pod's address: its tunnel endpoints.
+func placed(t *testing.T, node, address string) (vteps []string) {
+	t.Helper()
+	all, err := admin(t, node).ListNetworks(ctx, &adminv1.ListNetworksRequest{}, grpc.WaitForReady(true))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, one := range all.GetNetworks() {
+		for _, station := range one.GetStations() {
+			if slices.Contains(station.GetAddresses(), address) {
+				vteps = append(vteps, station.GetVtep())
+			}
+		}
+	}
+	return vteps
+}
+
+// wire is what passes the cable between the nodes, with the kernel's time stamps.
+type wire struct{ socket int }
+
+func watchWire(t *testing.T) *wire {
+	t.Helper()
+	cable, err := net.InterfaceByName("wire0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := binary.BigEndian.Uint16(binary.NativeEndian.AppendUint16(nil, unix.ETH_P_ALL))
+	socket, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, int(all))
+	if err == nil {
+		err = errors.Join(unix.Bind(socket, &unix.SockaddrLinklayer{Protocol: all, Ifindex: cable.Index}),
+			unix.SetsockoptInt(socket, unix.SOL_SOCKET, unix.SO_TIMESTAMPNS, 1),
+			unix.SetsockoptTimeval(socket, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: 60}))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { unix.Close(socket) })
+	return &wire{socket}
+}
+
+// launches are how much later than its launch time each of so many datagrams has passed, in ns. They are in the VXLAN,
+// to port 5001 in the pod.
+func (w *wire) launches(t *testing.T, count int) (late []int64) {
+	t.Helper()
+	// CLOCK_TAI and the stamps' CLOCK_REALTIME differ by what the kernel has been told.
+	var utc, tai unix.Timespec
+	if err := errors.Join(unix.ClockGettime(unix.CLOCK_REALTIME, &utc), unix.ClockGettime(unix.CLOCK_TAI, &tai)); err != nil {
+		t.Fatal(err)
+	}
+	offset := (tai.Nano() - utc.Nano() + 500_000_000) / 1_000_000_000 * 1_000_000_000
+	frame, control := make([]byte, 2048), make([]byte, 256)
+	for len(late) < count {
+		n, of, _, _, err := unix.Recvmsg(w.socket, frame, control, 0)
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		if err != nil {
+			t.Fatalf("of %d datagrams %d have passed: %v", count, len(late), err)
+		}
+		// Ethernet 14, IPv4 20, UDP 8 and VXLAN 8; then the pod's Ethernet, IPv4, UDP and its launch time.
+		const inner = 50
+		if n < inner+14+20+8+8 || binary.BigEndian.Uint16(frame[12:]) != unix.ETH_P_IP || frame[23] != unix.IPPROTO_UDP ||
+			binary.BigEndian.Uint16(frame[36:]) != 4789 || frame[inner+23] != unix.IPPROTO_UDP || binary.BigEndian.Uint16(frame[inner+36:]) != 5001 {
+			continue
+		}
+		launch := int64(binary.NativeEndian.Uint64(frame[inner+42:]))
+		messages, err := unix.ParseSocketControlMessage(control[:of])
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, message := range messages {
+			if message.Header.Type == unix.SO_TIMESTAMPNS {
+				seconds, nanos := binary.NativeEndian.Uint64(message.Data), binary.NativeEndian.Uint64(message.Data[8:])
+				late = append(late, int64(seconds)*1_000_000_000+int64(nanos)+offset-launch)
+			}
+		}
+	}
+	return late
+}
+
+func conditionIs(conditions []metav1.Condition, kind string, holds bool, reason, message string) bool {
+	found := meta.FindStatusCondition(conditions, kind)
+	return found != nil && (found.Status == metav1.ConditionTrue) == holds && (reason == "" || found.Reason == reason) && strings.Contains(found.Message, message)
+}
+
+// served makes the network of the test's nodes an object, and waits until both serve it.
+func served(t *testing.T, of *objects.Client) {
+	t.Helper()
+	vni, mtu := int32(1), int32(1450)
+	_, err := of.Networks.Create(ctx, &network.TaktNetwork{ObjectMeta: metav1.ObjectMeta{Name: "pods"}, Spec: network.TaktNetworkSpec{
+		VNI: &vni, MTU: &mtu, Subnets: []string{"10.67.0.0/16"}, Access: []network.Access{{Namespaces: []string{"default"}, Classes: []int32{0, 5}}},
+	}}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = of.Networks.Delete(ctx, "pods", metav1.DeleteOptions{}) })
+	networkIs(t, of, network.Served, true, "Serving", "2 nodes")
+}
+
+func networkIs(t *testing.T, of *objects.Client, kind string, holds bool, reason, message string) {
+	t.Helper()
+	last := ""
+	until(t, fmt.Sprintf("network pods: %s is %v because of %s (%s)", kind, holds, reason, message), func() bool {
+		found, err := of.Networks.Get(ctx, "pods", metav1.GetOptions{})
+		if err == nil && fmt.Sprint(found.Status) != last {
+			last = fmt.Sprint(found.Status)
+			t.Log(last)
+		}
+		return err == nil && conditionIs(found.Status.Conditions, kind, holds, reason, message)
+	})
+}
+
+func TestTwoNodesSendAtLaunchTimesToPodsOfOthersAndFollowThem(t *testing.T) {
+	of := taktObjects(t)
+	served(t, of)
+	annotations := map[string]string{"takt.dev/time-sensitive": "true", "takt.dev/preload": "required"}
+	receives := map[string]string{"takt.dev/time-sensitive": "true", "takt.dev/preload": "off"}
+	exchange := func(talker, from, to string) {
+		t.Helper()
+		const listener = "listener"
+		create(t, on(to, python(listener, receives, listening)))
+		says(t, listener, "listening")
+		address := addressOf(t, listener)
+		vtep := map[string]string{"node-1": "10.66.0.1", "node-2": "10.66.0.3"}[to]
+		until(t, "the listener is known on the other node", func() bool { return slices.Equal(placed(t, from, address), []string{vtep}) })
+		cable := watchWire(t)
+		create(t, on(from, python(talker, annotations, talking, address)))
+		late := cable.launches(t, 20)
+		slices.Sort(late)
+		t.Logf("%s to %s: on the wire %d ns after the launch time at least, %d ns in the median, %d ns at most", from, to, late[0], late[10], late[19])
+		if late[0] < 0 {
+			t.Errorf("a datagram is on the wire %d ns before its launch time", -late[0])
+		}
+		if line := says(t, talker, "sent by"); line != "sent by user 65534" {
+			t.Error(line)
+		}
+		if line := says(t, listener, "early"); line != "0 early from "+addressOf(t, talker) {
+			t.Error(line)
+		}
+		remove(t, listener, "")
+		until(t, "the listener is known nowhere", func() bool { return len(placed(t, from, address)) == 0 })
+		remove(t, talker, "")
+	}
+	exchange("east", "node-1", "node-2")
+	// The listener moves, there and back: the talkers' nodes know it where it is.
+	exchange("west", "node-2", "node-1")
+	exchange("back", "node-1", "node-2")
+
+	// Those who may not use the network get no socket.
+	_, err := client.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "guests"}}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	until(t, "the namespace has its account", func() bool {
+		_, err := client.CoreV1().ServiceAccounts("guests").Get(ctx, "default", metav1.GetOptions{})
+		return err == nil
+	})
+	guest := python("guest", annotations, listening)
+	guest.Namespace = "guests"
+	if _, err := client.CoreV1().Pods("guests").Create(ctx, guest, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "the guest is told", func() bool {
+		events, err := client.CoreV1().Events("guests").List(ctx, metav1.ListOptions{})
+		return err == nil && slices.ContainsFunc(events.Items, func(e corev1.Event) bool {
+			return e.Reason == "NetworkRefused" && strings.Contains(e.Message, "NotAllowed: ") && strings.Contains(e.Message, "access of the TaktNetwork")
+		})
+	})
+	_ = client.CoreV1().Namespaces().Delete(ctx, "guests", metav1.DeleteOptions{})
+}
+
+func TestTwoNodesArePeersByKeysThatMayChange(t *testing.T) {
+	of := taktObjects(t)
+	peers := func(node, wanted string) {
+		t.Helper()
+		until(t, node+" has peers "+wanted, func() bool {
+			found, err := of.Nodes.Get(ctx, node, metav1.GetOptions{})
+			return err == nil && found.Status.Peers == wanted && conditionIs(found.Status.Conditions, network.Ready, true, "Serving", "")
+		})
+	}
+	peers("node-1", "1/1")
+	peers("node-2", "1/1")
+	before, err := of.Nodes.Get(ctx, "node-2", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	// A new key is made where there is none.
+	if err := os.Remove(filepath.Join(dir, "node-2", "node.key")); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Kill(taktdOf("node-2"), syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	began := time.Now()
+	until(t, "the first node knows the new key", func() bool {
+		found, err := of.Nodes.Get(ctx, "node-2", metav1.GetOptions{})
+		if err != nil || found.Spec.Peer == nil || found.Spec.Peer.Key == before.Spec.Peer.Key {
+			return false
+		}
+		known, err := admin(t, "node-1").ListPeers(ctx, &adminv1.ListPeersRequest{})
+		return err == nil && len(known.GetPeers()) == 1 && known.GetPeers()[0].GetKey() == found.Spec.Peer.Key && known.GetPeers()[0].GetState() == adminv1.PeerState_PEER_STATE_UP
+	})
+	t.Logf("the nodes have channels again %v after the kill", time.Since(began).Round(100*time.Millisecond))
+	peers("node-1", "1/1")
+	peers("node-2", "1/1")
+}
+
+// runs are the schedules of a node's link as taktd has them: base times, entries.
+func runs(t *testing.T, node string) string {
+	t.Helper()
+	all, err := admin(t, node).ListSchedules(ctx, &adminv1.ListSchedulesRequest{}, grpc.WaitForReady(true))
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := func(g *adminv1.GateSchedule) string {
+		if g == nil {
+			return "none"
+		}
+		return fmt.Sprintf("%d/%d", g.GetBaseTimeNs(), len(g.GetEntries()))
+	}
+	for _, link := range all.GetLinks() {
+		if link.GetDatapath() == "udp" {
+			return text(link.GetOperational()) + " then " + text(link.GetPending())
+		}
+	}
+	return "no link"
+}
+
+func TestTwoNodesHaveAScheduleBothOrNeither(t *testing.T) {
+	of := taktObjects(t)
+	entries := func(count int) (all []network.GateEntry) {
+		for range count {
+			all = append(all, network.GateEntry{Gates: []int32{0, 1, 2, 3, 4, 5, 6, 7}, Interval: 1_000_000})
+		}
+		return all
+	}
+	schedule := func() *network.GateSchedule {
+		found, err := of.Schedules.Get(ctx, "line", metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return found
+	}
+	is := func(holds bool, reason, message string) {
+		t.Helper()
+		until(t, fmt.Sprintf("it is in force: %v because of %s (%s)", holds, reason, message), func() bool {
+			now := schedule()
+			return now.Status.ObservedGeneration == now.Generation && conditionIs(now.Status.Conditions, network.InForce, holds, reason, message)
+		})
+	}
+	edit := func(change func(*network.GateSchedule)) {
+		t.Helper()
+		until(t, "it is edited", func() bool {
+			now := schedule()
+			change(now)
+			_, err := of.Schedules.Update(ctx, now, metav1.UpdateOptions{})
+			return err == nil
+		})
+	}
+	made := &network.GateSchedule{ObjectMeta: metav1.ObjectMeta{Name: "line"}}
+	made.Spec.Datapath, made.Spec.Rate, made.Spec.CycleTime, made.Spec.Entries = "udp", 1_000_000_000, 2_000_000, entries(2)
+	if _, err := of.Schedules.Create(ctx, made, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	is(true, network.Installed, "on 2 nodes")
+	begins := schedule().Status.BeginsNanoseconds
+	both := func(wanted string) {
+		t.Helper()
+		for _, node := range []string{"node-1", "node-2"} {
+			until(t, node+" has "+wanted, func() bool { return runs(t, node) == wanted })
+		}
+	}
+	first := fmt.Sprintf("%d/2 then none", begins)
+	both(first)
+	// What a node cannot do is done by none: the clocks of this machine are not known to be so good.
+	within := network.Duration(1)
+	edit(func(g *network.GateSchedule) {
+		g.Spec.RequireSync, g.Spec.Entries, g.Spec.CycleTime = &within, entries(3), 3_000_000
+	})
+	is(false, network.RolledBack, "node node-1 refuses: ")
+	both(first)
+	edit(func(g *network.GateSchedule) { g.Spec.RequireSync = nil })
+	is(true, network.Installed, "on 2 nodes")
+	both(fmt.Sprintf("%d/3 then none", schedule().Status.BeginsNanoseconds))
+
+	// Only one refuses: its link has an operator's schedule. The other one, which has taken it, gives it back.
+	if err := of.Schedules.Delete(ctx, "line", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	both("none then none")
+	own := &adminv1.GateSchedule{CycleTimeNs: 1_000_000, Entries: []*adminv1.GateEntry{{Gates: 255, IntervalNs: 1_000_000}}}
+	if _, err := admin(t, "node-2").InstallSchedule(ctx, &adminv1.InstallScheduleRequest{Datapath: "udp", Schedule: own, LinkRateBps: 1_000_000_000}); err != nil {
+		t.Fatal(err)
+	}
+	made = &network.GateSchedule{ObjectMeta: metav1.ObjectMeta{Name: "line"}}
+	made.Spec.Datapath, made.Spec.Rate, made.Spec.CycleTime, made.Spec.Entries = "udp", 1_000_000_000, 2_000_000, entries(2)
+	if _, err := of.Schedules.Create(ctx, made, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	is(false, network.RolledBack, "node node-2 refuses: datapath udp has a schedule that is not the cluster's")
+	until(t, "the event names node and reason", func() bool {
+		events, err := client.CoreV1().Events("default").List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.kind=GateSchedule,reason=RolledBack"})
+		return err == nil && slices.ContainsFunc(events.Items, func(e corev1.Event) bool { return strings.Contains(e.Message, "node node-2 refuses") })
+	})
+	until(t, "node-1 has none", func() bool { return runs(t, "node-1") == "none then none" })
+	if has := runs(t, "node-2"); has != "0/1 then none" {
+		t.Errorf("the operator's schedule has become %s", has)
+	}
+	if err := of.Schedules.Delete(ctx, "line", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := admin(t, "node-2").RemoveSchedule(ctx, &adminv1.RemoveScheduleRequest{Datapath: "udp"}); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.Command("kube", "kubectl", "get", "tnodes,gates,tnets").CombinedOutput(); err == nil {
+		t.Logf("%s", out)
+	}
+}
