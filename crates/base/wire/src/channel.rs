@@ -1,7 +1,7 @@
 //! The Takt channel datagram: what one runtime sends another inside UDP.
 //!
 //! A datagram is a 24-byte header, one or more records and, if it is protected, a 16-byte tag; a record is
-//! a 24-byte header (32 bytes for a fragment), the bytes of a whole message or of one fragment, and
+//! a 24-byte header (32 bytes for a fragment or a reliable source's), the bytes of a whole message or of one fragment, and
 //! padding that starts the next record on a multiple of 8. All integers are little-endian. The format is
 //! drawn in `docs/reference/wire-format.md`.
 //!
@@ -16,7 +16,7 @@ pub const VERSION: u8 = 2;
 pub const HEADER_LEN: usize = 24;
 /// Bytes of the header of a record that holds a whole message.
 pub const RECORD_HEADER_LEN: usize = 24;
-/// Bytes of the header of a record that holds a fragment.
+/// Bytes of the header of a record that holds a fragment, or is a reliable source's.
 pub const FRAGMENT_HEADER_LEN: usize = 32;
 /// Bytes of the tag at the end of a protected datagram.
 pub const TAG_LEN: usize = 16;
@@ -68,6 +68,54 @@ pub enum ChannelError {
     /// The record's traffic class does not exist. Only this record is lost.
     #[error("traffic class {0} is above 7")]
     Class(u8),
+    /// The record is of a kind that this version does not define. How long its header is, is not known.
+    #[error("record of kind {0}: message (0), reliable (1), announce (2) and acknowledge (3) are known")]
+    Kind(u8),
+    /// What peers say of a reliable source is in one piece. Only a header made by hand can be so.
+    #[error("an announcement or acknowledgement in fragments, each is one record")]
+    FragmentedControl,
+}
+
+/// What a record is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// A message, or a fragment of one: sent once.
+    #[default]
+    Message,
+    /// The same of a reliable source: acknowledged, and sent again as it was if it is lost.
+    Reliable {
+        /// Its number among the records of its source, modulo 2^32: fragments of one message follow each other.
+        number: u32,
+    },
+    /// What the sender of a reliable source says of it.
+    Announce,
+    /// What a receiver of a reliable source says to its sender. Channel and source are the sender's.
+    Acknowledge,
+}
+
+impl Kind {
+    /// By its number in a header. The record's own follows there.
+    #[inline]
+    const fn from_wire(kind: u8) -> Option<Self> {
+        match kind {
+            0 => Some(Self::Message),
+            1 => Some(Self::Reliable { number: 0 }),
+            2 => Some(Self::Announce),
+            3 => Some(Self::Acknowledge),
+            _ => None,
+        }
+    }
+
+    /// Its number in a header, and that of the record.
+    #[inline]
+    const fn to_wire(self) -> (u8, u32) {
+        match self {
+            Self::Message => (0, 0),
+            Self::Reliable { number } => (1, number),
+            Self::Announce => (2, 0),
+            Self::Acknowledge => (3, 0),
+        }
+    }
 }
 
 /// How a datagram is protected.
@@ -200,15 +248,21 @@ pub struct RecordHeader {
     pub fragment_stride: u16,
     /// The traffic class that the message was sent in.
     pub class: TrafficClass,
+    /// What the record is.
+    pub kind: Kind,
 }
 
 impl RecordHeader {
     /// Whether index, stride and length go together.
     ///
     /// # Errors
-    /// [`ChannelError::IndexWithoutStride`] or [`ChannelError::FragmentOutsideMessage`].
+    /// [`ChannelError::IndexWithoutStride`], [`ChannelError::FragmentOutsideMessage`] or
+    /// [`ChannelError::FragmentedControl`].
     #[inline]
     pub const fn check(&self) -> Result<(), ChannelError> {
+        if matches!(self.kind, Kind::Announce | Kind::Acknowledge) && self.fragment_stride != 0 {
+            return Err(ChannelError::FragmentedControl);
+        }
         if self.fragment_stride == 0 {
             return match self.fragment_index {
                 0 => Ok(()),
@@ -251,14 +305,20 @@ impl RecordHeader {
         (if offset < length { offset } else { length }) as usize
     }
 
-    /// Bytes of this header: a fragment's tells its index.
+    /// Bytes of this header: a fragment's tells its index, a reliable record's its number.
     #[inline]
     pub const fn header_len(&self) -> usize {
-        if self.fragment_stride == 0 {
+        if self.fragment_stride == 0 && !matches!(self.kind, Kind::Reliable { .. }) {
             RECORD_HEADER_LEN
         } else {
             FRAGMENT_HEADER_LEN
         }
+    }
+
+    /// Whether the record carries a message, or a fragment of one, and not what peers say of a source.
+    #[inline]
+    pub const fn is_message(&self) -> bool {
+        matches!(self.kind, Kind::Message | Kind::Reliable { .. })
     }
 
     /// Whether the message was cut into fragments, though it may be into one.
@@ -290,11 +350,12 @@ impl RecordHeader {
         header[12..16].copy_from_slice(&self.sequence.to_le_bytes());
         header[16..20].copy_from_slice(&self.message_length.to_le_bytes());
         header[20..22].copy_from_slice(&self.fragment_stride.to_le_bytes());
+        let (kind, number) = self.kind.to_wire();
         header[22] = self.class.number();
-        header[23] = 0;
+        header[23] = kind;
         if let Some(fragment) = header.get_mut(24..FRAGMENT_HEADER_LEN) {
             fragment[..4].copy_from_slice(&self.fragment_index.to_le_bytes());
-            fragment[4..].fill(0);
+            fragment[4..].copy_from_slice(&number.to_le_bytes());
         }
     }
 }
@@ -343,6 +404,9 @@ impl<'a> Iterator for Records<'a> {
             return self.end(ChannelError::RecordTruncated(self.bytes.len()));
         };
         let class = TrafficClass::new(raw[22]);
+        let Some(kind) = Kind::from_wire(raw[23]) else {
+            return self.end(ChannelError::Kind(raw[23]));
+        };
         let mut header = RecordHeader {
             channel: u64::from_le_bytes(field(raw, 0)),
             source: u32::from_le_bytes(field(raw, 8)),
@@ -351,15 +415,19 @@ impl<'a> Iterator for Records<'a> {
             fragment_index: 0,
             fragment_stride: u16::from_le_bytes(field(raw, 20)),
             class: class.unwrap_or_default(),
+            kind,
         };
         let mut body = body;
-        if header.is_fragment() {
-            let Some((index, rest)) =
+        if header.header_len() == FRAGMENT_HEADER_LEN {
+            let Some((more, rest)) =
                 body.split_first_chunk::<{ FRAGMENT_HEADER_LEN - RECORD_HEADER_LEN }>()
             else {
                 return self.end(ChannelError::RecordTruncated(self.bytes.len()));
             };
-            header.fragment_index = u32::from_le_bytes(field(index, 0));
+            header.fragment_index = u32::from_le_bytes(field(more, 0));
+            if let Kind::Reliable { number } = &mut header.kind {
+                *number = u32::from_le_bytes(field(more, 4));
+            }
             body = rest;
         }
         if let Err(error) = header.check() {

@@ -262,6 +262,9 @@ impl Table {
             return false;
         };
         for record in stamp::takt_records(&header, records).flatten() {
+            if !record.header.is_message() {
+                continue;
+            }
             let key = FlowKey::channel(
                 &packet.key,
                 record.header.channel,

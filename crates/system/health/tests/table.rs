@@ -8,7 +8,7 @@ use takt_health::rule::Kpi;
 use takt_health::spec::Document;
 use takt_health::table::{Config, Table, What};
 use takt_time::TrafficClass;
-use takt_wire::channel::{DatagramCursor, Protection, RecordHeader};
+use takt_wire::channel::{DatagramCursor, Kind, Protection, RecordHeader};
 
 const MS: i64 = 1_000_000;
 const START: i64 = 1_700_000_000_000_000_000;
@@ -226,6 +226,7 @@ fn channels_of_a_takt_datagram_are_flows_with_their_delays_and_losses() {
                 fragment_index: 0,
                 fragment_stride: 0,
                 class: TrafficClass::BEST_EFFORT,
+                kind: Kind::Message,
             };
             cursor.push(&mut bytes, &record).expect("room").fill(1);
         }

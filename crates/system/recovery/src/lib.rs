@@ -15,6 +15,9 @@
 //!   lost messages at the end, lost acknowledgements and lost grants repair themselves by it.
 //! - A peer that says nothing for [`Config::silence_ns`], or takes nothing for [`Config::stall_ns`], is evicted and counted.
 //!
+//! A message here is whatever its user numbers: lanes number the records of a source, so that a long message is repaired
+//! record by record.
+//!
 //! Every message is delivered once and in order to every peer, or counted: at the sender as `given_up` or `abandoned`, at
 //! the receiver as `lost`. A best-effort flow needs neither type.
 //!
@@ -23,6 +26,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod codec;
 pub mod receiver;
 pub mod rtt;
 pub mod sender;

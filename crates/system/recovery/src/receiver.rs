@@ -68,9 +68,13 @@ pub struct Receiver {
     oldest: u64,
     pace_ns: i64,
     backoff: u32,
+    /// Messages beyond `next` that the sinks have room for; `None`: for a window's.
+    room: Option<u32>,
+    /// Granted so far: never taken back.
+    granted: u64,
     /// When the next acknowledgement is due.
     due_ns: Option<i64>,
-    /// The last acknowledgement: when, and what `delivered` was.
+    /// The last acknowledgement: when, and what it granted.
     last_ns: Option<i64>,
     told: u64,
     /// The newest stamp and when it came.
@@ -97,6 +101,8 @@ impl Receiver {
             oldest: ORIGIN,
             pace_ns: FIRST_PACE_NS,
             backoff: 0,
+            room: None,
+            granted: ORIGIN,
             due_ns: None,
             last_ns: None,
             told: ORIGIN,
@@ -124,6 +130,7 @@ impl Receiver {
             let oldest = extend(ORIGIN, said.oldest);
             (self.delivered, self.next, self.end) = (oldest, oldest, oldest);
             (self.oldest, self.told, self.started) = (oldest, oldest, true);
+            self.granted = oldest;
         }
         let oldest = extend(self.next, said.oldest);
         self.oldest = self.oldest.max(oldest);
@@ -139,23 +146,26 @@ impl Receiver {
 
     /// A message came, in a datagram with this stamp.
     pub fn receive(&mut self, now_ns: i64, sequence: u32, stamp_ns: i64) -> Arrival {
-        if !self.started {
-            self.counters.early += 1;
-            return Arrival::Early;
+        let arrival = self.judge(sequence);
+        if arrival != Arrival::Early {
+            self.stamp = (stamp_ns, now_ns);
         }
-        self.stamp = (stamp_ns, now_ns);
-        let sequence = extend(self.next, sequence);
-        if sequence < self.next || sequence < self.oldest || self.is_kept(sequence) {
-            self.counters.repeated += 1;
+        match arrival {
+            Arrival::Early => self.counters.early += 1,
             // The acknowledgement was lost: say it again.
-            self.due(now_ns + self.pace_ns);
-            return Arrival::Repeated;
+            Arrival::Repeated => self.counters.repeated += 1,
+            Arrival::Beyond => self.counters.beyond += 1,
+            Arrival::Keep => {}
         }
-        if sequence - self.delivered >= u64::from(self.window) {
-            self.counters.beyond += 1;
-            self.due(now_ns + self.pace_ns);
-            return Arrival::Beyond;
+        match arrival {
+            Arrival::Early => return arrival,
+            Arrival::Repeated | Arrival::Beyond => {
+                self.due(now_ns + self.pace_ns);
+                return arrival;
+            }
+            Arrival::Keep => {}
         }
+        let sequence = extend(self.next, sequence);
         // A gap that was not known is told at once.
         let gap = sequence > self.end;
         self.end = self.end.max(sequence + 1);
@@ -189,11 +199,57 @@ impl Receiver {
             self.counters.lost += lost;
             Delivery::Lost(lost)
         };
-        // Grants: told when a quarter of the window has become free.
-        if self.delivered - self.told >= u64::from(self.window).div_ceil(4) {
+        self.grant(now_ns);
+        Some(delivery)
+    }
+
+    /// The sinks have room for so many messages behind what is kept or delivered without a gap. Without this call: for
+    /// as many as the window.
+    pub fn set_room(&mut self, now_ns: i64, messages: u32) {
+        self.room = Some(messages);
+        if self.started {
+            self.grant(now_ns);
+        }
+    }
+
+    /// The first message that is missing: all before it are here, or will never be.
+    pub fn next(&self) -> u32 {
+        self.next as u32
+    }
+
+    /// What [`receive`](Self::receive) would say, changing nothing.
+    pub fn judge(&self, sequence: u32) -> Arrival {
+        if !self.started {
+            return Arrival::Early;
+        }
+        let sequence = extend(self.next, sequence);
+        if sequence < self.next || sequence < self.oldest || self.is_kept(sequence) {
+            Arrival::Repeated
+        } else if sequence - self.delivered >= u64::from(self.window) {
+            Arrival::Beyond
+        } else {
+            Arrival::Keep
+        }
+    }
+
+    /// Whether everything that was announced has been delivered.
+    pub fn is_idle(&self) -> bool {
+        self.started && self.delivered == self.end
+    }
+
+    /// Whether the sender may not send: it knows of no room.
+    pub fn is_closed(&self) -> bool {
+        self.started && self.told <= self.end
+    }
+
+    /// Room is told of when it is a quarter of the window, and at once to who may wait for it.
+    fn grant(&mut self, now_ns: i64) {
+        let limit = self.limit();
+        if limit - self.told >= u64::from(self.window).div_ceil(4)
+            || (limit > self.told && self.told <= self.end && self.room.is_some())
+        {
             self.due(now_ns);
         }
-        Some(delivery)
     }
 
     /// The acknowledgement that is due, if one is.
@@ -208,7 +264,8 @@ impl Receiver {
         } else {
             0
         };
-        (self.last_ns, self.told) = (Some(now_ns), self.delivered);
+        let limit = self.limit();
+        (self.last_ns, self.told, self.granted) = (Some(now_ns), limit, limit);
         self.counters.acknowledgements += 1;
         // No more is told about than can be kept: what was dropped as beyond is asked for when there is room.
         let span =
@@ -243,7 +300,9 @@ impl Receiver {
     }
 
     fn limit(&self) -> u64 {
-        (self.delivered + u64::from(self.window)).max(self.next)
+        let most = self.delivered + u64::from(self.window);
+        let room = self.room.map_or(most, |room| self.next + u64::from(room));
+        room.min(most).max(self.granted).max(self.next)
     }
 
     /// Moves `next` past what is here or given up: a window at most is looked at.

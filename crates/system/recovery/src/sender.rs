@@ -24,8 +24,8 @@ pub enum Action {
     Repair(PeerId, u32),
     /// Say this to this peer.
     Announce(PeerId, Announce),
-    /// The peer is gone: [`Config::silence_ns`] or [`Config::stall_ns`] is over.
-    Evicted(PeerId),
+    /// The peer is gone, without the messages from this one on: [`Config::silence_ns`] or [`Config::stall_ns`] is over.
+    Evicted(PeerId, u32),
 }
 
 /// What was counted.
@@ -428,10 +428,10 @@ impl Sender {
         if !(peer.owes(self.end(), self.wanted) && (silent || stalled)) {
             return None;
         }
-        let id = peer.id;
+        let (id, next) = (peer.id, peer.next as u32);
         self.counters.evicted += 1;
         self.remove(at);
-        Some(Action::Evicted(id))
+        Some(Action::Evicted(id, next))
     }
 
     fn remove(&mut self, at: usize) {

@@ -353,7 +353,7 @@ fn who_says_nothing_is_evicted_and_who_takes_nothing_where_asked_for() {
             },
         );
         while let Some(action) = sender.poll(now) {
-            if let Action::Evicted(peer) = action {
+            if let Action::Evicted(peer, _) = action {
                 gone.push((peer, now));
             }
         }
@@ -485,11 +485,11 @@ fn granting_alone_is_no_progress() {
             .acknowledge(now, peer, &grant(17 + second))
             .expect("well-formed");
         while let Some(action) = sender.poll(now) {
-            assert!(!matches!(action, Action::Evicted(_)), "too early");
+            assert!(!matches!(action, Action::Evicted(..)), "too early");
         }
     }
     sender
         .acknowledge(2_000 * MS - 1, peer, &grant(30))
         .expect("well-formed");
-    assert_eq!(sender.poll(2_000 * MS), Some(Action::Evicted(peer)));
+    assert_eq!(sender.poll(2_000 * MS), Some(Action::Evicted(peer, 0)));
 }

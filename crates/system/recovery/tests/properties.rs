@@ -203,7 +203,7 @@ impl World {
                 Action::Announce(peer, announce) => {
                     self.send(of(peer).expect("known"), Datagram::Announce(announce))
                 }
-                Action::Evicted(_) => panic!("evicted though it answers"),
+                Action::Evicted(..) => panic!("evicted though it answers"),
             }
         }
         for at in 0..self.lives.len() {
@@ -477,7 +477,7 @@ proptest! {
                     Some(Action::Announce(peer, said)) if peer == honest => {
                         receiver.announce(now, &said).expect("honest");
                     }
-                    Some(Action::Evicted(peer)) => prop_assert_eq!(peer, hostile),
+                    Some(Action::Evicted(peer, _)) => prop_assert_eq!(peer, hostile),
                     Some(_) => {}
                     None => break,
                 }

@@ -4,7 +4,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use takt_time::TrafficClass;
 use takt_wire::channel::{
-    ChannelError, DatagramCursor, DatagramHeader, FRAGMENT_HEADER_LEN, HEADER_LEN, Protection,
+    ChannelError, DatagramCursor, DatagramHeader, FRAGMENT_HEADER_LEN, HEADER_LEN, Kind, Protection,
     RECORD_HEADER_LEN, Record, RecordHeader, TAG_LEN,
 };
 
@@ -39,6 +39,7 @@ fn known_headers() -> [RecordHeader; 2] {
             fragment_index: 1,
             fragment_stride: 3,
             class: class(7),
+            kind: Kind::Message,
         },
         whole(42, 1, 0),
     ]
@@ -53,6 +54,7 @@ fn whole(channel: u64, sequence: u32, message_length: u32) -> RecordHeader {
         fragment_index: 0,
         fragment_stride: 0,
         class: class(0),
+        kind: Kind::Message,
     }
 }
 
@@ -286,6 +288,33 @@ fn an_empty_or_inconsistent_datagram_is_never_written() {
 }
 
 #[test]
+fn a_reliable_record_has_its_number_behind_its_header_and_an_unknown_kind_ends_the_datagram() {
+    let header = RecordHeader {
+        kind: Kind::Reliable {
+            number: 0xa1b2_c3d4,
+        },
+        ..whole(42, 7, 2)
+    };
+    let mut datagram = build(&[(header, b"ok".to_vec())], 1, 1);
+    let raw = &datagram[HEADER_LEN..];
+    assert_eq!(raw[23], 1);
+    assert_eq!(raw[24..32], [0, 0, 0, 0, 0xd4, 0xc3, 0xb2, 0xa1]);
+    assert_eq!(&raw[32..], b"ok");
+    datagram[HEADER_LEN + 23] = 4;
+    assert_eq!(errors(&datagram), [ChannelError::Kind(4)]);
+    let control = RecordHeader {
+        kind: Kind::Acknowledge,
+        fragment_stride: 8,
+        ..whole(42, 7, 2)
+    };
+    assert_eq!(control.check(), Err(ChannelError::FragmentedControl));
+    // Cut short inside the number.
+    datagram[HEADER_LEN + 23] = 1;
+    datagram.truncate(HEADER_LEN + 30);
+    assert_eq!(errors(&datagram), [ChannelError::RecordTruncated(30)]);
+}
+
+#[test]
 fn a_datagram_holds_no_more_records_than_its_header_can_count() {
     let mut buf = vec![0; HEADER_LEN + RECORD_HEADER_LEN * (1 << 16)];
     let mut cursor = DatagramCursor::new();
@@ -305,6 +334,12 @@ fn a_datagram_holds_no_more_records_than_its_header_can_count() {
 
 /// A consistent record of at most 200 bytes: whole, or any fragment of a message of any length.
 fn record() -> impl Strategy<Value = (RecordHeader, Vec<u8>)> {
+    let kind = prop_oneof![
+        Just(Kind::Message),
+        any::<u32>().prop_map(|number| Kind::Reliable { number }),
+        Just(Kind::Announce),
+        Just(Kind::Acknowledge),
+    ];
     let cut = prop_oneof![
         (0u32..200).prop_map(|length| (length, 0, 0)),
         (1u16..200, 1u32..).prop_flat_map(|(stride, length)| {
@@ -315,15 +350,21 @@ fn record() -> impl Strategy<Value = (RecordHeader, Vec<u8>)> {
             )
         }),
     ];
-    (any::<u64>(), any::<u32>(), 0u8..8, any::<u32>(), cut)
+    (any::<u64>(), any::<u32>(), 0u8..8, any::<u32>(), kind, cut)
         .prop_map(
             |(
                 channel,
                 sequence,
                 number,
                 source,
+                kind,
                 (message_length, fragment_index, fragment_stride),
             )| {
+                // What peers say of a source is whole.
+                let kind = match kind {
+                    Kind::Announce | Kind::Acknowledge if fragment_stride != 0 => Kind::Message,
+                    kind => kind,
+                };
                 RecordHeader {
                     channel,
                     source,
@@ -332,6 +373,7 @@ fn record() -> impl Strategy<Value = (RecordHeader, Vec<u8>)> {
                     fragment_index,
                     fragment_stride,
                     class: class(number),
+                    kind,
                 }
             },
         )
