@@ -147,7 +147,8 @@ impl Receiver {
     /// A message came, in a datagram with this stamp.
     pub fn receive(&mut self, now_ns: i64, sequence: u32, stamp_ns: i64) -> Arrival {
         let arrival = self.judge(sequence);
-        if arrival != Arrival::Early {
+        // What is sent again has an older stamp than what was heard since.
+        if arrival != Arrival::Early && stamp_ns > self.stamp.0 {
             self.stamp = (stamp_ns, now_ns);
         }
         match arrival {
@@ -230,6 +231,16 @@ impl Receiver {
         } else {
             Arrival::Keep
         }
+    }
+
+    /// The next message to deliver.
+    pub fn delivered(&self) -> u32 {
+        self.delivered as u32
+    }
+
+    /// What [`poll`](Self::poll) gave last could not be sent: it is due again at this instant.
+    pub fn remind(&mut self, at_ns: i64) {
+        self.due_ns = Some(self.due_ns.map_or(at_ns, |due| due.min(at_ns)));
     }
 
     /// Whether everything that was announced has been delivered.

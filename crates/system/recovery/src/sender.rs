@@ -97,6 +97,8 @@ pub struct Sender {
     earned: u64,
     /// An `emit` was refused for want of credit.
     wanted: bool,
+    /// The earliest instant at which somebody is to be asked who has begun to owe an answer.
+    begun_ns: i64,
     peers: Vec<Peer>,
     peers_ever: u64,
     /// The peer whose turn it is.
@@ -118,6 +120,7 @@ impl Sender {
             bytes: 0,
             earned: 0,
             wanted: false,
+            begun_ns: i64::MAX,
             peers: Vec::new(),
             peers_ever: 0,
             turn: 0,
@@ -357,6 +360,18 @@ impl Sender {
         peers.chain(expiry).min()
     }
 
+    /// When to [`poll`](Self::poll) because of what was emitted since the last call, at the latest: cheaper than
+    /// [`wake_ns`](Self::wake_ns), which is to be asked after everything else. `i64::MAX`: not because of that.
+    pub fn take_begun_ns(&mut self) -> i64 {
+        std::mem::replace(&mut self.begun_ns, i64::MAX)
+    }
+
+    /// What a peer has acknowledged: all before this message.
+    pub fn acknowledged(&self, peer: PeerId) -> Option<u32> {
+        let peer = self.peers.iter().find(|known| known.id == peer)?;
+        Some(peer.next as u32)
+    }
+
     /// Peers that have all so far begin to owe an answer.
     fn begin(&mut self, now_ns: i64) {
         let end = self.end();
@@ -370,6 +385,7 @@ impl Sender {
             if peer.probe_ns > now_ns {
                 peer.probe_ns = now_ns + peer.round_trip.timeout(0);
             }
+            self.begun_ns = self.begun_ns.min(peer.probe_ns);
         }
     }
 

@@ -85,6 +85,11 @@ counters! {
         rx_no_sink,
         /// Messages that came twice or too late.
         rx_duplicate,
+        /// Records of reliable sources that came before their source was known, or beyond what was granted: they come
+        /// again.
+        rx_early,
+        /// Records of reliable sources for which a sink had no room: they come again.
+        rx_no_room,
         /// Fragmented messages given up because no memory for their assembly was free.
         reassembly_refused,
         /// Fragmented messages given up because a fragment did not come in time.
@@ -123,6 +128,12 @@ counters! {
         dropped_full,
         /// Copies dropped because a sink's memory was exhausted.
         dropped_memory,
+        /// Records of reliable sources here that were sent again.
+        repaired,
+        /// Messages of reliable sources here that at least one receiver does without.
+        undelivered,
+        /// Times that a receiver took nothing for too long: a reliable source here went on without it.
+        evicted,
     }
 }
 

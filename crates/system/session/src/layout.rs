@@ -95,6 +95,9 @@ pub enum Outcome {
     /// It is no frame that its endpoint may send: not sent. Or it is outside what is declared of its tenant's streams: not
     /// sent to remote sinks.
     Refused = 5,
+    /// Reliable, and at least one sink does without it: its deadline has passed, or the sink or its node took nothing for
+    /// too long, or went.
+    Undelivered = 6,
 }
 
 impl Outcome {
@@ -107,6 +110,7 @@ impl Outcome {
             3 => Some(Self::Late),
             4 => Some(Self::NotScheduled),
             5 => Some(Self::Refused),
+            6 => Some(Self::Undelivered),
             _ => None,
         }
     }

@@ -5,6 +5,7 @@
 //! reply carries the number of its request; 0 is for what the runtime says unasked.
 
 use std::net::IpAddr;
+use std::time::Duration;
 
 use bytes::{Buf, BufMut};
 use takt_time::TrafficClass;
@@ -12,7 +13,7 @@ use takt_time::TrafficClass;
 use crate::endpoint::{Endpoint, MOST_ADDRESSES};
 use crate::error::{ErrorCode, Failure};
 use crate::layout::{ArenaMap, SinkBlock, SourceBlock};
-use crate::qos::{Acceleration, Qos, ResourceUse, TimeSensitivity};
+use crate::qos::{Acceleration, Qos, Reliability, ResourceUse, SlowSinks, TimeSensitivity};
 use crate::unserved::{Counts, REASONS};
 use crate::{ChannelId, PROTOCOL_VERSION};
 
@@ -265,6 +266,26 @@ impl Writer {
             self.u8(*prefix);
         }
     }
+    fn reliability(&mut self, v: Reliability) {
+        let nanos = |duration: Duration| u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
+        let (kind, deadline, patience) = match v {
+            Reliability::BestEffort => (0, 0, 0),
+            Reliability::Reliable {
+                deadline,
+                slow_sinks,
+            } => {
+                let (kind, patience) = match slow_sinks {
+                    SlowSinks::Wait => (1, 0),
+                    SlowSinks::Drop => (2, 0),
+                    SlowSinks::Evict(patience) => (3, nanos(patience)),
+                };
+                (kind, deadline.map_or(0, nanos), patience)
+            }
+        };
+        self.u8(kind);
+        self.u64(deadline);
+        self.u64(patience);
+    }
     fn failure(&mut self, v: &Failure) {
         self.u32(v.code as i32 as u32);
         self.text(&v.message);
@@ -377,6 +398,33 @@ impl<'a> Reader<'a> {
             mtu,
         })
     }
+    fn reliability(&mut self) -> Result<Reliability, DecodeError> {
+        let (kind, deadline, patience) = (self.u8()?, self.u64()?, self.u64()?);
+        let slow_sinks = match kind {
+            0 => return Ok(Reliability::BestEffort),
+            1 => SlowSinks::Wait,
+            2 => SlowSinks::Drop,
+            3 => SlowSinks::Evict(Duration::from_nanos(patience)),
+            value => {
+                return Err(DecodeError::Value {
+                    field: "reliability",
+                    value: value.into(),
+                });
+            }
+        };
+        let deadline = (deadline != 0).then_some(Duration::from_nanos(deadline));
+        let reliability = Reliability::Reliable {
+            deadline,
+            slow_sinks,
+        };
+        match reliability.is_possible() {
+            true => Ok(reliability),
+            false => Err(DecodeError::Value {
+                field: "deadline or patience (1 ns to 1 h)",
+                value: deadline.map_or(patience, |ns| ns.as_nanos() as u64),
+            }),
+        }
+    }
     fn failure(&mut self) -> Result<Failure, DecodeError> {
         let number = self.u32()?;
         let code = ErrorCode::from_number(number as i32).ok_or(DecodeError::Value {
@@ -449,6 +497,7 @@ impl Envelope<Request> {
                     TimeSensitivity::BestEffort => NO_CLASS,
                     TimeSensitivity::TimeSensitive(class) => class.number(),
                 });
+                w.reliability(qos.reliability);
                 w
             }
             Request::CloseStream(id) => {
@@ -563,6 +612,7 @@ impl Envelope<Request> {
                     acceleration,
                     resource_use,
                     time_sensitivity,
+                    reliability: r.reliability()?,
                 })
             }
             kind::CLOSE_STREAM => Request::CloseStream(r.u32()?),
@@ -758,9 +808,26 @@ mod tests {
     use proptest::prelude::*;
 
     fn requests() -> impl Strategy<Value = Request> {
+        let nanos = || (1..=3_600_000_000_000u64).prop_map(Duration::from_nanos);
+        let slow_sinks = prop_oneof![
+            Just(SlowSinks::Wait),
+            Just(SlowSinks::Drop),
+            nanos().prop_map(SlowSinks::Evict),
+        ];
+        let reliability = (any::<bool>(), proptest::option::of(nanos()), slow_sinks).prop_map(
+            |(reliable, deadline, slow_sinks)| match reliable {
+                true => Reliability::Reliable {
+                    deadline,
+                    slow_sinks,
+                },
+                false => Reliability::BestEffort,
+            },
+        );
+        let class = proptest::option::of(0u8..8);
         let qos =
-            (any::<bool>(), any::<bool>(), proptest::option::of(0u8..8)).prop_map(|(a, r, c)| {
+            (any::<bool>(), any::<bool>(), class, reliability).prop_map(|(a, r, c, reliability)| {
                 Qos {
+                    reliability,
                     acceleration: if a {
                         Acceleration::Fast
                     } else {

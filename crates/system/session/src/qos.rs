@@ -3,6 +3,8 @@
 //! They are wishes about behaviour, never names of technologies: the runtime maps them to a datapath
 //! when the stream is opened.
 
+use std::time::Duration;
+
 use takt_time::TrafficClass;
 
 /// Datapath acceleration: whether the kernel's network stack suffices.
@@ -45,6 +47,64 @@ impl TimeSensitivity {
     }
 }
 
+/// Reliability: what happens to messages that are lost on their way, or come while a sink has no room. It is the sources'
+/// matter; the sinks of a channel get what its sources promise, whatever their own stream asks for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Reliability {
+    /// Sent once. What is lost is counted.
+    #[default]
+    BestEffort,
+    /// In order, and sent again until every sink has it: what is not is counted, and told to the source
+    /// (`Outcome::Undelivered`).
+    Reliable {
+        /// Sent again only while it can arrive this long after it was emitted. `None`: however long it takes.
+        deadline: Option<Duration>,
+        /// What happens while a sink has no room.
+        slow_sinks: SlowSinks,
+    },
+}
+
+/// What a reliable source does about a sink that has no room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum SlowSinks {
+    /// The source waits, and all its other sinks with it: its application gets no buffer.
+    Wait,
+    /// The sink does without what it has no room for, which is counted there.
+    Drop,
+    /// As [`Wait`](Self::Wait), for so long; then the sink does without, until it has room again.
+    Evict(Duration),
+}
+
+/// How long a source waits for a sink that takes nothing, if not told otherwise.
+pub const PATIENCE: Duration = Duration::from_secs(10);
+/// Longest deadline and patience.
+pub const LONGEST: Duration = Duration::from_secs(3600);
+
+impl Default for SlowSinks {
+    fn default() -> Self {
+        Self::Evict(PATIENCE)
+    }
+}
+
+impl Reliability {
+    /// Whether its durations are possible: 1 ns to an hour.
+    pub fn is_possible(&self) -> bool {
+        let Self::Reliable {
+            deadline,
+            slow_sinks,
+        } = self
+        else {
+            return true;
+        };
+        let patience = match slow_sinks {
+            SlowSinks::Evict(patience) => Some(*patience),
+            _ => None,
+        };
+        let possible = |duration: Duration| !duration.is_zero() && duration <= LONGEST;
+        deadline.is_none_or(possible) && patience.is_none_or(possible)
+    }
+}
+
 /// The quality requirements of a stream. The default is what costs least.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Qos {
@@ -54,6 +114,8 @@ pub struct Qos {
     pub resource_use: ResourceUse,
     /// Time sensitivity.
     pub time_sensitivity: TimeSensitivity,
+    /// Reliability of what its sources emit.
+    pub reliability: Reliability,
 }
 
 impl Qos {
@@ -63,6 +125,7 @@ impl Qos {
             acceleration: Acceleration::Fast,
             resource_use: ResourceUse::Frugal,
             time_sensitivity: TimeSensitivity::BestEffort,
+            reliability: Reliability::BestEffort,
         }
     }
 
@@ -72,12 +135,28 @@ impl Qos {
             acceleration: Acceleration::Slow,
             resource_use: ResourceUse::Frugal,
             time_sensitivity: TimeSensitivity::BestEffort,
+            reliability: Reliability::BestEffort,
         }
     }
 
     /// The same with cores to spend.
     pub const fn unlimited(mut self) -> Self {
         self.resource_use = ResourceUse::Unlimited;
+        self
+    }
+
+    /// The same, reliable: however long it takes, but for sinks that take nothing for [`PATIENCE`].
+    pub const fn reliable(mut self) -> Self {
+        self.reliability = Reliability::Reliable {
+            deadline: None,
+            slow_sinks: SlowSinks::Evict(PATIENCE),
+        };
+        self
+    }
+
+    /// The same, with this reliability.
+    pub const fn with_reliability(mut self, reliability: Reliability) -> Self {
+        self.reliability = reliability;
         self
     }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use takt_session::message::{Envelope, Reply, Request};
-use takt_session::{ErrorCode, Failure, Qos, transport};
+use takt_session::{ErrorCode, Failure, Qos, Reliability, transport};
 
 use super::Control;
 use super::account::Usage;
@@ -149,7 +149,10 @@ impl Control {
                 };
                 session.policy.check_write(channel)?;
                 let (source, block) = session.add_source(stream, Some(channel), depth)?;
-                let port = session.stream(stream)?.port;
+                let (port, reliability) = {
+                    let stream = session.stream(stream)?;
+                    (stream.port, stream.qos.reliability)
+                };
                 let number = self.number(id, origin);
                 handle.send(Command::AddSource {
                     session: id.into(),
@@ -159,6 +162,7 @@ impl Control {
                     port,
                     number,
                     first,
+                    reliability,
                 });
                 Ok(Some((
                     Reply::SourceOpened {
@@ -187,6 +191,7 @@ impl Control {
                     port,
                     number,
                     first: 0,
+                    reliability: Reliability::BestEffort,
                 });
                 let reply = Reply::FrameSourceOpened {
                     source: source as u32,

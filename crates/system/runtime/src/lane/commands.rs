@@ -43,8 +43,17 @@ impl Lane {
                 port,
                 number,
                 first,
+                reliability,
             } => {
-                let attached = self.add_source(session, source, block, target, port, number, first);
+                let attached = self.add_source(
+                    session,
+                    source,
+                    block,
+                    target,
+                    port,
+                    (number, first),
+                    reliability,
+                );
                 if attached.is_none() {
                     let lane = self.index;
                     self.events.send(Event::SourceEnded { lane, number });

@@ -65,7 +65,7 @@ impl Lane {
             .get_mut(at)
             .map(|r| std::mem::take(&mut r.channels));
         for channel in wanted.into_iter().flatten() {
-            self.remove_destination(channel, at);
+            self.remove_destination(channel, at, true);
         }
         while let Some(assembly) = self.state.reassembly.matching(|key| key.remote == at) {
             self.state.abandon(assembly);
@@ -147,6 +147,7 @@ impl Lane {
                 && let Some(channel) = self.state.channels.get_mut(index)
             {
                 channel.destinations.push(at);
+                self.reliable_destination(index, at);
             }
         }
         for &id in remove {
@@ -154,13 +155,14 @@ impl Lane {
                 && let Some(remote) = self.state.remotes.get_mut(at)
                 && remote.channels.remove(&index)
             {
-                self.remove_destination(index, at);
+                self.remove_destination(index, at, false);
             }
         }
     }
 
-    /// A remote lane wants a channel no more.
-    pub(super) fn remove_destination(&mut self, index: usize, remote: usize) {
+    /// A remote lane wants a channel no more. `lost`: it is gone.
+    pub(super) fn remove_destination(&mut self, index: usize, remote: usize, lost: bool) {
+        self.no_reliable_destination(index, remote, lost);
         if let Some(channel) = self.state.channels.get_mut(index) {
             channel
                 .destinations

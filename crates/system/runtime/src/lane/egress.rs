@@ -8,7 +8,9 @@ use takt_time::{TaiTime, TrafficClass};
 
 use super::departure::{Departures, Destination, End, Handed, Leaving, Piece};
 use super::remote::{Appended, Cut, Outgoing, Remote};
+use super::reliable::Next;
 use super::session::{InProgress, Meta, Target};
+use super::tenants::{Given, Waits};
 use super::{LanePort, State, fair};
 use crate::policing::Flow;
 
@@ -37,6 +39,8 @@ pub(super) enum Step {
     Blocked,
     /// A scheduler has no room: a departure makes some.
     Held,
+    /// Its receivers have not acknowledged enough, or a sink of a reliable source has no room.
+    Waits,
     /// The rates of its tenant hold it back.
     Throttled,
 }
@@ -198,7 +202,7 @@ impl State {
                     session.held = true;
                     self.held = true;
                 }
-                Step::Empty => {}
+                Step::Empty | Step::Waits => {}
             }
             if step != Step::Throttled {
                 session.next_source = source + 1;
@@ -254,10 +258,12 @@ impl State {
             };
             *worked = true;
             let mut pieces = 0;
-            let sent = if self.deliver_here(at, source, &mut progress, left) {
-                self.send(ports, at, source, &mut progress, now_ns, &mut pieces, left)
-            } else {
-                Sent::Unfinished(Step::More)
+            let sent = match self.deliver_here(at, source, &mut progress, now_ns, left) {
+                Given::ToAll => {
+                    self.send(ports, at, source, &mut progress, now_ns, &mut pieces, left)
+                }
+                Given::More => Sent::Unfinished(Step::More),
+                Given::Waits => Sent::Unfinished(Step::Waits),
             };
             if pieces > 0 {
                 let chunk = progress.descriptor.chunk;
@@ -323,25 +329,27 @@ impl State {
         progress
     }
 
-    /// Gives a message to the sinks of this lane, as far as the turn goes. True: to all.
+    /// Gives a message to the sinks of this lane, as far as the turn goes.
     #[inline]
     fn deliver_here(
         &mut self,
         at: usize,
         source: usize,
         progress: &mut InProgress,
+        now_ns: i64,
         left: &mut i64,
-    ) -> bool {
+    ) -> Given {
         if progress.sinks.is_empty() {
-            return true;
+            return Given::ToAll;
         }
         let session = self.tenants.sessions.get(at);
         let Some(Some(s)) = session.and_then(|session| session.sources.get(source)) else {
-            return true;
+            return Given::ToAll;
         };
         let Target::Channel(channel) = s.target else {
-            return true;
+            return Given::ToAll;
         };
+        let reliable = s.reliable;
         let meta = Meta {
             length: progress.descriptor.length,
             class: class_of(&progress.descriptor),
@@ -350,10 +358,24 @@ impl State {
             send_time_ns: progress.send_time_ns,
         };
         let Some(channel) = self.channels.get(channel) else {
-            return true;
+            return Given::ToAll;
         };
-        self.tenants
-            .deliver_emitted(at, channel, &meta, progress, left)
+        let waits = reliable.map(|entry| Waits {
+            source,
+            patience_ns: self.reliable.patience_ns(entry),
+            now_ns,
+        });
+        let given = self
+            .tenants
+            .deliver_emitted(at, channel, &meta, progress, left, waits.as_ref());
+        if let Some(entry) = reliable {
+            match given {
+                Given::ToAll => self.reliable.had_room(entry),
+                Given::More => {}
+                Given::Waits => self.reliable.look_again(entry, now_ns),
+            }
+        }
+        given
     }
 
     /// Appends a message to the datagrams for its remote lanes, or gives it to the schedulers of their
@@ -380,7 +402,7 @@ impl State {
             .saturating_sub(self.tenants.departing(session.tenant))
             .min(PER_SESSION.saturating_sub(session.departing));
         let channel = match &s.target {
-            Target::Channel(channel) => self.channels.get(*channel),
+            Target::Channel(channel) => *channel,
             Target::Network(owner) => {
                 let from = (at, source);
                 return self.send_frame(
@@ -388,22 +410,93 @@ impl State {
                 );
             }
         };
-        let Some(channel) = channel else {
+        let Some(entry) = s.reliable else {
+            return self.send_to_all(
+                ports, at, source, channel, progress, now_ns, room, pieces, left,
+            );
+        };
+        loop {
+            // What was begun goes to the others first.
+            if progress.destinations.is_empty() || progress.batch.is_none() {
+                match progress.batch {
+                    Some(batch) if batch.to == batch.cut.count() => {
+                        return Sent::Finished(progress.outcome);
+                    }
+                    _ => {}
+                }
+                match self.next_batch(ports, entry, progress, *left, now_ns) {
+                    Next::Batch(batch) => progress.batch = Some(batch),
+                    Next::Nobody => {}
+                    Next::Waits => return Sent::Unfinished(Step::Waits),
+                }
+                if progress.batch.is_some()
+                    && let Some(channel) = self.channels.get(channel)
+                {
+                    progress.destinations = channel.destinations.all();
+                }
+            }
+            let room = room.saturating_sub(u32::from(*pieces));
+            let sent = self.send_to_all(
+                ports, at, source, channel, progress, now_ns, room, pieces, left,
+            );
+            match sent {
+                Sent::Finished(_) if progress.batch.is_some() => {
+                    progress.destinations.next = progress.destinations.end;
+                }
+                sent => return sent,
+            }
+        }
+    }
+
+    /// Appends a message, or the records of its present batch, to the datagrams for its remote lanes.
+    #[inline]
+    #[allow(clippy::too_many_arguments)] // one message: whose, what, where, how far
+    fn send_to_all(
+        &mut self,
+        ports: &mut [LanePort],
+        at: usize,
+        source: usize,
+        channel: usize,
+        progress: &mut InProgress,
+        now_ns: i64,
+        room: u32,
+        pieces: &mut u16,
+        left: &mut i64,
+    ) -> Sent {
+        let Some(session) = self.tenants.sessions.get(at) else {
             return Sent::Finished(progress.outcome);
         };
+        let Some(Some(s)) = session.sources.get(source) else {
+            return Sent::Finished(progress.outcome);
+        };
+        let Some(channel) = self.channels.get(channel) else {
+            return Sent::Finished(progress.outcome);
+        };
+        let already = u32::from(*pieces);
+        let batch = progress.batch;
         let payload = session.emitted(progress.descriptor.chunk, progress.descriptor.length);
         let message = Outgoing {
             channel: channel.id,
             source: s.number,
             sequence: progress.sequence as u32,
             class: class_of(&progress.descriptor),
-            send_time_ns: progress.send_time_ns,
+            // For a reliable source's receivers it tells the round trip as well: when the records leave.
+            send_time_ns: if batch.is_some() { now_ns } else { progress.send_time_ns },
+            first: batch.map(|batch| batch.first),
         };
         for &(number, destination) in channel.destinations.of(progress.destinations) {
             let (fragment, cut) = progress.fragment_for(number);
             progress.continue_with(number, fragment, cut);
             if *left <= 0 {
                 return Sent::Unfinished(Step::More);
+            }
+            if let Some(entry) = s.reliable
+                && !self.reliable.is_peer(entry, destination)
+            {
+                channel.counters.unreachable.add(1);
+                progress.outcome = Outcome::Undelivered;
+                progress.continue_with(number + 1, 0, None);
+                continue;
             }
             let path = self.remotes.get_mut(destination).and_then(|remote| {
                 let port = remote.port(ports, s.port)?;
@@ -436,7 +529,8 @@ impl State {
                     continue;
                 }
             };
-            let most = fragments(&cut, *left);
+            let upto = batch.map_or(u32::MAX, |batch| batch.to);
+            let most = fragments(&cut, *left).min(upto.saturating_sub(fragment));
             let appended = if ports[port].schedules(&progress.descriptor) {
                 let piece = Piece {
                     session: at,
@@ -451,7 +545,7 @@ impl State {
                         fragment,
                     },
                 };
-                let room = room.saturating_sub(u32::from(*pieces));
+                let room = room.saturating_sub(u32::from(*pieces) - already);
                 let now = TaiTime::from_nanos(now_ns);
                 let (appended, refused, queued) =
                     schedule(remote, port, &mut ports[port], piece, room, most, now);
@@ -493,6 +587,10 @@ impl State {
                 Appended::Until { fragment, .. } | Appended::Held { fragment } => fragment,
             };
             *left -= cost(&cut, fragment..next);
+            if next == upto {
+                progress.continue_with(number + 1, 0, None);
+                continue;
+            }
             progress.continue_with(number, next, Some(cut));
             return Sent::Unfinished(match appended {
                 Appended::Until { blocked: true, .. } => Step::Blocked,
@@ -506,7 +604,7 @@ impl State {
 
 /// How many fragments a turn that may still spend so much is good for.
 #[inline]
-fn fragments(cut: &Cut, left: i64) -> u32 {
+pub(super) fn fragments(cut: &Cut, left: i64) -> u32 {
     match cut.count() {
         1 => 1,
         _ => {
@@ -528,7 +626,7 @@ fn cost(cut: &Cut, fragments: std::ops::Range<u32>) -> i64 {
 /// Gives a message, from the fragment of `piece` on, to the scheduler of a port: as many frames of it as there
 /// is `room` for, and at most `most`. What became of it, why it is not taken, and how many frames wait.
 #[cold]
-fn schedule(
+pub(super) fn schedule(
     remote: &Remote,
     at: usize,
     port: &mut LanePort,

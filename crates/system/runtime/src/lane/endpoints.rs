@@ -4,12 +4,13 @@ use std::os::fd::OwnedFd;
 
 use rustix::event::epoll;
 use takt_session::layout::{SinkBlock, SourceBlock};
-use takt_session::{ChannelId, ErrorCode, Failure};
+use takt_session::{ChannelId, ErrorCode, Failure, Reliability};
 
 use super::Lane;
 use super::mailbox::{Event, SourceTarget};
 use super::parking::FIRST_BELL;
-use super::session::{LaneSession, LaneSource, Target};
+use super::reassembly::Target;
+use super::session::{self, LaneSession, LaneSource};
 use super::track::sender_number;
 
 impl Lane {
@@ -48,13 +49,13 @@ impl Lane {
         block: SourceBlock,
         target: SourceTarget,
         port: usize,
-        number: u32,
-        first: u64,
+        (number, first): (u32, u64),
+        reliability: Reliability,
     ) -> Option<()> {
         let &at = self.by_session.get(&session)?;
         let target = match target {
-            SourceTarget::Channel(channel) => Target::Channel(self.open_channel(channel.0)),
-            SourceTarget::Network(owner) => Target::Network(owner),
+            SourceTarget::Channel(channel) => session::Target::Channel(self.open_channel(channel.0)),
+            SourceTarget::Network(owner) => session::Target::Network(owner),
         };
         let s = self.state.tenants.sessions.get_mut(at)?;
         let names = (number, sender_number(self.state.label, number));
@@ -62,7 +63,7 @@ impl Lane {
             Ok(new) => {
                 let left = new.left();
                 place(&mut s.sources, source, new);
-                if let Target::Channel(channel) = target
+                if let session::Target::Channel(channel) = target
                     && let Some(channel) = self.state.channels.get_mut(channel)
                 {
                     channel.sources += 1;
@@ -73,6 +74,7 @@ impl Lane {
                         left,
                     });
                 }
+                self.make_reliable(at, source, reliability);
                 // Its doorbell may have been taken while there was no ring to look at.
                 self.state.tenants.wait(at);
                 Some(())
@@ -137,7 +139,7 @@ impl Lane {
         let count = || {
             let &at = self.by_session.get(&session)?;
             let session = self.state.tenants.sessions.get(at)?;
-            let Target::Channel(channel) = session.sources.get(source)?.as_ref()?.target else {
+            let session::Target::Channel(channel) = session.sources.get(source)?.as_ref()?.target else {
                 return None;
             };
             let channel = self.state.channels.get(channel)?;
@@ -186,7 +188,10 @@ impl Lane {
             return;
         };
         removed.end();
-        if let Target::Channel(at) = removed.target {
+        if let Some(entry) = removed.reliable {
+            self.state.reliable.remove_source(entry);
+        }
+        if let session::Target::Channel(at) = removed.target {
             if let Some(channel) = self.state.channels.get_mut(at) {
                 channel.sources -= 1;
                 // A copy that was begun will not be ended.
@@ -207,9 +212,9 @@ impl Lane {
     }
 
     pub(super) fn remove_sink(&mut self, at: usize, sink: usize) {
-        self.state
-            .reassembly
-            .retain_targets(|target| target.session != at || target.sink != sink);
+        let others = |target: &Target| target.session != at || target.sink != sink;
+        self.state.reassembly.retain_targets(others);
+        self.state.retain_reliable_targets(others);
         let Some(session) = self.state.tenants.sessions.get_mut(at) else {
             return;
         };
@@ -221,6 +226,9 @@ impl Lane {
         self.state.tenants.wait(at);
         if let Some(channel) = self.state.channels.get_mut(removed.channel) {
             channel.sinks.retain(|entry| *entry != (at, sink));
+            if channel.sinks.is_empty() {
+                self.state.forget_reliable_on(removed.channel);
+            }
         }
         self.close_channel_if_unused(removed.channel);
     }
@@ -278,9 +286,9 @@ impl Lane {
 
     /// Takes all sinks of a session whose application has left out of their channels, each channel once.
     pub(super) fn remove_sinks(&mut self, at: usize) {
-        self.state
-            .reassembly
-            .retain_targets(|target| target.session != at);
+        let others = |target: &Target| target.session != at;
+        self.state.reassembly.retain_targets(others);
+        self.state.retain_reliable_targets(others);
         let Some(session) = self.state.tenants.sessions.get_mut(at) else {
             return;
         };
@@ -291,6 +299,9 @@ impl Lane {
         for index in channels {
             if let Some(channel) = self.state.channels.get_mut(index) {
                 channel.sinks.retain(|(session, _)| *session != at);
+                if channel.sinks.is_empty() {
+                    self.state.forget_reliable_on(index);
+                }
             }
             self.close_channel_if_unused(index);
         }

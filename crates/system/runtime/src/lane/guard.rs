@@ -218,6 +218,7 @@ mod tests {
             fragment_index: 0,
             fragment_stride: 0,
             class: TrafficClass::BEST_EFFORT,
+            kind: Default::default(),
         };
         cursor
             .push(&mut buf, &header)
@@ -330,6 +331,7 @@ mod tests {
                             fragment_index: 0,
                             fragment_stride: 0,
                             class: TrafficClass::BEST_EFFORT,
+                            kind: Default::default(),
                         };
                         assert!(cursor.push(&mut buf, &header).is_some());
                         let counter = a.next().expect("a key");

@@ -1,7 +1,7 @@
 //! From datagrams to sinks: check, find sender and channel, put together, deliver, count.
 
 use takt_datapath::Datagram;
-use takt_wire::channel::{DatagramHeader, Record};
+use takt_wire::channel::{DatagramHeader, Kind, Record};
 
 use super::guard::Refused;
 use super::reassembly::{self, Fragment, Key, Target};
@@ -89,9 +89,17 @@ impl State {
     #[inline]
     fn record(&mut self, remote: usize, header: &DatagramHeader, record: &Record<'_>) {
         let h = &record.header;
+        if h.kind == Kind::Acknowledge {
+            return self.take_acknowledgement(remote, record);
+        }
         let Some(at) = self.channel(h.channel) else {
             return self.counters.rx_no_sink.add(1);
         };
+        match h.kind {
+            Kind::Message | Kind::Acknowledge => {}
+            Kind::Reliable { .. } => return self.take_reliable(remote, at, header, record),
+            Kind::Announce => return self.take_announcement(remote, at, record),
+        }
         let key = Key {
             remote,
             channel: at,
@@ -303,6 +311,13 @@ impl State {
             return;
         };
         for told in sources {
+            // It tells its receivers itself how far it is.
+            if self.is_reliable(remote, told.source) {
+                if told.ended {
+                    self.reliable_ended(remote, told.source);
+                }
+                continue;
+            }
             let Some(channel) = self.channels.find(told.channel) else {
                 continue;
             };
@@ -329,6 +344,7 @@ impl State {
     /// A remote lane is gone: what it had announced and has not arrived is lost. Unless it went cleanly, more may be
     /// missing than anybody can know, which is counted once for each of its sources.
     pub(super) fn forget_sources(&mut self, remote: usize, clean: bool) {
+        self.forget_reliable_of(remote, clean);
         let Self {
             tracks,
             channels,

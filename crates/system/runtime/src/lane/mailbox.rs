@@ -8,7 +8,7 @@ use std::sync::mpsc::{Receiver, Sender};
 
 use takt_datapath::Way;
 use takt_session::layout::{SinkBlock, SourceBlock};
-use takt_session::{ChannelId, Failure};
+use takt_session::{ChannelId, Failure, Reliability};
 use takt_wire::channel::Protection;
 
 use super::departure::ScheduleChange;
@@ -38,6 +38,8 @@ pub enum Command {
         number: u32,
         /// The number of its first message.
         first: u64,
+        /// What is promised for its messages.
+        reliability: Reliability,
     },
     /// What a tenant's sessions send is held to its streams as they are now.
     Police { tenant: u32, policer: Arc<Policer> },

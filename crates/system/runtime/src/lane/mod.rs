@@ -23,6 +23,7 @@ mod parking;
 mod port;
 mod reassembly;
 mod receive;
+mod reliable;
 mod remote;
 mod round;
 pub mod session;
@@ -149,6 +150,7 @@ impl Lane {
             self.commands();
         }
         let mut worked = self.receive();
+        worked |= self.state.recover(&mut self.ports);
         // What is to leave at an instant goes before what is taken now.
         worked |= self.state.depart(&mut self.ports);
         worked |= self.state.egress(&mut self.ports);
@@ -209,6 +211,7 @@ impl Lane {
             let mut mesh = after.last_mut().or(before.last_mut()).filter(|p| p.trusted);
             let budget = port.budget;
             state.received_cost = 0;
+            state.receiving = at;
             let received = port.port.receive(budget, &mut |datagram| {
                 if trusted || datagram.destination_port == own || siblings.is_empty() {
                     state.ingress(&datagram, trusted);

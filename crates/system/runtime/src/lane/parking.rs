@@ -97,6 +97,11 @@ impl Lane {
             let wait = Duration::from_nanos(at.saturating_sub(now).max(1_000) as u64);
             timeout = Some(timeout.map_or(wait, |t: Duration| t.min(wait)));
         }
+        if let Some(at) = self.state.reliable.due_ns() {
+            let now = self.state.round.read();
+            let wait = Duration::from_nanos(at.saturating_sub(now).max(1_000) as u64);
+            timeout = Some(timeout.map_or(wait, |t: Duration| t.min(wait)));
+        }
         self.state.counters.parks.add(1);
         Some(timeout)
     }

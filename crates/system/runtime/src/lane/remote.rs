@@ -7,7 +7,8 @@ use takt_datapath::{Frame, PeerHandle, Port, ReserveError};
 use takt_shm::SharedSlice;
 use takt_time::{TaiTime, TrafficClass};
 use takt_wire::channel::{
-    DatagramCursor, FRAGMENT_HEADER_LEN, HEADER_LEN, Protection, RECORD_HEADER_LEN, RecordHeader,
+    DatagramCursor, FRAGMENT_HEADER_LEN, HEADER_LEN, Kind, Protection, RECORD_HEADER_LEN,
+    RecordHeader,
 };
 use takt_wire::{ethernet, ipv4, ipv6, udp};
 
@@ -56,6 +57,21 @@ pub struct Outgoing {
     pub sequence: u32,
     pub class: TrafficClass,
     pub send_time_ns: i64,
+    /// Of a reliable source: the number of its first record.
+    pub first: Option<u32>,
+}
+
+impl Outgoing {
+    /// What the record of a fragment is.
+    #[inline]
+    fn kind(&self, fragment: u32) -> Kind {
+        match self.first {
+            None => Kind::Message,
+            Some(first) => Kind::Reliable {
+                number: first.wrapping_add(fragment),
+            },
+        }
+    }
 }
 
 /// How a message is cut into fragments: once, with the first of them, whatever the route's MTU is later.
@@ -67,10 +83,10 @@ pub struct Cut {
 }
 
 impl Cut {
-    /// For datagrams that take `max_payload` bytes. `None`: they take nothing.
+    /// For datagrams that take `max_payload` bytes, by records with this header. `None`: they take nothing.
     #[inline]
-    pub fn of(length: u32, max_payload: usize) -> Option<Self> {
-        if length as usize + HEADER_LEN + RECORD_HEADER_LEN <= max_payload {
+    pub fn of(length: u32, max_payload: usize, header: usize) -> Option<Self> {
+        if length as usize + HEADER_LEN + header <= max_payload {
             return Some(Self { length, stride: 0 });
         }
         let capacity = max_payload.saturating_sub(HEADER_LEN + FRAGMENT_HEADER_LEN);
@@ -84,6 +100,15 @@ impl Cut {
             length,
             stride: stride as u16,
         })
+    }
+
+    /// The one of the two that suits the way with the smaller MTU; both are of the same message.
+    pub fn shorter(self, other: Self) -> Self {
+        let stride = |cut: Self| if cut.stride == 0 { u16::MAX } else { cut.stride };
+        match stride(self) <= stride(other) {
+            true => self,
+            false => other,
+        }
     }
 
     /// Fragments.
@@ -169,8 +194,34 @@ impl Remote {
     /// How a message of this length is cut for the route's present MTU. `None`: it has no path.
     #[inline]
     pub fn cut(&self, at: usize, port: &dyn Port, length: u32) -> Option<Cut> {
+        self.cut_for(at, port, length, RECORD_HEADER_LEN)
+    }
+
+    /// The same of a reliable source's message.
+    #[inline]
+    pub fn reliable_cut(&self, at: usize, port: &dyn Port, length: u32) -> Option<Cut> {
+        self.cut_for(at, port, length, FRAGMENT_HEADER_LEN)
+    }
+
+    #[inline]
+    fn cut_for(&self, at: usize, port: &dyn Port, length: u32, header: usize) -> Option<Cut> {
         let most = port.max_payload(self.via[at]?);
-        Cut::of(length, most.saturating_sub(self.tag_len()))
+        Cut::of(length, most.saturating_sub(self.tag_len()), header)
+    }
+
+    /// Puts what one end of a reliable flow says to the other into a datagram through `port`.
+    pub fn say(
+        &mut self,
+        at: usize,
+        port: &mut dyn Port,
+        record: &RecordHeader,
+        bytes: &[u8],
+        now_ns: i64,
+    ) -> Result<(), ReserveError> {
+        let peer = self.via[at].ok_or(ReserveError::UnknownPeer)?;
+        self.record(at, port, peer, now_ns, record, |space| {
+            space.copy_from_slice(bytes);
+        })
     }
 
     /// Puts a message, or these of its fragments, into datagrams through `port`.
@@ -232,12 +283,15 @@ impl Remote {
             fragment_index: index as _,
             fragment_stride: cut.stride,
             class: message.class,
+            kind: message.kind(index),
         };
         let range = cut.part(index);
         let part = payload
             .sub(range.start, range.len())
             .map_err(|_| ReserveError::UnknownPeer)?;
-        self.record(at, port, peer, message, &record, part)
+        self.record(at, port, peer, message.send_time_ns, &record, |space| {
+            fill(space, part);
+        })
     }
 
     /// Makes the datagram of a last fragment as long as the others, if little is missing.
@@ -261,18 +315,18 @@ impl Remote {
         at: usize,
         port: &mut dyn Port,
         peer: PeerHandle,
-        message: &Outgoing,
+        send_time_ns: i64,
         record: &RecordHeader,
-        payload: SharedSlice<'_>,
+        fill: impl FnOnce(&mut [u8]),
     ) -> Result<(), ReserveError> {
         let tag = self.tag_len();
         if let Some(open) = &mut self.open[at] {
-            if open.class == message.class
+            if open.class == record.class
                 && let Some(space) = open
                     .cursor
                     .push(without_tag(port.payload(&open.frame), tag), record)
             {
-                fill(space, payload);
+                fill(space);
                 return Ok(());
             }
             self.commit(at, port, None);
@@ -280,14 +334,14 @@ impl Remote {
         let open = self.open[at].insert(OpenDatagram {
             frame: port.reserve(peer)?,
             cursor: DatagramCursor::new(),
-            class: message.class,
-            send_time_ns: message.send_time_ns,
+            class: record.class,
+            send_time_ns,
         });
         match open
             .cursor
             .push(without_tag(port.payload(&open.frame), tag), record)
         {
-            Some(space) => fill(space, payload),
+            Some(space) => fill(space),
             // The route's MTU shrank since the message was cut: the receiver counts a gap.
             None => return Err(ReserveError::Unresolved),
         }

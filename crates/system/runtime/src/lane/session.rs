@@ -60,6 +60,16 @@ pub enum Delivery {
     DroppedMemory,
 }
 
+/// What became of putting an emitted message into a sink.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Put {
+    Done(Delivery),
+    /// A part is there; the rest in another turn.
+    Part,
+    /// There is no room now: what it would count as.
+    NoRoom(Delivery),
+}
+
 /// What a source writes.
 #[derive(Clone, Debug)]
 pub enum Target {
@@ -90,6 +100,12 @@ pub struct LaneSource {
     awaited: u64,
     /// Frames of its messages that wait in schedulers.
     pub departing: u32,
+    /// Its place among the lane's reliable sources.
+    pub reliable: Option<usize>,
+    /// Its messages that not every sink has acknowledged.
+    pub retained: u32,
+    /// Sinks of this lane that had no room for too long: what they have no room for is dropped.
+    pub cut_off: Vec<(usize, usize)>,
     /// Once the application has closed it: how many of the messages in its ring are still to be taken. It
     /// goes after the last one, whatever is emitted later.
     closing: Option<u32>,
@@ -115,9 +131,25 @@ pub struct InProgress {
     fragment: u32,
     receiver: u64,
     cut: Option<Cut>,
+    /// Of a reliable source: the records that are on their way to all receivers.
+    pub batch: Option<Batch>,
+    /// Since when a sink of this lane has no room for it.
+    pub waits_since: Option<i64>,
     /// The receiver for whom its frames were admitted, and whether they are a declared stream's.
     pub admitted: Option<(u64, bool)>,
     pub outcome: Outcome,
+}
+
+/// Records of a reliable message that are given to one receiver after the other; then come the next.
+#[derive(Clone, Copy, Debug)]
+pub struct Batch {
+    /// How the message is cut for all receivers.
+    pub cut: Cut,
+    /// The number of the message's first record.
+    pub first: u32,
+    /// The fragments.
+    pub from: u32,
+    pub to: u32,
 }
 
 /// A copy that takes several turns.
@@ -145,6 +177,8 @@ impl InProgress {
             fragment: 0,
             receiver: 0,
             cut: None,
+            batch: None,
+            waits_since: None,
             admitted: None,
             outcome: Outcome::NoSink,
         }
@@ -153,6 +187,13 @@ impl InProgress {
     /// The next fragment for a receiver, and how the message is cut for it if that is not the first.
     #[inline]
     pub fn fragment_for(&self, receiver: u64) -> (u32, Option<Cut>) {
+        if let Some(batch) = &self.batch {
+            let fragment = match self.receiver == receiver {
+                true => self.fragment.max(batch.from),
+                false => batch.from,
+            };
+            return (fragment, Some(batch.cut));
+        }
         match self.fragment {
             0 => (0, None),
             _ if self.receiver != receiver => (0, None),
@@ -309,6 +350,9 @@ impl LaneSource {
             taken: 0,
             awaited: 0,
             departing: 0,
+            reliable: None,
+            retained: 0,
+            cut_off: Vec::new(),
             closing: None,
             finished: false,
         })
@@ -330,7 +374,8 @@ impl LaneSource {
 
     /// Closed, and nothing of it is on its way any more.
     pub fn is_finished(&self) -> bool {
-        self.closing == Some(0) && self.current.is_none() && self.departing == 0
+        let sent = self.current.is_none() && self.departing == 0;
+        self.closing == Some(0) && sent && self.retained == 0
     }
 
     /// The class of its next message; `None`: it has none. What is taken may be of another one, and is checked then.
@@ -352,12 +397,15 @@ impl LaneSource {
 
     /// There will be no more: what waited in schedulers is lost, and counts as such where it was awaited.
     pub fn end(&self) {
-        self.left.set(self.next_sequence);
+        if self.reliable.is_none() {
+            self.left.set(self.next_sequence);
+        }
     }
 
     /// Shows taken descriptors and completions to the application.
     pub fn publish(&mut self) {
-        if self.departing == 0 && self.current.is_none() {
+        // A reliable source tells its receivers itself.
+        if self.departing == 0 && self.current.is_none() && self.reliable.is_none() {
             self.left.set(self.next_sequence);
         }
         self.tx.release();
@@ -461,7 +509,8 @@ impl LaneSession {
         let sources = self.sources.iter_mut().flatten();
         let waiting: u64 = sources.map(LaneSource::waiting).map(u64::from).sum();
         let mut sources = self.sources.iter().flatten();
-        let taken = match sources.any(|s| s.current.is_some() || s.departing > 0) {
+        let under_way = |s: &LaneSource| s.current.is_some() || s.departing > 0 || s.retained > 0;
+        let taken = match sources.any(under_way) {
             true => self.tx_holders.iter().filter(|&&held| held > 0).count() as u64,
             false => 0,
         };
@@ -779,20 +828,31 @@ impl LaneSession {
             .is_some_and(|s| s.outstanding < s.block.depth))
     }
 
-    /// Room for a message at a sink: a place for its descriptor and memory for its payload.
+    /// Room for a message at a sink: a place for its descriptor and memory for its payload. What has none is dropped,
+    /// and counts as such.
     pub fn place(&mut self, sink: usize, length: usize) -> Result<Result<u32, Delivery>, Failure> {
+        let placed = self.try_place(sink, length)?;
+        Ok(placed.map_err(|delivery| self.dropped(sink, delivery)))
+    }
+
+    /// The same, without a count of what has no room: it may come again.
+    pub fn try_place(
+        &mut self,
+        sink: usize,
+        length: usize,
+    ) -> Result<Result<u32, Delivery>, Failure> {
         if !self.admit(sink)? {
-            return Ok(Err(self.dropped(sink, Delivery::DroppedFull)));
+            return Ok(Err(Delivery::DroppedFull));
         }
         // A sink that never consumes may not take the memory of its session's other sinks.
-        let quota = (self.map.rx_bytes / 2).max(length);
+        let quota = self.quota(length);
         let kind = usize::from(is_large(length));
         let exceeded =
             |s: &Option<LaneSink>| s.as_ref().is_some_and(|s| s.held[kind] + length > quota);
         if exceeded(&self.sinks[sink]) {
             self.reclaim(sink)?;
             if exceeded(&self.sinks[sink]) {
-                return Ok(Err(self.dropped(sink, Delivery::DroppedMemory)));
+                return Ok(Err(Delivery::DroppedMemory));
             }
         }
         let mut chunk = self.rx.allocate(length);
@@ -806,7 +866,7 @@ impl LaneSession {
             chunk = self.rx.allocate(length);
         }
         let Some(chunk) = chunk else {
-            return Ok(Err(self.dropped(sink, Delivery::DroppedMemory)));
+            return Ok(Err(Delivery::DroppedMemory));
         };
         self.rx_owner[chunk as usize] = sink as u16 + 1;
         if let Some(Some(s)) = self.sinks.get_mut(sink) {
@@ -815,6 +875,57 @@ impl LaneSession {
             s.outstanding += 1;
         }
         Ok(Ok(chunk))
+    }
+
+    /// Most bytes of messages of this length that one sink may hold.
+    fn quota(&self, length: usize) -> usize {
+        (self.map.rx_bytes / 2).max(length)
+    }
+
+    /// Whether a message of this length can ever be put into a sink.
+    pub fn fits(&self, length: usize) -> bool {
+        length <= self.max_message && length.next_power_of_two() <= self.map.rx_bytes
+    }
+
+    /// For how many messages of this length a sink has room, as far as it alone decides.
+    pub fn room(&mut self, sink: usize, length: usize) -> Result<u32, Failure> {
+        self.reclaim(sink)?;
+        let quota = self.quota(length);
+        let Some(Some(s)) = self.sinks.get(sink) else {
+            return Ok(0);
+        };
+        let free = quota.saturating_sub(s.held[usize::from(is_large(length))]);
+        let block = length.max(CHUNK).next_power_of_two();
+        let fit = u32::try_from(free / block).unwrap_or(u32::MAX);
+        Ok(s.block.depth.saturating_sub(s.outstanding).min(fit))
+    }
+
+    /// An emitted message is held until every receiver has acknowledged it.
+    pub fn retain(&mut self, source: usize, chunk: u32) {
+        let at = self.slot(chunk);
+        if let Some(holders) = self.tx_holders.get_mut(at) {
+            *holders += 1;
+        }
+        if let Some(Some(source)) = self.sources.get_mut(source) {
+            source.retained += 1;
+        }
+    }
+
+    /// Every receiver has it, or does without.
+    pub fn acknowledged(
+        &mut self,
+        source: usize,
+        chunk: u32,
+        undelivered: bool,
+    ) -> Result<(), Failure> {
+        if let Some(Some(source)) = self.sources.get_mut(source) {
+            source.retained -= 1;
+        }
+        if undelivered {
+            let at = self.slot(chunk);
+            self.tx_outcome[at] = Outcome::Undelivered as u8;
+        }
+        self.release(chunk)
     }
 
     /// The memory of a placed message.
@@ -860,15 +971,15 @@ impl LaneSession {
         sink: usize,
         chunk: u32,
         meta: &Meta,
-    ) -> Result<Option<Delivery>, Failure> {
+    ) -> Result<Option<Put>, Failure> {
         if chunk & RX_REGION != 0 {
             return Ok(None);
         }
         if !self.admit(sink)? {
-            return Ok(Some(self.dropped(sink, Delivery::DroppedFull)));
+            return Ok(Some(Put::NoRoom(Delivery::DroppedFull)));
         }
         let Some(Some(s)) = self.sinks.get_mut(sink) else {
-            return Ok(Some(Delivery::DroppedFull));
+            return Ok(Some(Put::NoRoom(Delivery::DroppedFull)));
         };
         if s.own.len() == MOST_OWN {
             return Ok(None);
@@ -880,7 +991,8 @@ impl LaneSession {
             self.own_sinks.push(sink);
         }
         self.tx_holders[chunk as usize] += 1;
-        self.deliver(sink, chunk | TX_REGION, meta).map(Some)
+        let delivered = self.deliver(sink, chunk | TX_REGION, meta)?;
+        Ok(Some(Put::Done(delivered)))
     }
 
     /// Takes back a placed message that will not be delivered.
@@ -920,7 +1032,8 @@ impl LaneSession {
             .map_err(|_| violation(format!("receive chunk {chunk} released twice")))
     }
 
-    fn dropped(&mut self, sink: usize, delivery: Delivery) -> Delivery {
+    /// A sink does without a message: counts it.
+    pub fn dropped(&mut self, sink: usize, delivery: Delivery) -> Delivery {
         if let Some(Some(s)) = self.sinks.get_mut(sink) {
             match delivery {
                 Delivery::DroppedFull => {

@@ -9,6 +9,7 @@ use takt_clock::Clock;
 use super::channel::Channels;
 use super::network::Network;
 use super::reassembly::Reassembly;
+use super::reliable::Reliable;
 use super::remote::Remote;
 use super::round::RoundTime;
 use super::tenants::Tenants;
@@ -36,6 +37,9 @@ pub(super) struct State {
     pub(super) last_sender: Option<(u32, usize)>,
     pub(super) last_channel: Option<(u64, usize)>,
     pub(super) reassembly: Reassembly,
+    pub(super) reliable: Reliable,
+    /// The port that is being looked at.
+    pub(super) receiving: usize,
     /// What has been received from the port that is being looked at, in the unit of [`fair`].
     pub(super) received_cost: i64,
     pub(super) max_message: usize,
@@ -71,6 +75,8 @@ impl State {
                 limits.max_message,
                 limits.reassembly_timeout,
             ),
+            reliable: Reliable::default(),
+            receiving: 0,
             received_cost: 0,
             max_message: limits.max_message,
             finished_sources: Vec::new(),

@@ -11,7 +11,7 @@ use takt_time::TrafficClass;
 
 use super::channel::Channel;
 use super::fair::{self, RoundRobin};
-use super::session::{Copying, Delivery, InProgress, LaneSession, Meta};
+use super::session::{Copying, Delivery, InProgress, LaneSession, Meta, Put};
 use crate::counters::ChannelCounters;
 use crate::policing::Policer;
 use crate::policy::Rates;
@@ -26,6 +26,24 @@ const MOST_WOKEN: usize = 16;
 const ALWAYS_WATCHED: usize = 8;
 /// Further ones only as long as they have rung within this time.
 const IDLE_AFTER_NS: i64 = 100_000_000;
+
+/// How far a message has been given to the sinks of its lane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Given {
+    ToAll,
+    /// The turn has run out before.
+    More,
+    /// A sink has no room, and its source waits.
+    Waits,
+}
+
+/// That a source waits for sinks without room, and how long.
+pub struct Waits {
+    pub source: usize,
+    /// `None`: for ever.
+    pub patience_ns: Option<i64>,
+    pub now_ns: i64,
+}
 
 /// A tenant: the sessions of one listening socket, as far as they are on this lane.
 #[derive(Debug)]
@@ -464,8 +482,8 @@ impl Tenants {
     }
 
     /// Puts an emitted message into the sinks of its channel on this lane that have not got it yet: no copy
-    /// within its own session, one copy into each other. `left`: what the turn may still spend; false if
-    /// that has run out before all have got it.
+    /// within its own session, one copy into each other. `left`: what the turn may still spend. `waits`: its source is
+    /// reliable.
     #[inline]
     pub fn deliver_emitted(
         &mut self,
@@ -474,10 +492,11 @@ impl Tenants {
         meta: &Meta,
         progress: &mut InProgress,
         left: &mut i64,
-    ) -> bool {
+        waits: Option<&Waits>,
+    ) -> Given {
         for &(number, (at, sink)) in channel.sinks.of(progress.sinks) {
             if *left <= 0 {
-                return false;
+                return Given::More;
             }
             progress.sinks.next = number;
             if at == from && !self.hears_itself(at, sink) {
@@ -487,10 +506,25 @@ impl Tenants {
             progress.copying = progress.copying.filter(|copy| copy.number == number);
             *left -= fair::COPY;
             let result = match self.deliver_to(from, (at, sink), number, meta, progress, left) {
-                Ok(None) => return false,
-                Ok(Some(delivery)) => Ok(delivery),
+                Ok(Put::Part) => return Given::More,
+                Ok(Put::Done(delivery)) => Ok(delivery),
+                Ok(Put::NoRoom(delivery)) => {
+                    if let Some(waits) = waits
+                        && self.has_patience(from, (at, sink), meta.length, progress, waits)
+                    {
+                        return Given::Waits;
+                    }
+                    let session = self.sessions.get_mut(at);
+                    Ok(session.map_or(delivery, |session| session.dropped(sink, delivery)))
+                }
                 Err(failure) => Err(failure),
             };
+            if let Some(waits) = waits
+                && result == Ok(Delivery::Delivered)
+            {
+                progress.waits_since = None;
+                self.not_cut_off(from, waits.source, (at, sink));
+            }
             progress.copying = None;
             progress.sinks.next = number + 1;
             if self.account_emitted(at, sink, meta.class, &channel.counters, result) {
@@ -498,7 +532,47 @@ impl Tenants {
             }
         }
         progress.sinks.next = progress.sinks.end;
-        true
+        Given::ToAll
+    }
+
+    /// Whether a reliable source goes on waiting for a sink without room.
+    #[cold]
+    fn has_patience(
+        &mut self,
+        from: usize,
+        (at, sink): (usize, usize),
+        length: u32,
+        progress: &mut InProgress,
+        waits: &Waits,
+    ) -> bool {
+        let fits = self.sessions.get(at).map(|s| s.fits(length as usize));
+        if fits != Some(true) {
+            return false;
+        }
+        let source = self.sessions.get_mut(from);
+        let Some(Some(s)) = source.and_then(|s| s.sources.get_mut(waits.source)) else {
+            return false;
+        };
+        if s.cut_off.contains(&(at, sink)) {
+            return false;
+        }
+        let since = *progress.waits_since.get_or_insert(waits.now_ns);
+        let patient = waits
+            .patience_ns
+            .is_none_or(|patience| waits.now_ns.saturating_sub(since) < patience);
+        if !patient {
+            progress.waits_since = None;
+            s.cut_off.push((at, sink));
+        }
+        patient
+    }
+
+    /// A sink has had room: it is waited for again.
+    fn not_cut_off(&mut self, from: usize, source: usize, sink: (usize, usize)) {
+        let session = self.sessions.get_mut(from);
+        if let Some(Some(s)) = session.and_then(|s| s.sources.get_mut(source)) {
+            s.cut_off.retain(|other| *other != sink);
+        }
     }
 
     /// Whether a sink of a session gets what the session itself emits.
@@ -507,7 +581,7 @@ impl Tenants {
         self.sessions.get(at).is_some_and(|s| s.hears_itself(sink))
     }
 
-    /// Puts an emitted message into one sink. `None`: a part of it, the rest in another turn.
+    /// Puts an emitted message into one sink.
     #[inline]
     fn deliver_to(
         &mut self,
@@ -517,36 +591,36 @@ impl Tenants {
         meta: &Meta,
         progress: &mut InProgress,
         left: &mut i64,
-    ) -> Result<Option<Delivery>, Failure> {
+    ) -> Result<Put, Failure> {
         let chunk = progress.descriptor.chunk;
         if at == from {
             let Some(session) = self.sessions.get_mut(at) else {
-                return Ok(Some(Delivery::DroppedFull));
+                return Ok(Put::NoRoom(Delivery::DroppedFull));
             };
             let begun = progress.copying.is_some();
-            if !begun && let Some(delivery) = session.deliver_own(sink, chunk, meta)? {
-                return Ok(Some(delivery));
+            if !begun && let Some(put) = session.deliver_own(sink, chunk, meta)? {
+                return Ok(put);
             }
             let place = match begin_copy(session, sink, number, meta, progress)? {
                 Ok(place) => place,
-                Err(dropped) => return Ok(Some(dropped)),
+                Err(delivery) => return Ok(Put::NoRoom(delivery)),
             };
             if !copy(session, session, chunk, meta, place, progress, left) {
-                return Ok(None);
+                return Ok(Put::Part);
             }
-            return session.deliver(sink, place.chunk, meta).map(Some);
+            return session.deliver(sink, place.chunk, meta).map(Put::Done);
         }
         let Some((source, session)) = self.sessions.get2_mut(from, at) else {
-            return Ok(Some(Delivery::DroppedFull));
+            return Ok(Put::NoRoom(Delivery::DroppedFull));
         };
         let place = match begin_copy(session, sink, number, meta, progress)? {
             Ok(place) => place,
-            Err(dropped) => return Ok(Some(dropped)),
+            Err(delivery) => return Ok(Put::NoRoom(delivery)),
         };
         if !copy(source, session, chunk, meta, place, progress, left) {
-            return Ok(None);
+            return Ok(Put::Part);
         }
-        session.deliver(sink, place.chunk, meta).map(Some)
+        session.deliver(sink, place.chunk, meta).map(Put::Done)
     }
 
     /// Books what became of a message that was received for a sink. What is of a higher class than the lowest is in
@@ -759,7 +833,7 @@ fn begin_copy(
     if let Some(copying) = progress.copying {
         return Ok(Ok(copying));
     }
-    let placed = session.place(sink, meta.length as usize)?;
+    let placed = session.try_place(sink, meta.length as usize)?;
     Ok(placed.map(|chunk| Copying {
         number,
         chunk,

@@ -123,6 +123,7 @@ impl Scene {
             port: 0,
             number: 0,
             first: 0,
+            reliability: Default::default(),
         });
     }
 

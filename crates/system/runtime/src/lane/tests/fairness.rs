@@ -157,6 +157,7 @@ impl Guest {
             port: 0,
             number: (self.id as u32) << 16 | source as u32,
             first,
+            reliability: Default::default(),
         });
         source
     }

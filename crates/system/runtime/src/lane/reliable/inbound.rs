@@ -1,0 +1,564 @@
+//! Reliable sources elsewhere: what of them is here, put together, and delivered in their order.
+
+use std::collections::VecDeque;
+
+use takt_recovery::{Arrival, Delivery, Receiver};
+use takt_time::TrafficClass;
+use takt_wire::channel::{DatagramHeader, Kind, Record};
+
+use super::super::reassembly::Target;
+use super::super::session::{Meta};
+use super::super::track::{SourceKey, sender_number};
+use super::super::{LanePort, State, fair};
+use super::{Announcement, MOST_INBOUND, control};
+
+/// Records that a receiver keeps before those that they wait for.
+const WINDOW: u32 = 1024;
+/// First and longest time between two looks whether sinks without room have some.
+const LOOK_NS: [i64; 2] = [50_000, 5_000_000];
+
+/// A message whose records come, or are awaited.
+#[derive(Debug)]
+struct Arriving {
+    /// Its first record.
+    first: u32,
+    count: u32,
+    sequence: u32,
+    length: u32,
+    stride: u16,
+    class: TrafficClass,
+    send_time_ns: i64,
+    /// It will not be delivered: its first records were before this receiver, or it fits nowhere.
+    dead: bool,
+    targets: Vec<Target>,
+}
+
+/// A reliable source elsewhere.
+#[derive(Debug)]
+pub(in super::super) struct Inbound {
+    key: SourceKey,
+    channel: usize,
+    channel_id: u64,
+    since: u64,
+    /// The number under which sinks know it.
+    sender: u32,
+    epoch: u32,
+    /// Sinks that have no room do without.
+    drops: bool,
+    engine: Receiver,
+    /// The first record that is for this receiver.
+    origin: u32,
+    /// The number of the next message to deliver, and what its sender said last of its next one and the next record.
+    expected: u64,
+    announced: (u32, u32),
+    messages: VecDeque<Arriving>,
+    /// Length and records of the last message: what room is counted in.
+    usual: (u32, u32),
+    class: TrafficClass,
+    /// The port that its records come by.
+    port: usize,
+    look_after_ns: i64,
+    pub(super) wake_ns: i64,
+    /// Targets of messages that are done, to be used again.
+    spare: Vec<Vec<Target>>,
+}
+
+impl Inbound {
+    /// Where a message with this first record is, or would be.
+    fn place(&self, first: u32) -> Result<usize, usize> {
+        let origin = self.engine.delivered();
+        let offset = |record: u32| record.wrapping_sub(origin) as i32;
+        self.messages
+            .binary_search_by_key(&offset(first), |message| offset(message.first))
+    }
+
+    /// Records from the first missing one to the end of the last message that has a place.
+    fn placed(&self) -> u32 {
+        let Some(last) = self.messages.back() else {
+            return 0;
+        };
+        let end = last.first.wrapping_add(last.count);
+        let ahead = end.wrapping_sub(self.engine.next());
+        if (ahead as i32) < 0 { 0 } else { ahead }
+    }
+}
+
+impl State {
+    /// A remote lane says how far a reliable source is.
+    pub(in super::super) fn take_announcement(
+        &mut self,
+        remote: usize,
+        channel: usize,
+        record: &Record<'_>,
+    ) {
+        let now_ns = self.round.now_ns();
+        let Some(said) = Announcement::decode(record.payload) else {
+            return self.counters.rx_malformed.add(1);
+        };
+        let key = SourceKey {
+            remote,
+            source: record.header.source,
+        };
+        let Some(at) = self.heard(key, channel, &said) else {
+            return;
+        };
+        let source = &mut self.reliable.inbound[at];
+        source.drops = said.drops;
+        source.class = record.header.class;
+        source.port = self.receiving;
+        if source.engine.announce(now_ns, &said.engine).is_err() {
+            return self.counters.rx_malformed.add(1);
+        }
+        source.announced = (said.engine.next, said.next_message);
+        self.deliver_in_order(at, now_ns);
+    }
+
+    /// The receiving end of a source that announces itself; a new one if it is not known. `None`: nobody listens, or
+    /// there are too many.
+    fn heard(&mut self, key: SourceKey, channel: usize, said: &Announcement) -> Option<usize> {
+        let listening = self.channels.get(channel).filter(|c| !c.sinks.is_empty());
+        let Some(listening) = listening else {
+            self.counters.rx_no_sink.add(1);
+            return None;
+        };
+        let (id, since) = (listening.id, listening.since);
+        if let Some(&at) = self.reliable.by_source.get(&key) {
+            let known = &self.reliable.inbound[at];
+            if known.channel_id != id {
+                self.counters.rx_malformed.add(1);
+                return None;
+            }
+            if known.since == since && known.epoch == said.epoch {
+                return Some(at);
+            }
+            self.forget_reliable(at);
+        }
+        if self.reliable.inbound.len() >= MOST_INBOUND {
+            self.counters.rx_no_sink.add(1);
+            return None;
+        }
+        let label = self.remotes.get(key.remote)?.label;
+        let at = self.reliable.inbound.insert(Inbound {
+            key,
+            channel,
+            channel_id: id,
+            since,
+            sender: sender_number(label, key.source),
+            epoch: said.epoch,
+            drops: said.drops,
+            engine: Receiver::new(WINDOW).ok()?,
+            origin: said.engine.oldest,
+            expected: said.oldest_message.into(),
+            announced: (said.engine.next, said.next_message),
+            messages: VecDeque::new(),
+            usual: (1, 1),
+            class: TrafficClass::BEST_EFFORT,
+            port: 0,
+            look_after_ns: LOOK_NS[0],
+            wake_ns: i64::MAX,
+            spare: Vec::new(),
+        });
+        self.reliable.by_source.insert(key, at);
+        Some(at)
+    }
+
+    /// A record of a reliable source has come.
+    pub(in super::super) fn take_reliable(
+        &mut self,
+        remote: usize,
+        channel: usize,
+        header: &DatagramHeader,
+        record: &Record<'_>,
+    ) {
+        let now_ns = self.round.now_ns();
+        let h = &record.header;
+        let Kind::Reliable { number } = h.kind else {
+            return;
+        };
+        let key = SourceKey {
+            remote,
+            source: h.source,
+        };
+        let Some(&at) = self.reliable.by_source.get(&key) else {
+            // It was not announced yet: it is, and comes again.
+            return self.counters.rx_early.add(1);
+        };
+        let source = &mut self.reliable.inbound[at];
+        if source.channel != channel || source.channel_id != h.channel {
+            return self.counters.rx_malformed.add(1);
+        }
+        source.class = h.class;
+        source.port = self.receiving;
+        let arrival = source.engine.judge(number);
+        if arrival == Arrival::Keep && !self.place_record(at, header, record, number) {
+            return;
+        }
+        let source = &mut self.reliable.inbound[at];
+        match source.engine.receive(now_ns, number, header.send_time_ns) {
+            Arrival::Keep => {}
+            Arrival::Repeated => self.counters.rx_duplicate.add(1),
+            Arrival::Early | Arrival::Beyond => self.counters.rx_early.add(1),
+        }
+        self.deliver_in_order(at, now_ns);
+    }
+
+    /// Puts a record in its place in the memory of the sinks. False: there is no room now, or it contradicts others.
+    fn place_record(
+        &mut self,
+        at: usize,
+        header: &DatagramHeader,
+        record: &Record<'_>,
+        number: u32,
+    ) -> bool {
+        let h = &record.header;
+        let (first, count) = (number.wrapping_sub(h.fragment_index), h.fragment_count());
+        let source = &mut self.reliable.inbound[at];
+        let known = match source.place(first) {
+            Ok(known) => {
+                let message = &source.messages[known];
+                let same = (message.sequence, message.length, message.stride)
+                    == (h.sequence, h.message_length, h.fragment_stride);
+                if !same {
+                    self.counters.rx_malformed.add(1);
+                    return false;
+                }
+                known
+            }
+            Err(place) => {
+                let apart = |one: &Arriving, next: u32| {
+                    (next.wrapping_sub(one.first.wrapping_add(one.count)) as i32) >= 0
+                };
+                let before = place.checked_sub(1).map(|before| &source.messages[before]);
+                let after = source.messages.get(place);
+                let clear = before.is_none_or(|before| apart(before, first))
+                    && after.is_none_or(|after| {
+                        (after.first.wrapping_sub(first.wrapping_add(count)) as i32) >= 0
+                    });
+                if !clear || count == 0 {
+                    self.counters.rx_malformed.add(1);
+                    return false;
+                }
+                let mut arriving = Arriving {
+                    first,
+                    count,
+                    sequence: h.sequence,
+                    length: h.message_length,
+                    stride: h.fragment_stride,
+                    class: h.class,
+                    send_time_ns: header.send_time_ns,
+                    dead: (first.wrapping_sub(source.origin) as i32) < 0,
+                    targets: source.spare.pop().unwrap_or_default(),
+                };
+                if !arriving.dead && !self.place_message(at, &mut arriving) {
+                    let source = &mut self.reliable.inbound[at];
+                    source.spare.push(arriving.targets);
+                    self.counters.rx_no_room.add(1);
+                    return false;
+                }
+                let source = &mut self.reliable.inbound[at];
+                source.messages.insert(place, arriving);
+                source.usual = (h.message_length, count);
+                place
+            }
+        };
+        let message = &self.reliable.inbound[at].messages[known];
+        let copies = message.targets.len() as i64;
+        self.received_cost += copies * (fair::COPY + record.payload.len() as i64);
+        for target in &message.targets {
+            if let Some(session) = self.tenants.sessions.get(target.session) {
+                let place = session.placed(target.chunk, message.length as usize);
+                let copied = place.write_from(h.fragment_offset(), record.payload);
+                debug_assert!(copied.is_ok(), "a checked fragment lies inside its message");
+            }
+        }
+        true
+    }
+
+    /// Finds room for a message at every sink of its channel. False: some sink has none now, and will be waited for.
+    fn place_message(&mut self, at: usize, message: &mut Arriving) -> bool {
+        let source = &self.reliable.inbound[at];
+        let length = message.length as usize;
+        let Some(channel) = self.channels.get(source.channel) else {
+            return true;
+        };
+        if length > self.max_message {
+            message.dead = true;
+            return true;
+        }
+        for (session, sink) in channel.sinks.iter() {
+            let Some(s) = self.tenants.sessions.get_mut(session) else {
+                continue;
+            };
+            let chunk = match s.try_place(sink, length) {
+                Ok(Ok(chunk)) => chunk,
+                Ok(Err(delivery)) if source.drops || !s.fits(length) => {
+                    let dropped = Ok(s.dropped(sink, delivery));
+                    let counters = &channel.counters;
+                    self.tenants
+                        .account_received(session, sink, message.class, counters, dropped);
+                    continue;
+                }
+                Ok(Err(_)) => {
+                    for target in message.targets.drain(..) {
+                        if let Some(s) = self.tenants.sessions.get_mut(target.session) {
+                            s.withdraw(target.sink, target.chunk);
+                        }
+                    }
+                    return false;
+                }
+                Err(failure) => {
+                    self.tenants.fail(session, failure);
+                    continue;
+                }
+            };
+            message.targets.push(Target {
+                session,
+                sink,
+                chunk,
+            });
+        }
+        true
+    }
+
+    /// Delivers what comes next, as far as it is there.
+    fn deliver_in_order(&mut self, at: usize, now_ns: i64) {
+        loop {
+            let source = &mut self.reliable.inbound[at];
+            let Some(delivery) = source.engine.deliver(now_ns) else {
+                break;
+            };
+            match delivery {
+                Delivery::Message(record) => {
+                    let last = source.messages.front().is_some_and(|message| {
+                        record == message.first.wrapping_add(message.count - 1)
+                    });
+                    if last && let Some(message) = source.messages.pop_front() {
+                        self.deliver_message(at, message);
+                    }
+                }
+                Delivery::Lost(_) => self.give_up(at),
+            }
+        }
+        let source = &mut self.reliable.inbound[at];
+        // All that was announced is here or given up: what is missing then will not come.
+        if source.engine.is_idle() && source.engine.delivered() == source.announced.0 {
+            let next = source.announced.1;
+            self.expect(at, next);
+        }
+        let source = &mut self.reliable.inbound[at];
+        if let Some(wake_ns) = source.engine.wake_ns() {
+            source.wake_ns = source.wake_ns.min(wake_ns);
+            let wake_ns = source.wake_ns;
+            self.reliable.wake(wake_ns);
+        }
+    }
+
+    /// The next message has this number: those before it are lost.
+    fn expect(&mut self, at: usize, sequence: u32) -> u64 {
+        let source = &mut self.reliable.inbound[at];
+        let ahead = i64::from(sequence.wrapping_sub(source.expected as u32) as i32);
+        let full = source.expected.saturating_add_signed(ahead);
+        if ahead > 0 {
+            source.expected = full;
+            let known = self.channels.get(source.channel);
+            if let Some(channel) = known.filter(|channel| channel.since == source.since) {
+                channel.counters.lost.add(ahead as u64);
+                self.tenants.add_lost(channel, ahead);
+            }
+        }
+        full
+    }
+
+    /// All records of a message are here, and all before it are delivered.
+    fn deliver_message(&mut self, at: usize, mut message: Arriving) {
+        if !message.dead {
+            let sequence = self.expect(at, message.sequence);
+            let source = &mut self.reliable.inbound[at];
+            source.expected = source.expected.max(sequence + 1);
+            let meta = Meta {
+                length: message.length,
+                class: message.class,
+                sender: source.sender,
+                sequence,
+                send_time_ns: message.send_time_ns,
+            };
+            if let Some(channel) = self.channels.get(source.channel) {
+                channel.counters.received.add(1);
+                channel.counters.received_bytes.add(u64::from(meta.length));
+                for &Target {
+                    session,
+                    sink,
+                    chunk,
+                } in &message.targets
+                {
+                    let Some(s) = self.tenants.sessions.get_mut(session) else {
+                        continue;
+                    };
+                    let result = s.deliver(sink, chunk, &meta);
+                    let counters = &channel.counters;
+                    self.tenants
+                        .account_received(session, sink, meta.class, counters, result);
+                }
+            }
+        }
+        message.targets.clear();
+        self.reliable.inbound[at].spare.push(message.targets);
+    }
+
+    /// Records were given up: messages that have some of them will not be whole.
+    fn give_up(&mut self, at: usize) {
+        let source = &mut self.reliable.inbound[at];
+        let delivered = source.engine.delivered();
+        for message in &mut source.messages {
+            // One that begins before what is delivered next, and is still here, lacks something.
+            if (message.first.wrapping_sub(delivered) as i32) >= 0 {
+                break;
+            }
+            message.dead = true;
+            for target in message.targets.drain(..) {
+                if let Some(session) = self.tenants.sessions.get_mut(target.session) {
+                    session.withdraw(target.sink, target.chunk);
+                }
+            }
+        }
+        while let Some(message) = source.messages.front()
+            && (message
+                .first
+                .wrapping_add(message.count)
+                .wrapping_sub(delivered) as i32)
+                <= 0
+        {
+            if let Some(message) = source.messages.pop_front() {
+                source.spare.push(message.targets);
+            }
+        }
+    }
+
+    /// Says what is here and for how much there is room.
+    pub(super) fn acknowledge(
+        &mut self,
+        ports: &mut [LanePort],
+        source: &mut Inbound,
+        now_ns: i64,
+    ) {
+        let Some(channel) = self.channels.get(source.channel) else {
+            source.wake_ns = i64::MAX;
+            return;
+        };
+        let (length, records) = source.usual;
+        let mut room = WINDOW;
+        if !source.drops {
+            for (session, sink) in channel.sinks.iter() {
+                let Some(s) = self.tenants.sessions.get_mut(session) else {
+                    continue;
+                };
+                match s.room(sink, length as usize) {
+                    Ok(messages) => room = room.min(messages.saturating_mul(records)),
+                    Err(failure) => self.tenants.fail(session, failure),
+                }
+            }
+        }
+        source
+            .engine
+            .set_room(now_ns, room.saturating_add(source.placed()));
+        let mut again_ns = i64::MAX;
+        if let Some(said) = source.engine.poll(now_ns) {
+            let bytes = said.encode();
+            let header = control(
+                source.channel_id,
+                source.key.source,
+                source.class,
+                Kind::Acknowledge,
+                bytes.len(),
+            );
+            if let Err(at_ns) = self.say(
+                ports,
+                source.key.remote,
+                source.port,
+                &header,
+                &bytes,
+                now_ns,
+            ) {
+                source.engine.remind(at_ns);
+            }
+        }
+        // Sinks tell nobody when they have room again.
+        if source.engine.is_closed() {
+            again_ns = now_ns + source.look_after_ns;
+            source.look_after_ns = (2 * source.look_after_ns).min(LOOK_NS[1]);
+        } else {
+            source.look_after_ns = LOOK_NS[0];
+        }
+        let engine_ns = source.engine.wake_ns().unwrap_or(i64::MAX);
+        source.wake_ns = engine_ns.min(again_ns);
+    }
+
+    /// A source elsewhere is heard no more: what had come of its messages is not delivered.
+    fn forget_reliable(&mut self, at: usize) {
+        let Some(source) = self.reliable.inbound.try_remove(at) else {
+            return;
+        };
+        self.reliable.by_source.remove(&source.key);
+        for target in source.messages.iter().flat_map(|message| &message.targets) {
+            if let Some(session) = self.tenants.sessions.get_mut(target.session) {
+                session.withdraw(target.sink, target.chunk);
+            }
+        }
+    }
+
+    /// A reliable source elsewhere has ended. False: it is not known as such.
+    pub(in super::super) fn reliable_ended(&mut self, remote: usize, source: u32) -> bool {
+        let known = self.reliable.by_source.get(&SourceKey { remote, source });
+        let Some(&at) = known else {
+            return false;
+        };
+        let next = self.reliable.inbound[at].announced.1;
+        self.expect(at, next);
+        self.forget_reliable(at);
+        true
+    }
+
+    /// Whether a source elsewhere is known as reliable.
+    pub(in super::super) fn is_reliable(&self, remote: usize, source: u32) -> bool {
+        let key = SourceKey { remote, source };
+        self.reliable.by_source.contains_key(&key)
+    }
+
+    /// A remote lane is gone, with its reliable sources. Unless it went cleanly, more may be missing than is known.
+    pub(in super::super) fn forget_reliable_of(&mut self, remote: usize, clean: bool) {
+        let gone: Vec<usize> = self.inbound_where(|source| source.key.remote == remote);
+        for at in gone {
+            let source = &self.reliable.inbound[at];
+            let (next, since) = (source.announced.1, source.since);
+            if let Some(channel) = self.channels.get(source.channel)
+                && channel.since == since
+            {
+                channel.counters.unknown_tails.add((!clean).into());
+            }
+            self.expect(at, next);
+            self.forget_reliable(at);
+        }
+    }
+
+    /// A channel has no sinks any more.
+    pub(in super::super) fn forget_reliable_on(&mut self, channel: usize) {
+        for at in self.inbound_where(|source| source.channel == channel) {
+            self.forget_reliable(at);
+        }
+    }
+
+    fn inbound_where(&self, condition: impl Fn(&Inbound) -> bool) -> Vec<usize> {
+        let all = self.reliable.inbound.iter();
+        let wanted = all.filter(|(_, source)| condition(source));
+        wanted.map(|(at, _)| at).collect()
+    }
+
+    /// Forgets sinks that are gone.
+    pub(in super::super) fn retain_reliable_targets(&mut self, keep: impl Fn(&Target) -> bool) {
+        for (_, source) in &mut self.reliable.inbound {
+            for message in &mut source.messages {
+                message.targets.retain(&keep);
+            }
+        }
+    }
+}

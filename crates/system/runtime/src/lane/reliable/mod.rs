@@ -1,0 +1,209 @@
+//! Reliable sources and what is heard of those elsewhere: `takt-recovery` applied to the records of a lane.
+//!
+//! What is numbered, acknowledged and repaired is the record, so that a long message is repaired record by record. Messages are
+//! put together in the memory of their sinks as they come, and delivered in the order of their source.
+//!
+//! Announcements, acknowledgements and repair are sent by [`State::recover`] between receiving and sending, at the instants
+//! that the engines ask for.
+
+mod inbound;
+mod outbound;
+#[cfg(test)]
+mod tests;
+
+use std::collections::HashMap;
+
+use slab::Slab;
+use takt_recovery::codec::ANNOUNCE_LEN;
+use takt_time::TaiTime;
+use takt_wire::channel::{Kind, RecordHeader};
+
+use super::remote::Remote;
+use super::track::SourceKey;
+use super::{LanePort, State};
+pub(super) use inbound::Inbound;
+pub(super) use outbound::{Next, Outbound};
+
+/// Reliable sources elsewhere that a lane follows; those beyond are not heard.
+const MOST_INBOUND: usize = 4096;
+/// When a frame is to leave in a moment, what peers say to each other waits so long.
+const YIELD_NS: i64 = 2 * super::egress::GUARD_NS;
+
+/// What the sender of a source says of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Announcement {
+    engine: takt_recovery::Announce,
+    /// The number of the message that the first retained record belongs to, and of the one that will be emitted next.
+    oldest_message: u32,
+    next_message: u32,
+    /// Differs from that of any other source that had the same number.
+    epoch: u32,
+    /// Sinks that have no room do without.
+    drops: bool,
+}
+
+/// Bytes of an announcement.
+const ANNOUNCEMENT_LEN: usize = ANNOUNCE_LEN + 16;
+
+impl Announcement {
+    fn encode(&self) -> [u8; ANNOUNCEMENT_LEN] {
+        let mut bytes = [0; ANNOUNCEMENT_LEN];
+        bytes[..ANNOUNCE_LEN].copy_from_slice(&self.engine.encode());
+        let fields = [
+            self.oldest_message,
+            self.next_message,
+            self.epoch,
+            u32::from(self.drops),
+        ];
+        for (field, space) in fields.iter().zip(bytes[ANNOUNCE_LEN..].chunks_exact_mut(4)) {
+            space.copy_from_slice(&field.to_le_bytes());
+        }
+        bytes
+    }
+
+    fn decode(bytes: &[u8]) -> Option<Self> {
+        let (engine, more) = bytes.split_at_checked(ANNOUNCE_LEN)?;
+        let more: &[u8; 16] = more.try_into().ok()?;
+        let field =
+            |at: usize| u32::from_le_bytes([more[at], more[at + 1], more[at + 2], more[at + 3]]);
+        let flags = field(12);
+        Some(Self {
+            engine: takt_recovery::Announce::decode(engine).ok()?,
+            oldest_message: field(0),
+            next_message: field(4),
+            epoch: field(8),
+            drops: match flags {
+                0 => false,
+                1 => true,
+                _ => return None,
+            },
+        })
+    }
+}
+
+/// Reliable sources of a lane, and those elsewhere that it hears.
+#[derive(Debug)]
+pub(super) struct Reliable {
+    pub(super) outbound: Slab<Outbound>,
+    by_number: HashMap<u32, usize, foldhash::fast::RandomState>,
+    pub(super) inbound: Slab<Inbound>,
+    by_source: HashMap<SourceKey, usize, foldhash::fast::RandomState>,
+    /// When [`State::recover`] is due; `i64::MAX`: not at all.
+    due_ns: i64,
+}
+
+impl Default for Reliable {
+    fn default() -> Self {
+        Self {
+            outbound: Slab::new(),
+            by_number: HashMap::default(),
+            inbound: Slab::new(),
+            by_source: HashMap::default(),
+            due_ns: i64::MAX,
+        }
+    }
+}
+
+impl Reliable {
+    /// When something is to be said or repaired.
+    #[inline]
+    pub(super) fn due_ns(&self) -> Option<i64> {
+        (self.due_ns < i64::MAX).then_some(self.due_ns)
+    }
+
+    /// It is due at this instant, at the latest.
+    #[inline]
+    fn wake(&mut self, at_ns: i64) {
+        self.due_ns = self.due_ns.min(at_ns);
+    }
+}
+
+impl State {
+    /// Says, asks for and repairs what is due. True if there was anything.
+    #[inline]
+    pub(super) fn recover(&mut self, ports: &mut [LanePort]) -> bool {
+        let Some(due_ns) = self.reliable.due_ns() else {
+            return false;
+        };
+        let now_ns = self.round.now_ns();
+        now_ns >= due_ns && self.recover_now(ports, now_ns)
+    }
+
+    #[cold]
+    fn recover_now(&mut self, ports: &mut [LanePort], now_ns: i64) -> bool {
+        // Out of the state, which the messages are looked up in.
+        let mut reliable = std::mem::take(&mut self.reliable);
+        for (_, source) in &mut reliable.outbound {
+            if source.wake_ns <= now_ns {
+                self.recover_source(ports, source, now_ns);
+            }
+        }
+        for (_, source) in &mut reliable.inbound {
+            if source.wake_ns <= now_ns {
+                self.acknowledge(ports, source, now_ns);
+            }
+        }
+        let outbound = reliable.outbound.iter().map(|(_, source)| source.wake_ns);
+        let inbound = reliable.inbound.iter().map(|(_, source)| source.wake_ns);
+        reliable.due_ns = outbound.chain(inbound).min().unwrap_or(i64::MAX);
+        // What has come up meanwhile.
+        reliable.wake(self.reliable.due_ns);
+        self.reliable = reliable;
+        true
+    }
+
+    /// Puts what one end says to the other into a datagram. `Err`: when to try again; the remote lane may have no path.
+    fn say(
+        &mut self,
+        ports: &mut [LanePort],
+        remote: usize,
+        wished: usize,
+        header: &RecordHeader,
+        bytes: &[u8],
+        now_ns: i64,
+    ) -> Result<(), i64> {
+        let Some(peer) = self.remotes.get_mut(remote) else {
+            return Ok(());
+        };
+        let Some(at) = peer.port(ports, wished) else {
+            return Ok(());
+        };
+        let lane_port = &mut ports[at];
+        if lane_port.yields(TaiTime::from_nanos(now_ns)) {
+            return Err(now_ns + YIELD_NS);
+        }
+        let said = peer.say(at, lane_port.port.as_mut(), header, bytes, now_ns);
+        note_open(peer, at, lane_port, remote);
+        // Lost, if the port had no frame: it is said again.
+        let _ = said;
+        Ok(())
+    }
+}
+
+/// A remote lane's datagram is being filled at a port.
+fn note_open(remote: &mut Remote, at: usize, port: &mut LanePort, index: usize) {
+    if remote.register_open(at) {
+        port.open.push(index);
+    }
+    port.dirty = true;
+}
+
+/// The header of what peers say of a source.
+fn control(
+    channel: u64,
+    source: u32,
+    class: takt_time::TrafficClass,
+    kind: Kind,
+    length: usize,
+) -> RecordHeader {
+    RecordHeader {
+        channel,
+        source,
+        sequence: 0,
+        message_length: length as u32,
+        fragment_index: 0,
+        fragment_stride: 0,
+        class,
+        kind,
+    }
+}

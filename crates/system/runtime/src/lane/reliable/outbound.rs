@@ -1,0 +1,671 @@
+//! Reliable sources of this lane: their records, who has acknowledged them, and repair.
+
+use std::collections::VecDeque;
+
+use takt_recovery::{Acknowledgement, Action, Announce, Config, PeerId, Policy, Sender};
+use takt_session::layout::{FLAG_LAUNCH_TIME, TxDescriptor};
+use takt_session::{ChannelId, Reliability, SlowSinks};
+use takt_time::{TaiTime, TrafficClass};
+use takt_wire::channel::{Kind, Record};
+
+use super::super::departure::{Destination, Piece};
+use super::super::egress::{PER_TENANT, class_of, schedule};
+use super::super::remote::{Appended, Cut, Outgoing};
+use super::super::session::{Batch, InProgress};
+use super::super::{LanePort, Lane, State, fair};
+use super::{ANNOUNCEMENT_LEN, Announcement, Reliable, control, note_open};
+use crate::policing::{Flow, Offered, Verdict};
+
+/// Records on their way or not acknowledged, of one source.
+const RECORDS: u32 = 4096;
+/// Bytes of them: repair may send a tenth of it in a go after a long time without loss.
+const BYTES: u64 = 8 << 20;
+/// What one source says and repairs in a round.
+const ACTIONS: usize = 64;
+/// A peer that was evicted is asked so often whether it is back.
+const ASK_AGAIN_NS: i64 = 1_000_000_000;
+/// First and longest time between two looks whether a sink of this lane has room.
+const LOOK_NS: [i64; 2] = [50_000, 2_000_000];
+
+/// A remote lane that hears a source.
+#[derive(Debug)]
+struct Peer {
+    remote: usize,
+    /// `None`: it took nothing for too long. From when on to ask it again.
+    id: Result<PeerId, i64>,
+}
+
+/// A message that not all have acknowledged.
+#[derive(Debug)]
+struct Retained {
+    first: u32,
+    cut: Cut,
+    descriptor: TxDescriptor,
+    message: Outgoing,
+    undelivered: bool,
+}
+
+/// A reliable source.
+#[derive(Debug)]
+pub(in super::super) struct Outbound {
+    session: usize,
+    source: usize,
+    number: u32,
+    channel: usize,
+    channel_id: u64,
+    /// The port that it wishes.
+    port: usize,
+    class: TrafficClass,
+    epoch: u32,
+    slow_sinks: SlowSinks,
+    engine: Sender,
+    peers: Vec<Peer>,
+    messages: VecDeque<Retained>,
+    /// The number of the next message.
+    next_message: u32,
+    /// It waits for acknowledgements or room.
+    waits: bool,
+    /// When to look again whether a sink of this lane has room, and how long after the last look that is.
+    look_ns: i64,
+    look_after_ns: i64,
+    pub(super) wake_ns: i64,
+}
+
+impl Outbound {
+    /// What the engine is to do for a stream of this reliability. `None`: nothing.
+    fn config(reliability: Reliability) -> Option<(Config, SlowSinks)> {
+        let Reliability::Reliable {
+            deadline,
+            slow_sinks,
+        } = reliability
+        else {
+            return None;
+        };
+        let nanos = |duration: std::time::Duration| {
+            i64::try_from(duration.as_nanos()).unwrap_or(i64::MAX)
+        };
+        let config = Config {
+            policy: deadline.map_or(Policy::Reliable, |deadline| Policy::Within(nanos(deadline))),
+            messages: RECORDS,
+            bytes: BYTES,
+            stall_ns: match slow_sinks {
+                SlowSinks::Evict(patience) => Some(nanos(patience)),
+                SlowSinks::Wait | SlowSinks::Drop => None,
+            },
+            ..Config::default()
+        };
+        Some((config, slow_sinks))
+    }
+
+    fn peer(&self, remote: usize) -> Option<PeerId> {
+        let peer = self.peers.iter().find(|peer| peer.remote == remote)?;
+        peer.id.ok()
+    }
+
+    fn remote(&self, id: PeerId) -> Option<usize> {
+        let peer = self.peers.iter().find(|peer| peer.id == Ok(id))?;
+        Some(peer.remote)
+    }
+
+    /// A remote lane with sinks of its channel. False: there are too many.
+    fn add_peer(&mut self, remote: usize, now_ns: i64) -> bool {
+        let id = self.engine.add_peer(now_ns);
+        if let Ok(id) = id {
+            self.peers.push(Peer { remote, id: Ok(id) });
+            self.wake_ns = now_ns;
+        }
+        id.is_ok()
+    }
+
+    /// The number of the first message that is whole from a record on.
+    fn message_from(&self, record: u32) -> u32 {
+        match self.find(record) {
+            Some(message) if message.first == record => message.message.sequence,
+            Some(message) => message.message.sequence.wrapping_add(1),
+            None => self.next_message,
+        }
+    }
+
+    fn find(&self, record: u32) -> Option<&Retained> {
+        let origin = self.messages.front()?.first;
+        let offset = record.wrapping_sub(origin);
+        let behind = |message: &Retained| message.first.wrapping_sub(origin) <= offset;
+        let at = self.messages.partition_point(behind).checked_sub(1)?;
+        let message = &self.messages[at];
+        (record.wrapping_sub(message.first) < message.cut.count()).then_some(message)
+    }
+
+    fn announcement(&self, engine: Announce) -> [u8; ANNOUNCEMENT_LEN] {
+        let announcement = Announcement {
+            engine,
+            oldest_message: self.message_from(engine.oldest),
+            next_message: self.next_message,
+            epoch: self.epoch,
+            drops: self.slow_sinks == SlowSinks::Drop,
+        };
+        announcement.encode()
+    }
+
+    /// Messages from this record on will lack somebody.
+    fn note_undelivered(&mut self, record: u32) {
+        for message in &mut self.messages {
+            let end = message.first.wrapping_add(message.cut.count());
+            message.undelivered |= end.wrapping_sub(record) as i32 > 0;
+        }
+    }
+}
+
+impl Reliable {
+    /// Whether a source still has this remote lane as one of its receivers.
+    pub(in super::super) fn is_peer(&self, source: usize, remote: usize) -> bool {
+        let source = self.outbound.get(source);
+        source.is_some_and(|source| source.peer(remote).is_some())
+    }
+
+    /// How long a source waits for a sink of this lane: for ever, or so many nanoseconds.
+    pub(in super::super) fn patience_ns(&self, source: usize) -> Option<i64> {
+        let source = self.outbound.get(source)?;
+        match source.slow_sinks {
+            SlowSinks::Wait => None,
+            SlowSinks::Drop => Some(0),
+            SlowSinks::Evict(patience) => i64::try_from(patience.as_nanos()).ok(),
+        }
+    }
+
+    /// A sink of this lane has no room: looks again after a while.
+    pub(in super::super) fn look_again(&mut self, source: usize, now_ns: i64) {
+        let Some(source) = self.outbound.get_mut(source) else {
+            return;
+        };
+        source.waits = true;
+        source.look_ns = now_ns + source.look_after_ns;
+        source.look_after_ns = (2 * source.look_after_ns).min(LOOK_NS[1]);
+        source.wake_ns = source.wake_ns.min(source.look_ns);
+        let wake_ns = source.wake_ns;
+        self.wake(wake_ns);
+    }
+
+    /// The sinks of this lane had room.
+    pub(in super::super) fn had_room(&mut self, source: usize) {
+        if let Some(source) = self.outbound.get_mut(source) {
+            source.look_after_ns = LOOK_NS[0];
+        }
+    }
+
+    fn of_channel(&mut self, channel: usize) -> impl Iterator<Item = &mut Outbound> {
+        let sources = self.outbound.iter_mut().map(|(_, source)| source);
+        sources.filter(move |source| source.channel == channel)
+    }
+
+    /// A source is gone, with what was not acknowledged.
+    pub(in super::super) fn remove_source(&mut self, at: usize) {
+        if let Some(source) = self.outbound.try_remove(at) {
+            self.by_number.remove(&source.number);
+        }
+    }
+}
+
+impl Lane {
+    /// A source of a reliable stream has come.
+    pub(in super::super) fn make_reliable(
+        &mut self,
+        at: usize,
+        source: usize,
+        reliability: Reliability,
+    ) {
+        use super::super::session::Target;
+        let state = &mut self.state;
+        let now_ns = state.round.read();
+        let Some(session) = state.tenants.sessions.get_mut(at) else {
+            return;
+        };
+        let Some(Some(s)) = session.sources.get_mut(source) else {
+            return;
+        };
+        let Target::Channel(channel) = s.target else {
+            return;
+        };
+        let Some((config, slow_sinks)) = Outbound::config(reliability) else {
+            return;
+        };
+        let engine = match Sender::new(config) {
+            Ok(engine) => engine,
+            Err(error) => {
+                // The session protocol has checked the durations.
+                return tracing::error!(%error, "a source stays best effort");
+            }
+        };
+        let Some(known) = state.channels.get(channel) else {
+            return;
+        };
+        let mut outbound = Outbound {
+            session: at,
+            source,
+            number: s.number,
+            channel,
+            channel_id: known.id,
+            port: s.port,
+            class: TrafficClass::BEST_EFFORT,
+            epoch: now_ns as u32 ^ (now_ns >> 32) as u32,
+            slow_sinks,
+            engine,
+            peers: Vec::new(),
+            messages: VecDeque::new(),
+            next_message: s.next_sequence as u32,
+            waits: false,
+            look_ns: i64::MAX,
+            look_after_ns: LOOK_NS[0],
+            wake_ns: i64::MAX,
+        };
+        for remote in known.destinations.iter() {
+            outbound.add_peer(remote, now_ns);
+        }
+        let (number, wake_ns) = (outbound.number, outbound.wake_ns);
+        let entry = state.reliable.outbound.insert(outbound);
+        s.reliable = Some(entry);
+        state.reliable.by_number.insert(number, entry);
+        state.reliable.wake(wake_ns);
+    }
+
+    /// A remote lane has sinks of a channel.
+    pub(in super::super) fn reliable_destination(&mut self, channel: usize, remote: usize) {
+        let now_ns = self.state.round.read();
+        let mut refused = 0;
+        for source in self.state.reliable.of_channel(channel) {
+            refused += u64::from(!source.add_peer(remote, now_ns));
+        }
+        self.state.reliable.wake(now_ns);
+        if refused > 0 {
+            tracing::warn!(
+                "a node is the 65th with readers of a reliable source: it gets none of its messages. Relay them on another channel"
+            );
+        }
+    }
+
+    /// A remote lane has none any more. `lost`: it is gone.
+    pub(in super::super) fn no_reliable_destination(
+        &mut self,
+        channel: usize,
+        remote: usize,
+        lost: bool,
+    ) {
+        let now_ns = self.state.round.read();
+        for source in self.state.reliable.of_channel(channel) {
+            let Some(at) = source.peers.iter().position(|peer| peer.remote == remote) else {
+                continue;
+            };
+            if let Ok(id) = source.peers.swap_remove(at).id {
+                if lost && let Some(next) = source.engine.acknowledged(id) {
+                    source.note_undelivered(next);
+                }
+                source.engine.remove_peer(id);
+            }
+            source.wake_ns = now_ns;
+        }
+        self.state.reliable.wake(now_ns);
+    }
+}
+
+/// What a reliable source's message does next.
+pub(in super::super) enum Next {
+    /// These records go to all receivers.
+    Batch(Batch),
+    /// Nobody elsewhere hears it.
+    Nobody,
+    /// Until something is acknowledged.
+    Waits,
+}
+
+impl State {
+    /// The next records of a message, and room for them: at most `most` of them.
+    pub(in super::super) fn next_batch(
+        &mut self,
+        ports: &mut [LanePort],
+        entry: usize,
+        progress: &InProgress,
+        left: i64,
+        now_ns: i64,
+    ) -> Next {
+        let Some(source) = self.reliable.outbound.get_mut(entry) else {
+            return Next::Nobody;
+        };
+        let mut batch = match progress.batch {
+            Some(batch) => Batch {
+                from: batch.to,
+                ..batch
+            },
+            None => {
+                let Some(channel) = self.channels.get(source.channel) else {
+                    return Next::Nobody;
+                };
+                let length = progress.descriptor.length;
+                let mut cut: Option<Cut> = None;
+                for &(_, remote) in channel.destinations.of(progress.destinations) {
+                    if source.peer(remote).is_none() {
+                        continue;
+                    }
+                    let shorter = self.remotes.get_mut(remote).and_then(|peer| {
+                        let port = peer.port(ports, source.port)?;
+                        peer.reliable_cut(port, ports[port].port.as_ref(), length)
+                    });
+                    cut = match (cut, shorter) {
+                        (Some(one), Some(other)) => Some(one.shorter(other)),
+                        (one, other) => one.or(other),
+                    };
+                }
+                let Some(cut) = cut else {
+                    return Next::Nobody;
+                };
+                Batch {
+                    cut,
+                    first: source.engine.next(),
+                    from: 0,
+                    to: 0,
+                }
+            }
+        };
+        batch.to = batch.from;
+        let most = super::super::egress::fragments(&batch.cut, left);
+        while batch.to < batch.cut.count() && batch.to - batch.from < most {
+            let bytes = batch.cut.part(batch.to).len() as u64;
+            match source.engine.emit(now_ns, bytes.max(1)) {
+                Ok(_) => batch.to += 1,
+                Err(_) => break,
+            }
+        }
+        source.wake_ns = source.wake_ns.min(source.engine.take_begun_ns());
+        let wake_ns = source.wake_ns;
+        self.reliable.wake(wake_ns);
+        let Some(source) = self.reliable.outbound.get_mut(entry) else {
+            return Next::Nobody;
+        };
+        if batch.to == batch.from {
+            source.waits = true;
+            return Next::Waits;
+        }
+        if batch.from == 0 {
+            let class = class_of(&progress.descriptor);
+            source.class = class;
+            source.next_message = progress.sequence.wrapping_add(1) as u32;
+            source.messages.push_back(Retained {
+                first: batch.first,
+                cut: batch.cut,
+                descriptor: progress.descriptor,
+                message: Outgoing {
+                    channel: source.channel_id,
+                    source: source.number,
+                    sequence: progress.sequence as u32,
+                    class,
+                    send_time_ns: now_ns,
+                    first: Some(batch.first),
+                },
+                undelivered: false,
+            });
+            let (session, source) = (source.session, source.source);
+            if let Some(session) = self.tenants.sessions.get_mut(session) {
+                session.retain(source, progress.descriptor.chunk);
+            }
+        }
+        Next::Batch(batch)
+    }
+
+    /// A remote lane acknowledges records of a source here.
+    pub(in super::super) fn take_acknowledgement(&mut self, remote: usize, record: &Record<'_>) {
+        let now_ns = self.round.now_ns();
+        let entry = self.reliable.by_number.get(&record.header.source);
+        let Some(source) = entry.and_then(|&entry| self.reliable.outbound.get_mut(entry)) else {
+            // It has ended since.
+            return;
+        };
+        let Ok(said) = Acknowledgement::decode(record.payload) else {
+            return self.counters.rx_malformed.add(1);
+        };
+        let Some(peer) = source.peers.iter_mut().find(|peer| peer.remote == remote) else {
+            return self.counters.rx_unknown_sender.add(1);
+        };
+        match peer.id {
+            Ok(id) => {
+                if source.engine.acknowledge(now_ns, id, &said).is_err() {
+                    self.counters.rx_malformed.add(1);
+                }
+            }
+            // It is back: it gets what is emitted from now on.
+            Err(_) if said.limit != said.next => {
+                if let Ok(id) = source.engine.add_peer(now_ns) {
+                    peer.id = Ok(id);
+                }
+            }
+            Err(_) => {}
+        }
+        source.wake_ns = now_ns;
+        self.reliable.wake(now_ns);
+    }
+
+    /// Announces, repairs, gives up, and completes messages of one source.
+    pub(super) fn recover_source(
+        &mut self,
+        ports: &mut [LanePort],
+        source: &mut Outbound,
+        now_ns: i64,
+    ) {
+        let mut again_ns = i64::MAX;
+        let before = source.engine.counters();
+        for action in 0.. {
+            if action == ACTIONS {
+                again_ns = now_ns;
+                break;
+            }
+            match source.engine.poll(now_ns) {
+                None => break,
+                Some(Action::Announce(peer, said)) => {
+                    if let Some(remote) = source.remote(peer) {
+                        again_ns = again_ns.min(self.announce(ports, source, remote, said, now_ns));
+                    }
+                }
+                Some(Action::Repair(peer, record)) => {
+                    if let Some(remote) = source.remote(peer) {
+                        self.repair(ports, source, remote, record, now_ns);
+                    }
+                }
+                Some(Action::Evicted(id, next)) => {
+                    source.note_undelivered(next);
+                    if let Some(channel) = self.channels.get(source.channel) {
+                        channel.counters.evicted.add(1);
+                    }
+                    if let Some(peer) = source.peers.iter_mut().find(|peer| peer.id == Ok(id)) {
+                        peer.id = Err(now_ns + ASK_AGAIN_NS);
+                    }
+                }
+            }
+        }
+        let gave_up = source.engine.counters().given_up > before.given_up;
+        again_ns = again_ns.min(self.ask_evicted(ports, source, now_ns));
+        let completed = self.complete_messages(source, gave_up);
+        if source.waits && (completed || source.look_ns <= now_ns || source.engine.room(1).is_ok())
+        {
+            source.waits = false;
+            source.look_ns = i64::MAX;
+            self.tenants.wait(source.session);
+        } else if completed {
+            // Its completions are to be shown, and it may be done.
+            self.tenants.wait(source.session);
+        }
+        let engine_ns = source.engine.wake_ns(now_ns).unwrap_or(i64::MAX);
+        source.wake_ns = engine_ns.min(again_ns).min(source.look_ns);
+    }
+
+    /// When to say it again, if it could not be said now.
+    fn announce(
+        &mut self,
+        ports: &mut [LanePort],
+        source: &Outbound,
+        remote: usize,
+        said: Announce,
+        now_ns: i64,
+    ) -> i64 {
+        let bytes = source.announcement(said);
+        let header = control(
+            source.channel_id,
+            source.number,
+            source.class,
+            Kind::Announce,
+            bytes.len(),
+        );
+        let said = self.say(ports, remote, source.port, &header, &bytes, now_ns);
+        // The engine says it again by itself.
+        said.map_or_else(|at| at, |()| i64::MAX)
+    }
+
+    /// Asks receivers that took nothing for too long whether they do again. When to ask next.
+    fn ask_evicted(
+        &mut self,
+        ports: &mut [LanePort],
+        source: &mut Outbound,
+        now_ns: i64,
+    ) -> i64 {
+        let mut next_ns = i64::MAX;
+        for at in 0..source.peers.len() {
+            let Peer {
+                remote,
+                id: Err(ask_ns),
+            } = source.peers[at]
+            else {
+                continue;
+            };
+            let ask_ns = match ask_ns <= now_ns {
+                false => ask_ns,
+                true => {
+                    let next = source.engine.next();
+                    let said = Announce {
+                        oldest: next,
+                        next,
+                        round_trip_ns: 0,
+                        stamp_ns: now_ns,
+                    };
+                    self.announce(ports, source, remote, said, now_ns);
+                    now_ns + ASK_AGAIN_NS
+                }
+            };
+            source.peers[at].id = Err(ask_ns);
+            next_ns = next_ns.min(ask_ns);
+        }
+        next_ns
+    }
+
+    /// Sends a record again.
+    fn repair(
+        &mut self,
+        ports: &mut [LanePort],
+        source: &Outbound,
+        remote: usize,
+        record: u32,
+        now_ns: i64,
+    ) {
+        let Some(message) = source.find(record) else {
+            return;
+        };
+        let fragment = record.wrapping_sub(message.first);
+        let Some(session) = self.tenants.sessions.get(source.session) else {
+            return;
+        };
+        let Some(peer) = self.remotes.get_mut(remote) else {
+            return;
+        };
+        let Some(at) = peer.port(ports, source.port) else {
+            return;
+        };
+        let now = TaiTime::from_nanos(now_ns);
+        let part = message.cut.part(fragment);
+        let mut descriptor = message.descriptor;
+        // Its launch time is over, or it waits in a scheduler for it.
+        descriptor.flags &= !FLAG_LAUNCH_TIME;
+        let declared = if session.polices(&descriptor) && ports[at].departures.is_some() {
+            let offered = Offered {
+                class: message.message.class,
+                launch_ns: None,
+                octets: part.len() + peer.overhead(),
+                frames: 1,
+            };
+            let flow = Some(Flow::Channel(ChannelId(source.channel_id)));
+            match session.policer.decide(flow, &offered, now_ns) {
+                Verdict::Undeclared => false,
+                Verdict::Declared => true,
+                Verdict::Refused(_) => return,
+            }
+        } else {
+            false
+        };
+        // It counts against what its tenant may send, without having to wait for it: it is a tenth at most.
+        session.rates.take(part.len() as u32, now_ns);
+        let chunk = message.descriptor.chunk;
+        if ports[at].schedules(&descriptor) {
+            let room = PER_TENANT.saturating_sub(self.tenants.departing(session.tenant));
+            let piece = Piece {
+                session: source.session,
+                source: source.source,
+                tenant: session.tenant as u32,
+                descriptor,
+                declared,
+                destination: Destination::Remote {
+                    remote,
+                    message: message.message,
+                    cut: message.cut,
+                    fragment,
+                },
+            };
+            let (_, _, queued) = schedule(peer, at, &mut ports[at], piece, room, 1, now);
+            if queued > 0 {
+                self.tenants
+                    .hold(source.session, source.source, chunk, queued);
+            }
+        } else if !ports[at].yields(now) {
+            let payload = session.emitted(chunk, message.descriptor.length);
+            let appended = peer.append(
+                at,
+                ports[at].port.as_mut(),
+                &message.message,
+                payload,
+                &message.cut,
+                fragment..fragment + 1,
+            );
+            note_open(peer, at, &mut ports[at], remote);
+            if matches!(appended, Appended::Unreachable) {
+                return;
+            }
+        }
+        if let Some(channel) = self.channels.get(source.channel) {
+            channel.counters.repaired.add(1);
+        }
+        if let Some(session) = self.tenants.sessions.get(source.session) {
+            self.tenants
+                .turns
+                .charge(session.tenant, fair::FRAME + part.len() as i64);
+        }
+    }
+
+    /// Completes what all receivers have, or do without. True if there was any.
+    fn complete_messages(&mut self, source: &mut Outbound, gave_up: bool) -> bool {
+        let oldest = source.engine.oldest();
+        let mut any = false;
+        while let Some(message) = source.messages.front() {
+            let end = message.first.wrapping_add(message.cut.count());
+            if (oldest.wrapping_sub(end) as i32) < 0 {
+                break;
+            }
+            let undelivered = message.undelivered || gave_up;
+            let chunk = message.descriptor.chunk;
+            source.messages.pop_front();
+            any = true;
+            if undelivered && let Some(channel) = self.channels.get(source.channel) {
+                channel.counters.undelivered.add(1);
+            }
+            let Some(session) = self.tenants.sessions.get_mut(source.session) else {
+                continue;
+            };
+            if let Err(failure) = session.acknowledged(source.source, chunk, undelivered) {
+                self.tenants.fail(source.session, failure);
+            }
+        }
+        any
+    }
+}
