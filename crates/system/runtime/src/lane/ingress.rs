@@ -86,6 +86,12 @@ impl State {
         }
     }
 
+    /// Takes a record as if a datagram had held it.
+    #[cfg(test)]
+    pub(super) fn hostile(&mut self, remote: usize, header: &DatagramHeader, record: &Record<'_>) {
+        self.record(remote, header, record);
+    }
+
     #[inline]
     fn record(&mut self, remote: usize, header: &DatagramHeader, record: &Record<'_>) {
         let h = &record.header;

@@ -60,6 +60,12 @@ impl ReceiveMemory {
         Ok(())
     }
 
+    /// Bytes of all blocks.
+    #[cfg(test)]
+    pub fn allocated_bytes(&self) -> usize {
+        self.buddy.allocated_bytes()
+    }
+
     /// Bytes of the block that starts at `chunk`; 0 when none does.
     #[inline]
     pub fn block_len(&self, chunk: u32) -> usize {

@@ -928,6 +928,12 @@ impl LaneSession {
         self.release(chunk)
     }
 
+    /// Bytes of its receive region that are in use.
+    #[cfg(test)]
+    pub fn received_bytes(&self) -> usize {
+        self.rx.allocated_bytes()
+    }
+
     /// The memory of a placed message.
     pub fn placed(&self, chunk: u32, length: usize) -> SharedSlice<'_> {
         let offset = self.map.rx_offset() + chunk as usize * CHUNK;
