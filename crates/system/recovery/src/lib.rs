@@ -8,7 +8,7 @@
 //! - A message is **retained** until every peer has it, or the peer is given up, or the message is ([`Policy`]). The window
 //!   is bounded in messages and bytes; when it is full, or a peer has granted no more room, [`Sender::emit`] says so.
 //! - A receiver says what it has and what it lacks; it repeats that while it lacks something, with back-off.
-//! - **Repair is paced**: at most a share of the flow's own bytes, and beyond that, for each peer, one message
+//! - **Repair is paced**: to each peer at most a share of the flow's own bytes, and beyond that its first missing message alone,
 //!   in as many retransmission timeouts as it fills frames of 1500 bytes, so that the last message of a flow is repaired
 //!   too. That doubles while the peer does not get on, up to [`Config::most_timeout_ns`]. Loss never multiplies the traffic.
 //! - While something is not acknowledged and nothing is heard, the sender **announces** its newest sequence (tail probe):
@@ -59,7 +59,7 @@ pub struct Config {
     pub messages: u32,
     /// Bytes retained.
     pub bytes: u64,
-    /// Repair, in percent of the bytes emitted, 0 to 100.
+    /// Repair for each peer, in percent of the bytes emitted, 0 to 100.
     pub repair_percent: u8,
     /// Least retransmission timeout.
     pub least_timeout_ns: i64,

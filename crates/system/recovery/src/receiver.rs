@@ -233,6 +233,18 @@ impl Receiver {
         }
     }
 
+    /// Messages behind the first missing one are dropped after all, to make room for it: they are asked for again.
+    pub fn forget(&mut self, now_ns: i64, messages: std::ops::Range<u32>) {
+        let count = messages.end.wrapping_sub(messages.start).min(self.window);
+        for ahead in 0..u64::from(count) {
+            let sequence = extend(self.next, messages.start) + ahead;
+            if sequence >= self.next && self.is_kept(sequence) {
+                self.mark(sequence, false);
+            }
+        }
+        self.due(now_ns);
+    }
+
     /// The next message to deliver.
     pub fn delivered(&self) -> u32 {
         self.delivered as u32

@@ -73,6 +73,8 @@ struct Peer {
     missing: [u64; SPAN as usize / 64],
     /// When the message was last repaired, by sequence modulo [`SPAN`]; what was there before is only older.
     repaired_ns: Vec<i64>,
+    /// Bytes of repair that the flow has earned for it, times 100.
+    earned: u64,
     /// The last repair beyond the share: when, of how many bytes, and how many since the peer got on.
     floored_ns: i64,
     floored_bytes: u64,
@@ -93,8 +95,6 @@ pub struct Sender {
     /// Sequence of the first that is retained.
     oldest: u64,
     bytes: u64,
-    /// Bytes of repair that the flow has earned, times 100.
-    earned: u64,
     /// An `emit` was refused for want of credit.
     wanted: bool,
     /// The earliest instant at which somebody is to be asked who has begun to owe an answer.
@@ -118,7 +118,6 @@ impl Sender {
             window: VecDeque::with_capacity(config.messages as usize),
             oldest: ORIGIN,
             bytes: 0,
-            earned: 0,
             wanted: false,
             begun_ns: i64::MAX,
             peers: Vec::new(),
@@ -180,6 +179,7 @@ impl Sender {
             span: 0,
             missing: [0; SPAN as usize / 64],
             repaired_ns: vec![i64::MIN; SPAN as usize],
+            earned: 0,
             floored_ns: i64::MIN,
             floored_bytes: 0,
             floored: 0,
@@ -245,7 +245,9 @@ impl Sender {
             .bytes
             .saturating_mul(u64::from(self.config.repair_percent));
         let earned = bytes.saturating_mul(u64::from(self.config.repair_percent));
-        self.earned = self.earned.saturating_add(earned).min(most);
+        for peer in &mut self.peers {
+            peer.earned = peer.earned.saturating_add(earned).min(most);
+        }
         self.counters.emitted += 1;
         self.counters.bytes += bytes;
         self.release();
@@ -364,6 +366,12 @@ impl Sender {
     /// [`wake_ns`](Self::wake_ns), which is to be asked after everything else. `i64::MAX`: not because of that.
     pub fn take_begun_ns(&mut self) -> i64 {
         std::mem::replace(&mut self.begun_ns, i64::MAX)
+    }
+
+    /// Whether a peer has said anything so far.
+    pub fn has_answered(&self, peer: PeerId) -> bool {
+        let peer = self.peers.iter().find(|known| known.id == peer);
+        peer.is_some_and(|peer| peer.greeted)
     }
 
     /// What a peer has acknowledged: all before this message.
@@ -487,10 +495,14 @@ impl Sender {
         // The first time as soon as the peer could have missed it, then once in a timeout.
         let again = sent.saturating_add(timeout);
         let first = message.emitted_ns + peer.round_trip.smoothed().unwrap_or(0);
-        let paced = self.earned >= message.bytes.saturating_mul(100);
-        first
-            .max(again)
-            .max(if paced { i64::MIN } else { self.floor_ns(peer) })
+        let paced = peer.earned >= message.bytes.saturating_mul(100);
+        let allowed = match paced {
+            true => i64::MIN,
+            // What the others wait for, alone: the peer gets on by nothing else.
+            false if peer.wanting().next() != Some(sequence) => i64::MAX,
+            false => self.floor_ns(peer),
+        };
+        first.max(again).max(allowed)
     }
 
     /// When a repair beyond the share is allowed: a frame's bytes in a timeout, less while the peer does not get on, so
@@ -520,10 +532,9 @@ impl Sender {
         })?;
         let bytes = self.window[(sequence - self.oldest) as usize].bytes;
         let cost = bytes.saturating_mul(100);
-        let paced = self.earned >= cost;
         let peer = &mut self.peers[at];
-        if paced {
-            self.earned -= cost;
+        if peer.earned >= cost {
+            peer.earned -= cost;
         } else {
             (peer.floored_ns, peer.floored_bytes) = (now_ns, bytes);
             peer.floored = peer.floored.saturating_add(1);

@@ -28,7 +28,7 @@ struct Arriving {
     stride: u16,
     class: TrafficClass,
     send_time_ns: i64,
-    /// It will not be delivered: its first records were before this receiver, or it fits nowhere.
+    /// It will not be delivered: some of its records will not come, or it fits nowhere.
     dead: bool,
     targets: Vec<Target>,
 }
@@ -46,8 +46,6 @@ pub(in super::super) struct Inbound {
     /// Sinks that have no room do without.
     drops: bool,
     engine: Receiver,
-    /// The first record that is for this receiver.
-    origin: u32,
     /// The number of the next message to deliver, and what its sender said last of its next one and the next record.
     expected: u64,
     announced: (u32, u32),
@@ -147,7 +145,6 @@ impl State {
             epoch: said.epoch,
             drops: said.drops,
             engine: Receiver::new(WINDOW).ok()?,
-            origin: said.engine.oldest,
             expected: said.oldest_message.into(),
             announced: (said.engine.next, said.next_message),
             messages: VecDeque::new(),
@@ -246,10 +243,15 @@ impl State {
                     stride: h.fragment_stride,
                     class: h.class,
                     send_time_ns: header.send_time_ns,
-                    dead: (first.wrapping_sub(source.origin) as i32) < 0,
+                    // Its first records are not for this receiver, or were given up.
+                    dead: (first.wrapping_sub(source.engine.delivered()) as i32) < 0,
                     targets: source.spare.pop().unwrap_or_default(),
                 };
-                if !arriving.dead && !self.place_message(at, &mut arriving) {
+                while !arriving.dead && !self.place_message(at, &mut arriving) {
+                    // Later ones may have taken the room that the first missing one needs.
+                    if self.make_room(at, &arriving) {
+                        continue;
+                    }
                     let source = &mut self.reliable.inbound[at];
                     source.spare.push(arriving.targets);
                     self.counters.rx_no_room.add(1);
@@ -269,6 +271,30 @@ impl State {
                 let place = session.placed(target.chunk, message.length as usize);
                 let copied = place.write_from(h.fragment_offset(), record.payload);
                 debug_assert!(copied.is_ok(), "a checked fragment lies inside its message");
+            }
+        }
+        true
+    }
+
+    /// Drops the last of the messages that wait for this one. False: it is not what all others wait for, or there are
+    /// none.
+    #[cold]
+    fn make_room(&mut self, at: usize, message: &Arriving) -> bool {
+        let now_ns = self.round.now_ns();
+        let source = &mut self.reliable.inbound[at];
+        let next = source.engine.next();
+        if next.wrapping_sub(message.first) >= message.count {
+            return false;
+        }
+        let later = |last: &mut Arriving| (last.first.wrapping_sub(next) as i32) > 0;
+        let Some(last) = source.messages.pop_back_if(later) else {
+            return false;
+        };
+        let end = last.first.wrapping_add(last.count);
+        source.engine.forget(now_ns, last.first..end);
+        for target in &last.targets {
+            if let Some(session) = self.tenants.sessions.get_mut(target.session) {
+                session.withdraw(target.sink, target.chunk);
             }
         }
         true

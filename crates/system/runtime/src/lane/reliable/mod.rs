@@ -33,7 +33,8 @@ const YIELD_NS: i64 = 2 * super::egress::GUARD_NS;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Announcement {
     engine: takt_recovery::Announce,
-    /// The number of the message that the first retained record belongs to, and of the one that will be emitted next.
+    /// The number of the first message that the receiver gets, if it knows of none, and of the one that will be emitted
+    /// next.
     oldest_message: u32,
     next_message: u32,
     /// Differs from that of any other source that had the same number.

@@ -31,6 +31,8 @@ const LOOK_NS: [i64; 2] = [50_000, 2_000_000];
 #[derive(Debug)]
 struct Peer {
     remote: usize,
+    /// The number of the first message that it was promised.
+    promised: u32,
     /// `None`: it took nothing for too long. From when on to ask it again.
     id: Result<PeerId, i64>,
 }
@@ -111,7 +113,11 @@ impl Outbound {
     fn add_peer(&mut self, remote: usize, now_ns: i64) -> bool {
         let id = self.engine.add_peer(now_ns);
         if let Ok(id) = id {
-            self.peers.push(Peer { remote, id: Ok(id) });
+            self.peers.push(Peer {
+                remote,
+                promised: self.message_from(self.engine.next()),
+                id: Ok(id),
+            });
             self.wake_ns = now_ns;
         }
         id.is_ok()
@@ -126,6 +132,12 @@ impl Outbound {
         }
     }
 
+    /// The number of the first message of which not every record has been emitted.
+    fn message_next(&self) -> u32 {
+        let unfinished = self.find(self.engine.next());
+        unfinished.map_or(self.next_message, |message| message.message.sequence)
+    }
+
     fn find(&self, record: u32) -> Option<&Retained> {
         let origin = self.messages.front()?.first;
         let offset = record.wrapping_sub(origin);
@@ -135,11 +147,20 @@ impl Outbound {
         (record.wrapping_sub(message.first) < message.cut.count()).then_some(message)
     }
 
-    fn announcement(&self, engine: Announce) -> [u8; ANNOUNCEMENT_LEN] {
+    fn announcement(&self, remote: usize, engine: Announce) -> [u8; ANNOUNCEMENT_LEN] {
+        let peer = self.peers.iter().find(|peer| peer.remote == remote);
+        let unheard = peer.filter(|peer| {
+            let id = peer.id.ok();
+            id.is_some_and(|id| !self.engine.has_answered(id))
+        });
         let announcement = Announcement {
             engine,
-            oldest_message: self.message_from(engine.oldest),
-            next_message: self.next_message,
+            // One that has said nothing yet may have missed what was given up since.
+            oldest_message: match unheard {
+                Some(peer) => peer.promised,
+                None => self.message_from(engine.oldest),
+            },
+            next_message: self.message_next(),
             epoch: self.epoch,
             drops: self.slow_sinks == SlowSinks::Drop,
         };
@@ -503,7 +524,7 @@ impl State {
         said: Announce,
         now_ns: i64,
     ) -> i64 {
-        let bytes = source.announcement(said);
+        let bytes = source.announcement(remote, said);
         let header = control(
             source.channel_id,
             source.number,
@@ -528,6 +549,7 @@ impl State {
             let Peer {
                 remote,
                 id: Err(ask_ns),
+                ..
             } = source.peers[at]
             else {
                 continue;
@@ -646,13 +668,18 @@ impl State {
     /// Completes what all receivers have, or do without. True if there was any.
     fn complete_messages(&mut self, source: &mut Outbound, gave_up: bool) -> bool {
         let oldest = source.engine.oldest();
+        if gave_up {
+            let begun = |message: &&mut Retained| (oldest.wrapping_sub(message.first) as i32) > 0;
+            let lacking = source.messages.iter_mut().take_while(begun);
+            lacking.for_each(|message| message.undelivered = true);
+        }
         let mut any = false;
         while let Some(message) = source.messages.front() {
             let end = message.first.wrapping_add(message.cut.count());
             if (oldest.wrapping_sub(end) as i32) < 0 {
                 break;
             }
-            let undelivered = message.undelivered || gave_up;
+            let undelivered = message.undelivered;
             let chunk = message.descriptor.chunk;
             source.messages.pop_front();
             any = true;

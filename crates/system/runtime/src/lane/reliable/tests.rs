@@ -367,13 +367,20 @@ impl World {
         while !done(self) {
             assert!(
                 self.clock.0.load(Ordering::Relaxed) < end,
-                "not within {nanos} ns: pending {}, received {:?}, counters {:?}",
+                "not within {nanos} ns: pending {}, received {:?}, counters {:#?}",
                 self.hosts[0].apps[0].pending(),
                 self.hosts
                     .iter()
                     .map(|host| host.apps[0].received.len())
                     .collect::<Vec<_>>(),
-                self.hosts[0].counters(),
+                self.hosts
+                    .iter()
+                    .map(|host| (
+                        host.counters(),
+                        host.lane.state.counters.read(),
+                        &host.lane.state.reliable
+                    ))
+                    .collect::<Vec<_>>(),
             );
             self.round();
         }
@@ -419,7 +426,7 @@ fn assert_all_in_order(app: &App, count: usize) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(64))]
+    #![proptest_config(ProptestConfig { cases: 64, max_shrink_iters: 10, ..ProptestConfig::default() })]
 
     #[test]
     fn every_message_reaches_every_sink_once_and_in_order(
@@ -429,7 +436,7 @@ proptest! {
         hosts in 2usize..4,
     ) {
         let mut world = World::with(hosts, faults(seed, drop, duplicate, reorder), RELIABLE);
-        world.transmit(&lengths, 120 * SECOND);
+        world.transmit(&lengths, 5 * SECOND);
         for host in &world.hosts[1..] {
             assert_all_in_order(&host.apps[0], lengths.len());
             prop_assert_eq!(host.counters().lost, 0);
@@ -456,7 +463,13 @@ proptest! {
             slow_sinks: SlowSinks::Wait,
         };
         let mut world = World::with(2, faults(seed, drop, 0, 0), deadline);
-        world.transmit(&vec![3000; count], 120 * SECOND);
+        world.transmit(&vec![3000; count], 5 * SECOND);
+        world.until(10 * SECOND, |world| {
+            world.hosts[1].apps[0].receive(usize::MAX);
+            let counters = world.hosts[1].counters();
+            counters.lost + counters.received == count as u64
+                && world.hosts[1].apps[0].received.len() as u64 == counters.received
+        });
         let received = &world.hosts[1].apps[0].received;
         prop_assert!(received.windows(2).all(|pair| pair[0].0 < pair[1].0), "in order");
         let told = &world.hosts[0].apps[0].told;
@@ -465,11 +478,6 @@ proptest! {
             // A message that arrived may still be told as undelivered: its acknowledgement came too late.
             prop_assert!(got.contains(&number) || told[&number] == Outcome::Undelivered, "message {}", number);
         }
-        let (missing, received) = (count - received.len(), received.len());
-        world.until(10 * SECOND, |world| {
-            let counters = world.hosts[1].counters();
-            counters.lost as usize == missing && counters.received as usize == received
-        });
     }
 }
 
@@ -477,7 +485,7 @@ proptest! {
 fn a_long_message_is_repaired_record_by_record() {
     let mut world = World::with(2, faults(7, 2, 0, 0), RELIABLE);
     let lengths = [400_000, 12, 400_000];
-    world.transmit(&lengths, 120 * SECOND);
+    world.transmit(&lengths, 5 * SECOND);
     assert_all_in_order(&world.hosts[1].apps[0], lengths.len());
     let repaired = world.hosts[0].counters().repaired;
     // Some 580 records, of which one in 50 is lost, and repair as well.
@@ -503,7 +511,7 @@ fn a_source_waits_for_a_sink_that_consumes_slowly_and_loses_nothing() {
     let mut world = World::with(3, faults(3, 1, 0, 0), RELIABLE);
     let mut rounds = 0u64;
     let mut most = 0;
-    world.until(60 * SECOND, |world| {
+    world.until(10 * SECOND, |world| {
         rounds += 1;
         let app = &mut world.hosts[0].apps[0];
         while app.pending() < DEPTH as usize && app.next < 600 && app.emit(200) {}
@@ -544,8 +552,9 @@ fn a_sink_that_takes_nothing_is_done_without_after_a_while_and_is_back_when_it_t
     };
     world.until(10 * SECOND, |world| all(world, 1000));
     assert_eq!(world.hosts[0].counters().evicted, 1);
-    let undelivered = world.hosts[0].apps[0].told.values().filter(|told| **told == Outcome::Undelivered);
-    assert!(undelivered.count() > 900);
+    let told = world.hosts[0].apps[0].told.values();
+    let undelivered = told.filter(|told| **told == Outcome::Undelivered).count();
+    assert!(undelivered > 800, "{undelivered}");
     // It takes what it has, and is heard again.
     let mut rounds = 0u32;
     world.until(10 * SECOND, |world| {
@@ -592,7 +601,7 @@ fn a_source_waits_for_a_sink_of_its_own_lane() {
     world.hosts[0].add_sink(1);
     world.hosts[0].add_source(0, RELIABLE);
     let mut rounds = 0u64;
-    world.until(60 * SECOND, |world| {
+    world.until(10 * SECOND, |world| {
         rounds += 1;
         let host = &mut world.hosts[0];
         while host.apps[0].pending() < DEPTH as usize
@@ -648,7 +657,7 @@ fn a_source_that_closes_ends_when_all_is_acknowledged() {
         session: 1,
         source: 0,
     });
-    world.until(60 * SECOND, |world| {
+    world.until(10 * SECOND, |world| {
         world.hosts[1].apps[0].receive(usize::MAX);
         world.hosts[0].lane.state.reliable.outbound.is_empty()
     });
