@@ -175,16 +175,34 @@ enum takt_time_sensitivity {
     TAKT_TIME_SENSITIVE = 1 /* scheduled in traffic_class */
 };
 
-/* The quality requirements of a stream. Start from TAKT_QOS_INIT, which is what costs least. */
+enum takt_reliability {
+    TAKT_SENT_ONCE = 0, /* what is lost is counted */
+    TAKT_RELIABLE = 1   /* in order, and sent again until every sink has it */
+};
+
+/* What a reliable source does about a sink that has no room. */
+enum takt_slow_sinks {
+    TAKT_EVICT_SLOW = 0,    /* waits for patience_ns; then the sink does without, until it has room again */
+    TAKT_WAIT_FOR_SLOW = 1, /* waits, and all other sinks with it */
+    TAKT_DROP_FOR_SLOW = 2  /* the sink does without what it has no room for */
+};
+
+/* The quality requirements of a stream. Start from TAKT_QOS_INIT, which is what costs least. Reliability is the
+ * matter of the sources: sinks get what the sources of their channel promise. */
 typedef struct takt_qos {
     size_t size;          /* sizeof(takt_qos) */
     int acceleration;     /* enum takt_acceleration */
     int resource_use;     /* enum takt_resource_use */
     int time_sensitivity; /* enum takt_time_sensitivity */
     int traffic_class;    /* 0 to 7 (IEEE 802.1Q), for TAKT_TIME_SENSITIVE */
+    int reliability;      /* enum takt_reliability */
+    int slow_sinks;       /* enum takt_slow_sinks, for TAKT_RELIABLE */
+    uint64_t deadline_ns; /* for TAKT_RELIABLE: sent again only if it can arrive this long after takt_emit(); 0: always */
+    uint64_t patience_ns; /* for TAKT_EVICT_SLOW; 0: 10 s. Both are an hour at most */
 } takt_qos;
 
-#define TAKT_QOS_INIT {sizeof(takt_qos), TAKT_SLOW, TAKT_FRUGAL, TAKT_BEST_EFFORT, 0}
+#define TAKT_QOS_INIT \
+    {sizeof(takt_qos), TAKT_SLOW, TAKT_FRUGAL, TAKT_BEST_EFFORT, 0, TAKT_SENT_ONCE, TAKT_EVICT_SLOW, 0, 0}
 
 /* Opens a stream. `qos` may be NULL: TAKT_QOS_INIT. The requirements are wishes: see
  * takt_stream_warning(). TAKT_E_INVALID_ARGUMENT, TAKT_E_NOT_PERMITTED, TAKT_E_LIMIT. */
@@ -227,7 +245,8 @@ typedef struct takt_message_info {
 
 typedef struct takt_source takt_source;
 
-/* What became of an emitted message. Delivery is at most once and not acknowledged. */
+/* What became of an emitted message. Delivery is at most once, and acknowledged on reliable streams only: there a
+ * message is pending until every sink has it. */
 enum takt_outcome {
     TAKT_PENDING = 0,     /* on its way, or held by a sink of this very session */
     TAKT_SENT = 1,        /* handed to all local sinks, and to the network for all remote ones */
@@ -238,8 +257,10 @@ enum takt_outcome {
     TAKT_LATE = 6,        /* its launch time had passed or could not be met: not sent to remote sinks */
     TAKT_NOT_SCHEDULED = 7, /* its launch time is more than 60 s ahead, or no window of its class is long
                                enough: not sent to remote sinks */
-    TAKT_REFUSED = 8        /* outside what the operator has declared of the tenant's streams: not sent to
+    TAKT_REFUSED = 8,       /* outside what the operator has declared of the tenant's streams: not sent to
                                remote sinks */
+    TAKT_UNDELIVERED = 9    /* reliable, and at least one sink does without it: its deadline has passed, or the
+                               sink or its node took nothing for too long, or went */
 };
 
 /* Opens a source: the writing end of `channel`. `depth`: most messages between takt_buffer_get() and

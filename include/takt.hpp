@@ -105,6 +105,10 @@ struct qos {
     takt_acceleration acceleration = TAKT_SLOW;
     takt_resource_use resource_use = TAKT_FRUGAL;
     std::optional<int> traffic_class; /* time sensitive in this class */
+    takt_reliability reliability = TAKT_SENT_ONCE;
+    takt_slow_sinks slow_sinks = TAKT_EVICT_SLOW;
+    std::chrono::nanoseconds deadline{0}; /* 0: repaired however long it takes */
+    std::chrono::nanoseconds patience{0}; /* 0: 10 s */
 };
 
 /* How to open a sink. */
@@ -394,6 +398,10 @@ public:
         from.resource_use = wanted.resource_use;
         from.time_sensitivity = wanted.traffic_class ? TAKT_TIME_SENSITIVE : TAKT_BEST_EFFORT;
         from.traffic_class = wanted.traffic_class.value_or(0);
+        from.reliability = wanted.reliability;
+        from.slow_sinks = wanted.slow_sinks;
+        from.deadline_ns = static_cast<uint64_t>(wanted.deadline.count());
+        from.patience_ns = static_cast<uint64_t>(wanted.patience.count());
         detail::check(takt_stream_open(handle_.get(), &from, &opened));
         return stream(opened);
     }

@@ -143,7 +143,27 @@ type QoS struct {
 	// TimeSensitive schedules the stream in TrafficClass, 0 to 7.
 	TimeSensitive bool
 	TrafficClass  int
+	// Reliable: what is emitted arrives in order, and is sent again until every sink has it.
+	Reliable bool
+	// Deadline: of a reliable stream, it is sent again only if it can arrive so long after it was emitted; 0: always.
+	Deadline time.Duration
+	// SlowSinks is what a reliable source does about a sink that has no room.
+	SlowSinks SlowSinks
+	// Patience is how long EvictSlow waits; 0: 10 s.
+	Patience time.Duration
 }
+
+// SlowSinks is what a reliable source does about a sink that has no room: an enum takt_slow_sinks.
+type SlowSinks int
+
+const (
+	// EvictSlow waits for the patience; then the sink does without, until it has room again.
+	EvictSlow SlowSinks = iota
+	// WaitForSlow waits, and all other sinks with it.
+	WaitForSlow
+	// DropForSlow lets the sink do without what it has no room for.
+	DropForSlow
+)
 
 // Stream is a set of channels of one quality.
 type Stream struct{ stream *C.takt_stream }
@@ -156,6 +176,10 @@ func (s *Session) Stream(qos QoS) (*Stream, error) {
 		resource_use:     flag(qos.Unlimited),
 		time_sensitivity: flag(qos.TimeSensitive),
 		traffic_class:    C.int(qos.TrafficClass),
+		reliability:      flag(qos.Reliable),
+		slow_sinks:       C.int(qos.SlowSinks),
+		deadline_ns:      C.uint64_t(qos.Deadline.Nanoseconds()),
+		patience_ns:      C.uint64_t(qos.Patience.Nanoseconds()),
 	}
 	var stream *C.takt_stream
 	if _, err := check(func() C.int { return C.takt_stream_open(s.session, &from, &stream) }); err != nil {
@@ -343,7 +367,8 @@ func (s *Source) Forward(ctx context.Context, message *Message) (int64, error) {
 // Outcome is what became of an emitted message: an enum takt_outcome.
 type Outcome int
 
-// What may become of a message. Delivery is at most once and not acknowledged.
+// What may become of a message. On reliable streams it is Pending until every sink has it; on others Sent is not
+// acknowledged.
 const (
 	Pending Outcome = iota
 	Sent
@@ -354,6 +379,7 @@ const (
 	Late
 	NotScheduled
 	Refused
+	Undelivered
 )
 
 // Outcome says what became of a message.

@@ -46,7 +46,8 @@ _STRETCH_NS = 100_000_000
 
 
 class Outcome(IntEnum):
-    """What became of an emitted message. Delivery is at most once and not acknowledged."""
+    """What became of an emitted message. On reliable streams it is PENDING until every sink has it; on others SENT is not
+    acknowledged."""
 
     PENDING = 0
     SENT = 1
@@ -57,6 +58,18 @@ class Outcome(IntEnum):
     LATE = 6
     NOT_SCHEDULED = 7
     REFUSED = 8
+    UNDELIVERED = 9
+
+
+class SlowSinks(IntEnum):
+    """What a reliable source does about a sink that has no room."""
+
+    EVICT = 0
+    """Waits for `patience`; then the sink does without, until it has room again."""
+    WAIT = 1
+    """Waits, and all other sinks with it."""
+    DROP = 2
+    """The sink does without what it has no room for."""
 
 
 class Counters(NamedTuple):
@@ -115,6 +128,15 @@ class _Part:
 
     def __repr__(self) -> str:
         return f"<takt.{type(self).__name__}{' (closed)' if self._handle is None else ''}>"
+
+
+def _nanoseconds(name: str, seconds: Optional[float]) -> int:
+    """For the library: 0 stands for None."""
+    if seconds is None:
+        return 0
+    if not 1e-9 <= seconds <= 3600:
+        raise InvalidArgument(f"`{name}` is {seconds}: it must be seconds, from a nanosecond to an hour")
+    return int(seconds * 1e9)
 
 
 def _deadline(timeout: Optional[float]) -> Optional[int]:
@@ -186,15 +208,25 @@ class Session(_Part):
         fast: bool = False,
         unlimited: bool = False,
         traffic_class: Optional[int] = None,
+        reliable: bool = False,
+        deadline: Optional[float] = None,
+        slow_sinks: SlowSinks = SlowSinks.EVICT,
+        patience: float = 10.0,
     ) -> "Stream":
         """Opens a stream. `fast`: bypass the kernel where the node can; `unlimited`: cores may spin; `traffic_class`,
-        0 to 7: time sensitive in that class."""
+        0 to 7: time sensitive in that class. `reliable`: what its sources emit arrives in order, and is sent again until
+        every sink has it, or with `deadline`, in seconds, while it can arrive in time. `slow_sinks`: what happens while a
+        sink has no room; `patience`, in seconds, for EVICT."""
         qos = _native.Qos(
             size=ctypes.sizeof(_native.Qos),
             acceleration=fast,
             resource_use=unlimited,
             time_sensitivity=traffic_class is not None,
             traffic_class=traffic_class or 0,
+            reliability=reliable,
+            slow_sinks=slow_sinks,
+            deadline_ns=_nanoseconds("deadline", deadline),
+            patience_ns=_nanoseconds("patience", patience),
         )
         pointer = ctypes.c_void_p()
         check(lib.takt_stream_open(self._pointer, ctypes.byref(qos), ctypes.byref(pointer)))

@@ -44,6 +44,10 @@ class Qos(ctypes.Structure):
         ("resource_use", c_int),
         ("time_sensitivity", c_int),
         ("traffic_class", c_int),
+        ("reliability", c_int),
+        ("slow_sinks", c_int),
+        ("deadline_ns", c_uint64),
+        ("patience_ns", c_uint64),
     ]
 
 

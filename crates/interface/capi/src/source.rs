@@ -326,6 +326,7 @@ unsafe extern "C" fn takt_emit_outcome(source: *const CSource, token: i64) -> c_
             Outcome::Late => 6,
             Outcome::NotScheduled => 7,
             Outcome::Refused => 8,
+            Outcome::Undelivered => 9,
         })
     })
 }

@@ -1,9 +1,11 @@
 //! `takt_stream_*`.
 
 use std::ffi::{c_char, c_int};
+use std::time::Duration;
 
 use takt_client::{
-    Acceleration, Error, Qos, ResourceUse, Session, Stream, TimeSensitivity, TrafficClass,
+    Acceleration, Error, Qos, Reliability, ResourceUse, Session, SlowSinks, Stream,
+    TimeSensitivity, TrafficClass,
 };
 
 use crate::error::{guard, invalid};
@@ -18,6 +20,10 @@ pub struct CQos {
     resource_use: c_int,
     time_sensitivity: c_int,
     traffic_class: c_int,
+    reliability: c_int,
+    slow_sinks: c_int,
+    deadline_ns: u64,
+    patience_ns: u64,
 }
 
 impl CQos {
@@ -27,6 +33,10 @@ impl CQos {
         resource_use: 0,
         time_sensitivity: 0,
         traffic_class: 0,
+        reliability: 0,
+        slow_sinks: 0,
+        deadline_ns: 0,
+        patience_ns: 0,
     };
 
     fn read(self) -> Result<Qos, Error> {
@@ -64,7 +74,41 @@ impl CQos {
                     return Err(unknown("time_sensitivity", other, right));
                 }
             },
+            reliability: match self.reliability {
+                0 => Reliability::BestEffort,
+                1 => self.reliable()?,
+                other => {
+                    let right = "TAKT_SENT_ONCE or TAKT_RELIABLE";
+                    return Err(unknown("reliability", other, right));
+                }
+            },
         })
+    }
+
+    fn reliable(self) -> Result<Reliability, Error> {
+        let slow_sinks = match (self.slow_sinks, self.patience_ns) {
+            (0, 0) => SlowSinks::default(),
+            (0, patience) => SlowSinks::Evict(Duration::from_nanos(patience)),
+            (1, _) => SlowSinks::Wait,
+            (2, _) => SlowSinks::Drop,
+            (other, _) => {
+                return Err(invalid(&format!(
+                    "`qos->slow_sinks` is {other}: it must be TAKT_EVICT_SLOW, TAKT_WAIT_FOR_SLOW or TAKT_DROP_FOR_SLOW"
+                )));
+            }
+        };
+        let deadline = (self.deadline_ns != 0).then_some(Duration::from_nanos(self.deadline_ns));
+        let reliability = Reliability::Reliable {
+            deadline,
+            slow_sinks,
+        };
+        match reliability.is_possible() {
+            true => Ok(reliability),
+            false => Err(invalid(&format!(
+                "`qos->deadline_ns` is {} and `qos->patience_ns` {}: each must be at most an hour",
+                self.deadline_ns, self.patience_ns
+            ))),
+        }
     }
 }
 

@@ -85,6 +85,6 @@ pub use wake::Waker;
 pub use takt_session::unserved;
 pub use takt_session::{
     Acceleration, BadName, ChannelId, DEFAULT_SOCKET, Endpoint, ErrorCode, Failure, Qos,
-    ResourceUse, SOCKET_VARIABLE, TimeSensitivity, place,
+    Reliability, ResourceUse, SOCKET_VARIABLE, SlowSinks, TimeSensitivity, place,
 };
 pub use takt_time::{TaiTime, TrafficClass};

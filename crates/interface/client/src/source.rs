@@ -56,7 +56,8 @@ impl Token {
     }
 }
 
-/// What became of an emitted message. Delivery is at most once and not acknowledged.
+/// What became of an emitted message. Delivery is at most once, and acknowledged on reliable streams only: there a message is
+/// [`Pending`](Self::Pending) until every sink has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Outcome {
     /// It is still on its way, or a sink of this very session holds it.
@@ -75,6 +76,9 @@ pub enum Outcome {
     /// It is outside what the operator has declared of the tenant's streams: it was not sent to remote sinks. Or
     /// it is no frame that the endpoint may send.
     Refused,
+    /// At least one sink does without it: its deadline has passed, or the sink or its node took nothing for too long, or
+    /// went. Of a reliable stream.
+    Undelivered,
     /// The runtime went away before it told.
     Lost,
     /// Too long ago: outcomes are kept for at least the latest two times `depth` messages.
@@ -611,6 +615,7 @@ impl Source {
             Some(Some(layout::Outcome::Late)) => Outcome::Late,
             Some(Some(layout::Outcome::NotScheduled)) => Outcome::NotScheduled,
             Some(Some(layout::Outcome::Refused)) => Outcome::Refused,
+            Some(Some(layout::Outcome::Undelivered)) => Outcome::Undelivered,
             Some(None) => Outcome::Unknown,
             None if token.0 < inner.bound_at || self.slot.state() != inner.binding.state => {
                 Outcome::Lost

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
 use takt::place::Socket;
-use takt::{ChannelId, Error, Qos, Session, Stream, TrafficClass};
+use takt::{Reliability, ChannelId, Error, Qos, Session, Stream, TrafficClass};
 use takt_embedded::{Embedded, Settings};
 
 use crate::failure::Failure;
@@ -120,15 +120,15 @@ pub struct Attached {
 }
 
 impl Application {
-    /// Attaches and opens a stream; says on standard error if it is less than asked for.
-    pub fn attach(&self, name: &str) -> Result<Attached, Failure> {
+    /// Attaches and opens a stream of this reliability; says on standard error if it is less than asked for.
+    pub fn attach(&self, name: &str, reliability: Reliability) -> Result<Attached, Failure> {
         let (session, embedded, local) = if self.embedded.embedded {
             let settings = self.embedded.settings()?;
             inside(settings, name)?
         } else {
             self.outside(name)?
         };
-        let stream = session.stream(self.quality())?;
+        let stream = session.stream(self.quality().with_reliability(reliability))?;
         if let Some(warning) = stream.warning() {
             eprintln!("takt: warning: {warning}");
         }

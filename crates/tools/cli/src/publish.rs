@@ -3,29 +3,31 @@
 use std::io::BufRead;
 use std::time::{Duration, Instant};
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use serde::Serialize;
-use takt::{Outcome, Source, Token, Wait};
+use takt::{Outcome, Reliability, SlowSinks, Source, Token, Wait};
 
 use crate::application::{Application, Channel};
 use crate::failure::Failure;
 use crate::output::{Form, print_json};
 
 const HELP: &str = "\
-Delivery is at most once: a message that nobody reads goes nowhere. `--wait` holds the first message
-back until somebody reads the channel, here or on a peer.
+A message is sent once, and what is lost is counted; with `--reliable` it is sent again until every reader has it. A
+message that nobody reads goes nowhere. `--wait` holds the first message back until somebody reads the channel, here or on a
+peer.
 
 Examples:
   takt pub weather hello
   takt pub 7 --count 1000 --interval 1ms --size 64
-  tail -f log | takt pub 7 --stdin
+  tail -f log | takt pub 7 --stdin --reliable
+  takt pub 7 --count 1000 --size 1200 --within 2ms --slow-readers drop
   TAKT_GROUP_KEY=$(cat group.key) takt pub 7 hello --embedded --port 0 --peer 10.0.0.2:7400";
 
 /// How long to wait between two tries of `--wait`, and between two looks at outcomes.
 const PAUSE: Duration = Duration::from_millis(10);
 /// How long to look for a reader where there is no daemon: it has to be found first.
 const FIND_WITHIN: Duration = Duration::from_secs(10);
-/// How long to wait for the outcomes of the last messages.
+/// How long to wait for the outcomes of the last messages, where no slow reader is waited for.
 const SETTLE: Duration = Duration::from_secs(5);
 
 /// Writes messages on a channel.
@@ -54,9 +56,59 @@ pub struct Publish {
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
     wait: Option<Duration>,
     #[command(flatten)]
+    reliable: Reliable,
+    #[command(flatten)]
     application: Application,
     #[command(flatten)]
     form: Form,
+}
+
+/// Whether messages are sent again.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Reliability")]
+struct Reliable {
+    /// In order, and sent again until every reader has it
+    #[arg(long)]
+    reliable: bool,
+    /// The same, but only while a message can arrive this long after it was emitted
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    within: Option<Duration>,
+    /// What happens while a reader has no room: it does without after `--patience`, it is waited for, or it does
+    /// without at once
+    #[arg(long, value_enum, default_value_t = Slow::Evict)]
+    slow_readers: Slow,
+    /// How long `evict` waits
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = humantime::parse_duration)]
+    patience: Duration,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Slow {
+    Evict,
+    Wait,
+    Drop,
+}
+
+impl Reliable {
+    fn reliability(&self) -> Result<Reliability, Failure> {
+        if !self.reliable && self.within.is_none() {
+            return Ok(Reliability::BestEffort);
+        }
+        let reliability = Reliability::Reliable {
+            deadline: self.within,
+            slow_sinks: match self.slow_readers {
+                Slow::Evict => SlowSinks::Evict(self.patience),
+                Slow::Wait => SlowSinks::Wait,
+                Slow::Drop => SlowSinks::Drop,
+            },
+        };
+        match reliability.is_possible() {
+            true => Ok(reliability),
+            false => Err(Failure::Other(
+                "`--within` and `--patience` must be times from 1ns to 1h".into(),
+            )),
+        }
+    }
 }
 
 /// What became of the messages.
@@ -73,6 +125,8 @@ struct Summary {
     unreachable: u64,
     /// Not sent by the schedule of the node.
     not_scheduled: u64,
+    /// Reliable, and some sink does without.
+    undelivered: u64,
     /// The runtime went away before it told.
     unknown: u64,
     seconds: f64,
@@ -80,7 +134,8 @@ struct Summary {
 
 impl Publish {
     pub fn run(self) -> Result<(), Failure> {
-        let attached = self.application.attach("takt pub")?;
+        let reliability = self.reliable.reliability()?;
+        let attached = self.application.attach("takt pub", reliability)?;
         let source = attached.stream.source(self.channel.id)?;
         let mut writer = Writer {
             source: &source,
@@ -92,6 +147,10 @@ impl Publish {
                 .or(attached.local.then_some(FIND_WITHIN))
                 .map(|wait| Instant::now() + wait),
             channel: &self.channel.written,
+            settle: match reliability {
+                Reliability::BestEffort => SETTLE,
+                Reliability::Reliable { .. } => SETTLE + self.reliable.patience,
+            },
             summary: Summary {
                 channel: self.channel.id.0,
                 datapath: attached.stream.datapath(),
@@ -131,6 +190,7 @@ impl Summary {
             (self.no_sink, "without a sink"),
             (self.unreachable, "unreachable"),
             (self.not_scheduled, "not scheduled"),
+            (self.undelivered, "undelivered"),
             (self.unknown, "unknown"),
         ];
         let others = others.iter().filter(|(count, _)| *count > 0);
@@ -163,6 +223,8 @@ struct Writer<'a> {
     wait: Option<Instant>,
     /// As it was written.
     channel: &'a str,
+    /// How long to wait for the outcomes of the last messages.
+    settle: Duration,
     summary: Summary,
 }
 
@@ -215,7 +277,7 @@ impl Writer<'_> {
 
     /// Counts outcomes in order, as far as they are known; all of them if `to_the_end`.
     fn count(&mut self, to_the_end: bool) {
-        let deadline = Instant::now() + SETTLE;
+        let deadline = Instant::now() + self.settle;
         let last = self.settled + (self.summary.emitted - self.counted());
         while self.settled < last {
             let token = Token::from_number(self.settled);
@@ -229,6 +291,7 @@ impl Writer<'_> {
                 Outcome::Sent => self.summary.sent += 1,
                 Outcome::NoSink => self.summary.no_sink += 1,
                 Outcome::Unreachable => self.summary.unreachable += 1,
+                Outcome::Undelivered => self.summary.undelivered += 1,
                 // Refused: outside what is declared of the tenant's streams.
                 Outcome::Late | Outcome::NotScheduled | Outcome::Refused => {
                     self.summary.not_scheduled += 1;
@@ -245,6 +308,7 @@ impl Writer<'_> {
             + summary.no_sink
             + summary.unreachable
             + summary.not_scheduled
+            + summary.undelivered
             + summary.unknown
     }
 

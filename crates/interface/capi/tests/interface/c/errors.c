@@ -84,7 +84,8 @@ int main(void) {
     takt_sink_close(NULL);
 
     /* Values that mean nothing. */
-    takt_qos qos = {sizeof(takt_qos), 7, 0, 0, 0};
+    takt_qos qos = TAKT_QOS_INIT;
+    qos.acceleration = 7;
     takt_stream *bad;
     WRONG(takt_stream_open(session, &qos, &bad));
     qos.acceleration = TAKT_FAST;

@@ -189,7 +189,10 @@ int main(void) {
     CHECK(takt_session_open(&options, &session) == 0);
     CHECK(takt_session_attached(session) == 1);
 
-    takt_qos qos = {sizeof(takt_qos), TAKT_FAST, TAKT_FRUGAL, TAKT_TIME_SENSITIVE, 6};
+    takt_qos qos = TAKT_QOS_INIT;
+    qos.acceleration = TAKT_FAST;
+    qos.time_sensitivity = TAKT_TIME_SENSITIVE;
+    qos.traffic_class = 6;
     char text[200];
     CHECK(takt_stream_open(session, &qos, &stream) == 0);
     int length = takt_stream_datapath(stream, text, sizeof text);
