@@ -69,7 +69,9 @@ pub enum ChannelError {
     #[error("traffic class {0} is above 7")]
     Class(u8),
     /// The record is of a kind that this version does not define. How long its header is, is not known.
-    #[error("record of kind {0}: message (0), reliable (1), announce (2) and acknowledge (3) are known")]
+    #[error(
+        "record of kind {0}: message (0), reliable (1), announce (2) and acknowledge (3) are known"
+    )]
     Kind(u8),
     /// What peers say of a reliable source is in one piece. Only a header made by hand can be so.
     #[error("an announcement or acknowledgement in fragments, each is one record")]

@@ -118,6 +118,9 @@ mod tests {
         };
         let bytes = said.encode();
         assert_eq!(bytes[..12], [1, 2, 3, 4, 5, 6, 7, 8, 70, 0, 0, 0]);
-        assert_eq!((bytes[16], bytes[24], bytes[32], bytes[40]), (9, 10, 1, 0x20));
+        assert_eq!(
+            (bytes[16], bytes[24], bytes[32], bytes[40]),
+            (9, 10, 1, 0x20)
+        );
     }
 }

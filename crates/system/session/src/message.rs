@@ -824,25 +824,24 @@ mod tests {
             },
         );
         let class = proptest::option::of(0u8..8);
-        let qos =
-            (any::<bool>(), any::<bool>(), class, reliability).prop_map(|(a, r, c, reliability)| {
-                Qos {
-                    reliability,
-                    acceleration: if a {
-                        Acceleration::Fast
-                    } else {
-                        Acceleration::Slow
-                    },
-                    resource_use: if r {
-                        ResourceUse::Unlimited
-                    } else {
-                        ResourceUse::Frugal
-                    },
-                    time_sensitivity: c
-                        .and_then(TrafficClass::new)
-                        .map_or(TimeSensitivity::BestEffort, TimeSensitivity::TimeSensitive),
-                }
-            });
+        let qos = (any::<bool>(), any::<bool>(), class, reliability).prop_map(
+            |(a, r, c, reliability)| Qos {
+                reliability,
+                acceleration: if a {
+                    Acceleration::Fast
+                } else {
+                    Acceleration::Slow
+                },
+                resource_use: if r {
+                    ResourceUse::Unlimited
+                } else {
+                    ResourceUse::Frugal
+                },
+                time_sensitivity: c
+                    .and_then(TrafficClass::new)
+                    .map_or(TimeSensitivity::BestEffort, TimeSensitivity::TimeSensitive),
+            },
+        );
         prop_oneof![
             (".{0,40}", any::<u64>(), any::<u64>()).prop_map(|(name, tx_bytes, rx_bytes)| {
                 Request::Attach {

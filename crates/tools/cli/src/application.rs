@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
 use takt::place::Socket;
-use takt::{Reliability, ChannelId, Error, Qos, Session, Stream, TrafficClass};
+use takt::{ChannelId, Error, Qos, Reliability, Session, Stream, TrafficClass};
 use takt_embedded::{Embedded, Settings};
 
 use crate::failure::Failure;

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use serde::Serialize;
-use takt::{Reliability, Error, Message, Wait};
+use takt::{Error, Message, Reliability, Wait};
 use takt_clock::{Clock, SystemTai};
 
 use crate::application::{Application, Channel};
@@ -72,7 +72,9 @@ impl Subscribe {
             signal_hook::flag::register(signal, stop.clone())
                 .map_err(Failure::io("watch for signals"))?;
         }
-        let attached = self.application.attach("takt sub", Reliability::BestEffort)?;
+        let attached = self
+            .application
+            .attach("takt sub", Reliability::BestEffort)?;
         let sink = attached.stream.sink(self.channel.id)?;
         let mut received = 0;
         let mut last = Instant::now();

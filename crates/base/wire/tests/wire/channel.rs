@@ -4,8 +4,8 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use takt_time::TrafficClass;
 use takt_wire::channel::{
-    ChannelError, DatagramCursor, DatagramHeader, FRAGMENT_HEADER_LEN, HEADER_LEN, Kind, Protection,
-    RECORD_HEADER_LEN, Record, RecordHeader, TAG_LEN,
+    ChannelError, DatagramCursor, DatagramHeader, FRAGMENT_HEADER_LEN, HEADER_LEN, Kind,
+    Protection, RECORD_HEADER_LEN, Record, RecordHeader, TAG_LEN,
 };
 
 /// Two records: the second fragment of a 5-byte message cut every 3 bytes, then an empty message.

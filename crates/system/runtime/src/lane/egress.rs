@@ -7,8 +7,8 @@ use takt_session::{ChannelId, Failure};
 use takt_time::{TaiTime, TrafficClass};
 
 use super::departure::{Departures, Destination, End, Handed, Leaving, Piece};
-use super::remote::{Appended, Cut, Outgoing, Remote};
 use super::reliable::Next;
+use super::remote::{Appended, Cut, Outgoing, Remote};
 use super::session::{InProgress, Meta, Target};
 use super::tenants::{Given, Waits};
 use super::{LanePort, State, fair};
@@ -365,9 +365,9 @@ impl State {
             patience_ns: self.reliable.patience_ns(entry),
             now_ns,
         });
-        let given = self
-            .tenants
-            .deliver_emitted(at, channel, &meta, progress, left, waits.as_ref());
+        let given =
+            self.tenants
+                .deliver_emitted(at, channel, &meta, progress, left, waits.as_ref());
         if let Some(entry) = reliable {
             match given {
                 Given::ToAll => self.reliable.had_room(entry),
@@ -481,7 +481,11 @@ impl State {
             sequence: progress.sequence as u32,
             class: class_of(&progress.descriptor),
             // For a reliable source's receivers it tells the round trip as well: when the records leave.
-            send_time_ns: if batch.is_some() { now_ns } else { progress.send_time_ns },
+            send_time_ns: if batch.is_some() {
+                now_ns
+            } else {
+                progress.send_time_ns
+            },
             first: batch.map(|batch| batch.first),
         };
         for &(number, destination) in channel.destinations.of(progress.destinations) {

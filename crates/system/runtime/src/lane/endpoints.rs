@@ -54,7 +54,9 @@ impl Lane {
     ) -> Option<()> {
         let &at = self.by_session.get(&session)?;
         let target = match target {
-            SourceTarget::Channel(channel) => session::Target::Channel(self.open_channel(channel.0)),
+            SourceTarget::Channel(channel) => {
+                session::Target::Channel(self.open_channel(channel.0))
+            }
             SourceTarget::Network(owner) => session::Target::Network(owner),
         };
         let s = self.state.tenants.sessions.get_mut(at)?;
@@ -139,7 +141,8 @@ impl Lane {
         let count = || {
             let &at = self.by_session.get(&session)?;
             let session = self.state.tenants.sessions.get(at)?;
-            let session::Target::Channel(channel) = session.sources.get(source)?.as_ref()?.target else {
+            let session::Target::Channel(channel) = session.sources.get(source)?.as_ref()?.target
+            else {
                 return None;
             };
             let channel = self.state.channels.get(channel)?;

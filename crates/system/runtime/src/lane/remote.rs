@@ -104,7 +104,13 @@ impl Cut {
 
     /// The one of the two that suits the way with the smaller MTU; both are of the same message.
     pub fn shorter(self, other: Self) -> Self {
-        let stride = |cut: Self| if cut.stride == 0 { u16::MAX } else { cut.stride };
+        let stride = |cut: Self| {
+            if cut.stride == 0 {
+                u16::MAX
+            } else {
+                cut.stride
+            }
+        };
         match stride(self) <= stride(other) {
             true => self,
             false => other,

@@ -7,7 +7,7 @@ use takt_time::TrafficClass;
 use takt_wire::channel::{DatagramHeader, Kind, Record};
 
 use super::super::reassembly::Target;
-use super::super::session::{Meta};
+use super::super::session::Meta;
 use super::super::track::{SourceKey, sender_number};
 use super::super::{LanePort, State, fair};
 use super::{Announcement, MOST_INBOUND, control};

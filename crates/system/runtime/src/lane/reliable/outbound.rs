@@ -12,7 +12,7 @@ use super::super::departure::{Destination, Piece};
 use super::super::egress::{PER_TENANT, class_of, schedule};
 use super::super::remote::{Appended, Cut, Outgoing};
 use super::super::session::{Batch, InProgress};
-use super::super::{LanePort, Lane, State, fair};
+use super::super::{Lane, LanePort, State, fair};
 use super::{ANNOUNCEMENT_LEN, Announcement, Reliable, control, note_open};
 use crate::policing::{Flow, Offered, Verdict};
 
@@ -83,9 +83,8 @@ impl Outbound {
         else {
             return None;
         };
-        let nanos = |duration: std::time::Duration| {
-            i64::try_from(duration.as_nanos()).unwrap_or(i64::MAX)
-        };
+        let nanos =
+            |duration: std::time::Duration| i64::try_from(duration.as_nanos()).unwrap_or(i64::MAX);
         let config = Config {
             policy: deadline.map_or(Policy::Reliable, |deadline| Policy::Within(nanos(deadline))),
             messages: RECORDS,
@@ -538,12 +537,7 @@ impl State {
     }
 
     /// Asks receivers that took nothing for too long whether they do again. When to ask next.
-    fn ask_evicted(
-        &mut self,
-        ports: &mut [LanePort],
-        source: &mut Outbound,
-        now_ns: i64,
-    ) -> i64 {
+    fn ask_evicted(&mut self, ports: &mut [LanePort], source: &mut Outbound, now_ns: i64) -> i64 {
         let mut next_ns = i64::MAX;
         for at in 0..source.peers.len() {
             let Peer {

@@ -22,9 +22,7 @@ use takt_time::TaiTime;
 use takt_wire::channel::Protection;
 
 use super::super::session::{LaneSession, SessionParts};
-use super::super::{
-    Command, EventSender, Lane, LaneHandle, LanePort, Limits, SourceTarget,
-};
+use super::super::{Command, EventSender, Lane, LaneHandle, LanePort, Limits, SourceTarget};
 use super::*;
 use crate::counters::ChannelReading;
 use crate::policy::{Policy, Rates};
@@ -114,7 +112,10 @@ impl App {
         while let Some(done) = self.completions.pop().expect("a sane ring") {
             self.memory.free(done.chunk).expect("allocated");
             let outcome = Outcome::from_number(done.outcome).expect("known");
-            assert!(self.told.insert(done.token, outcome).is_none(), "told twice");
+            assert!(
+                self.told.insert(done.token, outcome).is_none(),
+                "told twice"
+            );
         }
         self.completions.release();
     }
@@ -463,7 +464,8 @@ proptest! {
             slow_sinks: SlowSinks::Wait,
         };
         let mut world = World::with(2, faults(seed, drop, 0, 0), deadline);
-        world.transmit(&vec![3000; count], 5 * SECOND);
+        // A receiver of which nothing is heard for 5 s is evicted, with what it lacks.
+        world.transmit(&vec![3000; count], 20 * SECOND);
         world.until(10 * SECOND, |world| {
             world.hosts[1].apps[0].receive(usize::MAX);
             let counters = world.hosts[1].counters();
@@ -497,7 +499,10 @@ fn without_loss_nothing_is_sent_again() {
     let mut world = World::with(3, Faults::default(), RELIABLE);
     world.transmit(&vec![1000; 500], 10 * SECOND);
     let counters = world.hosts[0].counters();
-    assert_eq!((counters.repaired, counters.undelivered, counters.evicted), (0, 0, 0));
+    assert_eq!(
+        (counters.repaired, counters.undelivered, counters.evicted),
+        (0, 0, 0)
+    );
     assert_eq!(counters.sent, 1000);
     for host in &world.hosts[1..] {
         assert_all_in_order(&host.apps[0], 500);
@@ -523,13 +528,21 @@ fn a_source_waits_for_a_sink_that_consumes_slowly_and_loses_nothing() {
             slow.receive(1);
             slow.hand_back();
         }
-        most = most.max(world.hosts[1].apps[0].received.len() - world.hosts[2].apps[0].received.len());
+        most =
+            most.max(world.hosts[1].apps[0].received.len() - world.hosts[2].apps[0].received.len());
         world.hosts[2].apps[0].received.len() == 600
     });
     for host in &world.hosts[1..] {
         assert_all_in_order(&host.apps[0], 600);
         let counters = host.counters();
-        assert_eq!((counters.lost, counters.dropped_full, counters.dropped_memory), (0, 0, 0));
+        assert_eq!(
+            (
+                counters.lost,
+                counters.dropped_full,
+                counters.dropped_memory
+            ),
+            (0, 0, 0)
+        );
     }
     // The fast one is as far ahead as the slow one has room.
     assert!(most <= 2 * DEPTH as usize, "{most}");
@@ -566,12 +579,19 @@ fn a_sink_that_takes_nothing_is_done_without_after_a_while_and_is_back_when_it_t
         if rounds.is_multiple_of(1000) && world.hosts[0].apps[0].pending() == 0 {
             world.hosts[0].apps[0].emit(200);
         }
-        world.hosts[2].apps[0].received.last().is_some_and(|(number, _)| *number >= 1000)
+        world.hosts[2].apps[0]
+            .received
+            .last()
+            .is_some_and(|(number, _)| *number >= 1000)
     });
     let counters = world.hosts[2].counters();
     let received = world.hosts[2].apps[0].received.len() as u64;
     let last = world.hosts[2].apps[0].received.last().expect("some").1;
-    assert_eq!(counters.lost, last + 1 - received, "what it did without is counted there");
+    assert_eq!(
+        counters.lost,
+        last + 1 - received,
+        "what it did without is counted there"
+    );
 }
 
 #[test]

@@ -190,7 +190,8 @@ fn send(from: &mut Remote, port: &mut dyn Port, channel: u64, class: u8, sequenc
         first: None,
     };
     let payload = arena.slice(0, 1000).expect("within");
-    let cut = super::super::remote::Cut::of(1000, 1400, takt_wire::channel::RECORD_HEADER_LEN).expect("a path");
+    let cut = super::super::remote::Cut::of(1000, 1400, takt_wire::channel::RECORD_HEADER_LEN)
+        .expect("a path");
     from.append(0, port, &message, payload, &cut, 0..1);
     from.close(0, port, None);
 }
