@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::process::{Command, Stdio};
 
-use takt::{ChannelId, Session, Sink, Source, Wait};
+use takt::{ChannelId, Outcome, Session, Sink, Source, Token, Wait};
 use takt_lab::{LabConfig, Wiring};
 
 use crate::support::{Datapath, Pair, introduce, number_of, put, skip, take};
@@ -35,16 +35,34 @@ impl Filter {
             let value = (sequence as u32).swap_bytes();
             format!("@th,{},32 {value:#010x}", record + 96)
         });
+        Self::with(
+            namespace,
+            &format!(
+                "@th,{record},64 {:#018x} {sequence} @th,{},32 {:#010x}",
+                CHANNEL.0.swap_bytes(),
+                record + 192,
+                fragment.swap_bytes(),
+            ),
+        )
+    }
+
+    /// Drops so many of a hundred datagrams between lanes, either way.
+    fn losing(namespace: String, percent: u32) -> Self {
+        // Version 2, whatever the protection: of channel datagrams, and of no peering message.
+        Self::with(
+            namespace,
+            &format!("@th,64,8 0x02 numgen random mod 100 < {percent}"),
+        )
+    }
+
+    fn with(namespace: String, matches: &str) -> Self {
         let rules = format!(
             "table bridge takt {{
                 chain pass {{
                     type filter hook forward priority 0; policy accept;
-                    ether type ip ip protocol udp @th,{record},64 {:#018x} {sequence} @th,{},32 {:#010x} counter drop
+                    ether type ip ip protocol udp {matches} counter drop
                 }}
-            }}\n",
-            CHANNEL.0.swap_bytes(),
-            record + 192,
-            fragment.swap_bytes(),
+            }}\n"
         );
         let filter = Self { namespace };
         let mut nft = filter
@@ -220,4 +238,88 @@ fn unfinished_long_messages_leave_room_for_small_ones_over_kernel_udp() {
 #[test]
 fn unfinished_long_messages_leave_room_for_small_ones_over_af_xdp() {
     unfinished_messages(Datapath::Xdp);
+}
+
+/// Messages of all lengths, some of 16 MiB, by a reliable source over a link that loses datagrams both ways.
+fn reliable_messages(datapath: Datapath) {
+    if skip() {
+        return;
+    }
+    let (pair, [near, far]) = nodes(datapath, "");
+    let stream = near.stream(datapath.qos().reliable()).expect("a stream");
+    assert_eq!(stream.datapath(), datapath.name());
+    // Sinks get what the source promises.
+    let heard = far.stream(datapath.qos()).expect("a stream");
+    let source = stream.source(CHANNEL).expect("a source");
+    let sink = heard.sink(CHANNEL).expect("a sink");
+    source
+        .wait_for_readers(1, Wait::For(PATIENCE))
+        .expect("a reader");
+    let filter = Filter::losing(format!("{}-switch", pair.lab.name()), 1);
+    let lengths = [64, 1000, 5000, 200_000, 64, LENGTH];
+    let count = 120;
+    let tokens = std::thread::scope(|scope| {
+        let reader = scope.spawn(|| {
+            for number in 0..count {
+                let message = sink.consume(Wait::For(PATIENCE)).unwrap_or_else(|error| {
+                    panic!("message {number}: {error}: {:?}", sink.counters())
+                });
+                assert_eq!((number_of(&message), message.sequence()), (number, number));
+                assert_eq!(message.len(), lengths[number as usize % lengths.len()]);
+            }
+        });
+        let tokens: Vec<Token> = (0..count)
+            .map(|number| {
+                let length = lengths[number as usize % lengths.len()];
+                let mut buffer = source
+                    .buffer_wait(length, Wait::For(PATIENCE))
+                    .expect("a buffer");
+                buffer[..8].copy_from_slice(&number.to_le_bytes());
+                buffer.emit().expect("emitted")
+            })
+            .collect();
+        reader.join().expect("the reader");
+        tokens
+    });
+    for token in tokens {
+        let outcome = takt_testing::until("it is acknowledged", || {
+            let outcome = source.outcome(token);
+            (outcome != Outcome::Pending).then_some(outcome)
+        });
+        assert!(
+            matches!(outcome, Outcome::Sent | Outcome::Unknown),
+            "{outcome:?}"
+        );
+    }
+    let counters = sink.counters();
+    assert_eq!(
+        (
+            counters.lost,
+            counters.dropped_full,
+            counters.dropped_memory
+        ),
+        (0, 0, 0)
+    );
+    let channels = pair.nodes[0].admin().channels();
+    let repaired: u64 = channels
+        .iter()
+        .filter_map(|channel| channel.counters)
+        .map(|c| c.repaired)
+        .sum();
+    let dropped = filter.dropped();
+    assert!(dropped > 500, "{dropped}: nothing was shown");
+    assert!(
+        repaired > dropped / 4,
+        "{repaired} records repaired, {dropped} datagrams dropped"
+    );
+}
+
+#[test]
+fn reliable_messages_of_all_lengths_arrive_over_a_link_that_loses_some_over_kernel_udp() {
+    reliable_messages(Datapath::Udp);
+}
+
+#[test]
+fn reliable_messages_of_all_lengths_arrive_over_a_link_that_loses_some_over_af_xdp() {
+    reliable_messages(Datapath::Xdp);
 }

@@ -26,13 +26,14 @@ macro_rules! same_fields {
 same_fields!(LaneReading => LaneCounters {
     polls, busy_polls, busy_nanos, parks, rx_malformed, rx_unknown_sender, rx_forwarded, rx_misdirected,
     rx_no_sink, rx_duplicate, reassembly_refused, reassembly_expired, tx_datagrams, rx_unauthentic, rx_replayed,
+    rx_early, rx_no_room,
 });
 same_fields!(PortReading => PortCounters {
     tx_datagrams, tx_bytes, tx_errors, rx_datagrams, rx_bytes, rx_dropped, rx_invalid,
 });
 same_fields!(ChannelReading => ChannelCounters {
     emitted, emitted_bytes, no_sink, sent, unreachable, received, received_bytes, lost, late, delivered,
-    dropped_full, dropped_memory, unknown_tails,
+    dropped_full, dropped_memory, unknown_tails, repaired, undelivered, evicted,
 });
 same_fields!(SessionReading => SessionCounters {
     emitted, emitted_bytes, delivered, dropped_full, dropped_memory, lost, throttled, abandoned,

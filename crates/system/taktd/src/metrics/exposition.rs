@@ -447,6 +447,13 @@ fn help(subject: &str, field: &str) -> Option<&'static str> {
         ("lane", "rx_misdirected") => "Datagrams for a lane that is not there or is full",
         ("lane", "rx_no_sink") => "Messages for channels without a sink here",
         ("lane", "rx_duplicate") => "Messages that came twice or too late",
+        ("lane", "rx_early") => "Records of reliable sources not known yet, or beyond the grant",
+        ("lane", "rx_no_room") => "Records of reliable sources for which a sink had no room",
+        ("channel", "repaired") => "Records of reliable sources that were sent again",
+        ("channel", "undelivered") => {
+            "Messages of reliable sources that at least one receiver does without"
+        }
+        ("channel", "evicted") => "Times that a receiver took nothing for too long",
         ("lane", "reassembly_refused") => "Fragmented messages given up for want of memory",
         ("lane", "reassembly_expired") => "Fragmented messages of which a fragment did not come",
         ("lane" | "port", "tx_datagrams") => "Datagrams handed to the datapath",
