@@ -253,7 +253,7 @@ fn reliable_messages(datapath: Datapath) {
     let source = stream.source(CHANNEL).expect("a source");
     let sink = heard.sink(CHANNEL).expect("a sink");
     source
-        .wait_for_readers(1, Wait::For(PATIENCE))
+        .wait_reader(Wait::For(PATIENCE))
         .expect("a reader");
     let filter = Filter::losing(format!("{}-switch", pair.lab.name()), 1);
     let lengths = [64, 1000, 5000, 200_000, 64, LENGTH];
@@ -300,12 +300,7 @@ fn reliable_messages(datapath: Datapath) {
         ),
         (0, 0, 0)
     );
-    let channels = pair.nodes[0].admin().channels();
-    let repaired: u64 = channels
-        .iter()
-        .filter_map(|channel| channel.counters)
-        .map(|c| c.repaired)
-        .sum();
+    let repaired = pair.nodes[0].admin().channel(CHANNEL.0).repaired;
     let dropped = filter.dropped();
     assert!(dropped > 500, "{dropped}: nothing was shown");
     assert!(
