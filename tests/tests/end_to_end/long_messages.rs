@@ -252,14 +252,12 @@ fn reliable_messages(datapath: Datapath) {
     let heard = far.stream(datapath.qos()).expect("a stream");
     let source = stream.source(CHANNEL).expect("a source");
     let sink = heard.sink(CHANNEL).expect("a sink");
-    source
-        .wait_reader(Wait::For(PATIENCE))
-        .expect("a reader");
+    source.wait_reader(Wait::For(PATIENCE)).expect("a reader");
     let filter = Filter::losing(format!("{}-switch", pair.lab.name()), 1);
     let lengths = [64, 1000, 5000, 200_000, 64, LENGTH];
     let count = 120;
-    let tokens = std::thread::scope(|scope| {
-        let reader = scope.spawn(|| {
+    let (tokens, sink) = std::thread::scope(|scope| {
+        let reader = scope.spawn(move || {
             for number in 0..count {
                 let message = sink.consume(Wait::For(PATIENCE)).unwrap_or_else(|error| {
                     panic!("message {number}: {error}: {:?}", sink.counters())
@@ -267,19 +265,12 @@ fn reliable_messages(datapath: Datapath) {
                 assert_eq!((number_of(&message), message.sequence()), (number, number));
                 assert_eq!(message.len(), lengths[number as usize % lengths.len()]);
             }
+            sink
         });
         let tokens: Vec<Token> = (0..count)
-            .map(|number| {
-                let length = lengths[number as usize % lengths.len()];
-                let mut buffer = source
-                    .buffer_wait(length, Wait::For(PATIENCE))
-                    .expect("a buffer");
-                buffer[..8].copy_from_slice(&number.to_le_bytes());
-                buffer.emit().expect("emitted")
-            })
+            .map(|number| put(&source, number, lengths[number as usize % lengths.len()]))
             .collect();
-        reader.join().expect("the reader");
-        tokens
+        (tokens, reader.join().expect("the reader"))
     });
     for token in tokens {
         let outcome = takt_testing::until("it is acknowledged", || {

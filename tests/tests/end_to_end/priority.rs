@@ -72,7 +72,9 @@ fn low_ones_before_the_high_one(sections: &str) -> u64 {
         host,
         "qdisc replace dev eth0 parent 1:1 handle 10: pfifo_fast",
     );
-    (0..MESSAGES).for_each(|number| put(&low, number, 1000));
+    for number in 0..MESSAGES {
+        put(&low, number, 1000);
+    }
     settled(&low);
     put(&high, MESSAGES, 64);
     let mut arrived = (0..=MESSAGES).map(|_| take(&sink));

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use takt::{Error, Message, Session, Sink, Source, Wait};
+use takt::{Error, Message, Session, Sink, Source, Token, Wait};
 
 use super::Node;
 use takt_testing::{PATIENCE, until};
@@ -29,18 +29,17 @@ pub fn attach_at(socket: &Path, name: &str) -> Session {
 }
 
 /// Sends a number in `length` bytes, at least 8, all of which depend on it.
-pub fn put(source: &Source, number: u64, length: usize) {
-    write(source, number, length).expect("emitted");
+pub fn put(source: &Source, number: u64, length: usize) -> Token {
+    write(source, number, length).expect("emitted")
 }
 
 /// As [`put`], where it may fail.
-pub fn write(source: &Source, number: u64, length: usize) -> Result<(), Error> {
+pub fn write(source: &Source, number: u64, length: usize) -> Result<Token, Error> {
     let mut buffer = source.buffer_wait(length, Wait::For(PATIENCE))?;
     for (word, bytes) in (0u64..).zip(buffer.chunks_mut(8)) {
         bytes.copy_from_slice(&word_of(number, word).to_le_bytes()[..bytes.len()]);
     }
-    buffer.emit()?;
-    Ok(())
+    buffer.emit()
 }
 
 /// The first word is the number itself.
