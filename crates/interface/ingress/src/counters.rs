@@ -65,7 +65,8 @@ impl Counters {
             Outcome::Late => 1,
             Outcome::NotScheduled => 2,
             Outcome::Refused => 3,
-            Outcome::Unreachable | Outcome::NoSink => 4,
+            // Frames are never reliable.
+            Outcome::Unreachable | Outcome::NoSink | Outcome::Undelivered => 4,
             Outcome::Lost | Outcome::Unknown => 5,
             Outcome::Pending => return,
         };
