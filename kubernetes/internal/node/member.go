@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"net"
 	"net/netip"
 	"os"
@@ -174,18 +175,26 @@ func (m *member) serve(ctx context.Context, self *network.TaktNode) error {
 	if err == nil {
 		err = errors.Join(m.enterStations(ctx, all.GetNetworks(), entered), m.enterPeers(ctx, s, entered))
 	}
+	ready := metav1.Condition{Type: network.Ready, Status: metav1.ConditionTrue, Reason: "Serving", Message: "taktd answers", ObservedGeneration: self.Generation}
 	if err != nil {
-		klog.FromContext(ctx).Error(err, "Cannot enter what other nodes have")
+		ready.Reason, ready.Message = "EntriesRefused", "taktd does not take all that other nodes have: "+shortened(err.Error())
 	}
 	if err := m.schedule(ctx, self); err != nil {
 		return err
 	}
-	ready := metav1.Condition{Type: network.Ready, Status: metav1.ConditionTrue, Reason: "Serving", Message: "taktd answers", ObservedGeneration: self.Generation}
 	if said.GetNode().GetDraining() {
 		ready.Status, ready.Reason, ready.Message = metav1.ConditionFalse, "Draining", "taktd takes no more applications and is about to stop"
 	}
 	meta.SetStatusCondition(&s.Conditions, ready)
 	return nil
+}
+
+// shortened is what a condition has room for, and a reader patience.
+func shortened(text string) string {
+	if len(text) > 512 {
+		return text[:512] + "…"
+	}
+	return text
 }
 
 func runtimeOf(said *adminv1.Node, peers bool) *network.Runtime {
@@ -409,10 +418,9 @@ func stationKey(name, mac, vtep string) string { return name + " " + mac + " " +
 
 // enterStations enters the pods of other nodes into the networks that taktd does not follow a kernel's device for.
 func (m *member) enterStations(ctx context.Context, has []*adminv1.Network, e *entered) error {
-	wanted, order := m.stations(has), []string{}
+	wanted := m.stations(has)
 	fresh := false
 	for key := range wanted {
-		order = append(order, key)
 		fresh = fresh || !e.Stations[key]
 		e.Stations[key] = true
 	}
@@ -421,7 +429,6 @@ func (m *member) enterStations(ctx context.Context, has []*adminv1.Network, e *e
 			return err
 		}
 	}
-	slices.Sort(order)
 	present := map[string]*adminv1.Station{}
 	for _, one := range has {
 		for _, station := range one.GetStations() {
@@ -431,7 +438,7 @@ func (m *member) enterStations(ctx context.Context, has []*adminv1.Network, e *e
 		}
 	}
 	var mistakes []error
-	for _, key := range order {
+	for _, key := range slices.Sorted(maps.Keys(wanted)) {
 		station := wanted[key]
 		if there := present[key]; there != nil && equalSets(there.GetAddresses(), station.GetAddresses()) {
 			continue
@@ -442,7 +449,7 @@ func (m *member) enterStations(ctx context.Context, has []*adminv1.Network, e *e
 		}
 	}
 	gone := false
-	for key := range e.Stations {
+	for _, key := range slices.Sorted(maps.Keys(e.Stations)) {
 		if wanted[key] != nil {
 			continue
 		}
@@ -539,7 +546,8 @@ func (m *member) enterPeers(ctx context.Context, s *network.TaktNodeStatus, e *e
 		}
 	}
 	var mistakes []error
-	for address, key := range wanted {
+	for _, address := range slices.Sorted(maps.Keys(wanted)) {
+		key := wanted[address]
 		if has, there := present[address]; there && has == key {
 			continue
 		}
@@ -548,7 +556,7 @@ func (m *member) enterPeers(ctx context.Context, s *network.TaktNodeStatus, e *e
 		}
 	}
 	gone := false
-	for address := range e.Peers {
+	for _, address := range slices.Sorted(maps.Keys(e.Peers)) {
 		if _, still := wanted[address]; still {
 			continue
 		}
