@@ -37,7 +37,7 @@ func main() {
 	kubeconfig := flag.String("kubeconfig", "", "how to reach the API server; the pod's own way if empty")
 	namespace := flag.String("namespace", os.Getenv("POD_NAMESPACE"), "where the lease of the leader is")
 	identity := flag.String("identity", os.Getenv("POD_NAME"), "name of this replica")
-	lead := flag.Duration("lead", controller.DefaultLead, "how long nodes have to take a schedule before it begins; 20ms more for each node")
+	lead := flag.Duration("lead", controller.DefaultLead, "how long nodes have to take a schedule before it begins; 40ms more for each node")
 	listen := flag.String("listen", ":9465", "address of /healthz")
 	klog.InitFlags(nil)
 	flag.Parse()

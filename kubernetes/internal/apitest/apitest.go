@@ -29,7 +29,7 @@ import (
 
 // Start starts an API server that ends with the test, with the chart's custom resources. Without the programs, the test
 // is skipped.
-func Start(t *testing.T, crds string) *rest.Config {
+func Start(t testing.TB, crds string) *rest.Config {
 	t.Helper()
 	bin := programs()
 	for _, program := range []string{"etcd", "kube"} {
@@ -70,7 +70,7 @@ func Start(t *testing.T, crds string) *rest.Config {
 }
 
 // define adds the custom resources of a directory and waits until the API server serves them.
-func define(t *testing.T, config *rest.Config, dir string) {
+func define(t testing.TB, config *rest.Config, dir string) {
 	t.Helper()
 	client, err := dynamic.NewForConfig(config)
 	if err != nil {
@@ -110,7 +110,7 @@ func define(t *testing.T, config *rest.Config, dir string) {
 }
 
 // Until waits for what must come; the limit is for a machine that is busy with other things.
-func Until(t *testing.T, what string, holds func() bool) {
+func Until(t testing.TB, what string, holds func() bool) {
 	t.Helper()
 	for began := time.Now(); !holds(); time.Sleep(20 * time.Millisecond) {
 		if time.Since(began) > 3*time.Minute {
@@ -129,7 +129,7 @@ func programs() string {
 	return filepath.Join(cache, "bin")
 }
 
-func write(t *testing.T, path string, text []byte) {
+func write(t testing.TB, path string, text []byte) {
 	t.Helper()
 	if err := os.WriteFile(path, text, 0o600); err != nil {
 		t.Fatal(err)
@@ -137,7 +137,7 @@ func write(t *testing.T, path string, text []byte) {
 }
 
 // freePorts are ports of which nobody listens on any at the moment.
-func freePorts(t *testing.T, count int) (ports []int) {
+func freePorts(t testing.TB, count int) (ports []int) {
 	t.Helper()
 	for range count {
 		listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -151,7 +151,7 @@ func freePorts(t *testing.T, count int) (ports []int) {
 }
 
 // run starts a program that is killed with the test, whose last words are told if the test has failed.
-func run(t *testing.T, program string, args ...string) {
+func run(t testing.TB, program string, args ...string) {
 	t.Helper()
 	command := exec.Command(program, args...)
 	said := &bytes.Buffer{}

@@ -35,7 +35,7 @@ const (
 	// writers are how many objects are written at a time.
 	writers = 16
 	// eachNode is what a node adds to the lead.
-	eachNode = 20 * time.Millisecond
+	eachNode = 40 * time.Millisecond
 	// mostTold is how many warnings about pods are remembered.
 	mostTold = 10_000
 )
