@@ -18,7 +18,7 @@
 #define TCX_NEXT -1
 #define TCX_DROP 2
 
-/* What `tstamp_type` says, from Linux 6.10 on (`enum skb_tstamp_type`). */
+/* What `tstamp_type` says, from Linux 6.11 on (`enum skb_tstamp_type`). */
 #define CLOCK_OF_ARRIVAL 0
 #define CLOCK_MONOTONIC 1
 #define CLOCK_TAI 2

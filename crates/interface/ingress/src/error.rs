@@ -23,7 +23,7 @@ pub enum Error {
     },
     /// The kernel cannot tell the clocks of launch times apart, or attach the program.
     #[error(
-        "this kernel cannot tell launch times of CLOCK_TAI from others ({0}): Linux 6.10 or later is needed; use `takt preload`"
+        "this kernel cannot tell launch times of CLOCK_TAI from others ({0}): Linux 6.11 or later is needed; use `takt preload`"
     )]
     Kernel(String),
     /// The kernel does not let us.

@@ -18,7 +18,7 @@ const HELP: &str = "\
 For programs that `takt preload` cannot serve: statically linked ones, programs in Go, io_uring, system calls made by
 hand. Nothing is put into the pod. Packets that its programs send with a launch time (SO_TXTIME with CLOCK_MONOTONIC or
 CLOCK_TAI) are taken at the host's end of its veth and leave at that time, by way of the runtime of this node;
-everything else is the kernel's, untouched. Linux 6.10 or later; CAP_NET_ADMIN and CAP_BPF.
+everything else is the kernel's, untouched. Linux 6.11 or later; CAP_NET_ADMIN and CAP_BPF.
 
 Examples:
   takt veth attach --device veth1a2b3c --socket /run/takt/line.sock

@@ -18,7 +18,7 @@ fn departures_beside_those_of_preloaded_programs() {
         "{:8} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8} {:>6}",
         "way", "ahead", "least", "median", "p90", "p99", "most", "early"
     );
-    for lead in ["5000", "500", "250"] {
+    for lead in ["5000", "500", "100"] {
         let mut after = [Vec::new(), Vec::new()];
         for _ in 0..ROUNDS {
             for (way, after) in after.iter_mut().enumerate() {
