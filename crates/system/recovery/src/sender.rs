@@ -115,7 +115,8 @@ impl Sender {
         config.check()?;
         Ok(Self {
             config,
-            window: VecDeque::with_capacity(config.messages as usize),
+            // Grows to what is in flight: a source that sends little costs little.
+            window: VecDeque::new(),
             oldest: ORIGIN,
             bytes: 0,
             wanted: false,
