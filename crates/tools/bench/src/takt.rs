@@ -122,6 +122,7 @@ impl TaktError {
 #[derive(Clone, Debug)]
 pub struct Takt {
     program: PathBuf,
+    reliable: bool,
 }
 
 impl Takt {
@@ -132,7 +133,18 @@ impl Takt {
     pub fn this_program() -> Result<Self, TaktError> {
         let program =
             std::env::current_exe().map_err(TaktError::io("find the program of this process"))?;
-        Ok(Self { program })
+        Ok(Self {
+            program,
+            reliable: false,
+        })
+    }
+
+    /// The same, over reliable streams.
+    pub fn reliable(&self) -> Self {
+        Self {
+            reliable: true,
+            ..self.clone()
+        }
     }
 
     /// Its path.
@@ -266,6 +278,9 @@ impl<'a> Sides<'a> {
         command.args(["--core", &core.to_string()]);
         if self.path == Datapath::Xdp {
             command.arg("--fast");
+        }
+        if self.takt.reliable {
+            command.arg("--reliable");
         }
         match self.form {
             Form::Daemon => {

@@ -43,6 +43,9 @@ pub struct Options {
     /// Allow cores to be spent
     #[arg(long)]
     pub unlimited: bool,
+    /// Messages are acknowledged, and sent again until they have arrived
+    #[arg(long)]
+    pub reliable: bool,
     /// Payload bytes
     #[arg(long, default_value_t = 64)]
     pub size: usize,
@@ -73,6 +76,9 @@ pub fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     };
     if options.unlimited {
         qos = qos.unlimited();
+    }
+    if options.reliable {
+        qos = qos.reliable();
     }
     let embedded = match options.embedded {
         true => Some(Embedded::start(Settings {

@@ -37,6 +37,7 @@ impl Latency {
     pub fn run(self) -> Result<(), BenchError> {
         let cores = TwoCores::choose()?;
         let takt = Takt::this_program()?;
+        let reliable = takt.reliable();
         let lab = hosts(&LabConfig::default())?;
         let programs = self.common.programs();
         let pair = Pair {
@@ -60,7 +61,7 @@ impl Latency {
                 method: String::new(),
                 rounds: self.common.rounds,
                 baseline: Some(BASELINE.into()),
-                variants: variants(&takt, programs.as_ref(), pair, trips),
+                variants: variants([&takt, &reliable], programs.as_ref(), pair, trips),
             })?;
         }
         measurement.finish()
@@ -68,7 +69,7 @@ impl Latency {
 }
 
 fn variants<'a>(
-    takt: &'a Takt,
+    [takt, reliable]: [&'a Takt; 2],
     programs: Option<&'a Programs>,
     pair: Pair<'a>,
     trips: RoundTrips,
@@ -84,11 +85,36 @@ fn variants<'a>(
             Ok(xdp::round_trips(&pair, &trips)?)
         }),
     ];
-    for (name, form, path) in [
-        ("Takt embedded, UDP", Form::Embedded, Datapath::Udp),
-        ("Takt embedded, AF_XDP", Form::Embedded, Datapath::Xdp),
-        ("Takt daemon, slow (UDP)", Form::Daemon, Datapath::Udp),
-        ("Takt daemon, fast (AF_XDP)", Form::Daemon, Datapath::Xdp),
+    let (embedded, daemon) = (Form::Embedded, Form::Daemon);
+    for (name, takt, form, path) in [
+        ("Takt embedded, UDP", takt, embedded, Datapath::Udp),
+        (
+            "Takt embedded, UDP, reliable",
+            reliable,
+            embedded,
+            Datapath::Udp,
+        ),
+        ("Takt embedded, AF_XDP", takt, embedded, Datapath::Xdp),
+        (
+            "Takt embedded, AF_XDP, reliable",
+            reliable,
+            embedded,
+            Datapath::Xdp,
+        ),
+        ("Takt daemon, slow (UDP)", takt, daemon, Datapath::Udp),
+        (
+            "Takt daemon, slow (UDP), reliable",
+            reliable,
+            daemon,
+            Datapath::Udp,
+        ),
+        ("Takt daemon, fast (AF_XDP)", takt, daemon, Datapath::Xdp),
+        (
+            "Takt daemon, fast (AF_XDP), reliable",
+            reliable,
+            daemon,
+            Datapath::Xdp,
+        ),
     ] {
         variants.push(Variant::new(name, move |_: &Round| {
             Ok(takt.round_trips(form, path, &pair, &trips)?)

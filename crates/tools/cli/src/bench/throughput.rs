@@ -43,6 +43,7 @@ impl Throughput {
     pub fn run(self) -> Result<(), BenchError> {
         let cores = TwoCores::choose()?;
         let takt = Takt::this_program()?;
+        let reliable = takt.reliable();
         let duration = Duration::try_from_secs_f64(self.seconds)
             .ok()
             .filter(|duration| !duration.is_zero())
@@ -67,7 +68,7 @@ impl Throughput {
                 batch: BATCH,
                 duration,
             };
-            let variants = variants(&takt, programs.as_ref(), pair, stream, size);
+            let variants = variants([&takt, &reliable], programs.as_ref(), pair, stream, size);
             measurement.run(Experiment {
                 name: "Stream between two hosts".into(),
                 setting: format!("{size} B"),
@@ -82,7 +83,7 @@ impl Throughput {
 }
 
 fn variants<'a>(
-    takt: &'a Takt,
+    [takt, reliable]: [&'a Takt; 2],
     programs: Option<&'a Programs>,
     pair: Pair<'a>,
     stream: Stream,
@@ -96,11 +97,36 @@ fn variants<'a>(
             Ok(xdp::stream(&pair, &stream)?)
         }));
     }
-    for (name, form, path) in [
-        ("Takt embedded, UDP", Form::Embedded, Datapath::Udp),
-        ("Takt embedded, AF_XDP", Form::Embedded, Datapath::Xdp),
-        ("Takt daemon, slow (UDP)", Form::Daemon, Datapath::Udp),
-        ("Takt daemon, fast (AF_XDP)", Form::Daemon, Datapath::Xdp),
+    let (embedded, daemon) = (Form::Embedded, Form::Daemon);
+    for (name, takt, form, path) in [
+        ("Takt embedded, UDP", takt, embedded, Datapath::Udp),
+        (
+            "Takt embedded, UDP, reliable",
+            reliable,
+            embedded,
+            Datapath::Udp,
+        ),
+        ("Takt embedded, AF_XDP", takt, embedded, Datapath::Xdp),
+        (
+            "Takt embedded, AF_XDP, reliable",
+            reliable,
+            embedded,
+            Datapath::Xdp,
+        ),
+        ("Takt daemon, slow (UDP)", takt, daemon, Datapath::Udp),
+        (
+            "Takt daemon, slow (UDP), reliable",
+            reliable,
+            daemon,
+            Datapath::Udp,
+        ),
+        ("Takt daemon, fast (AF_XDP)", takt, daemon, Datapath::Xdp),
+        (
+            "Takt daemon, fast (AF_XDP), reliable",
+            reliable,
+            daemon,
+            Datapath::Xdp,
+        ),
     ] {
         variants.push(Variant::new(name, move |_: &Round| {
             Ok(takt.stream(form, path, &pair, &stream)?)
