@@ -66,7 +66,7 @@ pub struct Application {
     #[arg(
         long,
         value_name = "0-7",
-        value_parser = clap::value_parser!(u8).range(0..8),
+        value_parser = clap::value_parser!(u8).range(0..=7),
         help_heading = "Quality of service"
     )]
     class: Option<u8>,

@@ -52,6 +52,17 @@ pub enum Failure {
     Other(String),
 }
 
+/// That a file cannot be read, why, and what to do about it.
+pub fn unreadable(name: impl std::fmt::Display, error: &io::Error) -> String {
+    let remedy = match error.kind() {
+        io::ErrorKind::NotFound => "; name a file that exists",
+        io::ErrorKind::PermissionDenied => "; run as a user that may read it",
+        io::ErrorKind::IsADirectory => "; name a file in it",
+        _ => "",
+    };
+    format!("cannot read {name}: {error}{remedy}")
+}
+
 impl Failure {
     /// For `map_err` of input and output.
     pub fn io(what: &'static str) -> impl FnOnce(io::Error) -> Self {

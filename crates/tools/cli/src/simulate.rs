@@ -21,7 +21,7 @@ use takt_simulate::sweep::{Point, needed, sweep};
 use takt_simulate::trace::{About, MAX_PACKETS, Packet, Spec, Trace};
 use takt_simulate::workload::Workload;
 
-use crate::failure::Failure;
+use crate::failure::{Failure, unreadable};
 use crate::output::{Align, Column, Form, print, print_json, table, write_text};
 
 /// Simulates in virtual time.
@@ -563,7 +563,8 @@ fn captured(paths: &[PathBuf], generators: usize) -> Result<Trace, Failure> {
         let failed = |error: &dyn std::fmt::Display| {
             Failure::Other(format!("cannot read {}: {error}", path.display()))
         };
-        let file = File::open(path).map_err(|error| failed(&error))?;
+        let file =
+            File::open(path).map_err(|error| Failure::Other(unreadable(path.display(), &error)))?;
         let mut reader = Reader::new(BufReader::new(file)).map_err(|error| failed(&error))?;
         let (mut bytes, mut flows, mut begins) = (Vec::new(), HashMap::new(), None);
         while let Some(meta) = reader.next(&mut bytes).map_err(|error| failed(&error))? {

@@ -84,7 +84,7 @@ pub enum StartError {
     },
     /// The peering socket cannot be opened.
     #[error(
-        "cannot bind the peering port {address}: {source} (is another runtime on this node? configure another `port`)"
+        "cannot bind the peering port {address}: {source} ({})", remedy(.source)
     )]
     Peering {
         /// The address.
@@ -679,5 +679,16 @@ impl InlineLane {
                 }
             }
         }
+    }
+}
+
+/// What to do about a peering port that cannot be bound.
+fn remedy(source: &std::io::Error) -> &'static str {
+    match source.kind() {
+        std::io::ErrorKind::AddrNotAvailable => {
+            "no interface of this machine has the address: `ip address` shows those that there are"
+        }
+        std::io::ErrorKind::PermissionDenied => "configure a `port` from 1024 on",
+        _ => "is another runtime on this node? configure another `port`",
     }
 }

@@ -1,6 +1,7 @@
 //! Asks a node by its admin socket.
 
 use std::io;
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
 use tonic::transport::{Channel, Endpoint};
@@ -34,6 +35,12 @@ pub enum ConnectError {
         /// The kernel's answer.
         source: io::Error,
     },
+    /// There is something else.
+    #[error("{path} is no socket: name the admin socket of a daemon with --admin")]
+    NoSocket {
+        /// What was named.
+        path: PathBuf,
+    },
     /// What listens there does not speak the admin API.
     #[error("cannot talk to {path}: {source}; is it the admin socket of a daemon?")]
     Transport {
@@ -54,6 +61,12 @@ pub async fn connect(path: &Path) -> Result<Client, ConnectError> {
         let path = path.to_owned();
         return Err(match source.kind() {
             io::ErrorKind::PermissionDenied => ConnectError::Permission { path, source },
+            _ if path
+                .metadata()
+                .is_ok_and(|found| !found.file_type().is_socket()) =>
+            {
+                ConnectError::NoSocket { path }
+            }
             _ => ConnectError::NoDaemon { path, source },
         });
     }

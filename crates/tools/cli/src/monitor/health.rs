@@ -12,7 +12,7 @@ use takt_health::spec::{Document, MAX_LENGTH};
 
 use super::engine::Engine;
 use super::source::{Observe, Source};
-use crate::failure::Failure;
+use crate::failure::{Failure, unreadable};
 use crate::output::{Form, print, print_json, write_text};
 
 /// Checks, explains and learns what flows are to keep to.
@@ -95,7 +95,7 @@ struct Checked {
 /// Reads a file.
 pub fn read(path: &Path) -> Result<Document, Failure> {
     let name = path.display();
-    let cannot = |error: std::io::Error| Failure::Schedule(format!("cannot read {name}: {error}"));
+    let cannot = |error: std::io::Error| Failure::Schedule(unreadable(path.display(), &error));
     let length = std::fs::metadata(path).map_err(cannot)?.len();
     if length > MAX_LENGTH as u64 {
         return Err(Failure::Schedule(format!(

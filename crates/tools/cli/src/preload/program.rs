@@ -12,7 +12,7 @@ use object::elf::{FileHeader64, PT_INTERP};
 use object::read::elf::{FileHeader, ProgramHeader};
 use object::{Endianness, ReadCache};
 
-use crate::failure::Failure;
+use crate::failure::{Failure, unreadable};
 
 /// Scripts whose interpreter is a script, and so on: the kernel goes no further either.
 const MOST_INTERPRETERS: usize = 4;
@@ -63,8 +63,7 @@ pub fn check(program: &Path) -> Result<Loader, Failure> {
 }
 
 fn open(program: &Path) -> Result<File, Failure> {
-    File::open(program)
-        .map_err(|error| Failure::Other(format!("cannot read {}: {error}", program.display())))
+    File::open(program).map_err(|error| Failure::Other(unreadable(program.display(), &error)))
 }
 
 /// The program that runs a script.
@@ -73,7 +72,7 @@ fn interpreter(program: &Path) -> Result<Option<PathBuf>, Failure> {
     open(program)?
         .take(FIRST_LINE)
         .read_to_end(&mut start)
-        .map_err(|error| Failure::Other(format!("cannot read {}: {error}", program.display())))?;
+        .map_err(|error| Failure::Other(unreadable(program.display(), &error)))?;
     let Some(line) = start.strip_prefix(b"#!") else {
         return Ok(None);
     };
@@ -97,7 +96,7 @@ fn interpreter(program: &Path) -> Result<Option<PathBuf>, Failure> {
 fn check_privilege(program: &Path) -> Result<(), Failure> {
     let metadata = program
         .metadata()
-        .map_err(|error| Failure::Other(format!("cannot read {}: {error}", program.display())))?;
+        .map_err(|error| Failure::Other(unreadable(program.display(), &error)))?;
     let (user, group) = (rustix::process::geteuid(), rustix::process::getegid());
     let set_user = metadata.mode() & 0o4000 != 0 && metadata.uid() != user.as_raw();
     let set_group = metadata.mode() & 0o2000 != 0 && metadata.gid() != group.as_raw();

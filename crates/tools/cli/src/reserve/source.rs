@@ -9,7 +9,7 @@ use clap::{Args, ValueEnum};
 use takt_reserve::input::{self, Format};
 use takt_reserve::{Nanos, Overheads, TaskSet};
 
-use crate::failure::Failure;
+use crate::failure::{Failure, unreadable};
 
 /// The longest file that is read: a thousand tasks need a tenth of it.
 const MAX_LENGTH: u64 = 1 << 20;
@@ -57,7 +57,7 @@ fn text(path: &Path) -> Result<(String, String), Failure> {
         let read = file.and_then(|file| file.take(MAX_LENGTH + 1).read_to_end(&mut bytes));
         (path.display().to_string(), read)
     };
-    read.map_err(|error| Failure::Tasks(format!("cannot read {name}: {error}")))?;
+    read.map_err(|error| Failure::Tasks(unreadable(&name, &error)))?;
     if bytes.len() as u64 > MAX_LENGTH {
         return Err(Failure::Tasks(format!(
             "{name} has more than {MAX_LENGTH} octets: a task set of {} tasks needs fewer",

@@ -8,7 +8,7 @@ use clap::Args;
 use takt_schedule::form::{self, Document, Form};
 use takt_schedule::{Framing, Link, PortModel};
 
-use crate::failure::Failure;
+use crate::failure::{Failure, unreadable};
 
 /// How files are read.
 #[derive(Debug, Args)]
@@ -88,7 +88,7 @@ fn text(path: &Path) -> Result<(String, String), Failure> {
         let read = File::open(path).and_then(|file| file.take(most).read_to_end(&mut bytes));
         (path.display().to_string(), read)
     };
-    read.map_err(|error| Failure::Schedule(format!("cannot read {name}: {error}")))?;
+    read.map_err(|error| Failure::Schedule(unreadable(&name, &error)))?;
     match String::from_utf8(bytes) {
         Ok(text) => Ok((name, text)),
         Err(error) => {
