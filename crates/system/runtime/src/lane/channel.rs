@@ -14,6 +14,8 @@ pub struct Channel {
     pub id: u64,
     /// Sources here.
     pub sources: usize,
+    /// Of those, the reliable ones: their places among the lane's.
+    pub reliable: Vec<usize>,
     /// Sinks here: indices of session and sink.
     pub sinks: Members<(usize, usize)>,
     /// Remote lanes with sinks: indices.
@@ -54,6 +56,7 @@ impl Channels {
         let at = self.slab.insert(Channel {
             id,
             sources: 0,
+            reliable: Vec::new(),
             sinks: Members::default(),
             destinations: Members::default(),
             since: 0,

@@ -197,6 +197,9 @@ impl Lane {
         if let session::Target::Channel(at) = removed.target {
             if let Some(channel) = self.state.channels.get_mut(at) {
                 channel.sources -= 1;
+                channel
+                    .reliable
+                    .retain(|other| Some(*other) != removed.reliable);
                 // A copy that was begun will not be ended.
                 let copying = removed.current.and_then(|message| message.copying);
                 if let Some(copying) = copying

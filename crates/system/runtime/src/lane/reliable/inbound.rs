@@ -10,7 +10,7 @@ use super::super::reassembly::Target;
 use super::super::session::Meta;
 use super::super::track::{SourceKey, sender_number};
 use super::super::{LanePort, State, fair};
-use super::{Announcement, MOST_INBOUND, control};
+use super::{Announcement, End, MOST_INBOUND, control};
 
 /// Records that a receiver keeps before those that they wait for.
 const WINDOW: u32 = 1024;
@@ -371,11 +371,8 @@ impl State {
             let next = source.announced.1;
             self.expect(at, next);
         }
-        let source = &mut self.reliable.inbound[at];
-        if let Some(wake_ns) = source.engine.wake_ns() {
-            source.wake_ns = source.wake_ns.min(wake_ns);
-            let wake_ns = source.wake_ns;
-            self.reliable.wake(wake_ns);
+        if let Some(wake_ns) = self.reliable.inbound[at].engine.wake_ns() {
+            self.reliable.wake(End::Inbound(at), wake_ns);
         }
     }
 
@@ -460,16 +457,15 @@ impl State {
         }
     }
 
-    /// Says what is here and for how much there is room.
+    /// Says what is here and for how much there is room. When to look at it again.
     pub(super) fn acknowledge(
         &mut self,
         ports: &mut [LanePort],
         source: &mut Inbound,
         now_ns: i64,
-    ) {
+    ) -> i64 {
         let Some(channel) = self.channels.get(source.channel) else {
-            source.wake_ns = i64::MAX;
-            return;
+            return i64::MAX;
         };
         let (length, records) = source.usual;
         let mut room = WINDOW;
@@ -516,7 +512,7 @@ impl State {
             source.look_after_ns = LOOK_NS[0];
         }
         let engine_ns = source.engine.wake_ns().unwrap_or(i64::MAX);
-        source.wake_ns = engine_ns.min(again_ns);
+        engine_ns.min(again_ns)
     }
 
     /// A source elsewhere is heard no more: what had come of its messages is not delivered.

@@ -11,7 +11,8 @@ mod outbound;
 #[cfg(test)]
 mod tests;
 
-use std::collections::HashMap;
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap};
 
 use slab::Slab;
 use takt_recovery::codec::ANNOUNCE_LEN;
@@ -26,6 +27,8 @@ pub(super) use outbound::{Next, Outbound};
 
 /// Reliable sources elsewhere that a lane follows; those beyond are not heard.
 const MOST_INBOUND: usize = 4096;
+/// Ends of reliable flows that are looked at in a round; the others in the next.
+const MOST_LOOKS: usize = 256;
 /// When a frame is to leave in a moment, what peers say to each other waits so long.
 const YIELD_NS: i64 = 2 * super::egress::GUARD_NS;
 
@@ -83,39 +86,63 @@ impl Announcement {
 }
 
 /// Reliable sources of a lane, and those elsewhere that it hears.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Reliable {
     pub(super) outbound: Slab<Outbound>,
     by_number: HashMap<u32, usize, foldhash::fast::RandomState>,
     pub(super) inbound: Slab<Inbound>,
     by_source: HashMap<SourceKey, usize, foldhash::fast::RandomState>,
-    /// When [`State::recover`] is due; `i64::MAX`: not at all.
-    due_ns: i64,
+    /// When to look at whom. One that is to be looked at earlier has another entry; the later one is found to be over.
+    timers: BinaryHeap<Reverse<(i64, End)>>,
 }
 
-impl Default for Reliable {
-    fn default() -> Self {
-        Self {
-            outbound: Slab::new(),
-            by_number: HashMap::default(),
-            inbound: Slab::new(),
-            by_source: HashMap::default(),
-            due_ns: i64::MAX,
-        }
-    }
+/// One end of a reliable flow, by its place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum End {
+    Outbound(usize),
+    Inbound(usize),
 }
 
 impl Reliable {
     /// When something is to be said or repaired.
     #[inline]
     pub(super) fn due_ns(&self) -> Option<i64> {
-        (self.due_ns < i64::MAX).then_some(self.due_ns)
+        self.timers.peek().map(|Reverse((at_ns, _))| *at_ns)
     }
 
-    /// It is due at this instant, at the latest.
+    /// Looks at one end at this instant, at the latest.
     #[inline]
-    fn wake(&mut self, at_ns: i64) {
-        self.due_ns = self.due_ns.min(at_ns);
+    fn wake(&mut self, end: End, at_ns: i64) {
+        let wake_ns = match end {
+            End::Outbound(at) => self.outbound.get_mut(at).map(|source| &mut source.wake_ns),
+            End::Inbound(at) => self.inbound.get_mut(at).map(|source| &mut source.wake_ns),
+        };
+        if let Some(wake_ns) = wake_ns
+            && at_ns < *wake_ns
+        {
+            *wake_ns = at_ns;
+            self.timers.push(Reverse((at_ns, end)));
+        }
+    }
+
+    /// An end that is to be looked at now.
+    fn next_due(&mut self, now_ns: i64) -> Option<End> {
+        while let Some(Reverse((at_ns, end))) = self.timers.peek().copied()
+            && at_ns <= now_ns
+        {
+            self.timers.pop();
+            let wake_ns = match end {
+                End::Outbound(at) => self.outbound.get_mut(at).map(|source| &mut source.wake_ns),
+                End::Inbound(at) => self.inbound.get_mut(at).map(|source| &mut source.wake_ns),
+            };
+            if let Some(wake_ns) = wake_ns
+                && *wake_ns <= now_ns
+            {
+                *wake_ns = i64::MAX;
+                return Some(end);
+            }
+        }
+        None
     }
 }
 
@@ -134,21 +161,23 @@ impl State {
     fn recover_now(&mut self, ports: &mut [LanePort], now_ns: i64) -> bool {
         // Out of the state, which the messages are looked up in.
         let mut reliable = std::mem::take(&mut self.reliable);
-        for (_, source) in &mut reliable.outbound {
-            if source.wake_ns <= now_ns {
-                self.recover_source(ports, source, now_ns);
-            }
+        for _ in 0..MOST_LOOKS {
+            let Some(end) = reliable.next_due(now_ns) else {
+                break;
+            };
+            let again_ns = match end {
+                End::Outbound(at) => match reliable.outbound.get_mut(at) {
+                    Some(source) => self.recover_source(ports, source, now_ns),
+                    None => continue,
+                },
+                End::Inbound(at) => match reliable.inbound.get_mut(at) {
+                    Some(source) => self.acknowledge(ports, source, now_ns),
+                    None => continue,
+                },
+            };
+            // Not again in this round.
+            reliable.wake(end, again_ns.max(now_ns + 1));
         }
-        for (_, source) in &mut reliable.inbound {
-            if source.wake_ns <= now_ns {
-                self.acknowledge(ports, source, now_ns);
-            }
-        }
-        let outbound = reliable.outbound.iter().map(|(_, source)| source.wake_ns);
-        let inbound = reliable.inbound.iter().map(|(_, source)| source.wake_ns);
-        reliable.due_ns = outbound.chain(inbound).min().unwrap_or(i64::MAX);
-        // What has come up meanwhile.
-        reliable.wake(self.reliable.due_ns);
         self.reliable = reliable;
         true
     }

@@ -13,7 +13,7 @@ use super::super::egress::{PER_TENANT, class_of, schedule};
 use super::super::remote::{Appended, Cut, Outgoing};
 use super::super::session::{Batch, InProgress};
 use super::super::{Lane, LanePort, State, fair};
-use super::{ANNOUNCEMENT_LEN, Announcement, Reliable, control, note_open};
+use super::{ANNOUNCEMENT_LEN, Announcement, End, Reliable, control, note_open};
 use crate::policing::{Flow, Offered, Verdict};
 
 /// Records on their way or not acknowledged, of one source.
@@ -117,7 +117,6 @@ impl Outbound {
                 promised: self.message_from(self.engine.next()),
                 id: Ok(id),
             });
-            self.wake_ns = now_ns;
         }
         id.is_ok()
     }
@@ -194,15 +193,14 @@ impl Reliable {
 
     /// A sink of this lane has no room: looks again after a while.
     pub(in super::super) fn look_again(&mut self, source: usize, now_ns: i64) {
-        let Some(source) = self.outbound.get_mut(source) else {
+        let Some(known) = self.outbound.get_mut(source) else {
             return;
         };
-        source.waits = true;
-        source.look_ns = now_ns + source.look_after_ns;
-        source.look_after_ns = (2 * source.look_after_ns).min(LOOK_NS[1]);
-        source.wake_ns = source.wake_ns.min(source.look_ns);
-        let wake_ns = source.wake_ns;
-        self.wake(wake_ns);
+        known.waits = true;
+        known.look_ns = now_ns + known.look_after_ns;
+        known.look_after_ns = (2 * known.look_after_ns).min(LOOK_NS[1]);
+        let look_ns = known.look_ns;
+        self.wake(End::Outbound(source), look_ns);
     }
 
     /// The sinks of this lane had room.
@@ -212,9 +210,14 @@ impl Reliable {
         }
     }
 
-    fn of_channel(&mut self, channel: usize) -> impl Iterator<Item = &mut Outbound> {
-        let sources = self.outbound.iter_mut().map(|(_, source)| source);
-        sources.filter(move |source| source.channel == channel)
+    /// Tells something to these sources, and looks at them.
+    fn tell(&mut self, sources: &[usize], now_ns: i64, mut tell: impl FnMut(&mut Outbound)) {
+        for &at in sources {
+            if let Some(source) = self.outbound.get_mut(at) {
+                tell(source);
+                self.wake(End::Outbound(at), now_ns);
+            }
+        }
     }
 
     /// A source is gone, with what was not acknowledged.
@@ -280,21 +283,27 @@ impl Lane {
         for remote in known.destinations.iter() {
             outbound.add_peer(remote, now_ns);
         }
-        let (number, wake_ns) = (outbound.number, outbound.wake_ns);
+        let number = outbound.number;
         let entry = state.reliable.outbound.insert(outbound);
         s.reliable = Some(entry);
         state.reliable.by_number.insert(number, entry);
-        state.reliable.wake(wake_ns);
+        if let Some(channel) = state.channels.get_mut(channel) {
+            channel.reliable.push(entry);
+        }
+        state.reliable.wake(End::Outbound(entry), now_ns);
     }
 
     /// A remote lane has sinks of a channel.
     pub(in super::super) fn reliable_destination(&mut self, channel: usize, remote: usize) {
         let now_ns = self.state.round.read();
         let mut refused = 0;
-        for source in self.state.reliable.of_channel(channel) {
+        let state = &mut self.state;
+        let Some(channel) = state.channels.get(channel) else {
+            return;
+        };
+        state.reliable.tell(&channel.reliable, now_ns, |source| {
             refused += u64::from(!source.add_peer(remote, now_ns));
-        }
-        self.state.reliable.wake(now_ns);
+        });
         if refused > 0 {
             tracing::warn!(
                 "a node is the 65th with readers of a reliable source: it gets none of its messages. Relay them on another channel"
@@ -310,9 +319,13 @@ impl Lane {
         lost: bool,
     ) {
         let now_ns = self.state.round.read();
-        for source in self.state.reliable.of_channel(channel) {
+        let state = &mut self.state;
+        let Some(channel) = state.channels.get(channel) else {
+            return;
+        };
+        state.reliable.tell(&channel.reliable, now_ns, |source| {
             let Some(at) = source.peers.iter().position(|peer| peer.remote == remote) else {
-                continue;
+                return;
             };
             if let Ok(id) = source.peers.swap_remove(at).id {
                 if lost && let Some(next) = source.engine.acknowledged(id) {
@@ -320,9 +333,7 @@ impl Lane {
                 }
                 source.engine.remove_peer(id);
             }
-            source.wake_ns = now_ns;
-        }
-        self.state.reliable.wake(now_ns);
+        });
     }
 }
 
@@ -393,9 +404,8 @@ impl State {
                 Err(_) => break,
             }
         }
-        source.wake_ns = source.wake_ns.min(source.engine.take_begun_ns());
-        let wake_ns = source.wake_ns;
-        self.reliable.wake(wake_ns);
+        let begun_ns = source.engine.take_begun_ns();
+        self.reliable.wake(End::Outbound(entry), begun_ns);
         let Some(source) = self.reliable.outbound.get_mut(entry) else {
             return Next::Nobody;
         };
@@ -432,9 +442,11 @@ impl State {
     /// A remote lane acknowledges records of a source here.
     pub(in super::super) fn take_acknowledgement(&mut self, remote: usize, record: &Record<'_>) {
         let now_ns = self.round.now_ns();
-        let entry = self.reliable.by_number.get(&record.header.source);
-        let Some(source) = entry.and_then(|&entry| self.reliable.outbound.get_mut(entry)) else {
-            // It has ended since.
+        // Else it has ended since.
+        let Some(&entry) = self.reliable.by_number.get(&record.header.source) else {
+            return;
+        };
+        let Some(source) = self.reliable.outbound.get_mut(entry) else {
             return;
         };
         let Ok(said) = Acknowledgement::decode(record.payload) else {
@@ -457,17 +469,16 @@ impl State {
             }
             Err(_) => {}
         }
-        source.wake_ns = now_ns;
-        self.reliable.wake(now_ns);
+        self.reliable.wake(End::Outbound(entry), now_ns);
     }
 
-    /// Announces, repairs, gives up, and completes messages of one source.
+    /// Announces, repairs, gives up, and completes messages of one source. When to look at it again.
     pub(super) fn recover_source(
         &mut self,
         ports: &mut [LanePort],
         source: &mut Outbound,
         now_ns: i64,
-    ) {
+    ) -> i64 {
         let mut again_ns = i64::MAX;
         let before = source.engine.counters();
         for action in 0.. {
@@ -511,7 +522,7 @@ impl State {
             self.tenants.wait(source.session);
         }
         let engine_ns = source.engine.wake_ns(now_ns).unwrap_or(i64::MAX);
-        source.wake_ns = engine_ns.min(again_ns).min(source.look_ns);
+        engine_ns.min(again_ns).min(source.look_ns)
     }
 
     /// When to say it again, if it could not be said now.
