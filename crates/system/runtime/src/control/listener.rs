@@ -260,6 +260,9 @@ impl Control {
         if let Some(listener) = self.listeners.remove(&id) {
             listener.unlink();
             self.end_senders_of_frames(&listener.policy);
+            // Who waits for events holds what it looks at: it would be the last to close a socket that is closed
+            // meanwhile, and wait.
+            let _ = rustix::event::epoll::delete(&self.strangers, &listener.socket);
             // What waits to be accepted goes with it.
             self.reaper.release(id, listener);
         }
