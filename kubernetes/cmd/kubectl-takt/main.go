@@ -128,14 +128,17 @@ func table(out io.Writer, pods []report.Pod) error {
 		return err
 	}
 	to := tabwriter.NewWriter(out, 0, 0, 3, ' ', 0)
-	fmt.Fprintln(to, "NAMESPACE\tPOD\tNODE\tNETWORK\tPROGRAMS\tAROUND\tRESERVED\tSTATE")
+	fmt.Fprintln(to, "NAMESPACE\tPOD\tNODE\tNETWORK\tPROGRAMS\tVETH\tAROUND\tRESERVED\tSTATE")
 	for _, pod := range pods {
-		var networks, around, reserved []string
+		var networks, veths, around, reserved []string
 		var programs uint32
 		passed := map[string]uint64{}
 		for _, attached := range pod.Attached {
 			networks = append(networks, attached.Network+" ("+attached.Interface+")")
 			programs += attached.Programs
+			if attached.Veth != nil {
+				veths = append(veths, vethState(attached.Veth))
+			}
 			for reason, count := range attached.Around {
 				passed[reason] += count
 			}
@@ -150,10 +153,22 @@ func table(out io.Writer, pods []report.Pod) error {
 		if len(pod.Attached) > 0 {
 			attached = fmt.Sprint(programs)
 		}
-		fmt.Fprintf(to, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", pod.Namespace, pod.Pod, or(pod.Node), or(strings.Join(networks, ", ")), attached,
-			or(strings.Join(around, ", ")), or(strings.Join(reserved, ", ")), or(pod.Problem, "ok"))
+		fmt.Fprintf(to, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", pod.Namespace, pod.Pod, or(pod.Node), or(strings.Join(networks, ", ")), attached,
+			or(strings.Join(veths, ", ")), or(strings.Join(around, ", ")), or(strings.Join(reserved, ", ")), or(pod.Problem, "ok"))
 	}
 	return to.Flush()
+}
+
+// vethState says whether launch times are taken at a veth, and what becomes of those that are not.
+func vethState(veth *report.Veth) string {
+	state := "taking"
+	if !veth.Taking {
+		state = "not taking"
+	}
+	if veth.Required {
+		state += ", required"
+	}
+	return state
 }
 
 // or is the first text that is not empty, or a dash.

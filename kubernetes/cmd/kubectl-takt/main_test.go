@@ -8,6 +8,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -46,7 +47,7 @@ func api(t *testing.T, programs uint32) (kubeconfig string) {
 		case "/api/v1/namespaces/kube-system/pods/http:takt-node-x:9464/proxy/pods":
 			answer(w, report.Node{
 				Node:     "one",
-				Networks: &report.Networks{Attached: []report.Attached{{Namespace: "default", Pod: "talker", Interface: "eth0", Network: "pods", Programs: programs, Around: map[string]uint64{"no-route": 3}}}},
+				Networks: &report.Networks{Attached: []report.Attached{{Namespace: "default", Pod: "talker", Interface: "eth0", Network: "pods", Programs: programs, Veth: veths[programs], Around: map[string]uint64{"no-route": 3}}}},
 				Reserved: []report.Reserved{{Namespace: "default", Pod: "talker", Container: "main", Runtime: "4ms", Period: "10ms"}},
 			})
 		default:
@@ -64,8 +65,11 @@ func api(t *testing.T, programs uint32) (kubeconfig string) {
 	return kubeconfig
 }
 
+// veths are what the agent says of the pod's veth, by how many programs it has.
+var veths = map[uint32]*report.Veth{2: {Device: "veth1", Taking: true, Required: true}}
+
 func TestPodsAreShownAsATableAndAsJSON(t *testing.T) {
-	for programs, code := range map[uint32]int{1: 0, 0: 3} {
+	for programs, code := range map[uint32]int{2: 0, 1: 0, 0: 3} {
 		kubeconfig := api(t, programs)
 		var out, errs bytes.Buffer
 		if got := run(context.Background(), []string{"-kubeconfig", kubeconfig}, &out, &errs); got != code || errs.Len() > 0 {
@@ -76,7 +80,10 @@ func TestPodsAreShownAsATableAndAsJSON(t *testing.T) {
 		if programs == 0 {
 			state = "no program of it has attached: is it dynamically linked, and does it ask for launch times (SO_TXTIME)?"
 		}
-		want := []string{"default", "talker", "one", "pods", "(eth0)", string('0' + rune(programs)), "3", "no-route", "main", "4ms/10ms"}
+		want := []string{"default", "talker", "one", "pods", "(eth0)", string('0' + rune(programs)), "-", "3", "no-route", "main", "4ms/10ms"}
+		if veths[programs] != nil {
+			want = slices.Replace(want, 6, 7, "taking,", "required")
+		}
 		if fields := strings.Fields(strings.TrimSuffix(lines[1], state)); strings.Join(fields, " ") != strings.Join(want, " ") {
 			t.Errorf("%q and not %q", fields, want)
 		}

@@ -21,6 +21,9 @@ const SocketName = "takt.sock"
 // networkName is the file beside it that names the CNI network, for GC.
 const networkName = "network"
 
+// deviceName is the file beside it that names the node's end of the interface, if it is a veth.
+const deviceName = "device"
+
 // longestIdentity is what taktd takes.
 const longestIdentity = 128
 
@@ -69,8 +72,8 @@ func (a attachment) lock() (unlock func(), err error) {
 	}
 }
 
-// create makes the attachment's directory, with the name of its network in it.
-func (a attachment) create(network string) error {
+// create makes the attachment's directory, with the names of its network and of the node's device in it.
+func (a attachment) create(network, device string) error {
 	if len(a.socket()) > longestSocket {
 		return invalid("directory %q: the pod's socket would be %s, which is longer than %d bytes: choose a shorter directory", a.root, a.socket(), longestSocket)
 	}
@@ -83,6 +86,12 @@ func (a attachment) create(network string) error {
 	}
 	if err := os.WriteFile(filepath.Join(a.directory(), networkName), []byte(network), 0o644); err != nil {
 		return failure("cannot write the attachment's network", err)
+	}
+	if device == "" {
+		return nil
+	}
+	if err := os.WriteFile(filepath.Join(a.directory(), deviceName), []byte(device), 0o644); err != nil {
+		return failure("cannot write the attachment's device", err)
 	}
 	return nil
 }
@@ -109,6 +118,16 @@ func (a attachment) network() (string, error) {
 	name, err := os.ReadFile(filepath.Join(a.directory(), networkName))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return "", failure("cannot read the attachment's network", err)
+	}
+	return string(name), nil
+}
+
+// Device is the node's end of the interface that a directory of sockets is of; empty if it is no veth, or was attached
+// by a plugin that did not say.
+func Device(directory string) (string, error) {
+	name, err := os.ReadFile(filepath.Join(directory, deviceName))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return "", failure("cannot read the attachment's device", err)
 	}
 	return string(name), nil
 }

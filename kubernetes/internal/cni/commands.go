@@ -100,7 +100,7 @@ func add(args *skel.CmdArgs) (err error) {
 
 // attach gives the pod its place in the network.
 func (c *Config) attach(args *skel.CmdArgs, at attachment, result *types100.Result) error {
-	of, err := endpoint(args.Netns, args.IfName, result)
+	of, device, err := endpoint(args.Netns, args.IfName, result)
 	if err != nil {
 		return err
 	}
@@ -112,7 +112,7 @@ func (c *Config) attach(args *skel.CmdArgs, at attachment, result *types100.Resu
 	if err := runtime.network(c); err != nil {
 		return err
 	}
-	if err := at.create(c.Name); err != nil {
+	if err := at.create(c.Name, device); err != nil {
 		return err
 	}
 	return runtime.set(c.listener(at, identity(args), of))
@@ -192,7 +192,7 @@ func check(args *skel.CmdArgs) error {
 	if err != nil || !selected {
 		return err
 	}
-	of, err := endpoint(args.Netns, args.IfName, result)
+	of, _, err := endpoint(args.Netns, args.IfName, result)
 	if err != nil {
 		return err
 	}

@@ -131,6 +131,9 @@ type ThreadState struct {
 	Inner int
 }
 
+// Unified is where the unified hierarchy (cgroup v2) is below a root.
+func Unified(root string) (string, error) { return cgroupRoot(root, "") }
+
 // cgroupRoot finds where a controller is mounted: "" stands for the unified hierarchy.
 func cgroupRoot(root, controller string) (string, error) {
 	base := filepath.Join(root, "sys/fs/cgroup")

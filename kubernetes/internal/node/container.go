@@ -32,6 +32,8 @@ const (
 	// reasonNetwork and reasonUnattached are of containers of time-sensitive pods.
 	reasonNetwork    = "NetworkRefused"
 	reasonUnattached = "NetworkUnattached"
+	// reasonVeth is of launch times that are taken at a pod's veth.
+	reasonVeth = "NetworkVeth"
 	// Those of the node's own events.
 	reasonReclaimed     = "BandwidthReclaimed"
 	reasonBandwidthLost = "BandwidthLost"

@@ -341,6 +341,13 @@ func (m *member) endpointsOf(all []*adminv1.ListenerStatus) []network.Endpoint {
 		listeners[listener.GetPath()] = listener
 		endpoint := network.Endpoint{Network: listener.GetEndpoint().GetNetwork(), MAC: strings.ToLower(listener.GetEndpoint().GetMac()), Addresses: listener.GetEndpoint().GetAddresses()}
 		endpoint.Namespace, endpoint.Pod, endpoint.Interface = cni.Named(listener.GetIdentity())
+		if veth := m.n.veths.at(listener.GetPath()); veth != nil {
+			if state := veth.state(); state.Taking {
+				endpoint.Veth = state.Device
+			} else {
+				endpoint.VethProblem = state.Problem
+			}
+		}
 		found = append(found, endpoint)
 	}
 	m.mu.Lock()

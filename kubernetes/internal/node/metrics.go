@@ -48,6 +48,8 @@ var (
 	lost     = prometheus.NewDesc("takt_node_bandwidth_lost_ppm", "Parts per million of a core that the kernel counts and no thread has.", nil, nil)
 	reclaims = prometheus.NewDesc("takt_node_bandwidth_reclaimed_total", "How often the kernel was made to count anew, and what was lost came back.", nil, nil)
 
+	vethsLooked = prometheus.NewDesc("takt_node_veths", "Veths of time-sensitive pods, by whether launch times are taken there at the moment.", []string{"taking"}, nil)
+
 	claimThreads   = prometheus.NewDesc("takt_reservation_threads", "Threads that hold a reservation of the request.", ofClaim, nil)
 	claimFree      = prometheus.NewDesc("takt_reservation_free", "Reservations of the request that no thread holds.", ofClaim, nil)
 	claimLeftOut   = prometheus.NewDesc("takt_reservation_left_out_threads", "Threads whose names match the request and that found no reservation left.", ofClaim, nil)
@@ -92,7 +94,7 @@ func (m *metrics) hook(name string) (end func()) {
 // Describe implements prometheus.Collector.
 func (m *metrics) Describe(to chan<- *prometheus.Desc) {
 	for _, desc := range []*prometheus.Desc{
-		coreBound, coreTaken, coreHealth, tardiness, admitted, outside, lost, reclaims, claimThreads, claimFree, claimLeftOut, claimCPU, claimDelay, claimSamples, claimExhausted, claimRestored, claimNarrowed, claimUnpinned, claimRevived,
+		coreBound, coreTaken, coreHealth, tardiness, admitted, outside, lost, reclaims, vethsLooked, claimThreads, claimFree, claimLeftOut, claimCPU, claimDelay, claimSamples, claimExhausted, claimRestored, claimNarrowed, claimUnpinned, claimRevived,
 	} {
 		to <- desc
 	}
@@ -107,6 +109,11 @@ func (m *metrics) Collect(to chan<- prometheus.Metric) {
 		to <- prometheus.MustNewConstMetric(desc, prometheus.CounterValue, value, labels...)
 	}
 	n := m.n
+	if n.veths != nil {
+		taking, not := n.veths.counts()
+		gauge(vethsLooked, float64(taking), "true")
+		gauge(vethsLooked, float64(not), "false")
+	}
 	for _, core := range n.health("/") {
 		healthy := 0.0
 		if core.Health == health.HealthStatus_HEALTHY {

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -20,6 +21,8 @@ import (
 const (
 	annotationPreload   = "takt.dev/preload"
 	annotationInterface = "takt.dev/interface"
+	annotationPath      = "takt.dev/path"
+	annotationClass     = "takt.dev/class"
 )
 
 // Where a container finds its runtime.
@@ -38,6 +41,20 @@ const (
 	preloadRequired = "required"
 	preloadOff      = "off"
 )
+
+// Path says where launch times of a pod's programs are taken.
+type Path string
+
+const (
+	// PathPreload: in the programs, by the preload.
+	PathPreload Path = "preload"
+	// PathVeth: at the node's end of the pod's veth, by `takt veth attach`.
+	PathVeth Path = "veth"
+	// PathBoth: at the veth, what the preload has not taken.
+	PathBoth Path = "both"
+)
+
+func (p Path) known() bool { return p == PathPreload || p == PathVeth || p == PathBoth }
 
 // Unattached says what becomes of containers of a time-sensitive pod that no network has attached.
 type Unattached string
@@ -59,6 +76,10 @@ type NetworkConfig struct {
 	Plugins string `json:"plugins,omitempty"`
 	// Preload is the host's directory takt-preload, with a library for each C library, or its libtakt_preload.so alone.
 	Preload string `json:"preload"`
+	// Takt is the host's program, which takes launch times at veths.
+	Takt string `json:"takt,omitempty"`
+	// Path is that of time-sensitive pods that do not say.
+	Path Path `json:"path,omitempty"`
 	// Unattached is refuse or start.
 	Unattached Unattached `json:"unattached,omitempty"`
 	// Objects: the node is kept in step with the cluster's TaktNetworks, GateSchedules and TaktNodes.
@@ -78,13 +99,22 @@ func (c *NetworkConfig) validate() error {
 	if c.Plugins == "" {
 		c.Plugins = "/opt/cni/bin"
 	}
+	if c.Takt == "" {
+		c.Takt = "/usr/bin/takt"
+	}
+	if c.Path == "" {
+		c.Path = PathBoth
+	}
 	if c.Unattached == "" {
 		c.Unattached = RefuseUnattached
 	}
-	for name, path := range map[string]string{"sockets": c.Sockets, "adminSocket": c.AdminSocket, "plugins": c.Plugins, "preload": c.Preload} {
+	for name, path := range map[string]string{"sockets": c.Sockets, "adminSocket": c.AdminSocket, "plugins": c.Plugins, "preload": c.Preload, "takt": c.Takt} {
 		if !filepath.IsAbs(path) {
 			mistakes = append(mistakes, fmt.Errorf("network.%s %q is not an absolute path", name, path))
 		}
+	}
+	if !c.Path.known() {
+		mistakes = append(mistakes, fmt.Errorf("network.path %q is not known: write %s, %s or %s", c.Path, PathPreload, PathVeth, PathBoth))
 	}
 	if c.Unattached != RefuseUnattached && c.Unattached != StartUnattached {
 		mistakes = append(mistakes, fmt.Errorf("network.unattached %q is not known: write %s or %s", c.Unattached, RefuseUnattached, StartUnattached))
@@ -96,11 +126,11 @@ func (c *NetworkConfig) validate() error {
 }
 
 // connect gives a container of an attached pod its socket and, where that is wanted, the preload.
-func (n *Node) connect(sandbox *api.PodSandbox, ctr *api.Container, adjustment *api.ContainerAdjustment) error {
+func (n *Node) connect(ctx context.Context, sandbox *api.PodSandbox, ctr *api.Container, adjustment *api.ContainerAdjustment) error {
 	if n.config.Network == nil {
 		return nil
 	}
-	sensitive, preload, err := wishes(sandbox.GetAnnotations(), ctr.GetName())
+	wish, err := n.wishes(sandbox.GetAnnotations(), ctr.GetName())
 	if err != nil {
 		return err
 	}
@@ -110,7 +140,7 @@ func (n *Node) connect(sandbox *api.PodSandbox, ctr *api.Container, adjustment *
 		return fmt.Errorf("cannot see what the pod is attached to: %w", err)
 	}
 	if len(attached) == 0 {
-		if !sensitive {
+		if !wish.sensitive {
 			return nil
 		}
 		err := refuse(codeUnattached, "the pod is time-sensitive (%s), and no network has attached it: put takt-cni into the CNI configuration of the node, or remove the annotation", cni.Annotation)
@@ -128,11 +158,14 @@ func (n *Node) connect(sandbox *api.PodSandbox, ctr *api.Container, adjustment *
 		chosen = wanted
 	}
 	if err := n.allowed(sandbox, attached); err != nil {
-		if sensitive {
+		if wish.sensitive {
 			return err
 		}
 		n.tell(podOf(sandbox), reasonUnattached, "container "+ctr.GetName()+" starts without the socket of its pod", err)
 		return nil
+	}
+	if err := n.takeAtVeths(ctx, sandbox, wish, attached, true); err != nil {
+		return err
 	}
 	// The directory and not the socket: a taktd that starts again makes a new one.
 	adjustment.AddMount(&api.Mount{
@@ -141,7 +174,7 @@ func (n *Node) connect(sandbox *api.PodSandbox, ctr *api.Container, adjustment *
 	if _, set := variable(ctr, "TAKT_SOCKET"); !set {
 		adjustment.AddEnv("TAKT_SOCKET", filepath.Join(containerSockets, chosen, cni.SocketName))
 	}
-	if preload == preloadOff {
+	if wish.preload == preloadOff {
 		return nil
 	}
 	if missingBelow(n.host, n.config.Network.Preload) {
@@ -158,7 +191,7 @@ func (n *Node) connect(sandbox *api.PodSandbox, ctr *api.Container, adjustment *
 		libraries += ":" + others
 	}
 	adjustment.AddEnv("LD_PRELOAD", libraries)
-	if preload == preloadRequired {
+	if wish.preload == preloadRequired {
 		adjustment.AddEnv("TAKT_PRELOAD", "required")
 	}
 	return nil
@@ -170,8 +203,8 @@ func (n *Node) missing(sandbox *api.PodSandbox, ctr *api.Container) error {
 	if n.config.Network == nil || slices.ContainsFunc(ctr.GetMounts(), func(m *api.Mount) bool { return m.GetDestination() == containerSockets }) {
 		return nil
 	}
-	sensitive, _, err := wishes(sandbox.GetAnnotations(), ctr.GetName())
-	if !sensitive || err != nil {
+	wish, err := n.wishes(sandbox.GetAnnotations(), ctr.GetName())
+	if !wish.sensitive || err != nil {
 		return err
 	}
 	attached, err := interfaces(filepath.Join(n.config.Network.Sockets, sandbox.GetId()))
@@ -182,15 +215,42 @@ func (n *Node) missing(sandbox *api.PodSandbox, ctr *api.Container) error {
 	return refuse(codeWithout, "it was started while takt-node was away, and has neither the socket of its pod nor the preload")
 }
 
-// wishes are what a pod's annotations say for a container: whether the pod is time-sensitive, and its preload.
-func wishes(annotations map[string]string, container string) (sensitive bool, preload string, err error) {
+// wish is what a pod's annotations say for a container.
+type wish struct {
+	// sensitive: the pod is time-sensitive.
+	sensitive bool
+	// preload is the container's.
+	preload string
+	path    Path
+	// asked: the path is the pod's own word.
+	asked bool
+	// required: what cannot be sent at its time must not leave, of any of the pod's containers.
+	required bool
+	// class of all packets that are taken at a veth; empty: by their DSCP.
+	class string
+}
+
+// veth says whether launch times are to be taken at the pod's veths.
+func (w wish) veth() bool { return w.path == PathVeth || w.path == PathBoth }
+
+// strict says that no container of the pod may run while they are not.
+func (w wish) strict() bool { return w.required || w.asked }
+
+// wishes are what a pod's annotations say for a container.
+func (n *Node) wishes(annotations map[string]string, container string) (wish, error) {
+	w := wish{path: PathPreload}
 	switch value := annotations[cni.Annotation]; value {
 	case "true":
-		sensitive, preload = true, preloadOn
+		w.sensitive, w.preload, w.path = true, preloadOn, n.config.Network.Path
 	case "", "false":
-		preload = preloadOff
+		w.preload = preloadOff
 	default:
-		return false, "", refuse(codeAnnotation, "%s is %q: write \"true\" or \"false\"", cni.Annotation, value)
+		return wish{}, refuse(codeAnnotation, "%s is %q: write \"true\" or \"false\"", cni.Annotation, value)
+	}
+	if value, there := annotations[annotationPath]; there {
+		if w.path, w.asked = Path(value), true; !w.path.known() {
+			return wish{}, refuse(codeAnnotation, "%s is %q: write %q, %q or %q", annotationPath, value, PathPreload, PathVeth, PathBoth)
+		}
 	}
 	for _, name := range []string{annotationPreload, annotationPreload + "." + container} {
 		value, there := annotations[name]
@@ -198,11 +258,23 @@ func wishes(annotations map[string]string, container string) (sensitive bool, pr
 			continue
 		}
 		if value != preloadOn && value != preloadRequired && value != preloadOff {
-			return false, "", refuse(codeAnnotation, "%s is %q: write %q, %q or %q", name, value, preloadOn, preloadRequired, preloadOff)
+			return wish{}, refuse(codeAnnotation, "%s is %q: write %q, %q or %q", name, value, preloadOn, preloadRequired, preloadOff)
 		}
-		preload = value
+		w.preload = value
 	}
-	return sensitive, preload, nil
+	// A veth is all containers': what one of them requires holds there for all.
+	for name, value := range annotations {
+		if (name == annotationPreload || strings.HasPrefix(name, annotationPreload+".")) && value == preloadRequired {
+			w.required = true
+		}
+	}
+	if w.path == PathVeth {
+		w.preload = preloadOff
+	}
+	if w.class = annotations[annotationClass]; w.class != "" && (len(w.class) != 1 || w.class < "0" || w.class > "7") {
+		return wish{}, refuse(codeAnnotation, "%s is %q: write a traffic class from 0 to 7", annotationClass, w.class)
+	}
+	return w, nil
 }
 
 // interfaces are those of a pod that takt-cni has attached, by name.

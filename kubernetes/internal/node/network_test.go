@@ -22,7 +22,7 @@ import (
 func TestContainersOfAttachedPodsGetTheirRuntime(t *testing.T) {
 	s := newSite(t)
 	s.stop()
-	s.config.Network = &NetworkConfig{Sockets: filepath.Join(s.dir, "cni"), Preload: s.library()}
+	s.config.Network = &NetworkConfig{Sockets: filepath.Join(s.dir, "cni"), Preload: s.library(), Path: PathPreload}
 	if err := s.config.Network.validate(); err != nil {
 		t.Fatal(err)
 	}
@@ -121,7 +121,7 @@ func TestAnAgentOfNetworksOnlyNeedsNoReservations(t *testing.T) {
 	s := newSite(t)
 	s.stop()
 	s.config.Cores, s.backend = NoCores, unopened{}
-	s.config.Network = &NetworkConfig{Sockets: filepath.Join(s.dir, "cni"), Preload: s.library()}
+	s.config.Network = &NetworkConfig{Sockets: filepath.Join(s.dir, "cni"), Preload: s.library(), Path: PathPreload}
 	if err := s.config.Network.validate(); err != nil {
 		t.Fatal(err)
 	}
@@ -155,7 +155,7 @@ func TestAnAgentOfNetworksOnlyNeedsNoReservations(t *testing.T) {
 func TestAContainerThatStartedWithoutItsRuntimeIsEnded(t *testing.T) {
 	s := newSite(t)
 	s.stop()
-	s.config.Network = &NetworkConfig{Sockets: filepath.Join(s.dir, "cni"), Preload: s.library()}
+	s.config.Network = &NetworkConfig{Sockets: filepath.Join(s.dir, "cni"), Preload: s.library(), Path: PathPreload}
 	if err := s.config.Network.validate(); err != nil {
 		t.Fatal(err)
 	}
@@ -249,7 +249,7 @@ func TestAMissingPreloadIsRefusedByName(t *testing.T) {
 	s.stop()
 	// A link whose target is not there is as good as nothing; one that leads from the host's root to it is not.
 	missing := filepath.Join(s.dir, "missing")
-	s.config.Network = &NetworkConfig{Sockets: filepath.Join(s.dir, "cni"), Preload: filepath.Join(s.dir, "link")}
+	s.config.Network = &NetworkConfig{Sockets: filepath.Join(s.dir, "cni"), Preload: filepath.Join(s.dir, "link"), Path: PathPreload}
 	if err := s.config.Network.validate(); err != nil {
 		t.Fatal(err)
 	}
@@ -293,7 +293,7 @@ func TestContainersGetALibraryForEachLoader(t *testing.T) {
 	if err := os.Mkdir(libraries, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	s.config.Network = &NetworkConfig{Sockets: filepath.Join(s.dir, "cni"), Preload: libraries}
+	s.config.Network = &NetworkConfig{Sockets: filepath.Join(s.dir, "cni"), Preload: libraries, Path: PathPreload}
 	if err := s.config.Network.validate(); err != nil {
 		t.Fatal(err)
 	}
@@ -333,6 +333,8 @@ func TestTheNetworkOfAConfigurationIsChecked(t *testing.T) {
 		"cores: all\nnetwork: {}":                                      "network.preload",
 		"cores: all\nnetwork: {preload: /l.so, sockets: run}":          "network.sockets",
 		"cores: all\nnetwork: {preload: /l.so, unattached: perhaps}":   "network.unattached",
+		"cores: all\nnetwork: {preload: /l.so, path: bridge}":          "network.path",
+		"cores: all\nnetwork: {preload: /l.so, takt: takt}":            "network.takt",
 		"cores: all\nnetwork: {preload: /l.so, peers: true}":           "network.objects",
 		"cores: all\nnetwork: {preload: /l.so, sockts: /run/takt/cni}": "sockts",
 	} {
@@ -344,7 +346,7 @@ func TestTheNetworkOfAConfigurationIsChecked(t *testing.T) {
 		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v", text, err)
 		}
-		if err == nil && (config.Network.Sockets != "/run/takt/cni" || config.Network.Unattached != RefuseUnattached) {
+		if err == nil && (config.Network.Sockets != "/run/takt/cni" || config.Network.Unattached != RefuseUnattached || config.Network.Path != PathBoth) {
 			t.Errorf("%+v", config.Network)
 		}
 	}

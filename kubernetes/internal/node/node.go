@@ -54,6 +54,8 @@ type Node struct {
 	status  *statusWriter
 	// cluster is the node's part in the cluster's networks; nil if it has none.
 	cluster *member
+	// veths is nil without networks.
+	veths *veths
 
 	// order wakes the one who publishes the cores in their new order.
 	order chan struct{}
@@ -92,6 +94,9 @@ func New(name string, config Config, client kubernetes.Interface, events recorde
 		order:   make(chan struct{}, 1),
 		offer:   offer,
 		claims:  map[types.UID]*prepared{}, containers: map[string]*container{}, holders: map[string]*container{},
+	}
+	if config.Network != nil {
+		n.veths = newVeths(n)
 	}
 	n.metrics = newMetrics(n)
 	n.status = newStatusWriter(client, n)
@@ -132,6 +137,9 @@ func (n *Node) serve(ctx context.Context, logger klog.Logger) error {
 		return err
 	}
 	var background sync.WaitGroup
+	if n.veths != nil {
+		defer n.veths.close()
+	}
 	defer background.Wait()
 	defer cancel(nil)
 

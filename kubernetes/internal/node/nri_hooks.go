@@ -133,6 +133,7 @@ func (p *nriPlugin) Synchronize(ctx context.Context, pods []*api.PodSandbox, all
 	for _, c := range gone {
 		n.forget(ctx, c)
 	}
+	n.takeAgain(ctx, pods, all)
 	n.setConnected(true)
 	go n.sweep(context.WithoutCancel(ctx))
 	return nil, nil
@@ -197,7 +198,7 @@ func (p *nriPlugin) CreateContainer(ctx context.Context, sandbox *api.PodSandbox
 	n, pod := p.n, podOf(sandbox)
 	defer n.metrics.hook("CreateContainer")()
 	adjustment := &api.ContainerAdjustment{}
-	if err := n.connect(sandbox, ctr, adjustment); err != nil {
+	if err := n.connect(ctx, sandbox, ctr, adjustment); err != nil {
 		n.metrics.failures.WithLabelValues("create").Inc()
 		n.tell(pod, reasonNetwork, "container "+ctr.GetName(), err)
 		return nil, nil, err
@@ -414,6 +415,20 @@ func (p *nriPlugin) StopContainer(ctx context.Context, _ *api.PodSandbox, ctr *a
 	}
 	p.n.ended(ctx, ctr.GetId())
 	return nil, nil
+}
+
+// StopPodSandbox is told when a pod ends, and loses its interfaces.
+func (p *nriPlugin) StopPodSandbox(_ context.Context, sandbox *api.PodSandbox) error {
+	if p.n.veths != nil {
+		// The runtime does not wait for that: it ends with its device, too.
+		go p.n.veths.forget(sandbox.GetId())
+	}
+	return nil
+}
+
+// RemovePodSandbox is told when nothing of the pod is left.
+func (p *nriPlugin) RemovePodSandbox(ctx context.Context, sandbox *api.PodSandbox) error {
+	return p.StopPodSandbox(ctx, sandbox)
 }
 
 // RemoveContainer is told when nothing of the container is left.

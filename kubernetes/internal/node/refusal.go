@@ -31,6 +31,7 @@ const (
 	codeNoNetwork   = "NetworkNotServed"
 	codeNotAllowed  = "NotAllowed"
 	codeNoPreload   = "PreloadMissing"
+	codeNoVeth      = "VethNotTaken"
 	// What the kernel says of a reservation that this agent would give.
 	codeKernelBusy   = "KernelBandwidthExceeded"
 	codeNotPermitted = "NotPermitted"

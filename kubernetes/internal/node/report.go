@@ -61,6 +61,13 @@ func (n *Node) attached(ctx context.Context) ([]report.Attached, error) {
 			Programs: status.GetSessions(), Refused: status.GetUndeclared(),
 		}
 		one.Namespace, one.Pod, one.Interface = cni.Named(listener.GetIdentity())
+		if veth := n.veths.at(listener.GetPath()); veth != nil {
+			one.Veth = veth.state()
+			if one.Veth.Taking && one.Programs > 0 {
+				// Its own session is no program of the pod's.
+				one.Programs--
+			}
+		}
 		for _, stream := range status.GetStreams() {
 			one.Refused += stream.GetRefusedWindow() + stream.GetRefusedSize() + stream.GetRefusedExcess()
 		}

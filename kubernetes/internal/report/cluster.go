@@ -133,7 +133,14 @@ func lacks(pod *corev1.Pod, one *Pod, node *Node, silent error) string {
 		return "taktd of its node does not answer: systemctl status taktd"
 	case len(one.Attached) == 0:
 		return "no network has attached it: put takt-cni into the CNI configuration of its node"
-	case !slices.ContainsFunc(one.Attached, func(a Attached) bool { return a.Programs > 0 }):
+	}
+	for _, attached := range one.Attached {
+		if attached.Veth != nil && attached.Veth.Problem != "" {
+			return "launch times are not taken at " + attached.Veth.Device + ", the veth of " + attached.Interface + ": " + attached.Veth.Problem
+		}
+	}
+	switch {
+	case !slices.ContainsFunc(one.Attached, func(a Attached) bool { return a.Programs > 0 || a.Veth != nil && a.Veth.Taking }):
 		return "no program of it has attached: is it dynamically linked, and does it ask for launch times (SO_TXTIME)?"
 	}
 	return ""

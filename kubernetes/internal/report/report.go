@@ -29,13 +29,28 @@ type Attached struct {
 	Addresses []string `json:"addresses"`
 	// Classes are the traffic classes of IEEE 802.1Q that it may use.
 	Classes []uint32 `json:"classes"`
-	// Programs are sessions with taktd at the moment.
+	// Veth: launch times are to be taken at the node's end of its interface; nil: nobody wants that.
+	Veth *Veth `json:"veth,omitempty"`
+	// Programs are sessions of the pod's own programs with taktd at the moment.
 	Programs uint32 `json:"programs"`
 	// Around counts datagrams with a launch time that programs did not give to taktd, by reason (docs/reference/preload.md):
 	// they took the kernel's way or were refused.
 	Around map[string]uint64 `json:"around,omitempty"`
 	// Refused counts frames of no declared stream, and those outside of theirs.
 	Refused uint64 `json:"refused"`
+}
+
+// Veth is the node's end of a pod's interface, where launch times of programs are taken that are not preloaded.
+type Veth struct {
+	Device string `json:"device"`
+	// Taking: they are, at the moment.
+	Taking bool `json:"taking"`
+	// Required: what has one and is not sent at that time is dropped.
+	Required bool `json:"required"`
+	// Restarts counts how often they were not for a while.
+	Restarts int `json:"restarts"`
+	// Problem is why they are not.
+	Problem string `json:"problem,omitempty"`
 }
 
 // Reserved is a container with a reservation.

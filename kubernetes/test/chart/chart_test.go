@@ -261,7 +261,7 @@ func TestTheChartGivesTheAgentWhatANetworkNeeds(t *testing.T) {
 	}
 	want := node.NetworkConfig{
 		Sockets: "/run/takt/cni", AdminSocket: "/run/takt/admin.sock", Plugins: "/opt/cni/bin",
-		Preload: "/usr/lib/x86_64-linux-gnu/takt-preload", Unattached: node.StartUnattached,
+		Preload: "/usr/lib/x86_64-linux-gnu/takt-preload", Unattached: node.StartUnattached, Path: node.PathBoth, Takt: "/usr/bin/takt",
 	}
 	if config.Network == nil || *config.Network != want {
 		t.Errorf("the agent reads %+v", config.Network)
@@ -384,6 +384,8 @@ func TestValuesThatMeanNothingAreRefused(t *testing.T) {
 		{"config": map[string]any{"cores": "1"}, "hostPaths": map[string]any{"cdi": "relative"}},
 		{"config": map[string]any{"cores": "1"}, "network": map[string]any{"enabled": true, "preload": ""}},
 		{"config": map[string]any{"cores": "1"}, "network": map[string]any{"unattached": "perhaps"}},
+		{"config": map[string]any{"cores": "1"}, "network": map[string]any{"enabled": true, "path": "bridge"}},
+		{"config": map[string]any{"cores": "1"}, "network": map[string]any{"enabled": true, "takt": "takt"}},
 		{"config": map[string]any{"cores": "1"}, "network": map[string]any{"objects": true}},
 		{"config": map[string]any{"cores": "1"}, "controller": map[string]any{"lead": "soon"}},
 	} {

@@ -328,6 +328,15 @@ func TestAFlannelNetworkBecomesTimeAwareByAChainedPlugin(t *testing.T) {
 	ping(t, places[0], addresses[1])
 	far := capturing(t, places[1], "eth0")
 	container := filepath.Base(filepath.Dir(filepath.Dir(first(nodes[0].listeners()))))
+	// The node's end of the pod's interface, for those who take launch times there.
+	device, err := os.ReadFile(nodes[0].path("pods/" + container + "/eth0/device"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	index := strings.TrimSpace(must(t, "ip", "netns", "exec", places[0], "cat", "/sys/class/net/eth0/iflink"))
+	if of := must(t, "ip", "-n", namespaces[0], "link", "show", "dev", string(device)); !strings.HasPrefix(of, index+": ") {
+		t.Errorf("the device is said to be %s, which is %s, and not number %s", device, of, index)
+	}
 	nodes[0].talk(places[0], container, "eth0", addresses[1])
 	far.arrive(addresses[0])
 	if sent := nodes[0].sent("pods"); sent != messages {

@@ -46,6 +46,8 @@ app.kubernetes.io/instance: {{ .Release.Name }}
   "adminSocket" (printf "%s/admin.sock" $paths.takt)
   "plugins" $paths.cni
   "preload" .Values.network.preload
+  "path" .Values.network.path
+  "takt" .Values.network.takt
   "unattached" .Values.network.unattached
   "objects" .Values.network.objects
   "peers" (and .Values.network.objects .Values.network.peers)) }}

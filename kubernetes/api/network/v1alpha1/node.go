@@ -216,6 +216,12 @@ type Endpoint struct {
 	// +optional
 	// +listType=atomic
 	Addresses []string `json:"addresses,omitempty"`
+	// Veth is the node's end of it where launch times of programs are taken that are not preloaded; absent: nowhere, or not now.
+	// +optional
+	Veth string `json:"veth,omitempty"`
+	// VethProblem is why they are not, although the pod wants it.
+	// +optional
+	VethProblem string `json:"vethProblem,omitempty"`
 }
 
 // States of an assignment on a node.
