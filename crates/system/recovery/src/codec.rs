@@ -45,7 +45,7 @@ impl Acknowledgement {
         bytes[0..4].copy_from_slice(&self.next.to_le_bytes());
         bytes[4..8].copy_from_slice(&self.limit.to_le_bytes());
         bytes[8..12].copy_from_slice(&self.span.to_le_bytes());
-        // Behind it 4 bytes of zeros.
+        bytes[12..16].copy_from_slice(&self.lacking.to_le_bytes());
         bytes[16..24].copy_from_slice(&self.stamp_ns.to_le_bytes());
         bytes[24..32].copy_from_slice(&self.held_ns.to_le_bytes());
         for (word, space) in self.here.iter().zip(bytes[32..].chunks_exact_mut(8)) {
@@ -70,6 +70,7 @@ impl Acknowledgement {
             limit: u32::from_le_bytes(field(bytes, 4)),
             span: u32::from_le_bytes(field(bytes, 8)),
             here,
+            lacking: u32::from_le_bytes(field(bytes, 12)),
             stamp_ns: i64::from_le_bytes(field(bytes, 16)),
             held_ns: i64::from_le_bytes(field(bytes, 24)),
         })
@@ -89,11 +90,11 @@ mod tests {
     proptest! {
         #[test]
         fn what_is_written_is_read_back(
-            numbers in any::<[u32; 3]>(), times in any::<[i64; 2]>(), here in any::<[u64; 4]>(),
+            numbers in any::<[u32; 4]>(), times in any::<[i64; 2]>(), here in any::<[u64; 4]>(),
         ) {
-            let [next, limit, span] = numbers;
+            let [next, limit, span, lacking] = numbers;
             let [stamp_ns, held_ns] = times;
-            let said = Acknowledgement { next, limit, span, here, stamp_ns, held_ns };
+            let said = Acknowledgement { next, limit, span, here, lacking, stamp_ns, held_ns };
             prop_assert_eq!(Acknowledgement::decode(&said.encode()), Ok(said));
             let said = Announce { oldest: next, next: limit, round_trip_ns: held_ns, stamp_ns };
             prop_assert_eq!(Announce::decode(&said.encode()), Ok(said));
@@ -113,11 +114,15 @@ mod tests {
             limit: 0x0807_0605,
             span: 70,
             here: [1, 0x20, 0, 0],
+            lacking: 6,
             stamp_ns: 9,
             held_ns: 10,
         };
         let bytes = said.encode();
-        assert_eq!(bytes[..12], [1, 2, 3, 4, 5, 6, 7, 8, 70, 0, 0, 0]);
+        assert_eq!(
+            bytes[..16],
+            [1, 2, 3, 4, 5, 6, 7, 8, 70, 0, 0, 0, 6, 0, 0, 0]
+        );
         assert_eq!(
             (bytes[16], bytes[24], bytes[32], bytes[40]),
             (9, 10, 1, 0x20)

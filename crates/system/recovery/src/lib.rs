@@ -197,6 +197,9 @@ pub struct Acknowledgement {
     pub span: u32,
     /// Bit `i % 64` of word `i / 64`: message `next + i` is here. Clear and below `span`: missing.
     pub here: [u64; SPAN as usize / 64],
+    /// Of the messages before it that were not acknowledged before, some did not get to every sink: one had no room. None,
+    /// if it is not behind the `next` of an earlier acknowledgement.
+    pub lacking: u32,
     /// The stamp of the newest datagram, as it came.
     pub stamp_ns: i64,
     /// How long ago that was.

@@ -72,6 +72,8 @@ pub struct Receiver {
     room: Option<u32>,
     /// Granted so far: never taken back.
     granted: u64,
+    /// Sinks lack some of what is before it.
+    lacking: u64,
     /// When the next acknowledgement is due.
     due_ns: Option<i64>,
     /// The last acknowledgement: when, and what it granted.
@@ -103,6 +105,7 @@ impl Receiver {
             backoff: 0,
             room: None,
             granted: ORIGIN,
+            lacking: ORIGIN,
             due_ns: None,
             last_ns: None,
             told: ORIGIN,
@@ -130,7 +133,7 @@ impl Receiver {
             let oldest = extend(ORIGIN, said.oldest);
             (self.delivered, self.next, self.end) = (oldest, oldest, oldest);
             (self.oldest, self.told, self.started) = (oldest, oldest, true);
-            self.granted = oldest;
+            (self.granted, self.lacking) = (oldest, oldest);
         }
         let oldest = extend(self.next, said.oldest);
         self.oldest = self.oldest.max(oldest);
@@ -211,6 +214,11 @@ impl Receiver {
         if self.started {
             self.grant(now_ns);
         }
+    }
+
+    /// Some sink did without a delivered message, which ends before this one.
+    pub fn note_lacking(&mut self, end: u32) {
+        self.lacking = self.lacking.max(extend(self.next, end));
     }
 
     /// The first message that is missing: all before it are here, or will never be.
@@ -304,6 +312,10 @@ impl Receiver {
             limit: self.limit() as u32,
             span,
             here,
+            // What is far back stays behind, whatever is counted modulo.
+            lacking: self
+                .lacking
+                .max(self.next.saturating_sub(u64::from(MAX_WINDOW))) as u32,
             stamp_ns: self.stamp.0,
             held_ns: now_ns.saturating_sub(self.stamp.1),
         })

@@ -22,6 +22,7 @@ fn said(next: u32) -> Acknowledgement {
         limit: next + 16,
         span: 0,
         here: [0; 4],
+        lacking: next,
         stamp_ns: 0,
         held_ns: 0,
     }

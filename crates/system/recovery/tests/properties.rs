@@ -437,7 +437,7 @@ prop_compose! {
         next in number(), room in number(), span in number(), here in any::<[u64; 4]>(), stamp_ns in instant(),
         held_ns in instant(),
     ) -> Acknowledgement {
-        Acknowledgement { next, limit: next.wrapping_add(room), span, here, stamp_ns, held_ns }
+        Acknowledgement { next, limit: next.wrapping_add(room), span, here, lacking: next, stamp_ns, held_ns }
     }
 }
 

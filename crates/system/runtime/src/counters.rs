@@ -132,7 +132,7 @@ counters! {
         repaired,
         /// Messages of reliable sources here that at least one receiver does without.
         undelivered,
-        /// Times that a receiver took nothing for too long: a reliable source here went on without it.
+        /// Times that a sink here, or a node that hears a reliable source here, took nothing for too long: the source went on without it.
         evicted,
     }
 }

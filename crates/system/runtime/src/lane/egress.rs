@@ -361,7 +361,6 @@ impl State {
             return Given::ToAll;
         };
         let waits = reliable.map(|entry| Waits {
-            source,
             patience_ns: self.reliable.patience_ns(entry),
             now_ns,
         });

@@ -104,8 +104,6 @@ pub struct LaneSource {
     pub reliable: Option<usize>,
     /// Its messages that not every sink has acknowledged.
     pub retained: u32,
-    /// Sinks of this lane that had no room for too long: what they have no room for is dropped.
-    pub cut_off: Vec<(usize, usize)>,
     /// Once the application has closed it: how many of the messages in its ring are still to be taken. It
     /// goes after the last one, whatever is emitted later.
     closing: Option<u32>,
@@ -133,8 +131,6 @@ pub struct InProgress {
     cut: Option<Cut>,
     /// Of a reliable source: the records that are on their way to all receivers.
     pub batch: Option<Batch>,
-    /// Since when a sink of this lane has no room for it.
-    pub waits_since: Option<i64>,
     /// The receiver for whom its frames were admitted, and whether they are a declared stream's.
     pub admitted: Option<(u64, bool)>,
     pub outcome: Outcome,
@@ -178,7 +174,6 @@ impl InProgress {
             receiver: 0,
             cut: None,
             batch: None,
-            waits_since: None,
             admitted: None,
             outcome: Outcome::NoSink,
         }
@@ -231,10 +226,25 @@ pub struct LaneSink {
     pub pending: u8,
     /// It is in its session's list of those that hold its own messages.
     listed: bool,
+    /// Since when a reliable source has found it without room, and none has found room. `i64::MAX`: none has.
+    full_since_ns: i64,
+    takes: Takes,
+    /// It is done without by a reliable source that waited for it.
+    cut_off: bool,
     delivered: u64,
     dropped_full: u64,
     dropped_memory: u64,
     lost: u64,
+}
+
+/// Whether a sink hands back what it holds, as far as those want to know who wait for it or another of its channel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Takes {
+    Something,
+    /// Nothing since somebody began to wait.
+    NothingYet,
+    /// Nothing for as long as somebody waited: nobody does so for it as well.
+    Nothing,
 }
 
 /// A session on its lane.
@@ -352,7 +362,6 @@ impl LaneSource {
             departing: 0,
             reliable: None,
             retained: 0,
-            cut_off: Vec::new(),
             closing: None,
             finished: false,
         })
@@ -435,6 +444,9 @@ impl LaneSink {
             held: [0; 2],
             pending: 0,
             listed: false,
+            full_since_ns: i64::MAX,
+            takes: Takes::Something,
+            cut_off: false,
             delivered: 0,
             dropped_full: 0,
             dropped_memory: 0,
@@ -873,8 +885,62 @@ impl LaneSession {
             s.held[kind] += self.rx.block_len(chunk);
             // Reserved from now on: fragments of a message arrive over a while.
             s.outstanding += 1;
+            (s.full_since_ns, s.cut_off) = (i64::MAX, false);
         }
         Ok(Ok(chunk))
+    }
+
+    /// A reliable source waits, and this sink has no room. False: that is known already.
+    pub fn is_full(&mut self, sink: usize, now_ns: i64) -> bool {
+        let Some(Some(s)) = self.sinks.get_mut(sink) else {
+            return false;
+        };
+        let begins = s.full_since_ns == i64::MAX;
+        s.full_since_ns = s.full_since_ns.min(now_ns);
+        begins
+    }
+
+    /// The same, and whether a source of this patience goes on waiting: `None` for ever.
+    pub fn is_waited_for(&mut self, sink: usize, patience_ns: Option<i64>, now_ns: i64) -> bool {
+        self.is_full(sink, now_ns);
+        !self.is_done_without(sink, patience_ns, now_ns)
+    }
+
+    /// Whether a source of this patience has waited long enough for this sink.
+    pub fn is_done_without(&self, sink: usize, patience_ns: Option<i64>, now_ns: i64) -> bool {
+        let Some(Some(s)) = self.sinks.get(sink) else {
+            return true;
+        };
+        patience_ns.is_some_and(|patience_ns| {
+            s.takes == Takes::Nothing || now_ns >= s.full_since_ns.saturating_add(patience_ns)
+        })
+    }
+
+    /// Somebody begins to wait for sinks of its channel, of which it may be one. `room`: for how many messages it has some.
+    pub fn wait_begins(&mut self, sink: usize, room: u32, now_ns: i64) {
+        if let Some(Some(s)) = self.sinks.get_mut(sink) {
+            if s.takes == Takes::Something && s.outstanding > 0 {
+                s.takes = Takes::NothingYet;
+            }
+            if room == 0 {
+                s.full_since_ns = s.full_since_ns.min(now_ns);
+            }
+        }
+    }
+
+    /// Somebody has waited in vain for a sink of its channel.
+    pub fn wait_ends_in_vain(&mut self, sink: usize) {
+        if let Some(Some(s)) = self.sinks.get_mut(sink)
+            && s.takes == Takes::NothingYet
+        {
+            s.takes = Takes::Nothing;
+        }
+    }
+
+    /// It is done without. False: it is already.
+    pub fn cut_off(&mut self, sink: usize) -> bool {
+        let sink = self.sinks.get_mut(sink).and_then(Option::as_mut);
+        sink.is_some_and(|s| !std::mem::replace(&mut s.cut_off, true))
     }
 
     /// Most bytes of messages of this length that one sink may hold.
@@ -912,20 +978,19 @@ impl LaneSession {
     }
 
     /// Every receiver has it, or does without.
-    pub fn acknowledged(
-        &mut self,
-        source: usize,
-        chunk: u32,
-        undelivered: bool,
-    ) -> Result<(), Failure> {
+    pub fn acknowledged(&mut self, source: usize, chunk: u32) -> Result<(), Failure> {
         if let Some(Some(source)) = self.sources.get_mut(source) {
             source.retained -= 1;
         }
-        if undelivered {
-            let at = self.slot(chunk);
-            self.tx_outcome[at] = Outcome::Undelivered as u8;
-        }
         self.release(chunk)
+    }
+
+    /// Some sink does without an emitted message. False: that is known already.
+    pub fn note_undelivered(&mut self, chunk: u32) -> bool {
+        let at = self.slot(chunk);
+        let undelivered = Outcome::Undelivered as u8;
+        let told = self.tx_outcome.get_mut(at);
+        told.is_some_and(|told| std::mem::replace(told, undelivered) != undelivered)
     }
 
     /// Bytes of its receive region that are in use.
@@ -991,6 +1056,7 @@ impl LaneSession {
             return Ok(None);
         }
         s.outstanding += 1;
+        (s.full_since_ns, s.cut_off) = (i64::MAX, false);
         s.own.push_back(chunk);
         if !std::mem::replace(&mut s.listed, true) {
             // Room was made when the sink was added.
@@ -1093,6 +1159,7 @@ impl LaneSession {
             && let Some(Some(s)) = self.sinks.get_mut(sink)
         {
             s.release.release();
+            s.takes = Takes::Something;
         }
         Ok(count == released)
     }

@@ -39,7 +39,6 @@ pub enum Given {
 
 /// That a source waits for sinks without room, and how long.
 pub struct Waits {
-    pub source: usize,
     /// `None`: for ever.
     pub patience_ns: Option<i64>,
     pub now_ns: i64,
@@ -509,22 +508,21 @@ impl Tenants {
                 Ok(Put::Part) => return Given::More,
                 Ok(Put::Done(delivery)) => Ok(delivery),
                 Ok(Put::NoRoom(delivery)) => {
-                    if let Some(waits) = waits
-                        && self.has_patience(from, (at, sink), meta.length, progress, waits)
-                    {
-                        return Given::Waits;
+                    if let Some(waits) = waits {
+                        if self.has_patience(channel, (at, sink), meta.length, waits) {
+                            return Given::Waits;
+                        }
+                        let source = self.sessions.get_mut(from);
+                        let chunk = progress.descriptor.chunk;
+                        if source.is_some_and(|source| source.note_undelivered(chunk)) {
+                            channel.counters.undelivered.add(1);
+                        }
                     }
                     let session = self.sessions.get_mut(at);
                     Ok(session.map_or(delivery, |session| session.dropped(sink, delivery)))
                 }
                 Err(failure) => Err(failure),
             };
-            if let Some(waits) = waits
-                && result == Ok(Delivery::Delivered)
-            {
-                progress.waits_since = None;
-                self.not_cut_off(from, waits.source, (at, sink));
-            }
             progress.copying = None;
             progress.sinks.next = number + 1;
             if self.account_emitted(at, sink, meta.class, &channel.counters, result) {
@@ -539,39 +537,54 @@ impl Tenants {
     #[cold]
     fn has_patience(
         &mut self,
-        from: usize,
+        channel: &Channel,
         (at, sink): (usize, usize),
         length: u32,
-        progress: &mut InProgress,
         waits: &Waits,
     ) -> bool {
-        let fits = self.sessions.get(at).map(|s| s.fits(length as usize));
-        if fits != Some(true) {
-            return false;
-        }
-        let source = self.sessions.get_mut(from);
-        let Some(Some(s)) = source.and_then(|s| s.sources.get_mut(waits.source)) else {
+        let length = length as usize;
+        let Some(session) = self.sessions.get_mut(at).filter(|s| s.fits(length)) else {
             return false;
         };
-        if s.cut_off.contains(&(at, sink)) {
-            return false;
+        let begins = session.is_full(sink, waits.now_ns);
+        if session.is_waited_for(sink, waits.patience_ns, waits.now_ns) {
+            if begins {
+                self.wait_begins(channel, length, waits.now_ns);
+            }
+            return true;
         }
-        let since = *progress.waits_since.get_or_insert(waits.now_ns);
-        let patient = waits
-            .patience_ns
-            .is_none_or(|patience| waits.now_ns.saturating_sub(since) < patience);
-        if !patient {
-            progress.waits_since = None;
-            s.cut_off.push((at, sink));
+        if waits.patience_ns != Some(0) {
+            self.cut_off(channel, (at, sink));
         }
-        patient
+        false
     }
 
-    /// A sink has had room: it is waited for again.
-    fn not_cut_off(&mut self, from: usize, source: usize, sink: (usize, usize)) {
-        let session = self.sessions.get_mut(from);
-        if let Some(Some(s)) = session.and_then(|s| s.sources.get_mut(source)) {
-            s.cut_off.retain(|other| *other != sink);
+    /// A reliable source has waited for this sink in vain, and so for all of its channel that took nothing meanwhile.
+    #[cold]
+    pub fn cut_off(&mut self, channel: &Channel, (at, sink): (usize, usize)) {
+        if !self.sessions.get_mut(at).is_some_and(|s| s.cut_off(sink)) {
+            return;
+        }
+        channel.counters.evicted.add(1);
+        for (at, sink) in channel.sinks.iter() {
+            if let Some(session) = self.sessions.get_mut(at) {
+                session.wait_ends_in_vain(sink);
+            }
+        }
+    }
+
+    /// A reliable source waits for a sink of this channel: from now on it is known which take nothing, so that it waits for
+    /// all of them together and not for one after the other.
+    #[cold]
+    pub fn wait_begins(&mut self, channel: &Channel, length: usize, now_ns: i64) {
+        for (at, sink) in channel.sinks.iter() {
+            let Some(session) = self.sessions.get_mut(at) else {
+                continue;
+            };
+            match session.room(sink, length) {
+                Ok(room) => session.wait_begins(sink, room, now_ns),
+                Err(failure) => self.failed.push((at, failure)),
+            }
         }
     }
 

@@ -453,7 +453,9 @@ fn help(subject: &str, field: &str) -> Option<&'static str> {
         ("channel", "undelivered") => {
             "Messages of reliable sources that at least one receiver does without"
         }
-        ("channel", "evicted") => "Times that a receiver took nothing for too long",
+        ("channel", "evicted") => {
+            "Sinks that took nothing for too long, and nodes that were not heard"
+        }
         ("lane", "reassembly_refused") => "Fragmented messages given up for want of memory",
         ("lane", "reassembly_expired") => "Fragmented messages of which a fragment did not come",
         ("lane" | "port", "tx_datagrams") => "Datagrams handed to the datapath",

@@ -30,6 +30,8 @@ struct Arriving {
     send_time_ns: i64,
     /// It will not be delivered: some of its records will not come, or it fits nowhere.
     dead: bool,
+    /// Some sink does without it.
+    lacking: bool,
     targets: Vec<Target>,
 }
 
@@ -43,8 +45,8 @@ pub(in super::super) struct Inbound {
     /// The number under which sinks know it.
     sender: u32,
     epoch: u32,
-    /// Sinks that have no room do without.
-    drops: bool,
+    /// How long a sink without room is waited for.
+    patience_ns: Option<i64>,
     engine: Receiver,
     /// The number of the next message to deliver, and what its sender said last of its next one and the next record.
     expected: u64,
@@ -101,13 +103,21 @@ impl State {
             return;
         };
         let source = &mut self.reliable.inbound[at];
-        source.drops = said.drops;
+        source.patience_ns = said.patience_ns();
         source.class = record.header.class;
         source.port = self.receiving;
         if source.engine.announce(now_ns, &said.engine).is_err() {
             return self.counters.rx_malformed.add(1);
         }
         source.announced = (said.engine.next, said.next_message);
+        let (closed, patient) = (source.engine.is_closed(), source.patience_ns != Some(0));
+        let usual = source.usual.0 as usize;
+        if closed
+            && patient
+            && let Some(channel) = self.channels.get(channel)
+        {
+            self.tenants.wait_begins(channel, usual, now_ns);
+        }
         self.deliver_in_order(at, now_ns);
     }
 
@@ -143,7 +153,7 @@ impl State {
             since,
             sender: sender_number(label, key.source),
             epoch: said.epoch,
-            drops: said.drops,
+            patience_ns: said.patience_ns(),
             engine: Receiver::new(WINDOW).ok()?,
             expected: said.oldest_message.into(),
             announced: (said.engine.next, said.next_message),
@@ -245,6 +255,7 @@ impl State {
                     send_time_ns: header.send_time_ns,
                     // Its first records are not for this receiver, or were given up.
                     dead: (first.wrapping_sub(source.engine.delivered()) as i32) < 0,
+                    lacking: false,
                     targets: source.spare.pop().unwrap_or_default(),
                 };
                 while !arriving.dead && !self.place_message(at, &mut arriving) {
@@ -308,29 +319,27 @@ impl State {
             return true;
         };
         if length > self.max_message {
-            message.dead = true;
+            (message.dead, message.lacking) = (true, true);
             return true;
         }
+        let (patience_ns, now_ns) = (source.patience_ns, self.round.now_ns());
+        let mut waits = false;
+        let mut full = std::mem::take(&mut self.reliable.full);
+        // All of them, also behind one that is waited for: those that take nothing are waited for together.
         for (session, sink) in channel.sinks.iter() {
             let Some(s) = self.tenants.sessions.get_mut(session) else {
                 continue;
             };
             let chunk = match s.try_place(sink, length) {
                 Ok(Ok(chunk)) => chunk,
-                Ok(Err(delivery)) if source.drops || !s.fits(length) => {
-                    let dropped = Ok(s.dropped(sink, delivery));
-                    let counters = &channel.counters;
-                    self.tenants
-                        .account_received(session, sink, message.class, counters, dropped);
-                    continue;
-                }
-                Ok(Err(_)) => {
-                    for target in message.targets.drain(..) {
-                        if let Some(s) = self.tenants.sessions.get_mut(target.session) {
-                            s.withdraw(target.sink, target.chunk);
-                        }
+                Ok(Err(delivery)) => {
+                    let fits = s.fits(length);
+                    if fits && s.is_waited_for(sink, patience_ns, now_ns) {
+                        waits = true;
+                        continue;
                     }
-                    return false;
+                    full.push((session, sink, delivery, fits));
+                    continue;
                 }
                 Err(failure) => {
                     self.tenants.fail(session, failure);
@@ -343,7 +352,28 @@ impl State {
                 chunk,
             });
         }
-        true
+        if waits {
+            for target in message.targets.drain(..) {
+                if let Some(s) = self.tenants.sessions.get_mut(target.session) {
+                    s.withdraw(target.sink, target.chunk);
+                }
+            }
+        }
+        for (session, sink, delivery, fits) in full.drain(..).filter(|_| !waits) {
+            message.lacking = true;
+            let Some(s) = self.tenants.sessions.get_mut(session) else {
+                continue;
+            };
+            let dropped = Ok(s.dropped(sink, delivery));
+            if fits && patience_ns != Some(0) {
+                self.tenants.cut_off(channel, (session, sink));
+            }
+            let counters = &channel.counters;
+            self.tenants
+                .account_received(session, sink, message.class, counters, dropped);
+        }
+        self.reliable.full = full;
+        !waits
     }
 
     /// Delivers what comes next, as far as it is there.
@@ -394,6 +424,10 @@ impl State {
 
     /// All records of a message are here, and all before it are delivered.
     fn deliver_message(&mut self, at: usize, mut message: Arriving) {
+        if message.lacking {
+            let end = message.first.wrapping_add(message.count);
+            self.reliable.inbound[at].engine.note_lacking(end);
+        }
         if !message.dead {
             let sequence = self.expect(at, message.sequence);
             let source = &mut self.reliable.inbound[at];
@@ -469,12 +503,15 @@ impl State {
         };
         let (length, records) = source.usual;
         let mut room = WINDOW;
-        if !source.drops {
+        if source.patience_ns != Some(0) {
             for (session, sink) in channel.sinks.iter() {
                 let Some(s) = self.tenants.sessions.get_mut(session) else {
                     continue;
                 };
                 match s.room(sink, length as usize) {
+                    // It is waited for no longer, or never.
+                    Ok(0) if !s.fits(length as usize) => {}
+                    Ok(0) if s.is_done_without(sink, source.patience_ns, now_ns) => {}
                     Ok(messages) => room = room.min(messages.saturating_mul(records)),
                     Err(failure) => self.tenants.fail(session, failure),
                 }

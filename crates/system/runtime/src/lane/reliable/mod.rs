@@ -20,6 +20,7 @@ use takt_time::TaiTime;
 use takt_wire::channel::{Kind, RecordHeader};
 
 use super::remote::Remote;
+use super::session::Delivery;
 use super::track::SourceKey;
 use super::{LanePort, State};
 pub(super) use inbound::Inbound;
@@ -42,9 +43,14 @@ struct Announcement {
     next_message: u32,
     /// Differs from that of any other source that had the same number.
     epoch: u32,
-    /// Sinks that have no room do without.
-    drops: bool,
+    /// How long a sink without room is waited for. `None`: as long as it takes.
+    patience: Option<u32>,
 }
+
+/// [`Announcement::patience`] is in so many nanoseconds: microseconds.
+const PATIENCE_UNIT_NS: i64 = 1000;
+/// As it stands for `None`.
+const FOR_EVER: u32 = u32::MAX;
 
 /// Bytes of an announcement.
 const ANNOUNCEMENT_LEN: usize = ANNOUNCE_LEN + 16;
@@ -57,7 +63,7 @@ impl Announcement {
             self.oldest_message,
             self.next_message,
             self.epoch,
-            u32::from(self.drops),
+            self.patience.unwrap_or(FOR_EVER),
         ];
         for (field, space) in fields.iter().zip(bytes[ANNOUNCE_LEN..].chunks_exact_mut(4)) {
             space.copy_from_slice(&field.to_le_bytes());
@@ -65,22 +71,23 @@ impl Announcement {
         bytes
     }
 
+    /// How long a sink without room is waited for, in nanoseconds. `None`: as long as it takes.
+    fn patience_ns(&self) -> Option<i64> {
+        self.patience
+            .map(|units| i64::from(units) * PATIENCE_UNIT_NS)
+    }
+
     fn decode(bytes: &[u8]) -> Option<Self> {
         let (engine, more) = bytes.split_at_checked(ANNOUNCE_LEN)?;
         let more: &[u8; 16] = more.try_into().ok()?;
         let field =
             |at: usize| u32::from_le_bytes([more[at], more[at + 1], more[at + 2], more[at + 3]]);
-        let flags = field(12);
         Some(Self {
             engine: takt_recovery::Announce::decode(engine).ok()?,
             oldest_message: field(0),
             next_message: field(4),
             epoch: field(8),
-            drops: match flags {
-                0 => false,
-                1 => true,
-                _ => return None,
-            },
+            patience: Some(field(12)).filter(|patience| *patience != FOR_EVER),
         })
     }
 }
@@ -92,6 +99,8 @@ pub(super) struct Reliable {
     by_number: HashMap<u32, usize, foldhash::fast::RandomState>,
     pub(super) inbound: Slab<Inbound>,
     by_source: HashMap<SourceKey, usize, foldhash::fast::RandomState>,
+    /// Sinks that a message found without room, while it is placed: sessions, sinks, of what, and whether it would ever fit.
+    full: Vec<(usize, usize, Delivery, bool)>,
     /// When to look at whom. One that is to be looked at earlier has another entry; the later one is found to be over.
     timers: BinaryHeap<Reverse<(i64, End)>>,
 }

@@ -13,7 +13,9 @@ use super::super::egress::{PER_TENANT, class_of, schedule};
 use super::super::remote::{Appended, Cut, Outgoing};
 use super::super::session::{Batch, InProgress};
 use super::super::{Lane, LanePort, State, fair};
-use super::{ANNOUNCEMENT_LEN, Announcement, End, Reliable, control, note_open};
+use super::{
+    ANNOUNCEMENT_LEN, Announcement, End, FOR_EVER, PATIENCE_UNIT_NS, Reliable, control, note_open,
+};
 use crate::policing::{Flow, Offered, Verdict};
 
 /// Records on their way or not acknowledged, of one source.
@@ -22,6 +24,9 @@ const RECORDS: u32 = 4096;
 const BYTES: u64 = 8 << 20;
 /// What one source says and repairs in a round.
 const ACTIONS: usize = 64;
+/// A peer gets so much longer than twice the time that it gives its own sinks, and not more than the engine takes.
+const SLACK_NS: i64 = 2_000_000_000;
+const MOST_STALL_NS: i64 = 3_600_000_000_000;
 /// A peer that was evicted is asked so often whether it is back.
 const ASK_AGAIN_NS: i64 = 1_000_000_000;
 /// First and longest time between two looks whether a sink of this lane has room.
@@ -90,12 +95,27 @@ impl Outbound {
             messages: RECORDS,
             bytes: BYTES,
             stall_ns: match slow_sinks {
-                SlowSinks::Evict(patience) => Some(nanos(patience)),
+                // Receivers do without such a sink by themselves, and go on: who does not is done without.
+                SlowSinks::Evict(patience) => Some(
+                    nanos(patience)
+                        .saturating_mul(2)
+                        .saturating_add(SLACK_NS)
+                        .min(MOST_STALL_NS),
+                ),
                 SlowSinks::Wait | SlowSinks::Drop => None,
             },
             ..Config::default()
         };
         Some((config, slow_sinks))
+    }
+
+    /// How long it waits for a sink: for ever, or so many nanoseconds.
+    fn patience_ns(&self) -> Option<i64> {
+        match self.slow_sinks {
+            SlowSinks::Wait => None,
+            SlowSinks::Drop => Some(0),
+            SlowSinks::Evict(patience) => i64::try_from(patience.as_nanos()).ok(),
+        }
     }
 
     fn peer(&self, remote: usize) -> Option<PeerId> {
@@ -160,9 +180,23 @@ impl Outbound {
             },
             next_message: self.message_next(),
             epoch: self.epoch,
-            drops: self.slow_sinks == SlowSinks::Drop,
+            patience: self.patience_ns().map(|ns| {
+                u32::try_from(ns / PATIENCE_UNIT_NS).map_or(FOR_EVER - 1, |us| us.min(FOR_EVER - 1))
+            }),
         };
         announcement.encode()
+    }
+
+    /// Sinks of a receiver lack some of the messages that it has just acknowledged: from one record to another.
+    fn note_lacking(&mut self, from: u32, to: u32) {
+        if (to.wrapping_sub(from) as i32) <= 0 {
+            return;
+        }
+        for message in &mut self.messages {
+            let end = message.first.wrapping_add(message.cut.count());
+            let after = (end.wrapping_sub(from) as i32) > 0;
+            message.undelivered |= after && (message.first.wrapping_sub(to) as i32) < 0;
+        }
     }
 
     /// Messages from this record on will lack somebody.
@@ -183,12 +217,7 @@ impl Reliable {
 
     /// How long a source waits for a sink of this lane: for ever, or so many nanoseconds.
     pub(in super::super) fn patience_ns(&self, source: usize) -> Option<i64> {
-        let source = self.outbound.get(source)?;
-        match source.slow_sinks {
-            SlowSinks::Wait => None,
-            SlowSinks::Drop => Some(0),
-            SlowSinks::Evict(patience) => i64::try_from(patience.as_nanos()).ok(),
-        }
+        self.outbound.get(source)?.patience_ns()
     }
 
     /// A sink of this lane has no room: looks again after a while.
@@ -457,8 +486,10 @@ impl State {
         };
         match peer.id {
             Ok(id) => {
-                if source.engine.acknowledge(now_ns, id, &said).is_err() {
-                    self.counters.rx_malformed.add(1);
+                let before = source.engine.acknowledged(id);
+                match (source.engine.acknowledge(now_ns, id, &said), before) {
+                    (Ok(()), Some(before)) => source.note_lacking(before, said.lacking),
+                    _ => self.counters.rx_malformed.add(1),
                 }
             }
             // It is back: it gets what is emitted from now on.
@@ -688,13 +719,16 @@ impl State {
             let chunk = message.descriptor.chunk;
             source.messages.pop_front();
             any = true;
-            if undelivered && let Some(channel) = self.channels.get(source.channel) {
-                channel.counters.undelivered.add(1);
-            }
             let Some(session) = self.tenants.sessions.get_mut(source.session) else {
                 continue;
             };
-            if let Err(failure) = session.acknowledged(source.source, chunk, undelivered) {
+            if undelivered
+                && session.note_undelivered(chunk)
+                && let Some(channel) = self.channels.get(source.channel)
+            {
+                channel.counters.undelivered.add(1);
+            }
+            if let Err(failure) = session.acknowledged(source.source, chunk) {
                 self.tenants.fail(source.session, failure);
             }
         }
