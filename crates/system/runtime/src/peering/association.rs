@@ -343,6 +343,12 @@ impl Association {
         Ok(self.add(session))
     }
 
+    /// Whether one of its sessions, or of its handshakes, has this number.
+    pub fn is_taken(&self, number: u8) -> bool {
+        self.sessions.iter().any(|s| s.number == number)
+            || self.initiating.as_ref().is_some_and(|i| i.number == number)
+    }
+
     /// Takes the first message of a handshake that is proven to be the peer's: the answer, and the keys to accept.
     pub fn accept(
         &mut self,
@@ -360,9 +366,7 @@ impl Association {
         if theirs == self.latest.0 && stamp <= self.latest.1 {
             return Err(Refusal::Replayed);
         }
-        let taken = self.sessions.iter().any(|s| s.number == number)
-            || self.initiating.as_ref().is_some_and(|i| i.number == number);
-        if taken {
+        if self.is_taken(number) {
             return Err(Refusal::Replayed); // It draws another number when it tries again.
         }
         self.latest = (theirs, stamp);

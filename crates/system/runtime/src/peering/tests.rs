@@ -728,7 +728,14 @@ fn handshakes_that_cross_leave_both_with_a_session_that_the_other_has() {
     let mut pair = [Association::default(), Association::default()];
     for round in 1..=3 * association::MOST_SESSIONS as u64 {
         let now = Duration::from_secs(round);
-        let begun = [0, 1].map(|at| pair[at].initiate(&identity, at as u64 + 1, now));
+        // Numbers are drawn: one that the other has is refused, and another drawn at the next try.
+        let begun = loop {
+            let begun = [0, 1].map(|at| pair[at].initiate(&identity, at as u64 + 1, now));
+            let number = |at: usize| begun[at][6];
+            if [0, 1].iter().all(|&at| !pair[1 - at].is_taken(number(at))) {
+                break begun;
+            }
+        };
         let again = [0, 1].map(
             |at| match gates[1 - at].look(address(at), &begun[at], now) {
                 Ok(Gate::Cookie(cookie)) => pair[at].cookie(&identity, &cookie).expect("ours"),
