@@ -105,7 +105,6 @@ adversary: setup
 kill-test: COUNT ?= 1000
 kill-test: setup
 	$(SUDO) env TAKT_KILLS=$(COUNT) $(CARGO) test -p takt-tests --test end_to_end kills:: -- --nocapture --test-threads 1
-	$(CARGO) test -p takt-capi --test interface -- --ignored --exact leaving::programs_with_the_runtime_inside_lose_nothing_uncounted_however_they_end
 
 simulate-peering: RUNTIMES ?= 5000
 simulate-peering: setup

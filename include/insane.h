@@ -36,7 +36,7 @@
 extern "C" {
 #endif
 
-/* Quality options (section 6.3.2), and two of ours. All zero is what costs least. */
+/* Quality options (section 6.3.2), and three of ours. All zero is what costs least. */
 typedef struct options_t {
     int acceleration;     /* datapath acceleration: INSANE_SLOW, INSANE_FAST */
     int resource_use;     /* resource consumption: INSANE_FRUGAL, INSANE_UNLIMITED */
@@ -45,6 +45,7 @@ typedef struct options_t {
     unsigned depth;       /* most messages under way at a source, waiting or held at a sink: a power of two up to
                              65536; 0: 1024 */
     int no_local;         /* nonzero: sinks do not hear the sources of this process */
+    int reliable;         /* nonzero: in order, and sent again until every sink has it (TAKT_RELIABLE in takt.h) */
 } options_t;
 
 #define INSANE_SLOW TAKT_SLOW
@@ -125,6 +126,7 @@ static inline stream_t create_stream(options_t opts) {
     qos.resource_use = opts.resource_use;
     qos.time_sensitivity = opts.time_sensitivity;
     qos.traffic_class = opts.traffic_class;
+    qos.reliability = opts.reliable ? TAKT_RELIABLE : TAKT_SENT_ONCE;
     stream->depth = opts.depth;
     stream->no_local = opts.no_local;
     if (takt_stream_open(insane_session, &qos, &stream->stream) < 0) {

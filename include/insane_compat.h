@@ -40,7 +40,7 @@ typedef struct nsn_options_t {
     int datapath;
     int consumption;
     int determinism;
-    int reliability; /* delivery is at most once: NSN_QOS_RELIABILITY_RELIABLE is refused */
+    int reliability;
 } nsn_options_t;
 
 /* Sources and sinks are of one type: the public programs mix them up. */
@@ -89,8 +89,10 @@ static inline int nsn_close(void) {
 static inline nsn_stream_t insane_open_stream(nsn_options_t from) {
     options_t options;
     memset(&options, 0, sizeof options);
-    if (from.reliability != 0) {
-        fprintf(stderr, "insane_compat.h: reliability is %d: only NSN_QOS_RELIABILITY_UNRELIABLE is possible\n",
+    if (from.reliability != NSN_QOS_RELIABILITY_UNRELIABLE && from.reliability != NSN_QOS_RELIABILITY_RELIABLE) {
+        fprintf(stderr,
+                "insane_compat.h: reliability is %d: write NSN_QOS_RELIABILITY_UNRELIABLE or "
+                "NSN_QOS_RELIABILITY_RELIABLE\n",
                 from.reliability);
         return NULL;
     }
@@ -99,6 +101,7 @@ static inline nsn_stream_t insane_open_stream(nsn_options_t from) {
     options.time_sensitivity = from.determinism;
     options.depth = INSANE_DEPTH;
     options.no_local = 1;
+    options.reliable = from.reliability;
     return create_stream(options);
 }
 

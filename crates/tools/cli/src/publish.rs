@@ -40,7 +40,13 @@ pub struct Publish {
     #[arg(conflicts_with_all = ["size", "stdin"])]
     text: Option<String>,
     /// How many messages to write
-    #[arg(long, value_name = "N", default_value_t = 1, conflicts_with = "stdin")]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 1,
+        conflicts_with = "stdin",
+        allow_negative_numbers = true
+    )]
     count: u64,
     /// Time between two messages, such as 1s, 10ms or 50us; without it as fast as they go
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]

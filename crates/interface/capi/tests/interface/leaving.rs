@@ -256,22 +256,19 @@ fn leaving() -> (Vec<Leaving>, [Program; 2], Directory) {
             .env("PYTHONDONTWRITEBYTECODE", "1");
         add("Python", way, command, orderly);
     }
-    if Command::new("go").arg("version").output().is_ok() {
-        let program = libraries.join("leaves");
-        let mut build = Command::new("go");
-        build.current_dir(repository().join("bindings/go"));
-        build_go(&mut build, &libraries).args(["test", "-c", "-o"]);
-        ended_well(build.arg(&program).output());
-        // Go runs no exit handlers of libraries.
-        for way in ["close", "exit", "panic", "kill", "terminate"] {
-            add("Go", way, Command::new(&program), way == "close");
-        }
+    let program = libraries.join("leaves");
+    let mut build = Command::new("go");
+    build.current_dir(repository().join("bindings/go"));
+    build_go(&mut build, &libraries).args(["test", "-c", "-o"]);
+    ended_well(build.arg(&program).output());
+    // Go runs no exit handlers of libraries.
+    for way in ["close", "exit", "panic", "kill", "terminate"] {
+        add("Go", way, Command::new(&program), way == "close");
     }
     (all, compiled, libraries)
 }
 
 #[test]
-#[ignore = "run by make kill-test"]
 fn programs_with_the_runtime_inside_lose_nothing_uncounted_however_they_end() {
     let node = Node::start();
     let (programs, _compiled, _libraries) = leaving();

@@ -71,9 +71,9 @@ static int pong(int told) {
 static int ping(void) {
     CHECK(nsn_init() == 0);
     nsn_options_t options = {NSN_QOS_DATAPATH_DEFAULT, NSN_QOS_CONSUMPTION_LOW, NSN_QOS_DETERMINISM_DEFAULT, 0};
-    nsn_options_t reliable = options;
-    reliable.reliability = NSN_QOS_RELIABILITY_RELIABLE;
-    CHECK(nsn_create_stream(OPTIONS(reliable)) == NSN_INVALID_STREAM_HANDLE);
+    options.reliability = 2;
+    CHECK(nsn_create_stream(OPTIONS(options)) == NSN_INVALID_STREAM_HANDLE);
+    options.reliability = NSN_QOS_RELIABILITY_RELIABLE;
     nsn_stream_t stream = nsn_create_stream(OPTIONS(options));
     nsn_sink_t sink = nsn_create_sink(STREAM(stream), 31, NULL), own = nsn_create_sink(STREAM(stream), 30, NULL);
     nsn_source_t source = nsn_create_source(STREAM(stream), 30);
