@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * At the ingress of the host's end of a pod's veth: takes packets that have a launch time out of the kernel's path and hands
- * them to user space with it, see docs/decisions/0013. The pod can neither see nor remove these programs.
+ * them to user space with it, see docs/decisions/0013. The pod can neither see nor remove these programs, but for
+ * the one at its own end.
  *
  * Not a parser of record: user space and the lane check every frame again.
  */
@@ -34,6 +35,14 @@
 #define SMALL 240
 #define USUAL 2032
 #define LARGE 9712
+
+/* What came of times by CLOCK_REALTIME: places in `takt_realtimes`. */
+enum realtime {
+	CONVERTED,
+	/* Not IP. */
+	UNCONVERTED,
+	REALTIMES,
+};
 
 /* Why a packet went which way: places in `takt_counters`. User space has the same order. */
 enum counter {
@@ -78,6 +87,21 @@ struct {
 	__type(key, __u32);
 	__type(value, __u64);
 } takt_guarded SEC(".maps");
+
+/* By how much CLOCK_TAI is ahead of CLOCK_REALTIME, nanoseconds: from user space. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u64);
+} takt_ahead SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, REALTIMES);
+	__type(key, __u32);
+	__type(value, __u64);
+} takt_realtimes SEC(".maps");
 
 /* What user space counts, for those who ask; the programs do not read it. */
 struct {
@@ -195,6 +219,30 @@ int takt_guard(struct __sk_buff *skb)
 		return TCX_NEXT;
 	count(&takt_guarded, 0);
 	return TCX_DROP;
+}
+
+/* Whether what cannot be converted is dropped. */
+volatile const __u32 takt_required;
+
+/*
+ * At the egress of the pod's own end: the veth clears times by CLOCK_REALTIME, as it takes them for times of arrival. Those by
+ * CLOCK_TAI pass.
+ */
+SEC("classifier")
+int takt_realtime(struct __sk_buff *skb)
+{
+	__u32 only = 0;
+	__u64 *ahead;
+
+	if (skb->tstamp_type != CLOCK_OF_ARRIVAL || !skb->tstamp)
+		return TCX_NEXT;
+	ahead = bpf_map_lookup_elem(&takt_ahead, &only);
+	if (ahead && !bpf_skb_set_tstamp(skb, skb->tstamp + *ahead, CLOCK_TAI)) {
+		count(&takt_realtimes, CONVERTED);
+		return TCX_NEXT;
+	}
+	count(&takt_realtimes, UNCONVERTED);
+	return takt_required ? TCX_DROP : TCX_NEXT;
 }
 
 /* Run by user space on a frame that is to go the kernel's way after all: as if the interface had received it. */

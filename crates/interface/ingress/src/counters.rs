@@ -21,6 +21,9 @@ pub(crate) const PASSED: [(usize, &str); 4] = [
     (5, "no-runtime"),
 ];
 
+/// Names of what the program at the pod's end counts, in the order of `enum realtime` there.
+pub(crate) const REALTIME_COUNTERS: [&str; 2] = ["realtime", "realtime-not-ip"];
+
 /// Names of what the process counts, in the order of its map.
 pub(crate) const READER_COUNTERS: [&str; 12] = [
     "sent",

@@ -32,6 +32,12 @@ pub enum Error {
          down; run as root"
     )]
     Privilege(&'static str),
+    /// The pod's end of the veth cannot be reached, where times by `CLOCK_REALTIME` still are.
+    #[error(
+        "cannot reach the other end of {0}, without which times by CLOCK_REALTIME are lost ({1}): run it as root, where the pod's processes, or the \
+         names of its network namespaces (/run/netns), can be seen"
+    )]
+    OtherEnd(String, String),
     /// Somebody takes launch times there already.
     #[error(
         "launch times at {0} are taken already: end the other `takt veth attach --device {0}` first"

@@ -95,6 +95,12 @@ impl Attachment {
         })
     }
 
+    /// Why times by `CLOCK_REALTIME` are lost at the veth; `None`: they are taken as others. Never with
+    /// [`Options::required`].
+    pub fn without_realtime(&self) -> Option<&Error> {
+        self.programs.without_realtime()
+    }
+
     /// Gives the runtime what is taken until `stop` is readable, then takes no more and gives it what is left.
     ///
     /// # Errors

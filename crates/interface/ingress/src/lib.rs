@@ -87,6 +87,9 @@ pub fn status(device: &str) -> Result<Status, Error> {
             }
         }
     }
+    if let Some(counts) = seen.realtimes {
+        named.extend(counters::REALTIME_COUNTERS.into_iter().zip(counts));
+    }
     named.extend(seen.guarded.map(|count| ("dropped", count)));
     Ok(Status {
         taking: seen.taking.is_some(),

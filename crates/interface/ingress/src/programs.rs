@@ -1,15 +1,17 @@
 //! The eBPF programs at a device: loading, attaching, and what others can see of them.
 //!
 //! Two programs, by the kernel's tcx (Linux 6.6): one that takes, which goes with this process however it ends, and the guard,
-//! which stays until it is detached or the device goes. So what is required is required also while nobody takes.
+//! which stays until it is detached or the device goes. So what is required is required also while nobody takes. A third one is at
+//! the other end, in the pod, where times by `CLOCK_REALTIME` still are: it makes them times by `CLOCK_TAI`, and stays where the guard does.
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 
 use aya::maps::{Array, Map, MapData, MapInfo, PerCpuArray, RingBuf};
 use aya::programs::links::LinkOrder;
 use aya::programs::tc::TcAttachOptions;
 use aya::programs::{ProgramInfo, SchedClassifier, TcAttachType, TestRun, TestRunOptions};
 use aya::{Ebpf, EbpfLoader};
+use rustix::time::{ClockId, DynamicClockId, Timespec, clock_gettime, clock_gettime_dynamic};
 
 use crate::error::Error;
 use crate::sys;
@@ -19,12 +21,15 @@ static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/ta
 
 const TAKE: &str = "takt_take";
 const GUARD: &str = "takt_guard";
+const REALTIME: &str = "takt_realtime";
 const RETURN: &str = "takt_return";
 const PROBE: &str = "takt_probe";
 const RING: &str = "takt_ring";
 const COUNTERS: &str = "takt_counters";
 const GUARDED: &str = "takt_guarded";
 const READER: &str = "takt_reader";
+const AHEAD: &str = "takt_ahead";
+const REALTIMES: &str = "takt_realtimes";
 
 /// Bytes of the ring: some thousand packets of a usual MTU, twenty thousand short ones.
 const RING_BYTES: u32 = 4 << 20;
@@ -59,14 +64,141 @@ impl Device {
 
     /// The programs at its ingress, in their order.
     fn programs(&self) -> Result<Vec<ProgramInfo>, Error> {
+        self.programs_at(TcAttachType::Ingress)
+    }
+
+    fn programs_at(&self, place: TcAttachType) -> Result<Vec<ProgramInfo>, Error> {
         let gone = || Error::Detached(self.name.clone());
         if sys::index(&self.name).ok() != Some(self.index) {
             return Err(gone());
         }
-        let (_, programs) = SchedClassifier::query_tcx(&self.name, TcAttachType::Ingress)
+        let (_, programs) = SchedClassifier::query_tcx(&self.name, place)
             .map_err(Error::load("ask for the programs of the device"))?;
         Ok(programs)
     }
+}
+
+/// The pod's end of a veth.
+struct Pod {
+    namespace: OwnedFd,
+    /// The device's number. Its name is the pod's to change.
+    index: u32,
+    /// The host's end, by its name.
+    host: String,
+}
+
+impl Pod {
+    fn find(device: &Device) -> Result<Self, Error> {
+        match sys::other_end(device.index) {
+            Ok(Some(end)) => Ok(Self {
+                namespace: end.namespace,
+                index: end.index,
+                host: device.name.clone(),
+            }),
+            Ok(None) => Err(Error::OtherEnd(
+                device.name.clone(),
+                "no network namespace with a name or a process has it".to_owned(),
+            )),
+            Err(error) => Err(Error::OtherEnd(device.name.clone(), error.to_string())),
+        }
+    }
+
+    /// Runs a function in the pod's network namespace.
+    fn inside<T: Send>(
+        &self,
+        run: impl FnOnce(&Device) -> Result<T, Error> + Send,
+    ) -> Result<T, Error> {
+        let there = || {
+            let name = sys::name(self.index).map_err(|_| Error::Detached(self.host.clone()))?;
+            run(&Device {
+                name,
+                index: self.index,
+            })
+        };
+        sys::inside(self.namespace.as_fd(), there).map_err(Error::system(
+            "go to the network namespace of the other end",
+        ))?
+    }
+
+    /// Ours at its egress.
+    fn programs(&self) -> Result<Vec<ProgramInfo>, Error> {
+        let mut programs = self.inside(|device| device.programs_at(TcAttachType::Egress))?;
+        programs.retain(|program| is(program, REALTIME));
+        Ok(programs)
+    }
+
+    /// Takes one away that stays when a process ends.
+    fn detach(&self, program: &ProgramInfo) -> Result<(), Error> {
+        let descriptor = program
+            .fd()
+            .map_err(Error::load("open the program at the pod's end"))?;
+        self.inside(|device| {
+            sys::detach(device.index, sys::Place::Egress, descriptor.as_fd())
+                .map_err(Error::system("detach the program at the pod's end"))
+        })
+    }
+}
+
+/// The program at the pod's end.
+struct Realtime {
+    pod: Pod,
+    ahead: Array<MapData, u64>,
+    /// Of the program.
+    id: u32,
+}
+
+impl Realtime {
+    /// Attaches it, in the place of one that an earlier process has left.
+    fn new(ebpf: &mut Ebpf, device: &Device, required: bool) -> Result<Self, Error> {
+        let pod = Pod::find(device)?;
+        let mut ahead: Array<MapData, u64> = map(ebpf, AHEAD)?
+            .try_into()
+            .map_err(Error::load("open the clocks' difference"))?;
+        set_ahead(&mut ahead)?;
+        let before = pod.programs()?;
+        let program = program(ebpf, REALTIME)?;
+        let id = program
+            .info()
+            .map_err(Error::load("look at the program"))?
+            .id();
+        pod.inside(|device| {
+            if !required {
+                let first = TcAttachOptions::TcxOrder(LinkOrder::first());
+                program
+                    .attach_with_options(&device.name, TcAttachType::Egress, first)
+                    .map_err(Error::load("attach the program at the pod's end"))?;
+                return Ok(());
+            }
+            let descriptor = program
+                .fd()
+                .map_err(Error::load("load the program at the pod's end"))?;
+            sys::attach(device.index, sys::Place::Egress, descriptor.as_fd())
+                .map_err(Error::system("attach the program at the pod's end"))
+        })?;
+        for program in before {
+            pod.detach(&program)?;
+        }
+        Ok(Self { pod, ahead, id })
+    }
+}
+
+/// Tells the program at the pod's end by how much `CLOCK_TAI` is ahead of `CLOCK_REALTIME`.
+fn set_ahead(ahead: &mut Array<MapData, u64>) -> Result<(), Error> {
+    ahead
+        .set(0, realtime_behind_tai(), 0)
+        .map_err(Error::load("tell the clocks' difference"))
+}
+
+/// By how much `CLOCK_TAI` is ahead of `CLOCK_REALTIME`, nanoseconds: always whole seconds.
+fn realtime_behind_tai() -> u64 {
+    const SECOND: i64 = 1_000_000_000;
+    let nanos = |now: Timespec| now.tv_sec * SECOND + now.tv_nsec;
+    let Ok(tai) = clock_gettime_dynamic(DynamicClockId::Tai) else {
+        return 0;
+    };
+    let ahead = nanos(tai) - nanos(clock_gettime(ClockId::Realtime));
+    let ahead = (ahead + SECOND / 2).div_euclid(SECOND) * SECOND;
+    u64::try_from(ahead).unwrap_or(0)
 }
 
 /// The programs, attached. The one that takes is detached when this is dropped, the guard is not.
@@ -80,6 +212,8 @@ pub(crate) struct Attached {
     counters: PerCpuArray<MapData, u64>,
     /// Of the program that takes.
     id: u32,
+    /// At the pod's end, or why there is nothing.
+    realtime: Result<Realtime, Error>,
 }
 
 impl Attached {
@@ -89,6 +223,7 @@ impl Attached {
             .btf(None)
             .map_max_entries(RING, RING_BYTES)
             .override_global("takt_device", &device.index, true)
+            .override_global("takt_required", &u32::from(required), true)
             .load(OBJECT)
             .map_err(Error::load("create BPF maps"))?;
         probe(&mut ebpf)?;
@@ -104,9 +239,13 @@ impl Attached {
         if required && !guarded {
             let guard = program(&mut ebpf, GUARD)?;
             let descriptor = guard.fd().map_err(Error::load("load the guard"))?;
-            sys::attach(device.index, descriptor.as_fd())
+            sys::attach(device.index, sys::Place::Ingress, descriptor.as_fd())
                 .map_err(Error::system("attach the guard"))?;
         }
+        let realtime = match Realtime::new(&mut ebpf, &device, required) {
+            Err(error) if required => return Err(error),
+            realtime => realtime,
+        };
         let reader = match map(&mut ebpf, READER)? {
             Map::Array(reader) => reader,
             _ => return Err(missing(READER)),
@@ -145,12 +284,18 @@ impl Attached {
             device,
             ebpf,
             id,
+            realtime,
         })
     }
 
     /// What has been taken.
     pub(crate) fn ring(&mut self) -> &mut RingBuf<MapData> {
         &mut self.ring
+    }
+
+    /// Why times by `CLOCK_REALTIME` are not taken; `None`: they are.
+    pub(crate) fn without_realtime(&self) -> Option<&Error> {
+        self.realtime.as_ref().err()
     }
 
     /// Takes no more; what is in the ring stays there.
@@ -162,10 +307,18 @@ impl Attached {
         }
     }
 
-    /// Whether the program is where it was attached to.
-    pub(crate) fn check(&self) -> Result<(), Error> {
+    /// Whether the programs are where they were attached to; tells the one at the pod's end what the clocks are.
+    pub(crate) fn check(&mut self) -> Result<(), Error> {
         let there = self.device.programs()?;
-        match there.iter().any(|program| program.id() == self.id) {
+        if !there.iter().any(|program| program.id() == self.id) {
+            return Err(Error::Detached(self.device.name.clone()));
+        }
+        let Ok(realtime) = &mut self.realtime else {
+            return Ok(());
+        };
+        set_ahead(&mut realtime.ahead)?;
+        let there = realtime.pod.programs()?;
+        match there.iter().any(|program| program.id() == realtime.id) {
             true => Ok(()),
             false => Err(Error::Detached(self.device.name.clone())),
         }
@@ -255,6 +408,8 @@ pub(crate) struct Seen {
     pub(crate) taking: Option<(Vec<u64>, Vec<u64>)>,
     /// What the guard has dropped, if it is there.
     pub(crate) guarded: Option<u64>,
+    /// Counters of the program at the pod's end, if it is there.
+    pub(crate) realtimes: Option<Vec<u64>>,
 }
 
 /// Looks at a device.
@@ -268,16 +423,30 @@ pub(crate) fn look(device: &Device) -> Result<Seen, Error> {
             seen.guarded = Some(counts(&program, GUARDED)?.iter().sum());
         }
     }
+    if let Ok(pod) = Pod::find(device)
+        && let Some(program) = pod.programs()?.first()
+    {
+        seen.realtimes = Some(counts(program, REALTIMES)?);
+    }
     Ok(seen)
 }
 
-/// Takes the guard away. Whether it was there.
+/// Takes away what stays: the guard, and the program at the pod's end. Whether it was there.
 pub(crate) fn lift(device: &Device) -> Result<bool, Error> {
     let mut lifted = false;
     for program in device.programs()?.iter().filter(|p| is(p, GUARD)) {
         let descriptor = program.fd().map_err(Error::load("open the guard"))?;
-        sys::detach(device.index, descriptor.as_fd()).map_err(Error::system("detach the guard"))?;
+        sys::detach(device.index, sys::Place::Ingress, descriptor.as_fd())
+            .map_err(Error::system("detach the guard"))?;
         lifted = true;
+    }
+    let taking = device.programs()?.iter().any(|program| is(program, TAKE));
+    // Of one that takes it goes with its process.
+    if !taking && let Ok(pod) = Pod::find(device) {
+        for program in pod.programs()? {
+            pod.detach(&program)?;
+            lifted = true;
+        }
     }
     Ok(lifted)
 }

@@ -1,16 +1,26 @@
-//! Calls of the kernel that the loader library does not make: attaching a program for longer than a process, and asking
-//! for the driver of a device.
+//! Calls of the kernel that the loader library does not make: attaching a program for longer than a process, asking
+//! for the driver of a device, and for the other end of a veth.
 
 use std::ffi::{CStr, CString};
+use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
 
 /// Of `enum bpf_cmd`.
 const BPF_PROG_ATTACH: libc::c_long = 8;
 const BPF_PROG_DETACH: libc::c_long = 9;
 const BPF_PROG_BIND_MAP: libc::c_long = 35;
-/// `BPF_TCX_INGRESS` of `enum bpf_attach_type`, Linux 6.6.
-const BPF_TCX_INGRESS: u32 = 46;
+/// Where at a device: `enum bpf_attach_type`, Linux 6.6.
+#[derive(Clone, Copy)]
+#[repr(u32)]
+pub(crate) enum Place {
+    /// `BPF_TCX_INGRESS`.
+    Ingress = 46,
+    /// `BPF_TCX_EGRESS`.
+    Egress = 47,
+}
 /// In front of all others.
 const BPF_F_BEFORE: u32 = 1 << 3;
 
@@ -26,14 +36,14 @@ struct Attach {
     revision: u64,
 }
 
-/// Attaches a program at the ingress of a device in front of all others. It stays when this process ends.
-pub(crate) fn attach(ifindex: u32, program: BorrowedFd<'_>) -> io::Result<()> {
-    change(BPF_PROG_ATTACH, ifindex, program, BPF_F_BEFORE)
+/// Attaches a program at a device in front of all others. It stays when this process ends.
+pub(crate) fn attach(ifindex: u32, place: Place, program: BorrowedFd<'_>) -> io::Result<()> {
+    change(BPF_PROG_ATTACH, ifindex, place, program, BPF_F_BEFORE)
 }
 
 /// Takes such a program away.
-pub(crate) fn detach(ifindex: u32, program: BorrowedFd<'_>) -> io::Result<()> {
-    change(BPF_PROG_DETACH, ifindex, program, 0)
+pub(crate) fn detach(ifindex: u32, place: Place, program: BorrowedFd<'_>) -> io::Result<()> {
+    change(BPF_PROG_DETACH, ifindex, place, program, 0)
 }
 
 /// Keeps a map as long as the program, which others find it by although it does not use it.
@@ -46,13 +56,14 @@ pub(crate) fn bind(program: BorrowedFd<'_>, map: BorrowedFd<'_>) -> io::Result<(
 fn change(
     command: libc::c_long,
     ifindex: u32,
+    place: Place,
     program: BorrowedFd<'_>,
     flags: u32,
 ) -> io::Result<()> {
     let attributes = Attach {
         ifindex,
         program: program.as_raw_fd() as u32,
-        attach_type: BPF_TCX_INGRESS,
+        attach_type: place as u32,
         flags,
         replaced: 0,
         relative: 0,
@@ -87,6 +98,19 @@ pub(crate) fn index(device: &str) -> io::Result<u32> {
         0 => Err(io::Error::last_os_error()),
         index => Ok(index),
     }
+}
+
+/// The name of a device of this network namespace.
+pub(crate) fn name(index: u32) -> io::Result<String> {
+    let mut name = [0; libc::IF_NAMESIZE];
+    // SAFETY: there is room for a name and its end.
+    if unsafe { libc::if_indextoname(index, name.as_mut_ptr()) }.is_null() {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the kernel's name, which ends.
+    Ok(unsafe { CStr::from_ptr(name.as_ptr()) }
+        .to_string_lossy()
+        .into_owned())
 }
 
 /// `struct ethtool_drvinfo` of `linux/ethtool.h`, of which the driver is of interest.
@@ -130,4 +154,206 @@ pub(crate) fn driver(device: &str) -> io::Result<String> {
     }
     let driver = CStr::from_bytes_until_nul(&info.driver).unwrap_or_default();
     Ok(driver.to_string_lossy().into_owned())
+}
+
+/// Runs a function on a thread of another network namespace.
+///
+/// # Errors
+/// The kernel does not let us go there.
+pub(crate) fn inside<T: Send>(
+    namespace: BorrowedFd<'_>,
+    run: impl FnOnce() -> T + Send,
+) -> io::Result<T> {
+    let on_thread = move || {
+        // SAFETY: a plain call; the thread is this function's own, and ends with it.
+        match unsafe { libc::setns(namespace.as_raw_fd(), libc::CLONE_NEWNET) } {
+            0 => Ok(run()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    };
+    std::thread::scope(|scope| match scope.spawn(on_thread).join() {
+        Ok(result) => result,
+        Err(panic) => std::panic::resume_unwind(panic),
+    })
+}
+
+/// The other end of a veth.
+pub(crate) struct OtherEnd {
+    /// Its network namespace.
+    pub(crate) namespace: OwnedFd,
+    /// Its number there.
+    pub(crate) index: u32,
+}
+
+/// Finds the other end of a veth of this network namespace, among those that have a name or a process. `None`: it is in none
+/// of them.
+pub(crate) fn other_end(index: u32) -> io::Result<Option<OtherEnd>> {
+    let own = OwnedFd::from(File::open("/proc/thread-self/ns/net")?);
+    let Some(peer) = Link::by_index(index)?.and_then(|link| link.link) else {
+        return Ok(None);
+    };
+    let mut refused = None;
+    for namespace in namespaces() {
+        // Whether the device of that number there is a veth whose other end is ours.
+        let found = inside(namespace.as_fd(), || {
+            let link = Link::by_index(peer)?;
+            let ours = namespace_number(own.as_fd())?;
+            Ok::<_, io::Error>(link.filter(|link| {
+                link.link == Some(index)
+                    && (link.namespace == ours || link.namespace.is_none())
+                    && driver(&link.name).is_ok_and(|driver| driver == "veth")
+            }))
+        });
+        match found {
+            Ok(Ok(Some(link))) if link.namespace.is_some() || same(&namespace, &own) => {
+                return Ok(Some(OtherEnd {
+                    namespace,
+                    index: peer,
+                }));
+            }
+            Ok(_) => {}
+            Err(error) => refused = Some(error),
+        }
+    }
+    refused.map_or(Ok(None), Err)
+}
+
+/// Whether two descriptors are of one namespace.
+fn same(one: &OwnedFd, other: &OwnedFd) -> bool {
+    let identity = |fd: &OwnedFd| {
+        let file = File::from(fd.try_clone().ok()?).metadata().ok()?;
+        Some((file.dev(), file.ino()))
+    };
+    identity(one).is_some_and(|one| identity(other) == Some(one))
+}
+
+/// The network namespaces that have a name or a process, each once.
+fn namespaces() -> impl Iterator<Item = OwnedFd> {
+    let below = |directory: &str| {
+        let entries = std::fs::read_dir(directory).into_iter().flatten();
+        entries.flatten().map(|entry| entry.path())
+    };
+    let named = ["/run/netns", "/run/docker/netns"].map(below);
+    let processes = below("/proc").filter(|path| {
+        let name = path.file_name().and_then(|name| name.to_str());
+        name.is_some_and(|name| name.bytes().all(|byte| byte.is_ascii_digit()))
+    });
+    let paths: Vec<PathBuf> = named
+        .into_iter()
+        .flatten()
+        .chain(processes.map(|path| path.join("ns/net")))
+        .collect();
+    let mut seen = std::collections::HashSet::new();
+    paths.into_iter().filter_map(move |path| {
+        let file = File::open(path).ok()?;
+        let metadata = file.metadata().ok()?;
+        seen.insert((metadata.dev(), metadata.ino()))
+            .then(|| file.into())
+    })
+}
+
+/// A device as the kernel tells of it.
+struct Link {
+    name: String,
+    /// The number of the device that it is linked with.
+    link: Option<u32>,
+    /// The number by which this namespace knows that one's; none if it is the same.
+    namespace: Option<i32>,
+}
+
+/// Of `linux/rtnetlink.h`, `linux/if_link.h` and `linux/net_namespace.h`.
+const IFLA_LINK_NETNSID: u16 = 37;
+const NETNSA_NSID: u16 = 1;
+const NETNSA_FD: u16 = 3;
+/// Lengths of `struct nlmsghdr`, `struct ifinfomsg`, and `struct rtgenmsg` with its padding.
+const HEADER: usize = 16;
+const LINK_HEADER: usize = 16;
+const GENERAL_HEADER: usize = 4;
+
+impl Link {
+    /// The device of a number; `None`: there is none.
+    fn by_index(index: u32) -> io::Result<Option<Self>> {
+        let mut body = [0; LINK_HEADER];
+        body[4..8].copy_from_slice(&index.to_ne_bytes());
+        let answer = match ask(libc::RTM_GETLINK, &body) {
+            Err(error) if error.raw_os_error() == Some(libc::ENODEV) => return Ok(None),
+            answer => answer?,
+        };
+        let mut link = Self {
+            name: String::new(),
+            link: None,
+            namespace: None,
+        };
+        for (kind, value) in attributes(answer.get(LINK_HEADER..).unwrap_or_default()) {
+            match kind {
+                libc::IFLA_IFNAME => {
+                    let name = CStr::from_bytes_until_nul(value).unwrap_or_default();
+                    link.name = name.to_string_lossy().into_owned();
+                }
+                libc::IFLA_LINK => link.link = number(value).map(u32::from_ne_bytes),
+                IFLA_LINK_NETNSID => link.namespace = number(value).map(i32::from_ne_bytes),
+                _ => {}
+            }
+        }
+        Ok(Some(link))
+    }
+}
+
+/// The number by which this network namespace knows another one; `None`: it does not.
+fn namespace_number(of: BorrowedFd<'_>) -> io::Result<Option<i32>> {
+    let mut body = [0; GENERAL_HEADER + 8];
+    body[4..6].copy_from_slice(&8u16.to_ne_bytes());
+    body[6..8].copy_from_slice(&NETNSA_FD.to_ne_bytes());
+    body[8..12].copy_from_slice(&of.as_raw_fd().to_ne_bytes());
+    let answer = ask(libc::RTM_GETNSID, &body)?;
+    Ok(attributes(answer.get(GENERAL_HEADER..).unwrap_or_default())
+        .find(|(kind, _)| *kind == NETNSA_NSID)
+        .and_then(|(_, value)| number(value).map(i32::from_ne_bytes))
+        .filter(|number| *number >= 0))
+}
+
+fn number(value: &[u8]) -> Option<[u8; 4]> {
+    value.first_chunk().copied()
+}
+
+/// The attributes of a message of netlink.
+fn attributes(mut rest: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
+    std::iter::from_fn(move || {
+        let length = usize::from(u16::from_ne_bytes(*rest.first_chunk()?));
+        let kind = u16::from_ne_bytes(*rest.get(2..)?.first_chunk()?);
+        let value = rest.get(4..length)?;
+        rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
+        Some((kind, value))
+    })
+}
+
+/// Asks the kernel for one thing of this thread's network namespace: what follows the header of its answer.
+fn ask(kind: u16, body: &[u8]) -> io::Result<Vec<u8>> {
+    let mut request = vec![0; HEADER];
+    request[0..4].copy_from_slice(&((HEADER + body.len()) as u32).to_ne_bytes());
+    request[4..6].copy_from_slice(&kind.to_ne_bytes());
+    request[6..8].copy_from_slice(&(libc::NLM_F_REQUEST as u16).to_ne_bytes());
+    request.extend_from_slice(body);
+    // SAFETY: a plain call; the descriptor is nobody else's.
+    let socket = unsafe {
+        let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC;
+        match libc::socket(libc::AF_NETLINK, kind, libc::NETLINK_ROUTE) {
+            -1 => return Err(io::Error::last_os_error()),
+            socket => OwnedFd::from_raw_fd(socket),
+        }
+    };
+    rustix::net::send(&socket, &request, rustix::net::SendFlags::empty())?;
+    let mut answer = vec![0; 64 << 10];
+    let (read, _) = rustix::net::recv(&socket, &mut answer[..], rustix::net::RecvFlags::empty())?;
+    answer.truncate(read);
+    let wrong = || io::Error::from(io::ErrorKind::InvalidData);
+    let told = answer
+        .get(4..6)
+        .and_then(|kind| kind.first_chunk().copied());
+    let body = answer.get(HEADER..).ok_or_else(wrong)?;
+    if u16::from_ne_bytes(told.ok_or_else(wrong)?) == libc::NLMSG_ERROR as u16 {
+        let error = number(body).map_or(0, i32::from_ne_bytes);
+        return Err(io::Error::from_raw_os_error(-error));
+    }
+    Ok(body.to_vec())
 }

@@ -16,9 +16,10 @@ use crate::output::{Align, Form, print, print_json, table};
 
 const HELP: &str = "\
 For programs that `takt preload` cannot serve: statically linked ones, programs in Go, io_uring, system calls made by
-hand. Nothing is put into the pod. Packets that its programs send with a launch time (SO_TXTIME with CLOCK_MONOTONIC or
-CLOCK_TAI) are taken at the host's end of its veth and leave at that time, by way of the runtime of this node;
-everything else is the kernel's, untouched. Linux 6.11 or later; CAP_NET_ADMIN and CAP_BPF.
+hand. Nothing is put into the pod. Packets that its programs send with a launch time (SO_TXTIME) are taken at the
+host's end of its veth and leave at that time, by way of the runtime of this node; everything else is the kernel's,
+untouched. Linux 6.11 or later; CAP_NET_ADMIN and CAP_BPF, and CAP_SYS_ADMIN and CAP_SYS_PTRACE for times by
+CLOCK_REALTIME and for --required.
 
 Examples:
   takt veth attach --device veth1a2b3c --socket /run/takt/line.sock
@@ -136,6 +137,9 @@ impl Attach {
             class: self.class,
         };
         let attachment = Attachment::new(&options)?;
+        if let Some(why) = attachment.without_realtime() {
+            eprintln!("takt: warning: {why}");
+        }
         let otherwise = match self.required {
             true => "is dropped",
             false => "goes the kernel's way",

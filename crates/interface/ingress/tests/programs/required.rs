@@ -1,6 +1,6 @@
 //! What happens to launch times while nobody takes them.
 
-use super::support::{Running, Site, ended_well, static_talker};
+use super::support::{Running, Site, ended_well, refused, static_talker};
 
 const LEAD: &str = "200000";
 /// Runs for longer than what is done to it.
@@ -162,4 +162,59 @@ fn the_end_of_an_attachment_under_load_loses_nothing() {
         .collect();
     numbers.sort_unstable();
     assert_eq!(numbers, (0..2000).collect::<Vec<_>>());
+}
+
+#[test]
+fn times_by_the_clock_that_a_veth_clears_do_not_get_past_what_is_required() {
+    let site = Site::bridged();
+    let wire = site.capture();
+    let attached = site.attach(&["--required"]);
+    let to = site.addresses()[0];
+    let talker = Running::start(&mut site.talker(&static_talker(), "realtime", to, LONG, LEAD));
+    let before = wire.wait(50);
+    attached.kill();
+    takt_testing::until("packets are dropped", || {
+        let (taking, required, counters) = site.status();
+        (required && !taking && counters["dropped"] >= 500).then_some(())
+    });
+    let between = wire.all();
+    // In the place of what the killed one has left.
+    let attached = site.attach(&["--required"]);
+    let after = wire.wait(50);
+    let all = [before, between, after].concat();
+    let early: Vec<_> = all.iter().filter(|arrival| arrival.after < 0).collect();
+    assert!(early.is_empty(), "{early:?}");
+    talker.kill();
+    // Only IP can be given another clock.
+    let (_, _, counters) = site.status();
+    assert_eq!(counters["realtime-not-ip"], 0);
+    let said = refused(
+        site.talker(&static_talker(), "realtime", to, 1, LEAD)
+            .arg("vlan")
+            .output(),
+    );
+    assert!(said.contains("No buffer space"), "{said}");
+    site.until_counted("realtime-not-ip", 1);
+    // The pod may give its interface another name.
+    let mut shell = site.pod().command("sh").expect("the lab is up");
+    let script = "ip link set eth0 down && ip link set eth0 name eth9 && ip link set eth9 name eth0 && ip link set eth0 up";
+    assert!(
+        shell
+            .args(["-c", script])
+            .status()
+            .expect("a shell")
+            .success()
+    );
+    let sent = site.status().2["realtime"];
+    takt_testing::until("it is taken as before", || {
+        ended_well(
+            site.talker(&static_talker(), "realtime", to, 1, LEAD)
+                .output(),
+        );
+        (site.status().2["realtime"] > sent).then_some(())
+    });
+    attached.terminate();
+    // Only the operator lifts it, at both ends.
+    ended_well(site.veth(&["detach", "--device", "c1"]).output());
+    assert_eq!(site.status(), (false, false, [].into()));
 }
