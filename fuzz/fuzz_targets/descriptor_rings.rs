@@ -15,11 +15,11 @@ use takt_runtime::config::Limits;
 use takt_runtime::lane::session::{LaneSession, SessionParts};
 use takt_runtime::lane::{Command, Event, EventSender, Lane, LaneHandle, SourceTarget};
 use takt_runtime::policy::{Policy, Rates};
-use takt_session::ChannelId;
 use takt_session::layout::{
     ArenaMap, Completion, HEADER_BYTES, LANE_DIRTY_OFFSET, LANE_STATE_OFFSET, Outcome, Release,
     RxDescriptor, SinkBlock, SourceBlock, TX_REGION, TxDescriptor,
 };
+use takt_session::{ChannelId, Qos, Reliability};
 use takt_shm::{Arena, Consumer, LaneBell, LaneBellHost, Producer, RingLayout};
 
 const DEPTH: u32 = 16;
@@ -91,7 +91,7 @@ impl Scene {
             number: 0,
         };
         let (mut writer, mut reader) = (scene.attach(), scene.attach());
-        let source = scene.source(&mut writer, 0, 5);
+        let source = scene.source(&mut writer, 0, 5, Reliability::BestEffort);
         let sink = scene.sink(&mut reader, 0, 5);
         scene.honest = Some((writer, source, reader, sink));
         scene
@@ -131,7 +131,13 @@ impl Scene {
         }
     }
 
-    fn source(&mut self, app: &mut App, source: usize, channel: u64) -> Source {
+    fn source(
+        &mut self,
+        app: &mut App,
+        source: usize,
+        channel: u64,
+        reliability: Reliability,
+    ) -> Source {
         let block = SourceBlock {
             offset: app.free,
             depth: DEPTH,
@@ -150,6 +156,7 @@ impl Scene {
             port: 0,
             number: self.next_source,
             first: 0,
+            reliability,
         });
         Source {
             tx: Producer::attach(&app.arena, tx, DEPTH).expect("rings fit"),
@@ -269,7 +276,8 @@ struct Hostile {
 impl Hostile {
     fn new(scene: &mut Scene) -> Self {
         let mut app = scene.attach();
-        let sources = [0, 1].map(|at| scene.source(&mut app, at, 6));
+        let kinds = [Reliability::BestEffort, Qos::slow().reliable().reliability];
+        let sources = [0, 1].map(|at| scene.source(&mut app, at, 6, kinds[at]));
         // It hears itself, and the others.
         let sinks = [(0, 6), (1, 5)].map(|(at, channel)| scene.sink(&mut app, at, channel));
         scene.lane.poll();

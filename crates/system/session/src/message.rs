@@ -400,6 +400,17 @@ impl<'a> Reader<'a> {
     }
     fn reliability(&mut self) -> Result<Reliability, DecodeError> {
         let (kind, deadline, patience) = (self.u8()?, self.u64()?, self.u64()?);
+        let meaningless = match kind {
+            0 => deadline | patience,
+            1 | 2 => patience,
+            _ => 0,
+        };
+        if meaningless != 0 {
+            return Err(DecodeError::Value {
+                field: "deadline or patience of a stream that has none",
+                value: meaningless,
+            });
+        }
         let slow_sinks = match kind {
             0 => return Ok(Reliability::BestEffort),
             1 => SlowSinks::Wait,
