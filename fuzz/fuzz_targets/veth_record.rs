@@ -21,6 +21,7 @@ fuzz_target!(|bytes: &[u8]| {
             ("fd88::1".parse().expect("an address"), 64),
         ],
         mtu: 1450,
+        vlans: Vec::new(),
     };
     let mut frame = record.frame.to_vec();
     let before = Summary::of(&frame, &endpoint);

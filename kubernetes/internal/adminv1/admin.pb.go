@@ -691,7 +691,11 @@ type LaneCounters struct {
 	// Datagrams that are not protected as they must be, or whose tag is wrong.
 	RxUnauthentic uint64 `protobuf:"varint,14,opt,name=rx_unauthentic,json=rxUnauthentic,proto3" json:"rx_unauthentic,omitempty"`
 	// Datagrams that came before.
-	RxReplayed    uint64 `protobuf:"varint,15,opt,name=rx_replayed,json=rxReplayed,proto3" json:"rx_replayed,omitempty"`
+	RxReplayed uint64 `protobuf:"varint,15,opt,name=rx_replayed,json=rxReplayed,proto3" json:"rx_replayed,omitempty"`
+	// Records of reliable sources that came before their source was known, or beyond what was granted: they come again.
+	RxEarly uint64 `protobuf:"varint,16,opt,name=rx_early,json=rxEarly,proto3" json:"rx_early,omitempty"`
+	// Records of reliable sources for which a sink had no room: they come again.
+	RxNoRoom      uint64 `protobuf:"varint,17,opt,name=rx_no_room,json=rxNoRoom,proto3" json:"rx_no_room,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -827,6 +831,20 @@ func (x *LaneCounters) GetRxUnauthentic() uint64 {
 func (x *LaneCounters) GetRxReplayed() uint64 {
 	if x != nil {
 		return x.RxReplayed
+	}
+	return 0
+}
+
+func (x *LaneCounters) GetRxEarly() uint64 {
+	if x != nil {
+		return x.RxEarly
+	}
+	return 0
+}
+
+func (x *LaneCounters) GetRxNoRoom() uint64 {
+	if x != nil {
+		return x.RxNoRoom
 	}
 	return 0
 }
@@ -1884,7 +1902,13 @@ type ChannelCounters struct {
 	// Copies dropped because a sink's memory was exhausted.
 	DroppedMemory uint64 `protobuf:"varint,12,opt,name=dropped_memory,json=droppedMemory,proto3" json:"dropped_memory,omitempty"`
 	// Sources on other nodes that went without telling how many messages they had sent: more may be lost.
-	UnknownTails  uint64 `protobuf:"varint,13,opt,name=unknown_tails,json=unknownTails,proto3" json:"unknown_tails,omitempty"`
+	UnknownTails uint64 `protobuf:"varint,13,opt,name=unknown_tails,json=unknownTails,proto3" json:"unknown_tails,omitempty"`
+	// Records of reliable sources here that were sent again.
+	Repaired uint64 `protobuf:"varint,14,opt,name=repaired,proto3" json:"repaired,omitempty"`
+	// Messages of reliable sources here that at least one receiver does without.
+	Undelivered uint64 `protobuf:"varint,15,opt,name=undelivered,proto3" json:"undelivered,omitempty"`
+	// Times that a sink here, or a node that hears a reliable source here, took nothing for too long: the source went on without it.
+	Evicted       uint64 `protobuf:"varint,16,opt,name=evicted,proto3" json:"evicted,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2006,6 +2030,27 @@ func (x *ChannelCounters) GetDroppedMemory() uint64 {
 func (x *ChannelCounters) GetUnknownTails() uint64 {
 	if x != nil {
 		return x.UnknownTails
+	}
+	return 0
+}
+
+func (x *ChannelCounters) GetRepaired() uint64 {
+	if x != nil {
+		return x.Repaired
+	}
+	return 0
+}
+
+func (x *ChannelCounters) GetUndelivered() uint64 {
+	if x != nil {
+		return x.Undelivered
+	}
+	return 0
+}
+
+func (x *ChannelCounters) GetEvicted() uint64 {
+	if x != nil {
+		return x.Evicted
 	}
 	return 0
 }
@@ -3222,7 +3267,10 @@ type Endpoint struct {
 	// Most bytes of an IP packet; 0: 1450.
 	Mtu uint32 `protobuf:"varint,4,opt,name=mtu,proto3" json:"mtu,omitempty"`
 	// EtherTypes of frames that it may send besides IP; empty: none. Those that control a link are refused.
-	Ethertypes    []uint32 `protobuf:"varint,5,rep,packed,name=ethertypes,proto3" json:"ethertypes,omitempty"`
+	Ethertypes []uint32 `protobuf:"varint,5,rep,packed,name=ethertypes,proto3" json:"ethertypes,omitempty"`
+	// VLANs whose tags its frames may have, 64 at most, 0 for tags with a priority alone; empty: none. The priority must be one of
+	// the tenant's classes.
+	Vlans         []uint32 `protobuf:"varint,6,rep,packed,name=vlans,proto3" json:"vlans,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3288,6 +3336,13 @@ func (x *Endpoint) GetMtu() uint32 {
 func (x *Endpoint) GetEthertypes() []uint32 {
 	if x != nil {
 		return x.Ethertypes
+	}
+	return nil
+}
+
+func (x *Endpoint) GetVlans() []uint32 {
+	if x != nil {
+		return x.Vlans
 	}
 	return nil
 }
@@ -5995,7 +6050,7 @@ const file_takt_admin_v1_admin_proto_rawDesc = "" +
 	"\x04lane\x18\x01 \x01(\rR\x04lane\x12\x1a\n" +
 	"\bsessions\x18\x02 \x01(\rR\bsessions\x127\n" +
 	"\bcounters\x18\x03 \x01(\v2\x1b.takt.admin.v1.LaneCountersR\bcounters\x12)\n" +
-	"\x05ports\x18\x04 \x03(\v2\x13.takt.admin.v1.PortR\x05ports\"\x9b\x04\n" +
+	"\x05ports\x18\x04 \x03(\v2\x13.takt.admin.v1.PortR\x05ports\"\xd4\x04\n" +
 	"\fLaneCounters\x12\x14\n" +
 	"\x05polls\x18\x01 \x01(\x04R\x05polls\x12\x1d\n" +
 	"\n" +
@@ -6016,7 +6071,10 @@ const file_takt_admin_v1_admin_proto_rawDesc = "" +
 	"\ftx_datagrams\x18\r \x01(\x04R\vtxDatagrams\x12%\n" +
 	"\x0erx_unauthentic\x18\x0e \x01(\x04R\rrxUnauthentic\x12\x1f\n" +
 	"\vrx_replayed\x18\x0f \x01(\x04R\n" +
-	"rxReplayed\"q\n" +
+	"rxReplayed\x12\x19\n" +
+	"\brx_early\x18\x10 \x01(\x04R\arxEarly\x12\x1c\n" +
+	"\n" +
+	"rx_no_room\x18\x11 \x01(\x04R\brxNoRoom\"q\n" +
 	"\x04Port\x12\x1a\n" +
 	"\bdatapath\x18\x01 \x01(\tR\bdatapath\x12\x14\n" +
 	"\x05local\x18\x02 \x01(\tR\x05local\x127\n" +
@@ -6092,7 +6150,7 @@ const file_takt_admin_v1_admin_proto_rawDesc = "" +
 	"\asources\x18\x02 \x01(\rR\asources\x12\x14\n" +
 	"\x05sinks\x18\x03 \x01(\rR\x05sinks\x12\x14\n" +
 	"\x05peers\x18\x04 \x03(\tR\x05peers\x12:\n" +
-	"\bcounters\x18\x05 \x01(\v2\x1e.takt.admin.v1.ChannelCountersR\bcounters\"\x97\x03\n" +
+	"\bcounters\x18\x05 \x01(\v2\x1e.takt.admin.v1.ChannelCountersR\bcounters\"\xef\x03\n" +
 	"\x0fChannelCounters\x12\x18\n" +
 	"\aemitted\x18\x01 \x01(\x04R\aemitted\x12#\n" +
 	"\remitted_bytes\x18\x02 \x01(\x04R\femittedBytes\x12\x17\n" +
@@ -6107,7 +6165,10 @@ const file_takt_admin_v1_admin_proto_rawDesc = "" +
 	" \x01(\x04R\tdelivered\x12!\n" +
 	"\fdropped_full\x18\v \x01(\x04R\vdroppedFull\x12%\n" +
 	"\x0edropped_memory\x18\f \x01(\x04R\rdroppedMemory\x12#\n" +
-	"\runknown_tails\x18\r \x01(\x04R\funknownTails\"\x12\n" +
+	"\runknown_tails\x18\r \x01(\x04R\funknownTails\x12\x1a\n" +
+	"\brepaired\x18\x0e \x01(\x04R\brepaired\x12 \n" +
+	"\vundelivered\x18\x0f \x01(\x04R\vundelivered\x12\x18\n" +
+	"\aevicted\x18\x10 \x01(\x04R\aevicted\"\x12\n" +
 	"\x10ListPeersRequest\">\n" +
 	"\x11ListPeersResponse\x12)\n" +
 	"\x05peers\x18\x01 \x03(\v2\x13.takt.admin.v1.PeerR\x05peers\"\x8b\x03\n" +
@@ -6202,7 +6263,7 @@ const file_takt_admin_v1_admin_proto_rawDesc = "" +
 	"\x05frame\x18\b \x01(\rR\x05frame\x12\x16\n" +
 	"\x06frames\x18\t \x01(\rR\x06framesB\n" +
 	"\n" +
-	"\b_channel\"\x86\x01\n" +
+	"\b_channel\"\x9c\x01\n" +
 	"\bEndpoint\x12\x18\n" +
 	"\anetwork\x18\x01 \x01(\tR\anetwork\x12\x10\n" +
 	"\x03mac\x18\x02 \x01(\tR\x03mac\x12\x1c\n" +
@@ -6210,7 +6271,8 @@ const file_takt_admin_v1_admin_proto_rawDesc = "" +
 	"\x03mtu\x18\x04 \x01(\rR\x03mtu\x12\x1e\n" +
 	"\n" +
 	"ethertypes\x18\x05 \x03(\rR\n" +
-	"ethertypes\"8\n" +
+	"ethertypes\x12\x14\n" +
+	"\x05vlans\x18\x06 \x03(\rR\x05vlans\"8\n" +
 	"\fChannelRange\x12\x14\n" +
 	"\x05first\x18\x01 \x01(\x04R\x05first\x12\x12\n" +
 	"\x04last\x18\x02 \x01(\x04R\x04last\"]\n" +

@@ -55,6 +55,8 @@ type Config struct {
 	Read  []string `json:"read,omitempty"`
 	// EtherTypes are those that the pod may send besides IP.
 	EtherTypes []uint32 `json:"etherTypes,omitempty"`
+	// VLANs are those whose tags the pod's frames may have; 0: tags with a priority alone.
+	VLANs []uint32 `json:"vlans,omitempty"`
 	// MemoryBytes bounds each session's shared memory, TotalMemoryBytes that of all of them, Sessions their number;
 	// taktd's defaults if 0.
 	MemoryBytes      uint64 `json:"memoryBytes,omitempty"`
@@ -83,7 +85,7 @@ type Config struct {
 // known are the keys of a configuration; others are refused, but for those of the specification's own name space.
 var known = []string{
 	"cniVersion", "cniVersions", "name", "type", "capabilities", "ipam", "dns", "args", "runtimeConfig", "prevResult",
-	"network", "vxlan", "vlan", "classes", "messagesPerSecond", "bytesPerSecond", "write", "read", "etherTypes",
+	"network", "vxlan", "vlan", "classes", "messagesPerSecond", "bytesPerSecond", "write", "read", "etherTypes", "vlans",
 	"memoryBytes", "totalMemoryBytes", "sessions", "pods", "runtime", "delegate", "adminSocket", "directory",
 }
 
@@ -151,6 +153,11 @@ func load(stdin []byte) (*Config, error) {
 	for _, class := range c.Classes {
 		if class > 7 {
 			return nil, invalid("classes: %d is no traffic class: write numbers from 0 to 7", class)
+		}
+	}
+	for _, id := range c.VLANs {
+		if id > 4094 {
+			return nil, invalid("vlans: %d is no VLAN: write 1 to 4094, or 0 for tags with a priority alone", id)
 		}
 	}
 	if c.Pods != PodsAll && c.Pods != PodsAnnotated {

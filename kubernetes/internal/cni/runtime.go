@@ -136,7 +136,7 @@ func (t *taktd) network(c *Config) error {
 
 // listener is what the pod may do.
 func (c *Config) listener(at attachment, identity string, of *adminv1.Endpoint) *adminv1.Listener {
-	of.Network, of.Ethertypes = c.Network, c.EtherTypes
+	of.Network, of.Ethertypes, of.Vlans = c.Network, c.EtherTypes, c.VLANs
 	return &adminv1.Listener{
 		Path: at.socket(),
 		// Whoever is in the pod: nobody else sees the directory.

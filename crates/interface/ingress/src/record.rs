@@ -221,6 +221,7 @@ mod tests {
                 ("fd00::1".parse().expect("one"), 64),
             ],
             mtu: 1500,
+            vlans: Vec::new(),
         }
     }
 

@@ -7,6 +7,7 @@ use takt_wire::checksum;
 use takt_wire::ethernet::{self, EtherType, MacAddress};
 use takt_wire::frame::{UdpFlow, UdpHeaderTemplate};
 use takt_wire::ip::{Dscp, Protocol};
+use takt_wire::vlan::{self, VlanTags};
 use takt_wire::{ipv4, ipv6};
 
 /// The ECN bits of a traffic class octet (RFC 3168).
@@ -128,8 +129,8 @@ pub fn is_tagged(frame: &[u8]) -> bool {
     ethernet::Packet::new_checked(frame).is_ok_and(|packet| packet.ether_type().is_tag())
 }
 
-/// Whether a frame is one that the runtime lets an endpoint send: untagged, from its own addresses, and nothing
-/// that speaks for others.
+/// Whether a frame is one that the runtime lets an endpoint send: from its own addresses, with no tag but of its VLANs, and nothing
+/// that speaks for others. Whether the tag's priority is one of its classes, the runtime says.
 pub fn may_leave(frame: &[u8], endpoint: &Endpoint) -> bool {
     let Ok(packet) = ethernet::Packet::new_checked(frame) else {
         return false;
@@ -140,12 +141,21 @@ pub fn may_leave(frame: &[u8], endpoint: &Endpoint) -> bool {
     if header.source.0 != endpoint.mac {
         return false;
     }
-    let source: IpAddr = match header.ether_type {
-        EtherType::IPV4 => match ipv4::Packet::new_checked(packet.payload()) {
+    let tagged = vlan::parse(header.ether_type, packet.payload());
+    let (ether_type, packet) = match (header.ether_type, tagged) {
+        (EtherType::VLAN, Ok((VlanTags::Single(tag), ether_type, packet)))
+            if endpoint.vlans.contains(&tag.id()) =>
+        {
+            (ether_type, packet)
+        }
+        (ether_type, _) => (ether_type, packet.payload()),
+    };
+    let source: IpAddr = match ether_type {
+        EtherType::IPV4 => match ipv4::Packet::new_checked(packet) {
             Ok(packet) => packet.source().into(),
             Err(_) => return false,
         },
-        EtherType::IPV6 => match ipv6::Packet::new_checked(packet.payload()) {
+        EtherType::IPV6 => match ipv6::Packet::new_checked(packet) {
             // Neighbour discovery is part of ICMPv6, and extension headers may hide it.
             Ok(packet) if packet.next_header() == Protocol::UDP => packet.source().into(),
             _ => return false,
@@ -242,6 +252,7 @@ mod tests {
                 ("fd00::1".parse().unwrap(), 64),
             ],
             mtu: 1450,
+            vlans: vec![100],
         };
         let four = frame(&flow("10.0.0.1:1", "10.0.0.2:2"), b"x", 0);
         assert!(may_leave(&four, &endpoint));
@@ -268,6 +279,18 @@ mod tests {
         assert!(may_leave(&other, &endpoint), "PTP");
         other[12..14].copy_from_slice(&[0x81, 0x00]);
         assert!(!may_leave(&other, &endpoint), "a tag");
+        let tagged = |kind: [u8; 2], id: u8, frame: &[u8]| {
+            [&frame[..12], &kind, &[0xa0, id], &frame[12..]].concat()
+        };
+        assert!(may_leave(&tagged([0x81, 0], 100, &four), &endpoint));
+        assert!(!may_leave(&tagged([0x81, 0], 101, &four), &endpoint));
+        assert!(!may_leave(&tagged([0x88, 0xa8], 100, &four), &endpoint));
+        let twice = tagged([0x81, 0], 100, &tagged([0x81, 0], 100, &four));
+        assert!(!may_leave(&twice, &endpoint));
+        let mut foreign = tagged([0x81, 0], 100, &four);
+        foreign[18 + 15] ^= 1;
+        assert!(!may_leave(&foreign, &endpoint), "a foreign address");
+        assert!(!may_leave(&tagged([0x81, 0], 100, &four)[..17], &endpoint));
         assert!(!may_leave(&four[..13], &endpoint));
     }
 

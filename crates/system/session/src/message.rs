@@ -10,7 +10,7 @@ use std::time::Duration;
 use bytes::{Buf, BufMut};
 use takt_time::TrafficClass;
 
-use crate::endpoint::{Endpoint, MOST_ADDRESSES};
+use crate::endpoint::{Endpoint, MOST_ADDRESSES, MOST_VLANS};
 use crate::error::{ErrorCode, Failure};
 use crate::layout::{ArenaMap, SinkBlock, SourceBlock};
 use crate::qos::{Acceleration, Qos, Reliability, ResourceUse, SlowSinks, TimeSensitivity};
@@ -265,6 +265,9 @@ impl Writer {
             self.address(*address);
             self.u8(*prefix);
         }
+        let vlans = v.vlans.iter().take(MOST_VLANS);
+        self.u8(vlans.len() as u8);
+        vlans.for_each(|vlan| self.u16(*vlan));
     }
     fn reliability(&mut self, v: Reliability) {
         let nanos = |duration: Duration| u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
@@ -391,11 +394,20 @@ impl<'a> Reader<'a> {
         for _ in 0..count {
             addresses.push((self.address()?, self.u8()?));
         }
+        let count = usize::from(self.u8()?);
+        if count > MOST_VLANS {
+            return Err(DecodeError::Value {
+                field: "number of VLANs",
+                value: count as u64,
+            });
+        }
+        let vlans = (0..count).map(|_| self.u16()).collect::<Result<_, _>>()?;
         Ok(Endpoint {
             network,
             mac,
             addresses,
             mtu,
+            vlans,
         })
     }
     fn reliability(&mut self) -> Result<Reliability, DecodeError> {
@@ -900,12 +912,14 @@ mod tests {
 
     fn endpoints() -> impl Strategy<Value = Endpoint> {
         let addresses = proptest::collection::vec(any::<(IpAddr, u8)>(), 0..=MOST_ADDRESSES);
-        (".{0,40}", any::<[u8; 6]>(), any::<u16>(), addresses).prop_map(
-            |(network, mac, mtu, addresses)| Endpoint {
+        let vlans = proptest::collection::vec(any::<u16>(), 0..=MOST_VLANS);
+        (".{0,40}", any::<[u8; 6]>(), any::<u16>(), addresses, vlans).prop_map(
+            |(network, mac, mtu, addresses, vlans)| Endpoint {
                 network,
                 mac,
                 addresses,
                 mtu,
+                vlans,
             },
         )
     }

@@ -138,6 +138,15 @@ struct Set {
         requires = "network"
     )]
     ethertypes: Vec<u32>,
+    /// VLANs whose tags the endpoint's frames may have, such as 100; 0: tags with a priority alone. The priority must be one of its classes
+    #[arg(
+        long = "vlan",
+        value_name = "NUMBER",
+        value_delimiter = ',',
+        value_parser = clap::value_parser!(u32).range(0..=4094),
+        requires = "network"
+    )]
+    vlans: Vec<u32>,
     /// A TOML file of the streams that the tenant sends: `[[stream]]`, with the keys of `[[listener.stream]]` in the
     /// configuration
     #[arg(long, value_name = "FILE")]
@@ -275,6 +284,7 @@ impl Set {
                 addresses: self.addresses,
                 mtu: self.mtu,
                 ethertypes: self.ethertypes,
+                vlans: self.vlans,
             }),
             streams: match &self.streams {
                 Some(path) => Streams::read(path)?,

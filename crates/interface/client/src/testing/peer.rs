@@ -476,6 +476,7 @@ impl Served {
                         mac: [2, 0, 0, 0, 0, 1],
                         addresses: Vec::new(),
                         mtu: 1500,
+                        vlans: Vec::new(),
                     },
                 };
                 reply(&self.socket, request, opened, &[]);

@@ -1,10 +1,13 @@
 //! Descriptors of every origin, threads, signals, packet sockets, wrong arguments, full queues.
 
 use std::collections::BTreeMap;
+use std::time::{SystemTime, UNIX_EPOCH};
 
+use takt_lab::Capture;
+use takt_testing::{PATIENCE, until};
 use takt_wire::ethernet::MacAddress;
 
-use super::support::{Listener, Running, Site, ended_well, program};
+use super::support::{Listener, Running, Site, ended_well, program, tai};
 
 #[test]
 fn a_socket_is_what_it_is_by_whatever_descriptor() {
@@ -123,6 +126,61 @@ fn packet_sockets_send_frames_at_their_times() {
         assert_eq!(from.port(), 1234);
     }
     assert_eq!(site.sent(), 2);
+}
+
+#[test]
+fn frames_with_a_tag_leave_at_their_times_where_the_tenants_policy_has_their_vlan() {
+    // Outer Ethernet, IPv4, UDP and VXLAN.
+    const TUNNEL: usize = 14 + 20 + 8 + 8;
+    let site = Site::new();
+    let wire = Capture::open(site.lab.host(1)).expect("a capture");
+    let mac = MacAddress(site.there().mac());
+    let says = |vlan: u16, priority: u8, number: u32| {
+        let mut command = site.command(program("tagged"));
+        command.env("TAKT_PRELOAD", "required").args([
+            mac.to_string(),
+            vlan.to_string(),
+            priority.to_string(),
+            number.to_string(),
+        ]);
+        let (out, err) = ended_well(command.output());
+        (out.trim().to_owned(), err)
+    };
+    // A VLAN of somebody else's, and a priority that is none of the tenant's classes.
+    let (said, told) = says(101, 3, 0);
+    assert_eq!(said, "EOPNOTSUPP");
+    assert!(told.contains("VLAN tag"), "{told}");
+    let refused = site.counters().refused;
+    assert_eq!(says(100, 7, 0), ("sent".into(), String::new()));
+    until("the runtime has refused it", || {
+        (site.counters().refused == refused + 1).then_some(())
+    });
+    for number in 1..=10 {
+        assert_eq!(says(100, 3, number), ("sent".into(), String::new()));
+    }
+    const SECOND: i64 = 1_000_000_000;
+    let utc = SystemTime::now().duration_since(UNIX_EPOCH);
+    let utc = utc.expect("after the epoch").as_nanos() as i64;
+    let leap_seconds = (tai() - utc + SECOND / 2).div_euclid(SECOND) * SECOND;
+    let mut next = 1u32;
+    while next <= 10 {
+        let captured = wire.next(PATIENCE).expect("the capture").expect("a frame");
+        let Some(inner) = captured.frame.get(TUNNEL..) else {
+            continue;
+        };
+        // That of nobody's else: the kernel's own are not tagged.
+        if inner.len() < 30 || inner[12..14] != [0x81, 0x00] {
+            continue;
+        }
+        assert_eq!(inner[..6], mac.0);
+        assert_eq!(inner[14..18], [3 << 5, 100, 0xde, 0xad]);
+        assert_eq!(inner[26..30], next.to_ne_bytes());
+        let launch = i64::from_ne_bytes(inner[18..26].try_into().expect("eight"));
+        let at = captured.realtime_ns + leap_seconds;
+        assert!(at >= launch, "{} ns early", launch - at);
+        next += 1;
+    }
+    assert_eq!(site.sent(), 10);
 }
 
 #[test]

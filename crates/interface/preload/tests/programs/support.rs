@@ -281,7 +281,7 @@ impl Site {
         listener(at)
             + &format!(
                 "classes = {CLASSES}\n[listener.endpoint]\nnetwork = \"pods\"\nmac = \"{mac}\"\n\
-                 addresses = [\"{four}/{length}\"{more}]\nethertypes = [0xdead]\n",
+                 addresses = [\"{four}/{length}\"{more}]\nethertypes = [0xdead]\nvlans = [100]\n",
                 length = container.prefix_length(),
             )
     }

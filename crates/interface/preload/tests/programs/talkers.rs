@@ -65,6 +65,8 @@ fn isochron_sends_and_finds_every_frame_stamped_in_its_time() {
     let mac = MacAddress(site.there().mac()).to_string();
     isochron(&["--l2", "--dmac", &mac]);
     assert_eq!(site.sent(), u64::from(2 * FRAMES));
+    isochron(&["--l2", "--dmac", &mac, "--vid", "100"]);
+    assert_eq!(site.sent(), u64::from(3 * FRAMES));
 }
 
 /// Half a second apart: a machine that is busy for longer is not what is tested.

@@ -200,7 +200,15 @@ impl Control {
             let policy = listener.policy.clone();
             let policer = Arc::new(Policer::new(&policy, &listener.policer));
             listener.policer = policer.clone();
-            if policy.endpoint != old.endpoint || policy.ether_types != old.ether_types {
+            // The priorities of tags are classes.
+            let tags = policy
+                .endpoint
+                .as_ref()
+                .is_some_and(|endpoint| !endpoint.vlans.is_empty());
+            if policy.endpoint != old.endpoint
+                || policy.ether_types != old.ether_types
+                || tags && policy.classes != old.classes
+            {
                 self.end_senders_of_frames(&old);
             }
             for session in self

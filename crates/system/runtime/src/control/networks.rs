@@ -623,6 +623,8 @@ impl Control {
                 .collect(),
             mtu: endpoint.mtu.into(),
             ether_types: policy.ether_types.iter().copied().map(EtherType).collect(),
+            vlans: endpoint.vlans.clone(),
+            classes: policy.classes,
         };
         Ok((endpoint.clone(), owner))
     }

@@ -14,7 +14,7 @@ use takt_shm::SharedSlice;
 use takt_time::{TaiTime, TrafficClass};
 use takt_wire::ethernet::{self, EtherType, MacAddress};
 use takt_wire::ip::Protocol;
-use takt_wire::vlan::{TAG_LEN, VlanTag};
+use takt_wire::vlan::{self, TAG_LEN, VlanTag, VlanTags};
 use takt_wire::{ipv4, ipv6, vxlan};
 
 use super::departure::{Destination, Piece};
@@ -47,6 +47,10 @@ pub struct Owner {
     pub mtu: usize,
     /// What it may send besides IP.
     pub ether_types: Vec<EtherType>,
+    /// VLANs whose tags its frames may have.
+    pub vlans: Vec<u16>,
+    /// Its classes, by bit: the priorities of such tags.
+    pub classes: u8,
 }
 
 /// Why a frame may not leave.
@@ -56,7 +60,7 @@ pub enum Foreign {
     Source,
     /// It is too short or too long, or its header is none.
     Malformed,
-    /// It is of a kind that the tenant may not send: it is tagged, controls the link, or speaks for others as ARP
+    /// It is of a kind that the tenant may not send: it has a tag that is not the tenant's, controls the link, or speaks for others as ARP
     /// and neighbour discovery do, which are the kernel's.
     Kind,
     /// It is for another place than it was when it was taken.
@@ -64,7 +68,7 @@ pub enum Foreign {
 }
 
 impl Owner {
-    /// Whether the frame may leave. It has no tag and no frame check sequence.
+    /// Whether the frame may leave. It has no frame check sequence.
     pub fn check(&self, frame: &[u8]) -> Result<(), Foreign> {
         let header = ethernet::Packet::new_checked(frame).map_err(|_| Foreign::Malformed)?;
         let packet = header.payload();
@@ -77,7 +81,11 @@ impl Owner {
         if header.destination().is_link_control() {
             return Err(Foreign::Kind);
         }
-        let (source, neighbour_discovery) = match header.ether_type() {
+        let (ether_type, packet) = match header.ether_type() {
+            EtherType::VLAN => self.untag(packet)?,
+            ether_type => (ether_type, packet),
+        };
+        let (source, neighbour_discovery) = match ether_type {
             EtherType::IPV4 => {
                 let packet = ipv4::Packet::new_checked(packet).map_err(|_| Foreign::Malformed)?;
                 (IpAddr::V4(packet.source()), false)
@@ -106,6 +114,20 @@ impl Owner {
             return Err(Foreign::Kind);
         }
         Ok(())
+    }
+
+    /// What a tag of the tenant's has behind it. A second tag is of no kind that leaves.
+    fn untag<'f>(&self, tagged: &'f [u8]) -> Result<(EtherType, &'f [u8]), Foreign> {
+        let (tags, ether_type, packet) =
+            vlan::parse(EtherType::VLAN, tagged).map_err(|_| Foreign::Malformed)?;
+        match tags {
+            VlanTags::Single(tag)
+                if self.vlans.contains(&tag.id()) && self.classes >> tag.priority() & 1 == 1 =>
+            {
+                Ok((ether_type, packet))
+            }
+            _ => Err(Foreign::Kind),
+        }
     }
 }
 
@@ -616,6 +638,8 @@ mod tests {
             addresses: vec![[10, 0, 0, 1].into(), "fd00::1".parse().expect("an address")],
             mtu: 1450,
             ether_types: vec![EtherType(0x22f0), EtherType(0x88f7)],
+            vlans: vec![0, 100],
+            classes: 1 << 0 | 1 << 5,
         }
     }
 
@@ -639,6 +663,69 @@ mod tests {
         packet.extend([0; 16]);
         packet.extend([first, 0, 0, 0, 0, 0, 0, 0]);
         frame(0x86dd, &packet)
+    }
+
+    #[test]
+    fn a_tag_is_of_the_tenants_vlans_and_classes_and_hides_nothing() {
+        let owner = owner();
+        let tagged = |id: u16, priority: u16, frame: &[u8]| {
+            let mut tagged = frame[..ADDRESSES].to_vec();
+            tagged.extend(0x8100u16.to_be_bytes());
+            tagged.extend((priority << 13 | id).to_be_bytes());
+            tagged.extend(&frame[ADDRESSES..]);
+            tagged
+        };
+        let allowed = [v6(17, 0), frame(0x22f0, &[0; 46])];
+        let refused = [
+            (v6(58, 135), Foreign::Kind),
+            (frame(0x0806, &[0; 28]), Foreign::Kind),
+            (frame(0x88b5, &[0; 46]), Foreign::Kind),
+            (frame(0x0800, &[0x45; 46]), Foreign::Malformed),
+            (tagged(100, 5, &allowed[0]), Foreign::Kind),
+        ];
+        for inner in &allowed {
+            assert_eq!(owner.check(inner), Ok(()));
+            for (id, priority) in [(100, 5), (100, 0), (0, 5)] {
+                assert_eq!(owner.check(&tagged(id, priority, inner)), Ok(()));
+            }
+            for (id, priority) in [(100, 1), (99, 5), (1, 0), (4094, 0)] {
+                assert_eq!(
+                    owner.check(&tagged(id, priority, inner)),
+                    Err(Foreign::Kind)
+                );
+            }
+            assert_eq!(
+                owner.check(&tagged(4095, 5, inner)),
+                Err(Foreign::Malformed)
+            );
+            let none = Owner {
+                vlans: Vec::new(),
+                ..self::owner()
+            };
+            assert_eq!(none.check(&tagged(100, 5, inner)), Err(Foreign::Kind));
+            let mut service = tagged(100, 5, inner);
+            service[ADDRESSES..ADDRESSES + 2].copy_from_slice(&0x88a8u16.to_be_bytes());
+            assert_eq!(owner.check(&service), Err(Foreign::Kind));
+        }
+        for (inner, why) in refused {
+            assert_eq!(owner.check(&tagged(100, 5, &inner)), Err(why), "{inner:x?}");
+        }
+        // Of the packet, the addresses are looked at behind the tag as they are without one.
+        let mut foreign = tagged(100, 5, &v6(17, 0));
+        foreign[ADDRESSES + 4 + 2 + 8 + 15] ^= 1;
+        assert_eq!(owner.check(&foreign), Err(Foreign::Source));
+        for length in ADDRESSES + 2..ADDRESSES + 6 {
+            let cut = &tagged(100, 5, &allowed[1])[..length];
+            assert_eq!(owner.check(cut), Err(Foreign::Malformed), "{length}");
+        }
+        // The tag is a part of the packet.
+        let longest = frame(0x22f0, &[0; 1446]);
+        assert_eq!(owner.check(&tagged(100, 5, &longest)), Ok(()));
+        let longer = frame(0x22f0, &[0; 1447]);
+        assert_eq!(
+            owner.check(&tagged(100, 5, &longer)),
+            Err(Foreign::Malformed)
+        );
     }
 
     #[test]

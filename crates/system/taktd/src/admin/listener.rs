@@ -111,6 +111,14 @@ fn endpoint(message: proto::Endpoint) -> Result<file::Endpoint, String> {
                 narrow.map_err(|_| format!("endpoint.ethertypes = {kind:#x}: no EtherType"))
             })
             .collect::<Result<_, _>>()?,
+        vlans: message
+            .vlans
+            .iter()
+            .map(|id| {
+                let narrow = u16::try_from(*id);
+                narrow.map_err(|_| format!("endpoint.vlans = {id}: no VLAN"))
+            })
+            .collect::<Result<_, _>>()?,
     })
 }
 
@@ -239,6 +247,7 @@ pub fn to_message(status: ListenerStatus) -> proto::ListenerStatus {
                     .collect(),
                 mtu: endpoint.mtu.into(),
                 ethertypes: policy.ether_types.into_iter().map(u32::from).collect(),
+                vlans: endpoint.vlans.into_iter().map(u32::from).collect(),
             }),
         }),
         sessions: status.sessions as u32,
@@ -322,6 +331,7 @@ mod tests {
             mac: [2, 0, 0, 0, 0, 5],
             addresses: vec![([10, 244, 1, 5].into(), 24)],
             mtu: 1400,
+            vlans: vec![0, 100],
         });
         let reading = takt_runtime::counters::StreamReading {
             passed: 1,
@@ -416,12 +426,24 @@ mod tests {
             addresses: vec![address.into()],
             mtu: 0,
             ethertypes: Vec::new(),
+            vlans: Vec::new(),
         };
         let pause = proto::Endpoint {
             ethertypes: vec![0x8808],
             ..endpoint("02:00:00:00:00:01", "10.0.0.1/8")
         };
         assert!(refusal(|l| l.endpoint = Some(pause)).contains("0x8808"));
+        for (id, told) in [(4095, "4095"), (1 << 16 | 100, "65636")] {
+            let none = proto::Endpoint {
+                vlans: vec![id],
+                ..endpoint("02:00:00:00:00:01", "10.0.0.1/8")
+            };
+            let refused = refusal(|l| l.endpoint = Some(none));
+            assert!(
+                refused.contains("endpoint.vlans") && refused.contains(told),
+                "{refused}"
+            );
+        }
         let group = endpoint("01:00:00:00:00:01", "10.0.0.1/8");
         assert!(refusal(|l| l.endpoint = Some(group)).contains("endpoint.mac"));
         let bare = endpoint("02:00:00:00:00:01", "10.0.0.1");

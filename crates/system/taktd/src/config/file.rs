@@ -299,6 +299,9 @@ pub struct Endpoint {
     /// EtherTypes of frames that it may send besides IP.
     #[serde(default)]
     pub ethertypes: Vec<u16>,
+    /// VLANs whose tags its frames may have.
+    #[serde(default)]
+    pub vlans: Vec<u16>,
 }
 
 impl Endpoint {

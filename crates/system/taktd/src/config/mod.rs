@@ -334,6 +334,7 @@ pub fn listener(listener: &file::Listener) -> ListenerConfig {
                 mac: endpoint.mac.0.0,
                 addresses: endpoint.addresses.iter().map(|a| (a.0.0, a.0.1)).collect(),
                 mtu: endpoint.mtu,
+                vlans: endpoint.vlans.clone(),
             }),
             ether_types: listener
                 .endpoint

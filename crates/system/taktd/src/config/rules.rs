@@ -8,7 +8,7 @@ use takt_clock::chrony::Address;
 use takt_runtime::config::SchedulingClass;
 use takt_runtime::peering::message::MAX_LANES;
 use takt_runtime::policing::{LEAST_PERIOD_NS, MOST_FRAMES, MOST_STREAMS};
-use takt_session::endpoint::MOST_ADDRESSES;
+use takt_session::endpoint::{MOST_ADDRESSES, MOST_VLANS};
 use takt_wire::ethernet::EtherType;
 
 use super::document::{Document, Fault, way};
@@ -44,6 +44,8 @@ const LONGEST_PERIOD_NS: u64 = 60_000_000_000;
 const LONGEST_FRAME: u64 = 16_384;
 /// Most EtherTypes of an endpoint: each frame is looked up among them.
 const MOST_ETHERTYPES: usize = 64;
+/// The last identifier of a VLAN (IEEE 802.1Q-2022, table 9-2).
+const LAST_VLAN: u16 = 4094;
 /// Least MTU of an endpoint: what every host must take (RFC 791, section 3.2).
 const LEAST_MTU: u16 = 576;
 
@@ -618,6 +620,15 @@ fn endpoint(endpoint: &Endpoint) -> Result<(), (&'static str, String)> {
             _ => continue,
         };
         return Err(("ethertypes", format!("{:#06x}: {problem}", kind.0)));
+    }
+    if endpoint.vlans.len() > MOST_VLANS {
+        return Err(("vlans", format!("write {MOST_VLANS} at most")));
+    }
+    if let Some(id) = endpoint.vlans.iter().find(|id| **id > LAST_VLAN) {
+        return Err((
+            "vlans",
+            format!("{id}: no VLAN: write 1 to {LAST_VLAN}, or 0 for tags with a priority alone"),
+        ));
     }
     if endpoint.mtu < LEAST_MTU {
         return Err(("mtu", format!("write {LEAST_MTU} to {}", u16::MAX)));

@@ -205,6 +205,7 @@ fn every_key_is_read() {
         addresses = ["10.244.1.5/24"]
         mtu = 1400
         ethertypes = [0x22f0, 0x88b5]
+        vlans = [0, 100]
         [[listener.stream]]
         name = "axis"
         class = 7
@@ -341,6 +342,7 @@ fn every_key_is_read() {
                     mac: [2, 0, 0, 0, 0, 5],
                     addresses: vec![([10, 244, 1, 5].into(), 24)],
                     mtu: 1400,
+                    vlans: vec![0, 100],
                 }),
                 ether_types: vec![0x22f0, 0x88b5],
                 streams: vec![
@@ -585,6 +587,11 @@ fn every_fault_names_line_key_value_and_remedy() {
             "[[listener]]\n[listener.endpoint]\nnetwork = \"x\"\nmac = \"02:00:00:00:00:01\"\naddresses = []\nmtu = 68",
             "`listener[0].endpoint.mtu` = 68",
             "write 576",
+        ),
+        (
+            "[[listener]]\n[listener.endpoint]\nnetwork = \"x\"\nmac = \"02:00:00:00:00:01\"\naddresses = []\nvlans = [4095]",
+            "`listener[0].endpoint.vlans`: 4095",
+            "write 1 to 4094",
         ),
         (
             "[[listener]]\n[listener.endpoint]\nnetwork = \"x\"\nmac = \"02:00:00:00:00:01\"\naddresses = []\nethertypes = [0x8808]",
