@@ -55,6 +55,8 @@ func TestMain(m *testing.M) {
 		bufio.NewReader(os.Stdin).ReadString('\n')
 		go func() { select {} }()
 		unix.RawSyscall(unix.SYS_EXIT, 0, 0, 0) // the main thread, as pthread_exit
+	case "tell":
+		tellTheKernel()
 	case "talk":
 		if err := talk(os.Getenv("TAKT_TEST_TO")); err != nil {
 			fmt.Println(err)

@@ -193,6 +193,10 @@ func (n *Node) connect(ctx context.Context, sandbox *api.PodSandbox, ctr *api.Co
 	adjustment.AddEnv("LD_PRELOAD", libraries)
 	if wish.preload == preloadRequired {
 		adjustment.AddEnv("TAKT_PRELOAD", "required")
+		if !wish.veth() {
+			// Nobody else is there to keep programs that the preload does not see from sending at once.
+			adjustment.SetLinuxSeccompPolicy(withoutLaunchTimes(ctr.GetLinux().GetSeccompPolicy()))
+		}
 	}
 	return nil
 }

@@ -232,7 +232,11 @@ func (p *nriPlugin) CreateContainer(ctx context.Context, sandbox *api.PodSandbox
 		adjustment.SetLinuxCgroupsPath(wanted.Cgroup + "/" + ctr.GetId())
 	}
 	if denies(c.grants) {
-		adjustment.SetLinuxSeccompPolicy(withoutPolicyCalls(ctr.GetLinux().GetSeccompPolicy()))
+		policy := adjustment.GetLinux().GetSeccompPolicy()
+		if policy == nil {
+			policy = ctr.GetLinux().GetSeccompPolicy()
+		}
+		adjustment.SetLinuxSeccompPolicy(withoutPolicyCalls(policy))
 	}
 	return adjustment, nil, nil
 }

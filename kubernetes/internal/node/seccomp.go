@@ -34,6 +34,62 @@ func denies(grants []enforce.Grant) bool {
 // withoutPolicyCalls is the seccomp policy of a container, nil for none, but the calls that change a scheduling class
 // fail with EPERM. All else is as it was.
 func withoutPolicyCalls(policy *api.LinuxSeccomp) *api.LinuxSeccomp {
+	strict := without(policy, policyCalls)
+	if !refuses(strict) {
+		strict.Syscalls = append(strict.Syscalls, eperm(nil, policyCalls...))
+	}
+	return strict
+}
+
+// withoutLaunchTimes is such a policy under which the kernel is not told of launch times: SO_TXTIME and io_uring, by which it could be set
+// as well, fail with EPERM. The preload does without both where the runtime is required. All else is as it was, but that programs of
+// 32 bits, whose arguments a policy cannot see, are ended.
+func withoutLaunchTimes(policy *api.LinuxSeccomp) *api.LinuxSeccomp {
+	const call, level, name = "setsockopt", 1, 2 // and which of its arguments are which
+	allowed := policy == nil || slices.ContainsFunc(policy.Syscalls, func(rule *api.LinuxSyscall) bool {
+		return rule.Action == seccompAllow && len(rule.Args) == 0 && slices.Contains(rule.Names, call)
+	})
+	strict := without(policy, []string{call, "io_uring_setup"})
+	strict.Architectures = slices.DeleteFunc(slices.Clone(strict.Architectures), func(name string) bool { return slices.Contains(narrow, name) })
+	is := func(at uint32, value uint64) *api.LinuxSeccompArg {
+		return &api.LinuxSeccompArg{Index: at, Value: value, Op: "SCMP_CMP_EQ"}
+	}
+	not := func(at uint32, value uint64) *api.LinuxSeccompArg {
+		return &api.LinuxSeccompArg{Index: at, Value: value, Op: "SCMP_CMP_NE"}
+	}
+	if strict.DefaultAction == seccompAllow {
+		strict.Syscalls = append(strict.Syscalls, eperm(nil, "io_uring_setup"),
+			eperm([]*api.LinuxSeccompArg{is(level, unix.SOL_SOCKET), is(name, unix.SO_TXTIME)}, call))
+		return strict
+	}
+	if allowed {
+		// What none of them allows is answered as all else that is not.
+		for _, arguments := range [][]*api.LinuxSeccompArg{{not(level, unix.SOL_SOCKET)}, {is(level, unix.SOL_SOCKET), not(name, unix.SO_TXTIME)}} {
+			strict.Syscalls = append(strict.Syscalls, &api.LinuxSyscall{Names: []string{call}, Action: seccompAllow, Args: arguments})
+		}
+	}
+	if !refuses(strict) {
+		strict.Syscalls = append(strict.Syscalls, eperm(nil, "io_uring_setup"))
+	}
+	return strict
+}
+
+// narrow are the architectures of 32 bits that run beside those of 64.
+var narrow = []string{"SCMP_ARCH_X86", "SCMP_ARCH_X32", "SCMP_ARCH_ARM"}
+
+// refuses says that what no rule names fails with EPERM.
+func refuses(policy *api.LinuxSeccomp) bool {
+	return policy.DefaultAction == seccompErrno && (policy.DefaultErrno == nil || policy.DefaultErrno.Value == uint32(unix.EPERM))
+}
+
+// eperm has calls with these arguments fail.
+func eperm(arguments []*api.LinuxSeccompArg, names ...string) *api.LinuxSyscall {
+	return &api.LinuxSyscall{Names: names, Action: seccompErrno, ErrnoRet: api.UInt32(uint32(unix.EPERM)), Args: arguments}
+}
+
+// without is a policy, nil for none, without its rules for some calls: another rule for the same call would have libseccomp
+// refuse the policy, or win.
+func without(policy *api.LinuxSeccomp, calls []string) *api.LinuxSeccomp {
 	if policy == nil {
 		policy = &api.LinuxSeccomp{DefaultAction: seccompAllow, Architectures: architectures[runtime.GOARCH]}
 	}
@@ -42,16 +98,10 @@ func withoutPolicyCalls(policy *api.LinuxSeccomp) *api.LinuxSeccomp {
 		Flags: policy.Flags, ListenerPath: policy.ListenerPath, ListenerMetadata: policy.ListenerMetadata,
 	}
 	for _, rule := range policy.Syscalls {
-		// Another rule for the same call would have libseccomp refuse the policy, or win.
-		names := slices.DeleteFunc(slices.Clone(rule.Names), func(name string) bool { return slices.Contains(policyCalls, name) })
+		names := slices.DeleteFunc(slices.Clone(rule.Names), func(name string) bool { return slices.Contains(calls, name) })
 		if len(names) > 0 {
 			strict.Syscalls = append(strict.Syscalls, &api.LinuxSyscall{Names: names, Action: rule.Action, ErrnoRet: rule.ErrnoRet, Args: rule.Args})
 		}
 	}
-	errno := uint32(unix.EPERM)
-	if policy.DefaultAction == seccompErrno && (policy.DefaultErrno == nil || policy.DefaultErrno.Value == errno) {
-		return strict // what no rule allows fails so already
-	}
-	strict.Syscalls = append(strict.Syscalls, &api.LinuxSyscall{Names: policyCalls, Action: seccompErrno, ErrnoRet: api.UInt32(errno)})
 	return strict
 }

@@ -2,12 +2,19 @@ package node
 
 import (
 	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/containerd/nri/pkg/adaptation"
 	"github.com/containerd/nri/pkg/api"
+	ocispec "github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
 )
 
 func allowing(names ...string) *api.LinuxSyscall {
@@ -83,6 +90,145 @@ func TestAContainerThatMayNotChangePoliciesIsCreatedSo(t *testing.T) {
 		policy := created.GetAdjust().GetLinux().GetSeccompPolicy()
 		if got := policy != nil && answer(policy, "sched_setattr") == seccompErrno; got != want {
 			t.Errorf("%s: denied is %v, by %v", field, got, policy)
+		}
+	}
+}
+
+// tellTheKernel says what becomes of calls by which launch times could be set, and of others.
+func tellTheKernel() {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM, 0)
+	if err != nil {
+		fmt.Println("socket:", err)
+	}
+	clock := string([]byte{unix.CLOCK_MONOTONIC, 0, 0, 0, 0, 0, 0, 0})
+	fmt.Println("SO_TXTIME:", unix.SetsockoptString(fd, unix.SOL_SOCKET, unix.SO_TXTIME, clock))
+	fmt.Println("SO_PRIORITY:", unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PRIORITY, 5))
+	// An option of the same number, of another level: IP_TOS is 1, and IPPROTO_IP has no 61.
+	fmt.Println("IP_TOS:", unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_TOS, 8))
+	fmt.Println("61 of IP:", unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.SO_TXTIME, 1))
+	parameters := make([]byte, 120)
+	_, _, errno := unix.Syscall(unix.SYS_IO_URING_SETUP, 1, addressOf(parameters), 0)
+	fmt.Println("io_uring_setup:", errno == unix.EPERM)
+}
+
+// The policies are given to a real runc, whose libseccomp makes filters of them.
+func TestLaunchTimesAreRefusedUnderARealRuntime(t *testing.T) {
+	cache, _ := os.UserCacheDir()
+	runc, err := exec.LookPath("runc")
+	if err != nil {
+		if runc, err = exec.LookPath(filepath.Join(cache, "takt-cluster/bin/runc")); err != nil {
+			t.Skip("there is no runc: run kubernetes/test/cluster/build.sh")
+		}
+	}
+	if os.Geteuid() != 0 {
+		t.Skip("containers need root")
+	}
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	// What runc and a program in Go need, as the runtime's own policy has it; both ways of naming a call.
+	usual := &api.LinuxSeccomp{
+		DefaultAction: seccompErrno, Architectures: []string{"SCMP_ARCH_X86_64", "SCMP_ARCH_X86", "SCMP_ARCH_X32"},
+		Syscalls: []*api.LinuxSyscall{allowing(strings.Fields(`access arch_prctl bind brk capget capset chdir clone clone3 close connect dup dup3
+			epoll_create1 epoll_ctl epoll_pwait epoll_wait eventfd2 execve execveat exit exit_group faccessat faccessat2 fchdir fchown fcntl fstat fstatfs
+			futex getcwd getdents64 geteuid getegid getgid getpid getppid getrandom getsockname getsockopt gettid getuid ioctl lseek lstat
+			madvise mkdirat mmap mprotect munmap nanosleep newfstatat open openat openat2 pidfd_open pidfd_send_signal pipe2 poll ppoll
+			prctl pread64 prlimit64 read readlink readlinkat recvmsg restart_syscall rseq rt_sigaction rt_sigprocmask rt_sigreturn
+			sched_getaffinity sched_yield sendmsg sendto set_robust_list set_tid_address setgid setgroups setresgid setresuid setsid setsockopt
+			setuid sigaltstack socket stat statfs statx symlinkat sysinfo tgkill timer_create timer_delete timer_settime umask uname
+			unlinkat wait4 waitid write io_uring_setup`)...)},
+	}
+	elsewhere := &api.LinuxSeccomp{DefaultAction: seccompErrno, DefaultErrno: api.UInt32(uint32(unix.ENOSYS)), Architectures: usual.Architectures, Syscalls: usual.Syscalls}
+	for name, policy := range map[string]*api.LinuxSeccomp{"none": nil, "usual": usual, "with another errno": elsewhere} {
+		for strict, changed := range map[bool]*api.LinuxSeccomp{false: policy, true: withoutLaunchTimes(policy)} {
+			bundle := t.TempDir()
+			spec := ocispec.Spec{
+				Version: "1.2.0", Root: &ocispec.Root{Path: "root"},
+				Process: &ocispec.Process{Args: []string{"/program"}, Cwd: "/", Env: []string{"TAKT_TEST_PROGRAM=tell"}, NoNewPrivileges: true},
+				Linux:   &ocispec.Linux{Namespaces: []ocispec.LinuxNamespace{{Type: "pid"}, {Type: "mount"}, {Type: "network"}}},
+				Mounts:  []ocispec.Mount{{Destination: "/proc", Type: "proc", Source: "proc"}, {Destination: "/program", Type: "bind", Source: self, Options: []string{"bind", "ro"}}},
+			}
+			for _, of := range []string{"/usr", "/lib", "/lib64"} {
+				spec.Mounts = append(spec.Mounts, ocispec.Mount{Destination: of, Type: "bind", Source: of, Options: []string{"rbind", "ro"}})
+			}
+			if changed != nil {
+				spec.Linux.Seccomp = ociPolicy(changed)
+			}
+			text, err := json.Marshal(spec)
+			if err == nil {
+				err = os.WriteFile(filepath.Join(bundle, "config.json"), text, 0o600)
+			}
+			if err == nil {
+				err = os.Mkdir(filepath.Join(bundle, "root"), 0o755)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			id := fmt.Sprintf("takt-test-%d-%v-%v", os.Getpid(), strings.ReplaceAll(name, " ", "-"), strict)
+			out, err := exec.Command(runc, "--root", filepath.Join(bundle, "state"), "run", "--bundle", bundle, id).CombinedOutput()
+			if err != nil {
+				t.Fatalf("%s: %v: %s", name, err, out)
+			}
+			refused := "<nil>"
+			if strict {
+				refused = unix.EPERM.Error()
+				if name == "with another errno" {
+					refused = unix.ENOSYS.Error()
+				}
+			}
+			want := fmt.Sprintf("SO_TXTIME: %s\nSO_PRIORITY: <nil>\nIP_TOS: <nil>\n61 of IP: %v\nio_uring_setup: %v\n", refused, unix.ENOPROTOOPT, strict)
+			if string(out) != want {
+				t.Errorf("%s, strict %v: %s and not %s", name, strict, out, want)
+			}
+		}
+	}
+}
+
+// ociPolicy is a policy as the runtime has it.
+func ociPolicy(policy *api.LinuxSeccomp) *ocispec.LinuxSeccomp {
+	told := &ocispec.LinuxSeccomp{DefaultAction: ocispec.LinuxSeccompAction(policy.DefaultAction)}
+	if policy.DefaultErrno != nil {
+		errno := uint(policy.DefaultErrno.Value)
+		told.DefaultErrnoRet = &errno
+	}
+	for _, name := range policy.Architectures {
+		told.Architectures = append(told.Architectures, ocispec.Arch(name))
+	}
+	for _, rule := range policy.Syscalls {
+		one := ocispec.LinuxSyscall{Names: rule.Names, Action: ocispec.LinuxSeccompAction(rule.Action)}
+		if rule.ErrnoRet != nil {
+			errno := uint(rule.ErrnoRet.Value)
+			one.ErrnoRet = &errno
+		}
+		for _, argument := range rule.Args {
+			one.Args = append(one.Args, ocispec.LinuxSeccompArg{Index: uint(argument.Index), Value: argument.Value, Op: ocispec.LinuxSeccompOperator(argument.Op)})
+		}
+		told.Syscalls = append(told.Syscalls, one)
+	}
+	return told
+}
+
+func TestAContainerThatRequiresThePreloadAloneIsCreatedSo(t *testing.T) {
+	s := vethSite(t, "")
+	for id, tc := range map[string]struct {
+		more []string
+		want bool
+	}{
+		"required-by-the-preload": {[]string{"takt.dev/preload", "required", "takt.dev/path", "preload"}, true},
+		"of-this-container":       {[]string{"takt.dev/preload.main", "required", "takt.dev/path", "preload"}, true},
+		"of-another-container":    {[]string{"takt.dev/preload.other", "required", "takt.dev/path", "preload"}, false},
+		"not-required":            {[]string{"takt.dev/path", "preload"}, false},
+		"at-the-veth-too":         {[]string{"takt.dev/preload", "required"}, false},
+	} {
+		s.attach(id, "eth0", "veth-"+id)
+		adjusted, err := s.createOf(sensitivePod(id, tc.more...))
+		if err != nil {
+			t.Fatal(err)
+		}
+		policy := adjusted.GetLinux().GetSeccompPolicy()
+		if got := policy != nil && answer(policy, "io_uring_setup") == seccompErrno; got != tc.want {
+			t.Errorf("%s: denied is %v, by %v", id, got, policy)
 		}
 	}
 }

@@ -403,6 +403,8 @@ func talk(to string) error {
 	return nil
 }
 
+func addressOf(bytes []byte) uintptr { return uintptr(unsafe.Pointer(&bytes[0])) }
+
 // built are programs of this repository; the test is skipped where they are not.
 func built(t *testing.T, names ...string) (paths []string) {
 	t.Helper()
