@@ -160,7 +160,7 @@ func TestWhatFailsLeavesNothingAndSaysWhatToDo(t *testing.T) {
 		"unknown key":         {own(object{"clases": []int{5}}), types.ErrUnsupportedField, "clases"},
 		"channels":            {own(object{"write": []string{"9-1"}}), types.ErrInvalidNetworkConfig, "9-1"},
 		"EtherType":           {own(object{"etherTypes": []int{0x8809}}), 100, "0x8809"},
-		"VLAN":                {own(object{"vlans": []int{4095}}), 7, "4095"},
+		"VLAN in frames":      {own(object{"vlans": []int{4095}}), 7, "4095"},
 		"pods":                {own(object{"pods": "some"}), types.ErrInvalidNetworkConfig, "annotated"},
 		"runtime":             {own(object{"runtime": "maybe"}), types.ErrInvalidNetworkConfig, "preferred"},
 		"relative directory":  {own(object{"directory": "pods"}), types.ErrInvalidNetworkConfig, "absolute"},
