@@ -131,7 +131,7 @@ extern "C" fn in_child() {
 
 /// Runs `start`, which starts a thread, so that the thread has all signals blocked: they are for the
 /// threads of the application.
-pub(crate) fn without_signals<T>(start: impl FnOnce() -> T) -> T {
+pub fn without_signals<T>(start: impl FnOnce() -> T) -> T {
     let mut all = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
     let mut before = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
     // SAFETY: sigfillset fills the set that pthread_sigmask then reads; the mask before is filled by it.

@@ -1,0 +1,71 @@
+//! Why a call failed.
+
+use crate::topic::BadTopic;
+
+/// Why a call failed.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The name of a topic, or a pattern, is not possible.
+    #[error(transparent)]
+    Topic(#[from] BadTopic),
+    /// The channels below refused, or there is nothing to take.
+    #[error(transparent)]
+    Channel(#[from] takt::Error),
+    /// Another topic of this participant has the same channel.
+    #[error("the topics {name:?} and {other:?} have the same channel: rename one of them")]
+    Collision {
+        /// The topic.
+        name: String,
+        /// The one that was there before.
+        other: String,
+    },
+    /// What was asked for needs the directory of topics, which this participant does without.
+    #[error(
+        "{what} needs the directory of topics, the channel named {}: {why}",
+        crate::DIRECTORY
+    )]
+    NoDirectory {
+        /// What was asked for.
+        what: &'static str,
+        /// Why there is none, and what to do.
+        why: String,
+    },
+    /// An option is out of range; the text names it.
+    #[error("{0}")]
+    Option(String),
+    /// The message cannot be read or written in its encoding.
+    #[error("cannot read or write a message as JSON: {0}")]
+    Json(#[from] serde_json::Error),
+    /// A system call failed.
+    #[error("cannot {what}: {source}")]
+    System {
+        /// What was to be done.
+        what: &'static str,
+        /// What the kernel said.
+        source: std::io::Error,
+    },
+}
+
+impl Error {
+    /// Nothing waits, or no buffer is free: try again, or wait.
+    pub fn is_would_block(&self) -> bool {
+        matches!(self, Self::Channel(takt::Error::WouldBlock))
+    }
+
+    /// The wait was as long as it might be.
+    pub fn is_timed_out(&self) -> bool {
+        matches!(self, Self::Channel(takt::Error::TimedOut))
+    }
+
+    /// A signal or a waker ended the wait.
+    pub fn is_interrupted(&self) -> bool {
+        matches!(self, Self::Channel(takt::Error::Interrupted))
+    }
+
+    pub(crate) fn system(what: &'static str) -> impl FnOnce(rustix::io::Errno) -> Self {
+        move |source| Self::System {
+            what,
+            source: source.into(),
+        }
+    }
+}

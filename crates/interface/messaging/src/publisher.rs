@@ -1,0 +1,213 @@
+//! Writing a topic.
+
+use std::cell::Cell;
+use std::sync::Arc;
+
+use serde::Serialize;
+use takt::{Buffer, Outcome, Qos, Source, SourceOptions, TaiTime, Token, Wait};
+
+use crate::directory::{Entry, Role};
+use crate::error::Error;
+use crate::header::{BYTES, Encoding, Header};
+use crate::history::History;
+use crate::participant::{Claim, Participant, Registered};
+use crate::topic::Name;
+
+/// Most messages that a publisher keeps for late joiners.
+const MOST_HISTORY: u32 = 65_536;
+
+/// How to open a publisher.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PublisherOptions {
+    /// How its messages are carried, and delivered.
+    pub qos: Qos,
+    /// Most messages that may be on their way at once, a power of two up to 65536; 0: 1024.
+    pub depth: u32,
+    /// How its messages are to be read.
+    pub encoding: Encoding,
+    /// How many of its last messages it keeps for late joiners, 65536 at most. Each is copied once when it is published.
+    pub history: u32,
+}
+
+impl PublisherOptions {
+    /// The usual ones, with this quality.
+    pub fn new(qos: Qos) -> Self {
+        Self {
+            qos,
+            ..Self::default()
+        }
+    }
+}
+
+/// Writes a topic.
+///
+/// `Send`, not `Sync`: one thread at a time. Threads that write the same topic open a publisher each.
+pub struct Publisher {
+    source: Source,
+    topic: String,
+    header: Header,
+    /// Messages published: the number of the next.
+    number: Cell<u64>,
+    history: Option<Arc<History>>,
+    /// Others do not hear of it any more before its channel is free for another topic.
+    _registered: Registered,
+    _claim: Claim,
+}
+
+impl Publisher {
+    pub(crate) fn open(
+        participant: &Participant,
+        topic: &str,
+        options: PublisherOptions,
+    ) -> Result<Self, Error> {
+        let name = Name::new(topic)?;
+        let history = match options.history {
+            0 => None,
+            most if most > MOST_HISTORY => {
+                return Err(Error::Option(format!(
+                    "a history of {most} messages is too long: write at most {MOST_HISTORY}"
+                )));
+            }
+            most => {
+                participant.service("history")?;
+                Some(Arc::new(History::new(most as usize)))
+            }
+        };
+        let claim = participant.claim(&name)?;
+        let stream = participant.session().stream(options.qos)?;
+        let depth = options.depth;
+        let source = stream.source_with(name.channel, SourceOptions { depth })?;
+        let entry = Entry {
+            id: rand::random(),
+            topic: name.text.clone(),
+            role: Role::Publisher,
+            encoding: options.encoding.0,
+            history: options.history,
+        };
+        Ok(Self {
+            source,
+            header: Header {
+                history: false,
+                encoding: options.encoding,
+                publisher: rand::random(),
+                number: 0,
+                check: name.check,
+            },
+            topic: name.text,
+            number: Cell::new(0),
+            _registered: participant.register(entry, history.clone()),
+            history,
+            _claim: claim,
+        })
+    }
+
+    /// Its topic.
+    pub fn topic(&self) -> &str {
+        &self.topic
+    }
+
+    /// Publishes a message.
+    ///
+    /// # Errors
+    /// As [`fill`](Self::fill).
+    #[inline]
+    pub fn publish(&self, message: &[u8], wait: Wait) -> Result<Token, Error> {
+        self.fill(message.len(), wait, |memory| {
+            memory.copy_from_slice(message)
+        })
+    }
+
+    /// Publishes a message of `len` bytes that `fill` writes where it is sent from: called once, when there is memory, and
+    /// not at all if this fails before. What it does not write is arbitrary. If it panics nothing is published.
+    ///
+    /// # Errors
+    /// [`Error::Channel`], with [`WouldBlock`](takt::Error::WouldBlock) or [`TimedOut`](takt::Error::TimedOut) when there
+    /// is no memory as long as `wait` says, and as [`Source::buffer_wait`] and [`Source::emit`].
+    #[inline]
+    pub fn fill(
+        &self,
+        len: usize,
+        wait: Wait,
+        fill: impl FnOnce(&mut [u8]),
+    ) -> Result<Token, Error> {
+        self.written(len, wait, fill, |buffer| buffer.emit())
+    }
+
+    /// As [`fill`](Self::fill), to be sent to subscribers on other nodes at `launch`, see [`Source::emit_at`].
+    ///
+    /// # Errors
+    /// As [`fill`](Self::fill).
+    #[inline]
+    pub fn fill_at(
+        &self,
+        len: usize,
+        launch: TaiTime,
+        wait: Wait,
+        fill: impl FnOnce(&mut [u8]),
+    ) -> Result<Token, Error> {
+        self.written(len, wait, fill, |buffer| buffer.emit_at(launch))
+    }
+
+    #[inline]
+    fn written(
+        &self,
+        len: usize,
+        wait: Wait,
+        fill: impl FnOnce(&mut [u8]),
+        emit: impl FnOnce(Buffer<'_>) -> Result<Token, takt::Error>,
+    ) -> Result<Token, Error> {
+        let mut buffer = self.source.buffer_wait(len.saturating_add(BYTES), wait)?;
+        let number = self.number.get();
+        let header = Header {
+            number,
+            ..self.header
+        };
+        header.write(&mut buffer);
+        fill(&mut buffer[BYTES..]);
+        let kept = self
+            .history
+            .as_ref()
+            .map(|history| (history, Arc::from(&*buffer)));
+        let token = emit(buffer)?;
+        self.number.set(number + 1);
+        if let Some((history, message)) = kept {
+            history.keep(message);
+        }
+        Ok(token)
+    }
+
+    /// Publishes a value as JSON. Its subscribers are told so if the publisher was opened with [`Encoding::JSON`].
+    ///
+    /// # Errors
+    /// As [`fill`](Self::fill), and [`Error::Json`].
+    pub fn publish_json<T: Serialize>(&self, value: &T, wait: Wait) -> Result<Token, Error> {
+        self.publish(&serde_json::to_vec(value)?, wait)
+    }
+
+    /// What became of a message.
+    pub fn outcome(&self, token: Token) -> Outcome {
+        self.source.outcome(token)
+    }
+
+    /// Waits until the topic has a subscriber; how many readers its channel has then, see [`Source::readers`].
+    ///
+    /// # Errors
+    /// [`Error::Channel`] as [`Source::wait_reader`].
+    pub fn wait_subscriber(&self, wait: Wait) -> Result<u32, Error> {
+        Ok(self.source.wait_reader(wait)?)
+    }
+
+    /// The source below, for what is not here: its messages have a header before their bytes.
+    pub fn source(&self) -> &Source {
+        &self.source
+    }
+}
+
+impl std::fmt::Debug for Publisher {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Publisher")
+            .field("topic", &self.topic)
+            .field("published", &self.number.get())
+            .finish_non_exhaustive()
+    }
+}

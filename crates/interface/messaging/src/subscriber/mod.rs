@@ -1,0 +1,421 @@
+//! Reading topics.
+
+mod many;
+mod task;
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::os::fd::BorrowedFd;
+use std::time::Instant;
+
+use serde::de::DeserializeOwned;
+use takt::{Message, Qos, Sink, SinkCounters, SinkOptions, TaiTime, Wait};
+
+pub use task::SubscriberTask;
+
+use self::many::Many;
+use crate::directory::{Entry, Role};
+use crate::error::Error;
+use crate::header::{BYTES, Encoding, Header, Strange};
+use crate::participant::{Claim, Participant, Registered};
+use crate::topic::{Asked, Name};
+
+/// How to open a subscriber.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SubscriberOptions {
+    /// How it waits.
+    pub qos: Qos,
+    /// Most messages of a topic that wait or are held at once, a power of two up to 65536; 0: 1024.
+    pub depth: u32,
+    /// A descriptor for an event loop is wanted: [`Subscriber::fd`].
+    pub notify_fd: bool,
+    /// What this very session publishes is not for this subscriber.
+    pub no_local: bool,
+    /// How many of the last messages of each publisher it wants to begin with, of those that publishers keep.
+    pub history: u32,
+}
+
+impl SubscriberOptions {
+    /// The usual ones, with this quality.
+    pub fn new(qos: Qos) -> Self {
+        Self {
+            qos,
+            ..Self::default()
+        }
+    }
+
+    fn sink(&self, notify_fd: bool) -> SinkOptions {
+        SinkOptions {
+            depth: self.depth,
+            notify_fd,
+            no_local: self.no_local,
+        }
+    }
+}
+
+/// What happened to the messages of a subscriber.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SubscriberCounters {
+    /// Of its channels.
+    pub channels: SinkCounters,
+    /// Refused: they were written by another topic with the same channel.
+    pub foreign: u64,
+    /// Refused: no publisher has written them.
+    pub malformed: u64,
+    /// Topics that a pattern matched and that could not be opened, by policy or for lack of memory.
+    pub unopened: u64,
+}
+
+/// A message of a topic, read in place. Dropping it gives its memory back.
+#[derive(Debug)]
+pub struct Sample<'s> {
+    message: Message<'s>,
+    header: Header,
+    topic: &'s str,
+}
+
+impl Sample<'_> {
+    /// Its topic.
+    pub fn topic(&self) -> &str {
+        self.topic
+    }
+
+    /// How it is to be read.
+    pub fn encoding(&self) -> Encoding {
+        self.header.encoding
+    }
+
+    /// Which publisher wrote it: a number that is random at each opening.
+    pub fn publisher(&self) -> u32 {
+        self.header.publisher
+    }
+
+    /// How many messages the publisher had written before. A gap is a loss.
+    pub fn number(&self) -> u64 {
+        self.header.number
+    }
+
+    /// It was published before the subscriber joined, and kept for it. It may come after messages that were published
+    /// later.
+    pub fn is_history(&self) -> bool {
+        self.header.history
+    }
+
+    /// When the publisher's runtime took the message.
+    pub fn send_time(&self) -> TaiTime {
+        self.message.send_time()
+    }
+
+    /// Reads it as JSON.
+    ///
+    /// # Errors
+    /// [`Error::Json`].
+    pub fn json<T: DeserializeOwned>(&self) -> Result<T, Error> {
+        Ok(serde_json::from_slice(self)?)
+    }
+}
+
+impl std::ops::Deref for Sample<'_> {
+    type Target = [u8];
+
+    #[inline]
+    fn deref(&self) -> &[u8] {
+        &self.message[BYTES..]
+    }
+}
+
+/// Reads a topic, or all topics that a pattern matches. Each subscriber of a topic gets every message.
+///
+/// `Send`, not `Sync`: one thread at a time.
+pub struct Subscriber {
+    asked: String,
+    reads: Reads,
+    refused: RefCell<Refused>,
+    _registered: Registered,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Refused {
+    foreign: u64,
+    malformed: u64,
+}
+
+impl Refused {
+    fn count(&mut self, strange: Strange) {
+        match strange {
+            Strange::Foreign => self.foreign += 1,
+            Strange::Malformed => self.malformed += 1,
+        }
+    }
+}
+
+enum Reads {
+    /// One topic, as it comes.
+    One(Box<Reading>),
+    /// Topics of a pattern, or one with what was kept.
+    Many(Box<Many>),
+}
+
+/// A topic that is read.
+struct Reading {
+    name: Name,
+    sink: Sink,
+    _claim: Claim,
+}
+
+impl Reading {
+    fn open(
+        participant: &Participant,
+        name: Name,
+        options: &SubscriberOptions,
+        notify_fd: bool,
+    ) -> Result<Self, Error> {
+        let claim = participant.claim(&name)?;
+        let stream = participant.session().stream(options.qos)?;
+        Ok(Self {
+            sink: stream.sink_with(name.channel, options.sink(notify_fd))?,
+            name,
+            _claim: claim,
+        })
+    }
+}
+
+/// Which messages were delivered, where what was kept may come beside what comes.
+#[derive(Debug, Default)]
+struct Twice(HashMap<u32, Delivered>);
+
+#[derive(Debug, Default)]
+struct Delivered {
+    /// The first one that came as it was published.
+    first: Option<u64>,
+    /// The last one that had been kept.
+    kept: Option<u64>,
+}
+
+impl Twice {
+    /// Publishers that are remembered.
+    const MOST: usize = 65_536;
+
+    /// Whether it has come before.
+    fn is(&mut self, header: &Header) -> bool {
+        if self.0.len() >= Self::MOST && !self.0.contains_key(&header.publisher) {
+            self.0.clear();
+        }
+        let delivered = self.0.entry(header.publisher).or_default();
+        if header.history {
+            let known = |number: Option<u64>, past: fn(&u64, &u64) -> bool| {
+                number.is_some_and(|number| past(&header.number, &number))
+            };
+            if known(delivered.first, u64::ge) || known(delivered.kept, u64::le) {
+                return true;
+            }
+            delivered.kept = Some(header.number);
+        } else {
+            if delivered.kept.is_some_and(|kept| header.number <= kept) {
+                return true;
+            }
+            delivered.first.get_or_insert(header.number);
+        }
+        false
+    }
+}
+
+/// The same wait, for several calls together.
+#[inline]
+fn until(wait: Wait) -> Wait {
+    match wait {
+        Wait::For(duration) => Instant::now()
+            .checked_add(duration)
+            .map_or(Wait::Forever, Wait::Until),
+        wait => wait,
+    }
+}
+
+impl Subscriber {
+    pub(crate) fn open(
+        participant: &Participant,
+        topic: &str,
+        options: SubscriberOptions,
+    ) -> Result<Self, Error> {
+        let entry = Entry {
+            id: rand::random(),
+            topic: topic.to_owned(),
+            role: Role::Subscriber,
+            encoding: 0,
+            history: options.history,
+        };
+        let reads = match Asked::new(topic)? {
+            Asked::Name(name) if options.history == 0 => {
+                let reading = Reading::open(participant, name, &options, options.notify_fd)?;
+                Reads::One(Box::new(reading))
+            }
+            asked => Reads::Many(Box::new(Many::open(
+                participant,
+                asked,
+                &options,
+                entry.id,
+            )?)),
+        };
+        Ok(Self {
+            asked: topic.to_owned(),
+            reads,
+            refused: RefCell::default(),
+            // Now that it reads: what publishers have kept comes from here on.
+            _registered: participant.register(entry, None),
+        })
+    }
+
+    /// What it asked for: the name of a topic, or a pattern.
+    pub fn topic(&self) -> &str {
+        &self.asked
+    }
+
+    /// The next message. Several may be held at once; dropping one releases it.
+    ///
+    /// # Errors
+    /// [`Error::Channel`], as [`Sink::consume`]: [`WouldBlock`](takt::Error::WouldBlock) with [`Wait::Never`] and none.
+    pub fn take(&self, wait: Wait) -> Result<Sample<'_>, Error> {
+        match &self.reads {
+            Reads::One(reading) => self.take_one(reading, wait),
+            Reads::Many(many) => many.take(wait, &self.refused),
+        }
+    }
+
+    #[inline]
+    fn take_one<'s>(&self, reading: &'s Reading, wait: Wait) -> Result<Sample<'s>, Error> {
+        let wait = until(wait);
+        loop {
+            let message = reading.sink.consume(wait)?;
+            match Header::read(&message, reading.name.check) {
+                Ok(header) => {
+                    return Ok(Sample {
+                        message,
+                        header,
+                        topic: &reading.name.text,
+                    });
+                }
+                Err(strange) => self.refused.borrow_mut().count(strange),
+            }
+        }
+    }
+
+    /// Waits for messages and yields them, until a wait fails: with `wait` the time for each.
+    pub fn samples(&self, wait: Wait) -> impl Iterator<Item = Sample<'_>> {
+        std::iter::from_fn(move || self.take(wait).ok())
+    }
+
+    /// A descriptor that becomes readable when there is something to do, with [`SubscriberOptions::notify_fd`] or a
+    /// pattern: as [`Sink::fd`].
+    pub fn fd(&self) -> Option<BorrowedFd<'_>> {
+        match &self.reads {
+            Reads::One(reading) => reading.sink.fd(),
+            Reads::Many(many) => Some(many.fd()),
+        }
+    }
+
+    /// Asks for the descriptor to become readable. False: there is something to take already, as [`Sink::arm`].
+    pub fn arm(&self) -> bool {
+        match &self.reads {
+            Reads::One(reading) => reading.sink.arm(),
+            Reads::Many(many) => many.arm(),
+        }
+    }
+
+    /// Ends this subscriber's waits from other threads.
+    pub fn waker(&self) -> SubscriberWaker {
+        SubscriberWaker(match &self.reads {
+            Reads::One(reading) => Wakes::One(reading.sink.waker()),
+            Reads::Many(many) => Wakes::Many(many.watch().clone()),
+        })
+    }
+
+    /// What happened to its messages since it was opened.
+    pub fn counters(&self) -> SubscriberCounters {
+        let refused = *self.refused.borrow();
+        let (channels, unopened) = match &self.reads {
+            Reads::One(reading) => (reading.sink.counters(), 0),
+            Reads::Many(many) => many.counters(),
+        };
+        SubscriberCounters {
+            channels,
+            foreign: refused.foreign,
+            malformed: refused.malformed,
+            unopened,
+        }
+    }
+}
+
+impl std::fmt::Debug for Subscriber {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Subscriber")
+            .field("topic", &self.asked)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Ends a subscriber's waits from another thread. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct SubscriberWaker(Wakes);
+
+#[derive(Clone, Debug)]
+enum Wakes {
+    One(takt::Waker),
+    Many(std::sync::Arc<crate::directory::Watch>),
+}
+
+impl SubscriberWaker {
+    /// The wait that is under way, or the next one if none is, fails with
+    /// [`Interrupted`](takt::Error::Interrupted).
+    pub fn wake(&self) {
+        match &self.0 {
+            Wakes::One(waker) => waker.wake(),
+            Wakes::Many(watch) => watch.wake(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_kept_and_what_comes_are_delivered_once() {
+        let header = |history, number| Header {
+            history,
+            encoding: Encoding::BYTES,
+            publisher: 1,
+            number,
+            check: 0,
+        };
+        let mut twice = Twice::default();
+        // Kept 3, 4, 5; as they are published 5, 6; in any order of the two.
+        for (history, number, repeated) in [
+            (true, 3, false),
+            (false, 5, false),
+            (true, 4, false),
+            (true, 5, true),
+            (false, 6, false),
+        ] {
+            assert_eq!(
+                twice.is(&header(history, number)),
+                repeated,
+                "{history} {number}"
+            );
+        }
+        let mut twice = Twice::default();
+        for (history, number, repeated) in [
+            (true, 3, false),
+            (true, 4, false),
+            (true, 5, false),
+            (false, 5, true),
+            (false, 6, false),
+            (true, 5, true),
+        ] {
+            assert_eq!(
+                twice.is(&header(history, number)),
+                repeated,
+                "{history} {number}"
+            );
+        }
+    }
+}
