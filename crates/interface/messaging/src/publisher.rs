@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::sync::Arc;
 
 use serde::Serialize;
-use takt::{Buffer, Outcome, Qos, Source, SourceOptions, TaiTime, Token, Wait};
+use takt::{Buffer, Outcome, Qos, Source, SourceOptions, Stream, TaiTime, Token, Wait};
 
 use crate::directory::{Entry, Role};
 use crate::error::Error;
@@ -44,6 +44,7 @@ impl PublisherOptions {
 /// `Send`, not `Sync`: one thread at a time. Threads that write the same topic open a publisher each.
 pub struct Publisher {
     source: Source,
+    stream: Stream,
     topic: String,
     header: Header,
     /// Messages published: the number of the next.
@@ -86,6 +87,7 @@ impl Publisher {
         };
         Ok(Self {
             source,
+            stream,
             header: Header {
                 history: false,
                 encoding: options.encoding,
@@ -182,6 +184,16 @@ impl Publisher {
     /// As [`fill`](Self::fill), and [`Error::Json`].
     pub fn publish_json<T: Serialize>(&self, value: &T, wait: Wait) -> Result<Token, Error> {
         self.publish(&serde_json::to_vec(value)?, wait)
+    }
+
+    /// The datapath that carries its messages, see [`Stream::datapath`].
+    pub fn datapath(&self) -> String {
+        self.stream.datapath()
+    }
+
+    /// Why that is not what was asked for, if it is not.
+    pub fn warning(&self) -> Option<String> {
+        self.stream.warning()
     }
 
     /// What became of a message.

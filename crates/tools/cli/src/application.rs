@@ -109,6 +109,16 @@ enum Quality {
     Fast,
 }
 
+/// A session, with what it needs to live.
+pub struct Opened {
+    /// The session.
+    pub session: Session,
+    /// The embedded runtime finds its peers by itself.
+    pub local: bool,
+    /// The embedded runtime. Behind the session: it goes last.
+    _embedded: Option<Embedded>,
+}
+
 /// A stream, with what it needs to live.
 pub struct Attached {
     /// The stream.
@@ -120,22 +130,33 @@ pub struct Attached {
 }
 
 impl Application {
-    /// Attaches and opens a stream of this reliability; says on standard error if it is less than asked for.
-    pub fn attach(&self, name: &str, reliability: Reliability) -> Result<Attached, Failure> {
+    /// Attaches.
+    pub fn open(&self, name: &str) -> Result<Opened, Failure> {
         let (session, embedded, local) = if self.embedded.embedded {
             let settings = self.embedded.settings()?;
             inside(settings, name)?
         } else {
             self.outside(name)?
         };
-        let stream = session.stream(self.quality().with_reliability(reliability))?;
+        Ok(Opened {
+            session,
+            local,
+            _embedded: embedded,
+        })
+    }
+
+    /// Attaches and opens a stream of this reliability; says on standard error if it is less than asked for.
+    pub fn attach(&self, name: &str, reliability: Reliability) -> Result<Attached, Failure> {
+        let opened = self.open(name)?;
+        let quality = self.quality().with_reliability(reliability);
+        let stream = opened.session.stream(quality)?;
         if let Some(warning) = stream.warning() {
             eprintln!("takt: warning: {warning}");
         }
         Ok(Attached {
             stream,
-            local,
-            _embedded: embedded,
+            local: opened.local,
+            _embedded: opened._embedded,
         })
     }
 
@@ -160,7 +181,8 @@ impl Application {
         }
     }
 
-    fn quality(&self) -> Qos {
+    /// The quality that was asked for, without reliability.
+    pub fn quality(&self) -> Qos {
         let mut qos = match self.qos {
             Quality::Slow => Qos::slow(),
             Quality::Fast => Qos::fast(),

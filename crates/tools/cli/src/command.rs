@@ -8,7 +8,7 @@ use crate::failure::Failure;
 use crate::{
     bench, clock, completions, daemon, demo, doctor, key, lab, listener, manual, monitor, network,
     peer, preload, publish, reload, reserve, schedule, session, simulate, status, subscribe, top,
-    veth,
+    topic, veth,
 };
 
 const HELP: &str = "\
@@ -24,7 +24,7 @@ Exit codes:
 
 Environment:
   TAKT_ADMIN_SOCKET  socket of the admin API
-  TAKT_SOCKET        socket for applications (`pub`, `sub`, `preload`, `veth`)
+  TAKT_SOCKET        socket for applications (`pub`, `sub`, `topic`, `preload`, `veth`)
   without them       the user's own node ($XDG_RUNTIME_DIR/takt), then the system's (/run/takt)
 
 Examples:
@@ -70,6 +70,8 @@ pub enum Command {
     Pub(publish::Publish),
     /// Read the messages of a channel
     Sub(subscribe::Subscribe),
+    /// Publish and subscribe by topic, and see who does
+    Topic(topic::TopicCommand),
     /// Show how good the clock is that launch times and gates go by
     Clock(clock::Clock),
     /// Run a program whose datagrams leave at the times that it names
@@ -122,6 +124,7 @@ impl Command {
             Self::Session(session) => session.run(),
             Self::Pub(publish) => publish.run(),
             Self::Sub(subscribe) => subscribe.run(),
+            Self::Topic(topic) => topic.run(),
             Self::Clock(clock) => clock.run(),
             Self::Preload(preload) => preload.run(),
             Self::Veth(veth) => veth.run(),

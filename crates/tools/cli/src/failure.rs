@@ -24,6 +24,9 @@ pub enum Failure {
     /// A call of the channel API.
     #[error(transparent)]
     Channel(#[from] takt::Error),
+    /// Publishing and subscribing.
+    #[error(transparent)]
+    Messaging(#[from] takt_messaging::Error),
     /// The embedded runtime.
     #[error(transparent)]
     Embedded(#[from] takt_embedded::Error),

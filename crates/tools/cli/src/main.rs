@@ -33,6 +33,7 @@ mod simulate;
 mod status;
 mod subscribe;
 mod top;
+mod topic;
 mod usage;
 mod veth;
 

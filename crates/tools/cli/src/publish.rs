@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
 use serde::Serialize;
-use takt::{Outcome, Reliability, SlowSinks, Source, Token, Wait};
+use takt::{Error, Outcome, Reliability, SlowSinks, Source, Token, Wait};
 
 use crate::application::{Application, Channel};
 use crate::failure::Failure;
@@ -23,8 +23,8 @@ Examples:
   takt pub 7 --count 1000 --size 1200 --within 2ms --slow-readers drop
   TAKT_GROUP_KEY=$(cat group.key) takt pub 7 hello --embedded --port 0 --peer 10.0.0.2:7400";
 
-/// How long to wait between two tries of `--wait`, and between two looks at outcomes.
-const PAUSE: Duration = Duration::from_millis(10);
+/// How long to wait between two looks at outcomes.
+const PAUSE: Duration = Duration::from_millis(1);
 /// How long to look for a reader where there is no daemon: it has to be found first.
 const FIND_WITHIN: Duration = Duration::from_secs(10);
 /// How long to wait for the outcomes of the last messages, where no slow reader is waited for.
@@ -36,6 +36,17 @@ const SETTLE: Duration = Duration::from_secs(5);
 pub struct Publish {
     /// The channel: its number, or a name of your own
     channel: Channel,
+    #[command(flatten)]
+    messages: Messages,
+    #[command(flatten)]
+    application: Application,
+    #[command(flatten)]
+    form: Form,
+}
+
+/// What to write, when, and how it is delivered.
+#[derive(Debug, Args)]
+pub struct Messages {
     /// What to write; `message N` if not given
     #[arg(conflicts_with_all = ["size", "stdin"])]
     text: Option<String>,
@@ -57,16 +68,12 @@ pub struct Publish {
     /// Write each line of standard input as a message
     #[arg(long)]
     stdin: bool,
-    /// Wait this long for somebody to read the channel before the first message [default: 10s without
-    /// a daemon, else not at all]
+    /// Wait this long for somebody to read it before the first message [default: 10s without a daemon,
+    /// else not at all]
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
     wait: Option<Duration>,
     #[command(flatten)]
     reliable: Reliable,
-    #[command(flatten)]
-    application: Application,
-    #[command(flatten)]
-    form: Form,
 }
 
 /// Whether messages are sent again.
@@ -117,11 +124,18 @@ impl Reliable {
     }
 }
 
-/// What became of the messages.
-#[derive(Debug, Default, Serialize)]
-struct Summary {
+/// What became of the messages of a channel, as JSON.
+#[derive(Debug, Serialize)]
+struct Line {
     channel: u64,
     datapath: String,
+    #[serde(flatten)]
+    summary: Summary,
+}
+
+/// What became of the messages.
+#[derive(Debug, Default, Serialize)]
+pub struct Summary {
     emitted: u64,
     /// Handed to all sinks that were known.
     sent: u64,
@@ -140,28 +154,71 @@ struct Summary {
 
 impl Publish {
     pub fn run(self) -> Result<(), Failure> {
-        let reliability = self.reliable.reliability()?;
+        let reliability = self.messages.reliability()?;
         let attached = self.application.attach("takt pub", reliability)?;
         let source = attached.stream.source(self.channel.id)?;
-        let mut writer = Writer {
+        let emit = |message: &[u8]| {
+            let mut buffer = source.buffer_wait(message.len(), Wait::Forever)?;
+            buffer.copy_from_slice(message);
+            Ok(buffer.emit()?)
+        };
+        let target = Target {
             source: &source,
+            emit: &emit,
+            what: "channel",
+            name: &self.channel.written,
+            reads: "takt sub",
+            local: attached.local,
+        };
+        let summary = self.messages.write(&target)?;
+        if self.form.json {
+            return print_json(&Line {
+                channel: self.channel.id.0,
+                datapath: attached.stream.datapath(),
+                summary,
+            });
+        }
+        eprintln!("{}", summary.line(&target, &attached.stream.datapath()));
+        Ok(())
+    }
+}
+
+/// What is written to, and how.
+pub struct Target<'a> {
+    pub source: &'a Source,
+    pub emit: &'a dyn Fn(&[u8]) -> Result<Token, Failure>,
+    /// What it is, as people call it.
+    pub what: &'static str,
+    /// Its name, as it was written.
+    pub name: &'a str,
+    /// The command that reads it.
+    pub reads: &'static str,
+    /// Readers have to be found first: there is no daemon.
+    pub local: bool,
+}
+
+impl Messages {
+    /// How they are delivered.
+    pub fn reliability(&self) -> Result<Reliability, Failure> {
+        self.reliable.reliability()
+    }
+
+    /// Writes them, and waits for what became of them.
+    pub fn write(&self, target: &Target<'_>) -> Result<Summary, Failure> {
+        let mut writer = Writer {
+            target,
             settled: 0,
             interval: self.interval,
             next: Instant::now(),
             wait: self
                 .wait
-                .or(attached.local.then_some(FIND_WITHIN))
+                .or(target.local.then_some(FIND_WITHIN))
                 .map(|wait| Instant::now() + wait),
-            channel: &self.channel.written,
-            settle: match reliability {
+            settle: match self.reliability()? {
                 Reliability::BestEffort => SETTLE,
                 Reliability::Reliable { .. } => SETTLE + self.reliable.patience,
             },
-            summary: Summary {
-                channel: self.channel.id.0,
-                datapath: attached.stream.datapath(),
-                ..Summary::default()
-            },
+            summary: Summary::default(),
         };
         let start = Instant::now();
         if self.stdin {
@@ -181,17 +238,13 @@ impl Publish {
         }
         let mut summary = writer.settle();
         summary.seconds = start.elapsed().as_secs_f64();
-        if self.form.json {
-            return print_json(&summary);
-        }
-        eprintln!("{}", summary.line(&self.channel.written));
-        Ok(())
+        Ok(summary)
     }
 }
 
 impl Summary {
     /// What is worth saying: how many were sent, and of the others which there are.
-    fn line(&self, channel: &str) -> String {
+    pub fn line(&self, target: &Target<'_>, datapath: &str) -> String {
         let others = [
             (self.no_sink, "without a sink"),
             (self.unreachable, "unreachable"),
@@ -204,8 +257,8 @@ impl Summary {
             .map(|(count, what)| format!(", {count} {what}"))
             .collect();
         format!(
-            "channel {channel} over {}: {} sent{others} in {:.3} s",
-            self.datapath, self.sent, self.seconds
+            "{} {} over {datapath}: {} sent{others} in {:.3} s",
+            target.what, target.name, self.sent, self.seconds
         )
     }
 }
@@ -219,7 +272,7 @@ fn sized(number: u64, size: usize) -> Vec<u8> {
 }
 
 struct Writer<'a> {
-    source: &'a Source,
+    target: &'a Target<'a>,
     /// Messages whose outcome has been counted.
     settled: u64,
     interval: Option<Duration>,
@@ -227,8 +280,6 @@ struct Writer<'a> {
     next: Instant,
     /// Until when to wait for a reader; none: somebody reads, or it does not matter.
     wait: Option<Instant>,
-    /// As it was written.
-    channel: &'a str,
     /// How long to wait for the outcomes of the last messages.
     settle: Duration,
     summary: Summary,
@@ -240,42 +291,31 @@ impl Writer<'_> {
             std::thread::sleep(self.next.saturating_duration_since(Instant::now()));
             self.next += interval;
         }
-        while let Some(deadline) = self.wait {
-            let token = self.emit(message)?;
-            let found = self.outcome(token, deadline) == Outcome::Sent;
-            // A try that reached nobody is not one of the messages.
-            self.settled += 1;
-            if found {
-                self.wait = None;
-                self.summary.emitted += 1;
-                self.summary.sent += 1;
-                return Ok(());
+        if let Some(deadline) = self.wait.take() {
+            let Target {
+                what, name, reads, ..
+            } = self.target;
+            match self.target.source.wait_reader(Wait::Until(deadline)) {
+                Ok(_) => {}
+                Err(Error::TimedOut) => {
+                    return Err(Failure::Other(format!(
+                        "nobody reads {what} {name} yet: start `{reads} {name}`, or wait longer (--wait)"
+                    )));
+                }
+                Err(error) => return Err(error.into()),
             }
-            if Instant::now() >= deadline {
-                return Err(Failure::Other(format!(
-                    "nobody reads channel {} yet: start `takt sub {}`, or wait longer (--wait)",
-                    self.channel, self.channel
-                )));
-            }
-            std::thread::sleep(PAUSE);
         }
-        self.emit(message)?;
+        (self.target.emit)(message)?;
         self.summary.emitted += 1;
         self.count(false);
         Ok(())
     }
 
-    fn emit(&self, message: &[u8]) -> Result<Token, Failure> {
-        let mut buffer = self.source.buffer_wait(message.len(), Wait::Forever)?;
-        buffer.copy_from_slice(message);
-        Ok(buffer.emit()?)
-    }
-
     /// The outcome of a message, unless it takes longer than `deadline`.
     fn outcome(&self, token: Token, deadline: Instant) -> Outcome {
         loop {
-            match self.source.outcome(token) {
-                Outcome::Pending if Instant::now() < deadline => std::thread::sleep(PAUSE / 10),
+            match self.target.source.outcome(token) {
+                Outcome::Pending if Instant::now() < deadline => std::thread::sleep(PAUSE),
                 outcome => return outcome,
             }
         }
@@ -284,13 +324,12 @@ impl Writer<'_> {
     /// Counts outcomes in order, as far as they are known; all of them if `to_the_end`.
     fn count(&mut self, to_the_end: bool) {
         let deadline = Instant::now() + self.settle;
-        let last = self.settled + (self.summary.emitted - self.counted());
-        while self.settled < last {
+        while self.settled < self.summary.emitted {
             let token = Token::from_number(self.settled);
             let outcome = if to_the_end {
                 self.outcome(token, deadline)
             } else {
-                self.source.outcome(token)
+                self.target.source.outcome(token)
             };
             match outcome {
                 Outcome::Pending if !to_the_end => return,
@@ -308,18 +347,8 @@ impl Writer<'_> {
         }
     }
 
-    fn counted(&self) -> u64 {
-        let summary = &self.summary;
-        summary.sent
-            + summary.no_sink
-            + summary.unreachable
-            + summary.not_scheduled
-            + summary.undelivered
-            + summary.unknown
-    }
-
     fn settle(mut self) -> Summary {
-        self.source.flush();
+        self.target.source.flush();
         self.count(true);
         self.summary
     }

@@ -26,7 +26,7 @@ Examples:
   TAKT_GROUP_KEY=$(cat group.key) takt sub 7 --embedded --peer 10.0.0.2:7400";
 
 /// How long a wait lasts before signals are looked at.
-const LOOK_EVERY: Duration = Duration::from_millis(200);
+pub const LOOK_EVERY: Duration = Duration::from_millis(200);
 
 /// Reads the messages of a channel.
 #[derive(Debug, Args)]
@@ -67,11 +67,7 @@ struct Line {
 
 impl Subscribe {
     pub fn run(self) -> Result<(), Failure> {
-        let stop = Arc::new(AtomicBool::new(false));
-        for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
-            signal_hook::flag::register(signal, stop.clone())
-                .map_err(Failure::io("watch for signals"))?;
-        }
+        let stop = stop_by_signals()?;
         let attached = self
             .application
             .attach("takt sub", Reliability::BestEffort)?;
@@ -143,19 +139,30 @@ impl Subscribe {
     }
 }
 
+/// What becomes true with SIGINT or SIGTERM.
+pub fn stop_by_signals() -> Result<Arc<AtomicBool>, Failure> {
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+        signal_hook::flag::register(signal, stop.clone())
+            .map_err(Failure::io("watch for signals"))?;
+    }
+    Ok(stop)
+}
+
 /// Whether the session has attached again.
 fn sink_is_back(sink: &takt::Sink) -> bool {
     !matches!(sink.consume(Wait::Never), Err(Error::Disconnected))
 }
 
 /// The message, if it is text that keeps to its line.
-fn readable(message: &[u8]) -> Option<String> {
+pub fn readable(message: &[u8]) -> Option<String> {
     let text = std::str::from_utf8(message).ok()?;
     let printable = |c: char| c == '\t' || !c.is_control();
     text.chars().all(printable).then(|| text.to_owned())
 }
 
-fn hexadecimal(message: &[u8]) -> String {
+/// The same for any message.
+pub fn hexadecimal(message: &[u8]) -> String {
     let mut text = String::with_capacity(2 * message.len());
     for byte in message {
         // Writing into a string cannot fail.

@@ -1,0 +1,96 @@
+//! `takt topic echo`.
+
+use clap::Args;
+use serde::Serialize;
+use takt_clock::{Clock, SystemTai};
+use takt_messaging::{Sample, SubscriberOptions};
+
+use super::{End, Joined, told};
+use crate::application::Application;
+use crate::failure::Failure;
+use crate::output::{Form, print, print_json_line};
+use crate::subscribe::{hexadecimal, readable, stop_by_signals};
+
+const HELP: &str = "\
+Text is printed as it is, other messages in hexadecimal, one line each; with a pattern the topic stands
+before it. With --json each line is an object. SIGINT ends it; a summary goes to standard error.
+
+Examples:
+  takt topic echo weather
+  takt topic echo 'plant/*/temperature' --count 10
+  takt topic echo config --history 1 --count 1 --timeout 5s";
+
+/// Prints the messages of a topic, or of all that a pattern matches.
+#[derive(Debug, Args)]
+#[command(after_help = HELP)]
+pub struct Echo {
+    /// The topic, or a pattern
+    topic: String,
+    /// Begin with this many of the last messages of each publisher, of those that publishers keep
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    history: u32,
+    #[command(flatten)]
+    end: End,
+    #[command(flatten)]
+    application: Application,
+    #[command(flatten)]
+    form: Form,
+}
+
+/// A message as JSON.
+#[derive(Debug, Serialize)]
+struct Line<'a> {
+    topic: &'a str,
+    publisher: u32,
+    number: u64,
+    history: bool,
+    encoding: String,
+    send_time_ns: i64,
+    age_ns: i64,
+    bytes: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    text: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    hex: Option<String>,
+}
+
+impl Echo {
+    pub fn run(self) -> Result<(), Failure> {
+        let stop = stop_by_signals()?;
+        let joined = Joined::new(&self.application, "takt topic echo")?;
+        let options = SubscriberOptions {
+            history: self.history,
+            ..SubscriberOptions::new(self.application.quality())
+        };
+        let subscriber = joined.subscriber(&self.topic, options)?;
+        let received = self
+            .end
+            .take(&subscriber, &stop, |sample| self.show(sample), |_| Ok(()));
+        eprintln!("{}", told(&subscriber, *received.as_ref().unwrap_or(&0)));
+        received.map(drop)
+    }
+
+    fn show(&self, sample: &Sample<'_>) -> Result<(), Failure> {
+        let text = readable(sample);
+        if !self.form.json {
+            let shown = text.unwrap_or_else(|| hexadecimal(sample));
+            return match sample.topic() == self.topic {
+                true => print(&(shown + "\n")),
+                false => print(&format!("{}: {shown}\n", sample.topic())),
+            };
+        }
+        let send_time_ns = sample.send_time().as_nanos();
+        print_json_line(&Line {
+            topic: sample.topic(),
+            publisher: sample.publisher(),
+            number: sample.number(),
+            history: sample.is_history(),
+            encoding: sample.encoding().to_string(),
+            send_time_ns,
+            age_ns: SystemTai.now().as_nanos().saturating_sub(send_time_ns),
+            bytes: sample.len(),
+            hex: text.is_none().then(|| hexadecimal(sample)),
+            text,
+        })
+    }
+}

@@ -1,0 +1,174 @@
+//! `takt topic`.
+
+mod echo;
+mod list;
+mod publish;
+mod rate;
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use clap::{Args, Subcommand};
+use takt::Wait;
+use takt_messaging::{Error, Participant, Sample, Subscriber, SubscriberOptions};
+
+use crate::application::{Application, Opened};
+use crate::failure::Failure;
+use crate::subscribe::LOOK_EVERY;
+
+const HELP: &str = "\
+A topic is a name with levels: plant/7/temperature. Subscribers may use patterns: `*` for one
+level, `**` for any number of them. Topics work as channels do: without a daemon on one machine,
+with one between nodes.
+
+Examples:
+  takt topic pub plant/7/temperature 21.5
+  takt topic echo 'plant/*/temperature'
+  takt topic list
+  takt topic hz plant/7/temperature";
+
+/// Publishes, subscribes, and lists topics.
+#[derive(Debug, Args)]
+#[command(after_help = HELP)]
+pub struct TopicCommand {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Debug, Subcommand)]
+enum Action {
+    /// List topics, with who writes and reads them
+    List(list::List),
+    /// Print the messages of a topic, or of all that a pattern matches
+    Echo(echo::Echo),
+    /// Write messages on a topic
+    Pub(publish::Pub),
+    /// Show how often messages come
+    Hz(rate::Hz),
+    /// Show how many bytes come
+    Bw(rate::Bw),
+}
+
+impl TopicCommand {
+    pub fn run(self) -> Result<(), Failure> {
+        match self.action {
+            Action::List(list) => list.run(),
+            Action::Echo(echo) => echo.run(),
+            Action::Pub(publish) => publish.run(),
+            Action::Hz(hz) => hz.run(),
+            Action::Bw(bw) => bw.run(),
+        }
+    }
+}
+
+/// A participant, with what it needs to live.
+struct Joined {
+    participant: Participant,
+    opened: Opened,
+}
+
+impl Joined {
+    /// Attaches and takes part.
+    fn new(application: &Application, name: &str) -> Result<Self, Failure> {
+        let opened = application.open(name)?;
+        let participant = Participant::builder(opened.session.clone()).name(name);
+        let participant = participant.open()?;
+        Ok(Self {
+            participant,
+            opened,
+        })
+    }
+
+    /// A subscriber; says on standard error if others do not hear of it.
+    fn subscriber(&self, topic: &str, options: SubscriberOptions) -> Result<Subscriber, Failure> {
+        self.warn();
+        Ok(self.participant.subscriber_with(topic, options)?)
+    }
+
+    fn warn(&self) {
+        if let Some(problem) = self.participant.problem() {
+            eprintln!(
+                "takt: warning: others do not see this program in their lists of topics: {problem}"
+            );
+        }
+    }
+}
+
+/// When to end, besides a signal.
+#[derive(Debug, Args)]
+struct End {
+    /// End after this many messages
+    #[arg(long, value_name = "N")]
+    count: Option<u64>,
+    /// End if no message comes for this long, with exit code 1
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    timeout: Option<Duration>,
+}
+
+impl End {
+    /// Hands samples to `sample` until it is time to end, and calls `look` between them, several times a second.
+    fn take(
+        &self,
+        subscriber: &Subscriber,
+        stop: &AtomicBool,
+        mut sample: impl FnMut(&Sample<'_>) -> Result<(), Failure>,
+        mut look: impl FnMut(Instant) -> Result<(), Failure>,
+    ) -> Result<u64, Failure> {
+        let mut received = 0;
+        let mut last = Instant::now();
+        let mut away = false;
+        while self.count.is_none_or(|count| received < count) && !stop.load(Ordering::Relaxed) {
+            match subscriber.take(Wait::For(LOOK_EVERY)) {
+                Ok(message) => {
+                    received += 1;
+                    (last, away) = (Instant::now(), false);
+                    sample(&message)?;
+                    look(last)?;
+                }
+                // Interrupted: perhaps by the signal that asks for the end.
+                Err(error) if error.is_timed_out() || error.is_interrupted() => {
+                    look(Instant::now())?;
+                    if let Some(timeout) = self.timeout
+                        && last.elapsed() >= timeout
+                    {
+                        return Err(Failure::Other(format!(
+                            "no message on topic {} for {}",
+                            subscriber.topic(),
+                            humantime::format_duration(timeout)
+                        )));
+                    }
+                }
+                Err(Error::Channel(takt::Error::Disconnected)) => {
+                    if !std::mem::replace(&mut away, true) {
+                        eprintln!("takt: the runtime went away: waiting for it");
+                    }
+                    std::thread::sleep(LOOK_EVERY);
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(received)
+    }
+}
+
+/// What was received, and what was not, for standard error.
+fn told(subscriber: &Subscriber, received: u64) -> String {
+    let counters = subscriber.counters();
+    let channels = counters.channels;
+    let mut text = format!(
+        "{received} message(s) received on topic {}, {} lost, {} dropped",
+        subscriber.topic(),
+        channels.lost + channels.lost_at_disconnect,
+        channels.dropped_full + channels.dropped_memory,
+    );
+    for (count, what) in [
+        (counters.foreign, "of other topics with the same channel"),
+        (counters.malformed, "that no publisher has written"),
+        (counters.unopened, "topic(s) could not be opened"),
+    ] {
+        if count > 0 {
+            text += &format!(", {count} {what}");
+        }
+    }
+    text
+}

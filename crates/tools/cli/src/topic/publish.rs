@@ -1,0 +1,112 @@
+//! `takt topic pub`.
+
+use std::sync::atomic::Ordering;
+
+use clap::{Args, ValueEnum};
+use serde::Serialize;
+use takt::Wait;
+use takt_messaging::{Encoding, PublisherOptions};
+
+use super::Joined;
+use crate::application::Application;
+use crate::failure::Failure;
+use crate::output::{Form, print_json};
+use crate::publish::{Messages, Summary, Target};
+use crate::subscribe::{LOOK_EVERY, stop_by_signals};
+
+const HELP: &str = "\
+A message is sent once unless `--reliable` or `--within` asks for more. With `--history` the last
+messages are kept for those that subscribe later (`takt topic echo --history`), and the command
+stays until SIGINT.
+
+Examples:
+  takt topic pub weather hello
+  takt topic pub plant/7/temperature 21.5 --count 100 --interval 100ms --reliable
+  takt topic pub config '{\"rate\": 10}' --encoding json --history 1";
+
+/// Writes messages on a topic.
+#[derive(Debug, Args)]
+#[command(after_help = HELP)]
+pub struct Pub {
+    /// The topic
+    topic: String,
+    #[command(flatten)]
+    messages: Messages,
+    /// What subscribers are told of how to read the messages
+    #[arg(long, value_enum, default_value_t = Encoded::Text)]
+    encoding: Encoded,
+    /// Keep this many of the last messages for those that subscribe later
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    history: u32,
+    #[command(flatten)]
+    application: Application,
+    #[command(flatten)]
+    form: Form,
+}
+
+/// Encodings that people can write.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Encoded {
+    Text,
+    Json,
+    Bytes,
+}
+
+/// What became of the messages of a topic, as JSON.
+#[derive(Debug, Serialize)]
+struct Line {
+    topic: String,
+    #[serde(flatten)]
+    summary: Summary,
+}
+
+impl Pub {
+    pub fn run(self) -> Result<(), Failure> {
+        let reliability = self.messages.reliability()?;
+        let joined = Joined::new(&self.application, "takt topic pub")?;
+        joined.warn();
+        let options = PublisherOptions {
+            encoding: match self.encoding {
+                Encoded::Text => Encoding::TEXT,
+                Encoded::Json => Encoding::JSON,
+                Encoded::Bytes => Encoding::BYTES,
+            },
+            history: self.history,
+            ..PublisherOptions::new(self.application.quality().with_reliability(reliability))
+        };
+        let publisher = joined.participant.publisher_with(&self.topic, options)?;
+        if let Some(warning) = publisher.warning() {
+            eprintln!("takt: warning: {warning}");
+        }
+        let emit = |message: &[u8]| Ok(publisher.publish(message, Wait::Forever)?);
+        let target = Target {
+            source: publisher.source(),
+            emit: &emit,
+            what: "topic",
+            name: &self.topic,
+            reads: "takt topic echo",
+            // What is kept need not be read now.
+            local: joined.opened.local && self.history == 0,
+        };
+        let stop = match self.history {
+            0 => None,
+            _ => Some(stop_by_signals()?),
+        };
+        let summary = self.messages.write(&target)?;
+        let datapath = publisher.datapath();
+        eprintln!("{}", summary.line(&target, &datapath));
+        if let Some(stop) = stop {
+            eprintln!("kept for those that subscribe later; SIGINT ends it");
+            while !stop.load(Ordering::Relaxed) {
+                std::thread::sleep(LOOK_EVERY);
+            }
+        }
+        if self.form.json {
+            print_json(&Line {
+                topic: self.topic,
+                summary,
+            })?;
+        }
+        Ok(())
+    }
+}

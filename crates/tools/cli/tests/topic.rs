@@ -1,0 +1,159 @@
+//! `takt topic`: over a daemon, and without one.
+
+mod support;
+
+use rustix::process::Signal;
+use support::{Daemon, User};
+use takt_testing::until;
+
+/// The topics that the daemon's applications tell of.
+fn listed(daemon: &Daemon) -> serde_json::Value {
+    let ran = daemon.takt(&["topic", "list", "--json"]);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    ran.json()
+}
+
+#[test]
+fn topics_are_published_echoed_and_listed() {
+    let daemon = Daemon::start("");
+    let echo = daemon.spawn(&["topic", "echo", "plant/*", "--count", "2"]);
+    let publish =
+        |topic, text| daemon.takt(&["topic", "pub", topic, text, "--wait", "1min", "--reliable"]);
+    for (topic, text) in [("plant/1", "warm"), ("plant/2", "cold")] {
+        let ran = publish(topic, text);
+        assert_eq!(ran.code, Some(0), "{ran:?}");
+        assert!(ran.err.contains(&format!("topic {topic} over ")), "{ran:?}");
+        assert!(ran.err.contains(": 1 sent in "), "{ran:?}");
+    }
+    let ran = echo.end();
+    assert_eq!(
+        (ran.code, &*ran.out),
+        (Some(0), "plant/1: warm\nplant/2: cold\n"),
+        "{ran:?}"
+    );
+
+    let kept = daemon.spawn(&[
+        "topic",
+        "pub",
+        "config",
+        "{\"a\": 1}",
+        "--encoding",
+        "json",
+        "--history",
+        "1",
+    ]);
+    let topic = until("the topic is listed", || {
+        listed(&daemon)
+            .as_array()?
+            .iter()
+            .find(|topic| topic["name"] == "config")
+            .cloned()
+    });
+    assert_eq!(topic["publishers"], serde_json::json!(["takt topic pub"]));
+    assert_eq!(topic["encodings"], serde_json::json!(["json"]));
+    let table = daemon.takt(&["topic", "list"]);
+    assert!(
+        table
+            .out
+            .starts_with("TOPIC   PUBLISHERS  SUBSCRIBERS  ENCODING\n"),
+        "{table:?}"
+    );
+    let late = [
+        "topic",
+        "echo",
+        "config",
+        "--history",
+        "1",
+        "--count",
+        "1",
+        "--json",
+    ];
+    let line = daemon.takt(&late).json();
+    assert_eq!(
+        (&line["text"], &line["history"]),
+        (&"{\"a\": 1}".into(), &true.into()),
+        "{line}"
+    );
+    kept.signal(Signal::INT);
+    let ran = kept.end();
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    assert_eq!(listed(&daemon), serde_json::json!([]));
+}
+
+#[test]
+fn rates_and_bandwidths_are_measured() {
+    let daemon = Daemon::start("");
+    for (command, unit) in [("hz", " messages/s, min "), ("bw", "/s, mean 8 B, ")] {
+        let measure = daemon.spawn(&["topic", command, "clock", "--count", "5"]);
+        let ran = daemon.takt(&[
+            "topic",
+            "pub",
+            "clock",
+            "--size",
+            "8",
+            "--count",
+            "5",
+            "--interval",
+            "1ms",
+            "--reliable",
+            "--wait",
+            "1min",
+        ]);
+        assert_eq!(ran.code, Some(0), "{ran:?}");
+        let ran = measure.end();
+        assert_eq!(ran.code, Some(0), "{ran:?}");
+        assert!(
+            ran.out.contains(unit) && ran.out.ends_with(", of 5\n"),
+            "{ran:?}"
+        );
+    }
+}
+
+#[test]
+fn programs_of_a_user_find_each_others_topics_without_a_daemon() {
+    let Some(user) = User::new(65_530) else {
+        return;
+    };
+    let echo = user.spawn(&["topic", "echo", "**", "--count", "1"]);
+    let ran = user.takt(&["topic", "pub", "weather/today", "warm", "--wait", "1min"]);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    let ran = echo.end();
+    assert_eq!(
+        (ran.code, &*ran.out),
+        (Some(0), "weather/today: warm\n"),
+        "{ran:?}"
+    );
+}
+
+#[test]
+fn nobody_and_nothing_are_told_with_what_to_do() {
+    let daemon = Daemon::start("");
+    let ran = daemon.takt(&["topic", "list"]);
+    assert_eq!((ran.code, &*ran.out), (Some(0), ""), "{ran:?}");
+    assert!(
+        ran.err.contains("nobody publishes or subscribes"),
+        "{ran:?}"
+    );
+    let ran = daemon.takt(&["topic", "echo", "a", "--timeout", "10ms"]);
+    assert_eq!(ran.code, Some(1), "{ran:?}");
+    assert!(
+        ran.err.contains("no message on topic a for 10ms"),
+        "{ran:?}"
+    );
+    let ran = daemon.takt(&["topic", "pub", "a", "hello", "--wait", "10ms"]);
+    assert_eq!(ran.code, Some(1), "{ran:?}");
+    assert!(
+        ran.err
+            .contains("nobody reads topic a yet: start `takt topic echo a`"),
+        "{ran:?}"
+    );
+    for (arguments, told) in [
+        (["topic", "pub", "/a"], "it has an empty level"),
+        (["topic", "pub", "a/*"], "`*` is of patterns"),
+        (["topic", "echo", "a*"], "stand for whole levels"),
+    ] {
+        let ran = daemon.takt(&arguments);
+        assert_eq!(ran.code, Some(1), "{ran:?}");
+        assert!(ran.err.contains(told), "{ran:?}");
+    }
+}
