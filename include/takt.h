@@ -415,6 +415,150 @@ int takt_sink_read_counters(const takt_sink *sink, takt_sink_counters *counters)
 /* Why a callback will not be called any more, as an error code; 0 if it will. */
 int takt_sink_failure(const takt_sink *sink);
 
+/* ---- Topics ---------------------------------------------------------------------------------- */
+
+/* Publish and subscribe by name, on the channels above (docs/reference/topics.md). A topic is a name in levels, such as
+ * plant/7/temperature. Subscribers may ask by a pattern: `*` stands for one level, `**` for any number of them.
+ * Participants, publishers and subscribers are used as sessions, sources and sinks are. */
+
+/* A program's place among those that publish and subscribe. */
+typedef struct takt_participant takt_participant;
+typedef struct takt_publisher takt_publisher;
+typedef struct takt_subscriber takt_subscriber;
+
+/* Takes part. `name` is what others see in their lists; NULL: the program's. The handles of the participant, its publishers
+ * and subscribers are closed in any order. Errors as takt_stream_open(). */
+int takt_participant_open(takt_session *session, const char *name, takt_participant **participant);
+
+/* Gives the handle up. NULL does nothing. */
+void takt_participant_close(takt_participant *participant);
+
+/* A topic, with how many write and read it. */
+typedef struct takt_topic {
+    const char *name;
+    uint32_t publishers;
+    uint32_t subscribers;
+} takt_topic;
+
+typedef void (*takt_topic_callback)(void *user, const takt_topic *topic);
+
+/* Waits until nothing new has been heard of for `quiet_ns`, `most_ns` at the longest; then calls `callback` with each
+ * topic, in the order of their names. How many there are. TAKT_E_NOT_PERMITTED: the policy of the socket keeps the
+ * participant from the directory of topics. */
+int takt_topics(takt_participant *participant, uint64_t quiet_ns, uint64_t most_ns,
+                takt_topic_callback callback, void *user);
+
+/* How the messages of a topic are to be read: declared, not checked. From TAKT_OWN_ENCODING on they are the programs' own. */
+enum takt_encoding { TAKT_BYTES = 0, TAKT_TEXT = 1, TAKT_JSON = 2, TAKT_CBOR = 3, TAKT_OWN_ENCODING = 256 };
+
+/* How to open a publisher. Start from TAKT_PUBLISHER_OPTIONS_INIT. */
+typedef struct takt_publisher_options {
+    size_t size;         /* sizeof(takt_publisher_options) */
+    const takt_qos *qos; /* NULL: TAKT_QOS_INIT */
+    uint32_t depth;      /* most messages on their way, a power of two up to 65536; 0: 1024 */
+    uint32_t history;    /* how many of its last messages it keeps for late joiners, 65536 at most */
+    int encoding;        /* enum takt_encoding, or a number of the programs' own up to 65535 */
+} takt_publisher_options;
+
+#define TAKT_PUBLISHER_OPTIONS_INIT {sizeof(takt_publisher_options), NULL, 0, 0, TAKT_BYTES}
+
+/* Opens a publisher of a topic. `options` may be NULL. TAKT_E_INVALID_ARGUMENT also for a name that is none; otherwise as
+ * takt_source_open(). */
+int takt_publisher_open(takt_participant *participant, const char *topic,
+                        const takt_publisher_options *options, takt_publisher **publisher);
+
+/* Closes a publisher. What was published is still sent, what it has kept is gone. NULL does nothing. */
+void takt_publisher_close(takt_publisher *publisher);
+
+/* Publishes `length` bytes from anywhere. *token, if `token` is not NULL, names the message for takt_publish_outcome().
+ * Waits for memory as takt_buffer_get() does. */
+int takt_publish(takt_publisher *publisher, const void *data, size_t length, int64_t timeout_ns,
+                 int64_t *token);
+
+/* Writes a message of at most `most` bytes where it is sent from, and returns how many it has. */
+typedef size_t (*takt_fill)(void *user, void *memory, size_t most);
+
+/* Publishes what `fill` writes: it is called once, when there is memory, and not at all if this fails before. If it returns
+ * more than `most`, nothing is published: TAKT_E_INVALID_ARGUMENT. */
+int takt_publish_fill(takt_publisher *publisher, size_t most, int64_t timeout_ns, takt_fill fill,
+                      void *user, int64_t *token);
+
+/* An enum takt_outcome, or an error, as takt_emit_outcome(). */
+int takt_publish_outcome(takt_publisher *publisher, int64_t token);
+
+/* Waits until the topic has a subscriber, as takt_source_wait_reader(). */
+int takt_publisher_wait_subscriber(takt_publisher *publisher, int64_t timeout_ns);
+
+/* A message of a topic: yours to read until takt_sample_release(). Copy the structure as a whole or not at all. */
+typedef struct takt_sample {
+    const void *data;
+    size_t length;
+    const char *topic;    /* stays until the subscriber is closed */
+    uint64_t number;      /* of the message among those of its publisher, from 0; a gap is a loss */
+    int64_t send_time_ns; /* when the publisher's runtime took it, TAI nanoseconds */
+    uint32_t publisher;   /* random at each opening */
+    uint16_t encoding;    /* as its publisher declares */
+    uint16_t kept;        /* 1: published before the subscriber joined. It may come after later ones */
+    uint64_t reserved[2];
+} takt_sample;
+
+/* Called with every message, on a thread of the subscriber's own, as takt_callback. */
+typedef void (*takt_sample_callback)(void *user, const takt_sample *sample);
+
+/* How to open a subscriber. Start from TAKT_SUBSCRIBER_OPTIONS_INIT. */
+typedef struct takt_subscriber_options {
+    size_t size;                   /* sizeof(takt_subscriber_options) */
+    const takt_qos *qos;           /* NULL: TAKT_QOS_INIT. Reliability is the matter of publishers */
+    takt_sample_callback callback; /* NULL: the application takes */
+    void *user;                    /* handed to the callback */
+    uint32_t depth;                /* most messages of a topic waiting or held, a power of two up to 65536; 0: 1024 */
+    uint32_t history;              /* how many of the last messages of each publisher it wants to begin with */
+    int notify_fd;                 /* nonzero: a descriptor for an event loop is wanted */
+    int no_local;                  /* nonzero: what this very session publishes is not for this subscriber */
+} takt_subscriber_options;
+
+#define TAKT_SUBSCRIBER_OPTIONS_INIT {sizeof(takt_subscriber_options), NULL, NULL, NULL, 0, 0, 0, 0}
+
+/* Opens a subscriber of a topic, or of all topics that a pattern matches. `options` may be NULL. A pattern, and history,
+ * are TAKT_E_NOT_PERMITTED where the policy of the socket keeps the participant from the directory of topics;
+ * TAKT_E_INVALID_ARGUMENT also for a name that is none; otherwise as takt_sink_open(). */
+int takt_subscriber_open(takt_participant *participant, const char *topic,
+                         const takt_subscriber_options *options, takt_subscriber **subscriber);
+
+/* Closes a subscriber. Samples that are held become invalid. With a callback it waits for the callback to return, unless it
+ * is called from there. NULL does nothing. */
+void takt_subscriber_close(takt_subscriber *subscriber);
+
+/* The next message, as takt_consume(). */
+int takt_take(takt_subscriber *subscriber, int64_t timeout_ns, takt_sample *sample);
+
+/* Gives a message back and clears *sample. */
+int takt_sample_release(takt_subscriber *subscriber, takt_sample *sample);
+
+/* The wait that is under way, or the next one if none is, returns TAKT_E_INTERRUPTED. From any thread. */
+int takt_subscriber_wake(takt_subscriber *subscriber);
+
+/* The descriptor for an event loop, and asking for it to become readable: as takt_sink_fd() and takt_sink_arm(). */
+int takt_subscriber_fd(const takt_subscriber *subscriber);
+int takt_subscriber_arm(takt_subscriber *subscriber);
+
+/* What happened to a subscriber's messages since it was opened. Start from TAKT_SUBSCRIBER_COUNTERS_INIT. */
+typedef struct takt_subscriber_counters {
+    size_t size;                 /* sizeof(takt_subscriber_counters) */
+    takt_sink_counters channels; /* of its channels */
+    uint64_t foreign;            /* refused: written by another topic with the same channel */
+    uint64_t malformed;          /* refused: no publisher has written it */
+    uint64_t unopened;           /* topics that a pattern matched and that could not be opened */
+} takt_subscriber_counters;
+
+#define TAKT_SUBSCRIBER_COUNTERS_INIT {sizeof(takt_subscriber_counters), TAKT_SINK_COUNTERS_INIT, 0, 0, 0}
+
+/* Reads the counters of a subscriber that has no callback. */
+int takt_subscriber_read_counters(takt_subscriber *subscriber, takt_subscriber_counters *counters);
+
+/* Why a callback will not be called any more, as an error code; 0 if it will. */
+int takt_subscriber_failure(const takt_subscriber *subscriber);
+
 #ifdef __cplusplus
 }
 #endif

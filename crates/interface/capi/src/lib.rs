@@ -16,3 +16,4 @@ mod session;
 mod sink;
 mod source;
 mod stream;
+mod topic;

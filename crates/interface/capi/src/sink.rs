@@ -6,7 +6,8 @@ use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
 
 use takt_client::{
-    CallbackSink, ChannelId, Error, Message, NotForwarded, Sink, SinkOptions, Stream, Token, Waker,
+    CallbackSink, ChannelId, Error, Message, NotForwarded, Sink, SinkCounters, SinkOptions, Stream,
+    Token, Waker,
 };
 
 use crate::error::{guard, invalid};
@@ -71,6 +72,19 @@ pub struct Counters {
     dropped_memory: u64,
     lost: u64,
     lost_at_disconnect: u64,
+}
+
+impl From<SinkCounters> for Counters {
+    fn from(of: SinkCounters) -> Self {
+        Self {
+            size: size_of::<Self>(),
+            delivered: of.delivered,
+            dropped_full: of.dropped_full,
+            dropped_memory: of.dropped_memory,
+            lost: of.lost,
+            lost_at_disconnect: of.lost_at_disconnect,
+        }
+    }
 }
 
 /// `takt_sink`: one that the application consumes, with the messages that C holds, or one with a callback.
@@ -172,14 +186,14 @@ pub unsafe fn consumed<'a>(sink: *const CSink) -> Result<&'a Consumed, Error> {
 }
 
 /// The callback's argument, on its way to the callback's thread.
-struct User(*mut c_void);
+pub struct User(pub *mut c_void);
 
 // SAFETY: whoever opens a sink with a callback lets the callback's thread use it.
 unsafe impl Send for User {}
 
 impl User {
     /// A method, so that a closure takes the whole and not the pointer in it.
-    fn get(&self) -> *mut c_void {
+    pub fn get(&self) -> *mut c_void {
         self.0
     }
 }
@@ -380,15 +394,7 @@ unsafe extern "C" fn takt_sink_read_counters(sink: *const CSink, counters: *mut 
     // SAFETY: null or valid.
     guard(|| unsafe {
         let now = consumed(sink)?.sink().counters();
-        let now = Counters {
-            size: size_of::<Counters>(),
-            delivered: now.delivered,
-            dropped_full: now.dropped_full,
-            dropped_memory: now.dropped_memory,
-            lost: now.lost,
-            lost_at_disconnect: now.lost_at_disconnect,
-        };
-        fill(counters, "counters", now)?;
+        fill(counters, "counters", Counters::from(now))?;
         Ok(0)
     })
 }

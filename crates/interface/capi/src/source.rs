@@ -309,25 +309,35 @@ unsafe extern "C" fn takt_flush(source: *const CSource) -> c_int {
     })
 }
 
+/// The token that C has.
+pub fn named(token: i64) -> Result<Token, Error> {
+    u64::try_from(token)
+        .map(Token::from_number)
+        .map_err(|_| invalid(&format!("`token` is {token}: takt_emit gives none below 0")))
+}
+
+/// `enum takt_outcome`.
+pub fn outcome_number(outcome: Outcome) -> c_int {
+    match outcome {
+        Outcome::Pending => 0,
+        Outcome::Sent => 1,
+        Outcome::NoSink => 2,
+        Outcome::Unreachable => 3,
+        Outcome::Lost => 4,
+        Outcome::Unknown => 5,
+        Outcome::Late => 6,
+        Outcome::NotScheduled => 7,
+        Outcome::Refused => 8,
+        Outcome::Undelivered => 9,
+    }
+}
+
 #[unsafe(no_mangle)]
 unsafe extern "C" fn takt_emit_outcome(source: *const CSource, token: i64) -> c_int {
     guard(|| {
         // SAFETY: null or a source.
         let source = unsafe { borrow(source, "source")? }.source();
-        let token = u64::try_from(token)
-            .map_err(|_| invalid(&format!("`token` is {token}: takt_emit gives none below 0")))?;
-        Ok(match source.outcome(Token::from_number(token)) {
-            Outcome::Pending => 0,
-            Outcome::Sent => 1,
-            Outcome::NoSink => 2,
-            Outcome::Unreachable => 3,
-            Outcome::Lost => 4,
-            Outcome::Unknown => 5,
-            Outcome::Late => 6,
-            Outcome::NotScheduled => 7,
-            Outcome::Refused => 8,
-            Outcome::Undelivered => 9,
-        })
+        Ok(outcome_number(source.outcome(named(token)?)))
     })
 }
 

@@ -27,7 +27,7 @@ pub struct CQos {
 }
 
 impl CQos {
-    const USUAL: Self = Self {
+    pub const USUAL: Self = Self {
         size: size_of::<Self>(),
         acceleration: 0,
         resource_use: 0,
@@ -39,7 +39,7 @@ impl CQos {
         patience_ns: 0,
     };
 
-    fn read(self) -> Result<Qos, Error> {
+    pub fn read(self) -> Result<Qos, Error> {
         let unknown = |field: &str, value: c_int, right: &str| {
             invalid(&format!("`qos->{field}` is {value}: it must be {right}"))
         };

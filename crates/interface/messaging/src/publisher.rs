@@ -132,7 +132,25 @@ impl Publisher {
         wait: Wait,
         fill: impl FnOnce(&mut [u8]),
     ) -> Result<Token, Error> {
+        let fill = |memory: &mut [u8]| {
+            fill(memory);
+            len
+        };
         self.written(len, wait, fill, |buffer| buffer.emit())
+    }
+
+    /// As [`fill`](Self::fill), of as many bytes as `fill` returns: `most` at the most.
+    ///
+    /// # Errors
+    /// As [`fill`](Self::fill); [`Error::Option`] when it returns more: then nothing is published.
+    #[inline]
+    pub fn fill_up_to(
+        &self,
+        most: usize,
+        wait: Wait,
+        fill: impl FnOnce(&mut [u8]) -> usize,
+    ) -> Result<Token, Error> {
+        self.written(most, wait, fill, |buffer| buffer.emit())
     }
 
     /// As [`fill`](Self::fill), to be sent to subscribers on other nodes at `launch`, see [`Source::emit_at`].
@@ -147,25 +165,35 @@ impl Publisher {
         wait: Wait,
         fill: impl FnOnce(&mut [u8]),
     ) -> Result<Token, Error> {
+        let fill = |memory: &mut [u8]| {
+            fill(memory);
+            len
+        };
         self.written(len, wait, fill, |buffer| buffer.emit_at(launch))
     }
 
     #[inline]
     fn written(
         &self,
-        len: usize,
+        most: usize,
         wait: Wait,
-        fill: impl FnOnce(&mut [u8]),
+        fill: impl FnOnce(&mut [u8]) -> usize,
         emit: impl FnOnce(Buffer<'_>) -> Result<Token, takt::Error>,
     ) -> Result<Token, Error> {
-        let mut buffer = self.source.buffer_wait(len.saturating_add(BYTES), wait)?;
+        let mut buffer = self.source.buffer_wait(most.saturating_add(BYTES), wait)?;
         let number = self.number.get();
         let header = Header {
             number,
             ..self.header
         };
         header.write(&mut buffer);
-        fill(&mut buffer[BYTES..]);
+        let filled = fill(&mut buffer[BYTES..]);
+        if filled > most {
+            return Err(Error::Option(format!(
+                "{filled} bytes are more than the {most} that there was memory for"
+            )));
+        }
+        buffer.truncate(BYTES + filled);
         let kept = self
             .history
             .as_ref()

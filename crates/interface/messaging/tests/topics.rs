@@ -8,7 +8,11 @@ use takt_embedded::{Embedded, Settings};
 use takt_messaging::{
     Encoding, Error, Participant, Publisher, PublisherOptions, Subscriber, SubscriberOptions,
 };
-use takt_testing::{Directory, until_true};
+use takt_testing::{Directory, repository, until_true};
+
+#[path = "../../client/examples/topics.rs"]
+#[allow(dead_code)] // its main
+mod example;
 
 const PATIENCE: Wait = Wait::For(Duration::from_secs(60));
 
@@ -395,4 +399,29 @@ fn publishers_and_subscribers_that_come_and_go_leave_nothing() {
     until_true("no topic is left", || {
         one.topics().expect("topics").is_empty()
     });
+}
+
+#[test]
+fn the_core_of_a_messaging_middleware_takes_fewer_lines_than_the_thesis_has() {
+    let example = repository().join("crates/interface/client/examples/topics.rs");
+    let lines = std::fs::read_to_string(example).expect("the example");
+    assert!(lines.lines().count() <= 135);
+
+    let mut programs = Programs::new();
+    let (one, other) = (programs.session("one"), programs.session("other"));
+    let messaging = |session| example::Messaging::new(session, Qos::slow().reliable());
+    let (mut one, mut other) = (
+        messaging(&one).expect("one"),
+        messaging(&other).expect("other"),
+    );
+    let (told, heard) = mpsc::channel();
+    let receive = move |message: &[u8]| told.send(message.to_vec()).expect("the test");
+    other.subscribe("plant/7", receive).expect("a subscription");
+    for text in [&b"first"[..], b"second"] {
+        let filled = |memory: &mut [u8]| memory.copy_from_slice(text);
+        one.publish("plant/7", text.len(), filled)
+            .expect("published");
+        let message = heard.recv_timeout(takt_testing::PATIENCE);
+        assert_eq!(message.expect("a message"), text);
+    }
 }

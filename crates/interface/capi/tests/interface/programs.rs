@@ -56,6 +56,28 @@ fn a_program_written_from_figure_6_7_runs() {
 }
 
 #[test]
+fn topics_are_published_taken_and_listed() {
+    let node = Node::start();
+    for language in LANGUAGES {
+        Program::compile(language, &[source("topics.c")]).run(&node);
+    }
+}
+
+#[test]
+fn a_program_written_from_section_6_3_4_runs_with_and_without_a_daemon() {
+    let node = Node::start();
+    for language in LANGUAGES {
+        let program = Program::compile(language, &[source("lunar.c")]);
+        assert_eq!(program.run(&node), "received 10 messages\n");
+        let alone = program
+            .command()
+            .env("TAKT_SOCKET", "/nonexistent/takt.sock")
+            .output();
+        assert_eq!(ended_well(alone), "received 10 messages\n");
+    }
+}
+
+#[test]
 fn programs_with_the_names_of_the_public_ones_run() {
     let node = Node::start();
     for generation in ["0", "1", "2"] {

@@ -1,0 +1,176 @@
+/* Topics: everything that takt.h has for them, and what is wrong. */
+#include <poll.h>
+#include <pthread.h>
+#include <semaphore.h>
+
+#include "check.h"
+
+static size_t fill(void *user, void *memory, size_t most) {
+    CHECK(most == 8);
+    ++*(int *)user;
+    memcpy(memory, "filled", 6);
+    return 6;
+}
+
+static size_t fill_too_much(void *user, void *memory, size_t most) {
+    (void)user, (void)memory;
+    return most + 1;
+}
+
+static void next(takt_subscriber *subscriber, const char *topic, const char *text, int kept) {
+    takt_sample sample, copy;
+    CHECK(takt_take(subscriber, LONG_TIME, &sample) == 0);
+    CHECK(strcmp(sample.topic, topic) == 0 && sample.kept == kept && sample.send_time_ns > 0);
+    CHECK(sample.length == strlen(text) && memcmp(sample.data, text, sample.length) == 0);
+    copy = sample;
+    CHECK(takt_sample_release(subscriber, &sample) == 0 && sample.data == NULL);
+    CHECK(takt_sample_release(subscriber, &sample) == TAKT_E_INVALID_ARGUMENT);
+    CHECK(takt_sample_release(subscriber, &copy) == TAKT_E_INVALID_ARGUMENT);
+}
+
+static void *wake(void *subscriber) {
+    CHECK(takt_subscriber_wake((takt_subscriber *)subscriber) == 0);
+    return NULL;
+}
+
+static void called(void *user, const takt_sample *sample) {
+    if (sample->length == 4 && memcmp(sample->data, "last", 4) == 0 && strcmp(sample->topic, "c/1") == 0) {
+        sem_post((sem_t *)user);
+    }
+}
+
+struct seen {
+    int topics;
+    unsigned publishers;
+};
+
+static void see(void *user, const takt_topic *topic) {
+    struct seen *seen = (struct seen *)user;
+    seen->topics++;
+    if (strcmp(topic->name, "c/1") == 0) {
+        seen->publishers = topic->publishers;
+    }
+}
+
+static void wrong(takt_participant *participant, takt_publisher *publisher) {
+    takt_publisher_options writes = TAKT_PUBLISHER_OPTIONS_INIT;
+    takt_subscriber_options reads = TAKT_SUBSCRIBER_OPTIONS_INIT;
+    takt_publisher *none = NULL;
+    takt_subscriber *nobody = NULL;
+    CHECK(takt_participant_open(NULL, NULL, &participant) == TAKT_E_INVALID_ARGUMENT);
+    CHECK(takt_publisher_open(participant, NULL, NULL, &none) == TAKT_E_INVALID_ARGUMENT);
+    CHECK(takt_publisher_open(participant, "/a", NULL, &none) == TAKT_E_INVALID_ARGUMENT);
+    CHECK(strstr(takt_last_error(), "empty level") != NULL && none == NULL);
+    writes.encoding = 65536;
+    CHECK(takt_publisher_open(participant, "a", &writes, &none) == TAKT_E_INVALID_ARGUMENT);
+    writes.encoding = TAKT_JSON;
+    writes.history = 65537;
+    CHECK(takt_publisher_open(participant, "a", &writes, &none) == TAKT_E_INVALID_ARGUMENT);
+    writes.size = 3;
+    CHECK(takt_publisher_open(participant, "a", &writes, &none) == TAKT_E_INVALID_ARGUMENT);
+    CHECK(takt_subscriber_open(participant, "a*", NULL, &nobody) == TAKT_E_INVALID_ARGUMENT);
+    reads.callback = called;
+    reads.notify_fd = 1;
+    CHECK(takt_subscriber_open(participant, "a", &reads, &nobody) == TAKT_E_INVALID_ARGUMENT);
+    CHECK(takt_publish(publisher, NULL, 1, TAKT_NOWAIT, NULL) == TAKT_E_INVALID_ARGUMENT);
+    CHECK(takt_publish(publisher, "", 0, -2, NULL) == TAKT_E_INVALID_ARGUMENT);
+    CHECK(takt_publish_fill(publisher, 8, TAKT_NOWAIT, NULL, NULL, NULL) == TAKT_E_INVALID_ARGUMENT);
+    CHECK(takt_publish_fill(publisher, 8, LONG_TIME, fill_too_much, NULL, NULL) == TAKT_E_INVALID_ARGUMENT);
+    CHECK(takt_publish_fill(publisher, SIZE_MAX, LONG_TIME, fill, NULL, NULL) == TAKT_E_TOO_LARGE);
+    CHECK(takt_publish_outcome(publisher, -1) == TAKT_E_INVALID_ARGUMENT);
+    CHECK(takt_topics(participant, 0, 0, NULL, NULL) == TAKT_E_INVALID_ARGUMENT);
+}
+
+int main(void) {
+    takt_session *session;
+    takt_participant *participant, *other;
+    takt_publisher_options writes = TAKT_PUBLISHER_OPTIONS_INIT;
+    takt_subscriber_options reads = TAKT_SUBSCRIBER_OPTIONS_INIT;
+    takt_subscriber_counters counters = TAKT_SUBSCRIBER_COUNTERS_INIT;
+    takt_qos qos = TAKT_QOS_INIT;
+    takt_publisher *publisher;
+    takt_subscriber *subscriber, *pattern, *task;
+    takt_sample sample;
+    struct pollfd ready;
+    struct seen seen;
+    pthread_t thread;
+    int64_t token;
+    int fills = 0;
+    sem_t last;
+    memset(&sample, 0, sizeof sample);
+    CHECK(takt_session_open(NULL, &session) == 0);
+    CHECK(takt_participant_open(session, "writer", &participant) == 0);
+    CHECK(takt_participant_open(session, NULL, &other) == 0);
+    qos.reliability = TAKT_RELIABLE;
+    writes.qos = &qos;
+    writes.history = 2;
+    writes.encoding = TAKT_TEXT;
+    CHECK(takt_publisher_open(participant, "c/1", &writes, &publisher) == 0);
+    wrong(participant, publisher);
+    CHECK(takt_publisher_wait_subscriber(publisher, TAKT_NOWAIT) == TAKT_E_WOULD_BLOCK);
+    CHECK(takt_publish(publisher, "one", 3, LONG_TIME, &token) == 0 && token == 0);
+
+    /* One that takes, by a descriptor; what was kept comes first. */
+    reads.history = 5;
+    reads.notify_fd = 1;
+    CHECK(takt_subscriber_open(other, "c/1", &reads, &subscriber) == 0);
+    next(subscriber, "c/1", "one", 1);
+    CHECK(takt_publish_fill(publisher, 8, LONG_TIME, fill, &fills, &token) == 0 && fills == 1 && token == 1);
+    while (takt_subscriber_arm(subscriber) == 1) {
+        ready.fd = takt_subscriber_fd(subscriber);
+        ready.events = POLLIN;
+        CHECK(ready.fd >= 0 && poll(&ready, 1, 60000) == 1);
+        if (takt_take(subscriber, TAKT_NOWAIT, &sample) == 0) {
+            break;
+        }
+    }
+    if (sample.data == NULL) {
+        CHECK(takt_take(subscriber, LONG_TIME, &sample) == 0);
+    }
+    CHECK(sample.length == 6 && memcmp(sample.data, "filled", 6) == 0 && sample.encoding == TAKT_TEXT);
+    CHECK(sample.number == 1 && sample.kept == 0);
+    CHECK(takt_publish_outcome(publisher, token) == TAKT_PENDING);
+    CHECK(takt_sample_release(subscriber, &sample) == 0);
+    CHECK(takt_take(subscriber, TAKT_NOWAIT, &sample) == TAKT_E_WOULD_BLOCK);
+    CHECK(takt_take(subscriber, 1000, &sample) == TAKT_E_TIMED_OUT);
+    CHECK(pthread_create(&thread, NULL, wake, subscriber) == 0);
+    CHECK(takt_take(subscriber, TAKT_FOREVER, &sample) == TAKT_E_INTERRUPTED);
+    CHECK(pthread_join(thread, NULL) == 0);
+
+    /* A pattern, and a function. */
+    CHECK(takt_subscriber_open(other, "c/*", NULL, &pattern) == 0);
+    CHECK(sem_init(&last, 0, 0) == 0);
+    reads.history = 0;
+    reads.notify_fd = 0;
+    reads.callback = called;
+    reads.user = &last;
+    CHECK(takt_subscriber_open(other, "c/1", &reads, &task) == 0);
+    CHECK(takt_take(task, TAKT_NOWAIT, &sample) == TAKT_E_INVALID_ARGUMENT);
+    do { /* It reads what it has heard of. */
+        CHECK(takt_publish(publisher, "tried", 5, LONG_TIME, NULL) == 0);
+    } while (takt_take(pattern, 10000000, &sample) == TAKT_E_TIMED_OUT);
+    CHECK(takt_sample_release(pattern, &sample) == 0);
+    CHECK(takt_publish(publisher, "last", 4, LONG_TIME, NULL) == 0);
+    CHECK(sem_wait(&last) == 0);
+    CHECK(takt_subscriber_failure(task) == 0);
+    CHECK(takt_subscriber_failure(pattern) == TAKT_E_INVALID_ARGUMENT);
+    CHECK(takt_subscriber_read_counters(subscriber, &counters) == 0);
+    CHECK(counters.foreign == 0 && counters.malformed == 0 && counters.channels.delivered >= 2);
+
+    memset(&seen, 0, sizeof seen);
+    CHECK(takt_topics(other, 300000000, LONG_TIME, see, &seen) == 1 && seen.topics == 1 && seen.publishers == 1);
+
+    /* In any order, with what is held. */
+    takt_participant_close(participant);
+    takt_session_close(session);
+    takt_subscriber_close(task);
+    takt_participant_close(other);
+    takt_publisher_close(publisher);
+    CHECK(takt_take(subscriber, LONG_TIME, &sample) == 0);
+    takt_subscriber_close(subscriber);
+    takt_subscriber_close(pattern);
+    takt_subscriber_close(NULL);
+    takt_publisher_close(NULL);
+    takt_participant_close(NULL);
+    return 0;
+}
