@@ -21,10 +21,10 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from enum import IntEnum
 from types import TracebackType
-from typing import NamedTuple, Optional, Union
+from typing import NamedTuple, Optional, TypeVar, Union
 
 from . import _native
 from ._native import (
@@ -41,6 +41,7 @@ __version__ = lib.takt_version().decode()
 Data = Union[bytes, bytearray, memoryview]
 
 _FOREVER = -1
+_T = TypeVar("_T")
 # The longest stretch of a wait: a signal may come in the instant before a sleep, and is seen after it.
 _STRETCH_NS = 100_000_000
 
@@ -98,9 +99,11 @@ class _Handle:
 
 
 class _Part:
-    """A session, stream, source or sink."""
+    """A session, stream, source, sink, or what stands on them."""
 
     _name = ""
+    #: A wait of it was ended by `wake`.
+    _woken = False
 
     def __init__(self, handle: _Handle) -> None:
         self._handle: Optional[_Handle] = handle
@@ -139,6 +142,28 @@ def _nanoseconds(name: str, seconds: Optional[float]) -> int:
     return int(seconds * 1e9)
 
 
+def _qos(
+    fast: bool,
+    unlimited: bool,
+    traffic_class: Optional[int],
+    reliable: bool,
+    deadline: Optional[float],
+    slow_sinks: SlowSinks,
+    patience: float,
+) -> _native.Qos:
+    return _native.Qos(
+        size=ctypes.sizeof(_native.Qos),
+        acceleration=fast,
+        resource_use=unlimited,
+        time_sensitivity=traffic_class is not None,
+        traffic_class=traffic_class or 0,
+        reliability=reliable,
+        slow_sinks=slow_sinks,
+        deadline_ns=_nanoseconds("deadline", deadline),
+        patience_ns=_nanoseconds("patience", patience),
+    )
+
+
 def _deadline(timeout: Optional[float]) -> Optional[int]:
     if timeout is None:
         return None
@@ -147,7 +172,7 @@ def _deadline(timeout: Optional[float]) -> Optional[int]:
     return time.monotonic_ns() + int(timeout * 1e9)
 
 
-def _wait(part: "Union[Source, Sink]", timeout: Optional[float], call: "object") -> int:
+def _wait(part: "_Part", timeout: Optional[float], call: "object") -> int:
     """Calls with a timeout in nanoseconds until it does not end too early, so that signals are handled meanwhile."""
     deadline = _deadline(timeout)
     while True:
@@ -163,6 +188,25 @@ def _wait(part: "Union[Source, Sink]", timeout: Optional[float], call: "object")
                 raise TimedOut(f"nothing within {timeout} s")
         else:
             return check(code)
+
+
+async def _receive_async(receive: "Callable[[], _T]", arm: "Callable[[], bool]", fileno: "Callable[[], int]") -> "_T":
+    """What `receive` gives once it does not block any more; meanwhile the event loop goes on."""
+    loop = asyncio.get_running_loop()
+    while True:
+        try:
+            return receive()
+        except WouldBlock:
+            pass
+        if not arm():
+            continue
+        readable = loop.create_future()
+        descriptor = fileno()
+        loop.add_reader(descriptor, lambda: readable.done() or readable.set_result(None))
+        try:
+            await readable
+        finally:
+            loop.remove_reader(descriptor)
 
 
 class Session(_Part):
@@ -217,17 +261,7 @@ class Session(_Part):
         0 to 7: time sensitive in that class. `reliable`: what its sources emit arrives in order, and is sent again until
         every sink has it, or with `deadline`, in seconds, while it can arrive in time. `slow_sinks`: what happens while a
         sink has no room; `patience`, in seconds, for EVICT."""
-        qos = _native.Qos(
-            size=ctypes.sizeof(_native.Qos),
-            acceleration=fast,
-            resource_use=unlimited,
-            time_sensitivity=traffic_class is not None,
-            traffic_class=traffic_class or 0,
-            reliability=reliable,
-            slow_sinks=slow_sinks,
-            deadline_ns=_nanoseconds("deadline", deadline),
-            patience_ns=_nanoseconds("patience", patience),
-        )
+        qos = _qos(fast, unlimited, traffic_class, reliable, deadline, slow_sinks, patience)
         pointer = ctypes.c_void_p()
         check(lib.takt_stream_open(self._pointer, ctypes.byref(qos), ctypes.byref(pointer)))
         return Stream(_Handle(pointer, lib.takt_stream_close, self._open()))
@@ -282,7 +316,7 @@ class Stream(_Part):
         self.close()
 
 
-def _view(handle: _Handle, native: _native.Buffer) -> memoryview:
+def _view(handle: _Handle, native: "Union[_native.Buffer, _native.Sample]") -> memoryview:
     """A view of shared memory, which keeps the handle and so the memory for as long as it or a slice is there."""
     array = (ctypes.c_char * native.length).from_address(native.data or 0)
     array._handle = handle  # type: ignore[attr-defined]
@@ -293,7 +327,6 @@ class Source(_Part):
     """The writing end of a channel."""
 
     _name = "source"
-    _woken = False
 
     @property
     def max_message(self) -> int:
@@ -444,7 +477,6 @@ class Sink(_Part):
     released before the next one."""
 
     _name = "sink"
-    _woken = False
 
     def receive(self, timeout: Optional[float] = None) -> Message:
         """The next message."""
@@ -455,21 +487,7 @@ class Sink(_Part):
 
     async def receive_async(self) -> Message:
         """The next message; meanwhile the event loop goes on."""
-        loop = asyncio.get_running_loop()
-        while True:
-            try:
-                return self.receive(0)
-            except WouldBlock:
-                pass
-            if not check(lib.takt_sink_arm(self._pointer)):
-                continue
-            readable = loop.create_future()
-            descriptor = self.fileno()
-            loop.add_reader(descriptor, lambda: readable.done() or readable.set_result(None))
-            try:
-                await readable
-            finally:
-                loop.remove_reader(descriptor)
+        return await _receive_async(lambda: self.receive(0), self.arm, self.fileno)
 
     def fileno(self) -> int:
         """The descriptor that becomes readable when `arm` said true and a message is there."""

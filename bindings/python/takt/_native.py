@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from ctypes import POINTER, c_char_p, c_int, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
+from ctypes import POINTER, c_char_p, c_int, c_int64, c_size_t, c_uint16, c_uint32, c_uint64, c_void_p
 from pathlib import Path
 
 
@@ -87,6 +87,60 @@ class Counters(ctypes.Structure):
     ]
 
 
+class Topic(ctypes.Structure):
+    _fields_ = [("name", c_char_p), ("publishers", c_uint32), ("subscribers", c_uint32)]
+
+
+TOPIC_CALLBACK = ctypes.CFUNCTYPE(None, c_void_p, POINTER(Topic))
+
+
+class PublisherOptions(ctypes.Structure):
+    _fields_ = [
+        ("size", c_size_t),
+        ("qos", POINTER(Qos)),
+        ("depth", c_uint32),
+        ("history", c_uint32),
+        ("encoding", c_int),
+    ]
+
+
+class SubscriberOptions(ctypes.Structure):
+    _fields_ = [
+        ("size", c_size_t),
+        ("qos", POINTER(Qos)),
+        ("callback", c_void_p),
+        ("user", c_void_p),
+        ("depth", c_uint32),
+        ("history", c_uint32),
+        ("notify_fd", c_int),
+        ("no_local", c_int),
+    ]
+
+
+class Sample(ctypes.Structure):
+    _fields_ = [
+        ("data", c_void_p),
+        ("length", c_size_t),
+        ("topic", c_char_p),
+        ("number", c_uint64),
+        ("send_time_ns", c_int64),
+        ("publisher", c_uint32),
+        ("encoding", c_uint16),
+        ("kept", c_uint16),
+        ("reserved", c_uint64 * 2),
+    ]
+
+
+class SubscriberCounters(ctypes.Structure):
+    _fields_ = [
+        ("size", c_size_t),
+        ("channels", Counters),
+        ("foreign", c_uint64),
+        ("malformed", c_uint64),
+        ("unopened", c_uint64),
+    ]
+
+
 lib = _load()
 
 _FUNCTIONS: dict[str, tuple[object, list[object]]] = {
@@ -124,6 +178,22 @@ _FUNCTIONS: dict[str, tuple[object, list[object]]] = {
     "sink_fd": (c_int, [c_void_p]),
     "sink_arm": (c_int, [c_void_p]),
     "sink_read_counters": (c_int, [c_void_p, POINTER(Counters)]),
+    "participant_open": (c_int, [c_void_p, c_char_p, POINTER(c_void_p)]),
+    "participant_close": (None, [c_void_p]),
+    "topics": (c_int, [c_void_p, c_uint64, c_uint64, TOPIC_CALLBACK, c_void_p]),
+    "publisher_open": (c_int, [c_void_p, c_char_p, POINTER(PublisherOptions), POINTER(c_void_p)]),
+    "publisher_close": (None, [c_void_p]),
+    "publish": (c_int, [c_void_p, c_void_p, c_size_t, c_int64, POINTER(c_int64)]),
+    "publish_outcome": (c_int, [c_void_p, c_int64]),
+    "publisher_wait_subscriber": (c_int, [c_void_p, c_int64]),
+    "subscriber_open": (c_int, [c_void_p, c_char_p, POINTER(SubscriberOptions), POINTER(c_void_p)]),
+    "subscriber_close": (None, [c_void_p]),
+    "take": (c_int, [c_void_p, c_int64, POINTER(Sample)]),
+    "sample_release": (c_int, [c_void_p, POINTER(Sample)]),
+    "subscriber_wake": (c_int, [c_void_p]),
+    "subscriber_fd": (c_int, [c_void_p]),
+    "subscriber_arm": (c_int, [c_void_p]),
+    "subscriber_read_counters": (c_int, [c_void_p, POINTER(SubscriberCounters)]),
 }
 
 for _name, (_result, _arguments) in _FUNCTIONS.items():

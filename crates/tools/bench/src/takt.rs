@@ -24,6 +24,7 @@ pub mod departures;
 pub mod local;
 pub(crate) mod process;
 pub mod sinks;
+pub mod topics;
 
 use daemon::Daemon;
 use process::{Process, Scratch};
@@ -123,6 +124,7 @@ impl TaktError {
 pub struct Takt {
     program: PathBuf,
     reliable: bool,
+    topics: bool,
 }
 
 impl Takt {
@@ -136,6 +138,7 @@ impl Takt {
         Ok(Self {
             program,
             reliable: false,
+            topics: false,
         })
     }
 
@@ -143,6 +146,14 @@ impl Takt {
     pub fn reliable(&self) -> Self {
         Self {
             reliable: true,
+            ..self.clone()
+        }
+    }
+
+    /// The same, by topic.
+    pub fn topics(&self) -> Self {
+        Self {
+            topics: true,
             ..self.clone()
         }
     }
@@ -281,6 +292,9 @@ impl<'a> Sides<'a> {
         }
         if self.takt.reliable {
             command.arg("--reliable");
+        }
+        if self.takt.topics {
+            command.arg("--topics");
         }
         match self.form {
             Form::Daemon => {

@@ -7,7 +7,7 @@ use clap::{Args, ValueEnum};
 use takt::{Qos, Session};
 use takt_embedded::{Embedded, Settings};
 
-use super::local;
+use super::{local, topics};
 use crate::{application, awake};
 
 /// What to do.
@@ -46,6 +46,9 @@ pub struct Options {
     /// Messages are acknowledged, and sent again until they have arrived
     #[arg(long)]
     pub reliable: bool,
+    /// By topic, not by channel (`ping`, `pong`)
+    #[arg(long)]
+    pub topics: bool,
     /// Payload bytes
     #[arg(long, default_value_t = 64)]
     pub size: usize,
@@ -96,6 +99,10 @@ pub fn run(options: &Options) -> Result<(), Box<dyn Error>> {
         return Err(warning.into());
     }
     let output = match options.role {
+        Role::Ping if options.topics => {
+            serde_json::to_string(&topics::ping(&session, qos, options.size, options.count)?)?
+        }
+        Role::Pong if options.topics => serde_json::to_string(&topics::pong(&session, qos)?)?,
         Role::Ping => serde_json::to_string(&application::ping(
             &session,
             qos,

@@ -37,7 +37,7 @@ impl Latency {
     pub fn run(self) -> Result<(), BenchError> {
         let cores = TwoCores::choose()?;
         let takt = Takt::this_program()?;
-        let reliable = takt.reliable();
+        let (reliable, topics) = (takt.reliable(), takt.topics());
         let lab = hosts(&LabConfig::default())?;
         let programs = self.common.programs();
         let pair = Pair {
@@ -61,7 +61,7 @@ impl Latency {
                 method: String::new(),
                 rounds: self.common.rounds,
                 baseline: Some(BASELINE.into()),
-                variants: variants([&takt, &reliable], programs.as_ref(), pair, trips),
+                variants: variants([&takt, &reliable, &topics], programs.as_ref(), pair, trips),
             })?;
         }
         measurement.finish()
@@ -69,7 +69,7 @@ impl Latency {
 }
 
 fn variants<'a>(
-    [takt, reliable]: [&'a Takt; 2],
+    [takt, reliable, topics]: [&'a Takt; 3],
     programs: Option<&'a Programs>,
     pair: Pair<'a>,
     trips: RoundTrips,
@@ -89,12 +89,24 @@ fn variants<'a>(
     for (name, takt, form, path) in [
         ("Takt embedded, UDP", takt, embedded, Datapath::Udp),
         (
+            "Takt embedded, UDP, by topic",
+            topics,
+            embedded,
+            Datapath::Udp,
+        ),
+        (
             "Takt embedded, UDP, reliable",
             reliable,
             embedded,
             Datapath::Udp,
         ),
         ("Takt embedded, AF_XDP", takt, embedded, Datapath::Xdp),
+        (
+            "Takt embedded, AF_XDP, by topic",
+            topics,
+            embedded,
+            Datapath::Xdp,
+        ),
         (
             "Takt embedded, AF_XDP, reliable",
             reliable,
@@ -103,12 +115,24 @@ fn variants<'a>(
         ),
         ("Takt daemon, slow (UDP)", takt, daemon, Datapath::Udp),
         (
+            "Takt daemon, slow (UDP), by topic",
+            topics,
+            daemon,
+            Datapath::Udp,
+        ),
+        (
             "Takt daemon, slow (UDP), reliable",
             reliable,
             daemon,
             Datapath::Udp,
         ),
         ("Takt daemon, fast (AF_XDP)", takt, daemon, Datapath::Xdp),
+        (
+            "Takt daemon, fast (AF_XDP), by topic",
+            topics,
+            daemon,
+            Datapath::Xdp,
+        ),
         (
             "Takt daemon, fast (AF_XDP), reliable",
             reliable,

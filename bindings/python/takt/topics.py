@@ -1,0 +1,279 @@
+"""Publish and subscribe by topic.
+
+    import takt
+    from takt.topics import Participant
+
+    with takt.Session(embedded=True) as session, Participant(session) as participant:
+        subscriber = participant.subscriber("plant/*/temperature")
+        publisher = participant.publisher("plant/7/temperature", reliable=True)
+        publisher.wait_subscriber(10)
+        publisher.publish(b"21.5")
+        for sample in subscriber:
+            print(sample.topic, bytes(sample.data))
+
+A topic is a name in levels. Subscribers may ask by a pattern: `*` stands for one level, `**` for any number of them. Timeouts,
+threads and Ctrl-C are as in `takt`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+from collections.abc import AsyncIterator, Iterator
+from enum import IntEnum
+from typing import NamedTuple, Optional, Union
+
+from . import Counters, Data, Outcome, Session, SlowSinks, _Handle, _Part, _qos, _receive_async, _view, _wait
+from . import _native
+from ._native import check, lib
+
+__all__ = ["Encoding", "Participant", "Publisher", "Sample", "Subscriber", "SubscriberCounters", "Topic"]
+
+
+class Encoding(IntEnum):
+    """How the messages of a topic are to be read. From 256 on they are the programs' own."""
+
+    BYTES = 0
+    TEXT = 1
+    JSON = 2
+    CBOR = 3
+
+
+class Topic(NamedTuple):
+    """A topic, with how many write and read it."""
+
+    name: str
+    publishers: int
+    subscribers: int
+
+
+class SubscriberCounters(NamedTuple):
+    """What happened to a subscriber's messages since it was opened."""
+
+    channels: Counters
+    foreign: int
+    malformed: int
+    unopened: int
+
+
+class Participant(_Part):
+    """A program's place among those that publish and subscribe. `name`: what others see in their lists."""
+
+    _name = "participant"
+
+    def __init__(self, session: Session, name: Optional[str] = None) -> None:
+        pointer = ctypes.c_void_p()
+        text = None if name is None else name.encode()
+        check(lib.takt_participant_open(session._pointer, text, ctypes.byref(pointer)))
+        super().__init__(_Handle(pointer, lib.takt_participant_close, session._open()))
+
+    def publisher(
+        self,
+        topic: str,
+        *,
+        encoding: Union[Encoding, int] = Encoding.BYTES,
+        history: int = 0,
+        depth: int = 0,
+        fast: bool = False,
+        unlimited: bool = False,
+        traffic_class: Optional[int] = None,
+        reliable: bool = False,
+        deadline: Optional[float] = None,
+        slow_sinks: SlowSinks = SlowSinks.EVICT,
+        patience: float = 10.0,
+    ) -> "Publisher":
+        """Opens a publisher. `history`: how many of its last messages it keeps for late joiners; the rest as
+        `Session.stream` and `Stream.source`."""
+        qos = _qos(fast, unlimited, traffic_class, reliable, deadline, slow_sinks, patience)
+        options = _native.PublisherOptions(
+            size=ctypes.sizeof(_native.PublisherOptions),
+            qos=ctypes.pointer(qos),
+            depth=depth,
+            history=history,
+            encoding=encoding,
+        )
+        pointer = ctypes.c_void_p()
+        check(lib.takt_publisher_open(self._pointer, topic.encode(), ctypes.byref(options), ctypes.byref(pointer)))
+        return Publisher(_Handle(pointer, lib.takt_publisher_close, self._open()))
+
+    def subscriber(
+        self,
+        topic: str,
+        *,
+        history: int = 0,
+        depth: int = 0,
+        no_local: bool = False,
+        fast: bool = False,
+        unlimited: bool = False,
+    ) -> "Subscriber":
+        """Opens a subscriber of a topic, or of all that a pattern matches. `history`: how many of the last messages of each
+        publisher it wants to begin with; `no_local`: without what this very session publishes."""
+        qos = _qos(fast, unlimited, None, False, None, SlowSinks.EVICT, 10.0)
+        options = _native.SubscriberOptions(
+            size=ctypes.sizeof(_native.SubscriberOptions),
+            qos=ctypes.pointer(qos),
+            depth=depth,
+            history=history,
+            notify_fd=1,
+            no_local=no_local,
+        )
+        pointer = ctypes.c_void_p()
+        check(lib.takt_subscriber_open(self._pointer, topic.encode(), ctypes.byref(options), ctypes.byref(pointer)))
+        return Subscriber(_Handle(pointer, lib.takt_subscriber_close, self._open()))
+
+    def topics(self, quiet: float = 0.3, most: float = 3.0) -> list[Topic]:
+        """The topics that are known, once nothing new has been heard of for `quiet` seconds, or after `most`."""
+        found: list[Topic] = []
+
+        def see(_: object, topic: "ctypes._Pointer[_native.Topic]") -> None:
+            of = topic.contents
+            found.append(Topic(of.name.decode(), of.publishers, of.subscribers))
+
+        check(lib.takt_topics(self._pointer, int(quiet * 1e9), int(most * 1e9), _native.TOPIC_CALLBACK(see), None))
+        return found
+
+    def __enter__(self) -> "Participant":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Publisher(_Part):
+    """Writes a topic."""
+
+    _name = "publisher"
+
+    def publish(self, data: Data, timeout: Optional[float] = None) -> int:
+        """Publishes bytes; the token for `outcome`."""
+        view = memoryview(data).cast("B")
+        if view.readonly:
+            address: object = data if isinstance(data, bytes) else bytes(view)
+        else:
+            address = (ctypes.c_char * view.nbytes).from_buffer(view)
+        token = ctypes.c_int64()
+        pointer = self._pointer
+        _wait(self, timeout, lambda ns: lib.takt_publish(pointer, address, view.nbytes, ns, ctypes.byref(token)))
+        return token.value
+
+    def publish_json(self, value: object, timeout: Optional[float] = None) -> int:
+        """Publishes a value as JSON; the token for `outcome`."""
+        return self.publish(json.dumps(value).encode(), timeout)
+
+    def outcome(self, token: int) -> Outcome:
+        """What became of a message."""
+        return Outcome(check(lib.takt_publish_outcome(self._pointer, token)))
+
+    def wait_subscriber(self, timeout: Optional[float] = None) -> int:
+        """Waits until the topic has a subscriber; how many it has."""
+        pointer = self._pointer
+        return _wait(self, timeout, lambda ns: lib.takt_publisher_wait_subscriber(pointer, ns))
+
+    def __enter__(self) -> "Publisher":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Sample:
+    """A message of a topic, read in place through `data` until it is released: by `release`, at the end of a `with`, or
+    when nothing refers to it any more."""
+
+    def __init__(self, subscriber: "Subscriber", native: _native.Sample) -> None:
+        self._subscriber = subscriber
+        self._native = native
+        #: Its topic.
+        self.topic: str = native.topic.decode()
+        #: Its number among those of its publisher, from 0; a gap is a loss.
+        self.number: int = native.number
+        #: When the publisher's runtime took it, TAI nanoseconds.
+        self.send_time_ns: int = native.send_time_ns
+        #: The publisher, under a number that is random at each opening.
+        self.publisher: int = native.publisher
+        #: How it is to be read: an `Encoding`, or a number of the programs' own.
+        self.encoding: int = native.encoding
+        #: It was published before the subscriber joined, and may come after later ones.
+        self.kept: bool = bool(native.kept)
+        self.data: memoryview = _view(subscriber._open(), native).toreadonly()
+
+    def json(self) -> object:
+        """Reads it as JSON."""
+        return json.loads(bytes(self.data))
+
+    def release(self) -> None:
+        """Gives the memory back. A second call does nothing."""
+        self.data.release()
+        if self._native.reserved[0] and self._subscriber._handle is not None:
+            check(lib.takt_sample_release(self._subscriber._pointer, ctypes.byref(self._native)))
+
+    def __len__(self) -> int:
+        return int(self._native.length)
+
+    def __bytes__(self) -> bytes:
+        return bytes(self.data)
+
+    def __enter__(self) -> "Sample":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def __del__(self) -> None:
+        if self._native.reserved[0] and self._subscriber._handle is not None:
+            lib.takt_sample_release(self._subscriber._pointer, ctypes.byref(self._native))
+
+
+class Subscriber(_Part):
+    """Reads a topic, or all topics that a pattern matches. Iterating over it, also with `async for`, takes message after
+    message; each is released before the next one."""
+
+    _name = "subscriber"
+
+    def take(self, timeout: Optional[float] = None) -> Sample:
+        """The next message."""
+        native = _native.Sample()
+        pointer = self._pointer
+        _wait(self, timeout, lambda ns: lib.takt_take(pointer, ns, ctypes.byref(native)))
+        return Sample(self, native)
+
+    async def take_async(self) -> Sample:
+        """The next message; meanwhile the event loop goes on."""
+        return await _receive_async(lambda: self.take(0), self.arm, self.fileno)
+
+    def fileno(self) -> int:
+        """The descriptor that becomes readable when `arm` said true and a message is there."""
+        return check(lib.takt_subscriber_fd(self._pointer))
+
+    def arm(self) -> bool:
+        """True: the descriptor becomes readable with the next message. False: there is one already."""
+        return bool(check(lib.takt_subscriber_arm(self._pointer)))
+
+    @property
+    def counters(self) -> SubscriberCounters:
+        """What happened to its messages since it was opened."""
+        now = _native.SubscriberCounters(size=ctypes.sizeof(_native.SubscriberCounters))
+        check(lib.takt_subscriber_read_counters(self._pointer, ctypes.byref(now)))
+        channels = Counters(*(getattr(now.channels, field) for field in Counters._fields))
+        return SubscriberCounters(channels, now.foreign, now.malformed, now.unopened)
+
+    def wake(self) -> None:
+        """Ends a wait of this subscriber in another thread, or the next one, with `Interrupted`."""
+        self._woken = True
+        check(lib.takt_subscriber_wake(self._pointer))
+
+    def __iter__(self) -> Iterator[Sample]:
+        while True:
+            with self.take() as sample:
+                yield sample
+
+    async def __aiter__(self) -> AsyncIterator[Sample]:
+        while True:
+            with await self.take_async() as sample:
+                yield sample
+
+    def __enter__(self) -> "Subscriber":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

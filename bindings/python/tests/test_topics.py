@@ -1,0 +1,117 @@
+"""Topics at a real runtime, the one that $TAKT_SOCKET names, and at a peer of it ($TAKT_TEST_FAR_SOCKET)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import unittest
+
+import takt
+from takt.topics import Encoding, Participant
+
+PATIENCE = 60.0
+
+
+class Topics(unittest.TestCase):
+    def setUp(self) -> None:
+        self.session = takt.Session(name="near")
+        self.far = takt.Session(os.environ["TAKT_TEST_FAR_SOCKET"], name="far")
+        for session in (self.session, self.far):
+            self.addCleanup(session.close)
+        self.near = Participant(self.session, "near")
+        self.other = Participant(self.far, "far")
+
+    def test_messages_go_by_topic_and_pattern_between_nodes(self) -> None:
+        publisher = self.near.publisher("py/1", encoding=Encoding.JSON, reliable=True)
+        subscriber = self.other.subscriber("py/1")
+        pattern = self.other.subscriber("py/*")
+        publisher.wait_subscriber(PATIENCE)
+        token = publisher.publish_json({"a": [1, 2]})
+        publisher.publish(bytearray(b"writable"))
+        publisher.publish(b"")
+        with subscriber.take(PATIENCE) as sample:
+            self.assertEqual((sample.topic, sample.json(), sample.number), ("py/1", {"a": [1, 2]}, 0))
+            self.assertEqual((sample.encoding, sample.kept), (Encoding.JSON, False))
+            self.assertTrue(sample.data.readonly)
+        sample.release()
+        self.assertEqual(bytes(subscriber.take(PATIENCE)), b"writable")
+        self.assertEqual(len(subscriber.take(PATIENCE)), 0)
+        with self.assertRaises(takt.WouldBlock):
+            subscriber.take(0)
+        with self.assertRaises(takt.TimedOut):
+            subscriber.take(0.001)
+        while publisher.outcome(token) == takt.Outcome.PENDING:
+            pass
+        self.assertEqual(publisher.outcome(token), takt.Outcome.SENT)
+        # The pattern reads what it has heard of.
+        while True:
+            publisher.publish(b"again")
+            try:
+                self.assertEqual(pattern.take(0.01).topic, "py/1")
+                break
+            except takt.TimedOut:
+                pass
+        counters = subscriber.counters
+        self.assertEqual((counters.foreign, counters.malformed, counters.unopened), (0, 0, 0))
+        self.assertGreaterEqual(counters.channels.delivered, 3)
+
+    def test_late_joiners_get_what_was_kept_and_topics_are_listed(self) -> None:
+        publisher = self.near.publisher("py/kept", history=2)
+        for number in range(3):
+            publisher.publish(str(number).encode())
+        subscriber = self.other.subscriber("py/kept", history=5)
+        samples = [subscriber.take(PATIENCE) for _ in range(2)]
+        self.assertEqual([(bytes(sample), sample.kept) for sample in samples], [(b"1", True), (b"2", True)])
+        topics = {topic.name: topic for topic in self.other.topics(most=PATIENCE)}
+        self.assertEqual(topics["py/kept"], ("py/kept", 1, 1))
+
+    def test_an_event_loop_goes_on_meanwhile(self) -> None:
+        publisher = self.near.publisher("py/async")
+
+        async def run(asked: str) -> list[bytes]:
+            subscriber = self.near.subscriber(asked)
+            taken: list[bytes] = []
+
+            async def take() -> None:
+                async for sample in subscriber:
+                    taken.append(bytes(sample))
+                    if taken[-1] == b"last":
+                        return
+
+            task = asyncio.ensure_future(take())
+            while not taken:
+                publisher.publish(b"first")
+                await asyncio.sleep(0.001)
+            publisher.publish(b"last")
+            await asyncio.wait_for(task, PATIENCE)
+            return taken
+
+        for asked in ("py/async", "*/async"):
+            taken = asyncio.run(run(asked))
+            self.assertEqual((taken[0], taken[-1]), (b"first", b"last"))
+
+    def test_a_wait_ends_by_another_thread(self) -> None:
+        subscriber = self.near.subscriber("py/silent")
+        thread = threading.Thread(target=subscriber.wake)
+        thread.start()
+        with self.assertRaises(takt.Interrupted):
+            subscriber.take(PATIENCE)
+        thread.join()
+
+    def test_what_is_wrong_is_told(self) -> None:
+        for topic in ("", "/a", "a//b", "a/*"):
+            with self.assertRaisesRegex(takt.InvalidArgument, "cannot use"):
+                self.near.publisher(topic)
+        with self.assertRaisesRegex(takt.InvalidArgument, "whole levels"):
+            self.near.subscriber("a*")
+        with self.assertRaisesRegex(takt.InvalidArgument, "at most 65536"):
+            self.near.publisher("a", history=65537)
+        publisher = self.near.publisher("a")
+        publisher.close()
+        with self.assertRaises(takt.Closed):
+            publisher.publish(b"")
+
+
+if __name__ == "__main__":
+    unittest.main()
