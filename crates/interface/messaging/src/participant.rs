@@ -5,7 +5,7 @@ use std::collections::hash_map::Entry as Place;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use takt::{ChannelId, Qos, Session};
+use takt::{ChannelId, Qos, Session, Stream};
 
 use crate::directory::{Entry, Service, Topic};
 use crate::error::Error;
@@ -22,6 +22,8 @@ struct Inner {
     /// Before the session: its thread ends first.
     service: Result<Service, String>,
     session: Session,
+    /// One for each quality: a session has room for a thousand.
+    streams: Mutex<HashMap<Qos, Stream>>,
     /// Topics in use by the channels that carry them, and how often they are.
     topics: Mutex<HashMap<ChannelId, (String, usize)>>,
 }
@@ -70,6 +72,7 @@ impl ParticipantBuilder {
         Ok(Participant(Arc::new(Inner {
             service,
             session: self.session,
+            streams: Mutex::default(),
             topics: Mutex::default(),
         })))
     }
@@ -184,6 +187,21 @@ impl Participant {
     /// The session below.
     pub fn session(&self) -> &Session {
         &self.0.session
+    }
+
+    /// The stream of this quality.
+    pub(crate) fn stream(&self, qos: Qos) -> Result<Stream, Error> {
+        let mut streams = self
+            .0
+            .streams
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if let Some(stream) = streams.get(&qos) {
+            return Ok(stream.clone());
+        }
+        let stream = self.0.session.stream(qos)?;
+        streams.insert(qos, stream.clone());
+        Ok(stream)
     }
 
     pub(crate) fn service(&self, what: &'static str) -> Result<&Service, Error> {

@@ -75,7 +75,7 @@ impl Publisher {
             }
         };
         let claim = participant.claim(&name)?;
-        let stream = participant.session().stream(options.qos)?;
+        let stream = participant.stream(options.qos)?;
         let depth = options.depth;
         let source = stream.source_with(name.channel, SourceOptions { depth })?;
         let entry = Entry {

@@ -425,3 +425,46 @@ fn the_core_of_a_messaging_middleware_takes_fewer_lines_than_the_thesis_has() {
         assert_eq!(message.expect("a message"), text);
     }
 }
+
+#[test]
+fn ten_thousand_topics_are_written_by_one_program_and_read_by_another() {
+    const TOPICS: usize = 10_000;
+    const EACH: usize = 1000;
+    let mut programs = Programs::new();
+    programs.session("one");
+    programs.session("other");
+    // A session has room for some thousand.
+    let participants = |program: usize| -> Vec<Participant> {
+        let session = || programs.runtimes[program].session("many");
+        let participant =
+            |_| Participant::new(session().expect("a session")).expect("a participant");
+        (0..TOPICS / EACH).map(participant).collect()
+    };
+    let (write, read) = (participants(0), participants(1));
+    let writes = PublisherOptions {
+        depth: 16,
+        ..PublisherOptions::default()
+    };
+    let reads = SubscriberOptions {
+        depth: 16,
+        ..SubscriberOptions::default()
+    };
+    let name = |number: usize| format!("many/{number}");
+    let subscribers =
+        (0..TOPICS).map(|number| read[number / EACH].subscriber_with(&name(number), reads));
+    let subscribers: Result<Vec<_>, _> = subscribers.collect();
+    let publishers =
+        (0..TOPICS).map(|number| write[number / EACH].publisher_with(&name(number), writes));
+    let publishers: Result<Vec<_>, _> = publishers.collect();
+    let (subscribers, publishers) = (
+        subscribers.expect("subscribers"),
+        publishers.expect("publishers"),
+    );
+    for number in (0..TOPICS).step_by(997) {
+        publish(&publishers[number], &name(number));
+        assert_eq!(text(&subscribers[number]), (name(number), name(number)));
+    }
+    until_true("all are known", || {
+        write[0].topics().expect("topics").len() == TOPICS
+    });
+}

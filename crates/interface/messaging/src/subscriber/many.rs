@@ -77,7 +77,7 @@ impl Many {
         };
         many.add(&many.watch, WATCH)?;
         if options.history > 0 {
-            let stream = participant.session().stream(options.qos)?;
+            let stream = participant.stream(options.qos)?;
             let sink = stream.sink_with(inbox(id), options.sink(true))?;
             many.add_sink(&sink, INBOX)?;
             many.inbox = Some(sink);

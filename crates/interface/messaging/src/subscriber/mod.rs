@@ -171,7 +171,7 @@ impl Reading {
         notify_fd: bool,
     ) -> Result<Self, Error> {
         let claim = participant.claim(&name)?;
-        let stream = participant.session().stream(options.qos)?;
+        let stream = participant.stream(options.qos)?;
         Ok(Self {
             sink: stream.sink_with(name.channel, options.sink(notify_fd))?,
             name,
