@@ -6,6 +6,10 @@ use crate::{Acknowledgement, Announce, Hostile, MAX_WINDOW, ORIGIN, Refused, SPA
 const FIRST_PACE_NS: i64 = 1_000_000;
 const LEAST_PACE_NS: i64 = 20_000;
 const MOST_PACE_NS: i64 = 100_000_000;
+/// On a path whose round trip is shorter, what came is acknowledged so long after the sender sent it, not after a pace: an
+/// acknowledgement costs as much as a message, and nobody waits for it before the sender's least timeout
+/// ([`Config::least_timeout_ns`](crate::Config::least_timeout_ns)).
+const LAZY_NS: i64 = 160_000;
 /// Doublings of the pace while nothing that is missing comes.
 const MOST_BACKOFF: u32 = 8;
 
@@ -179,7 +183,7 @@ impl Receiver {
         if self.next > before {
             self.backoff = 0;
         }
-        self.due(if gap { now_ns } else { now_ns + self.pace_ns });
+        self.due(if gap { now_ns } else { now_ns + self.patience_ns() });
         Arrival::Keep
     }
 
@@ -332,6 +336,11 @@ impl Receiver {
             .last_ns
             .map_or(at_ns, |last| at_ns.max(last + self.pace_ns));
         self.due_ns = Some(self.due_ns.map_or(at, |due| due.min(at)));
+    }
+
+    /// How long an acknowledgement of what came in order may wait for more to acknowledge.
+    fn patience_ns(&self) -> i64 {
+        (LAZY_NS - 4 * self.pace_ns).max(self.pace_ns)
     }
 
     fn limit(&self) -> u64 {
