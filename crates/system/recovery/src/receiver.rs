@@ -183,7 +183,11 @@ impl Receiver {
         if self.next > before {
             self.backoff = 0;
         }
-        self.due(if gap { now_ns } else { now_ns + self.patience_ns() });
+        self.due(if gap {
+            now_ns
+        } else {
+            now_ns + self.patience_ns()
+        });
         Arrival::Keep
     }
 
