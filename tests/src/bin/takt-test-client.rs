@@ -1,12 +1,14 @@
 //! A client that works until it is killed: writes numbered messages as fast as buffers come free, reads
 //! another channel, and holds on to some of what it got.
 //!
-//! `takt-test-client SOCKET WRITE READ`; a line `ready` on standard output says that it is at work.
+//! `takt-test-client SOCKET WRITE READ`; a line `ready` on standard output says that it is at work. With `--topic` in the
+//! place of WRITE it publishes ten messages of the topic READ, and never ends the filling of the next.
 
 use std::collections::VecDeque;
 use std::error::Error;
 
 use takt::{ChannelId, Qos, Session, Wait};
+use takt_messaging::Participant;
 
 /// Received messages that it never gives back in time.
 const HELD: usize = 16;
@@ -20,6 +22,9 @@ fn main() -> Result<(), Box<dyn Error>> {
         .socket(socket)
         .name("to be killed")
         .open()?;
+    if write == "--topic" {
+        return publish(session, read);
+    }
     let stream = session.stream(Qos::slow())?;
     let source = stream.source(ChannelId(write.parse()?))?;
     let sink = stream.sink(ChannelId(read.parse()?))?;
@@ -38,5 +43,23 @@ fn main() -> Result<(), Box<dyn Error>> {
             println!("ready");
         }
     }
+    Ok(())
+}
+
+fn publish(session: Session, topic: &str) -> Result<(), Box<dyn Error>> {
+    let participant = Participant::builder(session).name("to be killed").open()?;
+    let publisher = participant.publisher(topic, Qos::slow().reliable())?;
+    publisher.wait_subscriber(Wait::Forever)?;
+    for number in 0u64..10 {
+        publisher.publish(&number.to_le_bytes(), Wait::Forever)?;
+    }
+    let fill = |memory: &mut [u8]| {
+        memory.fill(0xff);
+        println!("ready");
+        loop {
+            std::thread::park();
+        }
+    };
+    publisher.fill(8, Wait::Forever, fill)?;
     Ok(())
 }

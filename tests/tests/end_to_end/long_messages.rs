@@ -21,7 +21,7 @@ const NO_TRAINS: &str = "[datapath.udp]\nsegmentation = false\n";
 const ROOM: &str = "rx_ring = 16384\n";
 
 /// A filter in the bridge between the hosts.
-struct Filter {
+pub struct Filter {
     namespace: String,
 }
 
@@ -47,7 +47,7 @@ impl Filter {
     }
 
     /// Drops so many of a hundred datagrams between lanes, either way.
-    fn losing(namespace: String, percent: u32) -> Self {
+    pub fn losing(namespace: String, percent: u32) -> Self {
         // Version 2, whatever the protection: of channel datagrams, and of no peering message.
         Self::with(
             namespace,
@@ -78,7 +78,7 @@ impl Filter {
     }
 
     /// Datagrams dropped so far.
-    fn dropped(&self) -> u64 {
+    pub fn dropped(&self) -> u64 {
         let output = self
             .nft(&["list", "table", "bridge", "takt"])
             .output()
@@ -114,7 +114,7 @@ fn pass(source: &Source, sink: &Sink, number: u64) -> u64 {
 }
 
 /// Nodes at a bridge, with more sections, and a session at each with the memory that sessions have.
-fn nodes(datapath: Datapath, more: &str) -> (Pair, [Session; 2]) {
+pub fn nodes(datapath: Datapath, more: &str) -> (Pair, [Session; 2]) {
     let config = LabConfig {
         wiring: Wiring::Bridge,
         ..LabConfig::default()

@@ -18,4 +18,5 @@ mod schedules;
 mod scouting;
 mod support;
 mod tenants;
+mod topics;
 mod volume;
