@@ -455,7 +455,7 @@ enum takt_encoding { TAKT_BYTES = 0, TAKT_TEXT = 1, TAKT_JSON = 2, TAKT_CBOR = 3
 typedef struct takt_publisher_options {
     size_t size;         /* sizeof(takt_publisher_options) */
     const takt_qos *qos; /* NULL: TAKT_QOS_INIT */
-    uint32_t depth;      /* most messages on their way, a power of two up to 65536; 0: 1024 */
+    uint32_t depth;      /* most messages on their way, a power of two up to 65536; 0: 256 */
     uint32_t history;    /* how many of its last messages it keeps for late joiners, 65536 at most */
     int encoding;        /* enum takt_encoding, or a number of the programs' own up to 65535 */
 } takt_publisher_options;
@@ -511,7 +511,7 @@ typedef struct takt_subscriber_options {
     const takt_qos *qos;           /* NULL: TAKT_QOS_INIT. Reliability is the matter of publishers */
     takt_sample_callback callback; /* NULL: the application takes */
     void *user;                    /* handed to the callback */
-    uint32_t depth;                /* most messages of a topic waiting or held, a power of two up to 65536; 0: 1024 */
+    uint32_t depth;                /* most messages of a topic waiting or held, a power of two up to 65536; 0: 256 */
     uint32_t history;              /* how many of the last messages of each publisher it wants to begin with */
     int notify_fd;                 /* nonzero: a descriptor for an event loop is wanted */
     int no_local;                  /* nonzero: what this very session publishes is not for this subscriber */

@@ -82,8 +82,8 @@ class Participant(_Part):
         slow_sinks: SlowSinks = SlowSinks.EVICT,
         patience: float = 10.0,
     ) -> "Publisher":
-        """Opens a publisher. `history`: how many of its last messages it keeps for late joiners; the rest as
-        `Session.stream` and `Stream.source`."""
+        """Opens a publisher. `history`: how many of its last messages it keeps for late joiners; `depth`: most messages under
+        way, a power of two; 0: 256; the rest as `Session.stream`."""
         qos = _qos(fast, unlimited, traffic_class, reliable, deadline, slow_sinks, patience)
         options = _native.PublisherOptions(
             size=ctypes.sizeof(_native.PublisherOptions),

@@ -50,7 +50,7 @@ pub use directory::{DIRECTORY, Role, Topic};
 pub use error::Error;
 pub use header::Encoding;
 pub use participant::{Participant, ParticipantBuilder};
-pub use publisher::{Publisher, PublisherOptions};
+pub use publisher::{DEPTH, Publisher, PublisherOptions};
 pub use subscriber::{
     Sample, Subscriber, SubscriberCounters, SubscriberOptions, SubscriberTask, SubscriberWaker,
 };

@@ -16,12 +16,24 @@ use crate::topic::Name;
 /// Most messages that a publisher keeps for late joiners.
 const MOST_HISTORY: u32 = 65_536;
 
+/// The usual depth of publishers and subscribers: a session has memory for 512 of that depth, and for 128 of the depth that
+/// sources and sinks usually have.
+pub const DEPTH: u32 = 256;
+
+/// The depth that was asked for, or the usual one.
+pub(crate) fn depth(asked: u32) -> u32 {
+    match asked {
+        0 => DEPTH,
+        asked => asked,
+    }
+}
+
 /// How to open a publisher.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PublisherOptions {
     /// How its messages are carried, and delivered.
     pub qos: Qos,
-    /// Most messages that may be on their way at once, a power of two up to 65536; 0: 1024.
+    /// Most messages that may be on their way at once, a power of two up to 65536; 0: [`DEPTH`].
     pub depth: u32,
     /// How its messages are to be read.
     pub encoding: Encoding,
@@ -76,7 +88,7 @@ impl Publisher {
         };
         let claim = participant.claim(&name)?;
         let stream = participant.stream(options.qos)?;
-        let depth = options.depth;
+        let depth = depth(options.depth);
         let source = stream.source_with(name.channel, SourceOptions { depth })?;
         let entry = Entry {
             id: rand::random(),

@@ -18,6 +18,7 @@ use crate::directory::{Entry, Role};
 use crate::error::Error;
 use crate::header::{BYTES, Encoding, Header, Strange};
 use crate::participant::{Claim, Participant, Registered};
+use crate::publisher::depth;
 use crate::topic::{Asked, Name};
 
 /// How to open a subscriber.
@@ -25,7 +26,8 @@ use crate::topic::{Asked, Name};
 pub struct SubscriberOptions {
     /// How it waits.
     pub qos: Qos,
-    /// Most messages of a topic that wait or are held at once, a power of two up to 65536; 0: 1024.
+    /// Most messages of a topic that wait or are held at once, a power of two up to 65536; 0:
+    /// [`DEPTH`](crate::DEPTH).
     pub depth: u32,
     /// A descriptor for an event loop is wanted: [`Subscriber::fd`].
     pub notify_fd: bool,
@@ -46,7 +48,7 @@ impl SubscriberOptions {
 
     fn sink(&self, notify_fd: bool) -> SinkOptions {
         SinkOptions {
-            depth: self.depth,
+            depth: depth(self.depth),
             notify_fd,
             no_local: self.no_local,
         }

@@ -5,7 +5,7 @@ use serde::Serialize;
 use takt_clock::{Clock, SystemTai};
 use takt_messaging::{Sample, SubscriberOptions};
 
-use super::{End, Joined, told};
+use super::{DEPTH, End, Joined, told};
 use crate::application::Application;
 use crate::failure::Failure;
 use crate::output::{Form, print, print_json_line};
@@ -60,6 +60,7 @@ impl Echo {
         let joined = Joined::new(&self.application, "takt topic echo")?;
         let options = SubscriberOptions {
             history: self.history,
+            depth: DEPTH,
             ..SubscriberOptions::new(self.application.quality())
         };
         let subscriber = joined.subscriber(&self.topic, options)?;

@@ -27,6 +27,9 @@ Examples:
   takt topic list
   takt topic hz plant/7/temperature";
 
+/// Messages of a topic that may wait while this program prints.
+const DEPTH: u32 = 4096;
+
 /// Publishes, subscribes, and lists topics.
 #[derive(Debug, Args)]
 #[command(after_help = HELP)]

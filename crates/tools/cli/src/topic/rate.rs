@@ -7,7 +7,7 @@ use clap::Args;
 use serde::Serialize;
 use takt_messaging::{Sample, SubscriberOptions};
 
-use super::{End, Joined, told};
+use super::{DEPTH, End, Joined, told};
 use crate::application::Application;
 use crate::failure::Failure;
 use crate::output::{Form, print, print_json_line, size};
@@ -87,7 +87,10 @@ impl Measure {
     ) -> Result<(), Failure> {
         let stop = stop_by_signals()?;
         let joined = Joined::new(&self.application, "takt topic hz")?;
-        let options = SubscriberOptions::new(self.application.quality());
+        let options = SubscriberOptions {
+            depth: DEPTH,
+            ..SubscriberOptions::new(self.application.quality())
+        };
         let subscriber = joined.subscriber(&self.topic, options)?;
         let most = self.window as usize;
         let window = std::cell::RefCell::new(Window::new());
