@@ -22,6 +22,8 @@ struct Inner {
     /// Before the session: its thread ends first.
     service: Result<Service, String>,
     session: Session,
+    /// The process that opened it.
+    process: u32,
     /// One for each quality: a session has room for a thousand.
     streams: Mutex<HashMap<Qos, Stream>>,
     /// Topics in use by the channels that carry them, and how often they are.
@@ -72,6 +74,7 @@ impl ParticipantBuilder {
         Ok(Participant(Arc::new(Inner {
             service,
             session: self.session,
+            process: std::process::id(),
             streams: Mutex::default(),
             topics: Mutex::default(),
         })))
@@ -278,6 +281,10 @@ pub(crate) struct Claim {
 
 impl Drop for Claim {
     fn drop(&mut self) {
+        if self.participant.0.process != std::process::id() {
+            // In a forked child the lock may be another thread's for ever.
+            return;
+        }
         let mut topics = self.participant.topics_in_use();
         if let Place::Occupied(mut place) = topics.entry(self.channel) {
             place.get_mut().1 -= 1;

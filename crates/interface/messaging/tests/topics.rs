@@ -285,6 +285,37 @@ fn late_joiners_get_what_publishers_have_kept_once_and_in_order() {
 }
 
 #[test]
+fn a_late_joiner_with_little_room_gets_all_that_was_kept() {
+    const KEPT: u32 = 1000;
+    let mut programs = Programs::new();
+    let (one, other) = (programs.participant("one"), programs.participant("other"));
+    let options = PublisherOptions {
+        history: KEPT,
+        ..PublisherOptions::default()
+    };
+    let publisher = one.publisher_with("log", options).expect("a publisher");
+    for number in 0..KEPT {
+        let published = publisher.publish(&number.to_le_bytes(), PATIENCE);
+        published.expect("published");
+    }
+    let options = SubscriberOptions {
+        history: KEPT,
+        depth: 16,
+        ..SubscriberOptions::default()
+    };
+    let late = other.subscriber_with("log", options).expect("a subscriber");
+    for number in 0..KEPT {
+        let sample = late.take(PATIENCE).expect("a sample");
+        assert_eq!(&*sample, &number.to_le_bytes());
+        if number % 100 == 0 {
+            // It takes its time.
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+    assert_eq!(late.counters().channels.dropped_full, 0);
+}
+
+#[test]
 fn participants_know_of_each_others_topics_until_they_go() {
     let mut programs = Programs::new();
     let (one, other) = (programs.participant("one"), programs.participant("other"));

@@ -23,7 +23,7 @@ const SAY: Duration = Duration::from_secs(1);
 const PAUSE: Duration = Duration::from_millis(100);
 /// Between two looks whether a late joiner can be reached.
 const LOOK: Duration = Duration::from_millis(5);
-/// How long that is looked for.
+/// How long that is looked for, and how long one may take nothing.
 const JOINS_WITHIN: Duration = Duration::from_secs(10);
 /// Late joiners that are served at a time, and that wait for it.
 const SERVED: usize = 16;
@@ -33,6 +33,12 @@ const WAITING: usize = 4096;
 const QOS: Qos = Qos::slow().with_reliability(Reliability::Reliable {
     deadline: None,
     slow_sinks: SlowSinks::Drop,
+});
+
+/// Reliable, and a late joiner that takes what was kept slowly gets it all the same: nobody else waits for it.
+const JOINER_QOS: Qos = Qos::slow().with_reliability(Reliability::Reliable {
+    deadline: None,
+    slow_sinks: SlowSinks::Evict(JOINS_WITHIN),
 });
 
 /// The channel on which the subscriber with this number gets what publishers have kept.
@@ -152,7 +158,7 @@ pub(crate) struct Service {
 impl Service {
     pub(crate) fn start(session: &Session, name: &str) -> Result<Self, takt::Error> {
         let channel = ChannelId::named(DIRECTORY).expect("a name of a channel");
-        let stream = session.stream(QOS)?;
+        let (stream, joiners_stream) = (session.stream(QOS)?, session.stream(JOINER_QOS)?);
         let source = stream.source(channel)?;
         let sink = stream.sink(channel)?;
         let waker = sink.waker();
@@ -162,7 +168,7 @@ impl Service {
             shared: shared.clone(),
             participant: rand::random(),
             name: name.to_owned(),
-            stream,
+            joiners_stream,
             source,
             version: 0,
             whole: true,
@@ -285,7 +291,7 @@ struct Speaker {
     shared: Arc<Shared>,
     participant: u64,
     name: String,
-    stream: Stream,
+    joiners_stream: Stream,
     source: Source,
     /// The version that was said last.
     version: u64,
@@ -455,13 +461,12 @@ impl Speaker {
     /// Hands late joiners what was kept, as far as there is memory.
     fn serve(&mut self) {
         let now = Instant::now();
-        let stream = &self.stream;
         let served = self.joiners.len().min(SERVED);
         for _ in 0..served {
             let Some(mut joiner) = self.joiners.pop_front() else {
                 return;
             };
-            if joiner.serve(stream) && now < joiner.until {
+            if joiner.serve(&self.joiners_stream, now) && now < joiner.until {
                 self.joiners.push_back(joiner);
             }
         }
@@ -496,7 +501,7 @@ impl Joiner {
     }
 
     /// Whether there is more to do.
-    fn serve(&mut self, stream: &Stream) -> bool {
+    fn serve(&mut self, stream: &Stream, now: Instant) -> bool {
         let source = match &mut self.source {
             Some(source) => source,
             none => match stream.source(inbox(self.subscriber)) {
@@ -520,6 +525,7 @@ impl Joiner {
                 return true;
             }
             self.messages.pop_front();
+            self.until = now + JOINS_WITHIN;
         }
         false
     }
