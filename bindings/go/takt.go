@@ -168,9 +168,8 @@ const (
 // Stream is a set of channels of one quality.
 type Stream struct{ stream *C.takt_stream }
 
-// Stream opens a stream.
-func (s *Session) Stream(qos QoS) (*Stream, error) {
-	from := C.takt_qos{
+func (qos QoS) native() C.takt_qos {
+	return C.takt_qos{
 		size:             C.sizeof_takt_qos,
 		acceleration:     flag(qos.Fast),
 		resource_use:     flag(qos.Unlimited),
@@ -181,6 +180,11 @@ func (s *Session) Stream(qos QoS) (*Stream, error) {
 		deadline_ns:      C.uint64_t(qos.Deadline.Nanoseconds()),
 		patience_ns:      C.uint64_t(qos.Patience.Nanoseconds()),
 	}
+}
+
+// Stream opens a stream.
+func (s *Session) Stream(qos QoS) (*Stream, error) {
+	from := qos.native()
 	var stream *C.takt_stream
 	if _, err := check(func() C.int { return C.takt_stream_open(s.session, &from, &stream) }); err != nil {
 		return nil, err
@@ -500,8 +504,12 @@ func (s *Sink) Counters() (Counters, error) {
 	if _, err := check(func() C.int { return C.takt_sink_read_counters(s.sink, &now) }); err != nil {
 		return Counters{}, err
 	}
+	return counters(now), nil
+}
+
+func counters(of C.takt_sink_counters) Counters {
 	return Counters{
-		uint64(now.delivered), uint64(now.dropped_full), uint64(now.dropped_memory), uint64(now.lost),
-		uint64(now.lost_at_disconnect),
-	}, nil
+		uint64(of.delivered), uint64(of.dropped_full), uint64(of.dropped_memory), uint64(of.lost),
+		uint64(of.lost_at_disconnect),
+	}
 }
