@@ -21,6 +21,8 @@ use crate::topic::{Asked, Pattern};
 const SAY: Duration = Duration::from_secs(1);
 /// Shortest time between two questions, and between two answers that tell everything.
 const PAUSE: Duration = Duration::from_millis(100);
+/// Shortest time between two updates: who opens thousands of topics one by one tells of many at once.
+const UPDATE_PAUSE: Duration = Duration::from_millis(5);
 /// Between two looks whether a late joiner can be reached.
 const LOOK: Duration = Duration::from_millis(5);
 /// How long that is looked for, and how long one may take nothing.
@@ -175,6 +177,7 @@ impl Service {
             heartbeat: now + HEARTBEAT,
             ask_from: now,
             answer_from: now,
+            update_from: now,
             answer: false,
             joiners: VecDeque::new(),
         };
@@ -298,9 +301,10 @@ struct Speaker {
     /// The next update tells everything.
     whole: bool,
     heartbeat: Instant,
-    /// When the next question may be asked, and the next answer be given.
+    /// When the next question may be asked, the next answer be given, and the next update be said.
     ask_from: Instant,
     answer_from: Instant,
+    update_from: Instant,
     /// Somebody has asked.
     answer: bool,
     joiners: VecDeque<Joiner>,
@@ -356,6 +360,11 @@ impl Speaker {
         if self.answer {
             next = next.min(self.answer_from);
         }
+        let state = self.shared.lock();
+        if !state.added.is_empty() || !state.removed.is_empty() {
+            next = next.min(self.update_from);
+        }
+        drop(state);
         if !self.joiners.is_empty() {
             next = next.min(Instant::now() + LOOK);
         }
@@ -374,10 +383,11 @@ impl Speaker {
         if state.directory.expire(now) {
             self.shared.tell(&mut state);
         }
-        let (added, removed) = (
-            std::mem::take(&mut state.added),
-            std::mem::take(&mut state.removed),
-        );
+        let (mut added, mut removed) = (Vec::new(), Vec::new());
+        if self.whole || answer || now >= self.update_from {
+            std::mem::swap(&mut added, &mut state.added);
+            std::mem::swap(&mut removed, &mut state.removed);
+        }
         let changed = !added.is_empty() || !removed.is_empty();
         let whole = self.whole || answer;
         if changed || whole {
@@ -405,6 +415,7 @@ impl Speaker {
             self.version = to;
             self.whole = !self.say(&update);
             self.heartbeat = now + HEARTBEAT;
+            self.update_from = now + UPDATE_PAUSE;
         } else {
             drop(state);
             if now >= self.heartbeat {
