@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+import time
 import unittest
 
 import takt
@@ -59,7 +60,9 @@ class Topics(unittest.TestCase):
     def test_late_joiners_get_what_was_kept_and_topics_are_listed(self) -> None:
         publisher = self.near.publisher("py/kept", history=2)
         for number in range(3):
-            publisher.publish(str(number).encode())
+            token = publisher.publish(str(number).encode())
+            while publisher.outcome(token) == takt.Outcome.PENDING:
+                time.sleep(0.001)  # A subscriber would get it as it comes.
         subscriber = self.other.subscriber("py/kept", history=5)
         samples = [subscriber.take(PATIENCE) for _ in range(2)]
         self.assertEqual([(bytes(sample), sample.kept) for sample in samples], [(b"1", True), (b"2", True)])
