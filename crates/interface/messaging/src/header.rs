@@ -30,6 +30,8 @@ impl Encoding {
     pub const JSON: Self = Self(2);
     /// RFC 8949.
     pub const CBOR: Self = Self(3);
+    /// Slices of frames, of the crate `takt-streaming`.
+    pub const SLICES: Self = Self(4);
     /// From here on they are the programs' own.
     pub const FIRST_OWN: Self = Self(256);
 }
@@ -41,6 +43,7 @@ impl std::fmt::Display for Encoding {
             Self::TEXT => f.write_str("text"),
             Self::JSON => f.write_str("json"),
             Self::CBOR => f.write_str("cbor"),
+            Self::SLICES => f.write_str("slices"),
             Self(number) => number.fmt(f),
         }
     }

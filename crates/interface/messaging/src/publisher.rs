@@ -165,6 +165,24 @@ impl Publisher {
         self.written(most, wait, fill, |buffer| buffer.emit())
     }
 
+    /// As [`fill`](Self::fill), with more to follow at once, see [`Source::emit_more`].
+    ///
+    /// # Errors
+    /// As [`fill`](Self::fill).
+    #[inline]
+    pub fn fill_more(
+        &self,
+        len: usize,
+        wait: Wait,
+        fill: impl FnOnce(&mut [u8]),
+    ) -> Result<Token, Error> {
+        let fill = |memory: &mut [u8]| {
+            fill(memory);
+            len
+        };
+        self.written(len, wait, fill, |buffer| buffer.emit_more())
+    }
+
     /// As [`fill`](Self::fill), to be sent to subscribers on other nodes at `launch`, see [`Source::emit_at`].
     ///
     /// # Errors

@@ -1,0 +1,574 @@
+//! Receiving frames.
+
+use std::collections::VecDeque;
+use std::ops::{Deref, Range};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use takt::{Qos, TaiTime, Wait};
+use takt_messaging::{Participant, SubscriberCounters, SubscriberOptions, SubscriberWaker};
+
+use crate::assembly::{self, AT_ONCE, Assembled, Assembler, Memory};
+use crate::error::Error;
+use crate::format::Format;
+use crate::slice::Header;
+use crate::slices::{self, Came, Slices};
+
+/// The longest frame that is taken, if not told otherwise.
+const MOST_BYTES: usize = 256 << 20;
+/// Frames that wait or are held, if not told otherwise, and at most.
+const FRAMES: [u32; 2] = [4, 1024];
+/// Slices that wait until they are put into their frame.
+const DEPTH: u32 = 4096;
+/// A frame under way gets no more slices when none has come for so long, or for two periods.
+const SILENT: Duration = Duration::from_millis(200);
+/// Slices after which counters are shown, if no frame is finished.
+const COUNTED_EVERY: u32 = 256;
+
+/// Which frames a client keeps while its application is busy.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Keep {
+    /// The latest one; those before it are counted as skipped. For pictures that somebody looks at.
+    #[default]
+    Latest,
+    /// All, up to [`ClientOptions::frames`]. Then no slices are taken until the application gives a frame back, and what
+    /// comes waits as the server's [`Qos`] has it: of a reliable server the server may have to wait, of another it is lost
+    /// and counted. For frames that each count.
+    All,
+}
+
+/// How to connect.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ClientOptions {
+    /// How it waits.
+    pub qos: Qos,
+    /// Which frames it keeps.
+    pub keep: Keep,
+    /// Most frames that wait or are held by the application, at most 1024; 0: 4. The client has memory for two more, which
+    /// are under way.
+    pub frames: u32,
+    /// Whether frames that lack slices are delivered, with their [`holes`](Frame::holes). If not they are dropped and
+    /// counted.
+    pub holes: bool,
+    /// The longest frame that is taken, in bytes; 0: 256 MiB.
+    pub most_bytes: usize,
+    /// Most slices that wait until they are put into their frame, a power of two up to 65536; 0: 4096.
+    pub depth: u32,
+}
+
+impl ClientOptions {
+    /// The usual ones, with this quality.
+    pub fn new(qos: Qos) -> Self {
+        Self {
+            qos,
+            ..Self::default()
+        }
+    }
+
+    /// The same, keeping all frames.
+    #[must_use]
+    pub fn all(mut self) -> Self {
+        self.keep = Keep::All;
+        self
+    }
+}
+
+/// What happened to the frames and slices of a client.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ClientCounters {
+    /// Frames delivered, those with holes among them.
+    pub frames: u64,
+    /// Frames delivered with holes.
+    pub with_holes: u64,
+    /// Frames dropped because slices of them were lost.
+    pub incomplete: u64,
+    /// Frames of which no slice came at all.
+    pub lost: u64,
+    /// Whole frames that the application was too slow for: a later one came, or all memory was in use.
+    pub skipped: u64,
+    /// Frames longer than the client takes.
+    pub too_large: u64,
+    /// Slices that came twice or after their frame had been given up.
+    pub late: u64,
+    /// Slices of another server of the same stream.
+    pub other_server: u64,
+    /// Of the slices, as messages of a topic.
+    pub slices: SubscriberCounters,
+}
+
+/// Receives the frames of a stream, with a thread that puts them together.
+///
+/// `Send` and `Sync`.
+#[derive(Debug)]
+pub struct Client {
+    name: String,
+    shared: Arc<Shared>,
+    reader: Option<(JoinHandle<()>, SubscriberWaker)>,
+    process: u32,
+}
+
+/// A frame. Dropping it gives its memory back to the client.
+pub struct Frame {
+    data: Vec<u8>,
+    about: About,
+    shared: Arc<Shared>,
+}
+
+#[derive(Clone, Debug)]
+struct About {
+    header: Header,
+    holes: Vec<Range<usize>>,
+    completed: TaiTime,
+}
+
+/// What the reader and the application share.
+#[derive(Debug)]
+struct Shared {
+    state: Mutex<State>,
+    /// The reader may go on.
+    room: Condvar,
+    /// Readable while something waits.
+    ready: OwnedFd,
+    ends: AtomicBool,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    queue: VecDeque<Item>,
+    free: Vec<Vec<u8>>,
+    /// Pieces of memory for frames, wherever they are.
+    pieces: usize,
+    interrupted: bool,
+    failure: Option<String>,
+    frames: u64,
+    with_holes: u64,
+    incomplete: u64,
+    skipped: u64,
+    slices: SubscriberCounters,
+    assembler: assembly::Counters,
+}
+
+#[derive(Debug)]
+enum Item {
+    Frame(Vec<u8>, About),
+    End,
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes the descriptor readable, or not, as it is now. It is changed under the lock alone.
+    fn signal(&self, state: &State) {
+        let something = !state.queue.is_empty() || state.interrupted || state.failure.is_some();
+        // It has room for a count, and none is no error that anybody could mend.
+        let _ = if something {
+            rustix::io::write(&self.ready, &1u64.to_ne_bytes())
+        } else {
+            rustix::io::read(&self.ready, &mut [0; 8])
+        };
+    }
+}
+
+/// How the reader gets memory and gets rid of frames.
+struct Hands<'c> {
+    shared: &'c Shared,
+    keep: Keep,
+    /// Pieces of memory at most.
+    most: usize,
+    holes: bool,
+    /// A frame was finished since this was looked at.
+    finished: bool,
+}
+
+impl Memory for Hands<'_> {
+    fn take(&mut self, bytes: usize) -> Option<Vec<u8>> {
+        let mut state = self.shared.state();
+        let mut memory = loop {
+            if let Some(memory) = state.free.pop() {
+                break memory;
+            }
+            if state.pieces < self.most {
+                state.pieces += 1;
+                break Vec::new();
+            }
+            if self.keep == Keep::Latest {
+                // The oldest frame that waits gives way.
+                let oldest = state
+                    .queue
+                    .iter()
+                    .position(|item| matches!(item, Item::Frame(..)));
+                let Some(Item::Frame(memory, _)) = oldest.and_then(|at| state.queue.remove(at))
+                else {
+                    return None;
+                };
+                state.skipped += 1;
+                self.shared.signal(&state);
+                break memory;
+            }
+            if self.shared.ends.load(Ordering::Relaxed) {
+                return None;
+            }
+            let waited = self.shared.room.wait(state);
+            state = waited.unwrap_or_else(PoisonError::into_inner);
+        };
+        drop(state);
+        memory.resize(bytes, 0);
+        Some(memory)
+    }
+
+    fn finish(&mut self, frame: Assembled) {
+        let completed = crate::now();
+        self.finished = true;
+        let whole = frame.holes.is_empty();
+        let mut state = self.shared.state();
+        if !whole && !self.holes {
+            state.incomplete += 1;
+            state.free.push(frame.memory);
+            return;
+        }
+        state.with_holes += u64::from(!whole);
+        if self.keep == Keep::Latest {
+            let State {
+                queue,
+                free,
+                skipped,
+                ..
+            } = &mut *state;
+            while let Some(item) = queue.pop_front() {
+                if let Item::Frame(memory, _) = item {
+                    *skipped += 1;
+                    free.push(memory);
+                }
+            }
+        }
+        let about = About {
+            header: frame.header,
+            holes: frame.holes,
+            completed,
+        };
+        state.queue.push_back(Item::Frame(frame.memory, about));
+        self.shared.signal(&state);
+    }
+}
+
+/// What the reader's thread does.
+struct Reader {
+    slices: Slices,
+    assembler: Assembler,
+    shared: Arc<Shared>,
+    keep: Keep,
+    most: usize,
+    holes: bool,
+}
+
+impl Reader {
+    fn run(mut self) {
+        let shared = self.shared.clone();
+        let mut hands = Hands {
+            shared: &shared,
+            keep: self.keep,
+            most: self.most,
+            holes: self.holes,
+            finished: false,
+        };
+        let mut silent = SILENT;
+        let mut uncounted = 0;
+        // Relaxed: the wake-up after the store is what orders the two.
+        while !shared.ends.load(Ordering::Relaxed) {
+            match self.slices.next(Wait::For(silent)) {
+                Ok(Came::Slice(slice)) => {
+                    let header = slice.header();
+                    silent = slices::period(header).map_or(SILENT, |period| SILENT.max(2 * period));
+                    let (server, now) = (slice.server(), Instant::now());
+                    self.assembler
+                        .slice(server, header, &slice, now, &mut hands);
+                    uncounted += 1;
+                    if uncounted < COUNTED_EVERY && !hands.finished {
+                        continue;
+                    }
+                }
+                Ok(Came::End(server)) => {
+                    if self.assembler.end(server, &mut hands) {
+                        let mut state = shared.state();
+                        if !matches!(state.queue.back(), Some(Item::End)) {
+                            state.queue.push_back(Item::End);
+                        }
+                        shared.signal(&state);
+                    }
+                }
+                Err(error) if error.is_timed_out() => self.assembler.flush(&mut hands),
+                // The next call waits for the runtime.
+                Err(Error::Topic(takt_messaging::Error::Channel(
+                    takt::Error::Disconnected | takt::Error::Protocol(_) | takt::Error::Interrupted,
+                ))) => {}
+                Err(error) => {
+                    let mut state = shared.state();
+                    state.failure = Some(error.to_string());
+                    shared.signal(&state);
+                    return;
+                }
+            }
+            (uncounted, hands.finished) = (0, false);
+            self.count(&shared);
+        }
+    }
+
+    /// Shows what was counted.
+    fn count(&self, shared: &Shared) {
+        let slices = self.slices.counters();
+        let mut state = shared.state();
+        (state.slices, state.assembler) = (slices, self.assembler.counters);
+    }
+}
+
+impl Client {
+    /// Connects to the stream of this name, whether or not it has a server yet.
+    ///
+    /// # Errors
+    /// As [`Slices::connect`]; [`Error::Option`].
+    pub fn connect(
+        participant: &Participant,
+        name: &str,
+        options: ClientOptions,
+    ) -> Result<Self, Error> {
+        let or = |asked: u32, usual: u32| if asked == 0 { usual } else { asked };
+        let [usual, most] = FRAMES;
+        let frames = or(options.frames, usual);
+        if frames > most {
+            return Err(Error::Option(format!(
+                "{frames} frames are too many to wait: write at most {most}"
+            )));
+        }
+        let slices = Slices::connect(
+            participant,
+            name,
+            SubscriberOptions {
+                depth: or(options.depth, DEPTH),
+                ..SubscriberOptions::new(options.qos)
+            },
+        )?;
+        let ready = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(Error::system("make an event descriptor"))?;
+        let shared = Arc::new(Shared {
+            state: Mutex::default(),
+            room: Condvar::new(),
+            ready,
+            ends: AtomicBool::new(false),
+        });
+        let waker = slices.waker();
+        let reader = Reader {
+            slices,
+            assembler: Assembler::new(match options.most_bytes {
+                0 => MOST_BYTES,
+                most => most,
+            }),
+            shared: shared.clone(),
+            keep: options.keep,
+            most: frames as usize + AT_ONCE,
+            holes: options.holes,
+        };
+        let thread = takt::without_signals(|| {
+            std::thread::Builder::new()
+                .name("takt-stream".into())
+                .spawn(|| reader.run())
+        });
+        let thread = thread.map_err(|source| takt_messaging::Error::System {
+            what: "start the stream's thread",
+            source,
+        })?;
+        Ok(Self {
+            name: name.to_owned(),
+            shared,
+            reader: Some((thread, waker)),
+            process: std::process::id(),
+        })
+    }
+
+    /// The stream's name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The next frame.
+    ///
+    /// # Errors
+    /// [`Error::EndOfStream`] once when the server has ended; [`Error::Failed`]; and [`Error::Topic`] with
+    /// [`WouldBlock`](takt::Error::WouldBlock), [`TimedOut`](takt::Error::TimedOut),
+    /// [`Interrupted`](takt::Error::Interrupted), [`Forked`](takt::Error::Forked).
+    pub fn next(&self, wait: Wait) -> Result<Frame, Error> {
+        if self.process != std::process::id() {
+            return Err(takt::Error::Forked.into());
+        }
+        let deadline = match wait {
+            Wait::Never | Wait::Forever => None,
+            Wait::For(duration) => Instant::now().checked_add(duration),
+            Wait::Until(deadline) => Some(deadline),
+        };
+        loop {
+            let mut state = self.shared.state();
+            if std::mem::take(&mut state.interrupted) {
+                self.shared.signal(&state);
+                return Err(takt::Error::Interrupted.into());
+            }
+            if let Some(item) = state.queue.pop_front() {
+                self.shared.signal(&state);
+                return match item {
+                    Item::End => Err(Error::EndOfStream),
+                    Item::Frame(data, about) => {
+                        state.frames += 1;
+                        Ok(Frame {
+                            data,
+                            about,
+                            shared: self.shared.clone(),
+                        })
+                    }
+                };
+            }
+            if let Some(failure) = &state.failure {
+                return Err(Error::Failed(failure.clone()));
+            }
+            drop(state);
+            if wait == Wait::Never {
+                return Err(takt::Error::WouldBlock.into());
+            }
+            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            if left.is_some_and(|left| left.is_zero()) {
+                return Err(takt::Error::TimedOut.into());
+            }
+            // None: longer than the kernel can count.
+            let left = left.and_then(|left| Timespec::try_from(left).ok());
+            let mut fds = [PollFd::new(&self.shared.ready, PollFlags::IN)];
+            match poll(&mut fds, left.as_ref()) {
+                Ok(_) => {}
+                Err(rustix::io::Errno::INTR) => return Err(takt::Error::Interrupted.into()),
+                Err(errno) => return Err(Error::system("wait for a frame")(errno)),
+            }
+        }
+    }
+
+    /// A descriptor that is readable while [`next`](Self::next) has something to say.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.shared.ready.as_fd()
+    }
+
+    /// The wait that is under way, or the next one if none is, fails with
+    /// [`Interrupted`](takt::Error::Interrupted).
+    pub fn wake(&self) {
+        let mut state = self.shared.state();
+        state.interrupted = true;
+        self.shared.signal(&state);
+    }
+
+    /// What happened to frames and slices since it was opened; of slices as it was some milliseconds ago.
+    pub fn counters(&self) -> ClientCounters {
+        let state = self.shared.state();
+        let assembly::Counters {
+            lost,
+            no_memory,
+            too_large,
+            late,
+            other_server,
+            malformed,
+        } = state.assembler;
+        let mut slices = state.slices;
+        slices.malformed += malformed;
+        ClientCounters {
+            frames: state.frames,
+            with_holes: state.with_holes,
+            incomplete: state.incomplete,
+            lost,
+            skipped: state.skipped + no_memory,
+            too_large,
+            late,
+            other_server,
+            slices,
+        }
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        let Some((thread, waker)) = self.reader.take() else {
+            return;
+        };
+        if self.process != std::process::id() {
+            // Of the parent: its handle means nothing here, not even to be freed.
+            std::mem::forget(thread);
+            return;
+        }
+        {
+            // Under the lock: the reader looks at it there before it waits for room.
+            let _state = self.shared.state();
+            self.shared.ends.store(true, Ordering::Relaxed);
+        }
+        self.shared.room.notify_all();
+        waker.wake();
+        // A panic has been printed.
+        let _ = thread.join();
+    }
+}
+
+impl Frame {
+    /// Its number among those of its server. A gap is a loss, or frames that the application was too slow for.
+    pub const fn number(&self) -> u64 {
+        self.about.header.frame
+    }
+
+    /// What it is.
+    pub const fn format(&self) -> Format {
+        self.about.header.format
+    }
+
+    /// When it was captured, by the server's clock.
+    pub const fn captured(&self) -> TaiTime {
+        self.about.header.captured
+    }
+
+    /// When its last slice was in place, by this node's clock.
+    pub const fn completed(&self) -> TaiTime {
+        self.about.completed
+    }
+
+    /// From frame to frame, if the server knows.
+    pub fn period(&self) -> Option<Duration> {
+        slices::period(&self.about.header)
+    }
+
+    /// What is missing, in order, as ranges of bytes: their content is arbitrary, often that of an earlier frame.
+    pub fn holes(&self) -> &[Range<usize>] {
+        &self.about.holes
+    }
+}
+
+impl Deref for Frame {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.data
+    }
+}
+
+impl std::fmt::Debug for Frame {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Frame")
+            .field("number", &self.number())
+            .field("format", &self.format())
+            .field("holes", &self.about.holes)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Drop for Frame {
+    fn drop(&mut self) {
+        let mut state = self.shared.state();
+        state.free.push(std::mem::take(&mut self.data));
+        drop(state);
+        self.shared.room.notify_one();
+    }
+}

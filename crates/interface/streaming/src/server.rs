@@ -1,0 +1,306 @@
+//! Sending frames.
+
+use std::time::{Duration, Instant};
+
+use takt::{Qos, TaiTime, Wait};
+use takt_messaging::{Participant, Publisher, PublisherOptions};
+
+use crate::error::Error;
+use crate::format::Format;
+use crate::slice::{self, Header, Says};
+
+/// Bytes of a slice, if not told otherwise, of frames that are spread and of those that burst: the first are six frames of
+/// Ethernet, 68 µs of a link with 1 Gb/s, between which others may send.
+const SLICE: [usize; 2] = [8192, 32_768];
+/// The longest slice.
+const MOST_SLICE: u32 = 1 << 20;
+/// How long before its launch a slice is handed to the runtime, at least.
+const LEAD: Duration = Duration::from_micros(300);
+/// Part of its period over which a frame is spread: the rest is for what comes late.
+const SPREAD: (u32, u32) = (9, 10);
+
+/// When the slices of a frame are sent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Pace {
+    /// As soon as possible, one after another.
+    #[default]
+    Burst,
+    /// At even distances over nine tenths of the stream's period, each by its launch time. Clients of this very node get
+    /// them at once.
+    Spread,
+}
+
+/// How to open a server.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ServerOptions {
+    /// How slices are carried, and delivered.
+    pub qos: Qos,
+    /// When they are sent.
+    pub pace: Pace,
+    /// From frame to frame, if it is known: at most 4.2 s.
+    pub period: Option<Duration>,
+    /// Bytes of a slice, 256 B to 1 MiB; 0: whole lines of 8 KiB or less with [`Pace::Spread`], of 32 KiB or less else.
+    pub slice: u32,
+    /// Most slices that may be on their way at once, a power of two up to 65536; 0: 1024.
+    pub depth: u32,
+}
+
+impl ServerOptions {
+    /// The usual ones, with this quality.
+    pub fn new(qos: Qos) -> Self {
+        Self {
+            qos,
+            ..Self::default()
+        }
+    }
+
+    /// The same, with each frame spread over this period.
+    #[must_use]
+    pub fn spread(mut self, period: Duration) -> Self {
+        self.period = Some(period);
+        self.pace = Pace::Spread;
+        self
+    }
+}
+
+/// Sends the frames of a stream. Dropping it tells clients that the stream has ended.
+///
+/// `Send`: one thread at a time.
+#[derive(Debug)]
+pub struct Server {
+    publisher: Publisher,
+    format: Format,
+    pace: Pace,
+    period: Duration,
+    slice: u32,
+    /// Frames begun: the number of the next.
+    frames: u64,
+    /// When the first slice of the last frame was to be sent.
+    began: Option<TaiTime>,
+}
+
+impl Server {
+    /// Opens the stream of this name, with the rules for names of topics.
+    ///
+    /// # Errors
+    /// As [`Participant::publisher`]; [`Error::Option`].
+    pub fn open(
+        participant: &Participant,
+        name: &str,
+        format: Format,
+        options: ServerOptions,
+    ) -> Result<Self, Error> {
+        let period = options.period.unwrap_or_default();
+        if u32::try_from(period.as_nanos()).is_err() || options.period == Some(Duration::ZERO) {
+            return Err(Error::Option(format!(
+                "a period of {period:?} is not possible: write more than 0 and at most 4.2 s"
+            )));
+        }
+        if options.pace == Pace::Spread && period.is_zero() {
+            return Err(Error::Option(
+                "frames can be spread only over a known period: give one".into(),
+            ));
+        }
+        let publisher = participant.publisher_with(
+            name,
+            PublisherOptions {
+                qos: options.qos,
+                depth: match options.depth {
+                    0 => 1024,
+                    depth => depth,
+                },
+                encoding: crate::ENCODING,
+                history: 0,
+            },
+        )?;
+        Ok(Self {
+            publisher,
+            format,
+            pace: options.pace,
+            period,
+            slice: slice_bytes(format, &options)?,
+            frames: 0,
+            began: None,
+        })
+    }
+
+    /// What its frames are.
+    pub const fn format(&self) -> Format {
+        self.format
+    }
+
+    /// Bytes of each slice but the last of a frame.
+    pub const fn slice(&self) -> usize {
+        self.slice as usize
+    }
+
+    /// Frames begun so far.
+    pub const fn frames(&self) -> u64 {
+        self.frames
+    }
+
+    /// The publisher below: where it is carried, and what became of it.
+    pub const fn publisher(&self) -> &Publisher {
+        &self.publisher
+    }
+
+    /// Waits until the stream has a client; how many there are then on this node, and how many other nodes have some.
+    ///
+    /// # Errors
+    /// As [`Publisher::wait_subscriber`].
+    pub fn wait_client(&self, wait: Wait) -> Result<u32, Error> {
+        Ok(self.publisher.wait_subscriber(wait)?)
+    }
+
+    /// Sends a frame that is captured now. Waits for memory, with [`Pace::Spread`] also as long as earlier slices wait for
+    /// their launch times.
+    ///
+    /// # Errors
+    /// As [`fill`](Self::fill); [`Error::Option`] when the frame has not as many bytes as the format says.
+    pub fn send(&mut self, frame: &[u8], wait: Wait) -> Result<u64, Error> {
+        if frame.len() != self.format.bytes() {
+            return Err(Error::Option(format!(
+                "a frame of {} bytes is not one of {}, which has {}",
+                frame.len(),
+                self.format,
+                self.format.bytes()
+            )));
+        }
+        self.fill(crate::now(), wait, |offset, memory| {
+            memory.copy_from_slice(&frame[offset..offset + memory.len()]);
+        })
+    }
+
+    /// Sends a frame that `fill` writes where it is sent from: called once for each slice, with where in the frame its bytes
+    /// begin, in order. Returns the frame's number.
+    ///
+    /// # Errors
+    /// [`Error::Topic`] as [`Publisher::fill`], with [`TimedOut`](takt::Error::TimedOut) when there is no memory for the
+    /// whole frame in the time. What has been sent of it then is not followed by the rest, and is dropped by clients.
+    pub fn fill(
+        &mut self,
+        captured: TaiTime,
+        wait: Wait,
+        mut fill: impl FnMut(usize, &mut [u8]),
+    ) -> Result<u64, Error> {
+        let wait = match wait {
+            Wait::For(duration) => Instant::now()
+                .checked_add(duration)
+                .map_or(Wait::Forever, Wait::Until),
+            wait => wait,
+        };
+        let launches = self.launches();
+        let number = self.frames;
+        let mut header = Header {
+            frame: number,
+            captured,
+            format: self.format,
+            slice: self.slice,
+            offset: 0,
+            // Checked when it was opened.
+            period_ns: self.period.as_nanos() as u32,
+        };
+        let slices = header.slices();
+        self.frames += 1;
+        for index in 0..slices {
+            // Within the frame, which has fewer than 4 GiB.
+            header.offset = index as u32 * self.slice;
+            let write = |memory: &mut [u8]| {
+                slice::write(&Says::Slice(header), memory);
+                fill(header.offset as usize, &mut memory[slice::BYTES..]);
+            };
+            let len = slice::BYTES + header.len();
+            match launches {
+                Some((first, spread)) => {
+                    let after = spread.as_nanos() * index as u128 / slices as u128;
+                    let launch = first.saturating_add_nanos(after as i64);
+                    self.publisher.fill_at(len, launch, wait, write)?
+                }
+                None if index + 1 < slices => self.publisher.fill_more(len, wait, write)?,
+                None => self.publisher.fill(len, wait, write)?,
+            };
+        }
+        Ok(number)
+    }
+
+    /// When the first slice of the next frame is to be sent, and over how long all of them.
+    fn launches(&mut self) -> Option<(TaiTime, Duration)> {
+        if self.pace == Pace::Burst {
+            return None;
+        }
+        let spread = self.period * SPREAD.0 / SPREAD.1;
+        let soonest = crate::now().saturating_add_nanos(LEAD.as_nanos() as i64);
+        let free = self
+            .began
+            .map(|began| began.saturating_add_nanos(spread.as_nanos() as i64));
+        let first = free.map_or(soonest, |free| free.max(soonest));
+        self.began = Some(first);
+        Some((first, spread))
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let end = Says::End(self.frames);
+        // Who does not hear it waits for frames, as after a crash.
+        let _ = self.publisher.fill(
+            slice::BYTES,
+            Wait::For(Duration::from_millis(100)),
+            |memory| {
+                slice::write(&end, memory);
+            },
+        );
+    }
+}
+
+fn slice_bytes(format: Format, options: &ServerOptions) -> Result<u32, Error> {
+    let asked = options.slice;
+    let least = slice::LEAST;
+    if asked != 0 && !(least..=MOST_SLICE).contains(&asked) {
+        return Err(Error::Option(format!(
+            "slices of {asked} bytes are not possible: write {least} to {MOST_SLICE}, or 0 for the usual ones"
+        )));
+    }
+    let most = match (asked, options.pace) {
+        (0, Pace::Spread) => SLICE[0],
+        (0, Pace::Burst) => SLICE[1],
+        (asked, _) => asked as usize,
+    };
+    let line = format.line_bytes();
+    let bytes = match most / line {
+        0 => most,
+        _ if asked != 0 => most,
+        lines => lines * line,
+    };
+    // No longer than a frame, so far as that may be.
+    Ok(bytes.min(format.bytes()) as u32)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::Pixels;
+
+    #[test]
+    fn slices_are_whole_lines_where_lines_are_short() {
+        let bytes = |pixels, width, height, slice, pace| {
+            let options = ServerOptions {
+                slice,
+                pace,
+                ..ServerOptions::default()
+            };
+            let format = Format::picture(pixels, width, height).expect("a format");
+            slice_bytes(format, &options).map_err(|error| error.to_string())
+        };
+        assert_eq!(bytes(Pixels::Rgb, 1280, 720, 0, Pace::Spread), Ok(7680));
+        assert_eq!(bytes(Pixels::Rgb, 1280, 720, 0, Pace::Burst), Ok(30_720));
+        assert_eq!(bytes(Pixels::Rgb, 7680, 4320, 0, Pace::Spread), Ok(8192));
+        assert_eq!(bytes(Pixels::Rgb, 1280, 720, 9000, Pace::Burst), Ok(9000));
+        assert_eq!(bytes(Pixels::Gray, 10, 10, 0, Pace::Burst), Ok(100));
+        assert_eq!(bytes(Pixels::Gray, 1, 1000, 0, Pace::Burst), Ok(1000));
+        let told =
+            "slices of 255 bytes are not possible: write 256 to 1048576, or 0 for the usual ones";
+        let refused = bytes(Pixels::Gray, 1, 1, 255, Pace::Burst);
+        assert_eq!(refused, Err(told.to_owned()));
+    }
+}
