@@ -37,7 +37,7 @@ mod assembly;
 mod client;
 mod error;
 mod format;
-// pub mod rtp;
+pub mod rtp;
 mod server;
 mod slice;
 mod slices;
@@ -65,5 +65,6 @@ fn now() -> TaiTime {
 #[doc(hidden)] // for its fuzz target
 pub mod fuzzing {
     pub use crate::assembly::fuzz as assembly;
+    pub use crate::rtp::fuzz as rtp;
     pub use crate::slice::fuzz as slice;
 }
