@@ -223,12 +223,17 @@ impl Server {
         Ok(number)
     }
 
+    /// Over how long a frame is spread.
+    fn spread(&self) -> Duration {
+        self.period * SPREAD.0 / SPREAD.1
+    }
+
     /// When the first slice of the next frame is to be sent, and over how long all of them.
     fn launches(&mut self) -> Option<(TaiTime, Duration)> {
         if self.pace == Pace::Burst {
             return None;
         }
-        let spread = self.period * SPREAD.0 / SPREAD.1;
+        let spread = self.spread();
         let soonest = crate::now().saturating_add_nanos(LEAD.as_nanos() as i64);
         let free = self
             .began
@@ -242,14 +247,20 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         let end = Says::End(self.frames);
-        // Who does not hear it waits for frames, as after a crash.
-        let _ = self.publisher.fill(
-            slice::BYTES,
+        let (wait, write) = (
             Wait::For(Duration::from_millis(100)),
-            |memory| {
+            |memory: &mut [u8]| {
                 slice::write(&end, memory);
             },
         );
+        // Behind the last slice. Who does not hear it waits for frames, as after a crash.
+        let _ = match self.began {
+            Some(began) => {
+                let launch = began.saturating_add_nanos(self.spread().as_nanos() as i64);
+                self.publisher.fill_at(slice::BYTES, launch, wait, write)
+            }
+            None => self.publisher.fill(slice::BYTES, wait, write),
+        };
     }
 }
 

@@ -7,8 +7,8 @@ use clap::{Parser, Subcommand};
 use crate::failure::Failure;
 use crate::{
     bench, clock, completions, daemon, demo, doctor, key, lab, listener, manual, monitor, network,
-    peer, preload, publish, reload, reserve, schedule, session, simulate, status, subscribe, top,
-    topic, veth,
+    peer, preload, publish, reload, reserve, schedule, session, simulate, status, stream,
+    subscribe, top, topic, veth,
 };
 
 const HELP: &str = "\
@@ -24,7 +24,7 @@ Exit codes:
 
 Environment:
   TAKT_ADMIN_SOCKET  socket of the admin API
-  TAKT_SOCKET        socket for applications (`pub`, `sub`, `topic`, `preload`, `veth`)
+  TAKT_SOCKET        socket for applications (`pub`, `sub`, `topic`, `stream`, `preload`, `veth`)
   without them       the user's own node ($XDG_RUNTIME_DIR/takt), then the system's (/run/takt)
 
 Examples:
@@ -72,6 +72,8 @@ pub enum Command {
     Sub(subscribe::Subscribe),
     /// Publish and subscribe by topic, and see who does
     Topic(topic::TopicCommand),
+    /// Send and receive frames, as of cameras
+    Stream(stream::StreamCommand),
     /// Show how good the clock is that launch times and gates go by
     Clock(clock::Clock),
     /// Run a program whose datagrams leave at the times that it names
@@ -125,6 +127,7 @@ impl Command {
             Self::Pub(publish) => publish.run(),
             Self::Sub(subscribe) => subscribe.run(),
             Self::Topic(topic) => topic.run(),
+            Self::Stream(stream) => stream.run(),
             Self::Clock(clock) => clock.run(),
             Self::Preload(preload) => preload.run(),
             Self::Veth(veth) => veth.run(),

@@ -27,6 +27,9 @@ pub enum Failure {
     /// Publishing and subscribing.
     #[error(transparent)]
     Messaging(#[from] takt_messaging::Error),
+    /// Streams of frames.
+    #[error(transparent)]
+    Streaming(#[from] takt_streaming::Error),
     /// The embedded runtime.
     #[error(transparent)]
     Embedded(#[from] takt_embedded::Error),

@@ -31,6 +31,7 @@ mod schedule;
 mod session;
 mod simulate;
 mod status;
+mod stream;
 mod subscribe;
 mod top;
 mod topic;

@@ -79,7 +79,7 @@ pub struct Messages {
 /// Whether messages are sent again.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Reliability")]
-struct Reliable {
+pub struct Reliable {
     /// In order, and sent again until every reader has it
     #[arg(long)]
     reliable: bool,
@@ -103,7 +103,7 @@ enum Slow {
 }
 
 impl Reliable {
-    fn reliability(&self) -> Result<Reliability, Failure> {
+    pub fn reliability(&self) -> Result<Reliability, Failure> {
         if !self.reliable && self.within.is_none() {
             return Ok(Reliability::BestEffort);
         }

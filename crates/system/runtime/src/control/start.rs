@@ -581,14 +581,21 @@ impl InlineLane {
         if self.parked.load(Ordering::Relaxed) {
             self.parked.store(false, Ordering::Relaxed);
             lane.unpark();
+            // That took away what would have woken the thread, which may sleep on: but this thread drives one round, and
+            // a long message takes several.
+            self.call_thread();
         }
         let worked = lane.poll();
         if worked && lane.due().is_some() && !self.timed.load(Ordering::Relaxed) {
             self.timed.store(true, Ordering::Relaxed);
-            // EAGAIN: the counter is full, so the thread is called.
-            let _ = rustix::io::write(&self.call, &1u64.to_ne_bytes());
+            self.call_thread();
         }
         worked
+    }
+
+    fn call_thread(&self) {
+        // EAGAIN: the counter is full, so the thread is called.
+        let _ = rustix::io::write(&self.call, &1u64.to_ne_bytes());
     }
 
     /// The thread stays away, unless it is called.

@@ -65,14 +65,14 @@ impl TopicCommand {
 }
 
 /// A participant, with what it needs to live.
-struct Joined {
-    participant: Participant,
+pub struct Joined {
+    pub participant: Participant,
     opened: Opened,
 }
 
 impl Joined {
     /// Attaches and takes part.
-    fn new(application: &Application, name: &str) -> Result<Self, Failure> {
+    pub fn new(application: &Application, name: &str) -> Result<Self, Failure> {
         let opened = application.open(name)?;
         let participant = Participant::builder(opened.session.clone()).name(name);
         let participant = participant.open()?;
@@ -88,7 +88,8 @@ impl Joined {
         Ok(self.participant.subscriber_with(topic, options)?)
     }
 
-    fn warn(&self) {
+    /// Says on standard error if others do not hear of it.
+    pub fn warn(&self) {
         if let Some(problem) = self.participant.problem() {
             eprintln!(
                 "takt: warning: others do not see this program in their lists of topics: {problem}"

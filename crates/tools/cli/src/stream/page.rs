@@ -1,0 +1,205 @@
+//! The page of `takt stream view`: the live picture, and how long frames took.
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use http_body_util::Full;
+use hyper::body::{Bytes, Incoming};
+use hyper::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderValue};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use image::codecs::jpeg::JpegEncoder;
+use image::{ExtendedColorType, RgbImage};
+use serde::Serialize;
+use takt_streaming::Frame;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+
+use super::pixels;
+use super::view::{Figures, Seen};
+use crate::failure::Failure;
+
+const PAGE: &str = include_str!("page.html");
+/// Connections at a time.
+const MOST_CONNECTIONS: usize = 32;
+/// How long a connection may take to send a request, and may stay idle.
+const REQUEST_WITHIN: Duration = Duration::from_secs(30);
+/// Wider pictures are made smaller for the page.
+const MOST_WIDTH: u32 = 1280;
+const QUALITY: u8 = 80;
+
+/// The page, served from a thread that ends with the process.
+pub struct Page {
+    address: SocketAddr,
+    state: Arc<Mutex<State>>,
+}
+
+#[derive(Default)]
+struct State {
+    latest: Option<Arc<Frame>>,
+    shown: Option<Shown>,
+}
+
+/// Figures with the latency of the last frames.
+#[derive(Clone, Debug, Serialize)]
+pub struct Shown {
+    #[serde(flatten)]
+    figures: Figures,
+    /// Microseconds, the oldest first.
+    latencies_us: Vec<i64>,
+}
+
+impl Shown {
+    pub fn new(figures: &Figures, seen: &Seen) -> Self {
+        Self {
+            figures: figures.clone(),
+            latencies_us: seen.latencies.iter().map(|ns| ns / 1000).collect(),
+        }
+    }
+}
+
+impl Page {
+    /// Serves it.
+    pub fn serve(address: SocketAddr) -> Result<Self, Failure> {
+        let failed = |error: std::io::Error| {
+            Failure::Other(format!(
+                "cannot serve the page at {address}: {error}; choose another address and port with --http, or port 0 for any"
+            ))
+        };
+        let listener = std::net::TcpListener::bind(address).map_err(failed)?;
+        listener.set_nonblocking(true).map_err(failed)?;
+        let address = listener.local_addr().map_err(failed)?;
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .map_err(failed)?;
+        let state = Arc::<Mutex<State>>::default();
+        let shared = state.clone();
+        std::thread::spawn(move || {
+            runtime.block_on(async move {
+                if let Ok(listener) = TcpListener::from_std(listener) {
+                    accept(listener, shared).await;
+                }
+            });
+        });
+        Ok(Self { address, state })
+    }
+
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Shows a frame from now on.
+    pub fn show(&self, frame: Frame, _: &Seen) {
+        lock(&self.state).latest = Some(Arc::new(frame));
+    }
+
+    /// Shows figures from now on.
+    pub fn tell(&self, shown: Shown) {
+        lock(&self.state).shown = Some(shown);
+    }
+}
+
+fn lock(state: &Mutex<State>) -> std::sync::MutexGuard<'_, State> {
+    state.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+async fn accept(listener: TcpListener, state: Arc<Mutex<State>>) {
+    let places = Arc::new(Semaphore::new(MOST_CONNECTIONS));
+    loop {
+        // Who asks later waits in the kernel's queue.
+        let Ok(place) = places.clone().acquire_owned().await else {
+            return;
+        };
+        match listener.accept().await {
+            Ok((stream, _)) => {
+                let state = state.clone();
+                tokio::spawn(async move {
+                    connection(stream, state).await;
+                    drop(place);
+                });
+            }
+            // No descriptors, for instance.
+            Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
+        }
+    }
+}
+
+async fn connection(stream: TcpStream, state: Arc<Mutex<State>>) {
+    // It ends with an error when the browser goes: that is no news.
+    let _ = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(REQUEST_WITHIN)
+        .serve_connection(
+            TokioIo::new(stream),
+            service_fn(|request| answer(request, state.clone())),
+        )
+        .await;
+}
+
+async fn answer(
+    request: Request<Incoming>,
+    state: Arc<Mutex<State>>,
+) -> Result<Response<Full<Bytes>>, Infallible> {
+    if request.method() != Method::GET {
+        return Ok(response(
+            StatusCode::METHOD_NOT_ALLOWED,
+            "text/plain",
+            "use GET\n",
+        ));
+    }
+    Ok(match request.uri().path() {
+        "/" => response(StatusCode::OK, "text/html; charset=utf-8", PAGE),
+        "/frame.jpg" => {
+            let latest = lock(&state).latest.clone();
+            let encoded =
+                tokio::task::spawn_blocking(move || latest.and_then(|frame| jpeg(&frame)));
+            match encoded.await {
+                Ok(Some(jpeg)) => response(StatusCode::OK, "image/jpeg", jpeg),
+                _ => response(StatusCode::NOT_FOUND, "text/plain", "there is no picture\n"),
+            }
+        }
+        "/figures.json" => {
+            let shown = lock(&state).shown.clone();
+            let text = serde_json::to_string(&shown).unwrap_or_else(|_| "null".into());
+            response(StatusCode::OK, "application/json", text)
+        }
+        _ => response(StatusCode::NOT_FOUND, "text/plain", "the picture is at /\n"),
+    })
+}
+
+fn response(
+    status: StatusCode,
+    kind: &'static str,
+    body: impl Into<Bytes>,
+) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::new(body.into()));
+    *response.status_mut() = status;
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static(kind));
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    response
+}
+
+/// A frame as a picture for browsers; `None` where nothing is said of its bytes.
+fn jpeg(frame: &Frame) -> Option<Vec<u8>> {
+    let format = frame.format();
+    let rgb = pixels::to_rgb(format, frame)?;
+    let mut picture = RgbImage::from_raw(format.width(), format.height(), rgb)?;
+    if picture.width() > MOST_WIDTH {
+        let height =
+            u64::from(picture.height()) * u64::from(MOST_WIDTH) / u64::from(picture.width());
+        let height = u32::try_from(height).ok()?.max(1);
+        picture = image::imageops::thumbnail(&picture, MOST_WIDTH, height);
+    }
+    let (width, height) = picture.dimensions();
+    let mut jpeg = Vec::new();
+    JpegEncoder::new_with_quality(&mut jpeg, QUALITY)
+        .encode(&picture, width, height, ExtendedColorType::Rgb8)
+        .ok()?;
+    Some(jpeg)
+}

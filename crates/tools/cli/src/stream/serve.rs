@@ -1,0 +1,228 @@
+//! `takt stream serve`.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use serde::Serialize;
+use takt::Wait;
+use takt_streaming::{Pace, Pixels, Server, ServerOptions};
+
+use super::source::{self, From};
+use super::{Size, pixels_by_name};
+use crate::application::Application;
+use crate::failure::Failure;
+use crate::output::{Form, print_json, size};
+use crate::publish::Reliable;
+use crate::subscribe::{LOOK_EVERY, stop_by_signals};
+use crate::topic::Joined;
+
+const HELP: &str = "\
+Frames are sent once unless --reliable or --within asks for more. With --spread each slice of a frame has a launch time, so
+that a frame takes nine tenths of its period and does not burst: what else uses the link hardly notices. Viewers on this
+very node get slices at once.
+
+A camera of Video4Linux, or anything else that GStreamer reads, comes through a pipe or as RTP:
+  gst-launch-1.0 -q v4l2src ! videoconvert ! video/x-raw,format=RGB,width=640,height=480 ! fdsink |
+    takt stream serve camera/1 --from - --size 640x480
+  gst-launch-1.0 videotestsrc ! video/x-raw,format=UYVY,width=640,height=480,framerate=30/1 !
+    rtpvrawpay ! udpsink host=127.0.0.1 port=5004 &
+  takt stream serve camera/1 --from rtp://127.0.0.1:5004 --size 640x480 --pixels uyvy
+
+Examples:
+  takt stream serve camera/1
+  takt stream serve camera/1 --rate 60 --size 1920x1080 --spread --within 20ms
+  takt stream serve slides --from ./pictures --rate 1 --reliable";
+
+/// Sends frames.
+#[derive(Debug, Args)]
+#[command(after_help = HELP)]
+pub struct Serve {
+    /// The stream: a name as topics have
+    stream: String,
+    /// Where frames come from: `pattern`, a directory of pictures, `-` for raw frames on standard input, or
+    /// rtp://ADDRESS:PORT for packets of RFC 4175
+    #[arg(long, value_name = "SOURCE", default_value = "pattern")]
+    from: From,
+    /// Width and height [default: that of the first picture, or 1280x720]
+    #[arg(long, value_name = "WIDTHxHEIGHT")]
+    size: Option<Size>,
+    /// What lies where a pixel is: rgb, rgba, bgr, bgra, uyvy, gray, or bytes
+    #[arg(long, default_value = "rgb", value_parser = pixels_by_name)]
+    pixels: Pixels,
+    /// Frames a second; of live sources what is told to viewers, and what --spread goes by
+    #[arg(long, value_name = "FPS", default_value_t = 30.0, value_parser = rate)]
+    rate: f64,
+    /// Spread each frame over its period, by launch times
+    #[arg(long)]
+    spread: bool,
+    /// Bytes of a slice [default: whole lines of at most 8 KiB with --spread, else of 32 KiB]
+    #[arg(
+        long,
+        value_name = "BYTES",
+        default_value_t = 0,
+        hide_default_value = true
+    )]
+    slice: u32,
+    /// Most slices on their way at once, a power of two
+    #[arg(long, value_name = "N", default_value_t = 1024)]
+    depth: u32,
+    /// End after this many frames
+    #[arg(long, value_name = "N")]
+    count: Option<u64>,
+    /// Wait this long for somebody to view it before the first frame [default: not at all]
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    wait: Option<Duration>,
+    #[command(flatten)]
+    reliable: Reliable,
+    #[command(flatten)]
+    application: Application,
+    #[command(flatten)]
+    form: Form,
+}
+
+fn rate(written: &str) -> Result<f64, String> {
+    match written.parse() {
+        Ok(rate) if (0.25..=100_000.0).contains(&rate) => Ok(rate),
+        _ => Err("write frames a second, from 0.25 to 100000".into()),
+    }
+}
+
+/// What was sent, as JSON.
+#[derive(Debug, Serialize)]
+struct Summary {
+    stream: String,
+    format: String,
+    frames: u64,
+    slice_bytes: usize,
+    seconds: f64,
+    /// Frames that could not be sent in the time of their period.
+    behind: u64,
+    datapath: String,
+}
+
+impl Serve {
+    pub fn run(self) -> Result<(), Failure> {
+        let stop = stop_by_signals()?;
+        let (mut source, format) = source::open(&self.from, self.pixels, self.size)?;
+        let joined = Joined::new(&self.application, "takt stream serve")?;
+        joined.warn();
+        let period = Duration::from_secs_f64(1.0 / self.rate);
+        let options = ServerOptions {
+            qos: self
+                .application
+                .quality()
+                .with_reliability(self.reliable.reliability()?),
+            pace: if self.spread {
+                Pace::Spread
+            } else {
+                Pace::Burst
+            },
+            period: Some(period),
+            slice: self.slice,
+            depth: self.depth,
+        };
+        let mut server = Server::open(&joined.participant, &self.stream, format, options)?;
+        let publisher = server.publisher();
+        if let Some(warning) = publisher.warning() {
+            eprintln!("takt: warning: {warning}");
+        }
+        eprintln!(
+            "stream {}: {format}, {} a frame, {} fps, over {}; view it with `takt stream view {}`",
+            self.stream,
+            size(format.bytes() as u64),
+            self.rate,
+            publisher.datapath(),
+            self.stream
+        );
+        if let Some(wait) = self.wait {
+            await_viewer(&server, wait, &stop)?;
+        }
+        let mut frame = vec![0; format.bytes()];
+        let began = Instant::now();
+        let (mut next, mut behind) = (began, 0);
+        while self.count.is_none_or(|count| server.frames() < count)
+            && !stop.load(Ordering::Relaxed)
+        {
+            if !source.is_live() {
+                let now = Instant::now();
+                std::thread::sleep(next.saturating_duration_since(now));
+                if now > next + period {
+                    behind += 1;
+                    next = now;
+                }
+                next += period;
+            }
+            let Some(captured) = source.next(&mut frame, &stop)? else {
+                break;
+            };
+            send(&mut server, captured, &frame, &stop)?;
+        }
+        let summary = Summary {
+            frames: server.frames(),
+            slice_bytes: server.slice(),
+            seconds: began.elapsed().as_secs_f64(),
+            behind,
+            datapath: server.publisher().datapath(),
+            format: format.to_string(),
+            stream: self.stream,
+        };
+        drop(server);
+        if let Some(told) = source.told() {
+            eprintln!("{told}");
+        }
+        eprintln!(
+            "{} frame(s) sent in {:.1} s, {} of them behind their time",
+            summary.frames, summary.seconds, summary.behind
+        );
+        if self.form.json {
+            print_json(&summary)?;
+        }
+        Ok(())
+    }
+}
+
+/// Sends a frame whole, however long its clients and its launch times make it wait; or not if it is told to stop.
+fn send(
+    server: &mut Server,
+    captured: takt_time::TaiTime,
+    frame: &[u8],
+    stop: &AtomicBool,
+) -> Result<(), Failure> {
+    let copy = |offset: usize, memory: &mut [u8]| {
+        memory.copy_from_slice(&frame[offset..offset + memory.len()]);
+    };
+    match server.fill(captured, Wait::Forever, copy) {
+        Ok(_) => Ok(()),
+        // By a signal: one that asks for the end, or the terminal's new size, which costs this frame.
+        Err(error) if error.is_interrupted() => Ok(()),
+        Err(takt_streaming::Error::Topic(takt_messaging::Error::Channel(
+            takt::Error::Disconnected,
+        ))) => {
+            if !stop.load(Ordering::Relaxed) {
+                eprintln!("takt: the runtime went away: waiting for it");
+                std::thread::sleep(LOOK_EVERY);
+            }
+            Ok(())
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn await_viewer(server: &Server, wait: Duration, stop: &AtomicBool) -> Result<(), Failure> {
+    let until = Instant::now() + wait;
+    while !stop.load(Ordering::Relaxed) {
+        match server.wait_client(Wait::For(LOOK_EVERY)) {
+            Ok(_) => return Ok(()),
+            Err(error) if error.is_timed_out() || error.is_interrupted() => {}
+            Err(error) => return Err(error.into()),
+        }
+        if Instant::now() >= until {
+            return Err(Failure::Other(format!(
+                "nobody views the stream after {}: run `takt stream view` on it, or leave --wait out",
+                humantime::format_duration(wait)
+            )));
+        }
+    }
+    Ok(())
+}

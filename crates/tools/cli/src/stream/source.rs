@@ -1,0 +1,388 @@
+//! Where frames come from.
+
+use std::io::Read;
+use std::net::UdpSocket;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
+
+use image::{ImageReader, RgbImage};
+use rustix::net::sockopt;
+use takt_clock::{Clock, SystemTai};
+use takt_streaming::{Format, Pixels, rtp::Depacketizer};
+use takt_time::TaiTime;
+
+use super::{Size, pixels};
+use crate::failure::Failure;
+use crate::subscribe::LOOK_EVERY;
+
+/// Of the test pattern.
+const USUAL: Size = Size {
+    width: 1280,
+    height: 720,
+};
+/// What a socket for RTP keeps at most until it is read.
+const RTP_BYTES: usize = 64 << 20;
+
+/// Where frames come from, as it is written.
+#[derive(Clone, Debug)]
+pub enum From {
+    Pattern,
+    Input,
+    Rtp(String),
+    Directory(PathBuf),
+}
+
+impl FromStr for From {
+    type Err = String;
+
+    fn from_str(written: &str) -> Result<Self, Self::Err> {
+        Ok(match written {
+            "pattern" => Self::Pattern,
+            "-" => Self::Input,
+            _ => match written.strip_prefix("rtp://") {
+                Some(address) => Self::Rtp(address.to_owned()),
+                None => Self::Directory(written.into()),
+            },
+        })
+    }
+}
+
+/// Gives frames.
+pub trait Source {
+    /// Writes the next frame and says when it was captured. `None`: there are no more, or it was told to stop.
+    fn next(&mut self, frame: &mut [u8], stop: &AtomicBool) -> Result<Option<TaiTime>, Failure>;
+
+    /// Frames come at their own pace.
+    fn is_live(&self) -> bool {
+        false
+    }
+
+    /// What is to be said at the end, if anything is.
+    fn told(&self) -> Option<String> {
+        None
+    }
+}
+
+/// A source, and what its frames are.
+pub fn open(
+    from: &From,
+    pixels: Pixels,
+    size: Option<Size>,
+) -> Result<(Box<dyn Source>, Format), Failure> {
+    let format =
+        |size: Size| Format::picture(pixels, size.width, size.height).map_err(Failure::from);
+    let needed = |what: &str| {
+        size.ok_or_else(|| {
+            Failure::Other(format!(
+                "{what} do not say how large they are: give --size, such as --size 1280x720"
+            ))
+        })
+    };
+    Ok(match from {
+        From::Pattern => {
+            let format = format(size.unwrap_or(USUAL))?;
+            (Box::new(Pattern::new(format)), format)
+        }
+        From::Input => {
+            let format = format(needed("raw frames on standard input")?)?;
+            (Box::new(Input { frames: 0 }), format)
+        }
+        From::Rtp(address) => {
+            let format = format(needed("RTP packets of raw video")?)?;
+            (Box::new(Rtp::open(address, format)?), format)
+        }
+        From::Directory(directory) => {
+            let files = pictures(directory)?;
+            let size = match size {
+                Some(size) => size,
+                None => {
+                    let first = read(&files[0])?;
+                    Size {
+                        width: first.width(),
+                        height: first.height(),
+                    }
+                }
+            };
+            let format = format(size)?;
+            if format.pixels() == Pixels::Bytes {
+                return Err(Failure::Other(
+                    "pictures have pixels: give --pixels another value than bytes".into(),
+                ));
+            }
+            let source = Directory {
+                files,
+                next: 0,
+                format,
+                read: None,
+            };
+            (Box::new(source), format)
+        }
+    })
+}
+
+/// Bars that move, under a line that falls: whoever looks sees frames that are missing or mixed.
+struct Pattern {
+    format: Format,
+    /// A line of twice the width; each frame begins further right.
+    line: Vec<u8>,
+    number: usize,
+}
+
+impl Pattern {
+    fn new(format: Format) -> Self {
+        const COLOURS: [[u8; 3]; 8] = [
+            [235, 235, 235],
+            [235, 235, 16],
+            [16, 235, 235],
+            [16, 235, 16],
+            [235, 16, 235],
+            [235, 16, 16],
+            [16, 16, 235],
+            [16, 16, 16],
+        ];
+        let width = format.width() as usize;
+        let bytes = format.line_bytes();
+        let mut line = vec![0; 2 * bytes];
+        let rgb: Vec<u8> = (0..width).flat_map(|x| COLOURS[x * 8 / width]).collect();
+        let row = Format::picture(format.pixels(), format.width(), 1);
+        let drawn = row.is_ok_and(|row| pixels::from_rgb(row, &rgb, &mut line[..bytes]));
+        if !drawn {
+            for (at, byte) in line[..bytes].iter_mut().enumerate() {
+                *byte = at as u8;
+            }
+        }
+        line.copy_within(..bytes, bytes);
+        Self {
+            format,
+            line,
+            number: 0,
+        }
+    }
+}
+
+impl Source for Pattern {
+    fn next(&mut self, frame: &mut [u8], _: &AtomicBool) -> Result<Option<TaiTime>, Failure> {
+        let captured = SystemTai.now();
+        let bytes = self.format.line_bytes();
+        // Two pixels, so that those that share their colour stay together.
+        let shift = (self.number * 2 * self.format.pixels().bits() / 8) % bytes;
+        for line in frame.chunks_exact_mut(bytes) {
+            line.copy_from_slice(&self.line[shift..shift + bytes]);
+        }
+        let falls = self.number % self.format.height() as usize;
+        frame[falls * bytes..][..bytes].fill(0xeb);
+        self.number += 1;
+        Ok(Some(captured))
+    }
+}
+
+/// Raw frames on standard input, one after another.
+struct Input {
+    frames: u64,
+}
+
+impl Source for Input {
+    fn next(&mut self, frame: &mut [u8], stop: &AtomicBool) -> Result<Option<TaiTime>, Failure> {
+        let mut read = 0;
+        let mut input = std::io::stdin().lock();
+        while read < frame.len() {
+            match input.read(&mut frame[read..]) {
+                Ok(0) if read == 0 => return Ok(None),
+                Ok(0) => {
+                    return Err(Failure::Other(format!(
+                        "standard input ends within frame {}, after {read} of {} bytes: do --size and --pixels say what \
+                         comes?",
+                        self.frames,
+                        frame.len()
+                    )));
+                }
+                Ok(bytes) => read += bytes,
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(Failure::io("read standard input")(error)),
+            }
+            if stop.load(Ordering::Relaxed) {
+                return Ok(None);
+            }
+        }
+        self.frames += 1;
+        Ok(Some(SystemTai.now()))
+    }
+
+    fn is_live(&self) -> bool {
+        true
+    }
+}
+
+/// The pictures of a directory, by name, over and over.
+struct Directory {
+    files: Vec<PathBuf>,
+    next: usize,
+    format: Format,
+    /// The picture that was read last: where there is one only it is read once.
+    read: Option<(usize, RgbImage)>,
+}
+
+fn pictures(directory: &Path) -> Result<Vec<PathBuf>, Failure> {
+    let told = |error: std::io::Error| {
+        Failure::Other(format!(
+            "cannot read {}: {error}; --from takes a directory of pictures, `pattern`, `-` or rtp://ADDRESS:PORT",
+            directory.display()
+        ))
+    };
+    let entries = std::fs::read_dir(directory).map_err(told)?;
+    let mut files = entries
+        .map(|entry| entry.map(|entry| entry.path()))
+        .collect::<Result<Vec<PathBuf>, _>>()
+        .map_err(told)?;
+    files.retain(|file| {
+        image::ImageFormat::from_path(file).is_ok_and(|kind| kind.reading_enabled())
+    });
+    files.sort();
+    if files.is_empty() {
+        return Err(Failure::Other(format!(
+            "{} has no pictures: put files there that end in .png, .jpg, .bmp, .ppm or .pgm",
+            directory.display()
+        )));
+    }
+    Ok(files)
+}
+
+fn read(file: &Path) -> Result<RgbImage, Failure> {
+    let decoded = ImageReader::open(file)
+        .and_then(ImageReader::with_guessed_format)
+        .map_err(image::ImageError::IoError)
+        .and_then(ImageReader::decode);
+    match decoded {
+        Ok(picture) => Ok(picture.into_rgb8()),
+        Err(error) => Err(Failure::Other(format!(
+            "cannot read {}: {error}",
+            file.display()
+        ))),
+    }
+}
+
+impl Source for Directory {
+    fn next(&mut self, frame: &mut [u8], _: &AtomicBool) -> Result<Option<TaiTime>, Failure> {
+        let at = self.next % self.files.len();
+        self.next += 1;
+        let picture = match self.read.take() {
+            Some((read, picture)) if read == at => picture,
+            _ => {
+                let (width, height) = (self.format.width(), self.format.height());
+                let picture = read(&self.files[at])?;
+                match picture.dimensions() == (width, height) {
+                    true => picture,
+                    false => image::imageops::resize(
+                        &picture,
+                        width,
+                        height,
+                        image::imageops::FilterType::Triangle,
+                    ),
+                }
+            }
+        };
+        let captured = SystemTai.now();
+        pixels::from_rgb(self.format, picture.as_raw(), frame);
+        self.read = Some((at, picture));
+        Ok(Some(captured))
+    }
+}
+
+/// RTP packets of raw video (RFC 4175), as another program sends them.
+struct Rtp {
+    frames: Receiver<(TaiTime, Vec<u8>)>,
+    shared: Arc<RtpShared>,
+}
+
+#[derive(Default)]
+struct RtpShared {
+    ends: AtomicBool,
+    counted: std::sync::Mutex<(takt_streaming::rtp::DepacketizerCounters, u64)>,
+}
+
+impl Rtp {
+    fn open(address: &str, format: Format) -> Result<Self, Failure> {
+        let depacketizer = Depacketizer::new(format)?;
+        let failed = |error: std::io::Error| {
+            Failure::Other(format!(
+                "cannot receive RTP at {address}: {error}; write an address of this machine and a free port, such as \
+                 rtp://0.0.0.0:5004"
+            ))
+        };
+        let socket = UdpSocket::bind(address).map_err(failed)?;
+        socket.set_read_timeout(Some(LOOK_EVERY)).map_err(failed)?;
+        // Frames come in bursts; without the right to more it has what everybody has.
+        if sockopt::set_socket_recv_buffer_size_force(&socket, RTP_BYTES).is_err() {
+            let _ = sockopt::set_socket_recv_buffer_size(&socket, RTP_BYTES);
+        }
+        let (sender, frames) = sync_channel(1);
+        let shared = Arc::<RtpShared>::default();
+        let told = shared.clone();
+        std::thread::spawn(move || receive(&socket, depacketizer, &sender, &told));
+        Ok(Self { frames, shared })
+    }
+}
+
+/// Puts frames together until it is told to end. A frame that comes while one waits takes no place: it is counted.
+fn receive(
+    socket: &UdpSocket,
+    mut depacketizer: Depacketizer,
+    frames: &SyncSender<(TaiTime, Vec<u8>)>,
+    shared: &RtpShared,
+) {
+    let mut packet = vec![0; 65_536];
+    let mut skipped = 0;
+    while !shared.ends.load(Ordering::Relaxed) {
+        // Timed out, interrupted: a look at whether it is to end.
+        let Ok(length) = socket.recv(&mut packet) else {
+            continue;
+        };
+        if let Some(frame) = depacketizer.packet(&packet[..length]) {
+            match frames.try_send((SystemTai.now(), frame.to_vec())) {
+                Ok(()) => {}
+                Err(TrySendError::Full(_)) => skipped += 1,
+                Err(TrySendError::Disconnected(_)) => return,
+            }
+        }
+        if let Ok(mut counted) = shared.counted.lock() {
+            *counted = (depacketizer.counters(), skipped);
+        }
+    }
+}
+
+impl Source for Rtp {
+    fn next(&mut self, frame: &mut [u8], stop: &AtomicBool) -> Result<Option<TaiTime>, Failure> {
+        while !stop.load(Ordering::Relaxed) {
+            match self.frames.recv_timeout(LOOK_EVERY) {
+                Ok((captured, received)) => {
+                    frame.copy_from_slice(&received);
+                    return Ok(Some(captured));
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return Ok(None),
+            }
+        }
+        Ok(None)
+    }
+
+    fn is_live(&self) -> bool {
+        true
+    }
+
+    fn told(&self) -> Option<String> {
+        let (counters, skipped) = *self.shared.counted.lock().ok()?;
+        Some(format!(
+            "RTP: {} frame(s) received, {} incomplete, {skipped} skipped, {} strange packet(s)",
+            counters.frames, counters.incomplete, counters.malformed
+        ))
+    }
+}
+
+impl Drop for Rtp {
+    fn drop(&mut self) {
+        self.shared.ends.store(true, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,387 @@
+//! `takt stream view`.
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io::Write;
+use std::net::{SocketAddr, ToSocketAddrs, UdpSocket};
+use std::path::PathBuf;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use rustix::net::sockopt;
+use serde::Serialize;
+use takt::Wait;
+use takt_streaming::rtp::{self, Packetizer};
+use takt_streaming::{Client, ClientCounters, ClientOptions, Error, Format, Frame, Keep};
+
+use super::page::{Page, Shown};
+use crate::application::Application;
+use crate::failure::Failure;
+use crate::output::{Form, print_json, print_json_line};
+use crate::subscribe::{LOOK_EVERY, stop_by_signals};
+use crate::topic::Joined;
+
+const HELP: &str = "\
+Without --output and --rtp a page with the live picture and its latency is served, for browsers of this machine if --http
+does not say otherwise: whoever reaches its address sees the pictures. A line each second says how many frames came, and
+how long they took from their capture until they were whole: that is as true as the clocks of both nodes agree.
+
+Another program shows them through a pipe or as RTP of raw video (RFC 4175):
+  takt stream view camera/1 --output - |
+    gst-launch-1.0 fdsrc ! rawvideoparse format=rgb width=1280 height=720 framerate=30/1 ! autovideosink
+  takt stream view camera/1 --rtp 127.0.0.1:5004
+
+Examples:
+  takt stream view camera/1
+  takt stream view camera/1 --count 100 --all --output frames.rgb
+  takt stream view camera/1 --json --http 127.0.0.1:0";
+
+/// Between two lines.
+const LINE: Duration = Duration::from_secs(1);
+/// Latencies that are remembered.
+const REMEMBERED: usize = 600;
+/// Packets of RTP that are sent together, before a look at the time.
+const TOGETHER: usize = 16;
+
+/// Receives frames.
+#[derive(Debug, Args)]
+#[command(after_help = HELP)]
+pub struct View {
+    /// The stream
+    stream: String,
+    /// Serve the page here; port 0 for any
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:8088", conflicts_with_all = ["output", "rtp"])]
+    http: SocketAddr,
+    /// Write raw frames to a file one after another; `-` for standard output
+    #[arg(long, value_name = "FILE", conflicts_with = "rtp")]
+    output: Option<PathBuf>,
+    /// Send frames as RTP packets of raw video to this address
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    rtp: Option<String>,
+    /// Bytes of an RTP packet at most, without the headers of IP and UDP
+    #[arg(long, value_name = "BYTES", default_value_t = 1400, requires = "rtp")]
+    packet: usize,
+    /// Every frame counts: keep some that wait, and let a reliable server wait for this viewer, in the place of the
+    /// latest frame alone
+    #[arg(long)]
+    all: bool,
+    /// Take frames that lack slices, too
+    #[arg(long)]
+    holes: bool,
+    /// End after this many frames
+    #[arg(long, value_name = "N")]
+    count: Option<u64>,
+    /// End if no frame comes for this long, with exit code 1
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    timeout: Option<Duration>,
+    #[command(flatten)]
+    application: Application,
+    #[command(flatten)]
+    form: Form,
+}
+
+/// The last second, and all since the beginning, as JSON.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Figures {
+    pub stream: String,
+    pub format: String,
+    pub fps: f64,
+    /// From capture until the frame was whole, nanoseconds: of the last 600 frames.
+    pub latency_p50_ns: i64,
+    pub latency_p99_ns: i64,
+    pub latency_max_ns: i64,
+    pub frames: u64,
+    pub with_holes: u64,
+    pub incomplete: u64,
+    pub lost: u64,
+    pub skipped: u64,
+    pub malformed: u64,
+}
+
+impl View {
+    pub fn run(self) -> Result<(), Failure> {
+        let stop = stop_by_signals()?;
+        let mut out = self.out()?;
+        let joined = Joined::new(&self.application, "takt stream view")?;
+        joined.warn();
+        let options = ClientOptions {
+            keep: if self.all { Keep::All } else { Keep::Latest },
+            holes: self.holes,
+            ..ClientOptions::new(self.application.quality())
+        };
+        let client = Client::connect(&joined.participant, &self.stream, options)?;
+        let mut seen = Seen::default();
+        let mut format = None;
+        let mut last = Instant::now();
+        let outcome = loop {
+            if self.count.is_some_and(|count| seen.frames >= count) || stop.load(Ordering::Relaxed)
+            {
+                break Ok(());
+            }
+            match client.next(Wait::For(LOOK_EVERY)) {
+                Ok(frame) => {
+                    last = Instant::now();
+                    seen.frame(&frame);
+                    format = Some(frame.format());
+                    out.frame(frame, &seen)?;
+                }
+                Err(Error::EndOfStream) => eprintln!("the server has ended the stream"),
+                Err(error) if error.is_timed_out() || error.is_interrupted() => {}
+                Err(error) => break Err(error.into()),
+            }
+            if let Some(timeout) = self.timeout
+                && last.elapsed() >= timeout
+            {
+                break Err(Failure::Other(format!(
+                    "no frame of the stream {} for {}: does `takt topic list` show that somebody serves it?",
+                    self.stream,
+                    humantime::format_duration(timeout)
+                )));
+            }
+            if let Some(fps) = seen.fps() {
+                let figures = self.figures(&seen, fps, format, &client.counters());
+                out.figures(&figures, &seen);
+                self.line(&figures)?;
+            }
+        };
+        out.flush()?;
+        let fps = seen.frames as f64 / seen.began.elapsed().as_secs_f64();
+        let figures = self.figures(&seen, fps, format, &client.counters());
+        eprintln!("{}", summary(&figures));
+        if self.form.json {
+            print_json(&figures)?;
+        }
+        outcome
+    }
+
+    fn out(&self) -> Result<Out, Failure> {
+        if let Some(file) = &self.output {
+            return Ok(Out::File(match file.to_str() {
+                Some("-") => {
+                    if self.form.json {
+                        return Err(Failure::Other(
+                            "frames and JSON cannot both go to standard output: leave --json out, or write frames to a \
+                             file"
+                                .into(),
+                        ));
+                    }
+                    Box::new(std::io::stdout())
+                }
+                _ => Box::new(File::create(file).map_err(|error| {
+                    Failure::Other(format!("cannot write {}: {error}", file.display()))
+                })?),
+            }));
+        }
+        if let Some(address) = &self.rtp {
+            return Ok(Out::Rtp(Box::new(RtpOut::open(address, self.packet)?)));
+        }
+        let page = Page::serve(self.http)?;
+        eprintln!("the picture is at http://{}/", page.address());
+        Ok(Out::Page(page))
+    }
+
+    fn figures(
+        &self,
+        seen: &Seen,
+        fps: f64,
+        format: Option<Format>,
+        counters: &ClientCounters,
+    ) -> Figures {
+        let mut sorted: Vec<i64> = seen.latencies.iter().copied().collect();
+        sorted.sort_unstable();
+        let at = |part: f64| {
+            let place = (sorted.len() as f64 * part) as usize;
+            sorted
+                .get(place.min(sorted.len().saturating_sub(1)))
+                .copied()
+                .unwrap_or_default()
+        };
+        Figures {
+            stream: self.stream.clone(),
+            format: format.map(|format| format.to_string()).unwrap_or_default(),
+            fps,
+            latency_p50_ns: at(0.5),
+            latency_p99_ns: at(0.99),
+            latency_max_ns: at(1.0),
+            frames: counters.frames,
+            with_holes: counters.with_holes,
+            incomplete: counters.incomplete,
+            lost: counters.lost,
+            skipped: counters.skipped,
+            malformed: counters.slices.malformed + counters.slices.foreign,
+        }
+    }
+
+    fn line(&self, figures: &Figures) -> Result<(), Failure> {
+        // Standard output is for frames, if they go there.
+        if self.form.json {
+            return print_json_line(figures);
+        }
+        eprintln!("{}", summary(figures));
+        Ok(())
+    }
+}
+
+fn summary(figures: &Figures) -> String {
+    if figures.frames == 0 {
+        return format!(
+            "no frame of {} yet, {} incomplete, {} lost",
+            figures.stream, figures.incomplete, figures.lost
+        );
+    }
+    let ms = |ns: i64| ns as f64 / 1e6;
+    format!(
+        "{}: {} frames, {:.1} fps, latency median {:.2} ms, p99 {:.2} ms; {} incomplete, {} lost, {} skipped",
+        figures.format,
+        figures.frames,
+        figures.fps,
+        ms(figures.latency_p50_ns),
+        ms(figures.latency_p99_ns),
+        figures.incomplete,
+        figures.lost,
+        figures.skipped
+    )
+}
+
+/// What has come.
+pub struct Seen {
+    began: Instant,
+    frames: u64,
+    /// Nanoseconds.
+    pub latencies: VecDeque<i64>,
+    /// At the last line.
+    line: (Instant, u64),
+}
+
+impl Default for Seen {
+    fn default() -> Self {
+        let began = Instant::now();
+        Self {
+            began,
+            frames: 0,
+            latencies: VecDeque::with_capacity(REMEMBERED),
+            line: (began, 0),
+        }
+    }
+}
+
+impl Seen {
+    fn frame(&mut self, frame: &Frame) {
+        self.frames += 1;
+        if self.latencies.len() >= REMEMBERED {
+            self.latencies.pop_front();
+        }
+        let latency = frame
+            .completed()
+            .as_nanos()
+            .saturating_sub(frame.captured().as_nanos());
+        self.latencies.push_back(latency);
+    }
+
+    /// Frames a second since this was last said, if it is time to say it.
+    fn fps(&mut self) -> Option<f64> {
+        let (since, frames) = self.line;
+        let passed = since.elapsed();
+        if passed < LINE {
+            return None;
+        }
+        self.line = (Instant::now(), self.frames);
+        Some((self.frames - frames) as f64 / passed.as_secs_f64())
+    }
+}
+
+/// Where frames go.
+enum Out {
+    Page(Page),
+    File(Box<dyn Write>),
+    Rtp(Box<RtpOut>),
+}
+
+impl Out {
+    fn frame(&mut self, frame: Frame, seen: &Seen) -> Result<(), Failure> {
+        match self {
+            Self::Page(page) => {
+                page.show(frame, seen);
+                Ok(())
+            }
+            Self::File(file) => file.write_all(&frame).map_err(Failure::io("write a frame")),
+            Self::Rtp(rtp) => rtp.send(&frame),
+        }
+    }
+
+    fn figures(&self, figures: &Figures, seen: &Seen) {
+        if let Self::Page(page) = self {
+            page.tell(Shown::new(figures, seen));
+        }
+    }
+
+    fn flush(&mut self) -> Result<(), Failure> {
+        match self {
+            Self::File(file) => file.flush().map_err(Failure::io("write frames")),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Frames as RTP packets, spread over half of their period where that is known.
+struct RtpOut {
+    socket: UdpSocket,
+    packet: usize,
+    packetizer: Option<(Format, Packetizer)>,
+}
+
+impl RtpOut {
+    fn open(address: &str, packet: usize) -> Result<Self, Failure> {
+        let failed = |error: std::io::Error| {
+            Failure::Other(format!(
+                "cannot send RTP to {address}: {error}; write an address and a port, such as 127.0.0.1:5004"
+            ))
+        };
+        let to = address.to_socket_addrs().map_err(failed)?.next();
+        let to = to.ok_or_else(|| failed(std::io::ErrorKind::AddrNotAvailable.into()))?;
+        let any = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
+        let socket = UdpSocket::bind(any).map_err(failed)?;
+        socket.connect(to).map_err(failed)?;
+        // A full buffer makes it wait.
+        let _ = sockopt::set_socket_send_buffer_size(&socket, 1 << 20);
+        Ok(Self {
+            socket,
+            packet,
+            packetizer: None,
+        })
+    }
+
+    fn send(&mut self, frame: &Frame) -> Result<(), Failure> {
+        let format = frame.format();
+        let (_, packetizer) = match &mut self.packetizer {
+            Some(known) if known.0 == format => known,
+            place => {
+                let new = Packetizer::new(format, self.packet, 96, rand::random())?;
+                eprintln!("a receiver must know: {}", rtp::caps(format, 96)?);
+                place.insert((format, new))
+            }
+        };
+        let spread = frame.period().unwrap_or_default() / 2;
+        let packets = packetizer.packets();
+        let (began, mut sent) = (Instant::now(), 0);
+        let captured = Duration::from_nanos(frame.captured().as_nanos().try_into().unwrap_or(0));
+        let socket = &self.socket;
+        packetizer
+            .packetize(frame, captured, |packet| {
+                if sent % TOGETHER == 0 {
+                    let due = began + spread.mul_f64(sent as f64 / packets as f64);
+                    std::thread::sleep(due.saturating_duration_since(Instant::now()));
+                }
+                sent += 1;
+                match socket.send(packet) {
+                    // Nobody is there yet.
+                    Err(error) if error.kind() != std::io::ErrorKind::ConnectionRefused => {
+                        Err(error)
+                    }
+                    _ => Ok(()),
+                }
+            })
+            .map_err(Failure::io("send RTP"))
+    }
+}
