@@ -699,3 +699,36 @@ fn remedy(source: &std::io::Error) -> &'static str {
         _ => "is another runtime on this node? configure another `port`",
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_application_that_takes_over_a_sleeping_lane_wakes_its_thread() {
+        let (events, _) = channel();
+        let wake = Arc::new(eventfd(0, EventfdFlags::NONBLOCK).expect("an eventfd"));
+        let (lane, _handle) = Lane::new(
+            0,
+            1,
+            2,
+            Vec::new(),
+            &crate::config::Limits::default(),
+            Arc::new(takt_clock::SystemTai),
+            Arc::default(),
+            EventSender { events, wake },
+        )
+        .expect("a lane");
+        let lane = InlineLane::new(lane).expect("an eventfd");
+        let called = || rustix::io::read(&lane.call, &mut [0; 8]).is_ok();
+
+        lane.drive();
+        assert!(!called(), "the thread is awake");
+        lane.lane.lock().expect("the lane").park();
+        lane.parked.store(true, Ordering::Relaxed);
+        lane.drive();
+        assert!(called(), "what woke the thread was taken away");
+        lane.drive();
+        assert!(!called(), "once is enough");
+    }
+}
