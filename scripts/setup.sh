@@ -41,6 +41,10 @@ if [ "$want" = test ]; then
     need curl curl
     need iperf3 iperf3
     need strace strace
+    # Sends and shows streams of takt.
+    need gst-launch-1.0 gstreamer1.0-tools
+    need "/usr/lib/$(uname -m)-linux-gnu/gstreamer-1.0/libgstrtp.so" gstreamer1.0-plugins-good
+    need "/usr/lib/$(uname -m)-linux-gnu/gstreamer-1.0/libgstvideotestsrc.so" gstreamer1.0-plugins-base
     need ssh-keygen openssh-client
     need java default-jdk-headless
     need isochron isochron

@@ -2,13 +2,15 @@
 //! another channel, and holds on to some of what it got.
 //!
 //! `takt-test-client SOCKET WRITE READ`; a line `ready` on standard output says that it is at work. With `--topic` in the
-//! place of WRITE it publishes ten messages of the topic READ, and never ends the filling of the next.
+//! place of WRITE it publishes ten messages of the topic READ, and never ends the filling of the next. With `--serve` or
+//! `--view` it sends or receives the frames of the stream READ without a pause; every byte of a frame is its number.
 
 use std::collections::VecDeque;
 use std::error::Error;
 
 use takt::{ChannelId, Qos, Session, Wait};
 use takt_messaging::Participant;
+use takt_streaming::{Client, ClientOptions, Format, Pixels, Server, ServerOptions};
 
 /// Received messages that it never gives back in time.
 const HELD: usize = 16;
@@ -22,8 +24,11 @@ fn main() -> Result<(), Box<dyn Error>> {
         .socket(socket)
         .name("to be killed")
         .open()?;
-    if write == "--topic" {
-        return publish(session, read);
+    match write.as_str() {
+        "--topic" => return publish(session, read),
+        "--serve" => return serve(session, read),
+        "--view" => return view(session, read),
+        _ => {}
     }
     let stream = session.stream(Qos::slow())?;
     let source = stream.source(ChannelId(write.parse()?))?;
@@ -62,4 +67,23 @@ fn publish(session: Session, topic: &str) -> Result<(), Box<dyn Error>> {
     };
     publisher.fill(8, Wait::Forever, fill)?;
     Ok(())
+}
+
+fn serve(session: Session, stream: &str) -> Result<(), Box<dyn Error>> {
+    let participant = Participant::new(session)?;
+    let format = Format::picture(Pixels::Rgb, 640, 360)?;
+    let options = ServerOptions::new(Qos::slow().reliable());
+    let mut server = Server::open(&participant, stream, format, options)?;
+    loop {
+        let frame = vec![server.frames() as u8; format.bytes()];
+        server.send(&frame, Wait::Forever)?;
+    }
+}
+
+fn view(session: Session, stream: &str) -> Result<(), Box<dyn Error>> {
+    let participant = Participant::new(session)?;
+    let client = Client::connect(&participant, stream, ClientOptions::default().all())?;
+    loop {
+        client.next(Wait::Forever)?;
+    }
 }

@@ -16,6 +16,7 @@ mod refusals;
 mod routed;
 mod schedules;
 mod scouting;
+mod streams;
 mod support;
 mod tenants;
 mod topics;

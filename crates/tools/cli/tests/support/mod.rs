@@ -131,6 +131,26 @@ impl Running {
         rustix::process::kill_process(pid, signal).expect("running");
     }
 
+    /// The first line on standard error that has this text; what is before it is gone.
+    pub fn line_with(&mut self, text: &str) -> String {
+        use std::io::Read;
+        let err = self.0.stderr.as_mut().expect("its standard error");
+        let mut line = Vec::new();
+        // Byte by byte: what follows is for `end`.
+        for byte in err.bytes() {
+            match byte.expect("text") {
+                b'\n' => {
+                    let read = String::from_utf8_lossy(&std::mem::take(&mut line)).into_owned();
+                    if read.contains(text) {
+                        return read;
+                    }
+                }
+                byte => line.push(byte),
+            }
+        }
+        panic!("it ended without saying {text:?}");
+    }
+
     /// Waits for its end.
     pub fn end(mut self) -> Ran {
         use std::io::Read;

@@ -1,0 +1,324 @@
+//! `takt stream`: over a daemon, without one, and with GStreamer at the far end.
+
+mod support;
+
+use std::net::UdpSocket;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use rustix::process::Signal;
+use support::{Daemon, Ran, User};
+use takt_testing::until_true;
+
+const RELIABLE: [&str; 5] = ["--reliable", "--slow-readers", "wait", "--wait", "1min"];
+
+/// The frames of a file with pictures of this size.
+fn frames(file: &Path, bytes: usize) -> Vec<Vec<u8>> {
+    let all = std::fs::read(file).expect("a file");
+    assert_eq!(all.len() % bytes, 0, "whole frames");
+    all.chunks(bytes).map(<[u8]>::to_vec).collect()
+}
+
+fn serve<'a>(stream: &'a str, more: &[&'a str]) -> Vec<&'a str> {
+    [&["stream", "serve", stream], more, &RELIABLE[..]].concat()
+}
+
+/// A port of UDP that is free now.
+fn free_port() -> u16 {
+    let socket = UdpSocket::bind("127.0.0.1:0").expect("a socket");
+    socket.local_addr().expect("its address").port()
+}
+
+/// Runs GStreamer to its end.
+fn gstreamer(pipeline: &str) -> Command {
+    let mut command = Command::new("gst-launch-1.0");
+    command.arg("-q").args(pipeline.split_whitespace());
+    command.stdin(Stdio::null());
+    command
+}
+
+#[test]
+fn frames_are_written_as_they_were_read() {
+    let daemon = Daemon::start("");
+    let directory = &daemon.directory;
+    let [input, output] = ["in.raw", "out.raw"].map(|name| directory.join(name));
+    let pictures: Vec<u8> = (0..20 * 64 * 48 * 3)
+        .map(|at: u32| (at * 31 >> 5) as u8)
+        .collect();
+    std::fs::write(&input, &pictures).expect("a file");
+    let view = daemon.spawn(&[
+        "stream",
+        "view",
+        "a",
+        "--all",
+        "--count",
+        "20",
+        "--output",
+        output.to_str().expect("UTF-8"),
+    ]);
+    let read = |more: &[&str]| -> Ran {
+        let from = ["--from", "-", "--size", "64x48"];
+        let mut command = daemon.command(&serve("a", &[&from, more].concat()));
+        command.stdin(std::fs::File::open(&input).expect("a file"));
+        command.output().expect("takt").into()
+    };
+    let served = read(&["--json"]);
+    assert_eq!(served.code, Some(0), "{served:?}");
+    let summary = served.json();
+    assert_eq!(
+        (&summary["frames"], &summary["format"]),
+        (&20.into(), &"64x48 rgb".into())
+    );
+    let viewed = view.end();
+    assert_eq!(viewed.code, Some(0), "{viewed:?}");
+    assert!(viewed.err.contains("64x48 rgb: 20 frames, "), "{viewed:?}");
+    assert_eq!(std::fs::read(&output).expect("a file"), pictures);
+
+    // Cut short.
+    std::fs::write(&input, &pictures[..10_000]).expect("a file");
+    let _view = daemon.spawn(&["stream", "view", "a", "--http", "127.0.0.1:0"]);
+    let short = read(&[]);
+    assert_eq!(short.code, Some(1), "{short:?}");
+    let told = "standard input ends within frame 1, after 784 of 9216 bytes: do --size and --pixels say what comes?";
+    assert!(short.err.contains(told), "{short:?}");
+}
+
+#[test]
+fn pictures_of_a_directory_are_shown_on_a_page_without_a_daemon() {
+    let Some(user) = User::new(65_531) else {
+        return;
+    };
+    let directory = &user.directory;
+    let pictures = directory.join("pictures");
+    std::fs::create_dir(&pictures).expect("a directory");
+    // Red, then green; and what is no picture.
+    for (name, pixel) in [("1.ppm", [255, 0, 0]), ("2.ppm", [0, 255, 0])] {
+        let mut file = b"P6 32 16 255\n".to_vec();
+        file.extend([pixel; 32 * 16].as_flattened());
+        std::fs::write(pictures.join(name), file).expect("a file");
+    }
+    std::fs::write(pictures.join("read.me"), "text").expect("a file");
+    let mut view = user.spawn(&["stream", "view", "slides", "--http", "127.0.0.1:0"]);
+    let from = pictures.to_str().expect("UTF-8");
+    let served = user.spawn(&["stream", "serve", "slides", "--from", from, "--rate", "50"]);
+    let told = view.line_with("the picture is at ");
+    let address = &told[told.find("http://").expect("an address")..];
+    let get = |path: &str| {
+        let out = Command::new("curl")
+            .args(["-s", &format!("{address}{path}")])
+            .output();
+        out.expect("curl").stdout
+    };
+    assert!(get("").starts_with(b"<!doctype html>"));
+    until_true("a picture and its figures", || {
+        let jpeg = get("frame.jpg");
+        let figures: serde_json::Value =
+            serde_json::from_slice(&get("figures.json")).unwrap_or_default();
+        jpeg.starts_with(&[0xff, 0xd8])
+            && figures["format"] == "32x16 rgb"
+            && figures["frames"].as_u64() > Some(0)
+    });
+    assert_eq!(get("nothing"), b"the picture is at /\n");
+    for (running, told) in [(served, "frame(s) sent in "), (view, "32x16 rgb: ")] {
+        running.signal(Signal::INT);
+        let ran = running.end();
+        assert_eq!(ran.code, Some(0), "{ran:?}");
+        assert!(ran.err.contains(told), "{ran:?}");
+    }
+}
+
+#[test]
+fn gstreamer_sends_and_every_frame_is_the_same() {
+    let daemon = Daemon::start("");
+    let directory = &daemon.directory;
+    let [sent, received] = ["sent.yuv", "received.yuv"].map(|name| directory.join(name));
+    let caps = "video/x-raw,format=UYVY,width=320,height=240,framerate=100/1";
+    let made = gstreamer(&format!(
+        "videotestsrc pattern=ball num-buffers=200 ! {caps} ! filesink location={}",
+        sent.display()
+    ))
+    .status();
+    assert!(made.expect("GStreamer").success());
+    let view = daemon.spawn(&[
+        "stream",
+        "view",
+        "camera",
+        "--all",
+        "--count",
+        "30",
+        "--output",
+        received.to_str().expect("UTF-8"),
+    ]);
+    let port = free_port();
+    let from = format!("rtp://127.0.0.1:{port}");
+    let options = [
+        "--from", &from, "--size", "320x240", "--pixels", "uyvy", "--count", "30",
+    ];
+    let served = daemon.spawn(&serve("camera", &options));
+    until_true("it listens", || {
+        UdpSocket::bind(("127.0.0.1", port)).is_err()
+    });
+    let played = gstreamer(&format!(
+        "filesrc location={} ! rawvideoparse format=uyvy width=320 height=240 framerate=100/1 ! rtpvrawpay mtu=1400 ! \
+         udpsink host=127.0.0.1 port={port}",
+        sent.display()
+    ))
+    .status();
+    assert!(played.expect("GStreamer").success());
+    for running in [served, view] {
+        let ran = running.end();
+        assert_eq!(ran.code, Some(0), "{ran:?}");
+    }
+    let (sent, received) = (
+        frames(&sent, 320 * 240 * 2),
+        frames(&received, 320 * 240 * 2),
+    );
+    assert_eq!((sent.len(), received.len()), (200, 30));
+    // Each one that came is one that was sent, in order.
+    let mut rest = sent.iter();
+    for (number, frame) in received.iter().enumerate() {
+        assert!(
+            rest.any(|sent| sent == frame),
+            "frame {number} is none of those that were sent"
+        );
+    }
+}
+
+#[test]
+fn gstreamer_receives_and_every_frame_is_the_same() {
+    let daemon = Daemon::start("");
+    let directory = &daemon.directory;
+    let (shown, log) = (directory.join("shown.yuv"), directory.join("log"));
+    let port = free_port();
+    // Named caps are those that takt tells.
+    let format =
+        takt_streaming::Format::picture(takt_streaming::Pixels::Uyvy, 320, 240).expect("a format");
+    let caps = takt_streaming::rtp::caps(format, 96).expect("caps");
+    let mut player = gstreamer(&format!(
+        "udpsrc port={port} buffer-size=33554432 ! {caps} ! rtpvrawdepay ! identity eos-after=21 ! filesink location={}",
+        shown.display()
+    ));
+    player.stderr(std::fs::File::create(&log).expect("a file"));
+    let mut player = player.spawn().expect("GStreamer");
+    until_true("it listens", || UdpSocket::bind(("0.0.0.0", port)).is_err());
+    let to = format!("127.0.0.1:{port}");
+    let view = daemon.spawn(&["stream", "view", "camera", "--all", "--rtp", &to]);
+    let options = ["--size", "320x240", "--pixels", "uyvy", "--rate", "100"];
+    let served = daemon.spawn(&serve("camera", &options));
+    let ended = player.wait().expect("GStreamer");
+    assert!(
+        ended.success(),
+        "{}",
+        std::fs::read_to_string(&log).unwrap_or_default()
+    );
+    for running in [served, view] {
+        running.signal(Signal::INT);
+        let ran = running.end();
+        assert_eq!(ran.code, Some(0), "{ran:?}");
+    }
+    // The test pattern: bars that move by two pixels from frame to frame, and a line that falls by one.
+    let shown = frames(&shown, 320 * 240 * 2);
+    assert_eq!(shown.len(), 20);
+    let falls = |frame: &[u8]| {
+        frame
+            .chunks(640)
+            .position(|line| line.iter().all(|&byte| byte == 0xeb))
+    };
+    let bars = |frame: &[u8]| {
+        let lines = &mut frame.chunks(640);
+        lines
+            .rfind(|line| line.iter().any(|&byte| byte != 0xeb))
+            .map(<[u8]>::to_vec)
+    };
+    for (number, two) in shown.windows(2).enumerate() {
+        let [before, after] = [&two[0], &two[1]].map(|frame| falls(frame).expect("a line"));
+        // One, unless GStreamer's socket had no room.
+        let passed = (240 + after - before) % 240;
+        let (mut moved, bars) = (bars(&two[0]).expect("bars"), bars(&two[1]).expect("bars"));
+        moved.rotate_left(passed * 4 % 640);
+        assert!(passed > 0 && moved == bars, "frame {}", number + 1);
+    }
+}
+
+#[test]
+fn wrong_sources_and_nobody_are_told_with_what_to_do() {
+    let daemon = Daemon::start("");
+    let serve = |more: &[&str]| daemon.takt(&[&["stream", "serve", "a"][..], more].concat());
+    let view = |more: &[&str]| daemon.takt(&[&["stream", "view", "a"][..], more].concat());
+    let directory = &daemon.directory;
+    let pictures = directory.join("pictures");
+    std::fs::create_dir(&pictures).expect("a directory");
+    let empty = pictures.to_str().expect("UTF-8");
+    for (ran, told) in [
+        (
+            serve(&["--from", "-"]),
+            "give --size, such as --size 1280x720",
+        ),
+        (
+            serve(&["--from", "/nowhere"]),
+            "--from takes a directory of pictures",
+        ),
+        (
+            serve(&["--from", empty]),
+            "has no pictures: put files there that end in .png",
+        ),
+        (
+            serve(&["--from", "rtp://127.0.0.1:1x", "--size", "8x8"]),
+            "such as rtp://0.0.0.0:5004",
+        ),
+        (
+            serve(&[
+                "--from",
+                "rtp://127.0.0.1:0",
+                "--size",
+                "8x8",
+                "--pixels",
+                "gray",
+            ]),
+            "RTP has no raw video of gray",
+        ),
+        (
+            serve(&["--size", "0x8"]),
+            "write a width and a height of at least 1",
+        ),
+        (
+            serve(&["--slice", "7"]),
+            "slices of 7 bytes are not possible",
+        ),
+        (
+            serve(&["--wait", "10ms"]),
+            "nobody views the stream after 10ms",
+        ),
+        (
+            view(&["--timeout", "10ms", "--http", "127.0.0.1:0"]),
+            "no frame of the stream a for 10ms",
+        ),
+        (
+            view(&["--http", "192.0.2.1:80"]),
+            "choose another address and port with --http",
+        ),
+        (
+            view(&["--rtp", "nowhere"]),
+            "write an address and a port, such as 127.0.0.1:5004",
+        ),
+        (
+            view(&["--output", "-", "--json"]),
+            "frames and JSON cannot both go to standard output",
+        ),
+        (
+            view(&["--output", "/nowhere/at/all"]),
+            "cannot write /nowhere/at/all",
+        ),
+    ] {
+        assert_eq!(ran.code, Some(1), "{ran:?}");
+        assert!(ran.err.contains(told), "{told}: {ran:?}");
+    }
+    for (ran, told) in [
+        (serve(&["--size", "8"]), "write width and height in pixels"),
+        (serve(&["--pixels", "yuv"]), "write one of bytes rgb rgba"),
+        (serve(&["--rate", "0"]), "write frames a second"),
+    ] {
+        assert_eq!(ran.code, Some(2), "{ran:?}");
+        assert!(ran.err.contains(told), "{told}: {ran:?}");
+    }
+}
