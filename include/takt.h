@@ -449,7 +449,14 @@ int takt_topics(takt_participant *participant, uint64_t quiet_ns, uint64_t most_
                 takt_topic_callback callback, void *user);
 
 /* How the messages of a topic are to be read: declared, not checked. From TAKT_OWN_ENCODING on they are the programs' own. */
-enum takt_encoding { TAKT_BYTES = 0, TAKT_TEXT = 1, TAKT_JSON = 2, TAKT_CBOR = 3, TAKT_OWN_ENCODING = 256 };
+enum takt_encoding {
+    TAKT_BYTES = 0,
+    TAKT_TEXT = 1,
+    TAKT_JSON = 2,
+    TAKT_CBOR = 3,
+    TAKT_SLICES = 4, /* of frames, see below */
+    TAKT_OWN_ENCODING = 256
+};
 
 /* How to open a publisher. Start from TAKT_PUBLISHER_OPTIONS_INIT. */
 typedef struct takt_publisher_options {
@@ -558,6 +565,151 @@ int takt_subscriber_read_counters(takt_subscriber *subscriber, takt_subscriber_c
 
 /* Why a callback will not be called any more, as an error code; 0 if it will. */
 int takt_subscriber_failure(const takt_subscriber *subscriber);
+
+/* ---- Streams of frames ------------------------------------------------------------------------- */
+
+/* Raw frames, as cameras make them, on the topics above (docs/reference/streams.md): a server cuts each frame into slices and
+ * publishes them, any number of clients put the frames together again, each at its own pace. A stream has a name as topics
+ * have; `takt stream` serves and views it, too. Handles are closed in any order; servers and clients are used by one thread
+ * at a time, but for takt_video_client_wake(). */
+
+typedef struct takt_video_server takt_video_server;
+typedef struct takt_video_client takt_video_client;
+
+/* What lies where a pixel is, 8 bits each, line after line without gaps. UYVY: two pixels in four bytes, the width is even. */
+enum takt_pixels {
+    TAKT_PIXELS_BYTES = 0, /* nothing is said of the bytes of a frame: width is their number, height is 1 */
+    TAKT_PIXELS_RGB = 1,
+    TAKT_PIXELS_RGBA = 2,
+    TAKT_PIXELS_BGR = 3,
+    TAKT_PIXELS_BGRA = 4,
+    TAKT_PIXELS_UYVY = 5,
+    TAKT_PIXELS_GRAY = 6
+};
+
+/* What a frame is: width * height pixels, 4 GiB at most. */
+typedef struct takt_video_format {
+    int pixels; /* enum takt_pixels */
+    uint32_t width;
+    uint32_t height;
+} takt_video_format;
+
+/* How to open a server. Start from TAKT_VIDEO_SERVER_OPTIONS_INIT. */
+typedef struct takt_video_server_options {
+    size_t size;         /* sizeof(takt_video_server_options) */
+    const takt_qos *qos; /* NULL: TAKT_QOS_INIT. Its reliability says what becomes of slices that are lost */
+    uint64_t period_ns;  /* from frame to frame, at most 4.2 s; 0: unknown */
+    int spread;          /* nonzero: slices are launched at even distances over nine tenths of the period; clients of this
+                          * very node get them at once */
+    uint32_t slice;      /* bytes of a slice, 256 to 1048576; 0: whole lines, of 8 KiB or less if spread, else of 32 KiB */
+    uint32_t depth;      /* most slices on their way, a power of two up to 65536; 0: 1024 */
+} takt_video_server_options;
+
+#define TAKT_VIDEO_SERVER_OPTIONS_INIT {sizeof(takt_video_server_options), NULL, 0, 0, 0, 0}
+
+/* Opens the stream of this name. `options` may be NULL. Errors as takt_publisher_open(). */
+int takt_video_server_open(takt_participant *participant, const char *stream,
+                           const takt_video_format *format,
+                           const takt_video_server_options *options, takt_video_server **server);
+
+/* Closes a server, and tells clients that the stream has ended. NULL does nothing. */
+void takt_video_server_close(takt_video_server *server);
+
+/* Waits until the stream has a client, as takt_source_wait_reader(). */
+int takt_video_server_wait_client(takt_video_server *server, int64_t timeout_ns);
+
+/* The frames that follow are of this format. */
+int takt_video_server_set_format(takt_video_server *server, const takt_video_format *format);
+
+/* Sends a frame of `length` bytes, which was captured at `captured_ns` (TAI; 0: now). Its number, from 0, in *number if that
+ * is not NULL. Waits for memory, and if the stream is spread also for launch times, `timeout_ns` for the whole frame: if that
+ * was too short, what has been sent of the frame is not followed by the rest, and clients drop it. */
+int takt_video_send(takt_video_server *server, const void *frame, size_t length,
+                    int64_t captured_ns, int64_t timeout_ns, uint64_t *number);
+
+/* Writes the `length` bytes of a frame that begin at `offset`. */
+typedef void (*takt_video_fill)(void *user, size_t offset, void *memory, size_t length);
+
+/* As takt_video_send(), of a frame that `fill` writes where it is sent from: called once for each slice, in order. It must not
+ * call functions of this server. */
+int takt_video_send_fill(takt_video_server *server, int64_t captured_ns, int64_t timeout_ns,
+                         takt_video_fill fill, void *user, uint64_t *number);
+
+/* How to open a client. Start from TAKT_VIDEO_CLIENT_OPTIONS_INIT. */
+typedef struct takt_video_client_options {
+    size_t size;         /* sizeof(takt_video_client_options) */
+    const takt_qos *qos; /* NULL: TAKT_QOS_INIT. Reliability is the matter of servers */
+    int all;             /* 0: while the application is busy the latest frame is kept. Nonzero: all, up to `frames`; then no
+                          * slices are taken, and what comes waits or is lost as the server's quality has it */
+    int holes;           /* nonzero: frames that lack slices are delivered, too */
+    uint32_t frames;     /* most frames that wait or are held, 1024 at most; 0: 4 */
+    uint32_t depth;      /* most slices that wait until they are put into their frame, a power of two up to 65536; 0: 4096 */
+    size_t most_bytes;   /* longest frame that is taken; 0: 256 MiB */
+} takt_video_client_options;
+
+#define TAKT_VIDEO_CLIENT_OPTIONS_INIT {sizeof(takt_video_client_options), NULL, 0, 0, 0, 0, 0}
+
+/* Connects to the stream of this name, whether or not it has a server yet, and starts a thread that puts frames together.
+ * `options` may be NULL. Errors as takt_subscriber_open(). */
+int takt_video_client_open(takt_participant *participant, const char *stream,
+                           const takt_video_client_options *options, takt_video_client **client);
+
+/* Closes a client. Frames that are held become invalid. NULL does nothing. */
+void takt_video_client_close(takt_video_client *client);
+
+/* Bytes from `begin` to before `end`. */
+typedef struct takt_video_hole {
+    size_t begin;
+    size_t end;
+} takt_video_hole;
+
+/* A frame: yours to read until takt_video_frame_release(). Copy the structure as a whole or not at all. */
+typedef struct takt_video_frame {
+    const void *data;
+    size_t length;
+    takt_video_format format;
+    uint32_t period_ns;           /* from frame to frame; 0: unknown */
+    uint64_t number;              /* of the frame among those of its server, from 0 */
+    int64_t captured_ns;          /* by the server's TAI clock */
+    int64_t completed_ns;         /* when its last slice was in place, by this node's TAI clock */
+    const takt_video_hole *holes; /* what is missing, in order; its content is arbitrary */
+    size_t hole_count;
+    uint64_t reserved[2];
+} takt_video_frame;
+
+/* 0: the next frame is in *frame. 1: the server has ended the stream, once; frames of another may follow. TAKT_E_WOULD_BLOCK
+ * with TAKT_NOWAIT and none, TAKT_E_TIMED_OUT, TAKT_E_INTERRUPTED, TAKT_E_CLOSED. */
+int takt_video_next(takt_video_client *client, int64_t timeout_ns, takt_video_frame *frame);
+
+/* Gives a frame back and clears *frame. */
+int takt_video_frame_release(takt_video_client *client, takt_video_frame *frame);
+
+/* The wait that is under way, or the next one if none is, returns TAKT_E_INTERRUPTED. From any thread. */
+int takt_video_client_wake(takt_video_client *client);
+
+/* A descriptor that is readable while takt_video_next() has something to say. */
+int takt_video_client_fd(const takt_video_client *client);
+
+/* What happened to frames since the client was opened. Start from TAKT_VIDEO_CLIENT_COUNTERS_INIT. */
+typedef struct takt_video_client_counters {
+    size_t size;                     /* sizeof(takt_video_client_counters) */
+    uint64_t frames;                 /* delivered */
+    uint64_t with_holes;             /* of these, frames that lack slices */
+    uint64_t incomplete;             /* dropped, because slices were lost */
+    uint64_t lost;                   /* of which no slice came */
+    uint64_t skipped;                /* whole ones for which the application was too slow */
+    uint64_t too_large;              /* longer than `most_bytes` */
+    uint64_t late;                   /* slices that came twice, or after their frame had been given up */
+    uint64_t other_server;           /* slices of another server of the same stream */
+    takt_subscriber_counters slices; /* of the slices, as messages of a topic */
+} takt_video_client_counters;
+
+#define TAKT_VIDEO_CLIENT_COUNTERS_INIT \
+    {sizeof(takt_video_client_counters), 0, 0, 0, 0, 0, 0, 0, 0, TAKT_SUBSCRIBER_COUNTERS_INIT}
+
+/* Reads the counters of a client. */
+int takt_video_client_read_counters(const takt_video_client *client,
+                                    takt_video_client_counters *counters);
 
 #ifdef __cplusplus
 }

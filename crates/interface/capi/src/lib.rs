@@ -17,3 +17,4 @@ mod sink;
 mod source;
 mod stream;
 mod topic;
+mod video;

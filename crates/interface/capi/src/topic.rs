@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use takt_client::{Error, ErrorCode, Failure, Session, Token};
 use takt_messaging::{
-    Encoding, Participant, Publisher, PublisherOptions, Sample, Subscriber, SubscriberOptions,
-    SubscriberTask, SubscriberWaker,
+    Encoding, Participant, Publisher, PublisherOptions, Sample, Subscriber, SubscriberCounters,
+    SubscriberOptions, SubscriberTask, SubscriberWaker,
 };
 
 use crate::error::{guard, invalid};
@@ -21,7 +21,7 @@ use crate::source::{named, outcome_number, wait};
 use crate::stream::CQos;
 
 /// An error of messaging as one of the codes.
-fn failed(error: takt_messaging::Error) -> Error {
+pub(crate) fn failed(error: takt_messaging::Error) -> Error {
     match error {
         takt_messaging::Error::Channel(error) => error,
         takt_messaging::Error::System { what, source } => Error::System { what, source },
@@ -36,7 +36,7 @@ fn failed(error: takt_messaging::Error) -> Error {
 ///
 /// # Safety
 /// As [`text`].
-unsafe fn needed<'a>(from: *const c_char, name: &str) -> Result<&'a str, Error> {
+pub(crate) unsafe fn needed<'a>(from: *const c_char, name: &str) -> Result<&'a str, Error> {
     // SAFETY: the caller's promise.
     unsafe { text(from, name)? }.ok_or_else(|| invalid(&format!("`{name}` is NULL")))
 }
@@ -520,12 +520,24 @@ unsafe extern "C" fn takt_subscriber_arm(subscriber: *const CSubscriber) -> c_in
 /// `takt_subscriber_counters`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-struct SubscriberCount {
+pub(crate) struct SubscriberCount {
     size: usize,
     channels: Counters,
     foreign: u64,
     malformed: u64,
     unopened: u64,
+}
+
+impl From<SubscriberCounters> for SubscriberCount {
+    fn from(counters: SubscriberCounters) -> Self {
+        Self {
+            size: size_of::<Self>(),
+            channels: counters.channels.into(),
+            foreign: counters.foreign,
+            malformed: counters.malformed,
+            unopened: counters.unopened,
+        }
+    }
 }
 
 #[unsafe(no_mangle)]
@@ -536,14 +548,7 @@ unsafe extern "C" fn takt_subscriber_read_counters(
     // SAFETY: null or valid.
     guard(|| unsafe {
         let now = taken(subscriber)?.subscriber().counters();
-        let now = SubscriberCount {
-            size: size_of::<SubscriberCount>(),
-            channels: now.channels.into(),
-            foreign: now.foreign,
-            malformed: now.malformed,
-            unopened: now.unopened,
-        };
-        fill(counters, "counters", now)?;
+        fill(counters, "counters", SubscriberCount::from(now))?;
         Ok(0)
     })
 }

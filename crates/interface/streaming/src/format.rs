@@ -39,11 +39,13 @@ impl Pixels {
         found.unwrap_or(Self::ALL[0])
     }
 
-    pub(crate) fn number(self) -> u32 {
+    /// Its number: in slices, and in C.
+    pub fn number(self) -> u32 {
         self.row().1
     }
 
-    pub(crate) fn from_number(number: u32) -> Option<Self> {
+    /// The one with this number.
+    pub fn from_number(number: u32) -> Option<Self> {
         let row = Self::ALL.into_iter().find(|row| row.1 == number)?;
         Some(row.0)
     }

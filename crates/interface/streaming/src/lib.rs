@@ -54,7 +54,8 @@ use takt_messaging::Encoding;
 /// What the directory of topics says of a stream's encoding.
 pub const ENCODING: Encoding = Encoding::SLICES;
 
-fn now() -> TaiTime {
+/// The time of this node's TAI clock, which capture and completion times are of.
+pub fn now() -> TaiTime {
     use rustix::time::{ClockId, DynamicClockId, clock_gettime, clock_gettime_dynamic};
     // Every Linux since 3.10 has it.
     let now = clock_gettime_dynamic(DynamicClockId::Tai)

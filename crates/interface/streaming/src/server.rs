@@ -72,6 +72,7 @@ pub struct Server {
     format: Format,
     pace: Pace,
     period: Duration,
+    asked_slice: u32,
     slice: u32,
     /// Frames begun: the number of the next.
     frames: u64,
@@ -118,7 +119,8 @@ impl Server {
             format,
             pace: options.pace,
             period,
-            slice: slice_bytes(format, &options)?,
+            asked_slice: options.slice,
+            slice: slice_bytes(format, options.slice, options.pace)?,
             frames: 0,
             began: None,
         })
@@ -127,6 +129,14 @@ impl Server {
     /// What its frames are.
     pub const fn format(&self) -> Format {
         self.format
+    }
+
+    /// The frames that follow are of this format.
+    pub fn set_format(&mut self, format: Format) {
+        // The slice that was asked for was possible when the server was opened.
+        if let Ok(slice) = slice_bytes(format, self.asked_slice, self.pace) {
+            (self.slice, self.format) = (slice, format);
+        }
     }
 
     /// Bytes of each slice but the last of a frame.
@@ -158,6 +168,19 @@ impl Server {
     /// # Errors
     /// As [`fill`](Self::fill); [`Error::Option`] when the frame has not as many bytes as the format says.
     pub fn send(&mut self, frame: &[u8], wait: Wait) -> Result<u64, Error> {
+        self.send_captured(frame, crate::now(), wait)
+    }
+
+    /// As [`send`](Self::send), of a frame that was captured at another time.
+    ///
+    /// # Errors
+    /// As [`send`](Self::send).
+    pub fn send_captured(
+        &mut self,
+        frame: &[u8],
+        captured: TaiTime,
+        wait: Wait,
+    ) -> Result<u64, Error> {
         if frame.len() != self.format.bytes() {
             return Err(Error::Option(format!(
                 "a frame of {} bytes is not one of {}, which has {}",
@@ -166,7 +189,7 @@ impl Server {
                 self.format.bytes()
             )));
         }
-        self.fill(crate::now(), wait, |offset, memory| {
+        self.fill(captured, wait, |offset, memory| {
             memory.copy_from_slice(&frame[offset..offset + memory.len()]);
         })
     }
@@ -264,15 +287,14 @@ impl Drop for Server {
     }
 }
 
-fn slice_bytes(format: Format, options: &ServerOptions) -> Result<u32, Error> {
-    let asked = options.slice;
+fn slice_bytes(format: Format, asked: u32, pace: Pace) -> Result<u32, Error> {
     let least = slice::LEAST;
     if asked != 0 && !(least..=MOST_SLICE).contains(&asked) {
         return Err(Error::Option(format!(
             "slices of {asked} bytes are not possible: write {least} to {MOST_SLICE}, or 0 for the usual ones"
         )));
     }
-    let most = match (asked, options.pace) {
+    let most = match (asked, pace) {
         (0, Pace::Spread) => SLICE[0],
         (0, Pace::Burst) => SLICE[1],
         (asked, _) => asked as usize,
@@ -295,13 +317,8 @@ mod tests {
     #[test]
     fn slices_are_whole_lines_where_lines_are_short() {
         let bytes = |pixels, width, height, slice, pace| {
-            let options = ServerOptions {
-                slice,
-                pace,
-                ..ServerOptions::default()
-            };
             let format = Format::picture(pixels, width, height).expect("a format");
-            slice_bytes(format, &options).map_err(|error| error.to_string())
+            slice_bytes(format, slice, pace).map_err(|error| error.to_string())
         };
         assert_eq!(bytes(Pixels::Rgb, 1280, 720, 0, Pace::Spread), Ok(7680));
         assert_eq!(bytes(Pixels::Rgb, 1280, 720, 0, Pace::Burst), Ok(30_720));

@@ -43,7 +43,7 @@ fn frames_are_written_as_they_were_read() {
     let directory = &daemon.directory;
     let [input, output] = ["in.raw", "out.raw"].map(|name| directory.join(name));
     let pictures: Vec<u8> = (0..20 * 64 * 48 * 3)
-        .map(|at: u32| (at * 31 >> 5) as u8)
+        .map(|at: u32| ((at * 31) >> 5) as u8)
         .collect();
     std::fs::write(&input, &pictures).expect("a file");
     let view = daemon.spawn(&[

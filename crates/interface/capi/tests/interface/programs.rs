@@ -64,16 +64,29 @@ fn topics_are_published_taken_and_listed() {
 }
 
 #[test]
-fn a_program_written_from_section_6_3_4_runs_with_and_without_a_daemon() {
+fn frames_are_sent_and_received() {
     let node = Node::start();
     for language in LANGUAGES {
-        let program = Program::compile(language, &[source("lunar.c")]);
-        assert_eq!(program.run(&node), "received 10 messages\n");
-        let alone = program
-            .command()
-            .env("TAKT_SOCKET", "/nonexistent/takt.sock")
-            .output();
-        assert_eq!(ended_well(alone), "received 10 messages\n");
+        Program::compile(language, &[source("video.c")]).run(&node);
+    }
+}
+
+#[test]
+fn programs_written_from_section_6_3_4_run_with_and_without_a_daemon() {
+    let node = Node::start();
+    for (file, told) in [
+        ("lunar.c", "received 10 messages\n"),
+        ("lunar_streaming.c", "received 10 frames\n"),
+    ] {
+        for language in LANGUAGES {
+            let program = Program::compile(language, &[source(file)]);
+            assert_eq!(program.run(&node), told);
+            let alone = program
+                .command()
+                .env("TAKT_SOCKET", "/nonexistent/takt.sock")
+                .output();
+            assert_eq!(ended_well(alone), told);
+        }
     }
 }
 

@@ -137,15 +137,15 @@ impl Running {
         let err = self.0.stderr.as_mut().expect("its standard error");
         let mut line = Vec::new();
         // Byte by byte: what follows is for `end`.
-        for byte in err.bytes() {
-            match byte.expect("text") {
-                b'\n' => {
-                    let read = String::from_utf8_lossy(&std::mem::take(&mut line)).into_owned();
-                    if read.contains(text) {
-                        return read;
-                    }
-                }
-                byte => line.push(byte),
+        let mut byte = [0];
+        while err.read(&mut byte).expect("text") > 0 {
+            if byte != *b"\n" {
+                line.extend(byte);
+                continue;
+            }
+            let read = String::from_utf8_lossy(&std::mem::take(&mut line)).into_owned();
+            if read.contains(text) {
+                return read;
             }
         }
         panic!("it ended without saying {text:?}");
