@@ -64,7 +64,7 @@ install_all() {
         [ -e "$BUILD/$file" ] || { echo "install: $BUILD/$file is missing: run \`make build\` first" >&2; exit 1; }
     done
     put 755 "$BINDIR" "$BUILD/takt" "$BUILD/taktd"
-    put 644 "$INCLUDEDIR" include/*.h
+    put 644 "$INCLUDEDIR" include/*.h include/*.hpp
     install -D -m 644 "$BUILD/libtakt.so" "$DESTDIR$LIBDIR/libtakt.so.0"
     ln -sf libtakt.so.0 "$DESTDIR$LIBDIR/libtakt.so"
     put 644 "$LIBDIR" "$BUILD/libtakt_embedded.so"
@@ -121,7 +121,7 @@ uninstall_all() {
         "$DESTDIR$UNITDIR/taktd.service" \
         "$DESTDIR$MANDIR"/man1/{takt,taktd}.1 "$DESTDIR$MANDIR"/man1/takt-*.1 \
         "$DESTDIR$BASH_DIR/takt" "$DESTDIR$ZSH_DIR/_takt" "$DESTDIR$FISH_DIR/takt.fish"
-    for header in include/*.h; do rm -f "$DESTDIR$INCLUDEDIR/$(basename "$header")"; done
+    for header in include/*.h include/*.hpp; do rm -f "$DESTDIR$INCLUDEDIR/$(basename "$header")"; done
     # Only what is empty and ours.
     if [ -d "$DESTDIR$LIBDIR/cmake/takt" ]; then rmdir --ignore-fail-on-non-empty "$DESTDIR$LIBDIR/cmake/takt"; fi
     if [ -d "$DESTDIR$LIBDIR/takt-preload" ]; then find "$DESTDIR$LIBDIR/takt-preload" -depth -type d -empty -delete; fi

@@ -37,7 +37,7 @@ staged() {
     step "the unit runs the program of its PREFIX"
     local root=$work/a
     expect "ExecStart=/usr/local/bin/taktd" "$root/usr/local/lib/systemd/system/taktd.service"
-    for file in usr/local/bin/takt usr/local/lib/libtakt.so usr/local/include/takt.h etc/takt/takt.toml \
+    for file in usr/local/bin/takt usr/local/lib/libtakt.so usr/local/include/takt.h usr/local/include/takt.hpp etc/takt/takt.toml \
         usr/local/share/man/man1/taktd.1 usr/local/share/man/man1/takt-run.1 \
         usr/local/share/bash-completion/completions/takt \
         usr/local/lib/libtakt_preload.so usr/local/lib/takt-preload/{lib,lib64,"lib/$(uname -m)-linux-gnu"}/libtakt_preload.so; do

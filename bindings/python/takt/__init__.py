@@ -190,6 +190,10 @@ def _wait(part: "_Part", timeout: Optional[float], call: "object") -> int:
             return check(code)
 
 
+# Seconds between two looks for a runtime that has gone.
+_AWAY = 0.05
+
+
 async def _receive_async(receive: "Callable[[], _T]", arm: "Callable[[], bool]", fileno: "Callable[[], int]") -> "_T":
     """What `receive` gives once it does not block any more; meanwhile the event loop goes on."""
     loop = asyncio.get_running_loop()
@@ -523,12 +527,21 @@ class Sink(_Part):
 
     def __iter__(self) -> Iterator[Message]:
         while True:
-            with self.receive() as message:
+            try:
+                message = self.receive()
+            except Disconnected:
+                continue  # The session attaches again; the next call waits for that.
+            with message:
                 yield message
 
     async def __aiter__(self) -> AsyncIterator[Message]:
         while True:
-            with await self.receive_async() as message:
+            try:
+                message = await self.receive_async()
+            except Disconnected:
+                await asyncio.sleep(_AWAY)
+                continue
+            with message:
                 yield message
 
     def __enter__(self) -> "Sink":

@@ -17,13 +17,14 @@ threads and Ctrl-C are as in `takt`.
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import json
 from collections.abc import AsyncIterator, Iterator
 from enum import IntEnum
 from typing import NamedTuple, Optional, Union
 
-from . import Counters, Data, Outcome, Session, SlowSinks, _Handle, _Part, _qos, _receive_async, _view, _wait
+from . import Counters, Data, Disconnected, Outcome, Session, SlowSinks, _AWAY, _Handle, _Part, _qos, _receive_async, _view, _wait
 from . import _native
 from ._native import check, lib
 
@@ -264,12 +265,21 @@ class Subscriber(_Part):
 
     def __iter__(self) -> Iterator[Sample]:
         while True:
-            with self.take() as sample:
+            try:
+                sample = self.take()
+            except Disconnected:
+                continue  # The session attaches again; the next call waits for that.
+            with sample:
                 yield sample
 
     async def __aiter__(self) -> AsyncIterator[Sample]:
         while True:
-            with await self.take_async() as sample:
+            try:
+                sample = await self.take_async()
+            except Disconnected:
+                await asyncio.sleep(_AWAY)
+                continue
+            with sample:
                 yield sample
 
     def __enter__(self) -> "Subscriber":

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -27,12 +28,22 @@ pub(crate) fn connect(path: &Path) -> Result<OwnedFd, Error> {
         rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
         Ok(socket)
     };
+    let found = std::fs::metadata(path);
     connected().map_err(|source| match source.kind() {
+        _ if found.as_ref().is_ok_and(|found| !found.file_type().is_socket()) => Error::NoRuntime {
+            path: path.to_owned(),
+            source: io::Error::other("that is no socket"),
+        },
         io::ErrorKind::PermissionDenied => Error::Refused(Failure::new(
             ErrorCode::NotPermitted,
             format!(
-                "this user may not connect to {}: ask the operator of the node for access to the socket",
-                path.display()
+                "this user may not connect to {}{}: ask the operator of the node for access to the socket (`mode` of its \
+                 `[[listener]]`, and the group of the file), or use another node with TAKT_SOCKET",
+                path.display(),
+                found.map_or_else(|_| String::new(), |found| {
+                    let mode = found.mode() & 0o7777;
+                    format!(" (mode {mode:04o}, user {}, group {})", found.uid(), found.gid())
+                })
             ),
         )),
         _ => Error::NoRuntime { path: path.to_owned(), source },

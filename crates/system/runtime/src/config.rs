@@ -353,6 +353,11 @@ pub enum KeyMissing {
         "peer {0} has a key, but this node has none to answer with: configure `security.key_file` (`takt key generate` makes it)"
     )]
     Node(SocketAddr),
+    /// The key that is said to be its own is this node's.
+    #[error(
+        "the key of peer {0} is this node's own: `takt key show` at the peer prints that of the peer"
+    )]
+    Own(SocketAddr),
     /// Peers are accepted, and there is no key by which.
     #[error(
         "peers are accepted from networks, but no key of theirs is known: configure `security.group_key_file` on all nodes, list their public keys in `security.allow`, or set `security.protection = \"none\"`"
@@ -369,7 +374,11 @@ impl KeyMissing {
         match peer.key {
             _ if !security.is_on() => Ok(()),
             None if security.group.is_none() => Err(Self::Peer(peer.address)),
-            Some(_) if security.node.is_none() => Err(Self::Node(peer.address)),
+            Some(key) => match &security.node {
+                None => Err(Self::Node(peer.address)),
+                Some(own) if own.public() == key => Err(Self::Own(peer.address)),
+                Some(_) => Ok(()),
+            },
             _ => Ok(()),
         }
     }

@@ -88,7 +88,16 @@ pub fn user_directory() -> PathBuf {
 /// When it cannot be made, or when what is there belongs to somebody else or lets others in.
 pub fn make_private(directory: &Path) -> io::Result<()> {
     match std::fs::DirBuilder::new().mode(0o700).create(directory) {
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+            return Err(io::Error::new(
+                error.kind(),
+                format!(
+                    "cannot make the directory {} for this user's sockets: {error}; set XDG_RUNTIME_DIR to a directory of \
+                     this user, or configure other paths",
+                    directory.display()
+                ),
+            ));
+        }
         _ => {}
     }
     if is_private(directory) {

@@ -138,7 +138,10 @@ pub fn write_listeners(directory: &Path, listeners: &[proto::Listener]) -> std::
 /// Replaces a file as a whole.
 fn replace(directory: &Path, name: &str, bytes: &[u8]) -> std::io::Result<()> {
     let told = |error: std::io::Error| {
-        let text = format!("cannot write into {}: {error}", directory.display());
+        let text = format!(
+            "cannot write into {}: {error}; make room there, or make it writable, and do it again",
+            directory.display()
+        );
         std::io::Error::new(error.kind(), text)
     };
     std::fs::create_dir_all(directory).map_err(told)?;
@@ -147,6 +150,10 @@ fn replace(directory: &Path, name: &str, bytes: &[u8]) -> std::io::Result<()> {
         file.write_all(bytes)?;
         file.sync_all()
     });
+    if written.is_err() {
+        // Half of it is of no use to anybody.
+        let _ = std::fs::remove_file(&new);
+    }
     written
         .and_then(|()| std::fs::rename(&new, &path))
         .and_then(|()| std::fs::File::open(directory)?.sync_all())

@@ -107,6 +107,14 @@ fn outline(settings: &Settings, out: &mut String) -> std::fmt::Result {
             )?;
         }
     }
+    for core in config.lanes.iter().filter_map(|lane| lane.core) {
+        if !Path::new(&format!("/sys/devices/system/cpu/cpu{core}")).exists() {
+            writeln!(
+                out,
+                "warning    this machine has no core {core}: the lane would run on any; `lscpu -e` shows those that there are"
+            )?;
+        }
+    }
     for listener in &config.listeners {
         of_listener(listener, out)?;
     }

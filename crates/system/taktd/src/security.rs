@@ -1,8 +1,7 @@
 //! The files of a node's keys: read with care, and made where one is missing.
 
-use std::fs::OpenOptions;
 use std::io::{ErrorKind, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
@@ -44,7 +43,7 @@ pub enum KeyFileError {
     },
     /// It cannot be made.
     #[error(
-        "cannot make the key file {path}: {source}; name a file that this user may write, or run it as root"
+        "cannot make the key file {path}: {source}; {}", remedy(.source)
     )]
     Write {
         /// The file.
@@ -69,13 +68,24 @@ pub enum KeyFileError {
         mode: u32,
     },
     /// There is something else in it.
-    #[error("{path} holds no key: {source}")]
+    #[error(
+        "{path} holds no key: {source}; if it is of no use remove it: `takt key generate {path}` makes one"
+    )]
     Key {
         /// The file.
         path: PathBuf,
         /// What a key is.
         source: KeyError,
     },
+}
+
+fn remedy(source: &std::io::Error) -> &'static str {
+    match source.kind() {
+        ErrorKind::StorageFull | ErrorKind::QuotaExceeded => {
+            "make room there, or name a file elsewhere"
+        }
+        _ => "name a file that this user may write, or run it as root",
+    }
 }
 
 /// Reads a key.
@@ -101,23 +111,23 @@ pub fn read<K: FromStr<Err = KeyError>>(path: &Path) -> Result<K, KeyFileError> 
     })
 }
 
-/// Writes a key into a new file that its owner alone can read; one that is there is left as it is.
+/// Writes a key into a new file that its owner alone can read, all of it or nothing; one that is there is left as it is.
 ///
 /// # Errors
 /// [`KeyFileError::Exists`], [`KeyFileError::Write`].
 pub fn write(path: &Path, key: &str) -> Result<(), KeyFileError> {
-    let write = || {
-        if let Some(directory) = path.parent() {
-            std::fs::create_dir_all(directory)?;
-        }
-        let mut options = OpenOptions::new();
-        let mut file = options
-            .write(true)
-            .create_new(true)
-            .mode(0o600)
-            .open(path)?;
+    let write = || -> std::io::Result<()> {
+        let directory = match path.parent() {
+            Some(directory) if directory != Path::new("") => directory,
+            _ => Path::new("."),
+        };
+        std::fs::create_dir_all(directory)?;
+        // Of mode 0600, and removed again if anything fails.
+        let mut file = tempfile::NamedTempFile::new_in(directory)?;
         file.write_all(format!("{key}\n").as_bytes())?;
-        file.sync_all()
+        file.as_file().sync_all()?;
+        file.persist_noclobber(path)?;
+        Ok(())
     };
     let path = path.to_owned();
     write().map_err(|source| match source.kind() {

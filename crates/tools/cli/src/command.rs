@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::failure::Failure;
 use crate::{
@@ -148,14 +148,49 @@ impl Command {
     }
 }
 
+/// The commands, with the texts behind their help as paragraphs: the terminal breaks them.
+pub fn command() -> clap::Command {
+    fn walk(mut command: clap::Command) -> clap::Command {
+        if let Some(text) = command.get_after_help() {
+            let text = paragraphs(&text.to_string());
+            command = command.after_help(text);
+        }
+        command.mut_subcommands(walk)
+    }
+    walk(Arguments::command())
+}
+
+/// Joins lines that were broken in a paragraph; indented ones, and what follows a colon, stay as they are.
+fn paragraphs(text: &str) -> String {
+    let mut out = String::new();
+    let mut open = false;
+    for line in text.lines() {
+        let plain = !line.is_empty() && !line.starts_with(' ');
+        if !out.is_empty() {
+            out.push(if open && plain { ' ' } else { '\n' });
+        }
+        out.push_str(line);
+        open = plain && !line.ends_with(':');
+    }
+    out
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory;
+
+    #[test]
+    fn paragraphs_are_joined_and_lists_are_not() {
+        let text = "One\ntwo.\n\nExamples:\n  takt a\n  takt b\nEnd";
+        assert_eq!(
+            paragraphs(text),
+            "One two.\n\nExamples:\n  takt a\n  takt b\nEnd"
+        );
+    }
 
     #[test]
     fn the_tree_of_commands_is_consistent() {
-        Arguments::command().debug_assert();
+        command().debug_assert();
     }
 
     /// Every command's long help, as the reference prints it.
@@ -186,7 +221,7 @@ mod tests {
         let mut text = String::from(
             "<!-- The help of the commands, written by a test of crates/tools/cli: TAKT_WRITE_REFERENCE=1 cargo test -p takt-cli -->\n",
         );
-        let mut command = Arguments::command().version("");
+        let mut command = command().version("");
         command.build();
         walk(&mut command, "takt", &mut text);
         text

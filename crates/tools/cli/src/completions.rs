@@ -1,9 +1,9 @@
 //! `takt completions`.
 
-use clap::{Args, CommandFactory};
+use clap::Args;
 use clap_complete::Shell;
 
-use crate::command::Arguments;
+use crate::command::command;
 use crate::failure::Failure;
 use crate::output::print;
 
@@ -24,7 +24,7 @@ pub struct Completions {
 impl Completions {
     pub fn run(self) -> Result<(), Failure> {
         let mut script = Vec::new();
-        clap_complete::generate(self.shell, &mut Arguments::command(), "takt", &mut script);
+        clap_complete::generate(self.shell, &mut command(), "takt", &mut script);
         print(&String::from_utf8_lossy(&script))
     }
 }

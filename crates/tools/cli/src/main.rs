@@ -40,10 +40,13 @@ mod veth;
 
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::FromArgMatches;
 
 fn main() -> ExitCode {
-    let arguments = match command::Arguments::try_parse() {
+    let parsed = command::command()
+        .try_get_matches()
+        .and_then(|matches| command::Arguments::from_arg_matches(&matches));
+    let arguments = match parsed {
         Ok(arguments) => arguments,
         Err(error) => return ExitCode::from(usage::explain(&error)),
     };

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, CommandFactory};
 
-use crate::command::Arguments;
+use crate::command::command;
 use crate::failure::Failure;
 
 /// Writes the manual pages of `takt`, its commands and `taktd`
@@ -16,7 +16,7 @@ pub struct ManPages {
 
 impl ManPages {
     pub fn run(self) -> Result<(), Failure> {
-        let takt = Arguments::command().disable_help_subcommand(true);
+        let takt = command().disable_help_subcommand(true);
         let taktd = taktd::daemon::Arguments::command();
         for command in [takt, taktd] {
             clap_mangen::generate_to(command, &self.directory).map_err(|error| {

@@ -2,6 +2,7 @@
 
 use clap::{Args, Subcommand};
 use serde::Serialize;
+use taktd::admin::client::Client;
 use taktd::admin::proto::{AddPeerRequest, ListPeersRequest, RemovePeerRequest};
 
 use crate::admin::Daemon;
@@ -32,7 +33,7 @@ pub struct Peer {
 
 #[derive(Debug, Subcommand)]
 enum Action {
-    /// Add peers; one that is there already is left as it is
+    /// Add peers; one that is there already is left as it is, and with another key refused
     Add(Add),
     /// Remove peers and the routes to them
     Remove(Addresses),
@@ -45,6 +46,9 @@ struct Add {
     /// The peer's public key, as `takt key show` prints it there; without it the peer has the key of the group
     #[arg(long, value_name = "PUBLIC_KEY")]
     key: Option<String>,
+    /// Let a peer that is there already have this key from now on; what is under way to it and from it is lost
+    #[arg(long)]
+    replace_key: bool,
     #[command(flatten)]
     addresses: Addresses,
 }
@@ -87,6 +91,9 @@ impl Peer {
                 }
                 let done = add.addresses.each(async |client, address| {
                     let key = key.clone();
+                    if !add.replace_key {
+                        has_no_other_key(client, &address, &key).await?;
+                    }
                     let request = AddPeerRequest { address, key };
                     Ok(client.add_peer(request).await?.into_inner().added)
                 })?;
@@ -125,10 +132,34 @@ impl Peer {
     }
 }
 
+/// Fails if the peer is there with another key.
+async fn has_no_other_key(client: &mut Client, address: &str, key: &str) -> Result<(), Failure> {
+    let peers = client
+        .list_peers(ListPeersRequest {})
+        .await?
+        .into_inner()
+        .peers;
+    // As the daemon has it: with a port.
+    let same = |listed: &str| listed == address || listed.strip_suffix(":7400") == Some(address);
+    match peers
+        .iter()
+        .find(|peer| peer.configured && same(&peer.address))
+    {
+        Some(peer) if peer.key != key => Err(Failure::Other(format!(
+            "peer {address} is there already, with {}: to let it have another one add --replace-key",
+            match peer.key.as_str() {
+                "" => "the key of the group".to_owned(),
+                key => format!("the key {key}"),
+            }
+        ))),
+        _ => Ok(()),
+    }
+}
+
 impl Addresses {
     fn each(
         &self,
-        mut job: impl AsyncFnMut(&mut taktd::admin::client::Client, String) -> Result<bool, Failure>,
+        mut job: impl AsyncFnMut(&mut Client, String) -> Result<bool, Failure>,
     ) -> Result<Vec<Done>, Failure> {
         self.daemon.ask(async |mut client| {
             let mut all = Vec::new();

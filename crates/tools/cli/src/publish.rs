@@ -168,6 +168,7 @@ impl Publish {
             what: "channel",
             name: &self.channel.written,
             reads: "takt sub",
+            kept: false,
             local: attached.local,
         };
         let summary = self.messages.write(&target)?;
@@ -193,8 +194,21 @@ pub struct Target<'a> {
     pub name: &'a str,
     /// The command that reads it.
     pub reads: &'static str,
+    /// What nobody reads now is kept for those that come later.
+    pub kept: bool,
     /// Readers have to be found first: there is no daemon.
     pub local: bool,
+}
+
+impl Target<'_> {
+    /// The command that reads it, for a shell.
+    fn reader(&self) -> String {
+        let plain = |c: char| c.is_alphanumeric() || "/_.-".contains(c);
+        match self.name.chars().all(plain) {
+            true => format!("{} {}", self.reads, self.name),
+            false => format!("{} '{}'", self.reads, self.name.replace('\'', "'\\''")),
+        }
+    }
 }
 
 impl Messages {
@@ -256,9 +270,17 @@ impl Summary {
         let others: String = others
             .map(|(count, what)| format!(", {count} {what}"))
             .collect();
+        let (what, name) = (target.what, target.name);
+        let line = format!(
+            "{what} {name} over {datapath}: {} sent{others} in {:.3} s",
+            self.sent, self.seconds
+        );
+        if self.no_sink == 0 || self.sent > 0 || target.kept {
+            return line;
+        }
         format!(
-            "{} {} over {datapath}: {} sent{others} in {:.3} s",
-            target.what, target.name, self.sent, self.seconds
+            "{line}; nobody reads it: start `{}` first, or hold messages back until somebody does with --wait",
+            target.reader()
         )
     }
 }
@@ -292,14 +314,13 @@ impl Writer<'_> {
             self.next += interval;
         }
         if let Some(deadline) = self.wait.take() {
-            let Target {
-                what, name, reads, ..
-            } = self.target;
+            let Target { what, name, .. } = self.target;
             match self.target.source.wait_reader(Wait::Until(deadline)) {
                 Ok(_) => {}
                 Err(Error::TimedOut) => {
                     return Err(Failure::Other(format!(
-                        "nobody reads {what} {name} yet: start `{reads} {name}`, or wait longer (--wait)"
+                        "nobody reads {what} {name} yet: start `{}`, or wait longer (--wait)",
+                        self.target.reader()
                     )));
                 }
                 Err(error) => return Err(error.into()),

@@ -61,6 +61,72 @@ fn peers_are_added_listed_and_removed() {
 }
 
 #[test]
+fn a_peer_keeps_its_key_unless_it_is_to_be_replaced() {
+    let daemon = Daemon::start("");
+    let key = |name: &str| {
+        let file = daemon.directory.text(name);
+        if name != "node.key" {
+            assert_eq!(run(&["key", "generate", &file]).code, Some(0));
+        }
+        run(&["key", "show", &file]).out.trim().to_owned()
+    };
+    let [own, one, other] = ["node.key", "one.key", "other.key"].map(key);
+    let add = |key: &str, more: &[&str]| {
+        daemon.takt(&[&["peer", "add", "127.0.0.2", "--key", key][..], more].concat())
+    };
+    let ran = add(&own, &[]);
+    assert_eq!(ran.code, Some(1), "{ran:?}");
+    assert!(
+        ran.err
+            .contains("the key of peer 127.0.0.2:7400 is this node's own"),
+        "{ran:?}"
+    );
+    assert_eq!(add(&one, &[]).out, "peer 127.0.0.2 added\n");
+    assert_eq!(add(&one, &[]).out, "peer 127.0.0.2 is there already\n");
+    for refused in [add(&other, &[]), daemon.takt(&["peer", "add", "127.0.0.2"])] {
+        assert_eq!(refused.code, Some(1), "{refused:?}");
+        let told = format!(
+            "is there already, with the key {one}: to let it have another one add --replace-key"
+        );
+        assert!(refused.err.contains(&told), "{refused:?}");
+    }
+    let listed = || daemon.takt(&["peer", "list", "--json"]).json()[0]["key"].clone();
+    assert_eq!(listed(), *one);
+    assert_eq!(add(&other, &["--replace-key"]).code, Some(0));
+    assert_eq!(listed(), *other);
+}
+
+#[test]
+fn a_key_is_written_whole_or_not_at_all() {
+    let directory = Directory::new();
+    // No file may have any bytes, as on a full disk.
+    let script = "trap '' XFSZ; ulimit -f 0; exec \"$0\" key generate \"$1\"";
+    let generate = |script: &str| {
+        let mut command = std::process::Command::new("sh");
+        command.args([
+            "-c",
+            script,
+            env!("CARGO_BIN_EXE_takt"),
+            &directory.text("node.key"),
+        ]);
+        support::Ran::from(command.output().expect("sh"))
+    };
+    let ran = generate(script);
+    assert_eq!(ran.code, Some(1), "{ran:?}");
+    assert!(ran.err.contains("cannot make the key file"), "{ran:?}");
+    let left = std::fs::read_dir(directory.path())
+        .expect("a directory")
+        .count();
+    assert_eq!(left, 0);
+    assert_eq!(generate("exec \"$0\" key generate \"$1\"").code, Some(0));
+    let again = generate("exec \"$0\" key generate \"$1\"");
+    assert!(
+        again.err.contains("is there already and is left as it is"),
+        "{again:?}"
+    );
+}
+
+#[test]
 fn everything_for_people_fits_80_columns_and_has_no_colours_in_a_file() {
     let daemon = Daemon::start(
         "[datapath.xdp]\ninterface = \"takt-t-none\"\n[[peer]]\naddress = \"127.100.100.100:65535\"\n\

@@ -60,13 +60,13 @@ pub async fn connect(path: &Path) -> Result<Client, ConnectError> {
     if let Err(source) = tokio::net::UnixStream::connect(path).await {
         let path = path.to_owned();
         return Err(match source.kind() {
-            io::ErrorKind::PermissionDenied => ConnectError::Permission { path, source },
             _ if path
                 .metadata()
                 .is_ok_and(|found| !found.file_type().is_socket()) =>
             {
                 ConnectError::NoSocket { path }
             }
+            io::ErrorKind::PermissionDenied => ConnectError::Permission { path, source },
             _ => ConnectError::NoDaemon { path, source },
         });
     }

@@ -69,7 +69,7 @@ pub fn check(file: &File, document: &Document<'_>) -> Checked {
         xdp(config, document)?;
     }
     socket_path(&file.admin.socket, way!["admin", "socket"], document)?;
-    if tracing_subscriber::EnvFilter::try_new(&file.log.level).is_err() {
+    if !is_log_filter(&file.log.level) {
         return fault(
             document,
             way!["log", "level"],
@@ -77,6 +77,16 @@ pub fn check(file: &File, document: &Document<'_>) -> Checked {
         );
     }
     Ok(())
+}
+
+/// A lone word would be a target of which everything is logged, and nothing of any other: a slip.
+fn is_log_filter(text: &str) -> bool {
+    let level = |word: &str| {
+        let levels = ["off", "error", "warn", "info", "debug", "trace"];
+        levels.iter().any(|level| level.eq_ignore_ascii_case(word))
+    };
+    let sound = |part: &str| part.contains(['=', '[']) || level(part.trim());
+    tracing_subscriber::EnvFilter::try_new(text).is_ok() && text.split(',').all(sound)
 }
 
 fn fault(

@@ -935,6 +935,11 @@ fn every_fault_names_line_key_value_and_remedy() {
             "127.0.0.1:9464",
         ),
         (
+            "[log]\nlevel = \"loud\"",
+            "`log.level` = \"loud\"",
+            "off, error, warn",
+        ),
+        (
             "[log]\nlevel = \"loud=very\"",
             "`log.level` = \"loud=very\"",
             "off, error, warn",

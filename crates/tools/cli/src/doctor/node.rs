@@ -121,7 +121,8 @@ fn peers(peers: &[Peer]) -> Vec<Finding> {
             )
             .remedy(
                 "there: does a daemon run, does `takt peer list` show this node, does the firewall \
-                 let UDP pass to its port and those behind it?",
+                 let UDP pass to its port and those behind it, has each node the key of the other \
+                 (`takt key show`), or both the group's?",
             ),
         );
     }

@@ -8,7 +8,7 @@ use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Modifier, Style};
 use ratatui::text::Line;
-use ratatui::widgets::{Block, Borders, Row, Table};
+use ratatui::widgets::{Block, Borders, Paragraph, Row, Table};
 use taktd::admin::client::connect;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
@@ -56,6 +56,8 @@ struct Screen {
     view: View,
     /// First row of the lower part.
     offset: usize,
+    /// First column of all parts behind the one that names the row.
+    column: usize,
     /// In the place of the last line, while there is no daemon.
     trouble: Option<String>,
 }
@@ -66,6 +68,7 @@ enum Wish {
     Quit,
     NextView,
     Scroll(isize),
+    Sideways(isize),
     /// The window has another size.
     Redraw,
 }
@@ -141,6 +144,8 @@ fn wish(event: &Event) -> Option<Wish> {
         KeyCode::Tab => Wish::NextView,
         KeyCode::Up | KeyCode::Char('k') => Wish::Scroll(-1),
         KeyCode::Down | KeyCode::Char('j') => Wish::Scroll(1),
+        KeyCode::Left | KeyCode::Char('h') => Wish::Sideways(-1),
+        KeyCode::Right | KeyCode::Char('l') => Wish::Sideways(1),
         KeyCode::PageUp => Wish::Scroll(-10),
         KeyCode::PageDown => Wish::Scroll(10),
         _ => return None,
@@ -155,6 +160,7 @@ impl Screen {
                 self.offset = 0;
             }
             Wish::Scroll(rows) => self.offset = self.offset.saturating_add_signed(rows),
+            Wish::Sideways(columns) => self.column = self.column.saturating_add_signed(columns),
             Wish::Quit | Wish::Redraw => {}
         }
     }
@@ -164,40 +170,83 @@ impl Screen {
         let ports = plain::ports(&self.rates);
         let height = |rows: &Rows| rows.rows.len() as u16 + 2;
         let [top, upper, middle, lower, bottom] = Layout::vertical([
-            Constraint::Length(1),
+            Constraint::Length(2),
             Constraint::Length(height(&lanes)),
             Constraint::Length(height(&ports)),
             Constraint::Min(3),
             Constraint::Length(1),
         ])
         .areas(frame.area());
-        frame.render_widget(Line::from(plain::heading(&self.rates)), top);
-        draw_table(frame, upper, lanes, 0);
-        draw_table(frame, middle, ports, 0);
+        let heading = match self.rates.node.as_str() {
+            "" => "asking the daemon".to_owned(),
+            _ => plain::heading(&self.rates),
+        };
+        frame.render_widget(Paragraph::new(heading), top);
         let rows = self.view.rows(&self.rates);
         self.offset = self.offset.min(rows.rows.len().saturating_sub(1));
-        draw_table(frame, lower, rows, self.offset);
+        // As far as there is something.
+        let most = [&lanes, &ports, &rows].map(|rows| columns_left_of_the_last(rows, lower.width));
+        self.column = self.column.min(most.into_iter().max().unwrap_or_default());
+        let wide = most.into_iter().any(|most| most > 0);
+        draw_table(frame, upper, lanes, 0, self.column.min(most[0]));
+        draw_table(frame, middle, ports, 0, self.column.min(most[1]));
+        draw_table(frame, lower, rows, self.offset, self.column.min(most[2]));
         let hint = match &self.trouble {
             Some(trouble) => Line::from(trouble.as_str()).style(Modifier::REVERSED),
+            None if wide => {
+                Line::from("Tab: channels, sessions, peers   Up/Down, Left/Right: scroll   q: quit")
+            }
             None => Line::from("Tab: channels, sessions, peers   Up/Down: scroll   q: quit"),
         };
         frame.render_widget(hint, bottom);
     }
 }
 
-fn draw_table(frame: &mut Frame<'_>, area: Rect, rows: Rows, offset: usize) {
-    let widths: Vec<usize> = rows
-        .columns
-        .iter()
-        .enumerate()
+/// Between two columns.
+const SPACING: usize = 2;
+
+/// How wide each column is.
+fn widths(rows: &Rows) -> Vec<usize> {
+    let columns = rows.columns.iter().enumerate();
+    columns
         .map(|(at, (heading, _))| {
             let cells = rows.rows.iter().map(|row| row[at].chars().count());
             cells.chain([heading.len()]).max().unwrap_or_default()
         })
+        .collect()
+}
+
+/// How many columns behind the first have to be left out so that the last one is seen.
+fn columns_left_of_the_last(rows: &Rows, width: u16) -> usize {
+    let widths = widths(rows);
+    let Some((first, rest)) = widths.split_first() else {
+        return 0;
+    };
+    let mut room = usize::from(width).saturating_sub(*first);
+    let fit = rest.iter().rev().take_while(|width| {
+        let left = room.checked_sub(**width + SPACING);
+        room = left.unwrap_or_default();
+        left.is_some()
+    });
+    // One at least is shown, however narrow the window is.
+    rest.len() - fit.count().max(1).min(rest.len())
+}
+
+/// Draws a table from its `column`-th column behind the first: as many whole columns as there is room for.
+fn draw_table(frame: &mut Frame<'_>, area: Rect, rows: Rows, offset: usize, column: usize) {
+    let widths = widths(&rows);
+    let mut room = usize::from(area.width);
+    let shown: Vec<usize> = (0..widths.len())
+        .filter(|&at| at == 0 || at > column)
+        .take_while(|&at| {
+            let fits = widths[at] <= room;
+            room = room.saturating_sub(widths[at] + SPACING);
+            fits || at == 0
+        })
         .collect();
-    let cells = |texts: Vec<String>| {
-        let cells = texts.into_iter().enumerate().map(|(at, text)| {
-            let line = Line::from(text);
+    let cells = |texts: &[String]| {
+        let cells = shown.iter().map(|&at| {
+            let line = Line::from(texts[at].clone());
             match rows.columns[at].1 {
                 Align::Left => line,
                 Align::Right => line.right_aligned(),
@@ -205,16 +254,19 @@ fn draw_table(frame: &mut Frame<'_>, area: Rect, rows: Rows, offset: usize) {
         });
         Row::new(cells.collect::<Vec<_>>())
     };
-    let headings = rows
+    let headings: Vec<String> = rows
         .columns
         .iter()
-        .map(|(heading, _)| (*heading).to_owned());
+        .map(|(heading, _)| (*heading).to_owned())
+        .collect();
     let table = Table::new(
-        rows.rows.into_iter().skip(offset).map(cells),
-        widths.iter().map(|width| Constraint::Length(*width as u16)),
+        rows.rows.iter().skip(offset).map(|row| cells(row)),
+        shown
+            .iter()
+            .map(|&at| Constraint::Length(widths[at] as u16)),
     )
-    .column_spacing(2)
-    .header(cells(headings.collect()).style(Style::new().add_modifier(Modifier::BOLD)))
+    .column_spacing(SPACING as u16)
+    .header(cells(&headings).style(Style::new().add_modifier(Modifier::BOLD)))
     .block(Block::new().borders(Borders::TOP).title(rows.title));
     frame.render_widget(table, area);
 }
@@ -298,6 +350,34 @@ mod tests {
             text.contains("trying again") && !text.contains("q: quit"),
             "{text}"
         );
+    }
+
+    #[test]
+    fn in_a_narrow_window_columns_are_whole_and_the_rest_is_beside() {
+        let mut screen = screen();
+        let draw = |screen: &mut Screen| {
+            let mut terminal = Terminal::new(TestBackend::new(80, 24)).expect("a terminal");
+            terminal.draw(|frame| screen.draw(frame)).expect("drawn");
+            terminal.backend().to_string()
+        };
+        let text = draw(&mut screen);
+        assert!(text.contains("CHANNEL  SOURCES  SINKS  PEERS"), "{text}");
+        assert!(
+            text.contains("Left/Right") && text.contains("1 of 1 peer(s) up"),
+            "{text}"
+        );
+        assert!(!text.contains("DROPPED/s"), "{text}");
+        screen.act(Wish::Sideways(100));
+        let text = draw(&mut screen);
+        assert!(
+            text.contains("DROPPED/s") && text.contains("CHANNEL"),
+            "{text}"
+        );
+        assert!(!text.contains("SOURCES"), "{text}");
+        screen.act(Wish::Sideways(-100));
+        assert!(draw(&mut screen).contains("SOURCES"));
+        // Before there is anything.
+        assert!(draw(&mut Screen::default()).contains("asking the daemon"));
     }
 
     #[test]

@@ -85,6 +85,7 @@ impl Pub {
             what: "topic",
             name: &self.topic,
             reads: "takt topic echo",
+            kept: self.history > 0,
             // What is kept need not be read now.
             local: joined.opened.local && self.history == 0,
         };
