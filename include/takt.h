@@ -602,7 +602,7 @@ typedef struct takt_video_server_options {
     int spread;          /* nonzero: slices are launched at even distances over nine tenths of the period; clients of this
                           * very node get them at once */
     uint32_t slice;      /* bytes of a slice, 256 to 1048576; 0: whole lines, of 8 KiB or less if spread, else of 32 KiB */
-    uint32_t depth;      /* most slices on their way, a power of two up to 65536; 0: 1024 */
+    uint32_t depth;      /* most slices on their way, a power of two up to 65536; 0: two frames, 64 to 1024 */
 } takt_video_server_options;
 
 #define TAKT_VIDEO_SERVER_OPTIONS_INIT {sizeof(takt_video_server_options), NULL, 0, 0, 0, 0}

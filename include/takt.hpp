@@ -156,7 +156,7 @@ public:
 
 private:
     friend class source;
-    buffer(takt_source *source, takt_buffer buffer) noexcept : source_(source), buffer_(buffer) {}
+    buffer(takt_source *source, takt_buffer taken) noexcept : source_(source), buffer_(taken) {}
 
     takt_source *source_;
     takt_buffer buffer_;

@@ -320,7 +320,7 @@ class Stream(_Part):
         self.close()
 
 
-def _view(handle: _Handle, native: "Union[_native.Buffer, _native.Sample]") -> memoryview:
+def _view(handle: _Handle, native: "Union[_native.Buffer, _native.Sample, _native.VideoFrame]") -> memoryview:
     """A view of shared memory, which keeps the handle and so the memory for as long as it or a slice is there."""
     array = (ctypes.c_char * native.length).from_address(native.data or 0)
     array._handle = handle  # type: ignore[attr-defined]

@@ -141,6 +141,67 @@ class SubscriberCounters(ctypes.Structure):
     ]
 
 
+class VideoFormat(ctypes.Structure):
+    _fields_ = [("pixels", c_int), ("width", c_uint32), ("height", c_uint32)]
+
+
+class VideoServerOptions(ctypes.Structure):
+    _fields_ = [
+        ("size", c_size_t),
+        ("qos", POINTER(Qos)),
+        ("period_ns", c_uint64),
+        ("spread", c_int),
+        ("slice", c_uint32),
+        ("depth", c_uint32),
+    ]
+
+
+class VideoClientOptions(ctypes.Structure):
+    _fields_ = [
+        ("size", c_size_t),
+        ("qos", POINTER(Qos)),
+        ("all", c_int),
+        ("holes", c_int),
+        ("frames", c_uint32),
+        ("depth", c_uint32),
+        ("most_bytes", c_size_t),
+    ]
+
+
+class VideoHole(ctypes.Structure):
+    _fields_ = [("begin", c_size_t), ("end", c_size_t)]
+
+
+class VideoFrame(ctypes.Structure):
+    _fields_ = [
+        ("data", c_void_p),
+        ("length", c_size_t),
+        ("format", VideoFormat),
+        ("period_ns", c_uint32),
+        ("number", c_uint64),
+        ("captured_ns", c_int64),
+        ("completed_ns", c_int64),
+        ("holes", POINTER(VideoHole)),
+        ("hole_count", c_size_t),
+        ("reserved", c_uint64 * 2),
+    ]
+
+
+class VideoClientCounters(ctypes.Structure):
+    _fields_ = [
+        ("size", c_size_t),
+        ("frames", c_uint64),
+        ("with_holes", c_uint64),
+        ("incomplete", c_uint64),
+        ("lost", c_uint64),
+        ("skipped", c_uint64),
+        ("too_large", c_uint64),
+        ("late", c_uint64),
+        ("other_server", c_uint64),
+        ("slices", SubscriberCounters),
+    ]
+
+
 lib = _load()
 
 _FUNCTIONS: dict[str, tuple[object, list[object]]] = {
@@ -194,6 +255,21 @@ _FUNCTIONS: dict[str, tuple[object, list[object]]] = {
     "subscriber_fd": (c_int, [c_void_p]),
     "subscriber_arm": (c_int, [c_void_p]),
     "subscriber_read_counters": (c_int, [c_void_p, POINTER(SubscriberCounters)]),
+    "video_server_open": (
+        c_int,
+        [c_void_p, c_char_p, POINTER(VideoFormat), POINTER(VideoServerOptions), POINTER(c_void_p)],
+    ),
+    "video_server_close": (None, [c_void_p]),
+    "video_server_wait_client": (c_int, [c_void_p, c_int64]),
+    "video_server_set_format": (c_int, [c_void_p, POINTER(VideoFormat)]),
+    "video_send": (c_int, [c_void_p, c_void_p, c_size_t, c_int64, c_int64, POINTER(c_uint64)]),
+    "video_client_open": (c_int, [c_void_p, c_char_p, POINTER(VideoClientOptions), POINTER(c_void_p)]),
+    "video_client_close": (None, [c_void_p]),
+    "video_next": (c_int, [c_void_p, c_int64, POINTER(VideoFrame)]),
+    "video_frame_release": (c_int, [c_void_p, POINTER(VideoFrame)]),
+    "video_client_wake": (c_int, [c_void_p]),
+    "video_client_fd": (c_int, [c_void_p]),
+    "video_client_read_counters": (c_int, [c_void_p, POINTER(VideoClientCounters)]),
 }
 
 for _name, (_result, _arguments) in _FUNCTIONS.items():

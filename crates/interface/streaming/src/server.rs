@@ -14,6 +14,8 @@ use crate::slice::{self, Header, Says};
 const SLICE: [usize; 2] = [8192, 32_768];
 /// The longest slice.
 const MOST_SLICE: u32 = 1 << 20;
+/// Fewest and most slices on their way, if not told otherwise.
+const DEPTHS: [usize; 2] = [64, 1024];
 /// How long before its launch a slice is handed to the runtime, at least.
 const LEAD: Duration = Duration::from_micros(300);
 /// Part of its period over which a frame is spread: the rest is for what comes late.
@@ -41,7 +43,8 @@ pub struct ServerOptions {
     pub period: Option<Duration>,
     /// Bytes of a slice, 256 B to 1 MiB; 0: whole lines of 8 KiB or less with [`Pace::Spread`], of 32 KiB or less else.
     pub slice: u32,
-    /// Most slices that may be on their way at once, a power of two up to 65536; 0: 1024.
+    /// Most slices that may be on their way at once, a power of two up to 65536; 0: two frames, 64 at least and 1024 at
+    /// most. What is on its way is what a frame waits behind.
     pub depth: u32,
 }
 
@@ -102,12 +105,16 @@ impl Server {
                 "frames can be spread only over a known period: give one".into(),
             ));
         }
+        let slice = slice_bytes(format, options.slice, options.pace)?;
         let publisher = participant.publisher_with(
             name,
             PublisherOptions {
                 qos: options.qos,
                 depth: match options.depth {
-                    0 => 1024,
+                    0 => {
+                        let two = 2 * format.bytes().div_ceil(slice as usize);
+                        two.next_power_of_two().clamp(DEPTHS[0], DEPTHS[1]) as u32
+                    }
                     depth => depth,
                 },
                 encoding: crate::ENCODING,
@@ -120,7 +127,7 @@ impl Server {
             pace: options.pace,
             period,
             asked_slice: options.slice,
-            slice: slice_bytes(format, options.slice, options.pace)?,
+            slice,
             frames: 0,
             began: None,
         })

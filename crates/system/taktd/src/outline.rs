@@ -170,7 +170,7 @@ fn of_listener(listener: &ListenerConfig, out: &mut String) -> std::fmt::Result 
     };
     write!(
         out,
-        "listener   {} mode {:04o}: tenant {}, write {}, read {}, classes {}, {} messages/s, {} bytes/s, memory {} of {} in all, {} sessions of {} endpoints, {} in all, with {} descriptors",
+        "listener   {} mode {:04o}\n           tenant {}, write {}, read {}, classes {}\n           {} messages/s, {} bytes/s, memory {} of {} in all\n           {} sessions of {} endpoints, {} in all, with {} descriptors",
         listener.path.display(),
         listener.mode,
         policy.identity,

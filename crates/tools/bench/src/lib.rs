@@ -10,6 +10,7 @@
 pub mod application;
 pub mod awake;
 pub mod experiment;
+pub mod frames;
 pub mod isochronous;
 pub mod machine;
 pub mod outcome;

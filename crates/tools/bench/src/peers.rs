@@ -16,6 +16,7 @@ use crate::experiment::Sample;
 use crate::statistics::{Latencies, Throughput};
 
 pub mod programs;
+pub mod sendfile;
 pub mod udp;
 pub mod udp_batch;
 pub mod xdp;

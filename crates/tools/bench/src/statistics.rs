@@ -229,7 +229,7 @@ pub fn median(mut values: Vec<f64>) -> Option<f64> {
 }
 
 /// What arrived in a stretch of time, and what did not.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Throughput {
     /// Messages received.
     pub messages: u64,

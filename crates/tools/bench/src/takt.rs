@@ -21,6 +21,7 @@ use crate::statistics::{Latencies, Throughput};
 pub mod app;
 pub(crate) mod daemon;
 pub mod departures;
+pub mod frames;
 pub mod local;
 pub(crate) mod process;
 pub mod sinks;
@@ -211,6 +212,36 @@ impl Takt {
         sample
             .figures
             .insert("dropped at the sink".to_owned(), received.dropped as f64);
+        Ok(sample)
+    }
+
+    /// Frames of `payload` octets as fast as they go, each compared with what was sent.
+    ///
+    /// # Errors
+    /// As [`round_trips`](Self::round_trips).
+    pub fn frames(
+        &self,
+        form: Form,
+        path: Datapath,
+        pair: &Pair<'_>,
+        options: &Stream,
+    ) -> Result<Sample, TaktError> {
+        let sides = Sides::start(self, form, path, pair)?;
+        let size = options.payload.to_string();
+        let seconds = options.duration.as_secs_f64().to_string();
+        let mut far = sides.far(&["viewer", "--size", &size])?;
+        let mut near = sides.near(&["camera", "--size", &size, "--seconds", &seconds])?;
+        let _sent: u64 = near.answer(options.duration + PATIENCE)?;
+        let viewed: frames::Viewed = far.answer(PATIENCE)?;
+        let mut sample = Sample::from(viewed.latencies);
+        sample.throughput = Some(Throughput {
+            messages: viewed.frames,
+            bytes: viewed.frames * options.payload as u64,
+            lost: viewed.lost,
+            nanoseconds: viewed.nanos,
+        });
+        let wrong = viewed.wrong as f64;
+        sample.figures.insert("wrong frames".to_owned(), wrong);
         Ok(sample)
     }
 

@@ -17,7 +17,7 @@ mod sinks;
 mod tenants;
 mod throughput;
 
-pub use common::{BenchError, Common};
+pub use common::{BenchError, Common, Measurement, TwoCores, hosts};
 pub use isochronous::Isochronous;
 
 const HELP: &str = "\

@@ -240,7 +240,7 @@ impl Exec {
             .ok_or_else(|| Failure::Other("no command: name one behind the host".into()))?;
         let error = host.login(program)?.args(arguments).exec();
         Err(Failure::Other(format!(
-            "cannot run {program} in {}: {error}",
+            "cannot run {program} in {}: {error}; name a program by its path, or one that is in PATH",
             host.namespace()
         )))
     }

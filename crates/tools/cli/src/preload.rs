@@ -99,7 +99,7 @@ impl Preload {
         // Returns only if it fails.
         let error = command.exec();
         Err(Failure::Other(format!(
-            "cannot run {}: {error}",
+            "cannot run {}: {error}; name a program that this user may run, by its path or one that is in PATH",
             program.display()
         )))
     }

@@ -322,3 +322,41 @@ fn wrong_sources_and_nobody_are_told_with_what_to_do() {
         assert!(ran.err.contains(told), "{told}: {ran:?}");
     }
 }
+
+#[test]
+fn the_benchmark_compares_every_frame_of_every_variant() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: lab hosts need root");
+        return;
+    }
+    let directory = takt_testing::Directory::new();
+    let out = directory.text("out");
+    let ran = support::run(&[
+        "stream",
+        "bench",
+        "--sizes",
+        "hd",
+        "--rounds",
+        "1",
+        "--seconds",
+        "0.2",
+        "--json",
+        "--out",
+        &out,
+    ]);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    let report = ran.json();
+    let variants = report["outcomes"][0]["variants"]
+        .as_array()
+        .expect("variants");
+    assert_eq!(variants.len(), 5, "{report}");
+    for variant in variants {
+        let sample = &variant["rounds"][0]["sample"];
+        assert!(
+            sample["throughput"]["messages"].as_u64() > Some(0),
+            "{variant}"
+        );
+        assert_eq!(sample["throughput"]["lost"], 0, "{variant}");
+        assert_eq!(sample["figures"]["wrong frames"], 0.0, "{variant}");
+    }
+}

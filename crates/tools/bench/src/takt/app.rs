@@ -7,7 +7,7 @@ use clap::{Args, ValueEnum};
 use takt::{Qos, Session};
 use takt_embedded::{Embedded, Settings};
 
-use super::{local, topics};
+use super::{frames, local, topics};
 use crate::{application, awake};
 
 /// What to do.
@@ -27,6 +27,10 @@ pub enum Role {
     Receiver,
     /// Send to oneself, with the time
     Loop,
+    /// Send frames at full speed
+    Camera,
+    /// Take frames, and compare them with what was sent
+    Viewer,
 }
 
 /// The benchmarking application of naaas-thesis-2024, section 7.2.2.
@@ -119,6 +123,13 @@ pub fn run(options: &Options) -> Result<(), Box<dyn Error>> {
             serde_json::to_string(&local::send(&session, qos, options.size, options.count)?)?
         }
         Role::Receiver => serde_json::to_string(&local::receive(&session, qos)?)?,
+        Role::Camera => {
+            let time = Duration::try_from_secs_f64(options.seconds)?;
+            serde_json::to_string(&frames::camera(session.clone(), qos, options.size, time)?)?
+        }
+        Role::Viewer => {
+            serde_json::to_string(&frames::viewer(session.clone(), qos, options.size)?)?
+        }
         Role::Loop => {
             serde_json::to_string(&local::around(&session, qos, options.size, options.count)?)?
         }

@@ -1,5 +1,6 @@
 //! `takt stream`.
 
+mod bench;
 mod page;
 mod pixels;
 mod serve;
@@ -38,6 +39,8 @@ enum Action {
     Serve(serve::Serve),
     /// Receive frames, and show them on a page, write them out, or send them on as RTP
     View(view::View),
+    /// Measure frames between two lab hosts, beside `sendfile` over TCP
+    Bench(bench::Bench),
 }
 
 impl StreamCommand {
@@ -45,6 +48,7 @@ impl StreamCommand {
         match self.action {
             Action::Serve(serve) => serve.run(),
             Action::View(view) => view.run(),
+            Action::Bench(bench) => bench.run(),
         }
     }
 }

@@ -64,8 +64,8 @@ pub struct Serve {
         hide_default_value = true
     )]
     slice: u32,
-    /// Most slices on their way at once, a power of two
-    #[arg(long, value_name = "N", default_value_t = 1024)]
+    /// Most slices on their way at once, a power of two [default: two frames, 64 to 1024]
+    #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
     depth: u32,
     /// End after this many frames
     #[arg(long, value_name = "N")]

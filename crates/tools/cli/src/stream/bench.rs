@@ -1,0 +1,112 @@
+//! `takt stream bench`: thesis figure 7.16.
+
+use std::time::Duration;
+
+use clap::Args;
+use takt_bench::experiment::{Experiment, Round, Variant};
+use takt_bench::peers::{Pair, Stream, sendfile};
+use takt_bench::takt::{Datapath, Form, Takt};
+use takt_lab::LabConfig;
+
+use crate::bench::{BenchError, Common, Measurement, TwoCores, hosts};
+use crate::failure::Failure;
+
+const HELP: &str = "\
+Frames go from one lab host to another as fast as the receiver takes them, and each is compared with what was sent. Needs
+root. Takt's streams are reliable; beside them `sendfile` over TCP.
+
+Examples:
+  sudo takt stream bench
+  sudo takt stream bench --sizes hd,4k --rounds 3 --seconds 5";
+
+/// The variant that ratios are taken to.
+const BASELINE: &str = "sendfile, TCP";
+
+/// The pictures of naaas-thesis-2024, table 7.3, by the octets of their raw RGB.
+const PICTURES: [(&str, &str, usize); 5] = [
+    ("hd", "HD, 2.76 MB", 1280 * 720 * 3),
+    ("fhd", "Full HD, 6.22 MB", 1920 * 1080 * 3),
+    ("2k", "2K, 11.6 MB", 2560 * 1512 * 3),
+    ("4k", "4K, 24.88 MB", 3840 * 2160 * 3),
+    ("8k", "8K, 99.53 MB", 7680 * 4320 * 3),
+];
+
+const METHOD: &str = "\
+Two hosts in network namespaces, joined by one veth cable; the camera runs on one core, the viewer on another, a daemon's \
+lane on the core of its host's application. The camera sends raw frames as fast as it is let; the viewer puts each together, \
+compares all its bytes with those sent, and takes the time from before the frame was sent until it was whole. Takt's streams \
+are reliable, in slices of 32 KiB; sendfile sends from the kernel's memory over TCP.";
+
+/// Measures streams beside sendfile over TCP.
+#[derive(Debug, Args)]
+#[command(after_help = HELP)]
+pub struct Bench {
+    /// Which pictures
+    #[arg(long, value_name = "SIZE", value_delimiter = ',', default_value = "hd,fhd,2k,4k,8k", value_parser = ["hd", "fhd", "2k", "4k", "8k"])]
+    sizes: Vec<String>,
+    /// Seconds to send in each run
+    #[arg(long, value_name = "SECONDS", default_value_t = 3.0)]
+    seconds: f64,
+    #[command(flatten)]
+    common: Common,
+}
+
+impl Bench {
+    pub fn run(self) -> Result<(), Failure> {
+        self.measure().map_err(BenchError::into)
+    }
+
+    fn measure(self) -> Result<(), BenchError> {
+        let cores = TwoCores::choose()?;
+        let takt = Takt::this_program()?.reliable();
+        let duration = Duration::try_from_secs_f64(self.seconds)
+            .ok()
+            .filter(|duration| !duration.is_zero())
+            .ok_or(BenchError::Seconds(self.seconds))?;
+        let lab = hosts(&LabConfig::default())?;
+        let pair = Pair {
+            near: lab.host(0),
+            far: lab.host(1),
+            near_core: cores.near,
+            far_core: cores.far,
+        };
+        let title = "Raw frames between two hosts";
+        let mut measurement = Measurement::begin(&self.common, "stream", title, METHOD)?;
+        let wanted = PICTURES
+            .iter()
+            .filter(|(name, ..)| self.sizes.iter().any(|size| size == name));
+        for &(_, setting, bytes) in wanted {
+            let stream = Stream {
+                payload: bytes,
+                batch: 1,
+                duration,
+            };
+            measurement.run(Experiment {
+                name: "Frames between two hosts".into(),
+                setting: setting.into(),
+                method: String::new(),
+                rounds: self.common.rounds,
+                baseline: Some(BASELINE.into()),
+                variants: variants(&takt, pair, stream),
+            })?;
+        }
+        measurement.finish()
+    }
+}
+
+fn variants<'a>(takt: &'a Takt, pair: Pair<'a>, stream: Stream) -> Vec<Variant<'a>> {
+    let mut variants = vec![Variant::new(BASELINE, move |_: &Round| {
+        Ok(sendfile::stream(&pair, &stream)?)
+    })];
+    for (name, form, path) in [
+        ("Takt embedded, UDP", Form::Embedded, Datapath::Udp),
+        ("Takt embedded, AF_XDP", Form::Embedded, Datapath::Xdp),
+        ("Takt daemon, slow (UDP)", Form::Daemon, Datapath::Udp),
+        ("Takt daemon, fast (AF_XDP)", Form::Daemon, Datapath::Xdp),
+    ] {
+        variants.push(Variant::new(name, move |_: &Round| {
+            Ok(takt.frames(form, path, &pair, &stream)?)
+        }));
+    }
+    variants
+}
