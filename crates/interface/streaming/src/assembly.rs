@@ -36,7 +36,7 @@ pub(crate) struct Counters {
 
 /// Where frames are put together.
 pub(crate) trait Memory {
-    /// As many bytes, of any content. `None`: there are none, the frame is passed over.
+    /// As many bytes or more, of any content. `None`: there are none, the frame is passed over.
     fn take(&mut self, bytes: usize) -> Option<Vec<u8>>;
     /// Takes a frame that will get no more slices; `memory` is what [`take`](Self::take) gave.
     fn finish(&mut self, frame: Assembled);
@@ -70,7 +70,7 @@ impl Assembly {
         let mut holes: Vec<Range<usize>> = Vec::new();
         if self.missing > 0 {
             for index in self.has.zeroes() {
-                let hole = index * slice..((index + 1) * slice).min(memory.len());
+                let hole = index * slice..((index + 1) * slice).min(self.header.format.bytes());
                 match holes.last_mut() {
                     Some(last) if last.end == hole.start => last.end = hole.end,
                     _ => holes.push(hole),

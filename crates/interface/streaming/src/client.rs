@@ -218,7 +218,10 @@ impl Memory for Hands<'_> {
             state = waited.unwrap_or_else(PoisonError::into_inner);
         };
         drop(state);
-        memory.resize(bytes, 0);
+        // Not made shorter: a server whose frames change their length costs no clearing each time.
+        if memory.len() < bytes {
+            memory = vec![0; bytes];
+        }
         Some(memory)
     }
 
@@ -550,7 +553,7 @@ impl Deref for Frame {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        &self.data
+        &self.data[..self.format().bytes()]
     }
 }
 
