@@ -707,7 +707,7 @@ typedef struct takt_video_client_counters {
 #define TAKT_VIDEO_CLIENT_COUNTERS_INIT \
     {sizeof(takt_video_client_counters), 0, 0, 0, 0, 0, 0, 0, 0, TAKT_SUBSCRIBER_COUNTERS_INIT}
 
-/* Reads the counters of a client. */
+/* Reads the counters of a client; those of slices are as they were when it last took one. */
 int takt_video_client_read_counters(const takt_video_client *client,
                                     takt_video_client_counters *counters);
 

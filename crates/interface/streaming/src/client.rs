@@ -468,7 +468,8 @@ impl Client {
         self.shared.signal(&state);
     }
 
-    /// What happened to frames and slices since it was opened; of slices as it was some milliseconds ago.
+    /// What happened to frames and slices since it was opened; to slices until the client last took one, which it does not while
+    /// [all](Keep::All) frames that it may keep wait.
     pub fn counters(&self) -> ClientCounters {
         let state = self.shared.state();
         let assembly::Counters {
