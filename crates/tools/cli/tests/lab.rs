@@ -123,6 +123,10 @@ fn nodes_that_cannot_meet_for_their_mtu_are_told_so() {
         .iter()
         .any(|line| line.contains("eth0 has an MTU of 68"));
     assert!(told, "{said:?}");
+    drop(node);
+    assert_eq!(run(&["lab", "down", &name]).code, Some(0));
+    let left = std::path::Path::new("/run/takt/lab").join(&name);
+    assert!(!left.exists(), "the sockets of what ran there");
 }
 
 #[test]

@@ -119,14 +119,21 @@ impl Record {
 /// Removes the record of `name`; whether there was one.
 pub(crate) fn remove(name: &str) -> Result<bool, LabError> {
     let path = path(name);
-    match fs::remove_file(&path) {
-        Ok(()) => Ok(true),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
-        Err(source) => Err(LabError::Io {
-            action: format!("remove {}", path.display()),
-            source,
-        }),
+    let removed = match fs::remove_file(&path) {
+        Ok(()) => true,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => false,
+        Err(source) => {
+            return Err(LabError::Io {
+                action: format!("remove {}", path.display()),
+                source,
+            });
+        }
+    };
+    if removed {
+        // Sockets of what ran in its hosts: what is left of them harms nobody.
+        let _ = fs::remove_dir_all(Path::new(RECORDS).join(name));
     }
+    Ok(removed)
 }
 
 /// The names of all records, sorted.
