@@ -11,16 +11,19 @@
 //! |---|---|
 //! | [`arena`] | the mapping, and bounds-checked windows on it |
 //! | [`ring`] | single-producer single-consumer rings of plain entries |
+//! | [`newest`] | a place for the newest entry alone, which replaces what was not taken |
 //! | [`doorbell`] | waking a parked lane, waking a sleeping application |
 //! | [`buddy`] | handing out blocks of a region, with its bookkeeping in private memory |
 
 pub mod arena;
 pub mod buddy;
 pub mod doorbell;
+pub mod newest;
 pub mod ring;
 mod sync;
 
 pub use arena::{Arena, ArenaError, OutOfBounds, SharedSlice};
 pub use buddy::{Buddy, CHUNK, NotAllocated};
 pub use doorbell::{LaneBell, LaneBellHost, SinkBell, SinkBellHost, WaitOutcome, Wake};
+pub use newest::{Newest, NewestReader, NewestWriter};
 pub use ring::{Consumer, Pod, Producer, RingError, RingLayout};

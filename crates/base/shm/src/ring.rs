@@ -15,7 +15,7 @@
 //! | 64..68 | consumer index, alone on its cache line |
 //! | 128.. | `capacity` entries, then padding to a multiple of 64 |
 
-mod memory;
+pub(crate) mod memory;
 
 use core::sync::atomic::Ordering;
 use std::sync::Arc;
@@ -364,6 +364,6 @@ impl<M: RingMemory> ConsumerEnd<M> {
 }
 
 #[cfg(all(test, loom))]
-mod loom_model;
+pub(crate) mod loom_model;
 #[cfg(all(test, not(loom)))]
 mod tests;

@@ -15,6 +15,10 @@
 //!   lost messages at the end, lost acknowledgements and lost grants repair themselves by it.
 //! - A peer that says nothing for [`Config::silence_ns`], or takes nothing for [`Config::stall_ns`], is evicted and counted.
 //!
+//! With [`Policy::Latest`] what is emitted [supersedes](Sender::supersede) what was emitted before: that is repaired no more,
+//! and a receiver that hears of something newer [does without it](Receiver::supersede). So neither end ever waits for what
+//! nobody wants any more.
+//!
 //! A message here is whatever its user numbers: lanes number the records of a source, so that a long message is repaired
 //! record by record.
 //!
@@ -48,6 +52,8 @@ pub enum Policy {
     Reliable,
     /// Repaired while the repair can arrive this long after `emit`, in nanoseconds; then given up and counted.
     Within(i64),
+    /// Repaired until a newer one is emitted: see [`Sender::supersede`].
+    Latest,
 }
 
 /// What a [`Sender`] may use.
@@ -124,7 +130,7 @@ const MAX_DURATION_NS: i64 = 3_600_000_000_000;
 impl Policy {
     fn deadline(self) -> Option<i64> {
         match self {
-            Self::Reliable => None,
+            Self::Reliable | Self::Latest => None,
             Self::Within(ns) => Some(ns),
         }
     }

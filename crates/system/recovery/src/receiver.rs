@@ -191,6 +191,20 @@ impl Receiver {
         Arrival::Keep
     }
 
+    /// Something newer has come, and takes the place of everything before this message: for
+    /// [`Policy::Latest`](crate::Policy::Latest). What is not here of it is lost.
+    pub fn supersede(&mut self, now_ns: i64, by: u32) {
+        if !self.started {
+            return;
+        }
+        let by = extend(self.next, by);
+        if by > self.oldest && by > self.next {
+            self.oldest = by;
+            self.advance();
+            self.due(now_ns + self.patience_ns());
+        }
+    }
+
     /// What the sinks get next: call it only while they have room. `None`: nothing, or something is missing before it.
     pub fn deliver(&mut self, now_ns: i64) -> Option<Delivery> {
         if self.delivered >= self.next {

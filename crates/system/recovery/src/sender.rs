@@ -9,7 +9,7 @@ use crate::{
 };
 
 /// Messages that a peer may be sent before it granted room.
-const FIRST_GRANT: u64 = 16;
+pub const FIRST_GRANT: u64 = 16;
 /// Bytes of repair beyond the share for each timeout: a frame's.
 const FLOOR_BYTES: u64 = 1500;
 
@@ -43,6 +43,8 @@ pub struct Counters {
     pub announced: u64,
     /// Messages, for each peer that did not acknowledge them, whose deadline passed.
     pub given_up: u64,
+    /// Messages, for each peer that did not acknowledge them, that newer ones took the place of.
+    pub superseded: u64,
     /// Messages, for each peer that did not acknowledge them, that was evicted or removed.
     pub abandoned: u64,
     /// Peers evicted.
@@ -253,6 +255,21 @@ impl Sender {
         self.counters.bytes += bytes;
         self.release();
         Ok(sequence as u32)
+    }
+
+    /// What is emitted from now on takes the place of everything before it, which nobody repairs or waits for any more: for
+    /// [`Policy::Latest`]. There is room for [`FIRST_GRANT`] messages then, whatever was acknowledged. Peers learn it by
+    /// the messages themselves, or by the announcement that follows if those are lost.
+    pub fn supersede(&mut self) {
+        let end = self.end();
+        for peer in &mut self.peers {
+            if peer.next < end {
+                self.counters.superseded += peer.missing_before(end);
+                peer.next = end;
+            }
+            peer.limit = peer.limit.max(end + FIRST_GRANT);
+        }
+        self.release();
     }
 
     /// A peer's acknowledgement.

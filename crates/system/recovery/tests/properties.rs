@@ -126,6 +126,10 @@ impl World {
     }
 
     fn emit(&mut self) -> Result<u32, Full> {
+        if self.config.policy == Policy::Latest {
+            self.sender.supersede();
+            assert_eq!(self.sender.room(BYTES), Ok(()), "it never waits");
+        }
         let sequence = self.sender.emit(self.now, BYTES)?;
         let numbers: Vec<u64> = self.lives.iter().map(|life| life.number).collect();
         for number in numbers {
@@ -147,6 +151,9 @@ impl World {
         };
         match datagram {
             Datagram::Message { sequence, stamp } => {
+                if self.config.policy == Policy::Latest {
+                    life.receiver.supersede(now, sequence);
+                }
                 let arrival = life.receiver.receive(now, sequence, stamp);
                 if life.got.contains(&sequence) {
                     assert_ne!(arrival, Arrival::Keep, "twice: {sequence}");
@@ -323,6 +330,11 @@ impl World {
                 assert_eq!(life.lost + skipped, 0, "lost though reliable");
             }
         }
+        if self.config.policy == Policy::Latest {
+            for life in self.lives.iter().filter(|life| life.first != end) {
+                assert_eq!(life.got.last(), Some(&end.wrapping_sub(1)), "without the newest");
+            }
+        }
         if self.config.policy == Policy::Reliable {
             assert_eq!(self.sender.counters().given_up, 0);
         }
@@ -332,8 +344,9 @@ impl World {
             .map(|life| life.lost + life.skipped.unwrap_or(0))
             .sum();
         // What came after it was given up at the sender counts there alone.
+        let counted = self.sender.counters();
         assert!(
-            lost <= self.sender.counters().given_up,
+            lost <= counted.given_up + counted.superseded,
             "counted at one end only"
         );
         let quiet = self.now;
@@ -416,6 +429,14 @@ proptest! {
         deadline in MS..100 * MS,
     ) {
         run(Policy::Within(deadline), fates, &steps);
+    }
+
+    #[test]
+    fn latest(
+        fates in (0..60u32).prop_flat_map(|loss| proptest::collection::vec(fate(loss), 50..300)),
+        steps in proptest::collection::vec(step(), 1..80),
+    ) {
+        run(Policy::Latest, fates, &steps);
     }
 }
 

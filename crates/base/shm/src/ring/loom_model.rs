@@ -14,7 +14,18 @@ struct Shared {
 }
 
 #[derive(Clone)]
-struct LoomRing(Arc<Shared>);
+pub(crate) struct LoomRing(Arc<Shared>);
+
+impl LoomRing {
+    /// Both words are `start`.
+    pub(crate) fn new(slots: u32, start: u32) -> Self {
+        LoomRing(Arc::new(Shared {
+            producer: AtomicU32::new(start),
+            consumer: AtomicU32::new(start),
+            slots: (0..slots).map(|_| UnsafeCell::new(u64::MAX)).collect(),
+        }))
+    }
+}
 
 impl RingMemory for LoomRing {
     type Entry = u64;
@@ -43,11 +54,7 @@ impl RingMemory for LoomRing {
 
 /// Both ends as they are after `start` entries.
 fn pair(capacity: u32, start: u32) -> (ProducerEnd<LoomRing>, ConsumerEnd<LoomRing>) {
-    let memory = LoomRing(Arc::new(Shared {
-        producer: AtomicU32::new(start),
-        consumer: AtomicU32::new(start),
-        slots: (0..capacity).map(|_| UnsafeCell::new(u64::MAX)).collect(),
-    }));
+    let memory = LoomRing::new(capacity, start);
     let producer = ProducerEnd {
         memory: memory.clone(),
         capacity,
@@ -65,7 +72,7 @@ fn pair(capacity: u32, start: u32) -> (ProducerEnd<LoomRing>, ConsumerEnd<LoomRi
     (producer, consumer)
 }
 
-fn explore(preemptions: usize, body: impl Fn() + Sync + Send + 'static) {
+pub(crate) fn explore(preemptions: usize, body: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(preemptions);
     builder.check(body);

@@ -12,7 +12,7 @@ use crate::sync::ArenaWord;
 
 /// A ring in an arena.
 #[derive(Debug)]
-pub(super) struct ArenaRing<T> {
+pub(crate) struct ArenaRing<T> {
     producer: ArenaWord,
     consumer: ArenaWord,
     entries: NonNull<T>,
@@ -25,7 +25,7 @@ pub(super) struct ArenaRing<T> {
 unsafe impl<T: Pod> Send for ArenaRing<T> {}
 
 impl<T: Pod> ArenaRing<T> {
-    pub(super) fn attach(
+    pub(crate) fn attach(
         arena: &Arc<Arena>,
         offset: usize,
         capacity: u32,
