@@ -177,7 +177,9 @@ enum takt_time_sensitivity {
 
 enum takt_reliability {
     TAKT_SENT_ONCE = 0, /* what is lost is counted */
-    TAKT_RELIABLE = 1   /* in order, and sent again until every sink has it */
+    TAKT_RELIABLE = 1,  /* in order, and sent again until every sink has it */
+    TAKT_LATEST = 2     /* in order, and sent again until every sink's node has it or a newer one is emitted, which never
+                         * waits: for states, of which only the newest counts. Open the sinks with `latest` */
 };
 
 /* What a reliable source does about a sink that has no room. */
@@ -334,12 +336,13 @@ typedef struct takt_sink_options {
     size_t size;            /* sizeof(takt_sink_options) */
     takt_callback callback; /* NULL: the application consumes */
     void *user;             /* handed to the callback */
-    uint32_t depth;         /* most messages waiting or held, a power of two up to 65536; 0: 1024 */
+    uint32_t depth;         /* most messages waiting or held, a power of two up to 65536; 0: 1024, or 16 with latest */
     int notify_fd;          /* nonzero: a descriptor for an event loop is wanted */
     int no_local;           /* nonzero: what this very session emits is not for this sink */
+    int latest;             /* nonzero: the newest message alone, which takes the place of one that was not consumed */
 } takt_sink_options;
 
-#define TAKT_SINK_OPTIONS_INIT {sizeof(takt_sink_options), NULL, NULL, 0, 0, 0}
+#define TAKT_SINK_OPTIONS_INIT {sizeof(takt_sink_options), NULL, NULL, 0, 0, 0, 0}
 
 /* Opens a sink: a reading end of `channel`, which gets every message from now on. With `callback` the
  * library calls it; with NULL the application calls takt_consume(). TAKT_E_NOT_PERMITTED,
@@ -404,10 +407,11 @@ typedef struct takt_sink_counters {
     uint64_t dropped_full;       /* dropped: depth messages were waiting or held */
     uint64_t dropped_memory;     /* dropped: no memory for received messages */
     uint64_t lost;               /* sent and never arrived, by gaps in the sequence */
-    uint64_t lost_at_disconnect; /* the same for the time without a runtime */
+    uint64_t lost_at_disconnect; /* the same for the time without a runtime; not counted with `latest` */
+    uint64_t superseded;         /* delivered, and replaced by newer ones before they were consumed: `latest` */
 } takt_sink_counters;
 
-#define TAKT_SINK_COUNTERS_INIT {sizeof(takt_sink_counters), 0, 0, 0, 0, 0}
+#define TAKT_SINK_COUNTERS_INIT {sizeof(takt_sink_counters), 0, 0, 0, 0, 0, 0}
 
 /* Reads the counters of a sink that has no callback. */
 int takt_sink_read_counters(const takt_sink *sink, takt_sink_counters *counters);
@@ -522,9 +526,10 @@ typedef struct takt_subscriber_options {
     uint32_t history;              /* how many of the last messages of each publisher it wants to begin with */
     int notify_fd;                 /* nonzero: a descriptor for an event loop is wanted */
     int no_local;                  /* nonzero: what this very session publishes is not for this subscriber */
+    int latest;                    /* nonzero: the newest message of a topic alone, as of takt_sink_options; depth 0 is 16 */
 } takt_subscriber_options;
 
-#define TAKT_SUBSCRIBER_OPTIONS_INIT {sizeof(takt_subscriber_options), NULL, NULL, NULL, 0, 0, 0, 0}
+#define TAKT_SUBSCRIBER_OPTIONS_INIT {sizeof(takt_subscriber_options), NULL, NULL, NULL, 0, 0, 0, 0, 0}
 
 /* Opens a subscriber of a topic, or of all topics that a pattern matches. `options` may be NULL. A pattern, and history,
  * are TAKT_E_NOT_PERMITTED where the policy of the socket keeps the participant from the directory of topics;

@@ -115,6 +115,7 @@ struct qos {
 struct sink_options {
     uint32_t depth = 0;
     bool no_local = false;
+    bool latest = false; /* the newest message alone */
 };
 
 /* Memory for one message, written in place. Abandoned unless it is emitted. */
@@ -349,6 +350,7 @@ public:
         from.depth = options.depth;
         from.notify_fd = 1;
         from.no_local = options.no_local;
+        from.latest = options.latest;
         detail::check(takt_sink_open_with(handle_.get(), channel, &from, &sink));
         return takt::sink(sink);
     }
@@ -360,6 +362,7 @@ public:
         from.user = result.state_.get();
         from.depth = options.depth;
         from.no_local = options.no_local;
+        from.latest = options.latest;
         detail::check(takt_sink_open_with(handle_.get(), channel, &from, &sink));
         result.handle_.reset(sink);
         return result;

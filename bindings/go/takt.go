@@ -145,6 +145,9 @@ type QoS struct {
 	TrafficClass  int
 	// Reliable: what is emitted arrives in order, and is sent again until every sink has it.
 	Reliable bool
+	// Latest: in order, and sent again until every sink's node has it or a newer one is emitted, which never waits.
+	// Not with Reliable.
+	Latest bool
 	// Deadline: of a reliable stream, it is sent again only if it can arrive so long after it was emitted; 0: always.
 	Deadline time.Duration
 	// SlowSinks is what a reliable source does about a sink that has no room.
@@ -168,6 +171,13 @@ const (
 // Stream is a set of channels of one quality.
 type Stream struct{ stream *C.takt_stream }
 
+func (qos QoS) reliability() C.int {
+	if qos.Latest {
+		return C.TAKT_LATEST
+	}
+	return flag(qos.Reliable)
+}
+
 func (qos QoS) native() C.takt_qos {
 	return C.takt_qos{
 		size:             C.sizeof_takt_qos,
@@ -175,7 +185,7 @@ func (qos QoS) native() C.takt_qos {
 		resource_use:     flag(qos.Unlimited),
 		time_sensitivity: flag(qos.TimeSensitive),
 		traffic_class:    C.int(qos.TrafficClass),
-		reliability:      flag(qos.Reliable),
+		reliability:      qos.reliability(),
 		slow_sinks:       C.int(qos.SlowSinks),
 		deadline_ns:      C.uint64_t(qos.Deadline.Nanoseconds()),
 		patience_ns:      C.uint64_t(qos.Patience.Nanoseconds()),
@@ -398,6 +408,8 @@ type SinkOptions struct {
 	Depth uint32
 	// NoLocal leaves out what this very session emits.
 	NoLocal bool
+	// Latest: the newest message alone, which takes the place of one that was not received.
+	Latest bool
 }
 
 // Sink is a reading end of a channel.
@@ -409,6 +421,7 @@ func (s *Stream) Sink(channel uint64, options SinkOptions) (*Sink, error) {
 		size:     C.sizeof_takt_sink_options,
 		depth:    C.uint32_t(options.Depth),
 		no_local: flag(options.NoLocal),
+		latest:   flag(options.Latest),
 	}
 	var sink *C.takt_sink
 	open := func() C.int { return C.takt_sink_open_with(s.stream, C.uint64_t(channel), &from, &sink) }
@@ -495,7 +508,7 @@ func (s *Sink) Warning() string {
 
 // Counters are what happened to a sink's messages since it was opened.
 type Counters struct {
-	Delivered, DroppedFull, DroppedMemory, Lost, LostAtDisconnect uint64
+	Delivered, DroppedFull, DroppedMemory, Lost, LostAtDisconnect, Superseded uint64
 }
 
 // Counters reads them.
@@ -511,5 +524,6 @@ func counters(of C.takt_sink_counters) Counters {
 	return Counters{
 		uint64(of.delivered), uint64(of.dropped_full), uint64(of.dropped_memory), uint64(of.lost),
 		uint64(of.lost_at_disconnect),
+		uint64(of.superseded),
 	}
 }

@@ -300,3 +300,40 @@ func TestAReceivedMessageGoesOnWithoutACopy(t *testing.T) {
 		heard.Release()
 	}
 }
+
+func TestTheNewestAlone(t *testing.T) {
+	session, err := takt.Open(takt.Options{Name: "go test"})
+	session = must(t, session, err)
+	t.Cleanup(func() { _ = session.Close() })
+	stream, err := session.Stream(takt.QoS{Latest: true})
+	stream = must(t, stream, err)
+	source, err := stream.Source(22, 0)
+	source = must(t, source, err)
+	t.Cleanup(source.Close)
+	sink, err := stream.Sink(22, takt.SinkOptions{Latest: true})
+	sink = must(t, sink, err)
+	t.Cleanup(sink.Close)
+	for number := byte(0); number < 50; number++ {
+		_, err := source.Send(patience(t), []byte{number})
+		must(t, source, err)
+	}
+	for counters := (takt.Counters{}); counters.Delivered < 50; {
+		counters, err = sink.Counters()
+		must(t, sink, err)
+		time.Sleep(time.Millisecond)
+	}
+	message, err := sink.Receive(patience(t))
+	message = must(t, message, err)
+	if len(message.Data) != 1 || message.Data[0] != 49 {
+		t.Errorf("received %v", message.Data)
+	}
+	message.Release()
+	if left := sink.Available(); left != 0 {
+		t.Errorf("%d messages are left", left)
+	}
+	counters, err := sink.Counters()
+	must(t, sink, err)
+	if counters.Superseded != 49 {
+		t.Errorf("%+v", counters)
+	}
+}

@@ -168,6 +168,8 @@ type SubscriberOptions struct {
 	History uint32
 	// NoLocal: without what this very session publishes.
 	NoLocal bool
+	// Latest: the newest message of a topic alone, which takes the place of one that was not taken.
+	Latest bool
 }
 
 // Subscriber reads a topic, or all topics that a pattern matches. One goroutine at a time.
@@ -187,6 +189,7 @@ func (p *Participant) Subscriber(topic string, options SubscriberOptions) (*Subs
 		depth:    C.uint32_t(options.Depth),
 		history:  C.uint32_t(options.History),
 		no_local: flag(options.NoLocal),
+		latest:   flag(options.Latest),
 	}
 	var subscriber *C.takt_subscriber
 	open := func() C.int { return C.takt_subscriber_open(p.participant, name, &from, &subscriber) }

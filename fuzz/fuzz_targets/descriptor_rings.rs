@@ -19,7 +19,7 @@ use takt_session::layout::{
     ArenaMap, Completion, HEADER_BYTES, LANE_DIRTY_OFFSET, LANE_STATE_OFFSET, Outcome, Release,
     RxDescriptor, SinkBlock, SourceBlock, TX_REGION, TxDescriptor,
 };
-use takt_session::{ChannelId, Qos, Reliability};
+use takt_session::{ChannelId, Qos, Reliability, SinkMode};
 use takt_shm::{Arena, Consumer, LaneBell, LaneBellHost, Producer, RingLayout};
 
 const DEPTH: u32 = 16;
@@ -92,7 +92,7 @@ impl Scene {
         };
         let (mut writer, mut reader) = (scene.attach(), scene.attach());
         let source = scene.source(&mut writer, 0, 5, Reliability::BestEffort);
-        let sink = scene.sink(&mut reader, 0, 5);
+        let sink = scene.sink(&mut reader, 0, 5, SinkMode::default());
         scene.honest = Some((writer, source, reader, sink));
         scene
     }
@@ -164,7 +164,7 @@ impl Scene {
         }
     }
 
-    fn sink(&mut self, app: &mut App, sink: usize, channel: u64) -> Sink {
+    fn sink(&mut self, app: &mut App, sink: usize, channel: u64, mode: SinkMode) -> Sink {
         let block = SinkBlock {
             offset: app.free,
             depth: DEPTH,
@@ -180,7 +180,7 @@ impl Scene {
             block,
             channel: ChannelId(channel),
             notify: None,
-            no_local: false,
+            mode,
         });
         Sink {
             rx: Consumer::attach(&app.arena, rx, DEPTH).expect("rings fit"),
@@ -279,7 +279,13 @@ impl Hostile {
         let kinds = [Reliability::BestEffort, Qos::slow().reliable().reliability];
         let sources = [0, 1].map(|at| scene.source(&mut app, at, 6, kinds[at]));
         // It hears itself, and the others.
-        let sinks = [(0, 6), (1, 5)].map(|(at, channel)| scene.sink(&mut app, at, channel));
+        let sinks = [(0, 6, false), (1, 5, true)].map(|(at, channel, latest)| {
+            let mode = SinkMode {
+                latest,
+                ..SinkMode::default()
+            };
+            scene.sink(&mut app, at, channel, mode)
+        });
         scene.lane.poll();
         Self {
             app,

@@ -250,7 +250,10 @@ fn request(input: &mut Input<'_>) -> Request {
             channel: ChannelId(input.number()),
             depth: input.number() as u32,
             notify_fd: kind >= 128,
-            no_local: kind & 64 != 0,
+            mode: takt_session::SinkMode {
+                no_local: kind & 64 != 0,
+                latest: kind & 32 != 0,
+            },
         },
         7 => Request::CloseSink(stream),
         8 => Request::OpenFrameSource { stream, depth: 0 },

@@ -81,6 +81,7 @@ class Counters(NamedTuple):
     dropped_memory: int
     lost: int
     lost_at_disconnect: int
+    superseded: int
 
 
 class _Handle:
@@ -147,17 +148,20 @@ def _qos(
     unlimited: bool,
     traffic_class: Optional[int],
     reliable: bool,
+    latest: bool,
     deadline: Optional[float],
     slow_sinks: SlowSinks,
     patience: float,
 ) -> _native.Qos:
+    if reliable and latest:
+        raise InvalidArgument("`reliable` repairs every message and `latest` the newest alone: choose one")
     return _native.Qos(
         size=ctypes.sizeof(_native.Qos),
         acceleration=fast,
         resource_use=unlimited,
         time_sensitivity=traffic_class is not None,
         traffic_class=traffic_class or 0,
-        reliability=reliable,
+        reliability=_native.LATEST if latest else reliable,
         slow_sinks=slow_sinks,
         deadline_ns=_nanoseconds("deadline", deadline),
         patience_ns=_nanoseconds("patience", patience),
@@ -257,6 +261,7 @@ class Session(_Part):
         unlimited: bool = False,
         traffic_class: Optional[int] = None,
         reliable: bool = False,
+        latest: bool = False,
         deadline: Optional[float] = None,
         slow_sinks: SlowSinks = SlowSinks.EVICT,
         patience: float = 10.0,
@@ -264,8 +269,9 @@ class Session(_Part):
         """Opens a stream. `fast`: bypass the kernel where the node can; `unlimited`: cores may spin; `traffic_class`,
         0 to 7: time sensitive in that class. `reliable`: what its sources emit arrives in order, and is sent again until
         every sink has it, or with `deadline`, in seconds, while it can arrive in time. `slow_sinks`: what happens while a
-        sink has no room; `patience`, in seconds, for EVICT."""
-        qos = _qos(fast, unlimited, traffic_class, reliable, deadline, slow_sinks, patience)
+        sink has no room; `patience`, in seconds, for EVICT. `latest`: in order, and sent again until every sink's node has it
+        or a newer one is emitted, which never waits."""
+        qos = _qos(fast, unlimited, traffic_class, reliable, latest, deadline, slow_sinks, patience)
         pointer = ctypes.c_void_p()
         check(lib.takt_stream_open(self._pointer, ctypes.byref(qos), ctypes.byref(pointer)))
         return Stream(_Handle(pointer, lib.takt_stream_close, self._open()))
@@ -304,10 +310,11 @@ class Stream(_Part):
         check(lib.takt_source_open(self._pointer, channel, depth, ctypes.byref(pointer)))
         return Source(_Handle(pointer, lib.takt_source_close, self._open()))
 
-    def sink(self, channel: int, *, depth: int = 0, no_local: bool = False) -> "Sink":
-        """Opens a reading end of a channel. `no_local`: without what this very session emits."""
+    def sink(self, channel: int, *, depth: int = 0, no_local: bool = False, latest: bool = False) -> "Sink":
+        """Opens a reading end of a channel. `no_local`: without what this very session emits. `latest`: the newest message
+        alone, which takes the place of one that was not received."""
         options = _native.SinkOptions(
-            size=ctypes.sizeof(_native.SinkOptions), depth=depth, notify_fd=1, no_local=no_local
+            size=ctypes.sizeof(_native.SinkOptions), depth=depth, notify_fd=1, no_local=no_local, latest=latest
         )
         pointer = ctypes.c_void_p()
         check(lib.takt_sink_open_with(self._pointer, channel, ctypes.byref(options), ctypes.byref(pointer)))

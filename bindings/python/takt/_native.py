@@ -65,6 +65,10 @@ class MessageInfo(ctypes.Structure):
     ]
 
 
+# TAKT_LATEST
+LATEST = 2
+
+
 class SinkOptions(ctypes.Structure):
     _fields_ = [
         ("size", c_size_t),
@@ -73,6 +77,7 @@ class SinkOptions(ctypes.Structure):
         ("depth", c_uint32),
         ("notify_fd", c_int),
         ("no_local", c_int),
+        ("latest", c_int),
     ]
 
 
@@ -84,6 +89,7 @@ class Counters(ctypes.Structure):
         ("dropped_memory", c_uint64),
         ("lost", c_uint64),
         ("lost_at_disconnect", c_uint64),
+        ("superseded", c_uint64),
     ]
 
 
@@ -114,6 +120,7 @@ class SubscriberOptions(ctypes.Structure):
         ("history", c_uint32),
         ("notify_fd", c_int),
         ("no_local", c_int),
+        ("latest", c_int),
     ]
 
 

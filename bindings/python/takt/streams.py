@@ -96,7 +96,7 @@ class Server(_Part):
         slow_sinks: SlowSinks = SlowSinks.EVICT,
         patience: float = 10.0,
     ) -> None:
-        qos = _qos(fast, unlimited, traffic_class, reliable, deadline, slow_sinks, patience)
+        qos = _qos(fast, unlimited, traffic_class, reliable, False, deadline, slow_sinks, patience)
         options = _native.VideoServerOptions(
             size=ctypes.sizeof(_native.VideoServerOptions),
             qos=ctypes.pointer(qos),
@@ -209,7 +209,7 @@ class Client(_Part):
         fast: bool = False,
         unlimited: bool = False,
     ) -> None:
-        qos = _qos(fast, unlimited, None, False, None, SlowSinks.EVICT, 10.0)
+        qos = _qos(fast, unlimited, None, False, False, None, SlowSinks.EVICT, 10.0)
         options = _native.VideoClientOptions(
             size=ctypes.sizeof(_native.VideoClientOptions),
             qos=ctypes.pointer(qos),

@@ -79,13 +79,14 @@ class Participant(_Part):
         unlimited: bool = False,
         traffic_class: Optional[int] = None,
         reliable: bool = False,
+        latest: bool = False,
         deadline: Optional[float] = None,
         slow_sinks: SlowSinks = SlowSinks.EVICT,
         patience: float = 10.0,
     ) -> "Publisher":
         """Opens a publisher. `history`: how many of its last messages it keeps for late joiners; `depth`: most messages under
         way, a power of two; 0: 256; the rest as `Session.stream`."""
-        qos = _qos(fast, unlimited, traffic_class, reliable, deadline, slow_sinks, patience)
+        qos = _qos(fast, unlimited, traffic_class, reliable, latest, deadline, slow_sinks, patience)
         options = _native.PublisherOptions(
             size=ctypes.sizeof(_native.PublisherOptions),
             qos=ctypes.pointer(qos),
@@ -104,12 +105,14 @@ class Participant(_Part):
         history: int = 0,
         depth: int = 0,
         no_local: bool = False,
+        latest: bool = False,
         fast: bool = False,
         unlimited: bool = False,
     ) -> "Subscriber":
         """Opens a subscriber of a topic, or of all that a pattern matches. `history`: how many of the last messages of each
-        publisher it wants to begin with; `no_local`: without what this very session publishes."""
-        qos = _qos(fast, unlimited, None, False, None, SlowSinks.EVICT, 10.0)
+        publisher it wants to begin with; `no_local`: without what this very session publishes; `latest`: the newest message of a topic
+        alone, which takes the place of one that was not taken."""
+        qos = _qos(fast, unlimited, None, False, False, None, SlowSinks.EVICT, 10.0)
         options = _native.SubscriberOptions(
             size=ctypes.sizeof(_native.SubscriberOptions),
             qos=ctypes.pointer(qos),
@@ -117,6 +120,7 @@ class Participant(_Part):
             history=history,
             notify_fd=1,
             no_local=no_local,
+            latest=latest,
         )
         pointer = ctypes.c_void_p()
         check(lib.takt_subscriber_open(self._pointer, topic.encode(), ctypes.byref(options), ctypes.byref(pointer)))

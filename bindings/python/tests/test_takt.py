@@ -229,6 +229,21 @@ class Takt(unittest.TestCase):
             self.assertEqual(heard.counters.delivered, 1)
             other.close()
 
+    def test_the_newest_alone(self) -> None:
+        with self.assertRaises(takt.InvalidArgument):
+            self.session.stream(reliable=True, latest=True)
+        stream = self.session.stream(latest=True)
+        with stream.source(6) as source, stream.sink(6, latest=True) as sink:
+            for number in range(50):
+                source.send(bytes([number]))
+            while sink.counters.delivered < 50:
+                time.sleep(0.001)
+            with sink.receive(PATIENCE) as message:
+                self.assertEqual(bytes(message.data), bytes([49]))
+            with self.assertRaises(takt.WouldBlock):
+                sink.receive(0)
+            self.assertEqual(sink.counters.superseded, 49)
+
     def test_many_threads_use_a_session(self) -> None:
         def work(channel: int) -> None:
             with self.stream.source(channel) as source, self.stream.sink(channel) as sink:

@@ -144,7 +144,7 @@ impl Raw {
             channel: ChannelId(HOSTILE),
             depth: 64,
             notify_fd,
-            no_local: false,
+            mode: takt_session::SinkMode::default(),
         };
         match self.ask(open)? {
             Reply::SinkOpened { block, .. } => {

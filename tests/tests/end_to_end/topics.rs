@@ -217,3 +217,46 @@ fn every_message_of_a_topic_arrives_in_order_over_a_link_that_loses_a_twentieth(
         "{counters:?}"
     );
 }
+
+#[test]
+fn the_newest_message_arrives_over_a_link_that_loses_a_third_and_nobody_waits_for_the_others() {
+    if skip() {
+        return;
+    }
+    let (pair, [near, far]) = nodes(Datapath::Udp, "");
+    let [writer, reader] =
+        [near, far].map(|session| Participant::new(session).expect("a participant"));
+    let newest = SubscriberOptions {
+        latest: true,
+        ..SubscriberOptions::default()
+    };
+    let subscriber = reader
+        .subscriber_with("plant/5", newest)
+        .expect("a subscriber");
+    let publisher = writer
+        .publisher("plant/5", Qos::slow().latest())
+        .expect("a publisher");
+    publisher.wait_subscriber(WAIT).expect("a subscriber");
+    let filter = Filter::losing(format!("{}-switch", pair.lab.name()), 33);
+    let (mut last, mut taken) = (None, 0);
+    for burst in 0..30 {
+        for number in burst * 40..(burst + 1) * 40 {
+            publish(&publisher, number);
+        }
+        until_true("the newest arrives", || {
+            if let Ok(sample) = subscriber.take(Wait::For(Duration::from_millis(20))) {
+                let number = number_of(&sample);
+                assert!(last < Some(number), "{number} after {last:?}");
+                (last, taken) = (Some(number), taken + 1);
+            }
+            last == Some(burst * 40 + 39)
+        });
+    }
+    assert!(filter.dropped() > 0);
+    let counters = subscriber.counters().channels;
+    assert_eq!(
+        (counters.delivered, counters.delivered + counters.lost),
+        (taken + counters.superseded, 1200),
+        "{counters:?}"
+    );
+}

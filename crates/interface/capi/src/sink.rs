@@ -51,6 +51,7 @@ pub struct Options {
     depth: u32,
     notify_fd: c_int,
     no_local: c_int,
+    latest: c_int,
 }
 
 const USUAL: Options = Options {
@@ -60,6 +61,7 @@ const USUAL: Options = Options {
     depth: 0,
     notify_fd: 0,
     no_local: 0,
+    latest: 0,
 };
 
 /// `takt_sink_counters`.
@@ -72,6 +74,7 @@ pub struct Counters {
     dropped_memory: u64,
     lost: u64,
     lost_at_disconnect: u64,
+    superseded: u64,
 }
 
 impl From<SinkCounters> for Counters {
@@ -83,6 +86,7 @@ impl From<SinkCounters> for Counters {
             dropped_memory: of.dropped_memory,
             lost: of.lost,
             lost_at_disconnect: of.lost_at_disconnect,
+            superseded: of.superseded,
         }
     }
 }
@@ -204,6 +208,7 @@ fn open(stream: &Stream, channel: u64, options: Options) -> Result<CSink, Error>
         depth: options.depth,
         notify_fd: options.notify_fd != 0,
         no_local: options.no_local != 0,
+        latest: options.latest != 0,
     };
     let Some(callback) = options.callback else {
         return Ok(CSink::Consumed(Consumed::new(

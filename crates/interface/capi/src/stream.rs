@@ -77,8 +77,9 @@ impl CQos {
             reliability: match self.reliability {
                 0 => Reliability::BestEffort,
                 1 => self.reliable()?,
+                2 => Reliability::Latest,
                 other => {
-                    let right = "TAKT_SENT_ONCE or TAKT_RELIABLE";
+                    let right = "TAKT_SENT_ONCE, TAKT_RELIABLE or TAKT_LATEST";
                     return Err(unknown("reliability", other, right));
                 }
             },

@@ -327,6 +327,7 @@ struct SubscriberHow {
     history: u32,
     notify_fd: c_int,
     no_local: c_int,
+    latest: c_int,
 }
 
 const USUAL_SUBSCRIBER: SubscriberHow = SubscriberHow {
@@ -338,6 +339,7 @@ const USUAL_SUBSCRIBER: SubscriberHow = SubscriberHow {
     history: 0,
     notify_fd: 0,
     no_local: 0,
+    latest: 0,
 };
 
 /// `takt_subscriber`: one that the application takes from, with the samples that C holds, or one with a callback.
@@ -416,6 +418,7 @@ unsafe extern "C" fn takt_subscriber_open(
             depth: how.depth,
             notify_fd: how.notify_fd != 0,
             no_local: how.no_local != 0,
+            latest: how.latest != 0,
             history: how.history,
         };
         hand_out(subscriber, "subscriber", || {

@@ -186,14 +186,7 @@ pub(crate) fn attach(shared: &Shared, socket: OwnedFd) -> Result<(), Error> {
             ));
         }
         for (&key, r) in &control.sinks {
-            sinks.push((
-                key,
-                r.stream,
-                r.channel,
-                r.depth,
-                r.no_local,
-                r.notify.clone(),
-            ));
+            sinks.push((key, r.stream, r.channel, r.depth, r.mode, r.notify.clone()));
         }
     }
     let mut opened = Vec::new();
@@ -224,7 +217,7 @@ pub(crate) fn attach(shared: &Shared, socket: OwnedFd) -> Result<(), Error> {
         opened_sources.push((key, source));
     }
     let mut opened_sinks = Vec::new();
-    for (key, stream, channel, depth, no_local, notify) in sinks {
+    for (key, stream, channel, depth, mode, notify) in sinks {
         let sink = match stream_id(stream) {
             Err(failure) => Err(failure),
             Ok(stream) => {
@@ -234,13 +227,13 @@ pub(crate) fn attach(shared: &Shared, socket: OwnedFd) -> Result<(), Error> {
                     channel,
                     depth,
                     notify_fd,
-                    no_local,
+                    mode,
                 });
                 settled(answer.and_then(|answer| match answer.reply {
                     Reply::SinkOpened { sink, block } => open_sink(
                         &attachment,
                         sink,
-                        block,
+                        (block, mode.latest),
                         answer.descriptors,
                         notify.as_deref(),
                     ),

@@ -16,7 +16,7 @@ use rustix::event::{PollFd, PollFlags};
 use takt_session::layout::{SinkBlock, SourceBlock};
 use takt_session::message::{Envelope, Reply, Request};
 use takt_session::unserved::Counts;
-use takt_session::{ChannelId, Endpoint, Failure, Qos, transport};
+use takt_session::{ChannelId, Endpoint, Failure, Qos, SinkMode, transport};
 use takt_shm::SinkBell;
 
 use crate::attachment::Attachment;
@@ -150,6 +150,8 @@ pub(crate) struct OpenStream {
 pub(crate) struct OpenSink {
     pub(crate) id: u32,
     pub(crate) block: SinkBlock,
+    /// It keeps the newest message alone.
+    pub(crate) latest: bool,
     pub(crate) bell: Arc<SinkBell>,
 }
 
@@ -238,7 +240,7 @@ pub(crate) struct SinkRecord {
     pub(crate) stream: u32,
     pub(crate) channel: ChannelId,
     pub(crate) depth: u32,
-    pub(crate) no_local: bool,
+    pub(crate) mode: SinkMode,
     pub(crate) notify: Option<Arc<Notify>>,
     pub(crate) opened: Result<OpenSink, Failure>,
 }
@@ -600,7 +602,7 @@ pub(crate) fn unexpected(reply: &Reply) -> Error {
 pub(crate) fn open_sink(
     attachment: &Attachment,
     id: u32,
-    block: SinkBlock,
+    (block, latest): (SinkBlock, bool),
     descriptors: Vec<OwnedFd>,
     notify: Option<&Notify>,
 ) -> Result<OpenSink, Error> {
@@ -619,6 +621,7 @@ pub(crate) fn open_sink(
     Ok(OpenSink {
         id,
         block,
+        latest,
         bell: Arc::new(bell),
     })
 }

@@ -7,10 +7,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use takt_session::ChannelId;
 use takt_session::layout::{MAX_DEPTH, Release, RxDescriptor, SinkBlock, SinkCounter, TX_REGION};
 use takt_session::message::Request;
-use takt_shm::{Consumer, Producer, SinkBell, WaitOutcome};
+use takt_session::{ChannelId, SinkMode};
+use takt_shm::{Arena, Consumer, Newest, NewestReader, Producer, RingError, SinkBell, WaitOutcome};
 
 use crate::attachment::Attachment;
 use crate::control::{Connection, Link, OpenSink, Shared};
@@ -26,13 +26,26 @@ use crate::wake::{Interrupt, Waker};
 /// How to open a sink.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SinkOptions {
-    /// Most messages that wait or are held at once, a power of two up to 65536; 0: 1024. Further ones
+    /// Most messages that wait or are held at once, a power of two up to 65536; 0: 1024, or 16 with `latest`. Further ones
     /// are dropped and counted.
     pub depth: u32,
     /// A descriptor for an event loop is wanted: [`Sink::fd`].
     pub notify_fd: bool,
     /// What this very session emits is not for this sink.
     pub no_local: bool,
+    /// The newest message alone, of whichever source: it takes the place of one that was not consumed, which counts in
+    /// [`SinkCounters::superseded`]. For states, of which only the newest counts; see also [`Qos::latest`](crate::Qos::latest),
+    /// by which the newest is sent again if it is lost.
+    pub latest: bool,
+}
+
+impl SinkOptions {
+    pub(crate) fn mode(&self) -> SinkMode {
+        SinkMode {
+            no_local: self.no_local,
+            latest: self.latest,
+        }
+    }
 }
 
 /// What happened to the messages of a sink.
@@ -46,8 +59,11 @@ pub struct SinkCounters {
     pub dropped_memory: u64,
     /// Sent on the channel and never arrived, by gaps in sequence numbers.
     pub lost: u64,
-    /// Sent while the session was detached, by the gaps in the numbers of the senders heard before.
+    /// Sent while the session was detached, by the gaps in the numbers of the senders heard before. Not counted by a
+    /// sink of the newest message alone, which misses nothing by what was sent before it.
     pub lost_at_disconnect: u64,
+    /// Delivered, and replaced by newer ones before they were consumed: [`SinkOptions::latest`].
+    pub superseded: u64,
 }
 
 /// A reading end of a channel.
@@ -82,7 +98,7 @@ struct Binding {
     attachment: Arc<Attachment>,
     /// Kept for the messages that are lent, also when the application has ended the session.
     connection: Option<Arc<Connection>>,
-    rx: Consumer<RxDescriptor>,
+    rx: Receive,
     release: Producer<Release>,
     bell: Arc<SinkBell>,
     block: SinkBlock,
@@ -92,23 +108,66 @@ struct Binding {
     broken: bool,
 }
 
+/// Where the messages are shown.
+enum Receive {
+    All(Consumer<RxDescriptor>),
+    Newest(NewestReader<RxDescriptor>),
+}
+
+impl Receive {
+    fn attach(arena: &Arc<Arena>, block: SinkBlock, latest: bool) -> Result<Self, RingError> {
+        let offset = block.rx_ring();
+        Ok(match latest {
+            true => Self::Newest(NewestReader::attach(arena, offset)?),
+            false => Self::All(Consumer::attach(arena, offset, block.depth)?),
+        })
+    }
+
+    fn available(&mut self) -> Result<u32, RingError> {
+        match self {
+            Self::All(ring) => ring.available(),
+            Self::Newest(newest) => Ok(u32::from(newest.has_news())),
+        }
+    }
+
+    #[inline]
+    fn take(&mut self) -> Result<Option<RxDescriptor>, RingError> {
+        match self {
+            Self::All(ring) => {
+                let taken = ring.pop()?;
+                if taken.is_some() {
+                    ring.release();
+                }
+                Ok(taken)
+            }
+            Self::Newest(newest) => newest.take(),
+        }
+    }
+}
+
 impl Binding {
     fn new(link: Link, open: OpenSink) -> Result<Self, Error> {
         let Link { socket, attachment } = link;
-        let OpenSink { block, bell, .. } = open;
+        let OpenSink {
+            block,
+            bell,
+            latest,
+            ..
+        } = open;
         let depth = block.depth;
         if !depth.is_power_of_two()
             || depth > MAX_DEPTH
+            || (latest && depth < Newest::CAPACITY)
             || !attachment.holds_rings(block.offset, SinkBlock::bytes(depth))
         {
             return Err(Error::Protocol(format!(
                 "the runtime describes an impossible sink: {block:?}"
             )));
         }
-        let broken = |e: takt_shm::RingError| Error::Protocol(format!("the sink's rings: {e}"));
+        let broken = |e: RingError| Error::Protocol(format!("the sink's rings: {e}"));
         Ok(Self {
             state: attachment.state,
-            rx: Consumer::attach(&attachment.arena, block.rx_ring(), depth).map_err(broken)?,
+            rx: Receive::attach(&attachment.arena, block, latest).map_err(broken)?,
             release: Producer::attach(&attachment.arena, block.release_ring(), depth)
                 .map_err(broken)?,
             attachment,
@@ -141,6 +200,7 @@ impl Binding {
             dropped_memory: read(SinkCounter::DroppedMemory),
             lost: read(SinkCounter::Lost),
             lost_at_disconnect: 0,
+            superseded: read(SinkCounter::Superseded),
         }
     }
 }
@@ -254,12 +314,11 @@ impl Sink {
         if binding.broken {
             return Ok(None);
         }
-        let descriptor = match binding.rx.pop() {
+        let descriptor = match binding.rx.take() {
             Ok(Some(descriptor)) => descriptor,
             Ok(None) => return Ok(None),
             Err(error) => return Err(self.broken(binding, format!("receive ring: {error}"))),
         };
-        binding.rx.release();
         let window = binding
             .attachment
             .received_window(descriptor.chunk, descriptor.length);
@@ -271,6 +330,14 @@ impl Sink {
             return Err(self.broken(binding, what));
         };
         binding.lent += 1;
+        if matches!(binding.rx, Receive::Newest(_)) {
+            return Ok(Some(Message {
+                sink: self,
+                base,
+                descriptor,
+                state: binding.state,
+            }));
+        }
         let counted = || binding.counters().lost;
         inner
             .gaps
@@ -532,6 +599,7 @@ fn add(a: &SinkCounters, b: &SinkCounters) -> SinkCounters {
         dropped_memory: a.dropped_memory + b.dropped_memory,
         lost: a.lost + b.lost,
         lost_at_disconnect: a.lost_at_disconnect + b.lost_at_disconnect,
+        superseded: a.superseded + b.superseded,
     }
 }
 

@@ -143,19 +143,25 @@ impl Stream {
             channel,
             depth,
             notify_fd,
-            no_local: options.no_local,
+            mode: options.mode(),
         })?;
         let Reply::SinkOpened { sink, block } = answer.reply else {
             return Err(unexpected(&answer.reply));
         };
         let descriptors = answer.descriptors;
         let key = shared.record(state, |control, key, attachment| {
-            let opened = open_sink(attachment, sink, block, descriptors, notify.as_deref())?;
+            let opened = open_sink(
+                attachment,
+                sink,
+                (block, options.latest),
+                descriptors,
+                notify.as_deref(),
+            )?;
             let record = SinkRecord {
                 stream: self.0.key,
                 channel,
                 depth,
-                no_local: options.no_local,
+                mode: options.mode(),
                 notify: notify.clone(),
                 opened: Ok(opened),
             };

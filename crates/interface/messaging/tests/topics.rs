@@ -504,3 +504,40 @@ fn ten_thousand_topics_are_written_by_one_program_and_read_by_another() {
         write[0].topics().expect("topics").len() == TOPICS
     });
 }
+
+#[test]
+fn who_looks_seldom_sees_the_newest_message_and_how_many_it_took_the_place_of() {
+    const MESSAGES: u64 = 3000;
+    let mut programs = Programs::new();
+    let (one, other) = (programs.participant("one"), programs.participant("other"));
+    let publisher = one
+        .publisher("position", Qos::slow().latest())
+        .expect("a publisher");
+    let newest = SubscriberOptions {
+        latest: true,
+        ..SubscriberOptions::default()
+    };
+    // Elsewhere, and in the very session that writes.
+    let far = other.subscriber_with("position", newest).expect("opened");
+    let near = one.subscriber_with("position", newest).expect("opened");
+    until_true("both are there", || {
+        publisher.wait_subscriber(PATIENCE).expect("a subscriber") == 2
+    });
+    for number in 0..MESSAGES {
+        let published = publisher.publish(&number.to_le_bytes(), PATIENCE);
+        published.expect("a source that never waits");
+    }
+    for subscriber in [&far, &near] {
+        let told = || subscriber.counters().channels;
+        until_true("all came or are lost", || {
+            told().delivered + told().lost == MESSAGES
+        });
+        let sample = subscriber.take(PATIENCE).expect("a sample");
+        assert_eq!(&*sample, &(MESSAGES - 1).to_le_bytes());
+        assert_eq!(sample.number(), MESSAGES - 1);
+        let none = subscriber.take(Wait::Never).expect_err("one alone");
+        assert!(none.is_would_block(), "{none}");
+        assert_eq!(told().superseded, told().delivered - 1, "{:?}", told());
+        assert_eq!((told().dropped_full, told().dropped_memory), (0, 0));
+    }
+}

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use takt::{Qos, TaiTime, Wait};
+use takt::{Qos, Reliability, TaiTime, Wait};
 use takt_messaging::{Participant, Publisher, PublisherOptions};
 
 use crate::error::Error;
@@ -103,6 +103,11 @@ impl Server {
         if options.pace == Pace::Spread && period.is_zero() {
             return Err(Error::Option(
                 "frames can be spread only over a known period: give one".into(),
+            ));
+        }
+        if options.qos.reliability == Reliability::Latest {
+            return Err(Error::Option(
+                "a stream whose newest message alone is sent again loses the other slices of its frames: choose reliable, or within a deadline; each client keeps the latest frame by itself".into(),
             ));
         }
         let slice = slice_bytes(format, options.slice, options.pace)?;

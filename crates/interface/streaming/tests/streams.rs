@@ -364,6 +364,8 @@ fn wrong_options_are_refused_by_name() {
         ..usual.spread(Duration::from_secs(1))
     };
     refused(server(NAME, pace), "only over a known period");
+    let newest = ServerOptions::new(Qos::slow().latest());
+    refused(server(NAME, newest), "loses the other slices of its frames");
     let mut server = Server::open(&participant, NAME, small(), usual).expect("a server");
     let short = server.send(&[0; 7], PATIENCE).map(drop);
     refused(

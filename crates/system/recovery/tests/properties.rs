@@ -332,7 +332,11 @@ impl World {
         }
         if self.config.policy == Policy::Latest {
             for life in self.lives.iter().filter(|life| life.first != end) {
-                assert_eq!(life.got.last(), Some(&end.wrapping_sub(1)), "without the newest");
+                assert_eq!(
+                    life.got.last(),
+                    Some(&end.wrapping_sub(1)),
+                    "without the newest"
+                );
             }
         }
         if self.config.policy == Policy::Reliable {

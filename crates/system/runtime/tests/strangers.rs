@@ -275,7 +275,7 @@ fn descriptors_on_the_end_of_a_sinks_notification_hold_no_lane_up() {
             channel: ChannelId(5),
             depth: 64,
             notify_fd: true,
-            no_local: false,
+            mode: takt_session::SinkMode::default(),
         },
     }
     .encode();
@@ -423,7 +423,7 @@ fn what_a_tenants_sessions_hold_together_is_bounded_and_can_be_had_again() {
         channel: ChannelId(5),
         depth: 64,
         notify_fd,
-        no_local: false,
+        mode: takt_session::SinkMode::default(),
     };
     let mut opened = Vec::new();
     for socket in &sessions {

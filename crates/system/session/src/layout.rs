@@ -152,6 +152,8 @@ unsafe impl Pod for RxDescriptor {}
 
 /// Entries of a ring unless the application asks for others.
 pub const DEFAULT_DEPTH: u32 = 1024;
+/// The same of a sink that keeps the newest message alone: how many its application may hold besides.
+pub const LATEST_DEPTH: u32 = 16;
 /// Most entries of a ring.
 pub const MAX_DEPTH: u32 = 1 << 16;
 
@@ -190,8 +192,9 @@ impl SourceBlock {
 ///
 /// ```text
 /// 0    doorbell word (see takt_shm::SinkBell)
-/// 64   counters, u64 each, written by the runtime: delivered, dropped (ring full), dropped (no memory), lost
-/// 128  receive ring (RxDescriptor), runtime to application
+/// 64   counters, u64 each, written by the runtime: delivered, dropped (ring full), dropped (no memory), lost, superseded
+/// 128  receive ring (RxDescriptor), runtime to application; of a sink that keeps the newest message alone, in the first
+///      bytes of the same room, takt_shm::newest
 /// ..   release ring (u32), application to runtime
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -241,6 +244,8 @@ pub enum SinkCounter {
     DroppedMemory = 2,
     /// Messages of this channel that were sent and never arrived (gaps in sequence numbers).
     Lost = 3,
+    /// Messages that newer ones took the place of before the application took them.
+    Superseded = 4,
 }
 
 /// Longest message that may take the share of the receive region that large messages have no part in, bytes.

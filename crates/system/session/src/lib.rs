@@ -18,7 +18,7 @@ pub mod unserved;
 
 pub use endpoint::Endpoint;
 pub use error::{ErrorCode, Failure};
-pub use qos::{Acceleration, Qos, Reliability, ResourceUse, SlowSinks, TimeSensitivity};
+pub use qos::{Acceleration, Qos, Reliability, ResourceUse, SinkMode, SlowSinks, TimeSensitivity};
 
 use std::fmt;
 

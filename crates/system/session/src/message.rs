@@ -13,7 +13,9 @@ use takt_time::TrafficClass;
 use crate::endpoint::{Endpoint, MOST_ADDRESSES, MOST_VLANS};
 use crate::error::{ErrorCode, Failure};
 use crate::layout::{ArenaMap, SinkBlock, SourceBlock};
-use crate::qos::{Acceleration, Qos, Reliability, ResourceUse, SlowSinks, TimeSensitivity};
+use crate::qos::{
+    Acceleration, Qos, Reliability, ResourceUse, SinkMode, SlowSinks, TimeSensitivity,
+};
 use crate::unserved::{Counts, REASONS};
 use crate::{ChannelId, PROTOCOL_VERSION};
 
@@ -107,8 +109,8 @@ pub enum Request {
         depth: u32,
         /// A descriptor that becomes readable with news is wanted.
         notify_fd: bool,
-        /// What this session emits is not for this sink.
-        no_local: bool,
+        /// Which messages it gets.
+        mode: SinkMode,
     },
     /// Close a sink.
     CloseSink(u32),
@@ -273,6 +275,7 @@ impl Writer {
         let nanos = |duration: Duration| u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
         let (kind, deadline, patience) = match v {
             Reliability::BestEffort => (0, 0, 0),
+            Reliability::Latest => (4, 0, 0),
             Reliability::Reliable {
                 deadline,
                 slow_sinks,
@@ -413,7 +416,7 @@ impl<'a> Reader<'a> {
     fn reliability(&mut self) -> Result<Reliability, DecodeError> {
         let (kind, deadline, patience) = (self.u8()?, self.u64()?, self.u64()?);
         let meaningless = match kind {
-            0 => deadline | patience,
+            0 | 4 => deadline | patience,
             1 | 2 => patience,
             _ => 0,
         };
@@ -425,6 +428,7 @@ impl<'a> Reader<'a> {
         }
         let slow_sinks = match kind {
             0 => return Ok(Reliability::BestEffort),
+            4 => return Ok(Reliability::Latest),
             1 => SlowSinks::Wait,
             2 => SlowSinks::Drop,
             3 => SlowSinks::Evict(Duration::from_nanos(patience)),
@@ -553,13 +557,15 @@ impl Envelope<Request> {
                 channel,
                 depth,
                 notify_fd,
-                no_local,
+                mode,
             } => {
                 let mut w = new(kind::OPEN_SINK);
                 w.u32(*stream);
                 w.u64(channel.0);
                 w.u32(*depth);
-                w.u8(u8::from(*notify_fd) | u8::from(*no_local) << 1);
+                w.u8(u8::from(*notify_fd)
+                    | u8::from(mode.no_local) << 1
+                    | u8::from(mode.latest) << 2);
                 w
             }
             Request::Readers(id) => {
@@ -650,7 +656,7 @@ impl Envelope<Request> {
             kind::OPEN_SINK => {
                 let (stream, channel, depth) = (r.u32()?, ChannelId(r.u64()?), r.u32()?);
                 let flags = r.u8()?;
-                if flags > 3 {
+                if flags > 7 {
                     return Err(DecodeError::Value {
                         field: "sink flags",
                         value: flags.into(),
@@ -661,7 +667,10 @@ impl Envelope<Request> {
                     channel,
                     depth,
                     notify_fd: flags & 1 != 0,
-                    no_local: flags & 2 != 0,
+                    mode: SinkMode {
+                        no_local: flags & 2 != 0,
+                        latest: flags & 4 != 0,
+                    },
                 }
             }
             kind::READERS => Request::Readers(r.u32()?),
@@ -837,13 +846,14 @@ mod tests {
             Just(SlowSinks::Drop),
             nanos().prop_map(SlowSinks::Evict),
         ];
-        let reliability = (any::<bool>(), proptest::option::of(nanos()), slow_sinks).prop_map(
-            |(reliable, deadline, slow_sinks)| match reliable {
-                true => Reliability::Reliable {
+        let reliability = (0..3u8, proptest::option::of(nanos()), slow_sinks).prop_map(
+            |(kind, deadline, slow_sinks)| match kind {
+                0 => Reliability::Reliable {
                     deadline,
                     slow_sinks,
                 },
-                false => Reliability::BestEffort,
+                1 => Reliability::Latest,
+                _ => Reliability::BestEffort,
             },
         );
         let class = proptest::option::of(0u8..8);
@@ -885,13 +895,13 @@ mod tests {
                 }
             }),
             any::<u32>().prop_map(Request::CloseSource),
-            any::<(u32, u64, u32, bool, bool)>().prop_map(
-                |(stream, c, depth, notify_fd, no_local)| Request::OpenSink {
+            any::<(u32, u64, u32, bool, bool, bool)>().prop_map(
+                |(stream, c, depth, notify_fd, no_local, latest)| Request::OpenSink {
                     stream,
                     channel: ChannelId(c),
                     depth,
                     notify_fd,
-                    no_local,
+                    mode: SinkMode { no_local, latest },
                 }
             ),
             any::<u32>().prop_map(Request::Readers),

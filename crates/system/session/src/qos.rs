@@ -62,6 +62,10 @@ pub enum Reliability {
         /// What happens while a sink has no room.
         slow_sinks: SlowSinks,
     },
+    /// In order, and sent again until every sink's node has it or a newer message is emitted: for states, of which only the
+    /// newest counts. The source never waits for a sink; a sink without room does without, so open it as one that
+    /// [keeps the newest alone](crate::SinkMode::latest).
+    Latest,
 }
 
 /// What a reliable source does about a sink that has no room.
@@ -73,6 +77,15 @@ pub enum SlowSinks {
     Drop,
     /// As [`Wait`](Self::Wait), for so long; then the sink does without, until it has room again.
     Evict(Duration),
+}
+
+/// Which messages a sink gets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct SinkMode {
+    /// Not what this very session emits.
+    pub no_local: bool,
+    /// The newest alone: it takes the place of one that was not consumed.
+    pub latest: bool,
 }
 
 /// How long a source waits for a sink that takes nothing, if not told otherwise.
@@ -151,6 +164,12 @@ impl Qos {
             deadline: None,
             slow_sinks: SlowSinks::Evict(PATIENCE),
         };
+        self
+    }
+
+    /// The same; of what is lost, the newest message is sent again.
+    pub const fn latest(mut self) -> Self {
+        self.reliability = Reliability::Latest;
         self
     }
 

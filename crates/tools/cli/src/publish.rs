@@ -86,6 +86,9 @@ pub struct Reliable {
     /// The same, but only while a message can arrive this long after it was emitted
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
     within: Option<Duration>,
+    /// In order, and sent again until every reader's node has it or a newer one is written, which never waits
+    #[arg(long, conflicts_with_all = ["reliable", "within"])]
+    latest: bool,
     /// What happens while a reader has no room: it does without after `--patience`, it is waited for, or it does
     /// without at once
     #[arg(long, value_enum, default_value_t = Slow::Evict)]
@@ -104,6 +107,9 @@ enum Slow {
 
 impl Reliable {
     pub fn reliability(&self) -> Result<Reliability, Failure> {
+        if self.latest {
+            return Ok(Reliability::Latest);
+        }
         if !self.reliable && self.within.is_none() {
             return Ok(Reliability::BestEffort);
         }
@@ -229,7 +235,7 @@ impl Messages {
                 .or(target.local.then_some(FIND_WITHIN))
                 .map(|wait| Instant::now() + wait),
             settle: match self.reliability()? {
-                Reliability::BestEffort => SETTLE,
+                Reliability::BestEffort | Reliability::Latest => SETTLE,
                 Reliability::Reliable { .. } => SETTLE + self.reliable.patience,
             },
             summary: Summary::default(),

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use serde::Serialize;
-use takt::{Error, Message, Reliability, Wait};
+use takt::{Error, Message, Reliability, SinkOptions, Wait};
 use takt_clock::{Clock, SystemTai};
 
 use crate::application::{Application, Channel};
@@ -43,6 +43,9 @@ pub struct Subscribe {
     /// Print nothing but the summary
     #[arg(long, conflicts_with = "json")]
     quiet: bool,
+    /// Show the newest message alone, and leave out those that newer ones have taken the place of meanwhile
+    #[arg(long)]
+    latest: bool,
     #[command(flatten)]
     application: Application,
     #[command(flatten)]
@@ -71,7 +74,11 @@ impl Subscribe {
         let attached = self
             .application
             .attach("takt sub", Reliability::BestEffort)?;
-        let sink = attached.stream.sink(self.channel.id)?;
+        let options = SinkOptions {
+            latest: self.latest,
+            ..SinkOptions::default()
+        };
+        let sink = attached.stream.sink_with(self.channel.id, options)?;
         let mut received = 0;
         let mut last = Instant::now();
         let outcome = loop {
@@ -106,8 +113,12 @@ impl Subscribe {
             }
         };
         let counters = sink.counters();
+        let superseded = match counters.superseded {
+            0 => String::new(),
+            count => format!(", {count} superseded by newer ones"),
+        };
         eprintln!(
-            "{received} message(s) received on channel {} over {}, {} lost, {} dropped",
+            "{received} message(s) received on channel {} over {}, {} lost, {} dropped{superseded}",
             self.channel.written,
             attached.stream.datapath(),
             counters.lost + counters.lost_at_disconnect,

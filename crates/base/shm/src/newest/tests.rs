@@ -55,7 +55,9 @@ fn two_threads_see_whole_entries_in_order() {
     let (mut writer, mut reader) = ends(&arena);
     const LAST: u64 = 200_000;
     let sender = std::thread::spawn(move || {
-        (1..=LAST).filter(|&entry| !writer.put(entry * 0x1_0000_0001).unwrap()).count() as u64
+        (1..=LAST)
+            .filter(|&entry| !writer.put(entry * 0x1_0000_0001).unwrap())
+            .count() as u64
     });
     let (mut last, mut taken) = (0, 0);
     while last < LAST {

@@ -12,6 +12,7 @@ const NOTIFY: SinkOptions = SinkOptions {
     depth: 0,
     notify_fd: true,
     no_local: false,
+    latest: false,
 };
 
 #[test]

@@ -277,6 +277,7 @@ impl Many {
             sum.dropped_memory += counters.dropped_memory;
             sum.lost += counters.lost;
             sum.lost_at_disconnect += counters.lost_at_disconnect;
+            sum.superseded += counters.superseded;
         }
         (sum, self.unopened.borrow().len() as u64)
     }

@@ -33,6 +33,9 @@ pub struct SubscriberOptions {
     pub notify_fd: bool,
     /// What this very session publishes is not for this subscriber.
     pub no_local: bool,
+    /// The newest message of each topic alone, of whichever publisher: it takes the place of one that was not taken, so that
+    /// whoever looks seldom sees what is, not what was. `depth`, if it is 0, is 16 then: how many may be held.
+    pub latest: bool,
     /// How many of the last messages of each publisher it wants to begin with, of those that publishers keep.
     pub history: u32,
 }
@@ -48,9 +51,13 @@ impl SubscriberOptions {
 
     fn sink(&self, notify_fd: bool) -> SinkOptions {
         SinkOptions {
-            depth: depth(self.depth),
+            depth: match self.latest {
+                true => self.depth,
+                false => depth(self.depth),
+            },
             notify_fd,
             no_local: self.no_local,
+            latest: self.latest,
         }
     }
 }
@@ -92,7 +99,7 @@ impl Sample<'_> {
         self.header.publisher
     }
 
-    /// How many messages the publisher had written before. A gap is a loss.
+    /// How many messages the publisher had written before. A gap is a loss, or what was [superseded](SubscriberOptions::latest).
     pub fn number(&self) -> u64 {
         self.header.number
     }

@@ -213,7 +213,7 @@ impl Control {
                 channel,
                 depth,
                 notify_fd,
-                no_local,
+                mode,
             } => {
                 let Some(session) = self.sessions.get_mut(&id) else {
                     return Ok(None);
@@ -229,14 +229,14 @@ impl Control {
                 } else {
                     (None, None)
                 };
-                let (sink, block) = session.add_sink(stream, channel, depth, notify_fd)?;
+                let (sink, block) = session.add_sink(stream, channel, depth, notify_fd, mode)?;
                 handle.send(Command::AddSink {
                     session: id.into(),
                     sink,
                     block,
                     channel,
                     notify: ours,
-                    no_local,
+                    mode,
                 });
                 // An application that has a sink gets what is emitted from then on: not before the lane has it.
                 session.opening_sinks.push(OpeningSink {

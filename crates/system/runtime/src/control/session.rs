@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use takt_session::layout::{
     ARENA_MAGIC, ArenaMap, DEFAULT_DEPTH, HEADER_BYTES, LANE_DIRTY_OFFSET, LANE_STATE_OFFSET,
-    MAGIC_OFFSET, MAX_DEPTH, SinkBlock, SourceBlock, VERSION_OFFSET,
+    LATEST_DEPTH, MAGIC_OFFSET, MAX_DEPTH, SinkBlock, SourceBlock, VERSION_OFFSET,
 };
 use takt_session::message::Reply;
 use takt_session::printable;
 use takt_session::unserved::Counts;
-use takt_session::{ChannelId, ErrorCode, Failure, PROTOCOL_VERSION, Qos};
-use takt_shm::{Arena, Buddy, CHUNK, LaneBellHost, RingError, RingLayout};
+use takt_session::{ChannelId, ErrorCode, Failure, PROTOCOL_VERSION, Qos, SinkMode};
+use takt_shm::{Arena, Buddy, CHUNK, LaneBellHost, Newest, RingError, RingLayout};
 
 use super::account::{Charge, Usage};
 use crate::config::Limits;
@@ -352,10 +352,16 @@ impl Session {
         channel: ChannelId,
         depth: u32,
         notify: bool,
+        mode: SinkMode,
     ) -> Result<(usize, SinkBlock), Failure> {
         self.policy.check_read(channel)?;
         self.stream(stream)?;
-        let depth = Self::depth(depth)?;
+        let depth = match (mode.latest, depth) {
+            (true, 0) => LATEST_DEPTH,
+            // The newest message lies where a ring would.
+            (true, depth) => Self::depth(depth)?.max(Newest::CAPACITY),
+            (false, depth) => Self::depth(depth)?,
+        };
         let (chunk, offset) = self.block(SinkBlock::bytes(depth))?;
         let block = SinkBlock { offset, depth };
         let attached = self.attached()?;

@@ -67,8 +67,8 @@ impl Lane {
                 block,
                 channel,
                 notify,
-                no_local,
-            } => self.add_sink(session, sink, block, channel, notify, no_local),
+                mode,
+            } => self.add_sink(session, sink, block, channel, notify, mode),
             Command::Readers {
                 session,
                 source,

@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 
 use rustix::event::epoll;
 use takt_session::layout::{SinkBlock, SourceBlock};
-use takt_session::{ChannelId, ErrorCode, Failure, Reliability};
+use takt_session::{ChannelId, ErrorCode, Failure, Reliability, SinkMode};
 
 use super::Lane;
 use super::mailbox::{Event, SourceTarget};
@@ -112,7 +112,7 @@ impl Lane {
         block: SinkBlock,
         channel: ChannelId,
         notify: Option<OwnedFd>,
-        no_local: bool,
+        mode: SinkMode,
     ) {
         let Some(&at) = self.by_session.get(&session) else {
             return;
@@ -121,7 +121,7 @@ impl Lane {
         let Some(s) = self.state.tenants.sessions.get_mut(at) else {
             return;
         };
-        match s.add_sink(sink, block, channel, notify, no_local) {
+        match s.add_sink(sink, block, channel, notify, mode) {
             Ok(()) => {
                 self.state.channels.add_sink(channel, at, sink);
                 self.state.tenants.sink_added(at);

@@ -8,7 +8,7 @@ use std::sync::mpsc::{Receiver, Sender};
 
 use takt_datapath::Way;
 use takt_session::layout::{SinkBlock, SourceBlock};
-use takt_session::{ChannelId, Failure, Reliability};
+use takt_session::{ChannelId, Failure, Reliability, SinkMode};
 use takt_wire::channel::Protection;
 
 use super::departure::ScheduleChange;
@@ -52,8 +52,8 @@ pub enum Command {
         block: SinkBlock,
         channel: ChannelId,
         notify: Option<OwnedFd>,
-        /// What its session emits is not for it.
-        no_local: bool,
+        /// Which messages it gets.
+        mode: SinkMode,
     },
     /// Count the readers of a source's channel.
     Readers {

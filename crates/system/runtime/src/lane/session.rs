@@ -9,9 +9,10 @@ use takt_session::layout::{
     ArenaMap, Completion, FLAG_DEADLINE, FLAG_LAUNCH_TIME, Outcome, RX_REGION, Release,
     RxDescriptor, SinkBlock, SinkCounter, SourceBlock, TX_REGION, TxDescriptor,
 };
-use takt_session::{ErrorCode, Failure};
+use takt_session::{ErrorCode, Failure, SinkMode};
 use takt_shm::{
-    Arena, CHUNK, Consumer, LaneBellHost, Producer, RingError, SharedSlice, SinkBellHost, Wake,
+    Arena, CHUNK, Consumer, LaneBellHost, NewestWriter, Producer, RingError, SharedSlice,
+    SinkBellHost, Wake,
 };
 use takt_time::{TaiTime, TrafficClass};
 
@@ -209,12 +210,11 @@ impl InProgress {
 #[derive(Debug)]
 pub struct LaneSink {
     pub channel: usize,
-    rx: Producer<RxDescriptor>,
+    rx: Receive,
     release: Consumer<Release>,
     bell: SinkBellHost,
     notify: Option<OwnedFd>,
-    /// What its session emits is not for it.
-    no_local: bool,
+    mode: SinkMode,
     block: SinkBlock,
     /// Descriptors handed out and not yet released.
     outstanding: u32,
@@ -235,6 +235,32 @@ pub struct LaneSink {
     dropped_full: u64,
     dropped_memory: u64,
     lost: u64,
+    superseded: u64,
+}
+
+/// Where a sink's messages are shown.
+#[derive(Debug)]
+enum Receive {
+    All(Producer<RxDescriptor>),
+    /// The newest alone, and the chunk of the last one, which nobody may have taken yet.
+    Newest(NewestWriter<RxDescriptor>, u32),
+}
+
+impl Receive {
+    fn attach(arena: &Arc<Arena>, block: SinkBlock, mode: SinkMode) -> Result<Self, RingError> {
+        let offset = block.rx_ring();
+        Ok(match mode.latest {
+            true => Self::Newest(NewestWriter::attach(arena, offset)?, 0),
+            false => Self::All(Producer::attach(arena, offset, block.depth)?),
+        })
+    }
+
+    /// Staged entries are seen by who looks.
+    fn publish(&mut self) {
+        if let Self::All(ring) = self {
+            ring.publish();
+        }
+    }
 }
 
 /// Whether a sink hands back what it holds, as far as those want to know who wait for it or another of its channel.
@@ -429,15 +455,15 @@ impl LaneSink {
         block: SinkBlock,
         channel: usize,
         notify: Option<OwnedFd>,
-        no_local: bool,
+        mode: SinkMode,
     ) -> Result<Self, RingError> {
         Ok(Self {
             channel,
-            rx: Producer::attach(arena, block.rx_ring(), block.depth)?,
+            rx: Receive::attach(arena, block, mode)?,
             release: Consumer::attach(arena, block.release_ring(), block.depth)?,
             bell: SinkBellHost::attach(arena, block.bell()).map_err(RingError::from)?,
             notify,
-            no_local,
+            mode,
             block,
             outstanding: 0,
             own: VecDeque::with_capacity(MOST_OWN),
@@ -451,6 +477,7 @@ impl LaneSink {
             dropped_full: 0,
             dropped_memory: 0,
             lost: 0,
+            superseded: 0,
         })
     }
 }
@@ -532,7 +559,7 @@ impl LaneSession {
     /// Whether one of its sinks gets what the session itself emits.
     #[inline]
     pub fn hears_itself(&self, sink: usize) -> bool {
-        matches!(self.sinks.get(sink), Some(Some(sink)) if !sink.no_local)
+        matches!(self.sinks.get(sink), Some(Some(sink)) if !sink.mode.no_local)
     }
 
     /// The highest class of what its sources have next, the lowest if they have nothing; and what it cost to find out,
@@ -1020,14 +1047,25 @@ impl LaneSession {
             sequence: meta.sequence,
             send_time_ns: meta.send_time_ns,
         };
-        // `outstanding <= depth` leaves room unless the application shows a wrong index.
-        match s.rx.stage(entry) {
-            Ok(true) => {
+        let staged = match &mut s.rx {
+            // `outstanding <= depth` leaves room unless the application shows a wrong index.
+            Receive::All(ring) => ring.stage(entry).map(|room| (room, None)),
+            Receive::Newest(newest, last) => newest.put(entry).map(|taken| {
+                let last = std::mem::replace(last, chunk);
+                (true, (!taken).then_some(last))
+            }),
+        };
+        match staged {
+            Ok((true, superseded)) => {
                 s.delivered += 1;
+                s.superseded += u64::from(superseded.is_some());
                 self.counters.delivered.add(1);
+                if let Some(chunk) = superseded {
+                    self.withdraw(sink, chunk);
+                }
                 Ok(Delivery::Delivered)
             }
-            Ok(false) => {
+            Ok((false, _)) => {
                 self.withdraw(sink, chunk);
                 Ok(self.dropped(sink, Delivery::DroppedFull))
             }
@@ -1196,9 +1234,9 @@ impl LaneSession {
         block: SinkBlock,
         channel: usize,
         notify: Option<OwnedFd>,
-        no_local: bool,
+        mode: SinkMode,
     ) -> Result<(), RingError> {
-        let sink = LaneSink::new(&self.arena, block, channel, notify, no_local)?;
+        let sink = LaneSink::new(&self.arena, block, channel, notify, mode)?;
         place(&mut self.sinks, at, sink);
         self.own_sinks
             .reserve(self.sinks.len() - self.own_sinks.len().min(self.sinks.len()));
@@ -1220,6 +1258,7 @@ impl LaneSession {
         show(SinkCounter::DroppedFull, s.dropped_full);
         show(SinkCounter::DroppedMemory, s.dropped_memory);
         show(SinkCounter::Lost, s.lost);
+        show(SinkCounter::Superseded, s.superseded);
         let wake = s.bell.ring();
         if wake == Wake::Fd
             && let Some(fd) = &s.notify

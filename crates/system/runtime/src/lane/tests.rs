@@ -134,7 +134,7 @@ impl Scene {
             block: self.sink,
             channel: CHANNEL,
             notify: None,
-            no_local: false,
+            mode: takt_session::SinkMode::default(),
         });
     }
 

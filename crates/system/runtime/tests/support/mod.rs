@@ -218,7 +218,7 @@ impl App {
             channel: ChannelId(channel),
             depth,
             notify_fd: false,
-            no_local: false,
+            mode: takt_session::SinkMode::default(),
         }) {
             Ok(Reply::SinkOpened { sink, block }) => Sink {
                 id: sink,

@@ -29,6 +29,9 @@ pub struct Echo {
     /// Begin with this many of the last messages of each publisher, of those that publishers keep
     #[arg(long, value_name = "N", default_value_t = 0)]
     history: u32,
+    /// Show the newest message of a topic alone, and leave out those that newer ones have taken the place of meanwhile
+    #[arg(long)]
+    latest: bool,
     #[command(flatten)]
     end: End,
     #[command(flatten)]
@@ -60,7 +63,8 @@ impl Echo {
         let joined = Joined::new(&self.application, "takt topic echo")?;
         let options = SubscriberOptions {
             history: self.history,
-            depth: DEPTH,
+            latest: self.latest,
+            depth: if self.latest { 0 } else { DEPTH },
             ..SubscriberOptions::new(self.application.quality())
         };
         let subscriber = joined.subscriber(&self.topic, options)?;

@@ -166,6 +166,7 @@ fn told(subscriber: &Subscriber, received: u64) -> String {
         channels.dropped_full + channels.dropped_memory,
     );
     for (count, what) in [
+        (channels.superseded, "superseded by newer ones"),
         (counters.foreign, "of other topics with the same channel"),
         (counters.malformed, "that no publisher has written"),
         (counters.unopened, "topic(s) could not be opened"),

@@ -47,6 +47,8 @@ pub(in super::super) struct Inbound {
     epoch: u32,
     /// How long a sink without room is waited for.
     patience_ns: Option<i64>,
+    /// Its messages take the place of those before them.
+    latest: bool,
     engine: Receiver,
     /// The number of the next message to deliver, and what its sender said last of its next one and the next record.
     expected: u64,
@@ -103,7 +105,7 @@ impl State {
             return;
         };
         let source = &mut self.reliable.inbound[at];
-        source.patience_ns = said.patience_ns();
+        (source.patience_ns, source.latest) = (said.patience_ns(), said.latest);
         source.class = record.header.class;
         source.port = self.receiving;
         if source.engine.announce(now_ns, &said.engine).is_err() {
@@ -154,6 +156,7 @@ impl State {
             sender: sender_number(label, key.source),
             epoch: said.epoch,
             patience_ns: said.patience_ns(),
+            latest: said.latest,
             engine: Receiver::new(WINDOW).ok()?,
             expected: said.oldest_message.into(),
             announced: (said.engine.next, said.next_message),
@@ -196,6 +199,12 @@ impl State {
         }
         source.class = h.class;
         source.port = self.receiving;
+        let first = number.wrapping_sub(h.fragment_index);
+        if source.latest && (first.wrapping_sub(source.engine.next()) as i32) > 0 {
+            source.engine.supersede(now_ns, first);
+            self.deliver_in_order(at, now_ns);
+        }
+        let source = &mut self.reliable.inbound[at];
         let arrival = source.engine.judge(number);
         if arrival == Arrival::Keep && !self.place_record(at, header, record, number) {
             return;

@@ -45,12 +45,15 @@ struct Announcement {
     epoch: u32,
     /// How long a sink without room is waited for. `None`: as long as it takes.
     patience: Option<u32>,
+    /// Its messages take the place of those before them; `patience` is none then.
+    latest: bool,
 }
 
 /// [`Announcement::patience`] is in so many nanoseconds: microseconds.
 const PATIENCE_UNIT_NS: i64 = 1000;
-/// As it stands for `None`.
+/// As it stands for `None`, and for a source of which the newest message counts.
 const FOR_EVER: u32 = u32::MAX;
+const LATEST: u32 = u32::MAX - 1;
 
 /// Bytes of an announcement.
 const ANNOUNCEMENT_LEN: usize = ANNOUNCE_LEN + 16;
@@ -63,7 +66,10 @@ impl Announcement {
             self.oldest_message,
             self.next_message,
             self.epoch,
-            self.patience.unwrap_or(FOR_EVER),
+            match self.latest {
+                true => LATEST,
+                false => self.patience.unwrap_or(FOR_EVER),
+            },
         ];
         for (field, space) in fields.iter().zip(bytes[ANNOUNCE_LEN..].chunks_exact_mut(4)) {
             space.copy_from_slice(&field.to_le_bytes());
@@ -82,12 +88,14 @@ impl Announcement {
         let more: &[u8; 16] = more.try_into().ok()?;
         let field =
             |at: usize| u32::from_le_bytes([more[at], more[at + 1], more[at + 2], more[at + 3]]);
+        let latest = field(12) == LATEST;
         Some(Self {
             engine: takt_recovery::Announce::decode(engine).ok()?,
             oldest_message: field(0),
             next_message: field(4),
             epoch: field(8),
-            patience: Some(field(12)).filter(|patience| *patience != FOR_EVER),
+            patience: Some(if latest { 0 } else { field(12) }).filter(|us| *us != FOR_EVER),
+            latest,
         })
     }
 }

@@ -14,7 +14,7 @@ use super::super::remote::{Appended, Cut, Outgoing};
 use super::super::session::{Batch, InProgress};
 use super::super::{Lane, LanePort, State, fair};
 use super::{
-    ANNOUNCEMENT_LEN, Announcement, End, FOR_EVER, PATIENCE_UNIT_NS, Reliable, control, note_open,
+    ANNOUNCEMENT_LEN, Announcement, End, LATEST, PATIENCE_UNIT_NS, Reliable, control, note_open,
 };
 use crate::policing::{Flow, Offered, Verdict};
 
@@ -65,6 +65,8 @@ pub(in super::super) struct Outbound {
     class: TrafficClass,
     epoch: u32,
     slow_sinks: SlowSinks,
+    /// Its messages take the place of those before them.
+    latest: bool,
     engine: Sender,
     peers: Vec<Peer>,
     messages: VecDeque<Retained>,
@@ -81,12 +83,21 @@ pub(in super::super) struct Outbound {
 impl Outbound {
     /// What the engine is to do for a stream of this reliability. `None`: nothing.
     fn config(reliability: Reliability) -> Option<(Config, SlowSinks)> {
-        let Reliability::Reliable {
-            deadline,
-            slow_sinks,
-        } = reliability
-        else {
-            return None;
+        let (deadline, slow_sinks) = match reliability {
+            Reliability::BestEffort => return None,
+            Reliability::Reliable {
+                deadline,
+                slow_sinks,
+            } => (deadline, slow_sinks),
+            Reliability::Latest => {
+                let config = Config {
+                    policy: Policy::Latest,
+                    messages: RECORDS,
+                    bytes: BYTES,
+                    ..Config::default()
+                };
+                return Some((config, SlowSinks::Drop));
+            }
         };
         let nanos =
             |duration: std::time::Duration| i64::try_from(duration.as_nanos()).unwrap_or(i64::MAX);
@@ -180,8 +191,9 @@ impl Outbound {
             },
             next_message: self.message_next(),
             epoch: self.epoch,
+            latest: self.latest,
             patience: self.patience_ns().map(|ns| {
-                u32::try_from(ns / PATIENCE_UNIT_NS).map_or(FOR_EVER - 1, |us| us.min(FOR_EVER - 1))
+                u32::try_from(ns / PATIENCE_UNIT_NS).map_or(LATEST - 1, |us| us.min(LATEST - 1))
             }),
         };
         announcement.encode()
@@ -236,6 +248,18 @@ impl Reliable {
     pub(in super::super) fn had_room(&mut self, source: usize) {
         if let Some(source) = self.outbound.get_mut(source) {
             source.look_after_ns = LOOK_NS[0];
+        }
+    }
+
+    /// A source begins another message: where the newest counts, the others are done.
+    fn supersede(&mut self, source: usize, now_ns: i64) {
+        let Some(known) = self.outbound.get_mut(source).filter(|known| known.latest) else {
+            return;
+        };
+        let completes = known.engine.retained() > 0;
+        known.engine.supersede();
+        if completes {
+            self.wake(End::Outbound(source), now_ns);
         }
     }
 
@@ -300,6 +324,7 @@ impl Lane {
             class: TrafficClass::BEST_EFFORT,
             epoch: now_ns as u32 ^ (now_ns >> 32) as u32,
             slow_sinks,
+            latest: config.policy == Policy::Latest,
             engine,
             peers: Vec::new(),
             messages: VecDeque::new(),
@@ -386,6 +411,9 @@ impl State {
         left: i64,
         now_ns: i64,
     ) -> Next {
+        if progress.batch.is_none() {
+            self.reliable.supersede(entry, now_ns);
+        }
         let Some(source) = self.reliable.outbound.get_mut(entry) else {
             return Next::Nobody;
         };

@@ -14,9 +14,10 @@ use takt_session::layout::{
     ArenaMap, Completion, HEADER_BYTES, LANE_DIRTY_OFFSET, LANE_STATE_OFFSET, Outcome, Release,
     RxDescriptor, SinkBlock, SourceBlock, TX_REGION, TxDescriptor,
 };
-use takt_session::{ChannelId, Reliability, SlowSinks};
+use takt_session::{ChannelId, Reliability, SinkMode, SlowSinks};
 use takt_shm::{
-    Arena, Buddy, CHUNK, Consumer, LaneBell, LaneBellHost, Producer, RingLayout, SharedSlice,
+    Arena, Buddy, CHUNK, Consumer, LaneBell, LaneBellHost, NewestReader, Producer, RingLayout,
+    SharedSlice,
 };
 use takt_time::TaiTime;
 use takt_wire::channel::Protection;
@@ -57,6 +58,8 @@ struct App {
     tx: Producer<TxDescriptor>,
     completions: Consumer<Completion>,
     rx: Consumer<RxDescriptor>,
+    /// In place of the ring, of a sink that keeps the newest message alone.
+    newest: Option<NewestReader<RxDescriptor>>,
     release: Producer<Release>,
     memory: Buddy,
     next: u32,
@@ -122,7 +125,11 @@ impl App {
 
     fn receive(&mut self, most: usize) {
         for _ in 0..most {
-            let Some(message) = self.rx.pop().expect("a sane ring") else {
+            let next = match &mut self.newest {
+                Some(newest) => newest.take(),
+                None => self.rx.pop(),
+            };
+            let Some(message) = next.expect("a sane ring") else {
                 break;
             };
             let region = match message.chunk & TX_REGION {
@@ -140,7 +147,9 @@ impl App {
             self.received.push((number, message.sequence));
             self.held.push(message.chunk);
         }
-        self.rx.release();
+        if self.newest.is_none() {
+            self.rx.release();
+        }
     }
 
     fn hand_back(&mut self) {
@@ -208,6 +217,7 @@ impl Host {
             completions: Consumer::attach(&arena, source.completion_ring(), DEPTH)
                 .expect("rings fit"),
             rx: Consumer::attach(&arena, sink.rx_ring(), DEPTH).expect("rings fit"),
+            newest: None,
             release: Producer::attach(&arena, sink.release_ring(), DEPTH).expect("rings fit"),
             arena,
             memory: Buddy::new(map.tx_bytes),
@@ -234,14 +244,21 @@ impl Host {
     }
 
     fn add_sink(&mut self, app: usize) {
-        let app = &self.apps[app];
+        self.add_sink_with(app, SinkMode::default());
+    }
+
+    fn add_sink_with(&mut self, app: usize, mode: SinkMode) {
+        let app = &mut self.apps[app];
+        app.newest = mode.latest.then(|| {
+            NewestReader::attach(&app.arena, app.sink.rx_ring()).expect("as large as a ring")
+        });
         self.handle.send(Command::AddSink {
             session: app.id,
             sink: 0,
             block: app.sink,
             channel: CHANNEL,
             notify: None,
-            no_local: false,
+            mode,
         });
         self.lane.poll();
     }
@@ -446,6 +463,63 @@ proptest! {
         prop_assert!(app.told.values().all(|told| *told == Outcome::Sent));
         prop_assert_eq!(app.memory.allocated_bytes(), 0);
         // What was received and handed back is free again.
+        world.until(SECOND, |world| (1..hosts).all(|host| world.hosts[host].used(0) == 0 || {
+            let used = world.hosts[host].lane.state.tenants.sessions.iter_mut();
+            used.for_each(|(_, session)| { let _ = session.reclaim(0); });
+            false
+        }));
+    }
+
+    /// However much is lost and however seldom a sink is looked at: what it has is newer than what it had, the source
+    /// never waits, and the newest message arrives.
+    #[test]
+    fn the_newest_message_arrives_and_nobody_waits_for_others(
+        seed in any::<u64>(),
+        (drop, duplicate, reorder) in (0u32..40, 0u32..10, 0u32..10),
+        steps in proptest::collection::vec((prop_oneof![4 => 4usize..1300, 1 => 1300usize..20_000], 0usize..40, 0u8..8), 1..80),
+        hosts in 2usize..4,
+    ) {
+        let mut world = World::new(hosts, faults(seed, drop, duplicate, reorder), 1400);
+        for host in 1..hosts {
+            world.hosts[host].add_sink_with(0, SinkMode { latest: true, ..SinkMode::default() });
+            world.subscribe(host);
+        }
+        world.hosts[0].add_source(0, Reliability::Latest);
+        for (length, rounds, looks) in &steps {
+            prop_assert!(world.hosts[0].apps[0].emit(*length), "the source waits for memory");
+            for _ in 0..*rounds {
+                world.round();
+            }
+            for (at, host) in world.hosts.iter_mut().enumerate().skip(1) {
+                if looks & 1 << (at - 1) != 0 {
+                    host.apps[0].receive(usize::MAX);
+                }
+                if looks & 4 != 0 {
+                    host.apps[0].hand_back();
+                }
+            }
+            let held = world.hosts.iter().map(|host| host.apps[0].held.len()).max();
+            if held >= Some(12) {
+                world.hosts.iter_mut().for_each(|host| host.apps[0].hand_back());
+            }
+        }
+        let last = steps.len() as u32 - 1;
+        world.until(5 * SECOND, |world| {
+            let apps = world.hosts.iter_mut().skip(1).map(|host| &mut host.apps[0]);
+            let have = apps.filter_map(|app| {
+                app.receive(usize::MAX);
+                app.hand_back();
+                app.received.last().filter(|(number, _)| *number == last)
+            });
+            have.count() == hosts - 1 && world.hosts[0].apps[0].pending() == 0
+        });
+        let app = &world.hosts[0].apps[0];
+        prop_assert!(app.told.values().all(|told| *told == Outcome::Sent));
+        prop_assert_eq!(app.memory.allocated_bytes(), 0);
+        for host in &world.hosts[1..] {
+            let received = &host.apps[0].received;
+            prop_assert!(received.is_sorted_by(|a, b| a.0 < b.0 && a.1 < b.1), "{:?}", received);
+        }
         world.until(SECOND, |world| (1..hosts).all(|host| world.hosts[host].used(0) == 0 || {
             let used = world.hosts[host].lane.state.tenants.sessions.iter_mut();
             used.for_each(|(_, session)| { let _ = session.reclaim(0); });

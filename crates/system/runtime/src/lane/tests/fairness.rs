@@ -182,7 +182,7 @@ impl Guest {
             block,
             channel: ChannelId(channel),
             notify: None,
-            no_local: false,
+            mode: takt_session::SinkMode::default(),
         });
         sink
     }
