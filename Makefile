@@ -6,7 +6,7 @@ FUZZ_SECONDS ?= 5
 # Hosts made of network namespaces and AF_XDP need root.
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo --preserve-env=PATH,HOME,CARGO_HOME,RUSTUP_HOME,PROPTEST_RNG_SEED)
 
-.PHONY: help demo test setup setup-build build site sessions static lint unit docs docs-run docs-links installation e2e adversary kill-test simulate-peering loom fuzz kubernetes test-oracle test-cluster cluster-up cluster-down bench bench-kubernetes install uninstall deb wheel clean
+.PHONY: help demo test setup setup-build build datapaths test-datapaths lint-datapaths site sessions static lint unit docs docs-run docs-links installation e2e adversary kill-test simulate-peering loom fuzz kubernetes test-oracle test-cluster cluster-up cluster-down bench bench-kubernetes install uninstall deb wheel clean
 
 help:
 	@echo "make demo     an isochronous talker with Takt beside bare metal and Flannel: a table and a report"
@@ -20,12 +20,15 @@ help:
 	@echo "  loom        the ring and doorbell protocols, over every interleaving"
 	@echo "  fuzz        everything that reads bytes from outside; FUZZ_SECONDS=600 make fuzz: longer"
 	@echo "  kubernetes  the Go part"
+	@echo "  test-datapaths  the datapaths over DPDK and the like"
 	@echo "make adversary     a hostile tenant and a forging host beside others at work, SECONDS=3600 long"
 	@echo "make kill-test     SIGKILL, SIGSTOP and SIGCONT of applications and daemons at random, COUNT=1000 times in each test"
 	@echo "make simulate-peering  what 5,000 runtimes with 100,000 channels say to each other, in virtual time (RUNTIMES=5000)"
 	@echo "make test-oracle   the scheduler beside the kernel's own taprio and etf, in an emulated machine"
 	@echo "make test-cluster  takt-node in a real Kubernetes of one node, and of two (builds it the first time: a quarter of an hour)"
 	@echo "make cluster-up    such a Kubernetes to play with, until make cluster-down"
+	@echo "make datapaths      the datapaths that need libraries of their own ($(DATAPATHS)), into target/datapaths/release"
+	@echo "make test-datapaths them, linted and tested"
 	@echo "make build    release binaries and libraries into target/release"
 	@echo "make bench    all benchmarks beside all peers (builds zenoh, ZeroMQ, iceoryx2: slow)"
 	@echo "make bench-kubernetes  what CPU reservations cost in a cluster, and a Ray job with and without (a quarter of an hour)"
@@ -53,7 +56,22 @@ demo: setup-build
 # The same inputs each time, as a change is judged; `make unit` and `make fuzz` alone try others.
 test: export FUZZ_SEED ?= 1
 test: export PROPTEST_RNG_SEED ?= 1
-test: lint unit docs docs-run loom fuzz kubernetes
+test: lint unit docs docs-run loom fuzz kubernetes test-datapaths
+
+# Datapaths over libraries that not everybody has: workspaces of their own, of which nothing else knows.
+DATAPATHS := dpdk
+each_datapath = set -e; for name in $(DATAPATHS); do (cd crates/plugin/datapath-$$name && export CARGO_TARGET_DIR=$(CURDIR)/target/datapaths && $(1)); done
+
+datapaths:
+	@scripts/setup.sh datapaths
+	$(call each_datapath,$(CARGO) build --release)
+
+lint-datapaths:
+	@scripts/setup.sh datapaths
+	$(call each_datapath,$(CARGO) fmt --check && $(CARGO) clippy --all-targets -- -D warnings)
+
+test-datapaths: setup lint-datapaths
+	$(call each_datapath,$(SUDO) env CARGO_TARGET_DIR=$$CARGO_TARGET_DIR $(CARGO) test)
 
 lint: setup
 	$(CARGO) fmt --all --check

@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # Installs what building and testing Takt needs on Debian 12 or Ubuntu and is missing here. With nothing missing it does
 # not touch apt.
-# Usage: scripts/setup.sh [build|test|bench]
+# Usage: scripts/setup.sh [build|test|bench|datapaths]
 #   build  to build, and to run the demo (the default)
 #   test   besides, the programs that tests run
 #   bench  besides build, what the peers of the benchmarks need
+#   datapaths  besides build, the libraries of the datapaths that are built apart
 set -euo pipefail
 
 want=${1:-build}
@@ -14,8 +15,8 @@ need() { # need COMMAND-OR-FILE PACKAGE
 }
 
 case $want in
-    build | test | bench) ;;
-    *) echo "usage: $0 [build|test|bench]" >&2; exit 2 ;;
+    build | test | bench | datapaths) ;;
+    *) echo "usage: $0 [build|test|bench|datapaths]" >&2; exit 2 ;;
 esac
 need cc build-essential
 need clang clang
@@ -56,6 +57,12 @@ if [ "$want" = bench ]; then
     need /usr/include/zmq.h libzmq3-dev
     need pkg-config pkg-config
     need cmake cmake
+fi
+
+if [ "$want" = datapaths ]; then
+    need pkg-config pkg-config
+    # With the drivers of its virtual devices.
+    need /usr/include/dpdk/rte_ethdev.h libdpdk-dev
 fi
 
 if ! command -v cargo >/dev/null 2>&1; then

@@ -51,6 +51,17 @@ pub trait Rig {
     fn counts_each_overflow(&self) -> bool {
         true
     }
+
+    /// Whether a receiver that is full holds its sender back, instead of losing what arrives.
+    fn holds_senders_back(&self) -> bool {
+        false
+    }
+
+    /// Whether the descriptor becomes readable from time to time while nothing waits, for the technology tells
+    /// of no arrivals.
+    fn wakes_by_the_clock(&self) -> bool {
+        false
+    }
 }
 
 /// The rules; each takes a fresh rig and panics when the datapath breaks it.
