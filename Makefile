@@ -152,8 +152,9 @@ bench:
 	@scripts/setup.sh bench
 	$(CARGO) build --release -p takt-cli
 	cd bench-peers && $(CARGO) build --release
-	for name in latency throughput local sinks; do \
-		$(SUDO) target/release/takt bench $$name --peers bench-peers/target/release/takt-bench-peers || exit 1; \
+	java -jar /usr/share/java/ivy.jar -error -dependency io.aeron aeron-all 1.47.4 -types jar -retrieve "bench-peers/target/[artifact].[ext]"
+	for name in latency throughput topics local sinks; do \
+		$(SUDO) env AERON_JAR=$(CURDIR)/bench-peers/target/aeron-all.jar target/release/takt bench $$name --peers bench-peers/target/release/takt-bench-peers || exit 1; \
 	done
 
 bench-kubernetes: setup

@@ -55,6 +55,11 @@ if [ "$want" = test ]; then
 fi
 if [ "$want" = bench ]; then
     need /usr/include/zmq.h libzmq3-dev
+    need /usr/include/dds/dds.h cyclonedds-dev
+    need idlc cyclonedds-tools
+    # Aeron is a jar of Maven's central repository, which Ivy fetches.
+    need javac default-jdk-headless
+    need /usr/share/java/ivy.jar ivy
     need pkg-config pkg-config
     need cmake cmake
 fi

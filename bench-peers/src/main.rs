@@ -6,6 +6,8 @@
 //!
 //! A workspace of its own, because these systems bring hundreds of crates that Takt does not need.
 
+mod over_aeron;
+mod over_cyclone;
 mod over_iceoryx2;
 mod over_zenoh;
 mod over_zmq;
@@ -47,6 +49,22 @@ enum Side {
     ZmqPing(Ping),
     /// Echo through ZeroMQ (REP)
     ZmqPong(Common),
+    /// Publish through Aeron as fast as it takes messages
+    AeronPub(Publish),
+    /// Count what arrives through Aeron, polling
+    AeronSub(Common),
+    /// Measure round trips through Aeron, polling
+    AeronPing(Ping),
+    /// Echo through Aeron, polling
+    AeronPong(Common),
+    /// Publish through Cyclone DDS as fast as it takes messages
+    CyclonePub(Publish),
+    /// Count what arrives through Cyclone DDS
+    CycloneSub(Common),
+    /// Measure round trips through Cyclone DDS
+    CyclonePing(Ping),
+    /// Echo through Cyclone DDS
+    CyclonePong(Common),
     /// Publish through iceoryx2 as fast as it takes messages
     Iceoryx2Pub(Publish),
     /// Count what arrives through iceoryx2, polling
@@ -60,7 +78,7 @@ enum Side {
 /// What every side needs.
 #[derive(Args)]
 struct Common {
-    /// Address and port of the far side (iceoryx2: a name that both sides share)
+    /// Address and port of the far side (iceoryx2: a name that both sides share; Cyclone DDS finds it by itself)
     #[arg(long)]
     address: String,
     /// The core to run on
@@ -69,6 +87,9 @@ struct Common {
     /// Octets of each message
     #[arg(long, value_parser = clap::value_parser!(u32).range(i64::from(side::LEAST_PAYLOAD)..))]
     payload: u32,
+    /// What has the choice (Cyclone DDS) loses messages rather than to send them again
+    #[arg(long)]
+    best_effort: bool,
 }
 
 #[derive(Args)]
@@ -95,14 +116,24 @@ struct Ping {
 impl Side {
     fn common(&self) -> &Common {
         match self {
-            Self::ZenohPub(publish) | Self::ZmqPub(publish) | Self::Iceoryx2Pub(publish) => {
-                &publish.common
-            }
-            Self::ZenohPing(ping) | Self::ZmqPing(ping) | Self::Iceoryx2Ping(ping) => &ping.common,
+            Self::ZenohPub(publish)
+            | Self::ZmqPub(publish)
+            | Self::CyclonePub(publish)
+            | Self::AeronPub(publish)
+            | Self::Iceoryx2Pub(publish) => &publish.common,
+            Self::ZenohPing(ping)
+            | Self::ZmqPing(ping)
+            | Self::CyclonePing(ping)
+            | Self::AeronPing(ping)
+            | Self::Iceoryx2Ping(ping) => &ping.common,
             Self::ZenohSub(far)
             | Self::ZenohPong(far)
             | Self::ZmqSub(far)
             | Self::ZmqPong(far)
+            | Self::CycloneSub(far)
+            | Self::AeronSub(far)
+            | Self::AeronPong(far)
+            | Self::CyclonePong(far)
             | Self::Iceoryx2Sub(far)
             | Self::Iceoryx2Pong(far) => far,
         }
@@ -111,6 +142,7 @@ impl Side {
     fn run(&self) -> Result<(), Failure> {
         // Before any thread is started, so that all of them inherit it.
         side::pin_to(self.common().core)?;
+        let reliable = !self.common().best_effort;
         match self {
             Self::ZenohPub(publish) => over_zenoh::publish(publish),
             Self::ZenohSub(far) => over_zenoh::subscribe(far),
@@ -120,6 +152,14 @@ impl Side {
             Self::ZmqSub(far) => over_zmq::subscribe(far),
             Self::ZmqPing(ping) => over_zmq::ping(ping),
             Self::ZmqPong(far) => over_zmq::pong(far),
+            Self::AeronPub(publish) => over_aeron::publish(publish),
+            Self::AeronSub(far) => over_aeron::subscribe(far),
+            Self::AeronPing(ping) => over_aeron::ping(ping),
+            Self::AeronPong(far) => over_aeron::pong(far),
+            Self::CyclonePub(publish) => over_cyclone::publish(publish, reliable),
+            Self::CycloneSub(far) => over_cyclone::subscribe(far, reliable),
+            Self::CyclonePing(ping) => over_cyclone::ping(ping, reliable),
+            Self::CyclonePong(far) => over_cyclone::pong(far, reliable),
             Self::Iceoryx2Pub(publish) => over_iceoryx2::publish(publish),
             Self::Iceoryx2Sub(far) => over_iceoryx2::subscribe(far),
             Self::Iceoryx2Ping(ping) => over_iceoryx2::ping(ping),

@@ -16,6 +16,7 @@ mod reservations;
 mod sinks;
 mod tenants;
 mod throughput;
+mod topics;
 
 pub use common::{BenchError, Common, Measurement, TwoCores, hosts};
 pub use isochronous::Isochronous;
@@ -47,6 +48,8 @@ enum What {
     Latency(latency::Latency),
     /// One-way streams between two hosts, as fast as they go
     Throughput(throughput::Throughput),
+    /// Round trips and streams by topic, beside Cyclone DDS, ZeroMQ, zenoh and Aeron
+    Topics(topics::Topics),
     /// How exactly messages leave at their launch times, beside a bare loop
     Departure(departure::Departure),
     /// When messages of two tenants leave beside a hostile third
@@ -66,6 +69,7 @@ impl Bench {
             What::Isochronous(isochronous) => isochronous.run(),
             What::Latency(latency) => latency.run(),
             What::Throughput(throughput) => throughput.run(),
+            What::Topics(topics) => topics.run(),
             What::Departure(departure) => departure.run(),
             What::Tenants(tenants) => tenants.run(),
             What::Local(local) => local.run(),

@@ -34,6 +34,13 @@ pub enum System {
     Zenoh,
     /// ZeroMQ over TCP.
     ZeroMq,
+    /// Aeron over UDP, polling.
+    Aeron,
+    /// Eclipse Cyclone DDS over UDP, which finds the other side by multicast; reliable, or best effort.
+    CycloneDds {
+        /// Samples that are lost are sent again.
+        reliable: bool,
+    },
     /// Eclipse iceoryx2: shared memory, so both sides are on this machine whatever their hosts.
     Iceoryx2,
 }
@@ -44,6 +51,8 @@ impl System {
         match self {
             Self::Zenoh => "zenoh",
             Self::ZeroMq => "zmq",
+            Self::Aeron => "aeron",
+            Self::CycloneDds { .. } => "cyclone",
             Self::Iceoryx2 => "iceoryx2",
         }
     }
@@ -52,7 +61,9 @@ impl System {
     fn meeting_point(self, far: &Host) -> String {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         match self {
-            Self::Zenoh | Self::ZeroMq => format!("{}:{PORT}", far.address()),
+            Self::Zenoh | Self::ZeroMq | Self::Aeron | Self::CycloneDds { .. } => {
+                format!("{}:{PORT}", far.address())
+            }
             // A name of its own for each run. Relaxed: only the numbers have to differ.
             Self::Iceoryx2 => format!(
                 "{}-{}",
@@ -210,6 +221,9 @@ impl Programs {
                 "--payload",
                 &payload.to_string(),
             ]);
+            if system == (System::CycloneDds { reliable: false }) {
+                command.arg("--best-effort");
+            }
             Ok(command)
         };
         let mut far = Side::start(command(pair.far, far, pair.far_core)?)?;

@@ -50,7 +50,7 @@ pub struct Options {
     /// Messages are acknowledged, and sent again until they have arrived
     #[arg(long)]
     pub reliable: bool,
-    /// By topic, not by channel (`ping`, `pong`)
+    /// By topic, not by channel (`ping`, `pong`, `source`, `sink`)
     #[arg(long)]
     pub topics: bool,
     /// Payload bytes
@@ -114,6 +114,11 @@ pub fn run(options: &Options) -> Result<(), Box<dyn Error>> {
             options.count,
         )?)?,
         Role::Pong => serde_json::to_string(&application::pong(&session, qos)?)?,
+        Role::Source if options.topics => {
+            let time = Duration::try_from_secs_f64(options.seconds)?;
+            serde_json::to_string(&topics::source(&session, qos, options.size, time)?)?
+        }
+        Role::Sink if options.topics => serde_json::to_string(&topics::sink(&session, qos)?)?,
         Role::Source => {
             let time = Duration::try_from_secs_f64(options.seconds)?;
             serde_json::to_string(&application::source(&session, qos, options.size, time)?)?
