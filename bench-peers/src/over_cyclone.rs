@@ -30,7 +30,6 @@ unsafe extern "C" {
     fn cyclone_readers(peer: *mut Native) -> c_int;
     fn cyclone_writers(peer: *mut Native) -> c_int;
     fn cyclone_write(peer: *mut Native, data: *const u8, length: usize) -> c_int;
-    fn cyclone_flush(peer: *mut Native) -> c_int;
     fn cyclone_take(peer: *mut Native, timeout_ns: i64, see: See, with: *mut c_void) -> c_int;
     fn cyclone_told(code: c_int) -> *const c_char;
 }
@@ -116,8 +115,6 @@ pub fn publish(options: &Publish, reliable: bool) -> Result<(), Failure> {
     wait_for_reader(&peer)?;
     let payload = vec![0_u8; options.common.payload as usize];
     let sent = send_for(options.duration_ms, || peer.write(&payload))?;
-    // SAFETY: open.
-    check(unsafe { cyclone_flush(peer.0.as_ptr()) })?;
     // It may be lost as any other.
     wait_for("end of the reader", || {
         peer.write(&END)?;

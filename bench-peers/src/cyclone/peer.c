@@ -69,8 +69,6 @@ int cyclone_write(struct peer *peer, const uint8_t *data, size_t length) {
     return dds_write(peer->writer, &blob);
 }
 
-int cyclone_flush(struct peer *peer) { return dds_write_flush(peer->writer); }
-
 // Hands up to 256 samples that wait to `see`; waits for the first, for `timeout_ns` at most. How many it were.
 int cyclone_take(struct peer *peer, int64_t timeout_ns, void (*see)(void *, const uint8_t *, size_t), void *with) {
     void *samples[256] = {NULL};

@@ -10,6 +10,7 @@ mod lanes;
 mod links;
 mod long_messages;
 mod networks;
+mod plugins;
 mod policing;
 mod priority;
 mod refusals;

@@ -20,6 +20,7 @@ use takt_time::{TaiTime, TrafficClass};
 
 pub mod conformance;
 pub mod memory;
+pub mod plugin;
 pub mod stack;
 
 /// The technology of a datapath: a short lower-case name such as `udp` or `xdp`.

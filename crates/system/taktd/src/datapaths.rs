@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use takt_datapath::Datapath;
+use takt_datapath::plugin::Plugin;
 use takt_datapath_udp::UdpDatapath;
 use takt_datapath_xdp::XdpDatapath;
 use takt_runtime::Unavailable;
@@ -42,6 +43,26 @@ pub fn assemble(settings: &Settings) -> Assembled {
                 assembled.unavailable.push(Unavailable {
                     name: XdpDatapath::KIND.0.into(),
                     reason: reason.to_owned(),
+                });
+            }
+        }
+    }
+    let (directory, plugins) = &settings.plugins;
+    for (name, options) in plugins {
+        let made = Plugin::load(directory, name)
+            .map_err(|error| error.to_string())
+            .and_then(|plugin| plugin.create(options).map_err(|error| error.to_string()));
+        match made {
+            Ok(datapath) => assembled.datapaths.push(datapath.into()),
+            Err(reason) => {
+                tracing::warn!(
+                    name,
+                    error = reason,
+                    "a datapath is not there: streams that would use it take another"
+                );
+                assembled.unavailable.push(Unavailable {
+                    name: name.as_str().into(),
+                    reason,
                 });
             }
         }

@@ -390,6 +390,10 @@ fn needs_restart(old: &Settings, new: &Settings) -> Vec<String> {
         ("clock", old.clock == new.clock),
         ("datapath.udp", old.datapath.udp == new.datapath.udp),
         ("datapath.xdp", old.datapath.xdp == new.datapath.xdp),
+        (
+            "datapath",
+            old.datapath.plugins == new.datapath.plugins && old.node.plugins == new.node.plugins,
+        ),
         ("admin", old.admin == new.admin),
         ("metrics", old.metrics == new.metrics),
         ("log.format", old.log.format == new.log.format),
@@ -407,6 +411,7 @@ fn keep_unchangeable(new: &mut Settings, running: &Settings) {
     file.node.name = old.node.name;
     file.node.address = old.node.address;
     file.node.port = old.node.port;
+    file.node.plugins = old.node.plugins;
     file.security = old.security;
     file.scout = old.scout;
     file.lane = old.lane;

@@ -68,7 +68,10 @@ fn outline(settings: &Settings, out: &mut String) -> std::fmt::Result {
             _ => writeln!(out, "peer       {}, {key}", peer.address)?,
         }
     }
-    let datapaths = std::iter::once("udp").chain(settings.xdp.as_ref().map(|_| "xdp"));
+    let (directory, plugins) = &settings.plugins;
+    let datapaths = std::iter::once("udp")
+        .chain(settings.xdp.as_ref().map(|_| "xdp"))
+        .chain(plugins.iter().map(|(name, _)| name.as_str()));
     for (index, lane) in config.lanes.iter().enumerate() {
         let ports: Vec<String> = datapaths
             .clone()
@@ -104,6 +107,17 @@ fn outline(settings: &Settings, out: &mut String) -> std::fmt::Result {
                 out,
                 "warning    there is no interface {} at the moment: without it fast streams use kernel UDP",
                 xdp.interface
+            )?;
+        }
+    }
+    for (name, _) in plugins {
+        let file = directory.join(takt_datapath::plugin::file_name(name));
+        writeln!(out, "datapath   {name} by the plugin {}", file.display())?;
+        if !file.exists() {
+            writeln!(
+                out,
+                "warning    there is no {} at the moment: without it streams take another datapath",
+                file.display()
             )?;
         }
     }

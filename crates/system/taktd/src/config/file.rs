@@ -3,7 +3,12 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
+use std::collections::BTreeMap;
+use std::fmt;
+
 use serde::Deserialize;
+use serde::de::{Deserializer, MapAccess, SeqAccess, Visitor};
+use takt_datapath::plugin::Options;
 use takt_runtime::config::{DEFAULT_PORT, SchedulingClass};
 use takt_runtime::peering::AcceptNet;
 use takt_runtime::peering::keys::PublicKey;
@@ -68,6 +73,8 @@ pub struct Node {
     pub drain_seconds: u64,
     /// Where to keep what was installed for the next start.
     pub state: Option<PathBuf>,
+    /// Where datapaths that are loaded are.
+    pub plugins: PathBuf,
 }
 
 impl Default for Node {
@@ -79,6 +86,7 @@ impl Default for Node {
             accept: Vec::new(),
             drain_seconds: 5,
             state: None,
+            plugins: takt_datapath::plugin::DIRECTORY.into(),
         }
     }
 }
@@ -512,13 +520,127 @@ impl Default for Mapping {
 }
 
 /// `[datapath.*]`
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-#[serde(default, deny_unknown_fields)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Datapaths {
     /// `[datapath.udp]`
     pub udp: Udp,
     /// `[datapath.xdp]`; left out: no AF_XDP.
     pub xdp: Option<Xdp>,
+    /// Any other: of a plugin of this name.
+    pub plugins: BTreeMap<String, Loaded>,
+}
+
+// By hand: serde's `flatten` would lose where in the file a mistake is.
+impl<'de> Deserialize<'de> for Datapaths {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        struct Tables;
+
+        impl<'de> Visitor<'de> for Tables {
+            type Value = Datapaths;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a table for each datapath")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Datapaths, A::Error> {
+                let mut read = Datapaths::default();
+                while let Some(name) = map.next_key::<String>()? {
+                    match name.as_str() {
+                        "udp" => read.udp = map.next_value()?,
+                        "xdp" => read.xdp = Some(map.next_value()?),
+                        _ => {
+                            read.plugins.insert(name, map.next_value()?);
+                        }
+                    }
+                }
+                Ok(read)
+            }
+        }
+
+        from.deserialize_map(Tables)
+    }
+}
+
+/// `[datapath.NAME]` of a plugin.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Loaded {
+    /// Lanes that carry it; left out: all.
+    pub lanes: Option<Vec<usize>>,
+    /// Everything else is the plugin's.
+    pub options: Options,
+}
+
+impl<'de> Deserialize<'de> for Loaded {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        struct Keys;
+
+        impl<'de> Visitor<'de> for Keys {
+            type Value = Loaded;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a table")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Loaded, A::Error> {
+                let mut read = Loaded::default();
+                while let Some(key) = map.next_key::<String>()? {
+                    if key == "lanes" {
+                        read.lanes = Some(map.next_value()?);
+                        continue;
+                    }
+                    let Texts(values) = map.next_value()?;
+                    let pairs = values.into_iter().map(|value| (key.clone(), value));
+                    read.options.0.extend(pairs);
+                }
+                Ok(read)
+            }
+        }
+
+        from.deserialize_map(Keys)
+    }
+}
+
+/// A value of an option as text, or those of a list.
+struct Texts(Vec<String>);
+
+impl<'de> Deserialize<'de> for Texts {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        struct Any;
+
+        impl<'de> Visitor<'de> for Any {
+            type Value = Texts;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a text, a number, true or false, or a list of these: options of plugins have no tables")
+            }
+
+            fn visit_bool<E>(self, value: bool) -> Result<Texts, E> {
+                Ok(Texts(vec![value.to_string()]))
+            }
+
+            fn visit_i64<E>(self, value: i64) -> Result<Texts, E> {
+                Ok(Texts(vec![value.to_string()]))
+            }
+
+            fn visit_f64<E>(self, value: f64) -> Result<Texts, E> {
+                Ok(Texts(vec![value.to_string()]))
+            }
+
+            fn visit_str<E>(self, value: &str) -> Result<Texts, E> {
+                Ok(Texts(vec![value.to_owned()]))
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Texts, A::Error> {
+                let mut all = Vec::new();
+                while let Some(Texts(value)) = list.next_element()? {
+                    all.extend(value);
+                }
+                Ok(Texts(all))
+            }
+        }
+
+        from.deserialize_any(Any)
+    }
 }
 
 /// `[datapath.udp]`

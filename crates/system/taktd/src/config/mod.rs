@@ -18,6 +18,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use takt_clock::{Ask, Sources};
+use takt_datapath::plugin::Options;
 use takt_datapath_udp::UdpConfig;
 use takt_datapath_xdp::{BusyPoll, Mode, XdpConfig, ZeroCopy};
 use takt_runtime::Config;
@@ -76,6 +77,8 @@ pub struct Settings {
     pub udp: UdpConfig,
     /// AF_XDP, if wanted.
     pub xdp: Option<XdpConfig>,
+    /// Datapaths that are loaded, by name, and from where.
+    pub plugins: (PathBuf, Vec<(String, Options)>),
     /// Admin API: path and permission bits of its socket.
     pub admin: (PathBuf, u32),
     /// Where to serve metrics.
@@ -198,6 +201,12 @@ impl From<File> for Settings {
                 segmentation: udp.segmentation,
             },
             xdp: file.datapath.xdp.as_ref().map(xdp),
+            plugins: (
+                file.node.plugins.clone(),
+                (file.datapath.plugins.iter())
+                    .map(|(name, loaded)| (name.clone(), loaded.options.clone()))
+                    .collect(),
+            ),
             admin: (file.admin.socket.clone(), file.admin.mode.0.0),
             metrics: file.metrics.address.as_ref().map(|address| address.0),
             state: (file.node.state.clone())
@@ -256,8 +265,11 @@ fn meeting(scout: &file::Scout) -> Meeting {
 fn datapath_lanes(datapaths: &file::Datapaths) -> BTreeMap<String, Vec<usize>> {
     let xdp = datapaths.xdp.as_ref().and_then(|xdp| xdp.lanes.clone());
     let given = [("udp", datapaths.udp.lanes.clone()), ("xdp", xdp)];
-    let given = given.into_iter();
+    let plugins = datapaths.plugins.iter();
+    let plugins = plugins.map(|(name, loaded)| (name.as_str(), loaded.lanes.clone()));
     given
+        .into_iter()
+        .chain(plugins)
         .filter_map(|(name, lanes)| Some((name.to_owned(), lanes?)))
         .collect()
 }

@@ -68,6 +68,7 @@ pub fn check(file: &File, document: &Document<'_>) -> Checked {
     if let Some(config) = &file.datapath.xdp {
         xdp(config, document)?;
     }
+    plugins(file, document)?;
     socket_path(&file.admin.socket, way!["admin", "socket"], document)?;
     if !is_log_filter(&file.log.level) {
         return fault(
@@ -117,7 +118,7 @@ fn node(file: &File, document: &Document<'_>) -> Checked {
         );
     }
     let lanes = file.lane.as_ref().map_or(1, Vec::len);
-    let datapaths = 1 + usize::from(file.datapath.xdp.is_some());
+    let datapaths = 1 + usize::from(file.datapath.xdp.is_some()) + file.datapath.plugins.len();
     let last = usize::from(node.port) + lanes * datapaths;
     if node.port != 0 && last > usize::from(u16::MAX) {
         return fault(
@@ -177,6 +178,9 @@ fn lanes_named(file: &File, document: &Document<'_>) -> Checked {
     check(&datapath.udp.lanes, way!["datapath", "udp", "lanes"])?;
     if let Some(xdp) = &datapath.xdp {
         check(&xdp.lanes, way!["datapath", "xdp", "lanes"])?;
+    }
+    for (name, plugin) in &datapath.plugins {
+        check(&plugin.lanes, way!["datapath", name.as_str(), "lanes"])?;
     }
     for (index, listener) in file.listener.iter().flatten().enumerate() {
         check(&listener.lanes, way!["listener", index, "lanes"])?;
@@ -365,13 +369,42 @@ fn listeners(file: &File, document: &Document<'_>) -> Checked {
     Ok(())
 }
 
+/// Names of datapaths: those of this project, and those that the file has.
+fn technologies(file: &File) -> Vec<&str> {
+    let others = file.datapath.plugins.keys().map(String::as_str);
+    let others = others.filter(|name| !TECHNOLOGIES.contains(name));
+    TECHNOLOGIES.iter().copied().chain(others).collect()
+}
+
+fn plugins(file: &File, document: &Document<'_>) -> Checked {
+    let allowed = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
+    for name in file.datapath.plugins.keys() {
+        if name.is_empty() || name.len() > 15 || !name.chars().all(allowed) {
+            return fault(
+                document,
+                way!["datapath", name.as_str()],
+                "no name of a datapath: udp and xdp are built in, a plugin's has 1 to 15 lower-case letters, digits and hyphens",
+            );
+        }
+    }
+    if !file.node.plugins.is_absolute() {
+        return fault(
+            document,
+            way!["node", "plugins"],
+            "not absolute: write the whole path of the directory that has the plugins",
+        );
+    }
+    Ok(())
+}
+
 fn datapaths_of_schedules(file: &File, document: &Document<'_>) -> Checked {
     for (index, schedule) in file.schedule.iter().enumerate() {
-        if !TECHNOLOGIES.contains(&schedule.datapath.as_str()) {
+        let known = technologies(file);
+        if !known.contains(&schedule.datapath.as_str()) {
             return fault(
                 document,
                 way!["schedule", index, "datapath"],
-                format!("no datapath: write one of {}", TECHNOLOGIES.join(", ")),
+                format!("no datapath: write one of {}", known.join(", ")),
             );
         }
     }
@@ -733,11 +766,12 @@ fn mapping(file: &File, document: &Document<'_>) -> Checked {
     ];
     for (key, list) in lists {
         for (index, name) in list.iter().enumerate() {
-            if !TECHNOLOGIES.contains(&name.as_str()) {
+            let known = technologies(file);
+            if !known.contains(&name.as_str()) {
                 return fault(
                     document,
                     way!["mapping", key, index],
-                    format!("no datapath: known are {}", TECHNOLOGIES.join(", ")),
+                    format!("no datapath: known are {}", known.join(", ")),
                 );
             }
         }

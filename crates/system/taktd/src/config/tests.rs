@@ -35,12 +35,13 @@ fn everything(settings: &Settings) -> String {
         clock,
         udp,
         xdp,
+        plugins,
         admin,
         metrics,
         state,
     } = settings;
     format!(
-        "{runtime:#?} {drain:?} {clock:?} {udp:#?} {xdp:#?} {admin:?} {metrics:?} {state:?} {:?}",
+        "{runtime:#?} {drain:?} {clock:?} {udp:#?} {xdp:#?} {plugins:?} {admin:?} {metrics:?} {state:?} {:?}",
         file.log
     )
 }
@@ -865,9 +866,24 @@ fn every_fault_names_line_key_value_and_remedy() {
             "known are udp, xdp, dpdk, fabric",
         ),
         (
-            "[datapath.rdma]",
-            "`datapath.rdma`",
-            "expected `udp` or `xdp`",
+            "[datapath.RDMA]",
+            "`datapath.RDMA`",
+            "udp and xdp are built in",
+        ),
+        (
+            "[datapath.lossy]\nrates = { loss = 1 }",
+            "`datapath.lossy.rates`",
+            "options of plugins have no tables",
+        ),
+        (
+            "[datapath.lossy]\nlanes = [1]",
+            "`datapath.lossy.lanes`",
+            "there is no lane 1",
+        ),
+        (
+            "[node]\nplugins = \"datapaths\"",
+            "`node.plugins` = \"datapaths\"",
+            "not absolute",
         ),
         (
             "[datapath.udp]\nframes = 0",

@@ -1,0 +1,254 @@
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use takt_testing::{Directory, repository};
+
+use super::*;
+
+/// Builds a plugin of this text in C. `name` is the file's.
+fn build(directory: &Directory, name: &str, source: &str) -> PathBuf {
+    let file = directory.join("plugin.c");
+    std::fs::write(&file, source).expect("written");
+    let output = directory.join(&file_name(name));
+    let built = Command::new("cc")
+        .args(["-shared", "-fPIC", "-w", "-I"])
+        .arg(repository().join("include"))
+        .arg(&file)
+        .arg("-o")
+        .arg(&output)
+        .output()
+        .expect("cc starts");
+    let told = String::from_utf8_lossy(&built.stderr);
+    assert!(built.status.success(), "{told}");
+    output
+}
+
+fn refused(directory: &Path, name: &str) -> String {
+    let error = Plugin::load(directory, name).expect_err("refused");
+    error.to_string()
+}
+
+/// The table of a plugin that has some functions.
+fn table(fields: &str) -> String {
+    format!(
+        "#include \"takt_datapath.h\"
+        void f(void) {{}}
+        const takt_datapath_plugin_table takt_datapath_plugin = {{ {fields} }};"
+    )
+}
+
+const ALL: &str = ".create = f, .destroy = f, .capabilities = f, .open = f, .close = f, .local = f, .connect = f, \
+    .disconnect = f, .max_payload = f, .reserve = f, .payload = f, .commit = f, .cancel = f, .flush = f, .receive = f, \
+    .receive_costs_syscall = f, .wait_fd = f, .counters = f";
+
+#[test]
+fn what_does_not_fit_is_refused_with_what_to_do() {
+    let directory = Directory::new();
+    let path = directory.path();
+    for name in ["", "UDP", "a/b", "..", "longer-than-it-may-be"] {
+        let told = refused(path, name);
+        assert!(told.contains("1 to 15 lower-case letters"), "{told}");
+    }
+    assert!(refused(path, "none").contains("there is no plugin"));
+
+    std::fs::write(directory.join(&file_name("text")), "no library").expect("written");
+    assert!(refused(path, "text").contains("cannot be loaded: "));
+    build(&directory, "nothing", "int other;");
+    assert!(refused(path, "nothing").contains("does not export `takt_datapath_plugin`"));
+    build(
+        &directory,
+        "unresolved",
+        &format!(
+            "void missing(void); void g(void) {{ missing(); }}\n{}",
+            table(ALL)
+        ),
+    );
+    // Bound now, not at the first call.
+    assert!(refused(path, "unresolved").contains("missing"));
+
+    let head = |name: &str| {
+        format!(
+            ".abi = 1, .size = sizeof(takt_datapath_plugin_table), .name = \"{name}\", .version = \"1\", "
+        )
+    };
+    let wrong = [
+        (
+            "older",
+            ".abi = 0, .size = 8".to_owned(),
+            "interface version 0, here is 1",
+        ),
+        (
+            "newer",
+            ".abi = 2, .size = 8".to_owned(),
+            "interface version 2, here is 1",
+        ),
+        (
+            "small",
+            ".abi = 1, .size = 24, .name = \"small\"".to_owned(),
+            "its table has 24 octets",
+        ),
+        (
+            "other",
+            format!("{}{ALL}", head("another")),
+            "it calls itself \"another\"",
+        ),
+        (
+            "nameless",
+            format!(".abi = 1, .size = sizeof(takt_datapath_plugin_table), {ALL}"),
+            "it has no name",
+        ),
+        (
+            "versionless",
+            format!(
+                ".abi = 1, .size = sizeof(takt_datapath_plugin_table), .name = \"versionless\", {ALL}"
+            ),
+            "it has no version",
+        ),
+        (
+            "partial",
+            format!("{}{}", head("partial"), ALL.replace(".flush = f, ", "")),
+            "it has no function `flush`",
+        ),
+    ];
+    for (name, fields, told) in wrong {
+        build(&directory, name, &table(&fields));
+        let error = refused(path, name);
+        assert!(error.contains(told), "{error}");
+        assert!(error.contains(&file_name(name)), "{error}");
+    }
+
+    let good = build(
+        &directory,
+        "good",
+        &table(&format!("{}{ALL}", head("good"))),
+    );
+    std::fs::set_permissions(&good, Permissions::from_mode(0o666)).expect("its mode");
+    assert!(refused(path, "good").contains("can be written by others (mode 666)"));
+    std::fs::set_permissions(&good, Permissions::from_mode(0o644)).expect("its mode");
+    std::fs::set_permissions(path, Permissions::from_mode(0o777)).expect("its mode");
+    assert!(refused(path, "good").contains("can be written by others (mode 777)"));
+    std::fs::set_permissions(path, Permissions::from_mode(0o755)).expect("its mode");
+    let plugin = Plugin::load(path, "good").expect("a plugin");
+    assert_eq!((plugin.version(), plugin.path()), ("1", good.as_path()));
+}
+
+#[test]
+fn what_a_plugin_says_when_it_fails_is_told() {
+    let directory = Directory::new();
+    let says = |name: &str, kind: &str, text: &str| {
+        let source = format!(
+            "#include \"takt_datapath.h\"
+            #include <string.h>
+            void f(void) {{}}
+            int g(const takt_dp_option *options, size_t count, void **datapath, takt_dp_failure *failure) {{
+                failure->kind = {kind};
+                failure->os_error = 13;
+                strcpy(failure->text, \"{text}\");
+                return 1;
+            }}
+            const takt_datapath_plugin_table takt_datapath_plugin = {{
+                .abi = 1, .size = sizeof(takt_datapath_plugin_table), .name = \"{name}\", .version = \"1\", {}
+            }};",
+            ALL.replace(".create = f", ".create = g")
+        );
+        build(&directory, name, &source);
+        let plugin = Plugin::load(directory.path(), name).expect("a plugin");
+        plugin
+            .create(&Options::default())
+            .err()
+            .expect("refused")
+            .to_string()
+    };
+    assert_eq!(
+        says("poor", "TAKT_DP_PRIVILEGE", "CAP_NET_RAW: run it as root"),
+        "missing privilege: CAP_NET_RAW: run it as root"
+    );
+    assert_eq!(
+        says("absent", "TAKT_DP_UNAVAILABLE", "no device\\n\\033[2J"),
+        "not available here: no device  [2J"
+    );
+    assert_eq!(
+        says("broke", "TAKT_DP_SYSTEM", "cannot open"),
+        "cannot open: Permission denied (os error 13)"
+    );
+    assert_eq!(
+        says("odd", "77", "what now"),
+        "not available here: what now"
+    );
+}
+
+#[test]
+fn the_header_lays_out_what_is_here() {
+    macro_rules! sizes {
+        ($($c:literal = $rust:ty { $($field:ident),* }),* $(,)?) => {{
+            let mut text = String::from("#include \"takt_datapath.h\"\n");
+            $(
+                text += &format!("_Static_assert(sizeof({}) == {}, \"\");\n", $c, size_of::<$rust>());
+                $(text += &format!(
+                    "_Static_assert(offsetof({}, {}) == {}, \"\");\n",
+                    $c, stringify!($field), std::mem::offset_of!($rust, $field)
+                );)*
+            )*
+            text
+        }};
+    }
+    let text = sizes! {
+        "takt_dp_address" = Address { family, port, scope, ip },
+        "takt_dp_option" = Opt { key, value },
+        "takt_dp_failure" = Failure { kind, os_error, limit, text },
+        "takt_dp_capabilities" = Description { flags, detail },
+        "takt_dp_request" = Request { lane, lanes, bind },
+        "takt_dp_datagram" = Datagram { source, destination_port, payload, length },
+        "takt_dp_counters" = Counters { tx_datagrams, tx_bytes, tx_errors, rx_datagrams, rx_bytes, rx_dropped, rx_invalid },
+        "takt_datapath_plugin_table" = Table {
+            abi, size, name, version, create, destroy, capabilities, open, close, local, connect, connect_link, disconnect, reaches,
+            max_payload, reserve, payload, commit, keeps_launch_time, cancel, flush, receive, receive_costs_syscall, wait_fd, counters
+        },
+    };
+    let numbers = [
+        ("TAKT_DATAPATH_ABI", i64::from(ABI_VERSION)),
+        ("TAKT_DP_NO_LAUNCH_TIME", LAUNCH_NONE),
+        ("TAKT_DP_ADDRESS_FAMILY", FailureKind::AddressFamily as i64),
+        ("TAKT_DP_PRIVILEGE", FailureKind::Privilege as i64),
+        ("TAKT_DP_NO_ROUTE", FailureKind::NoRoute as i64),
+        ("TAKT_DP_LINK", FailureKind::Link as i64),
+        ("TAKT_DP_WOULD_BLOCK", NotReserved::WouldBlock as i64),
+        ("TAKT_DP_UNRESOLVED", NotReserved::Unresolved as i64),
+        ("TAKT_DP_UNKNOWN_PEER", NotReserved::UnknownPeer as i64),
+        ("TAKT_DP_ACCELERATED", i64::from(abi::ACCELERATED)),
+        ("TAKT_DP_NEEDS_POLLING", i64::from(abi::NEEDS_POLLING)),
+        ("TAKT_DP_LAUNCH_TIME", i64::from(abi::LAUNCH_TIME)),
+        ("TAKT_DP_ZERO_COPY", i64::from(abi::ZERO_COPY)),
+    ];
+    let numbers = numbers.map(|(name, value)| match value {
+        i64::MIN => format!("_Static_assert({name} == INT64_MIN, \"\");\n"),
+        value => format!("_Static_assert({name} == {value}, \"\");\n"),
+    });
+    let directory = Directory::new();
+    build(&directory, "layout", &(text + &numbers.concat()));
+}
+
+#[test]
+fn options_are_read_by_name() {
+    let options = Options(
+        [("peer", "a"), ("peer", "b"), ("count", "7")]
+            .map(|(key, value)| (key.to_owned(), value.to_owned()))
+            .to_vec(),
+    );
+    assert_eq!(options.all("peer").collect::<Vec<_>>(), ["a", "b"]);
+    assert_eq!(options.one("count"), Ok(Some("7")));
+    assert_eq!(options.one("none"), Ok(None));
+    assert!(
+        options
+            .one("peer")
+            .is_err_and(|told| told.contains("`peer` is a list"))
+    );
+    assert_eq!(options.parse::<u32>("count", "a number"), Ok(Some(7)));
+    let wrong = options.parse::<u32>("peer", "a number");
+    assert!(wrong.is_err());
+    assert!(options.only(&["peer", "count"]).is_ok());
+    let unknown = options.only(&["peer"]).expect_err("unknown");
+    assert_eq!(unknown, "`count` is no option: there are peer");
+}
