@@ -100,7 +100,6 @@ impl Rig for Loopback {
 }
 
 takt_datapath::conformance_suite!(in_c, Loopback::new("lossy", &[]));
-takt_datapath::conformance_suite!(Loopback::new("lossy", &[("delay_us", "50")]));
 takt_datapath::conformance_suite!(in_rust, Loopback::new("sockets", &[]));
 
 #[test]

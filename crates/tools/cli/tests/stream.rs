@@ -189,6 +189,60 @@ fn gstreamer_sends_and_every_frame_is_the_same() {
 }
 
 #[test]
+fn a_pipeline_of_gstreamer_is_a_source_and_every_frame_is_the_same() {
+    let daemon = Daemon::start("");
+    let directory = &daemon.directory;
+    let [made, received] = ["made.rgb", "received.rgb"].map(|name| directory.join(name));
+    let source = "videotestsrc pattern=ball num-buffers=20";
+    let caps = "video/x-raw,format=RGB,width=320,height=240,framerate=30/1";
+    let alone = gstreamer(&format!(
+        "{source} ! {caps} ! filesink location={}",
+        made.display()
+    ));
+    assert!({ alone }.status().expect("GStreamer").success());
+    let output = received.to_str().expect("UTF-8");
+    let view = [
+        "stream", "view", "camera", "--all", "--count", "20", "--output", output,
+    ];
+    let view = daemon.spawn(&view);
+    let from = format!("gst:{source} ! video/x-raw,framerate=30/1");
+    let options = ["--from", &from, "--size", "320x240"];
+    let served = daemon.spawn(&serve("camera", &options)).end();
+    assert_eq!(served.code, Some(0), "{served:?}");
+    let viewed = view.end();
+    assert_eq!(viewed.code, Some(0), "{viewed:?}");
+    assert_eq!(
+        frames(&made, 320 * 240 * 3),
+        frames(&received, 320 * 240 * 3)
+    );
+
+    let wrong = [
+        (
+            "gst:nosuchelement",
+            "320x240",
+            "the pipeline `nosuchelement` fails",
+        ),
+        (
+            "/dev/video99",
+            "320x240",
+            "the pipeline `v4l2src device=/dev/video99` fails",
+        ),
+        (
+            from.as_str(),
+            "321x240",
+            "pads lines to a multiple of 4 bytes",
+        ),
+    ];
+    for (from, size, told) in wrong {
+        let ran = daemon
+            .spawn(&["stream", "serve", "camera", "--from", from, "--size", size])
+            .end();
+        assert_eq!(ran.code, Some(1), "{ran:?}");
+        assert!(ran.err.contains(told), "{ran:?}");
+    }
+}
+
+#[test]
 fn gstreamer_receives_and_every_frame_is_the_same() {
     let daemon = Daemon::start("");
     let directory = &daemon.directory;

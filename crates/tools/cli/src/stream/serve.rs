@@ -22,9 +22,9 @@ Frames are sent once unless --reliable or --within asks for more. With --spread 
 that a frame takes nine tenths of its period and does not burst: what else uses the link hardly notices. Viewers on this
 very node get slices at once.
 
-A camera of Video4Linux, or anything else that GStreamer reads, comes through a pipe or as RTP:
-  gst-launch-1.0 -q v4l2src ! videoconvert ! video/x-raw,format=RGB,width=640,height=480 ! fdsink |
-    takt stream serve camera/1 --from - --size 640x480
+A camera of Video4Linux, or anything else that GStreamer reads, is the source of a pipeline, or comes as RTP:
+  takt stream serve camera/1 --from /dev/video0 --size 640x480
+  takt stream serve camera/1 --from 'gst:videotestsrc is-live=true pattern=ball'
   gst-launch-1.0 videotestsrc ! video/x-raw,format=UYVY,width=640,height=480,framerate=30/1 !
     rtpvrawpay ! udpsink host=127.0.0.1 port=5004 &
   takt stream serve camera/1 --from rtp://127.0.0.1:5004 --size 640x480 --pixels uyvy
@@ -40,8 +40,8 @@ Examples:
 pub struct Serve {
     /// The stream: a name as topics have
     stream: String,
-    /// Where frames come from: `pattern`, a directory of pictures, `-` for raw frames on standard input, or
-    /// rtp://ADDRESS:PORT for packets of RFC 4175
+    /// Where frames come from: `pattern`, a directory of pictures, `-` for raw frames on standard input,
+    /// rtp://ADDRESS:PORT for packets of RFC 4175, gst:PIPELINE for what GStreamer makes, or /dev/videoN
     #[arg(long, value_name = "SOURCE", default_value = "pattern")]
     from: From,
     /// Width and height [default: that of the first picture, or 1280x720]

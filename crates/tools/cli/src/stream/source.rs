@@ -3,6 +3,7 @@
 use std::io::Read;
 use std::net::UdpSocket;
 use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, Stdio};
 use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -32,6 +33,8 @@ pub enum From {
     Pattern,
     Input,
     Rtp(String),
+    /// A pipeline of GStreamer's.
+    GStreamer(String),
     Directory(PathBuf),
 }
 
@@ -42,10 +45,18 @@ impl FromStr for From {
         Ok(match written {
             "pattern" => Self::Pattern,
             "-" => Self::Input,
-            _ => match written.strip_prefix("rtp://") {
-                Some(address) => Self::Rtp(address.to_owned()),
-                None => Self::Directory(written.into()),
-            },
+            _ => {
+                if let Some(address) = written.strip_prefix("rtp://") {
+                    Self::Rtp(address.to_owned())
+                } else if let Some(pipeline) = written.strip_prefix("gst:") {
+                    Self::GStreamer(pipeline.to_owned())
+                } else if written.starts_with("/dev/video") {
+                    // Video4Linux.
+                    Self::GStreamer(format!("v4l2src device={written}"))
+                } else {
+                    Self::Directory(written.into())
+                }
+            }
         })
     }
 }
@@ -88,7 +99,16 @@ pub fn open(
         }
         From::Input => {
             let format = format(needed("raw frames on standard input")?)?;
-            (Box::new(Input { frames: 0 }), format)
+            let input = Pipe {
+                from: std::io::stdin(),
+                name: "standard input",
+                frames: 0,
+            };
+            (Box::new(input), format)
+        }
+        From::GStreamer(pipeline) => {
+            let format = format(size.unwrap_or(USUAL))?;
+            (Box::new(GStreamer::start(pipeline, format)?), format)
         }
         From::Rtp(address) => {
             let format = format(needed("RTP packets of raw video")?)?;
@@ -179,29 +199,33 @@ impl Source for Pattern {
     }
 }
 
-/// Raw frames on standard input, one after another.
-struct Input {
+/// Raw frames, one after another.
+struct Pipe<R> {
+    from: R,
+    name: &'static str,
     frames: u64,
 }
 
-impl Source for Input {
+impl<R: Read> Source for Pipe<R> {
     fn next(&mut self, frame: &mut [u8], stop: &AtomicBool) -> Result<Option<TaiTime>, Failure> {
         let mut read = 0;
-        let mut input = std::io::stdin().lock();
         while read < frame.len() {
-            match input.read(&mut frame[read..]) {
+            match self.from.read(&mut frame[read..]) {
                 Ok(0) if read == 0 => return Ok(None),
                 Ok(0) => {
                     return Err(Failure::Other(format!(
-                        "standard input ends within frame {}, after {read} of {} bytes: do --size and --pixels say what \
-                         comes?",
+                        "{} ends within frame {}, after {read} of {} bytes: do --size and --pixels say what comes?",
+                        self.name,
                         self.frames,
                         frame.len()
                     )));
                 }
                 Ok(bytes) => read += bytes,
                 Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(Failure::io("read standard input")(error)),
+                Err(error) => {
+                    let what = format!("cannot read {}: {error}", self.name);
+                    return Err(Failure::Other(what));
+                }
             }
             if stop.load(Ordering::Relaxed) {
                 return Ok(None);
@@ -213,6 +237,101 @@ impl Source for Input {
 
     fn is_live(&self) -> bool {
         true
+    }
+}
+
+/// What a pipeline of GStreamer's makes, such as a camera's picture, scaled and converted to what the stream carries.
+struct GStreamer {
+    pipe: Pipe<ChildStdout>,
+    child: Child,
+    pipeline: String,
+}
+
+impl GStreamer {
+    fn start(pipeline: &str, format: Format) -> Result<Self, Failure> {
+        let name = match format.pixels() {
+            Pixels::Rgb => "RGB",
+            Pixels::Rgba => "RGBA",
+            Pixels::Bgr => "BGR",
+            Pixels::Bgra => "BGRA",
+            Pixels::Uyvy => "UYVY",
+            Pixels::Gray => "GRAY8",
+            _ => {
+                let what = "GStreamer's frames have pixels: give --pixels another value than bytes";
+                return Err(Failure::Other(what.into()));
+            }
+        };
+        let line = format.line_bytes();
+        if !line.is_multiple_of(4) {
+            return Err(Failure::Other(format!(
+                "GStreamer pads lines to a multiple of 4 bytes, and those of {format} have {line}: choose another width in --size"
+            )));
+        }
+        let caps = format!(
+            "video/x-raw,format={name},width={},height={}",
+            format.width(),
+            format.height()
+        );
+        let mut command = Command::new("gst-launch-1.0");
+        command.arg("-q").args(pipeline.split_whitespace());
+        command.args([
+            "!",
+            "videoconvert",
+            "!",
+            "videoscale",
+            "!",
+            &caps,
+            "!",
+            "fdsink",
+        ]);
+        // A signal to the terminal's programs ends it as well.
+        let started = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn();
+        let mut child = started.map_err(|error| {
+            Failure::Other(format!(
+                "cannot start gst-launch-1.0: {error}; install GStreamer (gstreamer1.0-tools, gstreamer1.0-plugins-base, and \
+                 gstreamer1.0-plugins-good for cameras)"
+            ))
+        })?;
+        let Some(from) = child.stdout.take() else {
+            return Err(Failure::Other("gst-launch-1.0 has no output".into()));
+        };
+        Ok(Self {
+            pipe: Pipe {
+                from,
+                name: "the pipeline",
+                frames: 0,
+            },
+            child,
+            pipeline: pipeline.to_owned(),
+        })
+    }
+}
+
+impl Source for GStreamer {
+    fn next(&mut self, frame: &mut [u8], stop: &AtomicBool) -> Result<Option<TaiTime>, Failure> {
+        let captured = self.pipe.next(frame, stop)?;
+        if captured.is_none() && !stop.load(Ordering::Relaxed) {
+            let ended = self.child.wait();
+            if !ended.is_ok_and(|status| status.success()) {
+                return Err(Failure::Other(format!(
+                    "the pipeline `{}` fails: gst-launch-1.0 says why above; try it alone first",
+                    self.pipeline
+                )));
+            }
+        }
+        Ok(captured)
+    }
+
+    fn is_live(&self) -> bool {
+        true
+    }
+}
+
+impl Drop for GStreamer {
+    fn drop(&mut self) {
+        // Ended already is as good.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }
 
@@ -228,7 +347,7 @@ struct Directory {
 fn pictures(directory: &Path) -> Result<Vec<PathBuf>, Failure> {
     let told = |error: std::io::Error| {
         Failure::Other(format!(
-            "cannot read {}: {error}; --from takes a directory of pictures, `pattern`, `-` or rtp://ADDRESS:PORT",
+            "cannot read {}: {error}; --from takes a directory of pictures, `pattern`, `-`, rtp://ADDRESS:PORT, gst:PIPELINE or /dev/videoN",
             directory.display()
         ))
     };
