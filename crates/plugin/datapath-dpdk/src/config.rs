@@ -91,8 +91,8 @@ impl DpdkConfig {
         }
     }
 
-    /// Reads the keys of the configuration. A key that may have several values has them in one text, separated
-    /// by spaces or commas.
+    /// Reads the keys of the configuration. A key that may have several values is there several times, or has
+    /// them in one text, separated by spaces or commas.
     ///
     /// # Errors
     /// [`OpenError::Unavailable`] names the key, its value and what it may be.
@@ -153,7 +153,7 @@ impl DpdkConfig {
                 }
             }
             "memory" => self.memory = value.parse().map_err(|_| wrong("write a number of MiB"))?,
-            "eal" => self.eal = value.split_whitespace().map(Into::into).collect(),
+            "eal" => self.eal.extend(value.split_whitespace().map(Into::into)),
             "peers" => self.peers = value.parse().map_err(|_| wrong("write a number"))?,
             _ => {
                 return Err(refused(format!(

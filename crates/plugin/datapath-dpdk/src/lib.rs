@@ -80,3 +80,9 @@ impl Datapath for DpdkDatapath {
         Ok(Box::new(DpdkPort::open(&self.device, request)?))
     }
 }
+
+takt_datapath::export_datapath!("dpdk", env!("CARGO_PKG_VERSION"), |options| {
+    let options = options.0.iter();
+    let config = DpdkConfig::from_options(options.map(|(key, value)| (key.as_str(), value.as_str())))?;
+    Ok(Box::new(DpdkDatapath::probe(&config)?) as Box<dyn Datapath>)
+});

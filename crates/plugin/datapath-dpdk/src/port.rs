@@ -34,28 +34,71 @@ const NAP: libc::timespec = libc::timespec {
 
 /// A port on a device of DPDK.
 pub(crate) struct DpdkPort {
-    transmit: Transmit,
+    traffic: Traffic,
     peers: Peers,
     ways: Option<Ways>,
+    local: SocketAddr,
+    /// Generation of the stack that was seen last.
+    seen: u64,
+    /// Frames of others are sent: [`LINK`] names the device.
+    linked: bool,
+    _held: Option<HeldPort>,
+    device: Arc<Device>,
+}
+
+/// What moves packets.
+struct Traffic {
+    transmit: Transmit,
     /// The device's queues that this port polls; the first one sends.
     queues: Vec<u16>,
     /// Queue to look at first next time.
     turn: usize,
     slot: usize,
-    local: SocketAddr,
     filter: Filter,
     counters: PortCounters,
-    /// Generation of the stack that was seen last.
-    seen: u64,
     /// When to look after the device, by DPDK's clock.
     next_beat: u64,
-    /// Frames of others are sent: [`LINK`] names the device.
-    linked: bool,
     /// A frame of several segments.
     gathered: Vec<u8>,
+    /// Where the device puts what it has received.
+    packets: Packets,
+    /// Received, looked at, and to be given back.
+    spent: Spent,
     waiting: Waiting,
-    _held: Option<HeldPort>,
-    device: Arc<Device>,
+}
+
+/// A burst.
+struct Packets(Box<[Packet; BURST]>);
+
+// SAFETY: what is pointed to is looked at within one call of the port's owner only.
+unsafe impl Send for Packets {}
+
+const NOTHING: Packet = Packet {
+    mbuf: std::ptr::null_mut(),
+    data: std::ptr::null(),
+    length: 0,
+    flags: 0,
+};
+
+/// Buffers to be given back together.
+struct Spent(Vec<*mut ffi::Mbuf>);
+
+// SAFETY: the buffers that are pointed to belong to this alone.
+unsafe impl Send for Spent {}
+
+impl Spent {
+    #[inline]
+    fn free(&mut self) {
+        free(&mut self.0);
+        self.0.clear();
+    }
+}
+
+impl Drop for Spent {
+    /// Somebody has panicked while a packet was lent.
+    fn drop(&mut self) {
+        self.free();
+    }
 }
 
 /// Which datagrams are ours.
@@ -223,29 +266,34 @@ impl DpdkPort {
         inbox.lost_received.store(0, Ordering::Relaxed);
         inbox.lost_sent.store(0, Ordering::Relaxed);
         std::mem::forget(claim);
+        let filter = Filter {
+            port: number,
+            bound: bind.ip(),
+            addresses: ours(&addresses, bind.ip(), address),
+            all: addresses,
+            ifindex,
+            unfinished_checksums: device.wakes(),
+            kernel: matches!(device.stack, Stack::Kernel { .. }),
+        };
         Ok(Self {
-            transmit: Transmit::new(),
+            traffic: Traffic {
+                transmit: Transmit::new(),
+                queues,
+                turn: 0,
+                slot,
+                filter,
+                counters: PortCounters::default(),
+                next_beat: 0,
+                gathered: Vec::with_capacity(device.longest_frame),
+                packets: Packets(Box::new([NOTHING; BURST])),
+                spent: Spent(Vec::with_capacity(BURST)),
+                waiting,
+            },
             peers: Peers::new(Arc::clone(device), bind, local),
             ways: Ways::new(device, bind),
-            queues,
-            turn: 0,
-            slot,
             local,
-            filter: Filter {
-                port: number,
-                bound: bind.ip(),
-                addresses: ours(&addresses, bind.ip(), address),
-                all: addresses,
-                ifindex,
-                unfinished_checksums: device.wakes(),
-                kernel: matches!(device.stack, Stack::Kernel { .. }),
-            },
-            counters: PortCounters::default(),
             seen: 0,
-            next_beat: 0,
             linked: false,
-            gathered: Vec::with_capacity(device.longest_frame),
-            waiting,
             _held: held,
             device: Arc::clone(device),
         })
@@ -294,16 +342,25 @@ impl DpdkPort {
         let addresses = self.device.addresses();
         // An interface that is gone keeps its last addresses: nothing arrives any more.
         if !addresses.is_empty() {
-            self.filter.addresses = ours(&addresses, self.filter.bound, self.local.ip());
-            self.filter.all = addresses;
+            self.traffic.filter.addresses =
+                ours(&addresses, self.traffic.filter.bound, self.local.ip());
+            self.traffic.filter.all = addresses;
         }
+    }
+}
+
+impl Traffic {
+    /// Hands the device what is committed.
+    #[inline]
+    fn flush(&mut self, device: &Device) -> bool {
+        self.transmit
+            .flush(device, self.queues[0], &mut self.counters)
     }
 
     /// Looks after the device: whom to ask for neighbours, and whether the link is up.
     #[cold]
-    fn beat(&mut self, now: u64) {
-        self.next_beat = now + self.device.beat;
-        let device = Arc::clone(&self.device);
+    fn beat(&mut self, device: &Device, now: u64) {
+        self.next_beat = now + device.beat;
         let Stack::Own(own) = &device.stack else {
             return;
         };
@@ -315,71 +372,86 @@ impl DpdkPort {
         if up {
             // Another port is at it otherwise.
             if let Ok(mut table) = own.table.try_lock() {
-                let send = &mut |frame: &[u8]| self.transmit.put(&device, frame);
+                let send = &mut |frame: &[u8]| self.transmit.put(device, frame);
                 changed |= table.poll(device.now(), send);
             }
         }
         if changed {
             own.changed();
         }
-        self.flush();
+        self.flush(device);
     }
 
     #[inline]
-    fn beat_if_due(&mut self) -> u64 {
+    fn beat_if_due(&mut self, device: &Device) -> u64 {
         // SAFETY: reads a clock.
         let now = unsafe { ffi::takt_dpdk_cycles() };
         if now >= self.next_beat {
-            self.beat(now);
+            self.beat(device, now);
         }
         now
     }
 
     /// Takes what others have put down for this port.
     #[inline]
-    fn open_inbox(&mut self, budget: usize, deliver: &mut dyn FnMut(Datagram<'_>)) -> usize {
-        let device = Arc::clone(&self.device);
+    fn open_inbox(
+        &mut self,
+        device: &Device,
+        budget: usize,
+        deliver: &mut dyn FnMut(Datagram<'_>),
+    ) -> usize {
         let Some(inbox) = device.inbox(self.slot) else {
             return 0;
         };
         let mut delivered = 0;
-        while delivered < budget {
+        for _ in 0..budget {
             let Some(packet) = inbox.take() else {
                 break;
             };
-            delivered += usize::from(self.hand_over(packet, deliver));
+            delivered += usize::from(self.hand_over(device, packet, deliver));
+            if self.spent.0.len() == BURST {
+                self.spent.free();
+            }
         }
+        self.spent.free();
         delivered
     }
 
     /// Polls one queue: delivers what is this port's, and hands on what is not.
     #[inline]
-    fn poll(&mut self, queue: u16, budget: usize, deliver: &mut dyn FnMut(Datagram<'_>)) -> usize {
-        let device = Arc::clone(&self.device);
+    fn poll(
+        &mut self,
+        device: &Device,
+        queue: u16,
+        budget: usize,
+        deliver: &mut dyn FnMut(Datagram<'_>),
+    ) -> usize {
         let Some(turn) = device.queues[usize::from(queue)].receive() else {
             // Who polls it may have something for us.
-            return self.open_inbox(budget, deliver);
+            return self.open_inbox(device, budget, deliver);
         };
         // First what whoever had the turn before has found: it came earlier.
-        let mut delivered = self.open_inbox(budget, deliver);
-        let mut packets = [const {
-            Packet {
-                mbuf: std::ptr::null_mut(),
-                data: std::ptr::null(),
-                length: 0,
-                flags: 0,
-            }
-        }; BURST];
-        while delivered < budget {
-            let wanted = (budget - delivered).min(BURST);
+        let mut delivered = self.open_inbox(device, budget, deliver);
+        // No more than the budget is looked at, be it for us or not: a flood of others' frames ends here, too.
+        let mut left = budget - delivered;
+        while left > 0 {
+            let wanted = left.min(BURST);
             // SAFETY: room for `wanted` packets, which are ours then; the turn keeps others from the queue.
             let count = unsafe {
-                ffi::takt_dpdk_receive(device.port, queue, packets.as_mut_ptr(), wanted as u16)
+                ffi::takt_dpdk_receive(
+                    device.port,
+                    queue,
+                    self.packets.0.as_mut_ptr(),
+                    wanted as u16,
+                )
             };
             let count = usize::from(count).min(wanted);
-            for packet in &packets[..count] {
-                delivered += usize::from(self.hand_over(*packet, deliver));
+            for index in 0..count {
+                let packet = self.packets.0[index];
+                delivered += usize::from(self.hand_over(device, packet, deliver));
             }
+            self.spent.free();
+            left -= count;
             if count < wanted {
                 break;
             }
@@ -389,16 +461,21 @@ impl DpdkPort {
     }
 
     /// Checks a packet and delivers its datagram, or hands it to whom it is for, or counts it. Returns whether
-    /// it was delivered. The buffer is nobody's afterwards, or another port's.
+    /// it was delivered. The buffer is then [`spent`](Self::spent), or another port's.
     #[inline]
-    fn hand_over(&mut self, packet: Packet, deliver: &mut dyn FnMut(Datagram<'_>)) -> bool {
+    fn hand_over(
+        &mut self,
+        device: &Device,
+        packet: Packet,
+        deliver: &mut dyn FnMut(Datagram<'_>),
+    ) -> bool {
         let frame: &[u8] = if packet.flags & CONTINUED == 0 {
             // SAFETY: the first segment is the whole packet, which is ours until it is freed below.
             unsafe { std::slice::from_raw_parts(packet.data, packet.length as usize) }
         } else {
             if packet.length as usize > self.gathered.capacity() {
                 self.counters.rx_invalid += 1;
-                free(&mut [packet.mbuf]);
+                self.spent.0.push(packet.mbuf);
                 return false;
             }
             // SAFETY: there is room for all segments, which the shim writes, and as many bytes are there then.
@@ -419,29 +496,32 @@ impl DpdkPort {
             Ok(_) => {
                 // Not for us: what a group is told, and what a switch does not know where to send.
                 self.counters.rx_invalid += u64::from(!self.filter.kernel && !is_group(frame));
-                free(&mut [packet.mbuf]);
+                self.spent.0.push(packet.mbuf);
                 return false;
             }
             Err(error) => {
                 let other = matches!(
                     error,
-                    FrameError::NotIp(_) | FrameError::NotUdp(_) | FrameError::Ipv6(_)
+                    FrameError::Ethernet(_)
+                        | FrameError::NotIp(_)
+                        | FrameError::NotUdp(_)
+                        | FrameError::Ipv6(_)
                 );
                 // SAFETY: the frame's memory is the packet's or that of `gathered`, which `control` leaves alone.
                 let frame: &[u8] =
                     unsafe { std::slice::from_raw_parts(frame.as_ptr(), frame.len()) };
                 if other {
-                    self.control(frame);
+                    self.control(device, frame);
                 } else {
                     self.counters.rx_invalid += 1;
                 }
-                free(&mut [packet.mbuf]);
+                self.spent.0.push(packet.mbuf);
                 return false;
             }
         };
         let number = datagram.dst.port();
         if number != self.filter.port {
-            if !self.device.pass_on(packet, number) && !self.filter.kernel {
+            if !device.pass_on(packet, number) && !self.filter.kernel {
                 self.counters.rx_invalid += 1;
             }
             return false;
@@ -453,14 +533,13 @@ impl DpdkPort {
             destination_port: number,
             payload: datagram.payload,
         });
-        free(&mut [packet.mbuf]);
+        self.spent.0.push(packet.mbuf);
         true
     }
 
     /// Takes in what is no datagram: neighbours, echo.
     #[cold]
-    fn control(&mut self, frame: &[u8]) {
-        let device = Arc::clone(&self.device);
+    fn control(&mut self, device: &Device, frame: &[u8]) {
         let Stack::Own(own) = &device.stack else {
             return;
         };
@@ -469,13 +548,13 @@ impl DpdkPort {
             return;
         };
         let refused = table.counters().refused;
-        let send = &mut |frame: &[u8]| self.transmit.put(&device, frame);
+        let send = &mut |frame: &[u8]| self.transmit.put(device, frame);
         if table.handle(frame, device.now(), send) {
             own.changed();
         }
         self.counters.rx_invalid += table.counters().refused - refused;
         drop(table);
-        self.flush();
+        self.flush(device);
     }
 }
 
@@ -573,7 +652,7 @@ impl Port for DpdkPort {
         }
         let Some(ways) = &self.ways else {
             let peer = self.peers.enter_own(remote)?;
-            self.next_beat = 0;
+            self.traffic.next_beat = 0;
             return Ok(peer);
         };
         let peer = self.peers.enter_way(remote, ways.wait(remote)?);
@@ -611,7 +690,7 @@ impl Port for DpdkPort {
     }
 
     fn connect_link(&mut self, interface: Option<u32>) -> Result<PeerHandle, ConnectError> {
-        if let Some(other) = interface.filter(|index| *index != self.filter.ifindex) {
+        if let Some(other) = interface.filter(|index| *index != self.traffic.filter.ifindex) {
             return Err(ConnectError::OtherInterface(other));
         }
         self.linked = true;
@@ -638,19 +717,20 @@ impl Port for DpdkPort {
         } else {
             let known = self.peers.get(peer).ok_or(ReserveError::UnknownPeer)?;
             if !known.is_resolved() {
-                self.beat_if_due();
+                self.traffic.beat_if_due(&self.device);
                 return Err(ReserveError::Unresolved);
             }
             known.max_payload()
         };
-        self.transmit
+        self.traffic
+            .transmit
             .reserve(&self.device, peer, capacity)
             .ok_or(ReserveError::WouldBlock)
     }
 
     #[inline]
     fn payload(&mut self, frame: &Frame) -> &mut [u8] {
-        self.transmit.payload(frame)
+        self.traffic.transmit.payload(frame)
     }
 
     #[inline]
@@ -662,7 +742,7 @@ impl Port for DpdkPort {
         _launch_time: Option<TaiTime>,
     ) {
         // `Some(None)`: a frame of others, as it is.
-        let headers = match self.transmit.peer(&frame) {
+        let headers = match self.traffic.transmit.peer(&frame) {
             Some(LINK) => Some(None),
             peer => peer
                 .and_then(|peer| self.peers.get(peer))
@@ -670,39 +750,40 @@ impl Port for DpdkPort {
                 .map(Some),
         };
         let queued = match headers {
-            Some(headers) => self.transmit.commit(&frame, headers, len),
+            Some(headers) => self.traffic.transmit.commit(&frame, headers, len),
             // The next hop or the peer has gone since the frame was reserved.
             None => {
-                self.transmit.cancel(&frame);
+                self.traffic.transmit.cancel(&frame);
                 false
             }
         };
-        self.counters.tx_errors += u64::from(!queued);
+        self.traffic.counters.tx_errors += u64::from(!queued);
     }
 
     fn cancel(&mut self, frame: Frame) {
-        self.transmit.cancel(&frame);
+        self.traffic.transmit.cancel(&frame);
     }
 
     #[inline]
     fn flush(&mut self) -> bool {
-        let queue = self.queues[0];
-        self.transmit.flush(&self.device, queue, &mut self.counters)
+        self.traffic.flush(&self.device)
     }
 
     #[inline]
     fn receive(&mut self, budget: usize, deliver: &mut dyn FnMut(Datagram<'_>)) -> usize {
         eal::enter_thread();
         self.follow();
-        let now = self.beat_if_due();
+        let now = self.traffic.beat_if_due(&self.device);
         let mut delivered = 0;
-        for step in 0..self.queues.len() {
-            let queue = self.queues[(self.turn + step) % self.queues.len()];
-            delivered += self.poll(queue, budget - delivered, deliver);
+        for step in 0..self.traffic.queues.len() {
+            let queue = self.traffic.queues[(self.traffic.turn + step) % self.traffic.queues.len()];
+            delivered += self
+                .traffic
+                .poll(&self.device, queue, budget - delivered, deliver);
         }
-        self.turn = (self.turn + 1) % self.queues.len();
+        self.traffic.turn = (self.traffic.turn + 1) % self.traffic.queues.len();
         if delivered == 0 && budget > 0 {
-            self.waiting.idle(now);
+            self.traffic.waiting.idle(now);
         }
         delivered
     }
@@ -712,9 +793,9 @@ impl Port for DpdkPort {
     }
 
     fn wait_fd(&self) -> BorrowedFd<'_> {
-        if !self.waiting.asked.replace(true) && self.waiting.timer.is_some() {
+        if !self.traffic.waiting.asked.replace(true) && self.traffic.waiting.timer.is_some() {
             // Goes off at once: the next empty receive sets it.
-            if let Some(timer) = &self.waiting.timer {
+            if let Some(timer) = &self.traffic.waiting.timer {
                 let soon = libc::itimerspec {
                     it_interval: libc::timespec {
                         tv_sec: 0,
@@ -736,13 +817,13 @@ impl Port for DpdkPort {
                 };
             }
         }
-        self.waiting.epoll.as_fd()
+        self.traffic.waiting.epoll.as_fd()
     }
 
     fn counters(&self) -> PortCounters {
-        let mut counters = self.counters;
+        let mut counters = self.traffic.counters;
         self.device.count_losses();
-        if let Some(inbox) = self.device.inbox(self.slot) {
+        if let Some(inbox) = self.device.inbox(self.traffic.slot) {
             counters.rx_dropped +=
                 inbox.dropped.load(Ordering::Relaxed) + inbox.lost_received.load(Ordering::Relaxed);
             counters.tx_errors += inbox.lost_sent.load(Ordering::Relaxed);
@@ -754,7 +835,7 @@ impl Port for DpdkPort {
 impl Drop for DpdkPort {
     fn drop(&mut self) {
         self.flush();
-        self.device.release(self.slot, self.local.port());
+        self.device.release(self.traffic.slot, self.local.port());
     }
 }
 

@@ -1,0 +1,250 @@
+//! What is not there, what goes, and what comes back: an error that says what to do, no crash, and recovery.
+
+mod support;
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use support::{Directory, Family, TwoHosts, config, fresh, ip, subnets};
+use takt_datapath::conformance::Node;
+use takt_datapath::{Datapath, OpenError, Port, PortRequest, ReserveError};
+use takt_datapath_dpdk::{DpdkConfig, DpdkDatapath};
+use takt_lab::LabConfig;
+use takt_time::TrafficClass;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn wait_until(what: &str, mut so: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !so() {
+        assert!(start.elapsed() < PATIENCE, "in vain: {what}");
+        std::thread::yield_now();
+    }
+}
+
+fn refused(config: &DpdkConfig) -> String {
+    match DpdkDatapath::probe(config) {
+        Err(OpenError::Unavailable(text)) => text,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn with_address(device: &str, index: usize) -> DpdkConfig {
+    DpdkConfig {
+        addresses: subnets(index, Family::V4).to_vec(),
+        ..config(device)
+    }
+}
+
+fn open(datapath: &DpdkDatapath, bind: SocketAddr) -> Box<dyn Port> {
+    let request = PortRequest {
+        lane: 0,
+        lanes: 1,
+        bind,
+    };
+    datapath.open(&request).expect("a port")
+}
+
+/// Sends again and again until one arrives.
+fn get_through(from: &mut dyn Port, to: &mut dyn Port) {
+    let peer = from.connect(to.local()).expect("a peer");
+    wait_until("getting a datagram through", || {
+        if let Ok(frame) = from.reserve(peer) {
+            from.payload(&frame)[..5].copy_from_slice(b"hello");
+            from.commit(frame, 5, TrafficClass::BEST_EFFORT, None);
+        }
+        from.flush();
+        from.receive(64, &mut |_| {});
+        // What was sent to the one before may come first.
+        let mut seen = false;
+        to.receive(64, &mut |datagram| seen |= datagram.payload == b"hello");
+        seen
+    });
+}
+
+#[test]
+fn a_device_that_does_not_exist_is_refused_with_what_to_do() {
+    let error = refused(&with_address("net_nonsense0", 0));
+    assert!(
+        error.contains("net_nonsense0") && error.contains("driver installed"),
+        "{error}"
+    );
+    let error = refused(&config("net_af_packet9999,iface=nowhere0"));
+    assert!(
+        error.contains("nowhere0") && error.contains("ip link"),
+        "{error}"
+    );
+    let error = refused(&with_address("0000:ee:1f.7", 0));
+    assert!(error.contains("vfio-pci"), "{error}");
+}
+
+#[test]
+fn too_many_queues_are_refused_and_nothing_stays_behind() {
+    if !support::privileged() {
+        return;
+    }
+    let device = format!("net_tap{},iface=takt{}", fresh(), fresh());
+    let many = DpdkConfig {
+        queues: 32,
+        ..with_address(&device, 0)
+    };
+    let error = refused(&many);
+    assert!(error.contains("queues = 32"), "{error}");
+    DpdkDatapath::probe(&with_address(&device, 0)).expect("the device is free");
+}
+
+#[test]
+fn a_device_in_use_is_shared_with_the_same_options_only() {
+    let directory = Directory::new();
+    let device = format!(
+        "net_memif{},role=server,socket-abstract=no,socket={}",
+        fresh(),
+        directory.0.join("m").display()
+    );
+    let first = DpdkDatapath::probe(&with_address(&device, 0)).expect("a device");
+    DpdkDatapath::probe(&with_address(&device, 0)).expect("the same device");
+    let error = refused(&with_address(&device, 1));
+    assert!(error.contains("other options"), "{error}");
+    drop(first);
+    DpdkDatapath::probe(&with_address(&device, 1)).expect("the device is free");
+}
+
+#[test]
+fn addresses_of_others_cannot_be_bound() {
+    let directory = Directory::new();
+    let device = format!(
+        "net_memif{},role=server,socket-abstract=no,socket={}",
+        fresh(),
+        directory.0.join("m").display()
+    );
+    let datapath = DpdkDatapath::probe(&with_address(&device, 0)).expect("a device");
+    let bind = "192.0.2.1:4000".parse().expect("an address");
+    let request = PortRequest {
+        lane: 0,
+        lanes: 1,
+        bind,
+    };
+    assert!(matches!(
+        datapath.open(&request),
+        Err(OpenError::Bind { .. })
+    ));
+}
+
+#[test]
+fn a_peer_that_restarts_is_reached_again() {
+    for kind in ["memif", "vhost"] {
+        let directory = Directory::new();
+        let socket = directory.0.join("s");
+        let socket = socket.display();
+        // Who stays has the socket.
+        let (stays, restarts) = if kind == "memif" {
+            (
+                format!(
+                    "net_memif{},role=server,socket-abstract=no,socket={socket}",
+                    fresh()
+                ),
+                format!(
+                    "net_memif{},role=client,socket-abstract=no,socket={socket}",
+                    fresh()
+                ),
+            )
+        } else {
+            (
+                format!("net_vhost{},iface={socket},queues=1", fresh()),
+                format!("net_virtio_user{},path={socket},mac=02:00:00:00:00:02", fresh()),
+            )
+        };
+        let left = DpdkDatapath::probe(&with_address(&stays, 0)).expect("a device");
+        let address = |index| SocketAddr::from((subnets(index, Family::V4)[0].address, 4000));
+        let mut port = open(&left, address(0));
+        for round in 0..3 {
+            let right = DpdkDatapath::probe(&with_address(&restarts, 1)).expect("a device");
+            let mut other = open(&right, address(1));
+            get_through(&mut *port, &mut *other);
+            get_through(&mut *other, &mut *port);
+            let peer = port.connect(address(1)).expect("a peer");
+            drop((right, other));
+            wait_until(
+                &format!("{kind}, round {round}: seeing that the peer has gone"),
+                || {
+                    port.receive(64, &mut |_| {});
+                    port.flush();
+                    match port.reserve(peer) {
+                        Ok(frame) => {
+                            port.commit(frame, 8, TrafficClass::BEST_EFFORT, None);
+                            false
+                        }
+                        Err(error) => error == ReserveError::Unresolved,
+                    }
+                },
+            );
+        }
+    }
+}
+
+#[test]
+fn an_interface_that_is_deleted_leaves_a_port_that_sends_nothing() {
+    let Some(mut hosts) = TwoHosts::new(&LabConfig::default(), Family::V4, |_| {}) else {
+        return;
+    };
+    let datapath = hosts.dpdk(Node::Left);
+    let remote = SocketAddr::from((hosts.address(Node::Right), 4000));
+    let inside = hosts.host(Node::Left).enter().expect("enter the host");
+    let mut port = open(&datapath, (hosts.address(Node::Left), 4000).into());
+    let peer = port.connect(remote).expect("a peer");
+    drop(inside);
+    ip(hosts.host(Node::Left), "link delete eth0");
+    wait_until("seeing that the interface has gone", || {
+        port.receive(64, &mut |_| {});
+        port.flush();
+        match port.reserve(peer) {
+            Ok(frame) => {
+                port.commit(frame, 8, TrafficClass::BEST_EFFORT, None);
+                false
+            }
+            Err(error) => error == ReserveError::Unresolved,
+        }
+    });
+    assert!(port.flush());
+}
+
+/// The kernel has every frame as well, and nobody there who listens: it must not tell the sender so.
+#[test]
+fn the_kernel_does_not_answer_for_a_port_of_ours() {
+    let Some(mut hosts) = TwoHosts::new(&LabConfig::default(), Family::V4, |_| {}) else {
+        return;
+    };
+    let datapath = hosts.dpdk(Node::Right);
+    let mut port = {
+        let _inside = hosts.host(Node::Right).enter().expect("enter the host");
+        open(&datapath, (hosts.address(Node::Right), 0).into())
+    };
+    let _inside = hosts.host(Node::Left).enter().expect("enter the host");
+    let socket = std::net::UdpSocket::bind((hosts.address(Node::Left), 0)).expect("a socket");
+    socket.connect(port.local()).expect("connect");
+    for _ in 0..20 {
+        // A refusal would be told here.
+        socket.send(b"hello").expect("nobody refuses");
+        wait_until("receiving", || {
+            port.receive(1, &mut |datagram| {
+                assert_eq!(datagram.source, socket.local_addr().expect("bound"));
+            }) > 0
+        });
+    }
+    // The other way round: the kernel's checksums and ours agree.
+    let peer = port
+        .connect(socket.local_addr().expect("bound"))
+        .expect("a peer");
+    socket.set_read_timeout(Some(PATIENCE)).expect("a time-out");
+    wait_until("sending", || match port.reserve(peer) {
+        Ok(frame) => {
+            port.payload(&frame)[..4].copy_from_slice(b"back");
+            port.commit(frame, 4, TrafficClass::BEST_EFFORT, None);
+            port.flush()
+        }
+        Err(_) => false,
+    });
+    let mut buffer = [0; 16];
+    assert_eq!(socket.recv(&mut buffer).expect("a datagram"), 4);
+    assert_eq!(buffer[..4], *b"back");
+}
