@@ -83,6 +83,7 @@ impl Datapath for DpdkDatapath {
 
 takt_datapath::export_datapath!("dpdk", env!("CARGO_PKG_VERSION"), |options| {
     let options = options.0.iter();
-    let config = DpdkConfig::from_options(options.map(|(key, value)| (key.as_str(), value.as_str())))?;
+    let config =
+        DpdkConfig::from_options(options.map(|(key, value)| (key.as_str(), value.as_str())))?;
     Ok(Box::new(DpdkDatapath::probe(&config)?) as Box<dyn Datapath>)
 });

@@ -151,7 +151,10 @@ fn a_peer_that_restarts_is_reached_again() {
         } else {
             (
                 format!("net_vhost{},iface={socket},queues=1", fresh()),
-                format!("net_virtio_user{},path={socket},mac=02:00:00:00:00:02", fresh()),
+                format!(
+                    "net_virtio_user{},path={socket},mac=02:00:00:00:00:02",
+                    fresh()
+                ),
             )
         };
         let left = DpdkDatapath::probe(&with_address(&stays, 0)).expect("a device");

@@ -30,6 +30,7 @@ fn missing_huge_pages_are_refused_before_dpdk_has_started_or_done_without() {
     let datapath = DpdkDatapath::probe(&without).expect("without");
     let detail = takt_datapath::Datapath::capabilities(&datapath).detail;
     assert!(detail.contains("slower"), "{detail}");
+    drop(datapath);
     let error = DpdkDatapath::probe(&wanted)
         .expect_err("too late")
         .to_string();
