@@ -114,7 +114,8 @@ struct Filter {
     all: Vec<IpAddr>,
     /// Scope of link-local sources; 0 without a kernel interface.
     ifindex: u32,
-    /// Frames come from a kernel, on this machine maybe, that leaves checksums to a device that there is none of.
+    /// The device is a virtual one: frames may come from a kernel of this machine, which leaves checksums to a
+    /// device that there is none of.
     unfinished_checksums: bool,
     /// What is not ours is the kernel's, and no fault.
     kernel: bool,
@@ -272,7 +273,7 @@ impl DpdkPort {
             addresses: ours(&addresses, bind.ip(), address),
             all: addresses,
             ifindex,
-            unfinished_checksums: device.wakes(),
+            unfinished_checksums: device.config.device.starts_with("net_"),
             kernel: matches!(device.stack, Stack::Kernel { .. }),
         };
         Ok(Self {

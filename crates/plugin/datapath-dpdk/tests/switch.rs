@@ -1,0 +1,215 @@
+//! KuberneTSN's deployment: a runtime's virtio device, Open vSwitch with its datapath over DPDK, a link, and a
+//! kernel at the far end.
+
+mod support;
+
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use support::{Directory, INTERFACE, config, fresh};
+use takt_datapath::{Datapath, Port, PortRequest, ReserveError};
+use takt_datapath_dpdk::{DpdkConfig, DpdkDatapath, Subnet};
+use takt_lab::{Host, Lab, LabConfig};
+use takt_time::TrafficClass;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+const SWITCH: &str = "/usr/lib/openvswitch-switch-dpdk/ovs-vswitchd-dpdk";
+
+fn wait_until(what: &str, mut so: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !so() {
+        assert!(start.elapsed() < PATIENCE, "in vain: {what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// A process that ends with this.
+struct Process(Child);
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Open vSwitch on a host, with a directory of its own.
+struct Switch<'a> {
+    host: &'a Host,
+    directory: &'a Path,
+    processes: Vec<Process>,
+}
+
+impl<'a> Switch<'a> {
+    fn command(host: &Host, directory: &Path, program: &str) -> Command {
+        let mut command = host.command(program).expect("enter the host");
+        for variable in ["OVS_RUNDIR", "OVS_LOGDIR", "OVS_DBDIR", "OVS_SYSCONFDIR"] {
+            command.env(variable, directory);
+        }
+        command.stdout(Stdio::null()).stderr(Stdio::null());
+        command
+    }
+
+    fn start(host: &'a Host, directory: &'a Path) -> Self {
+        let database = directory.join("conf.db");
+        let made = Self::command(host, directory, "ovsdb-tool")
+            .arg("create")
+            .arg(&database)
+            .arg("/usr/share/openvswitch/vswitch.ovsschema")
+            .status()
+            .expect("ovsdb-tool");
+        assert!(made.success(), "ovsdb-tool");
+        let mut server = Self::command(host, directory, "ovsdb-server");
+        server.arg(&database);
+        server.arg(format!("--remote=punix:{}/db.sock", directory.display()));
+        server.arg(format!("--unixctl={}/db.ctl", directory.display()));
+        let mut switch = Self {
+            host,
+            directory,
+            processes: vec![Process(server.spawn().expect("ovsdb-server"))],
+        };
+        wait_until("the database's socket", || {
+            directory.join("db.sock").exists()
+        });
+        switch.configure("--no-wait init");
+        switch.configure("--no-wait set Open_vSwitch . other_config:dpdk-init=true");
+        switch.set(
+            "--no-wait",
+            "other_config:dpdk-extra=--no-huge --legacy-mem -m 512 --no-pci",
+        );
+        switch.configure("--no-wait set Open_vSwitch . other_config:pmd-cpu-mask=0x1");
+        switch.run();
+        switch
+    }
+
+    fn set(&self, how: &str, value: &str) {
+        let set = Self::command(self.host, self.directory, "ovs-vsctl")
+            .arg(format!("--db=unix:{}/db.sock", self.directory.display()))
+            .args([how, "set", "Open_vSwitch", ".", value])
+            .status();
+        assert!(set.expect("ovs-vsctl").success(), "{value}");
+    }
+
+    /// Starts the switch itself, anew where it runs.
+    fn run(&mut self) {
+        self.processes.truncate(1);
+        let mut daemon = Self::command(self.host, self.directory, SWITCH);
+        daemon.arg(format!("unix:{}/db.sock", self.directory.display()));
+        daemon.arg(format!("--unixctl={}/switch.ctl", self.directory.display()));
+        daemon.arg(format!(
+            "--log-file={}/switch.log",
+            self.directory.display()
+        ));
+        self.processes
+            .push(Process(daemon.spawn().expect("ovs-vswitchd")));
+    }
+
+    fn configure(&self, arguments: &str) {
+        let done = Self::command(self.host, self.directory, "ovs-vsctl")
+            .arg(format!("--db=unix:{}/db.sock", self.directory.display()))
+            .arg("--timeout=30")
+            .args(arguments.split_whitespace())
+            .status();
+        let log = || std::fs::read_to_string(self.directory.join("switch.log")).unwrap_or_default();
+        assert!(done.expect("ovs-vsctl").success(), "{arguments}: {}", log());
+    }
+}
+
+/// There and back, by the kernel's echo of each datagram.
+fn round_trip(port: &mut dyn Port, kernel: &UdpSocket, number: u32) {
+    let remote = kernel.local_addr().expect("bound");
+    let peer = port.connect(remote).expect("a peer");
+    let mut buffer = [0; 64];
+    wait_until("the kernel gets a datagram", || {
+        match port.reserve(peer) {
+            Ok(frame) => {
+                port.payload(&frame)[..4].copy_from_slice(&number.to_be_bytes());
+                port.commit(frame, 4, TrafficClass::BEST_EFFORT, None);
+            }
+            Err(ReserveError::Unresolved | ReserveError::WouldBlock) => {}
+            Err(error) => panic!("{error}"),
+        }
+        port.flush();
+        port.receive(64, &mut |_| {});
+        match kernel.recv_from(&mut buffer) {
+            Ok((length, source)) => {
+                assert_eq!(source, port.local(), "from whom the datagram is");
+                buffer[..length] == number.to_be_bytes()
+            }
+            Err(_) => false,
+        }
+    });
+    kernel.send_to(b"back", port.local()).expect("an answer");
+    wait_until("the answer", || {
+        let mut seen = false;
+        port.receive(64, &mut |datagram| {
+            assert_eq!(datagram.source, remote);
+            seen |= datagram.payload == b"back";
+        });
+        seen
+    });
+}
+
+#[test]
+fn datagrams_pass_open_vswitch_to_a_kernel_and_back_also_after_it_has_restarted() {
+    if !support::privileged() {
+        return;
+    }
+    if !Path::new(SWITCH).exists() {
+        println!("skipped: there is no {SWITCH} (openvswitch-switch-dpdk)");
+        return;
+    }
+    let lab = Lab::scratch(&LabConfig::default()).expect("make two hosts");
+    let (near, far) = (lab.host(0), lab.host(1));
+    let directory = Directory::new();
+    let socket = directory.0.join("vhost.sock");
+    let mut switch = Switch::start(near, &directory.0);
+    switch.configure("add-br br0 -- set bridge br0 datapath_type=netdev");
+    switch.configure(&format!("add-port br0 {INTERFACE}"));
+    switch.configure(&format!(
+        "add-port br0 vhost0 -- set Interface vhost0 type=dpdkvhostuserclient options:vhost-server-path={}",
+        socket.display()
+    ));
+    let IpAddr::V4(kernel) = IpAddr::from(far.address()) else {
+        unreachable!("labs have IPv4 addresses");
+    };
+    let [a, b, c, _] = kernel.octets();
+    let own = Subnet {
+        address: [a, b, c, 77].into(),
+        prefix: 24,
+    };
+    let device = format!(
+        "net_virtio_user{},path={},server=1,mac=02:00:00:00:00:77",
+        fresh(),
+        socket.display()
+    );
+    // The driver waits until the switch has connected.
+    let datapath = DpdkDatapath::probe(&DpdkConfig {
+        addresses: vec![own],
+        ..config(&device)
+    })
+    .expect("a device");
+    let mut port = datapath
+        .open(&PortRequest {
+            lane: 0,
+            lanes: 1,
+            bind: SocketAddr::new(own.address, 7401),
+        })
+        .expect("a port");
+    let kernel = {
+        let _inside = far.enter().expect("enter the host");
+        UdpSocket::bind((kernel, 7401)).expect("a socket")
+    };
+    kernel
+        .set_nonblocking(true)
+        .expect("a socket that does not wait");
+    for number in 0..100 {
+        round_trip(&mut *port, &kernel, number);
+    }
+    switch.run();
+    for number in 100..200 {
+        round_trip(&mut *port, &kernel, number);
+    }
+}
