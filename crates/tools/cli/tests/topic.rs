@@ -140,6 +140,16 @@ fn nobody_and_nothing_are_told_with_what_to_do() {
         ran.err.contains("no message on topic a for 10ms"),
         "{ran:?}"
     );
+    // What came before is told as well.
+    let kept = daemon.spawn(&["topic", "pub", "kept", "hello", "--history", "1"]);
+    let echo = ["topic", "echo", "kept", "--history", "1", "--count", "2"];
+    let ran = daemon.takt(&[&echo[..], &["--timeout", "2s"]].concat());
+    assert_eq!((ran.code, &*ran.out), (Some(1), "hello\n"), "{ran:?}");
+    assert!(
+        ran.err.contains("1 message(s) received on topic kept"),
+        "{ran:?}"
+    );
+    drop(kept);
     let ran = daemon.takt(&["topic", "pub", "a", "hello", "--wait", "10ms"]);
     assert_eq!(ran.code, Some(1), "{ran:?}");
     assert!(

@@ -68,11 +68,11 @@ impl Echo {
             ..SubscriberOptions::new(self.application.quality())
         };
         let subscriber = joined.subscriber(&self.topic, options)?;
-        let received = self
-            .end
-            .take(&subscriber, &stop, |sample| self.show(sample), |_| Ok(()));
-        eprintln!("{}", told(&subscriber, *received.as_ref().unwrap_or(&0)));
-        received.map(drop)
+        let mut received = 0;
+        let show = |sample: &Sample<'_>| self.show(sample);
+        let ended = (self.end).take(&subscriber, &stop, &mut received, show, |_| Ok(()));
+        eprintln!("{}", told(&subscriber, received));
+        ended
     }
 
     fn show(&self, sample: &Sample<'_>) -> Result<(), Failure> {

@@ -110,21 +110,22 @@ struct End {
 }
 
 impl End {
-    /// Hands samples to `sample` until it is time to end, and calls `look` between them, several times a second.
+    /// Hands samples to `sample` until it is time to end, and calls `look` between them, several times a second. `received` says
+    /// how many they were, however it ended.
     fn take(
         &self,
         subscriber: &Subscriber,
         stop: &AtomicBool,
+        received: &mut u64,
         mut sample: impl FnMut(&Sample<'_>) -> Result<(), Failure>,
         mut look: impl FnMut(Instant) -> Result<(), Failure>,
-    ) -> Result<u64, Failure> {
-        let mut received = 0;
+    ) -> Result<(), Failure> {
         let mut last = Instant::now();
         let mut away = false;
-        while self.count.is_none_or(|count| received < count) && !stop.load(Ordering::Relaxed) {
+        while self.count.is_none_or(|count| *received < count) && !stop.load(Ordering::Relaxed) {
             match subscriber.take(Wait::For(LOOK_EVERY)) {
                 Ok(message) => {
-                    received += 1;
+                    *received += 1;
                     (last, away) = (Instant::now(), false);
                     sample(&message)?;
                     look(last)?;
@@ -151,7 +152,7 @@ impl End {
                 Err(error) => return Err(error.into()),
             }
         }
-        Ok(received)
+        Ok(())
     }
 }
 

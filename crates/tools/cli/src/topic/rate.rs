@@ -123,12 +123,13 @@ impl Measure {
             said = newest;
             say()
         };
-        let received = self.end.take(&subscriber, &stop, take, look);
-        if self.end.count.is_some() && received.is_ok() {
+        let mut received = 0;
+        let ended = (self.end).take(&subscriber, &stop, &mut received, take, look);
+        if self.end.count.is_some() && ended.is_ok() {
             say()?;
         }
-        eprintln!("{}", told(&subscriber, *received.as_ref().unwrap_or(&0)));
-        received.map(drop)
+        eprintln!("{}", told(&subscriber, received));
+        ended
     }
 }
 
