@@ -49,6 +49,8 @@ if [ "$want" = test ]; then
     need ssh-keygen openssh-client
     need java default-jdk-headless
     need isochron isochron
+    # The switch that the datapath over DPDK is tested behind.
+    need /usr/lib/openvswitch-switch-dpdk/ovs-vswitchd-dpdk openvswitch-switch-dpdk
     # Captures of others, and what others read in them.
     need tshark tshark
     need /usr/share/sip-tester/g711a.pcap sip-tester
