@@ -15,6 +15,7 @@ use crate::awake::pin_to;
 use crate::experiment::Sample;
 use crate::statistics::{Latencies, Throughput};
 
+pub mod gstreamer;
 pub mod programs;
 pub mod sendfile;
 pub mod udp;

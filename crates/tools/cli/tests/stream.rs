@@ -407,9 +407,14 @@ fn the_benchmark_compares_every_frame_of_every_variant() {
     let variants = report["outcomes"][0]["variants"]
         .as_array()
         .expect("variants");
-    assert_eq!(variants.len(), 5, "{report}");
+    assert_eq!(variants.len(), 6, "{report}");
     for variant in variants {
         let sample = &variant["rounds"][0]["sample"];
+        if variant["name"] == "GStreamer, RTP" {
+            // It loses what is not taken in time.
+            assert!(sample["throughput"].is_object(), "{variant}");
+            continue;
+        }
         assert!(
             sample["throughput"]["messages"].as_u64() > Some(0),
             "{variant}"

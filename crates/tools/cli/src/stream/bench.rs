@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use clap::Args;
 use takt_bench::experiment::{Experiment, Round, Variant};
-use takt_bench::peers::{Pair, Stream, sendfile};
+use takt_bench::peers::{Pair, Stream, gstreamer, sendfile};
 use takt_bench::takt::{Datapath, Form, Takt};
 use takt_lab::LabConfig;
 
@@ -13,7 +13,7 @@ use crate::failure::Failure;
 
 const HELP: &str = "\
 Frames go from one lab host to another as fast as the receiver takes them, and each is compared with what was sent. Needs
-root. Takt's streams are reliable; beside them `sendfile` over TCP.
+root. Takt's streams are reliable; beside them `sendfile` over TCP, and GStreamer's RTP, which loses what is not taken in time.
 
 Examples:
   sudo takt stream bench
@@ -22,20 +22,21 @@ Examples:
 /// The variant that ratios are taken to.
 const BASELINE: &str = "sendfile, TCP";
 
-/// The pictures of naaas-thesis-2024, table 7.3, by the octets of their raw RGB.
-const PICTURES: [(&str, &str, usize); 5] = [
-    ("hd", "HD, 2.76 MB", 1280 * 720 * 3),
-    ("fhd", "Full HD, 6.22 MB", 1920 * 1080 * 3),
-    ("2k", "2K, 11.6 MB", 2560 * 1512 * 3),
-    ("4k", "4K, 24.88 MB", 3840 * 2160 * 3),
-    ("8k", "8K, 99.53 MB", 7680 * 4320 * 3),
+/// The pictures of naaas-thesis-2024, table 7.3, as raw RGB: width and height.
+const PICTURES: [(&str, &str, (u32, u32)); 5] = [
+    ("hd", "HD, 2.76 MB", (1280, 720)),
+    ("fhd", "Full HD, 6.22 MB", (1920, 1080)),
+    ("2k", "2K, 11.6 MB", (2560, 1512)),
+    ("4k", "4K, 24.88 MB", (3840, 2160)),
+    ("8k", "8K, 99.53 MB", (7680, 4320)),
 ];
 
 const METHOD: &str = "\
 Two hosts in network namespaces, joined by one veth cable; the camera runs on one core, the viewer on another, a daemon's \
 lane on the core of its host's application. The camera sends raw frames as fast as it is let; the viewer puts each together, \
 compares all its bytes with those sent, and takes the time from before the frame was sent until it was whole. Takt's streams \
-are reliable, in slices of 32 KiB; sendfile sends from the kernel's memory over TCP.";
+are reliable, in slices of 32 KiB; sendfile sends from the kernel's memory over TCP. GStreamer sends RTP of raw video over UDP, as \
+fast as its pipeline goes; frames that did not arrive as they were sent are lost.";
 
 /// Measures streams beside sendfile over TCP.
 #[derive(Debug, Args)]
@@ -75,9 +76,9 @@ impl Bench {
         let wanted = PICTURES
             .iter()
             .filter(|(name, ..)| self.sizes.iter().any(|size| size == name));
-        for &(_, setting, bytes) in wanted {
+        for &(_, setting, size) in wanted {
             let stream = Stream {
-                payload: bytes,
+                payload: 3 * size.0 as usize * size.1 as usize,
                 batch: 1,
                 duration,
             };
@@ -87,17 +88,25 @@ impl Bench {
                 method: String::new(),
                 rounds: self.common.rounds,
                 baseline: Some(BASELINE.into()),
-                variants: variants(&takt, pair, stream),
+                variants: variants(&takt, pair, stream, size),
             })?;
         }
         measurement.finish()
     }
 }
 
-fn variants<'a>(takt: &'a Takt, pair: Pair<'a>, stream: Stream) -> Vec<Variant<'a>> {
+fn variants<'a>(
+    takt: &'a Takt,
+    pair: Pair<'a>,
+    stream: Stream,
+    size: (u32, u32),
+) -> Vec<Variant<'a>> {
     let mut variants = vec![Variant::new(BASELINE, move |_: &Round| {
         Ok(sendfile::stream(&pair, &stream)?)
     })];
+    variants.push(Variant::new("GStreamer, RTP", move |_: &Round| {
+        Ok(gstreamer::stream(&pair, &stream, size)?)
+    }));
     for (name, form, path) in [
         ("Takt embedded, UDP", Form::Embedded, Datapath::Udp),
         ("Takt embedded, AF_XDP", Form::Embedded, Datapath::Xdp),
