@@ -20,7 +20,7 @@ help:
 	@echo "  loom        the ring and doorbell protocols, over every interleaving"
 	@echo "  fuzz        everything that reads bytes from outside; FUZZ_SECONDS=600 make fuzz: longer"
 	@echo "  kubernetes  the Go part"
-	@echo "  test-datapaths  the datapaths over DPDK and the like"
+	@echo "  test-datapaths  the datapaths over DPDK and libfabric"
 	@echo "make adversary     a hostile tenant and a forging host beside others at work, SECONDS=3600 long"
 	@echo "make kill-test     SIGKILL, SIGSTOP and SIGCONT of applications and daemons at random, COUNT=1000 times in each test"
 	@echo "make simulate-peering  what 5,000 runtimes with 100,000 channels say to each other, in virtual time (RUNTIMES=5000)"
@@ -59,7 +59,7 @@ test: export PROPTEST_RNG_SEED ?= 1
 test: lint unit docs docs-run loom fuzz kubernetes test-datapaths
 
 # Datapaths over libraries that not everybody has: workspaces of their own, of which nothing else knows.
-DATAPATHS := dpdk
+DATAPATHS := dpdk fabric
 each_datapath = set -e; for name in $(DATAPATHS); do (cd crates/plugin/datapath-$$name && export CARGO_TARGET_DIR=$(CURDIR)/target/datapaths && $(1)); done
 
 datapaths:

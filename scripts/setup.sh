@@ -70,6 +70,7 @@ if [ "$want" = datapaths ]; then
     need pkg-config pkg-config
     # With the drivers of its virtual devices.
     need /usr/include/dpdk/rte_ethdev.h libdpdk-dev
+    need /usr/include/rdma/fabric.h libfabric-dev
 fi
 
 if ! command -v cargo >/dev/null 2>&1; then

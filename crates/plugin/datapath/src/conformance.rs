@@ -57,6 +57,12 @@ pub trait Rig {
         false
     }
 
+    /// Whether a port is reached at each of its node's addresses by one and the same other port. Otherwise rules that
+    /// need two addresses are about two ports.
+    fn reaches_a_port_at_two_addresses(&self) -> bool {
+        true
+    }
+
     /// Whether the descriptor becomes readable from time to time while nothing waits, for the technology tells
     /// of no arrivals.
     fn wakes_by_the_clock(&self) -> bool {
