@@ -6,6 +6,7 @@
 #include <semaphore.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <rte_alarm.h>
 #include <rte_bus.h>
@@ -100,8 +101,11 @@ int takt_dpdk_init(int argc, char **argv)
 			rte_openlog_stream(log);
 		}
 	}
-	if (rte_eal_init(argc, argv) >= 0)
+	if (rte_eal_init(argc, argv) >= 0) {
+		/* Nothing is put there without a shared configuration, and nobody else takes it away. */
+		rmdir(rte_eal_get_runtime_dir());
 		return 0;
+	}
 	return rte_errno != 0 ? rte_errno : EINVAL;
 }
 
@@ -209,8 +213,9 @@ void takt_dpdk_free_pool(struct rte_mempool *pool)
 	rte_mempool_free(pool);
 }
 
-/* Sets up all queues, starts the port, and says what has become of the numbers. */
-int takt_dpdk_start(uint16_t port, uint16_t queues, uint16_t mtu, struct rte_mempool *pool,
+/* Sets up all queues, starts the port, and says what has become of the numbers. `accepts`: peers connect to the
+ * device, as to a virtio-user server. */
+int takt_dpdk_start(uint16_t port, uint16_t queues, uint16_t mtu, int accepts, struct rte_mempool *pool,
 		    struct takt_traits *traits)
 {
 	struct rte_eth_dev_info info;
@@ -225,6 +230,9 @@ int takt_dpdk_start(uint16_t port, uint16_t queues, uint16_t mtu, struct rte_mem
 		if (conf.rx_adv_conf.rss_conf.rss_hf != 0)
 			conf.rxmode.mq_mode = RTE_ETH_MQ_RX_RSS;
 	}
+	/* The driver of a virtio-user server registers a handler for its connections in any case, and takes it away
+	 * again in this case only: left behind, it would be called for whatever gets the number of the descriptor. */
+	conf.intr_conf.lsc = accepts && info.dev_flags != NULL && (*info.dev_flags & RTE_ETH_DEV_INTR_LSC) != 0;
 	conf.rxmode.mtu = RTE_ETHER_MTU;
 	conf.rxmode.offloads = info.rx_offload_capa &
 			       (RTE_ETH_RX_OFFLOAD_UDP_CKSUM | RTE_ETH_RX_OFFLOAD_IPV4_CKSUM);

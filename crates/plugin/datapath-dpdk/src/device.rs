@@ -344,9 +344,18 @@ impl Device {
         let room = slot.max((usize::from(config.mtu) + FRAME_OVERHEAD).next_multiple_of(64));
         (traits.rx_descriptors, traits.tx_descriptors) = (config.descriptors, config.descriptors);
         let memory = Memory(pool(config, room as u16)?);
+        let accepts = config.device_name().starts_with("net_virtio_user")
+            && config.argument("server") == Some("1");
         // SAFETY: the port is attached and not started, the pool is a pool, the structure is the shim's.
         let error = unsafe {
-            ffi::takt_dpdk_start(port, config.queues, config.mtu, memory.0, &raw mut traits)
+            ffi::takt_dpdk_start(
+                port,
+                config.queues,
+                config.mtu,
+                accepts.into(),
+                memory.0,
+                &raw mut traits,
+            )
         };
         if error != 0 {
             return Err(unavailable("start", error));

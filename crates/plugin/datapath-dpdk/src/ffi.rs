@@ -84,6 +84,7 @@ unsafe extern "C" {
         port: u16,
         queues: u16,
         mtu: u16,
+        accepts: c_int,
         pool: *mut Pool,
         traits: *mut Traits,
     ) -> c_int;

@@ -42,6 +42,18 @@ struct Switch<'a> {
     processes: Vec<Process>,
 }
 
+impl Drop for Switch<'_> {
+    fn drop(&mut self) {
+        self.processes.clear();
+        let _ = std::fs::remove_dir_all(Path::new("/var/run/dpdk").join(prefix()));
+    }
+}
+
+/// DPDK's name for the switch: another one of this machine is not in its way.
+fn prefix() -> String {
+    format!("takt-switch-{}", std::process::id())
+}
+
 impl<'a> Switch<'a> {
     fn command(host: &Host, directory: &Path, program: &str) -> Command {
         let mut command = host.command(program).expect("enter the host");
@@ -75,10 +87,11 @@ impl<'a> Switch<'a> {
         });
         switch.configure("--no-wait init");
         switch.configure("--no-wait set Open_vSwitch . other_config:dpdk-init=true");
-        switch.set(
-            "--no-wait",
-            "other_config:dpdk-extra=--no-huge --legacy-mem -m 512 --no-pci",
+        let options = format!(
+            "--no-huge --legacy-mem -m 512 --no-pci --file-prefix={}",
+            prefix()
         );
+        switch.set("--no-wait", &format!("other_config:dpdk-extra={options}"));
         switch.configure("--no-wait set Open_vSwitch . other_config:pmd-cpu-mask=0x1");
         switch.run();
         switch
