@@ -3,7 +3,10 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <pthread.h>
+#include <sched.h>
 #include <semaphore.h>
+#include <stdatomic.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -52,6 +55,52 @@ struct takt_losses {
 
 enum { CONTINUED = 1, GOOD_CHECKSUM = 2, BAD_CHECKSUM = 4 };
 
+/* The memif driver maps and unmaps the memory that it shares with a peer in DPDK's interrupt thread, without a lock
+ * against the threads that send and receive: a peer that goes would take the memory away under a burst. The first thing
+ * the driver does with each message and with each end of a connection is a line of its log, which `hear` gets in
+ * that thread: there bursts are kept out and waited for, until that thread is done with the connection. */
+static const char CHANGE[] = "memif_msg_receive(): ";
+static atomic_bool changing;
+static struct {
+	bool changes;
+	atomic_uint bursts;
+} shared[RTE_MAX_ETHPORTS];
+
+/* Runs in the interrupt thread, hence after what it does now. */
+static void has_changed(void *argument)
+{
+	(void)argument;
+	atomic_store(&changing, false);
+}
+
+static void keep_bursts_out(void)
+{
+	atomic_store(&changing, true);
+	for (unsigned port = 0; port < RTE_MAX_ETHPORTS; port++)
+		while (atomic_load(&shared[port].bursts) != 0)
+			sched_yield();
+	if (rte_eal_alarm_set(1, has_changed, NULL) != 0)
+		atomic_store(&changing, false);
+}
+
+/* False: no burst now. Sequentially consistent, as `keep_bursts_out` is: one of the two sees the other. */
+static inline bool enter(uint16_t port)
+{
+	if (!shared[port].changes)
+		return true;
+	atomic_fetch_add(&shared[port].bursts, 1);
+	if (!atomic_load(&changing))
+		return true;
+	atomic_fetch_sub(&shared[port].bursts, 1);
+	return false;
+}
+
+static inline void leave(uint16_t port)
+{
+	if (shared[port].changes)
+		atomic_fetch_sub(&shared[port].bursts, 1);
+}
+
 /* The last lines of DPDK's log: what its errors are explained with. */
 static pthread_mutex_t said_lock = PTHREAD_MUTEX_INITIALIZER;
 static char said[2048];
@@ -60,6 +109,10 @@ static size_t said_length;
 static ssize_t hear(void *cookie, const char *text, size_t size)
 {
 	(void)cookie;
+	if (size >= sizeof(CHANGE) && memcmp(text, CHANGE, sizeof(CHANGE) - 1) == 0) {
+		keep_bursts_out();
+		return (ssize_t)size;
+	}
 	pthread_mutex_lock(&said_lock);
 	const char *from = text;
 	size_t count = size;
@@ -102,6 +155,7 @@ int takt_dpdk_init(int argc, char **argv)
 		}
 	}
 	if (rte_eal_init(argc, argv) >= 0) {
+		rte_log_set_level_pattern("pmd.net.memif", RTE_LOG_DEBUG);
 		/* Nothing is put there without a shared configuration, and nobody else takes it away. */
 		rmdir(rte_eal_get_runtime_dir());
 		return 0;
@@ -134,7 +188,10 @@ int takt_dpdk_attach(const char *device, const char *name)
 	int result = rte_dev_probe(device);
 	if (result < 0)
 		return result == -1 ? -ENODEV : result;
-	return rte_eth_dev_get_port_by_name(name, &port) == 0 ? port : -ENODEV;
+	if (rte_eth_dev_get_port_by_name(name, &port) != 0)
+		return -ENODEV;
+	shared[port].changes = strncmp(name, "net_memif", strlen("net_memif")) == 0;
+	return port;
 }
 
 static void detach(uint16_t port)
@@ -305,7 +362,10 @@ uint64_t takt_dpdk_cycles_per_second(void)
 uint16_t takt_dpdk_receive(uint16_t port, uint16_t queue, struct takt_packet *packets, uint16_t count)
 {
 	struct rte_mbuf *burst[32];
+	if (!enter(port))
+		return 0;
 	uint16_t taken = rte_eth_rx_burst(port, queue, burst, RTE_MIN(count, 32));
+	leave(port);
 	for (uint16_t i = 0; i < taken; i++) {
 		struct rte_mbuf *mbuf = burst[i];
 		uint64_t checksum = mbuf->ol_flags & RTE_MBUF_F_RX_L4_CKSUM_MASK;
@@ -349,7 +409,11 @@ void takt_dpdk_shape(struct rte_mbuf *mbuf, uint16_t before, uint16_t length)
 
 uint16_t takt_dpdk_send(uint16_t port, uint16_t queue, struct rte_mbuf **mbufs, uint16_t count)
 {
-	return rte_eth_tx_burst(port, queue, mbufs, count);
+	if (!enter(port))
+		return 0;
+	uint16_t taken = rte_eth_tx_burst(port, queue, mbufs, count);
+	leave(port);
+	return taken;
 }
 
 void takt_dpdk_free(struct rte_mbuf **mbufs, unsigned count)
