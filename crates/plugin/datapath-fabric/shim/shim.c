@@ -69,7 +69,7 @@ struct takt_fabric {
 
 static int find(const struct takt_fabric_request *request, struct fi_info **info)
 {
-	struct fi_info *hints = fi_allocinfo();
+	struct fi_info *hints = fi_allocinfo(), *found, *each;
 	int result;
 
 	if (!hints)
@@ -95,9 +95,20 @@ static int find(const struct takt_fabric_request *request, struct fi_info **info
 			hints->src_addrlen = request->address_length;
 		}
 	}
-	result = fi_getinfo(VERSION, NULL, NULL, 0, hints, info);
+	result = fi_getinfo(VERSION, NULL, NULL, 0, hints, &found);
 	fi_freeinfo(hints);
-	return result;
+	if (result)
+		return result;
+	/* Some providers do not mind which domain is asked for. */
+	for (each = found; each; each = each->next)
+		if (!request->domain ||
+		    (each->domain_attr->name && !strcmp(each->domain_attr->name, request->domain)))
+			break;
+	*info = each ? fi_dupinfo(each) : NULL;
+	fi_freeinfo(found);
+	if (each)
+		return *info ? 0 : -FI_ENOMEM;
+	return -FI_ENODATA;
 }
 
 static void describe(const struct fi_info *info, struct takt_fabric_traits *traits)

@@ -4,6 +4,12 @@ use takt_datapath::OpenError;
 
 use crate::header;
 
+/// Shared memory copies messages up to this length into the receiver's region. Of longer ones the receiver reads the
+/// sender's memory, and one that is killed meanwhile would keep it.
+const SHM_FRAME: usize = 4096;
+/// What a region has room for.
+const SHM_PEERS: usize = 256;
+
 /// A provider of libfabric that this datapath can use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Provider {
@@ -57,6 +63,10 @@ pub struct FabricConfig {
     pub sends: usize,
     /// Most peers of a port.
     pub peers: usize,
+    /// For tests of shared memory: reach ports of this process as well. What is sent to one that has been closed is
+    /// the end of the process, for the provider does not notice.
+    #[doc(hidden)]
+    pub within_process: bool,
 }
 
 impl Default for FabricConfig {
@@ -68,6 +78,7 @@ impl Default for FabricConfig {
             receives: 256,
             sends: 256,
             peers: 1024,
+            within_process: false,
         }
     }
 }
@@ -137,6 +148,16 @@ impl FabricConfig {
         Ok(())
     }
 
+    /// With limits that a provider has by itself.
+    pub(crate) fn with(&self, provider: Provider) -> Self {
+        let mut own = self.clone();
+        if provider == Provider::Shm {
+            own.frame_size = own.frame_size.min(SHM_FRAME);
+            own.peers = own.peers.min(SHM_PEERS);
+        }
+        own
+    }
+
     /// # Errors
     /// [`OpenError::Unavailable`].
     pub(crate) fn check(&self) -> Result<(), OpenError> {
@@ -188,6 +209,7 @@ mod tests {
             receives: 64,
             sends: 32,
             peers: 7,
+            within_process: false,
         };
         assert_eq!(config, expected);
         let nothing = FabricConfig::from_options([]).expect("the defaults");

@@ -1,9 +1,11 @@
 //! An endpoint of libfabric with its memory: what can be said of it without unsafe code.
 
+use std::collections::BTreeSet;
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use takt_datapath::OpenError;
 
@@ -82,6 +84,10 @@ fn region_name(address: SocketAddr) -> CString {
         })
         .collect();
     CString::new(format!("takt-{namespace}-{text}")).unwrap_or_default()
+}
+
+fn region_file(name: &CStr) -> String {
+    format!("/dev/shm/{}", name.to_string_lossy())
 }
 
 /// What a field of the shim's says.
@@ -182,6 +188,7 @@ pub(crate) struct Ended {
 /// An endpoint.
 #[derive(Debug)]
 pub(crate) struct Endpoint {
+    provider: Provider,
     fabric: NonNull<Fabric>,
     /// libfabric's, one for each frame.
     contexts: Box<[Context]>,
@@ -214,6 +221,12 @@ impl Endpoint {
         let mut fabric = std::ptr::null_mut();
         let mut step: *const c_char = std::ptr::null();
         let mut result = -libc::ENODATA;
+        if let Address::Name(name) = &address {
+            // Of somebody who was killed, for the number is ours. Others may have mapped the
+            // file: it must not change under them.
+            let _ = std::fs::remove_file(region_file(name));
+        }
+        let one = one_by_one(provider);
         for layers in provider.layers() {
             let request = request(layers, domain.as_deref(), config, address.raw());
             // SAFETY: structures of the shim, places to be written, and memory that outlives the endpoint.
@@ -231,9 +244,11 @@ impl Endpoint {
                 break;
             }
         }
+        drop(one);
         match NonNull::new(fabric) {
             Some(fabric) if result == 0 => {
                 let opened = Self {
+                    provider,
                     fabric,
                     contexts,
                     arena,
@@ -306,6 +321,7 @@ impl Endpoint {
     /// libfabric's, as errno.
     pub(crate) fn insert(&mut self, address: &Address) -> Result<u64, i32> {
         let mut peer = 0;
+        let _one = one_by_one(self.provider);
         // SAFETY: an address of the endpoint's format, and a place to be written.
         let result = unsafe {
             ffi::takt_fabric_insert(self.fabric.as_ptr(), address.raw().0, &raw mut peer)
@@ -314,6 +330,7 @@ impl Endpoint {
     }
 
     pub(crate) fn remove(&mut self, peer: u64) {
+        let _one = one_by_one(self.provider);
         // SAFETY: the endpoint is open, and used by one thread.
         unsafe { ffi::takt_fabric_remove(self.fabric.as_ptr(), peer) };
     }
@@ -406,6 +423,7 @@ impl Endpoint {
 
 impl Drop for Endpoint {
     fn drop(&mut self) {
+        let _one = one_by_one(self.provider);
         // SAFETY: opened by `open`, closed once; the memory is freed after this.
         unsafe { ffi::takt_fabric_close(self.fabric.as_ptr()) };
     }
@@ -456,6 +474,22 @@ fn failure(
     }
 }
 
+/// Ports of this process in shared memory.
+static REGIONS: Mutex<BTreeSet<SocketAddr>> = Mutex::new(BTreeSet::new());
+
+/// Shared memory's provider has one list of regions in a process, which its calls do not all protect.
+static ONE: Mutex<()> = Mutex::new(());
+
+fn one_by_one(provider: Provider) -> Option<MutexGuard<'static, ()>> {
+    (provider == Provider::Shm).then(|| ONE.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
+/// Whether a port of shared memory is this process's.
+pub(crate) fn is_of_this_process(address: SocketAddr) -> bool {
+    let regions = REGIONS.lock().unwrap_or_else(PoisonError::into_inner);
+    regions.contains(&address)
+}
+
 /// Holds the number of a port that the provider itself knows nothing of, until it is dropped.
 #[derive(Debug)]
 pub(crate) struct HeldNumber {
@@ -492,10 +526,20 @@ impl HeldNumber {
         }
         let listener = std::net::TcpListener::from(socket);
         let bound = listener.local_addr().map_err(failed)?;
+        let mut regions = REGIONS.lock().unwrap_or_else(PoisonError::into_inner);
+        regions.insert(bound);
+        drop(regions);
         Ok(Self {
             _socket: listener.into(),
             bind: bound,
         })
+    }
+}
+
+impl Drop for HeldNumber {
+    fn drop(&mut self) {
+        let mut regions = REGIONS.lock().unwrap_or_else(PoisonError::into_inner);
+        regions.remove(&self.bind);
     }
 }
 

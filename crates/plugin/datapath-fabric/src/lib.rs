@@ -4,14 +4,15 @@
 //! receives are posted ahead, into the memory that is lent to who receives; frames are sent from the memory that they
 //! were written in. Both are registered once.
 //!
-//! A message has a small [header](header) in front, with its sender.
+//! A message has a small header in front, with its sender.
 //!
 //! # Limits
 //! - Order is kept from port to port. What a port sends to two addresses of one other port goes two ways.
 //! - A peer that takes nothing for a second loses what waits for it, counted. What waits for it makes room for frames
 //!   to others when there are no more.
-//! - Shared memory wakes nobody: a sleeping lane looks every 100 µs. It reaches ports of this host and network
-//!   namespace, of the same user.
+//! - Shared memory wakes nobody: a sleeping lane looks every 100 µs. It reaches ports of other processes of this host,
+//!   network namespace and user. Its provider has locks in that memory: a peer that is killed or stopped while it
+//!   holds one stops who shares it, so it is for programs that end together.
 //! - No one-sided operations.
 //!
 //! libfabric 1.17 at least. Source: naaas-thesis-2024, section 5.1.3 (plugins).
@@ -51,10 +52,12 @@ impl FabricDatapath {
     /// [`OpenError::Unavailable`]: which providers are not there, and why.
     pub fn probe(config: &FabricConfig) -> Result<Self, OpenError> {
         config.check()?;
+        let asked = config;
         let named = config.provider.as_ref().map(std::slice::from_ref);
         let mut missing: Vec<String> = Vec::new();
         for &provider in named.unwrap_or(&Provider::TRIED) {
-            match endpoint::probe(provider, config) {
+            let config = asked.with(provider);
+            match endpoint::probe(provider, &config) {
                 Ok(traits) => {
                     let (major, minor) = endpoint::version();
                     let mut detail = format!(
@@ -63,7 +66,7 @@ impl FabricDatapath {
                         config.frame_size
                     );
                     if provider == Provider::Shm {
-                        detail += ", this host only, looks every 100 µs when asleep";
+                        detail += ", this host only, looks every 100 µs when asleep, stops when a peer is killed";
                     }
                     for reason in &missing {
                         detail += "; not ";
@@ -71,7 +74,7 @@ impl FabricDatapath {
                     }
                     return Ok(Self {
                         provider,
-                        config: config.clone(),
+                        config,
                         detail,
                     });
                 }

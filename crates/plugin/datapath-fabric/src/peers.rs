@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use takt_datapath::{ConnectError, PeerHandle};
 
-use crate::config::Provider;
+use crate::config::{FabricConfig, Provider};
 use crate::endpoint::{self, Address, Endpoint, Outcome};
 use crate::header::{self, Kind};
 
@@ -31,6 +31,8 @@ pub(crate) struct Peer {
     pub(crate) resolved: bool,
     /// Frames that it has not taken, and that have not ended.
     pub(crate) outstanding: u32,
+    /// Those of them that the provider has.
+    pub(crate) posted: usize,
     /// Since when it has taken nothing of what waits for it.
     pub(crate) blocked: Option<Instant>,
     /// Given up: what it does not take at once is lost.
@@ -47,6 +49,7 @@ pub(crate) struct Peers {
     provider: Provider,
     local: SocketAddr,
     limit: usize,
+    within_process: bool,
     places: Vec<Peer>,
     by_address: HashMap<SocketAddr, u16>,
     /// Connected, and never reached so far.
@@ -54,11 +57,12 @@ pub(crate) struct Peers {
 }
 
 impl Peers {
-    pub(crate) fn new(provider: Provider, local: SocketAddr, limit: usize) -> Self {
+    pub(crate) fn new(provider: Provider, local: SocketAddr, config: &FabricConfig) -> Self {
         Self {
             provider,
             local,
-            limit,
+            limit: config.peers,
+            within_process: config.within_process,
             places: Vec::new(),
             by_address: HashMap::new(),
             unresolved: Vec::new(),
@@ -123,7 +127,11 @@ impl Peers {
         };
         let mut source = self.local;
         let mut fabric = None;
-        if self.provider.has_ip_addresses() || endpoint::is_own(remote) {
+        let shared = || {
+            endpoint::is_own(remote)
+                && (self.within_process || !endpoint::is_of_this_process(remote))
+        };
+        if self.provider.has_ip_addresses() || shared() {
             if self.local.ip().is_unspecified() {
                 source = endpoint::source_for(self.local, remote)
                     .map_err(|_| ConnectError::NoRoute(remote))?;
@@ -142,6 +150,7 @@ impl Peers {
             header: header::write(Kind::Datagram, source),
             resolved: false,
             outstanding: 0,
+            posted: 0,
             blocked: None,
             gone: false,
             retry: Instant::now(),

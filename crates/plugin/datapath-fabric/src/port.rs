@@ -110,7 +110,7 @@ impl FabricPort {
         })?;
         Ok(Self {
             local,
-            peers: Peers::new(provider, local, config.peers),
+            peers: Peers::new(provider, local, config),
             waiting,
             transmit: Transmit {
                 states: vec![State::Free; config.sends].into_boxed_slice(),
@@ -157,7 +157,9 @@ impl FabricPort {
                 transmit.states[frame] = State::Free;
                 transmit.free.push(frame as u32);
                 transmit.posted -= 1;
-                peers.get(place).outstanding -= 1;
+                let peer = peers.get(place);
+                peer.outstanding -= 1;
+                peer.posted -= 1;
                 if ended.failed {
                     *failed += 1;
                     *failed_bytes += u64::from(length) - header::LEN as u64;
@@ -216,7 +218,11 @@ impl FabricPort {
             self.lose(frame, place);
             return false;
         };
-        let outcome = if peer.turn == turn || self.peers.is_hopeless(place) {
+        // The provider takes for a peer that takes nothing what it does not give back: no more for one peer than is
+        // left for all others.
+        let left = self.transmit.states.len() - self.transmit.posted;
+        let full = peer.posted >= left.max(1);
+        let outcome = if peer.turn == turn || full || self.peers.is_hopeless(place) {
             Outcome::Later
         } else {
             let more = !self.transmit.queued.is_empty();
@@ -231,6 +237,7 @@ impl FabricPort {
                 self.counters.tx_bytes += u64::from(length) - header::LEN as u64;
                 self.transmit.states[frame as usize] = State::Posted(place, length);
                 self.transmit.posted += 1;
+                peer.posted += 1;
                 return false;
             }
             outcome

@@ -1,0 +1,76 @@
+/* Sends messages by libfabric's TCP that are not Takt's: short, wrong, longer than a frame; and one that is right.
+ * stranger ADDRESS PORT */
+
+#include <arpa/inet.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <rdma/fabric.h>
+#include <rdma/fi_domain.h>
+#include <rdma/fi_endpoint.h>
+
+static struct fid_ep *endpoint;
+static struct fid_cq *queue;
+
+static void send_all(const void *data, size_t length, fi_addr_t to)
+{
+	struct fi_cq_msg_entry ended;
+	ssize_t result;
+
+	do {
+		result = fi_send(endpoint, data, length, NULL, to, NULL);
+		if (result == -FI_EAGAIN)
+			fi_cq_read(queue, &ended, 0);
+	} while (result == -FI_EAGAIN);
+	if (result)
+		exit(3);
+	do
+		result = fi_cq_read(queue, &ended, 1);
+	while (result == -FI_EAGAIN);
+	if (result != 1)
+		exit(4);
+}
+
+int main(int argc, char **argv)
+{
+	static unsigned char data[1 << 20];
+	struct sockaddr_in peer = { .sin_family = AF_INET };
+	struct fi_cq_attr attributes = { .format = FI_CQ_FORMAT_MSG };
+	struct fi_av_attr table = { .type = FI_AV_UNSPEC };
+	struct fi_info *hints = fi_allocinfo(), *info;
+	struct fid_fabric *fabric;
+	struct fid_domain *domain;
+	struct fid_av *peers;
+	fi_addr_t to;
+
+	if (argc != 3 || !hints)
+		return 1;
+	inet_pton(AF_INET, argv[1], &peer.sin_addr);
+	peer.sin_port = htons(atoi(argv[2]));
+	hints->caps = FI_MSG;
+	hints->ep_attr->type = FI_EP_RDM;
+	hints->fabric_attr->prov_name = strdup("tcp;ofi_rxm");
+	if (fi_getinfo(FI_VERSION(1, 17), "127.0.0.5", NULL, FI_SOURCE, hints, &info) ||
+	    fi_fabric(info->fabric_attr, &fabric, NULL) || fi_domain(fabric, info, &domain, NULL) ||
+	    fi_cq_open(domain, &attributes, &queue, NULL) || fi_av_open(domain, &table, &peers, NULL) ||
+	    fi_endpoint(domain, info, &endpoint, NULL) || fi_ep_bind(endpoint, &peers->fid, 0) ||
+	    fi_ep_bind(endpoint, &queue->fid, FI_TRANSMIT | FI_RECV) || fi_enable(endpoint) ||
+	    fi_av_insert(peers, &peer, 1, &to, 0, NULL) != 1)
+		return 2;
+	for (int round = 0; round < 100; round++) {
+		memset(data, round, 64);
+		send_all(data, round % 64, to);
+	}
+	memcpy(data, "TKF\x01\x00\x04\x00\x09\xc0\x00\x02\x09", 12);
+	memset(data + 12, 0, 12);
+	send_all(data, 16385, to);
+	memcpy(data + 24, "right", 5);
+	send_all(data, 29, to);
+	for (;;) {
+		struct fi_cq_msg_entry ended;
+
+		fi_cq_read(queue, &ended, 1);
+		usleep(1000);
+	}
+}
