@@ -6,6 +6,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use takt::{ChannelId, Error, Qos, Sink, Source, Wait};
+use takt_lab::LabConfig;
 use taktd::admin::proto::PeerState;
 
 use crate::support::{
@@ -278,14 +279,15 @@ fn a_call_under_way_when_the_daemon_is_killed_gets_the_typed_error() {
     });
 }
 
-fn a_killed_peer(datapath: Datapath) {
+/// Between nodes with these sections of configuration.
+pub fn a_killed_peer(sections: &str, qos: Qos) {
     if skip() {
         return;
     }
-    let mut pair = Pair::over(datapath);
+    let mut pair = Pair::with(&LabConfig::default(), sections);
     let near = attach(&pair.nodes[0], "near");
     let far = attach(&pair.nodes[1], "far");
-    let streams = [&near, &far].map(|session| session.stream(datapath.qos()).expect("a stream"));
+    let streams = [&near, &far].map(|session| session.stream(qos).expect("a stream"));
     let source = streams[0].source(CHANNEL).expect("a source");
     let local = streams[0].sink(CHANNEL).expect("a sink");
     let remote = streams[1].sink(CHANNEL).expect("a sink");
@@ -319,10 +321,10 @@ fn a_killed_peer(datapath: Datapath) {
 
 #[test]
 fn a_peer_whose_daemon_was_killed_comes_back_by_itself_over_kernel_udp() {
-    a_killed_peer(Datapath::Udp);
+    a_killed_peer(Datapath::Udp.section(), Datapath::Udp.qos());
 }
 
 #[test]
 fn a_peer_whose_daemon_was_killed_comes_back_by_itself_over_af_xdp() {
-    a_killed_peer(Datapath::Xdp);
+    a_killed_peer(Datapath::Xdp.section(), Datapath::Xdp.qos());
 }

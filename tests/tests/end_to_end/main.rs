@@ -3,6 +3,7 @@
 mod adversary;
 mod crashes;
 mod credit;
+mod fabric;
 mod gates;
 mod hosts;
 mod kills;

@@ -1,6 +1,7 @@
 /* libfabric's functions are inline ones over tables of pointers: this makes them functions that can be linked, and
  * spares Rust the layout of its structures. Errors are libfabric's, negative. */
 
+#include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -67,13 +68,22 @@ struct takt_fabric {
 	int fd;
 };
 
+static void prepare(void)
+{
+	/* TCP's provider would put what a full socket does not take into a buffer, and say that it has been sent: nobody
+	 * would know that it is still to be looked after. */
+	setenv("FI_TCP_STAGING_SBUF_SIZE", "0", 0);
+}
+
 static int find(const struct takt_fabric_request *request, struct fi_info **info)
 {
 	struct fi_info *hints = fi_allocinfo(), *found, *each;
+	static pthread_once_t prepared = PTHREAD_ONCE_INIT;
 	int result;
 
 	if (!hints)
 		return -FI_ENOMEM;
+	pthread_once(&prepared, prepare);
 	hints->caps = FI_MSG;
 	hints->mode = FI_CONTEXT | FI_CONTEXT2;
 	hints->addr_format = request->format;

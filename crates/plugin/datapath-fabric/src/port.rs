@@ -265,6 +265,12 @@ impl FabricPort {
         }
     }
 
+    /// Whether something is to leave, or somebody to be reached, of which the provider's descriptor does not tell: TCP's
+    /// says nothing of sockets that can be written to again.
+    fn is_sending(&self) -> bool {
+        self.transmit.posted > 0 || !self.transmit.queued.is_empty() || self.peers.is_probing()
+    }
+
     /// Nothing has come: from here on the descriptor tells of what does.
     fn settle(&mut self) {
         if !self.waiting.is_asked() {
@@ -274,6 +280,11 @@ impl FabricPort {
             self.waiting.silence();
             self.waiting.nap();
             return;
+        }
+        if self.is_sending() {
+            self.waiting.nap();
+        } else {
+            self.waiting.rest();
         }
         for _ in 0..BURSTS {
             if self.endpoint.may_wait() {
@@ -391,12 +402,15 @@ impl Port for FabricPort {
                 self.transmit.queued.push_back(frame);
             }
         }
-        if self.transmit.queued.is_empty() {
-            return true;
+        // Somebody takes nothing: perhaps for the provider has to get on with its work first. And who is about to sleep
+        // need not be woken for what has ended already.
+        if !self.transmit.queued.is_empty() || self.waiting.is_asked() {
+            self.progress();
+            if self.is_sending() {
+                self.waiting.nap();
+            }
         }
-        // Somebody takes nothing: perhaps for the provider has to get on with its work first.
-        self.progress();
-        false
+        self.transmit.queued.is_empty()
     }
 
     fn receive(&mut self, budget: usize, deliver: &mut dyn FnMut(Datagram<'_>)) -> usize {

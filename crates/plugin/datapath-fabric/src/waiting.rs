@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-/// Between two looks of a sleeping lane at a provider that wakes nobody.
+/// Between two looks of a sleeping lane at a provider that wakes nobody, or not for what it still has to send.
 const NAP: Duration = Duration::from_micros(100);
 
 /// The descriptors.
@@ -15,9 +15,11 @@ pub(crate) struct Waiting {
     /// Rung while the port holds something that the provider's descriptor does not tell of.
     bell: OwnedFd,
     rung: bool,
-    /// Where there is no provider's descriptor.
-    timer: Option<OwnedFd>,
+    timer: OwnedFd,
+    /// When it goes off, or has gone off.
     until: Option<Instant>,
+    /// There is no provider's descriptor.
+    by_the_clock: bool,
     /// Somebody has asked for the descriptor.
     asked: Cell<bool>,
 }
@@ -29,25 +31,20 @@ impl Waiting {
         // SAFETY: as above.
         let bell = owned(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) })?;
         add(&epoll, bell.as_fd())?;
-        let timer = match provider {
-            Some(provider) => {
-                add(&epoll, provider)?;
-                None
-            }
-            None => {
-                let flags = libc::TFD_CLOEXEC | libc::TFD_NONBLOCK;
-                // SAFETY: as above.
-                let timer = owned(unsafe { libc::timerfd_create(libc::CLOCK_MONOTONIC, flags) })?;
-                add(&epoll, timer.as_fd())?;
-                Some(timer)
-            }
-        };
+        let flags = libc::TFD_CLOEXEC | libc::TFD_NONBLOCK;
+        // SAFETY: as above.
+        let timer = owned(unsafe { libc::timerfd_create(libc::CLOCK_MONOTONIC, flags) })?;
+        add(&epoll, timer.as_fd())?;
+        if let Some(provider) = provider {
+            add(&epoll, provider)?;
+        }
         Ok(Self {
             epoll,
             bell,
             rung: false,
             timer,
             until: None,
+            by_the_clock: provider.is_none(),
             asked: Cell::new(false),
         })
     }
@@ -65,7 +62,7 @@ impl Waiting {
 
     /// Whether the clock wakes, not the provider.
     pub(crate) fn is_by_the_clock(&self) -> bool {
-        self.timer.is_some()
+        self.by_the_clock
     }
 
     /// Something waits that nothing else tells of.
@@ -96,15 +93,28 @@ impl Waiting {
         }
     }
 
-    /// Sets the clock anew if it has gone off, which takes the mark of that away.
+    /// Wakes who sleeps after a while: sets the clock anew if it has gone off, which takes the mark of that away.
     pub(crate) fn nap(&mut self) {
-        let Some(timer) = &self.timer else {
-            return;
-        };
-        let now = Instant::now();
-        if self.until.is_some_and(|until| now < until) {
+        if !self.asked.get() {
             return;
         }
+        let now = Instant::now();
+        if self.until.is_none_or(|until| now >= until) {
+            self.set(NAP);
+            self.until = Some(now + NAP);
+        }
+    }
+
+    /// Wakes nobody by the clock.
+    #[inline]
+    pub(crate) fn rest(&mut self) {
+        if self.until.take().is_some() {
+            self.set(Duration::ZERO);
+        }
+    }
+
+    #[cold]
+    fn set(&self, after: Duration) {
         let once = libc::itimerspec {
             it_interval: libc::timespec {
                 tv_sec: 0,
@@ -112,14 +122,18 @@ impl Waiting {
             },
             it_value: libc::timespec {
                 tv_sec: 0,
-                tv_nsec: NAP.subsec_nanos().into(),
+                tv_nsec: after.subsec_nanos().into(),
             },
         };
         // SAFETY: a time to be read; nothing is written.
         unsafe {
-            libc::timerfd_settime(timer.as_raw_fd(), 0, &raw const once, std::ptr::null_mut())
+            libc::timerfd_settime(
+                self.timer.as_raw_fd(),
+                0,
+                &raw const once,
+                std::ptr::null_mut(),
+            )
         };
-        self.until = Some(now + NAP);
     }
 }
 

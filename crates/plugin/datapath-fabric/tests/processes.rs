@@ -357,11 +357,12 @@ fn a_sleeping_sender_goes_on_when_its_receiver_does() {
             let delivered = right.receive(64, &mut |_| {});
             count += delivered;
             if delivered == 0 {
-                readable(&*right);
+                readable(&*right, Duration::from_millis(10));
             }
         }
     });
     let payload = vec![5; left.max_payload(peer)];
+    let start = Instant::now();
     let mut sent = 0;
     loop {
         while sent < MESSAGES && send(&mut *left, peer, &payload) {
@@ -369,19 +370,29 @@ fn a_sleeping_sender_goes_on_when_its_receiver_does() {
         }
         let all = left.flush();
         left.receive(64, &mut |_| {});
-        if sent == MESSAGES && all && reader.is_finished() {
+        if sent == MESSAGES && all {
             break;
         }
-        // What waits in the provider leaves while this sleeps, for it is woken.
-        if sent == MESSAGES || !all {
-            readable(&*left);
+        assert!(
+            all || readable(&*left, PATIENCE),
+            "nothing wakes the sender: {:?}",
+            left.counters()
+        );
+        assert!(start.elapsed() < PATIENCE, "{:?}", left.counters());
+    }
+    // What the provider still has leaves although this does nothing unless it is woken.
+    while !reader.is_finished() {
+        if readable(&*left, Duration::from_millis(10)) {
+            left.flush();
+            left.receive(64, &mut |_| {});
         }
+        assert!(start.elapsed() < PATIENCE, "{:?}", left.counters());
     }
     reader.join().expect("all has arrived");
 }
 
-/// Whether the descriptor becomes readable; gives up after a while that nothing depends on but the end of a test.
-fn readable(port: &dyn Port) {
+/// Whether the descriptor becomes readable; gives up in the end.
+fn readable(port: &dyn Port, time: Duration) -> bool {
     use std::os::fd::AsRawFd;
     let mut fd = libc::pollfd {
         fd: port.wait_fd().as_raw_fd(),
@@ -389,7 +400,7 @@ fn readable(port: &dyn Port) {
         revents: 0,
     };
     // SAFETY: one descriptor.
-    unsafe { libc::poll(&raw mut fd, 1, 1000) };
+    unsafe { libc::poll(&raw mut fd, 1, time.as_millis() as libc::c_int) == 1 }
 }
 
 #[test]
