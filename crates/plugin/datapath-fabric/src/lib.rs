@@ -18,6 +18,8 @@
 //! libfabric 1.17 at least. Source: naaas-thesis-2024, section 5.1.3 (plugins).
 
 mod arena;
+#[doc(hidden)]
+pub mod bare;
 mod config;
 mod endpoint;
 mod ffi;

@@ -72,6 +72,15 @@ struct Receive {
     spent: Vec<usize>,
 }
 
+/// The address of an endpoint that was opened at `bind`.
+pub(crate) fn bound(endpoint: &Endpoint, mut bind: SocketAddr) -> Result<SocketAddr, OpenError> {
+    let number = endpoint.port(bind).ok_or_else(|| {
+        OpenError::Unavailable("the provider does not tell its port number".into())
+    })?;
+    bind.set_port(number);
+    Ok(bind)
+}
+
 impl FabricPort {
     pub(crate) fn open(
         provider: Provider,
@@ -86,13 +95,11 @@ impl FabricPort {
             (Some(held), bind)
         };
         let mut endpoint = Endpoint::open(provider, config, bind)?;
-        let mut local = bind;
-        if provider.has_ip_addresses() {
-            let number = endpoint.port(bind).ok_or_else(|| {
-                OpenError::Unavailable("the provider does not tell its port number".into())
-            })?;
-            local.set_port(number);
-        }
+        let local = if provider.has_ip_addresses() {
+            bound(&endpoint, bind)?
+        } else {
+            bind
+        };
         for frame in 0..config.receives {
             // SAFETY: nobody has looked at the frame, and nobody does before it has ended.
             let posted = unsafe { endpoint.post(frame, frame + 1 < config.receives) };
@@ -381,7 +388,8 @@ impl Port for FabricPort {
 
     fn flush(&mut self) -> bool {
         // What was posted before leaves only while somebody looks after the provider.
-        if self.transmit.posted > 0 || self.peers.is_probing() {
+        let idle = self.transmit.queued.is_empty() && self.transmit.posted > 0;
+        if idle || self.peers.is_probing() {
             self.progress();
             if self.peers.is_probing() {
                 self.peers.probe(&mut self.endpoint);
@@ -418,13 +426,14 @@ impl Port for FabricPort {
             self.peers.probe(&mut self.endpoint);
         }
         let (mut delivered, mut looked) = (0, 0);
+        // Whether the provider had no more, as far as it has said.
         let mut drained = false;
         while looked < budget {
             let Some(ended) = self.receive.arrived.pop_front() else {
-                if self.read() == 0 {
-                    drained = true;
+                if drained {
                     break;
                 }
+                drained = self.read() < BURST;
                 continue;
             };
             looked += 1;
@@ -453,7 +462,7 @@ impl Port for FabricPort {
             self.receive.spent.push(ended.frame);
         }
         self.post();
-        if drained {
+        if drained && self.receive.arrived.is_empty() {
             self.settle();
         } else {
             self.waiting.ring();
