@@ -37,6 +37,8 @@ Examples:
 /// Sends frames.
 #[derive(Debug, Args)]
 #[command(after_help = HELP)]
+// It is refused: it would lose the other slices of a frame.
+#[command(mut_arg("latest", |argument| argument.hide(true)))]
 pub struct Serve {
     /// The stream: a name as topics have
     stream: String,
