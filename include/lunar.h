@@ -204,6 +204,7 @@ static inline int lnr_s_open_server(lnr_s_server *server, const char *stream, ln
     server->wait_next = wait_next;
     server->user = user;
     options.qos = lunar_qos;
+    options.depth = 1024; /* two frames of any length that is spread; nobody knows yet how long they are */
     return takt_video_server_open(lunar_participant, stream, &format, &options, &server->server);
 }
 

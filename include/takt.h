@@ -93,6 +93,8 @@ extern "C" {
 #define TAKT_E_CLOSED (-16)
 /* A signal handler ran during a wait, or another thread called takt_wake(). */
 #define TAKT_E_INTERRUPTED (-17)
+/* The node does not have what the call names. */
+#define TAKT_E_NOT_AVAILABLE (-18)
 
 /* What a code means and what to do: one line, static. Unknown codes get a line that says so. */
 const char *takt_strerror(int code);
@@ -201,21 +203,25 @@ typedef struct takt_qos {
     int slow_sinks;       /* enum takt_slow_sinks, for TAKT_RELIABLE */
     uint64_t deadline_ns; /* for TAKT_RELIABLE: sent again only if it can arrive this long after takt_emit(); 0: always */
     uint64_t patience_ns; /* for TAKT_EVICT_SLOW; 0: 10 s. Both are an hour at most */
+    const char *datapath; /* this one and no other, such as "xdp", whatever the acceleration: the stream is refused where
+                           * the node has it not (TAKT_E_NOT_AVAILABLE), and its messages reach no node that it does not
+                           * reach. NULL: the node chooses. The other requirements hold as well */
 } takt_qos;
 
 #define TAKT_QOS_INIT \
-    {sizeof(takt_qos), TAKT_SLOW, TAKT_FRUGAL, TAKT_BEST_EFFORT, 0, TAKT_SENT_ONCE, TAKT_EVICT_SLOW, 0, 0}
+    {sizeof(takt_qos), TAKT_SLOW, TAKT_FRUGAL, TAKT_BEST_EFFORT, 0, TAKT_SENT_ONCE, TAKT_EVICT_SLOW, 0, 0, NULL}
 
 /* Opens a stream. `qos` may be NULL: TAKT_QOS_INIT. The requirements are wishes: see
- * takt_stream_warning(). TAKT_E_INVALID_ARGUMENT, TAKT_E_NOT_PERMITTED, TAKT_E_LIMIT. */
+ * takt_stream_warning(), but for the datapath that is named. TAKT_E_INVALID_ARGUMENT, TAKT_E_NOT_AVAILABLE,
+ * TAKT_E_NOT_PERMITTED, TAKT_E_LIMIT. */
 int takt_stream_open(takt_session *session, const takt_qos *qos, takt_stream **stream);
 
 /* Gives the handle up; the stream closes with the last of its sources and sinks. NULL does nothing. */
 void takt_stream_close(takt_stream *stream);
 
-/* The name of the datapath that carries the stream. Writes at most `size` bytes to `text`, ending in
+/* The name of the datapath that carries the stream now. Writes at most `size` bytes to `text`, ending in
  * NUL, and returns the length of the whole name, as snprintf() does; `text` may be NULL if `size` is 0.
- * The datapath may change when the runtime came back. */
+ * It becomes another one when the runtime has come back, when the node's mapping changes, or when a datapath comes or goes. */
 int takt_stream_datapath(const takt_stream *stream, char *text, size_t size);
 
 /* Why the datapath is not what was asked for, in the same manner; length 0 if it is. */
@@ -607,7 +613,7 @@ typedef struct takt_video_server_options {
     int spread;          /* nonzero: slices are launched at even distances over nine tenths of the period; clients of this
                           * very node get them at once */
     uint32_t slice;      /* bytes of a slice, 256 to 1048576; 0: whole lines, of 8 KiB or less if spread, else of 32 KiB */
-    uint32_t depth;      /* most slices on their way, a power of two up to 65536; 0: two frames, 64 to 1024 */
+    uint32_t depth;      /* most slices on their way, a power of two up to 65536; 0: two frames of the first format, 64 to 1024 */
 } takt_video_server_options;
 
 #define TAKT_VIDEO_SERVER_OPTIONS_INIT {sizeof(takt_video_server_options), NULL, 0, 0, 0, 0}

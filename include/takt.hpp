@@ -109,6 +109,7 @@ struct qos {
     takt_slow_sinks slow_sinks = TAKT_EVICT_SLOW;
     std::chrono::nanoseconds deadline{0}; /* 0: repaired however long it takes */
     std::chrono::nanoseconds patience{0}; /* 0: 10 s */
+    std::string datapath; /* this one and no other; empty: the node chooses */
 };
 
 /* How to open a sink. */
@@ -405,6 +406,7 @@ public:
         from.slow_sinks = wanted.slow_sinks;
         from.deadline_ns = static_cast<uint64_t>(wanted.deadline.count());
         from.patience_ns = static_cast<uint64_t>(wanted.patience.count());
+        from.datapath = wanted.datapath.empty() ? nullptr : wanted.datapath.c_str();
         detail::check(takt_stream_open(handle_.get(), &from, &opened));
         return stream(opened);
     }

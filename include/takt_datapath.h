@@ -69,6 +69,8 @@ typedef struct takt_dp_failure {
 #define TAKT_DP_NEEDS_POLLING 2u /* needs a core that spins to receive at all */
 #define TAKT_DP_LAUNCH_TIME 4u   /* frames are sent at their launch times by the device: keeps_launch_time says which */
 #define TAKT_DP_ZERO_COPY 8u     /* frames move between user space and the device without a copy */
+#define TAKT_DP_NO_UDP 16u       /* datagrams are not UDP on the wire: only ports of this technology exchange them */
+#define TAKT_DP_OWN_ADDRESSES 32u /* addresses are not the kernel's: open binds to the unspecified one, local tells which it is */
 
 typedef struct takt_dp_capabilities {
     uint32_t flags;
@@ -169,6 +171,8 @@ typedef struct takt_datapath_plugin_table {
      * receive that delivered less than its budget. */
     int (*wait_fd)(void *port);
     void (*counters)(void *port, takt_dp_counters *counters);
+    /* Most octets of a datagram's payload that the port takes, which senders are told. NULL, or not in the table: any. */
+    size_t (*longest_received)(void *port);
 } takt_datapath_plugin_table;
 
 #ifdef __cplusplus

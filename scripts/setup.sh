@@ -3,7 +3,7 @@
 # not touch apt.
 # Usage: scripts/setup.sh [build|test|bench|datapaths]
 #   build  to build, and to run the demo (the default)
-#   test   besides, the programs that tests run
+#   test   besides, the programs that tests run, and all that datapaths needs
 #   bench  besides build, what the peers of the benchmarks need
 #   datapaths  besides build, the libraries of the datapaths that are built apart
 set -euo pipefail
@@ -66,7 +66,7 @@ if [ "$want" = bench ]; then
     need cmake cmake
 fi
 
-if [ "$want" = datapaths ]; then
+if [ "$want" = datapaths ] || [ "$want" = test ]; then
     need pkg-config pkg-config
     # With the drivers of its virtual devices.
     need /usr/include/dpdk/rte_ethdev.h libdpdk-dev

@@ -60,6 +60,7 @@ var (
 	ErrNoRuntime       = &Error{-14, "takt: no runtime answers"}
 	ErrClosed          = &Error{-16, "takt: closed"}
 	ErrInterrupted     = &Error{-17, "takt: the wait was interrupted"}
+	ErrNotAvailable    = &Error{-18, "takt: the node does not have it"}
 )
 
 // check runs a call on a thread that keeps its last error until it is read.
@@ -154,6 +155,8 @@ type QoS struct {
 	SlowSinks SlowSinks
 	// Patience is how long EvictSlow waits; 0: 10 s.
 	Patience time.Duration
+	// Datapath is one that it is to be over, and no other, such as "xdp"; empty: the node chooses.
+	Datapath string
 }
 
 // SlowSinks is what a reliable source does about a sink that has no room: an enum takt_slow_sinks.
@@ -178,7 +181,12 @@ func (qos QoS) reliability() C.int {
 	return flag(qos.Reliable)
 }
 
-func (qos QoS) native() C.takt_qos {
+// native is the same in C, and what to call when that is not used any more.
+func (qos QoS) native() (C.takt_qos, func()) {
+	var datapath *C.char
+	if qos.Datapath != "" {
+		datapath = C.CString(qos.Datapath)
+	}
 	return C.takt_qos{
 		size:             C.sizeof_takt_qos,
 		acceleration:     flag(qos.Fast),
@@ -189,12 +197,14 @@ func (qos QoS) native() C.takt_qos {
 		slow_sinks:       C.int(qos.SlowSinks),
 		deadline_ns:      C.uint64_t(qos.Deadline.Nanoseconds()),
 		patience_ns:      C.uint64_t(qos.Patience.Nanoseconds()),
-	}
+		datapath:         datapath,
+	}, func() { C.free(unsafe.Pointer(datapath)) }
 }
 
 // Stream opens a stream.
 func (s *Session) Stream(qos QoS) (*Stream, error) {
-	from := qos.native()
+	from, free := qos.native()
+	defer free()
 	var stream *C.takt_stream
 	if _, err := check(func() C.int { return C.takt_stream_open(s.session, &from, &stream) }); err != nil {
 		return nil, err

@@ -97,7 +97,8 @@ type Publisher struct{ publisher *C.takt_publisher }
 func (p *Participant) Publisher(topic string, options PublisherOptions) (*Publisher, error) {
 	name := C.CString(topic)
 	defer C.free(unsafe.Pointer(name))
-	qos := options.QoS.native()
+	qos, free := options.QoS.native()
+	defer free()
 	var pinner runtime.Pinner
 	defer pinner.Unpin()
 	pinner.Pin(&qos)
@@ -179,7 +180,8 @@ type Subscriber struct{ subscriber *C.takt_subscriber }
 func (p *Participant) Subscriber(topic string, options SubscriberOptions) (*Subscriber, error) {
 	name := C.CString(topic)
 	defer C.free(unsafe.Pointer(name))
-	qos := options.QoS.native()
+	qos, free := options.QoS.native()
+	defer free()
 	var pinner runtime.Pinner
 	defer pinner.Unpin()
 	pinner.Pin(&qos)

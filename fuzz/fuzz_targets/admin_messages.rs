@@ -42,7 +42,11 @@ fuzz_target!(|input: &[u8]| {
                 return;
             };
             match schedule(message) {
-                Ok(link) => drop(takt_schedule::check(&link.schedule, &PortModel::default(), None)),
+                Ok(link) => drop(takt_schedule::check(
+                    &link.schedule,
+                    &PortModel::default(),
+                    None,
+                )),
                 Err(reason) => refused(&reason),
             }
         }

@@ -13,7 +13,7 @@ use libfuzzer_sys::fuzz_target;
 use takt_clock::SystemTai;
 use takt_runtime::config::Limits;
 use takt_runtime::lane::session::{LaneSession, SessionParts};
-use takt_runtime::lane::{Command, Event, EventSender, Lane, LaneHandle, SourceTarget};
+use takt_runtime::lane::{Carrier, Command, Event, EventSender, Lane, LaneHandle, SourceTarget};
 use takt_runtime::policy::{Policy, Rates};
 use takt_session::layout::{
     ArenaMap, Completion, HEADER_BYTES, LANE_DIRTY_OFFSET, LANE_STATE_OFFSET, Outcome, Release,
@@ -153,7 +153,7 @@ impl Scene {
             source,
             block,
             target: SourceTarget::Channel(ChannelId(channel)),
-            port: 0,
+            carrier: Carrier::any(0),
             number: self.next_source,
             first: 0,
             reliability,

@@ -36,7 +36,11 @@ fn node(index: usize, incarnation: u64) -> Peering {
         }],
     };
     let mut peering = Peering::new(local, Security::group(key), Vec::new());
-    peering.add(address(1 - index).into(), Duration::ZERO, &mut Effects::default());
+    peering.add(
+        address(1 - index).into(),
+        Duration::ZERO,
+        &mut Effects::default(),
+    );
     peering
 }
 
@@ -135,7 +139,10 @@ fuzz_target!(|input: &[u8]| {
         remembered: VecDeque::new(),
         now: Duration::ZERO,
     };
-    let wanted = Subscription { channel: 5, lane: 0 };
+    let wanted = Subscription {
+        channel: 5,
+        lane: 0,
+    };
     let mut effects = Effects::default();
     site.nodes[0].want(wanted, true, site.now, &mut effects);
     site.take(0, effects);

@@ -10,8 +10,8 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use libfuzzer_sys::fuzz_target;
-use takt_runtime::peering::message::{DecodeError, MAX_BYTES, decode, encode};
 use takt_runtime::peering::keys::Security;
+use takt_runtime::peering::message::{DecodeError, MAX_BYTES, decode, encode};
 use takt_runtime::peering::{AcceptNet, Effects, Local, Peering};
 
 /// Incarnation of the node under test.

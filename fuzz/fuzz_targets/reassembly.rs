@@ -9,6 +9,9 @@
 #[allow(dead_code)]
 #[path = "../../crates/system/runtime/src/lane/reassembly.rs"]
 mod reassembly;
+#[allow(dead_code)]
+#[path = "../../crates/system/runtime/src/lane/shares.rs"]
+mod shares;
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
@@ -18,6 +21,10 @@ use reassembly::{Fragment, Header, Key, Reassembly};
 use takt_time::TrafficClass;
 
 const PLACES: usize = 16;
+/// Peers, and tenants, of the input.
+const EACH: usize = 4;
+/// Places that a pair of both has whatever others hold.
+const OWN: usize = 2;
 const LONGEST: usize = 64 << 10;
 
 fuzz_target!(|input: &[u8]| {
@@ -47,7 +54,9 @@ fuzz_target!(|input: &[u8]| {
         if what & 15 == 0 {
             while let Some(at) = reassembly.expired(now_ns) {
                 let key = reassembly.get(at).key;
-                under_way.remove(&(key.remote, key.sequence)).expect("it was begun");
+                under_way
+                    .remove(&(key.remote, key.sequence))
+                    .expect("it was begun");
                 reassembly.end(at);
             }
             continue;
@@ -71,9 +80,12 @@ fuzz_target!(|input: &[u8]| {
                 at
             }
         };
-        assert!(under_way.len() <= PLACES);
+        assert!(under_way.len() <= PLACES + OWN * EACH * EACH);
         let of_peer = under_way.keys().filter(|(remote, _)| *remote == key.remote);
-        assert!(of_peer.count() <= PLACES / 2 + 1, "one peer has too many places");
+        assert!(
+            of_peer.count() <= PLACES * 3 / 4 + OWN * EACH,
+            "one peer has too many places"
+        );
         // The header of a record is checked before: no fragment begins behind the end of its message.
         let index = u32::from(index) % count;
         let noted = reassembly.note(at, length, stride, index, now_ns);

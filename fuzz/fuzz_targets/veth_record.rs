@@ -31,7 +31,10 @@ fuzz_target!(|bytes: &[u8]| {
     }
     complete_checksum(&mut frame);
     // It changes the two octets of the sum at most, and once.
-    let changed = frame.iter().zip(record.frame).filter(|(one, other)| one != other);
+    let changed = frame
+        .iter()
+        .zip(record.frame)
+        .filter(|(one, other)| one != other);
     assert!(changed.count() <= 2);
     assert_eq!(Summary::of(&frame, &endpoint), before);
     let complete = frame.clone();

@@ -28,13 +28,13 @@ from typing import NamedTuple, Optional, TypeVar, Union
 
 from . import _native
 from ._native import (
-    Closed, Disconnected, Error, Interrupted, InvalidArgument, NoRuntime, NotPermitted, TimedOut, TooLarge, WouldBlock,
-    check, lib,
+    Closed, Disconnected, Error, Interrupted, InvalidArgument, NoRuntime, NotAvailable, NotPermitted, TimedOut, TooLarge,
+    WouldBlock, check, lib,
 )
 
 __all__ = [
     "Buffer", "Closed", "Counters", "Disconnected", "Error", "Interrupted", "InvalidArgument", "Message", "NoRuntime",
-    "NotPermitted", "Outcome", "Session", "Sink", "Source", "Stream", "TimedOut", "TooLarge", "WouldBlock",
+    "NotAvailable", "NotPermitted", "Outcome", "Session", "Sink", "Source", "Stream", "TimedOut", "TooLarge", "WouldBlock",
 ]
 __version__ = lib.takt_version().decode()
 
@@ -152,6 +152,7 @@ def _qos(
     deadline: Optional[float],
     slow_sinks: SlowSinks,
     patience: float,
+    datapath: Optional[str],
 ) -> _native.Qos:
     if reliable and latest:
         raise InvalidArgument("`reliable` repairs every message and `latest` the newest alone: choose one")
@@ -165,6 +166,7 @@ def _qos(
         slow_sinks=slow_sinks,
         deadline_ns=_nanoseconds("deadline", deadline),
         patience_ns=_nanoseconds("patience", patience),
+        datapath=None if datapath is None else datapath.encode(),
     )
 
 
@@ -265,13 +267,15 @@ class Session(_Part):
         deadline: Optional[float] = None,
         slow_sinks: SlowSinks = SlowSinks.EVICT,
         patience: float = 10.0,
+        datapath: Optional[str] = None,
     ) -> "Stream":
         """Opens a stream. `fast`: bypass the kernel where the node can; `unlimited`: cores may spin; `traffic_class`,
         0 to 7: time sensitive in that class. `reliable`: what its sources emit arrives in order, and is sent again until
         every sink has it, or with `deadline`, in seconds, while it can arrive in time. `slow_sinks`: what happens while a
         sink has no room; `patience`, in seconds, for EVICT. `latest`: in order, and sent again until every sink's node has it
-        or a newer one is emitted, which never waits."""
-        qos = _qos(fast, unlimited, traffic_class, reliable, latest, deadline, slow_sinks, patience)
+        or a newer one is emitted, which never waits. `datapath`: this one and no other, such as "xdp": `NotAvailable` where
+        the node has it not, and what is emitted reaches no node that it does not reach."""
+        qos = _qos(fast, unlimited, traffic_class, reliable, latest, deadline, slow_sinks, patience, datapath)
         pointer = ctypes.c_void_p()
         check(lib.takt_stream_open(self._pointer, ctypes.byref(qos), ctypes.byref(pointer)))
         return Stream(_Handle(pointer, lib.takt_stream_close, self._open()))

@@ -48,6 +48,7 @@ class Qos(ctypes.Structure):
         ("slow_sinks", c_int),
         ("deadline_ns", c_uint64),
         ("patience_ns", c_uint64),
+        ("datapath", c_char_p),
     ]
 
 
@@ -349,10 +350,17 @@ class Interrupted(Error):
     code = -17
 
 
+class NotAvailable(Error):
+    """The node does not have what the call names."""
+
+    code = -18
+
+
 _BY_CODE: dict[int, type[Error]] = {
     kind.code: kind
     for kind in (
         Disconnected, WouldBlock, TimedOut, InvalidArgument, NotPermitted, TooLarge, NoRuntime, Closed, Interrupted,
+        NotAvailable,
     )
 }
 

@@ -95,8 +95,9 @@ class Server(_Part):
         deadline: Optional[float] = None,
         slow_sinks: SlowSinks = SlowSinks.EVICT,
         patience: float = 10.0,
+        datapath: Optional[str] = None,
     ) -> None:
-        qos = _qos(fast, unlimited, traffic_class, reliable, False, deadline, slow_sinks, patience)
+        qos = _qos(fast, unlimited, traffic_class, reliable, False, deadline, slow_sinks, patience, datapath)
         options = _native.VideoServerOptions(
             size=ctypes.sizeof(_native.VideoServerOptions),
             qos=ctypes.pointer(qos),
@@ -208,8 +209,9 @@ class Client(_Part):
         most_bytes: int = 0,
         fast: bool = False,
         unlimited: bool = False,
+        datapath: Optional[str] = None,
     ) -> None:
-        qos = _qos(fast, unlimited, None, False, False, None, SlowSinks.EVICT, 10.0)
+        qos = _qos(fast, unlimited, None, False, False, None, SlowSinks.EVICT, 10.0, datapath)
         options = _native.VideoClientOptions(
             size=ctypes.sizeof(_native.VideoClientOptions),
             qos=ctypes.pointer(qos),

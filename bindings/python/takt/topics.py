@@ -83,10 +83,11 @@ class Participant(_Part):
         deadline: Optional[float] = None,
         slow_sinks: SlowSinks = SlowSinks.EVICT,
         patience: float = 10.0,
+        datapath: Optional[str] = None,
     ) -> "Publisher":
         """Opens a publisher. `history`: how many of its last messages it keeps for late joiners; `depth`: most messages under
         way, a power of two; 0: 256; the rest as `Session.stream`."""
-        qos = _qos(fast, unlimited, traffic_class, reliable, latest, deadline, slow_sinks, patience)
+        qos = _qos(fast, unlimited, traffic_class, reliable, latest, deadline, slow_sinks, patience, datapath)
         options = _native.PublisherOptions(
             size=ctypes.sizeof(_native.PublisherOptions),
             qos=ctypes.pointer(qos),
@@ -108,11 +109,12 @@ class Participant(_Part):
         latest: bool = False,
         fast: bool = False,
         unlimited: bool = False,
+        datapath: Optional[str] = None,
     ) -> "Subscriber":
         """Opens a subscriber of a topic, or of all that a pattern matches. `history`: how many of the last messages of each
         publisher it wants to begin with; `no_local`: without what this very session publishes; `latest`: the newest message of a topic
         alone, which takes the place of one that was not taken."""
-        qos = _qos(fast, unlimited, None, False, False, None, SlowSinks.EVICT, 10.0)
+        qos = _qos(fast, unlimited, None, False, False, None, SlowSinks.EVICT, 10.0, datapath)
         options = _native.SubscriberOptions(
             size=ctypes.sizeof(_native.SubscriberOptions),
             qos=ctypes.pointer(qos),

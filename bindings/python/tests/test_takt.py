@@ -99,6 +99,10 @@ class Takt(unittest.TestCase):
                 sink.receive(-1)
             with self.assertRaisesRegex(takt.Error, "9"):
                 self.session.stream(traffic_class=9)
+            with self.assertRaisesRegex(takt.NotAvailable, "absent and no other: this node has udp"):
+                self.session.stream(datapath="absent")
+            with self.session.stream(datapath="udp") as stream:
+                self.assertEqual(stream.datapath, "udp")
             with self.assertRaisesRegex(ConnectionError, "/nonexistent"):
                 takt.Session("/nonexistent/takt.sock")
         with self.assertRaises(takt.Closed):

@@ -1,32 +1,14 @@
 //! The datapath over libfabric between whole nodes.
 
-use std::path::Path;
-use std::process::Command;
-
 use takt::{ChannelId, Qos, Wait};
 use takt_lab::LabConfig;
-use takt_testing::{Directory, PATIENCE, repository};
+use takt_testing::{Directory, PATIENCE};
 
 use crate::crashes::a_killed_peer;
-use crate::support::{Pair, attach, exchange, introduce, number_of, put, skip};
+use crate::support::{Pair, attach, datapath_plugin, exchange, introduce, number_of, put, skip};
 
-/// A directory with the plugin; `None`, and a note, without libfabric's headers.
 fn plugin() -> Option<Directory> {
-    if !Path::new("/usr/include/rdma/fabric.h").exists() {
-        println!("skipped: libfabric is not installed (`make datapaths`)");
-        return None;
-    }
-    let target = repository().join("target/datapaths");
-    let built = Command::new(std::env::var_os("CARGO").unwrap_or("cargo".into()))
-        .args(["build", "--quiet", "--target-dir"])
-        .arg(&target)
-        .current_dir(repository().join("crates/plugin/datapath-fabric"))
-        .status();
-    assert!(built.expect("cargo starts").success());
-    let directory = Directory::new();
-    let name = "libtakt_datapath_fabric.so";
-    std::fs::copy(target.join("debug").join(name), directory.join(name)).expect("a copy");
-    Some(directory)
+    datapath_plugin("fabric", "/usr/include/rdma/fabric.h")
 }
 
 fn sections(directory: &Directory) -> String {

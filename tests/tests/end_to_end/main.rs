@@ -3,6 +3,7 @@
 mod adversary;
 mod crashes;
 mod credit;
+mod dpdk;
 mod fabric;
 mod gates;
 mod hosts;
@@ -10,6 +11,7 @@ mod kills;
 mod lanes;
 mod links;
 mod long_messages;
+mod mapping;
 mod networks;
 mod plugins;
 mod policing;

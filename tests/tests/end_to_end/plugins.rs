@@ -12,7 +12,7 @@ const WAIT: Wait = Wait::For(PATIENCE);
 const CHANNEL: takt::ChannelId = takt::ChannelId(5);
 
 /// A directory with the plugin.
-fn plugin() -> Directory {
+pub fn plugin() -> Directory {
     let directory = Directory::new();
     let built = Command::new("cc")
         .args(["-O2", "-shared", "-fPIC", "-I"])
@@ -25,7 +25,7 @@ fn plugin() -> Directory {
     directory
 }
 
-fn sections(directory: &Directory, options: &str) -> String {
+pub fn sections(directory: &Directory, options: &str) -> String {
     format!(
         "plugins = \"{}\"\n[mapping]\nfast_frugal = [\"lossy\"]\n[datapath.lossy]\n{options}\n",
         directory.path().display()

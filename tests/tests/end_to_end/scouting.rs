@@ -13,6 +13,8 @@ use crate::support::{Node, attach, exchange, introduce, skip};
 
 const GROUP: Ipv4Addr = Ipv4Addr::new(239, 255, 116, 107);
 const PORT: u16 = 7398;
+/// Of the peering protocol (`docs/reference/wire-format.md`): others are counted as such.
+const VERSION: u8 = 3;
 
 /// Announcements that are not a member's, and those of members said again by another.
 fn forge(host: &Host, stop: &AtomicBool) {
@@ -33,14 +35,14 @@ fn forge(host: &Host, stop: &AtomicBool) {
             // An announcement of this host, with no tag or a wrong one (`docs/reference/wire-format.md`).
             kind @ 0..2 => {
                 datagram.splice(..0, [0; 40]);
-                datagram[..8].copy_from_slice(&[b'T', b'K', b'T', b'P', 2, 20, 0, 2 - kind]);
+                datagram[..8].copy_from_slice(&[b'T', b'K', b'T', b'P', VERSION, 20, 0, 2 - kind]);
                 let place = host.address().to_ipv6_mapped().octets();
                 datagram[16..32].copy_from_slice(&place);
                 datagram[32..34].copy_from_slice(&7400u16.to_le_bytes());
                 datagram[34..40].fill(0);
                 datagram.truncate(40 + 16 * usize::from(kind));
             }
-            2 => drop(datagram.splice(..0, *b"TKTP\x02\x14\0\x01")),
+            2 => drop(datagram.splice(..0, [b'T', b'K', b'T', b'P', VERSION, 20, 0, 1])),
             _ => {}
         }
         let mut said = [0; 2048];

@@ -465,6 +465,8 @@ fn field<const N: usize, const H: usize>(header: &[u8; H], at: usize) -> [u8; N]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DatagramCursor {
     len: usize,
+    /// Length with the padding behind the last record; 0: there is none.
+    padded: usize,
     records: u16,
 }
 
@@ -473,6 +475,7 @@ impl DatagramCursor {
     pub const fn new() -> Self {
         Self {
             len: HEADER_LEN,
+            padded: 0,
             records: 0,
         }
     }
@@ -519,11 +522,11 @@ impl DatagramCursor {
     }
 
     /// Extends the datagram to `len` bytes with zeros that receivers ignore; no effect if it is longer or
-    /// `buf` is shorter. Datagrams of one length can leave as one train.
+    /// `buf` is shorter. Datagrams of one length can leave as one train. A further record takes the place of the zeros.
     pub fn pad(&mut self, buf: &mut [u8], len: usize) {
         if let Some(padding) = buf.get_mut(self.len..len) {
             padding.fill(0);
-            self.len = len;
+            self.padded = self.padded.max(len);
         }
     }
 
@@ -556,7 +559,7 @@ impl DatagramCursor {
             .first_chunk_mut()
             .expect("the buffer that records were pushed into holds a header");
         header.emit(raw);
-        self.len
+        self.len.max(self.padded)
     }
 }
 

@@ -10,13 +10,14 @@ use std::sync::Arc;
 use takt_client::{Error, ErrorCode, Failure, Progress};
 
 use crate::embedded_abi::{
-    ERROR, EmbeddedSession, LIBRARY, LIBRARY_VARIABLE, LastError, OPEN, Open,
+    ERROR, EmbeddedSession, LIBRARY, LIBRARY_VARIABLE, LastError, OPEN, Open, SLEEPS, Sleeps,
 };
 
 /// A runtime in this process; stopped when dropped, which the session does last.
 struct Runtime {
     state: *mut c_void,
     progress: unsafe extern "C" fn(*mut c_void),
+    sleeps: Option<Sleeps>,
     close: unsafe extern "C" fn(*mut c_void),
 }
 
@@ -30,6 +31,13 @@ impl Progress for Runtime {
     fn progress(&self) {
         // SAFETY: not closed before it is dropped.
         unsafe { (self.progress)(self.state) };
+    }
+
+    fn sleeps(&self) {
+        if let Some(sleeps) = self.sleeps {
+            // SAFETY: not closed before it is dropped.
+            unsafe { sleeps(self.state) };
+        }
     }
 }
 
@@ -87,9 +95,13 @@ pub fn start() -> Result<(OwnedFd, Arc<dyn Progress>), Error> {
         let text = "the library filled nothing in".into();
         return Err(cannot("start the embedded runtime", text));
     };
+    let sleeps = symbol(library, SLEEPS).ok();
+    // SAFETY: the function of this name is of this type, by the contract in `embedded_abi`.
+    let sleeps = sleeps.map(|at| unsafe { std::mem::transmute::<*mut c_void, Sleeps>(at) });
     let runtime: Arc<dyn Progress> = Arc::new(Runtime {
         state,
         progress,
+        sleeps,
         close,
     });
     if socket < 0 {

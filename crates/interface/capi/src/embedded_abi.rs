@@ -9,6 +9,7 @@
 //! };
 //! int takt_embedded_open(const char *reserved, struct takt_embedded *out);  // reserved: NULL
 //! const char *takt_embedded_error(void);   // the sentence for this thread's last failure
+//! void takt_embedded_sleeps(void *state);  // the calling thread goes to sleep; a library may lack it
 //! ```
 
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -19,6 +20,8 @@ pub const LIBRARY: &CStr = c"libtakt_embedded.so";
 pub const LIBRARY_VARIABLE: &str = "TAKT_EMBEDDED_LIBRARY";
 /// Name of [`Open`].
 pub const OPEN: &CStr = c"takt_embedded_open";
+/// Name of [`Sleeps`].
+pub const SLEEPS: &CStr = c"takt_embedded_sleeps";
 /// Name of [`LastError`].
 pub const ERROR: &CStr = c"takt_embedded_error";
 
@@ -38,5 +41,7 @@ pub struct EmbeddedSession {
 
 /// `takt_embedded_open`.
 pub type Open = unsafe extern "C" fn(*const c_char, *mut EmbeddedSession) -> c_int;
+/// `takt_embedded_sleeps`.
+pub type Sleeps = unsafe extern "C" fn(*mut c_void);
 /// `takt_embedded_error`.
 pub type LastError = unsafe extern "C" fn() -> *const c_char;

@@ -4,12 +4,12 @@ use std::ffi::{c_char, c_int};
 use std::time::Duration;
 
 use takt_client::{
-    Acceleration, Error, Qos, Reliability, ResourceUse, Session, SlowSinks, Stream,
-    TimeSensitivity, TrafficClass,
+    Acceleration, Error, NotADatapathName, Qos, Reliability, ResourceUse, Session, SlowSinks,
+    Stream, TimeSensitivity, TrafficClass,
 };
 
 use crate::error::{guard, invalid};
-use crate::pointers::{borrow, hand_out, sized, take_back, write_text};
+use crate::pointers::{borrow, hand_out, sized, take_back, text, write_text};
 
 /// `takt_qos`.
 #[repr(C)]
@@ -24,6 +24,7 @@ pub struct CQos {
     slow_sinks: c_int,
     deadline_ns: u64,
     patience_ns: u64,
+    datapath: *const c_char,
 }
 
 impl CQos {
@@ -37,9 +38,12 @@ impl CQos {
         slow_sinks: 0,
         deadline_ns: 0,
         patience_ns: 0,
+        datapath: std::ptr::null(),
     };
 
-    pub fn read(self) -> Result<Qos, Error> {
+    /// # Safety
+    /// `datapath` is null or points to a text that ends in NUL.
+    pub unsafe fn read(self) -> Result<Qos, Error> {
         let unknown = |field: &str, value: c_int, right: &str| {
             invalid(&format!("`qos->{field}` is {value}: it must be {right}"))
         };
@@ -49,7 +53,13 @@ impl CQos {
                 .and_then(TrafficClass::new)
                 .ok_or_else(|| unknown("traffic_class", self.traffic_class, "0 to 7"))
         };
+        // SAFETY: the caller's promise.
+        let datapath = unsafe { text(self.datapath, "qos->datapath")? };
+        let datapath = datapath.filter(|name| !name.is_empty()).map(str::parse);
+        let datapath = datapath.transpose();
         Ok(Qos {
+            datapath: datapath
+                .map_err(|e: NotADatapathName| invalid(&format!("`qos->datapath`: {e}")))?,
             acceleration: match self.acceleration {
                 0 => Acceleration::Slow,
                 1 => Acceleration::Fast,

@@ -157,6 +157,7 @@ unsafe extern "C" fn takt_publisher_open(
             depth: how.depth,
             encoding: encoding(how.encoding)?,
             history: how.history,
+            history_bytes: 0,
         };
         hand_out(publisher, "publisher", || {
             participant.publisher_with(topic, options).map_err(failed)

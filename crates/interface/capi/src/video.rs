@@ -287,6 +287,7 @@ unsafe extern "C" fn takt_video_client_open(
             frames: how.frames,
             holes: how.holes != 0,
             most_bytes: how.most_bytes,
+            memory: 0,
             depth: how.depth,
         };
         hand_out(client, "client", || {
@@ -448,7 +449,7 @@ unsafe extern "C" fn takt_video_client_read_counters(
             with_holes: now.with_holes,
             incomplete: now.incomplete,
             lost: now.lost,
-            skipped: now.skipped,
+            skipped: now.skipped + now.no_memory,
             too_large: now.too_large,
             late: now.late,
             other_server: now.other_server,

@@ -116,7 +116,18 @@ impl Dialogue<'_> {
                 Reply::Failed(failure) if reply.request == request => {
                     return Err(Error::Refused(failure));
                 }
+                Reply::StreamMoved {
+                    stream,
+                    datapath,
+                    warning,
+                } => {
+                    let mut control = self.shared.lock();
+                    control.stream_moved_meanwhile(stream, datapath, warning);
+                }
                 message if reply.request == request => {
+                    if let Reply::StreamOpened { stream, .. } = message {
+                        self.shared.lock().stream_opens(stream);
+                    }
                     return Ok(Answer {
                         reply: message,
                         descriptors: packet.descriptors,
@@ -285,6 +296,7 @@ fn install(
         }
     }
     for (key, opened) in streams {
+        let opened = opened.map(|open| control.up_to_date(open));
         match (control.streams.get_mut(&key), opened) {
             (Some(record), opened) => record.opened = opened,
             (None, Ok(open)) => orphans.push(Request::CloseStream(open.id)),

@@ -79,6 +79,8 @@ pub(crate) struct Control {
     next_key: u32,
     /// Requests on their way, with their answers.
     pub(crate) pending: HashMap<u32, Option<Answer>>,
+    /// Streams that have moved between their opening and their record, by the runtime's number: where to, and why.
+    moved: HashMap<u32, (String, String)>,
     pub(crate) streams: BTreeMap<u32, StreamRecord>,
     pub(crate) sources: BTreeMap<u32, SourceRecord>,
     pub(crate) sinks: BTreeMap<u32, SinkRecord>,
@@ -569,6 +571,41 @@ impl Control {
         self.next_request = request;
     }
 
+    /// The runtime has moved a stream to another datapath.
+    pub(crate) fn stream_moved(&mut self, stream: u32, datapath: String, warning: String) {
+        let records = self.streams.values_mut();
+        let mut open = records.filter_map(|record| record.opened.as_mut().ok());
+        if let Some(open) = open.find(|open| open.id == stream) {
+            (open.datapath, open.warning) = (datapath, warning);
+            return;
+        }
+        // It was opened just now: who waits for it has not recorded it.
+        self.moved.insert(stream, (datapath, warning));
+    }
+
+    /// The same of a session that is being attached: what is recorded of the one before has other streams of these numbers.
+    pub(crate) fn stream_moved_meanwhile(
+        &mut self,
+        stream: u32,
+        datapath: String,
+        warning: String,
+    ) {
+        self.moved.insert(stream, (datapath, warning));
+    }
+
+    /// The runtime has opened a stream. What was said of one of its number concerned another that is gone.
+    pub(crate) fn stream_opens(&mut self, stream: u32) {
+        self.moved.remove(&stream);
+    }
+
+    /// A stream as it is now, with what has been said of it since it was opened.
+    pub(crate) fn up_to_date(&mut self, mut opened: OpenStream) -> OpenStream {
+        if let Some(moved) = self.moved.remove(&opened.id) {
+            (opened.datapath, opened.warning) = moved;
+        }
+        opened
+    }
+
     /// The requests that close streams whose handles are gone and of which no source lingers.
     pub(crate) fn take_closed_streams(&mut self) -> Vec<Request> {
         let lingering: Vec<u32> = self.lingering.iter().map(|l| l.stream).collect();
@@ -635,5 +672,33 @@ pub(crate) fn wake_sinks(control: &Control) {
         if let Some(notify) = &record.notify {
             notify.event();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stream_that_moves_before_it_is_recorded_is_recorded_where_it_is() {
+        let open = || OpenStream {
+            id: 3,
+            datapath: "udp".into(),
+            warning: String::new(),
+        };
+        let mut control = Control::default();
+        // Of a former stream of this number.
+        control.stream_moved(3, "old".into(), String::new());
+        control.stream_opens(3);
+        assert_eq!(control.up_to_date(open()).datapath, "udp");
+        control.stream_opens(3);
+        control.stream_moved(3, "xdp".into(), String::new());
+        control.stream_moved(3, "dpdk".into(), "why".into());
+        let opened = control.up_to_date(open());
+        assert_eq!(
+            (opened.datapath.as_str(), opened.warning.as_str()),
+            ("dpdk", "why")
+        );
+        assert_eq!(control.up_to_date(open()).datapath, "udp", "told once");
     }
 }

@@ -86,7 +86,8 @@ pub use wake::Waker;
 
 pub use takt_session::unserved;
 pub use takt_session::{
-    Acceleration, BadName, ChannelId, DEFAULT_SOCKET, Endpoint, ErrorCode, Failure, Qos,
-    Reliability, ResourceUse, SOCKET_VARIABLE, SlowSinks, TimeSensitivity, place,
+    Acceleration, BadName, ChannelId, DEFAULT_SOCKET, DatapathName, Endpoint, ErrorCode, Failure,
+    NotADatapathName, Qos, Reliability, ResourceUse, SOCKET_VARIABLE, SlowSinks, TimeSensitivity,
+    place,
 };
 pub use takt_time::{TaiTime, TrafficClass};

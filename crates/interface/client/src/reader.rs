@@ -174,7 +174,19 @@ fn receive(shared: &Shared, link: &Link) -> Option<End> {
     if let Reply::Ended(failure) = message {
         return Some(End::Ended(failure));
     }
+    if let Reply::StreamMoved {
+        stream,
+        datapath,
+        warning,
+    } = message
+    {
+        shared.lock().stream_moved(stream, datapath, warning);
+        return None;
+    }
     let mut control = shared.lock();
+    if let Reply::StreamOpened { stream, .. } = message {
+        control.stream_opens(stream);
+    }
     if let Some(place) = control.pending.get_mut(&request) {
         *place = Some(Answer {
             reply: message,

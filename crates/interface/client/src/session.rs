@@ -27,6 +27,9 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 pub trait Progress: Send + Sync {
     /// Does what there is to do, and returns. Called after each emit and in every round of a wait.
     fn progress(&self);
+
+    /// The calling thread goes to sleep: whoever else can do it does what there is to do from now on.
+    fn sleeps(&self) {}
 }
 
 /// An application attached to the runtime of its node.
@@ -79,7 +82,7 @@ impl Session {
         let key = shared.record(state, |control, key, _| {
             let record = StreamRecord {
                 qos,
-                opened: Ok(opened),
+                opened: Ok(control.up_to_date(opened)),
                 closing: false,
             };
             control.streams.insert(key, record);

@@ -444,6 +444,9 @@ impl Sink {
 
     /// Sleeps until the lane rings, the deadline, a signal, or a reason not to go on.
     fn sleep(&self, deadline: Option<Instant>) -> Result<(), Error> {
+        if let Some(progress) = &self.shared().progress {
+            progress.sleeps();
+        }
         let mut inner = self.inner.borrow_mut();
         let binding = &mut inner.binding;
         let (state, bell) = (binding.state, binding.bell.clone());
@@ -481,6 +484,9 @@ impl Sink {
             return false;
         };
         notify.drain();
+        if let Some(progress) = &self.shared().progress {
+            progress.sleeps();
+        }
         let mut inner = self.inner.borrow_mut();
         let mut state = self.slot.state();
         if state != inner.binding.state {

@@ -358,6 +358,9 @@ impl Source {
                 Step::TimedOut => return Err(Error::TimedOut),
                 Step::Interrupted => return Err(Error::Interrupted),
                 Step::Sleep => {
+                    if let Some(progress) = self.progress() {
+                        progress.sleeps();
+                    }
                     let left = deadline.map(|d| d.saturating_duration_since(Instant::now()));
                     sys::sleep(left.map_or(pause, |left| pause.min(left)))?;
                     pause = (pause * 2).min(longest);

@@ -37,8 +37,8 @@ impl Stream {
         self.0.qos
     }
 
-    /// The datapath that carries the stream. After the runtime came back it may be another one; empty in
-    /// a forked child.
+    /// The datapath that carries the stream now. It becomes another one when the runtime has come back, when the node's
+    /// mapping changes, or when a datapath comes or goes; empty in a forked child.
     pub fn datapath(&self) -> String {
         self.opened(|open| open.datapath.clone())
             .unwrap_or_default()

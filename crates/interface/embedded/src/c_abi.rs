@@ -77,6 +77,17 @@ unsafe extern "C" fn progress(state: *mut c_void) {
     node.lane.drive();
 }
 
+/// The calling thread goes to sleep: the runtime's own drives the lane from now on.
+///
+/// # Safety
+/// `state` must be what `takt_embedded_open` filled in, not closed yet.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn takt_embedded_sleeps(state: *mut c_void) {
+    // SAFETY: as above.
+    let node = unsafe { &*state.cast::<Embedded>() };
+    node.lane.hand_back();
+}
+
 unsafe extern "C" fn close(state: *mut c_void) {
     // SAFETY: as above, and the caller gives it up.
     let node = unsafe { Box::from_raw(state.cast::<Embedded>()) };

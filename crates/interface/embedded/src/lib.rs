@@ -237,4 +237,8 @@ impl takt::Progress for Drive {
     fn progress(&self) {
         self.0.drive();
     }
+
+    fn sleeps(&self) {
+        self.0.hand_back();
+    }
 }

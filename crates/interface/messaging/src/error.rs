@@ -1,5 +1,6 @@
 //! Why a call failed.
 
+use crate::header::Encoding;
 use crate::topic::BadTopic;
 
 /// Why a call failed.
@@ -33,6 +34,18 @@ pub enum Error {
     /// An option is out of range; the text names it.
     #[error("{0}")]
     Option(String),
+    /// What is asked for is not what the publisher declares.
+    #[error(
+        "the {what} of {topic:?} has the encoding {encoding}, not json: open the publisher with Encoding::JSON"
+    )]
+    Encoding {
+        /// What has it: a publisher or a message.
+        what: &'static str,
+        /// The topic.
+        topic: String,
+        /// What is declared.
+        encoding: Encoding,
+    },
     /// The message cannot be read or written in its encoding.
     #[error("cannot read or write a message as JSON: {0}")]
     Json(#[from] serde_json::Error),
@@ -60,6 +73,21 @@ impl Error {
     /// A signal or a waker ended the wait.
     pub fn is_interrupted(&self) -> bool {
         matches!(self, Self::Channel(takt::Error::Interrupted))
+    }
+
+    pub(crate) fn unless_json(
+        what: &'static str,
+        topic: &str,
+        encoding: Encoding,
+    ) -> Result<(), Self> {
+        match encoding {
+            Encoding::JSON => Ok(()),
+            encoding => Err(Self::Encoding {
+                what,
+                topic: topic.to_owned(),
+                encoding,
+            }),
+        }
     }
 
     pub(crate) fn system(what: &'static str) -> impl FnOnce(rustix::io::Errno) -> Self {

@@ -63,8 +63,8 @@ pub(crate) struct Header {
 pub(crate) enum Strange {
     /// It has no header that this version knows.
     Malformed,
-    /// It is of another topic.
-    Foreign,
+    /// It is of another topic, with this check.
+    Foreign(u64),
 }
 
 impl Header {
@@ -96,7 +96,7 @@ impl Header {
             u64::from_le_bytes(word)
         };
         if word(8) != check {
-            return Err(Strange::Foreign);
+            return Err(Strange::Foreign(word(8)));
         }
         Ok(Self {
             history: flags & HISTORY != 0,
@@ -128,10 +128,14 @@ pub(crate) fn write_kept(bytes: &mut [u8], message: &[u8], topic: &str) {
     last.copy_from_slice(&[u8::try_from(topic.len()).unwrap_or(0)]);
 }
 
-/// The topic of a message that was kept, and how many of its bytes are the message.
+/// The topic of a message that was kept, and how many of its bytes are the message: a header at least, which its name
+/// therefore does not overlap.
 pub(crate) fn read_kept(bytes: &[u8]) -> Option<(&str, usize)> {
     let (length, rest) = bytes.split_last()?;
     let message = rest.len().checked_sub(usize::from(*length))?;
+    if message < BYTES {
+        return None;
+    }
     let topic = std::str::from_utf8(&rest[message..]).ok()?;
     Some((topic, message))
 }
@@ -146,6 +150,12 @@ pub fn fuzz(message: &[u8]) {
     let check = u64::from_le_bytes(check.try_into().expect("8 bytes"));
     if let Some((topic, bytes)) = read_kept(message) {
         assert_eq!(kept_bytes(&message[..bytes], topic), message.len());
+        // What is delivered of it stands behind a header, whatever topic the header says it is of.
+        assert!(bytes >= BYTES);
+        assert_eq!(
+            Header::read(&message[..bytes], check),
+            Header::read(message, check)
+        );
     }
     if let Ok(header) = Header::read(message, check) {
         let mut again = [0; BYTES];
@@ -180,6 +190,30 @@ mod tests {
         assert_eq!(bytes, expected);
     }
 
+    #[test]
+    fn a_kept_message_whose_name_overlaps_its_header_is_none() {
+        // The last octet of the check is the first of the name.
+        let name = (0..)
+            .map(|number| crate::topic::Name::new(&format!("plant/{number}")).expect("a name"))
+            .find(|name| name.check.to_le_bytes()[7] == b'p')
+            .expect("one in 256");
+        let mut message = vec![0; BYTES];
+        Header {
+            history: true,
+            encoding: Encoding::BYTES,
+            publisher: 1,
+            number: 0,
+            check: name.check,
+        }
+        .write(&mut message);
+        message.truncate(BYTES - 1);
+        message.extend(name.text.as_bytes());
+        message.push(name.text.len() as u8);
+        assert!(Header::read(&message, name.check).is_ok());
+        assert_eq!(read_kept(&message), None);
+        fuzz(&message);
+    }
+
     proptest! {
         #[test]
         fn headers_are_read_as_they_were_written(
@@ -190,7 +224,7 @@ mod tests {
             header.write(&mut message);
             message.extend(rest);
             prop_assert_eq!(Header::read(&message, check), Ok(header));
-            prop_assert_eq!(Header::read(&message, !check), Err(Strange::Foreign));
+            prop_assert_eq!(Header::read(&message, !check), Err(Strange::Foreign(check)));
             prop_assert_eq!(Header::read(&message[..BYTES - 1], check), Err(Strange::Malformed));
             let mut kept = vec![0; kept_bytes(&message, "plant/7")];
             write_kept(&mut kept, &message, "plant/7");

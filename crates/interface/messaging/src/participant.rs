@@ -179,7 +179,21 @@ impl Participant {
         Ok(service.topics())
     }
 
-    /// Why others do not hear of its topics, or not of all, if so.
+    /// Another topic with the channel of this one, if the directory has one: each refuses what the other writes.
+    pub(crate) fn collision(&self, topic: &str) -> Option<String> {
+        let name = Name::new(topic).ok()?;
+        let service = self.0.service.as_ref().ok()?;
+        let other = service.other_topic(&name, |other| other.channel == name.channel)?;
+        Some(
+            Error::Collision {
+                name: name.text,
+                other,
+            }
+            .to_string(),
+        )
+    }
+
+    /// Why others do not hear of its topics, or not of all, or late joiners did not get what was kept, if so.
     pub fn problem(&self) -> Option<String> {
         match &self.0.service {
             Ok(service) => service.problem(),

@@ -16,6 +16,9 @@ use crate::topic::Name;
 /// Most messages that a publisher keeps for late joiners.
 const MOST_HISTORY: u32 = 65_536;
 
+/// Bytes of messages that a publisher keeps, if not told otherwise.
+const HISTORY_BYTES: usize = 64 << 20;
+
 /// The usual depth of publishers and subscribers: a session has memory for 512 of that depth, and for 128 of the depth that
 /// sources and sinks usually have.
 pub const DEPTH: u32 = 256;
@@ -39,6 +42,8 @@ pub struct PublisherOptions {
     pub encoding: Encoding,
     /// How many of its last messages it keeps for late joiners, 65536 at most. Each is copied once when it is published.
     pub history: u32,
+    /// How many bytes of them, with 24 more of each; 0: 64 MiB. The newest message is kept however long it is.
+    pub history_bytes: usize,
 }
 
 impl PublisherOptions {
@@ -63,7 +68,7 @@ pub struct Publisher {
     number: Cell<u64>,
     history: Option<Arc<History>>,
     /// Others do not hear of it any more before its channel is free for another topic.
-    _registered: Registered,
+    registered: Registered,
     _claim: Claim,
 }
 
@@ -83,7 +88,11 @@ impl Publisher {
             }
             most => {
                 participant.service("history")?;
-                Some(Arc::new(History::new(most as usize)))
+                let bytes = match options.history_bytes {
+                    0 => HISTORY_BYTES,
+                    bytes => bytes,
+                };
+                Some(Arc::new(History::new(most as usize, bytes)))
             }
         };
         let claim = participant.claim(&name)?;
@@ -96,6 +105,8 @@ impl Publisher {
             role: Role::Publisher,
             encoding: options.encoding.0,
             history: options.history,
+            inbox: 0,
+            of: 0,
         };
         Ok(Self {
             source,
@@ -109,7 +120,7 @@ impl Publisher {
             },
             topic: name.text,
             number: Cell::new(0),
-            _registered: participant.register(entry, history.clone()),
+            registered: participant.register(entry, history.clone()),
             history,
             _claim: claim,
         })
@@ -224,23 +235,30 @@ impl Publisher {
             )));
         }
         buffer.truncate(BYTES + filled);
-        let kept = self
-            .history
-            .as_ref()
-            .map(|history| (history, Arc::from(&*buffer)));
-        let token = emit(buffer)?;
-        self.number.set(number + 1);
-        if let Some((history, message)) = kept {
-            history.keep(message);
+        // Before it is emitted: a late joiner that it does not reach any more finds it among what was kept.
+        if let Some(history) = &self.history {
+            history.keep(Arc::from(&*buffer));
         }
-        Ok(token)
+        match emit(buffer) {
+            Ok(token) => {
+                self.number.set(number + 1);
+                Ok(token)
+            }
+            Err(error) => {
+                if let Some(history) = &self.history {
+                    history.forget_newest();
+                }
+                Err(error.into())
+            }
+        }
     }
 
-    /// Publishes a value as JSON. Its subscribers are told so if the publisher was opened with [`Encoding::JSON`].
+    /// Publishes a value as JSON, if the publisher was opened with [`Encoding::JSON`].
     ///
     /// # Errors
-    /// As [`fill`](Self::fill), and [`Error::Json`].
+    /// As [`fill`](Self::fill), [`Error::Encoding`], and [`Error::Json`].
     pub fn publish_json<T: Serialize>(&self, value: &T, wait: Wait) -> Result<Token, Error> {
+        Error::unless_json("publisher", &self.topic, self.header.encoding)?;
         self.publish(&serde_json::to_vec(value)?, wait)
     }
 
@@ -249,9 +267,13 @@ impl Publisher {
         self.stream.datapath()
     }
 
-    /// Why that is not what was asked for, if it is not.
+    /// Why that is not what was asked for, if it is not; and which topic has the same channel, if another participant has
+    /// one.
     pub fn warning(&self) -> Option<String> {
-        self.stream.warning()
+        let collision = self.registered.participant.collision(&self.topic);
+        let warnings = [self.stream.warning(), collision];
+        let warnings: Vec<String> = warnings.into_iter().flatten().collect();
+        (!warnings.is_empty()).then(|| warnings.join("; "))
     }
 
     /// What became of a message.

@@ -3,7 +3,7 @@
 use std::sync::mpsc;
 use std::time::Duration;
 
-use takt::{ChannelId, Outcome, Qos, Session, Wait};
+use takt::{ChannelId, Outcome, Qos, Reliability, Session, SlowSinks, Wait};
 use takt_embedded::{Embedded, Settings};
 use takt_messaging::{
     Encoding, Error, Participant, Publisher, PublisherOptions, Subscriber, SubscriberOptions,
@@ -318,6 +318,338 @@ fn a_late_joiner_with_little_room_gets_all_that_was_kept() {
         }
     }
     assert_eq!(late.counters().channels.dropped_full, 0);
+}
+
+#[test]
+fn what_was_kept_of_each_topic_comes_beside_the_newest_message() {
+    let mut programs = Programs::new();
+    let (one, other) = (programs.participant("one"), programs.participant("other"));
+    let keeps = PublisherOptions {
+        history: 3,
+        ..PublisherOptions::new(Qos::slow().latest())
+    };
+    let topics = ["state/1", "state/2"];
+    let publishers = topics.map(|topic| one.publisher_with(topic, keeps).expect("a publisher"));
+    for publisher in &publishers {
+        for number in 0..3u8 {
+            publish_to_nobody(publisher, &[number]);
+        }
+    }
+    let newest = SubscriberOptions {
+        latest: true,
+        history: 3,
+        ..SubscriberOptions::default()
+    };
+    let late = other.subscriber_with("state/*", newest).expect("opened");
+    let mut kept = Vec::new();
+    // It looks when all is there.
+    until_true("all was handed over", || {
+        if kept.is_empty()
+            && let Ok(sample) = late.take(Wait::Never)
+        {
+            kept.push((sample.topic().to_owned(), sample[0]));
+        }
+        let counters = late.counters().channels;
+        assert_eq!(counters.superseded, 0);
+        counters.delivered == 6
+    });
+    while kept.len() < 6 {
+        let sample = late.take(PATIENCE).expect("a sample");
+        kept.push((sample.topic().to_owned(), sample[0]));
+    }
+    kept.sort();
+    let all = topics.map(|topic| (0..3).map(move |number| (topic.to_owned(), number)));
+    assert_eq!(kept, Vec::from_iter(all.into_iter().flatten()));
+}
+
+/// Takes messages, each of which has its number in it, from 0 to the last one: none is missing and none comes twice.
+fn takes_all(subscriber: &Subscriber, last: u64) -> Result<(), String> {
+    let mut got = std::collections::BTreeSet::new();
+    while got.len() as u64 <= last {
+        let sample = subscriber.take(Wait::For(Duration::from_secs(20)));
+        let sample = sample.map_err(|error| {
+            let (first, last) = (got.first(), got.last());
+            format!("{error}: {} from {first:?} to {last:?}", got.len())
+        })?;
+        let number = u64::from_le_bytes(sample[..8].try_into().expect("8 bytes"));
+        if !got.insert(number) {
+            return Err(format!("{number} comes twice"));
+        }
+    }
+    Ok(())
+}
+
+/// Late joiners of a publisher that never pauses, on its node or on another, by name or by pattern.
+fn join_at_full_speed(near: bool) {
+    const MESSAGES: u64 = 30_000;
+    const JOINS: usize = 4;
+    let mut programs = Programs::new();
+    let one = programs.participant("one");
+    let other = match near {
+        true => {
+            let session = programs.runtimes[0].session("other").expect("a session");
+            Participant::new(session).expect("a participant")
+        }
+        false => programs.participant("other"),
+    };
+    // Nobody is given up who gets no time on a busy machine.
+    let waits = Reliability::Reliable {
+        deadline: None,
+        slow_sinks: SlowSinks::Wait,
+    };
+    let options = PublisherOptions {
+        // All that may have been published while somebody joins.
+        history: 65_536,
+        ..PublisherOptions::new(Qos::slow().with_reliability(waits))
+    };
+    let publisher = one.publisher_with("log/1", options).expect("a publisher");
+    let joined = std::sync::atomic::AtomicUsize::new(0);
+    let results = std::thread::scope(|scope| {
+        let joiners = Vec::from_iter((0..JOINS).map(|at| {
+            let (other, joined) = (&other, &joined);
+            scope.spawn(move || {
+                let asked = if at % 2 == 0 { "log/1" } else { "log/*" };
+                let options = SubscriberOptions {
+                    history: 65_536,
+                    depth: 4096,
+                    ..SubscriberOptions::new(Qos::slow())
+                };
+                let late = other.subscriber_with(asked, options).expect("a subscriber");
+                joined.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                takes_all(&late, MESSAGES - 1).map_err(|error| format!("{asked}: {error}"))
+            })
+        }));
+        for number in 0..MESSAGES {
+            publisher
+                .publish(&number.to_le_bytes(), PATIENCE)
+                .expect("published");
+        }
+        Vec::from_iter(
+            joiners
+                .into_iter()
+                .map(|joiner| joiner.join().expect("joined")),
+        )
+    });
+    assert_eq!(results, vec![Ok(()); JOINS]);
+    assert_eq!(one.problem(), None);
+}
+
+#[test]
+fn who_joins_a_publisher_of_its_node_at_full_speed_misses_nothing() {
+    join_at_full_speed(true);
+}
+
+#[test]
+fn who_joins_a_publisher_of_another_node_at_full_speed_misses_nothing() {
+    join_at_full_speed(false);
+}
+
+#[test]
+fn a_pattern_that_waits_gets_all_that_a_new_publisher_keeps() {
+    const MESSAGES: u64 = 100;
+    let mut programs = Programs::new();
+    let (one, other) = (programs.participant("one"), programs.participant("other"));
+    let options = SubscriberOptions {
+        history: 1000,
+        ..SubscriberOptions::default()
+    };
+    let waits = other.subscriber_with("log/*", options).expect("opened");
+    let seen = |participant: &Participant| participant.topics().expect("topics").len();
+    // A topic of its own, so that it is certain that the pattern is known.
+    let marker = other.publisher("marker", Qos::slow()).expect("opened");
+    until_true("it is known", || seen(&one) == 1);
+    let keeps = PublisherOptions {
+        history: 1000,
+        ..PublisherOptions::new(Qos::slow().reliable())
+    };
+    for (round, topic) in ["log/1", "log/2", "log/1"].into_iter().enumerate() {
+        // It publishes at once, before anybody can have heard of it.
+        let publisher = one.publisher_with(topic, keeps).expect("a publisher");
+        for number in 0..MESSAGES {
+            publish_to_nobody(&publisher, &number.to_le_bytes());
+        }
+        takes_all(&waits, MESSAGES - 1).unwrap_or_else(|error| panic!("{round}: {error}"));
+    }
+    drop(marker);
+}
+
+/// Says something on the channel of the directory.
+struct Liar(takt::Source);
+
+impl Liar {
+    fn new(session: &Session) -> Self {
+        let channel = ChannelId::named(takt_messaging::DIRECTORY).expect("a channel");
+        let stream = session.stream(Qos::slow().reliable()).expect("a stream");
+        let source = stream.source(channel).expect("a source");
+        source.wait_reader(PATIENCE).expect("a participant");
+        Self(source)
+    }
+
+    fn say(&self, text: &str) {
+        let mut buffer = self.0.buffer_wait(text.len(), PATIENCE).expect("a buffer");
+        buffer.copy_from_slice(text.as_bytes());
+        buffer.emit().expect("emitted");
+    }
+}
+
+#[test]
+fn late_joiners_that_nobody_is_take_no_endpoints_and_no_others_turn() {
+    let mut programs = Programs::new();
+    let (one, liar) = (programs.participant("one"), programs.session("liar"));
+    let keeps = PublisherOptions {
+        history: 10,
+        ..PublisherOptions::default()
+    };
+    let publisher = one.publisher_with("log", keeps).expect("a publisher");
+    publish_to_nobody(&publisher, b"kept");
+    let liar = Liar::new(&liar);
+    for page in 0..40 {
+        let entries = Vec::from_iter((0..100).map(|at| {
+            let id = 1000 + page * 100 + at;
+            format!(r#"{{"id":{id},"topic":"log","role":"subscriber","history":10}}"#)
+        }));
+        let (from, to, add) = (page, page + 1, entries.join(","));
+        liar.say(&format!(
+            r#"{{"say":"update","participant":7,"name":"liar","from":{from},"to":{to},"add":[{add}],"remove":[]}}"#
+        ));
+    }
+    until_true("all are known", || {
+        let topics = one.topics().expect("topics");
+        topics.iter().any(|topic| topic.subscribers.len() == 4000)
+    });
+    let other = programs.participant("other");
+    let late = SubscriberOptions {
+        history: 10,
+        ..SubscriberOptions::default()
+    };
+    let late = other.subscriber_with("log", late).expect("a subscriber");
+    let opened = Vec::from_iter((0..200).map(|at| {
+        let least = PublisherOptions {
+            depth: 16,
+            ..PublisherOptions::default()
+        };
+        one.publisher_with(&format!("many/{at}"), least)
+            .expect("a publisher")
+    }));
+    assert_eq!(text(&late).1, "kept");
+    drop(opened);
+    // Those that are there still, as they say, have not got it: that is told. The liar is gone before it can be so.
+    liar.say(r#"{"say":"leave","participant":7}"#);
+}
+
+#[test]
+fn late_joiners_that_take_slowly_leave_others_their_turn() {
+    const SLOW: u64 = 16;
+    let mut programs = Programs::new();
+    let (one, liar) = (programs.participant("one"), programs.session("liar"));
+    let keeps = PublisherOptions {
+        history: 10_000,
+        ..PublisherOptions::default()
+    };
+    let publisher = one.publisher_with("log", keeps).expect("a publisher");
+    for number in 0..10_000u64 {
+        publisher
+            .publish(&number.to_le_bytes(), PATIENCE)
+            .expect("published");
+    }
+    let stream = liar.stream(Qos::slow()).expect("a stream");
+    let slow = Vec::from_iter((1..=SLOW).map(|id| {
+        let inbox = ChannelId::named(&format!("topic-inbox/{id:016x}")).expect("a channel");
+        stream.sink(inbox).expect("a sink")
+    }));
+    let entries =
+        Vec::from_iter((1..=SLOW).map(|id| {
+            format!(r#"{{"id":{id},"topic":"log","role":"subscriber","history":10000}}"#)
+        }));
+    let add = entries.join(",");
+    Liar::new(&liar).say(&format!(
+        r#"{{"say":"update","participant":7,"name":"slow","from":0,"to":1,"add":[{add}],"remove":[]}}"#
+    ));
+    for sink in &slow {
+        drop(sink.consume(PATIENCE).expect("a message"));
+    }
+    let other = programs.participant("other");
+    let options = SubscriberOptions {
+        history: 1,
+        ..SubscriberOptions::default()
+    };
+    let late = other.subscriber_with("log", options).expect("opened");
+    let begin = std::time::Instant::now();
+    let sample = loop {
+        // Each of the others takes a few in a second, and never nothing for long.
+        for sink in &slow {
+            drop(sink.consume(Wait::Never));
+        }
+        if let Ok(sample) = late.take(Wait::For(Duration::from_millis(20))) {
+            break sample;
+        }
+        assert!(begin.elapsed() < Duration::from_secs(9), "it has no turn");
+    };
+    assert_eq!(*sample, 9_999u64.to_le_bytes());
+}
+
+#[test]
+fn another_topic_with_the_same_channel_is_told_by_name() {
+    let mut programs = Programs::new();
+    let session = programs.session("one");
+    let one = Participant::new(session.clone()).expect("a participant");
+    let other = programs.participant("other");
+    let subscriber = one.subscriber("a", Qos::slow()).expect("a subscriber");
+    let beside = other.publisher("b", Qos::slow()).expect("a publisher");
+    until_true("it is known", || one.topics().expect("topics").len() == 2);
+    assert_eq!(subscriber.warning(), None);
+    // As the publisher of `b` would write if the two had one channel.
+    let message = {
+        let b = one.subscriber("b", Qos::slow()).expect("a subscriber");
+        let stream = session.stream(Qos::slow()).expect("a stream");
+        let channel = ChannelId::named("topic/b").expect("a channel");
+        let sink = stream.sink(channel).expect("a sink");
+        publish(&beside, "of b");
+        assert_eq!(text(&b).1, "of b");
+        sink.consume(PATIENCE).expect("a message").to_vec()
+    };
+    let stream = session.stream(Qos::slow()).expect("a stream");
+    let source = stream.source(ChannelId::named("topic/a").expect("a channel"));
+    let source = source.expect("a source");
+    source.wait_reader(PATIENCE).expect("a reader");
+    let mut buffer = source.buffer_wait(message.len(), PATIENCE).expect("memory");
+    buffer.copy_from_slice(&message);
+    buffer.emit().expect("emitted");
+    let publisher = one.publisher("a", Qos::slow()).expect("a publisher");
+    publish(&publisher, "of a");
+    assert_eq!(text(&subscriber).1, "of a");
+    assert_eq!(subscriber.counters().foreign, 1);
+    let told = "the topics \"a\" and \"b\" have the same channel: rename one of them";
+    assert_eq!(subscriber.warning().as_deref(), Some(told));
+    assert_eq!(publisher.warning(), None);
+}
+
+#[test]
+fn what_is_not_declared_as_json_is_neither_written_nor_read_as_json() {
+    let mut programs = Programs::new();
+    let one = programs.participant("one");
+    let subscriber = one.subscriber("a", Qos::slow()).expect("a subscriber");
+    let publisher = one.publisher("a", Qos::slow()).expect("a publisher");
+    let told = "of \"a\" has the encoding bytes, not json: open the publisher with Encoding::JSON";
+    let error = publisher.publish_json(&1, PATIENCE).expect_err("refused");
+    assert_eq!(error.to_string(), format!("the publisher {told}"));
+    publish(&publisher, "1");
+    let sample = subscriber.take(PATIENCE).expect("a sample");
+    let error = sample.json::<u8>().expect_err("refused");
+    assert_eq!(error.to_string(), format!("the message {told}"));
+}
+
+#[test]
+fn a_function_that_panics_is_told_of() {
+    let mut programs = Programs::new();
+    let one = programs.participant("one");
+    let panics = |_: &takt_messaging::Sample<'_>| panic!("as the test wants it");
+    let task = one.subscribe("a", SubscriberOptions::default(), panics);
+    let task = task.expect("a task");
+    let publisher = one.publisher("a", Qos::slow()).expect("a publisher");
+    publish(&publisher, "hello");
+    until_true("it is told", || task.failure().is_some());
+    assert_eq!(task.failure().as_deref(), Some("the function panicked"));
 }
 
 #[test]

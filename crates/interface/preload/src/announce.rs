@@ -26,16 +26,18 @@ static HARDWARE: AtomicBool = AtomicBool::new(false);
 
 /// Reads the environment.
 pub fn start() {
-    let value = std::env::var(MODE_VARIABLE).unwrap_or_default();
-    let mode = match value.as_str() {
+    let value = std::env::var_os(MODE_VARIABLE).unwrap_or_default();
+    let mode = match &*value.to_string_lossy() {
         "" | "on" => Mode::Wanted,
         "required" => Mode::Required,
         "off" => Mode::Off,
         other => {
+            // Whoever wants the runtime required, and mistypes it, must not have times that nobody keeps.
             say(&format!(
-                "{MODE_VARIABLE} is \"{other}\", not \"on\", \"required\" or \"off\"; taken as \"on\""
+                "{MODE_VARIABLE} is \"{other}\", which is none of its values \"on\", \"required\" and \"off\": taken as \
+                 \"required\""
             ));
-            Mode::Wanted
+            Mode::Required
         }
     };
     MODE.store(mode as u8, Ordering::Relaxed);

@@ -5,18 +5,22 @@
 
 use std::ffi::c_int;
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::AtomicI64;
 
 use crate::follower::{self, Answers};
 use crate::frame::{Flow, Headers};
 use crate::kernel;
 use crate::netlink::{Found, Netlink, Question, Reach, Route};
+use crate::news::Station;
 use crate::options::Options;
 use crate::remembered::Remembered;
 use crate::runtime::{Refusal, Source};
 use crate::unserved::Reason;
 
-/// How long a way is believed, in nanoseconds. It is found out anew long before, unless nobody follows.
-pub const BELIEVED: i64 = 10_000_000_000;
+/// How long a way is believed, in nanoseconds. It is found out anew about once a second; what the follower cannot do, for
+/// want of processor time, no send does in its place for so long.
+const BELIEVED: i64 = 60_000_000_000;
 /// How long without anybody who follows.
 const ALONE: i64 = 1_000_000_000;
 /// How long it is believed that the next hop is unknown: the kernel is finding it out.
@@ -56,12 +60,12 @@ pub enum Way {
 
 /// The ways to the latest destinations of a socket.
 pub type Destinations = Remembered<Key, Way>;
-/// What is known of the stations of a packet socket, by interface and address: why the runtime does not reach them, or the
-/// longest packet.
-pub type Stations = Remembered<(u32, [u8; 6]), Result<usize, Reason>>;
+/// What is known of the stations of a packet socket: why the runtime does not reach them, or the longest packet.
+pub type Stations = Remembered<Station, Result<usize, Reason>>;
 
 impl Destinations {
-    /// The way to a destination, remembered or found.
+    /// The way to a destination, remembered, or found and from now on `watched`, which is told whether its next hop is
+    /// unknown; that is asked only then, so that nobody hears of its answer who does not know what it is for.
     ///
     /// # Errors
     /// The runtime's.
@@ -71,6 +75,7 @@ impl Destinations {
         options: &Options,
         source: &Source,
         key: Key,
+        watched: impl FnOnce(Key, Arc<AtomicI64>, i64, bool),
     ) -> Result<Way, Refusal> {
         let now = kernel::monotonic();
         if let Some(way) = self.known(&key, now) {
@@ -80,20 +85,33 @@ impl Destinations {
             Ok(mut netlink) => find(fd, options, source, &key, &mut netlink, &mut Answers::new())?,
             Err(_) => (Way::Kernel(Reason::Route), None),
         };
-        if let (Way::Kernel(Reason::Neighbour), Some((interface, address))) = (way, neighbour) {
+        let used = self.remember(key, way, now, now + believed(&way));
+        watched(key, used, now, is_unknown(&way));
+        if let (true, Some((interface, address))) = (is_unknown(&way), neighbour) {
             kernel::ask_neighbour(interface, address);
         }
-        self.remember(key, way, now, now + believed(&way));
         Ok(way)
     }
 }
 
+/// Whether a way's next hop has not told its hardware address yet.
+pub fn is_unknown(way: &Way) -> bool {
+    matches!(way, Way::Kernel(Reason::Neighbour))
+}
+
 /// For how long a way is good.
 pub fn believed(way: &Way) -> i64 {
-    match way {
-        Way::Kernel(Reason::Neighbour) => UNRESOLVED,
-        _ if follower::is_running() => BELIEVED,
-        _ => ALONE,
+    match is_unknown(way) {
+        true => UNRESOLVED,
+        false => believed_if_known(),
+    }
+}
+
+/// For how long what is known of a next hop is good.
+pub fn believed_if_known() -> i64 {
+    match follower::is_running() {
+        true => BELIEVED,
+        false => ALONE,
     }
 }
 
@@ -182,6 +200,16 @@ pub fn find(
     if route.reach == Reach::All && !options.udp.broadcast {
         return kernel(Reason::Malformed); // The kernel says that this is not permitted.
     }
+    if has_members_here(options, &route, destination.ip()) {
+        Reason::Local.tell(|| {
+            format!(
+                "sockets of this network namespace are members of {}, and the runtime sends to others only; without \
+                 IP_MULTICAST_LOOP (IPV6_MULTICAST_LOOP), it sends them",
+                destination.ip()
+            )
+        });
+        return kernel(Reason::Local);
+    }
     let next_hop = route.gateway.unwrap_or(destination.ip());
     let (via, fresh) = link_address(netlink, &route, destination.ip());
     let to_be_asked = (!fresh).then_some((route.interface, next_hop));
@@ -234,7 +262,7 @@ pub fn find(
 pub fn station(
     fd: c_int,
     source: &Source,
-    (interface, station): (u32, [u8; 6]),
+    (interface, station): Station,
 ) -> Result<Result<usize, Reason>, Refusal> {
     // The runtime sends from one interface.
     let endpoint = source.endpoint()?;
@@ -248,6 +276,18 @@ pub fn station(
     Ok(Ok(
         kernel::interface_mtu(fd, interface).map_or(mtu, |limit| limit.min(mtu))
     ))
+}
+
+/// Whether the kernel would deliver a packet to members of its group in this network namespace as well.
+fn has_members_here(options: &Options, route: &Route, group: IpAddr) -> bool {
+    match group {
+        IpAddr::V4(group) => group.is_multicast() && options.udp.loops && route.here,
+        IpAddr::V6(group) => {
+            group.is_multicast()
+                && options.udp.loops_six
+                && kernel::is_member(route.interface, group)
+        }
+    }
 }
 
 /// The station that packets of a route go to, as far as the kernel knows, and whether that is beyond doubt.

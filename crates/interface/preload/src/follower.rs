@@ -7,7 +7,8 @@
 //! One for the process, started with the first source. Sends that it cannot serve in time, because it cannot run or
 //! their socket is of another network, ask for themselves.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
+use std::ffi::c_int;
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::AsRawFd;
@@ -15,9 +16,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use netlink_sys::{Socket as NetlinkSocket, SocketAddr};
 
-use crate::destination;
+use crate::destination::{self, Key, is_unknown};
 use crate::kernel;
 use crate::netlink::Netlink;
+use crate::news::{News as Found, Station};
 use crate::own::Own;
 use crate::process::{self, Inside};
 use crate::runtime::{Refusal, Source};
@@ -27,10 +29,12 @@ use crate::unserved;
 
 /// How old what was found out may get, in nanoseconds.
 const AGE: i64 = 1_000_000_000;
-/// How long nobody asks for it until it is forgotten.
-const UNUSED: i64 = 30_000_000_000;
+/// How long nobody asks for it until it is forgotten. Sends use nothing that has not been used for three quarters of that.
+pub const UNUSED: i64 = 40_000_000_000;
 /// How long it waits for news of the kernel, in milliseconds.
 const WAIT: i32 = 500;
+/// How long while messages wait for a next hop: nothing that they miss costs them more.
+const WAIT_WITH_HELD: i32 = 20;
 /// How often a neighbour is asked at most, in nanoseconds.
 const ASK_AGAIN: i64 = 1_000_000_000;
 /// Groups of `NETLINK_ROUTE`: links, neighbours, addresses and routes of either version (`RTMGRP_*`).
@@ -77,15 +81,25 @@ fn run() {
     let mut neighbours = HashMap::new();
     // What was found out before anybody listened may have changed since, and nobody says so again.
     let mut age = 0;
+    let mut all_at = 0;
     while RUNNING.load(Ordering::Relaxed) {
+        let now = kernel::monotonic();
+        let all = age == 0 || now - all_at >= i64::from(WAIT) * 1_000_000;
+        if all {
+            all_at = now;
+        }
         process::inside(|inside| {
-            round(age, &mut neighbours, inside);
+            round(age, all, &mut neighbours, inside);
             tell_unserved(inside);
         });
+        let wait = match socket::all().any(Socket::is_holding) {
+            true => WAIT_WITH_HELD,
+            false => WAIT,
+        };
         let changed = match &news {
-            Some(open) => open.wait(),
+            Some(open) => open.wait(wait),
             None => {
-                kernel::pause(i64::from(WAIT) * 1_000_000);
+                kernel::pause(i64::from(wait) * 1_000_000);
                 Ok(false)
             }
         };
@@ -121,9 +135,9 @@ impl News {
     }
 
     /// Whether something has changed. An error: the socket is of no use any more.
-    fn wait(&self) -> io::Result<bool> {
+    fn wait(&self, milliseconds: i32) -> io::Result<bool> {
         let fd = self.socket.as_raw_fd();
-        if !kernel::is_readable_within(fd, WAIT)? {
+        if !kernel::is_readable_within(fd, milliseconds)? {
             return Ok(false);
         }
         let cookie = kernel::option(fd, libc::SOL_SOCKET, libc::SO_COOKIE);
@@ -149,11 +163,11 @@ impl News {
 /// When a neighbour was asked last.
 type Asked = HashMap<(u32, IpAddr), i64>;
 
-/// Finds out anew what is older than `age`.
-fn round(age: i64, asked: &mut Asked, inside: &Inside) {
+/// Finds out anew what is older than `age`, of `all` sockets or of those of which messages wait.
+fn round(age: i64, all: bool, asked: &mut Asked, inside: &Inside) {
     asked.retain(|_, at| kernel::monotonic() - *at < UNUSED);
     let mut answers = HashMap::new();
-    for socket in socket::all() {
+    for socket in socket::all().filter(|socket| all || socket.is_holding()) {
         if renew(socket, age, asked, &mut answers, inside) == Err(Refusal::Away) {
             // Nobody is asked again in this round: each would be waited for.
             return;
@@ -196,25 +210,64 @@ fn renew(
     let now = kernel::monotonic();
     // Options first: ways depend on them.
     let version = socket.version();
-    let options = socket.read_options(fd);
-    let (options, ways, stations) = {
-        let Some(mut state) = socket.known_patiently(fd, inside) else {
-            return Ok(());
-        };
-        // The program may have set another option since.
-        if let Some(options) = options.filter(|_| socket.version() == version) {
-            socket.renew_options(&mut state, options);
-        }
-        let Some(options) = state.options.clone() else {
-            return Ok(());
-        };
-        let ways = state.destinations.due(now - UNUSED, now - age);
-        let stations = state.stations.due(now - UNUSED, now - age);
-        if state.source.is_none() || ways.is_empty() && stations.is_empty() {
-            return Ok(());
-        }
-        (options, ways, stations)
+    let Some(options) = socket.read_options(fd) else {
+        return Ok(());
     };
+    let (changes, (ways, stations)) = {
+        let mut watched = socket.watched(inside);
+        let due = watched.due(now - UNUSED, now - age, now);
+        (watched.see(&options), due)
+    };
+    let mut news = Found::new(version, options, now);
+    let found = match ways.is_empty() && stations.is_empty() {
+        true => Ok(()),
+        false => find(fd, &mut news, &ways, &stations, asked, answers, inside),
+    };
+    let (ways, stations) = left_over(&news, ways, stations);
+    if !ways.is_empty() || !stations.is_empty() {
+        socket.watched(inside).look_again(&ways, &stations);
+    }
+    if socket.descriptor() != Some(fd) {
+        return found;
+    }
+    socket.leave(news);
+    let hands_over = socket.is_holding();
+    // Nobody waits for this lock but for what another process has set, or for messages that wait themselves.
+    if (changes || hands_over)
+        && let Some(mut state) = socket.known_patiently(fd, inside)
+        && hands_over
+    {
+        transmit::hand_over_held(socket, fd, &mut state, inside);
+        socket.set_holding(state.held.len() != 0);
+    }
+    found
+}
+
+/// What is to be looked for again in the next round: what was not found out, and ways whose next hop is unknown.
+fn left_over(
+    news: &Found,
+    mut ways: Vec<Key>,
+    mut stations: Vec<Station>,
+) -> (Vec<Key>, Vec<Station>) {
+    let known = news.ways.iter().filter(|(_, way)| !is_unknown(way));
+    let known: HashSet<Key> = known.map(|(key, _)| *key).collect();
+    ways.retain(|key| !known.contains(key));
+    // They are found out in this order.
+    stations.drain(..news.stations.len());
+    (ways, stations)
+}
+
+/// Finds out where a socket's packets go.
+fn find(
+    fd: c_int,
+    news: &mut Found,
+    ways: &[Key],
+    stations: &[Station],
+    asked: &mut Asked,
+    answers: &mut Answers,
+    inside: &Inside,
+) -> Result<(), Refusal> {
+    let now = news.at;
     let mut source = SOURCE.lock(inside);
     if source.is_none() {
         *source = Source::to_ask(inside);
@@ -226,9 +279,8 @@ fn renew(
     let Ok(mut netlink) = Netlink::open(fd) else {
         return Ok(());
     };
-    let mut found = Vec::with_capacity(ways.len());
-    for key in ways {
-        let way = destination::find(fd, &options, runtime, &key, &mut netlink, answers);
+    for &key in ways {
+        let way = destination::find(fd, &news.options, runtime, &key, &mut netlink, answers);
         let (way, neighbour) = match way {
             Ok(found) => found,
             Err(Refusal::Over) => {
@@ -244,12 +296,11 @@ fn renew(
                 kernel::ask_neighbour(neighbour.0, neighbour.1);
             }
         }
-        found.push((key, way));
+        news.ways.push((key, way));
     }
-    let mut reached = Vec::with_capacity(stations.len());
-    for station in stations {
+    for &station in stations {
         match destination::station(fd, runtime, station) {
-            Ok(found) => reached.push((station, found)),
+            Ok(found) => news.stations.push((station, found)),
             Err(Refusal::Over) => {
                 *source = None;
                 return Ok(());
@@ -257,24 +308,5 @@ fn renew(
             Err(refusal) => return Err(refusal),
         }
     }
-    drop(source);
-    let Some(mut state) = socket.known_patiently(fd, inside) else {
-        return Ok(());
-    };
-    if state.options.as_ref() != Some(&options) {
-        return Ok(());
-    }
-    let now = kernel::monotonic();
-    for (key, way) in found {
-        state
-            .destinations
-            .renew(&key, way, now, now + destination::believed(&way));
-    }
-    for (station, found) in reached {
-        state
-            .stations
-            .renew(&station, found, now, now + destination::BELIEVED);
-    }
-    transmit::hand_over_held(socket, fd, &mut state, inside);
     Ok(())
 }

@@ -5,6 +5,7 @@
 //! nothing that would have to be dropped.
 
 mod descriptors;
+mod programs;
 mod receive;
 mod send;
 mod sockets;
@@ -12,7 +13,7 @@ mod wait;
 
 use std::ffi::c_int;
 
-use crate::{announce, filter, follower, grid, heap, process, real, socket, unserved};
+use crate::{announce, filter, follower, grid, heap, image, process, real, socket, unserved};
 
 /// Runs when the loader has loaded the library, before the program's `main`.
 #[used]
@@ -30,6 +31,7 @@ extern "C" fn start() {
     announce::start();
     grid::start();
     process::start();
+    image::start();
     if announce::mode() == announce::Mode::Required
         && let Err(error) = filter::install()
     {

@@ -2,6 +2,7 @@
 
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
+use std::net::Ipv6Addr;
 
 use libc::{sockaddr_storage, socklen_t};
 
@@ -38,6 +39,20 @@ pub fn option<T: Plain>(fd: c_int, level: c_int, name: c_int) -> Result<T, c_int
         0 => Ok(unsafe { value.assume_init() }),
         _ => Err(errno()),
     }
+}
+
+/// Whether sockets of this network namespace are members of a group on an interface. True where that cannot be
+/// found out.
+pub fn is_member(interface: u32, group: Ipv6Addr) -> bool {
+    // One group a line: the interface's number and name, the address in digits, how many members.
+    let Ok(text) = std::fs::read_to_string("/proc/thread-self/net/igmp6") else {
+        return true;
+    };
+    let (interface, group) = (interface.to_string(), format!("{:032x}", group.to_bits()));
+    text.lines().any(|line| {
+        let mut fields = line.split_whitespace();
+        fields.next() == Some(&*interface) && fields.nth(1) == Some(&*group)
+    })
 }
 
 /// How many bytes an option of variable length has.

@@ -34,6 +34,7 @@ mod grid;
 mod hardware;
 mod heap;
 mod held;
+mod image;
 #[cfg(not(test))]
 mod interpose;
 mod kernel;
@@ -42,6 +43,7 @@ mod launch;
 mod memory;
 mod multicast;
 mod netlink;
+mod news;
 mod options;
 mod own;
 mod process;

@@ -20,6 +20,9 @@ use netlink_sys::{Socket, SocketAddr};
 use crate::kernel;
 use crate::own::Own;
 
+/// The kernel delivers the packet here, too (`RTCF_LOCAL` of Linux `in_route.h`).
+const RTCF_LOCAL: u32 = 0x8000_0000;
+
 /// Where packets go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Route {
@@ -33,6 +36,8 @@ pub struct Route {
     pub mtu: Option<u32>,
     /// To whom.
     pub reach: Reach,
+    /// To this network namespace, too: it has members of the group, or the address is everybody's. Of IPv4 only.
+    pub here: bool,
 }
 
 /// What is found of a destination.
@@ -198,6 +203,7 @@ fn read_route(route: &RouteMessage) -> Found {
         source: None,
         mtu: None,
         reach,
+        here: route.header.flags.bits() & RTCF_LOCAL != 0,
     };
     for attribute in &route.attributes {
         match attribute {

@@ -75,6 +75,10 @@ pub struct UdpOptions {
     pub multicast_source: Option<Ipv4Addr>,
     /// `IP_UNICAST_IF` or `IPV6_UNICAST_IF`: the interface of all other packets, 0: by route.
     pub unicast_interface: u32,
+    /// `IP_MULTICAST_LOOP`: groups of IPv4 have members in this network namespace, too.
+    pub loops: bool,
+    /// `IPV6_MULTICAST_LOOP`.
+    pub loops_six: bool,
     /// IPv4 datagrams have no checksum.
     pub no_checksum: bool,
     /// `SO_BROADCAST`.
@@ -150,6 +154,7 @@ impl Options {
             tos: octet(ip(libc::IP_TOS)),
             ttl: limit(ip(libc::IP_TTL)),
             multicast_ttl: limit(ip(libc::IP_MULTICAST_TTL)),
+            loops: ip(libc::IP_MULTICAST_LOOP) != Ok(0),
             no_checksum: option(fd, libc::SOL_SOCKET, libc::SO_NO_CHECK) == Ok(1),
             broadcast: option(fd, libc::SOL_SOCKET, libc::SO_BROADCAST) == Ok(1),
             ..UdpOptions::default()
@@ -163,6 +168,7 @@ impl Options {
         if six {
             udp.traffic_class = octet(ip6(libc::IPV6_TCLASS));
             udp.hops = limit(ip6(libc::IPV6_UNICAST_HOPS));
+            udp.loops_six = ip6(libc::IPV6_MULTICAST_LOOP) != Ok(0);
             udp.multicast_hops = limit(ip6(libc::IPV6_MULTICAST_HOPS));
             udp.multicast_interface = ip6(libc::IPV6_MULTICAST_IF).unwrap_or(0) as u32;
             // In the order of bytes of the network.

@@ -203,6 +203,22 @@ functions! {
         epoll: c_int, events: *mut epoll_event, count: c_int, timeout: *const timespec, mask: *const sigset_t
     ) -> c_int,
         or libc::syscall(libc::SYS_epoll_pwait2, epoll, events, count, timeout, mask, KERNEL_SIGSET);
+    execve(path: *const c_char, arguments: *const *const c_char, environment: *const *const c_char) -> c_int,
+        or libc::syscall(libc::SYS_execve, path, arguments, environment);
+    execv(path: *const c_char, arguments: *const *const c_char) -> c_int, or libc::syscall(NONE);
+    execvp(name: *const c_char, arguments: *const *const c_char) -> c_int, or libc::syscall(NONE);
+    execvpe(name: *const c_char, arguments: *const *const c_char, environment: *const *const c_char) -> c_int,
+        or libc::syscall(NONE);
+    posix_spawn(
+        child: *mut libc::pid_t, path: *const c_char, actions: *const c_void, attributes: *const c_void,
+        arguments: *const *const c_char, environment: *const *const c_char
+    ) -> c_int,
+        or { libc::syscall(NONE); libc::ENOSYS };
+    posix_spawnp(
+        child: *mut libc::pid_t, name: *const c_char, actions: *const c_void, attributes: *const c_void,
+        arguments: *const *const c_char, environment: *const *const c_char
+    ) -> c_int,
+        or { libc::syscall(NONE); libc::ENOSYS };
     __chk_fail() -> (), or libc::abort();
 }
 

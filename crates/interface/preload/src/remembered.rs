@@ -2,19 +2,22 @@
 
 use std::collections::HashMap;
 use std::hash::Hash;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
 
 /// How much is remembered. Beyond that, what was not used for longest is forgotten.
 const MOST: usize = 4096;
 
-#[derive(Clone, Copy)]
+/// How long what is not asked for is good, in nanoseconds: shorter than it is followed for
+/// ([`UNUSED`](crate::follower::UNUSED)), so that nothing is used that nobody follows.
+const UNUSED: i64 = 30_000_000_000;
+
 struct Entry<V> {
     value: V,
-    /// When it was found out.
-    found: i64,
     /// Until when it is good.
     until: i64,
-    /// When it was asked for last.
-    used: i64,
+    /// When it was asked for last; the follower looks at it as well.
+    used: Arc<AtomicI64>,
 }
 
 /// Answers to a kind of question. Instants are by a clock of the caller's.
@@ -38,43 +41,39 @@ impl<K: Eq + Hash + Copy, V: Copy> Remembered<K, V> {
 
     /// The answer, if it is still good.
     pub fn known(&mut self, key: &K, now: i64) -> Option<V> {
-        let entry = self.entries.get_mut(key)?;
-        entry.used = now;
-        (now < entry.until).then_some(entry.value)
+        let entry = self.entries.get(key)?;
+        let used = entry.used.load(Ordering::Relaxed);
+        if now >= entry.until || now.saturating_sub(used) > UNUSED {
+            return None;
+        }
+        entry.used.store(now, Ordering::Relaxed);
+        Some(entry.value)
     }
 
-    /// Remembers an answer of `now`, good until `until`.
-    pub fn remember(&mut self, key: K, value: V, now: i64, until: i64) {
+    /// Remembers an answer of `now`, good until `until`. Returns when it was used last, which changes.
+    pub fn remember(&mut self, key: K, value: V, now: i64, until: i64) -> Arc<AtomicI64> {
+        let used = Arc::new(AtomicI64::new(now));
         let entry = Entry {
             value,
-            found: now,
             until,
-            used: now,
+            used: used.clone(),
         };
         if self.entries.len() >= MOST && !self.entries.contains_key(&key) {
-            let oldest = self.entries.iter().min_by_key(|(_, entry)| entry.used);
+            let used = |entry: &Entry<V>| entry.used.load(Ordering::Relaxed);
+            let oldest = self.entries.iter().min_by_key(|(_, entry)| used(entry));
             if let Some(oldest) = oldest.map(|(key, _)| *key) {
                 self.entries.remove(&oldest);
             }
         }
         self.entries.insert(key, entry);
+        used
     }
 
     /// A new answer to a question that is remembered; it is not a use of it.
-    pub fn renew(&mut self, key: &K, value: V, now: i64, until: i64) {
+    pub fn renew(&mut self, key: &K, value: V, until: i64) {
         if let Some(entry) = self.entries.get_mut(key) {
-            (entry.value, entry.found, entry.until) = (value, now, until);
+            (entry.value, entry.until) = (value, until);
         }
-    }
-
-    /// Forgets what nobody has asked for since `unused`, and lists what was found out before `before`.
-    pub fn due(&mut self, unused: i64, before: i64) -> Vec<K> {
-        self.entries.retain(|_, entry| entry.used >= unused);
-        let due = self
-            .entries
-            .iter()
-            .filter(|(_, entry)| entry.found <= before);
-        due.map(|(key, _)| *key).collect()
     }
 }
 
@@ -112,13 +111,16 @@ mod tests {
         let mut answers = Remembered::default();
         answers.remember(1, 'a', 0, 100);
         answers.remember(2, 'a', 0, 100);
-        assert_eq!(answers.known(&2, 50), Some('a'));
-        assert!(answers.due(0, -1).is_empty());
-        assert_eq!(answers.due(10, 0), [2], "nobody asks for the other");
-        answers.renew(&2, 'b', 60, 160);
-        answers.renew(&1, 'b', 60, 160);
-        assert!(answers.due(10, 50).is_empty());
+        answers.renew(&2, 'b', i64::MAX);
+        answers.renew(&3, 'b', i64::MAX);
         assert_eq!(answers.known(&2, 150), Some('b'));
         assert_eq!(answers.known(&1, 150), None);
+        assert_eq!(answers.known(&3, 150), None, "nobody has asked for it");
+        assert_eq!(answers.known(&2, 150 + UNUSED), Some('b'));
+        assert_eq!(
+            answers.known(&2, 151 + 2 * UNUSED),
+            None,
+            "nobody follows it"
+        );
     }
 }

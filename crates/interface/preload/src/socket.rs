@@ -8,11 +8,12 @@ use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
 use crate::abi::SockTxtime;
 use crate::announce::{self, Mode};
-use crate::destination::{Destinations, Stations};
+use crate::destination::{self, Destinations, Stations};
 use crate::follower;
 use crate::held::Held;
 use crate::kernel;
 use crate::kind::Kind;
+use crate::news::{Mailbox, News, Watched};
 use crate::options::Options;
 use crate::process::Inside;
 use crate::reports::Reports;
@@ -23,8 +24,8 @@ use crate::transmit;
 /// How long what the kernel has said is believed, in nanoseconds: options may change through another
 /// process that has the same socket, and descriptors be closed where nobody looks.
 const BELIEVED: i64 = 1_000_000_000;
-/// How long, while another thread asks about once a second.
-const FOLLOWED: i64 = 10_000_000_000;
+/// How long, while another thread asks about once a second, if it gets to that.
+const FOLLOWED: i64 = 60_000_000_000;
 
 /// A mutex that a forked child can take whatever the parent's threads were doing.
 pub struct ForkLock<T>(UnsafeCell<Mutex<T>>);
@@ -118,6 +119,12 @@ pub struct Socket {
     edges: AtomicU64,
     /// How many of them an `epoll_wait` has told of.
     told_edges: AtomicU64,
+    /// Messages wait for a next hop: the follower hands them over.
+    holding: AtomicBool,
+    /// What the follower has found out.
+    news: Mailbox,
+    /// What it is to find out.
+    watched: ForkLock<Watched>,
     state: ForkLock<State>,
     next: AtomicPtr<Socket>,
 }
@@ -148,6 +155,8 @@ pub fn any_telling() -> bool {
 pub fn after_fork() {
     for socket in all() {
         socket.state.forget(State::default());
+        socket.watched.forget(Watched::default());
+        socket.holding.store(false, Ordering::Relaxed);
         socket.stale.store(true, Ordering::Relaxed);
     }
 }
@@ -162,7 +171,7 @@ impl Socket {
                 .is_ok()
         });
         if let Some(socket) = used_before {
-            socket.stale.store(true, Ordering::Relaxed);
+            socket.set_stale();
             socket.set_times(None);
             socket.descriptors.store(1, Ordering::Release);
             return socket;
@@ -180,6 +189,9 @@ impl Socket {
             descriptor: AtomicI32::new(-1),
             edges: AtomicU64::new(0),
             told_edges: AtomicU64::new(0),
+            holding: AtomicBool::new(false),
+            news: Mailbox::new(),
+            watched: ForkLock::new(Watched::default()),
             state: ForkLock::new(State::default()),
             next: AtomicPtr::new(ptr::null_mut()),
         }));
@@ -217,11 +229,55 @@ impl Socket {
             self.set_reporting(false);
             self.set_full(false);
             self.numbering.store(false, Ordering::Relaxed);
-            transmit::give_up_held(&state);
-            drop(state);
+            transmit::count_held(state);
+            self.set_holding(false);
+            *self.watched.lock(inside) = Watched::default();
+            drop(self.news.take());
         });
         if emptied.is_some() {
             self.free.store(true, Ordering::Release); // Partner: `claim`.
+        }
+    }
+
+    /// Whether messages wait for a next hop, or did lately.
+    pub fn is_holding(&self) -> bool {
+        self.holding.load(Ordering::Relaxed)
+    }
+
+    /// See [`is_holding`](Self::is_holding).
+    pub fn set_holding(&self, holding: bool) {
+        self.holding.store(holding, Ordering::Relaxed);
+    }
+
+    /// What the follower is to find out anew.
+    pub fn watched(&self, inside: &Inside) -> MutexGuard<'_, Watched> {
+        self.watched.lock(inside)
+    }
+
+    /// Leaves what the follower has found out.
+    pub fn leave(&self, news: News) {
+        self.news.leave(Box::new(news));
+    }
+
+    /// Takes over what the follower has left.
+    fn take_news(&self, state: &mut State) {
+        let Some(news) = self.news.take() else {
+            return;
+        };
+        // The program may have set another option since, or closed the socket and made another one.
+        if state.options.is_none()
+            || self.version() != news.version
+            || !self.renew_options(state, &news.options, news.at)
+        {
+            return;
+        }
+        for (key, way) in &news.ways {
+            let until = news.at + destination::believed(way);
+            state.destinations.renew(key, *way, until);
+        }
+        for (station, found) in &news.stations {
+            let until = news.at + destination::believed_if_known();
+            state.stations.renew(station, *found, until);
         }
     }
 
@@ -346,7 +402,8 @@ impl Socket {
 
     /// Its state, as old as it is. `None`: the descriptor leads here no more.
     pub fn known(&'static self, fd: c_int, inside: &Inside) -> Option<MutexGuard<'static, State>> {
-        let state = self.lock(inside);
+        let mut state = self.lock(inside);
+        self.take_news(&mut state);
         table::leads_to(fd, self).then_some(state)
     }
 
@@ -356,29 +413,32 @@ impl Socket {
         fd: c_int,
         inside: &Inside,
     ) -> Option<MutexGuard<'static, State>> {
-        let state = self.state.lock_patiently(inside);
+        let mut state = self.state.lock_patiently(inside);
+        self.take_news(&mut state);
         table::leads_to(fd, self).then_some(state)
     }
 
     /// Takes what the kernel has said just now. False: it is of another socket.
-    pub fn renew_options(&self, state: &mut State, options: Options) -> bool {
+    fn renew_options(&self, state: &mut State, options: &Options, at: i64) -> bool {
         let same = |old: &Options| old.cookie == options.cookie;
         if !state.options.as_ref().is_none_or(same) {
             self.set_stale();
             return false;
         }
-        if state.options.as_ref() != Some(&options) {
-            state.destinations.forget_all();
-            state.stations.forget_all();
-            self.set_reporting(options.reports() || state.reports.are_due());
-            self.numbering.store(options.numbers(), Ordering::Relaxed);
+        if state.options.as_ref() == Some(options) {
+            state.asked_at = at;
+            return true;
         }
+        state.destinations.forget_all();
+        state.stations.forget_all();
+        self.set_reporting(options.reports() || state.reports.are_due());
+        self.numbering.store(options.numbers(), Ordering::Relaxed);
         let numbered = state.options.as_ref().is_some_and(Options::numbers);
         if options.numbers() && !numbered {
             state.reports.restart_numbers();
         }
-        state.options = Some(options);
-        state.asked_at = kernel::monotonic();
+        state.options = Some(options.clone());
+        state.asked_at = at;
         true
     }
 
@@ -394,6 +454,7 @@ impl Socket {
             return None;
         }
         self.descriptor.store(fd, Ordering::Relaxed);
+        self.take_news(&mut state);
         let believed = match follower::is_running() {
             true => FOLLOWED,
             false => BELIEVED,
@@ -403,7 +464,8 @@ impl Socket {
             || kernel::monotonic() - state.asked_at > believed
         {
             let options = self.read_options(fd);
-            if !options.is_some_and(|options| self.renew_options(&mut state, options)) {
+            let now = kernel::monotonic();
+            if !options.is_some_and(|options| self.renew_options(&mut state, &options, now)) {
                 // Another socket under this number: it was closed where nobody looked.
                 drop(state);
                 table::remove(fd);
@@ -496,7 +558,7 @@ pub fn settle(closes: impl Fn(c_int) -> bool, inside: &Inside) {
 /// At the end of the process: what is held now is nobody's any more.
 pub fn give_up(inside: &Inside) {
     for socket in all() {
-        transmit::give_up_held(&socket.lock(inside));
+        transmit::give_up_held(socket, &mut socket.lock(inside));
     }
 }
 

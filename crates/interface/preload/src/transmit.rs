@@ -15,7 +15,7 @@ use crate::abi::{self, timestamping};
 use crate::address;
 use crate::announce;
 use crate::control::{self, Control, Priority};
-use crate::destination::{self, BELIEVED, Key, Stations, Way};
+use crate::destination::{self, Key, Way};
 use crate::errors;
 use crate::follower;
 use crate::frame;
@@ -25,6 +25,7 @@ use crate::kernel;
 use crate::kind::Kind;
 use crate::launch::{self, Clock};
 use crate::memory;
+use crate::news::Station;
 use crate::options::Options;
 use crate::process::{self, Inside};
 use crate::real;
@@ -76,11 +77,51 @@ enum Obstacle {
 /// A message as the program handed it over.
 struct Message {
     /// Name, control messages, list of parts.
-    bytes: Vec<u8>,
+    bytes: Few<u8, 512>,
     name: usize,
     control: usize,
-    parts: Vec<iovec>,
+    parts: Few<iovec, 8>,
     total: usize,
+}
+
+/// A list that is on the stack if it is short, as those of nearly all messages are: the heap has a lock.
+struct Few<T, const MOST: usize> {
+    short: [T; MOST],
+    long: Vec<T>,
+    length: usize,
+}
+
+impl<T: Copy, const MOST: usize> Few<T, MOST> {
+    fn new(fill: T, length: usize) -> Self {
+        Self {
+            short: [fill; MOST],
+            long: match length > MOST {
+                true => vec![fill; length],
+                false => Vec::new(),
+            },
+            length,
+        }
+    }
+}
+
+impl<T, const MOST: usize> std::ops::Deref for Few<T, MOST> {
+    type Target = [T];
+
+    fn deref(&self) -> &[T] {
+        match self.length > MOST {
+            true => &self.long,
+            false => &self.short[..self.length],
+        }
+    }
+}
+
+impl<T, const MOST: usize> std::ops::DerefMut for Few<T, MOST> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        match self.length > MOST {
+            true => &mut self.long,
+            false => &mut self.short[..self.length],
+        }
+    }
 }
 
 impl Message {
@@ -100,7 +141,7 @@ impl Message {
             return None;
         }
         let list = abi::parts(&header) * size_of::<iovec>();
-        let mut bytes = vec![0; name + control + list];
+        let mut bytes = Few::new(0, name + control + list);
         let place = |address: *mut libc::c_void, length| iovec {
             iov_base: address,
             iov_len: length,
@@ -112,13 +153,14 @@ impl Message {
         ];
         memory::gather(&mut bytes, &places).ok()?;
         let (words, _) = bytes[name + control..].as_chunks::<{ size_of::<usize>() }>();
-        let parts: Vec<iovec> = words
-            .chunks_exact(2)
-            .map(|part| iovec {
-                iov_base: std::ptr::with_exposed_provenance_mut(usize::from_ne_bytes(part[0])),
-                iov_len: usize::from_ne_bytes(part[1]),
-            })
-            .collect();
+        let none = place(std::ptr::null_mut(), 0);
+        let mut parts = Few::new(none, abi::parts(&header));
+        for (part, words) in parts.iter_mut().zip(words.chunks_exact(2)) {
+            *part = iovec {
+                iov_base: std::ptr::with_exposed_provenance_mut(usize::from_ne_bytes(words[0])),
+                iov_len: usize::from_ne_bytes(words[1]),
+            };
+        }
         Some(Self {
             name,
             control,
@@ -416,7 +458,7 @@ fn attempt(
             return hold(socket, state, message, request);
         }
     }
-    let result = hand_over(fd, state, &message.content(), &request, inside);
+    let result = hand_over(socket, fd, state, &message.content(), &request, inside);
     match result {
         Ok(handed) => {
             finish(socket, state, &request, handed);
@@ -440,6 +482,7 @@ fn hold(
     if !state.held.has_room() {
         return Err(Obstacle::Full);
     }
+    socket.set_holding(true);
     let mut payload = vec![0; message.total];
     memory::gather(&mut payload, &message.parts).map_err(Obstacle::Error)?;
     let options = state.options.as_ref();
@@ -474,7 +517,7 @@ pub fn hand_over_held(socket: &Socket, fd: c_int, state: &mut State, inside: &In
             parts: &parts,
             total: waiting.payload.len(),
         };
-        let obstacle = match hand_over(fd, state, &content, &waiting.request, inside) {
+        let obstacle = match hand_over(socket, fd, state, &content, &waiting.request, inside) {
             Ok(handed) => {
                 finish(socket, state, &waiting.request, handed);
                 continue;
@@ -493,20 +536,25 @@ pub fn hand_over_held(socket: &Socket, fd: c_int, state: &mut State, inside: &In
             state.held.push(waiting);
             continue;
         }
-        reason.settle();
-        if let Some(options) = state
-            .options
-            .as_ref()
-            .filter(|options| options.report_errors)
-        {
-            socket.expect_reports();
-            let limit = options.receive_bytes;
-            socket.add_edges(state.reports.given_up(
-                waiting.request.launch,
-                waiting.payload,
-                limit,
-            ));
-        }
+        give_up(socket, state, waiting, reason);
+    }
+}
+
+/// Counts a message that has waited for nothing, and tells of it whoever wants to hear of that.
+fn give_up(socket: &Socket, state: &mut State, waiting: Waiting, reason: Reason) {
+    reason.settle();
+    if let Some(options) = state
+        .options
+        .as_ref()
+        .filter(|options| options.report_errors)
+    {
+        socket.expect_reports();
+        let limit = options.receive_bytes;
+        socket.add_edges(
+            state
+                .reports
+                .given_up(waiting.request.launch, waiting.payload, limit),
+        );
     }
 }
 
@@ -531,11 +579,19 @@ pub fn has_room(socket: &'static Socket, fd: c_int, inside: &Inside) -> bool {
     state.held.has_room() && state.source.as_ref().is_none_or(room)
 }
 
-/// Counts what a socket holds and nobody will hand over any more.
-pub fn give_up_held(state: &State) {
+/// Counts what a socket has held that is nobody's any more.
+pub fn count_held(state: State) {
     for _ in 0..state.held.len() {
         // Nobody is left to be refused.
         let _ = Reason::Neighbour.settle();
+    }
+}
+
+/// Gives up what a socket holds: the process is about to end, or to be another program. Should that fail, nothing is
+/// handed over that has been counted.
+pub fn give_up_held(socket: &Socket, state: &mut State) {
+    while let Some(waiting) = state.held.pop() {
+        give_up(socket, state, waiting, Reason::Neighbour);
     }
 }
 
@@ -586,6 +642,7 @@ struct Handed {
 }
 
 fn hand_over(
+    socket: &Socket,
     fd: c_int,
     state: &mut State,
     content: &Content<'_>,
@@ -597,7 +654,19 @@ fn hand_over(
     let plan = match options.kind {
         Kind::Udp { six } => {
             let key = key(options, &request.control, content.name, six)?;
-            match state.destinations.way(fd, options, source, key)? {
+            // What is found for the first time is followed from then on.
+            let watch = |key, used, found, unknown| {
+                // Before the follower finds it: then it waits for the lock that is held here, and hands over what is kept.
+                if unknown {
+                    socket.set_holding(true);
+                }
+                let mut watched = socket.watched(inside);
+                watched.way(key, used, found);
+                if unknown {
+                    watched.look_again(&[key], &[]);
+                }
+            };
+            match state.destinations.way(fd, options, source, key, watch)? {
                 Way::Kernel(reason) => return Err(Obstacle::Unserved(reason).into()),
                 Way::Runtime {
                     headers,
@@ -620,7 +689,23 @@ fn hand_over(
             }
         }
         Kind::Frames | Kind::Packets => {
-            link_plan(fd, options, source, &mut state.stations, content)?
+            let (plan, key, header) = link_plan(options, source, content)?;
+            let now = kernel::monotonic();
+            let mtu = match state.stations.known(&key, now) {
+                Some(found) => found,
+                None => {
+                    let found = destination::station(fd, source, key)?;
+                    let until = now + destination::believed_if_known();
+                    let used = state.stations.remember(key, found, now, until);
+                    socket.watched(inside).station(key, used, now);
+                    found
+                }
+            };
+            let mtu = mtu.map_err(Obstacle::Unserved)?;
+            if content.total > mtu + header {
+                return Err(Obstacle::Error(libc::EMSGSIZE).into());
+            }
+            plan
         }
     };
     let offset = plan.offset();
@@ -831,14 +916,12 @@ fn bind_if_needed(
     }
 }
 
-/// How a packet socket's message becomes a frame.
+/// How a packet socket's message becomes a frame; whom it is for; and how many of its bytes are a header.
 fn link_plan(
-    fd: c_int,
     options: &Options,
     source: &Source,
-    stations: &mut Stations,
     message: &Content<'_>,
-) -> Result<Plan, Trouble> {
+) -> Result<(Plan, Station, usize), Trouble> {
     let name = match message.name {
         [] => None,
         name => Some(address::parse_link(name).ok_or(Obstacle::Unserved(Reason::Malformed))?),
@@ -864,21 +947,7 @@ fn link_plan(
         memory::gather(&mut destination, message.parts).map_err(Obstacle::Error)?;
         (Plan::Frame, destination, ethernet::HEADER_LEN)
     };
-    let key = (interface, destination);
-    let now = kernel::monotonic();
-    let mtu = match stations.known(&key, now) {
-        Some(found) => found,
-        None => {
-            let found = destination::station(fd, source, key)?;
-            stations.remember(key, found, now, now + BELIEVED);
-            found
-        }
-    };
-    let mtu = mtu.map_err(Obstacle::Unserved)?;
-    match message.total > mtu + header {
-        true => Err(Obstacle::Error(libc::EMSGSIZE).into()),
-        false => Ok(plan),
-    }
+    Ok((plan, (interface, destination), header))
 }
 
 /// The kernel has sent a datagram of a socket whose datagrams it numbers.

@@ -66,6 +66,8 @@ const ALL: [Reason; takt::unserved::REASONS] = [
 static TOLD: AtomicU32 = AtomicU32::new(0);
 /// How many datagrams each has been the reason for.
 static COUNTS: [AtomicU64; ALL.len()] = [const { AtomicU64::new(0) }; ALL.len()];
+/// How many of them have been said.
+static SAID: [AtomicU64; ALL.len()] = [const { AtomicU64::new(0) }; ALL.len()];
 
 impl Reason {
     /// What a call says that is refused for it.
@@ -110,7 +112,9 @@ impl Reason {
             Self::Options => {
                 "their socket has an option that the runtime does not honour, such as UDP_CORK, UDP_SEGMENT or IP_OPTIONS"
             }
-            Self::Tag => "they have a VLAN tag, and the runtime sends untagged frames",
+            Self::Tag => {
+                "they have a VLAN tag that is not of the endpoint's `vlans`, or with a priority that is none of its classes"
+            }
             Self::Frame => {
                 "the runtime does not let this program send such frames (ARP, neighbour discovery, or from another \
                  address than the endpoint's)"
@@ -151,11 +155,11 @@ pub fn counts() -> takt::unserved::Counts {
     std::array::from_fn(|at| COUNTS[at].load(Ordering::Relaxed))
 }
 
-/// Says at the end of the process how many there were of each reason.
+/// Says at the end of the process how many there were of each reason; again, if it was not the end, only what is news.
 pub fn say_counts() {
-    for (reason, count) in ALL.iter().zip(&COUNTS) {
+    for (reason, (count, said)) in ALL.iter().zip(COUNTS.iter().zip(&SAID)) {
         let count = count.load(Ordering::Relaxed);
-        if count > 1 {
+        if count > 1 && said.swap(count, Ordering::Relaxed) != count {
             real::say(&format!(
                 "takt-preload: {}: {count} datagrams in all: {}\n",
                 real::program(),
@@ -167,7 +171,7 @@ pub fn say_counts() {
 
 /// In a forked child: the parent's are not its own.
 pub fn after_fork() {
-    for count in &COUNTS {
+    for count in COUNTS.iter().chain(&SAID) {
         count.store(0, Ordering::Relaxed);
     }
 }

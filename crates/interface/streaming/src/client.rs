@@ -20,6 +20,8 @@ use crate::slices::{self, Came, Slices};
 
 /// The longest frame that is taken, if not told otherwise.
 const MOST_BYTES: usize = 256 << 20;
+/// Bytes of memory for frames, if not told otherwise.
+const MEMORY: usize = 1 << 30;
 /// Frames that wait or are held, if not told otherwise, and at most.
 const FRAMES: [u32; 2] = [4, 1024];
 /// Slices that wait until they are put into their frame.
@@ -56,6 +58,9 @@ pub struct ClientOptions {
     pub holes: bool,
     /// The longest frame that is taken, in bytes; 0: 256 MiB.
     pub most_bytes: usize,
+    /// Bytes of memory for frames, those that wait, are held or are under way together; 0: 1 GiB, or what three of the
+    /// longest frames need, if that is more. A frame that does not fit is passed over and counted.
+    pub memory: usize,
     /// Most slices that wait until they are put into their frame, a power of two up to 65536; 0: 4096.
     pub depth: u32,
 }
@@ -88,8 +93,10 @@ pub struct ClientCounters {
     pub incomplete: u64,
     /// Frames of which no slice came at all.
     pub lost: u64,
-    /// Whole frames that the application was too slow for: a later one came, or all memory was in use.
+    /// Whole frames that the application was too slow for: a later one came.
     pub skipped: u64,
+    /// Frames for which there was no memory: all was in use, or the system had none.
+    pub no_memory: u64,
     /// Frames longer than the client takes.
     pub too_large: u64,
     /// Slices that came twice or after their frame had been given up.
@@ -140,8 +147,11 @@ struct Shared {
 struct State {
     queue: VecDeque<Item>,
     free: Vec<Vec<u8>>,
-    /// Pieces of memory for frames, wherever they are.
+    /// Pieces of memory for frames, wherever they are, and their bytes.
     pieces: usize,
+    bytes: usize,
+    /// Frames that the application holds.
+    held: usize,
     interrupted: bool,
     failure: Option<String>,
     frames: u64,
@@ -179,8 +189,9 @@ impl Shared {
 struct Hands<'c> {
     shared: &'c Shared,
     keep: Keep,
-    /// Pieces of memory at most.
+    /// Pieces of memory at most, and bytes.
     most: usize,
+    most_bytes: usize,
     holes: bool,
     /// A frame was finished since this was looked at.
     finished: bool,
@@ -188,13 +199,25 @@ struct Hands<'c> {
 
 impl Memory for Hands<'_> {
     fn take(&mut self, bytes: usize) -> Option<Vec<u8>> {
+        if bytes > self.most_bytes {
+            return None;
+        }
         let mut state = self.shared.state();
         let mut memory = loop {
-            if let Some(memory) = state.free.pop() {
-                break memory;
+            // One that is long enough, if there is one; one that is far too long is not kept for ever.
+            let fits = |memory: &Vec<u8>| memory.len() >= bytes && memory.len() / 2 <= bytes;
+            let free = state.free.iter().position(fits);
+            if let Some(at) = free {
+                break state.free.swap_remove(at);
             }
-            if state.pieces < self.most {
+            if let Some(memory) = state.free.pop() {
+                state.bytes -= memory.len();
+                state.pieces -= 1;
+                continue;
+            }
+            if state.pieces < self.most && state.bytes + bytes <= self.most_bytes {
                 state.pieces += 1;
+                state.bytes += bytes;
                 break Vec::new();
             }
             if self.keep == Keep::Latest {
@@ -209,18 +232,26 @@ impl Memory for Hands<'_> {
                 };
                 state.skipped += 1;
                 self.shared.signal(&state);
-                break memory;
+                state.free.push(memory);
+                continue;
             }
-            if self.shared.ends.load(Ordering::Relaxed) {
+            // What is under way itself is not waited for.
+            let given_back = state.queue.len() + state.held > 0;
+            if !given_back || self.shared.ends.load(Ordering::Relaxed) {
                 return None;
             }
             let waited = self.shared.room.wait(state);
             state = waited.unwrap_or_else(PoisonError::into_inner);
         };
         drop(state);
-        // Not made shorter: a server whose frames change their length costs no clearing each time.
-        if memory.len() < bytes {
-            memory = vec![0; bytes];
+        if memory.is_empty() {
+            if memory.try_reserve_exact(bytes).is_err() {
+                let mut state = self.shared.state();
+                state.pieces -= 1;
+                state.bytes -= bytes;
+                return None;
+            }
+            memory.resize(bytes, 0);
         }
         Some(memory)
     }
@@ -243,10 +274,15 @@ impl Memory for Hands<'_> {
                 skipped,
                 ..
             } = &mut *state;
-            while let Some(item) = queue.pop_front() {
-                if let Item::Frame(memory, _) = item {
-                    *skipped += 1;
-                    free.push(memory);
+            // That the stream has ended between two frames is told all the same.
+            for item in std::mem::take(queue) {
+                match item {
+                    Item::Frame(memory, _) => {
+                        *skipped += 1;
+                        free.push(memory);
+                    }
+                    Item::End if queue.is_empty() => queue.push_back(Item::End),
+                    Item::End => {}
                 }
             }
         }
@@ -260,6 +296,19 @@ impl Memory for Hands<'_> {
     }
 }
 
+/// Tells the application when the reader panics: it waits for no more frames then.
+struct TellPanic(Arc<Shared>);
+
+impl Drop for TellPanic {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let mut state = self.0.state();
+            state.failure = Some("the thread of the stream panicked".to_owned());
+            self.0.signal(&state);
+        }
+    }
+}
+
 /// What the reader's thread does.
 struct Reader {
     slices: Slices,
@@ -267,16 +316,19 @@ struct Reader {
     shared: Arc<Shared>,
     keep: Keep,
     most: usize,
+    most_bytes: usize,
     holes: bool,
 }
 
 impl Reader {
     fn run(mut self) {
         let shared = self.shared.clone();
+        let _told = TellPanic(shared.clone());
         let mut hands = Hands {
             shared: &shared,
             keep: self.keep,
             most: self.most,
+            most_bytes: self.most_bytes,
             holes: self.holes,
             finished: false,
         };
@@ -365,12 +417,17 @@ impl Client {
             ends: AtomicBool::new(false),
         });
         let waker = slices.waker();
+        let longest = match options.most_bytes {
+            0 => MOST_BYTES,
+            most => most,
+        };
         let reader = Reader {
             slices,
-            assembler: Assembler::new(match options.most_bytes {
-                0 => MOST_BYTES,
-                most => most,
-            }),
+            assembler: Assembler::new(longest),
+            most_bytes: match options.memory {
+                0 => MEMORY.max(longest.saturating_mul(1 + AT_ONCE)),
+                memory => memory,
+            },
             shared: shared.clone(),
             keep: options.keep,
             most: frames as usize + AT_ONCE,
@@ -425,6 +482,7 @@ impl Client {
                     Item::End => Err(Error::EndOfStream),
                     Item::Frame(data, about) => {
                         state.frames += 1;
+                        state.held += 1;
                         Ok(Frame {
                             data,
                             about,
@@ -487,7 +545,8 @@ impl Client {
             with_holes: state.with_holes,
             incomplete: state.incomplete,
             lost,
-            skipped: state.skipped + no_memory,
+            skipped: state.skipped,
+            no_memory,
             too_large,
             late,
             other_server,
@@ -571,8 +630,82 @@ impl std::fmt::Debug for Frame {
 impl Drop for Frame {
     fn drop(&mut self) {
         let mut state = self.shared.state();
+        state.held -= 1;
         state.free.push(std::mem::take(&mut self.data));
         drop(state);
         self.shared.room.notify_one();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shared() -> Shared {
+        Shared {
+            state: Mutex::default(),
+            room: Condvar::new(),
+            ready: eventfd(0, EventfdFlags::NONBLOCK).expect("an event descriptor"),
+            ends: AtomicBool::new(false),
+        }
+    }
+
+    fn hands(shared: &Shared, most_bytes: usize) -> Hands<'_> {
+        Hands {
+            shared,
+            keep: Keep::Latest,
+            most: 6,
+            most_bytes,
+            holes: false,
+            finished: false,
+        }
+    }
+
+    fn frame(memory: Vec<u8>) -> Assembled {
+        let header = Header {
+            frame: 0,
+            captured: TaiTime::from_nanos(0),
+            format: Format::of_bytes(memory.len()).expect("a format"),
+            slice: 256,
+            offset: 0,
+            period_ns: 0,
+        };
+        let holes = Vec::new();
+        Assembled {
+            memory,
+            header,
+            holes,
+        }
+    }
+
+    #[test]
+    fn memory_is_bounded_in_bytes_and_long_pieces_are_given_back() {
+        let shared = shared();
+        let mut hands = hands(&shared, 1000);
+        assert!(hands.take(1001).is_none());
+        let first = hands.take(600).expect("memory");
+        assert!(hands.take(600).is_none(), "all of it is in use");
+        hands.finish(frame(first));
+        // What waits gives way, and is not kept for what is far shorter.
+        let short = hands.take(100).expect("memory");
+        assert_eq!((short.len(), shared.state().bytes), (100, 700));
+        let other = hands
+            .take(900)
+            .expect("memory in the place of the one that waits");
+        assert_eq!((other.len(), shared.state().bytes), (900, 1000));
+        assert_eq!(shared.state().skipped, 1);
+    }
+
+    #[test]
+    fn the_end_of_a_server_is_told_before_the_first_frame_of_the_next() {
+        let shared = shared();
+        let mut hands = hands(&shared, 1000);
+        hands.finish(frame(vec![0; 10]));
+        shared.state().queue.push_back(Item::End);
+        hands.finish(frame(vec![0; 10]));
+        let state = shared.state();
+        assert!(matches!(state.queue[0], Item::End));
+        assert!(matches!(state.queue[1], Item::Frame(..)));
+        assert_eq!(state.queue.len(), 2);
     }
 }

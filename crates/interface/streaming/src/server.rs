@@ -18,6 +18,9 @@ const MOST_SLICE: u32 = 1 << 20;
 const DEPTHS: [usize; 2] = [64, 1024];
 /// How long before its launch a slice is handed to the runtime, at least.
 const LEAD: Duration = Duration::from_micros(300);
+/// How long a server that closes waits for memory to say so: one that is reliable as long as a slow client may take to
+/// make room, which has all of it.
+const END_WITHIN: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(10)];
 /// Part of its period over which a frame is spread: the rest is for what comes late.
 const SPREAD: (u32, u32) = (9, 10);
 
@@ -66,7 +69,8 @@ impl ServerOptions {
     }
 }
 
-/// Sends the frames of a stream. Dropping it tells clients that the stream has ended.
+/// Sends the frames of a stream. Dropping it tells clients that the stream has ended: with a reliable one it waits up to
+/// ten seconds for a client that holds all its memory.
 ///
 /// `Send`: one thread at a time.
 #[derive(Debug)]
@@ -81,6 +85,8 @@ pub struct Server {
     frames: u64,
     /// When the first slice of the last frame was to be sent.
     began: Option<TaiTime>,
+    /// It waits for slow clients.
+    reliable: bool,
 }
 
 impl Server {
@@ -124,6 +130,7 @@ impl Server {
                 },
                 encoding: crate::ENCODING,
                 history: 0,
+                history_bytes: 0,
             },
         )?;
         Ok(Self {
@@ -135,6 +142,7 @@ impl Server {
             slice,
             frames: 0,
             began: None,
+            reliable: matches!(options.qos.reliability, Reliability::Reliable { .. }),
         })
     }
 
@@ -143,7 +151,7 @@ impl Server {
         self.format
     }
 
-    /// The frames that follow are of this format.
+    /// The frames that follow are of this format. The depth stays that of the first one, unless it was given.
     pub fn set_format(&mut self, format: Format) {
         // The slice that was asked for was possible when the server was opened.
         if let Ok(slice) = slice_bytes(format, self.asked_slice, self.pace) {
@@ -283,7 +291,7 @@ impl Drop for Server {
     fn drop(&mut self) {
         let end = Says::End(self.frames);
         let (wait, write) = (
-            Wait::For(Duration::from_millis(100)),
+            Wait::For(END_WITHIN[usize::from(self.reliable)]),
             |memory: &mut [u8]| {
                 slice::write(&end, memory);
             },

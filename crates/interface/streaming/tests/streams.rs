@@ -174,7 +174,7 @@ fn a_client_that_is_slow_gets_the_latest_frame_whole_and_disturbs_nobody() {
             }
             assert!(numbers.is_sorted() && numbers.len() <= 3, "{numbers:?}");
             let counters = slow.counters();
-            let all = counters.frames + counters.skipped;
+            let all = counters.frames + counters.skipped + counters.no_memory;
             assert_eq!((all, counters.incomplete, counters.lost), (FRAMES, 0, 0));
         });
         for number in 0..FRAMES {
@@ -222,6 +222,47 @@ fn a_frame_that_is_larger_than_all_memory_passes_through_it() {
             .next(Wait::Never)
             .is_err_and(|error| error.is_would_block())
     );
+}
+
+#[test]
+fn a_client_that_is_slower_than_a_reliable_server_hears_of_the_end() {
+    let mut programs = Programs::new();
+    let (camera, viewer) = (
+        programs.participant("camera"),
+        programs.participant("viewer"),
+    );
+    let options = ClientOptions {
+        frames: 1,
+        depth: 16,
+        ..ClientOptions::default().all()
+    };
+    let client = client(&viewer, options);
+    let mut server = server(&camera, small(), reliable(SlowSinks::Wait));
+    server.wait_client(PATIENCE).expect("a client");
+    let mut sent = 0;
+    // Until its client holds it up: all memory that it has is on its way then.
+    while server
+        .send(&picture(sent, small()), Wait::For(Duration::from_secs(1)))
+        .is_ok()
+    {
+        sent += 1;
+    }
+    std::thread::scope(|scope| {
+        let ends = scope.spawn(move || drop(server));
+        // Longer than it takes to see that there is no memory: the client is busy meanwhile.
+        std::thread::sleep(Duration::from_millis(300));
+        loop {
+            match client.next(PATIENCE) {
+                Ok(frame) => check(&frame),
+                Err(error) => {
+                    assert!(error.is_end(), "{error}");
+                    break;
+                }
+            }
+        }
+        ends.join().expect("ended");
+    });
+    assert_eq!(client.counters().frames, sent);
 }
 
 #[test]

@@ -178,6 +178,11 @@ impl DpdkConfig {
         if self.device.contains('\0') || self.eal.iter().any(|word| word.contains('\0')) {
             return Err(refused("a text with a zero byte in it".into()));
         }
+        if let Some(word) = self.eal.iter().find(|word| ends_process(word)) {
+            return Err(refused(format!(
+                "eal = \"{word}\": DPDK would end this process instead of starting; see its documentation for help"
+            )));
+        }
         let ranges = [
             ("mtu", self.mtu, 1280, 9600),
             ("queues", self.queues, 1, 32),
@@ -258,6 +263,16 @@ fn subnet(text: &str) -> Option<Subnet> {
     (subnet.prefix <= most).then_some(subnet)
 }
 
+/// Whether a word of DPDK's command line asks for help, after which `rte_eal_init` calls `exit`.
+fn ends_process(word: &str) -> bool {
+    // Long options may be cut short, short ones without a value stand in a row.
+    let long = word.starts_with("--he") && "--help".starts_with(word);
+    let short = word
+        .strip_prefix('-')
+        .is_some_and(|letters| letters.trim_start_matches('v').starts_with('h'));
+    long || short || word == "help" || word.ends_with("=help")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -324,6 +339,21 @@ mod tests {
             (
                 &[("device", "net_af_packet0,iface=a"), ("queues", "0")],
                 "queues = 0",
+            ),
+            (
+                &[("device", "net_af_packet0,iface=a"), ("eal", "--hel")],
+                "would end this process",
+            ),
+            (
+                &[("device", "net_af_packet0,iface=a"), ("eal", "-vh")],
+                "would end this process",
+            ),
+            (
+                &[
+                    ("device", "net_af_packet0,iface=a"),
+                    ("eal", "--log-level=help"),
+                ],
+                "would end this process",
             ),
             (&[("hugepages", "maybe")], "auto, on or off"),
             (&[("color", "red")], "color"),

@@ -443,6 +443,11 @@ impl Device {
         !self.sockets.is_empty()
     }
 
+    /// Whether its addresses are not the kernel's.
+    pub(crate) fn has_own_addresses(&self) -> bool {
+        matches!(self.stack, Stack::Own(_))
+    }
+
     /// The present addresses.
     pub(crate) fn addresses(&self) -> Vec<IpAddr> {
         match &self.stack {

@@ -71,6 +71,8 @@ impl Datapath for DpdkDatapath {
             accelerated: true,
             needs_polling: !self.device.wakes(),
             hardware_launch_time: false,
+            speaks_udp: true,
+            own_addresses: self.device.has_own_addresses(),
             zero_copy: false,
             detail: self.device.detail(),
         }

@@ -24,6 +24,14 @@ const HOP_LIMIT: u8 = 64;
 const V4_HEADERS: usize = 20 + 8;
 const V6_HEADERS: usize = 40 + 8;
 
+/// Octets between Ethernet and payload, of this address's family.
+pub(crate) fn headers(address: SocketAddr) -> usize {
+    match address {
+        SocketAddr::V4(_) => V4_HEADERS,
+        SocketAddr::V6(_) => V6_HEADERS,
+    }
+}
+
 /// Headers of each traffic class.
 type Templates = [UdpHeaderTemplate; TrafficClass::COUNT];
 
@@ -124,14 +132,13 @@ impl Peer {
             let mtu = mtu
                 .min(usize::from(device.config.mtu))
                 .min(device.longest_frame - 22);
-            let headers = if self.remote.is_ipv4() {
-                V4_HEADERS
-            } else {
-                V6_HEADERS
-            };
-            self.max_payload = mtu.saturating_sub(headers);
+            self.max_payload = mtu.saturating_sub(headers(self.remote));
         }
         let port = bind.port();
+        if let Route::Own(_) = self.route {
+            // As long as somebody answers there: no table of the kernel's tells that anybody should.
+            self.reached = link.is_some();
+        }
         self.templates = link.and_then(|link| templates(&link, port, self.remote));
     }
 }
@@ -216,7 +223,7 @@ impl Peers {
     fn enter(&mut self, remote: SocketAddr, route: Route) -> PeerHandle {
         let mut peer = Peer {
             remote,
-            reached: matches!(route, Route::Own(_)),
+            reached: false,
             route,
             templates: None,
             max_payload: 0,

@@ -20,7 +20,7 @@ use crate::device::{Device, Stack, free};
 use crate::eal;
 use crate::ffi::{self, BAD_CHECKSUM, BURST, CONTINUED, GOOD_CHECKSUM, Packet};
 use crate::kernel::{self, HeldPort};
-use crate::peers::{Peer, Peers, Ways};
+use crate::peers::{Peer, Peers, Ways, headers};
 use crate::transmit::Transmit;
 
 /// The device itself, for frames of others: no place of a peer has such a number.
@@ -707,6 +707,10 @@ impl Port for DpdkPort {
             return self.longest_frame().unwrap_or(0);
         }
         self.peers.get(peer).map_or(0, Peer::max_payload)
+    }
+
+    fn longest_received(&self) -> usize {
+        usize::from(self.device.config.mtu).saturating_sub(headers(self.local))
     }
 
     #[inline]

@@ -5,8 +5,8 @@ mod support;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use support::{Directory, Family, TwoHosts, config, fresh, ip, subnets};
-use takt_datapath::conformance::Node;
+use support::{Directory, Family, TwoDevices, TwoHosts, config, fresh, ip, subnets};
+use takt_datapath::conformance::{Node, Rig};
 use takt_datapath::{Datapath, OpenError, Port, PortRequest, ReserveError};
 use takt_datapath_dpdk::{DpdkConfig, DpdkDatapath};
 use takt_lab::LabConfig;
@@ -250,4 +250,39 @@ fn the_kernel_does_not_answer_for_a_port_of_ours() {
     let mut buffer = [0; 16];
     assert_eq!(socket.recv(&mut buffer).expect("a datagram"), 4);
     assert_eq!(buffer[..4], *b"back");
+}
+
+/// The runtime sends by something else what a device without a kernel interface does not reach.
+#[test]
+fn a_peer_is_reached_while_somebody_answers_there() {
+    let Some(mut devices) = TwoDevices::memif(Family::V4, |_| {}) else {
+        return;
+    };
+    let any = SocketAddr::from(([0, 0, 0, 0], 0));
+    let request = PortRequest {
+        lane: 0,
+        lanes: 1,
+        bind: any,
+    };
+    let [mut left, mut right] = [Node::Left, Node::Right]
+        .map(|node| devices.datapath(node).open(&request).expect("a port"));
+    assert!(devices.datapath(Node::Left).capabilities().own_addresses);
+    let own = subnets(1, Family::V4)[0].address;
+    assert_eq!(right.local().ip(), own, "it tells its own address");
+    let peer = left.connect(right.local()).expect("a peer");
+    let mut nobody = right.local();
+    nobody.set_ip([10, 77, 1, 99].into());
+    let nobody = left.connect(nobody).expect("a peer");
+    assert!(!left.reaches(peer), "nobody was asked yet");
+    wait_until("an answer", || {
+        left.receive(64, &mut |_| {});
+        right.receive(64, &mut |_| {});
+        left.reaches(peer)
+    });
+    assert!(!left.reaches(nobody));
+    drop((right, devices));
+    wait_until("the link to go down", || {
+        left.receive(64, &mut |_| {});
+        !left.reaches(peer)
+    });
 }

@@ -194,6 +194,8 @@ pub(crate) struct Endpoint {
     contexts: Box<[Context]>,
     pub(crate) arena: Arena,
     pub(crate) traits: Traits,
+    /// Nothing ends or arrives any more: what has is not told.
+    pub(crate) dead: bool,
     done: [Done; BURST],
 }
 
@@ -253,6 +255,7 @@ impl Endpoint {
                     contexts,
                     arena,
                     traits,
+                    dead: false,
                     done: [Done {
                         context: std::ptr::null_mut(),
                         length: 0,
@@ -403,6 +406,8 @@ impl Endpoint {
         let count = unsafe {
             ffi::takt_fabric_read(self.fabric.as_ptr(), self.done.as_mut_ptr(), BURST as u64)
         };
+        // The queue of what has ended is dead, and with it the endpoint.
+        self.dead |= count < 0;
         let count = usize::try_from(count).unwrap_or(0).min(BURST);
         let base = self.contexts.as_ptr() as usize;
         for done in &self.done[..count] {

@@ -106,6 +106,8 @@ impl Datapath for FabricDatapath {
             accelerated: self.provider != Provider::Tcp,
             needs_polling: self.provider == Provider::Shm,
             hardware_launch_time: false,
+            speaks_udp: false,
+            own_addresses: false,
             // The layer of reliable datagrams copies what is received; shared memory is copied into and out of.
             zero_copy: false,
             detail: self.detail.clone(),

@@ -12,8 +12,9 @@ use crate::header::{self, Kind};
 
 /// How long a peer that is disconnected is kept, for what the provider has of it may not have left yet.
 const KEPT: Duration = Duration::from_secs(1);
-/// Between two attempts at a peer that does not answer.
+/// Between two attempts at a peer that does not answer, at first; doubled so many times.
 const RETRY: Duration = Duration::from_millis(50);
+const DOUBLED: u32 = 5;
 
 /// Somebody to send to.
 #[derive(Debug)]
@@ -29,6 +30,10 @@ pub(crate) struct Peer {
     pub(crate) header: [u8; header::LEN],
     /// It has taken something.
     pub(crate) resolved: bool,
+    /// Something has failed since.
+    broken: bool,
+    /// Attempts since.
+    attempts: u32,
     /// Frames that it has not taken, and that have not ended.
     pub(crate) outstanding: u32,
     /// Those of them that the provider has.
@@ -41,6 +46,12 @@ pub(crate) struct Peer {
     pub(crate) retry: Instant,
     /// The last flush in which it took nothing.
     pub(crate) turn: u64,
+}
+
+impl Peer {
+    fn is_reached(&self) -> bool {
+        self.resolved && !self.broken
+    }
 }
 
 /// All of them.
@@ -83,9 +94,9 @@ impl Peers {
         &mut self.places[usize::from(place)]
     }
 
-    pub(crate) fn is_resolved(&self, handle: PeerHandle) -> bool {
+    pub(crate) fn is_reached(&self, handle: PeerHandle) -> bool {
         self.place(handle)
-            .is_some_and(|place| self.places[usize::from(place)].resolved)
+            .is_some_and(|place| self.places[usize::from(place)].is_reached())
     }
 
     fn handle(&self, place: u16) -> PeerHandle {
@@ -112,7 +123,7 @@ impl Peers {
             if peer.connected.is_err() {
                 peer.connected = Ok(());
                 peer.generation = peer.generation.wrapping_add(1);
-                if !peer.resolved {
+                if !peer.is_reached() {
                     peer.retry = Instant::now();
                     self.unresolved.push(place);
                 }
@@ -149,6 +160,8 @@ impl Peers {
             fabric,
             header: header::write(Kind::Datagram, source),
             resolved: false,
+            broken: false,
+            attempts: 0,
             outstanding: 0,
             posted: 0,
             blocked: None,
@@ -230,11 +243,16 @@ impl Peers {
             match endpoint.inject(fabric, &probe) {
                 Outcome::Taken => {
                     peer.resolved = true;
+                    peer.broken = false;
+                    peer.attempts = 0;
+                    peer.gone = false;
+                    peer.blocked = None;
                     false
                 }
                 Outcome::Later => true,
                 Outcome::Refused => {
-                    peer.retry = now + RETRY;
+                    peer.retry = now + RETRY * (1 << peer.attempts.min(DOUBLED));
+                    peer.attempts = peer.attempts.saturating_add(1);
                     true
                 }
             }
@@ -254,6 +272,7 @@ impl Peers {
         }
         peer.gone = true;
         peer.retry = now + RETRY;
+        self.unreach(place);
         true
     }
 
@@ -266,6 +285,17 @@ impl Peers {
         if !peer.gone {
             peer.gone = true;
             peer.retry = now + RETRY;
+        }
+        self.unreach(place);
+    }
+
+    /// Others are sent to by another way, where there is one, until this one is there again.
+    fn unreach(&mut self, place: u16) {
+        let peer = self.get(place);
+        let first = peer.is_reached();
+        peer.broken = true;
+        if first && peer.connected.is_ok() {
+            self.unresolved.push(place);
         }
     }
 

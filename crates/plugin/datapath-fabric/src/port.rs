@@ -313,7 +313,7 @@ impl Port for FabricPort {
     }
 
     fn reaches(&mut self, peer: PeerHandle) -> bool {
-        self.peers.is_resolved(peer)
+        self.peers.is_reached(peer) && !self.endpoint.dead
     }
 
     fn connect(&mut self, remote: SocketAddr) -> Result<PeerHandle, ConnectError> {
@@ -330,9 +330,13 @@ impl Port for FabricPort {
             .map_or(0, |_| self.endpoint.arena.capacity())
     }
 
+    fn longest_received(&self) -> usize {
+        self.endpoint.arena.capacity()
+    }
+
     fn reserve(&mut self, peer: PeerHandle) -> Result<Frame, ReserveError> {
         let place = self.peers.place(peer).ok_or(ReserveError::UnknownPeer)?;
-        if !self.peers.get(place).resolved {
+        if !self.peers.get(place).resolved || self.endpoint.dead {
             return Err(ReserveError::Unresolved);
         }
         if self.transmit.free.is_empty() {

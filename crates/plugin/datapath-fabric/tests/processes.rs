@@ -185,10 +185,21 @@ fn a_peer_that_is_killed_comes_back() {
             await_echo(&mut *port, to_steady, &mut next);
             port.counters().tx_errors > before
         });
+        wait_until("others are left to other ways", || {
+            send(&mut *port, peer, &[8; 200]);
+            port.flush();
+            port.receive(64, &mut |_| {});
+            !port.reaches(peer)
+        });
+        assert!(port.reaches(to_steady));
         let address = other.address;
         other = Echo::start(provider, address);
         assert_eq!(other.address, address);
         await_echo(&mut *port, peer, &mut next);
+        wait_until("it is reached again", || {
+            port.receive(64, &mut |_| {});
+            port.reaches(peer)
+        });
         await_echo(&mut *port, to_steady, &mut next);
     }
     drop(other);

@@ -2,7 +2,7 @@
 //!
 //! A port is one nonblocking socket. What the kernel offers to spare system calls and passes through its
 //! network stack is used: trains of datagrams (UDP GSO and GRO) and many messages by one call. Datagrams
-//! are never fragmented: a port tells how much each peer's route carries. Each is marked with its traffic
+//! are not fragmented, but for those that were cut for a longer route: a port tells how much each peer's route carries. Each is marked with its traffic
 //! class, and where an interface has a queueing discipline that keeps launch times (`etf`), it is given them.
 //! Whole frames of others leave by packet sockets, one for each interface. Not for bypassing the kernel. Source: naaas-thesis-2024, section 5.1.3 (the plugin layer).
 
@@ -130,6 +130,8 @@ impl Datapath for UdpDatapath {
             accelerated: false,
             needs_polling: false,
             hardware_launch_time: self.launch_times,
+            speaks_udp: true,
+            own_addresses: false,
             zero_copy: false,
             detail: self.detail.clone(),
         }

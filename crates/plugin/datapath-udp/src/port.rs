@@ -11,7 +11,6 @@ use takt_datapath::{
 };
 use takt_time::{TaiTime, TrafficClass};
 
-use crate::UdpConfig;
 use crate::frames::{FramePool, Purpose};
 use crate::launch::Reports;
 use crate::links::Links;
@@ -19,6 +18,7 @@ use crate::peers::PeerTable;
 use crate::receive::Receiver;
 use crate::socket::Socket;
 use crate::transmit::{Committed, Transmitter};
+use crate::{LONGEST_PAYLOAD, UdpConfig};
 
 /// One nonblocking socket, bound and not connected, with its frames and peers.
 pub(crate) struct UdpPort {
@@ -150,6 +150,23 @@ impl Port for UdpPort {
         };
         self.frames
             .take(Purpose { peer, room })
+            .ok_or(ReserveError::WouldBlock)
+    }
+
+    fn max_fragmented(&self, peer: PeerHandle) -> usize {
+        match self.peers.find(peer) {
+            Some(_) => LONGEST_PAYLOAD,
+            None => self.max_payload(peer),
+        }
+    }
+
+    fn reserve_fragmented(&mut self, peer: PeerHandle) -> Result<Frame, ReserveError> {
+        if self.peers.find(peer).is_none() {
+            return self.reserve(peer);
+        }
+        let room = LONGEST_PAYLOAD;
+        self.frames
+            .take_long(Purpose { peer, room })
             .ok_or(ReserveError::WouldBlock)
     }
 

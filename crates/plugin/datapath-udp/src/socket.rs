@@ -119,6 +119,17 @@ impl Socket {
         }
     }
 
+    /// Makes the kernel fragment what exceeds the path MTU, which it goes on discovering.
+    pub(crate) fn permit_fragmentation(&self) -> io::Result<()> {
+        if self.ipv6 {
+            let want = libc::IPV6_PMTUDISC_WANT;
+            self.set(libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, want)
+        } else {
+            let want = libc::IP_PMTUDISC_WANT;
+            self.set(libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, want)
+        }
+    }
+
     /// Marks what is sent from now on with a class: as class selector code point (RFC 2474, section 4.2.2.2)
     /// for the network, and as priority for the host's own queueing disciplines and VLAN interfaces. A
     /// socket begins with class 0.

@@ -147,13 +147,17 @@ impl Transmitter {
                 self.marked = first.class;
             }
             let timed = peers.etf(first.peer, first.class).is_some();
-            let sent = if self.queue.len() == 1 && !timed {
+            let long = frames.is_long(first.frame);
+            let sent = if long || (self.queue.len() == 1 && !timed) {
                 self.trains.clear();
                 self.trains.push(Train {
                     frames: 1,
                     bytes: first.len,
                 });
-                send_one(socket, frames, peers, first)
+                match long {
+                    true => send_fragmented(socket, frames, peers, first),
+                    false => send_one(socket, frames, peers, first),
+                }
             } else {
                 self.form_trains(frames, peers);
                 self.send_trains(socket)
@@ -200,7 +204,7 @@ impl Transmitter {
             .queue
             .iter()
             .copied()
-            .take_while(|committed| committed.class == class)
+            .take_while(|committed| committed.class == class && !frames.is_long(committed.frame))
             .enumerate()
             .peekable();
         while self.trains.len() < BATCH {
@@ -327,4 +331,19 @@ fn send_one(
     } else {
         Ok(1)
     }
+}
+
+/// Sends a datagram that IP may fragment. Rare: it costs two more system calls.
+#[cold]
+fn send_fragmented(
+    socket: &Socket,
+    frames: &FramePool,
+    peers: &PeerTable,
+    only: Committed,
+) -> io::Result<usize> {
+    socket.permit_fragmentation()?;
+    let sent = send_one(socket, frames, peers, only);
+    // It was possible when the port was opened. Should it fail, longer datagrams than promised leave, in fragments.
+    let _ = socket.forbid_fragmentation();
+    sent
 }

@@ -212,3 +212,43 @@ fn a_full_send_buffer_keeps_the_rest_queued_in_order() {
     assert_eq!(arrived, sent);
     assert_eq!(left.counters().tx_errors, 0);
 }
+
+#[test]
+fn what_was_cut_for_a_longer_route_leaves_in_fragments_and_nothing_else_does() {
+    let Some(mut hosts) = jumbo_hosts() else {
+        return;
+    };
+    let (mut left, mut right) = (hosts.open(Node::Left), hosts.open(Node::Right));
+    let peer = left.connect(right.local()).unwrap();
+    hosts.ip(Node::Left, &["link", "set", "{}", "mtu", "1500"]);
+    hosts.ip(Node::Right, &["link", "set", "{}", "mtu", "1500"]);
+    send_until_max_payload_is(&mut *left, peer, 1472);
+    while right.receive(64, &mut |_| {}) > 0 {}
+    let lost = left.counters().tx_errors;
+    // Between others, which form trains around it.
+    for len in [1400, 1400, 16_000, 65_507, 1400, 1400] {
+        if len == 1400 {
+            commit(&mut *left, peer, len);
+            continue;
+        }
+        assert!(left.max_fragmented(peer) >= len);
+        let frame = left.reserve_fragmented(peer).unwrap();
+        left.payload(&frame)[..len].fill(len as u8);
+        left.commit(frame, len, TrafficClass::BEST_EFFORT, None);
+    }
+    while !left.flush() {}
+    assert_eq!(
+        lengths(&mut *right, 6),
+        [1400, 1400, 16_000, 65_507, 1400, 1400]
+    );
+    assert_eq!(left.counters().tx_errors, lost);
+    // They come back, however many there were.
+    for _ in 0..40 {
+        let frame = left.reserve_fragmented(peer).unwrap();
+        left.commit(frame, 2000, TrafficClass::BEST_EFFORT, None);
+        while !left.flush() {}
+    }
+    let frame = left.reserve(peer).unwrap();
+    assert_eq!(left.payload(&frame).len(), 1472);
+    left.cancel(frame);
+}

@@ -203,6 +203,8 @@ impl Datapath for XdpDatapath {
             // A parked lane is woken by the socket.
             needs_polling: false,
             hardware_launch_time: !self.launch_queues.is_empty(),
+            speaks_udp: true,
+            own_addresses: false,
             zero_copy: self.traits.zero_copy,
             detail: format!(
                 "{} (driver {}): {mode}, {copy}, {queues}{launch}",

@@ -45,6 +45,10 @@ pub struct Capabilities {
     pub hardware_launch_time: bool,
     /// Frames move between user space and the device without a copy.
     pub zero_copy: bool,
+    /// Its datagrams are UDP on the wire: ports of other technologies that speak it exchange datagrams with its own.
+    pub speaks_udp: bool,
+    /// Its addresses are not the kernel's: a port is bound to the unspecified address, and tells its own.
+    pub own_addresses: bool,
     /// One line for people: driver, mode, queues, and what was unavailable and why.
     pub detail: String,
 }
@@ -272,12 +276,33 @@ pub trait Port: Send {
     /// route's present MTU. Cheap; may change between calls as the route does. 0 for an unknown peer.
     fn max_payload(&self, peer: PeerHandle) -> usize;
 
+    /// Most payload bytes of a datagram that the port takes, whoever sends it: what senders are told.
+    fn longest_received(&self) -> usize {
+        usize::MAX
+    }
+
     /// Takes a frame with room for `max_payload(peer)` bytes. Several frames may be reserved at a
     /// time; they leave in the order of their commits.
     ///
     /// # Errors
     /// [`ReserveError`]; nothing changes.
     fn reserve(&mut self, peer: PeerHandle) -> Result<Frame, ReserveError>;
+
+    /// Most payload bytes of a datagram to `peer` that IP may fragment on its way: what was cut for a longer route
+    /// still leaves so. No less than [`max_payload`](Port::max_payload); the same where the technology never
+    /// fragments. Cheap.
+    fn max_fragmented(&self, peer: PeerHandle) -> usize {
+        self.max_payload(peer)
+    }
+
+    /// As [`reserve`](Port::reserve), with room for `max_fragmented(peer)` bytes. Few such frames exist, and they
+    /// cost more than others to send: for what cannot be cut anew.
+    ///
+    /// # Errors
+    /// [`ReserveError`]; nothing changes.
+    fn reserve_fragmented(&mut self, peer: PeerHandle) -> Result<Frame, ReserveError> {
+        self.reserve(peer)
+    }
 
     /// The payload of a reserved frame, `max_payload` bytes long as of its reservation.
     fn payload(&mut self, frame: &Frame) -> &mut [u8];

@@ -114,6 +114,8 @@ impl Datapath for MemoryNetwork {
             accelerated: true,
             needs_polling: false,
             hardware_launch_time: false,
+            speaks_udp: false,
+            own_addresses: false,
             zero_copy: true,
             detail: format!(
                 "queues of {} datagrams of up to {} bytes in this process",

@@ -137,6 +137,9 @@ pub struct Forwarding {
     pub tunnels: Vec<TunnelEntry>,
     /// Of bridges, in the kernel's order.
     pub bridges: Vec<BridgeEntry>,
+    /// Other addresses that interfaces receive for: the interface, and the station on it, such as a macvlan device in
+    /// whatever network namespace.
+    pub stacked: Vec<(u32, MacAddress)>,
 }
 
 impl Tables {
@@ -173,6 +176,9 @@ impl Tables {
             match entry {
                 messages::Forwarding::Tunnel(entry) => tables.tunnels.push(entry),
                 messages::Forwarding::Bridge(entry) => tables.bridges.push(entry),
+                messages::Forwarding::Stacked(interface, mac) => {
+                    tables.stacked.push((interface, mac));
+                }
             }
         }
         Ok(tables)

@@ -43,6 +43,8 @@ pub struct Counters {
     pub announced: u64,
     /// Messages, for each peer that did not acknowledge them, whose deadline passed.
     pub given_up: u64,
+    /// Messages, for each peer that they could not be [sent to](Sender::give_up).
+    pub withheld: u64,
     /// Messages, for each peer that did not acknowledge them, that newer ones took the place of.
     pub superseded: u64,
     /// Messages, for each peer that did not acknowledge them, that was evicted or removed.
@@ -56,6 +58,7 @@ pub struct Counters {
 #[derive(Clone, Copy, Debug)]
 struct Retained {
     bytes: u64,
+    /// When it left, or is to leave.
     emitted_ns: i64,
 }
 
@@ -73,6 +76,9 @@ struct Peer {
     base: u64,
     span: u32,
     missing: [u64; SPAN as usize / 64],
+    /// What it is never sent, of what it has not acknowledged: a bit each, by sequence modulo [`MAX_WINDOW`], and how many.
+    withheld: [u64; MAX_WINDOW as usize / 64],
+    withheld_count: u32,
     /// When the message was last repaired, by sequence modulo [`SPAN`]; what was there before is only older.
     repaired_ns: Vec<i64>,
     /// Bytes of repair that the flow has earned for it, times 100.
@@ -81,12 +87,17 @@ struct Peer {
     floored_ns: i64,
     floored_bytes: u64,
     floored: u32,
+    /// The last repair was one of those.
+    beyond_share: bool,
     round_trip: RoundTrip,
     probe_ns: i64,
     backoff: u32,
     /// It said something, or began to owe an answer.
     heard_ns: i64,
     progress_ns: i64,
+    /// What it owes counts from there, if it was heard before: when the first message that it owed an answer to leaves. Only
+    /// what it says moves that on, not what is given up meanwhile.
+    owed_ns: i64,
 }
 
 /// The sending end of one source.
@@ -101,6 +112,8 @@ pub struct Sender {
     wanted: bool,
     /// The earliest instant at which somebody is to be asked who has begun to owe an answer.
     begun_ns: i64,
+    /// The latest instant at which a message leaves.
+    latest_ns: i64,
     peers: Vec<Peer>,
     peers_ever: u64,
     /// The peer whose turn it is.
@@ -123,6 +136,7 @@ impl Sender {
             bytes: 0,
             wanted: false,
             begun_ns: i64::MAX,
+            latest_ns: i64::MIN,
             peers: Vec::new(),
             peers_ever: 0,
             turn: 0,
@@ -181,16 +195,20 @@ impl Sender {
             base: next,
             span: 0,
             missing: [0; SPAN as usize / 64],
+            withheld: [0; MAX_WINDOW as usize / 64],
+            withheld_count: 0,
             repaired_ns: vec![i64::MIN; SPAN as usize],
             earned: 0,
             floored_ns: i64::MIN,
             floored_bytes: 0,
             floored: 0,
+            beyond_share: false,
             round_trip: RoundTrip::new(least_timeout_ns, first_timeout_ns, most_timeout_ns),
             probe_ns: now_ns,
             backoff: 0,
             heard_ns: now_ns,
             progress_ns: now_ns,
+            owed_ns: i64::MIN,
         });
         Ok(id)
     }
@@ -227,19 +245,30 @@ impl Sender {
     /// # Errors
     /// [`Full`]; nothing is to be sent then.
     pub fn emit(&mut self, now_ns: i64, bytes: u64) -> Result<u32, Full> {
+        self.emit_at(now_ns, bytes, now_ns)
+    }
+
+    /// The same of a message that leaves at an instant, which may be later: before that no peer can lack it, and what is
+    /// counted from when it was sent is counted from there.
+    ///
+    /// # Errors
+    /// [`Full`]; nothing is to be sent then.
+    pub fn emit_at(&mut self, now_ns: i64, bytes: u64, leaves_ns: i64) -> Result<u32, Full> {
         if let Err(full) = self.room(bytes) {
             if full == Full::Credit && !self.wanted {
                 self.wanted = true;
-                self.begin(now_ns);
+                self.begin(now_ns, now_ns);
             }
             return Err(full);
         }
         self.wanted = false;
         let sequence = self.end();
-        self.begin(now_ns);
+        let leaves_ns = leaves_ns.max(now_ns);
+        self.begin(now_ns, leaves_ns);
+        self.latest_ns = self.latest_ns.max(leaves_ns);
         self.window.push_back(Retained {
             bytes,
-            emitted_ns: now_ns,
+            emitted_ns: leaves_ns,
         });
         self.bytes += bytes;
         // Earned up to a window's worth: a burst of losses after a long time without any is no storm.
@@ -265,11 +294,68 @@ impl Sender {
         for peer in &mut self.peers {
             if peer.next < end {
                 self.counters.superseded += peer.missing_before(end);
-                peer.next = end;
+                peer.pass(end, end);
             }
             peer.limit = peer.limit.max(end + FIRST_GRANT);
         }
         self.release();
+    }
+
+    /// A retained message is not sent to this peer, now or later: whatever carries it has refused it for good. The peer goes
+    /// on without it: it learns so by an announcement as soon as it has all before it, and nothing else is held up. False:
+    /// it has the message, or does without it already.
+    pub fn give_up(&mut self, now_ns: i64, peer: PeerId, sequence: u32) -> bool {
+        let end = self.end();
+        let Some(peer) = self.peers.iter_mut().find(|known| known.id == peer) else {
+            return false;
+        };
+        let sequence = extend(peer.next, sequence);
+        if !(peer.next..end).contains(&sequence) || !peer.withhold(sequence) {
+            return false;
+        }
+        self.counters.withheld += 1;
+        if peer.pass(peer.next, end) {
+            (peer.probe_ns, peer.backoff) = (now_ns, 0);
+            // It owes an answer to that, whenever the message was to leave.
+            peer.owed_ns = peer.owed_ns.min(now_ns);
+            self.begun_ns = self.begun_ns.min(now_ns);
+        }
+        self.release();
+        true
+    }
+
+    /// The message that was last to be repaired for this peer leaves at an instant, not now: until then it is not missing.
+    pub fn repair_leaves(&mut self, peer: PeerId, sequence: u32, at_ns: i64) {
+        if let Some(peer) = self.peers.iter_mut().find(|known| known.id == peer) {
+            let sequence = extend(peer.next, sequence);
+            peer.repaired_ns[(sequence % u64::from(SPAN)) as usize] = at_ns;
+        }
+    }
+
+    /// The message that was last to be repaired for this peer could not be sent: it is to be repaired at this instant, and
+    /// counts as if it had not been tried.
+    pub fn postpone(&mut self, peer: PeerId, sequence: u32, until_ns: i64) {
+        let oldest = self.oldest;
+        let Some(peer) = self.peers.iter_mut().find(|known| known.id == peer) else {
+            return;
+        };
+        let sequence = extend(peer.next, sequence);
+        let message = sequence.checked_sub(oldest);
+        let Some(message) = message.and_then(|at| self.window.get(at as usize)) else {
+            return;
+        };
+        if peer.beyond_share {
+            peer.floored_ns = i64::MIN;
+            peer.floored = peer.floored.saturating_sub(1);
+        } else {
+            peer.earned = peer
+                .earned
+                .saturating_add(message.bytes.saturating_mul(100));
+        }
+        let timeout = peer.round_trip.timeout(0);
+        peer.repaired_ns[(sequence % u64::from(SPAN)) as usize] = until_ns.saturating_sub(timeout);
+        self.counters.repaired -= 1;
+        self.counters.repaired_bytes -= message.bytes;
     }
 
     /// A peer's acknowledgement.
@@ -283,6 +369,7 @@ impl Sender {
         said: &Acknowledgement,
     ) -> Result<(), Hostile> {
         let (end, wanted) = (self.end(), self.wanted);
+        let (window, oldest) = (&self.window, self.oldest);
         let known = self.peers.iter_mut().find(|peer| peer.id == from);
         let checked = known.ok_or(Hostile::Unknown).and_then(|peer| {
             let next = extend(peer.next, said.next);
@@ -313,25 +400,40 @@ impl Sender {
         }
         // Room is progress only where nothing else is waited for: who grants and takes nothing gets no more time by it.
         let roomier = limit > peer.limit && peer.limit <= end && next == end;
-        if !peer.greeted || next > peer.acknowledged || roomier {
+        let gets_on = !peer.greeted || next > peer.acknowledged || roomier;
+        if gets_on {
             peer.progress_ns = now_ns;
             (peer.backoff, peer.floored) = (0, 0);
         }
         peer.greeted = true;
         // Grants are never taken back.
         peer.limit = peer.limit.max(limit);
-        peer.next = peer.next.max(next);
-        (peer.acknowledged, peer.base, peer.span) = (next, next, said.span);
+        let skips = peer.pass(next, end);
+        if gets_on {
+            // Who does not know yet what it is to do without owes an answer now.
+            let first = (peer.next == next).then(|| window.get((next - oldest) as usize));
+            peer.owed_ns = first.flatten().map_or(i64::MIN, |first| first.emitted_ns);
+        }
+        let mut span = said.span;
+        if self.latest_ns > now_ns {
+            // It cannot lack what has not left; what is behind that waits for it.
+            let waits = |at: &u32| {
+                let message = (next + u64::from(*at)).checked_sub(oldest);
+                let message = message.and_then(|at| window.get(at as usize));
+                message.is_some_and(|message| message.emitted_ns > now_ns)
+            };
+            span = (0..span).find(waits).unwrap_or(span);
+        }
+        (peer.acknowledged, peer.base, peer.span) = (next, next, span);
         for (at, (missing, here)) in peer.missing.iter_mut().zip(said.here).enumerate() {
-            let told = said.span.saturating_sub(64 * at as u32).min(64);
+            let told = span.saturating_sub(64 * at as u32).min(64);
             *missing = !here & u64::MAX.checked_shr(64 - told).unwrap_or(0);
         }
-        let owes = peer.owes(end, wanted);
-        peer.probe_ns = if owes {
-            now_ns + peer.round_trip.timeout(peer.backoff)
-        } else {
-            i64::MAX
-        };
+        peer.probe_after(now_ns, end, wanted);
+        if skips {
+            // What is behind it waits at the receiver.
+            peer.probe_ns = now_ns;
+        }
         self.release();
         Ok(())
     }
@@ -363,11 +465,11 @@ impl Sender {
             if !peer.owes(self.end(), self.wanted) {
                 return (peer.probe_ns < i64::MAX).then_some(peer.probe_ns);
             }
-            let silence = peer.heard_ns + self.config.silence_ns;
+            let silence = peer.heard_ns.max(peer.owed_ns) + self.config.silence_ns;
             let stall = self
                 .config
                 .stall_ns
-                .map_or(i64::MAX, |ns| peer.progress_ns + ns);
+                .map_or(i64::MAX, |ns| peer.progress_ns.max(peer.owed_ns) + ns);
             let repairs = peer
                 .wanting()
                 .map(|sequence| self.repair_ns(peer, sequence).max(now_ns));
@@ -398,8 +500,8 @@ impl Sender {
         Some(peer.next as u32)
     }
 
-    /// Peers that have all so far begin to owe an answer.
-    fn begin(&mut self, now_ns: i64) {
+    /// Peers that have all so far begin to owe an answer to what leaves at an instant.
+    fn begin(&mut self, now_ns: i64, leaves_ns: i64) {
         let end = self.end();
         for peer in self
             .peers
@@ -407,9 +509,10 @@ impl Sender {
             .filter(|peer| peer.greeted && peer.acknowledged == end)
         {
             (peer.heard_ns, peer.progress_ns, peer.backoff) = (now_ns, now_ns, 0);
+            peer.owed_ns = leaves_ns;
             // Not instead of its first announcement.
             if peer.probe_ns > now_ns {
-                peer.probe_ns = now_ns + peer.round_trip.timeout(0);
+                peer.probe_ns = leaves_ns + peer.round_trip.timeout(0);
             }
             self.begun_ns = self.begun_ns.min(peer.probe_ns);
         }
@@ -449,11 +552,11 @@ impl Sender {
         if gone == 0 {
             return;
         }
-        let oldest = self.oldest + gone;
+        let (oldest, end) = (self.oldest + gone, self.end());
         for peer in self.peers.iter_mut().filter(|peer| peer.next < oldest) {
             let late = peer.missing_before(oldest);
             self.counters.given_up += late;
-            peer.next = oldest;
+            peer.pass(oldest, end);
             // Told at once: what is behind it waits at the receiver.
             (peer.probe_ns, peer.backoff) = (now_ns, 0);
         }
@@ -462,11 +565,11 @@ impl Sender {
 
     fn evict(&mut self, at: usize, now_ns: i64) -> Option<Action> {
         let peer = &self.peers[at];
-        let silent = now_ns - peer.heard_ns >= self.config.silence_ns;
+        let silent = now_ns - peer.heard_ns.max(peer.owed_ns) >= self.config.silence_ns;
         let stalled = self
             .config
             .stall_ns
-            .is_some_and(|ns| now_ns - peer.progress_ns >= ns);
+            .is_some_and(|ns| now_ns - peer.progress_ns.max(peer.owed_ns) >= ns);
         if !(peer.owes(self.end(), self.wanted) && (silent || stalled)) {
             return None;
         }
@@ -494,12 +597,7 @@ impl Sender {
             round_trip_ns: peer.round_trip.smoothed().unwrap_or(0),
             stamp_ns: now_ns,
         };
-        let owes = peer.owes(end, wanted);
-        peer.probe_ns = if owes {
-            now_ns + peer.round_trip.timeout(peer.backoff)
-        } else {
-            i64::MAX
-        };
+        peer.probe_after(now_ns, end, wanted);
         peer.backoff += 1;
         self.counters.announced += 1;
         Some(Action::Announce(peer.id, announce))
@@ -551,7 +649,8 @@ impl Sender {
         let bytes = self.window[(sequence - self.oldest) as usize].bytes;
         let cost = bytes.saturating_mul(100);
         let peer = &mut self.peers[at];
-        if peer.earned >= cost {
+        peer.beyond_share = peer.earned < cost;
+        if !peer.beyond_share {
             peer.earned -= cost;
         } else {
             (peer.floored_ns, peer.floored_bytes) = (now_ns, bytes);
@@ -580,7 +679,58 @@ impl Sender {
     }
 }
 
+/// Where it is noted that a peer is not sent a message.
+fn withheld_bit(sequence: u64) -> (usize, u64) {
+    let at = sequence % u64::from(MAX_WINDOW);
+    ((at / 64) as usize, 1 << (at % 64))
+}
+
 impl Peer {
+    fn is_withheld(&self, sequence: u64) -> bool {
+        let (word, bit) = withheld_bit(sequence);
+        self.withheld_count > 0 && self.withheld[word] & bit != 0
+    }
+
+    /// It is not sent this message. False: that is known.
+    fn withhold(&mut self, sequence: u64) -> bool {
+        let (word, bit) = withheld_bit(sequence);
+        let fresh = self.withheld[word] & bit == 0;
+        self.withheld[word] |= bit;
+        self.withheld_count += u32::from(fresh);
+        fresh
+    }
+
+    /// It has, or does without, all before `to`, and what is not sent from there on. True if there is any of that.
+    fn pass(&mut self, to: u64, end: u64) -> bool {
+        let to = self.next.max(to);
+        let mut skips = false;
+        while self.withheld_count > 0 && self.next < end {
+            let (word, bit) = withheld_bit(self.next);
+            let withheld = self.withheld[word] & bit != 0;
+            if !withheld && self.next >= to {
+                break;
+            }
+            self.withheld[word] &= !bit;
+            self.withheld_count -= u32::from(withheld);
+            skips |= self.next >= to;
+            self.next += 1;
+        }
+        self.next = self.next.max(to);
+        skips
+    }
+
+    /// When to ask it next.
+    fn probe_after(&mut self, now_ns: i64, end: u64, wanted: bool) {
+        self.probe_ns = if !self.owes(end, wanted) {
+            i64::MAX
+        } else if self.greeted && self.owed_ns > now_ns && !(wanted && self.limit <= end) {
+            self.backoff = 0;
+            self.owed_ns + self.round_trip.timeout(0)
+        } else {
+            now_ns + self.round_trip.timeout(self.backoff)
+        };
+    }
+
     fn owes(&self, end: u64, wanted: bool) -> bool {
         !self.greeted || self.acknowledged < end || (wanted && self.limit <= end)
     }
@@ -594,13 +744,14 @@ impl Peer {
             left.take_while(|word| *word != 0)
                 .map(move |word| from + u64::from(word.trailing_zeros()))
         });
-        told.filter(move |sequence| *sequence >= next)
+        told.filter(move |sequence| *sequence >= next && !self.is_withheld(*sequence))
     }
 
-    /// How many before `end` it has not acknowledged; it said that the others are there.
+    /// How many before `end` it has not acknowledged, of those that it is sent; it said that the others are there.
     fn missing_before(&self, end: u64) -> u64 {
         let told = (self.base + u64::from(self.span)).max(self.next);
         let wanting = self.wanting().filter(|sequence| *sequence < end).count() as u64;
-        wanting + end.saturating_sub(told)
+        let untold = (told..end).filter(|sequence| !self.is_withheld(*sequence));
+        wanting + untold.count() as u64
     }
 }

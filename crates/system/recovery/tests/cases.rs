@@ -494,3 +494,207 @@ fn granting_alone_is_no_progress() {
         .expect("well-formed");
     assert_eq!(sender.poll(2_000 * MS), Some(Action::Evicted(peer, 0)));
 }
+
+#[test]
+fn what_cannot_be_sent_to_a_peer_is_done_without_and_holds_nothing_else_up() {
+    let (mut sender, peer) = sender(Config::default());
+    sender.acknowledge(0, peer, &said(0)).expect("honest");
+    for _ in 0..3 {
+        sender.emit(MS, 100).expect("room");
+    }
+    assert!(sender.give_up(MS, peer, 1));
+    assert!(!sender.give_up(MS, peer, 1), "once");
+    assert!(!sender.give_up(MS, peer, 3), "not emitted");
+    // The first one is on its way: nobody is told before it has come.
+    assert_eq!((sender.oldest(), sender.poll(MS)), (0, None));
+    let told = Acknowledgement {
+        span: 2,
+        here: [0b10, 0, 0, 0],
+        ..said(1)
+    };
+    sender.acknowledge(2 * MS, peer, &told).expect("honest");
+    let Some(Action::Announce(_, announce)) = sender.poll(2 * MS) else {
+        panic!("the receiver waits for what does not come");
+    };
+    assert_eq!((announce.oldest, announce.next), (2, 3));
+    assert_eq!(sender.oldest(), 2);
+    // It is asked for again by one that has not heard of it yet.
+    sender.acknowledge(3 * MS, peer, &told).expect("honest");
+    assert_eq!(sender.poll(3 * MS), None);
+    sender.acknowledge(4 * MS, peer, &said(3)).expect("honest");
+    assert_eq!((sender.retained(), sender.counters().withheld), (0, 1));
+    assert_eq!(sender.wake_ns(4 * MS), None);
+}
+
+/// Polls whenever it is to be, up to an instant: the announcements, and when who was evicted.
+fn poll_until(sender: &mut Sender, from: i64, to: i64) -> (Vec<i64>, Option<i64>) {
+    let (mut now, mut announced, mut evicted) = (from, Vec::new(), None);
+    loop {
+        while let Some(action) = sender.poll(now) {
+            match action {
+                Action::Announce(..) => announced.push(now),
+                Action::Evicted(..) => evicted = Some(now),
+                Action::Repair(..) => {}
+            }
+        }
+        match sender.wake_ns(now) {
+            Some(wake) if wake <= to => {
+                assert!(wake > now, "a timer that does not move");
+                now = wake;
+            }
+            _ => return (announced, evicted),
+        }
+    }
+}
+
+#[test]
+fn newer_messages_are_no_answer_of_who_says_nothing() {
+    let latest = Config {
+        policy: Policy::Latest,
+        ..Config::default()
+    };
+    let within = Config {
+        policy: Policy::Within(100 * MS),
+        ..Config::default()
+    };
+    for config in [latest, within] {
+        let (mut sender, peer) = sender(config);
+        sender.acknowledge(0, peer, &said(0)).expect("honest");
+        let (mut gone, mut now) = (None, 0);
+        while gone.is_none() && now < 10_000 * MS {
+            if config.policy == Policy::Latest {
+                sender.supersede();
+            }
+            // Who is waited for has no room any more, with a deadline.
+            let _ = sender.emit(now, 100);
+            gone = poll_until(&mut sender, now, now + 100 * MS - 1).1;
+            now += 100 * MS;
+        }
+        assert_eq!(gone, Some(config.silence_ns), "{:?}", config.policy);
+        assert_eq!((sender.peers(), sender.counters().evicted), (0, 1));
+    }
+}
+
+#[test]
+fn who_grants_and_takes_nothing_gets_no_time_by_what_is_given_up() {
+    for policy in [Policy::Within(100 * MS), Policy::Latest] {
+        let config = Config {
+            policy,
+            stall_ns: Some(2_000 * MS),
+            ..Config::default()
+        };
+        let (mut sender, peer) = sender(config);
+        sender.acknowledge(0, peer, &said(0)).expect("honest");
+        let (mut gone, mut now) = (None, 0);
+        while gone.is_none() && now < 10_000 * MS {
+            if policy == Policy::Latest {
+                sender.supersede();
+            }
+            sender.emit(now, 100).expect("granted");
+            let grants = Acknowledgement {
+                limit: sender.next() + 16,
+                ..said(0)
+            };
+            sender.acknowledge(now, peer, &grants).expect("well-formed");
+            gone = poll_until(&mut sender, now, now + 50 * MS - 1).1;
+            now += 50 * MS;
+        }
+        assert_eq!(gone, Some(2_000 * MS), "{policy:?}");
+    }
+}
+
+#[test]
+fn nobody_owes_an_answer_to_what_has_not_left() {
+    let config = Config {
+        stall_ns: Some(20_000 * MS),
+        ..Config::default()
+    };
+    let leaves = 10_000 * MS;
+    // Nothing else is on its way.
+    let (mut first, peer) = sender(config);
+    first.acknowledge(0, peer, &said(0)).expect("honest");
+    first.emit_at(0, 100, leaves).expect("room");
+    // What was on its way is acknowledged.
+    let (mut second, peer) = sender(config);
+    second.acknowledge(0, peer, &said(0)).expect("honest");
+    second.emit(0, 100).expect("room");
+    second.emit_at(0, 100, leaves).expect("room");
+    second.acknowledge(MS, peer, &said(1)).expect("honest");
+    for mut sender in [first, second] {
+        let (announced, evicted) = poll_until(&mut sender, MS, 100_000 * MS);
+        assert!(announced[0] > leaves, "asked before it left");
+        assert_eq!(evicted, Some(leaves + config.silence_ns));
+    }
+    // One that answers, and takes nothing.
+    let (mut sender, peer) = sender(config);
+    sender.acknowledge(0, peer, &said(0)).expect("honest");
+    sender.emit_at(0, 100, leaves).expect("room");
+    let (mut gone, mut now) = (None, 0);
+    while gone.is_none() && now < 100_000 * MS {
+        sender.acknowledge(now, peer, &said(0)).expect("honest");
+        gone = poll_until(&mut sender, now, now + 1_000 * MS - 1).1;
+        now += 1_000 * MS;
+    }
+    assert_eq!(gone, Some(leaves + 20_000 * MS));
+}
+
+#[test]
+fn what_is_done_without_is_told_again_though_the_next_leaves_later() {
+    let config = Config {
+        policy: Policy::Within(100 * MS),
+        ..Config::default()
+    };
+    let leaves = 10_000 * MS;
+    for (withhold, first) in [(false, 0), (true, 0), (true, leaves)] {
+        let (mut sender, peer) = sender(config);
+        sender.acknowledge(0, peer, &said(0)).expect("honest");
+        sender.emit_at(0, 100, first).expect("room");
+        sender.emit_at(0, 100, leaves).expect("room");
+        if withhold {
+            assert!(sender.give_up(0, peer, 0));
+        }
+        // Nothing of it arrives for a while.
+        let (announced, evicted) = poll_until(&mut sender, 0, 4_000 * MS);
+        let told = announced.iter().filter(|at| **at >= 200 * MS).count();
+        assert!(told > 3 && evicted.is_none(), "{announced:?}");
+        // It knows: it owes nothing before the next one leaves.
+        sender.acknowledge(4_001 * MS, peer, &said(1)).expect("ok");
+        let (announced, evicted) = poll_until(&mut sender, 4_001 * MS, leaves);
+        assert_eq!((announced, evicted), (vec![], None));
+        sender.acknowledge(leaves + MS, peer, &said(2)).expect("ok");
+        assert_eq!(sender.retained(), 0);
+    }
+}
+
+#[test]
+fn what_is_not_sent_to_a_peer_is_counted_once() {
+    let counted = |config: Config| {
+        let (mut sender, peer) = sender(config);
+        sender.acknowledge(0, peer, &said(0)).expect("honest");
+        for _ in 0..4 {
+            sender.emit(0, 100).expect("room");
+        }
+        for sequence in [1, 3] {
+            assert!(sender.give_up(0, peer, sequence));
+        }
+        (sender, peer)
+    };
+    let (mut removed, peer) = counted(Config::default());
+    assert!(removed.remove_peer(peer));
+    assert_eq!(removed.counters().abandoned, 2);
+    let (mut superseded, _) = counted(Config {
+        policy: Policy::Latest,
+        ..Config::default()
+    });
+    superseded.supersede();
+    assert_eq!(superseded.counters().superseded, 2);
+    let (mut late, _) = counted(Config {
+        policy: Policy::Within(100 * MS),
+        ..Config::default()
+    });
+    while late.poll(1_000 * MS).is_some() {}
+    assert_eq!(late.counters().given_up, 2);
+    for sender in [removed, superseded, late] {
+        assert_eq!(sender.counters().withheld, 2);
+    }
+}

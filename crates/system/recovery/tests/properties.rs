@@ -1,7 +1,7 @@
 //! Whatever the network loses, repeats and reorders, and whoever starts again: no message twice, none out of order, none
 //! silently lost, bounded memory, no storm.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
 use takt_recovery::receiver::Delivery;
@@ -31,6 +31,10 @@ struct Fate {
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Emit(u8),
+    /// One message, which cannot be sent to receiver 0 or 1.
+    Withhold(u8),
+    /// One message that leaves after a while.
+    EmitLater(i64),
     Wait(i64),
     /// The sinks of receiver 0 or 1 take so many.
     Take(u8, u8),
@@ -45,6 +49,7 @@ struct Life {
     number: u64,
     first: u32,
     got: Vec<u32>,
+    withheld: Vec<u32>,
     lost: u64,
     /// Given up before the first announcement was heard.
     skipped: Option<u64>,
@@ -64,6 +69,8 @@ struct World {
     perfect: bool,
     sent: usize,
     acknowledgements: u64,
+    /// When messages leave, of the present sender.
+    leaves: BTreeMap<u32, i64>,
 }
 
 impl World {
@@ -81,6 +88,7 @@ impl World {
             perfect: false,
             sent: 0,
             acknowledgements: 0,
+            leaves: BTreeMap::new(),
         };
         for _ in 0..2 {
             let life = world.life();
@@ -97,12 +105,17 @@ impl World {
             number: self.count,
             first: self.sender.next(),
             got: Vec::new(),
+            withheld: Vec::new(),
             lost: 0,
             skipped: None,
         }
     }
 
     fn send(&mut self, receiver: u64, datagram: Datagram) {
+        self.send_after(receiver, datagram, 0);
+    }
+
+    fn send_after(&mut self, receiver: u64, datagram: Datagram, later: i64) {
         let fate = match self.perfect {
             true => Fate {
                 lost: false,
@@ -118,28 +131,31 @@ impl World {
             1 + usize::from(fate.repeated)
         };
         for copy in 0..copies as i64 {
-            let at = self.now + fate.delay + copy * MS / 3;
+            let at = self.now + later + fate.delay + copy * MS / 3;
             let key = (at, (2 * self.sent as i64 + copy) as u64);
             self.wire
                 .insert(key, (self.sender_life, receiver, datagram));
         }
     }
 
-    fn emit(&mut self) -> Result<u32, Full> {
+    fn emit(&mut self, withhold: Option<usize>, later: i64) -> Result<u32, Full> {
         if self.config.policy == Policy::Latest {
             self.sender.supersede();
             assert_eq!(self.sender.room(BYTES), Ok(()), "it never waits");
         }
-        let sequence = self.sender.emit(self.now, BYTES)?;
-        let numbers: Vec<u64> = self.lives.iter().map(|life| life.number).collect();
+        let sequence = self.sender.emit_at(self.now, BYTES, self.now + later)?;
+        self.leaves.insert(sequence, self.now + later);
+        if let Some(at) = withhold {
+            let life = &mut self.lives[at];
+            life.withheld.push(sequence);
+            assert!(self.sender.give_up(self.now, life.peer, sequence));
+            assert!(!self.sender.give_up(self.now, life.peer, sequence));
+        }
+        let others = (0..self.lives.len()).filter(|at| withhold != Some(*at));
+        let numbers: Vec<u64> = others.map(|at| self.lives[at].number).collect();
         for number in numbers {
-            self.send(
-                number,
-                Datagram::Message {
-                    sequence,
-                    stamp: self.now,
-                },
-            );
+            let stamp = self.now;
+            self.send_after(number, Datagram::Message { sequence, stamp }, later);
         }
         Ok(sequence)
     }
@@ -198,6 +214,10 @@ impl World {
                         age <= self.sender.retained(),
                         "repairs what is not retained"
                     );
+                    assert!(self.leaves[&sequence] < self.now, "lost before it left");
+                    let withheld = self.lives.iter().find(|life| life.peer == peer);
+                    let withheld = withheld.map(|life| life.withheld.contains(&sequence));
+                    assert_eq!(withheld, Some(false), "sends what it gave up");
                     let to = of(peer).expect("known");
                     self.send(
                         to,
@@ -230,7 +250,7 @@ impl World {
         let allowed = counted.bytes * u64::from(self.config.repair_percent) / 100;
         let peers = 2 + self.count;
         assert!(counted.repaired_bytes <= allowed + peers * floor as u64 * BYTES);
-        assert!(counted.announced <= peers * floor as u64 + counted.given_up);
+        assert!(counted.announced <= peers * floor as u64 + counted.given_up + counted.withheld);
     }
 
     fn run_until(&mut self, until: i64) {
@@ -278,10 +298,16 @@ impl World {
         match step {
             Step::Emit(count) => {
                 for _ in 0..count {
-                    if self.emit().is_err() {
+                    if self.emit(None, 0).is_err() {
                         break;
                     }
                 }
+            }
+            Step::Withhold(at) => {
+                let _ = self.emit(Some(usize::from(at)), 0);
+            }
+            Step::EmitLater(later) => {
+                let _ = self.emit(None, later);
             }
             Step::Wait(ns) => self.run_until(self.now + ns),
             Step::Take(at, most) => self.take(usize::from(at), usize::from(most)),
@@ -327,11 +353,14 @@ impl World {
                 "silently lost"
             );
             if self.config.policy == Policy::Reliable {
-                assert_eq!(life.lost + skipped, 0, "lost though reliable");
+                let withheld = life.withheld.len() as u64;
+                assert_eq!(life.lost + skipped, withheld, "lost though reliable");
             }
         }
         if self.config.policy == Policy::Latest {
-            for life in self.lives.iter().filter(|life| life.first != end) {
+            let newest = |life: &&Life| !life.withheld.contains(&end.wrapping_sub(1));
+            let lives = self.lives.iter().filter(|life| life.first != end);
+            for life in lives.filter(newest) {
                 assert_eq!(
                     life.got.last(),
                     Some(&end.wrapping_sub(1)),
@@ -350,7 +379,7 @@ impl World {
         // What came after it was given up at the sender counts there alone.
         let counted = self.sender.counters();
         assert!(
-            lost <= counted.given_up + counted.superseded,
+            lost <= counted.given_up + counted.superseded + counted.withheld,
             "counted at one end only"
         );
         let quiet = self.now;
@@ -380,6 +409,8 @@ fn fate(loss: u32) -> impl Strategy<Value = Fate> {
 fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         8 => (1..40u8).prop_map(Step::Emit),
+        2 => (0..2u8).prop_map(Step::Withhold),
+        2 => (0..100 * MS).prop_map(Step::EmitLater),
         8 => (0..30 * MS).prop_map(Step::Wait),
         6 => (0..2u8, 1..60u8).prop_map(|(at, most)| Step::Take(at, most)),
         1 => (0..2u8).prop_map(Step::RestartReceiver),
@@ -398,8 +429,8 @@ fn config(policy: Policy) -> Config {
     }
 }
 
-fn run(policy: Policy, fates: Vec<Fate>, steps: &[Step]) {
-    let mut world = World::new(config(policy), fates);
+fn run(config: Config, fates: Vec<Fate>, steps: &[Step]) {
+    let mut world = World::new(config, fates);
     for step in steps {
         world.step(*step);
         world.settle();
@@ -423,7 +454,7 @@ proptest! {
         fates in (0..60u32).prop_flat_map(|loss| proptest::collection::vec(fate(loss), 50..300)),
         steps in proptest::collection::vec(step(), 1..80),
     ) {
-        run(Policy::Reliable, fates, &steps);
+        run(config(Policy::Reliable), fates, &steps);
     }
 
     #[test]
@@ -432,7 +463,7 @@ proptest! {
         steps in proptest::collection::vec(step(), 1..80),
         deadline in MS..100 * MS,
     ) {
-        run(Policy::Within(deadline), fates, &steps);
+        run(config(Policy::Within(deadline)), fates, &steps);
     }
 
     #[test]
@@ -440,7 +471,20 @@ proptest! {
         fates in (0..60u32).prop_flat_map(|loss| proptest::collection::vec(fate(loss), 50..300)),
         steps in proptest::collection::vec(step(), 1..80),
     ) {
-        run(Policy::Latest, fates, &steps);
+        run(config(Policy::Latest), fates, &steps);
+    }
+
+    /// Messages leave later than anybody may be silent, and nothing is lost: who answers is not evicted.
+    #[test]
+    fn whoever_answers_stays(
+        policy in prop_oneof![
+            Just(Policy::Reliable), Just(Policy::Latest), (MS..100 * MS).prop_map(Policy::Within)
+        ],
+        fates in proptest::collection::vec(fate(0), 50..300),
+        steps in proptest::collection::vec(step(), 1..80),
+    ) {
+        let short = Config { most_timeout_ns: 20 * MS, silence_ns: 60 * MS, ..config(policy) };
+        run(short, fates, &steps);
     }
 }
 
@@ -471,6 +515,90 @@ prop_compose! {
         oldest in number(), ahead in number(), round_trip_ns in instant(), stamp_ns in instant(),
     ) -> Announce {
         Announce { oldest, next: oldest.wrapping_add(ahead), round_trip_ns, stamp_ns }
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Telling {
+    Emit,
+    /// One message, which cannot be sent to peer 0 or 1.
+    Withhold(usize),
+    /// Peer 0 or 1 says what it has: of what it may have, these bits more.
+    Say(usize, u64),
+    Wait(i64),
+}
+
+fn telling() -> impl Strategy<Value = Telling> {
+    prop_oneof![
+        6 => Just(Telling::Emit),
+        2 => (0..2usize).prop_map(Telling::Withhold),
+        3 => (0..2usize, any::<u64>(), any::<u64>()).prop_map(|(at, few, some)| Telling::Say(at, few & some)),
+        2 => (0..60 * MS).prop_map(Telling::Wait),
+    ]
+}
+
+proptest! {
+    #![proptest_config(cases())]
+
+    /// Every message is, for every peer, either acknowledged, or counted: once, and as one thing.
+    #[test]
+    fn what_is_not_acknowledged_is_counted_once(
+        policy in prop_oneof![
+            Just(Policy::Reliable), Just(Policy::Latest), (MS..100 * MS).prop_map(Policy::Within)
+        ],
+        steps in proptest::collection::vec(telling(), 1..200),
+    ) {
+        let mut sender = Sender::new(config(policy)).expect("a good configuration");
+        let mut now = 1_000 * MS;
+        // Each has said that it has these, and cannot be sent those.
+        let mut peers = Vec::new();
+        for _ in 0..2 {
+            let peer = sender.add_peer(now).expect("few");
+            peers.push((peer, BTreeSet::new(), BTreeSet::new()));
+        }
+        for step in steps {
+            match step {
+                Telling::Emit | Telling::Withhold(_) => {
+                    if policy == Policy::Latest {
+                        sender.supersede();
+                    }
+                    let (Ok(sequence), Telling::Withhold(at)) = (sender.emit(now, BYTES), step) else {
+                        continue;
+                    };
+                    let (peer, _, withheld) = &mut peers[at];
+                    prop_assert!(sender.give_up(now, *peer, sequence));
+                    withheld.insert(sequence);
+                }
+                Telling::Say(at, bits) => {
+                    let (peer, has, withheld) = &mut peers[at];
+                    let (oldest, end) = (sender.acknowledged(*peer).expect("nobody is evicted"), sender.next());
+                    has.extend((oldest..end).filter(|sequence| {
+                        bits >> (sequence % 64) & 1 != 0 && !withheld.contains(sequence)
+                    }));
+                    let next = (oldest..end).find(|sequence| !has.contains(sequence)).unwrap_or(end);
+                    let mut here = [0; 4];
+                    for sequence in has.range(next..) {
+                        here[(sequence - next) as usize / 64] |= 1 << ((sequence - next) % 64);
+                    }
+                    let said = Acknowledgement {
+                        next, limit: next + WINDOW, span: end - next, here, lacking: next, stamp_ns: 0, held_ns: 0,
+                    };
+                    sender.acknowledge(now, *peer, &said).expect("honest");
+                }
+                Telling::Wait(ns) => now += ns,
+            }
+            while let Some(action) = sender.poll(now) {
+                prop_assert!(!matches!(action, Action::Evicted(..)), "evicted");
+            }
+        }
+        let mut acknowledged = 0;
+        for (peer, has, _) in &peers {
+            acknowledged += has.len() as u64;
+            prop_assert!(sender.remove_peer(*peer));
+        }
+        let counted = sender.counters();
+        let without = counted.given_up + counted.withheld + counted.superseded + counted.abandoned;
+        prop_assert_eq!(acknowledged + without, 2 * counted.emitted, "{:?}", counted);
     }
 }
 

@@ -90,6 +90,8 @@ counters! {
         rx_early,
         /// Records of reliable sources for which a sink had no room: they come again.
         rx_no_room,
+        /// Announcements of reliable sources that are not heard because no place for them is free: they come again.
+        rx_no_place,
         /// Fragmented messages given up because no memory for their assembly was free.
         reassembly_refused,
         /// Fragmented messages given up because a fragment did not come in time.

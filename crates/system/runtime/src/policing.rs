@@ -87,6 +87,7 @@ pub struct DeclaredStream {
 struct Stream {
     declared: DeclaredStream,
     meter: Meter,
+    repairs: Repairs,
     counters: Arc<StreamCounters>,
 }
 
@@ -109,11 +110,17 @@ impl Default for Meter {
 }
 
 impl Meter {
-    /// Lets so many frames of a period pass, or none of them.
-    fn take(&self, period: i64, most: i64, frames: i64, now_ns: i64) -> bool {
+    /// The first period from this one on of which not all frames have passed, and how many have.
+    fn first(&self, period: i64, most: i64) -> (i64, i64) {
+        let next = self.next.load(Relaxed).max(period * most);
+        (next.div_euclid(most), next.rem_euclid(most))
+    }
+
+    /// Lets so many frames of a period pass, or none of them: of `most` in a period, at most `limit` in this one.
+    fn take(&self, period: i64, (most, limit): (i64, i64), frames: i64, now_ns: i64) -> bool {
         let begin = period * most;
         let pass =
-            |next: i64| Some(next.max(begin) + frames).filter(|after| *after <= begin + most);
+            |next: i64| Some(next.max(begin) + frames).filter(|after| *after <= begin + limit);
         let mut passed = self.next.fetch_update(Relaxed, Relaxed, pass).is_ok();
         if !passed && now_ns < self.passed_at.load(Relaxed).saturating_sub(STEP_NS) {
             // The periods that were used are in the future of the clock as it is now.
@@ -124,6 +131,44 @@ impl Meter {
             self.passed_at.store(now_ns, Relaxed);
         }
         passed
+    }
+}
+
+/// Frames that are sent again in the two periods that were used last, by their parity: a period's number in units of
+/// [`Repairs::UNIT`], and how many.
+#[derive(Debug)]
+struct Repairs([AtomicI64; 2]);
+
+impl Default for Repairs {
+    fn default() -> Self {
+        Self([const { AtomicI64::new(i64::MIN) }; 2])
+    }
+}
+
+impl Repairs {
+    const UNIT: i64 = 2 * MOST_FRAMES as i64;
+
+    fn count(&self, period: i64) -> i64 {
+        let noted = self.0[(period & 1) as usize].load(Relaxed);
+        match noted.div_euclid(Self::UNIT) == period {
+            true => noted.rem_euclid(Self::UNIT),
+            false => 0,
+        }
+    }
+
+    /// Lets one more of a period pass. `stepped`: what is further ahead was noted before the clock was stepped back.
+    fn take(&self, period: i64, most: i64, stepped: i64) -> bool {
+        let pass = |noted: i64| {
+            let (of, count) = (noted.div_euclid(Self::UNIT), noted.rem_euclid(Self::UNIT));
+            let count = match of - period {
+                0 => count,
+                ahead if (1..stepped).contains(&ahead) => return None,
+                _ => 0,
+            };
+            (count < most).then_some(period * Self::UNIT + count + 1)
+        };
+        let noted = &self.0[(period & 1) as usize];
+        noted.fetch_update(Relaxed, Relaxed, pass).is_ok()
     }
 }
 
@@ -151,6 +196,19 @@ pub enum Verdict {
     Refused(Outcome),
 }
 
+/// What becomes of a frame that is to be sent again, because it was lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Again {
+    /// It may leave at any time.
+    Undeclared,
+    /// It is a declared stream's, and is to leave at this instant, TAI nanoseconds.
+    At(i64),
+    /// Not for now: it is to be asked again at this instant.
+    Later(i64),
+    /// It does not leave.
+    Never,
+}
+
 /// What the streams of a tenant may send.
 #[derive(Debug, Default)]
 pub struct Policer {
@@ -176,6 +234,7 @@ impl Policer {
                 known => Arc::new(Stream {
                     declared: declared.clone(),
                     meter: Meter::default(),
+                    repairs: Repairs::default(),
                     counters: known.map(|s| s.counters.clone()).unwrap_or_default(),
                 }),
             });
@@ -199,16 +258,40 @@ impl Policer {
         self.classes & 1 << class.number() != 0
     }
 
+    fn find(&self, class: TrafficClass, flow: Option<Flow>) -> Option<&Stream> {
+        let wanted = (class, flow?);
+        let at = self
+            .streams
+            .binary_search_by_key(&wanted, |s| key(&s.declared));
+        Some(self.streams.get(at.ok()?)?)
+    }
+
+    /// Decides on a frame of so many octets that is to be sent again, of a message that had so many frames, in a class that is
+    /// policed: a declared stream's leaves in the next window, from `from_ns` on, in which its frames leave room beside a
+    /// message's own.
+    pub fn decide_again(
+        &self,
+        flow: Option<Flow>,
+        offered: &Offered,
+        from_ns: i64,
+        now_ns: i64,
+    ) -> Again {
+        let Some(stream) = self.find(offered.class, flow) else {
+            return match self.undeclared {
+                true => Again::Undeclared,
+                false => Again::Never,
+            };
+        };
+        let again = stream.repeat(offered, from_ns, now_ns);
+        if let Again::At(_) = again {
+            stream.counters.passed.add_shared(1);
+        }
+        again
+    }
+
     /// Decides on frames of a class that is policed, and counts them.
     pub fn decide(&self, flow: Option<Flow>, offered: &Offered, now_ns: i64) -> Verdict {
-        let found = flow.and_then(|flow| {
-            let wanted = (offered.class, flow);
-            let at = self
-                .streams
-                .binary_search_by_key(&wanted, |s| key(&s.declared));
-            self.streams.get(at.ok()?)
-        });
-        let Some(stream) = found else {
+        let Some(stream) = self.find(offered.class, flow) else {
             if self.undeclared {
                 return Verdict::Undeclared;
             }
@@ -259,6 +342,32 @@ enum Reason {
 }
 
 impl Stream {
+    /// When a frame of a message that had `offered.frames` may leave again.
+    fn repeat(&self, offered: &Offered, from_ns: i64, now_ns: i64) -> Again {
+        let talker = &self.declared.talker;
+        let most = i64::from(talker.frames);
+        // What is sent again takes nobody's place: a period has room for a message as before.
+        let spare = most - i64::from(offered.frames);
+        if spare <= 0 || offered.octets > talker.octets as usize {
+            return Again::Never;
+        }
+        let period_ns = talker.period_ns as i64;
+        let since = from_ns.saturating_sub(talker.offset_ns as i64);
+        let next = since.saturating_add(period_ns - 1).div_euclid(period_ns);
+        let launch_ns = |period: i64| period * period_ns + talker.offset_ns as i64;
+        // Where messages are admitted ahead, how many there are is known of the last period alone.
+        let (mut period, mut used) = self.meter.first(next, most);
+        if launch_ns(period) - now_ns > HORIZON_NS {
+            // It was used before the clock was stepped back.
+            (period, used) = (next, 0);
+        }
+        let stepped = HORIZON_NS / period_ns + 1;
+        match self.repairs.take(period, spare.min(most - used), stepped) {
+            true => Again::At(launch_ns(period)),
+            false => Again::Later(launch_ns(period)),
+        }
+    }
+
     fn admit(&self, offered: &Offered, now_ns: i64) -> Result<(), (Reason, Outcome)> {
         let talker = &self.declared.talker;
         let Some(launch_ns) = offered.launch_ns else {
@@ -282,7 +391,9 @@ impl Stream {
         }
         let period = since.div_euclid(period_ns);
         let (most, frames) = (i64::from(talker.frames), i64::from(offered.frames));
-        match self.meter.take(period, most, frames, now_ns) {
+        // What is sent again has its part of them.
+        let limit = most - self.repairs.count(period);
+        match self.meter.take(period, (most, limit), frames, now_ns) {
             true => Ok(()),
             false => Err((Reason::Excess, Outcome::Refused)),
         }

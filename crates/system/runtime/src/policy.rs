@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
 
 use takt_datapath::{Capabilities, DatapathKind};
 use takt_session::{
-    Acceleration, ChannelId, Endpoint, ErrorCode, Failure, Qos, ResourceUse, TimeSensitivity,
+    Acceleration, ChannelId, DatapathName, Endpoint, ErrorCode, Failure, Qos, ResourceUse,
+    TimeSensitivity,
 };
 
 use crate::policing::DeclaredStream;
@@ -217,13 +218,16 @@ impl MappingPolicy {
     /// Chooses among the datapaths that a lane has, with what each can do. `unavailable` tells why a
     /// configured one is missing, `scheduled` whether a datapath's link has a schedule. The list always contains
     /// kernel UDP.
+    ///
+    /// # Errors
+    /// `NotAvailable` where the stream names a datapath that it cannot have.
     pub fn map(
         &self,
         qos: Qos,
         available: &[(DatapathKind, Capabilities)],
         unavailable: &[(String, String)],
         scheduled: impl Fn(DatapathKind) -> bool,
-    ) -> Mapping {
+    ) -> Result<Mapping, Failure> {
         let udp = available
             .iter()
             .position(|(kind, _)| kind.0 == "udp")
@@ -236,19 +240,26 @@ impl MappingPolicy {
             }
             _ => String::new(),
         };
+        if let Some(name) = qos.datapath {
+            let at = named(name, qos, available, unavailable)?;
+            return Ok(Mapping {
+                datapath: at,
+                warning: warning_of_class(at),
+            });
+        }
         let used = match available[udp].0.0 {
             "udp" => "kernel UDP",
             other => other,
         };
         if qos.acceleration == Acceleration::Slow {
             let why = unavailable.iter().find(|(name, _)| name == "udp");
-            return Mapping {
+            return Ok(Mapping {
                 datapath: udp,
                 warning: match why {
                     Some((_, why)) => format!("no kernel UDP here, using {used} ({why})"),
                     None => warning_of_class(udp),
                 },
-            };
+            });
         }
         let order = match qos.resource_use {
             ResourceUse::Frugal => &self.fast_frugal,
@@ -266,10 +277,10 @@ impl MappingPolicy {
                     ));
                 }
                 Some(at) => {
-                    return Mapping {
+                    return Ok(Mapping {
                         datapath: at,
                         warning: warning_of_class(at),
-                    };
+                    });
                 }
                 None => {
                     if let Some((_, why)) = unavailable.iter().find(|(name, _)| name == wanted) {
@@ -283,10 +294,46 @@ impl MappingPolicy {
         } else {
             reasons.join("; ")
         };
-        Mapping {
+        Ok(Mapping {
             datapath: udp,
             warning: format!("no acceleration here, using {used} ({why})"),
+        })
+    }
+}
+
+/// The index of the datapath that a stream names.
+fn named(
+    name: DatapathName,
+    qos: Qos,
+    available: &[(DatapathKind, Capabilities)],
+    unavailable: &[(String, String)],
+) -> Result<usize, Failure> {
+    let refused = |why: &str| {
+        Err(Failure::new(
+            ErrorCode::NotAvailable,
+            format!("the stream asks for the datapath {name} and no other: {why}"),
+        ))
+    };
+    let found = available
+        .iter()
+        .position(|(kind, _)| kind.0 == name.as_str());
+    match found {
+        Some(at) if qos.resource_use == ResourceUse::Frugal && available[at].1.needs_polling => {
+            refused(
+                "it needs a spinning core, and the stream is frugal: ask for unlimited resource use",
+            )
         }
+        Some(at) => Ok(at),
+        None => match unavailable.iter().find(|(known, _)| known == name.as_str()) {
+            Some((_, why)) => refused(why),
+            None => {
+                let there: Vec<_> = available.iter().map(|(kind, _)| kind.0).collect();
+                refused(&format!(
+                    "this node has {}; one more is configured in [datapath.{name}]",
+                    there.join(", ")
+                ))
+            }
+        },
     }
 }
 
@@ -399,6 +446,8 @@ mod tests {
             accelerated,
             needs_polling,
             hardware_launch_time: false,
+            speaks_udp: true,
+            own_addresses: false,
             zero_copy: false,
             detail: String::new(),
         }
@@ -417,6 +466,7 @@ mod tests {
         let map = |qos, n: usize| {
             MappingPolicy::default()
                 .map(qos, &all()[..n], &[], |_| false)
+                .expect("mapped")
                 .datapath
         };
         assert_eq!(map(Qos::slow(), 3), 0);
@@ -434,6 +484,7 @@ mod tests {
         )];
         let mapping =
             MappingPolicy::default().map(Qos::fast(), &all()[..1], &unavailable, |_| false);
+        let mapping = mapping.expect("mapped");
         assert_eq!(mapping.datapath, 0);
         assert!(
             mapping.warning.contains("CAP_NET_RAW"),
@@ -443,6 +494,7 @@ mod tests {
         assert!(
             MappingPolicy::default()
                 .map(Qos::slow(), &all(), &[], |_| false)
+                .expect("mapped")
                 .warning
                 .is_empty()
         );
@@ -454,6 +506,7 @@ mod tests {
         let warning = |scheduled: &str| {
             MappingPolicy::default()
                 .map(qos, &all()[..2], &[], |kind| kind.0 == scheduled)
+                .expect("mapped")
                 .warning
         };
         assert!(warning("udp").contains("no schedule is installed"));
@@ -466,13 +519,27 @@ mod tests {
             fast_frugal: vec!["dpdk".into()],
             fast_unlimited: vec!["dpdk".into()],
         };
-        assert_eq!(policy.map(Qos::fast(), &all(), &[], |_| false).datapath, 0);
-        assert_eq!(
-            policy
-                .map(Qos::fast().unlimited(), &all(), &[], |_| false)
-                .datapath,
-            2
-        );
+        let map = |qos| policy.map(qos, &all(), &[], |_| false).expect("mapped");
+        assert_eq!(map(Qos::fast()).datapath, 0);
+        assert_eq!(map(Qos::fast().unlimited()).datapath, 2);
+    }
+
+    #[test]
+    fn a_datapath_that_is_named_is_had_or_refused_and_never_replaced() {
+        let only = |name: &str| Qos::slow().only_over(name.parse().expect("a name"));
+        let unavailable = [("fabric".to_owned(), "no device mlx5_0".to_owned())];
+        let map = |qos| MappingPolicy::default().map(qos, &all(), &unavailable, |_| false);
+        assert_eq!(map(only("xdp")).expect("there").datapath, 1);
+        assert_eq!(map(only("dpdk").unlimited()).expect("there").datapath, 2);
+        for (qos, why) in [
+            (only("dpdk"), "ask for unlimited"),
+            (only("fabric"), "no device mlx5_0"),
+            (only("rdma"), "this node has udp, xdp, dpdk"),
+        ] {
+            let refused = map(qos).expect_err("refused");
+            assert_eq!(refused.code, ErrorCode::NotAvailable);
+            assert!(refused.message.contains(why), "{}", refused.message);
+        }
     }
 
     #[test]

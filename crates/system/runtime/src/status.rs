@@ -35,6 +35,8 @@ pub struct NodeStatus {
     pub uptime_seconds: u64,
     /// Whether it is draining.
     pub draining: bool,
+    /// How often streams were mapped to another datapath than before.
+    pub streams_moved: u64,
     /// Its lanes.
     pub lanes: Vec<LaneStatus>,
     /// Refused peering datagrams.
@@ -130,6 +132,8 @@ pub struct StreamStatus {
     pub datapath: String,
     /// Why that is less than asked for; empty if it is not.
     pub warning: String,
+    /// How often it was mapped to another datapath since it was opened.
+    pub moved: u64,
     /// Channels that it writes.
     pub sources: Vec<u64>,
     /// Channels that it reads.

@@ -241,12 +241,17 @@ fn hyperperiod(schedule: &Schedule, talkers: &[Talker], misfits: &mut Misfits) -
     }
 }
 
-fn common_multiple(one: u64, other: u64) -> Option<u64> {
-    let (mut a, mut b) = (one, other);
-    while b != 0 {
-        (a, b) = (b, a % b);
+/// The greatest number that divides both.
+pub(crate) fn common_divisor(mut one: u64, mut other: u64) -> u64 {
+    while other != 0 {
+        (one, other) = (other, one % other);
     }
-    (one / a.max(1))
+    one
+}
+
+/// The least number above 0 that both divide.
+pub(crate) fn common_multiple(one: u64, other: u64) -> Option<u64> {
+    (one / common_divisor(one, other).max(1))
         .checked_mul(other)
         .filter(|&multiple| multiple > 0)
 }

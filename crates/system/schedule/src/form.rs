@@ -22,7 +22,8 @@ use crate::schedule::Schedule;
 use crate::selection::Selection;
 
 pub use taprio::{ClockId, QueueRange, TaprioOptions};
-pub use time::duration;
+pub use time::{duration, write_duration};
+pub(crate) use toml::Number;
 
 /// Longer texts are refused.
 pub const MAX_LENGTH: usize = 1 << 20;

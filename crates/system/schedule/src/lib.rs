@@ -7,6 +7,7 @@
 //! - [`Port`]: eight classes, strict priority among open gates, the link's occupancy, counters.
 //! - [`Schedule`]: what an operator states, its [forms](form), its mistakes ([`check`]), its
 //!   [`summary`](mod@summary), whether declared streams fit it ([`admission`]), [differences](mod@diff) and [pictures](render).
+//! - [`synthesis`]: the schedules and launch times that keep what streams require.
 //!
 //! Nothing here reads a clock, opens a socket or starts a thread: every instant is an argument. After
 //! construction the transmit path neither allocates nor frees nor loops without a bound. The
@@ -27,6 +28,7 @@ pub mod render;
 mod schedule;
 pub mod selection;
 pub mod summary;
+pub mod synthesis;
 pub mod window;
 
 pub use check::check;

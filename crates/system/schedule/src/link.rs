@@ -116,6 +116,20 @@ impl Link {
     }
 }
 
+/// Bits per second as tc writes them: `100mbit`, `1gbit`, `2500000000`, with `/s` or without.
+pub fn rate(text: &str) -> Option<u64> {
+    let lower = text.to_ascii_lowercase();
+    let number = lower.trim_end_matches("bit/s").trim_end_matches("bit");
+    let (digits, factor) = match number.char_indices().next_back() {
+        Some((at, 'k')) => (&number[..at], 1_000),
+        Some((at, 'm')) => (&number[..at], 1_000_000),
+        Some((at, 'g')) => (&number[..at], 1_000_000_000),
+        _ => (number, 1),
+    };
+    let number: u64 = digits.parse().ok()?;
+    number.checked_mul(factor)
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -123,6 +137,26 @@ mod tests {
     use super::*;
 
     const GIGABIT: Link = Link::ethernet(1_000_000_000);
+
+    #[test]
+    fn rates_are_read_as_tc_writes_them() {
+        for (text, expected) in [
+            ("1gbit", Some(1_000_000_000)),
+            ("100Mbit", Some(100_000_000)),
+            ("10m", Some(10_000_000)),
+            ("64kbit/s", Some(64_000)),
+            ("5", Some(5)),
+            ("0", Some(0)),
+            ("", None),
+            ("gbit", None),
+            ("1.5gbit", None),
+            ("-1", None),
+            ("1tbit", None),
+            ("99999999999gbit", None),
+        ] {
+            assert_eq!(rate(text), expected, "{text}");
+        }
+    }
 
     #[test]
     fn a_full_ethernet_frame_takes_12_304_ns_at_a_gigabit() {

@@ -61,6 +61,8 @@ codes! {
     Closed = -16, "the session is closed";
     /// A signal or another thread interrupted a wait.
     Interrupted = -17, "a signal or another thread interrupted the wait; repeat it, or end";
+    /// The node does not have what the call names.
+    NotAvailable = -18, "this node does not have what is asked for; ask for something else, or its operator";
 }
 
 impl fmt::Display for ErrorCode {

@@ -18,7 +18,10 @@ pub mod unserved;
 
 pub use endpoint::Endpoint;
 pub use error::{ErrorCode, Failure};
-pub use qos::{Acceleration, Qos, Reliability, ResourceUse, SinkMode, SlowSinks, TimeSensitivity};
+pub use qos::{
+    Acceleration, DatapathName, NotADatapathName, Qos, Reliability, ResourceUse, SinkMode,
+    SlowSinks, TimeSensitivity,
+};
 
 use std::fmt;
 
@@ -45,7 +48,7 @@ pub fn printable(name: &str) -> String {
 }
 
 /// The version of protocol and layout. A runtime refuses any other, naming both.
-pub const PROTOCOL_VERSION: u16 = 1;
+pub const PROTOCOL_VERSION: u16 = 2;
 
 /// Where `taktd` listens unless the configuration says otherwise.
 pub const DEFAULT_SOCKET: &str = "/run/takt/takt.sock";

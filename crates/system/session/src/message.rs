@@ -14,7 +14,8 @@ use crate::endpoint::{Endpoint, MOST_ADDRESSES, MOST_VLANS};
 use crate::error::{ErrorCode, Failure};
 use crate::layout::{ArenaMap, SinkBlock, SourceBlock};
 use crate::qos::{
-    Acceleration, Qos, Reliability, ResourceUse, SinkMode, SlowSinks, TimeSensitivity,
+    Acceleration, DatapathName, NotADatapathName, Qos, Reliability, ResourceUse, SinkMode,
+    SlowSinks, TimeSensitivity,
 };
 use crate::unserved::{Counts, REASONS};
 use crate::{ChannelId, PROTOCOL_VERSION};
@@ -25,7 +26,7 @@ pub const MAX_MESSAGE_BYTES: usize = 4096;
 pub const MAX_TEXT_BYTES: usize = 1024;
 
 /// Why bytes are no message.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DecodeError {
     /// Written by another version of the protocol.
     #[error(
@@ -55,6 +56,9 @@ pub enum DecodeError {
     /// A text is not UTF-8 or too long.
     #[error("text field of {0} bytes is too long or not UTF-8")]
     Text(usize),
+    /// A stream is to be over something that cannot be a datapath.
+    #[error(transparent)]
+    Datapath(#[from] NotADatapathName),
 }
 
 impl From<DecodeError> for Failure {
@@ -156,6 +160,15 @@ pub enum Reply {
         /// Its number.
         stream: u32,
         /// The datapath it got.
+        datapath: String,
+        /// Why it is not what was asked for; empty if it is.
+        warning: String,
+    },
+    /// Unasked: a stream has moved to another datapath, or the reason has changed why it is not what was asked for.
+    StreamMoved {
+        /// Its number.
+        stream: u32,
+        /// The datapath that carries what is emitted from now on.
         datapath: String,
         /// Why it is not what was asked for; empty if it is.
         warning: String,
@@ -358,6 +371,14 @@ impl<'a> Reader<'a> {
             .map(str::to_owned)
             .map_err(|_| DecodeError::Text(len))
     }
+    /// The name of a datapath, or none.
+    fn datapath(&mut self) -> Result<Option<DatapathName>, DecodeError> {
+        let name = self.text()?;
+        match name.is_empty() {
+            true => Ok(None),
+            false => Ok(Some(name.parse()?)),
+        }
+    }
     fn flag(&mut self, field: &'static str) -> Result<bool, DecodeError> {
         match self.u8()? {
             0 => Ok(false),
@@ -496,6 +517,7 @@ mod kind {
     pub const RESOLVED: u16 = 137;
     pub const READERS_TOLD: u16 = 138;
     pub const NOTED: u16 = 139;
+    pub const STREAM_MOVED: u16 = 140;
 }
 
 const NO_CLASS: u8 = 255;
@@ -525,6 +547,7 @@ impl Envelope<Request> {
                     TimeSensitivity::TimeSensitive(class) => class.number(),
                 });
                 w.reliability(qos.reliability);
+                w.text(qos.datapath.as_ref().map_or("", |name| name.as_str()));
                 w
             }
             Request::CloseStream(id) => {
@@ -642,6 +665,7 @@ impl Envelope<Request> {
                     resource_use,
                     time_sensitivity,
                     reliability: r.reliability()?,
+                    datapath: r.datapath()?,
                 })
             }
             kind::CLOSE_STREAM => Request::CloseStream(r.u32()?),
@@ -727,6 +751,17 @@ impl Envelope<Reply> {
                 w.text(warning);
                 w
             }
+            Reply::StreamMoved {
+                stream,
+                datapath,
+                warning,
+            } => {
+                let mut w = new(kind::STREAM_MOVED);
+                w.u32(*stream);
+                w.text(datapath);
+                w.text(warning);
+                w
+            }
             Reply::SourceOpened { source, block } => {
                 let mut w = new(kind::SOURCE_OPENED);
                 w.u32(*source);
@@ -800,6 +835,11 @@ impl Envelope<Reply> {
                 datapath: r.text()?,
                 warning: r.text()?,
             },
+            kind::STREAM_MOVED => Reply::StreamMoved {
+                stream: r.u32()?,
+                datapath: r.text()?,
+                warning: r.text()?,
+            },
             kind::SOURCE_OPENED => Reply::SourceOpened {
                 source: r.u32()?,
                 block: SourceBlock {
@@ -857,9 +897,11 @@ mod tests {
             },
         );
         let class = proptest::option::of(0u8..8);
-        let qos = (any::<bool>(), any::<bool>(), class, reliability).prop_map(
-            |(a, r, c, reliability)| Qos {
+        let datapath = proptest::option::of("[a-z0-9-]{1,15}");
+        let qos = (any::<bool>(), any::<bool>(), class, reliability, datapath).prop_map(
+            |(a, r, c, reliability, datapath)| Qos {
                 reliability,
+                datapath: datapath.map(|name| name.parse().expect("a name")),
                 acceleration: if a {
                     Acceleration::Fast
                 } else {
@@ -956,6 +998,13 @@ mod tests {
             ),
             (any::<u32>(), ".{0,20}", ".{0,90}").prop_map(|(stream, datapath, warning)| {
                 Reply::StreamOpened {
+                    stream,
+                    datapath,
+                    warning,
+                }
+            }),
+            (any::<u32>(), ".{0,20}", ".{0,90}").prop_map(|(stream, datapath, warning)| {
+                Reply::StreamMoved {
                     stream,
                     datapath,
                     warning,

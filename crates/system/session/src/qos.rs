@@ -1,8 +1,10 @@
 //! Quality-of-service policies of a stream (naaas-thesis-2024, section 6.3.2).
 //!
-//! They are wishes about behaviour, never names of technologies: the runtime maps them to a datapath
-//! when the stream is opened.
+//! They are wishes about behaviour: the runtime maps them to a datapath, and to another one when what the node has, or
+//! its configuration, changes. Who must have one certain technology and no other names it ([`DatapathName`]).
 
+use std::fmt;
+use std::str::FromStr;
 use std::time::Duration;
 
 use takt_time::TrafficClass;
@@ -118,9 +120,65 @@ impl Reliability {
     }
 }
 
+/// Longest name of a datapath, bytes.
+pub const DATAPATH_NAME_BYTES: usize = 15;
+
+/// The name of a datapath: `udp`, `xdp`, or that of a plugin. 1 to 15 lower-case letters, digits and hyphens.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct DatapathName {
+    /// Followed by zeros.
+    bytes: [u8; DATAPATH_NAME_BYTES],
+}
+
+/// It is not the name of a datapath.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{0:?} is not the name of a datapath: 1 to 15 lower-case letters, digits and hyphens, such as \"xdp\" (`takt status datapaths` lists what there is)"
+)]
+pub struct NotADatapathName(pub String);
+
+impl DatapathName {
+    /// The name as text.
+    pub fn as_str(&self) -> &str {
+        let end = self.bytes.iter().position(|byte| *byte == 0);
+        let name = &self.bytes[..end.unwrap_or(DATAPATH_NAME_BYTES)];
+        // Always text: `from_str` lets in nothing else.
+        std::str::from_utf8(name).unwrap_or_default()
+    }
+}
+
+impl FromStr for DatapathName {
+    type Err = NotADatapathName;
+
+    fn from_str(name: &str) -> Result<Self, NotADatapathName> {
+        let allowed = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+        if name.is_empty() || name.len() > DATAPATH_NAME_BYTES || !name.bytes().all(allowed) {
+            return Err(NotADatapathName(name.chars().take(64).collect()));
+        }
+        let mut bytes = [0; DATAPATH_NAME_BYTES];
+        bytes[..name.len()].copy_from_slice(name.as_bytes());
+        Ok(Self { bytes })
+    }
+}
+
+impl fmt::Display for DatapathName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl fmt::Debug for DatapathName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(self.as_str(), f)
+    }
+}
+
 /// The quality requirements of a stream. The default is what costs least.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Qos {
+    /// This datapath and no other, whatever the acceleration: the stream is refused where the node has it not, and its
+    /// messages do not reach nodes that it does not reach. `None`: the runtime chooses.
+    pub datapath: Option<DatapathName>,
     /// Datapath acceleration.
     pub acceleration: Acceleration,
     /// Resource use.
@@ -135,6 +193,7 @@ impl Qos {
     /// `acceleration = fast`, everything else as cheap as it can be.
     pub const fn fast() -> Self {
         Self {
+            datapath: None,
             acceleration: Acceleration::Fast,
             resource_use: ResourceUse::Frugal,
             time_sensitivity: TimeSensitivity::BestEffort,
@@ -145,11 +204,18 @@ impl Qos {
     /// `acceleration = slow`: kernel networking.
     pub const fn slow() -> Self {
         Self {
+            datapath: None,
             acceleration: Acceleration::Slow,
             resource_use: ResourceUse::Frugal,
             time_sensitivity: TimeSensitivity::BestEffort,
             reliability: Reliability::BestEffort,
         }
+    }
+
+    /// The same over this datapath, and no other.
+    pub const fn only_over(mut self, datapath: DatapathName) -> Self {
+        self.datapath = Some(datapath);
+        self
     }
 
     /// The same with cores to spend.
@@ -183,5 +249,23 @@ impl Qos {
     pub const fn time_sensitive(mut self, class: TrafficClass) -> Self {
         self.time_sensitivity = TimeSensitivity::TimeSensitive(class);
         self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_name_of_a_datapath_is_short_and_plain() {
+        for name in ["udp", "x", "my-datapath-123"] {
+            let parsed: DatapathName = name.parse().expect(name);
+            assert_eq!(parsed.as_str(), name);
+            assert_eq!(format!("{parsed} {parsed:?}"), format!("{name} {name:?}"));
+        }
+        for name in ["", "XDP", "my-datapath-1234", "a b", "é", "a\0"] {
+            let refused = name.parse::<DatapathName>().expect_err(name);
+            assert!(refused.to_string().contains("takt status datapaths"));
+        }
     }
 }

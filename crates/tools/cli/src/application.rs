@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
 use takt::place::Socket;
-use takt::{ChannelId, Error, Qos, Reliability, Session, Stream, TrafficClass};
+use takt::{ChannelId, DatapathName, Error, Qos, Reliability, Session, Stream, TrafficClass};
 use takt_embedded::{Embedded, Settings};
 
 use crate::failure::Failure;
@@ -62,6 +62,10 @@ pub struct Application {
     /// Cores may spin
     #[arg(long, help_heading = "Quality of service")]
     unlimited: bool,
+    /// This datapath and no other, such as xdp: refused where the node has it not, and messages reach no node that it
+    /// does not reach [default: what the node maps the quality to]
+    #[arg(long, value_name = "NAME", help_heading = "Quality of service")]
+    datapath: Option<DatapathName>,
     /// Time sensitive, in this traffic class of IEEE 802.1Q
     #[arg(
         long,
@@ -189,6 +193,9 @@ impl Application {
         };
         if self.unlimited {
             qos = qos.unlimited();
+        }
+        if let Some(datapath) = self.datapath {
+            qos = qos.only_over(datapath);
         }
         match self.class.and_then(TrafficClass::new) {
             Some(class) => qos.time_sensitive(class),

@@ -1,10 +1,12 @@
 //! `takt clock`.
 
+mod setup;
+
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use clap::Args;
+use clap::{Args, Subcommand};
 use takt_clock::{Ask, Observer, Sources, SystemTai, chrony};
 use taktd::admin::json::clock_state_name;
 use taktd::admin::proto::{Clock as Told, GetClockRequest};
@@ -20,12 +22,15 @@ Examples:
   takt clock                                    what the node knows
   takt clock --require 1us && start-the-cell    only on a clock that is off by 1 us at most
   takt clock --local --ptp4l /var/run/ptp4l     without a node
+  takt clock setup --interface eth0 --role follower
   takt clock --json | jq -r '.warnings[].code'";
 
 /// Shows how good the clock is that launch times and gates go by.
 #[derive(Debug, Args)]
-#[command(after_help = HELP)]
+#[command(after_help = HELP, args_conflicts_with_subcommands = true)]
 pub struct Clock {
+    #[command(subcommand)]
+    action: Option<Action>,
     /// Exit with 1 unless the clock is known to be off by this at most, such as 1us
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
     require: Option<Duration>,
@@ -50,6 +55,12 @@ pub struct Clock {
     form: Form,
 }
 
+#[derive(Debug, Subcommand)]
+enum Action {
+    /// Write what has a leader and its followers keep one time: ptp4l and phc2sys of linuxptp
+    Setup(setup::Setup),
+}
+
 fn address(text: &str) -> Result<chrony::Address, String> {
     if text.starts_with('/') {
         return Ok(chrony::Address::Unix(text.into()));
@@ -61,6 +72,9 @@ fn address(text: &str) -> Result<chrony::Address, String> {
 
 impl Clock {
     pub fn run(self) -> Result<(), Failure> {
+        if let Some(Action::Setup(setup)) = self.action {
+            return setup.run();
+        }
         let json = self.form.json;
         let (clock, unmet) = if self.local { self.look() } else { self.ask()? };
         if json {

@@ -6,6 +6,7 @@ mod diff;
 mod node;
 mod show;
 mod source;
+mod synthesize;
 
 use std::process::ExitCode;
 
@@ -26,10 +27,11 @@ Examples:
   takt schedule show eth0.toml
   takt schedule convert eth0.sh --to toml --output eth0.toml
   takt schedule diff eth0.toml eth0-new.toml
+  takt schedule synthesize plan.toml --output plan
   takt schedule install eth0-new.toml --datapath xdp
   takt schedule status";
 
-/// Checks, shows, converts and compares schedules in files, and installs them on a node.
+/// Computes, checks, shows, converts and compares schedules in files, and installs them on a node.
 #[derive(Debug, Args)]
 #[command(after_help = HELP)]
 pub struct Schedule {
@@ -47,6 +49,8 @@ enum Action {
     Convert(convert::Convert),
     /// Say what changes from one schedule to another
     Diff(diff::Diff),
+    /// Compute schedules and launch offsets from what streams require
+    Synthesize(synthesize::Synthesize),
     /// Install a schedule on the link of a datapath of this node
     Install(node::Install),
     /// Open all gates of a link again
@@ -62,6 +66,7 @@ impl Schedule {
             Action::Show(show) => show.run(),
             Action::Convert(convert) => convert.run(),
             Action::Diff(diff) => return diff.run(),
+            Action::Synthesize(synthesize) => synthesize.run(),
             Action::Install(install) => install.run(),
             Action::Remove(remove) => remove.run(),
             Action::Status(status) => status.run(),

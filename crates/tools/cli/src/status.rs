@@ -331,6 +331,9 @@ pub fn sessions(sessions: &[Session]) -> String {
             if let Some(class) = stream.traffic_class {
                 quality.push_str(&format!(" class {class}"));
             }
+            if !stream.asked_datapath.is_empty() {
+                quality = format!("only {}", stream.asked_datapath);
+            }
             row.extend([
                 quality,
                 stream.datapath.clone(),
@@ -733,6 +736,8 @@ mod tests {
     #[test]
     fn a_session_has_a_row_for_each_stream_and_its_warnings_below() {
         let stream = |number: u32, warning: &str| Stream {
+            moved: 0,
+            asked_datapath: String::new(),
             stream: number,
             acceleration: 2,
             resource_use: 1,

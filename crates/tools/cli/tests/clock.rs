@@ -143,6 +143,131 @@ fn a_schedule_that_demands_a_clock_is_refused_without_it_and_runs_on_when_it_is_
     assert!(log.contains("runs on without the clock"), "{log}");
 }
 
+#[test]
+fn what_setup_writes_has_one_host_lead_and_the_other_follow() {
+    let Some((lab, [program])) = lab(["ptp4l"]) else {
+        return;
+    };
+    for profile in ["ieee1588", "gptp"] {
+        let directory = Directory::private();
+        // What the unit starts, but for where its socket is and for the right to set the clock of this machine.
+        let start = |at: usize, role: &str| {
+            let output = directory.text(role);
+            let host = lab.host(at);
+            let mut setup = host.command(env!("CARGO_BIN_EXE_takt")).expect("a host");
+            setup.args([
+                "clock",
+                "setup",
+                "--interface",
+                host.interface(),
+                "--role",
+                role,
+            ]);
+            setup.args(["--profile", profile, "--domain", "24", "--output", &output]);
+            let ran = setup.output().expect("takt");
+            let said = String::from_utf8_lossy(&ran.stdout);
+            assert!(ran.status.success(), "{ran:?}");
+            for part in [
+                "timescale = \"utc\"",
+                "ptp_domain = 24",
+                "enable --now takt-ptp4l\n",
+            ] {
+                assert!(said.contains(part), "{part}: {said}");
+            }
+            let read = |name: &str| {
+                std::fs::read_to_string(format!("{output}/{name}")).expect("it is there")
+            };
+            let unit = read("takt-ptp4l.service");
+            let command = unit
+                .lines()
+                .find_map(|line| line.strip_prefix("ExecStart="))
+                .expect("a command");
+            let arguments: Vec<&str> = command.split(' ').skip(1).collect();
+            let configuration = format!("{output}/takt-ptp4l.conf");
+            assert_eq!(arguments, ["-f", &configuration, "-i", host.interface()]);
+            let socket = directory.text(&format!("{role}.socket"));
+            let text =
+                read("takt-ptp4l.conf").replace("/var/run/ptp4l", &socket) + "free_running 1\n";
+            std::fs::write(&configuration, text).expect("written");
+            (daemons::Daemon::start(host, &program, &arguments), socket)
+        };
+        let told = |socket: &str| {
+            let ran = run(&[
+                "clock",
+                "--local",
+                "--ptp4l",
+                socket,
+                "--ptp-domain",
+                "24",
+                "--json",
+            ]);
+            ran.json()["ptp4l"].clone()
+        };
+        let (_leader, socket) = start(0, "leader");
+        let leads = |told: &serde_json::Value| {
+            told["role"]
+                .as_str()
+                .is_some_and(|role| role.contains("grandmaster"))
+        };
+        until_true(&format!("{profile}: one leads"), || leads(&told(&socket)));
+        let (_follower, follower) = start(1, "follower");
+        until_true(&format!("{profile}: the other follows"), || {
+            let other = told(&follower);
+            !leads(&other)
+                && other["grandmaster"].is_string()
+                && other["grandmaster"] == told(&socket)["grandmaster"]
+        });
+        // One that may not set its clock measures for ever. What a neighbour measures is told once the clock is steady.
+        if profile == "ieee1588" {
+            until_true(&format!("{profile}: it measures"), || {
+                told(&follower)["path_delay_ns"]
+                    .as_i64()
+                    .is_some_and(|delay| delay != 0)
+            });
+        }
+    }
+}
+
+#[test]
+fn setup_refuses_what_is_not_there() {
+    let nowhere = run(&[
+        "clock",
+        "setup",
+        "--interface",
+        "nowhere0",
+        "--role",
+        "leader",
+    ]);
+    assert!(
+        nowhere.code == Some(1) && nowhere.err.contains("no interface nowhere0"),
+        "{nowhere:?}"
+    );
+    let wrong = run(&[
+        "clock",
+        "setup",
+        "--interface",
+        "eth0;reboot",
+        "--role",
+        "leader",
+    ]);
+    assert_eq!(wrong.code, Some(2), "{wrong:?}");
+    let arguments = [
+        "clock",
+        "setup",
+        "--interface",
+        "lo",
+        "--role",
+        "leader",
+        "--device",
+        "/dev/ptp99",
+    ];
+    let device = run(&arguments);
+    assert!(
+        device.code == Some(1) && device.err.contains("--software"),
+        "{device:?}"
+    );
+}
+
 /// The metrics.
 fn page(address: std::net::SocketAddr) -> String {
     use std::io::{Read, Write};

@@ -443,3 +443,127 @@ fn standard_input_is_read_to_its_limit_and_its_form_guessed() {
     assert_eq!(ran.code, Some(4), "{ran:?}");
     assert!(ran.err.contains("not json: expected"), "{ran:?}");
 }
+
+const PLAN: &str = r#"
+launch-error = "5us"
+
+[[link]]
+between = ["press", "line"]
+rate = "1gbit"
+
+[[link]]
+between = ["line", "robot"]
+rate = "100mbit"
+
+[[switch]]
+name = "line"
+forwarding = "3us"
+
+[[stream]]
+name = "axis"
+class = 7
+from = "press"
+to = ["robot"]
+period = "1ms"
+frame = 128
+deadline = "200us"
+channel = 7
+
+[[stream]]
+name = "state"
+class = 5
+from = "press"
+to = ["robot"]
+period = "2ms"
+frame = 300
+destination = "10.244.1.9:4000"
+"#;
+
+#[test]
+fn schedules_are_computed_from_what_streams_require_and_are_good() {
+    let files = Files::new();
+    let plan = files.add("plan.toml", PLAN);
+    let ran = run(&["schedule", "synthesize", &plan]);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    for part in [
+        "STREAM",
+        "axis",
+        "state",
+        "press-line",
+        "line-robot",
+        "2 ms",
+    ] {
+        assert!(ran.out.contains(part), "{part}: {ran:?}");
+    }
+    let json = run(&["schedule", "synthesize", &plan, "--json"]).json();
+    assert_eq!(json["streams"][0]["offset_ns"], 0);
+    assert_eq!(json["ports"].as_array().map(Vec::len), Some(2));
+
+    let directory = files.0.text("plans");
+    let ran = run(&["schedule", "synthesize", &plan, "--output", &directory]);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    for (port, rate) in [("press-line", "1gbit"), ("line-robot", "100mbit")] {
+        let file = format!("{directory}/{port}.toml");
+        let ran = run(&["schedule", "check", &file, "--rate", rate, "--frame", "300"]);
+        assert_eq!(ran.code, Some(0), "{ran:?}");
+    }
+    let streams = std::fs::read_to_string(format!("{directory}/press.streams.toml"));
+    let streams = streams.expect("the talker's streams");
+    for part in [
+        "name = \"axis\"",
+        "channel = 7",
+        "destination = \"10.244.1.9:4000\"",
+        "window = \"5us\"",
+    ] {
+        assert!(streams.contains(part), "{part}: {streams}");
+    }
+    let ran = run(&[
+        "schedule",
+        "synthesize",
+        &plan,
+        "--output",
+        &directory,
+        "--to",
+        "tc",
+    ]);
+    assert!(
+        ran.code == Some(0) && ran.err.contains("not kept: the clock"),
+        "{ran:?}"
+    );
+    let ran = run(&[
+        "schedule",
+        "check",
+        &format!("{directory}/press-line.sh"),
+        "--frame",
+        "300",
+    ]);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+}
+
+#[test]
+fn streams_that_cannot_be_met_are_named_with_the_reason() {
+    let files = Files::new();
+    let plan = files.add("plan.toml", &PLAN.replace("\"200us\"", "\"20us\""));
+    let ran = run(&["schedule", "synthesize", &plan]);
+    assert_eq!(ran.code, Some(4), "{ran:?}");
+    assert!(ran.err.contains("axis cannot be met: it needs"), "{ran:?}");
+    let ran = run_on(&["schedule", "synthesize", "-"], "[[link]]\nbetween = 1");
+    assert!(
+        ran.code == Some(4) && ran.err.contains("standard input: not toml"),
+        "{ran:?}"
+    );
+    let plan = files.add("plan.toml", PLAN);
+    let ran = run(&[
+        "schedule",
+        "synthesize",
+        &plan,
+        "--node",
+        "robot",
+        "--install",
+        "xdp",
+    ]);
+    assert!(
+        ran.code == Some(4) && ran.err.contains("robot has no port with a schedule"),
+        "{ran:?}"
+    );
+}

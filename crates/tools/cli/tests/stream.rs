@@ -125,6 +125,16 @@ fn pictures_of_a_directory_are_shown_on_a_page_without_a_daemon() {
             && figures["frames"].as_u64() > Some(0)
     });
     assert_eq!(get("nothing"), b"the picture is at /\n");
+    // A web page elsewhere whose name leads here.
+    let mut rebound = Command::new("curl");
+    rebound.args([
+        "-s",
+        "-H",
+        "Host: pictures.example",
+        &format!("{address}frame.jpg"),
+    ]);
+    let rebound = rebound.output().expect("curl").stdout;
+    assert_eq!(rebound, b"name this host by its address\n");
     for (running, told) in [(served, "frame(s) sent in "), (view, "32x16 rgb: ")] {
         running.signal(Signal::INT);
         let ran = running.end();

@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::net::Ipv4Addr;
 use std::os::unix::net::UnixDatagram;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use taktd::admin::proto;
 
 use takt::Qos;
 use takt_lab::{Host, Lab, LabConfig};
-use takt_testing::{Directory, until};
+use takt_testing::{Directory, repository, until};
 
 /// The peering port of every node.
 pub const PORT: u16 = 7400;
@@ -212,6 +212,36 @@ fn spawn(directory: &Directory, host: &Host, wrapper: &[String]) -> Child {
     child
 }
 
+/// Datagrams sent by each port of a node.
+pub fn sent_by(node: &Node, datapath: &str) -> u64 {
+    let lanes = node.admin().node().lanes;
+    let ports = lanes.into_iter().flat_map(|lane| lane.ports);
+    ports
+        .filter(|port| port.datapath == datapath)
+        .map(|port| port.counters.expect("counters").tx_datagrams)
+        .sum()
+}
+
+/// A directory with the plugin of a datapath that is built apart; `None`, and a note, without its library's headers, of
+/// which this is one.
+pub fn datapath_plugin(name: &str, header: &str) -> Option<Directory> {
+    if !Path::new(header).exists() {
+        println!("skipped: there is no {header} (`make setup` installs it)");
+        return None;
+    }
+    let target = repository().join("target/datapaths");
+    let built = Command::new(std::env::var_os("CARGO").unwrap_or("cargo".into()))
+        .args(["build", "--quiet", "--target-dir"])
+        .arg(&target)
+        .current_dir(repository().join(format!("crates/plugin/datapath-{name}")))
+        .status();
+    assert!(built.expect("cargo starts").success());
+    let directory = Directory::new();
+    let name = format!("libtakt_datapath_{name}.so");
+    std::fs::copy(target.join("debug").join(&name), directory.join(&name)).expect("a copy");
+    Some(directory)
+}
+
 /// Two nodes that are peers of each other, each on a host of a lab.
 pub struct Pair {
     // Before the lab: a lab goes down when nothing runs in it.
@@ -375,6 +405,12 @@ impl Admin {
         });
         let answer = self.runtime.block_on(asked);
         answer.map(drop).map_err(|status| status.message().into())
+    }
+
+    /// Has the configuration read again.
+    pub fn reload(&mut self) {
+        let request = self.client.reload(proto::ReloadRequest {});
+        self.runtime.block_on(request).expect("it is reloaded");
     }
 
     /// What is counted for a channel.

@@ -162,6 +162,24 @@ fn a_padded_datagram_has_its_records_and_the_length_asked_for() {
 }
 
 #[test]
+fn a_record_behind_padding_is_read_as_any_other() {
+    let mut buf = vec![0xff; 256];
+    let mut cursor = DatagramCursor::new();
+    cursor.push(&mut buf, &whole(5, 1, 3)).unwrap().fill(7);
+    cursor.pad(&mut buf, 100);
+    cursor.push(&mut buf, &whole(5, 2, 3)).unwrap().fill(8);
+    let len = cursor.finish(&mut buf, Protection::None, 9, 0, 0);
+    assert_eq!(len, 100);
+    assert_eq!(errors(&buf[..len]), []);
+    let (header, body) = DatagramHeader::parse(&buf[..len]).unwrap();
+    let payloads: Vec<u8> = header
+        .records(body.records)
+        .map(|r| r.unwrap().payload[0])
+        .collect();
+    assert_eq!(payloads, [7, 8]);
+}
+
+#[test]
 fn a_bad_datagram_header_is_refused_with_the_value_at_fault() {
     assert_eq!(errors(&known_with(0, &[1])), [ChannelError::Version(1)]);
     assert_eq!(errors(&known_with(1, &[9])), [ChannelError::Protection(9)]);

@@ -248,7 +248,9 @@ fn leaving() -> (Vec<Leaving>, [Program; 2], Directory) {
             signal.signal(signal.SIGINT, signal.default_int_handler)\n\
             source = takt.Session(embedded=True).stream().source(int(os.environ['TAKT_TEST_CHANNEL']))\n\
             source.wait_reader(60)\n\
-            for number in range(1000): source.send(number.to_bytes(4, 'little'))\n{way}"
+            first = source.send((0).to_bytes(4, 'little'))\n\
+            while source.outcome(first) == takt.Outcome.PENDING: pass\n\
+            for number in range(1, 1000): source.send(number.to_bytes(4, 'little'))\n{way}"
         );
         command
             .args(["-c", &code])

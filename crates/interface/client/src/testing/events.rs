@@ -93,6 +93,8 @@ fn a_sink_without_descriptor_is_never_armed() {
 struct Driver {
     peer: Peer,
     calls: AtomicU64,
+    /// How often a thread went to sleep, and woke up by what comes then.
+    sleeps: AtomicU64,
 }
 
 impl Progress for Driver {
@@ -100,6 +102,39 @@ impl Progress for Driver {
         self.calls.fetch_add(1, Ordering::Relaxed);
         self.peer.round();
     }
+
+    fn sleeps(&self) {
+        self.sleeps.fetch_add(1, Ordering::Relaxed);
+        // Somebody else is at it.
+        self.peer.with(|host| host.frozen = false);
+    }
+}
+
+#[test]
+fn in_the_embedded_form_a_thread_that_goes_to_sleep_says_so_and_others_wake_it() {
+    let (ours, theirs) = transport::pair().expect("pair");
+    let peer = Peer::over(theirs);
+    peer.with(|host| host.frozen = true);
+    let driver = Arc::new(Driver {
+        peer,
+        calls: AtomicU64::new(0),
+        sleeps: AtomicU64::new(0),
+    });
+    let session = Session::over(ours, Some(driver.clone())).expect("session");
+    let stream = session.stream(Qos::default()).expect("stream");
+    let source = stream.source(ChannelId(1)).expect("source");
+    let sink = stream.sink_with(ChannelId(1), NOTIFY).expect("sink");
+    let sleeps = || driver.sleeps.load(Ordering::Relaxed);
+    emit(&source, b"first").expect("emit");
+    assert_eq!(&*sink.consume(Wait::Forever).expect("there"), b"first");
+    assert!(matches!(sink.consume(Wait::Never), Err(Error::WouldBlock)));
+    assert_eq!(sleeps(), 0, "it had no need to");
+    let soon = Wait::For(std::time::Duration::from_millis(20));
+    assert!(matches!(sink.consume(soon), Err(Error::TimedOut)));
+    assert!(sleeps() > 0, "frugal waits sleep");
+    let before = sleeps();
+    assert!(sink.arm());
+    assert_eq!(sleeps(), before + 1, "an event loop sleeps next");
 }
 
 #[test]
@@ -111,6 +146,7 @@ fn in_the_embedded_form_the_calling_thread_moves_its_own_messages() {
     let driver = Arc::new(Driver {
         peer,
         calls: AtomicU64::new(0),
+        sleeps: AtomicU64::new(0),
     });
     let session = Session::over(ours, Some(driver.clone())).expect("session");
     let stream = session.stream(Qos::default()).expect("stream");

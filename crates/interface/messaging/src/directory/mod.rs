@@ -4,9 +4,10 @@
 //! ([`Said::Alive`]). Who finds that it has missed something asks ([`Said::Ask`]), and is told everything. A participant
 //! of which nothing is heard for ten seconds is gone.
 
+mod joiners;
 mod service;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
@@ -14,6 +15,7 @@ use serde::{Deserialize, Serialize};
 pub(crate) use service::{Service, Watch, inbox};
 
 use crate::header::Encoding;
+use crate::topic::{Asked, Name, Pattern};
 
 /// The name of the channel on which participants tell each other of their topics, as `takt sub topics/1` shows.
 pub const DIRECTORY: &str = "topics/1";
@@ -52,9 +54,21 @@ pub(crate) struct Entry {
     /// Of a publisher: how its messages are to be read.
     #[serde(default)]
     pub encoding: u16,
-    /// How many of the last messages a publisher keeps, or a subscriber wants when it joins.
+    /// How many of the last messages a publisher keeps, or a subscriber wants of each publisher when it joins. A pattern
+    /// is sent nothing: its subscriber tells of each topic that it reads.
     #[serde(default)]
     pub history: u32,
+    /// Of a subscriber: the number of the inbox that what was kept is sent to, opened after the topic's channel. 0: `id`.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub inbox: u64,
+    /// A topic that a subscriber reads by a pattern: the `id` of that.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub of: u64,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref)] // as serde calls it
+fn is_zero(number: &u64) -> bool {
+    *number == 0
 }
 
 /// What participants say.
@@ -84,14 +98,14 @@ pub(crate) enum Said {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Heard {
     Nothing,
-    /// Topics came or went; these subscribers want what publishers have kept.
+    /// Topics came or went; these subscribers of whole names want what publishers have kept.
     Changed(Vec<Entry>),
     /// This one's list is not known as it is now: ask.
     Unknown(u64),
     /// Somebody asks for the whole list of this one, or of all.
     Asked(Option<u64>),
-    /// There are more participants, or topics, than are remembered.
-    Full,
+    /// There are more participants, or topics, than are remembered; the rest has changed.
+    Full(Vec<Entry>),
 }
 
 #[derive(Debug)]
@@ -100,13 +114,47 @@ struct Other {
     version: u64,
     heard: Instant,
     entries: BTreeMap<u64, Entry>,
+    /// What it had when it last began to tell its whole list, and has not told again: those have had what was kept.
+    former: HashSet<u64>,
+}
+
+impl Other {
+    /// What is remembered of it.
+    fn len(&self) -> usize {
+        self.entries.len() + self.former.len()
+    }
 }
 
 /// What is known of all participants.
 #[derive(Debug, Default)]
 pub(crate) struct Directory {
     others: HashMap<u64, Other>,
+    /// What is remembered of all of them.
     entries: usize,
+    written: Written,
+}
+
+/// The topics that are written, and by how many publishers.
+#[derive(Debug, Default)]
+struct Written(BTreeMap<String, usize>);
+
+impl Written {
+    fn add(&mut self, entry: &Entry) {
+        if entry.role == Role::Publisher {
+            *self.0.entry(entry.topic.clone()).or_default() += 1;
+        }
+    }
+
+    fn remove(&mut self, entry: &Entry) {
+        if entry.role == Role::Publisher
+            && let Some(count) = self.0.get_mut(&entry.topic)
+        {
+            *count -= 1;
+            if *count == 0 {
+                self.0.remove(&entry.topic);
+            }
+        }
+    }
 }
 
 /// A topic, with who writes and reads it.
@@ -117,7 +165,7 @@ pub struct Topic {
     /// The names of the participants that write it, once for each publisher.
     pub publishers: Vec<String>,
     /// The names of the participants that read it, once for each subscriber; those of patterns are counted where they
-    /// match.
+    /// match, as far as a list has room: for 262,144 of them.
     pub subscribers: Vec<String>,
     /// How its publishers' messages are to be read.
     #[serde(serialize_with = "as_text")]
@@ -148,7 +196,7 @@ impl Directory {
                     return Heard::Unknown(participant);
                 }
                 if known == 0 && self.others.len() >= MOST_PARTICIPANTS {
-                    return Heard::Full;
+                    return Heard::Full(Vec::new());
                 }
                 self.update(now, participant, name, from, to, add, &remove)
             }
@@ -187,45 +235,61 @@ impl Directory {
             version: 0,
             heard: now,
             entries: BTreeMap::new(),
+            former: HashSet::new(),
         });
         name.truncate(name.floor_char_boundary(LONGEST_NAME));
         name.retain(|c| !c.is_control());
-        let before = other.entries.len();
-        // Those that were there already have had what was kept.
-        let mut known = BTreeMap::new();
+        let before = other.len();
         if from == 0 {
-            known = std::mem::take(&mut other.entries);
+            // The list may come in several updates.
+            other.former = other.entries.keys().copied().collect();
+            for entry in std::mem::take(&mut other.entries).values() {
+                self.written.remove(entry);
+            }
         }
         for id in remove {
-            other.entries.remove(id);
+            if let Some(entry) = other.entries.remove(id) {
+                self.written.remove(&entry);
+            }
         }
         let mut joined = Vec::new();
         let mut full = false;
-        for entry in add.into_iter().filter(Entry::is_possible) {
-            if other.entries.len() >= before + room {
+        for entry in add {
+            let Some(pattern) = entry.is_pattern() else {
+                continue;
+            };
+            // What is told again takes the room that it had.
+            let again = other.former.remove(&entry.id);
+            if !again && !other.entries.contains_key(&entry.id) && other.len() >= before + room {
                 full = true;
-                break;
+                continue;
             }
-            if entry.role == Role::Subscriber && entry.history > 0 && !known.contains_key(&entry.id)
-            {
+            if entry.role == Role::Subscriber && entry.history > 0 && !pattern && !again {
                 joined.push(entry.clone());
             }
-            other.entries.insert(entry.id, entry);
+            self.written.add(&entry);
+            if let Some(replaced) = other.entries.insert(entry.id, entry) {
+                self.written.remove(&replaced);
+            }
         }
         (other.name, other.version, other.heard) = (name, to.max(1), now);
-        self.entries = self.entries - before + other.entries.len();
+        self.entries = self.entries - before + other.len();
         if full {
-            Heard::Full
+            Heard::Full(joined)
         } else {
             Heard::Changed(joined)
         }
     }
 
     fn remove(&mut self, participant: u64) -> bool {
-        let removed = self.others.remove(&participant);
-        let entries = removed.as_ref().map_or(0, |other| other.entries.len());
-        self.entries -= entries;
-        entries > 0
+        let Some(removed) = self.others.remove(&participant) else {
+            return false;
+        };
+        for entry in removed.entries.values() {
+            self.written.remove(entry);
+        }
+        self.entries -= removed.len();
+        !removed.entries.is_empty()
     }
 
     /// Takes out who has said nothing for too long. Whether topics went with them.
@@ -247,62 +311,109 @@ impl Directory {
     }
 
     /// The names of all topics that are written, in order, each once.
-    pub(crate) fn written(&self) -> std::collections::BTreeSet<&str> {
+    pub(crate) fn written(&self) -> impl Iterator<Item = &str> {
+        self.written.0.keys().map(String::as_str)
+    }
+
+    /// Subscribers of one of these topics that want what is kept.
+    pub(crate) fn wanting(&self, topics: &HashSet<String>) -> Vec<Entry> {
         self.all()
-            .filter(|(_, entry)| entry.role == Role::Publisher)
-            .map(|(_, entry)| entry.topic.as_str())
+            .map(|(_, entry)| entry)
+            .filter(|entry| entry.role == Role::Subscriber && entry.history > 0)
+            .filter(|entry| topics.contains(&entry.topic))
+            .cloned()
             .collect()
     }
 
-    /// All topics, in the order of their names. Patterns are none: who asks by one is a subscriber of what it matches.
-    pub(crate) fn topics(&self) -> Vec<Topic> {
-        let mut topics: BTreeMap<&str, Topic> = BTreeMap::new();
-        let mut patterns = Vec::new();
-        for (other, entry) in self.all() {
-            if let Ok(crate::topic::Asked::Pattern(pattern)) =
-                crate::topic::Asked::new(&entry.topic)
-            {
-                patterns.push((pattern, &other.name));
-                continue;
-            }
-            let topic = topics.entry(&entry.topic).or_insert_with(|| Topic {
-                name: entry.topic.clone(),
-                publishers: Vec::new(),
-                subscribers: Vec::new(),
-                encodings: Vec::new(),
-            });
-            match entry.role {
-                Role::Publisher => {
-                    topic.publishers.push(other.name.clone());
-                    topic.encodings.push(Encoding(entry.encoding));
-                }
-                Role::Subscriber => topic.subscribers.push(other.name.clone()),
-            }
-        }
-        let mut topics: Vec<Topic> = topics.into_values().collect();
-        for topic in &mut topics {
-            let matching = patterns
-                .iter()
-                .filter(|(pattern, _)| pattern.matches(&topic.name));
-            topic
-                .subscribers
-                .extend(matching.map(|(_, name)| (*name).clone()));
-            topic.publishers.sort();
-            topic.subscribers.sort();
-            topic.encodings.sort();
-            topic.encodings.dedup();
-        }
-        topics
+    /// Whether a participant still tells of this publisher or subscriber.
+    pub(crate) fn has(&self, id: u64) -> bool {
+        self.others
+            .values()
+            .any(|other| other.entries.contains_key(&id))
+    }
+
+    /// All that is known, to make a list of.
+    pub(crate) fn snapshot(&self) -> Vec<(String, Entry)> {
+        self.all()
+            .map(|(other, entry)| (other.name.clone(), entry.clone()))
+            .collect()
+    }
+
+    /// Another topic that meets a condition.
+    pub(crate) fn other_topic(&self, name: &Name, is: impl Fn(&Name) -> bool) -> Option<String> {
+        let names: std::collections::BTreeSet<&str> =
+            self.all().map(|(_, entry)| entry.topic.as_str()).collect();
+        names
+            .into_iter()
+            .filter_map(|topic| Name::new(topic).ok())
+            .find(|other| other.text != name.text && is(other))
+            .map(|other| other.text)
     }
 }
 
+/// All topics, in the order of their names. Patterns are none: who asks by one is a subscriber of what it matches.
+pub(crate) fn topics(all: &[(String, Entry)]) -> Vec<Topic> {
+    let mut topics: BTreeMap<&str, Topic> = BTreeMap::new();
+    let mut patterns: BTreeMap<&str, (Pattern, Vec<&String>)> = BTreeMap::new();
+    for (participant, entry) in all {
+        if let Ok(Asked::Pattern(pattern)) = Asked::new(&entry.topic) {
+            let (_, names) = patterns
+                .entry(&entry.topic)
+                .or_insert_with(|| (pattern, Vec::new()));
+            names.push(participant);
+            continue;
+        }
+        if entry.of != 0 {
+            // Counted by its pattern.
+            continue;
+        }
+        let topic = topics.entry(&entry.topic).or_insert_with(|| Topic {
+            name: entry.topic.clone(),
+            publishers: Vec::new(),
+            subscribers: Vec::new(),
+            encodings: Vec::new(),
+        });
+        match entry.role {
+            Role::Publisher => {
+                topic.publishers.push(participant.clone());
+                topic.encodings.push(Encoding(entry.encoding));
+            }
+            Role::Subscriber => topic.subscribers.push(participant.clone()),
+        }
+    }
+    let mut topics: Vec<Topic> = topics.into_values().collect();
+    let mut room = MOST_ENTRIES;
+    for topic in &mut topics {
+        for (pattern, names) in patterns.values() {
+            if room >= names.len() && pattern.matches(&topic.name) {
+                room -= names.len();
+                topic.subscribers.extend(names.iter().copied().cloned());
+            }
+        }
+        topic.publishers.sort();
+        topic.subscribers.sort();
+        topic.encodings.sort();
+        topic.encodings.dedup();
+    }
+    topics
+}
+
 impl Entry {
-    /// Whether what others say of it can be: names of publishers, names or patterns of subscribers.
-    fn is_possible(&self) -> bool {
-        match crate::topic::Asked::new(&self.topic) {
-            Ok(crate::topic::Asked::Name(_)) => true,
-            Ok(crate::topic::Asked::Pattern(_)) => self.role == Role::Subscriber,
-            Err(_) => false,
+    /// Whether it is of a pattern, if what others say of it can be: names of publishers, names or patterns of
+    /// subscribers.
+    fn is_pattern(&self) -> Option<bool> {
+        match Asked::new(&self.topic) {
+            Ok(Asked::Name(_)) => Some(false),
+            Ok(Asked::Pattern(_)) => (self.role == Role::Subscriber).then_some(true),
+            Err(_) => None,
+        }
+    }
+
+    /// Where it gets what was kept.
+    pub(crate) fn inbox(&self) -> u64 {
+        match self.inbox {
+            0 => self.id,
+            inbox => inbox,
         }
     }
 }
@@ -315,19 +426,15 @@ pub fn fuzz(messages: &[u8]) {
     for message in messages.split(|byte| *byte == 0) {
         if let Ok(said) = serde_json::from_slice::<Said>(message) {
             directory.hear(now, said);
-            let counted: usize = directory
-                .others
-                .values()
-                .map(|other| other.entries.len())
-                .sum();
+            let counted: usize = directory.others.values().map(Other::len).sum();
             assert_eq!(counted, directory.entries);
             assert!(directory.others.len() <= MOST_PARTICIPANTS && counted <= MOST_ENTRIES);
         }
     }
-    let topics = directory.topics();
+    let topics = topics(&directory.snapshot());
     assert!(topics.is_sorted_by(|a, b| a.name < b.name));
     assert_eq!(
-        directory.written().len(),
+        directory.written().count(),
         topics
             .iter()
             .filter(|topic| !topic.publishers.is_empty())
@@ -335,6 +442,7 @@ pub fn fuzz(messages: &[u8]) {
     );
     directory.expire(now + LEASE);
     assert_eq!((directory.others.len(), directory.entries), (0, 0));
+    assert!(directory.written.0.is_empty());
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! The thread of a participant that tells others of its topics, hears of theirs, and hands what publishers have kept to
 //! late joiners.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
@@ -9,13 +9,13 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustix::event::EventfdFlags;
-use takt::{ChannelId, Qos, Reliability, Session, Sink, SlowSinks, Source, Stream, Wait, Waker};
+use takt::{ChannelId, Qos, Reliability, Session, Sink, SlowSinks, Source, Wait, Waker};
 
-use super::{DIRECTORY, Directory, Entry, HEARTBEAT, Heard, Said, Topic};
+use super::joiners::Joiners;
+use super::{DIRECTORY, Directory, Entry, HEARTBEAT, Heard, LEASE, Said, Topic};
 use crate::error::Error;
-use crate::header;
 use crate::history::History;
-use crate::topic::{Asked, Pattern};
+use crate::topic::{Name, Pattern};
 
 /// Longest wait for memory to say something; it is said later then.
 const SAY: Duration = Duration::from_secs(1);
@@ -25,11 +25,8 @@ const PAUSE: Duration = Duration::from_millis(100);
 const UPDATE_PAUSE: Duration = Duration::from_millis(5);
 /// Between two looks whether a late joiner can be reached.
 const LOOK: Duration = Duration::from_millis(5);
-/// How long that is looked for, and how long one may take nothing.
-const JOINS_WITHIN: Duration = Duration::from_secs(10);
-/// Late joiners that are served at a time, and that wait for it.
-const SERVED: usize = 16;
-const WAITING: usize = 4096;
+/// Entries that are told in one message: 200 octets of name each, and about as many around it.
+const PAGE: usize = 128;
 
 /// Reliable, and nobody is waited for: who takes nothing asks when it is back.
 const QOS: Qos = Qos::slow().with_reliability(Reliability::Reliable {
@@ -37,15 +34,9 @@ const QOS: Qos = Qos::slow().with_reliability(Reliability::Reliable {
     slow_sinks: SlowSinks::Drop,
 });
 
-/// Reliable, and a late joiner that takes what was kept slowly gets it all the same: nobody else waits for it.
-const JOINER_QOS: Qos = Qos::slow().with_reliability(Reliability::Reliable {
-    deadline: None,
-    slow_sinks: SlowSinks::Evict(JOINS_WITHIN),
-});
-
-/// The channel on which the subscriber with this number gets what publishers have kept.
-pub(crate) fn inbox(subscriber: u64) -> ChannelId {
-    ChannelId::named(&format!("topic-inbox/{subscriber:016x}")).expect("a name of a channel")
+/// The channel of the inbox with this number, on which a subscriber gets what publishers have kept.
+pub(crate) fn inbox(number: u64) -> ChannelId {
+    ChannelId::named(&format!("topic-inbox/{number:016x}")).expect("a name of a channel")
 }
 
 /// Tells a subscriber of a pattern that topics came or went.
@@ -110,28 +101,44 @@ impl AsFd for Watch {
 
 /// What the thread and its participant share.
 #[derive(Debug, Default)]
-struct State {
+pub(super) struct State {
     own: BTreeMap<u64, (Entry, Option<Arc<History>>)>,
     /// Since the last update that was said.
     added: Vec<u64>,
     removed: Vec<u64>,
-    directory: Directory,
+    /// What publishers keep, by topic.
+    histories: HashMap<String, Vec<Arc<History>>>,
+    /// Topics that have a publisher more which keeps messages: subscribers that are there already want them too.
+    kept: HashSet<String>,
+    pub(super) directory: Directory,
     watches: Vec<Weak<Watch>>,
     /// Changes that were heard of.
     heard: u64,
-    full: bool,
+    /// When something was last not remembered for lack of room: as long as that is so it happens every few seconds.
+    full: Option<Instant>,
+    /// The list could not be told.
+    untold: Option<String>,
+    /// Late joiners that did not get, or not all of, what was kept.
+    pub(super) given_up: u64,
     stop: bool,
     failure: Option<String>,
 }
 
+impl State {
+    /// What this participant's publishers of a topic have kept.
+    pub(super) fn histories(&self, topic: &str) -> &[Arc<History>] {
+        self.histories.get(topic).map_or(&[], Vec::as_slice)
+    }
+}
+
 #[derive(Debug, Default)]
-struct Shared {
+pub(super) struct Shared {
     state: Mutex<State>,
     changed: Condvar,
 }
 
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -160,7 +167,8 @@ pub(crate) struct Service {
 impl Service {
     pub(crate) fn start(session: &Session, name: &str) -> Result<Self, takt::Error> {
         let channel = ChannelId::named(DIRECTORY).expect("a name of a channel");
-        let (stream, joiners_stream) = (session.stream(QOS)?, session.stream(JOINER_QOS)?);
+        let stream = session.stream(QOS)?;
+        let joiners = Joiners::new(session)?;
         let source = stream.source(channel)?;
         let sink = stream.sink(channel)?;
         let waker = sink.waker();
@@ -170,16 +178,16 @@ impl Service {
             shared: shared.clone(),
             participant: rand::random(),
             name: name.to_owned(),
-            joiners_stream,
+            joiners,
             source,
             version: 0,
             whole: true,
+            whole_from: now,
             heartbeat: now + HEARTBEAT,
             ask_from: now,
             answer_from: now,
             update_from: now,
             answer: false,
-            joiners: VecDeque::new(),
         };
         let thread = takt::without_signals(|| {
             std::thread::Builder::new()
@@ -202,6 +210,11 @@ impl Service {
     pub(crate) fn add(&self, entry: Entry, history: Option<Arc<History>>) {
         let mut state = self.shared.lock();
         state.added.push(entry.id);
+        if let Some(history) = &history {
+            let histories = state.histories.entry(entry.topic.clone());
+            histories.or_default().push(history.clone());
+            state.kept.insert(entry.topic.clone());
+        }
         state.own.insert(entry.id, (entry, history));
         drop(state);
         self.waker.wake();
@@ -213,7 +226,14 @@ impl Service {
             return;
         }
         let mut state = self.shared.lock();
-        state.own.remove(&id);
+        if let Some((entry, Some(history))) = state.own.remove(&id)
+            && let Some(histories) = state.histories.get_mut(&entry.topic)
+        {
+            histories.retain(|other| !Arc::ptr_eq(other, &history));
+            if histories.is_empty() {
+                state.histories.remove(&entry.topic);
+            }
+        }
         // Of one that nobody was told of there is nothing to tell.
         match state.added.iter().position(|added| *added == id) {
             Some(untold) => drop(state.added.swap_remove(untold)),
@@ -232,13 +252,22 @@ impl Service {
     /// Names of topics that are written and match.
     pub(crate) fn matching(&self, pattern: &Pattern) -> Vec<String> {
         let state = self.shared.lock();
-        let written = state.directory.written();
-        let matching = written.into_iter().filter(|name| pattern.matches(name));
+        let matching = state
+            .directory
+            .written()
+            .filter(|name| pattern.matches(name));
         matching.map(str::to_owned).collect()
     }
 
     pub(crate) fn topics(&self) -> Vec<Topic> {
-        self.shared.lock().directory.topics()
+        // The list is made without the lock: the thread goes on meanwhile.
+        let all = self.shared.lock().directory.snapshot();
+        super::topics(&all)
+    }
+
+    /// Another topic that meets a condition, of those that are known.
+    pub(crate) fn other_topic(&self, name: &Name, is: impl Fn(&Name) -> bool) -> Option<String> {
+        self.shared.lock().directory.other_topic(name, is)
     }
 
     /// Waits until nothing new has been heard of for `quiet`, `most` at the longest.
@@ -260,11 +289,25 @@ impl Service {
         }
     }
 
-    /// Why others are told nothing any more, or not everything is known, if so.
+    /// Why others are told nothing any more, or not everything is known or was handed over, if so.
     pub(crate) fn problem(&self) -> Option<String> {
         let state = self.shared.lock();
-        let full = || "there are more topics than are remembered".to_owned();
-        state.failure.clone().or_else(|| state.full.then(full))
+        if state.failure.is_some() {
+            return state.failure.clone();
+        }
+        let full = state.full.is_some_and(|full| full.elapsed() < LEASE);
+        let problems = [
+            full.then(|| "there are more topics than are remembered".to_owned()),
+            state.untold.clone(),
+            (state.given_up > 0).then(|| {
+                format!(
+                    "{} late joiner(s) did not get all that was kept for them",
+                    state.given_up
+                )
+            }),
+        ];
+        let problems: Vec<String> = problems.into_iter().flatten().collect();
+        (!problems.is_empty()).then(|| problems.join("; "))
     }
 
     fn forked(&self) -> bool {
@@ -294,12 +337,13 @@ struct Speaker {
     shared: Arc<Shared>,
     participant: u64,
     name: String,
-    joiners_stream: Stream,
+    joiners: Joiners,
     source: Source,
     /// The version that was said last.
     version: u64,
-    /// The next update tells everything.
+    /// Everything is to be told, and from when on: again, if it could not be.
     whole: bool,
+    whole_from: Instant,
     heartbeat: Instant,
     /// When the next question may be asked, the next answer be given, and the next update be said.
     ask_from: Instant,
@@ -307,27 +351,18 @@ struct Speaker {
     update_from: Instant,
     /// Somebody has asked.
     answer: bool,
-    joiners: VecDeque<Joiner>,
-}
-
-/// A late joiner, and what it has not got yet.
-struct Joiner {
-    subscriber: u64,
-    /// With their topics.
-    messages: VecDeque<(Arc<str>, Arc<[u8]>)>,
-    source: Option<Source>,
-    until: Instant,
 }
 
 impl Speaker {
     fn run(mut self, sink: &Sink) {
-        self.say(&Said::Ask { participant: None });
+        let _told = TellPanic(self.shared.clone());
+        let _ = self.say(&Said::Ask { participant: None });
         loop {
             self.speak();
-            self.serve();
+            self.joiners.serve(&self.shared, Instant::now());
             if self.shared.lock().stop {
                 let participant = self.participant;
-                self.say(&Said::Leave { participant });
+                let _ = self.say(&Said::Leave { participant });
                 return;
             }
             match sink.consume(Wait::Until(self.next())) {
@@ -364,6 +399,9 @@ impl Speaker {
         if !state.added.is_empty() || !state.removed.is_empty() {
             next = next.min(self.update_from);
         }
+        if self.whole {
+            next = next.min(self.whole_from);
+        }
         drop(state);
         if !self.joiners.is_empty() {
             next = next.min(Instant::now() + LOOK);
@@ -375,23 +413,24 @@ impl Speaker {
     fn speak(&mut self) {
         let now = Instant::now();
         let answer = self.answer && now >= self.answer_from;
-        if answer {
-            self.answer = false;
-            self.answer_from = now + PAUSE;
-        }
+        let whole = (self.whole && now >= self.whole_from) || answer;
         let mut state = self.shared.lock();
         if state.directory.expire(now) {
             self.shared.tell(&mut state);
         }
+        if !state.kept.is_empty() {
+            let kept = std::mem::take(&mut state.kept);
+            let wanting = state.directory.wanting(&kept);
+            self.joiners.add(&mut state, wanting, now);
+        }
         let (mut added, mut removed) = (Vec::new(), Vec::new());
-        if self.whole || answer || now >= self.update_from {
+        if whole || now >= self.update_from {
             std::mem::swap(&mut added, &mut state.added);
             std::mem::swap(&mut removed, &mut state.removed);
         }
         let changed = !added.is_empty() || !removed.is_empty();
-        let whole = self.whole || answer;
         if changed || whole {
-            let add = match whole {
+            let add: Vec<Entry> = match whole {
                 true => state.own.values().map(|(entry, _)| entry.clone()).collect(),
                 false => added
                     .iter()
@@ -400,28 +439,21 @@ impl Speaker {
                     .collect(),
             };
             drop(state);
-            let to = match changed || self.version == 0 {
-                true => self.version + 1,
-                false => self.version,
-            };
-            let update = Said::Update {
-                participant: self.participant,
-                name: self.name.clone(),
-                from: if whole { 0 } else { self.version },
-                to,
-                add,
-                remove: if whole { Vec::new() } else { removed },
-            };
-            self.version = to;
-            self.whole = !self.say(&update);
+            self.answer &= !whole;
+            let told = self.tell(whole, changed, add, removed);
             self.heartbeat = now + HEARTBEAT;
             self.update_from = now + UPDATE_PAUSE;
+            self.whole = told.is_err();
+            self.whole_from = now + SAY;
+            self.shared.lock().untold = told
+                .err()
+                .map(|error| format!("others are not told of all topics: {error}"));
         } else {
             drop(state);
             if now >= self.heartbeat {
                 self.heartbeat = now + HEARTBEAT;
                 let (participant, version) = (self.participant, self.version);
-                self.say(&Said::Alive {
+                let _ = self.say(&Said::Alive {
                     participant,
                     version,
                 });
@@ -429,19 +461,55 @@ impl Speaker {
         }
     }
 
+    /// Tells what changed, or the whole list, in as many messages as it takes.
+    fn tell(
+        &mut self,
+        whole: bool,
+        changed: bool,
+        add: Vec<Entry>,
+        remove: Vec<u64>,
+    ) -> Result<(), takt::Error> {
+        let remove = if whole { Vec::new() } else { remove };
+        let pages = add.len().div_ceil(PAGE).max(remove.len().div_ceil(PAGE));
+        if whole {
+            // The longer the list the seldomer it is told: whoever asks costs the channel no more than that.
+            let pages = u32::try_from(pages).unwrap_or(u32::MAX);
+            self.answer_from = Instant::now() + PAUSE.max((PAUSE / 8).saturating_mul(pages));
+        }
+        let (mut add, mut remove) = (add.into_iter(), remove.into_iter());
+        for page in 0..pages.max(1) {
+            // What has not changed keeps its version, if it is told at once.
+            let to = match changed || self.version == 0 || pages > 1 {
+                true => self.version + 1,
+                false => self.version,
+            };
+            let update = Said::Update {
+                participant: self.participant,
+                name: self.name.clone(),
+                from: if whole && page == 0 { 0 } else { self.version },
+                to,
+                add: add.by_ref().take(PAGE).collect(),
+                remove: remove.by_ref().take(PAGE).collect(),
+            };
+            self.version = to;
+            self.say(&update)?;
+        }
+        Ok(())
+    }
+
     fn hear(&mut self, said: Said) {
         let now = Instant::now();
         let mut state = self.shared.lock();
         match state.directory.hear(now, said) {
             Heard::Nothing => {}
-            Heard::Full => state.full = true,
+            Heard::Full(joined) => {
+                state.full = Some(now);
+                self.shared.tell(&mut state);
+                self.joiners.add(&mut state, joined, now);
+            }
             Heard::Changed(joined) => {
                 self.shared.tell(&mut state);
-                for subscriber in joined {
-                    self.joiners.extend(Joiner::all(&state, &subscriber, now));
-                }
-                drop(state);
-                self.joiners.truncate(WAITING);
+                self.joiners.add(&mut state, joined, now);
             }
             Heard::Asked(of) => self.answer |= of.is_none_or(|of| of == self.participant),
             Heard::Unknown(participant) => {
@@ -450,94 +518,31 @@ impl Speaker {
                 if participant != self.participant && now >= self.ask_from {
                     self.ask_from = now + PAUSE / 5;
                     let participant = Some(participant);
-                    self.say(&Said::Ask { participant });
+                    let _ = self.say(&Said::Ask { participant });
                 }
             }
         }
     }
 
-    /// Whether it could be said.
-    fn say(&self, said: &Said) -> bool {
-        let Ok(text) = serde_json::to_vec(said) else {
-            return false;
-        };
-        let buffer = self.source.buffer_wait(text.len(), Wait::For(SAY));
-        let emitted = buffer.and_then(|mut buffer| {
-            buffer.copy_from_slice(&text);
-            buffer.emit()
-        });
-        emitted.is_ok()
-    }
-
-    /// Hands late joiners what was kept, as far as there is memory.
-    fn serve(&mut self) {
-        let now = Instant::now();
-        let served = self.joiners.len().min(SERVED);
-        for _ in 0..served {
-            let Some(mut joiner) = self.joiners.pop_front() else {
-                return;
-            };
-            if joiner.serve(&self.joiners_stream, now) && now < joiner.until {
-                self.joiners.push_back(joiner);
-            }
-        }
+    fn say(&self, said: &Said) -> Result<(), takt::Error> {
+        // Texts and numbers: there is nothing that JSON has not.
+        let text = serde_json::to_vec(said).unwrap_or_default();
+        let mut buffer = self.source.buffer_wait(text.len(), Wait::For(SAY))?;
+        buffer.copy_from_slice(&text);
+        buffer.emit()?;
+        Ok(())
     }
 }
 
-impl Joiner {
-    /// What each of a participant's own publishers has kept for a subscriber.
-    fn all(state: &State, subscriber: &Entry, now: Instant) -> Option<Self> {
-        let asked = Asked::new(&subscriber.topic).ok()?;
-        let most = usize::try_from(subscriber.history).unwrap_or(usize::MAX);
-        let kept = state.own.values().filter_map(|(entry, history)| {
-            let wanted = match &asked {
-                Asked::Name(name) => name.text == entry.topic,
-                Asked::Pattern(pattern) => pattern.matches(&entry.topic),
-            };
-            let history = history.as_ref().filter(|_| wanted)?;
-            Some((Arc::<str>::from(&*entry.topic), history.last(most)))
-        });
-        let messages: VecDeque<_> = kept
-            .flat_map(|(topic, last)| {
-                last.into_iter()
-                    .map(move |message| (topic.clone(), message))
-            })
-            .collect();
-        (!messages.is_empty()).then(|| Self {
-            subscriber: subscriber.id,
-            messages,
-            source: None,
-            until: now + JOINS_WITHIN,
-        })
-    }
+/// Tells the participant when the thread panics.
+struct TellPanic(Arc<Shared>);
 
-    /// Whether there is more to do.
-    fn serve(&mut self, stream: &Stream, now: Instant) -> bool {
-        let source = match &mut self.source {
-            Some(source) => source,
-            none => match stream.source(inbox(self.subscriber)) {
-                Ok(source) => none.insert(source),
-                // Not for this tenant, or no memory: it may look again.
-                Err(takt::Error::Refused(_)) => return false,
-                Err(_) => return true,
-            },
-        };
-        match source.readers() {
-            Ok(0) => return true,
-            Ok(_) => {}
-            Err(_) => return true,
+impl Drop for TellPanic {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let mut state = self.0.lock();
+            state.failure = Some("the thread of the directory of topics panicked".to_owned());
+            self.0.tell(&mut state);
         }
-        while let Some((topic, message)) = self.messages.front() {
-            let Ok(mut buffer) = source.buffer(header::kept_bytes(message, topic)) else {
-                return true;
-            };
-            header::write_kept(&mut buffer, message, topic);
-            if buffer.emit().is_err() {
-                return true;
-            }
-            self.messages.pop_front();
-            self.until = now + JOINS_WITHIN;
-        }
-        false
     }
 }

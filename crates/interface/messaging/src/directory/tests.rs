@@ -9,6 +9,8 @@ fn entry(id: u64, topic: &str, role: Role) -> Entry {
         role,
         encoding: 0,
         history: 0,
+        inbox: 0,
+        of: 0,
     }
 }
 
@@ -34,17 +36,17 @@ fn topics_are_those_that_participants_tell_of() {
     );
     let add = vec![entry(1, "plant/*", Role::Subscriber)];
     directory.hear(now, update(2, 0, 5, add, vec![]));
-    let topics = directory.topics();
-    let seen: Vec<_> = topics
+    let listed = topics(&directory.snapshot());
+    let seen: Vec<_> = listed
         .iter()
         .map(|t| (&*t.name, t.publishers.len(), t.subscribers.len()))
         .collect();
     assert_eq!(seen, [("plant/7", 1, 1), ("plant/8", 0, 2)]);
-    assert_eq!(topics[0].publishers, ["program 1"]);
+    assert_eq!(listed[0].publishers, ["program 1"]);
     assert_eq!(Vec::from_iter(directory.written()), ["plant/7"]);
 
     directory.hear(now, update(1, 1, 2, vec![], vec![1]));
-    assert!(directory.written().is_empty());
+    assert!(directory.written().next().is_none());
     assert_eq!(
         directory.hear(now, Said::Leave { participant: 1 }),
         Heard::Changed(vec![])
@@ -133,7 +135,7 @@ fn what_is_remembered_is_bounded() {
     }
     assert_eq!(
         directory.hear(now, update(0, 0, 1, vec![], vec![])),
-        Heard::Full
+        Heard::Full(vec![])
     );
     let all = |from: u64| {
         (from..from + 200_000)
@@ -146,7 +148,7 @@ fn what_is_remembered_is_bounded() {
     );
     assert_eq!(
         directory.hear(now, update(2, 0, 2, all(0), vec![])),
-        Heard::Full
+        Heard::Full(vec![])
     );
     assert_eq!(directory.entries, MOST_ENTRIES);
     directory.hear(now, Said::Leave { participant: 1 });
@@ -157,11 +159,49 @@ fn what_is_remembered_is_bounded() {
 }
 
 #[test]
+fn what_a_list_had_before_is_bounded_with_it() {
+    let (mut directory, now) = (Directory::default(), Instant::now());
+    let all = |from: u64| {
+        (from..from + MOST_ENTRIES as u64)
+            .map(|id| entry(id, "a", Role::Publisher))
+            .collect::<Vec<_>>()
+    };
+    let changed = Heard::Changed(vec![]);
+    // A whole list that is told again has room.
+    for _ in 0..2 {
+        assert_eq!(
+            directory.hear(now, update(1, 0, 1, all(0), vec![])),
+            changed
+        );
+        assert!(directory.others[&1].former.is_empty());
+    }
+    // It has nothing any more, and might come again with all of it.
+    assert_eq!(
+        directory.hear(now, update(1, 0, 2, vec![], vec![])),
+        changed
+    );
+    let other = all(1 << 32);
+    assert_eq!(
+        directory.hear(now, update(2, 0, 1, other.clone(), vec![])),
+        Heard::Full(vec![])
+    );
+    assert_eq!(directory.entries, MOST_ENTRIES);
+    assert_eq!(
+        directory.hear(now, update(1, 0, 3, vec![], vec![])),
+        changed
+    );
+    assert_eq!(directory.entries, 0);
+    assert_eq!(directory.hear(now, update(2, 0, 2, other, vec![])), changed);
+    directory.expire(now + LEASE);
+    assert_eq!(directory.entries, 0);
+}
+
+#[test]
 fn what_cannot_be_is_not_remembered() {
     let (mut directory, now) = (Directory::default(), Instant::now());
     let add = ["", "a//b", "a/*"].map(|topic| entry(topic.len() as u64, topic, Role::Publisher));
     directory.hear(now, update(1, 0, 1, add.into(), vec![]));
-    assert!(directory.topics().is_empty());
+    assert!(topics(&directory.snapshot()).is_empty());
 }
 
 proptest! {

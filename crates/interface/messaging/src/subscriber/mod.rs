@@ -60,6 +60,15 @@ impl SubscriberOptions {
             latest: self.latest,
         }
     }
+
+    /// The sink of what was kept, which holds all of it whatever the topics' own sinks hold.
+    fn inbox(&self) -> SinkOptions {
+        SinkOptions {
+            depth: depth(self.depth),
+            notify_fd: true,
+            ..SinkOptions::default()
+        }
+    }
 }
 
 /// What happened to the messages of a subscriber.
@@ -71,7 +80,8 @@ pub struct SubscriberCounters {
     pub foreign: u64,
     /// Refused: no publisher has written them.
     pub malformed: u64,
-    /// Topics that a pattern matched and that could not be opened, by policy or for lack of memory.
+    /// Topics that a pattern matches now and that could not be opened, by policy or for lack of endpoints or memory, or not
+    /// with what was kept: [`Subscriber::warning`] says which.
     pub unopened: u64,
 }
 
@@ -115,11 +125,12 @@ impl Sample<'_> {
         self.message.send_time()
     }
 
-    /// Reads it as JSON.
+    /// Reads it as JSON, which its publisher has declared it to be.
     ///
     /// # Errors
-    /// [`Error::Json`].
+    /// [`Error::Encoding`]; [`Error::Json`].
     pub fn json<T: DeserializeOwned>(&self) -> Result<T, Error> {
+        Error::unless_json("message", self.topic, self.header.encoding)?;
         Ok(serde_json::from_slice(self)?)
     }
 }
@@ -140,19 +151,27 @@ pub struct Subscriber {
     asked: String,
     reads: Reads,
     refused: RefCell<Refused>,
-    _registered: Registered,
+    registered: Registered,
 }
 
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Refused {
     foreign: u64,
     malformed: u64,
+    /// The topic on whose channel another one was first written, and the check of that.
+    first_foreign: Option<(Name, u64)>,
 }
 
 impl Refused {
-    fn count(&mut self, strange: Strange) {
+    #[cold]
+    fn count(&mut self, strange: Strange, name: Option<&Name>) {
         match strange {
-            Strange::Foreign => self.foreign += 1,
+            Strange::Foreign(check) => {
+                self.foreign += 1;
+                if self.first_foreign.is_none() {
+                    self.first_foreign = name.map(|name| (name.clone(), check));
+                }
+            }
             Strange::Malformed => self.malformed += 1,
         }
     }
@@ -169,6 +188,8 @@ enum Reads {
 struct Reading {
     name: Name,
     sink: Sink,
+    /// With what was kept: others are told that it reads, and where it gets that.
+    inbox: Option<(u64, Registered)>,
     _claim: Claim,
 }
 
@@ -184,6 +205,7 @@ impl Reading {
         Ok(Self {
             sink: stream.sink_with(name.channel, options.sink(notify_fd))?,
             name,
+            inbox: None,
             _claim: claim,
         })
     }
@@ -191,26 +213,36 @@ impl Reading {
 
 /// Which messages were delivered, where what was kept may come beside what comes.
 #[derive(Debug, Default)]
-struct Twice(HashMap<u32, Delivered>);
+struct Twice {
+    /// Publishers heard of since the others were, each with the check of its topic.
+    newer: HashMap<(u64, u32), Delivered>,
+    older: HashMap<(u64, u32), Delivered>,
+}
 
-#[derive(Debug, Default)]
+#[derive(Clone, Copy, Debug, Default)]
 struct Delivered {
     /// The first one that came as it was published.
     first: Option<u64>,
+    /// The last one that came so.
+    last: u64,
     /// The last one that had been kept.
     kept: Option<u64>,
 }
 
 impl Twice {
-    /// Publishers that are remembered.
-    const MOST: usize = 65_536;
+    /// Publishers that are remembered, of those heard of last; and up to as many more.
+    const MOST: usize = 32_768;
 
     /// Whether it has come before.
     fn is(&mut self, header: &Header) -> bool {
-        if self.0.len() >= Self::MOST && !self.0.contains_key(&header.publisher) {
-            self.0.clear();
+        let publisher = (header.check, header.publisher);
+        if self.newer.len() >= Self::MOST && !self.newer.contains_key(&publisher) {
+            self.older = std::mem::take(&mut self.newer);
         }
-        let delivered = self.0.entry(header.publisher).or_default();
+        let delivered = self
+            .newer
+            .entry(publisher)
+            .or_insert_with(|| self.older.remove(&publisher).unwrap_or_default());
         if header.history {
             let known = |number: Option<u64>, past: fn(&u64, &u64) -> bool| {
                 number.is_some_and(|number| past(&header.number, &number))
@@ -224,8 +256,20 @@ impl Twice {
                 return true;
             }
             delivered.first.get_or_insert(header.number);
+            delivered.last = delivered.last.max(header.number);
         }
         false
+    }
+
+    /// Topics are not read any more. Should they be again, what their publishers have kept until then comes anew: from
+    /// the last one on that was delivered.
+    fn left(&mut self, is: impl Fn(u64) -> bool) {
+        let all = self.newer.iter_mut().chain(&mut self.older);
+        for (_, delivered) in all.filter(|((check, _), _)| is(*check)) {
+            if delivered.first.take().is_some() {
+                delivered.kept = delivered.kept.max(Some(delivered.last));
+            }
+        }
     }
 }
 
@@ -246,31 +290,38 @@ impl Subscriber {
         topic: &str,
         options: SubscriberOptions,
     ) -> Result<Self, Error> {
-        let entry = Entry {
+        let mut entry = Entry {
             id: rand::random(),
             topic: topic.to_owned(),
             role: Role::Subscriber,
             encoding: 0,
             history: options.history,
+            inbox: 0,
+            of: 0,
         };
         let reads = match Asked::new(topic)? {
             Asked::Name(name) if options.history == 0 => {
                 let reading = Reading::open(participant, name, &options, options.notify_fd)?;
                 Reads::One(Box::new(reading))
             }
-            asked => Reads::Many(Box::new(Many::open(
-                participant,
-                asked,
-                &options,
-                entry.id,
-            )?)),
+            Asked::Name(name) => {
+                let many = Many::of_name(participant, name, &options)?;
+                entry.inbox = many.inbox_of_name();
+                Reads::Many(Box::new(many))
+            }
+            Asked::Pattern(pattern) => {
+                // Of each topic that it reads others are told then.
+                entry.history = 0;
+                let many = Many::of_pattern(participant, pattern, &options, entry.id)?;
+                Reads::Many(Box::new(many))
+            }
         };
         Ok(Self {
             asked: topic.to_owned(),
             reads,
             refused: RefCell::default(),
             // Now that it reads: what publishers have kept comes from here on.
-            _registered: participant.register(entry, None),
+            registered: participant.register(entry, None),
         })
     }
 
@@ -303,7 +354,10 @@ impl Subscriber {
                         topic: &reading.name.text,
                     });
                 }
-                Err(strange) => self.refused.borrow_mut().count(strange),
+                Err(strange) => self
+                    .refused
+                    .borrow_mut()
+                    .count(strange, Some(&reading.name)),
             }
         }
     }
@@ -338,9 +392,47 @@ impl Subscriber {
         })
     }
 
+    /// Gives back the channels of topics that a pattern has matched and that have had no publisher for ten seconds; how many
+    /// there were. Without it, a pattern holds a channel for each topic that it has ever read. A [`SubscriberTask`] does it
+    /// by itself.
+    pub fn prune(&mut self) -> usize {
+        match &mut self.reads {
+            Reads::One(_) => 0,
+            Reads::Many(many) => many.prune(Instant::now),
+        }
+    }
+
+    /// What it does not get, if anything, and why: topics of a pattern that could not be opened, and topics with the same
+    /// channel as one that it reads.
+    pub fn warning(&self) -> Option<String> {
+        let collision = self.refused.borrow().first_foreign.clone();
+        let collision = collision.map(|(name, check)| {
+            let service = self.registered.participant.service("the name of a topic").ok();
+            let other = service
+                .and_then(|service| service.other_topic(&name, |other| other.check == check));
+            match other {
+                Some(other) => Error::Collision {
+                    name: name.text,
+                    other,
+                }
+                .to_string(),
+                None => format!(
+                    "another topic, which the directory does not know, is written on the channel of {:?}",
+                    name.text
+                ),
+            }
+        });
+        let unopened = match &self.reads {
+            Reads::One(_) => None,
+            Reads::Many(many) => many.warning(),
+        };
+        let warnings: Vec<String> = [collision, unopened].into_iter().flatten().collect();
+        (!warnings.is_empty()).then(|| warnings.join("; "))
+    }
+
     /// What happened to its messages since it was opened.
     pub fn counters(&self) -> SubscriberCounters {
-        let refused = *self.refused.borrow();
+        let refused = self.refused.borrow();
         let (channels, unopened) = match &self.reads {
             Reads::One(reading) => (reading.sink.counters(), 0),
             Reads::Many(many) => many.counters(),
@@ -426,5 +518,17 @@ mod tests {
                 "{history} {number}"
             );
         }
+        // It is not read for a while, 7 and 8 come then, and all is kept. Another topic is none of it.
+        twice.left(|check| check == 0);
+        for (number, repeated) in [(5, true), (6, true), (7, false), (8, false)] {
+            assert_eq!(twice.is(&header(true, number)), repeated, "{number}");
+        }
+        assert!(twice.is(&header(false, 8)));
+        assert!(!twice.is(&header(false, 9)));
+        let other = Header {
+            check: 1,
+            ..header(true, 3)
+        };
+        assert!(!twice.is(&other));
     }
 }

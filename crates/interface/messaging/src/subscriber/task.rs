@@ -9,27 +9,46 @@ use takt::Wait;
 use super::{Sample, Subscriber, SubscriberWaker};
 use crate::error::Error;
 
+/// What the thread leaves behind.
+type Failure = Arc<Mutex<Option<String>>>;
+
+fn set(failure: &Failure, why: String) {
+    *failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(why);
+}
+
+/// Tells when the function panics.
+struct TellPanic(Failure);
+
+impl Drop for TellPanic {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            set(&self.0, "the function panicked".to_owned());
+        }
+    }
+}
+
 /// A subscriber with a thread that calls a function with every message. Dropping it waits for the function to return;
 /// from inside the function it does not.
 pub struct SubscriberTask {
     topic: String,
     waker: SubscriberWaker,
     ends: Arc<AtomicBool>,
-    failure: Arc<Mutex<Option<String>>>,
+    failure: Failure,
     thread: Option<JoinHandle<()>>,
     process: u32,
 }
 
 impl SubscriberTask {
     pub(crate) fn start(
-        subscriber: Subscriber,
+        mut subscriber: Subscriber,
         mut receive: impl FnMut(&Sample<'_>) + Send + 'static,
     ) -> Result<Self, Error> {
         let (topic, waker) = (subscriber.topic().to_owned(), subscriber.waker());
         let ends = Arc::<AtomicBool>::default();
-        let failure = Arc::<Mutex<Option<String>>>::default();
+        let failure = Failure::default();
         let (to_end, told) = (ends.clone(), failure.clone());
         let body = move || {
+            let _told = TellPanic(told.clone());
             // Relaxed: the wake-up after the store is what orders the two.
             while !to_end.load(Ordering::Relaxed) {
                 match subscriber.take(Wait::Forever) {
@@ -41,11 +60,11 @@ impl SubscriberTask {
                         | takt::Error::Interrupted,
                     )) => {}
                     Err(error) => {
-                        *told.lock().unwrap_or_else(PoisonError::into_inner) =
-                            Some(error.to_string());
+                        set(&told, error.to_string());
                         return;
                     }
                 }
+                subscriber.prune();
             }
         };
         let thread = takt::without_signals(|| {
@@ -72,7 +91,7 @@ impl SubscriberTask {
         &self.topic
     }
 
-    /// Why no message will come any more, if so.
+    /// Why no message will come any more, if so: also when the function has panicked.
     pub fn failure(&self) -> Option<String> {
         let failure = self.failure.lock();
         failure.unwrap_or_else(PoisonError::into_inner).clone()

@@ -41,6 +41,21 @@ fn a_required_runtime_that_is_not_there_fails_the_call_that_asks_for_times() {
 }
 
 #[test]
+fn what_it_is_to_do_is_not_guessed_from_a_value_that_is_none() {
+    let site = Site::without_daemon();
+    for value in ["Required", "required ", "1"] {
+        let mut command = one_datagram(&site);
+        let output = command.env("TAKT_PRELOAD", value).output();
+        let output = output.expect("it starts");
+        assert_eq!(output.status.code(), Some(1), "{value}");
+        let err = String::from_utf8_lossy(&output.stderr);
+        for word in [value, "\"on\"", "\"required\"", "\"off\""] {
+            assert!(err.contains(word), "{value}: {err}");
+        }
+    }
+}
+
+#[test]
 fn switched_off_it_does_nothing() {
     let site = Site::new();
     let listener = Listener::new(site.there());

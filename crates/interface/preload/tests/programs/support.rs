@@ -44,7 +44,20 @@ pub fn musl_program(name: &str) -> PathBuf {
     compiled("musl-gcc", name, &format!("{name}-musl"), &headers)
 }
 
-/// The same, statically linked and with `STATIC` defined.
+/// The same, statically linked.
+pub fn static_program_of_musl(name: &str) -> PathBuf {
+    let multiarch = format!("/usr/include/{}-linux-gnu", std::env::consts::ARCH);
+    let headers = [
+        "-static",
+        "-idirafter",
+        "/usr/include",
+        "-idirafter",
+        &multiarch,
+    ];
+    compiled("musl-gcc", name, &format!("{name}-musl-static"), &headers)
+}
+
+/// The same for glibc, statically linked and with `STATIC` defined.
 pub fn static_program(name: &str) -> PathBuf {
     let options = ["-D_FORTIFY_SOURCE=2", "-static", "-DSTATIC"];
     compiled("cc", name, &format!("{name}-static"), &options)

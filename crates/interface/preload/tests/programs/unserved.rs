@@ -5,7 +5,9 @@ use std::process::Command;
 
 use takt_wire::ethernet::MacAddress;
 
-use super::support::{Listener, Site, ended_well, program, script, static_program};
+use super::support::{
+    Listener, Site, ended_well, program, script, static_program, static_program_of_musl,
+};
 
 /// A container with a second interface, and a second address of the first.
 fn site() -> Site {
@@ -48,6 +50,8 @@ const REFUSED: &[(&str, &str, &str)] = &[
     ("other_interface_of_one", "ENODEV", ""),
     ("loopback", "ENOTSUP", "this machine"),
     ("own_address", "ENOTSUP", ""),
+    ("members_here", "ENOTSUP", ""),
+    ("members_here_of_six", "ENOTSUP", ""),
     ("unknown_control", "ENOTSUP", "control message"),
     ("zero_copy", "ENOTSUP", "MSG_ZEROCOPY"),
     ("corked_flag", "ENOTSUP", ""),
@@ -108,11 +112,12 @@ fn nothing_gets_past_a_required_runtime_with_a_launch_time() {
     let run = |mut command: Command| {
         command.env("TAKT_PRELOAD", "required");
         let (out, err) = ended_well(command.output());
-        assert_eq!((out.as_str(), err.as_str()), ("no way past\n", ""));
+        assert_eq!(out, "no way past\n", "{err}");
+        err
     };
     let mut dynamic = site.command(program("past"));
     dynamic.arg(&address);
-    run(dynamic);
+    assert_eq!(run(dynamic), "");
     assert_eq!(listener.next_in_time().0, b"by the runtime");
     // A script starts it: the loader does not run for it.
     let mut script = site.command("sh");
@@ -120,13 +125,43 @@ fn nothing_gets_past_a_required_runtime_with_a_launch_time() {
     script
         .arg("-c")
         .arg(format!("{} {address}; true $?", binary.display()));
-    run(script);
+    let told = run(script);
+    assert!(told.contains("the kernel refuses"), "{told}");
     // Without the capability to set a filter as such.
     let mut unprivileged = site.command("setpriv");
     unprivileged
         .args(["--inh-caps=-all", "--bounding-set=-all", "sh", "-c"])
         .arg(format!("{} {address}", binary.display()));
-    run(unprivileged);
+    let told = run(unprivileged);
+    assert!(told.contains("statically linked"), "{told}");
     assert!(listener.is_empty(), "untimed");
     assert_eq!(site.sent(), 1);
+}
+
+#[test]
+fn a_wrapper_tells_once_that_what_it_starts_is_not_preloaded() {
+    let site = Site::without_daemon();
+    let listener = Listener::new(site.there());
+    let address = site.addresses()[0];
+    let send = |binary: std::path::PathBuf| format!("{} mono {address} a,10", binary.display());
+    let musl = send(static_program_of_musl("so_txtime"));
+    let send = send(static_program("so_txtime"));
+    // By a shell that forks for each, and by a program that spawns them.
+    let spawn = format!(
+        "import os, subprocess\nfor _ in range(2): subprocess.run({:?}.split())",
+        send
+    );
+    for (program, text) in [("sh", format!("{send}; {musl}; true")), ("python3", spawn)] {
+        let mut command = site.command(program);
+        let (_, err) = ended_well(command.arg("-c").arg(text).output());
+        let told: Vec<&str> = err.lines().collect();
+        assert_eq!(told.len(), 1, "{program}: {err}");
+        assert!(
+            told[0].contains("statically linked") && told[0].contains("takt veth attach"),
+            "{err}"
+        );
+        for _ in 0..2 {
+            assert_eq!(listener.next().0, b"a", "{program}");
+        }
+    }
 }

@@ -133,12 +133,15 @@ pub(super) const ACCELERATED: u32 = 1;
 pub(super) const NEEDS_POLLING: u32 = 2;
 pub(super) const LAUNCH_TIME: u32 = 4;
 pub(super) const ZERO_COPY: u32 = 8;
+/// Of plugins since the table has `longest_received`.
+pub(super) const NO_UDP: u32 = 16;
+pub(super) const OWN_ADDRESSES: u32 = 32;
 
 /// `takt_dp_capabilities`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Description {
-    /// 1 accelerated, 2 needs polling, 4 keeps launch times, 8 copies nothing.
+    /// 1 accelerated, 2 needs polling, 4 keeps launch times, 8 copies nothing, 16 no UDP on the wire, 32 addresses of its own.
     pub flags: u32,
     /// 0.
     pub reserved: u32,
@@ -269,6 +272,13 @@ pub struct Table {
     pub wait_fd: Option<unsafe extern "C" fn(*mut c_void) -> c_int>,
     /// As [`Port::counters`](crate::Port::counters).
     pub counters: Option<unsafe extern "C" fn(*mut c_void, *mut Counters)>,
+    /// As [`Port::longest_received`](crate::Port::longest_received). May be left out, or not be in the table: any.
+    pub longest_received: Option<unsafe extern "C" fn(*mut c_void) -> usize>,
+}
+
+impl Table {
+    /// Octets of the first tables of this version.
+    pub(super) const FIRST: usize = std::mem::offset_of!(Table, longest_received);
 }
 
 // SAFETY: constant texts and functions, which the contract has callable from any thread.

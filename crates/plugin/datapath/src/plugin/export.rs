@@ -8,8 +8,8 @@ use takt_time::{TaiTime, TrafficClass};
 use super::Options;
 use super::abi::{
     ABI_VERSION, ACCELERATED, Address, Counters, Datagram as RawDatagram, Deliver, Description,
-    Failure, FailureKind, LAUNCH_NONE, LAUNCH_TIME, NEEDS_POLLING, NotReserved, Opt, Request, TEXT,
-    Table, ZERO_COPY, write_text,
+    Failure, FailureKind, LAUNCH_NONE, LAUNCH_TIME, NEEDS_POLLING, NO_UDP, NotReserved,
+    OWN_ADDRESSES, Opt, Request, TEXT, Table, ZERO_COPY, write_text,
 };
 use crate::{
     ConnectError, Datapath, Frame, OpenError, PeerHandle, Port, PortRequest, ReserveError,
@@ -104,6 +104,7 @@ pub const fn table<E: Export>() -> Table {
         receive_costs_syscall: Some(receive_costs_syscall),
         wait_fd: Some(wait_fd),
         counters: Some(counters),
+        longest_received: Some(longest_received),
     }
 }
 
@@ -201,7 +202,9 @@ unsafe extern "C" fn capabilities(handle: *mut c_void, told: *mut Description) {
     told.flags = flag(capabilities.accelerated, ACCELERATED)
         | flag(capabilities.needs_polling, NEEDS_POLLING)
         | flag(capabilities.hardware_launch_time, LAUNCH_TIME)
-        | flag(capabilities.zero_copy, ZERO_COPY);
+        | flag(capabilities.zero_copy, ZERO_COPY)
+        | flag(!capabilities.speaks_udp, NO_UDP)
+        | flag(capabilities.own_addresses, OWN_ADDRESSES);
     told.detail = [0; TEXT];
     write_text(&mut told.detail, &capabilities.detail);
 }
@@ -410,4 +413,9 @@ unsafe extern "C" fn counters(handle: *mut c_void, told: *mut Counters) {
     };
     // SAFETY: as above.
     unsafe { *told = raw };
+}
+
+unsafe extern "C" fn longest_received(handle: *mut c_void) -> usize {
+    // SAFETY: as above.
+    unsafe { port(handle) }.longest_received()
 }

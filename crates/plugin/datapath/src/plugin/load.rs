@@ -1,9 +1,11 @@
 //! Finding plugins, refusing what does not fit, and using one as a [`Datapath`].
 
 use std::ffi::{CStr, CString, c_int, c_void};
+use std::fs::{File, Metadata};
+use std::mem::MaybeUninit;
 use std::net::SocketAddr;
-use std::os::fd::{BorrowedFd, RawFd};
-use std::os::unix::fs::MetadataExt;
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -14,8 +16,8 @@ use takt_time::{TaiTime, TrafficClass};
 use super::Options;
 use super::abi::{
     ABI_VERSION, ACCELERATED, Address, Counters, Datagram as RawDatagram, Description, Failure,
-    FailureKind, LAUNCH_NONE, LAUNCH_TIME, NEEDS_POLLING, NotReserved, Opt, Request, TEXT, Table,
-    ZERO_COPY, read_text,
+    FailureKind, LAUNCH_NONE, LAUNCH_TIME, NEEDS_POLLING, NO_UDP, NotReserved, OWN_ADDRESSES, Opt,
+    Request, TEXT, Table, ZERO_COPY, read_text,
 };
 use crate::{
     Capabilities, ConnectError, Datagram, Datapath, DatapathKind, Frame, OpenError, PeerHandle,
@@ -24,6 +26,9 @@ use crate::{
 
 /// Where packages put plugins.
 pub const DIRECTORY: &str = "/usr/lib/takt/datapaths";
+
+/// No datagram of a plugin's is longer.
+const LONGEST: usize = u16::MAX as usize;
 
 /// The file of a plugin.
 pub fn file_name(name: &str) -> String {
@@ -109,6 +114,7 @@ struct Functions {
     receive_costs_syscall: unsafe extern "C" fn(*mut c_void) -> c_int,
     wait_fd: unsafe extern "C" fn(*mut c_void) -> c_int,
     counters: unsafe extern "C" fn(*mut c_void, *mut Counters),
+    longest_received: Option<unsafe extern "C" fn(*mut c_void) -> usize>,
 }
 
 impl Functions {
@@ -125,7 +131,7 @@ impl Functions {
         Ok(needed!(
             create, destroy, capabilities, open, close, local, connect, disconnect, max_payload,
             reserve, payload, commit, cancel, flush, receive, receive_costs_syscall, wait_fd,
-            counters; connect_link, reaches, keeps_launch_time
+            counters; connect_link, reaches, keeps_launch_time, longest_received
         ))
     }
 }
@@ -161,18 +167,20 @@ impl Plugin {
             return Err(LoadError::Name(name.to_owned()));
         }
         let path = directory.join(file_name(name));
-        ours_alone(&path, true)?;
-        ours_alone(directory, false)?;
+        // Looked at and loaded by this descriptor: whatever the path leads to meanwhile.
+        let file = ours_alone(&path)?;
         let broken = |problem: String| LoadError::Broken {
             path: path.clone(),
             problem,
         };
         // SAFETY: the file is ours alone; what its initialisers do is what a plugin is trusted with.
-        let library = unsafe { Library::open(Some(&path), RTLD_NOW | RTLD_LOCAL) };
+        let library = unsafe { Library::open(Some(&by_descriptor(&file)), RTLD_NOW | RTLD_LOCAL) };
         let library = library.map_err(|error| LoadError::Object {
             path: path.clone(),
             reason: error.to_string(),
         })?;
+        // A number that another plugin's descriptor gets is this library's name to the dynamic loader.
+        std::mem::forget(file);
         // SAFETY: a symbol of this name is a table by the contract; its first two fields are read before the others.
         let symbol = unsafe { library.get::<*const Table>(c"takt_datapath_plugin".to_bytes()) };
         let table = symbol.map_or(std::ptr::null(), |symbol| *symbol);
@@ -186,14 +194,24 @@ impl Plugin {
         if abi != ABI_VERSION {
             return Err(LoadError::Version { path, found: abi });
         }
-        if size < size_of::<Table>() {
+        if size < Table::FIRST {
             return Err(broken(format!(
                 "its table has {size} octets, {} are needed",
-                size_of::<Table>()
+                Table::FIRST
             )));
         }
-        // SAFETY: it has as many octets, and stays as long as the library, which is for good.
-        let table: &'static Table = unsafe { table.as_ref() };
+        // What was added since it was made is left out.
+        let mut known = MaybeUninit::<Table>::zeroed();
+        let octets = size.min(size_of::<Table>());
+        // SAFETY: both have as many octets; a table of zeros is one of numbers and functions that are left out.
+        let table = unsafe {
+            std::ptr::copy_nonoverlapping(
+                table.as_ptr().cast::<u8>(),
+                known.as_mut_ptr().cast::<u8>(),
+                octets,
+            );
+            known.assume_init()
+        };
         let text = |from: *const std::ffi::c_char, what: &str| {
             if from.is_null() {
                 return Err(broken(format!("it has no {what}")));
@@ -212,7 +230,7 @@ impl Plugin {
             return Err(broken(format!("it calls itself {own:?}")));
         }
         let version = text(table.version, "version")?;
-        let functions = Functions::of(table)
+        let functions = Functions::of(&table)
             .map_err(|missing| broken(format!("it has no function `{missing}`")))?;
         Ok(Self {
             // One for each plugin of a process.
@@ -269,30 +287,54 @@ impl Plugin {
     }
 }
 
-/// The file or directory is there, and nobody but root and this user can write it.
-fn ours_alone(path: &Path, file: bool) -> Result<(), LoadError> {
-    let Ok(known) = std::fs::metadata(path) else {
-        return Err(LoadError::Missing(path.to_owned()));
+/// The file is there, and nobody but root and this user can write it, its directories, or the link that leads to it.
+fn ours_alone(path: &Path) -> Result<File, LoadError> {
+    let missing = |_| LoadError::Missing(path.to_owned());
+    let named = std::fs::symlink_metadata(path).map_err(missing)?;
+    // A pipe would keep us waiting.
+    let nonblock = libc::O_NONBLOCK;
+    let file = File::options().read(true).custom_flags(nonblock).open(path);
+    let file = file.map_err(missing)?;
+    let known = file.metadata().map_err(missing)?;
+    let refuse = |path: &Path, problem: String| {
+        let path = path.to_owned();
+        Err(LoadError::Writable { path, problem })
     };
+    if !known.is_file() {
+        return refuse(path, "is no file".into());
+    }
+    if let Some(problem) = of_others(&named)
+        .or_else(|| of_others(&known))
+        .or_else(|| writable(&known))
+    {
+        return refuse(path, problem);
+    }
+    let real = std::fs::read_link(by_descriptor(&file)).map_err(missing)?;
+    for directory in real.ancestors().skip(1).chain(path.parent()) {
+        let known = std::fs::metadata(directory).map_err(missing)?;
+        // Of a directory with the sticky bit, nobody replaces the files of others.
+        let open = writable(&known).filter(|_| known.mode() & 0o1000 == 0);
+        if let Some(problem) = of_others(&known).or(open) {
+            return refuse(directory, problem);
+        }
+    }
+    Ok(file)
+}
+
+fn by_descriptor(file: &File) -> PathBuf {
+    PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()))
+}
+
+fn of_others(known: &Metadata) -> Option<String> {
     // SAFETY: it asks for a number.
     let own = unsafe { libc::geteuid() };
-    let problem = if file && !known.is_file() {
-        "is no file".to_owned()
-    } else if known.uid() != 0 && known.uid() != own {
-        format!("belongs to user {}", known.uid())
-    // Of a directory with the sticky bit, nobody replaces the files of others.
-    } else if known.mode() & 0o022 != 0 && (file || known.mode() & 0o1000 == 0) {
-        format!(
-            "can be written by others (mode {:o})",
-            known.mode() & 0o7777
-        )
-    } else {
-        return Ok(());
-    };
-    Err(LoadError::Writable {
-        path: path.to_owned(),
-        problem,
-    })
+    let other = known.uid() != 0 && known.uid() != own;
+    other.then(|| format!("belongs to user {}", known.uid()))
+}
+
+fn writable(known: &Metadata) -> Option<String> {
+    let mode = known.mode() & 0o7777;
+    (mode & 0o022 != 0).then(|| format!("can be written by others (mode {mode:o})"))
 }
 
 fn io_error(failure: &Failure) -> std::io::Error {
@@ -359,6 +401,8 @@ impl Datapath for Loaded {
             hardware_launch_time: says(LAUNCH_TIME)
                 && self.0.plugin.functions.keeps_launch_time.is_some(),
             zero_copy: says(ZERO_COPY),
+            speaks_udp: !says(NO_UDP),
+            own_addresses: says(OWN_ADDRESSES),
             detail: format!(
                 "{}; plugin {}",
                 read_text(&told.detail),
@@ -381,6 +425,13 @@ impl Datapath for Loaded {
         if failed != 0 {
             return Err(open_error(&failure, Some(request.bind)));
         }
+        let broken = |what: &str| {
+            let name = self.0.plugin.path.display();
+            OpenError::Unavailable(format!("{name} is broken: {what}"))
+        };
+        if handle.is_null() {
+            return Err(broken("it has opened a port that is NULL"));
+        }
         let mut port = LoadedPort {
             f,
             handle,
@@ -391,10 +442,6 @@ impl Datapath for Loaded {
         let mut local = Address::from(request.bind);
         // SAFETY: the port is there, here and below.
         unsafe { (f.local)(handle, &raw mut local) };
-        let broken = |what: &str| {
-            let name = self.0.plugin.path.display();
-            OpenError::Unavailable(format!("{name} is broken: {what}"))
-        };
         port.local = local
             .read()
             .filter(|address| address.port() != 0)
@@ -502,7 +549,12 @@ impl Port for LoadedPort {
 
     fn max_payload(&self, peer: PeerHandle) -> usize {
         // SAFETY: as above.
-        unsafe { (self.f.max_payload)(self.handle, peer.0) }
+        unsafe { (self.f.max_payload)(self.handle, peer.0) }.min(LONGEST)
+    }
+
+    fn longest_received(&self) -> usize {
+        // SAFETY: as above.
+        (self.f.longest_received).map_or(usize::MAX, |longest| unsafe { longest(self.handle) })
     }
 
     #[inline]
@@ -525,7 +577,7 @@ impl Port for LoadedPort {
         match memory.is_null() {
             true => &mut [],
             // SAFETY: the frame's memory, which is the caller's until it is committed or cancelled.
-            false => unsafe { std::slice::from_raw_parts_mut(memory, length) },
+            false => unsafe { std::slice::from_raw_parts_mut(memory, length.min(LONGEST)) },
         }
     }
 
@@ -562,32 +614,39 @@ impl Port for LoadedPort {
     }
 
     fn receive(&mut self, budget: usize, deliver: &mut dyn FnMut(Datagram<'_>)) -> usize {
+        /// The callback of a call, and how many more it may be shown.
+        struct Context<'a> {
+            deliver: &'a mut dyn FnMut(Datagram<'_>),
+            left: usize,
+        }
+
         unsafe extern "C" fn hand_on(context: *mut c_void, datagram: *const RawDatagram) {
-            // SAFETY: the context is the callback of the call that this is made in, the datagram is there until it returns.
-            let (deliver, raw) = unsafe {
-                (
-                    &mut *context.cast::<&mut dyn FnMut(Datagram<'_>)>(),
-                    &*datagram,
-                )
-            };
+            // SAFETY: the context is that of the call that this is made in, the datagram is there until it returns.
+            let (context, raw) = unsafe { (&mut *context.cast::<Context<'_>>(), &*datagram) };
             let Some(source) = raw.source.read() else {
                 return;
             };
+            if context.left == 0 || raw.length > LONGEST {
+                return;
+            }
+            context.left -= 1;
             let payload = match raw.payload.is_null() {
                 true => &[],
                 // SAFETY: so many octets, until the callback returns.
                 false => unsafe { std::slice::from_raw_parts(raw.payload, raw.length) },
             };
-            deliver(Datagram {
+            (context.deliver)(Datagram {
                 source,
                 destination_port: raw.destination_port,
                 payload,
             });
         }
-        let mut deliver = deliver;
-        let context = (&raw mut deliver).cast();
+        let left = budget;
+        let mut context = Context { deliver, left };
+        let place = (&raw mut context).cast();
         // SAFETY: as above; the callback outlives the call.
-        unsafe { (self.f.receive)(self.handle, budget, hand_on, context) }
+        unsafe { (self.f.receive)(self.handle, budget, hand_on, place) };
+        budget - context.left
     }
 
     fn receive_costs_syscall(&self) -> bool {

@@ -6,6 +6,7 @@ use std::process::Command;
 use takt_testing::{Directory, repository};
 
 use super::*;
+use crate::{PeerHandle, PortRequest};
 
 /// Builds a plugin of this text in C. `name` is the file's.
 fn build(directory: &Directory, name: &str, source: &str) -> PathBuf {
@@ -132,6 +133,108 @@ fn what_does_not_fit_is_refused_with_what_to_do() {
     std::fs::set_permissions(path, Permissions::from_mode(0o755)).expect("its mode");
     let plugin = Plugin::load(path, "good").expect("a plugin");
     assert_eq!((plugin.version(), plugin.path()), ("1", good.as_path()));
+}
+
+#[test]
+fn what_strangers_can_put_in_a_plugins_place_is_refused() {
+    // SAFETY: it asks for a number.
+    if unsafe { libc::geteuid() } != 0 {
+        println!("skipped: another user's link needs root");
+        return;
+    }
+    let directory = Directory::new();
+    let inner = directory.join("open");
+    std::fs::create_dir(&inner).expect("a directory");
+    let fields = format!(
+        ".abi = 1, .size = sizeof(takt_datapath_plugin_table), .name = \"any\", .version = \"1\", {ALL}"
+    );
+    let good = build(&directory, "any", &table(&fields));
+    let link = inner.join(file_name("any"));
+    std::os::unix::fs::symlink(&good, &link).expect("a link");
+    Plugin::load(&inner, "any").expect("a link of ours");
+    // Where anybody may put links, this is somebody's.
+    std::fs::set_permissions(&inner, Permissions::from_mode(0o1777)).expect("its mode");
+    std::os::unix::fs::lchown(&link, Some(12345), None).expect("another's");
+    assert!(refused(&inner, "any").contains("belongs to user 12345"));
+    std::os::unix::fs::lchown(&link, Some(0), None).expect("ours");
+    Plugin::load(&inner, "any").expect("a link of ours");
+    // Whoever can rename a directory further up can put another in its place.
+    let deep = inner.join("deep");
+    std::fs::create_dir(&deep).expect("a directory");
+    std::fs::copy(&good, deep.join(file_name("any"))).expect("a copy");
+    std::fs::set_permissions(&inner, Permissions::from_mode(0o777)).expect("its mode");
+    let told = refused(&deep, "any");
+    assert!(
+        told.contains("open can be written by others (mode 777)"),
+        "{told}"
+    );
+}
+
+/// A plugin whose port is `port` and which shows three datagrams to any receive, and says that they were a hundred.
+fn careless(name: &str, port: &str) -> String {
+    format!(
+        "#include \"takt_datapath.h\"
+        #include <sys/eventfd.h>
+        void f(void) {{}}
+        int create(const takt_dp_option *options, size_t count, void **datapath, takt_dp_failure *failure) {{
+            *datapath = f;
+            return 0;
+        }}
+        int open_port(void *datapath, const takt_dp_request *request, void **port, takt_dp_failure *failure) {{
+            *port = {port};
+            return 0;
+        }}
+        void local(void *port, takt_dp_address *address) {{ address->port = 7; }}
+        int wait_fd(void *port) {{ static int fd; return fd ? fd : (fd = eventfd(0, 0)); }}
+        size_t receive(void *port, size_t budget, takt_dp_deliver deliver, void *context) {{
+            takt_dp_datagram datagram = {{ .source = {{ .family = 4, .port = 1 }}, .payload = (const uint8_t *)\"abc\", .length = 3 }};
+            for (int i = 0; i < 3; i++)
+                deliver(context, &datagram);
+            datagram.length = (size_t)-1;
+            deliver(context, &datagram);
+            return 100;
+        }}
+        size_t max_payload(void *port, uint32_t peer) {{ return (size_t)-1; }}
+        const takt_datapath_plugin_table takt_datapath_plugin = {{
+            .abi = 1, .size = sizeof(takt_datapath_plugin_table), .name = \"{name}\", .version = \"1\", {}
+        }};",
+        ALL.replace(".create = f", ".create = create")
+            .replace(".open = f", ".open = open_port")
+            .replace(".local = f", ".local = local")
+            .replace(".wait_fd = f", ".wait_fd = wait_fd")
+            .replace(".max_payload = f", ".max_payload = max_payload")
+            .replace(".receive = f", ".receive = receive")
+    )
+}
+
+#[test]
+fn a_plugin_that_breaks_the_contract_harms_nobody() {
+    let directory = Directory::new();
+    let request = PortRequest {
+        lane: 0,
+        lanes: 1,
+        bind: "127.0.0.1:0".parse().expect("an address"),
+    };
+    let open = |name: &str, port: &str| {
+        build(&directory, name, &careless(name, port));
+        let plugin = Plugin::load(directory.path(), name).expect("a plugin");
+        let datapath = plugin.create(&Options::default()).expect("a datapath");
+        datapath.open(&request)
+    };
+    let Err(error) = open("none", "0") else {
+        panic!("a port that is not there");
+    };
+    assert!(error.to_string().contains("a port that is NULL"), "{error}");
+    let mut port = open("careless", "f").expect("a port");
+    assert_eq!(port.max_payload(PeerHandle(0)), 65_535);
+    for budget in [2, 5] {
+        let mut shown = 0;
+        let told = port.receive(budget, &mut |datagram| {
+            assert_eq!(datagram.payload, b"abc");
+            shown += 1;
+        });
+        assert_eq!((shown, told), (budget.min(3), budget.min(3)));
+    }
 }
 
 #[test]

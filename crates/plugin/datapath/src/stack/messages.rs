@@ -119,6 +119,7 @@ pub(super) fn read_event(message: &[u8]) -> Option<Event> {
 pub(super) enum Forwarding {
     Tunnel(TunnelEntry),
     Bridge(BridgeEntry),
+    Stacked(u32, MacAddress),
 }
 
 /// Reads an entry that names a tunnel endpoint, or a port of a bridge.
@@ -162,6 +163,10 @@ pub(super) fn read_forwarding(entry: &NeighbourMessage) -> Option<Forwarding> {
                 port: device,
                 mac,
             }))
+        }
+        // The kernel lists what an interface receives for besides its own address (`dev_uc_add`) as its own entries.
+        (None, None) if endpoint.is_none() && permanent && mac.is_unicast() => {
+            Some(Forwarding::Stacked(device, mac))
         }
         _ => None,
     }

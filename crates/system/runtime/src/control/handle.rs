@@ -294,7 +294,7 @@ impl RuntimeHandle {
         self.change(move |c| c.remove_listener(&path))
     }
 
-    /// Replaces the mapping policy for streams opened from now on, and the networks that are accepted.
+    /// Replaces the mapping policy, by which all streams are mapped anew, and the networks that are accepted.
     ///
     /// # Errors
     /// [`Stopped`].
@@ -302,6 +302,7 @@ impl RuntimeHandle {
         self.change(move |c| {
             c.config.mapping = mapping;
             c.peering.set_accept(accept);
+            c.map_again();
         })
     }
 

@@ -524,6 +524,7 @@ impl Control {
             opening_sinks: Vec::new(),
             closing_sources: Vec::new(),
             closing_sinks: Vec::new(),
+            telling: false,
             unserved: Default::default(),
             charge,
         };

@@ -14,6 +14,7 @@ mod host;
 mod interests;
 mod listener;
 mod log_budget;
+mod mapping;
 mod networks;
 mod quality;
 mod reaper;
@@ -102,6 +103,8 @@ struct PortInfo {
     local: SocketAddr,
     traffic: Arc<PortTraffic>,
     departures: Option<Arc<DepartureCounters>>,
+    /// Exchanges datagrams with ports of other technologies that do as well.
+    speaks_udp: bool,
     /// Connects lanes of this node.
     between_lanes: bool,
     /// Asks for the ways to peers that its lane would wait for.
@@ -152,6 +155,10 @@ pub struct Control {
     sessions: HashMap<u32, Session>,
     next_session: u32,
     schedules: HashMap<DatapathKind, schedules::Installed>,
+    /// How often streams were mapped to another datapath than before.
+    streams_moved: u64,
+    /// Sessions whose streams are to be mapped anew.
+    to_map: Vec<u32>,
     /// How often streams or schedules were added: what was checked beside those before is to be checked again.
     admissions: u64,
     /// Per tenant: sessions that have ended, and what they counted.
@@ -182,7 +189,7 @@ impl Control {
         let mut events: Vec<epoll::Event> = Vec::with_capacity(READY);
         self.take_first_of_host();
         while !self.stop.load(Ordering::Acquire) {
-            let wait = match self.ready.is_empty() {
+            let wait = match self.ready.is_empty() && self.to_map.is_empty() {
                 true => self
                     .next_tick
                     .saturating_sub(self.now())
@@ -207,6 +214,7 @@ impl Control {
                 self.tick();
             }
             self.serve_strangers();
+            self.map_some();
         }
         self.say_goodbye();
         for listener in self.listeners.values() {

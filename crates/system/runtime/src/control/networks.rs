@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use takt_datapath::stack::{BridgeEntry, DeviceKind};
+use takt_datapath::stack::{BridgeEntry, Device, DeviceKind};
 use takt_session::message::Reply;
 use takt_session::{Endpoint, ErrorCode, Failure};
 use takt_wire::ethernet::{EtherType, MacAddress};
@@ -72,6 +72,14 @@ pub(super) struct Network {
     left_out: u64,
     /// On bridges of this host, by the bridge.
     local: BTreeMap<MacAddress, u32>,
+    /// Ports of those bridges but for tunnels, by interface.
+    ports: Vec<u32>,
+    /// Tenants with the port that they are behind.
+    homes: BTreeMap<MacAddress, u32>,
+    /// Stations on top of the interface (macvlan), which what leaves by it does not reach.
+    siblings: Vec<MacAddress>,
+    /// Stations of a native network that were beyond its interface when they were first asked for.
+    beyond: HashSet<MacAddress>,
     /// Addresses of this host as a router for tenants of this network.
     routers: Vec<MacAddress>,
     /// Destinations behind it.
@@ -129,6 +137,10 @@ impl Network {
             followed: Vec::new(),
             left_out: 0,
             local: BTreeMap::new(),
+            ports: Vec::new(),
+            homes: BTreeMap::new(),
+            siblings: Vec::new(),
+            beyond: HashSet::new(),
             routers: Vec::new(),
             routes: HashMap::new(),
             device: None,
@@ -177,27 +189,45 @@ impl Network {
             carrier: self.config.carrier,
             stations,
             others,
+            ports: self.ports.clone(),
+            homes: self.homes.iter().map(|(mac, port)| (*mac, *port)).collect(),
+            siblings: self.siblings.clone(),
             routers: self.routers.clone(),
             counters: self.counters[lane].clone(),
         }
     }
 
-    /// Which station frames for an address on the link are for.
-    fn resolve(&self, address: IpAddr, known: Option<MacAddress>) -> Option<MacAddress> {
+    /// Which station frames of a tenant for an address on the link are for.
+    fn resolve(
+        &self,
+        tenant: MacAddress,
+        address: IpAddr,
+        known: Option<MacAddress>,
+    ) -> Option<MacAddress> {
         let told = self
             .all()
             .find(|station| station.addresses.contains(&address))
             .map(|station| station.mac);
-        told.or_else(|| known.filter(|mac| self.reaches(*mac)))
+        told.or(known)
+            .filter(|mac| told.is_some() || self.reaches(tenant, *mac))
+            .filter(|mac| !self.siblings.contains(mac))
     }
 
-    /// Whether a frame for a station goes anywhere.
-    fn reaches(&self, mac: MacAddress) -> bool {
-        matches!(self.config.carrier, Carrier::Native { .. })
+    /// Whether a tenant's frame for a station, or for all of a group, goes anywhere.
+    fn reaches(&self, tenant: MacAddress, mac: MacAddress) -> bool {
+        let native = matches!(self.config.carrier, Carrier::Native { .. });
+        let entered = || self.all().any(|station| station.mac == MacAddress::ZERO);
+        if mac.is_multicast() {
+            // To a part of the group is not to the group.
+            let beside = self.siblings.iter().any(|sibling| *sibling != tenant);
+            let home = self.homes.get(&tenant);
+            let neighbours = || self.ports.iter().any(|port| Some(port) != home);
+            return !beside && (native || entered() || neighbours());
+        }
+        native
             || self.local.contains_key(&mac)
-            || self
-                .all()
-                .any(|station| station.mac == mac || station.mac == MacAddress::ZERO)
+            || self.all().any(|station| station.mac == mac)
+            || entered()
     }
 
     /// The tunnel endpoint that a station is behind.
@@ -220,6 +250,7 @@ impl Network {
         }
         changed |= self.follow_device(host);
         changed |= self.follow_bridges(host, endpoints);
+        changed |= self.follow_siblings(host);
         let known = |mac: &MacAddress| host.devices.iter().any(|d| d.mac == Some(*mac));
         let routers = self.routers.len();
         self.routers.retain(known);
@@ -327,8 +358,39 @@ impl Network {
                 local.insert(entry.mac, entry.bridge);
             }
         }
-        let changed = local != self.local;
-        self.local = local;
+        // As bridges do with what is for groups. The tunnels' port is served by tunnels, the interface's by itself.
+        let own = self.interface;
+        let is_port = |device: &&Device| {
+            let bridge = device
+                .bridge
+                .filter(|bridge| Some(*bridge) != own && bridges.contains(bridge));
+            bridge.is_some() && Some(device.ifindex) != own && device.kind != DeviceKind::Vxlan
+        };
+        let ports = host.devices.iter().filter(is_port);
+        let ports: Vec<u32> = ports.map(|device| device.ifindex).collect();
+        let mut homes = self.homes.clone();
+        homes.retain(|mac, port| endpoints.contains(mac) && ports.contains(port));
+        let of_tenant = entries.iter().filter(|e| endpoints.contains(&e.mac));
+        let seen = of_tenant.filter(|entry| ports.contains(&entry.port));
+        homes.extend(seen.map(|entry| (entry.mac, entry.port)));
+        let changed = local != self.local || ports != self.ports || homes != self.homes;
+        (self.local, self.ports, self.homes) = (local, ports, homes);
+        changed
+    }
+
+    /// Stations on top of the network's interface.
+    fn follow_siblings(&mut self, host: &Host) -> bool {
+        if !matches!(self.config.carrier, Carrier::Native { .. }) {
+            return false;
+        }
+        let stacked = host.forwarding.stacked.iter();
+        // Without an interface it is the datapath's own, whichever that is.
+        let here = stacked.filter(|(on, _)| self.interface.is_none_or(|own| own == *on));
+        let mut siblings: Vec<MacAddress> = here.map(|(_, mac)| *mac).collect();
+        siblings.sort_unstable();
+        siblings.dedup();
+        let changed = siblings != self.siblings;
+        self.siblings = siblings;
         changed
     }
 
@@ -694,12 +756,13 @@ impl Control {
             return Err(ErrorCode::Closed.into());
         };
         let policy = session.policy.clone();
-        let (_, at) = self.endpoint(&policy)?;
+        let (endpoint, at) = self.endpoint(&policy)?;
+        let tenant = MacAddress(endpoint.mac);
         let (destination, next_hop) = (question.destination, question.next_hop);
         let known = question.known.map(MacAddress);
         let in_time = self.now() < question.until;
         if let Some(mac) = known
-            && self.networks[at].resolve(next_hop, None).is_none()
+            && self.networks[at].resolve(tenant, next_hop, None).is_none()
             && self.host.devices.iter().any(|d| d.mac == Some(mac))
         {
             // This host is asked to forward. What is for itself is its kernel's.
@@ -714,7 +777,8 @@ impl Control {
         }
         let unseen = known.is_some_and(|mac| {
             let network = &self.networks[at];
-            !matches!(network.config.carrier, Carrier::Native { .. })
+            !mac.is_multicast()
+                && !network.beyond.contains(&mac)
                 && network.endpoint_of(mac).is_none()
                 && !network.local.contains_key(&mac)
         });
@@ -726,7 +790,13 @@ impl Control {
                 return Ok(Resolution::Later);
             }
         }
-        let found = self.networks[at].resolve(next_hop, known);
+        let network = &mut self.networks[at];
+        let found = network.resolve(tenant, next_hop, known);
+        if let (Some(mac), Carrier::Native { .. }) = (found, network.config.carrier)
+            && network.beyond.len() < MOST_STATIONS
+        {
+            network.beyond.insert(mac);
+        }
         Ok(Resolution::Known(found.map(|mac| mac.0)))
     }
 

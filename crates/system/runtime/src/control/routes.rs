@@ -13,7 +13,7 @@ use super::{LaneInfo, PortInfo};
 use crate::lane::{Command, LaneKeys, RemoteEndpoint};
 use crate::peering::Change;
 use crate::peering::association::{KeyChange, LaneSecrets};
-use crate::peering::message::{LaneAnnouncement, SourceProgress, Subscription};
+use crate::peering::message::{Endpoint, LaneAnnouncement, SourceProgress, Subscription};
 
 /// Commands, each with the index of its lane.
 type Commands = Vec<(usize, Command)>;
@@ -114,8 +114,9 @@ impl Routes {
                         incarnation: lane.announcement.incarnation,
                         label: self.label,
                         protection: Protection::None,
-                        address: None,
+                        addresses: Vec::new(),
                         endpoints,
+                        takes: Vec::new(),
                     },
                 ));
             }
@@ -198,14 +199,20 @@ impl Routes {
             let id = self.number();
             let incarnation = remote.incarnation;
             added.push((id, incarnation));
+            let own = remote.endpoints.iter().filter_map(|e| e.address);
+            let mut addresses = vec![peer.ip()];
+            addresses.extend(own);
             for (lane, info) in lanes.iter().enumerate() {
                 let ports = info.ports.iter();
-                let endpoints = ports
-                    .map(|port| match port.resolver {
-                        Some(_) => None,
-                        None => endpoint(port.kind.0, port.between_lanes, peer, remote),
+                let (endpoints, takes) = ports
+                    .map(|port| match endpoint(port, remote) {
+                        Some(endpoint) => {
+                            let address = port.resolver.is_none().then(|| at(endpoint, peer));
+                            (address, usize::from(endpoint.takes))
+                        }
+                        None => (None, 0),
                     })
-                    .collect();
+                    .unzip();
                 commands.push((
                     lane,
                     Command::AddRemote {
@@ -213,8 +220,9 @@ impl Routes {
                         incarnation,
                         label,
                         protection: self.protection,
-                        address: Some(peer.ip()),
+                        addresses: addresses.clone(),
                         endpoints,
+                        takes,
                     },
                 ));
             }
@@ -242,7 +250,7 @@ impl Routes {
         let (sender, wake) = (&self.answered.0, &self.wake);
         let way = |port: &PortInfo, remote: &LaneAnnouncement| {
             let resolver = port.resolver.as_ref()?;
-            let address = endpoint(port.kind.0, port.between_lanes, peer, remote)?;
+            let address = at(endpoint(port, remote)?, peer);
             let (sender, wake) = (sender.clone(), wake.clone());
             let answered = move || {
                 // Without a control thread nobody wants to know.
@@ -450,20 +458,88 @@ fn each<T: Copy>(
     commands
 }
 
-/// Where a port of technology `kind` reaches a remote lane: at its port of the same technology, else at
-/// its kernel socket, else at any: all of them speak UDP.
-fn endpoint(
-    kind: &str,
-    between_lanes: bool,
-    peer: SocketAddr,
-    remote: &LaneAnnouncement,
-) -> Option<SocketAddr> {
-    if between_lanes {
+/// Where a port reaches a remote lane: at its port of the same technology, else, as far as both speak UDP, at its kernel
+/// socket or at any other.
+fn endpoint<'a>(port: &PortInfo, remote: &'a LaneAnnouncement) -> Option<&'a Endpoint> {
+    if port.between_lanes {
         return None;
     }
     let find = |name: &str| remote.endpoints.iter().find(|e| e.datapath == name);
-    let endpoint = find(kind)
-        .or_else(|| find("udp"))
-        .or_else(|| remote.endpoints.first())?;
-    Some(SocketAddr::new(peer.ip(), endpoint.port))
+    let same = find(port.kind.0).filter(|e| e.udp == port.speaks_udp);
+    if same.is_some() || !port.speaks_udp {
+        return same;
+    }
+    find("udp")
+        .filter(|e| e.udp)
+        .or_else(|| remote.endpoints.iter().find(|e| e.udp))
+}
+
+/// The address of an endpoint: the node's, unless it has one of its own.
+fn at(endpoint: &Endpoint, peer: SocketAddr) -> SocketAddr {
+    SocketAddr::new(endpoint.address.unwrap_or(peer.ip()), endpoint.port)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use takt_datapath::DatapathKind;
+
+    fn port(kind: &'static str, speaks_udp: bool) -> PortInfo {
+        PortInfo {
+            kind: DatapathKind(kind),
+            local: SocketAddr::from(([0, 0, 0, 0], 1)),
+            traffic: Arc::default(),
+            departures: None,
+            speaks_udp,
+            between_lanes: false,
+            resolver: None,
+        }
+    }
+
+    fn announced(datapath: &str, port: u16, udp: bool, address: Option<[u8; 4]>) -> Endpoint {
+        Endpoint {
+            datapath: datapath.into(),
+            port,
+            takes: 9000,
+            udp,
+            address: address.map(Into::into),
+        }
+    }
+
+    #[test]
+    fn a_port_reaches_its_like_or_whoever_speaks_udp_as_it_does() {
+        let peer = SocketAddr::from(([192, 0, 2, 1], 7400));
+        let lane = |endpoints: Vec<Endpoint>| LaneAnnouncement {
+            incarnation: 1,
+            endpoints,
+        };
+        let reached = |port: &PortInfo, lane: &LaneAnnouncement| {
+            endpoint(port, lane).map(|endpoint| at(endpoint, peer).to_string())
+        };
+        let [udp, xdp, dpdk] = ["udp", "xdp", "dpdk"].map(|kind| port(kind, true));
+        let fabric = port("fabric", false);
+        let all = lane(vec![
+            announced("fabric", 4, false, None),
+            announced("dpdk", 3, true, Some([10, 9, 0, 2])),
+            announced("udp", 1, true, None),
+        ]);
+        let at = |address: &str| Some(address.to_owned());
+        assert_eq!(reached(&udp, &all), at("192.0.2.1:1"));
+        assert_eq!(reached(&xdp, &all), at("192.0.2.1:1"), "kernel UDP");
+        assert_eq!(reached(&dpdk, &all), at("10.9.0.2:3"), "its own address");
+        assert_eq!(reached(&fabric, &all), at("192.0.2.1:4"));
+        let plain = lane(vec![announced("udp", 1, true, None)]);
+        assert_eq!(reached(&fabric, &plain), None, "no socket of the kernel's");
+        let strange = lane(vec![
+            announced("fabric", 4, false, None),
+            announced("xdp", 2, true, None),
+        ]);
+        assert_eq!(reached(&udp, &strange), at("192.0.2.1:2"));
+        let other = lane(vec![announced("fabric", 4, true, None)]);
+        assert_eq!(
+            reached(&fabric, &other),
+            None,
+            "something else of that name"
+        );
+    }
 }

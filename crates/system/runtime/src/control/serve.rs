@@ -6,11 +6,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use takt_session::message::{Envelope, Reply, Request};
-use takt_session::{ErrorCode, Failure, Qos, Reliability, transport};
+use takt_session::{ErrorCode, Failure, Reliability, transport};
 
 use super::Control;
 use super::account::Usage;
-use super::session::{Finish, OpeningSink, Session, Stream};
+use super::session::{Finish, OpeningSink, Session};
 use crate::lane::session::LaneSession;
 use crate::lane::{Command, SourceTarget};
 use crate::policy::Policy;
@@ -21,6 +21,13 @@ const BURST: usize = 4;
 impl Control {
     /// Reads and answers what an application has asked.
     pub(super) fn serve(&mut self, id: u32) {
+        if self
+            .sessions
+            .get(&id)
+            .is_some_and(|session| session.telling)
+        {
+            self.tell_moves(id);
+        }
         for _ in 0..BURST {
             let Some(session) = self.sessions.get(&id) else {
                 return;
@@ -149,9 +156,9 @@ impl Control {
                 };
                 session.policy.check_write(channel)?;
                 let (source, block) = session.add_source(stream, Some(channel), depth)?;
-                let (port, reliability) = {
+                let (carrier, reliability) = {
                     let stream = session.stream(stream)?;
-                    (stream.port, stream.qos.reliability)
+                    (stream.carrier(), stream.qos.reliability)
                 };
                 let number = self.number(id, origin);
                 handle.send(Command::AddSource {
@@ -159,7 +166,7 @@ impl Control {
                     source,
                     block,
                     target: SourceTarget::Channel(channel),
-                    port,
+                    carrier,
                     number,
                     first,
                     reliability,
@@ -181,14 +188,14 @@ impl Control {
                     return Ok(None);
                 };
                 let (source, block) = session.add_source(stream, None, depth)?;
-                let port = session.stream(stream)?.port;
+                let carrier = session.stream(stream)?.carrier();
                 let number = self.sources.number(0);
                 handle.send(Command::AddSource {
                     session: id.into(),
                     source,
                     block,
                     target: SourceTarget::Network(Arc::new(owner)),
-                    port,
+                    carrier,
                     number,
                     first: 0,
                     reliability: Reliability::BestEffort,
@@ -334,86 +341,6 @@ impl Control {
             true => all.collect(),
             false => all.filter(|lane| policy.lanes.contains(lane)).collect(),
         }
-    }
-
-    /// Opens a stream on the best datapath that the session's lane carries. The first one chooses the lane, among
-    /// those of its tenant.
-    fn open_stream(&mut self, id: u32, qos: Qos) -> Result<(Reply, String), Failure> {
-        let Some(session) = self.sessions.get(&id) else {
-            return Err(ErrorCode::Closed.into());
-        };
-        session.policy.check_class(qos)?;
-        let lanes = match session.unplaced {
-            Some(_) => self.lanes_of(&session.policy),
-            None => vec![session.lane],
-        };
-        let carrier = |kind| {
-            let mut lanes = lanes.iter().copied();
-            lanes.any(|lane| self.lanes[lane].port_of(kind).is_some())
-        };
-        let (carried, elsewhere): (Vec<_>, Vec<_>) =
-            (self.datapaths.iter()).partition(|(kind, _)| carrier(*kind));
-        let carried: Vec<_> = carried.into_iter().cloned().collect();
-        let mut unavailable = self.unavailable.clone();
-        unavailable.extend(elsewhere.iter().map(|(kind, _)| {
-            let name = kind.to_string();
-            let why = format!(
-                "only lanes {:?} carry it, and this session is on {lanes:?}: open a stream that needs it first, in a session of its own",
-                self.config.lanes_of(&name)
-            );
-            (name, why)
-        }));
-        if carried.is_empty() {
-            return Err(Failure::new(
-                ErrorCode::NotPermitted,
-                format!(
-                    "lanes {lanes:?}, which serve tenant `{}`, carry no datapath: ask the operator for another lane in `lanes` of its listener",
-                    session.policy.identity
-                ),
-            ));
-        }
-        let mapping = self
-            .config
-            .mapping
-            .map(qos, &carried, &unavailable, |kind| {
-                self.schedules.contains_key(&kind)
-            });
-        let kind = carried[mapping.datapath].0;
-        let place = lanes
-            .iter()
-            .filter_map(|&lane| Some((lane, self.lanes[lane].port_of(kind)?)))
-            // It counts at the lane that it was given when it came.
-            .min_by_key(|(lane, _)| {
-                self.lanes[*lane].sessions - usize::from(*lane == session.lane)
-            });
-        let Some((lane, port)) = place else {
-            return Err(ErrorCode::Closed.into());
-        };
-        let Some(session) = self.sessions.get_mut(&id) else {
-            return Err(ErrorCode::Closed.into());
-        };
-        let datapath = kind.to_string();
-        let stream = session.add_stream(Stream {
-            qos,
-            port,
-            datapath: datapath.clone(),
-            warning: mapping.warning.clone(),
-        })?;
-        if let Some(unplaced) = session.unplaced.take() {
-            self.lanes[session.lane].sessions -= 1;
-            session.lane = lane;
-            self.lanes[lane].sessions += 1;
-            self.lanes[lane].handle.send(Command::AddSession(unplaced));
-        }
-        let warning = mapping.warning.clone();
-        Ok((
-            Reply::StreamOpened {
-                stream,
-                datapath,
-                warning: mapping.warning,
-            },
-            warning,
-        ))
     }
 
     /// Closes a stream with its sources and sinks.

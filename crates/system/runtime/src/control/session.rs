@@ -17,6 +17,7 @@ use takt_shm::{Arena, Buddy, CHUNK, LaneBellHost, Newest, RingError, RingLayout}
 use super::account::{Charge, Usage};
 use crate::config::Limits;
 use crate::counters::SessionCounters;
+use crate::lane::Carrier;
 use crate::lane::session::{LaneSession, SessionParts};
 use crate::policing::Policer;
 use crate::policy::{Policy, Rates};
@@ -66,6 +67,8 @@ pub struct Session {
     /// Requests to close that the lane has not answered: request number by endpoint.
     pub closing_sources: Vec<(usize, u32)>,
     pub closing_sinks: Vec<(usize, u32)>,
+    /// It has not taken what it is told of its streams: its socket is waited for.
+    pub telling: bool,
     /// What it has told of datagrams that did not go by the runtime.
     pub unserved: Counts,
     /// What its tenant is charged for it. The last field: it ends when all else is released.
@@ -109,6 +112,20 @@ pub struct Stream {
     pub port: usize,
     pub datapath: String,
     pub warning: String,
+    /// How often it was mapped to another datapath since it was opened.
+    pub moved: u64,
+    /// The application is still to be told where it is now.
+    pub untold: bool,
+}
+
+impl Stream {
+    /// What carries its messages.
+    pub fn carrier(&self) -> Carrier {
+        Carrier {
+            port: self.port,
+            only: self.qos.datapath.is_some(),
+        }
+    }
 }
 
 /// A sink on its way to the lane, with what its request will be answered.

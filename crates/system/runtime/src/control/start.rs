@@ -1,7 +1,7 @@
 //! Brings a runtime up: ports, lanes, sockets, threads; undoes everything if one fails.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::channel;
@@ -110,7 +110,7 @@ pub enum StartError {
 
 /// Frames between two lanes.
 const MESH_DEPTH: usize = 1024;
-/// Largest datagram between two lanes: what the largest frame of any datapath carries.
+/// Largest datagram between two lanes where no port of theirs takes longer ones: a jumbo frame's.
 const MESH_PAYLOAD: usize = 9216;
 
 /// Who polls the lanes.
@@ -214,12 +214,20 @@ fn start(
         let mut port_infos = Vec::new();
         for port in &ports {
             let local = port.port.local();
+            let traits = datapaths.iter().find(|d| d.kind() == port.kind);
+            let traits = traits.map(|datapath| datapath.capabilities());
+            let speaks_udp = traits.as_ref().is_some_and(|traits| traits.speaks_udp);
             if port.trusted {
                 mesh_addresses.push(local);
             } else {
+                let own = traits.is_some_and(|traits| traits.own_addresses);
+                let takes = port.port.longest_received();
                 endpoints.push(Endpoint {
                     datapath: port.kind.0.into(),
                     port: local.port(),
+                    takes: u16::try_from(takes).unwrap_or(u16::MAX),
+                    udp: speaks_udp,
+                    address: own.then(|| local.ip()),
                 });
             }
             port_infos.push(PortInfo {
@@ -227,6 +235,7 @@ fn start(
                 local,
                 traffic: port.traffic.clone(),
                 departures: port.departure_counters(),
+                speaks_udp,
                 between_lanes: port.trusted,
                 resolver: port.port.resolver(),
             });
@@ -327,6 +336,8 @@ fn start(
         sessions: HashMap::new(),
         next_session: 1,
         schedules: HashMap::new(),
+        streams_moved: 0,
+        to_map: Vec::new(),
         admissions: 0,
         ended: BTreeMap::new(),
         channels: BTreeMap::new(),
@@ -436,7 +447,12 @@ fn open_ports(
         let mut opened = Vec::new();
         let carriers = config.lanes_of(datapath.kind().0);
         for (number, &lane) in carriers.iter().enumerate() {
-            let bind = SocketAddr::new(config.address, config.data_port(at, lane));
+            let address = match (datapath.capabilities().own_addresses, config.address) {
+                (false, address) => address,
+                (true, IpAddr::V4(_)) => Ipv4Addr::UNSPECIFIED.into(),
+                (true, IpAddr::V6(_)) => Ipv6Addr::UNSPECIFIED.into(),
+            };
+            let bind = SocketAddr::new(address, config.data_port(at, lane));
             let request = PortRequest {
                 lane: number as u16,
                 lanes: carriers.len() as u16,
@@ -480,8 +496,14 @@ fn open_ports(
 
 /// Gives each lane a port to the others, and tells each which of their traffic may reach it.
 fn connect(lanes: &mut [Vec<LanePort>]) -> Result<(), StartError> {
+    // Whoever takes datagrams of any length, as kernel sockets do, has none for other lanes.
+    let ports = lanes.iter().flatten();
+    let longest = ports.map(|port| port.port.longest_received());
+    let longest = longest
+        .filter(|&longest| longest < usize::from(u16::MAX))
+        .max();
     let network = MemoryNetwork::new(MemoryNetworkConfig {
-        max_payload: MESH_PAYLOAD,
+        max_payload: longest.unwrap_or(0).max(MESH_PAYLOAD),
         queue_depth: MESH_DEPTH,
         ..MemoryNetworkConfig::default()
     });
@@ -539,6 +561,10 @@ pub struct InlineLane {
     parked: AtomicBool,
     /// Frames wait for their launch time: the thread sees to them whoever drives the lane.
     timed: AtomicBool,
+    /// The thread stays away, as long as it is not called.
+    away: AtomicBool,
+    /// The application sleeps since it drove the lane last.
+    handed_back: AtomicBool,
     /// Wakes the thread when it stays away.
     call: OwnedFd,
 }
@@ -558,6 +584,8 @@ impl InlineLane {
             driven: AtomicU64::new(0),
             parked: AtomicBool::new(false),
             timed: AtomicBool::new(false),
+            away: AtomicBool::new(false),
+            handed_back: AtomicBool::new(false),
             call: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
         })
     }
@@ -593,6 +621,15 @@ impl InlineLane {
         worked
     }
 
+    /// The application drives the lane no more: it goes to sleep, and the thread sees to what comes from now on.
+    pub fn hand_back(&self) {
+        // Partner: `stay_away`, which does the same in the other order: one of the two sees the other.
+        self.handed_back.store(true, Ordering::SeqCst);
+        if self.away.load(Ordering::SeqCst) {
+            self.call_thread();
+        }
+    }
+
     fn call_thread(&self) {
         // EAGAIN: the counter is full, so the thread is called.
         let _ = rustix::io::write(&self.call, &1u64.to_ne_bytes());
@@ -607,9 +644,13 @@ impl InlineLane {
             tv_sec: 0,
             tv_nsec: i64::from(time.subsec_nanos()),
         };
-        let mut fds = [PollFd::new(&self.call, PollFlags::IN)];
-        // Interrupted: the thread looks a little earlier.
-        let _ = rustix::event::poll(&mut fds, Some(&timeout));
+        self.away.store(true, Ordering::SeqCst);
+        if !self.handed_back.load(Ordering::SeqCst) {
+            let mut fds = [PollFd::new(&self.call, PollFlags::IN)];
+            // Interrupted: the thread looks a little earlier.
+            let _ = rustix::event::poll(&mut fds, Some(&timeout));
+        }
+        self.away.store(false, Ordering::SeqCst);
         self.called();
     }
 
@@ -647,7 +688,8 @@ impl InlineLane {
         let mut seen = 0;
         let mut away = APPLICATION_DRIVES.start;
         while !stop.load(Ordering::Relaxed) {
-            let driven = self.driven_by_application(&mut seen);
+            let driven = self.driven_by_application(&mut seen)
+                && !self.handed_back.swap(false, Ordering::SeqCst);
             if driven && !self.timed.load(Ordering::Relaxed) {
                 self.stay_away(away);
                 away = (away * 2).min(APPLICATION_DRIVES.end);
@@ -704,8 +746,7 @@ fn remedy(source: &std::io::Error) -> &'static str {
 mod tests {
     use super::*;
 
-    #[test]
-    fn an_application_that_takes_over_a_sleeping_lane_wakes_its_thread() {
+    fn lane() -> Lane {
         let (events, _) = channel();
         let wake = Arc::new(eventfd(0, EventfdFlags::NONBLOCK).expect("an eventfd"));
         let (lane, _handle) = Lane::new(
@@ -719,7 +760,12 @@ mod tests {
             EventSender { events, wake },
         )
         .expect("a lane");
-        let lane = InlineLane::new(lane).expect("an eventfd");
+        lane
+    }
+
+    #[test]
+    fn an_application_that_takes_over_a_sleeping_lane_wakes_its_thread() {
+        let lane = InlineLane::new(lane()).expect("an eventfd");
         let called = || rustix::io::read(&lane.call, &mut [0; 8]).is_ok();
 
         lane.drive();
@@ -730,5 +776,21 @@ mod tests {
         assert!(called(), "what woke the thread was taken away");
         lane.drive();
         assert!(!called(), "once is enough");
+    }
+
+    #[test]
+    fn an_application_that_goes_to_sleep_calls_the_thread_back() {
+        let lane = Arc::new(InlineLane::new(lane()).expect("an eventfd"));
+        let called = || rustix::io::read(&lane.call, &mut [0; 8]).is_ok();
+        lane.drive();
+        lane.hand_back();
+        assert!(!called(), "the thread is at it");
+        // It sees that before it stays away.
+        lane.stay_away(Duration::from_millis(900));
+        assert!(lane.handed_back.swap(false, Ordering::SeqCst));
+        // The thread stays away already.
+        lane.away.store(true, Ordering::SeqCst);
+        lane.hand_back();
+        assert!(called(), "it is called");
     }
 }

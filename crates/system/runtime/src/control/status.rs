@@ -22,6 +22,7 @@ impl Control {
                 .unwrap_or_else(|_| SocketAddr::new(self.config.address, self.config.port)),
             uptime_seconds: self.started.elapsed().as_secs(),
             draining: self.drain.is_some(),
+            streams_moved: self.streams_moved,
             lanes: self
                 .lanes
                 .iter()
@@ -176,6 +177,7 @@ fn session_status(session: &Session) -> SessionStatus {
                     qos: stream.qos,
                     datapath: stream.datapath.clone(),
                     warning: stream.warning.clone(),
+                    moved: stream.moved,
                     sources: channels(&session.sources, at),
                     sinks: channels(&session.sinks, at),
                 })

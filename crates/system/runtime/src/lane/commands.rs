@@ -40,7 +40,7 @@ impl Lane {
                 source,
                 block,
                 target,
-                port,
+                carrier,
                 number,
                 first,
                 reliability,
@@ -50,7 +50,7 @@ impl Lane {
                     source,
                     block,
                     target,
-                    port,
+                    carrier,
                     (number, first),
                     reliability,
                 );
@@ -59,6 +59,11 @@ impl Lane {
                     self.events.send(Event::SourceEnded { lane, number });
                 }
             }
+            Command::Carry {
+                session,
+                source,
+                carrier,
+            } => self.carry(session, source, carrier),
             Command::Police { tenant, policer } => self.state.tenants.police(tenant, &policer),
             Command::CloseSource { session, source } => self.close_source(session, source),
             Command::AddSink {
@@ -93,15 +98,17 @@ impl Lane {
                 incarnation,
                 label,
                 protection,
-                address,
+                addresses,
                 endpoints,
+                takes,
             } => {
                 self.remove_remote(id, false);
                 let at_once = |address: SocketAddr| RemoteEndpoint { address, way: None };
                 let endpoints = endpoints.into_iter().map(|e| e.map(at_once)).collect();
                 let via = self.connect(endpoints);
                 let own = self.state.incarnation;
-                let remote = Remote::new(own, incarnation, label, address, protection, via);
+                let remote =
+                    Remote::new(own, incarnation, label, addresses, protection, via, &takes);
                 let at = self.state.remotes.insert(remote);
                 self.by_remote.insert(id, at);
                 self.state.by_incarnation.insert(incarnation, at);

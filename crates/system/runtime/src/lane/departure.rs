@@ -62,6 +62,8 @@ pub struct Piece {
     pub descriptor: TxDescriptor,
     /// It is a declared stream's: it leaves in time, or not at all.
     pub declared: bool,
+    /// It is sent again: what becomes of it is not what became of its message.
+    pub again: bool,
     pub destination: Destination,
 }
 
@@ -686,6 +688,7 @@ mod tests {
                 ..TxDescriptor::default()
             },
             declared: false,
+            again: false,
             destination: Destination::Network {
                 network: 0,
                 exit: 0,

@@ -303,6 +303,7 @@ impl State {
         let Some(Some(s)) = session.and_then(|session| session.sources.get_mut(source)) else {
             return progress;
         };
+        progress.carrier = s.carrier;
         let Target::Channel(channel) = s.target else {
             return progress;
         };
@@ -405,7 +406,7 @@ impl State {
             Target::Network(owner) => {
                 let from = (at, source);
                 return self.send_frame(
-                    ports, from, session, owner, s.port, progress, now_ns, room, pieces, left,
+                    ports, from, session, owner, progress, now_ns, room, pieces, left,
                 );
             }
         };
@@ -502,7 +503,7 @@ impl State {
                 continue;
             }
             let path = self.remotes.get_mut(destination).and_then(|remote| {
-                let port = remote.port(ports, s.port)?;
+                let port = remote.port(ports, progress.carrier)?;
                 let length = progress.descriptor.length;
                 let now = || remote.cut(port, ports[port].port.as_ref(), length);
                 let cut = cut.or_else(now)?;
@@ -518,8 +519,9 @@ impl State {
             let policed = session.polices(&progress.descriptor);
             let declared = if policed && ports[port].departures.is_some() {
                 let flow = Some(Flow::Channel(ChannelId(channel.id)));
-                let frames = (cut.count(), cut.part(0).len() + remote.overhead());
-                session.police(progress, number, flow, frames, now_ns)
+                let records = batch.map_or(0..cut.count(), |batch| batch.from..batch.to);
+                let octets = cut.part(0).len() + remote.overhead();
+                session.police(progress, number, flow, (records, octets), now_ns)
             } else {
                 Ok(false)
             };
@@ -528,6 +530,10 @@ impl State {
                 Err(outcome) => {
                     progress.outcome = outcome;
                     *left -= fair::FRAME;
+                    if let (Some(entry), Some(batch)) = (s.reliable, batch) {
+                        let refused = batch.records(batch.from..batch.to);
+                        self.reliable.give_up(entry, destination, refused, now_ns);
+                    }
                     progress.continue_with(number + 1, 0, None);
                     continue;
                 }
@@ -541,6 +547,7 @@ impl State {
                     tenant: session.tenant as u32,
                     descriptor: progress.descriptor,
                     declared,
+                    again: false,
                     destination: Destination::Remote {
                         remote: destination,
                         message,
@@ -554,6 +561,12 @@ impl State {
                     schedule(remote, port, &mut ports[port], piece, room, most, now);
                 *pieces += queued;
                 progress.outcome = refused.unwrap_or(progress.outcome);
+                if refused.is_some()
+                    && let (Some(entry), Some(batch)) = (s.reliable, batch)
+                {
+                    let refused = batch.records(fragment + u32::from(queued)..batch.to);
+                    self.reliable.give_up(entry, destination, refused, now_ns);
+                }
                 appended
             } else if ports[port].yields(TaiTime::from_nanos(now_ns)) {
                 progress.continue_with(number, fragment, Some(cut));
@@ -842,9 +855,13 @@ impl State {
 
     /// A frame has left its scheduler: sent at an instant, or not for the reason given.
     pub(super) fn departed(&mut self, piece: &Piece, left: Result<TaiTime, Outcome>) {
+        if let Err(outcome) = left {
+            self.not_departed(piece, outcome);
+        }
         let chunk = piece.descriptor.chunk;
+        let told = (!piece.again).then_some(left);
         self.tenants
-            .departed(piece.session, piece.source, chunk, left);
+            .departed(piece.session, piece.source, chunk, told);
     }
 }
 

@@ -10,6 +10,7 @@ use super::Lane;
 use super::mailbox::{Event, SourceTarget};
 use super::parking::FIRST_BELL;
 use super::reassembly::Target;
+use super::remote::Carrier;
 use super::session::{self, LaneSession, LaneSource};
 use super::track::sender_number;
 
@@ -48,7 +49,7 @@ impl Lane {
         source: usize,
         block: SourceBlock,
         target: SourceTarget,
-        port: usize,
+        carrier: Carrier,
         (number, first): (u32, u64),
         reliability: Reliability,
     ) -> Option<()> {
@@ -61,7 +62,7 @@ impl Lane {
         };
         let s = self.state.tenants.sessions.get_mut(at)?;
         let names = (number, sender_number(self.state.label, number));
-        match LaneSource::new(s.arena(), block, target.clone(), port, names, first) {
+        match LaneSource::new(s.arena(), block, target.clone(), carrier, names, first) {
             Ok(new) => {
                 let left = new.left();
                 place(&mut s.sources, source, new);
@@ -88,6 +89,19 @@ impl Lane {
                     .fail(at, Failure::new(ErrorCode::System, text));
                 None
             }
+        }
+    }
+
+    /// Something else carries what is taken from a source's ring from now on, and what is sent again.
+    pub(super) fn carry(&mut self, session: u64, source: usize, carrier: Carrier) {
+        let at = self.by_session.get(&session);
+        let session = at.and_then(|&at| self.state.tenants.sessions.get_mut(at));
+        let Some(Some(source)) = session.and_then(|session| session.sources.get_mut(source)) else {
+            return;
+        };
+        source.carrier = carrier;
+        if let Some(entry) = source.reliable {
+            self.state.carry_reliable(entry, carrier);
         }
     }
 

@@ -25,7 +25,7 @@ impl State {
         let Some(remote) = self.remotes.get_mut(at) else {
             return self.counters.rx_unknown_sender.add(1);
         };
-        if !mesh && remote.address != Some(datagram.source.ip()) {
+        if !mesh && !remote.addresses.contains(&datagram.source.ip()) {
             return self.counters.rx_unknown_sender.add(1);
         }
         // Out of the state while records are taken.
@@ -53,7 +53,7 @@ impl State {
         };
         let at = self.sender(header.sender);
         let remote = at.and_then(|at| self.remotes.get(at));
-        let admitted = remote.is_some_and(|r| r.address == Some(datagram.source.ip()));
+        let admitted = remote.is_some_and(|r| r.addresses.contains(&datagram.source.ip()));
         if !admitted {
             self.counters.rx_unknown_sender.add(1);
         }
@@ -221,6 +221,10 @@ impl State {
                 }
                 Err(failure) => self.tenants.fail(session, failure),
             }
+        }
+        if self.reassembly.get(assembly).targets.is_empty() {
+            // No sink had room, which is counted: nobody waits for the rest of it.
+            return self.reassembly.end(assembly);
         }
         self.fragment(assembly, record);
     }

@@ -14,6 +14,7 @@ use takt_wire::channel::Protection;
 use super::departure::ScheduleChange;
 use super::guard::LaneKeys;
 use super::network::{self, NetworkTable, Owner};
+use super::remote::Carrier;
 use super::session::LaneSession;
 use crate::counters::{ChannelCounters, Counter};
 use crate::peering::message::SourceProgress;
@@ -33,13 +34,19 @@ pub enum Command {
         source: usize,
         block: SourceBlock,
         target: SourceTarget,
-        port: usize,
+        carrier: Carrier,
         /// Its number, which no other source of the node has.
         number: u32,
         /// The number of its first message.
         first: u64,
         /// What is promised for its messages.
         reliability: Reliability,
+    },
+    /// Something else carries what is taken from a source's ring from now on.
+    Carry {
+        session: u64,
+        source: usize,
+        carrier: Carrier,
     },
     /// What a tenant's sessions send is held to its streams as they are now.
     Police { tenant: u32, policer: Arc<Policer> },
@@ -63,14 +70,17 @@ pub enum Command {
     },
     /// The sink takes no more.
     CloseSink { session: u64, sink: usize },
-    /// A lane elsewhere, with its address at each of this lane's ports that ask for no way.
+    /// A lane elsewhere: where its datagrams come from (nowhere: a lane of this node), its address at each of this
+    /// lane's ports that ask for no way, and the longest payload that it takes from each port, no limit where none is
+    /// given.
     AddRemote {
         id: u64,
         incarnation: u32,
         label: u32,
         protection: Protection,
-        address: Option<IpAddr>,
+        addresses: Vec<IpAddr>,
         endpoints: Vec<Option<SocketAddr>>,
+        takes: Vec<usize>,
     },
     /// The addresses of a lane elsewhere at those of this lane's ports that ask for a way.
     Reach {

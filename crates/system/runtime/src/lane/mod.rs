@@ -27,6 +27,7 @@ mod reliable;
 mod remote;
 mod round;
 pub mod session;
+mod shares;
 mod tables;
 mod tenants;
 #[cfg(test)]
@@ -51,6 +52,7 @@ use mailbox::Mailbox;
 pub use mailbox::{Command, Event, EventSender, LaneHandle, RemoteEndpoint, SourceTarget};
 pub use port::LanePort;
 use port::{RECEIVE_BUDGET, forward};
+pub use remote::Carrier;
 use tables::State;
 
 /// What the datagrams taken from one port in a round may cost, in the unit of [`fair`]: fewer are taken after a

@@ -148,6 +148,12 @@ pub struct NetworkTable {
     pub stations: Vec<(MacAddress, Place)>,
     /// Where goes what is for groups and for unknown stations.
     pub others: Vec<Place>,
+    /// Ports of bridges of this host that such frames go to as well, by interface.
+    pub ports: Vec<u32>,
+    /// Tenants with the port that they are behind: their own frames do not come back to them.
+    pub homes: Vec<(MacAddress, u32)>,
+    /// Stations that share the network's interface with its tenants (macvlan): what leaves by it does not reach them.
+    pub siblings: Vec<MacAddress>,
     /// Addresses of this host as a router for its tenants.
     pub routers: Vec<MacAddress>,
     pub counters: Arc<NetworkCounters>,
@@ -167,7 +173,12 @@ pub struct Network {
     /// What frames are sent to: tunnel endpoints, or the link. In place as long as they are of use.
     exits: Vec<Option<Exit>>,
     stations: HashMap<MacAddress, Vec<usize>, foldhash::fast::RandomState>,
+    /// For unknown stations; nothing where none is entered for them.
     others: Vec<usize>,
+    groups: Vec<usize>,
+    /// By tenant, which exit would lead back to it.
+    homes: HashMap<MacAddress, usize, foldhash::fast::RandomState>,
+    siblings: Vec<MacAddress>,
     /// Addresses of this host as a router; a few.
     routers: Vec<MacAddress>,
     /// By destination: which exit, and what is done to the frame.
@@ -192,6 +203,9 @@ impl Network {
             exits: Vec::new(),
             stations: HashMap::default(),
             others: Vec::new(),
+            groups: Vec::new(),
+            homes: HashMap::default(),
+            siblings: Vec::new(),
             routers: Vec::new(),
             routes: HashMap::default(),
             generation: 0,
@@ -204,6 +218,8 @@ impl Network {
         self.generation = self.generation.wrapping_add(1);
         self.stations.clear();
         self.others.clear();
+        self.groups.clear();
+        self.homes.clear();
         let mut used = vec![false; self.exits.len()];
         let mut exit = |network: &mut Self, place: Place| {
             let at = network.exit(place, ports);
@@ -217,8 +233,22 @@ impl Network {
         }
         for &place in &table.others {
             let at = exit(self, place);
-            self.others.push(at);
+            self.groups.push(at);
         }
+        let entered = !self.groups.is_empty();
+        for &port in &table.ports {
+            let at = exit(self, Place::Link(Some(port)));
+            self.groups.push(at);
+            let here = table.homes.iter().filter(|(_, home)| *home == port);
+            self.homes.extend(here.map(|(mac, _)| (*mac, at)));
+        }
+        if entered {
+            self.others.clone_from(&self.groups);
+        }
+        for &mac in &table.siblings {
+            self.stations.insert(mac, Vec::new());
+        }
+        self.siblings.clone_from(&table.siblings);
         self.routers.clone_from(&table.routers);
         for (exit, _) in self.routes.values() {
             used[*exit] = true;
@@ -297,18 +327,31 @@ impl Network {
         exits.any(|exit| exit.via.get(port) == Some(&Some(handle)))
     }
 
-    /// Where a frame goes whose first octets these are.
+    /// Where a tenant's frame goes whose first octets these are; but for [`is_home`](Self::is_home).
     #[inline]
-    fn towards(&self, head: &[u8]) -> &[usize] {
+    fn towards(&self, head: &[u8], owner: MacAddress) -> &[usize] {
         let Some(&station) = head.first_chunk() else {
             return &[];
         };
         let station = MacAddress(station);
+        if station.is_multicast() {
+            // Not to a part of the group.
+            return match self.siblings.iter().all(|sibling| *sibling == owner) {
+                true => &self.groups,
+                false => &[],
+            };
+        }
         if !self.routers.contains(&station) {
             return self.stations.get(&station).unwrap_or(&self.others);
         }
         let route = forward::destination(head).and_then(|address| self.routes.get(&address));
         route.map_or(&[], |(exit, _)| std::slice::from_ref(exit))
+    }
+
+    /// Whether an exit leads back to the tenant itself.
+    #[inline]
+    fn is_home(&self, owner: MacAddress, exit: usize) -> bool {
+        self.homes.get(&owner) == Some(&exit)
     }
 
     /// Octets on the wire that are not the tenant's frame.
@@ -387,8 +430,7 @@ fn flow(frame: SharedSlice<'_>) -> Option<Flow> {
 impl State {
     /// Sends a frame, or gives it to the scheduler of its port, to all stations that it is for.
     ///
-    /// `from`: the numbers of session and source; `wished`: the port of the source's stream; `room`: frames of
-    /// the tenant for which schedulers have room; `left`: what the turn may still spend.
+    /// `from`: the numbers of session and source; `room`: frames of the tenant for which schedulers have room; `left`: what the turn may still spend.
     #[allow(clippy::too_many_arguments)] // one frame: whose, where, how
     pub(super) fn send_frame(
         &self,
@@ -396,7 +438,6 @@ impl State {
         from: (usize, usize),
         session: &LaneSession,
         owner: &Owner,
-        wished: usize,
         progress: &mut InProgress,
         now_ns: i64,
         room: u32,
@@ -421,11 +462,11 @@ impl State {
             network.counters.refused.add(1);
             return Sent::Finished(Outcome::Refused);
         }
-        let exits = network.towards(head);
+        let exits = network.towards(head, owner.mac);
         if progress.outcome == Outcome::NoSink {
             // First look at it.
             progress.generation = network.generation;
-            progress.outcome = if exits.is_empty() {
+            progress.outcome = if exits.iter().all(|exit| network.is_home(owner.mac, *exit)) {
                 network.counters.unknown.add(1);
                 Outcome::Unreachable
             } else {
@@ -442,14 +483,19 @@ impl State {
             if *left <= 0 {
                 return Sent::Unfinished(Step::More);
             }
+            if network.is_home(owner.mac, to) {
+                progress.destinations.next += 1;
+                continue;
+            }
             *left -= fair::FRAME + i64::from(descriptor.length);
             let exit = network.exits.get(to).and_then(Option::as_ref);
-            let found = exit.and_then(|exit| Some((exit, usable_port(&exit.via, ports, wished)?)));
+            let found = exit
+                .and_then(|exit| Some((exit, usable_port(&exit.via, ports, progress.carrier)?)));
             let admitted = match found {
                 Some((exit, _)) if session.polices(&descriptor) => {
                     let octets = descriptor.length as usize + network.overhead(exit);
                     let number = progress.destinations.next;
-                    session.police(progress, number, flow(frame), (1, octets), now_ns)
+                    session.police(progress, number, flow(frame), (0..1, octets), now_ns)
                 }
                 _ => Ok(false),
             };
@@ -466,6 +512,7 @@ impl State {
                         tenant: session.tenant as u32,
                         descriptor,
                         declared: admitted == Ok(true),
+                        again: false,
                         destination: Destination::Network {
                             network: owner.network,
                             exit: to,
@@ -816,6 +863,9 @@ mod tests {
                 carrier,
                 stations: Vec::new(),
                 others: Vec::new(),
+                ports: Vec::new(),
+                homes: Vec::new(),
+                siblings: Vec::new(),
                 routers: Vec::new(),
                 counters: Arc::default(),
             });

@@ -1,15 +1,21 @@
 //! Fragmented messages on their way in: each fragment is copied straight into the memory of every sink.
 //!
-//! Bounded in number, size and time. Memory of the bookkeeping is allocated at the start.
+//! Bounded in number, size and time. Memory of the bookkeeping is allocated at the start, but for what peers and tenants have of
+//! their own beyond that.
 
+use std::collections::HashMap;
 use std::time::Duration;
 
 use takt_time::TrafficClass;
+
+use super::shares::{Pair, Shares};
 
 /// Fewest payload bytes of a fragment that is not the last: bounds the bookkeeping of a message.
 const LEAST_STRIDE: usize = 256;
 /// A message may take so long for each byte of it, beside the time without a fragment: at 8 Mbit/s.
 const NANOS_PER_BYTE: i64 = 1_000;
+/// Places that a tenant has for what comes from one lane, whatever others leave unfinished.
+const OWN: usize = 2;
 
 /// A sink's memory for a message.
 #[derive(Clone, Copy, Debug)]
@@ -23,7 +29,7 @@ pub struct Target {
 }
 
 /// Names a message on its way in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Key {
     /// Index of the sending lane.
     pub remote: usize,
@@ -46,8 +52,8 @@ pub struct Assembly {
     pub sender: u32,
     pub send_time_ns: i64,
     pub targets: Vec<Target>,
-    /// The tenant that it is for: one of them.
-    tenant: usize,
+    /// Whose place it has: that of the sending lane and of the tenant that it is for, or one of them.
+    pair: Pair,
     missing: u32,
     arrived: Vec<u64>,
     deadline_ns: i64,
@@ -72,7 +78,9 @@ pub enum Fragment {
 #[derive(Debug)]
 pub struct Reassembly {
     slots: Vec<Assembly>,
-    used: usize,
+    free: Vec<usize>,
+    by_key: HashMap<Key, usize, foldhash::fast::RandomState>,
+    shares: Shares,
     last: usize,
     timeout_ns: i64,
     most_fragments: usize,
@@ -89,37 +97,47 @@ pub struct Header {
     pub send_time_ns: i64,
 }
 
+impl Assembly {
+    /// A place that is free.
+    fn new(most_fragments: usize) -> Self {
+        Self {
+            key: Key {
+                remote: 0,
+                channel: 0,
+                source: 0,
+                sequence: 0,
+            },
+            full_sequence: 0,
+            length: 0,
+            stride: 0,
+            class: TrafficClass::BEST_EFFORT,
+            sender: 0,
+            send_time_ns: 0,
+            targets: Vec::with_capacity(16),
+            missing: 0,
+            // Zero pages until a long message comes.
+            arrived: vec![0; most_fragments.div_ceil(64)],
+            pair: Pair {
+                remote: 0,
+                tenant: 0,
+            },
+            deadline_ns: 0,
+            last_ns: 0,
+            used: false,
+        }
+    }
+}
+
 impl Reassembly {
     /// Room for `count` messages of up to `max_message` bytes.
     pub fn new(count: usize, max_message: usize, timeout: Duration) -> Self {
         let most_fragments = max_message.div_ceil(LEAST_STRIDE);
-        let slots = (0..count)
-            .map(|_| Assembly {
-                key: Key {
-                    remote: 0,
-                    channel: 0,
-                    source: 0,
-                    sequence: 0,
-                },
-                full_sequence: 0,
-                length: 0,
-                stride: 0,
-                class: TrafficClass::BEST_EFFORT,
-                sender: 0,
-                send_time_ns: 0,
-                targets: Vec::with_capacity(16),
-                missing: 0,
-                // Zero pages until a long message comes.
-                arrived: vec![0; most_fragments.div_ceil(64)],
-                tenant: 0,
-                deadline_ns: 0,
-                last_ns: 0,
-                used: false,
-            })
-            .collect();
+        let slots = (0..count).map(|_| Assembly::new(most_fragments)).collect();
         Self {
             slots,
-            used: 0,
+            free: (0..count).rev().collect(),
+            by_key: HashMap::with_capacity_and_hasher(count, Default::default()),
+            shares: Shares::new(count, OWN),
             last: 0,
             timeout_ns: i64::try_from(timeout.as_nanos()).unwrap_or(i64::MAX),
             most_fragments,
@@ -131,19 +149,13 @@ impl Reassembly {
     #[inline]
     pub fn find(&mut self, key: Key) -> Option<usize> {
         // Fragments of a message mostly follow each other.
-        if self.used == 0 {
-            return None;
-        }
         if let Some(slot) = self.slots.get(self.last)
             && slot.used
             && slot.key == key
         {
             return Some(self.last);
         }
-        self.last = self
-            .slots
-            .iter()
-            .position(|slot| slot.used && slot.key == key)?;
+        self.last = *self.by_key.get(&key)?;
         Some(self.last)
     }
 
@@ -153,16 +165,12 @@ impl Reassembly {
             && (header.length as usize).div_ceil(usize::from(header.stride)) <= self.most_fragments
     }
 
-    /// Whether a message from this lane, for this tenant, finds a place: neither gets more of them than are left for
-    /// all others, whatever it leaves unfinished.
+    /// Whether a message from this lane, for this tenant, finds a place, whatever others leave unfinished.
     pub fn has_room(&self, remote: usize, tenant: usize) -> bool {
-        let free = self.slots.len() - self.used;
-        let used = || self.slots.iter().filter(|slot| slot.used);
-        used().filter(|slot| slot.key.remote == remote).count() < free
-            && used().filter(|slot| slot.tenant == tenant).count() < free
+        self.shares.has_room(Pair { remote, tenant })
     }
 
-    /// Begins a message; `None` if all places are taken. The caller fills in the targets.
+    /// Begins a message; `None` if its places are taken. The caller fills in the targets.
     pub fn begin(
         &mut self,
         key: Key,
@@ -171,10 +179,19 @@ impl Reassembly {
         tenant: usize,
         now_ns: i64,
     ) -> Option<usize> {
-        if !self.has_room(key.remote, tenant) {
+        let pair = Pair {
+            remote: key.remote,
+            tenant,
+        };
+        if !self.shares.has_room(pair) {
             return None;
         }
-        let at = self.slots.iter().position(|slot| !slot.used)?;
+        let at = self.free.pop().unwrap_or_else(|| {
+            self.slots.push(Assembly::new(self.most_fragments));
+            self.slots.len() - 1
+        });
+        self.shares.take(pair);
+        self.by_key.insert(key, at);
         let slot = &mut self.slots[at];
         let count = header.length.div_ceil(u32::from(header.stride));
         slot.key = key;
@@ -187,13 +204,12 @@ impl Reassembly {
         slot.targets.clear();
         slot.missing = count;
         slot.arrived[..(count as usize).div_ceil(64)].fill(0);
-        slot.tenant = tenant;
+        slot.pair = pair;
         slot.deadline_ns = now_ns.saturating_add(self.timeout_ns);
         let slowest = i64::from(header.length) * NANOS_PER_BYTE;
         slot.last_ns = slot.deadline_ns.saturating_add(slowest);
         slot.used = true;
         self.next_check_ns = self.next_check_ns.min(slot.deadline_ns);
-        self.used += 1;
         self.last = at;
         Some(at)
     }
@@ -232,16 +248,19 @@ impl Reassembly {
 
     /// Frees a place.
     pub fn end(&mut self, at: usize) {
-        self.slots[at].used = false;
-        self.used -= 1;
-        if self.used == 0 {
+        let slot = &mut self.slots[at];
+        slot.used = false;
+        self.by_key.remove(&slot.key);
+        self.shares.give_back(slot.pair);
+        self.free.push(at);
+        if self.by_key.is_empty() {
             self.next_check_ns = i64::MAX;
         }
     }
 
     /// When to look for expired messages; `None` without any.
     pub fn next_check(&self) -> Option<i64> {
-        (self.used > 0).then_some(self.next_check_ns)
+        (!self.by_key.is_empty()).then_some(self.next_check_ns)
     }
 
     /// A message whose next fragment is overdue, if any; the caller withdraws its targets and ends it.
@@ -268,7 +287,7 @@ impl Reassembly {
     /// A message of the same source that was begun before this one, which is complete. A source sends its messages
     /// one after the other over one path: what is missing of an earlier one does not come any more.
     pub fn superseded(&self, by: &Key) -> Option<usize> {
-        if self.used == 0 {
+        if self.by_key.is_empty() {
             return None;
         }
         self.matching(|key| {
@@ -278,10 +297,14 @@ impl Reassembly {
         })
     }
 
-    /// Forgets targets that are gone.
+    /// Forgets targets that are gone, and messages without any.
     pub fn retain_targets(&mut self, mut keep: impl FnMut(&Target) -> bool) {
-        for slot in self.slots.iter_mut().filter(|s| s.used) {
+        for at in 0..self.slots.len() {
+            let slot = &mut self.slots[at];
             slot.targets.retain(&mut keep);
+            if slot.used && slot.targets.is_empty() {
+                self.end(at);
+            }
         }
     }
 
@@ -373,21 +396,40 @@ mod tests {
                 .take_while(|at| begin(reassembly, remote, tenant, *at))
                 .count()
         };
-        // One peer, for one tenant; the same peer for others; another peer for the same tenant: it has its share.
+        // One peer, for one tenant; the same peer for others.
         assert_eq!(fill(&mut reassembly, 1, 1), 32);
-        assert_eq!(
-            fill(&mut reassembly, 1, 2),
-            0,
-            "the peer's share is used up"
-        );
-        assert_eq!(
-            fill(&mut reassembly, 2, 1),
-            0,
-            "the tenant's share is used up"
-        );
-        assert_eq!(fill(&mut reassembly, 2, 2), 16);
-        assert_eq!(fill(&mut reassembly, 3, 3), 8);
-        assert!(begin(&mut reassembly, 4, 4, 0));
+        assert_eq!(fill(&mut reassembly, 1, 2), 16);
+        assert_eq!(fill(&mut reassembly, 2, 3), 8);
+        // However many there are, each has its own places.
+        for remote in 3..50 {
+            assert!(fill(&mut reassembly, remote, 1) >= OWN);
+            assert!(fill(&mut reassembly, 1, remote) >= OWN);
+        }
+        // All are free again.
+        while let Some(at) = reassembly.matching(|_| true) {
+            reassembly.end(at);
+        }
+        assert_eq!(reassembly.next_check(), None);
+        assert_eq!(fill(&mut reassembly, 9, 9), 32);
+    }
+
+    #[test]
+    fn a_message_whose_sinks_have_gone_has_no_place() {
+        let mut reassembly = Reassembly::new(2, 1 << 20, Duration::from_secs(1));
+        let h = header(4000, 1400);
+        for (sequence, session) in [(3, 0), (4, 1)] {
+            let key = Key { sequence, ..KEY };
+            let at = reassembly.begin(key, 3, &h, 0, 0).expect("free");
+            let sinks = [0, session].map(|session| Target {
+                session,
+                sink: 0,
+                chunk: 0,
+            });
+            reassembly.get(at).targets.extend(sinks);
+        }
+        reassembly.retain_targets(|target| target.session != 0);
+        assert_eq!(reassembly.find(KEY), None);
+        assert!(reassembly.find(Key { sequence: 4, ..KEY }).is_some());
     }
 
     #[test]
@@ -410,7 +452,6 @@ mod tests {
         let mut reassembly = Reassembly::new(1, 1 << 20, Duration::from_nanos(100));
         let h = header(1000, 300);
         let at = reassembly.begin(KEY, 3, &h, 0, 0).expect("free");
-        assert!(reassembly.begin(KEY, 4, &h, 0, 0).is_none(), "bounded");
         reassembly.note(at, 1000, 300, 0, 80);
         assert_eq!(reassembly.expired(120), None);
         assert_eq!(reassembly.expired(180), Some(at));

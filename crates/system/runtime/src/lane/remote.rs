@@ -29,10 +29,12 @@ pub struct Remote {
     own_incarnation: u32,
     /// What protects datagrams to and from it.
     pub guard: Guard,
-    /// The address its datagrams come from; `None` for a lane of this node.
-    pub address: Option<IpAddr>,
+    /// The addresses its datagrams come from, the node's first; none of a lane of this node.
+    pub addresses: Vec<IpAddr>,
     /// Per port of this lane: the peer there, if it can reach the remote lane.
     pub via: Vec<Option<PeerHandle>>,
+    /// Per port: the longest payload that the remote lane takes.
+    takes: Vec<usize>,
     /// Channels on which it has sinks: indices into this lane's channels.
     pub channels: HashSet<usize>,
     /// Per port: the datagram being filled.
@@ -158,15 +160,18 @@ pub enum Appended {
 }
 
 impl Remote {
-    /// `own_incarnation`: what datagrams to it carry as `sender`.
+    /// `own_incarnation`: what datagrams to it carry as `sender`. `takes`: per port, as far as there is a limit.
     pub fn new(
         own_incarnation: u32,
         incarnation: u32,
         label: u32,
-        address: Option<IpAddr>,
+        addresses: Vec<IpAddr>,
         protection: Protection,
         via: Vec<Option<PeerHandle>>,
+        takes: &[usize],
     ) -> Self {
+        let takes = (0..via.len()).map(|at| takes.get(at).copied().unwrap_or(usize::MAX));
+        let takes = takes.collect();
         let open = via.iter().map(|_| None).collect();
         let listed = vec![false; via.len()];
         Self {
@@ -174,27 +179,70 @@ impl Remote {
             label,
             own_incarnation,
             guard: Guard::new(protection),
-            address,
+            addresses,
             via,
+            takes,
             channels: HashSet::new(),
             open,
             listed,
         }
     }
 
-    /// The port by which to send: the wished one, else kernel UDP or any other.
-    pub fn port(&self, ports: &mut [LanePort], wished: usize) -> Option<usize> {
-        usable_port(&self.via, ports, wished)
+    /// The port by which to send: the wished one, else kernel UDP or any other that will do.
+    pub fn port(&self, ports: &mut [LanePort], carrier: Carrier) -> Option<usize> {
+        usable_port(&self.via, ports, carrier)
+    }
+
+    /// The port by which to send a fragment of a message that was cut for another port, or for the same one when its
+    /// route carried more: one that takes it whole if there is any, else one whose datagrams IP may fragment.
+    pub fn port_for(
+        &self,
+        ports: &mut [LanePort],
+        carrier: Carrier,
+        fragment: usize,
+    ) -> Option<usize> {
+        let length = HEADER_LEN + FRAGMENT_HEADER_LEN + fragment + self.tag_len();
+        let usual = self.port(ports, carrier)?;
+        let whole = |at: usize, ports: &mut [LanePort]| {
+            self.max_payload(at, ports[at].port.as_ref()) >= length
+        };
+        if carrier.only || whole(usual, ports) {
+            return Some(usual);
+        }
+        let fragmented = |at: usize, ports: &mut [LanePort]| {
+            let most = self.via[at].map_or(0, |peer| ports[at].port.max_fragmented(peer));
+            most.min(self.takes[at]) >= length
+        };
+        let reached =
+            |at: usize, ports: &mut [LanePort]| self.port(ports, Carrier::any(at)) == Some(at);
+        let all = 0..self.via.len();
+        let takes_whole = all
+            .clone()
+            .find(|&at| reached(at, ports) && whole(at, ports));
+        let takes = takes_whole
+            .or_else(|| Some(usual).filter(|&at| fragmented(at, ports)))
+            .or_else(|| { all }.find(|&at| reached(at, ports) && fragmented(at, ports)));
+        Some(takes.unwrap_or(usual))
     }
 
     /// Octets of a frame to it that are not message, at most: headers from Ethernet to the record's.
     pub fn overhead(&self) -> usize {
-        datagram_overhead(self.address) + HEADER_LEN + FRAGMENT_HEADER_LEN + self.tag_len()
+        datagram_overhead(self.addresses.first().copied())
+            + HEADER_LEN
+            + FRAGMENT_HEADER_LEN
+            + self.tag_len()
     }
 
     #[inline]
     fn tag_len(&self) -> usize {
         self.guard.protection().tag_len()
+    }
+
+    /// Most octets of a datagram by a port: what the route carries, and the remote lane takes. 0: it has no path.
+    #[inline]
+    fn max_payload(&self, at: usize, port: &dyn Port) -> usize {
+        let carried = self.via[at].map_or(0, |peer| port.max_payload(peer));
+        carried.min(self.takes[at])
     }
 
     /// How a message of this length is cut for the route's present MTU. `None`: it has no path.
@@ -211,7 +259,7 @@ impl Remote {
 
     #[inline]
     fn cut_for(&self, at: usize, port: &dyn Port, length: u32, header: usize) -> Option<Cut> {
-        let most = port.max_payload(self.via[at]?);
+        let most = self.max_payload(at, port);
         Cut::of(length, most.saturating_sub(self.tag_len()), header)
     }
 
@@ -325,32 +373,40 @@ impl Remote {
         record: &RecordHeader,
         fill: impl FnOnce(&mut [u8]),
     ) -> Result<(), ReserveError> {
-        let tag = self.tag_len();
+        let (tag, takes) = (self.tag_len(), self.takes[at]);
         if let Some(open) = &mut self.open[at] {
             if open.class == record.class
                 && let Some(space) = open
                     .cursor
-                    .push(without_tag(port.payload(&open.frame), tag), record)
+                    .push(room(port.payload(&open.frame), takes, tag), record)
             {
                 fill(space);
                 return Ok(());
             }
             self.commit(at, port, None);
         }
-        let open = self.open[at].insert(OpenDatagram {
-            frame: port.reserve(peer)?,
-            cursor: DatagramCursor::new(),
+        let mut frame = port.reserve(peer)?;
+        let mut cursor = DatagramCursor::new();
+        let mut space = cursor.push(room(port.payload(&frame), takes, tag), record);
+        if space.is_none() {
+            // It was cut for another port, or the route's MTU has shrunk since.
+            port.cancel(frame);
+            frame = port.reserve_fragmented(peer)?;
+            cursor = DatagramCursor::new();
+            space = cursor.push(room(port.payload(&frame), takes, tag), record);
+        }
+        let Some(space) = space else {
+            // The receiver counts a gap.
+            port.cancel(frame);
+            return Err(ReserveError::Unresolved);
+        };
+        fill(space);
+        self.open[at] = Some(OpenDatagram {
+            frame,
+            cursor,
             class: record.class,
             send_time_ns,
         });
-        match open
-            .cursor
-            .push(without_tag(port.payload(&open.frame), tag), record)
-        {
-            Some(space) => fill(space),
-            // The route's MTU shrank since the message was cut: the receiver counts a gap.
-            None => return Err(ReserveError::Unresolved),
-        }
         Ok(())
     }
 
@@ -390,20 +446,40 @@ impl Remote {
     }
 }
 
+/// What carries the messages of a source.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Carrier {
+    /// Index of the lane's port, of the stream's datapath.
+    pub port: usize,
+    /// Nothing else carries them where that does not reach; but for the ways between lanes of this node.
+    pub only: bool,
+}
+
+impl Carrier {
+    /// This port where it reaches, and any other elsewhere.
+    pub const fn any(port: usize) -> Self {
+        Self { port, only: false }
+    }
+}
+
 /// The port by which to reach what has these peers, one for each port: the wished one, else the first. Where no
 /// route is known by any, the first that may learn of one.
 #[inline]
 pub fn usable_port(
     via: &[Option<PeerHandle>],
     ports: &mut [LanePort],
-    wished: usize,
+    carrier: Carrier,
 ) -> Option<usize> {
     let mut reaches = |at: usize| match (via.get(at), ports.get_mut(at)) {
         (Some(Some(peer)), Some(port)) => port.port.reaches(*peer),
         _ => false,
     };
-    if reaches(wished) {
-        return Some(wished);
+    if reaches(carrier.port) {
+        return Some(carrier.port);
+    }
+    if carrier.only {
+        let between_lanes = |at: &usize| via[*at].is_some() && ports[*at].trusted;
+        return (0..via.len().min(ports.len())).find(between_lanes);
     }
     let reached = (0..via.len()).find(|&at| reaches(at));
     reached.or_else(|| via.iter().position(Option::is_some))
@@ -418,10 +494,10 @@ pub fn datagram_overhead(address: Option<IpAddr>) -> usize {
     ethernet::HEADER_LEN + ip + udp::HEADER_LEN
 }
 
-/// The space of a datagram that its tag leaves.
+/// The space of a datagram of which the receiver takes so much, less its tag.
 #[inline]
-fn without_tag(buf: &mut [u8], tag: usize) -> &mut [u8] {
-    let len = buf.len().saturating_sub(tag);
+fn room(buf: &mut [u8], takes: usize, tag: usize) -> &mut [u8] {
+    let len = buf.len().min(takes).saturating_sub(tag);
     &mut buf[..len]
 }
 

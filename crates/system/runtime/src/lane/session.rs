@@ -22,13 +22,18 @@ use super::fair;
 use super::members::Rest;
 use super::network::Owner;
 use super::receive::{ReceiveMemory, is_large};
-use super::remote::Cut;
+use super::remote::{Carrier, Cut};
 use crate::counters::{Counter, SessionCounters};
 use crate::policing::{Flow, Offered, Policer, Verdict};
 use crate::policy::Rates;
 
 /// Releases are taken from a sink's ring once so many descriptors are out: not on every delivery.
 const RECLAIM_AT: u32 = 64;
+
+/// So many messages a sink is to hand back, or all that it holds if those are fewer, in so many times the patience of whoever
+/// waits for it: one that takes little is waited for no longer than that, as one that takes nothing.
+const TURN: u32 = 32;
+const TURN_PATIENCE: i64 = 4;
 
 /// Releases that are taken from a sink's ring at a time: a sink that hands back very many holds nobody up.
 const MOST_RECLAIMED: u32 = 256;
@@ -84,8 +89,8 @@ pub enum Target {
 #[derive(Debug)]
 pub struct LaneSource {
     pub target: Target,
-    /// Index of the lane's port that carries it, of the stream's datapath.
-    pub port: usize,
+    /// What carries the messages that are taken from now on.
+    pub carrier: Carrier,
     /// Its number, and the one under which sinks know it.
     pub number: u32,
     pub sender: u32,
@@ -116,6 +121,8 @@ pub struct LaneSource {
 #[derive(Clone, Copy, Debug)]
 pub struct InProgress {
     pub descriptor: TxDescriptor,
+    /// Stays the same while the message is under way: it is cut for it.
+    pub carrier: Carrier,
     pub sequence: u64,
     pub send_time_ns: i64,
     /// Sinks of this lane that it is still to be given to.
@@ -132,8 +139,8 @@ pub struct InProgress {
     cut: Option<Cut>,
     /// Of a reliable source: the records that are on their way to all receivers.
     pub batch: Option<Batch>,
-    /// The receiver for whom its frames were admitted, and whether they are a declared stream's.
-    pub admitted: Option<(u64, bool)>,
+    /// The receiver for whom its frames were admitted, from which fragment on, and whether they are a declared stream's.
+    pub admitted: Option<(u64, u32, bool)>,
     pub outcome: Outcome,
 }
 
@@ -147,6 +154,13 @@ pub struct Batch {
     /// The fragments.
     pub from: u32,
     pub to: u32,
+}
+
+impl Batch {
+    /// The records of these fragments.
+    pub fn records(&self, fragments: std::ops::Range<u32>) -> std::ops::Range<u32> {
+        self.first.wrapping_add(fragments.start)..self.first.wrapping_add(fragments.end)
+    }
 }
 
 /// A copy that takes several turns.
@@ -165,6 +179,7 @@ impl InProgress {
     pub fn new(descriptor: TxDescriptor, now_ns: i64) -> Self {
         Self {
             descriptor,
+            carrier: Carrier::any(0),
             sequence: 0,
             send_time_ns: now_ns,
             sinks: Rest::default(),
@@ -229,6 +244,9 @@ pub struct LaneSink {
     /// Since when a reliable source has found it without room, and none has found room. `i64::MAX`: none has.
     full_since_ns: i64,
     takes: Takes,
+    /// Since when it has been waited for, and how many messages it is to hand back until that counts as over.
+    turn_since_ns: i64,
+    turn_left: u32,
     /// It is done without by a reliable source that waited for it.
     cut_off: bool,
     delivered: u64,
@@ -367,7 +385,7 @@ impl LaneSource {
         arena: &Arc<Arena>,
         block: SourceBlock,
         target: Target,
-        port: usize,
+        carrier: Carrier,
         (number, sender): (u32, u32),
         first: u64,
     ) -> Result<Self, RingError> {
@@ -375,7 +393,7 @@ impl LaneSource {
         left.set(first);
         Ok(Self {
             target,
-            port,
+            carrier,
             number,
             sender,
             next_sequence: first,
@@ -472,6 +490,8 @@ impl LaneSink {
             listed: false,
             full_since_ns: i64::MAX,
             takes: Takes::Something,
+            turn_since_ns: 0,
+            turn_left: 0,
             cut_off: false,
             delivered: 0,
             dropped_full: 0,
@@ -479,6 +499,34 @@ impl LaneSink {
             lost: 0,
             superseded: 0,
         })
+    }
+}
+
+impl LaneSink {
+    /// A reliable source finds no room: it waits, if it is not waiting already.
+    fn is_full(&mut self, now_ns: i64) {
+        self.full_since_ns = self.full_since_ns.min(now_ns);
+        if self.turn_left == 0 {
+            (self.turn_since_ns, self.turn_left) = (now_ns, self.outstanding.min(TURN));
+        }
+    }
+
+    /// A message found room. Whoever is behind with what it was waited for is not waited for again before.
+    fn has_room(&mut self) {
+        self.full_since_ns = i64::MAX;
+        if self.outstanding <= self.block.depth / 4 {
+            // It has caught up: what it keeps lent is its own matter.
+            self.turn_left = 0;
+        }
+        self.cut_off &= self.turn_left > 0;
+    }
+
+    /// It has handed back fewer messages than somebody waits for who waits so long for one that takes nothing.
+    fn is_slow(&self, patience_ns: i64, now_ns: i64) -> bool {
+        let end_ns = patience_ns
+            .saturating_mul(TURN_PATIENCE)
+            .saturating_add(self.turn_since_ns);
+        self.turn_left > 0 && now_ns >= end_ns
     }
 }
 
@@ -605,13 +653,13 @@ impl LaneSession {
         progress: &mut InProgress,
         number: u64,
         flow: Option<Flow>,
-        (frames, octets): (u32, usize),
+        (fragments, octets): (std::ops::Range<u32>, usize),
         now_ns: i64,
     ) -> Result<bool, Outcome> {
         let descriptor = &progress.descriptor;
         let class = class_of(descriptor);
-        if let Some((admitted, declared)) = progress.admitted
-            && admitted == number
+        if let Some((admitted, from, declared)) = progress.admitted
+            && (admitted, from) == (number, fragments.start)
         {
             return Ok(declared);
         }
@@ -620,14 +668,14 @@ impl LaneSession {
             class,
             launch_ns: strict.then_some(descriptor.launch_time_ns),
             octets,
-            frames,
+            frames: fragments.end - fragments.start,
         };
         let declared = match self.policer.decide(flow, &offered, now_ns) {
             Verdict::Undeclared => false,
             Verdict::Declared => true,
             Verdict::Refused(outcome) => return Err(outcome),
         };
-        progress.admitted = Some((number, declared));
+        progress.admitted = Some((number, fragments.start, declared));
         Ok(declared)
     }
 
@@ -799,12 +847,12 @@ impl LaneSession {
         }
     }
 
-    /// One of those frames has left at this instant, or was dropped for this reason.
+    /// One of those frames has left at this instant, or was dropped for this reason. `None`: its message is told nothing of it.
     pub fn departed(
         &mut self,
         source: usize,
         chunk: u32,
-        left: Result<TaiTime, Outcome>,
+        left: Option<Result<TaiTime, Outcome>>,
     ) -> Result<(), Failure> {
         self.departing -= 1;
         if let Some(Some(source)) = self.sources.get_mut(source) {
@@ -812,8 +860,9 @@ impl LaneSession {
         }
         let slot = self.slot(chunk);
         match left {
-            Ok(at) => self.tx_departed[slot] = at.as_nanos() as u32,
-            Err(outcome) => self.tx_outcome[slot] = outcome as u8,
+            Some(Ok(at)) => self.tx_departed[slot] = at.as_nanos() as u32,
+            Some(Err(outcome)) => self.tx_outcome[slot] = outcome as u8,
+            None => {}
         }
         self.release(chunk)
     }
@@ -912,7 +961,7 @@ impl LaneSession {
             s.held[kind] += self.rx.block_len(chunk);
             // Reserved from now on: fragments of a message arrive over a while.
             s.outstanding += 1;
-            (s.full_since_ns, s.cut_off) = (i64::MAX, false);
+            s.has_room();
         }
         Ok(Ok(chunk))
     }
@@ -923,7 +972,7 @@ impl LaneSession {
             return false;
         };
         let begins = s.full_since_ns == i64::MAX;
-        s.full_since_ns = s.full_since_ns.min(now_ns);
+        s.is_full(now_ns);
         begins
     }
 
@@ -939,7 +988,9 @@ impl LaneSession {
             return true;
         };
         patience_ns.is_some_and(|patience_ns| {
-            s.takes == Takes::Nothing || now_ns >= s.full_since_ns.saturating_add(patience_ns)
+            s.takes == Takes::Nothing
+                || now_ns >= s.full_since_ns.saturating_add(patience_ns)
+                || s.is_slow(patience_ns, now_ns)
         })
     }
 
@@ -950,7 +1001,7 @@ impl LaneSession {
                 s.takes = Takes::NothingYet;
             }
             if room == 0 {
-                s.full_since_ns = s.full_since_ns.min(now_ns);
+                s.is_full(now_ns);
             }
         }
     }
@@ -1094,7 +1145,7 @@ impl LaneSession {
             return Ok(None);
         }
         s.outstanding += 1;
-        (s.full_since_ns, s.cut_off) = (i64::MAX, false);
+        s.has_room();
         s.own.push_back(chunk);
         if !std::mem::replace(&mut s.listed, true) {
             // Room was made when the sink was added.
@@ -1198,6 +1249,7 @@ impl LaneSession {
         {
             s.release.release();
             s.takes = Takes::Something;
+            s.turn_left = s.turn_left.saturating_sub(count);
         }
         Ok(count == released)
     }

@@ -439,13 +439,13 @@ impl Tenants {
         }
     }
 
-    /// One of those frames has left at this instant, or was dropped for this reason.
+    /// One of those frames has left at this instant, or was dropped for this reason. `None`: its message is told nothing of it.
     pub fn departed(
         &mut self,
         at: usize,
         source: usize,
         chunk: u32,
-        left: Result<takt_time::TaiTime, Outcome>,
+        left: Option<Result<takt_time::TaiTime, Outcome>>,
     ) {
         let Some(session) = self.sessions.get_mut(at) else {
             return;

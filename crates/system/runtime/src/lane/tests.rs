@@ -120,7 +120,7 @@ impl Scene {
             source: 0,
             block: self.source,
             target: SourceTarget::Channel(CHANNEL),
-            port: 0,
+            carrier: Carrier::any(0),
             number: 0,
             first: 0,
             reliability: Default::default(),
@@ -495,8 +495,9 @@ impl Timed {
             incarnation: 70,
             label: 71,
             protection: Protection::None,
-            address: Some([192, 0, 2, 2].into()),
+            addresses: vec![[192, 0, 2, 2].into()],
             endpoints: vec![Some(other.local())],
+            takes: Vec::new(),
         });
         scene.handle.send(Command::Subscriptions {
             remote: 7,

@@ -4,7 +4,7 @@
 //! `docs/reference/wire-format.md`. Every byte is checked; unknown versions and types are counted and dropped.
 //! Unless a site does without protection, these messages travel sealed ([`super::association`]).
 
-use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use bytes::{Buf, BufMut};
 
@@ -13,15 +13,15 @@ use super::keys::{KEY_LEN, PeerConfig, PublicKey};
 /// First bytes of every peering datagram.
 pub const MAGIC: [u8; 4] = *b"TKTP";
 /// The version of these messages.
-pub const VERSION: u8 = 2;
+pub const VERSION: u8 = 3;
 /// Most bytes of a datagram: fits every path without fragmentation (RFC 8200, minimum MTU less headers).
 pub const MAX_BYTES: usize = 1200;
 /// Most bytes of a message: sealed, it fits a datagram.
 pub const MAX_MESSAGE: usize = MAX_BYTES - 32;
 /// Most lanes of a node.
 pub const MAX_LANES: usize = 32;
-/// Most ports of a lane.
-pub const MAX_ENDPOINTS: usize = 4;
+/// Most datapaths of a node: ports of a lane, each of a datapath of its own.
+pub const MAX_ENDPOINTS: usize = 8;
 /// Changes of subscriptions in one page.
 pub const PAGE_ENTRIES: usize = 120;
 /// Sources in one message on their progress.
@@ -29,6 +29,8 @@ pub const PROGRESS_ENTRIES: usize = 60;
 /// Nodes in one message that introduces them.
 pub const INTRODUCED: usize = 20;
 const MAX_NAME: usize = 63;
+/// Longest name of a datapath.
+const MAX_DATAPATH: usize = 15;
 
 /// A port of a remote lane: datagrams for the lane may be sent there.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,6 +39,20 @@ pub struct Endpoint {
     pub datapath: String,
     /// UDP port.
     pub port: u16,
+    /// Most octets of a datagram's payload that it takes.
+    pub takes: u16,
+    /// What it sends and takes is UDP on the wire, so that other technologies which speak it may send there too.
+    pub udp: bool,
+    /// Its address, where that is its own and not the node's.
+    pub address: Option<IpAddr>,
+}
+
+impl Endpoint {
+    /// Whether both are ports of one technology of one node.
+    fn is_like(&self, other: &Self) -> bool {
+        let of = |e: &Self| (e.takes, e.udp, e.address);
+        self.datapath == other.datapath && of(self) == of(other)
+    }
 }
 
 /// A lane as its node announces it.
@@ -143,6 +159,13 @@ const PROGRESS: u8 = 5;
 const INTRODUCTIONS: u8 = 6;
 /// In the lane of an entry: it is wanted no more.
 const DROPPED: u8 = 0x80;
+/// A technology that takes less is taken for one that takes so much: whoever says less would have senders cut their messages
+/// into crumbs, for all receivers of a channel.
+const LEAST_TAKEN: u16 = 512;
+/// Of a technology: UDP on the wire.
+const UDP: u8 = 1;
+/// Of a technology: its address follows.
+const OWN: u8 = 2;
 
 /// The datagram of `message` from the node `incarnation`.
 pub fn encode(incarnation: u64, message: &Message) -> Vec<u8> {
@@ -172,15 +195,32 @@ pub fn encode(incarnation: u64, message: &Message) -> Vec<u8> {
             out.put_u32_le(*stream);
             out.put_u64_le(*holds);
             out.put_u32_le(*label);
-            text(&mut out, name);
+            text(&mut out, name, MAX_NAME);
+            let technologies = technologies(lanes);
+            out.put_u8(technologies.len() as u8);
+            for technology in &technologies {
+                text(&mut out, &technology.datapath, MAX_DATAPATH);
+                out.put_u16_le(technology.takes);
+                let flag = |set: bool, flag: u8| if set { flag } else { 0 };
+                out.put_u8(flag(technology.udp, UDP) | flag(technology.address.is_some(), OWN));
+                if let Some(own) = technology.address {
+                    address(&mut out, own);
+                }
+            }
             out.put_u8(lanes.len().min(MAX_LANES) as u8);
             for lane in lanes.iter().take(MAX_LANES) {
                 out.put_u32_le(lane.incarnation);
-                out.put_u8(lane.endpoints.len().min(MAX_ENDPOINTS) as u8);
-                for endpoint in lane.endpoints.iter().take(MAX_ENDPOINTS) {
-                    text(&mut out, &endpoint.datapath);
-                    out.put_u16_le(endpoint.port);
-                }
+                let port = |technology: &&Endpoint| {
+                    let mut of = lane.endpoints.iter();
+                    of.find(|e| e.is_like(technology)).map(|e| e.port)
+                };
+                let ports: Vec<Option<u16>> = technologies.iter().map(port).collect();
+                let bits = ports.iter().enumerate();
+                out.put_u8(bits.fold(0, |mask, (at, port)| mask | u8::from(port.is_some()) << at));
+                ports
+                    .iter()
+                    .flatten()
+                    .for_each(|&port| out.put_u16_le(port));
             }
         }
         Message::Subscriptions(page) => {
@@ -210,11 +250,7 @@ pub fn encode(incarnation: u64, message: &Message) -> Vec<u8> {
         Message::Introductions(nodes) => {
             out.put_u8(nodes.len().min(INTRODUCED) as u8);
             for node in nodes.iter().take(INTRODUCED) {
-                let ip = match node.address.ip() {
-                    IpAddr::V4(ip) => ip.to_ipv6_mapped(),
-                    IpAddr::V6(ip) => ip,
-                };
-                out.put_slice(&ip.octets());
+                address(&mut out, node.address.ip());
                 out.put_u16_le(node.address.port());
                 out.put_u8(node.key.is_some().into());
                 out.put_slice(node.key.as_ref().map_or(&[], |key| &key.0));
@@ -225,8 +261,27 @@ pub fn encode(incarnation: u64, message: &Message) -> Vec<u8> {
     out
 }
 
-fn text(out: &mut Vec<u8>, text: &str) {
-    let mut end = text.len().min(MAX_NAME);
+/// The technologies of a node's lanes.
+fn technologies(lanes: &[LaneAnnouncement]) -> Vec<&Endpoint> {
+    let mut found: Vec<&Endpoint> = Vec::new();
+    for endpoint in lanes.iter().flat_map(|lane| &lane.endpoints) {
+        if found.len() < MAX_ENDPOINTS && !found.iter().any(|known| known.is_like(endpoint)) {
+            found.push(endpoint);
+        }
+    }
+    found
+}
+
+fn address(out: &mut Vec<u8>, ip: IpAddr) {
+    let ip = match ip {
+        IpAddr::V4(ip) => ip.to_ipv6_mapped(),
+        IpAddr::V6(ip) => ip,
+    };
+    out.put_slice(&ip.octets());
+}
+
+fn text(out: &mut Vec<u8>, text: &str, longest: usize) {
+    let mut end = text.len().min(longest);
     while !text.is_char_boundary(end) {
         end -= 1;
     }
@@ -257,7 +312,15 @@ pub fn decode(bytes: &[u8]) -> Result<(u64, Message), DecodeError> {
                 let stream = r.try_get_u32_le().ok()?;
                 let holds = r.try_get_u64_le().ok()?;
                 let label = r.try_get_u32_le().ok()?;
-                let name = read_text(r)?;
+                let name = read_text(r, MAX_NAME)?;
+                let count = usize::from(r.try_get_u8().ok()?);
+                if count > MAX_ENDPOINTS {
+                    return None;
+                }
+                let mut technologies = Vec::with_capacity(count);
+                for _ in 0..count {
+                    technologies.push(read_technology(r)?);
+                }
                 let count = usize::from(r.try_get_u8().ok()?);
                 if count > MAX_LANES {
                     return None;
@@ -265,16 +328,19 @@ pub fn decode(bytes: &[u8]) -> Result<(u64, Message), DecodeError> {
                 let mut lanes = Vec::with_capacity(count);
                 for _ in 0..count {
                     let incarnation = r.try_get_u32_le().ok()?;
-                    let count = usize::from(r.try_get_u8().ok()?);
-                    if count > MAX_ENDPOINTS {
+                    let mask = r.try_get_u8().ok()?;
+                    if u32::from(mask) >> technologies.len() != 0 {
                         return None;
                     }
-                    let mut endpoints = Vec::with_capacity(count);
-                    for _ in 0..count {
-                        endpoints.push(Endpoint {
-                            datapath: read_text(r)?,
-                            port: r.try_get_u16_le().ok()?,
-                        });
+                    let mut endpoints = Vec::with_capacity(mask.count_ones() as usize);
+                    for (at, technology) in technologies.iter().enumerate() {
+                        if mask & 1 << at != 0 {
+                            let port = r.try_get_u16_le().ok()?;
+                            endpoints.push(Endpoint {
+                                port,
+                                ..Endpoint::clone(technology)
+                            });
+                        }
                     }
                     lanes.push(LaneAnnouncement {
                         incarnation,
@@ -362,10 +428,36 @@ pub fn decode(bytes: &[u8]) -> Result<(u64, Message), DecodeError> {
     read().unwrap_or(Err(malformed))
 }
 
-fn read_node(r: &mut &[u8]) -> Option<PeerConfig> {
+/// A technology, as an endpoint without a port.
+fn read_technology(r: &mut &[u8]) -> Option<Endpoint> {
+    let datapath = read_text(r, MAX_DATAPATH)?;
+    let takes = r.try_get_u16_le().ok()?.max(LEAST_TAKEN);
+    let flags = r.try_get_u8().ok()?;
+    if flags & !(UDP | OWN) != 0 {
+        return None;
+    }
+    let address = match flags & OWN {
+        0 => None,
+        _ => Some(read_address(r).filter(|ip| !ip.is_loopback() && *ip != Ipv4Addr::BROADCAST)?),
+    };
+    Some(Endpoint {
+        datapath,
+        port: 0,
+        takes,
+        udp: flags & UDP != 0,
+        address,
+    })
+}
+
+fn read_address(r: &mut &[u8]) -> Option<IpAddr> {
     let mut ip = [0; 16];
     r.try_copy_to_slice(&mut ip).ok()?;
     let ip = Ipv6Addr::from(ip).to_canonical();
+    (!ip.is_unspecified() && !ip.is_multicast()).then_some(ip)
+}
+
+fn read_node(r: &mut &[u8]) -> Option<PeerConfig> {
+    let ip = read_address(r)?;
     let port = r.try_get_u16_le().ok()?;
     let key = match read_flag(r)? {
         true => {
@@ -375,7 +467,7 @@ fn read_node(r: &mut &[u8]) -> Option<PeerConfig> {
         }
         false => None,
     };
-    if port == 0 || ip.is_unspecified() || ip.is_multicast() {
+    if port == 0 {
         return None;
     }
     let address = SocketAddr::new(ip, port);
@@ -390,9 +482,9 @@ fn read_flag(r: &mut &[u8]) -> Option<bool> {
     }
 }
 
-fn read_text(r: &mut &[u8]) -> Option<String> {
+fn read_text(r: &mut &[u8], longest: usize) -> Option<String> {
     let length = usize::from(r.try_get_u8().ok()?);
-    if length > MAX_NAME {
+    if length > longest {
         return None;
     }
     let (head, rest) = r.split_at_checked(length)?;
@@ -405,16 +497,52 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    /// Each lane's endpoints in the order in which the technologies appear first.
+    fn in_order(mut lanes: Vec<LaneAnnouncement>) -> Vec<LaneAnnouncement> {
+        let all = lanes.clone();
+        let technologies = technologies(&all);
+        for lane in &mut lanes {
+            let place = |e: &Endpoint| technologies.iter().position(|known| known.is_like(e));
+            lane.endpoints.sort_by_key(place);
+        }
+        lanes
+    }
+
     fn messages() -> impl Strategy<Value = Message> {
-        let endpoint =
-            ("[a-z]{1,8}", any::<u16>()).prop_map(|(datapath, port)| Endpoint { datapath, port });
-        let lane = (
-            any::<u32>(),
-            proptest::collection::vec(endpoint, 0..=MAX_ENDPOINTS),
+        let technology = ("[a-z]{1,15}", any::<(u16, bool, Option<[u8; 3]>)>()).prop_map(
+            |(datapath, (takes, udp, address))| Endpoint {
+                datapath,
+                port: 0,
+                takes: takes.max(LEAST_TAKEN),
+                udp,
+                address: address.map(|[a, b, c]| IpAddr::from([10, a, b, c])),
+            },
+        );
+        let technologies = proptest::collection::vec(technology, 0..=MAX_ENDPOINTS);
+        let ports = any::<(u32, [Option<u16>; MAX_ENDPOINTS])>();
+        let lanes = (
+            technologies,
+            proptest::collection::vec(ports, 0..=MAX_LANES),
         )
-            .prop_map(|(incarnation, endpoints)| LaneAnnouncement {
-                incarnation,
-                endpoints,
+            .prop_map(|(technologies, lanes)| {
+                let endpoints = |ports: [Option<u16>; MAX_ENDPOINTS]| {
+                    let mut endpoints: Vec<Endpoint> = Vec::new();
+                    for (technology, port) in technologies.iter().zip(ports) {
+                        let port =
+                            port.filter(|_| !endpoints.iter().any(|e| e.is_like(technology)));
+                        endpoints.extend(port.map(|port| Endpoint {
+                            port,
+                            ..technology.clone()
+                        }));
+                    }
+                    endpoints
+                };
+                let lanes = lanes.into_iter();
+                let lanes = lanes.map(|(incarnation, ports)| LaneAnnouncement {
+                    incarnation,
+                    endpoints: endpoints(ports),
+                });
+                in_order(lanes.collect())
             });
         let entry = (any::<u64>(), 0u8..128, any::<bool>())
             .prop_map(|(channel, lane, wanted)| (Subscription { channel, lane }, wanted));
@@ -446,12 +574,8 @@ mod tests {
             }
         });
         prop_oneof![
-            (
-                "[a-z]{0,20}",
-                any::<(u64, u32, u64, u32)>(),
-                proptest::collection::vec(lane, 0..=MAX_LANES)
-            )
-                .prop_map(|(name, (seen, stream, holds, label), lanes)| {
+            ("[a-z]{0,20}", any::<(u64, u32, u64, u32)>(), lanes).prop_map(
+                |(name, (seen, stream, holds, label), lanes)| {
                     Message::Hello {
                         name,
                         seen,
@@ -460,7 +584,8 @@ mod tests {
                         label,
                         lanes,
                     }
-                }),
+                }
+            ),
             (
                 any::<(u32, u32, u32)>(),
                 proptest::collection::vec(entry, 0..=PAGE_ENTRIES)
@@ -534,13 +659,15 @@ mod tests {
         }
         let lane = LaneAnnouncement {
             incarnation: 1,
-            endpoints: vec![
-                Endpoint {
-                    datapath: "fabric".into(),
-                    port: 1
-                };
-                MAX_ENDPOINTS - 1
-            ],
+            endpoints: (0..MAX_ENDPOINTS)
+                .map(|at| Endpoint {
+                    datapath: format!("a-datapath-of-{at:02}"),
+                    port: 1,
+                    takes: LEAST_TAKEN,
+                    udp: true,
+                    address: Some(Ipv6Addr::LOCALHOST.into()),
+                })
+                .collect(),
         };
         let hello = Message::Hello {
             name: "n".repeat(99),

@@ -302,3 +302,51 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn what_is_sent_again_has_what_messages_leave_of_the_next_window_and_takes_nobodys_place() {
+    let repair = |policer: &Policer, frames: u32, now: i64| {
+        let offered = Offered {
+            launch_ns: None,
+            frames,
+            ..at(0)
+        };
+        policer.decide_again(channel(7), &offered, now + 50_000, now)
+    };
+    let window = |period: i64| NOW + period * PERIOD as i64 + 100_000;
+    // No room beside a message: never. Of other flows as the policy says.
+    assert_eq!(
+        repair(&policer(vec![declared("axis", 7, 1)]), 1, NOW),
+        Again::Never
+    );
+    assert_eq!(
+        repair(&policer(vec![declared("axis", 7, 3)]), 3, NOW),
+        Again::Never
+    );
+    assert_eq!(
+        repair(&policer(vec![declared("other", 8, 9)]), 1, NOW),
+        Again::Never
+    );
+    let policer = policer(vec![declared("axis", 7, 2)]);
+    let message = |period: i64, now: i64| policer.decide(channel(7), &at(window(period)), now);
+    assert_eq!(repair(&policer, 1, NOW), Again::At(window(0)));
+    assert_eq!(
+        repair(&policer, 1, NOW),
+        Again::Later(window(0)),
+        "a place for a message is left"
+    );
+    assert_eq!(message(0, NOW), Verdict::Declared);
+    assert_eq!(message(0, NOW), REFUSED);
+    // It is the next window's turn, and messages of the one before it have their places still.
+    assert_eq!(repair(&policer, 1, NOW + 60_000), Again::At(window(1)));
+    assert_eq!(message(0, NOW + 60_000), REFUSED);
+    assert_eq!(message(1, NOW + 60_000), Verdict::Declared);
+    // Where messages are admitted ahead it goes with the last of them.
+    assert_eq!(message(9, NOW + 70_000), Verdict::Declared);
+    assert_eq!(repair(&policer, 1, NOW + 70_000), Again::At(window(9)));
+    assert_eq!(repair(&policer, 1, NOW + 70_000), Again::Later(window(9)));
+    assert_eq!(message(9, NOW + 70_000), REFUSED);
+    // The clock is stepped back.
+    let back = NOW - 100_000 * PERIOD as i64;
+    assert_eq!(repair(&policer, 1, back), Again::At(window(-100_000)));
+}

@@ -59,7 +59,7 @@ fn scaled(number: &str, size: u64) -> Option<u64> {
 }
 
 /// A duration in the largest unit that keeps it whole: `250us`.
-pub(super) fn write_duration(nanos: u64) -> String {
+pub fn write_duration(nanos: u64) -> String {
     let (unit, size) = if nanos == 0 {
         ("ns", 1)
     } else {

@@ -94,7 +94,7 @@ struct Tc {
 /// Nanoseconds, or text with a unit.
 #[derive(Deserialize)]
 #[serde(untagged, expecting = "expected a whole number or a string")]
-enum Number {
+pub(crate) enum Number {
     Nanos(i64),
     Text(String),
 }
@@ -401,7 +401,7 @@ fn selection(table: &BTreeMap<String, Algorithm>) -> Result<[Selection; 8], Form
 const CLASS: &str = "a traffic class, 0 to 7";
 
 impl Number {
-    fn duration(&self, at: &str) -> Result<u64, FormError> {
+    pub(crate) fn duration(&self, at: &str) -> Result<u64, FormError> {
         match self {
             Self::Nanos(nanos) => u64::try_from(*nanos).ok(),
             Self::Text(text) => time::duration(text),

@@ -26,7 +26,7 @@ macro_rules! same_fields {
 same_fields!(LaneReading => LaneCounters {
     polls, busy_polls, busy_nanos, parks, rx_malformed, rx_unknown_sender, rx_forwarded, rx_misdirected,
     rx_no_sink, rx_duplicate, reassembly_refused, reassembly_expired, tx_datagrams, rx_unauthentic, rx_replayed,
-    rx_early, rx_no_room,
+    rx_early, rx_no_room, rx_no_place,
 });
 same_fields!(PortReading => PortCounters {
     tx_datagrams, tx_bytes, tx_errors, rx_datagrams, rx_bytes, rx_dropped, rx_invalid,
@@ -54,6 +54,7 @@ impl From<NodeStatus> for proto::Node {
             address: status.control_address.to_string(),
             uptime_seconds: status.uptime_seconds,
             draining: status.draining,
+            streams_moved: status.streams_moved,
             lanes: status.lanes.into_iter().map(Into::into).collect(),
             peering: Some(status.peering.into()),
             protection: match status.protection {
@@ -138,6 +139,11 @@ impl From<StreamStatus> for proto::Stream {
             },
             datapath: status.datapath,
             warning: status.warning,
+            moved: status.moved,
+            asked_datapath: status
+                .qos
+                .datapath
+                .map_or_else(String::new, |name| name.to_string()),
             sources: status.sources,
             sinks: status.sinks,
         }

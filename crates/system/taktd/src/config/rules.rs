@@ -6,7 +6,7 @@ use std::path::Path;
 
 use takt_clock::chrony::Address;
 use takt_runtime::config::SchedulingClass;
-use takt_runtime::peering::message::MAX_LANES;
+use takt_runtime::peering::message::{MAX_ENDPOINTS, MAX_LANES};
 use takt_runtime::policing::{LEAST_PERIOD_NS, MOST_FRAMES, MOST_STREAMS};
 use takt_session::endpoint::{MOST_ADDRESSES, MOST_VLANS};
 use takt_wire::ethernet::EtherType;
@@ -118,7 +118,19 @@ fn node(file: &File, document: &Document<'_>) -> Checked {
         );
     }
     let lanes = file.lane.as_ref().map_or(1, Vec::len);
-    let datapaths = 1 + usize::from(file.datapath.xdp.is_some()) + file.datapath.plugins.len();
+    let built_in = 1 + usize::from(file.datapath.xdp.is_some());
+    let datapaths = built_in + file.datapath.plugins.len();
+    if datapaths > MAX_ENDPOINTS {
+        let excess = file.datapath.plugins.keys().nth(MAX_ENDPOINTS - built_in);
+        let name = excess.map_or("", String::as_str);
+        return fault(
+            document,
+            way!["datapath", name],
+            format!(
+                "the {datapaths} datapaths with this one are too many: a node announces {MAX_ENDPOINTS} at most"
+            ),
+        );
+    }
     let last = usize::from(node.port) + lanes * datapaths;
     if node.port != 0 && last > usize::from(u16::MAX) {
         return fault(

@@ -881,6 +881,11 @@ fn every_fault_names_line_key_value_and_remedy() {
             "there is no lane 1",
         ),
         (
+            "datapath.a.x = 1\ndatapath.b.x = 1\ndatapath.c.x = 1\ndatapath.d.x = 1\ndatapath.e.x = 1\ndatapath.f.x = 1\ndatapath.g.x = 1\ndatapath.last.x = 1",
+            "`datapath.last`",
+            "a node announces 8 at most",
+        ),
+        (
             "[node]\nplugins = \"datapaths\"",
             "`node.plugins` = \"datapaths\"",
             "not absolute",

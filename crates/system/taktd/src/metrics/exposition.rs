@@ -25,6 +25,9 @@ pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; cha
 /// Most channels on the page: tenants choose their numbers, and a page of millions would help nobody.
 const MOST_CHANNELS: usize = 4096;
 
+/// The one number of a class that falls as well.
+const QUEUED: &str = "queued";
+
 /// Writes the page.
 ///
 /// # Errors
@@ -193,6 +196,8 @@ impl Snapshot {
             "Whether the node is about to stop",
             &single(f64::from(u8::from(node.draining))),
         )?;
+        let moved = [(Labels::new(), vec![("moved", node.streams_moved)])];
+        counters(out, "streams", &moved)?;
         let refused = &node.peering;
         let reasons: Vec<_> = [
             ("stranger", refused.strangers),
@@ -360,7 +365,33 @@ impl Snapshot {
             .iter()
             .map(|s| (labels(s), vec![("clock_losses", s.losses)]))
             .collect();
-        counters(out, "schedule", &losses)
+        counters(out, "schedule", &losses)?;
+        let classes = || {
+            self.schedules.iter().flat_map(|s| {
+                let numbered = s.classes.iter().enumerate();
+                numbered.map(|(class, reading)| {
+                    let labels = vec![
+                        ("datapath", s.datapath.clone()),
+                        ("class", class.to_string()),
+                    ];
+                    (labels, reading.frames.fields())
+                })
+            })
+        };
+        let queued: Vec<_> = classes()
+            .map(|(labels, fields)| {
+                let waiting = fields.iter().find(|(field, _)| *field == QUEUED);
+                (labels, waiting.map_or(0.0, |(_, value)| *value as f64))
+            })
+            .collect();
+        gauge(out, "class_queued", "Frames that wait", &queued)?;
+        let passed: Vec<_> = classes()
+            .map(|(labels, mut fields)| {
+                fields.retain(|(field, _)| *field != QUEUED);
+                (labels, fields)
+            })
+            .collect();
+        counters(out, "class", &passed)
     }
 
     fn of_peers(&self, out: &mut DescriptorEncoder) -> fmt::Result {
@@ -421,10 +452,14 @@ fn counters(
             MetricType::Counter,
         )?;
         for (labels, fields) in things {
-            if let Some((_, value)) = fields.get(at) {
-                metric
+            match fields.get(at) {
+                Some((_, value)) if labels.is_empty() => {
+                    metric.encode_counter::<NoLabelSet, _, f64>(value, None)?;
+                }
+                Some((_, value)) => metric
                     .encode_family(labels)?
-                    .encode_counter::<NoLabelSet, _, f64>(value, None)?;
+                    .encode_counter::<NoLabelSet, _, f64>(value, None)?,
+                None => {}
             }
         }
     }
@@ -449,6 +484,7 @@ fn help(subject: &str, field: &str) -> Option<&'static str> {
         ("lane", "rx_duplicate") => "Messages that came twice or too late",
         ("lane", "rx_early") => "Records of reliable sources not known yet, or beyond the grant",
         ("lane", "rx_no_room") => "Records of reliable sources for which a sink had no room",
+        ("lane", "rx_no_place") => "Announcements of reliable sources for which no place was free",
         ("channel", "repaired") => "Records of reliable sources that were sent again",
         ("channel", "undelivered") => {
             "Messages of reliable sources that at least one receiver does without"
@@ -499,6 +535,20 @@ fn help(subject: &str, field: &str) -> Option<&'static str> {
         }
         ("stream", "refused_size") => "Frames refused: longer than the stream's largest",
         ("stream", "refused_excess") => "Frames refused: more than the stream may have in a period",
+        ("class", "offered") => "Frames that were to be queued",
+        ("class", "sent") => "Frames sent",
+        ("class", "refused_late") => "Frames not taken: the launch time had passed",
+        ("class", "refused") => {
+            "Frames not taken: no room, too long, no window of the class is long enough"
+        }
+        ("class", "dropped_late") => "Frames dropped: too late for the launch time",
+        ("class", "dropped_gate_missed") => {
+            "Frames dropped: the gate was closed at the launch time"
+        }
+        ("class", "dropped") => "Frames dropped for another reason",
+        ("class", "sent_late") => "Frames sent later than tolerated: the lane or the link was busy",
+        ("class", "sent_gate_missed") => "Frames sent later than tolerated: the gate was closed",
+        ("class", "overruns") => "Frames still on the wire when their gate closed",
         ("schedule", "clock_losses") => "Times that the clock ceased to be what is demanded",
         ("peering", "refused") => "Peering datagrams refused",
         _ => return None,
@@ -509,7 +559,8 @@ fn help(subject: &str, field: &str) -> Option<&'static str> {
 mod tests {
     use super::*;
     use takt_runtime::counters::{
-        ChannelReading, LaneReading, PortReading, SessionReading, StreamReading,
+        ChannelReading, ClassReading, DepartureReading, LaneReading, PortReading, SessionReading,
+        StreamReading,
     };
 
     #[test]
@@ -520,9 +571,11 @@ mod tests {
             ("channel", ChannelReading::default().fields()),
             ("tenant", SessionReading::default().fields()),
             ("stream", StreamReading::default().fields()),
+            ("class", ClassReading::default().fields()),
         ];
+        let elsewhere = ["busy_nanos", QUEUED];
         for (subject, fields) in all {
-            for (field, _) in fields.iter().filter(|(name, _)| *name != "busy_nanos") {
+            for (field, _) in fields.iter().filter(|(name, _)| !elsewhere.contains(name)) {
                 assert!(help(subject, field).is_some(), "{subject} {field}");
             }
         }
@@ -541,6 +594,7 @@ mod tests {
                 control_address: std::net::SocketAddr::from(([127, 0, 0, 1], 7400)),
                 uptime_seconds: 5,
                 draining: false,
+                streams_moved: 3,
                 lanes: Vec::new(),
                 peering: Default::default(),
             },
@@ -550,12 +604,39 @@ mod tests {
             listeners: Vec::new(),
             datapaths: Vec::new(),
             clock: None,
-            schedules: Vec::new(),
+            schedules: vec![ScheduleStatus {
+                datapath: "udp".into(),
+                rate_bps: 0,
+                vlan: false,
+                priorities: Default::default(),
+                operational: None,
+                pending: None,
+                cycle: None,
+                changes: 0,
+                late_changes: 0,
+                unmet: None,
+                losses: 0,
+                classes: vec![DepartureReading {
+                    frames: ClassReading {
+                        queued: 3,
+                        sent_late: 2,
+                        ..Default::default()
+                    },
+                    ..Default::default()
+                }],
+            }],
         }));
         let mut page = String::new();
         prometheus_client::encoding::text::encode(&mut page, &registry).expect("a page");
         assert!(page.contains(r#"name="a\"b\\c\nd""#), "{page}");
         assert!(page.contains("\ntakt_uptime_seconds 5.0\n"), "{page}");
+        assert!(page.contains("\ntakt_streams_moved_total 3\n"), "{page}");
+        for line in [
+            r#"takt_class_queued{datapath="udp",class="0"} 3.0"#,
+            r#"takt_class_sent_late_total{datapath="udp",class="0"} 2"#,
+        ] {
+            assert!(page.contains(&format!("\n{line}\n")), "{page}");
+        }
         assert!(page.ends_with("# EOF\n"), "{page}");
     }
 }

@@ -290,6 +290,10 @@ impl takt::Progress for Drive {
     fn progress(&self) {
         self.0.drive();
     }
+
+    fn sleeps(&self) {
+        self.0.hand_back();
+    }
 }
 
 /// When messages were handed over: what they begin with, and the instant.

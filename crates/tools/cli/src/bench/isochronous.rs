@@ -50,7 +50,7 @@ which the frame is at the other end of the cable of the talker's host, by the st
 clock and the same place. What the talker is told of its departures (SO_TIMESTAMPING) stands beside it. Sleeping talkers \
 sleep until each instant and send; spinning ones wake 250 µs before it and keep the core busy until it: what this machine can \
 do at best. With HTB the talker's host has two queues as the switch has them, strict priority by DSCP: the best that the \
-kernel has for bare metal. With Takt the same program, in a container without privileges, hands its datagrams over half a period ahead \
+kernel has for bare metal. All programs run as root, and containers are network namespaces. With Takt the same program hands its datagrams over half a period ahead \
 with SO_TXTIME, under the preload, and the runtime keeps an IEEE 802.1Qbv schedule for them: a quarter of each period is class \
 6's alone. Everything from its host's link on is the kernel's. Flannel's VXLAN passes no DSCP on, so that the switch serves it with \
 best effort; Takt's frames and bare metal have their class there. Talker, lane and listener are real-time threads on one core. \

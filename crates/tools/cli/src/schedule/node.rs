@@ -3,6 +3,7 @@
 use clap::Args;
 use serde::Serialize;
 use takt_clock::{Clock, SystemTai};
+use takt_schedule::form::Document;
 use taktd::admin::proto::{
     ClassDepartures, InstallScheduleRequest, LinkSchedule, ListSchedulesRequest,
     RemoveScheduleRequest,
@@ -96,38 +97,62 @@ impl Install {
     pub fn run(self) -> Result<(), Failure> {
         let source = self.one.read()?;
         source.tell_lost();
-        let classes = source.document.installable().map_err(|refused| {
-            let lines: Vec<String> = refused
-                .iter()
-                .map(|why| format!("{}: not done here: {why}", source.name))
-                .collect();
-            Failure::Schedule(lines.join("\n"))
-        })?;
-        let request = InstallScheduleRequest {
-            datapath: self.datapath.clone(),
-            schedule: Some((&source.document.schedule).into()),
-            link_rate_bps: self.link.rate_bps(),
-            vlan: self.link.vlan,
-            classes: classes.numbers().map(u32::from).to_vec(),
-        };
-        let begins_ns = self.daemon.ask(async |mut client| {
-            let answer = client.install_schedule(request).await?;
-            Ok(answer.into_inner().begins_ns)
-        })?;
+        let link = (self.link.rate_bps(), self.link.vlan);
         let datapath = self.datapath;
+        let begins_ns = install(
+            &self.daemon,
+            &source.name,
+            &source.document,
+            &datapath,
+            link,
+        )?;
         if self.form.json {
             return print_json(&Installed {
                 datapath,
                 begins_ns,
             });
         }
-        let wait = begins_ns - SystemTai.now().as_nanos();
-        let when = match wait {
-            ..=0 => "runs".to_owned(),
-            _ => format!("will run in {:.3} s", wait as f64 / 1e9),
-        };
-        print(&format!("{}: {when} on {datapath}\n", source.name))
+        print(&when(&source.name, begins_ns, &datapath))
     }
+}
+
+/// Installs a document, called `name` in messages, on the link of a datapath with a rate in bits per second and, or not, a tag
+/// that the port inserts; when it begins.
+pub fn install(
+    daemon: &Daemon,
+    name: &str,
+    document: &Document,
+    datapath: &str,
+    (link_rate_bps, vlan): (u64, bool),
+) -> Result<i64, Failure> {
+    let classes = document.installable().map_err(|refused| {
+        let lines: Vec<String> = refused
+            .iter()
+            .map(|why| format!("{name}: not done here: {why}"))
+            .collect();
+        Failure::Schedule(lines.join("\n"))
+    })?;
+    let request = InstallScheduleRequest {
+        datapath: datapath.to_owned(),
+        schedule: Some((&document.schedule).into()),
+        link_rate_bps,
+        vlan,
+        classes: classes.numbers().map(u32::from).to_vec(),
+    };
+    daemon.ask(async |mut client| {
+        let answer = client.install_schedule(request).await?;
+        Ok(answer.into_inner().begins_ns)
+    })
+}
+
+/// A line that says when an installed schedule runs.
+pub fn when(name: &str, begins_ns: i64, datapath: &str) -> String {
+    let wait = begins_ns - SystemTai.now().as_nanos();
+    let when = match wait {
+        ..=0 => "runs".to_owned(),
+        _ => format!("will run in {:.3} s", wait as f64 / 1e9),
+    };
+    format!("{name}: {when} on {datapath}\n")
 }
 
 impl Remove {

@@ -77,7 +77,8 @@ impl Source {
     }
 }
 
-fn text(path: &Path) -> Result<(String, String), Failure> {
+/// A file's name for messages, and what it has; `-` is standard input.
+pub fn text(path: &Path) -> Result<(String, String), Failure> {
     // One more than is read tells that there is more.
     let most = form::MAX_LENGTH as u64 + 1;
     let mut bytes = Vec::new();
@@ -164,46 +165,8 @@ impl std::str::FromStr for Rate {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let lower = text.to_ascii_lowercase();
-        let number = lower.trim_end_matches("bit/s").trim_end_matches("bit");
-        let (digits, factor) = match number.char_indices().next_back() {
-            Some((at, 'k')) => (&number[..at], 1_000),
-            Some((at, 'm')) => (&number[..at], 1_000_000),
-            Some((at, 'g')) => (&number[..at], 1_000_000_000),
-            _ => (number, 1),
-        };
-        digits
-            .parse()
-            .ok()
-            .and_then(|number: u64| number.checked_mul(factor))
-            .map(Self)
-            .ok_or_else(|| {
-                "a rate is a whole number of bit/s, or of kbit, mbit, gbit: 100mbit".to_owned()
-            })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn rates_are_read_as_tc_writes_them() {
-        for (text, rate) in [
-            ("1gbit", Some(1_000_000_000)),
-            ("100Mbit", Some(100_000_000)),
-            ("10m", Some(10_000_000)),
-            ("64kbit/s", Some(64_000)),
-            ("5", Some(5)),
-            ("0", Some(0)),
-            ("", None),
-            ("gbit", None),
-            ("1.5gbit", None),
-            ("-1", None),
-            ("1tbit", None),
-            ("99999999999gbit", None),
-        ] {
-            assert_eq!(text.parse().ok(), rate.map(Rate), "{text}");
-        }
+        takt_schedule::link::rate(text).map(Self).ok_or_else(|| {
+            "a rate is a whole number of bit/s, or of kbit, mbit, gbit: 100mbit".to_owned()
+        })
     }
 }

@@ -1,13 +1,14 @@
 //! The page of `takt stream view`: the live picture, and how long frames took.
 
 use std::convert::Infallible;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
-use hyper::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderValue};
+use hyper::header::{CACHE_CONTROL, CONTENT_TYPE, HOST, HeaderValue};
+use hyper::http::uri::Authority;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
@@ -141,10 +142,34 @@ async fn connection(stream: TcpStream, state: Arc<Mutex<State>>) {
         .await;
 }
 
+/// Whether a request names this page by an address. Another name may be that of a web page elsewhere which has it lead here, so
+/// that its script could read the pictures (DNS rebinding).
+fn by_address(request: &Request<Incoming>) -> bool {
+    let host = request
+        .headers()
+        .get(HOST)
+        .and_then(|host| host.to_str().ok());
+    let authority = host.and_then(|host| host.parse::<Authority>().ok());
+    authority.is_some_and(|authority| {
+        let name = authority.host();
+        let inner = name
+            .strip_prefix('[')
+            .and_then(|name| name.strip_suffix(']'));
+        name == "localhost" || inner.unwrap_or(name).parse::<IpAddr>().is_ok()
+    })
+}
+
 async fn answer(
     request: Request<Incoming>,
     state: Arc<Mutex<State>>,
 ) -> Result<Response<Full<Bytes>>, Infallible> {
+    if !by_address(&request) {
+        return Ok(response(
+            StatusCode::MISDIRECTED_REQUEST,
+            "text/plain",
+            "name this host by its address\n",
+        ));
+    }
     if request.method() != Method::GET {
         return Ok(response(
             StatusCode::METHOD_NOT_ALLOWED,

@@ -456,8 +456,19 @@ fn receive(
     let mut skipped = 0;
     while !shared.ends.load(Ordering::Relaxed) {
         // Timed out, interrupted: a look at whether it is to end.
-        let Ok(length) = socket.recv(&mut packet) else {
-            continue;
+        let length = match socket.recv(&mut packet) {
+            Ok(length) => length,
+            Err(error) => {
+                use std::io::ErrorKind;
+                // What fails at once may do so again: no core is spent on it.
+                if !matches!(
+                    error.kind(),
+                    ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted
+                ) {
+                    std::thread::sleep(LOOK_EVERY);
+                }
+                continue;
+            }
         };
         if let Some(frame) = depacketizer.packet(&packet[..length]) {
             match frames.try_send((SystemTai.now(), frame.to_vec())) {

@@ -24,8 +24,9 @@ use crate::topic::Joined;
 
 const HELP: &str = "\
 Without --output and --rtp a page with the live picture and its latency is served, for browsers of this machine if --http
-does not say otherwise: whoever reaches its address sees the pictures. A line each second says how many frames came, and
-how long they took from their capture until they were whole: that is as true as the clocks of both nodes agree.
+does not say otherwise: whoever reaches its address sees the pictures (names other than localhost are refused). A line each
+second says how many frames came, and how long they took from their capture until they were whole: that is as true as the
+clocks of both nodes agree.
 
 Another program shows them through a pipe or as RTP of raw video (RFC 4175):
   takt stream view camera/1 --output - |
@@ -208,7 +209,7 @@ impl View {
             with_holes: counters.with_holes,
             incomplete: counters.incomplete,
             lost: counters.lost,
-            skipped: counters.skipped,
+            skipped: counters.skipped + counters.no_memory,
             malformed: counters.slices.malformed + counters.slices.foreign,
         }
     }
@@ -375,13 +376,23 @@ impl RtpOut {
                 }
                 sent += 1;
                 match socket.send(packet) {
-                    // Nobody is there yet.
-                    Err(error) if error.kind() != std::io::ErrorKind::ConnectionRefused => {
-                        Err(error)
-                    }
+                    Err(error) if !passes(&error) => Err(error),
                     _ => Ok(()),
                 }
             })
             .map_err(Failure::io("send RTP"))
     }
+}
+
+/// Whether a datagram that could not be sent is lost as one may be on the way, and the next one is worth trying: nobody is
+/// there yet, no way leads there just now, or the interface's queue is full.
+fn passes(error: &std::io::Error) -> bool {
+    use std::io::ErrorKind;
+    matches!(
+        error.kind(),
+        ErrorKind::ConnectionRefused
+            | ErrorKind::NetworkUnreachable
+            | ErrorKind::HostUnreachable
+            | ErrorKind::NetworkDown
+    ) || error.raw_os_error() == Some(rustix::io::Errno::NOBUFS.raw_os_error())
 }

@@ -176,5 +176,8 @@ fn told(subscriber: &Subscriber, received: u64) -> String {
             text += &format!(", {count} {what}");
         }
     }
+    if let Some(warning) = subscriber.warning() {
+        text += &format!("\ntakt: warning: {warning}");
+    }
     text
 }

@@ -66,13 +66,14 @@ struct Measure {
 
 impl Hz {
     pub fn run(self) -> Result<(), Failure> {
-        self.measure.run(Rate::of, Rate::line)
+        self.measure.run("takt topic hz", Rate::of, Rate::line)
     }
 }
 
 impl Bw {
     pub fn run(self) -> Result<(), Failure> {
-        self.measure.run(Bandwidth::of, Bandwidth::line)
+        self.measure
+            .run("takt topic bw", Bandwidth::of, Bandwidth::line)
     }
 }
 
@@ -82,11 +83,12 @@ type Window = VecDeque<(Instant, usize)>;
 impl Measure {
     fn run<T: Serialize>(
         &self,
+        name: &str,
         of: fn(&Window) -> Option<T>,
         line: fn(&T) -> String,
     ) -> Result<(), Failure> {
         let stop = stop_by_signals()?;
-        let joined = Joined::new(&self.application, "takt topic hz")?;
+        let joined = Joined::new(&self.application, name)?;
         let options = SubscriberOptions {
             depth: DEPTH,
             ..SubscriberOptions::new(self.application.quality())

@@ -96,6 +96,16 @@ int main(void) {
     qos.traffic_class = 8;
     WRONG(takt_stream_open(session, &qos, &bad));
     CHECK(strstr(takt_last_error(), "traffic_class") != NULL);
+    qos.time_sensitivity = TAKT_BEST_EFFORT;
+    qos.datapath = "XDP";
+    WRONG(takt_stream_open(session, &qos, &bad));
+    CHECK(strstr(takt_last_error(), "\"XDP\"") != NULL);
+    qos.datapath = "absent";
+    CHECK(takt_stream_open(session, &qos, &bad) == TAKT_E_NOT_AVAILABLE);
+    CHECK(strstr(takt_last_error(), "absent and no other: this node has udp") != NULL);
+    qos.datapath = "";
+    CHECK(takt_stream_open(session, &qos, &bad) == 0);
+    takt_stream_close(bad);
 
     /* Buffers of others, and twice. */
     memset(&buffer, 0, sizeof buffer);
@@ -149,7 +159,7 @@ int main(void) {
         CHECK(strlen(takt_strerror(code)) > 10);
         CHECK(strstr(takt_strerror(code), "unknown") == NULL);
     }
-    CHECK(strstr(takt_strerror(TAKT_E_INTERRUPTED - 1), "unknown") != NULL);
+    CHECK(strstr(takt_strerror(TAKT_E_NOT_AVAILABLE - 1), "unknown") != NULL);
     CHECK(strcmp(takt_strerror(0), "success") == 0);
 
     takt_sink_close(called);

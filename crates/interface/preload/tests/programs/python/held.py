@@ -3,12 +3,14 @@ told of by a wait that has begun while all of them waited. With `dup` and `stays
 socket is open by another one until the program ends, or for ever."""
 
 import ctypes
+import errno
 import os
 import select
 import signal
 import socket
 import struct
 import sys
+import tempfile
 import time
 
 SO_TXTIME, CLOCK_TAI = 61, 11
@@ -46,6 +48,19 @@ elif way == "dup2":
     os.dup2(0, made.fileno())
 elif way == "close_range":
     ctypes.CDLL(None).close_range(made.fileno(), made.fileno(), 0)
+elif way == "exec":
+    os.execvp("true", ["true"])
+elif way == "failing exec":
+    # It is no program of any kind.
+    with tempfile.NamedTemporaryFile(delete=False) as file:
+        file.write(b"\x7fnothing")
+    os.chmod(file.name, 0o700)
+    try:
+        os.execv(file.name, [file.name])
+    except OSError as error:
+        assert error.errno == errno.ENOEXEC, error
+    finally:
+        os.remove(file.name)
 elif way == "_exit":
     sys.stdout.flush()
     os._exit(0)

@@ -16,6 +16,7 @@ SO_BINDTODEVICE = 25
 IP_RETOPTS = 7
 PORT = 5001
 GROUP = "239.1.2.3"
+GROUP_SIX = "ff05::99"
 
 address, own, station = sys.argv[1:]
 OTHER = "192.0.2.1"
@@ -81,6 +82,22 @@ def loopback():
 
 def own_address():
     send(timed(), (own, PORT))
+
+
+def members_here():
+    made = timed()
+    made.setsockopt(socket.SOL_IP, socket.IP_MULTICAST_IF, socket.inet_aton(own))
+    made.setsockopt(socket.SOL_IP, socket.IP_ADD_MEMBERSHIP, socket.inet_aton(GROUP) + socket.inet_aton(own))
+    send(made, (GROUP, PORT))
+
+
+def members_here_of_six():
+    made = timed(socket.AF_INET6)
+    number = socket.if_nametoindex("eth0")
+    group = socket.inet_pton(socket.AF_INET6, GROUP_SIX)
+    made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_MULTICAST_IF, number)
+    made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_JOIN_GROUP, group + struct.pack("i", number))
+    send(made, (GROUP_SIX, PORT))
 
 
 def unknown_control():
@@ -153,6 +170,8 @@ for case in [
     other_interface_of_one,
     loopback,
     own_address,
+    members_here,
+    members_here_of_six,
     unknown_control,
     zero_copy,
     corked_flag,

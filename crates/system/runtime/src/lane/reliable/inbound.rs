@@ -7,10 +7,12 @@ use takt_time::TrafficClass;
 use takt_wire::channel::{DatagramHeader, Kind, Record};
 
 use super::super::reassembly::Target;
+use super::super::remote::Carrier;
 use super::super::session::Meta;
+use super::super::shares::Pair;
 use super::super::track::{SourceKey, sender_number};
 use super::super::{LanePort, State, fair};
-use super::{Announcement, End, MOST_INBOUND, control};
+use super::{AGE_EVERY_NS, Announcement, End, IDLE_NS, control};
 
 /// Records that a receiver keeps before those that they wait for.
 const WINDOW: u32 = 1024;
@@ -39,6 +41,10 @@ struct Arriving {
 #[derive(Debug)]
 pub(in super::super) struct Inbound {
     key: SourceKey,
+    /// Whose place it has.
+    pair: Pair,
+    /// When it was last heard.
+    heard_ns: i64,
     channel: usize,
     channel_id: u64,
     since: u64,
@@ -107,6 +113,7 @@ impl State {
         let source = &mut self.reliable.inbound[at];
         (source.patience_ns, source.latest) = (said.patience_ns(), said.latest);
         source.class = record.header.class;
+        source.heard_ns = now_ns;
         source.port = self.receiving;
         if source.engine.announce(now_ns, &said.engine).is_err() {
             return self.counters.rx_malformed.add(1);
@@ -143,13 +150,15 @@ impl State {
             }
             self.forget_reliable(at);
         }
-        if self.reliable.inbound.len() >= MOST_INBOUND {
-            self.counters.rx_no_sink.add(1);
+        let Some(pair) = self.place_for(key.remote, channel) else {
+            self.counters.rx_no_place.add(1);
             return None;
-        }
+        };
         let label = self.remotes.get(key.remote)?.label;
         let at = self.reliable.inbound.insert(Inbound {
             key,
+            pair,
+            heard_ns: self.round.now_ns(),
             channel,
             channel_id: id,
             since,
@@ -169,7 +178,43 @@ impl State {
             spare: Vec::new(),
         });
         self.reliable.by_source.insert(key, at);
+        self.reliable.shares.take(pair);
         Some(at)
+    }
+
+    /// Whose place a source of a lane gets, of the tenants with sinks of its channel. `None`: there is none.
+    fn place_for(&mut self, remote: usize, channel: usize) -> Option<Pair> {
+        let free = |state: &Self| {
+            let sinks = state.channels.get(channel)?.sinks.iter();
+            let tenants = sinks.filter_map(|(at, _)| Some(state.tenants.sessions.get(at)?.tenant));
+            let mut pairs = tenants.map(|tenant| Pair { remote, tenant });
+            pairs.find(|pair| state.reliable.shares.has_room(*pair))
+        };
+        free(self).or_else(|| self.age_reliable().then(|| free(self))?)
+    }
+
+    /// Forgets sources that have been idle for long, of those that have more than their own places: they announce themselves
+    /// when they emit again. True if there were any.
+    #[cold]
+    fn age_reliable(&mut self) -> bool {
+        let now_ns = self.round.now_ns();
+        let since = now_ns.saturating_sub(self.reliable.aged_ns);
+        // Not backwards: the clock was stepped.
+        if (0..AGE_EVERY_NS).contains(&since) {
+            return false;
+        }
+        self.reliable.aged_ns = now_ns;
+        let idle = self.inbound_where(|source| {
+            let quiet = source.engine.is_idle() && source.messages.is_empty();
+            quiet && now_ns.saturating_sub(source.heard_ns) >= IDLE_NS
+        });
+        let before = self.reliable.inbound.len();
+        for at in idle {
+            if self.reliable.shares.exceeds(self.reliable.inbound[at].pair) {
+                self.forget_reliable(at);
+            }
+        }
+        self.reliable.inbound.len() < before
     }
 
     /// A record of a reliable source has come.
@@ -198,6 +243,7 @@ impl State {
             return self.counters.rx_malformed.add(1);
         }
         source.class = h.class;
+        source.heard_ns = now_ns;
         source.port = self.receiving;
         let first = number.wrapping_sub(h.fragment_index);
         if source.latest && (first.wrapping_sub(source.engine.next()) as i32) > 0 {
@@ -542,7 +588,7 @@ impl State {
             if let Err(at_ns) = self.say(
                 ports,
                 source.key.remote,
-                source.port,
+                Carrier::any(source.port),
                 &header,
                 &bytes,
                 now_ns,
@@ -562,11 +608,12 @@ impl State {
     }
 
     /// A source elsewhere is heard no more: what had come of its messages is not delivered.
-    fn forget_reliable(&mut self, at: usize) {
+    pub(super) fn forget_reliable(&mut self, at: usize) {
         let Some(source) = self.reliable.inbound.try_remove(at) else {
             return;
         };
         self.reliable.by_source.remove(&source.key);
+        self.reliable.shares.give_back(source.pair);
         for target in source.messages.iter().flat_map(|message| &message.targets) {
             if let Some(session) = self.tenants.sessions.get_mut(target.session) {
                 session.withdraw(target.sink, target.chunk);

@@ -19,15 +19,21 @@ use takt_recovery::codec::ANNOUNCE_LEN;
 use takt_time::TaiTime;
 use takt_wire::channel::{Kind, RecordHeader};
 
-use super::remote::Remote;
+use super::remote::{Carrier, Remote};
 use super::session::Delivery;
+use super::shares::Shares;
 use super::track::SourceKey;
 use super::{LanePort, State};
 pub(super) use inbound::Inbound;
 pub(super) use outbound::{Next, Outbound};
 
-/// Reliable sources elsewhere that a lane follows; those beyond are not heard.
+/// Reliable sources elsewhere that a lane follows, and those of them that a tenant hears from one peer whatever others have;
+/// those beyond are not heard until others have ended or been idle for so long.
 const MOST_INBOUND: usize = 4096;
+const OWN_INBOUND: usize = 16;
+const IDLE_NS: i64 = 10_000_000_000;
+/// Between two looks which of them are idle.
+const AGE_EVERY_NS: i64 = 100_000_000;
 /// Ends of reliable flows that are looked at in a round; the others in the next.
 const MOST_LOOKS: usize = 256;
 /// When a frame is to leave in a moment, what peers say to each other waits so long.
@@ -101,12 +107,15 @@ impl Announcement {
 }
 
 /// Reliable sources of a lane, and those elsewhere that it hears.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Reliable {
     pub(super) outbound: Slab<Outbound>,
     by_number: HashMap<u32, usize, foldhash::fast::RandomState>,
     pub(super) inbound: Slab<Inbound>,
     by_source: HashMap<SourceKey, usize, foldhash::fast::RandomState>,
+    /// Who has the places of those that are heard, and when it was last looked which of them are idle.
+    shares: Shares,
+    aged_ns: i64,
     /// Sinks that a message found without room, while it is placed: sessions, sinks, of what, and whether it would ever fit.
     full: Vec<(usize, usize, Delivery, bool)>,
     /// When to look at whom. One that is to be looked at earlier has another entry; the later one is found to be over.
@@ -118,6 +127,21 @@ pub(super) struct Reliable {
 enum End {
     Outbound(usize),
     Inbound(usize),
+}
+
+impl Default for Reliable {
+    fn default() -> Self {
+        Self {
+            outbound: Slab::new(),
+            by_number: HashMap::default(),
+            inbound: Slab::new(),
+            by_source: HashMap::default(),
+            shares: Shares::new(MOST_INBOUND, OWN_INBOUND),
+            aged_ns: i64::MIN,
+            full: Vec::new(),
+            timers: BinaryHeap::new(),
+        }
+    }
 }
 
 impl Reliable {
@@ -204,7 +228,7 @@ impl State {
         &mut self,
         ports: &mut [LanePort],
         remote: usize,
-        wished: usize,
+        carrier: Carrier,
         header: &RecordHeader,
         bytes: &[u8],
         now_ns: i64,
@@ -212,7 +236,7 @@ impl State {
         let Some(peer) = self.remotes.get_mut(remote) else {
             return Ok(());
         };
-        let Some(at) = peer.port(ports, wished) else {
+        let Some(at) = peer.port(ports, carrier) else {
             return Ok(());
         };
         let lane_port = &mut ports[at];

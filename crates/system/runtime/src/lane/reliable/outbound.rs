@@ -3,20 +3,20 @@
 use std::collections::VecDeque;
 
 use takt_recovery::{Acknowledgement, Action, Announce, Config, PeerId, Policy, Sender};
-use takt_session::layout::{FLAG_LAUNCH_TIME, TxDescriptor};
+use takt_session::layout::{FLAG_LAUNCH_TIME, Outcome, TxDescriptor};
 use takt_session::{ChannelId, Reliability, SlowSinks};
 use takt_time::{TaiTime, TrafficClass};
 use takt_wire::channel::{Kind, Record};
 
-use super::super::departure::{Destination, Piece};
+use super::super::departure::{DEVICE_LEAD_NS, Destination, HORIZON, Piece};
 use super::super::egress::{PER_TENANT, class_of, schedule};
-use super::super::remote::{Appended, Cut, Outgoing};
+use super::super::remote::{Appended, Carrier, Cut, Outgoing};
 use super::super::session::{Batch, InProgress};
 use super::super::{Lane, LanePort, State, fair};
 use super::{
     ANNOUNCEMENT_LEN, Announcement, End, LATEST, PATIENCE_UNIT_NS, Reliable, control, note_open,
 };
-use crate::policing::{Flow, Offered, Verdict};
+use crate::policing::{Again, Flow, Offered};
 
 /// Records on their way or not acknowledged, of one source.
 const RECORDS: u32 = 4096;
@@ -60,8 +60,8 @@ pub(in super::super) struct Outbound {
     number: u32,
     channel: usize,
     channel_id: u64,
-    /// The port that it wishes.
-    port: usize,
+    /// What carries what it sends again, and says.
+    pub(super) carrier: Carrier,
     class: TrafficClass,
     epoch: u32,
     slow_sinks: SlowSinks,
@@ -152,6 +152,16 @@ impl Outbound {
         id.is_ok()
     }
 
+    /// Remote lanes with sinks of its channel for which there was no place before, as far as there is one now.
+    fn add_left_out(&mut self, destinations: impl Iterator<Item = usize>, now_ns: i64) {
+        for remote in destinations {
+            let known = self.peers.iter().any(|peer| peer.remote == remote);
+            if !known && !self.add_peer(remote, now_ns) {
+                break;
+            }
+        }
+    }
+
     /// The number of the first message that is whole from a record on.
     fn message_from(&self, record: u32) -> u32 {
         match self.find(record) {
@@ -168,12 +178,16 @@ impl Outbound {
     }
 
     fn find(&self, record: u32) -> Option<&Retained> {
+        self.messages.get(self.find_at(record)?)
+    }
+
+    fn find_at(&self, record: u32) -> Option<usize> {
         let origin = self.messages.front()?.first;
         let offset = record.wrapping_sub(origin);
         let behind = |message: &Retained| message.first.wrapping_sub(origin) <= offset;
         let at = self.messages.partition_point(behind).checked_sub(1)?;
         let message = &self.messages[at];
-        (record.wrapping_sub(message.first) < message.cut.count()).then_some(message)
+        (record.wrapping_sub(message.first) < message.cut.count()).then_some(at)
     }
 
     fn announcement(&self, remote: usize, engine: Announce) -> [u8; ANNOUNCEMENT_LEN] {
@@ -197,6 +211,21 @@ impl Outbound {
             }),
         };
         announcement.encode()
+    }
+
+    /// A remote lane does without a record, which cannot be sent to it.
+    fn give_up(&mut self, remote: usize, record: u32, now_ns: i64) {
+        if let Some(peer) = self.peer(remote) {
+            self.engine.give_up(now_ns, peer, record);
+        }
+    }
+
+    /// The same, of a record that was sent to it and lost.
+    fn give_up_repair(&mut self, remote: usize, record: u32, now_ns: i64) {
+        if let Some(at) = self.find_at(record) {
+            self.messages[at].undelivered = true;
+        }
+        self.give_up(remote, record, now_ns);
     }
 
     /// Sinks of a receiver lack some of the messages that it has just acknowledged: from one record to another.
@@ -225,6 +254,24 @@ impl Reliable {
     pub(in super::super) fn is_peer(&self, source: usize, remote: usize) -> bool {
         let source = self.outbound.get(source);
         source.is_some_and(|source| source.peer(remote).is_some())
+    }
+
+    /// A remote lane does without records of a source: what is to carry them has refused them for good, and the source is
+    /// told why.
+    #[cold]
+    pub(in super::super) fn give_up(
+        &mut self,
+        source: usize,
+        remote: usize,
+        records: std::ops::Range<u32>,
+        now_ns: i64,
+    ) {
+        if let Some(known) = self.outbound.get_mut(source) {
+            for at in 0..records.end.wrapping_sub(records.start) {
+                known.give_up(remote, records.start.wrapping_add(at), now_ns);
+            }
+            self.wake(End::Outbound(source), now_ns);
+        }
     }
 
     /// How long a source waits for a sink of this lane: for ever, or so many nanoseconds.
@@ -281,6 +328,50 @@ impl Reliable {
     }
 }
 
+impl State {
+    /// A frame does not leave. What a scheduler has dropped is not to leave later either, and no receiver waits for it;
+    /// but what was sent again and has missed its window may have another.
+    #[cold]
+    pub(in super::super) fn not_departed(&mut self, piece: &Piece, outcome: Outcome) {
+        let Destination::Remote {
+            remote,
+            message,
+            fragment,
+            ..
+        } = piece.destination
+        else {
+            return;
+        };
+        let dropped = match outcome {
+            Outcome::Late => !piece.again,
+            Outcome::NotScheduled => true,
+            _ => false,
+        };
+        let Some(first) = message.first.filter(|_| dropped) else {
+            return;
+        };
+        let now_ns = self.round.now_ns();
+        let Some(&entry) = self.reliable.by_number.get(&message.source) else {
+            return;
+        };
+        let record = first.wrapping_add(fragment);
+        if let Some(source) = self.reliable.outbound.get_mut(entry) {
+            match piece.again {
+                true => source.give_up_repair(remote, record, now_ns),
+                false => source.give_up(remote, record, now_ns),
+            }
+        }
+        self.reliable.wake(End::Outbound(entry), now_ns);
+    }
+
+    /// Something else carries what a source sends again.
+    pub(in super::super) fn carry_reliable(&mut self, entry: usize, carrier: Carrier) {
+        if let Some(source) = self.reliable.outbound.get_mut(entry) {
+            source.carrier = carrier;
+        }
+    }
+}
+
 impl Lane {
     /// A source of a reliable stream has come.
     pub(in super::super) fn make_reliable(
@@ -320,7 +411,7 @@ impl Lane {
             number: s.number,
             channel,
             channel_id: known.id,
-            port: s.port,
+            carrier: s.carrier,
             class: TrafficClass::BEST_EFFORT,
             epoch: now_ns as u32 ^ (now_ns >> 32) as u32,
             slow_sinks,
@@ -386,6 +477,8 @@ impl Lane {
                     source.note_undelivered(next);
                 }
                 source.engine.remove_peer(id);
+                let others = channel.destinations.iter().filter(|at| *at != remote);
+                source.add_left_out(others, now_ns);
             }
         });
     }
@@ -433,7 +526,7 @@ impl State {
                         continue;
                     }
                     let shorter = self.remotes.get_mut(remote).and_then(|peer| {
-                        let port = peer.port(ports, source.port)?;
+                        let port = peer.port(ports, progress.carrier)?;
                         peer.reliable_cut(port, ports[port].port.as_ref(), length)
                     });
                     cut = match (cut, shorter) {
@@ -452,11 +545,19 @@ impl State {
                 }
             }
         };
+        // Until then it waits in a scheduler.
+        let leaves_ns = match progress.descriptor.flags & FLAG_LAUNCH_TIME {
+            0 => now_ns,
+            _ => {
+                let launch_ns = progress.descriptor.launch_time_ns;
+                launch_ns.clamp(now_ns, now_ns + HORIZON.as_nanos() as i64)
+            }
+        };
         batch.to = batch.from;
         let most = super::super::egress::fragments(&batch.cut, left);
         while batch.to < batch.cut.count() && batch.to - batch.from < most {
             let bytes = batch.cut.part(batch.to).len() as u64;
-            match source.engine.emit(now_ns, bytes.max(1)) {
+            match source.engine.emit_at(now_ns, bytes.max(1), leaves_ns) {
                 Ok(_) => batch.to += 1,
                 Err(_) => break,
             }
@@ -565,6 +666,9 @@ impl State {
                     if let Some(peer) = source.peers.iter_mut().find(|peer| peer.id == Ok(id)) {
                         peer.id = Err(now_ns + ASK_AGAIN_NS);
                     }
+                    if let Some(channel) = self.channels.get(source.channel) {
+                        source.add_left_out(channel.destinations.iter(), now_ns);
+                    }
                 }
             }
         }
@@ -601,7 +705,7 @@ impl State {
             Kind::Announce,
             bytes.len(),
         );
-        let said = self.say(ports, remote, source.port, &header, &bytes, now_ns);
+        let said = self.say(ports, remote, source.carrier, &header, &bytes, now_ns);
         // The engine says it again by itself.
         said.map_or_else(|at| at, |()| i64::MAX)
     }
@@ -642,7 +746,7 @@ impl State {
     fn repair(
         &mut self,
         ports: &mut [LanePort],
-        source: &Outbound,
+        source: &mut Outbound,
         remote: usize,
         record: u32,
         now_ns: i64,
@@ -657,11 +761,11 @@ impl State {
         let Some(peer) = self.remotes.get_mut(remote) else {
             return;
         };
-        let Some(at) = peer.port(ports, source.port) else {
+        let part = message.cut.part(fragment);
+        let Some(at) = peer.port_for(ports, source.carrier, part.len()) else {
             return;
         };
         let now = TaiTime::from_nanos(now_ns);
-        let part = message.cut.part(fragment);
         let mut descriptor = message.descriptor;
         // Its launch time is over, or it waits in a scheduler for it.
         descriptor.flags &= !FLAG_LAUNCH_TIME;
@@ -670,13 +774,27 @@ impl State {
                 class: message.message.class,
                 launch_ns: None,
                 octets: part.len() + peer.overhead(),
-                frames: 1,
+                frames: message.cut.count(),
             };
             let flow = Some(Flow::Channel(ChannelId(source.channel_id)));
-            match session.policer.decide(flow, &offered, now_ns) {
-                Verdict::Undeclared => false,
-                Verdict::Declared => true,
-                Verdict::Refused(_) => return,
+            let from_ns = now_ns + DEVICE_LEAD_NS;
+            match session
+                .policer
+                .decide_again(flow, &offered, from_ns, now_ns)
+            {
+                Again::Undeclared => false,
+                Again::At(launch_ns) => {
+                    descriptor.flags |= FLAG_LAUNCH_TIME;
+                    descriptor.launch_time_ns = launch_ns;
+                    true
+                }
+                Again::Later(until_ns) => {
+                    if let Some(peer) = source.peer(remote) {
+                        source.engine.postpone(peer, record, until_ns);
+                    }
+                    return;
+                }
+                Again::Never => return source.give_up_repair(remote, record, now_ns),
             }
         } else {
             false
@@ -692,6 +810,7 @@ impl State {
                 tenant: session.tenant as u32,
                 descriptor,
                 declared,
+                again: true,
                 destination: Destination::Remote {
                     remote,
                     message: message.message,
@@ -699,10 +818,17 @@ impl State {
                     fragment,
                 },
             };
-            let (_, _, queued) = schedule(peer, at, &mut ports[at], piece, room, 1, now);
+            let (_, refused, queued) = schedule(peer, at, &mut ports[at], piece, room, 1, now);
+            if refused.is_some() {
+                return source.give_up_repair(remote, record, now_ns);
+            }
             if queued > 0 {
                 self.tenants
                     .hold(source.session, source.source, chunk, queued);
+            }
+            if declared && let Some(peer) = source.peer(remote) {
+                let leaves_ns = descriptor.launch_time_ns;
+                source.engine.repair_leaves(peer, record, leaves_ns);
             }
         } else if !ports[at].yields(now) {
             let payload = session.emitted(chunk, message.descriptor.length);

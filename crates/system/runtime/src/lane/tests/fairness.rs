@@ -62,8 +62,9 @@ impl House {
             incarnation: id as u32,
             label: id as u32,
             protection: Protection::None,
-            address: Some([192, 0, 2, 2].into()),
+            addresses: vec![[192, 0, 2, 2].into()],
             endpoints: vec![Some(at.local())],
+            takes: Vec::new(),
         });
     }
 
@@ -154,7 +155,7 @@ impl Guest {
             source,
             block,
             target: SourceTarget::Channel(ChannelId(channel)),
-            port: 0,
+            carrier: Carrier::any(0),
             number: (self.id as u32) << 16 | source as u32,
             first,
             reliability: Default::default(),
@@ -467,8 +468,9 @@ fn a_subscriber_elsewhere_that_comes_or_goes_does_not_end_a_long_message() {
                 incarnation: 80,
                 label: 80,
                 protection: Protection::None,
-                address: Some([192, 0, 2, 3].into()),
+                addresses: vec![[192, 0, 2, 3].into()],
                 endpoints: vec![Some(other.local())],
+                takes: Vec::new(),
             });
             subscribe(&house, 8, vec![5], vec![]);
         }

@@ -175,7 +175,7 @@ fn what_has_come_of_a_higher_class_is_shown_before_the_rest_that_came_with_it() 
 fn sender(port: &mut dyn Port) -> Remote {
     let to = port.connect("192.0.2.1:1".parse().expect("an address"));
     let via = vec![Some(to.expect("a peer"))];
-    Remote::new(7, 1, 1, None, Protection::None, via)
+    Remote::new(7, 1, 1, Vec::new(), Protection::None, via, &[])
 }
 
 /// A message in a datagram of its own.

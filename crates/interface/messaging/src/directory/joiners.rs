@@ -1,0 +1,299 @@
+//! How late joiners get what a participant's publishers have kept.
+//!
+//! A subscriber opens the channel of its topic first and its inbox after that, and runtimes tell each other of sinks in
+//! the order of their opening: once the inbox is seen to have a reader, what is emitted on the topic reaches the
+//! subscriber too. What was kept until then, and is looked up only then, is what it misses: publishers keep a message
+//! before they emit it. What comes both ways the subscriber tells by its numbers.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use takt::{Qos, Reliability, Session, SlowSinks, Source, SourceOptions, Stream};
+
+use super::service::{Shared, State, inbox};
+use super::{Entry, HEARTBEAT};
+use crate::header;
+use crate::history::History;
+
+/// How long a late joiner is looked for, and how long one may take nothing.
+const JOINS_WITHIN: Duration = Duration::from_secs(10);
+/// Late joiners that are served at a time: each has a source meanwhile. And topics of those that wait for it.
+const SERVED: usize = 16;
+const WAITING: usize = 4096;
+/// How long one of them may be out of reach before the next has its turn, and how long its first turn is when others
+/// wait. The next ones are twice as long each: what it has begun with begins again, and it gets all of it at last.
+const ABSENT: Duration = Duration::from_millis(20);
+const SLOW: Duration = HEARTBEAT;
+/// Messages on their way to one of them.
+const DEPTH: u32 = 64;
+
+/// Reliable, and a late joiner that takes what was kept slowly gets it all the same: nobody else waits for it.
+const QOS: Qos = Qos::slow().with_reliability(Reliability::Reliable {
+    deadline: None,
+    slow_sinks: SlowSinks::Evict(JOINS_WITHIN),
+});
+
+/// All of them.
+pub(super) struct Joiners {
+    stream: Stream,
+    served: Vec<Served>,
+    waiting: VecDeque<Joiner>,
+}
+
+/// An inbox, and what its subscriber wants there.
+#[derive(Debug)]
+struct Joiner {
+    inbox: u64,
+    wants: VecDeque<Want>,
+    /// It is given up then.
+    until: Instant,
+    /// How long its next turn is, if it takes something.
+    turn: Duration,
+}
+
+/// What the publishers of a topic have kept.
+#[derive(Clone, Debug)]
+struct Want {
+    /// The subscriber.
+    id: u64,
+    topic: Arc<str>,
+    most: usize,
+}
+
+/// One that is served.
+struct Served {
+    joiner: Joiner,
+    source: Source,
+    /// Of the first topic that it wants, those that it has not got.
+    messages: Option<VecDeque<Arc<[u8]>>>,
+    /// It has got something in this turn.
+    got: bool,
+    /// Another has its turn then.
+    turn: Instant,
+}
+
+enum Step {
+    /// It has everything.
+    Done,
+    /// It is there, and has got something.
+    Got,
+    /// It takes nothing now, or is not there yet.
+    Waits,
+}
+
+impl Joiners {
+    pub(super) fn new(session: &Session) -> Result<Self, takt::Error> {
+        Ok(Self {
+            stream: session.stream(QOS)?,
+            served: Vec::new(),
+            waiting: VecDeque::new(),
+        })
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.served.is_empty() && self.waiting.is_empty()
+    }
+
+    /// Takes in subscribers that want what was kept, if this participant has a publisher that keeps it.
+    pub(super) fn add(&mut self, state: &mut State, joined: Vec<Entry>, now: Instant) {
+        let mut waiting: usize = self.waiting.iter().map(|joiner| joiner.wants.len()).sum();
+        for entry in joined {
+            if state.histories(&entry.topic).is_empty() {
+                continue;
+            }
+            if waiting >= WAITING {
+                state.given_up += 1;
+                continue;
+            }
+            waiting += 1;
+            let inbox = entry.inbox();
+            let want = Want {
+                id: entry.id,
+                topic: entry.topic.into(),
+                most: usize::try_from(entry.history).unwrap_or(usize::MAX),
+            };
+            // Those of a pattern come one after another: the last one in the queue is its.
+            match self.waiting.back_mut().filter(|last| last.inbox == inbox) {
+                Some(last) => last.wants.push_back(want),
+                None => self.waiting.push_back(Joiner {
+                    inbox,
+                    wants: VecDeque::from([want]),
+                    until: now + JOINS_WITHIN,
+                    turn: SLOW,
+                }),
+            }
+        }
+    }
+
+    /// Hands over what was kept, as far as there is memory.
+    pub(super) fn serve(&mut self, shared: &Shared, now: Instant) {
+        self.admit(shared, now);
+        self.waiting.retain(|joiner| {
+            let waits = now < joiner.until;
+            if !waits {
+                give_up(shared, joiner);
+            }
+            waits
+        });
+        // As many turns end as there are others for.
+        let mut others = self.waiting.len();
+        for at in (0..self.served.len()).rev() {
+            let one = &mut self.served[at];
+            match one.serve(shared) {
+                Step::Done => {
+                    self.served.swap_remove(at);
+                    continue;
+                }
+                Step::Got => {
+                    one.joiner.until = now + JOINS_WITHIN;
+                    if !one.got {
+                        (one.got, one.turn) = (true, now + one.joiner.turn);
+                    }
+                }
+                Step::Waits => {}
+            }
+            let over = now >= one.joiner.until;
+            if over || (now >= one.turn && others > 0) {
+                // Its source is another's now. What it has begun with begins again: it knows what it has got.
+                let Served {
+                    mut joiner, got, ..
+                } = self.served.swap_remove(at);
+                if over {
+                    give_up(shared, &joiner);
+                    continue;
+                }
+                others -= 1;
+                if got {
+                    joiner.turn *= 2;
+                }
+                self.waiting.push_back(joiner);
+            }
+        }
+        self.admit(shared, now);
+    }
+
+    /// Begins with those that wait, as far as there is room and the session has sources.
+    fn admit(&mut self, shared: &Shared, now: Instant) {
+        while self.served.len() < SERVED {
+            let Some(joiner) = self.waiting.pop_front() else {
+                return;
+            };
+            let options = SourceOptions { depth: DEPTH };
+            match self.stream.source_with(inbox(joiner.inbox), options) {
+                Ok(source) => self.served.push(Served {
+                    joiner,
+                    source,
+                    messages: None,
+                    got: false,
+                    turn: now + ABSENT,
+                }),
+                // The session has no source or no memory now, or its policy never.
+                Err(_) if now < joiner.until => {
+                    self.waiting.push_back(joiner);
+                    return;
+                }
+                Err(_) => give_up(shared, &joiner),
+            }
+        }
+    }
+}
+
+/// Counts those that are there still, and have not got everything.
+fn give_up(shared: &Shared, joiner: &Joiner) {
+    let mut state = shared.lock();
+    let left = joiner.wants.iter();
+    let there = left.filter(|want| state.directory.has(want.id)).count() as u64;
+    state.given_up += there;
+}
+
+impl Served {
+    fn serve(&mut self, shared: &Shared) -> Step {
+        if !matches!(self.source.readers(), Ok(1..)) {
+            return Step::Waits;
+        }
+        let mut step = Step::Waits;
+        while let Some(want) = self.joiner.wants.front() {
+            let messages = self.messages.get_or_insert_with(|| {
+                let histories = shared.lock().histories(&want.topic).to_vec();
+                let last = |history: &Arc<History>| history.last(want.most);
+                histories.iter().flat_map(last).collect()
+            });
+            while let Some(message) = messages.front() {
+                let bytes = header::kept_bytes(message, &want.topic);
+                let Ok(mut buffer) = self.source.buffer(bytes) else {
+                    return step;
+                };
+                header::write_kept(&mut buffer, message, &want.topic);
+                if buffer.emit().is_err() {
+                    return step;
+                }
+                messages.pop_front();
+                step = Step::Got;
+            }
+            self.messages = None;
+            self.joiner.wants.pop_front();
+        }
+        Step::Done
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use takt_embedded::{Embedded, Settings};
+    use takt_testing::Directory;
+
+    use super::*;
+    use crate::directory::{Role, Said};
+
+    #[test]
+    fn who_waits_too_long_is_counted() {
+        const ALL: u64 = 20;
+        let directory = Directory::private();
+        let settings = Settings {
+            rendezvous: Some(directory.join("nodes")),
+            ..Settings::local()
+        };
+        let runtime = Embedded::start(settings).expect("a runtime");
+        let session = runtime.session("one").expect("a session");
+        let mut joiners = Joiners::new(&session).expect("joiners");
+        let (shared, now) = (Shared::default(), Instant::now());
+        // Two of them are not there any more when they are given up.
+        let add = (2..ALL).map(|id| Entry {
+            id,
+            topic: "log".into(),
+            role: Role::Subscriber,
+            encoding: 0,
+            history: 1,
+            inbox: 0,
+            of: 0,
+        });
+        let said = Said::Update {
+            participant: 1,
+            name: String::new(),
+            from: 0,
+            to: 1,
+            add: add.collect(),
+            remove: Vec::new(),
+        };
+        shared.lock().directory.hear(now, said);
+        joiners.waiting = (0..ALL)
+            .map(|id| Joiner {
+                inbox: id,
+                wants: VecDeque::from([Want {
+                    id,
+                    topic: "log".into(),
+                    most: 1,
+                }]),
+                until: now + JOINS_WITHIN,
+                turn: SLOW,
+            })
+            .collect();
+        joiners.serve(&shared, now);
+        let waiting = joiners.waiting.len();
+        assert_eq!((joiners.served.len(), waiting), (SERVED, 4));
+        joiners.serve(&shared, now + JOINS_WITHIN);
+        assert!(joiners.is_empty());
+        assert_eq!(shared.lock().given_up, ALL - 2);
+    }
+}

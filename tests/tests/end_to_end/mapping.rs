@@ -1,0 +1,304 @@
+//! Streams that change their datapath while messages flow, and streams that have one and no other.
+
+use std::collections::{HashMap, HashSet};
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+
+use rustix::net::SocketAddrUnix;
+use rustix::net::sockopt::Timeout;
+use takt::{ChannelId, Error, ErrorCode, Qos, Session, Sink, Source, Wait};
+use takt_lab::LabConfig;
+use takt_session::message::{Envelope, Reply, Request};
+use takt_session::transport;
+use takt_testing::{PATIENCE, until_true};
+
+use crate::plugins::{plugin, sections};
+use crate::support::{Node, Pair, attach, introduce, number_of, put, sent_by, skip, take};
+
+const CHANNEL: ChannelId = ChannelId(5);
+/// How often a stream moves, over all there is, to end elsewhere than it began.
+const MOVES: usize = 25;
+/// The number of the message that ends a test.
+const LAST: u64 = u32::MAX as u64;
+
+/// Two nodes with kernel UDP, AF_XDP and the plugin of the examples, which streams get at first.
+fn three_datapaths() -> (takt_testing::Directory, Pair) {
+    let directory = plugin();
+    let sections = sections(&directory, "") + "[datapath.xdp]\ninterface = \"eth0\"\n";
+    let pair = Pair::with(&LabConfig::default(), &sections);
+    (directory, pair)
+}
+
+/// Changes what a node maps fast streams to, while it runs.
+fn map_to(node: &Node, datapath: &str) {
+    let path = node.directory.join("takt.toml");
+    let text = std::fs::read_to_string(&path).expect("a configuration");
+    let lines = text.lines().map(|line| match line.split_once(" = ") {
+        Some(("fast_frugal", _)) => format!("fast_frugal = [\"{datapath}\"]"),
+        _ => line.to_owned(),
+    });
+    let text: Vec<String> = lines.collect();
+    std::fs::write(path, text.join("\n")).expect("write");
+    node.admin().reload();
+}
+
+/// Moves the streams of a node from one to the next, each time until more of what is sent has `passed`.
+fn move_about(node: &Node, passed: impl Fn() -> u64) {
+    for (round, datapath) in ["udp", "xdp", "lossy"]
+        .into_iter()
+        .cycle()
+        .take(MOVES)
+        .enumerate()
+    {
+        let before = passed();
+        map_to(node, datapath);
+        until_true(&format!("messages pass {datapath}, round {round}"), || {
+            passed() > before + 100
+        });
+    }
+}
+
+/// Sends numbers until told to end: some in one datagram with others, some in several. The source, and how many.
+fn send_until(end: &AtomicBool, source: Source) -> (Source, u64) {
+    let mut number = 0;
+    while !end.load(Relaxed) {
+        put(
+            &source,
+            number,
+            [16, 900, 1400, 20_000][number as usize % 4],
+        );
+        number += 1;
+    }
+    (source, number)
+}
+
+/// Messages of which a sink knows what became of them.
+fn known(sink: &Sink) -> u64 {
+    let of = sink.counters();
+    of.delivered + of.lost + of.dropped_full + of.dropped_memory
+}
+
+#[test]
+fn a_reliable_stream_moves_while_messages_flow_and_loses_none() {
+    if skip() {
+        return;
+    }
+    let (_plugin, pair) = three_datapaths();
+    let [near, far] = pair.nodes.each_ref().map(|node| attach(node, "mapping"));
+    let stream = near.stream(Qos::fast().reliable()).expect("a stream");
+    assert_eq!(stream.datapath(), "lossy");
+    let source = stream.source(CHANNEL).expect("a source");
+    let reader = far.stream(Qos::fast()).expect("a stream");
+    let sink = reader.sink(CHANNEL).expect("a sink");
+    introduce(&source, &[&sink]);
+    let (end, taken) = (AtomicBool::new(false), AtomicU64::new(0));
+    let before = sink.counters();
+    let sink = std::thread::scope(|scope| {
+        let sender = scope.spawn(|| send_until(&end, source));
+        let receiver = scope.spawn(|| {
+            let mut next = 0;
+            loop {
+                let number = take(&sink);
+                if number == LAST {
+                    return (sink, next);
+                }
+                assert_eq!(number, next, "lost, doubled or out of order");
+                next += 1;
+                taken.store(next, Relaxed);
+            }
+        });
+        move_about(&pair.nodes[0], || taken.load(Relaxed));
+        end.store(true, Relaxed);
+        let (source, sent) = sender.join().expect("the sender");
+        put(&source, LAST, 8);
+        let (sink, received) = receiver.join().expect("the receiver");
+        assert_eq!(received, sent);
+        sink
+    });
+    let after = sink.counters();
+    assert_eq!(
+        (after.lost, after.dropped_full),
+        (before.lost, before.dropped_full)
+    );
+    // The application and the operator see where it is.
+    until_true("the application is told", || stream.datapath() == "udp");
+    let status = pair.nodes[0].admin().sessions();
+    let moved: u64 = status
+        .iter()
+        .flat_map(|s| &s.streams)
+        .map(|s| s.moved)
+        .sum();
+    assert_eq!(moved, MOVES as u64);
+    assert_eq!(pair.nodes[0].admin().node().streams_moved, moved);
+    for datapath in ["udp", "xdp", "lossy"] {
+        let datagrams = sent_by(&pair.nodes[0], datapath);
+        assert!(datagrams > MOVES as u64, "{datagrams} by {datapath}");
+    }
+}
+
+#[test]
+fn what_a_moving_stream_sends_once_arrives_once_or_is_counted() {
+    if skip() {
+        return;
+    }
+    let (_plugin, pair) = three_datapaths();
+    let [near, far] = pair.nodes.each_ref().map(|node| attach(node, "mapping"));
+    let stream = near.stream(Qos::fast()).expect("a stream");
+    let source = stream.source(CHANNEL).expect("a source");
+    let reader = far.stream(Qos::fast()).expect("a stream");
+    let sink = reader.sink(CHANNEL).expect("a sink");
+    introduce(&source, &[&sink]);
+    let (end, taken) = (AtomicBool::new(false), AtomicU64::new(0));
+    let before = known(&sink);
+    let (sink, sent) = std::thread::scope(|scope| {
+        let sender = scope.spawn(|| send_until(&end, source));
+        let receiver = scope.spawn(|| {
+            let mut seen = HashSet::new();
+            loop {
+                let number = take(&sink);
+                if number == LAST {
+                    return (sink, seen.len() as u64);
+                }
+                assert!(seen.insert(number), "{number} came twice");
+                taken.store(seen.len() as u64, Relaxed);
+            }
+        });
+        move_about(&pair.nodes[0], || taken.load(Relaxed));
+        end.store(true, Relaxed);
+        let (source, sent) = sender.join().expect("the sender");
+        // Sent once as well: until one arrives.
+        while !receiver.is_finished() {
+            put(&source, LAST, 8);
+            std::thread::yield_now();
+        }
+        let (sink, received) = receiver.join().expect("the receiver");
+        assert!(received <= sent);
+        (sink, sent)
+    });
+    until_true("everything is delivered or counted", || {
+        while sink.consume(Wait::Never).is_ok() {}
+        known(&sink) - before >= sent
+    });
+}
+
+/// Why a stream of this quality is refused.
+fn refusal(session: &Session, qos: Qos) -> String {
+    match session.stream(qos) {
+        Err(Error::Refused(failure)) => {
+            assert_eq!(failure.code, ErrorCode::NotAvailable, "{failure}");
+            failure.message
+        }
+        other => panic!("not refused: {other:?}"),
+    }
+}
+
+#[test]
+fn a_stream_that_names_its_datapath_gets_that_one_or_none() {
+    if skip() {
+        return;
+    }
+    let (_plugin, pair) = three_datapaths();
+    let [near, far] = pair.nodes.each_ref().map(|node| attach(node, "mapping"));
+    let only = |name: &str| Qos::slow().only_over(name.parse().expect("a name"));
+    assert!(refusal(&near, only("fabric")).contains("[datapath.fabric]"));
+    let stream = near.stream(only("xdp")).expect("a stream");
+    assert_eq!(
+        (stream.datapath().as_str(), stream.warning()),
+        ("xdp", None)
+    );
+    let source = stream.source(CHANNEL).expect("a source");
+    let reader = far.stream(Qos::slow()).expect("a stream");
+    let sink = reader.sink(CHANNEL).expect("a sink");
+    introduce(&source, &[&sink]);
+    // It stays there whatever the node is told to do with others.
+    map_to(&pair.nodes[0], "udp");
+    let before = ["xdp", "udp"].map(|datapath| sent_by(&pair.nodes[0], datapath));
+    for number in 0..100 {
+        put(&source, number, 64);
+        let message = sink.consume(Wait::For(PATIENCE)).expect("a message");
+        assert_eq!(number_of(&message), number);
+    }
+    until_true("the ports have told what they sent", || {
+        sent_by(&pair.nodes[0], "xdp") >= before[0] + 100
+    });
+    assert_eq!(sent_by(&pair.nodes[0], "udp"), before[1]);
+    let status = pair.nodes[0].admin().sessions();
+    let streams: Vec<_> = status.iter().flat_map(|session| &session.streams).collect();
+    assert_eq!(streams.len(), 1, "nothing was left of the refused one");
+    assert_eq!(
+        (streams[0].asked_datapath.as_str(), streams[0].moved),
+        ("xdp", 0)
+    );
+}
+
+/// The next that a runtime says to an application without a library.
+fn said(socket: &OwnedFd) -> Reply {
+    let packet = transport::receive(socket, true).expect("a packet");
+    let packet = packet.expect("the session goes on");
+    let envelope = Envelope::<Reply>::decode(&packet.bytes).expect("a reply");
+    envelope.message
+}
+
+fn ask(socket: &OwnedFd, request: u32, message: Request) {
+    let bytes = Envelope { request, message }.encode();
+    transport::send(socket, &bytes, &[], true).expect("sent");
+}
+
+#[test]
+fn an_application_that_stands_still_is_told_where_its_streams_are_when_it_goes_on() {
+    if skip() {
+        return;
+    }
+    let (_plugin, pair) = three_datapaths();
+    let node = &pair.nodes[0];
+    let socket = transport::socket().expect("a socket");
+    let address = SocketAddrUnix::new(node.socket()).expect("a short path");
+    rustix::net::connect(&socket, &address).expect("the daemon listens");
+    // What is missing fails the test and does not hang it.
+    let patience = Some(takt_testing::PATIENCE);
+    rustix::net::sockopt::set_socket_timeout(&socket, Timeout::Recv, patience).expect("set");
+    ask(
+        &socket,
+        1,
+        Request::Attach {
+            name: "still".into(),
+            tx_bytes: 0,
+            rx_bytes: 0,
+        },
+    );
+    assert!(matches!(said(&socket), Reply::Attached { .. }));
+    const STREAMS: u32 = 1000;
+    for number in 0..STREAMS {
+        ask(&socket, 2 + number, Request::OpenStream(Qos::fast()));
+        let opened = said(&socket);
+        assert!(matches!(&opened, Reply::StreamOpened { datapath, .. } if datapath == "lossy"));
+    }
+    // All of this would fill its socket many times over.
+    for (moves, datapath) in ["udp", "xdp", "lossy"]
+        .into_iter()
+        .cycle()
+        .take(10)
+        .enumerate()
+    {
+        map_to(node, datapath);
+        until_true("all are moved", || {
+            node.admin().node().streams_moved == u64::from(STREAMS) * (moves as u64 + 1)
+        });
+    }
+    assert_eq!(node.admin().sessions().len(), 1, "it was not ended");
+    // There is still room for what it is answered.
+    ask(&socket, 5000, Request::OpenStream(Qos::fast()));
+    let mut last: HashMap<u32, String> = HashMap::new();
+    let mut answered = false;
+    while !answered
+        || last.values().filter(|datapath| *datapath == "udp").count() < STREAMS as usize
+    {
+        match said(&socket) {
+            Reply::StreamMoved {
+                stream, datapath, ..
+            } => drop(last.insert(stream, datapath)),
+            Reply::StreamOpened { .. } => answered = true,
+            other => panic!("{other:?}"),
+        }
+    }
+}
