@@ -1,6 +1,6 @@
 #!/bin/sh
-# Writes an image of a few files as a docker-archive: archive.sh OUTPUT.tar TAG ENTRYPOINT FILE...
-# The files go to /. Needs tar and sha256sum; no daemon, no registry, no root. The same files give the same
+# Writes an image of a few files as a docker-archive: archive.sh OUTPUT.tar TAG ENTRYPOINT FILE|DIRECTORY...
+# Files go to /, and what is in directories, under the names that it has there. Needs tar and sha256sum; no daemon, no registry, no root. The same files give the same
 # bytes.
 set -eu
 output=$1 tag=$2 entrypoint=$3
@@ -12,7 +12,9 @@ trap 'rm -rf "$work"' EXIT
 archive() { tar --sort=name --mtime=@0 --owner=0 --group=0 --numeric-owner --format=ustar -C "$1" -cf "$2" .; }
 
 mkdir "$work/root" "$work/image"
-install -m 755 -t "$work/root" "$@"
+for part; do
+	if [ -d "$part" ]; then cp -R --preserve=mode,links "$part/." "$work/root"; else install -m 755 -t "$work/root" "$part"; fi
+done
 chmod 755 "$work/root"
 archive "$work/root" "$work/image/layer.tar"
 layer=$(sha256sum "$work/image/layer.tar" | cut -d' ' -f1)

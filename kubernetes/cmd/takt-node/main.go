@@ -31,17 +31,18 @@ func main() {
 	kubeconfig := flag.String("kubeconfig", "", "how to reach the API server; the pod's own way if empty")
 	installGate := flag.String("install-gate", "", "copy this takt-gate to where the configuration says before serving")
 	installCNI := flag.String("install-cni", "", "copy this takt-cni to where the configuration says before serving")
+	uninstall := flag.Bool("uninstall", false, "take away from this node what takt-node has brought, and wait to be ended")
 	klog.InitFlags(nil)
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
-	if err := run(ctx, *config, *check, *name, *kubeconfig, *installGate, *installCNI); err != nil {
+	if err := run(ctx, *config, *check, *name, *kubeconfig, *installGate, *installCNI, *uninstall); err != nil {
 		fmt.Fprintln(os.Stderr, "takt-node:", err)
 		os.Exit(1)
 	}
 }
 
-func run(ctx context.Context, path string, check bool, name, kubeconfig, installGate, installCNI string) error {
+func run(ctx context.Context, path string, check bool, name, kubeconfig, installGate, installCNI string, uninstall bool) error {
 	config, err := node.LoadConfig(path)
 	if err != nil {
 		return err
@@ -60,6 +61,13 @@ func run(ctx context.Context, path string, check bool, name, kubeconfig, install
 	}
 	if name == "" {
 		return errors.New("the node has no name: set -node or NODE_NAME")
+	}
+	if uninstall {
+		agent, err := node.New(name, config, nil, nil, backend)
+		if err != nil {
+			return err
+		}
+		return agent.Uninstall(ctx)
 	}
 	if installGate != "" {
 		if err := install(installGate, config.Gate); err != nil {

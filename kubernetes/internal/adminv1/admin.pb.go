@@ -474,7 +474,9 @@ type Node struct {
 	// By what peers know this node, in base64; empty: it has no key of its own.
 	Key string `protobuf:"bytes,10,opt,name=key,proto3" json:"key,omitempty"`
 	// Whether it has the key of a group.
-	GroupKey      bool `protobuf:"varint,11,opt,name=group_key,json=groupKey,proto3" json:"group_key,omitempty"`
+	GroupKey bool `protobuf:"varint,11,opt,name=group_key,json=groupKey,proto3" json:"group_key,omitempty"`
+	// How often streams were mapped to another datapath than before.
+	StreamsMoved  uint64 `protobuf:"varint,12,opt,name=streams_moved,json=streamsMoved,proto3" json:"streams_moved,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -586,6 +588,13 @@ func (x *Node) GetGroupKey() bool {
 	return false
 }
 
+func (x *Node) GetStreamsMoved() uint64 {
+	if x != nil {
+		return x.StreamsMoved
+	}
+	return 0
+}
+
 // A lane: one polling thread.
 type Lane struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -695,7 +704,9 @@ type LaneCounters struct {
 	// Records of reliable sources that came before their source was known, or beyond what was granted: they come again.
 	RxEarly uint64 `protobuf:"varint,16,opt,name=rx_early,json=rxEarly,proto3" json:"rx_early,omitempty"`
 	// Records of reliable sources for which a sink had no room: they come again.
-	RxNoRoom      uint64 `protobuf:"varint,17,opt,name=rx_no_room,json=rxNoRoom,proto3" json:"rx_no_room,omitempty"`
+	RxNoRoom uint64 `protobuf:"varint,17,opt,name=rx_no_room,json=rxNoRoom,proto3" json:"rx_no_room,omitempty"`
+	// Announcements of reliable sources that are not heard because no place for them is free: they come again.
+	RxNoPlace     uint64 `protobuf:"varint,18,opt,name=rx_no_place,json=rxNoPlace,proto3" json:"rx_no_place,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -845,6 +856,13 @@ func (x *LaneCounters) GetRxEarly() uint64 {
 func (x *LaneCounters) GetRxNoRoom() uint64 {
 	if x != nil {
 		return x.RxNoRoom
+	}
+	return 0
+}
+
+func (x *LaneCounters) GetRxNoPlace() uint64 {
+	if x != nil {
+		return x.RxNoPlace
 	}
 	return 0
 }
@@ -1387,14 +1405,18 @@ type Stream struct {
 	ResourceUse ResourceUse `protobuf:"varint,3,opt,name=resource_use,json=resourceUse,proto3,enum=takt.admin.v1.ResourceUse" json:"resource_use,omitempty"`
 	// The traffic class of IEEE 802.1Q that it asked for, 0 to 7; absent: best effort.
 	TrafficClass *uint32 `protobuf:"varint,4,opt,name=traffic_class,json=trafficClass,proto3,oneof" json:"traffic_class,omitempty"`
-	// The datapath that it got.
+	// The datapath that carries it now.
 	Datapath string `protobuf:"bytes,5,opt,name=datapath,proto3" json:"datapath,omitempty"`
 	// Why that is less than asked for; empty if it is not.
 	Warning string `protobuf:"bytes,6,opt,name=warning,proto3" json:"warning,omitempty"`
 	// Channels that it writes.
 	Sources []uint64 `protobuf:"varint,7,rep,packed,name=sources,proto3" json:"sources,omitempty"`
 	// Channels that it reads.
-	Sinks         []uint64 `protobuf:"varint,8,rep,packed,name=sinks,proto3" json:"sinks,omitempty"`
+	Sinks []uint64 `protobuf:"varint,8,rep,packed,name=sinks,proto3" json:"sinks,omitempty"`
+	// How often it was mapped to another datapath since it was opened.
+	Moved uint64 `protobuf:"varint,9,opt,name=moved,proto3" json:"moved,omitempty"`
+	// The datapath that it asked for by name, and no other; empty: the node chooses.
+	AskedDatapath string `protobuf:"bytes,10,opt,name=asked_datapath,json=askedDatapath,proto3" json:"asked_datapath,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1483,6 +1505,20 @@ func (x *Stream) GetSinks() []uint64 {
 		return x.Sinks
 	}
 	return nil
+}
+
+func (x *Stream) GetMoved() uint64 {
+	if x != nil {
+		return x.Moved
+	}
+	return 0
+}
+
+func (x *Stream) GetAskedDatapath() string {
+	if x != nil {
+		return x.AskedDatapath
+	}
+	return ""
 }
 
 // What a lane counts for a session.
@@ -6030,7 +6066,7 @@ const file_takt_admin_v1_admin_proto_rawDesc = "" +
 	"\x19takt/admin/v1/admin.proto\x12\rtakt.admin.v1\"\x12\n" +
 	"\x10GetStatusRequest\"<\n" +
 	"\x11GetStatusResponse\x12'\n" +
-	"\x04node\x18\x01 \x01(\v2\x13.takt.admin.v1.NodeR\x04node\"\x82\x03\n" +
+	"\x04node\x18\x01 \x01(\v2\x13.takt.admin.v1.NodeR\x04node\"\xa7\x03\n" +
 	"\x04Node\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\tR\aversion\x12 \n" +
@@ -6045,12 +6081,13 @@ const file_takt_admin_v1_admin_proto_rawDesc = "" +
 	"protection\x12\x10\n" +
 	"\x03key\x18\n" +
 	" \x01(\tR\x03key\x12\x1b\n" +
-	"\tgroup_key\x18\v \x01(\bR\bgroupKey\"\x9a\x01\n" +
+	"\tgroup_key\x18\v \x01(\bR\bgroupKey\x12#\n" +
+	"\rstreams_moved\x18\f \x01(\x04R\fstreamsMoved\"\x9a\x01\n" +
 	"\x04Lane\x12\x12\n" +
 	"\x04lane\x18\x01 \x01(\rR\x04lane\x12\x1a\n" +
 	"\bsessions\x18\x02 \x01(\rR\bsessions\x127\n" +
 	"\bcounters\x18\x03 \x01(\v2\x1b.takt.admin.v1.LaneCountersR\bcounters\x12)\n" +
-	"\x05ports\x18\x04 \x03(\v2\x13.takt.admin.v1.PortR\x05ports\"\xd4\x04\n" +
+	"\x05ports\x18\x04 \x03(\v2\x13.takt.admin.v1.PortR\x05ports\"\xf4\x04\n" +
 	"\fLaneCounters\x12\x14\n" +
 	"\x05polls\x18\x01 \x01(\x04R\x05polls\x12\x1d\n" +
 	"\n" +
@@ -6074,7 +6111,8 @@ const file_takt_admin_v1_admin_proto_rawDesc = "" +
 	"rxReplayed\x12\x19\n" +
 	"\brx_early\x18\x10 \x01(\x04R\arxEarly\x12\x1c\n" +
 	"\n" +
-	"rx_no_room\x18\x11 \x01(\x04R\brxNoRoom\"q\n" +
+	"rx_no_room\x18\x11 \x01(\x04R\brxNoRoom\x12\x1e\n" +
+	"\vrx_no_place\x18\x12 \x01(\x04R\trxNoPlace\"q\n" +
 	"\x04Port\x12\x1a\n" +
 	"\bdatapath\x18\x01 \x01(\tR\bdatapath\x12\x14\n" +
 	"\x05local\x18\x02 \x01(\tR\x05local\x127\n" +
@@ -6115,7 +6153,7 @@ const file_takt_admin_v1_admin_proto_rawDesc = "" +
 	"\astreams\x18\b \x03(\v2\x15.takt.admin.v1.StreamR\astreams\x12:\n" +
 	"\bcounters\x18\t \x01(\v2\x1e.takt.admin.v1.SessionCountersR\bcounters\x123\n" +
 	"\bunserved\x18\n" +
-	" \x03(\v2\x17.takt.admin.v1.UnservedR\bunserved\"\xc2\x02\n" +
+	" \x03(\v2\x17.takt.admin.v1.UnservedR\bunserved\"\xff\x02\n" +
 	"\x06Stream\x12\x16\n" +
 	"\x06stream\x18\x01 \x01(\rR\x06stream\x12?\n" +
 	"\facceleration\x18\x02 \x01(\x0e2\x1b.takt.admin.v1.AccelerationR\facceleration\x12=\n" +
@@ -6124,7 +6162,10 @@ const file_takt_admin_v1_admin_proto_rawDesc = "" +
 	"\bdatapath\x18\x05 \x01(\tR\bdatapath\x12\x18\n" +
 	"\awarning\x18\x06 \x01(\tR\awarning\x12\x18\n" +
 	"\asources\x18\a \x03(\x04R\asources\x12\x14\n" +
-	"\x05sinks\x18\b \x03(\x04R\x05sinksB\x10\n" +
+	"\x05sinks\x18\b \x03(\x04R\x05sinks\x12\x14\n" +
+	"\x05moved\x18\t \x01(\x04R\x05moved\x12%\n" +
+	"\x0easked_datapath\x18\n" +
+	" \x01(\tR\raskedDatapathB\x10\n" +
 	"\x0e_traffic_class\"\x88\x02\n" +
 	"\x0fSessionCounters\x12\x18\n" +
 	"\aemitted\x18\x01 \x01(\x04R\aemitted\x12#\n" +

@@ -74,32 +74,45 @@ func Schedulable(cores int, densities []int64) bool {
 	return (len(densities) <= cores && most <= reservation.WholeCore) || sum <= Total(cores, most)
 }
 
-// Server is one reservation of a thread, in nanoseconds.
-type Server struct{ Runtime, Period uint64 }
+// Server is one reservation of a thread, in nanoseconds. Deadline is 0 where it is the period's end.
+type Server struct{ Runtime, Deadline, Period uint64 }
+
+// early says whether the deadline is before the period's end.
+func (s Server) early() bool { return s.Deadline > 0 && s.Deadline < s.Period }
 
 // Tardiness is how late, in nanoseconds, a runtime may be given after its period's end under global EDF on
 // so many cores if the shares sum up to no more than the cores:
 // (sum of the m-1 greatest Q - least Q) / (m - sum of the m-2 greatest Q/P) + greatest Q (Devi and Anderson,
-// RTSS 2005, theorem 1). False if there is no bound. Deadlines before the period's end are not covered.
+// RTSS 2005, theorem 1); 0 where they are Schedulable. False if there is no bound, as where a deadline is before its
+// period's end, which the theorem does not cover.
 func Tardiness(cores int, servers []Server) (nanoseconds uint64, bounded bool) {
 	if len(servers) == 0 {
 		return 0, true
 	}
 	var runtimes []uint64
-	var shares []int64
+	var shares, densities []int64
 	var sum int64
+	early := false
 	for _, s := range servers {
-		if s.Period == 0 || s.Runtime > s.Period {
+		within := s.Period
+		if s.early() {
+			early, within = true, s.Deadline
+		}
+		if s.Period == 0 || s.Runtime > within {
 			return 0, false
 		}
-		share := share(s)
+		share := ratio(s.Runtime, s.Period)
 		runtimes, shares, sum = append(runtimes, s.Runtime), append(shares, share), sum+share
+		densities = append(densities, ratio(s.Runtime, within))
 	}
 	if sum > int64(cores)*reservation.WholeCore {
 		return 0, false
 	}
-	if Schedulable(cores, shares) {
+	if Schedulable(cores, densities) {
 		return 0, true
+	}
+	if early {
+		return 0, false
 	}
 	slices.Sort(runtimes)
 	slices.Sort(shares)
@@ -123,10 +136,10 @@ func Tardiness(cores int, servers []Server) (nanoseconds uint64, bounded bool) {
 	return quotient + runtimes[len(runtimes)-1], true
 }
 
-// share is Q/P, rounded up.
-func share(s Server) int64 {
-	high, low := bits.Mul64(s.Runtime, reservation.WholeCore)
-	quotient, rest := bits.Div64(high, low, s.Period)
+// ratio is Q/P or Q/D in parts per million, rounded up; runtime is at most the other.
+func ratio(runtime, within uint64) int64 {
+	high, low := bits.Mul64(runtime, reservation.WholeCore)
+	quotient, rest := bits.Div64(high, low, within)
 	if rest > 0 {
 		quotient++
 	}

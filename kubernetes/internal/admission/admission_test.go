@@ -78,18 +78,34 @@ func TestWhateverFitsThePublishedCapacitiesIsSchedulable(t *testing.T) {
 func TestTheBoundOnTardinessIsThePublishedOne(t *testing.T) {
 	const ms = 1_000_000
 	// m = 2: (greatest Q - least Q) / 2 + greatest Q.
-	got, ok := Tardiness(2, []Server{{45 * ms / 10, 10 * ms}, {45 * ms / 10, 10 * ms}, {9 * ms, 10_001_000}})
+	got, ok := Tardiness(2, []Server{{Runtime: 45 * ms / 10, Period: 10 * ms}, {Runtime: 45 * ms / 10, Period: 10 * ms}, {Runtime: 9 * ms, Period: 10_001_000}})
 	if want := uint64(9*ms + 2_250_000); !ok || got != want {
 		t.Errorf("bound is %d, %t, want %d", got, ok, want)
 	}
-	if got, ok := Tardiness(2, []Server{{9 * ms, 10 * ms}, {9 * ms, 10 * ms}}); !ok || got != 0 {
+	if got, ok := Tardiness(2, []Server{{Runtime: 9 * ms, Period: 10 * ms}, {Runtime: 9 * ms, Period: 10 * ms}}); !ok || got != 0 {
 		t.Errorf("no more than cores: %d, %t", got, ok)
 	}
-	if _, ok := Tardiness(2, []Server{{9 * ms, 10 * ms}, {9 * ms, 10 * ms}, {3 * ms, 10 * ms}}); ok {
+	if _, ok := Tardiness(2, []Server{{Runtime: 9 * ms, Period: 10 * ms}, {Runtime: 9 * ms, Period: 10 * ms}, {Runtime: 3 * ms, Period: 10 * ms}}); ok {
 		t.Error("more than there is has a bound")
 	}
 	if got, ok := Tardiness(4, nil); !ok || got != 0 {
 		t.Errorf("nothing is late by %d, %t", got, ok)
+	}
+}
+
+// Its twin in Rust says None to the same (more_than_there_is_has_no_bound).
+func TestADeadlineBeforeThePeriodsEndIsInTheProofAndHasNoBoundWithoutOne(t *testing.T) {
+	const ms = 1_000_000
+	// Their Q/P sum up to 0.8 of one core, their Q/D to more than one.
+	early := []Server{{Runtime: 5 * ms, Deadline: 6 * ms, Period: 10 * ms}, {Runtime: 3 * ms, Period: 10 * ms}}
+	if got, ok := Tardiness(1, early); ok {
+		t.Errorf("late by %d at most", got)
+	}
+	if got, ok := Tardiness(2, early); !ok || got != 0 {
+		t.Errorf("a core for each: %d, %t", got, ok)
+	}
+	if _, ok := Tardiness(2, []Server{{Runtime: 5 * ms, Deadline: 4 * ms, Period: 10 * ms}}); ok {
+		t.Error("more than there is before its deadline has a bound")
 	}
 }
 

@@ -24,6 +24,9 @@ const networkName = "network"
 // deviceName is the file beside it that names the node's end of the interface, if it is a veth.
 const deviceName = "device"
 
+// identityName is the file beside it with the attachment's whole name, of which taktd may have a part.
+const identityName = "identity"
+
 // longestIdentity is what taktd takes.
 const longestIdentity = 128
 
@@ -72,8 +75,8 @@ func (a attachment) lock() (unlock func(), err error) {
 	}
 }
 
-// create makes the attachment's directory, with the names of its network and of the node's device in it.
-func (a attachment) create(network, device string) error {
+// create makes the attachment's directory, with the names of its network, of itself and of the node's device in it.
+func (a attachment) create(network, name, device string) error {
 	if len(a.socket()) > longestSocket {
 		return invalid("directory %q: the pod's socket would be %s, which is longer than %d bytes: choose a shorter directory", a.root, a.socket(), longestSocket)
 	}
@@ -86,6 +89,9 @@ func (a attachment) create(network, device string) error {
 	}
 	if err := os.WriteFile(filepath.Join(a.directory(), networkName), []byte(network), 0o644); err != nil {
 		return failure("cannot write the attachment's network", err)
+	}
+	if err := os.WriteFile(filepath.Join(a.directory(), identityName), []byte(name), 0o644); err != nil {
+		return failure("cannot write the attachment's name", err)
 	}
 	if device == "" {
 		return nil
@@ -151,25 +157,39 @@ func escape(path string) string {
 	return strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`).Replace(path)
 }
 
-// identity names the pod in taktd's logs, tables and metrics.
-func identity(args *skel.CmdArgs) string {
+// name is that of an attachment: namespace, pod and interface, or container and interface of one that is no pod's.
+func name(args *skel.CmdArgs) string {
 	of := struct {
 		types.CommonArgs
 		K8S_POD_NAMESPACE, K8S_POD_NAME types.UnmarshallableString //nolint:revive // the names of CNI_ARGS
 	}{}
-	name := args.ContainerID
+	whole := args.ContainerID
 	if types.LoadArgs("IgnoreUnknown=1;"+args.Args, &of) == nil && of.K8S_POD_NAME != "" {
-		name = string(of.K8S_POD_NAMESPACE + "/" + of.K8S_POD_NAME)
+		whole = string(of.K8S_POD_NAMESPACE + "/" + of.K8S_POD_NAME)
 	}
-	name += "/" + args.IfName
+	return whole + "/" + args.IfName
+}
+
+// identity names the pod in taktd's logs, tables and metrics.
+func identity(args *skel.CmdArgs) string {
+	name := name(args)
 	if len(name) > longestIdentity {
 		name = fmt.Sprintf("%s~%x", strings.ToValidUTF8(name[:longestIdentity-17], ""), sha256.Sum256([]byte(name)))[:longestIdentity]
 	}
 	return name
 }
 
-// Named are the namespace, the pod and the interface that an identity tells of; of one that was shortened, or is of no
-// pod, all of it is the pod's name.
+// Whole is the name of the attachment whose directory of sockets this is; its identity in taktd if a plugin has made it
+// that did not note it.
+func Whole(directory, identity string) string {
+	if name, err := os.ReadFile(filepath.Join(directory, identityName)); err == nil {
+		return string(name)
+	}
+	return identity
+}
+
+// Named are the namespace, the pod and the interface that a name or an identity tells of; of one that was shortened, or
+// is of no pod, all of it is the pod's name.
 func Named(identity string) (namespace, pod, ifName string) {
 	parts := strings.Split(identity, "/")
 	switch {

@@ -112,7 +112,7 @@ func (c *Config) attach(args *skel.CmdArgs, at attachment, result *types100.Resu
 	if err := runtime.network(c); err != nil {
 		return err
 	}
-	if err := at.create(c.Name, device); err != nil {
+	if err := at.create(c.Name, name(args), device); err != nil {
 		return err
 	}
 	return runtime.set(c.listener(at, identity(args), of))

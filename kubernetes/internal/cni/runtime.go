@@ -148,12 +148,9 @@ func (c *Config) listener(at attachment, identity string, of *adminv1.Endpoint) 
 	}
 }
 
-// same says whether what is set has the place in the network and the classes that are wanted.
+// same says whether what is set has the place in the network that is wanted, and no classes but those that are: takt-node
+// takes from a pod what its namespace may not use.
 func same(is, wanted *adminv1.Listener) bool {
-	classes := func(l *adminv1.Listener) []uint32 {
-		sorted := slices.Clone(l.GetClasses())
-		slices.Sort(sorted)
-		return slices.Compact(sorted)
-	}
-	return proto.Equal(is.GetEndpoint(), wanted.GetEndpoint()) && slices.Equal(classes(is), classes(wanted))
+	return proto.Equal(is.GetEndpoint(), wanted.GetEndpoint()) &&
+		!slices.ContainsFunc(is.GetClasses(), func(class uint32) bool { return !slices.Contains(wanted.GetClasses(), class) })
 }

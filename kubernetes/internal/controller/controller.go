@@ -1,9 +1,11 @@
 package controller
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -13,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
@@ -85,7 +88,7 @@ func New(kube kubernetes.Interface, client *objects.Client, events recorder, lea
 			meta.Labels = nil
 			return &corev1.Pod{
 				TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"}, ObjectMeta: meta,
-				Spec: corev1.PodSpec{NodeName: pod.Spec.NodeName}, Status: corev1.PodStatus{Phase: pod.Status.Phase},
+				Spec: corev1.PodSpec{NodeName: pod.Spec.NodeName, HostNetwork: pod.Spec.HostNetwork}, Status: corev1.PodStatus{Phase: pod.Status.Phase, PodIPs: pod.Status.PodIPs},
 			}, nil
 		}
 		return object, nil
@@ -94,7 +97,7 @@ func New(kube kubernetes.Interface, client *objects.Client, events recorder, lea
 }
 
 func trimmed(of *metav1.ObjectMeta) metav1.ObjectMeta {
-	return metav1.ObjectMeta{Name: of.Name, Namespace: of.Namespace, UID: of.UID, ResourceVersion: of.ResourceVersion, Labels: of.Labels}
+	return metav1.ObjectMeta{Name: of.Name, Namespace: of.Namespace, UID: of.UID, ResourceVersion: of.ResourceVersion, Labels: of.Labels, CreationTimestamp: of.CreationTimestamp}
 }
 
 // Run keeps the objects in step until the context ends.
@@ -139,10 +142,12 @@ func (c *Controller) world() *World {
 }
 
 // round looks at everything once. The statuses of schedules go first: which instant was chosen is known before any node
-// is asked. An object that has changed meanwhile ends the round, and the next one looks again.
+// is asked. What nodes have of a schedule whose status is not taken stays for this round; all else goes on.
 func (c *Controller) round(ctx context.Context) error {
 	w := c.world()
 	p := w.Make()
+	var mistakes []error
+	held := map[types.UID]bool{}
 	for _, one := range w.Schedules {
 		if equality.Semantic.DeepEqual(one.Status, p.Schedules[one.Name]) {
 			continue
@@ -150,9 +155,11 @@ func (c *Controller) round(ctx context.Context) error {
 		now := one.DeepCopy()
 		now.Status = p.Schedules[one.Name]
 		if _, err := c.client.Schedules.UpdateStatus(ctx, now, metav1.UpdateOptions{}); err != nil {
-			return harmless(fmt.Errorf("GateSchedule %s: %w", one.Name, err))
+			held[one.UID] = true
+			mistakes = append(mistakes, named("GateSchedule", one.Name, err))
 		}
 	}
+	p.hold(w.Members, held)
 	c.tell(p.Events)
 	var writes []func() error
 	for _, one := range w.Members {
@@ -177,7 +184,31 @@ func (c *Controller) round(ctx context.Context) error {
 			return named("TaktNetwork", now.Name, err)
 		})
 	}
-	return parallel(writes)
+	return errors.Join(append(mistakes, parallel(writes))...)
+}
+
+// hold leaves nodes what they are assigned of these schedules.
+func (p *Plan) hold(members []*network.TaktNode, schedules map[types.UID]bool) {
+	if len(schedules) == 0 {
+		return
+	}
+	for _, member := range members {
+		var kept []network.Assignment
+		for _, had := range member.Spec.Schedules {
+			if schedules[had.UID] {
+				kept = append(kept, had)
+			}
+		}
+		spec := p.Specs[member.Name]
+		for _, planned := range spec.Schedules {
+			if !schedules[planned.UID] && !slices.ContainsFunc(kept, func(k network.Assignment) bool { return k.Datapath == planned.Datapath }) {
+				kept = append(kept, planned)
+			}
+		}
+		slices.SortFunc(kept, func(a, b network.Assignment) int { return cmp.Compare(a.Datapath, b.Datapath) })
+		spec.Schedules = kept
+		p.Specs[member.Name] = spec
+	}
 }
 
 func named(kind, name string, err error) error {

@@ -3,8 +3,10 @@ package controller
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"net"
 	"net/netip"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -22,8 +24,17 @@ const (
 	reasonConflict = "AddressConflict"
 	// reasonOutside: an address is in no subnet of the network.
 	reasonOutside = "AddressOutsideSubnet"
+	// reasonTooMany: the node has more pods than others are told of.
+	reasonTooMany = "TooManyStations"
 	// reasonUnknown: the pod is attached to a network that the cluster does not know.
 	reasonUnknown = "UnknownNetwork"
+)
+
+// What a TaktNode has room for: the custom resource refuses more, and with it all that is said of the node.
+const (
+	mostStations  = 2048
+	mostNetworks  = 256
+	mostAddresses = 64
 )
 
 func hostPort(address string, port int32) string {
@@ -35,7 +46,7 @@ func (w *World) planNetworks(p *Plan, specs map[string]*network.TaktNodeSpec) {
 	nets := slices.Clone(w.Networks)
 	slices.SortFunc(nets, func(a, b *network.TaktNetwork) int { return older(a, b) })
 	accepted, carriers := map[string]*network.TaktNetwork{}, map[string]string{}
-	refused := map[string]string{}
+	refused, refusedFor := map[string]string{}, map[string]string{}
 	for _, one := range nets {
 		key := ""
 		switch spec := &one.Spec; {
@@ -45,7 +56,13 @@ func (w *World) planNetworks(p *Plan, specs map[string]*network.TaktNodeSpec) {
 			key = fmt.Sprintf("vlan %d of uplink %q", *spec.VLAN, spec.Uplink)
 		}
 		if other := carriers[key]; key != "" && other != "" {
+			refusedFor[one.Name] = "CarrierInUse"
 			refused[one.Name] = fmt.Sprintf("%s is network %s's: choose another one", key, other)
+			continue
+		}
+		if len(accepted) == mostNetworks {
+			refusedFor[one.Name] = "TooManyNetworks"
+			refused[one.Name] = fmt.Sprintf("the cluster has %d networks already, which is the limit: delete one of them", mostNetworks)
 			continue
 		}
 		carriers[key] = one.Name
@@ -64,7 +81,7 @@ func (w *World) planNetworks(p *Plan, specs map[string]*network.TaktNodeSpec) {
 			spec := specs[member.Name]
 			spec.Networks = append(spec.Networks, one.Name)
 			served := serves[member.Name][one.Name]
-			if vtep := cmp.Or(served.VTEP, w.address(member.Name)); one.Spec.VNI != nil && served.Reason == network.Serving && vtep != "" {
+			if vtep := cmp.Or(ip(served.VTEP), w.address(member.Name)); one.Spec.VNI != nil && served.Reason == network.Serving && vtep != "" {
 				spec.VTEPs = append(spec.VTEPs, network.VTEP{Network: one.Name, Address: vtep})
 			}
 		}
@@ -78,7 +95,7 @@ func (w *World) planNetworks(p *Plan, specs map[string]*network.TaktNodeSpec) {
 			var changed []metav1.Condition
 			status.Nodes = "0/0"
 			status.Conditions, changed = conditions(one.Status.Conditions, w.Now,
-				condition(network.Accepted, false, one.Generation, "CarrierInUse", why), condition(network.Served, false, one.Generation, "NotAccepted", why))
+				condition(network.Accepted, false, one.Generation, refusedFor[one.Name], why), condition(network.Served, false, one.Generation, "NotAccepted", why))
 			p.tell(one, changed[:min(len(changed), 1)])
 			p.Networks[one.Name] = status
 			continue
@@ -197,6 +214,9 @@ func (w *World) planStation(p *Plan, specs map[string]*network.TaktNodeSpec, acc
 		}
 		return
 	}
+	if !ethernet.MatchString(endpoint.MAC) || len(endpoint.Addresses) > mostAddresses {
+		return // no takt-node says that
+	}
 	station := network.Station{Network: of.Name, Place: network.Place{MAC: endpoint.MAC}}
 	keys := []string{of.Name + " " + endpoint.MAC}
 	for _, text := range endpoint.Addresses {
@@ -212,10 +232,27 @@ func (w *World) planStation(p *Plan, specs map[string]*network.TaktNodeSpec, acc
 			refuse(reasonOutside, "address %s is in none of the subnets %s of network %s, and no other node knows the pod: correct the IPAM of the CNI configuration, or the TaktNetwork", address, strings.Join(of.Spec.Subnets, ", "), of.Name)
 			return
 		}
+		if slices.Contains(station.Addresses, address.String()) {
+			continue
+		}
 		station.Addresses = append(station.Addresses, address.String())
 		keys = append(keys, of.Name+" "+address.String())
 	}
 	me := pod.Namespace + "/" + pod.Name
+	// A node that is taken over may say what it likes of its own pods, but not take what the cluster knows to be another's.
+	for _, address := range station.Addresses {
+		if other := w.holders[address]; other != "" && other != "pod "+me {
+			refuse(reasonConflict, "%s is %s's, and no other node knows this pod with it: see that the IPAM of network %s gives other addresses", address, other, of.Name)
+			return
+		}
+	}
+	for _, outside := range of.Spec.Stations {
+		same := slices.ContainsFunc(outside.Addresses, func(a string) bool { return slices.Contains(station.Addresses, ip(a)) })
+		if same || strings.EqualFold(outside.MAC, endpoint.MAC) {
+			refuse(reasonConflict, "an address of %s is that of station %s outside of the cluster, and no other node knows this pod: correct stations of TaktNetwork %s, or see that the IPAM gives other addresses", endpoint.Interface, outside.MAC, of.Name)
+			return
+		}
+	}
 	for _, key := range keys {
 		if other := holders[key]; other != "" && other != me {
 			refuse(reasonConflict, "%s of network %s is pod %s's, and no other node knows this one: delete one of them, and see that the IPAM of their nodes does not overlap", strings.TrimPrefix(key, of.Name+" "), of.Name, other)
@@ -237,5 +274,42 @@ func (w *World) planStation(p *Plan, specs map[string]*network.TaktNodeSpec, acc
 			return
 		}
 	}
+	if len(specs[member.Name].Stations) == mostStations {
+		refuse(reasonTooMany, "its node has %d interfaces in networks, of which others are told, and no other node knows this one: move pods to other nodes", mostStations)
+		return
+	}
 	specs[member.Name].Stations = append(specs[member.Name].Stations, station)
+}
+
+// elsewhere are the addresses of nodes and of pods in the cluster's own network, by address, each with whose it is: the older
+// pod's of two. A pod with its node's addresses has none of its own.
+func (w *World) elsewhere() map[string]string {
+	found := map[string]string{}
+	for _, pod := range slices.SortedFunc(maps.Values(w.Pods), func(a, b *corev1.Pod) int { return older(b, a) }) {
+		if pod.Spec.HostNetwork || pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed {
+			continue
+		}
+		for _, address := range pod.Status.PodIPs {
+			found[ip(address.IP)] = "pod " + pod.Namespace + "/" + pod.Name
+		}
+	}
+	for name, node := range w.Nodes {
+		for _, address := range node.Status.Addresses {
+			found[ip(address.Address)] = "node " + name
+		}
+	}
+	delete(found, "")
+	return found
+}
+
+// ethernet is an address as takt-node says it.
+var ethernet = regexp.MustCompile("^([0-9a-f]{2}:){5}[0-9a-f]{2}$")
+
+// ip is an IP address in the form that all addresses are compared in; empty if it is none.
+func ip(text string) string {
+	address, err := netip.ParseAddr(text)
+	if err != nil || address.Zone() != "" {
+		return ""
+	}
+	return address.String()
 }

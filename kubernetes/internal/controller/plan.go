@@ -7,7 +7,9 @@ package controller
 
 import (
 	"cmp"
+	"regexp"
 	"slices"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -28,6 +30,8 @@ type World struct {
 	Pods    map[string]*corev1.Pod
 	// Now is UTC.
 	Now time.Time
+	// holders are the addresses in the cluster that are no network's, each with whose it is. Make finds them.
+	holders map[string]string
 	// Lead is how long nodes have to take a schedule before it begins.
 	Lead time.Duration
 }
@@ -51,6 +55,7 @@ type Plan struct {
 func (w *World) Make() *Plan {
 	p := &Plan{Specs: map[string]network.TaktNodeSpec{}, Networks: map[string]network.TaktNetworkStatus{}, Schedules: map[string]network.GateScheduleStatus{}}
 	slices.SortFunc(w.Members, func(a, b *network.TaktNode) int { return cmp.Compare(a.Name, b.Name) })
+	w.holders = w.elsewhere()
 	specs := map[string]*network.TaktNodeSpec{}
 	for _, member := range w.Members {
 		spec := &network.TaktNodeSpec{}
@@ -127,14 +132,22 @@ func (p *Plan) tell(about runtime.Object, changed []metav1.Condition) {
 	}
 }
 
+// identifier is what the API server takes for the reason of a condition.
+var identifier = regexp.MustCompile("^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$")
+
 func condition(kind string, holds bool, generation int64, reason, message string) metav1.Condition {
 	status := metav1.ConditionFalse
 	if holds {
 		status = metav1.ConditionTrue
 	}
-	// What a node says may be long.
+	// What a node says may be long, and no identifier. What the API server would change or refuse is never as it should be:
+	// it would be written, and told, in every round.
 	if len(message) > 1024 {
 		message = message[:1024]
+	}
+	message = strings.ToValidUTF8(message, "")
+	if !identifier.MatchString(reason) || len(reason) > 128 {
+		reason = "Unspecified"
 	}
 	return metav1.Condition{Type: kind, Status: status, ObservedGeneration: generation, Reason: reason, Message: message}
 }

@@ -18,6 +18,9 @@ import (
 // committed, and begins by itself. A node that cannot hear of the way back in time runs the schedule from its instant
 // until it hears.
 
+// mostSchedules is what a TaktNode has room for.
+const mostSchedules = 16
+
 // lateMargin is how long before the instant all nodes have to have answered: the rest is for the way back.
 const lateMargin = time.Second
 
@@ -31,6 +34,8 @@ type rollout struct {
 	// selected are the nodes, members those by name.
 	selected []string
 	members  map[string]*network.TaktNode
+	// reason and message say why the schedule is not taken as it is; empty if it is.
+	reason, message string
 }
 
 func (w *World) planSchedules(p *Plan, specs map[string]*network.TaktNodeSpec) {
@@ -49,14 +54,25 @@ func (w *World) planSchedules(p *Plan, specs map[string]*network.TaktNodeSpec) {
 		}
 		return cmp.Or(cmp.Compare(rank(a), rank(b)), older(a, b))
 	})
-	taken := map[string]string{}
+	var rollouts []*rollout
+	taken := map[string]*network.GateSchedule{}
 	for _, of := range all {
 		r := &rollout{w: w, p: p, specs: specs, of: of, status: *of.Status.DeepCopy(), members: members}
+		r.reason, r.message = r.choose()
+		rollouts = append(rollouts, r)
+		// A link is also the one's who has it and is decided upon later: what is assigned now is not given to another one.
+		for _, name := range r.selected {
+			if r.had(name) != nil {
+				taken[name+" "+of.Spec.Datapath] = of
+			}
+		}
+	}
+	for _, r := range rollouts {
 		r.make(taken)
-		p.Schedules[of.Name] = r.status
+		p.Schedules[r.of.Name] = r.status
 		for name, spec := range specs {
-			if slices.ContainsFunc(spec.Schedules, func(a network.Assignment) bool { return a.UID == of.UID }) {
-				taken[name+" "+of.Spec.Datapath] = of.Name
+			if slices.ContainsFunc(spec.Schedules, func(a network.Assignment) bool { return a.UID == r.of.UID }) {
+				taken[name+" "+r.of.Spec.Datapath] = r.of
 			}
 		}
 	}
@@ -66,8 +82,11 @@ func (w *World) planSchedules(p *Plan, specs map[string]*network.TaktNodeSpec) {
 }
 
 // make decides what becomes of the schedule in this round.
-func (r *rollout) make(taken map[string]string) {
-	reason, message := r.choose(taken)
+func (r *rollout) make(taken map[string]*network.GateSchedule) {
+	if r.reason == "" {
+		r.reason, r.message = r.conflict(taken)
+	}
+	reason, message := r.reason, r.message
 	accepted := condition(network.Accepted, reason == "", r.of.Generation, cmp.Or(reason, "Accepted"), cmp.Or(message, "goes together with the other schedules"))
 	var inForce metav1.Condition
 	if reason != "" {
@@ -85,8 +104,8 @@ func (r *rollout) make(taken map[string]string) {
 	r.p.tell(r.of, changed)
 }
 
-// choose finds the nodes, and says why the schedule cannot be theirs.
-func (r *rollout) choose(taken map[string]string) (reason, message string) {
+// choose finds the nodes, and says why the schedule is nobody's.
+func (r *rollout) choose() (reason, message string) {
 	spec := &r.of.Spec
 	if _, err := objects.Request(spec.Datapath, &network.Revision{Schedule: spec.Schedule}); err != nil {
 		return "Invalid", err.Error()
@@ -105,10 +124,15 @@ func (r *rollout) choose(taken map[string]string) (reason, message string) {
 			r.selected = append(r.selected, member.Name)
 		}
 	}
+	return "", ""
+}
+
+// conflict says whose link is to become this schedule's.
+func (r *rollout) conflict(taken map[string]*network.GateSchedule) (reason, message string) {
 	for _, name := range r.selected {
-		if other := taken[name+" "+spec.Datapath]; other != "" {
+		if other := taken[name+" "+r.of.Spec.Datapath]; other != nil && other.UID != r.of.UID {
 			r.selected = nil
-			return "ScheduleConflict", fmt.Sprintf("node %s has GateSchedule %s on datapath %s: delete one of them, or have them select different nodes", name, other, spec.Datapath)
+			return "ScheduleConflict", fmt.Sprintf("node %s has GateSchedule %s on datapath %s: delete one of them, or have them select different nodes", name, other.Name, r.of.Spec.Datapath)
 		}
 	}
 	return "", ""
@@ -124,8 +148,13 @@ func (r *rollout) had(name string) *network.Assignment {
 	return nil
 }
 
+// give assigns to a node's link, if it is nobody's: of two for one link the API server would take neither, nor anything
+// else that is said of the node.
 func (r *rollout) give(name string, a network.Assignment) {
 	a.Datapath = r.of.Spec.Datapath
+	if len(r.specs[name].Schedules) == mostSchedules || slices.ContainsFunc(r.specs[name].Schedules, func(b network.Assignment) bool { return b.Datapath == a.Datapath }) {
+		return
+	}
 	r.specs[name].Schedules = append(r.specs[name].Schedules, a)
 }
 

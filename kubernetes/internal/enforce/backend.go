@@ -37,6 +37,8 @@ type Grant struct {
 	Parameters reservation.Parameters
 	// Cores are the CPUs that it was allocated on, distinct.
 	Cores []int
+	// Restored is how often threads of earlier containers have had it restored: State.Restored counts on from there.
+	Restored int
 }
 
 // String is how people know the grant.
@@ -50,6 +52,9 @@ type Container struct {
 	Init int
 	// Root is "/" but in tests: below it are sys/fs/cgroup and the container's cgroups.
 	Root string
+	// Memory is the file that remembers which of the container's processes are its program's, where a later agent could
+	// not tell; none if empty. It goes with the reservation.
+	Memory string
 }
 
 // Adjustment is what a backend needs of a container before it is created.
@@ -75,6 +80,8 @@ type Backend interface {
 	Accepts(grants []Grant) error
 	// Adjust is what the container has to be created with.
 	Adjust(grants []Grant) Adjustment
+	// Broken says of cores why they keep no reservation at the moment, having put right what it can.
+	Broken() map[int]error
 	// Enforce takes effect before it returns. It is called before the container's own program starts,
 	// and again after a restart of this process, for a container that runs. An error wraps ErrRefused or
 	// ErrGone; then nothing is left behind.
@@ -105,6 +112,8 @@ type State struct {
 	Threads []ThreadState
 	// Free is how many reservations no thread holds.
 	Free int
+	// Waiting is how many threads have no reservation for the moment, because the kernel has no room for it.
+	Waiting int
 	// Starting says that the container still runs as ordinary threads, as the grant wants it at the beginning.
 	Starting bool
 	// LeftOut is how many threads have a name that matches but came too late: all reservations were taken.

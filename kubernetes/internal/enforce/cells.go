@@ -195,6 +195,29 @@ func (c *Cells) state(core int) (string, error) {
 	return strings.TrimSpace(string(text)), nil
 }
 
+// Broken implements Backend. A partition becomes invalid when another cgroup takes its core, or its core goes offline;
+// then its threads are scheduled with everybody else's.
+func (c *Cells) Broken() map[int]error {
+	var broken map[int]error
+	for _, core := range c.cores {
+		state, err := c.state(core)
+		if err == nil && state == "root" {
+			continue
+		}
+		if c.take(core) == nil {
+			continue
+		}
+		if err == nil {
+			err = fmt.Errorf("the kernel says of the partition of CPU %d: %q: another cgroup has the core in its cpuset.cpus, or it is offline; take it away there", core, state)
+		}
+		if broken == nil {
+			broken = map[int]error{}
+		}
+		broken[core] = err
+	}
+	return broken
+}
+
 // present are the cores that have a cell.
 func (c *Cells) present() []int {
 	found, _ := filepath.Glob(filepath.Join(c.root, cellPrefix+"*")) // the pattern is well-formed

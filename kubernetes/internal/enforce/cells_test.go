@@ -212,3 +212,40 @@ func TestCellsNeedTheCpusetControllerAndACoreForEverybodyElse(t *testing.T) {
 		t.Errorf("without cgroup v2: %v", err)
 	}
 }
+
+func TestACellThatIsGoneOrInvalidIsMadeAnewOrTold(t *testing.T) {
+	root := t.TempDir()
+	c := &Cells{root: root, cores: []int{1, 2}}
+	write(t, root, map[string]string{"takt-cpu1/cpuset.cpus.partition": "root", "takt-cpu1/cpuset.cpus": "1", "takt-cpu1/cgroup.subtree_control": ""})
+	broken := c.Broken()
+	if len(broken) != 1 || broken[2] == nil || !strings.Contains(broken[2].Error(), "CPU 2") {
+		t.Errorf("without a partition: %v", broken)
+	}
+	write(t, root, map[string]string{"takt-cpu1/cpuset.cpus.partition": "root invalid (Cpu list in cpuset.cpus not exclusive)"})
+	c.cores = []int{1}
+	if broken := c.Broken(); len(broken) > 0 {
+		t.Errorf("what could be put right: %v", broken)
+	}
+	if state, err := c.state(1); err != nil || state != "root" {
+		t.Errorf("the partition is %q, %v", state, err)
+	}
+}
+
+func TestAPartitionWhoseCPUIsOfflineIsToldAndComesBack(t *testing.T) {
+	backend := newCells(t, 1, 2)
+	backend.mustOpen(t)
+	defer backend.Close()
+	const file = "/sys/devices/system/cpu/cpu2/online"
+	if err := os.WriteFile(file, []byte("0"), 0); err != nil {
+		t.Skipf("its CPUs stay: %v", err)
+	}
+	if broken := backend.Broken(); len(broken) != 1 || broken[2] == nil {
+		t.Errorf("offline: %v", broken)
+	}
+	if err := os.WriteFile(file, []byte("1"), 0); err != nil {
+		t.Fatal(err)
+	}
+	if broken := backend.Broken(); len(broken) > 0 {
+		t.Errorf("online again: %v", broken)
+	}
+}

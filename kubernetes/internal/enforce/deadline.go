@@ -54,6 +54,9 @@ func (Deadline) Enforce(c Container, grants []Grant) (Enforcement, error) {
 
 func rootDomain() ([]int, error) { return topology.RootDomain("/") }
 
+// Broken implements Backend.
+func (Deadline) Broken() map[int]error { return nil }
+
 // Open implements Backend.
 func (Deadline) Open() error { return nil }
 

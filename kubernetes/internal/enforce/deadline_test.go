@@ -220,7 +220,7 @@ func TestAContainerThatKeepsChangingItsReservationsIsRefused(t *testing.T) {
 	p := begin(t)
 	id := p.do("thread control")
 	e := enforce(t, Deadline{}, p, grant("a", 2*ms, 20*ms, 1, named("control")))
-	for range mostRestored {
+	for range MostRestored {
 		if err := sched.Drop(p.outer(id)); err != nil {
 			t.Fatal(err)
 		}

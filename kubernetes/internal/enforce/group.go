@@ -155,6 +155,9 @@ func (g *Group) Enforce(c Container, grants []Grant) (Enforcement, error) {
 	}).start()
 }
 
+// Broken implements Backend.
+func (g *Group) Broken() map[int]error { return nil }
+
 // Open implements Backend.
 func (g *Group) Open() error { return nil }
 

@@ -2,6 +2,7 @@ package enforce
 
 import (
 	"cmp"
+	"encoding/json"
 	"fmt"
 	"io/fs"
 	"os"
@@ -24,6 +25,8 @@ type members struct {
 	// known are the processes that were there the last time, by number: whose they are does not change with
 	// their parent.
 	known map[int]relation
+	// memory is the file that has of known what cannot be told from the processes alone, written its text; none if empty.
+	memory, written string
 	// threads are those that were there the last time, by number: what does not change is not read again.
 	threads map[int]sched.Thread
 }
@@ -52,7 +55,9 @@ func findMembers(c Container) (*members, error) {
 			continue // this hierarchy does not hold containers
 		}
 		if dir := filepath.Join(root, path); exists(dir) {
-			return &members{init: init, dir: dir}, nil
+			m := &members{init: init, dir: dir, memory: c.Memory}
+			m.recall()
+			return m, nil
 		}
 	}
 	return nil, fmt.Errorf("cannot find the cgroup of process %d: is /sys/fs/cgroup the host's?", c.Init)
@@ -126,20 +131,70 @@ func (m *members) rank(thread sched.Thread) int {
 	return 1
 }
 
+// remembered is a process of which a later agent could not tell whose it is: the parent that told it has ended.
+type remembered struct {
+	Process int    `json:"process"`
+	Start   uint64 `json:"start"`
+	Own     bool   `json:"own"`
+}
+
+// recall reads what an earlier agent has written down. What cannot be read was never there.
+func (m *members) recall() {
+	if m.memory == "" {
+		return
+	}
+	text, err := os.ReadFile(m.memory)
+	var all []remembered
+	if err != nil || json.Unmarshal(text, &all) != nil {
+		return
+	}
+	m.written, m.known = string(text), map[int]relation{}
+	for _, is := range all {
+		m.known[is.Process] = relation{sched.Thread{TID: is.Process, Process: is.Process, Start: is.Start}, is.Own}
+	}
+}
+
+// remember writes down what a later agent could not tell, if that has changed. It is tried again at the next look.
+func (m *members) remember(processes map[int]sched.Thread) {
+	if m.memory == "" {
+		return
+	}
+	anew := m.relations(processes, nil)
+	all := []remembered{}
+	for process, is := range m.known {
+		if anew[process].own != is.own {
+			all = append(all, remembered{process, is.leader.Start, is.own})
+		}
+	}
+	slices.SortFunc(all, func(a, b remembered) int { return a.Process - b.Process })
+	text, err := json.Marshal(all)
+	if err != nil || string(text) == m.written || (len(all) == 0 && m.written == "") {
+		return
+	}
+	if os.WriteFile(m.memory+".tmp", text, 0o600) == nil && os.Rename(m.memory+".tmp", m.memory) == nil {
+		m.written = string(text)
+	}
+}
+
 // relate says of each process whether it is of the container's own program. What was said of it before stays,
 // though its parent may have ended since and it be another one's child.
 func (m *members) relate(processes map[int]sched.Thread) {
-	before := m.known
-	m.known = map[int]relation{}
+	m.known = m.relations(processes, m.known)
+	m.remember(processes)
+}
+
+// relations are those of processes, of which some were known before.
+func (m *members) relations(processes map[int]sched.Thread, before map[int]relation) map[int]relation {
+	known := map[int]relation{}
 	for process, leader := range processes {
 		if was, ok := before[process]; ok && was.leader.Start == leader.Start {
-			m.known[process] = relation{leader, was.own}
+			known[process] = relation{leader, was.own}
 		}
 	}
-	m.known[m.init.Process] = relation{m.init, true}
+	known[m.init.Process] = relation{m.init, true}
 	var own func(process, depth int) bool
 	own = func(process, depth int) bool {
-		if is, ok := m.known[process]; ok {
+		if is, ok := known[process]; ok {
 			return is.own
 		}
 		leader, ok := processes[process]
@@ -153,12 +208,13 @@ func (m *members) relate(processes map[int]sched.Thread) {
 		if is && leader.Parent == m.init.Process && leader.Session != m.init.Session && leader.Session != process {
 			is = own(leader.Session, depth+1)
 		}
-		m.known[process] = relation{leader, is}
+		known[process] = relation{leader, is}
 		return is
 	}
 	for process := range processes {
 		own(process, 0)
 	}
+	return known
 }
 
 // forget has a thread read anew the next time.

@@ -154,3 +154,58 @@ func BenchmarkAScanOfAThousandThreads(b *testing.B) {
 		}
 	}
 }
+
+func TestAThreadThatAskedAndWaitsForRoomKeepsItsPlace(t *testing.T) {
+	thread := sched.Thread{TID: 7, Process: 7, Start: 1}
+	g := Grant{Key: "a", Cores: []int{0}, Parameters: reservation.Parameters{Threads: reservation.Threads{Select: reservation.SelectAsk}}}
+	all := newSeats([]Grant{g})
+	all[0].held[0] = seat{thread: thread, busy: time.Now()}
+	if all[0].state().Waiting != 1 {
+		t.Errorf("state is %+v", all[0].state())
+	}
+	if _, sit := plan(all, []sched.Thread{thread}); len(sit) != 1 || sit[0].thread != thread {
+		t.Errorf("seated are %v", sit)
+	}
+	// One that has ended waits no more.
+	if _, sit := plan(all, nil); len(sit) != 0 || !all[0].held[0].vacant() {
+		t.Errorf("seated are %v", sit)
+	}
+}
+
+// Whose a process is whose parent has ended, only an agent knows that has seen the parent.
+func TestALaterAgentKnowsWhoseProcessesAre(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "members.json")
+	process := func(number, parent, session int) sched.Thread {
+		return sched.Thread{TID: number, Process: number, Parent: parent, Session: session, Start: uint64(number)}
+	}
+	init := process(10, 1, 10)
+	first := &members{init: init, memory: file}
+	// 20 is the program's and makes 21 by way of a session that ends; 30 is of an exec and begins a session for 31.
+	first.relate(map[int]sched.Thread{10: init, 20: process(20, 10, 10), 21: process(21, 20, 20), 30: process(30, 1, 30), 31: process(31, 30, 31)})
+	if _, err := os.Stat(file); err == nil {
+		t.Error("what anybody can tell is written down")
+	}
+	orphans := map[int]sched.Thread{10: init, 21: process(21, 10, 20), 31: process(31, 10, 31)}
+	first.relate(orphans)
+	for name, m := range map[string]*members{"the same agent": first, "a later one": {init: init, memory: file}} {
+		if name == "a later one" {
+			m.recall()
+			m.relate(orphans)
+		}
+		if !m.known[21].own || m.known[31].own {
+			t.Errorf("%s: the daemon of the program is its own: %t, and the orphan of the exec: %t", name, m.known[21].own, m.known[31].own)
+		}
+	}
+	// Numbers are used again.
+	later := &members{init: init, memory: file}
+	later.recall()
+	again := process(31, 10, 10)
+	again.Start = 99
+	later.relate(map[int]sched.Thread{10: init, 31: again})
+	if !later.known[31].own {
+		t.Error("another process is taken for an orphan that has ended")
+	}
+	if text, err := os.ReadFile(file); err != nil || string(text) != "[]" {
+		t.Errorf("remembered is %s, %v", text, err)
+	}
+}

@@ -253,6 +253,40 @@ func (p *Partition) save() error {
 	return os.WriteFile(p.saved, text, 0o600)
 }
 
+// Broken implements Backend. Somebody may have changed a cpuset, and a CPU that goes offline leaves all of them.
+func (p *Partition) Broken() map[int]error {
+	var broken map[int]error
+	for _, core := range p.cores {
+		if err := p.apart(core); err != nil {
+			if broken == nil {
+				broken = map[int]error{}
+			}
+			broken[core] = fmt.Errorf("CPU %d is not set apart any more: %w; start the agent again", core, err)
+		}
+	}
+	return broken
+}
+
+// apart says what keeps a core from being a root domain of its own; nil if nothing does.
+func (p *Partition) apart(core int) error {
+	offered := filepath.Join(p.root, offeredCpuset)
+	for _, setting := range []struct{ file, value string }{
+		{filepath.Join(p.cpuset(core), "cpuset.cpus"), strconv.Itoa(core)},
+		{filepath.Join(p.cpuset(core), "cpuset.cpu_exclusive"), "1"},
+		{filepath.Join(offered, "cpuset.sched_load_balance"), "0"},
+		{filepath.Join(p.root, "cpuset.sched_load_balance"), "0"},
+	} {
+		text, err := os.ReadFile(setting.file)
+		if err != nil {
+			return err
+		}
+		if is := strings.TrimSpace(string(text)); is != setting.value {
+			return fmt.Errorf("%s is %q and not %q", setting.file, is, setting.value)
+		}
+	}
+	return nil
+}
+
 // Close restores the machine, unless containers still have threads on their cores: then the next agent
 // finds everything as it needs it.
 func (p *Partition) Close() error {

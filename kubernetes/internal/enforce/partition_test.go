@@ -103,3 +103,22 @@ func TestAMachineIsNotGivenAwayEntirely(t *testing.T) {
 		t.Errorf("without cpusets of version 1: %v", err)
 	}
 }
+
+func TestACoreThatIsNotSetApartAnyMoreIsTold(t *testing.T) {
+	root := t.TempDir()
+	p := &Partition{root: root, cores: []int{1}}
+	write(t, root, map[string]string{
+		"cpuset.sched_load_balance": "0", "takt/cpuset.sched_load_balance": "0", "takt/cpu1/cpuset.cpus": "1\n", "takt/cpu1/cpuset.cpu_exclusive": "1\n",
+	})
+	if broken := p.Broken(); len(broken) > 0 {
+		t.Errorf("as it was made: %v", broken)
+	}
+	for file, text := range map[string]string{"takt/cpu1/cpuset.cpus": "0-1", "takt/cpu1/cpuset.cpu_exclusive": "0", "cpuset.sched_load_balance": "1"} {
+		was, _ := os.ReadFile(filepath.Join(root, file))
+		write(t, root, map[string]string{file: text})
+		if broken := p.Broken(); broken[1] == nil || !strings.Contains(broken[1].Error(), file) {
+			t.Errorf("%s is %s: %v", file, text, broken)
+		}
+		write(t, root, map[string]string{file: string(was)})
+	}
+}

@@ -2,6 +2,7 @@ package enforce
 
 import (
 	"path"
+	"slices"
 	"time"
 
 	reservation "github.com/takt-dev/takt/kubernetes/api/v1alpha1"
@@ -37,10 +38,13 @@ type seat struct {
 	still time.Time
 }
 
+// vacant says that nobody has the reservation or waits for it.
+func (s *seat) vacant() bool { return !s.taken && s.busy.IsZero() }
+
 func newSeats(grants []Grant) []*seats {
 	all := make([]*seats, 0, len(grants))
 	for _, grant := range grants {
-		s := &seats{grant: grant}
+		s := &seats{grant: grant, restored: grant.Restored}
 		for _, core := range grant.Cores {
 			s.held = append(s.held, seat{core: core})
 		}
@@ -95,6 +99,23 @@ func plan(all []*seats, threads []sched.Thread) (stand, sit []move) {
 			}
 		}
 	}
+	// Who waits for room keeps the place, also who has asked for it and does not ask again.
+	for _, s := range all {
+		for i := range s.held {
+			seat := &s.held[i]
+			if seat.taken || seat.busy.IsZero() {
+				continue
+			}
+			index := slices.IndexFunc(threads, func(thread sched.Thread) bool { return same(thread, seat.thread) })
+			asked := s.grant.Parameters.Selection() == reservation.SelectAsk
+			if index < 0 || s.starting || seated[seat.thread.TID] || (!asked && !s.matches(threads[index], index)) {
+				seat.busy = time.Time{}
+				continue
+			}
+			sit = append(sit, move{s, i, threads[index]})
+			seated[seat.thread.TID] = true
+		}
+	}
 	for _, s := range all {
 		s.leftOut = 0
 		next := 0
@@ -102,7 +123,7 @@ func plan(all []*seats, threads []sched.Thread) (stand, sit []move) {
 			if s.starting || seated[thread.TID] || !s.matches(thread, index) {
 				continue
 			}
-			for next < len(s.held) && s.held[next].taken {
+			for next < len(s.held) && !s.held[next].vacant() {
 				next++
 			}
 			if next == len(s.held) {
@@ -132,6 +153,9 @@ func (s *seats) state() State {
 	for _, held := range s.held {
 		if !held.taken {
 			state.Free++
+			if !held.busy.IsZero() {
+				state.Waiting++
+			}
 			continue
 		}
 		if len(held.missing) > 0 {

@@ -40,9 +40,9 @@ const (
 	startPatience = 1500 * time.Millisecond
 	// latePatience is how long a thread may wait that comes later: more than the longest period.
 	latePatience = 5 * time.Second
-	// mostRestored is how often a container may change its reservations behind the agent's back. Every
-	// change can cost the node bandwidth for ever (see sched.Drop), so there must be an end.
-	mostRestored = 8
+	// MostRestored is how often the containers that have a grant may change its reservations behind the agent's back.
+	// Every change can cost the node bandwidth for ever (see sched.Drop), so there must be an end.
+	MostRestored = 8
 	// stillPeriods and stillLeast are how long a thread may want to run without being run: the longer of
 	// the two.
 	stillPeriods = 4
@@ -162,9 +162,9 @@ func (t *threads) restore(s *seats, at int) error {
 	if err == nil && got == t.attr(s.grant) {
 		return nil
 	}
-	if s.restored == mostRestored {
+	if s.restored == MostRestored {
 		return fmt.Errorf("%w of %s: %w, %d times so far, thread %d (%q) the last one: let only the agent set policies, or have the calls fail (changes: deny)",
-			ErrRefused, s.grant, ErrRestless, mostRestored+1, thread.TID, thread.Name)
+			ErrRefused, s.grant, ErrRestless, MostRestored+1, thread.TID, thread.Name)
 	}
 	again := move{s, at, thread}
 	if err := t.sit(again); err != nil {
@@ -273,6 +273,7 @@ func (t *threads) waits(m move, err error, patience time.Duration) bool {
 	if seat.busy.IsZero() {
 		seat.busy = time.Now()
 	}
+	seat.thread = m.thread
 	return time.Since(seat.busy) < patience
 }
 
@@ -363,7 +364,7 @@ func (t *threads) Ask(process, inner int) (Grant, error) {
 			continue
 		}
 		for i := range s.held {
-			if s.held[i].taken {
+			if !s.held[i].vacant() {
 				taken++
 				continue
 			}

@@ -1,6 +1,7 @@
 // Package gate is what the container runtime runs before it starts a container with a claim: an OCI hook
 // (createRuntime) that the claim's CDI file names. It asks the agent to put the container under its
-// reservation and fails if that cannot be, so that the container does not start while the agent is away,
+// reservation, or whether it has passed it on its way to its network, and fails if that cannot be, so that the container
+// does not start while the agent is away,
 // whatever the runtime does with its plugins. It is a program of its own, because it has to start fast.
 package gate
 
@@ -44,7 +45,7 @@ func Pass(state io.Reader, socket string) error {
 	}
 	conn, err := net.DialTimeout("unix", socket, Patience)
 	if err != nil {
-		return fmt.Errorf("takt-node does not answer, so that nobody would keep the reservation: %w", err)
+		return fmt.Errorf("takt-node does not answer, so that nobody would give the container what it has claimed: %w", err)
 	}
 	defer conn.Close()
 	if err := conn.SetDeadline(time.Now().Add(Patience)); err != nil {

@@ -53,8 +53,31 @@ type Offer struct {
 	// Consumed are the parts per million that claims already hold, by CPU.
 	Consumed map[int]int64
 	Order    Order
+	// Troubled says of CPUs why they cannot keep what is reserved of them: nothing more is to be scheduled there.
+	Troubled map[int]string
+	// Drifting is DriftLost or DriftOutside if the kernel counts what claims do not hold; less is published then.
+	Drifting string
 	// Backend enforces the reservations; claims may select by it.
 	Backend string
+}
+
+// Taints of devices: that of a troubled CPU keeps pods away, that of a drift only shows.
+const (
+	TaintUnkept = reservation.Driver + "/unkept"
+	TaintDrift  = reservation.Driver + "/drift"
+
+	DriftLost    = "BandwidthLost"
+	DriftOutside = "BandwidthOutsideClaims"
+)
+
+func taints(offer Offer, cpu int) (all []resourceapi.DeviceTaint) {
+	if offer.Troubled[cpu] != "" {
+		all = append(all, resourceapi.DeviceTaint{Key: TaintUnkept, Effect: resourceapi.DeviceTaintEffectNoSchedule})
+	}
+	if offer.Drifting != "" {
+		all = append(all, resourceapi.DeviceTaint{Key: TaintDrift, Value: offer.Drifting, Effect: resourceapi.DeviceTaintEffectNone})
+	}
+	return all
 }
 
 // DeviceName is the name of a CPU as a device.
@@ -143,6 +166,7 @@ func device(cpu topology.CPU, capacity int64, offer Offer) resourceapi.Device {
 		Name:                     DeviceName(cpu.ID),
 		Attributes:               attributes,
 		AllowMultipleAllocations: &shared,
+		Taints:                   taints(offer, cpu.ID),
 		Capacity: map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{
 			reservation.Bandwidth: {
 				Value: *bound,

@@ -1,16 +1,25 @@
 package node
 
 import (
+	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"path/filepath"
+	"slices"
 
 	"github.com/containerd/nri/pkg/api"
 	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/proto"
+	corev1 "k8s.io/api/core/v1"
 
 	network "github.com/takt-dev/takt/kubernetes/api/network/v1alpha1"
+	"github.com/takt-dev/takt/kubernetes/internal/adminv1"
 	"github.com/takt-dev/takt/kubernetes/internal/cni"
 )
+
+// reasonClasses: a pod has fewer classes than its attachment gives.
+const reasonClasses = "ClassesNarrowed"
 
 // allowed says whether a pod may use the networks that have attached it, as their TaktNetworks have it. A container whose
 // pod may not gets no socket: without one, being attached is of no use to it.
@@ -38,19 +47,40 @@ func (m *member) allows(sandbox *api.PodSandbox, ifName string) error {
 	if err != nil {
 		return err
 	}
-	found, there, _ := m.nets.GetStore().GetByKey(listener.GetEndpoint().GetNetwork())
+	name := listener.GetEndpoint().GetNetwork()
+	found, there, _ := m.nets.GetStore().GetByKey(name)
 	if !there {
-		// The cluster says nothing of it: it is the node's own.
-		return nil
+		if m.n.config.Network.Unlisted == AllowUnlisted {
+			return nil
+		}
+		// It may have been deleted, and was for some alone: nobody knows any more for whom.
+		return refuse(codeNotAllowed, "there is no TaktNetwork %s that says who may use it: create one, correct the network of takt-cni's configuration, or write network.unlisted: allow", name)
 	}
 	wanted := found.(*network.TaktNetwork)
 	allowed, excess := wanted.Spec.Allows(sandbox.GetNamespace(), listener.GetClasses())
 	if !allowed {
 		return refuse(codeNotAllowed, "namespace %s may not use network %s: add it to access of the TaktNetwork, or remove the pod's annotation %s", sandbox.GetNamespace(), wanted.Name, cni.Annotation)
 	}
-	if len(excess) > 0 {
-		return refuse(codeNotAllowed, "namespace %s may not use classes %v of network %s: add them to access of the TaktNetwork, or take them out of takt-cni's configuration", sandbox.GetNamespace(), excess, wanted.Name)
+	if len(excess) == 0 {
+		return nil
 	}
+	narrowed := proto.Clone(listener).(*adminv1.Listener)
+	narrowed.Classes = slices.DeleteFunc(narrowed.Classes, func(class uint32) bool { return slices.Contains(excess, class) })
+	if len(narrowed.GetClasses()) == 0 {
+		return refuse(codeNotAllowed, "namespace %s may not use classes %v of network %s, and takt-cni's configuration gives no others: add them to access of the TaktNetwork, or others to the configuration", sandbox.GetNamespace(), excess, wanted.Name)
+	}
+	// No container of the pod has the socket yet.
+	ctx, cancel := context.WithTimeout(context.Background(), askTaktd)
+	defer cancel()
+	if _, err := m.admin.SetListener(ctx, &adminv1.SetListenerRequest{Listener: narrowed, Keep: true}); err != nil {
+		return fmt.Errorf("taktd does not take classes %v from the pod, which its namespace may not use: %w", excess, err)
+	}
+	m.mu.Lock()
+	if m.listeners[path] != nil {
+		m.listeners[path] = narrowed
+	}
+	m.mu.Unlock()
+	m.n.event(podOf(sandbox), corev1.EventTypeNormal, reasonClasses, "the pod has classes %v of network %s: its namespace may not use %v (access of the TaktNetwork)", narrowed.GetClasses(), wanted.Name, excess)
 	return nil
 }
 

@@ -71,7 +71,7 @@ func DefaultConfig() Config {
 		Order:           inventory.BestFit,
 		Admission:       admission.Guaranteed,
 		Backend:         BackendAuto,
-		PodRequests:     WarnOfRequests,
+		PodRequests:     RefuseRequests,
 		ScanInterval:    reservation.Duration(100 * time.Millisecond),
 		CDIDirectory:    "/var/run/cdi",
 		KubeletPlugins:  "/var/lib/kubelet/plugins",
@@ -213,7 +213,7 @@ func (c *Config) offered(root string, roams bool) ([]topology.CPU, error) {
 		if wanted, err := topology.ParseCPUList(c.Cores); err == nil {
 			for _, cpu := range isolated {
 				if slices.Contains(wanted, cpu.ID) {
-					return nil, fmt.Errorf("cores %q names CPU %d, which the kernel's isolcpus keeps apart from all scheduling: offer others, or boot without it", c.Cores, cpu.ID)
+					return nil, fmt.Errorf("cores %q names CPU %d, which the kernel's isolcpus, or a cpuset partition, keeps apart from the others: offer others, boot without it, or end the partition", c.Cores, cpu.ID)
 				}
 			}
 		}

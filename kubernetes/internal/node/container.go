@@ -4,6 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -12,6 +16,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/klog/v2"
 
+	reservation "github.com/takt-dev/takt/kubernetes/api/v1alpha1"
 	"github.com/takt-dev/takt/kubernetes/internal/enforce"
 	"github.com/takt-dev/takt/kubernetes/internal/sched"
 	"github.com/takt-dev/takt/kubernetes/internal/topology"
@@ -28,6 +33,8 @@ const (
 	reasonUnpinned = "ReservationUnpinned"
 	reasonNarrowed = "ReservationNarrowed"
 	reasonUnused   = "ReservationUnused"
+	reasonUnheld   = "ReservationUnheld"
+	reasonWaiting  = "ReservationWaiting"
 	reasonHeadless = "ContainerHeadless"
 	// reasonNetwork and reasonUnattached are of containers of time-sensitive pods.
 	reasonNetwork    = "NetworkRefused"
@@ -38,6 +45,9 @@ const (
 	reasonReclaimed     = "BandwidthReclaimed"
 	reasonBandwidthLost = "BandwidthLost"
 	reasonStrangers     = "BandwidthOutsideClaims"
+	reasonUnchecked     = "BandwidthUnchecked"
+	// reasonUnkept says of pods and of the node that a core cannot keep what is reserved of it.
+	reasonUnkept = "ReservationUnkept"
 	// reasonUnrequested says that a pod reserves more CPU than it requests.
 	reasonUnrequested = "CPUNotRequested"
 )
@@ -59,6 +69,11 @@ type container struct {
 	tallies     []tally
 	// warned is when the pod was last told of an overrun, reported when its claims' statuses were written.
 	warned, reported time.Time
+	// unheld is why nobody held each grant's reservations when the container was last looked at, "" if somebody did;
+	// warnedUnheld says that the pod was told, trouble why cores cannot keep what is reserved.
+	unheld       []string
+	warnedUnheld bool
+	trouble      string
 	// narrowed says that threads were kept off CPUs when the container was last looked at.
 	narrowed bool
 	// starting says that it has not run for long enough to have its reservations.
@@ -100,7 +115,11 @@ type tally struct {
 
 type sampled struct {
 	start, cpu, delay uint64
-	name              string
+	// waited is what of delay was while the thread held the reservation.
+	waited uint64
+	// inner is the number that the container knows the thread by.
+	inner int
+	name  string
 }
 
 // news is what a new state has of it.
@@ -122,12 +141,13 @@ func (t *tally) add(state enforce.State) news {
 			t.exhausted++
 			is.exhausted = true
 		}
-		now := sampled{start: thread.Start, cpu: thread.CPU, delay: thread.Delay, name: thread.Name}
+		now := sampled{start: thread.Start, cpu: thread.CPU, delay: thread.Delay, inner: thread.Inner, name: thread.Name}
 		if before, ok := t.last[thread.TID]; ok && before.start == thread.Start {
 			// A thread that cannot be read any more has a usage of zero.
 			now.cpu = max(now.cpu, before.cpu)
 			now.delay = max(now.delay, before.delay)
 			t.cpu += now.cpu - before.cpu
+			now.waited = before.waited + now.delay - before.delay
 			t.delay += now.delay - before.delay
 			is.renamed = is.renamed || now.name != before.name
 		} else {
@@ -159,12 +179,15 @@ func (n *Node) enforce(ctx context.Context, c *container, pid int) error {
 			return fmt.Errorf("process %d of container %s: %w: %w", pid, c.name, enforce.ErrGone, err)
 		}
 		began := time.Now()
-		enforcement, err := n.backend.Enforce(enforce.Container{ID: c.id, Init: pid, Root: "/"}, c.grants)
+		enforcement, err := n.backend.Enforce(enforce.Container{ID: c.id, Init: pid, Root: "/", Memory: n.memory(c.id)}, c.grants)
 		n.metrics.enforce.Observe(time.Since(began).Seconds())
 		if err != nil {
 			return err
 		}
 		c.enforcement, c.tallies = enforcement, make([]tally, len(c.grants))
+		for i, grant := range c.grants {
+			c.tallies[i].state.Restored = grant.Restored // which containers before this one were told of
+		}
 		c.init.Store(&init)
 		c.warned = time.Now().Add(startUp - quiet)
 		c.phase.Store(phaseRunning)
@@ -228,7 +251,43 @@ const (
 	startUp = 2 * time.Second
 	// namePace is how often a claim's status may follow the names of threads, which are theirs to change.
 	namePace = 10 * time.Second
+	// anew is how often a claim's status is compared with what is, though nothing is known to have changed.
+	anew = 10 * time.Minute
 )
+
+// unheld says of a state why the kernel keeps no reservation of it, or fewer than threads want: a code and a sentence.
+func unheld(state enforce.State) (code, why string) {
+	switch {
+	case state.Waiting > 0:
+		return reasonWaiting, fmt.Sprintf("%d threads have no reservation at the moment: the kernel has no room for it, and is asked again", state.Waiting)
+	case len(state.Threads) > 0 || state.Starting:
+		return "", ""
+	}
+	switch p := state.Grant.Parameters; p.Selection() {
+	case reservation.SelectName:
+		return reasonUnheld, fmt.Sprintf("no thread has the reservation: none has a name that matches %q", p.Threads.Name)
+	case reservation.SelectAsk:
+		return reasonUnheld, "no thread has the reservation: none has asked for it"
+	}
+	return reasonUnheld, "no thread has the reservation"
+}
+
+// noteUnheld tells the pod, once its program has had time to begin, that nobody has a reservation that is set aside for
+// it; true if that has changed. Call with c.mu held.
+func (n *Node) noteUnheld(c *container, states []enforce.State) (changed bool) {
+	now := make([]string, len(states))
+	for i, state := range states {
+		code, why := unheld(state)
+		now[i] = code
+		if init := c.init.Load(); code != "" && !c.warnedUnheld && init != nil && init.Age() > startUp {
+			c.warnedUnheld = true
+			n.event(c.pod, corev1.EventTypeWarning, code, "container %s, %s: %s", c.name, state.Grant, why)
+		}
+	}
+	changed = !slices.Equal(now, c.unheld)
+	c.unheld = now
+	return changed
+}
 
 // refresh brings one container's reservations up to date. Call with c.mu held.
 func (n *Node) refresh(ctx context.Context, c *container) {
@@ -241,6 +300,11 @@ func (n *Node) refresh(ctx context.Context, c *container) {
 		n.release(ctx, c)
 		return
 	case errors.Is(err, enforce.ErrRefused):
+		if errors.Is(err, enforce.ErrRestless) {
+			for _, grant := range c.grants {
+				n.countRestored(ctx, enforce.State{Grant: grant, Restored: enforce.MostRestored + 1})
+			}
+		}
 		n.lose(ctx, c, err)
 		return
 	case err != nil:
@@ -256,6 +320,7 @@ func (n *Node) refresh(ctx context.Context, c *container) {
 		changed = changed || is.changed
 		if is.restored {
 			n.event(c.pod, corev1.EventTypeWarning, reasonRestored, "container %s changed the policy of a thread with a reservation of %s, which is restored", c.name, state.Grant)
+			n.countRestored(ctx, state)
 		}
 		if is.unpinned {
 			n.event(c.pod, corev1.EventTypeWarning, reasonUnpinned, "container %s: thread %q had pinned itself to some CPUs and may run on all again: backend %s reserves for no pinned thread; leave the pinning out, or use the backend %s",
@@ -274,10 +339,15 @@ func (n *Node) refresh(ctx context.Context, c *container) {
 	if narrowed != "" && !c.narrowed {
 		n.event(c.pod, corev1.EventTypeWarning, reasonNarrowed, "container %s: %s", c.name, narrowed)
 	}
-	changed = changed || c.narrowed != (narrowed != "") || c.starting != starting
+	trouble := n.troubleOf(c)
+	if trouble != "" && c.trouble == "" {
+		n.event(c.pod, corev1.EventTypeWarning, reasonUnkept, "container %s: %s", c.name, trouble)
+	}
+	changed = n.noteUnheld(c, states) || changed || c.narrowed != (narrowed != "") || c.starting != starting || c.trouble != trouble
+	c.trouble = trouble
 	c.starting = starting
 	c.narrowed = narrowed != ""
-	if changed || (c.renamed && time.Since(c.reported) > namePace) {
+	if changed || (c.renamed && time.Since(c.reported) > namePace) || time.Since(c.reported) > anew {
 		c.renamed, c.reported = false, time.Now()
 		is := condition{ready: true, reason: reasonReserved, message: "the kernel keeps the reservation"}
 		if c.starting {
@@ -286,7 +356,32 @@ func (n *Node) refresh(ctx context.Context, c *container) {
 		if c.narrowed {
 			is = condition{reason: reasonNarrowed, message: narrowed}
 		}
+		if c.trouble != "" {
+			is = condition{reason: reasonUnkept, message: c.trouble}
+		}
 		n.report(c, is)
+	}
+}
+
+// countRestored remembers how often a request's reservations were restored, for the containers that follow this one.
+func (n *Node) countRestored(ctx context.Context, state enforce.State) {
+	uid, request, err := parseKey(state.Grant.Key)
+	if err != nil {
+		return
+	}
+	n.mu.Lock()
+	claim := n.claims[uid]
+	var record *Record
+	if claim != nil && !claim.newer {
+		record = claim.Record.restored(request, state.Restored)
+		claim.Record = record
+	}
+	n.mu.Unlock()
+	if record == nil {
+		return
+	}
+	if err := n.records.write(record); err != nil {
+		klog.FromContext(ctx).Error(err, "Cannot remember what was restored", "claim", klog.KRef(record.Namespace, record.Name))
 	}
 }
 
@@ -316,6 +411,30 @@ func (n *Node) release(ctx context.Context, c *container) {
 		n.metrics.failures.WithLabelValues("release").Inc()
 	}
 	c.enforcement = nil
+	if file := n.memory(c.id); file != "" {
+		os.Remove(file) // it need not be there
+	}
+}
+
+// memoryDir is where it is remembered whose the processes of containers are.
+func (n *Node) memoryDir() string { return filepath.Join(n.config.RunDirectory, "members") }
+
+// memory is that file of a container; none for a name that is none of a container runtime's.
+func (n *Node) memory(id string) string {
+	if id == "" || id != filepath.Base(id) || strings.HasPrefix(id, ".") {
+		return ""
+	}
+	return filepath.Join(n.memoryDir(), id+".json")
+}
+
+// forgetProcesses removes what is remembered of containers that are not there any more.
+func (n *Node) forgetProcesses(present map[string]bool) {
+	files, _ := filepath.Glob(filepath.Join(n.memoryDir(), "*.json")) // the pattern is well-formed
+	for _, file := range files {
+		if !present[strings.TrimSuffix(filepath.Base(file), ".json")] {
+			os.Remove(file)
+		}
+	}
 }
 
 // ended looks at a container that is said to stop.

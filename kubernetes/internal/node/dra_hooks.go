@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -9,6 +10,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/klog/v2"
 
+	reservation "github.com/takt-dev/takt/kubernetes/api/v1alpha1"
 	"github.com/takt-dev/takt/kubernetes/internal/admission"
 	"github.com/takt-dev/takt/kubernetes/internal/enforce"
 	"github.com/takt-dev/takt/kubernetes/internal/inventory"
@@ -67,6 +69,14 @@ func (n *Node) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) (*
 		if err := n.backend.Accepts([]enforce.Grant{grant}); err != nil {
 			return record, refuse(codeUnsupported, "request %q: %w", request.Name, err)
 		}
+		if n.guaranteed() && request.Parameters.OverrunRule() == reservation.OverrunReclaim {
+			return record, refuse(codeUnsupported, "request %q: overrun %s is not available with admission %s: what is proven is proven of reservations that get no more than their runtime; leave overrun out, or have the node admit %s",
+				request.Name, reservation.OverrunReclaim, admission.Guaranteed, admission.Soft)
+		}
+	}
+	// What the machine gave a second ago may be no more.
+	if _, err := n.remeasure(ctx); err != nil {
+		return record, err
 	}
 	if err := n.fits(record); err != nil {
 		return record, err
@@ -77,6 +87,7 @@ func (n *Node) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) (*
 	n.mu.Lock()
 	old, known := n.claims[claim.UID]
 	if known {
+		record.keep(old.Record)
 		old.Record = record // who it is reserved for may be new
 	}
 	n.mu.Unlock()
@@ -95,6 +106,9 @@ func (n *Node) fits(record *Record) error {
 	defer n.mu.Unlock()
 	consumed := n.consumed()
 	if old, ok := n.claims[record.Claim]; ok {
+		if sameDevices(old.Record, record) {
+			return nil // it holds them already: what the node has less of now its health says
+		}
 		for _, request := range old.Requests {
 			for _, device := range request.Devices {
 				consumed[device.CPU] -= device.PPM
@@ -112,6 +126,9 @@ func (n *Node) fits(record *Record) error {
 				return refuse(codeNotOffered, "request %q was allocated CPU %d, which this node no longer offers: delete the pod to have it allocated again",
 					request.Name, device.CPU)
 			}
+			if why := n.trouble[device.CPU]; why != "" {
+				return refuse(codeUnkept, "request %q was allocated CPU %d: %s", request.Name, device.CPU, why)
+			}
 			if device.PPM > n.offer.Most {
 				return refuse(codeDensity, "request %q takes %d parts per million of a core, and this node gives one reservation at most %d (maxDensity): delete the pod to have it allocated again",
 					request.Name, device.PPM, n.offer.Most)
@@ -123,12 +140,26 @@ func (n *Node) fits(record *Record) error {
 			held = append(held, device.PPM)
 		}
 	}
-	// Claims of an earlier configuration may be there, which was for others.
+	// Claims of an earlier configuration may be there, which was for others, and threads of nobody's claim.
+	held = append(held, n.drifts[everywhere].densities()...)
 	if n.guaranteed() && !admission.Schedulable(n.offer.RootDomain, held) {
 		return refuse(codeUnproven, "claim %s/%s and the %d reservations that are there may miss deadlines on %d cores: delete the pod to have it allocated again",
 			record.Namespace, record.Name, len(held), n.offer.RootDomain)
 	}
 	return nil
+}
+
+// sameDevices says whether two records of a claim hold the same of the same cores.
+func sameDevices(a, b *Record) bool {
+	held := func(r *Record) (all []Device) {
+		for _, request := range r.Requests {
+			for _, device := range request.Devices {
+				all = append(all, Device{CPU: device.CPU, PPM: device.PPM})
+			}
+		}
+		return all
+	}
+	return slices.Equal(held(a), held(b))
 }
 
 // guaranteed says that what is admitted has to be proven schedulable under global EDF.

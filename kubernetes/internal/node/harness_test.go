@@ -20,6 +20,7 @@ import (
 
 	"github.com/containerd/nri/pkg/adaptation"
 	"github.com/containerd/nri/pkg/api"
+	validator "github.com/containerd/nri/plugins/default-validator/builtin"
 	ocispec "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
@@ -130,6 +131,8 @@ type site struct {
 	stop    func()
 	runtime *adaptation.Adaptation
 	relay   *cut
+	// daemon is the process of the last taktd.
+	daemon int
 
 	mu         sync.Mutex
 	pods       []*api.PodSandbox
@@ -177,6 +180,7 @@ func (s *site) startRuntime() {
 	}, func(context.Context, []*api.ContainerUpdate) ([]*api.ContainerUpdate, error) { return nil, nil },
 		adaptation.WithSocketPath(s.config.NRISocket+".runtime"),
 		adaptation.WithPluginPath(filepath.Join(s.dir, "none")), adaptation.WithPluginConfigPath(filepath.Join(s.dir, "none")),
+		adaptation.WithDefaultValidator(&validator.DefaultValidatorConfig{Enable: true}),
 	)
 	if err == nil {
 		err = runtime.Start()

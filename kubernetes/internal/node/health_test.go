@@ -65,38 +65,40 @@ func TestACoreThatCannotKeepItsReservationsIsUnhealthy(t *testing.T) {
 		}
 	}
 	n := &Node{name: nodeName, backend: enforce.Deadline{}}
-	n.offer = inventory.Offer{CPUs: []topology.CPU{{ID: 0}, {ID: 1}, {ID: 2}}, Most: 400_000, RootDomain: 3, Roams: true}
-	// CPU 3 is not offered any more, and a claim still has it.
-	n.claims = map[types.UID]*prepared{"claim": {Record: &Record{Requests: []Request{{Devices: []Device{{CPU: 2, PPM: 500_001}, {CPU: 3, PPM: 1}}}}}}}
-	got := map[string]health.HealthStatus{}
-	for _, device := range n.health(root) {
-		got[device.Device.DeviceName] = device.Health
-		if (device.Health == health.HealthStatus_HEALTHY) != (device.Message == "") {
-			t.Errorf("%v", device)
+	n.offer = inventory.Offer{CPUs: []topology.CPU{{ID: 0}, {ID: 1}, {ID: 2}}, Roams: true}
+	// CPU 3 is not offered any more, and a claim still has it. The two CPUs that are left give half of their time each.
+	devices := []Device{{CPU: 2, PPM: 500_001}, {CPU: 3, PPM: 1}}
+	n.claims = map[types.UID]*prepared{"claim": {Record: &Record{Requests: []Request{{Devices: devices}}}}}
+	check := func(what string, want map[string]health.HealthStatus) {
+		t.Helper()
+		got := map[string]health.HealthStatus{}
+		for _, device := range n.health(root) {
+			got[device.Device.DeviceName] = device.Health
+			if (device.Health == health.HealthStatus_HEALTHY) != (device.Message == "") {
+				t.Errorf("%v", device)
+			}
+		}
+		if !maps.Equal(got, want) {
+			t.Errorf("%s: health is %v", what, got)
 		}
 	}
-	want := map[string]health.HealthStatus{
-		"cpu-0": health.HealthStatus_HEALTHY, "cpu-1": health.HealthStatus_UNHEALTHY, // offline
-		"cpu-2": health.HealthStatus_UNHEALTHY, // above the bound
-		"cpu-3": health.HealthStatus_UNHEALTHY,
-	}
-	if !maps.Equal(got, want) {
-		t.Errorf("health is %v", got)
-	}
-	// Of three cores that were scheduled together one is offline: what is schedulable on two is less.
+	const healthy, unhealthy = health.HealthStatus_HEALTHY, health.HealthStatus_UNHEALTHY
+	check("offline", map[string]health.HealthStatus{"cpu-0": healthy, "cpu-1": unhealthy, "cpu-2": healthy, "cpu-3": unhealthy})
+	devices[0].PPM = 1_000_000
+	check("more than the kernel's bound", map[string]health.HealthStatus{"cpu-0": healthy, "cpu-1": unhealthy, "cpu-2": unhealthy, "cpu-3": unhealthy})
+	n.offer.Roams, n.backend = false, &enforce.Partition{}
+	devices[0].PPM = 500_001
+	check("a core of its own", map[string]health.HealthStatus{"cpu-0": healthy, "cpu-1": unhealthy, "cpu-2": unhealthy, "cpu-3": unhealthy})
+	n.offer.Roams, n.backend = true, enforce.Deadline{}
+	// Three cores were enough for three of half a core each beside one another, two are not proven to be.
 	if err := os.WriteFile(filepath.Join(root, "proc/sys/kernel/sched_rt_runtime_us"), []byte("950000"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	n.offer.Most = 600_000
-	n.claims["claim"].Requests[0].Devices = []Device{{CPU: 2, PPM: 300_000}}
-	for policy, want := range map[admission.Policy]health.HealthStatus{
-		admission.Soft: health.HealthStatus_HEALTHY, admission.Guaranteed: health.HealthStatus_UNHEALTHY,
-	} {
-		n.config.Admission = policy
-		if got := n.health(root)[2]; got.Health != want {
-			t.Errorf("admission %s: %v", policy, got)
-		}
-	}
+	n.claims["claim"].Requests[0].Devices = []Device{{CPU: 0, PPM: 510_000}, {CPU: 1, PPM: 510_000}, {CPU: 2, PPM: 510_000}}
+	n.config.Admission = admission.Soft
+	check("soft", map[string]health.HealthStatus{"cpu-0": healthy, "cpu-1": unhealthy, "cpu-2": healthy})
+	n.config.Admission = admission.Guaranteed
+	check("guaranteed", map[string]health.HealthStatus{"cpu-0": unhealthy, "cpu-1": unhealthy, "cpu-2": unhealthy})
 	if err := os.Remove(filepath.Join(root, "proc/sys/kernel/sched_rt_runtime_us")); err != nil {
 		t.Fatal(err)
 	}

@@ -3,6 +3,7 @@ package node
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -15,9 +16,12 @@ import (
 )
 
 // schedule has the node's links have the schedules that its TaktNode assigns to them, and says in its status what became
-// of that. What the status does not say to be installed by takt-node is somebody else's: it stays, and an assignment for
-// that link is refused. An error means that taktd does not answer.
-func (m *member) schedule(ctx context.Context, self *network.TaktNode) error {
+// of that. A schedule that was not noted before it was installed is somebody else's: it stays, and an assignment for that
+// link is refused. An error means that taktd does not answer.
+//
+// What was installed is noted on the node, in e, and not in the status alone: a status is written afterwards, and is lost
+// where the API server does not take it or the agent ends before.
+func (m *member) schedule(ctx context.Context, self *network.TaktNode, e *entered) error {
 	all, err := m.admin.ListSchedules(ctx, &adminv1.ListSchedulesRequest{})
 	if err != nil {
 		return err
@@ -28,31 +32,66 @@ func (m *member) schedule(ctx context.Context, self *network.TaktNode) error {
 		state := network.LinkState{
 			Datapath: assigned.Datapath, Name: assigned.Name, UID: assigned.UID, Generation: assigned.Generation, BeginsNanoseconds: assigned.BeginsNanoseconds,
 		}
-		for _, had := range self.Status.Schedules {
-			if had.Datapath == assigned.Datapath {
-				state.Installed = slices.Clone(had.Installed)
-			}
-		}
-		if err := m.assign(ctx, assigned, linkOf(all, assigned.Datapath), &state); err != nil {
+		state.Installed = installed(self, e, assigned.Datapath)
+		if err := m.assign(ctx, assigned, linkOf(all, assigned.Datapath), &state, e); err != nil {
 			return err
 		}
 		states = append(states, state)
 	}
+	links := slices.Collect(maps.Keys(e.Schedules))
 	for _, had := range self.Status.Schedules {
-		if slices.ContainsFunc(self.Spec.Schedules, func(a network.Assignment) bool { return a.Datapath == had.Datapath }) {
+		links = append(links, had.Datapath)
+	}
+	slices.Sort(links)
+	for _, datapath := range slices.Compact(links) {
+		if slices.ContainsFunc(self.Spec.Schedules, func(a network.Assignment) bool { return a.Datapath == datapath }) {
 			continue
 		}
-		link := linkOf(all, had.Datapath)
-		if len(present(link)) == 0 || !owns(had.Installed, link) {
-			continue
+		link, own := linkOf(all, datapath), installed(self, e, datapath)
+		if len(present(link)) > 0 && owns(own, link) {
+			_, err := m.admin.RemoveSchedule(ctx, &adminv1.RemoveScheduleRequest{Datapath: datapath})
+			if away(err) {
+				return err
+			}
+			if err != nil {
+				// It is still the cluster's, and tried again.
+				states = append(states, network.LinkState{Datapath: datapath, Installed: own, State: network.Refused,
+					Message: shortened("the schedule that is not assigned any more cannot be taken away: " + status.Convert(err).Message())})
+				continue
+			}
 		}
-		if _, err := m.admin.RemoveSchedule(ctx, &adminv1.RemoveScheduleRequest{Datapath: had.Datapath}); err != nil {
-			return err
+		if _, noted := e.Schedules[datapath]; noted {
+			delete(e.Schedules, datapath)
+			// If that cannot be noted, the note is of something that is not there: it harms nothing, and goes later.
+			_ = m.store(e)
 		}
 	}
 	slices.SortFunc(states, func(a, b network.LinkState) int { return strings.Compare(a.Datapath, b.Datapath) })
 	self.Status.Schedules = states
 	return nil
+}
+
+// installed are the base times that takt-node has installed on a link, as it noted them or, if the note is gone, as the
+// status has them.
+func installed(self *network.TaktNode, e *entered, datapath string) []int64 {
+	bases := slices.Clone(e.Schedules[datapath])
+	for _, had := range self.Status.Schedules {
+		if had.Datapath == datapath {
+			bases = append(bases, had.Installed...)
+		}
+	}
+	slices.Sort(bases)
+	return slices.Compact(bases)
+}
+
+// away says that a call has failed because taktd does not answer, and not because it does not want to.
+func away(err error) bool {
+	switch status.Code(err) {
+	case codes.Unavailable, codes.DeadlineExceeded, codes.Canceled:
+		return true
+	default:
+		return false
+	}
 }
 
 func linkOf(all *adminv1.ListSchedulesResponse, datapath string) *adminv1.LinkSchedule {
@@ -81,7 +120,7 @@ func owns(installed []int64, link *adminv1.LinkSchedule) bool {
 }
 
 // assign has a link have the schedule that is assigned to it.
-func (m *member) assign(ctx context.Context, assigned *network.Assignment, link *adminv1.LinkSchedule, state *network.LinkState) error {
+func (m *member) assign(ctx context.Context, assigned *network.Assignment, link *adminv1.LinkSchedule, state *network.LinkState, e *entered) error {
 	state.State = network.Refused
 	request, err := objects.Request(assigned.Datapath, &assigned.Revision)
 	if err != nil {
@@ -98,8 +137,12 @@ func (m *member) assign(ctx context.Context, assigned *network.Assignment, link 
 		if link.GetPending() != nil {
 			state.State = network.Pending
 		}
-		// Also one that an agent has installed which ended before it could say so.
 		state.Installed = append(state.Installed, assigned.BeginsNanoseconds)
+		if !slices.Contains(e.Schedules[assigned.Datapath], assigned.BeginsNanoseconds) {
+			// Of an agent that did not note it. If that is not possible now, the status says it.
+			e.Schedules[assigned.Datapath] = append(e.Schedules[assigned.Datapath], assigned.BeginsNanoseconds)
+			_ = m.store(e)
+		}
 	}
 	has := present(link)
 	state.Installed = slices.DeleteFunc(state.Installed, func(base int64) bool { return !slices.Contains(has, base) })
@@ -112,20 +155,31 @@ func (m *member) assign(ctx context.Context, assigned *network.Assignment, link 
 		state.Message = fmt.Sprintf("datapath %s has a schedule that is not the cluster's: take it away with `takt schedule remove --datapath %s`, or out of taktd's configuration", assigned.Datapath, assigned.Datapath)
 		return nil
 	}
+	if now := objects.TAI(); !assigned.Committed && assigned.BeginsNanoseconds <= now {
+		// It would begin later here than on the others.
+		state.Message = fmt.Sprintf("by this node's clock its instant was %.1f s ago: see `takt clock` there and on the node of takt-controller, or give nodes more time (controller.lead)", float64(now-assigned.BeginsNanoseconds)/1e9)
+		return nil
+	}
+	// Noted before: whatever happens from here on, the next agent knows whose it is.
+	e.Schedules[assigned.Datapath] = append(slices.Clone(state.Installed), assigned.BeginsNanoseconds)
+	if err := m.store(e); err != nil {
+		state.Message = shortened(err.Error())
+		return nil
+	}
 	answer, err := m.admin.InstallSchedule(ctx, request)
-	switch said := status.Convert(err); said.Code() {
-	case codes.OK:
-		state.State = network.Running
-		if answer.GetBeginsNs() > objects.TAI() {
-			state.State = network.Pending
-		}
-		state.Installed = append(state.Installed, assigned.BeginsNanoseconds)
-		slices.Sort(state.Installed)
-		state.Installed = slices.Compact(state.Installed)
-	case codes.InvalidArgument, codes.FailedPrecondition:
-		state.Message = said.Message()
-	default:
+	if away(err) {
 		return err
 	}
+	if err != nil {
+		state.Message = shortened(status.Convert(err).Message())
+		return nil
+	}
+	state.State = network.Running
+	if answer.GetBeginsNs() > objects.TAI() {
+		state.State = network.Pending
+	}
+	state.Installed = append(state.Installed, assigned.BeginsNanoseconds)
+	slices.Sort(state.Installed)
+	state.Installed = slices.Compact(state.Installed)
 	return nil
 }

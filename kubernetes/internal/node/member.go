@@ -31,6 +31,14 @@ import (
 	"github.com/takt-dev/takt/kubernetes/internal/objects"
 )
 
+const (
+	// gather is how long changes of other nodes may gather before they are entered.
+	gather = 100 * time.Millisecond
+	// tellPeers is how often a node writes its status for a number of peers that has changed alone: when many nodes start, each
+	// sees that of all others, and all nodes are told of each write.
+	tellPeers = 30 * time.Second
+)
+
 // noMAC stands for groups and unknown stations in taktd's tables.
 const noMAC = "00:00:00:00:00:00"
 
@@ -43,6 +51,8 @@ type member struct {
 	nodes   cache.SharedIndexInformer
 	nets    cache.SharedIndexInformer
 	changed chan struct{}
+	// written is when the status was last written.
+	written time.Time
 
 	mu sync.Mutex
 	// listeners are those of takt-cni as taktd last had them, by path.
@@ -58,9 +68,33 @@ func (n *Node) member(client *objects.Client, admin adminv1.AdminClient) *member
 		default:
 		}
 	}
-	m.nodes = client.Informer("taktnodes", &network.TaktNode{}, wake)
+	m.nodes = client.Informer("taktnodes", &network.TaktNode{}, func() {})
+	// Each node writes its status often, and all read all: only a spec, which has generations, is worth a look. Both only fail
+	// once the informer runs.
+	_, _ = m.nodes.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc: func(any) { wake() }, DeleteFunc: func(any) { wake() },
+		UpdateFunc: func(old, now any) {
+			if generation(old) != generation(now) {
+				wake()
+			}
+		},
+	})
+	_ = m.nodes.SetTransform(func(object any) (any, error) {
+		if node, ok := object.(*network.TaktNode); ok && node.Name != n.name {
+			// What others say of themselves is not looked at.
+			node.Status, node.ManagedFields = network.TaktNodeStatus{}, nil
+		}
+		return object, nil
+	})
 	m.nets = client.Informer("taktnetworks", &network.TaktNetwork{}, wake)
 	return m
+}
+
+func generation(of any) int64 {
+	if node, ok := of.(*network.TaktNode); ok {
+		return node.Generation
+	}
+	return 0
 }
 
 // run keeps in step until the context ends.
@@ -87,6 +121,11 @@ func (m *member) run(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-m.changed:
+			select {
+			case <-ctx.Done():
+				return
+			case <-time.After(gather):
+			}
 		case <-time.After(lookAtTaktd):
 		}
 	}
@@ -108,13 +147,27 @@ func (m *member) step(ctx context.Context) error {
 			Message: fmt.Sprintf("taktd does not answer at %s: start it, or see its log (%s)", m.n.config.Network.AdminSocket, status.Convert(done).Message()),
 		})
 	}
-	if equality.Semantic.DeepEqual(self.Status, now.Status) {
+	if m.quiet(&self.Status, &now.Status, time.Now()) {
 		return done
 	}
 	if _, err := m.client.Nodes.UpdateStatus(ctx, now, metav1.UpdateOptions{}); err != nil && !apierrors.IsConflict(err) {
 		return errors.Join(done, fmt.Errorf("cannot write the status of the node: %w", err))
 	}
 	return done
+}
+
+// quiet says that a status is not worth being written at this instant.
+func (m *member) quiet(had, now *network.TaktNodeStatus, at time.Time) bool {
+	if equality.Semantic.DeepEqual(had, now) {
+		return true
+	}
+	same := *now
+	same.Peers = had.Peers
+	if had.Peers != "" && at.Sub(m.written) < tellPeers && equality.Semantic.DeepEqual(had, &same) {
+		return true
+	}
+	m.written = at
+	return false
 }
 
 // self is the node's own TaktNode, which is made if it is not there. It goes with the node.
@@ -173,14 +226,15 @@ func (m *member) serve(ctx context.Context, self *network.TaktNode) error {
 	s.Endpoints = m.endpointsOf(listeners.GetListeners())
 	entered, err := m.loadEntered()
 	if err == nil {
+		// First: it has to be in time, and many stations may take longer than this look may.
+		if err := m.schedule(ctx, self, entered); err != nil {
+			return err
+		}
 		err = errors.Join(m.enterStations(ctx, all.GetNetworks(), entered), m.enterPeers(ctx, s, entered))
 	}
 	ready := metav1.Condition{Type: network.Ready, Status: metav1.ConditionTrue, Reason: "Serving", Message: "taktd answers", ObservedGeneration: self.Generation}
 	if err != nil {
 		ready.Reason, ready.Message = "EntriesRefused", "taktd does not take all that other nodes have: "+shortened(err.Error())
-	}
-	if err := m.schedule(ctx, self); err != nil {
-		return err
 	}
 	if said.GetNode().GetDraining() {
 		ready.Status, ready.Reason, ready.Message = metav1.ConditionFalse, "Draining", "taktd takes no more applications and is about to stop"
@@ -191,8 +245,9 @@ func (m *member) serve(ctx context.Context, self *network.TaktNode) error {
 
 // shortened is what a condition has room for, and a reader patience.
 func shortened(text string) string {
+	text = strings.ToValidUTF8(text, "\uFFFD")
 	if len(text) > 512 {
-		return text[:512] + "…"
+		return strings.ToValidUTF8(text[:512], "") + "…"
 	}
 	return text
 }
@@ -340,7 +395,7 @@ func (m *member) endpointsOf(all []*adminv1.ListenerStatus) []network.Endpoint {
 		}
 		listeners[listener.GetPath()] = listener
 		endpoint := network.Endpoint{Network: listener.GetEndpoint().GetNetwork(), MAC: strings.ToLower(listener.GetEndpoint().GetMac()), Addresses: listener.GetEndpoint().GetAddresses()}
-		endpoint.Namespace, endpoint.Pod, endpoint.Interface = cni.Named(listener.GetIdentity())
+		endpoint.Namespace, endpoint.Pod, endpoint.Interface = cni.Named(cni.Whole(filepath.Dir(listener.GetPath()), listener.GetIdentity()))
 		if veth := m.n.veths.at(listener.GetPath()); veth != nil {
 			if state := veth.state(); state.Taking {
 				endpoint.Veth = state.Device
@@ -387,12 +442,14 @@ type entered struct {
 	// Stations by "NETWORK MAC VTEP".
 	Stations map[string]bool `json:"stations"`
 	Peers    map[string]bool `json:"peers"`
+	// Schedules are the base times of those that were installed, TAI nanoseconds, by datapath.
+	Schedules map[string][]int64 `json:"schedules,omitempty"`
 }
 
 func (m *member) enteredFile() string { return filepath.Join(m.n.config.RunDirectory, "entered.json") }
 
 func (m *member) loadEntered() (*entered, error) {
-	e := &entered{Stations: map[string]bool{}, Peers: map[string]bool{}}
+	e := &entered{Stations: map[string]bool{}, Peers: map[string]bool{}, Schedules: map[string][]int64{}}
 	text, err := os.ReadFile(m.enteredFile())
 	if errors.Is(err, fs.ErrNotExist) {
 		return e, nil
@@ -401,7 +458,7 @@ func (m *member) loadEntered() (*entered, error) {
 		err = json.Unmarshal(text, e)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("cannot read what was entered into taktd: %w", err)
+		return nil, fmt.Errorf("cannot read what was entered into taktd: remove %s, and what other nodes have had entered stays until taktd starts anew: %w", m.enteredFile(), err)
 	}
 	return e, nil
 }
@@ -453,6 +510,10 @@ func (m *member) enterStations(ctx context.Context, has []*adminv1.Network, e *e
 		name, _, _ := strings.Cut(key, " ")
 		if _, err := m.admin.SetStation(ctx, &adminv1.SetStationRequest{Network: name, Station: station}); err != nil {
 			mistakes = append(mistakes, fmt.Errorf("station %s: %w", key, err))
+			if away(err) {
+				// The rest is entered by the next look.
+				return errors.Join(mistakes...)
+			}
 		}
 	}
 	gone := false

@@ -287,7 +287,7 @@ func TestALinkHasTheClustersScheduleOrItsOperators(t *testing.T) {
 		c.told(nodeName, func(s *network.TaktNodeSpec) {
 			s.Schedules = nil
 			if r != nil {
-				s.Schedules = []network.Assignment{{Datapath: "udp", Revision: *r}}
+				s.Schedules = []network.Assignment{{Datapath: "udp", Revision: *r, Committed: r.BeginsNanoseconds < far}}
 			}
 		})
 	}
@@ -340,14 +340,14 @@ func TestALinkHasTheClustersScheduleOrItsOperators(t *testing.T) {
 		t.Errorf("the operator's schedule has become %s", got)
 	}
 	c.told(nodeName, func(s *network.TaktNodeSpec) {
-		s.Schedules = []network.Assignment{{Datapath: "nonesuch", Revision: first}}
+		s.Schedules = []network.Assignment{{Datapath: "nonesuch", Revision: first, Committed: true}}
 	})
 	answered(first, network.Refused, "taktd has no datapath nonesuch")
 }
 
 func TestANetworkIsForThoseWhoMayUseIt(t *testing.T) {
 	c := newCluster(t)
-	c.taktd("[[network]]\nname = \"tsn\"\ncarrier = \"vxlan:42\"\n")
+	c.taktd(fmt.Sprintf("[node]\nstate = %q\n[[network]]\nname = \"tsn\"\ncarrier = \"vxlan:42\"\n", c.dir))
 	for at, namespace := range []string{"plant", "office", "guests"} {
 		directory := filepath.Join(c.config.Network.Sockets, namespace, "net1")
 		if err := os.MkdirAll(directory, 0o755); err != nil {
@@ -366,8 +366,8 @@ func TestANetworkIsForThoseWhoMayUseIt(t *testing.T) {
 	allowed := func(namespace string) error {
 		return c.agent.allowed(&api.PodSandbox{Id: namespace, Namespace: namespace, Name: "pod"}, []string{"net1"})
 	}
-	if err := allowed("guests"); err != nil {
-		t.Errorf("a network that the cluster says nothing of is refused: %v", err)
+	if err := allowed("guests"); err == nil || !strings.Contains(err.Error(), "there is no TaktNetwork tsn") {
+		t.Errorf("a network that the cluster says nothing of: %v", err)
 	}
 	vni := int32(42)
 	c.network("tsn", network.TaktNetworkSpec{VNI: &vni, Access: []network.Access{{Namespaces: []string{"plant"}, Classes: []int32{5}}, {Namespaces: []string{"plant", "office"}, Classes: []int32{0}}}})
@@ -378,8 +378,14 @@ func TestANetworkIsForThoseWhoMayUseIt(t *testing.T) {
 	if err := allowed("plant"); err != nil {
 		t.Errorf("plant may not use it: %v", err)
 	}
-	if err := allowed("office"); err == nil || !strings.Contains(err.Error(), "classes [5]") {
-		t.Errorf("office may use class 5: %v", err)
+	if err := allowed("office"); err != nil {
+		t.Errorf("office may not use it: %v", err)
+	}
+	office := filepath.Join(c.config.Network.Sockets, "office", "net1", "takt.sock")
+	if all, err := c.admin.ListListeners(background, &adminv1.ListListenersRequest{}); err != nil || !slices.ContainsFunc(all.GetListeners(), func(l *adminv1.ListenerStatus) bool {
+		return l.GetListener().GetPath() == office && slices.Equal(l.GetListener().GetClasses(), []uint32{0})
+	}) {
+		t.Errorf("office has more than class 0: %v, %v", all, err)
 	}
 	if err := allowed("nowhere"); err == nil {
 		t.Error("a pod that taktd does not know may use it")

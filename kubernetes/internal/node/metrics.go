@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -41,9 +42,10 @@ var (
 	coreTaken  = prometheus.NewDesc("takt_node_core_reserved_ppm", "Parts per million of the core that prepared claims hold.", ofCore, nil)
 
 	tardiness = prometheus.NewDesc("takt_node_tardiness_bound_seconds",
-		"How late a runtime may be given after its period's end by the reservations that prepared claims hold (Devi and Anderson 2005): 0 with admission guaranteed, infinite without a bound. Not of reservations with a deadline of their own.", nil, nil)
+		"How late a runtime may be given after its period's end by the reservations that prepared claims hold (Devi and Anderson 2005): 0 with admission guaranteed, infinite without a bound, as where reservations with a deadline of their own are not proven to meet it. Threads outside of all claims are counted.", nil, nil)
 
-	admitted = prometheus.NewDesc("takt_node_kernel_admitted_ppm", "Parts per million of a core that the kernel has admitted of SCHED_DEADLINE on all cores together, its own servers included; of backend deadline, where debugfs may be read.", nil, nil)
+	admitted = prometheus.NewDesc("takt_node_kernel_admitted_ppm", "Parts per million of a core that the kernel has admitted of SCHED_DEADLINE on all of their cores together, its own servers included; of backends deadline and deadline-partition, where debugfs may be read.", nil, nil)
+	checked  = prometheus.NewDesc("takt_node_bandwidth_checked", "1 if the kernel's bandwidth is compared with what claims hold; 0 if it cannot be read.", nil, nil)
 	outside  = prometheus.NewDesc("takt_node_outside_claims_ppm", "Parts per million of a core that threads outside of all claims have with SCHED_DEADLINE.", nil, nil)
 	lost     = prometheus.NewDesc("takt_node_bandwidth_lost_ppm", "Parts per million of a core that the kernel counts and no thread has.", nil, nil)
 	reclaims = prometheus.NewDesc("takt_node_bandwidth_reclaimed_total", "How often the kernel was made to count anew, and what was lost came back.", nil, nil)
@@ -55,6 +57,7 @@ var (
 	claimLeftOut   = prometheus.NewDesc("takt_reservation_left_out_threads", "Threads whose names match the request and that found no reservation left.", ofClaim, nil)
 	claimCPU       = prometheus.NewDesc("takt_reservation_cpu_seconds_total", "CPU time of threads while they held a reservation.", ofClaim, nil)
 	claimDelay     = prometheus.NewDesc("takt_reservation_run_delay_seconds_total", "Time that threads with a reservation could have run and did not: throttled, or behind other reservations.", ofClaim, nil)
+	threadDelay    = prometheus.NewDesc("takt_reservation_thread_run_delay_seconds_total", "The same of each thread that holds a reservation at the moment, by its number in the container and its name.", append(slices.Clone(ofClaim), "tid", "thread"), nil)
 	claimSamples   = prometheus.NewDesc("takt_reservation_samples_total", "How often a thread with a reservation was looked at.", ofClaim, nil)
 	claimExhausted = prometheus.NewDesc("takt_reservation_exhausted_samples_total", "How often it had used its runtime up: throttled, or about to be.", ofClaim, nil)
 	claimRestored  = prometheus.NewDesc("takt_reservation_restored_total", "Reservations that were changed from inside the container and restored.", ofClaim, nil)
@@ -94,7 +97,7 @@ func (m *metrics) hook(name string) (end func()) {
 // Describe implements prometheus.Collector.
 func (m *metrics) Describe(to chan<- *prometheus.Desc) {
 	for _, desc := range []*prometheus.Desc{
-		coreBound, coreTaken, coreHealth, tardiness, admitted, outside, lost, reclaims, vethsLooked, claimThreads, claimFree, claimLeftOut, claimCPU, claimDelay, claimSamples, claimExhausted, claimRestored, claimNarrowed, claimUnpinned, claimRevived,
+		coreBound, coreTaken, coreHealth, tardiness, admitted, checked, outside, lost, reclaims, vethsLooked, claimThreads, claimFree, claimLeftOut, claimCPU, claimDelay, threadDelay, claimSamples, claimExhausted, claimRestored, claimNarrowed, claimUnpinned, claimRevived,
 	} {
 		to <- desc
 	}
@@ -130,11 +133,17 @@ func (m *metrics) Collect(to chan<- prometheus.Metric) {
 		gauge(coreTaken, float64(consumed[cpu.ID]), strconv.Itoa(cpu.ID))
 	}
 	gauge(tardiness, n.tardiness())
-	if n.drift.admitted > 0 && !n.drift.unreadable {
-		gauge(admitted, float64(n.drift.admitted))
-		gauge(outside, float64(n.drift.strangers))
-		gauge(lost, float64(n.drift.lost))
-		counter(reclaims, float64(n.drift.reclaimed))
+	if drift := n.driftInAll(); drift.admitted > 0 || n.unreadable {
+		checks := 1.0
+		if n.unreadable {
+			checks = 0
+		} else {
+			gauge(admitted, float64(drift.admitted))
+			gauge(lost, float64(drift.lost))
+		}
+		gauge(checked, checks)
+		gauge(outside, float64(drift.strangers()))
+		counter(reclaims, float64(n.reclaimed))
 	}
 	n.mu.Unlock()
 	for _, c := range n.runningContainers() {
@@ -156,6 +165,11 @@ func (m *metrics) Collect(to chan<- prometheus.Metric) {
 			gauge(claimLeftOut, float64(t.state.LeftOut), labels...)
 			counter(claimCPU, float64(t.cpu)/1e9, labels...)
 			counter(claimDelay, float64(t.delay)/1e9, labels...)
+			for _, thread := range t.last {
+				if thread.inner > 0 { // and has not ended
+					counter(threadDelay, float64(thread.waited)/1e9, append(slices.Clone(labels), strconv.Itoa(thread.inner), strings.ToValidUTF8(thread.name, "?"))...)
+				}
+			}
 			counter(claimSamples, float64(t.samples), labels...)
 			counter(claimExhausted, float64(t.exhausted), labels...)
 			counter(claimRestored, float64(t.state.Restored), labels...)
@@ -173,9 +187,13 @@ func (n *Node) tardiness() float64 {
 		return 0
 	}
 	var held []admission.Server
+	for _, attr := range n.drifts[everywhere].outside {
+		held = append(held, admission.Server{Runtime: attr.Runtime, Deadline: attr.Deadline, Period: attr.Period})
+	}
 	for _, claim := range n.claims {
 		for _, request := range claim.Requests {
-			server := admission.Server{Runtime: request.Parameters.Runtime.Nanoseconds(), Period: request.Parameters.Period.Nanoseconds()}
+			p := request.Parameters
+			server := admission.Server{Runtime: p.Runtime.Nanoseconds(), Deadline: p.RelativeDeadline().Nanoseconds(), Period: p.Period.Nanoseconds()}
 			held = append(held, slices.Repeat([]admission.Server{server}, len(request.Devices))...)
 		}
 	}

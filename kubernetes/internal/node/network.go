@@ -16,10 +16,11 @@ import (
 	"github.com/takt-dev/takt/kubernetes/internal/cni"
 )
 
-// Annotations of pods beside cni.Annotation. Preload is for all containers, with "." and a container's name behind it
-// for that one.
+// Annotations of pods beside cni.Annotation. Preload and library are for all containers, with "." and a container's name
+// behind them for that one.
 const (
 	annotationPreload   = "takt.dev/preload"
+	annotationLibrary   = "takt.dev/library"
 	annotationInterface = "takt.dev/interface"
 	annotationPath      = "takt.dev/path"
 	annotationClass     = "takt.dev/class"
@@ -33,6 +34,8 @@ const (
 	// (ld.so(8)), musl's by taking it as it is written.
 	containerLibraries = "/run/takt/takt-preload"
 	librariesPreload   = containerLibraries + "/$LIB/libtakt_preload.so"
+	// The library of the API, under the name that programs are linked with.
+	containerLibrary = "/run/takt/lib/libtakt.so.0"
 )
 
 // What annotationPreload can be.
@@ -66,6 +69,16 @@ const (
 	StartUnattached Unattached = "start"
 )
 
+// Unlisted says who may use a network, with Objects, of which there is no TaktNetwork.
+type Unlisted string
+
+const (
+	// RefuseUnlisted: nobody.
+	RefuseUnlisted Unlisted = "refuse"
+	// AllowUnlisted: every pod that it has attached, in all classes of takt-cni's configuration.
+	AllowUnlisted Unlisted = "allow"
+)
+
 // NetworkConfig is what containers of attached pods get.
 type NetworkConfig struct {
 	// Sockets is the directory of takt-cni.
@@ -76,6 +89,8 @@ type NetworkConfig struct {
 	Plugins string `json:"plugins,omitempty"`
 	// Preload is the host's directory takt-preload, with a library for each C library, or its libtakt_preload.so alone.
 	Preload string `json:"preload"`
+	// Library is the host's libtakt.so.0, for containers that ask for it.
+	Library string `json:"library,omitempty"`
 	// Takt is the host's program, which takes launch times at veths.
 	Takt string `json:"takt,omitempty"`
 	// Path is that of time-sensitive pods that do not say.
@@ -84,6 +99,8 @@ type NetworkConfig struct {
 	Unattached Unattached `json:"unattached,omitempty"`
 	// Objects: the node is kept in step with the cluster's TaktNetworks, GateSchedules and TaktNodes.
 	Objects bool `json:"objects,omitempty"`
+	// Unlisted is refuse or allow.
+	Unlisted Unlisted `json:"unlisted,omitempty"`
 	// Peers: with Objects, its taktd and those of other nodes have channels with each other.
 	Peers bool `json:"peers,omitempty"`
 }
@@ -102,13 +119,19 @@ func (c *NetworkConfig) validate() error {
 	if c.Takt == "" {
 		c.Takt = "/usr/bin/takt"
 	}
+	if c.Library == "" {
+		c.Library = "/usr/lib/x86_64-linux-gnu/libtakt.so.0"
+	}
 	if c.Path == "" {
 		c.Path = PathBoth
 	}
 	if c.Unattached == "" {
 		c.Unattached = RefuseUnattached
 	}
-	for name, path := range map[string]string{"sockets": c.Sockets, "adminSocket": c.AdminSocket, "plugins": c.Plugins, "preload": c.Preload, "takt": c.Takt} {
+	if c.Unlisted == "" {
+		c.Unlisted = RefuseUnlisted
+	}
+	for name, path := range map[string]string{"sockets": c.Sockets, "adminSocket": c.AdminSocket, "plugins": c.Plugins, "preload": c.Preload, "library": c.Library, "takt": c.Takt} {
 		if !filepath.IsAbs(path) {
 			mistakes = append(mistakes, fmt.Errorf("network.%s %q is not an absolute path", name, path))
 		}
@@ -118,6 +141,9 @@ func (c *NetworkConfig) validate() error {
 	}
 	if c.Unattached != RefuseUnattached && c.Unattached != StartUnattached {
 		mistakes = append(mistakes, fmt.Errorf("network.unattached %q is not known: write %s or %s", c.Unattached, RefuseUnattached, StartUnattached))
+	}
+	if c.Unlisted != RefuseUnlisted && c.Unlisted != AllowUnlisted {
+		mistakes = append(mistakes, fmt.Errorf("network.unlisted %q is not known: write %s or %s", c.Unlisted, RefuseUnlisted, AllowUnlisted))
 	}
 	if c.Peers && !c.Objects {
 		mistakes = append(mistakes, errors.New("network.peers without network.objects: peers are known by the cluster's objects; write objects: true"))
@@ -174,6 +200,19 @@ func (n *Node) connect(ctx context.Context, sandbox *api.PodSandbox, ctr *api.Co
 	if _, set := variable(ctr, "TAKT_SOCKET"); !set {
 		adjustment.AddEnv("TAKT_SOCKET", filepath.Join(containerSockets, chosen, cni.SocketName))
 	}
+	if wish.library {
+		if missingBelow(n.host, n.config.Network.Library) {
+			return refuse(codeNoLibrary, "the node has no %s: install the package libtakt0 there, name its place in network.library, or leave out %s if the image has its own", n.config.Network.Library, annotationLibrary)
+		}
+		adjustment.AddMount(&api.Mount{
+			Source: n.config.Network.Library, Destination: containerLibrary, Type: "bind", Options: []string{"bind", "ro", "nosuid", "nodev"},
+		})
+		places := filepath.Dir(containerLibrary)
+		if others, _ := variable(ctr, "LD_LIBRARY_PATH"); others != "" {
+			places += ":" + others
+		}
+		adjustment.AddEnv("LD_LIBRARY_PATH", places)
+	}
 	if wish.preload == preloadOff {
 		return nil
 	}
@@ -201,10 +240,18 @@ func (n *Node) connect(ctx context.Context, sandbox *api.PodSandbox, ctr *api.Co
 	return nil
 }
 
+// hasSockets says that a container was given the sockets of its pod by an agent. Whatever else is mounted there is the
+// pod's own.
+func (n *Node) hasSockets(ctr *api.Container) bool {
+	return n.config.Network != nil && slices.ContainsFunc(ctr.GetMounts(), func(m *api.Mount) bool {
+		return m.GetDestination() == containerSockets && m.GetSource() == filepath.Join(n.config.Network.Sockets, ctr.GetPodSandboxId())
+	})
+}
+
 // missing says why a container that exists should not run as it does: it is of a time-sensitive pod, and was created
 // while this agent was not there to give it its runtime, or to refuse it.
 func (n *Node) missing(sandbox *api.PodSandbox, ctr *api.Container) error {
-	if n.config.Network == nil || slices.ContainsFunc(ctr.GetMounts(), func(m *api.Mount) bool { return m.GetDestination() == containerSockets }) {
+	if n.config.Network == nil || n.hasSockets(ctr) {
 		return nil
 	}
 	wish, err := n.wishes(sandbox.GetAnnotations(), ctr.GetName())
@@ -225,6 +272,8 @@ type wish struct {
 	sensitive bool
 	// preload is the container's.
 	preload string
+	// library: the container is to have the node's libtakt.
+	library bool
 	path    Path
 	// asked: the path is the pod's own word.
 	asked bool
@@ -265,6 +314,15 @@ func (n *Node) wishes(annotations map[string]string, container string) (wish, er
 			return wish{}, refuse(codeAnnotation, "%s is %q: write %q, %q or %q", name, value, preloadOn, preloadRequired, preloadOff)
 		}
 		w.preload = value
+	}
+	for _, name := range []string{annotationLibrary, annotationLibrary + "." + container} {
+		switch value := annotations[name]; value {
+		case "on", "off":
+			w.library = value == "on"
+		case "":
+		default:
+			return wish{}, refuse(codeAnnotation, "%s is %q: write \"on\" or \"off\"", name, value)
+		}
 	}
 	// A veth is all containers': what one of them requires holds there for all.
 	for name, value := range annotations {

@@ -160,7 +160,9 @@ func TestAContainerThatStartedWithoutItsRuntimeIsEnded(t *testing.T) {
 		t.Fatal(err)
 	}
 	sensitive := map[string]string{"takt.dev/time-sensitive": "true"}
-	has := []*api.Mount{{Source: "/anywhere", Destination: containerSockets}}
+	has := func(sandbox string) []*api.Mount {
+		return []*api.Mount{{Source: filepath.Join(s.config.Network.Sockets, sandbox), Destination: containerSockets}}
+	}
 	cases := map[string]struct {
 		attached    bool
 		annotations map[string]string
@@ -168,8 +170,9 @@ func TestAContainerThatStartedWithoutItsRuntimeIsEnded(t *testing.T) {
 		code        string
 		startsTold  bool
 	}{
-		"created-by-the-agent": {true, sensitive, has, "", false},
-		"detached-since":       {false, sensitive, has, "", false},
+		"created-by-the-agent": {true, sensitive, has("created-by-the-agent"), "", false},
+		"detached-since":       {false, sensitive, has("detached-since"), "", false},
+		"with-its-own-mount":   {true, sensitive, []*api.Mount{{Source: "/anywhere", Destination: containerSockets}}, codeWithout, true},
 		"not-time-sensitive":   {true, nil, nil, "", false},
 		"without-its-runtime":  {true, sensitive, nil, codeWithout, true},
 		"never-attached":       {false, sensitive, nil, codeWithout, false},
@@ -349,5 +352,54 @@ func TestTheNetworkOfAConfigurationIsChecked(t *testing.T) {
 		if err == nil && (config.Network.Sockets != "/run/takt/cni" || config.Network.Unattached != RefuseUnattached || config.Network.Path != PathBoth) {
 			t.Errorf("%+v", config.Network)
 		}
+	}
+}
+
+func TestContainersThatAskForItGetTheNodesLibrary(t *testing.T) {
+	s := networked(t)
+	s.config.Network.Library = filepath.Join(s.dir, "libtakt.so.0")
+	s.startAgent()
+	create := func(id string, env []string, annotations map[string]string) ([]string, []string, error) {
+		made, err := s.createOf(&api.PodSandbox{Id: "pod", Namespace: "default", Name: "pod", Uid: "pod", Annotations: annotations},
+			&api.Container{Id: id, PodSandboxId: "pod", Name: "main", Env: env})
+		var variables, mounts []string
+		for _, one := range made.GetEnv() {
+			if one.GetKey() == "LD_LIBRARY_PATH" {
+				variables = append(variables, one.GetValue())
+			}
+		}
+		for _, one := range made.GetMounts() {
+			if one.GetDestination() == containerLibrary {
+				mounts = append(mounts, one.GetSource())
+			}
+		}
+		return variables, mounts, err
+	}
+	on := map[string]string{"takt.dev/library": "on"}
+	if _, _, err := create("missing", nil, on); err == nil || !strings.Contains(err.Error(), codeNoLibrary) {
+		t.Errorf("without a library: %v", err)
+	}
+	if err := os.WriteFile(s.config.Network.Library, nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for name, tc := range map[string]struct {
+		env         []string
+		annotations map[string]string
+		path        string
+	}{
+		"asked":            {nil, on, "/run/takt/lib"},
+		"with-its-own":     {[]string{"LD_LIBRARY_PATH=/a:/b"}, on, "/run/takt/lib:/a:/b"},
+		"not-asked":        {nil, map[string]string{"takt.dev/time-sensitive": "true"}, ""},
+		"not-this":         {nil, map[string]string{"takt.dev/library": "on", "takt.dev/library.main": "off"}, ""},
+		"this-alone":       {nil, map[string]string{"takt.dev/library.main": "on"}, "/run/takt/lib"},
+		"another-is-asked": {nil, map[string]string{"takt.dev/library.other": "on"}, ""},
+	} {
+		variables, mounts, err := create(name, tc.env, tc.annotations)
+		if err != nil || (tc.path != "") != slices.Equal(mounts, []string{s.config.Network.Library}) || strings.Join(variables, " ") != tc.path {
+			t.Errorf("%s: %q, %q, %v", name, variables, mounts, err)
+		}
+	}
+	if _, _, err := create("a word", nil, map[string]string{"takt.dev/library": "true"}); err == nil || !strings.Contains(err.Error(), codeAnnotation) {
+		t.Errorf("another word: %v", err)
 	}
 }

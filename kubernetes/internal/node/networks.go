@@ -59,6 +59,9 @@ func (n *Node) runNetworks(ctx context.Context) error {
 	if err := os.MkdirAll(plugins, 0o750); err != nil {
 		return fmt.Errorf("cannot make the plugin's directory: %w", err)
 	}
+	if err := n.records.writeNetworkCDI(); err != nil {
+		return err
+	}
 	helper, err := kubeletplugin.Start(ctx, d,
 		kubeletplugin.DriverName(reservation.NetworkDriver),
 		kubeletplugin.NodeName(n.name),
@@ -176,6 +179,7 @@ func (d *networks) PrepareResourceClaims(ctx context.Context, claims []*resource
 			}
 			result.Devices = append(result.Devices, kubeletplugin.Device{
 				Requests: []string{allocated.Request}, PoolName: allocated.Pool, DeviceName: allocated.Device, ShareID: allocated.ShareID,
+				CDIDeviceIDs: []string{networkCDI()},
 			})
 		}
 		results[claim.UID] = result

@@ -54,6 +54,7 @@ func (s *site) taktd(more string) (kill func()) {
 	if err := daemon.Start(); err != nil {
 		s.t.Fatal(err)
 	}
+	s.daemon = daemon.Process.Pid
 	kill = sync.OnceFunc(func() {
 		daemon.Process.Kill()
 		daemon.Wait()
@@ -143,7 +144,8 @@ func TestTheNetworksOfARunningTaktdCanBeClaimed(t *testing.T) {
 	s.taktd("[[network]]\nname = \"pods\"\ncarrier = \"vlan:7\"\ninterface = \"lo\"\n")
 	s.until("what it serves now is published", func() bool { return slice.is("pods vlan:7") })
 	result = prepare()
-	if result.Err != nil || len(result.Devices) != 1 || result.Devices[0].DeviceName != "pods" || !slices.Equal(result.Devices[0].Requests, []string{"network"}) {
+	if result.Err != nil || len(result.Devices) != 1 || result.Devices[0].DeviceName != "pods" || !slices.Equal(result.Devices[0].Requests, []string{"network"}) ||
+		!slices.Equal(result.Devices[0].CDIDeviceIDs, []string{networkCDI()}) {
 		t.Errorf("%+v", result)
 	}
 }

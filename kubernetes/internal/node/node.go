@@ -47,7 +47,9 @@ type Node struct {
 	events  recorder
 	backend enforce.Backend
 	// host is the root of the node's own file system: the agent is in a container that sees the node's processes.
-	host    string
+	host string
+	// root is the file system in which the kernel says what it has: "/" but in tests.
+	root    string
 	limits  reservation.Limits
 	records records
 	metrics *metrics
@@ -56,13 +58,25 @@ type Node struct {
 	cluster *member
 	// veths is nil without networks.
 	veths *veths
+	// attended are the containers that may start without a reservation.
+	attended attended
 
 	// order wakes the one who publishes the cores in their new order.
 	order chan struct{}
 
-	mu         sync.Mutex
-	offer      inventory.Offer
-	drift      drift
+	mu sync.Mutex
+	// offer is what is published. CPUs, Roams, Order and Backend stay as they were in the beginning.
+	offer inventory.Offer
+	// drifts are those of root domains, by key; trouble says of CPUs why they cannot keep what is reserved of them.
+	drifts  map[int]drift
+	trouble map[int]string
+	// reclaimed counts how often what the kernel had lost came back. unreadable says that it does not tell what it has
+	// admitted: then threads outside of claims are looked for at lookedAt, and were seen.
+	reclaimed  int
+	unreadable bool
+	lookedAt   time.Time
+	seen       map[int]sched.Attr
+
 	claims     map[types.UID]*prepared
 	containers map[string]*container
 	// holders are the containers that hold a request, by key.
@@ -89,11 +103,11 @@ func New(name string, config Config, client kubernetes.Interface, events recorde
 	}
 	n := &Node{
 		name: name, config: config, client: client, events: events, backend: backend,
-		host: "/proc/1/root", limits: sched.Limits("/"),
+		host: "/proc/1/root", root: "/", limits: sched.Limits("/"),
 		records: records{dir: config.CDIDirectory, run: config.RunDirectory, gate: config.Gate},
 		order:   make(chan struct{}, 1),
-		offer:   offer,
-		claims:  map[types.UID]*prepared{}, containers: map[string]*container{}, holders: map[string]*container{},
+		offer:   offer, drifts: map[int]drift{}, trouble: map[int]string{},
+		claims: map[types.UID]*prepared{}, containers: map[string]*container{}, holders: map[string]*container{},
 	}
 	if config.Network != nil {
 		n.veths = newVeths(n)
@@ -209,6 +223,9 @@ func (n *Node) recover(ctx context.Context) error {
 	if err := os.MkdirAll(n.config.RunDirectory, 0o711); err != nil {
 		return fmt.Errorf("cannot make the agent's directory: %w", err)
 	}
+	if err := os.MkdirAll(n.memoryDir(), 0o700); err != nil {
+		return fmt.Errorf("cannot make the agent's directory: %w", err)
+	}
 	if err := os.MkdirAll(n.config.CDIDirectory, 0o755); err != nil {
 		return fmt.Errorf("cannot make the CDI directory: %w", err)
 	}
@@ -306,8 +323,12 @@ func deviceOrder(pool resourceslice.Pool) []string {
 	order := []string{}
 	for _, slice := range pool.Slices {
 		for _, device := range slice.Devices {
-			capacity := device.Capacity[reservation.Bandwidth].Value
-			order = append(order, device.Name+" "+capacity.String())
+			capacity := device.Capacity[reservation.Bandwidth]
+			line := device.Name + " " + capacity.Value.String() + " " + capacity.RequestPolicy.ValidRange.Max.String()
+			for _, taint := range device.Taints {
+				line += " " + taint.Key + "=" + taint.Value
+			}
+			order = append(order, line)
 		}
 	}
 	return order

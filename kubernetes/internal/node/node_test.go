@@ -79,6 +79,13 @@ func (s *site) deviceStatus(claim string) (metav1.Condition, DeviceData) {
 	return got.Status.Devices[0].Conditions[0], data
 }
 
+// page is what the agent says of its metrics.
+func (s *site) page() string {
+	page := httptest.NewRecorder()
+	promhttp.HandlerFor(s.agent.metrics.registry, promhttp.HandlerOpts{}).ServeHTTP(page, httptest.NewRequest(http.MethodGet, "/metrics", nil))
+	return page.Body.String()
+}
+
 var reserved = sched.Attr{Policy: sched.Deadline, Flags: sched.ResetOnFork, Runtime: 2_000_000, Deadline: 20_000_000, Period: 20_000_000}
 
 func TestAPodWithAClaimRunsUnderItsReservationAndLeavesNothing(t *testing.T) {
@@ -121,15 +128,15 @@ func TestAPodWithAClaimRunsUnderItsReservationAndLeavesNothing(t *testing.T) {
 		return condition.Status == metav1.ConditionTrue && condition.Reason == reasonReserved && data.Backend == "deadline" &&
 			data.Bandwidth == 100_000 && data.CPU == s.cpu() && len(data.Threads) == 1 && data.Threads[0].TID == 1 && *data.Free == 0
 	})
-	page := httptest.NewRecorder()
-	promhttp.HandlerFor(s.agent.metrics.registry, promhttp.HandlerOpts{}).ServeHTTP(page, httptest.NewRequest(http.MethodGet, "/metrics", nil))
+	page := s.page()
 	for _, want := range []string{
+		`takt_reservation_thread_run_delay_seconds_total{claim="claim",container="main",namespace="default",pod="pod",request="cpu",thread="`,
 		`takt_reservation_threads{claim="claim",container="main",namespace="default",pod="pod",request="cpu"} 1`,
 		`takt_node_core_reserved_ppm{cpu="` + strconv.Itoa(s.cpu()) + `"} 100000`,
 		"takt_node_prepare_seconds_count 2", "takt_node_enforce_seconds_count 1", `takt_node_hook_seconds_count{hook="gate"} 1`,
 		`takt_node_hook_seconds_count{hook="CreateContainer"} 1`, `takt_node_core_healthy{cpu="` + strconv.Itoa(s.cpu()) + `"} 1`,
 	} {
-		if !strings.Contains(page.Body.String(), want) {
+		if !strings.Contains(page, want) {
 			t.Errorf("metrics have no %s", want)
 		}
 	}
@@ -175,6 +182,7 @@ func TestHostileClaimsAreRefusedWithAReasonForTheirUsers(t *testing.T) {
 			c.Status.Allocation.Devices.Results = append(c.Status.Allocation.Devices.Results, *result(c))
 		}, "twice"},
 		"policy-of-groups": {strings.Replace(plain, `"kind"`, `"policy":"fifo","kind"`, 1), nil, `policy "fifo"`},
+		"reclaim":          {strings.Replace(plain, `"kind"`, `"overrun":"reclaim","kind"`, 1), nil, "overrun reclaim is not available with admission guaranteed"},
 		"elsewhere":        {plain, func(c *resourceapi.ResourceClaim) { result(c).Pool = "node-2" }, "no device"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -442,7 +450,8 @@ func TestWhatTheKernelRefusesDoesNotStart(t *testing.T) {
 
 func TestAContainerThatDropsItsReservationAgainAndAgainIsEnded(t *testing.T) {
 	s := newSite(t)
-	b := s.mustCreate("pod", "main", "idle", s.ready(s.claim("claim", plain, nil)))
+	env := s.ready(s.claim("claim", plain, nil))
+	b := s.mustCreate("pod", "main", "idle", env)
 	if err := b.start(); err != nil {
 		t.Fatal(err)
 	}
@@ -459,6 +468,75 @@ func TestAContainerThatDropsItsReservationAgainAndAgainIsEnded(t *testing.T) {
 		t.Error("the pod is not told of what was restored")
 	}
 	s.until("the pod is told of its end", func() bool { return len(s.events.of("pod", reasonLost)) == 1 })
+	// Each change may have cost the node bandwidth: its successors do not begin to count anew, nor after a restart of the agent.
+	for range 2 {
+		// The runtime asks the plugin a moment after the agent has heard from the runtime.
+		s.until("a container after it is refused", func() bool {
+			_, err := s.create("pod", "main", "idle", env)
+			return err != nil && strings.Contains(err.Error(), codeRestless) && strings.Contains(err.Error(), "delete the pod")
+		})
+		s.stop()
+		s.startAgent()
+	}
+}
+
+func TestWhatEarlierContainersChangedIsCounted(t *testing.T) {
+	s := newSite(t)
+	env := s.ready(s.claim("claim", plain, nil))
+	for want := range 3 {
+		b := s.mustCreate("pod", "main", "idle", env)
+		if err := b.start(); err != nil {
+			t.Fatal(err)
+		}
+		if err := sched.Drop(b.cmd.Process.Pid); err != nil {
+			t.Fatal(err)
+		}
+		s.until("it is restored and counted", func() bool {
+			s.agent.mu.Lock()
+			defer s.agent.mu.Unlock()
+			return s.agent.claims["claim-uid"].Requests[0].Restored == want+1
+		})
+		if told := s.events.of("pod", reasonRestored); len(told) != want+1 {
+			t.Errorf("the pod is told %q", told)
+		}
+		b.kill()
+		b.remove()
+	}
+}
+
+func TestAClaimOfALaterAgentIsKeptWhereItRunsAndBeginsNothing(t *testing.T) {
+	s := newSite(t)
+	env := s.ready(s.claim("claim", plain, nil))
+	b := s.mustCreate("pod", "main", "idle", env)
+	if err := b.start(); err != nil {
+		t.Fatal(err)
+	}
+	s.stop()
+	path := s.agent.records.path("claim-uid")
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	later := strings.Replace(string(text), `\"version\":1`, `\"version\":2,\"unheardOf\":true`, 1)
+	if later == string(text) {
+		t.Fatal("the record has no version")
+	}
+	if err := os.WriteFile(path, []byte(later), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	s.startAgent()
+	if got := b.policy(); got != reserved || b.dead() {
+		t.Errorf("the container has %+v", got)
+	}
+	s.until("it is taken back", func() bool { return len(s.agent.reserved()) == 1 })
+	// The runtime asks the plugin a moment after the agent has heard from the runtime.
+	s.until("its successor is refused", func() bool {
+		_, err := s.create("pod", "main", "idle", env)
+		return err != nil && strings.Contains(err.Error(), "later version of this agent")
+	})
+	if now, err := os.ReadFile(path); err != nil || string(now) != later {
+		t.Errorf("its record is %s, %v", now, err)
+	}
 }
 
 func TestOverrunsAreCountedAndTold(t *testing.T) {
@@ -812,7 +890,7 @@ func TestARecordOfANewerAgentIsNotMisread(t *testing.T) {
 	if err := os.WriteFile(s.path("c"), []byte(newer), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if all, err := s.load(); len(all) != 0 || err == nil || !strings.Contains(err.Error(), "is of version 2") {
+	if all, err := s.load(); err != nil || len(all) != 1 || !all[0].newer {
 		t.Errorf("%v, %v", all, err)
 	}
 }

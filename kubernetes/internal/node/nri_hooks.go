@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -83,6 +84,7 @@ func (p *nriPlugin) Synchronize(ctx context.Context, pods []*api.PodSandbox, all
 	all = slices.SortedStableFunc(slices.Values(all), func(a, b *api.Container) int {
 		return cmp.Or(-cmp.Compare(a.GetState(), b.GetState()), -cmp.Compare(a.GetCreatedAt(), b.GetCreatedAt()))
 	})
+	n.attended.reset(slices.DeleteFunc(slices.Clone(all), func(ctr *api.Container) bool { return !n.hasSockets(ctr) }))
 	present := map[string]bool{}
 	for _, ctr := range all {
 		reserved := len(marks(ctr)) > 0
@@ -133,6 +135,11 @@ func (p *nriPlugin) Synchronize(ctx context.Context, pods []*api.PodSandbox, all
 	for _, c := range gone {
 		n.forget(ctx, c)
 	}
+	kept := maps.Clone(present)
+	for _, c := range n.runningContainers() {
+		kept[c.id] = true
+	}
+	n.forgetProcesses(kept)
 	n.takeAgain(ctx, pods, all)
 	n.setConnected(true)
 	go n.sweep(context.WithoutCancel(ctx))
@@ -204,6 +211,7 @@ func (p *nriPlugin) CreateContainer(ctx context.Context, sandbox *api.PodSandbox
 		return nil, nil, err
 	}
 	if len(marks(ctr)) == 0 {
+		n.attended.add(ctr.GetId())
 		return adjustment, nil, nil
 	}
 	c, err := n.admit(ctx, pod, ctr, true)
@@ -280,10 +288,18 @@ func (n *Node) admit(ctx context.Context, pod Pod, ctr *api.Container, creating 
 		n.mu.Lock()
 		var grant enforce.Grant
 		found := false
+		newer := false
 		if claim := n.claims[uid]; claim != nil {
 			grant, found = claim.grant(request)
+			newer = claim.newer
 		}
 		n.mu.Unlock()
+		if creating && newer {
+			return nil, refuse(codeNotPrepared, "claim %s was prepared by a later version of this agent, which may promise more than this one keeps: run that one, or delete the pod", uid)
+		}
+		if creating && grant.Restored > enforce.MostRestored {
+			return nil, refuse(codeRestless, "containers have changed the reservations of %s behind this agent's back %d times: let only the agent set policies, or have the calls fail (changes: deny), and delete the pod", grant, grant.Restored)
+		}
 		if !found {
 			return nil, refuse(codeNotPrepared, "the container names request %q of claim %s, which has none of that name: variables %s* are set by this agent alone, leave them out of the container", request, uid, grantVariable)
 		}
@@ -367,6 +383,7 @@ func (n *Node) belongs(ctx context.Context, pod Pod, uid types.UID) error {
 		return refuse(codeShared, "claim %s is reserved for pod %s: a reservation is one pod's at a time, use a ResourceClaimTemplate to give each its own",
 			record.Name, fresh.Pods[0].Name)
 	}
+	fresh.keep(record)
 	if err := n.records.write(fresh); err != nil {
 		return err
 	}
@@ -437,6 +454,7 @@ func (p *nriPlugin) RemovePodSandbox(ctx context.Context, sandbox *api.PodSandbo
 
 // RemoveContainer is told when nothing of the container is left.
 func (p *nriPlugin) RemoveContainer(ctx context.Context, _ *api.PodSandbox, ctr *api.Container) error {
+	p.n.attended.remove(ctr.GetId())
 	p.n.mu.Lock()
 	c := p.n.containers[ctr.GetId()]
 	p.n.mu.Unlock()

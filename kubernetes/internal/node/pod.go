@@ -2,7 +2,9 @@ package node
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -51,9 +53,8 @@ func (n *Node) checkPod(ctx context.Context, record *Record) error {
 	return n.checkRequests(pod, record)
 }
 
-// uses says whether a container of the pod names a request of a claim.
-func uses(pod *corev1.Pod, claim, request string) bool {
-	main, _, _ := strings.Cut(request, "/")
+// claimNames are the names by which the pod's containers know a claim.
+func claimNames(pod *corev1.Pod, claim string) map[string]bool {
 	names := map[string]bool{}
 	for _, of := range pod.Spec.ResourceClaims {
 		names[of.Name] = of.ResourceClaimName != nil && *of.ResourceClaimName == claim
@@ -63,53 +64,72 @@ func uses(pod *corev1.Pod, claim, request string) bool {
 			names[made.Name] = true
 		}
 	}
-	used := func(resources corev1.ResourceRequirements) bool {
-		for _, use := range resources.Claims {
-			if names[use.Name] && (use.Request == "" || use.Request == main) {
-				return true
-			}
-		}
-		return false
-	}
-	for _, container := range pod.Spec.InitContainers {
-		if used(container.Resources) {
-			return true
-		}
-	}
-	for _, container := range pod.Spec.Containers {
-		if used(container.Resources) {
-			return true
-		}
-	}
-	return false
+	return names
 }
 
-// checkRequests compares what the pod's containers request of CPU with what this claim and those that are
-// prepared for the pod reserve: the scheduler knows of the former only.
+// containerUses says whether a container names a request of a claim, which it knows by one of names.
+func containerUses(container corev1.Container, names map[string]bool, request string) bool {
+	main, _, _ := strings.Cut(request, "/")
+	return slices.ContainsFunc(container.Resources.Claims, func(use corev1.ResourceClaim) bool {
+		return names[use.Name] && (use.Request == "" || use.Request == main)
+	})
+}
+
+// uses says whether a container of the pod names a request of a claim.
+func uses(pod *corev1.Pod, claim, request string) bool {
+	names := claimNames(pod, claim)
+	return slices.ContainsFunc(containersOf(pod), func(c corev1.Container) bool { return containerUses(c, names, request) })
+}
+
+func containersOf(pod *corev1.Pod) []corev1.Container {
+	return append(slices.Clone(pod.Spec.InitContainers), pod.Spec.Containers...)
+}
+
+// checkRequests compares what each of the pod's containers requests of CPU with what it reserves by this claim and by
+// those that are prepared for the pod: the scheduler knows of the former only, and another container's request is that
+// one's. A request of the pod as a whole is for all of its containers together.
 func (n *Node) checkRequests(pod *corev1.Pod, record *Record) error {
-	var requested resource.Quantity
-	for _, container := range pod.Spec.Containers {
-		requested.Add(container.Resources.Requests[corev1.ResourceCPU])
-	}
-	if pod.Spec.Resources != nil {
-		if cpu, ok := pod.Spec.Resources.Requests[corev1.ResourceCPU]; ok {
-			requested = cpu
-		}
-	}
-	reserved := record.ppm()
+	records := []*Record{record}
 	n.mu.Lock()
 	for uid, claim := range n.claims {
 		if uid != record.Claim && len(claim.Pods) > 0 && claim.Pods[0].UID == pod.UID {
-			reserved += claim.ppm()
+			records = append(records, claim.Record)
 		}
 	}
 	n.mu.Unlock()
-	milli := (reserved + 999) / 1000
-	if requested.MilliValue() >= milli {
+	var whole *resource.Quantity
+	if pod.Spec.Resources != nil {
+		if cpu, ok := pod.Spec.Resources.Requests[corev1.ResourceCPU]; ok {
+			whole = &cpu
+		}
+	}
+	milli := func(ppm int64) int64 { return (ppm + 999) / 1000 }
+	var all int64
+	var failed error
+	for _, container := range containersOf(pod) {
+		var reserved int64
+		for _, of := range records {
+			names := claimNames(pod, of.Name)
+			for _, request := range of.Requests {
+				if containerUses(container, names, request.Name) {
+					reserved += request.ppm()
+				}
+			}
+		}
+		all += reserved
+		requested := container.Resources.Requests[corev1.ResourceCPU]
+		if whole == nil && requested.MilliValue() < milli(reserved) {
+			failed = errors.Join(failed, fmt.Errorf("container %s requests %s CPU and reserves %dm: set its requests.cpu, and limits.cpu for a Guaranteed pod, to %dm or more",
+				container.Name, requested.String(), milli(reserved), milli(reserved)))
+		}
+	}
+	if whole != nil && whole.MilliValue() < milli(all) {
+		failed = fmt.Errorf("its containers reserve %dm, and the pod as a whole requests %s CPU: set requests.cpu of its resources to %dm or more", milli(all), whole.String(), milli(all))
+	}
+	if failed == nil {
 		return nil
 	}
-	err := refuse(codeUnrequested, "pod %s requests %s CPU and reserves %dm, which the scheduler gives away a second time: set requests.cpu of its containers to %dm or more, and limits.cpu to the same to have a Guaranteed pod",
-		pod.Name, requested.String(), milli, milli)
+	err := refuse(codeUnrequested, "the scheduler gives CPU of pod %s away a second time: %w", pod.Name, failed)
 	if n.config.PodRequests == RefuseRequests {
 		return err
 	}
@@ -117,13 +137,10 @@ func (n *Node) checkRequests(pod *corev1.Pod, record *Record) error {
 	return nil
 }
 
-// ppm is what the record's requests take of all cores together, in parts per million of a core.
-func (r *Record) ppm() int64 {
-	var sum int64
-	for _, request := range r.Requests {
-		for _, device := range request.Devices {
-			sum += device.PPM
-		}
+// ppm is what the request takes of all its cores together, in parts per million of a core.
+func (r Request) ppm() (sum int64) {
+	for _, device := range r.Devices {
+		sum += device.PPM
 	}
 	return sum
 }

@@ -8,6 +8,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 )
 
 // pod is one with a claim of its name, which its container names if used, and requests so much CPU.
@@ -60,10 +61,14 @@ func TestAClaimOfATemplateIsFoundInThePod(t *testing.T) {
 	}
 }
 
-func TestAPodThatReservesMoreCPUThanItRequestsIsTold(t *testing.T) {
+func TestAPodThatReservesMoreCPUThanItRequestsIsRefused(t *testing.T) {
 	s := newSite(t)
 	s.podOf("claim", "99m", nil)
 	claim := s.claim("claim", plain, nil)
+	if response := s.prepare(claim); !strings.HasPrefix(response.Error, codeUnrequested) || !strings.Contains(response.Error, "container main requests 99m CPU and reserves 100m") {
+		t.Errorf("answer is %v", response)
+	}
+	s.agent.config.PodRequests = WarnOfRequests
 	if response := s.prepare(claim); response.Error != "" {
 		t.Error(response.Error)
 	}
@@ -71,9 +76,41 @@ func TestAPodThatReservesMoreCPUThanItRequestsIsTold(t *testing.T) {
 		t.Errorf("the pod is told %q", told)
 	}
 	s.unprepare(claim)
-	s.agent.config.PodRequests = RefuseRequests
-	if response := s.prepare(claim); !strings.HasPrefix(response.Error, codeUnrequested) {
-		t.Errorf("answer is %v", response)
-	}
 	s.empty()
+}
+
+// What another container requests is that one's; what the pod requests as a whole is for all.
+func TestEachContainerRequestsTheCPUThatItReserves(t *testing.T) {
+	n := &Node{claims: map[types.UID]*prepared{}}
+	n.config.PodRequests = RefuseRequests
+	record := claimOf("claim", 0, 100_000)
+	pod := &corev1.Pod{}
+	name := "claim"
+	pod.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "reservation", ResourceClaimName: &name}}
+	cpu := func(text string) corev1.ResourceList {
+		return corev1.ResourceList{corev1.ResourceCPU: resource.MustParse(text)}
+	}
+	pod.Spec.Containers = []corev1.Container{
+		{Name: "main", Resources: corev1.ResourceRequirements{Claims: []corev1.ResourceClaim{{Name: "reservation"}}, Requests: cpu("50m")}},
+		{Name: "other", Resources: corev1.ResourceRequirements{Requests: cpu("4")}},
+	}
+	if err := n.checkRequests(pod, record); err == nil || !strings.Contains(err.Error(), "container main requests 50m") {
+		t.Errorf("another container's request counts: %v", err)
+	}
+	pod.Spec.Resources = &corev1.ResourceRequirements{Requests: cpu("100m")}
+	if err := n.checkRequests(pod, record); err != nil {
+		t.Errorf("the pod's own request does not: %v", err)
+	}
+	pod.Spec.Resources.Requests = cpu("99m")
+	if err := n.checkRequests(pod, record); err == nil || !strings.Contains(err.Error(), "as a whole requests 99m") {
+		t.Errorf("the pod requests too little: %v", err)
+	}
+	pod.Spec.Resources, pod.Spec.Containers[0].Resources.Requests = nil, cpu("100m")
+	if err := n.checkRequests(pod, record); err != nil {
+		t.Error(err)
+	}
+	pod.Spec.InitContainers = []corev1.Container{{Name: "first", Resources: corev1.ResourceRequirements{Claims: []corev1.ResourceClaim{{Name: "reservation", Request: "cpu"}}}}}
+	if err := n.checkRequests(pod, record); err == nil || !strings.Contains(err.Error(), "container first requests 0") {
+		t.Errorf("an init container's do not count: %v", err)
+	}
 }

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -39,6 +40,8 @@ type Request struct {
 	Name       string                 `json:"name"`
 	Parameters reservation.Parameters `json:"parameters"`
 	Devices    []Device               `json:"devices"`
+	// Restored is how often its reservations were changed from inside and restored, over all of its containers.
+	Restored int `json:"restored,omitempty"`
 }
 
 // Record is what a prepared claim leaves on the node. It lives in the claim's CDI file, which the container
@@ -52,6 +55,10 @@ type Record struct {
 	Requests []Request `json:"requests"`
 	// Namespace is the claim's and that of its pods.
 	Namespace string `json:"namespace"`
+
+	// newer says that an agent of a later version wrote it, which may mean more than this one reads: what runs is kept,
+	// and nothing is begun by it.
+	newer bool
 }
 
 // recordVersion changes when an older agent would misread a record.
@@ -89,13 +96,36 @@ func (r *Record) grant(request string) (enforce.Grant, bool) {
 		if q.Name != request {
 			continue
 		}
-		g := enforce.Grant{Key: key(r.Claim, q.Name), Name: fmt.Sprintf("request %s of claim %s", q.Name, r.Name), Parameters: q.Parameters}
+		g := enforce.Grant{Key: key(r.Claim, q.Name), Name: fmt.Sprintf("request %s of claim %s", q.Name, r.Name), Parameters: q.Parameters, Restored: q.Restored}
 		for _, device := range q.Devices {
 			g.Cores = append(g.Cores, device.CPU)
 		}
 		return g, true
 	}
 	return enforce.Grant{}, false
+}
+
+// keep takes over from an older record of the claim what the cluster does not know.
+func (r *Record) keep(old *Record) {
+	for i := range r.Requests {
+		for _, was := range old.Requests {
+			if was.Name == r.Requests[i].Name {
+				r.Requests[i].Restored = was.Restored
+			}
+		}
+	}
+}
+
+// restored is the record after one of its reservations was restored for so many times.
+func (r *Record) restored(request string, times int) *Record {
+	next := *r
+	next.Requests = slices.Clone(r.Requests)
+	for i := range next.Requests {
+		if next.Requests[i].Name == request {
+			next.Requests[i].Restored = times
+		}
+	}
+	return &next
 }
 
 func (r *Record) asks() bool {
@@ -154,11 +184,8 @@ func (s records) spec(r *Record) (*cdispec.Spec, error) {
 	}
 	for _, q := range r.Requests {
 		edits := cdispec.ContainerEdits{
-			Env: []string{variableName(r.Claim, q.Name) + "=" + key(r.Claim, q.Name)},
-			Hooks: []*cdispec.Hook{{
-				HookName: "createRuntime", Path: s.gate,
-				Args: []string{filepath.Base(s.gate), gateSocket(s.run)},
-			}},
+			Env:   []string{variableName(r.Claim, q.Name) + "=" + key(r.Claim, q.Name)},
+			Hooks: []*cdispec.Hook{s.hook()},
 		}
 		if q.Parameters.Selection() == reservation.SelectAsk {
 			edits.Env = append(edits.Env, socketVariable+"="+filepath.Join(insideDir(r.Claim), askSocket))
@@ -169,6 +196,11 @@ func (s records) spec(r *Record) (*cdispec.Spec, error) {
 		spec.Devices = append(spec.Devices, cdispec.Device{Name: deviceName(r.Claim, q.Name), ContainerEdits: edits})
 	}
 	return spec, nil
+}
+
+// hook runs the gate before a container's program.
+func (s records) hook() *cdispec.Hook {
+	return &cdispec.Hook{HookName: "createRuntime", Path: s.gate, Args: []string{filepath.Base(s.gate), gateSocket(s.run)}}
 }
 
 // write puts the record on disk, all of it or nothing.
@@ -258,9 +290,7 @@ func readRecord(path string) (*Record, error) {
 	if err := json.Unmarshal([]byte(spec.Annotations[recordAnnotation]), r); err != nil {
 		return nil, fmt.Errorf("annotation %s: %w", recordAnnotation, err)
 	}
-	if r.Version > recordVersion {
-		return nil, fmt.Errorf("annotation %s is of version %d, and this agent reads up to %d: run the newer agent, or restart the pod", recordAnnotation, r.Version, recordVersion)
-	}
+	r.newer = r.Version > recordVersion
 	if r.Claim == "" || len(r.Requests) == 0 {
 		return nil, fmt.Errorf("annotation %s names no claim or no request", recordAnnotation)
 	}

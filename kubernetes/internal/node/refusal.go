@@ -20,6 +20,7 @@ const (
 	codeBandwidth   = "BandwidthExceeded"
 	codeDensity     = "DensityExceeded"
 	codeUnproven    = "NotSchedulable"
+	codeUnkept      = "ReservationUnkept"
 	codeUnsupported = "NotSupportedByBackend"
 	codeShared      = "ReservedForAnother"
 	codeNotPrepared = "NotPrepared"
@@ -31,6 +32,7 @@ const (
 	codeNoNetwork   = "NetworkNotServed"
 	codeNotAllowed  = "NotAllowed"
 	codeNoPreload   = "PreloadMissing"
+	codeNoLibrary   = "LibraryMissing"
 	codeNoVeth      = "VethNotTaken"
 	// What the kernel says of a reservation that this agent would give.
 	codeKernelBusy   = "KernelBandwidthExceeded"

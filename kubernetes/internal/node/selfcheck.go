@@ -12,13 +12,12 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/klog/v2"
 
-	"github.com/takt-dev/takt/kubernetes/internal/admission"
 	"github.com/takt-dev/takt/kubernetes/internal/sched"
 )
 
-// The check compares what the kernel has admitted with what the containers of claims hold, beyond what each scan
-// compares thread by thread. A thread that has just ended is counted to the end of its period, at most 4.2 s, so
-// that only a difference that stays is one.
+// The check looks at what the machine gives (measure.go) and compares what the kernel has admitted with what the
+// containers of claims hold, beyond what each scan compares thread by thread. A thread that has just ended is counted to
+// the end of its period, at most 4.2 s, so that only a difference that stays is one.
 const (
 	checkPace     = time.Second
 	checkPatience = 10 * time.Second
@@ -26,24 +25,48 @@ const (
 	checkSlack = 500
 )
 
-// drift is what the kernel counts beyond what is known.
+// drift is what the kernel counts of a root domain beyond what is known.
 type drift struct {
 	// since is when it began to be what it is, beyond; zero while there is none.
 	since  time.Time
 	beyond int64
-	// strangers is what threads outside of all claims have, lost what nobody has.
-	strangers, lost int64
+	// outside is what threads outside of all claims have, lost what nobody has.
+	outside []sched.Attr
+	lost    int64
 	// admitted is what the kernel said last.
 	admitted int64
-	// reclaimed counts how often what was lost came back.
-	reclaimed int
-	// unreadable is set once the kernel does not say.
-	unreadable bool
+	// inVain is the difference that was left when the kernel had counted anew: it is not asked again for the same.
+	inVain int64
 }
 
-// check runs until the context ends. Only a backend whose threads share one root domain is checked.
+// strangers is what threads outside of all claims have, as the kernel counts it.
+func (d drift) strangers() (sum int64) {
+	for _, attr := range d.outside {
+		sum += attr.Share()
+	}
+	return sum
+}
+
+func (d drift) densities() (all []int64) {
+	for _, attr := range d.outside {
+		all = append(all, attr.Density())
+	}
+	return all
+}
+
+// driftInAll is that of all root domains together. Call with n.mu held.
+func (n *Node) driftInAll() (sum drift) {
+	for _, d := range n.drifts {
+		sum.outside = append(sum.outside, d.outside...)
+		sum.lost += d.lost
+		sum.admitted += d.admitted
+	}
+	return sum
+}
+
+// check runs until the context ends.
 func (n *Node) check(ctx context.Context) {
-	if !n.offer.Roams || len(n.offer.CPUs) == 0 {
+	if len(n.offer.CPUs) == 0 {
 		return
 	}
 	ticker := time.NewTicker(checkPace)
@@ -59,23 +82,86 @@ func (n *Node) check(ctx context.Context) {
 }
 
 func (n *Node) checkOnce(ctx context.Context, patience time.Duration) {
-	logger := klog.FromContext(ctx)
-	now, err := n.beyond()
-	n.mu.Lock()
-	d := &n.drift
+	m, err := n.remeasure(ctx)
 	if err != nil {
-		told := d.unreadable
-		d.unreadable = true
-		n.mu.Unlock()
-		if !told {
-			logger.Error(err, "The kernel's bandwidth is not compared with what claims hold")
+		return // told with each core
+	}
+	domains := n.domains(m)
+	n.mu.Lock()
+	for key := range n.drifts {
+		// What is no domain any more has no drift either.
+		if !slices.ContainsFunc(domains, func(d rootDomain) bool { return d.key == key }) {
+			delete(n.drifts, key)
 		}
+	}
+	n.mu.Unlock()
+	var failed error
+	for _, domain := range domains {
+		if err := n.compare(ctx, domain, patience); err != nil {
+			failed = err
+		}
+	}
+	n.noteReadable(ctx, failed)
+	if failed != nil {
+		n.lookForStrangers(ctx, domains, patience)
+	}
+}
+
+// noteReadable tells the node once that the kernel does not say what it has admitted, and once that it does again.
+func (n *Node) noteReadable(ctx context.Context, err error) {
+	n.mu.Lock()
+	told := n.unreadable
+	n.unreadable = err != nil
+	n.mu.Unlock()
+	switch {
+	case err != nil && !told:
+		klog.FromContext(ctx).Error(err, "The kernel's bandwidth is not compared with what claims hold")
+		n.nodeEvent(corev1.EventTypeWarning, reasonUnchecked, "what the kernel has admitted is not compared with what claims hold, and bandwidth that it loses is not found: %s; mount debugfs on the node", err)
+	case err == nil && told:
+		n.nodeEvent(corev1.EventTypeNormal, reasonUnchecked, "what the kernel has admitted is compared with what claims hold again")
+	}
+}
+
+// lookForStrangers does without what the kernel counts: only threads that had a reservation outside of all claims the
+// last time as well are believed to have one, because one of a claim may be between two scans.
+func (n *Node) lookForStrangers(ctx context.Context, domains []rootDomain, patience time.Duration) {
+	n.mu.Lock()
+	due := time.Since(n.lookedAt) >= patience
+	if due {
+		n.lookedAt = time.Now()
+	}
+	before := n.seen
+	n.mu.Unlock()
+	if !due {
 		return
 	}
-	d.unreadable = false
+	seen := map[int]sched.Attr{}
+	for _, domain := range domains {
+		found, err := n.strangers(domain)
+		if err != nil {
+			klog.FromContext(ctx).Error(err, "Cannot find who holds reservations outside of claims")
+			return
+		}
+		maps.Copy(seen, found)
+		maps.DeleteFunc(found, func(tid int, attr sched.Attr) bool { return before[tid] != attr })
+		n.settleDrift(ctx, domain, found, 0)
+	}
+	n.mu.Lock()
+	n.seen = seen
+	n.mu.Unlock()
+}
+
+// compare looks at one root domain.
+func (n *Node) compare(ctx context.Context, domain rootDomain, patience time.Duration) error {
+	now, err := n.beyond(domain)
+	if err != nil {
+		return err
+	}
+	n.mu.Lock()
+	d := n.drifts[domain.key]
 	switch {
 	case now <= checkSlack && now >= -checkSlack:
-		d.since, d.beyond = time.Time{}, 0
+		d.since, d.beyond, d.inVain = time.Time{}, 0, 0
 	case d.since.IsZero() || now != d.beyond:
 		d.since, d.beyond = time.Now(), now
 	}
@@ -84,58 +170,71 @@ func (n *Node) checkOnce(ctx context.Context, patience time.Duration) {
 	if !same && settled {
 		d.since = time.Now() // to be looked at again only then: it takes a look at every thread of the machine
 	}
+	n.drifts[domain.key] = d
 	n.mu.Unlock()
 	if same {
-		n.settleDrift(ctx, 0, 0, nil)
-		return
+		n.settleDrift(ctx, domain, nil, 0)
+		return nil
 	}
 	if !settled {
-		return
+		return nil
 	}
-	strangers, names, err := n.strangers()
+	strangers, err := n.strangers(domain)
 	if err != nil {
-		logger.Error(err, "Cannot find who holds reservations outside of claims")
-		return
+		klog.FromContext(ctx).Error(err, "Cannot find who holds reservations outside of claims")
+		return nil
 	}
-	lost := now - strangers
-	if lost > checkSlack || lost < -checkSlack {
-		lost = n.reclaim(ctx, lost, strangers)
+	lost := now - (drift{outside: slices.Collect(maps.Values(strangers))}).strangers()
+	if (lost > checkSlack || lost < -checkSlack) && lost != d.inVain {
+		lost = n.reclaim(ctx, domain, lost, now-lost)
 	}
 	if lost <= checkSlack {
 		lost = 0
 	}
-	n.settleDrift(ctx, strangers, lost, names)
+	n.settleDrift(ctx, domain, strangers, lost)
+	return nil
 }
 
 // reclaim has the kernel count anew and returns what is still lost; less than nothing where it counts too little.
-func (n *Node) reclaim(ctx context.Context, lost, strangers int64) int64 {
+func (n *Node) reclaim(ctx context.Context, domain rootDomain, lost, strangers int64) int64 {
 	err := sched.Rebuild("/")
 	if err != nil && !errors.Is(err, sched.ErrNoRebuild) {
 		klog.FromContext(ctx).Error(err, "Cannot have lost bandwidth back")
 		n.metrics.failures.WithLabelValues("reclaim").Inc()
 	}
-	if err != nil {
-		return lost
-	}
-	now, err := n.beyond()
-	if err != nil {
-		return lost
-	}
-	if left := now - strangers; left > checkSlack || left < -checkSlack {
-		return left
+	left := lost
+	if err == nil {
+		now, err := n.beyond(domain)
+		if err != nil {
+			return lost
+		}
+		left = now - strangers
 	}
 	n.mu.Lock()
-	n.drift.reclaimed++
-	n.drift.since, n.drift.beyond = time.Time{}, 0
+	d := n.drifts[domain.key]
+	back := left <= checkSlack && left >= -checkSlack
+	if back {
+		n.reclaimed++
+		d.since, d.beyond, d.inVain = time.Time{}, 0, 0
+	} else {
+		d.inVain = left
+	}
+	n.drifts[domain.key] = d
 	n.mu.Unlock()
+	if !back {
+		return left
+	}
 	klog.FromContext(ctx).Info("The kernel has counted anew what is reserved", "reclaimedPPM", lost)
 	n.nodeEvent(corev1.EventTypeNormal, reasonReclaimed, "the kernel counted %d parts per million of a core more than its threads have, and has counted anew", lost)
 	return 0
 }
 
-// beyond is what the kernel has admitted beyond its own servers and what the containers of claims hold.
-func (n *Node) beyond() (int64, error) {
-	admitted, err := sched.Admitted("/", n.offer.CPUs[0].ID)
+// beyond is what the kernel has admitted of a root domain beyond its own servers and what the containers of claims hold.
+func (n *Node) beyond(domain rootDomain) (int64, error) {
+	if len(domain.cpus) == 0 {
+		return 0, errors.New("no CPU is in the root domain")
+	}
+	admitted, err := sched.Admitted("/", domain.cpus[0])
 	if err != nil {
 		return 0, err
 	}
@@ -143,12 +242,16 @@ func (n *Node) beyond() (int64, error) {
 	if err != nil {
 		return 0, err
 	}
-	known := servers * int64(n.offer.RootDomain)
-	for _, attr := range n.held() {
-		known += attr.Share()
+	known := servers * int64(len(domain.cpus))
+	for tid, attr := range n.held() {
+		if sched.MayRunOn(tid, domain.cpus) {
+			known += attr.Share()
+		}
 	}
 	n.mu.Lock()
-	n.drift.admitted = admitted
+	d := n.drifts[domain.key]
+	d.admitted = admitted
+	n.drifts[domain.key] = d
 	n.mu.Unlock()
 	return admitted - known, nil
 }
@@ -170,67 +273,67 @@ func (n *Node) held() map[int]sched.Attr {
 	return all
 }
 
-// strangers are what threads have that hold no reservation of a claim: their sum, and their names.
-func (n *Node) strangers() (int64, []string, error) {
+// strangers are the threads of a root domain that hold no reservation of a claim, and what they have.
+func (n *Node) strangers(domain rootDomain) (map[int]sched.Attr, error) {
+	before := n.held()
 	all, err := sched.DeadlineThreads()
 	if err != nil {
-		return 0, nil, err
+		return nil, err
 	}
-	ours := n.held()
-	var sum int64
+	after := n.held()
+	maps.DeleteFunc(all, func(tid int, _ sched.Attr) bool {
+		_, was := before[tid]
+		_, is := after[tid]
+		return was || is || !sched.MayRunOn(tid, domain.cpus)
+	})
+	return all, nil
+}
+
+// named are threads as people are told of them.
+func named(threads map[int]sched.Attr) string {
 	var names []string
-	for _, tid := range slices.Sorted(maps.Keys(all)) {
-		if _, ok := ours[tid]; ok {
-			continue
-		}
-		sum += all[tid].Share()
+	for _, tid := range slices.Sorted(maps.Keys(threads)) {
 		name := "?"
 		if thread, err := sched.ReadThread(tid, tid); err == nil {
 			name = thread.Name
 		}
 		names = append(names, fmt.Sprintf("%d (%q)", tid, name))
 	}
-	return sum, names, nil
+	const most = 5
+	if len(names) > most {
+		names = append(names[:most:most], fmt.Sprintf("and %d more", len(names)-most))
+	}
+	return strings.Join(names, ", ")
 }
 
 // settleDrift publishes what is left beside what strangers have and what is lost, and tells the node.
-func (n *Node) settleDrift(ctx context.Context, strangers, lost int64, names []string) {
-	n.mu.Lock()
-	changed := n.drift.strangers != strangers || n.drift.lost != lost
-	n.drift.strangers, n.drift.lost = strangers, lost
-	if changed {
-		n.offer.Capacities = n.remaining(n.offer.RootDomain, n.offer.Bound)
-		n.reorder()
+func (n *Node) settleDrift(ctx context.Context, domain rootDomain, strangers map[int]sched.Attr, lost int64) {
+	var outside []sched.Attr
+	for _, tid := range slices.Sorted(maps.Keys(strangers)) {
+		outside = append(outside, strangers[tid])
 	}
+	n.mu.Lock()
+	d := n.drifts[domain.key]
+	changed := !slices.Equal(d.outside, outside) || d.lost != lost
+	d.outside, d.lost = outside, lost
+	n.drifts[domain.key] = d
 	n.mu.Unlock()
-	if !changed || strangers+lost == 0 {
+	if !changed {
 		return
 	}
-	klog.FromContext(ctx).Info("The kernel has admitted more than claims hold, publishing less", "strangersPPM", strangers, "lostPPM", lost)
-	if strangers > 0 {
-		const most = 5
-		if len(names) > most {
-			names = append(names[:most:most], fmt.Sprintf("and %d more", len(names)-most))
-		}
-		n.nodeEvent(corev1.EventTypeWarning, reasonStrangers, "threads outside of all claims have %d parts per million of a core with SCHED_DEADLINE: %s; as much less is published",
-			strangers, strings.Join(names, ", "))
+	if _, err := n.remeasure(ctx); err != nil {
+		return
+	}
+	if sum := d.strangers(); sum > 0 {
+		klog.FromContext(ctx).Info("Threads outside of all claims have reservations, publishing less", "ppm", sum)
+		n.nodeEvent(corev1.EventTypeWarning, reasonStrangers, "threads outside of all claims have %d parts per million of a core with SCHED_DEADLINE: %s; what is published are capacities that hold beside them",
+			sum, named(strangers))
 	}
 	if lost > 0 {
+		klog.FromContext(ctx).Info("The kernel counts what no thread has, publishing less", "ppm", lost)
 		n.nodeEvent(corev1.EventTypeWarning, reasonBandwidthLost, "the kernel counts %d parts per million of a core that no thread has, until its CPUs are partitioned anew or the machine restarts; as much less is published",
 			lost)
 	}
-}
-
-// remaining is what each offered core may give when so many cores, of this bound each, are scheduled together.
-// Call with n.mu held.
-func (n *Node) remaining(cores int, bound int64) []int64 {
-	devices := len(n.offer.CPUs)
-	// What is lost nobody runs: the kernel alone counts it. Strangers run, too.
-	total := int64(cores)*bound - n.drift.lost - n.drift.strangers
-	if n.guaranteed() {
-		total = min(total, admission.Total(cores, n.offer.Most)-n.drift.strangers)
-	}
-	return admission.Within(total, devices, n.offer.Most, bound)
 }
 
 // nodeEvent tells the operators of the node.

@@ -42,7 +42,7 @@ func listen(path string, mode fs.FileMode) (*net.UnixListener, error) {
 func listenGate(run string) (*net.UnixListener, error) { return listen(gateSocket(run), 0o600) }
 
 // serveGate answers the gate: may the container of this ID, whose first process is this one, start? The
-// answer comes when it is under reservation.
+// answer comes when it is under reservation, if it has one.
 func (n *Node) serveGate(ctx context.Context, listener *net.UnixListener) {
 	stop := context.AfterFunc(ctx, func() { listener.Close() })
 	defer stop()
@@ -77,6 +77,9 @@ func (n *Node) passGate(ctx context.Context, conn *net.UnixConn) error {
 	n.mu.Lock()
 	c := n.containers[request.ID]
 	n.mu.Unlock()
+	if c == nil && n.attended.has(request.ID) {
+		return nil
+	}
 	if c == nil {
 		return fmt.Errorf("%s has not seen container %s being created: is it connected with the container runtime (NRI)? The kubelet will try again", PluginName, request.ID)
 	}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -62,17 +63,29 @@ type statusWriter struct {
 }
 
 type claimStatus struct {
-	record    *Record
+	record *Record
+	// condition is that of all devices but those of requests that have one of their own.
 	condition condition
+	own       map[string]condition
 	states    map[string]enforce.State
-	tries     int
+	// tries is how often it could not be written, due when it is tried again.
+	tries int
+	due   time.Time
 }
 
-// pace is the least time between two rounds of writing; a claim that cannot be written is tried mostTries
-// times.
+// of is the condition of a request's devices.
+func (s claimStatus) of(request string) condition {
+	if own, ok := s.own[request]; ok {
+		return own
+	}
+	return s.condition
+}
+
+// pace is the least time between two rounds of writing; a claim that could not be written is tried again after a
+// pause that doubles each time, up to mostPause: the API server may be away for long, and nobody else says it later.
 const (
 	pace      = time.Second
-	mostTries = 10
+	mostPause = time.Minute
 )
 
 func newStatusWriter(client kubernetes.Interface, n *Node) *statusWriter {
@@ -82,6 +95,11 @@ func newStatusWriter(client kubernetes.Interface, n *Node) *statusWriter {
 // set replaces what is to be written of a claim.
 func (w *statusWriter) set(record *Record, c condition, states map[string]enforce.State) {
 	w.put(claimStatus{record: record, condition: c, states: states})
+}
+
+// setOwn is set with conditions of single requests.
+func (w *statusWriter) setOwn(record *Record, c condition, own map[string]condition, states map[string]enforce.State) {
+	w.put(claimStatus{record: record, condition: c, own: own, states: states})
 }
 
 func (w *statusWriter) put(s claimStatus) {
@@ -102,36 +120,66 @@ func (w *statusWriter) forget(claim types.UID) {
 
 func (w *statusWriter) run(ctx context.Context) {
 	for {
+		var later <-chan time.Time
+		if wait, any := w.next(); any {
+			later = time.After(wait)
+		}
 		select {
 		case <-ctx.Done():
 			return
 		case <-w.wake:
+		case <-later:
 		}
-		w.mu.Lock()
-		batch := w.pending
-		w.pending = map[types.UID]claimStatus{}
-		w.mu.Unlock()
-		for uid, status := range batch {
+		for _, status := range w.take(time.Now()) {
 			err := w.write(ctx, status)
 			if err == nil || apierrors.IsNotFound(err) {
 				continue
 			}
 			klog.FromContext(ctx).Error(err, "Cannot write a claim's status", "claim", klog.KRef(status.record.Namespace, status.record.Name))
 			w.n.metrics.failures.WithLabelValues("status").Inc()
-			if status.tries++; status.tries < mostTries {
-				w.mu.Lock()
-				_, newer := w.pending[uid]
-				w.mu.Unlock()
-				if !newer {
-					w.put(status)
-				}
-			}
+			w.again(status, time.Now())
 		}
 		select {
 		case <-ctx.Done():
 			return
 		case <-time.After(pace):
 		}
+	}
+}
+
+// next is how long it is until something has to be written; false if nothing has.
+func (w *statusWriter) next() (wait time.Duration, any bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, status := range w.pending {
+		if left := max(time.Until(status.due), 0); !any || left < wait {
+			wait, any = left, true
+		}
+	}
+	return wait, any
+}
+
+// take is what has to be written now; what waits for another try stays.
+func (w *statusWriter) take(now time.Time) (batch []claimStatus) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for uid, status := range w.pending {
+		if !status.due.After(now) {
+			batch = append(batch, status)
+			delete(w.pending, uid)
+		}
+	}
+	return batch
+}
+
+// again has what could not be written tried later, unless there is something newer.
+func (w *statusWriter) again(status claimStatus, now time.Time) {
+	status.due = now.Add(min(pace<<min(status.tries, 10), mostPause))
+	status.tries++
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if _, newer := w.pending[status.record.Claim]; !newer {
+		w.pending[status.record.Claim] = status
 	}
 }
 
@@ -155,6 +203,9 @@ func (w *statusWriter) write(ctx context.Context, s claimStatus) error {
 		if err != nil {
 			return err
 		}
+		if apiequality.Semantic.DeepEqual(claim.Status.Devices, devices) {
+			return nil
+		}
 		claim.Status.Devices = devices
 		_, err = claims.UpdateStatus(ctx, claim, metav1.UpdateOptions{FieldManager: PluginName})
 		return err
@@ -167,15 +218,15 @@ func (w *statusWriter) devices(s claimStatus, now []resourceapi.AllocatedDeviceS
 	devices := slices.DeleteFunc(slices.Clone(now), func(d resourceapi.AllocatedDeviceStatus) bool {
 		ours := d.Driver == reservation.Driver && d.Pool == w.n.name
 		if ours {
-			before[d.Device+share(d.ShareID)] = d.Conditions
+			before[d.Device+share(d.ShareID)] = slices.Clone(d.Conditions) // which are changed below
 		}
 		return ours
 	})
-	state := metav1.ConditionFalse
-	if s.condition.ready {
-		state = metav1.ConditionTrue
-	}
 	for _, request := range s.record.Requests {
+		is, state := s.of(request.Name), metav1.ConditionFalse
+		if is.ready {
+			state = metav1.ConditionTrue
+		}
 		for i, device := range request.Devices {
 			data := DeviceData{Backend: w.n.backend.Name(), CPU: device.CPU, Bandwidth: device.PPM}
 			if known, ok := s.states[request.Name]; ok && i == 0 {
@@ -194,7 +245,7 @@ func (w *statusWriter) devices(s claimStatus, now []resourceapi.AllocatedDeviceS
 			}
 			entry.Conditions = before[device.Name+share(entry.ShareID)]
 			meta.SetStatusCondition(&entry.Conditions, metav1.Condition{
-				Type: ConditionReady, Status: state, Reason: s.condition.reason, Message: shorten(s.condition.message),
+				Type: ConditionReady, Status: state, Reason: is.reason, Message: shorten(is.message),
 			})
 			devices = append(devices, entry)
 		}
@@ -221,16 +272,20 @@ func shorten(message string) string {
 // report writes what is known of a container into the statuses of its claims. Call with c.mu held.
 func (n *Node) report(c *container, what condition) {
 	states := map[types.UID]map[string]enforce.State{}
+	own := map[types.UID]map[string]condition{}
 	for i, grant := range c.grants {
 		uid, request, err := parseKey(grant.Key)
 		if err != nil {
 			continue
 		}
 		if states[uid] == nil {
-			states[uid] = map[string]enforce.State{}
+			states[uid], own[uid] = map[string]enforce.State{}, map[string]condition{}
 		}
 		if i < len(c.tallies) {
 			states[uid][request] = c.tallies[i].state
+			if code, why := unheld(c.tallies[i].state); what.ready && code != "" {
+				own[uid][request] = condition{reason: code, message: why}
+			}
 		}
 	}
 	for uid, ofClaim := range states {
@@ -238,7 +293,7 @@ func (n *Node) report(c *container, what condition) {
 		claim := n.claims[uid]
 		n.mu.Unlock()
 		if claim != nil {
-			n.status.set(claim.Record, what, ofClaim)
+			n.status.setOwn(claim.Record, what, own[uid], ofClaim)
 		}
 	}
 }

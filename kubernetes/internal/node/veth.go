@@ -631,8 +631,7 @@ func (n *Node) takeAgain(ctx context.Context, pods []*api.PodSandbox, containers
 		there = append(there, pod.GetId())
 		// A container with the pod's sockets was created by an agent, which has looked whether it may have them.
 		served := slices.ContainsFunc(containers, func(ctr *api.Container) bool {
-			return ctr.GetPodSandboxId() == pod.GetId() && ctr.GetState() != api.ContainerState_CONTAINER_STOPPED &&
-				slices.ContainsFunc(ctr.GetMounts(), func(m *api.Mount) bool { return m.GetDestination() == containerSockets })
+			return ctr.GetPodSandboxId() == pod.GetId() && ctr.GetState() != api.ContainerState_CONTAINER_STOPPED && n.hasSockets(ctr)
 		})
 		if !served {
 			continue

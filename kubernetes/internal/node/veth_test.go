@@ -93,7 +93,7 @@ func (s *site) createOf(pod *api.PodSandbox, ctr *api.Container) (*api.Container
 // runs adds a created container to what the runtime tells an agent that connects.
 func (s *site) runs(pod *api.PodSandbox, ctr *api.Container) {
 	ctr.State = api.ContainerState_CONTAINER_RUNNING
-	ctr.Mounts = []*api.Mount{{Destination: containerSockets}}
+	ctr.Mounts = []*api.Mount{{Source: filepath.Join(s.config.Network.Sockets, pod.GetId()), Destination: containerSockets}}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.pods, s.containers = append(s.pods, pod), append(s.containers, ctr)

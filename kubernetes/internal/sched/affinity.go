@@ -38,3 +38,9 @@ func Unpin(tid int, cpus []int) error {
 	}
 	return nil
 }
+
+// MayRunOn says whether a thread may run on one of cpus. One that cannot be read may.
+func MayRunOn(tid int, cpus []int) bool {
+	missing, err := Missing(tid, cpus)
+	return err != nil || len(missing) < len(cpus)
+}

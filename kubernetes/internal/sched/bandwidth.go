@@ -1,9 +1,12 @@
 package sched
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
+	"math"
+	"math/bits"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -67,7 +70,31 @@ func (a Attr) Share() int64 {
 	return int64(a.Runtime * bandwidthUnit / a.Period * reservation.WholeCore / bandwidthUnit)
 }
 
-// DeadlineThreads are all threads of the machine with SCHED_DEADLINE, and what they have.
+// Density is Q/D in parts per million of a core, rounded up: what decides whether deadlines are met.
+func (a Attr) Density() int64 {
+	within := cmp.Or(a.Deadline, a.Period)
+	if a.Policy != Deadline || within == 0 {
+		return 0
+	}
+	high, low := bits.Mul64(a.Runtime, reservation.WholeCore)
+	if high >= within {
+		return math.MaxInt64 // the kernel takes no runtime above the deadline
+	}
+	density, rest := bits.Div64(high, low, within)
+	if rest > 0 {
+		density++
+	}
+	return int64(density)
+}
+
+// governor says whether a thread is the kernel's that sets the clock frequency (schedutil): it has SCHED_DEADLINE
+// without a reservation, and what the kernel says that it has is made up (kernel/sched/cpufreq_schedutil.c).
+func governor(process, tid int) bool {
+	thread, err := ReadThread(process, tid)
+	return err == nil && thread.Kernel && strings.HasPrefix(thread.Name, "sugov:")
+}
+
+// DeadlineThreads are all threads of the machine with a reservation of SCHED_DEADLINE, and what they have.
 func DeadlineThreads() (map[int]Attr, error) {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
@@ -80,7 +107,7 @@ func DeadlineThreads() (map[int]Attr, error) {
 			continue
 		}
 		for _, tid := range ThreadIDs(process) {
-			if attr, err := Get(tid); err == nil && attr.Policy == Deadline {
+			if attr, err := Get(tid); err == nil && attr.Policy == Deadline && !governor(process, tid) {
 				all[tid] = attr
 			}
 		}

@@ -26,6 +26,8 @@ type Thread struct {
 	Session int
 	// Runnable says that it ran or wanted to when it was read.
 	Runnable bool
+	// Kernel says that it is one of the kernel's own.
+	Kernel bool
 }
 
 // ReadThread reads what the kernel says of a thread. One that has ended is an error.
@@ -48,6 +50,9 @@ func ReadProcess(process int) (Thread, error) {
 	return leader, err
 }
 
+// kernelThread is PF_KTHREAD (include/linux/sched.h).
+const kernelThread = 0x00200000
+
 // readStat reads a thread, and whether it has ended and only waits to be reaped.
 func readStat(process, tid int) (thread Thread, ended bool, err error) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/stat", process, tid))
@@ -60,7 +65,7 @@ func readStat(process, tid int) (thread Thread, ended bool, err error) {
 		return Thread{}, false, fmt.Errorf("cannot read thread %d: stat has no name", tid)
 	}
 	fields := strings.Fields(string(text[end+1:]))
-	// state is field 3 of proc(5), ppid 4, session 6, starttime 22.
+	// state is field 3 of proc(5), ppid 4, session 6, flags 9, starttime 22.
 	if len(fields) < 20 {
 		return Thread{}, false, fmt.Errorf("cannot read thread %d: stat ends early", tid)
 	}
@@ -72,13 +77,17 @@ func readStat(process, tid int) (thread Thread, ended bool, err error) {
 	if err != nil {
 		return Thread{}, false, fmt.Errorf("cannot read thread %d: session %q", tid, fields[3])
 	}
+	flags, err := strconv.ParseUint(fields[6], 10, 64)
+	if err != nil {
+		return Thread{}, false, fmt.Errorf("cannot read thread %d: flags %q", tid, fields[6])
+	}
 	start, err := strconv.ParseUint(fields[19], 10, 64)
 	if err != nil {
 		return Thread{}, false, fmt.Errorf("cannot read thread %d: start time %q", tid, fields[19])
 	}
 	return Thread{
 		TID: tid, Process: process, Parent: parent, Session: session, Start: start,
-		Name: string(text[open+1 : end]), Runnable: fields[0] == "R",
+		Name: string(text[open+1 : end]), Runnable: fields[0] == "R", Kernel: flags&kernelThread != 0,
 	}, fields[0] == "Z" || fields[0] == "X", nil
 }
 

@@ -116,3 +116,10 @@ func TestBrokenCPUListsAreRefused(t *testing.T) {
 		}
 	}
 }
+
+func TestARootDomainHasNeitherIsolatedCPUsNorThoseOfPartitions(t *testing.T) {
+	root := tree(t, map[string]string{"cpu/online": "0-5", "cpu/isolated": "5", "../../fs/cgroup/cpuset.cpus.effective": "0-2,4-5"})
+	if got, err := RootDomain(root); err != nil || !slices.Equal(got, []int{0, 1, 2, 4}) {
+		t.Errorf("the domain is %v, %v", got, err)
+	}
+}

@@ -28,6 +28,7 @@ import (
 	resourcev1 "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
@@ -83,6 +84,15 @@ func objects(text string) ([]runtime.Object, error) {
 				return nil, err
 			}
 			all = append(all, templates...)
+			continue
+		}
+		if any["apiVersion"] == "monitoring.coreos.com/v1" {
+			// The operator's types are not in the registries.
+			all = append(all, &unstructured.Unstructured{Object: any})
+			continue
+		}
+		if any["kind"] == "NetworkAttachmentDefinition" {
+			// The tests of takt-cni attach pods by it.
 			continue
 		}
 		object, _, err := decoder.Decode(document, nil, nil)
@@ -247,6 +257,64 @@ func TestTheChartRendersWhatTheAPIServerTakesAndTheAgentReads(t *testing.T) {
 	}
 }
 
+func TestMonitoringIsWhatIsAskedFor(t *testing.T) {
+	kinds := func(values map[string]any) (found []string) {
+		for _, object := range mustRender(t, values) {
+			if of, ok := object.(*unstructured.Unstructured); ok {
+				endpoints, _, _ := unstructured.NestedSlice(of.Object, "spec", "podMetricsEndpoints")
+				groups, _, _ := unstructured.NestedSlice(of.Object, "spec", "groups")
+				found = append(found, fmt.Sprintf("%s %s %d %d", of.GetKind(), of.GetLabels()["release"], len(endpoints), len(groups)))
+			}
+		}
+		return found
+	}
+	if got := kinds(cores(nil)); len(got) > 0 {
+		t.Errorf("unasked: %q", got)
+	}
+	values := cores(nil)
+	values["monitoring"] = map[string]any{"podMonitor": true, "rules": true, "dashboards": true, "labels": map[string]any{"release": "prometheus"}}
+	if got := kinds(values); !slices.Equal(got, []string{"PodMonitor prometheus 1 0", "PrometheusRule prometheus 0 3"}) {
+		t.Errorf("%q", got)
+	}
+	values["network"], values["metrics"] = map[string]any{"enabled": true}, map[string]any{"taktd": 9465}
+	if got := kinds(values); got[0] != "PodMonitor prometheus 2 0" {
+		t.Errorf("with taktd: %q", got)
+	}
+	all := mustRender(t, values)
+	ports := find[*appsv1.DaemonSet](t, all, "").Spec.Template.Spec.Containers[0].Ports
+	if len(ports) != 2 || ports[1].Name != "taktd" || ports[1].ContainerPort != 9465 {
+		t.Errorf("ports are %+v", ports)
+	}
+	dashboards := 0
+	for _, object := range all {
+		if of, ok := object.(*corev1.ConfigMap); ok && of.Labels["grafana_dashboard"] == "1" {
+			for name, text := range of.Data {
+				var dashboard map[string]any
+				if err := json.Unmarshal([]byte(text), &dashboard); err != nil || dashboard["panels"] == nil {
+					t.Errorf("%s: %v", name, err)
+				}
+				dashboards++
+			}
+		}
+	}
+	if dashboards != 2 {
+		t.Errorf("%d dashboards", dashboards)
+	}
+}
+
+func TestAgentsThatAreToUninstallBringNothing(t *testing.T) {
+	values := cores(nil)
+	values["network"], values["uninstall"] = map[string]any{"enabled": true}, true
+	set := find[*appsv1.DaemonSet](t, mustRender(t, values), "")
+	args := set.Spec.Template.Spec.Containers[0].Args
+	if !slices.Contains(args, "-uninstall") || slices.ContainsFunc(args, func(arg string) bool { return strings.HasPrefix(arg, "-install") }) {
+		t.Errorf("the agent is started with %q", args)
+	}
+	if most := set.Spec.UpdateStrategy.RollingUpdate.MaxUnavailable.String(); most != "100%" {
+		t.Errorf("%s of them do it at a time", most)
+	}
+}
+
 func TestTheChartGivesTheAgentWhatANetworkNeeds(t *testing.T) {
 	values := cores(nil)
 	values["network"] = map[string]any{"enabled": true, "unattached": "start"}
@@ -261,7 +329,7 @@ func TestTheChartGivesTheAgentWhatANetworkNeeds(t *testing.T) {
 	}
 	want := node.NetworkConfig{
 		Sockets: "/run/takt/cni", AdminSocket: "/run/takt/admin.sock", Plugins: "/opt/cni/bin",
-		Preload: "/usr/lib/x86_64-linux-gnu/takt-preload", Unattached: node.StartUnattached, Path: node.PathBoth, Takt: "/usr/bin/takt",
+		Preload: "/usr/lib/x86_64-linux-gnu/takt-preload", Unattached: node.StartUnattached, Unlisted: node.RefuseUnlisted, Library: "/usr/lib/x86_64-linux-gnu/libtakt.so.0", Path: node.PathBoth, Takt: "/usr/bin/takt",
 	}
 	if config.Network == nil || *config.Network != want {
 		t.Errorf("the agent reads %+v", config.Network)
@@ -572,7 +640,7 @@ func TestTheExamplesPassThePolicyAndTheNode(t *testing.T) {
 			}
 		}
 		specs := claimSpecs(all)
-		if len(specs) == 0 && !slices.Contains([]string{"time-sensitive.yaml", "network.yaml"}, filepath.Base(file)) {
+		if len(specs) == 0 && !slices.Contains([]string{"time-sensitive.yaml", "network.yaml", "network-attachment.yaml", "taktd.yaml"}, filepath.Base(file)) {
 			t.Errorf("%s has no claim", file)
 		}
 		for _, spec := range specs {
@@ -596,6 +664,57 @@ func TestTheExamplesPassThePolicyAndTheNode(t *testing.T) {
 				}
 			}
 		}
+	}
+}
+
+// podSpecs are the pods that objects make.
+func podSpecs(all []runtime.Object) (specs []corev1.PodSpec) {
+	for _, object := range all {
+		switch o := object.(type) {
+		case *corev1.Pod:
+			specs = append(specs, o.Spec)
+		case *corev1.PodTemplate:
+			specs = append(specs, o.Template.Spec)
+		case *appsv1.Deployment:
+			specs = append(specs, o.Spec.Template.Spec)
+		}
+	}
+	return specs
+}
+
+// Kubernetes evicts pods of other classes first, and gives CPU away a second time that is reserved and not requested.
+func TestExamplesWithClaimsAreGuaranteed(t *testing.T) {
+	files, err := filepath.Glob(manifestDir + "/*.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen := 0
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all, err := objects(string(text))
+		if err != nil {
+			t.Fatalf("%s: %v", file, err)
+		}
+		for _, spec := range podSpecs(all) {
+			if !slices.ContainsFunc(spec.Containers, func(c corev1.Container) bool { return len(c.Resources.Claims) > 0 }) {
+				continue
+			}
+			seen++
+			for _, container := range append(slices.Clone(spec.InitContainers), spec.Containers...) {
+				for _, name := range []corev1.ResourceName{corev1.ResourceCPU, corev1.ResourceMemory} {
+					request, limit := container.Resources.Requests[name], container.Resources.Limits[name]
+					if request.IsZero() || request.Cmp(limit) != 0 {
+						t.Errorf("%s: container %s requests %s of %s and is limited to %s", file, container.Name, request.String(), name, limit.String())
+					}
+				}
+			}
+		}
+	}
+	if seen < 6 {
+		t.Errorf("only %d pods with claims were seen", seen)
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"sort"
 	"strconv"
 	"strings"
 	"syscall"
@@ -107,6 +108,32 @@ func placed(t *testing.T, node, address string) (vteps []string) {
 		}
 	}
 	return vteps
+}
+
+// tolerance is that of the nodes' taktd (node.sh): what is sent later is told as late.
+const tolerance = time.Second
+
+// departures are what a node's taktd tells of frames in its network: how many it has sent, and how many later than tolerated.
+func departures(t *testing.T, node string) (sent, late uint64) {
+	t.Helper()
+	of := admin(t, node)
+	all, err := of.ListNetworks(ctx, &adminv1.ListNetworksRequest{}, grpc.WaitForReady(true))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, one := range all.GetNetworks() {
+		sent += one.GetCounters().GetSent()
+	}
+	links, err := of.ListSchedules(ctx, &adminv1.ListSchedulesRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, link := range links.GetLinks() {
+		for _, class := range link.GetClasses() {
+			late += class.GetSentLate() + class.GetSentGateMissed()
+		}
+	}
+	return sent, late
 }
 
 // wire is what passes the cable between the nodes, with the kernel's time stamps.
@@ -218,12 +245,23 @@ func TestTwoNodesSendAtLaunchTimesToPodsOfOthersAndFollowThem(t *testing.T) {
 		vtep := map[string]string{"node-1": "10.66.0.1", "node-2": "10.66.0.3"}[to]
 		until(t, "the listener is known on the other node", func() bool { return slices.Equal(placed(t, from, address), []string{vtep}) })
 		cable := watchWire(t)
+		sentBefore, lateBefore := departures(t, from)
 		create(t, on(from, python(talker, annotations, talking, address)))
 		late := cable.launches(t, 20)
+		// The lane tells what it has sent a moment later.
+		until(t, "the runtime, and not the kernel, has sent them", func() bool {
+			sent, _ := departures(t, from)
+			return sent >= sentBefore+20
+		})
 		slices.Sort(late)
 		t.Logf("%s to %s: on the wire %d ns after the launch time at least, %d ns in the median, %d ns at most", from, to, late[0], late[10], late[19])
 		if late[0] < 0 {
 			t.Errorf("a datagram is on the wire %d ns before its launch time", -late[0])
+		}
+		// What is late on the wire was told as late.
+		over := uint64(len(late) - sort.Search(len(late), func(at int) bool { return late[at] > int64(tolerance) }))
+		if _, told := departures(t, from); over > told-lateBefore {
+			t.Errorf("%d datagrams are later than %v on the wire, and the runtime tells of %d", over, tolerance, told-lateBefore)
 		}
 		if line := says(t, talker, "sent by"); line != "sent by user 65534" {
 			t.Error(line)

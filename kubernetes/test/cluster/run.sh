@@ -15,12 +15,12 @@ network=
 objects=
 [ "${TAKT_NODES:-1}" = 1 ] || { objects=", objects: true" cores=none; }
 [ -z "${TAKT_TAKTD:-}" ] || network=", network: {enabled: true, preload: $TAKT_PRELOAD_LIBRARY$objects}"
-echo "{config: {cores: $cores, backend: $TAKT_BACKEND}, image: {pullPolicy: Never}$network}" >"$bin/values.yaml"
+echo "{config: {cores: $cores, backend: $TAKT_BACKEND, podRequests: warn}, image: {pullPolicy: Never}$network}" >"$bin/values.yaml"
 (cd "$here/../chart" && go run ./render "$here/../../../deploy/helm/takt-node" "$bin/values.yaml" kube-system >"$bin/chart.yaml")
 [ -z "$objects" ] || cat "$here"/../../../deploy/helm/takt-node/crds/*.yaml >>"$bin/chart.yaml"
 # A release for other nodes, which shares the device class.
 [ "$cores" != none ] || cores=all
-echo "{config: {cores: $cores}, image: {pullPolicy: Never}, deviceClass: {create: false}, nodeSelector: {pool: other}}" >"$bin/second.yaml"
+echo "{config: {cores: $cores, podRequests: warn}, image: {pullPolicy: Never}, deviceClass: {create: false}, nodeSelector: {pool: other}}" >"$bin/second.yaml"
 (cd "$here/../chart" && go run ./render "$here/../../../deploy/helm/takt-node" "$bin/second.yaml" kube-system takt-node-other >"$bin/second-chart.yaml")
 export TAKT_SECOND_CHART="$bin/second-chart.yaml"
 TAKT_COLUMNS=$(cd "$here/../../../deploy/kubectl" && pwd)/reservations.columns

@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -380,13 +381,19 @@ func TestASecondNetworkIsAttachedBesideThePrimaryOne(t *testing.T) {
 		in("link set tsn0 up")
 		n := newNode(t, name, more)
 		nodes[at], pods[at] = n, newPod(t)
-		networks[at] = [][]byte{list(t, "cbr0", primary(n, at)), list(t, "tsn", object{
-			"type": "takt-cni", "network": "tsn", "vxlan": 42, "classes": []int{0, 5}, "adminSocket": n.path("admin.sock"), "directory": n.path("pods"),
-			"delegate": object{"type": "bridge", "bridge": "tsn0", "mtu": 1450},
-			"ipam":     object{"type": "static", "addresses": []object{{"address": fmt.Sprintf("10.50.0.%d/24", at+1)}}},
-		})}
-		for number, result := range n.multus(true, pods[at], networks[at]...) {
+		definition, config := attachment(t, object{
+			"adminSocket": n.path("admin.sock"), "directory": n.path("pods"),
+			"ipam": object{"type": "static", "addresses": []object{{"address": fmt.Sprintf("10.50.0.%d/24", at+1)}}},
+		})
+		networks[at] = [][]byte{list(t, "cbr0", primary(n, at)), config}
+		results := n.multus(true, pods[at], networks[at]...)
+		for number, result := range results {
 			addresses[at][number] = result.IPs[0].Address.IP.String()
+		}
+		said := networkStatus(definition.Metadata.Namespace+"/"+definition.Metadata.Name, results[1])
+		link := interfaceOf(t, pods[at].namespace, "net1")
+		if said.Name != "default/tsn" || said.Interface != "net1" || said.MAC != link.Address || !slices.Equal(said.IPs, []string{fmt.Sprintf("10.50.0.%d", at+1)}) {
+			t.Errorf("the pod's network-status is %+v, and its interface %+v", said, link)
 		}
 	}
 	for number := range addresses[1] {

@@ -46,9 +46,11 @@ app.kubernetes.io/instance: {{ .Release.Name }}
   "adminSocket" (printf "%s/admin.sock" $paths.takt)
   "plugins" $paths.cni
   "preload" .Values.network.preload
+  "library" .Values.network.library
   "path" .Values.network.path
   "takt" .Values.network.takt
   "unattached" .Values.network.unattached
+  "unlisted" .Values.network.unlisted
   "objects" .Values.network.objects
   "peers" (and .Values.network.objects .Values.network.peers)) }}
 {{- end }}

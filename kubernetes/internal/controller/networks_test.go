@@ -1,0 +1,143 @@
+package controller
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+	"unicode/utf8"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	network "github.com/takt-dev/takt/kubernetes/api/network/v1alpha1"
+)
+
+// serve has all nodes serve a VXLAN.
+func (w *World) serve(name string, vni int32) *network.TaktNetwork {
+	one := &network.TaktNetwork{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: vxlan(vni)}
+	w.Networks = append(w.Networks, one)
+	for _, member := range w.Members {
+		member.Status.Networks = append(member.Status.Networks, serving(name))
+	}
+	return one
+}
+
+// run adds a pod; with an interface, its node tells of it.
+func (w *World) run(name, node string, age time.Duration, ip, mac string, addresses ...string) {
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: types.UID(name), CreationTimestamp: metav1.NewTime(w.Now.Add(-age))}}
+	pod.Spec.NodeName = node
+	if ip != "" {
+		pod.Status.PodIPs = []corev1.PodIP{{IP: ip}}
+	}
+	w.Pods["default/"+name] = pod
+	for _, member := range w.Members {
+		if member.Name == node && mac != "" {
+			one := endpoint(name, mac, "")
+			one.Addresses = addresses
+			member.Status.Endpoints = append(member.Status.Endpoints, one)
+		}
+	}
+}
+
+func (p *Plan) stations(node string) (found []string) {
+	for _, station := range p.Specs[node].Stations {
+		found = append(found, station.MAC+" "+strings.Join(station.Addresses, ","))
+	}
+	return found
+}
+
+func (p *Plan) told(about, reason string) string {
+	for _, event := range p.Events {
+		if event.About.(metav1.Object).GetName() == about && event.Reason == reason {
+			return event.Message
+		}
+	}
+	return ""
+}
+
+func TestANodeClaimsNoAddressThatTheClusterKnowsToBeAnothers(t *testing.T) {
+	w := worldOf("node-1", "node-2")
+	tsn := w.serve("tsn", 42)
+	tsn.Spec.Stations = []network.Place{{MAC: "02:00:00:00:00:F9", VTEP: "192.0.2.9", Addresses: []string{"10.50.9.9"}}}
+	// Of the cluster's own network, attached to none of Takt.
+	w.run("database", "node-2", time.Hour, "10.244.2.7", "")
+	w.run("mine", "node-1", time.Minute, "10.244.1.1", "02:00:00:00:00:01", "10.244.1.1/24", "10.244.1.1/24", "fe80::1/64")
+	w.run("pods", "node-1", time.Minute, "10.244.1.2", "02:00:00:00:00:02", "10.244.2.7/24")
+	w.run("nodes", "node-1", time.Minute, "10.244.1.3", "02:00:00:00:00:03", "192.0.2.2/24")
+	w.run("outside", "node-1", time.Minute, "10.244.1.4", "02:00:00:00:00:04", "10.50.9.9/16")
+	w.run("mac", "node-1", time.Minute, "10.244.1.5", "02:00:00:00:00:f9", "10.50.0.5/16")
+	// Its status says so, too: the older pod has it.
+	w.run("status", "node-1", time.Minute, "10.244.2.7", "02:00:00:00:00:06", "10.244.2.7/24")
+	w.run("no-mac", "node-1", time.Minute, "10.244.1.8", "02-00", "10.50.0.8/16")
+	p := w.Make()
+	if got := p.stations("node-1"); !slices.Equal(got, []string{"02:00:00:00:00:01 10.244.1.1,fe80::1"}) {
+		t.Errorf("node-1 has %q", got)
+	}
+	for pod, whose := range map[string]string{"pods": "pod default/database", "nodes": "node node-2", "outside": "station 02:00:00:00:00:F9", "mac": "station 02:00:00:00:00:F9", "status": "pod default/database"} {
+		if said := p.told(pod, reasonConflict); !strings.Contains(said, whose) {
+			t.Errorf("pod %s is told %q and not of %s", pod, said, whose)
+		}
+	}
+}
+
+// Of what a TaktNode has no room for, the rest is written all the same.
+func TestWhatATaktNodeHasNoRoomForIsLeftOut(t *testing.T) {
+	w := worldOf("node-1")
+	w.serve("tsn", 42)
+	for at := range mostStations + 1 {
+		w.run(fmt.Sprintf("pod-%04d", at), "node-1", time.Minute, "", fmt.Sprintf("02:00:00:00:%02x:%02x", at/256, at%256), fmt.Sprintf("10.50.%d.%d/16", at/250, at%250+1))
+	}
+	for at := range mostNetworks {
+		w.serve(fmt.Sprintf("z-%03d", at), int32(1000+at))
+	}
+	p := w.Make()
+	if got := len(p.Specs["node-1"].Stations); got != mostStations {
+		t.Errorf("%d stations", got)
+	}
+	if p.told(fmt.Sprintf("pod-%04d", mostStations), reasonTooMany) == "" {
+		t.Error("the pod that is left out is not told")
+	}
+	if got := len(p.Specs["node-1"].Networks); got != mostNetworks || !is(p.Networks["z-255"].Conditions, network.Accepted, false, "TooManyNetworks", "256") {
+		t.Errorf("%d networks, the last one is %+v", got, p.Networks["z-255"].Conditions)
+	}
+}
+
+func TestWhatANodeSaysIsNotWrittenAsTheAPIServerWouldNotTakeIt(t *testing.T) {
+	w := worldOf("node-1")
+	w.serve("tsn", 42)
+	said := &w.Members[0].Status.Networks[0]
+	said.Reason, said.Message, said.VTEP = "not an identifier!", strings.Repeat("é", 2000), "nowhere"
+	found := w.Make().Networks["tsn"].Conditions[1]
+	if found.Reason != "Unspecified" || !utf8.ValidString(found.Message) || len(found.Message) > 1024 || len(found.Message) < 1000 {
+		t.Errorf("the condition is %+v", found)
+	}
+	said.Reason = network.Serving
+	if vteps := w.Make().Specs["node-1"].VTEPs; len(vteps) != 1 || vteps[0].Address != "192.0.2.1" {
+		t.Errorf("the tunnel ends at %+v", vteps)
+	}
+}
+
+func TestAScheduleWhoseStatusIsNotTakenHoldsUpNothingElse(t *testing.T) {
+	w := worldOf("node-1", "node-2")
+	a, b := scheduleOf("a", time.Hour, "node-1"), scheduleOf("b", 0, "node-2")
+	w.Schedules = []*network.GateSchedule{a, b}
+	for range 3 {
+		w.next()
+	}
+	before := w.Members[0].Spec.Schedules[0]
+	for _, g := range w.Schedules {
+		g.Generation = 2
+		fill(g, 7, 6, 0)
+	}
+	p := w.Make()
+	p.hold(w.Members, map[types.UID]bool{"a": true})
+	if got := p.Specs["node-1"].Schedules; len(got) != 1 || got[0].Generation != 1 || got[0].BeginsNanoseconds != before.BeginsNanoseconds {
+		t.Errorf("node-1 is assigned %+v", got)
+	}
+	if got := p.Specs["node-2"].Schedules; len(got) != 1 || got[0].Generation != 2 {
+		t.Errorf("node-2 is assigned %+v", got)
+	}
+}

@@ -1,0 +1,127 @@
+package controller
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	network "github.com/takt-dev/takt/kubernetes/api/network/v1alpha1"
+)
+
+// worldOf has nodes whose runtimes are ready; each is labelled with its name.
+func worldOf(names ...string) *World {
+	w := &World{Nodes: map[string]*corev1.Node{}, Pods: map[string]*corev1.Pod{}, Now: time.Unix(1_800_000_000, 0), Lead: 10 * time.Second}
+	for at, name := range names {
+		w.Nodes[name] = &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"name": name}},
+			Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: fmt.Sprintf("192.0.2.%d", at+1)}}}}
+		member := &network.TaktNode{ObjectMeta: metav1.ObjectMeta{Name: name}}
+		member.Status.Clock = &network.Clock{State: "Synchronised", TAIOffsetSeconds: 37}
+		meta.SetStatusCondition(&member.Status.Conditions, metav1.Condition{Type: network.Ready, Status: metav1.ConditionTrue, Reason: "Serving"})
+		w.Members = append(w.Members, member)
+	}
+	return w
+}
+
+// next is the world after a round whose writes have all been done, and in which each node has taken what it is told.
+func (w *World) next() *Plan {
+	p := w.Make()
+	for _, member := range w.Members {
+		member.Spec = p.Specs[member.Name]
+		member.Status.Schedules = nil
+		for _, a := range member.Spec.Schedules {
+			member.Status.Schedules = append(member.Status.Schedules, network.LinkState{
+				Datapath: a.Datapath, Name: a.Name, UID: a.UID, Generation: a.Generation, BeginsNanoseconds: a.BeginsNanoseconds, State: network.Pending,
+			})
+		}
+	}
+	for _, schedule := range w.Schedules {
+		schedule.Status = p.Schedules[schedule.Name]
+	}
+	w.Now = w.Now.Add(100 * time.Millisecond)
+	return p
+}
+
+// named is a schedule of an age.
+func scheduleOf(name string, age time.Duration, node string) *network.GateSchedule {
+	g := gates(name, map[string]string{"name": node}, 7, 0)
+	g.UID, g.Generation, g.CreationTimestamp = types.UID(name), 1, metav1.NewTime(time.Unix(1_700_000_000, 0).Add(-age))
+	return g
+}
+
+func (w *World) has(node string) (found []string) {
+	for _, member := range w.Members {
+		if member.Name != node {
+			continue
+		}
+		for _, a := range member.Spec.Schedules {
+			found = append(found, a.Name+" on "+a.Datapath)
+		}
+	}
+	return found
+}
+
+func TestALinkIsGivenToOneScheduleWhateverTheirSelectorsBecome(t *testing.T) {
+	for _, age := range []time.Duration{-time.Hour, time.Hour} {
+		w := worldOf("node-1", "node-2")
+		a, b := scheduleOf("a", 0, "node-1"), scheduleOf("b", age, "node-2")
+		w.Schedules = []*network.GateSchedule{a, b}
+		for range 4 {
+			w.next()
+		}
+		if !slices.Equal(w.has("node-1"), []string{"a on udp"}) || !slices.Equal(w.has("node-2"), []string{"b on udp"}) {
+			t.Fatalf("the nodes have %v and %v", w.has("node-1"), w.has("node-2"))
+		}
+		// b selects all nodes now: the link of node-1 stays a's, whichever is older.
+		b.Spec.NodeSelector, b.Generation = nil, 2
+		for range 4 {
+			p := w.next()
+			if !slices.Equal(w.has("node-1"), []string{"a on udp"}) || !slices.Equal(w.has("node-2"), []string{"b on udp"}) {
+				t.Fatalf("age %v: the nodes have %v and %v", age, w.has("node-1"), w.has("node-2"))
+			}
+			if !is(p.Schedules["b"].Conditions, network.Accepted, false, "ScheduleConflict", "GateSchedule a") || !is(p.Schedules["a"].Conditions, network.InForce, true, network.Installed, "") {
+				t.Fatalf("age %v: a is %+v, b is %+v", age, p.Schedules["a"].Conditions, p.Schedules["b"].Conditions)
+			}
+		}
+		// a gives way: b has both, and node-1 never had two.
+		a.Spec.NodeSelector.MatchLabels["name"], a.Generation = "node-3", 2
+		for range 6 {
+			w.next()
+			if len(w.has("node-1")) > 1 {
+				t.Fatalf("node-1 has %v", w.has("node-1"))
+			}
+		}
+		if !slices.Equal(w.has("node-1"), []string{"b on udp"}) || !slices.Equal(w.has("node-2"), []string{"b on udp"}) {
+			t.Errorf("age %v: the nodes have %v and %v", age, w.has("node-1"), w.has("node-2"))
+		}
+	}
+}
+
+func TestASchedulesTargetsTakeNobodysLink(t *testing.T) {
+	// While b waits for node-2, node-1 is selected by it no more, and a begins there.
+	w := worldOf("node-1", "node-2")
+	b := scheduleOf("b", time.Hour, "")
+	b.Spec.NodeSelector = nil
+	w.Schedules = []*network.GateSchedule{b}
+	w.Make()
+	p := w.Make()
+	b.Status = p.Schedules["b"]
+	for _, member := range w.Members {
+		member.Spec = p.Specs[member.Name]
+	}
+	b.Spec.NodeSelector = &metav1.LabelSelector{MatchLabels: map[string]string{"name": "node-2"}}
+	w.Schedules = append(w.Schedules, scheduleOf("a", 0, "node-1"))
+	for range 3 {
+		for name, spec := range w.Make().Specs {
+			if len(spec.Schedules) > 1 {
+				t.Fatalf("%s is given %+v", name, spec.Schedules)
+			}
+		}
+		w.next()
+	}
+}

@@ -1,0 +1,178 @@
+package node
+
+import (
+	"context"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	network "github.com/takt-dev/takt/kubernetes/api/network/v1alpha1"
+	"github.com/takt-dev/takt/kubernetes/internal/adminv1"
+	"github.com/takt-dev/takt/kubernetes/internal/objects"
+)
+
+// link is a taktd with one link. It installs what it is told to, unless it refuses.
+type link struct {
+	adminv1.AdminClient
+	has     adminv1.LinkSchedule
+	refuses error
+}
+
+func (l *link) ListSchedules(context.Context, *adminv1.ListSchedulesRequest, ...grpc.CallOption) (*adminv1.ListSchedulesResponse, error) {
+	return &adminv1.ListSchedulesResponse{Links: []*adminv1.LinkSchedule{{Datapath: "udp", LinkRateBps: l.has.LinkRateBps, Operational: l.has.Operational, Pending: l.has.Pending}}}, nil
+}
+
+func (l *link) InstallSchedule(_ context.Context, request *adminv1.InstallScheduleRequest, _ ...grpc.CallOption) (*adminv1.InstallScheduleResponse, error) {
+	if l.refuses != nil {
+		return nil, l.refuses
+	}
+	l.has.LinkRateBps = request.GetLinkRateBps()
+	if begins := request.GetSchedule().GetBaseTimeNs(); begins > objects.TAI() {
+		l.has.Pending = request.GetSchedule()
+		return &adminv1.InstallScheduleResponse{BeginsNs: begins}, nil
+	}
+	l.has.Operational, l.has.Pending = request.GetSchedule(), nil
+	return &adminv1.InstallScheduleResponse{}, nil
+}
+
+func (l *link) RemoveSchedule(context.Context, *adminv1.RemoveScheduleRequest, ...grpc.CallOption) (*adminv1.RemoveScheduleResponse, error) {
+	if l.refuses != nil {
+		return nil, l.refuses
+	}
+	l.has = adminv1.LinkSchedule{}
+	return &adminv1.RemoveScheduleResponse{Removed: true}, nil
+}
+
+func (l *link) bases() []int64 { return present(&l.has) }
+
+// scheduled is a node whose agent may end at any time: each step is another agent's, which knows only what is on the node
+// and what the object says.
+func scheduled(t *testing.T, dir string, l *link, self *network.TaktNode) {
+	t.Helper()
+	n := &Node{name: nodeName}
+	n.config.RunDirectory = dir
+	m := &member{n: n, admin: l}
+	e, err := m.loadEntered()
+	if err == nil {
+		err = m.schedule(background, self, e)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func revisionAt(generation, begins int64) network.Revision {
+	r := network.Revision{Name: "line", UID: "uid", Generation: generation, BeginsNanoseconds: begins}
+	r.CycleTime, r.Entries = 1_000_000, []network.GateEntry{{Gates: []int32{7}, Interval: 1_000_000}}
+	return r
+}
+
+func assignedTo(revisions ...network.Revision) *network.TaktNode {
+	self := &network.TaktNode{}
+	for _, revision := range revisions {
+		// As when all nodes have taken it.
+		self.Spec.Schedules = append(self.Spec.Schedules, network.Assignment{Datapath: "udp", Revision: revision, Committed: true})
+	}
+	return self
+}
+
+func TestAScheduleIsTakenBackWhoseStatusWasNeverWritten(t *testing.T) {
+	dir, far := t.TempDir(), objects.TAI()+3_600_000_000_000
+	first, second := revisionAt(1, 1_000_000_001), revisionAt(2, far)
+	l := &link{}
+	scheduled(t, dir, l, assignedTo(second))
+	if !slices.Equal(l.bases(), []int64{far}) {
+		t.Fatalf("the link has %v", l.bases())
+	}
+	// Another node has refused it meanwhile, and the API server has not taken what this one has said: its status is empty.
+	scheduled(t, dir, l, assignedTo())
+	if len(l.bases()) > 0 {
+		t.Errorf("the link goes on with %v", l.bases())
+	}
+
+	scheduled(t, dir, l, assignedTo(first))
+	scheduled(t, dir, l, assignedTo(second))
+	back := assignedTo(first)
+	scheduled(t, dir, l, back)
+	if said := back.Status.Schedules[0]; said.State != network.Running || !slices.Equal(l.bases(), []int64{1_000_000_001}) {
+		t.Errorf("the link has %v, and the node says %+v", l.bases(), said)
+	}
+	// An operator's is nobody else's.
+	l.has = adminv1.LinkSchedule{Operational: &adminv1.GateSchedule{BaseTimeNs: 5}}
+	scheduled(t, dir, l, assignedTo())
+	if !slices.Equal(l.bases(), []int64{5}) {
+		t.Errorf("the operator's schedule has become %v", l.bases())
+	}
+}
+
+func TestAnyRefusalOfTaktdIsThatOfASchedule(t *testing.T) {
+	dir := t.TempDir()
+	l := &link{}
+	scheduled(t, dir, l, assignedTo(revisionAt(1, 1_000_000_001)))
+	for _, code := range []codes.Code{codes.InvalidArgument, codes.FailedPrecondition, codes.ResourceExhausted, codes.Internal, codes.Unimplemented} {
+		l.refuses = status.Error(code, "no "+strings.Repeat("é", 600))
+		self := assignedTo(revisionAt(2, 1_000_000_002))
+		scheduled(t, dir, l, self)
+		if said := self.Status.Schedules[0]; said.State != network.Refused || !strings.HasPrefix(said.Message, "no é") || len(said.Message) > 520 {
+			t.Errorf("%v: the node says %+v", code, said)
+		}
+		self = assignedTo()
+		scheduled(t, dir, l, self)
+		if len(self.Status.Schedules) != 1 || self.Status.Schedules[0].State != network.Refused || len(l.bases()) != 1 {
+			t.Errorf("%v: the schedule that cannot be taken away is forgotten: %+v", code, self.Status.Schedules)
+		}
+	}
+	// What does not answer is absent.
+	l.refuses = status.Error(codes.Unavailable, "nobody there")
+	n := &Node{name: nodeName}
+	n.config.RunDirectory = dir
+	m := &member{n: n, admin: l}
+	e, err := m.loadEntered()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := m.schedule(background, assignedTo(), e); err == nil {
+		t.Errorf("taktd does not answer, and nothing is said of it: %s", filepath.Join(dir, "entered.json"))
+	}
+}
+
+func TestAScheduleWhoseInstantHasPassedIsForNodesThatComeLaterAlone(t *testing.T) {
+	dir, l, passed := t.TempDir(), &link{}, revisionAt(1, objects.TAI()-5_000_000_000)
+	self := assignedTo(passed)
+	self.Spec.Schedules[0].Committed = false
+	scheduled(t, dir, l, self)
+	if said := self.Status.Schedules[0]; said.State != network.Refused || !strings.Contains(said.Message, "this node's clock") || len(l.bases()) > 0 {
+		t.Errorf("the node says %+v and has %v", said, l.bases())
+	}
+	self.Spec.Schedules[0].Committed = true
+	scheduled(t, dir, l, self)
+	if said := self.Status.Schedules[0]; said.State != network.Running {
+		t.Errorf("the node says %+v", said)
+	}
+	// What runs already is not asked again.
+	self.Spec.Schedules[0].Committed = false
+	scheduled(t, dir, l, self)
+	if said := self.Status.Schedules[0]; said.State != network.Running {
+		t.Errorf("the node says %+v", said)
+	}
+}
+
+func TestANumberOfPeersAloneIsNotWorthAWriteEachTime(t *testing.T) {
+	m, began := &member{}, time.Unix(1_800_000_000, 0)
+	had := &network.TaktNodeStatus{Peers: "0/999"}
+	if m.quiet(&network.TaktNodeStatus{}, had, began) {
+		t.Error("the first status is not written")
+	}
+	if counted := (&network.TaktNodeStatus{Peers: "998/999"}); !m.quiet(had, counted, began.Add(time.Second)) || m.quiet(had, counted, began.Add(tellPeers)) {
+		t.Error("a number of peers is written at once, or never")
+	}
+	if m.quiet(had, &network.TaktNodeStatus{Peers: "998/999", Runtime: &network.Runtime{}}, began.Add(tellPeers+time.Second)) {
+		t.Error("what else has changed is not written")
+	}
+}

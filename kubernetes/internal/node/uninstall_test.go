@@ -1,0 +1,125 @@
+package node
+
+import (
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc"
+
+	"github.com/takt-dev/takt/kubernetes/internal/adminv1"
+	"github.com/takt-dev/takt/kubernetes/internal/objects"
+)
+
+func TestUninstallingLeavesNothingOfTheAgentAndAllOfOthers(t *testing.T) {
+	s := newSite(t)
+	claim := s.claim("claim", plain, nil)
+	s.prepare(claim)
+	s.stop()
+	plugins := filepath.Join(s.dir, "bin")
+	s.config.Network = &NetworkConfig{Sockets: filepath.Join(s.dir, "cni"), AdminSocket: filepath.Join(s.dir, "admin.sock"), Preload: "/l.so", Plugins: plugins, Objects: true}
+	if err := s.config.Network.validate(); err != nil {
+		t.Fatal(err)
+	}
+	host := filepath.Join(s.dir, "host")
+	list := filepath.Join(host, "etc/cni/net.d/10-pods.conflist")
+	pod := filepath.Join(s.config.Network.Sockets, "0123/net1")
+	for _, directory := range []string{pod, plugins, filepath.Dir(list), filepath.Dir(s.config.Gate)} {
+		if err := os.MkdirAll(directory, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, file := range []string{s.config.Gate, filepath.Join(plugins, "takt-cni"), filepath.Join(plugins, "bridge")} {
+		s.write(file, "")
+	}
+	s.write(list, `{"plugins": [{"type": "bridge"}, {"type": "takt-cni"}]}`)
+	s.taktd("[[network]]\nname = \"tsn\"\ncarrier = \"vxlan:42\"\nstations = [{ mac = \"02:00:00:00:00:09\", vtep = \"192.0.2.9\" }]\n")
+	agent, err := New(nodeName, s.config, s.client, s.events, s.backend)
+	if err != nil {
+		t.Fatal(err)
+	}
+	agent.host = host
+	if err := agent.records.writeNetworkCDI(); err != nil {
+		t.Fatal(err)
+	}
+	d, disconnect, err := agent.networks()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer disconnect()
+	// What an agent has entered, and what an operator has.
+	m := &member{n: agent, admin: d.admin}
+	e, err := m.loadEntered()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := d.admin.SetStation(background, &adminv1.SetStationRequest{Network: "tsn", Station: &adminv1.Station{Mac: "02:00:00:00:00:02", Vtep: "192.0.2.2"}}, grpc.WaitForReady(true)); err != nil {
+		t.Fatal(err)
+	}
+	e.Stations[stationKey("tsn", "02:00:00:00:00:02", "192.0.2.2")] = true
+	e.Stations[stationKey("gone", "02:00:00:00:00:02", "192.0.2.2")] = true
+	if err := m.store(e); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.schedule(background, assignedTo(revisionAt(1, objects.TAI()-5_000_000_000)), e); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{filepath.Join(pod, "takt.sock"), filepath.Join(s.dir, "operators.sock")} {
+		if _, err := d.admin.SetListener(background, &adminv1.SetListenerRequest{Listener: &adminv1.Listener{Path: path, Identity: "one", Classes: []uint32{0}}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	links := func() (bases []int64) {
+		all, err := d.admin.ListSchedules(background, &adminv1.ListSchedulesRequest{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return present(linkOf(all, "udp"))
+	}
+	if len(links()) != 1 {
+		t.Fatalf("the link has %v", links())
+	}
+
+	if err := agent.uninstall(background); err == nil || !strings.Contains(err.Error(), "default/pod") {
+		t.Errorf("with a pod that has a claim: %v", err)
+	}
+	if err := agent.records.remove(claim.UID); err != nil {
+		t.Fatal(err)
+	}
+	if err := agent.uninstall(background); err == nil || !strings.Contains(err.Error(), "/etc/cni/net.d/10-pods.conflist") {
+		t.Errorf("with takt-cni configured: %v", err)
+	}
+	if _, err := os.Stat(s.config.Gate); err != nil {
+		t.Errorf("it has begun all the same: %v", err)
+	}
+	s.write(list, `{"plugins": [{"type": "bridge"}]}`)
+	// Also a second time.
+	for range 2 {
+		if err := agent.uninstall(background); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var left []string
+	if err := filepath.WalkDir(s.dir, func(path string, entry fs.DirEntry, err error) error {
+		if err == nil && !entry.IsDir() && entry.Type()&fs.ModeSocket == 0 {
+			name, _ := filepath.Rel(s.dir, path)
+			left = append(left, name)
+		}
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if got := strings.Join(left, " "); got != "bin/bridge host/etc/cni/net.d/10-pods.conflist node.key takt.toml" {
+		t.Errorf("left are %s", got)
+	}
+	all, err := d.admin.ListNetworks(background, &adminv1.ListNetworksRequest{})
+	if err != nil || len(all.GetNetworks()[0].GetStations()) != 1 || len(links()) > 0 {
+		t.Errorf("taktd has %v and %v, %v", all, links(), err)
+	}
+	listeners, err := d.admin.ListListeners(background, &adminv1.ListListenersRequest{})
+	if err != nil || len(listeners.GetListeners()) != 1 || listeners.GetListeners()[0].GetListener().GetPath() != filepath.Join(s.dir, "operators.sock") {
+		t.Errorf("taktd has %v, %v", listeners, err)
+	}
+}
