@@ -12,7 +12,7 @@ use super::super::session::Meta;
 use super::super::shares::Pair;
 use super::super::track::{SourceKey, sender_number};
 use super::super::{LanePort, State, fair};
-use super::{AGE_EVERY_NS, Announcement, End, IDLE_NS, control};
+use super::{AGE_EVERY_NS, Announcement, End, IDLE_NS, MOST_LEFT, Reliable, control};
 
 /// Records that a receiver keeps before those that they wait for.
 const WINDOW: u32 = 1024;
@@ -56,6 +56,8 @@ pub(in super::super) struct Inbound {
     /// Its messages take the place of those before them.
     latest: bool,
     engine: Receiver,
+    /// Its sinks get the records from this one on, if those before it were others'.
+    from: Option<u32>,
     /// The number of the next message to deliver, and what its sender said last of its next one and the next record.
     expected: u64,
     announced: (u32, u32),
@@ -71,6 +73,16 @@ pub(in super::super) struct Inbound {
     spare: Vec<Vec<Target>>,
 }
 
+/// How far a source elsewhere was when it was followed no more. Its sender may not have heard what was acknowledged last,
+/// and not that the sinks of then are gone: sinks that are opened after them get what it emits from there on.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Left {
+    key: SourceKey,
+    epoch: u32,
+    /// The record and the message after all that was heard of.
+    next: (u32, u32),
+}
+
 impl Inbound {
     /// Where a message with this first record is, or would be.
     fn place(&self, first: u32) -> Result<usize, usize> {
@@ -78,6 +90,17 @@ impl Inbound {
         let offset = |record: u32| record.wrapping_sub(origin) as i32;
         self.messages
             .binary_search_by_key(&offset(first), |message| offset(message.first))
+    }
+
+    /// The record and the message after all that was announced, or has come.
+    fn after_all_heard(&self) -> (u32, u32) {
+        let here = self.engine.next().wrapping_add(self.placed());
+        let placed = self.messages.back();
+        let message = placed.map_or(self.expected as u32, |last| last.sequence.wrapping_add(1));
+        (
+            later(self.announced.0, here),
+            later(self.announced.1, message),
+        )
     }
 
     /// Records from the first missing one to the end of the last message that has a place.
@@ -88,6 +111,25 @@ impl Inbound {
         let end = last.first.wrapping_add(last.count);
         let ahead = end.wrapping_sub(self.engine.next());
         if (ahead as i32) < 0 { 0 } else { ahead }
+    }
+}
+
+/// The later of two numbers that wrap.
+fn later(one: u32, other: u32) -> u32 {
+    if (one.wrapping_sub(other) as i32) > 0 {
+        one
+    } else {
+        other
+    }
+}
+
+impl Reliable {
+    /// How far a source was when it was forgotten, unless its sender is past that.
+    fn take_left(&mut self, key: SourceKey, said: &Announcement) -> Option<Left> {
+        let at = self.left.iter().position(|left| left.key == key)?;
+        let left = self.left.remove(at)?;
+        let behind = later(left.next.0, said.engine.oldest) != said.engine.oldest;
+        (left.epoch == said.epoch && behind).then_some(left)
     }
 }
 
@@ -117,6 +159,9 @@ impl State {
         source.port = self.receiving;
         if source.engine.announce(now_ns, &said.engine).is_err() {
             return self.counters.rx_malformed.add(1);
+        }
+        if let Some(record) = source.from.take() {
+            source.engine.supersede(now_ns, record);
         }
         source.announced = (said.engine.next, said.next_message);
         let (closed, patient) = (source.engine.is_closed(), source.patience_ns != Some(0));
@@ -155,6 +200,7 @@ impl State {
             return None;
         };
         let label = self.remotes.get(key.remote)?.label;
+        let left = self.reliable.take_left(key, said);
         let at = self.reliable.inbound.insert(Inbound {
             key,
             pair,
@@ -167,7 +213,8 @@ impl State {
             patience_ns: said.patience_ns(),
             latest: said.latest,
             engine: Receiver::new(WINDOW).ok()?,
-            expected: said.oldest_message.into(),
+            from: left.map(|left| left.next.0),
+            expected: left.map_or(said.oldest_message, |left| left.next.1).into(),
             announced: (said.engine.next, said.next_message),
             messages: VecDeque::new(),
             usual: (1, 1),
@@ -614,6 +661,14 @@ impl State {
         };
         self.reliable.by_source.remove(&source.key);
         self.reliable.shares.give_back(source.pair);
+        if self.reliable.left.len() == MOST_LEFT {
+            self.reliable.left.pop_front();
+        }
+        self.reliable.left.push_back(Left {
+            key: source.key,
+            epoch: source.epoch,
+            next: source.after_all_heard(),
+        });
         for target in source.messages.iter().flat_map(|message| &message.targets) {
             if let Some(session) = self.tenants.sessions.get_mut(target.session) {
                 session.withdraw(target.sink, target.chunk);

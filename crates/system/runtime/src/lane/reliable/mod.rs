@@ -12,7 +12,7 @@ mod outbound;
 mod tests;
 
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap};
+use std::collections::{BinaryHeap, HashMap, VecDeque};
 
 use slab::Slab;
 use takt_recovery::codec::ANNOUNCE_LEN;
@@ -25,6 +25,7 @@ use super::shares::Shares;
 use super::track::SourceKey;
 use super::{LanePort, State};
 pub(super) use inbound::Inbound;
+use inbound::Left;
 pub(super) use outbound::{Next, Outbound};
 
 /// Reliable sources elsewhere that a lane follows, and those of them that a tenant hears from one peer whatever others have;
@@ -34,6 +35,8 @@ const OWN_INBOUND: usize = 16;
 const IDLE_NS: i64 = 10_000_000_000;
 /// Between two looks which of them are idle.
 const AGE_EVERY_NS: i64 = 100_000_000;
+/// Sources that are not followed any more and of which is known how far they were.
+const MOST_LEFT: usize = 256;
 /// Ends of reliable flows that are looked at in a round; the others in the next.
 const MOST_LOOKS: usize = 256;
 /// When a frame is to leave in a moment, what peers say to each other waits so long.
@@ -116,6 +119,8 @@ pub(super) struct Reliable {
     /// Who has the places of those that are heard, and when it was last looked which of them are idle.
     shares: Shares,
     aged_ns: i64,
+    /// How far those were that were forgotten last.
+    left: VecDeque<Left>,
     /// Sinks that a message found without room, while it is placed: sessions, sinks, of what, and whether it would ever fit.
     full: Vec<(usize, usize, Delivery, bool)>,
     /// When to look at whom. One that is to be looked at earlier has another entry; the later one is found to be over.
@@ -138,6 +143,7 @@ impl Default for Reliable {
             by_source: HashMap::default(),
             shares: Shares::new(MOST_INBOUND, OWN_INBOUND),
             aged_ns: i64::MIN,
+            left: VecDeque::new(),
             full: Vec::new(),
             timers: BinaryHeap::new(),
         }

@@ -1076,6 +1076,36 @@ fn a_receiver_that_comes_later_gets_what_is_emitted_from_then_on() {
     assert_eq!(world.hosts[2].counters().lost, 0);
 }
 
+#[test]
+fn a_sink_opened_after_another_gets_nothing_of_what_that_one_was_there_for() {
+    let mut world = World::with(2, Faults::default(), RELIABLE);
+    world.transmit(&[100; 20], SECOND);
+    let [sender, receiver] = &mut world.hosts[..] else {
+        unreachable!("there are two");
+    };
+    for _ in 0..5 {
+        assert!(sender.apps[0].emit(100));
+    }
+    sender.lane.poll();
+    receiver.lane.poll();
+    receiver.apps[0].receive(usize::MAX);
+    assert_all_in_order(&receiver.apps[0], 25);
+    // Its sender hears of neither.
+    receiver.handle.send(Command::CloseSink {
+        session: receiver.apps[0].id,
+        sink: 0,
+    });
+    receiver.lane.poll();
+    receiver.add_app(2, 1 << 20);
+    receiver.add_sink(1);
+    assert_eq!(world.hosts[0].apps[0].pending(), 5, "not acknowledged");
+    world.transmit(&[100; 5], SECOND);
+    let received = &world.hosts[1].apps[1].received;
+    let numbers: Vec<u32> = received.iter().map(|(number, _)| *number).collect();
+    assert_eq!(numbers, (25..30).collect::<Vec<_>>());
+    assert_eq!(world.hosts[1].counters().lost, 0);
+}
+
 proptest! {
     /// Whatever a peer says of a source, and whatever it claims to be a record of one, nothing else is lost.
     #[test]
