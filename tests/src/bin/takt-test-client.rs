@@ -2,14 +2,15 @@
 //! another channel, and holds on to some of what it got.
 //!
 //! `takt-test-client SOCKET WRITE READ`; a line `ready` on standard output says that it is at work. With `--topic` in the
-//! place of WRITE it publishes ten messages of the topic READ, and never ends the filling of the next. With `--serve` or
+//! place of WRITE it publishes ten messages of the topic READ, and never ends the filling of the next. With `--hold` it
+//! subscribes to the topic READ, takes one message and holds it; lines say `subscribed` and `holding`. With `--serve` or
 //! `--view` it sends or receives the frames of the stream READ without a pause; every byte of a frame is its number.
 
 use std::collections::VecDeque;
 use std::error::Error;
 
 use takt::{ChannelId, Qos, Session, Wait};
-use takt_messaging::Participant;
+use takt_messaging::{Participant, SubscriberOptions};
 use takt_streaming::{Client, ClientOptions, Format, Pixels, Server, ServerOptions};
 
 /// Received messages that it never gives back in time.
@@ -26,6 +27,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         .open()?;
     match write.as_str() {
         "--topic" => return publish(session, read),
+        "--hold" => return hold(session, read),
         "--serve" => return serve(session, read),
         "--view" => return view(session, read),
         _ => {}
@@ -67,6 +69,21 @@ fn publish(session: Session, topic: &str) -> Result<(), Box<dyn Error>> {
     };
     publisher.fill(8, Wait::Forever, fill)?;
     Ok(())
+}
+
+fn hold(session: Session, topic: &str) -> Result<(), Box<dyn Error>> {
+    let participant = Participant::new(session)?;
+    let options = SubscriberOptions {
+        depth: 4,
+        ..SubscriberOptions::default()
+    };
+    let subscriber = participant.subscriber_with(topic, options)?;
+    println!("subscribed");
+    let _sample = subscriber.take(Wait::Forever)?;
+    println!("holding");
+    loop {
+        std::thread::park();
+    }
 }
 
 fn serve(session: Session, stream: &str) -> Result<(), Box<dyn Error>> {

@@ -110,7 +110,7 @@ fn a_client_that_is_killed_is_gone_and_disturbs_nobody() {
 }
 
 /// How many descriptors of the daemon lead there.
-fn open_files(node: &Node, what: &str) -> usize {
+pub fn open_files(node: &Node, what: &str) -> usize {
     let entries = std::fs::read_dir(format!("/proc/{}/fd", node.pid())).expect("it runs");
     entries
         .filter_map(|entry| std::fs::read_link(entry.ok()?.path()).ok())

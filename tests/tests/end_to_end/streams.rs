@@ -279,3 +279,120 @@ fn a_client_that_is_a_hundred_times_too_slow_costs_the_others_nothing() {
     });
     assert_eq!(fast.counters().incomplete, 0);
 }
+
+/// What became of the frames of a stream that were sent over a link that lost a twentieth of all datagrams.
+struct Passed {
+    sent: u64,
+    taken: u64,
+    counters: takt_streaming::ClientCounters,
+}
+
+/// Sends short frames, of a datagram or two, while every twentieth datagram is lost, and then without loss until one arrives.
+fn pass(qos: Qos) -> Passed {
+    const FRAMES: u64 = 500;
+    let format = Format::picture(Pixels::Gray, 64, 32).expect("a format");
+    let picture = |number: u64| vec![number as u8; format.bytes()];
+    let (pair, [near, far]) = nodes(Datapath::Udp, "");
+    let [camera, viewer] =
+        [near, far].map(|session| Participant::new(session).expect("a participant"));
+    // Room for all: what is missing was lost on the way.
+    let options = ClientOptions {
+        frames: 1024,
+        ..ClientOptions::default().all()
+    };
+    let client = Client::connect(&viewer, "camera", options).expect("a client");
+    let options = ServerOptions::new(qos);
+    let mut server = Server::open(&camera, "camera", format, options).expect("a server");
+    server.wait_client(WAIT).expect("a client");
+    let mut send = || {
+        let number = server.frames();
+        server.send(&picture(number), WAIT).expect("sent")
+    };
+    send();
+    assert_eq!(client.next(WAIT).expect("a frame").number(), 0);
+    let filter = Filter::losing(format!("{}-switch", pair.lab.name()), 5);
+    for _ in 1..FRAMES {
+        send();
+    }
+    assert!(filter.dropped() > 0);
+    let (mut taken, mut last) = (1, 0);
+    let mut take = |wait| {
+        while let Ok(frame) = client.next(wait) {
+            let number = frame.number();
+            assert!(last < number, "{number} after {last}");
+            assert!(*frame == *picture(number), "frame {number}");
+            (last, taken) = (number, taken + 1);
+        }
+        (last, taken)
+    };
+    // What is repaired is repaired under loss.
+    until_true("nothing comes any more", || {
+        let before = take(Wait::Never);
+        take(Wait::For(Duration::from_millis(300))) == before
+    });
+    filter.lift();
+    let mut sent = FRAMES;
+    let mut taken = 0;
+    until_true("a frame arrives that was not lost", || {
+        let number = send();
+        sent = number + 1;
+        let (last, so_far) = take(Wait::For(Duration::from_millis(50)));
+        taken = so_far;
+        last == number
+    });
+    let mut counters = client.counters();
+    // Of a frame that never got its other half it is told when nothing has come for a while.
+    until_true("nothing is under way", || {
+        counters = client.counters();
+        counters.frames + counters.incomplete + counters.lost == sent
+    });
+    Passed {
+        sent,
+        taken,
+        counters,
+    }
+}
+
+#[test]
+fn every_frame_that_best_effort_loses_is_counted() {
+    if skip() {
+        return;
+    }
+    let passed = pass(Qos::slow());
+    let counters = passed.counters;
+    assert!(counters.incomplete + counters.lost > 0, "{counters:?}");
+    assert!(counters.slices.channels.lost > 0, "{counters:?}");
+    assert_eq!(
+        (counters.frames, counters.skipped, counters.no_memory),
+        (passed.taken, 0, 0),
+        "{counters:?}"
+    );
+    assert_eq!(
+        counters.frames + counters.incomplete + counters.lost,
+        passed.sent
+    );
+}
+
+#[test]
+fn frames_that_cannot_be_repaired_in_time_are_dropped_and_counted_and_others_are_whole() {
+    if skip() {
+        return;
+    }
+    // Shorter than any way there and back.
+    let late = pass(reliable(Some(Duration::from_micros(1))));
+    let counters = late.counters;
+    assert!(counters.incomplete + counters.lost > 0, "{counters:?}");
+    assert!(counters.slices.channels.lost > 0, "{counters:?}");
+    assert_eq!(counters.frames, late.taken, "{counters:?}");
+    assert_eq!(
+        counters.frames + counters.incomplete + counters.lost,
+        late.sent
+    );
+    let in_time = pass(reliable(Some(PATIENCE)));
+    let counters = in_time.counters;
+    assert_eq!(
+        (counters.frames, counters.incomplete, counters.lost),
+        (in_time.sent, 0, 0),
+        "{counters:?}"
+    );
+}
