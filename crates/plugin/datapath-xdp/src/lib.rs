@@ -36,6 +36,7 @@ mod peers;
 mod port;
 mod privilege;
 mod program;
+mod prospect;
 mod queue;
 mod receive;
 mod reservation;
@@ -56,6 +57,7 @@ pub use maps::ProgramCounters;
 pub use program::Mode;
 #[cfg(fuzzing)]
 pub use program::fuzzing;
+pub use prospect::Prospect;
 pub use socket::BusyPoll;
 
 use attachment::{Attachment, Traits};

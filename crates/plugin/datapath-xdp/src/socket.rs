@@ -325,7 +325,8 @@ fn failed(action: &'static str) -> impl Fn(io::Error) -> SocketError + Copy {
     move |source| SocketError { action, source }
 }
 
-fn create() -> Result<OwnedFd, SocketError> {
+/// A socket that is bound to nothing.
+pub(crate) fn create() -> Result<OwnedFd, SocketError> {
     // SAFETY: plain call; a descriptor that is not negative is new and owned by nobody else.
     match unsafe { libc::socket(libc::AF_XDP, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) } {
         -1 => Err(failed("create an AF_XDP socket")(io::Error::last_os_error())),

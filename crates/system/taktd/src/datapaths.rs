@@ -1,5 +1,7 @@
 //! Which technologies this node has: the one place, with the embedded form, that chooses datapaths.
 
+pub mod probe;
+
 use std::sync::Arc;
 
 use takt_datapath::Datapath;

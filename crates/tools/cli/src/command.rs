@@ -6,9 +6,9 @@ use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::failure::Failure;
 use crate::{
-    bench, clock, completions, daemon, demo, doctor, key, lab, listener, manual, monitor, network,
-    peer, preload, publish, reload, reserve, schedule, session, simulate, status, stream,
-    subscribe, top, topic, veth,
+    bench, clock, completions, daemon, datapaths, demo, doctor, key, lab, listener, manual,
+    monitor, network, peer, preload, publish, reload, reserve, schedule, session, simulate, status,
+    stream, subscribe, top, topic, veth,
 };
 
 const HELP: &str = "\
@@ -51,6 +51,8 @@ pub enum Command {
     Check(daemon::Check),
     /// Look at what Takt depends on here, and say what to do
     Doctor(doctor::Doctor),
+    /// Show which technologies a node has, which it could have, and why not the others
+    Datapaths(datapaths::Datapaths),
     /// Show what a node has and does
     Status(status::Status),
     /// Show what a node does, live
@@ -116,6 +118,7 @@ impl Command {
             Self::Run(run) => run.run(),
             Self::Check(check) => check.run(),
             Self::Doctor(doctor) => doctor.run(),
+            Self::Datapaths(datapaths) => datapaths.run(),
             Self::Status(status) => status.run(),
             Self::Top(top) => top.run(),
             Self::Reload(reload) => reload.run(),

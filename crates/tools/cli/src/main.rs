@@ -12,6 +12,7 @@ mod clock;
 mod command;
 mod completions;
 mod daemon;
+mod datapaths;
 mod demo;
 mod doctor;
 mod failure;

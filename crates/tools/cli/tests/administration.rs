@@ -489,3 +489,56 @@ fn a_schedule_is_installed_shown_and_removed() {
     assert_eq!(ran.code, Some(1), "{ran:?}");
     assert!(ran.err.contains("takt schedule status"), "{ran:?}");
 }
+
+/// The rows of `takt datapaths --json` about a technology.
+fn technologies<'a>(json: &'a serde_json::Value, name: &str) -> Vec<&'a serde_json::Value> {
+    let all = json["technologies"].as_array().expect("a list");
+    all.iter().filter(|t| t["name"] == name).collect()
+}
+
+#[test]
+fn datapaths_are_told_with_what_is_in_their_way() {
+    let daemon = Daemon::start("[datapath.xdp]\ninterface = \"takt-t-none\"\n");
+    let json = daemon.takt(&["datapaths", "--json"]).json();
+    assert_eq!(json["node"], "test");
+    let [udp] = technologies(&json, "udp")[..] else {
+        panic!("{json}");
+    };
+    assert_eq!(udp["state"], "open");
+    assert!(
+        udp["ports"][0]["local"]
+            .as_str()
+            .expect("an address")
+            .starts_with("127.0.0.1:")
+    );
+    let [xdp] = technologies(&json, "xdp")[..] else {
+        panic!("{json}");
+    };
+    assert_eq!(
+        (&xdp["state"], xdp["ports"].as_array()),
+        (&"closed".into(), None)
+    );
+    // Which of the two, hangs on who runs the test.
+    let remedy = xdp["remedy"].as_str().expect("a remedy");
+    assert!(
+        remedy.contains("ip link") || remedy.contains("run as root"),
+        "{xdp}"
+    );
+    // What the node was not told to use, is looked for here.
+    let none = daemon.directory.text("no-plugins");
+    let arguments = ["datapaths", "dpdk", "--plugins", &none];
+    let ran = daemon.takt(&arguments);
+    assert_eq!(ran.code, Some(1), "{ran:?}");
+    assert!(ran.out.contains("-> `make datapaths` builds"), "{ran:?}");
+    assert!(
+        ran.out.lines().all(|line| line.chars().count() <= 80),
+        "{ran:?}"
+    );
+    assert_eq!(daemon.takt(&["datapaths", "udp"]).code, Some(0));
+    let ran = daemon.takt(&["datapaths", "ipoac"]);
+    assert_eq!(ran.code, Some(1), "{ran:?}");
+    assert!(
+        ran.err.contains("there is no technology \"ipoac\""),
+        "{ran:?}"
+    );
+}

@@ -205,3 +205,69 @@ fn pub_and_sub_of_two_hosts_find_each_other_without_a_daemon_by_the_groups_key()
     assert_eq!(none.code, Some(1), "{none:?}");
     assert!(none.err.contains("TAKT_GROUP_KEY"), "{none:?}");
 }
+
+#[test]
+fn a_host_without_a_daemon_tells_which_datapaths_it_could_have() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: network namespaces need root");
+        return;
+    }
+    let name = format!("takt-t-{}-dp", std::process::id());
+    let _cleanup = Cleanup(name.clone());
+    let ran = run(&["lab", "up", &name, "--network", "10.83.0.0/24"]);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    let program = env!("CARGO_BIN_EXE_takt");
+    let inside = |arguments: &[&str]| {
+        let exec = ["lab", "exec", "--lab", &name, "h1", "--"];
+        run(&[&exec[..], arguments].concat())
+    };
+    let look = [
+        program,
+        "datapaths",
+        "xdp",
+        "--json",
+        "--admin",
+        "/nonexistent",
+    ];
+    let ran = inside(&look);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    let of = |ran: &support::Ran| ran.json()["technologies"][0].clone();
+    let xdp = of(&ran);
+    assert_eq!(
+        (&xdp["interface"], &xdp["state"]),
+        (&"eth0".into(), &"possible".into())
+    );
+    assert!(
+        xdp["found"].as_str().expect("text").contains("driver veth"),
+        "{xdp}"
+    );
+    let attached = || {
+        inside(&["ip", "link", "show", "dev", "eth0"])
+            .out
+            .contains("xdp")
+    };
+    assert!(!attached(), "looking changes nothing");
+    let ran = inside(&[&look[..], &["--try", "eth0"]].concat());
+    assert!(
+        of(&ran)["found"]
+            .as_str()
+            .expect("text")
+            .contains("native XDP"),
+        "{ran:?}"
+    );
+    assert!(!attached(), "what was tried is taken away");
+    assert_eq!(
+        inside(&["ip", "link", "set", "dev", "eth0", "down"]).code,
+        Some(0)
+    );
+    let ran = inside(&look);
+    assert_eq!(ran.code, Some(1), "{ran:?}");
+    let remedy = of(&ran)["remedy"].clone();
+    assert!(
+        remedy
+            .as_str()
+            .expect("text")
+            .contains("ip link set dev eth0 up"),
+        "{remedy}"
+    );
+}
