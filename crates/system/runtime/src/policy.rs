@@ -37,7 +37,7 @@ pub struct Policy {
     pub total_memory: usize,
     /// Most sessions at a time.
     pub sessions: usize,
-    /// Most sources, and as many sinks, of a session.
+    /// Most sources, and as many sinks, of a session. See [`channel_sinks`](Self::channel_sinks).
     pub endpoints: usize,
     /// Most sources and sinks of all its sessions together.
     pub total_endpoints: usize,
@@ -110,7 +110,16 @@ fn usable_memory() -> usize {
         .fold(there, usize::min)
 }
 
+/// Sinks of one channel that a tenant may have, at least.
+const CHANNEL_SINKS: usize = 256;
+
 impl Policy {
+    /// Most sinks of one channel of all its sessions together: as many as one session may have of all, or 256 if those are
+    /// more. A lane copies a message that it receives to all of them in one go.
+    pub fn channel_sinks(&self) -> usize {
+        self.endpoints.max(CHANNEL_SINKS)
+    }
+
     fn allows(ranges: &[RangeInclusive<u64>], channel: ChannelId) -> bool {
         ranges.iter().any(|range| range.contains(&channel.0))
     }

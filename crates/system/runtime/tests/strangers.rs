@@ -483,3 +483,53 @@ fn what_a_tenants_sessions_hold_together_is_bounded_and_can_be_had_again() {
         (held.sessions, held.memory, held.endpoints, held.descriptors) == (0, 0, 0, 0)
     });
 }
+
+#[test]
+fn a_tenant_has_so_many_sinks_of_a_channel_whatever_number_of_sessions_it_opens() {
+    let (_runtime, _directory, address) = listening(Policy {
+        identity: "press".into(),
+        ..Policy::default()
+    });
+    let most = Policy::default().channel_sinks();
+    let sink = |stream, channel| Request::OpenSink {
+        stream,
+        channel: ChannelId(channel),
+        depth: 8,
+        notify_fd: false,
+        mode: takt_session::SinkMode::default(),
+    };
+    let sessions: Vec<(OwnedFd, u32)> = (0..2)
+        .map(|_| {
+            let socket = connect(&address);
+            send(&socket, 1, attach(1 << 20), &[]);
+            assert!(matches!(reply(&socket), Reply::Attached { .. }));
+            send(&socket, 2, Request::OpenStream(Qos::slow()), &[]);
+            let Reply::StreamOpened { stream, .. } = reply(&socket) else {
+                panic!("no stream")
+            };
+            (socket, stream)
+        })
+        .collect();
+    let mut last = None;
+    for number in 0..most {
+        let (socket, stream) = &sessions[number % 2];
+        send(socket, 3, sink(*stream, 5), &[]);
+        let Reply::SinkOpened { sink, .. } = reply(socket) else {
+            panic!("sink {number} is refused")
+        };
+        last = Some(sink);
+    }
+    let (socket, stream) = &sessions[1];
+    send(socket, 4, sink(*stream, 5), &[]);
+    let failure = refusal(socket);
+    assert_eq!(failure.code, ErrorCode::Limit);
+    assert!(failure.message.contains("`endpoints`"), "{failure}");
+    // Of another channel it may have some, and of this one when it has closed one.
+    send(socket, 5, sink(*stream, 6), &[]);
+    assert!(matches!(reply(socket), Reply::SinkOpened { .. }));
+    let closing = last.expect("some");
+    send(socket, 6, Request::CloseSink(closing), &[]);
+    reply(socket);
+    send(socket, 7, sink(*stream, 5), &[]);
+    assert!(matches!(reply(socket), Reply::SinkOpened { .. }));
+}

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use takt_session::message::{Envelope, Reply, Request};
-use takt_session::{ErrorCode, Failure, Reliability, transport};
+use takt_session::{ChannelId, ErrorCode, Failure, Reliability, transport};
 
 use super::Control;
 use super::account::Usage;
@@ -19,6 +19,29 @@ use crate::policy::Policy;
 const BURST: usize = 4;
 
 impl Control {
+    /// Checks that a tenant may have another sink of a channel: what one message brings from elsewhere is copied to all of
+    /// them in one go, so that they are bounded whatever number of sessions it has.
+    fn check_crowd(&self, id: u32, channel: ChannelId) -> Result<(), Failure> {
+        let Some(own) = self.sessions.get(&id) else {
+            return Ok(());
+        };
+        let most = own.policy.channel_sinks();
+        let of_tenant = |session: &&Session| session.tenant == own.tenant && !session.ending;
+        let sessions = self.sessions.values().filter(of_tenant);
+        let sinks = sessions.flat_map(|session| session.sinks.iter().flatten());
+        let on_channel = sinks.filter(|sink| sink.channel == Some(channel) && !sink.closing);
+        if on_channel.take(most).count() < most {
+            return Ok(());
+        }
+        Err(Failure::new(
+            ErrorCode::Limit,
+            format!(
+                "tenant `{}` has {most} sinks of channel {channel} and may have no more: close some, use several channels, or ask the operator to raise `endpoints`",
+                own.policy.identity
+            ),
+        ))
+    }
+
     /// Reads and answers what an application has asked.
     pub(super) fn serve(&mut self, id: u32) {
         if self
@@ -222,6 +245,7 @@ impl Control {
                 notify_fd,
                 mode,
             } => {
+                self.check_crowd(id, channel)?;
                 let Some(session) = self.sessions.get_mut(&id) else {
                     return Ok(None);
                 };

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use slab::Slab;
 
+use super::fair;
 use super::members::Members;
 use crate::counters::ChannelCounters;
 
@@ -18,12 +19,32 @@ pub struct Channel {
     pub reliable: Vec<usize>,
     /// Sinks here: indices of session and sink.
     pub sinks: Members<(usize, usize)>,
+    /// The same by tenant: what comes from elsewhere is given to all of a tenant's, or to none.
+    pub groups: Vec<Group>,
     /// Remote lanes with sinks: indices.
     pub destinations: Members<usize>,
     /// Since when somebody listens here: differs each time that the first sink comes. What was missed before
     /// was not lost.
     pub since: u64,
     pub counters: Arc<ChannelCounters>,
+}
+
+/// The sinks of one tenant on a channel.
+#[derive(Debug)]
+pub struct Group {
+    /// On this lane.
+    pub tenant: usize,
+    pub sinks: Vec<(usize, usize)>,
+    /// Messages that were passed over for all of them, which are not counted at the sinks yet.
+    pub missed: u64,
+}
+
+impl Group {
+    /// What it costs to do so much for each of them.
+    #[inline]
+    pub fn cost(&self, each: i64) -> i64 {
+        self.sinks.len() as i64 * each
+    }
 }
 
 impl Channel {
@@ -39,7 +60,12 @@ pub struct Channels {
     slab: Slab<Channel>,
     by_id: HashMap<u64, usize, foldhash::fast::RandomState>,
     next_since: u64,
+    /// Most sinks of a channel here, if those are more than a few.
+    widest: usize,
 }
+
+/// As few sinks of a channel make no difference to what is taken from a port at a time.
+const FEW: usize = 16;
 
 impl Channels {
     /// The channel's index, if it is known.
@@ -58,6 +84,7 @@ impl Channels {
             sources: 0,
             reliable: Vec::new(),
             sinks: Members::default(),
+            groups: Vec::new(),
             destinations: Members::default(),
             since: 0,
             counters: Arc::default(),
@@ -66,15 +93,51 @@ impl Channels {
         (at, true)
     }
 
-    /// A sink has come to a channel: the first one listens from now on.
-    pub fn add_sink(&mut self, at: usize, session: usize, sink: usize) {
+    /// A tenant's sink has come to a channel: the first one listens from now on.
+    pub fn add_sink(&mut self, at: usize, tenant: usize, session: usize, sink: usize) {
         if let Some(channel) = self.slab.get_mut(at) {
             if channel.sinks.is_empty() {
                 self.next_since += 1;
                 channel.since = self.next_since;
             }
             channel.sinks.push((session, sink));
+            if channel.sinks.len() > FEW {
+                self.widest = self.widest.max(channel.sinks.len());
+            }
+            match channel.groups.iter_mut().find(|g| g.tenant == tenant) {
+                Some(group) => group.sinks.push((session, sink)),
+                None => channel.groups.push(Group {
+                    tenant,
+                    sinks: vec![(session, sink)],
+                    missed: 0,
+                }),
+            }
         }
+    }
+
+    /// Removes the sinks of a channel that do not satisfy the condition. True if none is left.
+    pub fn retain_sinks(&mut self, at: usize, keep: impl Fn(&(usize, usize)) -> bool) -> bool {
+        let Some(channel) = self.slab.get_mut(at) else {
+            return false;
+        };
+        let before = channel.sinks.len();
+        channel.sinks.retain(&keep);
+        channel.groups.retain_mut(|group| {
+            group.sinks.retain(&keep);
+            !group.sinks.is_empty()
+        });
+        let empty = channel.sinks.is_empty();
+        if before == self.widest && before > FEW {
+            let all = self.slab.iter().map(|(_, channel)| channel.sinks.len());
+            self.widest = all.max().filter(|most| *most > FEW).unwrap_or(0);
+        }
+        empty
+    }
+
+    /// What a short message may cost that is received, at most.
+    #[inline]
+    pub fn widest_cost(&self) -> i64 {
+        fair::MESSAGE + self.widest as i64 * fair::COPY
     }
 
     /// Removes the channel if nobody uses it; returns its number then.

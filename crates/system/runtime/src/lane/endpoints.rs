@@ -137,7 +137,8 @@ impl Lane {
         };
         match s.add_sink(sink, block, channel, notify, mode) {
             Ok(()) => {
-                self.state.channels.add_sink(channel, at, sink);
+                let tenant = s.tenant;
+                self.state.channels.add_sink(channel, tenant, at, sink);
                 self.state.tenants.sink_added(at);
                 self.events.send(Event::SinkOpened { session, sink });
             }
@@ -244,11 +245,9 @@ impl Lane {
         self.state.tenants.sinks_removed(at, 1);
         // What waited for memory of its own session may be complete now.
         self.state.tenants.wait(at);
-        if let Some(channel) = self.state.channels.get_mut(removed.channel) {
-            channel.sinks.retain(|entry| *entry != (at, sink));
-            if channel.sinks.is_empty() {
-                self.state.forget_reliable_on(removed.channel);
-            }
+        let channels = &mut self.state.channels;
+        if channels.retain_sinks(removed.channel, |entry| *entry != (at, sink)) {
+            self.state.forget_reliable_on(removed.channel);
         }
         self.close_channel_if_unused(removed.channel);
     }
@@ -317,11 +316,9 @@ impl Lane {
         channels.sort_unstable();
         channels.dedup();
         for index in channels {
-            if let Some(channel) = self.state.channels.get_mut(index) {
-                channel.sinks.retain(|(session, _)| *session != at);
-                if channel.sinks.is_empty() {
-                    self.state.forget_reliable_on(index);
-                }
+            let channels = &mut self.state.channels;
+            if channels.retain_sinks(index, |(session, _)| *session != at) {
+                self.state.forget_reliable_on(index);
             }
             self.close_channel_if_unused(index);
         }

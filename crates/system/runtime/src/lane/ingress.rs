@@ -5,7 +5,7 @@ use takt_wire::channel::{DatagramHeader, Kind, Record};
 
 use super::guard::Refused;
 use super::reassembly::{self, Fragment, Key, Target};
-use super::session::Meta;
+use super::session::{LaneSession, Meta};
 use super::track::{Listening, SourceKey, Verdict};
 use super::{State, fair};
 use crate::peering::message::SourceProgress;
@@ -139,12 +139,14 @@ impl State {
             Verdict::New { sequence, lost } => {
                 if lost > 0 {
                     channel.counters.lost.add(lost);
+                    self.received_cost += channel.sinks.len() as i64 * fair::LOOK;
                     self.tenants.add_lost(channel, lost as i64);
                 }
                 sequence
             }
             Verdict::Late { sequence } => {
                 channel.counters.late.add(1);
+                self.received_cost += channel.sinks.len() as i64 * fair::LOOK;
                 self.tenants.add_lost(channel, -1);
                 sequence
             }
@@ -165,9 +167,9 @@ impl State {
             .counters
             .received_bytes
             .add(u64::from(h.message_length));
-        let copies = channel.sinks.len() as i64;
-        self.received_cost += copies * (fair::COPY + record.payload.len() as i64);
-        self.tenants.deliver_bytes(channel, &meta, record.payload);
+        let behind = self.behind + self.received_cost;
+        self.received_cost +=
+            (self.tenants).deliver_bytes(channel, at, &meta, record.payload, behind);
     }
 
     #[cold]
@@ -182,13 +184,12 @@ impl State {
         };
         let acceptable =
             self.reassembly.accepts(&header) && meta.length as usize <= self.max_message;
-        let Some(channel) = self.channels.get(key.channel) else {
+        let Some(channel) = self.channels.get_mut(key.channel) else {
             return;
         };
         // It counts as one tenant's of those that it is for: one that has a place.
         let tenant = {
-            let tenant_of = |(session, _)| Some(self.tenants.sessions.get(session)?.tenant);
-            let mut tenants = channel.sinks.iter().filter_map(tenant_of);
+            let mut tenants = channel.groups.iter().map(|group| group.tenant);
             tenants.find(|tenant| self.reassembly.has_room(key.remote, *tenant))
         };
         let begun = match tenant {
@@ -203,23 +204,37 @@ impl State {
             channel.counters.lost.add(1);
             return self.tenants.add_lost(channel, 1);
         };
-        for (session, sink) in channel.sinks.iter() {
-            let placed = match self.tenants.sessions.get_mut(session) {
-                Some(s) => s.place(sink, meta.length as usize),
-                None => continue,
-            };
-            match placed {
-                Ok(Ok(chunk)) => self.reassembly.get(assembly).targets.push(Target {
-                    session,
-                    sink,
-                    chunk,
-                }),
-                Ok(Err(dropped)) => {
-                    let counters = &channel.counters;
-                    self.tenants
-                        .account_received(session, sink, meta.class, counters, Ok(dropped));
+        for group in &mut channel.groups {
+            let cost = group.cost(fair::COPY);
+            let behind = self.behind + self.received_cost;
+            if !self.tenants.admits(group.tenant, cost, behind) {
+                self.received_cost += self.tenants.pass_over(group, key.channel);
+                continue;
+            }
+            self.received_cost += cost;
+            for &(session, sink) in &group.sinks {
+                let placed = match self.tenants.sessions.get_mut(session) {
+                    Some(s) => s.place(sink, meta.length as usize),
+                    None => continue,
+                };
+                match placed {
+                    Ok(Ok(chunk)) => self.reassembly.get(assembly).targets.push(Target {
+                        session,
+                        sink,
+                        chunk,
+                    }),
+                    Ok(Err(dropped)) => {
+                        let counters = &channel.counters;
+                        self.tenants.account_received(
+                            session,
+                            sink,
+                            meta.class,
+                            counters,
+                            Ok(dropped),
+                        );
+                    }
+                    Err(failure) => self.tenants.fail(session, failure),
                 }
-                Err(failure) => self.tenants.fail(session, failure),
             }
         }
         if self.reassembly.get(assembly).targets.is_empty() {
@@ -242,6 +257,9 @@ impl State {
         ) else {
             return self.counters.rx_duplicate.add(1);
         };
+        if !self.leave_out(assembly, fair::COPY + record.payload.len() as i64) {
+            return self.reassembly.end(assembly);
+        }
         let message = self.reassembly.get(assembly);
         let copies = message.targets.len() as i64;
         self.received_cost += copies * (fair::COPY + record.payload.len() as i64);
@@ -254,6 +272,52 @@ impl State {
         }
         if complete {
             self.complete(assembly);
+        }
+    }
+
+    /// Gives a message up for the tenants that have had their part of the round, when the next fragment costs so much for
+    /// each sink. False: nobody is left.
+    #[inline]
+    fn leave_out(&mut self, assembly: usize, each: i64) -> bool {
+        let behind = self.behind + self.received_cost;
+        // Whom it is for is found out when it matters.
+        if self.tenants.is_far(behind) {
+            self.leave_out_now(assembly, each);
+        }
+        !self.reassembly.get(assembly).targets.is_empty()
+    }
+
+    #[cold]
+    fn leave_out_now(&mut self, assembly: usize, each: i64) {
+        let message = self.reassembly.get(assembly);
+        let Some(channel) = self.channels.get_mut(message.key.channel) else {
+            return;
+        };
+        let tenants = &mut self.tenants;
+        self.received_cost += message.targets.len() as i64 * fair::LOOK;
+        for group in &mut channel.groups {
+            let of = |sessions: &slab::Slab<LaneSession>, target: &Target| {
+                let session = sessions.get(target.session);
+                session.is_some_and(|session| session.tenant == group.tenant)
+            };
+            let targets = message.targets.iter();
+            let count = targets
+                .filter(|target| of(&tenants.sessions, target))
+                .count() as i64;
+            if count == 0 || tenants.has_part(group.tenant, count * each) {
+                continue;
+            }
+            message.targets.retain(|target| {
+                let out = of(&tenants.sessions, target);
+                if out && let Some(session) = tenants.sessions.get_mut(target.session) {
+                    session.withdraw(target.sink, target.chunk);
+                    session.add_lost(target.sink, 1);
+                    let lowest = takt_time::TrafficClass::BEST_EFFORT;
+                    tenants.mark_pending(target.session, target.sink, lowest);
+                }
+                !out
+            });
+            channel.counters.lost.add(1);
         }
     }
 
@@ -270,6 +334,7 @@ impl State {
         if let Some(channel) = self.channels.get(message.key.channel) {
             channel.counters.received.add(1);
             channel.counters.received_bytes.add(u64::from(meta.length));
+            self.received_cost += message.targets.len() as i64 * fair::COPY;
             for &Target {
                 session,
                 sink,

@@ -58,6 +58,8 @@ use tables::State;
 /// What the datagrams taken from one port in a round may cost, in the unit of [`fair`]: fewer are taken after a
 /// round in which they cost more.
 const RECEIVE_COST: i64 = 4 * fair::QUANTUM;
+/// Datagrams that are taken at a time, at least, whatever each may cost.
+const LEAST_STEP: i64 = 8;
 /// A port whose empty poll is a system call is polled in one round of so many, at the rarest, while
 /// a port whose poll is free shares the lane.
 const RAREST_POLL: u32 = 64;
@@ -192,6 +194,7 @@ impl Lane {
     #[inline]
     fn receive(&mut self) -> bool {
         let mut worked = false;
+        self.state.tenants.begin_receiving();
         for at in 0..self.ports.len() {
             let (before, rest) = self.ports.split_at_mut(at);
             let Some((port, after)) = rest.split_first_mut() else {
@@ -212,18 +215,36 @@ impl Lane {
             // The port between lanes, if there is one, is the last.
             let mut mesh = after.last_mut().or(before.last_mut()).filter(|p| p.trusted);
             let budget = port.budget;
+            // In steps where a datagram may cost much, so that what would cost too much stays at the port.
+            let step = (RECEIVE_COST / state.channels.widest_cost()).max(LEAST_STEP);
+            let step = (step as usize).min(budget);
             state.received_cost = 0;
+            state.behind = port.behind;
             state.receiving = at;
-            let received = port.port.receive(budget, &mut |datagram| {
-                if trusted || datagram.destination_port == own || siblings.is_empty() {
-                    state.ingress(&datagram, trusted);
-                } else if state.admits(&datagram) {
-                    forward(&state.counters, mesh.as_deref_mut(), siblings, &datagram);
+            let mut received = 0;
+            port.drained = false;
+            while received < budget && state.received_cost <= RECEIVE_COST {
+                let most = step.min(budget - received);
+                let taken = port.port.receive(most, &mut |datagram| {
+                    if trusted || datagram.destination_port == own || siblings.is_empty() {
+                        state.ingress(&datagram, trusted);
+                    } else if state.admits(&datagram) {
+                        forward(&state.counters, mesh.as_deref_mut(), siblings, &datagram);
+                    }
+                });
+                received += taken;
+                if taken < most {
+                    port.drained = true;
+                    break;
                 }
-            });
+            }
             worked |= received > 0;
+            state.tenants.count_passed_over(&mut state.channels);
             state.received_cost += state.tenants.show_urgent();
-            port.drained = received < budget;
+            port.behind = match port.drained {
+                true => 0,
+                false => state.behind.saturating_add(state.received_cost),
+            };
             if state.received_cost > RECEIVE_COST {
                 let fewer = received as i64 * RECEIVE_COST / state.received_cost;
                 port.budget = (fewer as usize).max(1);

@@ -38,6 +38,8 @@ pub struct LanePort {
     pub(super) skipped: u32,
     /// Datagrams taken from it at a time, after what they cost lately.
     pub(super) budget: usize,
+    /// What was received from it has cost so much since nothing was left.
+    pub(super) behind: i64,
     /// The last look at it found less than the budget: nothing waits that its descriptor does not show.
     pub(super) drained: bool,
 }
@@ -65,6 +67,7 @@ impl LanePort {
             interval: 1,
             skipped: 0,
             budget: RECEIVE_BUDGET,
+            behind: 0,
             drained: false,
         }
     }

@@ -40,8 +40,12 @@ pub(super) struct State {
     pub(super) reliable: Reliable,
     /// The port that is being looked at.
     pub(super) receiving: usize,
-    /// What has been received from the port that is being looked at, in the unit of [`fair`].
+    /// What has been received from the port that is being looked at, in the unit of [`fair`]; and what was before, since
+    /// nothing was left there.
     pub(super) received_cost: i64,
+    pub(super) behind: i64,
+    /// What looks at sinks for room have cost in this round.
+    pub(super) recovery_cost: i64,
     pub(super) max_message: usize,
     pub(super) finished_sources: Vec<(usize, usize)>,
     /// Some source waits for room in a scheduler.
@@ -78,6 +82,8 @@ impl State {
             reliable: Reliable::default(),
             receiving: 0,
             received_cost: 0,
+            behind: 0,
+            recovery_cost: 0,
             max_message: limits.max_message,
             finished_sources: Vec::new(),
             held: false,

@@ -9,7 +9,7 @@ use takt_session::Failure;
 use takt_session::layout::Outcome;
 use takt_time::TrafficClass;
 
-use super::channel::Channel;
+use super::channel::{Channel, Channels, Group};
 use super::fair::{self, RoundRobin};
 use super::session::{Copying, Delivery, InProgress, LaneSession, Meta, Put};
 use crate::counters::ChannelCounters;
@@ -18,6 +18,9 @@ use crate::policy::Rates;
 
 /// Bytes of a message that are copied before it is asked whether the turn goes on.
 const PIECE: usize = 32 << 10;
+/// What a lane does of what it receives, from one port, before it has all that was there: beyond that each tenant has its
+/// part of a round, and what is for its sinks beyond that part is lost to them. A burst of 64 long datagrams for 64 sinks.
+pub const MOST_BEHIND: i64 = 64 * fair::QUANTUM;
 /// Sinks of one tenant that are shown in a round, and threads of it that are woken.
 const MOST_SHOWN: usize = 256;
 const MOST_WOKEN: usize = 16;
@@ -61,6 +64,10 @@ struct Tenant {
     throttled: bool,
     /// Frames of its messages that wait in schedulers.
     departing: u32,
+    /// What was done for it, of what the lane received while it was behind, beyond its part of the rounds until then;
+    /// and the last of those.
+    received: i64,
+    received_in: u64,
 }
 
 /// What a tenant may still cause in one showing, and which one that is.
@@ -146,6 +153,10 @@ pub struct Tenants {
     showing: [VecDeque<usize>; TrafficClass::COUNT],
     /// The number of the present showing.
     shown: u64,
+    /// The number of the present round, as far as receiving goes.
+    receiving: u64,
+    /// Channels with messages that were passed over for some tenant, each once.
+    passed_over: Vec<usize>,
     /// Sessions that broke the protocol in this round.
     failed: Vec<(usize, Failure)>,
 }
@@ -167,6 +178,8 @@ impl Tenants {
                     rates: session.rates.clone(),
                     throttled: false,
                     departing: 0,
+                    received: 0,
+                    received_in: 0,
                 });
                 self.by_id.insert(id, tenant);
                 self.turns.add(tenant);
@@ -460,23 +473,124 @@ impl Tenants {
         self.wait(at);
     }
 
-    /// Puts a message into every sink of a channel: one copy each.
+    /// Puts a message into every sink of a channel: one copy each. Returns what that cost. `behind`: what the lane has
+    /// done since it last had received all that there was.
     #[inline]
-    pub fn deliver_bytes(&mut self, channel: &Channel, meta: &Meta, payload: &[u8]) {
-        for (at, sink) in channel.sinks.iter() {
-            let Some(session) = self.sessions.get_mut(at) else {
+    pub fn deliver_bytes(
+        &mut self,
+        channel: &mut Channel,
+        index: usize,
+        meta: &Meta,
+        payload: &[u8],
+        behind: i64,
+    ) -> i64 {
+        let mut spent = 0;
+        for group in &mut channel.groups {
+            let cost = group.cost(fair::COPY + payload.len() as i64);
+            if !self.admits(group.tenant, cost, behind + spent) {
+                spent += self.pass_over(group, index);
                 continue;
-            };
-            let result = match session.place(sink, payload.len()) {
-                Ok(Ok(chunk)) => {
-                    let copied = session.placed(chunk, payload.len()).write_from(0, payload);
-                    debug_assert!(copied.is_ok(), "placed memory is as long as asked for");
-                    session.deliver(sink, chunk, meta)
+            }
+            spent += cost;
+            for &(at, sink) in &group.sinks {
+                let Some(session) = self.sessions.get_mut(at) else {
+                    continue;
+                };
+                let result = match session.place(sink, payload.len()) {
+                    Ok(Ok(chunk)) => {
+                        let copied = session.placed(chunk, payload.len()).write_from(0, payload);
+                        debug_assert!(copied.is_ok(), "placed memory is as long as asked for");
+                        session.deliver(sink, chunk, meta)
+                    }
+                    Ok(Err(dropped)) => Ok(dropped),
+                    Err(failure) => Err(failure),
+                };
+                self.account_received(at, sink, meta.class, &channel.counters, result);
+            }
+        }
+        spent
+    }
+
+    /// Another round of receiving begins.
+    #[inline]
+    pub fn begin_receiving(&mut self) {
+        self.receiving += 1;
+    }
+
+    /// Whether something that was received is done for a tenant, at this cost. While the lane is not too far behind, all
+    /// of it is; else a tenant has a quantum in each round, and pays later for what was done beyond that.
+    #[inline]
+    pub fn admits(&mut self, tenant: usize, cost: i64, behind: i64) -> bool {
+        !self.is_far(behind) || self.has_part(tenant, cost)
+    }
+
+    /// Whether the lane is so far behind that each tenant has no more than its part.
+    #[inline]
+    pub fn is_far(&self, behind: i64) -> bool {
+        behind > MOST_BEHIND
+    }
+
+    /// Whether a tenant has a part of this round left, of which this cost is taken.
+    #[cold]
+    pub fn has_part(&mut self, tenant: usize, cost: i64) -> bool {
+        let Some(tenant) = self.list.get_mut(tenant) else {
+            return true;
+        };
+        let rounds = self.receiving.saturating_sub(tenant.received_in);
+        let rounds = i64::try_from(rounds).unwrap_or(i64::MAX);
+        let paid = rounds.saturating_mul(fair::QUANTUM);
+        tenant.received = tenant.received.saturating_sub(paid).max(0);
+        tenant.received_in = self.receiving;
+        let has = tenant.received < fair::QUANTUM;
+        if has {
+            tenant.received += cost;
+        }
+        has
+    }
+
+    /// Whether something that was received is done for all tenants with sinks of a channel, at this cost for each sink.
+    #[inline]
+    pub fn all_admit(&mut self, channel: &Channel, each: i64, behind: i64) -> bool {
+        !self.is_far(behind)
+            || (channel.groups.iter()).all(|group| self.has_part(group.tenant, group.cost(each)))
+    }
+
+    /// A message is not given to the sinks of one tenant. Returns what counting it will cost.
+    #[cold]
+    pub fn pass_over(&mut self, group: &mut Group, channel: usize) -> i64 {
+        group.missed += 1;
+        if group.missed > 1 {
+            return 0;
+        }
+        self.passed_over.push(channel);
+        group.cost(fair::LOOK)
+    }
+
+    /// Counts at their sinks what was passed over in this round.
+    #[inline]
+    pub fn count_passed_over(&mut self, channels: &mut Channels) {
+        while let Some(at) = self.passed_over.pop() {
+            self.count_missed(channels, at);
+        }
+    }
+
+    #[cold]
+    fn count_missed(&mut self, channels: &mut Channels, at: usize) {
+        let Some(channel) = channels.get_mut(at) else {
+            return;
+        };
+        for group in &mut channel.groups {
+            let missed = std::mem::take(&mut group.missed);
+            if missed == 0 {
+                continue;
+            }
+            channel.counters.lost.add(missed);
+            for &(at, sink) in &group.sinks {
+                if let Some(session) = self.sessions.get_mut(at) {
+                    session.add_lost(sink, missed as i64);
+                    self.mark_pending(at, sink, TrafficClass::BEST_EFFORT);
                 }
-                Ok(Err(dropped)) => Ok(dropped),
-                Err(failure) => Err(failure),
-            };
-            self.account_received(at, sink, meta.class, &channel.counters, result);
+            }
         }
     }
 
@@ -709,8 +823,9 @@ impl Tenants {
         }
     }
 
+    /// The counters of a sink, or messages of this class in it, are to be shown.
     #[inline]
-    fn mark_pending(&mut self, at: usize, sink: usize, class: TrafficClass) {
+    pub fn mark_pending(&mut self, at: usize, sink: usize, class: TrafficClass) {
         let number = usize::from(class.number());
         if let Some(session) = self.sessions.get_mut(at)
             && let Some(Some(s)) = session.sinks.get_mut(sink)

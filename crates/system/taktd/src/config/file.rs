@@ -230,7 +230,7 @@ pub struct Listener {
     pub total_memory: Option<Written<Bytes>>,
     /// Most sessions at a time.
     pub sessions: usize,
-    /// Most sources, and as many sinks, of a session.
+    /// Most sources, and as many sinks, of a session; and of one channel of all sessions together, if that is more than 256.
     pub endpoints: usize,
     /// Most sources and sinks of all its sessions.
     pub total_endpoints: usize,

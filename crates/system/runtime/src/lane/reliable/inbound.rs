@@ -149,6 +149,9 @@ impl State {
             remote,
             source: record.header.source,
         };
+        if !self.has_part(channel, fair::LOOK) {
+            return;
+        }
         let Some(at) = self.heard(key, channel, &said) else {
             return;
         };
@@ -170,9 +173,25 @@ impl State {
             && patient
             && let Some(channel) = self.channels.get(channel)
         {
+            self.received_cost += channel.sinks.len() as i64 * fair::LOOK;
             self.tenants.wait_begins(channel, usual, now_ns);
         }
         self.deliver_in_order(at, now_ns);
+    }
+
+    /// Whether what a reliable source has sent is looked at in this round, at this cost for each sink: else a tenant with sinks
+    /// of its channel has had its part, and it comes again.
+    #[inline]
+    fn has_part(&mut self, channel: usize, each: i64) -> bool {
+        let behind = self.behind + self.received_cost;
+        let Some(known) = self.channels.get(channel) else {
+            return false;
+        };
+        let has = self.tenants.all_admit(known, each, behind);
+        if !has {
+            self.counters.rx_no_room.add(1);
+        }
+        has
     }
 
     /// The receiving end of a source that announces itself; a new one if it is not known. `None`: nobody listens, or
@@ -232,9 +251,11 @@ impl State {
     /// Whose place a source of a lane gets, of the tenants with sinks of its channel. `None`: there is none.
     fn place_for(&mut self, remote: usize, channel: usize) -> Option<Pair> {
         let free = |state: &Self| {
-            let sinks = state.channels.get(channel)?.sinks.iter();
-            let tenants = sinks.filter_map(|(at, _)| Some(state.tenants.sessions.get(at)?.tenant));
-            let mut pairs = tenants.map(|tenant| Pair { remote, tenant });
+            let groups = state.channels.get(channel)?.groups.iter();
+            let mut pairs = groups.map(|group| Pair {
+                remote,
+                tenant: group.tenant,
+            });
             pairs.find(|pair| state.reliable.shares.has_room(*pair))
         };
         free(self).or_else(|| self.age_reliable().then(|| free(self))?)
@@ -281,6 +302,9 @@ impl State {
             remote,
             source: h.source,
         };
+        if !self.has_part(channel, fair::COPY + record.payload.len() as i64) {
+            return;
+        }
         let Some(&at) = self.reliable.by_source.get(&key) else {
             // It was not announced yet: it is, and comes again.
             return self.counters.rx_early.add(1);
@@ -544,6 +568,7 @@ impl State {
             if let Some(channel) = self.channels.get(source.channel) {
                 channel.counters.received.add(1);
                 channel.counters.received_bytes.add(u64::from(meta.length));
+                self.received_cost += message.targets.len() as i64 * fair::COPY;
                 for &Target {
                     session,
                     sink,
@@ -606,6 +631,7 @@ impl State {
         let (length, records) = source.usual;
         let mut room = WINDOW;
         if source.patience_ns != Some(0) {
+            self.recovery_cost += channel.sinks.len() as i64 * fair::LOOK;
             for (session, sink) in channel.sinks.iter() {
                 let Some(s) = self.tenants.sessions.get_mut(session) else {
                     continue;

@@ -39,6 +39,8 @@ const AGE_EVERY_NS: i64 = 100_000_000;
 const MOST_LEFT: usize = 256;
 /// Ends of reliable flows that are looked at in a round; the others in the next.
 const MOST_LOOKS: usize = 256;
+/// And what the looks at sinks for room may cost then, in the unit of [`fair`](super::fair).
+const MOST_RECOVERY: i64 = super::fair::QUANTUM;
 /// When a frame is to leave in a moment, what peers say to each other waits so long.
 const YIELD_NS: i64 = 2 * super::egress::GUARD_NS;
 
@@ -208,7 +210,11 @@ impl State {
     fn recover_now(&mut self, ports: &mut [LanePort], now_ns: i64) -> bool {
         // Out of the state, which the messages are looked up in.
         let mut reliable = std::mem::take(&mut self.reliable);
+        self.recovery_cost = 0;
         for _ in 0..MOST_LOOKS {
+            if self.recovery_cost > MOST_RECOVERY {
+                break;
+            }
             let Some(end) = reliable.next_due(now_ns) else {
                 break;
             };

@@ -1,5 +1,8 @@
 //! Tenants that want more than their share, and one beside them that wants little.
 
+use takt_session::layout::SinkCounter;
+use takt_wire::channel::{DatagramCursor, Kind, RecordHeader};
+
 use super::*;
 
 /// A tenant's application at a lane, at the level of rings.
@@ -12,8 +15,7 @@ pub struct Guest {
     free: usize,
     sources: Vec<(Producer<TxDescriptor>, Consumer<Completion>)>,
     pub sinks: Vec<(Consumer<RxDescriptor>, Producer<Release>)>,
-    /// The words of the sinks' bells.
-    bells: Vec<usize>,
+    blocks: Vec<SinkBlock>,
 }
 
 /// A lane with tenants.
@@ -114,7 +116,7 @@ impl House {
             free: HEADER_BYTES,
             sources: Vec::new(),
             sinks: Vec::new(),
-            bells: Vec::new(),
+            blocks: Vec::new(),
         }
     }
 
@@ -175,7 +177,7 @@ impl Guest {
             Consumer::attach(&self.arena, rx, depth).expect("rings fit"),
             Producer::attach(&self.arena, release, depth).expect("rings fit"),
         ));
-        self.bells.push(block.bell());
+        self.blocks.push(block);
         let sink = self.sinks.len() - 1;
         self.handle.send(Command::AddSink {
             session: self.id,
@@ -245,14 +247,33 @@ impl Guest {
 
     /// Wants to be woken by a sink.
     pub fn arm(&self, sink: usize) {
-        let bell = SinkBell::attach(&self.arena, self.bells[sink]).expect("within");
+        let bell = SinkBell::attach(&self.arena, self.blocks[sink].bell()).expect("within");
         assert!(bell.arm_fd(|| false));
     }
 
     /// Whether nobody has been woken since.
     pub fn is_armed(&self, sink: usize) -> bool {
-        let bell = self.arena.atomic_u32(self.bells[sink]).expect("within");
+        let bell = self
+            .arena
+            .atomic_u32(self.blocks[sink].bell())
+            .expect("within");
         bell.load(Ordering::SeqCst) != 0
+    }
+
+    /// Messages of which its sinks are told what became of them.
+    fn counted(&self) -> u64 {
+        let read = |block: &SinkBlock, counter| {
+            let word = self.arena.atomic_u64(block.counter(counter));
+            word.expect("within").load(Ordering::Relaxed)
+        };
+        let all = [
+            SinkCounter::Delivered,
+            SinkCounter::DroppedFull,
+            SinkCounter::DroppedMemory,
+            SinkCounter::Lost,
+        ];
+        let of_sink = |block| all.map(|counter| read(block, counter)).iter().sum::<u64>();
+        self.blocks.iter().map(of_sink).sum()
     }
 
     /// What has come to a sink.
@@ -601,4 +622,172 @@ fn after_the_last_number_comes_the_first() {
     let came: Vec<u64> = came.map(|descriptor| descriptor.sequence).collect();
     assert_eq!(came, [u64::MAX, 0]);
     assert_eq!(arrived(other.as_mut(), 5), 2);
+}
+
+/// What a peer sends.
+struct Writer {
+    port: Box<dyn Port>,
+    to: PeerHandle,
+    sequences: HashMap<u64, u32>,
+    sent: u64,
+}
+
+/// Least bytes of a fragment.
+const STRIDE: u16 = 1024;
+
+impl Writer {
+    /// A peer of the house, with the incarnation 7.
+    fn new(house: &House, mut port: Box<dyn Port>) -> Self {
+        house.add_remote(7, port.as_ref());
+        let lane = house.lane.ports[0].port.local();
+        let to = port.connect(lane).expect("known");
+        let sequences = HashMap::new();
+        Self {
+            port,
+            to,
+            sequences,
+            sent: 0,
+        }
+    }
+
+    fn next(&mut self, channel: u64) -> u32 {
+        let next = self.sequences.entry(channel).or_default();
+        *next += 1;
+        *next - 1
+    }
+
+    /// Sends a datagram with these records. They reach the lane, or its port's queue has overflowed.
+    fn send(&mut self, records: &[RecordHeader]) {
+        let frame = self.port.reserve(self.to).expect("a frame");
+        let mut cursor = DatagramCursor::new();
+        let buf = self.port.payload(&frame);
+        for record in records {
+            cursor.push(buf, record).expect("it fits").fill(7);
+        }
+        let length = cursor.finish(buf, Protection::None, 7, 0, self.sent);
+        self.port
+            .commit(frame, length, TrafficClass::BEST_EFFORT, None);
+        assert!(self.port.flush());
+        self.sent += 1;
+    }
+
+    /// A datagram with so many short messages of a channel.
+    fn short(&mut self, channel: u64, count: usize) {
+        let header = |sequence| RecordHeader {
+            channel,
+            source: channel as u32,
+            sequence,
+            message_length: 8,
+            fragment_index: 0,
+            fragment_stride: 0,
+            class: TrafficClass::BEST_EFFORT,
+            kind: Kind::Message,
+        };
+        let records: Vec<RecordHeader> = (0..count).map(|_| header(self.next(channel))).collect();
+        self.send(&records);
+    }
+
+    /// A long message in so many fragments, a datagram each.
+    fn long(&mut self, channel: u64, fragments: u32) {
+        let sequence = self.next(channel);
+        for fragment_index in 0..fragments {
+            self.send(&[RecordHeader {
+                channel,
+                source: channel as u32,
+                sequence,
+                message_length: fragments * u32::from(STRIDE),
+                fragment_index,
+                fragment_stride: STRIDE,
+                class: TrafficClass::BEST_EFFORT,
+                kind: Kind::Message,
+            }]);
+        }
+    }
+}
+
+/// Thousands of sinks of one tenant, on channels that a peer floods, beside another tenant.
+fn flood_of_many_sinks(flood: impl Fn(&mut Writer, u64), rounds: u32) {
+    const CHANNELS: u64 = 8;
+    const SINKS: usize = 256;
+    const VICTIM: u64 = 50;
+    let (mut house, other) = House::at_network(512);
+    let crowds: Vec<Guest> = (0..CHANNELS)
+        .map(|channel| {
+            let mut crowd = house.guest(1, 4 << 20, &no_limits());
+            (0..SINKS).for_each(|_| _ = crowd.sink(100 + channel, 2));
+            crowd
+        })
+        .collect();
+    let mut victim = house.guest(2, 1 << 20, &no_limits());
+    let sink = victim.sink(VICTIM, 1024);
+    let mut writer = Writer::new(&house, other);
+    house.settle();
+    let read = |house: &House| {
+        let channels = &house.lane.state.channels;
+        let all = (0..CHANNELS).map(|of| channels.get(channels.find(100 + of).expect("known")));
+        let all = all.map(|channel| channel.expect("in use").counters.read());
+        all.fold((0, 0), |(copies, lost), counted| {
+            let here = counted.delivered + counted.dropped_full + counted.dropped_memory;
+            (copies + here, lost + counted.lost)
+        })
+    };
+    let (mut before, mut got) = (0, 0);
+    for round in 0..rounds {
+        flood(&mut writer, 100 + u64::from(round) % CHANNELS);
+        writer.short(VICTIM, 1);
+        house.lane.poll();
+        got += victim.receive(sink);
+        let (now, ..) = read(&house);
+        let most = (tenants::MOST_BEHIND + 4 * fair::QUANTUM) / fair::COPY;
+        assert!(
+            now - before <= most as u64,
+            "{} copies in round {round}",
+            now - before
+        );
+        before = now;
+    }
+    // What is for others was taken from the port all the time: its queue has not overflowed.
+    takt_testing::until_true("all of the victim's has come", || {
+        house.lane.poll();
+        got += victim.receive(sink);
+        got == rounds as usize
+    });
+    let channels = &house.lane.state.channels;
+    let own = channels.find(VICTIM).and_then(|at| channels.get(at));
+    assert_eq!(own.map(|channel| channel.counters.read().lost), Some(0));
+    let (_, lost) = read(&house);
+    assert!(lost > 0, "the flood was more than its tenant's part");
+    // All is counted, at the sinks that it was for.
+    let sent: u32 = (0..CHANNELS).map(|of| writer.sequences[&(100 + of)]).sum();
+    takt_testing::until_true("the counters are shown", || {
+        house.lane.poll();
+        !house.lane.state.tenants.has_pending()
+    });
+    let counted: u64 = crowds.iter().map(Guest::counted).sum();
+    assert_eq!(counted, u64::from(sent) * SINKS as u64);
+}
+
+#[test]
+fn short_messages_for_thousands_of_sinks_cost_their_own_tenant() {
+    let flood = |writer: &mut Writer, channel| (0..12).for_each(|_| writer.short(channel, 20));
+    flood_of_many_sinks(flood, 400);
+}
+
+#[test]
+fn long_messages_for_thousands_of_sinks_cost_their_own_tenant() {
+    flood_of_many_sinks(|writer, channel| writer.long(channel, 12), 400);
+}
+
+#[test]
+fn a_burst_for_many_sinks_reaches_all_of_them() {
+    let (mut house, other) = House::at_network(512);
+    let mut crowd = house.guest(1, 64 << 20, &no_limits());
+    let sinks: Vec<usize> = (0..64).map(|_| crowd.sink(5, 256)).collect();
+    let mut writer = Writer::new(&house, other);
+    house.settle();
+    (0..64).for_each(|_| writer.short(5, 3));
+    while house.lane.poll() {}
+    for sink in sinks {
+        assert_eq!(crowd.receive(sink), 3 * 64);
+    }
 }
