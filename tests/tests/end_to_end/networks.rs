@@ -9,16 +9,15 @@ use takt_lab::{Host, Lab, LabConfig, LinkState, OVERLAY_DEVICE};
 use takt_wire::ethernet::MacAddress;
 use takt_wire::frame::UdpFlow;
 
-use crate::support::overlay::{PORTS, emit, flow, frame, frames, lab, mac, sections, station};
+use crate::support::overlay::{
+    PORTS, emit, flow, frame, frames, lab, mac, sections, station, udp_socket,
+};
 use crate::support::{Datapath, Node, attach, skip};
 use takt_testing::{PATIENCE, until};
 
 /// An ordinary socket in a container.
 fn listen(container: &Host) -> UdpSocket {
-    let _inside = container.enter().expect("the lab is up");
-    let socket = UdpSocket::bind((container.address(), PORTS[1])).expect("bind");
-    socket.set_read_timeout(Some(PATIENCE)).expect("a time-out");
-    socket
+    udp_socket(container, (container.address(), PORTS[1]))
 }
 
 /// Sends bytes as a frame, and waits for what becomes of it.
@@ -64,10 +63,7 @@ fn a_frame_reaches_an_ordinary_socket_behind_the_kernels_vxlan_not_before_its_ti
         let resolved = source.resolve(there.address().into(), there.address().into(), None);
         assert_eq!(resolved.expect("an answer"), Some(there.mac()));
         let flow = flow(here, there, there.mac());
-        let talker = {
-            let _inside = here.enter().expect("the lab is up");
-            UdpSocket::bind((here.address(), PORTS[0])).expect("bind")
-        };
+        let talker = udp_socket(here, (here.address(), PORTS[0]));
         for (number, length) in [(1u8, 1), (2, 64), (3, 1450 - 28)] {
             let payload = vec![number; length];
             let launch = in_ms(5);
@@ -86,7 +82,6 @@ fn a_frame_reaches_an_ordinary_socket_behind_the_kernels_vxlan_not_before_its_ti
             assert_eq!(from, SocketAddr::from((here.address(), PORTS[0])));
             // The answer comes to the very socket, over the kernel.
             listener.send_to(&payload, from).expect("sent");
-            talker.set_read_timeout(Some(PATIENCE)).expect("a time-out");
             assert_eq!(receive(&talker).0, payload);
         }
         // Without a launch time it leaves at once; later than its launch time not at all.
@@ -273,12 +268,8 @@ fn stations_are_entered_removed_and_followed_from_the_kernel_while_the_node_runs
         },
         b"all",
     );
-    let listeners_of_all = others.map(|container| {
-        let _inside = container.enter().expect("the lab is up");
-        let socket = UdpSocket::bind((Ipv4Addr::new(10, 88, 255, 255), PORTS[1])).expect("bind");
-        socket.set_read_timeout(Some(PATIENCE)).expect("a time-out");
-        socket
-    });
+    let listeners_of_all =
+        others.map(|container| udp_socket(container, (Ipv4Addr::new(10, 88, 255, 255), PORTS[1])));
     assert_eq!(send(&source, &all, &FrameOptions::default()), Outcome::Sent);
     for listener in &listeners_of_all {
         assert_eq!(receive(listener).0, b"all");
@@ -288,11 +279,7 @@ fn stations_are_entered_removed_and_followed_from_the_kernel_while_the_node_runs
     // What the kernel's device has learnt is followed.
     let follow = format!("follow = \"{OVERLAY_DEVICE}\"");
     let node = Node::start(lab.host(0), &[], &sections(here, &follow, Datapath::Udp));
-    let talker = {
-        let _inside = here.enter().expect("the lab is up");
-        UdpSocket::bind((here.address(), PORTS[0])).expect("bind")
-    };
-    talker.set_read_timeout(Some(PATIENCE)).expect("a time-out");
+    let talker = udp_socket(here, (here.address(), PORTS[0]));
     let far = SocketAddr::from((others[1].address(), PORTS[1]));
     talker.send_to(b"over the kernel", far).expect("sent");
     let (_, from) = receive(&listeners[1]);

@@ -9,7 +9,7 @@ use takt_testing::{PATIENCE, until};
 use takt_wire::ethernet::MacAddress;
 use takt_wire::frame::{UdpFlow, parse_udp_frame};
 
-use crate::support::overlay::{PORTS, emit, flow, frame, frames, mac};
+use crate::support::overlay::{PORTS, emit, flow, frame, frames, mac, udp_socket};
 use crate::support::{Datapath, Node, attach, skip};
 
 /// Where an IPv4 packet in an untagged frame has its hop limit.
@@ -107,10 +107,7 @@ fn for_group(from: &Host, payload: &[u8]) -> Vec<u8> {
 
 /// What the kernel delivers of a datagram of `from`, for comparison. Brings the neighbours up too.
 fn over_the_kernel(from: &Host, to: &Host, capture: &Capture) -> Vec<u8> {
-    let socket = {
-        let _inside = from.enter().expect("the lab is up");
-        UdpSocket::bind((from.address(), PORTS[0])).expect("bind")
-    };
+    let socket = udp_socket(from, (from.address(), PORTS[0]));
     let there = SocketAddr::from((to.address(), PORTS[1]));
     socket.send_to(b"kernel", there).expect("sent");
     next(capture)
@@ -675,6 +672,7 @@ fn a_datagram_of_ipv6_is_routed_as_the_kernel_would_have_done() {
         );
     }
     let here = lab.container(0, 0);
+    let socket = udp_socket(here, (pod(0, 0), PORTS[0]));
     for (at, number, datapath) in [
         (1, 0, Datapath::Udp),
         (1, 0, Datapath::Xdp),
@@ -683,10 +681,6 @@ fn a_datagram_of_ipv6_is_routed_as_the_kernel_would_have_done() {
         let there = lab.container(at, number);
         let capture = Capture::open(there).expect("a capture");
         let ends = [(pod(0, 0), PORTS[0]), (pod(at, number), PORTS[1])].map(SocketAddr::from);
-        let socket = {
-            let _inside = here.enter().expect("the lab is up");
-            UdpSocket::bind(ends[0]).expect("bind")
-        };
         socket.send_to(b"kernel", ends[1]).expect("sent");
         let kernels = next(&capture);
         let sections = sections(here, Overlay::Flannel, datapath);

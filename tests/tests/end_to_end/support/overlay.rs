@@ -1,6 +1,7 @@
 //! Containers whose frames a node sends over a VXLAN.
 
-use std::net::SocketAddr;
+use std::io::ErrorKind;
+use std::net::{SocketAddr, UdpSocket};
 
 use takt::{FrameOptions, FrameSource, Session, SourceOptions, Token, Wait};
 use takt_lab::{Host, Lab, LabConfig, OVERLAY_ID};
@@ -9,7 +10,7 @@ use takt_wire::frame::{UdpFlow, UdpHeaderTemplate};
 use takt_wire::ip::Dscp;
 
 use super::Datapath;
-use takt_testing::PATIENCE;
+use takt_testing::{PATIENCE, until};
 
 /// UDP ports of the sending and of the receiving socket.
 pub const PORTS: [u16; 2] = [5000, 5001];
@@ -86,4 +87,17 @@ pub fn emit(source: &FrameSource, frame: &[u8], options: &FrameOptions) -> Token
         .expect("a buffer");
     buffer.copy_from_slice(frame);
     source.emit(buffer, options).expect("emitted")
+}
+
+/// An ordinary socket of a host. One that was closed at the same address may live on for a moment: in a child that another
+/// test is starting, until it executes its program.
+pub fn udp_socket(host: &Host, address: impl Into<SocketAddr>) -> UdpSocket {
+    let address = address.into();
+    let _inside = host.enter().expect("the lab is up");
+    let socket = until("the address is free", || match UdpSocket::bind(address) {
+        Err(error) if error.kind() == ErrorKind::AddrInUse => None,
+        bound => Some(bound.expect("bind")),
+    });
+    socket.set_read_timeout(Some(PATIENCE)).expect("a time-out");
+    socket
 }
