@@ -8,7 +8,10 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
+use std::sync::atomic::{
+    AtomicI64,
+    Ordering::{Relaxed, SeqCst},
+};
 
 use takt_schedule::admission::Talker;
 use takt_session::ChannelId;
@@ -121,16 +124,33 @@ impl Meter {
         let begin = period * most;
         let pass =
             |next: i64| Some(next.max(begin) + frames).filter(|after| *after <= begin + limit);
-        let mut passed = self.next.fetch_update(Relaxed, Relaxed, pass).is_ok();
+        let mut passed = self.next.fetch_update(SeqCst, SeqCst, pass).is_ok();
         if !passed && now_ns < self.passed_at.load(Relaxed).saturating_sub(STEP_NS) {
             // The periods that were used are in the future of the clock as it is now.
-            self.next.store(i64::MIN, Relaxed);
-            passed = self.next.fetch_update(Relaxed, Relaxed, pass).is_ok();
+            self.next.store(i64::MIN, SeqCst);
+            passed = self.next.fetch_update(SeqCst, SeqCst, pass).is_ok();
         }
         if passed {
             self.passed_at.store(now_ns, Relaxed);
         }
         passed
+    }
+
+    /// Frames of a period that have passed; all of it when it is over.
+    fn used(&self, period: i64, most: i64) -> i64 {
+        let next = self.next.load(SeqCst);
+        next.saturating_sub(period * most).clamp(0, most)
+    }
+
+    /// Takes back that frames of a period have passed, unless the next period's have since.
+    fn give_back(&self, period: i64, most: i64, frames: i64) {
+        let begin = period * most;
+        let back = |next: i64| {
+            (begin + frames..=begin + most)
+                .contains(&next)
+                .then_some(next - frames)
+        };
+        let _ = self.next.fetch_update(SeqCst, SeqCst, back);
     }
 }
 
@@ -149,7 +169,7 @@ impl Repairs {
     const UNIT: i64 = 2 * MOST_FRAMES as i64;
 
     fn count(&self, period: i64) -> i64 {
-        let noted = self.0[(period & 1) as usize].load(Relaxed);
+        let noted = self.0[(period & 1) as usize].load(SeqCst);
         match noted.div_euclid(Self::UNIT) == period {
             true => noted.rem_euclid(Self::UNIT),
             false => 0,
@@ -168,7 +188,14 @@ impl Repairs {
             (count < most).then_some(period * Self::UNIT + count + 1)
         };
         let noted = &self.0[(period & 1) as usize];
-        noted.fetch_update(Relaxed, Relaxed, pass).is_ok()
+        noted.fetch_update(SeqCst, SeqCst, pass).is_ok()
+    }
+
+    /// Takes back that one more of a period has passed.
+    fn give_back(&self, period: i64) {
+        let some = period * Self::UNIT + 1..(period + 1) * Self::UNIT;
+        let back = |noted: i64| some.contains(&noted).then_some(noted - 1);
+        let _ = self.0[(period & 1) as usize].fetch_update(SeqCst, SeqCst, back);
     }
 }
 
@@ -357,15 +384,22 @@ impl Stream {
         let launch_ns = |period: i64| period * period_ns + talker.offset_ns as i64;
         // Where messages are admitted ahead, how many there are is known of the last period alone.
         let (mut period, mut used) = self.meter.first(next, most);
-        if launch_ns(period) - now_ns > HORIZON_NS {
+        let stepped_back = launch_ns(period) - now_ns > HORIZON_NS;
+        if stepped_back {
             // It was used before the clock was stepped back.
             (period, used) = (next, 0);
         }
         let stepped = HORIZON_NS / period_ns + 1;
-        match self.repairs.take(period, spare.min(most - used), stepped) {
-            true => Again::At(launch_ns(period)),
-            false => Again::Later(launch_ns(period)),
+        if !self.repairs.take(period, spare.min(most - used), stepped) {
+            return Again::Later(launch_ns(period));
         }
+        // Another lane may have let frames pass meanwhile, and not seen this one. One of the two sees the other.
+        let all = self.meter.used(period, most) + self.repairs.count(period);
+        if !stepped_back && all > most {
+            self.repairs.give_back(period);
+            return Again::Later(launch_ns(period));
+        }
+        Again::At(launch_ns(period))
     }
 
     fn admit(&self, offered: &Offered, now_ns: i64) -> Result<(), (Reason, Outcome)> {
@@ -393,10 +427,16 @@ impl Stream {
         let (most, frames) = (i64::from(talker.frames), i64::from(offered.frames));
         // What is sent again has its part of them.
         let limit = most - self.repairs.count(period);
-        match self.meter.take(period, (most, limit), frames, now_ns) {
-            true => Ok(()),
-            false => Err((Reason::Excess, Outcome::Refused)),
+        if !self.meter.take(period, (most, limit), frames, now_ns) {
+            return Err((Reason::Excess, Outcome::Refused));
         }
+        // Another lane may have let one that is sent again pass meanwhile, and not seen these.
+        let again = self.repairs.count(period);
+        if most - again < limit && self.meter.used(period, most) + again > most {
+            self.meter.give_back(period, most, frames);
+            return Err((Reason::Excess, Outcome::Refused));
+        }
+        Ok(())
     }
 }
 

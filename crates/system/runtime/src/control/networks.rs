@@ -23,6 +23,8 @@ use crate::status::{NetworkStatus, RouteStatus, StationStatus};
 
 /// Stations that operators may enter.
 const MOST_STATIONS: usize = 65_536;
+/// Stations beyond a native network's interface that are not looked for again on this host.
+const MOST_BEYOND: usize = 4096;
 /// Stations that are taken from a kernel's table. Strangers may make the kernel learn more of them.
 const MOST_FOLLOWED: usize = 4096;
 /// Tunnel endpoints of those stations.
@@ -61,6 +63,15 @@ enum Resolution {
     Later,
 }
 
+/// Notes a station that is beyond the interface. When there are too many, all are forgotten: they are looked for once more.
+/// Tenants name stations as they like, so that one may always fill the list.
+fn note_beyond(beyond: &mut HashSet<MacAddress>, mac: MacAddress) {
+    if beyond.len() >= MOST_BEYOND {
+        beyond.clear();
+    }
+    beyond.insert(mac);
+}
+
 /// A network.
 pub(super) struct Network {
     config: NetworkConfig,
@@ -78,7 +89,8 @@ pub(super) struct Network {
     homes: BTreeMap<MacAddress, u32>,
     /// Stations on top of the interface (macvlan), which what leaves by it does not reach.
     siblings: Vec<MacAddress>,
-    /// Stations of a native network that were beyond its interface when they were first asked for.
+    /// Stations of a native network that were beyond its interface when they were first asked for, since there were too
+    /// many.
     beyond: HashSet<MacAddress>,
     /// Addresses of this host as a router for tenants of this network.
     routers: Vec<MacAddress>,
@@ -792,10 +804,8 @@ impl Control {
         }
         let network = &mut self.networks[at];
         let found = network.resolve(tenant, next_hop, known);
-        if let (Some(mac), Carrier::Native { .. }) = (found, network.config.carrier)
-            && network.beyond.len() < MOST_STATIONS
-        {
-            network.beyond.insert(mac);
+        if let (Some(mac), Carrier::Native { .. }) = (found, network.config.carrier) {
+            note_beyond(&mut network.beyond, mac);
         }
         Ok(Resolution::Known(found.map(|mac| mac.0)))
     }
@@ -954,6 +964,18 @@ mod tests {
             mac: MacAddress([0, 0, 0, 0, 0, mac]),
             vtep: Some([10, 0, 0, vtep].into()),
             addresses: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn whoever_names_many_stations_does_not_keep_new_ones_from_being_known() {
+        let mut beyond = HashSet::new();
+        for number in 0..3 * MOST_BEYOND as u32 {
+            let [a, b, c, d] = number.to_be_bytes();
+            let mac = MacAddress([2, 0, a, b, c, d]);
+            note_beyond(&mut beyond, mac);
+            assert!(beyond.contains(&mac), "station {number}");
+            assert!(beyond.len() <= MOST_BEYOND);
         }
     }
 

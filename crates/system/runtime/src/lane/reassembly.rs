@@ -14,6 +14,8 @@ use super::shares::{Pair, Shares};
 const LEAST_STRIDE: usize = 256;
 /// A message may take so long for each byte of it, beside the time without a fragment: at 8 Mbit/s.
 const NANOS_PER_BYTE: i64 = 1_000;
+/// Room for so many sinks is kept with a place that is free.
+const MOST_KEPT: usize = 1024;
 /// Places that a tenant has for what comes from one lane, whatever others leave unfinished.
 const OWN: usize = 2;
 
@@ -81,6 +83,8 @@ pub struct Reassembly {
     free: Vec<usize>,
     by_key: HashMap<Key, usize, foldhash::fast::RandomState>,
     shares: Shares,
+    /// Places for all; those beyond are there as long as they are needed.
+    places: usize,
     last: usize,
     timeout_ns: i64,
     most_fragments: usize,
@@ -138,6 +142,7 @@ impl Reassembly {
             free: (0..count).rev().collect(),
             by_key: HashMap::with_capacity_and_hasher(count, Default::default()),
             shares: Shares::new(count, OWN),
+            places: count,
             last: 0,
             timeout_ns: i64::try_from(timeout.as_nanos()).unwrap_or(i64::MAX),
             most_fragments,
@@ -250,12 +255,28 @@ impl Reassembly {
     pub fn end(&mut self, at: usize) {
         let slot = &mut self.slots[at];
         slot.used = false;
+        if slot.targets.capacity() > MOST_KEPT {
+            slot.targets = Vec::new();
+        }
         self.by_key.remove(&slot.key);
         self.shares.give_back(slot.pair);
         self.free.push(at);
+        if self.slots.len() > self.places {
+            self.shrink();
+        }
         if self.by_key.is_empty() {
             self.next_check_ns = i64::MAX;
         }
+    }
+
+    /// Lets go of the places that peers and tenants had of their own beyond those for all, and that nobody needs.
+    #[cold]
+    fn shrink(&mut self) {
+        while self.slots.len() > self.places && self.slots.last().is_some_and(|slot| !slot.used) {
+            self.slots.pop();
+        }
+        let count = self.slots.len();
+        self.free.retain(|at| *at < count);
     }
 
     /// When to look for expired messages; `None` without any.
@@ -299,12 +320,14 @@ impl Reassembly {
 
     /// Forgets targets that are gone, and messages without any.
     pub fn retain_targets(&mut self, mut keep: impl FnMut(&Target) -> bool) {
-        for at in 0..self.slots.len() {
-            let slot = &mut self.slots[at];
+        let mut at = 0;
+        // Places at the end may go with the last message in them.
+        while let Some(slot) = self.slots.get_mut(at) {
             slot.targets.retain(&mut keep);
             if slot.used && slot.targets.is_empty() {
                 self.end(at);
             }
+            at += 1;
         }
     }
 
@@ -375,6 +398,48 @@ mod tests {
             .expect("free");
         assert_eq!(reassembly.note(at, 2000, 500, 1, 0), Fragment::Refused);
         assert_eq!(reassembly.note(at, 1000, 250, 1, 0), Fragment::Refused);
+    }
+
+    #[test]
+    fn places_beyond_those_for_all_go_when_nobody_needs_them() {
+        let mut reassembly = Reassembly::new(4, 1 << 20, Duration::from_secs(1));
+        let h = header(4000, 1400);
+        let begun: Vec<usize> = (0..64)
+            .map(|remote| {
+                let key = Key {
+                    remote: remote / OWN,
+                    sequence: remote as u32,
+                    ..KEY
+                };
+                let at = reassembly.begin(key, 0, &h, 0, 0).expect("its own");
+                let target = Target {
+                    session: 0,
+                    sink: 0,
+                    chunk: 0,
+                };
+                reassembly.get(at).targets.resize(2 * MOST_KEPT, target);
+                at
+            })
+            .collect();
+        assert!(reassembly.slots.len() >= 64);
+        // In any order, and those of the last ones with their sinks.
+        let (some, rest) = begun.split_at(32);
+        some.iter().for_each(|at| reassembly.end(*at));
+        reassembly.retain_targets(|_| false);
+        assert_eq!(
+            (reassembly.slots.len(), reassembly.free.len()),
+            (4, 4),
+            "{rest:?}"
+        );
+        let kept = |slot: &Assembly| slot.targets.capacity();
+        assert!(
+            reassembly
+                .slots
+                .iter()
+                .map(kept)
+                .all(|kept| kept <= MOST_KEPT)
+        );
+        assert!(reassembly.begin(KEY, 0, &h, 0, 0).is_some());
     }
 
     #[test]

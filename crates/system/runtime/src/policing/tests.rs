@@ -2,6 +2,8 @@ use std::collections::HashMap;
 
 use proptest::prelude::*;
 
+use std::sync::atomic::Ordering::SeqCst;
+
 use super::*;
 
 const NOW: i64 = 1_800_000_000_000_000_000;
@@ -349,4 +351,56 @@ fn what_is_sent_again_has_what_messages_leave_of_the_next_window_and_takes_nobod
     // The clock is stepped back.
     let back = NOW - 100_000 * PERIOD as i64;
     assert_eq!(repair(&policer, 1, back), Again::At(window(-100_000)));
+}
+
+/// Two lanes, one with messages and one with frames that are sent again: whatever the one does between two steps of the
+/// other, no period has more frames than are declared.
+#[test]
+fn lanes_that_send_and_send_again_at_once_stay_within_a_period() {
+    use std::sync::atomic::AtomicUsize;
+    const PERIODS: i64 = 3000;
+    let policer = policer(vec![declared("axis", 7, 2)]);
+    let window = |period: i64| NOW + period * PERIOD as i64 + 100_000;
+    let offered = |period: i64| Offered {
+        launch_ns: None,
+        frames: 1,
+        ..at(window(period))
+    };
+    // Both begin a period together.
+    let gate = AtomicUsize::new(0);
+    let meet = |number: i64| {
+        gate.fetch_add(1, SeqCst);
+        while gate.load(SeqCst) < 2 * (number as usize + 1) {
+            std::thread::yield_now();
+        }
+    };
+    std::thread::scope(|scope| {
+        let messages = scope.spawn(|| {
+            let each = |period| {
+                meet(period);
+                let message =
+                    || policer.decide(channel(7), &at(window(period)), window(period) - 50_000);
+                (0..2).filter(|_| message() == Verdict::Declared).count()
+            };
+            (0..PERIODS).map(each).collect::<Vec<_>>()
+        });
+        let mut again = vec![0; PERIODS as usize + 1];
+        for period in 0..PERIODS {
+            meet(period);
+            let (from, now) = (window(period) - 10_000, window(period) - 50_000);
+            let verdict = policer.decide_again(channel(7), &offered(period), from, now);
+            if let Again::At(launch) = verdict {
+                again[((launch - window(0)) / PERIOD as i64) as usize] += 1;
+            }
+        }
+        let messages = messages.join().expect("no panic");
+        for (period, (message, again)) in messages.iter().zip(&again).enumerate() {
+            assert!(
+                message + again <= 2,
+                "{message} and {again} in period {period}"
+            );
+            assert!(message + again > 0, "period {period} is used");
+        }
+        assert!(again.contains(&1), "some are sent again");
+    });
 }
