@@ -324,6 +324,14 @@ impl Sender {
         true
     }
 
+    /// What was last to be announced to this peer could not be sent: it is due again at this instant.
+    pub fn remind(&mut self, peer: PeerId, at_ns: i64) {
+        if let Some(peer) = self.peers.iter_mut().find(|known| known.id == peer) {
+            peer.probe_ns = peer.probe_ns.min(at_ns);
+            peer.backoff = peer.backoff.saturating_sub(1);
+        }
+    }
+
     /// The message that was last to be repaired for this peer leaves at an instant, not now: until then it is not missing.
     pub fn repair_leaves(&mut self, peer: PeerId, sequence: u32, at_ns: i64) {
         if let Some(peer) = self.peers.iter_mut().find(|known| known.id == peer) {

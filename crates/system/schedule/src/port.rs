@@ -349,9 +349,21 @@ impl<T: Send + 'static> Port<T> {
     /// The first instant from `from` on at which a frame of this length may start: a frame that could not leave
     /// when it was handed out is held to its gate again. `None`: no window will do any more.
     pub fn earliest(&self, departure: &Departure<T>, from: TaiTime) -> Option<TaiTime> {
-        let needed = self.link.transmission_ns(departure.item.len);
-        let needed = needed.saturating_add(self.guard_ns);
-        self.gates.open_for(departure.class, from, needed)
+        self.opens(departure.class, departure.item.len, from, 0)
+    }
+
+    /// The same for a frame of a class and so many octets that passes the port's gates without a place in its queues, and
+    /// takes `hand_over_ns` to be handed over.
+    pub fn opens(
+        &self,
+        class: TrafficClass,
+        len: u32,
+        from: TaiTime,
+        hand_over_ns: u64,
+    ) -> Option<TaiTime> {
+        let needed = self.link.transmission_ns(len).saturating_add(self.guard_ns);
+        self.gates
+            .open_for(class, from, needed.saturating_add(hand_over_ns))
     }
 
     /// Takes every queued frame that `unwanted` says out of the port and hands it to `sink`, as when a

@@ -434,6 +434,17 @@ impl Departures {
         }
     }
 
+    /// From when on a frame of a priority and so many octets that has no place in the queues may be handed over: its class's
+    /// gate is open until it is out. `None`: no window will do.
+    pub fn opens(&self, priority: TrafficClass, octets: usize, now: TaiTime) -> Option<TaiTime> {
+        if !self.scheduled {
+            return Some(now);
+        }
+        let class = self.classes_at(now).table.class(priority);
+        let hand_over = u64::try_from(self.hand_over_ns).unwrap_or(0);
+        self.scheduler.opens(class, octets as u32, now, hand_over)
+    }
+
     /// When there is something to do next; `None`: nothing is queued.
     #[inline]
     pub fn due(&self) -> Option<TaiTime> {

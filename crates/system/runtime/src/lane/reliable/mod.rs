@@ -43,6 +43,8 @@ const MOST_LOOKS: usize = 256;
 const MOST_RECOVERY: i64 = super::fair::QUANTUM;
 /// When a frame is to leave in a moment, what peers say to each other waits so long.
 const YIELD_NS: i64 = 2 * super::egress::GUARD_NS;
+/// And when the class has no window, so long.
+const NO_WINDOW_NS: i64 = 10_000_000;
 
 /// What the sender of a source says of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -236,6 +238,9 @@ impl State {
     }
 
     /// Puts what one end says to the other into a datagram. `Err`: when to try again; the remote lane may have no path.
+    ///
+    /// Where a schedule is installed it leaves at once and alone, while the gate of its class is open: what was put with others
+    /// would leave with the last of them.
     fn say(
         &mut self,
         ports: &mut [LanePort],
@@ -251,12 +256,31 @@ impl State {
         let Some(at) = peer.port(ports, carrier) else {
             return Ok(());
         };
+        let octets = peer.overhead() + bytes.len();
         let lane_port = &mut ports[at];
         if lane_port.yields(TaiTime::from_nanos(now_ns)) {
             return Err(now_ns + YIELD_NS);
         }
+        let gates = lane_port.departures.as_ref().filter(|d| d.scheduled());
+        let gated = gates.is_some();
+        if let Some(gates) = gates {
+            // Others were said since the round began.
+            let now = self.round.clock().now();
+            match gates.opens(header.class, octets, now) {
+                Some(opens) if opens <= now => {}
+                Some(opens) => return Err(opens.as_nanos()),
+                // Another schedule may have one.
+                None => return Err(now_ns + NO_WINDOW_NS),
+            }
+        }
+        let Some(peer) = self.remotes.get_mut(remote) else {
+            return Ok(());
+        };
         let said = peer.say(at, lane_port.port.as_mut(), header, bytes, now_ns);
         note_open(peer, at, lane_port, remote);
+        if gated {
+            self.flush(at, lane_port);
+        }
         // Lost, if the port had no frame: it is said again.
         let _ = said;
         Ok(())

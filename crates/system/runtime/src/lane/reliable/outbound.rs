@@ -649,8 +649,10 @@ impl State {
             match source.engine.poll(now_ns) {
                 None => break,
                 Some(Action::Announce(peer, said)) => {
-                    if let Some(remote) = source.remote(peer) {
-                        again_ns = again_ns.min(self.announce(ports, source, remote, said, now_ns));
+                    if let Some(remote) = source.remote(peer)
+                        && let Err(at_ns) = self.announce(ports, source, remote, said, now_ns)
+                    {
+                        source.engine.remind(peer, at_ns);
                     }
                 }
                 Some(Action::Repair(peer, record)) => {
@@ -688,7 +690,7 @@ impl State {
         engine_ns.min(again_ns).min(source.look_ns)
     }
 
-    /// When to say it again, if it could not be said now.
+    /// `Err`: when to say it, if it could not be said now.
     fn announce(
         &mut self,
         ports: &mut [LanePort],
@@ -696,7 +698,7 @@ impl State {
         remote: usize,
         said: Announce,
         now_ns: i64,
-    ) -> i64 {
+    ) -> Result<(), i64> {
         let bytes = source.announcement(remote, said);
         let header = control(
             source.channel_id,
@@ -705,9 +707,7 @@ impl State {
             Kind::Announce,
             bytes.len(),
         );
-        let said = self.say(ports, remote, source.carrier, &header, &bytes, now_ns);
-        // The engine says it again by itself.
-        said.map_or_else(|at| at, |()| i64::MAX)
+        self.say(ports, remote, source.carrier, &header, &bytes, now_ns)
     }
 
     /// Asks receivers that took nothing for too long whether they do again. When to ask next.
@@ -732,8 +732,8 @@ impl State {
                         round_trip_ns: 0,
                         stamp_ns: now_ns,
                     };
-                    self.announce(ports, source, remote, said, now_ns);
-                    now_ns + ASK_AGAIN_NS
+                    let said = self.announce(ports, source, remote, said, now_ns);
+                    said.map_or_else(|at_ns| at_ns, |()| now_ns + ASK_AGAIN_NS)
                 }
             };
             source.peers[at].id = Err(ask_ns);

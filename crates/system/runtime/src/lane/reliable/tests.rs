@@ -1552,3 +1552,75 @@ fn a_sink_that_takes_a_message_now_and_then_is_waited_for_as_long_as_it_keeps_pa
         assert!(took > 150_000_000, "host {host}: {took} ns");
     }
 }
+
+/// Announcements, acknowledgements and repair leave while the gate of their class is open, as messages do.
+#[test]
+fn nothing_that_reliable_sources_and_their_receivers_say_leaves_through_a_closed_gate() {
+    use takt_schedule::{GateEntry, GateList, GateMask, Link, Schedule};
+    const CYCLE: i64 = 1_000_000;
+    const OPEN: i64 = 200_000;
+    let mut world = World::departing(2, faults(5, 10, 0, 0), 1400, Some(&patient()));
+    let base = world.clock.0.load(Ordering::Relaxed);
+    // All classes have the first 200 µs of each millisecond: afterwards nothing leaves.
+    let schedule = Schedule {
+        base_time: TaiTime::from_nanos(base),
+        cycle_time_ns: CYCLE as u64,
+        entries: vec![
+            GateEntry::new(GateMask::ALL, OPEN as u32),
+            GateEntry::new(GateMask::from_bits(0), (CYCLE - OPEN) as u32),
+        ],
+        ..Schedule::default()
+    };
+    for host in &mut world.hosts {
+        let change = super::super::departure::ScheduleChange::Install {
+            list: Arc::new(GateList::new(&schedule).expect("a schedule")),
+            initial: GateMask::ALL,
+            link: Link::ethernet(1_000_000_000),
+            now: TaiTime::from_nanos(base - 1),
+            classes: takt_schedule::ClassTable::default(),
+            selection: Default::default(),
+            begins: TaiTime::from_nanos(base),
+        };
+        host.handle.send(Command::Schedule { port: 0, change });
+        host.lane.poll();
+    }
+    world.hosts[1].add_sink(0);
+    world.subscribe(1);
+    world.hosts[0].add_source(0, RELIABLE);
+    let mut sent = [0; 2];
+    let end = base + 10 * SECOND;
+    while world.hosts[1].apps[0].received.len() < 300 || world.hosts[0].apps[0].pending() > 0 {
+        let app = &mut world.hosts[0].apps[0];
+        while app.pending() < DEPTH as usize && app.next < 300 && app.emit(200) {}
+        world.clock.0.fetch_add(STEP_NS, Ordering::Relaxed);
+        for (at, host) in world.hosts.iter_mut().enumerate() {
+            let left = |host: &Host| host.lane.ports[0].port.counters().tx_datagrams;
+            let before = left(host);
+            host.lane.poll();
+            if left(host) > before {
+                // Whatever left in this round did so before now, and after the last one.
+                let phase = (world.clock.0.load(Ordering::Relaxed) - base).rem_euclid(CYCLE);
+                assert!(
+                    phase < OPEN,
+                    "host {at} sends {phase} ns after the cycle began"
+                );
+                sent[at] += left(host) - before;
+            }
+            for app in &mut host.apps {
+                app.complete();
+                app.receive(usize::MAX);
+                app.hand_back();
+            }
+        }
+        let now = world.clock.0.load(Ordering::Relaxed);
+        assert!(
+            now < end,
+            "{} have come",
+            world.hosts[1].apps[0].received.len()
+        );
+    }
+    assert_all_in_order(&world.hosts[1].apps[0], 300);
+    // The second says nothing but acknowledgements.
+    assert!(sent[1] > 5, "{sent:?}");
+    assert!(world.hosts[0].counters().repaired > 0);
+}
