@@ -1,6 +1,6 @@
 //! Networks whose hosts are routers for their containers, as Flannel builds them, and containers of one host.
 
-use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::net::{IpAddr, SocketAddr};
 
 use takt::{FrameOptions, FrameSource, Outcome, TaiTime};
 use takt_clock::{Clock, SystemTai};
