@@ -409,6 +409,45 @@ fn until_held_up(publisher: &Publisher, fast: &Subscriber) -> u64 {
 }
 
 #[test]
+fn a_publisher_that_waits_for_slow_subscribers_waits_until_they_have_everything() {
+    if skip() {
+        return;
+    }
+    let pair = Pair::over(Datapath::Udp);
+    let writer = participant(&pair.nodes[0], "writer");
+    let [slow, fast] = ["slow", "fast"].map(|name| participant(&pair.nodes[1], name));
+    let slow = slow
+        .subscriber_with("plant/7", narrow())
+        .expect("a subscriber");
+    let fast = fast
+        .subscriber("plant/7", Qos::slow())
+        .expect("a subscriber");
+    let waits = with(Reliability::Reliable {
+        deadline: None,
+        slow_sinks: SlowSinks::Wait,
+    });
+    let publisher = writer.publisher("plant/7", waits).expect("a publisher");
+    publisher.wait_subscriber(WAIT).expect("a subscriber");
+    let published = until_held_up(&publisher, &fast);
+    for number in 0..published {
+        assert_eq!(next(&slow), number);
+        // It is waited for, too.
+        while fast.take(Wait::Never).is_ok() {}
+    }
+    let channels = slow.counters().channels;
+    assert_eq!(
+        (channels.delivered, channels.lost, channels.dropped_full),
+        (published, 0, 0)
+    );
+    until_true("all is known to have arrived", || {
+        publisher.source().pending() == 0
+    });
+    let after = publisher.publish(b"after", WAIT).expect("published");
+    assert_eq!(&*slow.take(WAIT).expect("a sample"), b"after");
+    until_true("that, too", || publisher.outcome(after) == Outcome::Sent);
+}
+
+#[test]
 fn a_subscriber_that_takes_nothing_for_too_long_does_without_until_it_takes_again() {
     if skip() {
         return;

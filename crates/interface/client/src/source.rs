@@ -126,6 +126,16 @@ struct Inner {
     /// The next token when the present binding was made.
     bound_at: u64,
     lost: u64,
+    /// A buffer that was taken and put aside.
+    reserved: Option<Reserved>,
+}
+
+/// A buffer without its source.
+struct Reserved {
+    len: usize,
+    capacity: usize,
+    block: Block,
+    state: State,
 }
 
 /// A source at one attachment.
@@ -235,6 +245,7 @@ impl Source {
                 counted,
                 bound_at: 0,
                 lost: 0,
+                reserved: None,
             }),
             shared_core: Cell::new(false),
             interrupt: Arc::default(),
@@ -367,6 +378,52 @@ impl Source {
                 }
             }
         }
+    }
+
+    /// Takes a buffer of `len` bytes and puts it aside, for a message that must be sent even when all memory is in use by then,
+    /// such as the last one: [`reserved`](Self::reserved) hands it out. It is one of the `depth` messages meanwhile. A source has one:
+    /// nothing happens if there is one of this length at least, and a shorter one is given back.
+    ///
+    /// # Errors
+    /// As [`buffer_wait`](Self::buffer_wait).
+    pub fn reserve(&self, len: usize, wait: Wait) -> Result<(), Error> {
+        let kept = self.reserved().filter(|kept| kept.len() >= len);
+        let buffer = ManuallyDrop::new(match kept {
+            Some(kept) => kept,
+            None => self.buffer_wait(len, wait)?,
+        });
+        self.inner.borrow_mut().reserved = Some(Reserved {
+            len: buffer.len,
+            capacity: buffer.capacity,
+            block: buffer.block,
+            state: buffer.state,
+        });
+        Ok(())
+    }
+
+    /// The buffer that was [put aside](Self::reserve), with arbitrary content. `None`: there is none, or the runtime that it was of
+    /// is gone.
+    pub fn reserved(&self) -> Option<Buffer<'_>> {
+        let mut inner = self.inner.borrow_mut();
+        let inner = &mut *inner;
+        let kept = inner.reserved.take()?;
+        let binding = &inner.binding;
+        let base = (kept.state == binding.state && kept.state == self.slot.state())
+            .then(|| binding.attachment.transmit_window(kept.block))
+            .flatten()
+            .and_then(|window| NonNull::new(window.as_ptr()));
+        let Some(base) = base else {
+            self.take_back(inner, kept.block, kept.state);
+            return None;
+        };
+        Some(Buffer {
+            source: self,
+            base,
+            len: kept.len,
+            capacity: kept.capacity,
+            block: kept.block,
+            state: kept.state,
+        })
     }
 
     /// Sends the buffer's bytes as one message. It never blocks: the room for it came with the buffer.
@@ -809,6 +866,7 @@ fn forget(shared: &Shared, key: u32, binding: Option<&mut Binding>) {
 
 impl Drop for Source {
     fn drop(&mut self) {
+        drop(self.reserved());
         if !self.slot.forked() {
             let shared = self.stream.owner.shared.clone();
             forget(&shared, self.key, Some(&mut self.inner.get_mut().binding));

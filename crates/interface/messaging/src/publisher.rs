@@ -213,6 +213,41 @@ impl Publisher {
         self.written(len, wait, fill, |buffer| buffer.emit_at(launch))
     }
 
+    /// Puts memory for a message of `len` bytes aside, for one that must be published even when all memory is in use by then, such
+    /// as the last one: it is one of the messages on their way meanwhile. See [`Source::reserve`].
+    ///
+    /// # Errors
+    /// [`Error::Channel`] as [`Source::reserve`].
+    pub fn reserve(&self, len: usize, wait: Wait) -> Result<(), Error> {
+        Ok(self.source.reserve(len.saturating_add(BYTES), wait)?)
+    }
+
+    /// Publishes a message of `len` bytes in the memory that was [put aside](Self::reserve), at `launch` if that is given, as
+    /// [`fill_at`](Self::fill_at). Never waits.
+    ///
+    /// # Errors
+    /// [`Error::Channel`], with [`WouldBlock`](takt::Error::WouldBlock) when none was put aside, or less, or its runtime is gone:
+    /// then `fill` is not called. As [`Source::emit`].
+    pub fn fill_reserved(
+        &self,
+        len: usize,
+        launch: Option<TaiTime>,
+        fill: impl FnOnce(&mut [u8]),
+    ) -> Result<Token, Error> {
+        let whole = len.saturating_add(BYTES);
+        let buffer = self.source.reserved();
+        let buffer = buffer.filter(|buffer| buffer.len() >= whole);
+        let buffer = buffer.ok_or(takt::Error::WouldBlock)?;
+        let fill = |memory: &mut [u8]| {
+            fill(&mut memory[..len]);
+            len
+        };
+        self.written_in(buffer, fill, |buffer| match launch {
+            Some(launch) => buffer.emit_at(launch),
+            None => buffer.emit(),
+        })
+    }
+
     #[inline]
     fn written(
         &self,
@@ -221,7 +256,18 @@ impl Publisher {
         fill: impl FnOnce(&mut [u8]) -> usize,
         emit: impl FnOnce(Buffer<'_>) -> Result<Token, takt::Error>,
     ) -> Result<Token, Error> {
-        let mut buffer = self.source.buffer_wait(most.saturating_add(BYTES), wait)?;
+        let buffer = self.source.buffer_wait(most.saturating_add(BYTES), wait)?;
+        self.written_in(buffer, fill, emit)
+    }
+
+    #[inline]
+    fn written_in(
+        &self,
+        mut buffer: Buffer<'_>,
+        fill: impl FnOnce(&mut [u8]) -> usize,
+        emit: impl FnOnce(Buffer<'_>) -> Result<Token, takt::Error>,
+    ) -> Result<Token, Error> {
+        let most = buffer.len() - BYTES;
         let number = self.number.get();
         let header = Header {
             number,

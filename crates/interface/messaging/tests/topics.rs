@@ -150,6 +150,70 @@ fn nothing_is_filled_when_there_is_no_memory_and_nothing_published_when_filling_
 }
 
 #[test]
+fn a_message_for_which_there_is_no_memory_has_no_number_and_is_not_kept() {
+    let mut programs = Programs::new();
+    let (one, other) = (programs.participant("one"), programs.participant("other"));
+    let waits = Reliability::Reliable {
+        deadline: None,
+        slow_sinks: SlowSinks::Wait,
+    };
+    let writes = PublisherOptions {
+        depth: 4,
+        history: 1,
+        ..PublisherOptions::new(Qos::slow().with_reliability(waits))
+    };
+    let narrow = SubscriberOptions {
+        depth: 4,
+        ..SubscriberOptions::default()
+    };
+    let slow = other.subscriber_with("a", narrow).expect("a subscriber");
+    let publisher = one.publisher_with("a", writes).expect("a publisher");
+    publisher.wait_subscriber(PATIENCE).expect("a subscriber");
+    publisher.reserve(8, PATIENCE).expect("memory");
+    let mut published = 0u64;
+    while publisher
+        .publish(&published.to_le_bytes(), Wait::For(Duration::from_secs(1)))
+        .is_ok()
+    {
+        published += 1;
+    }
+    for (wait, told) in [
+        (Wait::Never, Error::is_would_block as fn(&Error) -> bool),
+        (Wait::For(Duration::from_millis(1)), Error::is_timed_out),
+    ] {
+        let failed = publisher.fill(8, wait, |_| panic!("there is no memory"));
+        assert!(told(&failed.expect_err("no memory")));
+    }
+    // Who joins gets the last one that was published.
+    let keeps = SubscriberOptions {
+        history: 1,
+        ..SubscriberOptions::default()
+    };
+    let late = one.subscriber_with("a", keeps).expect("a subscriber");
+    let kept = late.take(PATIENCE).expect("a sample");
+    assert!(kept.is_history());
+    assert_eq!(*kept, (published - 1).to_le_bytes());
+    // The one that had its memory put aside, and no other.
+    let too_long = publisher.fill_reserved(9, None, |_| panic!("it is too short"));
+    assert!(too_long.expect_err("refused").is_would_block());
+    drop(kept);
+    for number in 0..published {
+        let sample = slow.take(PATIENCE).expect("a sample");
+        assert_eq!(
+            (sample.number(), &*sample),
+            (number, &number.to_le_bytes()[..])
+        );
+    }
+    publisher.reserve(8, PATIENCE).expect("memory");
+    let fill = |memory: &mut [u8]| memory.copy_from_slice(b"reserved");
+    publisher.fill_reserved(8, None, fill).expect("published");
+    let again = publisher.fill_reserved(8, None, fill).expect_err("once");
+    assert!(again.is_would_block());
+    let sample = slow.take(PATIENCE).expect("a sample");
+    assert_eq!((sample.number(), &*sample), (published, &b"reserved"[..]));
+}
+
+#[test]
 fn what_another_topic_or_no_topic_wrote_is_refused_and_counted() {
     let mut programs = Programs::new();
     let session = programs.session("one");

@@ -18,8 +18,8 @@ const MOST_SLICE: u32 = 1 << 20;
 const DEPTHS: [usize; 2] = [64, 1024];
 /// How long before its launch a slice is handed to the runtime, at least.
 const LEAD: Duration = Duration::from_micros(300);
-/// How long a server that closes waits for memory to say so: one that is reliable as long as a slow client may take to
-/// make room, which has all of it.
+/// How long a server that closes waits for memory to say so if it could keep none for that: one that is reliable as long as a
+/// slow client may take to make room, which has all of it.
 const END_WITHIN: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(10)];
 /// Part of its period over which a frame is spread: the rest is for what comes late.
 const SPREAD: (u32, u32) = (9, 10);
@@ -47,7 +47,7 @@ pub struct ServerOptions {
     /// Bytes of a slice, 256 B to 1 MiB; 0: whole lines of 8 KiB or less with [`Pace::Spread`], of 32 KiB or less else.
     pub slice: u32,
     /// Most slices that may be on their way at once, a power of two up to 65536; 0: two frames, 64 at least and 1024 at
-    /// most. What is on its way is what a frame waits behind.
+    /// most. What is on its way is what a frame waits behind. One of them is kept for the end of the stream: 1 is taken as 2.
     pub depth: u32,
 }
 
@@ -69,8 +69,8 @@ impl ServerOptions {
     }
 }
 
-/// Sends the frames of a stream. Dropping it tells clients that the stream has ended: with a reliable one it waits up to
-/// ten seconds for a client that holds all its memory.
+/// Sends the frames of a stream. Dropping it tells clients that the stream has ended, in memory that was kept for that: it does
+/// not wait for a client that holds all the rest.
 ///
 /// `Send`: one thread at a time.
 #[derive(Debug)]
@@ -126,13 +126,16 @@ impl Server {
                         let two = 2 * format.bytes().div_ceil(slice as usize);
                         two.next_power_of_two().clamp(DEPTHS[0], DEPTHS[1]) as u32
                     }
-                    depth => depth,
+                    // One is kept for the end.
+                    depth => depth.max(2),
                 },
                 encoding: crate::ENCODING,
                 history: 0,
                 history_bytes: 0,
             },
         )?;
+        // If there is no memory now there may be at the next frame.
+        let _ = publisher.reserve(slice::BYTES, Wait::Never);
         Ok(Self {
             publisher,
             format,
@@ -245,6 +248,8 @@ impl Server {
         };
         let slices = header.slices();
         self.frames += 1;
+        // It is there but for the first time, and after the runtime was restarted.
+        let _ = self.publisher.reserve(slice::BYTES, Wait::Never);
         for index in 0..slices {
             // Within the frame, which has fewer than 4 GiB.
             header.offset = index as u32 * self.slice;
@@ -290,18 +295,21 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         let end = Says::End(self.frames);
-        let (wait, write) = (
-            Wait::For(END_WITHIN[usize::from(self.reliable)]),
-            |memory: &mut [u8]| {
-                slice::write(&end, memory);
-            },
-        );
-        // Behind the last slice. Who does not hear it waits for frames, as after a crash.
-        let _ = match self.began {
-            Some(began) => {
-                let launch = began.saturating_add_nanos(self.spread().as_nanos() as i64);
-                self.publisher.fill_at(slice::BYTES, launch, wait, write)
-            }
+        let write = |memory: &mut [u8]| {
+            slice::write(&end, memory);
+        };
+        // Behind the last slice.
+        let launch = self
+            .began
+            .map(|began| began.saturating_add_nanos(self.spread().as_nanos() as i64));
+        let kept = self.publisher.fill_reserved(slice::BYTES, launch, write);
+        if !kept.is_err_and(|error| error.is_would_block()) {
+            return;
+        }
+        // Who does not hear it waits for frames, as after a crash.
+        let wait = Wait::For(END_WITHIN[usize::from(self.reliable)]);
+        let _ = match launch {
+            Some(launch) => self.publisher.fill_at(slice::BYTES, launch, wait, write),
             None => self.publisher.fill(slice::BYTES, wait, write),
         };
     }

@@ -224,9 +224,9 @@ fn a_frame_that_is_larger_than_all_memory_passes_through_it() {
     );
 }
 
-#[test]
-fn a_client_that_is_slower_than_a_reliable_server_hears_of_the_end() {
-    let mut programs = Programs::new();
+/// A client that takes nothing, and a server that it holds up: all memory that the server has is on its way. How many frames were
+/// sent whole; the next one was cut short, after so many bytes.
+fn held_up(programs: &mut Programs) -> (Client, Server, u64, usize) {
     let (camera, viewer) = (
         programs.participant("camera"),
         programs.participant("viewer"),
@@ -239,30 +239,70 @@ fn a_client_that_is_slower_than_a_reliable_server_hears_of_the_end() {
     let client = client(&viewer, options);
     let mut server = server(&camera, small(), reliable(SlowSinks::Wait));
     server.wait_client(PATIENCE).expect("a client");
-    let mut sent = 0;
-    // Until its client holds it up: all memory that it has is on its way then.
-    while server
-        .send(&picture(sent, small()), Wait::For(Duration::from_secs(1)))
-        .is_ok()
-    {
-        sent += 1;
-    }
-    std::thread::scope(|scope| {
-        let ends = scope.spawn(move || drop(server));
-        // Longer than it takes to see that there is no memory: the client is busy meanwhile.
-        std::thread::sleep(Duration::from_millis(300));
-        loop {
-            match client.next(PATIENCE) {
-                Ok(frame) => check(&frame),
-                Err(error) => {
-                    assert!(error.is_end(), "{error}");
-                    break;
-                }
-            }
+    loop {
+        let (sent, mut filled) = (server.frames(), 0);
+        let frame = picture(sent, small());
+        let result = server.fill(
+            takt_streaming::now(),
+            Wait::For(Duration::from_secs(1)),
+            |offset, memory| {
+                assert_eq!(offset, filled, "once each, in order");
+                memory.copy_from_slice(&frame[offset..offset + memory.len()]);
+                filled += memory.len();
+            },
+        );
+        if let Err(error) = result {
+            assert!(error.is_timed_out(), "{error}");
+            assert!(filled < frame.len());
+            return (client, server, sent, filled);
         }
-        ends.join().expect("ended");
+    }
+}
+
+#[test]
+fn a_client_that_holds_all_memory_of_a_reliable_server_hears_of_the_end() {
+    let mut programs = Programs::new();
+    let (client, server, sent, _) = held_up(&mut programs);
+    // Before the client takes anything: memory for it was kept.
+    drop(server);
+    for number in 0..sent {
+        let frame = client.next(PATIENCE).expect("a frame");
+        assert_eq!(frame.number(), number);
+        check(&frame);
+    }
+    let end = client.next(PATIENCE).map(drop);
+    assert!(end.is_err_and(|error| error.is_end()));
+}
+
+#[test]
+fn a_frame_for_which_there_is_too_little_memory_is_dropped_and_those_after_it_are_whole() {
+    let mut programs = Programs::new();
+    let (client, mut server, sent, filled) = held_up(&mut programs);
+    // Not for one slice more.
+    let failed = server.fill(takt_streaming::now(), Wait::Never, |_, _| {
+        panic!("there is no memory")
     });
-    assert_eq!(client.counters().frames, sent);
+    assert!(failed.expect_err("no memory").is_would_block());
+    assert_eq!(server.frames(), sent + 2);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            server
+                .send(&picture(sent + 2, small()), PATIENCE)
+                .expect("sent");
+        });
+        for number in (0..sent).chain([sent + 2]) {
+            let frame = client.next(PATIENCE).expect("a frame");
+            assert_eq!(frame.number(), number);
+            check(&frame);
+        }
+    });
+    let counters = client.counters();
+    let cut = u64::from(filled > 0);
+    assert_eq!(
+        (counters.frames, counters.incomplete, counters.lost),
+        (sent + 1, cut, 2 - cut),
+        "{counters:?}"
+    );
 }
 
 #[test]
@@ -298,6 +338,54 @@ fn slices_are_read_in_place_as_they_come() {
     }
     drop(server);
     assert!(slices.take(PATIENCE).is_err_and(|error| error.is_end()));
+}
+
+#[test]
+fn slices_of_a_frame_that_is_spread_leave_at_their_launch_times() {
+    const PERIOD: Duration = Duration::from_secs(1);
+    const SLICES: usize = 60;
+    let mut programs = Programs::new();
+    let (camera, viewer) = (
+        programs.participant("camera"),
+        programs.participant("viewer"),
+    );
+    let slices = Slices::connect(&viewer, NAME, SubscriberOptions::default()).expect("slices");
+    let options = ServerOptions {
+        slice: 3840,
+        ..ServerOptions::new(Qos::slow()).spread(PERIOD)
+    };
+    let mut server = Server::open(&camera, NAME, small(), options).expect("a server");
+    server.wait_client(PATIENCE).expect("a client");
+    // Both read one clock. Slice i of n has its launch 0.3 ms + 0.9 * period * i / n after the call, at least; a second frame
+    // follows the slices of the first.
+    let spread = (PERIOD * 9 / 10).as_nanos() as i64;
+    let begin = takt_streaming::now().as_nanos() + 300_000;
+    let mut even = 0;
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for number in 0..2 {
+                server
+                    .send(&picture(number, small()), PATIENCE)
+                    .expect("sent");
+            }
+        });
+        for frame in 0..2 {
+            for index in 0..SLICES {
+                let slice = slices.take(PATIENCE).expect("a slice");
+                let came = takt_streaming::now().as_nanos();
+                assert_eq!((slice.frame(), slice.offset()), (frame, index * 3840));
+                let launch = begin + frame as i64 * spread + spread * index as i64 / SLICES as i64;
+                assert!(
+                    came >= launch,
+                    "slice {index} of frame {frame} is there {} ns before its launch",
+                    launch - came
+                );
+                // Not all at the end.
+                even += usize::from(came < begin + (frame as i64 + 1) * spread);
+            }
+        }
+    });
+    assert!(even > 0, "all slices waited for the last one");
 }
 
 #[test]

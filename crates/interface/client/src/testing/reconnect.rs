@@ -184,6 +184,46 @@ fn what_was_on_its_way_is_counted_as_lost_and_told_by_its_token() {
 }
 
 #[test]
+fn a_buffer_that_was_put_aside_is_sent_when_no_other_is_free_and_gone_with_its_runtime() {
+    let peer = Peer::start();
+    let session = peer.session();
+    let stream = session.stream(Qos::default()).expect("stream");
+    let options = SourceOptions { depth: 4 };
+    let source = stream.source_with(CHANNEL, options).expect("source");
+    let sink = stream.sink(CHANNEL).expect("sink");
+    assert!(source.reserved().is_none());
+    for _ in 0..2 {
+        source.reserve(8, Wait::Never).expect("reserved");
+    }
+    let others = [(); 3].map(|()| source.buffer(8).expect("a buffer"));
+    assert!(matches!(source.buffer(8), Err(Error::WouldBlock)));
+    let mut last = source.reserved().expect("it was kept");
+    assert!(source.reserved().is_none(), "there is one");
+    last.copy_from_slice(b"the last");
+    last.emit().expect("emitted");
+    assert_eq!(&*next(&sink), b"the last");
+    // Given back, and to be had again.
+    drop(others);
+    settle(|| (source.pending() == 0).then_some(()));
+    source.reserve(8, Wait::Never).expect("reserved");
+    drop(source.reserved());
+    drop([(); 4].map(|()| source.buffer(8).expect("a buffer")));
+
+    source.reserve(8, Wait::Never).expect("reserved");
+    peer.vanish();
+    settle(|| (!session.is_attached()).then_some(()));
+    peer.come_back();
+    settle(|| source.reserve(8, Wait::Never).ok());
+    let mut last = source.reserved().expect("it was kept");
+    last.copy_from_slice(b"returned");
+    last.emit().expect("emitted");
+    assert_eq!(&*next(&sink), b"returned");
+    drop([(); 4].map(|()| source.buffer_wait(8, Wait::Forever).expect("a buffer")));
+    source.reserve(8, Wait::Never).expect("reserved");
+    drop(source);
+}
+
+#[test]
 fn buffers_and_messages_of_the_former_arena_stay_readable_until_they_are_dropped() {
     let peer = Peer::start();
     let session = peer.session();
