@@ -324,11 +324,13 @@ impl Sender {
         true
     }
 
-    /// What was last to be announced to this peer could not be sent: it is due again at this instant.
+    /// What was last to be announced to this peer could not be sent: it is due again at this instant, and counts as if it had
+    /// not been tried.
     pub fn remind(&mut self, peer: PeerId, at_ns: i64) {
         if let Some(peer) = self.peers.iter_mut().find(|known| known.id == peer) {
             peer.probe_ns = peer.probe_ns.min(at_ns);
             peer.backoff = peer.backoff.saturating_sub(1);
+            self.counters.announced = self.counters.announced.saturating_sub(1);
         }
     }
 

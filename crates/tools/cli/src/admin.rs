@@ -1,6 +1,6 @@
 //! Asking a daemon.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 use takt::place::Socket;
@@ -41,4 +41,13 @@ pub fn block_on<R>(future: impl Future<Output = Result<R, Failure>>) -> Result<R
         .build()
         .map_err(Failure::io("wait for the daemon"))?
         .block_on(future)
+}
+
+/// The process that listens at a socket; `None` where it is not known, as of one in another process namespace.
+pub fn listening_process(socket: &Path) -> Option<i32> {
+    let asked = block_on(async {
+        let stream = tokio::net::UnixStream::connect(socket).await;
+        Ok(stream.and_then(|stream| stream.peer_cred()))
+    });
+    asked.ok()?.ok()?.pid().filter(|pid| *pid > 0)
 }

@@ -1,7 +1,6 @@
 //! `takt datapaths`: the technologies of a node, and of the host that it is on.
 
 use std::os::unix::fs::MetadataExt;
-use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 
 use clap::Args;
@@ -11,7 +10,7 @@ use taktd::admin::client::{Client, ConnectError, connect};
 use taktd::admin::proto::{Datapath, GetStatusRequest, ListDatapathsRequest, Node};
 use taktd::datapaths::probe::{self, Absence, Found};
 
-use crate::admin::{Daemon, block_on};
+use crate::admin::{Daemon, block_on, listening_process};
 use crate::failure::Failure;
 use crate::output::{Form, print, print_json, wrap};
 
@@ -59,6 +58,8 @@ pub struct Datapaths {
 struct Report {
     /// The node that was asked; none where no daemon answers.
     node: Option<String>,
+    /// This host was looked at, beside what the daemon tells.
+    looked: bool,
     /// What is not told, and why.
     #[serde(skip_serializing_if = "String::is_empty")]
     note: String,
@@ -117,6 +118,12 @@ impl Datapaths {
         if !self.names.is_empty() {
             let known = |name: &&String| report.technologies.iter().any(|t| t.name == **name);
             if let Some(unknown) = self.names.iter().find(|name| !known(name)) {
+                if !report.looked {
+                    return Err(Failure::Other(format!(
+                        "{unknown} is not the daemon's, and {}",
+                        report.note
+                    )));
+                }
                 return Err(Failure::Other(format!(
                     "there is no technology {unknown:?}: built in are udp and xdp, and no plugin {} is in {}",
                     takt_datapath::plugin::file_name(unknown),
@@ -150,30 +157,33 @@ impl Datapaths {
         })?;
         let mut report = Report {
             node: None,
+            looked: true,
             note: String::new(),
             technologies: Vec::new(),
         };
-        let mut here = true;
         if let Some((node, datapaths)) = answer {
             report.technologies = datapaths.iter().map(|d| of_daemon(&node, d)).collect();
             report.node = Some(node.name);
             // Interfaces and privileges of this process say nothing of a daemon elsewhere.
-            let pid = UnixStream::connect(&socket)
-                .ok()
-                .and_then(|stream| rustix::net::sockopt::socket_peercred(&stream).ok())
-                .map(|peer| peer.pid.as_raw_nonzero().get());
-            if let Some(pid) = pid.filter(|&pid| !shares_namespace(pid)) {
-                here = false;
-                report.note = format!(
-                    "the daemon is in another network namespace, and what else there is in it is not looked at: `sudo nsenter --net --target {pid} takt datapaths`"
-                );
+            let pid = listening_process(&socket);
+            match pid.and_then(|pid| Some((pid, shares_namespace(pid)?))) {
+                Some((_, true)) => {}
+                Some((pid, false)) => {
+                    report.looked = false;
+                    report.note = format!(
+                        "the daemon is in another network namespace, and what else there is in it is not looked at: `sudo nsenter --net --target {pid} takt datapaths`"
+                    );
+                }
+                None => {
+                    report.note = "the daemon's process may not be looked at from here: what it does not tell itself was looked for in this network namespace, which may be another one; `sudo takt datapaths` knows".into();
+                }
             }
         }
         let tried = self.attach.as_deref().map(probe::attach);
         let known: Vec<_> = (report.technologies.iter())
             .map(|t| t.name.clone())
             .collect();
-        let probed = match here {
+        let probed = match report.looked {
             true => probe::all(&self.plugins),
             false => Vec::new(),
         };
@@ -198,17 +208,13 @@ async fn ask(client: &mut Client) -> Result<(Node, Vec<Datapath>), Failure> {
     Ok((node, datapaths.into_inner().datapaths))
 }
 
-/// Whether a process is in our network namespace. Where that may not be seen, as of a daemon of another user, it is taken
-/// to be.
-fn shares_namespace(pid: i32) -> bool {
+/// Whether a process is in our network namespace; `None` where that may not be seen, as of a daemon of another user.
+fn shares_namespace(pid: i32) -> Option<bool> {
     let of = |process: &str| {
         let file = std::fs::metadata(format!("/proc/{process}/ns/net")).ok()?;
         Some((file.dev(), file.ino()))
     };
-    match (of("self"), of(&pid.to_string())) {
-        (Some(own), Some(other)) => own == other,
-        _ => true,
-    }
+    Some(of("self")? == of(&pid.to_string())?)
 }
 
 fn of_daemon(node: &Node, datapath: &Datapath) -> Technology {

@@ -2,8 +2,10 @@
 
 mod support;
 
+use std::process::Command;
+
 use rustix::process::Signal;
-use support::{Daemon, run};
+use support::{Daemon, Ran, run};
 use takt_testing::Directory;
 
 #[test]
@@ -541,4 +543,36 @@ fn datapaths_are_told_with_what_is_in_their_way() {
         ran.err.contains("there is no technology \"ipoac\""),
         "{ran:?}"
     );
+}
+
+#[test]
+fn datapaths_of_a_daemon_elsewhere_are_not_mixed_with_what_is_here() {
+    let daemon = Daemon::start("");
+    let root = rustix::process::geteuid().is_root();
+    let apart = |namespaces: &[&str], arguments: &[&str]| -> Ran {
+        let takt = daemon.command(arguments);
+        let mut command = Command::new("unshare");
+        command.args(if root { &[][..] } else { &["--map-root-user"] });
+        command.args(namespaces).arg(takt.get_program());
+        command.args(takt.get_args());
+        for (name, value) in takt.get_envs() {
+            value.map(|value| command.env(name, value));
+        }
+        command.output().expect("unshare").into()
+    };
+    // Where its process is seen: what is here is not looked at.
+    let ran = apart(&["--net"], &["datapaths", "xdp"]);
+    assert_eq!(ran.code, Some(1), "{ran:?}");
+    let told = match root {
+        true => "xdp is not the daemon's, and the daemon is in another network namespace",
+        false => "xdp is not there",
+    };
+    assert!(ran.err.contains(told), "{ran:?}");
+    // Where it is not, as from another container: that is said.
+    let ran = apart(
+        &["--net", "--pid", "--fork", "--mount-proc"],
+        &["datapaths"],
+    );
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    assert!(ran.out.contains("may not be looked at from"), "{ran:?}");
 }

@@ -45,6 +45,12 @@ impl Group {
     pub fn cost(&self, each: i64) -> i64 {
         self.sinks.len() as i64 * each
     }
+
+    /// What of that is for its sinks beyond the first: that one costs no more than to receive what is for it.
+    #[inline]
+    pub fn cost_of_others(&self, each: i64) -> i64 {
+        self.cost(each) - each
+    }
 }
 
 impl Channel {

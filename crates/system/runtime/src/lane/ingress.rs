@@ -1,11 +1,13 @@
 //! From datagrams to sinks: check, find sender and channel, put together, deliver, count.
 
 use takt_datapath::Datagram;
+use takt_time::TrafficClass;
 use takt_wire::channel::{DatagramHeader, Kind, Record};
 
 use super::guard::Refused;
 use super::reassembly::{self, Fragment, Key, Target};
-use super::session::{LaneSession, Meta};
+use super::session::Meta;
+use super::tenants::Tenants;
 use super::track::{Listening, SourceKey, Verdict};
 use super::{State, fair};
 use crate::peering::message::SourceProgress;
@@ -205,13 +207,12 @@ impl State {
             return self.tenants.add_lost(channel, 1);
         };
         for group in &mut channel.groups {
-            let cost = group.cost(fair::COPY);
             let behind = self.behind + self.received_cost;
-            if !self.tenants.admits(group.tenant, cost, behind) {
+            if !self.tenants.admits(group, fair::COPY, behind) {
                 self.received_cost += self.tenants.pass_over(group, key.channel);
                 continue;
             }
-            self.received_cost += cost;
+            self.received_cost += group.cost(fair::COPY);
             for &(session, sink) in &group.sinks {
                 let placed = match self.tenants.sessions.get_mut(session) {
                     Some(s) => s.place(sink, meta.length as usize),
@@ -290,35 +291,42 @@ impl State {
     #[cold]
     fn leave_out_now(&mut self, assembly: usize, each: i64) {
         let message = self.reassembly.get(assembly);
-        let Some(channel) = self.channels.get_mut(message.key.channel) else {
+        let Some(channel) = self.channels.get(message.key.channel) else {
             return;
         };
-        let tenants = &mut self.tenants;
-        self.received_cost += message.targets.len() as i64 * fair::LOOK;
-        for group in &mut channel.groups {
-            let of = |sessions: &slab::Slab<LaneSession>, target: &Target| {
-                let session = sessions.get(target.session);
-                session.is_some_and(|session| session.tenant == group.tenant)
-            };
-            let targets = message.targets.iter();
-            let count = targets
-                .filter(|target| of(&tenants.sessions, target))
-                .count() as i64;
-            if count == 0 || tenants.has_part(group.tenant, count * each) {
-                continue;
+        let (tenants, targets) = (&mut self.tenants, &mut message.targets);
+        self.received_cost += targets.len() as i64 * fair::LOOK;
+        let tenant_of = |tenants: &Tenants, target: &Target| {
+            let session = tenants.sessions.get(target.session);
+            session.map(|session| session.tenant)
+        };
+        // Those of one tenant follow each other.
+        let (mut kept, mut next) = (0, 0);
+        while let Some(first) = targets.get(next) {
+            let tenant = tenant_of(tenants, first);
+            let same = |target: &&Target| tenant_of(tenants, target) == tenant;
+            let count = targets[next..].iter().take_while(same).count();
+            let has = tenant.is_none_or(|tenant| tenants.has_part(tenant, count));
+            if has && let Some(tenant) = tenant {
+                tenants.charge_part(tenant, (count as i64 - 1) * each);
             }
-            message.targets.retain(|target| {
-                let out = of(&tenants.sessions, target);
-                if out && let Some(session) = tenants.sessions.get_mut(target.session) {
+            for at in next..next + count {
+                let target = targets[at];
+                if has {
+                    targets[kept] = target;
+                    kept += 1;
+                } else if let Some(session) = tenants.sessions.get_mut(target.session) {
                     session.withdraw(target.sink, target.chunk);
                     session.add_lost(target.sink, 1);
-                    let lowest = takt_time::TrafficClass::BEST_EFFORT;
-                    tenants.mark_pending(target.session, target.sink, lowest);
+                    tenants.mark_pending(target.session, target.sink, TrafficClass::BEST_EFFORT);
                 }
-                !out
-            });
-            channel.counters.lost.add(1);
+            }
+            if !has {
+                channel.counters.lost.add(1);
+            }
+            next += count;
         }
+        targets.truncate(kept);
     }
 
     fn complete(&mut self, assembly: usize) {
@@ -365,17 +373,21 @@ impl State {
         }
     }
 
-    /// Gives up a message on its way in: its memory is free again, and it counts as lost.
+    /// Gives up a message on its way in: its memory is free again, and it counts as lost to the sinks that it was put together
+    /// for. What became of it at others is counted.
     pub(super) fn abandon(&mut self, assembly: usize) {
         let message = self.reassembly.get(assembly);
         for target in &message.targets {
             if let Some(session) = self.tenants.sessions.get_mut(target.session) {
                 session.withdraw(target.sink, target.chunk);
+                session.add_lost(target.sink, 1);
+                let class = TrafficClass::BEST_EFFORT;
+                self.tenants
+                    .mark_pending(target.session, target.sink, class);
             }
         }
         if let Some(channel) = self.channels.get(message.key.channel) {
             channel.counters.lost.add(1);
-            self.tenants.add_lost(channel, 1);
         }
         self.reassembly.end(assembly);
     }

@@ -241,9 +241,10 @@ impl Lane {
             worked |= received > 0;
             state.tenants.count_passed_over(&mut state.channels);
             state.received_cost += state.tenants.show_urgent();
-            port.behind = match port.drained {
-                true => 0,
-                false => state.behind.saturating_add(state.received_cost),
+            // A port may give less than it was asked for and have more.
+            port.behind = match received {
+                0 => 0,
+                _ => state.behind.saturating_add(state.received_cost),
             };
             if state.received_cost > RECEIVE_COST {
                 let fewer = received as i64 * RECEIVE_COST / state.received_cost;

@@ -272,11 +272,14 @@ impl Reassembly {
     /// Lets go of the places that peers and tenants had of their own beyond those for all, and that nobody needs.
     #[cold]
     fn shrink(&mut self) {
+        let before = self.slots.len();
         while self.slots.len() > self.places && self.slots.last().is_some_and(|slot| !slot.used) {
             self.slots.pop();
         }
         let count = self.slots.len();
-        self.free.retain(|at| *at < count);
+        if count < before {
+            self.free.retain(|at| *at < count);
+        }
     }
 
     /// When to look for expired messages; `None` without any.

@@ -18,8 +18,9 @@ use crate::policy::Rates;
 
 /// Bytes of a message that are copied before it is asked whether the turn goes on.
 const PIECE: usize = 32 << 10;
-/// What a lane does of what it receives, from one port, before it has all that was there: beyond that each tenant has its
-/// part of a round, and what is for its sinks beyond that part is lost to them. A burst of 64 long datagrams for 64 sinks.
+/// What a lane does of what it receives, from one port, before it has all that was there: beyond that, if it serves several
+/// tenants, each has its part of a round for copies to its further sinks of a channel, and what is for them beyond that part is
+/// lost to them. A burst of 64 long datagrams for 64 sinks.
 pub const MOST_BEHIND: i64 = 64 * fair::QUANTUM;
 /// Sinks of one tenant that are shown in a round, and threads of it that are woken.
 const MOST_SHOWN: usize = 256;
@@ -64,7 +65,7 @@ struct Tenant {
     throttled: bool,
     /// Frames of its messages that wait in schedulers.
     departing: u32,
-    /// What was done for it, of what the lane received while it was behind, beyond its part of the rounds until then;
+    /// What was done for its further sinks, of what the lane received while it was behind, beyond its part of the rounds until then;
     /// and the last of those.
     received: i64,
     received_in: u64,
@@ -486,12 +487,12 @@ impl Tenants {
     ) -> i64 {
         let mut spent = 0;
         for group in &mut channel.groups {
-            let cost = group.cost(fair::COPY + payload.len() as i64);
-            if !self.admits(group.tenant, cost, behind + spent) {
+            let each = fair::COPY + payload.len() as i64;
+            if !self.admits(group, each, behind + spent) {
                 spent += self.pass_over(group, index);
                 continue;
             }
-            spent += cost;
+            spent += group.cost(each);
             for &(at, sink) in &group.sinks {
                 let Some(session) = self.sessions.get_mut(at) else {
                     continue;
@@ -517,22 +518,30 @@ impl Tenants {
         self.receiving += 1;
     }
 
-    /// Whether something that was received is done for a tenant, at this cost. While the lane is not too far behind, all
-    /// of it is; else a tenant has a quantum in each round, and pays later for what was done beyond that.
+    /// Whether something that was received is done for a tenant's sinks of a channel, at this cost for each. While the lane is
+    /// not too far behind, all of it is; else a tenant has a quantum in each round for sinks beyond the first, and pays later
+    /// for what was done beyond that.
     #[inline]
-    pub fn admits(&mut self, tenant: usize, cost: i64, behind: i64) -> bool {
-        !self.is_far(behind) || self.has_part(tenant, cost)
+    pub fn admits(&mut self, group: &Group, each: i64, behind: i64) -> bool {
+        if !self.is_far(behind) {
+            return true;
+        }
+        let has = self.has_part(group.tenant, group.sinks.len());
+        if has {
+            self.charge_part(group.tenant, group.cost_of_others(each));
+        }
+        has
     }
 
-    /// Whether the lane is so far behind that each tenant has no more than its part.
+    /// Whether the lane is so far behind that each tenant has no more than its part. With one tenant nobody else waits.
     #[inline]
     pub fn is_far(&self, behind: i64) -> bool {
-        behind > MOST_BEHIND
+        behind > MOST_BEHIND && self.list.len() > 1
     }
 
-    /// Whether a tenant has a part of this round left, of which this cost is taken.
+    /// Whether a tenant has a part of this round left, for something that goes to so many of its sinks.
     #[cold]
-    pub fn has_part(&mut self, tenant: usize, cost: i64) -> bool {
+    pub fn has_part(&mut self, tenant: usize, sinks: usize) -> bool {
         let Some(tenant) = self.list.get_mut(tenant) else {
             return true;
         };
@@ -541,18 +550,32 @@ impl Tenants {
         let paid = rounds.saturating_mul(fair::QUANTUM);
         tenant.received = tenant.received.saturating_sub(paid).max(0);
         tenant.received_in = self.receiving;
-        let has = tenant.received < fair::QUANTUM;
-        if has {
-            tenant.received += cost;
-        }
-        has
+        tenant.received < fair::QUANTUM || sinks <= 1
     }
 
-    /// Whether something that was received is done for all tenants with sinks of a channel, at this cost for each sink.
+    /// Takes so much of a tenant's part.
+    #[cold]
+    pub fn charge_part(&mut self, tenant: usize, cost: i64) {
+        if let Some(tenant) = self.list.get_mut(tenant) {
+            tenant.received = tenant.received.saturating_add(cost);
+        }
+    }
+
+    /// Whether something that was received is done for all tenants with sinks of a channel.
     #[inline]
-    pub fn all_admit(&mut self, channel: &Channel, each: i64, behind: i64) -> bool {
+    pub fn all_admit(&mut self, channel: &Channel, behind: i64) -> bool {
         !self.is_far(behind)
-            || (channel.groups.iter()).all(|group| self.has_part(group.tenant, group.cost(each)))
+            || (channel.groups.iter()).all(|group| self.has_part(group.tenant, group.sinks.len()))
+    }
+
+    /// Takes of the parts of all tenants with sinks of a channel what was done for each sink.
+    #[inline]
+    pub fn charge_all(&mut self, channel: &Channel, each: i64, behind: i64) {
+        if self.is_far(behind) {
+            for group in &channel.groups {
+                self.charge_part(group.tenant, group.cost_of_others(each));
+            }
+        }
     }
 
     /// A message is not given to the sinks of one tenant. Returns what counting it will cost.

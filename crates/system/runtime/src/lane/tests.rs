@@ -348,6 +348,8 @@ struct Keeper {
     handed_over: HandedOver,
     /// It takes nothing, as a device whose queue is full.
     full: Arc<AtomicBool>,
+    /// Datagrams that it delivers at a time.
+    at_once: usize,
 }
 
 impl Port for Keeper {
@@ -409,7 +411,7 @@ impl Port for Keeper {
     }
 
     fn receive(&mut self, budget: usize, deliver: &mut dyn FnMut(Datagram<'_>)) -> usize {
-        self.inner.receive(budget, deliver)
+        self.inner.receive(budget.min(self.at_once), deliver)
     }
 
     fn receive_costs_syscall(&self) -> bool {
@@ -478,6 +480,7 @@ impl Timed {
             committed: Vec::new(),
             handed_over: handed_over.clone(),
             full: full.clone(),
+            at_once: usize::MAX,
         };
         let how = crate::config::Departure::default();
         let port = LanePort::new(

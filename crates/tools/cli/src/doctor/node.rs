@@ -1,6 +1,5 @@
 //! What a daemon answers.
 
-use std::os::unix::net::UnixStream;
 use std::path::Path;
 
 use taktd::admin::client::{Client, ConnectError, connect};
@@ -9,15 +8,12 @@ use taktd::admin::proto::{
 };
 
 use super::{Finding, Level};
-use crate::admin::block_on;
+use crate::admin::{block_on, listening_process};
 use crate::failure::Failure;
 
 /// Asks the daemon at `socket`. Returns its process, too.
 pub fn examine(socket: &Path) -> (Vec<Finding>, Option<i32>) {
-    let pid = UnixStream::connect(socket)
-        .ok()
-        .and_then(|stream| rustix::net::sockopt::socket_peercred(&stream).ok())
-        .map(|peer| peer.pid.as_raw_nonzero().get());
+    let pid = listening_process(socket);
     let answer = block_on(async {
         match connect(socket).await {
             Ok(mut client) => ask(&mut client).await,

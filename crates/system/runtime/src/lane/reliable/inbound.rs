@@ -149,7 +149,7 @@ impl State {
             remote,
             source: record.header.source,
         };
-        if !self.has_part(channel, fair::LOOK) {
+        if !self.has_part(channel) {
             return;
         }
         let Some(at) = self.heard(key, channel, &said) else {
@@ -173,21 +173,23 @@ impl State {
             && patient
             && let Some(channel) = self.channels.get(channel)
         {
+            let behind = self.behind + self.received_cost;
             self.received_cost += channel.sinks.len() as i64 * fair::LOOK;
+            self.tenants.charge_all(channel, fair::LOOK, behind);
             self.tenants.wait_begins(channel, usual, now_ns);
         }
         self.deliver_in_order(at, now_ns);
     }
 
-    /// Whether what a reliable source has sent is looked at in this round, at this cost for each sink: else a tenant with sinks
-    /// of its channel has had its part, and it comes again.
+    /// Whether what a reliable source has sent is looked at in this round: else a tenant with several sinks of its channel has had
+    /// its part, and it comes again.
     #[inline]
-    fn has_part(&mut self, channel: usize, each: i64) -> bool {
+    fn has_part(&mut self, channel: usize) -> bool {
         let behind = self.behind + self.received_cost;
         let Some(known) = self.channels.get(channel) else {
             return false;
         };
-        let has = self.tenants.all_admit(known, each, behind);
+        let has = self.tenants.all_admit(known, behind);
         if !has {
             self.counters.rx_no_room.add(1);
         }
@@ -302,7 +304,7 @@ impl State {
             remote,
             source: h.source,
         };
-        if !self.has_part(channel, fair::COPY + record.payload.len() as i64) {
+        if !self.has_part(channel) {
             return;
         }
         let Some(&at) = self.reliable.by_source.get(&key) else {
@@ -400,9 +402,17 @@ impl State {
                 place
             }
         };
-        let message = &self.reliable.inbound[at].messages[known];
-        let copies = message.targets.len() as i64;
-        self.received_cost += copies * (fair::COPY + record.payload.len() as i64);
+        let source = &self.reliable.inbound[at];
+        let message = &source.messages[known];
+        let (copies, each) = (
+            message.targets.len() as i64,
+            fair::COPY + record.payload.len() as i64,
+        );
+        let behind = self.behind + self.received_cost;
+        self.received_cost += copies * each;
+        if let Some(channel) = self.channels.get(source.channel) {
+            self.tenants.charge_all(channel, each, behind);
+        }
         for target in &message.targets {
             if let Some(session) = self.tenants.sessions.get(target.session) {
                 let place = session.placed(target.chunk, message.length as usize);

@@ -40,14 +40,23 @@ impl House {
 
     /// With a port of so many frames; and another port of its network.
     pub fn at_network(frames: usize) -> (Self, Box<dyn Port>) {
+        Self::at_network_with(frames, 1400, |port| port)
+    }
+
+    /// With so many bytes in a frame, and with what becomes of that port.
+    fn at_network_with(
+        frames: usize,
+        max_payload: usize,
+        through: impl FnOnce(Box<dyn Port>) -> Box<dyn Port>,
+    ) -> (Self, Box<dyn Port>) {
         let network = MemoryNetwork::new(MemoryNetworkConfig {
             queue_depth: frames,
-            max_payload: 1400,
+            max_payload,
             ..MemoryNetworkConfig::default()
         });
         let port = LanePort::new(
             MemoryNetwork::KIND,
-            open(&network, "192.0.2.1:1"),
+            through(open(&network, "192.0.2.1:1")),
             false,
             Arc::default(),
             Some(&crate::config::Departure::default()),
@@ -630,10 +639,9 @@ struct Writer {
     to: PeerHandle,
     sequences: HashMap<u64, u32>,
     sent: u64,
+    /// Bytes of a fragment.
+    stride: u16,
 }
-
-/// Least bytes of a fragment.
-const STRIDE: u16 = 1024;
 
 impl Writer {
     /// A peer of the house, with the incarnation 7.
@@ -647,6 +655,7 @@ impl Writer {
             to,
             sequences,
             sent: 0,
+            stride: 1024,
         }
     }
 
@@ -691,26 +700,35 @@ impl Writer {
     fn long(&mut self, channel: u64, fragments: u32) {
         let sequence = self.next(channel);
         for fragment_index in 0..fragments {
-            self.send(&[RecordHeader {
-                channel,
-                source: channel as u32,
-                sequence,
-                message_length: fragments * u32::from(STRIDE),
-                fragment_index,
-                fragment_stride: STRIDE,
-                class: TrafficClass::BEST_EFFORT,
-                kind: Kind::Message,
-            }]);
+            self.fragment(channel, sequence, fragment_index, fragments);
         }
+    }
+
+    /// One of so many fragments of a message.
+    fn fragment(&mut self, channel: u64, sequence: u32, fragment_index: u32, fragments: u32) {
+        self.send(&[RecordHeader {
+            channel,
+            source: channel as u32,
+            sequence,
+            message_length: fragments * u32::from(self.stride),
+            fragment_index,
+            fragment_stride: self.stride,
+            class: TrafficClass::BEST_EFFORT,
+            kind: Kind::Message,
+        }]);
     }
 }
 
 /// Thousands of sinks of one tenant, on channels that a peer floods, beside another tenant.
-fn flood_of_many_sinks(flood: impl Fn(&mut Writer, u64), rounds: u32) {
+fn flood_of_many_sinks(
+    flood: impl Fn(&mut Writer, u64),
+    rounds: u32,
+    through: impl FnOnce(Box<dyn Port>) -> Box<dyn Port>,
+) {
     const CHANNELS: u64 = 8;
     const SINKS: usize = 256;
     const VICTIM: u64 = 50;
-    let (mut house, other) = House::at_network(512);
+    let (mut house, other) = House::at_network_with(512, 1400, through);
     let crowds: Vec<Guest> = (0..CHANNELS)
         .map(|channel| {
             let mut crowd = house.guest(1, 4 << 20, &no_limits());
@@ -746,6 +764,10 @@ fn flood_of_many_sinks(flood: impl Fn(&mut Writer, u64), rounds: u32) {
         );
         before = now;
     }
+    // Once in all as much as a burst, and its part of each round: one message more than that may begin in each.
+    let most = tenants::MOST_BEHIND + i64::from(rounds) * 2 * fair::QUANTUM;
+    let copied = before as i64 * fair::COPY;
+    assert!(copied <= most, "{copied} of {most} in all rounds");
     // What is for others was taken from the port all the time: its queue has not overflowed.
     takt_testing::until_true("all of the victim's has come", || {
         house.lane.poll();
@@ -770,12 +792,12 @@ fn flood_of_many_sinks(flood: impl Fn(&mut Writer, u64), rounds: u32) {
 #[test]
 fn short_messages_for_thousands_of_sinks_cost_their_own_tenant() {
     let flood = |writer: &mut Writer, channel| (0..12).for_each(|_| writer.short(channel, 20));
-    flood_of_many_sinks(flood, 400);
+    flood_of_many_sinks(flood, 400, |port| port);
 }
 
 #[test]
 fn long_messages_for_thousands_of_sinks_cost_their_own_tenant() {
-    flood_of_many_sinks(|writer, channel| writer.long(channel, 12), 400);
+    flood_of_many_sinks(|writer, channel| writer.long(channel, 12), 400, |port| port);
 }
 
 #[test]
@@ -790,4 +812,82 @@ fn a_burst_for_many_sinks_reaches_all_of_them() {
     for sink in sinks {
         assert_eq!(crowd.receive(sink), 3 * 64);
     }
+}
+
+#[test]
+fn a_port_that_gives_little_at_a_time_is_no_way_around_that() {
+    let flood = |writer: &mut Writer, channel| (0..5).for_each(|_| writer.short(channel, 20));
+    flood_of_many_sinks(flood, 400, |inner| {
+        Box::new(Keeper {
+            inner,
+            class: TrafficClass::BEST_EFFORT,
+            most: Arc::new(AtomicUsize::new(usize::MAX)),
+            clock: Arc::default(),
+            committed: Vec::new(),
+            handed_over: HandedOver::default(),
+            full: Arc::default(),
+            at_once: 7,
+        })
+    });
+}
+
+/// A message in so many fragments of so many bytes is more than a lane does at once for all, and one round more than a part.
+const LONG: u32 = (2 * tenants::MOST_BEHIND) as u32 / LONG_STRIDE as u32;
+const LONG_STRIDE: u16 = 8192;
+
+#[test]
+fn one_tenant_gets_all_that_the_lane_can_do() {
+    let (mut house, other) = House::at_network_with(LONG as usize + 64, 9000, |port| port);
+    let mut only = house.guest(1, 64 << 20, &no_limits());
+    let sinks = [only.sink(5, 8), only.sink(5, 8), only.sink(5, 8)];
+    let mut writer = Writer::new(&house, other);
+    house.settle();
+    writer.stride = LONG_STRIDE;
+    writer.long(5, LONG);
+    while house.lane.poll() {}
+    assert_eq!(sinks.map(|sink| only.receive(sink)), [1; 3]);
+}
+
+#[test]
+fn one_sink_of_a_channel_gets_all_that_the_lane_can_do() {
+    let (mut house, other) = House::at_network_with(LONG as usize + 64, 9000, |port| port);
+    let mut guests = [1, 2].map(|tenant| house.guest(tenant, 32 << 20, &no_limits()));
+    let sinks: Vec<usize> = guests.iter_mut().map(|guest| guest.sink(5, 8)).collect();
+    let mut writer = Writer::new(&house, other);
+    house.settle();
+    writer.stride = LONG_STRIDE;
+    writer.long(5, LONG);
+    while house.lane.poll() {}
+    for (guest, sink) in guests.iter_mut().zip(sinks) {
+        assert_eq!(guest.receive(sink), 1);
+    }
+}
+
+#[test]
+fn a_message_that_stays_unfinished_is_lost_once_to_each_sink() {
+    let (mut house, other) = House::at_network(512);
+    let mut crowd = house.guest(1, 64 << 20, &no_limits());
+    (0..128).for_each(|_| _ = crowd.sink(5, 8));
+    let mut one = house.guest(2, 32 << 20, &no_limits());
+    let sink = one.sink(5, 8);
+    let mut writer = Writer::new(&house, other);
+    house.settle();
+    // It is given up for the tenant with many sinks, and then its end does not come.
+    let sequence = writer.next(5);
+    for fragment_index in 0..200 {
+        writer.fragment(5, sequence, fragment_index, 300);
+    }
+    while house.lane.poll() {}
+    // The next one has all.
+    writer.long(5, 2);
+    takt_testing::until_true("the next one is there, and the counters", || {
+        house.lane.poll();
+        one.waiting(sink) == 1 && !house.lane.state.tenants.has_pending()
+    });
+    let channels = &house.lane.state.channels;
+    let channel = channels.find(5).and_then(|at| channels.get(at));
+    let counted = channel.expect("in use").counters.read();
+    // Of two messages each sink knows what became of them; the channel counts a loss for each tenant.
+    assert_eq!((crowd.counted(), one.counted()), (2 * 128, 2));
+    assert_eq!(counted.lost, 2, "{counted:?}");
 }
