@@ -234,6 +234,8 @@ pub struct ScheduleStatus {
     pub datapath: String,
     /// The link's rate as it was told, bits per second; 0: none was.
     pub rate_bps: u64,
+    /// Other datapaths of the node that send from the same address: their frames do not pass these gates.
+    pub beside: Vec<String>,
     /// The port inserts a VLAN tag.
     pub vlan: bool,
     /// The class whose gate frames of each priority pass, by the operational schedule.

@@ -143,6 +143,41 @@ fn a_second_stream_gets_what_the_lane_of_the_first_carries_and_says_why() {
 }
 
 #[test]
+fn of_two_datapaths_that_send_from_one_address_one_gets_a_schedule() {
+    let network = MemoryNetwork::new(MemoryNetworkConfig::default());
+    let name = MemoryNetwork::KIND.0;
+    let udp: Arc<dyn Datapath> = Arc::new(UdpDatapath::new(UdpConfig::default()));
+    let config = config(free_port(), &[]);
+    let runtime = Runtime::start(config, &[udp, network.datapath()], Vec::new());
+    let runtime = runtime.expect("it starts");
+    let handle = runtime.handle();
+    let install = |datapath: &str| {
+        let schedule = LinkSchedule {
+            datapath: datapath.into(),
+            ..schedule()
+        };
+        handle.install_schedule(schedule).expect("running")
+    };
+    install(name).expect("the first");
+    install(name).expect("another one for the same");
+    let refused = install("udp").expect_err("a second").to_string();
+    let remedy = format!("`takt schedule remove --datapath {name}`");
+    assert!(refused.contains(&remedy), "{refused}");
+    // Who looks is told that there is traffic beside the gates.
+    let links = handle.schedules().expect("running");
+    let beside = |of: &str| {
+        let mut links = links.iter().filter(|link| link.datapath == of);
+        links.next().expect("a link").beside.clone()
+    };
+    assert_eq!(
+        (beside(name), beside("udp")),
+        (vec!["udp".to_owned()], vec![name.to_owned()])
+    );
+    assert!(handle.remove_schedule(name.into()).expect("running"));
+    install("udp").expect("the only one");
+}
+
+#[test]
 fn a_datapath_of_a_lane_that_is_not_there_is_refused() {
     let udp: Arc<dyn Datapath> = Arc::new(UdpDatapath::new(UdpConfig::default()));
     let started = Runtime::start(two_lanes(&[("udp", &[2])]), &[udp], Vec::new());

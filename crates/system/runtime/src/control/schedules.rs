@@ -79,6 +79,16 @@ pub enum ScheduleError {
         /// Those that carry it.
         lanes: Vec<usize>,
     },
+    /// Another datapath sends on the link, and has a schedule.
+    #[error(
+        "datapath `{other}` sends from the same address as `{name}` and has a schedule: each would keep its own gates, and not those of the link as a whole. Remove that one first (`takt schedule remove --datapath {other}`), or give one of them an interface of its own"
+    )]
+    SharedLink {
+        /// The datapath.
+        name: String,
+        /// The one with a schedule.
+        other: String,
+    },
     /// Streams of tenants have no place in it.
     #[error("{0}")]
     Streams(#[from] StreamsMisfit),
@@ -192,6 +202,19 @@ impl Control {
                 lanes,
             });
         }
+        let others = self.on_same_link(kind);
+        if let Some(other) = others.iter().find(|kind| self.schedules.contains_key(kind)) {
+            let (name, other) = (name.to_owned(), other.0.to_owned());
+            match origin {
+                Origin::Asked => return Err(ScheduleError::SharedLink { name, other }),
+                // Gates of each are better than those of one.
+                Origin::Restored => tracing::warn!(
+                    datapath = name,
+                    other,
+                    "two schedules for one link: gates are kept, priority and guard bands between the two are not"
+                ),
+            }
+        }
         if !schedule.enabled {
             return Err(ScheduleError::Disabled);
         }
@@ -269,6 +292,21 @@ impl Control {
         lanes.filter_map(move |(at, lane)| Some((at, lane.port_of(kind)?)))
     }
 
+    /// The other datapaths that send from an address of this one.
+    fn on_same_link(&self, kind: DatapathKind) -> Vec<DatapathKind> {
+        let addresses = |kind: DatapathKind| {
+            let ports = self.lanes.iter().flat_map(|lane| &lane.ports);
+            let own = ports.filter(move |port| port.kind == kind && !port.between_lanes);
+            own.map(|port| port.local.ip())
+        };
+        let others = self.datapaths.iter().map(|(kind, _)| *kind);
+        others
+            .filter(|other| {
+                *other != kind && addresses(*other).any(|of| addresses(kind).any(|own| own == of))
+            })
+            .collect()
+    }
+
     pub(super) fn installed_schedules(&mut self) -> Vec<LinkSchedule> {
         let now = self.clock.now();
         let mut all = Vec::new();
@@ -302,6 +340,7 @@ impl Control {
         let now = self.clock.now();
         let mut all = Vec::new();
         for (kind, _) in &self.datapaths {
+            let beside = self.on_same_link(*kind);
             let ports = self.lanes.iter().flat_map(|lane| &lane.ports);
             let counters: Vec<_> = ports
                 .filter(|port| port.kind == *kind)
@@ -326,6 +365,7 @@ impl Control {
             all.push(ScheduleStatus {
                 datapath: kind.to_string(),
                 rate_bps: rate.map_or(0, std::num::NonZero::get),
+                beside: beside.iter().map(ToString::to_string).collect(),
                 vlan: oper.is_some_and(|asked| asked.vlan),
                 priorities: oper.map_or_else(ClassTable::default, |asked| asked.classes),
                 operational: gates.as_ref().and_then(|g| find(g.oper.as_ref()?)),

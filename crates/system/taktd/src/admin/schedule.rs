@@ -173,6 +173,7 @@ impl From<ScheduleStatus> for proto::LinkSchedule {
                 .map_or_else(String::new, |unmet| unmet.to_string()),
             clock_losses: status.losses,
             vlan: status.vlan,
+            beside: status.beside,
             priorities: status.priorities.numbers().map(u32::from).to_vec(),
         }
     }

@@ -607,6 +607,7 @@ mod tests {
             schedules: vec![ScheduleStatus {
                 datapath: "udp".into(),
                 rate_bps: 0,
+                beside: Vec::new(),
                 vlan: false,
                 priorities: Default::default(),
                 operational: None,

@@ -277,9 +277,13 @@ fn enforced(link: &LinkSchedule) -> String {
         true => table,
         false => format!("{table}  selection by class: {}\n", chosen.join(", ")),
     };
+    let beside = match link.beside.is_empty() {
+        true => String::new(),
+        false => format!(", and by {} of this runtime", link.beside.join(" and ")),
+    };
     format!(
         "  kept for: everything that applications send by {} of this runtime\n  \
-         not kept for: what leaves the same interface by the kernel's own sockets and forwarding\n{table}",
+         not kept for: what leaves the same interface by the kernel's own sockets and forwarding{beside}\n{table}",
         link.datapath
     )
 }
