@@ -470,14 +470,15 @@ enum takt_encoding {
 
 /* How to open a publisher. Start from TAKT_PUBLISHER_OPTIONS_INIT. */
 typedef struct takt_publisher_options {
-    size_t size;         /* sizeof(takt_publisher_options) */
-    const takt_qos *qos; /* NULL: TAKT_QOS_INIT */
-    uint32_t depth;      /* most messages on their way, a power of two up to 65536; 0: 256 */
-    uint32_t history;    /* how many of its last messages it keeps for late joiners, 65536 at most */
-    int encoding;        /* enum takt_encoding, or a number of the programs' own up to 65535 */
+    size_t size;          /* sizeof(takt_publisher_options) */
+    const takt_qos *qos;  /* NULL: TAKT_QOS_INIT */
+    uint32_t depth;       /* most messages on their way, a power of two up to 65536; 0: 256 */
+    uint32_t history;     /* how many of its last messages it keeps for late joiners, 65536 at most */
+    int encoding;         /* enum takt_encoding, or a number of the programs' own up to 65535 */
+    size_t history_bytes; /* how many bytes of them, with 24 more of each; 0: 64 MiB. The newest one is always kept */
 } takt_publisher_options;
 
-#define TAKT_PUBLISHER_OPTIONS_INIT {sizeof(takt_publisher_options), NULL, 0, 0, TAKT_BYTES}
+#define TAKT_PUBLISHER_OPTIONS_INIT {sizeof(takt_publisher_options), NULL, 0, 0, TAKT_BYTES, 0}
 
 /* Opens a publisher of a topic. `options` may be NULL. TAKT_E_INVALID_ARGUMENT also for a name that is none; otherwise as
  * takt_source_open(). */
@@ -505,6 +506,10 @@ int takt_publish_outcome(takt_publisher *publisher, int64_t token);
 
 /* Waits until the topic has a subscriber, as takt_source_wait_reader(). */
 int takt_publisher_wait_subscriber(takt_publisher *publisher, int64_t timeout_ns);
+
+/* Why its datapath is not what was asked for, and which topic of another participant has the same channel, in the manner of
+ * takt_stream_datapath(); length 0 if neither. */
+int takt_publisher_warning(const takt_publisher *publisher, char *text, size_t size);
 
 /* A message of a topic: yours to read until takt_sample_release(). Copy the structure as a whole or not at all. */
 typedef struct takt_sample {
@@ -559,6 +564,16 @@ int takt_subscriber_wake(takt_subscriber *subscriber);
 /* The descriptor for an event loop, and asking for it to become readable: as takt_sink_fd() and takt_sink_arm(). */
 int takt_subscriber_fd(const takt_subscriber *subscriber);
 int takt_subscriber_arm(takt_subscriber *subscriber);
+
+/* What a subscriber without a callback does not get, if anything, and why: topics of a pattern that could not be opened, and a
+ * topic with the same channel as one that it reads. In the manner of takt_stream_datapath(); length 0 if nothing. */
+int takt_subscriber_warning(const takt_subscriber *subscriber, char *text, size_t size);
+
+/* Gives back the channels of topics that a pattern has matched and that have had no publisher for ten seconds; how many there
+ * were. Without it a pattern holds a channel for each topic that it has ever read; with a callback it happens by itself. Call it
+ * now and then, such as when takt_take() has timed out: it costs next to nothing while no topic comes or goes.
+ * TAKT_E_INVALID_ARGUMENT while samples are held. */
+int takt_subscriber_prune(takt_subscriber *subscriber);
 
 /* What happened to a subscriber's messages since it was opened. Start from TAKT_SUBSCRIBER_COUNTERS_INIT. */
 typedef struct takt_subscriber_counters {
@@ -656,9 +671,11 @@ typedef struct takt_video_client_options {
     uint32_t frames;     /* most frames that wait or are held, 1024 at most; 0: 4 */
     uint32_t depth;      /* most slices that wait until they are put into their frame, a power of two up to 65536; 0: 4096 */
     size_t most_bytes;   /* longest frame that is taken; 0: 256 MiB */
+    size_t memory;       /* bytes of memory for frames, those that wait, are held or are under way together; 0: 1 GiB, or what
+                          * three of the longest frames need, if that is more. A frame that does not fit is passed over */
 } takt_video_client_options;
 
-#define TAKT_VIDEO_CLIENT_OPTIONS_INIT {sizeof(takt_video_client_options), NULL, 0, 0, 0, 0, 0}
+#define TAKT_VIDEO_CLIENT_OPTIONS_INIT {sizeof(takt_video_client_options), NULL, 0, 0, 0, 0, 0, 0}
 
 /* Connects to the stream of this name, whether or not it has a server yet, and starts a thread that puts frames together.
  * `options` may be NULL. Errors as takt_subscriber_open(). */
@@ -713,10 +730,11 @@ typedef struct takt_video_client_counters {
     uint64_t late;                   /* slices that came twice, or after their frame had been given up */
     uint64_t other_server;           /* slices of another server of the same stream */
     takt_subscriber_counters slices; /* of the slices, as messages of a topic */
+    uint64_t no_memory;              /* frames for which there was no memory: all was in use, or the system had none */
 } takt_video_client_counters;
 
 #define TAKT_VIDEO_CLIENT_COUNTERS_INIT \
-    {sizeof(takt_video_client_counters), 0, 0, 0, 0, 0, 0, 0, 0, TAKT_SUBSCRIBER_COUNTERS_INIT}
+    {sizeof(takt_video_client_counters), 0, 0, 0, 0, 0, 0, 0, 0, TAKT_SUBSCRIBER_COUNTERS_INIT, 0}
 
 /* Reads the counters of a client; those of slices are as they were when it last took one. */
 int takt_video_client_read_counters(const takt_video_client *client,

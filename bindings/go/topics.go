@@ -86,8 +86,10 @@ type PublisherOptions struct {
 	// Depth: most messages under way, a power of two up to 65536; 0: 256.
 	Depth uint32
 	// History is how many of its last messages it keeps for late joiners.
-	History  uint32
-	Encoding Encoding
+	History uint32
+	// HistoryBytes is how many bytes of them, with 24 more of each; 0: 64 MiB. The newest one is always kept.
+	HistoryBytes uint64
+	Encoding     Encoding
 }
 
 // Publisher writes a topic. One goroutine at a time.
@@ -103,11 +105,12 @@ func (p *Participant) Publisher(topic string, options PublisherOptions) (*Publis
 	defer pinner.Unpin()
 	pinner.Pin(&qos)
 	from := C.takt_publisher_options{
-		size:     C.sizeof_takt_publisher_options,
-		qos:      &qos,
-		depth:    C.uint32_t(options.Depth),
-		history:  C.uint32_t(options.History),
-		encoding: C.int(options.Encoding),
+		size:          C.sizeof_takt_publisher_options,
+		qos:           &qos,
+		depth:         C.uint32_t(options.Depth),
+		history:       C.uint32_t(options.History),
+		encoding:      C.int(options.Encoding),
+		history_bytes: C.size_t(options.HistoryBytes),
 	}
 	var publisher *C.takt_publisher
 	open := func() C.int { return C.takt_publisher_open(p.participant, name, &from, &publisher) }
@@ -151,6 +154,12 @@ func (p *Publisher) Publish(ctx context.Context, data []byte) (int64, error) {
 // WaitSubscriber waits until the topic has a subscriber; how many it has.
 func (p *Publisher) WaitSubscriber(ctx context.Context) (int, error) {
 	return inSlices(ctx, func(ns C.int64_t) C.int { return C.takt_publisher_wait_subscriber(p.publisher, ns) })
+}
+
+// Warning says why its datapath is not what was asked for, and which topic of another participant has the same channel; empty
+// if neither.
+func (p *Publisher) Warning() string {
+	return text(func(to *C.char, size C.size_t) C.int { return C.takt_publisher_warning(p.publisher, to, size) })
 }
 
 // Outcome says what became of a message.
@@ -262,6 +271,18 @@ func (s *Sample) Release() {
 	if s.sample.reserved[0] != 0 && s.subscriber.subscriber != nil {
 		C.takt_sample_release(s.subscriber.subscriber, &s.sample)
 	}
+}
+
+// Warning says what the subscriber does not get, if anything, and why: topics of a pattern that could not be opened, and a
+// topic with the same channel as one that it reads; empty if nothing.
+func (s *Subscriber) Warning() string {
+	return text(func(to *C.char, size C.size_t) C.int { return C.takt_subscriber_warning(s.subscriber, to, size) })
+}
+
+// Prune gives back the channels of topics that a pattern has matched and that have had no publisher for ten seconds, and says how
+// many there were. Without it a pattern holds a channel for each topic that it has ever read. Not while samples are held.
+func (s *Subscriber) Prune() (int, error) {
+	return check(func() C.int { return C.takt_subscriber_prune(s.subscriber) })
 }
 
 // SubscriberCounters are what happened to a subscriber's messages since it was opened.

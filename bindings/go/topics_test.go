@@ -2,7 +2,10 @@ package takt_test
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/binary"
 	"errors"
+	"strings"
 	"testing"
 	"time"
 
@@ -65,6 +68,106 @@ func TestTopics(t *testing.T) {
 	topics, err := reader.Topics(300*time.Millisecond, time.Minute)
 	if must(t, topics, err); len(topics) == 0 || topics[0] != (takt.Topic{Name: "go/1", Publishers: 1, Subscribers: 1}) {
 		t.Fatal(topics)
+	}
+}
+
+func TestWhatIsKeptIsBoundedInBytes(t *testing.T) {
+	ctx := patience(t)
+	writer, reader := participant(t, "writer"), participant(t, "reader")
+	publisher, err := writer.Publisher("go/bounded", takt.PublisherOptions{History: 5, HistoryBytes: 2 * (24 + 3)})
+	publisher = must(t, publisher, err)
+	if warning := publisher.Warning(); warning != "" {
+		t.Fatal(warning)
+	}
+	for _, text := range []string{"one", "two", "six"} {
+		token, err := publisher.Publish(ctx, []byte(text))
+		must(t, token, err)
+		for { // A subscriber would get it as it comes.
+			if outcome, err := publisher.Outcome(token); must(t, outcome, err) != takt.Pending {
+				break
+			}
+		}
+	}
+	late, err := reader.Subscriber("go/bounded", takt.SubscriberOptions{History: 5})
+	late = must(t, late, err)
+	for _, text := range []string{"two", "six"} {
+		sample, err := late.Take(ctx)
+		if sample = must(t, sample, err); string(sample.Data) != text {
+			t.Fatalf("%q", sample.Data)
+		}
+		sample.Release()
+	}
+}
+
+func TestAnotherTopicOnTheSameChannelIsTold(t *testing.T) {
+	ctx := patience(t)
+	session, err := takt.Open(takt.Options{})
+	session = must(t, session, err)
+	t.Cleanup(func() { _ = session.Close() })
+	subscriber, err := participant(t, "reader").Subscriber("go/collides", takt.SubscriberOptions{})
+	subscriber = must(t, subscriber, err)
+	if warning := subscriber.Warning(); warning != "" {
+		t.Fatal(warning)
+	}
+	stream, err := session.Stream(takt.QoS{})
+	stream = must(t, stream, err)
+	name := sha256.Sum256([]byte("topic/go/collides"))
+	source, err := stream.Source(binary.BigEndian.Uint64(name[:])|1<<63, 0)
+	source = must(t, source, err)
+	header := [24]byte{1} // As docs/reference/topics.md has it.
+	token, err := source.Send(ctx, header[:])
+	must(t, token, err)
+	for {
+		sample, err := subscriber.TryTake()
+		if must(t, sample, err) != nil {
+			t.Fatal(sample)
+		}
+		counters, err := subscriber.Counters()
+		if must(t, counters, err).Foreign == 1 {
+			break
+		}
+	}
+	if warning := subscriber.Warning(); !strings.Contains(warning, "another topic") ||
+		!strings.Contains(warning, "go/collides") {
+		t.Fatal(warning)
+	}
+}
+
+func TestAPatternGivesBackWhatNobodyWrites(t *testing.T) {
+	ctx := patience(t)
+	writer, reader := participant(t, "writer"), participant(t, "reader")
+	publisher, err := writer.Publisher("go/goes/1", takt.PublisherOptions{})
+	publisher = must(t, publisher, err)
+	pattern, err := reader.Subscriber("go/goes/*", takt.SubscriberOptions{})
+	pattern = must(t, pattern, err)
+	var held *takt.Sample
+	for held == nil {
+		token, err := publisher.Publish(ctx, []byte("tried"))
+		must(t, token, err)
+		held, err = pattern.TryTake()
+		must(t, held, err)
+	}
+	if _, err := pattern.Prune(); !errors.Is(err, takt.ErrInvalidArgument) {
+		t.Fatal(err)
+	}
+	held.Release()
+	publisher.Close()
+	for { // It is left for as long as it may come back, and until its last message is taken.
+		short, cancel := context.WithTimeout(ctx, 10*time.Millisecond)
+		sample, err := pattern.Take(short)
+		cancel()
+		if err == nil {
+			sample.Release()
+		} else if !errors.Is(err, context.DeadlineExceeded) || ctx.Err() != nil {
+			t.Fatal(err)
+		}
+		pruned, err := pattern.Prune()
+		if must(t, pruned, err) == 1 {
+			break
+		}
+	}
+	if warning := pattern.Warning(); warning != "" {
+		t.Fatal(warning)
 	}
 }
 

@@ -143,6 +143,13 @@ def _nanoseconds(name: str, seconds: Optional[float]) -> int:
     return int(seconds * 1e9)
 
 
+def _bytes(name: str, number: int) -> int:
+    """For the library, which has no more of them than memory can have."""
+    if not 0 <= number < 1 << 63:
+        raise InvalidArgument(f"`{name}` is {number}: it must be a number of bytes, or 0 for the usual one")
+    return number
+
+
 def _qos(
     fast: bool,
     unlimited: bool,

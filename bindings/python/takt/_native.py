@@ -108,6 +108,7 @@ class PublisherOptions(ctypes.Structure):
         ("depth", c_uint32),
         ("history", c_uint32),
         ("encoding", c_int),
+        ("history_bytes", c_size_t),
     ]
 
 
@@ -173,6 +174,7 @@ class VideoClientOptions(ctypes.Structure):
         ("frames", c_uint32),
         ("depth", c_uint32),
         ("most_bytes", c_size_t),
+        ("memory", c_size_t),
     ]
 
 
@@ -207,6 +209,7 @@ class VideoClientCounters(ctypes.Structure):
         ("late", c_uint64),
         ("other_server", c_uint64),
         ("slices", SubscriberCounters),
+        ("no_memory", c_uint64),
     ]
 
 
@@ -255,6 +258,7 @@ _FUNCTIONS: dict[str, tuple[object, list[object]]] = {
     "publish": (c_int, [c_void_p, c_void_p, c_size_t, c_int64, POINTER(c_int64)]),
     "publish_outcome": (c_int, [c_void_p, c_int64]),
     "publisher_wait_subscriber": (c_int, [c_void_p, c_int64]),
+    "publisher_warning": (c_int, [c_void_p, c_char_p, c_size_t]),
     "subscriber_open": (c_int, [c_void_p, c_char_p, POINTER(SubscriberOptions), POINTER(c_void_p)]),
     "subscriber_close": (None, [c_void_p]),
     "take": (c_int, [c_void_p, c_int64, POINTER(Sample)]),
@@ -262,6 +266,8 @@ _FUNCTIONS: dict[str, tuple[object, list[object]]] = {
     "subscriber_wake": (c_int, [c_void_p]),
     "subscriber_fd": (c_int, [c_void_p]),
     "subscriber_arm": (c_int, [c_void_p]),
+    "subscriber_warning": (c_int, [c_void_p, c_char_p, c_size_t]),
+    "subscriber_prune": (c_int, [c_void_p]),
     "subscriber_read_counters": (c_int, [c_void_p, POINTER(SubscriberCounters)]),
     "video_server_open": (
         c_int,

@@ -24,7 +24,7 @@ from collections.abc import AsyncIterator, Iterator
 from enum import IntEnum
 from typing import NamedTuple, Optional
 
-from . import Counters, Data, SlowSinks, WouldBlock, _Handle, _Part, _nanoseconds, _qos, _view, _wait
+from . import Counters, Data, SlowSinks, WouldBlock, _Handle, _Part, _bytes, _nanoseconds, _qos, _view, _wait
 from . import _native
 from ._native import check, lib
 from .topics import Participant, SubscriberCounters
@@ -68,6 +68,7 @@ class ClientCounters(NamedTuple):
     late: int
     other_server: int
     slices: SubscriberCounters
+    no_memory: int
 
 
 class Server(_Part):
@@ -193,7 +194,8 @@ class Client(_Part):
     is released before the next one.
 
     `all`: every frame counts, up to `frames` wait or are held; without it the latest one is kept while the program is busy. `holes`:
-    frames that lack slices are delivered, too. `most_bytes`: longest frame; 0: 256 MiB."""
+    frames that lack slices are delivered, too. `most_bytes`: longest frame; 0: 256 MiB. `memory`: bytes of memory for frames; 0: 1 GiB, or
+    what three of the longest need."""
 
     _name = "client"
 
@@ -207,6 +209,7 @@ class Client(_Part):
         frames: int = 0,
         depth: int = 0,
         most_bytes: int = 0,
+        memory: int = 0,
         fast: bool = False,
         unlimited: bool = False,
         datapath: Optional[str] = None,
@@ -219,7 +222,8 @@ class Client(_Part):
             holes=holes,
             frames=frames,
             depth=depth,
-            most_bytes=most_bytes,
+            most_bytes=_bytes("most_bytes", most_bytes),
+            memory=_bytes("memory", memory),
         )
         pointer = ctypes.c_void_p()
         opened = lib.takt_video_client_open(
@@ -263,7 +267,8 @@ class Client(_Part):
         check(lib.takt_video_client_read_counters(self._pointer, ctypes.byref(now)))
         channels = Counters(*(getattr(now.slices.channels, field) for field in Counters._fields))
         slices = SubscriberCounters(channels, now.slices.foreign, now.slices.malformed, now.slices.unopened)
-        return ClientCounters(*(getattr(now, field) for field in ClientCounters._fields[:-1]), slices)
+        of_frames = {field: getattr(now, field) for field in ClientCounters._fields if field != "slices"}
+        return ClientCounters(slices=slices, **of_frames)
 
     def wake(self) -> None:
         """Ends a wait of this client in another thread, or the next one, with `Interrupted`."""

@@ -24,7 +24,8 @@ from collections.abc import AsyncIterator, Iterator
 from enum import IntEnum
 from typing import NamedTuple, Optional, Union
 
-from . import Counters, Data, Disconnected, Outcome, Session, SlowSinks, _AWAY, _Handle, _Part, _qos, _receive_async, _view, _wait
+from . import Counters, Data, Disconnected, Outcome, Session, SlowSinks
+from . import _AWAY, _Handle, _Part, _bytes, _qos, _receive_async, _view, _wait
 from . import _native
 from ._native import check, lib
 
@@ -74,6 +75,7 @@ class Participant(_Part):
         *,
         encoding: Union[Encoding, int] = Encoding.BYTES,
         history: int = 0,
+        history_bytes: int = 0,
         depth: int = 0,
         fast: bool = False,
         unlimited: bool = False,
@@ -85,8 +87,9 @@ class Participant(_Part):
         patience: float = 10.0,
         datapath: Optional[str] = None,
     ) -> "Publisher":
-        """Opens a publisher. `history`: how many of its last messages it keeps for late joiners; `depth`: most messages under
-        way, a power of two; 0: 256; the rest as `Session.stream`."""
+        """Opens a publisher. `history`: how many of its last messages it keeps for late joiners; `history_bytes`: how many bytes
+        of them, with 24 more of each; 0: 64 MiB; `depth`: most messages under way, a power of two; 0: 256; the rest as
+        `Session.stream`."""
         qos = _qos(fast, unlimited, traffic_class, reliable, latest, deadline, slow_sinks, patience, datapath)
         options = _native.PublisherOptions(
             size=ctypes.sizeof(_native.PublisherOptions),
@@ -94,6 +97,7 @@ class Participant(_Part):
             depth=depth,
             history=history,
             encoding=encoding,
+            history_bytes=_bytes("history_bytes", history_bytes),
         )
         pointer = ctypes.c_void_p()
         check(lib.takt_publisher_open(self._pointer, topic.encode(), ctypes.byref(options), ctypes.byref(pointer)))
@@ -176,6 +180,12 @@ class Publisher(_Part):
         pointer = self._pointer
         return _wait(self, timeout, lambda ns: lib.takt_publisher_wait_subscriber(pointer, ns))
 
+    @property
+    def warning(self) -> str:
+        """Why its datapath is not what was asked for, and which topic of another participant has the same channel; empty if
+        neither."""
+        return self._text(lib.takt_publisher_warning)
+
     def __enter__(self) -> "Publisher":
         return self
 
@@ -255,6 +265,17 @@ class Subscriber(_Part):
     def arm(self) -> bool:
         """True: the descriptor becomes readable with the next message. False: there is one already."""
         return bool(check(lib.takt_subscriber_arm(self._pointer)))
+
+    def prune(self) -> int:
+        """Gives back the channels of topics that a pattern has matched and that have had no publisher for ten seconds; how many
+        there were. Without it a pattern holds a channel for each topic that it has ever read. Not while samples are held."""
+        return check(lib.takt_subscriber_prune(self._pointer))
+
+    @property
+    def warning(self) -> str:
+        """What it does not get, if anything, and why: topics of a pattern that could not be opened, and a topic with the same
+        channel as one that it reads; empty if nothing."""
+        return self._text(lib.takt_subscriber_warning)
 
     @property
     def counters(self) -> SubscriberCounters:

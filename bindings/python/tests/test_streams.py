@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+import time
 import unittest
 
 import takt
@@ -49,6 +50,20 @@ class Streams(unittest.TestCase):
         counters = client.counters
         self.assertEqual((counters.frames, counters.incomplete, counters.slices.malformed), (4, 0, 0))
 
+    def test_a_frame_that_does_not_fit_the_memory_is_passed_over_and_counted(self) -> None:
+        client = Client(self.viewer, "py/memory", all=True, memory=BYTES - 1)
+        server = Server(self.camera, "py/memory", FORMAT, reliable=True)
+        server.wait_client(PATIENCE)
+        server.send(picture(0))
+        server.set_format(Format(Pixels.BYTES, 5, 1))
+        server.send(b"bytes")
+        with client.receive(PATIENCE) as frame:
+            self.assertEqual((frame.number, bytes(frame)), (1, b"bytes"))
+        while (counters := client.counters).no_memory == 0:
+            time.sleep(0.001)  # It may be shown after the frame.
+        self.assertEqual((counters.frames, counters.no_memory, counters.skipped), (1, 1, 0))
+        self.assertEqual(counters.slices.malformed, 0)
+
     def test_an_event_loop_and_iterators_take_frames(self) -> None:
         client = Client(self.viewer, "py/loop", all=True)
         server = Server(self.camera, "py/loop", FORMAT, reliable=True)
@@ -85,6 +100,8 @@ class Streams(unittest.TestCase):
             Server(self.camera, "py/wait", FORMAT, spread=True)
         with self.assertRaisesRegex(takt.InvalidArgument, "write the name of one"):
             Client(self.viewer, "py/*")
+        with self.assertRaisesRegex(takt.InvalidArgument, "`memory` is -1"):
+            Client(self.viewer, "py/wait", memory=-1)
         server = Server(self.camera, "py/wait", FORMAT)
         with self.assertRaisesRegex(takt.InvalidArgument, "which has 9216"):
             server.send(b"short")

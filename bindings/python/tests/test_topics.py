@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import threading
 import time
@@ -71,6 +72,49 @@ class Topics(unittest.TestCase):
         while ("py/kept", 1, 1) not in self.other.topics(quiet=0.05):
             self.assertLess(time.monotonic(), deadline)
 
+    def test_what_is_kept_is_bounded_in_bytes(self) -> None:
+        publisher = self.near.publisher("py/bounded", history=5, history_bytes=2 * (24 + 3))
+        self.assertEqual(publisher.warning, "")
+        for message in (b"one", b"two", b"six"):
+            token = publisher.publish(message)
+            while publisher.outcome(token) == takt.Outcome.PENDING:
+                time.sleep(0.001)  # A subscriber would get it as it comes.
+        subscriber = self.other.subscriber("py/bounded", history=5)
+        self.assertEqual([bytes(subscriber.take(PATIENCE)) for _ in range(2)], [b"two", b"six"])
+
+    def test_another_topic_on_the_same_channel_is_told(self) -> None:
+        subscriber = self.near.subscriber("py/collides")
+        self.assertEqual(subscriber.warning, "")
+        channel = int.from_bytes(hashlib.sha256(b"topic/py/collides").digest()[:8], "big") | 1 << 63
+        source = self.session.stream().source(channel)
+        source.send(bytes([1, *bytes(23)]))  # A header as docs/reference/topics.md has it.
+        while subscriber.counters.foreign == 0:
+            with self.assertRaises(takt.WouldBlock):
+                subscriber.take(0)
+        self.assertRegex(subscriber.warning, 'another topic.*"py/collides"')
+
+    def test_a_pattern_gives_back_what_nobody_writes(self) -> None:
+        publisher = self.near.publisher("py/goes/1")
+        pattern = self.near.subscriber("py/goes/*")
+        while True:
+            publisher.publish(b"tried")
+            try:
+                sample = pattern.take(0.01)
+                break
+            except takt.TimedOut:
+                pass
+        with self.assertRaisesRegex(takt.InvalidArgument, "release them"):
+            pattern.prune()
+        sample.release()
+        self.assertEqual(pattern.prune(), 0)
+        publisher.close()
+        while pattern.prune() == 0:
+            try:
+                pattern.take(0.01).release()
+            except takt.TimedOut:
+                pass
+        self.assertEqual((pattern.prune(), pattern.warning), (0, ""))
+
     def test_an_event_loop_goes_on_meanwhile(self) -> None:
         publisher = self.near.publisher("py/async")
 
@@ -112,6 +156,9 @@ class Topics(unittest.TestCase):
             self.near.subscriber("a*")
         with self.assertRaisesRegex(takt.InvalidArgument, "at most 65536"):
             self.near.publisher("a", history=65537)
+        for number in (-1, 1 << 63):
+            with self.assertRaisesRegex(takt.InvalidArgument, "`history_bytes` is"):
+                self.near.publisher("a", history=1, history_bytes=number)
         publisher = self.near.publisher("a")
         publisher.close()
         with self.assertRaises(takt.Closed):

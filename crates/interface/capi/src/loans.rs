@@ -21,6 +21,11 @@ impl<T> Loans<T> {
         }
     }
 
+    /// Whether nothing is lent.
+    pub fn is_empty(&self) -> bool {
+        self.entries.len() == self.free.len()
+    }
+
     /// Lends a value; the key is never 0.
     #[inline]
     pub fn lend(&mut self, value: T) -> u64 {
@@ -86,6 +91,7 @@ mod tests {
     #[test]
     fn a_key_is_good_for_one_return() {
         let mut loans = Loans::new();
+        assert!(loans.is_empty());
         let (a, b) = (loans.lend("a"), loans.lend("b"));
         assert_eq!((loans.get(a), loans.get(b)), (Some(&"a"), Some(&"b")));
         assert_eq!(loans.take(a), Some("a"));
@@ -100,9 +106,13 @@ mod tests {
         let d = loans.lend("d");
         loans.take(d);
         loans.restore(d, "d");
-        assert_ne!(loans.lend("e"), d);
+        let e = loans.lend("e");
+        assert_ne!(e, d);
         assert_eq!((loans.take(d), loans.take(d)), (Some("d"), None));
+        assert!(!loans.is_empty());
         assert_eq!(loans.take(0), None);
         assert_eq!(loans.take(u64::MAX), None);
+        assert_eq!(loans.take(e), Some("e"));
+        assert!(loans.is_empty());
     }
 }

@@ -15,7 +15,7 @@ use takt_messaging::{
 
 use crate::error::{guard, invalid};
 use crate::loans::Loans;
-use crate::pointers::{borrow, fill, hand_out, place, sized, take_back, text};
+use crate::pointers::{borrow, fill, hand_out, place, sized, take_back, text, write_text};
 use crate::sink::{Counters, User};
 use crate::source::{named, outcome_number, wait};
 use crate::stream::CQos;
@@ -122,6 +122,7 @@ struct PublisherHow {
     depth: u32,
     history: u32,
     encoding: c_int,
+    history_bytes: usize,
 }
 
 const USUAL_PUBLISHER: PublisherHow = PublisherHow {
@@ -130,6 +131,7 @@ const USUAL_PUBLISHER: PublisherHow = PublisherHow {
     depth: 0,
     history: 0,
     encoding: 0,
+    history_bytes: 0,
 };
 
 fn encoding(number: c_int) -> Result<Encoding, Error> {
@@ -157,7 +159,7 @@ unsafe extern "C" fn takt_publisher_open(
             depth: how.depth,
             encoding: encoding(how.encoding)?,
             history: how.history,
-            history_bytes: 0,
+            history_bytes: how.history_bytes,
         };
         hand_out(publisher, "publisher", || {
             participant.publisher_with(topic, options).map_err(failed)
@@ -251,6 +253,19 @@ unsafe extern "C" fn takt_publisher_wait_subscriber(
             .wait_subscriber(wait(timeout_ns)?)
             .map_err(failed)?;
         Ok(c_int::try_from(readers).unwrap_or(c_int::MAX))
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn takt_publisher_warning(
+    publisher: *const Publisher,
+    text: *mut c_char,
+    size: usize,
+) -> c_int {
+    // SAFETY: null or a publisher; `text` is writable for `size` bytes.
+    guard(|| unsafe {
+        let warning = borrow(publisher, "publisher")?.warning();
+        write_text(&warning.unwrap_or_default(), text, size)
     })
 }
 
@@ -518,6 +533,35 @@ unsafe extern "C" fn takt_subscriber_arm(subscriber: *const CSubscriber) -> c_in
             return Err(invalid("the subscriber was opened without `notify_fd`"));
         }
         Ok(subscriber.arm().into())
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn takt_subscriber_warning(
+    subscriber: *const CSubscriber,
+    text: *mut c_char,
+    size: usize,
+) -> c_int {
+    // SAFETY: null or a subscriber; `text` is writable for `size` bytes.
+    guard(|| unsafe {
+        let warning = taken(subscriber)?.subscriber().warning();
+        write_text(&warning.unwrap_or_default(), text, size)
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn takt_subscriber_prune(subscriber: *const CSubscriber) -> c_int {
+    guard(|| {
+        // SAFETY: null or a subscriber.
+        let taken = unsafe { taken(subscriber)? };
+        if !taken.held.borrow().is_empty() {
+            return Err(invalid(
+                "samples of the subscriber are held: release them before it is pruned",
+            ));
+        }
+        // SAFETY: as in `subscriber`; one thread at a time calls, and no sample refers to it.
+        let pruned = unsafe { (*taken.subscriber.as_ptr()).prune() };
+        Ok(c_int::try_from(pruned).unwrap_or(c_int::MAX))
     })
 }
 

@@ -233,6 +233,7 @@ struct ClientHow {
     frames: u32,
     depth: u32,
     most_bytes: usize,
+    memory: usize,
 }
 
 const USUAL_CLIENT: ClientHow = ClientHow {
@@ -243,6 +244,7 @@ const USUAL_CLIENT: ClientHow = ClientHow {
     frames: 0,
     depth: 0,
     most_bytes: 0,
+    memory: 0,
 };
 
 /// `takt_video_hole`.
@@ -287,7 +289,7 @@ unsafe extern "C" fn takt_video_client_open(
             frames: how.frames,
             holes: how.holes != 0,
             most_bytes: how.most_bytes,
-            memory: 0,
+            memory: how.memory,
             depth: how.depth,
         };
         hand_out(client, "client", || {
@@ -433,6 +435,7 @@ struct ClientCount {
     late: u64,
     other_server: u64,
     slices: SubscriberCount,
+    no_memory: u64,
 }
 
 #[unsafe(no_mangle)]
@@ -449,11 +452,12 @@ unsafe extern "C" fn takt_video_client_read_counters(
             with_holes: now.with_holes,
             incomplete: now.incomplete,
             lost: now.lost,
-            skipped: now.skipped + now.no_memory,
+            skipped: now.skipped,
             too_large: now.too_large,
             late: now.late,
             other_server: now.other_server,
             slices: now.slices.into(),
+            no_memory: now.no_memory,
         };
         fill(counters, "counters", now)?;
         Ok(0)

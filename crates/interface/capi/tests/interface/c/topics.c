@@ -82,6 +82,96 @@ static void wrong(takt_participant *participant, takt_publisher *publisher) {
     CHECK(takt_topics(participant, 0, 0, NULL, NULL) == TAKT_E_INVALID_ARGUMENT);
 }
 
+/* Of five messages that it may keep a publisher has as many as their bytes allow. */
+static void bytes_are_bounded(takt_participant *writer, takt_participant *reader) {
+    takt_publisher_options writes = TAKT_PUBLISHER_OPTIONS_INIT;
+    takt_subscriber_options reads = TAKT_SUBSCRIBER_OPTIONS_INIT;
+    const char *const messages[] = {"one", "two", "six"};
+    takt_publisher *publisher;
+    takt_subscriber *subscriber;
+    int64_t token;
+    int at;
+    writes.history = reads.history = 5;
+    writes.history_bytes = 2 * (24 + 3);
+    CHECK(takt_publisher_open(writer, "c/kept", &writes, &publisher) == 0);
+    CHECK(takt_publisher_warning(publisher, NULL, 0) == 0);
+    for (at = 0; at < 3; ++at) {
+        CHECK(takt_publish(publisher, messages[at], 3, LONG_TIME, &token) == 0);
+        while (takt_publish_outcome(publisher, token) == TAKT_PENDING) {
+            sched_yield();
+        }
+    }
+    CHECK(takt_subscriber_open(reader, "c/kept", &reads, &subscriber) == 0);
+    next(subscriber, "c/kept", "two", 1);
+    next(subscriber, "c/kept", "six", 1);
+    takt_subscriber_close(subscriber);
+    takt_publisher_close(publisher);
+}
+
+/* Another topic is written on the channel of c/2, which is the beginning of SHA-256("topic/c/2") with its highest bit. */
+static void collisions_are_told(takt_session *session, takt_participant *reader) {
+    const uint64_t channel = UINT64_C(0xe9e7c8bc106647ab);
+    const char foreign[24] = {1}; /* a header as docs/reference/topics.md has it */
+    takt_subscriber_counters counters = TAKT_SUBSCRIBER_COUNTERS_INIT;
+    takt_subscriber *subscriber;
+    takt_stream *stream;
+    takt_source *source;
+    takt_sample sample;
+    char text[200];
+    int length;
+    CHECK(takt_subscriber_open(reader, "c/2", NULL, &subscriber) == 0);
+    CHECK(takt_subscriber_warning(subscriber, text, sizeof text) == 0 && text[0] == 0);
+    CHECK(takt_stream_open(session, NULL, &stream) == 0);
+    CHECK(takt_source_open(stream, channel, 0, &source) == 0);
+    CHECK(takt_emit_copy(source, foreign, sizeof foreign, LONG_TIME, NULL) == 0);
+    while (counters.foreign == 0) {
+        CHECK(takt_take(subscriber, TAKT_NOWAIT, &sample) == TAKT_E_WOULD_BLOCK);
+        CHECK(takt_subscriber_read_counters(subscriber, &counters) == 0);
+    }
+    length = takt_subscriber_warning(subscriber, NULL, 0);
+    CHECK(length > 0 && takt_subscriber_warning(subscriber, text, sizeof text) == length);
+    CHECK(strstr(text, "another topic") != NULL && strstr(text, "c/2") != NULL);
+    takt_source_close(source);
+    takt_stream_close(stream);
+    takt_subscriber_close(subscriber);
+}
+
+/* A pattern gives back what nobody writes any more. */
+static void patterns_are_pruned(takt_participant *writer, takt_participant *reader) {
+    takt_publisher *stays, *goes;
+    takt_subscriber *pattern, *name;
+    takt_sample sample;
+    int met, pruned;
+    CHECK(takt_publisher_open(writer, "p/stays", NULL, &stays) == 0);
+    CHECK(takt_publisher_open(writer, "p/goes", NULL, &goes) == 0);
+    CHECK(takt_subscriber_open(reader, "p/*", NULL, &pattern) == 0);
+    CHECK(takt_subscriber_open(reader, "p/stays", NULL, &name) == 0);
+    do {
+        CHECK(takt_publish(goes, "tried", 5, LONG_TIME, NULL) == 0);
+        met = takt_take(pattern, 10000000, &sample);
+        CHECK(met == 0 || met == TAKT_E_TIMED_OUT);
+    } while (met != 0);
+    CHECK(takt_subscriber_prune(pattern) == TAKT_E_INVALID_ARGUMENT);
+    CHECK(strstr(takt_last_error(), "release them") != NULL);
+    CHECK(takt_sample_release(pattern, &sample) == 0);
+    CHECK(takt_subscriber_prune(pattern) == 0);
+    takt_publisher_close(goes);
+    do { /* It is left for as long as it may come back, and until its last message is taken. */
+        if (takt_take(pattern, 10000000, &sample) == 0) {
+            CHECK(takt_sample_release(pattern, &sample) == 0);
+        }
+        pruned = takt_subscriber_prune(pattern);
+        CHECK(pruned >= 0 && takt_subscriber_prune(name) == 0);
+    } while (pruned == 0);
+    CHECK(pruned == 1);
+    CHECK(takt_subscriber_warning(pattern, NULL, 0) == 0);
+    CHECK(takt_publish(stays, "last", 4, LONG_TIME, NULL) == 0);
+    next(pattern, "p/stays", "last", 0);
+    takt_subscriber_close(name);
+    takt_subscriber_close(pattern);
+    takt_publisher_close(stays);
+}
+
 int main(void) {
     takt_session *session;
     takt_participant *participant, *other;
@@ -163,6 +253,14 @@ int main(void) {
 
     memset(&seen, 0, sizeof seen);
     CHECK(takt_topics(other, 300000000, LONG_TIME, see, &seen) == 1 && seen.topics == 1 && seen.publishers == 1);
+
+    CHECK(takt_subscriber_warning(task, NULL, 0) == TAKT_E_INVALID_ARGUMENT);
+    CHECK(takt_subscriber_prune(task) == TAKT_E_INVALID_ARGUMENT);
+    CHECK(takt_subscriber_prune(NULL) == TAKT_E_INVALID_ARGUMENT);
+    CHECK(takt_publisher_warning(NULL, NULL, 0) == TAKT_E_INVALID_ARGUMENT);
+    bytes_are_bounded(participant, other);
+    collisions_are_told(session, other);
+    patterns_are_pruned(participant, other);
 
     /* In any order, with what is held. */
     takt_participant_close(participant);

@@ -1,6 +1,7 @@
 /* Streams of frames: everything that takt.h has for them, and what is wrong. */
 #include <poll.h>
 #include <pthread.h>
+#include <sched.h>
 
 #include "check.h"
 
@@ -79,6 +80,37 @@ static void wrong(takt_participant *participant, takt_video_server *server) {
     CHECK(takt_video_next(NULL, TAKT_NOWAIT, &frame) == TAKT_E_INVALID_ARGUMENT);
 }
 
+/* A frame that does not fit the client's memory is passed over, and the next one is taken. */
+static void memory_is_bounded(takt_participant *participant, takt_participant *other) {
+    const takt_video_format large = {TAKT_PIXELS_RGB, WIDTH, HEIGHT}, small = {TAKT_PIXELS_BYTES, 5, 1};
+    takt_video_server_options serves = TAKT_VIDEO_SERVER_OPTIONS_INIT;
+    takt_video_client_options views = TAKT_VIDEO_CLIENT_OPTIONS_INIT;
+    takt_video_client_counters counters = TAKT_VIDEO_CLIENT_COUNTERS_INIT;
+    static const unsigned char pixels[BYTES] = {0};
+    takt_qos qos = TAKT_QOS_INIT;
+    takt_video_server *server;
+    takt_video_client *client;
+    takt_video_frame frame;
+    qos.reliability = TAKT_RELIABLE;
+    serves.qos = &qos;
+    views.all = 1;
+    views.memory = BYTES - 1;
+    CHECK(takt_video_server_open(participant, "v/memory", &large, &serves, &server) == 0);
+    CHECK(takt_video_client_open(other, "v/memory", &views, &client) == 0);
+    CHECK(takt_video_server_wait_client(server, LONG_TIME) == 1);
+    CHECK(takt_video_send(server, pixels, BYTES, 0, LONG_TIME, NULL) == 0);
+    CHECK(takt_video_server_set_format(server, &small) == 0);
+    CHECK(takt_video_send(server, "bytes", 5, 0, LONG_TIME, NULL) == 0);
+    CHECK(takt_video_next(client, LONG_TIME, &frame) == 0 && frame.number == 1 && frame.length == 5);
+    do { /* It may be shown after the frame. */
+        sched_yield();
+        CHECK(takt_video_client_read_counters(client, &counters) == 0);
+    } while (counters.no_memory == 0);
+    CHECK(counters.no_memory == 1 && counters.skipped == 0 && counters.frames == 1 && counters.too_large == 0);
+    takt_video_client_close(client);
+    takt_video_server_close(server);
+}
+
 int main(void) {
     takt_session *session;
     takt_participant *participant, *other;
@@ -138,6 +170,8 @@ int main(void) {
     CHECK(takt_video_next(client, TAKT_NOWAIT, &frame) == TAKT_E_WOULD_BLOCK);
     CHECK(takt_video_client_read_counters(client, &counters) == 0);
     CHECK(counters.frames == 3 && counters.incomplete == 0 && counters.slices.malformed == 0);
+
+    memory_is_bounded(participant, other);
 
     /* In any order. */
     takt_participant_close(participant);
