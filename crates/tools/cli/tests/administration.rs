@@ -2,8 +2,6 @@
 
 mod support;
 
-use std::process::Command;
-
 use rustix::process::Signal;
 use support::{Daemon, Ran, run};
 use takt_testing::Directory;
@@ -550,15 +548,8 @@ fn datapaths_of_a_daemon_elsewhere_are_not_mixed_with_what_is_here() {
     let daemon = Daemon::start("");
     let root = rustix::process::geteuid().is_root();
     let apart = |namespaces: &[&str], arguments: &[&str]| -> Ran {
-        let takt = daemon.command(arguments);
-        let mut command = Command::new("unshare");
-        command.args(if root { &[][..] } else { &["--map-root-user"] });
-        command.args(namespaces).arg(takt.get_program());
-        command.args(takt.get_args());
-        for (name, value) in takt.get_envs() {
-            value.map(|value| command.env(name, value));
-        }
-        command.output().expect("unshare").into()
+        let mut takt = support::apart(&daemon.command(arguments), namespaces);
+        takt.output().expect("unshare").into()
     };
     // Where its process is seen: what is here is not looked at.
     let ran = apart(&["--net"], &["datapaths", "xdp"]);

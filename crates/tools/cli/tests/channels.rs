@@ -111,6 +111,23 @@ fn a_signal_ends_sub_with_its_summary() {
 }
 
 #[test]
+fn who_has_no_number_in_the_daemons_process_namespace_is_served_and_missed_when_killed() {
+    let daemon = Daemon::start_apart("");
+    let mut sub = subscriber(&daemon, &["sub", "7"]);
+    let ran = daemon.takt(&["pub", "7", "hello"]);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    let mut line = String::new();
+    let out = sub.0.stdout.as_mut().expect("its output");
+    BufReader::new(out).read_line(&mut line).expect("a line");
+    assert_eq!(line, "hello\n");
+    sub.signal(Signal::KILL);
+    takt_testing::until_true("its session has ended", || {
+        let sessions = daemon.takt(&["status", "sessions", "--json"]).json();
+        sessions.as_array().is_some_and(Vec::is_empty)
+    });
+}
+
+#[test]
 fn silence_is_told_by_code_1() {
     let daemon = Daemon::start("");
     let ran = daemon.takt(&["sub", "7", "--timeout", "10ms"]);

@@ -350,16 +350,17 @@ impl Control {
             };
             let (policy, account) = (listener.policy.clone(), listener.account.clone());
             let tenant = (id, listener.rates.clone(), listener.policer.clone());
-            let admitted = Credentials::of(&socket)
-                .map_err(|error| {
-                    Failure::new(
-                        ErrorCode::System,
-                        format!("cannot tell who connects: {error}"),
-                    )
+            let admitted = check_descriptors(&socket)
+                .and_then(|()| {
+                    Credentials::of(&socket).map_err(|error| {
+                        Failure::new(
+                            ErrorCode::System,
+                            format!("cannot tell who connects: {error}"),
+                        )
+                    })
                 })
                 .and_then(|peer| {
                     check_user(peer.uid, &policy)?;
-                    check_descriptors(&socket)?;
                     Ok((peer, Charge::session(&account, &policy)?))
                 });
             let refusal = match admitted {

@@ -55,6 +55,24 @@ pub fn takt(arguments: &[&str]) -> Command {
     command
 }
 
+/// A command in namespaces of its own.
+pub fn apart(command: &Command, namespaces: &[&str]) -> Command {
+    let mut unshare = Command::new("unshare");
+    if !rustix::process::geteuid().is_root() {
+        unshare.arg("--map-root-user");
+    }
+    unshare.args(namespaces);
+    unshare.arg(command.get_program()).args(command.get_args());
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => unshare.env(name, value),
+            None => unshare.env_remove(name),
+        };
+    }
+    unshare.stdin(Stdio::null());
+    unshare
+}
+
 /// A user of this machine with a runtime directory, who sees no node of the system.
 pub struct User {
     pub directory: Directory,
@@ -178,6 +196,17 @@ pub struct Daemon {
 
 impl Daemon {
     pub fn start(more: &str) -> Self {
+        Self::start_as(more, |daemon| daemon)
+    }
+
+    /// One in a process namespace of its own, in which nobody else has a number.
+    pub fn start_apart(more: &str) -> Self {
+        Self::start_as(more, |daemon| {
+            apart(&daemon, &["--pid", "--fork", "--kill-child"])
+        })
+    }
+
+    fn start_as(more: &str, through: impl FnOnce(Command) -> Command) -> Self {
         let directory = Directory::new();
         let daemon_socket = UnixDatagram::bind(directory.join("notify.sock")).expect("bind");
         daemon_socket
@@ -191,7 +220,7 @@ impl Daemon {
             directory.text("takt.sock"),
         );
         std::fs::write(directory.join("takt.toml"), text).expect("write");
-        let child = takt(&["run", "--config", &directory.text("takt.toml")])
+        let child = through(takt(&["run", "--config", &directory.text("takt.toml")]))
             .env("NOTIFY_SOCKET", directory.join("notify.sock"))
             .stderr(Stdio::piped())
             .spawn()
