@@ -1,5 +1,6 @@
-// Package v1alpha1 is the request that a pod makes for CPU time: a runtime Q in every period P on each
-// of m cores (KubeDeadline, ECRTS 2025, section 2.1). It reads and checks the opaque parameters of a
+// Package v1alpha1 is what pods request of a node in the opaque parameters of their claims: gate time of a network
+// (gatetime.go), and CPU time, a runtime Q in every period P on each
+// of m cores (KubeDeadline, ECRTS 2025, section 2.1). It reads and checks the parameters of a
 // ResourceClaim. It knows neither the node's cores nor how a reservation is enforced.
 package v1alpha1
 

@@ -1,5 +1,5 @@
-// Command kubectl-takt shows the pods that Takt serves: which are time-sensitive, by which network, and what they have
-// reserved. In the search path it is a plugin: kubectl takt.
+// Command kubectl-takt shows the pods that Takt serves: which are time-sensitive, by which network, and what CPU and gate
+// time they have. In the search path it is a plugin: kubectl takt.
 package main
 
 import (
@@ -128,9 +128,9 @@ func table(out io.Writer, pods []report.Pod) error {
 		return err
 	}
 	to := tabwriter.NewWriter(out, 0, 0, 3, ' ', 0)
-	fmt.Fprintln(to, "NAMESPACE\tPOD\tNODE\tNETWORK\tPROGRAMS\tVETH\tAROUND\tRESERVED\tSTATE")
+	fmt.Fprintln(to, "NAMESPACE\tPOD\tNODE\tNETWORK\tPROGRAMS\tVETH\tAROUND\tRESERVED\tGATE TIME\tSTATE")
 	for _, pod := range pods {
-		var networks, veths, around, reserved []string
+		var networks, veths, around, reserved, gates []string
 		var programs uint32
 		passed := map[string]uint64{}
 		for _, attached := range pod.Attached {
@@ -138,6 +138,9 @@ func table(out io.Writer, pods []report.Pod) error {
 			programs += attached.Programs
 			if attached.Veth != nil {
 				veths = append(veths, vethState(attached.Veth))
+			}
+			for _, one := range attached.GateTime {
+				gates = append(gates, fmt.Sprintf("class %d %dx%dB/%s", one.Class, one.Frames, one.Frame, one.Period))
 			}
 			for reason, count := range attached.Around {
 				passed[reason] += count
@@ -153,8 +156,8 @@ func table(out io.Writer, pods []report.Pod) error {
 		if len(pod.Attached) > 0 {
 			attached = fmt.Sprint(programs)
 		}
-		fmt.Fprintf(to, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", pod.Namespace, pod.Pod, or(pod.Node), or(strings.Join(networks, ", ")), attached,
-			or(strings.Join(veths, ", ")), or(strings.Join(around, ", ")), or(strings.Join(reserved, ", ")), or(pod.Problem, "ok"))
+		fmt.Fprintf(to, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", pod.Namespace, pod.Pod, or(pod.Node), or(strings.Join(networks, ", ")), attached,
+			or(strings.Join(veths, ", ")), or(strings.Join(around, ", ")), or(strings.Join(reserved, ", ")), or(strings.Join(gates, ", ")), or(pod.Problem, "ok"))
 	}
 	return to.Flush()
 }

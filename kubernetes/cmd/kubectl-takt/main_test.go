@@ -46,8 +46,9 @@ func api(t *testing.T, programs uint32) (kubeconfig string) {
 			answer(w, list(talker))
 		case "/api/v1/namespaces/kube-system/pods/http:takt-node-x:9464/proxy/pods":
 			answer(w, report.Node{
-				Node:     "one",
-				Networks: &report.Networks{Attached: []report.Attached{{Namespace: "default", Pod: "talker", Interface: "eth0", Network: "pods", Programs: programs, Veth: veths[programs], Around: map[string]uint64{"no-route": 3}}}},
+				Node: "one",
+				Networks: &report.Networks{Attached: []report.Attached{{Namespace: "default", Pod: "talker", Interface: "eth0", Network: "pods", Programs: programs, Veth: veths[programs], Around: map[string]uint64{"no-route": 3},
+					GateTime: []report.GateTime{{Claim: "time", Request: "gate", Class: 5, Frames: 2, Frame: 1514, Period: "1ms"}}}}},
 				Reserved: []report.Reserved{{Namespace: "default", Pod: "talker", Container: "main", Runtime: "4ms", Period: "10ms"}},
 			})
 		default:
@@ -80,7 +81,7 @@ func TestPodsAreShownAsATableAndAsJSON(t *testing.T) {
 		if programs == 0 {
 			state = "no program of it has attached: is it dynamically linked, and does it ask for launch times (SO_TXTIME)?"
 		}
-		want := []string{"default", "talker", "one", "pods", "(eth0)", string('0' + rune(programs)), "-", "3", "no-route", "main", "4ms/10ms"}
+		want := []string{"default", "talker", "one", "pods", "(eth0)", string('0' + rune(programs)), "-", "3", "no-route", "main", "4ms/10ms", "class", "5", "2x1514B/1ms"}
 		if veths[programs] != nil {
 			want = slices.Replace(want, 6, 7, "taking,", "required")
 		}

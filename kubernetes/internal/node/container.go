@@ -41,6 +41,9 @@ const (
 	reasonUnattached = "NetworkUnattached"
 	// reasonVeth is of launch times that are taken at a pod's veth.
 	reasonVeth = "NetworkVeth"
+	// reasonGateRefused and reasonGateLost are of claims for gate time.
+	reasonGateRefused = "GateTimeRefused"
+	reasonGateLost    = "GateTimeLost"
 	// Those of the node's own events.
 	reasonReclaimed     = "BandwidthReclaimed"
 	reasonBandwidthLost = "BandwidthLost"

@@ -22,6 +22,8 @@ func nodeDevice(name string) (int, error) { return inventory.ParseDeviceName(nam
 // Nothing is enforced yet, because there is no container yet.
 func (n *Node) PrepareResourceClaims(ctx context.Context, claims []*resourceapi.ResourceClaim) (map[types.UID]kubeletplugin.PrepareResult, error) {
 	results := map[types.UID]kubeletplugin.PrepareResult{}
+	undo := undoing{n: n, driver: reservation.Driver}
+	defer undo.done(ctx)
 	for _, claim := range claims {
 		began := time.Now()
 		record, err := n.prepare(ctx, claim)
@@ -32,6 +34,7 @@ func (n *Node) PrepareResourceClaims(ctx context.Context, claims []*resourceapi.
 			for _, pod := range record.Pods {
 				n.tell(pod, reasonRefused, "reservation "+claim.Name, err)
 			}
+			undo.add(record.Pods, claim, err)
 			n.status.set(record, denied(reasonRefused, err), nil)
 			results[claim.UID] = kubeletplugin.PrepareResult{Err: err}
 			continue
@@ -226,6 +229,6 @@ func (n *Node) unprepare(ctx context.Context, uid types.UID) error {
 	delete(n.claims, uid)
 	n.reorder()
 	n.mu.Unlock()
-	n.status.forget(uid)
+	n.status.forget(uid, reservation.Driver)
 	return nil
 }

@@ -52,6 +52,9 @@ var (
 
 	vethsLooked = prometheus.NewDesc("takt_node_veths", "Veths of time-sensitive pods, by whether launch times are taken there at the moment.", []string{"taking"}, nil)
 
+	gateClaims  = prometheus.NewDesc("takt_node_gate_time_claims", "Prepared claims for gate time, by whether taktd keeps their streams at the moment.", []string{"kept"}, nil)
+	gateClaimed = prometheus.NewDesc("takt_node_gate_time_claimed_bits_per_second", "Bits per second of the link that prepared claims hold of a network's class.", []string{"network", "class"}, nil)
+
 	claimThreads   = prometheus.NewDesc("takt_reservation_threads", "Threads that hold a reservation of the request.", ofClaim, nil)
 	claimFree      = prometheus.NewDesc("takt_reservation_free", "Reservations of the request that no thread holds.", ofClaim, nil)
 	claimLeftOut   = prometheus.NewDesc("takt_reservation_left_out_threads", "Threads whose names match the request and that found no reservation left.", ofClaim, nil)
@@ -97,7 +100,7 @@ func (m *metrics) hook(name string) (end func()) {
 // Describe implements prometheus.Collector.
 func (m *metrics) Describe(to chan<- *prometheus.Desc) {
 	for _, desc := range []*prometheus.Desc{
-		coreBound, coreTaken, coreHealth, tardiness, admitted, checked, outside, lost, reclaims, vethsLooked, claimThreads, claimFree, claimLeftOut, claimCPU, claimDelay, threadDelay, claimSamples, claimExhausted, claimRestored, claimNarrowed, claimUnpinned, claimRevived,
+		coreBound, coreTaken, coreHealth, tardiness, admitted, checked, outside, lost, reclaims, vethsLooked, gateClaims, gateClaimed, claimThreads, claimFree, claimLeftOut, claimCPU, claimDelay, threadDelay, claimSamples, claimExhausted, claimRestored, claimNarrowed, claimUnpinned, claimRevived,
 	} {
 		to <- desc
 	}
@@ -116,6 +119,16 @@ func (m *metrics) Collect(to chan<- prometheus.Metric) {
 		taking, not := n.veths.counts()
 		gauge(vethsLooked, float64(taking), "true")
 		gauge(vethsLooked, float64(not), "false")
+		kept, lost := n.gates.counts()
+		gauge(gateClaims, float64(kept), "true")
+		gauge(gateClaims, float64(lost), "false")
+		for network, held := range n.gates.claimed() {
+			for class, bits := range held {
+				if bits > 0 {
+					gauge(gateClaimed, float64(bits), network, strconv.Itoa(class))
+				}
+			}
+		}
 	}
 	for _, core := range n.health("/") {
 		healthy := 0.0

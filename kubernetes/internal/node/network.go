@@ -166,8 +166,9 @@ func (n *Node) connect(ctx context.Context, sandbox *api.PodSandbox, ctr *api.Co
 		return fmt.Errorf("cannot see what the pod is attached to: %w", err)
 	}
 	if len(attached) == 0 {
-		if !wish.sensitive {
-			return nil
+		// A pod with gate time is refused by name.
+		if err := n.gates.attach(ctx, sandbox, ctr); err != nil || !wish.sensitive {
+			return err
 		}
 		err := refuse(codeUnattached, "the pod is time-sensitive (%s), and no network has attached it: put takt-cni into the CNI configuration of the node, or remove the annotation", cni.Annotation)
 		if n.config.Network.Unattached == RefuseUnattached {
@@ -184,11 +185,14 @@ func (n *Node) connect(ctx context.Context, sandbox *api.PodSandbox, ctr *api.Co
 		chosen = wanted
 	}
 	if err := n.allowed(sandbox, attached); err != nil {
-		if wish.sensitive {
+		if wish.sensitive || len(n.gates.all(podOf(sandbox).UID)) > 0 {
 			return err
 		}
 		n.tell(podOf(sandbox), reasonUnattached, "container "+ctr.GetName()+" starts without the socket of its pod", err)
-		return nil
+		return n.gates.attach(ctx, sandbox, ctr)
+	}
+	if err := n.gates.attach(ctx, sandbox, ctr); err != nil {
+		return err
 	}
 	if err := n.takeAtVeths(ctx, sandbox, wish, attached, true); err != nil {
 		return err

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -14,6 +13,8 @@ import (
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/credentials/insecure"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
@@ -32,7 +33,8 @@ const (
 )
 
 // networks is the DRA driver for the networks that the node's taktd serves: a pod with a claim for one is placed only
-// where it is served. A network may be claimed any number of times: what a pod may do there is its listener's.
+// where it is served. A network may be claimed any number of times: what a pod may do there is its listener's. Gate time of
+// a class, a capacity of the device, is claimed as long as there is some.
 type networks struct {
 	n     *Node
 	admin adminv1.AdminClient
@@ -91,7 +93,7 @@ func (d *networks) publish(ctx context.Context, to publisher) {
 			away = err != nil
 			logger.Info("Asked taktd for its networks", "socket", d.n.config.Network.AdminSocket, "err", err)
 		}
-		if !published || !reflect.DeepEqual(now, last) {
+		if !published || !equality.Semantic.DeepEqual(now, last) {
 			pool := resourceslice.Pool{Slices: []resourceslice.Slice{{Devices: now}}}
 			err := to.PublishResources(ctx, resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{d.n.name: pool}})
 			if published = err == nil; published {
@@ -135,6 +137,12 @@ func (d *networks) devices(ctx context.Context) ([]resourceapi.Device, error) {
 	if err != nil {
 		return nil, err
 	}
+	listeners, err := d.admin.ListListeners(ctx, &adminv1.ListListenersRequest{})
+	if err != nil {
+		return nil, err
+	}
+	free, timed := left(schedules.GetLinks(), streamsOf(listeners.GetListeners()))
+	claimed := d.n.gates.claimed()
 	accelerated := slices.ContainsFunc(datapaths.GetDatapaths(), func(p *adminv1.Datapath) bool { return p.GetAvailable() && p.GetAccelerated() })
 	synchronised := clock.GetClock().GetState() == adminv1.ClockState_CLOCK_STATE_SYNCHRONISED
 	scheduled := slices.ContainsFunc(schedules.GetLinks(), func(l *adminv1.LinkSchedule) bool { return l.GetOperational() != nil })
@@ -146,8 +154,12 @@ func (d *networks) devices(ctx context.Context) ([]resourceapi.Device, error) {
 			continue
 		}
 		shared, carrier := true, network.Carrier()
+		var capacity map[resourceapi.QualifiedName]resourceapi.DeviceCapacity
+		if timed {
+			capacity = gateCapacity(free, claimed[name])
+		}
 		found = append(found, resourceapi.Device{
-			Name: name, AllowMultipleAllocations: &shared,
+			Name: name, AllowMultipleAllocations: &shared, Capacity: capacity,
 			Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
 				"name": {StringValue: &name}, "carrier": {StringValue: &carrier}, "accelerated": {BoolValue: &accelerated},
 				"synchronised": {BoolValue: &synchronised}, "scheduled": {BoolValue: &scheduled},
@@ -159,39 +171,91 @@ func (d *networks) devices(ctx context.Context) ([]resourceapi.Device, error) {
 	return found[:min(len(found), resourceapi.ResourceSliceMaxDevices)], nil
 }
 
-// PrepareResourceClaims implements kubeletplugin.DRAPlugin: a pod does not start where its network is not served any
-// more.
-func (d *networks) PrepareResourceClaims(ctx context.Context, claims []*resourceapi.ResourceClaim) (map[types.UID]kubeletplugin.PrepareResult, error) {
-	served, err := d.devices(ctx)
-	results := map[types.UID]kubeletplugin.PrepareResult{}
-	for _, claim := range claims {
-		var result kubeletplugin.PrepareResult
-		for _, allocated := range claim.Status.Allocation.Devices.Results {
-			if allocated.Driver != reservation.NetworkDriver || allocated.Pool != d.n.name {
-				continue
-			}
-			if !slices.ContainsFunc(served, func(device resourceapi.Device) bool { return device.Name == allocated.Device }) {
-				result = kubeletplugin.PrepareResult{Err: refuse(codeNoNetwork, "the node's taktd does not serve network %q (%v): start it, or delete the pod to have it placed again", allocated.Device, err)}
-				for _, pod := range claim.Status.ReservedFor {
-					d.n.tell(Pod{Namespace: claim.Namespace, Name: pod.Name, UID: pod.UID}, reasonNetwork, "claim "+claim.Name, result.Err)
-				}
-				break
-			}
-			result.Devices = append(result.Devices, kubeletplugin.Device{
-				Requests: []string{allocated.Request}, PoolName: allocated.Pool, DeviceName: allocated.Device, ShareID: allocated.ShareID,
-				CDIDeviceIDs: []string{networkCDI()},
-			})
+// gateCapacity is the gate time of each class that has some, in bits per second of the link: what is left of it, and what
+// claims for this network hold, which the scheduler takes off by itself. What streams take that are of other networks or of
+// no claim is left out: a link's time is there once.
+func gateCapacity(free, held classes) map[resourceapi.QualifiedName]resourceapi.DeviceCapacity {
+	capacity := map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{}
+	for class := range free {
+		if free[class]+held[class] == 0 {
+			continue // a claim for it finds no capacity of that name
 		}
-		results[claim.UID] = result
+		none, one := resource.NewQuantity(0, resource.DecimalSI), resource.NewQuantity(1, resource.DecimalSI)
+		capacity[resourceapi.QualifiedName(reservation.ClassCapacity(class))] = resourceapi.DeviceCapacity{
+			Value: *resource.NewQuantity(free[class]+held[class], resource.DecimalSI),
+			// A claim for the network alone takes none.
+			RequestPolicy: &resourceapi.CapacityRequestPolicy{Default: none, ValidRange: &resourceapi.CapacityRequestPolicyRange{Min: none, Step: one}},
+		}
+	}
+	return capacity
+}
+
+// PrepareResourceClaims implements kubeletplugin.DRAPlugin: a pod does not start where its network is not served any
+// more, or has no gate time for it. One that is refused holds nothing: the kubelet asks for all of its claims again.
+func (d *networks) PrepareResourceClaims(ctx context.Context, claims []*resourceapi.ResourceClaim) (map[types.UID]kubeletplugin.PrepareResult, error) {
+	served, asked := d.devices(ctx)
+	results := map[types.UID]kubeletplugin.PrepareResult{}
+	undo := undoing{n: d.n, driver: reservation.NetworkDriver}
+	defer undo.done(ctx)
+	for _, claim := range claims {
+		prepared, timed, err := d.prepare(ctx, claim, served, asked)
+		if err != nil {
+			klog.FromContext(ctx).Error(err, "Refused a claim", "claim", klog.KObj(claim))
+			d.n.metrics.failures.WithLabelValues("prepare").Inc()
+			reason := reasonNetwork
+			if timed != nil {
+				reason = reasonGateRefused
+				d.n.status.put(claimStatus{record: timed.record(), gates: timed.Requests, condition: denied(reason, err)})
+			}
+			for _, pod := range reservedFor(claim) {
+				d.n.tell(pod, reason, "claim "+claim.Name, err)
+			}
+			undo.add(reservedFor(claim), claim, err)
+			results[claim.UID] = kubeletplugin.PrepareResult{Err: err}
+			continue
+		}
+		results[claim.UID] = kubeletplugin.PrepareResult{Devices: prepared}
 	}
 	return results, nil
 }
 
-// UnprepareResourceClaims implements kubeletplugin.DRAPlugin: nothing is held.
-func (d *networks) UnprepareResourceClaims(_ context.Context, claims []kubeletplugin.NamespacedObject) (map[types.UID]error, error) {
+func (d *networks) prepare(ctx context.Context, claim *resourceapi.ResourceClaim, served []resourceapi.Device, asked error) (prepared []kubeletplugin.Device, timed *gateClaim, err error) {
+	for _, allocated := range claim.Status.Allocation.Devices.Results {
+		if allocated.Driver != reservation.NetworkDriver || allocated.Pool != d.n.name {
+			continue
+		}
+		if !slices.ContainsFunc(served, func(device resourceapi.Device) bool { return device.Name == allocated.Device }) {
+			return nil, nil, refuse(codeNoNetwork, "the node's taktd does not serve network %q (%v): start it, or delete the pod to have it placed again", allocated.Device, asked)
+		}
+		prepared = append(prepared, kubeletplugin.Device{
+			Requests: []string{allocated.Request}, PoolName: allocated.Pool, DeviceName: allocated.Device, ShareID: allocated.ShareID,
+			CDIDeviceIDs: []string{networkCDI()},
+		})
+	}
+	timed, err = d.n.gates.prepare(ctx, claim)
+	if err != nil || timed == nil {
+		return prepared, timed, err
+	}
+	for _, request := range timed.Requests {
+		for at := range prepared {
+			if prepared[at].Requests[0] == request.Name {
+				prepared[at].CDIDeviceIDs = []string{gateCDI(claim.UID, request.Name)}
+			}
+		}
+	}
+	return prepared, timed, nil
+}
+
+// UnprepareResourceClaims implements kubeletplugin.DRAPlugin.
+func (d *networks) UnprepareResourceClaims(ctx context.Context, claims []kubeletplugin.NamespacedObject) (map[types.UID]error, error) {
 	results := map[types.UID]error{}
 	for _, claim := range claims {
-		results[claim.UID] = nil
+		err := d.n.gates.release(ctx, claim.UID)
+		if err != nil {
+			klog.FromContext(ctx).Error(err, "Cannot give a claim back", "claim", klog.KRef(claim.Namespace, claim.Name))
+			d.n.metrics.failures.WithLabelValues("unprepare").Inc()
+		}
+		results[claim.UID] = err
 	}
 	return results, nil
 }

@@ -56,8 +56,9 @@ type Node struct {
 	status  *statusWriter
 	// cluster is the node's part in the cluster's networks; nil if it has none.
 	cluster *member
-	// veths is nil without networks.
+	// veths and gates are nil without networks.
 	veths *veths
+	gates *gateTimes
 	// attended are the containers that may start without a reservation.
 	attended attended
 
@@ -111,6 +112,9 @@ func New(name string, config Config, client kubernetes.Interface, events recorde
 	}
 	if config.Network != nil {
 		n.veths = newVeths(n)
+		if n.gates, err = newGateTimes(n); err != nil {
+			return nil, err
+		}
 	}
 	n.metrics = newMetrics(n)
 	n.status = newStatusWriter(client, n)
@@ -153,6 +157,7 @@ func (n *Node) serve(ctx context.Context, logger klog.Logger) error {
 	var background sync.WaitGroup
 	if n.veths != nil {
 		defer n.veths.close()
+		defer n.gates.disconnect()
 	}
 	defer background.Wait()
 	defer cancel(nil)
@@ -204,6 +209,7 @@ func (n *Node) serve(ctx context.Context, logger klog.Logger) error {
 				cancel(err)
 			}
 		})
+		background.Go(func() { n.gates.run(ctx) })
 	}
 	if n.cluster != nil {
 		background.Go(func() { n.cluster.run(ctx) })
@@ -238,6 +244,11 @@ func (n *Node) recover(ctx context.Context) error {
 			return err
 		}
 		logger.Info("Found a prepared claim", "claim", klog.KRef(record.Namespace, record.Name), "uid", record.Claim)
+	}
+	if n.gates != nil {
+		if err := n.gates.load(); err != nil {
+			logger.Error(err, "Some records of claims for gate time are lost, their containers will be refused")
+		}
 	}
 	return nil
 }

@@ -164,6 +164,9 @@ func (n *Node) endWithoutRuntime(ctx context.Context, pod Pod, ctr *api.Containe
 // sweep removes claims that are not in the cluster any more and that nobody holds: the kubelet's own list
 // may have been lost with its disk.
 func (n *Node) sweep(ctx context.Context) {
+	if n.gates != nil {
+		n.gates.sweep(ctx)
+	}
 	n.mu.Lock()
 	var candidates []*Record
 	for _, claim := range n.claims {
@@ -443,6 +446,7 @@ func (p *nriPlugin) StopPodSandbox(_ context.Context, sandbox *api.PodSandbox) e
 	if p.n.veths != nil {
 		// The runtime does not wait for that: it ends with its device, too.
 		go p.n.veths.forget(sandbox.GetId())
+		p.n.gates.look()
 	}
 	return nil
 }

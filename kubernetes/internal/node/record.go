@@ -144,8 +144,8 @@ func deviceName(claim types.UID, request string) string {
 
 func cdiID(claim types.UID, request string) string { return cdiKind + "=" + deviceName(claim, request) }
 
-func variableName(claim types.UID, request string) string {
-	return grantVariable + strings.Map(func(r rune) rune {
+func variableName(prefix string, claim types.UID, request string) string {
+	return prefix + strings.Map(func(r rune) rune {
 		switch {
 		case r >= 'a' && r <= 'z':
 			return r - 'a' + 'A'
@@ -184,7 +184,7 @@ func (s records) spec(r *Record) (*cdispec.Spec, error) {
 	}
 	for _, q := range r.Requests {
 		edits := cdispec.ContainerEdits{
-			Env:   []string{variableName(r.Claim, q.Name) + "=" + key(r.Claim, q.Name)},
+			Env:   []string{variableName(grantVariable, r.Claim, q.Name) + "=" + key(r.Claim, q.Name)},
 			Hooks: []*cdispec.Hook{s.hook()},
 		}
 		if q.Parameters.Selection() == reservation.SelectAsk {
@@ -209,23 +209,28 @@ func (s records) write(r *Record) error {
 	if err != nil {
 		return err
 	}
+	return s.put(s.path(r.Claim), spec, r.Claim)
+}
+
+// put writes a claim's CDI file, all of it or nothing.
+func (s records) put(path string, spec *cdispec.Spec, claim types.UID) error {
 	text, err := json.MarshalIndent(spec, "", "  ")
 	if err != nil {
-		return fmt.Errorf("cannot write the CDI file of claim %s: %w", r.Claim, err)
+		return fmt.Errorf("cannot write the CDI file of claim %s: %w", claim, err)
 	}
 	// The runtime takes any *.json for a CDI file.
 	file, err := os.CreateTemp(s.dir, "."+cdiPrefix+"*.tmp")
 	if err != nil {
-		return fmt.Errorf("cannot write the CDI file of claim %s: %w", r.Claim, err)
+		return fmt.Errorf("cannot write the CDI file of claim %s: %w", claim, err)
 	}
 	defer os.Remove(file.Name())
 	_, err = file.Write(text)
 	err = errors.Join(err, file.Chmod(0o644), file.Sync(), file.Close())
 	if err == nil {
-		err = os.Rename(file.Name(), s.path(r.Claim))
+		err = os.Rename(file.Name(), path)
 	}
 	if err != nil {
-		return fmt.Errorf("cannot write the CDI file of claim %s: %w", r.Claim, err)
+		return fmt.Errorf("cannot write the CDI file of claim %s: %w", claim, err)
 	}
 	return nil
 }
@@ -302,15 +307,21 @@ func readRecord(path string) (*Record, error) {
 	return r, nil
 }
 
+// reservedFor are the pods that a claim is reserved for.
+func reservedFor(claim *resourceapi.ResourceClaim) (pods []Pod) {
+	for _, consumer := range claim.Status.ReservedFor {
+		if consumer.APIGroup == "" && consumer.Resource == "pods" {
+			pods = append(pods, Pod{Namespace: claim.Namespace, Name: consumer.Name, UID: consumer.UID})
+		}
+	}
+	return pods
+}
+
 // newRecord reads what the scheduler allocated and what the claim says about it, and checks that they go
 // together.
 func newRecord(claim *resourceapi.ResourceClaim, pool string, limits reservation.Limits) (*Record, error) {
 	r := &Record{Claim: claim.UID, Namespace: claim.Namespace, Name: claim.Name}
-	for _, consumer := range claim.Status.ReservedFor {
-		if consumer.APIGroup == "" && consumer.Resource == "pods" {
-			r.Pods = append(r.Pods, Pod{Namespace: claim.Namespace, Name: consumer.Name, UID: consumer.UID})
-		}
-	}
+	r.Pods = reservedFor(claim)
 	if claim.Status.Allocation == nil {
 		return r, refuse(codeAllocation, "claim %s/%s is not allocated", claim.Namespace, claim.Name)
 	}
@@ -367,15 +378,23 @@ func newRecord(claim *resourceapi.ResourceClaim, pool string, limits reservation
 	return r, nil
 }
 
-// parametersOf finds the parameters of a request: those of the claim go before those of its class, and of
-// several the last one counts.
+// parametersOf finds the parameters of a request.
 func parametersOf(configs []resourceapi.DeviceAllocationConfiguration, request string) (*reservation.Parameters, error) {
+	found := opaqueOf(configs, reservation.Driver, request)
+	if found == nil {
+		return nil, fmt.Errorf("no parameters: add config with opaque.driver %s and parameters with runtime and period", reservation.Driver)
+	}
+	return reservation.Decode(found.Parameters.Raw)
+}
+
+// opaqueOf finds what a driver is told of a request; nil if nothing is: the parameters of the claim go before those of its
+// class, and of several the last one counts.
+func opaqueOf(configs []resourceapi.DeviceAllocationConfiguration, driver, request string) (found *resourceapi.OpaqueDeviceConfiguration) {
 	main, _, _ := strings.Cut(request, "/")
-	var found *resourceapi.OpaqueDeviceConfiguration
 	var source resourceapi.AllocationConfigSource
 	for i := range configs {
 		config := &configs[i]
-		if config.Opaque == nil || config.Opaque.Driver != reservation.Driver {
+		if config.Opaque == nil || config.Opaque.Driver != driver {
 			continue
 		}
 		applies := len(config.Requests) == 0
@@ -387,8 +406,5 @@ func parametersOf(configs []resourceapi.DeviceAllocationConfiguration, request s
 		}
 		found, source = config.Opaque, config.Source
 	}
-	if found == nil {
-		return nil, fmt.Errorf("no parameters: add config with opaque.driver %s and parameters with runtime and period", reservation.Driver)
-	}
-	return reservation.Decode(found.Parameters.Raw)
+	return found
 }

@@ -34,6 +34,9 @@ const (
 	codeNoPreload   = "PreloadMissing"
 	codeNoLibrary   = "LibraryMissing"
 	codeNoVeth      = "VethNotTaken"
+	codeNoGateTime  = "GateTimeNotOffered"
+	codeGateTime    = "GateTimeExceeded"
+	codeTogether    = "RefusedTogether"
 	// What the kernel says of a reservation that this agent would give.
 	codeKernelBusy   = "KernelBandwidthExceeded"
 	codeNotPermitted = "NotPermitted"

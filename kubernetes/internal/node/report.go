@@ -53,7 +53,7 @@ func (n *Node) attached(ctx context.Context) ([]report.Attached, error) {
 	found := []report.Attached{}
 	for _, status := range all.GetListeners() {
 		listener := status.GetListener()
-		if !strings.HasPrefix(listener.GetPath(), filepath.Clean(n.config.Network.Sockets)+"/") {
+		if !strings.HasPrefix(listener.GetPath(), filepath.Clean(n.config.Network.Sockets)+"/") || strings.HasPrefix(listener.GetPath(), n.gates.claimsDirectory()+"/") {
 			continue
 		}
 		one := report.Attached{
@@ -61,6 +61,7 @@ func (n *Node) attached(ctx context.Context) ([]report.Attached, error) {
 			Programs: status.GetSessions(), Refused: status.GetUndeclared(),
 		}
 		one.Namespace, one.Pod, one.Interface = cni.Named(listener.GetIdentity())
+		one.GateTime = n.gates.at(listener.GetPath())
 		if veth := n.veths.at(listener.GetPath()); veth != nil {
 			one.Veth = veth.state()
 			if one.Veth.Taking && one.Programs > 0 {

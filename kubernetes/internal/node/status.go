@@ -58,12 +58,20 @@ type statusWriter struct {
 	n      *Node
 
 	mu      sync.Mutex
-	pending map[types.UID]claimStatus
+	pending map[statusKey]claimStatus
 	wake    chan struct{}
+}
+
+// statusKey is what is written at once: the devices of one driver.
+type statusKey struct {
+	claim  types.UID
+	driver string
 }
 
 type claimStatus struct {
 	record *Record
+	// gates, of a claim for gate time, are its devices instead of the record's.
+	gates []gateRequest
 	// condition is that of all devices but those of requests that have one of their own.
 	condition condition
 	own       map[string]condition
@@ -71,6 +79,13 @@ type claimStatus struct {
 	// tries is how often it could not be written, due when it is tried again.
 	tries int
 	due   time.Time
+}
+
+func (s claimStatus) key() statusKey {
+	if s.gates != nil {
+		return statusKey{s.record.Claim, reservation.NetworkDriver}
+	}
+	return statusKey{s.record.Claim, reservation.Driver}
 }
 
 // of is the condition of a request's devices.
@@ -89,7 +104,7 @@ const (
 )
 
 func newStatusWriter(client kubernetes.Interface, n *Node) *statusWriter {
-	return &statusWriter{client: client, n: n, pending: map[types.UID]claimStatus{}, wake: make(chan struct{}, 1)}
+	return &statusWriter{client: client, n: n, pending: map[statusKey]claimStatus{}, wake: make(chan struct{}, 1)}
 }
 
 // set replaces what is to be written of a claim.
@@ -104,7 +119,7 @@ func (w *statusWriter) setOwn(record *Record, c condition, own map[string]condit
 
 func (w *statusWriter) put(s claimStatus) {
 	w.mu.Lock()
-	w.pending[s.record.Claim] = s
+	w.pending[s.key()] = s
 	w.mu.Unlock()
 	select {
 	case w.wake <- struct{}{}:
@@ -112,10 +127,11 @@ func (w *statusWriter) put(s claimStatus) {
 	}
 }
 
-func (w *statusWriter) forget(claim types.UID) {
+// forget leaves out what was to be written of a driver's devices.
+func (w *statusWriter) forget(claim types.UID, driver string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	delete(w.pending, claim)
+	delete(w.pending, statusKey{claim, driver})
 }
 
 func (w *statusWriter) run(ctx context.Context) {
@@ -163,10 +179,10 @@ func (w *statusWriter) next() (wait time.Duration, any bool) {
 func (w *statusWriter) take(now time.Time) (batch []claimStatus) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	for uid, status := range w.pending {
+	for key, status := range w.pending {
 		if !status.due.After(now) {
 			batch = append(batch, status)
-			delete(w.pending, uid)
+			delete(w.pending, key)
 		}
 	}
 	return batch
@@ -178,8 +194,8 @@ func (w *statusWriter) again(status claimStatus, now time.Time) {
 	status.tries++
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if _, newer := w.pending[status.record.Claim]; !newer {
-		w.pending[status.record.Claim] = status
+	if _, newer := w.pending[status.key()]; !newer {
+		w.pending[status.key()] = status
 	}
 }
 
@@ -187,7 +203,7 @@ func (w *statusWriter) again(status claimStatus, now time.Time) {
 // patches has the API server write the claim's parameters anew, with their fields in another order, which is
 // then refused as a change of the allocation.
 func (w *statusWriter) write(ctx context.Context, s claimStatus) error {
-	if len(s.record.Requests) == 0 {
+	if len(s.record.Requests)+len(s.gates) == 0 {
 		return nil // refused before anything was known of its devices: the event says why
 	}
 	claims := w.client.ResourceV1().ResourceClaims(s.record.Namespace)
@@ -216,17 +232,41 @@ func (w *statusWriter) write(ctx context.Context, s claimStatus) error {
 func (w *statusWriter) devices(s claimStatus, now []resourceapi.AllocatedDeviceStatus) ([]resourceapi.AllocatedDeviceStatus, error) {
 	before := map[string][]metav1.Condition{}
 	devices := slices.DeleteFunc(slices.Clone(now), func(d resourceapi.AllocatedDeviceStatus) bool {
-		ours := d.Driver == reservation.Driver && d.Pool == w.n.name
+		ours := d.Driver == s.key().driver && d.Pool == w.n.name
 		if ours {
 			before[d.Device+share(d.ShareID)] = slices.Clone(d.Conditions) // which are changed below
 		}
 		return ours
 	})
-	for _, request := range s.record.Requests {
-		is, state := s.of(request.Name), metav1.ConditionFalse
+	add := func(device Device, is condition, data any) error {
+		text, err := json.Marshal(data)
+		if err != nil {
+			return err
+		}
+		state := metav1.ConditionFalse
 		if is.ready {
 			state = metav1.ConditionTrue
 		}
+		entry := resourceapi.AllocatedDeviceStatus{
+			Driver: s.key().driver, Pool: device.Pool, Device: device.Name, ShareID: (*string)(device.ShareID),
+			Data: &runtime.RawExtension{Raw: text},
+		}
+		entry.Conditions = before[device.Name+share(entry.ShareID)]
+		meta.SetStatusCondition(&entry.Conditions, metav1.Condition{
+			Type: ConditionReady, Status: state, Reason: is.reason, Message: shorten(is.message),
+		})
+		devices = append(devices, entry)
+		return nil
+	}
+	for _, request := range s.gates {
+		if err := add(request.Device, s.condition, request.data()); err != nil {
+			return nil, err
+		}
+	}
+	if s.gates != nil {
+		return devices, nil
+	}
+	for _, request := range s.record.Requests {
 		for i, device := range request.Devices {
 			data := DeviceData{Backend: w.n.backend.Name(), CPU: device.CPU, Bandwidth: device.PPM}
 			if known, ok := s.states[request.Name]; ok && i == 0 {
@@ -235,19 +275,9 @@ func (w *statusWriter) devices(s claimStatus, now []resourceapi.AllocatedDeviceS
 					data.Threads = append(data.Threads, ThreadData{TID: thread.Inner, Name: thread.Name})
 				}
 			}
-			text, err := json.Marshal(data)
-			if err != nil {
+			if err := add(device, s.of(request.Name), data); err != nil {
 				return nil, err
 			}
-			entry := resourceapi.AllocatedDeviceStatus{
-				Driver: reservation.Driver, Pool: device.Pool, Device: device.Name, ShareID: (*string)(device.ShareID),
-				Data: &runtime.RawExtension{Raw: text},
-			}
-			entry.Conditions = before[device.Name+share(entry.ShareID)]
-			meta.SetStatusCondition(&entry.Conditions, metav1.Condition{
-				Type: ConditionReady, Status: state, Reason: is.reason, Message: shorten(is.message),
-			})
-			devices = append(devices, entry)
 		}
 	}
 	return devices, nil

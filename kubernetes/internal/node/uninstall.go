@@ -83,8 +83,15 @@ func (n *Node) uninstall(ctx context.Context) error {
 			pods = append(pods, pod.Namespace+"/"+pod.Name)
 		}
 	}
+	gates, err := n.records.loadGates()
+	if err != nil {
+		return err
+	}
+	for _, c := range gates {
+		pods = append(pods, c.Pod.Namespace+"/"+c.Pod.Name)
+	}
 	if len(pods) > 0 {
-		return fmt.Errorf("pods with claims for CPU time are on the node, and the kubelet could not end them without the agent: delete %s", strings.Join(pods, ", "))
+		return fmt.Errorf("pods with claims for CPU time or gate time are on the node, and the kubelet could not end them without the agent: delete %s", strings.Join(pods, ", "))
 	}
 	if used := n.configured(); n.config.Network != nil && used != "" {
 		return fmt.Errorf("%s names takt-cni, without which no pod of the node could start: take it out there first", used)

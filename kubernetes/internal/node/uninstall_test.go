@@ -9,6 +9,7 @@ import (
 
 	"google.golang.org/grpc"
 
+	reservation "github.com/takt-dev/takt/kubernetes/api/v1alpha1"
 	"github.com/takt-dev/takt/kubernetes/internal/adminv1"
 	"github.com/takt-dev/takt/kubernetes/internal/objects"
 )
@@ -86,6 +87,19 @@ func TestUninstallingLeavesNothingOfTheAgentAndAllOfOthers(t *testing.T) {
 		t.Errorf("with a pod that has a claim: %v", err)
 	}
 	if err := agent.records.remove(claim.UID); err != nil {
+		t.Fatal(err)
+	}
+	gates, err := reservation.DecodeGateTime([]byte(frameOfPods))
+	if err == nil {
+		err = agent.records.writeGate(&gateClaim{Claim: "gate", Pod: Pod{Namespace: "default", Name: "gated"}, Requests: []gateRequest{{Name: "gate", Device: Device{Name: "tsn"}, Parameters: *gates}}})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := agent.uninstall(background); err == nil || !strings.Contains(err.Error(), "default/gated") {
+		t.Errorf("with a pod that has gate time: %v", err)
+	}
+	if err := agent.records.removeGate("gate"); err != nil {
 		t.Fatal(err)
 	}
 	if err := agent.uninstall(background); err == nil || !strings.Contains(err.Error(), "/etc/cni/net.d/10-pods.conflist") {

@@ -139,6 +139,13 @@ func lacks(pod *corev1.Pod, one *Pod, node *Node, silent error) string {
 			return "launch times are not taken at " + attached.Veth.Device + ", the veth of " + attached.Interface + ": " + attached.Veth.Problem
 		}
 	}
+	for _, attached := range one.Attached {
+		for _, claimed := range attached.GateTime {
+			if claimed.Problem != "" {
+				return "claim " + claimed.Claim + " has lost its gate time: " + claimed.Problem
+			}
+		}
+	}
 	switch {
 	case !slices.ContainsFunc(one.Attached, func(a Attached) bool { return a.Programs > 0 || a.Veth != nil && a.Veth.Taking }):
 		return "no program of it has attached: is it dynamically linked, and does it ask for launch times (SO_TXTIME)?"

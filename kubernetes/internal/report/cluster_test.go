@@ -36,7 +36,7 @@ func TestEveryPodThatTaktServesIsShownWithWhatItLacks(t *testing.T) {
 		agent("takt-node-1", "one"), agent("takt-node-2", "two"), agent("takt-node-3", "three"), agent("reservations-4", "four"), agent("networks-4", "four"),
 		agent("cpu-only", "seven"),
 		pod("default", "talker", "one", sensitive), pod("default", "idle", "one", sensitive), pod("default", "left-out", "one", sensitive),
-		pod("default", "static", "one", sensitive), pod("default", "unheard", "one", sensitive),
+		pod("default", "static", "one", sensitive), pod("default", "gateless", "one", sensitive), pod("default", "unheard", "one", sensitive),
 		pod("default", "silent", "two", sensitive), pod("default", "nowhere", "", sensitive), pod("default", "no-taktd", "three", sensitive),
 		pod("default", "no-agent", "six", sensitive), pod("default", "no-networks", "seven", sensitive), done,
 		pod("default", "reserved", "four", nil), pod("default", "attached", "four", nil), pod("default", "ordinary", "one", map[string]string{"takt.dev/time-sensitive": "false"}),
@@ -47,6 +47,7 @@ func TestEveryPodThatTaktServesIsShownWithWhatItLacks(t *testing.T) {
 		"takt-node-1": {Networks: &Networks{Attached: []Attached{
 			{Namespace: "default", Pod: "talker", Interface: "eth0", Network: "pods", Programs: 1}, {Namespace: "default", Pod: "idle", Interface: "eth0", Network: "pods"},
 			{Namespace: "default", Pod: "static", Interface: "eth0", Network: "pods", Veth: &Veth{Device: "veth1", Taking: true}},
+			{Namespace: "default", Pod: "gateless", Interface: "eth0", Network: "pods", Programs: 1, GateTime: []GateTime{{Claim: "kept"}, {Claim: "gates", Problem: "no window"}}},
 			{Namespace: "default", Pod: "unheard", Interface: "eth0", Network: "pods", Programs: 1, Veth: &Veth{Device: "veth2", Problem: "Linux 6.11 is needed"}},
 			{Namespace: "default", Pod: "done", Interface: "eth0", Network: "pods"},
 		}}},
@@ -72,7 +73,7 @@ func TestEveryPodThatTaktServesIsShownWithWhatItLacks(t *testing.T) {
 		shown = append(shown, fmt.Sprintf("%s %d %d %s", pod.Pod, len(pod.Attached), len(pod.Reserved), problem))
 	}
 	want := []string{
-		"attached 1 0 ", "done 1 0 ", "idle 1 0 no program of it has attached", "left-out 0 0 no network has attached it",
+		"attached 1 0 ", "done 1 0 ", "gateless 1 0 claim gates has lost its gate time", "idle 1 0 no program of it has attached", "left-out 0 0 no network has attached it",
 		"no-agent 0 0 its node has no takt-node", "no-networks 0 0 the agent of its node serves no networks", "no-taktd 0 0 taktd of its node does not answer",
 		"nowhere 0 0 not placed yet", "reserved 0 1 ", "silent 0 0 the agent of its node does not answer", "static 1 0 ", "talker 1 0 ",
 		"unheard 1 0 launch times are not taken at veth2, the veth of eth0",

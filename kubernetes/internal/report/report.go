@@ -36,8 +36,24 @@ type Attached struct {
 	// Around counts datagrams with a launch time that programs did not give to taktd, by reason (docs/reference/preload.md):
 	// they took the kernel's way or were refused.
 	Around map[string]uint64 `json:"around,omitempty"`
+	// GateTime are the streams that the pod has claimed on this network.
+	GateTime []GateTime `json:"gateTime,omitempty"`
 	// Refused counts frames of no declared stream, and those outside of theirs.
 	Refused uint64 `json:"refused"`
+}
+
+// GateTime is a stream for which the pod has claimed gate time.
+type GateTime struct {
+	// Claim and Request name it.
+	Claim   string `json:"claim"`
+	Request string `json:"request"`
+	Class   int    `json:"class"`
+	// Frames of at most Frame octets launch every Period.
+	Frames int64  `json:"frames"`
+	Frame  int64  `json:"frame"`
+	Period string `json:"period"`
+	// Problem is why the node does not keep it; empty: it does.
+	Problem string `json:"problem,omitempty"`
 }
 
 // Veth is the node's end of a pod's interface, where launch times of programs are taken that are not preloaded.

@@ -1,0 +1,260 @@
+package node
+
+import (
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/containerd/nri/pkg/api"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
+	cdispec "tags.cncf.io/container-device-interface/specs-go"
+
+	reservation "github.com/takt-dev/takt/kubernetes/api/v1alpha1"
+	"github.com/takt-dev/takt/kubernetes/internal/adminv1"
+)
+
+// gateClaim is a prepared claim for gate time. As a Record it lives in the claim's CDI file.
+type gateClaim struct {
+	Version   int       `json:"version"`
+	Claim     types.UID `json:"claim"`
+	Namespace string    `json:"namespace"`
+	Name      string    `json:"name"`
+	// Pod is the one that it is reserved for.
+	Pod      Pod           `json:"pod"`
+	Requests []gateRequest `json:"requests"`
+	// Place is the socket of the pod's interface whose listener has the streams; empty before the pod is attached.
+	Place string `json:"place,omitempty"`
+}
+
+// gateRequest is one stream on a network. Name is the request's, that of its device the network's.
+type gateRequest struct {
+	Name       string               `json:"name"`
+	Device     Device               `json:"device"`
+	Parameters reservation.GateTime `json:"parameters"`
+}
+
+// GateData is what a claim's status says of one stream, as its device's data.
+type GateData struct {
+	Network string `json:"network"`
+	Class   int    `json:"class"`
+	// Frames of at most Frame octets every Period.
+	Frames int64  `json:"frames"`
+	Frame  int64  `json:"frame"`
+	Period string `json:"period"`
+	// BitsPerSecond is what it takes of the class.
+	BitsPerSecond int64 `json:"bitsPerSecond"`
+}
+
+func (r gateRequest) class() int { return int(*r.Parameters.Class) }
+
+func (r gateRequest) data() GateData {
+	p := &r.Parameters
+	return GateData{Network: r.Device.Name, Class: r.class(), Frames: p.Frames(), Frame: p.LargestFrame(), Period: p.Period.String(), BitsPerSecond: p.BitsPerSecond()}
+}
+
+func (c *gateClaim) network() string { return c.Requests[0].Device.Name }
+
+// record is what of it a claim's status and events need.
+func (c *gateClaim) record() *Record {
+	return &Record{Claim: c.Claim, Namespace: c.Namespace, Name: c.Name, Pods: []Pod{c.Pod}}
+}
+
+const (
+	// gateVersion changes when an older agent would misread a record of gate time.
+	gateVersion    = 1
+	gateKind       = reservation.NetworkDriver + "/gate-time"
+	gateAnnotation = reservation.NetworkDriver + "/record"
+	gatePrefix     = reservation.NetworkDriver + "-"
+	// gateVariable begins the name of the environment variable by which a container with a claim for gate time is known.
+	gateVariable = "TAKT_GATE_TIME_"
+	// streamPrefix begins the names of streams that are a claim's.
+	streamPrefix = "claim:"
+	// longestName is what taktd takes of a stream and of a tenant.
+	longestName = 128
+)
+
+// newGateClaim reads what the scheduler allocated of networks on this node and what the claim says of gate time there; nil
+// if it claims networks alone. With an error it is as far as it goes.
+func newGateClaim(claim *resourceapi.ResourceClaim, pool string) (*gateClaim, error) {
+	c := &gateClaim{Version: gateVersion, Claim: claim.UID, Namespace: claim.Namespace, Name: claim.Name}
+	if claim.Status.Allocation == nil {
+		return c, refuse(codeAllocation, "claim %s/%s is not allocated", claim.Namespace, claim.Name)
+	}
+	for _, result := range claim.Status.Allocation.Devices.Results {
+		if result.Driver != reservation.NetworkDriver || result.Pool != pool {
+			continue
+		}
+		config := opaqueOf(claim.Status.Allocation.Devices.Config, reservation.NetworkDriver, result.Request)
+		if config == nil {
+			for name, consumed := range result.ConsumedCapacity {
+				if consumed.Sign() > 0 {
+					return c, refuse(codeParameters, "request %q takes %s of capacity %s and has no parameters: add config with opaque.driver %s and kind %s, or leave capacity out",
+						result.Request, consumed.String(), name, reservation.NetworkDriver, reservation.GateTimeKind)
+				}
+			}
+			continue
+		}
+		parameters, err := reservation.DecodeGateTime(config.Parameters.Raw)
+		if err == nil {
+			err = parameters.Validate()
+		}
+		if err != nil {
+			return c, refuse(codeParameters, "request %q: %w", result.Request, err)
+		}
+		if slices.ContainsFunc(c.Requests, func(r gateRequest) bool { return r.Name == result.Request }) {
+			return c, refuse(codeAllocation, "request %q has several networks: gate time is of one, write count: 1", result.Request)
+		}
+		c.Requests = append(c.Requests, gateRequest{Name: result.Request, Device: Device{Pool: result.Pool, Name: result.Device, ShareID: result.ShareID}, Parameters: *parameters})
+		if result.Device != c.network() {
+			return c, refuse(codeAllocation, "the claim is for gate time of networks %q and %q: give each a claim of its own", c.network(), result.Device)
+		}
+		consumed := result.ConsumedCapacity[resourceapi.QualifiedName(reservation.ClassCapacity(int(*parameters.Class)))]
+		if err := parameters.FitsCapacity(consumed.Value()); err != nil {
+			return c, refuse(codeParameters, "request %q: %w", result.Request, err)
+		}
+	}
+	if len(c.Requests) == 0 {
+		return nil, nil
+	}
+	pods := reservedFor(claim)
+	if len(pods) != 1 {
+		return c, refuse(codeShared, "the claim is reserved for %d pods: gate time is one pod's, use a ResourceClaimTemplate", len(pods))
+	}
+	c.Pod = pods[0]
+	return c, nil
+}
+
+// streamName names a request's stream in taktd.
+func (c *gateClaim) streamName(request string) string {
+	return shortName(streamPrefix + c.Namespace + "/" + c.Name + "/" + request)
+}
+
+// shortName is a name as taktd takes it.
+func shortName(name string) string {
+	if len(name) > longestName {
+		sum := fmt.Sprintf("~%x", sha256.Sum256([]byte(name)))[:17]
+		name = name[:longestName-len(sum)] + sum
+	}
+	return name
+}
+
+// streams are what the claim declares.
+func (c *gateClaim) streams() (all []*adminv1.DeclaredStream) {
+	for _, request := range c.Requests {
+		p := &request.Parameters
+		one := &adminv1.DeclaredStream{
+			Name: c.streamName(request.Name), TrafficClass: uint32(request.class()), PeriodNs: p.Period.Nanoseconds(), OffsetNs: p.Offset.Nanoseconds(),
+			WindowNs: p.Window.Nanoseconds(), Frame: uint32(p.LargestFrame()), Frames: uint32(p.Frames()), Channel: p.Channel,
+		}
+		if to, err := netip.ParseAddrPort(p.Destination); err == nil {
+			one.Destination = to.String()
+		}
+		all = append(all, one)
+	}
+	return all
+}
+
+// gateCDI is the CDI device of a request: one that marks its container, and keeps it from starting without the agent.
+func gateCDI(claim types.UID, request string) string {
+	return gateKind + "=" + deviceName(claim, request)
+}
+
+func (s records) gatePath(claim types.UID) string {
+	return filepath.Join(s.dir, gatePrefix+string(claim)+cdiSuffix)
+}
+
+// writeGate puts the claim on disk, all of it or nothing.
+func (s records) writeGate(c *gateClaim) error {
+	text, err := json.Marshal(c)
+	if err != nil {
+		return fmt.Errorf("cannot write the record of claim %s: %w", c.Claim, err)
+	}
+	spec := &cdispec.Spec{Version: "0.6.0", Kind: gateKind, Annotations: map[string]string{gateAnnotation: string(text)}}
+	for _, request := range c.Requests {
+		spec.Devices = append(spec.Devices, cdispec.Device{Name: deviceName(c.Claim, request.Name), ContainerEdits: cdispec.ContainerEdits{
+			Env:   []string{variableName(gateVariable, c.Claim, request.Name) + "=" + key(c.Claim, request.Name)},
+			Hooks: []*cdispec.Hook{s.hook()},
+		}})
+	}
+	return s.put(s.gatePath(c.Claim), spec, c.Claim)
+}
+
+func (s records) removeGate(claim types.UID) error {
+	if err := os.Remove(s.gatePath(claim)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("cannot remove what claim %s left: %w", claim, err)
+	}
+	return nil
+}
+
+// loadGates reads all of them. What cannot be read is reported and left out.
+func (s records) loadGates() (all []*gateClaim, err error) {
+	entries, err := os.ReadDir(s.dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("cannot list CDI files: %w", err)
+	}
+	var failed []error
+	for _, entry := range entries {
+		if !strings.HasPrefix(entry.Name(), gatePrefix) || !strings.HasSuffix(entry.Name(), cdiSuffix) {
+			continue
+		}
+		c, err := readGate(filepath.Join(s.dir, entry.Name()))
+		if err == nil && s.gatePath(c.Claim) != filepath.Join(s.dir, entry.Name()) {
+			err = fmt.Errorf("it is of claim %s", c.Claim)
+		}
+		if err != nil {
+			failed = append(failed, fmt.Errorf("cannot read CDI file %s: %w", entry.Name(), err))
+			continue
+		}
+		all = append(all, c)
+	}
+	return all, errors.Join(failed...)
+}
+
+func readGate(path string) (*gateClaim, error) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	var spec cdispec.Spec
+	if err := json.Unmarshal(text, &spec); err != nil {
+		return nil, err
+	}
+	c := &gateClaim{}
+	if err := json.Unmarshal([]byte(spec.Annotations[gateAnnotation]), c); err != nil {
+		return nil, fmt.Errorf("annotation %s: %w", gateAnnotation, err)
+	}
+	if c.Claim == "" || len(c.Requests) == 0 || c.Version > gateVersion {
+		return nil, fmt.Errorf("annotation %s names no claim or no request, or is of a later version of the agent", gateAnnotation)
+	}
+	for _, request := range c.Requests {
+		if err := request.Parameters.Validate(); err != nil {
+			return nil, fmt.Errorf("request %q: %w", request.Name, err)
+		}
+	}
+	return c, nil
+}
+
+// gateMarks are the claims for gate time that a container's environment names.
+func gateMarks(ctr *api.Container) (claims []types.UID, err error) {
+	for _, variable := range ctr.GetEnv() {
+		name, value, ok := strings.Cut(variable, "=")
+		if !ok || !strings.HasPrefix(name, gateVariable) {
+			continue
+		}
+		uid, _, err := parseKey(value)
+		if err != nil {
+			return nil, err
+		}
+		claims = append(claims, uid)
+	}
+	slices.Sort(claims)
+	return slices.Compact(claims), nil
+}

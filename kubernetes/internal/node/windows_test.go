@@ -1,0 +1,57 @@
+package node
+
+import (
+	"testing"
+
+	"github.com/takt-dev/takt/kubernetes/internal/adminv1"
+)
+
+const gigabit = 1_000_000_000
+
+// gatesOf is a link with a schedule of entries of gates and nanoseconds.
+func gatesOf(rate uint64, cycle uint64, entries ...uint32) *adminv1.LinkSchedule {
+	schedule := &adminv1.GateSchedule{CycleTimeNs: cycle}
+	for at := 0; at < len(entries); at += 2 {
+		schedule.Entries = append(schedule.Entries, &adminv1.GateEntry{Gates: entries[at], IntervalNs: entries[at+1]})
+	}
+	return &adminv1.LinkSchedule{LinkRateBps: rate, Operational: schedule}
+}
+
+func TestWhatSchedulesGiveToClassesIsTheLeastOfAll(t *testing.T) {
+	quarter := gatesOf(gigabit, 1_000_000, 0x20, 250_000, 0x01, 750_000)
+	first := gatesOf(gigabit, 1_000_000, 0x20, 250_000, 0x01, 750_000)
+	first.Operational.Selection = []*adminv1.ClassSelection{{Class: 5, Algorithm: "credit-based"}, {Class: 0, Algorithm: "launch-time"}}
+	mapped := gatesOf(gigabit, 1_000_000, 0x02, 250_000, 0x01, 750_000)
+	mapped.Priorities = []uint32{0, 0, 0, 0, 1, 1, 1, 1}
+	changing := gatesOf(gigabit, 1_000_000, 0x20, 250_000, 0x01, 750_000)
+	changing.Pending = gatesOf(0, 1_000_000, 0x20, 100_000, 0x01, 900_000).Operational
+	for name, tc := range map[string]struct {
+		links   []*adminv1.LinkSchedule
+		streams []stream
+		any     bool
+		want    map[int]int64
+	}{
+		"no link":                       {nil, nil, false, nil},
+		"a link without a schedule":     {[]*adminv1.LinkSchedule{{LinkRateBps: gigabit}}, nil, false, nil},
+		"a quarter":                     {[]*adminv1.LinkSchedule{quarter}, nil, true, map[int]int64{5: 250_000_000, 0: 750_000_000}},
+		"beside others of its class":    {[]*adminv1.LinkSchedule{quarter}, []stream{{5, 50_000_000}, {0, 1}}, true, map[int]int64{5: 200_000_000, 0: 749_999_999}},
+		"beside more than there is":     {[]*adminv1.LinkSchedule{quarter}, []stream{{5, 250_000_000}, {5, 1}}, true, map[int]int64{0: 750_000_000}},
+		"the slower link":               {[]*adminv1.LinkSchedule{quarter, gatesOf(gigabit/10, 1_000_000, 0x21, 1_000_000)}, nil, true, map[int]int64{5: 100_000_000, 0: 100_000_000}},
+		"a class that one never opens":  {[]*adminv1.LinkSchedule{quarter, gatesOf(gigabit, 1_000_000, 0x20, 1_000_000)}, nil, true, map[int]int64{5: 250_000_000}},
+		"the schedule that will run":    {[]*adminv1.LinkSchedule{changing}, nil, true, map[int]int64{5: 100_000_000, 0: 750_000_000}},
+		"no rate":                       {[]*adminv1.LinkSchedule{gatesOf(0, 1_000_000, 0xff, 1_000_000)}, nil, true, nil},
+		"no launch times":               {[]*adminv1.LinkSchedule{first}, nil, true, map[int]int64{0: 750_000_000}},
+		"the last entry holds":          {[]*adminv1.LinkSchedule{gatesOf(gigabit, 1_000_000, 0x20, 250_000, 0x01, 1)}, nil, true, map[int]int64{5: 250_000_000, 0: 750_000_000}},
+		"what the cycle cuts":           {[]*adminv1.LinkSchedule{gatesOf(gigabit, 1_000_000, 0x20, 4_000_000_000, 0x01, 750_000)}, nil, true, map[int]int64{5: gigabit}},
+		"priorities that share a class": {[]*adminv1.LinkSchedule{mapped}, []stream{{6, 100_000_000}}, true, map[int]int64{0: 750_000_000, 1: 750_000_000, 2: 750_000_000, 3: 750_000_000, 4: 150_000_000, 5: 150_000_000, 6: 150_000_000, 7: 150_000_000}},
+	} {
+		got, any := left(tc.links, tc.streams)
+		var want classes
+		for class, bits := range tc.want {
+			want[class] = bits
+		}
+		if got != want || any != tc.any {
+			t.Errorf("%s: %v, %v and not %v", name, got, any, want)
+		}
+	}
+}
