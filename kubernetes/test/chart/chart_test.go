@@ -197,6 +197,13 @@ func cores(also map[string]any) map[string]any {
 	return map[string]any{"config": config}
 }
 
+// both are the values of a release with reservations and networks.
+func both() map[string]any {
+	values := cores(nil)
+	values["network"] = map[string]any{"enabled": true}
+	return values
+}
+
 func find[T runtime.Object](t *testing.T, all []runtime.Object, name string) T {
 	t.Helper()
 	for _, object := range all {
@@ -610,8 +617,9 @@ func claimSpecs(all []runtime.Object) (specs []*resourcev1.ResourceClaimSpec) {
 }
 
 func TestTheExamplesPassThePolicyAndTheNode(t *testing.T) {
-	chart := mustRender(t, cores(nil))
+	chart := mustRender(t, both())
 	claims, templates := newPolicy(t, chart, "-resourceclaims"), newPolicy(t, chart, "-resourceclaimtemplates")
+	gateClaims, gateTemplates := newPolicy(t, chart, "-resourceclaims-gate-time"), newPolicy(t, chart, "-resourceclaimtemplates-gate-time")
 	files, err := filepath.Glob(manifestDir + "/*.yaml")
 	if err != nil || len(files) < 5 {
 		t.Fatal(files, err)
@@ -629,9 +637,9 @@ func TestTheExamplesPassThePolicyAndTheNode(t *testing.T) {
 		for _, object := range all {
 			switch o := object.(type) {
 			case *resourcev1.ResourceClaim:
-				err = claims.admit(o, nil)
+				err = errors.Join(claims.admit(o, nil), gateClaims.admit(o, nil))
 			case *resourcev1.ResourceClaimTemplate:
-				err = templates.admit(o, nil)
+				err = errors.Join(templates.admit(o, nil), gateTemplates.admit(o, nil))
 			default:
 				err = nil
 			}
@@ -645,6 +653,22 @@ func TestTheExamplesPassThePolicyAndTheNode(t *testing.T) {
 		}
 		for _, spec := range specs {
 			for _, config := range spec.Devices.Config {
+				if config.Opaque.Driver == reservation.NetworkDriver {
+					gates, err := reservation.DecodeGateTime(config.Opaque.Parameters.Raw)
+					if err == nil {
+						err = gates.Validate()
+					}
+					if err != nil {
+						t.Errorf("%s: %v", file, err)
+						continue
+					}
+					at := slices.IndexFunc(spec.Devices.Requests, func(r resourcev1.DeviceRequest) bool { return r.Name == config.Requests[0] })
+					asked := spec.Devices.Requests[at].Exactly.Capacity.Requests[resourcev1.QualifiedName(reservation.ClassCapacity(int(*gates.Class)))]
+					if asked.Value() != gates.BitsPerSecond() {
+						t.Errorf("%s: asks for %d and needs %d", file, asked.Value(), gates.BitsPerSecond())
+					}
+					continue
+				}
 				parameters, err := reservation.Decode(config.Opaque.Parameters.Raw)
 				if err != nil {
 					t.Errorf("%s: %v", file, err)
