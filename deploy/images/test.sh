@@ -6,7 +6,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 work=$(mktemp -d)
 taktd=
 finish() {
-	[ -z "$taktd" ] || kill "$taktd" 2>/dev/null || true
+	[ -z "$taktd" ] || { kill "$taktd" && wait "$taktd"; } 2>/dev/null || true
 	rm -rf "$work"
 }
 trap finish EXIT

@@ -183,14 +183,15 @@ fn long_messages(datapath: Datapath) {
     if skip() {
         return;
     }
-    let (pair, [near, far]) = nodes(datapath, "");
+    // None is given up because somebody else had all cores for a while.
+    let (pair, [near, far]) = nodes(datapath, "[limits]\nreassembly_timeout_ms = 60000\n");
     let streams = [&near, &far].map(|session| session.stream(datapath.qos()).expect("a stream"));
     assert_eq!(streams[0].datapath(), datapath.name());
     let source = streams[0].source(CHANNEL).expect("a source");
     let sink = streams[1].sink(CHANNEL).expect("a sink");
     introduce(&source, &[&sink]);
     // On a busy machine the links may lose a frame by themselves.
-    takt_testing::until_true("no link loses anything", || {
+    let passes = (0..20).any(|_| {
         let by_links = lost_by_links(&pair);
         let passed = lose_a_fragment(&pair, &source, &sink);
         assert!(
@@ -200,6 +201,7 @@ fn long_messages(datapath: Datapath) {
         );
         passed.is_some()
     });
+    assert!(passes, "the links lost frames twenty times");
     // Nothing of the incomplete one is left: what it took is there for others.
     let given_up = pair.nodes[1].admin().node().lanes[0]
         .counters

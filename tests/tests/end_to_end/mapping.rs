@@ -50,8 +50,11 @@ fn move_about(node: &Node, passed: impl Fn() -> u64) {
         .take(MOVES)
         .enumerate()
     {
-        let before = passed();
         map_to(node, datapath);
+        until_true("its stream has moved", || {
+            node.admin().node().streams_moved > round as u64
+        });
+        let before = passed();
         until_true(&format!("messages pass {datapath}, round {round}"), || {
             passed() > before + 100
         });

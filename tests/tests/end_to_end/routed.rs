@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use takt::{FrameOptions, FrameSource, Outcome, TaiTime};
 use takt_clock::{Clock, SystemTai};
 use takt_lab::{Capture, Host, Lab, LabConfig, OVERLAY_DEVICE, OVERLAY_ID, Overlay};
-use takt_testing::{PATIENCE, until};
+use takt_testing::{PATIENCE, until, until_true};
 use takt_wire::ethernet::MacAddress;
 use takt_wire::frame::{UdpFlow, parse_udp_frame};
 
@@ -316,7 +316,7 @@ fn containers_of_one_host_reach_each_other_at_their_times() {
         if overlay == Overlay::Bridged {
             // An entry for all others is known: it must not swallow what is for the neighbour.
             let mut admin = node.admin();
-            takt_testing::until_true("it is known", || {
+            until_true("it is known", || {
                 let stations = admin.network("pods").stations;
                 stations.iter().any(|s| s.mac == "00:00:00:00:00:00")
             });
@@ -413,7 +413,8 @@ fn a_silent_neighbour_on_the_bridge_is_reached_like_those_behind_tunnels() {
     let lab = lab(Overlay::Bridged, 2);
     let (here, beside) = (lab.container(0, 0), lab.container(0, 1));
     let capture = Capture::open(beside).expect("a capture");
-    // Its entry has aged out, and there is a new daemon.
+    // Its entry has aged out, and there is a new daemon. By IPv6 it would speak of its own accord.
+    set(beside, "ipv6/conf/eth0/disable_ipv6", "1");
     run(lab.host(0), "ip", "link set cni0 type bridge fdb_flush");
     let datapath = Datapath::Udp;
     let sections = sections(here, Overlay::Bridged, datapath);
@@ -477,8 +478,8 @@ fn who_shares_the_interface_of_a_native_network_is_not_sent_to_by_its_link() {
         answer.expect("an answer")
     };
     let far = lab.host(1).mac();
+    until_true("the far station is known", || resolve(2, far) == Some(far));
     assert_eq!(resolve(51, sibling), None);
-    assert_eq!(resolve(2, far), Some(far));
     let group = [1, 0, 0x5e, 1, 2, 3];
     assert_eq!(resolve(3, group), None, "a part of it is beside");
     let to = |destination: [u8; 6]| {
@@ -598,9 +599,11 @@ fn pods_of_calicos_shape_reach_those_of_their_node_and_of_others() {
         let source = frames(&session, datapath);
         let router = [0xee; 6];
         let gateway = [169, 254, 1, 1].into();
-        let resolved = source.resolve(there.address().into(), gateway, Some(router));
-        let routes = node.admin().network("pods").routes;
-        assert_eq!(resolved.expect("an answer"), Some(router), "{routes:?}");
+        // Until the node has seen the host's tables, that is what it knows.
+        until_true("the gateway is known", || {
+            let resolved = source.resolve(there.address().into(), gateway, Some(router));
+            resolved.expect("an answer") == Some(router)
+        });
         let flow = flow(here, there, router);
         for number in 0..5u8 {
             let launch = soon();
@@ -695,9 +698,10 @@ fn a_datagram_of_ipv6_is_routed_as_the_kernel_would_have_done() {
                 "fd88:1::1".parse().expect("an address"),
             ),
         };
-        let resolved = source.resolve(ends[1].ip(), next_hop, Some(to));
-        let status = node.admin().network("pods");
-        assert_eq!(resolved.expect("an answer"), Some(to), "{status:?}");
+        until_true("the next hop is known", || {
+            let resolved = source.resolve(ends[1].ip(), next_hop, Some(to));
+            resolved.expect("an answer") == Some(to)
+        });
         let flow = UdpFlow {
             src: ends[0],
             dst: ends[1],

@@ -1,7 +1,8 @@
-//! Cycles to which datagrams without a launch time are snapped, for programs that name none: the rules of
-//! `takt preload --grid`, as its command line and the preload's environment have them.
+//! When datagrams without a launch time leave, for programs that name none: the rules of `takt preload --grid` and
+//! `--all`, as its command line and the preload's environment have them.
 //!
-//! `CYCLE[+OFFSET][,to=ADDRESS[/LENGTH]][,port=PORT][,class=CLASS][,lead=TIME]`; several are separated by `;`.
+//! `CYCLE[+OFFSET][,to=ADDRESS[/LENGTH]][,port=PORT][,class=CLASS][,lead=TIME]`, or `now` in place of the cycle; several are
+//! separated by `;`.
 
 use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr;
@@ -34,18 +35,37 @@ impl Grid {
     }
 }
 
-/// A cycle, and what is snapped to it.
+/// When a datagram without a launch time leaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum When {
+    /// As soon as its class may.
+    Now,
+    /// At the next instant of a cycle.
+    Cycle(Grid),
+}
+
+impl When {
+    /// The launch time of what is sent at `now`; `None`: it has none.
+    pub fn launch(&self, now: TaiTime) -> Option<TaiTime> {
+        match self {
+            Self::Now => None,
+            Self::Cycle(grid) => Some(grid.instant(now)),
+        }
+    }
+}
+
+/// When datagrams leave, and which.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rule {
-    /// The cycle.
-    pub grid: Grid,
+    /// When they leave.
+    pub when: When,
     to: Option<(IpAddr, u8)>,
     port: Option<u16>,
     class: Option<TrafficClass>,
 }
 
 impl Rule {
-    /// Whether datagrams of this class to this destination are snapped.
+    /// Whether it is for datagrams of this class to this destination.
     pub fn holds_for(&self, destination: SocketAddr, class: TrafficClass) -> bool {
         self.to
             .is_none_or(|prefix| is_within(prefix, destination.ip()))
@@ -67,7 +87,7 @@ fn is_within((prefix, length): (IpAddr, u8), address: IpAddr) -> bool {
 /// What is wrong with a rule, and what would be right.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "the grid {rule:?} {what}: a rule is CYCLE[+OFFSET][,to=ADDRESS[/LENGTH]][,port=PORT][,class=CLASS][,lead=TIME], as in \"1ms+250us,port=5001\""
+    "the grid {rule:?} {what}: a rule is CYCLE[+OFFSET][,to=ADDRESS[/LENGTH]][,port=PORT][,class=CLASS][,lead=TIME], as in \"1ms+250us,port=5001\", or has \"now\" for the cycle"
 )]
 pub struct BadRule {
     rule: String,
@@ -101,24 +121,11 @@ fn parse(text: &str) -> Result<Rule, String> {
     let (times, conditions) = text
         .split_once(',')
         .map_or((text, None), |(a, b)| (a, Some(b)));
-    let (cycle, offset) = times.split_once('+').unwrap_or((times, "0ns"));
-    let (cycle, offset) = (time(cycle)?, time(offset)?);
-    if !(SHORTEST..=LONGEST).contains(&cycle) {
-        return Err("has a cycle that is shorter than 1us or longer than 10s".into());
-    }
-    if offset >= cycle {
-        return Err("has an offset that is not within its cycle".into());
-    }
-    let mut rule = Rule {
-        grid: Grid {
-            cycle,
-            offset,
-            lead: LEAD,
-        },
-        to: None,
-        port: None,
-        class: None,
+    let mut grid = match times {
+        "now" => None,
+        times => Some(cycle(times)?),
     };
+    let (mut to, mut port, mut class) = (None, None, None);
     let mut said = Vec::new();
     for condition in conditions.into_iter().flat_map(|all| all.split(',')) {
         let (key, value) = condition
@@ -130,18 +137,19 @@ fn parse(text: &str) -> Result<Rule, String> {
         said.push(key);
         let none = |kind| format!("has {value:?}, which is no {kind}");
         match key {
-            "to" => rule.to = Some(prefix(value).ok_or_else(|| none("address or prefix"))?),
+            "to" => to = Some(prefix(value).ok_or_else(|| none("address or prefix"))?),
             "port" => {
-                let port = value.parse().ok().filter(|port| *port != 0);
-                rule.port = Some(port.ok_or_else(|| none("port"))?);
+                let number = value.parse().ok().filter(|port| *port != 0);
+                port = Some(number.ok_or_else(|| none("port"))?);
             }
             "class" => {
-                let class = value.parse().ok().and_then(TrafficClass::new);
-                rule.class = Some(class.ok_or_else(|| none("traffic class (0 to 7)"))?);
+                let number = value.parse().ok().and_then(TrafficClass::new);
+                class = Some(number.ok_or_else(|| none("traffic class (0 to 7)"))?);
             }
             "lead" => {
-                rule.grid.lead = time(value)?;
-                if rule.grid.lead > LONGEST {
+                let grid = grid.as_mut().ok_or("has a lead, but no cycle")?;
+                grid.lead = time(value)?;
+                if grid.lead > LONGEST {
                     return Err("has a lead that is longer than 10s".into());
                 }
             }
@@ -152,7 +160,28 @@ fn parse(text: &str) -> Result<Rule, String> {
             }
         }
     }
-    Ok(rule)
+    Ok(Rule {
+        when: grid.map_or(When::Now, When::Cycle),
+        to,
+        port,
+        class,
+    })
+}
+
+fn cycle(text: &str) -> Result<Grid, String> {
+    let (cycle, offset) = text.split_once('+').unwrap_or((text, "0ns"));
+    let (cycle, offset) = (time(cycle)?, time(offset)?);
+    if !(SHORTEST..=LONGEST).contains(&cycle) {
+        return Err("has a cycle that is shorter than 1us or longer than 10s".into());
+    }
+    if offset >= cycle {
+        return Err("has an offset that is not within its cycle".into());
+    }
+    Ok(Grid {
+        cycle,
+        offset,
+        lead: LEAD,
+    })
 }
 
 /// A whole number with a unit, in nanoseconds.
@@ -196,6 +225,13 @@ mod tests {
         text.parse().expect(text)
     }
 
+    fn grid(text: &str) -> Grid {
+        match rule(text).when {
+            When::Cycle(grid) => grid,
+            When::Now => panic!("{text} has no cycle"),
+        }
+    }
+
     fn class(number: u8) -> TrafficClass {
         TrafficClass::new(number).expect("a class")
     }
@@ -203,17 +239,27 @@ mod tests {
     #[test]
     fn a_rule_is_a_cycle_and_what_is_snapped_to_it() {
         let plain = rule("1ms");
-        assert_eq!((plain.grid.cycle, plain.grid.offset), (1_000_000, 0));
-        assert_eq!(plain.grid.lead, LEAD);
-        let all = rule("2s+250us,to=10.1.0.0/16,port=5001,class=5,lead=0ns");
-        assert_eq!(all.grid.cycle, 2_000_000_000);
-        assert_eq!((all.grid.offset, all.grid.lead), (250_000, 0));
+        let cycle = grid("1ms");
+        assert_eq!((cycle.cycle, cycle.offset), (1_000_000, 0));
+        assert_eq!(cycle.lead, LEAD);
+        let text = "2s+250us,to=10.1.0.0/16,port=5001,class=5,lead=0ns";
+        let (all, cycle) = (rule(text), grid(text));
+        assert_eq!(cycle.cycle, 2_000_000_000);
+        assert_eq!((cycle.offset, cycle.lead), (250_000, 0));
         let holds =
             |to: &str, number| all.holds_for(to.parse().expect("an address"), class(number));
         assert!(holds("10.1.2.3:5001", 5));
         assert!(!holds("10.2.2.3:5001", 5) && !holds("10.1.2.3:5002", 5));
         assert!(!holds("10.1.2.3:5001", 4) && !holds("[fd00::1]:5001", 5));
         assert!(plain.holds_for("[fd00::1]:9".parse().expect("an address"), class(0)));
+    }
+
+    #[test]
+    fn a_rule_without_a_cycle_has_no_launch_time() {
+        let now = rule("now,port=5001");
+        assert_eq!(now.when.launch(TaiTime::from_nanos(7)), None);
+        let holds = |to: &str| now.holds_for(to.parse().expect("an address"), class(0));
+        assert!(holds("10.0.0.1:5001") && !holds("10.0.0.1:5002"));
     }
 
     #[test]
@@ -256,6 +302,8 @@ mod tests {
             ("1ms,lead=11s", "lead"),
             ("1ms,from=10.0.0.1", "\"from\""),
             ("1ms,port=1,port=2", "twice"),
+            ("now,lead=1ms", "no cycle"),
+            ("now+1ms", "\"now\""),
         ] {
             let error = text.parse::<Rule>().expect_err(text).to_string();
             assert!(
@@ -292,8 +340,7 @@ mod tests {
 
         #[test]
         fn no_instant_makes_it_overflow(now: i64) {
-            let grid = rule("10s+9s,lead=10s").grid;
-            grid.instant(TaiTime::from_nanos(now));
+            grid("10s+9s,lead=10s").instant(TaiTime::from_nanos(now));
         }
 
         #[test]

@@ -1,12 +1,12 @@
-//! Cycles for datagrams without a launch time, for programs that cannot name one: rules of the environment
-//! ([`takt::grid`]) say which.
+//! When datagrams without a launch time leave, for programs that cannot name one: rules of the environment
+//! ([`takt::grid`]) say it.
 
 use std::net::SocketAddr;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use takt::TrafficClass;
-use takt::grid::{Grid, Rule, rules};
+use takt::grid::{Rule, When, rules};
 
 use crate::announce::{self, Mode};
 
@@ -26,7 +26,7 @@ pub fn start() {
             ON.store(on, Ordering::Release); // Partner: `is_on`.
         }
         Err(error) => announce::say(&format!(
-            "{VARIABLE}: {error}; nothing is snapped to a cycle"
+            "{VARIABLE}: {error}; datagrams without a time are the kernel's"
         )),
     }
 }
@@ -37,9 +37,9 @@ pub fn is_on() -> bool {
     ON.load(Ordering::Acquire)
 }
 
-/// The cycle of datagrams of this class to this destination: that of the first rule that holds for them.
-pub fn find(destination: SocketAddr, class: TrafficClass) -> Option<Grid> {
+/// When datagrams of this class to this destination leave: by the first rule that holds for them.
+pub fn find(destination: SocketAddr, class: TrafficClass) -> Option<When> {
     let mut rules = RULES.get()?.iter();
     let rule = rules.find(|rule| rule.holds_for(destination, class))?;
-    Some(rule.grid)
+    Some(rule.when)
 }

@@ -7,7 +7,7 @@ use std::ffi::c_int;
 use std::net::SocketAddr;
 
 use libc::{iovec, msghdr};
-use takt::grid::Grid;
+use takt::grid::When;
 use takt::{FrameOptions, TaiTime, TrafficClass};
 use takt_wire::ethernet;
 
@@ -302,6 +302,12 @@ fn send_waiting(
         match attempt(socket, fd, &mut state, message, flags, inside) {
             Ok(()) => return Fate::Taken(Ok(message.total)),
             Err(Obstacle::Untimed | Obstacle::Elsewhere) => return Fate::Kernel,
+            // As far as the runtime reaches, and no message is longer for it than for the kernel.
+            Err(Obstacle::Unserved(_) | Obstacle::Error(libc::EMSGSIZE))
+                if is_optional(&state, message) =>
+            {
+                return Fate::Kernel;
+            }
             Err(Obstacle::Unserved(reason)) => {
                 return match reason.settle() {
                     Some(errno) => Fate::Taken(Err(errno)),
@@ -332,12 +338,12 @@ fn send_waiting(
 
 /// What a send asks for, by its own control messages and by its socket.
 pub struct Request {
-    /// As the program has it; 0: it is snapped to a cycle.
+    /// As the program has it; 0: it has none.
     launch: u64,
-    /// The same; when it was sent, if it is snapped to a cycle.
+    /// The same; when it was sent, if it has none.
     instant: TaiTime,
-    /// The cycle, for one without a launch time: its instant is that at which it is handed over.
-    grid: Option<Grid>,
+    /// When one without a launch time leaves: that hangs on when it is handed over.
+    untimed: Option<When>,
     class: TrafficClass,
     stamps: u32,
     control: Control,
@@ -353,15 +359,15 @@ impl Request {
         };
         let class = class_of(priority);
         // For the kernel, too, zero is no time.
-        let (launch, instant, grid) = match control.launch.filter(|time| *time != 0) {
+        let (launch, instant, untimed) = match control.launch.filter(|time| *time != 0) {
             Some(launch) => {
                 let clock = options.clock.ok_or(Obstacle::Unserved(Reason::Kind))?;
                 // The kernel's instants are signed, too.
                 (launch, clock.of(launch).to_tai(launch as i64), None)
             }
             None => {
-                let grid = snapped(options, message, class).ok_or(Obstacle::Untimed)?;
-                (0, launch::now(), Some(grid))
+                let when = untimed(options, message, class).ok_or(Obstacle::Untimed)?;
+                (0, launch::now(), Some(when))
             }
         };
         if options.kernel_only {
@@ -387,7 +393,7 @@ impl Request {
         Ok(Self {
             launch,
             instant,
-            grid,
+            untimed,
             class,
             stamps: stamps & timestamping::TX_RECORD,
             control,
@@ -396,12 +402,12 @@ impl Request {
 
     /// Whether its launch time is the latest one, and not the very instant.
     fn is_deadline(&self, options: &Options) -> bool {
-        options.deadline && self.grid.is_none()
+        options.deadline && self.untimed.is_none()
     }
 }
 
-/// The cycle that a message without a launch time is snapped to, if it is.
-fn snapped(options: &Options, message: &Message, class: TrafficClass) -> Option<Grid> {
+/// When a message without a launch time leaves, if a rule is for it.
+fn untimed(options: &Options, message: &Message, class: TrafficClass) -> Option<When> {
     if !grid::is_on() || !matches!(options.kind, Kind::Udp { .. }) {
         return None;
     }
@@ -410,6 +416,23 @@ fn snapped(options: &Options, message: &Message, class: TrafficClass) -> Option<
         name => address::parse(name),
     };
     grid::find(destination?, class)
+}
+
+/// Whether a message is as well sent by the kernel: it has no launch time, and the rule for it gives it none.
+#[cold]
+fn is_optional(state: &State, message: &Message) -> bool {
+    let Some(options) = &state.options else {
+        return false;
+    };
+    let Ok(control) = Control::parse(options.kind, message.control()) else {
+        return false;
+    };
+    let priority = match control.priority {
+        Some(Priority::Asked(priority) | Priority::Implied(priority)) => priority,
+        None => options.priority,
+    };
+    control.launch.is_none_or(|time| time == 0)
+        && untimed(options, message, class_of(priority)) == Some(When::Now)
 }
 
 /// The traffic class of a priority: the same number; best effort for those above the classes, as the
@@ -452,7 +475,7 @@ fn attempt(
         bind_if_needed(socket, fd, options, six)?;
     }
     // What has no time of its own leaves in the order in which it was sent.
-    if request.grid.is_some() && state.held.len() != 0 {
+    if request.untimed.is_some() && state.held.len() != 0 {
         hand_over_held(socket, fd, state, inside);
         if state.held.has(message.name()) {
             return hold(socket, state, message, request);
@@ -725,14 +748,16 @@ fn hand_over(
         || request.stamps != 0 && options.timestamping & timestamping::OPT_TSONLY == 0;
     let packet = if tells { buffer.to_vec() } else { Vec::new() };
     let at = launch::now();
-    let instant = request
-        .grid
-        .map_or(request.instant, |grid| grid.instant(at));
+    let launch = match request.untimed {
+        None => Some(request.instant),
+        Some(when) => when.launch(at),
+    };
+    let instant = launch.unwrap_or(at);
     let token = source.emit(
         buffer,
         &FrameOptions {
             class: request.class,
-            launch: Some(instant),
+            launch,
             deadline: request.is_deadline(options),
         },
     )?;
@@ -768,7 +793,7 @@ fn finish(socket: &Socket, state: &mut State, request: &Request, handed: Handed)
         None => 0,
     };
     let datagram = Datagram {
-        launch: match request.grid {
+        launch: match request.untimed {
             Some(_) => handed.instant.as_nanos() as u64,
             None => request.launch,
         },

@@ -44,6 +44,7 @@ Examples:
   takt preload --hwtstamp -- isochron send --interface eth0 --txtime ...
   takt preload --required -- python3 talker.py
   takt preload --grid 1ms+250us,port=5001 -- ./publisher
+  takt preload --all -- iperf3 --udp --client 10.0.0.2
   takt preload --socket /run/takt/line.sock -- ./talker";
 
 /// Runs a program with the socket preload.
@@ -65,6 +66,11 @@ pub struct Preload {
     /// given several times: the first rule that is for a datagram holds
     #[arg(long, value_name = "CYCLE[+OFFSET][,KEY=VALUE...]", value_parser = grid)]
     grid: Vec<String>,
+    /// Send the program's other UDP datagrams by way of the runtime as well, as soon as their class may: they keep to the gates and
+    /// the priority of a schedule. What the runtime does not reach (this machine itself, what is longer than the MTU) is
+    /// the kernel's. `--grid now,port=PORT` for some of them
+    #[arg(long)]
+    all: bool,
     /// The program and its arguments
     #[arg(required = true, trailing_var_arg = true, value_name = "COMMAND")]
     command: Vec<OsString>,
@@ -93,8 +99,10 @@ impl Preload {
         if self.hwtstamp {
             command.env(HARDWARE_VARIABLE, "on");
         }
-        if !self.grid.is_empty() {
-            command.env(GRID_VARIABLE, self.grid.join(";"));
+        let all = self.all.then(|| "now".to_owned());
+        let rules: Vec<String> = self.grid.into_iter().chain(all).collect();
+        if !rules.is_empty() {
+            command.env(GRID_VARIABLE, rules.join(";"));
         }
         // Returns only if it fails.
         let error = command.exec();

@@ -29,7 +29,7 @@ fn datagrams_of_a_program_that_names_no_times_leave_on_the_grid_however_they_are
     site.start_daemon_without_addresses();
     let listener = Listener::new(site.there());
     let text = format!("100ms+30ms,port={PORT}");
-    let grid = rule(&text).grid;
+    let grid = rule(&text).when;
     for to in site.addresses() {
         for way in ["sendto", "sendmsg", "send", "write", "writev"] {
             let before = site.sent();
@@ -41,7 +41,8 @@ fn datagrams_of_a_program_that_names_no_times_leave_on_the_grid_however_they_are
                 let (words, _) = payload.as_chunks::<8>();
                 let [found, sent] = [words[0], words[1]].map(i64::from_ne_bytes);
                 assert_eq!(found, number as i64, "{way}: in their order");
-                let instant = grid.instant(TaiTime::from_nanos(sent)).as_nanos();
+                let instant = grid.launch(TaiTime::from_nanos(sent));
+                let instant = instant.expect("it has a cycle").as_nanos();
                 assert!(
                     now >= instant,
                     "{way}: {} ns before the grid",
@@ -119,6 +120,39 @@ fn what_no_rule_is_for_is_the_kernels() {
     assert!(err.contains("no time with a unit"), "{err}");
     listener.next();
     assert_eq!(site.sent(), 2);
+}
+
+#[test]
+fn all_datagrams_leave_by_the_runtime_as_far_as_it_reaches() {
+    let mut site = Site::without_daemon();
+    let listener = Listener::new(site.there());
+    let to = site.addresses()[0].to_string();
+    let send = |site: &Site, to: &str, count: usize, way: &str| {
+        let mut command = publisher(site, to, PORT, count, way);
+        ended_well(command.env("TAKT_PRELOAD_GRID", "now").output()).1
+    };
+    // Without a runtime the kernel sends, and the program is told, where it is required as well: nothing hangs on it.
+    let err = send(&site, &to, 1, "sendto");
+    assert!(err.contains("cannot reach the runtime"), "{err}");
+    listener.next();
+    site.start_daemon();
+    for way in ["sendto", "sendmsg", "send", "write", "writev"] {
+        let before = site.sent();
+        assert_eq!(send(&site, &to, 3, way), "", "{way}");
+        for number in 0..3i64 {
+            let (payload, _) = listener.next();
+            assert_eq!(payload[..8], number.to_ne_bytes(), "{way}: in their order");
+        }
+        assert_eq!(site.sent() - before, 3, "{way}: by the runtime");
+    }
+    // What is longer than a frame, and what is for this host, is the kernel's.
+    let before = site.sent();
+    assert_eq!(send(&site, &to, 2, "long"), "");
+    for _ in 0..2 {
+        assert_eq!(listener.next().0.len(), 20_000);
+    }
+    assert_eq!(send(&site, "127.0.0.1", 2, "sendto"), "");
+    assert_eq!(site.sent(), before);
 }
 
 #[test]

@@ -491,7 +491,7 @@ impl Listener {
 
     /// The next datagram, and who sent it.
     pub fn next(&self) -> (Vec<u8>, SocketAddr) {
-        let mut buffer = [0; 2048];
+        let mut buffer = [0; 65_536];
         loop {
             match self.0.recv_from(&mut buffer) {
                 Ok((length, from)) => return (buffer[..length].to_vec(), from),

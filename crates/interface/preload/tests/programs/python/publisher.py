@@ -26,6 +26,9 @@ for number in range(count):
         sent = made.sendmsg([payload[:3], payload[3:]], [], 0, to)
     elif way == "send":
         sent = made.send(payload)
+    elif way == "long":
+        payload = payload.ljust(20_000, b".")
+        sent = made.send(payload)
     elif way == "write":
         sent = os.write(made.fileno(), payload)
     else:
