@@ -473,7 +473,8 @@ typedef struct takt_publisher_options {
     size_t size;          /* sizeof(takt_publisher_options) */
     const takt_qos *qos;  /* NULL: TAKT_QOS_INIT */
     uint32_t depth;       /* most messages on their way, a power of two up to 65536; 0: 256 */
-    uint32_t history;     /* how many of its last messages it keeps for late joiners, 65536 at most */
+    uint32_t history;     /* how many of its last messages it keeps for late joiners, 65536 at most; with it the longest
+                           * message is shorter by the topic's name and one byte (TAKT_E_TOO_LARGE) */
     int encoding;         /* enum takt_encoding, or a number of the programs' own up to 65535 */
     size_t history_bytes; /* how many bytes of them, with 24 more of each; 0: 64 MiB. The newest one is always kept */
 } takt_publisher_options;

@@ -28,6 +28,9 @@ pub(crate) fn failed(error: takt_messaging::Error) -> Error {
         takt_messaging::Error::NoDirectory { .. } => {
             Error::Refused(Failure::new(ErrorCode::NotPermitted, error.to_string()))
         }
+        takt_messaging::Error::TooLongToKeep { .. } => {
+            Error::Refused(Failure::new(ErrorCode::TooLarge, error.to_string()))
+        }
         error => invalid(&error.to_string()),
     }
 }

@@ -46,6 +46,18 @@ pub enum Error {
         /// What is declared.
         encoding: Encoding,
     },
+    /// The message has no room for the name of its topic, with which late joiners would get it.
+    #[error(
+        "a message of {length} bytes of {topic:?} is too long to be kept for late joiners: publish at most {max} bytes, or without history"
+    )]
+    TooLongToKeep {
+        /// The topic.
+        topic: String,
+        /// Bytes of the message.
+        length: usize,
+        /// Bytes possible.
+        max: usize,
+    },
     /// The message cannot be read or written in its encoding.
     #[error("cannot read or write a message as JSON: {0}")]
     Json(#[from] serde_json::Error),

@@ -108,10 +108,10 @@ impl Header {
     }
 }
 
-/// Bytes of a message that was kept, as it is sent to a late joiner: followed by its topic's name and, in one byte, the
-/// length of that.
-pub(crate) fn kept_bytes(message: &[u8], topic: &str) -> usize {
-    message.len() + topic.len() + 1
+/// Bytes of a message of so many that was kept, as it is sent to a late joiner: followed by its topic's name and, in one
+/// byte, the length of that.
+pub(crate) fn kept_bytes(message: usize, topic: &str) -> usize {
+    message + topic.len() + 1
 }
 
 /// Writes it.
@@ -149,7 +149,7 @@ pub fn fuzz(message: &[u8]) {
     };
     let check = u64::from_le_bytes(check.try_into().expect("8 bytes"));
     if let Some((topic, bytes)) = read_kept(message) {
-        assert_eq!(kept_bytes(&message[..bytes], topic), message.len());
+        assert_eq!(kept_bytes(bytes, topic), message.len());
         // What is delivered of it stands behind a header, whatever topic the header says it is of.
         assert!(bytes >= BYTES);
         assert_eq!(
@@ -226,7 +226,7 @@ mod tests {
             prop_assert_eq!(Header::read(&message, check), Ok(header));
             prop_assert_eq!(Header::read(&message, !check), Err(Strange::Foreign(check)));
             prop_assert_eq!(Header::read(&message[..BYTES - 1], check), Err(Strange::Malformed));
-            let mut kept = vec![0; kept_bytes(&message, "plant/7")];
+            let mut kept = vec![0; kept_bytes(message.len(), "plant/7")];
             write_kept(&mut kept, &message, "plant/7");
             prop_assert_eq!(read_kept(&kept), Some(("plant/7", message.len())));
             prop_assert_eq!(Header::read(&kept, check), Ok(Header { history: true, ..header }));

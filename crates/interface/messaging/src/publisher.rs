@@ -8,7 +8,7 @@ use takt::{Buffer, Outcome, Qos, Source, SourceOptions, Stream, TaiTime, Token, 
 
 use crate::directory::{Entry, Role};
 use crate::error::Error;
-use crate::header::{BYTES, Encoding, Header};
+use crate::header::{BYTES, Encoding, Header, kept_bytes};
 use crate::history::History;
 use crate::participant::{Claim, Participant, Registered};
 use crate::topic::Name;
@@ -40,9 +40,11 @@ pub struct PublisherOptions {
     pub depth: u32,
     /// How its messages are to be read.
     pub encoding: Encoding,
-    /// How many of its last messages it keeps for late joiners, 65536 at most. Each is copied once when it is published.
+    /// How many of its last messages it keeps for late joiners, 65536 at most. Each is copied once when it is published, and
+    /// the longest message is shorter by the name of the topic and one byte, which late joiners get with it.
     pub history: u32,
-    /// How many bytes of them, with 24 more of each; 0: 64 MiB. The newest message is kept however long it is.
+    /// How many bytes of them, with 24 more of each; 0: 64 MiB. The newest message is kept however long it is. As many bytes
+    /// again may be in use while late joiners get what was kept.
     pub history_bytes: usize,
 }
 
@@ -147,7 +149,8 @@ impl Publisher {
     ///
     /// # Errors
     /// [`Error::Channel`], with [`WouldBlock`](takt::Error::WouldBlock) or [`TimedOut`](takt::Error::TimedOut) when there
-    /// is no memory as long as `wait` says, and as [`Source::buffer_wait`] and [`Source::emit`].
+    /// is no memory as long as `wait` says, and as [`Source::buffer_wait`] and [`Source::emit`]; [`Error::TooLongToKeep`]
+    /// with history.
     #[inline]
     pub fn fill(
         &self,
@@ -217,8 +220,9 @@ impl Publisher {
     /// as the last one: it is one of the messages on their way meanwhile. See [`Source::reserve`].
     ///
     /// # Errors
-    /// [`Error::Channel`] as [`Source::reserve`].
+    /// [`Error::Channel`] as [`Source::reserve`]; [`Error::TooLongToKeep`] with history.
     pub fn reserve(&self, len: usize, wait: Wait) -> Result<(), Error> {
+        self.can_keep(len)?;
         Ok(self.source.reserve(len.saturating_add(BYTES), wait)?)
     }
 
@@ -234,6 +238,7 @@ impl Publisher {
         launch: Option<TaiTime>,
         fill: impl FnOnce(&mut [u8]),
     ) -> Result<Token, Error> {
+        self.can_keep(len)?;
         let whole = len.saturating_add(BYTES);
         let buffer = self.source.reserved();
         let buffer = buffer.filter(|buffer| buffer.len() >= whole);
@@ -256,6 +261,7 @@ impl Publisher {
         fill: impl FnOnce(&mut [u8]) -> usize,
         emit: impl FnOnce(Buffer<'_>) -> Result<Token, takt::Error>,
     ) -> Result<Token, Error> {
+        self.can_keep(most)?;
         let buffer = self.source.buffer_wait(most.saturating_add(BYTES), wait)?;
         self.written_in(buffer, fill, emit)
     }
@@ -281,22 +287,32 @@ impl Publisher {
             )));
         }
         buffer.truncate(BYTES + filled);
-        // Before it is emitted: a late joiner that it does not reach any more finds it among what was kept.
-        if let Some(history) = &self.history {
-            history.keep(Arc::from(&*buffer));
+        let token = match &self.history {
+            // A late joiner that it does not reach any more finds it among what was kept.
+            Some(history) => history.keep(Arc::from(&*buffer), || emit(buffer)),
+            None => emit(buffer),
+        }?;
+        self.number.set(number + 1);
+        Ok(token)
+    }
+
+    /// Late joiners get a kept message with the name of its topic.
+    #[inline]
+    fn can_keep(&self, len: usize) -> Result<(), Error> {
+        if self.history.is_none() {
+            return Ok(());
         }
-        match emit(buffer) {
-            Ok(token) => {
-                self.number.set(number + 1);
-                Ok(token)
-            }
-            Err(error) => {
-                if let Some(history) = &self.history {
-                    history.forget_newest();
-                }
-                Err(error.into())
-            }
+        let whole = len.saturating_add(BYTES);
+        let max = self.source.max_message();
+        // What is too long in any case is refused when memory is asked for.
+        if whole <= max && kept_bytes(whole, &self.topic) > max {
+            return Err(Error::TooLongToKeep {
+                topic: self.topic.clone(),
+                length: len,
+                max: max.saturating_sub(kept_bytes(BYTES, &self.topic)),
+            });
         }
+        Ok(())
     }
 
     /// Publishes a value as JSON, if the publisher was opened with [`Encoding::JSON`].
@@ -347,5 +363,95 @@ impl std::fmt::Debug for Publisher {
             .field("topic", &self.topic)
             .field("published", &self.number.get())
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use takt_embedded::{Embedded, Settings};
+
+    use super::*;
+    use crate::history::Next;
+
+    const PATIENCE: Wait = Wait::For(Duration::from_secs(60));
+
+    fn participant() -> (Embedded, Participant) {
+        let runtime = Embedded::start(Settings::local()).expect("a runtime");
+        let session = runtime.session("test").expect("a session");
+        (runtime, Participant::new(session).expect("a participant"))
+    }
+
+    fn keeps(history: u32) -> PublisherOptions {
+        PublisherOptions {
+            history,
+            ..PublisherOptions::default()
+        }
+    }
+
+    #[test]
+    fn what_is_kept_stays_when_a_message_is_not_emitted() {
+        let (_runtime, participant) = participant();
+        let publisher = participant.publisher_with("a", keeps(2)).expect("opened");
+        for text in [b"0", b"1"] {
+            publisher.publish(text, PATIENCE).expect("published");
+        }
+        let fill = |memory: &mut [u8]| memory.len();
+        let failed = publisher.written(9, PATIENCE, fill, |_| Err(takt::Error::Disconnected));
+        assert!(failed.is_err());
+        let kept = || {
+            let mut reader = publisher.history.as_ref().expect("a history").last(9);
+            let mut kept = Vec::new();
+            while let Next::Message(message) = reader.next() {
+                let header = Header::read(&message, publisher.header.check).expect("a header");
+                kept.push((header.number, message[BYTES..].to_vec()));
+                reader.advance();
+            }
+            kept
+        };
+        assert_eq!(kept(), [(0, b"0".to_vec()), (1, b"1".to_vec())]);
+        publisher.publish(b"2", PATIENCE).expect("published");
+        assert_eq!(kept(), [(1, b"1".to_vec()), (2, b"2".to_vec())]);
+    }
+
+    #[test]
+    fn a_message_that_late_joiners_could_not_get_is_refused_by_name() {
+        let (_runtime, participant) = participant();
+        let plain = participant.publisher("a", Qos::slow()).expect("opened");
+        let most = plain.source().max_message() - BYTES;
+        plain.fill(most, PATIENCE, |_| {}).expect("published");
+
+        let publisher = participant.publisher_with("a", keeps(1)).expect("opened");
+        let told = format!(
+            "a message of {most} bytes of \"a\" is too long to be kept for late joiners: publish at most {} bytes, or without history",
+            most - 2
+        );
+        let filled = |_: &mut [u8]| panic!("it is refused before");
+        let reserved = publisher.reserve(most, PATIENCE);
+        for refused in [
+            publisher.fill(most, PATIENCE, filled).map(drop),
+            publisher.fill_reserved(most, None, filled).map(drop),
+            reserved,
+        ] {
+            assert_eq!(refused.expect_err("too long").to_string(), told);
+        }
+        let refused = publisher.fill(most + 1, PATIENCE, filled);
+        let refused = refused.expect_err("longer than any message");
+        assert!(matches!(
+            refused,
+            Error::Channel(takt::Error::TooLarge { .. })
+        ));
+
+        // The longest one comes.
+        let fill = |memory: &mut [u8]| memory.fill(7);
+        publisher.fill(most - 2, PATIENCE, fill).expect("published");
+        let late = crate::SubscriberOptions {
+            history: 1,
+            ..crate::SubscriberOptions::default()
+        };
+        let late = participant.subscriber_with("a", late).expect("opened");
+        let sample = late.take(PATIENCE).expect("a sample");
+        assert!(sample.len() == most - 2 && sample.iter().all(|&byte| byte == 7));
     }
 }

@@ -20,7 +20,7 @@ const SILENT: Duration = Duration::from_secs(1);
 /// What became of slices and frames.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Counters {
-    /// Frames of which no slice came, between others.
+    /// Frames of which no slice came, between others and before the end.
     pub lost: u64,
     /// Frames for which there was no memory.
     pub no_memory: u64,
@@ -168,12 +168,19 @@ impl Assembler {
         }
     }
 
-    /// A server has ended. False: it is not the one that is followed.
-    pub(crate) fn end(&mut self, server: u32, to: &mut impl Memory) -> bool {
+    /// A server has ended that has begun so many frames. False: it is not the one that is followed.
+    pub(crate) fn end(&mut self, server: u32, frames: u64, to: &mut impl Memory) -> bool {
         if self.server != Some(server) {
             return false;
         }
         self.flush(to);
+        // One that is followed has been heard of by a frame. What comes of the others after the end is late.
+        if let (Some(latest), Some(last)) = (self.latest, frames.checked_sub(1))
+            && last > latest
+        {
+            self.counters.lost = self.counters.lost.saturating_add(last - latest);
+            self.latest = Some(last);
+        }
         self.heard = None;
         true
     }
@@ -444,6 +451,35 @@ mod tests {
         play.now += SILENT;
         play.slices(1, 102, 0..40);
         assert_eq!(play.frames(), [(102, vec![])]);
+    }
+
+    #[test]
+    fn frames_that_are_lost_before_the_end_are_counted_once() {
+        let mut play = Play::new();
+        play.slices(1, 4, 0..40);
+        play.slices(1, 5, 0..3);
+        let mut end = |server, frames| {
+            let ended = play.assembler.end(server, frames, &mut play.out);
+            (ended, play.assembler.counters.lost)
+        };
+        // 6 to 9 did not come at all.
+        assert_eq!(end(1, 10), (true, 4));
+        assert_eq!(end(1, 10), (true, 4));
+        // Numbers are the server's word.
+        for frames in [0, 5, 10] {
+            assert_eq!(end(1, frames), (true, 4));
+        }
+        assert_eq!(end(2, 100), (false, 4));
+        assert_eq!(end(1, u64::MAX), (true, u64::MAX - 6));
+        let incomplete = vec![768..BYTES];
+        assert_eq!(play.frames(), [(4, vec![]), (5, incomplete)]);
+        // One that was joined in the middle of its last frame has lost nothing, and the next begins anew.
+        play.slices(2, 7, 30..40);
+        assert!(play.assembler.end(2, 8, &mut play.out));
+        play.slices(3, 0, 0..40);
+        assert!(play.assembler.end(3, 1, &mut play.out));
+        assert_eq!(play.frames(), [(0, vec![])]);
+        assert_eq!(play.assembler.counters.lost, u64::MAX - 6);
     }
 
     #[test]

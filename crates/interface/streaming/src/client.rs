@@ -91,7 +91,7 @@ pub struct ClientCounters {
     pub with_holes: u64,
     /// Frames dropped because slices of them were lost.
     pub incomplete: u64,
-    /// Frames of which no slice came at all.
+    /// Frames of which no slice came at all, those before the end of the stream among them.
     pub lost: u64,
     /// Whole frames that the application was too slow for: a later one came.
     pub skipped: u64,
@@ -235,8 +235,9 @@ impl Memory for Hands<'_> {
                 state.free.push(memory);
                 continue;
             }
-            // What is under way itself is not waited for.
-            let given_back = state.queue.len() + state.held > 0;
+            // What is under way itself is not waited for: no frame is given back for it.
+            let waits = |item: &Item| matches!(item, Item::Frame(..));
+            let given_back = state.held > 0 || state.queue.iter().any(waits);
             if !given_back || self.shared.ends.load(Ordering::Relaxed) {
                 return None;
             }
@@ -348,8 +349,10 @@ impl Reader {
                         continue;
                     }
                 }
-                Ok(Came::End(server)) => {
-                    if self.assembler.end(server, &mut hands) {
+                Ok(Came::End { server, frames }) => {
+                    if self.assembler.end(server, frames, &mut hands) {
+                        // Who hears of the end finds all of it counted.
+                        self.count(&shared);
                         let mut state = shared.state();
                         if !matches!(state.queue.back(), Some(Item::End)) {
                             state.queue.push_back(Item::End);
@@ -694,6 +697,26 @@ mod tests {
             .expect("memory in the place of the one that waits");
         assert_eq!((other.len(), shared.state().bytes), (900, 1000));
         assert_eq!(shared.state().skipped, 1);
+    }
+
+    #[test]
+    fn the_end_of_a_server_is_no_frame_whose_memory_comes_back() {
+        let shared = Arc::new(shared());
+        // A server has ended, which the application does not know yet, and a frame of the next one is under way.
+        shared.state().queue.push_back(Item::End);
+        let taking = std::thread::spawn({
+            let shared = shared.clone();
+            move || {
+                let mut hands = Hands {
+                    keep: Keep::All,
+                    ..hands(&shared, 1000)
+                };
+                let first = hands.take(600).expect("memory");
+                (first.len(), hands.take(600).is_none())
+            }
+        });
+        takt_testing::until_true("nothing is waited for", || taking.is_finished());
+        assert_eq!(taking.join().expect("taken"), (600, true));
     }
 
     #[test]

@@ -81,8 +81,11 @@ pub(crate) fn period(header: &Header) -> Option<Duration> {
 /// What came.
 pub(crate) enum Came<'s> {
     Slice(Slice<'s>),
-    /// This server has ended.
-    End(u32),
+    /// This server has ended, and has begun so many frames.
+    End {
+        server: u32,
+        frames: u64,
+    },
 }
 
 impl Slices {
@@ -113,7 +116,7 @@ impl Slices {
     pub fn take(&self, wait: Wait) -> Result<Slice<'_>, Error> {
         match self.next(wait)? {
             Came::Slice(slice) => Ok(slice),
-            Came::End(_) => Err(Error::EndOfStream),
+            Came::End { .. } => Err(Error::EndOfStream),
         }
     }
 
@@ -124,7 +127,10 @@ impl Slices {
                 Some((Says::Slice(header), _)) => {
                     return Ok(Came::Slice(Slice { sample, header }));
                 }
-                Some((Says::End(_), _)) => return Ok(Came::End(sample.publisher())),
+                Some((Says::End(frames), _)) => {
+                    let server = sample.publisher();
+                    return Ok(Came::End { server, frames });
+                }
                 None => self.malformed.set(self.malformed.get() + 1),
             }
         }

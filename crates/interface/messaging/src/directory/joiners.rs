@@ -2,8 +2,8 @@
 //!
 //! A subscriber opens the channel of its topic first and its inbox after that, and runtimes tell each other of sinks in
 //! the order of their opening: once the inbox is seen to have a reader, what is emitted on the topic reaches the
-//! subscriber too. What was kept until then, and is looked up only then, is what it misses: publishers keep a message
-//! before they emit it. What comes both ways the subscriber tells by its numbers.
+//! subscriber too. What was kept until then, and is looked up only then, is what it misses: while a publisher emits a
+//! message and keeps it nobody looks. What comes both ways the subscriber tells by its numbers.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use takt::{Qos, Reliability, Session, SlowSinks, Source, SourceOptions, Stream};
 use super::service::{Shared, State, inbox};
 use super::{Entry, HEARTBEAT};
 use crate::header;
-use crate::history::History;
+use crate::history::{History, Next, Reader};
 
 /// How long a late joiner is looked for, and how long one may take nothing.
 const JOINS_WITHIN: Duration = Duration::from_secs(10);
@@ -66,7 +66,9 @@ struct Served {
     joiner: Joiner,
     source: Source,
     /// Of the first topic that it wants, those that it has not got.
-    messages: Option<VecDeque<Arc<[u8]>>>,
+    messages: Option<VecDeque<Reader>>,
+    /// It goes without some of them.
+    misses: bool,
     /// It has got something in this turn.
     got: bool,
     /// Another has its turn then.
@@ -185,6 +187,7 @@ impl Joiners {
                     joiner,
                     source,
                     messages: None,
+                    misses: false,
                     got: false,
                     turn: now + ABSENT,
                 }),
@@ -217,21 +220,39 @@ impl Served {
             let messages = self.messages.get_or_insert_with(|| {
                 let histories = shared.lock().histories(&want.topic).to_vec();
                 let last = |history: &Arc<History>| history.last(want.most);
-                histories.iter().flat_map(last).collect()
+                histories.iter().map(last).collect()
             });
-            while let Some(message) = messages.front() {
-                let bytes = header::kept_bytes(message, &want.topic);
-                let Ok(mut buffer) = self.source.buffer(bytes) else {
-                    return step;
+            while let Some(reader) = messages.front_mut() {
+                let message = match reader.next() {
+                    Next::Message(message) => message,
+                    Next::Gone => {
+                        self.misses = true;
+                        continue;
+                    }
+                    Next::End => {
+                        messages.pop_front();
+                        continue;
+                    }
                 };
-                header::write_kept(&mut buffer, message, &want.topic);
-                if buffer.emit().is_err() {
-                    return step;
+                let bytes = header::kept_bytes(message.len(), &want.topic);
+                match self.source.buffer(bytes) {
+                    Ok(mut buffer) => {
+                        header::write_kept(&mut buffer, &message, &want.topic);
+                        if buffer.emit().is_err() {
+                            return step;
+                        }
+                        step = Step::Got;
+                    }
+                    // The runtime came back with a lower limit than it had when this was published.
+                    Err(takt::Error::TooLarge { .. }) => self.misses = true,
+                    Err(_) => return step,
                 }
-                messages.pop_front();
-                step = Step::Got;
+                reader.advance();
             }
             self.messages = None;
+            if std::mem::take(&mut self.misses) {
+                shared.lock().given_up += 1;
+            }
             self.joiner.wants.pop_front();
         }
         Step::Done
@@ -241,14 +262,12 @@ impl Served {
 #[cfg(test)]
 mod tests {
     use takt_embedded::{Embedded, Settings};
-    use takt_testing::Directory;
+    use takt_testing::{Directory, until_true};
 
     use super::*;
     use crate::directory::{Role, Said};
 
-    #[test]
-    fn who_waits_too_long_is_counted() {
-        const ALL: u64 = 20;
+    fn session() -> (Directory, Embedded, Session) {
         let directory = Directory::private();
         let settings = Settings {
             rendezvous: Some(directory.join("nodes")),
@@ -256,6 +275,99 @@ mod tests {
         };
         let runtime = Embedded::start(settings).expect("a runtime");
         let session = runtime.session("one").expect("a session");
+        (directory, runtime, session)
+    }
+
+    /// Keeps a message of this length that begins with a header and its number.
+    fn keep(history: &History, number: u64, len: usize) {
+        let mut message = vec![0; header::BYTES + len];
+        message[header::BYTES..][..8].copy_from_slice(&number.to_le_bytes());
+        let kept = history.keep(message.into(), || Ok::<_, ()>(()));
+        kept.expect("kept");
+    }
+
+    /// One that wants what this publisher of the topic has kept.
+    fn joins(joiners: &mut Joiners, shared: &Shared, history: &Arc<History>, now: Instant) {
+        let mut state = shared.lock();
+        state.histories.insert("log".into(), vec![history.clone()]);
+        let joined = Entry {
+            id: 1,
+            topic: "log".into(),
+            role: Role::Subscriber,
+            encoding: 0,
+            history: 1000,
+            inbox: 1,
+            of: 0,
+        };
+        joiners.add(&mut state, vec![joined], now);
+    }
+
+    /// Serves it to the end; the numbers of what has come, so many at least.
+    fn served(joiners: &mut Joiners, shared: &Shared, sink: &takt::Sink, least: usize) -> Vec<u64> {
+        let (mut numbers, now) = (Vec::new(), Instant::now());
+        until_true("it is served", || {
+            joiners.serve(shared, now);
+            while let Ok(message) = sink.consume(takt::Wait::Never) {
+                let number = message[header::BYTES..][..8].try_into().expect("8 bytes");
+                numbers.push(u64::from_le_bytes(number));
+            }
+            joiners.is_empty() && numbers.len() >= least
+        });
+        numbers
+    }
+
+    #[test]
+    fn what_has_become_too_long_is_passed_over_and_counted() {
+        let (_directory, _runtime, session) = session();
+        let mut joiners = Joiners::new(&session).expect("joiners");
+        let (shared, now) = (Shared::default(), Instant::now());
+        let sink = joiners.stream.sink(inbox(1)).expect("a sink");
+        let longest = joiners.stream.source(inbox(2)).expect("a source");
+        let history = Arc::new(History::new(10, usize::MAX));
+        keep(&history, 0, 8);
+        // As it is emitted, but with no room for the topic's name.
+        keep(&history, 1, longest.max_message() - header::BYTES);
+        keep(&history, 2, 8);
+        joins(&mut joiners, &shared, &history, now);
+        assert_eq!(served(&mut joiners, &shared, &sink, 2), [0, 2]);
+        assert_eq!(shared.lock().given_up, 1);
+    }
+
+    #[test]
+    fn what_is_not_kept_any_more_when_its_turn_comes_is_passed_over_and_counted() {
+        const KEPT: u64 = 500;
+        let (_directory, _runtime, session) = session();
+        let mut joiners = Joiners::new(&session).expect("joiners");
+        let (shared, now) = (Shared::default(), Instant::now());
+        let few = takt::SinkOptions {
+            depth: 16,
+            ..takt::SinkOptions::default()
+        };
+        let sink = joiners.stream.sink_with(inbox(1), few).expect("a sink");
+        let bytes = (header::BYTES + 8) * KEPT as usize;
+        let history = Arc::new(History::new(KEPT as usize, bytes));
+        for number in 0..KEPT {
+            keep(&history, number, 8);
+        }
+        joins(&mut joiners, &shared, &history, now);
+        until_true("it is there", || {
+            joiners.serve(&shared, now);
+            sink.available() > 0
+        });
+        for number in KEPT..3 * KEPT {
+            keep(&history, number, 8);
+        }
+        // It gets those that were on their way, and nothing that was published after it came.
+        let numbers = served(&mut joiners, &shared, &sink, 1);
+        assert_eq!(numbers, Vec::from_iter(0..numbers.len() as u64));
+        assert!((numbers.len() as u64) < KEPT);
+        assert_eq!(shared.lock().given_up, 1);
+    }
+
+    #[test]
+    fn who_waits_too_long_is_counted() {
+        const ALL: u64 = 20;
+        let (_directory, _runtime, session) = session();
         let mut joiners = Joiners::new(&session).expect("joiners");
         let (shared, now) = (Shared::default(), Instant::now());
         // Two of them are not there any more when they are given up.

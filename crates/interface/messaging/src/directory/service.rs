@@ -107,7 +107,7 @@ pub(super) struct State {
     added: Vec<u64>,
     removed: Vec<u64>,
     /// What publishers keep, by topic.
-    histories: HashMap<String, Vec<Arc<History>>>,
+    pub(super) histories: HashMap<String, Vec<Arc<History>>>,
     /// Topics that have a publisher more which keeps messages: subscribers that are there already want them too.
     kept: HashSet<String>,
     pub(super) directory: Directory,

@@ -219,14 +219,42 @@ struct Twice {
     older: HashMap<(u64, u32), Delivered>,
 }
 
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Delivered {
-    /// The first one that came as it was published.
-    first: Option<u64>,
-    /// The last one that came so.
-    last: u64,
-    /// The last one that had been kept.
-    kept: Option<u64>,
+    /// The first and the last one that came as they were published.
+    live: Option<(u64, u64)>,
+    kept: Kept,
+}
+
+/// Numbers of messages that had been kept: runs without a gap, which do not touch each other, the one that grew last at the end.
+#[derive(Clone, Debug, Default)]
+struct Kept(Vec<(u64, u64)>);
+
+impl Kept {
+    /// Runs that are remembered: what was kept has a gap only where a message was lost or not kept any more.
+    const MOST: usize = 4;
+
+    fn has(&self, number: u64) -> bool {
+        self.0.iter().any(|run| within(run, number))
+    }
+
+    fn add(&mut self, (mut from, mut to): (u64, u64)) {
+        self.0.retain(|&(first, last)| {
+            let apart = to.saturating_add(1) < first || last.saturating_add(1) < from;
+            if !apart {
+                (from, to) = (from.min(first), to.max(last));
+            }
+            apart
+        });
+        if self.0.len() >= Self::MOST {
+            self.0.remove(0);
+        }
+        self.0.push((from, to));
+    }
+}
+
+fn within((first, last): &(u64, u64), number: u64) -> bool {
+    (*first..=*last).contains(&number)
 }
 
 impl Twice {
@@ -243,31 +271,30 @@ impl Twice {
             .newer
             .entry(publisher)
             .or_insert_with(|| self.older.remove(&publisher).unwrap_or_default());
+        let number = header.number;
+        if delivered.kept.has(number) {
+            return true;
+        }
         if header.history {
-            let known = |number: Option<u64>, past: fn(&u64, &u64) -> bool| {
-                number.is_some_and(|number| past(&header.number, &number))
-            };
-            if known(delivered.first, u64::ge) || known(delivered.kept, u64::le) {
+            // One before or behind those that came as they were published did not come so.
+            if delivered.live.is_some_and(|live| within(&live, number)) {
                 return true;
             }
-            delivered.kept = Some(header.number);
+            delivered.kept.add((number, number));
         } else {
-            if delivered.kept.is_some_and(|kept| header.number <= kept) {
-                return true;
-            }
-            delivered.first.get_or_insert(header.number);
-            delivered.last = delivered.last.max(header.number);
+            let (first, last) = delivered.live.unwrap_or((number, number));
+            delivered.live = Some((first.min(number), last.max(number)));
         }
         false
     }
 
-    /// Topics are not read any more. Should they be again, what their publishers have kept until then comes anew: from
-    /// the last one on that was delivered.
+    /// Topics are not read any more. Should they be again, what their publishers have kept until then comes anew, without
+    /// what was delivered.
     fn left(&mut self, is: impl Fn(u64) -> bool) {
         let all = self.newer.iter_mut().chain(&mut self.older);
         for (_, delivered) in all.filter(|((check, _), _)| is(*check)) {
-            if delivered.first.take().is_some() {
-                delivered.kept = delivered.kept.max(Some(delivered.last));
+            if let Some(live) = delivered.live.take() {
+                delivered.kept.add(live);
             }
         }
     }
@@ -479,15 +506,52 @@ impl SubscriberWaker {
 mod tests {
     use super::*;
 
-    #[test]
-    fn what_was_kept_and_what_comes_are_delivered_once() {
-        let header = |history, number| Header {
+    fn header(history: bool, number: u64) -> Header {
+        Header {
             history,
             encoding: Encoding::BYTES,
             publisher: 1,
             number,
             check: 0,
-        };
+        }
+    }
+
+    #[test]
+    fn a_message_is_no_repetition_of_a_later_one_that_was_kept() {
+        let mut twice = Twice::default();
+        // 5 and 6 are under way when one joins that wants the last one.
+        for (history, number, repeated) in [
+            (true, 6, false),
+            (false, 5, false),
+            (false, 6, true),
+            (true, 5, true),
+            (false, 7, false),
+            // Again, and one more that has not come yet.
+            (true, 7, true),
+            (true, 8, false),
+            (false, 8, true),
+            // Whoever may write its inbox keeps nothing else from it.
+            (true, u64::MAX, false),
+            (false, u64::MAX, true),
+            (true, 9, false),
+            (false, 9, true),
+            (false, 10, false),
+            (true, 6, true),
+        ] {
+            let is = twice.is(&header(history, number));
+            assert_eq!(is, repeated, "{history} {number}");
+        }
+        // However many gaps there are little is remembered, and the latest of it.
+        for number in 0..1000 {
+            assert!(!twice.is(&header(true, 100 + 2 * number)));
+            assert!(twice.is(&header(true, 100 + 2 * number)));
+        }
+        let runs = twice.newer.values().map(|of| of.kept.0.len());
+        assert_eq!(runs.collect::<Vec<_>>(), [Kept::MOST]);
+    }
+
+    #[test]
+    fn what_was_kept_and_what_comes_are_delivered_once() {
         let mut twice = Twice::default();
         // Kept 3, 4, 5; as they are published 5, 6; in any order of the two.
         for (history, number, repeated) in [
