@@ -15,18 +15,23 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	apiruntime "k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
 	"k8s.io/dynamic-resource-allocation/cel"
 	"k8s.io/dynamic-resource-allocation/structured"
 	"pgregory.net/rapid"
 
+	network "github.com/takt-dev/takt/kubernetes/api/network/v1alpha1"
 	reservation "github.com/takt-dev/takt/kubernetes/api/v1alpha1"
 	"github.com/takt-dev/takt/kubernetes/internal/adminv1"
+	"github.com/takt-dev/takt/kubernetes/internal/apitest"
 	"github.com/takt-dev/takt/kubernetes/internal/cni"
 	"github.com/takt-dev/takt/kubernetes/internal/report"
 )
@@ -456,6 +461,36 @@ func TestClaimedStreamsAreThePodsWhenItIsAttachedAndKeepTheirPlace(t *testing.T)
 	g.detach(socket)
 }
 
+// Who may use which class of a network is the cluster's word, and what is not known yet is asked again.
+func TestAClassThatANamespaceMayNotUseIsNotClaimed(t *testing.T) {
+	g := newGated(t)
+	m := &member{n: g.agent, admin: g.admin, listeners: map[string]*adminv1.Listener{}}
+	m.nets = cache.NewSharedIndexInformer(&cache.ListWatch{}, &network.TaktNetwork{}, 0, cache.Indexers{})
+	pods := &network.TaktNetwork{ObjectMeta: metav1.ObjectMeta{Name: "pods"}}
+	if err := m.nets.GetStore().Add(pods); err != nil {
+		t.Fatal(err)
+	}
+	g.agent.cluster = m
+	claim := g.gateClaimOf("talker", "pods", frameOfPods)
+	for _, tc := range []struct {
+		synced  bool
+		access  []network.Access
+		refused string
+	}{
+		{false, nil, "has not heard from the API server yet"},
+		{true, []network.Access{{Namespaces: []string{"default"}, Classes: []int32{0, 4}}}, codeNotAllowed + ": namespace default may not use classes [5] of network pods: add them to access"},
+		{true, []network.Access{{Namespaces: []string{"plant"}}}, codeNotAllowed},
+		{true, []network.Access{{Namespaces: []string{"default"}, Classes: []int32{5}}}, ""},
+	} {
+		m.synced, pods.Spec.Access = tc.synced, tc.access
+		if _, err := g.prepareGate(claim); tc.refused == "" && err != nil || tc.refused != "" && (err == nil || !strings.Contains(err.Error(), tc.refused)) {
+			t.Errorf("%+v: %v", tc.access, err)
+		}
+	}
+	g.release(claim)
+	g.nothing()
+}
+
 // What is given back while taktd is away does not come back with it.
 func TestAClaimThatIsGivenBackWithoutTaktdIsGone(t *testing.T) {
 	g := newGated(t)
@@ -713,4 +748,60 @@ func (g *gated) claimOf(pod string, ppm int64, cpu int) *resourceapi.ResourceCla
 			}},
 		},
 	}
+}
+
+// What is published, and what is said of a claim, as a real API server has it.
+func TestANodesGateTimeIsWhatTheAPIServerTakes(t *testing.T) {
+	g := newGated(t)
+	kube, err := kubernetes.NewForConfig(apitest.Start(t, "../../../deploy/helm/takt-node/crds"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if g.agent, err = New(nodeName, g.config, kube, g.events, g.backend); err != nil {
+		t.Fatal(err)
+	}
+	devices, err := g.networks().devices(background)
+	if err != nil {
+		t.Fatal(err)
+	}
+	name := nodeName
+	slice, err := kube.ResourceV1().ResourceSlices().Create(background, &resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: "networks"}, Spec: resourceapi.ResourceSliceSpec{
+		Driver: reservation.NetworkDriver, NodeName: &name, Devices: devices, Pool: resourceapi.ResourcePool{Name: nodeName, Generation: 1, ResourceSliceCount: 1},
+	}}, metav1.CreateOptions{FieldValidation: "Strict"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !equality.Semantic.DeepEqual(slice.Spec.Devices, devices) {
+		t.Errorf("it has %+v", slice.Spec.Devices)
+	}
+	wanted := g.gateClaimOf("talker", "pods", frameOfPods)
+	share := types.UID("0b1f3a52-0000-4000-8000-000000000001")
+	wanted.Status.Allocation.Devices.Results[0].ShareID = &share
+	wanted.Spec = resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{
+		Requests: []resourceapi.DeviceRequest{{Name: "gate", Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: reservation.NetworkDriver,
+			Capacity: &resourceapi.CapacityRequirements{Requests: map[resourceapi.QualifiedName]resource.Quantity{"class5": resource.MustParse("12336k")}}}}},
+		Config: []resourceapi.DeviceClaimConfiguration{{Requests: []string{"gate"}, DeviceConfiguration: wanted.Status.Allocation.Devices.Config[0].DeviceConfiguration}},
+	}}
+	claim, err := kube.ResourceV1().ResourceClaims("default").Create(background, wanted, metav1.CreateOptions{FieldValidation: "Strict"})
+	if err == nil {
+		claim.Status = wanted.Status
+		claim, err = kube.ResourceV1().ResourceClaims("default").UpdateStatus(background, claim, metav1.UpdateOptions{})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := g.prepareGate(claim); err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range g.agent.status.take(metav1.Now().Time) {
+		if err := g.agent.status.write(background, s); err != nil {
+			t.Fatal(err)
+		}
+	}
+	now, err := kube.ResourceV1().ResourceClaims("default").Get(background, claim.Name, metav1.GetOptions{})
+	if err != nil || len(now.Status.Devices) != 1 || !meta.IsStatusConditionTrue(now.Status.Devices[0].Conditions, ConditionReady) || now.Status.Devices[0].Driver != reservation.NetworkDriver {
+		t.Errorf("%v, %+v", err, now.Status.Devices)
+	}
+	g.release(now)
+	g.nothing()
 }

@@ -11,10 +11,13 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	resourcev1 "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes"
 	"pgregory.net/rapid"
 
 	reservation "github.com/takt-dev/takt/kubernetes/api/v1alpha1"
+	"github.com/takt-dev/takt/kubernetes/internal/apitest"
 )
 
 // gateExample is a claim for gate time that passes: its second request and configuration.
@@ -147,5 +150,47 @@ func TestTheAgentMayWriteWhatItSaysOfGateTime(t *testing.T) {
 		if policy, ok := object.(*admissionv1.ValidatingAdmissionPolicy); ok && strings.HasSuffix(policy.Name, "-gate-time") {
 			t.Errorf("policy %s on what nobody offers", policy.Name)
 		}
+	}
+}
+
+// A real API server, with the chart's policies.
+func TestTheAPIServerRefusesGateTimeByThePolicy(t *testing.T) {
+	client, err := kubernetes.NewForConfig(apitest.Start(t, chartDir+"/crds"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, object := range mustRender(t, both()) {
+		var err error
+		switch o := object.(type) {
+		case *admissionv1.ValidatingAdmissionPolicy:
+			_, err = client.AdmissionregistrationV1().ValidatingAdmissionPolicies().Create(t.Context(), o, metav1.CreateOptions{})
+		case *admissionv1.ValidatingAdmissionPolicyBinding:
+			_, err = client.AdmissionregistrationV1().ValidatingAdmissionPolicyBindings().Create(t.Context(), o, metav1.CreateOptions{})
+		}
+		if err != nil {
+			t.Error(err)
+		}
+	}
+	try := func(name string, edit func(*resourcev1.ResourceClaimSpec)) error {
+		claim := gateExample(t)
+		claim.Name = name
+		edit(&claim.Spec)
+		_, err := client.ResourceV1().ResourceClaims("default").Create(t.Context(), claim, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+		return err
+	}
+	little := func(s *resourcev1.ResourceClaimSpec) {
+		s.Devices.Requests[1].Exactly.Capacity.Requests["class5"] = resource.MustParse("2271k")
+	}
+	apitest.Until(t, "the policies are in force", func() bool { return try("little", little) != nil })
+	if err := try("little", little); !strings.Contains(err.Error(), `GateTimeTooSmall: capacity.requests is less than bytes and period need: write class5: "2272000", or more`) {
+		t.Error(err)
+	}
+	if err := try("example", func(*resourcev1.ResourceClaimSpec) {}); err != nil {
+		t.Error(err)
+	}
+	if err := try("nobody", func(s *resourcev1.ResourceClaimSpec) {
+		s.Devices.Config[1].Opaque.Parameters = gateParameters(`"class":5,"period":"1ms","bytes":256`)
+	}); err == nil || !strings.Contains(err.Error(), "write either destination") {
+		t.Error(err)
 	}
 }
