@@ -471,8 +471,8 @@ mod tests {
         }
         assert_eq!(end(2, 100), (false, 4));
         assert_eq!(end(1, u64::MAX), (true, u64::MAX - 6));
-        let incomplete = vec![768..BYTES];
-        assert_eq!(play.frames(), [(4, vec![]), (5, incomplete)]);
+        let incomplete = 768..BYTES;
+        assert_eq!(play.frames(), [(4, vec![]), (5, vec![incomplete])]);
         // One that was joined in the middle of its last frame has lost nothing, and the next begins anew.
         play.slices(2, 7, 30..40);
         assert!(play.assembler.end(2, 8, &mut play.out));

@@ -187,10 +187,24 @@ impl<T: Copy> Producer<T> {
         self.mapping.needs_wakeup()
     }
 
-    /// Takes back everything that the kernel has not taken, oldest first, by `take`.
+    /// Takes away everything that the kernel has not taken, oldest first, by `take`, and leaves `void` in its place. How
+    /// far the ring is filled stays as it was told: the kernel may have noted that, and would read on to there.
     ///
     /// Only for a ring that the kernel reads inside our own system calls and never beside them: the
     /// transmit ring of a socket in copy mode.
+    pub fn void(&mut self, void: T, mut take: impl FnMut(T)) {
+        let first = self.consumed();
+        for offset in 0..self.next.wrapping_sub(first).min(self.mapping.entries()) {
+            let entry = self.mapping.entry(first.wrapping_add(offset));
+            // SAFETY: inside the mapping; written by `push` before, and the kernel does not read it meanwhile.
+            take(unsafe { entry.replace(void) });
+        }
+        self.publish();
+    }
+
+    /// Takes back everything that the kernel has not taken, oldest first, by `take`.
+    ///
+    /// Only for the ring of a socket that is closed.
     pub fn withdraw(&mut self, mut take: impl FnMut(T)) {
         let first = self.consumed();
         for offset in 0..self.next.wrapping_sub(first).min(self.mapping.entries()) {

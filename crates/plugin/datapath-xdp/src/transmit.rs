@@ -4,7 +4,8 @@
 //! A frame is a run of chunks of the port's area. Its payload always begins at [`HEADROOM`],
 //! whatever headers go before it, so that a route may change between reserving and sending. The
 //! transmit ring has room for every frame there is: what is committed is in the ring, in order, and
-//! is merely not published before a flush.
+//! is merely not published before a flush. Only after the interface was down, entries without a frame take some of that
+//! room until the kernel has passed over them.
 
 use takt_datapath::{Frame, PeerHandle, PortCounters};
 use takt_time::TaiTime;
@@ -55,7 +56,16 @@ pub(crate) struct Transmit {
     identification: u16,
     /// Committed and not known to be with the kernel.
     queued: Amount,
+    /// Calls that it takes at most until the kernel has passed over all entries of the transmit ring without a frame.
+    voids: u32,
 }
+
+/// An entry that the kernel passes over, since it lies in no memory of the socket's.
+const VOID: Descriptor = Descriptor {
+    addr: u64::MAX,
+    len: 1,
+    options: 0,
+};
 
 /// Datagrams and their payload bytes.
 #[derive(Clone, Copy, Debug, Default)]
@@ -92,6 +102,7 @@ impl Transmit {
             checksum,
             identification: 0,
             queued: Amount::default(),
+            voids: 0,
         }
     }
 
@@ -152,6 +163,10 @@ impl Transmit {
         length: usize,
         launch_time: Option<TaiTime>,
     ) -> bool {
+        if self.voids > 0 && socket.tx.room() < self.chunks_per_frame {
+            self.cancel(frame);
+            return false;
+        }
         let header_len = headers.map_or(0, UdpHeaderTemplate::header_len);
         let offset = self.offset(frame.0) + (HEADROOM - header_len) as u64;
         let Some(slot) = self.slots.get_mut(frame.0 as usize) else {
@@ -220,7 +235,7 @@ impl Transmit {
         queue: &Queue,
         counters: &mut PortCounters,
     ) -> bool {
-        if self.queued.datagrams == 0 {
+        if self.queued.datagrams == 0 && self.voids == 0 {
             return true;
         }
         if socket.tx.unpublished() > 0 {
@@ -255,9 +270,12 @@ impl Transmit {
                 }
                 // Each round takes at least one frame, so the ring's size bounds the rounds.
                 Kick::Taken | Kick::Busy if left < waiting => waiting = left,
+                // It passes over one in each call, and does not tell before it looks for more or has sent something.
+                Kick::Taken | Kick::Busy if self.voids > 0 => self.voids -= 1,
                 Kick::Taken | Kick::Busy => return false,
             }
         }
+        self.voids = 0;
         true
     }
 
@@ -266,7 +284,7 @@ impl Transmit {
     #[cold]
     fn withdraw(&mut self, ring: &mut Producer<Descriptor>, counters: &mut PortCounters) {
         let mut dropped = Amount::default();
-        ring.withdraw(|descriptor| {
+        ring.void(VOID, |descriptor| {
             if let Some(slot) = self.complete(descriptor.addr)
                 && descriptor.options & CONTINUED == 0
             {
@@ -274,6 +292,8 @@ impl Transmit {
                 dropped.bytes += u64::from(slot.committed);
             }
         });
+        // One call more tells how far it is.
+        self.voids = ring.waiting() + 1;
         counters.tx_errors += dropped.datagrams;
         self.queued.datagrams = self.queued.datagrams.saturating_sub(dropped.datagrams);
         self.queued.bytes = self.queued.bytes.saturating_sub(dropped.bytes);
@@ -305,6 +325,9 @@ impl Transmit {
 
     /// One descriptor at `address` is done.
     fn complete(&mut self, address: u64) -> Option<Slot> {
+        if address == VOID.addr {
+            return None;
+        }
         let index = frame_of(
             address.checked_sub(self.sender.area.start())?,
             self.chunks_per_frame,

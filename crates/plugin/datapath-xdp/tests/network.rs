@@ -257,6 +257,57 @@ fn frames_in_the_ring_when_the_interface_goes_down_are_dropped_and_counted() {
 }
 
 #[test]
+fn a_link_that_goes_and_comes_while_frames_are_handed_over_sends_each_of_them_once_at_most() {
+    let Some(mut hosts) = TwoHosts::plain() else {
+        return;
+    };
+    let (mut left, mut right) = (hosts.open(Node::Left, 4000), hosts.open(Node::Right, 4000));
+    let peer = connect(&mut *left, right.local());
+    send(&mut *left, peer, b"first");
+    assert_eq!(receive(&mut *right).1, b"first");
+    let host = hosts.host(Node::Left);
+    let (mut sent, mut received) = (1, 1);
+    for _ in 0..20 {
+        let done = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                host.link(LinkState::Down).expect("pull the cable");
+                host.link(LinkState::Up).expect("plug in the cable");
+                done.store(true, std::sync::atomic::Ordering::Relaxed);
+            });
+            while !done.load(std::sync::atomic::Ordering::Relaxed) {
+                // More than the kernel takes in one call.
+                for _ in 0..200 {
+                    let Ok(frame) = left.reserve(peer) else { break };
+                    left.payload(&frame)[..8].copy_from_slice(b"on a way");
+                    left.commit(frame, 8, TrafficClass::BEST_EFFORT, None);
+                    sent += 1;
+                }
+                left.flush();
+                received += right.receive(64, &mut |_| {});
+            }
+        });
+        wait_until("all is handed over or given up", || left.flush());
+        get_through(&mut *left, peer, &mut *right, b"again");
+    }
+    let counters = left.counters();
+    // Those of `get_through` in addition.
+    assert!(
+        counters.tx_datagrams + counters.tx_errors >= sent,
+        "{counters:?}"
+    );
+    // Nothing comes of itself.
+    while right.receive(64, &mut |_| {}) > 0 {}
+    let taken = right.counters();
+    assert!(received as u64 <= sent);
+    assert!(
+        taken.rx_datagrams <= counters.tx_datagrams,
+        "{taken:?} of {counters:?}"
+    );
+    assert_eq!(taken.rx_invalid, 0);
+}
+
+#[test]
 fn the_mtu_is_followed_within_what_frames_have_room_for() {
     let Some(mut hosts) = TwoHosts::plain() else {
         return;

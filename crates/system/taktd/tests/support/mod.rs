@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use takt::Session;
-use takt_testing::{Directory, PATIENCE};
+use takt_testing::{Directory, PATIENCE, uninterrupted};
 use taktd::admin::client::{Client, connect};
 
 /// A running daemon.
@@ -67,7 +67,7 @@ impl Daemon {
     pub fn expect_notification(&mut self, line: &str) {
         let mut buffer = [0; 4096];
         loop {
-            match self.notifications.recv(&mut buffer) {
+            match uninterrupted(|| self.notifications.recv(&mut buffer)) {
                 Ok(length) => {
                     let text = String::from_utf8_lossy(&buffer[..length]).into_owned();
                     if text.lines().any(|found| found == line) {

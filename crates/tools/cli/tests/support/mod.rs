@@ -5,7 +5,7 @@
 use std::os::unix::net::UnixDatagram;
 use std::process::{Child, Command, Output, Stdio};
 
-use takt_testing::{Directory, PATIENCE};
+use takt_testing::{Directory, PATIENCE, uninterrupted};
 
 /// What a command did.
 #[derive(Debug)]
@@ -227,7 +227,7 @@ impl Daemon {
             .expect("the daemon");
         let process = Running(child);
         let mut buffer = [0; 512];
-        let length = daemon_socket.recv(&mut buffer).expect("readiness");
+        let length = uninterrupted(|| daemon_socket.recv(&mut buffer)).expect("readiness");
         assert!(buffer[..length].starts_with(b"READY=1"));
         Self { directory, process }
     }
