@@ -200,36 +200,13 @@ func (s records) loadGates() (all []*gateClaim, err error) {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("cannot list CDI files: %w", err)
 	}
-	var failed []error
-	for _, entry := range entries {
-		if !strings.HasPrefix(entry.Name(), gatePrefix) || !strings.HasSuffix(entry.Name(), cdiSuffix) {
-			continue
-		}
-		c, err := readGate(filepath.Join(s.dir, entry.Name()))
-		if err == nil && s.gatePath(c.Claim) != filepath.Join(s.dir, entry.Name()) {
-			err = fmt.Errorf("it is of claim %s", c.Claim)
-		}
-		if err != nil {
-			failed = append(failed, fmt.Errorf("cannot read CDI file %s: %w", entry.Name(), err))
-			continue
-		}
-		all = append(all, c)
-	}
-	return all, errors.Join(failed...)
+	return loadFiles(s.dir, entries, gatePrefix, readGate, func(c *gateClaim) types.UID { return c.Claim })
 }
 
 func readGate(path string) (*gateClaim, error) {
-	text, err := os.ReadFile(path)
-	if err != nil {
-		return nil, err
-	}
-	var spec cdispec.Spec
-	if err := json.Unmarshal(text, &spec); err != nil {
-		return nil, err
-	}
 	c := &gateClaim{}
-	if err := json.Unmarshal([]byte(spec.Annotations[gateAnnotation]), c); err != nil {
-		return nil, fmt.Errorf("annotation %s: %w", gateAnnotation, err)
+	if err := readAnnotation(path, gateAnnotation, c); err != nil {
+		return nil, err
 	}
 	if c.Claim == "" || len(c.Requests) == 0 || c.Version > gateVersion {
 		return nil, fmt.Errorf("annotation %s names no claim or no request, or is of a later version of the agent", gateAnnotation)

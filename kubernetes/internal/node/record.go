@@ -256,44 +256,59 @@ func (s records) load() ([]*Record, error) {
 	if err != nil {
 		return nil, fmt.Errorf("cannot list CDI files: %w", err)
 	}
-	var all []*Record
 	var failed []error
 	for _, entry := range entries {
 		name := entry.Name()
 		if strings.HasPrefix(name, "."+cdiPrefix) && strings.HasSuffix(name, ".tmp") {
 			// Left by an agent that was killed while it wrote.
 			failed = append(failed, os.Remove(filepath.Join(s.dir, name)))
+		}
+	}
+	all, err := loadFiles(s.dir, entries, cdiPrefix, readRecord, func(r *Record) types.UID { return r.Claim })
+	return all, errors.Join(append(failed, err)...)
+}
+
+// loadFiles reads the CDI files whose names begin so, each of one claim. What cannot be read is reported and left out.
+func loadFiles[T any](dir string, entries []os.DirEntry, prefix string, read func(path string) (T, error), claim func(T) types.UID) (all []T, err error) {
+	var failed []error
+	for _, entry := range entries {
+		name := entry.Name()
+		if !strings.HasPrefix(name, prefix) || !strings.HasSuffix(name, cdiSuffix) {
 			continue
 		}
-		uid, ok := strings.CutPrefix(name, cdiPrefix)
-		if !ok || !strings.HasSuffix(uid, cdiSuffix) {
-			continue
-		}
-		r, err := readRecord(filepath.Join(s.dir, name))
-		if err == nil && s.path(r.Claim) != filepath.Join(s.dir, name) {
-			err = fmt.Errorf("it is of claim %s", r.Claim)
+		one, err := read(filepath.Join(dir, name))
+		if err == nil && prefix+string(claim(one))+cdiSuffix != name {
+			err = fmt.Errorf("it is of claim %s", claim(one))
 		}
 		if err != nil {
 			failed = append(failed, fmt.Errorf("cannot read CDI file %s: %w", name, err))
 			continue
 		}
-		all = append(all, r)
+		all = append(all, one)
 	}
 	return all, errors.Join(failed...)
 }
 
-func readRecord(path string) (*Record, error) {
+// readAnnotation reads what a CDI file has in an annotation.
+func readAnnotation(path, annotation string, into any) error {
 	text, err := os.ReadFile(path)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	var spec cdispec.Spec
 	if err := json.Unmarshal(text, &spec); err != nil {
-		return nil, err
+		return err
 	}
+	if err := json.Unmarshal([]byte(spec.Annotations[annotation]), into); err != nil {
+		return fmt.Errorf("annotation %s: %w", annotation, err)
+	}
+	return nil
+}
+
+func readRecord(path string) (*Record, error) {
 	r := &Record{}
-	if err := json.Unmarshal([]byte(spec.Annotations[recordAnnotation]), r); err != nil {
-		return nil, fmt.Errorf("annotation %s: %w", recordAnnotation, err)
+	if err := readAnnotation(path, recordAnnotation, r); err != nil {
+		return nil, err
 	}
 	r.newer = r.Version > recordVersion
 	if r.Claim == "" || len(r.Requests) == 0 {

@@ -353,11 +353,7 @@ impl Request {
     fn new(options: &Options, message: &Message, flags: c_int) -> Result<Self, Obstacle> {
         let control = Control::parse(options.kind, message.control())
             .map_err(|_| Obstacle::Unserved(Reason::Malformed))?;
-        let priority = match control.priority {
-            Some(Priority::Asked(priority) | Priority::Implied(priority)) => priority,
-            None => options.priority,
-        };
-        let class = class_of(priority);
+        let class = class(options, &control);
         // For the kernel, too, zero is no time.
         let (launch, instant, untimed) = match control.launch.filter(|time| *time != 0) {
             Some(launch) => {
@@ -427,12 +423,16 @@ fn is_optional(state: &State, message: &Message) -> bool {
     let Ok(control) = Control::parse(options.kind, message.control()) else {
         return false;
     };
-    let priority = match control.priority {
+    control.launch.is_none_or(|time| time == 0)
+        && untimed(options, message, class(options, &control)) == Some(When::Now)
+}
+
+/// The traffic class of a message, by its own priority or else its socket's.
+fn class(options: &Options, control: &Control) -> TrafficClass {
+    class_of(match control.priority {
         Some(Priority::Asked(priority) | Priority::Implied(priority)) => priority,
         None => options.priority,
-    };
-    control.launch.is_none_or(|time| time == 0)
-        && untimed(options, message, class_of(priority)) == Some(When::Now)
+    })
 }
 
 /// The traffic class of a priority: the same number; best effort for those above the classes, as the

@@ -12,15 +12,17 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use rustix::net::{SendFlags, SocketAddrUnix};
-use support::{App, config, free_port, start};
+use support::{
+    App, attach, config, free_port, listening, listening_with, refusal, reply, send, start,
+};
 use takt_clock::{Clock, SystemTai};
-use takt_runtime::config::{Config, ListenerConfig};
+use takt_runtime::RuntimeHandle;
+use takt_runtime::config::Config;
 use takt_runtime::control::Unresponsive;
 use takt_runtime::policy::Policy;
-use takt_runtime::{Runtime, RuntimeHandle};
 use takt_session::message::{Envelope, Reply, Request};
 use takt_session::{ChannelId, ErrorCode, Failure, Qos, transport};
-use takt_testing::{Directory, PATIENCE, until_true};
+use takt_testing::{PATIENCE, until_true};
 use takt_time::TaiTime;
 
 /// Whoever closes one last waits for ten minutes: its peer takes nothing.
@@ -113,59 +115,10 @@ impl Clock for Sticky {
     }
 }
 
-/// A runtime with a listening socket of this policy.
-fn listening(policy: Policy) -> (Runtime, Directory, SocketAddrUnix) {
-    listening_with(policy, Arc::new(SystemTai))
-}
-
-fn listening_with(policy: Policy, clock: Arc<dyn Clock>) -> (Runtime, Directory, SocketAddrUnix) {
-    let directory = Directory::new();
-    let path = directory.join("tenant.sock");
-    let runtime = start(Config {
-        listeners: vec![ListenerConfig {
-            path: path.clone(),
-            mode: 0o600,
-            policy,
-        }],
-        clock,
-        ..config(free_port(), &[])
-    });
-    let address = SocketAddrUnix::new(path).expect("a path");
-    (runtime, directory, address)
-}
-
 fn connect(address: &SocketAddrUnix) -> OwnedFd {
     let socket = transport::socket().expect("a socket");
     rustix::net::connect(&socket, address).expect("connected");
     socket
-}
-
-fn attach(bytes: u64) -> Request {
-    Request::Attach {
-        name: "stranger".into(),
-        tx_bytes: bytes,
-        rx_bytes: bytes,
-    }
-}
-
-fn send(socket: &OwnedFd, request: u32, message: Request, descriptors: &[BorrowedFd<'_>]) {
-    let bytes = Envelope { request, message }.encode();
-    transport::send(socket, &bytes, descriptors, true).expect("sent");
-}
-
-fn reply(socket: &OwnedFd) -> Reply {
-    let packet = transport::receive(socket, true).expect("a packet");
-    let packet = packet.expect("an answer before the end");
-    Envelope::<Reply>::decode(&packet.bytes)
-        .expect("an answer")
-        .message
-}
-
-fn refusal(socket: &OwnedFd) -> Failure {
-    match reply(socket) {
-        Reply::Failed(failure) | Reply::Ended(failure) => failure,
-        other => panic!("not refused: {other:?}"),
-    }
 }
 
 /// The control thread and the lanes are at work.

@@ -1,7 +1,6 @@
 //! From datagrams to sinks: check, find sender and channel, put together, deliver, count.
 
 use takt_datapath::Datagram;
-use takt_time::TrafficClass;
 use takt_wire::channel::{DatagramHeader, Kind, Record};
 
 use super::guard::Refused;
@@ -315,10 +314,8 @@ impl State {
                 if has {
                     targets[kept] = target;
                     kept += 1;
-                } else if let Some(session) = tenants.sessions.get_mut(target.session) {
-                    session.withdraw(target.sink, target.chunk);
-                    session.add_lost(target.sink, 1);
-                    tenants.mark_pending(target.session, target.sink, TrafficClass::BEST_EFFORT);
+                } else {
+                    tenants.lose(&target);
                 }
             }
             if !has {
@@ -378,13 +375,7 @@ impl State {
     pub(super) fn abandon(&mut self, assembly: usize) {
         let message = self.reassembly.get(assembly);
         for target in &message.targets {
-            if let Some(session) = self.tenants.sessions.get_mut(target.session) {
-                session.withdraw(target.sink, target.chunk);
-                session.add_lost(target.sink, 1);
-                let class = TrafficClass::BEST_EFFORT;
-                self.tenants
-                    .mark_pending(target.session, target.sink, class);
-            }
+            self.tenants.lose(target);
         }
         if let Some(channel) = self.channels.get(message.key.channel) {
             channel.counters.lost.add(1);

@@ -11,6 +11,7 @@ use takt_time::TrafficClass;
 
 use super::channel::{Channel, Channels, Group};
 use super::fair::{self, RoundRobin};
+use super::reassembly::Target;
 use super::session::{Copying, Delivery, InProgress, LaneSession, Meta, Put};
 use crate::counters::ChannelCounters;
 use crate::policing::Policer;
@@ -843,6 +844,15 @@ impl Tenants {
                 session.add_lost(sink, change);
                 self.mark_pending(at, sink, TrafficClass::BEST_EFFORT);
             }
+        }
+    }
+
+    /// A sink does not get a message for which it had memory: that is free again, and the message counts as lost.
+    pub fn lose(&mut self, target: &Target) {
+        if let Some(session) = self.sessions.get_mut(target.session) {
+            session.withdraw(target.sink, target.chunk);
+            session.add_lost(target.sink, 1);
+            self.mark_pending(target.session, target.sink, TrafficClass::BEST_EFFORT);
         }
     }
 

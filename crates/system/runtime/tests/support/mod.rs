@@ -4,12 +4,14 @@
 #![allow(dead_code)] // each test program uses its part
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
+use rustix::net::SocketAddrUnix;
+use takt_clock::{Clock, SystemTai};
 use takt_datapath::Datapath;
 use takt_datapath_udp::{UdpConfig, UdpDatapath};
-use takt_runtime::config::{Config, LaneConfig, Limits};
+use takt_runtime::config::{Config, LaneConfig, Limits, ListenerConfig};
 use takt_runtime::peering::keys::Security;
 use takt_runtime::policy::Policy;
 use takt_runtime::{Runtime, RuntimeHandle};
@@ -20,7 +22,7 @@ use takt_session::layout::{
 use takt_session::message::{Envelope, Reply, Request};
 use takt_session::{ChannelId, Failure, Qos, transport};
 use takt_shm::{Arena, CHUNK, Consumer, LaneBell, Producer, SinkBell};
-use takt_testing::{GROUP_KEY, until_true};
+use takt_testing::{Directory, GROUP_KEY, until_true};
 
 /// A free peering port on loopback with room for the lanes behind it, below those that the kernel gives away by itself.
 ///
@@ -70,10 +72,67 @@ pub fn start(config: Config) -> Runtime {
     Runtime::start(config, &[udp], Vec::new()).expect("runtime starts")
 }
 
+/// A runtime with a listening socket of this policy.
+pub fn listening(policy: Policy) -> (Runtime, Directory, SocketAddrUnix) {
+    listening_with(policy, Arc::new(SystemTai))
+}
+
+/// The same with a clock of its own.
+pub fn listening_with(
+    policy: Policy,
+    clock: Arc<dyn Clock>,
+) -> (Runtime, Directory, SocketAddrUnix) {
+    let directory = Directory::new();
+    let path = directory.join("tenant.sock");
+    let runtime = start(Config {
+        listeners: vec![ListenerConfig {
+            path: path.clone(),
+            mode: 0o600,
+            policy,
+        }],
+        clock,
+        ..config(free_port(), &[])
+    });
+    let address = SocketAddrUnix::new(path).expect("a path");
+    (runtime, directory, address)
+}
+
+/// The question with which a session begins, with so many bytes each way.
+pub fn attach(bytes: u64) -> Request {
+    Request::Attach {
+        name: "stranger".into(),
+        tx_bytes: bytes,
+        rx_bytes: bytes,
+    }
+}
+
+/// Asks as no client library would: with descriptors.
+pub fn send(socket: &OwnedFd, request: u32, message: Request, descriptors: &[BorrowedFd<'_>]) {
+    let bytes = Envelope { request, message }.encode();
+    transport::send(socket, &bytes, descriptors, true).expect("sent");
+}
+
+/// Waits for an answer.
+pub fn reply(socket: &OwnedFd) -> Reply {
+    let packet = transport::receive(socket, true).expect("a packet");
+    let packet = packet.expect("an answer before the end");
+    Envelope::<Reply>::decode(&packet.bytes)
+        .expect("an answer")
+        .message
+}
+
+/// Waits for an answer that is a refusal.
+pub fn refusal(socket: &OwnedFd) -> Failure {
+    match reply(socket) {
+        Reply::Failed(failure) | Reply::Ended(failure) => failure,
+        other => panic!("not refused: {other:?}"),
+    }
+}
+
 /// A connection to a listening socket.
 pub fn connect(path: &std::path::Path) -> OwnedFd {
     let socket = transport::socket().expect("a socket");
-    let address = rustix::net::SocketAddrUnix::new(path).expect("a path");
+    let address = SocketAddrUnix::new(path).expect("a path");
     rustix::net::connect(&socket, &address).expect("somebody listens");
     socket
 }
