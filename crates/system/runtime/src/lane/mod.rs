@@ -125,7 +125,7 @@ impl Lane {
         let lane = Self {
             index,
             ports,
-            state: State::new(incarnation, label, limits, clock, counters),
+            state: State::new(incarnation, label, limits, clock, counters, mailbox.clone()),
             by_session: HashMap::new(),
             by_remote: HashMap::new(),
             commands,

@@ -7,6 +7,7 @@
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use takt_datapath::{ConnectError, PeerHandle, ReserveError};
 use takt_session::layout::{Outcome, TxDescriptor};
@@ -466,7 +467,13 @@ impl State {
         if progress.outcome == Outcome::NoSink {
             // First look at it.
             progress.generation = network.generation;
-            progress.outcome = if exits.iter().all(|exit| network.is_home(owner.mac, *exit)) {
+            let nowhere = exits.iter().all(|exit| network.is_home(owner.mac, *exit));
+            // Who emitted it may have been told of a way that is still in the mailbox. Partner: `LaneHandle::send`.
+            if nowhere && self.mailbox.full.load(Ordering::Relaxed) {
+                *left = 0;
+                return Sent::Unfinished(Step::More);
+            }
+            progress.outcome = if nowhere {
                 network.counters.unknown.add(1);
                 Outcome::Unreachable
             } else {
@@ -500,7 +507,10 @@ impl State {
                 _ => Ok(false),
             };
             let result = match found {
-                None => Err(Outcome::Unreachable),
+                None => {
+                    network.counters.unreachable.add(1);
+                    Err(Outcome::Unreachable)
+                }
                 Some(_) if admitted.is_err() => admitted.map(drop),
                 Some((exit, port)) if ports[port].schedules(&descriptor) => {
                     if room <= u32::from(*pieces) {

@@ -7,6 +7,7 @@ use slab::Slab;
 use takt_clock::Clock;
 
 use super::channel::Channels;
+use super::mailbox::Mailbox;
 use super::network::Network;
 use super::reassembly::Reassembly;
 use super::reliable::Reliable;
@@ -51,6 +52,8 @@ pub(super) struct State {
     /// Some source waits for room in a scheduler.
     pub(super) held: bool,
     pub(super) counters: Arc<LaneCounters>,
+    /// Where the control thread's commands are announced.
+    pub(super) mailbox: Arc<Mailbox>,
 }
 
 impl State {
@@ -60,6 +63,7 @@ impl State {
         limits: &Limits,
         clock: Arc<dyn Clock>,
         counters: Arc<LaneCounters>,
+        mailbox: Arc<Mailbox>,
     ) -> Self {
         Self {
             incarnation,
@@ -88,6 +92,7 @@ impl State {
             finished_sources: Vec::new(),
             held: false,
             counters,
+            mailbox,
         }
     }
 }

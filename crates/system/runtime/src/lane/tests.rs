@@ -22,11 +22,13 @@ use takt_session::layout::{
 use takt_shm::{Arena, Consumer, LaneBell, LaneBellHost, Producer, RingLayout, SinkBell};
 use takt_time::TrafficClass;
 use takt_wire::channel::{DatagramHeader, Protection};
+use takt_wire::ethernet::MacAddress;
 
-use crate::counters::DepartureCounters;
+use crate::counters::{DepartureCounters, NetworkCounters};
 use crate::policy::{Policy, Rates};
 
 use super::departure::{DEVICE_LEAD_NS, ScheduleChange};
+use super::network::{NetworkTable, Owner, Place};
 use super::remote::Remote;
 use super::session::{LaneSession, SessionParts};
 use super::*;
@@ -189,6 +191,71 @@ fn a_doorbell_that_is_taken_before_the_source_is_there_is_not_forgotten() {
     scene.add_source();
     scene.lane.poll();
     assert_eq!(scene.received(), 1);
+}
+
+#[test]
+fn a_frame_is_not_given_up_while_the_way_that_its_program_was_told_of_is_in_the_mailbox() {
+    let mut scene = Scene::new();
+    let mac = MacAddress([2, 0, 0, 0, 0, 1]);
+    let counters = Arc::new(NetworkCounters::default());
+    let table = |others| NetworkTable {
+        carrier: crate::config::Carrier::Native { vlan: None },
+        stations: Vec::new(),
+        others,
+        ports: Vec::new(),
+        homes: Vec::new(),
+        siblings: Vec::new(),
+        routers: Vec::new(),
+        counters: counters.clone(),
+    };
+    let network = |table| Command::Network { network: 0, table };
+    scene.handle.send(network(table(Vec::new())));
+    let owner = Owner {
+        network: 0,
+        mac,
+        addresses: Vec::new(),
+        mtu: 1500,
+        ether_types: Vec::new(),
+        vlans: Vec::new(),
+        classes: 0xff,
+    };
+    scene.handle.send(Command::AddSource {
+        session: SESSION,
+        source: 0,
+        block: scene.source,
+        target: SourceTarget::Network(Arc::new(owner)),
+        carrier: Carrier::any(0),
+        number: 0,
+        first: 0,
+        reliability: Default::default(),
+    });
+    scene.lane.poll();
+    let frame = |chunk| TxDescriptor {
+        chunk,
+        length: 60,
+        ..TxDescriptor::default()
+    };
+    // The lane looks at its mailbox, then comes the way, then the frame.
+    scene.handle.send(network(table(vec![Place::Link(None)])));
+    scene.emit_all([frame(0)]);
+    scene.lane.state.egress(&mut []);
+    while scene.lane.poll() {}
+    let read = counters.read();
+    assert_eq!(
+        (read.unknown, read.unreachable),
+        (0, 1),
+        "no port has a link"
+    );
+    // Without a way, it is given up once all is heard.
+    scene.handle.send(network(table(Vec::new())));
+    scene.lane.poll();
+    scene.handle.send(network(table(Vec::new())));
+    assert!(scene.tx(1).push(frame(1)).expect("a sane ring"));
+    scene.bell.ring();
+    scene.lane.state.egress(&mut []);
+    assert_eq!(counters.read().unknown, 0);
+    while scene.lane.poll() {}
+    assert_eq!(counters.read().unknown, 1);
 }
 
 #[test]
