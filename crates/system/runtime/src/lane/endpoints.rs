@@ -9,7 +9,6 @@ use takt_session::{ChannelId, ErrorCode, Failure, Reliability, SinkMode};
 use super::Lane;
 use super::mailbox::{Event, SourceTarget};
 use super::parking::FIRST_BELL;
-use super::reassembly::Target;
 use super::remote::Carrier;
 use super::session::{self, LaneSession, LaneSource};
 use super::track::sender_number;
@@ -233,8 +232,9 @@ impl Lane {
     }
 
     pub(super) fn remove_sink(&mut self, at: usize, sink: usize) {
-        let others = |target: &Target| target.session != at || target.sink != sink;
-        self.state.reassembly.retain_targets(others);
+        let others = |session, other| session != at || other != sink;
+        let reassembly = &mut self.state.reassembly;
+        reassembly.retain_targets(|target| others(target.session, target.sink));
         self.state.retain_reliable_targets(others);
         let Some(session) = self.state.tenants.sessions.get_mut(at) else {
             return;
@@ -248,6 +248,8 @@ impl Lane {
         let channels = &mut self.state.channels;
         if channels.retain_sinks(removed.channel, |entry| *entry != (at, sink)) {
             self.state.forget_reliable_on(removed.channel);
+        } else {
+            self.state.move_reliable_places(removed.channel);
         }
         self.close_channel_if_unused(removed.channel);
     }
@@ -305,9 +307,10 @@ impl Lane {
 
     /// Takes all sinks of a session whose application has left out of their channels, each channel once.
     pub(super) fn remove_sinks(&mut self, at: usize) {
-        let others = |target: &Target| target.session != at;
-        self.state.reassembly.retain_targets(others);
-        self.state.retain_reliable_targets(others);
+        let reassembly = &mut self.state.reassembly;
+        reassembly.retain_targets(|target| target.session != at);
+        self.state
+            .retain_reliable_targets(|session, _| session != at);
         let Some(session) = self.state.tenants.sessions.get_mut(at) else {
             return;
         };
@@ -319,6 +322,8 @@ impl Lane {
             let channels = &mut self.state.channels;
             if channels.retain_sinks(index, |(session, _)| *session != at) {
                 self.state.forget_reliable_on(index);
+            } else {
+                self.state.move_reliable_places(index);
             }
             self.close_channel_if_unused(index);
         }

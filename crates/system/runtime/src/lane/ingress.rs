@@ -203,6 +203,7 @@ impl State {
         let Some(assembly) = begun else {
             self.counters.reassembly_refused.add(1);
             channel.counters.lost.add(1);
+            self.received_cost += channel.sinks.len() as i64 * fair::LOOK;
             return self.tenants.add_lost(channel, 1);
         };
         for group in &mut channel.groups {

@@ -6,18 +6,28 @@ use takt_recovery::{Arrival, Delivery, Receiver};
 use takt_time::TrafficClass;
 use takt_wire::channel::{DatagramHeader, Kind, Record};
 
-use super::super::reassembly::Target;
 use super::super::remote::Carrier;
-use super::super::session::Meta;
+use super::super::session::{Delivery as AtSink, Meta};
 use super::super::shares::Pair;
+use super::super::tenants::Tenants;
 use super::super::track::{SourceKey, sender_number};
 use super::super::{LanePort, State, fair};
 use super::{AGE_EVERY_NS, Announcement, End, IDLE_NS, MOST_LEFT, Reliable, control};
 
 /// Records that a receiver keeps before those that they wait for.
 const WINDOW: u32 = 1024;
+/// Lists of targets that a source keeps to be used again.
+const MOST_SPARE: usize = 16;
 /// First and longest time between two looks whether sinks without room have some.
 const LOOK_NS: [i64; 2] = [50_000, 5_000_000];
+
+/// A sink of a message: where in its memory it is put together, or why it does without.
+#[derive(Clone, Copy, Debug)]
+struct Target {
+    session: usize,
+    sink: usize,
+    chunk: Result<u32, AtSink>,
+}
 
 /// A message whose records come, or are awaited.
 #[derive(Debug)]
@@ -42,7 +52,7 @@ struct Arriving {
 pub(in super::super) struct Inbound {
     key: SourceKey,
     /// Whose place it has.
-    pair: Pair,
+    pub(super) pair: Pair,
     /// When it was last heard.
     heard_ns: i64,
     channel: usize,
@@ -69,6 +79,8 @@ pub(in super::super) struct Inbound {
     port: usize,
     look_after_ns: i64,
     pub(super) wake_ns: i64,
+    /// Some sink had no room, and it has not been looked since whether it has.
+    no_room: bool,
     /// Targets of messages that are done, to be used again.
     spare: Vec<Vec<Target>>,
 }
@@ -126,8 +138,9 @@ fn later(one: u32, other: u32) -> u32 {
 impl Reliable {
     /// How far a source was when it was forgotten, unless its sender is past that.
     fn take_left(&mut self, key: SourceKey, said: &Announcement) -> Option<Left> {
-        let at = self.left.iter().position(|left| left.key == key)?;
-        let left = self.left.remove(at)?;
+        let of_remote = self.left.get_mut(&key.remote)?;
+        let at = of_remote.iter().position(|left| left.key == key)?;
+        let left = of_remote.remove(at)?;
         let behind = later(left.next.0, said.engine.oldest) != said.engine.oldest;
         (left.epoch == said.epoch && behind).then_some(left)
     }
@@ -214,7 +227,8 @@ impl State {
             if known.since == since && known.epoch == said.epoch {
                 return Some(at);
             }
-            self.forget_reliable(at);
+            let again = known.epoch == said.epoch;
+            self.forget_reliable(at, again);
         }
         let Some(pair) = self.place_for(key.remote, channel) else {
             self.counters.rx_no_place.add(1);
@@ -243,6 +257,7 @@ impl State {
             port: 0,
             look_after_ns: LOOK_NS[0],
             wake_ns: i64::MAX,
+            no_room: false,
             spare: Vec::new(),
         });
         self.reliable.by_source.insert(key, at);
@@ -281,7 +296,7 @@ impl State {
         let before = self.reliable.inbound.len();
         for at in idle {
             if self.reliable.shares.exceeds(self.reliable.inbound[at].pair) {
-                self.forget_reliable(at);
+                self.forget_reliable(at, true);
             }
         }
         self.reliable.inbound.len() < before
@@ -386,14 +401,22 @@ impl State {
                     lacking: false,
                     targets: source.spare.pop().unwrap_or_default(),
                 };
+                if source.no_room && !arriving.dead {
+                    self.keep_spare(at, arriving.targets);
+                    self.counters.rx_no_room.add(1);
+                    return false;
+                }
                 while !arriving.dead && !self.place_message(at, &mut arriving) {
                     // Later ones may have taken the room that the first missing one needs.
                     if self.make_room(at, &arriving) {
                         continue;
                     }
-                    let source = &mut self.reliable.inbound[at];
-                    source.spare.push(arriving.targets);
+                    self.keep_spare(at, arriving.targets);
                     self.counters.rx_no_room.add(1);
+                    let source = &mut self.reliable.inbound[at];
+                    source.no_room = true;
+                    let look_ns = self.round.now_ns() + source.look_after_ns;
+                    self.reliable.wake(End::Inbound(at), look_ns);
                     return false;
                 }
                 let source = &mut self.reliable.inbound[at];
@@ -404,23 +427,49 @@ impl State {
         };
         let source = &self.reliable.inbound[at];
         let message = &source.messages[known];
-        let (copies, each) = (
-            message.targets.len() as i64,
-            fair::COPY + record.payload.len() as i64,
-        );
-        let behind = self.behind + self.received_cost;
-        self.received_cost += copies * each;
-        if let Some(channel) = self.channels.get(source.channel) {
-            self.tenants.charge_all(channel, each, behind);
-        }
+        let mut copies = 0;
         for target in &message.targets {
-            if let Some(session) = self.tenants.sessions.get(target.session) {
-                let place = session.placed(target.chunk, message.length as usize);
+            if let Ok(chunk) = target.chunk
+                && let Some(session) = self.tenants.sessions.get(target.session)
+            {
+                let place = session.placed(chunk, message.length as usize);
                 let copied = place.write_from(h.fragment_offset(), record.payload);
                 debug_assert!(copied.is_ok(), "a checked fragment lies inside its message");
+                copies += 1;
             }
         }
+        if copies > 0 {
+            let each = fair::COPY + record.payload.len() as i64;
+            self.charge_each(source.channel, copies, each);
+        }
         true
+    }
+
+    /// Charges what was done so many times, once for each sink of a channel that it was for.
+    fn charge_each(&mut self, channel: usize, times: usize, each: i64) {
+        let behind = self.behind + self.received_cost;
+        self.received_cost += times as i64 * each;
+        if let Some(channel) = self.channels.get(channel) {
+            self.tenants.charge_all(channel, each, behind);
+        }
+    }
+
+    /// Keeps a list of targets to be used again.
+    fn keep_spare(&mut self, at: usize, mut targets: Vec<Target>) {
+        let spare = &mut self.reliable.inbound[at].spare;
+        if spare.len() < MOST_SPARE {
+            targets.clear();
+            spare.push(targets);
+        }
+    }
+
+    /// Gives back the memory of a message at a sink.
+    fn withdraw_target(tenants: &mut Tenants, target: Target) {
+        if let Ok(chunk) = target.chunk
+            && let Some(session) = tenants.sessions.get_mut(target.session)
+        {
+            session.withdraw(target.sink, chunk);
+        }
     }
 
     /// Drops the last of the messages that wait for this one. False: it is not what all others wait for, or there are
@@ -439,11 +488,11 @@ impl State {
         };
         let end = last.first.wrapping_add(last.count);
         source.engine.forget(now_ns, last.first..end);
+        let channel = source.channel;
         for target in &last.targets {
-            if let Some(session) = self.tenants.sessions.get_mut(target.session) {
-                session.withdraw(target.sink, target.chunk);
-            }
+            Self::withdraw_target(&mut self.tenants, *target);
         }
+        self.charge_each(channel, last.targets.len(), fair::LOOK);
         true
     }
 
@@ -459,29 +508,23 @@ impl State {
             return true;
         }
         let (patience_ns, now_ns) = (source.patience_ns, self.round.now_ns());
+        let behind = self.behind + self.received_cost;
+        self.received_cost += channel.sinks.len() as i64 * fair::COPY;
+        self.tenants.charge_all(channel, fair::COPY, behind);
         let mut waits = false;
-        let mut full = std::mem::take(&mut self.reliable.full);
         // All of them, also behind one that is waited for: those that take nothing are waited for together.
         for (session, sink) in channel.sinks.iter() {
             let Some(s) = self.tenants.sessions.get_mut(session) else {
                 continue;
             };
             let chunk = match s.try_place(sink, length) {
-                Ok(Ok(chunk)) => chunk,
-                Ok(Err(delivery)) => {
-                    let fits = s.fits(length);
-                    if fits && s.is_waited_for(sink, patience_ns, now_ns) {
-                        waits = true;
-                        continue;
-                    }
-                    full.push((session, sink, delivery, fits));
-                    continue;
-                }
+                Ok(placed) => placed,
                 Err(failure) => {
                     self.tenants.fail(session, failure);
                     continue;
                 }
             };
+            waits |= chunk.is_err() && s.fits(length) && s.is_waited_for(sink, patience_ns, now_ns);
             message.targets.push(Target {
                 session,
                 sink,
@@ -490,26 +533,22 @@ impl State {
         }
         if waits {
             for target in message.targets.drain(..) {
-                if let Some(s) = self.tenants.sessions.get_mut(target.session) {
-                    s.withdraw(target.sink, target.chunk);
-                }
+                Self::withdraw_target(&mut self.tenants, target);
             }
+            return false;
         }
-        for (session, sink, delivery, fits) in full.drain(..).filter(|_| !waits) {
+        for target in message
+            .targets
+            .iter()
+            .filter(|target| target.chunk.is_err())
+        {
             message.lacking = true;
-            let Some(s) = self.tenants.sessions.get_mut(session) else {
-                continue;
-            };
-            let dropped = Ok(s.dropped(sink, delivery));
-            if fits && patience_ns != Some(0) {
-                self.tenants.cut_off(channel, (session, sink));
+            let session = self.tenants.sessions.get(target.session);
+            if patience_ns != Some(0) && session.is_some_and(|s| s.fits(length)) {
+                self.tenants.cut_off(channel, (target.session, target.sink));
             }
-            let counters = &channel.counters;
-            self.tenants
-                .account_received(session, sink, message.class, counters, dropped);
         }
-        self.reliable.full = full;
-        !waits
+        true
     }
 
     /// Delivers what comes next, as far as it is there.
@@ -552,6 +591,7 @@ impl State {
             let known = self.channels.get(source.channel);
             if let Some(channel) = known.filter(|channel| channel.since == source.since) {
                 channel.counters.lost.add(ahead as u64);
+                self.received_cost += channel.sinks.len() as i64 * fair::LOOK;
                 self.tenants.add_lost(channel, ahead);
             }
         }
@@ -559,7 +599,7 @@ impl State {
     }
 
     /// All records of a message are here, and all before it are delivered.
-    fn deliver_message(&mut self, at: usize, mut message: Arriving) {
+    fn deliver_message(&mut self, at: usize, message: Arriving) {
         if message.lacking {
             let end = message.first.wrapping_add(message.count);
             self.reliable.inbound[at].engine.note_lacking(end);
@@ -588,15 +628,17 @@ impl State {
                     let Some(s) = self.tenants.sessions.get_mut(session) else {
                         continue;
                     };
-                    let result = s.deliver(sink, chunk, &meta);
+                    let result = match chunk {
+                        Ok(chunk) => s.deliver(sink, chunk, &meta),
+                        Err(without) => Ok(s.dropped(sink, without)),
+                    };
                     let counters = &channel.counters;
                     self.tenants
                         .account_received(session, sink, meta.class, counters, result);
                 }
             }
         }
-        message.targets.clear();
-        self.reliable.inbound[at].spare.push(message.targets);
+        self.keep_spare(at, message.targets);
     }
 
     /// Records were given up: messages that have some of them will not be whole.
@@ -610,12 +652,11 @@ impl State {
             }
             message.dead = true;
             for target in message.targets.drain(..) {
-                if let Some(session) = self.tenants.sessions.get_mut(target.session) {
-                    session.withdraw(target.sink, target.chunk);
-                }
+                Self::withdraw_target(&mut self.tenants, target);
             }
         }
-        while let Some(message) = source.messages.front()
+        while let source = &mut self.reliable.inbound[at]
+            && let Some(message) = source.messages.front()
             && (message
                 .first
                 .wrapping_add(message.count)
@@ -623,7 +664,7 @@ impl State {
                 <= 0
         {
             if let Some(message) = source.messages.pop_front() {
-                source.spare.push(message.targets);
+                self.keep_spare(at, message.targets);
             }
         }
     }
@@ -638,6 +679,7 @@ impl State {
         let Some(channel) = self.channels.get(source.channel) else {
             return i64::MAX;
         };
+        source.no_room = false;
         let (length, records) = source.usual;
         let mut room = WINDOW;
         if source.patience_ns != Some(0) {
@@ -690,25 +732,26 @@ impl State {
         engine_ns.min(again_ns)
     }
 
-    /// A source elsewhere is heard no more: what had come of its messages is not delivered.
-    pub(super) fn forget_reliable(&mut self, at: usize) {
+    /// A source elsewhere is heard no more: what had come of its messages is not delivered. `again`: it may be heard of again.
+    pub(super) fn forget_reliable(&mut self, at: usize, again: bool) {
         let Some(source) = self.reliable.inbound.try_remove(at) else {
             return;
         };
         self.reliable.by_source.remove(&source.key);
         self.reliable.shares.give_back(source.pair);
-        if self.reliable.left.len() == MOST_LEFT {
-            self.reliable.left.pop_front();
-        }
-        self.reliable.left.push_back(Left {
-            key: source.key,
-            epoch: source.epoch,
-            next: source.after_all_heard(),
-        });
-        for target in source.messages.iter().flat_map(|message| &message.targets) {
-            if let Some(session) = self.tenants.sessions.get_mut(target.session) {
-                session.withdraw(target.sink, target.chunk);
+        if again {
+            let left = self.reliable.left.entry(source.key.remote).or_default();
+            if left.len() == MOST_LEFT {
+                left.pop_front();
             }
+            left.push_back(Left {
+                key: source.key,
+                epoch: source.epoch,
+                next: source.after_all_heard(),
+            });
+        }
+        for target in source.messages.iter().flat_map(|message| &message.targets) {
+            Self::withdraw_target(&mut self.tenants, *target);
         }
     }
 
@@ -720,7 +763,7 @@ impl State {
         };
         let next = self.reliable.inbound[at].announced.1;
         self.expect(at, next);
-        self.forget_reliable(at);
+        self.forget_reliable(at, false);
         true
     }
 
@@ -742,14 +785,38 @@ impl State {
                 channel.counters.unknown_tails.add((!clean).into());
             }
             self.expect(at, next);
-            self.forget_reliable(at);
+            self.forget_reliable(at, false);
         }
+        self.reliable.left.remove(&remote);
     }
 
     /// A channel has no sinks any more.
     pub(in super::super) fn forget_reliable_on(&mut self, channel: usize) {
         for at in self.inbound_where(|source| source.channel == channel) {
-            self.forget_reliable(at);
+            self.forget_reliable(at, true);
+        }
+    }
+
+    /// Some sinks of a channel are gone: what counts as a tenant's that has none there any more counts as another's.
+    pub(in super::super) fn move_reliable_places(&mut self, channel: usize) {
+        let Some(known) = self.channels.get(channel) else {
+            return;
+        };
+        let groups = || known.groups.iter().map(|group| group.tenant);
+        for (_, source) in &mut self.reliable.inbound {
+            let Pair { remote, tenant } = source.pair;
+            if source.channel != channel || groups().any(|with| with == tenant) {
+                continue;
+            }
+            let shares = &mut self.reliable.shares;
+            let mut pairs = groups().map(|tenant| Pair { remote, tenant });
+            let free = pairs.find(|pair| shares.has_room(*pair));
+            let other = free.or_else(|| groups().next().map(|tenant| Pair { remote, tenant }));
+            if let Some(pair) = other {
+                shares.give_back(source.pair);
+                shares.take(pair);
+                source.pair = pair;
+            }
         }
     }
 
@@ -760,10 +827,13 @@ impl State {
     }
 
     /// Forgets sinks that are gone.
-    pub(in super::super) fn retain_reliable_targets(&mut self, keep: impl Fn(&Target) -> bool) {
+    pub(in super::super) fn retain_reliable_targets(
+        &mut self,
+        keep: impl Fn(usize, usize) -> bool,
+    ) {
         for (_, source) in &mut self.reliable.inbound {
             for message in &mut source.messages {
-                message.targets.retain(&keep);
+                (message.targets).retain(|target| keep(target.session, target.sink));
             }
         }
     }

@@ -20,7 +20,6 @@ use takt_time::TaiTime;
 use takt_wire::channel::{Kind, RecordHeader};
 
 use super::remote::{Carrier, Remote};
-use super::session::Delivery;
 use super::shares::Shares;
 use super::track::SourceKey;
 use super::{LanePort, State};
@@ -35,7 +34,7 @@ const OWN_INBOUND: usize = 16;
 const IDLE_NS: i64 = 10_000_000_000;
 /// Between two looks which of them are idle.
 const AGE_EVERY_NS: i64 = 100_000_000;
-/// Sources that are not followed any more and of which is known how far they were.
+/// Sources of a lane elsewhere that are not followed any more and of which is known how far they were.
 const MOST_LEFT: usize = 256;
 /// Ends of reliable flows that are looked at in a round; the others in the next.
 const MOST_LOOKS: usize = 256;
@@ -123,10 +122,8 @@ pub(super) struct Reliable {
     /// Who has the places of those that are heard, and when it was last looked which of them are idle.
     shares: Shares,
     aged_ns: i64,
-    /// How far those were that were forgotten last.
-    left: VecDeque<Left>,
-    /// Sinks that a message found without room, while it is placed: sessions, sinks, of what, and whether it would ever fit.
-    full: Vec<(usize, usize, Delivery, bool)>,
+    /// How far those were that were forgotten last, by the lane that they are of.
+    left: HashMap<usize, VecDeque<Left>, foldhash::fast::RandomState>,
     /// When to look at whom. One that is to be looked at earlier has another entry; the later one is found to be over.
     timers: BinaryHeap<Reverse<(i64, End)>>,
 }
@@ -147,8 +144,7 @@ impl Default for Reliable {
             by_source: HashMap::default(),
             shares: Shares::new(MOST_INBOUND, OWN_INBOUND),
             aged_ns: i64::MIN,
-            left: VecDeque::new(),
-            full: Vec::new(),
+            left: HashMap::default(),
             timers: BinaryHeap::new(),
         }
     }
@@ -164,36 +160,52 @@ impl Reliable {
     /// Looks at one end at this instant, at the latest.
     #[inline]
     fn wake(&mut self, end: End, at_ns: i64) {
-        let wake_ns = match end {
-            End::Outbound(at) => self.outbound.get_mut(at).map(|source| &mut source.wake_ns),
-            End::Inbound(at) => self.inbound.get_mut(at).map(|source| &mut source.wake_ns),
-        };
-        if let Some(wake_ns) = wake_ns
+        if let Some(wake_ns) = self.wake_ns(end)
             && at_ns < *wake_ns
         {
             *wake_ns = at_ns;
+            if self.timers.len() >= self.most_timers() {
+                self.drop_idle_timers();
+            }
             self.timers.push(Reverse((at_ns, end)));
         }
     }
 
-    /// An end that is to be looked at now.
-    fn next_due(&mut self, now_ns: i64) -> Option<End> {
-        while let Some(Reverse((at_ns, end))) = self.timers.peek().copied()
-            && at_ns <= now_ns
-        {
-            self.timers.pop();
-            let wake_ns = match end {
-                End::Outbound(at) => self.outbound.get_mut(at).map(|source| &mut source.wake_ns),
-                End::Inbound(at) => self.inbound.get_mut(at).map(|source| &mut source.wake_ns),
-            };
-            if let Some(wake_ns) = wake_ns
-                && *wake_ns <= now_ns
-            {
-                *wake_ns = i64::MAX;
-                return Some(end);
-            }
+    /// When an end is to be looked at. `None`: it is gone.
+    fn wake_ns(&mut self, end: End) -> Option<&mut i64> {
+        match end {
+            End::Outbound(at) => self.outbound.get_mut(at).map(|source| &mut source.wake_ns),
+            End::Inbound(at) => self.inbound.get_mut(at).map(|source| &mut source.wake_ns),
         }
-        None
+    }
+
+    /// Entries of timers: two for each end, of which one is of use.
+    fn most_timers(&self) -> usize {
+        64 + 2 * (self.outbound.len() + self.inbound.len())
+    }
+
+    /// Leaves each end one entry, so that on average it costs each that was dropped no more than to have made it.
+    #[cold]
+    fn drop_idle_timers(&mut self) {
+        let mut timers = std::mem::take(&mut self.timers).into_vec();
+        timers.retain(|Reverse((at_ns, end))| self.wake_ns(*end).is_some_and(|ns| ns == at_ns));
+        timers.sort_unstable();
+        timers.dedup();
+        self.timers = timers.into();
+    }
+
+    /// Takes an entry that is due: the end that is to be looked at now, if it was not looked at since the entry was made.
+    fn next_due(&mut self, now_ns: i64) -> Option<Option<End>> {
+        let Reverse((at_ns, end)) = *self.timers.peek()?;
+        if at_ns > now_ns {
+            return None;
+        }
+        self.timers.pop();
+        let due = self.wake_ns(end).filter(|wake_ns| **wake_ns <= now_ns);
+        Some(due.map(|wake_ns| {
+            *wake_ns = i64::MAX;
+            end
+        }))
     }
 }
 
@@ -217,8 +229,10 @@ impl State {
             if self.recovery_cost > MOST_RECOVERY {
                 break;
             }
-            let Some(end) = reliable.next_due(now_ns) else {
-                break;
+            let end = match reliable.next_due(now_ns) {
+                Some(Some(end)) => end,
+                Some(None) => continue,
+                None => break,
             };
             let again_ns = match end {
                 End::Outbound(at) => match reliable.outbound.get_mut(at) {

@@ -14,7 +14,8 @@ use super::super::remote::{Appended, Carrier, Cut, Outgoing};
 use super::super::session::{Batch, InProgress};
 use super::super::{Lane, LanePort, State, fair};
 use super::{
-    ANNOUNCEMENT_LEN, Announcement, End, LATEST, PATIENCE_UNIT_NS, Reliable, control, note_open,
+    ANNOUNCEMENT_LEN, Announcement, End, LATEST, PATIENCE_UNIT_NS, Reliable, YIELD_NS, control,
+    note_open,
 };
 use crate::policing::{Again, Flow, Offered};
 
@@ -226,6 +227,13 @@ impl Outbound {
             self.messages[at].undelivered = true;
         }
         self.give_up(remote, record, now_ns);
+    }
+
+    /// A record could not be sent again now: in a moment it is.
+    fn postpone_repair(&mut self, remote: usize, record: u32, now_ns: i64) {
+        if let Some(peer) = self.peer(remote) {
+            self.engine.postpone(peer, record, now_ns + YIELD_NS);
+        }
     }
 
     /// Sinks of a receiver lack some of the messages that it has just acknowledged: from one record to another.
@@ -535,6 +543,7 @@ impl State {
                     };
                 }
                 let Some(cut) = cut else {
+                    source.next_message = progress.sequence.wrapping_add(1) as u32;
                     return Next::Nobody;
                 };
                 Batch {
@@ -799,8 +808,6 @@ impl State {
         } else {
             false
         };
-        // It counts against what its tenant may send, without having to wait for it: it is a tenth at most.
-        session.rates.take(part.len() as u32, now_ns);
         let chunk = message.descriptor.chunk;
         if ports[at].schedules(&descriptor) {
             let room = PER_TENANT.saturating_sub(self.tenants.departing(session.tenant));
@@ -822,15 +829,19 @@ impl State {
             if refused.is_some() {
                 return source.give_up_repair(remote, record, now_ns);
             }
-            if queued > 0 {
-                self.tenants
-                    .hold(source.session, source.source, chunk, queued);
+            if queued == 0 {
+                // The scheduler has no room for it.
+                return source.postpone_repair(remote, record, now_ns);
             }
+            self.tenants
+                .hold(source.session, source.source, chunk, queued);
             if declared && let Some(peer) = source.peer(remote) {
                 let leaves_ns = descriptor.launch_time_ns;
                 source.engine.repair_leaves(peer, record, leaves_ns);
             }
-        } else if !ports[at].yields(now) {
+        } else if ports[at].yields(now) {
+            return source.postpone_repair(remote, record, now_ns);
+        } else {
             let payload = session.emitted(chunk, message.descriptor.length);
             let appended = peer.append(
                 at,
@@ -841,14 +852,21 @@ impl State {
                 fragment..fragment + 1,
             );
             note_open(peer, at, &mut ports[at], remote);
-            if matches!(appended, Appended::Unreachable) {
-                return;
+            match appended {
+                Appended::Unreachable => return,
+                // The port has no frame free.
+                Appended::Until { blocked: true, .. } => {
+                    return source.postpone_repair(remote, record, now_ns);
+                }
+                Appended::Done | Appended::Until { .. } | Appended::Held { .. } => {}
             }
         }
         if let Some(channel) = self.channels.get(source.channel) {
             channel.counters.repaired.add(1);
         }
-        if let Some(session) = self.tenants.sessions.get(source.session) {
+        if let Some(session) = self.tenants.sessions.get_mut(source.session) {
+            // It counts against what its tenant may send, without having to wait for it: it is a tenth at most.
+            session.rates.take(part.len() as u32, now_ns);
             self.tenants
                 .turns
                 .charge(session.tenant, fair::FRAME + part.len() as i64);

@@ -24,8 +24,9 @@ use takt_shm::{
     SharedSlice,
 };
 use takt_time::{TaiTime, TrafficClass};
-use takt_wire::channel::Protection;
+use takt_wire::channel::{Protection, RecordHeader};
 
+use super::super::fair;
 use super::super::session::{LaneSession, SessionParts};
 use super::super::{Command, EventSender, Lane, LaneHandle, LanePort, Limits, SourceTarget};
 use super::*;
@@ -486,6 +487,8 @@ fn assert_all_in_order(app: &App, count: usize) {
 #[derive(Debug)]
 struct Way {
     reaches: AtomicBool,
+    /// No frame of the port is free.
+    full: AtomicBool,
     max_payload: AtomicUsize,
 }
 
@@ -493,6 +496,7 @@ impl Way {
     fn new(max_payload: usize) -> Arc<Self> {
         Arc::new(Self {
             reaches: true.into(),
+            full: false.into(),
             max_payload: max_payload.into(),
         })
     }
@@ -548,7 +552,10 @@ impl Port for Changing {
     }
 
     fn reserve(&mut self, peer: PeerHandle) -> Result<Frame, ReserveError> {
-        self.inner.reserve(peer)
+        match self.way.full.load(Ordering::Relaxed) {
+            true => Err(ReserveError::WouldBlock),
+            false => self.inner.reserve(peer),
+        }
     }
 
     fn reserve_fragmented(&mut self, peer: PeerHandle) -> Result<Frame, ReserveError> {
@@ -1077,6 +1084,20 @@ fn a_receiver_that_comes_later_gets_what_is_emitted_from_then_on() {
 }
 
 #[test]
+fn what_was_emitted_while_nobody_heard_it_is_lost_to_nobody() {
+    let mut world = World::new(2, Faults::default(), 1400);
+    world.hosts[0].add_source(0, RELIABLE);
+    world.transmit(&[100; 5], SECOND);
+    world.hosts[1].add_sink(0);
+    world.subscribe(1);
+    world.transmit(&[100; 5], SECOND);
+    let numbers = world.hosts[1].apps[0].received.iter();
+    let numbers: Vec<u32> = numbers.map(|(number, _)| *number).collect();
+    assert_eq!(numbers, (5..10).collect::<Vec<_>>());
+    assert_eq!(world.hosts[1].counters().lost, 0);
+}
+
+#[test]
 fn a_sink_opened_after_another_gets_nothing_of_what_that_one_was_there_for() {
     let mut world = World::with(2, Faults::default(), RELIABLE);
     world.transmit(&[100; 20], SECOND);
@@ -1370,27 +1391,17 @@ fn a_message_that_becomes_late_while_it_waits_is_not_sent_again() {
 
 /// The third host hears an announcement of a source of another. Whether that has a place then.
 fn announced(world: &mut World, host: u64, channel: ChannelId, source: u32) -> bool {
+    announce(world, host, channel, source, (0..0, 0, None));
+    let lane = &mut world.hosts[2].lane;
+    let remote = lane.by_remote[&host];
+    let key = SourceKey { remote, source };
+    lane.state.reliable.by_source.contains_key(&key)
+}
+
+/// The third host takes a record of a host, as if a datagram had held it.
+fn take(world: &mut World, host: u64, header: RecordHeader, payload: &[u8]) {
     use takt_wire::channel::{DatagramHeader, Record};
-    let said = Announcement {
-        engine: takt_recovery::Announce {
-            oldest: 0,
-            next: 0,
-            round_trip_ns: 0,
-            stamp_ns: 0,
-        },
-        oldest_message: 0,
-        next_message: 0,
-        epoch: 1,
-        patience: None,
-        latest: false,
-    };
-    let payload = said.encode();
-    let class = takt_time::TrafficClass::BEST_EFFORT;
-    let record = Record {
-        header: control(channel.0, source, class, Kind::Announce, payload.len()),
-        payload: &payload,
-    };
-    let header = DatagramHeader {
+    let datagram = DatagramHeader {
         protection: Protection::None,
         records: 1,
         sender: 100 + host as u32,
@@ -1399,9 +1410,208 @@ fn announced(world: &mut World, host: u64, channel: ChannelId, source: u32) -> b
     };
     let lane = &mut world.hosts[2].lane;
     let remote = lane.by_remote[&host];
-    lane.state.hostile(remote, &header, &record);
-    let key = SourceKey { remote, source };
-    lane.state.reliable.by_source.contains_key(&key)
+    let record = Record { header, payload };
+    lane.state.hostile(remote, &datagram, &record);
+}
+
+/// A host says which records of a source are to come, what its next message is, and how long it waits for sinks.
+fn announce(
+    world: &mut World,
+    host: u64,
+    channel: ChannelId,
+    source: u32,
+    (records, next_message, patience): (std::ops::Range<u32>, u32, Option<u32>),
+) {
+    let said = Announcement {
+        engine: takt_recovery::Announce {
+            oldest: records.start,
+            next: records.end,
+            round_trip_ns: 0,
+            stamp_ns: 0,
+        },
+        oldest_message: 0,
+        next_message,
+        epoch: 1,
+        patience,
+        latest: false,
+    };
+    let payload = said.encode();
+    let class = TrafficClass::BEST_EFFORT;
+    let header = control(channel.0, source, class, Kind::Announce, payload.len());
+    take(world, host, header, &payload);
+}
+
+/// A record of a source, with a message of 8 bytes or a part of one of 16.
+fn record(world: &mut World, source: u32, number: u32, sequence: u32, part: Option<u32>) {
+    let class = TrafficClass::BEST_EFFORT;
+    let kind = Kind::Reliable { number };
+    let header = RecordHeader {
+        sequence,
+        message_length: if part.is_some() { 16 } else { 8 },
+        fragment_index: part.unwrap_or(0),
+        fragment_stride: if part.is_some() { 8 } else { 0 },
+        ..control(CHANNEL.0, source, class, kind, 8)
+    };
+    take(world, 1, header, &content(number, 8));
+}
+
+#[test]
+fn a_record_without_room_costs_its_tenant_and_others_are_refused_without_a_look_until_the_next() {
+    const SINKS: usize = 20;
+    let mut world = World::new(3, Faults::default(), 1400);
+    for app in 1..SINKS {
+        world.hosts[2].add_app(app as u64 + 1, 1 << 20);
+    }
+    for app in 0..SINKS {
+        world.hosts[2].add_sink(app);
+    }
+    announce(&mut world, 1, CHANNEL, 7, (0..DEPTH + 10, DEPTH + 10, None));
+    for number in 0..DEPTH {
+        record(&mut world, 7, number, number, None);
+    }
+    let spent = |world: &mut World| std::mem::take(&mut world.hosts[2].lane.state.received_cost);
+    spent(&mut world);
+    record(&mut world, 7, DEPTH, DEPTH, None);
+    assert!(spent(&mut world) >= SINKS as i64 * fair::COPY);
+    record(&mut world, 7, DEPTH + 1, DEPTH + 1, None);
+    assert_eq!(spent(&mut world), 0);
+    assert_eq!(world.hosts[2].lane.state.counters.read().rx_no_room, 2);
+    // Sinks that take something are found to have room.
+    world.round();
+    for app in &mut world.hosts[2].apps {
+        app.receive(usize::MAX);
+        app.hand_back();
+    }
+    world.clock.0.fetch_add(SECOND, Ordering::Relaxed);
+    world.round();
+    record(&mut world, 7, DEPTH, DEPTH, None);
+    assert_eq!(world.hosts[2].counters().received, u64::from(DEPTH) + 1);
+}
+
+#[test]
+fn a_message_that_is_given_up_is_lost_and_not_dropped_for_want_of_room_too() {
+    let mut world = World::new(3, Faults::default(), 1400);
+    world.hosts[2].add_sink(0);
+    announce(
+        &mut world,
+        1,
+        CHANNEL,
+        7,
+        (0..DEPTH + 3, DEPTH + 2, Some(0)),
+    );
+    for number in 0..DEPTH {
+        record(&mut world, 7, number, number, None);
+    }
+    let counted = |world: &World| {
+        let counters = world.hosts[2].counters();
+        (counters.dropped_full, counters.lost)
+    };
+    // Of two parts, of which the second is given up.
+    record(&mut world, 7, DEPTH, DEPTH, Some(0));
+    let rest = DEPTH + 2..DEPTH + 3;
+    announce(&mut world, 1, CHANNEL, 7, (rest, DEPTH + 2, Some(0)));
+    record(&mut world, 7, DEPTH + 2, DEPTH + 1, None);
+    assert_eq!(counted(&world), (1, 1));
+}
+
+#[test]
+fn looks_that_were_put_forward_leave_no_more_behind_than_there_are_ends() {
+    let mut world = World::with(2, Faults::default(), RELIABLE);
+    world.transmit(&[100; 2], SECOND);
+    let reliable = &mut world.hosts[0].lane.state.reliable;
+    let (end, now_ns) = (End::Outbound(0), i64::MAX / 2);
+    while reliable.next_due(now_ns).is_some() {}
+    for later in 0..1000 {
+        reliable.wake(end, now_ns + later);
+        reliable.wake(end, now_ns - 1);
+        assert_eq!(reliable.next_due(now_ns - 1), Some(Some(end)));
+        reliable.wake(end, now_ns + 5);
+        reliable.wake(end, now_ns - 1);
+        assert_eq!(reliable.next_due(now_ns - 1), Some(Some(end)));
+    }
+    assert!(reliable.timers.len() <= reliable.most_timers());
+    reliable.wake(end, now_ns + 2000);
+    let mut found = Vec::new();
+    while let Some(due) = reliable.next_due(now_ns + 2000) {
+        found.extend(due);
+    }
+    assert_eq!(found, [end], "once, after all that is left of others");
+}
+
+#[test]
+fn a_peer_with_many_sources_has_nothing_forgotten_of_what_others_sources_had_sent() {
+    let mut world = World::new(3, Faults::default(), 1400);
+    world.hosts[2].add_sink(0);
+    let forget = |world: &mut World, host: u64, source: u32| {
+        assert!(announced(world, host, CHANNEL, source));
+        let state = &mut world.hosts[2].lane.state;
+        let all = state.reliable.inbound.iter();
+        let heard: Vec<usize> = all.map(|(at, _)| at).collect();
+        heard
+            .into_iter()
+            .for_each(|at| state.forget_reliable(at, true));
+    };
+    forget(&mut world, 0, 1);
+    for source in 0..2 * MOST_LEFT as u32 {
+        forget(&mut world, 1, source);
+    }
+    let lane = &mut world.hosts[2].lane;
+    let [of, by] = [0, 1].map(|host: u64| lane.by_remote[&host]);
+    let left = &lane.state.reliable.left;
+    assert_eq!((left[&of].len(), left[&by].len()), (1, MOST_LEFT));
+    // Nor is anything kept of who is gone.
+    lane.state.forget_reliable_of(by, true);
+    assert!(!lane.state.reliable.left.contains_key(&by));
+}
+
+#[test]
+fn who_comes_after_a_tenant_that_has_gone_does_not_have_its_places_counted_as_its_own() {
+    let mut world = World::new(3, Faults::default(), 1400);
+    world.hosts[2].add_app(2, 1 << 20);
+    world.hosts[2].add_sink(0);
+    world.hosts[2].add_sink(1);
+    for source in 0..100 {
+        assert!(announced(&mut world, 1, CHANNEL, source));
+    }
+    let of = |world: &World, app: u64| {
+        let lane = &world.hosts[2].lane;
+        let tenant = lane.state.tenants.sessions[lane.by_session[&app]].tenant;
+        let all = lane.state.reliable.inbound.iter();
+        all.filter(|(_, source)| source.pair.tenant == tenant)
+            .count()
+    };
+    assert_eq!((of(&world, 1), of(&world, 2)), (100, 0));
+    let host = &mut world.hosts[2];
+    host.handle.send(Command::RemoveSession(1));
+    host.lane.poll();
+    assert_eq!(of(&world, 2), 100);
+}
+
+#[test]
+fn what_cannot_be_sent_again_for_want_of_a_frame_is_sent_when_there_is_one_and_counts_then() {
+    let network = network(faults(7, 30, 0, 0), 1400);
+    let ways = [Way::new(1400), Way::new(1400)];
+    let mut world = World::over(2, None, |host| {
+        vec![Changing::open(&network, host, &ways[host], false)]
+    });
+    world.hosts[1].add_sink(0);
+    world.subscribe(1);
+    world.hosts[0].add_source(0, RELIABLE);
+    world.transmit(&[1000; 10], SECOND);
+    let before = world.hosts[0].counters().repaired;
+    for _ in 0..30 {
+        assert!(world.hosts[0].apps[0].emit(1000));
+    }
+    world.round();
+    ways[0].full.store(true, Ordering::Relaxed);
+    for _ in 0..20_000 {
+        world.round();
+    }
+    assert_eq!(world.hosts[0].counters().repaired, before);
+    ways[0].full.store(false, Ordering::Relaxed);
+    world.transmit(&[], 5 * SECOND);
+    assert!(world.hosts[0].counters().repaired > before);
+    assert_all_in_order(&world.hosts[1].apps[0], 40);
 }
 
 #[test]
@@ -1449,7 +1659,7 @@ fn an_idle_source_that_was_forgotten_goes_on_without_loss() {
     world.transmit(&[100; 20], 5 * SECOND);
     let lane = &mut world.hosts[1].lane;
     let at = lane.state.reliable.inbound.iter().next().expect("heard").0;
-    lane.state.forget_reliable(at);
+    lane.state.forget_reliable(at, true);
     world.transmit(&[100; 20], 5 * SECOND);
     assert_all_in_order(&world.hosts[1].apps[0], 40);
     assert_eq!(world.hosts[1].counters().lost, 0);
