@@ -148,16 +148,15 @@ impl Transmitter {
             }
             let timed = peers.etf(first.peer, first.class).is_some();
             let long = frames.is_long(first.frame);
-            let sent = if long || (self.queue.len() == 1 && !timed) {
+            let sent = if long {
+                self.send_fragmented(socket, frames, peers)
+            } else if self.queue.len() == 1 && !timed {
                 self.trains.clear();
                 self.trains.push(Train {
                     frames: 1,
                     bytes: first.len,
                 });
-                match long {
-                    true => send_fragmented(socket, frames, peers, first),
-                    false => send_one(socket, frames, peers, first),
-                }
+                send_one(socket, frames, peers, first)
             } else {
                 self.form_trains(frames, peers);
                 self.send_trains(socket)
@@ -195,16 +194,35 @@ impl Transmitter {
         true
     }
 
-    /// Describes the head of the queue as up to [`BATCH`] messages of one class.
+    /// Sends the datagram at the head of the queue, which IP may fragment. Rare: it costs two more system calls.
+    #[cold]
+    fn send_fragmented(
+        &mut self,
+        socket: &Socket,
+        frames: &FramePool,
+        peers: &PeerTable,
+    ) -> io::Result<usize> {
+        self.form_trains(frames, peers);
+        socket.permit_fragmentation()?;
+        let sent = self.send_trains(socket);
+        // It was possible when the port was opened. Should it fail, longer datagrams than promised leave, in fragments.
+        let _ = socket.forbid_fragmentation();
+        sent
+    }
+
+    /// Describes the head of the queue as up to [`BATCH`] messages of one class; one that IP may fragment, alone.
     fn form_trains(&mut self, frames: &FramePool, peers: &PeerTable) {
         self.trains.clear();
         let class = self.marked;
         let mut now = None;
+        let long = |committed: &Committed| frames.is_long(committed.frame);
+        let alone = self.queue.front().is_some_and(long);
         let mut queue = self
             .queue
             .iter()
             .copied()
-            .take_while(|committed| committed.class == class && !frames.is_long(committed.frame))
+            .take(if alone { 1 } else { usize::MAX })
+            .take_while(|committed| committed.class == class && (alone || !long(committed)))
             .enumerate()
             .peekable();
         while self.trains.len() < BATCH {
@@ -333,17 +351,68 @@ fn send_one(
     }
 }
 
-/// Sends a datagram that IP may fragment. Rare: it costs two more system calls.
-#[cold]
-fn send_fragmented(
-    socket: &Socket,
-    frames: &FramePool,
-    peers: &PeerTable,
-    only: Committed,
-) -> io::Result<usize> {
-    socket.permit_fragmentation()?;
-    let sent = send_one(socket, frames, peers, only);
-    // It was possible when the port was opened. Should it fail, longer datagrams than promised leave, in fragments.
-    let _ = socket.forbid_fragmentation();
-    sent
+#[cfg(test)]
+mod tests {
+    use std::net::{SocketAddr, UdpSocket};
+
+    use takt_datapath::stack::{Etf, LaunchQueues};
+
+    use crate::frames::Purpose;
+
+    use super::*;
+
+    #[test]
+    fn a_datagram_that_ip_may_fragment_has_its_time_where_a_queue_asks_for_one() {
+        let receiver = UdpSocket::bind("127.0.0.1:0").expect("a socket");
+        let local: SocketAddr = "127.0.0.1:0".parse().expect("an address");
+        let etf = Etf {
+            delta_ns: 1,
+            offload: false,
+        };
+        let queues = LaunchQueues {
+            ifindex: 1,
+            name: "eth0".into(),
+            classes: [Some(etf); TrafficClass::COUNT],
+        };
+        let probe = Socket::new(local).expect("a socket");
+        let peers = PeerTable::new(local, probe, 1400, 4, true, vec![queues]);
+        let mut peers = peers.expect("a table");
+        let to = receiver.local_addr().expect("bound");
+        let peer = peers.connect(to).expect("a peer");
+        let index = peers.find(peer).expect("connected");
+        peers.lead_to_queues(index);
+        let mut frames = FramePool::new(4, 1400);
+        let socket = Socket::new(local).expect("a socket");
+        socket
+            .announce_launch_times()
+            .expect("a kernel that has it");
+        let mut transmitter = Transmitter::new(4);
+        for (long, len) in [(true, 20_000), (false, 1000), (false, 1000)] {
+            let purpose = Purpose { peer, room: len };
+            let frame = match long {
+                true => frames.take_long(purpose),
+                false => frames.take(purpose),
+            };
+            peers.enqueued(index);
+            transmitter.push(Committed {
+                frame: frame.expect("free").0,
+                peer: index,
+                len,
+                class: TrafficClass::BEST_EFFORT,
+                launch_time: None,
+            });
+        }
+        transmitter.form_trains(&frames, &peers);
+        assert_eq!(transmitter.trains.len(), 1, "alone");
+        let header = transmitter.messages[0].msg_hdr;
+        assert_eq!(header.msg_controllen, size_of::<Control>());
+        let control = transmitter.controls[0].header;
+        assert_eq!(control.cmsg_type, libc::SCM_TXTIME);
+        assert!(transmitter.flush(&socket, &mut frames, &mut peers));
+        assert_eq!(transmitter.counters.errors, 0);
+        let mut buffer = [0; 65_536];
+        for len in [20_000, 1000, 1000] {
+            assert_eq!(receiver.recv(&mut buffer).expect("it comes"), len);
+        }
+    }
 }
