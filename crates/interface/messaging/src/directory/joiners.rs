@@ -16,7 +16,7 @@ use super::{Entry, HEARTBEAT};
 use crate::header;
 use crate::history::{History, Next, Reader};
 
-/// How long a late joiner is looked for, and how long one may take nothing.
+/// How long a late joiner is looked for from its first turn on, and how long one may take nothing.
 const JOINS_WITHIN: Duration = Duration::from_secs(10);
 /// Late joiners that are served at a time: each has a source meanwhile. And topics of those that wait for it.
 const SERVED: usize = 16;
@@ -46,8 +46,8 @@ pub(super) struct Joiners {
 struct Joiner {
     inbox: u64,
     wants: VecDeque<Want>,
-    /// It is given up then.
-    until: Instant,
+    /// It is given up with the first turn that ends after this instant. `None`: it has had no turn.
+    until: Option<Instant>,
     /// How long its next turn is, if it takes something.
     turn: Duration,
 }
@@ -98,7 +98,7 @@ impl Joiners {
     }
 
     /// Takes in subscribers that want what was kept, if this participant has a publisher that keeps it.
-    pub(super) fn add(&mut self, state: &mut State, joined: Vec<Entry>, now: Instant) {
+    pub(super) fn add(&mut self, state: &mut State, joined: Vec<Entry>) {
         let mut waiting: usize = self.waiting.iter().map(|joiner| joiner.wants.len()).sum();
         for entry in joined {
             if state.histories(&entry.topic).is_empty() {
@@ -121,7 +121,7 @@ impl Joiners {
                 None => self.waiting.push_back(Joiner {
                     inbox,
                     wants: VecDeque::from([want]),
-                    until: now + JOINS_WITHIN,
+                    until: None,
                     turn: SLOW,
                 }),
             }
@@ -131,13 +131,6 @@ impl Joiners {
     /// Hands over what was kept, as far as there is memory.
     pub(super) fn serve(&mut self, shared: &Shared, now: Instant) {
         self.admit(shared, now);
-        self.waiting.retain(|joiner| {
-            let waits = now < joiner.until;
-            if !waits {
-                give_up(shared, joiner);
-            }
-            waits
-        });
         // As many turns end as there are others for.
         let mut others = self.waiting.len();
         for at in (0..self.served.len()).rev() {
@@ -148,14 +141,14 @@ impl Joiners {
                     continue;
                 }
                 Step::Got => {
-                    one.joiner.until = now + JOINS_WITHIN;
+                    one.joiner.until = Some(now + JOINS_WITHIN);
                     if !one.got {
                         (one.got, one.turn) = (true, now + one.joiner.turn);
                     }
                 }
                 Step::Waits => {}
             }
-            let over = now >= one.joiner.until;
+            let over = one.joiner.until.is_some_and(|until| now >= until);
             if over || (now >= one.turn && others > 0) {
                 // Its source is another's now. What it has begun with begins again: it knows what it has got.
                 let Served {
@@ -178,9 +171,10 @@ impl Joiners {
     /// Begins with those that wait, as far as there is room and the session has sources.
     fn admit(&mut self, shared: &Shared, now: Instant) {
         while self.served.len() < SERVED {
-            let Some(joiner) = self.waiting.pop_front() else {
+            let Some(mut joiner) = self.waiting.pop_front() else {
                 return;
             };
+            let until = *joiner.until.get_or_insert(now + JOINS_WITHIN);
             let options = SourceOptions { depth: DEPTH };
             match self.stream.source_with(inbox(joiner.inbox), options) {
                 Ok(source) => self.served.push(Served {
@@ -192,7 +186,7 @@ impl Joiners {
                     turn: now + ABSENT,
                 }),
                 // The session has no source or no memory now, or its policy never.
-                Err(_) if now < joiner.until => {
+                Err(_) if now < until => {
                     self.waiting.push_back(joiner);
                     return;
                 }
@@ -287,7 +281,7 @@ mod tests {
     }
 
     /// One that wants what this publisher of the topic has kept.
-    fn joins(joiners: &mut Joiners, shared: &Shared, history: &Arc<History>, now: Instant) {
+    fn joins(joiners: &mut Joiners, shared: &Shared, history: &Arc<History>) {
         let mut state = shared.lock();
         state.histories.insert("log".into(), vec![history.clone()]);
         let joined = Entry {
@@ -299,7 +293,7 @@ mod tests {
             inbox: 1,
             of: 0,
         };
-        joiners.add(&mut state, vec![joined], now);
+        joiners.add(&mut state, vec![joined]);
     }
 
     /// Serves it to the end; the numbers of what has come, so many at least.
@@ -320,7 +314,7 @@ mod tests {
     fn what_has_become_too_long_is_passed_over_and_counted() {
         let (_directory, _runtime, session) = session();
         let mut joiners = Joiners::new(&session).expect("joiners");
-        let (shared, now) = (Shared::default(), Instant::now());
+        let shared = Shared::default();
         let sink = joiners.stream.sink(inbox(1)).expect("a sink");
         let longest = joiners.stream.source(inbox(2)).expect("a source");
         let history = Arc::new(History::new(10, usize::MAX));
@@ -328,7 +322,7 @@ mod tests {
         // As it is emitted, but with no room for the topic's name.
         keep(&history, 1, longest.max_message() - header::BYTES);
         keep(&history, 2, 8);
-        joins(&mut joiners, &shared, &history, now);
+        joins(&mut joiners, &shared, &history);
         assert_eq!(served(&mut joiners, &shared, &sink, 2), [0, 2]);
         assert_eq!(shared.lock().given_up, 1);
     }
@@ -349,7 +343,7 @@ mod tests {
         for number in 0..KEPT {
             keep(&history, number, 8);
         }
-        joins(&mut joiners, &shared, &history, now);
+        joins(&mut joiners, &shared, &history);
         until_true("it is there", || {
             joiners.serve(&shared, now);
             sink.available() > 0
@@ -362,6 +356,43 @@ mod tests {
         assert_eq!(numbers, Vec::from_iter(0..numbers.len() as u64));
         assert!((numbers.len() as u64) < KEPT);
         assert_eq!(shared.lock().given_up, 1);
+    }
+
+    /// One that wants what was kept of a topic, and has no inbox.
+    fn nobody(id: u64) -> Joiner {
+        let want = Want {
+            id,
+            topic: "log".into(),
+            most: 1,
+        };
+        Joiner {
+            inbox: id,
+            wants: VecDeque::from([want]),
+            until: None,
+            turn: SLOW,
+        }
+    }
+
+    #[test]
+    fn who_has_its_first_turn_late_behind_others_that_nobody_is_gets_what_was_kept() {
+        let (_directory, _runtime, session) = session();
+        let mut joiners = Joiners::new(&session).expect("joiners");
+        let (shared, mut now) = (Shared::default(), Instant::now());
+        joiners.waiting = (100..200).map(nobody).collect();
+        let sink = joiners.stream.sink(inbox(1)).expect("a sink");
+        let history = Arc::new(History::new(10, usize::MAX));
+        keep(&history, 7, 8);
+        joins(&mut joiners, &shared, &history);
+        // As when all take long.
+        while !joiners.served.iter().any(|one| one.joiner.inbox == 1) {
+            assert!(joiners.waiting.iter().any(|one| one.inbox == 1));
+            now += JOINS_WITHIN;
+            joiners.serve(&shared, now);
+        }
+        until_true("it is served", || {
+            joiners.serve(&shared, now);
+            sink.available() > 0
+        });
     }
 
     #[test]
@@ -389,22 +420,13 @@ mod tests {
             remove: Vec::new(),
         };
         shared.lock().directory.hear(now, said);
-        joiners.waiting = (0..ALL)
-            .map(|id| Joiner {
-                inbox: id,
-                wants: VecDeque::from([Want {
-                    id,
-                    topic: "log".into(),
-                    most: 1,
-                }]),
-                until: now + JOINS_WITHIN,
-                turn: SLOW,
-            })
-            .collect();
+        joiners.waiting = (0..ALL).map(nobody).collect();
         joiners.serve(&shared, now);
         let waiting = joiners.waiting.len();
         assert_eq!((joiners.served.len(), waiting), (SERVED, 4));
-        joiners.serve(&shared, now + JOINS_WITHIN);
+        for turn in 1..=2 {
+            joiners.serve(&shared, now + turn * JOINS_WITHIN);
+        }
         assert!(joiners.is_empty());
         assert_eq!(shared.lock().given_up, ALL - 2);
     }

@@ -421,7 +421,7 @@ impl Speaker {
         if !state.kept.is_empty() {
             let kept = std::mem::take(&mut state.kept);
             let wanting = state.directory.wanting(&kept);
-            self.joiners.add(&mut state, wanting, now);
+            self.joiners.add(&mut state, wanting);
         }
         let (mut added, mut removed) = (Vec::new(), Vec::new());
         if whole || now >= self.update_from {
@@ -505,11 +505,11 @@ impl Speaker {
             Heard::Full(joined) => {
                 state.full = Some(now);
                 self.shared.tell(&mut state);
-                self.joiners.add(&mut state, joined, now);
+                self.joiners.add(&mut state, joined);
             }
             Heard::Changed(joined) => {
                 self.shared.tell(&mut state);
-                self.joiners.add(&mut state, joined, now);
+                self.joiners.add(&mut state, joined);
             }
             Heard::Asked(of) => self.answer |= of.is_none_or(|of| of == self.participant),
             Heard::Unknown(participant) => {
