@@ -220,7 +220,8 @@ static int open_port(void *datapath, const takt_dp_request *request, void **resu
     port->epoll = epoll_create1(EPOLL_CLOEXEC);
     bool made = port->socket >= 0 && port->timer >= 0 && port->epoll >= 0 && watch(port, port->socket) &&
                 watch(port, port->timer) &&
-                setsockopt(port->socket, SOL_SOCKET, SO_RCVBUF, &buffer, sizeof(buffer)) == 0 &&
+                (setsockopt(port->socket, SOL_SOCKET, SO_RCVBUFFORCE, &buffer, sizeof(buffer)) == 0 ||
+                 setsockopt(port->socket, SOL_SOCKET, SO_RCVBUF, &buffer, sizeof(buffer)) == 0) &&
                 (address.ss_family == AF_INET ||
                  setsockopt(port->socket, IPPROTO_IPV6, IPV6_V6ONLY, &yes, sizeof(yes)) == 0);
     if (!made) {

@@ -66,7 +66,7 @@ func newSite(t *testing.T, nodes ...string) *site {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &site{t: t, kube: kube, client: client, events: &events{}, lead: 20 * time.Second}
+	s := &site{t: t, kube: kube, client: client, events: &events{}, lead: time.Minute}
 	for at, name := range nodes {
 		s.node(name, fmt.Sprintf("192.0.2.%d", at+1))
 	}
@@ -399,7 +399,7 @@ func TestAScheduleIsOnAllNodesFromOneInstantOrOnNone(t *testing.T) {
 	// A node that never answers is as good as one that refuses; the first generation stays.
 	s.answers("node-1", back, network.Running, "")
 	s.answers("node-2", back, network.Running, "")
-	s.lead = 4 * time.Second
+	s.lead = 20 * time.Second
 	s.start()
 	s.edit("line", func(g *network.GateSchedule) { fill(g, 7, 4, 0) })
 	s.answers("node-1", s.assigned("node-1", "line", 3), network.Pending, "")

@@ -47,6 +47,10 @@ func init() { runtime.LockOSThread() }
 
 // The test binary is also the program that runs in the containers of the tests.
 func TestMain(m *testing.M) {
+	// A busy machine keeps nobody from answering in time.
+	adaptation.SetPluginRequestTimeout(time.Minute)
+	adaptation.SetPluginRegistrationTimeout(time.Minute)
+	vethPatience = 30 * time.Second
 	switch os.Getenv("TAKT_TEST_PROGRAM") {
 	case "idle":
 		fmt.Println("ready")

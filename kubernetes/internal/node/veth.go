@@ -29,9 +29,10 @@ import (
 	"github.com/takt-dev/takt/kubernetes/internal/report"
 )
 
+// vethPatience is how long the creation of a container waits for launch times to be taken: a hook has two seconds in all.
+var vethPatience = time.Second
+
 const (
-	// vethPatience is how long the creation of a container waits for launch times to be taken: a hook has two seconds in all.
-	vethPatience = time.Second
 	// vethAgain and vethLongest are the pauses before `takt veth attach` is started again: each is twice the one before.
 	vethAgain   = 100 * time.Millisecond
 	vethLongest = 10 * time.Second

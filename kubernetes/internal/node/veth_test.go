@@ -297,6 +297,10 @@ func TestAPodThatRequiresItsVethDoesNotStartWithout(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s.attach(name, "eth0", tc.device)
+			if tc.mode == "silent" {
+				vethPatience = time.Second
+				defer func() { vethPatience = 30 * time.Second }()
+			}
 			if tc.mode != "" {
 				s.write(filepath.Join(s.dir, "mode."+tc.device), tc.mode)
 			}

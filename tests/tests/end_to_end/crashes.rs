@@ -100,7 +100,10 @@ fn a_client_that_is_killed_is_gone_and_disturbs_nobody() {
         until("its memory is gone", || {
             (arenas() == arenas_before).then_some(())
         });
-        assert_eq!(left_in_shared_memory(), BTreeSet::new());
+        // Other tests may have something there for a moment.
+        until("nothing is left in shared memory", || {
+            left_in_shared_memory().is_empty().then_some(())
+        });
         on();
     }
     let sessions = admin.sessions();

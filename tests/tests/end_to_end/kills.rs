@@ -167,7 +167,9 @@ fn read_on(sink: &Sink, stop: &AtomicBool, got: &Got) {
     loop {
         // Before the last look: nothing comes after that.
         let last_look = stop.load(Relaxed);
-        match sink.consume(Wait::For(Duration::from_millis(200))) {
+        // Which may take as long as a busy machine keeps a daemon.
+        let wait = Duration::from_millis(if last_look { 5000 } else { 200 });
+        match sink.consume(Wait::For(wait)) {
             Ok(message) if is_introduction(&message) => {}
             Ok(message) => {
                 let (number, next) = (number_of(&message), got.next.load(Relaxed));

@@ -466,7 +466,7 @@ fn launch_times_through_a_link_that_was_down(datapath: Datapath) {
         lab.host(0).link(LinkState::Up).expect("plugged in");
         // What was handed over in time is not kept for later: it has come by now, or is lost on the way.
         listener
-            .set_read_timeout(Some(Duration::from_millis(500)))
+            .set_read_timeout(Some(Duration::from_secs(2)))
             .expect("a time-out");
         while listener.recv(&mut [0; 64]).is_ok() {
             received += 1;

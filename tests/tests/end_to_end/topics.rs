@@ -465,7 +465,7 @@ fn a_subscriber_that_takes_nothing_for_too_long_does_without_until_it_takes_agai
     let evicts = with(Reliability::Reliable {
         deadline: None,
         // A node that gets no time for a while is not one that takes nothing.
-        slow_sinks: SlowSinks::Evict(Duration::from_secs(1)),
+        slow_sinks: SlowSinks::Evict(Duration::from_secs(10)),
     });
     let writes = PublisherOptions {
         depth: 1024,

@@ -7,6 +7,7 @@ use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Long enough that only what never happens runs into it.
@@ -55,6 +56,29 @@ pub fn uninterrupted<T>(mut call: impl FnMut() -> std::io::Result<T>) -> std::io
             result => return result,
         }
     }
+}
+
+/// A free peering port on loopback with room for the lanes behind it, below those that the kernel gives away by itself.
+///
+/// An abstract socket of that name keeps it for this process: tests run beside each other.
+///
+/// # Panics
+/// When none is left.
+pub fn free_port() -> u16 {
+    use std::os::linux::net::SocketAddrExt;
+    use std::os::unix::net::{SocketAddr, UnixListener};
+    static KEPT: Mutex<Vec<UnixListener>> = Mutex::new(Vec::new());
+    let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
+    for port in (12_000..32_000).step_by(16) {
+        let name = format!("takt-test-port-{port}");
+        if let Ok(name) = SocketAddr::from_abstract_name(name)
+            && let Ok(listener) = UnixListener::bind_addr(&name)
+        {
+            kept.push(listener);
+            return port;
+        }
+    }
+    panic!("all ports are taken");
 }
 
 /// The key that all nodes of a test share.

@@ -12,9 +12,9 @@ use takt_runtime::config::{Departure, Late, LinkSchedule};
 use takt_runtime::counters::DepartureReading;
 use takt_runtime::status::ScheduleStatus;
 use takt_schedule::{GateEntry, GateMask, Schedule};
-use takt_testing::until;
+use takt_testing::{free_port, until};
 
-const PATIENCE: Wait = Wait::For(Duration::from_secs(20));
+const PATIENCE: Wait = Wait::For(Duration::from_secs(60));
 const CLASS: TrafficClass = match TrafficClass::new(5) {
     Some(class) => class,
     None => TrafficClass::BEST_EFFORT,
@@ -40,12 +40,12 @@ struct Pair {
 }
 
 impl Pair {
-    fn new(number: u16) -> Self {
-        Self::with(number, Departure::default())
+    fn new() -> Self {
+        Self::with(Departure::default())
     }
 
-    fn with(number: u16, departure: Departure) -> Self {
-        let base = 20_000 + (std::process::id() % 500) as u16 * 40 + number * 8;
+    fn with(departure: Departure) -> Self {
+        let (one, other) = (free_port(), free_port());
         let address = IpAddr::V4(Ipv4Addr::LOCALHOST);
         let node = |port: u16, peer: u16| {
             Embedded::start(Settings {
@@ -58,7 +58,7 @@ impl Pair {
             })
             .expect("runtime starts")
         };
-        let (near, far) = (node(base, base + 4), node(base + 4, base));
+        let (near, far) = (node(one, other), node(other, one));
         let session = near.session("near").expect("session");
         let far_session = far.session("far").expect("session");
         let qos = Qos::slow().time_sensitive(CLASS);
@@ -111,8 +111,8 @@ fn emit(source: &Source, text: &[u8], launch: Option<TaiTime>) -> Outcome {
 
 #[test]
 fn messages_leave_at_their_launch_times_in_that_order_and_never_early() {
-    let pair = Pair::new(0);
-    let launches = [after_ms(90), after_ms(50), after_ms(70)];
+    let pair = Pair::new();
+    let launches = [after_ms(900), after_ms(500), after_ms(700)];
     for launch in launches {
         let mut buffer = pair.source.buffer_wait(8, PATIENCE).expect("buffer");
         buffer.copy_from_slice(&launch.as_nanos().to_le_bytes());
@@ -142,7 +142,7 @@ fn messages_leave_at_their_launch_times_in_that_order_and_never_early() {
 fn launch_times_that_cannot_be_met_are_told_and_what_follows_is_sent() {
     let late = Late::Drop;
     let tolerance = Duration::from_secs(1);
-    let pair = Pair::with(1, Departure { late, tolerance });
+    let pair = Pair::with(Departure { late, tolerance });
     let year = 365 * 86_400_000;
     for (launch, told) in [
         (after_ms(-1001), Outcome::Late),
@@ -180,7 +180,7 @@ fn half_and_half() -> Schedule {
 
 #[test]
 fn a_schedule_holds_messages_until_their_gate_opens_and_can_be_changed_and_removed() {
-    let pair = Pair::new(2);
+    let pair = Pair::new();
     let runtime = pair.near.runtime();
     let begins = runtime.install_schedule(LinkSchedule::new("udp", half_and_half(), 1_000_000_000));
     let begins = begins.expect("a runtime").expect("installed");
@@ -193,8 +193,8 @@ fn a_schedule_holds_messages_until_their_gate_opens_and_can_be_changed_and_remov
     for _ in 0..4 {
         // In the closed half of a cycle, wherever we are now.
         let cycle = until("a cycle begins", || pair.status().cycle);
-        let launch = cycle.start.saturating_add_nanos(210 * MS);
-        let opens = cycle.start.saturating_add_nanos(250 * MS);
+        let launch = cycle.start.saturating_add_nanos(1_010 * MS);
+        let opens = cycle.start.saturating_add_nanos(1_050 * MS);
         assert_eq!(emit(&pair.source, b"gated", Some(launch)), Outcome::Sent);
         let (_, at) = pair.receive();
         assert!(at >= opens, "{} ns before its gate", opens.nanos_since(at));
@@ -228,7 +228,7 @@ fn a_schedule_holds_messages_until_their_gate_opens_and_can_be_changed_and_remov
 
 #[test]
 fn schedules_that_cannot_run_are_refused_by_reason_and_change_nothing() {
-    let pair = Pair::new(3);
+    let pair = Pair::new();
     let runtime = pair.near.runtime();
     let refused = |datapath: &str, schedule: Schedule| {
         let answer = runtime.install_schedule(LinkSchedule::new(datapath, schedule, 0));
@@ -251,7 +251,7 @@ fn schedules_that_cannot_run_are_refused_by_reason_and_change_nothing() {
 
 #[test]
 fn a_session_that_is_ended_takes_its_waiting_messages_with_it() {
-    let pair = Pair::new(4);
+    let pair = Pair::new();
     let other = pair.near.session("other").expect("session");
     let stream = other
         .stream(Qos::slow().time_sensitive(CLASS))
@@ -284,7 +284,7 @@ fn a_session_that_is_ended_takes_its_waiting_messages_with_it() {
 
 #[test]
 fn a_session_with_launch_times_far_ahead_keeps_nobody_out() {
-    let pair = Pair::new(5);
+    let pair = Pair::new();
     let greedy = pair.near.session("greedy").expect("session");
     let stream = greedy
         .stream(Qos::slow().time_sensitive(CLASS))

@@ -170,10 +170,10 @@ fn a_message_for_which_there_is_no_memory_has_no_number_and_is_not_kept() {
     let publisher = one.publisher_with("a", writes).expect("a publisher");
     publisher.wait_subscriber(PATIENCE).expect("a subscriber");
     publisher.reserve(8, PATIENCE).expect("memory");
-    // On a busy machine what others hold up may look like the end of the memory: it is one if nothing moves twice.
+    // On a busy machine what others hold up may look like the end of the memory: it is one if nothing moves three times.
     let (mut published, mut failed) = (0u64, 0);
-    while failed < 2 {
-        let wait = Wait::For(Duration::from_secs(1));
+    while failed < 3 {
+        let wait = Wait::For(Duration::from_secs(2));
         match publisher.publish(&published.to_le_bytes(), wait) {
             Ok(_) => (published, failed) = (published + 1, 0),
             Err(error) => {
@@ -435,7 +435,7 @@ fn what_was_kept_of_each_topic_comes_beside_the_newest_message() {
 fn takes_all(subscriber: &Subscriber, last: u64) -> Result<(), String> {
     let mut got = std::collections::BTreeSet::new();
     while got.len() as u64 <= last {
-        let sample = subscriber.take(Wait::For(Duration::from_secs(20)));
+        let sample = subscriber.take(PATIENCE);
         let sample = sample.map_err(|error| {
             let (first, last) = (got.first(), got.last());
             format!("{error}: {} from {first:?} to {last:?}", got.len())
@@ -652,7 +652,7 @@ fn late_joiners_that_take_slowly_leave_others_their_turn() {
         if let Ok(sample) = late.take(Wait::For(Duration::from_millis(20))) {
             break sample;
         }
-        assert!(begin.elapsed() < Duration::from_secs(9), "it has no turn");
+        assert!(begin.elapsed() < Duration::from_secs(60), "it has no turn");
     };
     assert_eq!(*sample, 9_999u64.to_le_bytes());
 }

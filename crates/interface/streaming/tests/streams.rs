@@ -245,7 +245,7 @@ fn held_up(programs: &mut Programs) -> (Client, Server, u64, usize) {
         let result = server.fill(
             takt_streaming::now(),
             // Long beside what a busy machine may hold up.
-            Wait::For(Duration::from_secs(5)),
+            Wait::For(Duration::from_secs(15)),
             |offset, memory| {
                 assert_eq!(offset, filled, "once each, in order");
                 memory.copy_from_slice(&frame[offset..offset + memory.len()]);

@@ -29,7 +29,9 @@ const CLASS: TrafficClass = match TrafficClass::new(5) {
 /// The gate of `CLASS` opens in the middle of each cycle and closes at its end.
 const CYCLE: i64 = 50 * MS;
 /// Time in which a test queues its messages and steps the clock.
-const AHEAD: i64 = 500 * MS;
+const AHEAD: i64 = 2 * SECOND;
+/// A step over half of eight messages: those are later than tolerated by 100 ms at least.
+const JUMP: i64 = AHEAD + 500 * MS;
 
 struct Bench {
     clock: Arc<SteppedClock>,
@@ -204,7 +206,7 @@ fn messages_that_the_clock_jumps_over_are_sent_late_and_those_that_follow_in_tim
     for idle in IDLES {
         let mut bench = Bench::new(idle, Late::Send);
         let launches = bench.queue(8);
-        bench.clock.step(SECOND);
+        bench.clock.step(JUMP);
         for launch in launches {
             assert_eq!(bench.receive(), launch, "in the order of their instants");
         }
@@ -212,7 +214,6 @@ fn messages_that_the_clock_jumps_over_are_sent_late_and_those_that_follow_in_tim
         assert!(sent.iter().all(|(_, outcome)| *outcome == Outcome::Sent));
         let frames = bench.accounted().frames;
         assert_eq!(frames.sent, 8);
-        // At 500, 600, 700, 800 ms: later than tolerated by 100 ms at least.
         let late = frames.sent_late + frames.sent_gate_missed;
         assert!(late >= 4, "{frames:?}");
         bench.as_before();
@@ -224,7 +225,7 @@ fn messages_that_the_clock_jumps_over_are_sent_late_and_those_that_follow_in_tim
 fn messages_that_the_clock_jumps_over_are_dropped_where_that_is_wanted_and_told() {
     let mut bench = Bench::new(Idle::default(), Late::Drop);
     let launches = bench.queue(8);
-    bench.clock.step(SECOND);
+    bench.clock.step(JUMP);
     let outcomes = bench.outcomes(8);
     let late = |(_, outcome): &(u32, Outcome)| *outcome == Outcome::Late;
     assert!(outcomes[..4].iter().all(late), "{outcomes:?}");
@@ -236,7 +237,18 @@ fn messages_that_the_clock_jumps_over_are_dropped_where_that_is_wanted_and_told(
     let frames = bench.accounted().frames;
     let dropped = outcomes.iter().filter(|outcome| late(outcome)).count() as u64;
     assert_eq!(frames.dropped_late + frames.dropped_gate_missed, dropped);
-    bench.as_before();
+    // Others may keep the lane from its core for longer than is tolerated.
+    until_true("three leave in time", || {
+        let launches = bench.queue(3);
+        let outcomes = bench.outcomes(3);
+        let sent = |outcome: &Outcome| *outcome == Outcome::Sent;
+        for ((_, outcome), launch) in outcomes.iter().zip(launches) {
+            if sent(outcome) {
+                assert_eq!(bench.receive(), launch);
+            }
+        }
+        outcomes.iter().all(|(_, outcome)| sent(outcome))
+    });
 }
 
 #[test]

@@ -3,7 +3,6 @@
 mod support;
 
 use std::io::{BufRead, BufReader, Write};
-use std::net::UdpSocket;
 use std::process::Stdio;
 
 use rustix::process::Signal;
@@ -171,12 +170,7 @@ fn a_fast_stream_that_falls_back_says_so_and_works() {
 
 #[test]
 fn two_processes_without_a_daemon_talk_to_each_other() {
-    // Ports that were free a moment ago, in pairs: peering, and the lane behind it.
-    let free = || {
-        let socket = UdpSocket::bind("127.0.0.1:0").expect("bind");
-        socket.local_addr().expect("an address").port()
-    };
-    let (a, b) = (free(), free());
+    let (a, b) = (takt_testing::free_port(), takt_testing::free_port());
     let embedded = |arguments: &[&str], own: u16, other: u16| {
         let mut command = takt(arguments);
         command
@@ -189,7 +183,7 @@ fn two_processes_without_a_daemon_talk_to_each_other() {
         Running(command.spawn().expect("takt"))
     };
     let mut sub = embedded(&["sub", "7", "--count", "1"], a, b);
-    let publisher = embedded(&["pub", "7", "hello", "--wait", "20s"], b, a);
+    let publisher = embedded(&["pub", "7", "hello", "--wait", "60s"], b, a);
     let mut line = String::new();
     let out = sub.0.stdout.take().expect("piped");
     BufReader::new(out).read_line(&mut line).expect("a line");

@@ -142,8 +142,12 @@ fn nobody_and_nothing_are_told_with_what_to_do() {
     );
     // What came before is told as well.
     let kept = daemon.spawn(&["topic", "pub", "kept", "hello", "--history", "1"]);
+    until("it is published", || {
+        let listed = daemon.takt(&["topic", "list"]);
+        listed.out.contains("kept").then_some(())
+    });
     let echo = ["topic", "echo", "kept", "--history", "1", "--count", "2"];
-    let ran = daemon.takt(&[&echo[..], &["--timeout", "2s"]].concat());
+    let ran = daemon.takt(&[&echo[..], &["--timeout", "10s"]].concat());
     assert_eq!((ran.code, &*ran.out), (Some(1), "hello\n"), "{ran:?}");
     assert!(
         ran.err.contains("1 message(s) received on topic kept"),

@@ -167,7 +167,7 @@ fn what_a_killed_runtime_had_queued_is_told_as_missed() {
     let ahead = Running::start(
         site.command("python3")
             .arg(script("ahead.py"))
-            .args([&address, "5"]),
+            .args([&address, "60"]),
     );
     until("it has sent", || {
         ahead.output().0.contains("sent").then_some(())

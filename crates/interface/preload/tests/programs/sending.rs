@@ -82,6 +82,7 @@ fn so_txtime(site: &Site, listener: &Listener, clock: &str, sent: &str, arrive: 
         let output = site
             .command(program("so_txtime"))
             .args([clock, &address.to_string(), sent])
+            .arg(told.lines().count().to_string())
             .output();
         let (out, err) = ended_well(output);
         assert_eq!((out.trim(), &*err), (told, ""), "{sent}");
@@ -99,14 +100,14 @@ fn the_kernels_own_test_of_transmission_times_passes() {
     // Without a time and with one that has passed; then order by time, not by call.
     so_txtime(&site, &listener, "mono", "a,-1", "a", "");
     so_txtime(&site, &listener, "mono", "a,10", "a", "");
-    so_txtime(&site, &listener, "mono", "a,10,b,20", "ab", "");
-    so_txtime(&site, &listener, "mono", "a,20,b,10", "ba", "");
+    so_txtime(&site, &listener, "mono", "a,200,b,400", "ab", "");
+    so_txtime(&site, &listener, "mono", "a,400,b,200", "ba", "");
     so_txtime(&site, &listener, "tai", "a,-1", "a", "");
     so_txtime(&site, &listener, "tai", "a,-2000", "", "a invalid");
     so_txtime(&site, &listener, "tai", "a,-2000,b,10", "b", "a invalid");
     so_txtime(&site, &listener, "tai", "a,10", "a", "");
     so_txtime(&site, &listener, "tai", "a,20,b,20", "ab", "");
-    so_txtime(&site, &listener, "tai", "a,30,b,10,c,20", "bca", "");
+    so_txtime(&site, &listener, "tai", "a,600,b,200,c,400", "bca", "");
 }
 
 /// A program without CAP_NET_ADMIN, as containers have it.

@@ -22,27 +22,8 @@ use takt_session::layout::{
 use takt_session::message::{Envelope, Reply, Request};
 use takt_session::{ChannelId, Failure, Qos, transport};
 use takt_shm::{Arena, CHUNK, Consumer, LaneBell, Producer, SinkBell};
+pub use takt_testing::free_port;
 use takt_testing::{Directory, GROUP_KEY, until_true};
-
-/// A free peering port on loopback with room for the lanes behind it, below those that the kernel gives away by itself.
-///
-/// An abstract socket of that name keeps it for this process: tests run beside each other.
-pub fn free_port() -> u16 {
-    use std::os::linux::net::SocketAddrExt;
-    use std::os::unix::net::{SocketAddr, UnixListener};
-    use std::sync::Mutex;
-    static KEPT: Mutex<Vec<UnixListener>> = Mutex::new(Vec::new());
-    let mut kept = KEPT.lock().expect("no test panics here");
-    for port in (12_000..32_000).step_by(16) {
-        let name = format!("takt-test-port-{port}");
-        let name = SocketAddr::from_abstract_name(name).expect("a short name");
-        if let Ok(listener) = UnixListener::bind_addr(&name) {
-            kept.push(listener);
-            return port;
-        }
-    }
-    panic!("all ports are taken");
-}
 
 /// A node on loopback.
 pub fn config(port: u16, peers: &[u16]) -> Config {

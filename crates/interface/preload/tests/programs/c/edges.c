@@ -13,7 +13,7 @@ static struct target to;
 static void fill(int fd)
 {
 	struct timed timed;
-	int64_t launch = now_by(CLOCK_TAI) + 300 * MS;
+	int64_t launch = now_by(CLOCK_TAI) + 2000 * MS;
 	fill_timed(&timed, &to, launch, launch, "fill", 4);
 	int sent = 0;
 	while (sendmsg(fd, &timed.header, 0) >= 0)

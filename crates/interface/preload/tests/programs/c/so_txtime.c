@@ -1,15 +1,16 @@
 /*
  * The logic of the kernel's test of SO_TXTIME (tools/testing/selftests/net/so_txtime.c), written anew: a list of
  * letters with the time after which each is to leave, in milliseconds; -1 for none. It tells the instant
- * that the times count from, waits until all have left or been refused, and prints what the error queue said.
+ * that the times count from, waits until all have left or been refused and so many errors are told, and prints what the error
+ * queue said.
  *
- * so_txtime CLOCK ADDRESS LETTER,DELAY[,LETTER,DELAY...]
+ * so_txtime CLOCK ADDRESS LETTER,DELAY[,LETTER,DELAY...] ERRORS
  */
 #include "common.h"
 
 int main(int count, char **arguments)
 {
-	CHECK(count == 4);
+	CHECK(count == 5);
 	clockid_t clock = strcmp(arguments[1], "tai") == 0 ? CLOCK_TAI : CLOCK_MONOTONIC;
 	struct target to = target(arguments[2]);
 	int fd = socket(to.family, SOCK_DGRAM, 0);
@@ -37,14 +38,16 @@ int main(int count, char **arguments)
 		longest = delay > longest ? delay : longest;
 	}
 	struct told told;
+	int awaited = atoi(arguments[4]);
 	for (;;) {
-		int over = now_by(clock) > start + longest + 20 * MS;
+		int over = awaited <= 0 && now_by(clock) > start + longest + 20 * MS;
 		if (!read_error(fd, &told)) {
 			if (over)
 				break;
 			pause_ns(MS);
 			continue;
 		}
+		awaited--;
 		CHECK(told.error.ee_origin == SO_EE_ORIGIN_TXTIME);
 		printf("%c %s\n", told.packet[told.length - 1],
 		       told.error.ee_code == SO_EE_CODE_TXTIME_INVALID_PARAM ? "invalid" : "missed");

@@ -12,8 +12,8 @@ int main(int count, char **arguments)
 	struct sockaddr_in *address = (struct sockaddr_in *)&to.address;
 	int fd = timed_socket(to.family, CLOCK_TAI, 0);
 	/* All are known: ports tell stations apart, which are asked for one by one. */
-	for (int i = 0; i < STATIONS; i++) {
-		address->sin_port = htons(6000 + i);
+	for (int i = 0; i < 3 * STATIONS; i++) {
+		address->sin_port = htons(6000 + i % STATIONS);
 		must_send_at(fd, &to, now_by(CLOCK_TAI) + 5 * MS, "first");
 		pause_ns(10 * MS);
 	}
