@@ -69,13 +69,13 @@ const ATTACH_WITHIN: Duration = Duration::from_secs(5);
 const FOLLOW_EVERY: Duration = Duration::from_secs(1);
 /// How soon again, where the kernel reports changes.
 const FOLLOW_SOONEST: Duration = Duration::from_millis(50);
-/// Datagrams of the peering protocol taken in one turn of the loop.
+/// Announcements of nodes on the link taken in one turn of the loop.
 const PEERING_BURST: usize = 64;
 /// Questions of operators answered in one turn.
 const JOB_BURST: usize = 64;
 /// Events of lanes taken in one turn.
 const EVENT_BURST: usize = 1024;
-/// How long applications are served in one turn before peers, operators and what is due are looked at.
+/// How long applications are served in one turn before peers, operators and what is due are looked at; and peers are heard.
 const SERVE_FOR: Duration = Duration::from_millis(5);
 /// The control thread's name.
 const CONTROL_THREAD: &str = "takt-control";
@@ -360,7 +360,9 @@ impl Control {
     fn receive_peering(&mut self) {
         let mut buffer = [0u8; 2048];
         let mut effects = Effects::default();
-        for _ in 0..PEERING_BURST {
+        // All that is there, as a rule: peers that are heard late count as gone.
+        let began = self.now();
+        while self.now().saturating_sub(began) < SERVE_FOR {
             match self.socket.recv_from(&mut buffer) {
                 Ok((length, source)) => {
                     let now = self.now();

@@ -30,6 +30,9 @@ use crate::peering::message::{Endpoint, LaneAnnouncement, MAX_LANES};
 use crate::peering::{Effects, Local, Peering};
 use crate::policy::most_of_memory;
 
+/// Bytes of datagrams of the peering protocol that wait for the control thread.
+const PEERING_BUFFER: usize = 4 << 20;
+
 /// A configured datapath that is unavailable, and why.
 #[derive(Clone, Debug)]
 pub struct Unavailable {
@@ -184,6 +187,10 @@ fn start(
         source,
     })?;
     socket.set_nonblocking(true)?;
+    // As far as it is permitted: what others flood it with leaves room for peers.
+    let asked = rustix::net::sockopt::set_socket_recv_buffer_size_force(&socket, PEERING_BUFFER);
+    let _ = asked
+        .or_else(|_| rustix::net::sockopt::set_socket_recv_buffer_size(&socket, PEERING_BUFFER));
 
     let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
     let wake = Arc::new(eventfd(0, flags).map_err(std::io::Error::from)?);

@@ -251,11 +251,28 @@ impl State {
                 None => match session.take(source, now_ns)? {
                     Some(descriptor) => {
                         *left -= fair::MESSAGE;
-                        self.begin(at, source, descriptor, now_ns)
+                        let told = self.mailbox.told();
+                        match self.mailbox.has_done(told) {
+                            true => self.begin(at, source, descriptor, now_ns),
+                            false => InProgress::after(told, descriptor, now_ns),
+                        }
                     }
                     None => return Ok(Step::Empty),
                 },
             };
+            if let Some(begins) = progress.begins {
+                // Who emitted it may have been told of a sink or a way that is still in the mailbox.
+                if !self.mailbox.has_done(begins) {
+                    if let Some(session) = self.tenants.sessions.get_mut(at)
+                        && let Some(Some(s)) = session.sources.get_mut(source)
+                    {
+                        s.current = Some(progress);
+                    }
+                    *left = 0;
+                    return Ok(Step::More);
+                }
+                progress = self.begin(at, source, progress.descriptor, now_ns);
+            }
             *worked = true;
             let mut pieces = 0;
             let sent = match self.deliver_here(at, source, &mut progress, now_ns, left) {

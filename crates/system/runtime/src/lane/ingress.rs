@@ -1,5 +1,7 @@
 //! From datagrams to sinks: check, find sender and channel, put together, deliver, count.
 
+use std::net::SocketAddr;
+
 use takt_datapath::Datagram;
 use takt_wire::channel::{DatagramHeader, Kind, Record};
 
@@ -11,6 +13,20 @@ use super::track::{Listening, SourceKey, Verdict};
 use super::{State, fair};
 use crate::peering::message::SourceProgress;
 
+/// Datagrams that are kept at most to be judged again.
+const MOST_EARLY: usize = 64;
+
+/// A datagram that may have come before the lane has taken over who its sender is.
+#[derive(Debug)]
+pub(super) struct Early {
+    source: SocketAddr,
+    destination_port: u16,
+    payload: Box<[u8]>,
+    mesh: bool,
+    /// The port that it came by.
+    port: usize,
+}
+
 impl State {
     /// Takes a datagram. `mesh`: it came from a lane of this node, which has looked at the address of those
     /// that it passes on. Everything else is checked by the lane that it is for, whichever way it came.
@@ -21,7 +37,10 @@ impl State {
             return self.counters.rx_malformed.add(1);
         };
         let Some(at) = self.sender(header.sender) else {
-            return self.counters.rx_unknown_sender.add(1);
+            if !self.keep_early(datagram, mesh) {
+                self.counters.rx_unknown_sender.add(1);
+            }
+            return;
         };
         let Some(remote) = self.remotes.get_mut(at) else {
             return self.counters.rx_unknown_sender.add(1);
@@ -40,10 +59,45 @@ impl State {
                     }
                 }
             }
-            Err(Refused::Unauthentic) => self.counters.rx_unauthentic.add(1),
+            Err(Refused::Unauthentic) => {
+                if !self.keep_early(datagram, mesh) {
+                    self.counters.rx_unauthentic.add(1);
+                }
+            }
             Err(Refused::Replayed) => self.counters.rx_replayed.add(1),
         }
         self.scratch = scratch;
+    }
+
+    /// Keeps a datagram whose sender, or key, may be among what the control thread has told and the lane has not taken over: it
+    /// is judged again then. False: all is taken over, or many are kept.
+    #[cold]
+    fn keep_early(&mut self, datagram: &Datagram<'_>, mesh: bool) -> bool {
+        if self.early.len() >= MOST_EARLY || self.mailbox.has_done(self.mailbox.told()) {
+            return false;
+        }
+        self.early.push(Early {
+            source: datagram.source,
+            destination_port: datagram.destination_port,
+            payload: datagram.payload.into(),
+            mesh,
+            port: self.receiving,
+        });
+        true
+    }
+
+    /// Judges again what came before what the control thread had told was taken over.
+    #[cold]
+    pub(super) fn take_early(&mut self) {
+        for early in std::mem::take(&mut self.early) {
+            self.receiving = early.port;
+            let datagram = Datagram {
+                source: early.source,
+                destination_port: early.destination_port,
+                payload: &early.payload,
+            };
+            self.ingress(&datagram, early.mesh);
+        }
     }
 
     /// Whether a datagram for another lane comes from where its sender is. A lane of this node never sends that way.

@@ -187,6 +187,20 @@ pub(super) struct Mailbox {
     pub(super) done: AtomicU64,
 }
 
+impl Mailbox {
+    /// How many commands the lane was given, at least those that were given before what it has just taken from a ring.
+    #[inline]
+    pub(super) fn told(&self) -> u64 {
+        self.told.load(Ordering::Relaxed)
+    }
+
+    /// Whether so many are carried out.
+    #[inline]
+    pub(super) fn has_done(&self, told: u64) -> bool {
+        self.done.load(Ordering::Relaxed) >= told
+    }
+}
+
 impl LaneHandle {
     /// Gives the lane a command. False if the lane is gone.
     pub fn send(&self, command: Command) -> bool {
@@ -212,7 +226,7 @@ impl LaneHandle {
 
     /// How many commands the lane was given so far: what [`done`](Self::done) will reach.
     pub fn told(&self) -> u64 {
-        self.mailbox.told.load(Ordering::Relaxed)
+        self.mailbox.told()
     }
 
     /// How many commands the lane has carried out.

@@ -152,6 +152,9 @@ impl Lane {
             && self.mailbox.full.swap(false, Ordering::Acquire)
         {
             self.commands();
+            if !self.state.early.is_empty() {
+                self.state.take_early();
+            }
         }
         let mut worked = self.receive();
         worked |= self.state.recover(&mut self.ports);

@@ -7,7 +7,6 @@
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use takt_datapath::{ConnectError, PeerHandle, ReserveError};
 use takt_session::layout::{Outcome, TxDescriptor};
@@ -467,13 +466,7 @@ impl State {
         if progress.outcome == Outcome::NoSink {
             // First look at it.
             progress.generation = network.generation;
-            let nowhere = exits.iter().all(|exit| network.is_home(owner.mac, *exit));
-            // Who emitted it may have been told of a way that is still in the mailbox. Partner: `LaneHandle::send`.
-            if nowhere && self.mailbox.full.load(Ordering::Relaxed) {
-                *left = 0;
-                return Sent::Unfinished(Step::More);
-            }
-            progress.outcome = if nowhere {
+            progress.outcome = if exits.iter().all(|exit| network.is_home(owner.mac, *exit)) {
                 network.counters.unknown.add(1);
                 Outcome::Unreachable
             } else {

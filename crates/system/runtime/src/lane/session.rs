@@ -121,6 +121,8 @@ pub struct LaneSource {
 #[derive(Clone, Copy, Debug)]
 pub struct InProgress {
     pub descriptor: TxDescriptor,
+    /// It begins when the lane has carried out so many commands: whom it is for they may tell. `None`: it has begun.
+    pub begins: Option<u64>,
     /// Stays the same while the message is under way: it is cut for it.
     pub carrier: Carrier,
     pub sequence: u64,
@@ -179,6 +181,7 @@ impl InProgress {
     pub fn new(descriptor: TxDescriptor, now_ns: i64) -> Self {
         Self {
             descriptor,
+            begins: None,
             carrier: Carrier::any(0),
             sequence: 0,
             send_time_ns: now_ns,
@@ -192,6 +195,15 @@ impl InProgress {
             batch: None,
             admitted: None,
             outcome: Outcome::NoSink,
+        }
+    }
+
+    /// One that begins when the lane has carried out so many commands.
+    #[cold]
+    pub fn after(commands: u64, descriptor: TxDescriptor, now_ns: i64) -> Self {
+        Self {
+            begins: Some(commands),
+            ..Self::new(descriptor, now_ns)
         }
     }
 
@@ -503,6 +515,21 @@ impl LaneSink {
 }
 
 impl LaneSink {
+    /// Shows its new entries, and its counters before them: who has taken a message finds it counted.
+    fn publish(&mut self, arena: &Arena) {
+        let show = |counter, value: u64| {
+            if let Ok(word) = arena.atomic_u64(self.block.counter(counter)) {
+                word.store(value, std::sync::atomic::Ordering::Relaxed);
+            }
+        };
+        show(SinkCounter::Delivered, self.delivered);
+        show(SinkCounter::DroppedFull, self.dropped_full);
+        show(SinkCounter::DroppedMemory, self.dropped_memory);
+        show(SinkCounter::Lost, self.lost);
+        show(SinkCounter::Superseded, self.superseded);
+        self.rx.publish();
+    }
+
     /// A reliable source finds no room: it waits, if it is not waiting already.
     fn is_full(&mut self, now_ns: i64) {
         self.full_since_ns = self.full_since_ns.min(now_ns);
@@ -1300,17 +1327,7 @@ impl LaneSession {
         let Some(Some(s)) = self.sinks.get_mut(sink) else {
             return false;
         };
-        s.rx.publish();
-        let show = |counter, value: u64| {
-            if let Ok(word) = self.arena.atomic_u64(s.block.counter(counter)) {
-                word.store(value, std::sync::atomic::Ordering::Relaxed);
-            }
-        };
-        show(SinkCounter::Delivered, s.delivered);
-        show(SinkCounter::DroppedFull, s.dropped_full);
-        show(SinkCounter::DroppedMemory, s.dropped_memory);
-        show(SinkCounter::Lost, s.lost);
-        show(SinkCounter::Superseded, s.superseded);
+        s.publish(&self.arena);
         let wake = s.bell.ring();
         if wake == Wake::Fd
             && let Some(fd) = &s.notify
@@ -1324,7 +1341,7 @@ impl LaneSession {
     /// Shows a sink's new entries to who looks at them by itself. Who waits is woken by [`show`](Self::show).
     pub fn publish(&mut self, sink: usize) {
         if let Some(Some(s)) = self.sinks.get_mut(sink) {
-            s.rx.publish();
+            s.publish(&self.arena);
         }
     }
 

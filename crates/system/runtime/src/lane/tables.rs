@@ -7,6 +7,7 @@ use slab::Slab;
 use takt_clock::Clock;
 
 use super::channel::Channels;
+use super::ingress::Early;
 use super::mailbox::Mailbox;
 use super::network::Network;
 use super::reassembly::Reassembly;
@@ -39,6 +40,8 @@ pub(super) struct State {
     pub(super) last_channel: Option<(u64, usize)>,
     pub(super) reassembly: Reassembly,
     pub(super) reliable: Reliable,
+    /// Datagrams that are judged again when commands are carried out.
+    pub(super) early: Vec<Early>,
     /// The port that is being looked at.
     pub(super) receiving: usize,
     /// What has been received from the port that is being looked at, in the unit of [`fair`]; and what was before, since
@@ -84,6 +87,7 @@ impl State {
                 limits.reassembly_timeout,
             ),
             reliable: Reliable::default(),
+            early: Vec::new(),
             receiving: 0,
             received_cost: 0,
             behind: 0,

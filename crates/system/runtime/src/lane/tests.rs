@@ -21,7 +21,7 @@ use takt_session::layout::{
 };
 use takt_shm::{Arena, Consumer, LaneBell, LaneBellHost, Producer, RingLayout, SinkBell};
 use takt_time::TrafficClass;
-use takt_wire::channel::{DatagramHeader, Protection};
+use takt_wire::channel::{DatagramCursor, DatagramHeader, Kind, Protection, RecordHeader};
 use takt_wire::ethernet::MacAddress;
 
 use crate::counters::{DepartureCounters, NetworkCounters};
@@ -191,6 +191,74 @@ fn a_doorbell_that_is_taken_before_the_source_is_there_is_not_forgotten() {
     scene.add_source();
     scene.lane.poll();
     assert_eq!(scene.received(), 1);
+}
+
+#[test]
+fn a_message_is_for_a_sink_whose_opening_is_in_the_mailbox() {
+    let mut scene = Scene::new();
+    scene.add_source();
+    scene.lane.poll();
+    // The lane looks at its mailbox, then comes the sink, then the message.
+    scene.add_sink();
+    scene.emit();
+    scene.lane.state.egress(&mut []);
+    scene.lane.poll();
+    assert_eq!(scene.received(), 1);
+}
+
+#[test]
+fn a_datagram_is_not_given_up_while_its_sender_is_in_the_mailbox() {
+    let mut scene = Scene::new();
+    scene.add_sink();
+    scene.lane.poll();
+    let source: SocketAddr = "192.0.2.9:7400".parse().expect("an address");
+    let from = |sender: u32| {
+        let mut bytes = vec![0; 256];
+        let mut cursor = DatagramCursor::new();
+        let header = RecordHeader {
+            channel: CHANNEL.0,
+            source: 1,
+            sequence: 0,
+            message_length: 3,
+            fragment_index: 0,
+            fragment_stride: 0,
+            class: TrafficClass::BEST_EFFORT,
+            kind: Kind::Message,
+        };
+        cursor.push(&mut bytes, &header).expect("it fits");
+        let length = cursor.finish(&mut bytes, Protection::None, sender, 5, 0);
+        bytes.truncate(length);
+        bytes
+    };
+    fn datagram(source: SocketAddr, payload: &[u8]) -> Datagram<'_> {
+        Datagram {
+            source,
+            destination_port: 7401,
+            payload,
+        }
+    }
+    let (known, stranger) = (from(77), from(79));
+    // The lane looks at its mailbox, then comes who that is, then its datagram.
+    scene.handle.send(Command::AddRemote {
+        id: 9,
+        incarnation: 77,
+        label: 78,
+        protection: Protection::None,
+        addresses: vec![source.ip()],
+        endpoints: Vec::new(),
+        takes: Vec::new(),
+    });
+    let state = &mut scene.lane.state;
+    state.ingress(&datagram(source, &known), false);
+    state.ingress(&datagram(source, &stranger), false);
+    assert_eq!(state.counters.read().rx_unknown_sender, 0);
+    scene.lane.poll();
+    assert_eq!(scene.received(), 1);
+    // Who is not known even then is counted, and at once when all is taken over.
+    let state = &mut scene.lane.state;
+    assert_eq!(state.counters.read().rx_unknown_sender, 1);
+    state.ingress(&datagram(source, &stranger), false);
+    assert_eq!(state.counters.read().rx_unknown_sender, 2);
 }
 
 #[test]
