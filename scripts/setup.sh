@@ -41,6 +41,8 @@ if [ "$want" = test ]; then
     python3 -c "import ensurepip" 2>/dev/null || packages+=(python3-venv)
     need curl curl
     need iperf3 iperf3
+    need sockperf sockperf
+    need node nodejs
     need strace strace
     # Sends and shows streams of takt.
     need gst-launch-1.0 gstreamer1.0-tools
@@ -99,7 +101,8 @@ if [ ${#packages[@]} -gt 0 ]; then
 fi
 
 [ "$want" = test ] || exit 0
-# Tests talk to these. They are unpacked only: installed, one of them would take over the clock of this machine.
+# Tests talk to these. They are unpacked only: installed, one of them would take over the clock of this machine, and another
+# one its port 80.
 tools=$(cd "$(dirname "$0")/.." && pwd)/target/tools
 unpack() { # unpack COMMAND PACKAGE
     if ! command -v "$1" >/dev/null 2>&1 && [ ! -e "$tools/usr/sbin/$1" ]; then
@@ -115,3 +118,4 @@ unpack() { # unpack COMMAND PACKAGE
 }
 unpack ptp4l linuxptp
 unpack chronyd chrony
+unpack nginx nginx

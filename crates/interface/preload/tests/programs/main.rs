@@ -14,3 +14,4 @@ mod talkers;
 mod tenants;
 mod unaware;
 mod unserved;
+mod untimed;

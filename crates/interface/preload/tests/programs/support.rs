@@ -30,6 +30,16 @@ pub fn built(name: &str) -> PathBuf {
     BUILT.get_or_init(takt_testing::built).join(name)
 }
 
+/// A program that may be in the way where it is installed, or where `scripts/setup.sh` has unpacked it.
+pub fn tool(name: &str) -> PathBuf {
+    let unpacked = repository().join("target/tools/usr/sbin").join(name);
+    if unpacked.exists() {
+        unpacked
+    } else {
+        PathBuf::from("/usr/sbin").join(name)
+    }
+}
+
 /// A C program of the tests, compiled once with all warnings as errors, and with the checks of buffers that
 /// distributions switch on.
 pub fn program(name: &str) -> PathBuf {
@@ -137,6 +147,14 @@ impl Running {
             child: Some(child),
             scratch,
         }
+    }
+
+    /// Sends it a signal.
+    pub fn signal(&self, signal: libc::c_int) {
+        let child = self.child.as_ref().expect("once");
+        // SAFETY: plain system call, for a child that was not waited for.
+        let sent = unsafe { libc::kill(child.id().cast_signed(), signal) };
+        assert_eq!(sent, 0, "{}", io::Error::last_os_error());
     }
 
     /// Ends it with SIGKILL.

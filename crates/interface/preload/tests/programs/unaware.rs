@@ -3,10 +3,11 @@
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use takt_testing::{Directory, until};
 
-use super::support::{Running, Site, ended_well, preloaded, program, script};
+use super::support::{Running, Site, ended_well, preloaded, program, script, tool};
 
 /// Runs a command in a container with the preload, and without; both must end well and print the same.
 fn same_output(site: &Site, program: &str, arguments: &[&str]) {
@@ -119,6 +120,114 @@ fn a_threaded_server_serves_under_load() {
         .output();
     assert_eq!(ended_well(curl), ("/curl".into(), String::new()));
 }
+
+/// What a server at this address answers.
+fn get(address: SocketAddr, path: &str) -> Vec<u8> {
+    let mut stream = TcpStream::connect(address).expect("connected");
+    let request = format!("GET {path} HTTP/1.0\r\n\r\n");
+    stream.write_all(request.as_bytes()).expect("asked");
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).expect("an answer");
+    let body = answer.windows(4).position(|end| end == b"\r\n\r\n");
+    let text = String::from_utf8_lossy(&answer[..answer.len().min(200)]).into_owned();
+    assert!(text.starts_with("HTTP/1.1 200 OK"), "{text}");
+    answer.split_off(body.expect(&text) + 4)
+}
+
+#[test]
+fn nginx_serves_while_it_reloads_and_its_workers_come_and_go() {
+    let site = Site::without_daemon();
+    let scratch = Directory::new();
+    let file: Vec<u8> = (0..1 << 20).map(|at: u32| (at % 251) as u8).collect();
+    std::fs::write(scratch.join("file"), &file).expect("a file");
+    let address = SocketAddr::from((site.here().address(), 8080));
+    let configure = |generation: u32| {
+        let text = NGINX
+            .replace("ADDRESS", &address.to_string())
+            .replace("DIRECTORY", path(scratch.path()))
+            .replace("GENERATION", &generation.to_string());
+        std::fs::write(scratch.join("nginx.conf"), text).expect("a configuration");
+    };
+    configure(0);
+    let mut command = preloaded(site.here(), tool("nginx"));
+    command.args([
+        "-p",
+        path(scratch.path()),
+        "-c",
+        "nginx.conf",
+        "-e",
+        "stderr",
+    ]);
+    let server = Running::start(&mut command);
+    let inside = || site.there().enter().expect("the lab is up");
+    until("the server listens", || {
+        let _inside = inside();
+        TcpStream::connect(address).ok()
+    });
+    let serving = AtomicBool::new(true);
+    let generation = |number: u32| {
+        until("the workers are new", || {
+            let told = get(address, "/generation");
+            (told == number.to_string().as_bytes()).then_some(())
+        });
+    };
+    std::thread::scope(|scope| {
+        // Also when the test fails.
+        let _ended = Ended(&serving);
+        for _ in 0..4 {
+            scope.spawn(|| {
+                let _inside = inside();
+                while serving.load(Ordering::Relaxed) {
+                    assert!(get(address, "/file") == file, "another file");
+                }
+            });
+        }
+        let _inside = inside();
+        // A signal that comes before its workers are there the master notices with the next one alone.
+        generation(0);
+        for number in 1..=3 {
+            configure(number);
+            server.signal(libc::SIGHUP);
+            generation(number);
+        }
+    });
+    server.signal(libc::SIGQUIT);
+    let (out, err) = server.end();
+    assert_eq!((out.as_str(), err.as_str()), ("", ""));
+}
+
+/// Ends the others' loop.
+struct Ended<'a>(&'a AtomicBool);
+
+impl Drop for Ended<'_> {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Relaxed);
+    }
+}
+
+/// A master and two workers. The temporary directories are otherwise the system's.
+const NGINX: &str = "
+daemon off;
+user root;
+worker_processes 2;
+pid nginx.pid;
+error_log stderr warn;
+events { worker_connections 64; }
+http {
+    access_log off;
+    client_body_temp_path body;
+    proxy_temp_path proxy;
+    fastcgi_temp_path fastcgi;
+    uwsgi_temp_path uwsgi;
+    scgi_temp_path scgi;
+    sendfile on;
+    server {
+        listen ADDRESS;
+        root DIRECTORY;
+        location = /generation { return 200 GENERATION; }
+    }
+}
+";
 
 #[test]
 fn iperf_measures_over_tcp_and_udp_at_both_ends() {

@@ -22,22 +22,21 @@ static void send_all(void)
 
 static void end(const char *way)
 {
-	if (!strcmp(way, "_exit"))
+	if (!strcmp(way, "_exit")) {
 		_exit(0);
-	if (!strcmp(way, "exit"))
+	} else if (!strcmp(way, "exit")) {
 		exit(0);
-	if (!strcmp(way, "exec")) {
+	} else if (!strcmp(way, "exec")) {
 		execl("/bin/true", "true", NULL);
-		abort();
-	}
-	if (!strcmp(way, "term"))
+	} else if (!strcmp(way, "term")) {
 		raise(SIGTERM);
-	if (!strcmp(way, "kill"))
+	} else if (!strcmp(way, "kill")) {
 		raise(SIGKILL);
-	if (!strcmp(way, "abort"))
-		abort();
-	fprintf(stderr, "no way %s\n", way);
-	exit(1);
+	} else if (strcmp(way, "abort")) {
+		fprintf(stderr, "no way %s\n", way);
+		exit(1);
+	}
+	abort();
 }
 
 int main(int count, char **arguments)
