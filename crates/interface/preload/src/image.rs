@@ -73,7 +73,7 @@ const OPEN: c_int = libc::O_RDONLY | libc::O_CLOEXEC | libc::O_NONBLOCK | libc::
 impl Drop for File {
     fn drop(&mut self) {
         // SAFETY: the descriptor is this one's.
-        unsafe { libc::syscall(libc::SYS_close, self.0) };
+        unsafe { real::close(self.0) };
     }
 }
 

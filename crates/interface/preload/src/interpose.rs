@@ -9,6 +9,7 @@ mod programs;
 mod receive;
 mod send;
 mod sockets;
+mod system;
 mod wait;
 
 use std::ffi::c_int;

@@ -42,6 +42,18 @@ pub fn may_be_cancelled() {
 /// `PTHREAD_CANCEL_DISABLE`.
 const CANCEL_DISABLE: c_int = 1;
 
+/// Runs `work`, in which the thread is not cancelled.
+#[inline]
+pub fn uncancelled<T>(work: impl FnOnce() -> T) -> T {
+    let (mut former, mut disabled) = (0, 0);
+    // SAFETY: the former state is written to a place of ours.
+    unsafe { pthread_setcancelstate(CANCEL_DISABLE, &mut former) };
+    let result = work();
+    // SAFETY: the state is the one that the thread had.
+    unsafe { pthread_setcancelstate(former, &mut disabled) };
+    result
+}
+
 /// Makes the library ready, before the program's `main`.
 pub fn start() {
     const PAGE: usize = 4096;

@@ -5,7 +5,8 @@
 //! allocate. Calls from before that, by constructors of other libraries, are made as system calls: nothing
 //! is lost by that, for a process has no threads yet that could be cancelled in them.
 
-use std::ffi::{CStr, c_char, c_int, c_uint, c_ulong, c_void};
+use std::arch::asm;
+use std::ffi::{CStr, c_char, c_int, c_long, c_uint, c_ulong, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 use libc::{
@@ -56,6 +57,7 @@ macro_rules! functions {
         /// Looks all functions up.
         pub fn find() {
             $(symbols::$name.find();)*
+            find_syscall();
         }
 
         $(
@@ -84,11 +86,97 @@ macro_rules! functions {
     };
 }
 
+/// `syscall(2)`, which is variadic in C: integers are in the same places.
+type Syscall =
+    unsafe extern "C-unwind" fn(c_long, c_long, c_long, c_long, c_long, c_long, c_long) -> c_long;
+
+/// The C library's `syscall`, to which those of programs that are not covered jump. Never null.
+pub static SYSCALL: AtomicPtr<c_void> = AtomicPtr::new(by_hand as *mut c_void);
+
+fn find_syscall() {
+    // SAFETY: the name is a C string.
+    let address = unsafe { libc::dlsym(libc::RTLD_NEXT, c"syscall".as_ptr()) };
+    if !address.is_null() {
+        SYSCALL.store(address, Ordering::Relaxed);
+    }
+}
+
+/// The C library's `syscall`: no point of cancellation.
+///
+/// # Safety
+/// As the system call's.
+pub unsafe fn syscall(number: c_long, [a, b, c, d, e, f]: [c_long; 6]) -> c_long {
+    // SAFETY: the C library's function, or the one above.
+    let function =
+        unsafe { std::mem::transmute::<*mut c_void, Syscall>(SYSCALL.load(Ordering::Relaxed)) };
+    // SAFETY: by the caller's promise.
+    unsafe { function(number, a, b, c, d, e, f) }
+}
+
+/// A system call without the C library.
+unsafe extern "C-unwind" fn by_hand(
+    number: c_long,
+    a: c_long,
+    b: c_long,
+    c: c_long,
+    d: c_long,
+    e: c_long,
+    f: c_long,
+) -> c_long {
+    const ERRORS: std::ops::RangeInclusive<c_long> = -4095..=-1;
+    let result: c_long;
+    // SAFETY: by the caller's promise; the kernel leaves all other registers as they are.
+    #[cfg(target_arch = "x86_64")]
+    unsafe {
+        asm!(
+            "syscall",
+            inlateout("rax") number => result,
+            in("rdi") a, in("rsi") b, in("rdx") c, in("r10") d, in("r8") e, in("r9") f,
+            lateout("rcx") _, lateout("r11") _,
+            options(nostack)
+        );
+    }
+    // SAFETY: as above.
+    #[cfg(target_arch = "aarch64")]
+    unsafe {
+        asm!(
+            "svc 0",
+            in("x8") number,
+            inlateout("x0") a => result,
+            in("x1") b, in("x2") c, in("x3") d, in("x4") e, in("x5") f,
+            options(nostack)
+        );
+    }
+    if ERRORS.contains(&result) {
+        crate::process::set_errno(-result as c_int);
+        return -1;
+    }
+    result
+}
+
+/// A system call before the C library's function is known, and not by `libc::syscall`, which is this library's own
+/// then ([`interpose::system`](crate::interpose)).
+macro_rules! early {
+    ($number:expr $(, $argument:expr)*) => {
+        // What arguments point to is there until the call has returned.
+        by_number($number, &[$(($argument) as usize as c_long),*])
+    };
+}
+
+/// The same with as many arguments as the call has.
+unsafe fn by_number(number: c_long, given: &[c_long]) -> c_long {
+    let mut arguments = [0; 6];
+    arguments[..given.len()].copy_from_slice(given);
+    let [a, b, c, d, e, f] = arguments;
+    // SAFETY: by the caller's promise.
+    unsafe { by_hand(number, a, b, c, d, e, f) }
+}
+
 /// No system call: `ENOSYS`, for what the C library alone can do.
 const NONE: i64 = -1;
 
 /// Bytes of the kernel's signal set, which is not the C library's.
-const KERNEL_SIGSET: usize = 8;
+pub const KERNEL_SIGSET: usize = 8;
 
 fn from_timeval(timeout: *const timeval) -> Option<timespec> {
     // SAFETY: null, or a timeout by the caller's promise.
@@ -113,112 +201,112 @@ fn from_milliseconds(timeout: c_int) -> Option<timespec> {
 
 functions! {
     socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int,
-        or libc::syscall(libc::SYS_socket, domain, kind, protocol);
+        or early!(libc::SYS_socket, domain, kind, protocol);
     bind(fd: c_int, address: *const sockaddr, length: socklen_t) -> c_int,
-        or libc::syscall(libc::SYS_bind, fd, address, length);
+        or early!(libc::SYS_bind, fd, address, length);
     connect(fd: c_int, address: *const sockaddr, length: socklen_t) -> c_int,
-        or libc::syscall(libc::SYS_connect, fd, address, length);
-    close(fd: c_int) -> c_int, or libc::syscall(libc::SYS_close, fd);
+        or early!(libc::SYS_connect, fd, address, length);
+    close(fd: c_int) -> c_int, or early!(libc::SYS_close, fd);
     close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int,
-        or libc::syscall(libc::SYS_close_range, first, last, flags);
+        or early!(libc::SYS_close_range, first, last, flags);
     closefrom(first: c_int) -> (),
-        or { libc::syscall(libc::SYS_close_range, first.max(0), c_uint::MAX, 0); };
-    fclose(stream: *mut FILE) -> c_int, or libc::syscall(NONE);
-    dup(fd: c_int) -> c_int, or libc::syscall(libc::SYS_dup, fd);
+        or { early!(libc::SYS_close_range, first.max(0), c_uint::MAX, 0); };
+    fclose(stream: *mut FILE) -> c_int, or early!(NONE);
+    dup(fd: c_int) -> c_int, or early!(libc::SYS_dup, fd);
     dup2(old: c_int, new: c_int) -> c_int,
         or if old == new {
-            match libc::syscall(libc::SYS_fcntl, old, libc::F_GETFD) {
+            match early!(libc::SYS_fcntl, old, libc::F_GETFD) {
                 -1 => -1,
                 _ => i64::from(new),
             }
         } else {
-            libc::syscall(libc::SYS_dup3, old, new, 0)
+            early!(libc::SYS_dup3, old, new, 0)
         };
     dup3(old: c_int, new: c_int, flags: c_int) -> c_int,
-        or libc::syscall(libc::SYS_dup3, old, new, flags);
+        or early!(libc::SYS_dup3, old, new, flags);
     fcntl(fd: c_int, command: c_int, argument: c_ulong) -> c_int,
-        or libc::syscall(libc::SYS_fcntl, fd, command, argument);
+        or early!(libc::SYS_fcntl, fd, command, argument);
     ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int,
-        or libc::syscall(libc::SYS_ioctl, fd, request, argument);
+        or early!(libc::SYS_ioctl, fd, request, argument);
     setsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void, length: socklen_t) -> c_int,
-        or libc::syscall(libc::SYS_setsockopt, fd, level, name, value, length);
+        or early!(libc::SYS_setsockopt, fd, level, name, value, length);
     getsockopt(fd: c_int, level: c_int, name: c_int, value: *mut c_void, length: *mut socklen_t) -> c_int,
-        or libc::syscall(libc::SYS_getsockopt, fd, level, name, value, length);
+        or early!(libc::SYS_getsockopt, fd, level, name, value, length);
     send(fd: c_int, data: *const c_void, length: size_t, flags: c_int) -> ssize_t,
-        or libc::syscall(libc::SYS_sendto, fd, data, length, flags, 0usize, 0usize);
+        or early!(libc::SYS_sendto, fd, data, length, flags, 0usize, 0usize);
     sendto(
         fd: c_int, data: *const c_void, length: size_t, flags: c_int, to: *const sockaddr, to_length: socklen_t
     ) -> ssize_t,
-        or libc::syscall(libc::SYS_sendto, fd, data, length, flags, to, to_length);
+        or early!(libc::SYS_sendto, fd, data, length, flags, to, to_length);
     sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t,
-        or libc::syscall(libc::SYS_sendmsg, fd, message, flags);
+        or early!(libc::SYS_sendmsg, fd, message, flags);
     sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int,
-        or libc::syscall(libc::SYS_sendmmsg, fd, messages, count, flags);
+        or early!(libc::SYS_sendmmsg, fd, messages, count, flags);
     write(fd: c_int, data: *const c_void, length: size_t) -> ssize_t,
-        or libc::syscall(libc::SYS_write, fd, data, length);
+        or early!(libc::SYS_write, fd, data, length);
     writev(fd: c_int, parts: *const iovec, count: c_int) -> ssize_t,
-        or libc::syscall(libc::SYS_writev, fd, parts, count);
+        or early!(libc::SYS_writev, fd, parts, count);
     recv(fd: c_int, data: *mut c_void, length: size_t, flags: c_int) -> ssize_t,
-        or libc::syscall(libc::SYS_recvfrom, fd, data, length, flags, 0usize, 0usize);
+        or early!(libc::SYS_recvfrom, fd, data, length, flags, 0usize, 0usize);
     recvfrom(
         fd: c_int, data: *mut c_void, length: size_t, flags: c_int, from: *mut sockaddr, from_length: *mut socklen_t
     ) -> ssize_t,
-        or libc::syscall(libc::SYS_recvfrom, fd, data, length, flags, from, from_length);
+        or early!(libc::SYS_recvfrom, fd, data, length, flags, from, from_length);
     recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t,
-        or libc::syscall(libc::SYS_recvmsg, fd, message, flags);
+        or early!(libc::SYS_recvmsg, fd, message, flags);
     recvmmsg(
         fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int, timeout: *mut timespec
     ) -> c_int,
-        or libc::syscall(libc::SYS_recvmmsg, fd, messages, count, flags, timeout);
+        or early!(libc::SYS_recvmmsg, fd, messages, count, flags, timeout);
     poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int,
-        or libc::syscall(
+        or early!(
             libc::SYS_ppoll, fds, count, pointer(&from_milliseconds(timeout)), 0usize, KERNEL_SIGSET
         );
     ppoll(
         fds: *mut pollfd, count: nfds_t, timeout: *const timespec, mask: *const sigset_t
     ) -> c_int,
-        or libc::syscall(libc::SYS_ppoll, fds, count, timeout, mask, KERNEL_SIGSET);
+        or early!(libc::SYS_ppoll, fds, count, timeout, mask, KERNEL_SIGSET);
     select(
         count: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set, timeout: *mut timeval
     ) -> c_int,
-        or libc::syscall(
+        or early!(
             libc::SYS_pselect6, count, read, write, except, pointer(&from_timeval(timeout)), 0usize
         );
     pselect(
         count: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set,
         timeout: *const timespec, mask: *const sigset_t
     ) -> c_int,
-        or libc::syscall(
-            libc::SYS_pselect6, count, read, write, except, timeout, &(mask, KERNEL_SIGSET)
+        or early!(
+            libc::SYS_pselect6, count, read, write, except, timeout, std::ptr::from_ref(&(mask, KERNEL_SIGSET))
         );
     epoll_ctl(epoll: c_int, operation: c_int, fd: c_int, event: *mut epoll_event) -> c_int,
-        or libc::syscall(libc::SYS_epoll_ctl, epoll, operation, fd, event);
+        or early!(libc::SYS_epoll_ctl, epoll, operation, fd, event);
     epoll_wait(epoll: c_int, events: *mut epoll_event, count: c_int, timeout: c_int) -> c_int,
-        or libc::syscall(libc::SYS_epoll_pwait, epoll, events, count, timeout, 0usize, KERNEL_SIGSET);
+        or early!(libc::SYS_epoll_pwait, epoll, events, count, timeout, 0usize, KERNEL_SIGSET);
     epoll_pwait(
         epoll: c_int, events: *mut epoll_event, count: c_int, timeout: c_int, mask: *const sigset_t
     ) -> c_int,
-        or libc::syscall(libc::SYS_epoll_pwait, epoll, events, count, timeout, mask, KERNEL_SIGSET);
+        or early!(libc::SYS_epoll_pwait, epoll, events, count, timeout, mask, KERNEL_SIGSET);
     epoll_pwait2(
         epoll: c_int, events: *mut epoll_event, count: c_int, timeout: *const timespec, mask: *const sigset_t
     ) -> c_int,
-        or libc::syscall(libc::SYS_epoll_pwait2, epoll, events, count, timeout, mask, KERNEL_SIGSET);
+        or early!(libc::SYS_epoll_pwait2, epoll, events, count, timeout, mask, KERNEL_SIGSET);
     execve(path: *const c_char, arguments: *const *const c_char, environment: *const *const c_char) -> c_int,
-        or libc::syscall(libc::SYS_execve, path, arguments, environment);
-    execv(path: *const c_char, arguments: *const *const c_char) -> c_int, or libc::syscall(NONE);
-    execvp(name: *const c_char, arguments: *const *const c_char) -> c_int, or libc::syscall(NONE);
+        or early!(libc::SYS_execve, path, arguments, environment);
+    execv(path: *const c_char, arguments: *const *const c_char) -> c_int, or early!(NONE);
+    execvp(name: *const c_char, arguments: *const *const c_char) -> c_int, or early!(NONE);
     execvpe(name: *const c_char, arguments: *const *const c_char, environment: *const *const c_char) -> c_int,
-        or libc::syscall(NONE);
+        or early!(NONE);
     posix_spawn(
         child: *mut libc::pid_t, path: *const c_char, actions: *const c_void, attributes: *const c_void,
         arguments: *const *const c_char, environment: *const *const c_char
     ) -> c_int,
-        or { libc::syscall(NONE); libc::ENOSYS };
+        or { early!(NONE); libc::ENOSYS };
     posix_spawnp(
         child: *mut libc::pid_t, name: *const c_char, actions: *const c_void, attributes: *const c_void,
         arguments: *const *const c_char, environment: *const *const c_char
     ) -> c_int,
-        or { libc::syscall(NONE); libc::ENOSYS };
+        or { early!(NONE); libc::ENOSYS };
     __chk_fail() -> (), or libc::abort();
 }
 

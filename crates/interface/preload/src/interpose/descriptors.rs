@@ -46,6 +46,13 @@ fn settle_range(range: RangeInclusive<c_uint>) {
 /// None beyond the C library's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn close(fd: c_int) -> c_int {
+    // SAFETY: the program's call.
+    close_by(fd, || unsafe { real::close(fd) })
+}
+
+/// A descriptor is closed by a call.
+#[inline]
+pub(super) fn close_by(fd: c_int, call: impl FnOnce() -> c_int) -> c_int {
     if own::is_own(fd) {
         return none();
     }
@@ -53,8 +60,7 @@ pub unsafe extern "C-unwind" fn close(fd: c_int) -> c_int {
     epoll::closed(fd);
     // Before the number can be given to another thread.
     table::remove(fd);
-    // SAFETY: the program's call.
-    unsafe { real::close(fd) }
+    call()
 }
 
 /// `close(2)` by its other name.

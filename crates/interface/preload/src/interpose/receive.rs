@@ -14,12 +14,18 @@ use crate::table;
 /// The socket whose error queue a call asks for.
 #[inline]
 fn asked(fd: c_int, flags: c_int) -> Option<&'static Socket> {
+    let socket = error_queue(fd, flags)?;
+    process::may_be_cancelled();
+    Some(socket)
+}
+
+/// The same without being cancelled.
+#[inline]
+pub(super) fn error_queue(fd: c_int, flags: c_int) -> Option<&'static Socket> {
     if flags & MSG_ERRQUEUE == 0 {
         return None;
     }
-    let socket = table::lookup(fd)?;
-    process::may_be_cancelled();
-    Some(socket)
+    table::lookup(fd)
 }
 
 /// `recvmsg(2)`.

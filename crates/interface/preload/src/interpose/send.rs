@@ -164,7 +164,7 @@ pub unsafe extern "C-unwind" fn writev(fd: c_int, parts: *const iovec, count: c_
 /// The accelerated socket behind a descriptor, which may have become one elsewhere: in a process that has left
 /// it to this one.
 #[inline]
-fn accelerated(fd: c_int) -> Option<&'static Socket> {
+pub(super) fn accelerated(fd: c_int) -> Option<&'static Socket> {
     match table::lookup(fd) {
         None if !table::is_known(fd) => discover(fd),
         found => found,

@@ -5,6 +5,7 @@ mod calls;
 mod grid;
 mod musl;
 mod neighbours;
+mod numbers;
 mod robustness;
 mod routed;
 mod runtimes;

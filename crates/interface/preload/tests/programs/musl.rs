@@ -10,7 +10,7 @@ use super::support::{Listener, Running, Site, built, ended_well, musl_program, s
 
 /// What `LD_PRELOAD` names for programs of either C library: `scripts/preload.sh` builds what is there. `None`, and said:
 /// this machine has no standard library for musl, and cannot get it.
-fn libraries() -> Option<&'static Path> {
+pub fn libraries() -> Option<&'static Path> {
     static LIBRARIES: OnceLock<Option<PathBuf>> = OnceLock::new();
     let libraries = LIBRARIES.get_or_init(|| {
         let output = Command::new(repository().join("scripts/preload.sh"))

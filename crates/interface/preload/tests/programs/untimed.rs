@@ -113,28 +113,12 @@ fn a_server_of_sockperf_answers_on_the_grid() {
     });
 }
 
-/// More datagrams than may be on their way at once, unless what waits for room goes past the preload: libuv 1.44, of Node.js 18,
-/// sends that by `syscall`.
-fn many_for_node() -> usize {
-    let version = ended_well(
-        Command::new("node")
-            .args(["-p", "process.versions.uv"])
-            .output(),
-    )
-    .0;
-    let minor = version
-        .split('.')
-        .nth(1)
-        .and_then(|minor| minor.parse().ok());
-    match minor {
-        Some(0..46) => 200,
-        _ => 300,
-    }
-}
+/// More datagrams than may be on their way at once: libuv 1.44, of Node.js 18, sends by `syscall` what waits for room.
+const MANY: usize = 300;
 
 #[test]
 fn node_sends_on_the_grid_and_gets_its_answers() {
-    let count = many_for_node();
+    let count = MANY;
     let site = Site::new();
     let listener = Listener::new(site.there());
     let script = repository()
