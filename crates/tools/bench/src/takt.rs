@@ -19,6 +19,7 @@ use crate::peers::{Pair, RoundTrips, Stream};
 use crate::statistics::{Latencies, Throughput};
 
 pub mod app;
+pub mod control;
 pub(crate) mod daemon;
 pub mod departures;
 pub mod frames;

@@ -433,3 +433,43 @@ fn the_benchmark_compares_every_frame_of_every_variant() {
         assert_eq!(sample["figures"]["wrong frames"], 0.0, "{variant}");
     }
 }
+
+#[test]
+fn what_a_video_does_to_a_control_flow_is_measured_beside_that_flow_alone() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: lab hosts need root");
+        return;
+    }
+    let directory = takt_testing::Directory::new();
+    let out = directory.text("out");
+    let ran = support::run(&[
+        "stream",
+        "bench",
+        "--control",
+        "--rounds",
+        "1",
+        "--seconds",
+        "0.3",
+        "--json",
+        "--out",
+        &out,
+    ]);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    let report = ran.json();
+    for outcome in report["outcomes"].as_array().expect("outcomes") {
+        let variants = outcome["variants"].as_array().expect("variants");
+        assert_eq!(variants.len(), 3, "{outcome}");
+        for variant in variants {
+            let sample = &variant["rounds"][0]["sample"];
+            assert_eq!(sample["figures"]["sent"], 300.0, "{variant}");
+            assert!(sample["latencies"].is_object(), "{variant}");
+            if variant["name"] != "no video" {
+                assert!(
+                    sample["figures"]["frames"].as_f64() > Some(0.0),
+                    "{variant}"
+                );
+                assert_eq!(sample["figures"]["wrong frames"], 0.0, "{variant}");
+            }
+        }
+    }
+}

@@ -7,7 +7,7 @@ use clap::{Args, ValueEnum};
 use takt::{Qos, Session};
 use takt_embedded::{Embedded, Settings};
 
-use super::{frames, local, topics};
+use super::{control, frames, local, topics};
 use crate::{application, awake};
 
 /// What to do.
@@ -31,6 +31,10 @@ pub enum Role {
     Camera,
     /// Take frames, and compare them with what was sent
     Viewer,
+    /// Send a short message with the time in each millisecond
+    Controller,
+    /// Take the time that each of these was under way
+    Controlled,
 }
 
 /// The benchmarking application of naaas-thesis-2024, section 7.2.2.
@@ -62,6 +66,12 @@ pub struct Options {
     /// Seconds to send
     #[arg(long, default_value_t = 3.0)]
     pub seconds: f64,
+    /// Frames a second; without it as many as go (`camera`)
+    #[arg(long)]
+    pub rate: Option<f64>,
+    /// Spread each frame over its period (`camera`)
+    #[arg(long, requires = "rate")]
+    pub spread: bool,
     /// Core to stay on
     #[arg(long)]
     pub core: Option<usize>,
@@ -130,11 +140,24 @@ pub fn run(options: &Options) -> Result<(), Box<dyn Error>> {
         Role::Receiver => serde_json::to_string(&local::receive(&session, qos)?)?,
         Role::Camera => {
             let time = Duration::try_from_secs_f64(options.seconds)?;
-            serde_json::to_string(&frames::camera(session.clone(), qos, options.size, time)?)?
+            let pace = match options.rate {
+                Some(rate) => Some(frames::Pace {
+                    period: Duration::try_from_secs_f64(1.0 / rate)?,
+                    spread: options.spread,
+                }),
+                None => None,
+            };
+            let sent = frames::camera(session.clone(), qos, options.size, time, pace)?;
+            serde_json::to_string(&sent)?
         }
         Role::Viewer => {
             serde_json::to_string(&frames::viewer(session.clone(), qos, options.size)?)?
         }
+        Role::Controller => {
+            let time = Duration::try_from_secs_f64(options.seconds)?;
+            serde_json::to_string(&control::controller(&session, qos, time)?)?
+        }
+        Role::Controlled => serde_json::to_string(&control::controlled(&session, qos)?)?,
         Role::Loop => {
             serde_json::to_string(&local::around(&session, qos, options.size, options.count)?)?
         }

@@ -30,20 +30,37 @@ pub struct Viewed {
     pub latencies: Latencies,
 }
 
-/// Sends frames of `size` bytes for a while; returns how many.
+/// When frames are sent.
+#[derive(Clone, Copy, Debug)]
+pub struct Pace {
+    /// From frame to frame.
+    pub period: Duration,
+    /// Each is spread over its period.
+    pub spread: bool,
+}
+
+/// Sends frames of `size` bytes for a while, as fast as they go or at a pace; returns how many.
 pub fn camera(
     session: Session,
     qos: Qos,
     size: usize,
     time: Duration,
+    pace: Option<Pace>,
 ) -> Result<u64, Box<dyn Error>> {
     let participant = Participant::builder(session).directory(false).open()?;
-    let options = ServerOptions::new(qos);
+    let options = match pace.filter(|pace| pace.spread) {
+        Some(pace) => ServerOptions::new(qos).spread(pace.period),
+        None => ServerOptions::new(qos),
+    };
     let mut server = Server::open(&participant, STREAM, Format::of_bytes(size)?, options)?;
     let mut frames = Frames::new(size);
     server.wait_client(SILENCE)?;
     let start = Instant::now();
     while start.elapsed() < time {
+        if let Some(pace) = pace {
+            let next = pace.period * u32::try_from(server.frames())?;
+            std::thread::sleep(next.saturating_sub(start.elapsed()));
+        }
         let frame = frames.number(server.frames());
         server.send(frame, SILENCE)?;
     }

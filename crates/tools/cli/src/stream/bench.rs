@@ -5,18 +5,21 @@ use std::time::Duration;
 use clap::Args;
 use takt_bench::experiment::{Experiment, Round, Variant};
 use takt_bench::peers::{Pair, Stream, gstreamer, sendfile};
+use takt_bench::takt::control::Video;
 use takt_bench::takt::{Datapath, Form, Takt};
-use takt_lab::LabConfig;
+use takt_lab::{LabConfig, Wiring};
 
 use crate::bench::{BenchError, Common, Measurement, TwoCores, hosts};
 use crate::failure::Failure;
 
 const HELP: &str = "\
 Frames go from one lab host to another as fast as the receiver takes them, and each is compared with what was sent. Needs
-root. Takt's streams are reliable; beside them `sendfile` over TCP, and GStreamer's RTP, which loses what is not taken in time.
+root. Takt's streams are reliable; beside them `sendfile` over TCP, and GStreamer's RTP, which loses what is not taken in time. With --control it is measured instead what HD at 30 frames a second does to \
+a message of 128 B in each millisecond on the same link of 1 Gb/s: in bursts, and spread.
 
 Examples:
   sudo takt stream bench
+  sudo takt stream bench --control --seconds 10
   sudo takt stream bench --sizes hd,4k --rounds 3 --seconds 5";
 
 /// The variant that ratios are taken to.
@@ -38,6 +41,17 @@ compares all its bytes with those sent, and takes the time from before the frame
 are reliable, in slices of 32 KiB; sendfile sends from the kernel's memory over TCP. GStreamer sends RTP of raw video over UDP, as \
 fast as its pipeline goes; frames that did not arrive as they were sent are lost.";
 
+/// The control flow without a video.
+const ALONE: &str = "no video";
+/// The links' rate in bit/s, and the video's frames a second.
+const RATE: u64 = 1_000_000_000;
+const FRAME_RATE: f64 = 30.0;
+
+const METHOD_CONTROL: &str = "\
+Two hosts in network namespaces, joined by a switch with links of 1 Gb/s (token buckets at the switch). A message of 128 B goes from one to the other in each \
+millisecond, best effort and in the same class as all; beside it raw frames of HD, 30 a second (663 Mb/s), reliable, in bursts or \
+spread over their period. Camera, controller and the lane of their daemon share one core, the viewer, the receiver and theirs another.";
+
 /// Measures streams beside sendfile over TCP.
 #[derive(Debug, Args)]
 #[command(after_help = HELP)]
@@ -45,6 +59,9 @@ pub struct Bench {
     /// Which pictures
     #[arg(long, value_name = "SIZE", value_delimiter = ',', default_value = "hd,fhd,2k,4k,8k", value_parser = ["hd", "fhd", "2k", "4k", "8k"])]
     sizes: Vec<String>,
+    /// How long messages of a control flow are under way beside a video
+    #[arg(long, conflicts_with = "sizes")]
+    control: bool,
     /// Seconds to send in each run
     #[arg(long, value_name = "SECONDS", default_value_t = 3.0)]
     seconds: f64,
@@ -64,13 +81,23 @@ impl Bench {
             .ok()
             .filter(|duration| !duration.is_zero())
             .ok_or(BenchError::Seconds(self.seconds))?;
-        let lab = hosts(&LabConfig::default())?;
+        let lab = hosts(&match self.control {
+            true => LabConfig {
+                rate: Some(RATE),
+                wiring: Wiring::Bridge,
+                ..LabConfig::default()
+            },
+            false => LabConfig::default(),
+        })?;
         let pair = Pair {
             near: lab.host(0),
             far: lab.host(1),
             near_core: cores.near,
             far_core: cores.far,
         };
+        if self.control {
+            return self.beside_video(&takt, pair, duration);
+        }
         let title = "Raw frames between two hosts";
         let mut measurement = Measurement::begin(&self.common, "stream", title, METHOD)?;
         let wanted = PICTURES
@@ -89,6 +116,51 @@ impl Bench {
                 rounds: self.common.rounds,
                 baseline: Some(BASELINE.into()),
                 variants: variants(&takt, pair, stream, size),
+            })?;
+        }
+        measurement.finish()
+    }
+}
+
+impl Bench {
+    fn beside_video(
+        &self,
+        takt: &Takt,
+        pair: Pair<'_>,
+        duration: Duration,
+    ) -> Result<(), BenchError> {
+        let title = "A control flow beside a video";
+        let mut measurement =
+            Measurement::begin(&self.common, "stream-control", title, METHOD_CONTROL)?;
+        let (_, _, size) = PICTURES[0];
+        let video = |spread| Video {
+            size: 3 * size.0 as usize * size.1 as usize,
+            rate: FRAME_RATE,
+            spread,
+        };
+        for (setting, path) in [
+            ("daemon, slow (UDP)", Datapath::Udp),
+            ("daemon, fast (AF_XDP)", Datapath::Xdp),
+        ] {
+            let variants = [
+                (ALONE, None),
+                ("video in bursts", Some(video(false))),
+                ("video, spread", Some(video(true))),
+            ];
+            measurement.run(Experiment {
+                name: "One-way delay of 128 B in each millisecond".into(),
+                setting: setting.into(),
+                method: String::new(),
+                rounds: self.common.rounds,
+                baseline: Some(ALONE.into()),
+                variants: variants
+                    .into_iter()
+                    .map(|(name, video)| {
+                        Variant::new(name, move |_: &Round| {
+                            Ok(takt.control(Form::Daemon, path, &pair, duration, video)?)
+                        })
+                    })
+                    .collect(),
             })?;
         }
         measurement.finish()
