@@ -26,8 +26,11 @@ const MEMORY: usize = 1 << 30;
 const FRAMES: [u32; 2] = [4, 1024];
 /// Slices that wait until they are put into their frame.
 const DEPTH: u32 = 4096;
-/// A frame under way gets no more slices when none has come for so long, or for two periods.
+/// A frame under way gets no more slices when none has come for so long, or for two periods, and some were lost since the frame
+/// before it; else they are on their way still.
 const SILENT: Duration = Duration::from_millis(200);
+/// Or when none has come for so long, whatever was lost: its server may be gone.
+const GIVEN_UP: Duration = Duration::from_secs(10);
 /// Slices after which counters are shown, if no frame is finished.
 const COUNTED_EVERY: u32 = 256;
 
@@ -335,6 +338,9 @@ impl Reader {
         };
         let mut silent = SILENT;
         let mut uncounted = 0;
+        let mut heard = Instant::now();
+        // What was lost when the last frame had got its slices.
+        let mut lost = self.lost();
         // Relaxed: the wake-up after the store is what orders the two.
         while !shared.ends.load(Ordering::Relaxed) {
             match self.slices.next(Wait::For(silent)) {
@@ -342,6 +348,7 @@ impl Reader {
                     let header = slice.header();
                     silent = slices::period(header).map_or(SILENT, |period| SILENT.max(2 * period));
                     let (server, now) = (slice.server(), Instant::now());
+                    heard = now;
                     self.assembler
                         .slice(server, header, &slice, now, &mut hands);
                     uncounted += 1;
@@ -360,7 +367,11 @@ impl Reader {
                         shared.signal(&state);
                     }
                 }
-                Err(error) if error.is_timed_out() => self.assembler.flush(&mut hands),
+                Err(error) if error.is_timed_out() => {
+                    if self.lost() != lost || heard.elapsed() >= GIVEN_UP {
+                        self.assembler.flush(&mut hands);
+                    }
+                }
                 // The next call waits for the runtime.
                 Err(Error::Topic(takt_messaging::Error::Channel(
                     takt::Error::Disconnected | takt::Error::Protocol(_) | takt::Error::Interrupted,
@@ -372,9 +383,18 @@ impl Reader {
                     return;
                 }
             }
-            (uncounted, hands.finished) = (0, false);
+            if std::mem::take(&mut hands.finished) {
+                lost = self.lost();
+            }
+            uncounted = 0;
             self.count(&shared);
         }
+    }
+
+    /// Slices that were sent and will not come.
+    fn lost(&self) -> u64 {
+        let of = self.slices.counters().channels;
+        of.lost + of.lost_at_disconnect + of.dropped_full + of.dropped_memory
     }
 
     /// Shows what was counted.

@@ -224,6 +224,40 @@ fn a_frame_that_is_larger_than_all_memory_passes_through_it() {
     );
 }
 
+#[test]
+fn a_frame_whose_slices_are_held_up_on_their_way_is_whole_when_they_come() {
+    let mut programs = Programs::new();
+    let (camera, viewer) = (
+        programs.participant("camera"),
+        programs.participant("viewer"),
+    );
+    let client = client(&viewer, ClientOptions::default().all());
+    let options = ServerOptions {
+        slice: 4096,
+        // Fewer than a frame has: the first leave while the others are filled.
+        depth: 4,
+        ..ServerOptions::new(reliable(SlowSinks::Wait))
+    };
+    let mut server = Server::open(&camera, NAME, small(), options).expect("a server");
+    server.wait_client(PATIENCE).expect("a client");
+    for number in 0..2 {
+        let frame = picture(number, small());
+        let mut halfway = false;
+        let copy = |offset: usize, memory: &mut [u8]| {
+            if !halfway && offset > frame.len() / 2 {
+                halfway = true;
+                // Longer than a frame is waited for of which slices are lost.
+                std::thread::sleep(Duration::from_millis(600));
+            }
+            memory.copy_from_slice(&frame[offset..offset + memory.len()]);
+        };
+        let sent = server.fill(takt_streaming::now(), PATIENCE, copy);
+        assert_eq!(sent.expect("sent"), number);
+        check(&client.next(PATIENCE).expect("a frame"));
+    }
+    assert_eq!(client.counters().incomplete, 0);
+}
+
 /// A client that takes nothing, and a server that it holds up: all memory that the server has is on its way. How many frames were
 /// sent whole; the next one was cut short, after so many bytes.
 fn held_up(programs: &mut Programs) -> (Client, Server, u64, usize) {
