@@ -409,12 +409,13 @@ fn an_interface_is_watched_live() {
         .stderr(Stdio::piped())
         .spawn()
         .expect("takt starts");
-        let mut child = child;
-        while child.try_wait().expect("a child").is_none() {
+        // Read meanwhile: others' flows may make it longer than a pipe holds.
+        let reads = std::thread::spawn(move || child.wait_with_output());
+        while !reads.is_finished() {
             let _ = sender.send_to(&[7; 100], ("127.0.0.1", port));
             std::thread::sleep(Duration::from_millis(1));
         }
-        let output = child.wait_with_output().expect("its output");
+        let output = reads.join().expect("no panic").expect("its output");
         let text = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{text}");
         let account: Value = serde_json::from_slice(&output.stdout).expect("JSON");
