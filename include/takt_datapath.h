@@ -144,7 +144,7 @@ typedef struct takt_datapath_plugin_table {
     /* Prepares sending whole Ethernet frames by an interface, 0: the port's own. NULL: none are sent. */
     int (*connect_link)(void *port, uint32_t interface, uint32_t *peer, takt_dp_failure *failure);
     void (*disconnect)(void *port, uint32_t peer);
-    /* Not 0: a route has led there since it was connected. NULL: always. */
+    /* Not 0: a route has led there since it was connected, or since the datapath works again. NULL: always. */
     int (*reaches)(void *port, uint32_t peer);
     /* Most octets of payload that one datagram to the peer carries without fragmentation; 0: no such peer. */
     size_t (*max_payload)(void *port, uint32_t peer);
@@ -173,6 +173,10 @@ typedef struct takt_datapath_plugin_table {
     void (*counters)(void *port, takt_dp_counters *counters);
     /* Most octets of a datagram's payload that the port takes, which senders are told. NULL, or not in the table: any. */
     size_t (*longest_received)(void *port);
+    /* Of a datapath, by any thread and quickly, now and then while the node runs. Not 0: nothing passes it at present, and the text
+     * of the failure says why and what to do; streams then move to others, and return when it is 0 again. NULL, or not in the
+     * table: it is not known to fail. */
+    int (*fault)(void *datapath, takt_dp_failure *failure);
 } takt_datapath_plugin_table;
 
 #ifdef __cplusplus

@@ -13,11 +13,14 @@
  *     delay_us = 100      # how long each is held back
  *     jitter_us = 20      # and up to so much longer
  *     seed = 7            # the same every time; left out: another each time
+ *     fails_with = "/run/broken"  # as long as there is such a file, nothing passes
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
+#include <limits.h>
 #include <linux/sock_diag.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -36,6 +39,8 @@ enum { FRAMES = 4096, PEERS = 1024, PAYLOAD_V4 = 1472, PAYLOAD_V6 = 1452, NOBODY
 struct lossy {
     uint32_t loss, duplicate, reorder;
     uint64_t delay_ns, jitter_ns, seed;
+    char fails_with[PATH_MAX]; /* "": never */
+    atomic_bool failed;        /* as last looked at, for the ports */
 };
 
 struct frame {
@@ -53,7 +58,7 @@ struct peer {
 };
 
 struct port {
-    struct lossy how;
+    const struct lossy *how; /* there as long as its ports */
     uint64_t random;
     int socket, timer, epoll;
     takt_dp_address local;
@@ -133,46 +138,64 @@ static takt_dp_address from_kernel(const struct sockaddr_storage *from) {
 /* The datapath. */
 
 static int create(const takt_dp_option *options, size_t count, void **datapath, takt_dp_failure *failure) {
-    struct lossy how = {.seed = (uint64_t)now_ns() | 1};
+    struct lossy *how = calloc(1, sizeof(*how));
+    if (how == NULL) {
+        return fail(failure, TAKT_DP_SYSTEM, ENOMEM, "cannot remember the options");
+    }
+    how->seed = (uint64_t)now_ns() | 1;
     char text[200];
     for (size_t at = 0; at < count; at++) {
         const char *key = options[at].key, *value = options[at].value;
         char *end;
+        if (!strcmp(key, "fails_with") && value[0] == '/' && strlen(value) < sizeof(how->fails_with)) {
+            strcpy(how->fails_with, value);
+            continue;
+        }
         double number = strtod(value, &end);
         bool share = !strcmp(key, "loss") || !strcmp(key, "duplicate") || !strcmp(key, "reorder");
         double most = share ? 100 : 1e9;
         if (end == value || *end != '\0' || !(number >= 0 && number <= most)) {
             snprintf(text, sizeof(text), "`%.40s` is %.60s: write a number from 0 to %.0f", key, value, most);
+            free(how);
             return fail(failure, TAKT_DP_UNAVAILABLE, 0, text);
         }
         if (!strcmp(key, "loss")) {
-            how.loss = (uint32_t)(number * 10000);
+            how->loss = (uint32_t)(number * 10000);
         } else if (!strcmp(key, "duplicate")) {
-            how.duplicate = (uint32_t)(number * 10000);
+            how->duplicate = (uint32_t)(number * 10000);
         } else if (!strcmp(key, "reorder")) {
-            how.reorder = (uint32_t)(number * 10000);
+            how->reorder = (uint32_t)(number * 10000);
         } else if (!strcmp(key, "delay_us")) {
-            how.delay_ns = (uint64_t)(number * 1000);
+            how->delay_ns = (uint64_t)(number * 1000);
         } else if (!strcmp(key, "jitter_us")) {
-            how.jitter_ns = (uint64_t)(number * 1000);
+            how->jitter_ns = (uint64_t)(number * 1000);
         } else if (!strcmp(key, "seed")) {
-            how.seed = (uint64_t)number * 2 + 1; /* never 0 */
+            how->seed = (uint64_t)number * 2 + 1; /* never 0 */
         } else {
             snprintf(text, sizeof(text),
-                     "`%.40s` is no option: there are loss, duplicate, reorder, delay_us, jitter_us, seed", key);
+                     "`%.40s` is no option: there are loss, duplicate, reorder, delay_us, jitter_us, seed, fails_with", key);
+            free(how);
             return fail(failure, TAKT_DP_UNAVAILABLE, 0, text);
         }
     }
-    struct lossy *lossy = malloc(sizeof(*lossy));
-    if (lossy == NULL) {
-        return fail(failure, TAKT_DP_SYSTEM, ENOMEM, "cannot remember the options");
-    }
-    *lossy = how;
-    *datapath = lossy;
+    *datapath = how;
     return 0;
 }
 
 static void destroy(void *datapath) { free(datapath); }
+
+/* Looked at by the runtime now and then; the ports go by what was found last. */
+static int fault(void *datapath, takt_dp_failure *failure) {
+    struct lossy *how = datapath;
+    bool failed = how->fails_with[0] != '\0' && access(how->fails_with, F_OK) == 0;
+    atomic_store_explicit(&how->failed, failed, memory_order_relaxed);
+    if (!failed) {
+        return 0;
+    }
+    char text[400];
+    snprintf(text, sizeof(text), "there is a file %.300s: remove it", how->fails_with);
+    return fail(failure, TAKT_DP_UNAVAILABLE, 0, text);
+}
 
 static void capabilities(void *datapath, takt_dp_capabilities *told) {
     const struct lossy *how = datapath;
@@ -206,8 +229,8 @@ static int open_port(void *datapath, const takt_dp_request *request, void **resu
     if (port == NULL) {
         return fail(failure, TAKT_DP_SYSTEM, ENOMEM, "cannot make frames");
     }
-    port->how = *(struct lossy *)datapath;
-    port->random = port->how.seed + 2u * request->lane;
+    port->how = datapath;
+    port->random = port->how->seed + 2u * request->lane;
     for (uint32_t at = 0; at < FRAMES; at++) {
         port->free[at] = FRAMES - 1 - at;
     }
@@ -288,11 +311,23 @@ static size_t max_payload(void *handle, uint32_t peer) {
     return port->local.family == 4 ? PAYLOAD_V4 : PAYLOAD_V6;
 }
 
+static bool has_failed(const struct port *port) {
+    return atomic_load_explicit(&port->how->failed, memory_order_relaxed);
+}
+
+static int reaches(void *handle, uint32_t peer) {
+    struct port *port = handle;
+    return known(port, peer) != NULL && !has_failed(port);
+}
+
 static int reserve(void *handle, uint32_t peer, uint32_t *frame) {
     struct port *port = handle;
     struct peer *to = known(port, peer);
     if (to == NULL) {
         return TAKT_DP_UNKNOWN_PEER;
+    }
+    if (has_failed(port)) {
+        return TAKT_DP_UNRESOLVED;
     }
     if (port->free_count == 0) {
         return TAKT_DP_WOULD_BLOCK;
@@ -385,14 +420,14 @@ static void hold_back(struct port *port, uint32_t at) {
 
 static int flush(void *handle) {
     struct port *port = handle;
-    const struct lossy *how = &port->how;
+    const struct lossy *how = port->how;
     bool room = send_due(port), held = false;
     uint32_t done = 0;
     while (room && done < port->queue_count) {
         uint32_t at = port->queue[done];
         struct frame *frame = &port->frames[at];
         if (frame->due_ns == INT64_MIN) {
-            if (happens(port, how->loss)) {
+            if (has_failed(port) || happens(port, how->loss)) {
                 /* For who sends, it was sent. */
                 port->counters.tx_datagrams++;
                 port->counters.tx_bytes += frame->length;
@@ -437,6 +472,9 @@ static size_t receive(void *handle, size_t budget, takt_dp_deliver deliver, void
                 continue; /* of a datagram that was sent */
             }
             break;
+        }
+        if (has_failed(port)) {
+            continue;
         }
         takt_dp_datagram datagram = {
             .source = from_kernel(&from),
@@ -484,6 +522,7 @@ const takt_datapath_plugin_table takt_datapath_plugin = {
     .local = local,
     .connect = connect_peer,
     .disconnect = disconnect,
+    .reaches = reaches,
     .max_payload = max_payload,
     .reserve = reserve,
     .payload = payload,
@@ -494,4 +533,5 @@ const takt_datapath_plugin_table takt_datapath_plugin = {
     .receive_costs_syscall = receive_costs_syscall,
     .wait_fd = wait_fd,
     .counters = counters,
+    .fault = fault,
 };

@@ -1417,6 +1417,8 @@ type Stream struct {
 	Moved uint64 `protobuf:"varint,9,opt,name=moved,proto3" json:"moved,omitempty"`
 	// The datapath that it asked for by name, and no other; empty: the node chooses.
 	AskedDatapath string `protobuf:"bytes,10,opt,name=asked_datapath,json=askedDatapath,proto3" json:"asked_datapath,omitempty"`
+	// The rule of the mapping that has chosen its datapath; empty: none.
+	Rule          string `protobuf:"bytes,11,opt,name=rule,proto3" json:"rule,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1517,6 +1519,13 @@ func (x *Stream) GetMoved() uint64 {
 func (x *Stream) GetAskedDatapath() string {
 	if x != nil {
 		return x.AskedDatapath
+	}
+	return ""
+}
+
+func (x *Stream) GetRule() string {
+	if x != nil {
+		return x.Rule
 	}
 	return ""
 }
@@ -1944,7 +1953,9 @@ type ChannelCounters struct {
 	// Messages of reliable sources here that at least one receiver does without.
 	Undelivered uint64 `protobuf:"varint,15,opt,name=undelivered,proto3" json:"undelivered,omitempty"`
 	// Times that a sink here, or a node that hears a reliable source here, took nothing for too long: the source went on without it.
-	Evicted       uint64 `protobuf:"varint,16,opt,name=evicted,proto3" json:"evicted,omitempty"`
+	Evicted uint64 `protobuf:"varint,16,opt,name=evicted,proto3" json:"evicted,omitempty"`
+	// Copies sent to other nodes by another datapath than their stream's, which does not reach them.
+	Detoured      uint64 `protobuf:"varint,17,opt,name=detoured,proto3" json:"detoured,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2087,6 +2098,13 @@ func (x *ChannelCounters) GetUndelivered() uint64 {
 func (x *ChannelCounters) GetEvicted() uint64 {
 	if x != nil {
 		return x.Evicted
+	}
+	return 0
+}
+
+func (x *ChannelCounters) GetDetoured() uint64 {
+	if x != nil {
+		return x.Detoured
 	}
 	return 0
 }
@@ -2594,7 +2612,9 @@ type Datapath struct {
 	// Frames move between memory and device without a copy.
 	ZeroCopy bool `protobuf:"varint,7,opt,name=zero_copy,json=zeroCopy,proto3" json:"zero_copy,omitempty"`
 	// One line for people: driver, mode, queues, and what was unavailable and why.
-	Detail        string `protobuf:"bytes,8,opt,name=detail,proto3" json:"detail,omitempty"`
+	Detail string `protobuf:"bytes,8,opt,name=detail,proto3" json:"detail,omitempty"`
+	// How often it has failed since the node started. While it fails it is not available, and its streams are elsewhere.
+	Failures      uint64 `protobuf:"varint,9,opt,name=failures,proto3" json:"failures,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2683,6 +2703,13 @@ func (x *Datapath) GetDetail() string {
 		return x.Detail
 	}
 	return ""
+}
+
+func (x *Datapath) GetFailures() uint64 {
+	if x != nil {
+		return x.Failures
+	}
+	return 0
 }
 
 type ListListenersRequest struct {
@@ -6153,7 +6180,7 @@ const file_takt_admin_v1_admin_proto_rawDesc = "" +
 	"\astreams\x18\b \x03(\v2\x15.takt.admin.v1.StreamR\astreams\x12:\n" +
 	"\bcounters\x18\t \x01(\v2\x1e.takt.admin.v1.SessionCountersR\bcounters\x123\n" +
 	"\bunserved\x18\n" +
-	" \x03(\v2\x17.takt.admin.v1.UnservedR\bunserved\"\xff\x02\n" +
+	" \x03(\v2\x17.takt.admin.v1.UnservedR\bunserved\"\x93\x03\n" +
 	"\x06Stream\x12\x16\n" +
 	"\x06stream\x18\x01 \x01(\rR\x06stream\x12?\n" +
 	"\facceleration\x18\x02 \x01(\x0e2\x1b.takt.admin.v1.AccelerationR\facceleration\x12=\n" +
@@ -6165,7 +6192,8 @@ const file_takt_admin_v1_admin_proto_rawDesc = "" +
 	"\x05sinks\x18\b \x03(\x04R\x05sinks\x12\x14\n" +
 	"\x05moved\x18\t \x01(\x04R\x05moved\x12%\n" +
 	"\x0easked_datapath\x18\n" +
-	" \x01(\tR\raskedDatapathB\x10\n" +
+	" \x01(\tR\raskedDatapath\x12\x12\n" +
+	"\x04rule\x18\v \x01(\tR\x04ruleB\x10\n" +
 	"\x0e_traffic_class\"\x88\x02\n" +
 	"\x0fSessionCounters\x12\x18\n" +
 	"\aemitted\x18\x01 \x01(\x04R\aemitted\x12#\n" +
@@ -6191,7 +6219,7 @@ const file_takt_admin_v1_admin_proto_rawDesc = "" +
 	"\asources\x18\x02 \x01(\rR\asources\x12\x14\n" +
 	"\x05sinks\x18\x03 \x01(\rR\x05sinks\x12\x14\n" +
 	"\x05peers\x18\x04 \x03(\tR\x05peers\x12:\n" +
-	"\bcounters\x18\x05 \x01(\v2\x1e.takt.admin.v1.ChannelCountersR\bcounters\"\xef\x03\n" +
+	"\bcounters\x18\x05 \x01(\v2\x1e.takt.admin.v1.ChannelCountersR\bcounters\"\x8b\x04\n" +
 	"\x0fChannelCounters\x12\x18\n" +
 	"\aemitted\x18\x01 \x01(\x04R\aemitted\x12#\n" +
 	"\remitted_bytes\x18\x02 \x01(\x04R\femittedBytes\x12\x17\n" +
@@ -6209,7 +6237,8 @@ const file_takt_admin_v1_admin_proto_rawDesc = "" +
 	"\runknown_tails\x18\r \x01(\x04R\funknownTails\x12\x1a\n" +
 	"\brepaired\x18\x0e \x01(\x04R\brepaired\x12 \n" +
 	"\vundelivered\x18\x0f \x01(\x04R\vundelivered\x12\x18\n" +
-	"\aevicted\x18\x10 \x01(\x04R\aevicted\"\x12\n" +
+	"\aevicted\x18\x10 \x01(\x04R\aevicted\x12\x1a\n" +
+	"\bdetoured\x18\x11 \x01(\x04R\bdetoured\"\x12\n" +
 	"\x10ListPeersRequest\">\n" +
 	"\x11ListPeersResponse\x12)\n" +
 	"\x05peers\x18\x01 \x03(\v2\x13.takt.admin.v1.PeerR\x05peers\"\x8b\x03\n" +
@@ -6241,7 +6270,7 @@ const file_takt_admin_v1_admin_proto_rawDesc = "" +
 	"\aremoved\x18\x01 \x01(\bR\aremoved\"\x16\n" +
 	"\x14ListDatapathsRequest\"N\n" +
 	"\x15ListDatapathsResponse\x125\n" +
-	"\tdatapaths\x18\x01 \x03(\v2\x17.takt.admin.v1.DatapathR\tdatapaths\"\x82\x02\n" +
+	"\tdatapaths\x18\x01 \x03(\v2\x17.takt.admin.v1.DatapathR\tdatapaths\"\x9e\x02\n" +
 	"\bDatapath\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1c\n" +
 	"\tavailable\x18\x02 \x01(\bR\tavailable\x12\x16\n" +
@@ -6250,7 +6279,8 @@ const file_takt_admin_v1_admin_proto_rawDesc = "" +
 	"\rneeds_polling\x18\x05 \x01(\bR\fneedsPolling\x120\n" +
 	"\x14hardware_launch_time\x18\x06 \x01(\bR\x12hardwareLaunchTime\x12\x1b\n" +
 	"\tzero_copy\x18\a \x01(\bR\bzeroCopy\x12\x16\n" +
-	"\x06detail\x18\b \x01(\tR\x06detail\"\x16\n" +
+	"\x06detail\x18\b \x01(\tR\x06detail\x12\x1a\n" +
+	"\bfailures\x18\t \x01(\x04R\bfailures\"\x16\n" +
 	"\x14ListListenersRequest\"T\n" +
 	"\x15ListListenersResponse\x12;\n" +
 	"\tlisteners\x18\x01 \x03(\v2\x1d.takt.admin.v1.ListenerStatusR\tlisteners\"\xf4\x02\n" +

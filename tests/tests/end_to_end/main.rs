@@ -17,6 +17,7 @@ mod plugins;
 mod policing;
 mod priority;
 mod refusals;
+mod remapping;
 mod routed;
 mod schedules;
 mod scouting;

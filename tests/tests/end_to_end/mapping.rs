@@ -62,7 +62,7 @@ fn move_about(node: &Node, passed: impl Fn() -> u64) {
 }
 
 /// Sends numbers until told to end: some in one datagram with others, some in several. The source, and how many.
-fn send_until(end: &AtomicBool, source: Source) -> (Source, u64) {
+pub fn send_until(end: &AtomicBool, source: Source) -> (Source, u64) {
     let mut number = 0;
     while !end.load(Relaxed) {
         put(
@@ -76,7 +76,7 @@ fn send_until(end: &AtomicBool, source: Source) -> (Source, u64) {
 }
 
 /// Messages of which a sink knows what became of them.
-fn known(sink: &Sink) -> u64 {
+pub fn known(sink: &Sink) -> u64 {
     let of = sink.counters();
     of.delivered + of.lost + of.dropped_full + of.dropped_memory
 }

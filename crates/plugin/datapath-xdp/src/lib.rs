@@ -49,7 +49,8 @@ use std::net::SocketAddr;
 use std::ops::Range;
 use std::sync::Arc;
 
-use takt_datapath::{Capabilities, Datapath, DatapathKind, OpenError, Port, PortRequest};
+use takt_datapath::stack::Interface;
+use takt_datapath::{Capabilities, Datapath, DatapathKind, Health, OpenError, Port, PortRequest};
 
 pub use config::{XdpConfig, ZeroCopy};
 pub use link::AttachMode;
@@ -217,6 +218,37 @@ impl Datapath for XdpDatapath {
 
     fn open(&self, request: &PortRequest) -> Result<Box<dyn Port>, OpenError> {
         Ok(Box::new(XdpPort::open(self, request)?))
+    }
+
+    fn health(&self, changed: Box<dyn Fn() + Send>) -> Option<Box<dyn Health>> {
+        let next_hops = self.attachment.next_hops();
+        let interface = next_hops.on_interface_change(self.device.ifindex, move |_| changed());
+        Some(Box::new(Link {
+            name: self.device.name.clone(),
+            // Fails only where nothing is followed any more.
+            interface: interface.ok()?,
+        }))
+    }
+}
+
+/// The interface's link.
+struct Link {
+    name: String,
+    interface: Interface,
+}
+
+impl Health for Link {
+    fn fault(&self) -> Option<String> {
+        let name = &self.name;
+        match self.interface.state() {
+            None => Some(format!(
+                "the interface {name} has been removed: restart the node when it is back"
+            )),
+            Some(state) if !state.up => Some(format!(
+                "the interface {name} is down or has no carrier: `ip link set {name} up`, or look after its cable"
+            )),
+            Some(_) => None,
+        }
     }
 }
 

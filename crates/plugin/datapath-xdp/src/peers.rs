@@ -34,7 +34,7 @@ type Templates = [UdpHeaderTemplate; TrafficClass::COUNT];
 pub(crate) struct Peer {
     remote: SocketAddr,
     destination: Way,
-    /// A route has led there by our interface.
+    /// A route has led there by our interface since its link came up.
     reached: bool,
     /// `None` while there is no resolved next hop on our interface.
     templates: Option<Templates>,
@@ -66,6 +66,8 @@ pub(crate) struct Origin {
 #[derive(Debug)]
 pub(crate) struct Peers {
     origin: Origin,
+    /// The interface is up.
+    up: bool,
     places: Vec<Place>,
     unused: Vec<u16>,
     by_address: HashMap<SocketAddr, PeerHandle>,
@@ -90,19 +92,20 @@ impl Peer {
         self.max_payload
     }
 
-    /// Whether a route has led there by our interface.
+    /// Whether a route has led there by our interface since its link came up.
     #[inline]
     pub(crate) fn is_reached(&self) -> bool {
         self.reached
     }
 
-    fn refresh(&mut self, origin: &Origin) {
+    fn refresh(&mut self, origin: &Origin, up: bool) {
         let next_hop = self
             .destination
             .next_hop()
             .filter(|next_hop| next_hop.ifindex == origin.ifindex);
-        // For good: what is sent by this interface goes by no other while its link is down.
-        self.reached |= next_hop.is_some();
+        // As long as the link is up: what is sent by this interface goes by no other because its route is gone. When the
+        // link is back, the routes may not be.
+        self.reached = up && (self.reached || next_hop.is_some());
         if let Some(next_hop) = &next_hop {
             self.max_payload = max_payload(next_hop, self.remote.ip()).min(origin.frame_capacity);
         }
@@ -111,9 +114,10 @@ impl Peer {
 }
 
 impl Peers {
-    pub(crate) fn new(origin: Origin) -> Self {
+    pub(crate) fn new(origin: Origin, up: bool) -> Self {
         Self {
             origin,
+            up,
             places: Vec::new(),
             unused: Vec::new(),
             by_address: HashMap::new(),
@@ -166,7 +170,7 @@ impl Peers {
             templates: None,
             max_payload: 0,
         };
-        peer.refresh(&self.origin);
+        peer.refresh(&self.origin, self.up);
         let index = self.unused.pop().unwrap_or_else(|| {
             self.places.push(Place::default());
             // The limit above keeps the number of places within 16 bits.
@@ -192,14 +196,15 @@ impl Peers {
         self.unused.push(index);
     }
 
-    /// Takes over what has changed on the way to the peers.
-    pub(crate) fn refresh(&mut self) {
+    /// Takes over what has changed on the way to the peers, and whether the interface is up.
+    pub(crate) fn refresh(&mut self, up: bool) {
+        self.up = up;
         for peer in self
             .places
             .iter_mut()
             .filter_map(|place| place.peer.as_mut())
         {
-            peer.refresh(&self.origin);
+            peer.refresh(&self.origin, up);
         }
     }
 }

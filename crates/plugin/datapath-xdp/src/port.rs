@@ -100,7 +100,7 @@ impl XdpPort {
             claim,
             queues,
             transmit,
-            peers: Peers::new(origin),
+            peers: Peers::new(origin, state.up),
             filter,
             counters: PortCounters::default(),
             local,
@@ -146,8 +146,9 @@ impl XdpPort {
     #[cold]
     fn refresh(&mut self, generation: u64) {
         self.seen = generation;
-        self.peers.refresh();
         let state = self.attachment.interface_state();
+        let up = state.as_ref().is_some_and(|state| state.up);
+        self.peers.refresh(up);
         let longest = state
             .as_ref()
             .and_then(|state| longest_frame(state, self.transmit.chunks()));

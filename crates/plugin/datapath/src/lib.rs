@@ -206,6 +206,19 @@ pub trait Datapath: Send + Sync {
     /// # Errors
     /// [`OpenError`]; nothing is left behind on failure.
     fn open(&self, request: &PortRequest) -> Result<Box<dyn Port>, OpenError>;
+
+    /// Tells from now on whether the technology works. `changed` may be called, from another thread, when it has
+    /// failed or works again; who asks looks now and then all the same. `None`: it is not known to fail.
+    fn health(&self, changed: Box<dyn Fn() + Send>) -> Option<Box<dyn Health>> {
+        let _ = changed;
+        None
+    }
+}
+
+/// Whether a technology works: its link is up, its device is there, its process answers.
+pub trait Health: Send + Sync {
+    /// Why nothing passes it at present, with the remedy; `None` while it works. Cheap.
+    fn fault(&self) -> Option<String>;
 }
 
 /// The way to a peer by the kernel's tables, asked for ahead of [`Port::connect_at_once`].
@@ -244,8 +257,9 @@ pub trait Port: Send {
         self.connect(remote)
     }
 
-    /// Whether a route has led to the peer by this port since it was connected. Cheap. A peer that is reached may be
-    /// unresolved, also because its route is gone: what is sent by one link does not change to another by itself.
+    /// Whether a route has led to the peer by this port since it was connected, or since the technology works again.
+    /// Cheap. A peer that is reached may be unresolved, also because its route is gone: what is sent by one link does
+    /// not change to another by itself, unless that link is down.
     fn reaches(&mut self, peer: PeerHandle) -> bool {
         let _ = peer;
         true

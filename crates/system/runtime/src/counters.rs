@@ -114,6 +114,8 @@ counters! {
         sent,
         /// Copies for remote lanes dropped because there was no path.
         unreachable,
+        /// Copies for remote lanes sent by another datapath than their stream's, which does not reach them.
+        detoured,
         /// Messages that arrived from other nodes.
         received,
         /// Payload bytes that arrived from other nodes.

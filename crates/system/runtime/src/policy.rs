@@ -4,6 +4,7 @@ use std::ops::RangeInclusive;
 use std::path::Path;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
 
 use takt_datapath::{Capabilities, DatapathKind};
 use takt_session::{
@@ -197,6 +198,10 @@ impl Policy {
 /// Which datapaths to try for a stream, best first. Kernel UDP is tried after them in any case.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MappingPolicy {
+    /// Rules, of which the first that fits a stream holds; the lists below are for those that none fits.
+    pub rules: Vec<MappingRule>,
+    /// How long a datapath that has failed must work again before streams return to it.
+    pub hold_down: Duration,
     /// `acceleration = fast`, `resource use = frugal`.
     pub fast_frugal: Vec<String>,
     /// `acceleration = fast`, `resource use = unlimited`.
@@ -208,9 +213,32 @@ impl Default for MappingPolicy {
     fn default() -> Self {
         let names = |list: &[&str]| list.iter().map(|s| (*s).to_owned()).collect();
         Self {
+            rules: Vec::new(),
+            hold_down: Duration::from_secs(3),
             fast_frugal: names(&["fabric", "xdp"]),
             fast_unlimited: names(&["fabric", "dpdk", "xdp"]),
         }
+    }
+}
+
+/// Which datapaths the streams of some tenants and classes get, whatever acceleration they ask for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MappingRule {
+    /// Its name, for people.
+    pub name: String,
+    /// Tenants, by their names; empty: all.
+    pub tenants: Vec<String>,
+    /// Traffic classes, a bit each; none: all.
+    pub classes: u8,
+    /// Datapaths to try, best first.
+    pub datapaths: Vec<String>,
+}
+
+impl MappingRule {
+    fn fits(&self, tenant: &str, qos: Qos) -> bool {
+        let class = qos.time_sensitivity.class().number();
+        (self.tenants.is_empty() || self.tenants.iter().any(|name| name == tenant))
+            && (self.classes == 0 || self.classes & (1 << class) != 0)
     }
 }
 
@@ -221,26 +249,25 @@ pub struct Mapping {
     pub datapath: usize,
     /// Why it is less than asked for; empty if it is not.
     pub warning: String,
+    /// The rule that has chosen it; empty if none has.
+    pub rule: String,
 }
 
 impl MappingPolicy {
-    /// Chooses among the datapaths that a lane has, with what each can do. `unavailable` tells why a
-    /// configured one is missing, `scheduled` whether a datapath's link has a schedule. The list always contains
-    /// kernel UDP.
+    /// Chooses for a tenant's stream among the datapaths that a lane has, with what each can do. `unavailable` tells why
+    /// a configured one is missing, `scheduled` whether a datapath's link has a schedule. The last resort is kernel UDP,
+    /// or the first one where it is missing.
     ///
     /// # Errors
-    /// `NotAvailable` where the stream names a datapath that it cannot have.
+    /// `NotAvailable` where the stream names a datapath that it cannot have, or nothing is available.
     pub fn map(
         &self,
+        tenant: &str,
         qos: Qos,
         available: &[(DatapathKind, Capabilities)],
         unavailable: &[(String, String)],
         scheduled: impl Fn(DatapathKind) -> bool,
     ) -> Result<Mapping, Failure> {
-        let udp = available
-            .iter()
-            .position(|(kind, _)| kind.0 == "udp")
-            .unwrap_or(0);
         let warning_of_class = |at: usize| match qos.time_sensitivity {
             TimeSensitivity::TimeSensitive(class) if !scheduled(available[at].0) => {
                 format!(
@@ -254,13 +281,19 @@ impl MappingPolicy {
             return Ok(Mapping {
                 datapath: at,
                 warning: warning_of_class(at),
+                rule: String::new(),
             });
         }
-        let used = match available[udp].0.0 {
-            "udp" => "kernel UDP",
-            other => other,
+        let udp = available.iter().position(|(kind, _)| kind.0 == "udp");
+        let udp = udp.unwrap_or(0);
+        let used = match available.get(udp) {
+            Some((DatapathKind("udp"), _)) => "kernel UDP",
+            Some((DatapathKind(other), _)) => other,
+            None => return Err(nothing(unavailable)),
         };
-        if qos.acceleration == Acceleration::Slow {
+        let rule = self.rules.iter().find(|rule| rule.fits(tenant, qos));
+        let name = rule.map_or_else(String::new, |rule| rule.name.clone());
+        if rule.is_none() && qos.acceleration == Acceleration::Slow {
             let why = unavailable.iter().find(|(name, _)| name == "udp");
             return Ok(Mapping {
                 datapath: udp,
@@ -268,11 +301,13 @@ impl MappingPolicy {
                     Some((_, why)) => format!("no kernel UDP here, using {used} ({why})"),
                     None => warning_of_class(udp),
                 },
+                rule: name,
             });
         }
-        let order = match qos.resource_use {
-            ResourceUse::Frugal => &self.fast_frugal,
-            ResourceUse::Unlimited => &self.fast_unlimited,
+        let order = match (rule, qos.resource_use) {
+            (Some(rule), _) => &rule.datapaths,
+            (None, ResourceUse::Frugal) => &self.fast_frugal,
+            (None, ResourceUse::Unlimited) => &self.fast_unlimited,
         };
         let mut reasons = Vec::new();
         for wanted in order {
@@ -289,6 +324,7 @@ impl MappingPolicy {
                     return Ok(Mapping {
                         datapath: at,
                         warning: warning_of_class(at),
+                        rule: name,
                     });
                 }
                 None => {
@@ -303,11 +339,26 @@ impl MappingPolicy {
         } else {
             reasons.join("; ")
         };
+        let missing = match rule {
+            None => "no acceleration here".to_owned(),
+            Some(_) => format!("no datapath of the rule {name} here"),
+        };
         Ok(Mapping {
             datapath: udp,
-            warning: format!("no acceleration here, using {used} ({why})"),
+            warning: format!("{missing}, using {used} ({why})"),
+            rule: name,
         })
     }
+}
+
+/// Why nothing can be chosen.
+fn nothing(unavailable: &[(String, String)]) -> Failure {
+    let reasons = unavailable
+        .iter()
+        .map(|(name, why)| format!("{name}: {why}"));
+    let reasons: Vec<_> = reasons.collect();
+    let text = format!("no datapath works at present ({})", reasons.join("; "));
+    Failure::new(ErrorCode::NotAvailable, text)
 }
 
 /// The index of the datapath that a stream names.
@@ -474,7 +525,7 @@ mod tests {
     fn the_default_mapping_is_the_papers() {
         let map = |qos, n: usize| {
             MappingPolicy::default()
-                .map(qos, &all()[..n], &[], |_| false)
+                .map("t", qos, &all()[..n], &[], |_| false)
                 .expect("mapped")
                 .datapath
         };
@@ -492,7 +543,7 @@ mod tests {
             "missing privilege: CAP_NET_RAW".to_owned(),
         )];
         let mapping =
-            MappingPolicy::default().map(Qos::fast(), &all()[..1], &unavailable, |_| false);
+            MappingPolicy::default().map("t", Qos::fast(), &all()[..1], &unavailable, |_| false);
         let mapping = mapping.expect("mapped");
         assert_eq!(mapping.datapath, 0);
         assert!(
@@ -502,7 +553,7 @@ mod tests {
         );
         assert!(
             MappingPolicy::default()
-                .map(Qos::slow(), &all(), &[], |_| false)
+                .map("t", Qos::slow(), &all(), &[], |_| false)
                 .expect("mapped")
                 .warning
                 .is_empty()
@@ -514,7 +565,7 @@ mod tests {
         let qos = Qos::fast().time_sensitive(TrafficClass::new(5).expect("class"));
         let warning = |scheduled: &str| {
             MappingPolicy::default()
-                .map(qos, &all()[..2], &[], |kind| kind.0 == scheduled)
+                .map("t", qos, &all()[..2], &[], |kind| kind.0 == scheduled)
                 .expect("mapped")
                 .warning
         };
@@ -527,8 +578,13 @@ mod tests {
         let policy = MappingPolicy {
             fast_frugal: vec!["dpdk".into()],
             fast_unlimited: vec!["dpdk".into()],
+            ..MappingPolicy::default()
         };
-        let map = |qos| policy.map(qos, &all(), &[], |_| false).expect("mapped");
+        let map = |qos| {
+            policy
+                .map("t", qos, &all(), &[], |_| false)
+                .expect("mapped")
+        };
         assert_eq!(map(Qos::fast()).datapath, 0);
         assert_eq!(map(Qos::fast().unlimited()).datapath, 2);
     }
@@ -537,7 +593,7 @@ mod tests {
     fn a_datapath_that_is_named_is_had_or_refused_and_never_replaced() {
         let only = |name: &str| Qos::slow().only_over(name.parse().expect("a name"));
         let unavailable = [("fabric".to_owned(), "no device mlx5_0".to_owned())];
-        let map = |qos| MappingPolicy::default().map(qos, &all(), &unavailable, |_| false);
+        let map = |qos| MappingPolicy::default().map("t", qos, &all(), &unavailable, |_| false);
         assert_eq!(map(only("xdp")).expect("there").datapath, 1);
         assert_eq!(map(only("dpdk").unlimited()).expect("there").datapath, 2);
         for (qos, why) in [
@@ -549,6 +605,59 @@ mod tests {
             assert_eq!(refused.code, ErrorCode::NotAvailable);
             assert!(refused.message.contains(why), "{}", refused.message);
         }
+    }
+
+    #[test]
+    fn the_first_rule_that_fits_tenant_and_class_chooses() {
+        let rule = |name: &str, tenants: &[&str], classes, datapaths: &[&str]| MappingRule {
+            name: name.into(),
+            tenants: tenants.iter().map(|&name| name.into()).collect(),
+            classes,
+            datapaths: datapaths.iter().map(|&name| name.into()).collect(),
+        };
+        let policy = MappingPolicy {
+            rules: vec![
+                rule("press", &["press", "mill"], 1 << 5, &["dpdk", "xdp"]),
+                rule("urgent", &[], 0b1100_0000, &["fabric"]),
+                rule("mill", &["mill"], 0, &["udp"]),
+            ],
+            ..MappingPolicy::default()
+        };
+        let class = |number| TrafficClass::new(number).expect("a class");
+        let map = |tenant: &str, qos: Qos| {
+            let mapping = policy.map(tenant, qos, &all(), &[], |_| true);
+            let mapping = mapping.expect("mapped");
+            (mapping.datapath, mapping.rule, mapping.warning)
+        };
+        let fits = |at: usize, rule: &str| (at, rule.to_owned(), String::new());
+        let timely = Qos::slow().time_sensitive(class(5));
+        assert_eq!(map("press", timely), fits(1, "press"), "it is frugal");
+        assert_eq!(map("mill", timely.unlimited()), fits(2, "press"));
+        assert_eq!(map("saw", timely), fits(0, ""));
+        assert_eq!(map("mill", Qos::fast()), fits(0, "mill"));
+        assert_eq!(map("saw", Qos::fast()), fits(1, ""));
+        let (at, rule, warning) = map("saw", Qos::fast().time_sensitive(class(7)));
+        assert_eq!((at, rule.as_str()), (0, "urgent"));
+        assert_eq!(
+            warning,
+            "no datapath of the rule urgent here, using kernel UDP (none of fabric is configured on this node)"
+        );
+        let explicit = Qos::fast().only_over("xdp".parse().expect("a name"));
+        assert_eq!(map("mill", explicit), fits(1, ""));
+    }
+
+    #[test]
+    fn where_nothing_works_streams_are_refused_with_the_reasons() {
+        let unavailable = [("xdp".to_owned(), "eth1 is down".to_owned())];
+        let refused = MappingPolicy::default().map("t", Qos::fast(), &[], &unavailable, |_| false);
+        let refused = refused.expect_err("refused");
+        assert_eq!(
+            (refused.code, refused.message.as_str()),
+            (
+                ErrorCode::NotAvailable,
+                "no datapath works at present (xdp: eth1 is down)"
+            )
+        );
     }
 
     #[test]

@@ -78,8 +78,10 @@ pub struct PortStatus {
 pub struct DatapathStatus {
     /// Technology.
     pub name: String,
-    /// What it can do; or why it is not there.
+    /// What it can do; or why streams do not get it.
     pub state: Result<Capabilities, String>,
+    /// How often it has failed since the node started.
+    pub failures: u64,
 }
 
 /// A session.
@@ -132,6 +134,8 @@ pub struct StreamStatus {
     pub datapath: String,
     /// Why that is less than asked for; empty if it is not.
     pub warning: String,
+    /// The rule of the mapping that has chosen the datapath; empty if none has.
+    pub rule: String,
     /// How often it was mapped to another datapath since it was opened.
     pub moved: u64,
     /// Channels that it writes.

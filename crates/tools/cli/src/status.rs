@@ -334,9 +334,13 @@ pub fn sessions(sessions: &[Session]) -> String {
             if !stream.asked_datapath.is_empty() {
                 quality = format!("only {}", stream.asked_datapath);
             }
+            let mut datapath = stream.datapath.clone();
+            if !stream.rule.is_empty() {
+                datapath.push_str(&format!(" (rule {})", stream.rule));
+            }
             row.extend([
                 quality,
-                stream.datapath.clone(),
+                datapath,
                 list(&stream.sources),
                 list(&stream.sinks),
             ]);
@@ -738,6 +742,7 @@ mod tests {
         let stream = |number: u32, warning: &str| Stream {
             moved: 0,
             asked_datapath: String::new(),
+            rule: String::new(),
             stream: number,
             acceleration: 2,
             resource_use: 1,

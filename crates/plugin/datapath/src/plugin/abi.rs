@@ -274,6 +274,9 @@ pub struct Table {
     pub counters: Option<unsafe extern "C" fn(*mut c_void, *mut Counters)>,
     /// As [`Port::longest_received`](crate::Port::longest_received). May be left out, or not be in the table: any.
     pub longest_received: Option<unsafe extern "C" fn(*mut c_void) -> usize>,
+    /// As [`Health::fault`](crate::Health::fault), of a datapath. 0, or not 0 and the failure's text is filled. May be
+    /// left out, or not be in the table: it is not known to fail.
+    pub fault: Option<unsafe extern "C" fn(*mut c_void, *mut Failure) -> c_int>,
 }
 
 impl Table {

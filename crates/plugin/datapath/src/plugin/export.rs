@@ -12,7 +12,7 @@ use super::abi::{
     OWN_ADDRESSES, Opt, Request, TEXT, Table, ZERO_COPY, write_text,
 };
 use crate::{
-    ConnectError, Datapath, Frame, OpenError, PeerHandle, Port, PortRequest, ReserveError,
+    ConnectError, Datapath, Frame, Health, OpenError, PeerHandle, Port, PortRequest, ReserveError,
 };
 
 /// What [`export_datapath!`](crate::export_datapath) makes of a plugin.
@@ -105,7 +105,14 @@ pub const fn table<E: Export>() -> Table {
         wait_fd: Some(wait_fd),
         counters: Some(counters),
         longest_received: Some(longest_received),
+        fault: Some(fault),
     }
+}
+
+/// What a handle of a datapath leads to.
+struct Made {
+    datapath: Box<dyn Datapath>,
+    health: Option<Box<dyn Health>>,
 }
 
 /// Fills a failure; what a call gives then.
@@ -174,8 +181,12 @@ unsafe extern "C" fn create<E: Export>(
     let options = Options(raw.iter().map(|o| (text(o.key), text(o.value))).collect());
     match E::create(&options) {
         Ok(made) => {
-            // Boxed once more: a thin pointer.
-            let handle = Box::into_raw(Box::new(made));
+            // Asked now and then: who asks is not told.
+            let health = made.health(Box::new(|| ()));
+            let handle = Box::into_raw(Box::new(Made {
+                datapath: made,
+                health,
+            }));
             // SAFETY: as above.
             unsafe { *datapath = handle.cast() };
             0
@@ -187,12 +198,22 @@ unsafe extern "C" fn create<E: Export>(
 
 unsafe extern "C" fn destroy(datapath: *mut c_void) {
     // SAFETY: as above: from `create`, ended once.
-    drop(unsafe { Box::from_raw(datapath.cast::<Box<dyn Datapath>>()) });
+    drop(unsafe { Box::from_raw(datapath.cast::<Made>()) });
 }
 
 unsafe fn datapath<'a>(datapath: *mut c_void) -> &'a dyn Datapath {
     // SAFETY: as above.
-    unsafe { &**datapath.cast::<Box<dyn Datapath>>() }
+    unsafe { &*(*datapath.cast::<Made>()).datapath }
+}
+
+unsafe extern "C" fn fault(datapath: *mut c_void, failure: *mut Failure) -> c_int {
+    // SAFETY: as above.
+    let made = unsafe { &*datapath.cast::<Made>() };
+    match made.health.as_ref().and_then(|health| health.fault()) {
+        None => 0,
+        // SAFETY: the caller's place.
+        Some(why) => unsafe { fail(failure, FailureKind::Unavailable, None, 0, &why) },
+    }
 }
 
 unsafe extern "C" fn capabilities(handle: *mut c_void, told: *mut Description) {

@@ -20,8 +20,8 @@ use super::abi::{
     Request, TEXT, Table, ZERO_COPY, read_text,
 };
 use crate::{
-    Capabilities, ConnectError, Datagram, Datapath, DatapathKind, Frame, OpenError, PeerHandle,
-    Port, PortCounters, PortRequest, ReserveError,
+    Capabilities, ConnectError, Datagram, Datapath, DatapathKind, Frame, Health, OpenError,
+    PeerHandle, Port, PortCounters, PortRequest, ReserveError,
 };
 
 /// Where packages put plugins.
@@ -115,6 +115,7 @@ struct Functions {
     wait_fd: unsafe extern "C" fn(*mut c_void) -> c_int,
     counters: unsafe extern "C" fn(*mut c_void, *mut Counters),
     longest_received: Option<unsafe extern "C" fn(*mut c_void) -> usize>,
+    fault: Option<unsafe extern "C" fn(*mut c_void, *mut Failure) -> c_int>,
 }
 
 impl Functions {
@@ -131,7 +132,7 @@ impl Functions {
         Ok(needed!(
             create, destroy, capabilities, open, close, local, connect, disconnect, max_payload,
             reserve, payload, commit, cancel, flush, receive, receive_costs_syscall, wait_fd,
-            counters; connect_link, reaches, keeps_launch_time, longest_received
+            counters; connect_link, reaches, keeps_launch_time, longest_received, fault
         ))
     }
 }
@@ -453,6 +454,24 @@ impl Datapath for Loaded {
             return Err(broken("a port of it has no descriptor to wait for"));
         }
         Ok(Box::new(port))
+    }
+
+    fn health(&self, _changed: Box<dyn Fn() + Send>) -> Option<Box<dyn Health>> {
+        self.0.plugin.functions.fault?;
+        Some(Box::new(Arc::clone(&self.0)))
+    }
+}
+
+impl Health for Arc<Handle> {
+    fn fault(&self) -> Option<String> {
+        let mut failure = Failure::default();
+        let fault = self.plugin.functions.fault?;
+        // SAFETY: the datapath is there, the place is ours.
+        let failed = unsafe { fault(self.handle, &raw mut failure) } != 0;
+        failed.then(|| match read_text(&failure.text) {
+            text if text.is_empty() => "the plugin says that it has failed, and not why".into(),
+            text => text,
+        })
     }
 }
 

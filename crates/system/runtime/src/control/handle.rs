@@ -211,6 +211,9 @@ impl RuntimeHandle {
             for peer in &mut peers {
                 // Whoever sent it chose it.
                 peer.name = takt_session::printable(&peer.name);
+                for name in &mut peer.failed {
+                    *name = takt_session::printable(name);
+                }
             }
             peers
         })

@@ -21,39 +21,64 @@ const SESSIONS_IN_TURN: usize = 16;
 struct Choice {
     carried: Vec<(DatapathKind, Capabilities)>,
     unavailable: Vec<(String, String)>,
+    /// No datapath at all is on these lanes.
+    nothing: bool,
+}
+
+/// What a stream is mapped to.
+struct Mapped {
+    port: usize,
+    datapath: String,
+    warning: String,
+    rule: String,
 }
 
 impl Control {
-    /// What there is to choose from for sessions of these lanes.
-    fn choice(&self, lanes: &[usize]) -> Choice {
+    /// What there is to choose from for sessions of these lanes, for streams that ask for one and no other or for those
+    /// that do not.
+    fn choice(&self, lanes: &[usize], explicit: bool) -> Choice {
         let carrier = |kind| {
             let mut lanes = lanes.iter().copied();
             lanes.any(|lane| self.lanes[lane].port_of(kind).is_some())
         };
-        let (carried, elsewhere): (Vec<_>, Vec<_>) =
-            (self.datapaths.iter()).partition(|(kind, _)| carrier(*kind));
         let mut unavailable = self.unavailable.clone();
-        unavailable.extend(elsewhere.iter().map(|(kind, _)| {
+        let mut carried = Vec::new();
+        let mut nothing = true;
+        for (kind, capabilities) in &self.datapaths {
             let name = kind.to_string();
-            let why = format!(
-                "only lanes {:?} carry it, and this session is on {lanes:?}: open a stream that needs it first, in a session of its own",
-                self.config.lanes_of(&name)
-            );
-            (name, why)
-        }));
+            if !carrier(*kind) {
+                let why = format!(
+                    "only lanes {:?} carry it, and this session is on {lanes:?}: open a stream that needs it first, in a session of its own",
+                    self.config.lanes_of(&name)
+                );
+                unavailable.push((name, why));
+                continue;
+            }
+            nothing = false;
+            match self.faults.fault(*kind, explicit) {
+                None => carried.push((*kind, capabilities.clone())),
+                Some(why) => unavailable.push((name, why)),
+            }
+        }
         Choice {
-            carried: carried.into_iter().cloned().collect(),
+            carried,
             unavailable,
+            nothing,
         }
     }
 
-    /// Maps a stream to one of what there is.
-    fn map(&self, qos: Qos, choice: &Choice) -> Result<(DatapathKind, String), Failure> {
+    /// Maps a tenant's stream to one of what there is.
+    fn map(
+        &self,
+        tenant: &str,
+        qos: Qos,
+        choice: &Choice,
+    ) -> Result<(DatapathKind, Mapping), Failure> {
         let scheduled = |kind| self.schedules.contains_key(&kind);
         let (carried, unavailable) = (&choice.carried, &choice.unavailable);
-        let Mapping { datapath, warning } =
-            (self.config.mapping).map(qos, carried, unavailable, scheduled)?;
-        Ok((carried[datapath].0, warning))
+        let policy = &self.config.mapping;
+        let mapping = policy.map(tenant, qos, carried, unavailable, scheduled)?;
+        Ok((carried[mapping.datapath].0, mapping))
     }
 
     /// Opens a stream on the best datapath that the session's lane carries. The first one chooses the lane, among
@@ -63,21 +88,21 @@ impl Control {
             return Err(ErrorCode::Closed.into());
         };
         session.policy.check_class(qos)?;
+        let tenant = &session.policy.identity;
         let lanes = match session.unplaced {
             Some(_) => self.lanes_of(&session.policy),
             None => vec![session.lane],
         };
-        let choice = self.choice(&lanes);
-        if choice.carried.is_empty() {
+        let choice = self.choice(&lanes, qos.datapath.is_some());
+        if choice.nothing {
             return Err(Failure::new(
                 ErrorCode::NotPermitted,
                 format!(
-                    "lanes {lanes:?}, which serve tenant `{}`, carry no datapath: ask the operator for another lane in `lanes` of its listener",
-                    session.policy.identity
+                    "lanes {lanes:?}, which serve tenant `{tenant}`, carry no datapath: ask the operator for another lane in `lanes` of its listener",
                 ),
             ));
         }
-        let (kind, warning) = self.map(qos, &choice)?;
+        let (kind, Mapping { warning, rule, .. }) = self.map(tenant, qos, &choice)?;
         let place = lanes
             .iter()
             .filter_map(|&lane| Some((lane, self.lanes[lane].port_of(kind)?)))
@@ -97,6 +122,7 @@ impl Control {
             port,
             datapath: datapath.clone(),
             warning: warning.clone(),
+            rule,
             moved: 0,
             untold: false,
         })?;
@@ -136,25 +162,38 @@ impl Control {
             return;
         }
         let lane = session.lane;
-        let choice = self.choice(&[lane]);
+        let tenant = &session.policy.identity;
+        let [choice, explicit] = [false, true].map(|explicit| self.choice(&[lane], explicit));
         let mut moves = Vec::new();
         for (number, stream) in session.streams.iter().enumerate() {
             let Some(stream) = stream else { continue };
-            let mapped = self.map(stream.qos, &choice).and_then(|(kind, warning)| {
-                let port = self.lanes[lane].port_of(kind).ok_or(ErrorCode::Closed)?;
-                Ok((port, kind.to_string(), warning))
-            });
-            let (port, datapath, warning) = match mapped {
-                Ok(mapped) => mapped,
-                // It asked for that one and no other: it keeps its port, and reaches nobody meanwhile.
-                Err(failure) => (stream.port, stream.datapath.clone(), failure.message),
+            let choice = match stream.qos.datapath {
+                Some(_) => &explicit,
+                None => &choice,
             };
-            if (&datapath, &warning) != (&stream.datapath, &stream.warning) {
-                moves.push((number, port, datapath, warning));
+            let mapped = self.map(tenant, stream.qos, choice);
+            let mapped = mapped.and_then(|(kind, Mapping { warning, rule, .. })| {
+                Ok(Mapped {
+                    port: self.lanes[lane].port_of(kind).ok_or(ErrorCode::Closed)?,
+                    datapath: kind.to_string(),
+                    warning,
+                    rule,
+                })
+            });
+            let mapped = mapped.unwrap_or_else(|failure| Mapped {
+                // It asked for that one and no other, or there is none: it keeps its port, and reaches nobody meanwhile.
+                port: stream.port,
+                datapath: stream.datapath.clone(),
+                warning: failure.message,
+                rule: stream.rule.clone(),
+            });
+            let now = (&mapped.datapath, &mapped.warning, &mapped.rule);
+            if now != (&stream.datapath, &stream.warning, &stream.rule) {
+                moves.push((number, mapped));
             }
         }
-        for (number, port, datapath, warning) in moves {
-            self.move_stream(id, number, port, datapath, warning);
+        for (number, mapped) in moves {
+            self.move_stream(id, number, mapped);
         }
         self.tell_moves(id);
     }
@@ -202,28 +241,21 @@ impl Control {
         }
     }
 
-    fn move_stream(
-        &mut self,
-        id: u32,
-        number: usize,
-        port: usize,
-        datapath: String,
-        warning: String,
-    ) {
+    fn move_stream(&mut self, id: u32, number: usize, to: Mapped) {
         let Some(session) = self.sessions.get_mut(&id) else {
             return;
         };
         let Some(Some(stream)) = session.streams.get_mut(number) else {
             return;
         };
-        if stream.datapath != datapath {
+        if stream.datapath != to.datapath {
             stream.moved += 1;
             self.streams_moved += 1;
-            tracing::info!(session = id, application = %session.name, stream = number, from = %stream.datapath, to = %datapath, %warning, "a stream has moved");
+            tracing::info!(session = id, application = %session.name, stream = number, from = %stream.datapath, to = %to.datapath, warning = %to.warning, "a stream has moved");
         }
-        stream.port = port;
-        (stream.datapath, stream.warning) = (datapath, warning);
-        stream.untold = true;
+        stream.untold |= (&stream.datapath, &stream.warning) != (&to.datapath, &to.warning);
+        stream.port = to.port;
+        (stream.datapath, stream.warning, stream.rule) = (to.datapath, to.warning, to.rule);
         let carrier = stream.carrier();
         let handle = &self.lanes[session.lane].handle;
         let sources = session.sources.iter().enumerate();

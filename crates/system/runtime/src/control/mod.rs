@@ -9,6 +9,7 @@ pub mod admission;
 mod credentials;
 mod drain;
 mod events;
+mod faults;
 mod handle;
 mod host;
 mod interests;
@@ -52,6 +53,7 @@ use crate::peering::{Change, Effects, HELLO_EVERY, Peering};
 pub use crate::config::ListenerConfig;
 use drain::Drain;
 use events::{Token, tokens, wait_for};
+use faults::Faults;
 pub use handle::{Runtime, RuntimeHandle, Stopped, Unresponsive};
 use interests::{Interests, Sources};
 pub use listener::ListenError;
@@ -132,6 +134,7 @@ pub struct Control {
     lanes: Vec<LaneInfo>,
     datapaths: Vec<(DatapathKind, Capabilities)>,
     unavailable: Vec<(String, String)>,
+    faults: Faults,
     socket: UdpSocket,
     scout: Option<scout::Scouting>,
     peering: Peering,
@@ -238,6 +241,7 @@ impl Control {
         if self.host.take_changed() {
             self.follow_soon();
         }
+        self.look_at_datapaths();
         for _ in 0..JOB_BURST {
             match self.jobs.try_recv() {
                 Ok(job) => job(self),
@@ -424,6 +428,7 @@ impl Control {
         self.apply(effects);
         self.look_at_host(now);
         self.take_host();
+        self.look_at_datapaths();
         let late: Vec<u32> = self
             .sessions
             .values()
@@ -460,6 +465,10 @@ impl Control {
                     "{}",
                     if *clean { "peer left" } else { "peer gone: messages behind the last that it told of may be lost" }
                 ),
+                // It may say so as often as it likes.
+                Change::Failed { peer, datapaths } => {
+                    tracing::debug!(%peer, failed = ?datapaths, "what is for a peer goes by other datapaths than these");
+                }
                 _ => {}
             }
             let commands = self.routes.change(change, &self.lanes, now);

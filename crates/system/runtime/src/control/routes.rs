@@ -64,6 +64,8 @@ impl Unknown {
 struct PeerRoutes {
     /// Its lanes: our number of each, and the one that its datagrams carry.
     lanes: Vec<(u64, u32)>,
+    /// As it has announced them.
+    announced: Vec<LaneAnnouncement>,
     /// Secrets that its lanes may use, and those that ours send under.
     secrets: Vec<Arc<LaneSecrets>>,
     sending: Option<u8>,
@@ -181,6 +183,7 @@ impl Routes {
                 }
                 self.subscriptions(peer, &add, &remove, lanes)
             }
+            Change::Failed { peer, datapaths } => self.failed(peer, &datapaths, lanes),
             Change::Progress { peer, sources } => self.progress(peer, &sources, lanes),
             Change::Keys { peer, change } => self.keys(peer, change, lanes),
         }
@@ -229,11 +232,29 @@ impl Routes {
         }
         let routes = self.peers.entry(peer).or_default();
         routes.lanes = added;
+        routes.announced = announced.to_vec();
         for secrets in &routes.secrets {
             commands.extend(routes.accept(secrets, lanes));
         }
         commands.extend(routes.send(lanes));
         commands
+    }
+
+    /// Tells the lanes which of their ports lead to datapaths of a peer that have failed.
+    fn failed(&self, peer: SocketAddr, datapaths: &[String], lanes: &[LaneInfo]) -> Commands {
+        let Some(routes) = self.peers.get(&peer) else {
+            return Vec::new();
+        };
+        let remotes = routes.lanes.iter().zip(&routes.announced);
+        each(lanes, remotes, |lane, (&(remote, _), announced)| {
+            let fails = |port: &PortInfo| {
+                endpoint(port, announced).is_some_and(|end| datapaths.contains(&end.datapath))
+            };
+            Command::Failed {
+                remote,
+                ports: lane.ports.iter().map(fails).collect(),
+            }
+        })
     }
 
     /// Asks for the ways to a peer's lanes. They are sent to when the answers are there: a lane waits for nothing.

@@ -112,6 +112,8 @@ pub struct Stream {
     pub port: usize,
     pub datapath: String,
     pub warning: String,
+    /// The rule of the mapping that has chosen it; empty if none has.
+    pub rule: String,
     /// How often it was mapped to another datapath since it was opened.
     pub moved: u64,
     /// The application is still to be told where it is now.

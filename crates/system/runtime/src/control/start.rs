@@ -14,6 +14,7 @@ use takt_datapath::memory::{MemoryNetwork, MemoryNetworkConfig};
 use takt_datapath::{Datapath, OpenError, PortRequest};
 
 use super::account::Memory;
+use super::faults::Faults;
 use super::host::Host;
 use super::interests::{Interests, Sources};
 use super::listener::ListenError;
@@ -297,11 +298,11 @@ fn start(
     let between = routes.connect_lanes(&infos, &mesh_addresses);
     let (jobs_sender, jobs) = channel();
     let stop = Arc::new(AtomicBool::new(false));
-    let there: Vec<_> = datapaths
+    let there = datapaths
         .iter()
-        .filter(|d| !unavailable.iter().any(|(name, _)| name == d.kind().0))
-        .map(|d| (d.kind(), d.capabilities()))
-        .collect();
+        .filter(|d| !unavailable.iter().any(|(name, _)| name == d.kind().0));
+    let faults = Faults::watch(there.clone(), &wake);
+    let there = there.map(|d| (d.kind(), d.capabilities())).collect();
     let listeners = config.listeners.clone();
     let schedules = config.schedules.clone();
     let lane_configs = config.lanes.clone();
@@ -325,6 +326,7 @@ fn start(
         lanes: infos,
         datapaths: there,
         unavailable,
+        faults,
         socket,
         scout,
         peering,

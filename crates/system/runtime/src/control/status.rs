@@ -55,11 +55,16 @@ impl Control {
             .iter()
             .map(|(kind, capabilities)| DatapathStatus {
                 name: kind.0.into(),
-                state: Ok(capabilities.clone()),
+                state: match self.faults.fault(*kind, false) {
+                    None => Ok(capabilities.clone()),
+                    Some(why) => Err(why),
+                },
+                failures: self.faults.failures(*kind),
             });
         let missing = self.unavailable.iter().map(|(name, why)| DatapathStatus {
             name: name.clone(),
             state: Err(why.clone()),
+            failures: 0,
         });
         there.chain(missing).collect()
     }
@@ -177,6 +182,7 @@ fn session_status(session: &Session) -> SessionStatus {
                     qos: stream.qos,
                     datapath: stream.datapath.clone(),
                     warning: stream.warning.clone(),
+                    rule: stream.rule.clone(),
                     moved: stream.moved,
                     sources: channels(&session.sources, at),
                     sinks: channels(&session.sinks, at),

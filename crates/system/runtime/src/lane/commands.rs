@@ -114,6 +114,12 @@ impl Lane {
                 self.state.by_incarnation.insert(incarnation, at);
             }
             Command::Reach { remote, endpoints } => self.reach(remote, endpoints),
+            Command::Failed { remote, ports } => {
+                let remote = self.by_remote.get(&remote);
+                if let Some(remote) = remote.and_then(|&at| self.state.remotes.get_mut(at)) {
+                    remote.failed = ports;
+                }
+            }
             Command::RemoveRemote { id, clean } => {
                 // A peer says goodbye behind its last messages: take those first.
                 self.ports.iter_mut().for_each(|p| p.skipped = p.interval);

@@ -532,6 +532,9 @@ impl State {
                 progress.continue_with(number + 1, 0, None);
                 continue;
             };
+            if port != progress.carrier.port && fragment == 0 && !ports[port].trusted {
+                channel.counters.detoured.add(1);
+            }
             // Between lanes of this node there is no link.
             let policed = session.polices(&progress.descriptor);
             let declared = if policed && ports[port].departures.is_some() {

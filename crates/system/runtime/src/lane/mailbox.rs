@@ -87,6 +87,8 @@ pub enum Command {
         remote: u64,
         endpoints: Vec<Option<RemoteEndpoint>>,
     },
+    /// Which ports of this lane lead to datapaths of a lane elsewhere that have failed there.
+    Failed { remote: u64, ports: Vec<bool> },
     /// That lane is gone. `clean`: it has told how far its sources were.
     RemoveRemote { id: u64, clean: bool },
     /// Datagrams to and from a remote lane may be protected by these keys.

@@ -489,8 +489,9 @@ impl State {
             }
             *left -= fair::FRAME + i64::from(descriptor.length);
             let exit = network.exits.get(to).and_then(Option::as_ref);
-            let found = exit
-                .and_then(|exit| Some((exit, usable_port(&exit.via, ports, progress.carrier)?)));
+            let found = exit.and_then(|exit| {
+                Some((exit, usable_port(&exit.via, &[], ports, progress.carrier)?))
+            });
             let admitted = match found {
                 Some((exit, _)) if session.polices(&descriptor) => {
                     let octets = descriptor.length as usize + network.overhead(exit);

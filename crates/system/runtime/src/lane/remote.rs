@@ -33,6 +33,8 @@ pub struct Remote {
     pub addresses: Vec<IpAddr>,
     /// Per port of this lane: the peer there, if it can reach the remote lane.
     pub via: Vec<Option<PeerHandle>>,
+    /// Per port: what receives there has failed; none: all work.
+    pub failed: Vec<bool>,
     /// Per port: the longest payload that the remote lane takes.
     takes: Vec<usize>,
     /// Channels on which it has sinks: indices into this lane's channels.
@@ -181,6 +183,7 @@ impl Remote {
             guard: Guard::new(protection),
             addresses,
             via,
+            failed: Vec::new(),
             takes,
             channels: HashSet::new(),
             open,
@@ -190,7 +193,7 @@ impl Remote {
 
     /// The port by which to send: the wished one, else kernel UDP or any other that will do.
     pub fn port(&self, ports: &mut [LanePort], carrier: Carrier) -> Option<usize> {
-        usable_port(&self.via, ports, carrier)
+        usable_port(&self.via, &self.failed, ports, carrier)
     }
 
     /// The port by which to send a fragment of a message that was cut for another port, or for the same one when its
@@ -463,15 +466,18 @@ impl Carrier {
 }
 
 /// The port by which to reach what has these peers, one for each port: the wished one, else the first. Where no
-/// route is known by any, the first that may learn of one.
+/// route is known by any, the first that may learn of one. `failed`: the ports at whose other end nothing arrives.
 #[inline]
 pub fn usable_port(
     via: &[Option<PeerHandle>],
+    failed: &[bool],
     ports: &mut [LanePort],
     carrier: Carrier,
 ) -> Option<usize> {
     let mut reaches = |at: usize| match (via.get(at), ports.get_mut(at)) {
-        (Some(Some(peer)), Some(port)) => port.port.reaches(*peer),
+        (Some(Some(peer)), Some(port)) => {
+            !failed.get(at).is_some_and(|&failed| failed) && port.port.reaches(*peer)
+        }
         _ => false,
     };
     if reaches(carrier.port) {

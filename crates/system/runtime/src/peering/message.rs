@@ -116,6 +116,8 @@ pub enum Message {
         label: u32,
         /// The sender's lanes.
         lanes: Vec<LaneAnnouncement>,
+        /// Its datapaths that have failed and may work again: nothing arrives there.
+        failed: Vec<String>,
     },
     /// What has changed in the sender's subscriptions.
     Subscriptions(Page),
@@ -166,6 +168,8 @@ const LEAST_TAKEN: u16 = 512;
 const UDP: u8 = 1;
 /// Of a technology: its address follows.
 const OWN: u8 = 2;
+/// Of a technology: it has failed.
+const FAILED: u8 = 4;
 
 /// The datagram of `message` from the node `incarnation`.
 pub fn encode(incarnation: u64, message: &Message) -> Vec<u8> {
@@ -190,6 +194,7 @@ pub fn encode(incarnation: u64, message: &Message) -> Vec<u8> {
             holds,
             label,
             lanes,
+            failed,
         } => {
             out.put_u64_le(*seen);
             out.put_u32_le(*stream);
@@ -202,7 +207,11 @@ pub fn encode(incarnation: u64, message: &Message) -> Vec<u8> {
                 text(&mut out, &technology.datapath, MAX_DATAPATH);
                 out.put_u16_le(technology.takes);
                 let flag = |set: bool, flag: u8| if set { flag } else { 0 };
-                out.put_u8(flag(technology.udp, UDP) | flag(technology.address.is_some(), OWN));
+                out.put_u8(
+                    flag(technology.udp, UDP)
+                        | flag(technology.address.is_some(), OWN)
+                        | flag(failed.contains(&technology.datapath), FAILED),
+                );
                 if let Some(own) = technology.address {
                     address(&mut out, own);
                 }
@@ -318,8 +327,13 @@ pub fn decode(bytes: &[u8]) -> Result<(u64, Message), DecodeError> {
                     return None;
                 }
                 let mut technologies = Vec::with_capacity(count);
+                let mut failed: Vec<String> = Vec::new();
                 for _ in 0..count {
-                    technologies.push(read_technology(r)?);
+                    let (technology, fails) = read_technology(r)?;
+                    if fails && !failed.contains(&technology.datapath) {
+                        failed.push(technology.datapath.clone());
+                    }
+                    technologies.push(technology);
                 }
                 let count = usize::from(r.try_get_u8().ok()?);
                 if count > MAX_LANES {
@@ -354,6 +368,7 @@ pub fn decode(bytes: &[u8]) -> Result<(u64, Message), DecodeError> {
                     holds,
                     label,
                     lanes,
+                    failed,
                 }
             }
             SUBSCRIPTIONS => {
@@ -429,24 +444,26 @@ pub fn decode(bytes: &[u8]) -> Result<(u64, Message), DecodeError> {
 }
 
 /// A technology, as an endpoint without a port.
-fn read_technology(r: &mut &[u8]) -> Option<Endpoint> {
+/// A technology without its ports, and whether it has failed.
+fn read_technology(r: &mut &[u8]) -> Option<(Endpoint, bool)> {
     let datapath = read_text(r, MAX_DATAPATH)?;
     let takes = r.try_get_u16_le().ok()?.max(LEAST_TAKEN);
     let flags = r.try_get_u8().ok()?;
-    if flags & !(UDP | OWN) != 0 {
+    if flags & !(UDP | OWN | FAILED) != 0 {
         return None;
     }
     let address = match flags & OWN {
         0 => None,
         _ => Some(read_address(r).filter(|ip| !ip.is_loopback() && *ip != Ipv4Addr::BROADCAST)?),
     };
-    Some(Endpoint {
+    let endpoint = Endpoint {
         datapath,
         port: 0,
         takes,
         udp: flags & UDP != 0,
         address,
-    })
+    };
+    Some((endpoint, flags & FAILED != 0))
 }
 
 fn read_address(r: &mut &[u8]) -> Option<IpAddr> {
@@ -574,9 +591,16 @@ mod tests {
             }
         });
         prop_oneof![
-            ("[a-z]{0,20}", any::<(u64, u32, u64, u32)>(), lanes).prop_map(
-                |(name, (seen, stream, holds, label), lanes)| {
+            ("[a-z]{0,20}", any::<(u64, u32, u64, u32, bool)>(), lanes).prop_map(
+                |(name, (seen, stream, holds, label, fails), lanes)| {
+                    // The first of those that it has.
+                    let mut failed = Vec::new();
+                    let first = super::technologies(&lanes)
+                        .first()
+                        .map(|e| e.datapath.clone());
+                    failed.extend(first.filter(|_| fails));
                     Message::Hello {
+                        failed,
                         name,
                         seen,
                         stream,
@@ -676,6 +700,7 @@ mod tests {
             holds: 1,
             label: 1,
             lanes: vec![lane; MAX_LANES],
+            failed: Vec::new(),
         };
         assert!(
             encode(1, &hello).len() <= MAX_MESSAGE,

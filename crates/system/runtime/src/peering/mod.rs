@@ -85,6 +85,13 @@ pub enum Change {
         /// It has said so: it has told how far its sources were.
         clean: bool,
     },
+    /// These datapaths of the peer have failed, and no others: nothing arrives there.
+    Failed {
+        /// The peer.
+        peer: SocketAddr,
+        /// Their names; none: all work again.
+        datapaths: Vec<String>,
+    },
     /// The peer wants these no more, and those.
     Subscriptions {
         /// The peer.
@@ -135,6 +142,8 @@ pub struct PeerStatus {
     pub authentication: Authentication,
     /// What it has in common with another node and should not.
     pub clash: Option<Clash>,
+    /// Its datapaths that have failed: what is for it goes by others.
+    pub failed: Vec<String>,
 }
 
 /// Something that each node should have for itself, and two have.
@@ -193,6 +202,8 @@ struct Peer {
     attempts: u64,
     /// Those of its incarnation; none before its first hello, and after its goodbye.
     lanes: Vec<LaneAnnouncement>,
+    /// Its datapaths that have failed.
+    failed: Vec<String>,
     held: Held,
     told: Told,
     /// Behind which of the others it is introduced to more.
@@ -245,6 +256,8 @@ pub struct Local {
 /// The state of all peers.
 pub struct Peering {
     local: Local,
+    /// Datapaths of this node that have failed.
+    failed: Vec<String>,
     security: Security,
     gatekeeper: Gatekeeper,
     scout: Scout,
@@ -341,6 +354,7 @@ impl Peering {
         Self {
             random: local.incarnation | 1,
             local,
+            failed: Vec::new(),
             gatekeeper: Gatekeeper::new(&security),
             scout: Scout::new(&security),
             security,
@@ -447,6 +461,7 @@ impl Peering {
             .iter()
             .map(|(at, p)| PeerStatus {
                 clash: self.clash(at, same(&p.name).iter().copied()),
+                failed: p.failed.clone(),
                 address: p.address,
                 name: p.name.clone(),
                 state: p.state,
@@ -716,8 +731,9 @@ impl Peering {
                 holds,
                 label,
                 lanes,
+                failed,
             } => {
-                if !self.take_hello(at, incarnation, name, label, lanes, now, effects) {
+                if !self.take_hello(at, incarnation, name, label, lanes, failed, now, effects) {
                     self.counters.malformed += 1;
                     return;
                 }
@@ -774,6 +790,7 @@ impl Peering {
         name: String,
         label: u32,
         lanes: Vec<LaneAnnouncement>,
+        failed: Vec<String>,
         now: Duration,
         effects: &mut Effects,
     ) -> bool {
@@ -810,6 +827,13 @@ impl Peering {
                 peer: peer.address,
                 label,
                 lanes,
+            });
+        }
+        if !peer.lanes.is_empty() && peer.failed != failed {
+            peer.failed.clone_from(&failed);
+            effects.changes.push(Change::Failed {
+                peer: peer.address,
+                datapaths: failed,
             });
         }
         if back && !peer.held.entries.is_empty() {
@@ -1003,8 +1027,23 @@ impl Peering {
             holds: peer.held.version,
             label: self.local.label,
             lanes: self.local.lanes.clone(),
+            failed: self.failed.clone(),
         };
         self.send(at, &hello, effects);
+    }
+
+    /// Takes which datapaths of this node have failed, and tells all peers that are up at once; the others hear it with
+    /// the next hello.
+    pub fn set_failed(&mut self, failed: Vec<String>, effects: &mut Effects) {
+        if self.failed == failed {
+            return;
+        }
+        self.failed = failed;
+        let up = |(at, peer): (usize, &Peer)| (peer.state == PeerState::Up).then_some(at);
+        let up: Vec<usize> = self.peers.iter().filter_map(up).collect();
+        for at in up {
+            self.send_hello(at, effects);
+        }
     }
 
     /// Tells all peers that are up what has changed.
@@ -1088,6 +1127,7 @@ impl Peering {
         peer.held = Held::default();
         if !peer.lanes.is_empty() {
             peer.lanes.clear();
+            peer.failed.clear();
             effects.changes.push(Change::Gone {
                 peer: peer.address,
                 clean,
@@ -1142,6 +1182,7 @@ impl Peering {
             next_rekey: now,
             attempts: 0,
             lanes: Vec::new(),
+            failed: Vec::new(),
             held: Held::default(),
             told: Told::new(),
             introduced: 0,

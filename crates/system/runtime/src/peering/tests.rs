@@ -16,6 +16,8 @@ struct World {
     /// Sets as the lanes of each node know them.
     routes: Vec<HashMap<SocketAddr, BTreeSet<Subscription>>>,
     up: Vec<BTreeSet<SocketAddr>>,
+    /// Datapaths of each node's peers that have failed.
+    failed: Vec<BTreeMap<SocketAddr, Vec<String>>>,
     /// Numbers of the keys that lanes of each node accept from each peer, and send under.
     keys: Vec<BTreeMap<SocketAddr, Keys>>,
     /// Changes of keys used for sending.
@@ -29,9 +31,16 @@ fn address(index: usize) -> SocketAddr {
 }
 
 fn lanes(incarnation: u32) -> Vec<LaneAnnouncement> {
+    let endpoint = |datapath: &str, port| message::Endpoint {
+        datapath: datapath.into(),
+        port,
+        takes: 9000,
+        udp: true,
+        address: None,
+    };
     vec![LaneAnnouncement {
         incarnation,
-        endpoints: Vec::new(),
+        endpoints: vec![endpoint("udp", 1), endpoint("xdp", 2)],
     }]
 }
 
@@ -68,6 +77,7 @@ impl World {
             now: Duration::ZERO,
             routes: vec![Default::default(); count],
             up: vec![BTreeSet::new(); count],
+            failed: vec![BTreeMap::new(); count],
             keys: vec![BTreeMap::new(); count],
             switches: 0,
             carried: Vec::new(),
@@ -106,6 +116,7 @@ impl World {
                 Change::Lanes { peer, lanes, .. } => {
                     assert!(!lanes.is_empty());
                     self.routes[index].remove(&peer);
+                    self.failed[index].remove(&peer);
                     self.up[index].insert(peer);
                 }
                 Change::Gone { peer, .. } => {
@@ -127,6 +138,10 @@ impl World {
                     if known.is_empty() {
                         self.routes[index].remove(&peer);
                     }
+                }
+                Change::Failed { peer, datapaths } => {
+                    assert!(self.up[index].contains(&peer), "failed without lanes");
+                    self.failed[index].insert(peer, datapaths);
                 }
                 Change::Progress { .. } => {}
                 Change::Keys { peer, change } => {
@@ -240,6 +255,7 @@ impl World {
         self.nodes[index].1 = self.node(index, 2000);
         self.routes[index].clear();
         self.up[index].clear();
+        self.failed[index].clear();
         self.keys[index].clear();
     }
 
@@ -313,6 +329,38 @@ fn a_restarted_peer_is_known_by_its_incarnation_and_asked_anew() {
 }
 
 #[test]
+fn peers_are_told_at_once_which_datapaths_have_failed_and_those_that_come_up_later_too() {
+    let mut world = World::new(3);
+    world.run(SECOND, |from, to| from == 2 || to == 2);
+    let fails = |world: &mut World, failed: &[&str]| {
+        let mut effects = Effects::default();
+        let failed = failed.iter().map(|&name| name.to_owned()).collect();
+        world.nodes[1].1.set_failed(failed, &mut effects);
+        world.carry(1, effects.datagrams, &mut |_, to| to == 2);
+    };
+    let known = |world: &World, index: usize| world.failed[index].get(&address(1)).cloned();
+    fails(&mut world, &["xdp"]);
+    let xdp = Some(vec!["xdp".to_owned()]);
+    assert_eq!(known(&world, 0), xdp);
+    world.run(2 * SECOND, |_, _| false);
+    assert_eq!(known(&world, 2), xdp);
+    // Told once more after a break, in which its lanes were forgotten or not.
+    world.run(DEAD_AFTER + SECOND, |from, to| from == 0 || to == 0);
+    fails(&mut world, &[]);
+    world.run(3 * SECOND, |_, _| false);
+    assert_eq!(known(&world, 0).unwrap_or_default(), Vec::<String>::new());
+    fails(&mut world, &["xdp"]);
+    assert_eq!(known(&world, 0), xdp);
+    world.restart(1);
+    world.run(3 * SECOND, |_, _| false);
+    assert_eq!(
+        known(&world, 0),
+        None,
+        "the new one has nothing that failed"
+    );
+}
+
+#[test]
 fn a_goodbye_takes_effect_at_once() {
     let mut world = World::new(2);
     world.subscribe(1, set([7]));
@@ -333,6 +381,7 @@ fn hello(incarnation: u64) -> Vec<u8> {
         holds: 0,
         label: 1,
         lanes: lanes(5),
+        failed: Vec::new(),
     };
     encode(incarnation, &hello)
 }
@@ -1024,6 +1073,7 @@ fn two_nodes_of_one_name_are_told() {
             holds: 0,
             label,
             lanes: lanes(5),
+            failed: Vec::new(),
         };
         let from = SocketAddr::new([10, 0, 0, last].into(), 7400);
         let mut effects = Effects::default();

@@ -34,6 +34,7 @@ same_fields!(PortReading => PortCounters {
 same_fields!(ChannelReading => ChannelCounters {
     emitted, emitted_bytes, no_sink, sent, unreachable, received, received_bytes, lost, late, delivered,
     dropped_full, dropped_memory, unknown_tails, repaired, undelivered, evicted,
+    detoured,
 });
 same_fields!(SessionReading => SessionCounters {
     emitted, emitted_bytes, delivered, dropped_full, dropped_memory, lost, throttled, abandoned,
@@ -139,6 +140,7 @@ impl From<StreamStatus> for proto::Stream {
             },
             datapath: status.datapath,
             warning: status.warning,
+            rule: status.rule,
             moved: status.moved,
             asked_datapath: status
                 .qos
@@ -188,9 +190,15 @@ impl From<PeerStatus> for proto::Peer {
             subscriptions: status.subscriptions as u32,
             configured: status.configured,
             attempts: status.attempts,
-            warning: status
-                .clash
-                .map_or(String::new(), |clash| clash.to_string()),
+            warning: {
+                let clash = status.clash.map(|clash| clash.to_string());
+                let failed = (!status.failed.is_empty()).then(|| {
+                    let failed = status.failed.join(", ");
+                    format!("{failed} has failed there: what is for it goes by other datapaths")
+                });
+                let warnings: Vec<String> = clash.into_iter().chain(failed).collect();
+                warnings.join("; ")
+            },
         }
     }
 }
@@ -207,10 +215,12 @@ impl From<DatapathStatus> for proto::Datapath {
                 hardware_launch_time: capabilities.hardware_launch_time,
                 zero_copy: capabilities.zero_copy,
                 detail: capabilities.detail,
+                failures: status.failures,
             },
             Err(reason) => Self {
                 name: status.name,
                 reason,
+                failures: status.failures,
                 ..Self::default()
             },
         }
@@ -256,6 +266,7 @@ mod tests {
         let message = proto::Datapath::from(DatapathStatus {
             name: "xdp".into(),
             state: Err("missing privilege: CAP_BPF".into()),
+            failures: 0,
         });
         assert!(!message.available);
         assert!(message.reason.contains("CAP_BPF"));

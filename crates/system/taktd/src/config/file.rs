@@ -507,6 +507,24 @@ pub struct Mapping {
     pub fast_frugal: Vec<String>,
     /// Datapaths to try for fast streams that may spend cores, best first.
     pub fast_unlimited: Vec<String>,
+    /// How long a datapath that has failed must work again before streams return to it, milliseconds.
+    pub hold_down_ms: u64,
+    /// `[[mapping.rule]]`
+    pub rule: Vec<MappingRule>,
+}
+
+/// `[[mapping.rule]]`
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct MappingRule {
+    /// For people; left out: its number.
+    pub name: Option<String>,
+    /// Listeners' identities; empty: all.
+    pub tenants: Vec<String>,
+    /// Traffic classes; empty: all.
+    pub classes: Vec<u8>,
+    /// Datapaths to try, best first.
+    pub datapaths: Vec<String>,
 }
 
 impl Default for Mapping {
@@ -515,6 +533,8 @@ impl Default for Mapping {
         Self {
             fast_frugal: policy.fast_frugal,
             fast_unlimited: policy.fast_unlimited,
+            hold_down_ms: policy.hold_down.as_millis() as u64,
+            rule: Vec::new(),
         }
     }
 }

@@ -29,7 +29,7 @@ use takt_runtime::config::{
 use takt_runtime::peering::Meeting;
 use takt_runtime::peering::keys::{PeerConfig, Security};
 use takt_runtime::policing::{DeclaredStream, Flow};
-use takt_runtime::policy::{MappingPolicy, Policy, half_of_memory};
+use takt_runtime::policy::{MappingPolicy, MappingRule, Policy, half_of_memory};
 use takt_schedule::admission::Talker;
 use takt_session::{ChannelId, Endpoint};
 use takt_time::TrafficClass;
@@ -181,10 +181,7 @@ impl From<File> for Settings {
                 },
                 tolerance: Duration::from_micros(file.departure.tolerance_us.into()),
             },
-            mapping: MappingPolicy {
-                fast_frugal: file.mapping.fast_frugal.clone(),
-                fast_unlimited: file.mapping.fast_unlimited.clone(),
-            },
+            mapping: mapping(&file.mapping),
             clock: defaults.clock,
         };
         let udp = &file.datapath.udp;
@@ -312,6 +309,26 @@ pub fn check_listener(listener: &file::Listener) -> Result<(), String> {
     })
 }
 
+/// The mapping as the runtime takes it.
+fn mapping(mapping: &file::Mapping) -> MappingPolicy {
+    let rules = (1..).zip(&mapping.rule).map(|(number, rule)| MappingRule {
+        name: (rule.name.clone()).unwrap_or_else(|| number.to_string()),
+        tenants: rule.tenants.clone(),
+        classes: class_bits(&rule.classes),
+        datapaths: rule.datapaths.clone(),
+    });
+    MappingPolicy {
+        rules: rules.collect(),
+        hold_down: Duration::from_millis(mapping.hold_down_ms),
+        fast_frugal: mapping.fast_frugal.clone(),
+        fast_unlimited: mapping.fast_unlimited.clone(),
+    }
+}
+
+fn class_bits(classes: &[u8]) -> u8 {
+    classes.iter().fold(0, |bits, class| bits | 1 << class)
+}
+
 /// A listener as the runtime takes it.
 pub fn listener(listener: &file::Listener) -> ListenerConfig {
     let ranges = |list: &[value::Written<value::Channels>]| {
@@ -325,10 +342,7 @@ pub fn listener(listener: &file::Listener) -> ListenerConfig {
             uids: listener.uids.clone(),
             write: ranges(&listener.write),
             read: ranges(&listener.read),
-            classes: listener
-                .classes
-                .iter()
-                .fold(0, |bits, class| bits | 1 << class),
+            classes: class_bits(&listener.classes),
             messages_per_second: listener.messages_per_second,
             bytes_per_second: listener.bytes_per_second.0.0,
             memory: size(listener.memory.0.0),

@@ -35,6 +35,8 @@ const LONGEST_DRAIN: u64 = 3600;
 const LONGEST_REASSEMBLY: u64 = 60_000;
 /// Longest time for which what an application had emitted is sent after it has left, milliseconds.
 const LONGEST_LINGER: u64 = 3_600_000;
+/// Longest time for which a datapath must work again before streams return to it, milliseconds.
+const LONGEST_HOLD_DOWN: u64 = 3_600_000;
 /// Most tolerance of a launch time, microseconds.
 const LONGEST_TOLERANCE: u32 = 1_000_000;
 
@@ -498,6 +500,16 @@ fn station(station: &Station, tunnelled: bool) -> Result<(), &'static str> {
     }
 }
 
+const NO_CLASS: &str = "no traffic class: write numbers from 0 to 7";
+
+/// Calls `refuse` with the index of the first that is no traffic class.
+fn check_classes(classes: &[u8], refuse: impl FnOnce(usize) -> Checked) -> Checked {
+    match classes.iter().position(|class| *class > 7) {
+        Some(at) => refuse(at),
+        None => Ok(()),
+    }
+}
+
 /// Checks one listener.
 pub fn listener(index: usize, listener: &Listener, document: &Document<'_>) -> Checked {
     socket_path(&listener.path, way!["listener", index, "path"], document)?;
@@ -506,15 +518,9 @@ pub fn listener(index: usize, listener: &Listener, document: &Document<'_>) -> C
         way!["listener", index, "identity"],
         document,
     )?;
-    for (at, class) in listener.classes.iter().enumerate() {
-        if *class > 7 {
-            return fault(
-                document,
-                way!["listener", index, "classes", at],
-                "no traffic class: write numbers from 0 to 7",
-            );
-        }
-    }
+    check_classes(&listener.classes, |at| {
+        fault(document, way!["listener", index, "classes", at], NO_CLASS)
+    })?;
     if listener.memory.0.0 < LEAST_MEMORY || listener.memory.0.0 > 4 * LARGEST_REGION {
         return fault(
             document,
@@ -772,20 +778,53 @@ fn clock(file: &File, document: &Document<'_>) -> Checked {
 }
 
 fn mapping(file: &File, document: &Document<'_>) -> Checked {
+    let known = technologies(file);
+    let unknown = |list: &[String]| list.iter().position(|name| !known.contains(&name.as_str()));
+    let no_datapath = || format!("no datapath: known are {}", known.join(", "));
     let lists = [
         ("fast_frugal", &file.mapping.fast_frugal),
         ("fast_unlimited", &file.mapping.fast_unlimited),
     ];
     for (key, list) in lists {
-        for (index, name) in list.iter().enumerate() {
-            let known = technologies(file);
-            if !known.contains(&name.as_str()) {
-                return fault(
-                    document,
-                    way!["mapping", key, index],
-                    format!("no datapath: known are {}", known.join(", ")),
-                );
-            }
+        if let Some(index) = unknown(list) {
+            return fault(document, way!["mapping", key, index], no_datapath());
+        }
+    }
+    if file.mapping.hold_down_ms > LONGEST_HOLD_DOWN {
+        return fault(
+            document,
+            way!["mapping", "hold_down_ms"],
+            format!("write 0 to {LONGEST_HOLD_DOWN} milliseconds"),
+        );
+    }
+    for (index, rule) in file.mapping.rule.iter().enumerate() {
+        if let Some(name) = &rule.name {
+            name_for_people(name, way!["mapping", "rule", index, "name"], document)?;
+        }
+        for (at, tenant) in rule.tenants.iter().enumerate() {
+            let place = way!["mapping", "rule", index, "tenants", at];
+            name_for_people(tenant, place, document)?;
+        }
+        check_classes(&rule.classes, |at| {
+            fault(
+                document,
+                way!["mapping", "rule", index, "classes", at],
+                NO_CLASS,
+            )
+        })?;
+        if rule.datapaths.is_empty() {
+            return fault(
+                document,
+                way!["mapping", "rule", index, "datapaths"],
+                "write which datapaths the streams that it fits get, best first",
+            );
+        }
+        if let Some(at) = unknown(&rule.datapaths) {
+            return fault(
+                document,
+                way!["mapping", "rule", index, "datapaths", at],
+                no_datapath(),
+            );
         }
     }
     Ok(())

@@ -243,6 +243,14 @@ fn every_key_is_read() {
         [mapping]
         fast_frugal = ["xdp"]
         fast_unlimited = ["dpdk"]
+        hold_down_ms = 20
+        [[mapping.rule]]
+        name = "control"
+        tenants = ["press"]
+        classes = [6, 7]
+        datapaths = ["xdp", "udp"]
+        [[mapping.rule]]
+        datapaths = ["udp"]
         [datapath.udp]
         frames = 10
         frame_size = 1400
@@ -389,6 +397,23 @@ fn every_key_is_read() {
     );
     assert_eq!(config.mapping.fast_frugal, ["xdp"]);
     assert_eq!(config.mapping.fast_unlimited, ["dpdk"]);
+    assert_eq!(config.mapping.hold_down, Duration::from_millis(20));
+    assert_eq!(
+        config.mapping.rules,
+        [
+            MappingRule {
+                name: "control".into(),
+                tenants: vec!["press".into()],
+                classes: 0b1100_0000,
+                datapaths: vec!["xdp".into(), "udp".into()],
+            },
+            MappingRule {
+                name: "2".into(),
+                datapaths: vec!["udp".into()],
+                ..MappingRule::default()
+            },
+        ]
+    );
     assert_eq!(
         settings.udp,
         UdpConfig {
@@ -864,6 +889,31 @@ fn every_fault_names_line_key_value_and_remedy() {
             "[mapping]\nfast_frugal = [\"xdp\", \"rdma\"]",
             "`mapping.fast_frugal[1]` = \"rdma\"",
             "known are udp, xdp, dpdk, fabric",
+        ),
+        (
+            "[mapping]\nhold_down_ms = 3600001",
+            "`mapping.hold_down_ms` = 3600001",
+            "0 to 3600000 milliseconds",
+        ),
+        (
+            "[[mapping.rule]]\ntenants = [\"press\"]",
+            "`mapping.rule[0].datapaths`",
+            "best first",
+        ),
+        (
+            "[[mapping.rule]]\ndatapaths = [\"udp\"]\n[[mapping.rule]]\ndatapaths = [\"xdp\", \"rdma\"]",
+            "`mapping.rule[1].datapaths[1]` = \"rdma\"",
+            "known are udp, xdp, dpdk, fabric",
+        ),
+        (
+            "[[mapping.rule]]\nclasses = [7, 8]\ndatapaths = [\"udp\"]",
+            "`mapping.rule[0].classes[1]` = 8",
+            "0 to 7",
+        ),
+        (
+            "[[mapping.rule]]\npeers = [\"192.0.2.1\"]\ndatapaths = [\"udp\"]",
+            "`mapping.rule[0].peers`",
+            "",
         ),
         (
             "[datapath.RDMA]",

@@ -117,6 +117,12 @@ impl Collector for Snapshot {
             "Whether streams can get the datapath",
             &datapaths,
         )?;
+        let failures = |d: &DatapathStatus| {
+            let labels = vec![("datapath", d.name.clone())];
+            (labels, vec![("failures", d.failures)])
+        };
+        let failures: Vec<_> = self.datapaths.iter().map(failures).collect();
+        counters(out, "datapath", &failures)?;
         self.of_schedules(out)?;
         match &self.clock {
             Some(clock) => of_clock(clock, out),
@@ -485,6 +491,10 @@ fn help(subject: &str, field: &str) -> Option<&'static str> {
         ("lane", "rx_early") => "Records of reliable sources not known yet, or beyond the grant",
         ("lane", "rx_no_room") => "Records of reliable sources for which a sink had no room",
         ("lane", "rx_no_place") => "Announcements of reliable sources for which no place was free",
+        ("datapath", "failures") => "Times that the datapath has failed",
+        ("channel", "detoured") => {
+            "Copies sent by another datapath than their stream's, which does not reach the peer"
+        }
         ("channel", "repaired") => "Records of reliable sources that were sent again",
         ("channel", "undelivered") => {
             "Messages of reliable sources that at least one receiver does without"
@@ -602,7 +612,11 @@ mod tests {
             channels: Vec::new(),
             peers: Vec::new(),
             listeners: Vec::new(),
-            datapaths: Vec::new(),
+            datapaths: vec![DatapathStatus {
+                name: "xdp".into(),
+                state: Err("eth1 is down".into()),
+                failures: 2,
+            }],
             clock: None,
             schedules: vec![ScheduleStatus {
                 datapath: "udp".into(),
@@ -633,6 +647,8 @@ mod tests {
         assert!(page.contains("\ntakt_uptime_seconds 5.0\n"), "{page}");
         assert!(page.contains("\ntakt_streams_moved_total 3\n"), "{page}");
         for line in [
+            r#"takt_datapath_available{datapath="xdp"} 0.0"#,
+            r#"takt_datapath_failures_total{datapath="xdp"} 2"#,
             r#"takt_class_queued{datapath="udp",class="0"} 3.0"#,
             r#"takt_class_sent_late_total{datapath="udp",class="0"} 2"#,
         ] {

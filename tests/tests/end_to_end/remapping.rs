@@ -1,0 +1,325 @@
+//! Datapaths that fail while messages flow, and work again: where their streams go meanwhile.
+
+use std::collections::HashSet;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+
+use takt::{ChannelId, Error, ErrorCode, Outcome, Qos, Session, Stream, Wait};
+use takt_lab::{Host, Lab, LabConfig};
+use takt_testing::{PATIENCE, until_true};
+use taktd::admin::proto;
+
+use crate::mapping::{known, send_until};
+use crate::plugins::{plugin, sections};
+use crate::support::{Node, Pair, attach, introduce, number_of, put, sent_by, skip, take};
+
+const CHANNEL: ChannelId = ChannelId(5);
+const LAST: u64 = u32::MAX as u64;
+/// How often a link goes and comes back.
+const ROUNDS: usize = 3;
+const HOLD_DOWN: &str = "[mapping]\nhold_down_ms = 100\n[datapath.xdp]\ninterface = \"eth1\"\n";
+
+fn ip(host: &Host, words: &str) {
+    let mut command = host.command("ip").expect("the lab is up");
+    let status = command.args(words.split_whitespace()).status();
+    assert!(status.expect("ip starts").success(), "ip {words}");
+}
+
+/// The address of the other one of two hosts.
+fn other(lab: &Lab, own: usize) -> std::net::Ipv4Addr {
+    lab.host(1 - own).address()
+}
+
+fn lead_by_second(lab: &Lab, own: usize) {
+    let to = other(lab, own);
+    ip(lab.host(own), &format!("route add {to}/32 dev eth1"));
+}
+
+/// Two nodes with two links. While the second one is there, by which AF_XDP goes, everything takes it.
+fn two_links(sections: &str) -> Pair {
+    let lab = Lab::scratch(&LabConfig::default()).expect("a lab");
+    let [left, right] = [0, 1].map(|at| lab.host(at).namespace());
+    let laid = Command::new("ip")
+        .args(["link", "add", "eth1", "netns", left, "type", "veth"])
+        .args(["peer", "name", "eth1", "netns", right])
+        .status();
+    assert!(laid.expect("ip starts").success());
+    for own in [0, 1] {
+        let host = lab.host(own);
+        {
+            let _inside = host.enter().expect("the lab is up");
+            for (key, value) in [("ignore_routes_with_linkdown", "1"), ("rp_filter", "0")] {
+                for of in ["all", "eth0", "eth1"] {
+                    let path = format!("/proc/sys/net/ipv4/conf/{of}/{key}");
+                    std::fs::write(path, value).expect("set");
+                }
+            }
+        }
+        ip(host, &format!("address add {}/32 dev eth1", host.address()));
+        ip(host, "link set eth1 up");
+        lead_by_second(&lab, own);
+    }
+    let node = |own: usize| Node::start(lab.host(own), &[other(&lab, own)], sections);
+    let nodes = [node(0), node(1)];
+    let pair = Pair { nodes, lab };
+    pair.await_peers(proto::PeerState::Up);
+    pair
+}
+
+/// Takes the second link away, and gives it back.
+fn take_away(pair: &Pair) {
+    ip(pair.lab.host(0), "link set eth1 down");
+}
+
+fn give_back(pair: &Pair) {
+    ip(pair.lab.host(0), "link set eth1 up");
+    lead_by_second(&pair.lab, 0);
+}
+
+/// Ends the sender also when the test fails.
+struct Ends<'a>(&'a AtomicBool);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Relaxed);
+    }
+}
+
+fn datapath(node: &Node, name: &str) -> proto::Datapath {
+    let all = node.admin().datapaths();
+    let found = all.into_iter().find(|datapath| datapath.name == name);
+    found.expect("it is configured")
+}
+
+/// Takes the link away and gives it back, each time until more of what is sent has passed what carries it then.
+fn break_and_mend(pair: &Pair, stream: &Stream, passed: impl Fn() -> u64) {
+    let passes = |datapath: &str| {
+        until_true(&format!("the stream is on {datapath}"), || {
+            stream.datapath() == datapath
+        });
+        let (before, sent) = (passed(), sent_by(&pair.nodes[0], datapath));
+        until_true(&format!("messages pass {datapath}"), || {
+            passed() > before + 100 && sent_by(&pair.nodes[0], datapath) > sent
+        });
+    };
+    for _ in 0..ROUNDS {
+        passes("xdp");
+        take_away(pair);
+        passes("udp");
+        let why = stream.warning().expect("it is not what was asked for");
+        assert!(why.contains("xdp: the interface eth1 is down"), "{why}");
+        give_back(pair);
+    }
+    passes("xdp");
+    assert_eq!(stream.warning(), None);
+}
+
+/// What the node says of it.
+fn told(pair: &Pair) {
+    let node = pair.nodes[0].admin().node();
+    assert_eq!(node.streams_moved, 2 * ROUNDS as u64);
+    let xdp = datapath(&pair.nodes[0], "xdp");
+    assert!(xdp.available, "{xdp:?}");
+    assert_eq!(xdp.failures, ROUNDS as u64);
+    let log = pair.nodes[0].log();
+    assert_eq!(
+        log.matches("a datapath has failed").count(),
+        ROUNDS,
+        "{log}"
+    );
+}
+
+#[test]
+fn a_reliable_stream_leaves_a_link_that_fails_and_returns_and_loses_nothing() {
+    if skip() {
+        return;
+    }
+    let pair = two_links(HOLD_DOWN);
+    let [near, far] = pair.nodes.each_ref().map(|node| attach(node, "remapping"));
+    let stream = near.stream(Qos::fast().reliable()).expect("a stream");
+    let source = stream.source(CHANNEL).expect("a source");
+    let reader = far.stream(Qos::fast()).expect("a stream");
+    let sink = reader.sink(CHANNEL).expect("a sink");
+    introduce(&source, &[&sink]);
+    let (end, taken) = (AtomicBool::new(false), AtomicU64::new(0));
+    let before = sink.counters();
+    let sink = std::thread::scope(|scope| {
+        let sender = scope.spawn(|| send_until(&end, source));
+        let receiver = scope.spawn(|| {
+            let mut next = 0;
+            loop {
+                let number = take(&sink);
+                if number == LAST {
+                    return (sink, next);
+                }
+                assert_eq!(number, next, "lost, doubled or out of order");
+                next += 1;
+                taken.store(next, Relaxed);
+            }
+        });
+        let ends = Ends(&end);
+        break_and_mend(&pair, &stream, || taken.load(Relaxed));
+        drop(ends);
+        let (source, sent) = sender.join().expect("the sender");
+        put(&source, LAST, 8);
+        let (sink, received) = receiver.join().expect("the receiver");
+        assert_eq!(received, sent);
+        sink
+    });
+    let after = sink.counters();
+    let lost = |of: &takt::SinkCounters| (of.lost, of.dropped_full, of.dropped_memory);
+    assert_eq!(lost(&after), lost(&before));
+    told(&pair);
+}
+
+#[test]
+fn what_is_sent_once_over_a_link_that_fails_arrives_or_is_counted() {
+    if skip() {
+        return;
+    }
+    let pair = two_links(HOLD_DOWN);
+    let [near, far] = pair.nodes.each_ref().map(|node| attach(node, "remapping"));
+    let stream = near.stream(Qos::fast()).expect("a stream");
+    let source = stream.source(CHANNEL).expect("a source");
+    let reader = far.stream(Qos::fast()).expect("a stream");
+    let sink = reader.sink(CHANNEL).expect("a sink");
+    introduce(&source, &[&sink]);
+    let (end, taken) = (AtomicBool::new(false), AtomicU64::new(0));
+    let before = known(&sink);
+    let (sink, sent) = std::thread::scope(|scope| {
+        let sender = scope.spawn(|| send_until(&end, source));
+        let receiver = scope.spawn(|| {
+            let mut seen = HashSet::new();
+            loop {
+                let number = take(&sink);
+                if number == LAST {
+                    return (sink, seen.len() as u64);
+                }
+                assert!(seen.insert(number), "{number} came twice");
+                taken.store(seen.len() as u64, Relaxed);
+            }
+        });
+        let ends = Ends(&end);
+        break_and_mend(&pair, &stream, || taken.load(Relaxed));
+        drop(ends);
+        let (source, sent) = sender.join().expect("the sender");
+        // Sent once as well: until one arrives.
+        while !receiver.is_finished() {
+            put(&source, LAST, 8);
+            std::thread::yield_now();
+        }
+        let (sink, received) = receiver.join().expect("the receiver");
+        assert!(received <= sent);
+        (sink, sent)
+    });
+    until_true("everything is delivered or counted", || {
+        while sink.consume(Wait::Never).is_ok() {}
+        known(&sink) - before >= sent
+    });
+    told(&pair);
+}
+
+/// Why a stream of this quality is refused.
+fn refusal(session: &Session, qos: Qos) -> String {
+    match session.stream(qos) {
+        Err(Error::Refused(failure)) => {
+            assert_eq!(failure.code, ErrorCode::NotAvailable, "{failure}");
+            failure.message
+        }
+        other => panic!("not refused: {other:?}"),
+    }
+}
+
+#[test]
+fn a_stream_that_names_its_datapath_stays_when_that_fails_and_says_why() {
+    if skip() {
+        return;
+    }
+    // It is back at once: nothing else could carry it meanwhile.
+    let sections = HOLD_DOWN.replace("= 100", "= 3600000");
+    let pair = two_links(&sections);
+    let [near, far] = pair.nodes.each_ref().map(|node| attach(node, "remapping"));
+    let only = Qos::slow().only_over("xdp".parse().expect("a name"));
+    let stream = near.stream(only).expect("a stream");
+    let source = stream.source(CHANNEL).expect("a source");
+    let reader = far.stream(Qos::slow()).expect("a stream");
+    let sink = reader.sink(CHANNEL).expect("a sink");
+    introduce(&source, &[&sink]);
+    let why = "the stream asks for the datapath xdp and no other: the interface eth1 is down or has no carrier: `ip link set eth1 up`, or look after its cable";
+
+    take_away(&pair);
+    until_true("it says why", || stream.warning().as_deref() == Some(why));
+    assert_eq!(stream.datapath(), "xdp");
+    assert_eq!(refusal(&near, only), why);
+    let token = put(&source, 1, 64);
+    until_true("its message is not sent", || {
+        source.outcome(token) != Outcome::Pending
+    });
+    assert_eq!(source.outcome(token), Outcome::Unreachable);
+    assert!(sink.consume(Wait::Never).is_err());
+    let other = near.stream(Qos::fast()).expect("a stream");
+    assert_eq!(other.datapath(), "udp");
+
+    give_back(&pair);
+    until_true("it works again", || stream.warning().is_none());
+    assert_eq!(stream.datapath(), "xdp");
+    let number = std::cell::Cell::new(1);
+    until_true("its messages arrive", || {
+        number.set(number.get() + 1);
+        put(&source, number.get(), 64);
+        sink.consume(Wait::Never)
+            .is_ok_and(|message| number_of(&message) <= number.get())
+    });
+    let why = other.warning().expect("it does not return yet");
+    assert!(why.contains("xdp: it works again"), "{why}");
+    assert_eq!(other.datapath(), "udp");
+    assert_eq!(pair.nodes[0].admin().node().streams_moved, 0);
+}
+
+#[test]
+fn a_plugin_that_reports_its_failure_is_left_until_it_works_again() {
+    if skip() {
+        return;
+    }
+    let directory = plugin();
+    let broken = directory.join("broken");
+    let broken = broken.as_path();
+    let text = format!("fails_with = \"{}\"", broken.display());
+    let text =
+        sections(&directory, &text).replace("[mapping]\n", "[mapping]\nhold_down_ms = 100\n");
+    // Only this end fails.
+    let lab = Lab::scratch(&LabConfig::default()).expect("a lab");
+    let nodes = [
+        Node::start(lab.host(0), &[other(&lab, 0)], &text),
+        Node::start(lab.host(1), &[other(&lab, 1)], &sections(&directory, "")),
+    ];
+    let pair = Pair { nodes, lab };
+    pair.await_peers(proto::PeerState::Up);
+    let [near, far] = pair.nodes.each_ref().map(|node| attach(node, "remapping"));
+    let stream = near.stream(Qos::fast()).expect("a stream");
+    assert_eq!(stream.datapath(), "lossy");
+    let source = stream.source(CHANNEL).expect("a source");
+    let reader = far.stream(Qos::slow()).expect("a stream");
+    let sink = reader.sink(CHANNEL).expect("a sink");
+    introduce(&source, &[&sink]);
+    for round in 0..ROUNDS as u64 {
+        std::fs::write(broken, "").expect("write");
+        until_true("it is left", || stream.datapath() == "udp");
+        let lossy = datapath(&pair.nodes[0], "lossy");
+        assert!(!lossy.available);
+        assert_eq!(lossy.failures, round + 1);
+        let why = format!("there is a file {}: remove it", broken.display());
+        assert_eq!(lossy.reason, why);
+        let before = sent_by(&pair.nodes[0], "udp");
+        for number in 0..100 {
+            put(&source, number, 64);
+            let message = sink.consume(Wait::For(PATIENCE)).expect("a message");
+            assert_eq!(number_of(&message), number);
+        }
+        until_true("the port has told what it sent", || {
+            sent_by(&pair.nodes[0], "udp") >= before + 100
+        });
+        std::fs::remove_file(broken).expect("remove");
+        until_true("it is returned to", || stream.datapath() == "lossy");
+    }
+}
