@@ -114,7 +114,7 @@ counters! {
         sent,
         /// Copies for remote lanes dropped because there was no path.
         unreachable,
-        /// Copies for remote lanes sent by another datapath than their stream's, which does not reach them.
+        /// Of those sent: by another datapath than their stream's, which does not reach the lane.
         detoured,
         /// Messages that arrived from other nodes.
         received,

@@ -647,6 +647,34 @@ mod tests {
     }
 
     #[test]
+    fn a_rule_whose_datapaths_have_failed_falls_back_to_kernel_udp_and_says_why() {
+        let policy = MappingPolicy {
+            rules: vec![MappingRule {
+                name: "press".into(),
+                datapaths: vec!["dpdk".into(), "xdp".into()],
+                ..MappingRule::default()
+            }],
+            ..MappingPolicy::default()
+        };
+        let unavailable = [("xdp", "eth1 is down"), ("dpdk", "no port")];
+        let unavailable = unavailable.map(|(name, why)| (name.to_owned(), why.to_owned()));
+        let mapping = policy.map("t", Qos::slow(), &all()[..1], &unavailable, |_| false);
+        let mapping = mapping.expect("mapped");
+        assert_eq!((mapping.datapath, mapping.rule.as_str()), (0, "press"));
+        assert_eq!(
+            mapping.warning,
+            "no datapath of the rule press here, using kernel UDP (dpdk: no port; xdp: eth1 is down)"
+        );
+        // Where kernel UDP has failed as well, the first that works is the last resort.
+        let fabric = [all()[2].clone()];
+        let mapping = policy.map("t", Qos::slow(), &fabric, &unavailable, |_| false);
+        assert_eq!(
+            mapping.expect("mapped").warning,
+            "no datapath of the rule press here, using dpdk (dpdk: no port; xdp: eth1 is down)"
+        );
+    }
+
+    #[test]
     fn where_nothing_works_streams_are_refused_with_the_reasons() {
         let unavailable = [("xdp".to_owned(), "eth1 is down".to_owned())];
         let refused = MappingPolicy::default().map("t", Qos::fast(), &[], &unavailable, |_| false);

@@ -12,6 +12,7 @@ use takt_datapath::{Datapath, DatapathKind, Health};
 
 use super::Control;
 use crate::peering::Effects;
+use crate::peering::message::Outage;
 
 /// How often those are asked that do not tell.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
@@ -139,11 +140,20 @@ impl Faults {
         }
     }
 
-    /// Those that streams do not get at present.
-    fn failed(&self) -> Vec<String> {
-        let failed = |watched: &&Watched| watched.state != State::Works;
-        let names = self.watched.iter().filter(failed);
-        names.map(|watched| watched.kind.to_string()).collect()
+    /// Those that streams do not get at present, for peers.
+    fn outages(&self) -> Vec<Outage> {
+        let outage = |watched: &Watched| {
+            let returns = match watched.state {
+                State::Works => return None,
+                State::Failed(_) => false,
+                State::Returns(..) => true,
+            };
+            Some(Outage {
+                datapath: watched.kind.to_string(),
+                returns,
+            })
+        };
+        self.watched.iter().filter_map(outage).collect()
     }
 
     /// How often a datapath has failed.
@@ -159,7 +169,7 @@ impl Control {
         if self.faults.due(now) && self.faults.look(now, self.config.mapping.hold_down) {
             self.map_again();
             let mut effects = Effects::default();
-            let failed = self.faults.failed();
+            let failed = self.faults.outages();
             self.peering.set_failed(failed, &mut effects);
             self.apply(effects);
         }
@@ -243,6 +253,69 @@ mod tests {
         assert!(!faults.look(Duration::from_secs(21), HOLD_DOWN));
         assert!(faults.look(Duration::from_secs(22), HOLD_DOWN));
         assert_eq!(faults.fault(KIND, false), None);
+    }
+
+    #[test]
+    fn without_a_hold_down_a_datapath_is_returned_to_as_soon_as_it_works() {
+        let (told, mut faults) = watched();
+        let at = Duration::from_millis;
+        tell(&told, Some("down"));
+        assert!(faults.look(at(0), Duration::ZERO));
+        tell(&told, None);
+        assert!(faults.look(at(1), Duration::ZERO));
+        assert_eq!(faults.fault(KIND, false), None);
+        // A shorter one counts for what waits already.
+        tell(&told, Some("down"));
+        faults.look(at(2), HOLD_DOWN);
+        tell(&told, None);
+        faults.look(at(3), HOLD_DOWN);
+        assert!(faults.fault(KIND, false).is_some());
+        assert!(faults.look(at(4), Duration::ZERO));
+        assert_eq!(faults.fault(KIND, false), None);
+    }
+
+    #[test]
+    fn another_reason_for_the_same_failure_is_told_and_does_not_count() {
+        let (told, mut faults) = watched();
+        tell(&told, Some("down"));
+        faults.look(Duration::ZERO, HOLD_DOWN);
+        tell(&told, Some("gone"));
+        assert!(faults.look(LOOK_EVERY, HOLD_DOWN));
+        assert_eq!(faults.fault(KIND, false).as_deref(), Some("gone"));
+        assert_eq!(faults.failures(KIND), 1);
+    }
+
+    #[test]
+    fn each_of_several_datapaths_fails_by_itself_and_peers_are_told_which() {
+        let (first, mut faults) = watched();
+        let (second, more) = watched();
+        faults
+            .watched
+            .extend(more.watched.into_iter().map(|of| Watched {
+                kind: DatapathKind("udp"),
+                ..of
+            }));
+        let outage = |datapath: &str, returns| Outage {
+            datapath: datapath.into(),
+            returns,
+        };
+        faults.look(Duration::ZERO, HOLD_DOWN);
+        assert_eq!(faults.outages(), []);
+        tell(&first, Some("down"));
+        tell(&second, Some("down"));
+        faults.look(Duration::ZERO, HOLD_DOWN);
+        let both = [outage("xdp", false), outage("udp", false)];
+        assert_eq!(faults.outages(), both);
+        tell(&first, None);
+        faults.look(Duration::ZERO, HOLD_DOWN);
+        let one = [outage("xdp", true), outage("udp", false)];
+        assert_eq!(faults.outages(), one);
+        faults.look(HOLD_DOWN, HOLD_DOWN);
+        assert_eq!(faults.outages(), [outage("udp", false)]);
+        // Of those that nobody watches nothing is known.
+        let unwatched = DatapathKind("fabric");
+        assert_eq!(faults.fault(unwatched, false), None);
+        assert_eq!(faults.failures(unwatched), 0);
     }
 
     #[test]

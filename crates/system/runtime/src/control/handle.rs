@@ -211,8 +211,8 @@ impl RuntimeHandle {
             for peer in &mut peers {
                 // Whoever sent it chose it.
                 peer.name = takt_session::printable(&peer.name);
-                for name in &mut peer.failed {
-                    *name = takt_session::printable(name);
+                for outage in &mut peer.failed {
+                    outage.datapath = takt_session::printable(&outage.datapath);
                 }
             }
             peers

@@ -10,10 +10,10 @@ use std::time::Duration;
 use takt_wire::channel::Protection;
 
 use super::{LaneInfo, PortInfo};
-use crate::lane::{Command, LaneKeys, RemoteEndpoint};
+use crate::lane::{Command, LaneKeys, RemoteEndpoint, Standing};
 use crate::peering::Change;
 use crate::peering::association::{KeyChange, LaneSecrets};
-use crate::peering::message::{Endpoint, LaneAnnouncement, SourceProgress, Subscription};
+use crate::peering::message::{Endpoint, LaneAnnouncement, Outage, SourceProgress, Subscription};
 
 /// Commands, each with the index of its lane.
 type Commands = Vec<(usize, Command)>;
@@ -183,7 +183,7 @@ impl Routes {
                 }
                 self.subscriptions(peer, &add, &remove, lanes)
             }
-            Change::Failed { peer, datapaths } => self.failed(peer, &datapaths, lanes),
+            Change::Failed { peer, datapaths } => self.standings(peer, &datapaths, lanes),
             Change::Progress { peer, sources } => self.progress(peer, &sources, lanes),
             Change::Keys { peer, change } => self.keys(peer, change, lanes),
         }
@@ -241,18 +241,24 @@ impl Routes {
     }
 
     /// Tells the lanes which of their ports lead to datapaths of a peer that have failed.
-    fn failed(&self, peer: SocketAddr, datapaths: &[String], lanes: &[LaneInfo]) -> Commands {
+    fn standings(&self, peer: SocketAddr, failed: &[Outage], lanes: &[LaneInfo]) -> Commands {
         let Some(routes) = self.peers.get(&peer) else {
             return Vec::new();
         };
         let remotes = routes.lanes.iter().zip(&routes.announced);
         each(lanes, remotes, |lane, (&(remote, _), announced)| {
-            let fails = |port: &PortInfo| {
-                endpoint(port, announced).is_some_and(|end| datapaths.contains(&end.datapath))
+            let standing = |port: &PortInfo| {
+                let end = endpoint(port, announced)?;
+                failed.iter().find(|of| of.datapath == end.datapath)
             };
-            Command::Failed {
+            let standing = |port: &PortInfo| match standing(port) {
+                None => Standing::Works,
+                Some(Outage { returns: true, .. }) => Standing::Returns,
+                Some(_) => Standing::Failed,
+            };
+            Command::Standing {
                 remote,
-                ports: lane.ports.iter().map(fails).collect(),
+                ports: lane.ports.iter().map(standing).collect(),
             }
         })
     }

@@ -114,10 +114,10 @@ impl Lane {
                 self.state.by_incarnation.insert(incarnation, at);
             }
             Command::Reach { remote, endpoints } => self.reach(remote, endpoints),
-            Command::Failed { remote, ports } => {
+            Command::Standing { remote, ports } => {
                 let remote = self.by_remote.get(&remote);
                 if let Some(remote) = remote.and_then(|&at| self.state.remotes.get_mut(at)) {
-                    remote.failed = ports;
+                    remote.standings = ports;
                 }
             }
             Command::RemoveRemote { id, clean } => {

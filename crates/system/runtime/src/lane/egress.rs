@@ -532,9 +532,6 @@ impl State {
                 progress.continue_with(number + 1, 0, None);
                 continue;
             };
-            if port != progress.carrier.port && fragment == 0 && !ports[port].trusted {
-                channel.counters.detoured.add(1);
-            }
             // Between lanes of this node there is no link.
             let policed = session.polices(&progress.descriptor);
             let declared = if policed && ports[port].departures.is_some() {
@@ -609,6 +606,9 @@ impl State {
             let next = match appended {
                 Appended::Done => {
                     channel.counters.sent.add(1);
+                    if port != progress.carrier.port && !ports[port].trusted {
+                        channel.counters.detoured.add(1);
+                    }
                     *left -= cost(&cut, fragment..cut.count());
                     progress.continue_with(number + 1, 0, None);
                     continue;

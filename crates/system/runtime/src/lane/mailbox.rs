@@ -14,7 +14,7 @@ use takt_wire::channel::Protection;
 use super::departure::ScheduleChange;
 use super::guard::LaneKeys;
 use super::network::{self, NetworkTable, Owner};
-use super::remote::Carrier;
+use super::remote::{Carrier, Standing};
 use super::session::LaneSession;
 use crate::counters::{ChannelCounters, Counter};
 use crate::peering::message::SourceProgress;
@@ -87,8 +87,12 @@ pub enum Command {
         remote: u64,
         endpoints: Vec<Option<RemoteEndpoint>>,
     },
-    /// Which ports of this lane lead to datapaths of a lane elsewhere that have failed there.
-    Failed { remote: u64, ports: Vec<bool> },
+    /// How what ports of this lane lead to stands at a lane elsewhere.
+    Standing {
+        remote: u64,
+        /// Per port of this lane.
+        ports: Vec<Standing>,
+    },
     /// That lane is gone. `clean`: it has told how far its sources were.
     RemoveRemote { id: u64, clean: bool },
     /// Datagrams to and from a remote lane may be protected by these keys.

@@ -52,7 +52,7 @@ use mailbox::Mailbox;
 pub use mailbox::{Command, Event, EventSender, LaneHandle, RemoteEndpoint, SourceTarget};
 pub use port::LanePort;
 use port::{RECEIVE_BUDGET, forward};
-pub use remote::Carrier;
+pub use remote::{Carrier, Standing};
 use tables::State;
 
 /// What the datagrams taken from one port in a round may cost, in the unit of [`fair`]: fewer are taken after a

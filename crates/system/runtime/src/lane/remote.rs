@@ -33,8 +33,8 @@ pub struct Remote {
     pub addresses: Vec<IpAddr>,
     /// Per port of this lane: the peer there, if it can reach the remote lane.
     pub via: Vec<Option<PeerHandle>>,
-    /// Per port: what receives there has failed; none: all work.
-    pub failed: Vec<bool>,
+    /// Per port: how what receives there stands; none: all work.
+    pub standings: Vec<Standing>,
     /// Per port: the longest payload that the remote lane takes.
     takes: Vec<usize>,
     /// Channels on which it has sinks: indices into this lane's channels.
@@ -183,7 +183,7 @@ impl Remote {
             guard: Guard::new(protection),
             addresses,
             via,
-            failed: Vec::new(),
+            standings: Vec::new(),
             takes,
             channels: HashSet::new(),
             open,
@@ -193,7 +193,7 @@ impl Remote {
 
     /// The port by which to send: the wished one, else kernel UDP or any other that will do.
     pub fn port(&self, ports: &mut [LanePort], carrier: Carrier) -> Option<usize> {
-        usable_port(&self.via, &self.failed, ports, carrier)
+        usable_port(&self.via, &self.standings, ports, carrier)
     }
 
     /// The port by which to send a fragment of a message that was cut for another port, or for the same one when its
@@ -465,19 +465,34 @@ impl Carrier {
     }
 }
 
+/// How the datapath at the other end of a way stands.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Standing {
+    /// What is sent there arrives.
+    #[default]
+    Works,
+    /// It has failed and works again: only what nothing else carries goes there yet.
+    Returns,
+    /// Nothing arrives.
+    Failed,
+}
+
 /// The port by which to reach what has these peers, one for each port: the wished one, else the first. Where no
-/// route is known by any, the first that may learn of one. `failed`: the ports at whose other end nothing arrives.
+/// route is known by any, the first that may learn of one. `standings`: of the other ends; none: all work.
 #[inline]
 pub fn usable_port(
     via: &[Option<PeerHandle>],
-    failed: &[bool],
+    standings: &[Standing],
     ports: &mut [LanePort],
     carrier: Carrier,
 ) -> Option<usize> {
+    let arrives = |at: usize| match standings.get(at) {
+        None | Some(Standing::Works) => true,
+        Some(Standing::Returns) => carrier.only,
+        Some(Standing::Failed) => false,
+    };
     let mut reaches = |at: usize| match (via.get(at), ports.get_mut(at)) {
-        (Some(Some(peer)), Some(port)) => {
-            !failed.get(at).is_some_and(|&failed| failed) && port.port.reaches(*peer)
-        }
+        (Some(Some(peer)), Some(port)) => arrives(at) && port.port.reaches(*peer),
         _ => false,
     };
     if reaches(carrier.port) {
@@ -487,8 +502,11 @@ pub fn usable_port(
         let between_lanes = |at: &usize| via[*at].is_some() && ports[*at].trusted;
         return (0..via.len().min(ports.len())).find(between_lanes);
     }
-    let reached = (0..via.len()).find(|&at| reaches(at));
-    reached.or_else(|| via.iter().position(Option::is_some))
+    let all = 0..via.len();
+    let is_known = |&at: &usize| via[at].is_some();
+    (all.clone().find(|&at| reaches(at)))
+        .or_else(|| all.clone().find(|at| is_known(at) && arrives(*at)))
+        .or_else(|| all.clone().find(is_known))
 }
 
 /// Octets in front of the payload of a datagram to an address: the headers from Ethernet to UDP.

@@ -32,6 +32,15 @@ const MAX_NAME: usize = 63;
 /// Longest name of a datapath.
 const MAX_DATAPATH: usize = 15;
 
+/// A datapath of a node that has failed: what is for the node goes by others.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Outage {
+    /// Its name.
+    pub datapath: String,
+    /// It works again, and has not for long: what asks for it and no other goes there already.
+    pub returns: bool,
+}
+
 /// A port of a remote lane: datagrams for the lane may be sent there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Endpoint {
@@ -116,8 +125,8 @@ pub enum Message {
         label: u32,
         /// The sender's lanes.
         lanes: Vec<LaneAnnouncement>,
-        /// Its datapaths that have failed and may work again: nothing arrives there.
-        failed: Vec<String>,
+        /// Its datapaths that have failed: what is for it goes by others.
+        failed: Vec<Outage>,
     },
     /// What has changed in the sender's subscriptions.
     Subscriptions(Page),
@@ -170,6 +179,8 @@ const UDP: u8 = 1;
 const OWN: u8 = 2;
 /// Of a technology: it has failed.
 const FAILED: u8 = 4;
+/// Of a technology that has failed: it works again, and has not for long.
+const RETURNS: u8 = 8;
 
 /// The datagram of `message` from the node `incarnation`.
 pub fn encode(incarnation: u64, message: &Message) -> Vec<u8> {
@@ -207,10 +218,13 @@ pub fn encode(incarnation: u64, message: &Message) -> Vec<u8> {
                 text(&mut out, &technology.datapath, MAX_DATAPATH);
                 out.put_u16_le(technology.takes);
                 let flag = |set: bool, flag: u8| if set { flag } else { 0 };
+                let mut outages = failed.iter();
+                let outage = outages.find(|outage| outage.datapath == technology.datapath);
                 out.put_u8(
                     flag(technology.udp, UDP)
                         | flag(technology.address.is_some(), OWN)
-                        | flag(failed.contains(&technology.datapath), FAILED),
+                        | flag(outage.is_some(), FAILED)
+                        | flag(outage.is_some_and(|outage| outage.returns), RETURNS),
                 );
                 if let Some(own) = technology.address {
                     address(&mut out, own);
@@ -327,11 +341,13 @@ pub fn decode(bytes: &[u8]) -> Result<(u64, Message), DecodeError> {
                     return None;
                 }
                 let mut technologies = Vec::with_capacity(count);
-                let mut failed: Vec<String> = Vec::new();
+                let mut failed: Vec<Outage> = Vec::new();
                 for _ in 0..count {
-                    let (technology, fails) = read_technology(r)?;
-                    if fails && !failed.contains(&technology.datapath) {
-                        failed.push(technology.datapath.clone());
+                    let (technology, outage) = read_technology(r)?;
+                    // Of one that it names twice, the first failure counts.
+                    let mut named = failed.iter().map(|outage| &outage.datapath);
+                    if !named.any(|name| *name == technology.datapath) {
+                        failed.extend(outage);
                     }
                     technologies.push(technology);
                 }
@@ -443,19 +459,22 @@ pub fn decode(bytes: &[u8]) -> Result<(u64, Message), DecodeError> {
     read().unwrap_or(Err(malformed))
 }
 
-/// A technology, as an endpoint without a port.
-/// A technology without its ports, and whether it has failed.
-fn read_technology(r: &mut &[u8]) -> Option<(Endpoint, bool)> {
+/// A technology, as an endpoint without a port, and whether it has failed.
+fn read_technology(r: &mut &[u8]) -> Option<(Endpoint, Option<Outage>)> {
     let datapath = read_text(r, MAX_DATAPATH)?;
     let takes = r.try_get_u16_le().ok()?.max(LEAST_TAKEN);
     let flags = r.try_get_u8().ok()?;
-    if flags & !(UDP | OWN | FAILED) != 0 {
+    if flags & !(UDP | OWN | FAILED | RETURNS) != 0 || flags & (FAILED | RETURNS) == RETURNS {
         return None;
     }
     let address = match flags & OWN {
         0 => None,
         _ => Some(read_address(r).filter(|ip| !ip.is_loopback() && *ip != Ipv4Addr::BROADCAST)?),
     };
+    let outage = (flags & FAILED != 0).then(|| Outage {
+        datapath: datapath.clone(),
+        returns: flags & RETURNS != 0,
+    });
     let endpoint = Endpoint {
         datapath,
         port: 0,
@@ -463,7 +482,7 @@ fn read_technology(r: &mut &[u8]) -> Option<(Endpoint, bool)> {
         udp: flags & UDP != 0,
         address,
     };
-    Some((endpoint, flags & FAILED != 0))
+    Some((endpoint, outage))
 }
 
 fn read_address(r: &mut &[u8]) -> Option<IpAddr> {
@@ -511,6 +530,8 @@ fn read_text(r: &mut &[u8], longest: usize) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
+
     use super::*;
     use proptest::prelude::*;
 
@@ -591,14 +612,23 @@ mod tests {
             }
         });
         prop_oneof![
-            ("[a-z]{0,20}", any::<(u64, u32, u64, u32, bool)>(), lanes).prop_map(
-                |(name, (seen, stream, holds, label, fails), lanes)| {
-                    // The first of those that it has.
-                    let mut failed = Vec::new();
-                    let first = super::technologies(&lanes)
-                        .first()
-                        .map(|e| e.datapath.clone());
-                    failed.extend(first.filter(|_| fails));
+            (
+                "[a-z]{0,20}",
+                any::<(u64, u32, u64, u32)>(),
+                lanes,
+                any::<[Option<bool>; MAX_ENDPOINTS]>()
+            )
+                .prop_map(|(name, (seen, stream, holds, label), lanes, fails)| {
+                    let technologies = super::technologies(&lanes);
+                    let mut named = HashSet::new();
+                    let failed = technologies.iter().zip(fails).filter_map(|(of, fails)| {
+                        let first = named.insert(&of.datapath);
+                        Some(Outage {
+                            datapath: of.datapath.clone(),
+                            returns: fails.filter(|_| first)?,
+                        })
+                    });
+                    let failed = failed.collect();
                     Message::Hello {
                         failed,
                         name,
@@ -608,8 +638,7 @@ mod tests {
                         label,
                         lanes,
                     }
-                }
-            ),
+                }),
             (
                 any::<(u32, u32, u32)>(),
                 proptest::collection::vec(entry, 0..=PAGE_ENTRIES)
@@ -707,5 +736,63 @@ mod tests {
             "{}",
             encode(1, &hello).len()
         );
+    }
+
+    /// A hello of one lane with ports of these technologies, of which the flags are these.
+    fn hello_of(technologies: &[(&str, u8)]) -> Result<Vec<Outage>, DecodeError> {
+        let mut bytes = encode(
+            1,
+            &Message::Hello {
+                name: String::new(),
+                seen: 1,
+                stream: 1,
+                holds: 1,
+                label: 1,
+                lanes: Vec::new(),
+                failed: Vec::new(),
+            },
+        );
+        // Neither a technology nor a lane.
+        assert_eq!(bytes.split_off(bytes.len() - 2), [0, 0]);
+        bytes.put_u8(technologies.len() as u8);
+        for (name, flags) in technologies {
+            text(&mut bytes, name, MAX_DATAPATH);
+            bytes.put_u16_le(9000);
+            bytes.put_u8(*flags);
+        }
+        bytes.put_u8(0);
+        match decode(&bytes)?.1 {
+            Message::Hello { failed, .. } => Ok(failed),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_hello_tells_which_datapaths_have_failed_and_flags_without_a_meaning_are_refused() {
+        let outage = |datapath: &str, returns| Outage {
+            datapath: datapath.into(),
+            returns,
+        };
+        let told = [
+            ("udp", UDP),
+            ("xdp", UDP | FAILED),
+            ("fabric", FAILED | RETURNS),
+        ];
+        assert_eq!(
+            hello_of(&told),
+            Ok(vec![outage("xdp", false), outage("fabric", true)])
+        );
+        // Of a version that tells of no failures.
+        assert_eq!(hello_of(&[("udp", UDP)]), Ok(Vec::new()));
+        // Once for each name, however often it comes.
+        let twice = [("xdp", UDP), ("xdp", FAILED), ("xdp", FAILED | RETURNS)];
+        assert_eq!(hello_of(&twice), Ok(vec![outage("xdp", false)]));
+        for flags in [RETURNS, UDP | RETURNS, 16, 128, FAILED | 16] {
+            let refused = hello_of(&[("udp", UDP), ("xdp", flags)]);
+            assert!(
+                matches!(refused, Err(DecodeError::Malformed(_))),
+                "{flags}: {refused:?}"
+            );
+        }
     }
 }

@@ -24,8 +24,8 @@ use association::{
 };
 use keys::{PeerConfig, PublicKey, Security};
 use message::{
-    DecodeError, INTRODUCED, LaneAnnouncement, Message, PROGRESS_ENTRIES, Page, SourceProgress,
-    Subscription, decode, encode,
+    DecodeError, INTRODUCED, LaneAnnouncement, Message, Outage, PROGRESS_ENTRIES, Page,
+    SourceProgress, Subscription, decode, encode,
 };
 use scout::{Scout, Unheard};
 pub use subscriptions::MAX_SUBSCRIPTIONS;
@@ -85,12 +85,12 @@ pub enum Change {
         /// It has said so: it has told how far its sources were.
         clean: bool,
     },
-    /// These datapaths of the peer have failed, and no others: nothing arrives there.
+    /// These datapaths of the peer have failed, and no others.
     Failed {
         /// The peer.
         peer: SocketAddr,
-        /// Their names; none: all work again.
-        datapaths: Vec<String>,
+        /// None: all work again.
+        datapaths: Vec<Outage>,
     },
     /// The peer wants these no more, and those.
     Subscriptions {
@@ -143,7 +143,7 @@ pub struct PeerStatus {
     /// What it has in common with another node and should not.
     pub clash: Option<Clash>,
     /// Its datapaths that have failed: what is for it goes by others.
-    pub failed: Vec<String>,
+    pub failed: Vec<Outage>,
 }
 
 /// Something that each node should have for itself, and two have.
@@ -203,7 +203,7 @@ struct Peer {
     /// Those of its incarnation; none before its first hello, and after its goodbye.
     lanes: Vec<LaneAnnouncement>,
     /// Its datapaths that have failed.
-    failed: Vec<String>,
+    failed: Vec<Outage>,
     held: Held,
     told: Told,
     /// Behind which of the others it is introduced to more.
@@ -257,7 +257,7 @@ pub struct Local {
 pub struct Peering {
     local: Local,
     /// Datapaths of this node that have failed.
-    failed: Vec<String>,
+    failed: Vec<Outage>,
     security: Security,
     gatekeeper: Gatekeeper,
     scout: Scout,
@@ -790,7 +790,7 @@ impl Peering {
         name: String,
         label: u32,
         lanes: Vec<LaneAnnouncement>,
-        failed: Vec<String>,
+        failed: Vec<Outage>,
         now: Duration,
         effects: &mut Effects,
     ) -> bool {
@@ -1034,7 +1034,7 @@ impl Peering {
 
     /// Takes which datapaths of this node have failed, and tells all peers that are up at once; the others hear it with
     /// the next hello.
-    pub fn set_failed(&mut self, failed: Vec<String>, effects: &mut Effects) {
+    pub fn set_failed(&mut self, failed: Vec<Outage>, effects: &mut Effects) {
         if self.failed == failed {
             return;
         }

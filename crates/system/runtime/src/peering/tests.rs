@@ -17,7 +17,7 @@ struct World {
     routes: Vec<HashMap<SocketAddr, BTreeSet<Subscription>>>,
     up: Vec<BTreeSet<SocketAddr>>,
     /// Datapaths of each node's peers that have failed.
-    failed: Vec<BTreeMap<SocketAddr, Vec<String>>>,
+    failed: Vec<BTreeMap<SocketAddr, Vec<message::Outage>>>,
     /// Numbers of the keys that lanes of each node accept from each peer, and send under.
     keys: Vec<BTreeMap<SocketAddr, Keys>>,
     /// Changes of keys used for sending.
@@ -332,25 +332,30 @@ fn a_restarted_peer_is_known_by_its_incarnation_and_asked_anew() {
 fn peers_are_told_at_once_which_datapaths_have_failed_and_those_that_come_up_later_too() {
     let mut world = World::new(3);
     world.run(SECOND, |from, to| from == 2 || to == 2);
-    let fails = |world: &mut World, failed: &[&str]| {
+    let outage = |returns| message::Outage {
+        datapath: "xdp".into(),
+        returns,
+    };
+    let fails = |world: &mut World, failed: &[message::Outage]| {
         let mut effects = Effects::default();
-        let failed = failed.iter().map(|&name| name.to_owned()).collect();
-        world.nodes[1].1.set_failed(failed, &mut effects);
+        (world.nodes[1].1).set_failed(failed.to_vec(), &mut effects);
         world.carry(1, effects.datagrams, &mut |_, to| to == 2);
     };
     let known = |world: &World, index: usize| world.failed[index].get(&address(1)).cloned();
-    fails(&mut world, &["xdp"]);
-    let xdp = Some(vec!["xdp".to_owned()]);
-    assert_eq!(known(&world, 0), xdp);
+    let xdp = [false, true].map(|returns| vec![outage(returns)]);
+    fails(&mut world, &xdp[0]);
+    assert_eq!(known(&world, 0).as_ref(), Some(&xdp[0]));
     world.run(2 * SECOND, |_, _| false);
-    assert_eq!(known(&world, 2), xdp);
+    assert_eq!(known(&world, 2).as_ref(), Some(&xdp[0]));
+    fails(&mut world, &xdp[1]);
+    assert_eq!(known(&world, 0).as_ref(), Some(&xdp[1]));
     // Told once more after a break, in which its lanes were forgotten or not.
     world.run(DEAD_AFTER + SECOND, |from, to| from == 0 || to == 0);
     fails(&mut world, &[]);
     world.run(3 * SECOND, |_, _| false);
-    assert_eq!(known(&world, 0).unwrap_or_default(), Vec::<String>::new());
-    fails(&mut world, &["xdp"]);
-    assert_eq!(known(&world, 0), xdp);
+    assert_eq!(known(&world, 0).unwrap_or_default(), []);
+    fails(&mut world, &xdp[0]);
+    assert_eq!(known(&world, 0).as_ref(), Some(&xdp[0]));
     world.restart(1);
     world.run(3 * SECOND, |_, _| false);
     assert_eq!(

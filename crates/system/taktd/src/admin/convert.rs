@@ -4,6 +4,7 @@ use takt_runtime::counters::{
     ChannelReading, LaneReading, NetworkReading, PortReading, SessionReading,
 };
 use takt_runtime::peering::keys::Protection;
+use takt_runtime::peering::message::Outage;
 use takt_runtime::peering::{Authentication, PeerState, PeeringCounters};
 use takt_runtime::status::{
     ChannelStatus, DatapathStatus, LaneStatus, NodeStatus, PeerStatus, PortStatus, SessionStatus,
@@ -192,9 +193,14 @@ impl From<PeerStatus> for proto::Peer {
             attempts: status.attempts,
             warning: {
                 let clash = status.clash.map(|clash| clash.to_string());
-                let failed = (!status.failed.is_empty()).then(|| {
-                    let failed = status.failed.join(", ");
-                    format!("{failed} has failed there: what is for it goes by other datapaths")
+                let failed = status.failed.iter().map(|Outage { datapath, returns }| {
+                    let state = if *returns {
+                        "works again"
+                    } else {
+                        "has failed"
+                    };
+                    let yet = if *returns { " for now" } else { "" };
+                    format!("{datapath} {state} there: what is for it goes by other datapaths{yet}")
                 });
                 let warnings: Vec<String> = clash.into_iter().chain(failed).collect();
                 warnings.join("; ")
