@@ -147,7 +147,12 @@ static int create(const takt_dp_option *options, size_t count, void **datapath, 
     for (size_t at = 0; at < count; at++) {
         const char *key = options[at].key, *value = options[at].value;
         char *end;
-        if (!strcmp(key, "fails_with") && value[0] == '/' && strlen(value) < sizeof(how->fails_with)) {
+        if (!strcmp(key, "fails_with")) {
+            if (value[0] != '/' || strlen(value) >= sizeof(how->fails_with)) {
+                snprintf(text, sizeof(text), "`fails_with` is %.100s: write the whole path of a file", value);
+                free(how);
+                return fail(failure, TAKT_DP_UNAVAILABLE, 0, text);
+            }
             strcpy(how->fails_with, value);
             continue;
         }

@@ -5,10 +5,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, OnceLock};
 
-use takt_datapath::Datapath;
 use takt_datapath::conformance::{Node, Rig};
 use takt_datapath::plugin::{Options, Plugin};
+use takt_datapath::{Datapath, PortRequest, ReserveError};
 use takt_testing::{Directory, repository};
+use takt_time::TrafficClass;
 
 fn run(command: &mut Command) {
     let output = command.output().expect("it starts");
@@ -113,6 +114,12 @@ fn options_that_cannot_be_are_refused_by_name() {
             "`loss` is 110: write a number from 0 to 100",
         ),
         (0, "losss", "1", "`losss` is no option: there are loss,"),
+        (
+            0,
+            "fails_with",
+            "broken",
+            "`fails_with` is broken: write the whole path of a file",
+        ),
         (1, "frames", "many", "`frames` is \"many\": write a number"),
         (
             1,
@@ -126,5 +133,38 @@ fn options_that_cannot_be_are_refused_by_name() {
         let options = Options(vec![(key.to_owned(), value.to_owned())]);
         let error = plugin.create(&options).err().expect("refused").to_string();
         assert!(error.contains(told), "{error}");
+    }
+}
+
+#[test]
+fn a_plugin_says_that_it_has_failed_and_then_reaches_nobody() {
+    let files = Directory::new();
+    let broken = files.join("broken");
+    let path = broken.to_str().expect("a path in UTF-8");
+    let mut rig = Loopback::new("lossy", &[("fails_with", path)]).expect("a rig");
+    let datapath = rig.datapath(Node::Left);
+    let health = datapath.health(Box::new(|| ())).expect("it tells");
+    let request = PortRequest {
+        lane: 0,
+        lanes: 1,
+        bind: (rig.addresses(Node::Left)[0], 0).into(),
+    };
+    let mut port = datapath.open(&request).expect("a port");
+    let peer = port.connect(port.local()).expect("a peer");
+    for _ in 0..3 {
+        assert_eq!(health.fault(), None);
+        assert!(port.reaches(peer));
+        let frame = port.reserve(peer).expect("a frame");
+        std::fs::write(&broken, "").expect("written");
+        assert_eq!(
+            health.fault(),
+            Some(format!("there is a file {path}: remove it"))
+        );
+        assert!(!port.reaches(peer));
+        assert_eq!(port.reserve(peer).err(), Some(ReserveError::Unresolved));
+        // What was begun is given up without harm.
+        port.commit(frame, 8, TrafficClass::BEST_EFFORT, None);
+        assert!(port.flush());
+        std::fs::remove_file(&broken).expect("removed");
     }
 }

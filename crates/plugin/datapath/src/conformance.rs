@@ -93,6 +93,7 @@ macro_rules! conformance_suite {
 
             $crate::conformance_suite! {
                 @tests $rig;
+                a_datapath_that_works_reports_no_fault,
                 a_frame_has_room_for_the_greatest_payload,
                 a_strangers_datagram_is_delivered_with_its_source,
                 an_address_in_use_is_refused_until_its_port_is_closed,

@@ -53,6 +53,30 @@ pub fn an_address_in_use_is_refused_until_its_port_is_closed(rig: &mut dyn Rig) 
     assert_eq!(collect(&mut *again, &mut *right, 1)[0].payload, b"anew");
 }
 
+/// Whichever thread asks, while ports are at work. A datapath that is not known to fail is well.
+pub fn a_datapath_that_works_reports_no_fault(rig: &mut dyn Rig) {
+    let mut pair = pair(rig);
+    for node in [Node::Left, Node::Right] {
+        let datapath = rig.datapath(node);
+        let mut found = None;
+        rig.on(node, &mut || {
+            found = Some(datapath.health(Box::new(|| ())));
+        });
+        let Some(health) = found.expect("Rig::on has to run what it is given") else {
+            continue;
+        };
+        std::thread::scope(|scope| {
+            let asks = scope.spawn(|| (0..1000).find_map(|_| health.fault()));
+            for number in 0..8 {
+                commit(&mut *pair.left, pair.to_right, &pattern(number, 50));
+                let arrived = collect(&mut *pair.right, &mut *pair.left, 1);
+                assert_eq!(number_of(&arrived[0].payload), number);
+            }
+            assert_eq!(asks.join().expect("asked"), None);
+        });
+    }
+}
+
 /// Also after a disconnect in between.
 pub fn connecting_an_address_again_gives_the_same_handle(rig: &mut dyn Rig) {
     let mut pair = pair(rig);

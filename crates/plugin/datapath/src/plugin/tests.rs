@@ -1,3 +1,4 @@
+use std::ffi::CStr;
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -6,7 +7,10 @@ use std::process::Command;
 use takt_testing::{Directory, repository};
 
 use super::*;
-use crate::{PeerHandle, PortRequest};
+use crate::memory::{MemoryNetwork, MemoryNetworkConfig};
+use crate::{
+    Capabilities, Datapath, DatapathKind, Health, OpenError, PeerHandle, Port, PortRequest,
+};
 
 /// Builds a plugin of this text in C. `name` is the file's.
 fn build(directory: &Directory, name: &str, source: &str) -> PathBuf {
@@ -237,6 +241,107 @@ fn a_plugin_that_breaks_the_contract_harms_nobody() {
     }
 }
 
+/// What a plugin in C says of its state: the text of the failure that it fills, and what it gives.
+#[test]
+fn what_a_plugin_says_of_its_state_is_told() {
+    let directory = Directory::new();
+    let says = |name: &str, size: &str, text: &str, given: i32| {
+        let source = format!(
+            "#include \"takt_datapath.h\"
+            #include <string.h>
+            void f(void) {{}}
+            int g(const takt_dp_option *options, size_t count, void **datapath, takt_dp_failure *failure) {{
+                *datapath = f;
+                return 0;
+            }}
+            int state(void *datapath, takt_dp_failure *failure) {{
+                strcpy(failure->text, \"{text}\");
+                return datapath == f ? {given} : 99;
+            }}
+            const takt_datapath_plugin_table takt_datapath_plugin = {{
+                .abi = 1, .size = {size}, .name = \"{name}\", .version = \"1\", .fault = state, {}
+            }};",
+            ALL.replace(".create = f", ".create = g")
+        );
+        build(&directory, name, &source);
+        let plugin = Plugin::load(directory.path(), name).expect("a plugin");
+        let datapath = plugin.create(&Options::default()).expect("a datapath");
+        let health = datapath.health(Box::new(|| panic!("plugins are asked")));
+        // It is there as long as somebody asks.
+        drop((datapath, plugin));
+        health.map(|health| health.fault())
+    };
+    const ALL_OF_IT: &str = "sizeof(takt_datapath_plugin_table)";
+    assert_eq!(says("well", ALL_OF_IT, "not looked at", 0), Some(None));
+    assert_eq!(
+        says("broken", ALL_OF_IT, "no light on port 3\\033[2J", -1),
+        Some(Some("no light on port 3 [2J".into()))
+    );
+    assert_eq!(
+        says("speechless", ALL_OF_IT, "", 7),
+        Some(Some(
+            "the plugin says that it has failed, and not why".into()
+        ))
+    );
+    // Made when there was no such function.
+    let before = "offsetof(takt_datapath_plugin_table, fault)";
+    assert_eq!(says("older", before, "not asked", 1), None);
+}
+
+#[test]
+fn what_a_plugin_in_rust_says_of_its_state_passes_the_table() {
+    struct Broken;
+    impl Health for Broken {
+        fn fault(&self) -> Option<String> {
+            Some("no light".into())
+        }
+    }
+    /// In-process, with or without something that tells of its state.
+    struct Told(MemoryNetwork, bool);
+    impl Datapath for Told {
+        fn kind(&self) -> DatapathKind {
+            self.0.kind()
+        }
+        fn capabilities(&self) -> Capabilities {
+            self.0.capabilities()
+        }
+        fn open(&self, request: &PortRequest) -> Result<Box<dyn Port>, OpenError> {
+            self.0.open(request)
+        }
+        fn health(&self, _changed: Box<dyn Fn() + Send>) -> Option<Box<dyn Health>> {
+            self.1.then(|| Box::new(Broken) as Box<dyn Health>)
+        }
+    }
+    struct Made<const TOLD: bool>;
+    impl<const TOLD: bool> Export for Made<TOLD> {
+        const NAME: &'static CStr = c"told";
+        const VERSION: &'static CStr = c"1";
+        fn create(_options: &Options) -> Result<Box<dyn Datapath>, OpenError> {
+            let network = MemoryNetwork::new(MemoryNetworkConfig::default());
+            Ok(Box::new(Told(network, TOLD)))
+        }
+    }
+    fn state<E: Export>() -> (i32, String) {
+        let table = super::table::<E>();
+        let (create, destroy) = (table.create.expect("there"), table.destroy.expect("there"));
+        let fault = table.fault.expect("there");
+        let (mut handle, mut failure) = (std::ptr::null_mut(), abi::Failure::default());
+        // SAFETY: no options; places that outlive the calls; ended once, behind the last call.
+        let given = unsafe {
+            assert_eq!(
+                create(std::ptr::null(), 0, &raw mut handle, &raw mut failure),
+                0
+            );
+            let given = fault(handle, &raw mut failure);
+            destroy(handle);
+            given
+        };
+        (given, abi::read_text(&failure.text))
+    }
+    assert_eq!(state::<Made<true>>(), (-1, "no light".to_owned()));
+    assert_eq!(state::<Made<false>>(), (0, String::new()));
+}
+
 #[test]
 fn what_a_plugin_says_when_it_fails_is_told() {
     let directory = Directory::new();
@@ -307,7 +412,8 @@ fn the_header_lays_out_what_is_here() {
         "takt_dp_counters" = Counters { tx_datagrams, tx_bytes, tx_errors, rx_datagrams, rx_bytes, rx_dropped, rx_invalid },
         "takt_datapath_plugin_table" = Table {
             abi, size, name, version, create, destroy, capabilities, open, close, local, connect, connect_link, disconnect, reaches,
-            max_payload, reserve, payload, commit, keeps_launch_time, cancel, flush, receive, receive_costs_syscall, wait_fd, counters
+            max_payload, reserve, payload, commit, keeps_launch_time, cancel, flush, receive, receive_costs_syscall, wait_fd, counters,
+            longest_received, fault
         },
     };
     let numbers = [
