@@ -31,10 +31,15 @@ fn three_datapaths() -> (takt_testing::Directory, Pair) {
 
 /// Changes what a node maps fast streams to, while it runs.
 fn map_to(node: &Node, datapath: &str) {
+    reconfigure(node, "fast_frugal", &format!("[\"{datapath}\"]"));
+}
+
+/// Gives a key of a node's configuration another value, while it runs.
+pub fn reconfigure(node: &Node, key: &str, value: &str) {
     let path = node.directory.join("takt.toml");
     let text = std::fs::read_to_string(&path).expect("a configuration");
     let lines = text.lines().map(|line| match line.split_once(" = ") {
-        Some(("fast_frugal", _)) => format!("fast_frugal = [\"{datapath}\"]"),
+        Some((found, _)) if found == key => format!("{key} = {value}"),
         _ => line.to_owned(),
     });
     let text: Vec<String> = lines.collect();

@@ -1,15 +1,17 @@
 //! Datapaths that fail while messages flow, and work again: where their streams go meanwhile.
 
+use std::cell::Cell;
 use std::collections::HashSet;
+use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
-use takt::{ChannelId, Error, ErrorCode, Outcome, Qos, Session, Stream, Wait};
+use takt::{ChannelId, Error, ErrorCode, Outcome, Qos, Session, Sink, Source, Stream, Wait};
 use takt_lab::{Host, Lab, LabConfig};
-use takt_testing::{PATIENCE, until_true};
+use takt_testing::{Directory, PATIENCE, until_true};
 use taktd::admin::proto;
 
-use crate::mapping::{known, send_until};
+use crate::mapping::{known, reconfigure, send_until};
 use crate::plugins::{plugin, sections};
 use crate::support::{Node, Pair, attach, introduce, number_of, put, sent_by, skip, take};
 
@@ -38,6 +40,16 @@ fn lead_by_second(lab: &Lab, own: usize) {
 /// Two nodes with two links. While the second one is there, by which AF_XDP goes, everything takes it.
 fn two_links(sections: &str) -> Pair {
     let lab = Lab::scratch(&LabConfig::default()).expect("a lab");
+    lay_second(&lab);
+    let node = |own: usize| Node::start(lab.host(own), &[other(&lab, own)], sections);
+    let nodes = [node(0), node(1)];
+    let pair = Pair { nodes, lab };
+    pair.await_peers(proto::PeerState::Up);
+    pair
+}
+
+/// Lays the second link between two hosts, and has everything take it.
+fn lay_second(lab: &Lab) {
     let [left, right] = [0, 1].map(|at| lab.host(at).namespace());
     let laid = Command::new("ip")
         .args(["link", "add", "eth1", "netns", left, "type", "veth"])
@@ -57,13 +69,8 @@ fn two_links(sections: &str) -> Pair {
         }
         ip(host, &format!("address add {}/32 dev eth1", host.address()));
         ip(host, "link set eth1 up");
-        lead_by_second(&lab, own);
+        lead_by_second(lab, own);
     }
-    let node = |own: usize| Node::start(lab.host(own), &[other(&lab, own)], sections);
-    let nodes = [node(0), node(1)];
-    let pair = Pair { nodes, lab };
-    pair.await_peers(proto::PeerState::Up);
-    pair
 }
 
 /// Takes the second link away, and gives it back.
@@ -263,7 +270,7 @@ fn a_stream_that_names_its_datapath_stays_when_that_fails_and_says_why() {
     give_back(&pair);
     until_true("it works again", || stream.warning().is_none());
     assert_eq!(stream.datapath(), "xdp");
-    let number = std::cell::Cell::new(1);
+    let number = Cell::new(1);
     until_true("its messages arrive", || {
         number.set(number.get() + 1);
         put(&source, number.get(), 64);
@@ -276,6 +283,171 @@ fn a_stream_that_names_its_datapath_stays_when_that_fails_and_says_why() {
     assert_eq!(pair.nodes[0].admin().node().streams_moved, 0);
 }
 
+/// Two nodes with the plugin of the examples, which fails at the first one as long as there is the file.
+fn one_end_fails(directory: &Directory, broken: &Path, hold_down_ms: u32) -> Pair {
+    let text = format!("fails_with = \"{}\"", broken.display());
+    let hold_down = format!("[mapping]\nhold_down_ms = {hold_down_ms}\n");
+    let text = sections(directory, &text).replace("[mapping]\n", &hold_down);
+    let lab = Lab::scratch(&LabConfig::default()).expect("a lab");
+    let nodes = [
+        Node::start(lab.host(0), &[other(&lab, 0)], &text),
+        Node::start(lab.host(1), &[other(&lab, 1)], &sections(directory, "")),
+    ];
+    let pair = Pair { nodes, lab };
+    pair.await_peers(proto::PeerState::Up);
+    pair
+}
+
+/// Waits until a node says so of its only peer; "": it has nothing to say.
+fn warned(node: &Node, text: &str) {
+    until_true(&format!("its peer: {text:?}"), || {
+        let warning = node.admin().peers()[0].warning.clone();
+        warning.contains(text) && warning.is_empty() == text.is_empty()
+    });
+}
+
+#[test]
+fn what_is_for_a_node_whose_datapath_has_failed_goes_by_another_and_its_streams_stay() {
+    if skip() {
+        return;
+    }
+    let directory = plugin();
+    let broken = directory.join("broken");
+    let pair = one_end_fails(&directory, &broken, 3_600_000);
+    let [fails, works] = &pair.nodes;
+    let [reader, writer] = pair.nodes.each_ref().map(|node| attach(node, "remapping"));
+    let reader = reader.stream(Qos::slow()).expect("a stream");
+    let only = Qos::slow().only_over("lossy".parse().expect("a name"));
+    let streams = [Qos::fast(), only].map(|qos| writer.stream(qos).expect("a stream"));
+    let channels = [CHANNEL, ChannelId(CHANNEL.0 + 1)];
+    let [source, picky] = [0, 1].map(|at| streams[at].source(channels[at]).expect("a source"));
+    let [sink, picky_sink] = channels.map(|channel| reader.sink(channel).expect("a sink"));
+    introduce(&source, &[&sink]);
+    introduce(&picky, &[&picky_sink]);
+    let counted = || works.admin().channel(CHANNEL.0);
+    let number = Cell::new(0);
+    let next = |source: &Source, sink: &Sink| {
+        number.set(number.get() + 1);
+        put(source, number.get(), 64);
+        let message = sink.consume(Wait::For(PATIENCE)).expect("a message");
+        assert_eq!(number_of(&message), number.get());
+    };
+    // Counters are told now and then: until none is under way.
+    let detours = |count: u64| {
+        let before = counted();
+        (0..count).for_each(|_| next(&source, &sink));
+        until_true("what was sent is counted", || {
+            counted().sent == before.sent + count
+        });
+        counted().detoured - before.detoured
+    };
+    assert_eq!(detours(100), 0);
+
+    std::fs::write(&broken, "").expect("write");
+    warned(
+        works,
+        "lossy has failed there: what is for it goes by other datapaths",
+    );
+    until_true("its lane knows it", || detours(1) == 1);
+    let before = sent_by(works, "udp");
+    assert_eq!(detours(100), 100);
+    until_true("the port has told what it sent", || {
+        sent_by(works, "udp") >= before + 100
+    });
+    let token = put(&picky, 0, 64);
+    until_true("what asks for it and no other is not sent", || {
+        picky.outcome(token) != Outcome::Pending
+    });
+    assert_eq!(picky.outcome(token), Outcome::Unreachable);
+    assert!(picky_sink.consume(Wait::Never).is_err());
+
+    std::fs::remove_file(&broken).expect("remove");
+    warned(
+        works,
+        "lossy works again there: what is for it goes by other datapaths for now",
+    );
+    until_true("what asks for it and no other arrives", || {
+        put(&picky, 0, 64);
+        picky_sink.consume(Wait::Never).is_ok()
+    });
+    assert_eq!(detours(100), 100);
+
+    reconfigure(fails, "hold_down_ms", "0");
+    warned(works, "");
+    until_true("its lane knows it", || detours(1) == 0);
+    assert_eq!(detours(100), 0);
+    // Nothing of this concerns the streams themselves.
+    for stream in &streams {
+        assert_eq!(
+            (stream.datapath(), stream.warning()),
+            ("lossy".into(), None)
+        );
+    }
+    assert_eq!(works.admin().node().streams_moved, 0);
+    assert_eq!(sink.counters().lost, 0);
+}
+
+#[test]
+fn streams_leave_an_interface_that_is_removed_for_good_and_a_restart_takes_it_back() {
+    if skip() {
+        return;
+    }
+    let mut pair = two_links(HOLD_DOWN);
+    let [near, far] = pair.nodes.each_ref().map(|node| attach(node, "remapping"));
+    let stream = near.stream(Qos::fast()).expect("a stream");
+    assert_eq!(stream.datapath(), "xdp");
+    let source = stream.source(CHANNEL).expect("a source");
+    let reader = far.stream(Qos::fast()).expect("a stream");
+    let sink = reader.sink(CHANNEL).expect("a sink");
+    introduce(&source, &[&sink]);
+    let why = "the interface eth1 has been removed: restart the node when it is back";
+    let remove = |host: &Host| ip(host, "link delete eth1");
+    let stays_away = |stream: &Stream| {
+        assert_eq!(stream.datapath(), "udp");
+        for node in &pair.nodes {
+            let xdp = datapath(node, "xdp");
+            assert_eq!(
+                (xdp.available, xdp.failures, xdp.reason.as_str()),
+                (false, 1, why)
+            );
+        }
+    };
+    remove(pair.lab.host(0));
+    for (stream, node) in [&stream, &reader].into_iter().zip(&pair.nodes) {
+        until_true("it is left", || stream.datapath() == "udp");
+        until_true("it says why", || datapath(node, "xdp").reason == why);
+    }
+    let number = Cell::new(0);
+    let pass = |source: &Source, sink: &Sink| {
+        until_true("messages arrive", || {
+            number.set(number.get() + 1);
+            put(source, number.get(), 64);
+            let message = sink.consume(Wait::Never);
+            message.is_ok_and(|message| number_of(&message) <= number.get())
+        });
+    };
+    pass(&source, &sink);
+    stays_away(&stream);
+    // One of the same name is another.
+    lay_second(&pair.lab);
+    (0..100).for_each(|_| pass(&source, &sink));
+    stays_away(&stream);
+
+    for node in &mut pair.nodes {
+        node.kill();
+        node.restart();
+    }
+    pair.await_peers(proto::PeerState::Up);
+    for stream in [&stream, &reader] {
+        until_true("it is back", || stream.datapath() == "xdp");
+    }
+    let before = sent_by(&pair.nodes[0], "xdp");
+    pass(&source, &sink);
+    until_true("the port has told what it sent", || {
+        sent_by(&pair.nodes[0], "xdp") > before
+    });
+}
+
 #[test]
 fn a_plugin_that_reports_its_failure_is_left_until_it_works_again() {
     if skip() {
@@ -284,17 +456,7 @@ fn a_plugin_that_reports_its_failure_is_left_until_it_works_again() {
     let directory = plugin();
     let broken = directory.join("broken");
     let broken = broken.as_path();
-    let text = format!("fails_with = \"{}\"", broken.display());
-    let text =
-        sections(&directory, &text).replace("[mapping]\n", "[mapping]\nhold_down_ms = 100\n");
-    // Only this end fails.
-    let lab = Lab::scratch(&LabConfig::default()).expect("a lab");
-    let nodes = [
-        Node::start(lab.host(0), &[other(&lab, 0)], &text),
-        Node::start(lab.host(1), &[other(&lab, 1)], &sections(&directory, "")),
-    ];
-    let pair = Pair { nodes, lab };
-    pair.await_peers(proto::PeerState::Up);
+    let pair = one_end_fails(&directory, broken, 100);
     let [near, far] = pair.nodes.each_ref().map(|node| attach(node, "remapping"));
     let stream = near.stream(Qos::fast()).expect("a stream");
     assert_eq!(stream.datapath(), "lossy");
