@@ -13,6 +13,7 @@ use taktd::datapaths::probe::{self, Absence, Found};
 use crate::admin::{Daemon, block_on, listening_process};
 use crate::failure::Failure;
 use crate::output::{Form, print, print_json, wrap};
+use crate::status::failures;
 
 const HELP: &str = "\
 States:
@@ -238,7 +239,7 @@ fn of_daemon(node: &Node, datapath: &Datapath) -> Technology {
         state,
         interface: None,
         ports: ports.collect(),
-        found,
+        found: found + &failures(datapath),
         remedy,
     }
 }

@@ -440,6 +440,7 @@ pub fn channels(channels: &[Channel]) -> String {
         ("EMITTED", Align::Right),
         ("NO SINK", Align::Right),
         ("SENT", Align::Right),
+        ("DETOURED", Align::Right),
         ("UNREACHABLE", Align::Right),
         ("RECEIVED", Align::Right),
         ("LOST", Align::Right),
@@ -456,6 +457,7 @@ pub fn channels(channels: &[Channel]) -> String {
             counters.emitted,
             counters.no_sink,
             counters.sent,
+            counters.detoured,
             counters.unreachable,
             counters.received,
             counters.lost.saturating_sub(counters.late),
@@ -540,10 +542,19 @@ fn datapaths(datapaths: &[Datapath]) -> String {
             datapath.name.clone(),
             state.to_owned(),
             list(traits),
-            detail.clone(),
+            format!("{detail}{}", failures(datapath)),
         ]
     });
     table(&columns, rows.collect())
+}
+
+/// Behind what is told of a datapath: how often it has failed.
+pub fn failures(datapath: &Datapath) -> String {
+    match datapath.failures {
+        0 => String::new(),
+        1 => " [has failed once]".into(),
+        times => format!(" [has failed {times} times]"),
+    }
 }
 
 /// A row for each network, and one for each station.
@@ -810,6 +821,23 @@ mod tests {
             text.contains("unavailable") && text.contains("CAP_BPF"),
             "{text}"
         );
+        assert!(!text.contains("failed"), "{text}");
+    }
+
+    #[test]
+    fn a_datapath_that_has_failed_shows_how_often() {
+        let text = |available, failures| {
+            datapaths(&[Datapath {
+                name: "xdp".into(),
+                available,
+                detail: "eth1, native".into(),
+                reason: "eth1 is down".into(),
+                failures,
+                ..Datapath::default()
+            }])
+        };
+        assert!(text(false, 1).contains("eth1 is down [has failed once]"));
+        assert!(text(true, 3).contains("eth1, native [has failed 3 times]"));
     }
 
     #[test]

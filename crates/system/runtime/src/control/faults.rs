@@ -135,7 +135,7 @@ impl Faults {
             State::Failed(why) => Some(why.clone()),
             State::Returns(..) if explicit => None,
             State::Returns(_, why) => Some(format!(
-                "it works again, and streams return if it goes on to (it has failed: {why})"
+                "it works again, and has not for long: streams return if it goes on to (it has failed: {why})"
             )),
         }
     }
