@@ -1954,7 +1954,7 @@ type ChannelCounters struct {
 	Undelivered uint64 `protobuf:"varint,15,opt,name=undelivered,proto3" json:"undelivered,omitempty"`
 	// Times that a sink here, or a node that hears a reliable source here, took nothing for too long: the source went on without it.
 	Evicted uint64 `protobuf:"varint,16,opt,name=evicted,proto3" json:"evicted,omitempty"`
-	// Copies sent to other nodes by another datapath than their stream's, which does not reach them.
+	// Of those sent: by another datapath than their stream's, which does not reach the node.
 	Detoured      uint64 `protobuf:"varint,17,opt,name=detoured,proto3" json:"detoured,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -4467,7 +4467,9 @@ type LinkSchedule struct {
 	// The port inserts a VLAN tag.
 	Vlan bool `protobuf:"varint,13,opt,name=vlan,proto3" json:"vlan,omitempty"`
 	// The class whose gate frames of each priority 0 to 7 pass.
-	Priorities    []uint32 `protobuf:"varint,14,rep,packed,name=priorities,proto3" json:"priorities,omitempty"`
+	Priorities []uint32 `protobuf:"varint,14,rep,packed,name=priorities,proto3" json:"priorities,omitempty"`
+	// Other datapaths of the node that send from the same address: their frames do not pass these gates.
+	Beside        []string `protobuf:"bytes,15,rep,name=beside,proto3" json:"beside,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4596,6 +4598,13 @@ func (x *LinkSchedule) GetVlan() bool {
 func (x *LinkSchedule) GetPriorities() []uint32 {
 	if x != nil {
 		return x.Priorities
+	}
+	return nil
+}
+
+func (x *LinkSchedule) GetBeside() []string {
+	if x != nil {
+		return x.Beside
 	}
 	return nil
 }
@@ -6407,7 +6416,7 @@ const file_takt_admin_v1_admin_proto_rawDesc = "" +
 	"\aremoved\x18\x01 \x01(\bR\aremoved\"\x16\n" +
 	"\x14ListSchedulesRequest\"J\n" +
 	"\x15ListSchedulesResponse\x121\n" +
-	"\x05links\x18\x01 \x03(\v2\x1b.takt.admin.v1.LinkScheduleR\x05links\"\xe1\x04\n" +
+	"\x05links\x18\x01 \x03(\v2\x1b.takt.admin.v1.LinkScheduleR\x05links\"\xf9\x04\n" +
 	"\fLinkSchedule\x12\x1a\n" +
 	"\bdatapath\x18\x01 \x01(\tR\bdatapath\x12\"\n" +
 	"\rlink_rate_bps\x18\x02 \x01(\x04R\vlinkRateBps\x12=\n" +
@@ -6425,7 +6434,8 @@ const file_takt_admin_v1_admin_proto_rawDesc = "" +
 	"\x04vlan\x18\r \x01(\bR\x04vlan\x12\x1e\n" +
 	"\n" +
 	"priorities\x18\x0e \x03(\rR\n" +
-	"prioritiesB\x14\n" +
+	"priorities\x12\x16\n" +
+	"\x06beside\x18\x0f \x03(\tR\x06besideB\x14\n" +
 	"\x12_pending_begins_nsB\b\n" +
 	"\x06_cycleB\x11\n" +
 	"\x0f_cycle_start_ns\"\x92\x03\n" +
