@@ -670,7 +670,7 @@ mod tests {
         let mapping = policy.map("t", Qos::slow(), &fabric, &unavailable, |_| false);
         assert_eq!(
             mapping.expect("mapped").warning,
-            "no datapath of the rule press here, using dpdk (dpdk: no port; xdp: eth1 is down)"
+            "no datapath of the rule press here, using dpdk (dpdk needs a spinning core and the stream is frugal; xdp: eth1 is down)"
         );
     }
 

@@ -126,6 +126,7 @@ fn every_key_is_in_the_reference_and_in_the_manual() {
         "[departure]",
         "[clock]",
         "[mapping]",
+        "[[mapping.rule]]",
         "[datapath.udp]",
         "[datapath.xdp]",
         "[admin]",

@@ -493,7 +493,7 @@ fn help(subject: &str, field: &str) -> Option<&'static str> {
         ("lane", "rx_no_place") => "Announcements of reliable sources for which no place was free",
         ("datapath", "failures") => "Times that the datapath has failed",
         ("channel", "detoured") => {
-            "Copies sent by another datapath than their stream's, which does not reach the peer"
+            "Of those sent: by another datapath than the stream's, which does not reach the peer"
         }
         ("channel", "repaired") => "Records of reliable sources that were sent again",
         ("channel", "undelivered") => {
