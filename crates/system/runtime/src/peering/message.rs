@@ -295,6 +295,18 @@ fn technologies(lanes: &[LaneAnnouncement]) -> Vec<&Endpoint> {
     found
 }
 
+/// Those of the outages that concern the lanes, one for each datapath, in the order of their technologies.
+fn failures(lanes: &[LaneAnnouncement], outages: &[Outage]) -> Vec<Outage> {
+    let mut failed: Vec<Outage> = Vec::new();
+    for technology in technologies(lanes) {
+        let of = |outage: &&Outage| outage.datapath == technology.datapath;
+        if !failed.iter().any(|known| of(&known)) {
+            failed.extend(outages.iter().find(of).cloned());
+        }
+    }
+    failed
+}
+
 fn address(out: &mut Vec<u8>, ip: IpAddr) {
     let ip = match ip {
         IpAddr::V4(ip) => ip.to_ipv6_mapped(),
@@ -341,15 +353,11 @@ pub fn decode(bytes: &[u8]) -> Result<(u64, Message), DecodeError> {
                     return None;
                 }
                 let mut technologies = Vec::with_capacity(count);
-                let mut failed: Vec<Outage> = Vec::new();
+                let mut outages = Vec::new();
                 for _ in 0..count {
                     let (technology, outage) = read_technology(r)?;
-                    // Of one that it names twice, the first failure counts.
-                    let mut named = failed.iter().map(|outage| &outage.datapath);
-                    if !named.any(|name| *name == technology.datapath) {
-                        failed.extend(outage);
-                    }
                     technologies.push(technology);
+                    outages.extend(outage);
                 }
                 let count = usize::from(r.try_get_u8().ok()?);
                 if count > MAX_LANES {
@@ -383,8 +391,8 @@ pub fn decode(bytes: &[u8]) -> Result<(u64, Message), DecodeError> {
                     stream,
                     holds,
                     label,
+                    failed: failures(&lanes, &outages),
                     lanes,
-                    failed,
                 }
             }
             SUBSCRIPTIONS => {
@@ -738,8 +746,8 @@ mod tests {
         );
     }
 
-    /// A hello of one lane with ports of these technologies, of which the flags are these.
-    fn hello_of(technologies: &[(&str, u8)]) -> Result<Vec<Outage>, DecodeError> {
+    /// A hello that names these technologies, with these flags, and has two lanes with ports of as many of them.
+    fn hello_of(technologies: &[(&str, u8)], carried: usize) -> Result<Vec<Outage>, DecodeError> {
         let mut bytes = encode(
             1,
             &Message::Hello {
@@ -760,7 +768,14 @@ mod tests {
             bytes.put_u16_le(9000);
             bytes.put_u8(*flags);
         }
-        bytes.put_u8(0);
+        // The first lane goes without the first of them.
+        bytes.put_u8(2);
+        let all = (1 << carried) - 1;
+        for mask in [all & !1, all] {
+            bytes.put_u32_le(mask);
+            bytes.put_u8(mask as u8);
+            (0..mask.count_ones()).for_each(|port| bytes.put_u16_le(port as u16));
+        }
         match decode(&bytes)?.1 {
             Message::Hello { failed, .. } => Ok(failed),
             other => panic!("{other:?}"),
@@ -779,16 +794,23 @@ mod tests {
             ("fabric", FAILED | RETURNS),
         ];
         assert_eq!(
-            hello_of(&told),
+            hello_of(&told, 3),
             Ok(vec![outage("xdp", false), outage("fabric", true)])
         );
+        // What no lane has is nobody's loss.
+        assert_eq!(hello_of(&told, 2), Ok(vec![outage("xdp", false)]));
         // Of a version that tells of no failures.
-        assert_eq!(hello_of(&[("udp", UDP)]), Ok(Vec::new()));
-        // Once for each name, however often it comes.
-        let twice = [("xdp", UDP), ("xdp", FAILED), ("xdp", FAILED | RETURNS)];
-        assert_eq!(hello_of(&twice), Ok(vec![outage("xdp", false)]));
+        assert_eq!(hello_of(&[("udp", UDP)], 1), Ok(Vec::new()));
+        // Once for each name, however often it comes: the first failure counts.
+        let twice = [
+            ("udp", UDP),
+            ("xdp", UDP),
+            ("xdp", UDP | FAILED),
+            ("xdp", UDP | FAILED | RETURNS),
+        ];
+        assert_eq!(hello_of(&twice, 4), Ok(vec![outage("xdp", false)]));
         for flags in [RETURNS, UDP | RETURNS, 16, 128, FAILED | 16] {
-            let refused = hello_of(&[("udp", UDP), ("xdp", flags)]);
+            let refused = hello_of(&[("udp", UDP), ("xdp", flags)], 2);
             assert!(
                 matches!(refused, Err(DecodeError::Malformed(_))),
                 "{flags}: {refused:?}"
