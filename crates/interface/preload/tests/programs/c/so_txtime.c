@@ -4,13 +4,13 @@
  * that the times count from, waits until all have left or been refused and so many errors are told, and prints what the error
  * queue said.
  *
- * so_txtime CLOCK ADDRESS LETTER,DELAY[,LETTER,DELAY...] ERRORS
+ * so_txtime CLOCK ADDRESS LETTER,DELAY[,LETTER,DELAY...] [ERRORS]
  */
 #include "common.h"
 
 int main(int count, char **arguments)
 {
-	CHECK(count == 5);
+	CHECK(count == 4 || count == 5);
 	clockid_t clock = strcmp(arguments[1], "tai") == 0 ? CLOCK_TAI : CLOCK_MONOTONIC;
 	struct target to = target(arguments[2]);
 	int fd = socket(to.family, SOCK_DGRAM, 0);
@@ -38,7 +38,7 @@ int main(int count, char **arguments)
 		longest = delay > longest ? delay : longest;
 	}
 	struct told told;
-	int awaited = atoi(arguments[4]);
+	int awaited = count == 5 ? atoi(arguments[4]) : 0;
 	for (;;) {
 		int over = awaited <= 0 && now_by(clock) > start + longest + 20 * MS;
 		if (!read_error(fd, &told)) {
