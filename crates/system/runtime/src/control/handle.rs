@@ -297,16 +297,22 @@ impl RuntimeHandle {
         self.change(move |c| c.remove_listener(&path))
     }
 
-    /// Replaces the mapping policy, by which all streams are mapped anew, and the networks that are accepted.
+    /// Replaces the mapping policy, by which all streams are mapped anew, and the networks that are accepted. Returns when the streams
+    /// have moved.
     ///
     /// # Errors
     /// [`Stopped`].
     pub fn reload(&self, mapping: MappingPolicy, accept: Vec<AcceptNet>) -> Result<(), Stopped> {
-        self.change(move |c| {
+        self.ask(move |c| {
             c.config.mapping = mapping;
             c.peering.set_accept(accept);
             c.map_again();
-        })
+        })?;
+        let deadline = Instant::now() + SETTLE;
+        while !self.ask(|c| c.to_map.is_empty())? && Instant::now() < deadline {
+            std::thread::sleep(LOOK_AGAIN);
+        }
+        self.change(|_| ())
     }
 
     /// Ends a session for a reason; false if there is none.

@@ -817,4 +817,150 @@ mod tests {
             );
         }
     }
+
+    /// What the fuzzer of `fuzz/fuzz_targets/peering.rs` begins with: by name, datagrams with their sender and the time since the
+    /// one before in 100 ms.
+    fn seeds() -> Vec<(&'static str, Vec<(u8, u8, Vec<u8>)>)> {
+        const NODE: u64 = 9;
+        let udp = Endpoint {
+            datapath: "udp".into(),
+            port: 7401,
+            takes: 65_507,
+            udp: true,
+            address: None,
+        };
+        let hello = |seen: u64, failed: Vec<Outage>| {
+            let message = Message::Hello {
+                name: "peer".into(),
+                seen,
+                stream: 1,
+                holds: 0,
+                label: 3,
+                lanes: vec![LaneAnnouncement {
+                    incarnation: 77,
+                    endpoints: vec![
+                        udp.clone(),
+                        Endpoint {
+                            datapath: "xdp".into(),
+                            takes: 1458,
+                            ..udp.clone()
+                        },
+                    ],
+                }],
+                failed,
+            };
+            encode(NODE, &message)
+        };
+        let page = |base: u64, to: u64, channel: u64, wanted: bool| {
+            let entry = Subscription { channel, lane: 0 };
+            let page = Page {
+                stream: 5,
+                base,
+                to,
+                entries: vec![(entry, wanted)],
+            };
+            encode(NODE, &Message::Subscriptions(page))
+        };
+        let first = || hello(0, Vec::new());
+        let outage = |returns| Outage {
+            datapath: "xdp".into(),
+            returns,
+        };
+        let mut other = first();
+        other[4] = VERSION - 1;
+        let progress = SourceProgress {
+            channel: 5,
+            source: 1,
+            next: 100,
+            ended: true,
+        };
+        let introduced = ["10.0.0.3:7400", "10.0.0.4:7400"];
+        let introduced = introduced.map(|text| {
+            let address: SocketAddr = text.parse().expect("an address");
+            address.into()
+        });
+        vec![
+            ("hello", vec![(1, 1, first())]),
+            (
+                "accepted",
+                vec![(2, 1, first()), (2, 1, hello(7, Vec::new()))],
+            ),
+            ("stranger", vec![(150, 1, first())]),
+            ("other_version", vec![(1, 1, other)]),
+            (
+                "hello_and_channels",
+                vec![(1, 1, hello(7, Vec::new())), (1, 1, page(0, 1, 5, true))],
+            ),
+            (
+                "two_pages",
+                vec![
+                    (1, 1, hello(7, Vec::new())),
+                    (1, 1, page(0, 1, 5, true)),
+                    (1, 1, page(1, 2, 5, false)),
+                    (
+                        1,
+                        1,
+                        encode(
+                            NODE,
+                            &Message::Acknowledge {
+                                stream: 1,
+                                version: 0,
+                            },
+                        ),
+                    ),
+                ],
+            ),
+            (
+                "goodbye",
+                vec![
+                    (1, 1, first()),
+                    (1, 1, encode(NODE, &Message::Progress(vec![(0, progress)]))),
+                    (1, 1, encode(NODE, &Message::Goodbye)),
+                ],
+            ),
+            ("silence_and_back", vec![(1, 1, first()), (1, 90, first())]),
+            (
+                "a_datapath_that_failed",
+                vec![
+                    (1, 1, hello(7, vec![outage(false)])),
+                    (1, 10, hello(7, vec![outage(true)])),
+                    (1, 10, hello(7, Vec::new())),
+                ],
+            ),
+            (
+                "introductions",
+                vec![
+                    (1, 1, first()),
+                    (
+                        1,
+                        1,
+                        encode(NODE, &Message::Introductions(introduced.into())),
+                    ),
+                ],
+            ),
+        ]
+    }
+
+    #[test]
+    fn the_fuzzer_begins_with_datagrams_of_this_version() {
+        let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../fuzz/seeds/peering");
+        let write = std::env::var_os("TAKT_WRITE_SEEDS").is_some();
+        for (name, datagrams) in seeds() {
+            let mut bytes = Vec::new();
+            for (from, later, datagram) in datagrams {
+                assert!(decode(&datagram).is_ok() || name == "other_version");
+                let length = u8::try_from(datagram.len()).expect("short");
+                bytes.extend([from, later, length]);
+                bytes.extend(datagram);
+            }
+            let path = std::path::Path::new(directory).join(name);
+            if write {
+                std::fs::write(&path, &bytes).expect("written");
+            }
+            assert!(
+                std::fs::read(&path).is_ok_and(|known| known == bytes),
+                "{name} is of another version: TAKT_WRITE_SEEDS=1 cargo test -p takt-runtime the_fuzzer_begins"
+            );
+        }
+    }
 }
