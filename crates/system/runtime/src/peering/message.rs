@@ -818,9 +818,11 @@ mod tests {
         }
     }
 
-    /// What the fuzzer of `fuzz/fuzz_targets/peering.rs` begins with: by name, datagrams with their sender and the time since the
-    /// one before in 100 ms.
-    fn seeds() -> Vec<(&'static str, Vec<(u8, u8, Vec<u8>)>)> {
+    /// A seed by its name: datagrams with their sender and the time since the one before in 100 ms.
+    type Seed = (&'static str, Vec<(u8, u8, Vec<u8>)>);
+
+    /// What the fuzzer of `fuzz/fuzz_targets/peering.rs` begins with.
+    fn seeds() -> Vec<Seed> {
         const NODE: u64 = 9;
         let udp = Endpoint {
             datapath: "udp".into(),
