@@ -308,9 +308,43 @@ fn streams_and_schedules_that_do_not_fit_each_other_are_refused_by_name() {
     set(handle, listener(&path("press"), "press", moved)).expect_err("closed");
     let (streams, _) = counted(handle, "press");
     assert_eq!(streams.len(), 1, "it is as it was");
+    assert!(
+        !refused.contains("press"),
+        "names of others are not told: {refused}"
+    );
     // Nor is a schedule installed whose window is too short for both.
     let refused = install(half(7_500_000)).expect_err("too short for many");
     assert!(refused.contains("tenant `many`"), "{refused}");
+}
+
+#[test]
+fn who_takes_anothers_place_is_refused_without_that_ones_name() {
+    let directory = takt_testing::Directory::new();
+    let runtime = start(config(free_port(), &[]));
+    let handle = runtime.handle();
+    let mut both = half(0);
+    both.schedule.entries[0].gates = GateMask::from_bits(0b110_0000);
+    let installed = handle.install_schedule(both).expect("running");
+    installed.expect("nobody has streams");
+    let mut below = stream("secret", 5, 4_000_000);
+    below.talker.frames = 200;
+    let low = listener(&directory.join("low"), "low", vec![below]);
+    set(handle, low).expect("fits");
+    let mut above = stream("above", 6, 3_900_000);
+    above.talker.priority = TrafficClass::new(6).expect("a class");
+    above.talker.frames = 300;
+    let high = || listener(&directory.join("high"), "high", vec![above.clone()]);
+    let refused = set(handle, high()).expect_err("it leaves the other no time");
+    assert!(
+        refused.contains("a stream that another tenant has declared would lose its place: its last frame may end at")
+            && !refused.contains("secret")
+            && !refused.contains("low`"),
+        "{refused}"
+    );
+    handle
+        .remove_listener(directory.join("low"))
+        .expect("running");
+    set(handle, high()).expect("alone it fits");
 }
 
 /// A tenant with a stream of so many frames, 3 ms before its window ends: about 880 have their place.

@@ -6,6 +6,7 @@
 //! streams that may be on the link at that time, have left. Only declared streams count: what else a class and
 //! the ones above it send is not known here.
 
+use std::collections::BTreeSet;
 use std::fmt;
 
 use takt_time::TrafficClass;
@@ -19,8 +20,12 @@ use crate::selection::Selection;
 use crate::summary::PortModel;
 use crate::window::{Window, slots, windows};
 
-/// Most launch times of all streams together in the time after which everything repeats: what is looked at.
+/// Most launch times of all streams together in the time that is looked at.
 pub const MOST_LAUNCHES: u64 = 1 << 16;
+
+/// Most cycles that are looked at. A stream that launches more rarely counts as if it launched in each of these times:
+/// what it may meet is the same, and a long period makes nothing long for others.
+pub const MOST_CYCLES: u64 = 64;
 
 /// A stream as its talker declares it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -75,8 +80,8 @@ pub enum Misfit {
         window: Window,
         /// Nanoseconds from the start of the cycle until everything has left.
         needed_until_ns: u64,
-        /// Other streams that may have to leave before.
-        others: Vec<usize>,
+        /// How many other streams may have to leave before.
+        others: usize,
     },
     /// All streams of its class and those above need more than the link has.
     TooMuch {
@@ -85,7 +90,7 @@ pub enum Misfit {
         /// Parts of 1000 of the link's time.
         share: u64,
     },
-    /// Its period and those of others and the cycle repeat too rarely to be looked at.
+    /// Its launch times move through the cycle and come back too late to be looked at.
     NoRepetition {
         /// The cycle.
         cycle_ns: u64,
@@ -133,9 +138,9 @@ impl fmt::Display for Misfit {
             } => {
                 let (until, closes) = (readable(*needed_until_ns), readable(window.end_ns()));
                 write!(f, "its last frame may end at {until} of the cycle")?;
-                if !others.is_empty() {
-                    let plural = if others.len() == 1 { "" } else { "s" };
-                    write!(f, " behind {} other stream{plural}", others.len())?;
+                if *others > 0 {
+                    let plural = if *others == 1 { "" } else { "s" };
+                    write!(f, " behind {others} other stream{plural}")?;
                 }
                 write!(
                     f,
@@ -172,14 +177,13 @@ pub fn admit(
         return Vec::new();
     }
     let mut misfits = Misfits(vec![None; talkers.len()]);
-    let looked_at = hyperperiod(schedule, talkers, &mut misfits);
+    let looked_at = repetition(schedule, classes, talkers, &mut misfits);
     for class in TrafficClass::all() {
-        let of_class = |at: &usize| classes.class(talkers[*at].priority) >= class;
-        let heard: Vec<usize> = looked_at.talkers.iter().copied().filter(of_class).collect();
-        if heard
-            .iter()
-            .any(|at| classes.class(talkers[*at].priority) == class)
-        {
+        let of = |at: usize| classes.class(talkers[at].priority);
+        let heard: Vec<usize> = (0..talkers.len())
+            .filter(|&at| looked_at.every_ns[at].is_some() && of(at) >= class)
+            .collect();
+        if heard.iter().any(|&at| of(at) == class) {
             let view = View {
                 schedule,
                 classes,
@@ -187,7 +191,7 @@ pub fn admit(
                 guard_ns: i64::try_from(guard_ns).unwrap_or(HORIZON_NS),
                 talkers,
                 class,
-                repeats_ns: looked_at.repeats_ns,
+                looked_at: &looked_at,
             };
             view.check(&heard, &mut misfits);
         }
@@ -211,34 +215,91 @@ impl Misfits {
 
 /// What is looked at.
 struct Repetition {
-    /// After so long everything repeats: the least common multiple of the cycle and all periods.
+    /// So much of time, a multiple of the cycle.
     repeats_ns: i64,
-    /// Streams of which that is so.
-    talkers: Vec<usize>,
+    /// How often each stream launches in it: as often as it does, or more often where it comes round only later. None of
+    /// a stream that is not looked at.
+    every_ns: Vec<Option<i64>>,
 }
 
-fn hyperperiod(schedule: &Schedule, talkers: &[Talker], misfits: &mut Misfits) -> Repetition {
+/// Chooses what is looked at, of whatever order the streams are.
+fn repetition(
+    schedule: &Schedule,
+    classes: &ClassTable,
+    talkers: &[Talker],
+    misfits: &mut Misfits,
+) -> Repetition {
     let cycle_ns = schedule.cycle_time_ns;
-    let mut repeats = cycle_ns;
-    let mut taken: Vec<usize> = Vec::with_capacity(talkers.len());
+    let mut most = (HORIZON_NS as u64 / 4 / cycle_ns).min(MOST_CYCLES);
+    // What never meets a gate may come at any time.
+    let closes = |class| {
+        let windows = windows(schedule, class);
+        windows.first().is_none_or(|w| w.length_ns != cycle_ns)
+    };
+    let gated = TrafficClass::all().find(|&class| closes(class));
+    let free = |at: usize| gated.is_none_or(|gated| classes.class(talkers[at].priority) < gated);
+    // After how many cycles each is where it was.
+    let mut looked_at: Vec<(usize, u64)> = Vec::with_capacity(talkers.len());
     for (at, talker) in talkers.iter().enumerate() {
-        let together = common_multiple(repeats, talker.period_ns).filter(|together| {
-            let launches = |at: usize| together / talkers[at].period_ns;
-            let sum: u64 = taken.iter().copied().chain([at]).map(launches).sum();
-            *together <= (HORIZON_NS / 4) as u64 && sum <= MOST_LAUNCHES
-        });
-        match together {
-            Some(together) => {
-                repeats = together;
-                taken.push(at);
-            }
-            None => misfits.add(at, || Misfit::NoRepetition { cycle_ns }),
+        let rounds = talker.period_ns / common_divisor(cycle_ns, talker.period_ns);
+        let launches = cycle_ns / common_divisor(cycle_ns, talker.period_ns);
+        // One that launches once in each keeps its place in the cycle, however rare it is.
+        let bounded = most > 0 && talker.period_ns <= HORIZON_NS as u64 / 4;
+        if bounded && (launches == 1 || rounds <= most || free(at)) {
+            looked_at.push((at, rounds));
+        } else {
+            misfits.add(at, || Misfit::NoRepetition { cycle_ns });
         }
+    }
+    let launches = |at: usize, repeats: u64| {
+        if free(at) {
+            0
+        } else {
+            repeats / common_divisor(repeats, talkers[at].period_ns)
+        }
+    };
+    let mut rounds: Vec<u64> = looked_at.iter().map(|(_, rounds)| *rounds).collect();
+    rounds.sort_unstable();
+    rounds.dedup();
+    let repeats = loop {
+        let repeats = cycle_ns.saturating_mul(cycles(&rounds, most));
+        let sum: u64 = looked_at.iter().map(|&(at, _)| launches(at, repeats)).sum();
+        if sum <= MOST_LAUNCHES || most <= 1 {
+            break repeats;
+        }
+        most /= 2;
+    };
+    let mut sum: u64 = looked_at.iter().map(|&(at, _)| launches(at, repeats)).sum();
+    while sum > MOST_LAUNCHES {
+        let greatest = looked_at.iter().map(|&(at, _)| launches(at, repeats)).max();
+        looked_at.retain(|&(at, _)| {
+            let kept = Some(launches(at, repeats)) != greatest;
+            if !kept {
+                misfits.add(at, || Misfit::NoRepetition { cycle_ns });
+            }
+            kept
+        });
+        sum = looked_at.iter().map(|&(at, _)| launches(at, repeats)).sum();
+    }
+    let mut every_ns = vec![None; talkers.len()];
+    for (at, _) in looked_at {
+        every_ns[at] = Some(common_divisor(repeats, talkers[at].period_ns) as i64);
     }
     Repetition {
         repeats_ns: repeats as i64,
-        talkers: taken,
+        every_ns,
     }
+}
+
+/// So many cycles, at most `most`, as take in of each number of `rounds`, which ascend, what there is room for.
+fn cycles(rounds: &[u64], most: u64) -> u64 {
+    rounds.iter().fold(1, |cycles, rounds| {
+        let more = rounds / common_divisor(cycles, *rounds);
+        let fits = (1..=most / cycles)
+            .rev()
+            .find(|by| more.is_multiple_of(*by));
+        cycles * fits.unwrap_or(1)
+    })
 }
 
 /// The greatest number that divides both.
@@ -267,11 +328,48 @@ struct Launch {
     own: bool,
 }
 
-impl Launch {
-    /// When it has left at the latest, behind what has by `end`.
-    fn end_after(&self, end: i64, blocking: i64) -> i64 {
-        let begins = end.max(self.latest.saturating_add(blocking));
-        begins.saturating_add(self.lasts)
+/// By when all launches that have been added have left, each as late as it may be: what a link takes that is never idle
+/// while something waits, in whatever order that goes. As a tree over the launches by their latest times.
+struct Busy {
+    /// Where each launch is among those.
+    places: Vec<usize>,
+    /// How long the launches of a part hold the link, and when they have left if nothing else is there.
+    parts: Vec<(i64, i64)>,
+    blocking: i64,
+}
+
+impl Busy {
+    fn new(launches: &[Launch], blocking: i64) -> Self {
+        let mut order: Vec<usize> = (0..launches.len()).collect();
+        order.sort_unstable_by_key(|&at| launches[at].latest);
+        let leaves = launches.len().next_power_of_two();
+        let mut places = vec![0; launches.len()];
+        for (place, at) in order.into_iter().enumerate() {
+            places[at] = leaves + place;
+        }
+        Self {
+            places,
+            parts: vec![(0, i64::MIN); 2 * leaves],
+            blocking,
+        }
+    }
+
+    fn add(&mut self, at: usize, launch: &Launch) {
+        let mut part = self.places[at];
+        let begins = launch.latest.saturating_add(self.blocking);
+        self.parts[part] = (launch.lasts, begins.saturating_add(launch.lasts));
+        while part > 1 {
+            part /= 2;
+            let (first, then) = (self.parts[2 * part], self.parts[2 * part + 1]);
+            let lasts = first.0.saturating_add(then.0);
+            self.parts[part] = (lasts, first.1.saturating_add(then.0).max(then.1));
+        }
+    }
+
+    /// The end, if the link is busy with something else until `busy_until`.
+    fn end(&self, busy_until: i64) -> i64 {
+        let (lasts, end) = self.parts[1];
+        end.max(busy_until.saturating_add(lasts))
     }
 }
 
@@ -283,7 +381,7 @@ struct View<'a> {
     guard_ns: i64,
     talkers: &'a [Talker],
     class: TrafficClass,
-    repeats_ns: i64,
+    looked_at: &'a Repetition,
 }
 
 impl View<'_> {
@@ -333,7 +431,7 @@ impl View<'_> {
         let mut opened: Vec<(i64, usize)> = Vec::new();
         let in_cycle = launches
             .iter()
-            .filter(|l| l.own && (0..self.repeats_ns).contains(&l.earliest));
+            .filter(|l| l.own && (0..self.looked_at.repeats_ns).contains(&l.earliest));
         for launch in in_cycle {
             match self.window_of(launch.earliest, &windows) {
                 Some(found) => opened.push(found),
@@ -377,18 +475,22 @@ impl View<'_> {
             .min((HORIZON_NS / 4) as u64)
     }
 
-    /// All launches of a repetition, and of the ones before and after, by their earliest time from the start of a cycle.
+    /// All launches of the time that is looked at, and of as much before and after, by their earliest time from the start
+    /// of a cycle.
     fn launches(&self, heard: &[usize]) -> Vec<Launch> {
         let base = self.schedule.base_time.as_nanos();
+        let repeats = self.looked_at.repeats_ns;
         let mut all = Vec::new();
         for &at in heard {
             let talker = &self.talkers[at];
-            // Both are below HORIZON_NS: the first launch of a repetition.
-            let period = talker.period_ns as i64;
-            let first = (talker.offset_ns as i64 - base).rem_euclid(period);
+            let Some(every) = self.looked_at.every_ns[at] else {
+                continue;
+            };
+            // Both are below HORIZON_NS.
+            let first = (talker.offset_ns as i64 - base).rem_euclid(every);
             let own = self.classes.class(talker.priority) == self.class;
-            let mut earliest = first - self.repeats_ns;
-            while earliest < 2 * self.repeats_ns {
+            let mut earliest = first - repeats;
+            while earliest < 2 * repeats {
                 all.push(Launch {
                     talker: at,
                     earliest,
@@ -396,7 +498,7 @@ impl View<'_> {
                     lasts: self.lasts(at) as i64,
                     own,
                 });
-                earliest += period;
+                earliest += every;
             }
         }
         all.sort_unstable_by_key(|launch| (launch.earliest, launch.talker));
@@ -443,7 +545,7 @@ impl View<'_> {
     }
 
     /// Notes what does not leave within a window. Launches that may meet on the link form a cluster: whatever happens
-    /// within their windows, all have left at the end that is computed here, where each is as late as it may be.
+    /// within their windows, the next one begins when all have left.
     fn window(
         &self,
         open: i64,
@@ -454,44 +556,58 @@ impl View<'_> {
         misfits: &mut Misfits,
     ) {
         let close = open + window.length_ns as i64;
-        let gap = self.link.duration_ns(self.link.framing.gap.into()) as i64;
-        let mut cluster: Vec<Launch> = Vec::new();
-        let mut end = busy_until;
-        let inside = launches.iter().take_while(|l| l.earliest < close);
-        for launch in inside.copied().map(Some).chain([None]) {
-            if launch.is_none_or(|launch| launch.earliest > end) {
-                let late = end.saturating_sub(gap).saturating_add(self.guard_ns) > close;
-                if late && cluster.iter().any(|l| l.own) {
-                    self.blame(&cluster, open, window, end - gap, misfits);
-                }
-                cluster.clear();
-                end = i64::MIN;
+        let inside = &launches[..launches.partition_point(|l| l.earliest < close)];
+        let mut busy = Busy::new(inside, blocking);
+        let (mut first, mut end) = (0, busy_until);
+        for (at, launch) in inside.iter().enumerate() {
+            if launch.earliest > end {
+                let cluster = &inside[first..at];
+                self.cluster(open, window, blocking, busy_until, cluster, misfits);
+                first = at;
             }
-            if let Some(launch) = launch {
-                end = launch.end_after(end, blocking);
-                cluster.push(launch);
-            }
+            // Those of clusters before have left, and count for nothing.
+            busy.add(at, launch);
+            end = busy.end(busy_until);
         }
+        let cluster = &inside[first..];
+        self.cluster(open, window, blocking, busy_until, cluster, misfits);
     }
 
-    fn blame(
+    /// Notes what of a cluster does not leave within a window. What a launch waits for has begun at its latest time or
+    /// before, without a pause until it leaves, and consists of launches that may begin from then on.
+    fn cluster(
         &self,
-        cluster: &[Launch],
         open: i64,
         window: Window,
-        end: i64,
+        blocking: i64,
+        busy_until: i64,
+        cluster: &[Launch],
         misfits: &mut Misfits,
     ) {
-        let mut talkers: Vec<usize> = cluster.iter().map(|l| l.talker).collect();
-        talkers.sort_unstable();
-        talkers.dedup();
-        for launch in cluster.iter().filter(|l| l.own) {
-            let others = talkers.iter().copied().filter(|at| *at != launch.talker);
+        let close = open + window.length_ns as i64;
+        let gap = self.link.duration_ns(self.link.framing.gap.into()) as i64;
+        let mut by_latest: Vec<&Launch> = cluster.iter().collect();
+        by_latest.sort_unstable_by_key(|launch| (launch.latest, launch.earliest));
+        let lasts = cluster.iter().map(|launch| launch.lasts);
+        let mut rest = lasts.fold(0, i64::saturating_add);
+        let mut end = busy_until.saturating_add(rest);
+        let mut others = None;
+        for launch in by_latest {
+            end = end.max(launch.latest.saturating_add(blocking).saturating_add(rest));
+            rest -= launch.lasts;
+            let left = end.saturating_sub(gap).saturating_add(self.guard_ns);
+            if left <= close || !launch.own {
+                continue;
+            }
+            let others = *others.get_or_insert_with(|| {
+                let talkers: BTreeSet<usize> = cluster.iter().map(|l| l.talker).collect();
+                talkers.len() - 1
+            });
             misfits.add(launch.talker, || Misfit::TooLate {
                 class: self.class,
                 window,
-                needed_until_ns: window.start_ns + (end + self.guard_ns - open) as u64,
-                others: others.collect(),
+                needed_until_ns: window.start_ns + left.saturating_sub(open) as u64,
+                others,
             });
         }
     }
@@ -499,11 +615,12 @@ impl View<'_> {
 
 /// When launches of the classes above begin, and by when all until then have left.
 fn ends(launches: &[Launch], blocking: i64) -> Vec<(i64, i64)> {
-    let mut end = i64::MIN;
     let higher = launches.iter().filter(|launch| !launch.own);
-    let ends = higher.map(|launch| {
-        end = launch.end_after(end, blocking);
-        (launch.earliest, end)
+    let higher: Vec<Launch> = higher.copied().collect();
+    let mut busy = Busy::new(&higher, blocking);
+    let ends = higher.iter().enumerate().map(|(at, launch)| {
+        busy.add(at, launch);
+        (launch.earliest, busy.end(i64::MIN))
     });
     ends.collect()
 }

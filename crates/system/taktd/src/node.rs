@@ -333,8 +333,9 @@ fn keep_listeners(
     Ok(())
 }
 
-/// Opens the listeners of before whose directories are still there. One that cannot be opened is told in the log and
-/// tried again at the next start.
+/// Opens the listeners of before whose directories are still there. One whose streams do not fit the schedules of now is
+/// opened without them and without their classes: it keeps what has no place in a schedule. One that cannot be opened is
+/// told in the log. Both are tried again at the next start.
 fn restore_listeners(settings: &Settings, handle: &RuntimeHandle) -> Vec<proto::Listener> {
     let Some(state) = &settings.state else {
         return Vec::new();
@@ -351,16 +352,23 @@ fn restore_listeners(settings: &Settings, handle: &RuntimeHandle) -> Vec<proto::
         }
         there
     });
+    let open = |message: proto::Listener| {
+        let config = listener::from_message(message, &settings.admin.0);
+        let config = config.map_err(|problem| (problem, false))?;
+        let set = handle.set_listener(config);
+        set.map_err(|stopped| (stopped.to_string(), false))?
+            .map_err(|error| (error.to_string(), matches!(error, ListenError::Streams(_))))
+    };
     for message in &kept {
-        let opened =
-            listener::from_message(message.clone(), &settings.admin.0).and_then(|config| {
-                match handle.set_listener(config) {
-                    Ok(Ok(())) => Ok(()),
-                    Ok(Err(error)) => Err(error.to_string()),
-                    Err(stopped) => Err(stopped.to_string()),
-                }
-            });
-        if let Err(problem) = opened {
+        let mut opened = open(message.clone());
+        if let Err((misfit, true)) = &opened {
+            tracing::error!(
+                path = message.path,
+                "the streams of a kept listener have no place any more, and it is opened without them and their classes: {misfit}"
+            );
+            opened = open(without_streams(message.clone()));
+        }
+        if let Err((problem, _)) = opened {
             tracing::error!(
                 path = message.path,
                 "a kept listener cannot be opened: {problem}"
@@ -368,6 +376,14 @@ fn restore_listeners(settings: &Settings, handle: &RuntimeHandle) -> Vec<proto::
         }
     }
     kept
+}
+
+/// A listener without its streams, and without the classes that nothing else bounds then.
+fn without_streams(mut listener: proto::Listener) -> proto::Listener {
+    let streams = std::mem::take(&mut listener.streams);
+    let of_streams = |class: &u32| streams.iter().any(|s| s.traffic_class == *class);
+    listener.classes.retain(|class| !of_streams(class));
+    listener
 }
 
 fn listen_failed(error: &ListenError) -> String {

@@ -415,6 +415,82 @@ async fn a_kept_listener_comes_back_after_a_crash_while_its_directory_is_there()
 }
 
 #[tokio::test]
+async fn a_kept_listener_whose_streams_have_no_place_any_more_comes_back_without_them_and_their_class()
+ {
+    let directory = takt_testing::Directory::new();
+    let state = format!("state = \"{}\"\n", directory.join("state").display());
+    let base = support::configuration(&directory, LISTENER);
+    let base = base.replacen("[node]\n", &format!("[node]\n{state}"), 1);
+    std::fs::write(directory.join("takt.toml"), &base).expect("written");
+    let daemon = Daemon::start_in(directory);
+    let path = daemon.directory.join("pod.sock");
+    let stream = proto::DeclaredStream {
+        name: "claim".into(),
+        traffic_class: 5,
+        channel: Some(1),
+        period_ns: 1_000_000,
+        frame: 1514,
+        ..proto::DeclaredStream::default()
+    };
+    let wanted = Listener {
+        path: path.display().to_string(),
+        identity: "pod".into(),
+        classes: vec![0, 5],
+        write: vec![proto::ChannelRange { first: 1, last: 1 }],
+        streams: vec![stream],
+        ..Listener::default()
+    };
+    let set = SetListenerRequest {
+        listener: Some(wanted.clone()),
+        keep: true,
+    };
+    daemon.client().await.set_listener(set).await.expect("set");
+    async fn of(daemon: &Daemon, identity: &str) -> (Vec<u32>, usize) {
+        let list = daemon
+            .client()
+            .await
+            .list_listeners(ListListenersRequest {})
+            .await;
+        let list = list.expect("listeners").into_inner().listeners;
+        let found = list.into_iter().filter_map(|l| l.listener);
+        let found = found
+            .filter(|l| l.identity == identity)
+            .next()
+            .expect("it is there");
+        (found.classes, found.streams.len())
+    }
+    assert_eq!(of(&daemon, "pod").await, (vec![0, 5], 1));
+    let again = |daemon: Daemon, text: &str| {
+        daemon.signal(9);
+        let (_, _, directory) = daemon.end();
+        std::fs::write(directory.join("takt.toml"), text).expect("written");
+        Daemon::start_in(directory)
+    };
+    // The operator takes the window of its class away.
+    let schedule = daemon.directory.join("closed");
+    std::fs::write(
+        &schedule,
+        "tc qdisc replace dev eth0 parent root taprio num_tc 2 map 0 0 0 0 0 1 0 0 0 0 0 0 0 0 0 0 \
+         queues 1@0 1@1 base-time 0 sched-entry S 01 1000000 clockid CLOCK_TAI",
+    )
+    .expect("written");
+    let closed = format!(
+        "[[schedule]]\ndatapath = \"udp\"\nfile = \"{}\"\n",
+        schedule.display()
+    );
+    let daemon = again(daemon, &format!("{base}\n{closed}"));
+    assert_eq!(of(&daemon, "pod").await, (vec![0], 0));
+    Session::builder()
+        .socket(&path)
+        .reconnect(false)
+        .open()
+        .expect("a session");
+    // As it was, when that is.
+    let daemon = again(daemon, &base);
+    assert_eq!(of(&daemon, "pod").await, (vec![0, 5], 1));
+}
+
+#[tokio::test]
 async fn a_datapath_that_is_not_to_be_had_is_told_with_its_reason() {
     let more = format!("[datapath.xdp]\ninterface = \"takt-t-none\"\n{LISTENER}");
     let daemon = Daemon::start(&more);

@@ -31,13 +31,15 @@ pub struct StreamsMisfit {
     pub first: (usize, usize),
 }
 
-/// Checks the streams of tenants beside each other. `guard_ns`: what the port's scheduler leaves of a window.
+/// Checks the streams of tenants beside each other. `guard_ns`: what the port's scheduler leaves of a window. `asks`: the
+/// place of the tenant that asks for streams beside those of the others, whose names are not for it.
 ///
 /// # Errors
 /// [`StreamsMisfit`].
 pub fn check<'a>(
     asked: &LinkSchedule,
     guard_ns: u64,
+    asks: Option<usize>,
     tenants: impl Iterator<Item = &'a Policy>,
 ) -> Result<(), StreamsMisfit> {
     let mut names = Vec::new();
@@ -55,16 +57,25 @@ pub fn check<'a>(
         guard_ns,
         &talkers,
     );
-    let Some((first, _)) = misfits.first() else {
-        return Ok(());
+    let named = |at: usize| asks.is_none_or(|asks| names[at].2.0 == asks);
+    let (told, others): (Vec<_>, Vec<_>) = misfits.into_iter().partition(|(at, _)| named(*at));
+    let (told, about_others) = match (told.is_empty(), others.is_empty()) {
+        (true, true) => return Ok(()),
+        (true, false) => (others, true),
+        (false, _) => (told, false),
     };
-    let (.., first) = names[*first];
-    let told = misfits.iter().take(MOST_TOLD).map(|(at, misfit)| {
+    let (.., first) = names[told[0].0];
+    let lines = told.iter().take(MOST_TOLD).map(|(at, misfit)| {
         let (tenant, stream, _) = names[*at];
-        format!("stream `{stream}` of tenant `{tenant}`: {misfit}")
+        match about_others {
+            true => {
+                format!("a stream that another tenant has declared would lose its place: {misfit}")
+            }
+            false => format!("stream `{stream}` of tenant `{tenant}`: {misfit}"),
+        }
     });
-    let mut reasons: Vec<String> = told.collect();
-    if let Some(more @ 1..) = misfits.len().checked_sub(MOST_TOLD) {
+    let mut reasons: Vec<String> = lines.collect();
+    if let Some(more @ 1..) = told.len().checked_sub(MOST_TOLD) {
         reasons.push(format!("and {more} more"));
     }
     Err(StreamsMisfit {
@@ -79,6 +90,8 @@ pub fn check<'a>(
 pub(super) struct Check {
     asked: LinkSchedule,
     guard_ns: u64,
+    /// The last one asks.
+    asked_by_last: bool,
     tenants: Vec<Arc<Policy>>,
 }
 
@@ -88,7 +101,8 @@ impl Check {
     pub(super) fn run(&self) -> Result<(), StreamsMisfit> {
         debug_assert_ne!(std::thread::current().name(), Some(CONTROL_THREAD));
         let tenants = self.tenants.iter().map(|policy| &**policy);
-        check(&self.asked, self.guard_ns, tenants)
+        let asks = self.asked_by_last.then(|| self.tenants.len() - 1);
+        check(&self.asked, self.guard_ns, asks, tenants)
     }
 }
 
@@ -114,6 +128,7 @@ impl Control {
             .map(|asked| Check {
                 guard_ns: self.guard_of(&asked.datapath),
                 asked,
+                asked_by_last: true,
                 tenants: tenants.clone(),
             })
             .collect()
@@ -124,6 +139,7 @@ impl Control {
         Check {
             guard_ns: self.guard_of(&asked.datapath),
             asked,
+            asked_by_last: false,
             tenants: self.with_streams(None),
         }
     }

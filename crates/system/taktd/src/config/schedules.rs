@@ -61,7 +61,7 @@ pub fn read(file: &File, document: &Document<'_>) -> Result<Vec<LinkSchedule>, B
 pub fn admit(config: &Config, document: &Document<'_>) -> Result<(), Box<Fault>> {
     for schedule in &config.schedules {
         let tenants = config.listeners.iter().map(|listener| &listener.policy);
-        let Err(misfit) = admission::check(schedule, 0, tenants) else {
+        let Err(misfit) = admission::check(schedule, 0, None, tenants) else {
             continue;
         };
         let (listener, stream) = misfit.first;
