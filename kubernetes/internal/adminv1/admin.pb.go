@@ -3468,9 +3468,12 @@ type SetListenerRequest struct {
 	Listener *Listener              `protobuf:"bytes,1,opt,name=listener,proto3" json:"listener,omitempty"`
 	// It comes back at the next start of the node, also after a crash, as long as the directory of its socket is there:
 	// in /run, that is until the machine starts again. FAILED_PRECONDITION if the node has no `node.state`.
-	Keep          bool `protobuf:"varint,2,opt,name=keep,proto3" json:"keep,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Keep bool `protobuf:"varint,2,opt,name=keep,proto3" json:"keep,omitempty"`
+	// Path of another listener, from which the streams of this one are taken, by their names, in the same step: nobody else
+	// can get their place meanwhile. Empty, or no listener's: none.
+	TakeStreamsFrom string `protobuf:"bytes,3,opt,name=take_streams_from,json=takeStreamsFrom,proto3" json:"take_streams_from,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *SetListenerRequest) Reset() {
@@ -3515,6 +3518,13 @@ func (x *SetListenerRequest) GetKeep() bool {
 		return x.Keep
 	}
 	return false
+}
+
+func (x *SetListenerRequest) GetTakeStreamsFrom() string {
+	if x != nil {
+		return x.TakeStreamsFrom
+	}
+	return ""
 }
 
 // Listeners as a node keeps them for its next start.
@@ -6355,10 +6365,11 @@ const file_takt_admin_v1_admin_proto_rawDesc = "" +
 	"\x05vlans\x18\x06 \x03(\rR\x05vlans\"8\n" +
 	"\fChannelRange\x12\x14\n" +
 	"\x05first\x18\x01 \x01(\x04R\x05first\x12\x12\n" +
-	"\x04last\x18\x02 \x01(\x04R\x04last\"]\n" +
+	"\x04last\x18\x02 \x01(\x04R\x04last\"\x89\x01\n" +
 	"\x12SetListenerRequest\x123\n" +
 	"\blistener\x18\x01 \x01(\v2\x17.takt.admin.v1.ListenerR\blistener\x12\x12\n" +
-	"\x04keep\x18\x02 \x01(\bR\x04keep\"F\n" +
+	"\x04keep\x18\x02 \x01(\bR\x04keep\x12*\n" +
+	"\x11take_streams_from\x18\x03 \x01(\tR\x0ftakeStreamsFrom\"F\n" +
 	"\rKeptListeners\x125\n" +
 	"\tlisteners\x18\x01 \x03(\v2\x17.takt.admin.v1.ListenerR\tlisteners\"\x15\n" +
 	"\x13SetListenerResponse\"\x15\n" +

@@ -83,7 +83,7 @@ type AdminClient interface {
 	// All sockets where applications attach.
 	ListListeners(ctx context.Context, in *ListListenersRequest, opts ...grpc.CallOption) (*ListListenersResponse, error)
 	// Opens a socket, or changes the rights of the one at that path: for sessions and endpoints that come from then
-	// on; rates change for present sessions as well. Lasts until it is removed or the node stops, or longer: see `keep`.
+	// on; rates and streams change for present sessions as well, and in classes that are taken away those send nothing more. Lasts until it is removed or the node stops, or longer: see `keep`.
 	SetListener(ctx context.Context, in *SetListenerRequest, opts ...grpc.CallOption) (*SetListenerResponse, error)
 	// Closes a socket. Its sessions go on.
 	RemoveListener(ctx context.Context, in *RemoveListenerRequest, opts ...grpc.CallOption) (*RemoveListenerResponse, error)
@@ -355,7 +355,7 @@ type AdminServer interface {
 	// All sockets where applications attach.
 	ListListeners(context.Context, *ListListenersRequest) (*ListListenersResponse, error)
 	// Opens a socket, or changes the rights of the one at that path: for sessions and endpoints that come from then
-	// on; rates change for present sessions as well. Lasts until it is removed or the node stops, or longer: see `keep`.
+	// on; rates and streams change for present sessions as well, and in classes that are taken away those send nothing more. Lasts until it is removed or the node stops, or longer: see `keep`.
 	SetListener(context.Context, *SetListenerRequest) (*SetListenerResponse, error)
 	// Closes a socket. Its sessions go on.
 	RemoveListener(context.Context, *RemoveListenerRequest) (*RemoveListenerResponse, error)

@@ -241,8 +241,10 @@ pub enum Again {
 pub struct Policer {
     /// By class and flow.
     streams: Vec<Arc<Stream>>,
-    /// Classes in which streams are declared, a bit each.
+    /// Classes in which streams are declared, and those that the tenant may not use any more, a bit each.
     classes: u8,
+    /// Those that it may use.
+    allowed: u8,
     /// Other frames of these classes pass.
     undeclared: bool,
     /// Those that did not.
@@ -272,17 +274,23 @@ impl Policer {
             classes: streams
                 .iter()
                 .map(bit)
-                .fold(0, |classes, bit: u8| classes | bit),
+                .fold(!policy.classes, |classes, bit: u8| classes | bit),
+            allowed: policy.classes,
             streams,
             undeclared: policy.undeclared_streams,
             refused: before.refused.clone(),
         }
     }
 
-    /// Whether streams are declared in a class.
+    /// Whether streams are declared in a class, or it has been taken away.
     #[inline]
     pub fn polices(&self, class: TrafficClass) -> bool {
         self.classes & 1 << class.number() != 0
+    }
+
+    /// Whether what is of no stream passes.
+    fn passes_undeclared(&self, class: TrafficClass) -> bool {
+        self.undeclared && self.allowed & 1 << class.number() != 0
     }
 
     fn find(&self, class: TrafficClass, flow: Option<Flow>) -> Option<&Stream> {
@@ -304,7 +312,7 @@ impl Policer {
         now_ns: i64,
     ) -> Again {
         let Some(stream) = self.find(offered.class, flow) else {
-            return match self.undeclared {
+            return match self.passes_undeclared(offered.class) {
                 true => Again::Undeclared,
                 false => Again::Never,
             };
@@ -319,7 +327,7 @@ impl Policer {
     /// Decides on frames of a class that is policed, and counts them.
     pub fn decide(&self, flow: Option<Flow>, offered: &Offered, now_ns: i64) -> Verdict {
         let Some(stream) = self.find(offered.class, flow) else {
-            if self.undeclared {
+            if self.passes_undeclared(offered.class) {
                 return Verdict::Undeclared;
             }
             self.refused.add_shared(offered.frames.into());

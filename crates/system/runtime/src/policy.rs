@@ -115,6 +115,14 @@ fn usable_memory() -> usize {
 const CHANNEL_SINKS: usize = 256;
 
 impl Policy {
+    /// It without streams of the names of another's.
+    pub(crate) fn without_streams_of(&self, other: &Self) -> Self {
+        let mut without = self.clone();
+        let moved = |name: &str| other.streams.iter().any(|stream| stream.name == name);
+        without.streams.retain(|stream| !moved(&stream.name));
+        without
+    }
+
     /// Most sinks of one channel of all its sessions together: as many as one session may have of all, or 256 if those are
     /// more. A lane copies a message that it receives to all of them in one go.
     pub fn channel_sinks(&self) -> usize {

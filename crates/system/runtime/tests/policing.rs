@@ -247,6 +247,53 @@ fn what_is_outside_declared_streams_does_not_leave_and_hurts_nobody() {
     until_true("its lane knows", || {
         pirate.emit(7, None, 100) == Outcome::Sent
     });
+    // With the class it loses what it has open there, too, whatever else it may send undeclared.
+    let mut without = listener(&pirates, "pirate", Vec::new());
+    without.policy.classes = 1;
+    without.policy.undeclared_streams = true;
+    set(handle, without).expect("set");
+    until_true("its lane knows", || {
+        pirate.emit(7, None, 100) == Outcome::Refused
+    });
+    set(handle, listener(&pirates, "pirate", Vec::new())).expect("set");
+    until_true("its lane knows", || {
+        pirate.emit(7, None, 100) == Outcome::Sent
+    });
+}
+
+#[test]
+fn streams_that_move_to_another_listener_keep_their_place() {
+    let directory = takt_testing::Directory::new();
+    let runtime = start(config(free_port(), &[]));
+    let handle = runtime.handle();
+    let installed = handle.install_schedule(half(0)).expect("running");
+    installed.expect("nobody has streams");
+    let [waiting, pod] = ["waiting", "pod"].map(|name| directory.join(name));
+    let of = |path: &Path, frames| {
+        let mut many = stream("many", 6, 2_000_000);
+        many.talker.frames = frames;
+        listener(path, "talker", vec![many])
+    };
+    set(handle, of(&waiting, 800)).expect("fits");
+    set(handle, of(&pod, 800)).expect_err("both together do not");
+    let moved = |to: &Path, frames, from: &Path| {
+        let moved = handle.move_streams(of(to, frames), Some(from.to_owned()));
+        moved.expect("running").map_err(|error| error.to_string())
+    };
+    let names = || {
+        let all = handle.listeners().expect("running");
+        let streams = all
+            .iter()
+            .flat_map(|l| l.policy.streams.iter().map(|_| l.path.clone()));
+        streams.collect::<Vec<_>>()
+    };
+    moved(&pod, 1024, &waiting).expect_err("more than there is");
+    assert_eq!(names(), std::slice::from_ref(&waiting), "all is as it was");
+    moved(&pod, 800, &waiting).expect("the same");
+    assert_eq!(names(), std::slice::from_ref(&pod));
+    moved(&pod, 700, &pod).expect("from itself");
+    moved(&pod, 700, &directory.join("nowhere")).expect("from nobody");
+    assert_eq!(names(), [pod]);
 }
 
 /// The class is open in the first half of each period.

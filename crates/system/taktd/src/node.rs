@@ -148,7 +148,8 @@ impl Node {
         drop(runtime.take());
     }
 
-    /// Sets a listener; as `message` at the next start of the node as well, if that is wanted.
+    /// Sets a listener; as `message` at the next start of the node as well, if that is wanted. Its streams are taken from the
+    /// listener at `from` in the same step, if one is named.
     ///
     /// # Errors
     /// [`SetListenerError`].
@@ -157,14 +158,21 @@ impl Node {
         config: ListenerConfig,
         message: proto::Listener,
         keep: bool,
+        from: Option<PathBuf>,
     ) -> Result<(), SetListenerError> {
         let state = self.settings().state;
         if keep && state.is_none() {
             return Err(SetListenerError::NoState);
         }
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        self.handle.set_listener(config)??;
+        self.handle.move_streams(config, from.clone())??;
         let mut wanted = kept.clone();
+        let from = from.filter(|from| *from != Path::new(&message.path));
+        let taken = |there: &&mut proto::Listener| from.as_deref() == Some(Path::new(&there.path));
+        if let Some(there) = wanted.iter_mut().find(taken) {
+            let moved = |name: &String| message.streams.iter().any(|s| s.name == *name);
+            there.streams.retain(|stream| !moved(&stream.name));
+        }
         match wanted.iter_mut().find(|there| there.path == message.path) {
             Some(there) if keep => *there = message,
             Some(_) => wanted.retain(|there| there.path != message.path),

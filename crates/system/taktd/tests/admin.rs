@@ -254,6 +254,7 @@ async fn listeners_can_be_set_changed_and_removed() {
     let set = |listener: &Listener| SetListenerRequest {
         listener: Some(listener.clone()),
         keep: false,
+        ..SetListenerRequest::default()
     };
     client.set_listener(set(&press)).await.expect("set");
     let mode = std::fs::metadata(&path)
@@ -314,6 +315,7 @@ async fn a_listener_that_cannot_be_is_refused_and_nothing_changes() {
     let set = |listener: &Listener| SetListenerRequest {
         listener: Some(listener.clone()),
         keep: false,
+        ..SetListenerRequest::default()
     };
     let refused = client
         .set_listener(set(&listener))
@@ -347,6 +349,7 @@ async fn a_kept_listener_comes_back_after_a_crash_while_its_directory_is_there()
             ..Listener::default()
         }),
         keep,
+        ..SetListenerRequest::default()
     };
     let refused = without
         .client()
@@ -443,6 +446,7 @@ async fn a_kept_listener_whose_streams_have_no_place_any_more_comes_back_without
     let set = SetListenerRequest {
         listener: Some(wanted.clone()),
         keep: true,
+        ..SetListenerRequest::default()
     };
     daemon.client().await.set_listener(set).await.expect("set");
     async fn of(daemon: &Daemon, identity: &str) -> (Vec<u32>, usize) {

@@ -65,6 +65,7 @@ async fn listeners_of_the_file_come_change_and_go_and_others_stay() {
     let set = SetListenerRequest {
         listener: Some(of_the_api),
         keep: false,
+        ..SetListenerRequest::default()
     };
     client.set_listener(set).await.expect("set");
     daemon.write(&(listener("b", 2) + &listener("c", 3)));

@@ -298,6 +298,7 @@ impl Set {
             let request = SetListenerRequest {
                 listener: Some(sent),
                 keep,
+                ..SetListenerRequest::default()
             };
             client.set_listener(request).await?;
             Ok(())

@@ -402,6 +402,7 @@ impl Admin {
         let asked = self.client.set_listener(proto::SetListenerRequest {
             listener,
             keep: false,
+            ..proto::SetListenerRequest::default()
         });
         let answer = self.runtime.block_on(asked);
         answer.map(drop).map_err(|status| status.message().into())

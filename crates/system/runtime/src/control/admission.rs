@@ -107,16 +107,27 @@ impl Check {
 }
 
 impl Control {
-    /// What has to hold for a tenant's streams; `listener`: the path of its listener, whose present streams go.
+    /// What has to hold for a tenant's streams; `listener`: the path of its listener, whose present streams go; `from`: that
+    /// of one from which streams of the same names go.
     pub(super) fn checks_of_streams(
         &mut self,
         policy: &Policy,
         listener: Option<&Path>,
+        from: Option<&Path>,
     ) -> Vec<Check> {
         if policy.streams.is_empty() {
             return Vec::new();
         }
         let mut tenants = self.with_streams(listener);
+        if let Some(from) = from.filter(|_| listener != from) {
+            let at = |tenant: &&mut Arc<Policy>| {
+                let there = self.listeners.values().find(|l| l.config.path == from);
+                there.is_some_and(|there| Arc::ptr_eq(&there.policy, tenant))
+            };
+            if let Some(tenant) = tenants.iter_mut().find(at) {
+                *tenant = Arc::new(tenant.without_streams_of(policy));
+            }
+        }
         // By no listener: the same as before, as far as there are sessions of it.
         let known = tenants.iter().any(|known| **known == *policy);
         if listener.is_none() && known {

@@ -270,19 +270,34 @@ impl RuntimeHandle {
     /// # Errors
     /// [`Stopped`]; inside, why the socket cannot be opened.
     pub fn set_listener(&self, config: ListenerConfig) -> Result<Result<(), ListenError>, Stopped> {
+        self.move_streams(config, None)
+    }
+
+    /// As [`set_listener`](Self::set_listener); the streams that it has are taken, by their names, from the listener at
+    /// `from` in the same step: nobody else can get their place meanwhile.
+    ///
+    /// # Errors
+    /// [`Stopped`]; inside, why the socket cannot be opened.
+    pub fn move_streams(
+        &self,
+        config: ListenerConfig,
+        from: Option<PathBuf>,
+    ) -> Result<Result<(), ListenError>, Stopped> {
         loop {
-            let asked = config.clone();
+            let (asked, taken) = (config.clone(), from.clone());
             let (seen, checks) = self.ask(move |c| {
-                let checks = c.checks_of_streams(&asked.policy, Some(&asked.path));
+                let (path, from) = (Some(&*asked.path), taken.as_deref());
+                let checks = c.checks_of_streams(&asked.policy, path, from);
                 (c.admissions, checks)
             })?;
             if let Err(misfit) = checks.iter().try_for_each(Check::run) {
                 return Ok(Err(misfit.into()));
             }
-            let asked = config.clone();
+            let (asked, taken) = (config.clone(), from.clone());
             // Unless streams or schedules have changed meanwhile.
-            let set = self
-                .change(move |c| (c.admissions == seen).then(|| c.set_admitted_listener(asked)))?;
+            let set = self.change(move |c| {
+                (c.admissions == seen).then(|| c.move_admitted_streams(asked, taken.as_deref()))
+            })?;
             if let Some(answer) = set {
                 return Ok(answer);
             }
@@ -338,7 +353,7 @@ impl RuntimeHandle {
         loop {
             let asked = policy.clone();
             let (seen, checks) = self.ask(move |c| {
-                let checks = c.checks_of_streams(&asked, None);
+                let checks = c.checks_of_streams(&asked, None, None);
                 (c.admissions, checks)
             })?;
             if let Err(misfit) = checks.iter().try_for_each(Check::run) {

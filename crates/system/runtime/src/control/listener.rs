@@ -161,10 +161,27 @@ impl Listener {
 impl Control {
     /// As [`set_admitted_listener`](Self::set_admitted_listener), for one whose streams are still to be checked.
     pub(super) fn set_listener(&mut self, config: ListenerConfig) -> Result<(), ListenError> {
-        for check in self.checks_of_streams(&config.policy, Some(&config.path)) {
+        for check in self.checks_of_streams(&config.policy, Some(&config.path), None) {
             check.run()?;
         }
         self.set_admitted_listener(config)
+    }
+
+    /// Sets a listener, and takes the streams that it has by their names from the one at `from`, in one step.
+    pub(super) fn move_admitted_streams(
+        &mut self,
+        config: ListenerConfig,
+        from: Option<&Path>,
+    ) -> Result<(), ListenError> {
+        let others = from.filter(|from| *from != config.path);
+        let others =
+            others.and_then(|from| self.listeners.values().find(|l| l.config.path == from));
+        let others = others.map(|listener| ListenerConfig {
+            policy: listener.policy.without_streams_of(&config.policy),
+            ..listener.config.clone()
+        });
+        self.set_admitted_listener(config)?;
+        others.map_or(Ok(()), |others| self.set_admitted_listener(others))
     }
 
     pub(super) fn set_admitted_listener(
@@ -218,7 +235,8 @@ impl Control {
             {
                 session.policy = policy.clone();
             }
-            if !(old.streams.is_empty() && policy.streams.is_empty()) {
+            let streams = !(old.streams.is_empty() && policy.streams.is_empty());
+            if streams || policy.classes != old.classes {
                 self.police(tenant, &policer);
             }
             // Its messages may be held back for the rates it had.

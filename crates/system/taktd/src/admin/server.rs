@@ -288,14 +288,19 @@ impl Admin for Service {
         &self,
         request: Request<SetListenerRequest>,
     ) -> Result<Response<SetListenerResponse>, Status> {
-        let SetListenerRequest { listener, keep } = request.into_inner();
+        let SetListenerRequest {
+            listener,
+            keep,
+            take_streams_from: from,
+        } = request.into_inner();
         let message = listener
             .ok_or_else(|| Status::invalid_argument("listener is missing: say what to set"))?;
         let config = listener::from_message(message.clone(), &self.admin_socket)
             .map_err(Status::invalid_argument)?;
         let path = config.path.clone();
         let identity = config.policy.identity.clone();
-        self.listen(move |node| node.set_listener(config, message, keep))
+        let from = (!from.is_empty()).then(|| PathBuf::from(from));
+        self.listen(move |node| node.set_listener(config, message, keep, from))
             .await?;
         tracing::info!(path = %path.display(), identity, "admin: listener set");
         Ok(Response::new(SetListenerResponse {}))
