@@ -148,9 +148,23 @@ func (g *GateTime) Validate() error {
 	return nil
 }
 
-// FitsCapacity says whether the scheduler has set aside enough of the class: the request for capacity and the
-// parameters are two fields that users write.
+// MostCapacity is the most that a claim may set aside for a stream that needs so many bits per second: rounded up, and not
+// so that it keeps others out.
+func MostCapacity(need int64) int64 {
+	const spare = 1_000_000
+	if need > (1<<63-1-spare)/2 {
+		return 1<<63 - 1
+	}
+	return 2*need + spare
+}
+
+// FitsCapacity says whether the scheduler has set aside enough of the class, and not far more: the request for capacity and
+// the parameters are two fields that users write.
 func (g *GateTime) FitsCapacity(consumed int64) error {
+	if need := g.BitsPerSecond(); consumed > MostCapacity(need) {
+		return fmt.Errorf("the claim sets aside %d bits per second of class %d, and %s take %d: nobody else could claim the rest, request capacity %s: %q",
+			consumed, *g.Class, g, need, ClassCapacity(int(*g.Class)), strconv.FormatInt(need, 10))
+	}
 	if need := g.BitsPerSecond(); need > consumed {
 		return fmt.Errorf("the claim sets aside %d bits per second of class %d, and %s take %d: request capacity %s: %q",
 			consumed, *g.Class, g, need, ClassCapacity(int(*g.Class)), strconv.FormatInt(need, 10))

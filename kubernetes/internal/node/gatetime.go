@@ -42,10 +42,17 @@ type gateTimes struct {
 
 	// turn is held while listeners are changed, so that what is moved is not given to another meanwhile.
 	turn sync.Mutex
-	// unread: records of claims could not be read. What seems to be nobody's may be theirs.
-	unread bool
+	// silent is since when taktd has not answered; zero: it does.
+	silent time.Time
 
 	mu sync.Mutex
+	// unread are claims whose records could not be read. What seems to be nobody's may be theirs.
+	unread map[types.UID]bool
+	// unprepared are the claims that were refused, until the kubelet gives them back: the scheduler counts them.
+	unprepared map[types.UID]refusedGate
+	// withdrawn are claims that are held and whose streams are not declared: their pod could not have them when its last
+	// container was to be created.
+	withdrawn map[types.UID]bool
 	// held are never changed, but replaced.
 	held map[types.UID]*gateClaim
 	// lost says of claims why taktd does not keep them.
@@ -54,21 +61,34 @@ type gateTimes struct {
 	said map[types.UID]condition
 }
 
+// refusedGate is a claim with why it was not prepared, and what the scheduler has set aside for it.
+type refusedGate struct {
+	*gateClaim
+	why      error
+	consumed map[string]classes
+}
+
+// silence is how long taktd may be away, for a restart, before claims count as lost.
+const silence = 10 * time.Second
+
 func newGateTimes(n *Node) (*gateTimes, error) {
 	d, disconnect, err := n.networks()
 	if err != nil {
 		return nil, err
 	}
 	return &gateTimes{n: n, admin: d.admin, disconnect: disconnect, wake: make(chan struct{}, 1),
+		unread: map[types.UID]bool{}, unprepared: map[types.UID]refusedGate{}, withdrawn: map[types.UID]bool{},
 		held: map[types.UID]*gateClaim{}, lost: map[types.UID]error{}, said: map[types.UID]condition{}}, nil
 }
 
 // load reads what an earlier agent has left.
 func (g *gateTimes) load() error {
-	found, err := g.n.records.loadGates()
+	found, unread, err := g.n.records.loadGates()
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.unread = err != nil
+	for _, uid := range unread {
+		g.unread[uid] = true
+	}
 	for _, c := range found {
 		g.held[c.Claim] = c
 	}
@@ -85,6 +105,17 @@ func (g *gateTimes) hold(c *gateClaim) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.held[c.Claim] = c
+	delete(g.unread, c.Claim)
+	delete(g.unprepared, c.Claim)
+}
+
+// refuse notes that a claim is not prepared here.
+func (g *gateTimes) refuse(c *gateClaim, consumed map[string]classes, why error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.held[c.Claim] == nil {
+		g.unprepared[c.Claim] = refusedGate{c, why, consumed}
+	}
 }
 
 // all are the claims that are held, by UID; of a pod if one is named.
@@ -108,6 +139,29 @@ func (g *gateTimes) claimed() map[string]classes {
 			of[request.class()] += request.Parameters.BitsPerSecond()
 		}
 		sum[c.network()] = of
+	}
+	return sum
+}
+
+// consumed is what the scheduler has set aside of each network for claims that are here, refused ones included.
+func (g *gateTimes) consumed() map[string]classes {
+	sum := map[string]classes{}
+	add := func(consumed map[string]classes) {
+		for network, more := range consumed {
+			of := sum[network]
+			for class := range of {
+				of[class] += more[class]
+			}
+			sum[network] = of
+		}
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for _, c := range g.held {
+		add(c.consumed())
+	}
+	for _, c := range g.unprepared {
+		add(c.consumed)
 	}
 	return sum
 }
@@ -166,13 +220,30 @@ func withoutStreams(listener *adminv1.Listener, streams []*adminv1.DeclaredStrea
 	return next
 }
 
+// classesOf are the classes of streams.
+func classesOf(streams []*adminv1.DeclaredStream) (classes []uint32) {
+	for _, one := range streams {
+		classes = append(classes, one.GetTrafficClass())
+	}
+	return classes
+}
+
+// unclaimed is a listener without those of some classes in which it has no stream: nothing bounds there what it sends.
+// Best effort is left to one that would have none.
+func unclaimed(listener *adminv1.Listener, claimed []uint32) *adminv1.Listener {
+	next := proto.Clone(listener).(*adminv1.Listener)
+	next.Classes = slices.DeleteFunc(next.Classes, func(class uint32) bool {
+		return slices.Contains(claimed, class) && !slices.Contains(classesOf(next.GetStreams()), class)
+	})
+	if len(next.Classes) == 0 {
+		next.Classes = []uint32{0}
+	}
+	return next
+}
+
 // set has taktd take a listener, and notes that it has.
 func (g *gateTimes) set(ctx context.Context, all listeners, listener *adminv1.Listener) error {
-	if _, err := g.admin.SetListener(ctx, &adminv1.SetListenerRequest{Listener: listener, Keep: true}); err != nil {
-		return err
-	}
-	all[listener.GetPath()] = listener
-	return nil
+	return g.move(ctx, all, listener, "")
 }
 
 func (g *gateTimes) removeListener(ctx context.Context, all listeners, path string) error {
@@ -203,41 +274,80 @@ func (g *gateTimes) holding(c *gateClaim) *adminv1.Listener {
 }
 
 // declare has the claim's streams declared where they belong, and nowhere else: at the listener of its pod's interface if
-// that is there, else at one that holds their place. If that is refused all is as it was. Call with g.turn held.
+// that is there, else at one that holds their place. They move in one step. If that is refused all is as it was. Call with
+// g.turn held.
 func (g *gateTimes) declare(ctx context.Context, all listeners, c *gateClaim) error {
 	target := g.holding(c)
 	streams := target.GetStreams()
 	if at := all[c.Place]; c.Place != "" && at != nil {
 		streams = c.streams()
 		target = withStreams(at, streams)
+		for _, class := range c.Granted {
+			if !slices.Contains(target.Classes, class) {
+				target.Classes = append(target.Classes, class)
+			}
+		}
 	}
-	done := all.has(target.GetPath(), streams)
+	others := g.elsewhere(all, c, streams, target.GetPath())
+	if all.has(target.GetPath(), streams) {
+		return g.leave(ctx, all, c, streams, others)
+	}
+	if err := os.MkdirAll(filepath.Dir(target.GetPath()), 0o700); err != nil {
+		return fmt.Errorf("cannot make the place of a claim: %w", err)
+	}
+	from := ""
+	if len(others) > 0 {
+		from = others[0]
+	}
 	var undo []*adminv1.Listener
-	for _, path := range slices.Sorted(maps.Keys(all)) {
+	for _, path := range others[min(1, len(others)):] {
+		// First: all of them together may not fit.
 		had := all[path]
-		if path == target.GetPath() || !slices.ContainsFunc(had.GetStreams(), namedAs(streams)) {
-			continue
-		}
-		// First: both together may not fit.
-		var err error
-		if path == g.placeholder(c.Claim) {
-			err = g.removeListener(ctx, all, path)
-		} else {
-			err = g.set(ctx, all, withoutStreams(had, streams))
-		}
-		if err != nil {
+		if err := g.leave(ctx, all, c, streams, []string{path}); err != nil {
 			return errors.Join(err, g.restore(ctx, all, undo))
 		}
 		undo = append(undo, had)
 	}
-	if done {
-		return nil
-	}
-	if err := os.MkdirAll(filepath.Dir(target.GetPath()), 0o700); err != nil {
-		return errors.Join(fmt.Errorf("cannot make the place of a claim: %w", err), g.restore(ctx, all, undo))
-	}
-	if err := g.set(ctx, all, target); err != nil {
+	if err := g.move(ctx, all, target, from); err != nil {
 		return errors.Join(err, g.restore(ctx, all, undo))
+	}
+	return g.leave(ctx, all, c, streams, others)
+}
+
+// elsewhere are the listeners with streams of a claim, but for one.
+func (g *gateTimes) elsewhere(all listeners, c *gateClaim, streams []*adminv1.DeclaredStream, but string) (paths []string) {
+	for _, path := range slices.Sorted(maps.Keys(all)) {
+		if path != but && (path == g.placeholder(c.Claim) || slices.ContainsFunc(all[path].GetStreams(), namedAs(streams))) {
+			paths = append(paths, path)
+		}
+	}
+	return paths
+}
+
+// leave takes a claim's streams out of listeners, and with them what they alone bounded.
+func (g *gateTimes) leave(ctx context.Context, all listeners, c *gateClaim, streams []*adminv1.DeclaredStream, paths []string) error {
+	for _, path := range paths {
+		var err error
+		if path == g.placeholder(c.Claim) {
+			err = g.removeListener(ctx, all, path)
+		} else {
+			err = g.set(ctx, all, unclaimed(withoutStreams(all[path], streams), classesOf(streams)))
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// move has taktd take a listener, with its streams from another one if one is named, and notes that it has.
+func (g *gateTimes) move(ctx context.Context, all listeners, listener *adminv1.Listener, from string) error {
+	if _, err := g.admin.SetListener(ctx, &adminv1.SetListenerRequest{Listener: listener, Keep: true, TakeStreamsFrom: from}); err != nil {
+		return err
+	}
+	all[listener.GetPath()] = listener
+	if all[from] != nil {
+		all[from] = withoutStreams(all[from], listener.GetStreams())
 	}
 	return nil
 }
@@ -272,7 +382,7 @@ func (g *gateTimes) retract(ctx context.Context, uid types.UID) error {
 			if !slices.ContainsFunc(all[path].GetStreams(), namedAs(streams)) {
 				continue
 			}
-			if err := g.set(ctx, all, withoutStreams(all[path], streams)); err != nil && !isUnavailable(err) {
+			if err := g.set(ctx, all, unclaimed(withoutStreams(all[path], streams), classesOf(streams))); err != nil && !isUnavailable(err) {
 				return fmt.Errorf("taktd does not give the claim's streams back: %w", err)
 			}
 		}
@@ -280,53 +390,91 @@ func (g *gateTimes) retract(ctx context.Context, uid types.UID) error {
 	if err := os.RemoveAll(filepath.Dir(g.placeholder(uid))); err != nil {
 		return fmt.Errorf("cannot remove what claim %s left: %w", uid, err)
 	}
-	return g.n.records.removeGate(uid)
+	if err := g.n.records.removeGate(uid); err != nil {
+		return err
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	delete(g.unread, uid)
+	return nil
 }
 
 // prepare admits a claim, or refuses it and leaves nothing; nil if it is for no gate time. With an error it returns the claim
 // as far as it goes.
 func (g *gateTimes) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) (*gateClaim, error) {
 	c, err := newGateClaim(claim, g.n.name)
-	if c == nil || err != nil {
-		return c, err
+	if c == nil {
+		return nil, err
 	}
+	if err == nil {
+		err = g.admit(ctx, c)
+	}
+	if err != nil {
+		g.refuse(c, consumedBy(claim, g.n.name), err)
+	}
+	return c, err
+}
+
+// admit is prepare of one whose parameters are good.
+func (g *gateTimes) admit(ctx context.Context, c *gateClaim) error {
 	ctx, cancel := context.WithTimeout(ctx, 2*askTaktd)
 	defer cancel()
 	g.turn.Lock()
 	defer g.turn.Unlock()
 	if err := g.permitted(c); err != nil {
-		return c, err
+		return err
 	}
 	all, err := g.listeners(ctx)
 	if err != nil {
-		return c, fmt.Errorf("taktd does not answer at %s: start it: %w", g.n.config.Network.AdminSocket, err)
+		return fmt.Errorf("taktd does not answer at %s: start it: %w", g.n.config.Network.AdminSocket, err)
 	}
 	gives, err := g.gives(ctx)
 	if err == nil {
 		err = c.offered(gives)
 	}
 	if err != nil {
-		return c, err
+		return err
 	}
 	old := g.get(c.Claim)
 	if old != nil {
-		c.Place = old.Place
+		c.Place, c.Granted = old.Place, old.Granted
+	}
+	if err := g.alone(c); err != nil {
+		return err
 	}
 	// First: what is in taktd must be known to be somebody's.
 	if err := g.n.records.writeGate(c); err != nil {
-		return c, err
+		return err
 	}
 	g.hold(c)
 	if err := g.declare(ctx, all, c); err != nil {
 		err = g.refused(c, err)
 		if old != nil {
 			g.hold(old)
-			return c, errors.Join(err, g.n.records.writeGate(old))
+			return errors.Join(err, g.n.records.writeGate(old))
 		}
-		return c, errors.Join(err, g.drop(ctx, c.Claim))
+		return errors.Join(err, g.drop(ctx, c.Claim))
 	}
-	g.say(c, nil)
-	return c, nil
+	g.mu.Lock()
+	delete(g.withdrawn, c.Claim)
+	g.mu.Unlock()
+	g.say(c, all, nil)
+	return nil
+}
+
+// alone says whether no other claim of the pod is for the same frames: they cannot be of both.
+func (g *gateTimes) alone(c *gateClaim) error {
+	for _, other := range g.all(c.Pod.UID) {
+		if other.Claim == c.Claim || other.network() != c.network() {
+			continue
+		}
+		for _, request := range c.Requests {
+			if at := slices.IndexFunc(other.Requests, request.sameFrames); at >= 0 {
+				return refuse(codeParameters, "request %q is for the same frames as request %q of the pod's claim %s: claim them once, with all of their bytes", request.Name, other.Requests[at].Name, other.Name)
+			}
+		}
+	}
+	return nil
 }
 
 // refused is what a pod is told of taktd's refusal.
@@ -355,8 +503,11 @@ func (g *gateTimes) permitted(c *gateClaim) error {
 		return errors.New("takt-node has not heard from the API server yet who may use which network: it will be tried again")
 	}
 	found, there, _ := m.nets.GetStore().GetByKey(c.network())
+	if !there && g.n.config.Network.Unlisted == AllowUnlisted {
+		return nil
+	}
 	if !there {
-		return nil // whether it may do without one is looked at when its containers are created
+		return refuse(codeNotAllowed, "there is no TaktNetwork %s that says who may use it: create one, claim another, or write network.unlisted: allow", c.network())
 	}
 	var classes []uint32
 	for _, request := range c.Requests {
@@ -399,6 +550,9 @@ func (g *gateTimes) release(ctx context.Context, uid types.UID) error {
 	if err := g.drop(ctx, uid); err != nil {
 		return err
 	}
+	g.mu.Lock()
+	delete(g.unprepared, uid)
+	g.mu.Unlock()
 	g.n.status.forget(uid, reservation.NetworkDriver)
 	return nil
 }
@@ -413,6 +567,7 @@ func (g *gateTimes) drop(ctx context.Context, uid types.UID) error {
 	delete(g.held, uid)
 	delete(g.lost, uid)
 	delete(g.said, uid)
+	delete(g.withdrawn, uid)
 	return nil
 }
 
@@ -424,7 +579,7 @@ func (g *gateTimes) attach(ctx context.Context, sandbox *api.PodSandbox, ctr *ap
 		return err
 	}
 	claims := g.all(pod.UID)
-	if len(claims) == 0 {
+	if len(claims) == 0 && len(g.n.config.Network.Claimed) == 0 {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, askTaktd)
@@ -452,21 +607,69 @@ func (g *gateTimes) attach(ctx context.Context, sandbox *api.PodSandbox, ctr *ap
 			return all[filepath.Join(directory, name, cni.SocketName)].GetEndpoint().GetNetwork() == c.network()
 		})
 		if at < 0 {
-			return refuse(codeUnattached, "claim %s is for gate time of network %q, which has not attached the pod: annotate it with %s: \"true\", or claim it of the network that attaches it",
-				c.Name, c.network(), cni.Annotation)
+			return g.withdraw(ctx, all, c, refuse(codeUnattached, "claim %s is for gate time of network %q, which has not attached the pod: annotate it with %s: \"true\", or claim it of the network that attaches it",
+				c.Name, c.network(), cni.Annotation))
 		}
-		if err := g.move(ctx, all, c, filepath.Join(directory, attached[at], cni.SocketName)); err != nil {
-			return err
+		if err := g.place(ctx, all, c, filepath.Join(directory, attached[at], cni.SocketName)); err != nil {
+			return g.withdraw(ctx, all, c, err)
+		}
+	}
+	return g.bound(ctx, all, directory, attached, claims)
+}
+
+// bound takes classes that are for claims alone, and those that the pod claims, out of its interfaces that have no streams
+// there: what it sends in them is in nobody's sum.
+func (g *gateTimes) bound(ctx context.Context, all listeners, directory string, attached []string, claims []*gateClaim) error {
+	claimed := slices.Clone(g.n.config.Network.Claimed)
+	for _, c := range claims {
+		claimed = append(claimed, classesOf(c.streams())...)
+	}
+	for _, name := range attached {
+		listener := all[filepath.Join(directory, name, cni.SocketName)]
+		if listener == nil {
+			continue
+		}
+		if next := unclaimed(listener, claimed); !slices.Equal(next.GetClasses(), listener.GetClasses()) {
+			if err := g.set(ctx, all, next); err != nil {
+				return fmt.Errorf("taktd does not take classes that are for claims from the pod's interface %s: %w", name, err)
+			}
 		}
 	}
 	return nil
 }
 
-// move has the claim's streams at a place. Call with g.turn held.
-func (g *gateTimes) move(ctx context.Context, all listeners, c *gateClaim, place string) error {
+// withdraw gives back the place of a claim whose pod cannot have its streams: it waits, and nobody knows for how long. They
+// are declared again when its next container is to be created. Call with g.turn held.
+func (g *gateTimes) withdraw(ctx context.Context, all listeners, c *gateClaim, why error) error {
+	var known refusal
+	if !errors.As(why, &known) || c.Place != "" && all[c.Place] != nil {
+		return why
+	}
+	streams := c.streams()
+	if err := g.leave(ctx, all, c, streams, g.elsewhere(all, c, streams, "")); err != nil {
+		return errors.Join(why, err)
+	}
+	is := denied(reasonGateRefused, why)
+	g.mu.Lock()
+	g.withdrawn[c.Claim] = true
+	g.lost[c.Claim], g.said[c.Claim] = why, is
+	g.mu.Unlock()
+	g.n.status.put(claimStatus{record: c.record(), gates: c.Requests, condition: is})
+	return why
+}
+
+// place has the claim's streams at a pod's interface. Call with g.turn held.
+func (g *gateTimes) place(ctx context.Context, all listeners, c *gateClaim, place string) error {
 	next := *c
 	next.Place = place
 	if next.Place != c.Place {
+		next.Granted = nil
+		for _, class := range classesOf(c.streams()) {
+			// What takt-cni has given it is taken away only with the streams.
+			if slices.Contains(all[place].GetClasses(), class) && !slices.Contains(next.Granted, class) {
+				next.Granted = append(next.Granted, class)
+			}
+		}
 		if err := g.n.records.writeGate(&next); err != nil {
 			return err
 		}
@@ -476,7 +679,10 @@ func (g *gateTimes) move(ctx context.Context, all listeners, c *gateClaim, place
 		g.hold(c)
 		return errors.Join(g.refused(c, err), g.n.records.writeGate(c))
 	}
-	g.say(&next, nil)
+	g.mu.Lock()
+	delete(g.withdrawn, c.Claim)
+	g.mu.Unlock()
+	g.say(&next, all, nil)
 	return nil
 }
 
@@ -526,7 +732,7 @@ func (g *gateTimes) passed(ctx context.Context, c *gateClaim, pod Pod) (*gateCla
 	if fresh == nil || now.UID != c.Claim || fresh.Pod.UID != pod.UID || pod.Namespace != c.Namespace {
 		return nil, refuse(codeShared, "claim %s/%s is not of pod %s/%s: gate time is one pod's, use a ResourceClaimTemplate", c.Namespace, c.Name, pod.Namespace, pod.Name)
 	}
-	fresh.Place = c.Place
+	fresh.Place, fresh.Granted = c.Place, c.Granted
 	return fresh, nil
 }
 
@@ -562,19 +768,43 @@ func (g *gateTimes) look() {
 
 // step has every claim where it belongs, and nothing else of claims there.
 func (g *gateTimes) step(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, 2*askTaktd)
+	bounded, cancel := context.WithTimeout(ctx, 2*askTaktd)
 	defer cancel()
 	g.turn.Lock()
 	defer g.turn.Unlock()
-	all, err := g.listeners(ctx)
-	if err != nil {
-		return err
+	all, answers, err := g.keep(bounded)
+	switch {
+	case answers:
+		g.silent = time.Time{}
+		return errors.Join(err, g.tidy(bounded, all))
+	case ctx.Err() != nil:
+	case g.silent.IsZero():
+		g.silent = time.Now()
+	case time.Since(g.silent) > silence:
+		// It keeps what it had over a restart. Whether it comes back nobody knows.
+		for _, c := range g.all("") {
+			g.say(c, nil, fmt.Errorf("taktd does not answer at %s: start it, or see its log (%s)", g.n.config.Network.AdminSocket, status.Convert(err).Message()))
+		}
+	}
+	return err
+}
+
+// keep has every claim where it belongs, unless taktd does not answer.
+func (g *gateTimes) keep(ctx context.Context) (all listeners, answers bool, err error) {
+	if all, err = g.listeners(ctx); err != nil {
+		return nil, false, err
 	}
 	gives, err := g.gives(ctx)
 	if err != nil {
-		return err
+		return nil, false, err
 	}
 	for _, c := range g.all("") {
+		g.mu.Lock()
+		withdrawn := g.withdrawn[c.Claim]
+		g.mu.Unlock()
+		if withdrawn {
+			continue
+		}
 		err := g.declare(ctx, all, c)
 		if err != nil {
 			err = g.refused(c, err)
@@ -583,16 +813,27 @@ func (g *gateTimes) step(ctx context.Context) error {
 		}
 		var known refusal
 		if err != nil && !errors.As(err, &known) {
-			return err // taktd has gone: it keeps what it had
+			return nil, false, err // taktd has gone: it keeps what it had
 		}
-		g.say(c, err)
+		if at := all[c.Place]; err != nil && c.Place != "" && at != nil {
+			// Without its streams nothing bounds what it sends in their classes.
+			if next := unclaimed(at, classesOf(c.streams())); !slices.Equal(next.GetClasses(), at.GetClasses()) {
+				if err := g.set(ctx, all, next); err != nil {
+					return nil, false, err
+				}
+			}
+		}
+		g.say(c, all, err)
 	}
-	return g.tidy(ctx, all)
+	return all, true, nil
 }
 
 // tidy takes out of taktd what is of no claim any more: what it had kept while it was away when the claim was given back.
 func (g *gateTimes) tidy(ctx context.Context, all listeners) error {
-	if g.unread {
+	g.mu.Lock()
+	unread := len(g.unread) > 0
+	g.mu.Unlock()
+	if unread {
 		return nil
 	}
 	owned := map[string]bool{}
@@ -611,16 +852,16 @@ func (g *gateTimes) tidy(ctx context.Context, all listeners) error {
 		case path == g.placeholder(uid) && g.get(uid) == nil:
 			mistakes = append(mistakes, g.removeListener(ctx, all, path), os.RemoveAll(filepath.Dir(path)))
 		case len(nobodys) > 0:
-			mistakes = append(mistakes, g.set(ctx, all, withoutStreams(all[path], nobodys)))
+			mistakes = append(mistakes, g.set(ctx, all, unclaimed(withoutStreams(all[path], nobodys), classesOf(nobodys))))
 		}
 	}
 	return errors.Join(mistakes...)
 }
 
-// say writes how a claim stands into its status, and tells its pod of what was lost.
-func (g *gateTimes) say(c *gateClaim, err error) {
+// say writes how a claim stands with these listeners into its status, and tells its pod of what was lost.
+func (g *gateTimes) say(c *gateClaim, all listeners, err error) {
 	is := condition{ready: true, reason: "Prepared", message: "taktd has admitted the streams; they are the pod's when it is attached"}
-	if c.Place != "" {
+	if all[c.Place] != nil {
 		is = condition{ready: true, reason: reasonReserved, message: "the streams are declared at the pod's interface"}
 	}
 	if err != nil {
@@ -672,16 +913,39 @@ func (g *gateTimes) counts() (kept, lost int) {
 	return len(g.held) - len(g.lost), len(g.lost)
 }
 
-// sweep gives back what is of claims that are not in the cluster any more.
+// sweep gives back what is of claims that are not in the cluster any more, and that no pod has: one that runs keeps its gate
+// time until the kubelet gives it back, and is told.
 func (g *gateTimes) sweep(ctx context.Context) {
+	g.forgetRefused(ctx)
+	logger := klog.FromContext(ctx)
+	bounded, cancel := context.WithTimeout(ctx, askTaktd)
+	defer cancel()
+	there, err := g.listeners(bounded)
 	for _, c := range g.all("") {
 		if g.n.exists(ctx, c.record()) {
 			continue
 		}
-		logger := klog.FromContext(ctx)
+		if c.Place != "" && (err != nil || there[c.Place] != nil) {
+			g.n.tell(c.Pod, reasonGateLost, "claim "+c.Name, refuse(codeNotPrepared, "it has gone from the cluster while the pod runs: what it declares stays until the pod ends, and the scheduler does not count it any more; delete the pod to have it placed again"))
+			continue
+		}
 		logger.Info("A claim for gate time has gone from the cluster, giving it back", "claim", klog.KRef(c.Namespace, c.Name))
 		if err := g.release(ctx, c.Claim); err != nil {
 			logger.Error(err, "Cannot give it back")
+		}
+	}
+}
+
+// forgetRefused forgets claims that were refused and are not in the cluster any more: the scheduler counts them no longer.
+func (g *gateTimes) forgetRefused(ctx context.Context) {
+	g.mu.Lock()
+	refused := slices.Collect(maps.Values(g.unprepared))
+	g.mu.Unlock()
+	for _, c := range refused {
+		if !g.n.exists(ctx, c.record()) {
+			g.mu.Lock()
+			delete(g.unprepared, c.Claim)
+			g.mu.Unlock()
 		}
 	}
 }

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/json"
 	"errors"
@@ -32,6 +33,8 @@ type gateClaim struct {
 	Requests []gateRequest `json:"requests"`
 	// Place is the socket of the pod's interface whose listener has the streams; empty before the pod is attached.
 	Place string `json:"place,omitempty"`
+	// Granted are the claimed classes that the listener there had: it has them back with its streams.
+	Granted []uint32 `json:"granted,omitempty"`
 }
 
 // gateRequest is one stream on a network. Name is the request's, that of its device the network's.
@@ -39,6 +42,8 @@ type gateRequest struct {
 	Name       string               `json:"name"`
 	Device     Device               `json:"device"`
 	Parameters reservation.GateTime `json:"parameters"`
+	// Consumed is what the scheduler has set aside for it, in bits per second; absent: what it needs.
+	Consumed int64 `json:"consumed,omitempty"`
 }
 
 // GateData is what a claim's status says of one stream, as its device's data.
@@ -54,6 +59,53 @@ type GateData struct {
 }
 
 func (r gateRequest) class() int { return int(*r.Parameters.Class) }
+
+func (r gateRequest) consumed() int64 {
+	return cmp.Or(r.Consumed, r.Parameters.BitsPerSecond())
+}
+
+// consumed is what the scheduler has set aside for a claim, by network and class.
+func (c *gateClaim) consumed() map[string]classes {
+	var sum classes
+	for _, request := range c.Requests {
+		sum[request.class()] += request.consumed()
+	}
+	return map[string]classes{c.network(): sum}
+}
+
+// consumedBy is the same of whatever claim, as its status has it.
+func consumedBy(claim *resourceapi.ResourceClaim, pool string) map[string]classes {
+	sum := map[string]classes{}
+	if claim.Status.Allocation == nil {
+		return sum
+	}
+	for _, result := range claim.Status.Allocation.Devices.Results {
+		if result.Driver != reservation.NetworkDriver || result.Pool != pool {
+			continue
+		}
+		of := sum[result.Device]
+		for class := range of {
+			consumed := result.ConsumedCapacity[resourceapi.QualifiedName(reservation.ClassCapacity(class))]
+			of[class] += consumed.Value()
+		}
+		sum[result.Device] = of
+	}
+	return sum
+}
+
+// sameFrames says whether two requests are for frames of the same class and flow.
+func (r gateRequest) sameFrames(other gateRequest) bool {
+	a, b := &r.Parameters, &other.Parameters
+	if r.class() != other.class() || (a.Channel == nil) != (b.Channel == nil) {
+		return false
+	}
+	if a.Channel != nil {
+		return *a.Channel == *b.Channel
+	}
+	to, err := netip.ParseAddrPort(a.Destination)
+	toOther, mistake := netip.ParseAddrPort(b.Destination)
+	return err == nil && mistake == nil && to == toOther
+}
 
 func (r gateRequest) data() GateData {
 	p := &r.Parameters
@@ -109,14 +161,26 @@ func newGateClaim(claim *resourceapi.ResourceClaim, pool string) (*gateClaim, er
 		if err != nil {
 			return c, refuse(codeParameters, "request %q: %w", result.Request, err)
 		}
+		if result.AdminAccess != nil && *result.AdminAccess {
+			return c, refuse(codeAllocation, "request %q has admin access, which sets no gate time aside: leave adminAccess out", result.Request)
+		}
 		if slices.ContainsFunc(c.Requests, func(r gateRequest) bool { return r.Name == result.Request }) {
 			return c, refuse(codeAllocation, "request %q has several networks: gate time is of one, write count: 1", result.Request)
 		}
-		c.Requests = append(c.Requests, gateRequest{Name: result.Request, Device: Device{Pool: result.Pool, Name: result.Device, ShareID: result.ShareID}, Parameters: *parameters})
+		consumed := result.ConsumedCapacity[resourceapi.QualifiedName(reservation.ClassCapacity(int(*parameters.Class)))]
+		request := gateRequest{Name: result.Request, Device: Device{Pool: result.Pool, Name: result.Device, ShareID: result.ShareID}, Parameters: *parameters, Consumed: consumed.Value()}
+		if at := slices.IndexFunc(c.Requests, request.sameFrames); at >= 0 {
+			return c, refuse(codeParameters, "requests %q and %q are for the same frames: claim them once, with all of their bytes", c.Requests[at].Name, request.Name)
+		}
+		c.Requests = append(c.Requests, request)
 		if result.Device != c.network() {
 			return c, refuse(codeAllocation, "the claim is for gate time of networks %q and %q: give each a claim of its own", c.network(), result.Device)
 		}
-		consumed := result.ConsumedCapacity[resourceapi.QualifiedName(reservation.ClassCapacity(int(*parameters.Class)))]
+		for name, more := range result.ConsumedCapacity {
+			if string(name) != reservation.ClassCapacity(request.class()) && more.Sign() > 0 {
+				return c, refuse(codeParameters, "request %q takes %s of capacity %s, and its parameters are for class %d: make a request of its own for each class", result.Request, more.String(), name, request.class())
+			}
+		}
 		if err := parameters.FitsCapacity(consumed.Value()); err != nil {
 			return c, refuse(codeParameters, "request %q: %w", result.Request, err)
 		}
@@ -194,13 +258,21 @@ func (s records) removeGate(claim types.UID) error {
 	return nil
 }
 
-// loadGates reads all of them. What cannot be read is reported and left out.
-func (s records) loadGates() (all []*gateClaim, err error) {
+// loadGates reads all of them. What cannot be read is reported, and its claim named.
+func (s records) loadGates() (all []*gateClaim, unread []types.UID, err error) {
 	entries, err := os.ReadDir(s.dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("cannot list CDI files: %w", err)
+		return nil, nil, fmt.Errorf("cannot list CDI files: %w", err)
 	}
-	return loadFiles(s.dir, entries, gatePrefix, readGate, func(c *gateClaim) types.UID { return c.Claim })
+	all, err = loadFiles(s.dir, entries, gatePrefix, readGate, func(c *gateClaim) types.UID { return c.Claim })
+	for _, entry := range entries {
+		name, is := strings.CutPrefix(entry.Name(), gatePrefix)
+		uid, ends := strings.CutSuffix(name, cdiSuffix)
+		if is && ends && !slices.ContainsFunc(all, func(c *gateClaim) bool { return string(c.Claim) == uid }) {
+			unread = append(unread, types.UID(uid))
+		}
+	}
+	return all, unread, err
 }
 
 func readGate(path string) (*gateClaim, error) {

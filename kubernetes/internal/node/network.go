@@ -101,6 +101,8 @@ type NetworkConfig struct {
 	Objects bool `json:"objects,omitempty"`
 	// Unlisted is refuse or allow.
 	Unlisted Unlisted `json:"unlisted,omitempty"`
+	// Claimed are traffic classes that pods have by a claim for gate time alone, whatever takt-cni's configuration gives.
+	Claimed []uint32 `json:"claimed,omitempty"`
 	// Peers: with Objects, its taktd and those of other nodes have channels with each other.
 	Peers bool `json:"peers,omitempty"`
 }
@@ -144,6 +146,11 @@ func (c *NetworkConfig) validate() error {
 	}
 	if c.Unlisted != RefuseUnlisted && c.Unlisted != AllowUnlisted {
 		mistakes = append(mistakes, fmt.Errorf("network.unlisted %q is not known: write %s or %s", c.Unlisted, RefuseUnlisted, AllowUnlisted))
+	}
+	for _, class := range c.Claimed {
+		if class > 7 {
+			mistakes = append(mistakes, fmt.Errorf("network.claimed: %d is no traffic class: write 0 to 7", class))
+		}
 	}
 	if c.Peers && !c.Objects {
 		mistakes = append(mistakes, errors.New("network.peers without network.objects: peers are known by the cluster's objects; write objects: true"))

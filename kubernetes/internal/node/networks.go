@@ -142,7 +142,7 @@ func (d *networks) devices(ctx context.Context) ([]resourceapi.Device, error) {
 		return nil, err
 	}
 	free, timed := left(schedules.GetLinks(), streamsOf(listeners.GetListeners()))
-	claimed := d.n.gates.claimed()
+	consumed := d.n.gates.consumed()
 	accelerated := slices.ContainsFunc(datapaths.GetDatapaths(), func(p *adminv1.Datapath) bool { return p.GetAvailable() && p.GetAccelerated() })
 	synchronised := clock.GetClock().GetState() == adminv1.ClockState_CLOCK_STATE_SYNCHRONISED
 	scheduled := slices.ContainsFunc(schedules.GetLinks(), func(l *adminv1.LinkSchedule) bool { return l.GetOperational() != nil })
@@ -156,7 +156,7 @@ func (d *networks) devices(ctx context.Context) ([]resourceapi.Device, error) {
 		shared, carrier := true, network.Carrier()
 		var capacity map[resourceapi.QualifiedName]resourceapi.DeviceCapacity
 		if timed {
-			capacity = gateCapacity(free, claimed[name])
+			capacity = gateCapacity(free, consumed[name])
 		}
 		found = append(found, resourceapi.Device{
 			Name: name, AllowMultipleAllocations: &shared, Capacity: capacity,
@@ -172,7 +172,7 @@ func (d *networks) devices(ctx context.Context) ([]resourceapi.Device, error) {
 }
 
 // gateCapacity is the gate time of each class that has some, in bits per second of the link: what is left of it, and what
-// claims for this network hold, which the scheduler takes off by itself. What streams take that are of other networks or of
+// is set aside for claims for this network that are here, which the scheduler takes off by itself. What streams take that are of other networks or of
 // no claim is left out: a link's time is there once.
 func gateCapacity(free, held classes) map[resourceapi.QualifiedName]resourceapi.DeviceCapacity {
 	capacity := map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{}

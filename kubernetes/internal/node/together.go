@@ -55,13 +55,24 @@ func (n *Node) giveBack(ctx context.Context, r refused, driver string) error {
 	// What was refused has been told why; a claim may be of both drivers.
 	told := func(claim types.UID, by string) bool { return claim == r.claim.UID && by == driver }
 	var mistakes []error
-	for _, c := range n.gates.all(r.pod.UID) {
-		if c.Place != "" {
+	held := n.gates.all(r.pod.UID)
+	var there listeners
+	var silent error
+	if slices.ContainsFunc(held, func(c *gateClaim) bool { return c.Place != "" }) {
+		bounded, cancel := context.WithTimeout(ctx, askTaktd)
+		there, silent = n.gates.listeners(bounded)
+		cancel()
+	}
+	for _, c := range held {
+		if c.Place != "" && (silent != nil || there[c.Place] != nil) {
 			continue // its sandbox is there: all of the pod's claims had been prepared
 		}
 		if err := n.gates.release(ctx, c.Claim); err != nil {
 			mistakes = append(mistakes, err)
-		} else if !told(c.Claim, reservation.NetworkDriver) {
+			continue
+		}
+		n.gates.refuse(c, c.consumed(), because)
+		if !told(c.Claim, reservation.NetworkDriver) {
 			n.status.put(claimStatus{record: c.record(), gates: c.Requests, condition: denied(reasonGateRefused, because)})
 		}
 	}

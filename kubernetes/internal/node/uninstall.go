@@ -83,7 +83,7 @@ func (n *Node) uninstall(ctx context.Context) error {
 			pods = append(pods, pod.Namespace+"/"+pod.Name)
 		}
 	}
-	gates, err := n.records.loadGates()
+	gates, _, err := n.records.loadGates()
 	if err != nil {
 		return err
 	}

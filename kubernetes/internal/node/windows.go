@@ -79,9 +79,13 @@ func streamsOf(listeners []*adminv1.ListenerStatus) (found []stream) {
 }
 
 // left is what all links with a schedule give to each class beside these streams, and never below 0; schedules that will run
-// included. False: no link has one.
+// included, and nothing while none runs. False: no link has one.
 func left(links []*adminv1.LinkSchedule, streams []stream) (least classes, any bool) {
 	for _, link := range links {
+		if link.GetOperational() == nil && link.GetPending() != nil {
+			least, any = classes{}, true
+			continue
+		}
 		for _, schedule := range []*adminv1.GateSchedule{link.GetOperational(), link.GetPending()} {
 			if schedule == nil {
 				continue

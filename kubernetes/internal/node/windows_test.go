@@ -25,6 +25,7 @@ func TestWhatSchedulesGiveToClassesIsTheLeastOfAll(t *testing.T) {
 	mapped.Priorities = []uint32{0, 0, 0, 0, 1, 1, 1, 1}
 	changing := gatesOf(gigabit, 1_000_000, 0x20, 250_000, 0x01, 750_000)
 	changing.Pending = gatesOf(0, 1_000_000, 0x20, 100_000, 0x01, 900_000).Operational
+	coming := &adminv1.LinkSchedule{LinkRateBps: gigabit, Pending: quarter.Operational}
 	for name, tc := range map[string]struct {
 		links   []*adminv1.LinkSchedule
 		streams []stream
@@ -39,6 +40,8 @@ func TestWhatSchedulesGiveToClassesIsTheLeastOfAll(t *testing.T) {
 		"the slower link":               {[]*adminv1.LinkSchedule{quarter, gatesOf(gigabit/10, 1_000_000, 0x21, 1_000_000)}, nil, true, map[int]int64{5: 100_000_000, 0: 100_000_000}},
 		"a class that one never opens":  {[]*adminv1.LinkSchedule{quarter, gatesOf(gigabit, 1_000_000, 0x20, 1_000_000)}, nil, true, map[int]int64{5: 250_000_000}},
 		"the schedule that will run":    {[]*adminv1.LinkSchedule{changing}, nil, true, map[int]int64{5: 100_000_000, 0: 750_000_000}},
+		"one that runs only later":      {[]*adminv1.LinkSchedule{coming}, nil, true, nil},
+		"beside one that runs":          {[]*adminv1.LinkSchedule{quarter, coming, quarter}, nil, true, nil},
 		"no rate":                       {[]*adminv1.LinkSchedule{gatesOf(0, 1_000_000, 0xff, 1_000_000)}, nil, true, nil},
 		"no launch times":               {[]*adminv1.LinkSchedule{first}, nil, true, map[int]int64{0: 750_000_000}},
 		"the last entry holds":          {[]*adminv1.LinkSchedule{gatesOf(gigabit, 1_000_000, 0x20, 250_000, 0x01, 1)}, nil, true, map[int]int64{5: 250_000_000, 0: 750_000_000}},

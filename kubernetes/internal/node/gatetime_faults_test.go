@@ -1,0 +1,410 @@
+package node
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/cache"
+
+	network "github.com/takt-dev/takt/kubernetes/api/network/v1alpha1"
+	"github.com/takt-dev/takt/kubernetes/internal/adminv1"
+	"github.com/takt-dev/takt/kubernetes/internal/cni"
+)
+
+// frames are those of a claim that launches so many of so many octets every millisecond, to a port of its own.
+func framesOf(frames, octets, port int, more string) string {
+	return fmt.Sprintf(`{"apiVersion":"network.takt.dev/v1alpha1","kind":"GateTime","class":5,"period":"1ms","bytes":%d,"frame":%d,%s"destination":"10.244.1.9:%d"}`,
+		frames*octets, octets, more, port)
+}
+
+// must prepares claims.
+func (g *gated) must(claims ...*resourceapi.ResourceClaim) {
+	g.t.Helper()
+	for _, claim := range claims {
+		if _, err := g.prepareGate(claim); err != nil {
+			g.t.Fatal(claim.Name, ": ", err)
+		}
+	}
+}
+
+// start has a container of an attached pod created.
+func (g *gated) start(pod string) {
+	g.t.Helper()
+	if _, err := g.created(pod); err != nil {
+		g.t.Fatal(pod, ": ", err)
+	}
+}
+
+// classesAt are those of the listener at a socket; nil: there is none.
+func (g *gated) classesAt(socket string) []uint32 {
+	g.t.Helper()
+	all, err := g.agent.gates.listeners(background)
+	if err != nil {
+		g.t.Fatal(err)
+	}
+	return all[socket].GetClasses()
+}
+
+func TestAClaimThatIsHeldKeepsItsPlaceWhenItsPodIsAttached(t *testing.T) {
+	g := newGated(t)
+	narrow := g.gateClaimOf("narrow", "pods", framesOf(8, 1514, 4000, ""))
+	wide := g.gateClaimOf("wide", "pods", framesOf(1, 64, 4001, `"window":"200us",`))
+	g.must(narrow, wide)
+	socket := g.attachTo("narrow", "pods", 7, 0, 5)
+	g.start("narrow")
+	g.at(narrow, socket)
+	g.at(wide, g.agent.gates.placeholder(wide.UID))
+}
+
+// meddler does something before and after each change of a listener.
+type meddler struct {
+	adminv1.AdminClient
+	meddle func()
+}
+
+func (m *meddler) SetListener(ctx context.Context, in *adminv1.SetListenerRequest, opts ...grpc.CallOption) (*adminv1.SetListenerResponse, error) {
+	m.meddle()
+	defer m.meddle()
+	return m.AdminClient.SetListener(ctx, in, opts...)
+}
+
+func (m *meddler) RemoveListener(ctx context.Context, in *adminv1.RemoveListenerRequest, opts ...grpc.CallOption) (*adminv1.RemoveListenerResponse, error) {
+	m.meddle()
+	defer m.meddle()
+	return m.AdminClient.RemoveListener(ctx, in, opts...)
+}
+
+func TestNobodyGetsThePlaceOfAClaimWhileItMoves(t *testing.T) {
+	g := newGated(t)
+	claim := g.gateClaimOf("talker", "pods", framesOf(20, 1514, 4000, ""))
+	g.must(claim)
+	asked := 0
+	g.agent.gates.admin = &meddler{g.admin, func() {
+		asked++
+		channel := uint64(1)
+		thief := &adminv1.Listener{Path: filepath.Join(g.dir, "thief.sock"), Identity: "thief", Classes: []uint32{5}, Write: []*adminv1.ChannelRange{{First: 1, Last: 1}},
+			Streams: []*adminv1.DeclaredStream{{Name: "thief", TrafficClass: 5, Channel: &channel, PeriodNs: 1_000_000, Frame: 1514}}}
+		if _, err := g.admin.SetListener(background, &adminv1.SetListenerRequest{Listener: thief}); err == nil {
+			t.Error("another one has got its place")
+		}
+		if free := g.capacity("pods", 5); free != 250_000_000 {
+			t.Errorf("published is %d", free)
+		}
+	}}
+	socket := g.attachTo("talker", "pods", 7, 0, 5)
+	g.start("talker")
+	g.at(claim, socket)
+	if asked < 2 {
+		t.Error("nobody has tried")
+	}
+}
+
+func TestARefusalTellsNothingOfOtherNamespaces(t *testing.T) {
+	g := newGated(t)
+	for at := range 20 {
+		claim := g.gateClaimOf(fmt.Sprintf("pod-%d", at), "pods", frameOfPods)
+		claim.Namespace = "a"
+		g.must(claim)
+	}
+	late := g.gateClaimOf("late", "pods", frameOfPods)
+	late.Namespace = "b"
+	_, err := g.prepareGate(late)
+	if err == nil || strings.Contains(err.Error(), "claim:a/") || strings.Contains(err.Error(), "pod-") || !strings.Contains(err.Error(), "stream `claim:b/late-gate/gate`") {
+		t.Errorf("%v", err)
+	}
+}
+
+func TestATaktdThatComesBackWithoutTheWindowTakesTheClassAndNotTheSocket(t *testing.T) {
+	g := newGated(t)
+	claim := g.gateClaimOf("talker", "pods", frameOfPods)
+	g.must(claim)
+	socket := g.attachTo("talker", "pods", 7, 0, 5)
+	g.start("talker")
+	// The operator removes what was installed, and writes another schedule into the configuration.
+	g.daemon()
+	if err := os.Remove(filepath.Join(g.dir, "schedules")); err != nil {
+		t.Fatal(err)
+	}
+	closed := filepath.Join(g.dir, "closed")
+	g.write(closed, "tc qdisc replace dev eth0 parent root taprio num_tc 2 map 0 0 0 0 0 1 0 0 0 0 0 0 0 0 0 0 queues 1@0 1@1 base-time 0 sched-entry S 01 1000000 clockid CLOCK_TAI")
+	g.daemon = g.taktd(networksOfATaktd + fmt.Sprintf("[node]\nstate = %q\n[[schedule]]\ndatapath = \"udp\"\nfile = %q\n", g.dir, closed))
+	g.until("taktd answers", func() bool { return g.agent.gates.step(background) == nil })
+	if is := g.classesAt(socket); !slices.Equal(is, []uint32{0}) {
+		t.Errorf("its classes are %v", is)
+	}
+	g.at(claim, "")
+	if told := g.events.of("talker", reasonGateLost); len(told) != 1 || g.agent.gates.said[claim.UID].reason != reasonGateLost {
+		t.Errorf("told %q, said %+v", told, g.agent.gates.said)
+	}
+	// There is a window again.
+	g.schedule(0x20, 250_000, 0x01, 750_000)
+	g.step()
+	g.at(claim, socket)
+	if is := g.classesAt(socket); !slices.Equal(is, []uint32{0, 5}) || g.agent.gates.said[claim.UID].reason != reasonReserved {
+		t.Errorf("its classes are %v, said %+v", is, g.agent.gates.said)
+	}
+	// Where the listener has gone, its place is held, and nothing is reserved at an interface.
+	if _, err := g.admin.RemoveListener(background, &adminv1.RemoveListenerRequest{Path: socket}); err != nil {
+		t.Fatal(err)
+	}
+	g.step()
+	g.at(claim, g.agent.gates.placeholder(claim.UID))
+	if is := g.agent.gates.said[claim.UID]; is.reason != "Prepared" {
+		t.Errorf("%+v", is)
+	}
+}
+
+func TestGateTimeIsSentInByThoseWhoClaimItAlone(t *testing.T) {
+	g := newGated(t)
+	claim := g.gateClaimOf("talker", "pods", frameOfPods)
+	g.must(claim)
+	socket := g.attachTo("talker", "pods", 7, 0, 5)
+	second := filepath.Join(g.config.Network.Sockets, "talker-sandbox", "net1", cni.SocketName)
+	g.attach("talker-sandbox", "net1", "")
+	if _, err := g.admin.SetListener(background, &adminv1.SetListenerRequest{Keep: true, Listener: &adminv1.Listener{
+		Path: second, Mode: 0o666, Identity: "default/talker/net1", Classes: []uint32{0, 5},
+		Endpoint: &adminv1.Endpoint{Network: "other", Mac: "02:00:00:00:02:07", Addresses: []string{"10.245.1.7/24"}},
+	}}); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		g.start("talker")
+		if first, second := g.classesAt(socket), g.classesAt(second); !slices.Equal(first, []uint32{0, 5}) || !slices.Equal(second, []uint32{0}) {
+			t.Errorf("its interfaces have classes %v and %v", first, second)
+		}
+	}
+	g.release(claim)
+	if is := g.classesAt(socket); !slices.Equal(is, []uint32{0}) {
+		t.Errorf("without its claim it has classes %v", is)
+	}
+	// A pod without a claim, where the class is for claims alone, and not.
+	free := g.attachTo("free", "pods", 8, 0, 5)
+	g.start("free")
+	if is := g.classesAt(free); !slices.Equal(is, []uint32{0, 5}) {
+		t.Errorf("it has classes %v", is)
+	}
+	g.config.Network.Claimed = []uint32{5}
+	g.restart()
+	g.start("free")
+	if is := g.classesAt(free); !slices.Equal(is, []uint32{0}) {
+		t.Errorf("it has classes %v", is)
+	}
+	again := g.gateClaimOf("again", "pods", frameOfPods)
+	g.must(again)
+	at := g.attachTo("again", "pods", 9, 5)
+	g.start("again")
+	if is := g.classesAt(at); !slices.Equal(is, []uint32{5}) {
+		t.Errorf("with a claim it has classes %v", is)
+	}
+	g.release(again)
+	if is := g.classesAt(at); !slices.Equal(is, []uint32{0}) {
+		t.Errorf("without it, it has classes %v", is)
+	}
+}
+
+// What the scheduler has counted stays published until it does not count it any more: else a network is full for all claims,
+// those for no gate time included.
+func TestWhatIsSetAsideForARefusedClaimIsPublishedUntilItIsGivenBack(t *testing.T) {
+	g := newGated(t)
+	parameters := framesOf(16, 1514, 4000, "")
+	const need, all = 16 * 1542 * 8 * 1000, 250_000_000
+	first, second := g.gateClaimOf("first", "pods", parameters), g.gateClaimOf("second", "other", parameters)
+	g.must(first)
+	if is := g.capacity("other", 5); is != all-need {
+		t.Fatalf("published is %d", is)
+	}
+	if _, err := g.prepareGate(second); err == nil {
+		t.Fatal("both fit")
+	}
+	if pods, other := g.capacity("pods", 5), g.capacity("other", 5); pods != all || other != all {
+		t.Errorf("published are %d and %d", pods, other)
+	}
+	// Also what it could not even read.
+	g.release(second)
+	if is := g.capacity("other", 5); is != all-need {
+		t.Errorf("published is %d", is)
+	}
+	second.Status.Allocation.Devices.Config[0].Opaque.Parameters.Raw = []byte(`{"class":`)
+	if _, err := g.prepareGate(second); err == nil || g.capacity("other", 5) != all {
+		t.Errorf("%v, and published is %d", err, g.capacity("other", 5))
+	}
+	g.release(second)
+	// What is rounded up is published as it was counted; what would keep others out is refused.
+	rounded := func(quantity string) *resourceapi.ResourceClaim {
+		claim := g.gateClaimOf("rounded", "other", frameOfPods)
+		claim.Status.Allocation.Devices.Results[0].ConsumedCapacity["class5"] = resource.MustParse(quantity)
+		return claim
+	}
+	g.must(rounded("20M"))
+	if is := g.capacity("other", 5); is != all-need-12_336_000+20_000_000 {
+		t.Errorf("published is %d", is)
+	}
+	g.release(rounded("20M"))
+	if _, err := g.prepareGate(rounded("52M")); err == nil || !strings.Contains(err.Error(), `nobody else could claim the rest, request capacity class5: "12336000"`) {
+		t.Errorf("%v", err)
+	}
+	g.release(rounded("52M"))
+	other := rounded("13M")
+	other.Status.Allocation.Devices.Results[0].ConsumedCapacity["class0"] = resource.MustParse("1")
+	if _, err := g.prepareGate(other); err == nil || !strings.Contains(err.Error(), "takes 1 of capacity class0, and its parameters are for class 5") {
+		t.Errorf("%v", err)
+	}
+	g.release(other)
+	g.release(first)
+	g.nothing()
+}
+
+func TestANetworkThatNobodyMayUseIsNotClaimed(t *testing.T) {
+	g := newGated(t)
+	m := &member{n: g.agent, admin: g.admin, listeners: map[string]*adminv1.Listener{}, synced: true}
+	m.nets = cache.NewSharedIndexInformer(&cache.ListWatch{}, &network.TaktNetwork{}, 0, cache.Indexers{})
+	g.agent.cluster = m
+	claim := g.gateClaimOf("talker", "pods", frameOfPods)
+	if _, err := g.prepareGate(claim); err == nil || !strings.HasPrefix(err.Error(), codeNotAllowed+": there is no TaktNetwork pods") {
+		t.Errorf("%v", err)
+	}
+	g.at(claim, "")
+	g.agent.config.Network.Unlisted = AllowUnlisted
+	g.must(claim)
+}
+
+func TestTheClaimOfARunningPodIsNotSwept(t *testing.T) {
+	g := newGated(t)
+	claim := g.gateClaimOf("talker", "pods", frameOfPods)
+	g.must(claim)
+	socket := g.attachTo("talker", "pods", 7, 0, 5)
+	g.start("talker")
+	// The API server does not have it.
+	g.agent.gates.sweep(background)
+	g.at(claim, socket)
+	if told := g.events.of("talker", reasonGateLost); len(told) != 1 || !strings.Contains(told[0], "it has gone from the cluster while the pod runs") {
+		t.Errorf("told %q", told)
+	}
+	g.detach(socket)
+	g.agent.gates.sweep(background)
+	g.nothing()
+}
+
+func TestTheSameFramesAreClaimedOnce(t *testing.T) {
+	g := newGated(t)
+	one, two := g.gateClaimOf("talker", "pods", frameOfPods), g.gateClaimOf("talker", "pods", strings.Replace(frameOfPods, `"bytes":1514`, `"bytes":100`, 1))
+	two.Name, two.UID = "talker-again", "talker-again-uid"
+	g.must(one)
+	if _, err := g.prepareGate(two); err == nil || !strings.Contains(err.Error(), `request "gate" is for the same frames as request "gate" of the pod's claim talker-gate`) {
+		t.Errorf("%v", err)
+	}
+	// As a pod gets all or nothing.
+	g.nothing()
+	both := g.gateClaimOf("both", "pods", frameOfPods)
+	results := &both.Status.Allocation.Devices
+	again := *results.Results[0].DeepCopy()
+	again.Request = "again"
+	results.Results = append(results.Results, again)
+	results.Config[0].Requests = nil
+	if _, err := g.prepareGate(both); err == nil || !strings.Contains(err.Error(), `requests "gate" and "again" are for the same frames`) {
+		t.Errorf("%v", err)
+	}
+	yes := true
+	both.Status.Allocation.Devices.Results = results.Results[:1]
+	both.Status.Allocation.Devices.Results[0].AdminAccess = &yes
+	if _, err := g.prepareGate(both); err == nil || !strings.Contains(err.Error(), "leave adminAccess out") {
+		t.Errorf("admin access: %v", err)
+	}
+	g.nothing()
+}
+
+func TestWhatATaktdThatIsAwayDoesNotKeepIsSaid(t *testing.T) {
+	g := newGated(t)
+	claim := g.gateClaimOf("talker", "pods", frameOfPods)
+	g.must(claim)
+	g.daemon()
+	if err := g.agent.gates.step(background); err == nil {
+		t.Fatal("there is none")
+	}
+	if kept, lost := g.agent.gates.counts(); kept != 1 || lost != 0 {
+		t.Errorf("it may be starting: kept %d, lost %d", kept, lost)
+	}
+	g.agent.gates.silent = time.Now().Add(-2 * silence)
+	for range 2 {
+		if err := g.agent.gates.step(background); err == nil {
+			t.Fatal("there is none")
+		}
+	}
+	told := g.events.of("talker", reasonGateLost)
+	if kept, lost := g.agent.gates.counts(); kept != 0 || lost != 1 || len(told) != 1 || !strings.Contains(told[0], "taktd does not answer at "+g.config.Network.AdminSocket) {
+		t.Errorf("kept %d, lost %d, told %q", kept, lost, told)
+	}
+	if is := g.agent.gates.said[claim.UID]; is.ready || is.reason != reasonGateLost {
+		t.Errorf("%+v", is)
+	}
+	g.begin()
+	g.until("the schedule is there again", func() bool { return g.capacity("pods", 5) > 0 })
+	g.until("the agent has found it", func() bool { return g.agent.gates.step(background) == nil })
+	if kept, lost := g.agent.gates.counts(); kept != 1 || lost != 0 || !g.agent.gates.silent.IsZero() {
+		t.Errorf("kept %d, lost %d", kept, lost)
+	}
+}
+
+// A sandbox that is gone is none: what its pod holds is given back with the rest.
+func TestWhatAPodHeldWhoseSandboxIsGoneIsGivenBack(t *testing.T) {
+	g := newGated(t)
+	claim := g.gateClaimOf("talker", "pods", frameOfPods)
+	g.must(claim)
+	socket := g.attachTo("talker", "pods", 7, 0, 5)
+	g.start("talker")
+	refuse := func() {
+		t.Helper()
+		cpu := g.claimOf("talker", 100_000, 4095)
+		results, err := g.agent.PrepareResourceClaims(background, []*resourceapi.ResourceClaim{cpu})
+		if err != nil || results[cpu.UID].Err == nil {
+			t.Fatal("there is such a core: ", err)
+		}
+	}
+	refuse()
+	g.at(claim, socket)
+	g.detach(socket)
+	refuse()
+	g.nothing()
+}
+
+func TestARecordThatCannotBeReadIsInTheWayOnlyAsLongAsItIsThere(t *testing.T) {
+	g := newGated(t)
+	g.write(g.agent.records.gatePath("broken"), "{")
+	g.restart()
+	stray := &adminv1.Listener{Path: g.agent.gates.placeholder("stray"), Identity: "stray", Classes: []uint32{5}}
+	if err := os.MkdirAll(filepath.Dir(stray.Path), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := g.admin.SetListener(background, &adminv1.SetListenerRequest{Listener: stray, Keep: true}); err != nil {
+		t.Fatal(err)
+	}
+	g.step()
+	if g.classesAt(stray.Path) == nil {
+		t.Error("what may be somebody's has been taken out")
+	}
+	if err := g.agent.gates.release(background, types.UID("broken")); err != nil {
+		t.Fatal(err)
+	}
+	g.step()
+	if g.classesAt(stray.Path) != nil {
+		t.Error("what is nobody's is left")
+	}
+	g.nothing()
+}
+
+func TestClaimedClassesAreTrafficClasses(t *testing.T) {
+	c := &NetworkConfig{Preload: "/usr/lib/takt-preload", Claimed: []uint32{5, 8}}
+	if err := c.validate(); err == nil || !strings.Contains(err.Error(), "network.claimed: 8 is no traffic class: write 0 to 7") {
+		t.Errorf("%v", err)
+	}
+}
