@@ -146,6 +146,11 @@ func table(out io.Writer, pods []report.Pod) error {
 				passed[reason] += count
 			}
 		}
+		for _, waiting := range pod.Waiting {
+			for _, one := range waiting.GateTime {
+				gates = append(gates, fmt.Sprintf("class %d %dx%dB/%s (waits)", one.Class, one.Frames, one.Frame, one.Period))
+			}
+		}
 		for _, reason := range slices.Sorted(maps.Keys(passed)) {
 			around = append(around, fmt.Sprintf("%d %s", passed[reason], reason))
 		}

@@ -888,19 +888,45 @@ func (g *gateTimes) say(c *gateClaim, all listeners, err error) {
 // at are the streams that claims have at the listener of a pod's interface.
 func (g *gateTimes) at(path string) (found []report.GateTime) {
 	for _, c := range g.all("") {
-		if c.Place != path {
-			continue
+		if c.Place == path {
+			found = append(found, g.told(c)...)
 		}
-		g.mu.Lock()
-		lost := g.lost[c.Claim]
-		g.mu.Unlock()
-		for _, request := range c.Requests {
-			p := &request.Parameters
-			one := report.GateTime{Claim: c.Name, Request: request.Name, Class: request.class(), Frames: p.Frames(), Frame: p.LargestFrame(), Period: p.Period.String()}
-			if lost != nil {
-				one.Problem = lost.Error()
-			}
-			found = append(found, one)
+	}
+	return found
+}
+
+// told are a claim's streams as reports have them.
+func (g *gateTimes) told(c *gateClaim) (found []report.GateTime) {
+	g.mu.Lock()
+	why := g.lost[c.Claim]
+	if refused, is := g.unprepared[c.Claim]; is {
+		why = refused.why
+	}
+	g.mu.Unlock()
+	for _, request := range c.Requests {
+		p := &request.Parameters
+		one := report.GateTime{Claim: c.Name, Request: request.Name, Class: request.class(), Frames: p.Frames(), Frame: p.LargestFrame(), Period: p.Period.String()}
+		if why != nil {
+			one.Problem = why.Error()
+		}
+		found = append(found, one)
+	}
+	return found
+}
+
+// waiting are the claims that none of these sockets has.
+func (g *gateTimes) waiting(sockets map[string]bool) (found []report.Waiting) {
+	all := g.all("")
+	g.mu.Lock()
+	for _, uid := range slices.Sorted(maps.Keys(g.unprepared)) {
+		if c := g.unprepared[uid].gateClaim; len(c.Requests) > 0 {
+			all = append(all, c)
+		}
+	}
+	g.mu.Unlock()
+	for _, c := range all {
+		if !sockets[c.Place] {
+			found = append(found, report.Waiting{Namespace: c.Pod.Namespace, Pod: c.Pod.Name, Network: c.network(), GateTime: g.told(c)})
 		}
 	}
 	return found

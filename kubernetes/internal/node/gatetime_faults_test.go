@@ -64,6 +64,9 @@ func TestAClaimThatIsHeldKeepsItsPlaceWhenItsPodIsAttached(t *testing.T) {
 	g.start("narrow")
 	g.at(narrow, socket)
 	g.at(wide, g.agent.gates.placeholder(wide.UID))
+	if waiting := g.agent.podsNow(background).Networks.Waiting; len(waiting) != 1 || waiting[0].Pod != "wide" || waiting[0].GateTime[0].Problem != "" {
+		t.Errorf("waiting are %+v", waiting)
+	}
 }
 
 // meddler does something before and after each change of a listener.
@@ -121,6 +124,24 @@ func TestARefusalTellsNothingOfOtherNamespaces(t *testing.T) {
 	_, err := g.prepareGate(late)
 	if err == nil || strings.Contains(err.Error(), "claim:a/") || strings.Contains(err.Error(), "pod-") || !strings.Contains(err.Error(), "stream `claim:b/late-gate/gate`") {
 		t.Errorf("%v", err)
+	}
+	// kubectl takt shows both those that wait and what was refused.
+	problems := 0
+	waiting := g.agent.podsNow(background).Networks.Waiting
+	for _, one := range waiting {
+		if problem := one.GateTime[0].Problem; problem != "" {
+			problems++
+			if one.Pod != "late" || one.Network != "pods" || problem != err.Error() {
+				t.Errorf("%+v", one)
+			}
+		}
+	}
+	if len(waiting) != 21 || problems != 1 {
+		t.Errorf("%d wait, %d with a problem", len(waiting), problems)
+	}
+	g.release(late)
+	if waiting := g.agent.podsNow(background).Networks.Waiting; len(waiting) != 20 {
+		t.Errorf("%d wait", len(waiting))
 	}
 }
 

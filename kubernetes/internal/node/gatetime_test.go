@@ -410,7 +410,7 @@ func TestClaimedStreamsAreThePodsWhenItIsAttachedAndKeepTheirPlace(t *testing.T)
 	if is := status(); is.Status != metav1.ConditionTrue || is.Reason != reasonReserved {
 		t.Errorf("%+v", is)
 	}
-	attached, err := g.agent.attached(background)
+	attached, _, err := g.agent.attached(background)
 	want := report.GateTime{Claim: "talker-gate", Request: "gate", Class: 5, Frames: 1, Frame: 1514, Period: "1ms"}
 	if err != nil || len(attached) != 1 || len(attached[0].GateTime) != 1 || attached[0].GateTime[0] != want {
 		t.Errorf("%v, %+v", err, attached)

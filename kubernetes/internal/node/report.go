@@ -28,8 +28,8 @@ func (n *Node) serveReport(w http.ResponseWriter, request *http.Request) {
 func (n *Node) podsNow(ctx context.Context) report.Node {
 	told := report.Node{Node: n.name, Reserved: n.reserved()}
 	if n.config.Network != nil {
-		attached, err := n.attached(ctx)
-		told.Networks = &report.Networks{Attached: attached}
+		attached, sockets, err := n.attached(ctx)
+		told.Networks = &report.Networks{Attached: attached, Waiting: n.gates.waiting(sockets)}
 		if err != nil {
 			told.Networks.Problem = err.Error()
 		}
@@ -37,20 +37,20 @@ func (n *Node) podsNow(ctx context.Context) report.Node {
 	return told
 }
 
-// attached are the pods that taktd knows by a socket of takt-cni.
-func (n *Node) attached(ctx context.Context) ([]report.Attached, error) {
+// attached are the pods that taktd knows by a socket of takt-cni, and these.
+func (n *Node) attached(ctx context.Context) ([]report.Attached, map[string]bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, askTaktd)
 	defer cancel()
 	d, disconnect, err := n.networks()
 	if err != nil {
-		return []report.Attached{}, err
+		return []report.Attached{}, nil, err
 	}
 	defer disconnect()
 	all, err := d.admin.ListListeners(ctx, &adminv1.ListListenersRequest{})
 	if err != nil {
-		return []report.Attached{}, err
+		return []report.Attached{}, nil, err
 	}
-	found := []report.Attached{}
+	found, sockets := []report.Attached{}, map[string]bool{}
 	for _, status := range all.GetListeners() {
 		listener := status.GetListener()
 		if !strings.HasPrefix(listener.GetPath(), filepath.Clean(n.config.Network.Sockets)+"/") || strings.HasPrefix(listener.GetPath(), n.gates.claimsDirectory()+"/") {
@@ -61,6 +61,7 @@ func (n *Node) attached(ctx context.Context) ([]report.Attached, error) {
 			Programs: status.GetSessions(), Refused: status.GetUndeclared(),
 		}
 		one.Namespace, one.Pod, one.Interface = cni.Named(listener.GetIdentity())
+		sockets[listener.GetPath()] = true
 		one.GateTime = n.gates.at(listener.GetPath())
 		if veth := n.veths.at(listener.GetPath()); veth != nil {
 			one.Veth = veth.state()
@@ -83,7 +84,7 @@ func (n *Node) attached(ctx context.Context) ([]report.Attached, error) {
 	slices.SortFunc(found, func(a, b report.Attached) int {
 		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Pod, b.Pod), cmp.Compare(a.Interface, b.Interface))
 	})
-	return found, nil
+	return found, sockets, nil
 }
 
 // reserved are the containers that run with reservations.

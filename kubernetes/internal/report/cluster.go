@@ -30,12 +30,15 @@ type Pod struct {
 	// TimeSensitive: it asks for launch times by its annotation.
 	TimeSensitive bool       `json:"timeSensitive"`
 	Attached      []Attached `json:"attached,omitempty"`
-	Reserved      []Reserved `json:"reserved,omitempty"`
+	// Waiting are claims for gate time that it has nowhere.
+	Waiting  []Waiting  `json:"waiting,omitempty"`
+	Reserved []Reserved `json:"reserved,omitempty"`
 	// Problem is what keeps it from what it asks for; empty: nothing is known of any.
 	Problem string `json:"problem,omitempty"`
 }
 
-// Cluster asks all agents, and returns the pods of a namespace (all: "") that are time-sensitive, attached or reserved,
+// Cluster asks all agents, and returns the pods of a namespace (all: "") that are time-sensitive, attached, reserved or waiting for
+// gate time,
 // and what is wrong with agents.
 func Cluster(ctx context.Context, client kubernetes.Interface, ask func(context.Context, *corev1.Pod) (Node, error), namespace string) ([]Pod, []string, error) {
 	agents, err := client.CoreV1().Pods("").List(ctx, metav1.ListOptions{LabelSelector: Selector})
@@ -101,12 +104,19 @@ func Cluster(ctx context.Context, client kubernetes.Interface, ask func(context.
 						one.Attached = append(one.Attached, attached)
 					}
 				}
+				for _, waiting := range node.Networks.Waiting {
+					if waiting.Namespace == pod.Namespace && waiting.Pod == pod.Name {
+						one.Waiting = append(one.Waiting, waiting)
+					}
+				}
 			}
 		}
 		if one.TimeSensitive {
 			one.Problem = lacks(&pod, &one, node, silent[pod.Spec.NodeName])
+		} else if !ended(&pod) {
+			one.Problem = ungated(&one)
 		}
-		if one.TimeSensitive || len(one.Attached)+len(one.Reserved) > 0 {
+		if one.TimeSensitive || len(one.Attached)+len(one.Reserved)+len(one.Waiting) > 0 {
 			found = append(found, one)
 		}
 	}
@@ -116,10 +126,33 @@ func Cluster(ctx context.Context, client kubernetes.Interface, ask func(context.
 	return found, problems, nil
 }
 
+func ended(pod *corev1.Pod) bool {
+	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
+}
+
+// ungated is what keeps a pod from gate time that it claims; empty: nothing does.
+func ungated(one *Pod) string {
+	for _, waiting := range one.Waiting {
+		for _, claimed := range waiting.GateTime {
+			if claimed.Problem != "" {
+				return "claim " + claimed.Claim + " has no gate time: " + claimed.Problem
+			}
+		}
+	}
+	for _, attached := range one.Attached {
+		for _, claimed := range attached.GateTime {
+			if claimed.Problem != "" {
+				return "claim " + claimed.Claim + " has lost its gate time: " + claimed.Problem
+			}
+		}
+	}
+	return ""
+}
+
 // lacks is what keeps a time-sensitive pod from launch times.
 func lacks(pod *corev1.Pod, one *Pod, node *Node, silent error) string {
 	switch {
-	case pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed:
+	case ended(pod):
 		return ""
 	case pod.Spec.NodeName == "":
 		return "not placed yet: kubectl describe pod"
@@ -131,6 +164,8 @@ func lacks(pod *corev1.Pod, one *Pod, node *Node, silent error) string {
 		return "the agent of its node serves no networks: set network.enabled of the chart"
 	case node.Networks.Problem != "":
 		return "taktd of its node does not answer: systemctl status taktd"
+	case len(one.Attached) == 0 && ungated(one) != "":
+		return ungated(one)
 	case len(one.Attached) == 0:
 		return "no network has attached it: put takt-cni into the CNI configuration of its node"
 	}
@@ -139,14 +174,9 @@ func lacks(pod *corev1.Pod, one *Pod, node *Node, silent error) string {
 			return "launch times are not taken at " + attached.Veth.Device + ", the veth of " + attached.Interface + ": " + attached.Veth.Problem
 		}
 	}
-	for _, attached := range one.Attached {
-		for _, claimed := range attached.GateTime {
-			if claimed.Problem != "" {
-				return "claim " + claimed.Claim + " has lost its gate time: " + claimed.Problem
-			}
-		}
-	}
 	switch {
+	case ungated(one) != "":
+		return ungated(one)
 	case !slices.ContainsFunc(one.Attached, func(a Attached) bool { return a.Programs > 0 || a.Veth != nil && a.Veth.Taking }):
 		return "no program of it has attached: is it dynamically linked, and does it ask for launch times (SO_TXTIME)?"
 	}

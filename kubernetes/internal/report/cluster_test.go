@@ -37,6 +37,7 @@ func TestEveryPodThatTaktServesIsShownWithWhatItLacks(t *testing.T) {
 		agent("cpu-only", "seven"),
 		pod("default", "talker", "one", sensitive), pod("default", "idle", "one", sensitive), pod("default", "left-out", "one", sensitive),
 		pod("default", "static", "one", sensitive), pod("default", "gateless", "one", sensitive), pod("default", "unheard", "one", sensitive),
+		pod("default", "refused", "one", sensitive), pod("default", "lost", "one", nil), pod("default", "waits", "one", nil),
 		pod("default", "silent", "two", sensitive), pod("default", "nowhere", "", sensitive), pod("default", "no-taktd", "three", sensitive),
 		pod("default", "no-agent", "six", sensitive), pod("default", "no-networks", "seven", sensitive), done,
 		pod("default", "reserved", "four", nil), pod("default", "attached", "four", nil), pod("default", "ordinary", "one", map[string]string{"takt.dev/time-sensitive": "false"}),
@@ -50,6 +51,11 @@ func TestEveryPodThatTaktServesIsShownWithWhatItLacks(t *testing.T) {
 			{Namespace: "default", Pod: "gateless", Interface: "eth0", Network: "pods", Programs: 1, GateTime: []GateTime{{Claim: "kept"}, {Claim: "gates", Problem: "no window"}}},
 			{Namespace: "default", Pod: "unheard", Interface: "eth0", Network: "pods", Programs: 1, Veth: &Veth{Device: "veth2", Problem: "Linux 6.11 is needed"}},
 			{Namespace: "default", Pod: "done", Interface: "eth0", Network: "pods"},
+			{Namespace: "default", Pod: "lost", Interface: "eth0", Network: "pods", GateTime: []GateTime{{Claim: "gates", Problem: "no window"}}},
+		}, Waiting: []Waiting{
+			{Namespace: "default", Pod: "refused", Network: "pods", GateTime: []GateTime{{Claim: "gates", Problem: "GateTimeExceeded"}}},
+			{Namespace: "default", Pod: "waits", Network: "pods", GateTime: []GateTime{{Claim: "gates", Problem: "GateTimeExceeded"}}},
+			{Namespace: "other", Pod: "waits", Network: "pods", GateTime: []GateTime{{Claim: "gates", Problem: "GateTimeExceeded"}}},
 		}}},
 		"takt-node-3":    {Networks: &Networks{Problem: "connection refused"}},
 		"reservations-4": {Reserved: []Reserved{{Namespace: "default", Pod: "reserved", Container: "main", Runtime: "4ms", Period: "10ms"}}},
@@ -74,9 +80,10 @@ func TestEveryPodThatTaktServesIsShownWithWhatItLacks(t *testing.T) {
 	}
 	want := []string{
 		"attached 1 0 ", "done 1 0 ", "gateless 1 0 claim gates has lost its gate time", "idle 1 0 no program of it has attached", "left-out 0 0 no network has attached it",
+		"lost 1 0 claim gates has lost its gate time",
 		"no-agent 0 0 its node has no takt-node", "no-networks 0 0 the agent of its node serves no networks", "no-taktd 0 0 taktd of its node does not answer",
-		"nowhere 0 0 not placed yet", "reserved 0 1 ", "silent 0 0 the agent of its node does not answer", "static 1 0 ", "talker 1 0 ",
-		"unheard 1 0 launch times are not taken at veth2, the veth of eth0",
+		"nowhere 0 0 not placed yet", "refused 0 0 claim gates has no gate time", "reserved 0 1 ", "silent 0 0 the agent of its node does not answer", "static 1 0 ", "talker 1 0 ",
+		"unheard 1 0 launch times are not taken at veth2, the veth of eth0", "waits 0 0 claim gates has no gate time",
 	}
 	if !slices.Equal(shown, want) {
 		t.Errorf("shown are %q and not %q", shown, want)

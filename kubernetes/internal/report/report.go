@@ -18,6 +18,16 @@ type Networks struct {
 	// Problem says why it cannot be asked; empty: it answers.
 	Problem  string     `json:"problem,omitempty"`
 	Attached []Attached `json:"attached"`
+	// Waiting are claims for gate time that no interface of their pod has: it is not attached yet, or they were refused.
+	Waiting []Waiting `json:"waiting,omitempty"`
+}
+
+// Waiting is what a pod claims of a network and has not.
+type Waiting struct {
+	Namespace string     `json:"namespace"`
+	Pod       string     `json:"pod"`
+	Network   string     `json:"network"`
+	GateTime  []GateTime `json:"gateTime"`
 }
 
 // Attached is a pod's place in a network.

@@ -11,6 +11,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -324,7 +325,7 @@ func TestAgentsThatAreToUninstallBringNothing(t *testing.T) {
 
 func TestTheChartGivesTheAgentWhatANetworkNeeds(t *testing.T) {
 	values := cores(nil)
-	values["network"] = map[string]any{"enabled": true, "unattached": "start"}
+	values["network"] = map[string]any{"enabled": true, "unattached": "start", "claimed": []any{5}}
 	all := mustRender(t, values)
 	path := filepath.Join(t.TempDir(), "config.yaml")
 	if err := os.WriteFile(path, []byte(find[*corev1.ConfigMap](t, all, "").Data["config.yaml"]), 0o644); err != nil {
@@ -336,9 +337,9 @@ func TestTheChartGivesTheAgentWhatANetworkNeeds(t *testing.T) {
 	}
 	want := node.NetworkConfig{
 		Sockets: "/run/takt/cni", AdminSocket: "/run/takt/admin.sock", Plugins: "/opt/cni/bin",
-		Preload: "/usr/lib/x86_64-linux-gnu/takt-preload", Unattached: node.StartUnattached, Unlisted: node.RefuseUnlisted, Library: "/usr/lib/x86_64-linux-gnu/libtakt.so.0", Path: node.PathBoth, Takt: "/usr/bin/takt",
+		Preload: "/usr/lib/x86_64-linux-gnu/takt-preload", Unattached: node.StartUnattached, Unlisted: node.RefuseUnlisted, Library: "/usr/lib/x86_64-linux-gnu/libtakt.so.0", Path: node.PathBoth, Takt: "/usr/bin/takt", Claimed: []uint32{5},
 	}
-	if config.Network == nil || *config.Network != want {
+	if config.Network == nil || !reflect.DeepEqual(*config.Network, want) {
 		t.Errorf("the agent reads %+v", config.Network)
 	}
 	pod := find[*appsv1.DaemonSet](t, all, "").Spec.Template.Spec

@@ -84,7 +84,30 @@ func TestThePolicyRefusesGateTimeThatTheNodeWould(t *testing.T) {
 		"an unknown field":    {with(rest + `"rate":1,` + to), "the other fields are class, period, bytes"},
 		"nobody's frames":     {with(rest + `"window":"1us"`), "write either destination"},
 		"two flows":           {with(rest + `"channel":7,` + to), "write either destination"},
-		"a name":              {with(rest + `"destination":"listener:4000"`), "an IP address with a port"},
+		"no IP address":       {with(rest + `"destination":"1.2.3:99"`), "an IP address with a port"},
+		"too large a number":  {with(rest + `"destination":"10.244.1.900:99"`), "an IP address with a port"},
+		"no port":             {with(rest + `"destination":"10.244.1.9:0"`), "an IP address with a port"},
+		"too large a port":    {with(rest + `"destination":"10.244.1.9:65536"`), "an IP address with a port"},
+		"no IPv6":             {with(rest + `"destination":"[fd00:::9]:99"`), "an IP address with a port"},
+		"IPv4 as IPv6":        {with(rest + `"destination":"[10.244.1.9]:99"`), "an IP address with a port"},
+		"a channel in words":  {with(rest + `"channel":"seven"`), "or channel, a number"},
+		"half a channel":      {with(rest + `"channel":7.5`), "or channel, a number"},
+		"a channel below 0":   {with(rest + `"channel":-1`), "or channel, a number"},
+		"channel 0":           {with(rest + `"channel":0`), ""},
+		"two networks":        {func(s *resourcev1.ResourceClaimSpec) { s.Devices.Requests[1].Exactly.Count = 2 }, "leave count, allocationMode and adminAccess"},
+		"all networks": {func(s *resourcev1.ResourceClaimSpec) {
+			s.Devices.Requests[1].Exactly.AllocationMode = resourcev1.DeviceAllocationModeAll
+		}, "leave count, allocationMode and adminAccess"},
+		"one network": {func(s *resourcev1.ResourceClaimSpec) {
+			s.Devices.Requests[1].Exactly.AllocationMode, s.Devices.Requests[1].Exactly.Count = resourcev1.DeviceAllocationModeExactCount, 1
+		}, ""},
+		"admin access": {func(s *resourcev1.ResourceClaimSpec) {
+			yes := true
+			s.Devices.Requests[1].Exactly.AdminAccess = &yes
+		}, "leave count, allocationMode and adminAccess"},
+		"twice and a little": {asks("class5", "5544000"), ""},
+		"far too much":       {asks("class5", "5544001"), `GateTimeTooLarge: capacity.requests is far more than bytes and period need, and nobody else could claim the rest: write class5: "2272000"`},
+		"a name":             {with(rest + `"destination":"listener:4000"`), "an IP address with a port"},
 		"of another kind": {func(s *resourcev1.ResourceClaimSpec) {
 			s.Devices.Config[1].Opaque.Parameters = runtime.RawExtension{Raw: []byte(`{"apiVersion":"network.takt.dev/v1alpha1","kind":"Gate","class":5,"period":"1ms","bytes":256,"channel":1}`)}
 		}, "kind GateTime"},
@@ -127,7 +150,11 @@ func TestThePolicyAndTheNodeComputeTheSameGateTime(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		asked := max(wanted.BitsPerSecond()+rapid.Int64Range(-2, 2).Draw(t, "off by"), 0)
+		bound := wanted.BitsPerSecond()
+		if rapid.Bool().Draw(t, "the most") {
+			bound = reservation.MostCapacity(bound)
+		}
+		asked := max(bound+rapid.Int64Range(-2, 2).Draw(t, "off by"), 0)
 		claim.Spec.Devices.Config[1].Opaque.Parameters = gateParameters(fields)
 		claim.Spec.Devices.Requests[1].Exactly.Capacity.Requests["class5"] = *resource.NewQuantity(asked, resource.DecimalSI)
 		node, policy := wanted.FitsCapacity(asked), p.admit(claim, nil)
@@ -159,6 +186,15 @@ func TestTheAPIServerRefusesGateTimeByThePolicy(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	// One of before the policies, which they would refuse.
+	before := gateExample(t)
+	before.Name, before.Finalizers = "before", []string{"example.test/kept"}
+	before.Spec.Devices.Requests[1].Exactly.Capacity.Requests["class5"] = resource.MustParse("1k")
+	before.Spec.Devices.Config[0].Opaque.Parameters = runtime.RawExtension{Raw: []byte(`{"kind":"Reservation"}`)}
+	before, err = client.ResourceV1().ResourceClaims("default").Create(t.Context(), before, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
 	for _, object := range mustRender(t, both()) {
 		var err error
 		switch o := object.(type) {
@@ -186,6 +222,20 @@ func TestTheAPIServerRefusesGateTimeByThePolicy(t *testing.T) {
 		t.Error(err)
 	}
 	if err := try("example", func(*resourcev1.ResourceClaimSpec) {}); err != nil {
+		t.Error(err)
+	}
+	// It can go.
+	if err := client.ResourceV1().ResourceClaims("default").Delete(t.Context(), before.Name, metav1.DeleteOptions{}); err != nil {
+		t.Error(err)
+	}
+	if before, err = client.ResourceV1().ResourceClaims("default").Get(t.Context(), before.Name, metav1.GetOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	before.Finalizers = nil
+	if _, err := client.ResourceV1().ResourceClaims("default").Update(t.Context(), before, metav1.UpdateOptions{}); err != nil {
+		t.Errorf("a claim of before the policies is kept for ever: %v", err)
+	}
+	if err := try("two", func(s *resourcev1.ResourceClaimSpec) { s.Devices.Requests[1].Exactly.Count = 2 }); err == nil || !strings.Contains(err.Error(), "leave count") {
 		t.Error(err)
 	}
 	if err := try("nobody", func(s *resourcev1.ResourceClaimSpec) {

@@ -51,6 +51,7 @@ app.kubernetes.io/instance: {{ .Release.Name }}
   "takt" .Values.network.takt
   "unattached" .Values.network.unattached
   "unlisted" .Values.network.unlisted
+  "claimed" .Values.network.claimed
   "objects" .Values.network.objects
   "peers" (and .Values.network.objects .Values.network.peers)) }}
 {{- end }}
