@@ -130,6 +130,14 @@ func (g *gateTimes) all(pod types.UID) (found []*gateClaim) {
 	return found
 }
 
+// declared are the claims that are held, but for those that are withdrawn.
+func (g *gateTimes) declared() []*gateClaim {
+	all := g.all("")
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return slices.DeleteFunc(all, func(c *gateClaim) bool { return g.withdrawn[c.Claim] })
+}
+
 // claimed is what claims hold, by network and class.
 func (g *gateTimes) claimed() map[string]classes {
 	sum := map[string]classes{}
@@ -782,7 +790,7 @@ func (g *gateTimes) step(ctx context.Context) error {
 		g.silent = time.Now()
 	case time.Since(g.silent) > silence:
 		// It keeps what it had over a restart. Whether it comes back nobody knows.
-		for _, c := range g.all("") {
+		for _, c := range g.declared() {
 			g.say(c, nil, fmt.Errorf("taktd does not answer at %s: start it, or see its log (%s)", g.n.config.Network.AdminSocket, status.Convert(err).Message()))
 		}
 	}
@@ -798,13 +806,7 @@ func (g *gateTimes) keep(ctx context.Context) (all listeners, answers bool, err 
 	if err != nil {
 		return nil, false, err
 	}
-	for _, c := range g.all("") {
-		g.mu.Lock()
-		withdrawn := g.withdrawn[c.Claim]
-		g.mu.Unlock()
-		if withdrawn {
-			continue
-		}
+	for _, c := range g.declared() {
 		err := g.declare(ctx, all, c)
 		if err != nil {
 			err = g.refused(c, err)
@@ -932,11 +934,11 @@ func (g *gateTimes) waiting(sockets map[string]bool) (found []report.Waiting) {
 	return found
 }
 
-// counts are the claims that taktd keeps, and those that it does not.
+// counts are the claims that taktd keeps, and those that it does not; neither are those whose pod cannot have them.
 func (g *gateTimes) counts() (kept, lost int) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return len(g.held) - len(g.lost), len(g.lost)
+	return len(g.held) - len(g.lost), len(g.lost) - len(g.withdrawn)
 }
 
 // sweep gives back what is of claims that are not in the cluster any more, and that no pod has: one that runs keeps its gate

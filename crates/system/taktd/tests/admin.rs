@@ -456,11 +456,8 @@ async fn a_kept_listener_whose_streams_have_no_place_any_more_comes_back_without
             .list_listeners(ListListenersRequest {})
             .await;
         let list = list.expect("listeners").into_inner().listeners;
-        let found = list.into_iter().filter_map(|l| l.listener);
-        let found = found
-            .filter(|l| l.identity == identity)
-            .next()
-            .expect("it is there");
+        let mut found = list.into_iter().filter_map(|l| l.listener);
+        let found = found.find(|l| l.identity == identity).expect("it is there");
         (found.classes, found.streams.len())
     }
     assert_eq!(of(&daemon, "pod").await, (vec![0, 5], 1));
