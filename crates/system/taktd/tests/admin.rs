@@ -489,6 +489,22 @@ async fn a_kept_listener_whose_streams_have_no_place_any_more_comes_back_without
     // As it was, when that is.
     let daemon = again(daemon, &base);
     assert_eq!(of(&daemon, "pod").await, (vec![0, 5], 1));
+    // What has moved to another is kept there, and there alone.
+    let moved = SetListenerRequest {
+        listener: Some(Listener {
+            path: daemon.directory.join("other.sock").display().to_string(),
+            identity: "other".into(),
+            ..wanted
+        }),
+        keep: true,
+        take_streams_from: path.display().to_string(),
+    };
+    let mut client = daemon.client().await;
+    client.set_listener(moved).await.expect("moved");
+    assert_eq!(of(&daemon, "pod").await.1, 0);
+    let daemon = again(daemon, &base);
+    assert_eq!(of(&daemon, "pod").await, (vec![0, 5], 0));
+    assert_eq!(of(&daemon, "other").await, (vec![0, 5], 1));
 }
 
 #[tokio::test]
