@@ -14,6 +14,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         ("Stream.resource_use", "resource_use"),
         ("Listener.mode", "octal"),
         ("Clock.state", "clock_state"),
+        ("Node.clock_state", "clock_state"),
     ];
     let hexadecimal = ["Node.incarnation", "Peer.incarnation"];
     let mut builder =

@@ -476,7 +476,11 @@ type Node struct {
 	// Whether it has the key of a group.
 	GroupKey bool `protobuf:"varint,11,opt,name=group_key,json=groupKey,proto3" json:"group_key,omitempty"`
 	// How often streams were mapped to another datapath than before.
-	StreamsMoved  uint64 `protobuf:"varint,12,opt,name=streams_moved,json=streamsMoved,proto3" json:"streams_moved,omitempty"`
+	StreamsMoved uint64 `protobuf:"varint,12,opt,name=streams_moved,json=streamsMoved,proto3" json:"streams_moved,omitempty"`
+	// How long messages from other nodes were on their way, of each class of which some came.
+	Delays []*ClassDelays `protobuf:"bytes,13,rep,name=delays,proto3" json:"delays,omitempty"`
+	// Whether its clock follows a reference. These delays mean something only where it does, and the sender's as well.
+	ClockState    ClockState `protobuf:"varint,14,opt,name=clock_state,json=clockState,proto3,enum=takt.admin.v1.ClockState" json:"clock_state,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -595,6 +599,121 @@ func (x *Node) GetStreamsMoved() uint64 {
 	return 0
 }
 
+func (x *Node) GetDelays() []*ClassDelays {
+	if x != nil {
+		return x.Delays
+	}
+	return nil
+}
+
+func (x *Node) GetClockState() ClockState {
+	if x != nil {
+		return x.ClockState
+	}
+	return ClockState_CLOCK_STATE_UNSPECIFIED
+}
+
+// One-way delays of messages of a class from other nodes: from when the sender's lane took them, so that what waits there for its
+// launch time counts, until they were whole here. As good as the clocks of the two nodes agree.
+type ClassDelays struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The class, 0 to 7.
+	Class uint32 `protobuf:"varint,1,opt,name=class,proto3" json:"class,omitempty"`
+	// Messages that the figures below are of.
+	Messages uint64 `protobuf:"varint,2,opt,name=messages,proto3" json:"messages,omitempty"`
+	// What half of them were on their way at most: rounded up, by a sixteenth at most, or to 1024 ns.
+	P50Ns uint64 `protobuf:"varint,3,opt,name=p50_ns,json=p50Ns,proto3" json:"p50_ns,omitempty"`
+	// What 99 of 100 were on their way at most, in the same manner.
+	P99Ns uint64 `protobuf:"varint,4,opt,name=p99_ns,json=p99Ns,proto3" json:"p99_ns,omitempty"`
+	// What 999 of 1000 were on their way at most, in the same manner.
+	P999Ns uint64 `protobuf:"varint,5,opt,name=p999_ns,json=p999Ns,proto3" json:"p999_ns,omitempty"`
+	// The longest delay, at most 17 s.
+	LongestNs uint64 `protobuf:"varint,6,opt,name=longest_ns,json=longestNs,proto3" json:"longest_ns,omitempty"`
+	// Messages that came before they were sent, by the clocks, and that are in none of these.
+	Negative      uint64 `protobuf:"varint,7,opt,name=negative,proto3" json:"negative,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ClassDelays) Reset() {
+	*x = ClassDelays{}
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ClassDelays) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ClassDelays) ProtoMessage() {}
+
+func (x *ClassDelays) ProtoReflect() protoreflect.Message {
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ClassDelays.ProtoReflect.Descriptor instead.
+func (*ClassDelays) Descriptor() ([]byte, []int) {
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *ClassDelays) GetClass() uint32 {
+	if x != nil {
+		return x.Class
+	}
+	return 0
+}
+
+func (x *ClassDelays) GetMessages() uint64 {
+	if x != nil {
+		return x.Messages
+	}
+	return 0
+}
+
+func (x *ClassDelays) GetP50Ns() uint64 {
+	if x != nil {
+		return x.P50Ns
+	}
+	return 0
+}
+
+func (x *ClassDelays) GetP99Ns() uint64 {
+	if x != nil {
+		return x.P99Ns
+	}
+	return 0
+}
+
+func (x *ClassDelays) GetP999Ns() uint64 {
+	if x != nil {
+		return x.P999Ns
+	}
+	return 0
+}
+
+func (x *ClassDelays) GetLongestNs() uint64 {
+	if x != nil {
+		return x.LongestNs
+	}
+	return 0
+}
+
+func (x *ClassDelays) GetNegative() uint64 {
+	if x != nil {
+		return x.Negative
+	}
+	return 0
+}
+
 // A lane: one polling thread.
 type Lane struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -612,7 +731,7 @@ type Lane struct {
 
 func (x *Lane) Reset() {
 	*x = Lane{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[3]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -624,7 +743,7 @@ func (x *Lane) String() string {
 func (*Lane) ProtoMessage() {}
 
 func (x *Lane) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[3]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -637,7 +756,7 @@ func (x *Lane) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Lane.ProtoReflect.Descriptor instead.
 func (*Lane) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{3}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Lane) GetLane() uint32 {
@@ -713,7 +832,7 @@ type LaneCounters struct {
 
 func (x *LaneCounters) Reset() {
 	*x = LaneCounters{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[4]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -725,7 +844,7 @@ func (x *LaneCounters) String() string {
 func (*LaneCounters) ProtoMessage() {}
 
 func (x *LaneCounters) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[4]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -738,7 +857,7 @@ func (x *LaneCounters) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LaneCounters.ProtoReflect.Descriptor instead.
 func (*LaneCounters) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{4}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *LaneCounters) GetPolls() uint64 {
@@ -882,7 +1001,7 @@ type Port struct {
 
 func (x *Port) Reset() {
 	*x = Port{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[5]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -894,7 +1013,7 @@ func (x *Port) String() string {
 func (*Port) ProtoMessage() {}
 
 func (x *Port) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[5]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -907,7 +1026,7 @@ func (x *Port) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Port.ProtoReflect.Descriptor instead.
 func (*Port) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{5}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Port) GetDatapath() string {
@@ -954,7 +1073,7 @@ type PortCounters struct {
 
 func (x *PortCounters) Reset() {
 	*x = PortCounters{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[6]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -966,7 +1085,7 @@ func (x *PortCounters) String() string {
 func (*PortCounters) ProtoMessage() {}
 
 func (x *PortCounters) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[6]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -979,7 +1098,7 @@ func (x *PortCounters) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PortCounters.ProtoReflect.Descriptor instead.
 func (*PortCounters) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{6}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *PortCounters) GetTxDatagrams() uint64 {
@@ -1052,7 +1171,7 @@ type PeeringCounters struct {
 
 func (x *PeeringCounters) Reset() {
 	*x = PeeringCounters{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[7]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1064,7 +1183,7 @@ func (x *PeeringCounters) String() string {
 func (*PeeringCounters) ProtoMessage() {}
 
 func (x *PeeringCounters) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[7]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1077,7 +1196,7 @@ func (x *PeeringCounters) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeeringCounters.ProtoReflect.Descriptor instead.
 func (*PeeringCounters) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{7}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *PeeringCounters) GetStrangers() uint64 {
@@ -1132,7 +1251,7 @@ type ListSessionsRequest struct {
 
 func (x *ListSessionsRequest) Reset() {
 	*x = ListSessionsRequest{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[8]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1144,7 +1263,7 @@ func (x *ListSessionsRequest) String() string {
 func (*ListSessionsRequest) ProtoMessage() {}
 
 func (x *ListSessionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[8]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1157,7 +1276,7 @@ func (x *ListSessionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSessionsRequest.ProtoReflect.Descriptor instead.
 func (*ListSessionsRequest) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{8}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ListSessionsRequest) GetIdentity() string {
@@ -1177,7 +1296,7 @@ type ListSessionsResponse struct {
 
 func (x *ListSessionsResponse) Reset() {
 	*x = ListSessionsResponse{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[9]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1189,7 +1308,7 @@ func (x *ListSessionsResponse) String() string {
 func (*ListSessionsResponse) ProtoMessage() {}
 
 func (x *ListSessionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[9]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1202,7 +1321,7 @@ func (x *ListSessionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSessionsResponse.ProtoReflect.Descriptor instead.
 func (*ListSessionsResponse) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{9}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ListSessionsResponse) GetSessions() []*Session {
@@ -1225,7 +1344,7 @@ type Unserved struct {
 
 func (x *Unserved) Reset() {
 	*x = Unserved{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[10]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1237,7 +1356,7 @@ func (x *Unserved) String() string {
 func (*Unserved) ProtoMessage() {}
 
 func (x *Unserved) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[10]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1250,7 +1369,7 @@ func (x *Unserved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Unserved.ProtoReflect.Descriptor instead.
 func (*Unserved) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{10}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Unserved) GetReason() string {
@@ -1296,7 +1415,7 @@ type Session struct {
 
 func (x *Session) Reset() {
 	*x = Session{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[11]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1308,7 +1427,7 @@ func (x *Session) String() string {
 func (*Session) ProtoMessage() {}
 
 func (x *Session) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[11]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1321,7 +1440,7 @@ func (x *Session) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Session.ProtoReflect.Descriptor instead.
 func (*Session) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{11}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Session) GetSession() uint64 {
@@ -1425,7 +1544,7 @@ type Stream struct {
 
 func (x *Stream) Reset() {
 	*x = Stream{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[12]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1437,7 +1556,7 @@ func (x *Stream) String() string {
 func (*Stream) ProtoMessage() {}
 
 func (x *Stream) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[12]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1450,7 +1569,7 @@ func (x *Stream) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Stream.ProtoReflect.Descriptor instead.
 func (*Stream) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{12}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Stream) GetStream() uint32 {
@@ -1555,7 +1674,7 @@ type SessionCounters struct {
 
 func (x *SessionCounters) Reset() {
 	*x = SessionCounters{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[13]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1567,7 +1686,7 @@ func (x *SessionCounters) String() string {
 func (*SessionCounters) ProtoMessage() {}
 
 func (x *SessionCounters) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[13]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1580,7 +1699,7 @@ func (x *SessionCounters) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionCounters.ProtoReflect.Descriptor instead.
 func (*SessionCounters) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{13}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *SessionCounters) GetEmitted() uint64 {
@@ -1651,7 +1770,7 @@ type EndSessionRequest struct {
 
 func (x *EndSessionRequest) Reset() {
 	*x = EndSessionRequest{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[14]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1663,7 +1782,7 @@ func (x *EndSessionRequest) String() string {
 func (*EndSessionRequest) ProtoMessage() {}
 
 func (x *EndSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[14]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1676,7 +1795,7 @@ func (x *EndSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndSessionRequest.ProtoReflect.Descriptor instead.
 func (*EndSessionRequest) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{14}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *EndSessionRequest) GetSession() uint64 {
@@ -1703,7 +1822,7 @@ type EndSessionResponse struct {
 
 func (x *EndSessionResponse) Reset() {
 	*x = EndSessionResponse{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[15]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1715,7 +1834,7 @@ func (x *EndSessionResponse) String() string {
 func (*EndSessionResponse) ProtoMessage() {}
 
 func (x *EndSessionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[15]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1728,7 +1847,7 @@ func (x *EndSessionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndSessionResponse.ProtoReflect.Descriptor instead.
 func (*EndSessionResponse) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{15}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *EndSessionResponse) GetEnded() bool {
@@ -1750,7 +1869,7 @@ type ListChannelsRequest struct {
 
 func (x *ListChannelsRequest) Reset() {
 	*x = ListChannelsRequest{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[16]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1762,7 +1881,7 @@ func (x *ListChannelsRequest) String() string {
 func (*ListChannelsRequest) ProtoMessage() {}
 
 func (x *ListChannelsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[16]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1775,7 +1894,7 @@ func (x *ListChannelsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListChannelsRequest.ProtoReflect.Descriptor instead.
 func (*ListChannelsRequest) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{16}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ListChannelsRequest) GetFirst() uint64 {
@@ -1802,7 +1921,7 @@ type ListChannelsResponse struct {
 
 func (x *ListChannelsResponse) Reset() {
 	*x = ListChannelsResponse{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[17]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1814,7 +1933,7 @@ func (x *ListChannelsResponse) String() string {
 func (*ListChannelsResponse) ProtoMessage() {}
 
 func (x *ListChannelsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[17]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1827,7 +1946,7 @@ func (x *ListChannelsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListChannelsResponse.ProtoReflect.Descriptor instead.
 func (*ListChannelsResponse) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{17}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ListChannelsResponse) GetChannels() []*Channel {
@@ -1856,7 +1975,7 @@ type Channel struct {
 
 func (x *Channel) Reset() {
 	*x = Channel{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[18]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1868,7 +1987,7 @@ func (x *Channel) String() string {
 func (*Channel) ProtoMessage() {}
 
 func (x *Channel) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[18]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1881,7 +2000,7 @@ func (x *Channel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Channel.ProtoReflect.Descriptor instead.
 func (*Channel) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{18}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Channel) GetChannel() uint64 {
@@ -1962,7 +2081,7 @@ type ChannelCounters struct {
 
 func (x *ChannelCounters) Reset() {
 	*x = ChannelCounters{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[19]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1974,7 +2093,7 @@ func (x *ChannelCounters) String() string {
 func (*ChannelCounters) ProtoMessage() {}
 
 func (x *ChannelCounters) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[19]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1987,7 +2106,7 @@ func (x *ChannelCounters) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChannelCounters.ProtoReflect.Descriptor instead.
 func (*ChannelCounters) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{19}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ChannelCounters) GetEmitted() uint64 {
@@ -2117,7 +2236,7 @@ type ListPeersRequest struct {
 
 func (x *ListPeersRequest) Reset() {
 	*x = ListPeersRequest{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[20]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2129,7 +2248,7 @@ func (x *ListPeersRequest) String() string {
 func (*ListPeersRequest) ProtoMessage() {}
 
 func (x *ListPeersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[20]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2142,7 +2261,7 @@ func (x *ListPeersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPeersRequest.ProtoReflect.Descriptor instead.
 func (*ListPeersRequest) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{20}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{21}
 }
 
 type ListPeersResponse struct {
@@ -2154,7 +2273,7 @@ type ListPeersResponse struct {
 
 func (x *ListPeersResponse) Reset() {
 	*x = ListPeersResponse{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[21]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2166,7 +2285,7 @@ func (x *ListPeersResponse) String() string {
 func (*ListPeersResponse) ProtoMessage() {}
 
 func (x *ListPeersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[21]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2179,7 +2298,7 @@ func (x *ListPeersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPeersResponse.ProtoReflect.Descriptor instead.
 func (*ListPeersResponse) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{21}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ListPeersResponse) GetPeers() []*Peer {
@@ -2220,7 +2339,7 @@ type Peer struct {
 
 func (x *Peer) Reset() {
 	*x = Peer{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[22]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2232,7 +2351,7 @@ func (x *Peer) String() string {
 func (*Peer) ProtoMessage() {}
 
 func (x *Peer) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[22]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2245,7 +2364,7 @@ func (x *Peer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Peer.ProtoReflect.Descriptor instead.
 func (*Peer) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{22}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Peer) GetAddress() string {
@@ -2337,7 +2456,7 @@ type AddPeerRequest struct {
 
 func (x *AddPeerRequest) Reset() {
 	*x = AddPeerRequest{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[23]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2349,7 +2468,7 @@ func (x *AddPeerRequest) String() string {
 func (*AddPeerRequest) ProtoMessage() {}
 
 func (x *AddPeerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[23]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2362,7 +2481,7 @@ func (x *AddPeerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddPeerRequest.ProtoReflect.Descriptor instead.
 func (*AddPeerRequest) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{23}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *AddPeerRequest) GetAddress() string {
@@ -2389,7 +2508,7 @@ type AddPeerResponse struct {
 
 func (x *AddPeerResponse) Reset() {
 	*x = AddPeerResponse{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[24]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2401,7 +2520,7 @@ func (x *AddPeerResponse) String() string {
 func (*AddPeerResponse) ProtoMessage() {}
 
 func (x *AddPeerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[24]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2414,7 +2533,7 @@ func (x *AddPeerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddPeerResponse.ProtoReflect.Descriptor instead.
 func (*AddPeerResponse) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{24}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *AddPeerResponse) GetAdded() bool {
@@ -2434,7 +2553,7 @@ type RemovePeerRequest struct {
 
 func (x *RemovePeerRequest) Reset() {
 	*x = RemovePeerRequest{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[25]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2446,7 +2565,7 @@ func (x *RemovePeerRequest) String() string {
 func (*RemovePeerRequest) ProtoMessage() {}
 
 func (x *RemovePeerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[25]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2459,7 +2578,7 @@ func (x *RemovePeerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemovePeerRequest.ProtoReflect.Descriptor instead.
 func (*RemovePeerRequest) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{25}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *RemovePeerRequest) GetAddress() string {
@@ -2479,7 +2598,7 @@ type RemovePeerResponse struct {
 
 func (x *RemovePeerResponse) Reset() {
 	*x = RemovePeerResponse{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[26]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2491,7 +2610,7 @@ func (x *RemovePeerResponse) String() string {
 func (*RemovePeerResponse) ProtoMessage() {}
 
 func (x *RemovePeerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[26]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2504,7 +2623,7 @@ func (x *RemovePeerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemovePeerResponse.ProtoReflect.Descriptor instead.
 func (*RemovePeerResponse) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{26}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *RemovePeerResponse) GetRemoved() bool {
@@ -2522,7 +2641,7 @@ type ListDatapathsRequest struct {
 
 func (x *ListDatapathsRequest) Reset() {
 	*x = ListDatapathsRequest{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[27]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2534,7 +2653,7 @@ func (x *ListDatapathsRequest) String() string {
 func (*ListDatapathsRequest) ProtoMessage() {}
 
 func (x *ListDatapathsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[27]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2547,7 +2666,7 @@ func (x *ListDatapathsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDatapathsRequest.ProtoReflect.Descriptor instead.
 func (*ListDatapathsRequest) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{27}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{28}
 }
 
 type ListDatapathsResponse struct {
@@ -2559,7 +2678,7 @@ type ListDatapathsResponse struct {
 
 func (x *ListDatapathsResponse) Reset() {
 	*x = ListDatapathsResponse{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[28]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2571,7 +2690,7 @@ func (x *ListDatapathsResponse) String() string {
 func (*ListDatapathsResponse) ProtoMessage() {}
 
 func (x *ListDatapathsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[28]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2584,7 +2703,7 @@ func (x *ListDatapathsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDatapathsResponse.ProtoReflect.Descriptor instead.
 func (*ListDatapathsResponse) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{28}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ListDatapathsResponse) GetDatapaths() []*Datapath {
@@ -2621,7 +2740,7 @@ type Datapath struct {
 
 func (x *Datapath) Reset() {
 	*x = Datapath{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[29]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2633,7 +2752,7 @@ func (x *Datapath) String() string {
 func (*Datapath) ProtoMessage() {}
 
 func (x *Datapath) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[29]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2646,7 +2765,7 @@ func (x *Datapath) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Datapath.ProtoReflect.Descriptor instead.
 func (*Datapath) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{29}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Datapath) GetName() string {
@@ -2720,7 +2839,7 @@ type ListListenersRequest struct {
 
 func (x *ListListenersRequest) Reset() {
 	*x = ListListenersRequest{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[30]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2732,7 +2851,7 @@ func (x *ListListenersRequest) String() string {
 func (*ListListenersRequest) ProtoMessage() {}
 
 func (x *ListListenersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[30]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2745,7 +2864,7 @@ func (x *ListListenersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListListenersRequest.ProtoReflect.Descriptor instead.
 func (*ListListenersRequest) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{30}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{31}
 }
 
 type ListListenersResponse struct {
@@ -2758,7 +2877,7 @@ type ListListenersResponse struct {
 
 func (x *ListListenersResponse) Reset() {
 	*x = ListListenersResponse{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[31]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2770,7 +2889,7 @@ func (x *ListListenersResponse) String() string {
 func (*ListListenersResponse) ProtoMessage() {}
 
 func (x *ListListenersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[31]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2783,7 +2902,7 @@ func (x *ListListenersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListListenersResponse.ProtoReflect.Descriptor instead.
 func (*ListListenersResponse) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{31}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ListListenersResponse) GetListeners() []*ListenerStatus {
@@ -2818,7 +2937,7 @@ type ListenerStatus struct {
 
 func (x *ListenerStatus) Reset() {
 	*x = ListenerStatus{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[32]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2830,7 +2949,7 @@ func (x *ListenerStatus) String() string {
 func (*ListenerStatus) ProtoMessage() {}
 
 func (x *ListenerStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[32]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2843,7 +2962,7 @@ func (x *ListenerStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListenerStatus.ProtoReflect.Descriptor instead.
 func (*ListenerStatus) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{32}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *ListenerStatus) GetListener() *Listener {
@@ -2928,7 +3047,7 @@ type DeclaredStreamCounters struct {
 
 func (x *DeclaredStreamCounters) Reset() {
 	*x = DeclaredStreamCounters{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[33]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2940,7 +3059,7 @@ func (x *DeclaredStreamCounters) String() string {
 func (*DeclaredStreamCounters) ProtoMessage() {}
 
 func (x *DeclaredStreamCounters) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[33]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2953,7 +3072,7 @@ func (x *DeclaredStreamCounters) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeclaredStreamCounters.ProtoReflect.Descriptor instead.
 func (*DeclaredStreamCounters) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{33}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *DeclaredStreamCounters) GetName() string {
@@ -3039,7 +3158,7 @@ type Listener struct {
 
 func (x *Listener) Reset() {
 	*x = Listener{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[34]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3051,7 +3170,7 @@ func (x *Listener) String() string {
 func (*Listener) ProtoMessage() {}
 
 func (x *Listener) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[34]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3064,7 +3183,7 @@ func (x *Listener) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Listener.ProtoReflect.Descriptor instead.
 func (*Listener) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{34}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *Listener) GetPath() string {
@@ -3227,7 +3346,7 @@ type DeclaredStream struct {
 
 func (x *DeclaredStream) Reset() {
 	*x = DeclaredStream{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[35]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3239,7 +3358,7 @@ func (x *DeclaredStream) String() string {
 func (*DeclaredStream) ProtoMessage() {}
 
 func (x *DeclaredStream) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[35]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3252,7 +3371,7 @@ func (x *DeclaredStream) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeclaredStream.ProtoReflect.Descriptor instead.
 func (*DeclaredStream) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{35}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *DeclaredStream) GetName() string {
@@ -3340,7 +3459,7 @@ type Endpoint struct {
 
 func (x *Endpoint) Reset() {
 	*x = Endpoint{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[36]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3352,7 +3471,7 @@ func (x *Endpoint) String() string {
 func (*Endpoint) ProtoMessage() {}
 
 func (x *Endpoint) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[36]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3365,7 +3484,7 @@ func (x *Endpoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Endpoint.ProtoReflect.Descriptor instead.
 func (*Endpoint) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{36}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *Endpoint) GetNetwork() string {
@@ -3421,7 +3540,7 @@ type ChannelRange struct {
 
 func (x *ChannelRange) Reset() {
 	*x = ChannelRange{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[37]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3433,7 +3552,7 @@ func (x *ChannelRange) String() string {
 func (*ChannelRange) ProtoMessage() {}
 
 func (x *ChannelRange) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[37]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3446,7 +3565,7 @@ func (x *ChannelRange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChannelRange.ProtoReflect.Descriptor instead.
 func (*ChannelRange) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{37}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *ChannelRange) GetFirst() uint64 {
@@ -3478,7 +3597,7 @@ type SetListenerRequest struct {
 
 func (x *SetListenerRequest) Reset() {
 	*x = SetListenerRequest{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[38]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3490,7 +3609,7 @@ func (x *SetListenerRequest) String() string {
 func (*SetListenerRequest) ProtoMessage() {}
 
 func (x *SetListenerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[38]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3503,7 +3622,7 @@ func (x *SetListenerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetListenerRequest.ProtoReflect.Descriptor instead.
 func (*SetListenerRequest) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{38}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *SetListenerRequest) GetListener() *Listener {
@@ -3537,7 +3656,7 @@ type KeptListeners struct {
 
 func (x *KeptListeners) Reset() {
 	*x = KeptListeners{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[39]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3549,7 +3668,7 @@ func (x *KeptListeners) String() string {
 func (*KeptListeners) ProtoMessage() {}
 
 func (x *KeptListeners) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[39]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3562,7 +3681,7 @@ func (x *KeptListeners) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeptListeners.ProtoReflect.Descriptor instead.
 func (*KeptListeners) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{39}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *KeptListeners) GetListeners() []*Listener {
@@ -3580,7 +3699,7 @@ type SetListenerResponse struct {
 
 func (x *SetListenerResponse) Reset() {
 	*x = SetListenerResponse{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[40]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3592,7 +3711,7 @@ func (x *SetListenerResponse) String() string {
 func (*SetListenerResponse) ProtoMessage() {}
 
 func (x *SetListenerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[40]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3605,7 +3724,7 @@ func (x *SetListenerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetListenerResponse.ProtoReflect.Descriptor instead.
 func (*SetListenerResponse) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{40}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{41}
 }
 
 type ListNetworksRequest struct {
@@ -3616,7 +3735,7 @@ type ListNetworksRequest struct {
 
 func (x *ListNetworksRequest) Reset() {
 	*x = ListNetworksRequest{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[41]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3628,7 +3747,7 @@ func (x *ListNetworksRequest) String() string {
 func (*ListNetworksRequest) ProtoMessage() {}
 
 func (x *ListNetworksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[41]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3641,7 +3760,7 @@ func (x *ListNetworksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNetworksRequest.ProtoReflect.Descriptor instead.
 func (*ListNetworksRequest) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{41}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{42}
 }
 
 type ListNetworksResponse struct {
@@ -3653,7 +3772,7 @@ type ListNetworksResponse struct {
 
 func (x *ListNetworksResponse) Reset() {
 	*x = ListNetworksResponse{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[42]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3665,7 +3784,7 @@ func (x *ListNetworksResponse) String() string {
 func (*ListNetworksResponse) ProtoMessage() {}
 
 func (x *ListNetworksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[42]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3678,7 +3797,7 @@ func (x *ListNetworksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNetworksResponse.ProtoReflect.Descriptor instead.
 func (*ListNetworksResponse) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{42}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *ListNetworksResponse) GetNetworks() []*Network {
@@ -3723,7 +3842,7 @@ type Network struct {
 
 func (x *Network) Reset() {
 	*x = Network{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[43]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3735,7 +3854,7 @@ func (x *Network) String() string {
 func (*Network) ProtoMessage() {}
 
 func (x *Network) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[43]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3748,7 +3867,7 @@ func (x *Network) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Network.ProtoReflect.Descriptor instead.
 func (*Network) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{43}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *Network) GetName() string {
@@ -3859,7 +3978,7 @@ type Route struct {
 
 func (x *Route) Reset() {
 	*x = Route{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[44]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3871,7 +3990,7 @@ func (x *Route) String() string {
 func (*Route) ProtoMessage() {}
 
 func (x *Route) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[44]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3884,7 +4003,7 @@ func (x *Route) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Route.ProtoReflect.Descriptor instead.
 func (*Route) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{44}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *Route) GetDestination() string {
@@ -3932,7 +4051,7 @@ type Station struct {
 
 func (x *Station) Reset() {
 	*x = Station{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[45]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3944,7 +4063,7 @@ func (x *Station) String() string {
 func (*Station) ProtoMessage() {}
 
 func (x *Station) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[45]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3957,7 +4076,7 @@ func (x *Station) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Station.ProtoReflect.Descriptor instead.
 func (*Station) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{45}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *Station) GetMac() string {
@@ -4009,7 +4128,7 @@ type NetworkCounters struct {
 
 func (x *NetworkCounters) Reset() {
 	*x = NetworkCounters{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[46]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4021,7 +4140,7 @@ func (x *NetworkCounters) String() string {
 func (*NetworkCounters) ProtoMessage() {}
 
 func (x *NetworkCounters) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[46]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4034,7 +4153,7 @@ func (x *NetworkCounters) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NetworkCounters.ProtoReflect.Descriptor instead.
 func (*NetworkCounters) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{46}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *NetworkCounters) GetSent() uint64 {
@@ -4090,7 +4209,7 @@ type SetStationRequest struct {
 
 func (x *SetStationRequest) Reset() {
 	*x = SetStationRequest{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[47]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4102,7 +4221,7 @@ func (x *SetStationRequest) String() string {
 func (*SetStationRequest) ProtoMessage() {}
 
 func (x *SetStationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[47]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4115,7 +4234,7 @@ func (x *SetStationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetStationRequest.ProtoReflect.Descriptor instead.
 func (*SetStationRequest) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{47}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *SetStationRequest) GetNetwork() string {
@@ -4140,7 +4259,7 @@ type SetStationResponse struct {
 
 func (x *SetStationResponse) Reset() {
 	*x = SetStationResponse{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[48]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4152,7 +4271,7 @@ func (x *SetStationResponse) String() string {
 func (*SetStationResponse) ProtoMessage() {}
 
 func (x *SetStationResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[48]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4165,7 +4284,7 @@ func (x *SetStationResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetStationResponse.ProtoReflect.Descriptor instead.
 func (*SetStationResponse) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{48}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{49}
 }
 
 type RemoveStationRequest struct {
@@ -4182,7 +4301,7 @@ type RemoveStationRequest struct {
 
 func (x *RemoveStationRequest) Reset() {
 	*x = RemoveStationRequest{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[49]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4194,7 +4313,7 @@ func (x *RemoveStationRequest) String() string {
 func (*RemoveStationRequest) ProtoMessage() {}
 
 func (x *RemoveStationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[49]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4207,7 +4326,7 @@ func (x *RemoveStationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveStationRequest.ProtoReflect.Descriptor instead.
 func (*RemoveStationRequest) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{49}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *RemoveStationRequest) GetNetwork() string {
@@ -4241,7 +4360,7 @@ type RemoveStationResponse struct {
 
 func (x *RemoveStationResponse) Reset() {
 	*x = RemoveStationResponse{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[50]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4253,7 +4372,7 @@ func (x *RemoveStationResponse) String() string {
 func (*RemoveStationResponse) ProtoMessage() {}
 
 func (x *RemoveStationResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[50]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4266,7 +4385,7 @@ func (x *RemoveStationResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveStationResponse.ProtoReflect.Descriptor instead.
 func (*RemoveStationResponse) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{50}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *RemoveStationResponse) GetRemoved() bool {
@@ -4286,7 +4405,7 @@ type RemoveListenerRequest struct {
 
 func (x *RemoveListenerRequest) Reset() {
 	*x = RemoveListenerRequest{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[51]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4298,7 +4417,7 @@ func (x *RemoveListenerRequest) String() string {
 func (*RemoveListenerRequest) ProtoMessage() {}
 
 func (x *RemoveListenerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[51]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4311,7 +4430,7 @@ func (x *RemoveListenerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveListenerRequest.ProtoReflect.Descriptor instead.
 func (*RemoveListenerRequest) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{51}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *RemoveListenerRequest) GetPath() string {
@@ -4331,7 +4450,7 @@ type RemoveListenerResponse struct {
 
 func (x *RemoveListenerResponse) Reset() {
 	*x = RemoveListenerResponse{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[52]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4343,7 +4462,7 @@ func (x *RemoveListenerResponse) String() string {
 func (*RemoveListenerResponse) ProtoMessage() {}
 
 func (x *RemoveListenerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[52]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4356,7 +4475,7 @@ func (x *RemoveListenerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveListenerResponse.ProtoReflect.Descriptor instead.
 func (*RemoveListenerResponse) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{52}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *RemoveListenerResponse) GetRemoved() bool {
@@ -4374,7 +4493,7 @@ type ListSchedulesRequest struct {
 
 func (x *ListSchedulesRequest) Reset() {
 	*x = ListSchedulesRequest{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[53]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4386,7 +4505,7 @@ func (x *ListSchedulesRequest) String() string {
 func (*ListSchedulesRequest) ProtoMessage() {}
 
 func (x *ListSchedulesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[53]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4399,7 +4518,7 @@ func (x *ListSchedulesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSchedulesRequest.ProtoReflect.Descriptor instead.
 func (*ListSchedulesRequest) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{53}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{54}
 }
 
 type ListSchedulesResponse struct {
@@ -4412,7 +4531,7 @@ type ListSchedulesResponse struct {
 
 func (x *ListSchedulesResponse) Reset() {
 	*x = ListSchedulesResponse{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[54]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4424,7 +4543,7 @@ func (x *ListSchedulesResponse) String() string {
 func (*ListSchedulesResponse) ProtoMessage() {}
 
 func (x *ListSchedulesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[54]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4437,7 +4556,7 @@ func (x *ListSchedulesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSchedulesResponse.ProtoReflect.Descriptor instead.
 func (*ListSchedulesResponse) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{54}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *ListSchedulesResponse) GetLinks() []*LinkSchedule {
@@ -4486,7 +4605,7 @@ type LinkSchedule struct {
 
 func (x *LinkSchedule) Reset() {
 	*x = LinkSchedule{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[55]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4498,7 +4617,7 @@ func (x *LinkSchedule) String() string {
 func (*LinkSchedule) ProtoMessage() {}
 
 func (x *LinkSchedule) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[55]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4511,7 +4630,7 @@ func (x *LinkSchedule) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LinkSchedule.ProtoReflect.Descriptor instead.
 func (*LinkSchedule) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{55}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *LinkSchedule) GetDatapath() string {
@@ -4644,7 +4763,7 @@ type GateSchedule struct {
 
 func (x *GateSchedule) Reset() {
 	*x = GateSchedule{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[56]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4656,7 +4775,7 @@ func (x *GateSchedule) String() string {
 func (*GateSchedule) ProtoMessage() {}
 
 func (x *GateSchedule) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[56]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4669,7 +4788,7 @@ func (x *GateSchedule) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GateSchedule.ProtoReflect.Descriptor instead.
 func (*GateSchedule) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{56}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *GateSchedule) GetBaseTimeNs() int64 {
@@ -4745,7 +4864,7 @@ type ClassSelection struct {
 
 func (x *ClassSelection) Reset() {
 	*x = ClassSelection{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[57]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4757,7 +4876,7 @@ func (x *ClassSelection) String() string {
 func (*ClassSelection) ProtoMessage() {}
 
 func (x *ClassSelection) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[57]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4770,7 +4889,7 @@ func (x *ClassSelection) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClassSelection.ProtoReflect.Descriptor instead.
 func (*ClassSelection) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{57}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *ClassSelection) GetClass() uint32 {
@@ -4814,7 +4933,7 @@ type GateEntry struct {
 
 func (x *GateEntry) Reset() {
 	*x = GateEntry{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[58]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4826,7 +4945,7 @@ func (x *GateEntry) String() string {
 func (*GateEntry) ProtoMessage() {}
 
 func (x *GateEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[58]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4839,7 +4958,7 @@ func (x *GateEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GateEntry.ProtoReflect.Descriptor instead.
 func (*GateEntry) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{58}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *GateEntry) GetGates() uint32 {
@@ -4893,7 +5012,7 @@ type ClassDepartures struct {
 
 func (x *ClassDepartures) Reset() {
 	*x = ClassDepartures{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[59]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4905,7 +5024,7 @@ func (x *ClassDepartures) String() string {
 func (*ClassDepartures) ProtoMessage() {}
 
 func (x *ClassDepartures) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[59]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4918,7 +5037,7 @@ func (x *ClassDepartures) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClassDepartures.ProtoReflect.Descriptor instead.
 func (*ClassDepartures) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{59}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *ClassDepartures) GetClass() uint32 {
@@ -5030,7 +5149,7 @@ type InstallScheduleRequest struct {
 
 func (x *InstallScheduleRequest) Reset() {
 	*x = InstallScheduleRequest{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[60]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5042,7 +5161,7 @@ func (x *InstallScheduleRequest) String() string {
 func (*InstallScheduleRequest) ProtoMessage() {}
 
 func (x *InstallScheduleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[60]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5055,7 +5174,7 @@ func (x *InstallScheduleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstallScheduleRequest.ProtoReflect.Descriptor instead.
 func (*InstallScheduleRequest) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{60}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *InstallScheduleRequest) GetDatapath() string {
@@ -5104,7 +5223,7 @@ type InstalledSchedules struct {
 
 func (x *InstalledSchedules) Reset() {
 	*x = InstalledSchedules{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[61]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5116,7 +5235,7 @@ func (x *InstalledSchedules) String() string {
 func (*InstalledSchedules) ProtoMessage() {}
 
 func (x *InstalledSchedules) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[61]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5129,7 +5248,7 @@ func (x *InstalledSchedules) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstalledSchedules.ProtoReflect.Descriptor instead.
 func (*InstalledSchedules) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{61}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *InstalledSchedules) GetSchedules() []*InstallScheduleRequest {
@@ -5149,7 +5268,7 @@ type InstallScheduleResponse struct {
 
 func (x *InstallScheduleResponse) Reset() {
 	*x = InstallScheduleResponse{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[62]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5161,7 +5280,7 @@ func (x *InstallScheduleResponse) String() string {
 func (*InstallScheduleResponse) ProtoMessage() {}
 
 func (x *InstallScheduleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[62]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5174,7 +5293,7 @@ func (x *InstallScheduleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstallScheduleResponse.ProtoReflect.Descriptor instead.
 func (*InstallScheduleResponse) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{62}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *InstallScheduleResponse) GetBeginsNs() int64 {
@@ -5194,7 +5313,7 @@ type RemoveScheduleRequest struct {
 
 func (x *RemoveScheduleRequest) Reset() {
 	*x = RemoveScheduleRequest{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[63]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5206,7 +5325,7 @@ func (x *RemoveScheduleRequest) String() string {
 func (*RemoveScheduleRequest) ProtoMessage() {}
 
 func (x *RemoveScheduleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[63]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5219,7 +5338,7 @@ func (x *RemoveScheduleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveScheduleRequest.ProtoReflect.Descriptor instead.
 func (*RemoveScheduleRequest) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{63}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *RemoveScheduleRequest) GetDatapath() string {
@@ -5239,7 +5358,7 @@ type RemoveScheduleResponse struct {
 
 func (x *RemoveScheduleResponse) Reset() {
 	*x = RemoveScheduleResponse{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[64]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5251,7 +5370,7 @@ func (x *RemoveScheduleResponse) String() string {
 func (*RemoveScheduleResponse) ProtoMessage() {}
 
 func (x *RemoveScheduleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[64]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5264,7 +5383,7 @@ func (x *RemoveScheduleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveScheduleResponse.ProtoReflect.Descriptor instead.
 func (*RemoveScheduleResponse) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{64}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *RemoveScheduleResponse) GetRemoved() bool {
@@ -5284,7 +5403,7 @@ type GetClockRequest struct {
 
 func (x *GetClockRequest) Reset() {
 	*x = GetClockRequest{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[65]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5296,7 +5415,7 @@ func (x *GetClockRequest) String() string {
 func (*GetClockRequest) ProtoMessage() {}
 
 func (x *GetClockRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[65]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5309,7 +5428,7 @@ func (x *GetClockRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetClockRequest.ProtoReflect.Descriptor instead.
 func (*GetClockRequest) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{65}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *GetClockRequest) GetRequiredNs() uint64 {
@@ -5331,7 +5450,7 @@ type GetClockResponse struct {
 
 func (x *GetClockResponse) Reset() {
 	*x = GetClockResponse{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[66]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5343,7 +5462,7 @@ func (x *GetClockResponse) String() string {
 func (*GetClockResponse) ProtoMessage() {}
 
 func (x *GetClockResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[66]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5356,7 +5475,7 @@ func (x *GetClockResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetClockResponse.ProtoReflect.Descriptor instead.
 func (*GetClockResponse) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{66}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *GetClockResponse) GetClock() *Clock {
@@ -5410,7 +5529,7 @@ type Clock struct {
 
 func (x *Clock) Reset() {
 	*x = Clock{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[67]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5422,7 +5541,7 @@ func (x *Clock) String() string {
 func (*Clock) ProtoMessage() {}
 
 func (x *Clock) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[67]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5435,7 +5554,7 @@ func (x *Clock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Clock.ProtoReflect.Descriptor instead.
 func (*Clock) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{67}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *Clock) GetName() string {
@@ -5549,7 +5668,7 @@ type ClockWarning struct {
 
 func (x *ClockWarning) Reset() {
 	*x = ClockWarning{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[68]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5561,7 +5680,7 @@ func (x *ClockWarning) String() string {
 func (*ClockWarning) ProtoMessage() {}
 
 func (x *ClockWarning) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[68]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5574,7 +5693,7 @@ func (x *ClockWarning) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClockWarning.ProtoReflect.Descriptor instead.
 func (*ClockWarning) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{68}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *ClockWarning) GetCode() string {
@@ -5606,7 +5725,7 @@ type KernelClock struct {
 
 func (x *KernelClock) Reset() {
 	*x = KernelClock{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[69]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5618,7 +5737,7 @@ func (x *KernelClock) String() string {
 func (*KernelClock) ProtoMessage() {}
 
 func (x *KernelClock) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[69]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5631,7 +5750,7 @@ func (x *KernelClock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KernelClock.ProtoReflect.Descriptor instead.
 func (*KernelClock) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{69}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *KernelClock) GetSynchronised() bool {
@@ -5678,7 +5797,7 @@ type PtpClock struct {
 
 func (x *PtpClock) Reset() {
 	*x = PtpClock{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[70]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5690,7 +5809,7 @@ func (x *PtpClock) String() string {
 func (*PtpClock) ProtoMessage() {}
 
 func (x *PtpClock) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[70]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5703,7 +5822,7 @@ func (x *PtpClock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PtpClock.ProtoReflect.Descriptor instead.
 func (*PtpClock) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{70}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *PtpClock) GetDomain() uint32 {
@@ -5772,7 +5891,7 @@ type ChronyClock struct {
 
 func (x *ChronyClock) Reset() {
 	*x = ChronyClock{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[71]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5784,7 +5903,7 @@ func (x *ChronyClock) String() string {
 func (*ChronyClock) ProtoMessage() {}
 
 func (x *ChronyClock) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[71]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5797,7 +5916,7 @@ func (x *ChronyClock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChronyClock.ProtoReflect.Descriptor instead.
 func (*ChronyClock) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{71}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *ChronyClock) GetOffsetNs() int64 {
@@ -5841,7 +5960,7 @@ type DeviceClock struct {
 
 func (x *DeviceClock) Reset() {
 	*x = DeviceClock{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[72]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5853,7 +5972,7 @@ func (x *DeviceClock) String() string {
 func (*DeviceClock) ProtoMessage() {}
 
 func (x *DeviceClock) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[72]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5866,7 +5985,7 @@ func (x *DeviceClock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeviceClock.ProtoReflect.Descriptor instead.
 func (*DeviceClock) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{72}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *DeviceClock) GetRealtimeMinusDeviceNs() int64 {
@@ -5891,7 +6010,7 @@ type ReloadRequest struct {
 
 func (x *ReloadRequest) Reset() {
 	*x = ReloadRequest{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[73]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5903,7 +6022,7 @@ func (x *ReloadRequest) String() string {
 func (*ReloadRequest) ProtoMessage() {}
 
 func (x *ReloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[73]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5916,7 +6035,7 @@ func (x *ReloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReloadRequest.ProtoReflect.Descriptor instead.
 func (*ReloadRequest) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{73}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{74}
 }
 
 type ReloadResponse struct {
@@ -5933,7 +6052,7 @@ type ReloadResponse struct {
 
 func (x *ReloadResponse) Reset() {
 	*x = ReloadResponse{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[74]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5945,7 +6064,7 @@ func (x *ReloadResponse) String() string {
 func (*ReloadResponse) ProtoMessage() {}
 
 func (x *ReloadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[74]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5958,7 +6077,7 @@ func (x *ReloadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReloadResponse.ProtoReflect.Descriptor instead.
 func (*ReloadResponse) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{74}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *ReloadResponse) GetChanged() []string {
@@ -5992,7 +6111,7 @@ type WatchRequest struct {
 
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[75]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6004,7 +6123,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[75]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6017,7 +6136,7 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{75}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *WatchRequest) GetPeriodMs() uint32 {
@@ -6042,7 +6161,7 @@ type WatchResponse struct {
 
 func (x *WatchResponse) Reset() {
 	*x = WatchResponse{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[76]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6054,7 +6173,7 @@ func (x *WatchResponse) String() string {
 func (*WatchResponse) ProtoMessage() {}
 
 func (x *WatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[76]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6067,7 +6186,7 @@ func (x *WatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchResponse.ProtoReflect.Descriptor instead.
 func (*WatchResponse) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{76}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *WatchResponse) GetMonotonicNs() int64 {
@@ -6112,7 +6231,7 @@ const file_takt_admin_v1_admin_proto_rawDesc = "" +
 	"\x19takt/admin/v1/admin.proto\x12\rtakt.admin.v1\"\x12\n" +
 	"\x10GetStatusRequest\"<\n" +
 	"\x11GetStatusResponse\x12'\n" +
-	"\x04node\x18\x01 \x01(\v2\x13.takt.admin.v1.NodeR\x04node\"\xa7\x03\n" +
+	"\x04node\x18\x01 \x01(\v2\x13.takt.admin.v1.NodeR\x04node\"\x97\x04\n" +
 	"\x04Node\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\tR\aversion\x12 \n" +
@@ -6128,7 +6247,19 @@ const file_takt_admin_v1_admin_proto_rawDesc = "" +
 	"\x03key\x18\n" +
 	" \x01(\tR\x03key\x12\x1b\n" +
 	"\tgroup_key\x18\v \x01(\bR\bgroupKey\x12#\n" +
-	"\rstreams_moved\x18\f \x01(\x04R\fstreamsMoved\"\x9a\x01\n" +
+	"\rstreams_moved\x18\f \x01(\x04R\fstreamsMoved\x122\n" +
+	"\x06delays\x18\r \x03(\v2\x1a.takt.admin.v1.ClassDelaysR\x06delays\x12:\n" +
+	"\vclock_state\x18\x0e \x01(\x0e2\x19.takt.admin.v1.ClockStateR\n" +
+	"clockState\"\xc1\x01\n" +
+	"\vClassDelays\x12\x14\n" +
+	"\x05class\x18\x01 \x01(\rR\x05class\x12\x1a\n" +
+	"\bmessages\x18\x02 \x01(\x04R\bmessages\x12\x15\n" +
+	"\x06p50_ns\x18\x03 \x01(\x04R\x05p50Ns\x12\x15\n" +
+	"\x06p99_ns\x18\x04 \x01(\x04R\x05p99Ns\x12\x17\n" +
+	"\ap999_ns\x18\x05 \x01(\x04R\x06p999Ns\x12\x1d\n" +
+	"\n" +
+	"longest_ns\x18\x06 \x01(\x04R\tlongestNs\x12\x1a\n" +
+	"\bnegative\x18\a \x01(\x04R\bnegative\"\x9a\x01\n" +
 	"\x04Lane\x12\x12\n" +
 	"\x04lane\x18\x01 \x01(\rR\x04lane\x12\x1a\n" +
 	"\bsessions\x18\x02 \x01(\rR\bsessions\x127\n" +
@@ -6633,7 +6764,7 @@ func file_takt_admin_v1_admin_proto_rawDescGZIP() []byte {
 }
 
 var file_takt_admin_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
-var file_takt_admin_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 77)
+var file_takt_admin_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 78)
 var file_takt_admin_v1_admin_proto_goTypes = []any{
 	(Protection)(0),                 // 0: takt.admin.v1.Protection
 	(Acceleration)(0),               // 1: takt.admin.v1.Acceleration
@@ -6644,180 +6775,183 @@ var file_takt_admin_v1_admin_proto_goTypes = []any{
 	(*GetStatusRequest)(nil),        // 6: takt.admin.v1.GetStatusRequest
 	(*GetStatusResponse)(nil),       // 7: takt.admin.v1.GetStatusResponse
 	(*Node)(nil),                    // 8: takt.admin.v1.Node
-	(*Lane)(nil),                    // 9: takt.admin.v1.Lane
-	(*LaneCounters)(nil),            // 10: takt.admin.v1.LaneCounters
-	(*Port)(nil),                    // 11: takt.admin.v1.Port
-	(*PortCounters)(nil),            // 12: takt.admin.v1.PortCounters
-	(*PeeringCounters)(nil),         // 13: takt.admin.v1.PeeringCounters
-	(*ListSessionsRequest)(nil),     // 14: takt.admin.v1.ListSessionsRequest
-	(*ListSessionsResponse)(nil),    // 15: takt.admin.v1.ListSessionsResponse
-	(*Unserved)(nil),                // 16: takt.admin.v1.Unserved
-	(*Session)(nil),                 // 17: takt.admin.v1.Session
-	(*Stream)(nil),                  // 18: takt.admin.v1.Stream
-	(*SessionCounters)(nil),         // 19: takt.admin.v1.SessionCounters
-	(*EndSessionRequest)(nil),       // 20: takt.admin.v1.EndSessionRequest
-	(*EndSessionResponse)(nil),      // 21: takt.admin.v1.EndSessionResponse
-	(*ListChannelsRequest)(nil),     // 22: takt.admin.v1.ListChannelsRequest
-	(*ListChannelsResponse)(nil),    // 23: takt.admin.v1.ListChannelsResponse
-	(*Channel)(nil),                 // 24: takt.admin.v1.Channel
-	(*ChannelCounters)(nil),         // 25: takt.admin.v1.ChannelCounters
-	(*ListPeersRequest)(nil),        // 26: takt.admin.v1.ListPeersRequest
-	(*ListPeersResponse)(nil),       // 27: takt.admin.v1.ListPeersResponse
-	(*Peer)(nil),                    // 28: takt.admin.v1.Peer
-	(*AddPeerRequest)(nil),          // 29: takt.admin.v1.AddPeerRequest
-	(*AddPeerResponse)(nil),         // 30: takt.admin.v1.AddPeerResponse
-	(*RemovePeerRequest)(nil),       // 31: takt.admin.v1.RemovePeerRequest
-	(*RemovePeerResponse)(nil),      // 32: takt.admin.v1.RemovePeerResponse
-	(*ListDatapathsRequest)(nil),    // 33: takt.admin.v1.ListDatapathsRequest
-	(*ListDatapathsResponse)(nil),   // 34: takt.admin.v1.ListDatapathsResponse
-	(*Datapath)(nil),                // 35: takt.admin.v1.Datapath
-	(*ListListenersRequest)(nil),    // 36: takt.admin.v1.ListListenersRequest
-	(*ListListenersResponse)(nil),   // 37: takt.admin.v1.ListListenersResponse
-	(*ListenerStatus)(nil),          // 38: takt.admin.v1.ListenerStatus
-	(*DeclaredStreamCounters)(nil),  // 39: takt.admin.v1.DeclaredStreamCounters
-	(*Listener)(nil),                // 40: takt.admin.v1.Listener
-	(*DeclaredStream)(nil),          // 41: takt.admin.v1.DeclaredStream
-	(*Endpoint)(nil),                // 42: takt.admin.v1.Endpoint
-	(*ChannelRange)(nil),            // 43: takt.admin.v1.ChannelRange
-	(*SetListenerRequest)(nil),      // 44: takt.admin.v1.SetListenerRequest
-	(*KeptListeners)(nil),           // 45: takt.admin.v1.KeptListeners
-	(*SetListenerResponse)(nil),     // 46: takt.admin.v1.SetListenerResponse
-	(*ListNetworksRequest)(nil),     // 47: takt.admin.v1.ListNetworksRequest
-	(*ListNetworksResponse)(nil),    // 48: takt.admin.v1.ListNetworksResponse
-	(*Network)(nil),                 // 49: takt.admin.v1.Network
-	(*Route)(nil),                   // 50: takt.admin.v1.Route
-	(*Station)(nil),                 // 51: takt.admin.v1.Station
-	(*NetworkCounters)(nil),         // 52: takt.admin.v1.NetworkCounters
-	(*SetStationRequest)(nil),       // 53: takt.admin.v1.SetStationRequest
-	(*SetStationResponse)(nil),      // 54: takt.admin.v1.SetStationResponse
-	(*RemoveStationRequest)(nil),    // 55: takt.admin.v1.RemoveStationRequest
-	(*RemoveStationResponse)(nil),   // 56: takt.admin.v1.RemoveStationResponse
-	(*RemoveListenerRequest)(nil),   // 57: takt.admin.v1.RemoveListenerRequest
-	(*RemoveListenerResponse)(nil),  // 58: takt.admin.v1.RemoveListenerResponse
-	(*ListSchedulesRequest)(nil),    // 59: takt.admin.v1.ListSchedulesRequest
-	(*ListSchedulesResponse)(nil),   // 60: takt.admin.v1.ListSchedulesResponse
-	(*LinkSchedule)(nil),            // 61: takt.admin.v1.LinkSchedule
-	(*GateSchedule)(nil),            // 62: takt.admin.v1.GateSchedule
-	(*ClassSelection)(nil),          // 63: takt.admin.v1.ClassSelection
-	(*GateEntry)(nil),               // 64: takt.admin.v1.GateEntry
-	(*ClassDepartures)(nil),         // 65: takt.admin.v1.ClassDepartures
-	(*InstallScheduleRequest)(nil),  // 66: takt.admin.v1.InstallScheduleRequest
-	(*InstalledSchedules)(nil),      // 67: takt.admin.v1.InstalledSchedules
-	(*InstallScheduleResponse)(nil), // 68: takt.admin.v1.InstallScheduleResponse
-	(*RemoveScheduleRequest)(nil),   // 69: takt.admin.v1.RemoveScheduleRequest
-	(*RemoveScheduleResponse)(nil),  // 70: takt.admin.v1.RemoveScheduleResponse
-	(*GetClockRequest)(nil),         // 71: takt.admin.v1.GetClockRequest
-	(*GetClockResponse)(nil),        // 72: takt.admin.v1.GetClockResponse
-	(*Clock)(nil),                   // 73: takt.admin.v1.Clock
-	(*ClockWarning)(nil),            // 74: takt.admin.v1.ClockWarning
-	(*KernelClock)(nil),             // 75: takt.admin.v1.KernelClock
-	(*PtpClock)(nil),                // 76: takt.admin.v1.PtpClock
-	(*ChronyClock)(nil),             // 77: takt.admin.v1.ChronyClock
-	(*DeviceClock)(nil),             // 78: takt.admin.v1.DeviceClock
-	(*ReloadRequest)(nil),           // 79: takt.admin.v1.ReloadRequest
-	(*ReloadResponse)(nil),          // 80: takt.admin.v1.ReloadResponse
-	(*WatchRequest)(nil),            // 81: takt.admin.v1.WatchRequest
-	(*WatchResponse)(nil),           // 82: takt.admin.v1.WatchResponse
+	(*ClassDelays)(nil),             // 9: takt.admin.v1.ClassDelays
+	(*Lane)(nil),                    // 10: takt.admin.v1.Lane
+	(*LaneCounters)(nil),            // 11: takt.admin.v1.LaneCounters
+	(*Port)(nil),                    // 12: takt.admin.v1.Port
+	(*PortCounters)(nil),            // 13: takt.admin.v1.PortCounters
+	(*PeeringCounters)(nil),         // 14: takt.admin.v1.PeeringCounters
+	(*ListSessionsRequest)(nil),     // 15: takt.admin.v1.ListSessionsRequest
+	(*ListSessionsResponse)(nil),    // 16: takt.admin.v1.ListSessionsResponse
+	(*Unserved)(nil),                // 17: takt.admin.v1.Unserved
+	(*Session)(nil),                 // 18: takt.admin.v1.Session
+	(*Stream)(nil),                  // 19: takt.admin.v1.Stream
+	(*SessionCounters)(nil),         // 20: takt.admin.v1.SessionCounters
+	(*EndSessionRequest)(nil),       // 21: takt.admin.v1.EndSessionRequest
+	(*EndSessionResponse)(nil),      // 22: takt.admin.v1.EndSessionResponse
+	(*ListChannelsRequest)(nil),     // 23: takt.admin.v1.ListChannelsRequest
+	(*ListChannelsResponse)(nil),    // 24: takt.admin.v1.ListChannelsResponse
+	(*Channel)(nil),                 // 25: takt.admin.v1.Channel
+	(*ChannelCounters)(nil),         // 26: takt.admin.v1.ChannelCounters
+	(*ListPeersRequest)(nil),        // 27: takt.admin.v1.ListPeersRequest
+	(*ListPeersResponse)(nil),       // 28: takt.admin.v1.ListPeersResponse
+	(*Peer)(nil),                    // 29: takt.admin.v1.Peer
+	(*AddPeerRequest)(nil),          // 30: takt.admin.v1.AddPeerRequest
+	(*AddPeerResponse)(nil),         // 31: takt.admin.v1.AddPeerResponse
+	(*RemovePeerRequest)(nil),       // 32: takt.admin.v1.RemovePeerRequest
+	(*RemovePeerResponse)(nil),      // 33: takt.admin.v1.RemovePeerResponse
+	(*ListDatapathsRequest)(nil),    // 34: takt.admin.v1.ListDatapathsRequest
+	(*ListDatapathsResponse)(nil),   // 35: takt.admin.v1.ListDatapathsResponse
+	(*Datapath)(nil),                // 36: takt.admin.v1.Datapath
+	(*ListListenersRequest)(nil),    // 37: takt.admin.v1.ListListenersRequest
+	(*ListListenersResponse)(nil),   // 38: takt.admin.v1.ListListenersResponse
+	(*ListenerStatus)(nil),          // 39: takt.admin.v1.ListenerStatus
+	(*DeclaredStreamCounters)(nil),  // 40: takt.admin.v1.DeclaredStreamCounters
+	(*Listener)(nil),                // 41: takt.admin.v1.Listener
+	(*DeclaredStream)(nil),          // 42: takt.admin.v1.DeclaredStream
+	(*Endpoint)(nil),                // 43: takt.admin.v1.Endpoint
+	(*ChannelRange)(nil),            // 44: takt.admin.v1.ChannelRange
+	(*SetListenerRequest)(nil),      // 45: takt.admin.v1.SetListenerRequest
+	(*KeptListeners)(nil),           // 46: takt.admin.v1.KeptListeners
+	(*SetListenerResponse)(nil),     // 47: takt.admin.v1.SetListenerResponse
+	(*ListNetworksRequest)(nil),     // 48: takt.admin.v1.ListNetworksRequest
+	(*ListNetworksResponse)(nil),    // 49: takt.admin.v1.ListNetworksResponse
+	(*Network)(nil),                 // 50: takt.admin.v1.Network
+	(*Route)(nil),                   // 51: takt.admin.v1.Route
+	(*Station)(nil),                 // 52: takt.admin.v1.Station
+	(*NetworkCounters)(nil),         // 53: takt.admin.v1.NetworkCounters
+	(*SetStationRequest)(nil),       // 54: takt.admin.v1.SetStationRequest
+	(*SetStationResponse)(nil),      // 55: takt.admin.v1.SetStationResponse
+	(*RemoveStationRequest)(nil),    // 56: takt.admin.v1.RemoveStationRequest
+	(*RemoveStationResponse)(nil),   // 57: takt.admin.v1.RemoveStationResponse
+	(*RemoveListenerRequest)(nil),   // 58: takt.admin.v1.RemoveListenerRequest
+	(*RemoveListenerResponse)(nil),  // 59: takt.admin.v1.RemoveListenerResponse
+	(*ListSchedulesRequest)(nil),    // 60: takt.admin.v1.ListSchedulesRequest
+	(*ListSchedulesResponse)(nil),   // 61: takt.admin.v1.ListSchedulesResponse
+	(*LinkSchedule)(nil),            // 62: takt.admin.v1.LinkSchedule
+	(*GateSchedule)(nil),            // 63: takt.admin.v1.GateSchedule
+	(*ClassSelection)(nil),          // 64: takt.admin.v1.ClassSelection
+	(*GateEntry)(nil),               // 65: takt.admin.v1.GateEntry
+	(*ClassDepartures)(nil),         // 66: takt.admin.v1.ClassDepartures
+	(*InstallScheduleRequest)(nil),  // 67: takt.admin.v1.InstallScheduleRequest
+	(*InstalledSchedules)(nil),      // 68: takt.admin.v1.InstalledSchedules
+	(*InstallScheduleResponse)(nil), // 69: takt.admin.v1.InstallScheduleResponse
+	(*RemoveScheduleRequest)(nil),   // 70: takt.admin.v1.RemoveScheduleRequest
+	(*RemoveScheduleResponse)(nil),  // 71: takt.admin.v1.RemoveScheduleResponse
+	(*GetClockRequest)(nil),         // 72: takt.admin.v1.GetClockRequest
+	(*GetClockResponse)(nil),        // 73: takt.admin.v1.GetClockResponse
+	(*Clock)(nil),                   // 74: takt.admin.v1.Clock
+	(*ClockWarning)(nil),            // 75: takt.admin.v1.ClockWarning
+	(*KernelClock)(nil),             // 76: takt.admin.v1.KernelClock
+	(*PtpClock)(nil),                // 77: takt.admin.v1.PtpClock
+	(*ChronyClock)(nil),             // 78: takt.admin.v1.ChronyClock
+	(*DeviceClock)(nil),             // 79: takt.admin.v1.DeviceClock
+	(*ReloadRequest)(nil),           // 80: takt.admin.v1.ReloadRequest
+	(*ReloadResponse)(nil),          // 81: takt.admin.v1.ReloadResponse
+	(*WatchRequest)(nil),            // 82: takt.admin.v1.WatchRequest
+	(*WatchResponse)(nil),           // 83: takt.admin.v1.WatchResponse
 }
 var file_takt_admin_v1_admin_proto_depIdxs = []int32{
 	8,  // 0: takt.admin.v1.GetStatusResponse.node:type_name -> takt.admin.v1.Node
-	9,  // 1: takt.admin.v1.Node.lanes:type_name -> takt.admin.v1.Lane
-	13, // 2: takt.admin.v1.Node.peering:type_name -> takt.admin.v1.PeeringCounters
+	10, // 1: takt.admin.v1.Node.lanes:type_name -> takt.admin.v1.Lane
+	14, // 2: takt.admin.v1.Node.peering:type_name -> takt.admin.v1.PeeringCounters
 	0,  // 3: takt.admin.v1.Node.protection:type_name -> takt.admin.v1.Protection
-	10, // 4: takt.admin.v1.Lane.counters:type_name -> takt.admin.v1.LaneCounters
-	11, // 5: takt.admin.v1.Lane.ports:type_name -> takt.admin.v1.Port
-	12, // 6: takt.admin.v1.Port.counters:type_name -> takt.admin.v1.PortCounters
-	17, // 7: takt.admin.v1.ListSessionsResponse.sessions:type_name -> takt.admin.v1.Session
-	18, // 8: takt.admin.v1.Session.streams:type_name -> takt.admin.v1.Stream
-	19, // 9: takt.admin.v1.Session.counters:type_name -> takt.admin.v1.SessionCounters
-	16, // 10: takt.admin.v1.Session.unserved:type_name -> takt.admin.v1.Unserved
-	1,  // 11: takt.admin.v1.Stream.acceleration:type_name -> takt.admin.v1.Acceleration
-	2,  // 12: takt.admin.v1.Stream.resource_use:type_name -> takt.admin.v1.ResourceUse
-	24, // 13: takt.admin.v1.ListChannelsResponse.channels:type_name -> takt.admin.v1.Channel
-	25, // 14: takt.admin.v1.Channel.counters:type_name -> takt.admin.v1.ChannelCounters
-	28, // 15: takt.admin.v1.ListPeersResponse.peers:type_name -> takt.admin.v1.Peer
-	4,  // 16: takt.admin.v1.Peer.state:type_name -> takt.admin.v1.PeerState
-	3,  // 17: takt.admin.v1.Peer.authentication:type_name -> takt.admin.v1.Authentication
-	35, // 18: takt.admin.v1.ListDatapathsResponse.datapaths:type_name -> takt.admin.v1.Datapath
-	38, // 19: takt.admin.v1.ListListenersResponse.listeners:type_name -> takt.admin.v1.ListenerStatus
-	40, // 20: takt.admin.v1.ListenerStatus.listener:type_name -> takt.admin.v1.Listener
-	16, // 21: takt.admin.v1.ListenerStatus.unserved:type_name -> takt.admin.v1.Unserved
-	39, // 22: takt.admin.v1.ListenerStatus.streams:type_name -> takt.admin.v1.DeclaredStreamCounters
-	43, // 23: takt.admin.v1.Listener.write:type_name -> takt.admin.v1.ChannelRange
-	43, // 24: takt.admin.v1.Listener.read:type_name -> takt.admin.v1.ChannelRange
-	42, // 25: takt.admin.v1.Listener.endpoint:type_name -> takt.admin.v1.Endpoint
-	41, // 26: takt.admin.v1.Listener.streams:type_name -> takt.admin.v1.DeclaredStream
-	40, // 27: takt.admin.v1.SetListenerRequest.listener:type_name -> takt.admin.v1.Listener
-	40, // 28: takt.admin.v1.KeptListeners.listeners:type_name -> takt.admin.v1.Listener
-	49, // 29: takt.admin.v1.ListNetworksResponse.networks:type_name -> takt.admin.v1.Network
-	51, // 30: takt.admin.v1.Network.stations:type_name -> takt.admin.v1.Station
-	52, // 31: takt.admin.v1.Network.counters:type_name -> takt.admin.v1.NetworkCounters
-	50, // 32: takt.admin.v1.Network.routes:type_name -> takt.admin.v1.Route
-	51, // 33: takt.admin.v1.SetStationRequest.station:type_name -> takt.admin.v1.Station
-	61, // 34: takt.admin.v1.ListSchedulesResponse.links:type_name -> takt.admin.v1.LinkSchedule
-	62, // 35: takt.admin.v1.LinkSchedule.operational:type_name -> takt.admin.v1.GateSchedule
-	62, // 36: takt.admin.v1.LinkSchedule.pending:type_name -> takt.admin.v1.GateSchedule
-	65, // 37: takt.admin.v1.LinkSchedule.classes:type_name -> takt.admin.v1.ClassDepartures
-	64, // 38: takt.admin.v1.GateSchedule.entries:type_name -> takt.admin.v1.GateEntry
-	63, // 39: takt.admin.v1.GateSchedule.selection:type_name -> takt.admin.v1.ClassSelection
-	62, // 40: takt.admin.v1.InstallScheduleRequest.schedule:type_name -> takt.admin.v1.GateSchedule
-	66, // 41: takt.admin.v1.InstalledSchedules.schedules:type_name -> takt.admin.v1.InstallScheduleRequest
-	73, // 42: takt.admin.v1.GetClockResponse.clock:type_name -> takt.admin.v1.Clock
-	5,  // 43: takt.admin.v1.Clock.state:type_name -> takt.admin.v1.ClockState
-	74, // 44: takt.admin.v1.Clock.warnings:type_name -> takt.admin.v1.ClockWarning
-	75, // 45: takt.admin.v1.Clock.kernel:type_name -> takt.admin.v1.KernelClock
-	76, // 46: takt.admin.v1.Clock.ptp4l:type_name -> takt.admin.v1.PtpClock
-	77, // 47: takt.admin.v1.Clock.chrony:type_name -> takt.admin.v1.ChronyClock
-	78, // 48: takt.admin.v1.Clock.device:type_name -> takt.admin.v1.DeviceClock
-	8,  // 49: takt.admin.v1.WatchResponse.node:type_name -> takt.admin.v1.Node
-	17, // 50: takt.admin.v1.WatchResponse.sessions:type_name -> takt.admin.v1.Session
-	24, // 51: takt.admin.v1.WatchResponse.channels:type_name -> takt.admin.v1.Channel
-	28, // 52: takt.admin.v1.WatchResponse.peers:type_name -> takt.admin.v1.Peer
-	6,  // 53: takt.admin.v1.Admin.GetStatus:input_type -> takt.admin.v1.GetStatusRequest
-	14, // 54: takt.admin.v1.Admin.ListSessions:input_type -> takt.admin.v1.ListSessionsRequest
-	20, // 55: takt.admin.v1.Admin.EndSession:input_type -> takt.admin.v1.EndSessionRequest
-	22, // 56: takt.admin.v1.Admin.ListChannels:input_type -> takt.admin.v1.ListChannelsRequest
-	26, // 57: takt.admin.v1.Admin.ListPeers:input_type -> takt.admin.v1.ListPeersRequest
-	29, // 58: takt.admin.v1.Admin.AddPeer:input_type -> takt.admin.v1.AddPeerRequest
-	31, // 59: takt.admin.v1.Admin.RemovePeer:input_type -> takt.admin.v1.RemovePeerRequest
-	33, // 60: takt.admin.v1.Admin.ListDatapaths:input_type -> takt.admin.v1.ListDatapathsRequest
-	36, // 61: takt.admin.v1.Admin.ListListeners:input_type -> takt.admin.v1.ListListenersRequest
-	44, // 62: takt.admin.v1.Admin.SetListener:input_type -> takt.admin.v1.SetListenerRequest
-	57, // 63: takt.admin.v1.Admin.RemoveListener:input_type -> takt.admin.v1.RemoveListenerRequest
-	47, // 64: takt.admin.v1.Admin.ListNetworks:input_type -> takt.admin.v1.ListNetworksRequest
-	53, // 65: takt.admin.v1.Admin.SetStation:input_type -> takt.admin.v1.SetStationRequest
-	55, // 66: takt.admin.v1.Admin.RemoveStation:input_type -> takt.admin.v1.RemoveStationRequest
-	59, // 67: takt.admin.v1.Admin.ListSchedules:input_type -> takt.admin.v1.ListSchedulesRequest
-	66, // 68: takt.admin.v1.Admin.InstallSchedule:input_type -> takt.admin.v1.InstallScheduleRequest
-	69, // 69: takt.admin.v1.Admin.RemoveSchedule:input_type -> takt.admin.v1.RemoveScheduleRequest
-	71, // 70: takt.admin.v1.Admin.GetClock:input_type -> takt.admin.v1.GetClockRequest
-	79, // 71: takt.admin.v1.Admin.Reload:input_type -> takt.admin.v1.ReloadRequest
-	81, // 72: takt.admin.v1.Admin.Watch:input_type -> takt.admin.v1.WatchRequest
-	7,  // 73: takt.admin.v1.Admin.GetStatus:output_type -> takt.admin.v1.GetStatusResponse
-	15, // 74: takt.admin.v1.Admin.ListSessions:output_type -> takt.admin.v1.ListSessionsResponse
-	21, // 75: takt.admin.v1.Admin.EndSession:output_type -> takt.admin.v1.EndSessionResponse
-	23, // 76: takt.admin.v1.Admin.ListChannels:output_type -> takt.admin.v1.ListChannelsResponse
-	27, // 77: takt.admin.v1.Admin.ListPeers:output_type -> takt.admin.v1.ListPeersResponse
-	30, // 78: takt.admin.v1.Admin.AddPeer:output_type -> takt.admin.v1.AddPeerResponse
-	32, // 79: takt.admin.v1.Admin.RemovePeer:output_type -> takt.admin.v1.RemovePeerResponse
-	34, // 80: takt.admin.v1.Admin.ListDatapaths:output_type -> takt.admin.v1.ListDatapathsResponse
-	37, // 81: takt.admin.v1.Admin.ListListeners:output_type -> takt.admin.v1.ListListenersResponse
-	46, // 82: takt.admin.v1.Admin.SetListener:output_type -> takt.admin.v1.SetListenerResponse
-	58, // 83: takt.admin.v1.Admin.RemoveListener:output_type -> takt.admin.v1.RemoveListenerResponse
-	48, // 84: takt.admin.v1.Admin.ListNetworks:output_type -> takt.admin.v1.ListNetworksResponse
-	54, // 85: takt.admin.v1.Admin.SetStation:output_type -> takt.admin.v1.SetStationResponse
-	56, // 86: takt.admin.v1.Admin.RemoveStation:output_type -> takt.admin.v1.RemoveStationResponse
-	60, // 87: takt.admin.v1.Admin.ListSchedules:output_type -> takt.admin.v1.ListSchedulesResponse
-	68, // 88: takt.admin.v1.Admin.InstallSchedule:output_type -> takt.admin.v1.InstallScheduleResponse
-	70, // 89: takt.admin.v1.Admin.RemoveSchedule:output_type -> takt.admin.v1.RemoveScheduleResponse
-	72, // 90: takt.admin.v1.Admin.GetClock:output_type -> takt.admin.v1.GetClockResponse
-	80, // 91: takt.admin.v1.Admin.Reload:output_type -> takt.admin.v1.ReloadResponse
-	82, // 92: takt.admin.v1.Admin.Watch:output_type -> takt.admin.v1.WatchResponse
-	73, // [73:93] is the sub-list for method output_type
-	53, // [53:73] is the sub-list for method input_type
-	53, // [53:53] is the sub-list for extension type_name
-	53, // [53:53] is the sub-list for extension extendee
-	0,  // [0:53] is the sub-list for field type_name
+	9,  // 4: takt.admin.v1.Node.delays:type_name -> takt.admin.v1.ClassDelays
+	5,  // 5: takt.admin.v1.Node.clock_state:type_name -> takt.admin.v1.ClockState
+	11, // 6: takt.admin.v1.Lane.counters:type_name -> takt.admin.v1.LaneCounters
+	12, // 7: takt.admin.v1.Lane.ports:type_name -> takt.admin.v1.Port
+	13, // 8: takt.admin.v1.Port.counters:type_name -> takt.admin.v1.PortCounters
+	18, // 9: takt.admin.v1.ListSessionsResponse.sessions:type_name -> takt.admin.v1.Session
+	19, // 10: takt.admin.v1.Session.streams:type_name -> takt.admin.v1.Stream
+	20, // 11: takt.admin.v1.Session.counters:type_name -> takt.admin.v1.SessionCounters
+	17, // 12: takt.admin.v1.Session.unserved:type_name -> takt.admin.v1.Unserved
+	1,  // 13: takt.admin.v1.Stream.acceleration:type_name -> takt.admin.v1.Acceleration
+	2,  // 14: takt.admin.v1.Stream.resource_use:type_name -> takt.admin.v1.ResourceUse
+	25, // 15: takt.admin.v1.ListChannelsResponse.channels:type_name -> takt.admin.v1.Channel
+	26, // 16: takt.admin.v1.Channel.counters:type_name -> takt.admin.v1.ChannelCounters
+	29, // 17: takt.admin.v1.ListPeersResponse.peers:type_name -> takt.admin.v1.Peer
+	4,  // 18: takt.admin.v1.Peer.state:type_name -> takt.admin.v1.PeerState
+	3,  // 19: takt.admin.v1.Peer.authentication:type_name -> takt.admin.v1.Authentication
+	36, // 20: takt.admin.v1.ListDatapathsResponse.datapaths:type_name -> takt.admin.v1.Datapath
+	39, // 21: takt.admin.v1.ListListenersResponse.listeners:type_name -> takt.admin.v1.ListenerStatus
+	41, // 22: takt.admin.v1.ListenerStatus.listener:type_name -> takt.admin.v1.Listener
+	17, // 23: takt.admin.v1.ListenerStatus.unserved:type_name -> takt.admin.v1.Unserved
+	40, // 24: takt.admin.v1.ListenerStatus.streams:type_name -> takt.admin.v1.DeclaredStreamCounters
+	44, // 25: takt.admin.v1.Listener.write:type_name -> takt.admin.v1.ChannelRange
+	44, // 26: takt.admin.v1.Listener.read:type_name -> takt.admin.v1.ChannelRange
+	43, // 27: takt.admin.v1.Listener.endpoint:type_name -> takt.admin.v1.Endpoint
+	42, // 28: takt.admin.v1.Listener.streams:type_name -> takt.admin.v1.DeclaredStream
+	41, // 29: takt.admin.v1.SetListenerRequest.listener:type_name -> takt.admin.v1.Listener
+	41, // 30: takt.admin.v1.KeptListeners.listeners:type_name -> takt.admin.v1.Listener
+	50, // 31: takt.admin.v1.ListNetworksResponse.networks:type_name -> takt.admin.v1.Network
+	52, // 32: takt.admin.v1.Network.stations:type_name -> takt.admin.v1.Station
+	53, // 33: takt.admin.v1.Network.counters:type_name -> takt.admin.v1.NetworkCounters
+	51, // 34: takt.admin.v1.Network.routes:type_name -> takt.admin.v1.Route
+	52, // 35: takt.admin.v1.SetStationRequest.station:type_name -> takt.admin.v1.Station
+	62, // 36: takt.admin.v1.ListSchedulesResponse.links:type_name -> takt.admin.v1.LinkSchedule
+	63, // 37: takt.admin.v1.LinkSchedule.operational:type_name -> takt.admin.v1.GateSchedule
+	63, // 38: takt.admin.v1.LinkSchedule.pending:type_name -> takt.admin.v1.GateSchedule
+	66, // 39: takt.admin.v1.LinkSchedule.classes:type_name -> takt.admin.v1.ClassDepartures
+	65, // 40: takt.admin.v1.GateSchedule.entries:type_name -> takt.admin.v1.GateEntry
+	64, // 41: takt.admin.v1.GateSchedule.selection:type_name -> takt.admin.v1.ClassSelection
+	63, // 42: takt.admin.v1.InstallScheduleRequest.schedule:type_name -> takt.admin.v1.GateSchedule
+	67, // 43: takt.admin.v1.InstalledSchedules.schedules:type_name -> takt.admin.v1.InstallScheduleRequest
+	74, // 44: takt.admin.v1.GetClockResponse.clock:type_name -> takt.admin.v1.Clock
+	5,  // 45: takt.admin.v1.Clock.state:type_name -> takt.admin.v1.ClockState
+	75, // 46: takt.admin.v1.Clock.warnings:type_name -> takt.admin.v1.ClockWarning
+	76, // 47: takt.admin.v1.Clock.kernel:type_name -> takt.admin.v1.KernelClock
+	77, // 48: takt.admin.v1.Clock.ptp4l:type_name -> takt.admin.v1.PtpClock
+	78, // 49: takt.admin.v1.Clock.chrony:type_name -> takt.admin.v1.ChronyClock
+	79, // 50: takt.admin.v1.Clock.device:type_name -> takt.admin.v1.DeviceClock
+	8,  // 51: takt.admin.v1.WatchResponse.node:type_name -> takt.admin.v1.Node
+	18, // 52: takt.admin.v1.WatchResponse.sessions:type_name -> takt.admin.v1.Session
+	25, // 53: takt.admin.v1.WatchResponse.channels:type_name -> takt.admin.v1.Channel
+	29, // 54: takt.admin.v1.WatchResponse.peers:type_name -> takt.admin.v1.Peer
+	6,  // 55: takt.admin.v1.Admin.GetStatus:input_type -> takt.admin.v1.GetStatusRequest
+	15, // 56: takt.admin.v1.Admin.ListSessions:input_type -> takt.admin.v1.ListSessionsRequest
+	21, // 57: takt.admin.v1.Admin.EndSession:input_type -> takt.admin.v1.EndSessionRequest
+	23, // 58: takt.admin.v1.Admin.ListChannels:input_type -> takt.admin.v1.ListChannelsRequest
+	27, // 59: takt.admin.v1.Admin.ListPeers:input_type -> takt.admin.v1.ListPeersRequest
+	30, // 60: takt.admin.v1.Admin.AddPeer:input_type -> takt.admin.v1.AddPeerRequest
+	32, // 61: takt.admin.v1.Admin.RemovePeer:input_type -> takt.admin.v1.RemovePeerRequest
+	34, // 62: takt.admin.v1.Admin.ListDatapaths:input_type -> takt.admin.v1.ListDatapathsRequest
+	37, // 63: takt.admin.v1.Admin.ListListeners:input_type -> takt.admin.v1.ListListenersRequest
+	45, // 64: takt.admin.v1.Admin.SetListener:input_type -> takt.admin.v1.SetListenerRequest
+	58, // 65: takt.admin.v1.Admin.RemoveListener:input_type -> takt.admin.v1.RemoveListenerRequest
+	48, // 66: takt.admin.v1.Admin.ListNetworks:input_type -> takt.admin.v1.ListNetworksRequest
+	54, // 67: takt.admin.v1.Admin.SetStation:input_type -> takt.admin.v1.SetStationRequest
+	56, // 68: takt.admin.v1.Admin.RemoveStation:input_type -> takt.admin.v1.RemoveStationRequest
+	60, // 69: takt.admin.v1.Admin.ListSchedules:input_type -> takt.admin.v1.ListSchedulesRequest
+	67, // 70: takt.admin.v1.Admin.InstallSchedule:input_type -> takt.admin.v1.InstallScheduleRequest
+	70, // 71: takt.admin.v1.Admin.RemoveSchedule:input_type -> takt.admin.v1.RemoveScheduleRequest
+	72, // 72: takt.admin.v1.Admin.GetClock:input_type -> takt.admin.v1.GetClockRequest
+	80, // 73: takt.admin.v1.Admin.Reload:input_type -> takt.admin.v1.ReloadRequest
+	82, // 74: takt.admin.v1.Admin.Watch:input_type -> takt.admin.v1.WatchRequest
+	7,  // 75: takt.admin.v1.Admin.GetStatus:output_type -> takt.admin.v1.GetStatusResponse
+	16, // 76: takt.admin.v1.Admin.ListSessions:output_type -> takt.admin.v1.ListSessionsResponse
+	22, // 77: takt.admin.v1.Admin.EndSession:output_type -> takt.admin.v1.EndSessionResponse
+	24, // 78: takt.admin.v1.Admin.ListChannels:output_type -> takt.admin.v1.ListChannelsResponse
+	28, // 79: takt.admin.v1.Admin.ListPeers:output_type -> takt.admin.v1.ListPeersResponse
+	31, // 80: takt.admin.v1.Admin.AddPeer:output_type -> takt.admin.v1.AddPeerResponse
+	33, // 81: takt.admin.v1.Admin.RemovePeer:output_type -> takt.admin.v1.RemovePeerResponse
+	35, // 82: takt.admin.v1.Admin.ListDatapaths:output_type -> takt.admin.v1.ListDatapathsResponse
+	38, // 83: takt.admin.v1.Admin.ListListeners:output_type -> takt.admin.v1.ListListenersResponse
+	47, // 84: takt.admin.v1.Admin.SetListener:output_type -> takt.admin.v1.SetListenerResponse
+	59, // 85: takt.admin.v1.Admin.RemoveListener:output_type -> takt.admin.v1.RemoveListenerResponse
+	49, // 86: takt.admin.v1.Admin.ListNetworks:output_type -> takt.admin.v1.ListNetworksResponse
+	55, // 87: takt.admin.v1.Admin.SetStation:output_type -> takt.admin.v1.SetStationResponse
+	57, // 88: takt.admin.v1.Admin.RemoveStation:output_type -> takt.admin.v1.RemoveStationResponse
+	61, // 89: takt.admin.v1.Admin.ListSchedules:output_type -> takt.admin.v1.ListSchedulesResponse
+	69, // 90: takt.admin.v1.Admin.InstallSchedule:output_type -> takt.admin.v1.InstallScheduleResponse
+	71, // 91: takt.admin.v1.Admin.RemoveSchedule:output_type -> takt.admin.v1.RemoveScheduleResponse
+	73, // 92: takt.admin.v1.Admin.GetClock:output_type -> takt.admin.v1.GetClockResponse
+	81, // 93: takt.admin.v1.Admin.Reload:output_type -> takt.admin.v1.ReloadResponse
+	83, // 94: takt.admin.v1.Admin.Watch:output_type -> takt.admin.v1.WatchResponse
+	75, // [75:95] is the sub-list for method output_type
+	55, // [55:75] is the sub-list for method input_type
+	55, // [55:55] is the sub-list for extension type_name
+	55, // [55:55] is the sub-list for extension extendee
+	0,  // [0:55] is the sub-list for field type_name
 }
 
 func init() { file_takt_admin_v1_admin_proto_init() }
@@ -6825,21 +6959,21 @@ func file_takt_admin_v1_admin_proto_init() {
 	if File_takt_admin_v1_admin_proto != nil {
 		return
 	}
-	file_takt_admin_v1_admin_proto_msgTypes[12].OneofWrappers = []any{}
-	file_takt_admin_v1_admin_proto_msgTypes[22].OneofWrappers = []any{}
-	file_takt_admin_v1_admin_proto_msgTypes[35].OneofWrappers = []any{}
-	file_takt_admin_v1_admin_proto_msgTypes[43].OneofWrappers = []any{}
-	file_takt_admin_v1_admin_proto_msgTypes[55].OneofWrappers = []any{}
+	file_takt_admin_v1_admin_proto_msgTypes[13].OneofWrappers = []any{}
+	file_takt_admin_v1_admin_proto_msgTypes[23].OneofWrappers = []any{}
+	file_takt_admin_v1_admin_proto_msgTypes[36].OneofWrappers = []any{}
+	file_takt_admin_v1_admin_proto_msgTypes[44].OneofWrappers = []any{}
 	file_takt_admin_v1_admin_proto_msgTypes[56].OneofWrappers = []any{}
-	file_takt_admin_v1_admin_proto_msgTypes[65].OneofWrappers = []any{}
-	file_takt_admin_v1_admin_proto_msgTypes[67].OneofWrappers = []any{}
+	file_takt_admin_v1_admin_proto_msgTypes[57].OneofWrappers = []any{}
+	file_takt_admin_v1_admin_proto_msgTypes[66].OneofWrappers = []any{}
+	file_takt_admin_v1_admin_proto_msgTypes[68].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_takt_admin_v1_admin_proto_rawDesc), len(file_takt_admin_v1_admin_proto_rawDesc)),
 			NumEnums:      6,
-			NumMessages:   77,
+			NumMessages:   78,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

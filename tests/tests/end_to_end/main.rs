@@ -3,6 +3,7 @@
 mod adversary;
 mod crashes;
 mod credit;
+mod delays;
 mod dpdk;
 mod fabric;
 mod gates;

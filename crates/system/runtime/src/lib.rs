@@ -6,7 +6,7 @@
 //! | `lane` | the data path: polling threads that share nothing |
 //! | [`control`] | the control thread: sessions, listeners, peers, administration |
 //! | [`peering`] | which runtimes are there and what they want; pure |
-//! | [`status`], [`counters`] | what operators see |
+//! | [`status`], [`counters`], [`delays`] | what operators see |
 //!
 //! It knows datapaths by their contract only, and no application's data model. Nothing in it assumes
 //! whether it runs as a daemon or inside an application (architecture, section 1).
@@ -16,6 +16,7 @@
 pub mod config;
 pub mod control;
 pub mod counters;
+pub mod delays;
 #[cfg(fuzzing)]
 #[allow(missing_docs)] // for fuzz targets alone
 pub mod lane;

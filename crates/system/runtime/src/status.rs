@@ -17,6 +17,7 @@ use crate::counters::{
     ChannelReading, DepartureReading, LaneReading, NetworkReading, PortReading, SessionReading,
     StreamReading,
 };
+use crate::delays::DelayReading;
 pub use crate::peering::PeerStatus;
 use crate::peering::PeeringCounters;
 use crate::peering::keys::{Protection, PublicKey};
@@ -39,6 +40,10 @@ pub struct NodeStatus {
     pub streams_moved: u64,
     /// Its lanes.
     pub lanes: Vec<LaneStatus>,
+    /// How long messages from other nodes were on their way to any lane, by class.
+    pub delays: Vec<DelayReading>,
+    /// Whether its clock follows a reference, which these delays need; none: nobody looks at it.
+    pub clock: Option<takt_clock::State>,
     /// Refused peering datagrams.
     pub peering: PeeringCounters,
     /// How datagrams between nodes are protected.

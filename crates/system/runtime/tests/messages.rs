@@ -84,6 +84,38 @@ fn messages_of_every_size_reach_another_node_in_order() {
 }
 
 #[test]
+fn delays_of_messages_from_another_node_are_told_however_they_come() {
+    let (pa, pb) = (free_port(), free_port());
+    let node_a = start(config(pa, &[pb]));
+    let node_b = start(config(pb, &[pa]));
+    let (mut a, mut b) = (App::attach(node_a.handle()), App::attach(node_b.handle()));
+    for (channel, qos) in [(9, Qos::slow()), (10, Qos::slow().reliable())] {
+        let (sa, sb) = (a.stream(qos), b.stream(qos));
+        let (mut sink, mut local) = (b.sink(sb, channel, 0), a.sink(sa, channel, 0));
+        let mut source = a.source(sa, channel, 0);
+        a.emit_until_heard(&mut source, b"first");
+        b.receive(&mut sink);
+        // Whole, and in fragments.
+        for length in [8, 100_000] {
+            a.emit(&mut source, 0, &pattern(length, 1), 1);
+            while b.receive(&mut sink).1.len() != length {}
+            while a.receive(&mut local).1.len() != length {}
+        }
+    }
+    until_true("all that was received is told of", || {
+        let received: u64 = (node_b.handle().channels().expect("running").iter())
+            .map(|channel| channel.counters.received)
+            .sum();
+        let told = node_b.handle().status().expect("running").delays[0];
+        assert_eq!(told.negative, 0, "both nodes have one clock");
+        assert!(told.longest_ns <= told.sum_ns);
+        received >= 6 && told.count() == received
+    });
+    let told = node_a.handle().status().expect("running").delays[0];
+    assert_eq!(told.count(), 0, "what does not leave a node has no delay");
+}
+
+#[test]
 fn small_messages_for_one_node_share_datagrams() {
     let (pa, pb) = (free_port(), free_port());
     let node_a = start(config(pa, &[pb]));

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use takt::{Error, Message, Session, Sink, Source, Token, Wait};
+use takt::{Buffer, Error, Message, Session, Sink, Source, TaiTime, Token, Wait};
 
 use super::Node;
 use takt_testing::{PATIENCE, until};
@@ -33,13 +33,25 @@ pub fn put(source: &Source, number: u64, length: usize) -> Token {
     write(source, number, length).expect("emitted")
 }
 
+/// As [`put`], to leave at an instant.
+pub fn put_at(source: &Source, number: u64, length: usize, launch: TaiTime) -> Token {
+    let buffer = filled(source, number, length);
+    buffer
+        .and_then(|buffer| buffer.emit_at(launch))
+        .expect("emitted")
+}
+
 /// As [`put`], where it may fail.
 pub fn write(source: &Source, number: u64, length: usize) -> Result<Token, Error> {
+    filled(source, number, length)?.emit()
+}
+
+fn filled(source: &Source, number: u64, length: usize) -> Result<Buffer<'_>, Error> {
     let mut buffer = source.buffer_wait(length, Wait::For(PATIENCE))?;
     for (word, bytes) in (0u64..).zip(buffer.chunks_mut(8)) {
         bytes.copy_from_slice(&word_of(number, word).to_le_bytes()[..bytes.len()]);
     }
-    buffer.emit()
+    Ok(buffer)
 }
 
 /// The first word is the number itself.

@@ -4,7 +4,7 @@ pub mod application;
 pub mod node;
 pub mod overlay;
 
-pub use application::{attach, attach_at, exchange, introduce, number_of, put, take};
+pub use application::{attach, attach_at, exchange, introduce, number_of, put, put_at, take};
 pub use node::{Datapath, Node, Pair, datapath_plugin, sent_by};
 
 /// Whether labs cannot be made here; says why.

@@ -44,6 +44,7 @@ use crate::config::Config;
 use crate::counters::{
     ChannelCounters, DepartureCounters, LaneCounters, PortTraffic, SessionReading,
 };
+use crate::delays::DelayCounters;
 use crate::lane::{Command, Event, LaneHandle};
 use crate::peering::message::LaneAnnouncement;
 use crate::peering::message::Subscription;
@@ -87,6 +88,7 @@ const READY: usize = 64;
 struct LaneInfo {
     handle: LaneHandle,
     counters: Arc<LaneCounters>,
+    delays: Arc<DelayCounters>,
     ports: Vec<PortInfo>,
     announcement: LaneAnnouncement,
     sessions: usize,

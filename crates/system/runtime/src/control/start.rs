@@ -259,10 +259,12 @@ fn start(
             Arc::clone(&counters),
             event_sender.clone(),
         )?;
+        let delays = lane.delays();
         lanes.push(lane);
         infos.push(LaneInfo {
             handle,
             counters,
+            delays,
             ports: port_infos,
             announcement: LaneAnnouncement {
                 incarnation,

@@ -3,9 +3,12 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
+use takt_time::TrafficClass;
+
 use super::Control;
 use super::session::{Endpoint, Finish, Session};
 use crate::counters::{ChannelReading, SessionReading};
+use crate::delays::DelayReading;
 use crate::status::{
     ChannelStatus, DatapathStatus, LaneStatus, ListenerStatus, NodeStatus, PortStatus,
     SessionStatus, StreamStatus, TenantStatus,
@@ -42,6 +45,16 @@ impl Control {
                         .collect(),
                 })
                 .collect(),
+            delays: TrafficClass::all()
+                .map(|class| {
+                    let mut sum = DelayReading::default();
+                    for lane in &self.lanes {
+                        sum += &lane.delays.read(class);
+                    }
+                    sum
+                })
+                .collect(),
+            clock: self.clock_status.as_ref().map(|status| status.state),
             peering: self.peering.counters(),
             protection: self.config.security.protection,
             key: self.config.security.node.as_ref().map(|key| key.public()),

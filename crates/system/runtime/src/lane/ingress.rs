@@ -222,6 +222,8 @@ impl State {
             .counters
             .received_bytes
             .add(u64::from(h.message_length));
+        self.arrivals
+            .whole(self.remotes.get(remote), &self.round, &meta);
         let behind = self.behind + self.received_cost;
         self.received_cost +=
             (self.tenants).deliver_bytes(channel, at, &meta, record.payload, behind);
@@ -391,6 +393,8 @@ impl State {
             sequence: message.full_sequence,
             send_time_ns: message.send_time_ns,
         };
+        self.arrivals
+            .whole(self.remotes.get(message.key.remote), &self.round, &meta);
         if let Some(channel) = self.channels.get(message.key.channel) {
             channel.counters.received.add(1);
             channel.counters.received_bytes.add(u64::from(meta.length));

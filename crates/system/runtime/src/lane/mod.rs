@@ -5,6 +5,7 @@
 //! allocation and no system call but the datapath's own on this path; what changes the lane's tables
 //! comes as a [`Command`] from the control thread.
 
+mod arrivals;
 mod channel;
 mod commands;
 pub mod departure;
@@ -46,6 +47,7 @@ use takt_time::TaiTime;
 
 use crate::config::Limits;
 use crate::counters::LaneCounters;
+use crate::delays::DelayCounters;
 use departure::WakeMargin;
 pub use guard::LaneKeys;
 use mailbox::Mailbox;
@@ -140,6 +142,11 @@ impl Lane {
         Ok((lane, handle))
     }
 
+    /// How long messages from other nodes were on their way.
+    pub fn delays(&self) -> Arc<DelayCounters> {
+        self.state.arrivals.delays()
+    }
+
     /// One round. True if there was anything to do.
     #[inline]
     pub fn poll(&mut self) -> bool {
@@ -228,6 +235,7 @@ impl Lane {
             port.drained = false;
             while received < budget && state.received_cost <= RECEIVE_COST {
                 let most = step.min(budget - received);
+                state.arrivals.begin();
                 let taken = port.port.receive(most, &mut |datagram| {
                     if trusted || datagram.destination_port == own || siblings.is_empty() {
                         state.ingress(&datagram, trusted);
@@ -263,6 +271,7 @@ impl Lane {
                 };
             }
         }
+        self.state.arrivals.begin();
         worked
     }
 

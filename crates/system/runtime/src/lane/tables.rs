@@ -6,6 +6,7 @@ use std::sync::Arc;
 use slab::Slab;
 use takt_clock::Clock;
 
+use super::arrivals::Arrivals;
 use super::channel::Channels;
 use super::ingress::Early;
 use super::mailbox::Mailbox;
@@ -57,6 +58,7 @@ pub(super) struct State {
     pub(super) counters: Arc<LaneCounters>,
     /// Where the control thread's commands are announced.
     pub(super) mailbox: Arc<Mailbox>,
+    pub(super) arrivals: Arrivals,
 }
 
 impl State {
@@ -97,6 +99,7 @@ impl State {
             held: false,
             counters,
             mailbox,
+            arrivals: Arrivals::default(),
         }
     }
 }

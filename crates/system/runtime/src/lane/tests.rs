@@ -33,6 +33,7 @@ use super::remote::Remote;
 use super::session::{LaneSession, SessionParts};
 use super::*;
 
+mod delays;
 mod detours;
 mod fairness;
 mod priority;

@@ -6,16 +6,21 @@ use takt_clock::{ClockStatus, State};
 
 use super::proto;
 
+impl From<State> for proto::ClockState {
+    fn from(state: State) -> Self {
+        match state {
+            State::Synchronised => Self::Synchronised,
+            State::Holdover => Self::Holdover,
+            State::FreeRunning => Self::FreeRunning,
+        }
+    }
+}
+
 impl From<&ClockStatus> for proto::Clock {
     fn from(status: &ClockStatus) -> Self {
-        let state = match status.state {
-            State::Synchronised => proto::ClockState::Synchronised,
-            State::Holdover => proto::ClockState::Holdover,
-            State::FreeRunning => proto::ClockState::FreeRunning,
-        };
         Self {
             name: "CLOCK_TAI".into(),
-            state: state.into(),
+            state: proto::ClockState::from(status.state).into(),
             source: status.source.to_string(),
             reference: status.reference.clone(),
             offset_ns: status.offset_ns,

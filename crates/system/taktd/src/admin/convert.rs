@@ -3,6 +3,7 @@
 use takt_runtime::counters::{
     ChannelReading, LaneReading, NetworkReading, PortReading, SessionReading,
 };
+use takt_runtime::delays::DelayReading;
 use takt_runtime::peering::keys::Protection;
 use takt_runtime::peering::message::Outage;
 use takt_runtime::peering::{Authentication, PeerState, PeeringCounters};
@@ -65,10 +66,29 @@ impl From<NodeStatus> for proto::Node {
                 Protection::Encrypt => proto::Protection::Encrypt,
             }
             .into(),
+            delays: (0..).zip(&status.delays).filter_map(delays).collect(),
+            clock_state: status
+                .clock
+                .map_or(proto::ClockState::Unspecified, Into::into)
+                .into(),
             key: status.key.map_or_else(String::new, |key| key.to_string()),
             group_key: status.group,
         }
     }
+}
+
+/// A class of which messages came.
+fn delays((class, reading): (u32, &DelayReading)) -> Option<proto::ClassDelays> {
+    let messages = reading.count();
+    (messages > 0 || reading.negative > 0).then(|| proto::ClassDelays {
+        class,
+        messages,
+        p50_ns: reading.quantile(500).unwrap_or(0),
+        p99_ns: reading.quantile(990).unwrap_or(0),
+        p999_ns: reading.quantile(999).unwrap_or(0),
+        longest_ns: reading.longest_ns,
+        negative: reading.negative,
+    })
 }
 
 impl From<LaneStatus> for proto::Lane {

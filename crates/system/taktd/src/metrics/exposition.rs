@@ -13,6 +13,7 @@ use prometheus_client::registry::Registry;
 use takt_clock::{ClockStatus, State};
 use takt_runtime::RuntimeHandle;
 use takt_runtime::control::Stopped;
+use takt_runtime::delays::{DelayReading, bucket_end};
 use takt_runtime::peering::PeerState;
 use takt_runtime::status::{
     ChannelStatus, DatapathStatus, ListenerStatus, NodeStatus, PeerStatus, ScheduleStatus,
@@ -71,6 +72,7 @@ impl Collector for Snapshot {
         let out = &mut encoder;
         self.of_node(out)?;
         self.of_lanes(out)?;
+        self.of_delays(out)?;
         self.of_tenants(out)?;
         self.of_channels(out)?;
         self.of_peers(out)?;
@@ -221,6 +223,38 @@ impl Snapshot {
         })
         .into();
         counters(out, "peering", &reasons)
+    }
+
+    fn of_delays(&self, out: &mut DescriptorEncoder) -> fmt::Result {
+        let heard = |reading: &DelayReading| reading.count() > 0 || reading.negative > 0;
+        let classes = || {
+            let classes = self.node.delays.iter().enumerate();
+            let classes = classes.filter(|(_, reading)| heard(reading));
+            classes.map(|(class, reading)| (vec![("class", class.to_string())], reading))
+        };
+        if classes().next().is_none() {
+            return Ok(());
+        }
+        let mut metric = out.encode_descriptor(
+            "one_way_delay_seconds",
+            "From when the sender's lane took a message of another node until it was whole here, as good as the clocks agree",
+            None,
+            MetricType::Histogram,
+        )?;
+        for (labels, reading) in classes() {
+            metric
+                .encode_family(&labels)?
+                .encode_histogram::<NoLabelSet>(
+                    reading.sum_ns as f64 / 1e9,
+                    reading.count(),
+                    &by_powers_of_two(reading),
+                    None,
+                )?;
+        }
+        let negative: Vec<_> = classes()
+            .map(|(labels, reading)| (labels, vec![("negative", reading.negative)]))
+            .collect();
+        counters(out, "one_way_delay", &negative)
     }
 
     fn of_lanes(&self, out: &mut DescriptorEncoder) -> fmt::Result {
@@ -423,6 +457,21 @@ impl Snapshot {
     }
 }
 
+/// Messages by their delay, and up to how many seconds: a bucket for each power of two.
+fn by_powers_of_two(reading: &DelayReading) -> Vec<(f64, u64)> {
+    let (mut all, mut messages) = (Vec::new(), 0);
+    for (bucket, more) in reading.buckets.iter().enumerate() {
+        messages += more;
+        let end = match bucket_end(bucket) {
+            Some(end) if end.is_power_of_two() => end as f64 / 1e9,
+            Some(_) => continue,
+            None => f64::INFINITY,
+        };
+        all.push((end, std::mem::take(&mut messages)));
+    }
+    all
+}
+
 fn gauge(
     out: &mut DescriptorEncoder,
     name: &str,
@@ -559,6 +608,9 @@ fn help(subject: &str, field: &str) -> Option<&'static str> {
         ("class", "sent_late") => "Frames sent later than tolerated: the lane or the link was busy",
         ("class", "sent_gate_missed") => "Frames sent later than tolerated: the gate was closed",
         ("class", "overruns") => "Frames still on the wire when their gate closed",
+        ("one_way_delay", "negative") => {
+            "Messages that came before they were sent: the clocks of the nodes differ"
+        }
         ("schedule", "clock_losses") => "Times that the clock ceased to be what is demanded",
         ("peering", "refused") => "Peering datagrams refused",
         _ => return None,
@@ -572,6 +624,7 @@ mod tests {
         ChannelReading, ClassReading, DepartureReading, LaneReading, PortReading, SessionReading,
         StreamReading,
     };
+    use takt_runtime::delays::BUCKETS;
 
     #[test]
     fn every_counter_says_what_it_counts() {
@@ -593,6 +646,15 @@ mod tests {
 
     #[test]
     fn names_that_tenants_choose_cannot_break_the_page() {
+        let mut delays = DelayReading {
+            sum_ns: 4_000_000_000,
+            negative: 5,
+            ..Default::default()
+        };
+        // Two up to 1.024 µs, one in each of the buckets up to twice as much, one above all.
+        delays.buckets[0] = 2;
+        delays.buckets[1..=16].fill(1);
+        delays.buckets[BUCKETS - 1] = 1;
         let mut registry = Registry::with_prefix("takt");
         registry.register_collector(Box::new(Snapshot {
             node: NodeStatus {
@@ -606,6 +668,8 @@ mod tests {
                 draining: false,
                 streams_moved: 3,
                 lanes: Vec::new(),
+                delays: vec![DelayReading::default(), delays],
+                clock: None,
                 peering: Default::default(),
             },
             tenants: Vec::new(),
@@ -651,9 +715,21 @@ mod tests {
             r#"takt_datapath_failures_total{datapath="xdp"} 2"#,
             r#"takt_class_queued{datapath="udp",class="0"} 3.0"#,
             r#"takt_class_sent_late_total{datapath="udp",class="0"} 2"#,
+            "# TYPE takt_one_way_delay_seconds histogram",
+            r#"takt_one_way_delay_seconds_sum{class="1"} 4.0"#,
+            r#"takt_one_way_delay_seconds_count{class="1"} 19"#,
+            r#"takt_one_way_delay_seconds_bucket{le="0.000001024",class="1"} 2"#,
+            r#"takt_one_way_delay_seconds_bucket{le="0.000002048",class="1"} 18"#,
+            r#"takt_one_way_delay_seconds_bucket{le="17.179869184",class="1"} 18"#,
+            r#"takt_one_way_delay_seconds_bucket{le="+Inf",class="1"} 19"#,
+            r#"takt_one_way_delay_negative_total{class="1"} 5"#,
         ] {
             assert!(page.contains(&format!("\n{line}\n")), "{page}");
         }
+        assert!(
+            !page.contains(r#"one_way_delay_seconds_sum{class="0"}"#),
+            "{page}"
+        );
         assert!(page.ends_with("# EOF\n"), "{page}");
     }
 }

@@ -615,6 +615,8 @@ impl State {
                 sequence,
                 send_time_ns: message.send_time_ns,
             };
+            self.arrivals
+                .whole(self.remotes.get(source.key.remote), &self.round, &meta);
             if let Some(channel) = self.channels.get(source.channel) {
                 channel.counters.received.add(1);
                 channel.counters.received_bytes.add(u64::from(meta.length));
