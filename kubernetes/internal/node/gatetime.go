@@ -472,6 +472,12 @@ func (g *gateTimes) admit(ctx context.Context, c *gateClaim) error {
 
 // alone says whether no other claim of the pod is for the same frames: they cannot be of both.
 func (g *gateTimes) alone(c *gateClaim) error {
+	for _, other := range g.all("") {
+		// Streams are told by the claim's name.
+		if other.Claim != c.Claim && other.Namespace == c.Namespace && other.Name == c.Name {
+			return refuse(codeGateTime, "a claim %s of before is still held by pod %s/%s: wait for its end, or delete it", c.Name, other.Pod.Namespace, other.Pod.Name)
+		}
+	}
 	for _, other := range g.all(c.Pod.UID) {
 		if other.Claim == c.Claim || other.network() != c.network() {
 			continue
@@ -587,7 +593,13 @@ func (g *gateTimes) attach(ctx context.Context, sandbox *api.PodSandbox, ctr *ap
 		return err
 	}
 	claims := g.all(pod.UID)
-	if len(claims) == 0 && len(g.n.config.Network.Claimed) == 0 {
+	directory := filepath.Join(g.n.config.Network.Sockets, sandbox.GetId())
+	attached, err := interfaces(directory)
+	if err != nil {
+		return fmt.Errorf("cannot see what the pod is attached to: %w", err)
+	}
+	// Others start whether or not taktd answers.
+	if len(claims) == 0 && (len(attached) == 0 || len(g.n.config.Network.Claimed) == 0) {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, askTaktd)
@@ -597,11 +609,6 @@ func (g *gateTimes) attach(ctx context.Context, sandbox *api.PodSandbox, ctr *ap
 	all, err := g.listeners(ctx)
 	if err != nil {
 		return fmt.Errorf("taktd does not say what the pod is attached to: %w", err)
-	}
-	directory := filepath.Join(g.n.config.Network.Sockets, sandbox.GetId())
-	attached, err := interfaces(directory)
-	if err != nil {
-		return fmt.Errorf("cannot see what the pod is attached to: %w", err)
 	}
 	// The one that its programs use goes first.
 	if chosen := sandbox.GetAnnotations()[annotationInterface]; slices.Contains(attached, chosen) {
@@ -674,7 +681,8 @@ func (g *gateTimes) place(ctx context.Context, all listeners, c *gateClaim, plac
 		next.Granted = nil
 		for _, class := range classesOf(c.streams()) {
 			// What takt-cni has given it is taken away only with the streams.
-			if slices.Contains(all[place].GetClasses(), class) && !slices.Contains(next.Granted, class) {
+			given := slices.Contains(all[place].GetClasses(), class) || slices.Contains(g.n.config.Network.Claimed, class)
+			if given && !slices.Contains(next.Granted, class) {
 				next.Granted = append(next.Granted, class)
 			}
 		}
@@ -806,8 +814,13 @@ func (g *gateTimes) keep(ctx context.Context) (all listeners, answers bool, err 
 	if err != nil {
 		return nil, false, err
 	}
+	var mistakes []error
 	for _, c := range g.declared() {
-		err := g.declare(ctx, all, c)
+		c, err := g.grant(all, c)
+		if err != nil {
+			mistakes = append(mistakes, err)
+		}
+		err = g.declare(ctx, all, c)
 		if err != nil {
 			err = g.refused(c, err)
 		} else {
@@ -820,14 +833,39 @@ func (g *gateTimes) keep(ctx context.Context) (all listeners, answers bool, err 
 		if at := all[c.Place]; err != nil && c.Place != "" && at != nil {
 			// Without its streams nothing bounds what it sends in their classes.
 			if next := unclaimed(at, classesOf(c.streams())); !slices.Equal(next.GetClasses(), at.GetClasses()) {
-				if err := g.set(ctx, all, next); err != nil {
+				switch err := g.set(ctx, all, next); {
+				case err != nil && away(err):
 					return nil, false, err
+				case err != nil:
+					mistakes = append(mistakes, err) // of this listener alone
 				}
 			}
 		}
 		g.say(c, all, err)
 	}
-	return all, true, nil
+	return all, true, errors.Join(mistakes...)
+}
+
+// grant notes which classes of a claim's streams its listener has, where a record of the version before does not say. Call with
+// g.turn held.
+func (g *gateTimes) grant(all listeners, c *gateClaim) (*gateClaim, error) {
+	if at := all[c.Place]; c.Place == "" || at == nil || len(c.Granted) > 0 {
+		return c, nil
+	}
+	next := *c
+	for _, class := range classesOf(c.streams()) {
+		if slices.Contains(all[c.Place].GetClasses(), class) && !slices.Contains(next.Granted, class) {
+			next.Granted = append(next.Granted, class)
+		}
+	}
+	if len(next.Granted) == 0 {
+		return c, nil
+	}
+	if err := g.n.records.writeGate(&next); err != nil {
+		return c, err
+	}
+	g.hold(&next)
+	return &next, nil
 }
 
 // tidy takes out of taktd what is of no claim any more: what it had kept while it was away when the claim was given back.

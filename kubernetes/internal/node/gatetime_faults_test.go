@@ -308,6 +308,12 @@ func TestTheClaimOfARunningPodIsNotSwept(t *testing.T) {
 	// The API server does not have it.
 	g.agent.gates.sweep(background)
 	g.at(claim, socket)
+	// One of its name is another, and takes nothing of it.
+	again := g.gateClaimOf("talker", "pods", framesOf(1, 64, 4001, ""))
+	again.UID = "again"
+	if _, err := g.prepareGate(again); err == nil || !strings.Contains(err.Error(), "of before is still held by pod default/talker: wait for its end") {
+		t.Errorf("%v", err)
+	}
 	if told := g.events.of("talker", reasonGateLost); len(told) != 1 || !strings.Contains(told[0], "it has gone from the cluster while the pod runs") {
 		t.Errorf("told %q", told)
 	}
@@ -349,6 +355,10 @@ func TestWhatATaktdThatIsAwayDoesNotKeepIsSaid(t *testing.T) {
 	claim := g.gateClaimOf("talker", "pods", frameOfPods)
 	g.must(claim)
 	g.daemon()
+	// Pods that are in no network start all the same.
+	g.agent.config.Network.Claimed = []uint32{5}
+	g.start("ordinary")
+	g.agent.config.Network.Claimed = nil
 	if err := g.agent.gates.step(background); err == nil {
 		t.Fatal("there is none")
 	}

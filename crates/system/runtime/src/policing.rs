@@ -288,6 +288,11 @@ impl Policer {
         self.classes & 1 << class.number() != 0
     }
 
+    /// The classes that its tenant may use, by bit.
+    pub fn allowed(&self) -> u8 {
+        self.allowed
+    }
+
     /// Whether what is of no stream passes.
     fn passes_undeclared(&self, class: TrafficClass) -> bool {
         self.undeclared && self.allowed & 1 << class.number() != 0

@@ -91,10 +91,12 @@ fn delays_of_messages_from_another_node_are_told_however_they_come() {
     let (mut a, mut b) = (App::attach(node_a.handle()), App::attach(node_b.handle()));
     for (channel, qos) in [(9, Qos::slow()), (10, Qos::slow().reliable())] {
         let (sa, sb) = (a.stream(qos), b.stream(qos));
-        let (mut sink, mut local) = (b.sink(sb, channel, 0), a.sink(sa, channel, 0));
+        let mut sink = b.sink(sb, channel, 0);
         let mut source = a.source(sa, channel, 0);
         a.emit_until_heard(&mut source, b"first");
         b.receive(&mut sink);
+        // It holds what it has not released.
+        let mut local = a.sink(sa, channel, 0);
         // Whole, and in fragments.
         for length in [8, 100_000] {
             a.emit(&mut source, 0, &pattern(length, 1), 1);

@@ -27,6 +27,10 @@ pub const MOST_LAUNCHES: u64 = 1 << 16;
 /// what it may meet is the same, and a long period makes nothing long for others.
 pub const MOST_CYCLES: u64 = 64;
 
+/// So many cycles are looked at where those in which all streams repeat are more: the first number for which the launches are not
+/// too many. Most periods are decimal.
+const FOLDED: [u64; 5] = [40, 20, 10, 5, 1];
+
 /// A stream as its talker declares it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Talker {
@@ -230,7 +234,7 @@ fn repetition(
     misfits: &mut Misfits,
 ) -> Repetition {
     let cycle_ns = schedule.cycle_time_ns;
-    let mut most = (HORIZON_NS as u64 / 4 / cycle_ns).min(MOST_CYCLES);
+    let most = (HORIZON_NS as u64 / 4 / cycle_ns).min(MOST_CYCLES);
     // What never meets a gate may come at any time.
     let closes = |class| {
         let windows = windows(schedule, class);
@@ -258,17 +262,20 @@ fn repetition(
             repeats / common_divisor(repeats, talkers[at].period_ns)
         }
     };
-    let mut rounds: Vec<u64> = looked_at.iter().map(|(_, rounds)| *rounds).collect();
-    rounds.sort_unstable();
-    rounds.dedup();
-    let repeats = loop {
-        let repeats = cycle_ns.saturating_mul(cycles(&rounds, most));
+    // All of them as they are, or some more often than they are: by numbers of which each divides the one before, so that nothing
+    // is looked at more closely for a stream that has left.
+    let exact = looked_at
+        .iter()
+        .try_fold(1, |cycles, &(_, rounds)| common_multiple(cycles, rounds))
+        .filter(|cycles| *cycles <= most);
+    let fit = |cycles: &u64| {
+        let repeats = cycle_ns.saturating_mul(*cycles);
         let sum: u64 = looked_at.iter().map(|&(at, _)| launches(at, repeats)).sum();
-        if sum <= MOST_LAUNCHES || most <= 1 {
-            break repeats;
-        }
-        most /= 2;
+        sum <= MOST_LAUNCHES
     };
+    let folded = FOLDED.into_iter().filter(|cycles| *cycles <= most);
+    let cycles = exact.into_iter().chain(folded).find(fit).unwrap_or(1);
+    let repeats = cycle_ns.saturating_mul(cycles);
     let mut sum: u64 = looked_at.iter().map(|&(at, _)| launches(at, repeats)).sum();
     while sum > MOST_LAUNCHES {
         let greatest = looked_at.iter().map(|&(at, _)| launches(at, repeats)).max();
@@ -289,17 +296,6 @@ fn repetition(
         repeats_ns: repeats as i64,
         every_ns,
     }
-}
-
-/// So many cycles, at most `most`, as take in of each number of `rounds`, which ascend, what there is room for.
-fn cycles(rounds: &[u64], most: u64) -> u64 {
-    rounds.iter().fold(1, |cycles, rounds| {
-        let more = rounds / common_divisor(cycles, *rounds);
-        let fits = (1..=most / cycles)
-            .rev()
-            .find(|by| more.is_multiple_of(*by));
-        cycles * fits.unwrap_or(1)
-    })
 }
 
 /// The greatest number that divides both.
@@ -449,21 +445,25 @@ impl View<'_> {
         let waits: Vec<i64> = windows.iter().map(|window| self.blocking(window)).collect();
         let higher = ends(&launches, waits.iter().copied().max().unwrap_or(0));
         for (open, at) in opened {
-            // What began before, of classes above.
-            let before = higher.partition_point(|(earliest, _)| *earliest < open);
+            // What has begun before, of classes above.
+            let before = higher.partition_point(|(latest, _)| *latest < open);
             let busy_until = before
                 .checked_sub(1)
                 .map_or(i64::MIN, |last| higher[last].1);
             let from = launches.partition_point(|launch| launch.earliest < open);
-            let window = windows[at];
-            self.window(
-                open,
-                window,
-                waits[at],
-                busy_until,
-                &launches[from..],
-                misfits,
-            );
+            // What may begin before and may begin later is as one of those that begin with the window.
+            let begun = launches[..from].iter();
+            let mut meets: Vec<Launch> = begun
+                .filter(|launch| !launch.own && launch.latest >= open)
+                .map(|launch| Launch {
+                    earliest: open,
+                    ..*launch
+                })
+                .collect();
+            let close = open + windows[at].length_ns as i64;
+            let behind = launches.partition_point(|launch| launch.earliest < close);
+            meets.extend(&launches[from..behind.max(from)]);
+            self.window(open, windows[at], waits[at], busy_until, &meets, misfits);
         }
     }
 
@@ -613,14 +613,15 @@ impl View<'_> {
     }
 }
 
-/// When launches of the classes above begin, and by when all until then have left.
+/// When launches of the classes above begin at the latest, in that order, and by when all until then have left.
 fn ends(launches: &[Launch], blocking: i64) -> Vec<(i64, i64)> {
     let higher = launches.iter().filter(|launch| !launch.own);
-    let higher: Vec<Launch> = higher.copied().collect();
+    let mut higher: Vec<Launch> = higher.copied().collect();
+    higher.sort_unstable_by_key(|launch| launch.latest);
     let mut busy = Busy::new(&higher, blocking);
     let ends = higher.iter().enumerate().map(|(at, launch)| {
         busy.add(at, launch);
-        (launch.earliest, busy.end(i64::MIN))
+        (launch.latest, busy.end(i64::MIN))
     });
     ends.collect()
 }

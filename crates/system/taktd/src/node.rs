@@ -391,6 +391,10 @@ fn without_streams(mut listener: proto::Listener) -> proto::Listener {
     let streams = std::mem::take(&mut listener.streams);
     let of_streams = |class: &u32| streams.iter().any(|s| s.traffic_class == *class);
     listener.classes.retain(|class| !of_streams(class));
+    if listener.classes.is_empty() {
+        // Its pod keeps its socket, for best effort.
+        listener.classes.push(0);
+    }
     listener
 }
 

@@ -449,6 +449,19 @@ async fn a_kept_listener_whose_streams_have_no_place_any_more_comes_back_without
         ..SetListenerRequest::default()
     };
     daemon.client().await.set_listener(set).await.expect("set");
+    // And one that has nothing else.
+    let alone = Listener {
+        path: daemon.directory.join("alone.sock").display().to_string(),
+        identity: "alone".into(),
+        classes: vec![5],
+        ..wanted.clone()
+    };
+    let set = SetListenerRequest {
+        listener: Some(alone),
+        keep: true,
+        ..SetListenerRequest::default()
+    };
+    daemon.client().await.set_listener(set).await.expect("set");
     async fn of(daemon: &Daemon, identity: &str) -> (Vec<u32>, usize) {
         let list = daemon
             .client()
@@ -481,6 +494,7 @@ async fn a_kept_listener_whose_streams_have_no_place_any_more_comes_back_without
     );
     let daemon = again(daemon, &format!("{base}\n{closed}"));
     assert_eq!(of(&daemon, "pod").await, (vec![0], 0));
+    assert_eq!(of(&daemon, "alone").await, (vec![0], 0));
     Session::builder()
         .socket(&path)
         .reconnect(false)

@@ -16,6 +16,8 @@ use crate::peering::message::Outage;
 
 /// How often those are asked that do not tell.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
+/// Between two reasons for the same failure that are told.
+const RETELL_EVERY: Duration = Duration::from_secs(10);
 
 /// Where a datapath stands.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,6 +49,8 @@ struct Watched {
     state: State,
     /// How often it has failed.
     failures: u64,
+    /// When another reason for the same failure was told last.
+    retold: Option<Duration>,
 }
 
 /// The datapaths of a node that may fail.
@@ -77,6 +81,7 @@ impl Faults {
                 health,
                 state: State::Works,
                 failures: 0,
+                retold: None,
             })
         };
         Self {
@@ -104,6 +109,13 @@ impl Faults {
             }
             if state == watched.state {
                 continue;
+            }
+            if std::mem::discriminant(&state) == std::mem::discriminant(&watched.state) {
+                // Said in other words, which may differ each time: all streams are told.
+                if watched.retold.is_some_and(|at| now < at + RETELL_EVERY) {
+                    continue;
+                }
+                watched.retold = Some(now);
             }
             changed = true;
             let datapath = watched.kind;
@@ -206,6 +218,7 @@ mod tests {
                 health: Box::new(told.clone()),
                 state: State::Works,
                 failures: 0,
+                retold: None,
             }],
             changed: Arc::default(),
             next: Duration::ZERO,
@@ -283,6 +296,12 @@ mod tests {
         assert!(faults.look(LOOK_EVERY, HOLD_DOWN));
         assert_eq!(faults.fault(KIND, false).as_deref(), Some("gone"));
         assert_eq!(faults.failures(KIND), 1);
+        // Not each time: all streams are told.
+        tell(&told, Some("gone for long"));
+        assert!(!faults.look(2 * LOOK_EVERY, HOLD_DOWN));
+        assert!(faults.look(LOOK_EVERY + RETELL_EVERY, HOLD_DOWN));
+        let longer = faults.fault(KIND, false);
+        assert_eq!(longer.as_deref(), Some("gone for long"));
     }
 
     #[test]

@@ -265,7 +265,7 @@ impl Control {
         for session in self.sessions.values_mut().filter(|s| s.tenant == tenant) {
             session.policer = policer.clone();
             if let Some(unplaced) = &mut session.unplaced {
-                unplaced.policer = policer.clone();
+                unplaced.take_policer(policer.clone());
             }
         }
         for lane in &self.lanes {

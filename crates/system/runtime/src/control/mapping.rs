@@ -60,6 +60,10 @@ impl Control {
                 Some(why) => unavailable.push((name, why)),
             }
         }
+        if carried.is_empty() && !explicit && !nothing {
+            // Nothing but what has just returned.
+            return self.choice(lanes, true);
+        }
         Choice {
             carried,
             unavailable,

@@ -35,7 +35,7 @@ pub(super) enum Step {
     More,
     /// What is next is of this class, lower than the turn's.
     Lower(TrafficClass),
-    /// A port has no frame free.
+    /// A port has no frame free, or the lane has not carried out yet what was told before.
     Blocked,
     /// A scheduler has no room: a departure makes some.
     Held,
@@ -268,8 +268,8 @@ impl State {
                     {
                         s.current = Some(progress);
                     }
-                    *left = 0;
-                    return Ok(Step::More);
+                    // It costs its tenant nothing, and keeps nobody else's from going on.
+                    return Ok(Step::Blocked);
                 }
                 progress = self.begin(at, source, progress.descriptor, now_ns);
             }

@@ -197,7 +197,7 @@ impl Mailbox {
     /// How many commands the lane was given, at least those that were given before what it has just taken from a ring.
     #[inline]
     pub(super) fn told(&self) -> u64 {
-        self.told.load(Ordering::Relaxed)
+        self.told.load(Ordering::Acquire) // Partner: `LaneHandle::send`.
     }
 
     /// Whether so many are carried out.
@@ -210,9 +210,10 @@ impl Mailbox {
 impl LaneHandle {
     /// Gives the lane a command. False if the lane is gone.
     pub fn send(&self, command: Command) -> bool {
-        self.mailbox.told.fetch_add(1, Ordering::Relaxed);
         let sent = self.commands.send(command).is_ok();
         self.mailbox.full.store(true, Ordering::Release); // Partner: `commands` in the lane.
+        // When it is there: a lane that waits for it need not wait for this thread. Partner: `Mailbox::told`.
+        self.mailbox.told.fetch_add(1, Ordering::Release);
         self.wake();
         sent
     }

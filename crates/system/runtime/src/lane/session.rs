@@ -669,6 +669,13 @@ impl LaneSession {
         self.policer.polices(class_of(descriptor))
     }
 
+    /// What it sends is held to its tenant's streams as they are now. It may use classes that the tenant has got; those that were
+    /// taken away are the policer's.
+    pub fn take_policer(&mut self, policer: Arc<Policer>) {
+        self.classes |= policer.allowed();
+        self.policer = policer;
+    }
+
     /// Whether the frames of a message for a receiver, the `number`th, are a declared stream's, after its tenant's streams
     /// have had their say: once, however many turns it takes to send them.
     ///

@@ -213,7 +213,7 @@ impl Tenants {
     pub fn police(&mut self, tenant: u32, policer: &Arc<Policer>) {
         for (_, session) in &mut self.sessions {
             if session.tenant_id == tenant {
-                session.policer = policer.clone();
+                session.take_policer(policer.clone());
             }
         }
     }

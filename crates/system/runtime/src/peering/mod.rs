@@ -41,6 +41,8 @@ pub const FORGET_AFTER: Duration = Duration::from_secs(60);
 pub const MOST_ACCEPTED: usize = 8192;
 /// See [`MOST_ACCEPTED`].
 pub const MOST_ACCEPTED_AT: usize = 64;
+/// Between two changes of what a peer says of its failed datapaths that are taken over: lanes are told of each.
+const FAILED_EVERY: Duration = Duration::from_millis(100);
 /// First repetition of what is not acknowledged; doubles up to [`HELLO_EVERY`].
 const REPEAT_FIRST: Duration = Duration::from_millis(50);
 /// Pages of subscriptions under way to a peer.
@@ -202,8 +204,9 @@ struct Peer {
     attempts: u64,
     /// Those of its incarnation; none before its first hello, and after its goodbye.
     lanes: Vec<LaneAnnouncement>,
-    /// Its datapaths that have failed.
+    /// Its datapaths that have failed, and since when that is known.
     failed: Vec<Outage>,
+    failed_at: Option<Duration>,
     held: Held,
     told: Told,
     /// Behind which of the others it is introduced to more.
@@ -829,7 +832,10 @@ impl Peering {
                 lanes,
             });
         }
-        if !peer.lanes.is_empty() && peer.failed != failed {
+        // A peer that changes its mind all the time is heard with some hello.
+        let soon = |at: Duration| now < at + FAILED_EVERY;
+        if !peer.lanes.is_empty() && peer.failed != failed && !peer.failed_at.is_some_and(soon) {
+            peer.failed_at = Some(now);
             peer.failed.clone_from(&failed);
             effects.changes.push(Change::Failed {
                 peer: peer.address,
@@ -1128,6 +1134,7 @@ impl Peering {
         if !peer.lanes.is_empty() {
             peer.lanes.clear();
             peer.failed.clear();
+            peer.failed_at = None;
             effects.changes.push(Change::Gone {
                 peer: peer.address,
                 clean,
@@ -1183,6 +1190,7 @@ impl Peering {
             attempts: 0,
             lanes: Vec::new(),
             failed: Vec::new(),
+            failed_at: None,
             held: Held::default(),
             told: Told::new(),
             introduced: 0,

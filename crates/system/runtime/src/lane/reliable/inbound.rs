@@ -401,7 +401,10 @@ impl State {
                     lacking: false,
                     targets: source.spare.pop().unwrap_or_default(),
                 };
-                if source.no_room && !arriving.dead {
+                // For the first that is missing those behind it make room.
+                let awaited = source.engine.next().wrapping_sub(first) < count
+                    && place < source.messages.len();
+                if source.no_room && !arriving.dead && !awaited {
                     self.keep_spare(at, arriving.targets);
                     self.counters.rx_no_room.add(1);
                     return false;

@@ -14,8 +14,7 @@ use super::super::remote::{Appended, Carrier, Cut, Outgoing};
 use super::super::session::{Batch, InProgress};
 use super::super::{Lane, LanePort, State, fair};
 use super::{
-    ANNOUNCEMENT_LEN, Announcement, End, LATEST, PATIENCE_UNIT_NS, Reliable, YIELD_NS, control,
-    note_open,
+    ANNOUNCEMENT_LEN, Announcement, End, LATEST, PATIENCE_UNIT_NS, Reliable, control, note_open,
 };
 use crate::policing::{Again, Flow, Offered};
 
@@ -42,6 +41,9 @@ struct Peer {
     /// `None`: it took nothing for too long. From when on to ask it again.
     id: Result<PeerId, i64>,
 }
+
+/// First and longest time between two attempts to send records of a source again for which there is no frame or no room.
+pub(super) const REPAIR_NS: [i64; 2] = [50_000, 2_000_000];
 
 /// A message that not all have acknowledged.
 #[derive(Debug)]
@@ -78,10 +80,19 @@ pub(in super::super) struct Outbound {
     /// When to look again whether a sink of this lane has room, and how long after the last look that is.
     look_ns: i64,
     look_after_ns: i64,
+    /// When records are sent again at the earliest, and how long after the last that could not be that is.
+    repairs_from_ns: i64,
+    repairs_after_ns: i64,
     pub(super) wake_ns: i64,
 }
 
 impl Outbound {
+    /// How long after the last attempt to send a record again the next one is.
+    #[cfg(test)]
+    pub(super) fn repairs_after_ns(&self) -> i64 {
+        self.repairs_after_ns
+    }
+
     /// What the engine is to do for a stream of this reliability. `None`: nothing.
     fn config(reliability: Reliability) -> Option<(Config, SlowSinks)> {
         let (deadline, slow_sinks) = match reliability {
@@ -229,10 +240,14 @@ impl Outbound {
         self.give_up(remote, record, now_ns);
     }
 
-    /// A record could not be sent again now: in a moment it is.
+    /// A record could not be sent again now, and no other of this source is tried for a while: longer each time until one is sent.
     fn postpone_repair(&mut self, remote: usize, record: u32, now_ns: i64) {
+        if now_ns >= self.repairs_from_ns {
+            self.repairs_after_ns = (2 * self.repairs_after_ns).clamp(REPAIR_NS[0], REPAIR_NS[1]);
+            self.repairs_from_ns = now_ns + self.repairs_after_ns;
+        }
         if let Some(peer) = self.peer(remote) {
-            self.engine.postpone(peer, record, now_ns + YIELD_NS);
+            self.engine.postpone(peer, record, self.repairs_from_ns);
         }
     }
 
@@ -431,6 +446,8 @@ impl Lane {
             waits: false,
             look_ns: i64::MAX,
             look_after_ns: LOOK_NS[0],
+            repairs_from_ns: i64::MIN,
+            repairs_after_ns: 0,
             wake_ns: i64::MAX,
         };
         for remote in known.destinations.iter() {
@@ -665,8 +682,12 @@ impl State {
                     }
                 }
                 Some(Action::Repair(peer, record)) => {
+                    self.recovery_cost += fair::FRAME;
                     if let Some(remote) = source.remote(peer) {
                         self.repair(ports, source, remote, record, now_ns);
+                    }
+                    if now_ns < source.repairs_from_ns {
+                        break;
                     }
                 }
                 Some(Action::Evicted(id, next)) => {
@@ -696,7 +717,12 @@ impl State {
             self.tenants.wait(source.session);
         }
         let engine_ns = source.engine.wake_ns(now_ns).unwrap_or(i64::MAX);
-        engine_ns.min(again_ns).min(source.look_ns)
+        let next_ns = engine_ns.min(again_ns).min(source.look_ns);
+        match now_ns < source.repairs_from_ns {
+            // Others of its records are due as well.
+            true => next_ns.max(source.repairs_from_ns),
+            false => next_ns,
+        }
     }
 
     /// `Err`: when to say it, if it could not be said now.
@@ -775,6 +801,15 @@ impl State {
             return;
         };
         let now = TaiTime::from_nanos(now_ns);
+        let tenant = session.tenant;
+        let room = PER_TENANT.saturating_sub(self.tenants.departing(tenant));
+        // Before it takes its stream's room in a period.
+        let held = ports[at].departures.is_some() && room == 0;
+        let yields = || !ports[at].schedules(&message.descriptor) && ports[at].yields(now);
+        if now_ns < source.repairs_from_ns || held || yields() {
+            self.tenants.turns.charge(tenant, fair::LOOK);
+            return source.postpone_repair(remote, record, now_ns);
+        }
         let mut descriptor = message.descriptor;
         // Its launch time is over, or it waits in a scheduler for it.
         descriptor.flags &= !FLAG_LAUNCH_TIME;
@@ -810,11 +845,10 @@ impl State {
         };
         let chunk = message.descriptor.chunk;
         if ports[at].schedules(&descriptor) {
-            let room = PER_TENANT.saturating_sub(self.tenants.departing(session.tenant));
             let piece = Piece {
                 session: source.session,
                 source: source.source,
-                tenant: session.tenant as u32,
+                tenant: tenant as u32,
                 descriptor,
                 declared,
                 again: true,
@@ -831,6 +865,7 @@ impl State {
             }
             if queued == 0 {
                 // The scheduler has no room for it.
+                self.tenants.turns.charge(tenant, fair::LOOK);
                 return source.postpone_repair(remote, record, now_ns);
             }
             self.tenants
@@ -839,8 +874,6 @@ impl State {
                 let leaves_ns = descriptor.launch_time_ns;
                 source.engine.repair_leaves(peer, record, leaves_ns);
             }
-        } else if ports[at].yields(now) {
-            return source.postpone_repair(remote, record, now_ns);
         } else {
             let payload = session.emitted(chunk, message.descriptor.length);
             let appended = peer.append(
@@ -856,11 +889,13 @@ impl State {
                 Appended::Unreachable => return,
                 // The port has no frame free.
                 Appended::Until { blocked: true, .. } => {
+                    self.tenants.turns.charge(tenant, fair::LOOK);
                     return source.postpone_repair(remote, record, now_ns);
                 }
                 Appended::Done | Appended::Until { .. } | Appended::Held { .. } => {}
             }
         }
+        source.repairs_after_ns = 0;
         if let Some(channel) = self.channels.get(source.channel) {
             channel.counters.repaired.add(1);
         }
