@@ -168,7 +168,7 @@ fn read_on(sink: &Sink, stop: &AtomicBool, got: &Got) {
         // Before the last look: nothing comes after that.
         let last_look = stop.load(Relaxed);
         // Which may take as long as a busy machine keeps a daemon.
-        let wait = Duration::from_millis(if last_look { 5000 } else { 200 });
+        let wait = Duration::from_millis(if last_look { 15_000 } else { 200 });
         match sink.consume(Wait::For(wait)) {
             Ok(message) if is_introduction(&message) => {}
             Ok(message) => {

@@ -102,6 +102,8 @@ fn delays_of_messages_from_another_node_are_told_however_they_come() {
             a.emit(&mut source, 0, &pattern(length, 1), 1);
             while b.receive(&mut sink).1.len() != length {}
             while a.receive(&mut local).1.len() != length {}
+            // Before its memory is used again.
+            a.completion(&mut source);
         }
     }
     until_true("all that was received is told of", || {
