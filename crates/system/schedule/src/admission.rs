@@ -268,16 +268,14 @@ fn repetition(
         .iter()
         .try_fold(1, |cycles, &(_, rounds)| common_multiple(cycles, rounds))
         .filter(|cycles| *cycles <= most);
-    let fit = |cycles: &u64| {
-        let repeats = cycle_ns.saturating_mul(*cycles);
-        let sum: u64 = looked_at.iter().map(|&(at, _)| launches(at, repeats)).sum();
-        sum <= MOST_LAUNCHES
+    let sum = |looked_at: &[(usize, u64)], repeats: u64| -> u64 {
+        looked_at.iter().map(|&(at, _)| launches(at, repeats)).sum()
     };
+    let fit = |cycles: &u64| sum(&looked_at, cycle_ns.saturating_mul(*cycles)) <= MOST_LAUNCHES;
     let folded = FOLDED.into_iter().filter(|cycles| *cycles <= most);
     let cycles = exact.into_iter().chain(folded).find(fit).unwrap_or(1);
     let repeats = cycle_ns.saturating_mul(cycles);
-    let mut sum: u64 = looked_at.iter().map(|&(at, _)| launches(at, repeats)).sum();
-    while sum > MOST_LAUNCHES {
+    while sum(&looked_at, repeats) > MOST_LAUNCHES {
         let greatest = looked_at.iter().map(|&(at, _)| launches(at, repeats)).max();
         looked_at.retain(|&(at, _)| {
             let kept = Some(launches(at, repeats)) != greatest;
@@ -286,7 +284,6 @@ fn repetition(
             }
             kept
         });
-        sum = looked_at.iter().map(|&(at, _)| launches(at, repeats)).sum();
     }
     let mut every_ns = vec![None; talkers.len()];
     for (at, _) in looked_at {

@@ -194,15 +194,13 @@ impl State {
             Verdict::New { sequence, lost } => {
                 if lost > 0 {
                     channel.counters.lost.add(lost);
-                    self.received_cost += channel.sinks.len() as i64 * fair::LOOK;
-                    self.tenants.add_lost(channel, lost as i64);
+                    self.received_cost += self.tenants.add_lost(channel, lost as i64);
                 }
                 sequence
             }
             Verdict::Late { sequence } => {
                 channel.counters.late.add(1);
-                self.received_cost += channel.sinks.len() as i64 * fair::LOOK;
-                self.tenants.add_lost(channel, -1);
+                self.received_cost += self.tenants.add_lost(channel, -1);
                 sequence
             }
             Verdict::Duplicate => return self.counters.rx_duplicate.add(1),
@@ -259,8 +257,8 @@ impl State {
         let Some(assembly) = begun else {
             self.counters.reassembly_refused.add(1);
             channel.counters.lost.add(1);
-            self.received_cost += channel.sinks.len() as i64 * fair::LOOK;
-            return self.tenants.add_lost(channel, 1);
+            self.received_cost += self.tenants.add_lost(channel, 1);
+            return;
         };
         for group in &mut channel.groups {
             let behind = self.behind + self.received_cost;

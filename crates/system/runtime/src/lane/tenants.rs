@@ -569,14 +569,16 @@ impl Tenants {
             || (channel.groups.iter()).all(|group| self.has_part(group.tenant, group.sinks.len()))
     }
 
-    /// Takes of the parts of all tenants with sinks of a channel what was done for each sink.
+    /// Takes of the parts of all tenants with sinks of a channel what was done for each sink, so many times in all. Returns what that
+    /// cost.
     #[inline]
-    pub fn charge_all(&mut self, channel: &Channel, each: i64, behind: i64) {
+    pub fn charge_all(&mut self, channel: &Channel, times: usize, each: i64, behind: i64) -> i64 {
         if self.is_far(behind) {
             for group in &channel.groups {
                 self.charge_part(group.tenant, group.cost_of_others(each));
             }
         }
+        times as i64 * each
     }
 
     /// A message is not given to the sinks of one tenant. Returns what counting it will cost.
@@ -837,14 +839,15 @@ impl Tenants {
         true
     }
 
-    /// Corrects the count of lost messages of a channel's sinks.
-    pub fn add_lost(&mut self, channel: &Channel, change: i64) {
+    /// Corrects the count of lost messages of a channel's sinks. Returns what that cost.
+    pub fn add_lost(&mut self, channel: &Channel, change: i64) -> i64 {
         for (at, sink) in channel.sinks.iter() {
             if let Some(session) = self.sessions.get_mut(at) {
                 session.add_lost(sink, change);
                 self.mark_pending(at, sink, TrafficClass::BEST_EFFORT);
             }
         }
+        channel.sinks.len() as i64 * fair::LOOK
     }
 
     /// A sink does not get a message for which it had memory: that is free again, and the message counts as lost.

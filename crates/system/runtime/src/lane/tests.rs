@@ -131,6 +131,24 @@ impl Scene {
         });
     }
 
+    /// A lane elsewhere that is there, per port of this one, and reads the channel.
+    fn add_reader(&self, endpoints: Vec<Option<SocketAddr>>) {
+        self.handle.send(Command::AddRemote {
+            id: 7,
+            incarnation: 70,
+            label: 71,
+            protection: Protection::None,
+            addresses: vec![[192, 0, 2, 2].into()],
+            endpoints,
+            takes: Vec::new(),
+        });
+        self.handle.send(Command::Subscriptions {
+            remote: 7,
+            add: vec![CHANNEL.0],
+            remove: Vec::new(),
+        });
+    }
+
     fn add_sink(&self) {
         self.handle.send(Command::AddSink {
             session: SESSION,
@@ -630,20 +648,7 @@ impl Timed {
         );
         let counters = port.departure_counters().expect("a scheduler");
         let mut scene = Scene::with(vec![port], clock.clone());
-        scene.handle.send(Command::AddRemote {
-            id: 7,
-            incarnation: 70,
-            label: 71,
-            protection: Protection::None,
-            addresses: vec![[192, 0, 2, 2].into()],
-            endpoints: vec![Some(other.local())],
-            takes: Vec::new(),
-        });
-        scene.handle.send(Command::Subscriptions {
-            remote: 7,
-            add: vec![CHANNEL.0],
-            remove: Vec::new(),
-        });
+        scene.add_reader(vec![Some(other.local())]);
         scene.add_source();
         scene.lane.poll();
         let messages = classes.iter().enumerate().map(|(at, class)| TxDescriptor {

@@ -4,9 +4,9 @@
 
 use std::time::Duration;
 
-use rustix::time::{ClockId, clock_gettime};
 use takt::{ChannelId, Error, Qos, Reliability, Session, Wait};
 
+use super::local::now_ns;
 use super::{Datapath, Form, PATIENCE, Sides, Takt, TaktError};
 use crate::application::rendezvous;
 use crate::experiment::Sample;
@@ -44,11 +44,6 @@ pub struct Controlled {
     pub latencies: Latencies,
     /// Messages that did not come.
     pub lost: u64,
-}
-
-fn now_ns() -> u64 {
-    let now = clock_gettime(ClockId::Monotonic);
-    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
 /// Sends a message in each millisecond for a while.

@@ -176,7 +176,7 @@ impl<'a> Local<'a> {
 }
 
 /// Nanoseconds of the clock that all processes share.
-fn now_ns() -> u64 {
+pub(super) fn now_ns() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }

@@ -187,8 +187,8 @@ impl State {
             && let Some(channel) = self.channels.get(channel)
         {
             let behind = self.behind + self.received_cost;
-            self.received_cost += channel.sinks.len() as i64 * fair::LOOK;
-            self.tenants.charge_all(channel, fair::LOOK, behind);
+            let sinks = channel.sinks.len();
+            self.received_cost += (self.tenants).charge_all(channel, sinks, fair::LOOK, behind);
             self.tenants.wait_begins(channel, usual, now_ns);
         }
         self.deliver_in_order(at, now_ns);
@@ -451,9 +451,8 @@ impl State {
     /// Charges what was done so many times, once for each sink of a channel that it was for.
     fn charge_each(&mut self, channel: usize, times: usize, each: i64) {
         let behind = self.behind + self.received_cost;
-        self.received_cost += times as i64 * each;
         if let Some(channel) = self.channels.get(channel) {
-            self.tenants.charge_all(channel, each, behind);
+            self.received_cost += self.tenants.charge_all(channel, times, each, behind);
         }
     }
 
@@ -512,8 +511,8 @@ impl State {
         }
         let (patience_ns, now_ns) = (source.patience_ns, self.round.now_ns());
         let behind = self.behind + self.received_cost;
-        self.received_cost += channel.sinks.len() as i64 * fair::COPY;
-        self.tenants.charge_all(channel, fair::COPY, behind);
+        let sinks = channel.sinks.len();
+        self.received_cost += (self.tenants).charge_all(channel, sinks, fair::COPY, behind);
         let mut waits = false;
         // All of them, also behind one that is waited for: those that take nothing are waited for together.
         for (session, sink) in channel.sinks.iter() {
@@ -594,8 +593,7 @@ impl State {
             let known = self.channels.get(source.channel);
             if let Some(channel) = known.filter(|channel| channel.since == source.since) {
                 channel.counters.lost.add(ahead as u64);
-                self.received_cost += channel.sinks.len() as i64 * fair::LOOK;
-                self.tenants.add_lost(channel, ahead);
+                self.received_cost += self.tenants.add_lost(channel, ahead);
             }
         }
         full

@@ -25,8 +25,6 @@ use super::track::SourceKey;
 use super::{LanePort, State};
 pub(super) use inbound::Inbound;
 use inbound::Left;
-#[cfg(test)]
-use outbound::REPAIR_NS;
 pub(super) use outbound::{Next, Outbound};
 
 /// Reliable sources elsewhere that a lane follows, and those of them that a tenant hears from one peer whatever others have;

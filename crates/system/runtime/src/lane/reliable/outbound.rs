@@ -82,17 +82,11 @@ pub(in super::super) struct Outbound {
     look_after_ns: i64,
     /// When records are sent again at the earliest, and how long after the last that could not be that is.
     repairs_from_ns: i64,
-    repairs_after_ns: i64,
+    pub(super) repairs_after_ns: i64,
     pub(super) wake_ns: i64,
 }
 
 impl Outbound {
-    /// How long after the last attempt to send a record again the next one is.
-    #[cfg(test)]
-    pub(super) fn repairs_after_ns(&self) -> i64 {
-        self.repairs_after_ns
-    }
-
     /// What the engine is to do for a stream of this reliability. `None`: nothing.
     fn config(reliability: Reliability) -> Option<(Config, SlowSinks)> {
         let (deadline, slow_sinks) = match reliability {
@@ -683,10 +677,13 @@ impl State {
                 }
                 Some(Action::Repair(peer, record)) => {
                     self.recovery_cost += fair::FRAME;
-                    if let Some(remote) = source.remote(peer) {
-                        self.repair(ports, source, remote, record, now_ns);
-                    }
-                    if now_ns < source.repairs_from_ns {
+                    if let Some(remote) = source.remote(peer)
+                        && !self.repair(ports, source, remote, record, now_ns)
+                    {
+                        if let Some(session) = self.tenants.sessions.get(source.session) {
+                            self.tenants.turns.charge(session.tenant, fair::LOOK);
+                        }
+                        source.postpone_repair(remote, record, now_ns);
                         break;
                     }
                 }
@@ -777,7 +774,7 @@ impl State {
         next_ns
     }
 
-    /// Sends a record again.
+    /// Sends a record again. False: there is no frame or no room for it now.
     fn repair(
         &mut self,
         ports: &mut [LanePort],
@@ -785,20 +782,20 @@ impl State {
         remote: usize,
         record: u32,
         now_ns: i64,
-    ) {
+    ) -> bool {
         let Some(message) = source.find(record) else {
-            return;
+            return true;
         };
         let fragment = record.wrapping_sub(message.first);
         let Some(session) = self.tenants.sessions.get(source.session) else {
-            return;
+            return true;
         };
         let Some(peer) = self.remotes.get_mut(remote) else {
-            return;
+            return true;
         };
         let part = message.cut.part(fragment);
         let Some(at) = peer.port_for(ports, source.carrier, part.len()) else {
-            return;
+            return true;
         };
         let now = TaiTime::from_nanos(now_ns);
         let tenant = session.tenant;
@@ -807,8 +804,7 @@ impl State {
         let held = ports[at].departures.is_some() && room == 0;
         let yields = || !ports[at].schedules(&message.descriptor) && ports[at].yields(now);
         if now_ns < source.repairs_from_ns || held || yields() {
-            self.tenants.turns.charge(tenant, fair::LOOK);
-            return source.postpone_repair(remote, record, now_ns);
+            return false;
         }
         let mut descriptor = message.descriptor;
         // Its launch time is over, or it waits in a scheduler for it.
@@ -836,9 +832,12 @@ impl State {
                     if let Some(peer) = source.peer(remote) {
                         source.engine.postpone(peer, record, until_ns);
                     }
-                    return;
+                    return true;
                 }
-                Again::Never => return source.give_up_repair(remote, record, now_ns),
+                Again::Never => {
+                    source.give_up_repair(remote, record, now_ns);
+                    return true;
+                }
             }
         } else {
             false
@@ -861,12 +860,11 @@ impl State {
             };
             let (_, refused, queued) = schedule(peer, at, &mut ports[at], piece, room, 1, now);
             if refused.is_some() {
-                return source.give_up_repair(remote, record, now_ns);
+                source.give_up_repair(remote, record, now_ns);
+                return true;
             }
             if queued == 0 {
-                // The scheduler has no room for it.
-                self.tenants.turns.charge(tenant, fair::LOOK);
-                return source.postpone_repair(remote, record, now_ns);
+                return false;
             }
             self.tenants
                 .hold(source.session, source.source, chunk, queued);
@@ -886,12 +884,8 @@ impl State {
             );
             note_open(peer, at, &mut ports[at], remote);
             match appended {
-                Appended::Unreachable => return,
-                // The port has no frame free.
-                Appended::Until { blocked: true, .. } => {
-                    self.tenants.turns.charge(tenant, fair::LOOK);
-                    return source.postpone_repair(remote, record, now_ns);
-                }
+                Appended::Unreachable => return true,
+                Appended::Until { blocked: true, .. } => return false,
                 Appended::Done | Appended::Until { .. } | Appended::Held { .. } => {}
             }
         }
@@ -906,6 +900,7 @@ impl State {
                 .turns
                 .charge(session.tenant, fair::FRAME + part.len() as i64);
         }
+        true
     }
 
     /// Completes what all receivers have, or do without. True if there was any.

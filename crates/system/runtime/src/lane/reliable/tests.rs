@@ -1609,8 +1609,8 @@ fn what_cannot_be_sent_again_for_want_of_a_frame_is_sent_when_there_is_one_and_c
     }
     assert_eq!(world.hosts[0].counters().repaired, before);
     // Nor is it tried all the time.
-    let outbound = &world.hosts[0].lane.state.reliable.outbound[0];
-    assert_eq!(outbound.repairs_after_ns(), REPAIR_NS[1]);
+    let source = &world.hosts[0].lane.state.reliable.outbound[0];
+    assert_eq!(source.repairs_after_ns, outbound::REPAIR_NS[1]);
     ways[0].full.store(false, Ordering::Relaxed);
     world.transmit(&[], 5 * SECOND);
     assert!(world.hosts[0].counters().repaired > before);

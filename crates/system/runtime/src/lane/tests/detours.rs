@@ -36,20 +36,7 @@ impl Ways {
         });
         let mut scene = Scene::with(ports.collect(), Arc::new(Ticking::default()));
         let ends = networks.each_ref().map(|of| open(of, "192.0.2.2:1"));
-        scene.handle.send(Command::AddRemote {
-            id: 7,
-            incarnation: 70,
-            label: 71,
-            protection: Protection::None,
-            addresses: vec![[192, 0, 2, 2].into()],
-            endpoints: ends.iter().map(|end| Some(end.local())).collect(),
-            takes: Vec::new(),
-        });
-        scene.handle.send(Command::Subscriptions {
-            remote: 7,
-            add: vec![CHANNEL.0],
-            remove: Vec::new(),
-        });
+        scene.add_reader(ends.iter().map(|end| Some(end.local())).collect());
         scene.add_source();
         scene.lane.poll();
         let tx = scene.tx(0);
