@@ -678,14 +678,8 @@ func (g *gateTimes) place(ctx context.Context, all listeners, c *gateClaim, plac
 	next := *c
 	next.Place = place
 	if next.Place != c.Place {
-		next.Granted = nil
-		for _, class := range classesOf(c.streams()) {
-			// What takt-cni has given it is taken away only with the streams.
-			given := slices.Contains(all[place].GetClasses(), class) || slices.Contains(g.n.config.Network.Claimed, class)
-			if given && !slices.Contains(next.Granted, class) {
-				next.Granted = append(next.Granted, class)
-			}
-		}
+		// What takt-cni has given it is taken away only with the streams.
+		next.Granted = c.among(slices.Concat(all[place].GetClasses(), g.n.config.Network.Claimed))
 		if err := g.n.records.writeGate(&next); err != nil {
 			return err
 		}
@@ -846,18 +840,25 @@ func (g *gateTimes) keep(ctx context.Context) (all listeners, answers bool, err 
 	return all, true, errors.Join(mistakes...)
 }
 
+// among are the classes of a claim's streams that are some of these, once each.
+func (c *gateClaim) among(classes []uint32) (some []uint32) {
+	for _, class := range classesOf(c.streams()) {
+		if slices.Contains(classes, class) && !slices.Contains(some, class) {
+			some = append(some, class)
+		}
+	}
+	return some
+}
+
 // grant notes which classes of a claim's streams its listener has, where a record of the version before does not say. Call with
 // g.turn held.
 func (g *gateTimes) grant(all listeners, c *gateClaim) (*gateClaim, error) {
-	if at := all[c.Place]; c.Place == "" || at == nil || len(c.Granted) > 0 {
+	at := all[c.Place]
+	if c.Place == "" || at == nil || len(c.Granted) > 0 {
 		return c, nil
 	}
 	next := *c
-	for _, class := range classesOf(c.streams()) {
-		if slices.Contains(all[c.Place].GetClasses(), class) && !slices.Contains(next.Granted, class) {
-			next.Granted = append(next.Granted, class)
-		}
-	}
+	next.Granted = c.among(at.GetClasses())
 	if len(next.Granted) == 0 {
 		return c, nil
 	}

@@ -1,25 +1,23 @@
 //! Streams that change their datapath while messages flow, and streams that have one and no other.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use rustix::net::SocketAddrUnix;
 use rustix::net::sockopt::Timeout;
-use takt::{ChannelId, Error, ErrorCode, Qos, Session, Sink, Source, Wait};
+use takt::{ChannelId, Qos, Wait};
 use takt_lab::LabConfig;
 use takt_session::message::{Envelope, Reply, Request};
 use takt_session::transport;
 use takt_testing::{PATIENCE, until_true};
 
 use crate::plugins::{plugin, sections};
-use crate::support::{Node, Pair, attach, introduce, number_of, put, sent_by, skip, take};
+use crate::support::traffic::{Flow, all_arrive, all_arrive_or_count, refusal};
+use crate::support::{Node, Pair, attach, introduce, number_of, put, sent_by, skip};
 
 const CHANNEL: ChannelId = ChannelId(5);
 /// How often a stream moves, over all there is, to end elsewhere than it began.
 const MOVES: usize = 25;
-/// The number of the message that ends a test.
-const LAST: u64 = u32::MAX as u64;
 
 /// Two nodes with kernel UDP, AF_XDP and the plugin of the examples, which streams get at first.
 fn three_datapaths() -> (takt_testing::Directory, Pair) {
@@ -64,26 +62,6 @@ fn move_about(node: &Node, passed: impl Fn() -> u64) {
     }
 }
 
-/// Sends numbers until told to end: some in one datagram with others, some in several. The source, and how many.
-pub fn send_until(end: &AtomicBool, source: Source) -> (Source, u64) {
-    let mut number = 0;
-    while !end.load(Relaxed) {
-        put(
-            &source,
-            number,
-            [16, 900, 1400, 20_000][number as usize % 4],
-        );
-        number += 1;
-    }
-    (source, number)
-}
-
-/// Messages of which a sink knows what became of them.
-pub fn known(sink: &Sink) -> u64 {
-    let of = sink.counters();
-    of.delivered + of.lost + of.dropped_full + of.dropped_memory
-}
-
 #[test]
 fn a_reliable_stream_moves_while_messages_flow_and_loses_none() {
     if skip() {
@@ -91,41 +69,9 @@ fn a_reliable_stream_moves_while_messages_flow_and_loses_none() {
     }
     let (_plugin, pair) = three_datapaths();
     let [near, far] = pair.nodes.each_ref().map(|node| attach(node, "mapping"));
-    let stream = near.stream(Qos::fast().reliable()).expect("a stream");
-    assert_eq!(stream.datapath(), "lossy");
-    let source = stream.source(CHANNEL).expect("a source");
-    let reader = far.stream(Qos::fast()).expect("a stream");
-    let sink = reader.sink(CHANNEL).expect("a sink");
-    introduce(&source, &[&sink]);
-    let (end, taken) = (AtomicBool::new(false), AtomicU64::new(0));
-    let before = sink.counters();
-    let sink = std::thread::scope(|scope| {
-        let sender = scope.spawn(|| send_until(&end, source));
-        let receiver = scope.spawn(|| {
-            let mut next = 0;
-            loop {
-                let number = take(&sink);
-                if number == LAST {
-                    return (sink, next);
-                }
-                assert_eq!(number, next, "lost, doubled or out of order");
-                next += 1;
-                taken.store(next, Relaxed);
-            }
-        });
-        move_about(&pair.nodes[0], || taken.load(Relaxed));
-        end.store(true, Relaxed);
-        let (source, sent) = sender.join().expect("the sender");
-        put(&source, LAST, 8);
-        let (sink, received) = receiver.join().expect("the receiver");
-        assert_eq!(received, sent);
-        sink
-    });
-    let after = sink.counters();
-    assert_eq!(
-        (after.lost, after.dropped_full),
-        (before.lost, before.dropped_full)
-    );
+    let flow = Flow::new(&near, &far, CHANNEL, Qos::fast().reliable());
+    assert_eq!(flow.stream.datapath(), "lossy");
+    let stream = all_arrive(flow, |_, passed| move_about(&pair.nodes[0], passed));
     // The application and the operator see where it is.
     until_true("the application is told", || stream.datapath() == "udp");
     let status = pair.nodes[0].admin().sessions();
@@ -149,53 +95,8 @@ fn what_a_moving_stream_sends_once_arrives_once_or_is_counted() {
     }
     let (_plugin, pair) = three_datapaths();
     let [near, far] = pair.nodes.each_ref().map(|node| attach(node, "mapping"));
-    let stream = near.stream(Qos::fast()).expect("a stream");
-    let source = stream.source(CHANNEL).expect("a source");
-    let reader = far.stream(Qos::fast()).expect("a stream");
-    let sink = reader.sink(CHANNEL).expect("a sink");
-    introduce(&source, &[&sink]);
-    let (end, taken) = (AtomicBool::new(false), AtomicU64::new(0));
-    let before = known(&sink);
-    let (sink, sent) = std::thread::scope(|scope| {
-        let sender = scope.spawn(|| send_until(&end, source));
-        let receiver = scope.spawn(|| {
-            let mut seen = HashSet::new();
-            loop {
-                let number = take(&sink);
-                if number == LAST {
-                    return (sink, seen.len() as u64);
-                }
-                assert!(seen.insert(number), "{number} came twice");
-                taken.store(seen.len() as u64, Relaxed);
-            }
-        });
-        move_about(&pair.nodes[0], || taken.load(Relaxed));
-        end.store(true, Relaxed);
-        let (source, sent) = sender.join().expect("the sender");
-        // Sent once as well: until one arrives.
-        while !receiver.is_finished() {
-            put(&source, LAST, 8);
-            std::thread::yield_now();
-        }
-        let (sink, received) = receiver.join().expect("the receiver");
-        assert!(received <= sent);
-        (sink, sent)
-    });
-    until_true("everything is delivered or counted", || {
-        while sink.consume(Wait::Never).is_ok() {}
-        known(&sink) - before >= sent
-    });
-}
-
-/// Why a stream of this quality is refused.
-fn refusal(session: &Session, qos: Qos) -> String {
-    match session.stream(qos) {
-        Err(Error::Refused(failure)) => {
-            assert_eq!(failure.code, ErrorCode::NotAvailable, "{failure}");
-            failure.message
-        }
-        other => panic!("not refused: {other:?}"),
-    }
+    let flow = Flow::new(&near, &far, CHANNEL, Qos::fast());
+    all_arrive_or_count(flow, |_, passed| move_about(&pair.nodes[0], passed));
 }
 
 #[test]

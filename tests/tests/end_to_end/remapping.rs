@@ -1,22 +1,20 @@
 //! Datapaths that fail while messages flow, and work again: where their streams go meanwhile.
 
 use std::cell::Cell;
-use std::collections::HashSet;
 use std::path::Path;
 use std::process::Command;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
-use takt::{ChannelId, Error, ErrorCode, Outcome, Qos, Session, Sink, Source, Stream, Wait};
+use takt::{ChannelId, Outcome, Qos, Sink, Source, Stream, Wait};
 use takt_lab::{Host, Lab, LabConfig};
 use takt_testing::{Directory, PATIENCE, until_true};
 use taktd::admin::proto;
 
-use crate::mapping::{known, reconfigure, send_until};
+use crate::mapping::reconfigure;
 use crate::plugins::{plugin, sections};
-use crate::support::{Node, Pair, attach, introduce, number_of, put, sent_by, skip, take};
+use crate::support::traffic::{Flow, all_arrive, all_arrive_or_count, refusal};
+use crate::support::{Node, Pair, attach, introduce, number_of, put, sent_by, skip};
 
 const CHANNEL: ChannelId = ChannelId(5);
-const LAST: u64 = u32::MAX as u64;
 /// How often a link goes and comes back.
 const ROUNDS: usize = 3;
 const HOLD_DOWN: &str = "[mapping]\nhold_down_ms = 100\n[datapath.xdp]\ninterface = \"eth1\"\n";
@@ -83,15 +81,6 @@ fn give_back(pair: &Pair) {
     lead_by_second(&pair.lab, 0);
 }
 
-/// Ends the sender also when the test fails.
-struct Ends<'a>(&'a AtomicBool);
-
-impl Drop for Ends<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Relaxed);
-    }
-}
-
 fn datapath(node: &Node, name: &str) -> proto::Datapath {
     let all = node.admin().datapaths();
     let found = all.into_iter().find(|datapath| datapath.name == name);
@@ -143,39 +132,8 @@ fn a_reliable_stream_leaves_a_link_that_fails_and_returns_and_loses_nothing() {
     }
     let pair = two_links(HOLD_DOWN);
     let [near, far] = pair.nodes.each_ref().map(|node| attach(node, "remapping"));
-    let stream = near.stream(Qos::fast().reliable()).expect("a stream");
-    let source = stream.source(CHANNEL).expect("a source");
-    let reader = far.stream(Qos::fast()).expect("a stream");
-    let sink = reader.sink(CHANNEL).expect("a sink");
-    introduce(&source, &[&sink]);
-    let (end, taken) = (AtomicBool::new(false), AtomicU64::new(0));
-    let before = sink.counters();
-    let sink = std::thread::scope(|scope| {
-        let sender = scope.spawn(|| send_until(&end, source));
-        let receiver = scope.spawn(|| {
-            let mut next = 0;
-            loop {
-                let number = take(&sink);
-                if number == LAST {
-                    return (sink, next);
-                }
-                assert_eq!(number, next, "lost, doubled or out of order");
-                next += 1;
-                taken.store(next, Relaxed);
-            }
-        });
-        let ends = Ends(&end);
-        break_and_mend(&pair, &stream, || taken.load(Relaxed));
-        drop(ends);
-        let (source, sent) = sender.join().expect("the sender");
-        put(&source, LAST, 8);
-        let (sink, received) = receiver.join().expect("the receiver");
-        assert_eq!(received, sent);
-        sink
-    });
-    let after = sink.counters();
-    let lost = |of: &takt::SinkCounters| (of.lost, of.dropped_full, of.dropped_memory);
-    assert_eq!(lost(&after), lost(&before));
+    let flow = Flow::new(&near, &far, CHANNEL, Qos::fast().reliable());
+    all_arrive(flow, |stream, passed| break_and_mend(&pair, stream, passed));
     told(&pair);
 }
 
@@ -186,55 +144,9 @@ fn what_is_sent_once_over_a_link_that_fails_arrives_or_is_counted() {
     }
     let pair = two_links(HOLD_DOWN);
     let [near, far] = pair.nodes.each_ref().map(|node| attach(node, "remapping"));
-    let stream = near.stream(Qos::fast()).expect("a stream");
-    let source = stream.source(CHANNEL).expect("a source");
-    let reader = far.stream(Qos::fast()).expect("a stream");
-    let sink = reader.sink(CHANNEL).expect("a sink");
-    introduce(&source, &[&sink]);
-    let (end, taken) = (AtomicBool::new(false), AtomicU64::new(0));
-    let before = known(&sink);
-    let (sink, sent) = std::thread::scope(|scope| {
-        let sender = scope.spawn(|| send_until(&end, source));
-        let receiver = scope.spawn(|| {
-            let mut seen = HashSet::new();
-            loop {
-                let number = take(&sink);
-                if number == LAST {
-                    return (sink, seen.len() as u64);
-                }
-                assert!(seen.insert(number), "{number} came twice");
-                taken.store(seen.len() as u64, Relaxed);
-            }
-        });
-        let ends = Ends(&end);
-        break_and_mend(&pair, &stream, || taken.load(Relaxed));
-        drop(ends);
-        let (source, sent) = sender.join().expect("the sender");
-        // Sent once as well: until one arrives.
-        while !receiver.is_finished() {
-            put(&source, LAST, 8);
-            std::thread::yield_now();
-        }
-        let (sink, received) = receiver.join().expect("the receiver");
-        assert!(received <= sent);
-        (sink, sent)
-    });
-    until_true("everything is delivered or counted", || {
-        while sink.consume(Wait::Never).is_ok() {}
-        known(&sink) - before >= sent
-    });
+    let flow = Flow::new(&near, &far, CHANNEL, Qos::fast());
+    all_arrive_or_count(flow, |stream, passed| break_and_mend(&pair, stream, passed));
     told(&pair);
-}
-
-/// Why a stream of this quality is refused.
-fn refusal(session: &Session, qos: Qos) -> String {
-    match session.stream(qos) {
-        Err(Error::Refused(failure)) => {
-            assert_eq!(failure.code, ErrorCode::NotAvailable, "{failure}");
-            failure.message
-        }
-        other => panic!("not refused: {other:?}"),
-    }
 }
 
 #[test]

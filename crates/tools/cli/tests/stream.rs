@@ -391,29 +391,24 @@ fn wrong_sources_and_nobody_are_told_with_what_to_do() {
     }
 }
 
+/// One round of the benchmark.
+fn bench(options: &str) -> serde_json::Value {
+    let directory = takt_testing::Directory::new();
+    let out = directory.text("out");
+    let mut arguments = vec!["stream", "bench", "--json", "--out", &out];
+    arguments.extend(options.split_whitespace());
+    let ran = support::run(&arguments);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    ran.json()
+}
+
 #[test]
 fn the_benchmark_compares_every_frame_of_every_variant() {
     if !rustix::process::geteuid().is_root() {
         eprintln!("skipped: lab hosts need root");
         return;
     }
-    let directory = takt_testing::Directory::new();
-    let out = directory.text("out");
-    let ran = support::run(&[
-        "stream",
-        "bench",
-        "--sizes",
-        "hd",
-        "--rounds",
-        "1",
-        "--seconds",
-        "0.2",
-        "--json",
-        "--out",
-        &out,
-    ]);
-    assert_eq!(ran.code, Some(0), "{ran:?}");
-    let report = ran.json();
+    let report = bench("--sizes hd --rounds 1 --seconds 0.2");
     let variants = report["outcomes"][0]["variants"]
         .as_array()
         .expect("variants");
@@ -440,22 +435,7 @@ fn what_a_video_does_to_a_control_flow_is_measured_beside_that_flow_alone() {
         eprintln!("skipped: lab hosts need root");
         return;
     }
-    let directory = takt_testing::Directory::new();
-    let out = directory.text("out");
-    let ran = support::run(&[
-        "stream",
-        "bench",
-        "--control",
-        "--rounds",
-        "1",
-        "--seconds",
-        "0.3",
-        "--json",
-        "--out",
-        &out,
-    ]);
-    assert_eq!(ran.code, Some(0), "{ran:?}");
-    let report = ran.json();
+    let report = bench("--control --rounds 1 --seconds 0.3");
     for outcome in report["outcomes"].as_array().expect("outcomes") {
         let variants = outcome["variants"].as_array().expect("variants");
         assert_eq!(variants.len(), 3, "{outcome}");

@@ -3,6 +3,7 @@
 pub mod application;
 pub mod node;
 pub mod overlay;
+pub mod traffic;
 
 pub use application::{attach, attach_at, exchange, introduce, number_of, put, put_at, take};
 pub use node::{Datapath, Node, Pair, datapath_plugin, sent_by};
