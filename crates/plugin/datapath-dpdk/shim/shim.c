@@ -1,14 +1,23 @@
 /* What Rust cannot call of DPDK: inline functions, macros and structures whose layout is DPDK's own. */
 
 #define _GNU_SOURCE
+/* The calls with which drivers ask to be told of events, also those of other projects. */
+#define ALLOW_EXPERIMENTAL_API
+#define ALLOW_INTERNAL_API
+#include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <sched.h>
 #include <semaphore.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include <rte_alarm.h>
@@ -18,6 +27,7 @@
 #include <rte_eal.h>
 #include <rte_errno.h>
 #include <rte_ethdev.h>
+#include <rte_interrupts.h>
 #include <rte_log.h>
 #include <rte_lcore.h>
 #include <rte_mbuf.h>
@@ -64,6 +74,9 @@ static atomic_bool changing;
 static struct {
 	bool changes;
 	atomic_uint bursts;
+	/* Where peers of a memif meet, and whether this one listens there. */
+	char socket[sizeof(((struct sockaddr_un *)0)->sun_path)];
+	bool server;
 } shared[RTE_MAX_ETHPORTS];
 
 /* Runs in the interrupt thread, hence after what it does now. */
@@ -179,60 +192,193 @@ void takt_dpdk_unregister_thread(void)
 	rte_thread_unregister();
 }
 
+/* The interrupt thread takes events in bunches and finds whom one is for by the number of its descriptor. The memif
+ * driver does not reckon with that: an event of a socket that was closed in the same bunch goes to whoever has got the
+ * number, and waits for what never comes in `accept` or `recvmsg`; that of a listener whose device has gone is handled
+ * in memory that was given back. Hence connections are opened and closed in that thread only, no two in a bunch, and a
+ * device is closed when no event of its sockets can be under way any more. */
+struct work {
+	int (*run)(void *argument);
+	void *argument;
+	int result;
+	sem_t done;
+};
+
+static pthread_mutex_t work_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct work *work;
+static int work_bell = -1;
+/* What never happens: takes the place of sockets. */
+static int silence = -1;
+
+static void do_work(void *argument)
+{
+	(void)argument;
+	uint64_t rung;
+	if (read(work_bell, &rung, sizeof(rung)) != sizeof(rung))
+		return;
+	work->result = work->run(work->argument);
+	sem_post(&work->done);
+}
+
+static int hear_the_bell(void)
+{
+	struct rte_intr_handle *handle = rte_intr_instance_alloc(RTE_INTR_INSTANCE_F_PRIVATE);
+	if (handle == NULL)
+		return -ENOMEM;
+	silence = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	int bell = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	if (silence >= 0 && bell >= 0 && rte_intr_fd_set(handle, bell) == 0 &&
+	    rte_intr_type_set(handle, RTE_INTR_HANDLE_EXT) == 0) {
+		work_bell = bell;
+		/* The thread has its own copy of the handle; this one and the bell are there for good. */
+		if (rte_intr_callback_register(handle, do_work, NULL) == 0)
+			return 0;
+		work_bell = -1;
+	}
+	close(silence);
+	close(bell);
+	rte_intr_instance_free(handle);
+	return -ENOMEM;
+}
+
+/* Runs this in DPDK's interrupt thread, in a bunch of its own, and waits for the result. */
+static int in_interrupt_thread(int (*run)(void *), void *argument)
+{
+	struct work next = { .run = run, .argument = argument };
+	const uint64_t once = 1;
+	pthread_mutex_lock(&work_lock);
+	int result = work_bell >= 0 ? 0 : hear_the_bell();
+	if (result == 0 && sem_init(&next.done, 0, 0) == 0) {
+		work = &next;
+		/* The bell is silent: it cannot be full. */
+		if (write(work_bell, &once, sizeof(once)) != sizeof(once))
+			abort();
+		while (sem_wait(&next.done) != 0)
+			;
+		sem_destroy(&next.done);
+		result = next.result;
+	}
+	pthread_mutex_unlock(&work_lock);
+	return result;
+}
+
+static bool is_memif(const char *name)
+{
+	return strncmp(name, "net_memif", strlen("net_memif")) == 0;
+}
+
+static int probe(void *device)
+{
+	return rte_dev_probe(device);
+}
+
+/* The value of an argument in `driver,key=value,…`, and its length. */
+static const char *argument_of(const char *device, const char *key, size_t *length)
+{
+	size_t size = strlen(key);
+	for (const char *at = strchr(device, ','); at != NULL; at = strchr(at, ',')) {
+		at++;
+		if (strncmp(at, key, size) == 0 && at[size] == '=') {
+			*length = strcspn(at + size + 1, ",");
+			return at + size + 1;
+		}
+	}
+	return NULL;
+}
+
+static void remember_socket(uint16_t port, const char *device)
+{
+	size_t length;
+	const char *role = argument_of(device, "role", &length);
+	shared[port].server = role != NULL && (strncmp(role, "server", length) == 0 || strncmp(role, "master", length) == 0);
+	const char *socket = argument_of(device, "socket", &length);
+	/* The driver's own choice. */
+	if (socket == NULL)
+		socket = "/run/memif.sock", length = strlen(socket);
+	length = RTE_MIN(length, sizeof(shared[port].socket) - 1);
+	memcpy(shared[port].socket, socket, length);
+	shared[port].socket[length] = 0;
+}
+
 /* The port of a device that is attached for this, or a negative errno. */
 int takt_dpdk_attach(const char *device, const char *name)
 {
 	uint16_t port;
 	if (rte_eth_dev_get_port_by_name(name, &port) == 0)
 		return -EEXIST;
-	int result = rte_dev_probe(device);
+	int result = is_memif(name) ? in_interrupt_thread(probe, (void *)device) : rte_dev_probe(device);
 	if (result < 0)
 		return result == -1 ? -ENODEV : result;
 	if (rte_eth_dev_get_port_by_name(name, &port) != 0)
 		return -ENODEV;
-	shared[port].changes = strncmp(name, "net_memif", strlen("net_memif")) == 0;
+	shared[port].changes = is_memif(name);
+	if (shared[port].changes)
+		remember_socket(port, device);
 	return port;
 }
 
-static void detach(uint16_t port)
+/* Whether `ask` says this name of a socket. */
+static bool is_named(int (*ask)(int, struct sockaddr *, socklen_t *), int fd, const char *name)
 {
+	struct sockaddr_un address = { .sun_family = AF_UNSPEC };
+	socklen_t size = sizeof(address);
+	if (ask(fd, (struct sockaddr *)&address, &size) != 0 || address.sun_family != AF_UNIX)
+		return false;
+	/* Abstract names have a zero in front. */
+	const char *path = address.sun_path + (address.sun_path[0] == 0);
+	size_t room = sizeof(address.sun_path) - (size_t)(path - address.sun_path);
+	return strnlen(path, room) == strlen(name) && memcmp(path, name, strlen(name)) == 0;
+}
+
+/* Puts silence in the place of a device's sockets: what comes from here on is no event any more. Devices that share
+ * their sockets with others keep them. */
+static int fall_silent(void *argument)
+{
+	uint16_t port = *(const uint16_t *)argument;
+	const char *name = shared[port].socket;
+	bool server = shared[port].server;
+	for (unsigned other = 0; other < RTE_MAX_ETHPORTS; other++)
+		if (other != port && shared[other].changes && shared[other].server == server &&
+		    strcmp(shared[other].socket, name) == 0)
+			return 0;
+	DIR *directory = opendir("/proc/self/fd");
+	if (directory == NULL)
+		return 0;
+	for (struct dirent *entry; (entry = readdir(directory)) != NULL;) {
+		int fd = atoi(entry->d_name);
+		int type;
+		socklen_t size = sizeof(type);
+		if (fd <= 0 || getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &size) != 0 || type != SOCK_SEQPACKET)
+			continue;
+		if (is_named(server ? getsockname : getpeername, fd, name))
+			dup3(silence, fd, O_CLOEXEC);
+	}
+	closedir(directory);
+	return 0;
+}
+
+static int detach(void *argument)
+{
+	uint16_t port = *(const uint16_t *)argument;
 	struct rte_eth_dev_info info;
 	int known = rte_eth_dev_info_get(port, &info) == 0;
+	shared[port].changes = false;
 	rte_eth_dev_stop(port);
 	rte_eth_dev_close(port);
 	if (known && info.device != NULL)
 		rte_dev_remove(info.device);
+	return 0;
 }
 
-struct detaching {
-	uint16_t port;
-	sem_t done;
-};
-
-static void detach_now(void *argument)
-{
-	struct detaching *detaching = argument;
-	detach(detaching->port);
-	sem_post(&detaching->done);
-}
-
-/* Closes a port and takes its device away. The memif driver closes connections in DPDK's interrupt thread as well,
- * when the peer goes, without a lock against the thread that closes the port: it is closed in that thread. */
+/* Closes a port and takes its device away. */
 void takt_dpdk_detach(uint16_t port)
 {
-	struct rte_eth_dev_info info;
-	struct detaching detaching = { .port = port };
-	if (rte_eth_dev_info_get(port, &info) != 0 || info.driver_name == NULL ||
-	    strcmp(info.driver_name, "net_memif") != 0 || sem_init(&detaching.done, 0, 0) != 0) {
-		detach(port);
+	if (!shared[port].changes) {
+		detach(&port);
 		return;
 	}
-	if (rte_eal_alarm_set(1, detach_now, &detaching) != 0)
-		detach(port);
-	else
-		while (sem_wait(&detaching.done) != 0)
-			;
-	sem_destroy(&detaching.done);
+	in_interrupt_thread(fall_silent, &port);
+	in_interrupt_thread(detach, &port);
 }
 
 int takt_dpdk_traits(uint16_t port, struct takt_traits *traits)
@@ -272,8 +418,8 @@ void takt_dpdk_free_pool(struct rte_mempool *pool)
 
 /* Sets up all queues, starts the port, and says what has become of the numbers. `accepts`: peers connect to the
  * device, as to a virtio-user server. */
-int takt_dpdk_start(uint16_t port, uint16_t queues, uint16_t mtu, int accepts, struct rte_mempool *pool,
-		    struct takt_traits *traits)
+static int start(uint16_t port, uint16_t queues, uint16_t mtu, int accepts, struct rte_mempool *pool,
+		 struct takt_traits *traits)
 {
 	struct rte_eth_dev_info info;
 	int result = rte_eth_dev_info_get(port, &info);
@@ -324,6 +470,26 @@ int takt_dpdk_start(uint16_t port, uint16_t queues, uint16_t mtu, int accepts, s
 	if (rte_eth_macaddr_get(port, &mac) == 0)
 		memcpy(traits->mac, mac.addr_bytes, 6);
 	return 0;
+}
+
+struct start {
+	uint16_t port, queues, mtu;
+	int accepts;
+	struct rte_mempool *pool;
+	struct takt_traits *traits;
+};
+
+static int start_now(void *argument)
+{
+	struct start *with = argument;
+	return start(with->port, with->queues, with->mtu, with->accepts, with->pool, with->traits);
+}
+
+int takt_dpdk_start(uint16_t port, uint16_t queues, uint16_t mtu, int accepts, struct rte_mempool *pool,
+		    struct takt_traits *traits)
+{
+	struct start with = { port, queues, mtu, accepts, pool, traits };
+	return shared[port].changes ? in_interrupt_thread(start_now, &with) : start_now(&with);
 }
 
 int takt_dpdk_link(uint16_t port)
