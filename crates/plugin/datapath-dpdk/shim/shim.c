@@ -63,6 +63,9 @@ struct takt_losses {
 	uint64_t tx_errors;
 };
 
+/* Between two attempts of a client to connect. */
+#define CONNECT_AGAIN_US 100000
+
 enum { CONTINUED = 1, GOOD_CHECKSUM = 2, BAD_CHECKSUM = 4 };
 
 /* The memif driver maps and unmaps the memory that it shares with a peer in DPDK's interrupt thread, without a lock
@@ -74,6 +77,10 @@ static atomic_bool changing;
 static struct {
 	bool changes;
 	atomic_uint bursts;
+	/* Stopped: no bursts. */
+	atomic_bool away;
+	/* Somebody is about to connect again. */
+	atomic_bool connecting;
 	/* Where peers of a memif meet, and whether this one listens there. */
 	char socket[sizeof(((struct sockaddr_un *)0)->sun_path)];
 	bool server;
@@ -86,12 +93,17 @@ static void has_changed(void *argument)
 	atomic_store(&changing, false);
 }
 
+static void wait_for_bursts(uint16_t port)
+{
+	while (atomic_load(&shared[port].bursts) != 0)
+		sched_yield();
+}
+
 static void keep_bursts_out(void)
 {
 	atomic_store(&changing, true);
-	for (unsigned port = 0; port < RTE_MAX_ETHPORTS; port++)
-		while (atomic_load(&shared[port].bursts) != 0)
-			sched_yield();
+	for (uint16_t port = 0; port < RTE_MAX_ETHPORTS; port++)
+		wait_for_bursts(port);
 	if (rte_eal_alarm_set(1, has_changed, NULL) != 0)
 		atomic_store(&changing, false);
 }
@@ -102,7 +114,7 @@ static inline bool enter(uint16_t port)
 	if (!shared[port].changes)
 		return true;
 	atomic_fetch_add(&shared[port].bursts, 1);
-	if (!atomic_load(&changing))
+	if (!atomic_load(&changing) && !atomic_load(&shared[port].away))
 		return true;
 	atomic_fetch_sub(&shared[port].bursts, 1);
 	return false;
@@ -248,7 +260,9 @@ static int in_interrupt_thread(int (*run)(void *), void *argument)
 	const uint64_t once = 1;
 	pthread_mutex_lock(&work_lock);
 	int result = work_bell >= 0 ? 0 : hear_the_bell();
-	if (result == 0 && sem_init(&next.done, 0, 0) == 0) {
+	if (result == 0 && sem_init(&next.done, 0, 0) != 0)
+		result = -errno;
+	if (result == 0) {
 		work = &next;
 		/* The bell is silent: it cannot be full. */
 		if (write(work_bell, &once, sizeof(once)) != sizeof(once))
@@ -330,31 +344,64 @@ static bool is_named(int (*ask)(int, struct sockaddr *, socklen_t *), int fd, co
 	return strnlen(path, room) == strlen(name) && memcmp(path, name, strlen(name)) == 0;
 }
 
-/* Puts silence in the place of a device's sockets: what comes from here on is no event any more. Devices that share
- * their sockets with others keep them. */
-static int fall_silent(void *argument)
+/* The device's own sockets, each handed to `found`; how many there are. None where others share them. */
+static unsigned find_sockets(uint16_t port, void (*found)(int fd))
 {
-	uint16_t port = *(const uint16_t *)argument;
 	const char *name = shared[port].socket;
 	bool server = shared[port].server;
-	for (unsigned other = 0; other < RTE_MAX_ETHPORTS; other++)
+	for (uint16_t other = 0; other < RTE_MAX_ETHPORTS; other++)
 		if (other != port && shared[other].changes && shared[other].server == server &&
 		    strcmp(shared[other].socket, name) == 0)
 			return 0;
 	DIR *directory = opendir("/proc/self/fd");
 	if (directory == NULL)
 		return 0;
+	unsigned count = 0;
 	for (struct dirent *entry; (entry = readdir(directory)) != NULL;) {
 		int fd = atoi(entry->d_name);
 		int type;
 		socklen_t size = sizeof(type);
 		if (fd <= 0 || getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &size) != 0 || type != SOCK_SEQPACKET)
 			continue;
-		if (is_named(server ? getsockname : getpeername, fd, name))
-			dup3(silence, fd, O_CLOEXEC);
+		if (is_named(server ? getsockname : getpeername, fd, name)) {
+			found(fd);
+			count++;
+		}
 	}
 	closedir(directory);
+	return count;
+}
+
+static void silence_socket(int fd)
+{
+	dup3(silence, fd, O_CLOEXEC);
+}
+
+/* Puts silence in the place of a device's sockets: what comes from here on is no event any more. */
+static int fall_silent(void *argument)
+{
+	find_sockets(*(const uint16_t *)argument, silence_socket);
 	return 0;
+}
+
+static void leave_socket(int fd)
+{
+	(void)fd;
+}
+
+/* Runs in the interrupt thread. The driver connects when a device starts, and never again. */
+static void connect_again(void *argument)
+{
+	uint16_t port = (uint16_t)(uintptr_t)argument;
+	/* With a socket it has just come up, or is about to. */
+	if (find_sockets(port, leave_socket) == 0) {
+		atomic_store(&shared[port].away, true);
+		wait_for_bursts(port);
+		rte_eth_dev_stop(port);
+		if (rte_eth_dev_start(port) == 0)
+			atomic_store(&shared[port].away, false);
+	}
+	atomic_store(&shared[port].connecting, false);
 }
 
 static int detach(void *argument)
@@ -362,7 +409,11 @@ static int detach(void *argument)
 	uint16_t port = *(const uint16_t *)argument;
 	struct rte_eth_dev_info info;
 	int known = rte_eth_dev_info_get(port, &info) == 0;
+	if (shared[port].changes)
+		rte_eal_alarm_cancel(connect_again, (void *)(uintptr_t)port);
 	shared[port].changes = false;
+	atomic_store(&shared[port].connecting, false);
+	atomic_store(&shared[port].away, false);
 	rte_eth_dev_stop(port);
 	rte_eth_dev_close(port);
 	if (known && info.device != NULL)
@@ -492,11 +543,17 @@ int takt_dpdk_start(uint16_t port, uint16_t queues, uint16_t mtu, int accepts, s
 	return shared[port].changes ? in_interrupt_thread(start_now, &with) : start_now(&with);
 }
 
+/* Whether the link is up. A client of memif without a connection will soon try to make one. */
 int takt_dpdk_link(uint16_t port)
 {
 	struct rte_eth_link link;
 	memset(&link, 0, sizeof(link));
-	return rte_eth_link_get_nowait(port, &link) == 0 && link.link_status == RTE_ETH_LINK_UP;
+	if (rte_eth_link_get_nowait(port, &link) == 0 && link.link_status == RTE_ETH_LINK_UP)
+		return 1;
+	if (shared[port].changes && !shared[port].server && !atomic_exchange(&shared[port].connecting, true) &&
+	    rte_eal_alarm_set(CONNECT_AGAIN_US, connect_again, (void *)(uintptr_t)port) != 0)
+		atomic_store(&shared[port].connecting, false);
+	return 0;
 }
 
 int takt_dpdk_is_removed(uint16_t port)

@@ -185,6 +185,101 @@ fn a_peer_that_restarts_is_reached_again() {
     }
 }
 
+/// Where the process that serves a memif has its socket.
+const SERVED: &str = "TAKT_TEST_MEMIF_SERVER";
+
+fn memif_address(index: usize) -> SocketAddr {
+    SocketAddr::from((subnets(index, Family::V4)[0].address, 4000))
+}
+
+fn memif(role: &str, socket: &std::path::Path) -> String {
+    let socket = socket.display();
+    format!(
+        "net_memif{},role={role},socket-abstract=no,socket={socket}",
+        fresh()
+    )
+}
+
+/// The other process of [`a_memif_server_that_restarts_is_reached_again`]: sends back what it receives.
+#[test]
+fn server_of_a_memif() {
+    let Some(socket) = std::env::var_os(SERVED) else {
+        return;
+    };
+    let device = memif("server", socket.as_ref());
+    let server = DpdkDatapath::probe(&with_address(&device, 0)).expect("a device");
+    let mut port = open(&server, memif_address(0));
+    loop {
+        let mut from = None;
+        port.receive(64, &mut |datagram| from = Some(datagram.source));
+        if let Some(source) = from {
+            let peer = port.connect(source).expect("a peer");
+            if let Ok(frame) = port.reserve(peer) {
+                port.payload(&frame)[..5].copy_from_slice(b"hello");
+                port.commit(frame, 5, TrafficClass::BEST_EFFORT, None);
+            }
+        }
+        port.flush();
+        std::thread::yield_now();
+    }
+}
+
+/// Ends with its owner.
+struct Server(std::process::Child);
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// DPDK's driver of memif connects once, when its device starts.
+#[test]
+fn a_memif_server_that_restarts_is_reached_again() {
+    let directory = Directory::new();
+    let socket = directory.0.join("s");
+    let serve = || {
+        let _ = std::fs::remove_file(&socket);
+        let child = std::process::Command::new(std::env::current_exe().expect("this program"))
+            .args(["--exact", "server_of_a_memif", "--nocapture"])
+            .env(SERVED, &socket)
+            .stdout(std::process::Stdio::null())
+            .stderr(std::process::Stdio::null())
+            .spawn()
+            .expect("a process");
+        let child = Server(child);
+        wait_until("the server's socket", || socket.exists());
+        child
+    };
+    let mut child = serve();
+    let mut client = None;
+    wait_until("a server that listens", || {
+        client = DpdkDatapath::probe(&with_address(&memif("client", &socket), 1)).ok();
+        client.is_some()
+    });
+    let mut port = open(&client.expect("a device"), memif_address(1));
+    let peer = port.connect(memif_address(0)).expect("a peer");
+    for round in 0..3 {
+        let mut echoed = false;
+        wait_until(&format!("round {round}: an echo"), || {
+            if let Ok(frame) = port.reserve(peer) {
+                port.payload(&frame)[..5].copy_from_slice(b"hello");
+                port.commit(frame, 5, TrafficClass::BEST_EFFORT, None);
+            }
+            port.flush();
+            port.receive(64, &mut |_| echoed = true);
+            echoed
+        });
+        drop(child);
+        wait_until("seeing that the server has gone", || {
+            port.receive(64, &mut |_| {});
+            !port.reaches(peer)
+        });
+        child = serve();
+    }
+}
+
 #[test]
 fn an_interface_that_is_deleted_leaves_a_port_that_sends_nothing() {
     let Some(mut hosts) = TwoHosts::new(&LabConfig::default(), Family::V4, |_| {}) else {
