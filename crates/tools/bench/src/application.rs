@@ -49,7 +49,7 @@ pub(crate) fn rendezvous(source: &Source, size: usize) -> Result<(), Error> {
     }
 }
 
-/// Sends `count` messages of `size` bytes, each after the echo of the one before, and takes the times.
+/// Sends `count` messages of `size` bytes, each after the echo of the one before, and takes the times, with that of getting memory.
 pub fn ping(session: &Session, qos: Qos, size: usize, count: usize) -> Result<Latencies, Error> {
     let stream = session.stream(qos)?;
     let (source, sink) = (stream.source(PING)?, stream.sink(PONG)?);
@@ -61,9 +61,8 @@ pub fn ping(session: &Session, qos: Qos, size: usize, count: usize) -> Result<La
     while sink.consume(Wait::For(Duration::from_millis(20))).is_ok() {}
     let mut latencies = Latencies::new();
     for round in 0..count + count / 10 {
-        let buffer = source.buffer_wait(size, Wait::For(SILENCE))?;
         let start = Instant::now();
-        buffer.emit()?;
+        source.buffer_wait(size, Wait::For(SILENCE))?.emit()?;
         sink.consume(Wait::For(SILENCE))?;
         if round >= count / 10 {
             latencies.record(start.elapsed());

@@ -21,8 +21,8 @@ fn publish(publisher: &Publisher, size: usize) -> Result<(), Error> {
     publisher.fill(size, Wait::For(SILENCE), |_| {}).map(drop)
 }
 
-/// Publishes `count` messages of `size` bytes, each after the echo of the one before, and takes the times: with that of getting
-/// memory, which the channel's figures are without.
+/// Publishes `count` messages of `size` bytes, each after the echo of the one before, and takes the times, as
+/// [`ping`](crate::application::ping) does.
 pub fn ping(session: &Session, qos: Qos, size: usize, count: usize) -> Result<Latencies, Error> {
     let participant = Participant::new(session.clone())?;
     let publisher = participant.publisher(PING, qos)?;
