@@ -8,7 +8,6 @@ use takt_wire::channel::{DatagramHeader, Kind, Record};
 use super::guard::Refused;
 use super::reassembly::{self, Fragment, Key, Target};
 use super::session::Meta;
-use super::tenants::Tenants;
 use super::track::{Listening, SourceKey, Verdict};
 use super::{State, fair};
 use crate::peering::message::SourceProgress;
@@ -350,15 +349,11 @@ impl State {
         };
         let (tenants, targets) = (&mut self.tenants, &mut message.targets);
         self.received_cost += targets.len() as i64 * fair::LOOK;
-        let tenant_of = |tenants: &Tenants, target: &Target| {
-            let session = tenants.sessions.get(target.session);
-            session.map(|session| session.tenant)
-        };
         // Those of one tenant follow each other.
         let (mut kept, mut next) = (0, 0);
         while let Some(first) = targets.get(next) {
-            let tenant = tenant_of(tenants, first);
-            let same = |target: &&Target| tenant_of(tenants, target) == tenant;
+            let tenant = tenants.of_session(first.session);
+            let same = |target: &&Target| tenants.of_session(target.session) == tenant;
             let count = targets[next..].iter().take_while(same).count();
             let has = tenant.is_none_or(|tenant| tenants.has_part(tenant, count));
             if has && let Some(tenant) = tenant {
