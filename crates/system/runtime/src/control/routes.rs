@@ -35,6 +35,20 @@ pub struct Routes {
     wake: Arc<OwnedFd>,
     /// Peers that nothing is sent to before the ways there are known.
     unknown: HashMap<SocketAddr, Unknown>,
+    /// Peers that have said goodbye, and may still have datagrams on their way.
+    leaving: HashMap<SocketAddr, Leaving>,
+}
+
+/// How long the last datagrams of a peer that has said goodbye are taken: that has come by the kernel's socket, and what
+/// comes by another technology may be behind it.
+const LAST_DATAGRAMS: Duration = Duration::from_secs(1);
+/// Peers whose last datagrams are waited for, at most.
+const MOST_LEAVING: usize = 256;
+
+/// The lanes of a peer that has said goodbye.
+struct Leaving {
+    until: Duration,
+    lanes: Vec<(u64, u32)>,
 }
 
 /// How long nothing is sent to a peer because the kernel's tables do not answer. From then on ports without an
@@ -84,6 +98,7 @@ impl Routes {
             answered: channel(),
             wake,
             unknown: HashMap::new(),
+            leaving: HashMap::new(),
         }
     }
 
@@ -171,10 +186,11 @@ impl Routes {
                     peers.remove(&peer);
                     !peers.is_empty()
                 });
-                each(lanes, gone.iter(), |_, &(id, _)| Command::RemoveRemote {
-                    id,
-                    clean,
-                })
+                if clean {
+                    self.leave(peer, gone, lanes, now)
+                } else {
+                    removed(&gone, false, lanes)
+                }
             }
             Change::Subscriptions { peer, add, remove } => {
                 if let Some(unknown) = self.unknown.get_mut(&peer) {
@@ -187,6 +203,29 @@ impl Routes {
             Change::Progress { peer, sources } => self.progress(peer, &sources, lanes),
             Change::Keys { peer, change } => self.keys(peer, change, lanes),
         }
+    }
+
+    /// No more messages are sent to lanes of a peer that has said goodbye, and what they have sent is still taken for a while.
+    fn leave(
+        &mut self,
+        peer: SocketAddr,
+        gone: Vec<(u64, u32)>,
+        lanes: &[LaneInfo],
+        now: Duration,
+    ) -> Commands {
+        let before = self.leaving.remove(&peer);
+        let mut commands =
+            before.map_or_else(Vec::new, |before| removed(&before.lanes, true, lanes));
+        if self.leaving.len() >= MOST_LEAVING {
+            commands.extend(removed(&gone, true, lanes));
+            return commands;
+        }
+        commands.extend(each(lanes, gone.iter(), |_, &(id, _)| {
+            Command::LeaveRemote { id }
+        }));
+        let until = now + LAST_DATAGRAMS;
+        self.leaving.insert(peer, Leaving { until, lanes: gone });
+        commands
     }
 
     fn add_lanes(
@@ -333,7 +372,7 @@ impl Routes {
         commands
     }
 
-    /// Commands for peers whose ways have become known, or are not waited for any longer.
+    /// Commands for peers whose ways have become known, or which are not waited for any longer.
     pub fn take_known(&mut self, lanes: &[LaneInfo], now: Duration) -> Commands {
         let mut commands = Vec::new();
         while let Ok(peer) = self.answered.1.try_recv() {
@@ -344,13 +383,19 @@ impl Routes {
             for peer in all {
                 commands.extend(self.take_if_known(peer, lanes, now));
             }
+            let over = self.leaving.extract_if(|_, leaving| now >= leaving.until);
+            for (_, leaving) in over {
+                commands.extend(removed(&leaving.lanes, true, lanes));
+            }
         }
         commands
     }
 
-    /// When a peer is not waited for any longer.
+    /// When a peer is not waited for any longer: the way there, or its last datagrams.
     pub fn overdue(&self) -> Option<Duration> {
-        self.unknown.values().map(|unknown| unknown.until).min()
+        let ways = self.unknown.values().map(|unknown| unknown.until);
+        let last = self.leaving.values().map(|leaving| leaving.until);
+        ways.chain(last).min()
     }
 
     fn subscriptions(
@@ -485,6 +530,14 @@ fn each<T: Copy>(
     commands
 }
 
+/// Commands that end remote lanes.
+fn removed(gone: &[(u64, u32)], clean: bool, lanes: &[LaneInfo]) -> Commands {
+    each(lanes, gone.iter(), |_, &(id, _)| Command::RemoveRemote {
+        id,
+        clean,
+    })
+}
+
 /// Where a port reaches a remote lane: at its port of the same technology, else, as far as both speak UDP, at its kernel
 /// socket or at any other.
 fn endpoint<'a>(port: &PortInfo, remote: &'a LaneAnnouncement) -> Option<&'a Endpoint> {
@@ -508,8 +561,16 @@ fn at(endpoint: &Endpoint, peer: SocketAddr) -> SocketAddr {
 
 #[cfg(test)]
 mod tests {
+    use takt_clock::SystemTai;
+    use takt_datapath::memory::{MemoryNetwork, MemoryNetworkConfig};
+    use takt_datapath::{Datapath, DatapathKind, PeerHandle, Port, PortRequest};
+    use takt_time::TrafficClass;
+    use takt_wire::channel::{DatagramCursor, Kind, RecordHeader};
+
     use super::*;
-    use takt_datapath::DatapathKind;
+    use crate::config::Limits;
+    use crate::counters::LaneCounters;
+    use crate::lane::{EventSender, Lane, LanePort};
 
     fn port(kind: &'static str, speaks_udp: bool) -> PortInfo {
         PortInfo {
@@ -568,5 +629,207 @@ mod tests {
             None,
             "something else of that name"
         );
+    }
+
+    /// A lane that hears a peer, without sinks.
+    struct Hearing {
+        routes: Routes,
+        lanes: [LaneInfo; 1],
+        lane: Lane,
+        writer: Box<dyn Port>,
+        to: PeerHandle,
+    }
+
+    const PEER: &str = "192.0.2.9:7000";
+
+    impl Hearing {
+        fn new() -> Self {
+            let network = MemoryNetwork::new(MemoryNetworkConfig::default());
+            let binds = ["192.0.2.1:7401", "192.0.2.9:7402"];
+            let [own, mut writer] = binds.map(|bind| {
+                let bind = bind.parse().expect("an address");
+                let (lane, lanes) = (0, 1);
+                let port = network.open(&PortRequest { lane, lanes, bind });
+                port.expect("a port")
+            });
+            let to = writer.connect(own.local()).expect("known");
+            let eventfd = || {
+                let flags = rustix::event::EventfdFlags::NONBLOCK;
+                Arc::new(rustix::event::eventfd(0, flags).expect("an eventfd"))
+            };
+            let (events, _) = channel();
+            let wake = eventfd();
+            let events = EventSender { events, wake };
+            let kind = MemoryNetwork::KIND;
+            let ports = vec![LanePort::new(kind, own, false, Arc::default(), None, false)];
+            let counters = Arc::<LaneCounters>::default();
+            let (limits, clock) = (Limits::default(), Arc::new(SystemTai));
+            let (lane, handle) =
+                Lane::new(0, 1, 2, ports, &limits, clock, counters.clone(), events)
+                    .expect("a lane");
+            let info = LaneInfo {
+                handle,
+                counters,
+                delays: lane.delays(),
+                ports: vec![port("memory", true)],
+                announcement: LaneAnnouncement {
+                    incarnation: 1,
+                    endpoints: Vec::new(),
+                },
+                sessions: 0,
+            };
+            Self {
+                routes: Routes::new(2, Protection::None, eventfd()),
+                lanes: [info],
+                lane,
+                writer,
+                to,
+            }
+        }
+
+        fn tell(&mut self, commands: Commands) {
+            for (_, command) in commands {
+                self.lanes[0].handle.send(command);
+            }
+            self.lane.poll();
+        }
+
+        fn change(&mut self, change: Change, now: Duration) {
+            let commands = self.routes.change(change, &self.lanes, now);
+            self.tell(commands);
+        }
+
+        fn comes(&mut self, incarnation: u32, now: Duration) {
+            self.comes_as(PEER, incarnation, now);
+        }
+
+        fn comes_as(&mut self, peer: &str, incarnation: u32, now: Duration) {
+            let announcement = LaneAnnouncement {
+                incarnation,
+                endpoints: Vec::new(),
+            };
+            let change = Change::Lanes {
+                peer: peer.parse().expect("an address"),
+                label: 3,
+                lanes: vec![announcement],
+            };
+            self.change(change, now);
+        }
+
+        fn goes(&mut self, clean: bool, now: Duration) {
+            self.goes_as(PEER, clean, now);
+        }
+
+        fn goes_as(&mut self, peer: &str, clean: bool, now: Duration) {
+            let peer = peer.parse().expect("an address");
+            self.change(Change::Gone { peer, clean }, now);
+        }
+
+        fn waits_until(&mut self, now: Duration) {
+            let commands = self.routes.take_known(&self.lanes, now);
+            self.tell(commands);
+        }
+
+        /// Whether a datagram of this incarnation is taken.
+        fn hears(&mut self, incarnation: u32) -> bool {
+            let before = self.lanes[0].counters.read();
+            let frame = self.writer.reserve(self.to).expect("a frame");
+            let buffer = self.writer.payload(&frame);
+            let mut cursor = DatagramCursor::new();
+            let header = RecordHeader {
+                channel: 5,
+                source: 1,
+                sequence: 0,
+                message_length: 3,
+                fragment_index: 0,
+                fragment_stride: 0,
+                class: TrafficClass::BEST_EFFORT,
+                kind: Kind::Message,
+            };
+            cursor.push(buffer, &header).expect("it fits");
+            let length = cursor.finish(buffer, Protection::None, incarnation, 5, 0);
+            (self.writer).commit(frame, length, TrafficClass::BEST_EFFORT, None);
+            assert!(self.writer.flush());
+            self.lane.poll();
+            let after = self.lanes[0].counters.read();
+            let taken = after.rx_no_sink - before.rx_no_sink;
+            let refused = after.rx_unknown_sender - before.rx_unknown_sender;
+            assert_eq!(taken + refused, 1);
+            taken == 1
+        }
+    }
+
+    #[test]
+    fn what_comes_behind_a_goodbye_is_taken_for_a_while() {
+        let mut hearing = Hearing::new();
+        let now = Duration::from_secs(10);
+        hearing.comes(77, now);
+        assert!(hearing.hears(77));
+        hearing.goes(true, now);
+        assert!(hearing.hears(77));
+        let until = hearing.routes.overdue().expect("a time");
+        hearing.waits_until(until - Duration::from_nanos(1));
+        assert!(hearing.hears(77));
+        hearing.waits_until(until);
+        assert!(!hearing.hears(77));
+        assert_eq!(hearing.routes.overdue(), None);
+        // Nothing is waited for of one that fell silent.
+        hearing.comes(78, now);
+        hearing.goes(false, now);
+        assert!(!hearing.hears(78));
+    }
+
+    #[test]
+    fn a_peer_that_is_back_before_its_last_datagrams_are_there_stays() {
+        let mut hearing = Hearing::new();
+        let now = Duration::from_secs(10);
+        hearing.comes(77, now);
+        hearing.goes(true, now);
+        // As the same, or started again.
+        hearing.comes(77, now);
+        let until = hearing.routes.overdue().expect("a time");
+        hearing.waits_until(until);
+        assert!(hearing.hears(77));
+        hearing.goes(true, until);
+        hearing.comes(78, until);
+        assert!(hearing.hears(77) && hearing.hears(78));
+        // One farewell of a peer at a time.
+        hearing.goes(true, until);
+        assert!(!hearing.hears(77) && hearing.hears(78));
+    }
+
+    #[test]
+    fn who_says_that_it_is_another_and_goodbye_takes_nothing_from_that_one() {
+        const OTHER: &str = "192.0.2.8:7000";
+        let mut hearing = Hearing::new();
+        let now = Duration::from_secs(10);
+        hearing.comes(77, now);
+        for clean in [false, true] {
+            hearing.comes_as(OTHER, 77, now);
+            hearing.goes_as(OTHER, clean, now);
+            if let Some(until) = hearing.routes.overdue() {
+                hearing.waits_until(until);
+            }
+            assert!(hearing.hears(77));
+        }
+    }
+
+    #[test]
+    fn so_many_that_leave_at_once_are_waited_for_and_no_more() {
+        let mut hearing = Hearing::new();
+        let now = Duration::from_secs(10);
+        for at in 0..2 * MOST_LEAVING {
+            let peer = SocketAddr::from(([192, 0, 2, 9], 1000 + at as u16));
+            let announcement = LaneAnnouncement {
+                incarnation: 1000 + at as u32,
+                endpoints: Vec::new(),
+            };
+            let lanes = vec![announcement];
+            let label = 3;
+            hearing.change(Change::Lanes { peer, label, lanes }, now);
+            hearing.change(Change::Gone { peer, clean: true }, now);
+        }
+        let heard = (0..2 * MOST_LEAVING).filter(|at| hearing.hears(1000 + *at as u32));
+        assert_eq!(heard.count(), MOST_LEAVING);
     }
 }

@@ -103,6 +103,7 @@ impl Lane {
                 takes,
             } => {
                 self.remove_remote(id, false);
+                self.end_farewell(incarnation);
                 let at_once = |address: SocketAddr| RemoteEndpoint { address, way: None };
                 let endpoints = endpoints.into_iter().map(|e| e.map(at_once)).collect();
                 let via = self.connect(endpoints);
@@ -120,8 +121,9 @@ impl Lane {
                     remote.standings = ports;
                 }
             }
+            Command::LeaveRemote { id } => self.leave_remote(id),
             Command::RemoveRemote { id, clean } => {
-                // A peer says goodbye behind its last messages: take those first.
+                // Its last messages may wait at a port: take those first.
                 self.ports.iter_mut().for_each(|p| p.skipped = p.interval);
                 for _ in 0..LAST_ROUNDS {
                     if !self.receive() {
@@ -164,6 +166,17 @@ impl Lane {
                     departures.change(change);
                 }
             }
+        }
+    }
+
+    /// A lane elsewhere that had said goodbye is back: nothing more is waited for of what it was.
+    fn end_farewell(&mut self, incarnation: u32) {
+        let before = self.state.by_incarnation.get(&incarnation);
+        let leaving = before.filter(|at| (self.state.remotes.get(**at)).is_some_and(|r| r.leaving));
+        let Some(&leaving) = leaving else { return };
+        let known = self.by_remote.iter().find(|(_, at)| **at == leaving);
+        if let Some((&id, _)) = known {
+            self.remove_remote(id, true);
         }
     }
 }

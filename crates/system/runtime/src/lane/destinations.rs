@@ -55,29 +55,44 @@ impl Lane {
         }
     }
 
-    pub(super) fn remove_remote(&mut self, id: u64, clean: bool) {
-        let Some(at) = self.by_remote.remove(&id) else {
+    /// Sends no more messages to a remote lane.
+    pub(super) fn leave_remote(&mut self, id: u64) {
+        let Some(&at) = self.by_remote.get(&id) else {
             return;
         };
-        let wanted = self
-            .state
-            .remotes
-            .get_mut(at)
-            .map(|r| std::mem::take(&mut r.channels));
+        let wanted = self.state.remotes.get_mut(at).map(|r| {
+            r.leaving = true;
+            std::mem::take(&mut r.channels)
+        });
         for channel in wanted.into_iter().flatten() {
             self.remove_destination(channel, at, true);
         }
+        self.withdraw(
+            |piece| matches!(piece.destination, Destination::Remote { remote, .. } if remote == at),
+        );
+    }
+
+    pub(super) fn remove_remote(&mut self, id: u64, clean: bool) {
+        self.leave_remote(id);
+        let Some(at) = self.by_remote.remove(&id) else {
+            return;
+        };
         while let Some(assembly) = self.state.reassembly.matching(|key| key.remote == at) {
             self.state.abandon(assembly);
         }
         self.state.forget_sources(at, clean);
-        self.withdraw(
-            |piece| matches!(piece.destination, Destination::Remote { remote, .. } if remote == at),
-        );
         let Some(mut remote) = self.state.remotes.try_remove(at) else {
             return;
         };
-        self.state.by_incarnation.remove(&remote.incarnation);
+        let by_incarnation = &mut self.state.by_incarnation;
+        if by_incarnation.get(&remote.incarnation) == Some(&at) {
+            by_incarnation.remove(&remote.incarnation);
+            // Another peer may say that it has the same.
+            let mut others = self.state.remotes.iter();
+            if let Some((other, same)) = others.find(|(_, r)| r.incarnation == remote.incarnation) {
+                by_incarnation.insert(same.incarnation, other);
+            }
+        }
         self.state.last_sender = None;
         for i in 0..self.ports.len() {
             let port = &mut self.ports[i];

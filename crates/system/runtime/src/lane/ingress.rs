@@ -8,7 +8,6 @@ use takt_wire::channel::{DatagramHeader, Kind, Record};
 use super::guard::Refused;
 use super::reassembly::{self, Fragment, Key, Target};
 use super::session::Meta;
-use super::tenants::Tenants;
 use super::track::{Listening, SourceKey, Verdict};
 use super::{State, fair};
 use crate::peering::message::SourceProgress;
@@ -22,9 +21,28 @@ pub(super) struct Early {
     source: SocketAddr,
     destination_port: u16,
     payload: Box<[u8]>,
-    mesh: bool,
+    pub(super) recipient: Recipient,
     /// The port that it came by.
-    port: usize,
+    pub(super) port: usize,
+}
+
+/// Whom a datagram is for.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Recipient {
+    /// This lane. `mesh`: it came from a lane of this node.
+    This { mesh: bool },
+    /// Another lane of this node, behind the same device.
+    Sibling,
+}
+
+impl Early {
+    pub(super) fn datagram(&self) -> Datagram<'_> {
+        Datagram {
+            source: self.source,
+            destination_port: self.destination_port,
+            payload: &self.payload,
+        }
+    }
 }
 
 impl State {
@@ -37,7 +55,7 @@ impl State {
             return self.counters.rx_malformed.add(1);
         };
         let Some(at) = self.sender(header.sender) else {
-            if !self.keep_early(datagram, mesh) {
+            if !self.keep_early(datagram, Recipient::This { mesh }) {
                 self.counters.rx_unknown_sender.add(1);
             }
             return;
@@ -60,7 +78,7 @@ impl State {
                 }
             }
             Err(Refused::Unauthentic) => {
-                if !self.keep_early(datagram, mesh) {
+                if !self.keep_early(datagram, Recipient::This { mesh }) {
                     self.counters.rx_unauthentic.add(1);
                 }
             }
@@ -72,7 +90,7 @@ impl State {
     /// Keeps a datagram whose sender, or key, may be among what the control thread has told and the lane has not taken over: it
     /// is judged again then. False: all is taken over, or many are kept.
     #[cold]
-    fn keep_early(&mut self, datagram: &Datagram<'_>, mesh: bool) -> bool {
+    fn keep_early(&mut self, datagram: &Datagram<'_>, recipient: Recipient) -> bool {
         if self.early.len() >= MOST_EARLY || self.mailbox.has_done(self.mailbox.told()) {
             return false;
         }
@@ -80,34 +98,26 @@ impl State {
             source: datagram.source,
             destination_port: datagram.destination_port,
             payload: datagram.payload.into(),
-            mesh,
+            recipient,
             port: self.receiving,
         });
         true
     }
 
-    /// Judges again what came before what the control thread had told was taken over.
-    #[cold]
-    pub(super) fn take_early(&mut self) {
-        for early in std::mem::take(&mut self.early) {
-            self.receiving = early.port;
-            let datagram = Datagram {
-                source: early.source,
-                destination_port: early.destination_port,
-                payload: &early.payload,
-            };
-            self.ingress(&datagram, early.mesh);
-        }
-    }
-
     /// Whether a datagram for another lane comes from where its sender is. A lane of this node never sends that way.
+    /// One that may have come before its sender was told of is judged again.
     pub(super) fn admits(&mut self, datagram: &Datagram<'_>) -> bool {
         let Ok((header, _)) = DatagramHeader::parse(datagram.payload) else {
             self.counters.rx_malformed.add(1);
             return false;
         };
-        let at = self.sender(header.sender);
-        let remote = at.and_then(|at| self.remotes.get(at));
+        let Some(at) = self.sender(header.sender) else {
+            if !self.keep_early(datagram, Recipient::Sibling) {
+                self.counters.rx_unknown_sender.add(1);
+            }
+            return false;
+        };
+        let remote = self.remotes.get(at);
         let admitted = remote.is_some_and(|r| r.addresses.contains(&datagram.source.ip()));
         if !admitted {
             self.counters.rx_unknown_sender.add(1);
@@ -350,15 +360,11 @@ impl State {
         };
         let (tenants, targets) = (&mut self.tenants, &mut message.targets);
         self.received_cost += targets.len() as i64 * fair::LOOK;
-        let tenant_of = |tenants: &Tenants, target: &Target| {
-            let session = tenants.sessions.get(target.session);
-            session.map(|session| session.tenant)
-        };
         // Those of one tenant follow each other.
         let (mut kept, mut next) = (0, 0);
         while let Some(first) = targets.get(next) {
-            let tenant = tenant_of(tenants, first);
-            let same = |target: &&Target| tenant_of(tenants, target) == tenant;
+            let tenant = tenants.of_session(first.session);
+            let same = |target: &&Target| tenants.of_session(target.session) == tenant;
             let count = targets[next..].iter().take_while(same).count();
             let has = tenant.is_none_or(|tenant| tenants.has_part(tenant, count));
             if has && let Some(tenant) = tenant {

@@ -93,6 +93,8 @@ pub enum Command {
         /// Per port of this lane.
         ports: Vec<Standing>,
     },
+    /// That lane is leaving: no more messages are sent to it, and what it has sent is still taken.
+    LeaveRemote { id: u64 },
     /// That lane is gone. `clean`: it has told how far its sources were.
     RemoveRemote { id: u64, clean: bool },
     /// Datagrams to and from a remote lane may be protected by these keys.

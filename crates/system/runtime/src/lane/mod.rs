@@ -50,6 +50,7 @@ use crate::counters::LaneCounters;
 use crate::delays::DelayCounters;
 use departure::WakeMargin;
 pub use guard::LaneKeys;
+use ingress::Recipient;
 use mailbox::Mailbox;
 pub use mailbox::{Command, Event, EventSender, LaneHandle, RemoteEndpoint, SourceTarget};
 pub use port::LanePort;
@@ -160,7 +161,7 @@ impl Lane {
         {
             self.commands();
             if !self.state.early.is_empty() {
-                self.state.take_early();
+                self.take_early();
             }
         }
         let mut worked = self.receive();
@@ -273,6 +274,29 @@ impl Lane {
         }
         self.state.arrivals.begin();
         worked
+    }
+
+    /// Judges again what came before what the control thread had told was taken over.
+    #[cold]
+    fn take_early(&mut self) {
+        for early in std::mem::take(&mut self.state.early) {
+            let state = &mut self.state;
+            state.receiving = early.port;
+            let datagram = early.datagram();
+            match early.recipient {
+                Recipient::This { mesh } => state.ingress(&datagram, mesh),
+                Recipient::Sibling => {
+                    if state.admits(&datagram) {
+                        // The port between lanes, if there is one, is the last.
+                        let (mesh, others) = self.ports.split_last_mut().unzip();
+                        let mesh = mesh.filter(|port| port.trusted);
+                        let port = others.as_deref().and_then(|others| others.get(early.port));
+                        let siblings = port.map_or(&[][..], |port| &port.siblings);
+                        forward(&state.counters, mesh, siblings, &datagram);
+                    }
+                }
+            }
+        }
     }
 
     /// Commits what was filled and sends what was committed. True if anything was.

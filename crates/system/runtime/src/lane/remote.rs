@@ -39,6 +39,8 @@ pub struct Remote {
     takes: Vec<usize>,
     /// Channels on which it has sinks: indices into this lane's channels.
     pub channels: HashSet<usize>,
+    /// It has said goodbye: no message is sent to it any more.
+    pub leaving: bool,
     /// Per port: the datagram being filled.
     open: Vec<Option<OpenDatagram>>,
     /// Per port: the lane has noted that there is one.
@@ -186,6 +188,7 @@ impl Remote {
             standings: Vec::new(),
             takes,
             channels: HashSet::new(),
+            leaving: false,
             open,
             listed,
         }

@@ -554,6 +554,11 @@ impl Tenants {
         tenant.received < fair::QUANTUM || sinks <= 1
     }
 
+    /// Whose session this is.
+    pub fn of_session(&self, at: usize) -> Option<usize> {
+        self.sessions.get(at).map(|session| session.tenant)
+    }
+
     /// Takes so much of a tenant's part.
     #[cold]
     pub fn charge_part(&mut self, tenant: usize, cost: i64) {
@@ -569,16 +574,15 @@ impl Tenants {
             || (channel.groups.iter()).all(|group| self.has_part(group.tenant, group.sinks.len()))
     }
 
-    /// Takes of the parts of all tenants with sinks of a channel what was done for each sink, so many times in all. Returns what that
-    /// cost.
+    /// Takes of the parts of all tenants with sinks of a channel what was done for each sink. Returns what that cost.
     #[inline]
-    pub fn charge_all(&mut self, channel: &Channel, times: usize, each: i64, behind: i64) -> i64 {
+    pub fn charge_all(&mut self, channel: &Channel, each: i64, behind: i64) -> i64 {
         if self.is_far(behind) {
             for group in &channel.groups {
                 self.charge_part(group.tenant, group.cost_of_others(each));
             }
         }
-        times as i64 * each
+        channel.sinks.len() as i64 * each
     }
 
     /// A message is not given to the sinks of one tenant. Returns what counting it will cost.

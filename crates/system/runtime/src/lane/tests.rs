@@ -226,59 +226,105 @@ fn a_message_is_for_a_sink_whose_opening_is_in_the_mailbox() {
     assert_eq!(scene.received(), 1);
 }
 
+/// A datagram of a lane elsewhere, with a message of the channel.
+fn datagram_of(sender: u32) -> Vec<u8> {
+    let mut bytes = vec![0; 256];
+    let mut cursor = DatagramCursor::new();
+    let header = RecordHeader {
+        channel: CHANNEL.0,
+        source: 1,
+        sequence: 0,
+        message_length: 3,
+        fragment_index: 0,
+        fragment_stride: 0,
+        class: TrafficClass::BEST_EFFORT,
+        kind: Kind::Message,
+    };
+    cursor.push(&mut bytes, &header).expect("it fits");
+    let length = cursor.finish(&mut bytes, Protection::None, sender, 5, 0);
+    bytes.truncate(length);
+    bytes
+}
+
+/// What a lane is told of a lane elsewhere that sends to it.
+fn add_writer(incarnation: u32, address: std::net::IpAddr) -> Command {
+    Command::AddRemote {
+        id: 9,
+        incarnation,
+        label: 78,
+        protection: Protection::None,
+        addresses: vec![address],
+        endpoints: Vec::new(),
+        takes: Vec::new(),
+    }
+}
+
 #[test]
 fn a_datagram_is_not_given_up_while_its_sender_is_in_the_mailbox() {
     let mut scene = Scene::new();
     scene.add_sink();
     scene.lane.poll();
     let source: SocketAddr = "192.0.2.9:7400".parse().expect("an address");
-    let from = |sender: u32| {
-        let mut bytes = vec![0; 256];
-        let mut cursor = DatagramCursor::new();
-        let header = RecordHeader {
-            channel: CHANNEL.0,
-            source: 1,
-            sequence: 0,
-            message_length: 3,
-            fragment_index: 0,
-            fragment_stride: 0,
-            class: TrafficClass::BEST_EFFORT,
-            kind: Kind::Message,
-        };
-        cursor.push(&mut bytes, &header).expect("it fits");
-        let length = cursor.finish(&mut bytes, Protection::None, sender, 5, 0);
-        bytes.truncate(length);
-        bytes
+    let datagram = |payload| Datagram {
+        source,
+        destination_port: 7401,
+        payload,
     };
-    fn datagram(source: SocketAddr, payload: &[u8]) -> Datagram<'_> {
-        Datagram {
-            source,
-            destination_port: 7401,
-            payload,
-        }
-    }
-    let (known, stranger) = (from(77), from(79));
+    let (known, stranger) = (datagram_of(77), datagram_of(79));
     // The lane looks at its mailbox, then comes who that is, then its datagram.
-    scene.handle.send(Command::AddRemote {
-        id: 9,
-        incarnation: 77,
-        label: 78,
-        protection: Protection::None,
-        addresses: vec![source.ip()],
-        endpoints: Vec::new(),
-        takes: Vec::new(),
-    });
+    scene.handle.send(add_writer(77, source.ip()));
     let state = &mut scene.lane.state;
-    state.ingress(&datagram(source, &known), false);
-    state.ingress(&datagram(source, &stranger), false);
+    state.ingress(&datagram(&known), false);
+    state.ingress(&datagram(&stranger), false);
     assert_eq!(state.counters.read().rx_unknown_sender, 0);
     scene.lane.poll();
     assert_eq!(scene.received(), 1);
     // Who is not known even then is counted, and at once when all is taken over.
     let state = &mut scene.lane.state;
     assert_eq!(state.counters.read().rx_unknown_sender, 1);
-    state.ingress(&datagram(source, &stranger), false);
+    state.ingress(&datagram(&stranger), false);
     assert_eq!(state.counters.read().rx_unknown_sender, 2);
+}
+
+#[test]
+fn a_datagram_for_a_sibling_lane_is_not_given_up_while_its_sender_is_in_the_mailbox() {
+    let network = MemoryNetwork::new(MemoryNetworkConfig::default());
+    let binds = ["192.0.2.1:7401", "192.0.2.1:1", "192.0.2.1:2"];
+    let [device, mut mesh, mut sibling] = binds.map(|bind| open(&network, bind));
+    let peer = mesh.connect(sibling.local()).expect("known");
+    let [mut device, mesh] = [(device, false), (mesh, true)].map(|(port, trusted)| {
+        let kind = MemoryNetwork::KIND;
+        LanePort::new(kind, port, trusted, Arc::default(), None, false)
+    });
+    device.siblings.push((7402, peer));
+    let mut scene = Scene::with(vec![device, mesh], Arc::new(SystemTai));
+    let source: SocketAddr = "192.0.2.9:7400".parse().expect("an address");
+    let datagram = |payload| Datagram {
+        source,
+        destination_port: 7402,
+        payload,
+    };
+    let (known, stranger) = (datagram_of(77), datagram_of(79));
+    // The lane looks at its mailbox, then comes who that is, then its datagram.
+    scene.handle.send(add_writer(77, source.ip()));
+    let state = &mut scene.lane.state;
+    state.receiving = 0;
+    assert!(!state.admits(&datagram(&known)));
+    assert_eq!(state.counters.read().rx_unknown_sender, 0);
+    // Strangers have no more kept of them.
+    (0..100).for_each(|_| assert!(!state.admits(&datagram(&stranger))));
+    let at_once = state.counters.read().rx_unknown_sender;
+    assert!((1..100).contains(&at_once), "{at_once}");
+    scene.lane.poll();
+    let mut came = Vec::new();
+    sibling.receive(8, &mut |datagram| came.push(datagram.payload.to_vec()));
+    assert_eq!(came, [&known[..]]);
+    let state = &mut scene.lane.state;
+    assert_eq!(state.counters.read().rx_forwarded, 1);
+    assert_eq!(state.counters.read().rx_unknown_sender, 100);
+    // When all is taken over it is known at once who is a stranger.
+    assert!(!state.admits(&datagram(&stranger)));
+    assert_eq!(state.counters.read().rx_unknown_sender, 101);
 }
 
 #[test]

@@ -44,6 +44,7 @@ struct Arriving {
     dead: bool,
     /// Some sink does without it.
     lacking: bool,
+    /// Those of one tenant follow each other.
     targets: Vec<Target>,
 }
 
@@ -187,8 +188,7 @@ impl State {
             && let Some(channel) = self.channels.get(channel)
         {
             let behind = self.behind + self.received_cost;
-            let sinks = channel.sinks.len();
-            self.received_cost += (self.tenants).charge_all(channel, sinks, fair::LOOK, behind);
+            self.received_cost += self.tenants.charge_all(channel, fair::LOOK, behind);
             self.tenants.wait_begins(channel, usual, now_ns);
         }
         self.deliver_in_order(at, now_ns);
@@ -443,16 +443,28 @@ impl State {
         }
         if copies > 0 {
             let each = fair::COPY + record.payload.len() as i64;
-            self.charge_each(source.channel, copies, each);
+            let behind = self.behind + self.received_cost;
+            if self.tenants.is_far(behind) {
+                Self::charge_holders(&mut self.tenants, &message.targets, each);
+            }
+            self.received_cost += copies * each;
         }
         true
     }
 
-    /// Charges what was done so many times, once for each sink of a channel that it was for.
-    fn charge_each(&mut self, channel: usize, times: usize, each: i64) {
-        let behind = self.behind + self.received_cost;
-        if let Some(channel) = self.channels.get(channel) {
-            self.received_cost += self.tenants.charge_all(channel, times, each, behind);
+    /// Takes of the parts of tenants what was done for each of their sinks that has memory for a message.
+    #[cold]
+    fn charge_holders(tenants: &mut Tenants, mut targets: &[Target], each: i64) {
+        // Those of one tenant follow each other.
+        while let Some(first) = targets.first() {
+            let tenant = tenants.of_session(first.session);
+            let same = |target: &&Target| tenants.of_session(target.session) == tenant;
+            let (its, others) = targets.split_at(targets.iter().take_while(same).count());
+            let holders = its.iter().filter(|target| target.chunk.is_ok()).count() as i64;
+            if let Some(tenant) = tenant {
+                tenants.charge_part(tenant, (holders - 1).max(0) * each);
+            }
+            targets = others;
         }
     }
 
@@ -490,11 +502,14 @@ impl State {
         };
         let end = last.first.wrapping_add(last.count);
         source.engine.forget(now_ns, last.first..end);
-        let channel = source.channel;
         for target in &last.targets {
             Self::withdraw_target(&mut self.tenants, *target);
         }
-        self.charge_each(channel, last.targets.len(), fair::LOOK);
+        let behind = self.behind + self.received_cost;
+        if self.tenants.is_far(behind) {
+            Self::charge_holders(&mut self.tenants, &last.targets, fair::LOOK);
+        }
+        self.received_cost += last.targets.len() as i64 * fair::LOOK;
         true
     }
 
@@ -511,11 +526,11 @@ impl State {
         }
         let (patience_ns, now_ns) = (source.patience_ns, self.round.now_ns());
         let behind = self.behind + self.received_cost;
-        let sinks = channel.sinks.len();
-        self.received_cost += (self.tenants).charge_all(channel, sinks, fair::COPY, behind);
+        self.received_cost += self.tenants.charge_all(channel, fair::COPY, behind);
         let mut waits = false;
         // All of them, also behind one that is waited for: those that take nothing are waited for together.
-        for (session, sink) in channel.sinks.iter() {
+        let of_tenants = channel.groups.iter().flat_map(|group| &group.sinks);
+        for &(session, sink) in of_tenants {
             let Some(s) = self.tenants.sessions.get_mut(session) else {
                 continue;
             };

@@ -28,6 +28,7 @@ use takt_wire::channel::{Protection, RecordHeader};
 
 use super::super::fair;
 use super::super::session::{LaneSession, SessionParts};
+use super::super::tenants;
 use super::super::{Command, EventSender, Lane, LaneHandle, LanePort, Limits, SourceTarget};
 use super::*;
 use crate::counters::ChannelReading;
@@ -178,6 +179,10 @@ struct Host {
 
 impl Host {
     fn add_app(&mut self, id: u64, rx_bytes: usize) {
+        self.add_app_of(id as u32, id, rx_bytes);
+    }
+
+    fn add_app_of(&mut self, tenant: u32, id: u64, rx_bytes: usize) {
         let map = ArenaMap {
             ring_bytes: 1 << 18,
             tx_bytes: 1 << 20,
@@ -206,7 +211,7 @@ impl Host {
             LaneBell::attach(&arena, LANE_STATE_OFFSET, LANE_DIRTY_OFFSET, fd).expect("bell");
         let session = LaneSession::new(SessionParts {
             id,
-            tenant: id as u32,
+            tenant,
             arena: arena.clone(),
             map,
             bell,
@@ -1486,6 +1491,63 @@ fn a_record_without_room_costs_its_tenant_and_others_are_refused_without_a_look_
     world.round();
     record(&mut world, 7, DEPTH, DEPTH, None);
     assert_eq!(world.hosts[2].counters().received, u64::from(DEPTH) + 1);
+}
+
+#[test]
+fn who_takes_nothing_pays_for_no_copies_of_what_others_get() {
+    const FULL: usize = 20;
+    const PARTS: u32 = 16;
+    const STRIDE: u32 = 1024;
+    let mut world = World::new(3, Faults::default(), 1400);
+    for app in 1..FULL + 2 {
+        let tenant = if app < FULL { 1 } else { 2 };
+        world.hosts[2].add_app_of(tenant, app as u64 + 1, 1 << 20);
+    }
+    // Those of one tenant do not all come after each other.
+    for app in (0..FULL + 2)
+        .rev()
+        .step_by(2)
+        .chain((0..FULL + 2).step_by(2))
+    {
+        world.hosts[2].add_sink(app);
+    }
+    let records = DEPTH + PARTS;
+    announce(&mut world, 1, CHANNEL, 7, (0..records, DEPTH + 1, Some(0)));
+    let lane = |world: &mut World, behind| {
+        let state = &mut world.hosts[2].lane.state;
+        (state.behind, state.received_cost) = (behind, 0);
+        state.tenants.show();
+    };
+    for number in 0..DEPTH {
+        record(&mut world, 7, number, number, None);
+        lane(&mut world, 0);
+        for app in &mut world.hosts[2].apps[FULL..] {
+            app.receive(usize::MAX);
+            app.hand_back();
+        }
+    }
+    lane(&mut world, tenants::MOST_BEHIND + 1);
+    let whole = content(DEPTH, (PARTS * STRIDE) as usize);
+    for (part, payload) in whole.chunks(STRIDE as usize).enumerate() {
+        let number = DEPTH + part as u32;
+        let kind = Kind::Reliable { number };
+        let header = RecordHeader {
+            sequence: DEPTH,
+            message_length: PARTS * STRIDE,
+            fragment_index: part as u32,
+            fragment_stride: STRIDE as u16,
+            ..control(CHANNEL.0, 7, TrafficClass::BEST_EFFORT, kind, payload.len())
+        };
+        take(&mut world, 1, header, payload);
+    }
+    lane(&mut world, 0);
+    assert_eq!(world.hosts[2].lane.state.counters.read().rx_no_room, 0);
+    let counted = world.hosts[2].counters();
+    assert_eq!(counted.dropped_full, FULL as u64);
+    for app in &mut world.hosts[2].apps[FULL..] {
+        app.receive(usize::MAX);
+        assert_eq!(app.received.len(), DEPTH as usize + 1);
+    }
 }
 
 #[test]
