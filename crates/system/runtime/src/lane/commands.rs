@@ -112,7 +112,8 @@ impl Lane {
                     Remote::new(own, incarnation, label, addresses, protection, via, &takes);
                 let at = self.state.remotes.insert(remote);
                 self.by_remote.insert(id, at);
-                self.state.by_incarnation.insert(incarnation, at);
+                let before = self.state.by_incarnation.insert(incarnation, at);
+                self.state.same_incarnation |= before.is_some();
             }
             Command::Reach { remote, endpoints } => self.reach(remote, endpoints),
             Command::Standing { remote, ports } => {

@@ -87,9 +87,11 @@ impl Lane {
         let by_incarnation = &mut self.state.by_incarnation;
         if by_incarnation.get(&remote.incarnation) == Some(&at) {
             by_incarnation.remove(&remote.incarnation);
-            // Another peer may say that it has the same.
             let mut others = self.state.remotes.iter();
-            if let Some((other, same)) = others.find(|(_, r)| r.incarnation == remote.incarnation) {
+            if self.state.same_incarnation
+                && let Some((other, same)) =
+                    others.find(|(_, r)| r.incarnation == remote.incarnation)
+            {
                 by_incarnation.insert(same.incarnation, other);
             }
         }

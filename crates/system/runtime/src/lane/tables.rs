@@ -37,6 +37,8 @@ pub(super) struct State {
     pub(super) networks: Vec<Network>,
     pub(super) remotes: Slab<Remote>,
     pub(super) by_incarnation: HashMap<u32, usize, foldhash::fast::RandomState>,
+    /// Two peers have said that they have the same incarnation.
+    pub(super) same_incarnation: bool,
     pub(super) last_sender: Option<(u32, usize)>,
     pub(super) last_channel: Option<(u64, usize)>,
     pub(super) reassembly: Reassembly,
@@ -81,6 +83,7 @@ impl State {
             networks: Vec::new(),
             remotes: Slab::new(),
             by_incarnation: HashMap::default(),
+            same_incarnation: false,
             last_sender: None,
             last_channel: None,
             reassembly: Reassembly::new(
