@@ -17,10 +17,10 @@
  * And of streaming:
  * - lnr_s_open_server() opens a stream. `get_frame` sets frame->data and frame->length, which stay until it is called again,
  *   and returns 0; another number ends the stream. `wait_next` pauses until the next frame is due; it returns 0, or another
- *   number to end the stream. Frames are bytes of any length, 4 GiB at most.
+ *   number to end the stream. Frames are bytes of any length, from one to 4 GiB.
  * - lnr_s_loop() gets a frame, sends it in fragments, waits for the next, until the end of the stream; it waits for memory.
- *   It returns how many frames were sent, or a negative TAKT_E_ code. Without clients frames go nowhere: lnr_s_wait_client()
- *   waits for one.
+ *   It returns how many frames were sent, or a negative TAKT_E_ code; server->sent says how many in any case. Without clients
+ *   frames go nowhere: lnr_s_wait_client() waits for one.
  * - lnr_s_connect() asks for a stream. lnr_s_receive() waits for its next frame, which is whole, and valid until the client's
  *   next call: 0, or 1 when the stream has ended, or a negative code. A client that is slow gets the latest frame;
  *   with lnr_s_all set to 1 it gets all, and a reliable server waits for it.
@@ -172,6 +172,7 @@ typedef struct lnr_s_server {
     lnr_s_get_frame get_frame;
     lnr_s_wait_next wait_next;
     void *user;
+    int sent; /* frames */
 } lnr_s_server;
 
 typedef struct lnr_s_client {
@@ -192,14 +193,18 @@ static inline int lnr_s_open_server(lnr_s_server *server, const char *stream, ln
                                     lnr_s_wait_next wait_next, void *user) {
     takt_video_server_options options = TAKT_VIDEO_SERVER_OPTIONS_INIT;
     takt_video_format format = lnr_s_format(1); /* until there is a frame */
-    int code = lunar_open();
-    if (code < 0) {
-        return code;
-    }
-    if (server == NULL || get_frame == NULL || wait_next == NULL) {
+    int code;
+    if (server == NULL) {
         return TAKT_E_INVALID_ARGUMENT;
     }
-    server->server = NULL;
+    /* Whatever fails below: it may be closed. */
+    memset(server, 0, sizeof *server);
+    if ((code = lunar_open()) < 0) {
+        return code;
+    }
+    if (get_frame == NULL || wait_next == NULL) {
+        return TAKT_E_INVALID_ARGUMENT;
+    }
     server->get_frame = get_frame;
     server->wait_next = wait_next;
     server->user = user;
@@ -213,7 +218,10 @@ static inline int lnr_s_wait_client(lnr_s_server *server) {
 }
 
 static inline int lnr_s_loop(lnr_s_server *server) {
-    int sent = 0;
+    server->sent = 0;
+    if (server->server == NULL) {
+        return TAKT_E_CLOSED;
+    }
     do {
         lnr_s_frame frame = {NULL, 0};
         takt_video_format format;
@@ -226,9 +234,9 @@ static inline int lnr_s_loop(lnr_s_server *server) {
             (code = takt_video_send(server->server, frame.data, frame.length, 0, TAKT_FOREVER, NULL)) < 0) {
             return code;
         }
-        ++sent;
+        ++server->sent;
     } while (server->wait_next(server->user) == 0);
-    return sent;
+    return server->sent;
 }
 
 static inline void lnr_s_close_server(lnr_s_server *server) {
@@ -238,14 +246,14 @@ static inline void lnr_s_close_server(lnr_s_server *server) {
 
 static inline int lnr_s_connect(lnr_s_client *client, const char *stream) {
     takt_video_client_options options = TAKT_VIDEO_CLIENT_OPTIONS_INIT;
-    int code = lunar_open();
-    if (code < 0) {
-        return code;
-    }
+    int code;
     if (client == NULL) {
         return TAKT_E_INVALID_ARGUMENT;
     }
     memset(client, 0, sizeof *client);
+    if ((code = lunar_open()) < 0) {
+        return code;
+    }
     options.qos = lunar_qos;
     options.all = lnr_s_all;
     return takt_video_client_open(lunar_participant, stream, &options, &client->client);

@@ -42,6 +42,8 @@ Data = Union[bytes, bytearray, memoryview]
 
 _FOREVER = -1
 _T = TypeVar("_T")
+# Seconds, a hundred years: so many nanoseconds can be counted.
+_LONGEST_WAIT = 100 * 365 * 86400.0
 # The longest stretch of a wait: a signal may come in the instant before a sleep, and is seen after it.
 _STRETCH_NS = 100_000_000
 
@@ -150,6 +152,20 @@ def _bytes(name: str, number: int) -> int:
     return number
 
 
+def _number(name: str, number: int, bits: int = 32) -> int:
+    """For the library, which would be given the last bits of others."""
+    if not 0 <= number < 1 << bits:
+        raise InvalidArgument(f"`{name}` is {number}: it must be from 0 to {(1 << bits) - 1}")
+    return number
+
+
+def _chars(name: str, text: str) -> bytes:
+    """For the library, to which a text ends at its first zero byte."""
+    if "\0" in text:
+        raise InvalidArgument(f"`{name}` is {text!r}: it must have no zero bytes")
+    return text.encode()
+
+
 def _qos(
     fast: bool,
     unlimited: bool,
@@ -168,21 +184,28 @@ def _qos(
         acceleration=fast,
         resource_use=unlimited,
         time_sensitivity=traffic_class is not None,
-        traffic_class=traffic_class or 0,
+        traffic_class=_number("traffic_class", traffic_class or 0, 8),
         reliability=_native.LATEST if latest else reliable,
         slow_sinks=slow_sinks,
         deadline_ns=_nanoseconds("deadline", deadline),
         patience_ns=_nanoseconds("patience", patience),
-        datapath=None if datapath is None else datapath.encode(),
+        datapath=None if datapath is None else _chars("datapath", datapath),
     )
 
 
 def _deadline(timeout: Optional[float]) -> Optional[int]:
     if timeout is None:
         return None
-    if timeout < 0:
-        raise InvalidArgument(f"`timeout` is {timeout}: it must be seconds, 0 not to wait, or None")
-    return time.monotonic_ns() + int(timeout * 1e9)
+    return time.monotonic_ns() + _wait_nanoseconds("timeout", timeout)
+
+
+def _wait_nanoseconds(name: str, seconds: float) -> int:
+    # NaN is neither.
+    if not 0 <= seconds <= _LONGEST_WAIT:
+        raise InvalidArgument(
+            f"`{name}` is {seconds}: it must be seconds, 0 not to wait, at most {_LONGEST_WAIT:.0f}, or None to wait for ever"
+        )
+    return int(seconds * 1e9)
 
 
 def _wait(part: "_Part", timeout: Optional[float], call: "object") -> int:
@@ -247,8 +270,8 @@ class Session(_Part):
     ) -> None:
         options = _native.SessionOptions(
             size=ctypes.sizeof(_native.SessionOptions),
-            socket=None if socket is None else str(socket).encode(),
-            name=None if name is None else name.encode(),
+            socket=None if socket is None else _chars("socket", str(socket)),
+            name=None if name is None else _chars("name", name),
             tx_bytes=tx_bytes,
             rx_bytes=rx_bytes,
             no_reconnect=not reconnect,
@@ -318,17 +341,17 @@ class Stream(_Part):
     def source(self, channel: int, *, depth: int = 0) -> "Source":
         """Opens the writing end of a channel. `depth`: most messages under way, a power of two; 0: 1024."""
         pointer = ctypes.c_void_p()
-        check(lib.takt_source_open(self._pointer, channel, depth, ctypes.byref(pointer)))
+        check(lib.takt_source_open(self._pointer, _number("channel", channel, 64), _number("depth", depth), ctypes.byref(pointer)))
         return Source(_Handle(pointer, lib.takt_source_close, self._open()))
 
     def sink(self, channel: int, *, depth: int = 0, no_local: bool = False, latest: bool = False) -> "Sink":
         """Opens a reading end of a channel. `no_local`: without what this very session emits. `latest`: the newest message
         alone, which takes the place of one that was not received."""
         options = _native.SinkOptions(
-            size=ctypes.sizeof(_native.SinkOptions), depth=depth, notify_fd=1, no_local=no_local, latest=latest
+            size=ctypes.sizeof(_native.SinkOptions), depth=_number("depth", depth), notify_fd=1, no_local=no_local, latest=latest
         )
         pointer = ctypes.c_void_p()
-        check(lib.takt_sink_open_with(self._pointer, channel, ctypes.byref(options), ctypes.byref(pointer)))
+        check(lib.takt_sink_open_with(self._pointer, _number("channel", channel, 64), ctypes.byref(options), ctypes.byref(pointer)))
         return Sink(_Handle(pointer, lib.takt_sink_close, self._open()))
 
     def __enter__(self) -> "Stream":

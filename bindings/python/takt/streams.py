@@ -24,7 +24,8 @@ from collections.abc import AsyncIterator, Iterator
 from enum import IntEnum
 from typing import NamedTuple, Optional
 
-from . import Counters, Data, SlowSinks, WouldBlock, _Handle, _Part, _bytes, _nanoseconds, _qos, _view, _wait
+from . import Counters, Data, SlowSinks, WouldBlock, _Handle, _Part
+from . import _bytes, _chars, _nanoseconds, _number, _qos, _view, _wait, _wait_nanoseconds
 from . import _native
 from ._native import check, lib
 from .topics import Participant, SubscriberCounters
@@ -54,6 +55,11 @@ class Format(NamedTuple):
     pixels: Pixels
     width: int
     height: int
+
+
+def _format(format: Format) -> _native.VideoFormat:
+    pixels, width, height = format
+    return _native.VideoFormat(Pixels(pixels), _number("width", width), _number("height", height))
 
 
 class ClientCounters(NamedTuple):
@@ -104,13 +110,13 @@ class Server(_Part):
             qos=ctypes.pointer(qos),
             period_ns=_nanoseconds("period", period),
             spread=spread,
-            slice=slice,
-            depth=depth,
+            slice=_number("slice", slice),
+            depth=_number("depth", depth),
         )
-        of = _native.VideoFormat(*format)
+        of = _format(format)
         pointer = ctypes.c_void_p()
         opened = lib.takt_video_server_open(
-            participant._pointer, stream.encode(), ctypes.byref(of), ctypes.byref(options), ctypes.byref(pointer)
+            participant._pointer, _chars("stream", stream), ctypes.byref(of), ctypes.byref(options), ctypes.byref(pointer)
         )
         check(opened)
         super().__init__(_Handle(pointer, lib.takt_video_server_close, participant._open()))
@@ -125,7 +131,7 @@ class Server(_Part):
             address = (ctypes.c_char * view.nbytes).from_buffer(view)
         number = ctypes.c_uint64()
         # In one piece: a wait that is cut in parts would cut frames.
-        ns = -1 if timeout is None else int(timeout * 1e9)
+        ns = -1 if timeout is None else _wait_nanoseconds("timeout", timeout)
         check(lib.takt_video_send(self._pointer, address, view.nbytes, captured_ns, ns, ctypes.byref(number)))
         return number.value
 
@@ -136,7 +142,7 @@ class Server(_Part):
 
     def set_format(self, format: Format) -> None:
         """The frames that follow are of this format."""
-        check(lib.takt_video_server_set_format(self._pointer, ctypes.byref(_native.VideoFormat(*format))))
+        check(lib.takt_video_server_set_format(self._pointer, ctypes.byref(_format(format))))
 
     def __enter__(self) -> "Server":
         return self
@@ -220,14 +226,14 @@ class Client(_Part):
             qos=ctypes.pointer(qos),
             all=all,
             holes=holes,
-            frames=frames,
-            depth=depth,
+            frames=_number("frames", frames),
+            depth=_number("depth", depth),
             most_bytes=_bytes("most_bytes", most_bytes),
             memory=_bytes("memory", memory),
         )
         pointer = ctypes.c_void_p()
         opened = lib.takt_video_client_open(
-            participant._pointer, stream.encode(), ctypes.byref(options), ctypes.byref(pointer)
+            participant._pointer, _chars("stream", stream), ctypes.byref(options), ctypes.byref(pointer)
         )
         check(opened)
         super().__init__(_Handle(pointer, lib.takt_video_client_close, participant._open()))

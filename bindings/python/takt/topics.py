@@ -24,8 +24,8 @@ from collections.abc import AsyncIterator, Iterator
 from enum import IntEnum
 from typing import NamedTuple, Optional, Union
 
-from . import Counters, Data, Disconnected, Outcome, Session, SlowSinks
-from . import _AWAY, _Handle, _Part, _bytes, _qos, _receive_async, _view, _wait
+from . import Counters, Data, Disconnected, InvalidArgument, Outcome, Session, SlowSinks
+from . import _AWAY, _Handle, _Part, _bytes, _chars, _number, _qos, _receive_async, _view, _wait, _wait_nanoseconds
 from . import _native
 from ._native import check, lib
 
@@ -65,7 +65,7 @@ class Participant(_Part):
 
     def __init__(self, session: Session, name: Optional[str] = None) -> None:
         pointer = ctypes.c_void_p()
-        text = None if name is None else name.encode()
+        text = None if name is None else _chars("name", name)
         check(lib.takt_participant_open(session._pointer, text, ctypes.byref(pointer)))
         super().__init__(_Handle(pointer, lib.takt_participant_close, session._open()))
 
@@ -94,14 +94,14 @@ class Participant(_Part):
         options = _native.PublisherOptions(
             size=ctypes.sizeof(_native.PublisherOptions),
             qos=ctypes.pointer(qos),
-            depth=depth,
-            history=history,
-            encoding=encoding,
+            depth=_number("depth", depth),
+            history=_number("history", history),
+            encoding=_number("encoding", encoding, 16),
             history_bytes=_bytes("history_bytes", history_bytes),
         )
         pointer = ctypes.c_void_p()
-        check(lib.takt_publisher_open(self._pointer, topic.encode(), ctypes.byref(options), ctypes.byref(pointer)))
-        return Publisher(_Handle(pointer, lib.takt_publisher_close, self._open()))
+        check(lib.takt_publisher_open(self._pointer, _chars("topic", topic), ctypes.byref(options), ctypes.byref(pointer)))
+        return Publisher(_Handle(pointer, lib.takt_publisher_close, self._open()), encoding)
 
     def subscriber(
         self,
@@ -122,14 +122,14 @@ class Participant(_Part):
         options = _native.SubscriberOptions(
             size=ctypes.sizeof(_native.SubscriberOptions),
             qos=ctypes.pointer(qos),
-            depth=depth,
-            history=history,
+            depth=_number("depth", depth),
+            history=_number("history", history),
             notify_fd=1,
             no_local=no_local,
             latest=latest,
         )
         pointer = ctypes.c_void_p()
-        check(lib.takt_subscriber_open(self._pointer, topic.encode(), ctypes.byref(options), ctypes.byref(pointer)))
+        check(lib.takt_subscriber_open(self._pointer, _chars("topic", topic), ctypes.byref(options), ctypes.byref(pointer)))
         return Subscriber(_Handle(pointer, lib.takt_subscriber_close, self._open()))
 
     def topics(self, quiet: float = 0.3, most: float = 3.0) -> list[Topic]:
@@ -140,7 +140,8 @@ class Participant(_Part):
             of = topic.contents
             found.append(Topic(of.name.decode(), of.publishers, of.subscribers))
 
-        check(lib.takt_topics(self._pointer, int(quiet * 1e9), int(most * 1e9), _native.TOPIC_CALLBACK(see), None))
+        times = _wait_nanoseconds("quiet", quiet), _wait_nanoseconds("most", most)
+        check(lib.takt_topics(self._pointer, *times, _native.TOPIC_CALLBACK(see), None))
         return found
 
     def __enter__(self) -> "Participant":
@@ -155,6 +156,10 @@ class Publisher(_Part):
 
     _name = "publisher"
 
+    def __init__(self, handle: _Handle, encoding: int) -> None:
+        super().__init__(handle)
+        self._encoding = encoding
+
     def publish(self, data: Data, timeout: Optional[float] = None) -> int:
         """Publishes bytes; the token for `outcome`."""
         view = memoryview(data).cast("B")
@@ -168,7 +173,9 @@ class Publisher(_Part):
         return token.value
 
     def publish_json(self, value: object, timeout: Optional[float] = None) -> int:
-        """Publishes a value as JSON; the token for `outcome`."""
+        """Publishes a value as JSON, if the publisher was opened with `encoding=Encoding.JSON`; the token for `outcome`."""
+        if self._encoding != Encoding.JSON:
+            raise InvalidArgument(f"the topic's encoding is {self._encoding}: open the publisher with encoding=Encoding.JSON")
         return self.publish(json.dumps(value).encode(), timeout)
 
     def outcome(self, token: int) -> Outcome:
@@ -215,7 +222,9 @@ class Sample:
         self.data: memoryview = _view(subscriber._open(), native).toreadonly()
 
     def json(self) -> object:
-        """Reads it as JSON."""
+        """Reads it as JSON, if its publisher says that it is."""
+        if self.encoding != Encoding.JSON:
+            raise InvalidArgument(f"the message's encoding is {self.encoding}, not {Encoding.JSON:d} (JSON): read its `data`")
         return json.loads(bytes(self.data))
 
     def release(self) -> None:

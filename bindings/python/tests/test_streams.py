@@ -26,6 +26,16 @@ class Streams(unittest.TestCase):
         self.camera = Participant(takt.Session(name="camera"))
         self.viewer = Participant(takt.Session(os.environ["TAKT_TEST_FAR_SOCKET"], name="viewer"))
 
+    def test_what_the_library_would_cut_is_refused(self) -> None:
+        for refused in (
+            lambda: Server(self.camera, "py/a\0b", Format(Pixels.RGB, 64, 48)),
+            lambda: Server(self.camera, "py/cut", Format(Pixels.RGB, 2**32 + 64, 48)),
+            lambda: Server(self.camera, "py/cut", Format(Pixels.RGB, 64, 48), slice=2**32),
+            lambda: Client(self.camera, "py/cut", frames=2**32 + 5),
+        ):
+            with self.assertRaises(takt.InvalidArgument):
+                refused()
+
     def test_frames_arrive_whole_and_in_order_until_the_end(self) -> None:
         client = Client(self.viewer, "py/camera", all=True)
         server = Server(self.camera, "py/camera", FORMAT, period=0.02, slice=1000, reliable=True)

@@ -24,6 +24,39 @@ class Topics(unittest.TestCase):
         self.near = Participant(self.session, "near")
         self.other = Participant(self.far, "far")
 
+    def test_what_the_library_would_cut_is_refused(self) -> None:
+        for refused in (
+            lambda: self.near.publisher("py/a\0b"),
+            lambda: self.near.subscriber("py/a\0b"),
+            lambda: self.near.publisher("py/1", history=2**32 + 1),
+            lambda: self.near.publisher("py/1", depth=2**33 + 16),
+            lambda: self.near.publisher("py/1", encoding=2**16),
+            lambda: self.near.publisher("py/1", traffic_class=2**32),
+            lambda: self.near.subscriber("py/1", history=-1),
+            lambda: self.near.topics(-1, -1),
+            lambda: self.near.topics(0.1, float("inf")),
+            lambda: Participant(self.session, "a\0b"),
+            lambda: takt.Session(name="a\0b"),
+            lambda: self.session.stream().source(2**64),
+            lambda: self.session.stream().sink(1, depth=2**32),
+        ):
+            with self.assertRaises(takt.InvalidArgument):
+                refused()
+        subscriber = self.near.subscriber("py/1")
+        for timeout in (-1, float("inf"), float("nan"), 1e18):
+            with self.assertRaises(takt.InvalidArgument):
+                subscriber.take(timeout)
+
+    def test_json_is_what_is_declared_as_such(self) -> None:
+        publisher = self.near.publisher("py/text", encoding=Encoding.TEXT)
+        subscriber = self.near.subscriber("py/text")
+        publisher.wait_subscriber(PATIENCE)
+        with self.assertRaisesRegex(takt.InvalidArgument, "Encoding.JSON"):
+            publisher.publish_json({})
+        publisher.publish(b"{}")
+        with subscriber.take(PATIENCE) as sample, self.assertRaisesRegex(takt.InvalidArgument, "encoding is 1"):
+            sample.json()
+
     def test_messages_go_by_topic_and_pattern_between_nodes(self) -> None:
         publisher = self.near.publisher("py/1", encoding=Encoding.JSON, reliable=True)
         subscriber = self.other.subscriber("py/1")

@@ -22,6 +22,20 @@ static int wait_next(void *user) {
     return made == FRAMES;
 }
 
+/* Its second frame has no bytes. */
+static int get_broken(void *user, lnr_s_frame *frame) {
+    int *frames = (int *)user;
+    frame->data = picture;
+    frame->length = *frames == 0;
+    ++*frames;
+    return 0;
+}
+
+static int go_on(void *user) {
+    (void)user;
+    return 0;
+}
+
 static void *watch(void *of) {
     lnr_s_client *client = (lnr_s_client *)of;
     lnr_s_frame frame;
@@ -52,6 +66,23 @@ int main(void) {
     lnr_s_close_server(&server);
     pthread_join(thread, &right);
     printf("received %d frames\n", (int)(size_t)right);
+    lnr_s_close_client(&client);
+    made = 0;
+    if (lnr_s_open_server(&server, "lunar/broken", get_broken, go_on, &made) < 0 || lnr_s_loop(&server) >= 0 ||
+        server.sent != 1) {
+        fprintf(stderr, "lunar: a frame without bytes after %d: %s\n", server.sent, takt_last_error());
+        return 1;
+    }
+    lnr_s_close_server(&server);
+    /* What could not be opened can be closed. */
+    memset(&server, 0xff, sizeof server);
+    memset(&client, 0xff, sizeof client);
+    if (lnr_s_open_server(&server, "", get_broken, go_on, &made) >= 0 || lnr_s_loop(&server) != TAKT_E_CLOSED ||
+        lnr_s_connect(&client, "") >= 0) {
+        fprintf(stderr, "lunar: a stream without a name\n");
+        return 1;
+    }
+    lnr_s_close_server(&server);
     lnr_s_close_client(&client);
     return lunar_close() < 0;
 }
