@@ -825,7 +825,12 @@ type LaneCounters struct {
 	// Records of reliable sources for which a sink had no room: they come again.
 	RxNoRoom uint64 `protobuf:"varint,17,opt,name=rx_no_room,json=rxNoRoom,proto3" json:"rx_no_room,omitempty"`
 	// Announcements of reliable sources that are not heard because no place for them is free: they come again.
-	RxNoPlace     uint64 `protobuf:"varint,18,opt,name=rx_no_place,json=rxNoPlace,proto3" json:"rx_no_place,omitempty"`
+	RxNoPlace uint64 `protobuf:"varint,18,opt,name=rx_no_place,json=rxNoPlace,proto3" json:"rx_no_place,omitempty"`
+	// Fragments of messages that were given up, or are complete.
+	RxStaleFragments uint64 `protobuf:"varint,19,opt,name=rx_stale_fragments,json=rxStaleFragments,proto3" json:"rx_stale_fragments,omitempty"`
+	// Records of reliable sources that were not looked at while the lane was behind, because a tenant with several sinks had
+	// had its part: they come again.
+	RxNoPart      uint64 `protobuf:"varint,20,opt,name=rx_no_part,json=rxNoPart,proto3" json:"rx_no_part,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -982,6 +987,20 @@ func (x *LaneCounters) GetRxNoRoom() uint64 {
 func (x *LaneCounters) GetRxNoPlace() uint64 {
 	if x != nil {
 		return x.RxNoPlace
+	}
+	return 0
+}
+
+func (x *LaneCounters) GetRxStaleFragments() uint64 {
+	if x != nil {
+		return x.RxStaleFragments
+	}
+	return 0
+}
+
+func (x *LaneCounters) GetRxNoPart() uint64 {
+	if x != nil {
+		return x.RxNoPart
 	}
 	return 0
 }
@@ -6264,7 +6283,7 @@ const file_takt_admin_v1_admin_proto_rawDesc = "" +
 	"\x04lane\x18\x01 \x01(\rR\x04lane\x12\x1a\n" +
 	"\bsessions\x18\x02 \x01(\rR\bsessions\x127\n" +
 	"\bcounters\x18\x03 \x01(\v2\x1b.takt.admin.v1.LaneCountersR\bcounters\x12)\n" +
-	"\x05ports\x18\x04 \x03(\v2\x13.takt.admin.v1.PortR\x05ports\"\xf4\x04\n" +
+	"\x05ports\x18\x04 \x03(\v2\x13.takt.admin.v1.PortR\x05ports\"\xc0\x05\n" +
 	"\fLaneCounters\x12\x14\n" +
 	"\x05polls\x18\x01 \x01(\x04R\x05polls\x12\x1d\n" +
 	"\n" +
@@ -6289,7 +6308,10 @@ const file_takt_admin_v1_admin_proto_rawDesc = "" +
 	"\brx_early\x18\x10 \x01(\x04R\arxEarly\x12\x1c\n" +
 	"\n" +
 	"rx_no_room\x18\x11 \x01(\x04R\brxNoRoom\x12\x1e\n" +
-	"\vrx_no_place\x18\x12 \x01(\x04R\trxNoPlace\"q\n" +
+	"\vrx_no_place\x18\x12 \x01(\x04R\trxNoPlace\x12,\n" +
+	"\x12rx_stale_fragments\x18\x13 \x01(\x04R\x10rxStaleFragments\x12\x1c\n" +
+	"\n" +
+	"rx_no_part\x18\x14 \x01(\x04R\brxNoPart\"q\n" +
 	"\x04Port\x12\x1a\n" +
 	"\bdatapath\x18\x01 \x01(\tR\bdatapath\x12\x14\n" +
 	"\x05local\x18\x02 \x01(\tR\x05local\x127\n" +

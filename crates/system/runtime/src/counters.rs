@@ -85,11 +85,16 @@ counters! {
         rx_no_sink,
         /// Messages that came twice or too late.
         rx_duplicate,
+        /// Fragments of messages that were given up, or are complete.
+        rx_stale_fragments,
         /// Records of reliable sources that came before their source was known, or beyond what was granted: they come
         /// again.
         rx_early,
         /// Records of reliable sources for which a sink had no room: they come again.
         rx_no_room,
+        /// Records of reliable sources that were not looked at while the lane was behind, because a tenant with several
+        /// sinks had had its part: they come again.
+        rx_no_part,
         /// Announcements of reliable sources that are not heard because no place for them is free: they come again.
         rx_no_place,
         /// Fragmented messages given up because no memory for their assembly was free.

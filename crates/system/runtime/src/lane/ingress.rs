@@ -213,6 +213,9 @@ impl State {
                 self.received_cost += self.tenants.add_lost(channel, -1);
                 sequence
             }
+            Verdict::Duplicate if h.is_fragment() => {
+                return self.counters.rx_stale_fragments.add(1);
+            }
             Verdict::Duplicate => return self.counters.rx_duplicate.add(1),
         };
         let meta = Meta {

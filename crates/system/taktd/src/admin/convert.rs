@@ -28,7 +28,7 @@ macro_rules! same_fields {
 same_fields!(LaneReading => LaneCounters {
     polls, busy_polls, busy_nanos, parks, rx_malformed, rx_unknown_sender, rx_forwarded, rx_misdirected,
     rx_no_sink, rx_duplicate, reassembly_refused, reassembly_expired, tx_datagrams, rx_unauthentic, rx_replayed,
-    rx_early, rx_no_room, rx_no_place,
+    rx_early, rx_no_room, rx_no_place, rx_stale_fragments, rx_no_part,
 });
 same_fields!(PortReading => PortCounters {
     tx_datagrams, tx_bytes, tx_errors, rx_datagrams, rx_bytes, rx_dropped, rx_invalid,

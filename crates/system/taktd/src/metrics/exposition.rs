@@ -537,8 +537,12 @@ fn help(subject: &str, field: &str) -> Option<&'static str> {
         ("lane", "rx_misdirected") => "Datagrams for a lane that is not there or is full",
         ("lane", "rx_no_sink") => "Messages for channels without a sink here",
         ("lane", "rx_duplicate") => "Messages that came twice or too late",
+        ("lane", "rx_stale_fragments") => "Fragments of messages given up, or complete",
         ("lane", "rx_early") => "Records of reliable sources not known yet, or beyond the grant",
         ("lane", "rx_no_room") => "Records of reliable sources for which a sink had no room",
+        ("lane", "rx_no_part") => {
+            "Records of reliable sources not looked at: a tenant had had its part"
+        }
         ("lane", "rx_no_place") => "Announcements of reliable sources for which no place was free",
         ("datapath", "failures") => "Times that the datapath has failed",
         ("channel", "detoured") => {

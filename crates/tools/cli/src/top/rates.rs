@@ -257,6 +257,7 @@ fn lane_rates(per: Per, before: Option<&Lane>, now: &Lane) -> LaneRates {
             + c.rx_unknown_sender
             + c.rx_misdirected
             + c.rx_duplicate
+            + c.rx_stale_fragments
             + c.reassembly_refused
             + c.reassembly_expired
     };

@@ -204,7 +204,7 @@ impl State {
         };
         let has = self.tenants.all_admit(known, behind);
         if !has {
-            self.counters.rx_no_room.add(1);
+            self.counters.rx_no_part.add(1);
         }
         has
     }

@@ -1541,13 +1541,36 @@ fn who_takes_nothing_pays_for_no_copies_of_what_others_get() {
         take(&mut world, 1, header, payload);
     }
     lane(&mut world, 0);
-    assert_eq!(world.hosts[2].lane.state.counters.read().rx_no_room, 0);
+    assert_eq!(world.hosts[2].lane.state.counters.read().rx_no_part, 0);
     let counted = world.hosts[2].counters();
     assert_eq!(counted.dropped_full, FULL as u64);
     for app in &mut world.hosts[2].apps[FULL..] {
         app.receive(usize::MAX);
         assert_eq!(app.received.len(), DEPTH as usize + 1);
     }
+}
+
+#[test]
+fn what_is_refused_because_a_tenant_has_had_its_part_is_not_counted_as_for_want_of_room() {
+    const SINKS: usize = 20;
+    let mut world = World::new(3, Faults::default(), 1400);
+    for app in 1..=SINKS {
+        let tenant = if app < SINKS { 1 } else { 2 };
+        world.hosts[2].add_app_of(tenant, app as u64 + 1, 1 << 20);
+    }
+    for app in 0..=SINKS {
+        world.hosts[2].add_sink(app);
+    }
+    announce(&mut world, 1, CHANNEL, 7, (0..DEPTH, DEPTH, None));
+    world.hosts[2].lane.state.behind = tenants::MOST_BEHIND + 1;
+    for number in 0..DEPTH {
+        record(&mut world, 7, number, number, None);
+    }
+    let counted = world.hosts[2].lane.state.counters.read();
+    let received = world.hosts[2].counters().received;
+    assert!((1..u64::from(DEPTH)).contains(&received), "{received}");
+    let refused = u64::from(DEPTH) - received;
+    assert_eq!((counted.rx_no_part, counted.rx_no_room), (refused, 0));
 }
 
 #[test]

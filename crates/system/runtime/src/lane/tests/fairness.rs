@@ -864,6 +864,23 @@ fn one_sink_of_a_channel_gets_all_that_the_lane_can_do() {
 }
 
 #[test]
+fn what_comes_of_a_message_that_is_given_up_does_not_count_as_doubled() {
+    let (mut house, other) = House::at_network(512);
+    let mut guest = house.guest(1, 1 << 20, &no_limits());
+    guest.sink(5, 2);
+    let mut writer = Writer::new(&house, other);
+    house.settle();
+    writer.short(5, 2);
+    // There is no room for it: it is given up at its first fragment.
+    writer.long(5, 4);
+    writer.sequences.insert(5, 0);
+    writer.short(5, 1);
+    while house.lane.poll() {}
+    let counted = house.lane.state.counters.read();
+    assert_eq!((counted.rx_stale_fragments, counted.rx_duplicate), (3, 1));
+}
+
+#[test]
 fn a_message_that_stays_unfinished_is_lost_once_to_each_sink() {
     let (mut house, other) = House::at_network(512);
     let mut crowd = house.guest(1, 64 << 20, &no_limits());
