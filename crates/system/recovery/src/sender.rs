@@ -12,6 +12,8 @@ use crate::{
 pub const FIRST_GRANT: u64 = 16;
 /// Bytes of repair beyond the share for each timeout: a frame's.
 const FLOOR_BYTES: u64 = 1500;
+/// Probes to a silent peer, at least, before it is evicted.
+const PROBES: i64 = 20;
 
 /// A peer of a [`Sender`]: valid until it is removed or evicted, never used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -439,7 +441,12 @@ impl Sender {
             let told = span.saturating_sub(64 * at as u32).min(64);
             *missing = !here & u64::MAX.checked_shr(64 - told).unwrap_or(0);
         }
-        peer.probe_after(now_ns, end, wanted);
+        let (due_ns, silence_ns) = (peer.probe_ns, self.config.silence_ns);
+        peer.probe_after(now_ns, end, wanted, silence_ns);
+        if !gets_on && peer.owes(end, wanted) {
+            // Who says again and again that it does not get on may lack what it was asked: that is not put off.
+            peer.probe_ns = peer.probe_ns.min(due_ns);
+        }
         if skips {
             // What is behind it waits at the receiver.
             peer.probe_ns = now_ns;
@@ -597,6 +604,7 @@ impl Sender {
 
     fn probe(&mut self, at: usize, now_ns: i64) -> Option<Action> {
         let (end, oldest, wanted) = (self.end(), self.oldest, self.wanted);
+        let silence_ns = self.config.silence_ns;
         let peer = &mut self.peers[at];
         if peer.probe_ns > now_ns {
             return None;
@@ -607,7 +615,7 @@ impl Sender {
             round_trip_ns: peer.round_trip.smoothed().unwrap_or(0),
             stamp_ns: now_ns,
         };
-        peer.probe_after(now_ns, end, wanted);
+        peer.probe_after(now_ns, end, wanted, silence_ns);
         peer.backoff += 1;
         self.counters.announced += 1;
         Some(Action::Announce(peer.id, announce))
@@ -729,15 +737,16 @@ impl Peer {
         skips
     }
 
-    /// When to ask it next.
-    fn probe_after(&mut self, now_ns: i64, end: u64, wanted: bool) {
+    /// When to ask it next: seldom, but often while it is silent, so that many answers have to get lost until it is evicted.
+    fn probe_after(&mut self, now_ns: i64, end: u64, wanted: bool, silence_ns: i64) {
         self.probe_ns = if !self.owes(end, wanted) {
             i64::MAX
         } else if self.greeted && self.owed_ns > now_ns && !(wanted && self.limit <= end) {
             self.backoff = 0;
             self.owed_ns + self.round_trip.timeout(0)
         } else {
-            now_ns + self.round_trip.timeout(self.backoff)
+            let often = (silence_ns / PROBES).max(self.round_trip.timeout(0));
+            now_ns + self.round_trip.timeout(self.backoff).min(often)
         };
     }
 

@@ -324,6 +324,8 @@ fn the_last_message_is_repaired_without_any_share() {
     let told = receiver.poll(now).expect("asks");
     assert_eq!(told.span, 1);
     sender.acknowledge(now, peer, &told).expect("honest");
+    // The next probe was due meanwhile.
+    assert!(matches!(sender.poll(now), Some(Action::Announce(..))));
     assert_eq!(sender.poll(now), Some(Action::Repair(peer, 0)));
     // Asked for again at once: once in a timeout.
     sender.acknowledge(now, peer, &told).expect("honest");
@@ -412,6 +414,36 @@ fn a_repair_that_comes_too_late_is_not_sent() {
         (counted.given_up, counted.repaired, sender.retained()),
         (1, 0, 0)
     );
+}
+
+/// Whoever waits for what it is to do without says so again and again: that does not put off telling it.
+#[test]
+fn what_is_given_up_is_told_again_where_that_was_lost() {
+    let config = Config {
+        policy: Policy::Within(2 * MS),
+        ..Config::default()
+    };
+    let (mut sender, peer) = sender(config);
+    sender.acknowledge(0, peer, &said(0)).expect("honest");
+    sender.emit(0, 100).expect("room");
+    // It asks every 100 ms, as receivers do, and hears nothing.
+    let (mut told, mut now) = (0, 0);
+    while now <= 10_000 * MS {
+        let lacks = Acknowledgement {
+            span: 1,
+            stamp_ns: now,
+            ..said(0)
+        };
+        if now % (100 * MS) == 0 {
+            sender.acknowledge(now, peer, &lacks).expect("honest");
+        }
+        while let Some(action) = sender.poll(now) {
+            told += usize::from(matches!(action, Action::Announce(_, said) if said.oldest == 1));
+        }
+        now += MS;
+    }
+    // At least four times a second.
+    assert!((40..60).contains(&told), "{told}");
 }
 
 #[test]
