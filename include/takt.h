@@ -518,7 +518,7 @@ typedef struct takt_sample {
     size_t length;
     const char *topic;    /* stays until the subscriber is closed */
     uint64_t number;      /* of the message among those of its publisher, from 0; a gap is a loss */
-    int64_t send_time_ns; /* when the publisher's runtime took it, TAI nanoseconds */
+    int64_t send_time_ns; /* when the publisher's runtime took it, if it was kept when it took it again, TAI nanoseconds */
     uint32_t publisher;   /* random at each opening */
     uint16_t encoding;    /* as its publisher declares */
     uint16_t kept;        /* 1: published before the subscriber joined. It may come after later ones */

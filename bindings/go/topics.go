@@ -223,7 +223,7 @@ type Sample struct {
 	Topic string
 	// Number is that of the message among those of its publisher, from 0; a gap is a loss.
 	Number uint64
-	// SendTime is when the publisher's runtime took it, TAI nanoseconds.
+	// SendTime is when the publisher's runtime took it, and if it was kept when it took it again, TAI nanoseconds.
 	SendTime int64
 	// Publisher is random at each opening.
 	Publisher uint32

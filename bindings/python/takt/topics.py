@@ -211,7 +211,7 @@ class Sample:
         self.topic: str = native.topic.decode()
         #: Its number among those of its publisher, from 0; a gap is a loss.
         self.number: int = native.number
-        #: When the publisher's runtime took it, TAI nanoseconds.
+        #: When the publisher's runtime took it, TAI nanoseconds; if it was kept, when it took it again.
         self.send_time_ns: int = native.send_time_ns
         #: The publisher, under a number that is random at each opening.
         self.publisher: int = native.publisher

@@ -120,7 +120,8 @@ impl Sample<'_> {
         self.header.history
     }
 
-    /// When the publisher's runtime took the message.
+    /// When the publisher's runtime took the message; one that was kept ([`is_history`](Self::is_history)): when it took it again, for
+    /// this subscriber. When it was published first is not known.
     pub fn send_time(&self) -> TaiTime {
         self.message.send_time()
     }
