@@ -30,6 +30,7 @@ mod reload;
 mod reserve;
 mod schedule;
 mod session;
+mod signals;
 mod simulate;
 mod status;
 mod stream;

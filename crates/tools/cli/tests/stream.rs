@@ -3,11 +3,12 @@
 mod support;
 
 use std::net::UdpSocket;
+use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
 use rustix::process::Signal;
-use support::{Daemon, Ran, User};
+use support::{Daemon, Ran, Running, User};
 use takt_testing::until_true;
 
 const RELIABLE: [&str; 5] = ["--reliable", "--slow-readers", "wait", "--wait", "1min"];
@@ -452,4 +453,43 @@ fn what_a_video_does_to_a_control_flow_is_measured_beside_that_flow_alone() {
             }
         }
     }
+}
+
+#[test]
+fn a_signal_ends_a_server_without_input_and_a_viewer_whose_output_nobody_reads() {
+    let daemon = Daemon::start("");
+    let mut command = daemon.command(&["stream", "serve", "a", "--from", "-", "--size", "64x64"]);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped());
+    command.stderr(Stdio::piped());
+    let mut server = Running(command.spawn().expect("takt"));
+    // It stays open.
+    let _input = server.0.stdin.take();
+    server.line_with("view it with `takt stream view a`");
+    server.signal(Signal::TERM);
+    let ran = server.end();
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    assert!(ran.err.contains("0 frame(s) sent in "), "{ran:?}");
+
+    let fifo = daemon.directory.join("fifo");
+    let mode = rustix::fs::Mode::RWXU;
+    rustix::fs::mkfifoat(rustix::fs::CWD, &fifo, mode).expect("a FIFO");
+    let mut view = daemon.spawn(&[
+        "stream",
+        "view",
+        "a",
+        "--output",
+        fifo.to_str().expect("UTF-8"),
+    ]);
+    let pid = view.0.id();
+    until_true("signals are its own", || {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("running");
+        let caught = status
+            .lines()
+            .find_map(|line| line.strip_prefix("SigCgt:\t"));
+        let caught = u64::from_str_radix(caught.expect("signals"), 16).expect("a mask");
+        caught & (1 << (Signal::TERM.as_raw() - 1)) != 0
+    });
+    view.signal(Signal::TERM);
+    let status = view.0.wait().expect("an end");
+    assert_eq!(status.signal(), Some(Signal::TERM.as_raw()), "{status}");
 }

@@ -2,9 +2,16 @@
 
 mod support;
 
+use std::io::Write;
+use std::os::unix::process::ExitStatusExt;
+use std::process::Stdio;
+
 use rustix::process::Signal;
-use support::{Daemon, User};
-use takt_testing::until;
+use support::{Daemon, Running, User};
+use takt_testing::{until, until_true};
+
+/// Bytes that a pipe takes.
+const PIPE: u64 = 65_536;
 
 /// The topics that the daemon's applications tell of.
 fn listed(daemon: &Daemon) -> serde_json::Value {
@@ -169,5 +176,78 @@ fn nobody_and_nothing_are_told_with_what_to_do() {
         let ran = daemon.takt(&arguments);
         assert_eq!(ran.code, Some(1), "{ran:?}");
         assert!(ran.err.contains(told), "{ran:?}");
+    }
+}
+
+#[test]
+fn the_first_signal_ends_what_waits_and_sums_up() {
+    let daemon = Daemon::start("");
+    let history = ["--history", "1"];
+    let slowly = ["hi", "--count", "1000", "--interval", "1h"];
+    let stdin = ["--stdin"];
+    let cases: [&[&str]; 4] = [
+        &[&slowly[..], &history].concat(),
+        &slowly,
+        &[&stdin[..], &history].concat(),
+        &stdin,
+    ];
+    for more in cases {
+        let arguments = [&["topic", "pub", "idle", "--json"][..], more].concat();
+        let mut command = daemon.command(&arguments);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        command.stderr(Stdio::piped());
+        let mut publisher = Running(command.spawn().expect("takt"));
+        // It stays open.
+        let _input = publisher.0.stdin.take();
+        until_true("the topic is listed", || {
+            let listed = listed(&daemon);
+            listed.as_array().expect("topics").len() == 1
+        });
+        publisher.signal(Signal::INT);
+        let ran = publisher.end();
+        assert_eq!(ran.code, Some(0), "{more:?}: {ran:?}");
+        let sent = u64::from(more.contains(&"hi"));
+        assert_eq!(ran.json()["emitted"], sent, "{more:?}: {ran:?}");
+        until_true("it is gone", || listed(&daemon) == serde_json::json!([]));
+    }
+}
+
+#[test]
+fn lines_of_standard_input_are_messages_however_they_come() {
+    let daemon = Daemon::start("");
+    let echo = daemon.spawn(&["topic", "echo", "lines", "--count", "4"]);
+    let mut command = daemon.command(&["topic", "pub", "lines", "--stdin", "--reliable"]);
+    command.args(["--wait", "1min"]);
+    command.stdin(Stdio::piped()).stderr(Stdio::piped());
+    let mut publisher = Running(command.spawn().expect("takt"));
+    let mut input = publisher.0.stdin.take().expect("piped");
+    for part in ["one\ntwo", " parts\n", "\nno end"] {
+        input.write_all(part.as_bytes()).expect("written");
+    }
+    drop(input);
+    let ran = publisher.end();
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    assert_eq!(echo.end().out, "one\ntwo parts\n\nno end\n");
+}
+
+#[test]
+fn a_signal_ends_what_nobody_reads_and_a_second_one_ends_it_at_once() {
+    let daemon = Daemon::start("");
+    for signals in [1, 2] {
+        let mut echo = daemon.spawn(&["topic", "echo", "full"]);
+        let size = PIPE.to_string();
+        let publish = ["topic", "pub", "full", "--size", &size, "--wait", "1min"];
+        let ran = daemon.takt(&publish);
+        assert_eq!(ran.code, Some(0), "{ran:?}");
+        // Nobody reads its output, which is twice as long as what the pipe takes: the call does not return.
+        let output = echo.0.stdout.as_ref().expect("piped");
+        until_true("its pipe is full", || {
+            rustix::io::ioctl_fionread(output).expect("a pipe") == PIPE
+        });
+        for _ in 0..signals {
+            echo.signal(Signal::INT);
+        }
+        let status = echo.0.wait().expect("an end");
+        assert_eq!(status.signal(), Some(Signal::INT.as_raw()), "{status}");
     }
 }

@@ -1,6 +1,5 @@
 //! `takt stream serve`.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use clap::Args;
@@ -14,6 +13,7 @@ use crate::application::Application;
 use crate::failure::Failure;
 use crate::output::{Form, print_json, size};
 use crate::publish::Reliable;
+use crate::signals::Stop;
 use crate::subscribe::{LOOK_EVERY, stop_by_signals};
 use crate::topic::Joined;
 
@@ -126,6 +126,7 @@ impl Serve {
         };
         let mut server = Server::open(&joined.participant, &self.stream, format, options)?;
         let publisher = server.publisher();
+        stop.wakes(publisher.source().waker());
         if let Some(warning) = publisher.warning() {
             eprintln!("takt: warning: {warning}");
         }
@@ -143,12 +144,12 @@ impl Serve {
         let mut frame = vec![0; format.bytes()];
         let began = Instant::now();
         let (mut next, mut behind) = (began, 0);
-        while self.count.is_none_or(|count| server.frames() < count)
-            && !stop.load(Ordering::Relaxed)
-        {
+        while self.count.is_none_or(|count| server.frames() < count) && !stop.asked() {
             if !source.is_live() {
                 let now = Instant::now();
-                std::thread::sleep(next.saturating_duration_since(now));
+                if !stop.sleep_until(next) {
+                    break;
+                }
                 if now > next + period {
                     behind += 1;
                     next = now;
@@ -189,7 +190,7 @@ fn send(
     server: &mut Server,
     captured: takt_time::TaiTime,
     frame: &[u8],
-    stop: &AtomicBool,
+    stop: &Stop,
 ) -> Result<(), Failure> {
     let copy = |offset: usize, memory: &mut [u8]| {
         memory.copy_from_slice(&frame[offset..offset + memory.len()]);
@@ -201,7 +202,7 @@ fn send(
         Err(takt_streaming::Error::Topic(takt_messaging::Error::Channel(
             takt::Error::Disconnected,
         ))) => {
-            if !stop.load(Ordering::Relaxed) {
+            if !stop.asked() {
                 eprintln!("takt: the runtime went away: waiting for it");
                 std::thread::sleep(LOOK_EVERY);
             }
@@ -211,9 +212,9 @@ fn send(
     }
 }
 
-fn await_viewer(server: &Server, wait: Duration, stop: &AtomicBool) -> Result<(), Failure> {
+fn await_viewer(server: &Server, wait: Duration, stop: &Stop) -> Result<(), Failure> {
     let until = Instant::now() + wait;
-    while !stop.load(Ordering::Relaxed) {
+    while !stop.asked() {
         match server.wait_client(Wait::For(LOOK_EVERY)) {
             Ok(_) => return Ok(()),
             Err(error) if error.is_timed_out() || error.is_interrupted() => {}

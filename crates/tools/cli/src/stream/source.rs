@@ -2,6 +2,7 @@
 
 use std::io::Read;
 use std::net::UdpSocket;
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::str::FromStr;
@@ -17,6 +18,7 @@ use takt_time::TaiTime;
 
 use super::{Size, pixels};
 use crate::failure::Failure;
+use crate::signals::readable;
 use crate::subscribe::LOOK_EVERY;
 
 /// Of the test pattern.
@@ -100,7 +102,7 @@ pub fn open(
         From::Input => {
             let format = format(needed("raw frames on standard input")?)?;
             let input = Pipe {
-                from: std::io::stdin(),
+                from: standard_input()?,
                 name: "standard input",
                 frames: 0,
             };
@@ -141,6 +143,12 @@ pub fn open(
             (Box::new(source), format)
         }
     })
+}
+
+/// Standard input without a buffer, so that whether there is something to read is the kernel's word.
+fn standard_input() -> Result<std::fs::File, Failure> {
+    let input = std::io::stdin().as_fd().try_clone_to_owned();
+    Ok(input.map_err(Failure::io("read standard input"))?.into())
 }
 
 /// Bars that move, under a line that falls: whoever looks sees frames that are missing or mixed.
@@ -206,10 +214,13 @@ struct Pipe<R> {
     frames: u64,
 }
 
-impl<R: Read> Source for Pipe<R> {
+impl<R: Read + AsFd> Source for Pipe<R> {
     fn next(&mut self, frame: &mut [u8], stop: &AtomicBool) -> Result<Option<TaiTime>, Failure> {
         let mut read = 0;
         while read < frame.len() {
+            if !readable(&self.from, stop) {
+                return Ok(None);
+            }
             match self.from.read(&mut frame[read..]) {
                 Ok(0) if read == 0 => return Ok(None),
                 Ok(0) => {
@@ -226,9 +237,6 @@ impl<R: Read> Source for Pipe<R> {
                     let what = format!("cannot read {}: {error}", self.name);
                     return Err(Failure::Other(what));
                 }
-            }
-            if stop.load(Ordering::Relaxed) {
-                return Ok(None);
             }
         }
         self.frames += 1;

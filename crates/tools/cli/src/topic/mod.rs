@@ -5,7 +5,6 @@ mod list;
 mod publish;
 mod rate;
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use clap::{Args, Subcommand};
@@ -14,6 +13,7 @@ use takt_messaging::{Error, Participant, Sample, Subscriber, SubscriberOptions};
 
 use crate::application::{Application, Opened};
 use crate::failure::Failure;
+use crate::signals::Stop;
 use crate::subscribe::LOOK_EVERY;
 
 const HELP: &str = "\
@@ -115,14 +115,14 @@ impl End {
     fn take(
         &self,
         subscriber: &Subscriber,
-        stop: &AtomicBool,
+        stop: &Stop,
         received: &mut u64,
         mut sample: impl FnMut(&Sample<'_>) -> Result<(), Failure>,
         mut look: impl FnMut(Instant) -> Result<(), Failure>,
     ) -> Result<(), Failure> {
         let mut last = Instant::now();
         let mut away = false;
-        while self.count.is_none_or(|count| *received < count) && !stop.load(Ordering::Relaxed) {
+        while self.count.is_none_or(|count| *received < count) && !stop.asked() {
             match subscriber.take(Wait::For(LOOK_EVERY)) {
                 Ok(message) => {
                     *received += 1;
