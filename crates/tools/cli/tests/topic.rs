@@ -8,7 +8,9 @@ use std::process::Stdio;
 
 use rustix::process::Signal;
 use support::{Daemon, Running, User};
-use takt_testing::{until, until_true};
+use takt::{Qos, Session, Wait};
+use takt_messaging::{Participant, Publisher};
+use takt_testing::{PATIENCE, until, until_true};
 
 /// Bytes that a pipe takes.
 const PIPE: u64 = 65_536;
@@ -250,4 +252,57 @@ fn a_signal_ends_what_nobody_reads_and_a_second_one_ends_it_at_once() {
         let status = echo.0.wait().expect("an end");
         assert_eq!(status.signal(), Some(Signal::INT.as_raw()), "{status}");
     }
+}
+
+/// A participant of the daemon.
+fn participant(daemon: &Daemon) -> Participant {
+    let socket = daemon.directory.join("takt.sock");
+    let session = Session::builder().socket(socket).open().expect("a session");
+    Participant::builder(session).open().expect("a participant")
+}
+
+#[test]
+fn a_pattern_reads_as_many_topics_as_a_session_has_sinks_for() {
+    let daemon = Daemon::start("");
+    let echo = daemon.spawn(&["topic", "echo", "many/*", "--count", "100"]);
+    let writer = participant(&daemon);
+    let mut expected = Vec::new();
+    let mut publishers = Vec::new();
+    for number in 0..100 {
+        let topic = format!("many/{number}");
+        let publisher: Publisher = writer
+            .publisher(&topic, Qos::slow().reliable())
+            .expect("a publisher");
+        publisher
+            .wait_subscriber(Wait::For(PATIENCE))
+            .expect("a subscriber");
+        publisher
+            .publish(b"hello", Wait::For(PATIENCE))
+            .expect("published");
+        publishers.push(publisher);
+        expected.push(format!("{topic}: hello"));
+    }
+    let ran = echo.end();
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    let mut lines: Vec<_> = ran.out.lines().collect();
+    lines.sort_unstable();
+    expected.sort_unstable();
+    assert_eq!(lines, expected);
+}
+
+#[test]
+fn topics_that_a_pattern_cannot_open_are_told_while_it_reads() {
+    let daemon = Daemon::start("endpoints = 8\n");
+    let mut echo = daemon.spawn(&["topic", "echo", "many/*"]);
+    let writers = [participant(&daemon), participant(&daemon)];
+    let mut publishers = Vec::new();
+    for (writer, names) in writers.iter().zip([0..5, 5..10]) {
+        for number in names {
+            let topic = format!("many/{number}");
+            publishers.push(writer.publisher(&topic, Qos::slow()).expect("a publisher"));
+        }
+    }
+    echo.line_with("topic(s) could not be opened, such as \"many/");
+    echo.signal(Signal::INT);
+    assert_eq!(echo.end().code, Some(0));
 }

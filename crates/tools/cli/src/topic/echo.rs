@@ -5,7 +5,7 @@ use serde::Serialize;
 use takt_clock::{Clock, SystemTai};
 use takt_messaging::{Sample, SubscriberOptions};
 
-use super::{DEPTH, End, Joined, told};
+use super::{End, Joined, told};
 use crate::application::Application;
 use crate::failure::Failure;
 use crate::output::{Form, print, print_json_line};
@@ -64,13 +64,12 @@ impl Echo {
         let options = SubscriberOptions {
             history: self.history,
             latest: self.latest,
-            depth: if self.latest { 0 } else { DEPTH },
             ..SubscriberOptions::new(self.application.quality())
         };
-        let subscriber = joined.subscriber(&self.topic, options)?;
+        let mut subscriber = joined.subscriber(&self.topic, options)?;
         let mut received = 0;
         let show = |sample: &Sample<'_>| self.show(sample);
-        let ended = (self.end).take(&subscriber, &stop, &mut received, show, |_| Ok(()));
+        let ended = (self.end).take(&mut subscriber, &stop, &mut received, show, |_| Ok(()));
         eprintln!("{}", told(&subscriber, received));
         ended
     }

@@ -5,6 +5,7 @@ mod list;
 mod publish;
 mod rate;
 
+use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
 use clap::{Args, Subcommand};
@@ -29,6 +30,12 @@ Examples:
 
 /// Messages of a topic that may wait while this program prints.
 const DEPTH: u32 = 4096;
+/// The same for each topic of a pattern: a session has memory for thousands of them.
+const PATTERN_DEPTH: u32 = 64;
+/// Between two looks at what is not received.
+const WARN_EVERY: Duration = Duration::from_secs(1);
+/// Warnings that are said: whoever may write the directory could have any number of them said.
+const MOST_WARNINGS: usize = 100;
 
 /// Publishes, subscribes, and lists topics.
 #[derive(Debug, Args)]
@@ -82,9 +89,20 @@ impl Joined {
         })
     }
 
-    /// A subscriber; says on standard error if others do not hear of it.
-    fn subscriber(&self, topic: &str, options: SubscriberOptions) -> Result<Subscriber, Failure> {
+    /// A subscriber; says on standard error if others do not hear of it. As many messages wait as a session has memory
+    /// for, unless the options say how many.
+    fn subscriber(
+        &self,
+        topic: &str,
+        mut options: SubscriberOptions,
+    ) -> Result<Subscriber, Failure> {
         self.warn();
+        if options.depth == 0 && !options.latest {
+            options.depth = match topic.contains('*') {
+                true => PATTERN_DEPTH,
+                false => DEPTH,
+            };
+        }
         Ok(self.participant.subscriber_with(topic, options)?)
     }
 
@@ -114,7 +132,7 @@ impl End {
     /// how many they were, however it ended.
     fn take(
         &self,
-        subscriber: &Subscriber,
+        subscriber: &mut Subscriber,
         stop: &Stop,
         received: &mut u64,
         mut sample: impl FnMut(&Sample<'_>) -> Result<(), Failure>,
@@ -122,7 +140,13 @@ impl End {
     ) -> Result<(), Failure> {
         let mut last = Instant::now();
         let mut away = false;
+        let mut warnings = Warnings::default();
         while self.count.is_none_or(|count| *received < count) && !stop.asked() {
+            if warnings.are_due() {
+                // Topics that nobody publishes any more make room for others.
+                subscriber.prune();
+                warnings.say(subscriber.warning());
+            }
             match subscriber.take(Wait::For(LOOK_EVERY)) {
                 Ok(message) => {
                     *received += 1;
@@ -153,6 +177,36 @@ impl End {
             }
         }
         Ok(())
+    }
+}
+
+/// What a subscriber does not get, said when it is new.
+#[derive(Default)]
+struct Warnings {
+    looked: Option<Instant>,
+    said: HashSet<String>,
+}
+
+impl Warnings {
+    /// Whether it is time for a look; at most one each second.
+    fn are_due(&mut self) -> bool {
+        let due = self.looked.is_none_or(|at| at.elapsed() >= WARN_EVERY);
+        if due {
+            self.looked = Some(Instant::now());
+        }
+        due
+    }
+
+    /// Says it on standard error, unless it has been said.
+    fn say(&mut self, warning: Option<String>) {
+        let new = |warning: &String| !self.said.contains(warning);
+        let Some(warning) = warning.filter(new) else {
+            return;
+        };
+        if self.said.len() < MOST_WARNINGS {
+            eprintln!("takt: warning: {warning}");
+            self.said.insert(warning);
+        }
     }
 }
 
