@@ -35,6 +35,7 @@ mod simulate;
 mod status;
 mod stream;
 mod subscribe;
+mod time;
 mod top;
 mod topic;
 mod usage;

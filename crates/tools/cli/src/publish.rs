@@ -32,6 +32,8 @@ const FIND_WITHIN: Duration = Duration::from_secs(10);
 const SETTLE: Duration = Duration::from_secs(5);
 /// The same once a signal asks for the end.
 const SETTLE_AT_SIGNAL: Duration = Duration::from_secs(1);
+/// Bytes of a message that may be asked for. A runtime may take fewer, and says so.
+const MOST_BYTES: usize = 1 << 30;
 /// Bytes of standard input that are read at once.
 const READ: usize = 65_536;
 
@@ -65,20 +67,33 @@ pub struct Messages {
     )]
     count: u64,
     /// Time between two messages, such as 1s, 10ms or 50us; without it as fast as they go
-    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "TIME", value_parser = crate::time::parse)]
     interval: Option<Duration>,
     /// Write messages of this many bytes: their number, then zeros
-    #[arg(long, value_name = "BYTES", conflicts_with = "stdin")]
+    #[arg(long, value_name = "BYTES", conflicts_with = "stdin", value_parser = size)]
     size: Option<usize>,
     /// Write each line of standard input as a message
     #[arg(long)]
     stdin: bool,
     /// Wait this long for somebody to read it before the first message [default: 10s without a daemon,
     /// else not at all]
-    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "TIME", value_parser = crate::time::parse)]
     wait: Option<Duration>,
     #[command(flatten)]
     reliable: Reliable,
+}
+
+/// Bytes of a message.
+fn size(written: &str) -> Result<usize, String> {
+    let size: u128 = written
+        .parse()
+        .map_err(|error: std::num::ParseIntError| error.to_string())?;
+    match usize::try_from(size) {
+        Ok(size) if size <= MOST_BYTES => Ok(size),
+        _ => Err(format!(
+            "{size} bytes are too many: write at most {MOST_BYTES}"
+        )),
+    }
 }
 
 /// Whether messages are sent again.
@@ -89,7 +104,7 @@ pub struct Reliable {
     #[arg(long)]
     reliable: bool,
     /// The same, but only while a message can arrive this long after it was emitted
-    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "TIME", value_parser = crate::time::parse)]
     within: Option<Duration>,
     /// In order, and sent again until every reader's node has it or a newer one is written, which never waits
     #[arg(long, conflicts_with_all = ["reliable", "within"])]
@@ -99,7 +114,7 @@ pub struct Reliable {
     #[arg(long, value_enum, default_value_t = Slow::Evict)]
     slow_readers: Slow,
     /// How long `evict` waits
-    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = crate::time::parse)]
     patience: Duration,
 }
 

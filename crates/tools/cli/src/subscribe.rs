@@ -37,7 +37,7 @@ pub struct Subscribe {
     #[arg(long, value_name = "N")]
     count: Option<u64>,
     /// End if no message comes for this long, with exit code 1
-    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "TIME", value_parser = crate::time::parse)]
     timeout: Option<Duration>,
     /// Print nothing but the summary
     #[arg(long, conflicts_with = "json")]

@@ -73,7 +73,7 @@ pub struct Serve {
     #[arg(long, value_name = "N")]
     count: Option<u64>,
     /// Wait this long for somebody to view it before the first frame [default: not at all]
-    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "TIME", value_parser = crate::time::parse)]
     wait: Option<Duration>,
     #[command(flatten)]
     reliable: Reliable,

@@ -27,7 +27,7 @@ const QUIET: Duration = Duration::from_millis(300);
 #[command(after_help = HELP)]
 pub struct List {
     /// Listen for this long at least
-    #[arg(long, value_name = "TIME", default_value = "300ms", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "TIME", default_value = "300ms", value_parser = crate::time::parse)]
     wait: Duration,
     #[command(flatten)]
     application: Application,

@@ -123,7 +123,7 @@ struct End {
     #[arg(long, value_name = "N")]
     count: Option<u64>,
     /// End if no message comes for this long, with exit code 1
-    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "TIME", value_parser = crate::time::parse)]
     timeout: Option<Duration>,
 }
 
