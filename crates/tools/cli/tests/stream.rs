@@ -493,3 +493,22 @@ fn a_signal_ends_a_server_without_input_and_a_viewer_whose_output_nobody_reads()
     let status = view.0.wait().expect("an end");
     assert_eq!(status.signal(), Some(Signal::TERM.as_raw()), "{status}");
 }
+
+#[test]
+fn frames_for_which_there_is_no_memory_are_refused() {
+    let mut command = Command::new("sh");
+    command.args(["-c", "ulimit -v 2000000; exec \"$@\"", "sh"]);
+    command.arg(env!("CARGO_BIN_EXE_takt"));
+    let serve = [
+        "stream",
+        "serve",
+        "a",
+        "--embedded",
+        "--size",
+        "30000x30000",
+    ];
+    let ran: Ran = command.args(serve).output().expect("a shell").into();
+    assert_eq!(ran.code, Some(1), "{ran:?}");
+    let told = "takt: no memory for frames of 2700000000 bytes: choose a smaller --size, or other --pixels\n";
+    assert_eq!(ran.err, told);
+}

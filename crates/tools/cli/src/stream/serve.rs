@@ -107,6 +107,7 @@ impl Serve {
     pub fn run(self) -> Result<(), Failure> {
         let stop = stop_by_signals()?;
         let (mut source, format) = source::open(&self.from, self.pixels, self.size)?;
+        let mut frame = source::memory(format)?;
         let joined = Joined::new(&self.application, "takt stream serve")?;
         joined.warn();
         let period = Duration::from_secs_f64(1.0 / self.rate);
@@ -141,7 +142,6 @@ impl Serve {
         if let Some(wait) = self.wait {
             await_viewer(&server, wait, &stop)?;
         }
-        let mut frame = vec![0; format.bytes()];
         let began = Instant::now();
         let (mut next, mut behind) = (began, 0);
         while self.count.is_none_or(|count| server.frames() < count) && !stop.asked() {

@@ -85,8 +85,12 @@ pub fn open(
     pixels: Pixels,
     size: Option<Size>,
 ) -> Result<(Box<dyn Source>, Format), Failure> {
-    let format =
-        |size: Size| Format::picture(pixels, size.width, size.height).map_err(Failure::from);
+    let format = |size: Size| {
+        let format = Format::picture(pixels, size.width, size.height)?;
+        // The sources' own are of lines or frames, too, and have no way to say that there is no memory for them.
+        reserved(format, 8 * format.line_bytes())?;
+        Ok::<_, Failure>(format)
+    };
     let needed = |what: &str| {
         size.ok_or_else(|| {
             Failure::Other(format!(
@@ -143,6 +147,25 @@ pub fn open(
             (Box::new(source), format)
         }
     })
+}
+
+/// Memory for a frame.
+pub fn memory(format: Format) -> Result<Vec<u8>, Failure> {
+    let mut memory = reserved(format, 0)?;
+    memory.resize(format.bytes(), 0);
+    Ok(memory)
+}
+
+/// Memory for a frame and more, not written yet.
+fn reserved(format: Format, more: usize) -> Result<Vec<u8>, Failure> {
+    let mut memory = Vec::new();
+    match memory.try_reserve_exact(format.bytes().saturating_add(more)) {
+        Ok(()) => Ok(memory),
+        Err(_) => Err(Failure::Other(format!(
+            "no memory for frames of {} bytes: choose a smaller --size, or other --pixels",
+            format.bytes()
+        ))),
+    }
 }
 
 /// Standard input without a buffer, so that whether there is something to read is the kernel's word.
