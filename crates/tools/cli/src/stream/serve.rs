@@ -25,7 +25,7 @@ very node get slices at once.
 A camera of Video4Linux, or anything else that GStreamer reads, is the source of a pipeline, or comes as RTP:
   takt stream serve camera/1 --from /dev/video0 --size 640x480
   takt stream serve camera/1 --from 'gst:videotestsrc is-live=true pattern=ball'
-  gst-launch-1.0 videotestsrc ! video/x-raw,format=UYVY,width=640,height=480,framerate=30/1 !
+  gst-launch-1.0 videotestsrc ! video/x-raw,format=UYVY,width=640,height=480,framerate=30/1 ! \\
     rtpvrawpay ! udpsink host=127.0.0.1 port=5004 &
   takt stream serve camera/1 --from rtp://127.0.0.1:5004 --size 640x480 --pixels uyvy
 
