@@ -25,13 +25,13 @@ Examples:
   TAKT_GROUP_KEY=$(cat group.key) takt pub 7 hello --embedded --port 0 --peer 10.0.0.2:7400";
 
 /// How long to wait between two looks at outcomes.
-const PAUSE: Duration = Duration::from_millis(1);
+pub const PAUSE: Duration = Duration::from_millis(1);
 /// How long to look for a reader where there is no daemon: it has to be found first.
 const FIND_WITHIN: Duration = Duration::from_secs(10);
 /// How long to wait for the outcomes of the last messages, where no slow reader is waited for.
 const SETTLE: Duration = Duration::from_secs(5);
 /// The same once a signal asks for the end.
-const SETTLE_AT_SIGNAL: Duration = Duration::from_secs(1);
+pub const SETTLE_AT_SIGNAL: Duration = Duration::from_secs(1);
 /// Bytes of a message that may be asked for. A runtime may take fewer, and says so.
 const MOST_BYTES: usize = 1 << 30;
 /// Bytes of standard input that are read at once.
@@ -126,6 +126,14 @@ enum Slow {
 }
 
 impl Reliable {
+    /// How long to wait for the outcomes of the last messages.
+    pub fn settle(&self) -> Result<Duration, Failure> {
+        Ok(match self.reliability()? {
+            Reliability::BestEffort | Reliability::Latest => SETTLE,
+            Reliability::Reliable { .. } => SETTLE + self.patience,
+        })
+    }
+
     pub fn reliability(&self) -> Result<Reliability, Failure> {
         if self.latest {
             return Ok(Reliability::Latest);
@@ -263,10 +271,7 @@ impl Messages {
                 .wait
                 .or(target.local.then_some(FIND_WITHIN))
                 .map(|wait| Instant::now() + wait),
-            settle: match self.reliability()? {
-                Reliability::BestEffort | Reliability::Latest => SETTLE,
-                Reliability::Reliable { .. } => SETTLE + self.reliable.patience,
-            },
+            settle: self.reliable.settle()?,
             summary: Summary::default(),
         };
         let start = Instant::now();

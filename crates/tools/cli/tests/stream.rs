@@ -2,6 +2,7 @@
 
 mod support;
 
+use std::io::Write;
 use std::net::UdpSocket;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
@@ -511,4 +512,37 @@ fn frames_for_which_there_is_no_memory_are_refused() {
     assert_eq!(ran.code, Some(1), "{ran:?}");
     let told = "takt: no memory for frames of 2700000000 bytes: choose a smaller --size, or other --pixels\n";
     assert_eq!(ran.err, told);
+}
+
+#[test]
+fn a_reliable_server_stays_until_its_viewers_have_the_last_frame() {
+    let Some(user) = User::new(65_529) else {
+        return;
+    };
+    let output = user.directory.join("out.raw");
+    let output = output.to_str().expect("UTF-8");
+    let view = [
+        "stream", "view", "a", "--all", "--count", "2", "--output", output,
+    ];
+    let view = user.spawn(&view);
+    let options = ["--from", "-", "--size", "64x48"];
+    let mut command = user.command(&serve("a", &options));
+    command.stdin(Stdio::piped()).stderr(Stdio::piped());
+    let mut server = Running(command.spawn().expect("takt"));
+    let mut input = server.0.stdin.take().expect("piped");
+    input.write_all(&[1; 64 * 48 * 3]).expect("written");
+    until_true("the first frame is there", || {
+        std::fs::metadata(output).is_ok_and(|file| file.len() == 64 * 48 * 3)
+    });
+    view.signal(Signal::STOP);
+    input.write_all(&[2; 64 * 48 * 3]).expect("written");
+    drop(input);
+    server.line_with("waiting for viewers that do not have the last frames yet");
+    view.signal(Signal::CONT);
+    let served = server.end();
+    assert_eq!(served.code, Some(0), "{served:?}");
+    assert!(served.err.contains("2 frame(s) sent in "), "{served:?}");
+    let viewed = view.end();
+    assert_eq!(viewed.code, Some(0), "{viewed:?}");
+    assert_eq!(frames(Path::new(output), 64 * 48 * 3).len(), 2);
 }

@@ -1,10 +1,11 @@
 //! `takt stream serve`.
 
+use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use clap::Args;
 use serde::Serialize;
-use takt::Wait;
+use takt::{Outcome, Token, Wait};
 use takt_streaming::{Pace, Pixels, Server, ServerOptions};
 
 use super::source::{self, From};
@@ -12,7 +13,7 @@ use super::{Size, pixels_by_name};
 use crate::application::Application;
 use crate::failure::Failure;
 use crate::output::{Form, print_json, size};
-use crate::publish::Reliable;
+use crate::publish::{PAUSE, Reliable, SETTLE_AT_SIGNAL};
 use crate::signals::Stop;
 use crate::subscribe::{LOOK_EVERY, stop_by_signals};
 use crate::topic::Joined;
@@ -33,6 +34,9 @@ Examples:
   takt stream serve camera/1
   takt stream serve camera/1 --rate 60 --size 1920x1080 --spread --within 20ms
   takt stream serve slides --from ./pictures --rate 1 --reliable";
+
+/// How long it waits for viewers at the end before it says so.
+const TELL_AFTER: Duration = Duration::from_millis(500);
 
 /// Sends frames.
 #[derive(Debug, Args)]
@@ -100,6 +104,10 @@ struct Summary {
     seconds: f64,
     /// Frames that could not be sent in the time of their period.
     behind: u64,
+    /// Frames that some viewer does without.
+    undelivered: u64,
+    /// Frames of which it was not known at the end whether all viewers get them.
+    unknown: u64,
     datapath: String,
 }
 
@@ -110,6 +118,7 @@ impl Serve {
         let mut frame = source::memory(format)?;
         let joined = Joined::new(&self.application, "takt stream serve")?;
         joined.warn();
+        let settle = self.reliable.settle()?;
         let period = Duration::from_secs_f64(1.0 / self.rate);
         let options = ServerOptions {
             qos: self
@@ -144,6 +153,7 @@ impl Serve {
         }
         let began = Instant::now();
         let (mut next, mut behind) = (began, 0);
+        let mut delivery = Delivery::default();
         while self.count.is_none_or(|count| server.frames() < count) && !stop.asked() {
             if !source.is_live() {
                 let now = Instant::now();
@@ -159,13 +169,16 @@ impl Serve {
             let Some(captured) = source.next(&mut frame, &stop)? else {
                 break;
             };
-            send(&mut server, captured, &frame, &stop)?;
+            send(&mut server, captured, &frame, &mut delivery, &stop)?;
         }
+        delivery.settle(&server, settle, &stop);
         let summary = Summary {
             frames: server.frames(),
             slice_bytes: server.slice(),
             seconds: began.elapsed().as_secs_f64(),
             behind,
+            undelivered: delivery.undelivered,
+            unknown: delivery.ends.len() as u64,
             datapath: server.publisher().datapath(),
             format: format.to_string(),
             stream: self.stream,
@@ -174,14 +187,100 @@ impl Serve {
         if let Some(told) = source.told() {
             eprintln!("{told}");
         }
-        eprintln!(
-            "{} frame(s) sent in {:.1} s, {} of them behind their time",
-            summary.frames, summary.seconds, summary.behind
-        );
+        eprintln!("{}", summary.line());
         if self.form.json {
             print_json(&summary)?;
         }
-        Ok(())
+        match summary.unknown {
+            0 => Ok(()),
+            _ if stop.asked() => Ok(()),
+            unknown => Err(Failure::Other(format!(
+                "{unknown} frame(s) may not have reached all viewers, which took nothing for {}: look at what holds them up, or give \
+                 them longer with --patience",
+                humantime::format_duration(settle)
+            ))),
+        }
+    }
+}
+
+impl Summary {
+    fn line(&self) -> String {
+        let mut line = format!(
+            "{} frame(s) sent in {:.1} s, {} of them behind their time",
+            self.frames, self.seconds, self.behind
+        );
+        for (count, what) in [
+            (self.undelivered, "undelivered to some viewer"),
+            (self.unknown, "on their way at the end"),
+        ] {
+            if count > 0 {
+                line += &format!(", {count} {what}");
+            }
+        }
+        line
+    }
+}
+
+/// What became of frames.
+#[derive(Debug, Default)]
+struct Delivery {
+    /// Slices sent, and of those the ones whose outcome has been looked at.
+    emitted: u64,
+    settled: u64,
+    /// How many slices had been sent at the end of each frame that is not settled.
+    ends: VecDeque<u64>,
+    /// A slice of the first of them is undelivered.
+    misses: bool,
+    undelivered: u64,
+}
+
+impl Delivery {
+    /// A frame has been sent.
+    fn frame(&mut self, outcome: impl Fn(Token) -> Outcome) {
+        self.ends.push_back(self.emitted);
+        self.look(outcome);
+    }
+
+    /// Counts frames in order, as far as their outcomes are known. Those of a frame with more slices than are
+    /// remembered are taken for good.
+    fn look(&mut self, outcome: impl Fn(Token) -> Outcome) {
+        while let Some(end) = self.ends.front() {
+            if self.settled >= *end {
+                self.undelivered += u64::from(std::mem::take(&mut self.misses));
+                self.ends.pop_front();
+                continue;
+            }
+            match outcome(Token::from_number(self.settled)) {
+                Outcome::Pending => return,
+                Outcome::Sent | Outcome::NoSink | Outcome::Unknown => {}
+                // Late and their like: not sent to other nodes.
+                _ => self.misses = true,
+            }
+            self.settled += 1;
+        }
+    }
+
+    /// Waits until all outcomes are known, or for so long.
+    fn settle(&mut self, server: &Server, within: Duration, stop: &Stop) {
+        let source = server.publisher().source();
+        source.flush();
+        let began = Instant::now();
+        let mut told = false;
+        loop {
+            self.look(|token| source.outcome(token));
+            let waited = began.elapsed();
+            let within = match stop.asked() {
+                true => within.min(SETTLE_AT_SIGNAL),
+                false => within,
+            };
+            if self.ends.is_empty() || waited >= within {
+                return;
+            }
+            if waited >= TELL_AFTER && !std::mem::replace(&mut told, true) {
+                eprintln!("waiting for viewers that do not have the last frames yet");
+            }
+            std::thread::sleep(PAUSE);
+        }
     }
 }
 
@@ -190,12 +289,16 @@ fn send(
     server: &mut Server,
     captured: takt_time::TaiTime,
     frame: &[u8],
+    delivery: &mut Delivery,
     stop: &Stop,
 ) -> Result<(), Failure> {
     let copy = |offset: usize, memory: &mut [u8]| {
         memory.copy_from_slice(&frame[offset..offset + memory.len()]);
+        delivery.emitted += 1;
     };
-    match server.fill(captured, Wait::Forever, copy) {
+    let sent = server.fill(captured, Wait::Forever, copy);
+    delivery.frame(|token| server.publisher().outcome(token));
+    match sent {
         Ok(_) => Ok(()),
         // By a signal: one that asks for the end, or the terminal's new size, which costs this frame.
         Err(error) if error.is_interrupted() => Ok(()),
@@ -228,4 +331,31 @@ fn await_viewer(server: &Server, wait: Duration, stop: &Stop) -> Result<(), Fail
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_frame_is_undelivered_with_any_of_its_slices_and_once() {
+        let mut delivery = Delivery::default();
+        let outcomes = [
+            Outcome::Sent,
+            Outcome::Sent,
+            Outcome::Undelivered,
+            Outcome::Undelivered,
+            Outcome::NoSink,
+            Outcome::Sent,
+            Outcome::Pending,
+        ];
+        for end in [2, 4, 6, 8] {
+            delivery.emitted = end;
+            delivery.frame(|token| outcomes[token.number() as usize]);
+        }
+        let counted = (delivery.undelivered, delivery.settled, delivery.ends.len());
+        assert_eq!(counted, (1, 6, 1));
+        delivery.look(|_| Outcome::Lost);
+        assert_eq!((delivery.undelivered, delivery.ends.len()), (2, 0));
+    }
 }
