@@ -546,3 +546,36 @@ fn a_reliable_server_stays_until_its_viewers_have_the_last_frame() {
     assert_eq!(viewed.code, Some(0), "{viewed:?}");
     assert_eq!(frames(Path::new(output), 64 * 48 * 3).len(), 2);
 }
+
+#[test]
+fn pictures_that_cannot_be_read_are_skipped_and_told() {
+    let daemon = Daemon::start("");
+    let pictures = daemon.directory.join("pictures");
+    std::fs::create_dir(&pictures).expect("a directory");
+    let mut good = b"P6 32 16 255\n".to_vec();
+    good.extend([7; 32 * 16 * 3]);
+    std::fs::write(pictures.join("1.png"), b"no picture").expect("a file");
+    std::fs::write(pictures.join("2.ppm"), &good).expect("a file");
+    std::fs::write(pictures.join("3.ppm"), &good[..100]).expect("a file");
+    let from = pictures.to_str().expect("UTF-8");
+    let serve = [
+        "stream", "serve", "slides", "--from", from, "--rate", "100", "--count", "5",
+    ];
+    let ran = daemon.takt(&serve);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    for told in [
+        "/1.png: ",
+        "/3.ppm: ",
+        "2 picture(s) skipped that could not be read",
+        "5 frame(s) sent in ",
+    ] {
+        assert_eq!(ran.err.matches(told).count(), 1, "{told}: {ran:?}");
+    }
+    std::fs::remove_file(pictures.join("2.ppm")).expect("a file");
+    let ran = daemon.takt(&serve);
+    assert_eq!(ran.code, Some(1), "{ran:?}");
+    assert!(
+        ran.err.contains("/pictures can be read: put some there"),
+        "{ran:?}"
+    );
+}

@@ -154,11 +154,14 @@ impl Serve {
         let began = Instant::now();
         let (mut next, mut behind) = (began, 0);
         let mut delivery = Delivery::default();
-        while self.count.is_none_or(|count| server.frames() < count) && !stop.asked() {
+        let ended = loop {
+            if self.count.is_some_and(|count| server.frames() >= count) || stop.asked() {
+                break Ok(());
+            }
             if !source.is_live() {
                 let now = Instant::now();
                 if !stop.sleep_until(next) {
-                    break;
+                    break Ok(());
                 }
                 if now > next + period {
                     behind += 1;
@@ -166,11 +169,15 @@ impl Serve {
                 }
                 next += period;
             }
-            let Some(captured) = source.next(&mut frame, &stop)? else {
-                break;
+            let sent = match source.next(&mut frame, &stop) {
+                Ok(Some(captured)) => send(&mut server, captured, &frame, &mut delivery, &stop),
+                Ok(None) => break Ok(()),
+                Err(failure) => Err(failure),
             };
-            send(&mut server, captured, &frame, &mut delivery, &stop)?;
-        }
+            if sent.is_err() {
+                break sent;
+            }
+        };
         delivery.settle(&server, settle, &stop);
         let summary = Summary {
             frames: server.frames(),
@@ -191,6 +198,7 @@ impl Serve {
         if self.form.json {
             print_json(&summary)?;
         }
+        ended?;
         match summary.unknown {
             0 => Ok(()),
             _ if stop.asked() => Ok(()),

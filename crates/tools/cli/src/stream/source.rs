@@ -121,17 +121,14 @@ pub fn open(
             (Box::new(Rtp::open(address, format)?), format)
         }
         From::Directory(directory) => {
-            let files = pictures(directory)?;
-            let size = match size {
-                Some(size) => size,
-                None => {
-                    let first = read(&files[0])?;
-                    Size {
-                        width: first.width(),
-                        height: first.height(),
-                    }
-                }
-            };
+            let mut files = Pictures::of(directory)?;
+            // One has to be there, also where it need not say the size.
+            let first = files.next()?;
+            files.next = 0;
+            let size = size.unwrap_or(Size {
+                width: first.width(),
+                height: first.height(),
+            });
             let format = format(size)?;
             if format.pixels() == Pixels::Bytes {
                 return Err(Failure::Other(
@@ -140,7 +137,6 @@ pub fn open(
             }
             let source = Directory {
                 files,
-                next: 0,
                 format,
                 read: None,
             };
@@ -366,38 +362,75 @@ impl Drop for GStreamer {
     }
 }
 
-/// The pictures of a directory, by name, over and over.
+/// The pictures of a directory, as frames.
 struct Directory {
-    files: Vec<PathBuf>,
-    next: usize,
+    files: Pictures,
     format: Format,
     /// The picture that was read last: where there is one only it is read once.
-    read: Option<(usize, RgbImage)>,
+    read: Option<RgbImage>,
 }
 
-fn pictures(directory: &Path) -> Result<Vec<PathBuf>, Failure> {
-    let told = |error: std::io::Error| {
-        Failure::Other(format!(
-            "cannot read {}: {error}; --from takes a directory of pictures, `pattern`, `-`, rtp://ADDRESS:PORT, gst:PIPELINE or /dev/videoN",
-            directory.display()
-        ))
-    };
-    let entries = std::fs::read_dir(directory).map_err(told)?;
-    let mut files = entries
-        .map(|entry| entry.map(|entry| entry.path()))
-        .collect::<Result<Vec<PathBuf>, _>>()
-        .map_err(told)?;
-    files.retain(|file| {
-        image::ImageFormat::from_path(file).is_ok_and(|kind| kind.reading_enabled())
-    });
-    files.sort();
-    if files.is_empty() {
-        return Err(Failure::Other(format!(
-            "{} has no pictures: put files there that end in .png, .jpg, .bmp, .ppm or .pgm",
-            directory.display()
-        )));
+/// The pictures of a directory, by name, over and over. One that cannot be read is left out.
+struct Pictures {
+    directory: PathBuf,
+    files: Vec<PathBuf>,
+    next: usize,
+    skipped: u64,
+}
+
+impl Pictures {
+    fn of(directory: &Path) -> Result<Self, Failure> {
+        let told = |error: std::io::Error| {
+            Failure::Other(format!(
+                "cannot read {}: {error}; --from takes a directory of pictures, `pattern`, `-`, rtp://ADDRESS:PORT, gst:PIPELINE or /dev/videoN",
+                directory.display()
+            ))
+        };
+        let entries = std::fs::read_dir(directory).map_err(told)?;
+        let mut files = entries
+            .map(|entry| entry.map(|entry| entry.path()))
+            .collect::<Result<Vec<PathBuf>, _>>()
+            .map_err(told)?;
+        files.retain(|file| {
+            image::ImageFormat::from_path(file).is_ok_and(|kind| kind.reading_enabled())
+        });
+        files.sort();
+        if files.is_empty() {
+            return Err(Failure::Other(format!(
+                "{} has no pictures: put files there that end in .png, .jpg, .bmp, .ppm or .pgm",
+                directory.display()
+            )));
+        }
+        Ok(Self {
+            directory: directory.to_owned(),
+            files,
+            next: 0,
+            skipped: 0,
+        })
     }
-    Ok(files)
+
+    /// The next picture that can be read; fails if there is none at all.
+    fn next(&mut self) -> Result<RgbImage, Failure> {
+        while !self.files.is_empty() {
+            let at = self.next % self.files.len();
+            match read(&self.files[at]) {
+                Ok(picture) => {
+                    self.next = at + 1;
+                    return Ok(picture);
+                }
+                Err(why) => {
+                    eprintln!("takt: warning: {why}: it is skipped");
+                    self.skipped += 1;
+                    self.files.remove(at);
+                    self.next = at;
+                }
+            }
+        }
+        Err(Failure::Other(format!(
+            "no picture of {} can be read: put some there that another program can show",
+            self.directory.display()
+        )))
+    }
 }
 
 fn read(file: &Path) -> Result<RgbImage, Failure> {
@@ -416,13 +449,12 @@ fn read(file: &Path) -> Result<RgbImage, Failure> {
 
 impl Source for Directory {
     fn next(&mut self, frame: &mut [u8], _: &AtomicBool) -> Result<Option<TaiTime>, Failure> {
-        let at = self.next % self.files.len();
-        self.next += 1;
         let picture = match self.read.take() {
-            Some((read, picture)) if read == at => picture,
+            // There is no other.
+            Some(picture) if self.files.files.len() == 1 => picture,
             _ => {
                 let (width, height) = (self.format.width(), self.format.height());
-                let picture = read(&self.files[at])?;
+                let picture = self.files.next()?;
                 match picture.dimensions() == (width, height) {
                     true => picture,
                     false => image::imageops::resize(
@@ -436,8 +468,13 @@ impl Source for Directory {
         };
         let captured = SystemTai.now();
         pixels::from_rgb(self.format, picture.as_raw(), frame);
-        self.read = Some((at, picture));
+        self.read = Some(picture);
         Ok(Some(captured))
+    }
+
+    fn told(&self) -> Option<String> {
+        let skipped = self.files.skipped;
+        (skipped > 0).then(|| format!("{skipped} picture(s) skipped that could not be read"))
     }
 }
 
