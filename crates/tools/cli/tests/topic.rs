@@ -306,3 +306,21 @@ fn topics_that_a_pattern_cannot_open_are_told_while_it_reads() {
     echo.signal(Signal::INT);
     assert_eq!(echo.end().code, Some(0));
 }
+
+#[test]
+fn readers_that_get_less_than_they_asked_for_are_told() {
+    let daemon = Daemon::start("");
+    let told = |command: &[&str]| {
+        let end = ["--qos", "fast", "--timeout", "1ms"];
+        let ran = daemon.takt(&[command, &end].concat());
+        let mut warnings = ran.err.lines();
+        warnings
+            .find(|line| line.starts_with("takt: warning: "))
+            .unwrap_or_else(|| panic!("no warning of {command:?}: {ran:?}"))
+            .to_owned()
+    };
+    let expected = told(&["sub", "a"]);
+    for command in ["echo", "hz", "bw"] {
+        assert_eq!(told(&["topic", command, "a"]), expected);
+    }
+}

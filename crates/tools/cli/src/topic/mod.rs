@@ -89,7 +89,7 @@ impl Joined {
         })
     }
 
-    /// A subscriber; says on standard error if others do not hear of it. As many messages wait as a session has memory
+    /// A subscriber; says on standard error if others do not hear of it, or it is not what was asked for. As many messages wait as a session has memory
     /// for, unless the options say how many.
     fn subscriber(
         &self,
@@ -102,6 +102,9 @@ impl Joined {
                 true => PATTERN_DEPTH,
                 false => DEPTH,
             };
+        }
+        if let Some(warning) = self.opened.session.stream(options.qos)?.warning() {
+            eprintln!("takt: warning: {warning}");
         }
         Ok(self.participant.subscriber_with(topic, options)?)
     }
