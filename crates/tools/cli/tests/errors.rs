@@ -102,6 +102,7 @@ const WRONG: &[&str] = &[
     "lab down takt-none",
     "lab down ../etc",
     "bench lag",
+    "stream bench --seconds 1e20",
     "topic pub a --wait 500000000000years",
     "topic pub a --interval 500000000000years",
     "topic pub a --reliable --slow-readers wait --patience 500000000000years",
