@@ -8,7 +8,7 @@ use takt::{Error, Outcome, Reliability, SlowSinks, Source, Token, Wait};
 
 use crate::application::{Application, Channel};
 use crate::failure::Failure;
-use crate::output::{Form, print_json};
+use crate::output::{Form, name, print_json};
 use crate::signals::{Stop, readable};
 use crate::subscribe::stop_by_signals;
 
@@ -248,7 +248,11 @@ impl Target<'_> {
         let plain = |c: char| c.is_alphanumeric() || "/_.-".contains(c);
         match self.name.chars().all(plain) {
             true => format!("{} {}", self.reads, self.name),
-            false => format!("{} '{}'", self.reads, self.name.replace('\'', "'\\''")),
+            false => format!(
+                "{} '{}'",
+                self.reads,
+                name(self.name).replace('\'', "'\\''")
+            ),
         }
     }
 }
@@ -309,7 +313,7 @@ impl Summary {
         let others: String = others
             .map(|(count, what)| format!(", {count} {what}"))
             .collect();
-        let (what, name) = (target.what, target.name);
+        let (what, name) = (target.what, name(target.name));
         let line = format!(
             "{what} {name} over {datapath}: {} sent{others} in {:.3} s",
             self.sent, self.seconds
@@ -390,7 +394,7 @@ impl Writer<'_> {
             self.next += interval;
         }
         while let Some(deadline) = self.wait.take() {
-            let Target { what, name, .. } = self.target;
+            let (what, name) = (self.target.what, name(self.target.name));
             match self.target.source.wait_reader(Wait::Until(deadline)) {
                 Ok(_) => {}
                 Err(Error::Interrupted) if !self.stop.asked() => self.wait = Some(deadline),

@@ -209,7 +209,11 @@ fn the_first_signal_ends_what_waits_and_sums_up() {
         let ran = publisher.end();
         assert_eq!(ran.code, Some(0), "{more:?}: {ran:?}");
         let sent = u64::from(more.contains(&"hi"));
-        assert_eq!(ran.json()["emitted"], sent, "{more:?}: {ran:?}");
+        let json = ran.json();
+        assert_eq!(json["emitted"], sent, "{more:?}: {ran:?}");
+        assert!(json["datapath"].is_string(), "{more:?}: {ran:?}");
+        // For people.
+        assert!(!ran.err.contains(" sent in "), "{more:?}: {ran:?}");
         until_true("it is gone", || listed(&daemon) == serde_json::json!([]));
     }
 }
@@ -322,5 +326,36 @@ fn readers_that_get_less_than_they_asked_for_are_told() {
     let expected = told(&["sub", "a"]);
     for command in ["echo", "hz", "bw"] {
         assert_eq!(told(&["topic", command, "a"]), expected);
+    }
+}
+
+#[test]
+fn names_that_are_not_what_they_seem_are_printed_escaped() {
+    let daemon = Daemon::start("");
+    let topic = "a/\u{202e}b";
+    let echo = daemon.spawn(&["topic", "echo", "a/*", "--count", "1"]);
+    let ran = daemon.takt(&["topic", "pub", topic, "hello", "--wait", "1min"]);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    assert!(ran.err.contains("topic a/\\u{202e}b over "), "{ran:?}");
+    assert_eq!(echo.end().out, "a/\\u{202e}b: hello\n");
+    let _echo = daemon.spawn(&["topic", "echo", topic]);
+    until_true("it is listed", || {
+        let ran = daemon.takt(&["topic", "list"]);
+        assert!(!ran.out.contains('\u{202e}'), "{ran:?}");
+        ran.out.contains("a/\\u{202e}b ")
+    });
+}
+
+#[test]
+fn what_was_not_received_is_told_as_json_too() {
+    let daemon = Daemon::start("");
+    for command in ["echo", "hz", "bw"] {
+        let ran = daemon.takt(&["topic", command, "a", "--json", "--timeout", "1ms"]);
+        let summary = ran.err.lines().find(|line| line.starts_with('{'));
+        let summary: serde_json::Value =
+            serde_json::from_str(summary.expect("a summary")).expect("JSON");
+        let counted = ["received", "lost", "dropped"].map(|what| summary[what].as_u64());
+        assert_eq!(counted, [Some(0); 3], "{ran:?}");
+        assert_eq!(summary["topic"], "a");
     }
 }

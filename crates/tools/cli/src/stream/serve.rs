@@ -12,7 +12,7 @@ use super::source::{self, From};
 use super::{Size, pixels_by_name};
 use crate::application::Application;
 use crate::failure::Failure;
-use crate::output::{Form, print_json, size};
+use crate::output::{Form, name, print_json, size};
 use crate::publish::{PAUSE, Reliable, SETTLE_AT_SIGNAL};
 use crate::signals::Stop;
 use crate::subscribe::{LOOK_EVERY, stop_by_signals};
@@ -142,11 +142,11 @@ impl Serve {
         }
         eprintln!(
             "stream {}: {format}, {} a frame, {} fps, over {}; view it with `takt stream view {}`",
-            self.stream,
+            name(&self.stream),
             size(format.bytes() as u64),
             self.rate,
             publisher.datapath(),
-            self.stream
+            name(&self.stream)
         );
         if let Some(wait) = self.wait {
             await_viewer(&server, wait, &stop)?;

@@ -9,11 +9,13 @@ use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
 use clap::{Args, Subcommand};
+use serde::Serialize;
 use takt::Wait;
 use takt_messaging::{Error, Participant, Sample, Subscriber, SubscriberOptions};
 
 use crate::application::{Application, Opened};
 use crate::failure::Failure;
+use crate::output::{Form, json_line, name};
 use crate::signals::Stop;
 use crate::subscribe::LOOK_EVERY;
 
@@ -165,7 +167,7 @@ impl End {
                     {
                         return Err(Failure::Other(format!(
                             "no message on topic {} for {}",
-                            subscriber.topic(),
+                            name(subscriber.topic()),
                             humantime::format_duration(timeout)
                         )));
                     }
@@ -213,28 +215,71 @@ impl Warnings {
     }
 }
 
-/// What was received, and what was not, for standard error.
-fn told(subscriber: &Subscriber, received: u64) -> String {
-    let counters = subscriber.counters();
-    let channels = counters.channels;
-    let mut text = format!(
-        "{received} message(s) received on topic {}, {} lost, {} dropped",
-        subscriber.topic(),
-        channels.lost + channels.lost_at_disconnect,
-        channels.dropped_full + channels.dropped_memory,
-    );
-    for (count, what) in [
-        (channels.superseded, "superseded by newer ones"),
-        (counters.foreign, "of other topics with the same channel"),
-        (counters.malformed, "that no publisher has written"),
-        (counters.unopened, "topic(s) could not be opened"),
-    ] {
-        if count > 0 {
-            text += &format!(", {count} {what}");
+/// What was received, and what was not.
+#[derive(Debug, Serialize)]
+struct Summary {
+    topic: String,
+    received: u64,
+    lost: u64,
+    dropped: u64,
+    /// In the place of which a newer one was taken.
+    superseded: u64,
+    /// Of other topics with the same channel.
+    foreign: u64,
+    /// Written by no publisher.
+    malformed: u64,
+    /// Topics that could not be opened.
+    unopened: u64,
+}
+
+impl Summary {
+    fn of(subscriber: &Subscriber, received: u64) -> Self {
+        let counters = subscriber.counters();
+        let channels = counters.channels;
+        Self {
+            topic: subscriber.topic().to_owned(),
+            received,
+            lost: channels.lost + channels.lost_at_disconnect,
+            dropped: channels.dropped_full + channels.dropped_memory,
+            superseded: channels.superseded,
+            foreign: counters.foreign,
+            malformed: counters.malformed,
+            unopened: counters.unopened,
         }
     }
-    if let Some(warning) = subscriber.warning() {
-        text += &format!("\ntakt: warning: {warning}");
+
+    fn line(&self) -> String {
+        let mut text = format!(
+            "{} message(s) received on topic {}, {} lost, {} dropped",
+            self.received,
+            name(&self.topic),
+            self.lost,
+            self.dropped
+        );
+        for (count, what) in [
+            (self.superseded, "superseded by newer ones"),
+            (self.foreign, "of other topics with the same channel"),
+            (self.malformed, "that no publisher has written"),
+            (self.unopened, "topic(s) could not be opened"),
+        ] {
+            if count > 0 {
+                text += &format!(", {count} {what}");
+            }
+        }
+        text
     }
-    text
+}
+
+/// Says on standard error what was received, and what was not.
+fn sum_up(subscriber: &Subscriber, received: u64, form: Form) -> Result<(), Failure> {
+    let summary = Summary::of(subscriber, received);
+    if form.json {
+        eprint!("{}", json_line(&summary)?);
+    } else {
+        eprintln!("{}", summary.line());
+    }
+    if let Some(warning) = subscriber.warning() {
+        eprintln!("takt: warning: {warning}");
+    }
+    Ok(())
 }

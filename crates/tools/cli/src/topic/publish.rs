@@ -54,6 +54,7 @@ enum Encoded {
 #[derive(Debug, Serialize)]
 struct Line {
     topic: String,
+    datapath: String,
     #[serde(flatten)]
     summary: Summary,
 }
@@ -94,7 +95,9 @@ impl Pub {
         };
         let summary = self.messages.write(&target, &stop)?;
         let datapath = publisher.datapath();
-        eprintln!("{}", summary.line(&target, &datapath));
+        if !self.form.json {
+            eprintln!("{}", summary.line(&target, &datapath));
+        }
         if self.history > 0 && !stop.asked() {
             eprintln!("kept for those that subscribe later; SIGINT ends it");
             while !stop.asked() {
@@ -104,6 +107,7 @@ impl Pub {
         if self.form.json {
             print_json(&Line {
                 topic: self.topic,
+                datapath,
                 summary,
             })?;
         }

@@ -7,7 +7,7 @@ use clap::Args;
 use serde::Serialize;
 use takt_messaging::{Sample, SubscriberOptions};
 
-use super::{End, Joined, told};
+use super::{End, Joined, sum_up};
 use crate::application::Application;
 use crate::failure::Failure;
 use crate::output::{Form, print, print_json_line, size};
@@ -127,7 +127,7 @@ impl Measure {
         if self.end.count.is_some() && ended.is_ok() {
             say()?;
         }
-        eprintln!("{}", told(&subscriber, received));
+        sum_up(&subscriber, received, self.form)?;
         ended
     }
 }
