@@ -568,6 +568,7 @@ fn pictures_that_cannot_be_read_are_skipped_and_told() {
         "/3.ppm: ",
         "2 picture(s) skipped that could not be read",
         "5 frame(s) sent in ",
+        ", 5 without a viewer",
     ] {
         assert_eq!(ran.err.matches(told).count(), 1, "{told}: {ran:?}");
     }

@@ -106,6 +106,8 @@ struct Summary {
     behind: u64,
     /// Frames that some viewer does without.
     undelivered: u64,
+    /// Frames that went nowhere, in part at least: no viewer was there, or it was taken for gone.
+    unviewed: u64,
     /// Frames of which it was not known at the end whether all viewers get them.
     unknown: u64,
     datapath: String,
@@ -185,6 +187,7 @@ impl Serve {
             seconds: began.elapsed().as_secs_f64(),
             behind,
             undelivered: delivery.undelivered,
+            unviewed: delivery.unviewed,
             unknown: delivery.ends.len() as u64,
             datapath: server.publisher().datapath(),
             format: format.to_string(),
@@ -219,6 +222,7 @@ impl Summary {
         );
         for (count, what) in [
             (self.undelivered, "undelivered to some viewer"),
+            (self.unviewed, "without a viewer"),
             (self.unknown, "on their way at the end"),
         ] {
             if count > 0 {
@@ -239,7 +243,10 @@ struct Delivery {
     ends: VecDeque<u64>,
     /// A slice of the first of them is undelivered.
     misses: bool,
+    /// A slice of the first of them has had no viewer.
+    alone: bool,
     undelivered: u64,
+    unviewed: u64,
 }
 
 impl Delivery {
@@ -254,13 +261,16 @@ impl Delivery {
     fn look(&mut self, outcome: impl Fn(Token) -> Outcome) {
         while let Some(end) = self.ends.front() {
             if self.settled >= *end {
-                self.undelivered += u64::from(std::mem::take(&mut self.misses));
+                let [misses, alone] = [&mut self.misses, &mut self.alone].map(std::mem::take);
+                self.undelivered += u64::from(misses);
+                self.unviewed += u64::from(alone && !misses);
                 self.ends.pop_front();
                 continue;
             }
             match outcome(Token::from_number(self.settled)) {
                 Outcome::Pending => return,
-                Outcome::Sent | Outcome::NoSink | Outcome::Unknown => {}
+                Outcome::Sent | Outcome::Unknown => {}
+                Outcome::NoSink => self.alone = true,
                 // Late and their like: not sent to other nodes.
                 _ => self.misses = true,
             }
@@ -363,6 +373,7 @@ mod tests {
         }
         let counted = (delivery.undelivered, delivery.settled, delivery.ends.len());
         assert_eq!(counted, (1, 6, 1));
+        assert_eq!(delivery.unviewed, 1);
         delivery.look(|_| Outcome::Lost);
         assert_eq!((delivery.undelivered, delivery.ends.len()), (2, 0));
     }
