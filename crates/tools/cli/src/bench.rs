@@ -18,7 +18,7 @@ mod tenants;
 mod throughput;
 mod topics;
 
-pub use common::{BenchError, Common, Measurement, TwoCores, hosts};
+pub use common::{BenchError, Common, Measurement, TwoCores, hosts, seconds};
 pub use isochronous::Isochronous;
 
 const HELP: &str = "\

@@ -231,6 +231,23 @@ mod tests {
     }
 
     #[test]
+    fn pipelines_go_on_in_the_next_line_for_shells_too() {
+        let how_to = concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/../../../docs/how-to/first-stream.md"
+        );
+        let how_to = std::fs::read_to_string(how_to).expect("the how-to");
+        let reference = reference();
+        let mut helps = reference.split("\n## ");
+        let serve = helps.find(|help| help.starts_with("`takt stream serve`"));
+        for text in [&how_to, serve.expect("the command's help")] {
+            assert!(text.contains("gst-launch-1.0"), "{text}");
+            let broken = text.lines().find(|line| line.ends_with(" !"));
+            assert_eq!(broken, None);
+        }
+    }
+
+    #[test]
     fn the_reference_is_the_help_of_the_commands() {
         let path = concat!(
             env!("CARGO_MANIFEST_DIR"),

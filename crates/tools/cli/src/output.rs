@@ -44,7 +44,12 @@ pub fn print_json(value: &impl Serialize) -> Result<(), Failure> {
 
 /// Prints JSON on one line.
 pub fn print_json_line(value: &impl Serialize) -> Result<(), Failure> {
-    print(&(json(value, false)? + "\n"))
+    print(&json_line(value)?)
+}
+
+/// JSON on one line.
+pub fn json_line(value: &impl Serialize) -> Result<String, Failure> {
+    Ok(json(value, false)? + "\n")
 }
 
 fn json(value: &impl Serialize, pretty: bool) -> Result<String, Failure> {
@@ -229,6 +234,27 @@ pub fn list<T: ToString>(items: impl IntoIterator<Item = T>) -> String {
     dash(&texts.join(","))
 }
 
+/// A name of others for people: what is not seen, or turns the direction of what is, or ends the line, is escaped.
+pub fn name(text: &str) -> String {
+    let mut shown = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '\u{ad}'
+            | '\u{61c}'
+            | '\u{180e}'
+            | '\u{200b}'..='\u{200f}'
+            | '\u{2028}'..='\u{202e}'
+            | '\u{2060}'..='\u{206f}'
+            | '\u{feff}'
+            | '\u{fff9}'..='\u{fffb}'
+            | '\u{e0000}'..='\u{e007f}' => shown.extend(c.escape_unicode()),
+            c if c.is_control() => shown.extend(c.escape_unicode()),
+            c => shown.push(c),
+        }
+    }
+    shown
+}
+
 /// A dash for nothing, so that columns can be told apart.
 pub fn dash(text: &str) -> String {
     if text.is_empty() { "-" } else { text }.to_owned()
@@ -282,6 +308,12 @@ mod tests {
         );
         assert!(text.lines().all(|line| line.len() <= 42), "{text}");
         assert_eq!(folded(&columns, vec![row("7", "-")], 80).lines().count(), 2);
+    }
+
+    #[test]
+    fn names_show_what_they_are_made_of() {
+        assert_eq!(name("plant/7/größe e\u{301}"), "plant/7/größe e\u{301}");
+        assert_eq!(name("a\u{202e}b\u{2028}\n"), "a\\u{202e}b\\u{2028}\\u{a}");
     }
 
     #[test]

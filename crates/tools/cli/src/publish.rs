@@ -1,6 +1,5 @@
 //! `takt pub`.
 
-use std::io::BufRead;
 use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
@@ -9,7 +8,9 @@ use takt::{Error, Outcome, Reliability, SlowSinks, Source, Token, Wait};
 
 use crate::application::{Application, Channel};
 use crate::failure::Failure;
-use crate::output::{Form, print_json};
+use crate::output::{Form, name, print_json};
+use crate::signals::{Stop, readable};
+use crate::subscribe::stop_by_signals;
 
 const HELP: &str = "\
 A message is sent once, and what is lost is counted; with `--reliable` it is sent again until every reader has it. A
@@ -24,11 +25,17 @@ Examples:
   TAKT_GROUP_KEY=$(cat group.key) takt pub 7 hello --embedded --port 0 --peer 10.0.0.2:7400";
 
 /// How long to wait between two looks at outcomes.
-const PAUSE: Duration = Duration::from_millis(1);
+pub const PAUSE: Duration = Duration::from_millis(1);
 /// How long to look for a reader where there is no daemon: it has to be found first.
 const FIND_WITHIN: Duration = Duration::from_secs(10);
 /// How long to wait for the outcomes of the last messages, where no slow reader is waited for.
 const SETTLE: Duration = Duration::from_secs(5);
+/// The same once a signal asks for the end.
+pub const SETTLE_AT_SIGNAL: Duration = Duration::from_secs(1);
+/// Bytes of a message that may be asked for. A runtime may take fewer, and says so.
+const MOST_BYTES: usize = 1 << 30;
+/// Bytes of standard input that are read at once.
+const READ: usize = 65_536;
 
 /// Writes messages on a channel.
 #[derive(Debug, Args)]
@@ -60,20 +67,33 @@ pub struct Messages {
     )]
     count: u64,
     /// Time between two messages, such as 1s, 10ms or 50us; without it as fast as they go
-    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "TIME", value_parser = crate::time::parse)]
     interval: Option<Duration>,
     /// Write messages of this many bytes: their number, then zeros
-    #[arg(long, value_name = "BYTES", conflicts_with = "stdin")]
+    #[arg(long, value_name = "BYTES", conflicts_with = "stdin", value_parser = size)]
     size: Option<usize>,
     /// Write each line of standard input as a message
     #[arg(long)]
     stdin: bool,
     /// Wait this long for somebody to read it before the first message [default: 10s without a daemon,
     /// else not at all]
-    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "TIME", value_parser = crate::time::parse)]
     wait: Option<Duration>,
     #[command(flatten)]
     reliable: Reliable,
+}
+
+/// Bytes of a message.
+fn size(written: &str) -> Result<usize, String> {
+    let size: u128 = written
+        .parse()
+        .map_err(|error: std::num::ParseIntError| error.to_string())?;
+    match usize::try_from(size) {
+        Ok(size) if size <= MOST_BYTES => Ok(size),
+        _ => Err(format!(
+            "{size} bytes are too many: write at most {MOST_BYTES}"
+        )),
+    }
 }
 
 /// Whether messages are sent again.
@@ -84,7 +104,7 @@ pub struct Reliable {
     #[arg(long)]
     reliable: bool,
     /// The same, but only while a message can arrive this long after it was emitted
-    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "TIME", value_parser = crate::time::parse)]
     within: Option<Duration>,
     /// In order, and sent again until every reader's node has it or a newer one is written, which never waits
     #[arg(long, conflicts_with_all = ["reliable", "within"])]
@@ -94,7 +114,7 @@ pub struct Reliable {
     #[arg(long, value_enum, default_value_t = Slow::Evict)]
     slow_readers: Slow,
     /// How long `evict` waits
-    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = crate::time::parse)]
     patience: Duration,
 }
 
@@ -106,6 +126,14 @@ enum Slow {
 }
 
 impl Reliable {
+    /// How long to wait for the outcomes of the last messages.
+    pub fn settle(&self) -> Result<Duration, Failure> {
+        Ok(match self.reliability()? {
+            Reliability::BestEffort | Reliability::Latest => SETTLE,
+            Reliability::Reliable { .. } => SETTLE + self.patience,
+        })
+    }
+
     pub fn reliability(&self) -> Result<Reliability, Failure> {
         if self.latest {
             return Ok(Reliability::Latest);
@@ -161,12 +189,17 @@ pub struct Summary {
 impl Publish {
     pub fn run(self) -> Result<(), Failure> {
         let reliability = self.messages.reliability()?;
+        let stop = stop_by_signals()?;
         let attached = self.application.attach("takt pub", reliability)?;
         let source = attached.stream.source(self.channel.id)?;
+        stop.wakes(source.waker());
         let emit = |message: &[u8]| {
-            let mut buffer = source.buffer_wait(message.len(), Wait::Forever)?;
+            let mut buffer = match source.buffer_wait(message.len(), Wait::Forever) {
+                Err(Error::Interrupted) => return Ok(None),
+                buffer => buffer?,
+            };
             buffer.copy_from_slice(message);
-            Ok(buffer.emit()?)
+            Ok(Some(buffer.emit()?))
         };
         let target = Target {
             source: &source,
@@ -177,7 +210,7 @@ impl Publish {
             kept: false,
             local: attached.local,
         };
-        let summary = self.messages.write(&target)?;
+        let summary = self.messages.write(&target, &stop)?;
         if self.form.json {
             return print_json(&Line {
                 channel: self.channel.id.0,
@@ -190,10 +223,13 @@ impl Publish {
     }
 }
 
+/// Emits a message. None: the wait for room was interrupted.
+pub type Emit<'a> = dyn Fn(&[u8]) -> Result<Option<Token>, Failure> + 'a;
+
 /// What is written to, and how.
 pub struct Target<'a> {
     pub source: &'a Source,
-    pub emit: &'a dyn Fn(&[u8]) -> Result<Token, Failure>,
+    pub emit: &'a Emit<'a>,
     /// What it is, as people call it.
     pub what: &'static str,
     /// Its name, as it was written.
@@ -212,7 +248,11 @@ impl Target<'_> {
         let plain = |c: char| c.is_alphanumeric() || "/_.-".contains(c);
         match self.name.chars().all(plain) {
             true => format!("{} {}", self.reads, self.name),
-            false => format!("{} '{}'", self.reads, self.name.replace('\'', "'\\''")),
+            false => format!(
+                "{} '{}'",
+                self.reads,
+                name(self.name).replace('\'', "'\\''")
+            ),
         }
     }
 }
@@ -223,10 +263,11 @@ impl Messages {
         self.reliable.reliability()
     }
 
-    /// Writes them, and waits for what became of them.
-    pub fn write(&self, target: &Target<'_>) -> Result<Summary, Failure> {
+    /// Writes them until it is told to stop, and waits for what became of them.
+    pub fn write(&self, target: &Target<'_>, stop: &Stop) -> Result<Summary, Failure> {
         let mut writer = Writer {
             target,
+            stop,
             settled: 0,
             interval: self.interval,
             next: Instant::now(),
@@ -234,18 +275,12 @@ impl Messages {
                 .wait
                 .or(target.local.then_some(FIND_WITHIN))
                 .map(|wait| Instant::now() + wait),
-            settle: match self.reliability()? {
-                Reliability::BestEffort | Reliability::Latest => SETTLE,
-                Reliability::Reliable { .. } => SETTLE + self.reliable.patience,
-            },
+            settle: self.reliable.settle()?,
             summary: Summary::default(),
         };
         let start = Instant::now();
         if self.stdin {
-            for line in std::io::stdin().lock().split(b'\n') {
-                let line = line.map_err(Failure::io("read standard input"))?;
-                writer.write(&line)?;
-            }
+            writer.lines()?;
         } else {
             for number in 0..self.count {
                 let message = match (&self.text, self.size) {
@@ -253,7 +288,9 @@ impl Messages {
                     (None, Some(size)) => sized(number, size),
                     (None, None) => format!("message {number}").into_bytes(),
                 };
-                writer.write(&message)?;
+                if !writer.write(&message)? {
+                    break;
+                }
             }
         }
         let mut summary = writer.settle();
@@ -276,7 +313,7 @@ impl Summary {
         let others: String = others
             .map(|(count, what)| format!(", {count} {what}"))
             .collect();
-        let (what, name) = (target.what, target.name);
+        let (what, name) = (target.what, name(target.name));
         let line = format!(
             "{what} {name} over {datapath}: {} sent{others} in {:.3} s",
             self.sent, self.seconds
@@ -301,6 +338,7 @@ fn sized(number: u64, size: usize) -> Vec<u8> {
 
 struct Writer<'a> {
     target: &'a Target<'a>,
+    stop: &'a Stop,
     /// Messages whose outcome has been counted.
     settled: u64,
     interval: Option<Duration>,
@@ -314,15 +352,53 @@ struct Writer<'a> {
 }
 
 impl Writer<'_> {
-    fn write(&mut self, message: &[u8]) -> Result<(), Failure> {
+    /// Writes each line of standard input.
+    fn lines(&mut self) -> Result<(), Failure> {
+        let input = std::io::stdin();
+        let mut read = Vec::new();
+        let mut more = vec![0; READ];
+        while readable(&input, self.stop) {
+            let length = match rustix::io::read(&input, &mut more) {
+                Err(rustix::io::Errno::INTR) => continue,
+                length => length
+                    .map_err(Into::into)
+                    .map_err(Failure::io("read standard input"))?,
+            };
+            if length == 0 {
+                if !read.is_empty() {
+                    self.write(&read)?;
+                }
+                break;
+            }
+            let mut lines = more[..length].split(|byte| *byte == b'\n');
+            // Behind the last end of a line there is the beginning of the next.
+            let rest = lines.next_back().unwrap_or_default();
+            for line in lines {
+                read.extend_from_slice(line);
+                if !self.write(&read)? {
+                    return Ok(());
+                }
+                read.clear();
+            }
+            read.extend_from_slice(rest);
+        }
+        Ok(())
+    }
+
+    /// Writes a message; false: told to stop.
+    fn write(&mut self, message: &[u8]) -> Result<bool, Failure> {
         if let Some(interval) = self.interval {
-            std::thread::sleep(self.next.saturating_duration_since(Instant::now()));
+            if !self.stop.sleep_until(self.next) {
+                return Ok(false);
+            }
             self.next += interval;
         }
-        if let Some(deadline) = self.wait.take() {
-            let Target { what, name, .. } = self.target;
+        while let Some(deadline) = self.wait.take() {
+            let (what, name) = (self.target.what, name(self.target.name));
             match self.target.source.wait_reader(Wait::Until(deadline)) {
                 Ok(_) => {}
+                Err(Error::Interrupted) if !self.stop.asked() => self.wait = Some(deadline),
+                Err(Error::Interrupted) => return Ok(false),
                 Err(Error::TimedOut) => {
                     return Err(Failure::Other(format!(
                         "nobody reads {what} {name} yet: start `{}`, or wait longer (--wait)",
@@ -332,29 +408,36 @@ impl Writer<'_> {
                 Err(error) => return Err(error.into()),
             }
         }
-        (self.target.emit)(message)?;
-        self.summary.emitted += 1;
-        self.count(false);
-        Ok(())
+        while !self.stop.asked() {
+            if (self.target.emit)(message)?.is_some() {
+                self.summary.emitted += 1;
+                self.count(false);
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
-    /// The outcome of a message, unless it takes longer than `deadline`.
-    fn outcome(&self, token: Token, deadline: Instant) -> Outcome {
+    /// The outcome of a message, unless it takes longer than `deadline`, which a signal draws near.
+    fn outcome(&self, token: Token, deadline: &mut Instant) -> Outcome {
         loop {
             match self.target.source.outcome(token) {
-                Outcome::Pending if Instant::now() < deadline => std::thread::sleep(PAUSE),
+                Outcome::Pending if Instant::now() < *deadline => std::thread::sleep(PAUSE),
                 outcome => return outcome,
+            }
+            if self.stop.asked() {
+                *deadline = (*deadline).min(Instant::now() + SETTLE_AT_SIGNAL);
             }
         }
     }
 
     /// Counts outcomes in order, as far as they are known; all of them if `to_the_end`.
     fn count(&mut self, to_the_end: bool) {
-        let deadline = Instant::now() + self.settle;
+        let mut deadline = Instant::now() + self.settle;
         while self.settled < self.summary.emitted {
             let token = Token::from_number(self.settled);
             let outcome = if to_the_end {
-                self.outcome(token, deadline)
+                self.outcome(token, &mut deadline)
             } else {
                 self.target.source.outcome(token)
             };

@@ -1,8 +1,6 @@
 //! `takt sub`.
 
 use std::fmt::Write;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use clap::Args;
@@ -13,6 +11,7 @@ use takt_clock::{Clock, SystemTai};
 use crate::application::{Application, Channel};
 use crate::failure::Failure;
 use crate::output::{Form, print, print_json_line};
+use crate::signals::Stop;
 
 const HELP: &str = "\
 Text is printed as it is, other messages in hexadecimal, one line each. With --json each line is an
@@ -38,7 +37,7 @@ pub struct Subscribe {
     #[arg(long, value_name = "N")]
     count: Option<u64>,
     /// End if no message comes for this long, with exit code 1
-    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "TIME", value_parser = crate::time::parse)]
     timeout: Option<Duration>,
     /// Print nothing but the summary
     #[arg(long, conflicts_with = "json")]
@@ -82,7 +81,7 @@ impl Subscribe {
         let mut received = 0;
         let mut last = Instant::now();
         let outcome = loop {
-            if self.count.is_some_and(|count| received >= count) || stop.load(Ordering::Relaxed) {
+            if self.count.is_some_and(|count| received >= count) || stop.asked() {
                 break Ok(());
             }
             match sink.consume(Wait::For(LOOK_EVERY)) {
@@ -105,7 +104,7 @@ impl Subscribe {
                 }
                 Err(Error::Disconnected) => {
                     eprintln!("takt: the runtime went away: waiting for it");
-                    while !sink_is_back(&sink) && !stop.load(Ordering::Relaxed) {
+                    while !sink_is_back(&sink) && !stop.asked() {
                         std::thread::sleep(LOOK_EVERY);
                     }
                 }
@@ -151,13 +150,8 @@ impl Subscribe {
 }
 
 /// What becomes true with SIGINT or SIGTERM.
-pub fn stop_by_signals() -> Result<Arc<AtomicBool>, Failure> {
-    let stop = Arc::new(AtomicBool::new(false));
-    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
-        signal_hook::flag::register(signal, stop.clone())
-            .map_err(Failure::io("watch for signals"))?;
-    }
-    Ok(stop)
+pub fn stop_by_signals() -> Result<Stop, Failure> {
+    Stop::by_signals()
 }
 
 /// Whether the session has attached again.

@@ -2,12 +2,14 @@
 
 mod support;
 
+use std::io::Write;
 use std::net::UdpSocket;
+use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
 use rustix::process::Signal;
-use support::{Daemon, Ran, User};
+use support::{Daemon, Ran, Running, User};
 use takt_testing::until_true;
 
 const RELIABLE: [&str; 5] = ["--reliable", "--slow-readers", "wait", "--wait", "1min"];
@@ -452,4 +454,129 @@ fn what_a_video_does_to_a_control_flow_is_measured_beside_that_flow_alone() {
             }
         }
     }
+}
+
+#[test]
+fn a_signal_ends_a_server_without_input_and_a_viewer_whose_output_nobody_reads() {
+    let daemon = Daemon::start("");
+    let mut command = daemon.command(&["stream", "serve", "a", "--from", "-", "--size", "64x64"]);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped());
+    command.stderr(Stdio::piped());
+    let mut server = Running(command.spawn().expect("takt"));
+    // It stays open.
+    let _input = server.0.stdin.take();
+    server.line_with("view it with `takt stream view a`");
+    server.signal(Signal::TERM);
+    let ran = server.end();
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    assert!(ran.err.contains("0 frame(s) sent in "), "{ran:?}");
+
+    let fifo = daemon.directory.join("fifo");
+    let mode = rustix::fs::Mode::RWXU;
+    rustix::fs::mkfifoat(rustix::fs::CWD, &fifo, mode).expect("a FIFO");
+    let mut view = daemon.spawn(&[
+        "stream",
+        "view",
+        "a",
+        "--output",
+        fifo.to_str().expect("UTF-8"),
+    ]);
+    let pid = view.0.id();
+    until_true("signals are its own", || {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("running");
+        let caught = status
+            .lines()
+            .find_map(|line| line.strip_prefix("SigCgt:\t"));
+        let caught = u64::from_str_radix(caught.expect("signals"), 16).expect("a mask");
+        caught & (1 << (Signal::TERM.as_raw() - 1)) != 0
+    });
+    view.signal(Signal::TERM);
+    let status = view.0.wait().expect("an end");
+    assert_eq!(status.signal(), Some(Signal::TERM.as_raw()), "{status}");
+}
+
+#[test]
+fn frames_for_which_there_is_no_memory_are_refused() {
+    let mut command = Command::new("sh");
+    command.args(["-c", "ulimit -v 2000000; exec \"$@\"", "sh"]);
+    command.arg(env!("CARGO_BIN_EXE_takt"));
+    let serve = [
+        "stream",
+        "serve",
+        "a",
+        "--embedded",
+        "--size",
+        "30000x30000",
+    ];
+    let ran: Ran = command.args(serve).output().expect("a shell").into();
+    assert_eq!(ran.code, Some(1), "{ran:?}");
+    let told = "takt: no memory for frames of 2700000000 bytes: choose a smaller --size, or other --pixels\n";
+    assert_eq!(ran.err, told);
+}
+
+#[test]
+fn a_reliable_server_stays_until_its_viewers_have_the_last_frame() {
+    let Some(user) = User::new(65_529) else {
+        return;
+    };
+    let output = user.directory.join("out.raw");
+    let output = output.to_str().expect("UTF-8");
+    let view = [
+        "stream", "view", "a", "--all", "--count", "2", "--output", output,
+    ];
+    let view = user.spawn(&view);
+    let options = ["--from", "-", "--size", "64x48"];
+    let mut command = user.command(&serve("a", &options));
+    command.stdin(Stdio::piped()).stderr(Stdio::piped());
+    let mut server = Running(command.spawn().expect("takt"));
+    let mut input = server.0.stdin.take().expect("piped");
+    input.write_all(&[1; 64 * 48 * 3]).expect("written");
+    until_true("the first frame is there", || {
+        std::fs::metadata(output).is_ok_and(|file| file.len() == 64 * 48 * 3)
+    });
+    view.signal(Signal::STOP);
+    input.write_all(&[2; 64 * 48 * 3]).expect("written");
+    drop(input);
+    server.line_with("waiting for viewers that do not have the last frames yet");
+    view.signal(Signal::CONT);
+    let served = server.end();
+    assert_eq!(served.code, Some(0), "{served:?}");
+    assert!(served.err.contains("2 frame(s) sent in "), "{served:?}");
+    let viewed = view.end();
+    assert_eq!(viewed.code, Some(0), "{viewed:?}");
+    assert_eq!(frames(Path::new(output), 64 * 48 * 3).len(), 2);
+}
+
+#[test]
+fn pictures_that_cannot_be_read_are_skipped_and_told() {
+    let daemon = Daemon::start("");
+    let pictures = daemon.directory.join("pictures");
+    std::fs::create_dir(&pictures).expect("a directory");
+    let mut good = b"P6 32 16 255\n".to_vec();
+    good.extend([7; 32 * 16 * 3]);
+    std::fs::write(pictures.join("1.png"), b"no picture").expect("a file");
+    std::fs::write(pictures.join("2.ppm"), &good).expect("a file");
+    std::fs::write(pictures.join("3.ppm"), &good[..100]).expect("a file");
+    let from = pictures.to_str().expect("UTF-8");
+    let serve = [
+        "stream", "serve", "slides", "--from", from, "--rate", "100", "--count", "5",
+    ];
+    let ran = daemon.takt(&serve);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    for told in [
+        "/1.png: ",
+        "/3.ppm: ",
+        "2 picture(s) skipped that could not be read",
+        "5 frame(s) sent in ",
+        ", 5 without a viewer",
+    ] {
+        assert_eq!(ran.err.matches(told).count(), 1, "{told}: {ran:?}");
+    }
+    std::fs::remove_file(pictures.join("2.ppm")).expect("a file");
+    let ran = daemon.takt(&serve);
+    assert_eq!(ran.code, Some(1), "{ran:?}");
+    assert!(
+        ran.err.contains("/pictures can be read: put some there"),
+        "{ran:?}"
+    );
 }

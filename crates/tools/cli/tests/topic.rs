@@ -2,9 +2,18 @@
 
 mod support;
 
+use std::io::Write;
+use std::os::unix::process::ExitStatusExt;
+use std::process::Stdio;
+
 use rustix::process::Signal;
-use support::{Daemon, User};
-use takt_testing::until;
+use support::{Daemon, Running, User};
+use takt::{Qos, Session, Wait};
+use takt_messaging::{Participant, Publisher};
+use takt_testing::{PATIENCE, until, until_true};
+
+/// Bytes that a pipe takes.
+const PIPE: u64 = 65_536;
 
 /// The topics that the daemon's applications tell of.
 fn listed(daemon: &Daemon) -> serde_json::Value {
@@ -169,5 +178,184 @@ fn nobody_and_nothing_are_told_with_what_to_do() {
         let ran = daemon.takt(&arguments);
         assert_eq!(ran.code, Some(1), "{ran:?}");
         assert!(ran.err.contains(told), "{ran:?}");
+    }
+}
+
+#[test]
+fn the_first_signal_ends_what_waits_and_sums_up() {
+    let daemon = Daemon::start("");
+    let history = ["--history", "1"];
+    let slowly = ["hi", "--count", "1000", "--interval", "1h"];
+    let stdin = ["--stdin"];
+    let cases: [&[&str]; 4] = [
+        &[&slowly[..], &history].concat(),
+        &slowly,
+        &[&stdin[..], &history].concat(),
+        &stdin,
+    ];
+    for more in cases {
+        let arguments = [&["topic", "pub", "idle", "--json"][..], more].concat();
+        let mut command = daemon.command(&arguments);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        command.stderr(Stdio::piped());
+        let mut publisher = Running(command.spawn().expect("takt"));
+        // It stays open.
+        let _input = publisher.0.stdin.take();
+        until_true("the topic is listed", || {
+            let listed = listed(&daemon);
+            listed.as_array().expect("topics").len() == 1
+        });
+        publisher.signal(Signal::INT);
+        let ran = publisher.end();
+        assert_eq!(ran.code, Some(0), "{more:?}: {ran:?}");
+        let sent = u64::from(more.contains(&"hi"));
+        let json = ran.json();
+        assert_eq!(json["emitted"], sent, "{more:?}: {ran:?}");
+        assert!(json["datapath"].is_string(), "{more:?}: {ran:?}");
+        // For people.
+        assert!(!ran.err.contains(" sent in "), "{more:?}: {ran:?}");
+        until_true("it is gone", || listed(&daemon) == serde_json::json!([]));
+    }
+}
+
+#[test]
+fn lines_of_standard_input_are_messages_however_they_come() {
+    let daemon = Daemon::start("");
+    let echo = daemon.spawn(&["topic", "echo", "lines", "--count", "4"]);
+    let mut command = daemon.command(&["topic", "pub", "lines", "--stdin", "--reliable"]);
+    command.args(["--wait", "1min"]);
+    command.stdin(Stdio::piped()).stderr(Stdio::piped());
+    let mut publisher = Running(command.spawn().expect("takt"));
+    let mut input = publisher.0.stdin.take().expect("piped");
+    for part in ["one\ntwo", " parts\n", "\nno end"] {
+        input.write_all(part.as_bytes()).expect("written");
+    }
+    drop(input);
+    let ran = publisher.end();
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    assert_eq!(echo.end().out, "one\ntwo parts\n\nno end\n");
+}
+
+#[test]
+fn a_signal_ends_what_nobody_reads_and_a_second_one_ends_it_at_once() {
+    let daemon = Daemon::start("");
+    for signals in [1, 2] {
+        let mut echo = daemon.spawn(&["topic", "echo", "full"]);
+        let size = PIPE.to_string();
+        let publish = ["topic", "pub", "full", "--size", &size, "--wait", "1min"];
+        let ran = daemon.takt(&publish);
+        assert_eq!(ran.code, Some(0), "{ran:?}");
+        // Nobody reads its output, which is twice as long as what the pipe takes: the call does not return.
+        let output = echo.0.stdout.as_ref().expect("piped");
+        until_true("its pipe is full", || {
+            rustix::io::ioctl_fionread(output).expect("a pipe") == PIPE
+        });
+        for _ in 0..signals {
+            echo.signal(Signal::INT);
+        }
+        let status = echo.0.wait().expect("an end");
+        assert_eq!(status.signal(), Some(Signal::INT.as_raw()), "{status}");
+    }
+}
+
+/// A participant of the daemon.
+fn participant(daemon: &Daemon) -> Participant {
+    let socket = daemon.directory.join("takt.sock");
+    let session = Session::builder().socket(socket).open().expect("a session");
+    Participant::builder(session).open().expect("a participant")
+}
+
+#[test]
+fn a_pattern_reads_as_many_topics_as_a_session_has_sinks_for() {
+    let daemon = Daemon::start("");
+    let echo = daemon.spawn(&["topic", "echo", "many/*", "--count", "100"]);
+    let writer = participant(&daemon);
+    let mut expected = Vec::new();
+    let mut publishers = Vec::new();
+    for number in 0..100 {
+        let topic = format!("many/{number}");
+        let publisher: Publisher = writer
+            .publisher(&topic, Qos::slow().reliable())
+            .expect("a publisher");
+        publisher
+            .wait_subscriber(Wait::For(PATIENCE))
+            .expect("a subscriber");
+        publisher
+            .publish(b"hello", Wait::For(PATIENCE))
+            .expect("published");
+        publishers.push(publisher);
+        expected.push(format!("{topic}: hello"));
+    }
+    let ran = echo.end();
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    let mut lines: Vec<_> = ran.out.lines().collect();
+    lines.sort_unstable();
+    expected.sort_unstable();
+    assert_eq!(lines, expected);
+}
+
+#[test]
+fn topics_that_a_pattern_cannot_open_are_told_while_it_reads() {
+    let daemon = Daemon::start("endpoints = 8\n");
+    let mut echo = daemon.spawn(&["topic", "echo", "many/*"]);
+    let writers = [participant(&daemon), participant(&daemon)];
+    let mut publishers = Vec::new();
+    for (writer, names) in writers.iter().zip([0..5, 5..10]) {
+        for number in names {
+            let topic = format!("many/{number}");
+            publishers.push(writer.publisher(&topic, Qos::slow()).expect("a publisher"));
+        }
+    }
+    echo.line_with("topic(s) could not be opened, such as \"many/");
+    echo.signal(Signal::INT);
+    assert_eq!(echo.end().code, Some(0));
+}
+
+#[test]
+fn readers_that_get_less_than_they_asked_for_are_told() {
+    let daemon = Daemon::start("");
+    let told = |command: &[&str]| {
+        let end = ["--qos", "fast", "--timeout", "1ms"];
+        let ran = daemon.takt(&[command, &end].concat());
+        let mut warnings = ran.err.lines();
+        warnings
+            .find(|line| line.starts_with("takt: warning: "))
+            .unwrap_or_else(|| panic!("no warning of {command:?}: {ran:?}"))
+            .to_owned()
+    };
+    let expected = told(&["sub", "a"]);
+    for command in ["echo", "hz", "bw"] {
+        assert_eq!(told(&["topic", command, "a"]), expected);
+    }
+}
+
+#[test]
+fn names_that_are_not_what_they_seem_are_printed_escaped() {
+    let daemon = Daemon::start("");
+    let topic = "a/\u{202e}b";
+    let echo = daemon.spawn(&["topic", "echo", "a/*", "--count", "1"]);
+    let ran = daemon.takt(&["topic", "pub", topic, "hello", "--wait", "1min"]);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    assert!(ran.err.contains("topic a/\\u{202e}b over "), "{ran:?}");
+    assert_eq!(echo.end().out, "a/\\u{202e}b: hello\n");
+    let _echo = daemon.spawn(&["topic", "echo", topic]);
+    until_true("it is listed", || {
+        let ran = daemon.takt(&["topic", "list"]);
+        assert!(!ran.out.contains('\u{202e}'), "{ran:?}");
+        ran.out.contains("a/\\u{202e}b ")
+    });
+}
+
+#[test]
+fn what_was_not_received_is_told_as_json_too() {
+    let daemon = Daemon::start("");
+    for command in ["echo", "hz", "bw"] {
+        let ran = daemon.takt(&["topic", command, "a", "--json", "--timeout", "1ms"]);
+        let summary = ran.err.lines().find(|line| line.starts_with('{'));
+        let summary: serde_json::Value =
+            serde_json::from_str(summary.expect("a summary")).expect("JSON");
+        let counted = ["received", "lost", "dropped"].map(|what| summary[what].as_u64());
+        assert_eq!(counted, [Some(0); 3], "{ran:?}");
+        assert_eq!(summary["topic"], "a");
     }
 }

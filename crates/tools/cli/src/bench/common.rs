@@ -2,7 +2,7 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use clap::Args;
 use takt_bench::awake::{Awake, usable_cores};
@@ -41,6 +41,16 @@ pub struct Common {
     pub quiet: bool,
 }
 
+/// How long to send, as it is written: an hour at most.
+///
+/// # Errors
+/// [`BenchError::Seconds`].
+pub fn seconds(written: f64) -> Result<Duration, BenchError> {
+    let seconds = Duration::try_from_secs_f64(written).ok();
+    let seconds = seconds.filter(|time| !time.is_zero() && *time <= Duration::from_secs(3600));
+    seconds.ok_or(BenchError::Seconds(written))
+}
+
 /// Why a measurement could not be made.
 #[derive(Debug, thiserror::Error)]
 pub enum BenchError {
@@ -54,7 +64,7 @@ pub enum BenchError {
     #[error("{0}; in a source tree: cargo build --release -p takt-preload")]
     NoPreload(String),
     /// A duration that is none.
-    #[error("cannot send for {0} seconds: use more than 0")]
+    #[error("cannot send for {0} seconds: use more than 0 and at most 3600")]
     Seconds(f64),
     /// A duration that gives no task set its time.
     #[error("cannot run each task set for {0} seconds: use 0.2 to 600")]

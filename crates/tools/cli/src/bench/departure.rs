@@ -10,7 +10,7 @@ use takt_bench::takt::departures::{Idle as LaneIdle, Run, bare, departures};
 use takt_bench::takt::{Datapath, Form};
 use takt_lab::LabConfig;
 
-use super::common::{BenchError, Common, Measurement, TwoCores, hosts};
+use super::common::{BenchError, Common, Measurement, TwoCores, hosts, seconds};
 
 /// The variant that ratios are taken to.
 const BASELINE: &str = "bare loop";
@@ -51,9 +51,7 @@ core of its own; the application, the far side and its lane share the other.";
 impl Departure {
     /// Measures, prints and reports.
     pub fn run(self) -> Result<(), BenchError> {
-        if !(self.seconds > 0.0 && self.seconds <= 3600.0) {
-            return Err(BenchError::Seconds(self.seconds));
-        }
+        seconds(self.seconds)?;
         let cores = TwoCores::choose()?;
         let lab = hosts(&LabConfig::default())?;
         let pair = Pair {

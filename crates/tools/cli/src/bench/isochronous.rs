@@ -12,7 +12,7 @@ use takt_bench::statistics::{Latencies, Percentiles};
 use takt_bench::takt::Takt;
 use takt_lab::Lab;
 
-use super::common::{BenchError, Common, Measurement, TwoCores, hosts};
+use super::common::{BenchError, Common, Measurement, TwoCores, hosts, seconds};
 use crate::output::{Align, table};
 use crate::preload;
 
@@ -104,9 +104,7 @@ impl Isochronous {
             self.seconds = 100.0;
             self.common.rounds = 1;
         }
-        if !(self.seconds > 0.0 && self.seconds <= 3600.0) {
-            return Err(BenchError::Seconds(self.seconds));
-        }
+        seconds(self.seconds)?;
         let cores = TwoCores::choose()?;
         let takt = Takt::this_program()?;
         preload::library().map_err(|error| BenchError::NoPreload(error.to_string()))?;

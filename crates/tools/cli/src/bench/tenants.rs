@@ -9,7 +9,7 @@ use takt_bench::isochronous::tenants;
 use takt_bench::statistics::Latencies;
 use takt_bench::takt::Takt;
 
-use super::common::{BenchError, Common, Measurement, TwoCores, hosts};
+use super::common::{BenchError, Common, Measurement, TwoCores, hosts, seconds};
 use crate::preload;
 
 const RATE: u64 = 1_000_000_000;
@@ -36,9 +36,7 @@ against their launch times.";
 impl Tenants {
     /// Measures, prints and reports.
     pub fn run(self) -> Result<(), BenchError> {
-        if !(self.seconds > 0.0 && self.seconds <= 3600.0) {
-            return Err(BenchError::Seconds(self.seconds));
-        }
+        seconds(self.seconds)?;
         let cores = TwoCores::choose()?;
         let takt = Takt::this_program()?;
         preload::library().map_err(|error| BenchError::NoPreload(error.to_string()))?;

@@ -1,7 +1,5 @@
 //! `takt bench throughput`: one-way streams between two hosts.
 
-use std::time::Duration;
-
 use clap::Args;
 use takt_bench::experiment::{Experiment, Round, Variant};
 use takt_bench::peers::programs::{Programs, System};
@@ -9,7 +7,7 @@ use takt_bench::peers::{Pair, Stream, udp_batch, xdp};
 use takt_bench::takt::{Datapath, Form, Takt};
 use takt_lab::LabConfig;
 
-use super::common::{BenchError, Common, Measurement, TwoCores, hosts};
+use super::common::{BenchError, Common, Measurement, TwoCores, hosts, seconds};
 
 /// The variant that ratios are taken to.
 const BASELINE: &str = "UDP, sendmmsg";
@@ -44,10 +42,7 @@ impl Throughput {
         let cores = TwoCores::choose()?;
         let takt = Takt::this_program()?;
         let reliable = takt.reliable();
-        let duration = Duration::try_from_secs_f64(self.seconds)
-            .ok()
-            .filter(|duration| !duration.is_zero())
-            .ok_or(BenchError::Seconds(self.seconds))?;
+        let duration = seconds(self.seconds)?;
         let lab = hosts(&LabConfig::default())?;
         let programs = self.common.programs();
         let pair = Pair {

@@ -1,7 +1,5 @@
 //! `takt bench topics`: messaging beside other messaging systems (naaas-thesis-2024, figure 7.15).
 
-use std::time::Duration;
-
 use clap::Args;
 use takt_bench::experiment::{Experiment, Round, Variant};
 use takt_bench::peers::programs::{Programs, System};
@@ -9,7 +7,7 @@ use takt_bench::peers::{Pair, RoundTrips, Stream};
 use takt_bench::takt::{Datapath, Form, Takt};
 use takt_lab::LabConfig;
 
-use super::common::{BenchError, Common, Idle, Measurement, TwoCores, hosts};
+use super::common::{BenchError, Common, Idle, Measurement, TwoCores, hosts, seconds};
 
 /// The variant that ratios are taken to.
 const BASELINE: &str = "ZeroMQ";
@@ -53,10 +51,7 @@ impl Topics {
         let cores = TwoCores::choose()?;
         let takt = Takt::this_program()?.topics();
         let reliable = takt.reliable();
-        let duration = Duration::try_from_secs_f64(self.seconds)
-            .ok()
-            .filter(|duration| !duration.is_zero())
-            .ok_or(BenchError::Seconds(self.seconds))?;
+        let duration = seconds(self.seconds)?;
         let lab = hosts(&LabConfig::default())?;
         let programs = self.common.programs();
         let pair = Pair {

@@ -9,7 +9,7 @@ use takt_bench::takt::control::Video;
 use takt_bench::takt::{Datapath, Form, Takt};
 use takt_lab::{LabConfig, Wiring};
 
-use crate::bench::{BenchError, Common, Measurement, TwoCores, hosts};
+use crate::bench::{BenchError, Common, Measurement, TwoCores, hosts, seconds};
 use crate::failure::Failure;
 
 const HELP: &str = "\
@@ -75,12 +75,9 @@ impl Bench {
     }
 
     fn measure(self) -> Result<(), BenchError> {
+        let duration = seconds(self.seconds)?;
         let cores = TwoCores::choose()?;
         let takt = Takt::this_program()?.reliable();
-        let duration = Duration::try_from_secs_f64(self.seconds)
-            .ok()
-            .filter(|duration| !duration.is_zero())
-            .ok_or(BenchError::Seconds(self.seconds))?;
         let lab = hosts(&match self.control {
             true => LabConfig {
                 rate: Some(RATE),

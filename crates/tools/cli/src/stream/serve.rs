@@ -1,19 +1,20 @@
 //! `takt stream serve`.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use clap::Args;
 use serde::Serialize;
-use takt::Wait;
+use takt::{Outcome, Token, Wait};
 use takt_streaming::{Pace, Pixels, Server, ServerOptions};
 
 use super::source::{self, From};
 use super::{Size, pixels_by_name};
 use crate::application::Application;
 use crate::failure::Failure;
-use crate::output::{Form, print_json, size};
-use crate::publish::Reliable;
+use crate::output::{Form, name, print_json, size};
+use crate::publish::{PAUSE, Reliable, SETTLE_AT_SIGNAL};
+use crate::signals::Stop;
 use crate::subscribe::{LOOK_EVERY, stop_by_signals};
 use crate::topic::Joined;
 
@@ -25,7 +26,7 @@ very node get slices at once.
 A camera of Video4Linux, or anything else that GStreamer reads, is the source of a pipeline, or comes as RTP:
   takt stream serve camera/1 --from /dev/video0 --size 640x480
   takt stream serve camera/1 --from 'gst:videotestsrc is-live=true pattern=ball'
-  gst-launch-1.0 videotestsrc ! video/x-raw,format=UYVY,width=640,height=480,framerate=30/1 !
+  gst-launch-1.0 videotestsrc ! video/x-raw,format=UYVY,width=640,height=480,framerate=30/1 ! \\
     rtpvrawpay ! udpsink host=127.0.0.1 port=5004 &
   takt stream serve camera/1 --from rtp://127.0.0.1:5004 --size 640x480 --pixels uyvy
 
@@ -33,6 +34,9 @@ Examples:
   takt stream serve camera/1
   takt stream serve camera/1 --rate 60 --size 1920x1080 --spread --within 20ms
   takt stream serve slides --from ./pictures --rate 1 --reliable";
+
+/// How long it waits for viewers at the end before it says so.
+const TELL_AFTER: Duration = Duration::from_millis(500);
 
 /// Sends frames.
 #[derive(Debug, Args)]
@@ -73,7 +77,7 @@ pub struct Serve {
     #[arg(long, value_name = "N")]
     count: Option<u64>,
     /// Wait this long for somebody to view it before the first frame [default: not at all]
-    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "TIME", value_parser = crate::time::parse)]
     wait: Option<Duration>,
     #[command(flatten)]
     reliable: Reliable,
@@ -100,6 +104,12 @@ struct Summary {
     seconds: f64,
     /// Frames that could not be sent in the time of their period.
     behind: u64,
+    /// Frames that some viewer does without.
+    undelivered: u64,
+    /// Frames that went nowhere, in part at least: no viewer was there, or it was taken for gone.
+    unviewed: u64,
+    /// Frames of which it was not known at the end whether all viewers get them.
+    unknown: u64,
     datapath: String,
 }
 
@@ -107,8 +117,10 @@ impl Serve {
     pub fn run(self) -> Result<(), Failure> {
         let stop = stop_by_signals()?;
         let (mut source, format) = source::open(&self.from, self.pixels, self.size)?;
+        let mut frame = source::memory(format)?;
         let joined = Joined::new(&self.application, "takt stream serve")?;
         joined.warn();
+        let settle = self.reliable.settle()?;
         let period = Duration::from_secs_f64(1.0 / self.rate);
         let options = ServerOptions {
             qos: self
@@ -126,45 +138,57 @@ impl Serve {
         };
         let mut server = Server::open(&joined.participant, &self.stream, format, options)?;
         let publisher = server.publisher();
+        stop.wakes(publisher.source().waker());
         if let Some(warning) = publisher.warning() {
             eprintln!("takt: warning: {warning}");
         }
         eprintln!(
             "stream {}: {format}, {} a frame, {} fps, over {}; view it with `takt stream view {}`",
-            self.stream,
+            name(&self.stream),
             size(format.bytes() as u64),
             self.rate,
             publisher.datapath(),
-            self.stream
+            name(&self.stream)
         );
         if let Some(wait) = self.wait {
             await_viewer(&server, wait, &stop)?;
         }
-        let mut frame = vec![0; format.bytes()];
         let began = Instant::now();
         let (mut next, mut behind) = (began, 0);
-        while self.count.is_none_or(|count| server.frames() < count)
-            && !stop.load(Ordering::Relaxed)
-        {
+        let mut delivery = Delivery::default();
+        let ended = loop {
+            if self.count.is_some_and(|count| server.frames() >= count) || stop.asked() {
+                break Ok(());
+            }
             if !source.is_live() {
                 let now = Instant::now();
-                std::thread::sleep(next.saturating_duration_since(now));
+                if !stop.sleep_until(next) {
+                    break Ok(());
+                }
                 if now > next + period {
                     behind += 1;
                     next = now;
                 }
                 next += period;
             }
-            let Some(captured) = source.next(&mut frame, &stop)? else {
-                break;
+            let sent = match source.next(&mut frame, &stop) {
+                Ok(Some(captured)) => send(&mut server, captured, &frame, &mut delivery, &stop),
+                Ok(None) => break Ok(()),
+                Err(failure) => Err(failure),
             };
-            send(&mut server, captured, &frame, &stop)?;
-        }
+            if sent.is_err() {
+                break sent;
+            }
+        };
+        delivery.settle(&server, settle, &stop);
         let summary = Summary {
             frames: server.frames(),
             slice_bytes: server.slice(),
             seconds: began.elapsed().as_secs_f64(),
             behind,
+            undelivered: delivery.undelivered,
+            unviewed: delivery.unviewed,
+            unknown: delivery.ends.len() as u64,
             datapath: server.publisher().datapath(),
             format: format.to_string(),
             stream: self.stream,
@@ -173,14 +197,108 @@ impl Serve {
         if let Some(told) = source.told() {
             eprintln!("{told}");
         }
-        eprintln!(
-            "{} frame(s) sent in {:.1} s, {} of them behind their time",
-            summary.frames, summary.seconds, summary.behind
-        );
+        eprintln!("{}", summary.line());
         if self.form.json {
             print_json(&summary)?;
         }
-        Ok(())
+        ended?;
+        match summary.unknown {
+            0 => Ok(()),
+            _ if stop.asked() => Ok(()),
+            unknown => Err(Failure::Other(format!(
+                "{unknown} frame(s) may not have reached all viewers, which took nothing for {}: look at what holds them up, or give \
+                 them longer with --patience",
+                humantime::format_duration(settle)
+            ))),
+        }
+    }
+}
+
+impl Summary {
+    fn line(&self) -> String {
+        let mut line = format!(
+            "{} frame(s) sent in {:.1} s, {} of them behind their time",
+            self.frames, self.seconds, self.behind
+        );
+        for (count, what) in [
+            (self.undelivered, "undelivered to some viewer"),
+            (self.unviewed, "without a viewer"),
+            (self.unknown, "on their way at the end"),
+        ] {
+            if count > 0 {
+                line += &format!(", {count} {what}");
+            }
+        }
+        line
+    }
+}
+
+/// What became of frames.
+#[derive(Debug, Default)]
+struct Delivery {
+    /// Slices sent, and of those the ones whose outcome has been looked at.
+    emitted: u64,
+    settled: u64,
+    /// How many slices had been sent at the end of each frame that is not settled.
+    ends: VecDeque<u64>,
+    /// A slice of the first of them is undelivered.
+    misses: bool,
+    /// A slice of the first of them has had no viewer.
+    alone: bool,
+    undelivered: u64,
+    unviewed: u64,
+}
+
+impl Delivery {
+    /// A frame has been sent.
+    fn frame(&mut self, outcome: impl Fn(Token) -> Outcome) {
+        self.ends.push_back(self.emitted);
+        self.look(outcome);
+    }
+
+    /// Counts frames in order, as far as their outcomes are known. Those of a frame with more slices than are
+    /// remembered are taken for good.
+    fn look(&mut self, outcome: impl Fn(Token) -> Outcome) {
+        while let Some(end) = self.ends.front() {
+            if self.settled >= *end {
+                let [misses, alone] = [&mut self.misses, &mut self.alone].map(std::mem::take);
+                self.undelivered += u64::from(misses);
+                self.unviewed += u64::from(alone && !misses);
+                self.ends.pop_front();
+                continue;
+            }
+            match outcome(Token::from_number(self.settled)) {
+                Outcome::Pending => return,
+                Outcome::Sent | Outcome::Unknown => {}
+                Outcome::NoSink => self.alone = true,
+                // Late and their like: not sent to other nodes.
+                _ => self.misses = true,
+            }
+            self.settled += 1;
+        }
+    }
+
+    /// Waits until all outcomes are known, or for so long.
+    fn settle(&mut self, server: &Server, within: Duration, stop: &Stop) {
+        let source = server.publisher().source();
+        source.flush();
+        let began = Instant::now();
+        let mut told = false;
+        loop {
+            self.look(|token| source.outcome(token));
+            let waited = began.elapsed();
+            let within = match stop.asked() {
+                true => within.min(SETTLE_AT_SIGNAL),
+                false => within,
+            };
+            if self.ends.is_empty() || waited >= within {
+                return;
+            }
+            if waited >= TELL_AFTER && !std::mem::replace(&mut told, true) {
+                eprintln!("waiting for viewers that do not have the last frames yet");
+            }
+            std::thread::sleep(PAUSE);
+        }
     }
 }
 
@@ -189,19 +307,23 @@ fn send(
     server: &mut Server,
     captured: takt_time::TaiTime,
     frame: &[u8],
-    stop: &AtomicBool,
+    delivery: &mut Delivery,
+    stop: &Stop,
 ) -> Result<(), Failure> {
     let copy = |offset: usize, memory: &mut [u8]| {
         memory.copy_from_slice(&frame[offset..offset + memory.len()]);
+        delivery.emitted += 1;
     };
-    match server.fill(captured, Wait::Forever, copy) {
+    let sent = server.fill(captured, Wait::Forever, copy);
+    delivery.frame(|token| server.publisher().outcome(token));
+    match sent {
         Ok(_) => Ok(()),
         // By a signal: one that asks for the end, or the terminal's new size, which costs this frame.
         Err(error) if error.is_interrupted() => Ok(()),
         Err(takt_streaming::Error::Topic(takt_messaging::Error::Channel(
             takt::Error::Disconnected,
         ))) => {
-            if !stop.load(Ordering::Relaxed) {
+            if !stop.asked() {
                 eprintln!("takt: the runtime went away: waiting for it");
                 std::thread::sleep(LOOK_EVERY);
             }
@@ -211,9 +333,9 @@ fn send(
     }
 }
 
-fn await_viewer(server: &Server, wait: Duration, stop: &AtomicBool) -> Result<(), Failure> {
+fn await_viewer(server: &Server, wait: Duration, stop: &Stop) -> Result<(), Failure> {
     let until = Instant::now() + wait;
-    while !stop.load(Ordering::Relaxed) {
+    while !stop.asked() {
         match server.wait_client(Wait::For(LOOK_EVERY)) {
             Ok(_) => return Ok(()),
             Err(error) if error.is_timed_out() || error.is_interrupted() => {}
@@ -227,4 +349,32 @@ fn await_viewer(server: &Server, wait: Duration, stop: &AtomicBool) -> Result<()
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_frame_is_undelivered_with_any_of_its_slices_and_once() {
+        let mut delivery = Delivery::default();
+        let outcomes = [
+            Outcome::Sent,
+            Outcome::Sent,
+            Outcome::Undelivered,
+            Outcome::Undelivered,
+            Outcome::NoSink,
+            Outcome::Sent,
+            Outcome::Pending,
+        ];
+        for end in [2, 4, 6, 8] {
+            delivery.emitted = end;
+            delivery.frame(|token| outcomes[token.number() as usize]);
+        }
+        let counted = (delivery.undelivered, delivery.settled, delivery.ends.len());
+        assert_eq!(counted, (1, 6, 1));
+        assert_eq!(delivery.unviewed, 1);
+        delivery.look(|_| Outcome::Lost);
+        assert_eq!((delivery.undelivered, delivery.ends.len()), (2, 0));
+    }
 }

@@ -2,6 +2,7 @@
 
 use std::io::Read;
 use std::net::UdpSocket;
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::str::FromStr;
@@ -17,6 +18,7 @@ use takt_time::TaiTime;
 
 use super::{Size, pixels};
 use crate::failure::Failure;
+use crate::signals::readable;
 use crate::subscribe::LOOK_EVERY;
 
 /// Of the test pattern.
@@ -83,8 +85,12 @@ pub fn open(
     pixels: Pixels,
     size: Option<Size>,
 ) -> Result<(Box<dyn Source>, Format), Failure> {
-    let format =
-        |size: Size| Format::picture(pixels, size.width, size.height).map_err(Failure::from);
+    let format = |size: Size| {
+        let format = Format::picture(pixels, size.width, size.height)?;
+        // The sources' own are of lines or frames, too, and have no way to say that there is no memory for them.
+        reserved(format, 8 * format.line_bytes())?;
+        Ok::<_, Failure>(format)
+    };
     let needed = |what: &str| {
         size.ok_or_else(|| {
             Failure::Other(format!(
@@ -100,7 +106,7 @@ pub fn open(
         From::Input => {
             let format = format(needed("raw frames on standard input")?)?;
             let input = Pipe {
-                from: std::io::stdin(),
+                from: standard_input()?,
                 name: "standard input",
                 frames: 0,
             };
@@ -115,17 +121,14 @@ pub fn open(
             (Box::new(Rtp::open(address, format)?), format)
         }
         From::Directory(directory) => {
-            let files = pictures(directory)?;
-            let size = match size {
-                Some(size) => size,
-                None => {
-                    let first = read(&files[0])?;
-                    Size {
-                        width: first.width(),
-                        height: first.height(),
-                    }
-                }
-            };
+            let mut files = Pictures::of(directory)?;
+            // One has to be there, also where it need not say the size.
+            let first = files.next()?;
+            files.next = 0;
+            let size = size.unwrap_or(Size {
+                width: first.width(),
+                height: first.height(),
+            });
             let format = format(size)?;
             if format.pixels() == Pixels::Bytes {
                 return Err(Failure::Other(
@@ -134,13 +137,37 @@ pub fn open(
             }
             let source = Directory {
                 files,
-                next: 0,
                 format,
                 read: None,
             };
             (Box::new(source), format)
         }
     })
+}
+
+/// Memory for a frame.
+pub fn memory(format: Format) -> Result<Vec<u8>, Failure> {
+    let mut memory = reserved(format, 0)?;
+    memory.resize(format.bytes(), 0);
+    Ok(memory)
+}
+
+/// Memory for a frame and more, not written yet.
+fn reserved(format: Format, more: usize) -> Result<Vec<u8>, Failure> {
+    let mut memory = Vec::new();
+    match memory.try_reserve_exact(format.bytes().saturating_add(more)) {
+        Ok(()) => Ok(memory),
+        Err(_) => Err(Failure::Other(format!(
+            "no memory for frames of {} bytes: choose a smaller --size, or other --pixels",
+            format.bytes()
+        ))),
+    }
+}
+
+/// Standard input without a buffer, so that whether there is something to read is the kernel's word.
+fn standard_input() -> Result<std::fs::File, Failure> {
+    let input = std::io::stdin().as_fd().try_clone_to_owned();
+    Ok(input.map_err(Failure::io("read standard input"))?.into())
 }
 
 /// Bars that move, under a line that falls: whoever looks sees frames that are missing or mixed.
@@ -206,10 +233,13 @@ struct Pipe<R> {
     frames: u64,
 }
 
-impl<R: Read> Source for Pipe<R> {
+impl<R: Read + AsFd> Source for Pipe<R> {
     fn next(&mut self, frame: &mut [u8], stop: &AtomicBool) -> Result<Option<TaiTime>, Failure> {
         let mut read = 0;
         while read < frame.len() {
+            if !readable(&self.from, stop) {
+                return Ok(None);
+            }
             match self.from.read(&mut frame[read..]) {
                 Ok(0) if read == 0 => return Ok(None),
                 Ok(0) => {
@@ -226,9 +256,6 @@ impl<R: Read> Source for Pipe<R> {
                     let what = format!("cannot read {}: {error}", self.name);
                     return Err(Failure::Other(what));
                 }
-            }
-            if stop.load(Ordering::Relaxed) {
-                return Ok(None);
             }
         }
         self.frames += 1;
@@ -335,38 +362,75 @@ impl Drop for GStreamer {
     }
 }
 
-/// The pictures of a directory, by name, over and over.
+/// The pictures of a directory, as frames.
 struct Directory {
-    files: Vec<PathBuf>,
-    next: usize,
+    files: Pictures,
     format: Format,
     /// The picture that was read last: where there is one only it is read once.
-    read: Option<(usize, RgbImage)>,
+    read: Option<RgbImage>,
 }
 
-fn pictures(directory: &Path) -> Result<Vec<PathBuf>, Failure> {
-    let told = |error: std::io::Error| {
-        Failure::Other(format!(
-            "cannot read {}: {error}; --from takes a directory of pictures, `pattern`, `-`, rtp://ADDRESS:PORT, gst:PIPELINE or /dev/videoN",
-            directory.display()
-        ))
-    };
-    let entries = std::fs::read_dir(directory).map_err(told)?;
-    let mut files = entries
-        .map(|entry| entry.map(|entry| entry.path()))
-        .collect::<Result<Vec<PathBuf>, _>>()
-        .map_err(told)?;
-    files.retain(|file| {
-        image::ImageFormat::from_path(file).is_ok_and(|kind| kind.reading_enabled())
-    });
-    files.sort();
-    if files.is_empty() {
-        return Err(Failure::Other(format!(
-            "{} has no pictures: put files there that end in .png, .jpg, .bmp, .ppm or .pgm",
-            directory.display()
-        )));
+/// The pictures of a directory, by name, over and over. One that cannot be read is left out.
+struct Pictures {
+    directory: PathBuf,
+    files: Vec<PathBuf>,
+    next: usize,
+    skipped: u64,
+}
+
+impl Pictures {
+    fn of(directory: &Path) -> Result<Self, Failure> {
+        let told = |error: std::io::Error| {
+            Failure::Other(format!(
+                "cannot read {}: {error}; --from takes a directory of pictures, `pattern`, `-`, rtp://ADDRESS:PORT, gst:PIPELINE or /dev/videoN",
+                directory.display()
+            ))
+        };
+        let entries = std::fs::read_dir(directory).map_err(told)?;
+        let mut files = entries
+            .map(|entry| entry.map(|entry| entry.path()))
+            .collect::<Result<Vec<PathBuf>, _>>()
+            .map_err(told)?;
+        files.retain(|file| {
+            image::ImageFormat::from_path(file).is_ok_and(|kind| kind.reading_enabled())
+        });
+        files.sort();
+        if files.is_empty() {
+            return Err(Failure::Other(format!(
+                "{} has no pictures: put files there that end in .png, .jpg, .bmp, .ppm or .pgm",
+                directory.display()
+            )));
+        }
+        Ok(Self {
+            directory: directory.to_owned(),
+            files,
+            next: 0,
+            skipped: 0,
+        })
     }
-    Ok(files)
+
+    /// The next picture that can be read; fails if there is none at all.
+    fn next(&mut self) -> Result<RgbImage, Failure> {
+        while !self.files.is_empty() {
+            let at = self.next % self.files.len();
+            match read(&self.files[at]) {
+                Ok(picture) => {
+                    self.next = at + 1;
+                    return Ok(picture);
+                }
+                Err(why) => {
+                    eprintln!("takt: warning: {why}: it is skipped");
+                    self.skipped += 1;
+                    self.files.remove(at);
+                    self.next = at;
+                }
+            }
+        }
+        Err(Failure::Other(format!(
+            "no picture of {} can be read: put some there that another program can show",
+            self.directory.display()
+        )))
+    }
 }
 
 fn read(file: &Path) -> Result<RgbImage, Failure> {
@@ -385,13 +449,12 @@ fn read(file: &Path) -> Result<RgbImage, Failure> {
 
 impl Source for Directory {
     fn next(&mut self, frame: &mut [u8], _: &AtomicBool) -> Result<Option<TaiTime>, Failure> {
-        let at = self.next % self.files.len();
-        self.next += 1;
         let picture = match self.read.take() {
-            Some((read, picture)) if read == at => picture,
+            // There is no other.
+            Some(picture) if self.files.files.len() == 1 => picture,
             _ => {
                 let (width, height) = (self.format.width(), self.format.height());
-                let picture = read(&self.files[at])?;
+                let picture = self.files.next()?;
                 match picture.dimensions() == (width, height) {
                     true => picture,
                     false => image::imageops::resize(
@@ -405,8 +468,13 @@ impl Source for Directory {
         };
         let captured = SystemTai.now();
         pixels::from_rgb(self.format, picture.as_raw(), frame);
-        self.read = Some((at, picture));
+        self.read = Some(picture);
         Ok(Some(captured))
+    }
+
+    fn told(&self) -> Option<String> {
+        let skipped = self.files.skipped;
+        (skipped > 0).then(|| format!("{skipped} picture(s) skipped that could not be read"))
     }
 }
 

@@ -5,15 +5,16 @@ use serde::Serialize;
 use takt_clock::{Clock, SystemTai};
 use takt_messaging::{Sample, SubscriberOptions};
 
-use super::{DEPTH, End, Joined, told};
+use super::{End, Joined, sum_up};
 use crate::application::Application;
 use crate::failure::Failure;
-use crate::output::{Form, print, print_json_line};
+use crate::output::{Form, name, print, print_json_line};
 use crate::subscribe::{hexadecimal, readable, stop_by_signals};
 
 const HELP: &str = "\
 Text is printed as it is, other messages in hexadecimal, one line each; with a pattern the topic stands
-before it. With --json each line is an object. SIGINT ends it; a summary goes to standard error.
+before it. With --json each line is an object. SIGINT ends it; a summary goes to standard error, with
+--json as an object.
 
 Examples:
   takt topic echo weather
@@ -64,14 +65,13 @@ impl Echo {
         let options = SubscriberOptions {
             history: self.history,
             latest: self.latest,
-            depth: if self.latest { 0 } else { DEPTH },
             ..SubscriberOptions::new(self.application.quality())
         };
-        let subscriber = joined.subscriber(&self.topic, options)?;
+        let mut subscriber = joined.subscriber(&self.topic, options)?;
         let mut received = 0;
         let show = |sample: &Sample<'_>| self.show(sample);
-        let ended = (self.end).take(&subscriber, &stop, &mut received, show, |_| Ok(()));
-        eprintln!("{}", told(&subscriber, received));
+        let ended = (self.end).take(&mut subscriber, &stop, &mut received, show, |_| Ok(()));
+        sum_up(&subscriber, received, self.form)?;
         ended
     }
 
@@ -81,7 +81,7 @@ impl Echo {
             let shown = text.unwrap_or_else(|| hexadecimal(sample));
             return match sample.topic() == self.topic {
                 true => print(&(shown + "\n")),
-                false => print(&format!("{}: {shown}\n", sample.topic())),
+                false => print(&format!("{}: {shown}\n", name(sample.topic()))),
             };
         }
         let send_time_ns = sample.send_time().as_nanos();

@@ -8,7 +8,7 @@ use takt_messaging::Topic;
 use super::Joined;
 use crate::application::Application;
 use crate::failure::Failure;
-use crate::output::{Align, Form, dash, print, print_json, table};
+use crate::output::{Align, Form, dash, name, print, print_json, table};
 
 const HELP: &str = "\
 What programs say of themselves: every program that publishes or subscribes tells the others. A list is
@@ -27,7 +27,7 @@ const QUIET: Duration = Duration::from_millis(300);
 #[command(after_help = HELP)]
 pub struct List {
     /// Listen for this long at least
-    #[arg(long, value_name = "TIME", default_value = "300ms", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "TIME", default_value = "300ms", value_parser = crate::time::parse)]
     wait: Duration,
     #[command(flatten)]
     application: Application,
@@ -67,7 +67,7 @@ fn shown(topics: &[Topic]) -> String {
     let rows = topics.iter().map(|topic| {
         let encodings = topic.encodings.iter().map(ToString::to_string);
         vec![
-            topic.name.clone(),
+            name(&topic.name),
             topic.publishers.len().to_string(),
             topic.subscribers.len().to_string(),
             dash(&encodings.collect::<Vec<_>>().join(",")),

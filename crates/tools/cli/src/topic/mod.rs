@@ -5,15 +5,18 @@ mod list;
 mod publish;
 mod rate;
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
 use clap::{Args, Subcommand};
+use serde::Serialize;
 use takt::Wait;
 use takt_messaging::{Error, Participant, Sample, Subscriber, SubscriberOptions};
 
 use crate::application::{Application, Opened};
 use crate::failure::Failure;
+use crate::output::{Form, json_line, name};
+use crate::signals::Stop;
 use crate::subscribe::LOOK_EVERY;
 
 const HELP: &str = "\
@@ -29,6 +32,12 @@ Examples:
 
 /// Messages of a topic that may wait while this program prints.
 const DEPTH: u32 = 4096;
+/// The same for each topic of a pattern: a session has memory for thousands of them.
+const PATTERN_DEPTH: u32 = 64;
+/// Between two looks at what is not received.
+const WARN_EVERY: Duration = Duration::from_secs(1);
+/// Warnings that are said: whoever may write the directory could have any number of them said.
+const MOST_WARNINGS: usize = 100;
 
 /// Publishes, subscribes, and lists topics.
 #[derive(Debug, Args)]
@@ -82,9 +91,23 @@ impl Joined {
         })
     }
 
-    /// A subscriber; says on standard error if others do not hear of it.
-    fn subscriber(&self, topic: &str, options: SubscriberOptions) -> Result<Subscriber, Failure> {
+    /// A subscriber; says on standard error if others do not hear of it, or it is not what was asked for. As many messages wait as a session has memory
+    /// for, unless the options say how many.
+    fn subscriber(
+        &self,
+        topic: &str,
+        mut options: SubscriberOptions,
+    ) -> Result<Subscriber, Failure> {
         self.warn();
+        if options.depth == 0 && !options.latest {
+            options.depth = match topic.contains('*') {
+                true => PATTERN_DEPTH,
+                false => DEPTH,
+            };
+        }
+        if let Some(warning) = self.opened.session.stream(options.qos)?.warning() {
+            eprintln!("takt: warning: {warning}");
+        }
         Ok(self.participant.subscriber_with(topic, options)?)
     }
 
@@ -105,7 +128,7 @@ struct End {
     #[arg(long, value_name = "N")]
     count: Option<u64>,
     /// End if no message comes for this long, with exit code 1
-    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "TIME", value_parser = crate::time::parse)]
     timeout: Option<Duration>,
 }
 
@@ -114,15 +137,21 @@ impl End {
     /// how many they were, however it ended.
     fn take(
         &self,
-        subscriber: &Subscriber,
-        stop: &AtomicBool,
+        subscriber: &mut Subscriber,
+        stop: &Stop,
         received: &mut u64,
         mut sample: impl FnMut(&Sample<'_>) -> Result<(), Failure>,
         mut look: impl FnMut(Instant) -> Result<(), Failure>,
     ) -> Result<(), Failure> {
         let mut last = Instant::now();
         let mut away = false;
-        while self.count.is_none_or(|count| *received < count) && !stop.load(Ordering::Relaxed) {
+        let mut warnings = Warnings::default();
+        while self.count.is_none_or(|count| *received < count) && !stop.asked() {
+            if warnings.are_due() {
+                // Topics that nobody publishes any more make room for others.
+                subscriber.prune();
+                warnings.say(subscriber.warning());
+            }
             match subscriber.take(Wait::For(LOOK_EVERY)) {
                 Ok(message) => {
                     *received += 1;
@@ -138,7 +167,7 @@ impl End {
                     {
                         return Err(Failure::Other(format!(
                             "no message on topic {} for {}",
-                            subscriber.topic(),
+                            name(subscriber.topic()),
                             humantime::format_duration(timeout)
                         )));
                     }
@@ -156,28 +185,101 @@ impl End {
     }
 }
 
-/// What was received, and what was not, for standard error.
-fn told(subscriber: &Subscriber, received: u64) -> String {
-    let counters = subscriber.counters();
-    let channels = counters.channels;
-    let mut text = format!(
-        "{received} message(s) received on topic {}, {} lost, {} dropped",
-        subscriber.topic(),
-        channels.lost + channels.lost_at_disconnect,
-        channels.dropped_full + channels.dropped_memory,
-    );
-    for (count, what) in [
-        (channels.superseded, "superseded by newer ones"),
-        (counters.foreign, "of other topics with the same channel"),
-        (counters.malformed, "that no publisher has written"),
-        (counters.unopened, "topic(s) could not be opened"),
-    ] {
-        if count > 0 {
-            text += &format!(", {count} {what}");
+/// What a subscriber does not get, said when it is new.
+#[derive(Default)]
+struct Warnings {
+    looked: Option<Instant>,
+    said: HashSet<String>,
+}
+
+impl Warnings {
+    /// Whether it is time for a look; at most one each second.
+    fn are_due(&mut self) -> bool {
+        let due = self.looked.is_none_or(|at| at.elapsed() >= WARN_EVERY);
+        if due {
+            self.looked = Some(Instant::now());
+        }
+        due
+    }
+
+    /// Says it on standard error, unless it has been said.
+    fn say(&mut self, warning: Option<String>) {
+        let new = |warning: &String| !self.said.contains(warning);
+        let Some(warning) = warning.filter(new) else {
+            return;
+        };
+        if self.said.len() < MOST_WARNINGS {
+            eprintln!("takt: warning: {warning}");
+            self.said.insert(warning);
         }
     }
-    if let Some(warning) = subscriber.warning() {
-        text += &format!("\ntakt: warning: {warning}");
+}
+
+/// What was received, and what was not.
+#[derive(Debug, Serialize)]
+struct Summary {
+    topic: String,
+    received: u64,
+    lost: u64,
+    dropped: u64,
+    /// In the place of which a newer one was taken.
+    superseded: u64,
+    /// Of other topics with the same channel.
+    foreign: u64,
+    /// Written by no publisher.
+    malformed: u64,
+    /// Topics that could not be opened.
+    unopened: u64,
+}
+
+impl Summary {
+    fn of(subscriber: &Subscriber, received: u64) -> Self {
+        let counters = subscriber.counters();
+        let channels = counters.channels;
+        Self {
+            topic: subscriber.topic().to_owned(),
+            received,
+            lost: channels.lost + channels.lost_at_disconnect,
+            dropped: channels.dropped_full + channels.dropped_memory,
+            superseded: channels.superseded,
+            foreign: counters.foreign,
+            malformed: counters.malformed,
+            unopened: counters.unopened,
+        }
     }
-    text
+
+    fn line(&self) -> String {
+        let mut text = format!(
+            "{} message(s) received on topic {}, {} lost, {} dropped",
+            self.received,
+            name(&self.topic),
+            self.lost,
+            self.dropped
+        );
+        for (count, what) in [
+            (self.superseded, "superseded by newer ones"),
+            (self.foreign, "of other topics with the same channel"),
+            (self.malformed, "that no publisher has written"),
+            (self.unopened, "topic(s) could not be opened"),
+        ] {
+            if count > 0 {
+                text += &format!(", {count} {what}");
+            }
+        }
+        text
+    }
+}
+
+/// Says on standard error what was received, and what was not.
+fn sum_up(subscriber: &Subscriber, received: u64, form: Form) -> Result<(), Failure> {
+    let summary = Summary::of(subscriber, received);
+    if form.json {
+        eprint!("{}", json_line(&summary)?);
+    } else {
+        eprintln!("{}", summary.line());
+    }
+    if let Some(warning) = subscriber.warning() {
+        eprintln!("takt: warning: {warning}");
+    }
+    Ok(())
 }

@@ -1,7 +1,5 @@
 //! `takt topic pub`.
 
-use std::sync::atomic::Ordering;
-
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 use takt::Wait;
@@ -17,7 +15,7 @@ use crate::subscribe::{LOOK_EVERY, stop_by_signals};
 const HELP: &str = "\
 A message is sent once unless `--reliable` or `--within` asks for more. With `--history` the last
 messages are kept for those that subscribe later (`takt topic echo --history`), and the command
-stays until SIGINT.
+stays until SIGINT, which ends it at any time with what became of the messages.
 
 Examples:
   takt topic pub weather hello
@@ -56,6 +54,7 @@ enum Encoded {
 #[derive(Debug, Serialize)]
 struct Line {
     topic: String,
+    datapath: String,
     #[serde(flatten)]
     summary: Summary,
 }
@@ -63,6 +62,7 @@ struct Line {
 impl Pub {
     pub fn run(self) -> Result<(), Failure> {
         let reliability = self.messages.reliability()?;
+        let stop = stop_by_signals()?;
         let joined = Joined::new(&self.application, "takt topic pub")?;
         joined.warn();
         let options = PublisherOptions {
@@ -78,7 +78,11 @@ impl Pub {
         if let Some(warning) = publisher.warning() {
             eprintln!("takt: warning: {warning}");
         }
-        let emit = |message: &[u8]| Ok(publisher.publish(message, Wait::Forever)?);
+        stop.wakes(publisher.source().waker());
+        let emit = |message: &[u8]| match publisher.publish(message, Wait::Forever) {
+            Err(error) if error.is_interrupted() => Ok(None),
+            token => Ok(Some(token?)),
+        };
         let target = Target {
             source: publisher.source(),
             emit: &emit,
@@ -89,22 +93,21 @@ impl Pub {
             // What is kept need not be read now.
             local: joined.opened.local && self.history == 0,
         };
-        let stop = match self.history {
-            0 => None,
-            _ => Some(stop_by_signals()?),
-        };
-        let summary = self.messages.write(&target)?;
+        let summary = self.messages.write(&target, &stop)?;
         let datapath = publisher.datapath();
-        eprintln!("{}", summary.line(&target, &datapath));
-        if let Some(stop) = stop {
+        if !self.form.json {
+            eprintln!("{}", summary.line(&target, &datapath));
+        }
+        if self.history > 0 && !stop.asked() {
             eprintln!("kept for those that subscribe later; SIGINT ends it");
-            while !stop.load(Ordering::Relaxed) {
+            while !stop.asked() {
                 std::thread::sleep(LOOK_EVERY);
             }
         }
         if self.form.json {
             print_json(&Line {
                 topic: self.topic,
+                datapath,
                 summary,
             })?;
         }

@@ -7,7 +7,7 @@ use clap::Args;
 use serde::Serialize;
 use takt_messaging::{Sample, SubscriberOptions};
 
-use super::{DEPTH, End, Joined, told};
+use super::{End, Joined, sum_up};
 use crate::application::Application;
 use crate::failure::Failure;
 use crate::output::{Form, print, print_json_line, size};
@@ -89,11 +89,8 @@ impl Measure {
     ) -> Result<(), Failure> {
         let stop = stop_by_signals()?;
         let joined = Joined::new(&self.application, name)?;
-        let options = SubscriberOptions {
-            depth: DEPTH,
-            ..SubscriberOptions::new(self.application.quality())
-        };
-        let subscriber = joined.subscriber(&self.topic, options)?;
+        let options = SubscriberOptions::new(self.application.quality());
+        let mut subscriber = joined.subscriber(&self.topic, options)?;
         let most = self.window as usize;
         let window = std::cell::RefCell::new(Window::new());
         let take = |sample: &Sample<'_>| {
@@ -126,11 +123,11 @@ impl Measure {
             say()
         };
         let mut received = 0;
-        let ended = (self.end).take(&subscriber, &stop, &mut received, take, look);
+        let ended = (self.end).take(&mut subscriber, &stop, &mut received, take, look);
         if self.end.count.is_some() && ended.is_ok() {
             say()?;
         }
-        eprintln!("{}", told(&subscriber, received));
+        sum_up(&subscriber, received, self.form)?;
         ended
     }
 }
