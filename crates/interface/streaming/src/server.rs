@@ -83,8 +83,8 @@ pub struct Server {
     slice: u32,
     /// Frames begun: the number of the next.
     frames: u64,
-    /// When the first slice of the last frame was to be sent.
-    began: Option<TaiTime>,
+    /// When the next frame may begin: behind the launch times of all slices that were sent.
+    free: Option<TaiTime>,
     /// It waits for slow clients.
     reliable: bool,
 }
@@ -144,7 +144,7 @@ impl Server {
             asked_slice: options.slice,
             slice,
             frames: 0,
-            began: None,
+            free: None,
             reliable: matches!(options.qos.reliability, Reliability::Reliable { .. }),
         })
     }
@@ -260,9 +260,13 @@ impl Server {
             let len = slice::BYTES + header.len();
             match launches {
                 Some((first, spread)) => {
-                    let after = spread.as_nanos() * index as u128 / slices as u128;
-                    let launch = first.saturating_add_nanos(after as i64);
-                    self.publisher.fill_at(len, launch, wait, write)?
+                    let launch = |index: usize| {
+                        let after = spread.as_nanos() * index as u128 / slices as u128;
+                        first.saturating_add_nanos(after as i64)
+                    };
+                    let sent = self.publisher.fill_at(len, launch(index), wait, write)?;
+                    self.free = Some(launch(index + 1));
+                    sent
                 }
                 None if index + 1 < slices => self.publisher.fill_more(len, wait, write)?,
                 None => self.publisher.fill(len, wait, write)?,
@@ -271,23 +275,14 @@ impl Server {
         Ok(number)
     }
 
-    /// Over how long a frame is spread.
-    fn spread(&self) -> Duration {
-        self.period * SPREAD.0 / SPREAD.1
-    }
-
     /// When the first slice of the next frame is to be sent, and over how long all of them.
-    fn launches(&mut self) -> Option<(TaiTime, Duration)> {
+    fn launches(&self) -> Option<(TaiTime, Duration)> {
         if self.pace == Pace::Burst {
             return None;
         }
-        let spread = self.spread();
+        let spread = self.period * SPREAD.0 / SPREAD.1;
         let soonest = crate::now().saturating_add_nanos(LEAD.as_nanos() as i64);
-        let free = self
-            .began
-            .map(|began| began.saturating_add_nanos(spread.as_nanos() as i64));
-        let first = free.map_or(soonest, |free| free.max(soonest));
-        self.began = Some(first);
+        let first = self.free.map_or(soonest, |free| free.max(soonest));
         Some((first, spread))
     }
 }
@@ -299,9 +294,7 @@ impl Drop for Server {
             slice::write(&end, memory);
         };
         // Behind the last slice.
-        let launch = self
-            .began
-            .map(|began| began.saturating_add_nanos(self.spread().as_nanos() as i64));
+        let launch = self.free;
         let kept = self.publisher.fill_reserved(slice::BYTES, launch, write);
         if !kept.is_err_and(|error| error.is_would_block()) {
             return;
@@ -339,8 +332,57 @@ fn slice_bytes(format: Format, asked: u32, pace: Pace) -> Result<u32, Error> {
 
 #[cfg(test)]
 mod tests {
+    use takt::SlowSinks;
+    use takt_embedded::{Embedded, Settings};
+    use takt_messaging::SubscriberOptions;
+    use takt_testing::Directory;
+
     use super::*;
     use crate::format::Pixels;
+    use crate::slices::Slices;
+
+    const PATIENCE: Wait = Wait::For(Duration::from_secs(60));
+
+    /// A program with a server of frames that are spread over 4 s, and who reads its slices.
+    fn spread(format: Format, qos: Qos, depth: u32) -> (Directory, Embedded, Server, Slices) {
+        let directory = Directory::private();
+        let settings = Settings {
+            rendezvous: Some(directory.join("nodes")),
+            ..Settings::local()
+        };
+        let runtime = Embedded::start(settings).expect("a runtime");
+        let session = runtime.session("camera").expect("a session");
+        let participant = Participant::builder(session).open().expect("a participant");
+        let options = ServerOptions {
+            depth,
+            ..ServerOptions::new(qos).spread(Duration::from_secs(4))
+        };
+        let server = Server::open(&participant, "a", format, options).expect("a server");
+        let slices = Slices::connect(&participant, "a", SubscriberOptions::default());
+        let slices = slices.expect("slices");
+        server.wait_client(PATIENCE).expect("a client");
+        (directory, runtime, server, slices)
+    }
+
+    #[test]
+    fn frames_of_which_nothing_was_sent_do_not_put_off_those_that_follow() {
+        let format = Format::picture(Pixels::Rgb, 64, 48).expect("a format");
+        let qos = Qos::slow().with_reliability(Reliability::Reliable {
+            deadline: None,
+            slow_sinks: SlowSinks::Wait,
+        });
+        let (_directory, _runtime, mut server, slices) = spread(format, qos, 2);
+        // All memory but that for the end is with the reader.
+        let _ = server.send(&vec![0; format.bytes()], Wait::Never);
+        let held = slices.take(PATIENCE).expect("a slice");
+        let free = server.free;
+        for _ in 0..200 {
+            let refused = server.send(&vec![0; format.bytes()], Wait::Never);
+            assert!(refused.expect_err("no memory").is_would_block());
+        }
+        assert_eq!(server.free, free);
+        drop(held);
+    }
 
     #[test]
     fn slices_are_whole_lines_where_lines_are_short() {
