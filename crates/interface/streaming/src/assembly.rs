@@ -113,7 +113,7 @@ impl Assembler {
         }
     }
 
-    /// Takes a slice in.
+    /// Takes a slice in. False: it is of no use.
     pub(crate) fn slice(
         &mut self,
         server: u32,
@@ -121,13 +121,13 @@ impl Assembler {
         bytes: &[u8],
         now: Instant,
         to: &mut impl Memory,
-    ) {
+    ) -> bool {
         if !self.follows(server, now, to) {
             self.counters.other_server += 1;
-            return;
+            return false;
         }
         if self.latest.is_none_or(|latest| header.frame > latest) && !self.begin(header, to) {
-            return;
+            return false;
         }
         let place = self
             .under_way
@@ -135,7 +135,7 @@ impl Assembler {
             .position(|of| of.header.frame == header.frame);
         let Some(place) = place else {
             self.counters.late += u64::from(self.joined != Some(header.frame));
-            return;
+            return false;
         };
         let assembly = &mut self.under_way[place];
         let known = Header {
@@ -144,11 +144,11 @@ impl Assembler {
         };
         if known != *header {
             self.counters.malformed += 1;
-            return;
+            return false;
         }
         if assembly.has.put(header.index()) {
             self.counters.late += 1;
-            return;
+            return false;
         }
         assembly.missing -= 1;
         if let Some(memory) = &mut assembly.memory {
@@ -166,6 +166,7 @@ impl Assembler {
                 self.finish_first(to);
             }
         }
+        true
     }
 
     /// A server has ended that has begun so many frames. False: it is not the one that is followed.
@@ -311,7 +312,7 @@ pub fn fuzz(script: &[u8]) {
         let bytes = vec![frame as u8 & 0x7f; header.len()];
         match step[1] & 0xf {
             0 => assembler.flush(&mut out),
-            _ => assembler.slice(7, &header, &bytes, now, &mut out),
+            _ => drop(assembler.slice(7, &header, &bytes, now, &mut out)),
         }
         assert!(assembler.under_way.len() <= AT_ONCE);
     }

@@ -338,21 +338,32 @@ impl Reader {
         };
         let mut silent = SILENT;
         let mut uncounted = 0;
+        // When the last slice of use came, and until when the next one is waited for.
         let mut heard = Instant::now();
+        let mut due = heard + silent;
         // What was lost when the last frame had got its slices.
         let mut lost = self.lost();
         // Relaxed: the wake-up after the store is what orders the two.
         while !shared.ends.load(Ordering::Relaxed) {
-            match self.slices.next(Wait::For(silent)) {
+            let mut quiet = false;
+            match self.slices.next(Wait::Until(due)) {
                 Ok(Came::Slice(slice)) => {
                     let header = slice.header();
-                    silent = slices::period(header).map_or(SILENT, |period| SILENT.max(2 * period));
                     let (server, now) = (slice.server(), Instant::now());
-                    heard = now;
-                    self.assembler
+                    let of_use = self
+                        .assembler
                         .slice(server, header, &slice, now, &mut hands);
+                    if of_use {
+                        silent =
+                            slices::period(header).map_or(SILENT, |period| SILENT.max(2 * period));
+                        // It may have waited for memory.
+                        heard = Instant::now();
+                        due = heard + silent;
+                    } else {
+                        quiet = now >= due;
+                    }
                     uncounted += 1;
-                    if uncounted < COUNTED_EVERY && !hands.finished {
+                    if !quiet && uncounted < COUNTED_EVERY && !hands.finished {
                         continue;
                     }
                 }
@@ -367,11 +378,7 @@ impl Reader {
                         shared.signal(&state);
                     }
                 }
-                Err(error) if error.is_timed_out() => {
-                    if self.lost() != lost || heard.elapsed() >= GIVEN_UP {
-                        self.assembler.flush(&mut hands);
-                    }
-                }
+                Err(error) if error.is_timed_out() => quiet = true,
                 // The next call waits for the runtime.
                 Err(Error::Topic(takt_messaging::Error::Channel(
                     takt::Error::Disconnected | takt::Error::Protocol(_) | takt::Error::Interrupted,
@@ -381,6 +388,12 @@ impl Reader {
                     state.failure = Some(error.to_string());
                     shared.signal(&state);
                     return;
+                }
+            }
+            if quiet {
+                due = Instant::now() + silent;
+                if self.lost() != lost || heard.elapsed() >= GIVEN_UP {
+                    self.assembler.flush(&mut hands);
                 }
             }
             if std::mem::take(&mut hands.finished) {

@@ -1,6 +1,6 @@
 //! Sending frames.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use takt::{Qos, Reliability, TaiTime, Wait};
 use takt_messaging::{Participant, Publisher, PublisherOptions};
@@ -8,6 +8,7 @@ use takt_messaging::{Participant, Publisher, PublisherOptions};
 use crate::error::Error;
 use crate::format::Format;
 use crate::slice::{self, Header, Says};
+use crate::slices::until;
 
 /// Bytes of a slice, if not told otherwise, of frames that are spread and of those that burst: the first are six frames of
 /// Ethernet, 68 µs of a link with 1 Gb/s, between which others may send.
@@ -229,12 +230,7 @@ impl Server {
         wait: Wait,
         mut fill: impl FnMut(usize, &mut [u8]),
     ) -> Result<u64, Error> {
-        let wait = match wait {
-            Wait::For(duration) => Instant::now()
-                .checked_add(duration)
-                .map_or(Wait::Forever, Wait::Until),
-            wait => wait,
-        };
+        let wait = until(wait);
         let launches = self.launches();
         let number = self.frames;
         let mut header = Header {
