@@ -31,6 +31,8 @@ const DEPTH: u32 = 4096;
 const SILENT: Duration = Duration::from_millis(200);
 /// Or when none has come for so long, whatever was lost: its server may be gone.
 const GIVEN_UP: Duration = Duration::from_secs(10);
+/// Memory that is far too long for so many frames one after another is given back.
+const KEPT_LONG: u32 = 100;
 /// Slices after which counters are shown, if no frame is finished.
 const COUNTED_EVERY: u32 = 256;
 
@@ -196,6 +198,8 @@ struct Hands<'c> {
     most: usize,
     most_bytes: usize,
     holes: bool,
+    /// Frames one after another that took memory which is far too long for them.
+    long: u32,
     /// A frame was finished since this was looked at.
     finished: bool,
 }
@@ -206,12 +210,22 @@ impl Memory for Hands<'_> {
             return None;
         }
         let mut state = self.shared.state();
-        let mut memory = loop {
-            // One that is long enough, if there is one; one that is far too long is not kept for ever.
-            let fits = |memory: &Vec<u8>| memory.len() >= bytes && memory.len() / 2 <= bytes;
-            let free = state.free.iter().position(fits);
-            if let Some(at) = free {
-                break state.free.swap_remove(at);
+        let memory = loop {
+            // The shortest that is long enough, if there is one.
+            let free = state.free.iter().enumerate();
+            let fitting = free.filter(|(_, memory)| memory.len() >= bytes);
+            let shortest = fitting.min_by_key(|(_, memory)| memory.len());
+            if let Some((at, memory)) = shortest {
+                let far_too_long = memory.len() / 2 > bytes;
+                let memory = state.free.swap_remove(at);
+                self.long = if far_too_long { self.long + 1 } else { 0 };
+                // Not kept for ever, but while lengths change.
+                if self.long < KEPT_LONG {
+                    break memory;
+                }
+                state.bytes -= memory.len();
+                state.pieces -= 1;
+                continue;
             }
             if let Some(memory) = state.free.pop() {
                 state.bytes -= memory.len();
@@ -248,16 +262,17 @@ impl Memory for Hands<'_> {
             state = waited.unwrap_or_else(PoisonError::into_inner);
         };
         drop(state);
-        if memory.is_empty() {
-            if memory.try_reserve_exact(bytes).is_err() {
-                let mut state = self.shared.state();
-                state.pieces -= 1;
-                state.bytes -= bytes;
-                return None;
-            }
-            memory.resize(bytes, 0);
+        if !memory.is_empty() {
+            return Some(memory);
         }
-        Some(memory)
+        // One slice says how long its frame is: pages come with what is written.
+        let memory = crate::zeroed(bytes);
+        if memory.is_none() {
+            let mut state = self.shared.state();
+            state.pieces -= 1;
+            state.bytes -= bytes;
+        }
+        memory
     }
 
     fn finish(&mut self, frame: Assembled) {
@@ -334,6 +349,7 @@ impl Reader {
             most: self.most,
             most_bytes: self.most_bytes,
             holes: self.holes,
+            long: 0,
             finished: false,
         };
         let mut silent = SILENT;
@@ -693,6 +709,7 @@ mod tests {
             most: 6,
             most_bytes,
             holes: false,
+            long: 0,
             finished: false,
         }
     }
@@ -730,6 +747,42 @@ mod tests {
             .expect("memory in the place of the one that waits");
         assert_eq!((other.len(), shared.state().bytes), (900, 1000));
         assert_eq!(shared.state().skipped, 1);
+    }
+
+    #[test]
+    fn memory_is_not_given_back_while_lengths_change_and_is_when_frames_stay_short() {
+        let shared = shared();
+        let mut hands = hands(&shared, 10_000);
+        let mut take = |bytes: usize| {
+            let memory = hands.take(bytes).expect("memory");
+            let at = memory.as_ptr();
+            shared.state().free.push(memory);
+            at
+        };
+        let first = take(1000);
+        for _ in 0..2 * KEPT_LONG {
+            assert_eq!((take(10), take(1000)), (first, first));
+        }
+        for _ in 0..KEPT_LONG {
+            take(10);
+        }
+        assert_eq!(shared.state().bytes, 10);
+    }
+
+    #[test]
+    fn memory_of_a_frame_of_which_little_has_come_is_not_touched() {
+        let resident = || {
+            let all = std::fs::read_to_string("/proc/self/status").expect("the kernel's figures");
+            let line = all.lines().find(|line| line.starts_with("VmRSS:"));
+            let kib = line.and_then(|line| line.split_whitespace().nth(1));
+            kib.expect("a figure").parse::<usize>().expect("a number") << 10
+        };
+        let shared = shared();
+        let mut hands = hands(&shared, 1 << 30);
+        let before = resident();
+        let memory = hands.take(1 << 30).expect("memory");
+        assert!(resident().saturating_sub(before) < 1 << 28);
+        assert_eq!((memory.len(), memory[1 << 29]), (1 << 30, 0));
     }
 
     #[test]

@@ -63,6 +63,13 @@ pub fn now() -> TaiTime {
     TaiTime::from_nanos(now.tv_sec.saturating_mul(1_000_000_000) + now.tv_nsec)
 }
 
+/// So many bytes of 0, which cost no memory until they are written. `None`: there is none.
+fn zeroed(bytes: usize) -> Option<Vec<u8>> {
+    // Tried first, because the other ends the program where there is none.
+    Vec::<u8>::new().try_reserve_exact(bytes).ok()?;
+    Some(vec![0; bytes])
+}
+
 #[doc(hidden)] // for its fuzz target
 pub mod fuzzing {
     pub use crate::assembly::fuzz as assembly;
