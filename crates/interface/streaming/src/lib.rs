@@ -76,3 +76,12 @@ pub mod fuzzing {
     pub use crate::rtp::fuzz as rtp;
     pub use crate::slice::fuzz as slice;
 }
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn memory_that_is_not_there_ends_no_program() {
+        assert!(crate::zeroed(isize::MAX as usize).is_none());
+        assert_eq!(crate::zeroed(7), Some(vec![0; 7]));
+    }
+}

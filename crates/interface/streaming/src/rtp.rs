@@ -202,13 +202,19 @@ impl Depacketizer {
     /// For frames of this format.
     ///
     /// # Errors
-    /// [`Error::Option`] for a format that RFC 4175 does not have.
+    /// [`Error::Option`] for a format that RFC 4175 does not have, and where there is no memory for a frame.
     pub fn new(format: Format) -> Result<Self, Error> {
         let (bytes, pixels, _) = group(format)?;
+        let frame = crate::zeroed(format.bytes()).ok_or_else(|| {
+            Error::Option(format!(
+                "there is no memory for a frame of {format}, which has {} bytes: take smaller pictures, or give the program more",
+                format.bytes()
+            ))
+        })?;
         Ok(Self {
             format,
             group: (bytes, pixels),
-            frame: vec![0; format.bytes()],
+            frame,
             timestamp: None,
             source: None,
             heard: None,
