@@ -15,8 +15,9 @@ use crate::slices::until;
 const SLICE: [usize; 2] = [8192, 32_768];
 /// The longest slice.
 const MOST_SLICE: u32 = 1 << 20;
-/// Fewest and most slices on their way, if not told otherwise.
-const DEPTHS: [usize; 2] = [64, 1024];
+/// Fewest slices on their way, if not told otherwise, of frames that are spread and of those that burst, and most.
+const DEPTHS: [usize; 2] = [4, 64];
+const MOST_DEPTH: usize = 1024;
 /// How long before its launch a slice is handed to the runtime, at least.
 const LEAD: Duration = Duration::from_micros(300);
 /// How long a server that closes waits for memory to say so if it could keep none for that: one that is reliable as long as a
@@ -47,8 +48,8 @@ pub struct ServerOptions {
     pub period: Option<Duration>,
     /// Bytes of a slice, 256 B to 1 MiB; 0: whole lines of 8 KiB or less with [`Pace::Spread`], of 32 KiB or less else.
     pub slice: u32,
-    /// Most slices that may be on their way at once, a power of two up to 65536; 0: two frames, 64 at least and 1024 at
-    /// most. What is on its way is what a frame waits behind. One of them is kept for the end of the stream: 1 is taken as 2.
+    /// Most slices that may be on their way at once, a power of two up to 65536; 0: two frames or a little more, 1024 at
+    /// most, and 64 at least with [`Pace::Burst`]. What is on its way is what a frame waits behind. One of them is kept for the end of the stream: 1 is taken as 2.
     pub depth: u32,
 }
 
@@ -123,10 +124,7 @@ impl Server {
             PublisherOptions {
                 qos: options.qos,
                 depth: match options.depth {
-                    0 => {
-                        let two = 2 * format.bytes().div_ceil(slice as usize);
-                        two.next_power_of_two().clamp(DEPTHS[0], DEPTHS[1]) as u32
-                    }
+                    0 => usual_depth(format, slice, options.pace),
                     // One is kept for the end.
                     depth => depth.max(2),
                 },
@@ -304,6 +302,13 @@ impl Drop for Server {
     }
 }
 
+/// Two frames and the end.
+fn usual_depth(format: Format, slice: u32, pace: Pace) -> u32 {
+    let two = 2 * format.bytes().div_ceil(slice as usize) + 1;
+    let least = DEPTHS[usize::from(pace == Pace::Burst)];
+    two.next_power_of_two().clamp(least, MOST_DEPTH) as u32
+}
+
 fn slice_bytes(format: Format, asked: u32, pace: Pace) -> Result<u32, Error> {
     let least = slice::LEAST;
     if asked != 0 && !(least..=MOST_SLICE).contains(&asked) {
@@ -378,6 +383,24 @@ mod tests {
         }
         assert_eq!(server.free, free);
         drop(held);
+    }
+
+    #[test]
+    fn few_small_frames_that_are_spread_are_on_their_way() {
+        let depth = |bytes, pace| {
+            let format = Format::of_bytes(bytes).expect("a format");
+            usual_depth(format, 8192, pace)
+        };
+        assert_eq!(depth(100, Pace::Spread), 4);
+        assert_eq!(depth(100, Pace::Burst), 64);
+        assert_eq!(depth(8192 * 60, Pace::Spread), 128);
+        assert_eq!(depth(8192 * 600, Pace::Spread), 1024);
+        let format = Format::of_bytes(100).expect("a format");
+        let (_directory, _runtime, mut server, _slices) = spread(format, Qos::slow(), 0);
+        // One may leave at once, three wait for their times or are being read.
+        let sent = (0..64).take_while(|_| server.send(&[0; 100], Wait::Never).is_ok());
+        let sent = sent.count();
+        assert!((2..=5).contains(&sent), "{sent}");
     }
 
     #[test]
