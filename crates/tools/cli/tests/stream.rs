@@ -2,7 +2,8 @@
 
 mod support;
 
-use std::net::UdpSocket;
+use std::io::Write;
+use std::net::{TcpStream, UdpSocket};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -111,7 +112,7 @@ fn pictures_of_a_directory_are_shown_on_a_page_without_a_daemon() {
     let address = &told[told.find("http://").expect("an address")..];
     let get = |path: &str| {
         let out = Command::new("curl")
-            .args(["-s", &format!("{address}{path}")])
+            .args(["-s", "--max-time", "60", &format!("{address}{path}")])
             .output();
         out.expect("curl").stdout
     };
@@ -125,6 +126,20 @@ fn pictures_of_a_directory_are_shown_on_a_page_without_a_daemon() {
             && figures["frames"].as_u64() > Some(0)
     });
     assert_eq!(get("nothing"), b"the picture is at /\n");
+    // More than there are places for, that ask and do not read.
+    let host = address["http://".len()..].trim_end_matches('/');
+    let ask = format!("GET / HTTP/1.1\r\nHost: {host}\r\n\r\n").repeat(1000);
+    let deaf: Vec<_> = (0..40)
+        .map(|_| {
+            let mut stream = TcpStream::connect(host).expect("a connection");
+            stream.set_nonblocking(true).expect("a socket");
+            // Until there is no room, or it is closed.
+            while stream.write(ask.as_bytes()).is_ok_and(|sent| sent > 0) {}
+            stream
+        })
+        .collect();
+    assert_eq!(get("nothing"), b"the picture is at /\n");
+    drop(deaf);
     // A web page elsewhere whose name leads here.
     let mut rebound = Command::new("curl");
     rebound.args([

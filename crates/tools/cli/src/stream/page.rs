@@ -1,7 +1,10 @@
 //! The page of `takt stream view`: the live picture, and how long frames took.
 
+use std::collections::VecDeque;
 use std::convert::Infallible;
+use std::future::Future;
 use std::net::{IpAddr, SocketAddr};
+use std::pin::pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -18,7 +21,7 @@ use image::{ExtendedColorType, RgbImage};
 use serde::Serialize;
 use takt_streaming::Frame;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
+use tokio::task::AbortHandle;
 
 use super::pixels;
 use super::view::{Figures, Seen};
@@ -29,6 +32,8 @@ const PAGE: &str = include_str!("page.html");
 const MOST_CONNECTIONS: usize = 32;
 /// How long a connection may take to send a request, and may stay idle.
 const REQUEST_WITHIN: Duration = Duration::from_secs(30);
+/// A connection is closed after so long; an answer that is under way then may take so much more.
+const CONNECTION_WITHIN: [Duration; 2] = [Duration::from_secs(60), Duration::from_secs(30)];
 /// Wider pictures are made smaller for the page.
 const MOST_WIDTH: u32 = 1280;
 const QUALITY: u8 = 80;
@@ -110,36 +115,48 @@ fn lock(state: &Mutex<State>) -> std::sync::MutexGuard<'_, State> {
 }
 
 async fn accept(listener: TcpListener, state: Arc<Mutex<State>>) {
-    let places = Arc::new(Semaphore::new(MOST_CONNECTIONS));
+    let mut places = Places::default();
     loop {
-        // Who asks later waits in the kernel's queue.
-        let Ok(place) = places.clone().acquire_owned().await else {
-            return;
-        };
         match listener.accept().await {
-            Ok((stream, _)) => {
-                let state = state.clone();
-                tokio::spawn(async move {
-                    connection(stream, state).await;
-                    drop(place);
-                });
-            }
+            Ok((stream, _)) => places.spawn(connection(stream, state.clone())),
             // No descriptors, for instance.
             Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
         }
     }
 }
 
+/// The connections that there are, the oldest first.
+#[derive(Default)]
+struct Places(VecDeque<AbortHandle>);
+
+impl Places {
+    /// Serves one more; where there is no place, in that of the oldest.
+    fn spawn(&mut self, connection: impl Future<Output = ()> + Send + 'static) {
+        self.0.retain(|place| !place.is_finished());
+        if self.0.len() >= MOST_CONNECTIONS
+            && let Some(oldest) = self.0.pop_front()
+        {
+            oldest.abort();
+        }
+        self.0.push_back(tokio::spawn(connection).abort_handle());
+    }
+}
+
 async fn connection(stream: TcpStream, state: Arc<Mutex<State>>) {
-    // It ends with an error when the browser goes: that is no news.
-    let _ = http1::Builder::new()
+    let served = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(REQUEST_WITHIN)
         .serve_connection(
             TokioIo::new(stream),
             service_fn(|request| answer(request, state.clone())),
-        )
-        .await;
+        );
+    let mut served = pin!(served);
+    // It ends with an error when the browser goes: that is no news.
+    let [usual, last] = CONNECTION_WITHIN;
+    if tokio::time::timeout(usual, served.as_mut()).await.is_err() {
+        served.as_mut().graceful_shutdown();
+        let _ = tokio::time::timeout(last, served).await;
+    }
 }
 
 /// Whether a request names this page by an address. Another name may be that of a web page elsewhere which has it lead here, so
@@ -227,4 +244,53 @@ fn jpeg(frame: &Frame) -> Option<Vec<u8>> {
         .encode(&picture, width, height, ExtendedColorType::Rgb8)
         .ok()?;
     Some(jpeg)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_oldest_connection_gives_its_place_to_a_new_one() {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .build()
+            .expect("a runtime");
+        runtime.block_on(async {
+            let mut places = Places::default();
+            let (tell, ended) = std::sync::mpsc::channel::<usize>();
+            let (open, _) = tokio::sync::watch::channel(());
+            for number in 0..MOST_CONNECTIONS + 2 {
+                let (tell, mut waits) = (Tell(number, tell.clone()), open.subscribe());
+                places.spawn(async move {
+                    let _tell = tell;
+                    let _ = waits.changed().await;
+                });
+                settle().await;
+            }
+            settle().await;
+            assert_eq!(places.0.len(), MOST_CONNECTIONS);
+            assert_eq!(ended.try_iter().collect::<Vec<_>>(), [0, 1]);
+            // Those that have ended have no place.
+            open.send_replace(());
+            settle().await;
+            places.spawn(async {});
+            assert_eq!(places.0.len(), 1);
+        });
+    }
+
+    /// Has the others go as far as they can.
+    async fn settle() {
+        for _ in 0..100 {
+            tokio::task::yield_now().await;
+        }
+    }
+
+    /// Says that it is gone.
+    struct Tell(usize, std::sync::mpsc::Sender<usize>);
+
+    impl Drop for Tell {
+        fn drop(&mut self) {
+            let _ = self.1.send(self.0);
+        }
+    }
 }
