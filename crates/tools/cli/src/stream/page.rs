@@ -19,7 +19,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use image::codecs::jpeg::JpegEncoder;
 use image::{ExtendedColorType, RgbImage};
 use serde::Serialize;
-use takt_streaming::Frame;
+use takt_streaming::{Format, Frame};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::AbortHandle;
 
@@ -41,13 +41,66 @@ const QUALITY: u8 = 80;
 /// The page, served from a thread that ends with the process.
 pub struct Page {
     address: SocketAddr,
-    state: Arc<Mutex<State>>,
+    state: Arc<State>,
 }
 
-#[derive(Default)]
 struct State {
-    latest: Option<Arc<Frame>>,
-    shown: Option<Shown>,
+    pictures: Arc<Pictures<Frame>>,
+    shown: Mutex<Option<Shown>>,
+}
+
+/// A frame as a picture, or why there is none.
+type Picture = Result<Bytes, String>;
+
+/// The latest frame, and its picture once somebody has asked for it: each is made once, and one at a time.
+struct Pictures<F> {
+    /// Which it is of those that were shown.
+    latest: Mutex<(u64, Option<Arc<F>>)>,
+    made: Arc<tokio::sync::Mutex<(u64, Option<Picture>)>>,
+    make: fn(&F) -> Picture,
+}
+
+impl<F: Send + Sync + 'static> Pictures<F> {
+    fn new(make: fn(&F) -> Picture) -> Self {
+        Self {
+            latest: Mutex::new((0, None)),
+            made: Arc::default(),
+            make,
+        }
+    }
+
+    fn show(&self, frame: F) {
+        let frame = Arc::new(frame);
+        let mut latest = lock(&self.latest);
+        latest.0 += 1;
+        // What was shown before is given back without the lock.
+        let before = latest.1.replace(frame);
+        drop(latest);
+        drop(before);
+    }
+
+    async fn latest(&self) -> Picture {
+        let mut made = self.made.clone().lock_owned().await;
+        let (number, frame) = lock(&self.latest).clone();
+        let Some(frame) = frame else {
+            return Err("no frame has come yet".into());
+        };
+        if let (of, Some(picture)) = &*made
+            && *of == number
+        {
+            return picture.clone();
+        }
+        let make = self.make;
+        // It has the lock until it is made, also when who asked for it is gone.
+        let making = tokio::task::spawn_blocking(move || {
+            let picture = make(&frame);
+            *made = (number, Some(picture.clone()));
+            picture
+        });
+        making
+            .await
+            .unwrap_or_else(|_| Err("the picture could not be made".into()))
+    }
 }
 
 /// Figures with the latency of the last frames.
@@ -83,7 +136,10 @@ impl Page {
             .enable_all()
             .build()
             .map_err(failed)?;
-        let state = Arc::<Mutex<State>>::default();
+        let state = Arc::new(State {
+            pictures: Arc::new(Pictures::new(|frame: &Frame| jpeg(frame.format(), frame))),
+            shown: Mutex::default(),
+        });
         let shared = state.clone();
         std::thread::spawn(move || {
             runtime.block_on(async move {
@@ -101,20 +157,20 @@ impl Page {
 
     /// Shows a frame from now on.
     pub fn show(&self, frame: Frame, _: &Seen) {
-        lock(&self.state).latest = Some(Arc::new(frame));
+        self.state.pictures.show(frame);
     }
 
     /// Shows figures from now on.
     pub fn tell(&self, shown: Shown) {
-        lock(&self.state).shown = Some(shown);
+        *lock(&self.state.shown) = Some(shown);
     }
 }
 
-fn lock(state: &Mutex<State>) -> std::sync::MutexGuard<'_, State> {
+fn lock<T>(state: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-async fn accept(listener: TcpListener, state: Arc<Mutex<State>>) {
+async fn accept(listener: TcpListener, state: Arc<State>) {
     let mut places = Places::default();
     loop {
         match listener.accept().await {
@@ -142,7 +198,7 @@ impl Places {
     }
 }
 
-async fn connection(stream: TcpStream, state: Arc<Mutex<State>>) {
+async fn connection(stream: TcpStream, state: Arc<State>) {
     let served = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(REQUEST_WITHIN)
@@ -178,7 +234,7 @@ fn by_address(request: &Request<Incoming>) -> bool {
 
 async fn answer(
     request: Request<Incoming>,
-    state: Arc<Mutex<State>>,
+    state: Arc<State>,
 ) -> Result<Response<Full<Bytes>>, Infallible> {
     if !by_address(&request) {
         return Ok(response(
@@ -196,17 +252,15 @@ async fn answer(
     }
     Ok(match request.uri().path() {
         "/" => response(StatusCode::OK, "text/html; charset=utf-8", PAGE),
-        "/frame.jpg" => {
-            let latest = lock(&state).latest.clone();
-            let encoded =
-                tokio::task::spawn_blocking(move || latest.and_then(|frame| jpeg(&frame)));
-            match encoded.await {
-                Ok(Some(jpeg)) => response(StatusCode::OK, "image/jpeg", jpeg),
-                _ => response(StatusCode::NOT_FOUND, "text/plain", "there is no picture\n"),
+        "/frame.jpg" => match state.pictures.latest().await {
+            Ok(jpeg) => response(StatusCode::OK, "image/jpeg", jpeg),
+            Err(why) => {
+                let told = format!("there is no picture: {why}\n");
+                response(StatusCode::NOT_FOUND, "text/plain; charset=utf-8", told)
             }
-        }
+        },
         "/figures.json" => {
-            let shown = lock(&state).shown.clone();
+            let shown = lock(&state.shown).clone();
             let text = serde_json::to_string(&shown).unwrap_or_else(|_| "null".into());
             response(StatusCode::OK, "application/json", text)
         }
@@ -227,23 +281,23 @@ fn response(
     response
 }
 
-/// A frame as a picture for browsers; `None` where nothing is said of its bytes.
-fn jpeg(frame: &Frame) -> Option<Vec<u8>> {
-    let format = frame.format();
-    let rgb = pixels::to_rgb(format, frame)?;
-    let mut picture = RgbImage::from_raw(format.width(), format.height(), rgb)?;
+/// A frame as a picture for browsers.
+fn jpeg(format: Format, frame: &[u8]) -> Picture {
+    let none = "nothing is said of what its bytes are";
+    let rgb = pixels::to_rgb(format, frame).ok_or(none)?;
+    let mut picture = RgbImage::from_raw(format.width(), format.height(), rgb).ok_or(none)?;
     if picture.width() > MOST_WIDTH {
         let height =
             u64::from(picture.height()) * u64::from(MOST_WIDTH) / u64::from(picture.width());
-        let height = u32::try_from(height).ok()?.max(1);
+        let height = u32::try_from(height).unwrap_or(u32::MAX).max(1);
         picture = image::imageops::thumbnail(&picture, MOST_WIDTH, height);
     }
     let (width, height) = picture.dimensions();
     let mut jpeg = Vec::new();
     JpegEncoder::new_with_quality(&mut jpeg, QUALITY)
         .encode(&picture, width, height, ExtendedColorType::Rgb8)
-        .ok()?;
-    Some(jpeg)
+        .map_err(|error| error.to_string())?;
+    Ok(jpeg.into())
 }
 
 #[cfg(test)]
@@ -275,6 +329,37 @@ mod tests {
             settle().await;
             places.spawn(async {});
             assert_eq!(places.0.len(), 1);
+        });
+    }
+
+    #[test]
+    fn a_frame_is_made_a_picture_once_however_many_ask() {
+        use std::sync::atomic::{AtomicU32, Ordering};
+        static MADE: AtomicU32 = AtomicU32::new(0);
+
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .build()
+            .expect("a runtime");
+        let pictures = Arc::new(Pictures::new(|frame: &u8| {
+            MADE.fetch_add(1, Ordering::Relaxed);
+            Ok(vec![*frame].into())
+        }));
+        runtime.block_on(async {
+            assert!(pictures.latest().await.is_err());
+            for frame in 0..3 {
+                pictures.show(frame);
+                let asking: Vec<_> = (0..40)
+                    .map(|_| {
+                        let pictures = pictures.clone();
+                        tokio::spawn(async move { pictures.latest().await })
+                    })
+                    .collect();
+                for asking in asking {
+                    let picture = asking.await.expect("a task").expect("a picture");
+                    assert_eq!(picture[..], [frame]);
+                }
+                assert_eq!(MADE.load(Ordering::Relaxed), u32::from(frame) + 1);
+            }
         });
     }
 
