@@ -33,7 +33,7 @@ const SILENT: Duration = Duration::from_millis(200);
 const GIVEN_UP: Duration = Duration::from_secs(10);
 /// Memory that is far too long for so many frames one after another is given back.
 const KEPT_LONG: u32 = 100;
-/// Slices after which counters are shown, if no frame is finished.
+/// Slices after which counters are shown, if no frame is finished or passed over.
 const COUNTED_EVERY: u32 = 256;
 
 /// Which frames a client keeps while its application is busy.
@@ -354,6 +354,7 @@ impl Reader {
         };
         let mut silent = SILENT;
         let mut uncounted = 0;
+        let mut passed_over = (0, 0);
         // When the last slice of use came, and until when the next one is waited for.
         let mut heard = Instant::now();
         let mut due = heard + silent;
@@ -379,7 +380,14 @@ impl Reader {
                         quiet = now >= due;
                     }
                     uncounted += 1;
-                    if !quiet && uncounted < COUNTED_EVERY && !hands.finished {
+                    let assembly::Counters {
+                        no_memory,
+                        too_large,
+                        ..
+                    } = self.assembler.counters;
+                    let before = std::mem::replace(&mut passed_over, (no_memory, too_large));
+                    let counted = uncounted >= COUNTED_EVERY || passed_over != before;
+                    if !quiet && !counted && !hands.finished {
                         continue;
                     }
                 }

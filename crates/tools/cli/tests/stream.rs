@@ -324,6 +324,34 @@ fn gstreamer_receives_and_every_frame_is_the_same() {
 }
 
 #[test]
+fn frames_that_are_refused_are_told_and_counted_by_their_cause() {
+    let daemon = Daemon::start("");
+    let _served = daemon.spawn(&["stream", "serve", "a", "--size", "64x48", "--rate", "100"]);
+    let output = daemon.directory.join("none");
+    let mut view = vec!["stream", "view", "a", "--json", "--timeout", "3s"];
+    view.extend(["--output", output.to_str().expect("UTF-8")]);
+    let ran = daemon.takt(&[&view[..], &["--most-bytes", "9215"]].concat());
+    assert_eq!(ran.code, Some(1), "{ran:?}");
+    for told in [
+        "longer than 9215 bytes: take them with --most-bytes",
+        "no frame of a yet; 0 incomplete",
+    ] {
+        assert!(ran.err.contains(told), "{ran:?}");
+    }
+    let lines = ran.out.lines();
+    let figures: Vec<serde_json::Value> = lines
+        .filter_map(|line| serde_json::from_str(line).ok())
+        .collect();
+    let figures = figures.last().expect("figures");
+    assert!(figures["too_large"].as_u64() > Some(0), "{figures}");
+    for figure in ["no_memory", "lost_slices", "late", "other_server"] {
+        assert!(figures[figure].is_u64(), "{figure}: {figures}");
+    }
+    let ran = daemon.takt(&[&view[..], &["--most-bytes", "9216", "--count", "1"]].concat());
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+}
+
+#[test]
 fn wrong_sources_and_nobody_are_told_with_what_to_do() {
     let daemon = Daemon::start("");
     let serve = |more: &[&str]| daemon.takt(&[&["stream", "serve", "a"][..], more].concat());

@@ -1,6 +1,7 @@
 //! `takt stream view`.
 
 use std::collections::VecDeque;
+use std::fmt::Write as _;
 use std::fs::File;
 use std::io::Write;
 use std::net::{SocketAddr, ToSocketAddrs, UdpSocket};
@@ -70,6 +71,9 @@ pub struct View {
     /// Take frames that lack slices, too
     #[arg(long)]
     holes: bool,
+    /// The longest frame that is taken; memory is held for three of them, or 1 GiB if that is more
+    #[arg(long, value_name = "BYTES", default_value_t = 256 << 20, value_parser = clap::value_parser!(u32).range(1..))]
+    most_bytes: u32,
     /// End after this many frames
     #[arg(long, value_name = "N")]
     count: Option<u64>,
@@ -97,7 +101,44 @@ pub struct Figures {
     pub incomplete: u64,
     pub lost: u64,
     pub skipped: u64,
+    pub no_memory: u64,
+    /// Frames longer than `most_bytes`.
+    pub too_large: u64,
+    pub most_bytes: u32,
+    /// Slices that were lost on their way, or for lack of room or memory.
+    pub lost_slices: u64,
+    /// Slices that came again, or too late.
+    pub late: u64,
+    pub other_server: u64,
     pub malformed: u64,
+}
+
+impl Figures {
+    /// What was not taken, as it is told.
+    fn refused(&self) -> String {
+        let mut told = format!(
+            "{} incomplete, {} lost, {} skipped",
+            self.incomplete, self.lost, self.skipped
+        );
+        let too_large = format!(
+            "longer than {} bytes (--most-bytes takes longer ones)",
+            self.most_bytes
+        );
+        for (count, what) in [
+            (self.with_holes, "with holes"),
+            (self.no_memory, "without memory"),
+            (self.too_large, too_large.as_str()),
+            (self.lost_slices, "slices lost"),
+            (self.late, "slices late"),
+            (self.other_server, "slices of another server"),
+            (self.malformed, "messages malformed"),
+        ] {
+            if count > 0 {
+                let _ = write!(told, ", {count} {what}");
+            }
+        }
+        told
+    }
 }
 
 impl View {
@@ -109,6 +150,7 @@ impl View {
         let options = ClientOptions {
             keep: if self.all { Keep::All } else { Keep::Latest },
             holes: self.holes,
+            most_bytes: self.most_bytes as usize,
             ..ClientOptions::new(self.application.quality())
         };
         let client = Client::connect(&joined.participant, &self.stream, options)?;
@@ -134,11 +176,7 @@ impl View {
             if let Some(timeout) = self.timeout
                 && last.elapsed() >= timeout
             {
-                break Err(Failure::Other(format!(
-                    "no frame of the stream {} for {}: does `takt topic list` show that somebody serves it?",
-                    self.stream,
-                    humantime::format_duration(timeout)
-                )));
+                break Err(self.silent(timeout, &client.counters()));
             }
             if let Some(fps) = seen.fps() {
                 let figures = self.figures(&seen, fps, format, &client.counters());
@@ -154,6 +192,30 @@ impl View {
             print_json(&figures)?;
         }
         outcome
+    }
+
+    /// Why no frame came for so long, as far as that is known.
+    fn silent(&self, timeout: Duration, counters: &ClientCounters) -> Failure {
+        let why = if counters.too_large > 0 {
+            format!(
+                "{} came that are longer than {} bytes: take them with --most-bytes",
+                counters.too_large, self.most_bytes
+            )
+        } else if counters.no_memory > 0 {
+            format!("there was no memory for {}", counters.no_memory)
+        } else if counters.incomplete > 0 {
+            format!(
+                "{} came that lack slices: take them with --holes, or serve them with --reliable",
+                counters.incomplete
+            )
+        } else {
+            "does `takt topic list` show that somebody serves it?".to_owned()
+        };
+        Failure::Other(format!(
+            "no frame of the stream {} for {}: {why}",
+            self.stream,
+            humantime::format_duration(timeout)
+        ))
     }
 
     fn out(&self) -> Result<Out, Failure> {
@@ -198,6 +260,7 @@ impl View {
                 .copied()
                 .unwrap_or_default()
         };
+        let channels = &counters.slices.channels;
         Figures {
             stream: self.stream.clone(),
             format: format.map(|format| format.to_string()).unwrap_or_default(),
@@ -209,7 +272,16 @@ impl View {
             with_holes: counters.with_holes,
             incomplete: counters.incomplete,
             lost: counters.lost,
-            skipped: counters.skipped + counters.no_memory,
+            skipped: counters.skipped,
+            no_memory: counters.no_memory,
+            too_large: counters.too_large,
+            most_bytes: self.most_bytes,
+            lost_slices: channels.lost
+                + channels.lost_at_disconnect
+                + channels.dropped_full
+                + channels.dropped_memory,
+            late: counters.late,
+            other_server: counters.other_server,
             malformed: counters.slices.malformed + counters.slices.foreign,
         }
     }
@@ -225,23 +297,18 @@ impl View {
 }
 
 fn summary(figures: &Figures) -> String {
+    let refused = figures.refused();
     if figures.frames == 0 {
-        return format!(
-            "no frame of {} yet, {} incomplete, {} lost",
-            figures.stream, figures.incomplete, figures.lost
-        );
+        return format!("no frame of {} yet; {refused}", figures.stream);
     }
     let ms = |ns: i64| ns as f64 / 1e6;
     format!(
-        "{}: {} frames, {:.1} fps, latency median {:.2} ms, p99 {:.2} ms; {} incomplete, {} lost, {} skipped",
+        "{}: {} frames, {:.1} fps, latency median {:.2} ms, p99 {:.2} ms; {refused}",
         figures.format,
         figures.frames,
         figures.fps,
         ms(figures.latency_p50_ns),
         ms(figures.latency_p99_ns),
-        figures.incomplete,
-        figures.lost,
-        figures.skipped
     )
 }
 
