@@ -46,6 +46,8 @@ pub(crate) trait Memory {
 #[derive(Debug)]
 pub(crate) struct Assembled {
     pub memory: Vec<u8>,
+    /// Who sent it.
+    pub server: u32,
     /// Of one of its slices.
     pub header: Header,
     /// What did not come, in order, neighbours together.
@@ -54,6 +56,7 @@ pub(crate) struct Assembled {
 
 /// A frame under way.
 struct Assembly {
+    server: u32,
     header: Header,
     /// `None`: it is passed over.
     memory: Option<Vec<u8>>,
@@ -79,6 +82,7 @@ impl Assembly {
         }
         to.finish(Assembled {
             memory,
+            server: self.server,
             header: self.header,
             holes,
         });
@@ -126,7 +130,8 @@ impl Assembler {
             self.counters.other_server += 1;
             return false;
         }
-        if self.latest.is_none_or(|latest| header.frame > latest) && !self.begin(header, to) {
+        if self.latest.is_none_or(|latest| header.frame > latest) && !self.begin(server, header, to)
+        {
             return false;
         }
         let place = self
@@ -223,7 +228,7 @@ impl Assembler {
     }
 
     /// Begins with a frame that is later than all before. False: this slice is not needed.
-    fn begin(&mut self, header: &Header, to: &mut impl Memory) -> bool {
+    fn begin(&mut self, server: u32, header: &Header, to: &mut impl Memory) -> bool {
         let before = self.latest.replace(header.frame);
         match before {
             None if header.offset != 0 => {
@@ -251,6 +256,7 @@ impl Assembler {
         };
         let missing = header.slices();
         self.under_way.push_back(Assembly {
+            server,
             header: *header,
             has: FixedBitSet::with_capacity(missing),
             memory,

@@ -132,6 +132,7 @@ pub struct Frame {
 
 #[derive(Clone, Debug)]
 struct About {
+    server: u32,
     header: Header,
     holes: Vec<Range<usize>>,
     completed: TaiTime,
@@ -306,6 +307,7 @@ impl Memory for Hands<'_> {
             }
         }
         let about = About {
+            server: frame.server,
             header: frame.header,
             holes: frame.holes,
             completed,
@@ -643,6 +645,11 @@ impl Frame {
         self.about.header.frame
     }
 
+    /// Which server sent it: a number that is random at each opening.
+    pub const fn server(&self) -> u32 {
+        self.about.server
+    }
+
     /// What it is.
     pub const fn format(&self) -> Format {
         self.about.header.format
@@ -734,6 +741,7 @@ mod tests {
         let holes = Vec::new();
         Assembled {
             memory,
+            server: 1,
             header,
             holes,
         }

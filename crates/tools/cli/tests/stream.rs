@@ -352,6 +352,64 @@ fn frames_that_are_refused_are_told_and_counted_by_their_cause() {
 }
 
 #[test]
+fn another_server_and_another_format_are_told_and_a_file_has_one_format() {
+    let daemon = Daemon::start("");
+    let output = daemon.directory.join("out.rgb");
+    let to = output.to_str().expect("UTF-8");
+    let view = daemon.spawn(&["stream", "view", "a", "--json", "--all", "--output", to]);
+    let once = ["--count", "2", "--rate", "100", "--size"];
+    for size in ["64x48", "64x48", "32x16"] {
+        let served = daemon
+            .spawn(&serve("a", &[&once[..], &[size]].concat()))
+            .end();
+        assert_eq!(served.code, Some(0), "{served:?}");
+    }
+    let ran = view.end();
+    assert_eq!(ran.code, Some(1), "{ran:?}");
+    for told in [
+        "the server changed",
+        "the format changed from 64x48 rgb to 32x16 rgb",
+        "view them into another file",
+    ] {
+        assert!(ran.err.contains(told), "{told}: {ran:?}");
+    }
+    assert_eq!(frames(&output, 64 * 48 * 3).len(), 4);
+    // Each line is an object, also the last one of a viewer that fails.
+    for line in ran.out.lines() {
+        let figures: serde_json::Value = serde_json::from_str(line).expect("one line");
+        assert!(figures["frames"].is_u64(), "{figures}");
+    }
+    assert!(!ran.out.is_empty());
+}
+
+#[test]
+fn figures_are_told_where_the_output_fails_and_a_frame_is_in_time() {
+    let daemon = Daemon::start("");
+    let _served = daemon.spawn(&["stream", "serve", "a", "--size", "64x48", "--rate", "100"]);
+    let full = ["stream", "view", "a", "--json", "--output", "/dev/full"];
+    let ran = daemon.takt(&full);
+    assert_eq!(ran.code, Some(1), "{ran:?}");
+    let last = ran.out.lines().last().expect("figures");
+    let figures: serde_json::Value = serde_json::from_str(last).expect("one line");
+    assert!(figures["frames"].as_u64() > Some(0), "{figures}");
+    // It fails where it is too slow to get the first one.
+    let impatient = [
+        "stream",
+        "view",
+        "a",
+        "--timeout",
+        "0s",
+        "--count",
+        "1",
+        "--output",
+        "/dev/null",
+    ];
+    until_true("a frame is there in time", || {
+        daemon.takt(&impatient).code == Some(0)
+    });
+}
+
+#[test]
 fn wrong_sources_and_nobody_are_told_with_what_to_do() {
     let daemon = Daemon::start("");
     let serve = |more: &[&str]| daemon.takt(&[&["stream", "serve", "a"][..], more].concat());
@@ -411,6 +469,17 @@ fn wrong_sources_and_nobody_are_told_with_what_to_do() {
         (
             view(&["--rtp", "nowhere"]),
             "write an address and a port, such as 127.0.0.1:5004",
+        ),
+        (
+            view(&[
+                "--rtp",
+                "127.0.0.1:5004",
+                "--packet",
+                "5",
+                "--timeout",
+                "10ms",
+            ]),
+            "packets of 5 bytes are not possible",
         ),
         (
             view(&["--output", "-", "--json"]),

@@ -14,12 +14,12 @@ use rustix::net::sockopt;
 use serde::Serialize;
 use takt::Wait;
 use takt_streaming::rtp::{self, Packetizer};
-use takt_streaming::{Client, ClientCounters, ClientOptions, Error, Format, Frame, Keep};
+use takt_streaming::{Client, ClientCounters, ClientOptions, Error, Format, Frame, Keep, Pixels};
 
 use super::page::{Page, Shown};
 use crate::application::Application;
 use crate::failure::Failure;
-use crate::output::{Form, print_json, print_json_line};
+use crate::output::{Form, print_json_line};
 use crate::subscribe::{LOOK_EVERY, stop_by_signals};
 use crate::topic::Joined;
 
@@ -156,24 +156,49 @@ impl View {
         let client = Client::connect(&joined.participant, &self.stream, options)?;
         let mut seen = Seen::default();
         let mut format = None;
+        let mut server = None;
         let mut last = Instant::now();
         let outcome = loop {
             if self.count.is_some_and(|count| seen.frames >= count) || stop.load(Ordering::Relaxed)
             {
                 break Ok(());
             }
+            let mut came = false;
             match client.next(Wait::For(LOOK_EVERY)) {
                 Ok(frame) => {
                     last = Instant::now();
                     seen.frame(&frame);
-                    format = Some(frame.format());
-                    out.frame(frame, &seen)?;
+                    if server
+                        .replace(frame.server())
+                        .is_some_and(|of| of != frame.server())
+                    {
+                        eprintln!(
+                            "the server changed: it was started again, or another one has this name, too"
+                        );
+                    }
+                    let now = frame.format();
+                    let before = format.replace(now).filter(|&before| before != now);
+                    if let Some(before) = before {
+                        eprintln!("the format changed from {before} to {now}");
+                        if let Some(file) = &self.output {
+                            break Err(Failure::Other(format!(
+                                "frames of {now} do not go behind those of {before} in {}: nobody could tell them apart; view \
+                                 them into another file",
+                                file.display()
+                            )));
+                        }
+                    }
+                    if let Err(failure) = out.frame(frame, &seen) {
+                        break Err(failure);
+                    }
+                    came = true;
                 }
                 Err(Error::EndOfStream) => eprintln!("the server has ended the stream"),
                 Err(error) if error.is_timed_out() || error.is_interrupted() => {}
                 Err(error) => break Err(error.into()),
             }
             if let Some(timeout) = self.timeout
+                && !came
                 && last.elapsed() >= timeout
             {
                 break Err(self.silent(timeout, &client.counters()));
@@ -184,12 +209,12 @@ impl View {
                 self.line(&figures)?;
             }
         };
-        out.flush()?;
+        let outcome = outcome.and(out.flush());
         let fps = seen.frames as f64 / seen.began.elapsed().as_secs_f64();
         let figures = self.figures(&seen, fps, format, &client.counters());
         eprintln!("{}", summary(&figures));
         if self.form.json {
-            print_json(&figures)?;
+            print_json_line(&figures)?;
         }
         outcome
     }
@@ -401,6 +426,8 @@ struct RtpOut {
 
 impl RtpOut {
     fn open(address: &str, packet: usize) -> Result<Self, Failure> {
+        // The length of packets is known to be possible before a frame comes.
+        Packetizer::new(Format::picture(Pixels::Rgb, 1, 1)?, packet, 96, 0)?;
         let failed = |error: std::io::Error| {
             Failure::Other(format!(
                 "cannot send RTP to {address}: {error}; write an address and a port, such as 127.0.0.1:5004"
