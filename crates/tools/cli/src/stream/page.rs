@@ -34,9 +34,10 @@ const MOST_CONNECTIONS: usize = 32;
 const REQUEST_WITHIN: Duration = Duration::from_secs(30);
 /// A connection is closed after so long; an answer that is under way then may take so much more.
 const CONNECTION_WITHIN: [Duration; 2] = [Duration::from_secs(60), Duration::from_secs(30)];
-/// Wider pictures are made smaller for the page.
-const MOST_WIDTH: u32 = 1280;
+/// Wider and higher pictures are made smaller for the page.
+const MOST_SIZE: [u32; 2] = [1280, 4096];
 const QUALITY: u8 = 80;
+const NO_PICTURE: &str = "nothing is said of what the bytes of its frames are; serve pictures with another --pixels than bytes";
 
 /// The page, served from a thread that ends with the process.
 pub struct Page {
@@ -281,18 +282,33 @@ fn response(
     response
 }
 
+/// Width and height of a picture on the page.
+fn shown_size(width: u32, height: u32) -> [u32; 2] {
+    let [most_width, most_height] = MOST_SIZE;
+    if width <= most_width && height <= most_height {
+        return [width, height];
+    }
+    // No longer than `most`, as `of` is in its proportion to `to`.
+    let scaled = |most: u32, of: u32, to: u32| {
+        let scaled = u64::from(most) * u64::from(of) / u64::from(to);
+        u32::try_from(scaled).unwrap_or(u32::MAX).max(1)
+    };
+    let high = scaled(most_width, height, width);
+    if high <= most_height {
+        [most_width, high]
+    } else {
+        [scaled(most_height, width, height), most_height]
+    }
+}
+
 /// A frame as a picture for browsers.
 fn jpeg(format: Format, frame: &[u8]) -> Picture {
-    let none = "nothing is said of what its bytes are";
-    let rgb = pixels::to_rgb(format, frame).ok_or(none)?;
-    let mut picture = RgbImage::from_raw(format.width(), format.height(), rgb).ok_or(none)?;
-    if picture.width() > MOST_WIDTH {
-        let height =
-            u64::from(picture.height()) * u64::from(MOST_WIDTH) / u64::from(picture.width());
-        let height = u32::try_from(height).unwrap_or(u32::MAX).max(1);
-        picture = image::imageops::thumbnail(&picture, MOST_WIDTH, height);
+    let rgb = pixels::to_rgb(format, frame).ok_or(NO_PICTURE)?;
+    let mut picture = RgbImage::from_raw(format.width(), format.height(), rgb).ok_or(NO_PICTURE)?;
+    let [width, height] = shown_size(format.width(), format.height());
+    if picture.dimensions() != (width, height) {
+        picture = image::imageops::thumbnail(&picture, width, height);
     }
-    let (width, height) = picture.dimensions();
     let mut jpeg = Vec::new();
     JpegEncoder::new_with_quality(&mut jpeg, QUALITY)
         .encode(&picture, width, height, ExtendedColorType::Rgb8)
@@ -302,6 +318,8 @@ fn jpeg(format: Format, frame: &[u8]) -> Picture {
 
 #[cfg(test)]
 mod tests {
+    use takt_streaming::Pixels;
+
     use super::*;
 
     #[test]
@@ -361,6 +379,20 @@ mod tests {
                 assert_eq!(MADE.load(Ordering::Relaxed), u32::from(frame) + 1);
             }
         });
+    }
+
+    #[test]
+    fn pictures_of_any_size_have_a_page_and_bytes_say_why_not() {
+        assert_eq!(shown_size(1280, 720), [1280, 720]);
+        assert_eq!(shown_size(3840, 2160), [1280, 720]);
+        assert_eq!(shown_size(2560, 81_920), [128, 4096]);
+        assert_eq!(shown_size(2, 70_000), [1, 4096]);
+        let gray = Format::picture(Pixels::Gray, 2, 70_000).expect("a format");
+        let jpeg = jpeg(gray, &vec![0; gray.bytes()]).expect("a picture");
+        assert_eq!(jpeg[..2], [0xff, 0xd8]);
+        let bytes = Format::of_bytes(16).expect("a format");
+        let why = super::jpeg(bytes, &[0; 16]).expect_err("no picture");
+        assert!(why.contains("another --pixels than bytes"), "{why}");
     }
 
     /// Has the others go as far as they can.
