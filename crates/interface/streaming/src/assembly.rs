@@ -46,6 +46,8 @@ pub(crate) trait Memory {
 #[derive(Debug)]
 pub(crate) struct Assembled {
     pub memory: Vec<u8>,
+    /// Who sent it.
+    pub server: u32,
     /// Of one of its slices.
     pub header: Header,
     /// What did not come, in order, neighbours together.
@@ -54,6 +56,7 @@ pub(crate) struct Assembled {
 
 /// A frame under way.
 struct Assembly {
+    server: u32,
     header: Header,
     /// `None`: it is passed over.
     memory: Option<Vec<u8>>,
@@ -79,6 +82,7 @@ impl Assembly {
         }
         to.finish(Assembled {
             memory,
+            server: self.server,
             header: self.header,
             holes,
         });
@@ -113,7 +117,7 @@ impl Assembler {
         }
     }
 
-    /// Takes a slice in.
+    /// Takes a slice in. False: it is of no use.
     pub(crate) fn slice(
         &mut self,
         server: u32,
@@ -121,13 +125,14 @@ impl Assembler {
         bytes: &[u8],
         now: Instant,
         to: &mut impl Memory,
-    ) {
+    ) -> bool {
         if !self.follows(server, now, to) {
             self.counters.other_server += 1;
-            return;
+            return false;
         }
-        if self.latest.is_none_or(|latest| header.frame > latest) && !self.begin(header, to) {
-            return;
+        if self.latest.is_none_or(|latest| header.frame > latest) && !self.begin(server, header, to)
+        {
+            return false;
         }
         let place = self
             .under_way
@@ -135,7 +140,7 @@ impl Assembler {
             .position(|of| of.header.frame == header.frame);
         let Some(place) = place else {
             self.counters.late += u64::from(self.joined != Some(header.frame));
-            return;
+            return false;
         };
         let assembly = &mut self.under_way[place];
         let known = Header {
@@ -144,11 +149,11 @@ impl Assembler {
         };
         if known != *header {
             self.counters.malformed += 1;
-            return;
+            return false;
         }
         if assembly.has.put(header.index()) {
             self.counters.late += 1;
-            return;
+            return false;
         }
         assembly.missing -= 1;
         if let Some(memory) = &mut assembly.memory {
@@ -166,6 +171,7 @@ impl Assembler {
                 self.finish_first(to);
             }
         }
+        true
     }
 
     /// A server has ended that has begun so many frames. False: it is not the one that is followed.
@@ -222,7 +228,7 @@ impl Assembler {
     }
 
     /// Begins with a frame that is later than all before. False: this slice is not needed.
-    fn begin(&mut self, header: &Header, to: &mut impl Memory) -> bool {
+    fn begin(&mut self, server: u32, header: &Header, to: &mut impl Memory) -> bool {
         let before = self.latest.replace(header.frame);
         match before {
             None if header.offset != 0 => {
@@ -250,6 +256,7 @@ impl Assembler {
         };
         let missing = header.slices();
         self.under_way.push_back(Assembly {
+            server,
             header: *header,
             has: FixedBitSet::with_capacity(missing),
             memory,
@@ -311,7 +318,7 @@ pub fn fuzz(script: &[u8]) {
         let bytes = vec![frame as u8 & 0x7f; header.len()];
         match step[1] & 0xf {
             0 => assembler.flush(&mut out),
-            _ => assembler.slice(7, &header, &bytes, now, &mut out),
+            _ => drop(assembler.slice(7, &header, &bytes, now, &mut out)),
         }
         assert!(assembler.under_way.len() <= AT_ONCE);
     }

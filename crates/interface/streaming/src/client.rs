@@ -31,7 +31,9 @@ const DEPTH: u32 = 4096;
 const SILENT: Duration = Duration::from_millis(200);
 /// Or when none has come for so long, whatever was lost: its server may be gone.
 const GIVEN_UP: Duration = Duration::from_secs(10);
-/// Slices after which counters are shown, if no frame is finished.
+/// Memory that is far too long for so many frames one after another is given back.
+const KEPT_LONG: u32 = 100;
+/// Slices after which counters are shown, if no frame is finished or passed over.
 const COUNTED_EVERY: u32 = 256;
 
 /// Which frames a client keeps while its application is busy.
@@ -130,6 +132,7 @@ pub struct Frame {
 
 #[derive(Clone, Debug)]
 struct About {
+    server: u32,
     header: Header,
     holes: Vec<Range<usize>>,
     completed: TaiTime,
@@ -196,6 +199,8 @@ struct Hands<'c> {
     most: usize,
     most_bytes: usize,
     holes: bool,
+    /// Frames one after another that took memory which is far too long for them.
+    long: u32,
     /// A frame was finished since this was looked at.
     finished: bool,
 }
@@ -206,12 +211,22 @@ impl Memory for Hands<'_> {
             return None;
         }
         let mut state = self.shared.state();
-        let mut memory = loop {
-            // One that is long enough, if there is one; one that is far too long is not kept for ever.
-            let fits = |memory: &Vec<u8>| memory.len() >= bytes && memory.len() / 2 <= bytes;
-            let free = state.free.iter().position(fits);
-            if let Some(at) = free {
-                break state.free.swap_remove(at);
+        let memory = loop {
+            // The shortest that is long enough, if there is one.
+            let free = state.free.iter().enumerate();
+            let fitting = free.filter(|(_, memory)| memory.len() >= bytes);
+            let shortest = fitting.min_by_key(|(_, memory)| memory.len());
+            if let Some((at, memory)) = shortest {
+                let far_too_long = memory.len() / 2 > bytes;
+                let memory = state.free.swap_remove(at);
+                self.long = if far_too_long { self.long + 1 } else { 0 };
+                // Not kept for ever, but while lengths change.
+                if self.long < KEPT_LONG {
+                    break memory;
+                }
+                state.bytes -= memory.len();
+                state.pieces -= 1;
+                continue;
             }
             if let Some(memory) = state.free.pop() {
                 state.bytes -= memory.len();
@@ -248,16 +263,17 @@ impl Memory for Hands<'_> {
             state = waited.unwrap_or_else(PoisonError::into_inner);
         };
         drop(state);
-        if memory.is_empty() {
-            if memory.try_reserve_exact(bytes).is_err() {
-                let mut state = self.shared.state();
-                state.pieces -= 1;
-                state.bytes -= bytes;
-                return None;
-            }
-            memory.resize(bytes, 0);
+        if !memory.is_empty() {
+            return Some(memory);
         }
-        Some(memory)
+        // One slice says how long its frame is: pages come with what is written.
+        let memory = crate::zeroed(bytes);
+        if memory.is_none() {
+            let mut state = self.shared.state();
+            state.pieces -= 1;
+            state.bytes -= bytes;
+        }
+        memory
     }
 
     fn finish(&mut self, frame: Assembled) {
@@ -291,6 +307,7 @@ impl Memory for Hands<'_> {
             }
         }
         let about = About {
+            server: frame.server,
             header: frame.header,
             holes: frame.holes,
             completed,
@@ -334,25 +351,45 @@ impl Reader {
             most: self.most,
             most_bytes: self.most_bytes,
             holes: self.holes,
+            long: 0,
             finished: false,
         };
         let mut silent = SILENT;
         let mut uncounted = 0;
+        let mut passed_over = (0, 0);
+        // When the last slice of use came, and until when the next one is waited for.
         let mut heard = Instant::now();
+        let mut due = heard + silent;
         // What was lost when the last frame had got its slices.
         let mut lost = self.lost();
         // Relaxed: the wake-up after the store is what orders the two.
         while !shared.ends.load(Ordering::Relaxed) {
-            match self.slices.next(Wait::For(silent)) {
+            let mut quiet = false;
+            match self.slices.next(Wait::Until(due)) {
                 Ok(Came::Slice(slice)) => {
                     let header = slice.header();
-                    silent = slices::period(header).map_or(SILENT, |period| SILENT.max(2 * period));
                     let (server, now) = (slice.server(), Instant::now());
-                    heard = now;
-                    self.assembler
+                    let of_use = self
+                        .assembler
                         .slice(server, header, &slice, now, &mut hands);
+                    if of_use {
+                        silent =
+                            slices::period(header).map_or(SILENT, |period| SILENT.max(2 * period));
+                        // It may have waited for memory.
+                        heard = Instant::now();
+                        due = heard + silent;
+                    } else {
+                        quiet = now >= due;
+                    }
                     uncounted += 1;
-                    if uncounted < COUNTED_EVERY && !hands.finished {
+                    let assembly::Counters {
+                        no_memory,
+                        too_large,
+                        ..
+                    } = self.assembler.counters;
+                    let before = std::mem::replace(&mut passed_over, (no_memory, too_large));
+                    let counted = uncounted >= COUNTED_EVERY || passed_over != before;
+                    if !quiet && !counted && !hands.finished {
                         continue;
                     }
                 }
@@ -367,11 +404,7 @@ impl Reader {
                         shared.signal(&state);
                     }
                 }
-                Err(error) if error.is_timed_out() => {
-                    if self.lost() != lost || heard.elapsed() >= GIVEN_UP {
-                        self.assembler.flush(&mut hands);
-                    }
-                }
+                Err(error) if error.is_timed_out() => quiet = true,
                 // The next call waits for the runtime.
                 Err(Error::Topic(takt_messaging::Error::Channel(
                     takt::Error::Disconnected | takt::Error::Protocol(_) | takt::Error::Interrupted,
@@ -381,6 +414,12 @@ impl Reader {
                     state.failure = Some(error.to_string());
                     shared.signal(&state);
                     return;
+                }
+            }
+            if quiet {
+                due = Instant::now() + silent;
+                if self.lost() != lost || heard.elapsed() >= GIVEN_UP {
+                    self.assembler.flush(&mut hands);
                 }
             }
             if std::mem::take(&mut hands.finished) {
@@ -606,6 +645,11 @@ impl Frame {
         self.about.header.frame
     }
 
+    /// Which server sent it: a number that is random at each opening.
+    pub const fn server(&self) -> u32 {
+        self.about.server
+    }
+
     /// What it is.
     pub const fn format(&self) -> Format {
         self.about.header.format
@@ -680,6 +724,7 @@ mod tests {
             most: 6,
             most_bytes,
             holes: false,
+            long: 0,
             finished: false,
         }
     }
@@ -696,6 +741,7 @@ mod tests {
         let holes = Vec::new();
         Assembled {
             memory,
+            server: 1,
             header,
             holes,
         }
@@ -717,6 +763,42 @@ mod tests {
             .expect("memory in the place of the one that waits");
         assert_eq!((other.len(), shared.state().bytes), (900, 1000));
         assert_eq!(shared.state().skipped, 1);
+    }
+
+    #[test]
+    fn memory_is_not_given_back_while_lengths_change_and_is_when_frames_stay_short() {
+        let shared = shared();
+        let mut hands = hands(&shared, 10_000);
+        let mut take = |bytes: usize| {
+            let memory = hands.take(bytes).expect("memory");
+            let at = memory.as_ptr();
+            shared.state().free.push(memory);
+            at
+        };
+        let first = take(1000);
+        for _ in 0..2 * KEPT_LONG {
+            assert_eq!((take(10), take(1000)), (first, first));
+        }
+        for _ in 0..KEPT_LONG {
+            take(10);
+        }
+        assert_eq!(shared.state().bytes, 10);
+    }
+
+    #[test]
+    fn memory_of_a_frame_of_which_little_has_come_is_not_touched() {
+        let resident = || {
+            let all = std::fs::read_to_string("/proc/self/status").expect("the kernel's figures");
+            let line = all.lines().find(|line| line.starts_with("VmRSS:"));
+            let kib = line.and_then(|line| line.split_whitespace().nth(1));
+            kib.expect("a figure").parse::<usize>().expect("a number") << 10
+        };
+        let shared = shared();
+        let mut hands = hands(&shared, 1 << 30);
+        let before = resident();
+        let memory = hands.take(1 << 30).expect("memory");
+        assert!(resident().saturating_sub(before) < 1 << 28);
+        assert_eq!((memory.len(), memory[1 << 29]), (1 << 30, 0));
     }
 
     #[test]

@@ -63,9 +63,25 @@ pub fn now() -> TaiTime {
     TaiTime::from_nanos(now.tv_sec.saturating_mul(1_000_000_000) + now.tv_nsec)
 }
 
+/// So many bytes of 0, which cost no memory until they are written. `None`: there is none.
+fn zeroed(bytes: usize) -> Option<Vec<u8>> {
+    // Tried first, because the other ends the program where there is none.
+    Vec::<u8>::new().try_reserve_exact(bytes).ok()?;
+    Some(vec![0; bytes])
+}
+
 #[doc(hidden)] // for its fuzz target
 pub mod fuzzing {
     pub use crate::assembly::fuzz as assembly;
     pub use crate::rtp::fuzz as rtp;
     pub use crate::slice::fuzz as slice;
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn memory_that_is_not_there_ends_no_program() {
+        assert!(crate::zeroed(isize::MAX as usize).is_none());
+        assert_eq!(crate::zeroed(7), Some(vec![0; 7]));
+    }
 }

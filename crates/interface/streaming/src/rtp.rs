@@ -3,7 +3,7 @@
 //!
 //! Progressive pictures of 8 bits: `RGB`, `RGBA`, `BGR`, `BGRA`, `YCbCr-4:2:2`.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fixedbitset::FixedBitSet;
 
@@ -20,6 +20,8 @@ const MOST: u32 = 0x7fff;
 const MOST_PACKETS: u64 = 1 << 20;
 /// After so many packets one after another that are older than the frame under way their sender counts anew.
 const MOST_BEHIND: u32 = 64;
+/// Another source is taken when the present one is silent for so long.
+const SILENT: Duration = Duration::from_secs(1);
 const VERSION_2: u8 = 0x80;
 const MARKER: u8 = 0x80;
 /// Ticks of the time stamps in a second.
@@ -169,9 +171,11 @@ pub struct DepacketizerCounters {
     pub incomplete: u64,
     /// Packets that are none of raw video of this format.
     pub malformed: u64,
+    /// Packets of another source than the one that is followed.
+    pub strays: u64,
 }
 
-/// Puts frames together from packets.
+/// Puts frames together from packets: of one source, until it is silent for a second.
 #[derive(Debug)]
 pub struct Depacketizer {
     format: Format,
@@ -180,6 +184,8 @@ pub struct Depacketizer {
     /// The frame under way.
     timestamp: Option<u32>,
     source: Option<u32>,
+    /// When a packet of the source came.
+    heard: Option<Instant>,
     /// Bytes of it that came.
     came: usize,
     has: FixedBitSet,
@@ -196,15 +202,22 @@ impl Depacketizer {
     /// For frames of this format.
     ///
     /// # Errors
-    /// [`Error::Option`] for a format that RFC 4175 does not have.
+    /// [`Error::Option`] for a format that RFC 4175 does not have, and where there is no memory for a frame.
     pub fn new(format: Format) -> Result<Self, Error> {
         let (bytes, pixels, _) = group(format)?;
+        let frame = crate::zeroed(format.bytes()).ok_or_else(|| {
+            Error::Option(format!(
+                "there is no memory for a frame of {format}, which has {} bytes: take smaller pictures, or give the program more",
+                format.bytes()
+            ))
+        })?;
         Ok(Self {
             format,
             group: (bytes, pixels),
-            frame: vec![0; format.bytes()],
+            frame,
             timestamp: None,
             source: None,
+            heard: None,
             came: 0,
             has: FixedBitSet::new(),
             last: 0,
@@ -221,7 +234,11 @@ impl Depacketizer {
 
     /// Takes a packet; gives a frame when it completes one.
     pub fn packet(&mut self, packet: &[u8]) -> Option<&[u8]> {
-        let complete = self.take(packet).unwrap_or_else(|| {
+        self.packet_at(packet, Instant::now())
+    }
+
+    fn packet_at(&mut self, packet: &[u8], now: Instant) -> Option<&[u8]> {
+        let complete = self.take(packet, now).unwrap_or_else(|| {
             self.counters.malformed += 1;
             false
         });
@@ -229,7 +246,7 @@ impl Depacketizer {
     }
 
     /// `None`: malformed.
-    fn take(&mut self, packet: &[u8]) -> Option<bool> {
+    fn take(&mut self, packet: &[u8], now: Instant) -> Option<bool> {
         let (header, rest) = packet.split_first_chunk::<12>()?;
         let (first, kind) = (header[0], header[1]);
         if first & 0xc0 != VERSION_2 {
@@ -250,7 +267,14 @@ impl Depacketizer {
         let source = u32::from_be_bytes([header[8], header[9], header[10], header[11]]);
         // Checked before anything is changed.
         self.lines(rest, |_, _| ())?;
-        if self.source.replace(source) != Some(source) || self.behind > MOST_BEHIND {
+        let silent = |heard| now.saturating_duration_since(heard) >= SILENT;
+        let other = self.source != Some(source);
+        if other && !self.heard.is_none_or(silent) {
+            self.counters.strays += 1;
+            return Some(false);
+        }
+        (self.source, self.heard) = (Some(source), Some(now));
+        if other || self.behind > MOST_BEHIND {
             self.resynchronise();
             // Far from 0: packets may be overtaken.
             self.last = 1 << 32 | u64::from(sequence);
@@ -490,6 +514,33 @@ mod tests {
         assert_eq!(play(&twice), Some(picture(7, format)));
         let counters = depacketizer.counters();
         assert_eq!((counters.frames, counters.malformed), (4, 1));
+    }
+
+    #[test]
+    fn a_source_is_followed_until_it_is_silent_and_strays_are_counted() {
+        let format = Format::picture(Pixels::Rgb, 100, 20).expect("a format");
+        let mut depacketizer = Depacketizer::new(format).expect("a depacketizer");
+        let [mut one, mut other] =
+            [1, 2].map(|source| Packetizer::new(format, 120, 96, source).expect("a packetizer"));
+        let mut now = Instant::now();
+        let mut whole = 0;
+        for number in 0..5 {
+            let stray = packets(&mut other, number).swap_remove(3);
+            for packet in packets(&mut one, number) {
+                whole += u32::from(depacketizer.packet_at(&packet, now).is_some());
+                depacketizer.packet_at(&stray, now);
+            }
+        }
+        assert_eq!(whole, 5);
+        let strays = depacketizer.counters().strays;
+        assert_eq!(strays, 5 * one.packets() as u64);
+        now += SILENT;
+        for number in 5..7 {
+            for packet in packets(&mut other, number) {
+                whole += u32::from(depacketizer.packet_at(&packet, now).is_some());
+            }
+        }
+        assert_eq!((whole, depacketizer.counters().strays), (7, strays));
     }
 
     proptest! {

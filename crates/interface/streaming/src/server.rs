@@ -1,6 +1,6 @@
 //! Sending frames.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use takt::{Qos, Reliability, TaiTime, Wait};
 use takt_messaging::{Participant, Publisher, PublisherOptions};
@@ -8,14 +8,16 @@ use takt_messaging::{Participant, Publisher, PublisherOptions};
 use crate::error::Error;
 use crate::format::Format;
 use crate::slice::{self, Header, Says};
+use crate::slices::until;
 
 /// Bytes of a slice, if not told otherwise, of frames that are spread and of those that burst: the first are six frames of
 /// Ethernet, 68 µs of a link with 1 Gb/s, between which others may send.
 const SLICE: [usize; 2] = [8192, 32_768];
 /// The longest slice.
 const MOST_SLICE: u32 = 1 << 20;
-/// Fewest and most slices on their way, if not told otherwise.
-const DEPTHS: [usize; 2] = [64, 1024];
+/// Fewest slices on their way, if not told otherwise, of frames that are spread and of those that burst, and most.
+const DEPTHS: [usize; 2] = [4, 64];
+const MOST_DEPTH: usize = 1024;
 /// How long before its launch a slice is handed to the runtime, at least.
 const LEAD: Duration = Duration::from_micros(300);
 /// How long a server that closes waits for memory to say so if it could keep none for that: one that is reliable as long as a
@@ -46,8 +48,8 @@ pub struct ServerOptions {
     pub period: Option<Duration>,
     /// Bytes of a slice, 256 B to 1 MiB; 0: whole lines of 8 KiB or less with [`Pace::Spread`], of 32 KiB or less else.
     pub slice: u32,
-    /// Most slices that may be on their way at once, a power of two up to 65536; 0: two frames, 64 at least and 1024 at
-    /// most. What is on its way is what a frame waits behind. One of them is kept for the end of the stream: 1 is taken as 2.
+    /// Most slices that may be on their way at once, a power of two up to 65536; 0: two frames or a little more, 1024 at
+    /// most, and 64 at least with [`Pace::Burst`]. What is on its way is what a frame waits behind. One of them is kept for the end of the stream: 1 is taken as 2.
     pub depth: u32,
 }
 
@@ -83,8 +85,8 @@ pub struct Server {
     slice: u32,
     /// Frames begun: the number of the next.
     frames: u64,
-    /// When the first slice of the last frame was to be sent.
-    began: Option<TaiTime>,
+    /// When the next frame may begin: behind the launch times of all slices that were sent.
+    free: Option<TaiTime>,
     /// It waits for slow clients.
     reliable: bool,
 }
@@ -122,10 +124,7 @@ impl Server {
             PublisherOptions {
                 qos: options.qos,
                 depth: match options.depth {
-                    0 => {
-                        let two = 2 * format.bytes().div_ceil(slice as usize);
-                        two.next_power_of_two().clamp(DEPTHS[0], DEPTHS[1]) as u32
-                    }
+                    0 => usual_depth(format, slice, options.pace),
                     // One is kept for the end.
                     depth => depth.max(2),
                 },
@@ -144,7 +143,7 @@ impl Server {
             asked_slice: options.slice,
             slice,
             frames: 0,
-            began: None,
+            free: None,
             reliable: matches!(options.qos.reliability, Reliability::Reliable { .. }),
         })
     }
@@ -229,12 +228,7 @@ impl Server {
         wait: Wait,
         mut fill: impl FnMut(usize, &mut [u8]),
     ) -> Result<u64, Error> {
-        let wait = match wait {
-            Wait::For(duration) => Instant::now()
-                .checked_add(duration)
-                .map_or(Wait::Forever, Wait::Until),
-            wait => wait,
-        };
+        let wait = until(wait);
         let launches = self.launches();
         let number = self.frames;
         let mut header = Header {
@@ -260,9 +254,13 @@ impl Server {
             let len = slice::BYTES + header.len();
             match launches {
                 Some((first, spread)) => {
-                    let after = spread.as_nanos() * index as u128 / slices as u128;
-                    let launch = first.saturating_add_nanos(after as i64);
-                    self.publisher.fill_at(len, launch, wait, write)?
+                    let launch = |index: usize| {
+                        let after = spread.as_nanos() * index as u128 / slices as u128;
+                        first.saturating_add_nanos(after as i64)
+                    };
+                    let sent = self.publisher.fill_at(len, launch(index), wait, write)?;
+                    self.free = Some(launch(index + 1));
+                    sent
                 }
                 None if index + 1 < slices => self.publisher.fill_more(len, wait, write)?,
                 None => self.publisher.fill(len, wait, write)?,
@@ -271,23 +269,14 @@ impl Server {
         Ok(number)
     }
 
-    /// Over how long a frame is spread.
-    fn spread(&self) -> Duration {
-        self.period * SPREAD.0 / SPREAD.1
-    }
-
     /// When the first slice of the next frame is to be sent, and over how long all of them.
-    fn launches(&mut self) -> Option<(TaiTime, Duration)> {
+    fn launches(&self) -> Option<(TaiTime, Duration)> {
         if self.pace == Pace::Burst {
             return None;
         }
-        let spread = self.spread();
+        let spread = self.period * SPREAD.0 / SPREAD.1;
         let soonest = crate::now().saturating_add_nanos(LEAD.as_nanos() as i64);
-        let free = self
-            .began
-            .map(|began| began.saturating_add_nanos(spread.as_nanos() as i64));
-        let first = free.map_or(soonest, |free| free.max(soonest));
-        self.began = Some(first);
+        let first = self.free.map_or(soonest, |free| free.max(soonest));
         Some((first, spread))
     }
 }
@@ -299,9 +288,7 @@ impl Drop for Server {
             slice::write(&end, memory);
         };
         // Behind the last slice.
-        let launch = self
-            .began
-            .map(|began| began.saturating_add_nanos(self.spread().as_nanos() as i64));
+        let launch = self.free;
         let kept = self.publisher.fill_reserved(slice::BYTES, launch, write);
         if !kept.is_err_and(|error| error.is_would_block()) {
             return;
@@ -313,6 +300,13 @@ impl Drop for Server {
             None => self.publisher.fill(slice::BYTES, wait, write),
         };
     }
+}
+
+/// Two frames and the end.
+fn usual_depth(format: Format, slice: u32, pace: Pace) -> u32 {
+    let two = 2 * format.bytes().div_ceil(slice as usize) + 1;
+    let least = DEPTHS[usize::from(pace == Pace::Burst)];
+    two.next_power_of_two().clamp(least, MOST_DEPTH) as u32
 }
 
 fn slice_bytes(format: Format, asked: u32, pace: Pace) -> Result<u32, Error> {
@@ -339,8 +333,75 @@ fn slice_bytes(format: Format, asked: u32, pace: Pace) -> Result<u32, Error> {
 
 #[cfg(test)]
 mod tests {
+    use takt::SlowSinks;
+    use takt_embedded::{Embedded, Settings};
+    use takt_messaging::SubscriberOptions;
+    use takt_testing::Directory;
+
     use super::*;
     use crate::format::Pixels;
+    use crate::slices::Slices;
+
+    const PATIENCE: Wait = Wait::For(Duration::from_secs(60));
+
+    /// A program with a server of frames that are spread over 4 s, and who reads its slices.
+    fn spread(format: Format, qos: Qos, depth: u32) -> (Directory, Embedded, Server, Slices) {
+        let directory = Directory::private();
+        let settings = Settings {
+            rendezvous: Some(directory.join("nodes")),
+            ..Settings::local()
+        };
+        let runtime = Embedded::start(settings).expect("a runtime");
+        let session = runtime.session("camera").expect("a session");
+        let participant = Participant::builder(session).open().expect("a participant");
+        let options = ServerOptions {
+            depth,
+            ..ServerOptions::new(qos).spread(Duration::from_secs(4))
+        };
+        let server = Server::open(&participant, "a", format, options).expect("a server");
+        let slices = Slices::connect(&participant, "a", SubscriberOptions::default());
+        let slices = slices.expect("slices");
+        server.wait_client(PATIENCE).expect("a client");
+        (directory, runtime, server, slices)
+    }
+
+    #[test]
+    fn frames_of_which_nothing_was_sent_do_not_put_off_those_that_follow() {
+        let format = Format::picture(Pixels::Rgb, 64, 48).expect("a format");
+        let qos = Qos::slow().with_reliability(Reliability::Reliable {
+            deadline: None,
+            slow_sinks: SlowSinks::Wait,
+        });
+        let (_directory, _runtime, mut server, slices) = spread(format, qos, 2);
+        // All memory but that for the end is with the reader.
+        let _ = server.send(&vec![0; format.bytes()], Wait::Never);
+        let held = slices.take(PATIENCE).expect("a slice");
+        let free = server.free;
+        for _ in 0..200 {
+            let refused = server.send(&vec![0; format.bytes()], Wait::Never);
+            assert!(refused.expect_err("no memory").is_would_block());
+        }
+        assert_eq!(server.free, free);
+        drop(held);
+    }
+
+    #[test]
+    fn few_small_frames_that_are_spread_are_on_their_way() {
+        let depth = |bytes, pace| {
+            let format = Format::of_bytes(bytes).expect("a format");
+            usual_depth(format, 8192, pace)
+        };
+        assert_eq!(depth(100, Pace::Spread), 4);
+        assert_eq!(depth(100, Pace::Burst), 64);
+        assert_eq!(depth(8192 * 60, Pace::Spread), 128);
+        assert_eq!(depth(8192 * 600, Pace::Spread), 1024);
+        let format = Format::of_bytes(100).expect("a format");
+        let (_directory, _runtime, mut server, _slices) = spread(format, Qos::slow(), 0);
+        // One may leave at once, three wait for their times or are being read.
+        let sent = (0..64).take_while(|_| server.send(&[0; 100], Wait::Never).is_ok());
+        let sent = sent.count();
+        assert!((2..=5).contains(&sent), "{sent}");
+    }
 
     #[test]
     fn slices_are_whole_lines_where_lines_are_short() {

@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 use std::os::fd::BorrowedFd;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use takt::{TaiTime, Wait};
 use takt_messaging::{
@@ -78,6 +78,16 @@ pub(crate) fn period(header: &Header) -> Option<Duration> {
     (header.period_ns > 0).then(|| Duration::from_nanos(header.period_ns.into()))
 }
 
+/// The same wait, with one deadline however often it is taken up again.
+pub(crate) fn until(wait: Wait) -> Wait {
+    match wait {
+        Wait::For(duration) => Instant::now()
+            .checked_add(duration)
+            .map_or(Wait::Forever, Wait::Until),
+        wait => wait,
+    }
+}
+
 /// What came.
 pub(crate) enum Came<'s> {
     Slice(Slice<'s>),
@@ -120,7 +130,9 @@ impl Slices {
         }
     }
 
+    /// What is malformed does not prolong the wait.
     pub(crate) fn next(&self, wait: Wait) -> Result<Came<'_>, Error> {
+        let wait = until(wait);
         loop {
             let sample = self.subscriber.take(wait)?;
             match slice::read(&sample) {
@@ -132,6 +144,9 @@ impl Slices {
                     return Ok(Came::End { server, frames });
                 }
                 None => self.malformed.set(self.malformed.get() + 1),
+            }
+            if matches!(wait, Wait::Until(deadline) if Instant::now() >= deadline) {
+                return Err(takt::Error::TimedOut.into());
             }
         }
     }

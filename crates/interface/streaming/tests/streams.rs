@@ -460,6 +460,52 @@ fn what_no_server_has_written_is_counted_and_harms_nothing() {
 }
 
 #[test]
+fn what_no_server_has_written_prolongs_no_wait() {
+    let mut programs = Programs::new();
+    let [camera, viewer, reader] =
+        ["camera", "viewer", "reader"].map(|name| programs.participant(name));
+    let client = client(&viewer, ClientOptions::default().all());
+    let slices = Slices::connect(&reader, NAME, SubscriberOptions::default()).expect("slices");
+    let forger = camera.publisher_with(NAME, PublisherOptions::new(Qos::slow()));
+    let forger = forger.expect("a publisher");
+    until_true("both are known", || {
+        forger.wait_subscriber(PATIENCE).expect("a reader") == 2
+    });
+    // The first of two slices of a frame of 512 bytes, and no other.
+    let mut half = vec![0; 48 + 256];
+    half[0] = 1;
+    for (at, word) in [(4, 256u32), (24, 512), (36, 512), (40, 1)] {
+        half[at..at + 4].copy_from_slice(&word.to_le_bytes());
+    }
+    forger.publish(&half, PATIENCE).expect("published");
+    slices.take(PATIENCE).expect("a slice");
+    let [done, ended] = &[const { AtomicBool::new(false) }; 2];
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            // More often than anybody gives up; a minute if nobody does.
+            for _ in 0..6000 {
+                if done.load(Ordering::Relaxed) {
+                    break;
+                }
+                forger.publish(b"junk", PATIENCE).expect("published");
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            ended.store(true, Ordering::Relaxed);
+        });
+        let waited = slices.take(Wait::For(Duration::from_millis(100)));
+        let in_time = !ended.load(Ordering::Relaxed);
+        until_true("half a frame is given up", || {
+            client.counters().incomplete == 1 || ended.load(Ordering::Relaxed)
+        });
+        let given_up = !ended.load(Ordering::Relaxed);
+        done.store(true, Ordering::Relaxed);
+        assert!(waited.is_err_and(|error| error.is_timed_out()));
+        assert!(in_time && given_up, "{in_time} {given_up}");
+    });
+    assert!(client.counters().slices.malformed > 0);
+}
+
+#[test]
 fn waits_end_by_time_by_others_and_with_a_descriptor() {
     let mut programs = Programs::new();
     let (camera, viewer) = (

@@ -17,12 +17,12 @@ use crate::failure::Failure;
 use crate::subscribe::LOOK_EVERY;
 
 /// How long a command may take to notice that it is asked to end: it may be in a call that does not return.
-const NOTICE_WITHIN: Duration = Duration::from_secs(2);
+const NOTICE_WITHIN: Duration = Duration::from_secs(5);
 /// How long one that has noticed may take for its end: outcomes, a summary, the runtime.
-const END_WITHIN: Duration = Duration::from_secs(8);
+const END_WITHIN: Duration = Duration::from_secs(25);
 
 /// True once SIGINT or SIGTERM has come. A second one kills, and so does the first one a command that does not
-/// look for two seconds, or does not end within ten.
+/// look for five seconds, or does not end within thirty.
 #[derive(Clone, Debug)]
 pub struct Stop(Arc<Inner>);
 

@@ -3,7 +3,7 @@
 mod support;
 
 use std::io::Write;
-use std::net::UdpSocket;
+use std::net::{TcpStream, UdpSocket};
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -113,7 +113,7 @@ fn pictures_of_a_directory_are_shown_on_a_page_without_a_daemon() {
     let address = &told[told.find("http://").expect("an address")..];
     let get = |path: &str| {
         let out = Command::new("curl")
-            .args(["-s", &format!("{address}{path}")])
+            .args(["-s", "--max-time", "60", &format!("{address}{path}")])
             .output();
         out.expect("curl").stdout
     };
@@ -127,6 +127,20 @@ fn pictures_of_a_directory_are_shown_on_a_page_without_a_daemon() {
             && figures["frames"].as_u64() > Some(0)
     });
     assert_eq!(get("nothing"), b"the picture is at /\n");
+    // More than there are places for, that ask and do not read.
+    let host = address["http://".len()..].trim_end_matches('/');
+    let ask = format!("GET / HTTP/1.1\r\nHost: {host}\r\n\r\n").repeat(1000);
+    let deaf: Vec<_> = (0..40)
+        .map(|_| {
+            let mut stream = TcpStream::connect(host).expect("a connection");
+            stream.set_nonblocking(true).expect("a socket");
+            // Until there is no room, or it is closed.
+            while stream.write(ask.as_bytes()).is_ok_and(|sent| sent > 0) {}
+            stream
+        })
+        .collect();
+    assert_eq!(get("nothing"), b"the picture is at /\n");
+    drop(deaf);
     // A web page elsewhere whose name leads here.
     let mut rebound = Command::new("curl");
     rebound.args([
@@ -311,6 +325,92 @@ fn gstreamer_receives_and_every_frame_is_the_same() {
 }
 
 #[test]
+fn frames_that_are_refused_are_told_and_counted_by_their_cause() {
+    let daemon = Daemon::start("");
+    let _served = daemon.spawn(&["stream", "serve", "a", "--size", "64x48", "--rate", "100"]);
+    let output = daemon.directory.join("none");
+    let mut view = vec!["stream", "view", "a", "--json", "--timeout", "3s"];
+    view.extend(["--output", output.to_str().expect("UTF-8")]);
+    let ran = daemon.takt(&[&view[..], &["--most-bytes", "9215"]].concat());
+    assert_eq!(ran.code, Some(1), "{ran:?}");
+    for told in [
+        "longer than 9215 bytes: take them with --most-bytes",
+        "no frame of a yet; 0 incomplete",
+    ] {
+        assert!(ran.err.contains(told), "{ran:?}");
+    }
+    let lines = ran.out.lines();
+    let figures: Vec<serde_json::Value> = lines
+        .filter_map(|line| serde_json::from_str(line).ok())
+        .collect();
+    let figures = figures.last().expect("figures");
+    assert!(figures["too_large"].as_u64() > Some(0), "{figures}");
+    for figure in ["no_memory", "lost_slices", "late", "other_server"] {
+        assert!(figures[figure].is_u64(), "{figure}: {figures}");
+    }
+    let ran = daemon.takt(&[&view[..], &["--most-bytes", "9216", "--count", "1"]].concat());
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+}
+
+#[test]
+fn another_server_and_another_format_are_told_and_a_file_has_one_format() {
+    let daemon = Daemon::start("");
+    let output = daemon.directory.join("out.rgb");
+    let to = output.to_str().expect("UTF-8");
+    let view = daemon.spawn(&["stream", "view", "a", "--json", "--all", "--output", to]);
+    let once = ["--count", "2", "--rate", "100", "--size"];
+    for size in ["64x48", "64x48", "32x16"] {
+        let served = daemon
+            .spawn(&serve("a", &[&once[..], &[size]].concat()))
+            .end();
+        assert_eq!(served.code, Some(0), "{served:?}");
+    }
+    let ran = view.end();
+    assert_eq!(ran.code, Some(1), "{ran:?}");
+    for told in [
+        "the server changed",
+        "the format changed from 64x48 rgb to 32x16 rgb",
+        "view them into another file",
+    ] {
+        assert!(ran.err.contains(told), "{told}: {ran:?}");
+    }
+    assert_eq!(frames(&output, 64 * 48 * 3).len(), 4);
+    // Each line is an object, also the last one of a viewer that fails.
+    for line in ran.out.lines() {
+        let figures: serde_json::Value = serde_json::from_str(line).expect("one line");
+        assert!(figures["frames"].is_u64(), "{figures}");
+    }
+    assert!(!ran.out.is_empty());
+}
+
+#[test]
+fn figures_are_told_where_the_output_fails_and_a_frame_is_in_time() {
+    let daemon = Daemon::start("");
+    let _served = daemon.spawn(&["stream", "serve", "a", "--size", "64x48", "--rate", "100"]);
+    let full = ["stream", "view", "a", "--json", "--output", "/dev/full"];
+    let ran = daemon.takt(&full);
+    assert_eq!(ran.code, Some(1), "{ran:?}");
+    let last = ran.out.lines().last().expect("figures");
+    let figures: serde_json::Value = serde_json::from_str(last).expect("one line");
+    assert!(figures["frames"].as_u64() > Some(0), "{figures}");
+    // It fails where it is too slow to get the first one.
+    let impatient = [
+        "stream",
+        "view",
+        "a",
+        "--timeout",
+        "0s",
+        "--count",
+        "1",
+        "--output",
+        "/dev/null",
+    ];
+    until_true("a frame is there in time", || {
+        daemon.takt(&impatient).code == Some(0)
+    });
+}
+
+#[test]
 fn wrong_sources_and_nobody_are_told_with_what_to_do() {
     let daemon = Daemon::start("");
     let serve = |more: &[&str]| daemon.takt(&[&["stream", "serve", "a"][..], more].concat());
@@ -370,6 +470,17 @@ fn wrong_sources_and_nobody_are_told_with_what_to_do() {
         (
             view(&["--rtp", "nowhere"]),
             "write an address and a port, such as 127.0.0.1:5004",
+        ),
+        (
+            view(&[
+                "--rtp",
+                "127.0.0.1:5004",
+                "--packet",
+                "5",
+                "--timeout",
+                "10ms",
+            ]),
+            "packets of 5 bytes are not possible",
         ),
         (
             view(&["--output", "-", "--json"]),

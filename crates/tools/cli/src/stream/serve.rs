@@ -70,7 +70,7 @@ pub struct Serve {
         hide_default_value = true
     )]
     slice: u32,
-    /// Most slices on their way at once, a power of two [default: two frames, 64 to 1024]
+    /// Most slices on their way at once, a power of two [default: two frames, or a little more, 1024 at most; without --spread 64 at least]
     #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
     depth: u32,
     /// End after this many frames

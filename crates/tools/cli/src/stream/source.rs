@@ -573,8 +573,8 @@ impl Source for Rtp {
     fn told(&self) -> Option<String> {
         let (counters, skipped) = *self.shared.counted.lock().ok()?;
         Some(format!(
-            "RTP: {} frame(s) received, {} incomplete, {skipped} skipped, {} strange packet(s)",
-            counters.frames, counters.incomplete, counters.malformed
+            "RTP: {} frame(s) received, {} incomplete, {skipped} skipped, {} strange packet(s), {} of other sources",
+            counters.frames, counters.incomplete, counters.malformed, counters.strays
         ))
     }
 }

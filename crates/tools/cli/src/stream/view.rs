@@ -1,6 +1,7 @@
 //! `takt stream view`.
 
 use std::collections::VecDeque;
+use std::fmt::Write as _;
 use std::fs::File;
 use std::io::Write;
 use std::net::{SocketAddr, ToSocketAddrs, UdpSocket};
@@ -13,12 +14,12 @@ use rustix::net::sockopt;
 use serde::Serialize;
 use takt::Wait;
 use takt_streaming::rtp::{self, Packetizer};
-use takt_streaming::{Client, ClientCounters, ClientOptions, Error, Format, Frame, Keep};
+use takt_streaming::{Client, ClientCounters, ClientOptions, Error, Format, Frame, Keep, Pixels};
 
 use super::page::{Page, Shown};
 use crate::application::Application;
 use crate::failure::Failure;
-use crate::output::{Form, print_json, print_json_line};
+use crate::output::{Form, print_json_line};
 use crate::subscribe::{LOOK_EVERY, stop_by_signals};
 use crate::topic::Joined;
 
@@ -30,7 +31,8 @@ clocks of both nodes agree.
 
 Another program shows them through a pipe or as RTP of raw video (RFC 4175):
   takt stream view camera/1 --output - |
-    gst-launch-1.0 fdsrc ! rawvideoparse format=rgb width=1280 height=720 framerate=30/1 ! autovideosink
+    gst-launch-1.0 fdsrc ! \\
+      rawvideoparse format=rgb width=1280 height=720 framerate=30/1 ! autovideosink
   takt stream view camera/1 --rtp 127.0.0.1:5004
 
 Examples:
@@ -70,6 +72,9 @@ pub struct View {
     /// Take frames that lack slices, too
     #[arg(long)]
     holes: bool,
+    /// The longest frame that is taken; memory is held for three of them, or 1 GiB if that is more
+    #[arg(long, value_name = "BYTES", default_value_t = 256 << 20, value_parser = clap::value_parser!(u32).range(1..))]
+    most_bytes: u32,
     /// End after this many frames
     #[arg(long, value_name = "N")]
     count: Option<u64>,
@@ -97,7 +102,44 @@ pub struct Figures {
     pub incomplete: u64,
     pub lost: u64,
     pub skipped: u64,
+    pub no_memory: u64,
+    /// Frames longer than `most_bytes`.
+    pub too_large: u64,
+    pub most_bytes: u32,
+    /// Slices that were lost on their way, or for lack of room or memory.
+    pub lost_slices: u64,
+    /// Slices that came again, or too late.
+    pub late: u64,
+    pub other_server: u64,
     pub malformed: u64,
+}
+
+impl Figures {
+    /// What was not taken, as it is told.
+    fn refused(&self) -> String {
+        let mut told = format!(
+            "{} incomplete, {} lost, {} skipped",
+            self.incomplete, self.lost, self.skipped
+        );
+        let too_large = format!(
+            "longer than {} bytes (--most-bytes takes longer ones)",
+            self.most_bytes
+        );
+        for (count, what) in [
+            (self.with_holes, "with holes"),
+            (self.no_memory, "without memory"),
+            (self.too_large, too_large.as_str()),
+            (self.lost_slices, "slices lost"),
+            (self.late, "slices late"),
+            (self.other_server, "slices of another server"),
+            (self.malformed, "messages malformed"),
+        ] {
+            if count > 0 {
+                let _ = write!(told, ", {count} {what}");
+            }
+        }
+        told
+    }
 }
 
 impl View {
@@ -109,36 +151,57 @@ impl View {
         let options = ClientOptions {
             keep: if self.all { Keep::All } else { Keep::Latest },
             holes: self.holes,
+            most_bytes: self.most_bytes as usize,
             ..ClientOptions::new(self.application.quality())
         };
         let client = Client::connect(&joined.participant, &self.stream, options)?;
         let mut seen = Seen::default();
         let mut format = None;
+        let mut server = None;
         let mut last = Instant::now();
         let outcome = loop {
-            if self.count.is_some_and(|count| seen.frames >= count) || stop.load(Ordering::Relaxed)
-            {
+            if self.count.is_some_and(|count| seen.frames >= count) || stop.asked() {
                 break Ok(());
             }
+            let mut came = false;
             match client.next(Wait::For(LOOK_EVERY)) {
                 Ok(frame) => {
                     last = Instant::now();
                     seen.frame(&frame);
-                    format = Some(frame.format());
-                    out.frame(frame, &seen)?;
+                    if server
+                        .replace(frame.server())
+                        .is_some_and(|of| of != frame.server())
+                    {
+                        eprintln!(
+                            "the server changed: it was started again, or another one has this name, too"
+                        );
+                    }
+                    let now = frame.format();
+                    let before = format.replace(now).filter(|&before| before != now);
+                    if let Some(before) = before {
+                        eprintln!("the format changed from {before} to {now}");
+                        if let Some(file) = &self.output {
+                            break Err(Failure::Other(format!(
+                                "frames of {now} do not go behind those of {before} in {}: nobody could tell them apart; view \
+                                 them into another file",
+                                file.display()
+                            )));
+                        }
+                    }
+                    if let Err(failure) = out.frame(frame, &seen) {
+                        break Err(failure);
+                    }
+                    came = true;
                 }
                 Err(Error::EndOfStream) => eprintln!("the server has ended the stream"),
                 Err(error) if error.is_timed_out() || error.is_interrupted() => {}
                 Err(error) => break Err(error.into()),
             }
             if let Some(timeout) = self.timeout
+                && !came
                 && last.elapsed() >= timeout
             {
-                break Err(Failure::Other(format!(
-                    "no frame of the stream {} for {}: does `takt topic list` show that somebody serves it?",
-                    self.stream,
-                    humantime::format_duration(timeout)
-                )));
+                break Err(self.silent(timeout, &client.counters()));
             }
             if let Some(fps) = seen.fps() {
                 let figures = self.figures(&seen, fps, format, &client.counters());
@@ -146,14 +209,38 @@ impl View {
                 self.line(&figures)?;
             }
         };
-        out.flush()?;
+        let outcome = outcome.and(out.flush());
         let fps = seen.frames as f64 / seen.began.elapsed().as_secs_f64();
         let figures = self.figures(&seen, fps, format, &client.counters());
         eprintln!("{}", summary(&figures));
         if self.form.json {
-            print_json(&figures)?;
+            print_json_line(&figures)?;
         }
         outcome
+    }
+
+    /// Why no frame came for so long, as far as that is known.
+    fn silent(&self, timeout: Duration, counters: &ClientCounters) -> Failure {
+        let why = if counters.too_large > 0 {
+            format!(
+                "{} came that are longer than {} bytes: take them with --most-bytes",
+                counters.too_large, self.most_bytes
+            )
+        } else if counters.no_memory > 0 {
+            format!("there was no memory for {}", counters.no_memory)
+        } else if counters.incomplete > 0 {
+            format!(
+                "{} came that lack slices: take them with --holes, or serve them with --reliable",
+                counters.incomplete
+            )
+        } else {
+            "does `takt topic list` show that somebody serves it?".to_owned()
+        };
+        Failure::Other(format!(
+            "no frame of the stream {} for {}: {why}",
+            self.stream,
+            humantime::format_duration(timeout)
+        ))
     }
 
     fn out(&self) -> Result<Out, Failure> {
@@ -198,6 +285,7 @@ impl View {
                 .copied()
                 .unwrap_or_default()
         };
+        let channels = &counters.slices.channels;
         Figures {
             stream: self.stream.clone(),
             format: format.map(|format| format.to_string()).unwrap_or_default(),
@@ -209,7 +297,16 @@ impl View {
             with_holes: counters.with_holes,
             incomplete: counters.incomplete,
             lost: counters.lost,
-            skipped: counters.skipped + counters.no_memory,
+            skipped: counters.skipped,
+            no_memory: counters.no_memory,
+            too_large: counters.too_large,
+            most_bytes: self.most_bytes,
+            lost_slices: channels.lost
+                + channels.lost_at_disconnect
+                + channels.dropped_full
+                + channels.dropped_memory,
+            late: counters.late,
+            other_server: counters.other_server,
             malformed: counters.slices.malformed + counters.slices.foreign,
         }
     }
@@ -225,23 +322,18 @@ impl View {
 }
 
 fn summary(figures: &Figures) -> String {
+    let refused = figures.refused();
     if figures.frames == 0 {
-        return format!(
-            "no frame of {} yet, {} incomplete, {} lost",
-            figures.stream, figures.incomplete, figures.lost
-        );
+        return format!("no frame of {} yet; {refused}", figures.stream);
     }
     let ms = |ns: i64| ns as f64 / 1e6;
     format!(
-        "{}: {} frames, {:.1} fps, latency median {:.2} ms, p99 {:.2} ms; {} incomplete, {} lost, {} skipped",
+        "{}: {} frames, {:.1} fps, latency median {:.2} ms, p99 {:.2} ms; {refused}",
         figures.format,
         figures.frames,
         figures.fps,
         ms(figures.latency_p50_ns),
         ms(figures.latency_p99_ns),
-        figures.incomplete,
-        figures.lost,
-        figures.skipped
     )
 }
 
@@ -334,6 +426,8 @@ struct RtpOut {
 
 impl RtpOut {
     fn open(address: &str, packet: usize) -> Result<Self, Failure> {
+        // The length of packets is known to be possible before a frame comes.
+        Packetizer::new(Format::picture(Pixels::Rgb, 1, 1)?, packet, 96, 0)?;
         let failed = |error: std::io::Error| {
             Failure::Other(format!(
                 "cannot send RTP to {address}: {error}; write an address and a port, such as 127.0.0.1:5004"
