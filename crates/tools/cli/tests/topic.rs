@@ -83,6 +83,7 @@ fn topics_are_published_echoed_and_listed() {
         (&"{\"a\": 1}".into(), &true.into()),
         "{line}"
     );
+    assert_eq!(line.get("age_ns"), None, "{line}");
     kept.signal(Signal::INT);
     let ran = kept.end();
     assert_eq!(ran.code, Some(0), "{ran:?}");

@@ -50,7 +50,9 @@ struct Line<'a> {
     history: bool,
     encoding: String,
     send_time_ns: i64,
-    age_ns: i64,
+    /// Not of what was kept: its time is that of its being sent again.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    age_ns: Option<i64>,
     bytes: usize,
     #[serde(skip_serializing_if = "Option::is_none")]
     text: Option<String>,
@@ -92,7 +94,8 @@ impl Echo {
             history: sample.is_history(),
             encoding: sample.encoding().to_string(),
             send_time_ns,
-            age_ns: SystemTai.now().as_nanos().saturating_sub(send_time_ns),
+            age_ns: (!sample.is_history())
+                .then(|| SystemTai.now().as_nanos().saturating_sub(send_time_ns)),
             bytes: sample.len(),
             hex: text.is_none().then(|| hexadecimal(sample)),
             text,
