@@ -344,8 +344,8 @@ static bool is_named(int (*ask)(int, struct sockaddr *, socklen_t *), int fd, co
 	return strnlen(path, room) == strlen(name) && memcmp(path, name, strlen(name)) == 0;
 }
 
-/* The device's own sockets, each handed to `found`; how many there are. None where others share them. */
-static unsigned find_sockets(uint16_t port, void (*found)(int fd))
+/* How many sockets the device has of its own; none where others share them. `silent`: silence takes their place. */
+static unsigned find_sockets(uint16_t port, bool silent)
 {
 	const char *name = shared[port].socket;
 	bool server = shared[port].server;
@@ -364,7 +364,8 @@ static unsigned find_sockets(uint16_t port, void (*found)(int fd))
 		if (fd <= 0 || getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &size) != 0 || type != SOCK_SEQPACKET)
 			continue;
 		if (is_named(server ? getsockname : getpeername, fd, name)) {
-			found(fd);
+			if (silent)
+				dup3(silence, fd, O_CLOEXEC);
 			count++;
 		}
 	}
@@ -372,21 +373,11 @@ static unsigned find_sockets(uint16_t port, void (*found)(int fd))
 	return count;
 }
 
-static void silence_socket(int fd)
-{
-	dup3(silence, fd, O_CLOEXEC);
-}
-
 /* Puts silence in the place of a device's sockets: what comes from here on is no event any more. */
 static int fall_silent(void *argument)
 {
-	find_sockets(*(const uint16_t *)argument, silence_socket);
+	find_sockets(*(const uint16_t *)argument, true);
 	return 0;
-}
-
-static void leave_socket(int fd)
-{
-	(void)fd;
 }
 
 /* Runs in the interrupt thread. The driver connects when a device starts, and never again. */
@@ -394,7 +385,7 @@ static void connect_again(void *argument)
 {
 	uint16_t port = (uint16_t)(uintptr_t)argument;
 	/* With a socket it has just come up, or is about to. */
-	if (find_sockets(port, leave_socket) == 0) {
+	if (find_sockets(port, false) == 0) {
 		atomic_store(&shared[port].away, true);
 		wait_for_bursts(port);
 		rte_eth_dev_stop(port);

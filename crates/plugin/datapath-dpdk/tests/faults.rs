@@ -5,7 +5,7 @@ mod support;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use support::{Directory, Family, TwoDevices, TwoHosts, config, fresh, ip, subnets};
+use support::{Directory, Family, TwoDevices, TwoHosts, config, fresh, ip, memif, subnets};
 use takt_datapath::conformance::{Node, Rig};
 use takt_datapath::{Datapath, OpenError, Port, PortRequest, ReserveError};
 use takt_datapath_dpdk::{DpdkConfig, DpdkDatapath};
@@ -96,11 +96,7 @@ fn too_many_queues_are_refused_and_nothing_stays_behind() {
 #[test]
 fn a_device_in_use_is_shared_with_the_same_options_only() {
     let directory = Directory::new();
-    let device = format!(
-        "net_memif{},role=server,socket-abstract=no,socket={}",
-        fresh(),
-        directory.0.join("m").display()
-    );
+    let device = memif("server", &directory.0.join("m"));
     let first = DpdkDatapath::probe(&with_address(&device, 0)).expect("a device");
     DpdkDatapath::probe(&with_address(&device, 0)).expect("the same device");
     let error = refused(&with_address(&device, 1));
@@ -112,11 +108,7 @@ fn a_device_in_use_is_shared_with_the_same_options_only() {
 #[test]
 fn addresses_of_others_cannot_be_bound() {
     let directory = Directory::new();
-    let device = format!(
-        "net_memif{},role=server,socket-abstract=no,socket={}",
-        fresh(),
-        directory.0.join("m").display()
-    );
+    let device = memif("server", &directory.0.join("m"));
     let datapath = DpdkDatapath::probe(&with_address(&device, 0)).expect("a device");
     let bind = "192.0.2.1:4000".parse().expect("an address");
     let request = PortRequest {
@@ -134,20 +126,11 @@ fn addresses_of_others_cannot_be_bound() {
 fn a_peer_that_restarts_is_reached_again() {
     for kind in ["memif", "vhost"] {
         let directory = Directory::new();
-        let socket = directory.0.join("s");
-        let socket = socket.display();
+        let path = directory.0.join("s");
+        let socket = path.display();
         // Who stays has the socket.
         let (stays, restarts) = if kind == "memif" {
-            (
-                format!(
-                    "net_memif{},role=server,socket-abstract=no,socket={socket}",
-                    fresh()
-                ),
-                format!(
-                    "net_memif{},role=client,socket-abstract=no,socket={socket}",
-                    fresh()
-                ),
-            )
+            (memif("server", &path), memif("client", &path))
         } else {
             (
                 format!("net_vhost{},iface={socket},queues=1", fresh()),
@@ -190,14 +173,6 @@ const SERVED: &str = "TAKT_TEST_MEMIF_SERVER";
 
 fn memif_address(index: usize) -> SocketAddr {
     SocketAddr::from((subnets(index, Family::V4)[0].address, 4000))
-}
-
-fn memif(role: &str, socket: &std::path::Path) -> String {
-    let socket = socket.display();
-    format!(
-        "net_memif{},role={role},socket-abstract=no,socket={socket}",
-        fresh()
-    )
 }
 
 /// The other process of [`a_memif_server_that_restarts_is_reached_again`]: sends back what it receives.

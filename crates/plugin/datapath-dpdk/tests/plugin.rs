@@ -5,7 +5,7 @@ mod support;
 use std::net::IpAddr;
 use std::sync::{Arc, OnceLock};
 
-use support::{Directory, Family, fresh, subnets};
+use support::{Directory, Family, memif, subnets};
 use takt_datapath::Datapath;
 use takt_datapath::conformance::{Node, Rig};
 use takt_datapath::plugin::{Options, Plugin};
@@ -35,12 +35,10 @@ impl Memif {
         let directory = Directory::new();
         let socket = directory.0.join("memif.sock");
         let datapath = |(role, index)| -> Arc<dyn Datapath> {
-            let device = format!(
-                "net_memif{},role={role},socket-abstract=no,socket={}",
-                fresh(),
-                socket.display()
-            );
-            let mut options = vec![("device", device), ("hugepages", "off".into())];
+            let mut options = vec![
+                ("device", memif(role, &socket)),
+                ("hugepages", "off".into()),
+            ];
             for own in subnets(index, Family::V4) {
                 options.push(("address", format!("{}/{}", own.address, own.prefix)));
             }

@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "each test file uses its own part of this module")]
 
 use std::net::{IpAddr, Ipv6Addr};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -152,6 +153,15 @@ pub struct TwoDevices {
     _directory: Option<Directory>,
 }
 
+/// One end of a memif at this socket; peers have the other role, `server` or `client`.
+pub fn memif(role: &str, socket: &Path) -> String {
+    let socket = socket.display();
+    format!(
+        "net_memif{},role={role},socket-abstract=no,socket={socket}",
+        fresh()
+    )
+}
+
 /// A directory that is gone when dropped.
 pub struct Directory(pub std::path::PathBuf);
 
@@ -214,15 +224,8 @@ impl TwoDevices {
     pub fn memif(family: Family, change: impl Fn(&mut DpdkConfig)) -> Option<Self> {
         let directory = Directory::new();
         let socket = directory.0.join("memif.sock");
-        let device = |role| {
-            format!(
-                "net_memif{},role={role},socket-abstract=no,socket={}",
-                fresh(),
-                socket.display()
-            )
-        };
         Some(Self::new(
-            [device("server"), device("client")],
+            ["server", "client"].map(|role| memif(role, &socket)),
             family,
             Some(directory),
             change,
