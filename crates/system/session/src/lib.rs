@@ -33,18 +33,28 @@ pub fn printable(name: &str) -> String {
     let mut printed = String::with_capacity(name.len());
     for character in name.chars() {
         match character {
-            // Marks of direction, and what has no width.
-            '\u{200b}'..='\u{200f}'
-            | '\u{2028}'..='\u{202e}'
-            | '\u{2060}'..='\u{2069}'
-            | '\u{feff}' => {
-                printed.extend(character.escape_unicode());
-            }
+            _ if is_unseen(character) => printed.extend(character.escape_unicode()),
             _ if character.is_control() => printed.extend(character.escape_default()),
             _ => printed.push(character),
         }
     }
     printed
+}
+
+/// Marks of direction, what has no width, and ends of lines that are no control characters.
+pub fn is_unseen(character: char) -> bool {
+    matches!(
+        character,
+        '\u{ad}'
+            | '\u{61c}'
+            | '\u{180e}'
+            | '\u{200b}'..='\u{200f}'
+            | '\u{2028}'..='\u{202e}'
+            | '\u{2060}'..='\u{206f}'
+            | '\u{feff}'
+            | '\u{fff9}'..='\u{fffb}'
+            | '\u{e0000}'..='\u{e007f}'
+    )
 }
 
 /// The version of protocol and layout. A runtime refuses any other, naming both.

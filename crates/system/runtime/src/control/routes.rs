@@ -565,11 +565,11 @@ mod tests {
     use takt_datapath::memory::{MemoryNetwork, MemoryNetworkConfig};
     use takt_datapath::{Datapath, DatapathKind, PeerHandle, Port, PortRequest};
     use takt_time::TrafficClass;
-    use takt_wire::channel::{DatagramCursor, Kind, RecordHeader};
 
     use super::*;
     use crate::config::Limits;
     use crate::counters::LaneCounters;
+    use crate::lane::tests::datagram_of;
     use crate::lane::{EventSender, Lane, LanePort};
 
     fn port(kind: &'static str, speaks_udp: bool) -> PortInfo {
@@ -734,21 +734,10 @@ mod tests {
         fn hears(&mut self, incarnation: u32) -> bool {
             let before = self.lanes[0].counters.read();
             let frame = self.writer.reserve(self.to).expect("a frame");
-            let buffer = self.writer.payload(&frame);
-            let mut cursor = DatagramCursor::new();
-            let header = RecordHeader {
-                channel: 5,
-                source: 1,
-                sequence: 0,
-                message_length: 3,
-                fragment_index: 0,
-                fragment_stride: 0,
-                class: TrafficClass::BEST_EFFORT,
-                kind: Kind::Message,
-            };
-            cursor.push(buffer, &header).expect("it fits");
-            let length = cursor.finish(buffer, Protection::None, incarnation, 5, 0);
-            (self.writer).commit(frame, length, TrafficClass::BEST_EFFORT, None);
+            let datagram = datagram_of(incarnation);
+            self.writer.payload(&frame)[..datagram.len()].copy_from_slice(&datagram);
+            let class = TrafficClass::BEST_EFFORT;
+            (self.writer).commit(frame, datagram.len(), class, None);
             assert!(self.writer.flush());
             self.lane.poll();
             let after = self.lanes[0].counters.read();

@@ -32,7 +32,7 @@ mod shares;
 mod tables;
 mod tenants;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod track;
 
 use std::collections::HashMap;

@@ -227,7 +227,7 @@ fn a_message_is_for_a_sink_whose_opening_is_in_the_mailbox() {
 }
 
 /// A datagram of a lane elsewhere, with a message of the channel.
-fn datagram_of(sender: u32) -> Vec<u8> {
+pub(crate) fn datagram_of(sender: u32) -> Vec<u8> {
     let mut bytes = vec![0; 256];
     let mut cursor = DatagramCursor::new();
     let header = RecordHeader {

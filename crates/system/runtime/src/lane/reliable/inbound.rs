@@ -444,17 +444,22 @@ impl State {
         if copies > 0 {
             let each = fair::COPY + record.payload.len() as i64;
             let behind = self.behind + self.received_cost;
-            if self.tenants.is_far(behind) {
-                Self::charge_holders(&mut self.tenants, &message.targets, each);
-            }
+            Self::charge_holders(&mut self.tenants, &message.targets, each, behind);
             self.received_cost += copies * each;
         }
         true
     }
 
     /// Takes of the parts of tenants what was done for each of their sinks that has memory for a message.
+    #[inline]
+    fn charge_holders(tenants: &mut Tenants, targets: &[Target], each: i64, behind: i64) {
+        if tenants.is_far(behind) {
+            Self::charge_each_holder(tenants, targets, each);
+        }
+    }
+
     #[cold]
-    fn charge_holders(tenants: &mut Tenants, mut targets: &[Target], each: i64) {
+    fn charge_each_holder(tenants: &mut Tenants, mut targets: &[Target], each: i64) {
         // Those of one tenant follow each other.
         while let Some(first) = targets.first() {
             let tenant = tenants.of_session(first.session);
@@ -506,9 +511,7 @@ impl State {
             Self::withdraw_target(&mut self.tenants, *target);
         }
         let behind = self.behind + self.received_cost;
-        if self.tenants.is_far(behind) {
-            Self::charge_holders(&mut self.tenants, &last.targets, fair::LOOK);
-        }
+        Self::charge_holders(&mut self.tenants, &last.targets, fair::LOOK, behind);
         self.received_cost += last.targets.len() as i64 * fair::LOOK;
         true
     }
