@@ -21,11 +21,21 @@ pub enum Wait {
 
 impl Wait {
     /// The instant at which it is over; `None` when there is none. Reads the clock for `For`.
-    pub(crate) fn deadline(self) -> Option<Instant> {
+    pub fn deadline(self) -> Option<Instant> {
         match self {
             Self::Never | Self::Forever => None,
             Self::For(duration) => Instant::now().checked_add(duration),
             Self::Until(deadline) => Some(deadline),
+        }
+    }
+
+    /// The same wait, with one [`deadline`](Self::deadline) however often it is taken up again.
+    #[inline]
+    #[must_use]
+    pub fn from_now(self) -> Self {
+        match self {
+            Self::For(_) => self.deadline().map_or(Self::Forever, Self::Until),
+            wait => wait,
         }
     }
 }

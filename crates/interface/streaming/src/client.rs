@@ -527,11 +527,7 @@ impl Client {
         if self.process != std::process::id() {
             return Err(takt::Error::Forked.into());
         }
-        let deadline = match wait {
-            Wait::Never | Wait::Forever => None,
-            Wait::For(duration) => Instant::now().checked_add(duration),
-            Wait::Until(deadline) => Some(deadline),
-        };
+        let deadline = wait.deadline();
         loop {
             let mut state = self.shared.state();
             if std::mem::take(&mut state.interrupted) {

@@ -8,7 +8,6 @@ use takt_messaging::{Participant, Publisher, PublisherOptions};
 use crate::error::Error;
 use crate::format::Format;
 use crate::slice::{self, Header, Says};
-use crate::slices::until;
 
 /// Bytes of a slice, if not told otherwise, of frames that are spread and of those that burst: the first are six frames of
 /// Ethernet, 68 µs of a link with 1 Gb/s, between which others may send.
@@ -228,7 +227,7 @@ impl Server {
         wait: Wait,
         mut fill: impl FnMut(usize, &mut [u8]),
     ) -> Result<u64, Error> {
-        let wait = until(wait);
+        let wait = wait.from_now();
         let launches = self.launches();
         let number = self.frames;
         let mut header = Header {

@@ -78,16 +78,6 @@ pub(crate) fn period(header: &Header) -> Option<Duration> {
     (header.period_ns > 0).then(|| Duration::from_nanos(header.period_ns.into()))
 }
 
-/// The same wait, with one deadline however often it is taken up again.
-pub(crate) fn until(wait: Wait) -> Wait {
-    match wait {
-        Wait::For(duration) => Instant::now()
-            .checked_add(duration)
-            .map_or(Wait::Forever, Wait::Until),
-        wait => wait,
-    }
-}
-
 /// What came.
 pub(crate) enum Came<'s> {
     Slice(Slice<'s>),
@@ -132,7 +122,7 @@ impl Slices {
 
     /// What is malformed does not prolong the wait.
     pub(crate) fn next(&self, wait: Wait) -> Result<Came<'_>, Error> {
-        let wait = until(wait);
+        let wait = wait.from_now();
         loop {
             let sample = self.subscriber.take(wait)?;
             match slice::read(&sample) {

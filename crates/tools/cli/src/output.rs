@@ -8,6 +8,7 @@ use bytesize::ByteSize;
 use clap::Args;
 use comfy_table::{CellAlignment, ContentArrangement, Table};
 use serde::Serialize;
+use takt_session::is_unseen;
 
 use crate::failure::Failure;
 
@@ -234,21 +235,20 @@ pub fn list<T: ToString>(items: impl IntoIterator<Item = T>) -> String {
     dash(&texts.join(","))
 }
 
+/// Those of the counts that are not zero, to be put behind others: `, 3 lost`.
+pub fn counted<'a>(counts: impl IntoIterator<Item = (u64, &'a str)>) -> String {
+    let counts = counts.into_iter().filter(|(count, _)| *count > 0);
+    counts
+        .map(|(count, what)| format!(", {count} {what}"))
+        .collect()
+}
+
 /// A name of others for people: what is not seen, or turns the direction of what is, or ends the line, is escaped.
 pub fn name(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     for c in text.chars() {
         match c {
-            '\u{ad}'
-            | '\u{61c}'
-            | '\u{180e}'
-            | '\u{200b}'..='\u{200f}'
-            | '\u{2028}'..='\u{202e}'
-            | '\u{2060}'..='\u{206f}'
-            | '\u{feff}'
-            | '\u{fff9}'..='\u{fffb}'
-            | '\u{e0000}'..='\u{e007f}' => shown.extend(c.escape_unicode()),
-            c if c.is_control() => shown.extend(c.escape_unicode()),
+            c if is_unseen(c) || c.is_control() => shown.extend(c.escape_unicode()),
             c => shown.push(c),
         }
     }

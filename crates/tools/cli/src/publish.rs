@@ -8,9 +8,8 @@ use takt::{Error, Outcome, Reliability, SlowSinks, Source, Token, Wait};
 
 use crate::application::{Application, Channel};
 use crate::failure::Failure;
-use crate::output::{Form, name, print_json};
+use crate::output::{Form, counted, name, print_json};
 use crate::signals::{Stop, readable};
-use crate::subscribe::stop_by_signals;
 
 const HELP: &str = "\
 A message is sent once, and what is lost is counted; with `--reliable` it is sent again until every reader has it. A
@@ -189,7 +188,7 @@ pub struct Summary {
 impl Publish {
     pub fn run(self) -> Result<(), Failure> {
         let reliability = self.messages.reliability()?;
-        let stop = stop_by_signals()?;
+        let stop = Stop::by_signals()?;
         let attached = self.application.attach("takt pub", reliability)?;
         let source = attached.stream.source(self.channel.id)?;
         stop.wakes(source.waker());
@@ -302,17 +301,13 @@ impl Messages {
 impl Summary {
     /// What is worth saying: how many were sent, and of the others which there are.
     pub fn line(&self, target: &Target<'_>, datapath: &str) -> String {
-        let others = [
+        let others = counted([
             (self.no_sink, "without a sink"),
             (self.unreachable, "unreachable"),
             (self.not_scheduled, "not scheduled"),
             (self.undelivered, "undelivered"),
             (self.unknown, "unknown"),
-        ];
-        let others = others.iter().filter(|(count, _)| *count > 0);
-        let others: String = others
-            .map(|(count, what)| format!(", {count} {what}"))
-            .collect();
+        ]);
         let (what, name) = (target.what, name(target.name));
         let line = format!(
             "{what} {name} over {datapath}: {} sent{others} in {:.3} s",

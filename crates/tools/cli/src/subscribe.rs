@@ -69,7 +69,7 @@ struct Line {
 
 impl Subscribe {
     pub fn run(self) -> Result<(), Failure> {
-        let stop = stop_by_signals()?;
+        let stop = Stop::by_signals()?;
         let attached = self
             .application
             .attach("takt sub", Reliability::BestEffort)?;
@@ -147,11 +147,6 @@ impl Subscribe {
             text,
         })
     }
-}
-
-/// What becomes true with SIGINT or SIGTERM.
-pub fn stop_by_signals() -> Result<Stop, Failure> {
-    Stop::by_signals()
 }
 
 /// Whether the session has attached again.

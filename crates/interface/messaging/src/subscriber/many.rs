@@ -11,7 +11,7 @@ use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 use takt::{Message, Sink, SinkCounters, Wait};
 
-use super::{Reading, Refused, Sample, SubscriberOptions, Twice, until};
+use super::{Reading, Refused, Sample, SubscriberOptions, Twice};
 use crate::directory::{Entry, LEASE, Role, Watch, inbox};
 use crate::error::Error;
 use crate::header::{self, Header, Strange};
@@ -336,7 +336,7 @@ impl Many {
     }
 
     pub(super) fn take(&self, wait: Wait, refused: &RefCell<Refused>) -> Result<Sample<'_>, Error> {
-        let wait = until(wait);
+        let wait = wait.from_now();
         loop {
             match self.until_look.get().checked_sub(1) {
                 Some(left) => self.until_look.set(left),

@@ -301,17 +301,6 @@ impl Twice {
     }
 }
 
-/// The same wait, for several calls together.
-#[inline]
-fn until(wait: Wait) -> Wait {
-    match wait {
-        Wait::For(duration) => Instant::now()
-            .checked_add(duration)
-            .map_or(Wait::Forever, Wait::Until),
-        wait => wait,
-    }
-}
-
 impl Subscriber {
     pub(crate) fn open(
         participant: &Participant,
@@ -371,7 +360,7 @@ impl Subscriber {
 
     #[inline]
     fn take_one<'s>(&self, reading: &'s Reading, wait: Wait) -> Result<Sample<'s>, Error> {
-        let wait = until(wait);
+        let wait = wait.from_now();
         loop {
             let message = reading.sink.consume(wait)?;
             match Header::read(&message, reading.name.check) {

@@ -12,10 +12,10 @@ use super::source::{self, From};
 use super::{Size, pixels_by_name};
 use crate::application::Application;
 use crate::failure::Failure;
-use crate::output::{Form, name, print_json, size};
+use crate::output::{Form, counted, name, print_json, size};
 use crate::publish::{PAUSE, Reliable, SETTLE_AT_SIGNAL};
 use crate::signals::Stop;
-use crate::subscribe::{LOOK_EVERY, stop_by_signals};
+use crate::subscribe::LOOK_EVERY;
 use crate::topic::Joined;
 
 const HELP: &str = "\
@@ -115,7 +115,7 @@ struct Summary {
 
 impl Serve {
     pub fn run(self) -> Result<(), Failure> {
-        let stop = stop_by_signals()?;
+        let stop = Stop::by_signals()?;
         let (mut source, format) = source::open(&self.from, self.pixels, self.size)?;
         let mut frame = source::memory(format)?;
         let joined = Joined::new(&self.application, "takt stream serve")?;
@@ -216,20 +216,15 @@ impl Serve {
 
 impl Summary {
     fn line(&self) -> String {
-        let mut line = format!(
-            "{} frame(s) sent in {:.1} s, {} of them behind their time",
-            self.frames, self.seconds, self.behind
-        );
-        for (count, what) in [
+        let others = counted([
             (self.undelivered, "undelivered to some viewer"),
             (self.unviewed, "without a viewer"),
             (self.unknown, "on their way at the end"),
-        ] {
-            if count > 0 {
-                line += &format!(", {count} {what}");
-            }
-        }
-        line
+        ]);
+        format!(
+            "{} frame(s) sent in {:.1} s, {} of them behind their time{others}",
+            self.frames, self.seconds, self.behind
+        )
     }
 }
 

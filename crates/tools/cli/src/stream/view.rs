@@ -1,7 +1,6 @@
 //! `takt stream view`.
 
 use std::collections::VecDeque;
-use std::fmt::Write as _;
 use std::fs::File;
 use std::io::Write;
 use std::net::{SocketAddr, ToSocketAddrs, UdpSocket};
@@ -18,8 +17,9 @@ use takt_streaming::{Client, ClientCounters, ClientOptions, Error, Format, Frame
 use super::page::{Page, Shown};
 use crate::application::Application;
 use crate::failure::Failure;
-use crate::output::{Form, print_json_line};
-use crate::subscribe::{LOOK_EVERY, stop_by_signals};
+use crate::output::{Form, counted, print_json_line};
+use crate::signals::Stop;
+use crate::subscribe::LOOK_EVERY;
 use crate::topic::Joined;
 
 const HELP: &str = "\
@@ -116,15 +116,11 @@ pub struct Figures {
 impl Figures {
     /// What was not taken, as it is told.
     fn refused(&self) -> String {
-        let mut told = format!(
-            "{} incomplete, {} lost, {} skipped",
-            self.incomplete, self.lost, self.skipped
-        );
         let too_large = format!(
             "longer than {} bytes (--most-bytes takes longer ones)",
             self.most_bytes
         );
-        for (count, what) in [
+        let others = counted([
             (self.with_holes, "with holes"),
             (self.no_memory, "without memory"),
             (self.too_large, too_large.as_str()),
@@ -132,18 +128,17 @@ impl Figures {
             (self.late, "slices late"),
             (self.other_server, "slices of another server"),
             (self.malformed, "messages malformed"),
-        ] {
-            if count > 0 {
-                let _ = write!(told, ", {count} {what}");
-            }
-        }
-        told
+        ]);
+        format!(
+            "{} incomplete, {} lost, {} skipped{others}",
+            self.incomplete, self.lost, self.skipped
+        )
     }
 }
 
 impl View {
     pub fn run(self) -> Result<(), Failure> {
-        let stop = stop_by_signals()?;
+        let stop = Stop::by_signals()?;
         let mut out = self.out()?;
         let joined = Joined::new(&self.application, "takt stream view")?;
         joined.warn();

@@ -9,7 +9,8 @@ use super::{End, Joined, sum_up};
 use crate::application::Application;
 use crate::failure::Failure;
 use crate::output::{Form, name, print, print_json_line};
-use crate::subscribe::{hexadecimal, readable, stop_by_signals};
+use crate::signals::Stop;
+use crate::subscribe::{hexadecimal, readable};
 
 const HELP: &str = "\
 Text is printed as it is, other messages in hexadecimal, one line each; with a pattern the topic stands
@@ -62,7 +63,7 @@ struct Line<'a> {
 
 impl Echo {
     pub fn run(self) -> Result<(), Failure> {
-        let stop = stop_by_signals()?;
+        let stop = Stop::by_signals()?;
         let joined = Joined::new(&self.application, "takt topic echo")?;
         let options = SubscriberOptions {
             history: self.history,

@@ -15,7 +15,7 @@ use takt_messaging::{Error, Participant, Sample, Subscriber, SubscriberOptions};
 
 use crate::application::{Application, Opened};
 use crate::failure::Failure;
-use crate::output::{Form, json_line, name};
+use crate::output::{Form, counted, json_line, name};
 use crate::signals::Stop;
 use crate::subscribe::LOOK_EVERY;
 
@@ -91,8 +91,8 @@ impl Joined {
         })
     }
 
-    /// A subscriber; says on standard error if others do not hear of it, or it is not what was asked for. As many messages wait as a session has memory
-    /// for, unless the options say how many.
+    /// A subscriber; says on standard error if others do not hear of it, or it is not what was asked for. As many messages
+    /// wait as a session has memory for, unless the options say how many.
     fn subscriber(
         &self,
         topic: &str,
@@ -249,24 +249,19 @@ impl Summary {
     }
 
     fn line(&self) -> String {
-        let mut text = format!(
-            "{} message(s) received on topic {}, {} lost, {} dropped",
-            self.received,
-            name(&self.topic),
-            self.lost,
-            self.dropped
-        );
-        for (count, what) in [
+        let others = counted([
             (self.superseded, "superseded by newer ones"),
             (self.foreign, "of other topics with the same channel"),
             (self.malformed, "that no publisher has written"),
             (self.unopened, "topic(s) could not be opened"),
-        ] {
-            if count > 0 {
-                text += &format!(", {count} {what}");
-            }
-        }
-        text
+        ]);
+        format!(
+            "{} message(s) received on topic {}, {} lost, {} dropped{others}",
+            self.received,
+            name(&self.topic),
+            self.lost,
+            self.dropped
+        )
     }
 }
 

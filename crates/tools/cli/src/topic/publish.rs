@@ -10,7 +10,8 @@ use crate::application::Application;
 use crate::failure::Failure;
 use crate::output::{Form, print_json};
 use crate::publish::{Messages, Summary, Target};
-use crate::subscribe::{LOOK_EVERY, stop_by_signals};
+use crate::signals::Stop;
+use crate::subscribe::LOOK_EVERY;
 
 const HELP: &str = "\
 A message is sent once unless `--reliable` or `--within` asks for more. With `--history` the last
@@ -62,7 +63,7 @@ struct Line {
 impl Pub {
     pub fn run(self) -> Result<(), Failure> {
         let reliability = self.messages.reliability()?;
-        let stop = stop_by_signals()?;
+        let stop = Stop::by_signals()?;
         let joined = Joined::new(&self.application, "takt topic pub")?;
         joined.warn();
         let options = PublisherOptions {

@@ -11,7 +11,7 @@ use super::{End, Joined, sum_up};
 use crate::application::Application;
 use crate::failure::Failure;
 use crate::output::{Form, print, print_json_line, size};
-use crate::subscribe::stop_by_signals;
+use crate::signals::Stop;
 
 const HZ_HELP: &str = "\
 A line each second: messages a second, the shortest and longest time between two, and their
@@ -87,7 +87,7 @@ impl Measure {
         of: fn(&Window) -> Option<T>,
         line: fn(&T) -> String,
     ) -> Result<(), Failure> {
-        let stop = stop_by_signals()?;
+        let stop = Stop::by_signals()?;
         let joined = Joined::new(&self.application, name)?;
         let options = SubscriberOptions::new(self.application.quality());
         let mut subscriber = joined.subscriber(&self.topic, options)?;
