@@ -280,6 +280,10 @@ int takt_source_open(takt_stream *stream, uint64_t channel, uint32_t depth, takt
  * nothing. */
 void takt_source_close(takt_source *source);
 
+/* Whether sinks of this node get messages with a launch time at once, from the next one on: not if nothing
+ * is said. */
+int takt_source_at_once_here(takt_source *source, int at_once);
+
 /* Longest message in bytes, or an error; beyond INT_MAX it is INT_MAX. */
 int takt_source_max_message(const takt_source *source);
 
@@ -306,8 +310,8 @@ int takt_buffer_get(takt_source *source, size_t length, int64_t timeout_ns, takt
  * the data again. */
 int takt_emit(takt_source *source, takt_buffer *buffer, int64_t *token);
 
-/* As takt_emit(), to be sent to remote sinks at `launch_time_ns` (TAI), not as soon as possible; sinks of
- * this node get it at once. takt_emit_outcome() tells whether that was possible. */
+/* As takt_emit(), at `launch_time_ns` (TAI), not as soon as possible: then it is sent to remote sinks, and
+ * sinks of this node get it. takt_emit_outcome() tells whether that was possible. */
 int takt_emit_at(takt_source *source, takt_buffer *buffer, int64_t launch_time_ns, int64_t *token);
 
 /* As takt_emit(), with more to follow at once: the runtime is told by the next takt_emit() or
@@ -626,8 +630,7 @@ typedef struct takt_video_server_options {
     size_t size;         /* sizeof(takt_video_server_options) */
     const takt_qos *qos; /* NULL: TAKT_QOS_INIT. Its reliability says what becomes of slices that are lost */
     uint64_t period_ns;  /* from frame to frame, at most 4.2 s; 0: unknown */
-    int spread;          /* nonzero: slices are launched at even distances over nine tenths of the period; clients of this
-                          * very node get them at once */
+    int spread;          /* nonzero: slices are launched at even distances over nine tenths of the period */
     uint32_t slice;      /* bytes of a slice, 256 to 1048576; 0: whole lines, of 8 KiB or less if spread, else of 32 KiB */
     uint32_t depth;      /* most slices on their way, a power of two up to 65536; 0: two frames of the first format, 64 to 1024 */
 } takt_video_server_options;

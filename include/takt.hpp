@@ -201,6 +201,8 @@ public:
     int wait_reader(timeout wait = forever) {
         return detail::check(takt_source_wait_reader(handle_.get(), wait.ns()));
     }
+    /* Whether sinks of this node get messages with a launch time at once. */
+    void at_once_here(bool at_once) { detail::check(takt_source_at_once_here(handle_.get(), at_once)); }
     size_t max_message() const { return static_cast<size_t>(detail::check(takt_source_max_message(handle_.get()))); }
     /* Ends a wait in another thread with TAKT_E_INTERRUPTED. */
     void wake() { detail::check(takt_wake_source(handle_.get())); }

@@ -299,6 +299,16 @@ func (s *Source) Close() {
 	s.source = nil
 }
 
+// AtOnceHere says whether sinks of this node get messages with a launch time at once, from the next one on.
+func (s *Source) AtOnceHere(atOnce bool) error {
+	var flag C.int
+	if atOnce {
+		flag = 1
+	}
+	_, err := check(func() C.int { return C.takt_source_at_once_here(s.source, flag) })
+	return err
+}
+
 // MaxMessage is the longest message in bytes.
 func (s *Source) MaxMessage() int {
 	most, _ := check(func() C.int { return C.takt_source_max_message(s.source) })

@@ -338,10 +338,12 @@ class Stream(_Part):
         """Why the datapath is not what was asked for; empty if it is."""
         return self._text(lib.takt_stream_warning)
 
-    def source(self, channel: int, *, depth: int = 0) -> "Source":
-        """Opens the writing end of a channel. `depth`: most messages under way, a power of two; 0: 1024."""
+    def source(self, channel: int, *, depth: int = 0, at_once_here: bool = False) -> "Source":
+        """Opens the writing end of a channel. `depth`: most messages under way, a power of two; 0: 1024. `at_once_here`: sinks
+        of this node get messages with a launch time at once."""
         pointer = ctypes.c_void_p()
         check(lib.takt_source_open(self._pointer, _number("channel", channel, 64), _number("depth", depth), ctypes.byref(pointer)))
+        check(lib.takt_source_at_once_here(pointer, at_once_here))
         return Source(_Handle(pointer, lib.takt_source_close, self._open()))
 
     def sink(self, channel: int, *, depth: int = 0, no_local: bool = False, latest: bool = False) -> "Sink":

@@ -229,6 +229,7 @@ _FUNCTIONS: dict[str, tuple[object, list[object]]] = {
     "stream_warning": (c_int, [c_void_p, c_char_p, c_size_t]),
     "source_open": (c_int, [c_void_p, c_uint64, c_uint32, POINTER(c_void_p)]),
     "source_close": (None, [c_void_p]),
+    "source_at_once_here": (c_int, [c_void_p, c_int]),
     "source_max_message": (c_int, [c_void_p]),
     "source_lost": (c_int, [c_void_p, POINTER(c_uint64)]),
     "source_wait_reader": (c_int, [c_void_p, c_int64]),

@@ -138,6 +138,16 @@ unsafe extern "C" fn takt_source_close(source: *mut CSource) {
 }
 
 #[unsafe(no_mangle)]
+unsafe extern "C" fn takt_source_at_once_here(source: *const CSource, at_once: c_int) -> c_int {
+    guard(|| {
+        // SAFETY: null or a source.
+        let source = unsafe { borrow(source, "source")? }.source();
+        source.set_at_once_here(at_once != 0);
+        Ok(0)
+    })
+}
+
+#[unsafe(no_mangle)]
 unsafe extern "C" fn takt_source_max_message(source: *const CSource) -> c_int {
     guard(|| {
         // SAFETY: null or a source.

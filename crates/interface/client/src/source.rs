@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use takt_session::ChannelId;
 use takt_session::layout::{
-    self, FLAG_LAUNCH_TIME, MAX_DEPTH, RX_REGION, SourceBlock, TxDescriptor,
+    self, FLAG_AT_ONCE_HERE, FLAG_LAUNCH_TIME, MAX_DEPTH, RX_REGION, SourceBlock, TxDescriptor,
 };
 use takt_session::message::{Reply, Request};
 use takt_shm::{Consumer, Producer};
@@ -111,6 +111,7 @@ pub struct Source {
     slot: &'static Slot,
     inner: RefCell<Inner>,
     shared_core: Cell<bool>,
+    at_once_here: Cell<bool>,
     interrupt: Arc<Interrupt>,
     stream: Arc<StreamCore>,
 }
@@ -248,6 +249,7 @@ impl Source {
                 reserved: None,
             }),
             shared_core: Cell::new(false),
+            at_once_here: Cell::new(false),
             interrupt: Arc::default(),
             stream,
         })
@@ -461,16 +463,31 @@ impl Source {
         }
     }
 
-    /// As [`emit`](Self::emit), to be sent to remote sinks at `launch`, not as soon as possible. Sinks of
-    /// this node get it at once. Whether that was possible is its [outcome](Self::outcome).
+    /// As [`emit`](Self::emit), at `launch`, not as soon as possible: then it is sent to remote sinks, and sinks of this node get
+    /// it, unless they [are to get it at once](Self::set_at_once_here). Whether that was possible is its
+    /// [outcome](Self::outcome).
     ///
     /// # Errors
     /// As [`emit`](Self::emit).
     #[inline]
     pub fn emit_at(&self, buffer: Buffer<'_>, launch: TaiTime) -> Result<Token, Error> {
-        let token = self.push(buffer, self.class, FLAG_LAUNCH_TIME, launch.as_nanos())?;
+        let token = self.push(buffer, self.class, self.timed(), launch.as_nanos())?;
         self.flush();
         Ok(token)
+    }
+
+    /// Whether sinks of this node get messages with a launch time at once, from the next one on; they do not if nothing is said.
+    pub fn set_at_once_here(&self, at_once: bool) {
+        self.at_once_here.set(at_once);
+    }
+
+    /// The flags of a message with a launch time.
+    #[inline]
+    fn timed(&self) -> u8 {
+        match self.at_once_here.get() {
+            true => FLAG_LAUNCH_TIME | FLAG_AT_ONCE_HERE,
+            false => FLAG_LAUNCH_TIME,
+        }
     }
 
     /// Sends a received message as it is, and gives it up. Where sink and source are of one session it is not copied:
@@ -493,7 +510,7 @@ impl Source {
         wait: Wait,
         launch: TaiTime,
     ) -> Result<Token, NotForwarded<'m>> {
-        self.forward_with(message, wait, FLAG_LAUNCH_TIME, launch.as_nanos())
+        self.forward_with(message, wait, self.timed(), launch.as_nanos())
     }
 
     fn forward_with<'m>(

@@ -197,7 +197,7 @@ impl Publisher {
         self.written(len, wait, fill, |buffer| buffer.emit_more())
     }
 
-    /// As [`fill`](Self::fill), to be sent to subscribers on other nodes at `launch`, see [`Source::emit_at`].
+    /// As [`fill`](Self::fill), at `launch`, see [`Source::emit_at`].
     ///
     /// # Errors
     /// As [`fill`](Self::fill).

@@ -31,8 +31,7 @@ pub enum Pace {
     /// As soon as possible, one after another.
     #[default]
     Burst,
-    /// At even distances over nine tenths of the stream's period, each by its launch time. Clients of this very node get
-    /// them at once.
+    /// At even distances over nine tenths of the stream's period, each by its launch time.
     Spread,
 }
 

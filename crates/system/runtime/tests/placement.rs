@@ -6,14 +6,17 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use support::{App, config, free_port, start};
+use takt_clock::{Clock, SystemTai};
 use takt_datapath::Datapath;
 use takt_datapath::memory::{MemoryNetwork, MemoryNetworkConfig};
 use takt_datapath_udp::{UdpConfig, UdpDatapath};
 use takt_runtime::config::{Config, LinkSchedule};
 use takt_runtime::policy::{MappingPolicy, Policy};
 use takt_runtime::{Runtime, RuntimeHandle};
+use takt_session::layout::{FLAG_AT_ONCE_HERE, FLAG_LAUNCH_TIME, TxDescriptor};
 use takt_session::message::{Reply, Request};
 use takt_session::{ErrorCode, Qos};
+use takt_testing::until_true;
 
 /// A node of two lanes whose datapaths are carried by these.
 fn two_lanes(carriers: &[(&str, &[usize])]) -> Config {
@@ -96,6 +99,51 @@ fn sessions_are_spread_over_the_lanes_of_their_tenant() {
 }
 
 #[test]
+fn launch_times_hold_for_sinks_of_every_lane_of_the_node() {
+    let runtime = start(two_lanes(&[]));
+    let on = |lane: usize| Policy {
+        lanes: vec![lane],
+        ..Policy::default()
+    };
+    let mut apps = [0, 1].map(|lane| App::attach_with(runtime.handle(), on(lane)));
+    let streams = apps.each_mut().map(|app| app.stream(Qos::slow()));
+    assert_eq!(lanes(runtime.handle()), [0, 1]);
+    let mut source = apps[0].source(streams[0], 5, 0);
+    let mut there = apps[1].sink(streams[1], 5, 0);
+    until_true("the other lane's sink is known", || {
+        apps[0].emit(&mut source, 0, b"there?", 0);
+        apps[0].completion(&mut source);
+        apps[1].take(&mut there).is_some()
+    });
+    let mut sinks = [apps[0].sink(streams[0], 5, 0), there];
+    let launch = SystemTai.now().as_nanos() + 200_000_000;
+    for (chunk, flags) in [
+        (1, FLAG_LAUNCH_TIME),
+        (2, FLAG_LAUNCH_TIME | FLAG_AT_ONCE_HERE),
+    ] {
+        let descriptor = TxDescriptor {
+            chunk,
+            flags,
+            launch_time_ns: launch,
+            ..TxDescriptor::default()
+        };
+        apps[0].emit_as(&mut source, &[chunk as u8], descriptor);
+    }
+    for (app, sink) in apps.iter().zip(&mut sinks) {
+        let mut next = || loop {
+            let (_, bytes) = app.receive(sink);
+            if bytes != b"there?" {
+                return bytes;
+            }
+        };
+        // What is to be there at once overtakes.
+        assert_eq!(next(), [2]);
+        assert_eq!(next(), [1]);
+        assert!(SystemTai.now().as_nanos() >= launch);
+    }
+}
+
+#[test]
 fn a_tenant_whose_lanes_carry_nothing_is_told_so() {
     let runtime = start(two_lanes(&[("udp", &[1])]));
     let policy = Policy {
@@ -109,7 +157,7 @@ fn a_tenant_whose_lanes_carry_nothing_is_told_so() {
     assert!(refusal.message.contains("carry no datapath"), "{refusal}");
     // Gone without a stream, it leaves nothing behind.
     drop(app);
-    takt_testing::until_true("it is forgotten", || lanes(runtime.handle()).is_empty());
+    until_true("it is forgotten", || lanes(runtime.handle()).is_empty());
 }
 
 #[test]

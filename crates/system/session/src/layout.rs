@@ -38,6 +38,8 @@ pub const FLAG_LAUNCH_TIME: u8 = 1;
 /// [`TxDescriptor::flags`], of frames with a launch time: it is the latest instant, not the exact one
 /// (`SOF_TXTIME_DEADLINE_MODE`).
 pub const FLAG_DEADLINE: u8 = 2;
+/// [`TxDescriptor::flags`], of messages with a launch time: sinks of this node get them at once.
+pub const FLAG_AT_ONCE_HERE: u8 = 4;
 
 /// Application to runtime: send this message.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -24,7 +24,7 @@ use super::routes::Routes;
 use super::schedules::{Origin, ScheduleError};
 use super::scout::Scouting;
 use super::{CONTROL_THREAD, Control, LaneInfo, PortInfo, Runtime, RuntimeHandle, Token};
-use crate::config::{Config, KeyMissing, LaneConfig};
+use crate::config::{Config, Departure, KeyMissing, LaneConfig};
 use crate::lane::idle::{self, IdleStrategy, Step};
 use crate::lane::{EventSender, Lane, LaneHandle, LanePort};
 use crate::peering::message::{Endpoint, LaneAnnouncement, MAX_LANES};
@@ -249,7 +249,7 @@ fn start(
             });
         }
         let counters = Arc::default();
-        let (lane, handle) = Lane::new(
+        let (mut lane, handle) = Lane::new(
             index,
             incarnation,
             label,
@@ -260,6 +260,7 @@ fn start(
             event_sender.clone(),
         )?;
         let delays = lane.delays();
+        lane.set_departure(config.departure);
         lanes.push(lane);
         infos.push(LaneInfo {
             handle,
@@ -500,13 +501,13 @@ fn open_ports(
         }
     }
     if count > 1 {
-        connect(&mut lanes)?;
+        connect(&mut lanes, &config.departure)?;
     }
     Ok(lanes)
 }
 
 /// Gives each lane a port to the others, and tells each which of their traffic may reach it.
-fn connect(lanes: &mut [Vec<LanePort>]) -> Result<(), StartError> {
+fn connect(lanes: &mut [Vec<LanePort>], departure: &Departure) -> Result<(), StartError> {
     // Whoever takes datagrams of any length, as kernel sockets do, has none for other lanes.
     let ports = lanes.iter().flatten();
     let longest = ports.map(|port| port.port.longest_received());
@@ -538,7 +539,7 @@ fn connect(lanes: &mut [Vec<LanePort>]) -> Result<(), StartError> {
             port,
             true,
             Arc::default(),
-            None,
+            Some(departure),
             false,
         ));
     }

@@ -9,7 +9,7 @@ use takt_time::{TaiTime, TrafficClass};
 use super::departure::{Departures, Destination, End, Handed, Leaving, Piece};
 use super::reliable::Next;
 use super::remote::{Appended, Cut, Outgoing, Remote};
-use super::session::{InProgress, Meta, Target};
+use super::session::{InProgress, LaneSession, Meta, Target};
 use super::tenants::{Given, Waits};
 use super::{LanePort, State, fair};
 use crate::policing::Flow;
@@ -24,7 +24,7 @@ pub(super) const GUARD_NS: i64 = 20_000;
 /// Frames of one tenant that wait in the schedulers of a lane.
 pub(super) const PER_TENANT: u32 = 512;
 /// Of these, frames of one session: what it sends far ahead keeps no other session of its tenant out.
-const PER_SESSION: u32 = PER_TENANT / 2;
+pub(super) const PER_SESSION: u32 = PER_TENANT / 2;
 
 /// Whether a source has more to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -240,6 +240,14 @@ impl State {
             let Some(Some(s)) = session.sources.get_mut(source) else {
                 return Ok(Step::Empty);
             };
+            if !s.due.is_empty() {
+                *worked = true;
+                match self.give_due(at, source, now_ns, left) {
+                    Given::ToAll => continue,
+                    Given::More => return Ok(Step::More),
+                    Given::Waits => return Ok(Step::Waits),
+                }
+            }
             if class > TrafficClass::BEST_EFFORT
                 && let Some(next) = s.next_class().filter(|next| *next < class)
             {
@@ -275,12 +283,17 @@ impl State {
             }
             *worked = true;
             let mut pieces = 0;
-            let sent = match self.deliver_here(at, source, &mut progress, now_ns, left) {
-                Given::ToAll => {
+            let given = match self.wait_here(at, source, &mut progress, now_ns, &mut pieces) {
+                true => Some(self.deliver_here(at, source, &mut progress, now_ns, left)),
+                false => None,
+            };
+            let sent = match given {
+                Some(Given::ToAll) => {
                     self.send(ports, at, source, &mut progress, now_ns, &mut pieces, left)
                 }
-                Given::More => Sent::Unfinished(Step::More),
-                Given::Waits => Sent::Unfinished(Step::Waits),
+                Some(Given::More) => Sent::Unfinished(Step::More),
+                Some(Given::Waits) => Sent::Unfinished(Step::Waits),
+                None => Sent::Unfinished(Step::Held),
             };
             if pieces > 0 {
                 let chunk = progress.descriptor.chunk;
@@ -349,7 +362,7 @@ impl State {
 
     /// Gives a message to the sinks of this lane, as far as the turn goes.
     #[inline]
-    fn deliver_here(
+    pub(super) fn deliver_here(
         &mut self,
         at: usize,
         source: usize,
@@ -395,6 +408,14 @@ impl State {
         given
     }
 
+    /// How many more frames and messages of a session may wait for their time.
+    #[inline]
+    pub(super) fn room(&self, session: &LaneSession) -> u32 {
+        PER_TENANT
+            .saturating_sub(self.tenants.departing(session.tenant))
+            .min(PER_SESSION.saturating_sub(session.departing))
+    }
+
     /// Appends a message to the datagrams for its remote lanes, or gives it to the schedulers of their
     /// ports, as far as it and the turn go. `pieces`: how many frames wait there and hold the message.
     #[inline]
@@ -415,19 +436,24 @@ impl State {
         let Some(Some(s)) = session.sources.get(source) else {
             return Sent::Finished(progress.outcome);
         };
-        let room = PER_TENANT
-            .saturating_sub(self.tenants.departing(session.tenant))
-            .min(PER_SESSION.saturating_sub(session.departing));
+        let room = |state: &Self, pieces: u16| {
+            let session = state.tenants.sessions.get(at);
+            session.map_or(0, |session| {
+                state.room(session).saturating_sub(u32::from(pieces))
+            })
+        };
         let channel = match &s.target {
             Target::Channel(channel) => *channel,
             Target::Network(owner) => {
                 let from = (at, source);
+                let room = room(self, *pieces);
                 return self.send_frame(
                     ports, from, session, owner, progress, now_ns, room, pieces, left,
                 );
             }
         };
         let Some(entry) = s.reliable else {
+            let room = room(self, *pieces);
             return self.send_to_all(
                 ports, at, source, channel, progress, now_ns, room, pieces, left,
             );
@@ -452,7 +478,7 @@ impl State {
                     progress.destinations = channel.destinations.all();
                 }
             }
-            let room = room.saturating_sub(u32::from(*pieces));
+            let room = room(self, *pieces);
             let sent = self.send_to_all(
                 ports, at, source, channel, progress, now_ns, room, pieces, left,
             );
@@ -534,7 +560,7 @@ impl State {
             };
             // Between lanes of this node there is no link.
             let policed = session.polices(&progress.descriptor);
-            let declared = if policed && ports[port].departures.is_some() {
+            let declared = if policed && !ports[port].trusted {
                 let flow = Some(Flow::Channel(ChannelId(channel.id)));
                 let records = batch.map_or(0..cut.count(), |batch| batch.from..batch.to);
                 let octets = cut.part(0).len() + remote.overhead();
@@ -698,7 +724,7 @@ pub(super) fn schedule(
 impl State {
     /// Sends what is due at the ports that have a scheduler. True if there was anything.
     pub(super) fn depart(&mut self, ports: &mut [LanePort]) -> bool {
-        let mut worked = false;
+        let mut worked = self.fall_due();
         for (at, lane_port) in ports.iter_mut().enumerate() {
             let waiting = |departures: &mut Box<Departures>| departures.due().is_some();
             let Some(mut departures) = lane_port.departures.take_if(waiting) else {

@@ -26,6 +26,7 @@ impl Lane {
             epoll::add(&self.epoll, session.bell.fd(), data, flags)
         });
         let tenants = self.state.tenants.numbers();
+        self.state.local.set_tenants(tenants);
         for port in &mut self.ports {
             if let Some(departures) = &mut port.departures {
                 departures.set_tenants(tenants);
@@ -215,12 +216,13 @@ impl Lane {
                     .reliable
                     .retain(|other| Some(*other) != removed.reliable);
                 // A copy that was begun will not be ended.
-                let copying = removed.current.and_then(|message| message.copying);
-                if let Some(copying) = copying
-                    && let Some((session, sink)) = channel.sinks.get(copying.number)
-                    && let Some(session) = self.state.tenants.sessions.get_mut(session)
-                {
-                    session.withdraw(sink, copying.chunk);
+                let given = removed.current.iter().chain(removed.due.front());
+                for copying in given.filter_map(|message| message.copying) {
+                    if let Some((session, sink)) = channel.sinks.get(copying.number)
+                        && let Some(session) = self.state.tenants.sessions.get_mut(session)
+                    {
+                        session.withdraw(sink, copying.chunk);
+                    }
                 }
             }
             self.close_channel_if_unused(at);
@@ -293,6 +295,7 @@ impl Lane {
         session.abandon();
         if session.departing > 0 {
             self.withdraw(|piece| piece.session == at);
+            self.state.withdraw_here(at);
         }
         for source in 0..sources {
             self.remove_source(at, source);

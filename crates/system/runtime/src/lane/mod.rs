@@ -17,6 +17,7 @@ pub mod forward;
 mod guard;
 pub mod idle;
 mod ingress;
+mod local;
 mod mailbox;
 mod members;
 pub mod network;
@@ -45,7 +46,7 @@ use rustix::event::epoll;
 use takt_clock::Clock;
 use takt_time::TaiTime;
 
-use crate::config::Limits;
+use crate::config::{self, Limits};
 use crate::counters::LaneCounters;
 use crate::delays::DelayCounters;
 use departure::WakeMargin;
@@ -141,6 +142,11 @@ impl Lane {
             looked_ns: 0,
         };
         Ok((lane, handle))
+    }
+
+    /// What becomes of messages for sinks of this lane whose launch times have passed.
+    pub fn set_departure(&mut self, how: config::Departure) {
+        self.state.local.set_departure(how);
     }
 
     /// How long messages from other nodes were on their way.
@@ -356,9 +362,10 @@ impl Lane {
         }
     }
 
-    /// When the next frame of a scheduler is to be dealt with.
+    /// When the next frame of a scheduler, or message for sinks of this lane, is to be dealt with.
     pub fn due(&self) -> Option<TaiTime> {
         let ports = self.ports.iter().filter_map(|p| p.departures.as_ref());
-        ports.filter_map(|departures| departures.due()).min()
+        let ports = ports.filter_map(|departures| departures.due());
+        ports.chain(self.state.due_here()).min()
     }
 }

@@ -76,7 +76,8 @@ impl Lane {
         }
         let mut timeout = None;
         let ports = self.ports.iter().filter_map(|p| p.departures.as_ref());
-        if let Some(due) = ports.filter_map(|departures| departures.wake()).min() {
+        let ports = ports.filter_map(|departures| departures.wake());
+        if let Some(due) = ports.chain(self.state.due_here()).min() {
             let now = TaiTime::from_nanos(self.state.round.read());
             timeout = Some(self.margin.sleep(due, now)?);
         }

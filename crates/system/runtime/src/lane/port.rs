@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use takt_datapath::{Datagram, DatapathKind, PeerHandle, Port};
-use takt_session::layout::{FLAG_LAUNCH_TIME, TxDescriptor};
+use takt_session::layout::{FLAG_AT_ONCE_HERE, FLAG_LAUNCH_TIME, TxDescriptor};
 use takt_time::{TaiTime, TrafficClass};
 
 use super::departure::Departures;
@@ -28,7 +28,7 @@ pub struct LanePort {
     pub traffic: Arc<PortTraffic>,
     /// It keeps some launch times itself, by the lane's clock.
     pub(super) kept: bool,
-    /// Its scheduler; none between lanes, where there is no link.
+    /// Its scheduler. Between lanes, where there is no link, it keeps launch times alone.
     pub(super) departures: Option<Box<Departures>>,
     /// Remote lanes with a datagram being filled here.
     pub(super) open: Vec<usize>,
@@ -99,16 +99,22 @@ impl LanePort {
     /// Whether what has no launch time lets others go first: a frame is to leave in a moment, or has not left.
     #[inline]
     pub(super) fn yields(&self, now: TaiTime) -> bool {
+        let near = |d: &Departures| !self.trusted && d.is_near(now, egress::GUARD_NS);
         self.departures
             .as_ref()
-            .is_some_and(|d| d.waits() || d.is_near(now, egress::GUARD_NS))
+            .is_some_and(|d| d.waits() || near(d))
     }
 
     /// Whether a message passes the scheduler.
     #[inline]
     pub(super) fn schedules(&self, descriptor: &TxDescriptor) -> bool {
+        let timed = match self.trusted {
+            // To sinks of this node.
+            true => FLAG_LAUNCH_TIME | FLAG_AT_ONCE_HERE,
+            false => FLAG_LAUNCH_TIME,
+        };
         self.departures.as_ref().is_some_and(|departures| {
-            departures.scheduled() || descriptor.flags & FLAG_LAUNCH_TIME != 0
+            departures.scheduled() || descriptor.flags & timed == FLAG_LAUNCH_TIME
         })
     }
 }

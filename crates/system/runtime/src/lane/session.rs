@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use rustix::net::SendFlags;
 use takt_session::layout::{
-    ArenaMap, Completion, FLAG_DEADLINE, FLAG_LAUNCH_TIME, Outcome, RX_REGION, Release,
-    RxDescriptor, SinkBlock, SinkCounter, SourceBlock, TX_REGION, TxDescriptor,
+    ArenaMap, Completion, FLAG_AT_ONCE_HERE, FLAG_DEADLINE, FLAG_LAUNCH_TIME, Outcome, RX_REGION,
+    Release, RxDescriptor, SinkBlock, SinkCounter, SourceBlock, TX_REGION, TxDescriptor,
 };
 use takt_session::{ErrorCode, Failure, SinkMode};
 use takt_shm::{
@@ -101,6 +101,11 @@ pub struct LaneSource {
     tx: Consumer<TxDescriptor>,
     completions: Producer<Completion>,
     pub current: Option<InProgress>,
+    /// Those that have waited for their launch times, and are for sinks of this lane now.
+    pub due: VecDeque<InProgress>,
+    /// How many of its messages wait for that, or are due; and when the last of them is.
+    pub local: u32,
+    pub local_until_ns: i64,
     /// Messages taken from its ring, and up to which of them may name what a closed sink had received.
     taken: u64,
     awaited: u64,
@@ -413,6 +418,9 @@ impl LaneSource {
             tx: Consumer::attach(arena, block.tx_ring(), block.depth)?,
             completions: Producer::attach(arena, block.completion_ring(), block.depth)?,
             current: None,
+            due: VecDeque::new(),
+            local: 0,
+            local_until_ns: i64::MIN,
             taken: 0,
             awaited: 0,
             departing: 0,
@@ -446,8 +454,8 @@ impl LaneSource {
     /// The class of its next message; `None`: it has none. What is taken may be of another one, and is checked then.
     #[inline]
     pub fn next_class(&mut self) -> Option<TrafficClass> {
-        let descriptor = match &self.current {
-            Some(current) => Some(current.descriptor),
+        let descriptor = match self.due.front().or(self.current.as_ref()) {
+            Some(next) => Some(next.descriptor),
             None if self.closing == Some(0) => None,
             // What is wrong with the ring is told when it is taken from.
             None => self.tx.peek().ok().flatten(),
@@ -760,7 +768,7 @@ impl LaneSession {
         }
         let permitted = permits(self.classes, descriptor.class);
         let possible = match s.target {
-            Target::Channel(_) if permitted => FLAG_LAUNCH_TIME,
+            Target::Channel(_) if permitted => FLAG_LAUNCH_TIME | FLAG_AT_ONCE_HERE,
             // A frame's class is whatever priority its program has set: such a frame is refused by itself.
             Target::Network(_) if descriptor.class < 8 => FLAG_LAUNCH_TIME | FLAG_DEADLINE,
             _ => {

@@ -9,6 +9,7 @@ use takt_clock::Clock;
 use super::arrivals::Arrivals;
 use super::channel::Channels;
 use super::ingress::Early;
+use super::local::Local;
 use super::mailbox::Mailbox;
 use super::network::Network;
 use super::reassembly::Reassembly;
@@ -42,6 +43,8 @@ pub(super) struct State {
     pub(super) last_sender: Option<(u32, usize)>,
     pub(super) last_channel: Option<(u64, usize)>,
     pub(super) reassembly: Reassembly,
+    /// Messages that wait for sinks of this lane.
+    pub(super) local: Local,
     pub(super) reliable: Reliable,
     /// Datagrams that are judged again when commands are carried out.
     pub(super) early: Vec<Early>,
@@ -91,6 +94,7 @@ impl State {
                 limits.max_message,
                 limits.reassembly_timeout,
             ),
+            local: Local::default(),
             reliable: Reliable::default(),
             early: Vec::new(),
             receiving: 0,

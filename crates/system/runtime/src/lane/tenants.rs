@@ -11,8 +11,9 @@ use takt_time::TrafficClass;
 
 use super::channel::{Channel, Channels, Group};
 use super::fair::{self, RoundRobin};
+use super::members::Rest;
 use super::reassembly::Target;
-use super::session::{Copying, Delivery, InProgress, LaneSession, Meta, Put};
+use super::session::{Copying, Delivery, InProgress, LaneSession, LaneSource, Meta, Put};
 use crate::counters::ChannelCounters;
 use crate::policing::Policer;
 use crate::policy::Rates;
@@ -216,6 +217,12 @@ impl Tenants {
                 session.take_policer(policer.clone());
             }
         }
+    }
+
+    /// A source of a session.
+    #[inline]
+    pub fn source(&mut self, at: usize, source: usize) -> Option<&mut LaneSource> {
+        self.sessions.get_mut(at)?.sources.get_mut(source)?.as_mut()
     }
 
     /// How many numbers tenants have.
@@ -675,6 +682,21 @@ impl Tenants {
         }
         progress.sinks.next = progress.sinks.end;
         Given::ToAll
+    }
+
+    /// A message of a source is not given to the sinks of its lane.
+    #[cold]
+    pub fn lose_emitted(&mut self, from: usize, channel: &Channel, sinks: Rest) {
+        for &(_, (at, sink)) in channel.sinks.of(sinks) {
+            if at == from && !self.hears_itself(at, sink) {
+                continue;
+            }
+            channel.counters.lost.add(1);
+            if let Some(session) = self.sessions.get_mut(at) {
+                session.add_lost(sink, 1);
+                self.mark_pending(at, sink, TrafficClass::BEST_EFFORT);
+            }
+        }
     }
 
     /// Whether a reliable source goes on waiting for a sink without room.

@@ -36,6 +36,7 @@ use super::*;
 mod delays;
 mod detours;
 mod fairness;
+mod local;
 mod priority;
 
 const CHANNEL: ChannelId = ChannelId(5);

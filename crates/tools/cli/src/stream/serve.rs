@@ -20,8 +20,7 @@ use crate::topic::Joined;
 
 const HELP: &str = "\
 Frames are sent once unless --reliable or --within asks for more. With --spread each slice of a frame has a launch time, so
-that a frame takes nine tenths of its period and does not burst: what else uses the link hardly notices. Viewers on this
-very node get slices at once.
+that a frame takes nine tenths of its period and does not burst: what else uses the link hardly notices.
 
 A camera of Video4Linux, or anything else that GStreamer reads, is the source of a pipeline, or comes as RTP:
   takt stream serve camera/1 --from /dev/video0 --size 640x480

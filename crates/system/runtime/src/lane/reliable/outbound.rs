@@ -809,7 +809,7 @@ impl State {
         let mut descriptor = message.descriptor;
         // Its launch time is over, or it waits in a scheduler for it.
         descriptor.flags &= !FLAG_LAUNCH_TIME;
-        let declared = if session.polices(&descriptor) && ports[at].departures.is_some() {
+        let declared = if session.polices(&descriptor) && !ports[at].trusted {
             let offered = Offered {
                 class: message.message.class,
                 launch_ns: None,

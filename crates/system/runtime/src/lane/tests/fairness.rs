@@ -1,5 +1,6 @@
 //! Tenants that want more than their share, and one beside them that wants little.
 
+use takt_session::Reliability;
 use takt_session::layout::SinkCounter;
 use takt_wire::channel::{DatagramCursor, Kind, RecordHeader};
 
@@ -148,6 +149,14 @@ impl Guest {
 
     /// A source whose first message has this number.
     pub fn source_from(&mut self, channel: u64, first: u64) -> usize {
+        self.open_source(channel, first, Reliability::BestEffort)
+    }
+
+    pub fn reliable_source(&mut self, channel: u64, reliability: Reliability) -> usize {
+        self.open_source(channel, 0, reliability)
+    }
+
+    fn open_source(&mut self, channel: u64, first: u64, reliability: Reliability) -> usize {
         let depth = 64;
         let offset = self.free;
         self.free += SourceBlock::bytes(depth).next_multiple_of(256);
@@ -169,7 +178,7 @@ impl Guest {
             carrier: Carrier::any(0),
             number: (self.id as u32) << 16 | source as u32,
             first,
-            reliability: Default::default(),
+            reliability,
         });
         source
     }
@@ -218,11 +227,23 @@ impl Guest {
 
     /// The same in a class, to leave at an instant.
     pub fn emit_at(&mut self, launch_time_ns: i64, class: u8, source: usize, chunk: u32) -> bool {
+        self.emit_with(FLAG_LAUNCH_TIME, launch_time_ns, class, source, chunk)
+    }
+
+    /// The same with these flags.
+    pub fn emit_with(
+        &mut self,
+        flags: u8,
+        launch_time_ns: i64,
+        class: u8,
+        source: usize,
+        chunk: u32,
+    ) -> bool {
         let pushed = self.sources[source].0.push(TxDescriptor {
             chunk,
             length: 3,
             class,
-            flags: FLAG_LAUNCH_TIME,
+            flags,
             launch_time_ns,
             ..TxDescriptor::default()
         });
@@ -232,9 +253,15 @@ impl Guest {
 
     /// Takes the completions of a source: their chunks.
     pub fn completed(&mut self, source: usize) -> Vec<u32> {
+        let told = self.outcomes(source);
+        told.into_iter().map(|(chunk, _)| chunk).collect()
+    }
+
+    /// The same with what became of them.
+    pub fn outcomes(&mut self, source: usize) -> Vec<(u32, u32)> {
         let completions = &mut self.sources[source].1;
         let taken = std::iter::from_fn(|| completions.pop().expect("a sane ring"));
-        let taken = taken.map(|completion| completion.chunk).collect();
+        let taken = taken.map(|told| (told.chunk, told.outcome)).collect();
         completions.release();
         taken
     }
@@ -269,19 +296,29 @@ impl Guest {
         bell.load(Ordering::SeqCst) != 0
     }
 
+    fn read(&self, block: &SinkBlock, counter: SinkCounter) -> u64 {
+        let word = self.arena.atomic_u64(block.counter(counter));
+        word.expect("within").load(Ordering::Relaxed)
+    }
+
+    /// What a sink has lost.
+    pub fn lost(&self, sink: usize) -> u64 {
+        self.read(&self.blocks[sink], SinkCounter::Lost)
+    }
+
     /// Messages of which its sinks are told what became of them.
     fn counted(&self) -> u64 {
-        let read = |block: &SinkBlock, counter| {
-            let word = self.arena.atomic_u64(block.counter(counter));
-            word.expect("within").load(Ordering::Relaxed)
-        };
         let all = [
             SinkCounter::Delivered,
             SinkCounter::DroppedFull,
             SinkCounter::DroppedMemory,
             SinkCounter::Lost,
         ];
-        let of_sink = |block| all.map(|counter| read(block, counter)).iter().sum::<u64>();
+        let of_sink = |block| {
+            all.map(|counter| self.read(block, counter))
+                .iter()
+                .sum::<u64>()
+        };
         self.blocks.iter().map(of_sink).sum()
     }
 
