@@ -233,6 +233,17 @@ class Takt(unittest.TestCase):
             self.assertEqual(heard.counters.delivered, 1)
             other.close()
 
+    def test_launch_times_hold_here_unless_it_is_to_be_at_once(self) -> None:
+        later = time.clock_gettime_ns(time.CLOCK_TAI) + 30_000_000_000
+        waits, does_not = self.stream.source(9), self.stream.source(9, at_once_here=True)
+        with self.stream.sink(9) as sink, waits, does_not:
+            waits.send(b"later", launch_time_ns=later)
+            does_not.send(b"at once", launch_time_ns=later)
+            with sink.receive(PATIENCE) as message:
+                self.assertEqual(bytes(message.data), b"at once")
+            with self.assertRaises(takt.WouldBlock):
+                sink.receive(0)
+
     def test_the_newest_alone(self) -> None:
         with self.assertRaises(takt.InvalidArgument):
             self.session.stream(reliable=True, latest=True)

@@ -75,6 +75,25 @@ static void bursts_and_launch_times(void) {
     buffer.length = 5; /* less than asked for */
     CHECK(takt_emit_at(source, &buffer, now.tv_sec * 1000000000LL + now.tv_nsec, NULL) == 0);
     expect("timed");
+
+    /* Sinks here wait for the launch time, too, unless they are to have it at once. */
+    takt_source *later;
+    takt_sink *there;
+    CHECK(takt_source_open(stream, CHANNEL + 2, 0, &later) == 0);
+    CHECK(takt_sink_open(stream, CHANNEL + 2, NULL, NULL, &there) == 0);
+    for (int at_once = 0; at_once < 2; at_once++) {
+        CHECK(takt_source_at_once_here(later, at_once) == 0);
+        CHECK(takt_buffer_get(later, 1, LONG_TIME, &buffer) == 0);
+        *(char *)buffer.data = (char)('0' + at_once);
+        CHECK(takt_emit_at(later, &buffer, (now.tv_sec + 30) * 1000000000LL, NULL) == 0);
+    }
+    CHECK(takt_consume(there, LONG_TIME, &buffer) == 0);
+    CHECK(*(const char *)buffer.data == '1');
+    CHECK(takt_release(there, &buffer) == 0);
+    CHECK(takt_consume(there, TAKT_NOWAIT, &buffer) == TAKT_E_WOULD_BLOCK);
+    takt_sink_close(there);
+    takt_source_close(later);
+    CHECK(takt_source_at_once_here(NULL, 1) == TAKT_E_INVALID_ARGUMENT);
 }
 
 static void many_at_once(void) {
