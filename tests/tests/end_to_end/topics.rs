@@ -1,5 +1,6 @@
 //! Topics where things go wrong: daemons that are killed, programs that are, slow subscribers, a link that loses datagrams.
 
+use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -98,6 +99,78 @@ fn topics_go_on_after_either_daemon_was_killed_with_history_and_the_list_of_who_
     for kept in number - 3..number {
         assert_eq!(next(&late), kept);
     }
+}
+
+#[test]
+fn what_is_published_while_either_daemon_is_away_comes_from_what_is_kept_once() {
+    const KEPT: u32 = 4096;
+    if skip() {
+        return;
+    }
+    let Pair {
+        nodes: [mut near, mut far],
+        lab: _lab,
+    } = Pair::over(Datapath::Udp);
+    let (writer, reader) = (participant(&near, "writer"), participant(&far, "reader"));
+    let options = PublisherOptions {
+        history: KEPT,
+        ..PublisherOptions::new(Qos::slow())
+    };
+    let publisher = writer
+        .publisher_with("plant/1", options)
+        .expect("a publisher");
+    let options = SubscriberOptions {
+        history: KEPT,
+        ..SubscriberOptions::new(Qos::slow())
+    };
+    let by_name = reader.subscriber_with("plant/1", options);
+    let by_pattern = reader.subscriber_with("plant/*", options);
+    let subscribers = [by_name, by_pattern].map(|opened| opened.expect("a subscriber"));
+    let mut got = [(); 2].map(|()| BTreeMap::<u64, u32>::new());
+    let mut number = 0;
+    let mut take = |published: u64| {
+        for (subscriber, got) in subscribers.iter().zip(&mut got) {
+            loop {
+                match subscriber.take(Wait::Never) {
+                    Ok(sample) => *got.entry(sample.number()).or_default() += 1,
+                    Err(takt_messaging::Error::Channel(takt::Error::WouldBlock)) => break,
+                    Err(error) if is_away(&error) => break,
+                    Err(error) => panic!("{error}"),
+                }
+            }
+        }
+        got.iter().all(|got| got.len() as u64 == published)
+    };
+    let mut publish_some = |more: u64| {
+        for _ in 0..more {
+            until_true("it is published", || {
+                let published = publisher.publish(&[], Wait::For(Duration::from_millis(100)));
+                match published {
+                    Ok(_) => true,
+                    Err(error) if is_away(&error) => false,
+                    Err(error) => panic!("{error}"),
+                }
+            });
+            number += 1;
+        }
+        number
+    };
+    for round in 0..4 {
+        let published = publish_some(20);
+        until_true("all of them have come", || take(published));
+        let node = match round % 2 {
+            0 => &mut far,
+            _ => &mut near,
+        };
+        node.kill();
+        if round % 2 == 0 {
+            publish_some(20);
+        }
+        node.restart();
+        let published = publish_some(20);
+        until_true("what was missed has come", || take(published));
+    }
+    assert!(got.iter().all(|got| got.values().all(|times| *times == 1)));
 }
 
 #[test]

@@ -144,6 +144,10 @@ fn settled<T>(result: Result<T, Error>) -> Result<Result<T, Failure>, Error> {
     match result {
         Ok(value) => Ok(Ok(value)),
         Err(Error::Refused(failure)) => Ok(Err(failure)),
+        // One endpoint for which this process has no room is no reason to do without all.
+        Err(error @ Error::System { .. }) => {
+            Ok(Err(Failure::new(ErrorCode::System, error.to_string())))
+        }
         Err(error) => Err(error),
     }
 }

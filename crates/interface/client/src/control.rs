@@ -13,6 +13,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
+use rustix::io::Errno;
 use takt_session::layout::{SinkBlock, SourceBlock};
 use takt_session::message::{Envelope, Reply, Request};
 use takt_session::unserved::Counts;
@@ -647,8 +648,9 @@ pub(crate) fn open_sink(
         .map_err(|e| Error::Protocol(format!("the sink's doorbell: {e}")))?;
     if let Some(notify) = notify {
         let Some(signal) = descriptors.into_iter().next() else {
-            return Err(Error::Protocol(
-                "the runtime sent no descriptor for the sink".into(),
+            // It always sends one, and the kernel takes it away where there is no room for it.
+            return Err(Error::system("receive the sink's descriptor")(
+                Errno::MFILE.into(),
             ));
         };
         notify

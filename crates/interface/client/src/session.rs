@@ -99,6 +99,11 @@ impl Session {
     pub fn is_attached(&self) -> bool {
         self.0.shared.check().is_ok()
     }
+
+    /// How often it has been attached to a runtime: once more each time that it comes back.
+    pub fn attachments(&self) -> u64 {
+        self.0.shared.slot.state().generation()
+    }
 }
 
 impl Session {

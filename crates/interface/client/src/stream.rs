@@ -149,7 +149,7 @@ impl Stream {
             return Err(unexpected(&answer.reply));
         };
         let descriptors = answer.descriptors;
-        let key = shared.record(state, |control, key, attachment| {
+        let recorded = shared.record(state, |control, key, attachment| {
             let opened = open_sink(
                 attachment,
                 sink,
@@ -167,6 +167,12 @@ impl Stream {
             };
             control.sinks.insert(key, record);
             Ok(())
+        });
+        let key = recorded.inspect_err(|error| {
+            if matches!(error, Error::System { .. }) {
+                // Nobody reads it.
+                shared.post(Request::CloseSink(sink));
+            }
         })?;
         Sink::new(self.0.clone(), key, channel, notify)
     }

@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use takt::{Qos, Reliability, Session, SlowSinks, Source, SourceOptions, Stream};
+use takt::{Outcome, Qos, Reliability, Session, SlowSinks, Source, SourceOptions, Stream, Token};
 
 use super::service::{Shared, State, inbox};
 use super::{Entry, HEARTBEAT};
@@ -67,12 +67,23 @@ struct Served {
     source: Source,
     /// Of the first topic that it wants, those that it has not got.
     messages: Option<VecDeque<Reader>>,
-    /// It goes without some of them.
+    /// What has been emitted and of which it is not known yet whether it has got it.
+    emitted: VecDeque<Emitted>,
+    /// It goes without some of the topic that is emitted.
     misses: bool,
+    /// The same of the first topic of which that is not known yet.
+    failed: bool,
     /// It has got something in this turn.
     got: bool,
     /// Another has its turn then.
     turn: Instant,
+}
+
+#[derive(Debug)]
+enum Emitted {
+    Message(Token),
+    /// That was all of these, without some or not.
+    All(Want, bool),
 }
 
 enum Step {
@@ -150,10 +161,18 @@ impl Joiners {
             }
             let over = one.joiner.until.is_some_and(|until| now >= until);
             if over || (now >= one.turn && others > 0) {
-                // Its source is another's now. What it has begun with begins again: it knows what it has got.
+                // Its source is another's now. What it has not got all of begins again: it knows what it has got.
                 let Served {
-                    mut joiner, got, ..
+                    mut joiner,
+                    got,
+                    emitted,
+                    ..
                 } = self.served.swap_remove(at);
+                for unsure in emitted.into_iter().rev() {
+                    if let Emitted::All(want, _) = unsure {
+                        joiner.wants.push_front(want);
+                    }
+                }
                 if over {
                     give_up(shared, &joiner);
                     continue;
@@ -181,7 +200,9 @@ impl Joiners {
                     joiner,
                     source,
                     messages: None,
+                    emitted: VecDeque::new(),
                     misses: false,
+                    failed: false,
                     got: false,
                     turn: now + ABSENT,
                 }),
@@ -206,10 +227,40 @@ fn give_up(shared: &Shared, joiner: &Joiner) {
 
 impl Served {
     fn serve(&mut self, shared: &Shared) -> Step {
+        let step = match self.look_back(shared) {
+            true => Step::Got,
+            false => Step::Waits,
+        };
         if !matches!(self.source.readers(), Ok(1..)) {
-            return Step::Waits;
+            return step;
         }
-        let mut step = Step::Waits;
+        self.emit(shared, step)
+    }
+
+    /// Takes in what has become of what was emitted. True if it has got something.
+    fn look_back(&mut self, shared: &Shared) -> bool {
+        let mut got = false;
+        while let Some(first) = self.emitted.front() {
+            match first {
+                Emitted::Message(token) => match self.source.outcome(*token) {
+                    Outcome::Pending => return got,
+                    Outcome::Sent => got = true,
+                    // The runtime went away: it gets all that is kept again.
+                    Outcome::Lost => {}
+                    _ => self.failed = true,
+                },
+                Emitted::All(_, misses) => {
+                    if std::mem::take(&mut self.failed) | *misses {
+                        shared.lock().given_up += 1;
+                    }
+                }
+            }
+            self.emitted.pop_front();
+        }
+        got
+    }
+
+    fn emit(&mut self, shared: &Shared, mut step: Step) -> Step {
         while let Some(want) = self.joiner.wants.front() {
             let messages = self.messages.get_or_insert_with(|| {
                 let histories = shared.lock().histories(&want.topic).to_vec();
@@ -232,9 +283,10 @@ impl Served {
                 match self.source.buffer(bytes) {
                     Ok(mut buffer) => {
                         header::write_kept(&mut buffer, &message, &want.topic);
-                        if buffer.emit().is_err() {
+                        let Ok(token) = buffer.emit() else {
                             return step;
-                        }
+                        };
+                        self.emitted.push_back(Emitted::Message(token));
                         step = Step::Got;
                     }
                     // The runtime came back with a lower limit than it had when this was published.
@@ -244,12 +296,16 @@ impl Served {
                 reader.advance();
             }
             self.messages = None;
-            if std::mem::take(&mut self.misses) {
-                shared.lock().given_up += 1;
-            }
-            self.joiner.wants.pop_front();
+            let misses = std::mem::take(&mut self.misses);
+            let want = self.joiner.wants.pop_front();
+            self.emitted
+                .extend(want.map(|want| Emitted::All(want, misses)));
         }
-        Step::Done
+        self.look_back(shared);
+        match self.emitted.is_empty() {
+            true => Step::Done,
+            false => step,
+        }
     }
 }
 
@@ -356,6 +412,28 @@ mod tests {
         assert_eq!(numbers, Vec::from_iter(0..numbers.len() as u64));
         assert!((numbers.len() as u64) < KEPT);
         assert_eq!(shared.lock().given_up, 1);
+    }
+
+    #[test]
+    fn what_one_that_takes_nothing_does_without_is_counted() {
+        let (_directory, runtime, session) = session();
+        let mut joiners = Joiners::new(&session).expect("joiners");
+        let (shared, now) = (Shared::default(), Instant::now());
+        let few = takt::SinkOptions {
+            depth: 16,
+            ..takt::SinkOptions::default()
+        };
+        let other = runtime.session("other").expect("a session");
+        let stream = other.stream(QOS).expect("a stream");
+        let sink = stream.sink_with(inbox(1), few).expect("a sink");
+        let history = Arc::new(History::new(60, usize::MAX));
+        (0..60).for_each(|number| keep(&history, number, 8));
+        joins(&mut joiners, &shared, &history);
+        until_true("the runtime does without it", || {
+            joiners.serve(&shared, now);
+            joiners.is_empty()
+        });
+        assert_eq!((sink.available(), shared.lock().given_up), (16, 1));
     }
 
     /// One that wants what was kept of a topic, and has no inbox.

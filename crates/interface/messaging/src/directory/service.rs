@@ -12,7 +12,7 @@ use rustix::event::EventfdFlags;
 use takt::{ChannelId, Qos, Reliability, Session, Sink, SlowSinks, Source, Wait, Waker};
 
 use super::joiners::Joiners;
-use super::{DIRECTORY, Directory, Entry, HEARTBEAT, Heard, LEASE, Said, Topic};
+use super::{DIRECTORY, Directory, Entry, HEARTBEAT, Heard, LEASE, Role, Said, Topic};
 use crate::error::Error;
 use crate::history::History;
 use crate::topic::{Name, Pattern};
@@ -102,8 +102,9 @@ impl AsFd for Watch {
 /// What the thread and its participant share.
 #[derive(Debug, Default)]
 pub(super) struct State {
+    /// By the numbers under which they were added: others are told an `id`, which may be another one later.
     own: BTreeMap<u64, (Entry, Option<Arc<History>>)>,
-    /// Since the last update that was said.
+    /// Since the last update that was said: numbers of those that came, and `id`s of those that went.
     added: Vec<u64>,
     removed: Vec<u64>,
     /// What publishers keep, by topic.
@@ -125,6 +126,23 @@ pub(super) struct State {
 }
 
 impl State {
+    /// The runtime was away: subscribers may have missed what was published meanwhile, and what publishers kept of it is theirs. A
+    /// subscriber gets it as one that has joined.
+    fn begin_anew(&mut self) {
+        for (number, (entry, history)) in &mut self.own {
+            if history.is_some() {
+                self.kept.insert(entry.topic.clone());
+            }
+            if entry.role == Role::Subscriber && entry.history > 0 {
+                if !self.added.contains(number) {
+                    self.removed.push(entry.id);
+                    self.added.push(*number);
+                }
+                entry.id = rand::random();
+            }
+        }
+    }
+
     /// What this participant's publishers of a topic have kept.
     pub(super) fn histories(&self, topic: &str) -> &[Arc<History>] {
         self.histories.get(topic).map_or(&[], Vec::as_slice)
@@ -178,6 +196,8 @@ impl Service {
             shared: shared.clone(),
             participant: rand::random(),
             name: name.to_owned(),
+            session: session.clone(),
+            attachments: session.attachments(),
             joiners,
             source,
             version: 0,
@@ -226,7 +246,9 @@ impl Service {
             return;
         }
         let mut state = self.shared.lock();
-        if let Some((entry, Some(history))) = state.own.remove(&id)
+        let removed = state.own.remove(&id);
+        let said = removed.as_ref().map(|(entry, _)| entry.id);
+        if let Some((entry, Some(history))) = removed
             && let Some(histories) = state.histories.get_mut(&entry.topic)
         {
             histories.retain(|other| !Arc::ptr_eq(other, &history));
@@ -237,7 +259,7 @@ impl Service {
         // Of one that nobody was told of there is nothing to tell.
         match state.added.iter().position(|added| *added == id) {
             Some(untold) => drop(state.added.swap_remove(untold)),
-            None => state.removed.push(id),
+            None => state.removed.extend(said),
         }
         drop(state);
         self.waker.wake();
@@ -337,6 +359,9 @@ struct Speaker {
     shared: Arc<Shared>,
     participant: u64,
     name: String,
+    session: Session,
+    /// How often that had been attached at the last look.
+    attachments: u64,
     joiners: Joiners,
     source: Source,
     /// The version that was said last.
@@ -414,7 +439,12 @@ impl Speaker {
         let now = Instant::now();
         let answer = self.answer && now >= self.answer_from;
         let whole = (self.whole && now >= self.whole_from) || answer;
+        let attachments = self.session.attachments();
+        let came_back = std::mem::replace(&mut self.attachments, attachments) != attachments;
         let mut state = self.shared.lock();
+        if came_back {
+            state.begin_anew();
+        }
         if state.directory.expire(now) {
             self.shared.tell(&mut state);
         }

@@ -250,7 +250,9 @@ impl Many {
                         continue;
                     }
                     Err(
-                        error @ (Error::Channel(takt::Error::Refused(_))
+                        error @ (Error::Channel(
+                            takt::Error::Refused(_) | takt::Error::System { .. },
+                        )
                         | Error::Collision { .. }
                         | Error::System { .. }),
                     ) => {
@@ -263,7 +265,12 @@ impl Many {
                         why = error.to_string();
                         away = true;
                     }
-                    Err(error) => return Err(error),
+                    Err(error) if opened.is_empty() => return Err(error),
+                    Err(_) => {
+                        // It is told at the next look: those that were opened are read.
+                        self.watch.tell();
+                        break;
+                    }
                 }
             }
             let pause = match before {
@@ -291,7 +298,10 @@ impl Many {
             _ if opened.is_empty() => None,
             _ => match self.open_inbox() {
                 Ok(inbox) => Some(inbox),
-                Err(error @ Error::Channel(takt::Error::Refused(_))) => {
+                Err(
+                    error @ (Error::Channel(takt::Error::Refused(_) | takt::Error::System { .. })
+                    | Error::System { .. }),
+                ) => {
                     let now = Instant::now();
                     let unopened = opened.iter().map(|reading| {
                         let why = format!("what was kept of it does not come: {error}");

@@ -222,24 +222,34 @@ struct Twice {
 
 #[derive(Clone, Debug, Default)]
 struct Delivered {
-    /// The first and the last one that came as they were published.
-    live: Option<(u64, u64)>,
-    kept: Kept,
+    /// Those that came as they were published.
+    live: Runs,
+    /// Those that had been kept.
+    kept: Runs,
 }
 
-/// Numbers of messages that had been kept: runs without a gap, which do not touch each other, the one that grew last at the end.
+/// Numbers of messages: runs without a gap, the one that grew last at the end.
 #[derive(Clone, Debug, Default)]
-struct Kept(Vec<(u64, u64)>);
+struct Runs(Vec<(u64, u64)>);
 
-impl Kept {
-    /// Runs that are remembered: what was kept has a gap only where a message was lost or not kept any more.
-    const MOST: usize = 4;
+impl Runs {
+    /// Runs that are remembered: there is a gap only where a message was lost, or not kept any more.
+    const MOST: usize = 64;
 
+    #[inline]
     fn has(&self, number: u64) -> bool {
         self.0.iter().any(|run| within(run, number))
     }
 
+    #[inline]
     fn add(&mut self, (mut from, mut to): (u64, u64)) {
+        if let Some((_, last)) = self.0.last_mut()
+            && last.checked_add(1) == Some(from)
+            && from == to
+        {
+            *last = to;
+            return;
+        }
         self.0.retain(|&(first, last)| {
             let apart = to.saturating_add(1) < first || last.saturating_add(1) < from;
             if !apart {
@@ -277,14 +287,12 @@ impl Twice {
             return true;
         }
         if header.history {
-            // One before or behind those that came as they were published did not come so.
-            if delivered.live.is_some_and(|live| within(&live, number)) {
+            if delivered.live.has(number) {
                 return true;
             }
             delivered.kept.add((number, number));
         } else {
-            let (first, last) = delivered.live.unwrap_or((number, number));
-            delivered.live = Some((first.min(number), last.max(number)));
+            delivered.live.add((number, number));
         }
         false
     }
@@ -294,7 +302,7 @@ impl Twice {
     fn left(&mut self, is: impl Fn(u64) -> bool) {
         let all = self.newer.iter_mut().chain(&mut self.older);
         for (_, delivered) in all.filter(|((check, _), _)| is(*check)) {
-            if let Some(live) = delivered.live.take() {
+            for live in std::mem::take(&mut delivered.live).0 {
                 delivered.kept.add(live);
             }
         }
@@ -537,7 +545,22 @@ mod tests {
             assert!(twice.is(&header(true, 100 + 2 * number)));
         }
         let runs = twice.newer.values().map(|of| of.kept.0.len());
-        assert_eq!(runs.collect::<Vec<_>>(), [Kept::MOST]);
+        assert_eq!(runs.collect::<Vec<_>>(), [Runs::MOST]);
+    }
+
+    #[test]
+    fn what_was_missed_between_others_is_delivered_when_it_comes_from_what_was_kept() {
+        let mut twice = Twice::default();
+        // 3 to 5 are missed, as when the runtime was away.
+        for number in [0, 1, 2, 6, 7] {
+            assert!(!twice.is(&header(false, number)));
+        }
+        let kept: Vec<bool> = (0..8)
+            .map(|number| twice.is(&header(true, number)))
+            .collect();
+        assert_eq!(kept, [true, true, true, false, false, false, true, true]);
+        assert!((0..8).all(|number| twice.is(&header(true, number))));
+        assert!(!twice.is(&header(false, 8)));
     }
 
     #[test]
