@@ -55,7 +55,7 @@ pub enum StartError {
     /// A lane is named that there is not, or none.
     #[error("{what} names {lanes:?} as its lanes: this node has 0 to {last}")]
     NoSuchLane {
-        /// The datapath.
+        /// The datapath or class.
         what: String,
         /// As configured.
         lanes: Vec<usize>,
@@ -433,11 +433,14 @@ fn start(
     ))
 }
 
-/// Whether all lanes that datapaths name are there.
+/// Whether all lanes that datapaths and classes name are there.
 fn check_lanes(config: &Config) -> Result<(), StartError> {
     let last = config.lanes.len() - 1;
     let datapaths = config.datapath_lanes.iter();
-    for (what, lanes) in datapaths.map(|(name, lanes)| (format!("datapath {name}"), lanes)) {
+    let datapaths = datapaths.map(|(name, lanes)| (format!("datapath {name}"), lanes));
+    let classes = config.class_lanes.iter();
+    let classes = classes.map(|(class, lanes)| (format!("class {class}"), lanes));
+    for (what, lanes) in datapaths.chain(classes) {
         if lanes.is_empty() || lanes.iter().any(|&lane| lane > last) {
             let lanes = lanes.clone();
             return Err(StartError::NoSuchLane { what, lanes, last });
