@@ -23,6 +23,7 @@ use super::reaper::Reaper;
 use super::routes::Routes;
 use super::schedules::{Origin, ScheduleError};
 use super::scout::Scouting;
+use super::session::SessionIds;
 use super::{CONTROL_THREAD, Control, LaneInfo, PortInfo, Runtime, RuntimeHandle, Token};
 use crate::config::{Config, KeyMissing, LaneConfig};
 use crate::lane::idle::{self, IdleStrategy, Step};
@@ -345,7 +346,7 @@ fn start(
         next_listener: 0,
         next_without: super::listener::FIRST_WITHOUT,
         sessions: HashMap::new(),
-        next_session: 1,
+        session_ids: SessionIds::default(),
         schedules: HashMap::new(),
         streams_moved: 0,
         to_map: Vec::new(),
