@@ -1,7 +1,8 @@
 //! What a host can lack: privilege, room in a frame, a port, a socket, a configuration.
 
+use std::io::Read;
 use std::net::UdpSocket;
-use std::process::Output;
+use std::process::{Command, Output, Stdio};
 
 use takt::{ChannelId, Qos};
 use takt_lab::{Host, Lab, LabConfig};
@@ -9,7 +10,7 @@ use taktd::admin::proto::PeerState;
 
 use crate::support::node::{PORT, command, configure};
 use crate::support::{Datapath, Node, Pair, attach, exchange, introduce, put, skip, take};
-use takt_testing::{Directory, until};
+use takt_testing::{Directory, until, until_true};
 
 const CHANNEL: ChannelId = ChannelId(5);
 
@@ -62,6 +63,78 @@ fn without_the_privilege_for_af_xdp_streams_use_kernel_udp_and_say_what_to_grant
         introduce(&source, &[&sink]);
         exchange(&source, &[&sink], 0, 100);
     }
+}
+
+#[test]
+fn without_memory_to_lock_for_af_xdp_what_to_grant_is_said() {
+    let Some(lab) = lab() else {
+        return;
+    };
+    let wrapper = [
+        "prlimit",
+        "--memlock=65536:65536",
+        "setpriv",
+        "--bounding-set",
+        "-ipc_lock,-sys_resource",
+        "--",
+    ];
+    let node = Node::start_under(&wrapper, lab.host(0), &[], Datapath::Xdp.section());
+    let datapaths = node.admin().datapaths();
+    let xdp = datapaths.iter().find(|datapath| datapath.name == "xdp");
+    let xdp = xdp.expect("it is shown");
+    assert!(!xdp.available, "64 KiB are enough");
+    for part in ["CAP_IPC_LOCK", "ulimit -l", "LimitMEMLOCK="] {
+        assert!(xdp.reason.contains(part), "{part} in {}", xdp.reason);
+    }
+}
+
+#[test]
+fn applications_outside_the_daemons_pid_namespace_are_served_and_their_death_is_seen() {
+    let Some(lab) = lab() else {
+        return;
+    };
+    let wrapper = ["unshare", "--pid", "--fork", "--kill-child", "--"];
+    let node = Node::start_under(&wrapper, lab.host(0), &[], "");
+    let session = attach(&node, "outside");
+    let stream = session.stream(Qos::slow()).expect("a stream");
+    let source = stream.source(CHANNEL).expect("a source");
+    let sink = stream.sink(CHANNEL).expect("a sink");
+    introduce(&source, &[&sink]);
+    exchange(&source, &[&sink], 0, 100);
+    let mut admin = node.admin();
+    assert_eq!(admin.sessions()[0].pid, 0, "no number there");
+    let mut other = Command::new(env!("CARGO_BIN_EXE_takt-test-client"))
+        .arg(node.socket())
+        .args(["6", "6"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("the client");
+    let mut ready = [0; 6];
+    let output = other.stdout.as_mut().expect("its output");
+    let at_work = output.read_exact(&mut ready);
+    let sessions = admin.sessions().len();
+    other.kill().expect("it runs");
+    other.wait().expect("it ends");
+    at_work.expect("it is at work");
+    assert_eq!(sessions, 2);
+    until_true("its session has ended", || admin.sessions().len() == 1);
+    exchange(&source, &[&sink], 100, 100);
+}
+
+#[test]
+fn a_path_that_holds_a_file_keeps_no_other_listener_from_its_work() {
+    let Some(lab) = lab() else {
+        return;
+    };
+    // Its own configuration is a file.
+    let node = Node::start(lab.host(0), &[], "[[listener]]\npath = \"DIR/takt.toml\"\n");
+    let log = node.log();
+    assert!(
+        log.contains("takt.toml exists and is no socket: remove it"),
+        "{log}"
+    );
+    assert!(node.directory.join("takt.toml").is_file());
+    assert!(attach(&node, "served").stream(Qos::slow()).is_ok());
 }
 
 #[test]

@@ -12,7 +12,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use takt::{ChannelId, Error, Sink, SinkOptions, Source, Wait};
 
 use crate::support::application::is_introduction;
-use crate::support::{Datapath, Node, Pair, attach, introduce, number_of, skip};
+use crate::support::{Datapath, Held, Node, Pair, attach, introduce, number_of, skip};
 use takt_testing::{PATIENCE, until};
 
 /// What is numbered and checked.
@@ -36,65 +36,6 @@ fn acts() -> u32 {
 fn signal(pid: u32, signal: Signal) {
     let pid = Pid::from_raw(pid as i32).expect("a process");
     kill_process(pid, signal).expect("it runs");
-}
-
-/// What a daemon has.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Held {
-    descriptors: usize,
-    arenas: usize,
-    /// BPF programs, their links and maps.
-    bpf: usize,
-    /// But for those that serve operators and look at the clock, of which there are as many as happen to be needed.
-    threads: usize,
-    resident_kib: u64,
-}
-
-impl Held {
-    fn by(node: &Node) -> Self {
-        let list = |what: &str| {
-            let place = format!("/proc/{}/{what}", node.pid());
-            let entries = std::fs::read_dir(place).expect("it runs").flatten();
-            entries.collect::<Vec<_>>()
-        };
-        let descriptors: Vec<String> = list("fd")
-            .iter()
-            .filter_map(|entry| std::fs::read_link(entry.path()).ok())
-            .map(|link| link.to_string_lossy().into_owned())
-            .collect();
-        let count = |what: &str| {
-            descriptors
-                .iter()
-                .filter(|link| link.contains(what))
-                .count()
-        };
-        let threads = list("task");
-        let own = threads.iter().filter(|thread| {
-            let name = std::fs::read_to_string(thread.path().join("comm"));
-            // One that has just ended has no name.
-            name.is_ok_and(|name| !name.starts_with("tokio"))
-        });
-        let status = std::fs::read_to_string(format!("/proc/{}/status", node.pid()));
-        let status = status.expect("it runs");
-        let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-        let resident = resident.and_then(|line| line.trim().strip_suffix(" kB"));
-        Self {
-            descriptors: descriptors.len(),
-            arenas: count("/memfd:takt"),
-            bpf: count("bpf"),
-            threads: own.count(),
-            resident_kib: resident.and_then(|kib| kib.parse().ok()).expect("a number"),
-        }
-    }
-
-    /// Whether it is no more than before.
-    fn is_within(self, before: Self) -> bool {
-        self.descriptors <= before.descriptors
-            && self.arenas <= before.arenas
-            && self.bpf == before.bpf
-            && self.threads <= before.threads
-            && self.resident_kib <= before.resident_kib + KEPT_KIB
-    }
 }
 
 /// An application of its own process that writes and reads at full speed; killed at the latest with the test.
@@ -320,7 +261,7 @@ fn kills(datapath: Datapath, victim: usize) {
         if last.replace(held) != Some(held) {
             println!("{held:?}, before {before:?}");
         }
-        held.is_within(before).then_some(())
+        held.is_within(before, KEPT_KIB).then_some(())
     });
 }
 

@@ -5,15 +5,17 @@ use std::time::Duration;
 
 use takt::{ErrorCode, FrameOptions, FrameSource, Outcome, Session, SourceOptions, TrafficClass};
 use takt_clock::{Clock, SystemTai};
-use takt_lab::{Host, Lab, LabConfig, LinkState, OVERLAY_DEVICE};
+use takt_lab::{Host, Lab, LabConfig, LinkState, OVERLAY_DEVICE, OVERLAY_ID};
 use takt_wire::ethernet::MacAddress;
 use takt_wire::frame::UdpFlow;
+use takt_wire::vxlan;
+use taktd::admin::proto::Network;
 
 use crate::support::overlay::{
     PORTS, emit, flow, frame, frames, lab, mac, sections, station, udp_socket,
 };
 use crate::support::{Datapath, Node, attach, skip};
-use takt_testing::{PATIENCE, until};
+use takt_testing::{PATIENCE, until, until_true};
 
 /// An ordinary socket in a container.
 fn listen(container: &Host) -> UdpSocket {
@@ -307,6 +309,83 @@ fn stations_are_entered_removed_and_followed_from_the_kernel_while_the_node_runs
         Outcome::Sent
     );
     assert_eq!(receive(&listeners[1]).0, b"followed");
+}
+
+#[test]
+fn a_stranger_who_makes_the_kernel_learn_thousands_of_stations_displaces_none_of_them() {
+    /// What a node takes from a kernel's table, and what it is offered.
+    const MOST_FOLLOWED: usize = 4096;
+    const STRANGERS: u32 = 20_002;
+    if skip() {
+        return;
+    }
+    let lab = lab(3);
+    let (here, there, newcomer) = (
+        lab.container(0, 0),
+        lab.container(1, 0),
+        lab.container(2, 0),
+    );
+    let [near, far, stranger] = [0, 1, 2].map(|at| lab.host(at));
+    let follow = format!("follow = \"{OVERLAY_DEVICE}\"");
+    let node = Node::start(near, &[], &sections(here, &follow, Datapath::Udp));
+    let mut admin = node.admin();
+    let session = attach(&node, "talker");
+    let source = frames(&session, Datapath::Udp);
+    let reaches = |container: &Host, listener: &UdpSocket, text: &[u8]| {
+        let frame = frame(&flow(here, container, container.mac()), text);
+        let outcome = send(&source, &frame, &FrameOptions::default());
+        assert_eq!(outcome, Outcome::Sent, "{}", container.name());
+        assert_eq!(receive(listener).0, text);
+    };
+    // The kernel learns where the victim is from what it answers.
+    let listener = listen(there);
+    let talker = udp_socket(here, (here.address(), PORTS[0]));
+    let to = SocketAddr::from((there.address(), PORTS[1]));
+    talker.send_to(b"over the kernel", to).expect("sent");
+    let (_, from) = receive(&listener);
+    listener.send_to(b"back", from).expect("sent");
+    receive(&talker);
+    let place = (mac(there), far.address().to_string());
+    let is_followed = |network: &Network| {
+        let mut stations = network.stations.iter();
+        stations.any(|s| s.followed && (&s.mac, &s.vtep) == (&place.0, &place.1))
+    };
+    until_true("the victim's station is followed", || {
+        is_followed(&admin.network("pods"))
+    });
+    reaches(there, &listener, b"before");
+
+    let mut header = [0; vxlan::HEADER_LEN];
+    let network = vxlan::NetworkId::new(OVERLAY_ID).expect("24 bits");
+    vxlan::Repr { network }.emit(&mut header);
+    let forged: Vec<Vec<u8>> = (0..STRANGERS)
+        .map(|number| {
+            let [_, a, b, c] = number.to_be_bytes();
+            let flow = UdpFlow {
+                src_mac: MacAddress([2, 0xbb, 0, a, b, c]),
+                ..flow(newcomer, here, here.mac())
+            };
+            [&header[..], &frame(&flow, b"here I am")].concat()
+        })
+        .collect();
+    let socket = udp_socket(stranger, (stranger.address(), 0));
+    let network = until("the kernel has learnt them, and each is counted", || {
+        for forged in &forged {
+            let _ = socket.send_to(forged, (near.address(), vxlan::UDP_PORT));
+        }
+        let network = admin.network("pods");
+        let tunnels = network.stations.iter().filter(|s| !s.vtep.is_empty());
+        let taken = tunnels.count();
+        assert!(taken <= MOST_FOLLOWED, "{taken} stations");
+        (taken as u64 + network.left_out > STRANGERS.into()).then_some(network)
+    });
+    assert!(is_followed(&network), "the victim's is displaced");
+    let limit = format!("beyond the limits of {MOST_FOLLOWED} stations");
+    assert!(network.problem.contains(&limit), "{}", network.problem);
+    reaches(there, &listener, b"beside them");
+    // One that an operator enters has its place all the same.
+    admin.set_station("pods", &mac(newcomer), &stranger.address().to_string());
+    reaches(newcomer, &listen(newcomer), b"entered");
 }
 
 #[test]

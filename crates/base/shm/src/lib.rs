@@ -13,11 +13,13 @@
 //! | [`ring`] | single-producer single-consumer rings of plain entries |
 //! | [`newest`] | a place for the newest entry alone, which replaces what was not taken |
 //! | [`doorbell`] | waking a parked lane, waking a sleeping application |
+//! | [`heap`] | private memory that goes back to the kernel |
 //! | [`buddy`] | handing out blocks of a region, with its bookkeeping in private memory |
 
 pub mod arena;
 pub mod buddy;
 pub mod doorbell;
+pub mod heap;
 pub mod newest;
 pub mod ring;
 mod sync;

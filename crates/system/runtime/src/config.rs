@@ -261,6 +261,8 @@ pub struct Config {
     /// Numbers of the lanes that carry a datapath, by its name; all of them where it is left out. A schedule needs a
     /// datapath that one lane carries.
     pub datapath_lanes: BTreeMap<String, Vec<usize>>,
+    /// Numbers of the lanes that serve streams of a traffic class, by its number; all of them where it is left out.
+    pub class_lanes: BTreeMap<u8, Vec<usize>>,
     /// Peers from the start.
     pub peers: Vec<PeerConfig>,
     /// Networks whose runtimes may become peers by themselves.
@@ -302,6 +304,7 @@ impl Default for Config {
             port: DEFAULT_PORT,
             lanes: vec![LaneConfig::default()],
             datapath_lanes: BTreeMap::new(),
+            class_lanes: BTreeMap::new(),
             peers: Vec::new(),
             accept: Vec::new(),
             scout: None,

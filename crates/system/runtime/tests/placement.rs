@@ -17,6 +17,7 @@ use takt_session::layout::{FLAG_AT_ONCE_HERE, FLAG_LAUNCH_TIME, TxDescriptor};
 use takt_session::message::{Reply, Request};
 use takt_session::{ErrorCode, Qos};
 use takt_testing::until_true;
+use takt_time::TrafficClass;
 
 /// A node of two lanes whose datapaths are carried by these.
 fn two_lanes(carriers: &[(&str, &[usize])]) -> Config {
@@ -141,6 +142,54 @@ fn launch_times_hold_for_sinks_of_every_lane_of_the_node() {
         assert_eq!(next(), [1]);
         assert!(SystemTai.now().as_nanos() >= launch);
     }
+fn streams_of_a_class_are_served_by_its_lanes_and_by_no_other() {
+    let runtime = start(Config {
+        class_lanes: BTreeMap::from([(6, vec![1])]),
+        ..two_lanes(&[])
+    });
+    let handle = runtime.handle();
+    let class = TrafficClass::new(6).expect("a class");
+    let control = Qos::slow().time_sensitive(class);
+    let refusal = |app: &mut App, remedy: &str| {
+        let refusal = app.ask(Request::OpenStream(control));
+        let refusal = refusal.expect_err("no such lane");
+        assert_eq!(refusal.code, ErrorCode::NotPermitted);
+        let told = &refusal.message;
+        assert!(
+            told.contains("lanes [1] serve streams of class 6"),
+            "{told}"
+        );
+        assert!(told.contains(remedy), "{told}");
+    };
+    let mut apps: Vec<App> = (0..4).map(|_| App::attach(handle)).collect();
+    apps[..3].iter_mut().for_each(|app| {
+        app.stream(control);
+    });
+    assert_eq!(lanes(handle)[..3], [1, 1, 1]);
+    // Another class goes where there is room, and takes its session there for good.
+    apps[3].stream(Qos::slow());
+    assert_eq!(lanes(handle), [1, 1, 1, 0]);
+    refusal(&mut apps[3], "in a session of its own");
+    // The first one may have any stream on the lane that it is on.
+    apps[0].stream(Qos::slow());
+    let policy = Policy {
+        lanes: vec![0],
+        ..Policy::default()
+    };
+    let mut elsewhere = App::attach_with(handle, policy);
+    refusal(&mut elsewhere, "in `lanes` of its listener");
+}
+
+#[test]
+fn a_class_with_a_lane_that_is_not_there_is_refused() {
+    let config = Config {
+        class_lanes: BTreeMap::from([(6, vec![2])]),
+        ..two_lanes(&[])
+    };
+    let udp: Arc<dyn Datapath> = Arc::new(UdpDatapath::new(UdpConfig::default()));
+    let refused = Runtime::start(config, &[udp], Vec::new());
+    let error = refused.err().expect("there are two lanes").to_string();
+    assert!(error.contains("class 6 names [2] as its lanes"), "{error}");
 }
 
 #[test]

@@ -46,6 +46,8 @@ pub const EXIT_CONFIG: u8 = 4;
 
 /// How often the control thread and the lanes must answer, unless systemd's watchdog wants it more often.
 const HEARTBEAT: Duration = Duration::from_secs(5);
+/// How often what is free of the heap is given back.
+const GIVE_BACK_EVERY: Duration = Duration::from_secs(5);
 /// How long callers of the admin API, and then the threads of the runtime, get to finish.
 const FAREWELL: Duration = Duration::from_secs(2);
 /// Calls that wait for the control thread at a time; others queue behind them.
@@ -208,6 +210,7 @@ async fn serve(
     // Whoever installs a schedule as soon as the node is ready is answered by what is so.
     clock.look().await;
     tokio::spawn(clock.run());
+    tokio::spawn(give_memory_back());
     greet(&node, &socket);
     tell(&[NotifyState::Ready, NotifyState::Status("ready")]);
 
@@ -270,6 +273,18 @@ async fn heartbeat(node: Arc<Node>) {
             Ok(Ok(())) => {}
             Ok(Err(Unresponsive::Stopped(_))) | Err(_) => return,
             Ok(Err(silent)) => tracing::error!(reason = %silent, "the runtime hangs"),
+        }
+    }
+}
+
+/// Gives the kernel what ended sessions have left free of the heap, again and again.
+async fn give_memory_back() {
+    let mut times = tokio::time::interval(GIVE_BACK_EVERY);
+    times.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        times.tick().await;
+        if blocking(takt_shm::heap::give_back).await.is_err() {
+            return;
         }
     }
 }

@@ -411,7 +411,10 @@ fn needs_restart(old: &Settings, new: &Settings) -> Vec<String> {
         ("node.port", old.node.port == new.node.port),
         ("security", old.security == new.security),
         ("scout", old.scout == new.scout),
+        ("node.state", old.node.state == new.node.state),
         ("lane", old.lane == new.lane),
+        ("class", old.class == new.class),
+        ("schedule", old.schedule == new.schedule),
         ("network", old.network == new.network),
         ("limits", old.limits == new.limits),
         ("departure", old.departure == new.departure),
@@ -440,9 +443,12 @@ fn keep_unchangeable(new: &mut Settings, running: &Settings) {
     file.node.address = old.node.address;
     file.node.port = old.node.port;
     file.node.plugins = old.node.plugins;
+    file.node.state = old.node.state;
     file.security = old.security;
     file.scout = old.scout;
     file.lane = old.lane;
+    file.class = old.class;
+    file.schedule = old.schedule;
     file.network = old.network;
     file.limits = old.limits;
     file.departure = old.departure;

@@ -92,6 +92,9 @@ fn outline(settings: &Settings, out: &mut String) -> std::fmt::Result {
             of_lane(lane)
         )?;
     }
+    for (class, lanes) in &config.class_lanes {
+        writeln!(out, "class {class}    on lanes {}", numbers(lanes))?;
+    }
     if let Some(xdp) = &settings.xdp {
         write!(
             out,
@@ -210,6 +213,10 @@ fn of_listener(listener: &ListenerConfig, out: &mut String) -> std::fmt::Result 
     if policy.lanes.is_empty() {
         return writeln!(out);
     }
-    let lanes: Vec<String> = policy.lanes.iter().map(usize::to_string).collect();
-    writeln!(out, ", on lanes {}", lanes.join(","))
+    writeln!(out, ", on lanes {}", numbers(&policy.lanes))
+}
+
+fn numbers(lanes: &[usize]) -> String {
+    let lanes: Vec<String> = lanes.iter().map(usize::to_string).collect();
+    lanes.join(",")
 }

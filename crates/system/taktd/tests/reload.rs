@@ -162,14 +162,17 @@ async fn what_cannot_change_is_reported_by_name_until_the_restart() {
     let daemon = Daemon::start(LISTENER);
     let mut client = daemon.client().await;
     let more = format!(
-        "[[lane]]\nidle = \"park\"\n[limits]\nreassemblies = 5\n[departure]\ntolerance_us = 7\n[clock]\nchrony = \"none\"\n[datapath.udp]\nframes = 9\n\
+        "[[lane]]\nidle = \"park\"\n[[class]]\nnumber = 6\nlanes = [0]\n\
+         [[schedule]]\ndatapath = \"udp\"\nfile = \"DIR/schedule.toml\"\n[limits]\nreassemblies = 5\n[departure]\ntolerance_us = 7\n[clock]\nchrony = \"none\"\n[datapath.udp]\nframes = 9\n\
          [datapath.xdp]\ninterface = \"eth9\"\n[metrics]\naddress = \"127.0.0.1:1\"\n[log]\nformat = \"json\"\n{LISTENER}"
     );
+    let schedule = "cycle-time = \"1ms\"\n[[entry]]\ngates = [0]\ninterval = \"1ms\"\n";
+    std::fs::write(daemon.directory.join("schedule.toml"), schedule).expect("write");
     daemon.write(&more);
     let text = std::fs::read_to_string(daemon.file()).expect("read");
     let text = text
         .replace("\"test\"", "\"renamed\"")
-        .replace("port = 0", "port = 7777")
+        .replace("port = 0", "port = 7777\nstate = \"/nonexistent\"")
         .replace("127.0.0.1\"\nport", "127.0.0.2\"\nport")
         .replace("admin.sock\"", "admin2.sock\"");
     std::fs::write(daemon.file(), text).expect("write");
@@ -182,7 +185,10 @@ async fn what_cannot_change_is_reported_by_name_until_the_restart() {
                 "node.name",
                 "node.address",
                 "node.port",
+                "node.state",
                 "lane",
+                "class",
+                "schedule",
                 "limits",
                 "departure",
                 "clock",

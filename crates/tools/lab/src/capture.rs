@@ -51,7 +51,11 @@ fn to_port(port: u16) -> [libc::sock_filter; 9] {
 ///
 /// It sees what comes in, before the host's bridges and tunnels do; nothing that an XDP program of the host takes.
 #[derive(Debug)]
-pub struct Capture(OwnedFd);
+pub struct Capture {
+    socket: OwnedFd,
+    /// Octets of a frame that are kept at most.
+    longest: usize,
+}
 
 /// A frame that has come in.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -109,7 +113,14 @@ impl Capture {
             return Err(io::Error::last_os_error());
         }
         // SAFETY: just made, and nobody else's.
-        let capture = Self(unsafe { OwnedFd::from_raw_fd(socket) });
+        let socket = unsafe { OwnedFd::from_raw_fd(socket) };
+        let capture = Self {
+            socket,
+            longest: match filter {
+                [] => LONGEST,
+                _ => HEAD as usize,
+            },
+        };
         capture.set(libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, BUFFER)?;
         capture.set(libc::SOL_SOCKET, libc::SO_TIMESTAMPNS, 1)?;
         Self::wait_for_stamps()?;
@@ -132,7 +143,7 @@ impl Capture {
         // SAFETY: `address` is of the length told and outlives the call.
         let bound = unsafe {
             libc::bind(
-                capture.0.as_raw_fd(),
+                capture.socket.as_raw_fd(),
                 (&raw const address).cast(),
                 size_of_val(&address) as libc::socklen_t,
             )
@@ -149,7 +160,10 @@ impl Capture {
     fn wait_for_stamps() -> io::Result<()> {
         let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
         socket.connect(socket.local_addr()?)?;
-        let probe = Self(socket.try_clone()?.into());
+        let probe = Self {
+            socket: socket.try_clone()?.into(),
+            longest: LONGEST,
+        };
         probe.set(libc::SOL_SOCKET, libc::SO_TIMESTAMPNS, 1)?;
         loop {
             socket.send(&[0])?;
@@ -171,7 +185,7 @@ impl Capture {
         // SAFETY: the program is as long as it says and outlives the call, which only reads it.
         let result = unsafe {
             libc::setsockopt(
-                self.0.as_raw_fd(),
+                self.socket.as_raw_fd(),
                 libc::SOL_SOCKET,
                 libc::SO_ATTACH_FILTER,
                 (&raw const program).cast(),
@@ -188,7 +202,7 @@ impl Capture {
         // SAFETY: `value` is as long as told, and outlives the call.
         let result = unsafe {
             libc::setsockopt(
-                self.0.as_raw_fd(),
+                self.socket.as_raw_fd(),
                 level,
                 name,
                 (&raw const value).cast(),
@@ -207,7 +221,7 @@ impl Capture {
     /// The kernel's; a frame longer than 64 KiB.
     pub fn next(&self, patience: Duration) -> io::Result<Option<Captured>> {
         let mut waiting = libc::pollfd {
-            fd: self.0.as_raw_fd(),
+            fd: self.socket.as_raw_fd(),
             events: libc::POLLIN,
             revents: 0,
         };
@@ -221,7 +235,7 @@ impl Capture {
     }
 
     fn receive(&self) -> io::Result<Captured> {
-        let mut frame = vec![0; LONGEST];
+        let mut frame = vec![0; self.longest];
         let mut part = libc::iovec {
             iov_base: frame.as_mut_ptr().cast(),
             iov_len: frame.len(),
@@ -234,13 +248,14 @@ impl Capture {
         message.msg_control = control.as_mut_ptr().cast();
         message.msg_controllen = size_of_val(&control) as _;
         // SAFETY: all that the message points to outlives the call.
-        let length = unsafe { libc::recvmsg(self.0.as_raw_fd(), &mut message, libc::MSG_TRUNC) };
+        let length =
+            unsafe { libc::recvmsg(self.socket.as_raw_fd(), &mut message, libc::MSG_TRUNC) };
         if length < 0 {
             return Err(io::Error::last_os_error());
         }
         let length = length as usize;
-        if length > LONGEST {
-            let error = format!("a frame of {length} octets is longer than {LONGEST}");
+        if length > self.longest {
+            let error = format!("a frame of {length} octets is longer than {}", self.longest);
             return Err(io::Error::other(error));
         }
         frame.truncate(length);
@@ -285,7 +300,7 @@ impl Capture {
         // SAFETY: `statistics` has the length told, which is that of `struct tpacket_stats`.
         let result = unsafe {
             libc::getsockopt(
-                self.0.as_raw_fd(),
+                self.socket.as_raw_fd(),
                 libc::SOL_PACKET,
                 libc::PACKET_STATISTICS,
                 statistics.as_mut_ptr().cast(),

@@ -3,9 +3,11 @@
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 
-use takt_lab::Capture;
+use rand::{Rng, SeedableRng, rngs::StdRng};
+use takt_lab::{Capture, Host};
 use takt_wire::channel::{DatagramHeader, HEADER_LEN, Protection, TAG_LEN};
 
+use super::victims::MESSAGES;
 use super::*;
 use crate::support::Datapath;
 
@@ -153,6 +155,7 @@ fn what_a_limited_tenant_or_another_host_forges_reaches_no_sink_and_is_counted()
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let (stop, victims, pair) = (&stop, &mut victims, &pair);
+        let _stops = Stops(&[stop]);
         let working = scope.spawn(move || victims.work(pair, || !stop.load(Relaxed)));
         // A host with another address is told apart before anything is passed on.
         let before = refused(far);
@@ -185,6 +188,10 @@ fn what_a_limited_tenant_or_another_host_forges_reaches_no_sink_and_is_counted()
         stop.store(true, Relaxed);
         working.join().expect("the victims lose nothing");
     });
-    victims.unharmed();
-    println!("{:?}, {:?}", refused(near), refused(far));
+    let missing = victims.compare();
+    println!(
+        "{:?}, {:?}, {missing} lost and counted",
+        refused(near),
+        refused(far)
+    );
 }

@@ -503,7 +503,7 @@ impl Control {
         (tenant, rates, policer): (u32, Arc<Rates>, Arc<Policer>),
         charge: Charge,
     ) -> Result<(), (OwnedFd, io::Error)> {
-        let id = self.next_id();
+        let id = self.session_ids.next(|id| self.sessions.contains_key(&id));
         if let Err(error) = self.watch(socket.as_fd(), Token::Session(id)) {
             return Err((socket, error));
         }
@@ -550,17 +550,6 @@ impl Control {
         self.sessions.insert(id, session);
         self.next_tick = self.next_tick.min(self.now() + super::ATTACH_WITHIN);
         Ok(())
-    }
-
-    /// A number for a session: one that no session has, also when all have been used once.
-    fn next_id(&mut self) -> u32 {
-        loop {
-            let id = self.next_session;
-            self.next_session = self.next_session.wrapping_add(1).max(1);
-            if !self.sessions.contains_key(&id) {
-                return id;
-            }
-        }
     }
 }
 

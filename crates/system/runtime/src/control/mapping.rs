@@ -85,8 +85,39 @@ impl Control {
         Ok((carried[mapping.datapath].0, mapping))
     }
 
+    /// Of these lanes those that serve streams of a class; refused where none does.
+    fn lanes_of_class(
+        &self,
+        lanes: &[usize],
+        qos: Qos,
+        placed: bool,
+    ) -> Result<Vec<usize>, Failure> {
+        let class = qos.time_sensitivity.class();
+        let Some(given) = self.config.class_lanes.get(&class.number()) else {
+            return Ok(lanes.to_vec());
+        };
+        let both: Vec<usize> = lanes
+            .iter()
+            .copied()
+            .filter(|l| given.contains(l))
+            .collect();
+        if !both.is_empty() {
+            return Ok(both);
+        }
+        let remedy = match placed {
+            true => "open it first, in a session of its own",
+            false => "ask the operator for one of them in `lanes` of its listener",
+        };
+        Err(Failure::new(
+            ErrorCode::NotPermitted,
+            format!(
+                "lanes {given:?} serve streams of class {class}, and this session is on {lanes:?}: {remedy}"
+            ),
+        ))
+    }
+
     /// Opens a stream on the best datapath that the session's lane carries. The first one chooses the lane, among
-    /// those of its tenant.
+    /// those of its tenant and its class.
     pub(super) fn open_stream(&mut self, id: u32, qos: Qos) -> Result<(Reply, String), Failure> {
         let Some(session) = self.sessions.get(&id) else {
             return Err(ErrorCode::Closed.into());
@@ -97,6 +128,7 @@ impl Control {
             Some(_) => self.lanes_of(&session.policy),
             None => vec![session.lane],
         };
+        let lanes = self.lanes_of_class(&lanes, qos, session.unplaced.is_none())?;
         let choice = self.choice(&lanes, qos.datapath.is_some());
         if choice.nothing {
             return Err(Failure::new(

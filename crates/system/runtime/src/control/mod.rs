@@ -63,7 +63,7 @@ pub use networks::StationError;
 use reaper::Reaper;
 use routes::Routes;
 pub use schedules::ScheduleError;
-use session::Session;
+use session::{Session, SessionIds};
 pub use start::{InlineLane, StartError, Unavailable};
 
 /// A connection that has not attached after this long is closed.
@@ -158,7 +158,7 @@ pub struct Control {
     /// The last number given to a tenant that came by no listener.
     next_without: u32,
     sessions: HashMap<u32, Session>,
-    next_session: u32,
+    session_ids: SessionIds,
     schedules: HashMap<DatapathKind, schedules::Installed>,
     /// How often streams were mapped to another datapath than before.
     streams_moved: u64,

@@ -75,6 +75,29 @@ pub struct Session {
     pub charge: Charge,
 }
 
+/// Gives sessions their numbers.
+#[derive(Debug)]
+pub struct SessionIds(u32);
+
+impl Default for SessionIds {
+    fn default() -> Self {
+        Self(1)
+    }
+}
+
+impl SessionIds {
+    /// A number that no session has, not 0: all others come round again, and one that has lasted keeps its own.
+    pub fn next(&mut self, is_taken: impl Fn(u32) -> bool) -> u32 {
+        loop {
+            let id = self.0;
+            self.0 = self.0.wrapping_add(1).max(1);
+            if !is_taken(id) {
+                return id;
+            }
+        }
+    }
+}
+
 /// The end of a session of which the application keeps the connection, for received messages that it still reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Finish {
@@ -478,4 +501,20 @@ fn insert<T>(list: &mut Vec<Option<T>>, value: T, most: usize) -> Option<usize> 
     }
     list.push(Some(value));
     Some(list.len() - 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_of_sessions_come_round_and_none_is_anothers() {
+        let mut ids = SessionIds(u32::MAX - 1);
+        let mut taken = vec![1, 2, u32::MAX];
+        for expected in [u32::MAX - 1, 3, 4] {
+            let id = ids.next(|id| taken.contains(&id));
+            assert_eq!(id, expected);
+            taken.push(id);
+        }
+    }
 }

@@ -23,6 +23,7 @@ use super::reaper::Reaper;
 use super::routes::Routes;
 use super::schedules::{Origin, ScheduleError};
 use super::scout::Scouting;
+use super::session::SessionIds;
 use super::{CONTROL_THREAD, Control, LaneInfo, PortInfo, Runtime, RuntimeHandle, Token};
 use crate::config::{Config, Departure, KeyMissing, LaneConfig};
 use crate::lane::idle::{self, IdleStrategy, Step};
@@ -55,7 +56,7 @@ pub enum StartError {
     /// A lane is named that there is not, or none.
     #[error("{what} names {lanes:?} as its lanes: this node has 0 to {last}")]
     NoSuchLane {
-        /// The datapath.
+        /// The datapath or class.
         what: String,
         /// As configured.
         lanes: Vec<usize>,
@@ -346,7 +347,7 @@ fn start(
         next_listener: 0,
         next_without: super::listener::FIRST_WITHOUT,
         sessions: HashMap::new(),
-        next_session: 1,
+        session_ids: SessionIds::default(),
         schedules: HashMap::new(),
         streams_moved: 0,
         to_map: Vec::new(),
@@ -434,11 +435,14 @@ fn start(
     ))
 }
 
-/// Whether all lanes that datapaths name are there.
+/// Whether all lanes that datapaths and classes name are there.
 fn check_lanes(config: &Config) -> Result<(), StartError> {
     let last = config.lanes.len() - 1;
     let datapaths = config.datapath_lanes.iter();
-    for (what, lanes) in datapaths.map(|(name, lanes)| (format!("datapath {name}"), lanes)) {
+    let datapaths = datapaths.map(|(name, lanes)| (format!("datapath {name}"), lanes));
+    let classes = config.class_lanes.iter();
+    let classes = classes.map(|(class, lanes)| (format!("class {class}"), lanes));
+    for (what, lanes) in datapaths.chain(classes) {
         if lanes.is_empty() || lanes.iter().any(|&lane| lane > last) {
             let lanes = lanes.clone();
             return Err(StartError::NoSuchLane { what, lanes, last });

@@ -27,6 +27,8 @@ pub struct File {
     pub node: Node,
     /// `[[lane]]`; left out: one lane of defaults.
     pub lane: Option<Vec<Lane>>,
+    /// `[[class]]`
+    pub class: Vec<Class>,
     /// `[security]`
     pub security: Security,
     /// `[[peer]]`
@@ -153,6 +155,16 @@ pub struct Scout {
     /// This node introduces its peers to each other.
     #[serde(default)]
     pub introduce: bool,
+}
+
+/// `[[class]]`
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Class {
+    /// A traffic class, 0 to 7.
+    pub number: u8,
+    /// Lanes that serve its streams.
+    pub lanes: Vec<usize>,
 }
 
 /// `[security]`

@@ -148,6 +148,11 @@ impl From<File> for Settings {
             port: file.node.port,
             lanes: lanes.iter().map(lane).collect(),
             datapath_lanes: datapath_lanes(&file.datapath),
+            class_lanes: file
+                .class
+                .iter()
+                .map(|class| (class.number, class.lanes.clone()))
+                .collect(),
             peers: peers(&file),
             // The keys are read when the node starts.
             security: Security {

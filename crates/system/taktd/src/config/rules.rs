@@ -167,10 +167,10 @@ fn lanes(file: &File, document: &Document<'_>) -> Checked {
     Ok(())
 }
 
-/// Lanes that datapaths and listeners name are there.
+/// Lanes that datapaths, classes and listeners name are there, and each listener has one for each of its classes.
 fn lanes_named(file: &File, document: &Document<'_>) -> Checked {
     let count = file.lane.as_ref().map_or(1, Vec::len);
-    let check = |lanes: &Option<Vec<usize>>, way: &[super::document::Step<'_>]| {
+    let check = |lanes: Option<&Vec<usize>>, way: &[super::document::Step<'_>]| {
         let Some(lanes) = lanes else { return Ok(()) };
         if lanes.is_empty() {
             return fault(document, way, "no lane: name one, or leave it out for all");
@@ -189,15 +189,47 @@ fn lanes_named(file: &File, document: &Document<'_>) -> Checked {
         Ok(())
     };
     let datapath = &file.datapath;
-    check(&datapath.udp.lanes, way!["datapath", "udp", "lanes"])?;
+    check(
+        datapath.udp.lanes.as_ref(),
+        way!["datapath", "udp", "lanes"],
+    )?;
     if let Some(xdp) = &datapath.xdp {
-        check(&xdp.lanes, way!["datapath", "xdp", "lanes"])?;
+        check(xdp.lanes.as_ref(), way!["datapath", "xdp", "lanes"])?;
     }
     for (name, plugin) in &datapath.plugins {
-        check(&plugin.lanes, way!["datapath", name.as_str(), "lanes"])?;
+        check(
+            plugin.lanes.as_ref(),
+            way!["datapath", name.as_str(), "lanes"],
+        )?;
+    }
+    for (index, class) in file.class.iter().enumerate() {
+        let number = class.number;
+        check_classes(&[number], |_| {
+            fault(document, way!["class", index, "number"], NO_CLASS)
+        })?;
+        if file.class[..index]
+            .iter()
+            .any(|other| other.number == number)
+        {
+            let problem = format!("class {number} has its lanes already: name all of them there");
+            return fault(document, way!["class", index, "number"], problem);
+        }
+        check(Some(&class.lanes), way!["class", index, "lanes"])?;
     }
     for (index, listener) in file.listener.iter().flatten().enumerate() {
-        check(&listener.lanes, way!["listener", index, "lanes"])?;
+        let way = way!["listener", index, "lanes"];
+        check(listener.lanes.as_ref(), way)?;
+        let Some(own) = &listener.lanes else { continue };
+        let unserved = file.class.iter().find(|class| {
+            listener.classes.contains(&class.number) && !own.iter().any(|l| class.lanes.contains(l))
+        });
+        if let Some(class) = unserved {
+            let problem = format!(
+                "none of them serves class {}, whose `lanes` are {:?}: add one of those, or take the class out of the listener's `classes`",
+                class.number, class.lanes
+            );
+            return fault(document, way, problem);
+        }
     }
     Ok(())
 }

@@ -541,6 +541,26 @@ fn every_fault_names_line_key_value_and_remedy() {
             "lane 0 is named twice",
         ),
         (
+            "[[lane]]\n[[lane]]\n[[class]]\nnumber = 6\nlanes = [2]",
+            "`class[0].lanes`",
+            "there is no lane 2: [[lane]] is written for lanes 0 to 1",
+        ),
+        (
+            "[[class]]\nnumber = 8\nlanes = [0]",
+            "`class[0].number` = 8",
+            "write numbers from 0 to 7",
+        ),
+        (
+            "[[class]]\nnumber = 6\nlanes = [0]\n[[class]]\nnumber = 6\nlanes = [0]",
+            "`class[1].number` = 6",
+            "has its lanes already",
+        ),
+        (
+            "[[lane]]\n[[lane]]\n[[class]]\nnumber = 6\nlanes = [1]\n[[listener]]\nlanes = [0]",
+            "`listener[0].lanes`",
+            "none of them serves class 6, whose `lanes` are [1]",
+        ),
+        (
             "[datapath.xdp]\ninterface = \"eth0\"\nlanes = []",
             "`datapath.xdp.lanes`",
             "name one, or leave it out for all",
