@@ -166,6 +166,13 @@ impl Config {
         if let Some(twice) = self.cores.iter().find(|core| !seen.insert(**core)) {
             return refuse(format!("processor {twice} is named twice"));
         }
+        let possible = aya::util::nr_cpus().map_or(u32::MAX, |count| count as u32);
+        if let Some(cpu) = self.cores.iter().find(|core| **core >= possible) {
+            return Err(Error::Cpu {
+                cpu: *cpu,
+                told: format!("this machine has {possible}, from 0 on"),
+            });
+        }
         let mut seen = HashSet::new();
         let mut neighbours = self.neighbours.iter();
         if let Some(twice) = neighbours.find(|neighbour| !seen.insert(neighbour.address)) {

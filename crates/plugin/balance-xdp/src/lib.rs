@@ -14,7 +14,8 @@
 //! - Fragments and packets behind IPv6 extension headers take the kernel's way, and may overtake others of their flow or be overtaken.
 //! - Neighbours tell no watermark: towards them δ alone keeps the order. It has to be longer than paths' latencies differ.
 //! - VXLAN over IPv4, and neighbours on the link or behind a gateway of the kernel's routes, not behind a VLAN interface.
-//! - A veth delivers redirected frames only if its other end has NAPI on: an XDP program, or `ethtool -K … gro on`.
+//! - A veth delivers redirected frames only if its other end has NAPI on: an XDP program, or `ethtool -K … gro on`. Frames that come in
+//!   by a veth must have their checksums: `ethtool -K … tx off` where they are sent. Network cards need neither.
 //! - What comes back from a service at a neighbour goes to the client directly: the neighbour has the service's address, too.
 //!
 //! Linux 5.18 at least (native XDP, CPUMAP with a program, `BPF_F_MMAPABLE`).
