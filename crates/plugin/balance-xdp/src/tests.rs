@@ -426,3 +426,111 @@ proptest! {
         keeps_the_order(&steps)?;
     }
 }
+
+/// Prints what a packet costs beside a plain redirection to the same processor, in turns.
+#[test]
+#[ignore = "a measurement: docs/performance.md"]
+fn cost() {
+    let directory = takt_testing::Directory::new();
+    let object = directory.join("plain.bpf.o");
+    let built = std::process::Command::new("clang")
+        .args([
+            "-O2",
+            "-g",
+            "-target",
+            "bpf",
+            "-I/usr/include/x86_64-linux-gnu",
+            "-c",
+        ])
+        .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/plain.bpf.c"))
+        .arg("-o")
+        .arg(&object)
+        .status();
+    assert!(built.expect("clang").success());
+    let lab = takt_lab::Lab::scratch(&takt_lab::LabConfig::default()).expect("a lab");
+    // Packets that are delivered go to a loopback interface where nobody has their address.
+    let _inside = lab.host(0).enter().expect("the host");
+    let mut plain = aya::Ebpf::load_file(&object).expect("loaded");
+    let mut cpus: aya::maps::CpuMap<_> = plain
+        .take_map("plain_cpus")
+        .expect("the map")
+        .try_into()
+        .expect("a CPUMAP");
+    cpus.set(1, 16384, None, 0).expect("a queue");
+    let xdp: &mut Xdp = plain
+        .program_mut("plain")
+        .and_then(|program| program.try_into().ok())
+        .expect("the program");
+    xdp.load().expect("loaded");
+    let about = About {
+        delta_ns: 100_000,
+        layout: LAYOUT,
+        queues: 1,
+        mask: 1023,
+        cores: 1,
+        targets: 1,
+        ..About::default()
+    };
+    let services = ["udp:10.0.0.1:5004".parse().expect("a service")];
+    let mut ours = Program::load(about, &services, &[1], 16384).expect("loaded");
+    ours.maps.targets[0].set(Some(Reach::Core(1)), false);
+    let frame = udp(client(7), service(), &[0; 64]);
+    const PACKETS: u32 = 1_000_000;
+    // Nanoseconds that a packet costs whoever receives, and those of them that the program takes.
+    let run = |xdp: &Xdp| {
+        let mut options = TestRunOptions::new();
+        options.data_in = Some(&frame);
+        options.repeat = PACKETS;
+        options.attrs = aya::programs::TestRunAttrs::new().xdp_live_frames(64);
+        let before = xdp.info().expect("info");
+        let begin = std::time::Instant::now();
+        xdp.test_run(options).expect("run");
+        let all = begin.elapsed().as_nanos() as f64 / f64::from(PACKETS);
+        let after = xdp.info().expect("info");
+        let time = after.run_time() - before.run_time();
+        let runs = after.run_count() - before.run_count();
+        (all, time.as_nanos() as f64 / runs as f64)
+    };
+    let median = |figures: &mut Vec<f64>| {
+        figures.sort_by(f64::total_cmp);
+        figures[figures.len() / 2]
+    };
+    // With the time of programs taken, which costs something itself, and without.
+    for timed in [true, false] {
+        let _times = timed.then(|| aya::sys::enable_stats(aya::sys::Stats::RunTime));
+        let mut figures = [const { Vec::new() }; 4];
+        for _ in 0..9 {
+            let of = |ebpf: &aya::Ebpf, name: &str| {
+                let xdp: &Xdp = ebpf
+                    .program(name)
+                    .and_then(|program| program.try_into().ok())
+                    .expect("the program");
+                run(xdp)
+            };
+            let (plain, ours) = (of(&plain, "plain"), of(ours.ebpf(), BALANCE));
+            for (figures, figure) in figures.iter_mut().zip([plain.0, plain.1, ours.0, ours.1]) {
+                figures.push(figure);
+            }
+        }
+        let [plain, plain_program, all, program] = figures.each_mut().map(median);
+        match timed {
+            true => println!("the program: {program:.0} ns a packet, plain {plain_program:.0} ns"),
+            false => {
+                println!("with the queue to another processor: {all:.0} ns, plain {plain:.0} ns")
+            }
+        }
+    }
+    let arrive: &Xdp = ours
+        .ebpf()
+        .program("takt_arrive")
+        .and_then(|program| program.try_into().ok())
+        .expect("the program");
+    let arrive = arrive.info().expect("info");
+    println!(
+        "where packets leave the queue: {:.0} ns",
+        arrive.run_time().as_nanos() as f64 / arrive.run_count() as f64
+    );
+    let (sent, out) = ours.maps.queue(0);
+    println!("{} of {sent} packets were taken there", ours.maps.taken(0));
+    assert!(out > 0);
+}

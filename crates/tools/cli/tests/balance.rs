@@ -565,3 +565,207 @@ fn whoever_asks_for_what_there_is_not_is_told_and_what_is_killed_leaves_nothing(
         "nothing balances flows at eth0",
     );
 }
+
+/// Prints how long it takes from the first late packet, or from a neighbour's last beat, to the first packet on the new path.
+#[test]
+#[ignore = "a measurement: docs/performance.md"]
+fn reaction() {
+    for period in [Duration::from_millis(1), Duration::from_micros(300)] {
+        reaction_of(period);
+    }
+}
+
+fn reaction_of(period: Duration) {
+    const ROUNDS: usize = 100;
+    const LATE_NS: i64 = 8_000_000;
+    let site = Site::new();
+    let directory = Directory::new();
+    let rules = directory.write(
+        "rules.toml",
+        r#"
+[[flow]]
+name = "flow"
+match = "udp * > 10.99.0.1:5004"
+stamp = "ptp@0"
+
+[[rule]]
+name = "late"
+flow = "udp * > 10.99.0.1:5004"
+when = "delay > 6ms"
+until = "delay < 4ms"
+hold = "1ms"
+do = ["control"]
+"#,
+    );
+    let neighbour = site.neighbour().address().to_string();
+    let mut arguments = vec!["balance", "run", "-i", "eth0", "--json", "--cores", "0"];
+    arguments.extend(["--service", "udp:10.99.0.1:5004", "--neighbour", &neighbour]);
+    arguments.extend(["--no-beats", "--rules", &rules, "--hold", "40ms"]);
+    let running = site.start(site.balancer(), &arguments);
+    running.line("ready");
+    let open = |host: &Host| {
+        let _inside = host.enter().expect("the host");
+        let socket = PromptSocket::open("eth0").expect("a packet socket");
+        (socket, UdpSocket::bind(SERVICE).expect("the address"))
+    };
+    let [mut here, mut there] = [site.balancer(), site.neighbour()].map(open);
+    let inside = site.client().enter().expect("the host");
+    let client = UdpSocket::bind("0.0.0.0:0").expect("a socket");
+    drop(inside);
+    // What was sent, whether late, and where and when it came: number, late, host, instant.
+    let mut got: Vec<(u64, bool, usize, i64)> = Vec::new();
+    let take = |socket: &mut PromptSocket, host: usize, got: &mut Vec<(u64, bool, usize, i64)>| {
+        let packet = |meta: &takt_capture::Meta, bytes: &[u8]| {
+            if bytes.get(36..38) == Some(&5004_u16.to_be_bytes()[..]) && bytes.len() >= 61 {
+                let number = u64::from_be_bytes(bytes[52..60].try_into().expect("eight"));
+                got.push((number, bytes[60] == 1, host, meta.utc_ns));
+            }
+        };
+        socket.take(packet).expect("captured");
+    };
+    let (mut reactions, mut number, mut lost, mut disturbed) = (Vec::new(), 0_u64, 0, 0);
+    let mut reordered = 0;
+    let mut next = std::time::Instant::now();
+    while reactions.len() < ROUNDS {
+        // Until it is here for a while, then late until it is there.
+        let (mut calm, mut late) = (0, None);
+        got.clear();
+        let first = number + 1;
+        loop {
+            // No burst where the machine stood still.
+            next = (next + period).max(std::time::Instant::now());
+            std::thread::sleep(next.saturating_duration_since(std::time::Instant::now()));
+            number += 1;
+            let is_late = calm >= 100;
+            let now = takt_clock::Clock::now(&takt_clock::SystemTai).as_nanos();
+            // A stamp of the past is a packet that the network has held.
+            let stamp = now - if is_late { LATE_NS } else { 0 };
+            let mut bytes = [0; 19];
+            bytes[2..6].copy_from_slice(&((stamp / 1_000_000_000) as u32).to_be_bytes());
+            bytes[6..10].copy_from_slice(&((stamp % 1_000_000_000) as u32).to_be_bytes());
+            bytes[10..18].copy_from_slice(&number.to_be_bytes());
+            bytes[18] = u8::from(is_late);
+            client.send_to(&bytes, SERVICE).expect("sent");
+            let before = got.len();
+            take(&mut here.0, 1, &mut got);
+            take(&mut there.0, 2, &mut got);
+            for packet in &got[before..] {
+                match packet.2 {
+                    1 if !packet.1 => calm += 1,
+                    1 => late = late.or(Some(packet.3)),
+                    _ => {}
+                }
+            }
+            if is_late && got[before..].iter().any(|packet| packet.1 && packet.2 == 2) {
+                break;
+            }
+        }
+        let there = got.iter().filter(|packet| packet.1 && packet.2 == 2);
+        let there = there.map(|packet| packet.3).min();
+        let Some(late) = late else {
+            // The machine was late by itself, and the flow there already.
+            disturbed += 1;
+            continue;
+        };
+        reactions.push(there.expect("it came") - late);
+        let mut numbers: Vec<u64> = got.iter().map(|packet| packet.0).collect();
+        numbers.retain(|came| *came >= first);
+        numbers.sort_unstable();
+        let last = numbers.last().copied().unwrap_or(first);
+        lost += (last - first + 1) as usize - numbers.len();
+        let mut by_time: Vec<_> = got.iter().map(|packet| (packet.3, packet.0)).collect();
+        by_time.sort_by_key(|(at, _)| *at);
+        let pairs = by_time.windows(2).filter(|pair| pair[0].1 > pair[1].1);
+        reordered += pairs.count();
+    }
+    reactions.sort_unstable();
+    let at = |share: usize| reactions[(reactions.len() - 1) * share / 100] as f64 / 1e3;
+    println!(
+        "a packet every {period:?}, {ROUNDS} times: first late packet to first on the new path: median {:.0} µs, p90 {:.0} µs, \
+         longest {:.0} µs; of {number} packets lost {lost}, reordered {reordered}; {disturbed} rounds left out",
+        at(50),
+        at(90),
+        at(100)
+    );
+    println!("{}", running.end()["packets"]);
+}
+
+/// Prints how long a killed neighbour's flows take to be elsewhere.
+#[test]
+#[ignore = "a measurement: docs/performance.md"]
+fn death() {
+    const ROUNDS: usize = 20;
+    let site = Site::new();
+    let (here, neighbour) = (
+        site.balancer().address().to_string(),
+        site.neighbour().address().to_string(),
+    );
+    let mut arguments = vec!["balance", "run", "-i", "eth0", "--json", "--hold", "1h"];
+    arguments.extend(["--service", "udp:10.99.0.1:5004", "--neighbour", &neighbour]);
+    let running = site.start(site.balancer(), &arguments);
+    running.line("ready");
+    let look = site.look();
+    let mut deaths = Vec::new();
+    let mut lost = 0;
+    for _ in 0..ROUNDS {
+        let mut beats = site.start(site.neighbour(), &["balance", "beat", &here]);
+        running.line("alive");
+        for bundle in 0..1024 {
+            look.assign(bundle, Some(Target::Neighbour(0)))
+                .expect("there");
+        }
+        let open = |host: &Host| {
+            let _inside = host.enter().expect("the host");
+            let socket = PromptSocket::open("eth0").expect("a packet socket");
+            (socket, UdpSocket::bind(SERVICE).expect("the address"))
+        };
+        let [mut to_here, mut to_there] = [site.balancer(), site.neighbour()].map(open);
+        let inside = site.client().enter().expect("the host");
+        let client = UdpSocket::bind("0.0.0.0:0").expect("a socket");
+        drop(inside);
+        let (mut killed, mut first) = (None, None);
+        let count = |socket: &mut PromptSocket| {
+            let mut last = None;
+            let packet = |meta: &takt_capture::Meta, bytes: &[u8]| {
+                if bytes.get(36..38) == Some(&5004_u16.to_be_bytes()[..]) {
+                    last = Some(meta.utc_ns);
+                }
+            };
+            socket.take(packet).expect("captured");
+            last
+        };
+        let mut there = 0;
+        let mut after = 0;
+        while first.is_none() {
+            client.send_to(b"packet", SERVICE).expect("sent");
+            std::thread::sleep(Duration::from_micros(500));
+            there += usize::from(count(&mut to_there.0).is_some());
+            let came = count(&mut to_here.0);
+            if there == 50 && killed.is_none() {
+                beats.child.kill().expect("killed");
+                beats.child.wait().expect("waited");
+                killed = Some(std::time::SystemTime::now());
+            }
+            after += usize::from(killed.is_some());
+            if killed.is_some() {
+                first = came;
+            }
+        }
+        lost += after;
+        let killed = killed.and_then(|at| at.duration_since(std::time::UNIX_EPOCH).ok());
+        deaths.push(first.unwrap_or(0) - killed.map_or(0, |at| at.as_nanos() as i64));
+        running.line("dead");
+        for bundle in 0..1024 {
+            look.assign(bundle, None).expect("there");
+        }
+    }
+    deaths.sort_unstable();
+    println!(
+        "a killed neighbour, {ROUNDS} times: median {:.1} ms, longest {:.1} ms to the first packet elsewhere, {} packets of one every 0.5 ms \
+         meanwhile",
+        deaths[ROUNDS / 2] as f64 / 1e6,
+        deaths[ROUNDS - 1] as f64 / 1e6,
+        lost / ROUNDS
+    );
+    running.end();
+}

@@ -29,6 +29,8 @@ use crate::monitor;
 use crate::output::{Form, print, print_json_line};
 use crate::signals::Stop;
 
+/// `ENETDOWN`.
+const ENETDOWN: i32 = rustix::io::Errno::NETDOWN.raw_os_error();
 /// Flows that are looked at after each tick.
 const SWEEP: usize = 1024;
 /// A flow's limit is given up when the flow was not seen for so long.
@@ -208,7 +210,7 @@ impl Health {
     }
 
     /// Takes what has come. What rules and limits have flows do goes to the balancer.
-    fn step(&mut self, balancer: &mut Balancer, json: bool, bits: u8) -> Result<bool, Failure> {
+    fn step(&mut self, balancer: &mut Balancer, json: bool, bits: u8) -> Result<(), Failure> {
         let (table, offset, limits) = (&mut self.table, self.tai_offset_ns, &mut self.limits);
         let service_ns = balancer.service_ns();
         let take = |meta: &Meta, bytes: &[u8]| {
@@ -246,12 +248,14 @@ impl Health {
                 }
             }
         };
-        let taken = self.socket.take(take).map_err(Failure::io(
-            "watch the interface; was it taken down or removed?",
-        ))?;
+        match self.socket.take(take) {
+            Ok(_) => {}
+            // It is told once when the interface goes down, and may come up again.
+            Err(error) if error.raw_os_error() == Some(ENETDOWN) => {}
+            Err(error) => return Err(Failure::io("watch the interface")(error)),
+        }
         let now_ns = SystemTai.now().as_nanos();
         self.table.sweep(now_ns, SWEEP);
-        let mut left = false;
         let events: Vec<_> = self.table.take_events().collect();
         for event in events {
             let What::Rule {
@@ -270,7 +274,6 @@ impl Health {
                 continue;
             };
             balancer.evict(hash);
-            left = true;
             let bundle = hash & ((1 << bits) - 1);
             match json {
                 true => print_json_line(&Line::Leaves {
@@ -282,7 +285,7 @@ impl Health {
                 false => print(&format!("{rule}: {} leaves, bundle {bundle}\n", event.flow))?,
             }
         }
-        Ok(left || taken > 0)
+        Ok(())
     }
 }
 
