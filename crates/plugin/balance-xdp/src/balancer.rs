@@ -79,6 +79,9 @@ pub struct Config {
     pub function: u8,
     /// Packets that a core's queue holds.
     pub queue: u32,
+    /// The priority among real-time threads (`SCHED_FIFO`, 1 to 99) of the queues' threads and of the thread that makes the
+    /// [`Balancer`]. `None`: as all others.
+    pub priority: Option<u8>,
     /// Where beats come to.
     pub beats: Option<SocketAddr>,
     /// What neighbours prove their beats with.
@@ -252,6 +255,9 @@ impl Balancer {
             virtual_time: 0,
         };
         let mut program = Program::load(about, &config.services, &config.cores, config.queue)?;
+        if let Some(priority) = config.priority {
+            program.prioritise(&config.cores, priority)?;
+        }
         for (target, cpu) in program.maps.targets.iter().zip(&config.cores) {
             target.set(Some(Reach::Core(*cpu)), false);
         }

@@ -25,6 +25,8 @@ pub(crate) struct Program {
     pub(crate) maps: Maps,
     /// Source addresses that are neighbours'.
     neighbours: BpfHashMap<MapData, u64, u32>,
+    /// The map of queues, by which their threads are named.
+    cpus: u32,
     /// Keeps the queues.
     _cpus: CpuMap<MapData>,
 }
@@ -53,9 +55,13 @@ impl Program {
             .map_err(Error::load("create BPF maps"))?;
         load(&mut ebpf, ARRIVE)?;
         load(&mut ebpf, BALANCE)?;
-        let mut cpu_map: CpuMap<MapData> = take(&mut ebpf, "takt_cpus")?
-            .try_into()
-            .map_err(Error::load("open the queues"))?;
+        let cpu_map = take(&mut ebpf, "takt_cpus")?;
+        let id = match &cpu_map {
+            Map::CpuMap(map) => map.info().map_err(Error::load("look at the queues"))?.id(),
+            _ => return Err(missing("takt_cpus")),
+        };
+        let mut cpu_map: CpuMap<MapData> =
+            cpu_map.try_into().map_err(Error::load("open the queues"))?;
         let arrive = program(&mut ebpf, ARRIVE)?;
         let arrive = arrive.fd().map_err(Error::load("load the XDP program"))?;
         for cpu in cpus {
@@ -84,6 +90,7 @@ impl Program {
             ebpf,
             maps,
             neighbours,
+            cpus: id,
             _cpus: cpu_map,
         })
     }
@@ -101,6 +108,48 @@ impl Program {
                 source,
             },
         })
+    }
+
+    /// Has the threads of the queues, and the calling one, run before all that has no such priority (`SCHED_FIFO`).
+    pub(crate) fn prioritise(&self, cpus: &[u32], priority: u8) -> Result<(), Error> {
+        let mut left: Vec<String> = cpus
+            .iter()
+            .map(|cpu| format!("cpumap/{cpu}/map:{}", self.cpus))
+            .collect();
+        let parameters = libc::sched_param {
+            sched_priority: priority.into(),
+        };
+        let set = |process: libc::pid_t| {
+            // SAFETY: the parameters are readable, and the kernel copies them.
+            match unsafe { libc::sched_setscheduler(process, libc::SCHED_FIFO, &parameters) } {
+                0 => Ok(()),
+                _ => Err(std::io::Error::last_os_error()),
+            }
+            .map_err(Error::system("give queues a real-time priority"))
+        };
+        let processes = std::fs::read_dir("/proc").map_err(Error::system("look for threads"))?;
+        for process in processes.flatten() {
+            let Some(number) = process
+                .file_name()
+                .to_str()
+                .and_then(|name| name.parse().ok())
+            else {
+                continue;
+            };
+            // One may have ended meanwhile.
+            let name = std::fs::read_to_string(process.path().join("comm")).unwrap_or_default();
+            if let Some(at) = left.iter().position(|wanted| wanted == name.trim_end()) {
+                set(number)?;
+                left.swap_remove(at);
+            }
+        }
+        match left.first() {
+            None => set(0),
+            Some(name) => Err(Error::Config(format!(
+                "cannot see the kernel's thread {name} in /proc, to give it a priority: run this where the host's processes are seen, or without \
+                 --priority (Linux 5.17 at least)"
+            ))),
+        }
     }
 
     /// Frames from this address are a neighbour's, or are not.

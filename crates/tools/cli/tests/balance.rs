@@ -545,7 +545,7 @@ fn whoever_asks_for_what_there_is_not_is_told_and_what_is_killed_leaves_nothing(
     );
     refused(&run(&["-i", "lo"]), "native XDP program");
 
-    let mut running = site.balance(&[]);
+    let running = site.balance(&[]);
     refused(&run(&["-i", "eth0"]), "already carries an XDP program");
     let assign = |bundle, target| ["balance", "assign", "-i", "eth0", bundle, target];
     refused(&assign("64", "core:0"), "bundle 64: there are 64");
@@ -553,6 +553,29 @@ fn whoever_asks_for_what_there_is_not_is_told_and_what_is_killed_leaves_nothing(
     refused(&assign("1", "neighbour:0"), "neighbour 0: there are 0");
     assert_eq!(on(&assign("1", "core:0")).0, Some(0));
     assert_eq!(on(&assign("1", "auto")).0, Some(0));
+    drop(running);
+    let mut running = site.balance(&["--priority", "3", "--cores", "0"]);
+    let pid = running.child.id();
+    let policy = |task: String| {
+        let stat = std::fs::read_to_string(format!("/proc/{task}/stat")).ok()?;
+        let fields: Vec<_> = stat
+            .rsplit(") ")
+            .next()
+            .expect("fields")
+            .split(' ')
+            .collect();
+        // proc_pid_stat(5): rt_priority and policy are 40 and 41, the state is 3.
+        Some((fields[37].to_owned(), fields[38].to_owned()))
+    };
+    let realtime = Some(("3".to_owned(), "1".to_owned()));
+    assert_eq!(policy(format!("{pid}/task/{pid}")), realtime);
+    let kernels = std::fs::read_dir("/proc").expect("/proc").flatten();
+    let names = kernels.filter_map(|process| {
+        let name = std::fs::read_to_string(process.path().join("comm")).ok()?;
+        let task = process.file_name().into_string().ok()?;
+        (name.starts_with("cpumap/0/") && policy(task) == realtime).then_some(())
+    });
+    assert_eq!(names.count(), 1);
     assert!(ip(site.balancer(), &["link", "show", "eth0"]).contains("xdp"));
     running.child.kill().expect("killed");
     running.child.wait().expect("waited");
@@ -601,6 +624,7 @@ do = ["control"]
     let mut arguments = vec!["balance", "run", "-i", "eth0", "--json", "--cores", "0"];
     arguments.extend(["--service", "udp:10.99.0.1:5004", "--neighbour", &neighbour]);
     arguments.extend(["--no-beats", "--rules", &rules, "--hold", "40ms"]);
+    arguments.extend(["--priority", "50"]);
     let running = site.start(site.balancer(), &arguments);
     running.line("ready");
     let open = |host: &Host| {

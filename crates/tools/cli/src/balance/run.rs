@@ -53,7 +53,7 @@ Native XDP is needed. Nothing is pinned: when this ends, by whatever signal, the
 the kernel's way.
 
 Examples:
-  takt balance run -i eth0 --service udp:10.0.0.1:5004 --cores 2,3
+  takt balance run -i eth0 --service udp:10.0.0.1:5004 --cores 2,3 --priority 50
   takt balance run -i eth0 --service udp:*:5004 --neighbour 10.0.0.3 --key /etc/takt/balance.key
   takt balance run -i eth0 --service tcp:10.0.0.1:80 --neighbour 10.1.0.3,vni=42,mac=02:00:00:00:00:01
   takt balance run -i eth0 --service udp:10.0.0.1:5004 --neighbour 10.0.0.3 --rules camera.toml --json";
@@ -89,6 +89,10 @@ pub struct Run {
     /// Packets that the queue of a processor holds
     #[arg(long, value_name = "PACKETS", default_value_t = 2048, value_parser = clap::value_parser!(u32).range(1..=16384))]
     queue: u32,
+    /// Run the threads of queues, and this one, before all others: their priority by SCHED_FIFO, 1 to 99. A core whose thread does not get to
+    /// run keeps its bundles
+    #[arg(long, value_name = "PRIORITY", value_parser = clap::value_parser!(u8).range(1..=99))]
+    priority: Option<u8>,
     /// A neighbour without beats for so long is dead
     #[arg(long, value_name = "TIME", default_value = "50ms", value_parser = arguments::time)]
     silence: Duration,
@@ -337,6 +341,7 @@ impl Run {
             silence: heard.then_some(self.silence),
             function: self.function,
             queue: self.queue,
+            priority: self.priority,
             beats: heard.then_some(self.beats),
             key: self.key.as_deref().map(Key::read).transpose()?,
         })
