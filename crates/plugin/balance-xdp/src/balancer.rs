@@ -371,9 +371,13 @@ impl Balancer {
             let ip = from.ip().to_canonical();
             let mut neighbours = (0..).zip(&mut self.neighbours);
             let of = neighbours.find(|(_, watched)| watched.neighbour.address == ip);
-            let beat = Beat::read(&bytes[..length], self.config.key.as_ref());
-            match (of, beat) {
-                (Some((number, watched)), Ok(beat)) if beat.sequence > watched.sequence => {
+            // Whoever is no neighbour costs no look at a tag.
+            let beat = of.and_then(|of| {
+                let beat = Beat::read(&bytes[..length], self.config.key.as_ref());
+                Some((of, beat.ok()?))
+            });
+            match beat {
+                Some(((number, watched), beat)) if beat.sequence > watched.sequence => {
                     watched.sequence = beat.sequence;
                     watched.beats += 1;
                     let report = Report {
