@@ -5,7 +5,7 @@
 
 use std::ffi::CString;
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -79,12 +79,12 @@ pub struct PacketSocket {
 // SAFETY: the ring is this value's alone, and nothing in it belongs to a thread.
 unsafe impl Send for PacketSocket {}
 
-fn set<T>(socket: &OwnedFd, option: libc::c_int, value: &T) -> io::Result<()> {
+fn set<T>(socket: &OwnedFd, level: libc::c_int, option: libc::c_int, value: &T) -> io::Result<()> {
     // SAFETY: `value` is readable for the length that is told, and the kernel copies it.
     let result = unsafe {
         libc::setsockopt(
             socket.as_raw_fd(),
-            libc::SOL_PACKET,
+            level,
             option,
             ptr::from_ref(value).cast(),
             size_of::<T>() as libc::socklen_t,
@@ -107,50 +107,87 @@ fn interface(name: &str) -> Option<(u32, u16)> {
     (index != 0).then_some((index, kind.unwrap_or(libc::ARPHRD_ETHER)))
 }
 
+/// A packet socket without a protocol yet: nothing is queued before it is bound. Also the interface's index.
+fn open(name: &str, outgoing: bool) -> Result<(OwnedFd, u32), OpenError> {
+    let other = |what: &'static str| failed(what, name);
+    let (index, kind) = interface(name).ok_or_else(|| OpenError::NoInterface(name.to_owned()))?;
+    if kind != libc::ARPHRD_ETHER && kind != libc::ARPHRD_LOOPBACK {
+        return Err(OpenError::NotEthernet {
+            interface: name.to_owned(),
+            kind,
+        });
+    }
+    // SAFETY: no memory is handed over.
+    let socket = unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) };
+    if socket < 0 {
+        let source = io::Error::last_os_error();
+        return Err(match source.raw_os_error() {
+            Some(libc::EPERM | libc::EACCES) => OpenError::Privilege {
+                interface: name.to_owned(),
+                source,
+            },
+            _ => other("open a packet socket")(source),
+        });
+    }
+    // SAFETY: a descriptor that was just opened, and belongs to nobody else.
+    let socket = unsafe { OwnedFd::from_raw_fd(socket) };
+    if !outgoing {
+        set(
+            &socket,
+            libc::SOL_PACKET,
+            libc::PACKET_IGNORE_OUTGOING,
+            &1_i32,
+        )
+        .map_err(other("leave out what is sent"))?;
+    }
+    Ok((socket, index))
+}
+
+/// From now on it captures.
+fn bind(socket: &OwnedFd, name: &str, index: u32) -> Result<(), OpenError> {
+    let address = libc::sockaddr_ll {
+        sll_family: libc::AF_PACKET as u16,
+        sll_protocol: (libc::ETH_P_ALL as u16).to_be(),
+        sll_ifindex: index as i32,
+        sll_hatype: 0,
+        sll_pkttype: 0,
+        sll_halen: 0,
+        sll_addr: [0; 8],
+    };
+    // SAFETY: an address of the length that is told, which the kernel copies.
+    let bound = unsafe {
+        libc::bind(
+            socket.as_raw_fd(),
+            ptr::from_ref(&address).cast(),
+            size_of_val(&address) as libc::socklen_t,
+        )
+    };
+    match bound {
+        0 => Ok(()),
+        _ => Err(failed("capture", name)(io::Error::last_os_error())),
+    }
+}
+
+fn failed(what: &'static str, interface: &str) -> impl FnOnce(io::Error) -> OpenError {
+    let interface = interface.to_owned();
+    move |source| OpenError::Other {
+        what,
+        interface,
+        source,
+    }
+}
+
 impl PacketSocket {
     /// Captures on an interface with a ring of `megabytes`; what the host itself sends only if `outgoing`.
     ///
     /// # Errors
     /// [`OpenError`].
     pub fn open(name: &str, megabytes: usize, outgoing: bool) -> Result<Self, OpenError> {
-        let other = |what: &'static str| {
-            let interface = name.to_owned();
-            move |source: io::Error| OpenError::Other {
-                what,
-                interface,
-                source,
-            }
-        };
-        let (index, kind) =
-            interface(name).ok_or_else(|| OpenError::NoInterface(name.to_owned()))?;
-        if kind != libc::ARPHRD_ETHER && kind != libc::ARPHRD_LOOPBACK {
-            return Err(OpenError::NotEthernet {
-                interface: name.to_owned(),
-                kind,
-            });
-        }
-        // No protocol yet: nothing is queued before the ring is there.
-        // SAFETY: no memory is handed over.
-        let socket =
-            unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) };
-        if socket < 0 {
-            let source = io::Error::last_os_error();
-            return Err(match source.raw_os_error() {
-                Some(libc::EPERM | libc::EACCES) => OpenError::Privilege {
-                    interface: name.to_owned(),
-                    source,
-                },
-                _ => other("open a packet socket")(source),
-            });
-        }
-        // SAFETY: a descriptor that was just opened, and belongs to nobody else.
-        let socket = unsafe { OwnedFd::from_raw_fd(socket) };
+        let other = |what: &'static str| failed(what, name);
+        let (socket, index) = open(name, outgoing)?;
         let version = libc::tpacket_versions::TPACKET_V3 as libc::c_int;
-        set(&socket, libc::PACKET_VERSION, &version).map_err(other("choose TPACKET_V3"))?;
-        if !outgoing {
-            set(&socket, libc::PACKET_IGNORE_OUTGOING, &1_i32)
-                .map_err(other("leave out what is sent"))?;
-        }
+        set(&socket, libc::SOL_PACKET, libc::PACKET_VERSION, &version)
+            .map_err(other("choose TPACKET_V3"))?;
         let blocks = megabytes.clamp(1, 1024);
         let request = libc::tpacket_req3 {
             tp_block_size: BLOCK as u32,
@@ -161,7 +198,8 @@ impl PacketSocket {
             tp_sizeof_priv: 0,
             tp_feature_req_word: 0,
         };
-        set(&socket, libc::PACKET_RX_RING, &request).map_err(other("set up a ring"))?;
+        set(&socket, libc::SOL_PACKET, libc::PACKET_RX_RING, &request)
+            .map_err(other("set up a ring"))?;
         // SAFETY: a new mapping at an address of the kernel's choice, as long as the ring.
         let ring = unsafe {
             rustix::mm::mmap(
@@ -181,26 +219,7 @@ impl PacketSocket {
             next: 0,
             tagged: Vec::new(),
         };
-        let address = libc::sockaddr_ll {
-            sll_family: libc::AF_PACKET as u16,
-            sll_protocol: (libc::ETH_P_ALL as u16).to_be(),
-            sll_ifindex: index as i32,
-            sll_hatype: 0,
-            sll_pkttype: 0,
-            sll_halen: 0,
-            sll_addr: [0; 8],
-        };
-        // SAFETY: an address of the length that is told, which the kernel copies.
-        let bound = unsafe {
-            libc::bind(
-                this.socket.as_raw_fd(),
-                ptr::from_ref(&address).cast(),
-                size_of_val(&address) as libc::socklen_t,
-            )
-        };
-        if bound != 0 {
-            return Err(other("capture")(io::Error::last_os_error()));
-        }
+        bind(&this.socket, name, index)?;
         Ok(this)
     }
 
@@ -337,4 +356,105 @@ impl Drop for PacketSocket {
         // SAFETY: mapped by `open` with this length, and nothing of it is borrowed any more.
         let _ = unsafe { rustix::mm::munmap(self.ring.cast(), BLOCK * self.blocks) };
     }
+}
+
+/// A packet socket that hands out each packet as it comes: a system call for each, and none waits for a block to fill. What a
+/// network card took out of frames (VLAN tags) is not put back.
+#[derive(Debug)]
+pub struct PromptSocket {
+    socket: OwnedFd,
+    bytes: Vec<u8>,
+}
+
+/// Bytes that are looked at of a packet.
+const PROMPT_SNAP: usize = 2048;
+/// Packets that are taken at once.
+const PROMPT_MOST: u64 = 1024;
+
+impl AsFd for PromptSocket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+impl PromptSocket {
+    /// Captures what an interface receives.
+    ///
+    /// # Errors
+    /// [`OpenError`].
+    pub fn open(name: &str) -> Result<Self, OpenError> {
+        let (socket, index) = open(name, false)?;
+        set(&socket, libc::SOL_SOCKET, libc::SO_TIMESTAMPNS, &1_i32)
+            .map_err(failed("ask for times", name))?;
+        bind(&socket, name, index)?;
+        Ok(Self {
+            socket,
+            bytes: vec![0; PROMPT_SNAP],
+        })
+    }
+
+    /// Hands out what is there, without waiting. Returns how many there were.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn take(&mut self, mut packet: impl FnMut(&Meta, &[u8])) -> io::Result<u64> {
+        let mut taken = 0;
+        while taken < PROMPT_MOST {
+            // Aligned as control messages are.
+            let mut control = [0_u64; 16];
+            let mut part = libc::iovec {
+                iov_base: self.bytes.as_mut_ptr().cast(),
+                iov_len: self.bytes.len(),
+            };
+            // SAFETY: a header is integers and pointers, for which zeros are values.
+            let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+            message.msg_iov = &raw mut part;
+            message.msg_iovlen = 1;
+            message.msg_control = control.as_mut_ptr().cast();
+            message.msg_controllen = size_of_val(&control) as _;
+            // SAFETY: all buffers are as long as told, and outlive the call.
+            let length = unsafe {
+                libc::recvmsg(
+                    self.socket.as_raw_fd(),
+                    &raw mut message,
+                    libc::MSG_DONTWAIT | libc::MSG_TRUNC,
+                )
+            };
+            let Ok(length) = usize::try_from(length) else {
+                let error = io::Error::last_os_error();
+                return match error.kind() {
+                    io::ErrorKind::WouldBlock => Ok(taken),
+                    io::ErrorKind::Interrupted => continue,
+                    _ => Err(error),
+                };
+            };
+            let meta = Meta {
+                utc_ns: stamp(&message).unwrap_or(0),
+                length: u32::try_from(length).unwrap_or(u32::MAX),
+                link_type: ETHERNET,
+            };
+            packet(&meta, &self.bytes[..length.min(PROMPT_SNAP)]);
+            taken += 1;
+        }
+        Ok(taken)
+    }
+}
+
+/// When the kernel received it, UTC nanoseconds.
+fn stamp(message: &libc::msghdr) -> Option<i64> {
+    // SAFETY: the kernel has filled the buffer of control messages, and told its length.
+    let mut next = unsafe { libc::CMSG_FIRSTHDR(message) };
+    while !next.is_null() {
+        // SAFETY: within the buffer, as the macros see to.
+        let header = unsafe { &*next };
+        if (header.cmsg_level, header.cmsg_type) == (libc::SOL_SOCKET, libc::SCM_TIMESTAMPNS) {
+            // SAFETY: such a message carries a `timespec`.
+            let time =
+                unsafe { ptr::read_unaligned(libc::CMSG_DATA(next).cast::<libc::timespec>()) };
+            return Some(time.tv_sec * 1_000_000_000 + time.tv_nsec);
+        }
+        // SAFETY: as above.
+        next = unsafe { libc::CMSG_NXTHDR(message, next) };
+    }
+    None
 }

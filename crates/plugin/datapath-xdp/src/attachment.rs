@@ -11,10 +11,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use takt_datapath::OpenError;
 use takt_datapath::stack::{Interface, InterfaceState, NextHops, StackError};
+use takt_xdp::{AttachMode, Namespace};
 
 use crate::config::ZeroCopy;
-use crate::interface::{Device, Namespace};
-use crate::link::AttachMode;
+use crate::interface::Device;
 use crate::maps::{MOST_PORTS, Maps, Slot};
 use crate::port::open_error;
 use crate::program::{self, Attached, Mode};

@@ -29,7 +29,6 @@ mod attachment;
 mod bare;
 mod config;
 mod interface;
-mod link;
 mod maps;
 mod metadata;
 mod peers;
@@ -53,13 +52,13 @@ use takt_datapath::stack::Interface;
 use takt_datapath::{Capabilities, Datapath, DatapathKind, Health, OpenError, Port, PortRequest};
 
 pub use config::{XdpConfig, ZeroCopy};
-pub use link::AttachMode;
 pub use maps::ProgramCounters;
 pub use program::Mode;
 #[cfg(fuzzing)]
 pub use program::fuzzing;
 pub use prospect::Prospect;
 pub use socket::BusyPoll;
+pub use takt_xdp::AttachMode;
 
 use attachment::{Attachment, Traits};
 pub use bare::BareSocket;
@@ -137,7 +136,7 @@ impl XdpDatapath {
     /// The queues of a lane, and how many ports are to share each: every `lanes`-th queue, or one
     /// shared with other lanes where there are more lanes than queues.
     fn queues_of(&self, request: &PortRequest) -> Result<(Vec<u32>, u32), OpenError> {
-        let namespace = interface::namespace().map_err(|source| OpenError::System {
+        let namespace = takt_xdp::namespace().map_err(|source| OpenError::System {
             action: "cannot identify the thread's network namespace".into(),
             source,
         })?;

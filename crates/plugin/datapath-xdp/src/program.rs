@@ -6,9 +6,9 @@ use std::os::fd::{AsFd, OwnedFd};
 use aya::programs::Xdp;
 use aya::{Ebpf, EbpfError, EbpfLoader};
 use takt_datapath::OpenError;
+use takt_xdp::AttachMode;
 
 use crate::interface::Device;
-use crate::link::{self, AttachMode};
 use crate::maps::{MOST_PORTS, Maps};
 use crate::privilege;
 
@@ -55,9 +55,11 @@ pub(crate) fn attach(device: &Device, mode: Mode) -> Result<Attached, OpenError>
 
     let native = match mode {
         Mode::Generic => None,
-        Mode::Auto | Mode::Native => {
-            Some(link::attach(fd.as_fd(), device.ifindex, AttachMode::Native))
-        }
+        Mode::Auto | Mode::Native => Some(takt_xdp::attach(
+            fd.as_fd(),
+            device.ifindex,
+            AttachMode::Native,
+        )),
     };
     let (link, attached, fallback) = match (native, mode) {
         (Some(Ok(link)), _) => (link, AttachMode::Native, None),
@@ -65,7 +67,7 @@ pub(crate) fn attach(device: &Device, mode: Mode) -> Result<Attached, OpenError>
             return Err(attach_error(device, AttachMode::Native, error));
         }
         (refused, _) => {
-            let link = link::attach(fd.as_fd(), device.ifindex, AttachMode::Generic)
+            let link = takt_xdp::attach(fd.as_fd(), device.ifindex, AttachMode::Generic)
                 .map_err(|error| attach_error(device, AttachMode::Generic, error))?;
             (
                 link,

@@ -182,6 +182,25 @@ impl Resources {
         self.neighbours.states.len()
     }
 
+    /// Whether there is such a target.
+    ///
+    /// # Errors
+    /// [`Refused::NoSuch`].
+    pub fn check(&self, target: Target) -> Result<(), Refused> {
+        let (what, number, count) = match target {
+            Target::Core(core) => ("core", core, self.cores()),
+            Target::Neighbour(neighbour) => ("neighbour", neighbour, self.neighbours()),
+        };
+        match usize::from(number) < count {
+            true => Ok(()),
+            false => Err(Refused::NoSuch {
+                what,
+                number,
+                count,
+            }),
+        }
+    }
+
     /// What a core tells.
     ///
     /// # Errors

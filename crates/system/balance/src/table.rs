@@ -121,6 +121,14 @@ pub struct Table {
     counters: Counters,
 }
 
+/// Where a bundle is to go.
+struct Chosen {
+    /// `None`: there is nothing better than where it is.
+    found: Option<Target>,
+    /// Whether it should leave.
+    away: bool,
+}
+
 /// Spreads what is left of a hash over all its bits.
 #[inline]
 fn seed(hash: u32) -> u32 {
@@ -194,17 +202,7 @@ impl Table {
         target: Target,
         resources: &Resources,
     ) -> Result<(), Refused> {
-        let (what, number, count) = match target {
-            Target::Core(core) => ("core", core, resources.cores()),
-            Target::Neighbour(neighbour) => ("neighbour", neighbour, resources.neighbours()),
-        };
-        if usize::from(number) >= count {
-            return Err(Refused::NoSuch {
-                what,
-                number,
-                count,
-            });
-        }
+        resources.check(target)?;
         self.entry(bundle)?.wish = target.into();
         Ok(())
     }
@@ -235,18 +233,53 @@ impl Table {
             Decision::Fenced => self.counters.fenced += 1,
             Decision::Stay(_) => bundle.last_ns = bundle.last_ns.max(now_ns),
             Decision::Move(target) => {
-                match (bundle.target.target(), target) {
-                    (Some(Target::Neighbour(_)), Target::Core(_)) => self.counters.returns += 1,
-                    (Some(_), Target::Core(_)) => self.counters.to_cores += 1,
-                    (_, Target::Neighbour(_)) => self.counters.to_neighbours += 1,
-                    (None, Target::Core(_)) => {}
-                }
+                self.count_move(bundle.target, target);
                 bundle.target = target.into();
                 bundle.last_ns = bundle.last_ns.max(now_ns);
             }
         }
         self.bundles[at] = bundle;
         decision
+    }
+
+    /// Where a bundle's next flowlet is to go, for a data path that keeps time-outs and watermarks by itself and tells what it
+    /// did by [`moved`](Self::moved). `None`: where it is.
+    pub fn advise(&self, bundle: u32, now_ns: i64, resources: &Resources) -> Option<Target> {
+        let entry = self.bundles.get(bundle as usize)?;
+        let chosen = self.choose(entry, now_ns, seed(bundle), resources);
+        chosen
+            .found
+            .filter(|found| entry.target.target() != Some(*found))
+    }
+
+    /// A bundle has gone to a target, as the data path tells.
+    ///
+    /// # Errors
+    /// [`Refused`], if there is no such bundle or target.
+    pub fn moved(
+        &mut self,
+        bundle: u32,
+        target: Target,
+        resources: &Resources,
+    ) -> Result<(), Refused> {
+        resources.check(target)?;
+        let entry = self.entry(bundle)?;
+        let before = std::mem::replace(&mut entry.target, target.into());
+        if entry.wish == Packed::AWAY || entry.wish == entry.target {
+            entry.wish = Packed::NONE;
+        }
+        self.count_move(before, target);
+        Ok(())
+    }
+
+    #[inline]
+    fn count_move(&mut self, before: Packed, target: Target) {
+        match (before.target(), target) {
+            (Some(Target::Neighbour(_)), Target::Core(_)) => self.counters.returns += 1,
+            (Some(_), Target::Core(_)) => self.counters.to_cores += 1,
+            (_, Target::Neighbour(_)) => self.counters.to_neighbours += 1,
+            (None, Target::Core(_)) => {}
+        }
     }
 
     #[inline]
@@ -259,47 +292,79 @@ impl Table {
     ) -> Decision {
         let seed = seed(hash);
         let Some(current) = bundle.target.target() else {
-            let first = self.first(bundle, now_ns, seed, resources);
-            let wish = std::mem::replace(&mut bundle.wish, Packed::NONE).target();
-            return match wish {
-                Some(wish) if self.can_go(wish, now_ns, resources) => Decision::Move(wish),
-                _ => Decision::Move(first),
-            };
+            let chosen = self.choose(bundle, now_ns, seed, resources);
+            bundle.wish = Packed::NONE;
+            let any = || Target::Core(resources.any_core(seed));
+            return Decision::Move(chosen.found.unwrap_or_else(any));
         };
         let silent = now_ns.saturating_sub(bundle.last_ns) > self.config.delta_ns;
-        if let Target::Neighbour(neighbour) = current
-            && resources.is_dead(neighbour, now_ns)
-        {
-            // It tells no more what is done: δ alone is left.
-            return match silent {
-                true => Decision::Move(self.first(bundle, now_ns, seed, resources)),
-                false => Decision::Fenced,
-            };
-        }
-        let done_before = match current {
-            Target::Core(core) => resources.core_done_before(core),
-            Target::Neighbour(neighbour) => resources.neighbour_done_before(neighbour),
+        let (dead, done_before) = match current {
+            Target::Core(core) => (false, resources.core_done_before(core)),
+            // A dead one tells no more what is done: δ alone is left.
+            Target::Neighbour(neighbour) if resources.is_dead(neighbour, now_ns) => {
+                (true, i64::MAX)
+            }
+            Target::Neighbour(neighbour) => (false, resources.neighbour_done_before(neighbour)),
         };
-        let in_order = silent && bundle.last_ns < done_before;
-        let wished = bundle.wish != Packed::NONE;
-        let overloaded = match current {
+        if !(silent && bundle.last_ns < done_before) {
+            if dead {
+                return Decision::Fenced;
+            }
+            let away = bundle.wish != Packed::NONE || self.overloaded(bundle, current, resources);
+            self.counters.held += u64::from(away);
+            return Decision::Stay(current);
+        }
+        let chosen = self.choose(bundle, now_ns, seed, resources);
+        if !dead {
+            bundle.wish = Packed::NONE;
+        }
+        match chosen.found {
+            Some(target) if target != current => Decision::Move(target),
+            _ => {
+                self.counters.stuck += u64::from(chosen.away);
+                Decision::Stay(current)
+            }
+        }
+    }
+
+    /// Whether a target is too loaded for a bundle, or does not provide the function.
+    #[inline]
+    fn overloaded(&self, bundle: &Bundle, target: Target, resources: &Resources) -> bool {
+        match target {
             Target::Core(core) => resources.core_overloaded(core, bundle.limit),
             Target::Neighbour(neighbour) => {
                 resources.neighbour_overloaded(neighbour, bundle.limit)
                     || !resources.provides(neighbour, self.config.function)
             }
-        };
-        if !in_order {
-            self.counters.held += u64::from(overloaded || wished);
-            return Decision::Stay(current);
         }
-        if let Some(wish) = std::mem::replace(&mut bundle.wish, Packed::NONE).target() {
-            return match wish != current && self.can_go(wish, now_ns, resources) {
-                true => Decision::Move(wish),
-                false => Decision::Stay(current),
+    }
+
+    /// Where a bundle is to go once it may.
+    #[inline]
+    fn choose(&self, bundle: &Bundle, now_ns: i64, seed: u32, resources: &Resources) -> Chosen {
+        let wish = bundle.wish.target();
+        let found = |target| Chosen {
+            found: Some(target),
+            away: false,
+        };
+        let Some(current) = bundle.target.target() else {
+            return found(match wish {
+                Some(wish) if self.can_go(wish, now_ns, resources) => wish,
+                _ => self.first(bundle, now_ns, seed, resources),
+            });
+        };
+        if let Target::Neighbour(neighbour) = current
+            && resources.is_dead(neighbour, now_ns)
+        {
+            return found(self.first(bundle, now_ns, seed, resources));
+        }
+        if let Some(wish) = wish {
+            return match self.can_go(wish, now_ns, resources) {
+                true => found(wish),
+                false => found(current),
             };
         }
-        let away = overloaded || wished;
+        let away = bundle.wish != Packed::NONE || self.overloaded(bundle, current, resources);
         let mut found = None;
         if matches!(current, Target::Neighbour(_))
             && resources.calm_for(self.config.hold_ns, now_ns)
@@ -309,13 +374,7 @@ impl Table {
         if found.is_none() && away {
             found = self.elsewhere(bundle, Some(current), now_ns, seed, resources);
         }
-        match found {
-            Some(target) => Decision::Move(target),
-            None => {
-                self.counters.stuck += u64::from(away);
-                Decision::Stay(current)
-            }
-        }
+        Chosen { found, away }
     }
 
     /// Where a bundle goes that is nowhere, or on a dead neighbour.

@@ -116,8 +116,47 @@ impl Paths {
     }
 }
 
+/// Who decides at the packet.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Split {
+    /// The table itself.
+    Whole,
+    /// A data path that keeps δ by itself and is told by the table where bundles are to go, now and then.
+    Advised,
+}
+
+/// A data path as the XDP program is one: it knows targets, its last packets and what it was told.
+#[derive(Clone, Copy, Default)]
+struct Advised {
+    at: Option<(Target, i64)>,
+    wish: Option<Target>,
+}
+
+impl Advised {
+    fn steer(&mut self, now: i64, dead: impl Fn(Target) -> bool) -> Option<Target> {
+        let to = match (self.at, self.wish) {
+            (None, wish) => wish,
+            (Some((current, last)), wish) => {
+                let silent = now - last > DELTA;
+                let other = wish.filter(|wish| silent && *wish != current && !dead(*wish));
+                other.or((!dead(current)).then_some(current))
+            }
+        };
+        if let Some(to) = to {
+            self.at = Some((to, now));
+        }
+        to
+    }
+}
+
 /// `watermarks`: targets tell what is done, take any time, and δ is 0. Otherwise latencies differ by δ at most.
-fn run(steps: &[Step], watermarks: bool, silence: Option<i64>) -> Result<(), TestCaseError> {
+fn run(
+    steps: &[Step],
+    watermarks: bool,
+    silence: Option<i64>,
+    split: Split,
+) -> Result<(), TestCaseError> {
+    let mut advised = [Advised::default(); 1 << BITS];
     let marks = Marks::new(10, 4).expect("marks");
     let mut node =
         Resources::new(CORES.into(), NEIGHBOURS.into(), marks, marks, silence).expect("node");
@@ -141,13 +180,34 @@ fn run(steps: &[Step], watermarks: bool, silence: Option<i64>) -> Result<(), Tes
     for to in 0..TARGETS {
         tell(&mut node, &paths, to, 0, now);
     }
+    for (bundle, advised) in (0..).zip(&mut advised) {
+        advised.wish = table.advise(bundle, now, &node);
+        prop_assert!(
+            advised.wish.is_some(),
+            "a bundle has a target before its first packet"
+        );
+    }
     for step in steps {
         match *step {
             Step::Packet { flow, after, takes } => {
                 now += after;
                 // Watermarks: a path may be slower than another by anything.
-                let decision = table.steer(now, flow, &node);
-                let Some(to) = decision.target() else {
+                let to = match split {
+                    Split::Whole => table.steer(now, flow, &node).target(),
+                    Split::Advised => {
+                        let bundle = table.bundle(flow);
+                        let dead = |target| match target {
+                            Target::Core(_) => false,
+                            Target::Neighbour(neighbour) => node.is_dead(neighbour, now),
+                        };
+                        let to = advised[bundle as usize].steer(now, dead);
+                        if let Some(to) = to {
+                            table.moved(bundle, to, &node).expect("there");
+                        }
+                        to
+                    }
+                };
+                let Some(to) = to else {
                     fenced += 1;
                     continue;
                 };
@@ -178,8 +238,16 @@ fn run(steps: &[Step], watermarks: bool, silence: Option<i64>) -> Result<(), Tes
             Step::Limit { bundle, limit } => table.set_limit(bundle, limit).expect("there"),
             Step::Wait { time } => now += time,
         }
+        for (bundle, advised) in (0..).zip(&mut advised) {
+            let stay = advised.at.map(|(target, _)| target);
+            advised.wish = table.advise(bundle, now, &node).or(stay);
+        }
     }
     let counters = table.counters();
+    if split == Split::Advised {
+        prop_assert_eq!(counters.packets, 0);
+        return Ok(());
+    }
     prop_assert_eq!(counters.fenced, fenced);
     let sent: usize = paths.sent.iter().map(Vec::len).sum();
     prop_assert_eq!(counters.packets, fenced + sent as u64);
@@ -191,7 +259,7 @@ proptest! {
 
     #[test]
     fn while_latencies_differ_by_delta_at_most(steps in proptest::collection::vec(step(), 1..200)) {
-        run(&steps, false, None)?;
+        run(&steps, false, None, Split::Whole)?;
     }
 
     #[test]
@@ -199,12 +267,13 @@ proptest! {
         steps in proptest::collection::vec(step(), 1..200),
         silence in 0..5 * DELTA,
     ) {
-        run(&steps, false, Some(silence))?;
+        run(&steps, false, Some(silence), Split::Whole)?;
+        run(&steps, false, Some(silence), Split::Advised)?;
     }
 
     #[test]
     fn whatever_the_latencies_are_with_watermarks(steps in proptest::collection::vec(step(), 1..200)) {
-        run(&steps, true, None)?;
+        run(&steps, true, None, Split::Whole)?;
     }
 }
 

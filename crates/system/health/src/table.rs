@@ -83,6 +83,9 @@ pub struct Event {
     pub at_ns: i64,
     /// The flow.
     pub flow: String,
+    /// Its key.
+    #[serde(skip)]
+    pub key: FlowKey,
     /// The name of its specification.
     pub spec: Option<String>,
     /// What.
@@ -457,7 +460,7 @@ impl Table {
         if events.is_empty() {
             return;
         }
-        let (name, spec) = (flow.key.to_string(), flow.spec);
+        let (key, name, spec) = (flow.key, flow.key.to_string(), flow.spec);
         let spec = spec.and_then(|spec| self.document.specs.get(usize::from(spec)));
         let spec = spec.map(|spec| spec.name.clone());
         for what in events {
@@ -468,6 +471,7 @@ impl Table {
             self.events.push_back(Event {
                 at_ns: now_ns,
                 flow: name.clone(),
+                key,
                 spec: spec.clone(),
                 what,
             });

@@ -6,9 +6,9 @@ use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::failure::Failure;
 use crate::{
-    bench, clock, completions, daemon, datapaths, demo, doctor, key, lab, listener, manual,
-    monitor, network, peer, preload, publish, reload, reserve, schedule, session, simulate, status,
-    stream, subscribe, top, topic, veth,
+    balance, bench, clock, completions, daemon, datapaths, demo, doctor, key, lab, listener,
+    manual, monitor, network, peer, preload, publish, reload, reserve, schedule, session, simulate,
+    status, stream, subscribe, top, topic, veth,
 };
 
 const HELP: &str = "\
@@ -90,6 +90,8 @@ pub enum Command {
     Monitor(monitor::Monitor),
     /// Check and learn what flows are to keep to
     Health(monitor::Health),
+    /// Move the flows of any service between processors and neighbours, in order
+    Balance(balance::Balance),
     /// Find by simulation what load management saves
     Simulate(simulate::Simulate),
     /// Make and remove hosts in network namespaces
@@ -138,6 +140,7 @@ impl Command {
             Self::Reserve(reserve) => reserve.run(),
             Self::Monitor(monitor) => monitor.run(),
             Self::Health(health) => health.run(),
+            Self::Balance(balance) => balance.run(),
             Self::Simulate(simulate) => simulate.run(),
             Self::Lab(lab) => lab.run(),
             Self::Bench(bench) => bench.run(),

@@ -36,6 +36,9 @@ pub enum Failure {
     /// Launch times at a veth.
     #[error(transparent)]
     Veth(#[from] takt_ingress::Error),
+    /// Load management.
+    #[error(transparent)]
+    Balance(#[from] takt_balance_xdp::Error),
     /// Standard input or output.
     #[error("cannot {what}: {source}")]
     Io {

@@ -7,6 +7,7 @@
 
 mod admin;
 mod application;
+mod balance;
 mod bench;
 mod clock;
 mod command;

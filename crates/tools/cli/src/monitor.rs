@@ -28,7 +28,8 @@ use takt_health::table::{Counters, Event};
 use crate::failure::Failure;
 use crate::output::{Form, print, print_json, print_json_line, write_text};
 use engine::Engine;
-pub use health::Health;
+pub use engine::kernel_tai_offset;
+pub use health::{Health, read};
 use source::{Observe, Source};
 
 const HELP: &str = "\

@@ -62,7 +62,7 @@ pub struct Engine {
 }
 
 /// TAI less UTC by the kernel, seconds.
-fn kernel_tai_offset() -> i64 {
+pub fn kernel_tai_offset() -> i64 {
     let tai = SystemTai.now().as_nanos();
     let utc = utc_now();
     (tai - utc + 500_000_000).div_euclid(1_000_000_000)

@@ -34,11 +34,10 @@ struct LinkCreate {
 }
 
 /// Attaches `program`; it stays attached as long as the returned descriptor is open.
-pub(crate) fn attach(
-    program: BorrowedFd<'_>,
-    ifindex: u32,
-    mode: AttachMode,
-) -> io::Result<OwnedFd> {
+///
+/// # Errors
+/// The kernel's: EBUSY or EEXIST where there is a program already, EOPNOTSUPP where the driver cannot.
+pub fn attach(program: BorrowedFd<'_>, ifindex: u32, mode: AttachMode) -> io::Result<OwnedFd> {
     let attributes = LinkCreate {
         program: program.as_raw_fd() as u32,
         ifindex,

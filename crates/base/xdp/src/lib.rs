@@ -1,0 +1,9 @@
+//! XDP programs at network interfaces: attaching them for as long as the process lives, and what the kernel says of an interface.
+//!
+//! What the loader library does not do, or does otherwise.
+
+mod device;
+mod link;
+
+pub use device::{Namespace, driver, index, namespace, receive_queues};
+pub use link::{AttachMode, attach};

@@ -1,0 +1,629 @@
+//! The user-space half: what cores and neighbours tell goes into the table of `takt_balance`, and what that advises goes into the
+//! map of wishes.
+
+use std::collections::HashSet;
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use rustix::time::{ClockId, clock_gettime};
+use takt_balance::resource::{MAX_CORES, MAX_NEIGHBOURS, Marks, Report, Resources};
+use takt_balance::table::{self, Table, Target};
+use takt_datapath::stack::{Destination, DeviceKind, NextHop, NextHops, StackError};
+use takt_wire::ethernet::MacAddress;
+use takt_wire::vxlan::NetworkId;
+
+use crate::beat::{Beat, Key};
+use crate::error::Error;
+use crate::flow::Service;
+use crate::look;
+use crate::maps::{About, Counters, LAYOUT, Reach};
+use crate::program::Program;
+
+/// Beats that are read in one tick.
+const MOST_BEATS: usize = 4096;
+/// A queue to which nothing was sent for so long, and out of which nothing came, holds nothing: what is missing had no room in it.
+const SETTLED_NS: i64 = 100_000_000;
+/// Bytes around a packet in a frame: Ethernet header and two VLAN tags.
+const FRAME_OVERHEAD: u32 = 14 + 2 * 4;
+
+/// How frames reach a neighbour.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// By its hardware address: it is on a link of this host, and has the service's address.
+    Redirect,
+    /// In VXLAN (RFC 7348).
+    Vxlan {
+        /// The network.
+        network: NetworkId,
+        /// The hardware address of the neighbour's device in that network.
+        inner: MacAddress,
+    },
+}
+
+/// Another host that provides the service.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Neighbour {
+    /// Where it is, and where its beats come from.
+    pub address: IpAddr,
+    /// How frames reach it.
+    pub way: Way,
+}
+
+/// What is to be balanced.
+#[derive(Debug)]
+pub struct Config {
+    /// Where packets come in.
+    pub interface: String,
+    /// Whose packets are balanced. All others take the kernel's way.
+    pub services: Vec<Service>,
+    /// Processors that may work on them.
+    pub cores: Vec<u32>,
+    /// Others that may.
+    pub neighbours: Vec<Neighbour>,
+    /// 2^bits bundles for each receive queue.
+    pub bits: u8,
+    /// Flowlet time-out: see [`table::Config::delta_ns`]. For cores, it has to cover what the kernel does with a batch that has
+    /// left a core's queue.
+    pub delta: Duration,
+    /// How long a core must be calm before bundles come back.
+    pub hold: Duration,
+    /// When a core is overloaded, in packets that wait for it.
+    pub of_cores: Marks,
+    /// When a neighbour is, in what its beats tell.
+    pub of_neighbours: Marks,
+    /// A neighbour whose beats are missing for so long is dead. `None`: neighbours send none, and are taken for alive.
+    pub silence: Option<Duration>,
+    /// The function of the services, 0 to 63: neighbours' beats tell which they provide.
+    pub function: u8,
+    /// Packets that a core's queue holds.
+    pub queue: u32,
+    /// The priority among real-time threads (`SCHED_FIFO`, 1 to 99) of the queues' threads and of the thread that makes the
+    /// [`Balancer`]. `None`: as all others.
+    pub priority: Option<u8>,
+    /// Where beats come to.
+    pub beats: Option<SocketAddr>,
+    /// What neighbours prove their beats with.
+    pub key: Option<Key>,
+}
+
+/// Something that happened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// A neighbour's beats have been missing for too long; its bundles leave it.
+    Dead(u16),
+    /// A neighbour's beats are back.
+    Alive(u16),
+    /// There is no way to a neighbour: no route, or it does not answer. Its bundles leave it.
+    Unreachable(u16),
+    /// There is one.
+    Reachable(u16),
+}
+
+/// A neighbour at present.
+#[derive(Debug)]
+struct Watched {
+    neighbour: Neighbour,
+    way: Destination,
+    reach: Option<Reach>,
+    dead: bool,
+    sequence: u64,
+    /// Beats that came.
+    beats: u64,
+}
+
+/// A core at present.
+#[derive(Clone, Copy, Debug, Default)]
+struct Core {
+    sent: u64,
+    out: u64,
+    since_ns: i64,
+    /// What one packet takes, as far as was seen, nanoseconds.
+    service_ns: Option<i64>,
+    /// When it was last seen with a queue, and how much it had done.
+    busy: Option<(i64, u64)>,
+}
+
+/// Flows are balanced as long as this lives.
+pub struct Balancer {
+    config: Config,
+    program: Program,
+    node: Resources,
+    table: Table,
+    cores: Vec<Core>,
+    neighbours: Vec<Watched>,
+    next_hops: NextHops,
+    generation: Option<u64>,
+    socket: Option<UdpSocket>,
+    beats_refused: u64,
+    known: HashSet<MacAddress>,
+    /// Keeps the program attached. Dropped with the rest.
+    _link: OwnedFd,
+}
+
+fn nanos(what: &'static str, time: Duration) -> Result<i64, Error> {
+    let far = || Error::Config(format!("{what} of {time:?}: at most an hour is allowed"));
+    match time <= Duration::from_secs(3600) {
+        true => i64::try_from(time.as_nanos()).map_err(|_| far()),
+        false => Err(far()),
+    }
+}
+
+/// By `CLOCK_MONOTONIC`, the clock of the program.
+fn now_ns() -> i64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    now.tv_sec * 1_000_000_000 + now.tv_nsec
+}
+
+impl Config {
+    fn check(&self) -> Result<(), Error> {
+        let refuse = |text: String| Err(Error::Config(text));
+        if self.services.is_empty() {
+            return refuse("no service: name one, as udp:10.0.0.1:5004".into());
+        }
+        if self.services.len() > 32 {
+            return refuse(format!("{} services: at most 32", self.services.len()));
+        }
+        let mut seen = HashSet::new();
+        if let Some(twice) = self.cores.iter().find(|core| !seen.insert(**core)) {
+            return refuse(format!("processor {twice} is named twice"));
+        }
+        let possible = aya::util::nr_cpus().map_or(u32::MAX, |count| count as u32);
+        if let Some(cpu) = self.cores.iter().find(|core| **core >= possible) {
+            return Err(Error::Cpu {
+                cpu: *cpu,
+                told: format!("this machine has {possible}, from 0 on"),
+            });
+        }
+        let mut seen = HashSet::new();
+        let mut neighbours = self.neighbours.iter();
+        if let Some(twice) = neighbours.find(|neighbour| !seen.insert(neighbour.address)) {
+            return refuse(format!("neighbour {} is named twice", twice.address));
+        }
+        if !(1..=16384).contains(&self.queue) {
+            return refuse(format!(
+                "queues of {} packets: 1 to 16384 are possible",
+                self.queue
+            ));
+        }
+        for neighbour in &self.neighbours {
+            if let (Way::Vxlan { .. }, IpAddr::V6(address)) = (neighbour.way, neighbour.address) {
+                return refuse(format!(
+                    "neighbour {address}: VXLAN goes over IPv4 here; name its IPv4 address"
+                ));
+            }
+        }
+        if self.silence.is_some() && self.beats.is_none() && !self.neighbours.is_empty() {
+            return refuse(
+                "a time after which neighbours are dead, and no address for their beats".into(),
+            );
+        }
+        Ok(())
+    }
+}
+
+impl Balancer {
+    /// Attaches the program to an interface of the calling thread's network namespace.
+    ///
+    /// # Errors
+    /// [`Error`].
+    pub fn new(config: Config) -> Result<Self, Error> {
+        config.check()?;
+        let interface = config.interface.clone();
+        let ifindex =
+            takt_xdp::index(&interface).ok_or_else(|| Error::NoInterface(interface.clone()))?;
+        let namespace =
+            takt_xdp::namespace().map_err(Error::system("identify the network namespace"))?;
+        // A driver that does not tell has one.
+        let queues = takt_xdp::receive_queues(&interface).unwrap_or(1).max(1);
+        let delta_ns = nanos("a time-out", config.delta)?;
+        let silence_ns = config.silence.map(|time| nanos("a silence", time));
+        let mut node = Resources::new(
+            config.cores.len(),
+            config.neighbours.len(),
+            config.of_cores,
+            config.of_neighbours,
+            silence_ns.transpose()?,
+        )?;
+        // One part of the table for each queue: their bits are the upper ones.
+        let bits = u32::from(config.bits) + queues.next_power_of_two().ilog2();
+        if bits > u32::from(table::MAX_BITS) {
+            return Err(Error::Config(format!(
+                "2^{} bundles for each of {queues} receive queues: 2^{} are possible",
+                config.bits,
+                u32::from(table::MAX_BITS) - queues.next_power_of_two().ilog2()
+            )));
+        }
+        let table = Table::new(table::Config {
+            bits: bits as u8,
+            delta_ns,
+            hold_ns: nanos("a hold time", config.hold)?,
+            function: config.function,
+        })?;
+        let redirects = config.neighbours.iter().any(|n| n.way == Way::Redirect);
+        let about = About {
+            delta_ns: delta_ns as u64,
+            namespace: [namespace.0, namespace.1],
+            ifindex,
+            layout: LAYOUT,
+            queues,
+            mask: (1 << config.bits) - 1,
+            cores: config.cores.len() as u32,
+            targets: (config.cores.len() + config.neighbours.len()) as u32,
+            loops: u32::from(redirects),
+            virtual_time: 0,
+        };
+        let mut program = Program::load(about, &config.services, &config.cores, config.queue)?;
+        if let Some(priority) = config.priority {
+            program.prioritise(&config.cores, priority)?;
+        }
+        for (target, cpu) in program.maps.targets.iter().zip(&config.cores) {
+            target.set(Some(Reach::Core(*cpu)), false);
+        }
+        let untold = |error: StackError| Error::Tables(error.to_string());
+        let next_hops = NextHops::start().map_err(untold)?;
+        let now = now_ns();
+        let mut neighbours = Vec::new();
+        for (number, neighbour) in (0..).zip(&config.neighbours) {
+            let way = next_hops
+                .watch(neighbour.address, None, 0)
+                .map_err(untold)?;
+            // None lives before its first beat; without beats all do.
+            node.set_neighbour_usable(number, false)?;
+            neighbours.push(Watched {
+                neighbour: *neighbour,
+                way,
+                reach: None,
+                dead: config.silence.is_some(),
+                sequence: 0,
+                beats: 0,
+            });
+        }
+        let socket = config
+            .beats
+            .map(|address| {
+                let socket = UdpSocket::bind(address)?;
+                socket.set_nonblocking(true).map(|()| socket)
+            })
+            .transpose()
+            .map_err(Error::system("listen for beats"))?;
+        let cores = vec![
+            Core {
+                since_ns: now,
+                ..Core::default()
+            };
+            config.cores.len()
+        ];
+        // The wishes are there before the first packet is.
+        let mut this = Self {
+            table,
+            node,
+            cores,
+            neighbours,
+            next_hops,
+            generation: None,
+            socket,
+            beats_refused: 0,
+            known: HashSet::new(),
+            _link: {
+                for (bundle, wish) in (0..).zip(&*program.maps.wishes) {
+                    let home = bundle % about.cores;
+                    wish.store(u64::from(home) + 1, Ordering::Relaxed);
+                }
+                program.attach(&interface, ifindex)?
+            },
+            program,
+            config,
+        };
+        this.tick();
+        Ok(this)
+    }
+
+    /// Where beats come in: to wait for them.
+    pub fn beats(&self) -> Option<BorrowedFd<'_>> {
+        self.socket.as_ref().map(AsFd::as_fd)
+    }
+
+    /// Looks at cores, beats, routes and bundles, and writes what follows from them: to be called when beats are there
+    /// and every so often. One look at every bundle; nothing waits.
+    pub fn tick(&mut self) -> Vec<Event> {
+        let now = now_ns();
+        let mut events = Vec::new();
+        self.hear(now);
+        self.look_at_cores(now);
+        self.look_at_ways(&mut events);
+        let mut deaths = Vec::new();
+        for (number, watched) in (0..).zip(&mut self.neighbours) {
+            let dead = self.node.is_dead(number, now);
+            if dead != watched.dead {
+                watched.dead = dead;
+                events.push(match dead {
+                    true => Event::Dead(number),
+                    false => Event::Alive(number),
+                });
+            }
+            deaths.push(dead || watched.reach.is_none());
+        }
+        self.advise(now);
+        // After the wishes: a bundle of a dead neighbour finds where else to go.
+        let first = self.config.cores.len();
+        for (at, dead) in deaths.into_iter().enumerate() {
+            let target = &self.program.maps.targets[first + at];
+            let reach = self.neighbours[at].reach;
+            // What cannot be reached any more keeps its last way, and gets nothing.
+            if let Some(reach) = reach {
+                target.set(Some(reach), dead);
+            } else if target.is_there() && !target.is_dead() {
+                target.mark(true);
+            }
+        }
+        events
+    }
+
+    fn hear(&mut self, now: i64) {
+        let Some(socket) = &self.socket else { return };
+        let mut bytes = [0; 64];
+        for _ in 0..MOST_BEATS {
+            let Ok((length, from)) = socket.recv_from(&mut bytes) else {
+                return;
+            };
+            let ip = from.ip().to_canonical();
+            let mut neighbours = (0..).zip(&mut self.neighbours);
+            let of = neighbours.find(|(_, watched)| watched.neighbour.address == ip);
+            // Whoever is no neighbour costs no look at a tag.
+            let beat = of.and_then(|of| {
+                let beat = Beat::read(&bytes[..length], self.config.key.as_ref());
+                Some((of, beat.ok()?))
+            });
+            match beat {
+                Some(((number, watched), beat)) if beat.sequence > watched.sequence => {
+                    watched.sequence = beat.sequence;
+                    watched.beats += 1;
+                    let report = Report {
+                        load: beat.load,
+                        done_before: None,
+                    };
+                    // There is such a neighbour.
+                    let _ = self.node.report_neighbour(number, report, now);
+                    let _ = self.node.set_provides(number, beat.functions);
+                }
+                _ => self.beats_refused += 1,
+            }
+        }
+    }
+
+    fn look_at_cores(&mut self, now: i64) {
+        for (number, core) in (0_u16..).zip(&mut self.cores) {
+            let (sent, out) = self.program.maps.queue(number.into());
+            if (sent, out) != (core.sent, core.out) {
+                (core.sent, core.out, core.since_ns) = (sent, out, now);
+            }
+            let mut waiting = u32::try_from(sent.saturating_sub(out)).unwrap_or(u32::MAX);
+            if waiting > 0 && now - core.since_ns > SETTLED_NS {
+                waiting = 0;
+            }
+            let taken = self.program.maps.taken(number.into());
+            // From one look with a queue to the next one all time went into packets.
+            if let Some((at, before)) = core.busy
+                && waiting > 0
+                && taken > before
+            {
+                let took = (now - at) / i64::try_from(taken - before).unwrap_or(i64::MAX);
+                core.service_ns = Some(core.service_ns.map_or(took, |was| (was * 7 + took) / 8));
+            }
+            core.busy = (waiting > 0).then_some((now, taken));
+            let report = Report {
+                load: waiting,
+                done_before: None,
+            };
+            // There is such a core. Its watermark is the program's.
+            let _ = self.node.report_core(number, report, now);
+        }
+    }
+
+    fn look_at_ways(&mut self, events: &mut Vec<Event>) {
+        let generation = self.next_hops.generation();
+        let unreached = self
+            .neighbours
+            .iter()
+            .any(|watched| watched.reach.is_none());
+        if self.generation == Some(generation) && !unreached {
+            return;
+        }
+        self.generation = Some(generation);
+        let mut known = HashSet::new();
+        for (number, watched) in (0..).zip(&mut self.neighbours) {
+            let hop = watched.way.next_hop();
+            let reach = hop.and_then(|hop| reach(&hop, &watched.neighbour));
+            if let Some(Reach::Redirect { to, .. }) = reach {
+                known.insert(to);
+            }
+            if reach.is_some() != watched.reach.is_some() {
+                events.push(match reach {
+                    Some(_) => Event::Reachable(number),
+                    None => Event::Unreachable(number),
+                });
+                // There is such a neighbour.
+                let _ = self.node.set_neighbour_usable(number, reach.is_some());
+            }
+            watched.reach = reach;
+        }
+        for address in known.difference(&self.known) {
+            self.program.know(*address, true);
+        }
+        for address in self.known.difference(&known) {
+            self.program.know(*address, false);
+        }
+        self.known = known;
+    }
+
+    fn advise(&mut self, now: i64) {
+        let cores = self.config.cores.len();
+        let place = |target: Target| {
+            u64::from(match target {
+                Target::Core(core) => u32::from(core),
+                Target::Neighbour(neighbour) => cores as u32 + u32::from(neighbour),
+            })
+        };
+        let maps = &self.program.maps;
+        for (number, (bundle, wish)) in (0..).zip(maps.bundles.iter().zip(&*maps.wishes)) {
+            let told = wish.load(Ordering::Relaxed);
+            let at = bundle.target.load(Ordering::Relaxed);
+            let current = at.checked_sub(1).and_then(|at| target(at, cores));
+            if let Some(current) = current
+                && self.table.target(number) != Some(current)
+            {
+                // The program writes no target that there is not; if anybody else did, the bundle has none.
+                let _ = self.table.moved(number, current, &self.node);
+            }
+            let asked = told >> 32 != 0;
+            let wished = (told as u32).checked_sub(1);
+            let wished = wished.and_then(|at| target(at, cores));
+            let lost = |target: Target| match target {
+                Target::Core(_) => self.node.check(target).is_err(),
+                Target::Neighbour(number) => {
+                    let watched = self.neighbours.get(usize::from(number));
+                    watched.is_none_or(|watched| watched.reach.is_none() || watched.dead)
+                }
+            };
+            // What somebody asked for stays until they take it back, or it cannot be.
+            if asked && wished.is_some_and(|wished| !lost(wished)) {
+                continue;
+            }
+            let home = || Target::Core((number % cores as u32) as u16);
+            let stay = current.map(|current| if lost(current) { home() } else { current });
+            let advised = self.table.advise(number, now, &self.node).or(stay);
+            let next = advised.map_or(told, |target| place(target) + 1);
+            if next != told {
+                // Somebody may have written meanwhile: theirs is newer.
+                let _ = wish.compare_exchange(told, next, Ordering::SeqCst, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Each queue's bundle of a flow.
+    fn bundles(&self, hash: u32) -> impl Iterator<Item = u32> + use<> {
+        let of_queue = self.program.maps.of_queue();
+        let first = hash & (of_queue - 1);
+        (0..self.program.maps.about.queues).map(move |queue| queue * of_queue + first)
+    }
+
+    /// Has a flow's bundle leave where it is with its next flowlet.
+    pub fn evict(&mut self, hash: u32) {
+        for bundle in self.bundles(hash) {
+            // There is such a bundle.
+            let _ = self.table.evict(bundle);
+        }
+    }
+
+    /// The most packets that may wait where a flow's bundle goes; `u32::MAX` for any.
+    pub fn limit(&mut self, hash: u32, packets: u32) {
+        for bundle in self.bundles(hash) {
+            // There is such a bundle.
+            let _ = self.table.set_limit(bundle, packets);
+        }
+    }
+
+    /// Has a bundle go to a target with its next flowlet, and stay there: see [`look::Look::assign`].
+    ///
+    /// # Errors
+    /// [`Error::Refused`].
+    pub fn assign(&mut self, bundle: u32, target: Target) -> Result<(), Error> {
+        look::assign(&self.program.maps, bundle, Some(target))
+    }
+
+    /// What a packet takes on the slowest core that was seen with a queue, nanoseconds.
+    pub fn service_ns(&self) -> Option<i64> {
+        self.cores.iter().filter_map(|core| core.service_ns).max()
+    }
+
+    /// Packets that wait for the core of a flow, at most.
+    pub fn waiting(&self, hash: u32) -> u32 {
+        let cores = self.bundles(hash).filter_map(|bundle| {
+            let Some(Target::Core(core)) = self.table.target(bundle) else {
+                return None;
+            };
+            let core = self.cores.get(usize::from(core))?;
+            u32::try_from(core.sent.saturating_sub(core.out)).ok()
+        });
+        cores.max().unwrap_or(0)
+    }
+
+    /// What is going on.
+    ///
+    /// # Errors
+    /// [`Error`].
+    pub fn status(&self) -> Result<look::Status, Error> {
+        look::status(&self.program.maps)
+    }
+
+    /// What was counted.
+    ///
+    /// # Errors
+    /// [`Error`].
+    pub fn counters(&self) -> Result<Counters, Error> {
+        self.program.maps.counters()
+    }
+
+    /// What the table has counted of moves, as far as ticks saw them.
+    pub fn moves(&self) -> table::Counters {
+        self.table.counters()
+    }
+
+    /// Beats that came from each neighbour, and datagrams that were none or nobody's.
+    pub fn heard(&self) -> (Vec<u64>, u64) {
+        let beats = self.neighbours.iter().map(|watched| watched.beats);
+        (beats.collect(), self.beats_refused)
+    }
+}
+
+/// The target at a place of the map, if there can be one.
+fn target(at: u32, cores: usize) -> Option<Target> {
+    let at = usize::try_from(at).ok()?;
+    let number = match at < cores {
+        true => at,
+        false => at - cores,
+    };
+    let number = u16::try_from(number).ok()?;
+    match at < cores {
+        true => (usize::from(number) < MAX_CORES).then_some(Target::Core(number)),
+        false => (usize::from(number) < MAX_NEIGHBOURS).then_some(Target::Neighbour(number)),
+    }
+}
+
+/// How a neighbour is reached by what the kernel's tables say; `None` while they say nothing.
+fn reach(hop: &NextHop, neighbour: &Neighbour) -> Option<Reach> {
+    let to = hop.dst_mac.filter(|_| hop.up && hop.vlan.is_none())?;
+    let most = hop.mtu + FRAME_OVERHEAD;
+    let (ifindex, from) = (hop.ifindex, hop.src_mac);
+    match neighbour.way {
+        // A router would send it to where it came from.
+        Way::Redirect => {
+            let on_link = hop.gateway.is_none() && hop.kind != DeviceKind::Vxlan;
+            on_link.then_some(Reach::Redirect {
+                ifindex,
+                most,
+                to,
+                from,
+            })
+        }
+        Way::Vxlan { network, inner } => {
+            let (IpAddr::V4(source), IpAddr::V4(destination)) = (hop.src_ip, neighbour.address)
+            else {
+                return None;
+            };
+            Some(Reach::Vxlan {
+                ifindex,
+                // Nothing takes tags around the packet that leaves.
+                most: hop.mtu + 14,
+                to,
+                from,
+                inner,
+                source: source.octets(),
+                destination: destination.octets(),
+                network: network.value(),
+            })
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! Why there is no load management.
+
+use std::io;
+
+use takt_balance::Refused;
+
+/// Why flows cannot be balanced.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A parameter of the table.
+    #[error(transparent)]
+    Refused(#[from] Refused),
+    /// What was asked for makes no sense.
+    #[error("{0}")]
+    Config(String),
+    /// There is no such interface here.
+    #[error("there is no interface {0:?} in this network namespace: see `ip link`")]
+    NoInterface(String),
+    /// An XDP program is there already.
+    #[error(
+        "{0} already carries an XDP program, of another Takt process or of another tool: see `ip link show dev {0}`; stop its owner, or \
+         `ip link set dev {0} xdp off` if it has none"
+    )]
+    Taken(String),
+    /// The driver cannot.
+    #[error(
+        "{interface} does not take a native XDP program ({source}), and flows keep their order by a native one alone: use an interface whose \
+         driver has it, or a smaller MTU"
+    )]
+    NotNative {
+        /// The interface.
+        interface: String,
+        /// The kernel's answer.
+        source: io::Error,
+    },
+    /// A processor that there is not.
+    #[error(
+        "cannot make a queue to processor {cpu}: {told}; `lscpu -e` lists those that are online"
+    )]
+    Cpu {
+        /// Its number.
+        cpu: u32,
+        /// What the kernel says.
+        told: String,
+    },
+    /// The kernel does not let us.
+    #[error(
+        "the kernel refuses to {0}: CAP_NET_ADMIN and CAP_BPF are needed, in the initial user namespace and on a kernel that is not locked \
+         down; run as root"
+    )]
+    Privilege(&'static str),
+    /// Nothing balances there.
+    #[error("nothing balances flows at {0}: `takt balance run -i {0} …` does")]
+    NotThere(String),
+    /// What balances there is of another build.
+    #[error(
+        "what balances flows at {0} is of another version of takt: use the `takt` that it was started with"
+    )]
+    OtherLayout(String),
+    /// The kernel's routing tables.
+    #[error("cannot follow the routing tables: {0}")]
+    Tables(String),
+    /// The loader library or the kernel.
+    #[error("cannot {action}: {told}")]
+    Load {
+        /// What was tried.
+        action: &'static str,
+        /// What it says, with the causes.
+        told: String,
+    },
+    /// A system call failed.
+    #[error("cannot {action}: {source}")]
+    System {
+        /// What was tried.
+        action: &'static str,
+        /// The kernel's answer.
+        source: io::Error,
+    },
+}
+
+impl Error {
+    /// For `map_err` of system calls.
+    pub(crate) fn system(action: &'static str) -> impl FnOnce(io::Error) -> Self {
+        move |source| match source.raw_os_error() {
+            Some(libc::EPERM) => Self::Privilege(action),
+            _ => Self::System { action, source },
+        }
+    }
+
+    /// For `map_err` of the loader library.
+    pub(crate) fn load<E: std::error::Error + 'static>(
+        action: &'static str,
+    ) -> impl FnOnce(E) -> Self {
+        move |error| {
+            let mut told = error.to_string();
+            let mut source = error.source();
+            while let Some(cause) = source {
+                if let Some(error) = cause.downcast_ref::<io::Error>()
+                    && error.raw_os_error() == Some(libc::EPERM)
+                {
+                    return Self::Privilege(action);
+                }
+                told.push_str(&format!(": {cause}"));
+                source = cause.source();
+            }
+            Self::Load { action, told }
+        }
+    }
+}

@@ -1,0 +1,318 @@
+//! `takt balance`: load management of any service of this host, by an XDP program.
+
+mod arguments;
+mod run;
+
+use std::net::{SocketAddr, ToSocketAddrs, UdpSocket};
+use std::path::PathBuf;
+use std::time::{Duration, Instant, SystemTime};
+
+use clap::{Args, Subcommand};
+use serde::Serialize;
+use takt_balance::table::Target;
+use takt_balance_xdp::beat::{Beat, Key, PORT};
+use takt_balance_xdp::look::{self, Look};
+use takt_balance_xdp::{COUNTERS, Counters};
+
+use crate::failure::Failure;
+use crate::output::{Align, Form, print, print_json, table};
+use crate::signals::Stop;
+
+const HELP: &str = "\
+Packets of a service are taken before the kernel's stack: each goes to the processor of its flow's
+bundle, or to a neighbour that provides the service, too. Bundles leave what is overloaded, and what is
+dead, with their next flowlet, so no flow is reordered. Nothing has to be changed in the service.
+
+Examples:
+  takt balance run -i eth0 --service udp:10.0.0.1:5004
+  takt balance run -i eth0 --service udp:10.0.0.1:5004 --neighbour 10.0.0.3 --rules camera.toml
+  takt balance beat 10.0.0.1                    on the neighbour: it lives, and this is its load
+  takt balance status -i eth0
+  takt balance assign -i eth0 17 core:1";
+
+/// Moves the flows of any service between processors and neighbours, in order
+#[derive(Debug, Args)]
+#[command(after_help = HELP)]
+pub struct Balance {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Debug, Subcommand)]
+enum Action {
+    /// Balance until a signal ends it
+    Run(Box<run::Run>),
+    /// Tell those that balance that this host lives, and how loaded it is
+    Beat(SendBeats),
+    /// Show what goes where
+    Status(Status),
+    /// Have a bundle go somewhere and stay there, or let it go where the rules have it
+    Assign(Assign),
+}
+
+const BEAT_HELP: &str = "\
+A neighbour gets flows only while its beats come. Send them as often as a quarter of the --silence of those that
+balance, at least.
+
+Examples:
+  takt balance beat 10.0.0.1
+  takt balance beat 10.0.0.1 10.0.0.2 --of eth0 --key /etc/takt/balance.key";
+
+/// Tells those that balance that this host lives, and how loaded it is
+#[derive(Debug, Args)]
+#[command(after_help = BEAT_HELP)]
+struct SendBeats {
+    /// Hosts that balance, with a port if it is another
+    #[arg(value_name = "ADDRESS", required = true)]
+    to: Vec<String>,
+    /// Time from beat to beat, 100us to 10s
+    #[arg(long, value_name = "TIME", default_value = "5ms", value_parser = arguments::every)]
+    every: Duration,
+    /// The load is that of the least loaded processor of `takt balance run` at this interface [default: 0]
+    #[arg(long, value_name = "INTERFACE")]
+    of: Option<String>,
+    /// Functions that this host provides, 0 to 63 [default: all]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = clap::value_parser!(u8).range(0..=63))]
+    functions: Vec<u8>,
+    /// A file whose bytes, 16 at least, are the key of beats
+    #[arg(long, value_name = "FILE")]
+    key: Option<PathBuf>,
+    /// Stop after this time
+    #[arg(long = "for", value_name = "TIME", value_parser = humantime::parse_duration)]
+    lasts: Option<Duration>,
+}
+
+impl SendBeats {
+    fn run(self) -> Result<(), Failure> {
+        let key = self.key.as_deref().map(Key::read).transpose()?;
+        let mut to = Vec::new();
+        for text in &self.to {
+            to.push(address(text)?);
+        }
+        let sockets = to.iter().map(|to| {
+            let any = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
+            UdpSocket::bind(any)
+        });
+        let sockets: Vec<_> = sockets
+            .collect::<Result<_, _>>()
+            .map_err(Failure::io("open a socket for beats"))?;
+        let look = self.of.as_deref().map(Look::at).transpose()?;
+        let functions = match self.functions.is_empty() {
+            true => u64::MAX,
+            false => self
+                .functions
+                .iter()
+                .fold(0, |bits, function| bits | 1 << function),
+        };
+        let stop = Stop::by_signals()?;
+        let (begin, mut next) = (Instant::now(), Instant::now());
+        let mut failed = None;
+        while self.lasts.is_none_or(|lasts| begin.elapsed() < lasts) {
+            let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+            let sequence = since.map_or(0, |since| since.as_nanos() as u64);
+            let beat = Beat {
+                load: look.as_ref().map_or(0, Look::load),
+                functions,
+                sequence,
+            };
+            let bytes = beat.write(key.as_ref());
+            for (socket, to) in sockets.iter().zip(&to) {
+                // Whoever is not there yet may come: told once.
+                if let Err(error) = socket.send_to(&bytes, to)
+                    && failed.replace(()).is_none()
+                {
+                    eprintln!("takt: warning: cannot send a beat to {to}: {error}");
+                }
+            }
+            next = (next + self.every).max(Instant::now());
+            if !stop.sleep_until(next) {
+                break;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// An address with the usual port, or another.
+fn address(text: &str) -> Result<SocketAddr, Failure> {
+    let found = match text.parse() {
+        Ok(ip) => Some(SocketAddr::new(ip, PORT)),
+        Err(_) => text
+            .to_socket_addrs()
+            .or_else(|_| (text, PORT).to_socket_addrs())
+            .ok()
+            .and_then(|mut found| found.next()),
+    };
+    found.ok_or_else(|| {
+        Failure::Other(format!(
+            "{text:?} is no host that is known: write an address as 10.0.0.1 or 10.0.0.1:{PORT}"
+        ))
+    })
+}
+
+#[derive(Debug, Args)]
+struct At {
+    /// The interface
+    #[arg(short = 'i', long, value_name = "INTERFACE")]
+    interface: String,
+}
+
+#[derive(Debug, Args)]
+struct Status {
+    #[command(flatten)]
+    at: At,
+    #[command(flatten)]
+    form: Form,
+}
+
+const ASSIGN_HELP: &str = "\
+The bundle goes there with its next flowlet, in all receive queues, and stays until it is let go (auto) or what it went to dies.
+Numbers are those of `takt balance status`, from 0 on. A map is written, nobody is asked: the next packet goes by it.
+
+Examples:
+  takt balance assign -i eth0 17 core:1
+  takt balance assign -i eth0 17 neighbour:0
+  takt balance assign -i eth0 17 auto";
+
+/// Have a bundle go somewhere and stay there, or let it go where the rules have it
+#[derive(Debug, Args)]
+#[command(after_help = ASSIGN_HELP)]
+struct Assign {
+    #[command(flatten)]
+    at: At,
+    /// The bundle
+    #[arg(value_name = "BUNDLE")]
+    bundle: u32,
+    /// core:NUMBER, neighbour:NUMBER or auto
+    #[arg(value_name = "TARGET", value_parser = arguments::target)]
+    target: arguments::Wish,
+}
+
+/// What `--json` prints.
+#[derive(Debug, Serialize)]
+struct Told {
+    interface: String,
+    queues: u32,
+    bundles: u32,
+    delta_ns: u64,
+    pending: usize,
+    cores: Vec<CoreLine>,
+    neighbours: Vec<NeighbourLine>,
+    packets: serde_json::Map<String, serde_json::Value>,
+}
+
+#[derive(Debug, Serialize)]
+struct CoreLine {
+    core: usize,
+    cpu: u32,
+    bundles: usize,
+    packets: u64,
+    waiting: u64,
+    lost: u64,
+}
+
+#[derive(Debug, Serialize)]
+struct NeighbourLine {
+    neighbour: usize,
+    bundles: usize,
+    alive: bool,
+}
+
+fn counted(counters: &Counters) -> serde_json::Map<String, serde_json::Value> {
+    let counters = COUNTERS.iter().zip(counters);
+    counters
+        .map(|(name, count)| ((*name).to_owned(), (*count).into()))
+        .collect()
+}
+
+fn told(interface: &str, status: look::Status) -> Told {
+    let cores = (0..).zip(&status.cores).map(|(number, core)| CoreLine {
+        core: number,
+        cpu: core.cpu,
+        bundles: core.bundles,
+        packets: core.packets,
+        waiting: core.waiting,
+        lost: core.lost,
+    });
+    let neighbours = (0..).zip(&status.neighbours);
+    let neighbours = neighbours.map(|(number, neighbour)| NeighbourLine {
+        neighbour: number,
+        bundles: neighbour.bundles,
+        alive: neighbour.alive,
+    });
+    Told {
+        interface: interface.to_owned(),
+        queues: status.queues,
+        bundles: status.bundles,
+        delta_ns: status.delta_ns,
+        pending: status.pending,
+        cores: cores.collect(),
+        neighbours: neighbours.collect(),
+        packets: counted(&status.counters),
+    }
+}
+
+fn show(told: &Told) -> String {
+    let columns = [
+        ("target", Align::Left),
+        ("bundles", Align::Right),
+        ("packets", Align::Right),
+        ("waiting", Align::Right),
+        ("lost", Align::Right),
+    ];
+    let cores = told.cores.iter().map(|core| {
+        vec![
+            format!("core:{} (processor {})", core.core, core.cpu),
+            core.bundles.to_string(),
+            core.packets.to_string(),
+            core.waiting.to_string(),
+            core.lost.to_string(),
+        ]
+    });
+    let neighbours = told.neighbours.iter().map(|neighbour| {
+        let state = if neighbour.alive { "" } else { " (not there)" };
+        let dash = String::from("-");
+        vec![
+            format!("neighbour:{}{state}", neighbour.neighbour),
+            neighbour.bundles.to_string(),
+            dash.clone(),
+            dash.clone(),
+            dash,
+        ]
+    });
+    let targets = table(&columns, cores.chain(neighbours).collect());
+    let columns = [("packets", Align::Left), ("count", Align::Right)];
+    let packets = told.packets.iter();
+    let packets = packets.map(|(name, count)| vec![name.clone(), count.to_string()]);
+    format!(
+        "{}: {} bundles of each of {} receive queues, δ {} µs, {} to move\n{targets}\n{}",
+        told.interface,
+        told.bundles,
+        told.queues,
+        told.delta_ns as f64 / 1e3,
+        told.pending,
+        table(&columns, packets.collect())
+    )
+}
+
+impl Balance {
+    pub fn run(self) -> Result<(), Failure> {
+        match self.action {
+            Action::Run(run) => run.run(),
+            Action::Beat(beats) => beats.run(),
+            Action::Status(Status { at, form }) => {
+                let status = Look::at(&at.interface)?.status()?;
+                let told = told(&at.interface, status);
+                match form.json {
+                    true => print_json(&told),
+                    false => print(&show(&told)),
+                }
+            }
+            Action::Assign(assign) => {
+                let look = Look::at(&assign.at.interface)?;
+                let target: Option<Target> = assign.target.0;
+                Ok(look.assign(assign.bundle, target)?)
+            }
+        }
+    }
+}

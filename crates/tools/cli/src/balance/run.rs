@@ -1,0 +1,431 @@
+//! `takt balance run`: the program, what decides for it, and the health of the service's flows, in one loop.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use sd_notify::NotifyState;
+use serde::Serialize;
+use takt_balance::budget::Budget;
+use takt_balance::resource::Marks;
+use takt_balance_xdp::beat::{Key, PORT};
+use takt_balance_xdp::{Balancer, Config, Event, Neighbour, Service, hash};
+use takt_capture::Meta;
+use takt_capture::socket::PromptSocket;
+use takt_clock::{Clock, SystemTai};
+use takt_health::key::FlowKey;
+use takt_health::packet::LinkType;
+use takt_health::rule::Action;
+use takt_health::spec::Document;
+use takt_health::table::{self as flows, What};
+
+use super::arguments;
+use crate::failure::Failure;
+use crate::monitor;
+use crate::output::{Form, print, print_json_line};
+use crate::signals::Stop;
+
+/// `ENETDOWN`.
+const ENETDOWN: i32 = rustix::io::Errno::NETDOWN.raw_os_error();
+/// Flows that are looked at after each tick.
+const SWEEP: usize = 1024;
+/// A flow's limit is given up when the flow was not seen for so long.
+const FORGOTTEN_NS: i64 = 1_000_000_000;
+
+const HELP: &str = "\
+A bundle (all flows whose hashes end alike) leaves its processor when more than --overload packets wait there,
+until a quarter of them is left; it goes to another processor, else to a neighbour. It goes back when a processor has been
+calm for --hold. It moves only after a pause of --delta, and only once its processor has let out its last
+packet, so that none is overtaken. --delta must be longer than paths to neighbours differ.
+
+--rules names specifications and rules as of `takt monitor`. A rule whose actions have `control` makes the flow's bundle leave where it is.
+A flow with a max-delay leaves before so many packets wait that it would be late. Watched is what processors of this host
+get, where it leaves their queues.
+
+A neighbour has the service's address, too (on an interface without ARP for it), and answers clients itself. Frames reach it by its hardware
+address, or in VXLAN: then mac= is that of its VXLAN device. It lives as long as its beats come (`takt balance beat`).
+
+Native XDP is needed. Nothing is pinned: when this ends, by whatever signal, the program and its maps are gone and packets go
+the kernel's way.
+
+Examples:
+  takt balance run -i eth0 --service udp:10.0.0.1:5004 --cores 2,3 --priority 50
+  takt balance run -i eth0 --service udp:*:5004 --neighbour 10.0.0.3 --key /etc/takt/balance.key
+  takt balance run -i eth0 --service tcp:10.0.0.1:80 --neighbour 10.1.0.3,vni=42,mac=02:00:00:00:00:01
+  takt balance run -i eth0 --service udp:10.0.0.1:5004 --neighbour 10.0.0.3 --rules camera.toml --json";
+
+/// Balance until a signal ends it
+#[derive(Debug, Args)]
+#[command(after_help = HELP)]
+pub struct Run {
+    /// Where packets come in
+    #[arg(short = 'i', long, value_name = "INTERFACE")]
+    interface: String,
+    /// Whose packets: udp or tcp, address or *, port
+    #[arg(long, value_name = "SERVICE", required = true)]
+    service: Vec<Service>,
+    /// Processors that may work on them [default: all that are online]
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    cores: Vec<u32>,
+    /// Another host that provides the service: ADDRESS, or ADDRESS,vni=NUMBER,mac=MAC for VXLAN
+    #[arg(long, value_name = "NEIGHBOUR", value_parser = arguments::neighbour)]
+    neighbour: Vec<Neighbour>,
+    /// Bundles of each receive queue, a power of two
+    #[arg(long, value_name = "COUNT", default_value = "1024", value_parser = arguments::bits)]
+    bundles: u8,
+    /// Time-out of flowlets
+    #[arg(long, value_name = "TIME", default_value = "100us", value_parser = arguments::time)]
+    delta: Duration,
+    /// How long a processor must be calm before bundles come back
+    #[arg(long, value_name = "TIME", default_value = "100ms", value_parser = arguments::time)]
+    hold: Duration,
+    /// Packets that wait for a processor or neighbour and make it overloaded
+    #[arg(long, value_name = "PACKETS", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=16384))]
+    overload: u32,
+    /// Packets that the queue of a processor holds
+    #[arg(long, value_name = "PACKETS", default_value_t = 2048, value_parser = clap::value_parser!(u32).range(1..=16384))]
+    queue: u32,
+    /// Run the threads of queues, and this one, before all others: their priority by SCHED_FIFO, 1 to 99. A core whose thread does not get to
+    /// run keeps its bundles
+    #[arg(long, value_name = "PRIORITY", value_parser = clap::value_parser!(u8).range(1..=99))]
+    priority: Option<u8>,
+    /// A neighbour without beats for so long is dead
+    #[arg(long, value_name = "TIME", default_value = "50ms", value_parser = arguments::time)]
+    silence: Duration,
+    /// Where beats come to
+    #[arg(long, value_name = "ADDRESS", default_value_t = SocketAddr::from(([0, 0, 0, 0], PORT)))]
+    beats: SocketAddr,
+    /// Neighbours send no beats, and live
+    #[arg(long, conflicts_with_all = ["silence", "beats", "key"])]
+    no_beats: bool,
+    /// A file whose bytes, 16 at least, are the key of beats; without it, beats are known by their source address alone
+    #[arg(long, value_name = "FILE")]
+    key: Option<PathBuf>,
+    /// The function of the service, 0 to 63, of those that neighbours say they provide
+    #[arg(long, value_name = "NUMBER", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=63))]
+    function: u8,
+    /// What flows are to keep to, and rules
+    #[arg(long, value_name = "FILE")]
+    rules: Option<PathBuf>,
+    /// Time between two looks at queues, 100us to 10s
+    #[arg(long, value_name = "TIME", default_value = "500us", value_parser = arguments::every)]
+    tick: Duration,
+    /// Stop after this time
+    #[arg(long = "for", value_name = "TIME", value_parser = humantime::parse_duration)]
+    lasts: Option<Duration>,
+    #[command(flatten)]
+    form: Form,
+}
+
+/// A line of `--json`.
+#[derive(Debug, Serialize)]
+#[serde(tag = "event", rename_all = "kebab-case")]
+enum Line<'a> {
+    /// Packets are balanced from now on.
+    Ready {
+        interface: &'a str,
+        queues: u32,
+        bundles: u32,
+    },
+    /// Of a neighbour.
+    Dead {
+        neighbour: u16,
+    },
+    Alive {
+        neighbour: u16,
+    },
+    Unreachable {
+        neighbour: u16,
+    },
+    Reachable {
+        neighbour: u16,
+    },
+    /// A rule has a flow leave.
+    Leaves {
+        at_ns: i64,
+        flow: &'a str,
+        rule: &'a str,
+        bundle: u32,
+    },
+    /// At the end.
+    End {
+        #[serde(flatten)]
+        told: super::Told,
+        moves_to_cores: u64,
+        moves_to_neighbours: u64,
+        returns: u64,
+        beats: Vec<u64>,
+        beats_refused: u64,
+    },
+}
+
+/// Which processors are online: `0-3,5`.
+fn online() -> Result<Vec<u32>, Failure> {
+    let text = std::fs::read_to_string("/sys/devices/system/cpu/online")
+        .map_err(Failure::io("read which processors are online"))?;
+    let mut cores = Vec::new();
+    for part in text.trim().split(',') {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        if let (Ok(first), Ok(last)) = (first.parse(), last.parse::<u32>()) {
+            cores.extend(first..=last);
+        }
+    }
+    Ok(cores)
+}
+
+/// The health of the service's flows.
+struct Health {
+    socket: PromptSocket,
+    table: flows::Table,
+    tai_offset_ns: i64,
+    /// By bundle: the flow that bears least, until when, and how much.
+    limits: HashMap<u32, (FlowKey, i64, u32)>,
+}
+
+impl Health {
+    fn new(interface: &str, document: Document) -> Result<Self, Failure> {
+        if let Some(rule) = document
+            .rules
+            .iter()
+            .find(|rule| rule.actions.contains(&Action::Mirror))
+        {
+            return Err(Failure::Other(format!(
+                "rule {} has mirror, which `takt monitor` does: leave it out here",
+                rule.name
+            )));
+        }
+        let socket =
+            PromptSocket::open(interface).map_err(|error| Failure::Other(error.to_string()))?;
+        let tai_offset_ns = monitor::kernel_tai_offset() * 1_000_000_000;
+        let config = flows::Config {
+            tai_offset_ns,
+            ..flows::Config::default()
+        };
+        Ok(Self {
+            socket,
+            table: flows::Table::new(config, document),
+            tai_offset_ns,
+            limits: HashMap::new(),
+        })
+    }
+
+    /// Takes what has come. What rules and limits have flows do goes to the balancer.
+    fn step(&mut self, balancer: &mut Balancer, json: bool, bits: u8) -> Result<(), Failure> {
+        let (table, offset, limits) = (&mut self.table, self.tai_offset_ns, &mut self.limits);
+        let service_ns = balancer.service_ns();
+        let take = |meta: &Meta, bytes: &[u8]| {
+            let now_ns = match meta.utc_ns {
+                0 => SystemTai.now().as_nanos(),
+                utc_ns => utc_ns.saturating_add(offset),
+            };
+            let Some(link) = LinkType::from_number(meta.link_type) else {
+                return;
+            };
+            // What cannot be read is counted there.
+            let Ok(seen) = table.take(now_ns, link, bytes, meta.length) else {
+                return;
+            };
+            let Some(flow) = seen.flow.and_then(|at| table.flow(at)) else {
+                return;
+            };
+            let most = table.spec(flow).and_then(|spec| spec.max_delay_ns);
+            if let (Some(deadline_ns), Some(delay), Some(own_ns), Some(hash)) =
+                (most, flow.last_delay_ns(), service_ns, hash_of(&flow.key))
+            {
+                // What it waited here is in the delay that was seen, and is no way of the network's.
+                let waited = i64::from(balancer.waiting(hash)).saturating_mul(own_ns);
+                let budget = Budget {
+                    deadline_ns,
+                    delay_ns: delay.saturating_sub(waited),
+                    own_ns,
+                };
+                let limit = budget.packets(own_ns);
+                let entry = limits.entry(hash & ((1 << bits) - 1));
+                let least = entry.or_insert((flow.key, now_ns, u32::MAX));
+                if least.0 == flow.key || limit <= least.2 || now_ns - least.1 > FORGOTTEN_NS {
+                    *least = (flow.key, now_ns, limit);
+                    balancer.limit(hash, limit);
+                }
+            }
+        };
+        match self.socket.take(take) {
+            Ok(_) => {}
+            // It is told once when the interface goes down, and may come up again.
+            Err(error) if error.raw_os_error() == Some(ENETDOWN) => {}
+            Err(error) => return Err(Failure::io("watch the interface")(error)),
+        }
+        let now_ns = SystemTai.now().as_nanos();
+        self.table.sweep(now_ns, SWEEP);
+        let events: Vec<_> = self.table.take_events().collect();
+        for event in events {
+            let What::Rule {
+                rule,
+                index,
+                begins: true,
+            } = &event.what
+            else {
+                continue;
+            };
+            let rules = &self.table.document().rules;
+            let controls = rules
+                .get(*index)
+                .is_some_and(|rule| rule.actions.contains(&Action::Control));
+            let Some(hash) = hash_of(&event.key).filter(|_| controls) else {
+                continue;
+            };
+            balancer.evict(hash);
+            let bundle = hash & ((1 << bits) - 1);
+            match json {
+                true => print_json_line(&Line::Leaves {
+                    at_ns: event.at_ns,
+                    flow: &event.flow,
+                    rule,
+                    bundle,
+                })?,
+                false => print(&format!("{rule}: {} leaves, bundle {bundle}\n", event.flow))?,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The hash of a flow, if it is one of a service.
+fn hash_of(key: &FlowKey) -> Option<u32> {
+    let ((source, destination), (from, to)) = (key.addresses()?, key.ports()?);
+    hash(
+        key.protocol()?,
+        SocketAddr::new(source, from),
+        SocketAddr::new(destination, to),
+    )
+}
+
+/// Waits for one of these, or for the time.
+fn wait(sources: &[BorrowedFd<'_>], time: Duration) -> Result<(), Failure> {
+    let mut polled: Vec<_> = sources
+        .iter()
+        .map(|source| PollFd::from_borrowed_fd(*source, PollFlags::IN))
+        .collect();
+    let time = Timespec {
+        tv_sec: time.as_secs() as i64,
+        tv_nsec: time.subsec_nanos().into(),
+    };
+    match poll(&mut polled, Some(&time)) {
+        Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+        Err(error) => Err(Failure::io("wait for packets")(error.into())),
+    }
+}
+
+impl Run {
+    fn config(&self) -> Result<Config, Failure> {
+        let cores = match self.cores.is_empty() {
+            true => online()?,
+            false => self.cores.clone(),
+        };
+        let heard = !self.no_beats && !self.neighbour.is_empty();
+        let marks = Marks::new(self.overload, self.overload / 4);
+        let marks = marks.map_err(takt_balance_xdp::Error::from)?;
+        Ok(Config {
+            interface: self.interface.clone(),
+            services: self.service.clone(),
+            cores,
+            neighbours: self.neighbour.clone(),
+            bits: self.bundles,
+            delta: self.delta,
+            hold: self.hold,
+            of_cores: marks,
+            of_neighbours: marks,
+            silence: heard.then_some(self.silence),
+            function: self.function,
+            queue: self.queue,
+            priority: self.priority,
+            beats: heard.then_some(self.beats),
+            key: self.key.as_deref().map(Key::read).transpose()?,
+        })
+    }
+
+    pub fn run(self) -> Result<(), Failure> {
+        let document = self.rules.as_deref().map(monitor::read).transpose()?;
+        let stop = Stop::by_signals()?;
+        let mut balancer = Balancer::new(self.config()?)?;
+        let health = document.map(|document| Health::new(&self.interface, document));
+        let mut health = health.transpose()?;
+        let status = balancer.status()?;
+        let (queues, bundles) = (status.queues, status.bundles);
+        match self.form.json {
+            true => print_json_line(&Line::Ready {
+                interface: &self.interface,
+                queues,
+                bundles,
+            })?,
+            false => print(&format!(
+                "{}: balancing {} over {} processors and {} neighbours\n",
+                self.interface,
+                crate::output::list(&self.service),
+                status.cores.len(),
+                status.neighbours.len()
+            ))?,
+        }
+        if let Err(error) = sd_notify::notify(&[NotifyState::Ready]) {
+            eprintln!("takt: warning: cannot tell the service manager that this is ready: {error}");
+        }
+        let begin = Instant::now();
+        while !stop.asked() && self.lasts.is_none_or(|lasts| begin.elapsed() < lasts) {
+            let packets = health.as_ref().map(|health| health.socket.as_fd());
+            let sources: Vec<_> = packets.into_iter().chain(balancer.beats()).collect();
+            wait(&sources, self.tick)?;
+            if let Some(health) = &mut health {
+                health.step(&mut balancer, self.form.json, self.bundles)?;
+            }
+            for event in balancer.tick() {
+                self.tell(event)?;
+            }
+        }
+        self.end(&balancer)
+    }
+
+    fn tell(&self, event: Event) -> Result<(), Failure> {
+        let (line, text) = match event {
+            Event::Dead(neighbour) => (Line::Dead { neighbour }, "is dead: its beats are missing"),
+            Event::Alive(neighbour) => (Line::Alive { neighbour }, "lives"),
+            Event::Unreachable(neighbour) => (
+                Line::Unreachable { neighbour },
+                "cannot be reached: see `ip route get` and `ip neigh`",
+            ),
+            Event::Reachable(neighbour) => (Line::Reachable { neighbour }, "can be reached"),
+        };
+        let (Event::Dead(number)
+        | Event::Alive(number)
+        | Event::Unreachable(number)
+        | Event::Reachable(number)) = event;
+        let address = self.neighbour.get(usize::from(number));
+        let address = address.map(|neighbour| neighbour.address.to_string());
+        match self.form.json {
+            true => print_json_line(&line),
+            false => print(&format!(
+                "neighbour:{number} ({}) {text}\n",
+                address.unwrap_or_default()
+            )),
+        }
+    }
+
+    fn end(&self, balancer: &Balancer) -> Result<(), Failure> {
+        let told = super::told(&self.interface, balancer.status()?);
+        let moves = balancer.moves();
+        let (beats, beats_refused) = balancer.heard();
+        match self.form.json {
+            true => print_json_line(&Line::End {
+                told,
+                moves_to_cores: moves.to_cores,
+                moves_to_neighbours: moves.to_neighbours,
+                returns: moves.returns,
+                beats,
+                beats_refused,
+            }),
+            false => print(&super::show(&told)),
+        }
+    }
+}
