@@ -142,6 +142,9 @@ fn launch_times_hold_for_sinks_of_every_lane_of_the_node() {
         assert_eq!(next(), [1]);
         assert!(SystemTai.now().as_nanos() >= launch);
     }
+}
+
+#[test]
 fn streams_of_a_class_are_served_by_its_lanes_and_by_no_other() {
     let runtime = start(Config {
         class_lanes: BTreeMap::from([(6, vec![1])]),
