@@ -12,7 +12,7 @@ use takt_time::TrafficClass;
 use super::channel::{Channel, Channels, Group};
 use super::fair::{self, RoundRobin};
 use super::reassembly::Target;
-use super::session::{Copying, Delivery, InProgress, LaneSession, Meta, Put};
+use super::session::{Copying, Delivery, DirectSinks, InProgress, LaneSession, Meta, Put};
 use crate::counters::ChannelCounters;
 use crate::policing::Policer;
 use crate::policy::Rates;
@@ -636,13 +636,19 @@ impl Tenants {
         progress: &mut InProgress,
         left: &mut i64,
         waits: Option<&Waits>,
+        direct: Option<&DirectSinks>,
     ) -> Given {
+        let epoch = progress.descriptor.epoch;
         for &(number, (at, sink)) in channel.sinks.of(progress.sinks) {
             if *left <= 0 {
                 return Given::More;
             }
             progress.sinks.next = number;
             if at == from && !self.hears_itself(at, sink) {
+                continue;
+            }
+            if direct.is_some_and(|direct| direct.has(number, epoch)) {
+                progress.sinks.next = number + 1;
                 continue;
             }
             // A copy for a sink that has gone since is nobody's: its memory went with it.
