@@ -296,11 +296,9 @@ fn a_protected_region_is_written_by_its_owner_and_by_nobody_else_whatever_they_t
         let written = unsafe { libc::pwrite(fd.as_raw_fd(), b"x".as_ptr().cast(), 1, 0) };
         assert_eq!(written, -1);
         let flags = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
-        // SAFETY: plain system calls.
-        assert_eq!(
-            unsafe { libc::fallocate(fd.as_raw_fd(), flags, 0, page as i64) },
-            -1
-        );
+        // SAFETY: plain system call.
+        let punched = unsafe { libc::fallocate(fd.as_raw_fd(), flags, 0, page as i64) };
+        assert_eq!(punched, -1);
     }
     let turned = unsafe {
         // SAFETY: a mapping of this test's.
@@ -319,10 +317,8 @@ fn a_protected_region_is_written_by_its_owner_and_by_nobody_else_whatever_they_t
         .unwrap();
     drop(owner);
     // SAFETY: as above.
-    assert_eq!(
-        unsafe { std::slice::from_raw_parts(region.at(5, 3).unwrap().as_ptr(), 3) },
-        b"Abc"
-    );
+    let read = unsafe { std::slice::from_raw_parts(region.at(5, 3).unwrap().as_ptr(), 3) };
+    assert_eq!(read, b"Abc");
 }
 
 #[test]

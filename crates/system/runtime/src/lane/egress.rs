@@ -398,8 +398,7 @@ impl State {
             &meta,
             progress,
             left,
-            waits.as_ref(),
-            direct.as_deref(),
+            (waits.as_ref(), direct.as_deref()),
         );
         if let Some(entry) = reliable {
             match given {

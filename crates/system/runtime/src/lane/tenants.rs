@@ -626,7 +626,7 @@ impl Tenants {
 
     /// Puts an emitted message into the sinks of its channel on this lane that have not got it yet: no copy
     /// within its own session, one copy into each other. `left`: what the turn may still spend. `waits`: its source is
-    /// reliable.
+    /// reliable; `direct`: it gives some sinks its messages itself.
     #[inline]
     pub fn deliver_emitted(
         &mut self,
@@ -635,8 +635,7 @@ impl Tenants {
         meta: &Meta,
         progress: &mut InProgress,
         left: &mut i64,
-        waits: Option<&Waits>,
-        direct: Option<&DirectSinks>,
+        (waits, direct): (Option<&Waits>, Option<&DirectSinks>),
     ) -> Given {
         let epoch = progress.descriptor.epoch;
         for &(number, (at, sink)) in channel.sinks.of(progress.sinks) {
