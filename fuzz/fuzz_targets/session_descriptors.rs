@@ -234,6 +234,7 @@ fn request(input: &mut Input<'_>) -> Request {
             name: String::from_utf8_lossy(input.bytes()).into_owned(),
             tx_bytes: input.number(),
             rx_bytes: input.number(),
+            domain: false,
         },
         1 => Request::OpenStream(Qos::slow()),
         2 => Request::CloseStream(stream),

@@ -4,6 +4,7 @@ mod adversary;
 mod crashes;
 mod credit;
 mod delays;
+mod domains;
 mod dpdk;
 mod fabric;
 mod gates;

@@ -171,6 +171,7 @@ fn an_application_that_stands_still_is_told_where_its_streams_are_when_it_goes_o
             name: "still".into(),
             tx_bytes: 0,
             rx_bytes: 0,
+            domain: false,
         },
     );
     assert!(matches!(said(&socket), Reply::Attached { .. }));

@@ -104,6 +104,7 @@ fn attach_request() -> Vec<u8> {
         name: "raw".into(),
         tx_bytes: 0,
         rx_bytes: 0,
+        domain: false,
     };
     Envelope {
         request: 1,

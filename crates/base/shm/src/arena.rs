@@ -131,25 +131,8 @@ impl Arena {
     /// # Errors
     /// [`ArenaError::Name`], [`ArenaError::Length`], or what the kernel refuses.
     pub fn create(name: &str, len: usize) -> Result<Arena, ArenaError> {
-        let c_name = CString::new(name).map_err(|_| ArenaError::Name {
-            name: name.to_owned(),
-        })?;
-        if len == 0 || len > MAX_LEN {
-            return Err(ArenaError::Length { len });
-        }
-        let len = len.next_multiple_of(page_size());
-        let fd = memfd(&c_name).map_err(|source| ArenaError::Create {
-            name: name.to_owned(),
-            source,
-        })?;
-        let size = i64::try_from(len).map_err(|_| ArenaError::Length { len })?;
-        // SAFETY: plain system call on a descriptor that we own.
-        check(unsafe { libc::ftruncate(fd.as_raw_fd(), size) })
-            .map_err(|source| ArenaError::Resize { len, source })?;
-        let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
-        // SAFETY: plain system call on a descriptor that we own.
-        check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_ADD_SEALS, seals) })
-            .map_err(|source| ArenaError::Seal { source })?;
+        let (fd, len) = create_file(name, len)?;
+        add_seals(&fd, libc::F_SEAL_SEAL)?;
         Arena::map(fd, len)
     }
 
@@ -166,34 +149,79 @@ impl Arena {
         if len == 0 || len > MAX_LEN {
             return Err(ArenaError::Length { len });
         }
-        // SAFETY: plain system call on a descriptor that we own.
-        let seals = check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GET_SEALS) })
-            .map_err(|source| ArenaError::Examine { source })?;
-        let needed = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
-        if seals & needed != needed {
-            return Err(ArenaError::NotSealed { seals });
-        }
-        let actual = file_size(&fd).map_err(|source| ArenaError::Examine { source })?;
-        if actual < len as u64 {
-            return Err(ArenaError::TooSmall {
-                actual,
-                wanted: len,
-            });
-        }
+        check_file(&fd, len)?;
         let arena = Arena::map(fd, len)?;
-        // SAFETY: the range is exactly the mapping just made.
-        check(unsafe { libc::madvise(arena.base.as_ptr().cast(), len, libc::MADV_DONTFORK) })
-            .map_err(|source| ArenaError::Map { len, source })?;
+        arena.keep_from_children(0, len)?;
         Ok(arena)
     }
 
+    /// Forked children do not inherit this range of the mapping.
+    fn keep_from_children(&self, offset: usize, len: usize) -> Result<(), ArenaError> {
+        let range = self.slice(offset, len).map(|range| range.as_ptr());
+        // SAFETY: the range lies within the mapping.
+        let advised = range.map(|at| unsafe { libc::madvise(at.cast(), len, libc::MADV_DONTFORK) });
+        check(advised.unwrap_or(-1))
+            .map(drop)
+            .map_err(|source| ArenaError::Map { len, source })
+    }
+
+    /// Maps a region's `len` bytes in the place of those at `offset`, which belong to it from then on and not to the
+    /// arena's own file. `inherited`: forked children inherit it, as they do all of an arena that was created.
+    ///
+    /// # Errors
+    /// [`ArenaError::Length`] unless both are whole pages within the arena; as [`open`](Self::open).
+    pub fn overlay(
+        &mut self,
+        region: &OwnedFd,
+        offset: usize,
+        len: usize,
+        inherited: bool,
+    ) -> Result<(), ArenaError> {
+        let page = page_size();
+        let place = self.slice(offset, len).map(|place| place.as_ptr());
+        let Ok(place) = place.map_err(drop).and_then(|place| {
+            match len > 0 && offset.is_multiple_of(page) && len.is_multiple_of(page) {
+                true => Ok(place),
+                false => Err(()),
+            }
+        }) else {
+            return Err(ArenaError::Length { len });
+        };
+        check_file(region, len)?;
+        // SAFETY: the range lies within our own mapping, of which no window exists: `self` is borrowed exclusively.
+        let mapped = unsafe {
+            libc::mmap(
+                place.cast(),
+                len,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED | libc::MAP_FIXED,
+                region.as_raw_fd(),
+                0,
+            )
+        };
+        if mapped == libc::MAP_FAILED {
+            return Err(ArenaError::Map {
+                len,
+                source: io::Error::last_os_error(),
+            });
+        }
+        match inherited {
+            true => Ok(()),
+            false => self.keep_from_children(offset, len),
+        }
+    }
+
     fn map(fd: OwnedFd, len: usize) -> Result<Arena, ArenaError> {
+        Arena::map_as(fd, len, libc::PROT_READ | libc::PROT_WRITE)
+    }
+
+    fn map_as(fd: OwnedFd, len: usize, protection: libc::c_int) -> Result<Arena, ArenaError> {
         // SAFETY: a fresh mapping at an address of the kernel's choice; it aliases nothing of ours.
         let base = unsafe {
             libc::mmap(
                 core::ptr::null_mut(),
                 len,
-                libc::PROT_READ | libc::PROT_WRITE,
+                protection,
                 libc::MAP_SHARED,
                 fd.as_raw_fd(),
                 0,
@@ -305,6 +333,64 @@ impl Drop for Arena {
             // rings and bells hold an `Arc` of it, so none is left.
             unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
         }
+    }
+}
+
+/// Memory of one process that others may read and cannot write: the kernel refuses every writable mapping made, and every
+/// write, after [`protect`](Self::protect), by whatever descriptor (`F_SEAL_FUTURE_WRITE`, Linux 5.1). A mapping made
+/// before stays writable: its owner's.
+#[derive(Debug)]
+pub struct Region(Arena);
+
+impl Region {
+    /// Makes the file of a region of `len` bytes, rounded up to whole pages, zeroed, its size sealed. It can be written
+    /// until it is protected.
+    ///
+    /// # Errors
+    /// As [`Arena::create`].
+    pub fn create(name: &str, len: usize) -> Result<OwnedFd, ArenaError> {
+        create_file(name, len).map(|(fd, _)| fd)
+    }
+
+    /// From now on nobody maps it to write: for its owner, which has.
+    ///
+    /// # Errors
+    /// [`ArenaError::Seal`].
+    pub fn protect(fd: &OwnedFd) -> Result<(), ArenaError> {
+        add_seals(fd, libc::F_SEAL_FUTURE_WRITE)
+    }
+
+    /// Whether that is so.
+    pub fn is_protected(fd: &OwnedFd) -> bool {
+        seals_of(fd).is_ok_and(|seals| seals & libc::F_SEAL_FUTURE_WRITE != 0)
+    }
+
+    /// Maps the first `len` bytes of a protected region to be read. Forked children do not inherit it.
+    ///
+    /// # Errors
+    /// [`ArenaError::NotSealed`] also when others could map it to write; as [`Arena::open`].
+    pub fn open(fd: OwnedFd, len: usize) -> Result<Region, ArenaError> {
+        if len == 0 || len > MAX_LEN {
+            return Err(ArenaError::Length { len });
+        }
+        check_file(&fd, len)?;
+        if !Self::is_protected(&fd) {
+            let seals = seals_of(&fd).map_err(|source| ArenaError::Examine { source })?;
+            return Err(ArenaError::NotSealed { seals });
+        }
+        let arena = Arena::map_as(fd, len, libc::PROT_READ)?;
+        arena.keep_from_children(0, len)?;
+        Ok(Region(arena))
+    }
+
+    /// Where the bytes `offset .. offset + len` are, to be read while the region is mapped. Their owner may change them at
+    /// any instant.
+    ///
+    /// # Errors
+    /// [`OutOfBounds`].
+    #[inline]
+    pub fn at(&self, offset: usize, len: usize) -> Result<NonNull<u8>, OutOfBounds> {
+        self.0.slice(offset, len).map(|window| window.base())
     }
 }
 
@@ -421,6 +507,58 @@ unsafe fn copy_shared(from: *const u8, to: *mut u8, len: usize) {
     // SAFETY: mapped by the caller's contract; `copy` allows overlap.
     unsafe { core::ptr::copy(from, to, len) };
     compiler_fence(Ordering::SeqCst);
+}
+
+/// A memfd of `len` bytes, rounded up to whole pages, with its size sealed; and that size.
+fn create_file(name: &str, len: usize) -> Result<(OwnedFd, usize), ArenaError> {
+    let c_name = CString::new(name).map_err(|_| ArenaError::Name {
+        name: name.to_owned(),
+    })?;
+    if len == 0 || len > MAX_LEN {
+        return Err(ArenaError::Length { len });
+    }
+    let len = len.next_multiple_of(page_size());
+    let fd = memfd(&c_name).map_err(|source| ArenaError::Create {
+        name: name.to_owned(),
+        source,
+    })?;
+    let size = i64::try_from(len).map_err(|_| ArenaError::Length { len })?;
+    // SAFETY: plain system call on a descriptor that we own.
+    check(unsafe { libc::ftruncate(fd.as_raw_fd(), size) })
+        .map_err(|source| ArenaError::Resize { len, source })?;
+    add_seals(&fd, SIZE_SEALS)?;
+    Ok((fd, len))
+}
+
+/// The size stays as it is.
+const SIZE_SEALS: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
+
+fn add_seals(fd: &OwnedFd, seals: libc::c_int) -> Result<(), ArenaError> {
+    // SAFETY: plain system call on a descriptor that we own.
+    check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_ADD_SEALS, seals) })
+        .map(drop)
+        .map_err(|source| ArenaError::Seal { source })
+}
+
+fn seals_of(fd: &OwnedFd) -> io::Result<i32> {
+    // SAFETY: plain system call on a descriptor that we own.
+    check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GET_SEALS) })
+}
+
+/// That a file that was handed over has `len` bytes at least, and keeps them.
+fn check_file(fd: &OwnedFd, len: usize) -> Result<(), ArenaError> {
+    let seals = seals_of(fd).map_err(|source| ArenaError::Examine { source })?;
+    if seals & SIZE_SEALS != SIZE_SEALS {
+        return Err(ArenaError::NotSealed { seals });
+    }
+    let actual = file_size(fd).map_err(|source| ArenaError::Examine { source })?;
+    if actual < len as u64 {
+        return Err(ArenaError::TooSmall {
+            actual,
+            wanted: len,
+        });
+    }
+    Ok(())
 }
 
 /// A sealable memfd, never executable where the kernel knows that (6.3 and later).

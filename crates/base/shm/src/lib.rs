@@ -24,7 +24,7 @@ pub mod newest;
 pub mod ring;
 mod sync;
 
-pub use arena::{Arena, ArenaError, OutOfBounds, SharedSlice};
+pub use arena::{Arena, ArenaError, OutOfBounds, Region, SharedSlice};
 pub use buddy::{Buddy, CHUNK, NotAllocated};
 pub use doorbell::{LaneBell, LaneBellHost, SinkBell, SinkBellHost, WaitOutcome, Wake};
 pub use newest::{Newest, NewestReader, NewestWriter};

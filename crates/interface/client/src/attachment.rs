@@ -9,7 +9,7 @@ use takt_session::layout::{
     ARENA_MAGIC, ArenaMap, HEADER_BYTES, LANE_DIRTY_OFFSET, LANE_STATE_OFFSET, MAGIC_OFFSET,
     SMALL_MESSAGE, TX_REGION, VERSION_OFFSET, large_share,
 };
-use takt_shm::{Arena, CHUNK, LaneBell, SharedSlice};
+use takt_shm::{Arena, CHUNK, LaneBell, Region, SharedSlice};
 
 use crate::descriptors::Registered;
 use crate::error::Error;
@@ -44,10 +44,16 @@ impl Attachment {
     pub(crate) fn new(
         map: ArenaMap,
         max_message: u32,
-        descriptors: Vec<OwnedFd>,
+        domain: bool,
+        mut descriptors: Vec<OwnedFd>,
         state: State,
     ) -> Result<Self, Error> {
         let broken = |text: String| Error::Protocol(text);
+        // In a trust domain the transmit region is a file of its own, the last.
+        let region = match domain {
+            true => descriptors.pop(),
+            false => None,
+        };
         let [memory, bell]: [OwnedFd; 2] =
             descriptors.try_into().map_err(|found: Vec<OwnedFd>| {
                 broken(format!(
@@ -65,7 +71,14 @@ impl Attachment {
             )));
         }
         let numbers = [memory.as_raw_fd(), bell.as_raw_fd()];
-        let arena = Arena::open(memory, map.total()).map_err(|e| broken(e.to_string()))?;
+        let mut arena = Arena::open(memory, map.total()).map_err(|e| broken(e.to_string()))?;
+        if let Some(region) = &region {
+            arena
+                .overlay(region, map.tx_offset(), map.tx_bytes, false)
+                // From here on nobody else can write what this session sends.
+                .and_then(|()| Region::protect(region))
+                .map_err(|e| broken(e.to_string()))?;
+        }
         let arena = Arc::new(arena);
         for (what, offset, wanted) in [
             ("magic number", MAGIC_OFFSET, ARENA_MAGIC),
@@ -94,6 +107,11 @@ impl Attachment {
             state,
             descriptors: numbers,
         })
+    }
+
+    /// Bytes of its transmit region that sinks of other sessions may have together.
+    pub(crate) fn most_lent(&self) -> usize {
+        self.map.tx_bytes / 2
     }
 
     /// What the receive region is too small for.

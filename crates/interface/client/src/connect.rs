@@ -12,6 +12,7 @@ use rustix::event::{PollFd, PollFlags};
 use rustix::net::SocketAddrUnix;
 use takt_session::message::{Envelope, Reply, Request};
 use takt_session::{ErrorCode, Failure, transport};
+use takt_shm::SinkBell;
 
 use crate::attachment::Attachment;
 use crate::control::{
@@ -75,6 +76,8 @@ struct Dialogue<'a> {
     shared: &'a Shared,
     socket: &'a OwnedFd,
     request: u32,
+    /// What it is about, once it is known.
+    attachment: Option<Arc<Attachment>>,
 }
 
 impl Dialogue<'_> {
@@ -125,15 +128,25 @@ impl Dialogue<'_> {
                     control.stream_moved_meanwhile(stream, datapath, warning);
                 }
                 message if reply.request == request => {
+                    let mut control = self.shared.lock();
                     if let Reply::StreamOpened { stream, .. } = message {
-                        self.shared.lock().stream_opens(stream);
+                        control.stream_opens(stream);
                     }
+                    control.mail.opens(&message);
+                    drop(control);
                     return Ok(Answer {
                         reply: message,
                         descriptors: packet.descriptors,
                     });
                 }
-                _ => {}
+                message => {
+                    if let Some(attachment) = &self.attachment {
+                        let mut control = self.shared.lock();
+                        let shared = self.shared;
+                        // One that cannot be used stays empty: its source gives it up when it is full.
+                        shared.hear(&mut control, attachment, &message, packet.descriptors);
+                    }
+                }
             }
         }
     }
@@ -161,15 +174,21 @@ pub(crate) fn attach(shared: &Shared, socket: OwnedFd) -> Result<(), Error> {
         shared,
         socket: &socket,
         request: 0,
+        attachment: None,
     };
     let options = &shared.options;
     let answer = dialogue.ask(Request::Attach {
         name: options.name.clone(),
         tx_bytes: options.tx_bytes as u64,
         rx_bytes: options.rx_bytes as u64,
+        // Whoever drives a lane itself has it at hand.
+        domain: shared.progress.is_none() && SinkBell::can_wait_for_several(),
     })?;
     let Reply::Attached {
-        map, max_message, ..
+        map,
+        max_message,
+        domain,
+        ..
     } = answer.reply
     else {
         return Err(unexpected(&answer.reply));
@@ -178,9 +197,12 @@ pub(crate) fn attach(shared: &Shared, socket: OwnedFd) -> Result<(), Error> {
     let attachment = Arc::new(Attachment::new(
         map,
         max_message,
+        domain,
         descriptors.map(|fd| options.moved(fd)).collect(),
         state,
     )?);
+
+    dialogue.attachment = Some(attachment.clone());
 
     let mut streams = Vec::new();
     let mut sources = Vec::new();

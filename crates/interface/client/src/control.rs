@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::path::PathBuf;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -22,6 +22,7 @@ use takt_shm::SinkBell;
 
 use crate::attachment::Attachment;
 use crate::descriptors::Registered;
+use crate::direct::{self, Heard, Mail};
 use crate::error::Error;
 use crate::fork::{Slot, State, Status};
 use crate::memory::Account;
@@ -65,6 +66,8 @@ pub(crate) struct Shared {
     changed: Condvar,
     /// Before the descriptor, which it ends before.
     _registered: Registered,
+    /// Changes whenever there is something in [`Control::mail`].
+    pub(crate) news: AtomicU64,
     /// Wakes the reader.
     pub(crate) wake: OwnedFd,
     /// What an attachment, by its generation, has been told of datagrams that the runtime did not get.
@@ -86,6 +89,8 @@ pub(crate) struct Control {
     pub(crate) sources: BTreeMap<u32, SourceRecord>,
     pub(crate) sinks: BTreeMap<u32, SinkRecord>,
     pub(crate) lingering: Vec<Lingering>,
+    /// What is told of rings.
+    pub(crate) mail: Mail,
     /// The last handle is gone.
     pub(crate) closing: bool,
 }
@@ -311,6 +316,7 @@ impl Shared {
             control: Mutex::default(),
             changed: Condvar::new(),
             _registered: Registered::new(wake.as_raw_fd()),
+            news: AtomicU64::new(0),
             wake,
             unserved: Mutex::default(),
         })
@@ -323,6 +329,31 @@ impl Shared {
 
     pub(crate) fn notify(&self) {
         self.changed.notify_all();
+    }
+
+    /// Takes note of what the runtime says of rings. A ring that cannot be used is to be given up.
+    pub(crate) fn hear(
+        &self,
+        control: &mut Control,
+        attachment: &Attachment,
+        message: &Reply,
+        descriptors: Vec<OwnedFd>,
+    ) -> Option<u32> {
+        control.mail.opens(message);
+        let heard = direct::hear(control, attachment, &self.options, message, descriptors);
+        let sink = match heard {
+            Heard::Other => return None,
+            Heard::Unusable(ring) => return Some(ring),
+            Heard::News(sink) => sink,
+        };
+        // Release: partner are the loads by handles, which look under the lock then.
+        self.news.fetch_add(1, Ordering::Release);
+        let records = control.sinks.values();
+        let mut opened = records.filter_map(|record| record.opened.as_ref().ok());
+        if let Some(open) = opened.find(|open| Some(open.id) == sink) {
+            open.bell.wake_local();
+        }
+        None
     }
 
     /// Wakes the reader thread.

@@ -51,6 +51,7 @@ mod connect;
 mod control;
 #[doc(hidden)] // for the preload
 pub mod descriptors;
+mod direct;
 mod error;
 mod fork;
 mod frame;

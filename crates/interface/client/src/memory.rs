@@ -7,11 +7,13 @@
 //!
 //! Lock order: the allocator before an account's returns.
 
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
-use takt_session::layout::{Completion, RX_REGION};
+use takt_session::layout::{Completion, RX_REGION, Release};
 use takt_shm::{Buddy, CHUNK, Consumer};
+
+use crate::direct::Lent;
 
 /// Sizes of blocks that an account keeps: 256 bytes to 64 KiB. Larger ones come from the allocator,
 /// whose cost is nothing against that of filling them.
@@ -75,6 +77,10 @@ pub(crate) struct TxMemory {
     /// the first.
     forwarded: OnceLock<Box<[AtomicU8]>>,
     rx_chunks: usize,
+    /// Per chunk: how many sinks of other sessions have the block that starts there. Made with the first.
+    holders: OnceLock<Box<[AtomicU8]>>,
+    /// Bytes that those have, each for itself.
+    lent: AtomicUsize,
     shared: Mutex<Shared>,
 }
 
@@ -88,6 +94,8 @@ fn marks(count: usize) -> Box<[AtomicU8]> {
 struct Shared {
     buddy: Buddy,
     accounts: Vec<Weak<Account>>,
+    /// Those of closed sources of which sinks of other sessions still have blocks.
+    closed: Vec<Arc<Account>>,
 }
 
 impl TxMemory {
@@ -96,9 +104,12 @@ impl TxMemory {
             marks: marks(bytes / CHUNK),
             forwarded: OnceLock::new(),
             rx_chunks: rx_bytes / CHUNK,
+            holders: OnceLock::new(),
+            lent: AtomicUsize::new(0),
             shared: Mutex::new(Shared {
                 buddy: Buddy::new(bytes),
                 accounts: Vec::new(),
+                closed: Vec::new(),
             }),
         }
     }
@@ -110,7 +121,11 @@ impl TxMemory {
             kept: [const { [const { AtomicU32::new(NONE) }; MOST_KEPT] }; KEPT_ORDERS],
             completed: AtomicU64::new(0),
             remembered: outcomes.0.len() as u64,
-            returns: Mutex::new(Returns { ring, outcomes }),
+            returns: Mutex::new(Returns {
+                ring,
+                outcomes,
+                direct: Vec::new(),
+            }),
         });
         let mut shared = lock(&self.shared);
         shared.accounts.retain(|other| other.strong_count() > 0);
@@ -196,11 +211,17 @@ impl TxMemory {
 
     /// Takes back what all accounts hold and what has completed.
     fn collect(&self, shared: &mut Shared) -> Result<(), Impossible> {
-        let Shared { buddy, accounts } = shared;
+        let Shared {
+            buddy,
+            accounts,
+            closed,
+        } = shared;
         accounts
             .iter()
             .filter_map(Weak::upgrade)
-            .try_for_each(|account| self.collect_from(buddy, &account))
+            .try_for_each(|account| self.collect_from(buddy, &account))?;
+        closed.retain(|account| account.lends());
+        Ok(())
     }
 
     fn collect_from(&self, buddy: &mut Buddy, account: &Account) -> Result<(), Impossible> {
@@ -231,7 +252,12 @@ impl TxMemory {
         let mut blocks = [None; BATCH];
         let mut count = 0;
         let mut returns = lock(&account.returns);
-        let Returns { ring, outcomes } = &mut *returns;
+        let Returns {
+            ring,
+            outcomes,
+            direct,
+        } = &mut *returns;
+        let mut completed = 0;
         for place in &mut blocks {
             let Some(completion) = ring
                 .pop()
@@ -250,15 +276,36 @@ impl TxMemory {
             let order = order & !IN_FLIGHT;
             mark.store(order, Ordering::Relaxed);
             outcomes.record(&completion);
-            *place = order.checked_sub(1).map(|order| Block {
+            let lent = completion.chunk & RX_REGION == 0 && self.holders_of(completion.chunk) > 0;
+            *place = order.checked_sub(1).filter(|_| !lent).map(|order| Block {
                 chunk: completion.chunk,
                 order,
             });
-            count += 1;
+            completed += 1;
         }
-        if count > 0 {
+        if completed > 0 {
             ring.release();
-            account.completed.fetch_add(count as u64, Ordering::Release);
+            let completed = completed as u64;
+            account.completed.fetch_add(completed, Ordering::Release);
+        }
+        count += completed;
+        for of in direct.iter_mut() {
+            while count < BATCH && !of.lent.broken.load(Ordering::Relaxed) {
+                let returned = of.ring.pop().map(|chunk| {
+                    let Some(chunk) = chunk else {
+                        return Some(None);
+                    };
+                    self.returned(&of.lent, chunk).map(Some)
+                });
+                match returned {
+                    Ok(Some(None)) => break,
+                    Ok(Some(Some(block))) => blocks[count] = block,
+                    // It gives back what it does not have, or shows an index that cannot be.
+                    Ok(None) | Err(_) => of.lent.broken.store(true, Ordering::Relaxed),
+                }
+                count += 1;
+            }
+            of.ring.release();
         }
         Ok((blocks, count))
     }
@@ -277,6 +324,92 @@ impl TxMemory {
             if count < BATCH {
                 return Ok(());
             }
+        }
+    }
+
+    /// A sink gives back the block that starts at this chunk: `Some` if it had it, with the block if it is free now.
+    fn returned(&self, lent: &Lent, chunk: u32) -> Option<Option<Block>> {
+        let mark = self.marks.get(chunk as usize)?;
+        let mark = mark.load(Ordering::Relaxed);
+        let order = (mark & !IN_FLIGHT).checked_sub(1)?;
+        let block = Block { chunk, order };
+        let bytes = lent.take_back(chunk, || block.bytes())?;
+        self.lent.fetch_sub(bytes, Ordering::Relaxed);
+        let holders = self.holders.get()?.get(chunk as usize)?;
+        let last = holders.fetch_sub(1, Ordering::AcqRel) == 1;
+        Some((last && mark & IN_FLIGHT == 0).then_some(block))
+    }
+
+    fn holders_of(&self, chunk: u32) -> u8 {
+        let holders = self.holders.get();
+        let holders = holders.and_then(|holders| holders.get(chunk as usize));
+        holders.map_or(0, |holders| holders.load(Ordering::Relaxed))
+    }
+
+    /// Chunks of the region.
+    pub(crate) fn chunks(&self) -> usize {
+        self.marks.len()
+    }
+
+    /// Bytes that sinks of other sessions have.
+    #[inline]
+    pub(crate) fn lent(&self) -> usize {
+        self.lent.load(Ordering::Relaxed)
+    }
+
+    /// So many sinks get a block: before the first of them does.
+    #[inline]
+    pub(crate) fn lend(&self, block: Block, sinks: u8) {
+        let holders = self.holders.get_or_init(|| marks(self.marks.len()));
+        if let Some(holders) = holders.get(block.chunk as usize) {
+            holders.store(sinks, Ordering::Relaxed);
+        }
+    }
+
+    /// One of them gets it.
+    #[inline]
+    pub(crate) fn lend_to(&self, lent: &Lent, block: Block) {
+        lent.lend(block.chunk, block.bytes());
+        self.lent.fetch_add(block.bytes(), Ordering::Relaxed);
+    }
+
+    /// One of them does not get it after all.
+    #[cold]
+    pub(crate) fn not_lent(&self, account: &Account, stock: &mut Stock, lent: &Lent, block: Block) {
+        let returns = lock(&account.returns);
+        let free = self.returned(lent, block.chunk);
+        drop(returns);
+        if let Some(Some(block)) = free {
+            self.free(account, stock, block);
+        }
+    }
+
+    /// The sink of a ring has none of its blocks any more.
+    #[cold]
+    pub(crate) fn free_ring(&self, ring: u32) {
+        let mut shared = lock(&self.shared);
+        let Shared {
+            buddy,
+            accounts,
+            closed,
+        } = &mut *shared;
+        for account in accounts.iter().filter_map(Weak::upgrade) {
+            let mut returns = lock(&account.returns);
+            for of in returns.direct.extract_if(.., |of| of.lent.ring == ring) {
+                for chunk in of.lent.all() {
+                    if let Some(Some(block)) = self.returned(&of.lent, chunk) {
+                        self.give(buddy, block.chunk);
+                    }
+                }
+            }
+        }
+        closed.retain(|account| account.lends());
+    }
+
+    /// A source is closed: what sinks of other sessions have comes back all the same.
+    pub(crate) fn close(&self, account: &Arc<Account>) {
+        if account.lends() {
+            lock(&self.shared).closed.push(account.clone());
         }
     }
 
@@ -333,6 +466,14 @@ pub(crate) struct Account {
 struct Returns {
     ring: Consumer<Completion>,
     outcomes: Outcomes,
+    direct: Vec<DirectReturns>,
+}
+
+/// What comes back from a sink of another session.
+#[derive(Debug)]
+struct DirectReturns {
+    ring: Consumer<Release>,
+    lent: Arc<Lent>,
 }
 
 impl Account {
@@ -367,6 +508,28 @@ impl Account {
         place.store(chunk, Ordering::Release); // Partner: the swaps in `pop` and `collect`.
         *count += 1;
         true
+    }
+
+    /// A sink of another session may get blocks, and gives them back there.
+    pub(crate) fn add_ring(&self, ring: Consumer<Release>, lent: Arc<Lent>) {
+        lock(&self.returns)
+            .direct
+            .push(DirectReturns { ring, lent });
+    }
+
+    /// Nothing more is given to the sink of a ring. It is forgotten with the last block that comes back.
+    pub(crate) fn end_ring(&self, ring: u32) {
+        let mut returns = lock(&self.returns);
+        returns
+            .direct
+            .retain(|of| of.lent.ring != ring || of.lent.count() > 0);
+    }
+
+    /// Whether sinks of other sessions have some of its blocks.
+    fn lends(&self) -> bool {
+        let mut returns = lock(&self.returns);
+        returns.direct.retain(|of| of.lent.count() > 0);
+        !returns.direct.is_empty()
     }
 
     /// Messages completed so far.

@@ -16,6 +16,8 @@ pub struct Message<'s> {
     pub(crate) base: NonNull<u8>,
     pub(crate) descriptor: RxDescriptor,
     pub(crate) state: State,
+    /// The ring that it came by, of another session; none: a lane's.
+    pub(crate) lender: Option<u32>,
 }
 
 impl Message<'_> {
@@ -24,7 +26,7 @@ impl Message<'_> {
         self.descriptor.sequence
     }
 
-    /// When the sender's runtime took the message.
+    /// When the sender's runtime took the message; if none did, when its source emitted it.
     pub fn send_time(&self) -> TaiTime {
         TaiTime::from_nanos(self.descriptor.send_time_ns)
     }
@@ -53,7 +55,8 @@ impl Message<'_> {
 
     /// The chunk of the receive region where it lies, if it is not what the session itself has emitted.
     pub(crate) fn received_at(&self) -> Option<u32> {
-        (self.descriptor.chunk & TX_REGION == 0).then_some(self.descriptor.chunk)
+        let here = self.lender.is_none() && self.descriptor.chunk & TX_REGION == 0;
+        here.then_some(self.descriptor.chunk)
     }
 
     /// It is forwarded: not to be released.
@@ -81,6 +84,9 @@ impl std::fmt::Debug for Message<'_> {
 impl Drop for Message<'_> {
     #[inline]
     fn drop(&mut self) {
-        self.sink.release(self.descriptor.chunk, self.state);
+        match self.lender {
+            None => self.sink.release(self.descriptor.chunk, self.state),
+            Some(ring) => self.sink.give_back(ring, self.descriptor.chunk, self.state),
+        }
     }
 }

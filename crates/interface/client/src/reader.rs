@@ -6,11 +6,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags};
-use takt_session::message::{Envelope, Reply, Request};
+use takt_session::message::{DirectEnd, Envelope, Reply, Request};
 use takt_session::{ErrorCode, Failure, transport};
 
 use crate::connect;
 use crate::control::{Answer, Link, Shared, poll, wake_sinks};
+use crate::direct::Mail;
 use crate::error::Error;
 use crate::fork::{State, Status};
 
@@ -83,6 +84,7 @@ fn detach(shared: &Shared, ended: Option<Failure>) {
     control.ended = ended;
     control.pending.clear();
     control.lingering.clear();
+    control.mail = Mail::default();
     control.streams.retain(|_, record| !record.closing);
     for record in control.sinks.values() {
         if let Some(notify) = &record.notify {
@@ -187,10 +189,21 @@ fn receive(shared: &Shared, link: &Link) -> Option<End> {
     if let Reply::StreamOpened { stream, .. } = message {
         control.stream_opens(stream);
     }
+    let mut descriptors = packet.descriptors;
+    if request == 0 {
+        let unusable = shared.hear(&mut control, &link.attachment, &message, descriptors);
+        drop(control);
+        if let Some(ring) = unusable {
+            let reason = DirectEnd::Unusable;
+            shared.post(Request::EndDirect { ring, reason });
+        }
+        return None;
+    }
+    control.mail.opens(&message);
     if let Some(place) = control.pending.get_mut(&request) {
         *place = Some(Answer {
             reply: message,
-            descriptors: packet.descriptors,
+            descriptors: std::mem::take(&mut descriptors),
         });
         drop(control);
         shared.notify();

@@ -8,12 +8,13 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use takt_session::layout::{MAX_DEPTH, Release, RxDescriptor, SinkBlock, SinkCounter, TX_REGION};
-use takt_session::message::Request;
+use takt_session::message::{DirectEnd, Request};
 use takt_session::{ChannelId, SinkMode};
 use takt_shm::{Arena, Consumer, Newest, NewestReader, Producer, RingError, SinkBell, WaitOutcome};
 
 use crate::attachment::Attachment;
 use crate::control::{Connection, Link, OpenSink, Shared};
+use crate::direct::{MOST_NOISE, SinkNews, SinkRing};
 use crate::error::Error;
 use crate::fork::{Slot, State, Status};
 use crate::gaps::Gaps;
@@ -104,6 +105,16 @@ struct Binding {
     block: SinkBlock,
     /// Messages handed out and not dropped.
     lent: u64,
+    /// Its number at the runtime.
+    id: u32,
+    /// What was last heard of rings.
+    heard: u64,
+    /// Rings of sources of other sessions, the next to be looked at, and whether the lane comes next.
+    rings: Vec<SinkRing>,
+    next_ring: usize,
+    lane_next: bool,
+    /// Of rings that are gone: delivered, dropped for want of room, and of memory.
+    gone: [u64; 3],
     /// The receive ring shows the impossible: not to be read any more.
     broken: bool,
 }
@@ -152,7 +163,7 @@ impl Binding {
             block,
             bell,
             latest,
-            ..
+            id,
         } = open;
         let depth = block.depth;
         if !depth.is_power_of_two()
@@ -175,6 +186,12 @@ impl Binding {
             bell,
             block,
             lent: 0,
+            id,
+            heard: 0,
+            rings: Vec::new(),
+            next_ring: 0,
+            lane_next: false,
+            gone: [0; 3],
             broken: false,
         })
     }
@@ -184,7 +201,46 @@ impl Binding {
             return 0;
         }
         // A corrupt ring counts as news: consuming tells.
-        self.rx.available().map_or(1, |count| count as usize)
+        let here = self.rx.available().map_or(1, |count| count as usize);
+        let rings = self.rings.iter_mut();
+        here + rings.map(SinkRing::available).sum::<usize>()
+    }
+
+    /// The ring whose message comes next; `None`: the lane's does, if it has one.
+    #[inline]
+    fn next_of_rings(&mut self) -> Option<usize> {
+        let count = self.rings.len();
+        // Before the lane's is looked at: what a source gave the lane before it gave this is there then.
+        let found = (0..count).map(|at| (self.next_ring + at) % count);
+        let mut found = found.filter(|at| self.rings[*at].next_sequence().is_some());
+        let found = found.next();
+        let by_lane = match &mut self.rx {
+            Receive::All(ring) => ring.peek().ok().flatten(),
+            Receive::Newest(_) => None,
+        };
+        let Some(by_lane) = by_lane else { return found };
+        let of_sender = |ring: &SinkRing| ring.sender == by_lane.sender;
+        if let Some(at) = self.rings.iter().position(of_sender)
+            && let Some(sequence) = self.rings[at].next_sequence()
+        {
+            // In the order in which the source has emitted them.
+            return (sequence < by_lane.sequence).then_some(at);
+        }
+        self.lane_next = !self.lane_next;
+        found.filter(|_| !self.lane_next)
+    }
+
+    /// Forgets rings that are over.
+    fn tidy(&mut self) {
+        let gone = &mut self.gone;
+        self.rings.retain_mut(|ring| {
+            let over = ring.is_over();
+            if over {
+                add_ring(gone, ring);
+            }
+            !over
+        });
+        self.next_ring = 0;
     }
 
     fn counters(&self) -> SinkCounters {
@@ -194,10 +250,14 @@ impl Binding {
                 .atomic_u64(self.block.counter(counter))
                 .map_or(0, |word| word.load(Ordering::Relaxed))
         };
+        let mut by_rings = self.gone;
+        for ring in &self.rings {
+            add_ring(&mut by_rings, ring);
+        }
         SinkCounters {
-            delivered: read(SinkCounter::Delivered),
-            dropped_full: read(SinkCounter::DroppedFull),
-            dropped_memory: read(SinkCounter::DroppedMemory),
+            delivered: read(SinkCounter::Delivered) + by_rings[0],
+            dropped_full: read(SinkCounter::DroppedFull) + by_rings[1],
+            dropped_memory: read(SinkCounter::DroppedMemory) + by_rings[2],
             lost: read(SinkCounter::Lost),
             lost_at_disconnect: 0,
             superseded: read(SinkCounter::Superseded),
@@ -266,6 +326,7 @@ impl Sink {
         if self.is_over(&mut inner.binding) {
             return 0;
         }
+        self.hear_news(&mut inner.binding);
         let count = inner.binding.available();
         if count == 0 && self.slot.state() != inner.binding.state && self.rebind(&mut inner).is_ok()
         {
@@ -303,7 +364,8 @@ impl Sink {
     /// # Errors
     /// As [`consume`](Self::consume).
     pub fn wait_available(&self, wait: Wait) -> Result<usize, Error> {
-        self.wait_for(wait, |_, inner| {
+        self.wait_for(wait, |sink, inner| {
+            sink.hear_news(&mut inner.binding);
             Ok(Some(inner.binding.available()).filter(|&count| count > 0))
         })
     }
@@ -314,6 +376,13 @@ impl Sink {
         if binding.broken {
             return Ok(None);
         }
+        self.hear_news(binding);
+        if !binding.rings.is_empty()
+            && let Some(message) = self.take_direct(inner)
+        {
+            return Ok(Some(message));
+        }
+        let binding = &mut inner.binding;
         let descriptor = match binding.rx.take() {
             Ok(Some(descriptor)) => descriptor,
             Ok(None) => return Ok(None),
@@ -336,6 +405,7 @@ impl Sink {
                 base,
                 descriptor,
                 state: binding.state,
+                lender: None,
             }));
         }
         let counted = || binding.counters().lost;
@@ -347,7 +417,87 @@ impl Sink {
             base,
             descriptor,
             state: binding.state,
+            lender: None,
         }))
+    }
+
+    /// The next message of the rings, if the lane has none that comes before.
+    fn take_direct(&self, inner: &mut Inner) -> Option<Message<'_>> {
+        let binding = &mut inner.binding;
+        let at = binding.next_of_rings()?;
+        binding.next_ring = at + 1;
+        let ring = &mut binding.rings[at];
+        let (descriptor, base) = match ring.take() {
+            Ok(taken) => taken?,
+            Err(reason) => {
+                self.give_up(binding, at, reason);
+                return None;
+            }
+        };
+        let lender = Some(ring.ring);
+        binding.lent += 1;
+        let counted = || binding.counters().lost;
+        let gaps = &mut inner.gaps;
+        gaps.note(descriptor.sender, descriptor.sequence, counted);
+        Some(Message {
+            sink: self,
+            base,
+            descriptor,
+            state: binding.state,
+            lender,
+        })
+    }
+
+    /// Takes nothing more from a ring: the lane serves this sink in its place.
+    #[cold]
+    fn give_up(&self, binding: &mut Binding, at: usize, reason: DirectEnd) {
+        let ring = &mut binding.rings[at];
+        ring.broken = true;
+        let ring = ring.ring;
+        binding.tidy();
+        self.shared().post(Request::EndDirect { ring, reason });
+    }
+
+    /// Looks whether something was told of rings; of the present attachment, that is.
+    #[inline]
+    fn hear_news(&self, binding: &mut Binding) {
+        let news = self.shared().news.load(Ordering::Acquire);
+        if news != binding.heard && self.slot.state() == binding.state {
+            self.hear(binding, news);
+        }
+    }
+
+    /// Does what the runtime has told of rings.
+    #[cold]
+    fn hear(&self, binding: &mut Binding, news: u64) {
+        let told = self.shared().lock().mail.of_sink(binding.id);
+        binding.heard = news;
+        for news in told {
+            match news {
+                SinkNews::Begins(ring) => binding.rings.push(*ring),
+                SinkNews::Ends(ring) => {
+                    let mut rings = binding.rings.iter_mut();
+                    if let Some(ring) = rings.find(|known| known.ring == ring) {
+                        ring.ended = true;
+                    }
+                }
+            }
+        }
+        binding.tidy();
+    }
+
+    /// How many sources of other sessions give it their messages themselves, in memory that they share, now; none unless
+    /// the listener is a trust domain.
+    pub fn direct_sources(&self) -> usize {
+        if self.slot.forked() {
+            return 0;
+        }
+        let mut inner = self.inner.borrow_mut();
+        let binding = &mut inner.binding;
+        if self.slot.state() == binding.state {
+            self.hear(binding, self.shared().news.load(Ordering::Acquire));
+        }
+        binding.rings.iter().filter(|ring| !ring.ended).count()
     }
 
     #[cold]
@@ -451,14 +601,48 @@ impl Sink {
         let binding = &mut inner.binding;
         let (state, bell) = (binding.state, binding.bell.clone());
         let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-        let outcome = bell.wait(
-            || binding.available() > 0 || self.slot.state() != state || self.interrupt.is_set(),
+        let news = &self.shared().news;
+        let heard = binding.heard;
+        let bells: Vec<_> = binding.rings.iter().map(|ring| ring.bell.clone()).collect();
+        let mut others = [&*bell; SinkBell::MOST_BELLS];
+        let count = bells.len().min(others.len());
+        for (place, other) in others.iter_mut().zip(&bells) {
+            *place = other;
+        }
+        let (outcome, rung) = bell.wait_with(
+            &others[..count],
+            || {
+                binding.available() > 0
+                    || self.slot.state() != state
+                    || self.interrupt.is_set()
+                    || news.load(Ordering::Acquire) != heard
+            },
             left,
         );
+        if rung != 0 {
+            self.count_noise(binding, rung);
+        }
         // What came at the same time is consumed by the next call.
         match outcome {
             WaitOutcome::Interrupted => Err(Error::Interrupted),
             _ => Ok(()),
+        }
+    }
+
+    /// These rings have rung: those that have nothing to give make noise.
+    fn count_noise(&self, binding: &mut Binding, rung: u64) {
+        for at in (0..binding.rings.len())
+            .rev()
+            .filter(|at| rung & (1 << (at % 64)) != 0)
+        {
+            let ring = &mut binding.rings[at];
+            if ring.available() > 0 {
+                continue;
+            }
+            ring.noise += 1;
+            if ring.noise > MOST_NOISE {
+                self.give_up(binding, at, DirectEnd::Noise);
+            }
         }
     }
 
@@ -558,6 +742,36 @@ impl Sink {
         binding.state == state && Arc::ptr_eq(&binding.attachment, attachment)
     }
 
+    /// A message of a ring is dropped.
+    #[inline]
+    pub(crate) fn give_back(&self, ring: u32, chunk: u32, state: State) {
+        let now = self.slot.state();
+        if now.status() == Status::Forked {
+            return;
+        }
+        let mut inner = self.inner.borrow_mut();
+        let inner = &mut *inner;
+        let Some(binding) = inner.lender(state) else {
+            return;
+        };
+        binding.lent -= 1;
+        if let Some(at) = binding.rings.iter().position(|known| known.ring == ring) {
+            let known = &mut binding.rings[at];
+            match known.give_back(chunk) {
+                Err(reason) if !known.broken => self.give_up(binding, at, reason),
+                _ if known.ended || known.broken => binding.tidy(),
+                _ => {}
+            }
+        }
+        if state == inner.binding.state {
+            if now != state {
+                self.is_over(&mut inner.binding);
+            }
+        } else {
+            inner.retired.retain(|old| old.lent > 0);
+        }
+    }
+
     /// A message is dropped.
     #[inline]
     pub(crate) fn release(&self, chunk: u32, state: State) {
@@ -596,6 +810,23 @@ impl Sink {
             }
         }
     }
+}
+
+impl Inner {
+    /// The binding that lends messages of this state.
+    fn lender(&mut self, state: State) -> Option<&mut Binding> {
+        if self.binding.state == state {
+            return Some(&mut self.binding);
+        }
+        self.retired.iter_mut().find(|old| old.state == state)
+    }
+}
+
+fn add_ring(sum: &mut [u64; 3], ring: &SinkRing) {
+    let [full, memory] = ring.dropped();
+    let of_ring = [ring.delivered, full, memory];
+    // What the source says is anything.
+    *sum = std::array::from_fn(|at| sum[at].saturating_add(of_ring[at]));
 }
 
 fn add(a: &SinkCounters, b: &SinkCounters) -> SinkCounters {

@@ -1,6 +1,7 @@
 //! Sources: the writing ends of channels.
 
 use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
 use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -9,14 +10,16 @@ use std::time::{Duration, Instant};
 
 use takt_session::ChannelId;
 use takt_session::layout::{
-    self, FLAG_AT_ONCE_HERE, FLAG_LAUNCH_TIME, MAX_DEPTH, RX_REGION, SourceBlock, TxDescriptor,
+    self, FLAG_AT_ONCE_HERE, FLAG_LAUNCH_TIME, FLAG_NUMBERED, MAX_DEPTH, RX_REGION, RxDescriptor,
+    SourceBlock, TxDescriptor,
 };
-use takt_session::message::{Reply, Request};
+use takt_session::message::{DirectEnd, Reply, Request};
 use takt_shm::{Consumer, Producer};
 use takt_time::TaiTime;
 
 use crate::attachment::Attachment;
 use crate::control::{Lingering, OpenSource, Shared, unexpected};
+use crate::direct::{SourceNews, SourceRing};
 use crate::error::Error;
 use crate::fork::{Slot, State, Status};
 use crate::memory::{Account, Block, Outcomes, Stock};
@@ -62,7 +65,7 @@ impl Token {
 pub enum Outcome {
     /// It is still on its way, or a sink of this very session holds it.
     Pending,
-    /// Handed to all local sinks and to the network for all remote ones.
+    /// Handed to all local sinks and to the network for all remote ones. Sinks of other sessions may still hold it.
     Sent,
     /// No sink was known on the channel; the message went nowhere.
     NoSink,
@@ -150,17 +153,79 @@ struct Binding {
     depth: u64,
     /// Buffers handed out and neither emitted nor dropped.
     lent: u64,
-    /// Messages emitted at this attachment, and of those the ones known to be completed.
+    /// Messages given to the lane at this attachment, and of those the ones known to be completed.
     emitted: u64,
     completed: u64,
+    /// Its number at the runtime.
+    id: u32,
+    /// What was last heard of rings.
+    heard: u64,
+    direct: Direct,
+}
+
+/// What a source gives to sinks of its trust domain itself.
+#[derive(Default)]
+struct Direct {
+    rings: Vec<SourceRing>,
+    /// What is told and not done yet, and how many messages have been emitted since the first of it came.
+    news: VecDeque<SourceNews>,
+    waited: u32,
+    /// The last change that it knows of; 0: there was none.
+    epoch: u16,
+    block: Option<SourceBlock>,
+    /// Messages and bytes that went by no lane.
+    told: [u64; 2],
+    /// By token: 1 + the token of a message that went by no lane.
+    alone: Box<[u64]>,
+}
+
+/// So many messages may be emitted before a new ring is used although the lane has not completed what it was given before:
+/// what is given to the sink itself may overtake that.
+const MOST_OVERTAKEN: u32 = 1024;
+
+impl Direct {
+    /// Whether nobody but the sinks of its rings gets what it emits, as far as the lane knows.
+    #[inline]
+    fn is_alone(&self, arena: &takt_shm::Arena) -> bool {
+        let Some(block) = self.block.filter(|_| !self.rings.is_empty()) else {
+            return false;
+        };
+        let word = arena.atomic_u64(block.listeners());
+        // Acquire: partner is the store by the lane.
+        word.is_ok_and(|word| word.load(Ordering::Acquire) == u64::from(self.epoch) << 32)
+    }
+
+    /// A message went by no lane.
+    #[inline]
+    fn tell(&mut self, arena: &takt_shm::Arena, token: u64, bytes: usize) {
+        let Some(block) = self.block else { return };
+        self.told = [self.told[0] + 1, self.told[1] + bytes as u64];
+        for (at, told) in [block.direct_messages(), block.direct_bytes()]
+            .into_iter()
+            .zip(self.told)
+        {
+            if let Ok(word) = arena.atomic_u64(at) {
+                word.store(told, Ordering::Relaxed);
+            }
+        }
+        if let Some(mask) = self.alone.len().checked_sub(1) {
+            self.alone[token as usize & mask] = token + 1;
+        }
+    }
+
+    fn went_alone(&self, token: u64) -> bool {
+        let mask = self.alone.len().checked_sub(1);
+        mask.is_some_and(|mask| self.alone[token as usize & mask] == token + 1)
+    }
 }
 
 impl Binding {
     fn new(
         attachment: Arc<Attachment>,
-        block: SourceBlock,
+        open: &OpenSource,
         outcomes: impl FnOnce(u32) -> Outcomes,
     ) -> Result<Self, Error> {
+        let block = open.block;
         let depth = block.depth;
         if !depth.is_power_of_two()
             || depth > MAX_DEPTH
@@ -184,6 +249,12 @@ impl Binding {
             lent: 0,
             emitted: 0,
             completed: 0,
+            id: open.id,
+            heard: 0,
+            direct: Direct {
+                block: Some(block),
+                ..Direct::default()
+            },
         })
     }
 
@@ -223,9 +294,7 @@ impl Source {
     ) -> Result<Self, Error> {
         let shared = &stream.owner.shared;
         let bound = shared.source(key).and_then(|(attachment, open)| {
-            Binding::new(attachment, open.block, |depth| {
-                Outcomes::new(2 * depth as usize)
-            })
+            Binding::new(attachment, &open, |depth| Outcomes::new(2 * depth as usize))
         });
         let binding = match bound {
             Ok(binding) => binding,
@@ -435,8 +504,10 @@ impl Source {
     /// that was taken before the runtime went away; [`Error::Ended`], [`Error::Forked`].
     #[inline]
     pub fn emit(&self, buffer: Buffer<'_>) -> Result<Token, Error> {
-        let token = self.push(buffer, self.class, 0, 0)?;
-        self.flush();
+        let (token, by_lane) = self.push_out(buffer, self.class, 0, 0)?;
+        if by_lane {
+            self.flush();
+        }
         Ok(token)
     }
 
@@ -572,7 +643,12 @@ impl Source {
             chunk: chunk | RX_REGION,
             length: message.len() as u32,
             class: self.class,
-            flags,
+            // What lies in the receive region no other session reads: the lane gives it to all.
+            flags: match binding.direct.epoch {
+                0 => flags,
+                _ => flags | FLAG_NUMBERED,
+            },
+            sequence: inner.emitted,
             launch_time_ns,
             ..TxDescriptor::default()
         };
@@ -619,6 +695,19 @@ impl Source {
         flags: u8,
         launch_time_ns: i64,
     ) -> Result<Token, Error> {
+        let (token, _) = self.push_out(buffer, class, flags, launch_time_ns)?;
+        Ok(token)
+    }
+
+    /// As [`push`](Self::push); also says whether a lane has something to do with it.
+    #[inline]
+    fn push_out(
+        &self,
+        buffer: Buffer<'_>,
+        class: u8,
+        flags: u8,
+        launch_time_ns: i64,
+    ) -> Result<(Token, bool), Error> {
         if !std::ptr::eq(self, buffer.source) {
             return Err(Error::InvalidArgument(
                 "the buffer belongs to another source: emit it there".into(),
@@ -630,6 +719,10 @@ impl Source {
         if self.slot.state() != binding.state || buffer.state != binding.state {
             return Err(self.cannot_emit(inner, buffer));
         }
+        let news = self.shared().news.load(Ordering::Acquire);
+        if news != binding.heard || !binding.direct.news.is_empty() {
+            self.hear(binding, news);
+        }
         let buffer = ManuallyDrop::new(buffer);
         let descriptor = TxDescriptor {
             chunk: buffer.block.chunk,
@@ -640,13 +733,177 @@ impl Source {
             ..TxDescriptor::default()
         };
         binding.lent -= 1;
+        if binding.direct.epoch > 0 {
+            return self.push_direct(inner, buffer.block, descriptor);
+        }
         binding.attachment.memory.emitted(buffer.block);
-        self.enqueue(inner, descriptor).inspect_err(|_| {
+        let token = self.enqueue(inner, descriptor).inspect_err(|_| {
             let binding = &mut inner.binding;
             let memory = &binding.attachment.memory;
             memory.not_emitted(buffer.block);
             memory.free(&binding.account, &mut binding.stock, buffer.block);
-        })
+        })?;
+        Ok((token, true))
+    }
+
+    /// Gives a message to the sinks that have rings, and to the lane if anybody else listens.
+    fn push_direct(
+        &self,
+        inner: &mut Inner,
+        block: Block,
+        descriptor: TxDescriptor,
+    ) -> Result<(Token, bool), Error> {
+        let token = inner.emitted;
+        let binding = &mut inner.binding;
+        // Launch times are kept by lanes.
+        let direct = descriptor.flags & FLAG_LAUNCH_TIME == 0;
+        let by_lane = !direct || !binding.direct.is_alone(&binding.attachment.arena);
+        let (memory, account) = (&binding.attachment.memory, &binding.account);
+        let mut sinks = 0;
+        let mut over: Option<(u32, DirectEnd)> = None;
+        if direct {
+            let most = binding.attachment.most_lent();
+            for ring in &mut binding.direct.rings {
+                let mut room = ring.room(most, memory.lent());
+                if !ring.given_up && !matches!(room, Ok(None)) {
+                    // What has come back is not counted yet.
+                    memory
+                        .harvest(account, &mut binding.stock)
+                        .map_err(|impossible| {
+                            self.shared().violated(binding.state, impossible.0)
+                        })?;
+                    room = ring.room(most, memory.lent());
+                }
+                let end = match room {
+                    Ok(None) => {
+                        sinks += 1;
+                        ring.chosen = true;
+                        continue;
+                    }
+                    Ok(Some(why)) => ring.drop_one(why).err(),
+                    Err(end) => Some(end),
+                };
+                ring.chosen = false;
+                over = over.or(end.map(|end| (ring.ring, end)));
+            }
+        }
+        if by_lane {
+            memory.emitted(block);
+        }
+        if sinks > 0 {
+            memory.lend(block, sinks);
+            let message = RxDescriptor {
+                chunk: block.chunk,
+                length: descriptor.length,
+                class: descriptor.class.into(),
+                sender: 0,
+                sequence: token,
+                send_time_ns: sys::tai_ns(),
+            };
+            for ring in binding.direct.rings.iter_mut().filter(|ring| ring.chosen) {
+                memory.lend_to(&ring.lent, block);
+                if let Err(end) = ring.give(message) {
+                    over = Some((ring.ring, end));
+                    memory.not_lent(account, &mut binding.stock, &ring.lent, block);
+                }
+            }
+        }
+        if let Some((ring, reason)) = over {
+            self.give_up(binding, ring, reason);
+        }
+        if by_lane {
+            let descriptor = TxDescriptor {
+                flags: descriptor.flags | FLAG_NUMBERED,
+                epoch: if direct {
+                    inner.binding.direct.epoch
+                } else {
+                    0
+                },
+                sequence: token,
+                ..descriptor
+            };
+            return Ok((self.enqueue(inner, descriptor)?, true));
+        }
+        let binding = &mut inner.binding;
+        let bytes = descriptor.length as usize;
+        binding.direct.tell(&binding.attachment.arena, token, bytes);
+        if sinks == 0 {
+            let memory = &binding.attachment.memory;
+            memory.free(&binding.account, &mut binding.stock, block);
+        }
+        inner.emitted += 1;
+        inner.counted.store(inner.emitted, Ordering::Relaxed);
+        Ok((Token(token), false))
+    }
+
+    /// A ring is given up: its sink gets nothing until the lane serves it, and keeps what it has until it gives it back or
+    /// is gone.
+    #[cold]
+    fn give_up(&self, binding: &mut Binding, ring: u32, reason: DirectEnd) {
+        let mut rings = binding.direct.rings.iter_mut();
+        if let Some(ring) = rings.find(|other| other.ring == ring) {
+            ring.given_up = true;
+        }
+        self.shared().post(Request::EndDirect { ring, reason });
+    }
+
+    /// Does what the runtime has told of rings.
+    #[cold]
+    fn hear(&self, binding: &mut Binding, news: u64) {
+        if news != binding.heard {
+            let told = self.shared().lock().mail.of_source(binding.id);
+            binding.heard = news;
+            binding.direct.news.extend(told);
+        }
+        while let Some(next) = binding.direct.news.front() {
+            if matches!(next, SourceNews::Begins(_)) && binding.pending() > 0 {
+                // An error is for the calls that can tell it.
+                let _ = binding.harvest(self.shared());
+                binding.direct.waited += 1;
+                if binding.pending() > 0 && binding.direct.waited < MOST_OVERTAKEN {
+                    return;
+                }
+            }
+            binding.direct.waited = 0;
+            let direct = &mut binding.direct;
+            match direct.news.pop_front() {
+                Some(SourceNews::Begins(mut ring)) => {
+                    if let Some(returns) = ring.returns.take() {
+                        binding.account.add_ring(returns, ring.lent.clone());
+                    }
+                    if direct.alone.is_empty() {
+                        direct.alone = vec![0; 2 * binding.depth as usize].into();
+                    }
+                    direct.epoch = direct.epoch.max(ring.epoch);
+                    direct.rings.push(*ring);
+                }
+                Some(SourceNews::Ends { ring, epoch, free }) => {
+                    direct.epoch = direct.epoch.max(epoch);
+                    direct.rings.retain(|other| other.ring != ring);
+                    if free {
+                        binding.attachment.memory.free_ring(ring);
+                    }
+                    binding.account.end_ring(ring);
+                }
+                None => {}
+            }
+        }
+    }
+
+    /// How many sinks of other sessions it gives its messages itself, in memory that they share, now; none unless the
+    /// listener is a trust domain.
+    pub fn direct_sinks(&self) -> usize {
+        if self.slot.forked() {
+            return 0;
+        }
+        let mut inner = self.inner.borrow_mut();
+        let binding = &mut inner.binding;
+        if self.slot.state() != binding.state {
+            return 0;
+        }
+        self.hear(binding, self.shared().news.load(Ordering::Acquire));
+        let rings = binding.direct.rings.iter();
+        rings.filter(|ring| !ring.given_up).count()
     }
 
     #[cold]
@@ -694,6 +951,7 @@ impl Source {
             Some(Some(layout::Outcome::Refused)) => Outcome::Refused,
             Some(Some(layout::Outcome::Undelivered)) => Outcome::Undelivered,
             Some(None) => Outcome::Unknown,
+            None if inner.binding.direct.went_alone(token.0) => Outcome::Sent,
             None if token.0 < inner.bound_at || self.slot.state() != inner.binding.state => {
                 Outcome::Lost
             }
@@ -816,7 +1074,7 @@ impl Source {
         // What the runtime had completed before it went.
         let _ = inner.binding.harvest(shared);
         let old = &inner.binding.account;
-        let new = Binding::new(attachment, open.block, |_| old.take_outcomes())?;
+        let new = Binding::new(attachment, &open, |_| old.take_outcomes())?;
         let old = std::mem::replace(&mut inner.binding, new);
         inner.lost += old.pending();
         inner.bound_at = inner.emitted;
@@ -885,6 +1143,8 @@ impl Drop for Source {
     fn drop(&mut self) {
         drop(self.reserved());
         if !self.slot.forked() {
+            let binding = &self.inner.get_mut().binding;
+            binding.attachment.memory.close(&binding.account);
             let shared = self.stream.owner.shared.clone();
             forget(&shared, self.key, Some(&mut self.inner.get_mut().binding));
         }

@@ -14,6 +14,18 @@ use crate::fork::Slot;
 use crate::message::Message;
 use crate::source::Buffer;
 
+/// Nanoseconds of the kernel's `CLOCK_TAI`.
+#[inline]
+pub(crate) fn tai_ns() -> i64 {
+    let mut now = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: the kernel fills the live timespec.
+    unsafe { libc::clock_gettime(libc::CLOCK_TAI, &raw mut now) };
+    now.tv_sec * 1_000_000_000 + now.tv_nsec
+}
+
 impl Deref for Buffer<'_> {
     type Target = [u8];
 

@@ -14,6 +14,16 @@ use takt_session::{
 
 use crate::policing::DeclaredStream;
 
+/// Which sessions of a listener exchange messages without a lane, in memory of each other's.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Trust {
+    /// None.
+    #[default]
+    Nobody,
+    /// Those of one user.
+    User,
+}
+
 /// The rights of every session that arrives on one listening socket. Identity is the socket, never
 /// what an application says.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,6 +65,8 @@ pub struct Policy {
     pub streams: Vec<DeclaredStream>,
     /// But for this: it may send other frames there too, of which nothing is known beforehand.
     pub undeclared_streams: bool,
+    /// Which of its sessions are a trust domain. Not beside a rate, which lanes keep.
+    pub trust: Trust,
 }
 
 impl Default for Policy {
@@ -78,6 +90,7 @@ impl Default for Policy {
             ether_types: Vec::new(),
             streams: Vec::new(),
             undeclared_streams: false,
+            trust: Trust::Nobody,
         }
     }
 }

@@ -112,6 +112,10 @@ pub struct SessionStatus {
     pub counters: SessionReading,
     /// Datagrams with a launch time that it says it did not give to the runtime, by reason.
     pub unserved: Counts,
+    /// Sinks of other sessions that its sources give their messages themselves.
+    pub direct: Vec<DirectStatus>,
+    /// Messages that it says went by no lane, and their bytes.
+    pub direct_messages: [u64; 2],
 }
 
 /// A tenant: all sessions of one identity, those that have ended included, so that nothing here ever
@@ -147,6 +151,21 @@ pub struct StreamStatus {
     pub sources: Vec<u64>,
     /// Channels that it reads.
     pub sinks: Vec<u64>,
+}
+
+/// A sink that a source gives its messages itself, or did.
+#[derive(Clone, Debug)]
+pub struct DirectStatus {
+    /// The ring's number.
+    pub ring: u32,
+    /// The channel.
+    pub channel: u64,
+    /// The sink's session.
+    pub session: u64,
+    /// What its application calls itself.
+    pub name: String,
+    /// Why the lane serves the sink again; empty if it does not.
+    pub ended: String,
 }
 
 /// A channel, over all lanes.

@@ -218,6 +218,7 @@ fn impossible_wishes_for_memory_are_refused() {
             name: "greedy".into(),
             tx_bytes,
             rx_bytes,
+            domain: false,
         };
         let bytes = Envelope {
             request: 1,

@@ -38,8 +38,10 @@ pub const FLAG_LAUNCH_TIME: u8 = 1;
 /// [`TxDescriptor::flags`], of frames with a launch time: it is the latest instant, not the exact one
 /// (`SOF_TXTIME_DEADLINE_MODE`).
 pub const FLAG_DEADLINE: u8 = 2;
+/// [`TxDescriptor::flags`], of messages: `sequence` and `epoch` are meant.
+pub const FLAG_NUMBERED: u8 = 4;
 /// [`TxDescriptor::flags`], of messages with a launch time: sinks of this node get them at once.
-pub const FLAG_AT_ONCE_HERE: u8 = 4;
+pub const FLAG_AT_ONCE_HERE: u8 = 8;
 
 /// Application to runtime: send this message.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -55,12 +57,13 @@ pub struct TxDescriptor {
     pub class: u8,
     /// `FLAG_*`; others must be 0.
     pub flags: u8,
-    /// Must be 0.
-    pub reserved: u16,
+    /// If flagged: sinks that the source gives its messages itself since this epoch or an earlier one, and still does, have
+    /// this one. 0: none has.
+    pub epoch: u16,
     /// When to send, TAI nanoseconds, if flagged.
     pub launch_time_ns: i64,
-    /// Must be 0.
-    pub reserved2: u64,
+    /// If flagged: the message's number at its source, at least what the lane would give it.
+    pub sequence: u64,
 }
 
 /// Runtime to application: this is the end of that message; its chunk is yours again.
@@ -164,6 +167,9 @@ pub const MAX_DEPTH: u32 = 1 << 16;
 /// ```text
 /// 0    transmit ring (TxDescriptor), application to runtime
 /// ..   completion ring (Completion), runtime to application
+/// ..   who else listens, a u64 written by the runtime: the epoch in the upper half, and in the lower one how many sinks and
+///      lanes get messages of that epoch by the lane; behind it, written by the application, u64 each: messages and bytes
+///      that did not go by the lane
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SourceBlock {
@@ -176,7 +182,9 @@ pub struct SourceBlock {
 impl SourceBlock {
     /// Bytes of a block with rings of `depth`.
     pub const fn bytes(depth: u32) -> usize {
-        RingLayout::size::<TxDescriptor>(depth) + RingLayout::size::<Completion>(depth)
+        RingLayout::size::<TxDescriptor>(depth)
+            + RingLayout::size::<Completion>(depth)
+            + RingLayout::ALIGN
     }
 
     /// Arena offset of the transmit ring.
@@ -187,6 +195,61 @@ impl SourceBlock {
     /// Arena offset of the completion ring.
     pub const fn completion_ring(&self) -> usize {
         self.offset + RingLayout::size::<TxDescriptor>(self.depth)
+    }
+
+    /// Arena offset of the word that says who else listens.
+    pub const fn listeners(&self) -> usize {
+        self.completion_ring() + RingLayout::size::<Completion>(self.depth)
+    }
+
+    /// Arena offset of the count of messages that did not go by the lane.
+    pub const fn direct_messages(&self) -> usize {
+        self.listeners() + 8
+    }
+
+    /// Arena offset of the count of their bytes.
+    pub const fn direct_bytes(&self) -> usize {
+        self.listeners() + 16
+    }
+}
+
+/// The ring between a source and a sink of one trust domain: a file of its own, which both map.
+///
+/// ```text
+/// 0    doorbell word (see takt_shm::SinkBell), the source rings
+/// 64   messages dropped because the ring was full, and for want of memory, u64 each, written by the source
+/// 128  message ring (RxDescriptor), source to sink; chunks are of the source's transmit region
+/// ..   return ring (u32), sink to source: this chunk is yours again
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DirectBlock {
+    /// Entries of each of its rings.
+    pub depth: u32,
+}
+
+impl DirectBlock {
+    /// Offset of the doorbell word.
+    pub const BELL: usize = 0;
+    /// Offset of the count of messages dropped because the ring was full.
+    pub const DROPPED_FULL: usize = 64;
+    /// Offset of the count of messages dropped because the sink held too much.
+    pub const DROPPED_MEMORY: usize = 72;
+    /// Offset of the message ring.
+    pub const MESSAGES: usize = 128;
+
+    /// Offset of the return ring.
+    pub const fn returns(&self) -> usize {
+        Self::MESSAGES + RingLayout::size::<RxDescriptor>(self.depth)
+    }
+
+    /// Bytes of all.
+    pub const fn bytes(&self) -> usize {
+        self.returns() + RingLayout::size::<Release>(self.depth)
+    }
+
+    /// Whether rings may have this depth.
+    pub const fn is_possible(&self) -> bool {
+        self.depth.is_power_of_two() && self.depth <= MAX_DEPTH
     }
 }
 

@@ -58,7 +58,7 @@ pub fn is_unseen(character: char) -> bool {
 }
 
 /// The version of protocol and layout. A runtime refuses any other, naming both.
-pub const PROTOCOL_VERSION: u16 = 2;
+pub const PROTOCOL_VERSION: u16 = 3;
 
 /// Where `taktd` listens unless the configuration says otherwise.
 pub const DEFAULT_SOCKET: &str = "/run/takt/takt.sock";

@@ -82,6 +82,8 @@ pub enum Request {
         tx_bytes: u64,
         /// Wished bytes of the receive region; 0 = the runtime's default.
         rx_bytes: u64,
+        /// It can exchange messages with other sessions of its trust domain itself, if it is in one.
+        domain: bool,
     },
     /// Open a stream with these qualities.
     OpenStream(Qos),
@@ -141,12 +143,50 @@ pub enum Request {
     /// End the session: its sinks at once, its sources when what was emitted is sent. Answered then. Until the connection
     /// is closed its memory stays, for received messages that the application still reads.
     End,
+    /// A ring to or from a session of the same trust domain is not used any more.
+    EndDirect {
+        /// Its number.
+        ring: u32,
+        /// Why.
+        reason: DirectEnd,
+    },
+}
+
+/// Why one end of a ring between two sessions has given it up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum DirectEnd {
+    /// It cannot be mapped.
+    Unusable = 0,
+    /// The source: its sink has given nothing back for too long.
+    Slow = 1,
+    /// The other end has written what cannot be.
+    Impossible = 2,
+    /// The sink: its source rings and has nothing to give.
+    Noise = 3,
+}
+
+impl DirectEnd {
+    /// All, in the order of their numbers.
+    pub const ALL: [Self; 4] = [Self::Unusable, Self::Slow, Self::Impossible, Self::Noise];
+}
+
+impl std::fmt::Display for DirectEnd {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Unusable => "cannot be mapped",
+            Self::Slow => "its sink has given nothing back for too long",
+            Self::Impossible => "the other end has written what cannot be",
+            Self::Noise => "its source rings and has nothing to give",
+        })
+    }
 }
 
 /// What the runtime answers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reply {
-    /// With two descriptors: the arena's memfd, the lane's eventfd.
+    /// With two descriptors: the arena's memfd, the lane's eventfd; in a trust domain a third, the memfd of the transmit
+    /// region.
     Attached {
         /// Number of the session at this runtime.
         session: u64,
@@ -154,6 +194,9 @@ pub enum Reply {
         map: ArenaMap,
         /// Longest message that this session may send.
         max_message: u32,
+        /// It is in a trust domain: its transmit region is a file of its own, mapped over its place in the arena, and the
+        /// application protects it before it opens a source.
+        domain: bool,
     },
     /// A stream is open.
     StreamOpened {
@@ -208,6 +251,42 @@ pub enum Reply {
     Failed(Failure),
     /// The session has ended; nothing follows.
     Ended(Failure),
+    /// Unasked: the source gives its messages to a sink itself, from this epoch on. With one descriptor: the ring.
+    DirectSource {
+        /// The source.
+        source: u32,
+        /// The ring's number.
+        ring: u32,
+        /// Which of the source's messages it begins with: see [`TxDescriptor::epoch`](crate::layout::TxDescriptor::epoch).
+        epoch: u16,
+        /// Entries of the ring.
+        depth: u32,
+    },
+    /// Unasked: the sink gets messages of a source from the source itself. With two descriptors: the ring, and the
+    /// transmit region of the source's session, to be read only.
+    DirectSink {
+        /// The sink.
+        sink: u32,
+        /// The ring's number.
+        ring: u32,
+        /// The source, as in [`RxDescriptor::sender`](crate::layout::RxDescriptor::sender).
+        sender: u32,
+        /// Entries of the ring.
+        depth: u32,
+        /// Number of the source's session.
+        session: u64,
+        /// Bytes of its transmit region.
+        region_bytes: usize,
+    },
+    /// Unasked: a ring is not used any more. The sink takes what is in it.
+    DirectEnded {
+        /// The ring's number.
+        ring: u32,
+        /// From this epoch on the lane serves the sink, if it is still there; 0 for the sink itself.
+        epoch: u16,
+        /// For the source: the sink holds no block any more, and reads none.
+        free: bool,
+    },
 }
 
 /// A message with its request number.
@@ -506,6 +585,7 @@ mod kind {
     pub const READERS: u16 = 10;
     pub const UNSERVED: u16 = 11;
     pub const END: u16 = 12;
+    pub const END_DIRECT: u16 = 13;
     pub const ATTACHED: u16 = 129;
     pub const STREAM_OPENED: u16 = 130;
     pub const SOURCE_OPENED: u16 = 131;
@@ -518,6 +598,9 @@ mod kind {
     pub const READERS_TOLD: u16 = 138;
     pub const NOTED: u16 = 139;
     pub const STREAM_MOVED: u16 = 140;
+    pub const DIRECT_SOURCE: u16 = 141;
+    pub const DIRECT_SINK: u16 = 142;
+    pub const DIRECT_ENDED: u16 = 143;
 }
 
 const NO_CLASS: u8 = 255;
@@ -531,11 +614,13 @@ impl Envelope<Request> {
                 name,
                 tx_bytes,
                 rx_bytes,
+                domain,
             } => {
                 let mut w = new(kind::ATTACH);
                 w.text(name);
                 w.u64(*tx_bytes);
                 w.u64(*rx_bytes);
+                w.u8(u8::from(*domain));
                 w
             }
             Request::OpenStream(qos) => {
@@ -602,6 +687,12 @@ impl Envelope<Request> {
                 w
             }
             Request::End => new(kind::END),
+            Request::EndDirect { ring, reason } => {
+                let mut w = new(kind::END_DIRECT);
+                w.u32(*ring);
+                w.u8(*reason as u8);
+                w
+            }
             Request::CloseSink(id) => {
                 let mut w = new(kind::CLOSE_SINK);
                 w.u32(*id);
@@ -639,6 +730,7 @@ impl Envelope<Request> {
                 name: r.text()?,
                 tx_bytes: r.u64()?,
                 rx_bytes: r.u64()?,
+                domain: r.flag("trust domain")?,
             },
             kind::OPEN_STREAM => {
                 let acceleration = if r.flag("acceleration")? {
@@ -707,6 +799,15 @@ impl Envelope<Request> {
                 Request::Unserved(counts)
             }
             kind::END => Request::End,
+            kind::END_DIRECT => {
+                let (ring, number) = (r.u32()?, r.u8()?);
+                let reason = DirectEnd::ALL.get(usize::from(number)).copied();
+                let reason = reason.ok_or(DecodeError::Value {
+                    field: "reason",
+                    value: number.into(),
+                })?;
+                Request::EndDirect { ring, reason }
+            }
             kind::OPEN_FRAME_SOURCE => Request::OpenFrameSource {
                 stream: r.u32()?,
                 depth: r.u32()?,
@@ -731,6 +832,7 @@ impl Envelope<Reply> {
                 session,
                 map,
                 max_message,
+                domain,
             } => {
                 let mut w = new(kind::ATTACHED);
                 w.u64(*session);
@@ -738,6 +840,7 @@ impl Envelope<Reply> {
                 w.u64(map.tx_bytes as u64);
                 w.u64(map.rx_bytes as u64);
                 w.u32(*max_message);
+                w.u8(u8::from(*domain));
                 w
             }
             Reply::StreamOpened {
@@ -810,6 +913,43 @@ impl Envelope<Reply> {
                 w.failure(failure);
                 w
             }
+            Reply::DirectSource {
+                source,
+                ring,
+                epoch,
+                depth,
+            } => {
+                let mut w = new(kind::DIRECT_SOURCE);
+                w.u32(*source);
+                w.u32(*ring);
+                w.u16(*epoch);
+                w.u32(*depth);
+                w
+            }
+            Reply::DirectSink {
+                sink,
+                ring,
+                sender,
+                depth,
+                session,
+                region_bytes,
+            } => {
+                let mut w = new(kind::DIRECT_SINK);
+                w.u32(*sink);
+                w.u32(*ring);
+                w.u32(*sender);
+                w.u32(*depth);
+                w.u64(*session);
+                w.u64(*region_bytes as u64);
+                w
+            }
+            Reply::DirectEnded { ring, epoch, free } => {
+                let mut w = new(kind::DIRECT_ENDED);
+                w.u32(*ring);
+                w.u16(*epoch);
+                w.u8(u8::from(*free));
+                w
+            }
         };
         w.0
     }
@@ -829,6 +969,7 @@ impl Envelope<Reply> {
                     rx_bytes: r.size("receive bytes")?,
                 },
                 max_message: r.u32()?,
+                domain: r.flag("trust domain")?,
             },
             kind::STREAM_OPENED => Reply::StreamOpened {
                 stream: r.u32()?,
@@ -868,6 +1009,25 @@ impl Envelope<Reply> {
             kind::NOTED => Reply::Noted,
             kind::FAILED => Reply::Failed(r.failure()?),
             kind::ENDED => Reply::Ended(r.failure()?),
+            kind::DIRECT_SOURCE => Reply::DirectSource {
+                source: r.u32()?,
+                ring: r.u32()?,
+                epoch: r.u16()?,
+                depth: r.u32()?,
+            },
+            kind::DIRECT_SINK => Reply::DirectSink {
+                sink: r.u32()?,
+                ring: r.u32()?,
+                sender: r.u32()?,
+                depth: r.u32()?,
+                session: r.u64()?,
+                region_bytes: r.size("region bytes")?,
+            },
+            kind::DIRECT_ENDED => Reply::DirectEnded {
+                ring: r.u32()?,
+                epoch: r.u16()?,
+                free: r.flag("free")?,
+            },
             other => return Err(DecodeError::Type(other)),
         };
         r.close(Self { request, message })
@@ -918,11 +1078,18 @@ mod tests {
             },
         );
         prop_oneof![
-            (".{0,40}", any::<u64>(), any::<u64>()).prop_map(|(name, tx_bytes, rx_bytes)| {
-                Request::Attach {
+            (".{0,40}", any::<(u64, u64, bool)>()).prop_map(
+                |(name, (tx_bytes, rx_bytes, domain))| Request::Attach {
                     name,
                     tx_bytes,
                     rx_bytes,
+                    domain,
+                }
+            ),
+            (any::<u32>(), 0..DirectEnd::ALL.len()).prop_map(|(ring, reason)| {
+                Request::EndDirect {
+                    ring,
+                    reason: DirectEnd::ALL[reason],
                 }
             }),
             qos.prop_map(Request::OpenStream),
@@ -982,8 +1149,8 @@ mod tests {
             message,
         });
         prop_oneof![
-            (any::<u64>(), any::<[u32; 3]>(), any::<u32>()).prop_map(
-                |(session, m, max_message)| {
+            (any::<u64>(), any::<[u32; 3]>(), any::<u32>(), any::<bool>()).prop_map(
+                |(session, m, max_message, domain)| {
                     let map = ArenaMap {
                         ring_bytes: m[0] as usize,
                         tx_bytes: m[1] as usize,
@@ -993,9 +1160,33 @@ mod tests {
                         session,
                         map,
                         max_message,
+                        domain,
                     }
                 }
             ),
+            any::<(u32, u32, u16, u32)>().prop_map(|(source, ring, epoch, depth)| {
+                Reply::DirectSource {
+                    source,
+                    ring,
+                    epoch,
+                    depth,
+                }
+            }),
+            any::<([u32; 4], u64, u32)>().prop_map(
+                |([sink, ring, sender, depth], session, bytes)| Reply::DirectSink {
+                    sink,
+                    ring,
+                    sender,
+                    depth,
+                    session,
+                    region_bytes: bytes as usize,
+                }
+            ),
+            any::<(u32, u16, bool)>().prop_map(|(ring, epoch, free)| Reply::DirectEnded {
+                ring,
+                epoch,
+                free
+            }),
             (any::<u32>(), ".{0,20}", ".{0,90}").prop_map(|(stream, datapath, warning)| {
                 Reply::StreamOpened {
                     stream,
@@ -1098,6 +1289,7 @@ mod tests {
                 name,
                 tx_bytes: 0,
                 rx_bytes: 0,
+                domain: false,
             },
         }
         .encode();

@@ -154,6 +154,10 @@ struct Set {
     /// In a class with streams, send what is of none of them too, instead of refusing it
     #[arg(long, requires = "streams")]
     send_undeclared: bool,
+    /// Whose sessions exchange messages in memory of each other's, without a lane: nobody's, or those of one user. Not beside
+    /// a rate
+    #[arg(long, value_name = "WHOSE", default_value = "nobody")]
+    trust: Trust,
     /// Open it again whenever the node starts
     #[arg(long)]
     keep: bool,
@@ -161,6 +165,12 @@ struct Set {
     daemon: Daemon,
     #[command(flatten)]
     form: Form,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Trust {
+    Nobody,
+    User,
 }
 
 #[derive(Debug, Args)]
@@ -291,6 +301,7 @@ impl Set {
                 None => Vec::new(),
             },
             undeclared_streams: self.send_undeclared,
+            trust_user: self.trust == Trust::User,
         };
         let keep = self.keep;
         let sent = listener.clone();

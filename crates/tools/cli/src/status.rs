@@ -407,7 +407,35 @@ pub fn sessions(sessions: &[Session]) -> String {
         let of = format!("session {} ({})", session.session, dash(&session.name));
         unserved_line(&of, &session.unserved)
     });
-    table(&columns, rows) + &warnings + &unserved.collect::<String>()
+    let direct = sessions.iter().map(direct_lines);
+    table(&columns, rows) + &warnings + &unserved.collect::<String>() + &direct.collect::<String>()
+}
+
+/// The sinks that a session's sources give their messages themselves, or did.
+fn direct_lines(session: &Session) -> String {
+    if session.direct.is_empty() && session.direct_messages == 0 {
+        return String::new();
+    }
+    let mut text = format!(
+        "session {} ({}): {} messages, {} by no lane\n",
+        session.session,
+        dash(&session.name),
+        session.direct_messages,
+        size(session.direct_bytes),
+    );
+    for ring in &session.direct {
+        let state = match ring.ended.is_empty() {
+            true => "direct".to_owned(),
+            false => format!("by the lane again: {}", ring.ended),
+        };
+        text.push_str(&format!(
+            "  channel {} to session {} ({}): {state}\n",
+            ring.channel,
+            ring.session,
+            dash(&ring.name),
+        ));
+    }
+    text
 }
 
 /// A line for datagrams that preloaded programs did not give to the runtime; empty if there were none.
@@ -795,7 +823,29 @@ pub fn listeners(listeners: &[ListenerStatus]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use taktd::admin::proto::{SessionCounters, Stream};
+    use taktd::admin::proto::{Direct, SessionCounters, Stream};
+
+    #[test]
+    fn a_session_of_a_domain_says_which_sinks_have_its_messages_from_it() {
+        let ring = |ring, ended: &str| Direct {
+            ring,
+            channel: 7,
+            session: 4,
+            name: "viewer".into(),
+            ended: ended.into(),
+        };
+        let text = sessions(&[Session {
+            session: 12,
+            name: "press".into(),
+            direct: vec![ring(1, ""), ring(2, "the sink is closed")],
+            direct_messages: 3,
+            direct_bytes: 2048,
+            ..Session::default()
+        }]);
+        let expected = "session 12 (press): 3 messages, 2.0 KiB by no lane\n  channel 7 to session 4 (viewer): direct\n  \
+                        channel 7 to session 4 (viewer): by the lane again: the sink is closed\n";
+        assert!(text.ends_with(expected), "{text}");
+    }
 
     #[test]
     fn a_session_has_a_row_for_each_stream_and_its_warnings_below() {

@@ -61,6 +61,7 @@ fn attach_request(bytes: u64) -> Request {
         name: "\u{1b}[2Jhostile\n".into(),
         tx_bytes: bytes,
         rx_bytes: bytes,
+        domain: false,
     }
 }
 

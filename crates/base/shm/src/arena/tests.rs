@@ -253,3 +253,94 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_protected_region_is_written_by_its_owner_and_by_nobody_else_whatever_they_try() {
+    let page = page_size();
+    let file = Region::create("takt-test", 2 * page).unwrap();
+    let reader = file.try_clone().unwrap();
+    assert!(matches!(
+        Region::open(reader.try_clone().unwrap(), page),
+        Err(ArenaError::NotSealed { .. })
+    ));
+    let mut owner = Arena::create("takt-test", 4 * page).unwrap();
+    owner.overlay(&file, page, 2 * page, false).unwrap();
+    Region::protect(&file).unwrap();
+    assert!(Region::is_protected(&reader));
+
+    owner
+        .slice(page + 5, 3)
+        .unwrap()
+        .write_from(0, b"abc")
+        .unwrap();
+    owner.slice(0, 4).unwrap().write_from(0, b"mine").unwrap();
+    let region = Region::open(reader.try_clone().unwrap(), 2 * page).unwrap();
+    // SAFETY: three mapped bytes that nobody changes.
+    let read = unsafe { std::slice::from_raw_parts(region.at(5, 3).unwrap().as_ptr(), 3) };
+    assert_eq!(read, b"abc");
+    assert!(region.at(2 * page - 1, 2).is_err());
+
+    // A sink that means to write: by its descriptor, by another of the same file, by a mapping, by turning its own.
+    assert!(Arena::open(reader.try_clone().unwrap(), 2 * page).is_err());
+    let again = std::fs::OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(format!("/proc/self/fd/{}", reader.as_raw_fd()));
+    for fd in [
+        Some(reader.try_clone().unwrap()),
+        again.ok().map(OwnedFd::from),
+    ] {
+        let Some(fd) = fd else { continue };
+        assert!(Arena::map(fd.try_clone().unwrap(), page).is_err());
+        // SAFETY: writes from a live byte.
+        let written = unsafe { libc::pwrite(fd.as_raw_fd(), b"x".as_ptr().cast(), 1, 0) };
+        assert_eq!(written, -1);
+        let flags = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+        // SAFETY: plain system call.
+        let punched = unsafe { libc::fallocate(fd.as_raw_fd(), flags, 0, page as i64) };
+        assert_eq!(punched, -1);
+    }
+    let turned = unsafe {
+        // SAFETY: a mapping of this test's.
+        libc::mprotect(
+            region.at(0, page).unwrap().as_ptr().cast(),
+            page,
+            libc::PROT_READ | libc::PROT_WRITE,
+        )
+    };
+    assert_eq!(turned, -1);
+    assert_eq!(read, b"abc");
+    owner
+        .slice(page + 5, 1)
+        .unwrap()
+        .write_from(0, b"A")
+        .unwrap();
+    drop(owner);
+    // SAFETY: as above.
+    let read = unsafe { std::slice::from_raw_parts(region.at(5, 3).unwrap().as_ptr(), 3) };
+    assert_eq!(read, b"Abc");
+}
+
+#[test]
+fn a_region_lies_in_an_arena_on_whole_pages_within_it_or_not_at_all() {
+    let page = page_size();
+    let file = Region::create("takt-test", page).unwrap();
+    let mut arena = Arena::create("takt-test", 2 * page).unwrap();
+    for (offset, len) in [
+        (1, page),
+        (2 * page, page),
+        (page, 0),
+        (0, page - 1),
+        (usize::MAX, page),
+    ] {
+        assert!(
+            arena.overlay(&file, offset, len, true).is_err(),
+            "{offset} {len}"
+        );
+    }
+    assert!(matches!(
+        arena.overlay(&file, 0, 2 * page, true),
+        Err(ArenaError::TooSmall { .. })
+    ));
+    assert!(arena.overlay(&file, page, page, true).is_ok());
+}

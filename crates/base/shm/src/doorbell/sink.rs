@@ -76,7 +76,48 @@ impl SinkBell {
     /// it runs after the sleep is announced, so that nothing slips in between. A descriptor that was
     /// armed before is not any more.
     pub fn wait(&self, recheck: impl FnOnce() -> bool, timeout: Option<Duration>) -> WaitOutcome {
-        wait(&*self.0, recheck, timeout)
+        wait(&*self.0, &[], recheck, timeout).0
+    }
+
+    /// As [`wait`](Self::wait), until this bell or one of the others rings: at most [`MOST_BELLS`](Self::MOST_BELLS) of
+    /// them; further ones are not waited for. Also says which of the others have rung, a bit each. Needs [`can_wait_for_several`](Self::can_wait_for_several).
+    pub fn wait_with(
+        &self,
+        others: &[&SinkBell],
+        recheck: impl FnOnce() -> bool,
+        timeout: Option<Duration>,
+    ) -> (WaitOutcome, u64) {
+        let mut words = [&*self.0; Self::MOST_BELLS];
+        let others = others.iter().take(Self::MOST_BELLS);
+        let count = others.len();
+        for (place, other) in words.iter_mut().zip(others) {
+            *place = &*other.0;
+        }
+        wait(&*self.0, &words[..count], recheck, timeout)
+    }
+
+    /// Most bells that are waited for beside one.
+    pub const MOST_BELLS: usize = 64;
+
+    /// Whether the kernel lets a thread sleep on several words (futex_waitv, Linux 5.16).
+    pub fn can_wait_for_several() -> bool {
+        // SAFETY: no word is waited for: the kernel refuses that with EINVAL if it knows the call.
+        let result = unsafe {
+            libc::syscall(
+                libc::SYS_futex_waitv,
+                core::ptr::null::<FutexWaitv>(),
+                0,
+                0,
+                0,
+                0,
+            )
+        };
+        result == -1 && std::io::Error::last_os_error().raw_os_error() == Some(libc::EINVAL)
+    }
+
+    /// Whether nobody is announced as waiting: who was has been rung for.
+    pub fn is_idle(&self) -> bool {
+        self.0.load(Ordering::Relaxed) == IDLE
     }
 
     /// Wakes a thread of this application that is in [`wait`](Self::wait), to abort it. Make the reason
@@ -117,36 +158,49 @@ impl SinkBellHost {
 
 /// A word that a thread can sleep on.
 trait Futex: Word {
-    /// Sleeps while the word is `value`, until woken, interrupted or `deadline`.
-    fn sleep(&self, value: u32, deadline: Option<Instant>) -> Sleep;
+    /// Sleeps while the word and all others are `value`, until woken by one of them, interrupted or `deadline`.
+    fn sleep(&self, others: &[&Self], value: u32, deadline: Option<Instant>) -> Sleep;
     /// Wakes one thread that sleeps on the word.
     fn wake(&self);
 }
 
 fn wait<W: Futex>(
     word: &W,
+    others: &[&W],
     recheck: impl FnOnce() -> bool,
     timeout: Option<Duration>,
-) -> WaitOutcome {
+) -> (WaitOutcome, u64) {
     word.swap(SLEEPING, Ordering::Relaxed);
+    for other in others {
+        other.swap(SLEEPING, Ordering::Relaxed);
+    }
     // Partner: the fences in ring and wake_local. Either the recheck sees what they published, or they
     // see SLEEPING.
     W::fence();
     if recheck() {
         word.swap(IDLE, Ordering::Relaxed);
-        return WaitOutcome::Ready;
+        for other in others {
+            other.swap(IDLE, Ordering::Relaxed);
+        }
+        return (WaitOutcome::Ready, 0);
     }
     // A timeout beyond what an Instant can hold is no timeout.
     let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-    let slept = word.sleep(SLEEPING, deadline);
+    let slept = word.sleep(others, SLEEPING, deadline);
+    let mut rung = 0;
+    for (at, other) in others.iter().enumerate() {
+        // Acquire: as below.
+        rung |= u64::from(other.swap(IDLE, Ordering::Acquire) != SLEEPING) << (at % 64);
+    }
     // Whoever rang has set the word to idle; that counts even if the deadline passed as well.
     // Acquire: partner is the fence before the swap in ring and wake_local. What they made visible is
     // visible after a Woken.
-    match (word.swap(IDLE, Ordering::Acquire), slept) {
-        (SLEEPING, Sleep::TimedOut) => WaitOutcome::TimedOut,
-        (SLEEPING, Sleep::Interrupted) => WaitOutcome::Interrupted,
+    let outcome = match (word.swap(IDLE, Ordering::Acquire), slept) {
+        (SLEEPING, Sleep::TimedOut) if rung == 0 => WaitOutcome::TimedOut,
+        (SLEEPING, Sleep::Interrupted) if rung == 0 => WaitOutcome::Interrupted,
         _ => WaitOutcome::Woken,
-    }
+    };
+    (outcome, rung)
 }
 
 fn wake_local<W: Futex>(word: &W) {
@@ -185,8 +239,84 @@ fn ring<W: Futex>(word: &W) -> Wake {
     }
 }
 
+/// How a futex system call has ended.
+fn ended(result: libc::c_long) -> Sleep {
+    if result >= 0 {
+        return Sleep::Woken;
+    }
+    match std::io::Error::last_os_error().raw_os_error() {
+        Some(libc::EINTR) => Sleep::Interrupted,
+        Some(libc::ETIMEDOUT) => Sleep::TimedOut,
+        // EAGAIN: a word had changed already.
+        _ => Sleep::Woken,
+    }
+}
+
+/// `struct futex_waitv`, linux/futex.h.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct FutexWaitv {
+    value: u64,
+    address: u64,
+    flags: u32,
+    reserved: u32,
+}
+
+/// `FUTEX2_SIZE_U32`, without `FUTEX2_PRIVATE`: the words are shared between processes.
+const SIZE_U32: u32 = 2;
+
+fn sleep_on_several(
+    word: &AtomicU32,
+    others: &[&AtomicU32],
+    value: u32,
+    deadline: Option<Instant>,
+) -> Sleep {
+    let waiter = |word: &AtomicU32| FutexWaitv {
+        value: value.into(),
+        address: word.as_ptr() as u64,
+        flags: SIZE_U32,
+        reserved: 0,
+    };
+    let mut waiters = [waiter(word); SinkBell::MOST_BELLS + 1];
+    for (place, other) in waiters[1..].iter_mut().zip(others) {
+        *place = waiter(other);
+    }
+    let left = deadline.map_or(LONGEST_SLEEP, |deadline| {
+        deadline.saturating_duration_since(Instant::now())
+    });
+    if left.is_zero() {
+        return Sleep::TimedOut;
+    }
+    let mut until = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: the kernel fills the live timespec.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut until) };
+    // This call takes an instant, not a duration.
+    let nanos = until.tv_nsec + i64::from(left.subsec_nanos());
+    let seconds = i64::try_from(left.as_secs()).unwrap_or(i64::MAX / 2);
+    until.tv_sec = until.tv_sec.saturating_add(seconds + nanos / 1_000_000_000);
+    until.tv_nsec = nanos % 1_000_000_000;
+    // SAFETY: all words are live atomics, the waiters a live array of at least that many, the timeout a live timespec.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_futex_waitv,
+            waiters.as_ptr(),
+            1 + others.len().min(SinkBell::MOST_BELLS),
+            0,
+            &raw const until,
+            libc::CLOCK_MONOTONIC,
+        )
+    };
+    ended(result)
+}
+
 impl Futex for AtomicU32 {
-    fn sleep(&self, value: u32, deadline: Option<Instant>) -> Sleep {
+    fn sleep(&self, others: &[&Self], value: u32, deadline: Option<Instant>) -> Sleep {
+        if !others.is_empty() {
+            return sleep_on_several(self, others, value, deadline);
+        }
         let left = match deadline {
             None => LONGEST_SLEEP,
             Some(deadline) => deadline.saturating_duration_since(Instant::now()),
@@ -208,15 +338,7 @@ impl Futex for AtomicU32 {
                 &raw const left,
             )
         };
-        if result == 0 {
-            return Sleep::Woken;
-        }
-        match std::io::Error::last_os_error().raw_os_error() {
-            Some(libc::EINTR) => Sleep::Interrupted,
-            Some(libc::ETIMEDOUT) => Sleep::TimedOut,
-            // EAGAIN: the word had changed already.
-            _ => Sleep::Woken,
-        }
+        ended(result)
     }
 
     #[cold]

@@ -2,6 +2,7 @@
 
 mod callback;
 mod data;
+mod direct;
 mod events;
 mod fork;
 mod memory;

@@ -406,6 +406,7 @@ impl Served {
             session: 1,
             map,
             max_message: tx_bytes as u32,
+            domain: false,
         };
         reply(&socket, request, attached, &[arena.fd(), bell.fd()]);
         Self {
@@ -449,6 +450,7 @@ impl Served {
         let depth = |depth| if depth == 0 { DEFAULT_DEPTH } else { depth };
         match message {
             Request::Attach { .. } => panic!("attached twice"),
+            Request::EndDirect { .. } => panic!("it has no ring"),
             Request::OpenStream(_) => {
                 let opened = Reply::StreamOpened {
                     stream: 4,

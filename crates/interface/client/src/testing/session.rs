@@ -53,6 +53,7 @@ fn the_application_says_its_name_and_how_much_memory_it_wishes() {
         name: "painter".into(),
         tx_bytes: 1 << 16,
         rx_bytes: 1 << 17,
+        domain: true,
     };
     peer.with(|host| assert_eq!(host.log, [attach]));
     assert!(session.is_attached());

@@ -235,6 +235,11 @@ impl Control {
             {
                 session.policy = policy.clone();
             }
+            if policy.trust != old.trust {
+                let theirs = self.sessions.values().filter(|s| s.tenant == tenant);
+                let theirs: Vec<u32> = theirs.map(|s| s.id as u32).collect();
+                theirs.into_iter().for_each(|id| self.end_direct_with(id));
+            }
             let streams = !(old.streams.is_empty() && policy.streams.is_empty());
             if streams || policy.classes != old.classes {
                 self.police(tenant, &policer);
@@ -543,6 +548,8 @@ impl Control {
             opening_sinks: Vec::new(),
             closing_sources: Vec::new(),
             closing_sinks: Vec::new(),
+            untold: Default::default(),
+            direct_before: [0; 2],
             telling: false,
             unserved: Default::default(),
             charge,

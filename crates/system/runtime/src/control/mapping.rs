@@ -307,7 +307,7 @@ impl Control {
     }
 }
 
-fn is_writable(socket: &OwnedFd) -> bool {
+pub(super) fn is_writable(socket: &OwnedFd) -> bool {
     let mut fds = [PollFd::new(socket, PollFlags::OUT)];
     let now = Timespec::default();
     poll(&mut fds, Some(&now)).is_ok() && fds[0].revents().contains(PollFlags::OUT)

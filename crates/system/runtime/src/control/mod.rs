@@ -7,6 +7,7 @@
 mod account;
 pub mod admission;
 mod credentials;
+mod direct;
 mod drain;
 mod events;
 mod faults;
@@ -118,6 +119,8 @@ struct PortInfo {
 /// The control thread's state. Operators reach it through [`RuntimeHandle`].
 pub struct Control {
     config: Config,
+    /// What the sources of this node are numbered by for sinks.
+    label: u32,
     incarnation: u64,
     started: Instant,
     clock: Arc<dyn Clock>,
@@ -174,6 +177,13 @@ pub struct Control {
     wants_changed: std::collections::BTreeSet<u32>,
     /// Sinks that their lanes deliver to, whose applications are still to be told: session and sink.
     opened_sinks: Vec<(u32, usize)>,
+    /// Rings between sessions of a trust domain, by number; the last number given.
+    direct: BTreeMap<u32, direct::Direct>,
+    last_ring: u32,
+    /// How many of them one of the ends has given up.
+    direct_given_up: u64,
+    /// Sources and sinks that are still to get their rings.
+    arrivals: Vec<direct::Arrival>,
     next_tick: Duration,
     next_follow: Duration,
     drain: Option<Drain>,
@@ -442,6 +452,9 @@ impl Control {
             self.end_session(id, Some(Failure::new(ErrorCode::TimedOut, text)));
         }
         self.end_overdue(now);
+        let untold = self.sessions.values().filter(|s| !s.untold.is_empty());
+        let untold: Vec<u32> = untold.map(|s| s.id as u32).collect();
+        untold.into_iter().for_each(|id| self.tell_untold(id));
         self.reaper.tidy();
         self.resume_listeners(now);
         if let Some(drain) = &self.drain {

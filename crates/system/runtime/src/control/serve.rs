@@ -10,9 +10,10 @@ use takt_session::{ChannelId, ErrorCode, Failure, Reliability, transport};
 
 use super::Control;
 use super::account::Usage;
+use super::direct::Arrival;
 use super::session::{Finish, OpeningSink, Session};
 use crate::lane::session::LaneSession;
-use crate::lane::{Command, SourceTarget};
+use crate::lane::{Command, SourceTarget, sender_number};
 use crate::policy::Policy;
 
 /// Requests answered for one application before others are looked at.
@@ -51,6 +52,7 @@ impl Control {
         {
             self.tell_moves(id);
         }
+        self.tell_untold(id);
         for _ in 0..BURST {
             let Some(session) = self.sessions.get(&id) else {
                 return;
@@ -86,7 +88,11 @@ impl Control {
         let request = envelope.request;
         let attaching = matches!(envelope.message, Request::Attach { .. });
         match self.perform(id, request, envelope.message) {
-            Ok(Some((reply, descriptors))) => self.reply(id, request, reply, &descriptors),
+            Ok(Some((reply, descriptors))) => {
+                self.reply(id, request, reply, &descriptors)?;
+                self.share();
+                Ok(())
+            }
             // The lane's answer brings the reply.
             Ok(None) => Ok(()),
             Err(failure) if failure.code == ErrorCode::Protocol || attaching => Err(failure),
@@ -142,18 +148,20 @@ impl Control {
                 name,
                 tx_bytes,
                 rx_bytes,
+                domain,
             } => {
                 let limits = self.config.limits;
                 let Some(session) = self.sessions.get_mut(&id) else {
                     return Ok(None);
                 };
-                let (reply, descriptors) = session.attach(name, tx_bytes, rx_bytes, &limits)?;
+                let (reply, descriptors) =
+                    session.attach(name, tx_bytes, rx_bytes, domain, &limits)?;
                 let (name, identity) = (session.name.clone(), session.policy.identity.clone());
                 let (tenant, pid) = (session.tenant, session.pid);
                 if self.may_log(tenant) {
                     tracing::info!(session = id, %name, %identity, pid, "application attached");
                 }
-                Ok(Some((reply, Vec::from(descriptors))))
+                Ok(Some((reply, descriptors)))
             }
             Request::OpenStream(qos) => {
                 let (reply, warning) = self.open_stream(id, qos)?;
@@ -184,6 +192,12 @@ impl Control {
                     (stream.carrier(), stream.qos.reliability)
                 };
                 let number = self.number(id, origin);
+                let sender = sender_number(self.label, number);
+                let session = self.sessions.get_mut(&id);
+                if let Some(Some(endpoint)) = session.and_then(|s| s.sources.get_mut(source)) {
+                    endpoint.sender = sender;
+                }
+                self.arrivals.push(Arrival::Source((id, source)));
                 handle.send(Command::AddSource {
                     session: id.into(),
                     source,
@@ -286,6 +300,10 @@ impl Control {
                 Ok(Some((Reply::Noted, Vec::new())))
             }
             Request::End => self.finish_session(id, request),
+            Request::EndDirect { ring, reason } => {
+                self.give_direct_up(id, ring, reason)?;
+                Ok(Some((Reply::Noted, Vec::new())))
+            }
             Request::Readers(source) => {
                 let Some(session) = self.sessions.get_mut(&id) else {
                     return Ok(None);
@@ -321,6 +339,7 @@ impl Control {
                         session: id.into(),
                         source: at,
                     });
+                    self.end_direct_from((id, at));
                 }
                 Ok(None)
             }
@@ -341,6 +360,7 @@ impl Control {
                         session: id.into(),
                         sink: at,
                     });
+                    self.end_direct_to((id, at));
                     self.wants_changed.insert(id);
                 }
                 Ok(None)
@@ -374,9 +394,11 @@ impl Control {
         };
         session.stream(stream)?;
         let handle = &self.lanes[session.lane].handle;
+        let (mut sources, mut sinks) = (Vec::new(), Vec::new());
         for (at, source) in session.sources.iter_mut().enumerate() {
             if let Some(source) = source.as_mut().filter(|s| s.stream == stream && !s.closing) {
                 source.closing = true;
+                sources.push((id, at));
                 handle.send(Command::CloseSource {
                     session: session.id,
                     source: at,
@@ -386,6 +408,7 @@ impl Control {
         for (at, sink) in session.sinks.iter_mut().enumerate() {
             if let Some(sink) = sink.as_mut().filter(|s| s.stream == stream && !s.closing) {
                 sink.closing = true;
+                sinks.push((id, at));
                 handle.send(Command::CloseSink {
                     session: session.id,
                     sink: at,
@@ -393,6 +416,12 @@ impl Control {
             }
         }
         session.streams[stream as usize] = None;
+        sources
+            .into_iter()
+            .for_each(|place| self.end_direct_from(place));
+        sinks
+            .into_iter()
+            .for_each(|place| self.end_direct_to(place));
         self.wants_changed.insert(id);
         Ok(())
     }
@@ -418,8 +447,10 @@ impl Control {
             block: opening.block,
         };
         if let Err(failure) = self.reply(id, opening.request, reply, &opening.notify) {
-            self.end_session(id, Some(failure));
+            return self.end_session(id, Some(failure));
         }
+        self.arrivals.push(Arrival::Sink((id, sink)));
+        self.share();
     }
 
     /// The lane has counted the readers of a source's channel.
@@ -478,6 +509,10 @@ impl Control {
             reason.is_none(),
             session.finish,
         );
+        self.end_direct_with(id);
+        let Some(session) = self.sessions.get_mut(&id) else {
+            return;
+        };
         // No more news from it: its descriptors would stay readable.
         let _ = rustix::event::epoll::delete(&self.strangers, &session.socket);
         if let Some(process) = &session.process {
@@ -535,6 +570,7 @@ impl Control {
             .for_each(|endpoint| endpoint.closing = true);
         self.wants_changed.insert(id);
         let unplaced = session.unplaced.take();
+        self.end_direct_with(id);
         self.leave(id);
         if let Some(unplaced) = unplaced {
             // No lane has heard of it.
@@ -635,6 +671,9 @@ impl Control {
     }
 
     pub(super) fn forget_session(&mut self, id: u32) {
+        let abandoned = self.sessions.get(&id).and_then(|s| s.arena.as_ref());
+        let reads_on = abandoned.is_some_and(|arena| !arena.abandoned);
+        self.forget_direct(id, !reads_on);
         // A session that its lane ended by itself says why in an event before this one.
         if let Some(mut session) = self.sessions.remove(&id) {
             session.charge.end_session();

@@ -1,5 +1,6 @@
 //! A session as the control thread sees it: who it is, what it has opened, what it may.
 
+use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,15 +13,16 @@ use takt_session::message::Reply;
 use takt_session::printable;
 use takt_session::unserved::Counts;
 use takt_session::{ChannelId, ErrorCode, Failure, PROTOCOL_VERSION, Qos, SinkMode};
-use takt_shm::{Arena, Buddy, CHUNK, LaneBellHost, Newest, RingError, RingLayout};
+use takt_shm::{Arena, Buddy, CHUNK, LaneBellHost, Newest, Region, RingError, RingLayout};
 
 use super::account::{Charge, Usage};
+use super::listener::FIRST_WITHOUT;
 use crate::config::Limits;
 use crate::counters::SessionCounters;
 use crate::lane::Carrier;
 use crate::lane::session::{LaneSession, SessionParts};
 use crate::policing::Policer;
-use crate::policy::{Policy, Rates};
+use crate::policy::{Policy, Rates, Trust};
 
 /// Bytes of a session's ring region. Pages that are not touched cost nothing.
 const RING_BYTES: usize = 8 << 20;
@@ -67,6 +69,10 @@ pub struct Session {
     /// Requests to close that the lane has not answered: request number by endpoint.
     pub closing_sources: Vec<(usize, u32)>,
     pub closing_sinks: Vec<(usize, u32)>,
+    /// What it is still to be told of its rings.
+    pub untold: VecDeque<Reply>,
+    /// Messages and bytes of closed sources that it says went by no lane.
+    pub direct_before: [u64; 2],
     /// It has not taken what it is told of its streams: its socket is waited for.
     pub telling: bool,
     /// What it has told of datagrams that did not go by the runtime.
@@ -115,6 +121,8 @@ pub struct AttachedArena {
     pub map: ArenaMap,
     /// Allocator of the ring region.
     rings: Buddy,
+    /// The file of its transmit region, of a session in a trust domain.
+    pub region: Option<OwnedFd>,
     /// Nobody reads it any more: its memory is given back with it, whoever still has it mapped.
     pub abandoned: bool,
 }
@@ -168,6 +176,14 @@ pub struct Endpoint {
     /// Its channel; none for a source of frames.
     pub channel: Option<ChannelId>,
     chunk: u32,
+    /// Entries of its rings.
+    pub depth: u32,
+    /// Under which number sinks know it, of a source.
+    pub sender: u32,
+    /// The last change of its rings to sinks, of a source.
+    pub epoch: u16,
+    /// Of a sink: it keeps all messages, and waits without a descriptor.
+    plain: bool,
     /// Descriptors of this process that it needs.
     descriptors: usize,
     /// The application has closed it; the lane has not released it yet.
@@ -175,6 +191,11 @@ pub struct Endpoint {
 }
 
 impl Endpoint {
+    /// Whether a sink takes its messages from rings, if those are of this source's channel.
+    pub fn takes_rings(&self, source: &Self) -> bool {
+        self.plain && self.channel.is_some() && self.channel == source.channel
+    }
+
     fn usage(&self) -> Usage {
         Usage {
             endpoints: 1,
@@ -202,8 +223,9 @@ impl Session {
         name: String,
         tx_bytes: u64,
         rx_bytes: u64,
+        domain: bool,
         limits: &Limits,
-    ) -> Result<(Reply, [OwnedFd; 2]), Failure> {
+    ) -> Result<(Reply, Vec<OwnedFd>), Failure> {
         if self.arena.is_some() {
             return Err(refuse(
                 ErrorCode::Protocol,
@@ -247,16 +269,29 @@ impl Session {
                 ),
             ));
         }
+        let domain = domain && self.policy.trust == Trust::User && self.tenant < FIRST_WITHOUT;
         let memory = Usage {
             memory: map.total(),
+            descriptors: usize::from(domain),
             ..Usage::default()
         };
         self.charge.add(&self.policy, memory)?;
         let system = |what: &str, error: &dyn std::fmt::Display| {
             refuse(ErrorCode::System, format!("cannot {what}: {error}"))
         };
-        let arena = Arena::create(&format!("takt-session-{}", self.id), map.total())
+        let mut arena = Arena::create(&format!("takt-session-{}", self.id), map.total())
             .map_err(|e| system("make the arena", &e))?;
+        let region = match domain {
+            true => {
+                let region = Region::create(&format!("takt-region-{}", self.id), map.tx_bytes)
+                    .map_err(|e| system("make the transmit region", &e))?;
+                arena
+                    .overlay(&region, map.tx_offset(), map.tx_bytes, true)
+                    .map_err(|e| system("map the transmit region", &e))?;
+                Some(region)
+            }
+            false => None,
+        };
         let arena = Arc::new(arena);
         for (offset, word) in [
             (MAGIC_OFFSET, ARENA_MAGIC),
@@ -273,7 +308,10 @@ impl Session {
             fd.try_clone_to_owned()
                 .map_err(|e| system("copy a descriptor", &e))
         };
-        let descriptors = [copy(arena.fd())?, copy(bell.fd().as_fd())?];
+        let mut descriptors = vec![copy(arena.fd())?, copy(bell.fd().as_fd())?];
+        if let Some(region) = &region {
+            descriptors.push(copy(region.as_fd())?);
+        }
         // The largest block of either region bounds a message.
         let max_message = limits.max_message.min(map.tx_bytes);
         self.unplaced = Some(Box::new(LaneSession::new(SessionParts {
@@ -293,12 +331,14 @@ impl Session {
             arena,
             map,
             rings: Buddy::new(RING_BYTES),
+            region,
             abandoned: false,
         });
         let reply = Reply::Attached {
             session: self.id,
             map,
             max_message: max_message as u32,
+            domain,
         };
         Ok((reply, descriptors))
     }
@@ -375,11 +415,19 @@ impl Session {
         let block = SourceBlock { offset, depth };
         let attached = self.attached()?;
         let cleared = RingLayout::reset(&attached.arena, block.tx_ring())
-            .and_then(|()| RingLayout::reset(&attached.arena, block.completion_ring()));
+            .and_then(|()| RingLayout::reset(&attached.arena, block.completion_ring()))
+            .and_then(|()| {
+                let words = attached.arena.slice(block.listeners(), RingLayout::ALIGN)?;
+                Ok(words.write_from(0, &[0; RingLayout::ALIGN])?)
+            });
         let endpoint = Endpoint {
             stream,
             channel,
             chunk,
+            depth,
+            sender: 0,
+            epoch: 0,
+            plain: false,
             descriptors: 0,
             closing: false,
         };
@@ -418,6 +466,10 @@ impl Session {
             stream,
             channel: Some(channel),
             chunk,
+            depth,
+            sender: 0,
+            epoch: 0,
+            plain: !notify && !mode.latest,
             // Both ends of the pair: the application's until it is sent.
             descriptors: if notify { 2 } else { 0 },
             closing: false,
@@ -459,6 +511,30 @@ impl Session {
         placed
     }
 
+    /// Messages and bytes that it says went by no lane.
+    pub fn direct_messages(&self) -> [u64; 2] {
+        let mut sum = self.direct_before;
+        for source in self.sources.iter().flatten() {
+            let told = self.direct_of(source);
+            sum = [0, 1].map(|at| sum[at].saturating_add(told[at]));
+        }
+        sum
+    }
+
+    fn direct_of(&self, source: &Endpoint) -> [u64; 2] {
+        let Some(attached) = &self.arena else {
+            return [0; 2];
+        };
+        let block = SourceBlock {
+            offset: HEADER_BYTES + source.chunk as usize * CHUNK,
+            depth: source.depth,
+        };
+        [block.direct_messages(), block.direct_bytes()].map(|at| {
+            let word = attached.arena.atomic_u64(at);
+            word.map_or(0, |word| word.load(std::sync::atomic::Ordering::Relaxed))
+        })
+    }
+
     /// The lane has released all of it: what is left is the memory, and the connection.
     pub fn free_all(&mut self) {
         (0..self.sources.len()).for_each(|at| _ = self.free_source(at));
@@ -468,6 +544,9 @@ impl Session {
 
     /// The lane has released a source.
     pub fn free_source(&mut self, at: usize) -> Option<Endpoint> {
+        let told = self.sources.get(at)?.as_ref()?;
+        let told = self.direct_of(told);
+        self.direct_before = [0, 1].map(|at| self.direct_before[at].saturating_add(told[at]));
         let endpoint = self.sources.get_mut(at)?.take()?;
         self.free(endpoint.chunk);
         self.charge.subtract(endpoint.usage());

@@ -87,7 +87,10 @@ impl Control {
             .sessions
             .values()
             .filter(|s| s.arena.is_some() && !s.ending && s.finish == Finish::No)
-            .map(session_status)
+            .map(|session| SessionStatus {
+                direct: self.direct_status(session.id as u32),
+                ..session_status(session)
+            })
             .collect();
         all.sort_by_key(|s| s.session);
         all
@@ -204,5 +207,7 @@ fn session_status(session: &Session) -> SessionStatus {
             .collect(),
         counters: session.counters.read(),
         unserved: session.unserved,
+        direct: Vec::new(),
+        direct_messages: session.direct_messages(),
     }
 }

@@ -21,6 +21,7 @@ impl Lane {
             match self.commands.try_recv() {
                 Ok(command) => {
                     self.command(command);
+                    self.tell_listeners();
                     self.mailbox.done.fetch_add(1, Ordering::Release); // Partner: `LaneHandle::done`.
                 }
                 Err(_) => return,
@@ -86,6 +87,12 @@ impl Lane {
                     count,
                 });
             }
+            Command::Direct {
+                source,
+                sink,
+                epoch,
+                begins,
+            } => self.direct(source, sink, epoch, begins),
             Command::CloseSink { session, sink } => {
                 let Some(&at) = self.by_session.get(&session) else {
                     return;

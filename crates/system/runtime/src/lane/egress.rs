@@ -2,7 +2,7 @@
 
 use takt_datapath::ReserveError;
 use takt_schedule::port::Departure;
-use takt_session::layout::{Outcome, TxDescriptor};
+use takt_session::layout::{FLAG_NUMBERED, Outcome, TxDescriptor};
 use takt_session::{ChannelId, Failure};
 use takt_time::{TaiTime, TrafficClass};
 
@@ -210,6 +210,14 @@ impl State {
             let Some(Some(s)) = session.sources.get_mut(source) else {
                 continue;
             };
+            if s.direct.epoch > 0 {
+                // What a sink has from the lane, it finds before what the source gives it after the completion.
+                self.tenants.show();
+            }
+            let session = self.tenants.sessions.get_mut(at);
+            let Some(Some(s)) = session.and_then(|session| session.sources.get_mut(source)) else {
+                continue;
+            };
             s.publish();
             if step == Step::Empty && s.is_finished() && !s.finished {
                 s.finished = true;
@@ -381,6 +389,8 @@ impl State {
             return Given::ToAll;
         };
         let reliable = s.reliable;
+        let numbered = progress.descriptor.flags & FLAG_NUMBERED != 0;
+        let direct = numbered.then(|| s.direct.clone());
         let meta = Meta {
             length: progress.descriptor.length,
             class: class_of(&progress.descriptor),
@@ -395,9 +405,14 @@ impl State {
             patience_ns: self.reliable.patience_ns(entry),
             now_ns,
         });
-        let given =
-            self.tenants
-                .deliver_emitted(at, channel, &meta, progress, left, waits.as_ref());
+        let given = self.tenants.deliver_emitted(
+            at,
+            channel,
+            &meta,
+            progress,
+            left,
+            (waits.as_ref(), direct.as_deref()),
+        );
         if let Some(entry) = reliable {
             match given {
                 Given::ToAll => self.reliable.had_room(entry),

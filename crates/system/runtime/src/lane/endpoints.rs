@@ -140,6 +140,8 @@ impl Lane {
                 let tenant = s.tenant;
                 self.state.channels.add_sink(channel, tenant, at, sink);
                 self.state.tenants.sink_added(at);
+                // Before it is said to be there: from then on it gets what is emitted.
+                self.tell_listeners();
                 self.events.send(Event::SinkOpened { session, sink });
             }
             Err(error) => {
@@ -149,6 +151,85 @@ impl Lane {
                     .fail(at, Failure::new(ErrorCode::System, text));
             }
         }
+    }
+
+    /// A source gives its messages to a sink itself, from this epoch on, or does no more.
+    pub(super) fn direct(
+        &mut self,
+        (session, source): (u64, usize),
+        sink: (u64, usize),
+        epoch: u16,
+        begins: bool,
+    ) {
+        let at = (
+            self.by_session.get(&session).copied(),
+            self.by_session.get(&sink.0),
+        );
+        let (Some(at), reader) = at else { return };
+        let reader = reader.map(|reader| (*reader, sink.1));
+        let sessions = &mut self.state.tenants.sessions;
+        let Some(Some(s)) = sessions.get_mut(at).and_then(|s| s.sources.get_mut(source)) else {
+            return;
+        };
+        let session::Target::Channel(channel) = s.target else {
+            return;
+        };
+        let Some(channel) = self.state.channels.get(channel) else {
+            return;
+        };
+        let mut direct = s.direct.as_ref().clone();
+        direct.epoch = direct.epoch.max(epoch);
+        // Who has gone is nobody's concern any more.
+        direct
+            .sinks
+            .retain(|one| channel.sinks.get(one.number).is_some());
+        let number = reader.and_then(|reader| channel.sinks.number_of(reader));
+        if let Some(number) = number {
+            match begins {
+                true => direct.sinks.push(session::DirectSink {
+                    number,
+                    from: epoch,
+                    to: u16::MAX,
+                }),
+                false => {
+                    let of = direct.sinks.iter_mut().filter(|one| one.number == number);
+                    of.for_each(|one| one.to = one.to.min(epoch));
+                }
+            }
+        }
+        s.direct = direct.into();
+        let place = (at, source);
+        if !self.state.direct_sources.contains(&place) {
+            self.state.direct_sources.push(place);
+        }
+    }
+
+    /// Tells the sources that have sinks of their own who else listens.
+    pub(super) fn tell_listeners(&mut self) {
+        let mut sources = std::mem::take(&mut self.state.direct_sources);
+        let tenants = &self.state.tenants;
+        sources.retain(|&(at, source)| {
+            let session = tenants.sessions.get(at);
+            let Some(session) = session else { return false };
+            let Some(Some(s)) = session.sources.get(source) else {
+                return false;
+            };
+            let session::Target::Channel(channel) = s.target else {
+                return false;
+            };
+            let Some(channel) = self.state.channels.get(channel) else {
+                return false;
+            };
+            let epoch = s.direct.epoch;
+            let sinks = channel.sinks.of(channel.sinks.all()).iter();
+            let others = sinks.filter(|(number, (other, sink))| {
+                !s.direct.has(*number, epoch) && (*other != at || session.hears_itself(*sink))
+            });
+            let count = others.count() + channel.destinations.len();
+            s.tell_listeners(session.arena(), u32::try_from(count).unwrap_or(u32::MAX));
+            true
+        });
+        self.state.direct_sources = sources;
     }
 
     /// Sinks here that get what the source emits, and lanes elsewhere.

@@ -68,6 +68,13 @@ pub enum Command {
         source: usize,
         request: u32,
     },
+    /// A sink gets the messages of a source from the source itself, from this epoch on, or does no more.
+    Direct {
+        source: (u64, usize),
+        sink: (u64, usize),
+        epoch: u16,
+        begins: bool,
+    },
     /// The sink takes no more.
     CloseSink { session: u64, sink: usize },
     /// A lane elsewhere: where its datagrams come from (nowhere: a lane of this node), its address at each of this

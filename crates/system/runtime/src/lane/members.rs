@@ -84,6 +84,12 @@ impl<T: Copy + PartialEq> Members<T> {
         &self.list[from..place(rest.end).max(from)]
     }
 
+    /// The number of a member.
+    pub fn number_of(&self, member: T) -> Option<u64> {
+        let found = self.list.iter().rev().find(|(_, known)| *known == member);
+        found.map(|(number, _)| *number)
+    }
+
     /// The member with this number, if it is there.
     pub fn get(&self, number: u64) -> Option<T> {
         let at = self.list.binary_search_by_key(&number, |(known, _)| *known);

@@ -58,6 +58,7 @@ pub use port::LanePort;
 use port::{RECEIVE_BUDGET, forward};
 pub use remote::{Carrier, Standing};
 use tables::State;
+pub use track::sender_number;
 
 /// What the datagrams taken from one port in a round may cost, in the unit of [`fair`]: fewer are taken after a
 /// round in which they cost more.

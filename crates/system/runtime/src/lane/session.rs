@@ -6,8 +6,9 @@ use std::sync::Arc;
 
 use rustix::net::SendFlags;
 use takt_session::layout::{
-    ArenaMap, Completion, FLAG_AT_ONCE_HERE, FLAG_DEADLINE, FLAG_LAUNCH_TIME, Outcome, RX_REGION,
-    Release, RxDescriptor, SinkBlock, SinkCounter, SourceBlock, TX_REGION, TxDescriptor,
+    ArenaMap, Completion, FLAG_AT_ONCE_HERE, FLAG_DEADLINE, FLAG_LAUNCH_TIME, FLAG_NUMBERED,
+    Outcome, RX_REGION, Release, RxDescriptor, SinkBlock, SinkCounter, SourceBlock, TX_REGION,
+    TxDescriptor,
 };
 use takt_session::{ErrorCode, Failure, SinkMode};
 use takt_shm::{
@@ -85,6 +86,31 @@ pub enum Target {
     Network(Arc<Owner>),
 }
 
+/// A sink, by its number in the channel, that has a source's messages of these epochs from the source itself.
+#[derive(Clone, Copy, Debug)]
+pub struct DirectSink {
+    pub number: u64,
+    pub from: u16,
+    pub to: u16,
+}
+
+/// The sinks that a source gives its messages itself.
+#[derive(Clone, Debug, Default)]
+pub struct DirectSinks {
+    pub sinks: Vec<DirectSink>,
+    /// The last change.
+    pub epoch: u16,
+}
+
+impl DirectSinks {
+    /// Whether a sink has a message of this epoch.
+    #[inline]
+    pub fn has(&self, number: u64, epoch: u16) -> bool {
+        let mut sinks = self.sinks.iter();
+        sinks.any(|one| one.number == number && (one.from..one.to).contains(&epoch))
+    }
+}
+
 /// A source: an application's ring towards the lane.
 #[derive(Debug)]
 pub struct LaneSource {
@@ -115,6 +141,9 @@ pub struct LaneSource {
     pub reliable: Option<usize>,
     /// Its messages that not every sink has acknowledged.
     pub retained: u32,
+    /// Sinks that it gives its messages itself, and where it reads who else listens.
+    pub direct: Arc<DirectSinks>,
+    listeners: usize,
     /// Once the application has closed it: how many of the messages in its ring are still to be taken. It
     /// goes after the last one, whatever is emitted later.
     closing: Option<u32>,
@@ -426,9 +455,20 @@ impl LaneSource {
             departing: 0,
             reliable: None,
             retained: 0,
+            direct: Arc::default(),
+            listeners: block.listeners(),
             closing: None,
             finished: false,
         })
+    }
+
+    /// Tells it how many get its messages by the lane.
+    pub fn tell_listeners(&self, arena: &Arena, count: u32) {
+        if let Ok(word) = arena.atomic_u64(self.listeners) {
+            let word_now = u64::from(self.direct.epoch) << 32 | u64::from(count);
+            // Release: partner is the load in the application. Who has been told of a sink finds it counted.
+            word.store(word_now, std::sync::atomic::Ordering::Release);
+        }
     }
 
     /// Where the lane tells how many of its messages have left.
@@ -768,6 +808,9 @@ impl LaneSession {
         }
         let permitted = permits(self.classes, descriptor.class);
         let possible = match s.target {
+            Target::Channel(_) if permitted && s.reliable.is_none() => {
+                FLAG_LAUNCH_TIME | FLAG_AT_ONCE_HERE | FLAG_NUMBERED
+            }
             Target::Channel(_) if permitted => FLAG_LAUNCH_TIME | FLAG_AT_ONCE_HERE,
             // A frame's class is whatever priority its program has set: such a frame is refused by itself.
             Target::Network(_) if descriptor.class < 8 => FLAG_LAUNCH_TIME | FLAG_DEADLINE,
@@ -783,6 +826,16 @@ impl LaneSession {
                 "unknown descriptor flags {:#x}",
                 descriptor.flags
             )));
+        }
+        if descriptor.flags & FLAG_NUMBERED != 0 {
+            if descriptor.sequence.wrapping_sub(s.next_sequence) > u64::MAX / 2 {
+                return Err(violation(format!(
+                    "message number {} after {}",
+                    descriptor.sequence, s.next_sequence
+                )));
+            }
+            // Those between went by no lane.
+            s.next_sequence = descriptor.sequence;
         }
         if received {
             self.take_received(descriptor.chunk & !RX_REGION, length)?;

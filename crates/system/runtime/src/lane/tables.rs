@@ -58,6 +58,8 @@ pub(super) struct State {
     pub(super) recovery_cost: i64,
     pub(super) max_message: usize,
     pub(super) finished_sources: Vec<(usize, usize)>,
+    /// Sources that give messages to sinks themselves: indices of session and source.
+    pub(super) direct_sources: Vec<(usize, usize)>,
     /// Some source waits for room in a scheduler.
     pub(super) held: bool,
     pub(super) counters: Arc<LaneCounters>,
@@ -103,6 +105,7 @@ impl State {
             recovery_cost: 0,
             max_message: limits.max_message,
             finished_sources: Vec::new(),
+            direct_sources: Vec::new(),
             held: false,
             counters,
             mailbox,

@@ -13,7 +13,9 @@ use super::channel::{Channel, Channels, Group};
 use super::fair::{self, RoundRobin};
 use super::members::Rest;
 use super::reassembly::Target;
-use super::session::{Copying, Delivery, InProgress, LaneSession, LaneSource, Meta, Put};
+use super::session::{
+    Copying, Delivery, DirectSinks, InProgress, LaneSession, LaneSource, Meta, Put,
+};
 use crate::counters::ChannelCounters;
 use crate::policing::Policer;
 use crate::policy::Rates;
@@ -633,7 +635,7 @@ impl Tenants {
 
     /// Puts an emitted message into the sinks of its channel on this lane that have not got it yet: no copy
     /// within its own session, one copy into each other. `left`: what the turn may still spend. `waits`: its source is
-    /// reliable.
+    /// reliable; `direct`: it gives some sinks its messages itself.
     #[inline]
     pub fn deliver_emitted(
         &mut self,
@@ -642,14 +644,19 @@ impl Tenants {
         meta: &Meta,
         progress: &mut InProgress,
         left: &mut i64,
-        waits: Option<&Waits>,
+        (waits, direct): (Option<&Waits>, Option<&DirectSinks>),
     ) -> Given {
+        let epoch = progress.descriptor.epoch;
         for &(number, (at, sink)) in channel.sinks.of(progress.sinks) {
             if *left <= 0 {
                 return Given::More;
             }
             progress.sinks.next = number;
             if at == from && !self.hears_itself(at, sink) {
+                continue;
+            }
+            if direct.is_some_and(|direct| direct.has(number, epoch)) {
+                progress.sinks.next = number + 1;
                 continue;
             }
             // A copy for a sink that has gone since is nobody's: its memory went with it.

@@ -84,6 +84,7 @@ pub fn attach(bytes: u64) -> Request {
         name: "stranger".into(),
         tx_bytes: bytes,
         rx_bytes: bytes,
+        domain: false,
     }
 }
 
@@ -160,6 +161,7 @@ impl App {
             name: "test".into(),
             tx_bytes: 0,
             rx_bytes: 0,
+            domain: false,
         };
         let bytes = Envelope {
             request: 1,

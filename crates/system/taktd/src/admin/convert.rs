@@ -8,8 +8,8 @@ use takt_runtime::peering::keys::Protection;
 use takt_runtime::peering::message::Outage;
 use takt_runtime::peering::{Authentication, PeerState, PeeringCounters};
 use takt_runtime::status::{
-    ChannelStatus, DatapathStatus, LaneStatus, NodeStatus, PeerStatus, PortStatus, SessionStatus,
-    StreamStatus,
+    ChannelStatus, DatapathStatus, DirectStatus, LaneStatus, NodeStatus, PeerStatus, PortStatus,
+    SessionStatus, StreamStatus,
 };
 use takt_session::{Acceleration, ResourceUse, TimeSensitivity};
 
@@ -137,6 +137,21 @@ impl From<SessionStatus> for proto::Session {
             streams: status.streams.into_iter().map(Into::into).collect(),
             counters: Some(status.counters.into()),
             unserved: unserved(&status.unserved),
+            direct: status.direct.into_iter().map(Into::into).collect(),
+            direct_messages: status.direct_messages[0],
+            direct_bytes: status.direct_messages[1],
+        }
+    }
+}
+
+impl From<DirectStatus> for proto::Direct {
+    fn from(status: DirectStatus) -> Self {
+        Self {
+            ring: status.ring,
+            channel: status.channel,
+            session: status.session,
+            name: status.name,
+            ended: status.ended,
         }
     }
 }

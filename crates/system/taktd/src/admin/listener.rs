@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use takt_runtime::config::ListenerConfig;
 use takt_runtime::policing::{DeclaredStream, Flow};
+use takt_runtime::policy::Trust;
 use takt_runtime::status::ListenerStatus;
 use takt_wire::ethernet::MacAddress;
 
@@ -80,6 +81,10 @@ pub fn from_message(
         undeclared: match message.undeclared_streams {
             true => file::Undeclared::Send,
             false => file::Undeclared::Refuse,
+        },
+        trust: match message.trust_user {
+            true => file::Trust::User,
+            false => file::Trust::Nobody,
         },
     };
     check_listener(&written)?;
@@ -237,6 +242,7 @@ pub fn to_message(status: ListenerStatus) -> proto::ListenerStatus {
             lanes: policy.lanes.iter().map(|lane| *lane as u32).collect(),
             streams: policy.streams.iter().map(stream_message).collect(),
             undeclared_streams: policy.undeclared_streams,
+            trust_user: policy.trust == Trust::User,
             endpoint: policy.endpoint.map(|endpoint| proto::Endpoint {
                 network: endpoint.network,
                 mac: MacAddress(endpoint.mac).to_string(),
@@ -326,6 +332,7 @@ mod tests {
             stream("press", Flow::Destination(destination)),
         ];
         config.policy.undeclared_streams = true;
+        config.policy.trust = Trust::User;
         config.policy.endpoint = Some(takt_session::Endpoint {
             network: "pods".into(),
             mac: [2, 0, 0, 0, 0, 5],

@@ -256,6 +256,19 @@ pub struct Listener {
     pub stream: Vec<Stream>,
     /// What becomes of frames of no stream in a class in which it has streams.
     pub undeclared: Undeclared,
+    /// Which of its sessions exchange messages in memory of each other's.
+    pub trust: Trust,
+}
+
+/// Which sessions of a listener are a trust domain.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Trust {
+    /// None.
+    #[default]
+    Nobody,
+    /// Those of one user.
+    User,
 }
 
 /// What becomes of a tenant's frames that are of no stream of theirs, where it has streams.
@@ -419,6 +432,7 @@ impl Default for Listener {
             endpoint: None,
             stream: Vec::new(),
             undeclared: Undeclared::default(),
+            trust: Trust::default(),
         }
     }
 }

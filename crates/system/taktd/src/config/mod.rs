@@ -29,7 +29,7 @@ use takt_runtime::config::{
 use takt_runtime::peering::Meeting;
 use takt_runtime::peering::keys::{PeerConfig, Security};
 use takt_runtime::policing::{DeclaredStream, Flow};
-use takt_runtime::policy::{MappingPolicy, MappingRule, Policy, half_of_memory};
+use takt_runtime::policy::{MappingPolicy, MappingRule, Policy, Trust, half_of_memory};
 use takt_schedule::admission::Talker;
 use takt_session::{ChannelId, Endpoint};
 use takt_time::TrafficClass;
@@ -373,6 +373,10 @@ pub fn listener(listener: &file::Listener) -> ListenerConfig {
                 .map_or_else(Vec::new, |endpoint| endpoint.ethertypes.clone()),
             streams: listener.stream.iter().filter_map(stream).collect(),
             undeclared_streams: listener.undeclared == file::Undeclared::Send,
+            trust: match listener.trust {
+                file::Trust::Nobody => Trust::Nobody,
+                file::Trust::User => Trust::User,
+            },
         },
     }
 }

@@ -13,7 +13,7 @@ use takt_wire::ethernet::EtherType;
 
 use super::document::{Document, Fault, way};
 use super::file::{
-    Endpoint, File, IdleKind, Lane, Listener, Network, Protection, Station, Stream, Xdp,
+    Endpoint, File, IdleKind, Lane, Listener, Network, Protection, Station, Stream, Trust, Xdp,
 };
 use super::value::Carrier;
 
@@ -553,6 +553,15 @@ pub fn listener(index: usize, listener: &Listener, document: &Document<'_>) -> C
     check_classes(&listener.classes, |at| {
         fault(document, way!["listener", index, "classes", at], NO_CLASS)
     })?;
+    if listener.trust != Trust::Nobody
+        && (listener.messages_per_second > 0 || listener.bytes_per_second.0.0 > 0)
+    {
+        return fault(
+            document,
+            way!["listener", index, "trust"],
+            "lanes keep rates, and sessions of a trust domain exchange messages without one: leave out `trust`, or `messages_per_second` and `bytes_per_second`",
+        );
+    }
     if listener.memory.0.0 < LEAST_MEMORY || listener.memory.0.0 > 4 * LARGEST_REGION {
         return fault(
             document,

@@ -193,6 +193,7 @@ fn every_key_is_read() {
         read = ["*"]
         classes = [0, 7]
         undeclared = "send"
+        trust = "nobody"
         messages_per_second = 5
         bytes_per_second = "1 KiB"
         memory = "32 MiB"
@@ -382,6 +383,7 @@ fn every_key_is_read() {
                     },
                 ],
                 undeclared_streams: true,
+                trust: Trust::Nobody,
             },
         }]
     );
@@ -649,6 +651,21 @@ fn every_fault_names_line_key_value_and_remedy() {
             "[[listener]]\n[listener.endpoint]\nnetwork = \"x\"\nmac = \"02:00:00:00:00:01\"\naddresses = []\nethertypes = [0x0800]",
             "`listener[0].endpoint.ethertypes`: 0x0800",
             "leave it out",
+        ),
+        (
+            "[[listener]]\ntrust = \"user\"\nmessages_per_second = 5",
+            "`listener[0].trust`",
+            "leave out `trust`",
+        ),
+        (
+            "[[listener]]\ntrust = \"user\"\nbytes_per_second = \"1 KiB\"",
+            "`listener[0].trust`",
+            "lanes keep rates",
+        ),
+        (
+            "[[listener]]\ntrust = \"group\"",
+            "`listener[0].trust`",
+            "`nobody` or `user`",
         ),
         (
             "[[listener]]\nundeclared = \"drop\"",

@@ -29,6 +29,15 @@ const OVER: u64 = 0;
 /// Tells the receiver that this message is not measured.
 const NOT_MEASURED: u64 = 1;
 
+/// Whether two applications of a node are members of one trust domain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Domain {
+    /// Their messages go by the lane.
+    None,
+    /// They exchange them themselves.
+    One,
+}
+
 /// The cores of a run within one node.
 #[derive(Clone, Copy, Debug)]
 pub struct Cores {
@@ -47,11 +56,12 @@ impl Takt {
     /// When a process cannot be started, fails, or does not end; the error has what it said.
     pub fn local_one_way(
         &self,
+        domain: Domain,
         host: &Host,
         cores: Cores,
         options: &RoundTrips,
     ) -> Result<Sample, TaktError> {
-        let local = Local::start(self, Form::Daemon, host, cores.lane)?;
+        let local = Local::start(self, Form::Daemon, domain, host, cores.lane)?;
         let (size, count) = (options.payload.to_string(), options.count.to_string());
         let mut far = local.application("receiver", cores.far, &[])?;
         let near = ["--size", &size, "--count", &count];
@@ -73,11 +83,12 @@ impl Takt {
     /// As [`local_one_way`](Self::local_one_way).
     pub fn local_round_trips(
         &self,
+        domain: Domain,
         host: &Host,
         cores: Cores,
         options: &RoundTrips,
     ) -> Result<Sample, TaktError> {
-        let local = Local::start(self, Form::Daemon, host, cores.lane)?;
+        let local = Local::start(self, Form::Daemon, domain, host, cores.lane)?;
         let (size, count) = (options.payload.to_string(), options.count.to_string());
         let _echo = local.application("pong", cores.far, &[])?;
         let near = ["--size", &size, "--count", &count];
@@ -97,7 +108,7 @@ impl Takt {
         cores: Cores,
         options: &RoundTrips,
     ) -> Result<Sample, TaktError> {
-        let local = Local::start(self, form, host, cores.lane)?;
+        let local = Local::start(self, form, Domain::None, host, cores.lane)?;
         let (size, count) = (options.payload.to_string(), options.count.to_string());
         let near = ["--size", &size, "--count", &count];
         let mut near = local.application("loop", cores.near, &near)?;
@@ -124,6 +135,7 @@ impl<'a> Local<'a> {
     fn start(
         takt: &'a Takt,
         form: Form,
+        domain: Domain,
         host: &'a Host,
         lane_core: usize,
     ) -> Result<Self, TaktError> {
@@ -138,7 +150,10 @@ impl<'a> Local<'a> {
                     peer: None,
                     interface: None,
                     lane: "",
-                    listener: "",
+                    listener: match domain {
+                        Domain::None => "",
+                        Domain::One => "trust = \"user\"\n",
+                    },
                 };
                 Some(Daemon::start(
                     host.command(&takt.program)?,

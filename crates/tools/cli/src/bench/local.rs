@@ -5,13 +5,14 @@ use takt_bench::experiment::{Experiment, Round, Variant};
 use takt_bench::outcome::Outcome;
 use takt_bench::peers::programs::{Programs, System};
 use takt_bench::peers::{Pair, RoundTrips};
-use takt_bench::takt::local::Cores;
+use takt_bench::takt::local::{Cores, Domain};
 use takt_bench::takt::{Form, Takt};
 use takt_lab::{Host, LabConfig};
 
 use super::common::{BenchError, Common, Idle, Measurement, TwoCores, hosts};
 
 const APPLICATIONS: &str = "Takt daemon, two applications";
+const DOMAIN: &str = "Takt daemon, two applications of one domain";
 const SESSION: &str = "Takt daemon, one application";
 const EMBEDDED: &str = "Takt embedded, one application";
 const ICEORYX2: &str = "iceoryx2";
@@ -31,7 +32,7 @@ pub struct Local {
 
 const METHOD: &str = "\
 One host. Two applications run on a core each, the daemon's lane on the receiver's; a single application runs \
-on one core, the lane on the other. One way: each message carries the time by a clock that both sides share, \
+on one core, the lane on the other. Applications of one domain do without it. One way: each message carries the time by a clock that both sides share, \
 and is sent once the one before is acknowledged. Takt's applications wait in blocking calls, iceoryx2's poll. \
 Everything is measured twice: as the machine is, and with the cores kept awake by a spinner of the idle class \
 on each.";
@@ -92,7 +93,10 @@ fn one_way<'a>(
     };
     let mut variants = vec![
         Variant::new(APPLICATIONS, move |_: &Round| {
-            Ok(takt.local_one_way(host, on, &trips)?)
+            Ok(takt.local_one_way(Domain::None, host, on, &trips)?)
+        }),
+        Variant::new(DOMAIN, move |_: &Round| {
+            Ok(takt.local_one_way(Domain::One, host, on, &trips)?)
         }),
         Variant::new(SESSION, move |_: &Round| {
             Ok(takt.within_session(Form::Daemon, host, on, &trips)?)
@@ -122,9 +126,14 @@ fn round_trips<'a>(
         far,
         lane: far,
     };
-    let mut variants = vec![Variant::new(APPLICATIONS, move |_: &Round| {
-        Ok(takt.local_round_trips(host, on, &trips)?)
-    })];
+    let mut variants = vec![
+        Variant::new(APPLICATIONS, move |_: &Round| {
+            Ok(takt.local_round_trips(Domain::None, host, on, &trips)?)
+        }),
+        Variant::new(DOMAIN, move |_: &Round| {
+            Ok(takt.local_round_trips(Domain::One, host, on, &trips)?)
+        }),
+    ];
     if let Some(programs) = programs {
         variants.push(Variant::new(ICEORYX2, move |_: &Round| {
             Ok(programs.round_trips(System::Iceoryx2, &pair(host, cores), &trips)?)

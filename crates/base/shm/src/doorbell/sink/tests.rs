@@ -156,3 +156,39 @@ fn a_reader_that_sleeps_for_every_message_hears_of_each() {
         }
     });
 }
+
+#[test]
+fn a_thread_that_waits_for_several_bells_is_woken_by_any_of_them() {
+    assert!(SinkBell::can_wait_for_several());
+    let arena = Arc::new(Arena::create("takt-test", 4096).unwrap());
+    let bells: Vec<_> = (0..5)
+        .map(|at| SinkBell::attach(&arena, 64 * at).unwrap())
+        .collect();
+    let others: Vec<_> = bells[1..].iter().collect();
+    for which in 0..5 {
+        let host = SinkBellHost::attach(&arena, 64 * which).unwrap();
+        let rung = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let asleep = arena.atomic_u32(64 * 4).unwrap();
+            scope.spawn(|| {
+                while asleep.load(Ordering::SeqCst) != SLEEPING {
+                    std::thread::yield_now();
+                }
+                rung.store(true, Ordering::SeqCst);
+                assert_eq!(host.ring(), Wake::Futex);
+            });
+            let (outcome, by) = bells[0].wait_with(&others, || rung.load(Ordering::SeqCst), None);
+            match outcome {
+                WaitOutcome::Woken if which > 0 => assert_eq!(by, 1 << (which - 1)),
+                WaitOutcome::Woken | WaitOutcome::Ready => assert_eq!(by, 0),
+                other => panic!("{other:?}"),
+            }
+        });
+        assert!(bells.iter().all(SinkBell::is_idle));
+    }
+    let soon = Some(Duration::from_millis(1));
+    assert_eq!(
+        bells[0].wait_with(&others, || false, soon),
+        (WaitOutcome::TimedOut, 0)
+    );
+}

@@ -1,0 +1,504 @@
+//! Rings between sessions of a trust domain: what a source gives a sink without asking a lane.
+//!
+//! The runtime hands both the ring, and the sink the source's transmit region, which the sink can only read. Whose blocks
+//! a sink has is kept in memory of the source alone: [`Lent`]. All that the other side writes is checked; who writes what
+//! cannot be has its ring given up, and is served by the lane again.
+
+use std::collections::HashMap;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use takt_session::layout::{DirectBlock, Release, RxDescriptor};
+use takt_session::message::{DirectEnd, Reply};
+use takt_shm::{Arena, CHUNK, Consumer, Producer, Region, SinkBell, SinkBellHost};
+
+use crate::attachment::Attachment;
+use crate::control::{Control, Options};
+use crate::descriptors::Registered;
+
+/// A sink that gives nothing back for so long, and has as much as it may have, is served by the lane again.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// So many wake-ups for nothing since the last message are too many: an honest source causes one at most.
+pub(crate) const MOST_NOISE: u32 = 1000;
+
+/// What the runtime has told of rings and their handles have not heard yet, of the present attachment.
+#[derive(Default)]
+pub(crate) struct Mail {
+    sources: HashMap<u32, Vec<SourceNews>>,
+    sinks: HashMap<u32, Vec<SinkNews>>,
+    ends: HashMap<u32, End>,
+    regions: Vec<(u64, Weak<Mapped>)>,
+}
+
+/// Which end of a ring this session has.
+#[derive(Clone, Copy)]
+enum End {
+    Source(u32),
+    Sink(u32),
+}
+
+/// What a source is told.
+pub(crate) enum SourceNews {
+    Begins(Box<SourceRing>),
+    /// The lane serves the sink from this epoch on. `free`: it has none of the source's blocks any more.
+    Ends {
+        ring: u32,
+        epoch: u16,
+        free: bool,
+    },
+}
+
+/// What a sink is told.
+pub(crate) enum SinkNews {
+    Begins(Box<SinkRing>),
+    Ends(u32),
+}
+
+/// A region of another session's, mapped once for all its rings.
+pub(crate) struct Mapped {
+    _registered: Registered,
+    region: Region,
+}
+
+impl Mail {
+    /// A source or sink of this number is new: what is there of another of its number has nothing to do with it.
+    pub(crate) fn opens(&mut self, reply: &Reply) {
+        match reply {
+            Reply::SourceOpened { source, .. } => drop(self.sources.remove(source)),
+            Reply::SinkOpened { sink, .. } => drop(self.sinks.remove(sink)),
+            _ => {}
+        }
+    }
+
+    pub(crate) fn of_source(&mut self, source: u32) -> Vec<SourceNews> {
+        self.sources.remove(&source).unwrap_or_default()
+    }
+
+    pub(crate) fn of_sink(&mut self, sink: u32) -> Vec<SinkNews> {
+        self.sinks.remove(&sink).unwrap_or_default()
+    }
+}
+
+/// What came of something that the runtime said unasked.
+pub(crate) enum Heard {
+    /// It was not about rings.
+    Other,
+    /// A handle is to look; of a sink, its number.
+    News(Option<u32>),
+    /// This ring cannot be used.
+    Unusable(u32),
+}
+
+/// Takes note of what is said of rings.
+pub(crate) fn hear(
+    control: &mut Control,
+    attachment: &Attachment,
+    options: &Options,
+    message: &Reply,
+    descriptors: Vec<OwnedFd>,
+) -> Heard {
+    let mail = &mut control.mail;
+    match *message {
+        Reply::DirectSource {
+            source,
+            ring,
+            epoch,
+            depth,
+        } => {
+            mail.ends.insert(ring, End::Source(source));
+            let Some(opened) =
+                SourceRing::open(attachment, options, (ring, epoch, depth), descriptors)
+            else {
+                return Heard::Unusable(ring);
+            };
+            let news = SourceNews::Begins(Box::new(opened));
+            mail.sources.entry(source).or_default().push(news);
+            Heard::News(None)
+        }
+        Reply::DirectSink {
+            sink,
+            ring,
+            sender,
+            depth,
+            session,
+            region_bytes,
+        } => {
+            mail.ends.insert(ring, End::Sink(sink));
+            let opened = mail.open_sink(
+                (ring, sender, depth),
+                (session, region_bytes),
+                options,
+                descriptors,
+            );
+            let Some(opened) = opened else {
+                return Heard::Unusable(ring);
+            };
+            let news = SinkNews::Begins(Box::new(opened));
+            mail.sinks.entry(sink).or_default().push(news);
+            Heard::News(Some(sink))
+        }
+        Reply::DirectEnded { ring, epoch, free } => {
+            if free {
+                attachment.memory.free_ring(ring);
+            }
+            match mail.ends.get(&ring) {
+                Some(&End::Source(source)) => {
+                    let news = SourceNews::Ends { ring, epoch, free };
+                    mail.sources.entry(source).or_default().push(news);
+                    if free {
+                        mail.ends.remove(&ring);
+                    }
+                    Heard::News(None)
+                }
+                Some(&End::Sink(sink)) => {
+                    mail.ends.remove(&ring);
+                    mail.sinks
+                        .entry(sink)
+                        .or_default()
+                        .push(SinkNews::Ends(ring));
+                    Heard::News(Some(sink))
+                }
+                None => Heard::News(None),
+            }
+        }
+        _ => Heard::Other,
+    }
+}
+
+impl Mail {
+    fn open_sink(
+        &mut self,
+        ring: (u32, u32, u32),
+        (session, bytes): (u64, usize),
+        options: &Options,
+        descriptors: Vec<OwnedFd>,
+    ) -> Option<SinkRing> {
+        let [file, region]: [OwnedFd; 2] = descriptors.try_into().ok()?;
+        self.regions.retain(|(_, known)| known.strong_count() > 0);
+        let known = self.regions.iter().find(|(of, _)| *of == session);
+        let region = match known.and_then(|(_, known)| known.upgrade()) {
+            Some(known) => known,
+            None => {
+                let region = options.moved(region);
+                let mapped = Arc::new(Mapped {
+                    _registered: Registered::new(region.as_raw_fd()),
+                    region: Region::open(region, bytes).ok()?,
+                });
+                self.regions.push((session, Arc::downgrade(&mapped)));
+                mapped
+            }
+        };
+        SinkRing::open(ring, region, options.moved(file))
+    }
+}
+
+fn open_ring(file: OwnedFd, depth: u32) -> Option<(Registered, Arc<Arena>, DirectBlock)> {
+    let block = DirectBlock { depth };
+    if !block.is_possible() {
+        return None;
+    }
+    let registered = Registered::new(file.as_raw_fd());
+    let arena = Arena::open(file, block.bytes()).ok()?;
+    Some((registered, Arc::new(arena), block))
+}
+
+/// Which blocks of a source a sink has, in memory of the source alone.
+#[derive(Debug)]
+pub(crate) struct Lent {
+    pub(crate) ring: u32,
+    /// A bit for each chunk at which a block starts that it has.
+    blocks: Box<[AtomicU64]>,
+    count: AtomicU32,
+    bytes: AtomicUsize,
+    /// Blocks that have come back so far.
+    returned: AtomicU64,
+    /// It has given back what it did not have: what it has is gone until its session is.
+    pub(crate) broken: AtomicBool,
+}
+
+impl Lent {
+    pub(crate) fn new(ring: u32, chunks: usize) -> Self {
+        let words = chunks.div_ceil(64);
+        Self {
+            ring,
+            blocks: std::iter::repeat_with(AtomicU64::default)
+                .take(words)
+                .collect(),
+            count: AtomicU32::new(0),
+            bytes: AtomicUsize::new(0),
+            returned: AtomicU64::new(0),
+            broken: AtomicBool::new(false),
+        }
+    }
+
+    /// The sink gets the block that starts at this chunk.
+    pub(crate) fn lend(&self, chunk: u32, bytes: usize) {
+        if let Some(word) = self.blocks.get(chunk as usize / 64) {
+            word.fetch_or(1 << (chunk % 64), Ordering::Relaxed);
+            self.count.fetch_add(1, Ordering::Relaxed);
+            self.bytes.fetch_add(bytes, Ordering::Relaxed);
+        }
+    }
+
+    /// The block comes back. False: the sink does not have it.
+    pub(crate) fn take_back(&self, chunk: u32, bytes: impl FnOnce() -> usize) -> Option<usize> {
+        let bit = 1 << (chunk % 64);
+        let word = self.blocks.get(chunk as usize / 64)?;
+        if word.load(Ordering::Relaxed) & bit == 0
+            || word.fetch_and(!bit, Ordering::Relaxed) & bit == 0
+        {
+            return None;
+        }
+        let bytes = bytes();
+        self.count.fetch_sub(1, Ordering::Relaxed);
+        self.bytes.fetch_sub(bytes, Ordering::Relaxed);
+        self.returned.fetch_add(1, Ordering::Relaxed);
+        Some(bytes)
+    }
+
+    /// All that the sink has.
+    pub(crate) fn all(&self) -> impl Iterator<Item = u32> {
+        let words = self.blocks.iter().enumerate();
+        words.flat_map(|(at, word)| {
+            let word = word.load(Ordering::Relaxed);
+            let set = (0..64).filter(move |bit| word & (1 << bit) != 0);
+            set.map(move |bit| at as u32 * 64 + bit)
+        })
+    }
+
+    /// How many blocks the sink has.
+    pub(crate) fn count(&self) -> u32 {
+        self.count.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes.load(Ordering::Relaxed)
+    }
+}
+
+/// A source's end of a ring.
+pub(crate) struct SourceRing {
+    _registered: Registered,
+    pub(crate) ring: u32,
+    pub(crate) epoch: u16,
+    depth: u32,
+    messages: Producer<RxDescriptor>,
+    pub(crate) returns: Option<Consumer<Release>>,
+    bell: SinkBellHost,
+    pub(crate) lent: Arc<Lent>,
+    arena: Arc<Arena>,
+    dropped: [u64; 2],
+    /// Since when there is no room, and how much had come back by then.
+    full: Option<(Instant, u64)>,
+    /// It gets the message that is being given out.
+    pub(crate) chosen: bool,
+    /// It gets none any more: until the lane serves the sink, messages are dropped for it.
+    pub(crate) given_up: bool,
+}
+
+/// Why a sink does not get a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NoRoom {
+    Ring = 0,
+    Memory = 1,
+}
+
+impl SourceRing {
+    fn open(
+        attachment: &Attachment,
+        options: &Options,
+        (ring, epoch, depth): (u32, u16, u32),
+        descriptors: Vec<OwnedFd>,
+    ) -> Option<Self> {
+        let [file]: [OwnedFd; 1] = descriptors.try_into().ok()?;
+        let (registered, arena, block) = open_ring(options.moved(file), depth)?;
+        Some(Self {
+            _registered: registered,
+            ring,
+            epoch,
+            depth,
+            messages: Producer::attach(&arena, DirectBlock::MESSAGES, depth).ok()?,
+            returns: Some(Consumer::attach(&arena, block.returns(), depth).ok()?),
+            bell: SinkBellHost::attach(&arena, DirectBlock::BELL).ok()?,
+            lent: Arc::new(Lent::new(ring, attachment.memory.chunks())),
+            arena,
+            dropped: [0; 2],
+            full: None,
+            chosen: false,
+            given_up: false,
+        })
+    }
+
+    /// Whether the sink may have one more block, of which all sinks of the session together may have `most` bytes and have
+    /// `lent` by now: each gets what the others leave.
+    #[inline]
+    pub(crate) fn room(&mut self, most: usize, lent: usize) -> Result<Option<NoRoom>, DirectEnd> {
+        if self.given_up {
+            return Ok(Some(NoRoom::Ring));
+        }
+        if self.lent.broken.load(Ordering::Relaxed) {
+            return Err(DirectEnd::Impossible);
+        }
+        if self.lent.count() >= self.depth {
+            return Ok(Some(NoRoom::Ring));
+        }
+        if self.lent.bytes() >= most.saturating_sub(lent) {
+            return Ok(Some(NoRoom::Memory));
+        }
+        match self.messages.free() {
+            Ok(0) => Ok(Some(NoRoom::Ring)),
+            Ok(_) => {
+                self.full = None;
+                Ok(None)
+            }
+            Err(_) => Err(DirectEnd::Impossible),
+        }
+    }
+
+    /// A message is dropped for the sink. Whether the source's patience is over.
+    #[cold]
+    pub(crate) fn drop_one(&mut self, why: NoRoom) -> Result<(), DirectEnd> {
+        let at = why as usize;
+        self.dropped[at] += 1;
+        let place = [DirectBlock::DROPPED_FULL, DirectBlock::DROPPED_MEMORY][at];
+        if let Ok(word) = self.arena.atomic_u64(place) {
+            word.store(self.dropped[at], Ordering::Relaxed);
+        }
+        if self.given_up {
+            return Ok(());
+        }
+        let returned = self.lent.returned.load(Ordering::Relaxed);
+        match self.full {
+            Some((since, then)) if then == returned => match since.elapsed() > PATIENCE {
+                true => Err(DirectEnd::Slow),
+                false => Ok(()),
+            },
+            _ => {
+                self.full = Some((Instant::now(), returned));
+                Ok(())
+            }
+        }
+    }
+
+    /// Gives the sink a message for which there is room, and wakes it if it sleeps.
+    #[inline]
+    pub(crate) fn give(&mut self, message: RxDescriptor) -> Result<(), DirectEnd> {
+        match self.messages.push(message) {
+            Ok(true) => {
+                self.bell.ring();
+                Ok(())
+            }
+            _ => Err(DirectEnd::Impossible),
+        }
+    }
+}
+
+/// A sink's end of a ring.
+pub(crate) struct SinkRing {
+    _registered: Registered,
+    pub(crate) ring: u32,
+    pub(crate) sender: u32,
+    region: Arc<Mapped>,
+    messages: Consumer<RxDescriptor>,
+    returns: Producer<Release>,
+    pub(crate) bell: Arc<SinkBell>,
+    arena: Arc<Arena>,
+    /// Messages handed out and not given back.
+    pub(crate) held: u32,
+    pub(crate) delivered: u64,
+    /// Nothing more comes.
+    pub(crate) ended: bool,
+    /// The source has written what cannot be: nothing is taken any more.
+    pub(crate) broken: bool,
+    pub(crate) noise: u32,
+}
+
+impl SinkRing {
+    fn open(
+        (ring, sender, depth): (u32, u32, u32),
+        region: Arc<Mapped>,
+        file: OwnedFd,
+    ) -> Option<Self> {
+        let (registered, arena, block) = open_ring(file, depth)?;
+        Some(Self {
+            _registered: registered,
+            ring,
+            sender,
+            region,
+            messages: Consumer::attach(&arena, DirectBlock::MESSAGES, depth).ok()?,
+            returns: Producer::attach(&arena, block.returns(), depth).ok()?,
+            bell: Arc::new(SinkBell::attach(&arena, DirectBlock::BELL).ok()?),
+            arena,
+            held: 0,
+            delivered: 0,
+            ended: false,
+            broken: false,
+            noise: 0,
+        })
+    }
+
+    /// The next message, without taking it. A ring that shows the impossible has one: taking it tells.
+    #[inline]
+    pub(crate) fn next_sequence(&mut self) -> Option<u64> {
+        if self.broken {
+            return None;
+        }
+        match self.messages.peek() {
+            Ok(next) => next.map(|next| next.sequence),
+            Err(_) => Some(0),
+        }
+    }
+
+    pub(crate) fn available(&mut self) -> usize {
+        if self.broken {
+            return 0;
+        }
+        self.messages.available().map_or(1, |count| count as usize)
+    }
+
+    /// The next message, and where it lies. `Ok(None)`: there is none.
+    #[inline]
+    pub(crate) fn take(
+        &mut self,
+    ) -> Result<Option<(RxDescriptor, std::ptr::NonNull<u8>)>, DirectEnd> {
+        let taken = self.messages.pop().map_err(|_| DirectEnd::Impossible)?;
+        let Some(message) = taken else {
+            return Ok(None);
+        };
+        self.messages.release();
+        let offset = (message.chunk as usize).saturating_mul(CHUNK);
+        let base = self.region.region.at(offset, message.length as usize);
+        let base = base.map_err(|_| DirectEnd::Impossible)?;
+        self.held += 1;
+        self.delivered += 1;
+        self.noise = 0;
+        let sender = self.sender;
+        Ok(Some((RxDescriptor { sender, ..message }, base)))
+    }
+
+    /// A message is given back.
+    #[inline]
+    pub(crate) fn give_back(&mut self, chunk: u32) -> Result<(), DirectEnd> {
+        self.held = self.held.saturating_sub(1);
+        match self.returns.push(chunk) {
+            Ok(true) => Ok(()),
+            // Only a source that lends more than the ring holds, or does not know its own index.
+            _ => Err(DirectEnd::Impossible),
+        }
+    }
+
+    /// Messages that the source says it has dropped: for want of room in the ring, and of memory.
+    pub(crate) fn dropped(&self) -> [u64; 2] {
+        [DirectBlock::DROPPED_FULL, DirectBlock::DROPPED_MEMORY].map(|at| {
+            let word = self.arena.atomic_u64(at);
+            word.map_or(0, |word| word.load(Ordering::Relaxed))
+        })
+    }
+
+    /// Nothing of it is wanted any more.
+    pub(crate) fn is_over(&mut self) -> bool {
+        self.held == 0 && (self.broken || (self.ended && self.available() == 0))
+    }
+}

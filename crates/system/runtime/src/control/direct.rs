@@ -1,0 +1,459 @@
+//! Rings between the sessions of a trust domain: who gets one, and when it ends.
+//!
+//! A trust domain is the sessions of one listener, with `trust = "user"`, and of one user. A source there gives its messages
+//! to each sink of the channel by a ring of their own, and the sink reads them where the source has written them; no lane is
+//! asked. What the runtime does is here: it makes the ring, hands the descriptors to both, and tells both, and the lane, when
+//! it is over. It keeps none of it. Decision 20 says why it is so.
+//!
+//! Each change of the rings of a source has a number there, its epoch. The source stamps what it gives to the lane with the
+//! last one that it has heard of, so the lane knows which sinks have a message already, however late the source hears.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+
+use takt_session::layout::DirectBlock;
+use takt_session::message::{DirectEnd, Envelope, Reply};
+use takt_session::{ErrorCode, Failure, Reliability, transport};
+use takt_shm::{Arena, Region, SinkBell};
+
+use super::Control;
+use super::account::Usage;
+use super::listener::FIRST_WITHOUT;
+use super::mapping::is_writable;
+use super::session::{Endpoint, Finish, Session};
+use crate::lane::Command;
+use crate::policy::Trust;
+use crate::status::DirectStatus;
+
+/// Rings of one source or of one sink: a thread sleeps on so many bells, and a source writes into so many for each message.
+const MOST_RINGS: usize = SinkBell::MOST_BELLS;
+/// A ring that begins has a number below; those that are there end, and have one each then, below the largest.
+const MOST_EPOCHS: u16 = u16::MAX - 1 - MOST_RINGS as u16;
+/// What stands for users that have no number here: different ones may have it.
+const NOBODY: u32 = 65534;
+/// Of what a session is to be told and does not take, so much is kept.
+const MOST_UNTOLD: usize = 4096;
+
+/// In the place of a source's number: it is closed.
+const CLOSED: usize = usize::MAX;
+
+/// A session and the number of a source or sink there.
+pub type Place = (u32, usize);
+
+/// A ring between a source and a sink.
+pub struct Direct {
+    pub source: Place,
+    pub sink: Place,
+    /// What the sink's session is charged.
+    usage: Usage,
+    /// The source gives it nothing any more; the sink may still read what it has got. Why.
+    pub ended: Option<&'static str>,
+    /// When its first message was, in the source's count of epochs.
+    epoch: u16,
+}
+
+/// An endpoint that may have come to have others to share with.
+#[derive(Clone, Copy, Debug)]
+pub enum Arrival {
+    Source(Place),
+    Sink(Place),
+}
+
+fn endpoint(list: &[Option<Endpoint>], at: usize) -> Option<&Endpoint> {
+    list.get(at)?.as_ref().filter(|endpoint| !endpoint.closing)
+}
+
+impl Session {
+    /// Whether rings may lead to it and from it.
+    fn is_in_domain(&self) -> bool {
+        let there = !self.ending && self.finish == Finish::No && self.leaving_until.is_none();
+        there
+            && self.unplaced.is_none()
+            && self.policy.trust == Trust::User
+            && self.tenant < FIRST_WITHOUT
+            && self.uid != NOBODY
+            && self.region().is_some()
+    }
+
+    /// The file of its transmit region, if it has one of its own.
+    fn region(&self) -> Option<&OwnedFd> {
+        self.arena.as_ref()?.region.as_ref()
+    }
+}
+
+impl Control {
+    /// Gives sources and sinks that have just come their rings.
+    pub(super) fn share(&mut self) {
+        for arrival in std::mem::take(&mut self.arrivals) {
+            let found = match arrival {
+                Arrival::Source(place) => self.pairs_of_source(place),
+                Arrival::Sink(place) => self.pairs_of_sink(place),
+            };
+            for (source, sink) in found.unwrap_or_default() {
+                if let Err(failure) = self.connect_pair(source, sink) {
+                    tracing::debug!(source = source.0, sink = sink.0, reason = %failure, "no ring: the lane serves the sink");
+                }
+            }
+        }
+    }
+
+    fn pairs_of_source(&self, place: Place) -> Option<Vec<(Place, Place)>> {
+        let session = self.sessions.get(&place.0).filter(|s| s.is_in_domain())?;
+        let source = endpoint(&session.sources, place.1)?;
+        let stream = session.stream(source.stream).ok()?;
+        if stream.qos.reliability != Reliability::BestEffort
+            || !session.region().is_some_and(Region::is_protected)
+        {
+            return None;
+        }
+        let others = self.sessions.values();
+        let others = others.filter(|other| Self::is_one_domain(session, other));
+        let sinks = others.flat_map(|other| {
+            // Who is not told of its sink yet gets its rings when it is.
+            let opening = |at: usize| other.opening_sinks.iter().any(|sink| sink.sink == at);
+            let sinks = (0..other.sinks.len()).filter(move |at| !opening(*at));
+            let sinks = sinks.map(|at| (other.id as u32, at));
+            sinks.filter(|(_, at)| {
+                endpoint(&other.sinks, *at).is_some_and(|s| s.takes_rings(source))
+            })
+        });
+        Some(sinks.map(|sink| (place, sink)).collect())
+    }
+
+    fn pairs_of_sink(&self, place: Place) -> Option<Vec<(Place, Place)>> {
+        let session = self.sessions.get(&place.0).filter(|s| s.is_in_domain())?;
+        let sink = endpoint(&session.sinks, place.1)?;
+        let others = self.sessions.values();
+        let others = others.filter(|other| Self::is_one_domain(session, other));
+        let sources = others.flat_map(|other| {
+            let sources = (0..other.sources.len()).map(|at| (other.id as u32, at));
+            sources.filter(|(_, at)| {
+                endpoint(&other.sources, *at).is_some_and(|source| sink.takes_rings(source))
+            })
+        });
+        let pairs = sources.filter_map(|source| self.pairs_of_source(source));
+        Some(pairs.flatten().filter(|(_, sink)| *sink == place).collect())
+    }
+
+    /// Whether two sessions are of one domain, and of one lane.
+    fn is_one_domain(one: &Session, other: &Session) -> bool {
+        one.id != other.id
+            && other.is_in_domain()
+            && (one.tenant, one.uid, one.lane) == (other.tenant, other.uid, other.lane)
+    }
+
+    fn rings(&self, which: impl Fn(&Direct) -> bool) -> usize {
+        self.direct.values().filter(|ring| which(ring)).count()
+    }
+
+    /// Makes the ring of a pair, unless it has one.
+    fn connect_pair(&mut self, source: Place, sink: Place) -> Result<(), Failure> {
+        let refuse = |text: &str| Failure::new(ErrorCode::Limit, text);
+        if self.rings(|ring| (ring.source, ring.sink) == (source, sink)) > 0 {
+            return Ok(());
+        }
+        let of_source = |ring: &Direct| ring.source == source && ring.ended.is_none();
+        let of_sink = |ring: &Direct| ring.sink == sink && ring.ended.is_none();
+        if self.rings(of_source) >= MOST_RINGS || self.rings(of_sink) >= MOST_RINGS {
+            return Err(refuse(
+                "the source or the sink has as many rings as it may have",
+            ));
+        }
+        let (Some(from), Some(to)) = (self.sessions.get(&source.0), self.sessions.get(&sink.0))
+        else {
+            return Ok(());
+        };
+        let ends = (
+            endpoint(&from.sources, source.1),
+            endpoint(&to.sinks, sink.1),
+        );
+        let (Some(s), Some(k), Some(region)) = (ends.0, ends.1, from.region()) else {
+            return Ok(());
+        };
+        // Epochs do not come back: a source of very many changes is served by its lane.
+        if s.epoch >= MOST_EPOCHS {
+            return Err(refuse("the source has had too many rings"));
+        }
+        let epoch = s.epoch + 1;
+        let system = |what: &str, error: &dyn std::fmt::Display| {
+            Failure::new(ErrorCode::System, format!("cannot {what}: {error}"))
+        };
+        let block = DirectBlock { depth: k.depth };
+        let (sender, lane, policy) = (s.sender, from.lane, to.policy.clone());
+        let region_bytes = from.arena.as_ref().map_or(0, |arena| arena.map.tx_bytes);
+        let region = region
+            .try_clone()
+            .map_err(|e| system("copy a descriptor", &e))?;
+        let number = self.next_ring();
+        let ring = Arena::create(&format!("takt-ring-{number}"), block.bytes())
+            .map_err(|e| system("make a ring", &e))?;
+        let usage = Usage {
+            memory: ring.len(),
+            ..Usage::default()
+        };
+        let fd = ring.fd().try_clone_to_owned();
+        let fd = fd.map_err(|e| system("copy a descriptor", &e))?;
+        drop(ring);
+        let Some(to) = self.sessions.get_mut(&sink.0) else {
+            return Ok(());
+        };
+        to.charge.add(&policy, usage)?;
+        let told = Reply::DirectSink {
+            sink: sink.1 as u32,
+            ring: number,
+            sender,
+            depth: block.depth,
+            session: source.0.into(),
+            region_bytes,
+        };
+        // Whoever does not take what it is told is served by its lane.
+        if let Err(error) = tell(to, &told, &[&fd, &region]) {
+            to.charge.subtract(usage);
+            return Err(system("tell the sink", &error));
+        }
+        if let Some(s) = self.endpoint_of_source(source) {
+            s.epoch = epoch;
+        }
+        // Before the source hears of it: what it stamps with the epoch, the lane understands.
+        self.lanes[lane].handle.send(Command::Direct {
+            source: (source.0.into(), source.1),
+            sink: (sink.0.into(), sink.1),
+            epoch,
+            begins: true,
+        });
+        let ring = Direct {
+            source,
+            sink,
+            usage,
+            ended: None,
+            epoch,
+        };
+        self.direct.insert(number, ring);
+        let told = Reply::DirectSource {
+            source: source.1 as u32,
+            ring: number,
+            epoch,
+            depth: block.depth,
+        };
+        let from = self.sessions.get_mut(&source.0);
+        let told = from.map_or(Ok(()), |from| tell(from, &told, &[&fd]));
+        if let Err(error) = told {
+            self.end_direct(number, "its source does not take what it is told", true);
+            return Err(system("tell the source", &error));
+        }
+        tracing::debug!(ring = number, ?source, ?sink, "ring");
+        Ok(())
+    }
+
+    fn next_ring(&mut self) -> u32 {
+        loop {
+            self.last_ring = self.last_ring.wrapping_add(1);
+            if !self.direct.contains_key(&self.last_ring) {
+                return self.last_ring;
+            }
+        }
+    }
+
+    fn endpoint_of_source(&mut self, source: Place) -> Option<&mut Endpoint> {
+        let session = self.sessions.get_mut(&source.0)?;
+        session.sources.get_mut(source.1)?.as_mut()
+    }
+
+    /// A ring is over. `free`: the sink reads none of its messages any more; otherwise it may until its session has gone.
+    fn end_direct(&mut self, number: u32, why: &'static str, free: bool) {
+        let Some(ring) = self.direct.get_mut(&number) else {
+            return;
+        };
+        let (source, sink, usage) = (ring.source, ring.sink, ring.usage);
+        let begun = ring.ended.is_none();
+        ring.ended = Some(why);
+        let mut epoch = ring.epoch;
+        if begun {
+            if let Some(s) = self.endpoint_of_source(source) {
+                s.epoch = s.epoch.saturating_add(1);
+                epoch = s.epoch;
+            }
+            if let Some(ring) = self.direct.get_mut(&number) {
+                ring.epoch = epoch;
+            }
+            if let Some(from) = self.sessions.get(&source.0) {
+                self.lanes[from.lane].handle.send(Command::Direct {
+                    source: (source.0.into(), source.1),
+                    sink: (sink.0.into(), sink.1),
+                    epoch,
+                    begins: false,
+                });
+            }
+            let ended = Reply::DirectEnded {
+                ring: number,
+                epoch: 0,
+                free: false,
+            };
+            if let Some(to) = self.sessions.get_mut(&sink.0) {
+                to.charge.subtract(usage);
+                tell_later(to, ended);
+            }
+        }
+        let ended = Reply::DirectEnded {
+            ring: number,
+            epoch,
+            free,
+        };
+        let told = self
+            .sessions
+            .get_mut(&source.0)
+            .is_none_or(|from| tell_later(from, ended));
+        if !told {
+            let text = "the application does not take what it is told";
+            self.end_session(source.0, Some(Failure::new(ErrorCode::Protocol, text)));
+        }
+        if free {
+            self.direct.remove(&number);
+        }
+    }
+
+    fn end_direct_where(&mut self, which: impl Fn(&Direct) -> bool, why: &'static str, free: bool) {
+        let found = self.direct.iter().filter(|(_, ring)| which(ring));
+        let found = found.filter(|(_, ring)| free || ring.ended.is_none());
+        let found: Vec<u32> = found.map(|(number, _)| *number).collect();
+        for number in found {
+            self.end_direct(number, why, free);
+        }
+    }
+
+    /// A source is closed. What it has given to sinks they still take.
+    pub(super) fn end_direct_from(&mut self, source: Place) {
+        self.end_direct_where(|ring| ring.source == source, "the source is closed", false);
+        // Its number may be another's soon; its session is still to hear when its sinks are gone.
+        let rings = self
+            .direct
+            .values_mut()
+            .filter(|ring| ring.source == source);
+        rings.for_each(|ring| ring.source.1 = CLOSED);
+    }
+
+    /// A sink is closed: it has given everything back, or never will.
+    pub(super) fn end_direct_to(&mut self, sink: Place) {
+        self.end_direct_where(|ring| ring.sink == sink, "the sink is closed", true);
+    }
+
+    /// A session ends, or its listener is no trust domain any more: it may still read what it has got.
+    pub(super) fn end_direct_with(&mut self, id: u32) {
+        let of = |ring: &Direct| ring.source.0 == id || ring.sink.0 == id;
+        self.end_direct_where(of, "a session has ended", false);
+        self.direct.retain(|_, ring| ring.source.0 != id);
+    }
+
+    /// Nothing of a session is left. `free`: its application reads nothing any more.
+    pub(super) fn forget_direct(&mut self, id: u32, free: bool) {
+        self.end_direct_with(id);
+        if free {
+            self.end_direct_where(|ring| ring.sink.0 == id, "a session has ended", true);
+        }
+        self.direct.retain(|_, ring| ring.sink.0 != id);
+    }
+
+    /// One end has given a ring up.
+    pub(super) fn give_direct_up(
+        &mut self,
+        id: u32,
+        number: u32,
+        reason: DirectEnd,
+    ) -> Result<(), Failure> {
+        let ring = self.direct.get(&number);
+        let Some(ring) = ring.filter(|ring| ring.source.0 == id || ring.sink.0 == id) else {
+            return Err(Failure::new(
+                ErrorCode::NotFound,
+                format!("the session has no ring {number}"),
+            ));
+        };
+        if ring.ended.is_some() {
+            return Ok(());
+        }
+        let (source, sink) = (ring.source, ring.sink);
+        self.direct_given_up += 1;
+        let tenant = self.sessions.get(&id).map_or(0, |session| session.tenant);
+        if self.may_log(tenant) {
+            tracing::warn!(source = source.0, sink = sink.0, by = id, %reason, "a ring was given up: the lane serves the sink");
+        }
+        let why = match reason {
+            DirectEnd::Unusable => "an end could not map it",
+            DirectEnd::Slow => "the sink gave nothing back for too long",
+            DirectEnd::Impossible => "an end wrote what cannot be",
+            DirectEnd::Noise => "the source rang for nothing",
+        };
+        self.end_direct(number, why, false);
+        Ok(())
+    }
+
+    /// Tells an application what it had no room for.
+    pub(super) fn tell_untold(&mut self, id: u32) {
+        let Some(session) = self.sessions.get_mut(&id) else {
+            return;
+        };
+        while let Some(message) = session.untold.pop_front() {
+            if let Err(error) = tell(session, &message, &[])
+                && error.kind() == io::ErrorKind::WouldBlock
+            {
+                session.untold.push_front(message);
+                return;
+            }
+        }
+    }
+
+    /// The rings of a session's sources.
+    pub(super) fn direct_status(&self, id: u32) -> Vec<DirectStatus> {
+        let rings = self.direct.iter().filter(|(_, ring)| ring.source.0 == id);
+        let mut all: Vec<DirectStatus> = rings
+            .filter_map(|(&number, ring)| {
+                let source = self
+                    .sessions
+                    .get(&id)?
+                    .sources
+                    .get(ring.source.1)?
+                    .as_ref()?;
+                Some(DirectStatus {
+                    ring: number,
+                    channel: source.channel?.0,
+                    session: ring.sink.0.into(),
+                    name: self.sessions.get(&ring.sink.0)?.name.clone(),
+                    ended: ring.ended.unwrap_or_default().into(),
+                })
+            })
+            .collect();
+        all.sort_by_key(|direct| direct.ring);
+        all
+    }
+}
+
+/// Tells an application something unasked, if it has room beside what it is answered.
+fn tell(session: &Session, message: &Reply, descriptors: &[&OwnedFd]) -> io::Result<()> {
+    // The kernel says so while a quarter of the socket's buffer is taken at most.
+    if !is_writable(&session.socket) {
+        return Err(io::ErrorKind::WouldBlock.into());
+    }
+    let bytes = Envelope {
+        request: 0,
+        message: message.clone(),
+    }
+    .encode();
+    let descriptors: Vec<_> = descriptors.iter().map(|fd| fd.as_fd()).collect();
+    transport::send(&session.socket, &bytes, &descriptors, false)
+}
+
+/// As [`tell`], or when there is room. False: it has not taken very much by now.
+fn tell_later(session: &mut Session, message: Reply) -> bool {
+    let blocked = session
+        .untold
+        .is_empty()
+        .then(|| tell(session, &message, &[]));
+    match blocked {
+        // Of any other failure its socket tells by itself: it has gone.
+        Some(Ok(())) => true,
+        Some(Err(error)) if error.kind() != io::ErrorKind::WouldBlock => true,
+        _ => {
+            session.untold.push_back(message);
+            session.untold.len() < MOST_UNTOLD
+        }
+    }
+}

@@ -1,0 +1,761 @@
+//! Trust domains: sessions of one listener and user that exchange messages in memory of each other's, without a lane. What
+//! they promise, and what their enemies get.
+
+use std::io::{BufRead, BufReader};
+use std::os::fd::{AsFd, OwnedFd};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+use takt::{ChannelId, Outcome, Qos, Session, Sink, SinkOptions, Source, Wait};
+use takt_clock::{Clock, SystemTai};
+use takt_lab::{Lab, LabConfig};
+use takt_session::layout::{ArenaMap, DirectBlock, Release, RxDescriptor};
+use takt_session::message::{DirectEnd, Envelope, Reply, Request};
+use takt_session::{SinkMode, transport};
+use takt_shm::{Arena, Consumer, Producer, Region, SinkBellHost};
+use takt_testing::{PATIENCE, until, until_true};
+use taktd::admin::proto;
+
+use crate::support::{Node, attach_at, introduce, number_of, put, put_at, skip, take};
+
+const CHANNEL: ChannelId = ChannelId(5);
+const OTHER: ChannelId = ChannelId(6);
+
+/// Two domains that may do the same, and a listener that is none.
+const LISTENERS: &str = "\
+[[listener]]
+path = \"DIR/domain.sock\"
+mode = \"0666\"
+identity = \"domain\"
+trust = \"user\"
+[[listener]]
+path = \"DIR/other.sock\"
+identity = \"other\"
+trust = \"user\"
+[[listener]]
+path = \"DIR/none.sock\"
+identity = \"none\"
+";
+
+fn lab() -> (Lab, Node) {
+    let lab = Lab::scratch(&LabConfig::default()).expect("a lab");
+    let node = Node::start(&lab.hosts()[0], &[], LISTENERS);
+    // Whoever is not root finds it as well.
+    let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    std::fs::set_permissions(node.directory.join(""), open).expect("the directory's mode");
+    (lab, node)
+}
+
+fn member(node: &Node, listener: &str, name: &str) -> Session {
+    attach_at(&node.directory.join(&format!("{listener}.sock")), name)
+}
+
+fn ends(from: &Session, to: &Session, channel: ChannelId) -> (Source, Sink) {
+    let source = from.stream(Qos::slow()).expect("a stream");
+    let sink = to.stream(Qos::slow()).expect("a stream");
+    (
+        source.source(channel).expect("a source"),
+        sink.sink(channel).expect("a sink"),
+    )
+}
+
+/// Waits until the source has so many rings.
+fn await_rings(source: &Source, count: usize) {
+    until_true("the source has its rings", || {
+        source.direct_sinks() == count
+    });
+}
+
+fn named(node: &Node, name: &str) -> proto::Session {
+    let sessions = node.admin().sessions();
+    let found = sessions.into_iter().find(|session| session.name == name);
+    found.expect("the session")
+}
+
+/// Messages that its lane has had of a session.
+fn by_lane(node: &Node, name: &str) -> u64 {
+    named(node, name)
+        .counters
+        .map_or(0, |counters| counters.emitted)
+}
+
+/// Waits until the lane has told a source that nobody but these sinks listens: how many messages it has had until then.
+fn await_alone(node: &Node, name: &str, source: &Source, sinks: &[&Sink]) -> u64 {
+    until("nobody but members listens", || {
+        let before = named(node, name).direct_messages;
+        put(source, 1, 8);
+        sinks.iter().for_each(|sink| assert_eq!(take(sink), 1));
+        (named(node, name).direct_messages > before).then(|| by_lane(node, name))
+    })
+}
+
+#[test]
+fn members_exchange_messages_of_every_length_without_a_lane() {
+    if skip() {
+        return;
+    }
+    let (_lab, node) = lab();
+    let (from, to) = (
+        member(&node, "domain", "from"),
+        member(&node, "domain", "to"),
+    );
+    let (source, sink) = ends(&from, &to, CHANNEL);
+    await_rings(&source, 1);
+    let lane = await_alone(&node, "from", &source, &[&sink]);
+    let before = named(&node, "from").direct_messages;
+    let lengths = [8, 9, 64, 256, 257, 4096, 65_536, 1 << 20];
+    for (number, length) in (0u64..4000).zip(lengths.into_iter().cycle()) {
+        let token = put(&source, number, length);
+        let message = sink.consume(Wait::For(PATIENCE)).expect("a message");
+        assert_eq!((number_of(&message), message.len()), (number, length));
+        assert_eq!(message.sequence(), token.number());
+        assert_eq!(source.outcome(token), Outcome::Sent);
+    }
+    assert_eq!((by_lane(&node, "from"), sink.direct_sources()), (lane, 1));
+    let status = named(&node, "from");
+    assert_eq!(status.direct_messages, before + 4000);
+    let [ring] = status.direct.as_slice() else {
+        panic!("{:?}", status.direct)
+    };
+    assert_eq!((ring.name.as_str(), ring.ended.as_str()), ("to", ""));
+    assert_eq!(ring.channel, CHANNEL.0);
+    let counters = sink.counters();
+    let delivered = before + 4000 + lane;
+    assert_eq!((counters.delivered, counters.dropped_full), (delivered, 0));
+    drop(sink);
+    await_rings(&source, 0);
+    assert!(named(&node, "from").direct.is_empty());
+}
+
+#[test]
+fn a_member_that_sleeps_is_woken_by_its_source_and_by_the_lane() {
+    if skip() {
+        return;
+    }
+    let (_lab, node) = lab();
+    let (from, to) = (
+        member(&node, "domain", "from"),
+        member(&node, "domain", "to"),
+    );
+    let (source, sink) = ends(&from, &to, CHANNEL);
+    await_rings(&source, 1);
+    let stranger = member(&node, "none", "stranger");
+    let by_lane = stranger.stream(Qos::slow()).expect("a stream");
+    let by_lane = by_lane.source(CHANNEL).expect("a source");
+    let (answers, answered) = std::sync::mpsc::channel();
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            for _ in 0..400 {
+                answers.send(take(&sink)).expect("somebody listens");
+            }
+        });
+        for number in 0..400u64 {
+            // Long enough for the sink to be asleep, sometimes.
+            std::thread::sleep(Duration::from_micros(number % 5 * 60));
+            put(if number % 2 == 0 { &source } else { &by_lane }, number, 64);
+            assert_eq!(answered.recv_timeout(PATIENCE), Ok(number));
+        }
+    });
+}
+
+#[test]
+fn one_emit_serves_members_and_strangers_and_each_in_order() {
+    if skip() {
+        return;
+    }
+    let (_lab, node) = lab();
+    let from = member(&node, "domain", "from");
+    let members = [1, 2, 3].map(|_| member(&node, "domain", "to"));
+    let stranger = member(&node, "none", "stranger");
+    let source = from
+        .stream(Qos::slow())
+        .expect("a stream")
+        .source(CHANNEL)
+        .expect("a source");
+    let open = |session: &Session| {
+        let stream = session.stream(Qos::slow()).expect("a stream");
+        stream.sink(CHANNEL).expect("a sink")
+    };
+    let [first, second, third] = &members;
+    let (first, second) = (open(first), open(second));
+    await_rings(&source, 2);
+    let lane = await_alone(&node, "from", &source, &[&first, &second]);
+    let mut number = 0;
+    let mut exchange = |sinks: &[&Sink]| {
+        for _ in 0..200 {
+            number += 1;
+            put(&source, number, 300);
+            for sink in sinks {
+                assert_eq!(take(sink), number);
+            }
+        }
+    };
+    exchange(&[&first, &second]);
+    assert_eq!(by_lane(&node, "from"), lane);
+    let strangers = open(&stranger);
+    exchange(&[&first, &strangers, &second]);
+    assert_eq!(by_lane(&node, "from"), lane + 200);
+    // One of the source's own session, one of a member that waits with a descriptor: both by the lane.
+    let own = open(&from);
+    let evented = members[2].stream(Qos::slow()).expect("a stream");
+    let options = SinkOptions {
+        notify_fd: true,
+        ..SinkOptions::default()
+    };
+    let evented = evented.sink_with(CHANNEL, options).expect("a sink");
+    exchange(&[&own, &first, &evented, &strangers]);
+    drop((own, evented, strangers, second));
+    let third = open(third);
+    await_rings(&source, 2);
+    until_true("nobody but members listens", || {
+        let before = by_lane(&node, "from");
+        exchange(&[&first, &third]);
+        by_lane(&node, "from") == before
+    });
+    for sink in [&first, &third] {
+        let counters = sink.counters();
+        assert_eq!((counters.lost, counters.dropped_full), (0, 0));
+    }
+}
+
+#[test]
+fn launch_times_and_reliable_streams_stay_with_the_lane_and_lose_nothing() {
+    if skip() {
+        return;
+    }
+    let (_lab, node) = lab();
+    let (from, to) = (
+        member(&node, "domain", "from"),
+        member(&node, "domain", "to"),
+    );
+    let (source, sink) = ends(&from, &to, CHANNEL);
+    let reliable = from.stream(Qos::slow().reliable()).expect("a stream");
+    let reliable = reliable.source(OTHER).expect("a source");
+    let others = to.stream(Qos::slow().reliable()).expect("a stream");
+    let others = others.sink(OTHER).expect("a sink");
+    await_rings(&source, 1);
+    await_alone(&node, "from", &source, &[&sink]);
+    let before = named(&node, "from").direct_messages;
+    for number in 0..100 {
+        put(&reliable, number, 64);
+        assert_eq!(take(&others), number);
+        match number % 2 {
+            0 => put(&source, number, 64),
+            _ => put_at(&source, number, 64, SystemTai.now()),
+        };
+        assert_eq!(take(&sink), number);
+    }
+    assert_eq!(reliable.direct_sinks(), 0);
+    assert_eq!(named(&node, "from").direct_messages, before + 50);
+}
+
+/// Sends as a bare application, and what it is told unasked.
+struct Raw {
+    socket: OwnedFd,
+    arena: Arc<Arena>,
+    map: ArenaMap,
+    domain: bool,
+    request: u32,
+    unasked: Vec<(Reply, Vec<OwnedFd>)>,
+}
+
+impl Raw {
+    /// As this user, of whom the kernel tells.
+    fn attach(node: &Node, listener: &str, user: u32, domain: bool, protects: bool) -> Self {
+        let path = node.directory.join(&format!("{listener}.sock"));
+        // Of this thread alone.
+        let socket = std::thread::spawn(move || {
+            let user = rustix::process::Uid::from_raw(user);
+            rustix::thread::set_thread_uid(user).expect("another user");
+            let socket = transport::socket().expect("a socket");
+            let address = rustix::net::SocketAddrUnix::new(&path).expect("a path");
+            rustix::net::connect(&socket, &address).expect("somebody listens");
+            socket
+        });
+        let socket = socket.join().expect("connected");
+        let message = Request::Attach {
+            name: "raw".into(),
+            tx_bytes: 1 << 20,
+            rx_bytes: 1 << 20,
+            domain,
+        };
+        let bytes = Envelope {
+            request: 1,
+            message,
+        }
+        .encode();
+        transport::send(&socket, &bytes, &[], true).expect("sent");
+        let packet = transport::receive(&socket, true)
+            .expect("a packet")
+            .expect("an answer");
+        let reply = Envelope::<Reply>::decode(&packet.bytes)
+            .expect("an answer")
+            .message;
+        let Reply::Attached { map, domain, .. } = reply else {
+            panic!("{reply:?}")
+        };
+        let mut descriptors = packet.descriptors;
+        let region = (descriptors.len() == 3).then(|| descriptors.remove(2));
+        assert_eq!(region.is_some(), domain);
+        let mut arena = Arena::open(descriptors.remove(0), map.total()).expect("the arena");
+        if let Some(region) = region {
+            arena
+                .overlay(&region, map.tx_offset(), map.tx_bytes, false)
+                .expect("mapped");
+            if protects {
+                Region::protect(&region).expect("protected");
+            }
+        }
+        Self {
+            socket,
+            arena: Arc::new(arena),
+            map,
+            domain,
+            request: 1,
+            unasked: Vec::new(),
+        }
+    }
+
+    fn receive(&mut self) -> (u32, Reply, Vec<OwnedFd>) {
+        let packet = transport::receive(&self.socket, true)
+            .expect("a packet")
+            .expect("an answer");
+        let envelope = Envelope::<Reply>::decode(&packet.bytes).expect("an answer");
+        (envelope.request, envelope.message, packet.descriptors)
+    }
+
+    fn ask(&mut self, message: Request) -> Reply {
+        self.request += 1;
+        let request = self.request;
+        let bytes = Envelope { request, message }.encode();
+        transport::send(&self.socket, &bytes, &[], true).expect("sent");
+        loop {
+            match self.receive() {
+                (0, unasked, descriptors) => self.unasked.push((unasked, descriptors)),
+                (_, reply, _) => return reply,
+            }
+        }
+    }
+
+    /// The next that it is told unasked.
+    fn told(&mut self) -> (Reply, Vec<OwnedFd>) {
+        if self.unasked.is_empty() {
+            let (_, reply, descriptors) = self.receive();
+            return (reply, descriptors);
+        }
+        self.unasked.remove(0)
+    }
+
+    fn stream(&mut self) -> u32 {
+        match self.ask(Request::OpenStream(Qos::slow())) {
+            Reply::StreamOpened { stream, .. } => stream,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn source(&mut self, channel: ChannelId) -> u32 {
+        let stream = self.stream();
+        let open = Request::OpenSource {
+            stream,
+            channel,
+            depth: 16,
+            origin: 0,
+            first: 0,
+        };
+        match self.ask(open) {
+            Reply::SourceOpened { source, .. } => source,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn sink(&mut self, channel: ChannelId) -> u32 {
+        let stream = self.stream();
+        let open = Request::OpenSink {
+            stream,
+            channel,
+            depth: 16,
+            notify_fd: false,
+            mode: SinkMode::default(),
+        };
+        match self.ask(open) {
+            Reply::SinkOpened { sink, .. } => sink,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Its rings as a source: number and memory.
+    fn rings_of_source(&mut self) -> (u32, Arc<Arena>, DirectBlock) {
+        loop {
+            if let (Reply::DirectSource { ring, depth, .. }, mut files) = self.told() {
+                let block = DirectBlock { depth };
+                let arena = Arena::open(files.remove(0), block.bytes()).expect("the ring");
+                return (ring, Arc::new(arena), block);
+            }
+        }
+    }
+}
+
+#[test]
+fn who_is_of_another_listener_or_user_never_gets_a_descriptor() {
+    if skip() {
+        return;
+    }
+    let (_lab, node) = lab();
+    let (from, to) = (
+        member(&node, "domain", "from"),
+        member(&node, "domain", "to"),
+    );
+    let (source, sink) = ends(&from, &to, CHANNEL);
+    await_rings(&source, 1);
+    let enemies = [
+        ("other", 0, true, true, true),
+        ("none", 0, true, false, true),
+        ("domain", 65_533, true, true, true),
+        // Users without a number of their own look alike.
+        ("domain", 65_534, true, true, true),
+        // It does not ask for it; or does not protect what others would read.
+        ("domain", 0, false, false, true),
+    ];
+    let mut number = 0;
+    for (listener, user, asks, gets, protects) in enemies {
+        let mut enemy = Raw::attach(&node, listener, user, asks, protects);
+        assert_eq!(enemy.domain, gets, "{listener} {user}");
+        let theirs = enemy.source(CHANNEL);
+        enemy.sink(CHANNEL);
+        // Rings that are others', or nobody's.
+        for ring in 0..200 {
+            for reason in DirectEnd::ALL {
+                let reply = enemy.ask(Request::EndDirect { ring, reason });
+                assert!(matches!(reply, Reply::Failed(_)), "{reply:?}");
+            }
+        }
+        // Everything that it was to be told is there before this answer.
+        let readers = enemy.ask(Request::Readers(theirs));
+        assert!(matches!(readers, Reply::Readers(_)), "{readers:?}");
+        assert!(
+            enemy.unasked.is_empty(),
+            "{listener} {user}: {:?}",
+            enemy.unasked
+        );
+        for _ in 0..50 {
+            number += 1;
+            put(&source, number, 64);
+            assert_eq!(take(&sink), number);
+        }
+        assert_eq!(source.direct_sinks(), 1);
+    }
+    // A source that could still write what it shows as read-only is not shown.
+    let mut open = Raw::attach(&node, "domain", 0, true, false);
+    let theirs = open.source(CHANNEL);
+    open.ask(Request::Readers(theirs));
+    let as_source = |(told, _): &(Reply, _)| matches!(told, Reply::DirectSource { .. });
+    assert!(!open.unasked.iter().any(as_source));
+    // A ring that is given up is never another's.
+    let named = named(&node, "from");
+    assert!(named.direct.iter().all(|ring| ring.ended.is_empty()));
+}
+
+#[test]
+fn a_source_that_writes_what_cannot_be_or_rings_for_nothing_is_cut_off() {
+    if skip() {
+        return;
+    }
+    let (_lab, node) = lab();
+    let to = member(&node, "domain", "to");
+    let honest = member(&node, "domain", "honest");
+    let (source, sink) = ends(&honest, &to, CHANNEL);
+    await_rings(&source, 1);
+    let mut number = 0;
+    for attack in 0..5 {
+        let mut enemy = Raw::attach(&node, "domain", 0, true, true);
+        enemy.source(CHANNEL);
+        let (ring, memory, block) = enemy.rings_of_source();
+        let mut messages =
+            Producer::<RxDescriptor>::attach(&memory, DirectBlock::MESSAGES, block.depth)
+                .expect("the ring");
+        let chunks = (enemy.map.tx_bytes / 256) as u32;
+        let bell = SinkBellHost::attach(&memory, DirectBlock::BELL).expect("the bell");
+        let impossible = match attack {
+            0 => Some((chunks, 1)),
+            1 => Some((chunks - 1, 257)),
+            2 => Some((u32::MAX, u32::MAX)),
+            _ => None,
+        };
+        if let Some((chunk, length)) = impossible {
+            let message = RxDescriptor {
+                chunk,
+                length,
+                ..RxDescriptor::default()
+            };
+            assert_eq!(messages.push(message), Ok(true));
+            bell.ring();
+        } else if attack == 3 {
+            let index = memory.atomic_u32(DirectBlock::MESSAGES).expect("the index");
+            index.store(u32::MAX / 2, std::sync::atomic::Ordering::Release);
+            bell.ring();
+        }
+        let mut given_up = false;
+        while !given_up {
+            if attack == 4 {
+                bell.ring();
+            }
+            number += 1;
+            put(&source, number, 64);
+            assert_eq!(take(&sink), number);
+            if attack == 4 {
+                let nothing = sink.consume(Wait::For(Duration::from_micros(300)));
+                assert!(nothing.is_err());
+            }
+            let told = transport::receive(&enemy.socket, false);
+            if let Ok(Some(packet)) = told {
+                let reply = Envelope::<Reply>::decode(&packet.bytes)
+                    .expect("a reply")
+                    .message;
+                given_up = matches!(reply, Reply::DirectEnded { ring: ended, .. } if ended == ring);
+            }
+            // Ringing is cut off when there was very much of it.
+            if attack == 4 && number % 64 == 0 {
+                for _ in 0..100 {
+                    let _ = std::thread::scope(|scope| {
+                        let ringing = scope.spawn(|| {
+                            (0..200).for_each(|_| {
+                                bell.ring();
+                                std::thread::yield_now();
+                            });
+                        });
+                        let nothing = sink.consume(Wait::For(Duration::from_millis(1)));
+                        assert!(nothing.is_err());
+                        ringing.join()
+                    });
+                }
+            }
+        }
+        assert_eq!(source.direct_sinks(), 1, "attack {attack}");
+    }
+}
+
+#[test]
+fn a_sink_that_gives_back_what_it_does_not_have_is_cut_off_and_costs_nobody_a_message() {
+    if skip() {
+        return;
+    }
+    let (_lab, node) = lab();
+    let (from, to) = (
+        member(&node, "domain", "from"),
+        member(&node, "domain", "to"),
+    );
+    let (source, sink) = ends(&from, &to, CHANNEL);
+    await_rings(&source, 1);
+    let mut number = 0;
+    for attack in 0..4 {
+        let mut enemy = Raw::attach(&node, "domain", 0, true, true);
+        enemy.sink(CHANNEL);
+        let (depth, mut files) = loop {
+            if let (Reply::DirectSink { depth, .. }, files) = enemy.told() {
+                break (depth, files);
+            }
+        };
+        let block = DirectBlock { depth };
+        let region = files.remove(1);
+        // What it reads, it cannot write.
+        assert!(Arena::open(region.try_clone().expect("a copy"), 1 << 20).is_err());
+        assert!(rustix::io::pwrite(region.as_fd(), b"x", 0).is_err());
+        let memory = Arc::new(Arena::open(files.remove(0), block.bytes()).expect("the ring"));
+        let mut messages =
+            Consumer::<RxDescriptor>::attach(&memory, DirectBlock::MESSAGES, depth).expect("ring");
+        let mut returns =
+            Producer::<Release>::attach(&memory, block.returns(), depth).expect("the ring");
+        await_rings(&source, 2);
+        let mut cut_off = false;
+        while !cut_off {
+            number += 1;
+            put(&source, number, 64);
+            assert_eq!(take(&sink), number);
+            while let Ok(Some(message)) = messages.pop() {
+                messages.release();
+                let given: &[u32] = match attack {
+                    0 => &[u32::MAX],
+                    1 => &[message.chunk ^ 1],
+                    2 => &[message.chunk, message.chunk],
+                    _ => &[],
+                };
+                for chunk in given {
+                    let _ = returns.push(*chunk);
+                }
+                if attack == 3 {
+                    let index = memory.atomic_u32(block.returns()).expect("the index");
+                    index.store(0x7000_0000, std::sync::atomic::Ordering::Release);
+                }
+            }
+            cut_off = source.direct_sinks() == 1;
+        }
+        let impossible = |ring: &proto::Direct| ring.ended == "an end wrote what cannot be";
+        until_true(&format!("the node knows of attack {attack}"), || {
+            named(&node, "from").direct.iter().any(impossible)
+        });
+        drop(enemy);
+        until_true("the enemy is gone", || {
+            named(&node, "from").direct.len() == 1
+        });
+    }
+    assert_eq!(sink.counters().dropped_memory, 0);
+}
+
+/// A client process, killed at the latest with the test.
+struct Client(Child);
+
+impl Client {
+    fn at_work(node: &Node, write: ChannelId, read: ChannelId) -> Self {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_takt-test-client"))
+            .arg(node.directory.join("domain.sock"))
+            .args([write.0.to_string(), read.0.to_string()])
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("the client");
+        let output = child.stdout.take().expect("its output");
+        let client = Self(child);
+        let mut line = String::new();
+        BufReader::new(output)
+            .read_line(&mut line)
+            .expect("its output");
+        assert_eq!(line, "ready\n");
+        client
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.0), signal).expect("it runs");
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn a_sink_that_is_stopped_costs_a_bounded_part_of_the_memory_and_is_cut_off() {
+    if skip() {
+        return;
+    }
+    let (_lab, node) = lab();
+    let (from, to) = (
+        member(&node, "domain", "from"),
+        member(&node, "domain", "to"),
+    );
+    let (source, sink) = ends(&from, &to, CHANNEL);
+    let client = Client::at_work(&node, OTHER, CHANNEL);
+    await_rings(&source, 2);
+    client.signal(Signal::STOP);
+    let mut number = 0;
+    // Half of its memory at most is with others: what is left serves the honest sink all the time.
+    let length = 100_000;
+    until_true("the source has cut it off", || {
+        for _ in 0..100 {
+            number += 1;
+            put(&source, number, length);
+            assert_eq!(take(&sink), number);
+        }
+        source.direct_sinks() == 1
+    });
+    let largest = 2 << 20;
+    put(&source, number + 1, largest);
+    assert_eq!(take(&sink), number + 1);
+    let slow = |ring: &proto::Direct| ring.ended == "the sink gave nothing back for too long";
+    until_true("the node knows", || {
+        named(&node, "from").direct.iter().any(slow)
+    });
+    // It goes on, and is served by the lane; what it holds, it gives back, or its end does.
+    client.signal(Signal::CONT);
+    put(&source, number + 2, length);
+    assert_eq!(take(&sink), number + 2);
+    drop(client);
+    until_true("nothing is left of it", || {
+        named(&node, "from").direct.len() == 1
+    });
+    assert_eq!(sink.counters().dropped_memory, 0);
+    // All of the memory is there again.
+    let whole = until("the largest message has room", || {
+        source.buffer(4 << 20).ok()
+    });
+    drop(whole);
+}
+
+#[test]
+fn a_source_that_is_killed_in_an_emit_leaves_whole_messages_and_others_take_its_place() {
+    if skip() {
+        return;
+    }
+    let (_lab, node) = lab();
+    let to = member(&node, "domain", "to");
+    let sink = to
+        .stream(Qos::slow())
+        .expect("a stream")
+        .sink(OTHER)
+        .expect("a sink");
+    for _ in 0..8 {
+        let mut client = Client::at_work(&node, OTHER, CHANNEL);
+        until_true("it has a ring", || {
+            while let Ok(message) = sink.consume(Wait::Never) {
+                assert_eq!(message.len(), 8);
+            }
+            sink.direct_sources() == 1
+        });
+        let held: Vec<_> = (0..16)
+            .map(|_| sink.consume(Wait::For(PATIENCE)).expect("a message"))
+            .collect();
+        let before: Vec<Vec<u8>> = held.iter().map(|message| message.to_vec()).collect();
+        client.0.kill().expect("it runs");
+        client.0.wait().expect("it ends");
+        until_true("the node knows", || sink.direct_sources() == 0);
+        let mut last = 0;
+        while let Ok(message) = sink.consume(Wait::Never) {
+            let number = u64::from_le_bytes(message[..].try_into().expect("eight bytes"));
+            assert!(number > last);
+            last = number;
+        }
+        // What is held stays readable, and as it was.
+        for (message, before) in held.iter().zip(&before) {
+            assert_eq!(&message[..], &before[..]);
+        }
+    }
+}
+
+#[test]
+fn a_node_that_is_killed_and_comes_back_connects_its_domains_again() {
+    if skip() {
+        return;
+    }
+    let (_lab, mut node) = lab();
+    let (from, to) = (
+        member(&node, "domain", "from"),
+        member(&node, "domain", "to"),
+    );
+    let (source, sink) = ends(&from, &to, CHANNEL);
+    for round in 0..3u64 {
+        await_rings(&source, 1);
+        introduce(&source, &[&sink]);
+        let held = {
+            put(&source, round, 5000);
+            sink.consume(Wait::For(PATIENCE)).expect("a message")
+        };
+        for number in 0..500 {
+            put(&source, number, 64);
+            assert_eq!(take(&sink), number);
+        }
+        let lane = await_alone(&node, "from", &source, &[&sink]);
+        put(&source, 500, 64);
+        assert_eq!((take(&sink), by_lane(&node, "from")), (500, lane));
+        node.kill();
+        node.restart();
+        until_true("both are attached again", || {
+            let _ = sink.consume(Wait::Never);
+            let _ = source.buffer(8);
+            from.is_attached() && to.is_attached()
+        });
+        assert_eq!(number_of(&held), round, "of the node before");
+    }
+}
