@@ -10,6 +10,10 @@ use support::takt;
 
 /// No such thing is there, for any user.
 const WRONG: &[&str] = &[
+    "balance run -i lo --service http:10.0.0.1:80",
+    "balance run -i lo --service udp:10.0.0.1:5004 --neighbour h2",
+    "balance run -i lo --service udp:10.0.0.1:5004 --bundles 1000",
+    "balance assign -i lo 1 node:1",
     "",
     "stauts",
     "status lanes",
