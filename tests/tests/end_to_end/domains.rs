@@ -254,7 +254,8 @@ fn launch_times_and_reliable_streams_stay_with_the_lane_and_lose_nothing() {
 /// Sends as a bare application, and what it is told unasked.
 struct Raw {
     socket: OwnedFd,
-    arena: Arc<Arena>,
+    /// Mapped for as long as it lives: its region could be written otherwise.
+    _arena: Arena,
     map: ArenaMap,
     domain: bool,
     request: u32,
@@ -310,7 +311,7 @@ impl Raw {
         }
         Self {
             socket,
-            arena: Arc::new(arena),
+            _arena: arena,
             map,
             domain,
             request: 1,

@@ -167,11 +167,16 @@ impl TxMemory {
         stock: &mut Stock,
         order: usize,
     ) -> Result<Option<Block>, Impossible> {
-        self.harvest(account, stock)?;
         let block = |chunk| Block {
             chunk,
             order: order as u8,
         };
+        if std::mem::take(&mut stock.looked)
+            && let Some(chunk) = self.take(&mut lock(&self.shared).buddy, order)
+        {
+            return Ok(Some(block(chunk)));
+        }
+        self.harvest(account, stock)?;
         if order < KEPT_ORDERS
             && let Some(chunk) = account.pop(stock, order)
         {
@@ -451,7 +456,11 @@ impl TxMemory {
 
 /// How many blocks of each size a source believes its account to hold: others may have taken some.
 #[derive(Debug, Default)]
-pub(crate) struct Stock([u8; KEPT_ORDERS]);
+pub(crate) struct Stock {
+    counts: [u8; KEPT_ORDERS],
+    /// It has just looked what has come back.
+    pub(crate) looked: bool,
+}
 
 /// A source's blocks and completions, where others can reach them.
 #[derive(Debug)]
@@ -479,7 +488,7 @@ struct DirectReturns {
 impl Account {
     #[inline]
     fn pop(&self, stock: &mut Stock, order: usize) -> Option<u32> {
-        let (places, count) = (self.kept.get(order)?, stock.0.get_mut(order)?);
+        let (places, count) = (self.kept.get(order)?, stock.counts.get_mut(order)?);
         while *count > 0 {
             *count -= 1;
             // Acquire: whoever filled the block before has given it back.
@@ -496,7 +505,8 @@ impl Account {
     /// False: it keeps no more of that size. Only the source's own thread pushes.
     #[inline]
     fn push(&self, stock: &mut Stock, order: usize, chunk: u32) -> bool {
-        let (Some(places), Some(count)) = (self.kept.get(order), stock.0.get_mut(order)) else {
+        let (Some(places), Some(count)) = (self.kept.get(order), stock.counts.get_mut(order))
+        else {
             return false;
         };
         if usize::from(*count) >= kept(order) {

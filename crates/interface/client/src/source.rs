@@ -170,6 +170,8 @@ struct Direct {
     /// What is told and not done yet, and how many messages have been emitted since the first of it came.
     news: VecDeque<SourceNews>,
     waited: u32,
+    /// Messages since it last looked what has come back.
+    unseen: u32,
     /// The last change that it knows of; 0: there was none.
     epoch: u16,
     block: Option<SourceBlock>,
@@ -178,6 +180,10 @@ struct Direct {
     /// By token: 1 + the token of a message that went by no lane.
     alone: Box<[u64]>,
 }
+
+/// After so many messages that sinks have got from the source itself, or a large one, it looks what has come back.
+const LOOK_AFTER: u32 = 8;
+const LARGE: usize = 64 << 10;
 
 /// So many messages may be emitted before a new ring is used although the lane has not completed what it was given before:
 /// what is given to the sink itself may overtake that.
@@ -810,6 +816,13 @@ impl Source {
         }
         if let Some((ring, reason)) = over {
             self.give_up(binding, ring, reason);
+        }
+        binding.direct.unseen += 1;
+        if binding.direct.unseen >= LOOK_AFTER || block.bytes() > LARGE {
+            // Now, while the sinks are at work, and not when the next message waits for memory.
+            binding.direct.unseen = 0;
+            binding.harvest(self.shared())?;
+            binding.stock.looked = true;
         }
         if by_lane {
             let descriptor = TxDescriptor {
