@@ -35,7 +35,8 @@
  * allow_embedded) sends for up to a second at return and exit; after _exit or a signal the rest is lost.
  *
  * fork and exec. A session belongs to the process that opened it: in a forked child every call fails
- * with TAKT_E_FORKED, and the memory of buffers is not there. The child may close what it inherited
+ * with TAKT_E_FORKED (takt_session_attached() says 0), and the memory of buffers, messages, samples and frames that it inherited
+ * is not there: to read or write it ends the child (SIGSEGV). The child may close what it inherited
  * and open a session of its own. All file descriptors are close-on-exec.
  *
  * Stability. What is here stays; structures grow at their end only, and only those that carry a `size`: set it
@@ -462,6 +463,10 @@ typedef void (*takt_topic_callback)(void *user, const takt_topic *topic);
 int takt_topics(takt_participant *participant, uint64_t quiet_ns, uint64_t most_ns,
                 takt_topic_callback callback, void *user);
 
+/* Why others do not hear of the participant's topics, or not of all, and how many late joiners did not get all that its
+ * publishers keep, in the manner of takt_stream_datapath(); length 0 if nothing is wrong. */
+int takt_participant_problem(const takt_participant *participant, char *text, size_t size);
+
 /* How the messages of a topic are to be read: declared, not checked. From TAKT_OWN_ENCODING on they are the programs' own. */
 enum takt_encoding {
     TAKT_BYTES = 0,
@@ -508,6 +513,9 @@ int takt_publish_fill(takt_publisher *publisher, size_t most, int64_t timeout_ns
 
 /* An enum takt_outcome, or an error, as takt_emit_outcome(). */
 int takt_publish_outcome(takt_publisher *publisher, int64_t token);
+
+/* Messages whose outcome the runtime did not tell before it went away. */
+int takt_publisher_lost(const takt_publisher *publisher, uint64_t *count);
 
 /* Waits until the topic has a subscriber, as takt_source_wait_reader(). */
 int takt_publisher_wait_subscriber(takt_publisher *publisher, int64_t timeout_ns);

@@ -70,6 +70,12 @@ func (p *Participant) Topics(quiet, most time.Duration) ([]Topic, error) {
 	return found, err
 }
 
+// Problem says why others do not hear of its topics, or not of all, and how many late joiners did not get all that its publishers
+// keep; empty if nothing is wrong.
+func (p *Participant) Problem() string {
+	return text(func(to *C.char, size C.size_t) C.int { return C.takt_participant_problem(p.participant, to, size) })
+}
+
 // Encoding is how the messages of a topic are to be read: declared, not checked. From 256 on they are the programs' own.
 type Encoding int
 
@@ -160,6 +166,13 @@ func (p *Publisher) WaitSubscriber(ctx context.Context) (int, error) {
 // if neither.
 func (p *Publisher) Warning() string {
 	return text(func(to *C.char, size C.size_t) C.int { return C.takt_publisher_warning(p.publisher, to, size) })
+}
+
+// Lost is how many messages there were whose outcome the runtime did not tell before it went away.
+func (p *Publisher) Lost() (uint64, error) {
+	var count C.uint64_t
+	_, err := check(func() C.int { return C.takt_publisher_lost(p.publisher, &count) })
+	return uint64(count), err
 }
 
 // Outcome says what became of a message.

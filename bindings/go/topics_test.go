@@ -76,6 +76,12 @@ func TestWhatIsKeptIsBoundedInBytes(t *testing.T) {
 	writer, reader := participant(t, "writer"), participant(t, "reader")
 	publisher, err := writer.Publisher("go/bounded", takt.PublisherOptions{History: 5, HistoryBytes: 2 * (24 + 3)})
 	publisher = must(t, publisher, err)
+	if lost, err := publisher.Lost(); lost != 0 || err != nil {
+		t.Fatal(lost, err)
+	}
+	if problem := writer.Problem(); problem != "" {
+		t.Fatal(problem)
+	}
 	if warning := publisher.Warning(); warning != "" {
 		t.Fatal(warning)
 	}

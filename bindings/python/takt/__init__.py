@@ -230,23 +230,83 @@ def _wait(part: "_Part", timeout: Optional[float], call: "object") -> int:
 _AWAY = 0.05
 
 
-async def _receive_async(receive: "Callable[[], _T]", arm: "Callable[[], bool]", fileno: "Callable[[], int]") -> "_T":
-    """What `receive` gives once it does not block any more; meanwhile the event loop goes on."""
-    loop = asyncio.get_running_loop()
-    while True:
+def _tell(ready: "asyncio.Future[None]") -> None:
+    if not ready.done():
+        ready.set_result(None)
+
+
+class _Receiver(_Part):
+    """A part with a descriptor, for which tasks of an event loop wait."""
+
+    def __init__(self, handle: _Handle) -> None:
+        super().__init__(handle)
+        #: One for each task that waits.
+        self._waiting: "list[asyncio.Future[None]]" = []
+
+    def fileno(self) -> int:
+        raise NotImplementedError
+
+    async def _receive_async(self, receive: "Callable[[], _T]", arm: "Callable[[], bool]") -> "_T":
+        """What `receive` gives once it does not block any more; meanwhile the event loop goes on."""
+        while True:
+            try:
+                received = receive()
+            except WouldBlock:
+                pass
+            else:
+                # This task may have armed the descriptor, and not wait for it: those who do look again.
+                self._tell_waiting()
+                return received
+            if self._woken:
+                self._woken = False
+                raise Interrupted("the wait was ended by `wake`")
+            if arm():
+                await self._readable()
+
+    async def _readable(self) -> None:
+        """Waits for the descriptor, `close` or `wake`."""
+        # The descriptor stays open for as long as a task waits for it: its number is nobody else's.
+        handle, descriptor = self._open(), self.fileno()
+        loop = asyncio.get_running_loop()
+        ready: "asyncio.Future[None]" = loop.create_future()
+        if not self._waits_in(loop):
+            loop.add_reader(descriptor, self._tell_here, loop)
+        self._waiting.append(ready)
         try:
-            return receive()
-        except WouldBlock:
-            pass
-        if not arm():
-            continue
-        readable = loop.create_future()
-        descriptor = fileno()
-        loop.add_reader(descriptor, lambda: readable.done() or readable.set_result(None))
-        try:
-            await readable
+            # Whoever closes or wakes says so first, and then tells those who wait.
+            if self._handle is handle and not self._woken:
+                await ready
         finally:
-            loop.remove_reader(descriptor)
+            self._waiting.remove(ready)
+            if not self._waits_in(loop):
+                loop.remove_reader(descriptor)
+            del handle
+
+    def _waits_in(self, loop: asyncio.AbstractEventLoop) -> bool:
+        return any(ready.get_loop() is loop for ready in self._waiting)
+
+    def _tell_here(self, loop: asyncio.AbstractEventLoop) -> None:
+        for ready in self._waiting:
+            if ready.get_loop() is loop:
+                _tell(ready)
+
+    def _tell_waiting(self) -> None:
+        """Has every task that waits look again, from any thread."""
+        for ready in list(self._waiting):
+            try:
+                ready.get_loop().call_soon_threadsafe(_tell, ready)
+            except RuntimeError:
+                pass  # The loop is closed: nobody waits in it.
+
+    def _wake(self, function: "ctypes._NamedFuncPointer") -> None:
+        self._woken = True
+        check(function(self._pointer))
+        self._tell_waiting()
+
+    def close(self) -> None:
+        """Closes it. Waits of tasks end with `Closed`. A second call does nothing."""
+        super().close()
+        self._tell_waiting()
 
 
 class Session(_Part):
@@ -519,7 +579,7 @@ class Message:
             lib.takt_release(self._sink._pointer, ctypes.byref(self._native))
 
 
-class Sink(_Part):
+class Sink(_Receiver):
     """A reading end of a channel. Iterating over it, also with `async for`, receives message after message; each is
     released before the next one."""
 
@@ -533,8 +593,8 @@ class Sink(_Part):
         return Message(self, native)
 
     async def receive_async(self) -> Message:
-        """The next message; meanwhile the event loop goes on."""
-        return await _receive_async(lambda: self.receive(0), self.arm, self.fileno)
+        """The next message; meanwhile the event loop goes on. Where several tasks wait, each message is for one of them."""
+        return await self._receive_async(lambda: self.receive(0), self.arm)
 
     def fileno(self) -> int:
         """The descriptor that becomes readable when `arm` said true and a message is there."""
@@ -564,9 +624,8 @@ class Sink(_Part):
         return Counters(*(getattr(now, field) for field in Counters._fields))
 
     def wake(self) -> None:
-        """Ends a wait of this sink in another thread, or the next one, with `Interrupted`."""
-        self._woken = True
-        check(lib.takt_wake(self._pointer))
+        """Ends a wait of this sink in another thread or a task, or the next one, with `Interrupted`."""
+        self._wake(lib.takt_wake)
 
     def __iter__(self) -> Iterator[Message]:
         while True:

@@ -260,6 +260,8 @@ _FUNCTIONS: dict[str, tuple[object, list[object]]] = {
     "publish_outcome": (c_int, [c_void_p, c_int64]),
     "publisher_wait_subscriber": (c_int, [c_void_p, c_int64]),
     "publisher_warning": (c_int, [c_void_p, c_char_p, c_size_t]),
+    "publisher_lost": (c_int, [c_void_p, POINTER(c_uint64)]),
+    "participant_problem": (c_int, [c_void_p, c_char_p, c_size_t]),
     "subscriber_open": (c_int, [c_void_p, c_char_p, POINTER(SubscriberOptions), POINTER(c_void_p)]),
     "subscriber_close": (None, [c_void_p]),
     "take": (c_int, [c_void_p, c_int64, POINTER(Sample)]),

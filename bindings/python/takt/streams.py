@@ -18,13 +18,12 @@ the frame is released. Timeouts, threads and Ctrl-C are as in `takt`.
 
 from __future__ import annotations
 
-import asyncio
 import ctypes
 from collections.abc import AsyncIterator, Iterator
 from enum import IntEnum
 from typing import NamedTuple, Optional
 
-from . import Counters, Data, SlowSinks, WouldBlock, _Handle, _Part
+from . import Counters, Data, SlowSinks, _Handle, _Part, _Receiver
 from . import _bytes, _chars, _nanoseconds, _number, _qos, _view, _wait, _wait_nanoseconds
 from . import _native
 from ._native import check, lib
@@ -195,7 +194,7 @@ class Frame:
             lib.takt_video_frame_release(self._client._pointer, ctypes.byref(self._native))
 
 
-class Client(_Part):
+class Client(_Receiver):
     """Receives the frames of a stream. Iterating over it, also with `async for`, takes frame after frame until the server ends; each
     is released before the next one.
 
@@ -247,20 +246,8 @@ class Client(_Part):
         return Frame(self, native)
 
     async def receive_async(self) -> Frame:
-        """The next frame; meanwhile the event loop goes on."""
-        loop = asyncio.get_running_loop()
-        descriptor = self.fileno()
-        while True:
-            try:
-                return self.receive(0)
-            except WouldBlock:
-                pass
-            readable = loop.create_future()
-            loop.add_reader(descriptor, lambda: readable.done() or readable.set_result(None))
-            try:
-                await readable
-            finally:
-                loop.remove_reader(descriptor)
+        """The next frame; meanwhile the event loop goes on. Where several tasks wait, each frame is for one of them."""
+        return await self._receive_async(lambda: self.receive(0), lambda: True)
 
     def fileno(self) -> int:
         """A descriptor that is readable while `receive` has something to say."""
@@ -277,9 +264,8 @@ class Client(_Part):
         return ClientCounters(slices=slices, **of_frames)
 
     def wake(self) -> None:
-        """Ends a wait of this client in another thread, or the next one, with `Interrupted`."""
-        self._woken = True
-        check(lib.takt_video_client_wake(self._pointer))
+        """Ends a wait of this client in another thread or a task, or the next one, with `Interrupted`."""
+        self._wake(lib.takt_video_client_wake)
 
     def __iter__(self) -> Iterator[Frame]:
         while True:

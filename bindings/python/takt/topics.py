@@ -25,7 +25,7 @@ from enum import IntEnum
 from typing import NamedTuple, Optional, Union
 
 from . import Counters, Data, Disconnected, InvalidArgument, Outcome, Session, SlowSinks
-from . import _AWAY, _Handle, _Part, _bytes, _chars, _number, _qos, _receive_async, _view, _wait, _wait_nanoseconds
+from . import _AWAY, _Handle, _Part, _Receiver, _bytes, _chars, _number, _qos, _view, _wait, _wait_nanoseconds
 from . import _native
 from ._native import check, lib
 
@@ -144,6 +144,12 @@ class Participant(_Part):
         check(lib.takt_topics(self._pointer, *times, _native.TOPIC_CALLBACK(see), None))
         return found
 
+    @property
+    def problem(self) -> str:
+        """Why others do not hear of its topics, or not of all, and how many late joiners did not get all that its publishers keep;
+        empty if nothing is wrong."""
+        return self._text(lib.takt_participant_problem)
+
     def __enter__(self) -> "Participant":
         return self
 
@@ -173,10 +179,15 @@ class Publisher(_Part):
         return token.value
 
     def publish_json(self, value: object, timeout: Optional[float] = None) -> int:
-        """Publishes a value as JSON, if the publisher was opened with `encoding=Encoding.JSON`; the token for `outcome`."""
+        """Publishes a value as JSON, if the publisher was opened with `encoding=Encoding.JSON`; the token for `outcome`. What JSON
+        has not, such as NaN, is refused."""
         if self._encoding != Encoding.JSON:
             raise InvalidArgument(f"the topic's encoding is {self._encoding}: open the publisher with encoding=Encoding.JSON")
-        return self.publish(json.dumps(value).encode(), timeout)
+        try:
+            text = json.dumps(value, allow_nan=False)
+        except ValueError as error:
+            raise InvalidArgument(f"`value` has no JSON: {error}; JSON has no NaN and no infinity, write None or a text") from error
+        return self.publish(text.encode(), timeout)
 
     def outcome(self, token: int) -> Outcome:
         """What became of a message."""
@@ -186,6 +197,13 @@ class Publisher(_Part):
         """Waits until the topic has a subscriber; how many it has."""
         pointer = self._pointer
         return _wait(self, timeout, lambda ns: lib.takt_publisher_wait_subscriber(pointer, ns))
+
+    @property
+    def lost(self) -> int:
+        """Messages whose outcome the runtime did not tell before it went away."""
+        count = ctypes.c_uint64()
+        check(lib.takt_publisher_lost(self._pointer, ctypes.byref(count)))
+        return count.value
 
     @property
     def warning(self) -> str:
@@ -250,7 +268,7 @@ class Sample:
             lib.takt_sample_release(self._subscriber._pointer, ctypes.byref(self._native))
 
 
-class Subscriber(_Part):
+class Subscriber(_Receiver):
     """Reads a topic, or all topics that a pattern matches. Iterating over it, also with `async for`, takes message after
     message; each is released before the next one."""
 
@@ -264,8 +282,8 @@ class Subscriber(_Part):
         return Sample(self, native)
 
     async def take_async(self) -> Sample:
-        """The next message; meanwhile the event loop goes on."""
-        return await _receive_async(lambda: self.take(0), self.arm, self.fileno)
+        """The next message; meanwhile the event loop goes on. Where several tasks wait, each message is for one of them."""
+        return await self._receive_async(lambda: self.take(0), self.arm)
 
     def fileno(self) -> int:
         """The descriptor that becomes readable when `arm` said true and a message is there."""
@@ -295,9 +313,8 @@ class Subscriber(_Part):
         return SubscriberCounters(channels, now.foreign, now.malformed, now.unopened)
 
     def wake(self) -> None:
-        """Ends a wait of this subscriber in another thread, or the next one, with `Interrupted`."""
-        self._woken = True
-        check(lib.takt_subscriber_wake(self._pointer))
+        """Ends a wait of this subscriber in another thread or a task, or the next one, with `Interrupted`."""
+        self._wake(lib.takt_subscriber_wake)
 
     def __iter__(self) -> Iterator[Sample]:
         while True:

@@ -11,8 +11,8 @@ import unittest
 import takt
 from takt.streams import Client, EndOfStream, Format, Pixels, Server
 from takt.topics import Participant
+from waiting import PATIENCE, waits_end
 
-PATIENCE = 60.0
 FORMAT = Format(Pixels.RGB, 64, 48)
 BYTES = 64 * 48 * 3
 
@@ -96,6 +96,26 @@ class Streams(unittest.TestCase):
         again.send(picture(0))
         again.close()
         self.assertEqual([frame.number for frame in client], [0])
+
+    def test_waits_of_tasks_end_when_it_is_closed_or_woken(self) -> None:
+        client = Client(self.viewer, "py/closed")
+        asyncio.run(waits_end(self, client, client.receive_async))
+
+    def test_tasks_that_wait_at_once_share_what_comes(self) -> None:
+        async def run() -> None:
+            client = Client(self.viewer, "py/shared", all=True)
+            server = Server(self.camera, "py/shared", FORMAT, reliable=True)
+            server.wait_client(PATIENCE)
+            tasks = [asyncio.ensure_future(client.receive_async()) for _ in range(3)]
+            await asyncio.sleep(0)
+            for number in range(3):
+                server.send(picture(number))
+                await asyncio.wait(tasks, timeout=PATIENCE, return_when=asyncio.FIRST_COMPLETED)
+            ended, waiting = await asyncio.wait(tasks, timeout=PATIENCE)
+            self.assertEqual(waiting, set())
+            self.assertEqual(sorted(task.result().number for task in ended), [0, 1, 2])
+
+        asyncio.run(run())
 
     def test_waits_end_and_what_is_wrong_is_told(self) -> None:
         client = Client(self.viewer, "py/wait")

@@ -13,8 +13,7 @@ import time
 import unittest
 
 import takt
-
-PATIENCE = 60.0
+from waiting import PATIENCE, waits_end
 
 
 def child(code: str) -> subprocess.Popen[bytes]:
@@ -219,6 +218,10 @@ class Takt(unittest.TestCase):
 
         received = asyncio.run(talk())
         self.assertEqual(received, [bytes([number]) for number in range(100)] + [b"last"])
+
+    def test_waits_of_tasks_end_when_it_is_closed_or_woken(self) -> None:
+        sink = self.stream.sink(40)
+        asyncio.run(waits_end(self, sink, sink.receive_async))
 
     def test_a_source_waits_for_who_listens_and_a_sink_need_not_hear_its_own_session(self) -> None:
         with self.stream.source(5) as source, self.stream.sink(5, no_local=True) as sink:

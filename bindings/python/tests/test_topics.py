@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import os
 import threading
 import time
@@ -11,8 +12,7 @@ import unittest
 
 import takt
 from takt.topics import Encoding, Participant
-
-PATIENCE = 60.0
+from waiting import PATIENCE, waits_end
 
 
 class Topics(unittest.TestCase):
@@ -53,6 +53,10 @@ class Topics(unittest.TestCase):
         publisher.wait_subscriber(PATIENCE)
         with self.assertRaisesRegex(takt.InvalidArgument, "Encoding.JSON"):
             publisher.publish_json({})
+        declared = self.near.publisher("py/json", encoding=Encoding.JSON)
+        for value in (float("nan"), [1, float("inf")], {"a": -float("inf")}):
+            with self.assertRaisesRegex(takt.InvalidArgument, "JSON has no NaN"):
+                declared.publish_json(value)
         publisher.publish(b"{}")
         with subscriber.take(PATIENCE) as sample, self.assertRaisesRegex(takt.InvalidArgument, "encoding is 1"):
             sample.json()
@@ -115,6 +119,25 @@ class Topics(unittest.TestCase):
         subscriber = self.other.subscriber("py/bounded", history=5)
         self.assertEqual([bytes(subscriber.take(PATIENCE)) for _ in range(2)], [b"two", b"six"])
 
+    def test_late_joiners_that_do_not_get_what_was_kept_are_told(self) -> None:
+        publisher = self.near.publisher("py/missed", history=1)
+        publisher.publish(b"kept")
+        self.assertEqual((self.near.problem, publisher.lost), ("", 0))
+        # Somebody who asks for what was kept, and reads no inbox (docs/reference/topics.md).
+        channel = int.from_bytes(hashlib.sha256(b"topics/1").digest()[:8], "big") | 1 << 63
+        nobody = takt.Session(name="nobody")
+        self.addCleanup(nobody.close)
+        directory = nobody.stream(reliable=True).source(channel)
+        wants = {"id": 8, "topic": "py/missed", "role": "subscriber", "encoding": 0, "history": 1, "inbox": 9}
+        update = {"say": "update", "participant": 7, "name": "nobody", "from": 0, "to": 1, "add": [wants], "remove": []}
+        directory.send(json.dumps(update).encode())
+        deadline = time.monotonic() + PATIENCE
+        while not self.near.problem:
+            self.assertLess(time.monotonic(), deadline)
+            directory.send(json.dumps({"say": "alive", "participant": 7, "version": 1}).encode())
+            time.sleep(0.1)
+        self.assertRegex(self.near.problem, "1 late joiner.* did not get")
+
     def test_another_topic_on_the_same_channel_is_told(self) -> None:
         subscriber = self.near.subscriber("py/collides")
         self.assertEqual(subscriber.warning, "")
@@ -172,6 +195,37 @@ class Topics(unittest.TestCase):
         for asked in ("py/async", "*/async"):
             taken = asyncio.run(run(asked))
             self.assertEqual((taken[0], taken[-1]), (b"first", b"last"))
+
+    def test_waits_of_tasks_end_when_it_is_closed_or_woken(self) -> None:
+        subscriber = self.near.subscriber("py/closed")
+        asyncio.run(waits_end(self, subscriber, subscriber.take_async))
+
+    def test_tasks_that_wait_at_once_share_what_comes(self) -> None:
+        async def run() -> None:
+            for asked in ("py/shared", "*/shared"):
+                subscriber = self.near.subscriber(asked)
+                publisher = self.near.publisher("py/shared", reliable=True)
+                first = asyncio.ensure_future(subscriber.take_async())
+                while not first.done():  # A pattern reads what it has heard of.
+                    publisher.publish(b"tried")
+                    await asyncio.sleep(0.001)
+                first.result().release()
+                while True:
+                    try:
+                        subscriber.take(0).release()
+                    except takt.WouldBlock:
+                        break
+                tasks = [asyncio.ensure_future(subscriber.take_async()) for _ in range(3)]
+                await asyncio.sleep(0)
+                for number in range(3):
+                    publisher.publish(str(number).encode())
+                    await asyncio.wait(tasks, timeout=PATIENCE, return_when=asyncio.FIRST_COMPLETED)
+                ended, waiting = await asyncio.wait(tasks, timeout=PATIENCE)
+                self.assertEqual(waiting, set())
+                self.assertEqual(sorted(bytes(task.result()) for task in ended), [b"0", b"1", b"2"])
+                publisher.close()
+
+        asyncio.run(run())
 
     def test_a_wait_ends_by_another_thread(self) -> None:
         subscriber = self.near.subscriber("py/silent")

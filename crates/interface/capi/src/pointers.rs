@@ -6,13 +6,39 @@ use takt_client::Error;
 
 use crate::error::invalid;
 
+/// What a handle of C points to: its value is at its beginning.
+#[repr(C)]
+struct Handle<T> {
+    value: T,
+    /// [`takt_client::forks`] when it was made: at another number it is the parent's.
+    forks: u32,
+}
+
 /// What a handle refers to.
+///
+/// # Errors
+/// [`Error::Forked`] in a forked child.
 ///
 /// # Safety
 /// `handle` is null or came from [`hand_out`] as a `T` and was not taken back.
+#[inline]
 pub unsafe fn borrow<'a, T>(handle: *const T, name: &str) -> Result<&'a T, Error> {
     // SAFETY: null, or alive by the caller's promise; handles are only ever borrowed shared.
-    unsafe { handle.as_ref() }.ok_or_else(|| invalid(&format!("`{name}` is NULL")))
+    let handle = unsafe { given(handle.cast::<Handle<T>>(), name)? };
+    match handle.forks == takt_client::forks() {
+        true => Ok(&handle.value),
+        false => Err(Error::Forked),
+    }
+}
+
+/// What the caller gives to be read, and is no handle.
+///
+/// # Safety
+/// `from` is null or valid for as long as the result is used.
+#[inline]
+pub unsafe fn given<'a, T>(from: *const T, name: &str) -> Result<&'a T, Error> {
+    // SAFETY: the caller's promise.
+    unsafe { from.as_ref() }.ok_or_else(|| invalid(&format!("`{name}` is NULL")))
 }
 
 /// Makes a handle of a value, in the place that the caller has given for it.
@@ -31,9 +57,11 @@ pub unsafe fn hand_out<T>(
     }
     // SAFETY: writable by the caller's promise.
     unsafe { out.write(std::ptr::null_mut()) };
-    let value = Box::into_raw(Box::new(make()?));
+    let value = make()?;
+    let forks = takt_client::forks();
+    let handle = Box::into_raw(Box::new(Handle { value, forks }));
     // SAFETY: as above.
-    unsafe { out.write(value) };
+    unsafe { out.write(handle.cast()) };
     Ok(0)
 }
 
@@ -46,7 +74,7 @@ pub unsafe fn take_back<T>(handle: *mut T) {
         return;
     }
     // SAFETY: made by `hand_out` from a box, and given up by the caller.
-    let value = unsafe { Box::from_raw(handle) };
+    let value = unsafe { Box::from_raw(handle.cast::<Handle<T>>()) };
     // A panic while dropping must not reach C; what is left is leaked.
     let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| drop(value)));
 }

@@ -93,5 +93,10 @@ unsafe extern "C" fn takt_session_end(session: *const Session) -> c_int {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn takt_session_attached(session: *const Session) -> c_int {
     // SAFETY: null or a session.
-    guard(|| Ok(unsafe { borrow(session, "session")? }.is_attached().into()))
+    guard(|| match unsafe { borrow(session, "session") } {
+        Ok(session) => Ok(session.is_attached().into()),
+        // What a child asks that wants to know whether it has to open its own.
+        Err(Error::Forked) => Ok(0),
+        Err(error) => Err(error),
+    })
 }

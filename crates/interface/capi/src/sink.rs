@@ -12,7 +12,7 @@ use takt_client::{
 
 use crate::error::{guard, invalid};
 use crate::loans::Loans;
-use crate::pointers::{borrow, fill, hand_out, place, sized, take_back, write_text};
+use crate::pointers::{borrow, fill, given, hand_out, place, sized, take_back, write_text};
 use crate::source::{CBuffer, wait};
 
 /// `takt_message_info`.
@@ -349,7 +349,7 @@ unsafe extern "C" fn takt_message_information(
     // SAFETY: null or valid.
     guard(|| unsafe {
         let sink = consumed(sink)?;
-        let key = sink.key(borrow(message, "message")?)?;
+        let key = sink.key(given(message, "message")?)?;
         let held = sink.held.borrow();
         let message = held
             .get(key)

@@ -71,6 +71,19 @@ unsafe extern "C" fn takt_participant_close(participant: *mut Participant) {
     unsafe { take_back(participant) };
 }
 
+#[unsafe(no_mangle)]
+unsafe extern "C" fn takt_participant_problem(
+    participant: *const Participant,
+    text: *mut c_char,
+    size: usize,
+) -> c_int {
+    // SAFETY: null or a participant; `text` is writable for `size` bytes.
+    guard(|| unsafe {
+        let problem = borrow(participant, "participant")?.problem();
+        write_text(&problem.unwrap_or_default(), text, size)
+    })
+}
+
 /// `takt_topic`.
 #[repr(C)]
 #[derive(Debug)]
@@ -199,17 +212,19 @@ unsafe extern "C" fn takt_publish(
     // SAFETY: null or valid; `data` is readable for `length` bytes.
     guard(|| unsafe {
         let publisher = borrow(publisher, "publisher")?;
-        let data = match length {
-            0 => &[],
-            _ if data.is_null() => {
-                return Err(invalid("`data` is NULL although `length` is not 0"));
+        if data.is_null() && length > 0 {
+            return Err(invalid("`data` is NULL although `length` is not 0"));
+        }
+        // Called once the length is known to be possible, with memory of that length.
+        let copy = |memory: &mut [u8]| {
+            if length > 0 {
+                // SAFETY: `length` bytes are readable by the caller's promise, and what was just taken to write into is
+                // no part of them.
+                std::ptr::copy_nonoverlapping(data.cast(), memory.as_mut_ptr(), length);
             }
-            _ => std::slice::from_raw_parts(data.cast::<u8>(), length),
         };
-        told(
-            publisher.publish(data, wait(timeout_ns)?).map_err(failed)?,
-            token,
-        )
+        let sent = publisher.fill(length, wait(timeout_ns)?, copy);
+        told(sent.map_err(failed)?, token)
     })
 }
 
@@ -241,6 +256,16 @@ unsafe extern "C" fn takt_publish_outcome(publisher: *const Publisher, token: i6
         // SAFETY: null or a publisher.
         let publisher = unsafe { borrow(publisher, "publisher")? };
         Ok(outcome_number(publisher.outcome(named(token)?)))
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn takt_publisher_lost(publisher: *const Publisher, count: *mut u64) -> c_int {
+    // SAFETY: null or valid.
+    guard(|| unsafe {
+        let source = borrow(publisher, "publisher")?.source();
+        *place(count, "count")? = source.lost_at_disconnect();
+        Ok(0)
     })
 }
 

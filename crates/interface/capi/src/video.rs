@@ -13,7 +13,7 @@ use takt_streaming::{
 
 use crate::error::{guard, invalid};
 use crate::loans::Loans;
-use crate::pointers::{borrow, fill, hand_out, place, sized, take_back};
+use crate::pointers::{borrow, fill, given, hand_out, place, sized, take_back};
 use crate::source::wait;
 use crate::stream::CQos;
 use crate::topic::{self, SubscriberCount, needed};
@@ -100,7 +100,7 @@ unsafe extern "C" fn takt_video_server_open(
     guard(|| unsafe {
         let participant = borrow(participant, "participant")?;
         let stream = needed(stream, "stream")?;
-        let format = borrow(format, "format")?.read()?;
+        let format = given(format, "format")?.read()?;
         let how = sized(options, "options", USUAL_SERVER)?;
         let options = ServerOptions {
             qos: sized(how.qos, "options->qos", CQos::USUAL)?.read()?,
@@ -148,7 +148,7 @@ unsafe extern "C" fn takt_video_server_set_format(
     // SAFETY: null or valid.
     guard(|| unsafe {
         let server = borrow(server, "server")?;
-        let format = borrow(format, "format")?.read()?;
+        let format = given(format, "format")?.read()?;
         server.try_borrow_mut().map_err(busy)?.set_format(format);
         Ok(0)
     })
@@ -189,6 +189,8 @@ unsafe extern "C" fn takt_video_send(
         if frame.is_null() {
             return Err(invalid("`frame` is NULL"));
         }
+        server.fits(length).map_err(failed)?;
+        // SAFETY: of a length that a frame can have, and readable for that by the caller's promise.
         let frame = std::slice::from_raw_parts(frame.cast::<u8>(), length);
         let sent = server.send_captured(frame, captured(captured_ns), wait(timeout_ns)?);
         told(sent.map_err(failed)?, number)

@@ -81,7 +81,7 @@ pub use sink::{Sink, SinkCounters, SinkOptions};
 pub use source::{Buffer, NotForwarded, Outcome, Source, SourceOptions, Token};
 pub use stream::Stream;
 #[doc(hidden)] // for threads of what stands on the channels
-pub use sys::without_signals;
+pub use sys::{forks, without_signals};
 pub use wait::Wait;
 pub use wake::Waker;
 

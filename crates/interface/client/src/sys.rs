@@ -5,7 +5,7 @@
 use std::io;
 use std::ops::{Deref, DerefMut};
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, Ordering};
 use std::time::Duration;
 
 use crate::descriptors::{self, Registered};
@@ -130,7 +130,18 @@ pub(crate) fn install_fork_handler(descriptors_from: Option<RawFd>) -> io::Resul
     Ok(())
 }
 
+/// See [`forks`].
+static FORKS: AtomicU32 = AtomicU32::new(0);
+
+/// A number that is another one in a forked child than in its parent, once a session was opened: what was made at another
+/// number is the parent's.
+#[inline]
+pub fn forks() -> u32 {
+    FORKS.load(Ordering::Relaxed)
+}
+
 extern "C" fn in_child() {
+    FORKS.fetch_add(1, Ordering::Relaxed);
     let nothing = NOTHING.load(Ordering::Relaxed);
     descriptors::forget_all();
     for slot in slots() {

@@ -201,17 +201,25 @@ impl Server {
         captured: TaiTime,
         wait: Wait,
     ) -> Result<u64, Error> {
-        if frame.len() != self.format.bytes() {
-            return Err(Error::Option(format!(
-                "a frame of {} bytes is not one of {}, which has {}",
-                frame.len(),
-                self.format,
-                self.format.bytes()
-            )));
-        }
+        self.fits(frame.len())?;
         self.fill(captured, wait, |offset, memory| {
             memory.copy_from_slice(&frame[offset..offset + memory.len()]);
         })
+    }
+
+    /// Whether a frame of so many bytes is one of its format.
+    ///
+    /// # Errors
+    /// [`Error::Option`] if not.
+    pub fn fits(&self, bytes: usize) -> Result<(), Error> {
+        if bytes == self.format.bytes() {
+            return Ok(());
+        }
+        Err(Error::Option(format!(
+            "a frame of {bytes} bytes is not one of {}, which has {}",
+            self.format,
+            self.format.bytes()
+        )))
     }
 
     /// Sends a frame that `fill` writes where it is sent from: called once for each slice, with where in the frame its bytes

@@ -41,19 +41,29 @@ pub fn printable(name: &str) -> String {
     printed
 }
 
-/// Marks of direction, what has no width, and ends of lines that are no control characters.
+/// Marks of direction, what has no width or no ink though it is no plain space, and ends of lines that are no control
+/// characters.
 pub fn is_unseen(character: char) -> bool {
     matches!(
         character,
-        '\u{ad}'
+        '\u{a0}'
+            | '\u{ad}'
+            | '\u{34f}'
             | '\u{61c}'
-            | '\u{180e}'
-            | '\u{200b}'..='\u{200f}'
-            | '\u{2028}'..='\u{202e}'
-            | '\u{2060}'..='\u{206f}'
+            | '\u{115f}'..='\u{1160}'
+            | '\u{1680}'
+            | '\u{17b4}'..='\u{17b5}'
+            | '\u{180b}'..='\u{180f}'
+            | '\u{2000}'..='\u{200f}'
+            | '\u{2028}'..='\u{202f}'
+            | '\u{205f}'..='\u{206f}'
+            | '\u{2800}'
+            | '\u{3164}'
+            | '\u{fe00}'..='\u{fe0f}'
             | '\u{feff}'
+            | '\u{ffa0}'
             | '\u{fff9}'..='\u{fffb}'
-            | '\u{e0000}'..='\u{e007f}'
+            | '\u{e0000}'..='\u{e0fff}'
     )
 }
 

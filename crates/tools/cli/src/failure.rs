@@ -56,6 +56,9 @@ pub enum Failure {
     /// A reservation that does not suffice, or none that does.
     #[error("{0}")]
     Insufficient(String),
+    /// Arguments that are wrong, or do not fit each other.
+    #[error("{0}")]
+    Arguments(String),
     /// Whatever a sentence says best.
     #[error("{0}")]
     Other(String),
@@ -92,6 +95,15 @@ impl Failure {
             Self::Daemon(error) => error.exit_code(),
             Self::Schedule(_) | Self::Tasks(_) => 4,
             Self::Insufficient(_) => 6,
+            Self::Arguments(_) => 2,
+            // What names, patterns and options are is known to those crates alone; the command has them from its arguments.
+            Self::Messaging(error) | Self::Streaming(takt_streaming::Error::Topic(error)) => {
+                match error {
+                    takt_messaging::Error::Topic(_) | takt_messaging::Error::Option(_) => 2,
+                    _ => 1,
+                }
+            }
+            Self::Streaming(takt_streaming::Error::Option(_)) => 2,
             _ => 1,
         }
     }

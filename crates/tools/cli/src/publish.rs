@@ -150,7 +150,7 @@ impl Reliable {
         };
         match reliability.is_possible() {
             true => Ok(reliability),
-            false => Err(Failure::Other(
+            false => Err(Failure::Arguments(
                 "`--within` and `--patience` must be times from 1ns to 1h".into(),
             )),
         }
@@ -183,6 +183,9 @@ pub struct Summary {
     /// The runtime went away before it told.
     unknown: u64,
     seconds: f64,
+    /// It was told to end while it waited for a reader.
+    #[serde(skip)]
+    unread: bool,
 }
 
 impl Publish {
@@ -210,15 +213,18 @@ impl Publish {
             local: attached.local,
         };
         let summary = self.messages.write(&target, &stop)?;
+        let ended = summary.ended(&target);
+        let datapath = attached.stream.datapath();
         if self.form.json {
-            return print_json(&Line {
+            print_json(&Line {
                 channel: self.channel.id.0,
-                datapath: attached.stream.datapath(),
+                datapath,
                 summary,
-            });
+            })?;
+        } else {
+            eprintln!("{}", summary.line(&target, &datapath));
         }
-        eprintln!("{}", summary.line(&target, &attached.stream.datapath()));
-        Ok(())
+        ended
     }
 }
 
@@ -299,6 +305,19 @@ impl Messages {
 }
 
 impl Summary {
+    /// Fails if it was told to end before somebody read what it was to write.
+    pub fn ended(&self, target: &Target<'_>) -> Result<(), Failure> {
+        if !self.unread {
+            return Ok(());
+        }
+        Err(Failure::Other(format!(
+            "nobody reads {} {} yet, and nothing was sent: start `{}`, or do not wait for it (--wait)",
+            target.what,
+            name(target.name),
+            target.reader()
+        )))
+    }
+
     /// What is worth saying: how many were sent, and of the others which there are.
     pub fn line(&self, target: &Target<'_>, datapath: &str) -> String {
         let others = counted([
@@ -393,7 +412,10 @@ impl Writer<'_> {
             match self.target.source.wait_reader(Wait::Until(deadline)) {
                 Ok(_) => {}
                 Err(Error::Interrupted) if !self.stop.asked() => self.wait = Some(deadline),
-                Err(Error::Interrupted) => return Ok(false),
+                Err(Error::Interrupted) => {
+                    self.summary.unread = true;
+                    return Ok(false);
+                }
                 Err(Error::TimedOut) => {
                     return Err(Failure::Other(format!(
                         "nobody reads {what} {name} yet: start `{}`, or wait longer (--wait)",

@@ -81,6 +81,10 @@ impl Stop {
     /// A signal ends waits of this one, too, and those that begin later: one.
     pub fn wakes(&self, waker: Waker) {
         let mut wakers = self.0.wakers();
+        // Those that came before this one have found it not.
+        if self.load(Ordering::Relaxed) {
+            waker.wake();
+        }
         wakers.push(waker);
     }
 

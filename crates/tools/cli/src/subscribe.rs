@@ -10,12 +10,12 @@ use takt_clock::{Clock, SystemTai};
 
 use crate::application::{Application, Channel};
 use crate::failure::Failure;
-use crate::output::{Form, print, print_json_line};
+use crate::output::{Form, name, print, print_json_line};
 use crate::signals::Stop;
 
 const HELP: &str = "\
-Text is printed as it is, other messages in hexadecimal, one line each. With --json each line is an
-object; `age_ns` is the time since the sender's runtime took the message, as true as the clocks of
+Text is printed with escapes for characters that are not seen (\\u{200d}), other messages in hexadecimal, one
+line each. With --json each line is an object with the text as it is; `age_ns` is the time since the sender's runtime took the message, as true as the clocks of
 both nodes agree. SIGINT ends it; a summary goes to standard error.
 
 Examples:
@@ -130,10 +130,10 @@ impl Subscribe {
         if self.quiet {
             return Ok(());
         }
-        let text = readable(message);
         if !self.form.json {
-            return print(&(text.unwrap_or_else(|| hexadecimal(message)) + "\n"));
+            return print(&(shown(message) + "\n"));
         }
+        let text = readable(message);
         let send_time_ns = message.send_time().as_nanos();
         print_json_line(&Line {
             channel: self.channel.id.0,
@@ -161,7 +161,15 @@ pub fn readable(message: &[u8]) -> Option<String> {
     text.chars().all(printable).then(|| text.to_owned())
 }
 
-/// The same for any message.
+/// Any message for people: what is not seen in its text, or turns the direction of what is, is escaped.
+pub fn shown(message: &[u8]) -> String {
+    let Some(text) = readable(message) else {
+        return hexadecimal(message);
+    };
+    text.split('\t').map(name).collect::<Vec<_>>().join("\t")
+}
+
+/// A message as digits.
 pub fn hexadecimal(message: &[u8]) -> String {
     let mut text = String::with_capacity(2 * message.len());
     for byte in message {
@@ -181,5 +189,19 @@ mod tests {
         assert_eq!(readable(b"two\nlines"), None);
         assert_eq!(readable(b"\xff"), None);
         assert_eq!(hexadecimal(&[0, 255, 16]), "00ff10");
+    }
+
+    #[test]
+    fn what_is_not_seen_in_text_is_escaped() {
+        assert_eq!(shown("größe\t7".as_bytes()), "größe\t7");
+        assert_eq!(
+            shown("a\u{202e}b\u{2028}c\u{200d}d\u{e0041}".as_bytes()),
+            "a\\u{202e}b\\u{2028}c\\u{200d}d\\u{e0041}"
+        );
+        assert_eq!(
+            shown("\u{3164}\u{a0}\u{2800}\u{fe0f}".as_bytes()),
+            "\\u{3164}\\u{a0}\\u{2800}\\u{fe0f}"
+        );
+        assert_eq!(shown(b"\x1b[31m"), "1b5b33316d");
     }
 }

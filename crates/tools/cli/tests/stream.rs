@@ -7,9 +7,12 @@ use std::net::{TcpStream, UdpSocket};
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use rustix::process::Signal;
 use support::{Daemon, Ran, Running, User};
+use takt_streaming::rtp::Packetizer;
+use takt_streaming::{Format, Pixels};
 use takt_testing::until_true;
 
 const RELIABLE: [&str; 5] = ["--reliable", "--slow-readers", "wait", "--wait", "1min"];
@@ -118,6 +121,9 @@ fn pictures_of_a_directory_are_shown_on_a_page_without_a_daemon() {
         out.expect("curl").stdout
     };
     assert!(get("").starts_with(b"<!doctype html>"));
+    until_true("a picture", || get("frame.jpg").starts_with(&[0xff, 0xd8]));
+    // They are there with the first picture.
+    assert_ne!(get("figures.json"), b"null");
     until_true("a picture and its figures", || {
         let jpeg = get("frame.jpg");
         let figures: serde_json::Value =
@@ -215,6 +221,73 @@ fn gstreamer_sends_and_every_frame_is_the_same() {
 }
 
 #[test]
+fn frames_of_rtp_wait_for_a_busy_server_and_those_that_are_not_whole_are_told() {
+    const FRAMES: u8 = 12;
+    let daemon = Daemon::start("");
+    let port = free_port();
+    let from = format!("rtp://127.0.0.1:{port}");
+    let options = [
+        "--from", &from, "--size", "32x32", "--pixels", "uyvy", "--count", "11", "--json",
+    ];
+    // It waits for a viewer, and sends nothing meanwhile.
+    let served = daemon.spawn(&serve("camera", &options));
+    until_true("it listens", || is_bound(port));
+    let format = Format::picture(Pixels::Uyvy, 32, 32).expect("a format");
+    let mut packetizer = Packetizer::new(format, 600, 96, 7).expect("packets");
+    assert!(packetizer.packets() > 3);
+    let socket = UdpSocket::bind("127.0.0.1:0").expect("a socket");
+    socket.connect(("127.0.0.1", port)).expect("its address");
+    for number in 0..FRAMES {
+        let (frame, captured) = (
+            vec![number; format.bytes()],
+            Duration::from_millis(number.into()),
+        );
+        let mut packets = 0;
+        let sent = packetizer.packetize(&frame, captured, |packet| {
+            packets += 1;
+            match (number, packets) {
+                // One that is lost.
+                (3, 2) => Ok(()),
+                _ => socket.send(packet).map(drop),
+            }
+        });
+        sent.expect("sent");
+    }
+    let received = daemon.directory.join("received.yuv");
+    let output = received.to_str().expect("UTF-8");
+    let view = [
+        "stream", "view", "camera", "--all", "--count", "11", "--output", output,
+    ];
+    let view = daemon.spawn(&view);
+    let served = served.end();
+    assert_eq!(served.code, Some(0), "{served:?}");
+    let viewed = view.end();
+    assert_eq!(viewed.code, Some(0), "{viewed:?}");
+    let whole: Vec<u8> = (0..FRAMES).filter(|&number| number != 3).collect();
+    let came = frames(&received, format.bytes());
+    assert_eq!(came.iter().map(|frame| frame[0]).collect::<Vec<_>>(), whole);
+    let rtp = serde_json::json!({"received": 11, "incomplete": 1, "skipped": 0, "malformed": 0, "strays": 0});
+    let summary = served.json();
+    assert_eq!(summary["frames"], 11, "{summary}");
+    assert_eq!(summary["rtp"], rtp, "{summary}");
+}
+
+#[test]
+fn a_server_that_is_ended_while_it_waits_for_a_viewer_has_not_done_what_it_was_to_do() {
+    let daemon = Daemon::start("");
+    let mut server = daemon.spawn(&["stream", "serve", "a", "--size", "8x8", "--wait", "1min"]);
+    server.line_with("view it with `takt stream view a`");
+    server.signal(Signal::INT);
+    let ran = server.end();
+    assert_eq!(ran.code, Some(1), "{ran:?}");
+    assert!(
+        ran.err
+            .contains("nobody views the stream yet, and nothing was sent"),
+        "{ran:?}"
+    );
+}
+
+#[test]
 fn a_pipeline_of_gstreamer_is_a_source_and_every_frame_is_the_same() {
     let daemon = Daemon::start("");
     let directory = &daemon.directory;
@@ -246,24 +319,27 @@ fn a_pipeline_of_gstreamer_is_a_source_and_every_frame_is_the_same() {
         (
             "gst:nosuchelement",
             "320x240",
+            1,
             "the pipeline `nosuchelement` fails",
         ),
         (
             "/dev/video99",
             "320x240",
+            1,
             "the pipeline `v4l2src device=/dev/video99` fails",
         ),
         (
             from.as_str(),
             "321x240",
+            2,
             "pads lines to a multiple of 4 bytes",
         ),
     ];
-    for (from, size, told) in wrong {
+    for (from, size, code, told) in wrong {
         let ran = daemon
             .spawn(&["stream", "serve", "camera", "--from", from, "--size", size])
             .end();
-        assert_eq!(ran.code, Some(1), "{ran:?}");
+        assert_eq!(ran.code, Some(code), "{ran:?}");
         assert!(ran.err.contains(told), "{ran:?}");
     }
 }
@@ -421,10 +497,6 @@ fn wrong_sources_and_nobody_are_told_with_what_to_do() {
     let empty = pictures.to_str().expect("UTF-8");
     for (ran, told) in [
         (
-            serve(&["--from", "-"]),
-            "give --size, such as --size 1280x720",
-        ),
-        (
             serve(&["--from", "/nowhere"]),
             "--from takes a directory of pictures",
         ),
@@ -435,6 +507,38 @@ fn wrong_sources_and_nobody_are_told_with_what_to_do() {
         (
             serve(&["--from", "rtp://127.0.0.1:1x", "--size", "8x8"]),
             "such as rtp://0.0.0.0:5004",
+        ),
+        (
+            serve(&["--wait", "10ms"]),
+            "nobody views the stream after 10ms",
+        ),
+        (
+            view(&["--timeout", "10ms", "--http", "127.0.0.1:0"]),
+            "no frame of the stream a for 10ms",
+        ),
+        (
+            view(&["--http", "192.0.2.1:80"]),
+            "choose another address and port with --http",
+        ),
+        (
+            view(&["--rtp", "nowhere"]),
+            "write an address and a port, such as 127.0.0.1:5004",
+        ),
+        (
+            view(&["--output", "/nowhere/at/all"]),
+            "cannot write /nowhere/at/all",
+        ),
+    ] {
+        assert_eq!(ran.code, Some(1), "{ran:?}");
+        assert!(ran.err.contains(told), "{told}: {ran:?}");
+    }
+    for (ran, told) in [
+        (serve(&["--size", "8"]), "write width and height in pixels"),
+        (serve(&["--pixels", "yuv"]), "write one of bytes rgb rgba"),
+        (serve(&["--rate", "0"]), "write frames a second"),
+        (
+            serve(&["--from", "-"]),
+            "give --size, such as --size 1280x720",
         ),
         (
             serve(&[
@@ -456,22 +560,6 @@ fn wrong_sources_and_nobody_are_told_with_what_to_do() {
             "slices of 7 bytes are not possible",
         ),
         (
-            serve(&["--wait", "10ms"]),
-            "nobody views the stream after 10ms",
-        ),
-        (
-            view(&["--timeout", "10ms", "--http", "127.0.0.1:0"]),
-            "no frame of the stream a for 10ms",
-        ),
-        (
-            view(&["--http", "192.0.2.1:80"]),
-            "choose another address and port with --http",
-        ),
-        (
-            view(&["--rtp", "nowhere"]),
-            "write an address and a port, such as 127.0.0.1:5004",
-        ),
-        (
             view(&[
                 "--rtp",
                 "127.0.0.1:5004",
@@ -487,17 +575,13 @@ fn wrong_sources_and_nobody_are_told_with_what_to_do() {
             "frames and JSON cannot both go to standard output",
         ),
         (
-            view(&["--output", "/nowhere/at/all"]),
-            "cannot write /nowhere/at/all",
+            daemon.takt(&["stream", "view", "a/*", "--output", "/dev/null"]),
+            "write the name of one",
         ),
-    ] {
-        assert_eq!(ran.code, Some(1), "{ran:?}");
-        assert!(ran.err.contains(told), "{told}: {ran:?}");
-    }
-    for (ran, told) in [
-        (serve(&["--size", "8"]), "write width and height in pixels"),
-        (serve(&["--pixels", "yuv"]), "write one of bytes rgb rgba"),
-        (serve(&["--rate", "0"]), "write frames a second"),
+        (
+            daemon.takt(&["stream", "serve", "/a"]),
+            "it has an empty level",
+        ),
     ] {
         assert_eq!(ran.code, Some(2), "{ran:?}");
         assert!(ran.err.contains(told), "{told}: {ran:?}");
@@ -592,15 +676,7 @@ fn a_signal_ends_a_server_without_input_and_a_viewer_whose_output_nobody_reads()
         "--output",
         fifo.to_str().expect("UTF-8"),
     ]);
-    let pid = view.0.id();
-    until_true("signals are its own", || {
-        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("running");
-        let caught = status
-            .lines()
-            .find_map(|line| line.strip_prefix("SigCgt:\t"));
-        let caught = u64::from_str_radix(caught.expect("signals"), 16).expect("a mask");
-        caught & (1 << (Signal::TERM.as_raw() - 1)) != 0
-    });
+    view.until_signals_are_its_own();
     view.signal(Signal::TERM);
     let status = view.0.wait().expect("an end");
     assert_eq!(status.signal(), Some(Signal::TERM.as_raw()), "{status}");
@@ -672,6 +748,12 @@ fn pictures_that_cannot_be_read_are_skipped_and_told() {
     let serve = [
         "stream", "serve", "slides", "--from", from, "--rate", "100", "--count", "5",
     ];
+    let json = daemon.takt(&[&serve[..], &["--json"]].concat()).json();
+    assert_eq!(
+        json["pictures"],
+        serde_json::json!({"skipped": 2}),
+        "{json}"
+    );
     let ran = daemon.takt(&serve);
     assert_eq!(ran.code, Some(0), "{ran:?}");
     for told in [

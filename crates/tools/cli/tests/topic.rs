@@ -5,11 +5,12 @@ mod support;
 use std::io::Write;
 use std::os::unix::process::ExitStatusExt;
 use std::process::Stdio;
+use std::time::Duration;
 
 use rustix::process::Signal;
 use support::{Daemon, Running, User};
-use takt::{Qos, Session, Wait};
-use takt_messaging::{Participant, Publisher};
+use takt::{ChannelId, Qos, Session, Wait};
+use takt_messaging::{DIRECTORY, Participant, Publisher};
 use takt_testing::{PATIENCE, until, until_true};
 
 /// Bytes that a pipe takes.
@@ -175,9 +176,10 @@ fn nobody_and_nothing_are_told_with_what_to_do() {
         (["topic", "pub", "/a"], "it has an empty level"),
         (["topic", "pub", "a/*"], "`*` is of patterns"),
         (["topic", "echo", "a*"], "stand for whole levels"),
+        (["topic", "hz", "a/b*"], "stand for whole levels"),
     ] {
         let ran = daemon.takt(&arguments);
-        assert_eq!(ran.code, Some(1), "{ran:?}");
+        assert_eq!(ran.code, Some(2), "{ran:?}");
         assert!(ran.err.contains(told), "{ran:?}");
     }
 }
@@ -215,6 +217,29 @@ fn the_first_signal_ends_what_waits_and_sums_up() {
         assert!(json["datapath"].is_string(), "{more:?}: {ran:?}");
         // For people.
         assert!(!ran.err.contains(" sent in "), "{more:?}: {ran:?}");
+        until_true("it is gone", || listed(&daemon) == serde_json::json!([]));
+    }
+}
+
+#[test]
+fn what_is_ended_while_it_waits_for_a_reader_has_not_done_what_it_was_to_do() {
+    let daemon = Daemon::start("");
+    for more in [&[][..], &["--json"]] {
+        let told = ["topic", "pub", "nobody", "hi", "--wait", "1min"];
+        let publisher = daemon.spawn(&[&told, more].concat());
+        until_true("the topic is listed", || {
+            listed(&daemon).as_array().expect("topics").len() == 1
+        });
+        publisher.signal(Signal::INT);
+        let ran = publisher.end();
+        assert_eq!(ran.code, Some(1), "{more:?}: {ran:?}");
+        let told =
+            "nobody reads topic nobody yet, and nothing was sent: start `takt topic echo nobody`";
+        assert!(ran.err.contains(told), "{ran:?}");
+        match more {
+            [] => assert!(ran.err.contains(": 0 sent in "), "{ran:?}"),
+            _ => assert_eq!(ran.json()["emitted"], 0, "{ran:?}"),
+        }
         until_true("it is gone", || listed(&daemon) == serde_json::json!([]));
     }
 }
@@ -264,6 +289,46 @@ fn participant(daemon: &Daemon) -> Participant {
     let socket = daemon.directory.join("takt.sock");
     let session = Session::builder().socket(socket).open().expect("a session");
     Participant::builder(session).open().expect("a participant")
+}
+
+#[test]
+fn late_joiners_that_do_not_get_what_is_kept_are_told_by_who_keeps_it() {
+    let daemon = Daemon::start("");
+    let mut publisher = daemon.spawn(&["topic", "pub", "config", "x", "--history", "1"]);
+    until_true("it is listed", || {
+        let listed = listed(&daemon);
+        listed.as_array().expect("topics").len() == 1
+    });
+    let forger = participant(&daemon);
+    let stream = forger
+        .session()
+        .stream(Qos::default().reliable())
+        .expect("a stream");
+    let channel = ChannelId::named(DIRECTORY).expect("a name");
+    let directory = stream.source(channel).expect("a source");
+    let say = |what: serde_json::Value| {
+        let text = what.to_string();
+        let buffer = directory.buffer_wait(text.len(), Wait::For(PATIENCE));
+        let mut buffer = buffer.expect("memory");
+        buffer.copy_from_slice(text.as_bytes());
+        buffer.emit().expect("emitted");
+    };
+    // Somebody who asks for what is kept, and reads no inbox.
+    let wants = serde_json::json!({
+        "id": 8, "topic": "config", "role": "subscriber", "encoding": 0, "history": 1, "inbox": 9
+    });
+    say(serde_json::json!({
+        "say": "update", "participant": 7, "name": "nobody", "from": 0, "to": 1, "add": [wants], "remove": []
+    }));
+    std::thread::scope(|scope| {
+        let told = scope.spawn(|| publisher.line_with("1 late joiner(s) did not get all"));
+        while !told.is_finished() {
+            say(serde_json::json!({"say": "alive", "participant": 7, "version": 1}));
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    });
+    publisher.signal(Signal::INT);
+    assert_eq!(publisher.end().code, Some(0));
 }
 
 #[test]
@@ -339,6 +404,23 @@ fn names_that_are_not_what_they_seem_are_printed_escaped() {
     assert_eq!(ran.code, Some(0), "{ran:?}");
     assert!(ran.err.contains("topic a/\\u{202e}b over "), "{ran:?}");
     assert_eq!(echo.end().out, "a/\\u{202e}b: hello\n");
+    // What a message says is no more trusted than its name.
+    let writer = participant(&daemon);
+    let publisher = writer
+        .publisher("said", Qos::default().reliable())
+        .expect("opened");
+    let echo = daemon.spawn(&["topic", "echo", "said", "--count", "1"]);
+    publisher
+        .wait_subscriber(Wait::For(PATIENCE))
+        .expect("a reader");
+    let text = "a\u{202e}b\u{2028}c\u{200d}d\u{e0041}\u{3164}\u{a0}\te";
+    publisher
+        .publish(text.as_bytes(), Wait::For(PATIENCE))
+        .expect("published");
+    assert_eq!(
+        echo.end().out,
+        "a\\u{202e}b\\u{2028}c\\u{200d}d\\u{e0041}\\u{3164}\\u{a0}\te\n"
+    );
     let _echo = daemon.spawn(&["topic", "echo", topic]);
     until_true("it is listed", || {
         let ran = daemon.takt(&["topic", "list"]);

@@ -35,6 +35,12 @@ fn a_forked_child_disturbs_nothing_and_may_open_its_own_session() {
 }
 
 #[test]
+fn a_forked_child_has_no_topics_and_no_frames_of_its_parent() {
+    let node = Node::start();
+    Program::compile(Language::C, &[source("fork_topics.c")]).run(&node);
+}
+
+#[test]
 fn sources_and_sinks_work_in_many_threads() {
     let node = Node::start();
     Program::compile(Language::C, &[source("threads.c")]).run(&node);

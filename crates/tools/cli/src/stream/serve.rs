@@ -8,7 +8,7 @@ use serde::Serialize;
 use takt::{Outcome, Token, Wait};
 use takt_streaming::{Pace, Pixels, Server, ServerOptions};
 
-use super::source::{self, From};
+use super::source::{self, From, Told};
 use super::{Size, pixels_by_name};
 use crate::application::Application;
 use crate::failure::Failure;
@@ -110,6 +110,9 @@ struct Summary {
     /// Frames of which it was not known at the end whether all viewers get them.
     unknown: u64,
     datapath: String,
+    /// What the source did not hand on.
+    #[serde(flatten)]
+    source: Option<Told>,
 }
 
 impl Serve {
@@ -191,9 +194,10 @@ impl Serve {
             datapath: server.publisher().datapath(),
             format: format.to_string(),
             stream: self.stream,
+            source: source.told(),
         };
         drop(server);
-        if let Some(told) = source.told() {
+        if let Some(told) = &summary.source {
             eprintln!("{told}");
         }
         eprintln!("{}", summary.line());
@@ -329,7 +333,12 @@ fn send(
 
 fn await_viewer(server: &Server, wait: Duration, stop: &Stop) -> Result<(), Failure> {
     let until = Instant::now() + wait;
-    while !stop.asked() {
+    loop {
+        if stop.asked() {
+            return Err(Failure::Other(
+                "nobody views the stream yet, and nothing was sent: run `takt stream view` on it, or leave --wait out".into(),
+            ));
+        }
         match server.wait_client(Wait::For(LOOK_EVERY)) {
             Ok(_) => return Ok(()),
             Err(error) if error.is_timed_out() || error.is_interrupted() => {}
@@ -342,7 +351,6 @@ fn await_viewer(server: &Server, wait: Duration, stop: &Stop) -> Result<(), Fail
             )));
         }
     }
-    Ok(())
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! Where frames come from.
 
+use std::fmt;
 use std::io::Read;
 use std::net::UdpSocket;
 use std::os::fd::AsFd;
@@ -12,6 +13,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync
 
 use image::{ImageReader, RgbImage};
 use rustix::net::sockopt;
+use serde::Serialize;
 use takt_clock::{Clock, SystemTai};
 use takt_streaming::{Format, Pixels, rtp::Depacketizer};
 use takt_time::TaiTime;
@@ -28,6 +30,9 @@ const USUAL: Size = Size {
 };
 /// What a socket for RTP keeps at most until it is read.
 const RTP_BYTES: usize = 64 << 20;
+/// Bytes of frames of RTP that may wait until they are sent, and how many frames at most.
+const RTP_WAITING: usize = 64 << 20;
+const MOST_WAITING: usize = 64;
 
 /// Where frames come from, as it is written.
 #[derive(Clone, Debug)]
@@ -74,8 +79,53 @@ pub trait Source {
     }
 
     /// What is to be said at the end, if anything is.
-    fn told(&self) -> Option<String> {
+    fn told(&self) -> Option<Told> {
         None
+    }
+}
+
+/// What a source says at the end: in JSON an object of its kind.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Told {
+    /// Of packets of raw video.
+    Rtp {
+        /// Frames whole.
+        received: u64,
+        /// Frames that lacked packets.
+        incomplete: u64,
+        /// Frames whole for which there was no place.
+        skipped: u64,
+        /// Packets that are none of raw video of the format.
+        malformed: u64,
+        /// Packets of other sources.
+        strays: u64,
+    },
+    /// Of a directory.
+    Pictures {
+        /// Those that could not be read.
+        skipped: u64,
+    },
+}
+
+impl fmt::Display for Told {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Rtp {
+                received,
+                incomplete,
+                skipped,
+                malformed,
+                strays,
+            } => write!(
+                f,
+                "RTP: {received} frame(s) received, {incomplete} incomplete, {skipped} skipped, {malformed} strange packet(s), \
+                 {strays} of other sources"
+            ),
+            Self::Pictures { skipped } => {
+                write!(f, "{skipped} picture(s) skipped that could not be read")
+            }
+        }
     }
 }
 
@@ -93,7 +143,7 @@ pub fn open(
     };
     let needed = |what: &str| {
         size.ok_or_else(|| {
-            Failure::Other(format!(
+            Failure::Arguments(format!(
                 "{what} do not say how large they are: give --size, such as --size 1280x720"
             ))
         })
@@ -131,7 +181,7 @@ pub fn open(
             });
             let format = format(size)?;
             if format.pixels() == Pixels::Bytes {
-                return Err(Failure::Other(
+                return Err(Failure::Arguments(
                     "pictures have pixels: give --pixels another value than bytes".into(),
                 ));
             }
@@ -285,12 +335,12 @@ impl GStreamer {
             Pixels::Gray => "GRAY8",
             _ => {
                 let what = "GStreamer's frames have pixels: give --pixels another value than bytes";
-                return Err(Failure::Other(what.into()));
+                return Err(Failure::Arguments(what.into()));
             }
         };
         let line = format.line_bytes();
         if !line.is_multiple_of(4) {
-            return Err(Failure::Other(format!(
+            return Err(Failure::Arguments(format!(
                 "GStreamer pads lines to a multiple of 4 bytes, and those of {format} have {line}: choose another width in --size"
             )));
         }
@@ -472,9 +522,9 @@ impl Source for Directory {
         Ok(Some(captured))
     }
 
-    fn told(&self) -> Option<String> {
+    fn told(&self) -> Option<Told> {
         let skipped = self.files.skipped;
-        (skipped > 0).then(|| format!("{skipped} picture(s) skipped that could not be read"))
+        (skipped > 0).then_some(Told::Pictures { skipped })
     }
 }
 
@@ -505,7 +555,7 @@ impl Rtp {
         if sockopt::set_socket_recv_buffer_size_force(&socket, RTP_BYTES).is_err() {
             let _ = sockopt::set_socket_recv_buffer_size(&socket, RTP_BYTES);
         }
-        let (sender, frames) = sync_channel(1);
+        let (sender, frames) = sync_channel(places(format));
         let shared = Arc::<RtpShared>::default();
         let told = shared.clone();
         std::thread::spawn(move || receive(&socket, depacketizer, &sender, &told));
@@ -513,7 +563,13 @@ impl Rtp {
     }
 }
 
-/// Puts frames together until it is told to end. A frame that comes while one waits takes no place: it is counted.
+/// Frames that may wait for a server that is busy: one while the next is put together, and as many as [`RTP_WAITING`] bytes
+/// have room for.
+fn places(format: Format) -> usize {
+    (RTP_WAITING / format.bytes()).clamp(1, MOST_WAITING)
+}
+
+/// Puts frames together until it is told to end. A frame that comes while there is no place is counted.
 fn receive(
     socket: &UdpSocket,
     mut depacketizer: Depacketizer,
@@ -570,12 +626,15 @@ impl Source for Rtp {
         true
     }
 
-    fn told(&self) -> Option<String> {
+    fn told(&self) -> Option<Told> {
         let (counters, skipped) = *self.shared.counted.lock().ok()?;
-        Some(format!(
-            "RTP: {} frame(s) received, {} incomplete, {skipped} skipped, {} strange packet(s), {} of other sources",
-            counters.frames, counters.incomplete, counters.malformed, counters.strays
-        ))
+        Some(Told::Rtp {
+            received: counters.frames,
+            incomplete: counters.incomplete,
+            skipped,
+            malformed: counters.malformed,
+            strays: counters.strays,
+        })
     }
 }
 

@@ -26,7 +26,7 @@ const HELP: &str = "\
 Without --output and --rtp a page with the live picture and its latency is served, for browsers of this machine if --http
 does not say otherwise: whoever reaches its address sees the pictures (names other than localhost are refused). A line each
 second says how many frames came, and how long they took from their capture until they were whole: that is as true as the
-clocks of both nodes agree.
+clocks of both nodes agree. The last line's frames a second are those from the first frame to the last.
 
 Another program shows them through a pipe or as RTP of raw video (RFC 4175):
   takt stream view camera/1 --output - |
@@ -91,6 +91,7 @@ pub struct View {
 pub struct Figures {
     pub stream: String,
     pub format: String,
+    /// Of the last line: from the first frame to the last.
     pub fps: f64,
     /// From capture until the frame was whole, nanoseconds: of the last 600 frames.
     pub latency_p50_ns: i64,
@@ -161,7 +162,7 @@ impl View {
             match client.next(Wait::For(LOOK_EVERY)) {
                 Ok(frame) => {
                     last = Instant::now();
-                    seen.frame(&frame);
+                    seen.frame(&frame, last);
                     if server
                         .replace(frame.server())
                         .is_some_and(|of| of != frame.server())
@@ -181,6 +182,11 @@ impl View {
                                 file.display()
                             )));
                         }
+                    }
+                    if seen.is_fresh() {
+                        // Figures are there with the first picture, not with the first line.
+                        let figures = self.figures(&seen, seen.mean(), format, &client.counters());
+                        out.figures(&figures, &seen);
                     }
                     if let Err(failure) = out.frame(frame, &seen) {
                         break Err(failure);
@@ -204,8 +210,7 @@ impl View {
             }
         };
         let outcome = outcome.and(out.flush());
-        let fps = seen.frames as f64 / seen.began.elapsed().as_secs_f64();
-        let figures = self.figures(&seen, fps, format, &client.counters());
+        let figures = self.figures(&seen, seen.mean(), format, &client.counters());
         eprintln!("{}", summary(&figures));
         if self.form.json {
             print_json_line(&figures)?;
@@ -242,7 +247,7 @@ impl View {
             return Ok(Out::File(match file.to_str() {
                 Some("-") => {
                     if self.form.json {
-                        return Err(Failure::Other(
+                        return Err(Failure::Arguments(
                             "frames and JSON cannot both go to standard output: leave --json out, or write frames to a \
                              file"
                                 .into(),
@@ -333,8 +338,9 @@ fn summary(figures: &Figures) -> String {
 
 /// What has come.
 pub struct Seen {
-    began: Instant,
     frames: u64,
+    /// When the first frame came, and the last.
+    between: Option<(Instant, Instant)>,
     /// Nanoseconds.
     pub latencies: VecDeque<i64>,
     /// At the last line.
@@ -343,19 +349,18 @@ pub struct Seen {
 
 impl Default for Seen {
     fn default() -> Self {
-        let began = Instant::now();
         Self {
-            began,
             frames: 0,
+            between: None,
             latencies: VecDeque::with_capacity(REMEMBERED),
-            line: (began, 0),
+            line: (Instant::now(), 0),
         }
     }
 }
 
 impl Seen {
-    fn frame(&mut self, frame: &Frame) {
-        self.frames += 1;
+    fn frame(&mut self, frame: &Frame, now: Instant) {
+        self.came(now);
         if self.latencies.len() >= REMEMBERED {
             self.latencies.pop_front();
         }
@@ -364,6 +369,27 @@ impl Seen {
             .as_nanos()
             .saturating_sub(frame.captured().as_nanos());
         self.latencies.push_back(latency);
+    }
+
+    fn came(&mut self, now: Instant) {
+        self.frames += 1;
+        let first = self.between.map_or(now, |(first, _)| first);
+        self.between = Some((first, now));
+    }
+
+    /// Whether the first frames come: no line has told of any.
+    fn is_fresh(&self) -> bool {
+        self.line.1 == 0
+    }
+
+    /// Frames a second from the first frame to the last; 0 where there is one only.
+    fn mean(&self) -> f64 {
+        match self.between {
+            Some((first, last)) if last > first => {
+                (self.frames - 1) as f64 / (last - first).as_secs_f64()
+            }
+            _ => 0.0,
+        }
     }
 
     /// Frames a second since this was last said, if it is time to say it.
@@ -483,4 +509,22 @@ fn passes(error: &std::io::Error) -> bool {
             | ErrorKind::HostUnreachable
             | ErrorKind::NetworkDown
     ) || error.raw_os_error() == Some(rustix::io::Errno::NOBUFS.raw_os_error())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frames_a_second_are_those_while_frames_came() {
+        let mut seen = Seen::default();
+        assert_eq!(seen.mean(), 0.0);
+        let first = Instant::now() + Duration::from_secs(5);
+        seen.came(first);
+        assert_eq!(seen.mean(), 0.0);
+        for frame in 1..=30 {
+            seen.came(first + Duration::from_millis(100) * frame);
+        }
+        assert!((seen.mean() - 10.0).abs() < 1e-9, "{}", seen.mean());
+    }
 }

@@ -10,11 +10,12 @@ use crate::application::Application;
 use crate::failure::Failure;
 use crate::output::{Form, name, print, print_json_line};
 use crate::signals::Stop;
-use crate::subscribe::{hexadecimal, readable};
+use crate::subscribe::{hexadecimal, readable, shown};
 
 const HELP: &str = "\
-Text is printed as it is, other messages in hexadecimal, one line each; with a pattern the topic stands
-before it. With --json each line is an object. SIGINT ends it; a summary goes to standard error, with
+Text is printed with escapes for characters that are not seen (\\u{200d}), other messages in hexadecimal, one
+line each; with a pattern the topic stands before it. With --json each line is an object with the text as it
+is. SIGINT ends it; a summary goes to standard error, with
 --json as an object.
 
 Examples:
@@ -79,14 +80,14 @@ impl Echo {
     }
 
     fn show(&self, sample: &Sample<'_>) -> Result<(), Failure> {
-        let text = readable(sample);
         if !self.form.json {
-            let shown = text.unwrap_or_else(|| hexadecimal(sample));
+            let shown = shown(sample);
             return match sample.topic() == self.topic {
                 true => print(&(shown + "\n")),
                 false => print(&format!("{}: {shown}\n", name(sample.topic()))),
             };
         }
+        let text = readable(sample);
         let send_time_ns = sample.send_time().as_nanos();
         print_json_line(&Line {
             topic: sample.topic(),

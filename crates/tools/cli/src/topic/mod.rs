@@ -185,7 +185,7 @@ impl End {
     }
 }
 
-/// What a subscriber does not get, said when it is new.
+/// What a subscriber does not get, or a participant cannot do, said when it is new.
 #[derive(Default)]
 struct Warnings {
     looked: Option<Instant>,
@@ -193,6 +193,14 @@ struct Warnings {
 }
 
 impl Warnings {
+    /// But for this, which has been said.
+    fn but(said: Option<String>) -> Self {
+        Self {
+            looked: None,
+            said: said.into_iter().collect(),
+        }
+    }
+
     /// Whether it is time for a look; at most one each second.
     fn are_due(&mut self) -> bool {
         let due = self.looked.is_none_or(|at| at.elapsed() >= WARN_EVERY);

@@ -1,11 +1,13 @@
 //! `takt topic pub`.
 
+use std::cell::RefCell;
+
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 use takt::Wait;
 use takt_messaging::{Encoding, PublisherOptions};
 
-use super::Joined;
+use super::{Joined, Warnings};
 use crate::application::Application;
 use crate::failure::Failure;
 use crate::output::{Form, print_json};
@@ -66,6 +68,14 @@ impl Pub {
         let stop = Stop::by_signals()?;
         let joined = Joined::new(&self.application, "takt topic pub")?;
         joined.warn();
+        let problems = RefCell::new(Warnings::but(joined.participant.problem()));
+        // Late joiners that do not get what is kept are known to this participant alone.
+        let look = || {
+            let mut problems = problems.borrow_mut();
+            if problems.are_due() {
+                problems.say(joined.participant.problem());
+            }
+        };
         let options = PublisherOptions {
             encoding: match self.encoding {
                 Encoded::Text => Encoding::TEXT,
@@ -80,9 +90,12 @@ impl Pub {
             eprintln!("takt: warning: {warning}");
         }
         stop.wakes(publisher.source().waker());
-        let emit = |message: &[u8]| match publisher.publish(message, Wait::Forever) {
-            Err(error) if error.is_interrupted() => Ok(None),
-            token => Ok(Some(token?)),
+        let emit = |message: &[u8]| {
+            look();
+            match publisher.publish(message, Wait::Forever) {
+                Err(error) if error.is_interrupted() => Ok(None),
+                token => Ok(Some(token?)),
+            }
         };
         let target = Target {
             source: publisher.source(),
@@ -95,6 +108,7 @@ impl Pub {
             local: joined.opened.local && self.history == 0,
         };
         let summary = self.messages.write(&target, &stop)?;
+        let ended = summary.ended(&target);
         let datapath = publisher.datapath();
         if !self.form.json {
             eprintln!("{}", summary.line(&target, &datapath));
@@ -102,6 +116,7 @@ impl Pub {
         if self.history > 0 && !stop.asked() {
             eprintln!("kept for those that subscribe later; SIGINT ends it");
             while !stop.asked() {
+                look();
                 std::thread::sleep(LOOK_EVERY);
             }
         }
@@ -112,6 +127,6 @@ impl Pub {
                 summary,
             })?;
         }
-        Ok(())
+        ended
     }
 }

@@ -5,6 +5,7 @@
 use std::os::unix::net::UnixDatagram;
 use std::process::{Child, Command, Output, Stdio};
 
+use rustix::process::Signal;
 use takt_testing::{Directory, PATIENCE, uninterrupted};
 
 /// What a command did.
@@ -144,9 +145,24 @@ impl Drop for Running {
 }
 
 impl Running {
-    pub fn signal(&self, signal: rustix::process::Signal) {
+    pub fn signal(&self, signal: Signal) {
         let pid = rustix::process::Pid::from_child(&self.0);
         rustix::process::kill_process(pid, signal).expect("running");
+    }
+
+    /// Until a signal does not end it any more.
+    pub fn until_signals_are_its_own(&self) {
+        let pid = self.0.id();
+        takt_testing::until_true("signals are its own", || {
+            let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("running");
+            let caught = status
+                .lines()
+                .find_map(|line| line.strip_prefix("SigCgt:\t"));
+            let caught = u64::from_str_radix(caught.expect("signals"), 16).expect("a mask");
+            [Signal::INT, Signal::TERM]
+                .iter()
+                .all(|signal| caught & (1 << (signal.as_raw() - 1)) != 0)
+        });
     }
 
     /// The first line on standard error that has this text; what is before it is gone.

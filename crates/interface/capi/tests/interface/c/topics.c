@@ -75,6 +75,8 @@ static void wrong(takt_participant *participant, takt_publisher *publisher) {
     CHECK(takt_subscriber_open(participant, "a", &reads, &nobody) == TAKT_E_INVALID_ARGUMENT);
     CHECK(takt_publish(publisher, NULL, 1, TAKT_NOWAIT, NULL) == TAKT_E_INVALID_ARGUMENT);
     CHECK(takt_publish(publisher, "", 0, -2, NULL) == TAKT_E_INVALID_ARGUMENT);
+    CHECK(takt_publish(publisher, "x", (size_t)1 << 62, TAKT_NOWAIT, NULL) == TAKT_E_TOO_LARGE);
+    CHECK(takt_publish(publisher, "x", SIZE_MAX, TAKT_NOWAIT, NULL) == TAKT_E_TOO_LARGE);
     CHECK(takt_publish_fill(publisher, 8, TAKT_NOWAIT, NULL, NULL, NULL) == TAKT_E_INVALID_ARGUMENT);
     CHECK(takt_publish_fill(publisher, 8, LONG_TIME, fill_too_much, NULL, NULL) == TAKT_E_INVALID_ARGUMENT);
     CHECK(takt_publish_fill(publisher, SIZE_MAX, LONG_TIME, fill, NULL, NULL) == TAKT_E_TOO_LARGE);
@@ -186,6 +188,7 @@ int main(void) {
     struct seen seen;
     pthread_t thread;
     int64_t token;
+    uint64_t lost = 7;
     int fills = 0;
     sem_t last;
     memset(&sample, 0, sizeof sample);
@@ -258,6 +261,10 @@ int main(void) {
     CHECK(takt_subscriber_prune(task) == TAKT_E_INVALID_ARGUMENT);
     CHECK(takt_subscriber_prune(NULL) == TAKT_E_INVALID_ARGUMENT);
     CHECK(takt_publisher_warning(NULL, NULL, 0) == TAKT_E_INVALID_ARGUMENT);
+    CHECK(takt_participant_problem(NULL, NULL, 0) == TAKT_E_INVALID_ARGUMENT);
+    CHECK(takt_participant_problem(participant, NULL, 0) == 0);
+    CHECK(takt_publisher_lost(publisher, NULL) == TAKT_E_INVALID_ARGUMENT);
+    CHECK(takt_publisher_lost(publisher, &lost) == 0 && lost == 0);
     bytes_are_bounded(participant, other);
     collisions_are_told(session, other);
     patterns_are_pruned(participant, other);

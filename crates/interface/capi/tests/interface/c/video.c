@@ -75,6 +75,7 @@ static void wrong(takt_participant *participant, takt_video_server *server) {
     CHECK(takt_video_client_open(participant, "a", &views, &nobody) == TAKT_E_INVALID_ARGUMENT);
     CHECK(takt_video_send(server, NULL, 0, 0, TAKT_NOWAIT, NULL) == TAKT_E_INVALID_ARGUMENT);
     CHECK(takt_video_send(server, "short", 5, 0, TAKT_NOWAIT, NULL) == TAKT_E_INVALID_ARGUMENT);
+    CHECK(takt_video_send(server, "x", SIZE_MAX, 0, TAKT_NOWAIT, NULL) == TAKT_E_INVALID_ARGUMENT);
     CHECK(strstr(takt_last_error(), "which has 9216") != NULL);
     CHECK(takt_video_send_fill(server, 0, TAKT_NOWAIT, NULL, NULL, NULL) == TAKT_E_INVALID_ARGUMENT);
     CHECK(takt_video_next(NULL, TAKT_NOWAIT, &frame) == TAKT_E_INVALID_ARGUMENT);

@@ -160,6 +160,7 @@ static void readers(takt_session *session, takt_stream *stream) {
     CHECK(buffer.length == 3 && memcmp(buffer.data, "one", 3) == 0);
     CHECK(takt_emit_copy(source, NULL, 0, LONG_TIME, NULL) == 0);
     CHECK(takt_emit_copy(source, NULL, 1, LONG_TIME, NULL) == TAKT_E_INVALID_ARGUMENT);
+    CHECK(takt_emit_copy(source, "x", SIZE_MAX, LONG_TIME, NULL) == TAKT_E_TOO_LARGE);
     CHECK(takt_data_available(own) == 0);
     CHECK(takt_sink_warning(sink, text, sizeof text) == 0 && text[0] == 0);
     takt_sink_close(sink);
