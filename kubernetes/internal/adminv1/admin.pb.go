@@ -1427,7 +1427,13 @@ type Session struct {
 	// What its lane counts for it.
 	Counters *SessionCounters `protobuf:"bytes,9,opt,name=counters,proto3" json:"counters,omitempty"`
 	// Datagrams with a launch time that it says it did not give to the runtime, by reason.
-	Unserved      []*Unserved `protobuf:"bytes,10,rep,name=unserved,proto3" json:"unserved,omitempty"`
+	Unserved []*Unserved `protobuf:"bytes,10,rep,name=unserved,proto3" json:"unserved,omitempty"`
+	// Sinks of other sessions that its sources give their messages themselves, or have.
+	Direct []*Direct `protobuf:"bytes,11,rep,name=direct,proto3" json:"direct,omitempty"`
+	// Messages that it says went by no lane.
+	DirectMessages uint64 `protobuf:"varint,12,opt,name=direct_messages,json=directMessages,proto3" json:"direct_messages,omitempty"`
+	// Payload bytes of those.
+	DirectBytes   uint64 `protobuf:"varint,13,opt,name=direct_bytes,json=directBytes,proto3" json:"direct_bytes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1532,6 +1538,109 @@ func (x *Session) GetUnserved() []*Unserved {
 	return nil
 }
 
+func (x *Session) GetDirect() []*Direct {
+	if x != nil {
+		return x.Direct
+	}
+	return nil
+}
+
+func (x *Session) GetDirectMessages() uint64 {
+	if x != nil {
+		return x.DirectMessages
+	}
+	return 0
+}
+
+func (x *Session) GetDirectBytes() uint64 {
+	if x != nil {
+		return x.DirectBytes
+	}
+	return 0
+}
+
+// A sink that a source of the same trust domain gives its messages itself.
+type Direct struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The ring's number.
+	Ring uint32 `protobuf:"varint,1,opt,name=ring,proto3" json:"ring,omitempty"`
+	// The channel.
+	Channel uint64 `protobuf:"varint,2,opt,name=channel,proto3" json:"channel,omitempty"`
+	// The sink's session.
+	Session uint64 `protobuf:"varint,3,opt,name=session,proto3" json:"session,omitempty"`
+	// What its application calls itself.
+	Name string `protobuf:"bytes,4,opt,name=name,proto3" json:"name,omitempty"`
+	// Why the lane serves the sink again; empty if it does not.
+	Ended         string `protobuf:"bytes,5,opt,name=ended,proto3" json:"ended,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Direct) Reset() {
+	*x = Direct{}
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Direct) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Direct) ProtoMessage() {}
+
+func (x *Direct) ProtoReflect() protoreflect.Message {
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Direct.ProtoReflect.Descriptor instead.
+func (*Direct) Descriptor() ([]byte, []int) {
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *Direct) GetRing() uint32 {
+	if x != nil {
+		return x.Ring
+	}
+	return 0
+}
+
+func (x *Direct) GetChannel() uint64 {
+	if x != nil {
+		return x.Channel
+	}
+	return 0
+}
+
+func (x *Direct) GetSession() uint64 {
+	if x != nil {
+		return x.Session
+	}
+	return 0
+}
+
+func (x *Direct) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Direct) GetEnded() string {
+	if x != nil {
+		return x.Ended
+	}
+	return ""
+}
+
 // A set of quality-of-service policies, and what is open with them.
 type Stream struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1563,7 +1672,7 @@ type Stream struct {
 
 func (x *Stream) Reset() {
 	*x = Stream{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[13]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1575,7 +1684,7 @@ func (x *Stream) String() string {
 func (*Stream) ProtoMessage() {}
 
 func (x *Stream) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[13]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1588,7 +1697,7 @@ func (x *Stream) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Stream.ProtoReflect.Descriptor instead.
 func (*Stream) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{13}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Stream) GetStream() uint32 {
@@ -1693,7 +1802,7 @@ type SessionCounters struct {
 
 func (x *SessionCounters) Reset() {
 	*x = SessionCounters{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[14]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1705,7 +1814,7 @@ func (x *SessionCounters) String() string {
 func (*SessionCounters) ProtoMessage() {}
 
 func (x *SessionCounters) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[14]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1718,7 +1827,7 @@ func (x *SessionCounters) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionCounters.ProtoReflect.Descriptor instead.
 func (*SessionCounters) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{14}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *SessionCounters) GetEmitted() uint64 {
@@ -1789,7 +1898,7 @@ type EndSessionRequest struct {
 
 func (x *EndSessionRequest) Reset() {
 	*x = EndSessionRequest{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[15]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1801,7 +1910,7 @@ func (x *EndSessionRequest) String() string {
 func (*EndSessionRequest) ProtoMessage() {}
 
 func (x *EndSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[15]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1814,7 +1923,7 @@ func (x *EndSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndSessionRequest.ProtoReflect.Descriptor instead.
 func (*EndSessionRequest) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{15}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *EndSessionRequest) GetSession() uint64 {
@@ -1841,7 +1950,7 @@ type EndSessionResponse struct {
 
 func (x *EndSessionResponse) Reset() {
 	*x = EndSessionResponse{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[16]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1853,7 +1962,7 @@ func (x *EndSessionResponse) String() string {
 func (*EndSessionResponse) ProtoMessage() {}
 
 func (x *EndSessionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[16]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1866,7 +1975,7 @@ func (x *EndSessionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndSessionResponse.ProtoReflect.Descriptor instead.
 func (*EndSessionResponse) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{16}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *EndSessionResponse) GetEnded() bool {
@@ -1888,7 +1997,7 @@ type ListChannelsRequest struct {
 
 func (x *ListChannelsRequest) Reset() {
 	*x = ListChannelsRequest{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[17]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1900,7 +2009,7 @@ func (x *ListChannelsRequest) String() string {
 func (*ListChannelsRequest) ProtoMessage() {}
 
 func (x *ListChannelsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[17]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1913,7 +2022,7 @@ func (x *ListChannelsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListChannelsRequest.ProtoReflect.Descriptor instead.
 func (*ListChannelsRequest) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{17}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ListChannelsRequest) GetFirst() uint64 {
@@ -1940,7 +2049,7 @@ type ListChannelsResponse struct {
 
 func (x *ListChannelsResponse) Reset() {
 	*x = ListChannelsResponse{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[18]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1952,7 +2061,7 @@ func (x *ListChannelsResponse) String() string {
 func (*ListChannelsResponse) ProtoMessage() {}
 
 func (x *ListChannelsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[18]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1965,7 +2074,7 @@ func (x *ListChannelsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListChannelsResponse.ProtoReflect.Descriptor instead.
 func (*ListChannelsResponse) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{18}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ListChannelsResponse) GetChannels() []*Channel {
@@ -1994,7 +2103,7 @@ type Channel struct {
 
 func (x *Channel) Reset() {
 	*x = Channel{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[19]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2006,7 +2115,7 @@ func (x *Channel) String() string {
 func (*Channel) ProtoMessage() {}
 
 func (x *Channel) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[19]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2019,7 +2128,7 @@ func (x *Channel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Channel.ProtoReflect.Descriptor instead.
 func (*Channel) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{19}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Channel) GetChannel() uint64 {
@@ -2100,7 +2209,7 @@ type ChannelCounters struct {
 
 func (x *ChannelCounters) Reset() {
 	*x = ChannelCounters{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[20]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2112,7 +2221,7 @@ func (x *ChannelCounters) String() string {
 func (*ChannelCounters) ProtoMessage() {}
 
 func (x *ChannelCounters) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[20]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2125,7 +2234,7 @@ func (x *ChannelCounters) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChannelCounters.ProtoReflect.Descriptor instead.
 func (*ChannelCounters) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{20}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ChannelCounters) GetEmitted() uint64 {
@@ -2255,7 +2364,7 @@ type ListPeersRequest struct {
 
 func (x *ListPeersRequest) Reset() {
 	*x = ListPeersRequest{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[21]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2267,7 +2376,7 @@ func (x *ListPeersRequest) String() string {
 func (*ListPeersRequest) ProtoMessage() {}
 
 func (x *ListPeersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[21]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2280,7 +2389,7 @@ func (x *ListPeersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPeersRequest.ProtoReflect.Descriptor instead.
 func (*ListPeersRequest) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{21}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{22}
 }
 
 type ListPeersResponse struct {
@@ -2292,7 +2401,7 @@ type ListPeersResponse struct {
 
 func (x *ListPeersResponse) Reset() {
 	*x = ListPeersResponse{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[22]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2304,7 +2413,7 @@ func (x *ListPeersResponse) String() string {
 func (*ListPeersResponse) ProtoMessage() {}
 
 func (x *ListPeersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[22]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2317,7 +2426,7 @@ func (x *ListPeersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPeersResponse.ProtoReflect.Descriptor instead.
 func (*ListPeersResponse) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{22}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ListPeersResponse) GetPeers() []*Peer {
@@ -2358,7 +2467,7 @@ type Peer struct {
 
 func (x *Peer) Reset() {
 	*x = Peer{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[23]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2370,7 +2479,7 @@ func (x *Peer) String() string {
 func (*Peer) ProtoMessage() {}
 
 func (x *Peer) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[23]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2383,7 +2492,7 @@ func (x *Peer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Peer.ProtoReflect.Descriptor instead.
 func (*Peer) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{23}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Peer) GetAddress() string {
@@ -2475,7 +2584,7 @@ type AddPeerRequest struct {
 
 func (x *AddPeerRequest) Reset() {
 	*x = AddPeerRequest{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[24]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2487,7 +2596,7 @@ func (x *AddPeerRequest) String() string {
 func (*AddPeerRequest) ProtoMessage() {}
 
 func (x *AddPeerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[24]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2500,7 +2609,7 @@ func (x *AddPeerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddPeerRequest.ProtoReflect.Descriptor instead.
 func (*AddPeerRequest) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{24}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *AddPeerRequest) GetAddress() string {
@@ -2527,7 +2636,7 @@ type AddPeerResponse struct {
 
 func (x *AddPeerResponse) Reset() {
 	*x = AddPeerResponse{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[25]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2539,7 +2648,7 @@ func (x *AddPeerResponse) String() string {
 func (*AddPeerResponse) ProtoMessage() {}
 
 func (x *AddPeerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[25]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2552,7 +2661,7 @@ func (x *AddPeerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddPeerResponse.ProtoReflect.Descriptor instead.
 func (*AddPeerResponse) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{25}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *AddPeerResponse) GetAdded() bool {
@@ -2572,7 +2681,7 @@ type RemovePeerRequest struct {
 
 func (x *RemovePeerRequest) Reset() {
 	*x = RemovePeerRequest{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[26]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2584,7 +2693,7 @@ func (x *RemovePeerRequest) String() string {
 func (*RemovePeerRequest) ProtoMessage() {}
 
 func (x *RemovePeerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[26]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2597,7 +2706,7 @@ func (x *RemovePeerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemovePeerRequest.ProtoReflect.Descriptor instead.
 func (*RemovePeerRequest) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{26}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *RemovePeerRequest) GetAddress() string {
@@ -2617,7 +2726,7 @@ type RemovePeerResponse struct {
 
 func (x *RemovePeerResponse) Reset() {
 	*x = RemovePeerResponse{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[27]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2629,7 +2738,7 @@ func (x *RemovePeerResponse) String() string {
 func (*RemovePeerResponse) ProtoMessage() {}
 
 func (x *RemovePeerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[27]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2642,7 +2751,7 @@ func (x *RemovePeerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemovePeerResponse.ProtoReflect.Descriptor instead.
 func (*RemovePeerResponse) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{27}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *RemovePeerResponse) GetRemoved() bool {
@@ -2660,7 +2769,7 @@ type ListDatapathsRequest struct {
 
 func (x *ListDatapathsRequest) Reset() {
 	*x = ListDatapathsRequest{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[28]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2672,7 +2781,7 @@ func (x *ListDatapathsRequest) String() string {
 func (*ListDatapathsRequest) ProtoMessage() {}
 
 func (x *ListDatapathsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[28]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2685,7 +2794,7 @@ func (x *ListDatapathsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDatapathsRequest.ProtoReflect.Descriptor instead.
 func (*ListDatapathsRequest) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{28}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{29}
 }
 
 type ListDatapathsResponse struct {
@@ -2697,7 +2806,7 @@ type ListDatapathsResponse struct {
 
 func (x *ListDatapathsResponse) Reset() {
 	*x = ListDatapathsResponse{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[29]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2709,7 +2818,7 @@ func (x *ListDatapathsResponse) String() string {
 func (*ListDatapathsResponse) ProtoMessage() {}
 
 func (x *ListDatapathsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[29]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2722,7 +2831,7 @@ func (x *ListDatapathsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDatapathsResponse.ProtoReflect.Descriptor instead.
 func (*ListDatapathsResponse) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{29}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ListDatapathsResponse) GetDatapaths() []*Datapath {
@@ -2759,7 +2868,7 @@ type Datapath struct {
 
 func (x *Datapath) Reset() {
 	*x = Datapath{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[30]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2771,7 +2880,7 @@ func (x *Datapath) String() string {
 func (*Datapath) ProtoMessage() {}
 
 func (x *Datapath) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[30]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2784,7 +2893,7 @@ func (x *Datapath) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Datapath.ProtoReflect.Descriptor instead.
 func (*Datapath) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{30}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *Datapath) GetName() string {
@@ -2858,7 +2967,7 @@ type ListListenersRequest struct {
 
 func (x *ListListenersRequest) Reset() {
 	*x = ListListenersRequest{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[31]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2870,7 +2979,7 @@ func (x *ListListenersRequest) String() string {
 func (*ListListenersRequest) ProtoMessage() {}
 
 func (x *ListListenersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[31]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2883,7 +2992,7 @@ func (x *ListListenersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListListenersRequest.ProtoReflect.Descriptor instead.
 func (*ListListenersRequest) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{31}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{32}
 }
 
 type ListListenersResponse struct {
@@ -2896,7 +3005,7 @@ type ListListenersResponse struct {
 
 func (x *ListListenersResponse) Reset() {
 	*x = ListListenersResponse{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[32]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2908,7 +3017,7 @@ func (x *ListListenersResponse) String() string {
 func (*ListListenersResponse) ProtoMessage() {}
 
 func (x *ListListenersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[32]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2921,7 +3030,7 @@ func (x *ListListenersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListListenersResponse.ProtoReflect.Descriptor instead.
 func (*ListListenersResponse) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{32}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *ListListenersResponse) GetListeners() []*ListenerStatus {
@@ -2956,7 +3065,7 @@ type ListenerStatus struct {
 
 func (x *ListenerStatus) Reset() {
 	*x = ListenerStatus{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[33]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2968,7 +3077,7 @@ func (x *ListenerStatus) String() string {
 func (*ListenerStatus) ProtoMessage() {}
 
 func (x *ListenerStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[33]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2981,7 +3090,7 @@ func (x *ListenerStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListenerStatus.ProtoReflect.Descriptor instead.
 func (*ListenerStatus) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{33}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *ListenerStatus) GetListener() *Listener {
@@ -3066,7 +3175,7 @@ type DeclaredStreamCounters struct {
 
 func (x *DeclaredStreamCounters) Reset() {
 	*x = DeclaredStreamCounters{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[34]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3078,7 +3187,7 @@ func (x *DeclaredStreamCounters) String() string {
 func (*DeclaredStreamCounters) ProtoMessage() {}
 
 func (x *DeclaredStreamCounters) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[34]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3091,7 +3200,7 @@ func (x *DeclaredStreamCounters) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeclaredStreamCounters.ProtoReflect.Descriptor instead.
 func (*DeclaredStreamCounters) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{34}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *DeclaredStreamCounters) GetName() string {
@@ -3171,13 +3280,15 @@ type Listener struct {
 	Streams []*DeclaredStream `protobuf:"bytes,18,rep,name=streams,proto3" json:"streams,omitempty"`
 	// In a class in which streams are declared, it may send other frames too; else those are refused.
 	UndeclaredStreams bool `protobuf:"varint,19,opt,name=undeclared_streams,json=undeclaredStreams,proto3" json:"undeclared_streams,omitempty"`
-	unknownFields     protoimpl.UnknownFields
-	sizeCache         protoimpl.SizeCache
+	// Sessions of one user exchange messages in memory of each other's, without a lane. Not beside a rate.
+	TrustUser     bool `protobuf:"varint,20,opt,name=trust_user,json=trustUser,proto3" json:"trust_user,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Listener) Reset() {
 	*x = Listener{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[35]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3189,7 +3300,7 @@ func (x *Listener) String() string {
 func (*Listener) ProtoMessage() {}
 
 func (x *Listener) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[35]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3202,7 +3313,7 @@ func (x *Listener) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Listener.ProtoReflect.Descriptor instead.
 func (*Listener) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{35}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Listener) GetPath() string {
@@ -3338,6 +3449,13 @@ func (x *Listener) GetUndeclaredStreams() bool {
 	return false
 }
 
+func (x *Listener) GetTrustUser() bool {
+	if x != nil {
+		return x.TrustUser
+	}
+	return false
+}
+
 // A stream of a tenant: frames that launch at known times (IEEE 802.1Q-2022, clauses 8.6.5.2 and 46.2.3.5).
 type DeclaredStream struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -3365,7 +3483,7 @@ type DeclaredStream struct {
 
 func (x *DeclaredStream) Reset() {
 	*x = DeclaredStream{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[36]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3377,7 +3495,7 @@ func (x *DeclaredStream) String() string {
 func (*DeclaredStream) ProtoMessage() {}
 
 func (x *DeclaredStream) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[36]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3390,7 +3508,7 @@ func (x *DeclaredStream) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeclaredStream.ProtoReflect.Descriptor instead.
 func (*DeclaredStream) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{36}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *DeclaredStream) GetName() string {
@@ -3478,7 +3596,7 @@ type Endpoint struct {
 
 func (x *Endpoint) Reset() {
 	*x = Endpoint{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[37]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3490,7 +3608,7 @@ func (x *Endpoint) String() string {
 func (*Endpoint) ProtoMessage() {}
 
 func (x *Endpoint) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[37]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3503,7 +3621,7 @@ func (x *Endpoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Endpoint.ProtoReflect.Descriptor instead.
 func (*Endpoint) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{37}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *Endpoint) GetNetwork() string {
@@ -3559,7 +3677,7 @@ type ChannelRange struct {
 
 func (x *ChannelRange) Reset() {
 	*x = ChannelRange{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[38]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3571,7 +3689,7 @@ func (x *ChannelRange) String() string {
 func (*ChannelRange) ProtoMessage() {}
 
 func (x *ChannelRange) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[38]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3584,7 +3702,7 @@ func (x *ChannelRange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChannelRange.ProtoReflect.Descriptor instead.
 func (*ChannelRange) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{38}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *ChannelRange) GetFirst() uint64 {
@@ -3616,7 +3734,7 @@ type SetListenerRequest struct {
 
 func (x *SetListenerRequest) Reset() {
 	*x = SetListenerRequest{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[39]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3628,7 +3746,7 @@ func (x *SetListenerRequest) String() string {
 func (*SetListenerRequest) ProtoMessage() {}
 
 func (x *SetListenerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[39]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3641,7 +3759,7 @@ func (x *SetListenerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetListenerRequest.ProtoReflect.Descriptor instead.
 func (*SetListenerRequest) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{39}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *SetListenerRequest) GetListener() *Listener {
@@ -3675,7 +3793,7 @@ type KeptListeners struct {
 
 func (x *KeptListeners) Reset() {
 	*x = KeptListeners{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[40]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3687,7 +3805,7 @@ func (x *KeptListeners) String() string {
 func (*KeptListeners) ProtoMessage() {}
 
 func (x *KeptListeners) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[40]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3700,7 +3818,7 @@ func (x *KeptListeners) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeptListeners.ProtoReflect.Descriptor instead.
 func (*KeptListeners) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{40}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *KeptListeners) GetListeners() []*Listener {
@@ -3718,7 +3836,7 @@ type SetListenerResponse struct {
 
 func (x *SetListenerResponse) Reset() {
 	*x = SetListenerResponse{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[41]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3730,7 +3848,7 @@ func (x *SetListenerResponse) String() string {
 func (*SetListenerResponse) ProtoMessage() {}
 
 func (x *SetListenerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[41]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3743,7 +3861,7 @@ func (x *SetListenerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetListenerResponse.ProtoReflect.Descriptor instead.
 func (*SetListenerResponse) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{41}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{42}
 }
 
 type ListNetworksRequest struct {
@@ -3754,7 +3872,7 @@ type ListNetworksRequest struct {
 
 func (x *ListNetworksRequest) Reset() {
 	*x = ListNetworksRequest{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[42]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3766,7 +3884,7 @@ func (x *ListNetworksRequest) String() string {
 func (*ListNetworksRequest) ProtoMessage() {}
 
 func (x *ListNetworksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[42]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3779,7 +3897,7 @@ func (x *ListNetworksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNetworksRequest.ProtoReflect.Descriptor instead.
 func (*ListNetworksRequest) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{42}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{43}
 }
 
 type ListNetworksResponse struct {
@@ -3791,7 +3909,7 @@ type ListNetworksResponse struct {
 
 func (x *ListNetworksResponse) Reset() {
 	*x = ListNetworksResponse{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[43]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3803,7 +3921,7 @@ func (x *ListNetworksResponse) String() string {
 func (*ListNetworksResponse) ProtoMessage() {}
 
 func (x *ListNetworksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[43]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3816,7 +3934,7 @@ func (x *ListNetworksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNetworksResponse.ProtoReflect.Descriptor instead.
 func (*ListNetworksResponse) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{43}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *ListNetworksResponse) GetNetworks() []*Network {
@@ -3861,7 +3979,7 @@ type Network struct {
 
 func (x *Network) Reset() {
 	*x = Network{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[44]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3873,7 +3991,7 @@ func (x *Network) String() string {
 func (*Network) ProtoMessage() {}
 
 func (x *Network) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[44]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3886,7 +4004,7 @@ func (x *Network) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Network.ProtoReflect.Descriptor instead.
 func (*Network) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{44}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *Network) GetName() string {
@@ -3997,7 +4115,7 @@ type Route struct {
 
 func (x *Route) Reset() {
 	*x = Route{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[45]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4009,7 +4127,7 @@ func (x *Route) String() string {
 func (*Route) ProtoMessage() {}
 
 func (x *Route) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[45]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4022,7 +4140,7 @@ func (x *Route) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Route.ProtoReflect.Descriptor instead.
 func (*Route) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{45}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *Route) GetDestination() string {
@@ -4070,7 +4188,7 @@ type Station struct {
 
 func (x *Station) Reset() {
 	*x = Station{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[46]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4082,7 +4200,7 @@ func (x *Station) String() string {
 func (*Station) ProtoMessage() {}
 
 func (x *Station) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[46]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4095,7 +4213,7 @@ func (x *Station) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Station.ProtoReflect.Descriptor instead.
 func (*Station) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{46}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *Station) GetMac() string {
@@ -4147,7 +4265,7 @@ type NetworkCounters struct {
 
 func (x *NetworkCounters) Reset() {
 	*x = NetworkCounters{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[47]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4159,7 +4277,7 @@ func (x *NetworkCounters) String() string {
 func (*NetworkCounters) ProtoMessage() {}
 
 func (x *NetworkCounters) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[47]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4172,7 +4290,7 @@ func (x *NetworkCounters) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NetworkCounters.ProtoReflect.Descriptor instead.
 func (*NetworkCounters) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{47}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *NetworkCounters) GetSent() uint64 {
@@ -4228,7 +4346,7 @@ type SetStationRequest struct {
 
 func (x *SetStationRequest) Reset() {
 	*x = SetStationRequest{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[48]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4240,7 +4358,7 @@ func (x *SetStationRequest) String() string {
 func (*SetStationRequest) ProtoMessage() {}
 
 func (x *SetStationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[48]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4253,7 +4371,7 @@ func (x *SetStationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetStationRequest.ProtoReflect.Descriptor instead.
 func (*SetStationRequest) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{48}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *SetStationRequest) GetNetwork() string {
@@ -4278,7 +4396,7 @@ type SetStationResponse struct {
 
 func (x *SetStationResponse) Reset() {
 	*x = SetStationResponse{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[49]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4290,7 +4408,7 @@ func (x *SetStationResponse) String() string {
 func (*SetStationResponse) ProtoMessage() {}
 
 func (x *SetStationResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[49]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4303,7 +4421,7 @@ func (x *SetStationResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetStationResponse.ProtoReflect.Descriptor instead.
 func (*SetStationResponse) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{49}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{50}
 }
 
 type RemoveStationRequest struct {
@@ -4320,7 +4438,7 @@ type RemoveStationRequest struct {
 
 func (x *RemoveStationRequest) Reset() {
 	*x = RemoveStationRequest{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[50]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4332,7 +4450,7 @@ func (x *RemoveStationRequest) String() string {
 func (*RemoveStationRequest) ProtoMessage() {}
 
 func (x *RemoveStationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[50]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4345,7 +4463,7 @@ func (x *RemoveStationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveStationRequest.ProtoReflect.Descriptor instead.
 func (*RemoveStationRequest) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{50}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *RemoveStationRequest) GetNetwork() string {
@@ -4379,7 +4497,7 @@ type RemoveStationResponse struct {
 
 func (x *RemoveStationResponse) Reset() {
 	*x = RemoveStationResponse{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[51]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4391,7 +4509,7 @@ func (x *RemoveStationResponse) String() string {
 func (*RemoveStationResponse) ProtoMessage() {}
 
 func (x *RemoveStationResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[51]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4404,7 +4522,7 @@ func (x *RemoveStationResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveStationResponse.ProtoReflect.Descriptor instead.
 func (*RemoveStationResponse) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{51}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *RemoveStationResponse) GetRemoved() bool {
@@ -4424,7 +4542,7 @@ type RemoveListenerRequest struct {
 
 func (x *RemoveListenerRequest) Reset() {
 	*x = RemoveListenerRequest{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[52]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4436,7 +4554,7 @@ func (x *RemoveListenerRequest) String() string {
 func (*RemoveListenerRequest) ProtoMessage() {}
 
 func (x *RemoveListenerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[52]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4449,7 +4567,7 @@ func (x *RemoveListenerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveListenerRequest.ProtoReflect.Descriptor instead.
 func (*RemoveListenerRequest) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{52}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *RemoveListenerRequest) GetPath() string {
@@ -4469,7 +4587,7 @@ type RemoveListenerResponse struct {
 
 func (x *RemoveListenerResponse) Reset() {
 	*x = RemoveListenerResponse{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[53]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4481,7 +4599,7 @@ func (x *RemoveListenerResponse) String() string {
 func (*RemoveListenerResponse) ProtoMessage() {}
 
 func (x *RemoveListenerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[53]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4494,7 +4612,7 @@ func (x *RemoveListenerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveListenerResponse.ProtoReflect.Descriptor instead.
 func (*RemoveListenerResponse) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{53}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *RemoveListenerResponse) GetRemoved() bool {
@@ -4512,7 +4630,7 @@ type ListSchedulesRequest struct {
 
 func (x *ListSchedulesRequest) Reset() {
 	*x = ListSchedulesRequest{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[54]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4524,7 +4642,7 @@ func (x *ListSchedulesRequest) String() string {
 func (*ListSchedulesRequest) ProtoMessage() {}
 
 func (x *ListSchedulesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[54]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4537,7 +4655,7 @@ func (x *ListSchedulesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSchedulesRequest.ProtoReflect.Descriptor instead.
 func (*ListSchedulesRequest) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{54}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{55}
 }
 
 type ListSchedulesResponse struct {
@@ -4550,7 +4668,7 @@ type ListSchedulesResponse struct {
 
 func (x *ListSchedulesResponse) Reset() {
 	*x = ListSchedulesResponse{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[55]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4562,7 +4680,7 @@ func (x *ListSchedulesResponse) String() string {
 func (*ListSchedulesResponse) ProtoMessage() {}
 
 func (x *ListSchedulesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[55]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4575,7 +4693,7 @@ func (x *ListSchedulesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSchedulesResponse.ProtoReflect.Descriptor instead.
 func (*ListSchedulesResponse) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{55}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *ListSchedulesResponse) GetLinks() []*LinkSchedule {
@@ -4624,7 +4742,7 @@ type LinkSchedule struct {
 
 func (x *LinkSchedule) Reset() {
 	*x = LinkSchedule{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[56]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4636,7 +4754,7 @@ func (x *LinkSchedule) String() string {
 func (*LinkSchedule) ProtoMessage() {}
 
 func (x *LinkSchedule) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[56]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4649,7 +4767,7 @@ func (x *LinkSchedule) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LinkSchedule.ProtoReflect.Descriptor instead.
 func (*LinkSchedule) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{56}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *LinkSchedule) GetDatapath() string {
@@ -4782,7 +4900,7 @@ type GateSchedule struct {
 
 func (x *GateSchedule) Reset() {
 	*x = GateSchedule{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[57]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4794,7 +4912,7 @@ func (x *GateSchedule) String() string {
 func (*GateSchedule) ProtoMessage() {}
 
 func (x *GateSchedule) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[57]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4807,7 +4925,7 @@ func (x *GateSchedule) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GateSchedule.ProtoReflect.Descriptor instead.
 func (*GateSchedule) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{57}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *GateSchedule) GetBaseTimeNs() int64 {
@@ -4883,7 +5001,7 @@ type ClassSelection struct {
 
 func (x *ClassSelection) Reset() {
 	*x = ClassSelection{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[58]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4895,7 +5013,7 @@ func (x *ClassSelection) String() string {
 func (*ClassSelection) ProtoMessage() {}
 
 func (x *ClassSelection) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[58]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4908,7 +5026,7 @@ func (x *ClassSelection) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClassSelection.ProtoReflect.Descriptor instead.
 func (*ClassSelection) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{58}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *ClassSelection) GetClass() uint32 {
@@ -4952,7 +5070,7 @@ type GateEntry struct {
 
 func (x *GateEntry) Reset() {
 	*x = GateEntry{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[59]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4964,7 +5082,7 @@ func (x *GateEntry) String() string {
 func (*GateEntry) ProtoMessage() {}
 
 func (x *GateEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[59]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4977,7 +5095,7 @@ func (x *GateEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GateEntry.ProtoReflect.Descriptor instead.
 func (*GateEntry) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{59}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *GateEntry) GetGates() uint32 {
@@ -5031,7 +5149,7 @@ type ClassDepartures struct {
 
 func (x *ClassDepartures) Reset() {
 	*x = ClassDepartures{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[60]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5043,7 +5161,7 @@ func (x *ClassDepartures) String() string {
 func (*ClassDepartures) ProtoMessage() {}
 
 func (x *ClassDepartures) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[60]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5056,7 +5174,7 @@ func (x *ClassDepartures) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClassDepartures.ProtoReflect.Descriptor instead.
 func (*ClassDepartures) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{60}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *ClassDepartures) GetClass() uint32 {
@@ -5168,7 +5286,7 @@ type InstallScheduleRequest struct {
 
 func (x *InstallScheduleRequest) Reset() {
 	*x = InstallScheduleRequest{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[61]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5180,7 +5298,7 @@ func (x *InstallScheduleRequest) String() string {
 func (*InstallScheduleRequest) ProtoMessage() {}
 
 func (x *InstallScheduleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[61]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5193,7 +5311,7 @@ func (x *InstallScheduleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstallScheduleRequest.ProtoReflect.Descriptor instead.
 func (*InstallScheduleRequest) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{61}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *InstallScheduleRequest) GetDatapath() string {
@@ -5242,7 +5360,7 @@ type InstalledSchedules struct {
 
 func (x *InstalledSchedules) Reset() {
 	*x = InstalledSchedules{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[62]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5254,7 +5372,7 @@ func (x *InstalledSchedules) String() string {
 func (*InstalledSchedules) ProtoMessage() {}
 
 func (x *InstalledSchedules) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[62]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5267,7 +5385,7 @@ func (x *InstalledSchedules) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstalledSchedules.ProtoReflect.Descriptor instead.
 func (*InstalledSchedules) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{62}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *InstalledSchedules) GetSchedules() []*InstallScheduleRequest {
@@ -5287,7 +5405,7 @@ type InstallScheduleResponse struct {
 
 func (x *InstallScheduleResponse) Reset() {
 	*x = InstallScheduleResponse{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[63]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5299,7 +5417,7 @@ func (x *InstallScheduleResponse) String() string {
 func (*InstallScheduleResponse) ProtoMessage() {}
 
 func (x *InstallScheduleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[63]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5312,7 +5430,7 @@ func (x *InstallScheduleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstallScheduleResponse.ProtoReflect.Descriptor instead.
 func (*InstallScheduleResponse) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{63}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *InstallScheduleResponse) GetBeginsNs() int64 {
@@ -5332,7 +5450,7 @@ type RemoveScheduleRequest struct {
 
 func (x *RemoveScheduleRequest) Reset() {
 	*x = RemoveScheduleRequest{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[64]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5344,7 +5462,7 @@ func (x *RemoveScheduleRequest) String() string {
 func (*RemoveScheduleRequest) ProtoMessage() {}
 
 func (x *RemoveScheduleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[64]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5357,7 +5475,7 @@ func (x *RemoveScheduleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveScheduleRequest.ProtoReflect.Descriptor instead.
 func (*RemoveScheduleRequest) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{64}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *RemoveScheduleRequest) GetDatapath() string {
@@ -5377,7 +5495,7 @@ type RemoveScheduleResponse struct {
 
 func (x *RemoveScheduleResponse) Reset() {
 	*x = RemoveScheduleResponse{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[65]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5389,7 +5507,7 @@ func (x *RemoveScheduleResponse) String() string {
 func (*RemoveScheduleResponse) ProtoMessage() {}
 
 func (x *RemoveScheduleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[65]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5402,7 +5520,7 @@ func (x *RemoveScheduleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveScheduleResponse.ProtoReflect.Descriptor instead.
 func (*RemoveScheduleResponse) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{65}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *RemoveScheduleResponse) GetRemoved() bool {
@@ -5422,7 +5540,7 @@ type GetClockRequest struct {
 
 func (x *GetClockRequest) Reset() {
 	*x = GetClockRequest{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[66]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5434,7 +5552,7 @@ func (x *GetClockRequest) String() string {
 func (*GetClockRequest) ProtoMessage() {}
 
 func (x *GetClockRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[66]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5447,7 +5565,7 @@ func (x *GetClockRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetClockRequest.ProtoReflect.Descriptor instead.
 func (*GetClockRequest) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{66}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *GetClockRequest) GetRequiredNs() uint64 {
@@ -5469,7 +5587,7 @@ type GetClockResponse struct {
 
 func (x *GetClockResponse) Reset() {
 	*x = GetClockResponse{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[67]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5481,7 +5599,7 @@ func (x *GetClockResponse) String() string {
 func (*GetClockResponse) ProtoMessage() {}
 
 func (x *GetClockResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[67]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5494,7 +5612,7 @@ func (x *GetClockResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetClockResponse.ProtoReflect.Descriptor instead.
 func (*GetClockResponse) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{67}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *GetClockResponse) GetClock() *Clock {
@@ -5548,7 +5666,7 @@ type Clock struct {
 
 func (x *Clock) Reset() {
 	*x = Clock{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[68]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5560,7 +5678,7 @@ func (x *Clock) String() string {
 func (*Clock) ProtoMessage() {}
 
 func (x *Clock) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[68]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5573,7 +5691,7 @@ func (x *Clock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Clock.ProtoReflect.Descriptor instead.
 func (*Clock) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{68}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *Clock) GetName() string {
@@ -5687,7 +5805,7 @@ type ClockWarning struct {
 
 func (x *ClockWarning) Reset() {
 	*x = ClockWarning{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[69]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5699,7 +5817,7 @@ func (x *ClockWarning) String() string {
 func (*ClockWarning) ProtoMessage() {}
 
 func (x *ClockWarning) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[69]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5712,7 +5830,7 @@ func (x *ClockWarning) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClockWarning.ProtoReflect.Descriptor instead.
 func (*ClockWarning) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{69}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *ClockWarning) GetCode() string {
@@ -5744,7 +5862,7 @@ type KernelClock struct {
 
 func (x *KernelClock) Reset() {
 	*x = KernelClock{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[70]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5756,7 +5874,7 @@ func (x *KernelClock) String() string {
 func (*KernelClock) ProtoMessage() {}
 
 func (x *KernelClock) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[70]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5769,7 +5887,7 @@ func (x *KernelClock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KernelClock.ProtoReflect.Descriptor instead.
 func (*KernelClock) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{70}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *KernelClock) GetSynchronised() bool {
@@ -5816,7 +5934,7 @@ type PtpClock struct {
 
 func (x *PtpClock) Reset() {
 	*x = PtpClock{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[71]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5828,7 +5946,7 @@ func (x *PtpClock) String() string {
 func (*PtpClock) ProtoMessage() {}
 
 func (x *PtpClock) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[71]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5841,7 +5959,7 @@ func (x *PtpClock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PtpClock.ProtoReflect.Descriptor instead.
 func (*PtpClock) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{71}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *PtpClock) GetDomain() uint32 {
@@ -5910,7 +6028,7 @@ type ChronyClock struct {
 
 func (x *ChronyClock) Reset() {
 	*x = ChronyClock{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[72]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5922,7 +6040,7 @@ func (x *ChronyClock) String() string {
 func (*ChronyClock) ProtoMessage() {}
 
 func (x *ChronyClock) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[72]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5935,7 +6053,7 @@ func (x *ChronyClock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChronyClock.ProtoReflect.Descriptor instead.
 func (*ChronyClock) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{72}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *ChronyClock) GetOffsetNs() int64 {
@@ -5979,7 +6097,7 @@ type DeviceClock struct {
 
 func (x *DeviceClock) Reset() {
 	*x = DeviceClock{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[73]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5991,7 +6109,7 @@ func (x *DeviceClock) String() string {
 func (*DeviceClock) ProtoMessage() {}
 
 func (x *DeviceClock) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[73]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6004,7 +6122,7 @@ func (x *DeviceClock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeviceClock.ProtoReflect.Descriptor instead.
 func (*DeviceClock) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{73}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *DeviceClock) GetRealtimeMinusDeviceNs() int64 {
@@ -6029,7 +6147,7 @@ type ReloadRequest struct {
 
 func (x *ReloadRequest) Reset() {
 	*x = ReloadRequest{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[74]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6041,7 +6159,7 @@ func (x *ReloadRequest) String() string {
 func (*ReloadRequest) ProtoMessage() {}
 
 func (x *ReloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[74]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6054,7 +6172,7 @@ func (x *ReloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReloadRequest.ProtoReflect.Descriptor instead.
 func (*ReloadRequest) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{74}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{75}
 }
 
 type ReloadResponse struct {
@@ -6071,7 +6189,7 @@ type ReloadResponse struct {
 
 func (x *ReloadResponse) Reset() {
 	*x = ReloadResponse{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[75]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6083,7 +6201,7 @@ func (x *ReloadResponse) String() string {
 func (*ReloadResponse) ProtoMessage() {}
 
 func (x *ReloadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[75]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6096,7 +6214,7 @@ func (x *ReloadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReloadResponse.ProtoReflect.Descriptor instead.
 func (*ReloadResponse) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{75}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *ReloadResponse) GetChanged() []string {
@@ -6130,7 +6248,7 @@ type WatchRequest struct {
 
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[76]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6142,7 +6260,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[76]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6155,7 +6273,7 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{76}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *WatchRequest) GetPeriodMs() uint32 {
@@ -6180,7 +6298,7 @@ type WatchResponse struct {
 
 func (x *WatchResponse) Reset() {
 	*x = WatchResponse{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[77]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6192,7 +6310,7 @@ func (x *WatchResponse) String() string {
 func (*WatchResponse) ProtoMessage() {}
 
 func (x *WatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[77]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6205,7 +6323,7 @@ func (x *WatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchResponse.ProtoReflect.Descriptor instead.
 func (*WatchResponse) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{77}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *WatchResponse) GetMonotonicNs() int64 {
@@ -6339,7 +6457,7 @@ const file_takt_admin_v1_admin_proto_rawDesc = "" +
 	"\bsessions\x18\x01 \x03(\v2\x16.takt.admin.v1.SessionR\bsessions\"8\n" +
 	"\bUnserved\x12\x16\n" +
 	"\x06reason\x18\x01 \x01(\tR\x06reason\x12\x14\n" +
-	"\x05count\x18\x02 \x01(\x04R\x05count\"\xce\x02\n" +
+	"\x05count\x18\x02 \x01(\x04R\x05count\"\xc9\x03\n" +
 	"\aSession\x12\x18\n" +
 	"\asession\x18\x01 \x01(\x04R\asession\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1a\n" +
@@ -6352,7 +6470,16 @@ const file_takt_admin_v1_admin_proto_rawDesc = "" +
 	"\astreams\x18\b \x03(\v2\x15.takt.admin.v1.StreamR\astreams\x12:\n" +
 	"\bcounters\x18\t \x01(\v2\x1e.takt.admin.v1.SessionCountersR\bcounters\x123\n" +
 	"\bunserved\x18\n" +
-	" \x03(\v2\x17.takt.admin.v1.UnservedR\bunserved\"\x93\x03\n" +
+	" \x03(\v2\x17.takt.admin.v1.UnservedR\bunserved\x12-\n" +
+	"\x06direct\x18\v \x03(\v2\x15.takt.admin.v1.DirectR\x06direct\x12'\n" +
+	"\x0fdirect_messages\x18\f \x01(\x04R\x0edirectMessages\x12!\n" +
+	"\fdirect_bytes\x18\r \x01(\x04R\vdirectBytes\"z\n" +
+	"\x06Direct\x12\x12\n" +
+	"\x04ring\x18\x01 \x01(\rR\x04ring\x12\x18\n" +
+	"\achannel\x18\x02 \x01(\x04R\achannel\x12\x18\n" +
+	"\asession\x18\x03 \x01(\x04R\asession\x12\x12\n" +
+	"\x04name\x18\x04 \x01(\tR\x04name\x12\x14\n" +
+	"\x05ended\x18\x05 \x01(\tR\x05ended\"\x93\x03\n" +
 	"\x06Stream\x12\x16\n" +
 	"\x06stream\x18\x01 \x01(\rR\x06stream\x12?\n" +
 	"\facceleration\x18\x02 \x01(\x0e2\x1b.takt.admin.v1.AccelerationR\facceleration\x12=\n" +
@@ -6473,7 +6600,7 @@ const file_takt_admin_v1_admin_proto_rawDesc = "" +
 	"\x06passed\x18\x02 \x01(\x04R\x06passed\x12%\n" +
 	"\x0erefused_window\x18\x03 \x01(\x04R\rrefusedWindow\x12!\n" +
 	"\frefused_size\x18\x04 \x01(\x04R\vrefusedSize\x12%\n" +
-	"\x0erefused_excess\x18\x05 \x01(\x04R\rrefusedExcess\"\xc3\x05\n" +
+	"\x0erefused_excess\x18\x05 \x01(\x04R\rrefusedExcess\"\xe2\x05\n" +
 	"\bListener\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x12\n" +
 	"\x04mode\x18\x02 \x01(\rR\x04mode\x12\x1a\n" +
@@ -6494,7 +6621,9 @@ const file_takt_admin_v1_admin_proto_rawDesc = "" +
 	"\vdescriptors\x18\x10 \x01(\rR\vdescriptors\x12\x14\n" +
 	"\x05lanes\x18\x11 \x03(\rR\x05lanes\x127\n" +
 	"\astreams\x18\x12 \x03(\v2\x1d.takt.admin.v1.DeclaredStreamR\astreams\x12-\n" +
-	"\x12undeclared_streams\x18\x13 \x01(\bR\x11undeclaredStreams\"\x9b\x02\n" +
+	"\x12undeclared_streams\x18\x13 \x01(\bR\x11undeclaredStreams\x12\x1d\n" +
+	"\n" +
+	"trust_user\x18\x14 \x01(\bR\ttrustUser\"\x9b\x02\n" +
 	"\x0eDeclaredStream\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12#\n" +
 	"\rtraffic_class\x18\x02 \x01(\rR\ftrafficClass\x12\x1d\n" +
@@ -6786,7 +6915,7 @@ func file_takt_admin_v1_admin_proto_rawDescGZIP() []byte {
 }
 
 var file_takt_admin_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
-var file_takt_admin_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 78)
+var file_takt_admin_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 79)
 var file_takt_admin_v1_admin_proto_goTypes = []any{
 	(Protection)(0),                 // 0: takt.admin.v1.Protection
 	(Acceleration)(0),               // 1: takt.admin.v1.Acceleration
@@ -6807,71 +6936,72 @@ var file_takt_admin_v1_admin_proto_goTypes = []any{
 	(*ListSessionsResponse)(nil),    // 16: takt.admin.v1.ListSessionsResponse
 	(*Unserved)(nil),                // 17: takt.admin.v1.Unserved
 	(*Session)(nil),                 // 18: takt.admin.v1.Session
-	(*Stream)(nil),                  // 19: takt.admin.v1.Stream
-	(*SessionCounters)(nil),         // 20: takt.admin.v1.SessionCounters
-	(*EndSessionRequest)(nil),       // 21: takt.admin.v1.EndSessionRequest
-	(*EndSessionResponse)(nil),      // 22: takt.admin.v1.EndSessionResponse
-	(*ListChannelsRequest)(nil),     // 23: takt.admin.v1.ListChannelsRequest
-	(*ListChannelsResponse)(nil),    // 24: takt.admin.v1.ListChannelsResponse
-	(*Channel)(nil),                 // 25: takt.admin.v1.Channel
-	(*ChannelCounters)(nil),         // 26: takt.admin.v1.ChannelCounters
-	(*ListPeersRequest)(nil),        // 27: takt.admin.v1.ListPeersRequest
-	(*ListPeersResponse)(nil),       // 28: takt.admin.v1.ListPeersResponse
-	(*Peer)(nil),                    // 29: takt.admin.v1.Peer
-	(*AddPeerRequest)(nil),          // 30: takt.admin.v1.AddPeerRequest
-	(*AddPeerResponse)(nil),         // 31: takt.admin.v1.AddPeerResponse
-	(*RemovePeerRequest)(nil),       // 32: takt.admin.v1.RemovePeerRequest
-	(*RemovePeerResponse)(nil),      // 33: takt.admin.v1.RemovePeerResponse
-	(*ListDatapathsRequest)(nil),    // 34: takt.admin.v1.ListDatapathsRequest
-	(*ListDatapathsResponse)(nil),   // 35: takt.admin.v1.ListDatapathsResponse
-	(*Datapath)(nil),                // 36: takt.admin.v1.Datapath
-	(*ListListenersRequest)(nil),    // 37: takt.admin.v1.ListListenersRequest
-	(*ListListenersResponse)(nil),   // 38: takt.admin.v1.ListListenersResponse
-	(*ListenerStatus)(nil),          // 39: takt.admin.v1.ListenerStatus
-	(*DeclaredStreamCounters)(nil),  // 40: takt.admin.v1.DeclaredStreamCounters
-	(*Listener)(nil),                // 41: takt.admin.v1.Listener
-	(*DeclaredStream)(nil),          // 42: takt.admin.v1.DeclaredStream
-	(*Endpoint)(nil),                // 43: takt.admin.v1.Endpoint
-	(*ChannelRange)(nil),            // 44: takt.admin.v1.ChannelRange
-	(*SetListenerRequest)(nil),      // 45: takt.admin.v1.SetListenerRequest
-	(*KeptListeners)(nil),           // 46: takt.admin.v1.KeptListeners
-	(*SetListenerResponse)(nil),     // 47: takt.admin.v1.SetListenerResponse
-	(*ListNetworksRequest)(nil),     // 48: takt.admin.v1.ListNetworksRequest
-	(*ListNetworksResponse)(nil),    // 49: takt.admin.v1.ListNetworksResponse
-	(*Network)(nil),                 // 50: takt.admin.v1.Network
-	(*Route)(nil),                   // 51: takt.admin.v1.Route
-	(*Station)(nil),                 // 52: takt.admin.v1.Station
-	(*NetworkCounters)(nil),         // 53: takt.admin.v1.NetworkCounters
-	(*SetStationRequest)(nil),       // 54: takt.admin.v1.SetStationRequest
-	(*SetStationResponse)(nil),      // 55: takt.admin.v1.SetStationResponse
-	(*RemoveStationRequest)(nil),    // 56: takt.admin.v1.RemoveStationRequest
-	(*RemoveStationResponse)(nil),   // 57: takt.admin.v1.RemoveStationResponse
-	(*RemoveListenerRequest)(nil),   // 58: takt.admin.v1.RemoveListenerRequest
-	(*RemoveListenerResponse)(nil),  // 59: takt.admin.v1.RemoveListenerResponse
-	(*ListSchedulesRequest)(nil),    // 60: takt.admin.v1.ListSchedulesRequest
-	(*ListSchedulesResponse)(nil),   // 61: takt.admin.v1.ListSchedulesResponse
-	(*LinkSchedule)(nil),            // 62: takt.admin.v1.LinkSchedule
-	(*GateSchedule)(nil),            // 63: takt.admin.v1.GateSchedule
-	(*ClassSelection)(nil),          // 64: takt.admin.v1.ClassSelection
-	(*GateEntry)(nil),               // 65: takt.admin.v1.GateEntry
-	(*ClassDepartures)(nil),         // 66: takt.admin.v1.ClassDepartures
-	(*InstallScheduleRequest)(nil),  // 67: takt.admin.v1.InstallScheduleRequest
-	(*InstalledSchedules)(nil),      // 68: takt.admin.v1.InstalledSchedules
-	(*InstallScheduleResponse)(nil), // 69: takt.admin.v1.InstallScheduleResponse
-	(*RemoveScheduleRequest)(nil),   // 70: takt.admin.v1.RemoveScheduleRequest
-	(*RemoveScheduleResponse)(nil),  // 71: takt.admin.v1.RemoveScheduleResponse
-	(*GetClockRequest)(nil),         // 72: takt.admin.v1.GetClockRequest
-	(*GetClockResponse)(nil),        // 73: takt.admin.v1.GetClockResponse
-	(*Clock)(nil),                   // 74: takt.admin.v1.Clock
-	(*ClockWarning)(nil),            // 75: takt.admin.v1.ClockWarning
-	(*KernelClock)(nil),             // 76: takt.admin.v1.KernelClock
-	(*PtpClock)(nil),                // 77: takt.admin.v1.PtpClock
-	(*ChronyClock)(nil),             // 78: takt.admin.v1.ChronyClock
-	(*DeviceClock)(nil),             // 79: takt.admin.v1.DeviceClock
-	(*ReloadRequest)(nil),           // 80: takt.admin.v1.ReloadRequest
-	(*ReloadResponse)(nil),          // 81: takt.admin.v1.ReloadResponse
-	(*WatchRequest)(nil),            // 82: takt.admin.v1.WatchRequest
-	(*WatchResponse)(nil),           // 83: takt.admin.v1.WatchResponse
+	(*Direct)(nil),                  // 19: takt.admin.v1.Direct
+	(*Stream)(nil),                  // 20: takt.admin.v1.Stream
+	(*SessionCounters)(nil),         // 21: takt.admin.v1.SessionCounters
+	(*EndSessionRequest)(nil),       // 22: takt.admin.v1.EndSessionRequest
+	(*EndSessionResponse)(nil),      // 23: takt.admin.v1.EndSessionResponse
+	(*ListChannelsRequest)(nil),     // 24: takt.admin.v1.ListChannelsRequest
+	(*ListChannelsResponse)(nil),    // 25: takt.admin.v1.ListChannelsResponse
+	(*Channel)(nil),                 // 26: takt.admin.v1.Channel
+	(*ChannelCounters)(nil),         // 27: takt.admin.v1.ChannelCounters
+	(*ListPeersRequest)(nil),        // 28: takt.admin.v1.ListPeersRequest
+	(*ListPeersResponse)(nil),       // 29: takt.admin.v1.ListPeersResponse
+	(*Peer)(nil),                    // 30: takt.admin.v1.Peer
+	(*AddPeerRequest)(nil),          // 31: takt.admin.v1.AddPeerRequest
+	(*AddPeerResponse)(nil),         // 32: takt.admin.v1.AddPeerResponse
+	(*RemovePeerRequest)(nil),       // 33: takt.admin.v1.RemovePeerRequest
+	(*RemovePeerResponse)(nil),      // 34: takt.admin.v1.RemovePeerResponse
+	(*ListDatapathsRequest)(nil),    // 35: takt.admin.v1.ListDatapathsRequest
+	(*ListDatapathsResponse)(nil),   // 36: takt.admin.v1.ListDatapathsResponse
+	(*Datapath)(nil),                // 37: takt.admin.v1.Datapath
+	(*ListListenersRequest)(nil),    // 38: takt.admin.v1.ListListenersRequest
+	(*ListListenersResponse)(nil),   // 39: takt.admin.v1.ListListenersResponse
+	(*ListenerStatus)(nil),          // 40: takt.admin.v1.ListenerStatus
+	(*DeclaredStreamCounters)(nil),  // 41: takt.admin.v1.DeclaredStreamCounters
+	(*Listener)(nil),                // 42: takt.admin.v1.Listener
+	(*DeclaredStream)(nil),          // 43: takt.admin.v1.DeclaredStream
+	(*Endpoint)(nil),                // 44: takt.admin.v1.Endpoint
+	(*ChannelRange)(nil),            // 45: takt.admin.v1.ChannelRange
+	(*SetListenerRequest)(nil),      // 46: takt.admin.v1.SetListenerRequest
+	(*KeptListeners)(nil),           // 47: takt.admin.v1.KeptListeners
+	(*SetListenerResponse)(nil),     // 48: takt.admin.v1.SetListenerResponse
+	(*ListNetworksRequest)(nil),     // 49: takt.admin.v1.ListNetworksRequest
+	(*ListNetworksResponse)(nil),    // 50: takt.admin.v1.ListNetworksResponse
+	(*Network)(nil),                 // 51: takt.admin.v1.Network
+	(*Route)(nil),                   // 52: takt.admin.v1.Route
+	(*Station)(nil),                 // 53: takt.admin.v1.Station
+	(*NetworkCounters)(nil),         // 54: takt.admin.v1.NetworkCounters
+	(*SetStationRequest)(nil),       // 55: takt.admin.v1.SetStationRequest
+	(*SetStationResponse)(nil),      // 56: takt.admin.v1.SetStationResponse
+	(*RemoveStationRequest)(nil),    // 57: takt.admin.v1.RemoveStationRequest
+	(*RemoveStationResponse)(nil),   // 58: takt.admin.v1.RemoveStationResponse
+	(*RemoveListenerRequest)(nil),   // 59: takt.admin.v1.RemoveListenerRequest
+	(*RemoveListenerResponse)(nil),  // 60: takt.admin.v1.RemoveListenerResponse
+	(*ListSchedulesRequest)(nil),    // 61: takt.admin.v1.ListSchedulesRequest
+	(*ListSchedulesResponse)(nil),   // 62: takt.admin.v1.ListSchedulesResponse
+	(*LinkSchedule)(nil),            // 63: takt.admin.v1.LinkSchedule
+	(*GateSchedule)(nil),            // 64: takt.admin.v1.GateSchedule
+	(*ClassSelection)(nil),          // 65: takt.admin.v1.ClassSelection
+	(*GateEntry)(nil),               // 66: takt.admin.v1.GateEntry
+	(*ClassDepartures)(nil),         // 67: takt.admin.v1.ClassDepartures
+	(*InstallScheduleRequest)(nil),  // 68: takt.admin.v1.InstallScheduleRequest
+	(*InstalledSchedules)(nil),      // 69: takt.admin.v1.InstalledSchedules
+	(*InstallScheduleResponse)(nil), // 70: takt.admin.v1.InstallScheduleResponse
+	(*RemoveScheduleRequest)(nil),   // 71: takt.admin.v1.RemoveScheduleRequest
+	(*RemoveScheduleResponse)(nil),  // 72: takt.admin.v1.RemoveScheduleResponse
+	(*GetClockRequest)(nil),         // 73: takt.admin.v1.GetClockRequest
+	(*GetClockResponse)(nil),        // 74: takt.admin.v1.GetClockResponse
+	(*Clock)(nil),                   // 75: takt.admin.v1.Clock
+	(*ClockWarning)(nil),            // 76: takt.admin.v1.ClockWarning
+	(*KernelClock)(nil),             // 77: takt.admin.v1.KernelClock
+	(*PtpClock)(nil),                // 78: takt.admin.v1.PtpClock
+	(*ChronyClock)(nil),             // 79: takt.admin.v1.ChronyClock
+	(*DeviceClock)(nil),             // 80: takt.admin.v1.DeviceClock
+	(*ReloadRequest)(nil),           // 81: takt.admin.v1.ReloadRequest
+	(*ReloadResponse)(nil),          // 82: takt.admin.v1.ReloadResponse
+	(*WatchRequest)(nil),            // 83: takt.admin.v1.WatchRequest
+	(*WatchResponse)(nil),           // 84: takt.admin.v1.WatchResponse
 }
 var file_takt_admin_v1_admin_proto_depIdxs = []int32{
 	8,  // 0: takt.admin.v1.GetStatusResponse.node:type_name -> takt.admin.v1.Node
@@ -6884,96 +7014,97 @@ var file_takt_admin_v1_admin_proto_depIdxs = []int32{
 	12, // 7: takt.admin.v1.Lane.ports:type_name -> takt.admin.v1.Port
 	13, // 8: takt.admin.v1.Port.counters:type_name -> takt.admin.v1.PortCounters
 	18, // 9: takt.admin.v1.ListSessionsResponse.sessions:type_name -> takt.admin.v1.Session
-	19, // 10: takt.admin.v1.Session.streams:type_name -> takt.admin.v1.Stream
-	20, // 11: takt.admin.v1.Session.counters:type_name -> takt.admin.v1.SessionCounters
+	20, // 10: takt.admin.v1.Session.streams:type_name -> takt.admin.v1.Stream
+	21, // 11: takt.admin.v1.Session.counters:type_name -> takt.admin.v1.SessionCounters
 	17, // 12: takt.admin.v1.Session.unserved:type_name -> takt.admin.v1.Unserved
-	1,  // 13: takt.admin.v1.Stream.acceleration:type_name -> takt.admin.v1.Acceleration
-	2,  // 14: takt.admin.v1.Stream.resource_use:type_name -> takt.admin.v1.ResourceUse
-	25, // 15: takt.admin.v1.ListChannelsResponse.channels:type_name -> takt.admin.v1.Channel
-	26, // 16: takt.admin.v1.Channel.counters:type_name -> takt.admin.v1.ChannelCounters
-	29, // 17: takt.admin.v1.ListPeersResponse.peers:type_name -> takt.admin.v1.Peer
-	4,  // 18: takt.admin.v1.Peer.state:type_name -> takt.admin.v1.PeerState
-	3,  // 19: takt.admin.v1.Peer.authentication:type_name -> takt.admin.v1.Authentication
-	36, // 20: takt.admin.v1.ListDatapathsResponse.datapaths:type_name -> takt.admin.v1.Datapath
-	39, // 21: takt.admin.v1.ListListenersResponse.listeners:type_name -> takt.admin.v1.ListenerStatus
-	41, // 22: takt.admin.v1.ListenerStatus.listener:type_name -> takt.admin.v1.Listener
-	17, // 23: takt.admin.v1.ListenerStatus.unserved:type_name -> takt.admin.v1.Unserved
-	40, // 24: takt.admin.v1.ListenerStatus.streams:type_name -> takt.admin.v1.DeclaredStreamCounters
-	44, // 25: takt.admin.v1.Listener.write:type_name -> takt.admin.v1.ChannelRange
-	44, // 26: takt.admin.v1.Listener.read:type_name -> takt.admin.v1.ChannelRange
-	43, // 27: takt.admin.v1.Listener.endpoint:type_name -> takt.admin.v1.Endpoint
-	42, // 28: takt.admin.v1.Listener.streams:type_name -> takt.admin.v1.DeclaredStream
-	41, // 29: takt.admin.v1.SetListenerRequest.listener:type_name -> takt.admin.v1.Listener
-	41, // 30: takt.admin.v1.KeptListeners.listeners:type_name -> takt.admin.v1.Listener
-	50, // 31: takt.admin.v1.ListNetworksResponse.networks:type_name -> takt.admin.v1.Network
-	52, // 32: takt.admin.v1.Network.stations:type_name -> takt.admin.v1.Station
-	53, // 33: takt.admin.v1.Network.counters:type_name -> takt.admin.v1.NetworkCounters
-	51, // 34: takt.admin.v1.Network.routes:type_name -> takt.admin.v1.Route
-	52, // 35: takt.admin.v1.SetStationRequest.station:type_name -> takt.admin.v1.Station
-	62, // 36: takt.admin.v1.ListSchedulesResponse.links:type_name -> takt.admin.v1.LinkSchedule
-	63, // 37: takt.admin.v1.LinkSchedule.operational:type_name -> takt.admin.v1.GateSchedule
-	63, // 38: takt.admin.v1.LinkSchedule.pending:type_name -> takt.admin.v1.GateSchedule
-	66, // 39: takt.admin.v1.LinkSchedule.classes:type_name -> takt.admin.v1.ClassDepartures
-	65, // 40: takt.admin.v1.GateSchedule.entries:type_name -> takt.admin.v1.GateEntry
-	64, // 41: takt.admin.v1.GateSchedule.selection:type_name -> takt.admin.v1.ClassSelection
-	63, // 42: takt.admin.v1.InstallScheduleRequest.schedule:type_name -> takt.admin.v1.GateSchedule
-	67, // 43: takt.admin.v1.InstalledSchedules.schedules:type_name -> takt.admin.v1.InstallScheduleRequest
-	74, // 44: takt.admin.v1.GetClockResponse.clock:type_name -> takt.admin.v1.Clock
-	5,  // 45: takt.admin.v1.Clock.state:type_name -> takt.admin.v1.ClockState
-	75, // 46: takt.admin.v1.Clock.warnings:type_name -> takt.admin.v1.ClockWarning
-	76, // 47: takt.admin.v1.Clock.kernel:type_name -> takt.admin.v1.KernelClock
-	77, // 48: takt.admin.v1.Clock.ptp4l:type_name -> takt.admin.v1.PtpClock
-	78, // 49: takt.admin.v1.Clock.chrony:type_name -> takt.admin.v1.ChronyClock
-	79, // 50: takt.admin.v1.Clock.device:type_name -> takt.admin.v1.DeviceClock
-	8,  // 51: takt.admin.v1.WatchResponse.node:type_name -> takt.admin.v1.Node
-	18, // 52: takt.admin.v1.WatchResponse.sessions:type_name -> takt.admin.v1.Session
-	25, // 53: takt.admin.v1.WatchResponse.channels:type_name -> takt.admin.v1.Channel
-	29, // 54: takt.admin.v1.WatchResponse.peers:type_name -> takt.admin.v1.Peer
-	6,  // 55: takt.admin.v1.Admin.GetStatus:input_type -> takt.admin.v1.GetStatusRequest
-	15, // 56: takt.admin.v1.Admin.ListSessions:input_type -> takt.admin.v1.ListSessionsRequest
-	21, // 57: takt.admin.v1.Admin.EndSession:input_type -> takt.admin.v1.EndSessionRequest
-	23, // 58: takt.admin.v1.Admin.ListChannels:input_type -> takt.admin.v1.ListChannelsRequest
-	27, // 59: takt.admin.v1.Admin.ListPeers:input_type -> takt.admin.v1.ListPeersRequest
-	30, // 60: takt.admin.v1.Admin.AddPeer:input_type -> takt.admin.v1.AddPeerRequest
-	32, // 61: takt.admin.v1.Admin.RemovePeer:input_type -> takt.admin.v1.RemovePeerRequest
-	34, // 62: takt.admin.v1.Admin.ListDatapaths:input_type -> takt.admin.v1.ListDatapathsRequest
-	37, // 63: takt.admin.v1.Admin.ListListeners:input_type -> takt.admin.v1.ListListenersRequest
-	45, // 64: takt.admin.v1.Admin.SetListener:input_type -> takt.admin.v1.SetListenerRequest
-	58, // 65: takt.admin.v1.Admin.RemoveListener:input_type -> takt.admin.v1.RemoveListenerRequest
-	48, // 66: takt.admin.v1.Admin.ListNetworks:input_type -> takt.admin.v1.ListNetworksRequest
-	54, // 67: takt.admin.v1.Admin.SetStation:input_type -> takt.admin.v1.SetStationRequest
-	56, // 68: takt.admin.v1.Admin.RemoveStation:input_type -> takt.admin.v1.RemoveStationRequest
-	60, // 69: takt.admin.v1.Admin.ListSchedules:input_type -> takt.admin.v1.ListSchedulesRequest
-	67, // 70: takt.admin.v1.Admin.InstallSchedule:input_type -> takt.admin.v1.InstallScheduleRequest
-	70, // 71: takt.admin.v1.Admin.RemoveSchedule:input_type -> takt.admin.v1.RemoveScheduleRequest
-	72, // 72: takt.admin.v1.Admin.GetClock:input_type -> takt.admin.v1.GetClockRequest
-	80, // 73: takt.admin.v1.Admin.Reload:input_type -> takt.admin.v1.ReloadRequest
-	82, // 74: takt.admin.v1.Admin.Watch:input_type -> takt.admin.v1.WatchRequest
-	7,  // 75: takt.admin.v1.Admin.GetStatus:output_type -> takt.admin.v1.GetStatusResponse
-	16, // 76: takt.admin.v1.Admin.ListSessions:output_type -> takt.admin.v1.ListSessionsResponse
-	22, // 77: takt.admin.v1.Admin.EndSession:output_type -> takt.admin.v1.EndSessionResponse
-	24, // 78: takt.admin.v1.Admin.ListChannels:output_type -> takt.admin.v1.ListChannelsResponse
-	28, // 79: takt.admin.v1.Admin.ListPeers:output_type -> takt.admin.v1.ListPeersResponse
-	31, // 80: takt.admin.v1.Admin.AddPeer:output_type -> takt.admin.v1.AddPeerResponse
-	33, // 81: takt.admin.v1.Admin.RemovePeer:output_type -> takt.admin.v1.RemovePeerResponse
-	35, // 82: takt.admin.v1.Admin.ListDatapaths:output_type -> takt.admin.v1.ListDatapathsResponse
-	38, // 83: takt.admin.v1.Admin.ListListeners:output_type -> takt.admin.v1.ListListenersResponse
-	47, // 84: takt.admin.v1.Admin.SetListener:output_type -> takt.admin.v1.SetListenerResponse
-	59, // 85: takt.admin.v1.Admin.RemoveListener:output_type -> takt.admin.v1.RemoveListenerResponse
-	49, // 86: takt.admin.v1.Admin.ListNetworks:output_type -> takt.admin.v1.ListNetworksResponse
-	55, // 87: takt.admin.v1.Admin.SetStation:output_type -> takt.admin.v1.SetStationResponse
-	57, // 88: takt.admin.v1.Admin.RemoveStation:output_type -> takt.admin.v1.RemoveStationResponse
-	61, // 89: takt.admin.v1.Admin.ListSchedules:output_type -> takt.admin.v1.ListSchedulesResponse
-	69, // 90: takt.admin.v1.Admin.InstallSchedule:output_type -> takt.admin.v1.InstallScheduleResponse
-	71, // 91: takt.admin.v1.Admin.RemoveSchedule:output_type -> takt.admin.v1.RemoveScheduleResponse
-	73, // 92: takt.admin.v1.Admin.GetClock:output_type -> takt.admin.v1.GetClockResponse
-	81, // 93: takt.admin.v1.Admin.Reload:output_type -> takt.admin.v1.ReloadResponse
-	83, // 94: takt.admin.v1.Admin.Watch:output_type -> takt.admin.v1.WatchResponse
-	75, // [75:95] is the sub-list for method output_type
-	55, // [55:75] is the sub-list for method input_type
-	55, // [55:55] is the sub-list for extension type_name
-	55, // [55:55] is the sub-list for extension extendee
-	0,  // [0:55] is the sub-list for field type_name
+	19, // 13: takt.admin.v1.Session.direct:type_name -> takt.admin.v1.Direct
+	1,  // 14: takt.admin.v1.Stream.acceleration:type_name -> takt.admin.v1.Acceleration
+	2,  // 15: takt.admin.v1.Stream.resource_use:type_name -> takt.admin.v1.ResourceUse
+	26, // 16: takt.admin.v1.ListChannelsResponse.channels:type_name -> takt.admin.v1.Channel
+	27, // 17: takt.admin.v1.Channel.counters:type_name -> takt.admin.v1.ChannelCounters
+	30, // 18: takt.admin.v1.ListPeersResponse.peers:type_name -> takt.admin.v1.Peer
+	4,  // 19: takt.admin.v1.Peer.state:type_name -> takt.admin.v1.PeerState
+	3,  // 20: takt.admin.v1.Peer.authentication:type_name -> takt.admin.v1.Authentication
+	37, // 21: takt.admin.v1.ListDatapathsResponse.datapaths:type_name -> takt.admin.v1.Datapath
+	40, // 22: takt.admin.v1.ListListenersResponse.listeners:type_name -> takt.admin.v1.ListenerStatus
+	42, // 23: takt.admin.v1.ListenerStatus.listener:type_name -> takt.admin.v1.Listener
+	17, // 24: takt.admin.v1.ListenerStatus.unserved:type_name -> takt.admin.v1.Unserved
+	41, // 25: takt.admin.v1.ListenerStatus.streams:type_name -> takt.admin.v1.DeclaredStreamCounters
+	45, // 26: takt.admin.v1.Listener.write:type_name -> takt.admin.v1.ChannelRange
+	45, // 27: takt.admin.v1.Listener.read:type_name -> takt.admin.v1.ChannelRange
+	44, // 28: takt.admin.v1.Listener.endpoint:type_name -> takt.admin.v1.Endpoint
+	43, // 29: takt.admin.v1.Listener.streams:type_name -> takt.admin.v1.DeclaredStream
+	42, // 30: takt.admin.v1.SetListenerRequest.listener:type_name -> takt.admin.v1.Listener
+	42, // 31: takt.admin.v1.KeptListeners.listeners:type_name -> takt.admin.v1.Listener
+	51, // 32: takt.admin.v1.ListNetworksResponse.networks:type_name -> takt.admin.v1.Network
+	53, // 33: takt.admin.v1.Network.stations:type_name -> takt.admin.v1.Station
+	54, // 34: takt.admin.v1.Network.counters:type_name -> takt.admin.v1.NetworkCounters
+	52, // 35: takt.admin.v1.Network.routes:type_name -> takt.admin.v1.Route
+	53, // 36: takt.admin.v1.SetStationRequest.station:type_name -> takt.admin.v1.Station
+	63, // 37: takt.admin.v1.ListSchedulesResponse.links:type_name -> takt.admin.v1.LinkSchedule
+	64, // 38: takt.admin.v1.LinkSchedule.operational:type_name -> takt.admin.v1.GateSchedule
+	64, // 39: takt.admin.v1.LinkSchedule.pending:type_name -> takt.admin.v1.GateSchedule
+	67, // 40: takt.admin.v1.LinkSchedule.classes:type_name -> takt.admin.v1.ClassDepartures
+	66, // 41: takt.admin.v1.GateSchedule.entries:type_name -> takt.admin.v1.GateEntry
+	65, // 42: takt.admin.v1.GateSchedule.selection:type_name -> takt.admin.v1.ClassSelection
+	64, // 43: takt.admin.v1.InstallScheduleRequest.schedule:type_name -> takt.admin.v1.GateSchedule
+	68, // 44: takt.admin.v1.InstalledSchedules.schedules:type_name -> takt.admin.v1.InstallScheduleRequest
+	75, // 45: takt.admin.v1.GetClockResponse.clock:type_name -> takt.admin.v1.Clock
+	5,  // 46: takt.admin.v1.Clock.state:type_name -> takt.admin.v1.ClockState
+	76, // 47: takt.admin.v1.Clock.warnings:type_name -> takt.admin.v1.ClockWarning
+	77, // 48: takt.admin.v1.Clock.kernel:type_name -> takt.admin.v1.KernelClock
+	78, // 49: takt.admin.v1.Clock.ptp4l:type_name -> takt.admin.v1.PtpClock
+	79, // 50: takt.admin.v1.Clock.chrony:type_name -> takt.admin.v1.ChronyClock
+	80, // 51: takt.admin.v1.Clock.device:type_name -> takt.admin.v1.DeviceClock
+	8,  // 52: takt.admin.v1.WatchResponse.node:type_name -> takt.admin.v1.Node
+	18, // 53: takt.admin.v1.WatchResponse.sessions:type_name -> takt.admin.v1.Session
+	26, // 54: takt.admin.v1.WatchResponse.channels:type_name -> takt.admin.v1.Channel
+	30, // 55: takt.admin.v1.WatchResponse.peers:type_name -> takt.admin.v1.Peer
+	6,  // 56: takt.admin.v1.Admin.GetStatus:input_type -> takt.admin.v1.GetStatusRequest
+	15, // 57: takt.admin.v1.Admin.ListSessions:input_type -> takt.admin.v1.ListSessionsRequest
+	22, // 58: takt.admin.v1.Admin.EndSession:input_type -> takt.admin.v1.EndSessionRequest
+	24, // 59: takt.admin.v1.Admin.ListChannels:input_type -> takt.admin.v1.ListChannelsRequest
+	28, // 60: takt.admin.v1.Admin.ListPeers:input_type -> takt.admin.v1.ListPeersRequest
+	31, // 61: takt.admin.v1.Admin.AddPeer:input_type -> takt.admin.v1.AddPeerRequest
+	33, // 62: takt.admin.v1.Admin.RemovePeer:input_type -> takt.admin.v1.RemovePeerRequest
+	35, // 63: takt.admin.v1.Admin.ListDatapaths:input_type -> takt.admin.v1.ListDatapathsRequest
+	38, // 64: takt.admin.v1.Admin.ListListeners:input_type -> takt.admin.v1.ListListenersRequest
+	46, // 65: takt.admin.v1.Admin.SetListener:input_type -> takt.admin.v1.SetListenerRequest
+	59, // 66: takt.admin.v1.Admin.RemoveListener:input_type -> takt.admin.v1.RemoveListenerRequest
+	49, // 67: takt.admin.v1.Admin.ListNetworks:input_type -> takt.admin.v1.ListNetworksRequest
+	55, // 68: takt.admin.v1.Admin.SetStation:input_type -> takt.admin.v1.SetStationRequest
+	57, // 69: takt.admin.v1.Admin.RemoveStation:input_type -> takt.admin.v1.RemoveStationRequest
+	61, // 70: takt.admin.v1.Admin.ListSchedules:input_type -> takt.admin.v1.ListSchedulesRequest
+	68, // 71: takt.admin.v1.Admin.InstallSchedule:input_type -> takt.admin.v1.InstallScheduleRequest
+	71, // 72: takt.admin.v1.Admin.RemoveSchedule:input_type -> takt.admin.v1.RemoveScheduleRequest
+	73, // 73: takt.admin.v1.Admin.GetClock:input_type -> takt.admin.v1.GetClockRequest
+	81, // 74: takt.admin.v1.Admin.Reload:input_type -> takt.admin.v1.ReloadRequest
+	83, // 75: takt.admin.v1.Admin.Watch:input_type -> takt.admin.v1.WatchRequest
+	7,  // 76: takt.admin.v1.Admin.GetStatus:output_type -> takt.admin.v1.GetStatusResponse
+	16, // 77: takt.admin.v1.Admin.ListSessions:output_type -> takt.admin.v1.ListSessionsResponse
+	23, // 78: takt.admin.v1.Admin.EndSession:output_type -> takt.admin.v1.EndSessionResponse
+	25, // 79: takt.admin.v1.Admin.ListChannels:output_type -> takt.admin.v1.ListChannelsResponse
+	29, // 80: takt.admin.v1.Admin.ListPeers:output_type -> takt.admin.v1.ListPeersResponse
+	32, // 81: takt.admin.v1.Admin.AddPeer:output_type -> takt.admin.v1.AddPeerResponse
+	34, // 82: takt.admin.v1.Admin.RemovePeer:output_type -> takt.admin.v1.RemovePeerResponse
+	36, // 83: takt.admin.v1.Admin.ListDatapaths:output_type -> takt.admin.v1.ListDatapathsResponse
+	39, // 84: takt.admin.v1.Admin.ListListeners:output_type -> takt.admin.v1.ListListenersResponse
+	48, // 85: takt.admin.v1.Admin.SetListener:output_type -> takt.admin.v1.SetListenerResponse
+	60, // 86: takt.admin.v1.Admin.RemoveListener:output_type -> takt.admin.v1.RemoveListenerResponse
+	50, // 87: takt.admin.v1.Admin.ListNetworks:output_type -> takt.admin.v1.ListNetworksResponse
+	56, // 88: takt.admin.v1.Admin.SetStation:output_type -> takt.admin.v1.SetStationResponse
+	58, // 89: takt.admin.v1.Admin.RemoveStation:output_type -> takt.admin.v1.RemoveStationResponse
+	62, // 90: takt.admin.v1.Admin.ListSchedules:output_type -> takt.admin.v1.ListSchedulesResponse
+	70, // 91: takt.admin.v1.Admin.InstallSchedule:output_type -> takt.admin.v1.InstallScheduleResponse
+	72, // 92: takt.admin.v1.Admin.RemoveSchedule:output_type -> takt.admin.v1.RemoveScheduleResponse
+	74, // 93: takt.admin.v1.Admin.GetClock:output_type -> takt.admin.v1.GetClockResponse
+	82, // 94: takt.admin.v1.Admin.Reload:output_type -> takt.admin.v1.ReloadResponse
+	84, // 95: takt.admin.v1.Admin.Watch:output_type -> takt.admin.v1.WatchResponse
+	76, // [76:96] is the sub-list for method output_type
+	56, // [56:76] is the sub-list for method input_type
+	56, // [56:56] is the sub-list for extension type_name
+	56, // [56:56] is the sub-list for extension extendee
+	0,  // [0:56] is the sub-list for field type_name
 }
 
 func init() { file_takt_admin_v1_admin_proto_init() }
@@ -6981,21 +7112,21 @@ func file_takt_admin_v1_admin_proto_init() {
 	if File_takt_admin_v1_admin_proto != nil {
 		return
 	}
-	file_takt_admin_v1_admin_proto_msgTypes[13].OneofWrappers = []any{}
-	file_takt_admin_v1_admin_proto_msgTypes[23].OneofWrappers = []any{}
-	file_takt_admin_v1_admin_proto_msgTypes[36].OneofWrappers = []any{}
-	file_takt_admin_v1_admin_proto_msgTypes[44].OneofWrappers = []any{}
-	file_takt_admin_v1_admin_proto_msgTypes[56].OneofWrappers = []any{}
+	file_takt_admin_v1_admin_proto_msgTypes[14].OneofWrappers = []any{}
+	file_takt_admin_v1_admin_proto_msgTypes[24].OneofWrappers = []any{}
+	file_takt_admin_v1_admin_proto_msgTypes[37].OneofWrappers = []any{}
+	file_takt_admin_v1_admin_proto_msgTypes[45].OneofWrappers = []any{}
 	file_takt_admin_v1_admin_proto_msgTypes[57].OneofWrappers = []any{}
-	file_takt_admin_v1_admin_proto_msgTypes[66].OneofWrappers = []any{}
-	file_takt_admin_v1_admin_proto_msgTypes[68].OneofWrappers = []any{}
+	file_takt_admin_v1_admin_proto_msgTypes[58].OneofWrappers = []any{}
+	file_takt_admin_v1_admin_proto_msgTypes[67].OneofWrappers = []any{}
+	file_takt_admin_v1_admin_proto_msgTypes[69].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_takt_admin_v1_admin_proto_rawDesc), len(file_takt_admin_v1_admin_proto_rawDesc)),
 			NumEnums:      6,
-			NumMessages:   78,
+			NumMessages:   79,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
