@@ -563,8 +563,7 @@ impl Rtp {
     }
 }
 
-/// Frames that may wait for a server that is busy: one while the next is put together, and as many as [`RTP_WAITING`] bytes
-/// have room for.
+/// Frames that may wait for a server that is busy: as many as [`RTP_WAITING`] bytes have room for, one at least.
 fn places(format: Format) -> usize {
     (RTP_WAITING / format.bytes()).clamp(1, MOST_WAITING)
 }
