@@ -403,8 +403,9 @@ class Stream(_Part):
         of this node get messages with a launch time at once."""
         pointer = ctypes.c_void_p()
         check(lib.takt_source_open(self._pointer, _number("channel", channel, 64), _number("depth", depth), ctypes.byref(pointer)))
-        check(lib.takt_source_at_once_here(pointer, at_once_here))
-        return Source(_Handle(pointer, lib.takt_source_close, self._open()))
+        source = Source(_Handle(pointer, lib.takt_source_close, self._open()))
+        check(lib.takt_source_at_once_here(source._pointer, bool(at_once_here)))
+        return source
 
     def sink(self, channel: int, *, depth: int = 0, no_local: bool = False, latest: bool = False) -> "Sink":
         """Opens a reading end of a channel. `no_local`: without what this very session emits. `latest`: the newest message

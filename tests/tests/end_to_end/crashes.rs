@@ -121,6 +121,15 @@ pub fn open_files(node: &Node, what: &str) -> usize {
         .count()
 }
 
+/// Has others stop however this ends: a test that fails is over.
+struct Stops<'a>(&'a AtomicBool);
+
+impl Drop for Stops<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// Writes numbers until told to stop, through whatever happens. How many.
 fn write_on(source: &Source, stop: &AtomicBool) -> u64 {
     let mut number = 0u64;
@@ -181,6 +190,7 @@ fn a_killed_daemon(datapath: Datapath) {
     let [stop, restarted, noticed] = [false; 3].map(AtomicBool::new);
     let [lost_by_source, lost_by_sink, lost_remotely] = std::thread::scope(|scope| {
         let [stop, restarted, noticed] = [&stop, &restarted, &noticed];
+        let stops = Stops(stop);
         let writing = scope.spawn(move || {
             let emitted = write_on(&source, stop);
             assert!(emitted > 0);
@@ -216,7 +226,7 @@ fn a_killed_daemon(datapath: Datapath) {
         restarted.store(true, Ordering::Relaxed);
         let sink = reading.join().expect("the reader");
         let remotely = far_reading.join().expect("the far reader");
-        stop.store(true, Ordering::Relaxed);
+        drop(stops);
         [writing.join().expect("the writer"), sink, remotely]
     });
     println!(

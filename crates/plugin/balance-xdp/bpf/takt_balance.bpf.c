@@ -65,6 +65,7 @@ struct flow {
 	__be16 ports[2];
 	__u32 protocol;
 	__u8 version;
+	bool group; /* of several hosts, by the frame's destination */
 };
 
 enum kind { KIND_NONE, KIND_CORE, KIND_REDIRECT, KIND_VXLAN };
@@ -234,6 +235,7 @@ static __always_inline bool dissect(void *data, void *end, struct flow *flow)
 	if (next > end)
 		return false;
 	protocol = eth->h_proto;
+	flow->group = eth->h_dest[0] & 1;
 
 #pragma unroll
 	for (int i = 0; i < MOST_VLAN_TAGS; i++) {
@@ -296,6 +298,9 @@ static __always_inline bool of_service(const struct flow *flow)
 	__builtin_memcpy(key.address, flow->destination, sizeof(key.address));
 	if (bpf_map_lookup_elem(&takt_services, &key))
 		return true;
+	/* What is for several hosts is no neighbour's to answer. */
+	if (flow->group)
+		return false;
 	__builtin_memset(key.address, 0, sizeof(key.address));
 	return bpf_map_lookup_elem(&takt_services, &key) != NULL;
 }

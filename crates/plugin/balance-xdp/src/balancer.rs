@@ -377,7 +377,13 @@ impl Balancer {
                 Some((of, beat.ok()?))
             });
             match beat {
-                Some(((number, watched), beat)) if beat.sequence > watched.sequence => {
+                // Without a key a sequence proves nothing: one that is dead lives by any other.
+                Some(((number, watched), beat))
+                    if beat.sequence > watched.sequence
+                        || (self.config.key.is_none()
+                            && watched.dead
+                            && beat.sequence != watched.sequence) =>
+                {
                     watched.sequence = beat.sequence;
                     watched.beats += 1;
                     let report = Report {
@@ -594,7 +600,9 @@ fn target(at: u32, cores: usize) -> Option<Target> {
 
 /// How a neighbour is reached by what the kernel's tables say; `None` while they say nothing.
 fn reach(hop: &NextHop, neighbour: &Neighbour) -> Option<Reach> {
-    let to = hop.dst_mac.filter(|_| hop.up && hop.vlan.is_none())?;
+    // A bridge takes no redirected frames.
+    let takes = hop.up && hop.vlan.is_none() && hop.kind != DeviceKind::Bridge;
+    let to = hop.dst_mac.filter(|_| takes)?;
     let most = hop.mtu + FRAME_OVERHEAD;
     let (ifindex, from) = (hop.ifindex, hop.src_mac);
     match neighbour.way {

@@ -137,8 +137,13 @@ impl Program {
                 continue;
             };
             // One may have ended meanwhile.
-            let name = std::fs::read_to_string(process.path().join("comm")).unwrap_or_default();
-            if let Some(at) = left.iter().position(|wanted| wanted == name.trim_end()) {
+            let read =
+                |file| std::fs::read_to_string(process.path().join(file)).unwrap_or_default();
+            let name = read("comm");
+            // Anybody may take such a name.
+            if is_of_kernel(&read("stat"))
+                && let Some(at) = left.iter().position(|wanted| wanted == name.trim_end())
+            {
                 set(number)?;
                 left.swap_remove(at);
             }
@@ -191,4 +196,37 @@ fn load(ebpf: &mut Ebpf, name: &str) -> Result<(), Error> {
     program(ebpf, name)?
         .load()
         .map_err(Error::load("load the XDP program"))
+}
+
+/// Whether `/proc/…/stat` is of a thread of the kernel's own (proc_pid_stat(5)).
+fn is_of_kernel(stat: &str) -> bool {
+    /// `include/linux/sched.h`.
+    const PF_KTHREAD: u64 = 0x0020_0000;
+    // The name, which may have anything in it, ends with the last of these.
+    let behind = stat.rsplit_once(')').map(|(_, behind)| behind);
+    let flags = behind.and_then(|behind| behind.split_whitespace().nth(6)?.parse().ok());
+    flags.is_some_and(|flags: u64| flags & PF_KTHREAD != 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_of_kernel;
+
+    #[test]
+    fn a_program_with_the_name_of_a_queue_is_no_thread_of_the_kernel() {
+        let kernel = std::fs::read_to_string("/proc/2/stat");
+        // kthreadd, unless this runs in a namespace of processes.
+        if kernel
+            .as_ref()
+            .is_ok_and(|stat| stat.contains("(kthreadd)"))
+        {
+            assert!(is_of_kernel(&kernel.expect("read")));
+        }
+        let own = std::fs::read_to_string("/proc/self/stat").expect("read");
+        assert!(!is_of_kernel(&own));
+        let named = "7 (cpumap/0/map:7) 2 69238880) S 1 1 1 0 -1 4194304 1 0";
+        assert!(!is_of_kernel(named));
+        assert!(!is_of_kernel(""));
+        assert!(is_of_kernel("7 (cpumap/0/map:7) S 2 0 0 0 -1 69238880 0 0"));
+    }
 }

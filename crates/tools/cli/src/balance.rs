@@ -106,10 +106,13 @@ impl SendBeats {
         };
         let stop = Stop::by_signals()?;
         let (begin, mut next) = (Instant::now(), Instant::now());
-        let mut failed = None;
+        let (mut failed, mut sequence) = (None, 0);
         while self.lasts.is_none_or(|lasts| begin.elapsed() < lasts) {
             let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-            let sequence = since.map_or(0, |since| since.as_nanos() as u64);
+            // The time, so that a sender that is started again goes on; also where the clock was set back.
+            sequence = since
+                .map_or(0, |since| since.as_nanos() as u64)
+                .max(sequence + 1);
             let beat = Beat {
                 load: look.as_ref().map_or(0, Look::load),
                 functions,

@@ -5,7 +5,7 @@
 //! subscriber too. What was kept until then, and is looked up only then, is what it misses: while a publisher emits a
 //! message and keeps it nobody looks. What comes both ways the subscriber tells by its numbers.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -25,6 +25,10 @@ const WAITING: usize = 4096;
 /// wait. The next ones are twice as long each: what it has begun with begins again, and it gets all of it at last.
 const ABSENT: Duration = Duration::from_millis(20);
 const SLOW: Duration = HEARTBEAT;
+/// How often one of them is looked at before the others are.
+const ROUNDS: usize = 64;
+/// How long after a message was not taken it is known that its subscriber has left.
+const SETTLES: Duration = HEARTBEAT;
 /// Messages on their way to one of them.
 const DEPTH: u32 = 64;
 
@@ -39,6 +43,9 @@ pub(super) struct Joiners {
     stream: Stream,
     served: Vec<Served>,
     waiting: VecDeque<Joiner>,
+    /// Subscribers that did not get something, by their ids: counted then, if they are there still. Who leaves is
+    /// told of a moment later than what it did not take.
+    doubtful: VecDeque<(u64, Instant)>,
 }
 
 /// An inbox, and what its subscriber wants there.
@@ -73,6 +80,8 @@ struct Served {
     misses: bool,
     /// The same of the first topic of which that is not known yet.
     failed: bool,
+    /// Subscribers that went without something.
+    doubtful: Vec<u64>,
     /// It has got something in this turn.
     got: bool,
     /// Another has its turn then.
@@ -101,52 +110,69 @@ impl Joiners {
             stream: session.stream(QOS)?,
             served: Vec::new(),
             waiting: VecDeque::new(),
+            doubtful: VecDeque::new(),
         })
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.served.is_empty() && self.waiting.is_empty()
+        self.served.is_empty() && self.waiting.is_empty() && self.doubtful.is_empty()
+    }
+
+    /// How many more topics may wait.
+    pub(super) fn room(&self) -> usize {
+        let waiting: usize = self.waiting.iter().map(|joiner| joiner.wants.len()).sum();
+        WAITING.saturating_sub(waiting)
     }
 
     /// Takes in subscribers that want what was kept, if this participant has a publisher that keeps it.
     pub(super) fn add(&mut self, state: &mut State, joined: Vec<Entry>) {
-        let mut waiting: usize = self.waiting.iter().map(|joiner| joiner.wants.len()).sum();
+        let mut room = self.room();
+        let places = self.waiting.iter().enumerate();
+        let mut places: HashMap<u64, usize> =
+            places.map(|(at, joiner)| (joiner.inbox, at)).collect();
         for entry in joined {
             if state.histories(&entry.topic).is_empty() {
                 continue;
             }
-            if waiting >= WAITING {
+            let Some(less) = room.checked_sub(1) else {
                 state.given_up += 1;
                 continue;
-            }
-            waiting += 1;
+            };
+            room = less;
             let inbox = entry.inbox();
             let want = Want {
                 id: entry.id,
                 topic: entry.topic.into(),
                 most: usize::try_from(entry.history).unwrap_or(usize::MAX),
             };
-            // Those of a pattern come one after another: the last one in the queue is its.
-            match self.waiting.back_mut().filter(|last| last.inbox == inbox) {
-                Some(last) => last.wants.push_back(want),
-                None => self.waiting.push_back(Joiner {
-                    inbox,
-                    wants: VecDeque::from([want]),
-                    until: None,
-                    turn: SLOW,
-                }),
+            // Those of a pattern have one inbox.
+            match places.get(&inbox).and_then(|at| self.waiting.get_mut(*at)) {
+                Some(joiner) => joiner.wants.push_back(want),
+                None => {
+                    places.insert(inbox, self.waiting.len());
+                    self.waiting.push_back(Joiner {
+                        inbox,
+                        wants: VecDeque::from([want]),
+                        until: None,
+                        turn: SLOW,
+                    });
+                }
             }
         }
     }
 
     /// Hands over what was kept, as far as there is memory.
     pub(super) fn serve(&mut self, shared: &Shared, now: Instant) {
+        self.count_doubtful(shared, now);
         self.admit(shared, now);
         // As many turns end as there are others for.
         let mut others = self.waiting.len();
         for at in (0..self.served.len()).rev() {
             let one = &mut self.served[at];
-            match one.serve(shared) {
+            let step = one.serve(shared);
+            let doubtful = one.doubtful.drain(..).map(|id| (id, now + SETTLES));
+            self.doubtful.extend(doubtful);
+            match step {
                 Step::Done => {
                     self.served.swap_remove(at);
                     continue;
@@ -187,6 +213,14 @@ impl Joiners {
         self.admit(shared, now);
     }
 
+    /// Counts those that did not get something and have not left since.
+    fn count_doubtful(&mut self, shared: &Shared, now: Instant) {
+        while let Some((id, _)) = self.doubtful.pop_front_if(|(_, due)| *due <= now) {
+            let mut state = shared.lock();
+            state.given_up += u64::from(state.directory.has(id));
+        }
+    }
+
     /// Begins with those that wait, as far as there is room and the session has sources.
     fn admit(&mut self, shared: &Shared, now: Instant) {
         while self.served.len() < SERVED {
@@ -203,6 +237,7 @@ impl Joiners {
                     emitted: VecDeque::new(),
                     misses: false,
                     failed: false,
+                    doubtful: Vec::new(),
                     got: false,
                     turn: now + ABSENT,
                 }),
@@ -227,18 +262,29 @@ fn give_up(shared: &Shared, joiner: &Joiner) {
 
 impl Served {
     fn serve(&mut self, shared: &Shared) -> Step {
-        let step = match self.look_back(shared) {
-            true => Step::Got,
-            false => Step::Waits,
-        };
-        if !matches!(self.source.readers(), Ok(1..)) {
-            return step;
+        let mut step = Step::Waits;
+        for _ in 0..ROUNDS {
+            if self.look_back() {
+                step = Step::Got;
+            }
+            if self.joiner.wants.is_empty() {
+                return match self.emitted.is_empty() {
+                    true => Step::Done,
+                    false => step,
+                };
+            }
+            if self.emitted.len() >= DEPTH as usize || !matches!(self.source.readers(), Ok(1..)) {
+                return step;
+            }
+            if !self.emit(shared, &mut step) {
+                return step;
+            }
         }
-        self.emit(shared, step)
+        step
     }
 
     /// Takes in what has become of what was emitted. True if it has got something.
-    fn look_back(&mut self, shared: &Shared) -> bool {
+    fn look_back(&mut self) -> bool {
         let mut got = false;
         while let Some(first) = self.emitted.front() {
             match first {
@@ -249,9 +295,9 @@ impl Served {
                     Outcome::Lost => {}
                     _ => self.failed = true,
                 },
-                Emitted::All(_, misses) => {
+                Emitted::All(want, misses) => {
                     if std::mem::take(&mut self.failed) | *misses {
-                        shared.lock().given_up += 1;
+                        self.doubtful.push(want.id);
                     }
                 }
             }
@@ -260,7 +306,8 @@ impl Served {
         got
     }
 
-    fn emit(&mut self, shared: &Shared, mut step: Step) -> Step {
+    /// Emits what it wants, as far as that is on its way without looking back. False: there is no memory now.
+    fn emit(&mut self, shared: &Shared, step: &mut Step) -> bool {
         while let Some(want) = self.joiner.wants.front() {
             let messages = self.messages.get_or_insert_with(|| {
                 let histories = shared.lock().histories(&want.topic).to_vec();
@@ -268,6 +315,10 @@ impl Served {
                 histories.iter().map(last).collect()
             });
             while let Some(reader) = messages.front_mut() {
+                if self.emitted.len() >= DEPTH as usize {
+                    // Outcomes are remembered for twice as many.
+                    return true;
+                }
                 let message = match reader.next() {
                     Next::Message(message) => message,
                     Next::Gone => {
@@ -284,14 +335,14 @@ impl Served {
                     Ok(mut buffer) => {
                         header::write_kept(&mut buffer, &message, &want.topic);
                         let Ok(token) = buffer.emit() else {
-                            return step;
+                            return false;
                         };
                         self.emitted.push_back(Emitted::Message(token));
-                        step = Step::Got;
+                        *step = Step::Got;
                     }
                     // The runtime came back with a lower limit than it had when this was published.
                     Err(takt::Error::TooLarge { .. }) => self.misses = true,
-                    Err(_) => return step,
+                    Err(_) => return false,
                 }
                 reader.advance();
             }
@@ -301,11 +352,7 @@ impl Served {
             self.emitted
                 .extend(want.map(|want| Emitted::All(want, misses)));
         }
-        self.look_back(shared);
-        match self.emitted.is_empty() {
-            true => Step::Done,
-            false => step,
-        }
+        true
     }
 }
 
@@ -349,7 +396,21 @@ mod tests {
             inbox: 1,
             of: 0,
         };
+        let said = Said::Update {
+            participant: 1,
+            name: String::new(),
+            from: 0,
+            to: 1,
+            add: vec![joined.clone()],
+            remove: Vec::new(),
+        };
+        state.directory.hear(Instant::now(), said);
         joiners.add(&mut state, vec![joined]);
+    }
+
+    /// Nobody is served any more.
+    fn is_over(joiners: &Joiners) -> bool {
+        joiners.served.is_empty() && joiners.waiting.is_empty()
     }
 
     /// Serves it to the end; the numbers of what has come, so many at least.
@@ -361,8 +422,10 @@ mod tests {
                 let number = message[header::BYTES..][..8].try_into().expect("8 bytes");
                 numbers.push(u64::from_le_bytes(number));
             }
-            joiners.is_empty() && numbers.len() >= least
+            is_over(joiners) && numbers.len() >= least
         });
+        joiners.serve(shared, now + SETTLES);
+        assert!(joiners.is_empty());
         numbers
     }
 
@@ -431,9 +494,12 @@ mod tests {
         joins(&mut joiners, &shared, &history);
         until_true("the runtime does without it", || {
             joiners.serve(&shared, now);
-            joiners.is_empty()
+            is_over(&joiners)
         });
-        assert_eq!((sink.available(), shared.lock().given_up), (16, 1));
+        assert_eq!((sink.available(), shared.lock().given_up), (16, 0));
+        // It is there still.
+        joiners.serve(&shared, now + SETTLES);
+        assert_eq!(shared.lock().given_up, 1);
     }
 
     /// One that wants what was kept of a topic, and has no inbox.

@@ -129,12 +129,13 @@ impl State {
     /// The runtime was away: subscribers may have missed what was published meanwhile, and what publishers kept of it is theirs. A
     /// subscriber gets it as one that has joined.
     fn begin_anew(&mut self) {
+        let untold: HashSet<u64> = self.added.iter().copied().collect();
         for (number, (entry, history)) in &mut self.own {
             if history.is_some() {
                 self.kept.insert(entry.topic.clone());
             }
             if entry.role == Role::Subscriber && entry.history > 0 {
-                if !self.added.contains(number) {
+                if !untold.contains(number) {
                     self.removed.push(entry.id);
                     self.added.push(*number);
                 }
@@ -449,8 +450,15 @@ impl Speaker {
             self.shared.tell(&mut state);
         }
         if !state.kept.is_empty() {
-            let kept = std::mem::take(&mut state.kept);
-            let wanting = state.directory.wanting(&kept);
+            // As many topics as may wait, if each is wanted once: the others follow.
+            let some: HashSet<String> = state
+                .kept
+                .iter()
+                .take(self.joiners.room())
+                .cloned()
+                .collect();
+            state.kept.retain(|topic| !some.contains(topic));
+            let wanting = state.directory.wanting(&some);
             self.joiners.add(&mut state, wanting);
         }
         let (mut added, mut removed) = (Vec::new(), Vec::new());

@@ -102,7 +102,8 @@ pub struct Run {
     /// Neighbours send no beats, and live
     #[arg(long, conflicts_with_all = ["silence", "beats", "key"])]
     no_beats: bool,
-    /// A file whose bytes, 16 at least, are the key of beats; without it, beats are known by their source address alone
+    /// A file whose bytes, 16 at least, are the key of beats; without it, beats are known by their source address alone,
+    /// and whoever can send from that keeps a neighbour alive, or ends it
     #[arg(long, value_name = "FILE")]
     key: Option<PathBuf>,
     /// The function of the service, 0 to 63, of those that neighbours say they provide
