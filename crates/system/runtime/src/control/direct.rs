@@ -10,6 +10,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::LazyLock;
 
 use takt_session::layout::DirectBlock;
 use takt_session::message::{DirectEnd, Envelope, Reply};
@@ -29,8 +30,13 @@ use crate::status::DirectStatus;
 const MOST_RINGS: usize = SinkBell::MOST_BELLS;
 /// A ring that begins has a number below; those that are there end, and have one each then, below the largest.
 const MOST_EPOCHS: u16 = u16::MAX - 1 - MOST_RINGS as u16;
-/// What stands for users that have no number here: different ones may have it.
+/// What stands for users that have no number here, unless the operator has set another: different ones may have it.
 const NOBODY: u32 = 65534;
+/// What the operator has set it to (`kernel.overflowuid`); it counts when a user connects.
+static OVERFLOW: LazyLock<u32> = LazyLock::new(|| {
+    let text = std::fs::read_to_string("/proc/sys/kernel/overflowuid").unwrap_or_default();
+    text.trim().parse().unwrap_or(NOBODY)
+});
 /// Of what a session is to be told and does not take, so much is kept.
 const MOST_UNTOLD: usize = 4096;
 
@@ -59,6 +65,11 @@ pub enum Arrival {
     Sink(Place),
 }
 
+/// Whether different users may look like this one.
+fn is_nobody(uid: u32, overflow: u32) -> bool {
+    uid == NOBODY || uid == overflow
+}
+
 fn endpoint(list: &[Option<Endpoint>], at: usize) -> Option<&Endpoint> {
     list.get(at)?.as_ref().filter(|endpoint| !endpoint.closing)
 }
@@ -71,7 +82,7 @@ impl Session {
             && self.unplaced.is_none()
             && self.policy.trust == Trust::User
             && self.tenant < FIRST_WITHOUT
-            && self.uid != NOBODY
+            && !is_nobody(self.uid, *OVERFLOW)
             && self.region().is_some()
     }
 
@@ -455,5 +466,24 @@ fn tell_later(session: &mut Session, message: Reply) -> bool {
             session.untold.push_back(message);
             session.untold.len() < MOST_UNTOLD
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_may_be_several_users_is_in_no_domain() {
+        assert!(is_nobody(65534, 65534));
+        // The operator has set another: of before there may still be files and processes with the usual one.
+        assert!(is_nobody(65534, 99) && is_nobody(99, 99));
+        assert!(!is_nobody(1000, 99));
+    }
+
+    #[test]
+    fn what_the_kernel_says_stands_for_users_without_a_number() {
+        let said = std::fs::read_to_string("/proc/sys/kernel/overflowuid").expect("proc");
+        assert_eq!(said.trim(), OVERFLOW.to_string());
     }
 }
