@@ -7,9 +7,10 @@ use std::os::fd::OwnedFd;
 use rustix::net::SocketAddrUnix;
 use support::{App, listening};
 use takt_runtime::policy::{Policy, Trust};
-use takt_session::message::Request;
+use takt_session::message::{Reply, Request};
 use takt_session::{ChannelId, ErrorCode, Failure, Qos, transport};
 use takt_shm::Region;
+use takt_testing::until_true;
 
 fn domain() -> Policy {
     Policy {
@@ -74,4 +75,52 @@ fn a_session_that_could_make_holes_in_its_region_has_no_sources() {
     assert_eq!(error, rustix::io::Errno::PERM);
     let stream = app.stream(Qos::slow());
     app.source(stream, 5, 0);
+}
+
+/// Each source gives to each sink of its channel in another session, whoever came first; who closes has no ring any more, and
+/// who comes under its number has rings of its own.
+#[test]
+fn each_pair_of_a_domain_has_one_ring() {
+    let (runtime, _directory, address) = listening(domain());
+    let (mut writer, region) = member(&address);
+    writer.populate();
+    Region::protect(&region).expect("sealed");
+    let (mut reader, _) = member(&address);
+    let rings = || -> Vec<u32> {
+        let sessions = runtime.handle().sessions().expect("running");
+        let all = sessions.iter().flat_map(|session| &session.direct);
+        let begun = all.filter(|ring| ring.ended.is_empty());
+        begun.map(|ring| ring.ring).collect()
+    };
+    let until = |count: usize| until_true("so many rings", || rings().len() == count);
+    let (stream, readers) = (writer.stream(Qos::slow()), reader.stream(Qos::slow()));
+    let first = writer.source(stream, 5, 0);
+    let sink = reader.sink(readers, 5, 0);
+    until(1);
+    reader.sink(readers, 5, 0);
+    until(2);
+    writer.source(stream, 5, 0);
+    until(4);
+    // The lane serves these.
+    let reliable = writer.stream(Qos::slow().reliable());
+    writer.source(reliable, 5, 0);
+    writer.source(stream, 6, 0);
+    writer.sink(stream, 5, 0);
+    until(4);
+    let before = rings();
+    let closed = reader.ask(Request::CloseSink(sink.id));
+    assert_eq!(closed, Ok(Reply::Closed));
+    until(2);
+    let closed = writer.ask(Request::CloseSource(first.id));
+    assert_eq!(closed, Ok(Reply::Closed));
+    until(1);
+    assert_eq!(writer.source(stream, 5, 0).id, first.id);
+    until(2);
+    let new: Vec<u32> = rings()
+        .into_iter()
+        .filter(|ring| !before.contains(ring))
+        .collect();
+    assert_eq!(new.len(), 1, "{before:?}, then {new:?}");
+    drop(reader);
+    until(0);
 }

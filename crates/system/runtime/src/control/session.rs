@@ -225,6 +225,8 @@ pub struct Endpoint {
     pub epoch: u16,
     /// Of a sink: it keeps all messages, and waits without a descriptor.
     plain: bool,
+    /// Of a sink: its application knows of it.
+    pub told: bool,
     /// Descriptors of this process that it needs.
     descriptors: usize,
     /// The application has closed it; the lane has not released it yet.
@@ -232,9 +234,10 @@ pub struct Endpoint {
 }
 
 impl Endpoint {
-    /// Whether a sink takes its messages from rings, if those are of this source's channel.
+    /// Whether a sink takes its messages from rings, if those are of this source's channel. Who is not told of its sink
+    /// yet gets its rings when it is.
     pub fn takes_rings(&self, source: &Self) -> bool {
-        self.plain && self.channel.is_some() && self.channel == source.channel
+        self.plain && self.told && self.channel.is_some() && self.channel == source.channel
     }
 
     fn usage(&self) -> Usage {
@@ -471,6 +474,7 @@ impl Session {
             sender: 0,
             epoch: 0,
             plain: false,
+            told: false,
             descriptors: 0,
             closing: false,
         };
@@ -513,6 +517,7 @@ impl Session {
             sender: 0,
             epoch: 0,
             plain: !notify && !mode.latest,
+            told: false,
             // Both ends of the pair: the application's until it is sent.
             descriptors: if notify { 2 } else { 0 },
             closing: false,

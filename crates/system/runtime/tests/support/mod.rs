@@ -226,6 +226,7 @@ impl App {
         });
     }
 
+    /// Asks and waits for the answer; what it is told of rings meanwhile is passed over.
     pub fn ask(&mut self, message: Request) -> Result<Reply, Failure> {
         self.request += 1;
         let bytes = Envelope {
@@ -234,15 +235,14 @@ impl App {
         }
         .encode();
         transport::send(&self.socket, &bytes, &[], true).expect("send");
-        let packet = transport::receive(&self.socket, true)
-            .expect("receive")
-            .expect("reply");
-        match Envelope::<Reply>::decode(&packet.bytes)
-            .expect("decode")
-            .message
-        {
-            Reply::Failed(failure) | Reply::Ended(failure) => Err(failure),
-            reply => Ok(reply),
+        loop {
+            match reply(&self.socket) {
+                Reply::Failed(failure) | Reply::Ended(failure) => return Err(failure),
+                Reply::DirectSource { .. }
+                | Reply::DirectSink { .. }
+                | Reply::DirectEnded { .. } => {}
+                reply => return Ok(reply),
+            }
         }
     }
 
