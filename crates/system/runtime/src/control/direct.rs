@@ -10,53 +10,45 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::LazyLock;
 
 use takt_session::layout::DirectBlock;
 use takt_session::message::{DirectEnd, Envelope, Reply};
 use takt_session::{ErrorCode, Failure, Reliability, transport};
-use takt_shm::{Arena, Region, SinkBell};
+use takt_shm::Arena;
 
 use super::Control;
 use super::account::Usage;
 use super::listener::FIRST_WITHOUT;
 use super::mapping::is_writable;
+use super::rings::{Direct, MOST_RINGS, Place};
 use super::session::{Endpoint, Finish, Session};
 use crate::lane::Command;
 use crate::policy::Trust;
 use crate::status::DirectStatus;
 
-/// Rings of one source or of one sink: a thread sleeps on so many bells, and a source writes into so many for each message.
-const MOST_RINGS: usize = SinkBell::MOST_BELLS;
 /// A ring that begins has a number below; those that are there end, and have one each then, below the largest.
 const MOST_EPOCHS: u16 = u16::MAX - 1 - MOST_RINGS as u16;
-/// What stands for users that have no number here: different ones may have it.
+/// What stands for users that have no number here, unless the operator has set another: different ones may have it.
 const NOBODY: u32 = 65534;
+/// What the operator has set it to (`kernel.overflowuid`); it counts when a user connects.
+static OVERFLOW: LazyLock<u32> = LazyLock::new(|| {
+    let text = std::fs::read_to_string("/proc/sys/kernel/overflowuid").unwrap_or_default();
+    text.trim().parse().unwrap_or(NOBODY)
+});
 /// Of what a session is to be told and does not take, so much is kept.
-const MOST_UNTOLD: usize = 4096;
-
-/// In the place of a source's number: it is closed.
-const CLOSED: usize = usize::MAX;
-
-/// A session and the number of a source or sink there.
-pub type Place = (u32, usize);
-
-/// A ring between a source and a sink.
-pub struct Direct {
-    pub source: Place,
-    pub sink: Place,
-    /// What the sink's session is charged.
-    usage: Usage,
-    /// The source gives it nothing any more; the sink may still read what it has got. Why.
-    pub ended: Option<&'static str>,
-    /// When its first message was, in the source's count of epochs.
-    epoch: u16,
-}
+const MOST_UNTOLD: usize = 8192;
 
 /// An endpoint that may have come to have others to share with.
 #[derive(Clone, Copy, Debug)]
 pub enum Arrival {
     Source(Place),
     Sink(Place),
+}
+
+/// Whether different users may look like this one.
+fn is_nobody(uid: u32, overflow: u32) -> bool {
+    uid == NOBODY || uid == overflow
 }
 
 fn endpoint(list: &[Option<Endpoint>], at: usize) -> Option<&Endpoint> {
@@ -71,8 +63,14 @@ impl Session {
             && self.unplaced.is_none()
             && self.policy.trust == Trust::User
             && self.tenant < FIRST_WITHOUT
-            && self.uid != NOBODY
+            && !is_nobody(self.uid, *OVERFLOW)
             && self.region().is_some()
+    }
+
+    /// Whether a source of it has rings, if there are sinks that take them. Its region is sealed: it would have no source.
+    fn gives_rings(&self, source: &Endpoint) -> bool {
+        let stream = self.stream(source.stream);
+        stream.is_ok_and(|stream| stream.qos.reliability == Reliability::BestEffort)
     }
 
     /// The file of its transmit region, if it has one of its own.
@@ -100,19 +98,13 @@ impl Control {
     fn pairs_of_source(&self, place: Place) -> Option<Vec<(Place, Place)>> {
         let session = self.sessions.get(&place.0).filter(|s| s.is_in_domain())?;
         let source = endpoint(&session.sources, place.1)?;
-        let stream = session.stream(source.stream).ok()?;
-        if stream.qos.reliability != Reliability::BestEffort
-            || !session.region().is_some_and(Region::is_protected)
-        {
+        if !session.gives_rings(source) {
             return None;
         }
         let others = self.sessions.values();
         let others = others.filter(|other| Self::is_one_domain(session, other));
         let sinks = others.flat_map(|other| {
-            // Who is not told of its sink yet gets its rings when it is.
-            let opening = |at: usize| other.opening_sinks.iter().any(|sink| sink.sink == at);
-            let sinks = (0..other.sinks.len()).filter(move |at| !opening(*at));
-            let sinks = sinks.map(|at| (other.id as u32, at));
+            let sinks = (0..other.sinks.len()).map(|at| (other.id as u32, at));
             sinks.filter(|(_, at)| {
                 endpoint(&other.sinks, *at).is_some_and(|s| s.takes_rings(source))
             })
@@ -128,11 +120,11 @@ impl Control {
         let sources = others.flat_map(|other| {
             let sources = (0..other.sources.len()).map(|at| (other.id as u32, at));
             sources.filter(|(_, at)| {
-                endpoint(&other.sources, *at).is_some_and(|source| sink.takes_rings(source))
+                endpoint(&other.sources, *at)
+                    .is_some_and(|source| sink.takes_rings(source) && other.gives_rings(source))
             })
         });
-        let pairs = sources.filter_map(|source| self.pairs_of_source(source));
-        Some(pairs.flatten().filter(|(_, sink)| *sink == place).collect())
+        Some(sources.map(|source| (source, place)).collect())
     }
 
     /// Whether two sessions are of one domain, and of one lane.
@@ -142,22 +134,14 @@ impl Control {
             && (one.tenant, one.uid, one.lane) == (other.tenant, other.uid, other.lane)
     }
 
-    fn rings(&self, which: impl Fn(&Direct) -> bool) -> usize {
-        self.direct.values().filter(|ring| which(ring)).count()
-    }
-
     /// Makes the ring of a pair, unless it has one.
     fn connect_pair(&mut self, source: Place, sink: Place) -> Result<(), Failure> {
         let refuse = |text: &str| Failure::new(ErrorCode::Limit, text);
-        if self.rings(|ring| (ring.source, ring.sink) == (source, sink)) > 0 {
+        if self.direct.has(source, sink) {
             return Ok(());
         }
-        let of_source = |ring: &Direct| ring.source == source && ring.ended.is_none();
-        let of_sink = |ring: &Direct| ring.sink == sink && ring.ended.is_none();
-        if self.rings(of_source) >= MOST_RINGS || self.rings(of_sink) >= MOST_RINGS {
-            return Err(refuse(
-                "the source or the sink has as many rings as it may have",
-            ));
+        if let Some(why) = self.direct.refuses(source, sink) {
+            return Err(refuse(why));
         }
         let (Some(from), Some(to)) = (self.sessions.get(&source.0), self.sessions.get(&sink.0))
         else {
@@ -248,7 +232,7 @@ impl Control {
     fn next_ring(&mut self) -> u32 {
         loop {
             self.last_ring = self.last_ring.wrapping_add(1);
-            if !self.direct.contains_key(&self.last_ring) {
+            if self.direct.get(self.last_ring).is_none() {
                 return self.last_ring;
             }
         }
@@ -261,21 +245,16 @@ impl Control {
 
     /// A ring is over. `free`: the sink reads none of its messages any more; otherwise it may until its session has gone.
     fn end_direct(&mut self, number: u32, why: &'static str, free: bool) {
-        let Some(ring) = self.direct.get_mut(&number) else {
+        let Some(ring) = self.direct.get(number) else {
             return;
         };
-        let (source, sink, usage) = (ring.source, ring.sink, ring.usage);
-        let begun = ring.ended.is_none();
-        ring.ended = Some(why);
-        let mut epoch = ring.epoch;
-        if begun {
+        let (source, sink, usage, mut epoch) = (ring.source, ring.sink, ring.usage, ring.epoch);
+        if self.direct.end(number, why) {
             if let Some(s) = self.endpoint_of_source(source) {
                 s.epoch = s.epoch.saturating_add(1);
                 epoch = s.epoch;
             }
-            if let Some(ring) = self.direct.get_mut(&number) {
-                ring.epoch = epoch;
-            }
+            self.direct.set_epoch(number, epoch);
             if let Some(from) = self.sessions.get(&source.0) {
                 self.lanes[from.lane].handle.send(Command::Direct {
                     source: (source.0.into(), source.1),
@@ -308,49 +287,47 @@ impl Control {
             self.end_session(source.0, Some(Failure::new(ErrorCode::Protocol, text)));
         }
         if free {
-            self.direct.remove(&number);
+            self.direct.remove(number);
         }
     }
 
-    fn end_direct_where(&mut self, which: impl Fn(&Direct) -> bool, why: &'static str, free: bool) {
-        let found = self.direct.iter().filter(|(_, ring)| which(ring));
-        let found = found.filter(|(_, ring)| free || ring.ended.is_none());
-        let found: Vec<u32> = found.map(|(number, _)| *number).collect();
-        for number in found {
-            self.end_direct(number, why, free);
+    fn end_all(&mut self, numbers: Vec<u32>, why: &'static str, free: bool) {
+        for number in numbers {
+            if free || self.direct.get(number).is_some_and(|r| r.ended.is_none()) {
+                self.end_direct(number, why, free);
+            }
         }
     }
 
     /// A source is closed. What it has given to sinks they still take.
     pub(super) fn end_direct_from(&mut self, source: Place) {
-        self.end_direct_where(|ring| ring.source == source, "the source is closed", false);
+        self.end_all(self.direct.of_source(source), "the source is closed", false);
         // Its number may be another's soon; its session is still to hear when its sinks are gone.
-        let rings = self
-            .direct
-            .values_mut()
-            .filter(|ring| ring.source == source);
-        rings.for_each(|ring| ring.source.1 = CLOSED);
+        self.direct.close_source(source);
     }
 
     /// A sink is closed: it has given everything back, or never will.
     pub(super) fn end_direct_to(&mut self, sink: Place) {
-        self.end_direct_where(|ring| ring.sink == sink, "the sink is closed", true);
+        self.end_all(self.direct.of_sink(sink), "the sink is closed", true);
     }
 
     /// A session ends, or its listener is no trust domain any more: it may still read what it has got.
     pub(super) fn end_direct_with(&mut self, id: u32) {
-        let of = |ring: &Direct| ring.source.0 == id || ring.sink.0 == id;
-        self.end_direct_where(of, "a session has ended", false);
-        self.direct.retain(|_, ring| ring.source.0 != id);
+        const WHY: &str = "a session has ended";
+        self.end_all(self.direct.of_sources_session(id), WHY, false);
+        self.end_all(self.direct.of_sinks_session(id), WHY, false);
+        let own = self.direct.of_sources_session(id);
+        own.into_iter().for_each(|ring| self.direct.remove(ring));
     }
 
     /// Nothing of a session is left. `free`: its application reads nothing any more.
     pub(super) fn forget_direct(&mut self, id: u32, free: bool) {
         self.end_direct_with(id);
-        if free {
-            self.end_direct_where(|ring| ring.sink.0 == id, "a session has ended", true);
+        let rings = self.direct.of_sinks_session(id);
+        match free {
+            true => self.end_all(rings, "a session has ended", true),
+            false => rings.into_iter().for_each(|ring| self.direct.remove(ring)),
         }
-        self.direct.retain(|_, ring| ring.sink.0 != id);
     }
 
     /// One end has given a ring up.
@@ -360,7 +337,7 @@ impl Control {
         number: u32,
         reason: DirectEnd,
     ) -> Result<(), Failure> {
-        let ring = self.direct.get(&number);
+        let ring = self.direct.get(number);
         let Some(ring) = ring.filter(|ring| ring.source.0 == id || ring.sink.0 == id) else {
             return Err(Failure::new(
                 ErrorCode::NotFound,
@@ -403,15 +380,12 @@ impl Control {
 
     /// The rings of a session's sources.
     pub(super) fn direct_status(&self, id: u32) -> Vec<DirectStatus> {
-        let rings = self.direct.iter().filter(|(_, ring)| ring.source.0 == id);
+        let rings = self.direct.of_sources_session(id).into_iter();
         let mut all: Vec<DirectStatus> = rings
-            .filter_map(|(&number, ring)| {
-                let source = self
-                    .sessions
-                    .get(&id)?
-                    .sources
-                    .get(ring.source.1)?
-                    .as_ref()?;
+            .filter_map(|number| {
+                let ring = self.direct.get(number)?;
+                let session = self.sessions.get(&id)?;
+                let source = session.sources.get(ring.source.1)?.as_ref()?;
                 Some(DirectStatus {
                     ring: number,
                     channel: source.channel?.0,
@@ -455,5 +429,24 @@ fn tell_later(session: &mut Session, message: Reply) -> bool {
             session.untold.push_back(message);
             session.untold.len() < MOST_UNTOLD
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_may_be_several_users_is_in_no_domain() {
+        assert!(is_nobody(65534, 65534));
+        // The operator has set another: of before there may still be files and processes with the usual one.
+        assert!(is_nobody(65534, 99) && is_nobody(99, 99));
+        assert!(!is_nobody(1000, 99));
+    }
+
+    #[test]
+    fn what_the_kernel_says_stands_for_users_without_a_number() {
+        let said = std::fs::read_to_string("/proc/sys/kernel/overflowuid").expect("proc");
+        assert_eq!(said.trim(), OVERFLOW.to_string());
     }
 }

@@ -20,6 +20,7 @@ mod mapping;
 mod networks;
 mod quality;
 mod reaper;
+mod rings;
 mod routes;
 mod schedules;
 pub mod scout;
@@ -178,7 +179,7 @@ pub struct Control {
     /// Sinks that their lanes deliver to, whose applications are still to be told: session and sink.
     opened_sinks: Vec<(u32, usize)>,
     /// Rings between sessions of a trust domain, by number; the last number given.
-    direct: BTreeMap<u32, direct::Direct>,
+    direct: rings::Rings,
     last_ring: u32,
     /// How many of them one of the ends has given up.
     direct_given_up: u64,

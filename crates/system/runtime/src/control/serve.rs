@@ -449,6 +449,10 @@ impl Control {
         if let Err(failure) = self.reply(id, opening.request, reply, &opening.notify) {
             return self.end_session(id, Some(failure));
         }
+        let session = self.sessions.get_mut(&id);
+        if let Some(Some(sink)) = session.and_then(|session| session.sinks.get_mut(sink)) {
+            sink.told = true;
+        }
         self.arrivals.push(Arrival::Sink((id, sink)));
         self.share();
     }

@@ -123,8 +123,49 @@ pub struct AttachedArena {
     rings: Buddy,
     /// The file of its transmit region, of a session in a trust domain.
     pub region: Option<OwnedFd>,
+    /// That has all its pages, and nobody can take them away.
+    filled: bool,
     /// Nobody reads it any more: its memory is given back with it, whoever still has it mapped.
     pub abandoned: bool,
+}
+
+impl AttachedArena {
+    /// Refuses sources until all pages of the transmit region of a session in a trust domain are there. They count
+    /// for who touches them first, and the file lasts as long as somebody has it open: what the lane touched would count
+    /// for the runtime, after the session as well.
+    fn check_filled(&mut self) -> Result<(), Failure> {
+        let Some(region) = self.region.as_ref().filter(|_| !self.filled) else {
+            return Ok(());
+        };
+        // This first: without it they could be taken away again.
+        if !Region::is_protected(region) {
+            return Err(refuse(
+                ErrorCode::NotPermitted,
+                "the transmit region can still be written by others and lose pages: an application of a trust domain touches all of it (MADV_POPULATE_WRITE), then seals it (F_SEAL_FUTURE_WRITE), then opens sources; a client library of this release does, or attach without a domain".into(),
+            ));
+        }
+        let file = rustix::fs::fstat(region).map_err(|error| {
+            refuse(
+                ErrorCode::System,
+                format!("cannot examine the transmit region: {error}"),
+            )
+        })?;
+        // In units of 512 bytes, stat(2); pages that are swapped out are counted.
+        let there = u64::try_from(file.st_blocks)
+            .unwrap_or(0)
+            .saturating_mul(512);
+        if there < self.map.tx_bytes as u64 {
+            return Err(refuse(
+                ErrorCode::NotPermitted,
+                format!(
+                    "the transmit region has memory for {there} of its {} bytes: an application of a trust domain touches all of it (MADV_POPULATE_WRITE) before it seals it; a client library of this release does, or attach without a domain",
+                    self.map.tx_bytes
+                ),
+            ));
+        }
+        self.filled = true;
+        Ok(())
+    }
 }
 
 impl Drop for AttachedArena {
@@ -184,6 +225,8 @@ pub struct Endpoint {
     pub epoch: u16,
     /// Of a sink: it keeps all messages, and waits without a descriptor.
     plain: bool,
+    /// Of a sink: its application knows of it.
+    pub told: bool,
     /// Descriptors of this process that it needs.
     descriptors: usize,
     /// The application has closed it; the lane has not released it yet.
@@ -191,9 +234,10 @@ pub struct Endpoint {
 }
 
 impl Endpoint {
-    /// Whether a sink takes its messages from rings, if those are of this source's channel.
+    /// Whether a sink takes its messages from rings, if those are of this source's channel. Who is not told of its sink
+    /// yet gets its rings when it is.
     pub fn takes_rings(&self, source: &Self) -> bool {
-        self.plain && self.channel.is_some() && self.channel == source.channel
+        self.plain && self.told && self.channel.is_some() && self.channel == source.channel
     }
 
     fn usage(&self) -> Usage {
@@ -332,6 +376,7 @@ impl Session {
             map,
             rings: Buddy::new(RING_BYTES),
             region,
+            filled: false,
             abandoned: false,
         });
         let reply = Reply::Attached {
@@ -411,6 +456,7 @@ impl Session {
     ) -> Result<(usize, SourceBlock), Failure> {
         self.stream(stream)?;
         let depth = Self::depth(depth)?;
+        self.attached()?.check_filled()?;
         let (chunk, offset) = self.block(SourceBlock::bytes(depth))?;
         let block = SourceBlock { offset, depth };
         let attached = self.attached()?;
@@ -428,6 +474,7 @@ impl Session {
             sender: 0,
             epoch: 0,
             plain: false,
+            told: false,
             descriptors: 0,
             closing: false,
         };
@@ -470,6 +517,7 @@ impl Session {
             sender: 0,
             epoch: 0,
             plain: !notify && !mode.latest,
+            told: false,
             // Both ends of the pair: the application's until it is sent.
             descriptors: if notify { 2 } else { 0 },
             closing: false,

@@ -356,7 +356,7 @@ fn start(
         channels: BTreeMap::new(),
         wants_changed: std::collections::BTreeSet::new(),
         opened_sinks: Vec::new(),
-        direct: BTreeMap::new(),
+        direct: Default::default(),
         last_ring: 0,
         direct_given_up: 0,
         arrivals: Vec::new(),

@@ -17,6 +17,8 @@ pub struct Channel {
     pub sources: usize,
     /// Of those, the reliable ones: their places among the lane's.
     pub reliable: Vec<usize>,
+    /// Those that give messages to sinks themselves: indices of session and source.
+    pub direct: Vec<(usize, usize)>,
     /// Sinks here: indices of session and sink.
     pub sinks: Members<(usize, usize)>,
     /// The same by tenant: what comes from elsewhere is given to all of a tenant's, or to none.
@@ -89,6 +91,7 @@ impl Channels {
             id,
             sources: 0,
             reliable: Vec::new(),
+            direct: Vec::new(),
             sinks: Members::default(),
             groups: Vec::new(),
             destinations: Members::default(),

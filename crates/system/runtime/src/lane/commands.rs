@@ -9,6 +9,8 @@ use super::remote::Remote;
 
 /// Commands taken in a round: the control thread may have very many at once.
 const MOST_COMMANDS: usize = 64;
+/// Sources, sinks and rings that are looked at for them in a round: no more is begun after that.
+pub(super) const MOST_LOOKS: usize = 16 << 10;
 /// Rounds in which the last datagrams of a peer that leaves are taken.
 const LAST_ROUNDS: usize = 64;
 
@@ -17,18 +19,23 @@ impl Lane {
     pub(super) fn commands(&mut self) {
         let asked = self.mailbox.asked.load(Ordering::Relaxed);
         self.mailbox.answered.store(asked, Ordering::Relaxed);
+        self.state.looks = 0;
+        let mut more = true;
         for _ in 0..MOST_COMMANDS {
-            match self.commands.try_recv() {
-                Ok(command) => {
-                    self.command(command);
-                    self.tell_listeners();
-                    self.mailbox.done.fetch_add(1, Ordering::Release); // Partner: `LaneHandle::done`.
-                }
-                Err(_) => return,
+            if self.state.looks >= MOST_LOOKS {
+                break;
             }
+            let Ok(command) = self.commands.try_recv() else {
+                more = false;
+                break;
+            };
+            self.command(command);
+            self.mailbox.done.fetch_add(1, Ordering::Release); // Partner: `LaneHandle::done`.
         }
-        // There may be more.
-        self.mailbox.full.store(true, Ordering::Relaxed);
+        self.state.count_again(MOST_LOOKS);
+        if more || !self.state.recounts.is_empty() {
+            self.mailbox.full.store(true, Ordering::Relaxed);
+        }
     }
 
     fn command(&mut self, command: Command) {

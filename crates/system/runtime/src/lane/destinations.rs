@@ -164,6 +164,7 @@ impl Lane {
                 && let Some(channel) = self.state.channels.get_mut(index)
             {
                 channel.destinations.push(at);
+                self.state.listener_came(index, None);
                 self.reliable_destination(index, at);
             }
         }
@@ -185,6 +186,7 @@ impl Lane {
                 .destinations
                 .retain(|&destination| destination != remote);
         }
+        self.state.listeners_went(index);
         self.close_channel_if_unused(index);
     }
 }

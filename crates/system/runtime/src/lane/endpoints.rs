@@ -1,6 +1,7 @@
 //! How sessions, sources, sinks and the channels between them come and go in a lane's tables.
 
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
 use rustix::event::epoll;
 use takt_session::layout::{SinkBlock, SourceBlock};
@@ -141,7 +142,7 @@ impl Lane {
                 self.state.channels.add_sink(channel, tenant, at, sink);
                 self.state.tenants.sink_added(at);
                 // Before it is said to be there: from then on it gets what is emitted.
-                self.tell_listeners();
+                self.state.listener_came(channel, Some((at, sink)));
                 self.events.send(Event::SinkOpened { session, sink });
             }
             Err(error) => {
@@ -174,62 +175,24 @@ impl Lane {
         let session::Target::Channel(channel) = s.target else {
             return;
         };
-        let Some(channel) = self.state.channels.get(channel) else {
+        let Some(channel) = self.state.channels.get_mut(channel) else {
             return;
         };
-        let mut direct = s.direct.as_ref().clone();
+        if s.direct.epoch == 0 {
+            channel.direct.push((at, source));
+        }
+        let direct = Arc::make_mut(&mut s.direct);
         direct.epoch = direct.epoch.max(epoch);
         // Who has gone is nobody's concern any more.
-        direct
-            .sinks
-            .retain(|one| channel.sinks.get(one.number).is_some());
+        direct.retain(|number| channel.sinks.get(number).is_some());
         let number = reader.and_then(|reader| channel.sinks.number_of(reader));
-        if let Some(number) = number {
-            match begins {
-                true => direct.sinks.push(session::DirectSink {
-                    number,
-                    from: epoch,
-                    to: u16::MAX,
-                }),
-                false => {
-                    let of = direct.sinks.iter_mut().filter(|one| one.number == number);
-                    of.for_each(|one| one.to = one.to.min(epoch));
-                }
-            }
+        match number {
+            Some(number) if begins => direct.begin(number, epoch),
+            Some(number) => direct.end(number, epoch),
+            None => {}
         }
-        s.direct = direct.into();
-        let place = (at, source);
-        if !self.state.direct_sources.contains(&place) {
-            self.state.direct_sources.push(place);
-        }
-    }
-
-    /// Tells the sources that have sinks of their own who else listens.
-    pub(super) fn tell_listeners(&mut self) {
-        let mut sources = std::mem::take(&mut self.state.direct_sources);
-        let tenants = &self.state.tenants;
-        sources.retain(|&(at, source)| {
-            let session = tenants.sessions.get(at);
-            let Some(session) = session else { return false };
-            let Some(Some(s)) = session.sources.get(source) else {
-                return false;
-            };
-            let session::Target::Channel(channel) = s.target else {
-                return false;
-            };
-            let Some(channel) = self.state.channels.get(channel) else {
-                return false;
-            };
-            let epoch = s.direct.epoch;
-            let sinks = channel.sinks.of(channel.sinks.all()).iter();
-            let others = sinks.filter(|(number, (other, sink))| {
-                !s.direct.has(*number, epoch) && (*other != at || session.hears_itself(*sink))
-            });
-            let count = others.count() + channel.destinations.len();
-            s.tell_listeners(session.arena(), u32::try_from(count).unwrap_or(u32::MAX));
-            true
-        });
-        self.state.direct_sources = sources;
+        self.state.looks += channel.sinks.len();
+        self.state.count_listeners((at, source));
     }
 
     /// Sinks here that get what the source emits, and lanes elsewhere.
@@ -280,6 +243,7 @@ impl Lane {
     }
 
     pub(super) fn remove_source(&mut self, at: usize, source: usize) {
+        let session_at = at;
         let Some(session) = self.state.tenants.sessions.get_mut(at) else {
             return;
         };
@@ -293,6 +257,11 @@ impl Lane {
         if let session::Target::Channel(at) = removed.target {
             if let Some(channel) = self.state.channels.get_mut(at) {
                 channel.sources -= 1;
+                if removed.direct.epoch > 0 {
+                    channel
+                        .direct
+                        .retain(|place| *place != (session_at, source));
+                }
                 channel
                     .reliable
                     .retain(|other| Some(*other) != removed.reliable);
@@ -334,6 +303,7 @@ impl Lane {
         } else {
             self.state.move_reliable_places(removed.channel);
         }
+        self.state.listeners_went(removed.channel);
         self.close_channel_if_unused(removed.channel);
     }
 
@@ -409,6 +379,7 @@ impl Lane {
             } else {
                 self.state.move_reliable_places(index);
             }
+            self.state.listeners_went(index);
             self.close_channel_if_unused(index);
         }
     }

@@ -17,6 +17,7 @@ pub mod forward;
 mod guard;
 pub mod idle;
 mod ingress;
+mod listeners;
 mod local;
 mod mailbox;
 mod members;

@@ -88,16 +88,18 @@ pub enum Target {
 
 /// A sink, by its number in the channel, that has a source's messages of these epochs from the source itself.
 #[derive(Clone, Copy, Debug)]
-pub struct DirectSink {
-    pub number: u64,
-    pub from: u16,
-    pub to: u16,
+struct DirectSink {
+    number: u64,
+    from: u16,
+    to: u16,
 }
 
-/// The sinks that a source gives its messages itself.
+/// The sinks that a source gives its messages itself, or has: of those as many as the control thread lets it have rings,
+/// ended ones included.
 #[derive(Clone, Debug, Default)]
 pub struct DirectSinks {
-    pub sinks: Vec<DirectSink>,
+    /// In ascending order of their numbers.
+    sinks: Vec<DirectSink>,
     /// The last change.
     pub epoch: u16,
 }
@@ -106,8 +108,40 @@ impl DirectSinks {
     /// Whether a sink has a message of this epoch.
     #[inline]
     pub fn has(&self, number: u64, epoch: u16) -> bool {
-        let mut sinks = self.sinks.iter();
-        sinks.any(|one| one.number == number && (one.from..one.to).contains(&epoch))
+        let sinks = &self.sinks[self.first(number)..];
+        let mut sinks = sinks.iter().take_while(|one| one.number == number);
+        sinks.any(|one| (one.from..one.to).contains(&epoch))
+    }
+
+    fn first(&self, number: u64) -> usize {
+        self.sinks.partition_point(|one| one.number < number)
+    }
+
+    pub fn len(&self) -> usize {
+        self.sinks.len()
+    }
+
+    /// From this epoch on a sink has them.
+    pub fn begin(&mut self, number: u64, epoch: u16) {
+        let new = DirectSink {
+            number,
+            from: epoch,
+            to: u16::MAX,
+        };
+        self.sinks.insert(self.first(number), new);
+    }
+
+    /// From this epoch on it has them no more.
+    pub fn end(&mut self, number: u64, epoch: u16) {
+        let first = self.first(number);
+        let sinks = self.sinks[first..].iter_mut();
+        let sinks = sinks.take_while(|one| one.number == number);
+        sinks.for_each(|one| one.to = one.to.min(epoch));
+    }
+
+    /// Forgets sinks that are not there any more.
+    pub fn retain(&mut self, is_there: impl Fn(u64) -> bool) {
+        self.sinks.retain(|one| is_there(one.number));
     }
 }
 
@@ -144,6 +178,10 @@ pub struct LaneSource {
     /// Sinks that it gives its messages itself, and where it reads who else listens.
     pub direct: Arc<DirectSinks>,
     listeners: usize,
+    /// How many listen besides those sinks, as it was told; at least as many as do.
+    pub others: u32,
+    /// They are to be counted again: some have gone.
+    pub recount: bool,
     /// Once the application has closed it: how many of the messages in its ring are still to be taken. It
     /// goes after the last one, whatever is emitted later.
     closing: Option<u32>,
@@ -457,13 +495,16 @@ impl LaneSource {
             retained: 0,
             direct: Arc::default(),
             listeners: block.listeners(),
+            others: 0,
+            recount: false,
             closing: None,
             finished: false,
         })
     }
 
     /// Tells it how many get its messages by the lane.
-    pub fn tell_listeners(&self, arena: &Arena, count: u32) {
+    pub fn tell_listeners(&mut self, arena: &Arena, count: u32) {
+        self.others = count;
         if let Ok(word) = arena.atomic_u64(self.listeners) {
             let word_now = u64::from(self.direct.epoch) << 32 | u64::from(count);
             // Release: partner is the load in the application. Who has been told of a sink finds it counted.

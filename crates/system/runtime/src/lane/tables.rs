@@ -1,6 +1,6 @@
 //! The tables of a lane: sessions, channels, networks, remote lanes, and what is under way between them.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use slab::Slab;
@@ -58,8 +58,10 @@ pub(super) struct State {
     pub(super) recovery_cost: i64,
     pub(super) max_message: usize,
     pub(super) finished_sources: Vec<(usize, usize)>,
-    /// Sources that give messages to sinks themselves: indices of session and source.
-    pub(super) direct_sources: Vec<(usize, usize)>,
+    /// Sources for which it is to be counted again who else listens: indices of session and source.
+    pub(super) recounts: VecDeque<(usize, usize)>,
+    /// Sources, sinks and rings that were looked at for commands in this round.
+    pub(super) looks: usize,
     /// Some source waits for room in a scheduler.
     pub(super) held: bool,
     pub(super) counters: Arc<LaneCounters>,
@@ -105,7 +107,8 @@ impl State {
             recovery_cost: 0,
             max_message: limits.max_message,
             finished_sources: Vec::new(),
-            direct_sources: Vec::new(),
+            recounts: VecDeque::new(),
+            looks: 0,
             held: false,
             counters,
             mailbox,

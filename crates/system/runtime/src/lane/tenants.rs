@@ -652,10 +652,10 @@ impl Tenants {
                 return Given::More;
             }
             progress.sinks.next = number;
-            if at == from && !self.hears_itself(at, sink) {
-                continue;
-            }
-            if direct.is_some_and(|direct| direct.has(number, epoch)) {
+            if at == from && !self.hears_itself(at, sink)
+                || direct.is_some_and(|direct| direct.has(number, epoch))
+            {
+                *left -= fair::LOOK;
                 progress.sinks.next = number + 1;
                 continue;
             }

@@ -35,6 +35,7 @@ use super::*;
 
 mod delays;
 mod detours;
+mod direct;
 mod fairness;
 mod local;
 mod priority;

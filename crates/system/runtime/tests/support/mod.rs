@@ -157,11 +157,22 @@ impl App {
 
     /// Attaches over a connected socket.
     pub fn over(socket: OwnedFd) -> Self {
+        Self::attach_over(socket, false).0
+    }
+
+    /// Attaches over a connected socket to take part in a trust domain. What it does with its transmit region, whose
+    /// file this is as well, is its affair.
+    pub fn in_domain(socket: OwnedFd) -> (Self, OwnedFd) {
+        let (app, region) = Self::attach_over(socket, true);
+        (app, region.expect("a trust domain"))
+    }
+
+    fn attach_over(socket: OwnedFd, domain: bool) -> (Self, Option<OwnedFd>) {
         let attach = Request::Attach {
             name: "test".into(),
             tx_bytes: 0,
             rx_bytes: 0,
-            domain: false,
+            domain,
         };
         let bytes = Envelope {
             request: 1,
@@ -181,20 +192,41 @@ impl App {
         else {
             panic!("refused: {reply:?}")
         };
-        let [arena, bell]: [OwnedFd; 2] = packet.descriptors.try_into().expect("two descriptors");
-        let arena = Arc::new(Arena::open(arena, map.total()).expect("arena"));
+        let mut descriptors = packet.descriptors.into_iter();
+        let mut next = || descriptors.next();
+        let (arena, bell) = (next().expect("an arena"), next().expect("a doorbell"));
+        let region = next();
+        let mut arena = Arena::open(arena, map.total()).expect("arena");
+        if let Some(region) = &region {
+            arena
+                .overlay(region, map.tx_offset(), map.tx_bytes, true)
+                .expect("the transmit region");
+        }
+        let arena = Arc::new(arena);
         let bell =
             LaneBell::attach(&arena, LANE_STATE_OFFSET, LANE_DIRTY_OFFSET, bell).expect("bell");
-        Self {
+        let app = Self {
             socket,
             arena,
             map,
             bell,
             max_message,
             request: 1,
-        }
+        };
+        (app, region)
     }
 
+    /// Touches every page of its transmit region, so that the memory is its own: what an application of a trust domain
+    /// does before it seals the region.
+    pub fn populate(&self) {
+        let (offset, bytes) = (self.map.tx_offset(), self.map.tx_bytes);
+        let region = self.arena.slice(offset, bytes).expect("in bounds");
+        (0..bytes).step_by(4096).for_each(|at| {
+            region.write_from(at, &[0]).expect("fits");
+        });
+    }
+
+    /// Asks and waits for the answer; what it is told of rings meanwhile is passed over.
     pub fn ask(&mut self, message: Request) -> Result<Reply, Failure> {
         self.request += 1;
         let bytes = Envelope {
@@ -203,15 +235,14 @@ impl App {
         }
         .encode();
         transport::send(&self.socket, &bytes, &[], true).expect("send");
-        let packet = transport::receive(&self.socket, true)
-            .expect("receive")
-            .expect("reply");
-        match Envelope::<Reply>::decode(&packet.bytes)
-            .expect("decode")
-            .message
-        {
-            Reply::Failed(failure) | Reply::Ended(failure) => Err(failure),
-            reply => Ok(reply),
+        loop {
+            match reply(&self.socket) {
+                Reply::Failed(failure) | Reply::Ended(failure) => return Err(failure),
+                Reply::DirectSource { .. }
+                | Reply::DirectSink { .. }
+                | Reply::DirectEnded { .. } => {}
+                reply => return Ok(reply),
+            }
         }
     }
 

@@ -251,6 +251,20 @@ impl Guest {
         pushed.expect("a sane ring")
     }
 
+    /// The same with its number, and the last change of its sinks that its source has heard of.
+    pub fn emit_numbered(&mut self, source: usize, chunk: u32, sequence: u64, epoch: u16) -> bool {
+        let pushed = self.sources[source].0.push(TxDescriptor {
+            chunk,
+            length: 3,
+            flags: takt_session::layout::FLAG_NUMBERED,
+            sequence,
+            epoch,
+            ..TxDescriptor::default()
+        });
+        self.bell.ring();
+        pushed.expect("a sane ring")
+    }
+
     /// Takes the completions of a source: their chunks.
     pub fn completed(&mut self, source: usize) -> Vec<u32> {
         let told = self.outcomes(source);

@@ -1,0 +1,286 @@
+//! The rings between the sessions of trust domains, found by their source, their sink, both and the session of either; none
+//! is looked for among all.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use takt_shm::SinkBell;
+
+use super::account::Usage;
+
+/// Rings of one source or of one sink: a thread sleeps on so many bells, and a source writes into so many for each message.
+pub const MOST_RINGS: usize = SinkBell::MOST_BELLS;
+/// The same with those that have ended while their sink is there: a lane remembers them for each source.
+const MOST_OF_SOURCE: usize = 2 * MOST_RINGS;
+/// Rings from a session, and rings to it, with those that have ended.
+const MOST_OF_SESSION: usize = 2048;
+
+/// In the place of a source's number: it is closed.
+const CLOSED: usize = usize::MAX;
+
+/// A session and the number of a source or sink there.
+pub type Place = (u32, usize);
+
+/// A ring between a source and a sink.
+#[derive(Clone, Debug)]
+pub struct Direct {
+    pub source: Place,
+    pub sink: Place,
+    /// What the sink's session is charged.
+    pub usage: Usage,
+    /// The source gives it nothing any more; the sink may still read what it has got. Why.
+    pub ended: Option<&'static str>,
+    /// When its first message was, in the source's count of epochs; when its last was, if it has ended.
+    pub epoch: u16,
+}
+
+/// Whose rings are counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Of {
+    Source(Place),
+    Sink(Place),
+    SessionAsSource(u32),
+    SessionAsSink(u32),
+}
+
+/// Rings that have not ended, and all.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Count {
+    begun: usize,
+    all: usize,
+}
+
+/// All rings of a node.
+#[derive(Debug, Default)]
+pub struct Rings {
+    all: BTreeMap<u32, Direct>,
+    /// Source, sink, ring.
+    from: BTreeSet<(Place, Place, u32)>,
+    /// Sink, source, ring.
+    to: BTreeSet<(Place, Place, u32)>,
+    counts: HashMap<Of, Count>,
+}
+
+const FIRST: Place = (0, 0);
+const LAST: Place = (u32::MAX, usize::MAX);
+
+/// Rings of the places from `first` to `last`.
+fn between(index: &BTreeSet<(Place, Place, u32)>, first: Place, last: Place) -> Vec<u32> {
+    let found = index.range((first, FIRST, 0)..=(last, LAST, u32::MAX));
+    found.map(|(_, _, number)| *number).collect()
+}
+
+impl Rings {
+    pub fn get(&self, number: u32) -> Option<&Direct> {
+        self.all.get(&number)
+    }
+
+    /// Adds a ring that begins, under a number that no other has.
+    pub fn insert(&mut self, number: u32, ring: Direct) {
+        self.index(number, &ring);
+        self.all.insert(number, ring);
+    }
+
+    /// A ring ends, for this reason if it had not ended before. True then.
+    pub fn end(&mut self, number: u32, why: &'static str) -> bool {
+        let Some(mut ring) = self.take(number) else {
+            return false;
+        };
+        let begun = ring.ended.is_none();
+        ring.ended.get_or_insert(why);
+        self.insert(number, ring);
+        begun
+    }
+
+    /// The epoch of its last change.
+    pub fn set_epoch(&mut self, number: u32, epoch: u16) {
+        if let Some(ring) = self.all.get_mut(&number) {
+            ring.epoch = epoch;
+        }
+    }
+
+    /// Forgets a ring.
+    pub fn remove(&mut self, number: u32) {
+        self.take(number);
+    }
+
+    /// A source is closed, and its number may be another's: its rings are still its session's.
+    pub fn close_source(&mut self, source: Place) {
+        for number in self.of_source(source) {
+            if let Some(mut ring) = self.take(number) {
+                ring.source.1 = CLOSED;
+                self.insert(number, ring);
+            }
+        }
+    }
+
+    pub fn of_source(&self, source: Place) -> Vec<u32> {
+        between(&self.from, source, source)
+    }
+
+    pub fn of_sink(&self, sink: Place) -> Vec<u32> {
+        between(&self.to, sink, sink)
+    }
+
+    /// Those from a session.
+    pub fn of_sources_session(&self, id: u32) -> Vec<u32> {
+        between(&self.from, (id, 0), (id, usize::MAX))
+    }
+
+    /// Those to a session.
+    pub fn of_sinks_session(&self, id: u32) -> Vec<u32> {
+        between(&self.to, (id, 0), (id, usize::MAX))
+    }
+
+    /// Whether a pair has one, or had one and its sink is still there.
+    pub fn has(&self, source: Place, sink: Place) -> bool {
+        let of_pair = (source, sink, 0)..=(source, sink, u32::MAX);
+        self.from.range(of_pair).next().is_some()
+    }
+
+    /// Whether a pair may not have one besides all those there are: why.
+    pub fn refuses(&self, source: Place, sink: Place) -> Option<&'static str> {
+        let count = |of| self.counts.get(&of).copied().unwrap_or_default();
+        let (of_source, of_sink) = (count(Of::Source(source)), count(Of::Sink(sink)));
+        if of_source.begun >= MOST_RINGS || of_sink.begun >= MOST_RINGS {
+            return Some("the source or the sink has as many rings as it may have");
+        }
+        if of_source.all >= MOST_OF_SOURCE {
+            return Some("too many rings of the source have ended whose sinks are there");
+        }
+        let sessions = [Of::SessionAsSource(source.0), Of::SessionAsSink(sink.0)];
+        let full = |of: &Of| count(*of).all >= MOST_OF_SESSION;
+        let full = sessions.iter().any(full);
+        full.then_some("a session has as many rings as it may have, those that have ended included")
+    }
+
+    fn index(&mut self, number: u32, ring: &Direct) {
+        self.from.insert((ring.source, ring.sink, number));
+        self.to.insert((ring.sink, ring.source, number));
+        for of in Self::counted(ring) {
+            let count = self.counts.entry(of).or_default();
+            count.all += 1;
+            count.begun += usize::from(ring.ended.is_none());
+        }
+    }
+
+    fn take(&mut self, number: u32) -> Option<Direct> {
+        let ring = self.all.remove(&number)?;
+        self.from.remove(&(ring.source, ring.sink, number));
+        self.to.remove(&(ring.sink, ring.source, number));
+        for of in Self::counted(&ring) {
+            if let Some(count) = self.counts.get_mut(&of) {
+                count.all -= 1;
+                count.begun -= usize::from(ring.ended.is_none());
+                if count.all == 0 {
+                    self.counts.remove(&of);
+                }
+            }
+        }
+        Some(ring)
+    }
+
+    fn counted(ring: &Direct) -> [Of; 4] {
+        [
+            Of::Source(ring.source),
+            Of::Sink(ring.sink),
+            Of::SessionAsSource(ring.source.0),
+            Of::SessionAsSink(ring.sink.0),
+        ]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn ring(source: Place, sink: Place) -> Direct {
+        Direct {
+            source,
+            sink,
+            usage: Usage::default(),
+            ended: None,
+            epoch: 1,
+        }
+    }
+
+    #[test]
+    fn a_source_and_a_sink_have_so_many_rings_at_a_time() {
+        let mut rings = Rings::default();
+        for at in 0..MOST_RINGS {
+            assert_eq!(rings.refuses((1, 0), (2, at)), None);
+            rings.insert(at as u32, ring((1, 0), (2, at)));
+        }
+        assert!(rings.refuses((1, 0), (3, 0)).is_some());
+        assert_eq!(rings.refuses((1, 1), (3, 0)), None);
+        assert!(rings.end(0, "over") && !rings.end(0, "again"));
+        assert_eq!(rings.get(0).and_then(|ring| ring.ended), Some("over"));
+        assert_eq!(rings.refuses((1, 0), (3, 0)), None);
+        assert!(rings.has((1, 0), (2, 0)), "no second one for the pair");
+    }
+
+    #[test]
+    fn rings_that_have_ended_count_until_their_sinks_are_gone() {
+        let mut rings = Rings::default();
+        let mut number = 0;
+        while rings.refuses((1, 0), (2, number)).is_none() {
+            rings.insert(number as u32, ring((1, 0), (2, number)));
+            rings.end(number as u32, "slow");
+            number += 1;
+        }
+        assert_eq!(number, MOST_OF_SOURCE);
+        // Its successors at the same number have none of them, their session does.
+        rings.close_source((1, 0));
+        let mut sources = 0;
+        while rings.refuses((1, 0), (3, sources)).is_none() {
+            rings.insert(number as u32, ring((1, 0), (3, sources)));
+            rings.close_source((1, 0));
+            assert!(!rings.has((1, 0), (3, sources)));
+            (number, sources) = (number + 1, sources + 1);
+        }
+        assert_eq!(number, MOST_OF_SESSION);
+        assert_eq!(rings.of_sources_session(1).len(), MOST_OF_SESSION);
+        rings
+            .of_sink((3, 0))
+            .into_iter()
+            .for_each(|n| rings.remove(n));
+        assert_eq!(rings.refuses((1, 0), (3, 0)), None);
+    }
+
+    proptest! {
+        /// As all of them looked through.
+        #[test]
+        fn what_is_found_is_what_is_there(
+            acts in proptest::collection::vec((0u8..6, 0u32..3, 0usize..3, 3u32..6, 0usize..3), 0..80),
+        ) {
+            let mut rings = Rings::default();
+            for (number, (act, source, s, sink, k)) in (0u32..).zip(acts) {
+                let (source, sink) = ((source, s), (sink, k));
+                match act {
+                    0..3 => rings.insert(number, ring(source, sink)),
+                    3 => rings.of_source(source).into_iter().for_each(|n| {
+                        rings.end(n, "over");
+                    }),
+                    4 => rings.close_source(source),
+                    _ => rings.of_sink(sink).into_iter().for_each(|n| rings.remove(n)),
+                }
+                let find = |which: &dyn Fn(&Direct) -> bool| -> BTreeSet<u32> {
+                    let found = rings.all.iter().filter(|(_, ring)| which(ring));
+                    found.map(|(number, _)| *number).collect()
+                };
+                let set = |found: Vec<u32>| found.into_iter().collect::<BTreeSet<u32>>();
+                prop_assert_eq!(set(rings.of_source(source)), find(&|r| r.source == source));
+                prop_assert_eq!(set(rings.of_sink(sink)), find(&|r| r.sink == sink));
+                prop_assert_eq!(set(rings.of_sources_session(source.0)), find(&|r| r.source.0 == source.0));
+                prop_assert_eq!(set(rings.of_sinks_session(sink.0)), find(&|r| r.sink.0 == sink.0));
+                let pair = find(&|r| (r.source, r.sink) == (source, sink));
+                prop_assert_eq!(rings.has(source, sink), !pair.is_empty());
+                let begun = find(&|r| r.source == source && r.ended.is_none()).len();
+                let all = find(&|r| r.source == source).len();
+                let count = rings.counts.get(&Of::Source(source)).copied().unwrap_or_default();
+                prop_assert_eq!(count, Count { begun, all });
+            }
+        }
+    }
+}
