@@ -17,15 +17,18 @@ use takt_shm::{Arena, CHUNK, Consumer, Producer, Region, SinkBell, SinkBellHost}
 use crate::attachment::Attachment;
 use crate::control::{Control, Options};
 use crate::descriptors::Registered;
+use crate::fork::State;
 
 /// A sink that gives nothing back for so long, and has as much as it may have, is served by the lane again.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// So many wake-ups for nothing since the last message are too many: an honest source causes one at most.
 pub(crate) const MOST_NOISE: u32 = 1000;
 
-/// What the runtime has told of rings and their handles have not heard yet, of the present attachment.
+/// What the runtime has told of rings and their handles have not heard yet, of one attachment.
 #[derive(Default)]
 pub(crate) struct Mail {
+    /// The session's state under that attachment: handles that are bound to another hear nothing of it.
+    state: Option<State>,
     sources: HashMap<u32, Vec<SourceNews>>,
     sinks: HashMap<u32, Vec<SinkNews>>,
     ends: HashMap<u32, End>,
@@ -63,21 +66,43 @@ pub(crate) struct Mapped {
 }
 
 impl Mail {
+    /// That of the attachment under this state, of which nothing has been told yet.
+    pub(crate) fn of(state: State) -> Self {
+        Self {
+            state: Some(state),
+            ..Self::default()
+        }
+    }
+
     /// A source or sink of this number is new: what is there of another of its number has nothing to do with it.
     pub(crate) fn opens(&mut self, reply: &Reply) {
         match reply {
-            Reply::SourceOpened { source, .. } => drop(self.sources.remove(source)),
+            Reply::SourceOpened { source, .. } | Reply::FrameSourceOpened { source, .. } => {
+                self.sources.remove(source);
+                self.ends
+                    .retain(|_, end| !matches!(end, End::Source(of) if of == source));
+            }
             Reply::SinkOpened { sink, .. } => drop(self.sinks.remove(sink)),
             _ => {}
         }
     }
 
-    pub(crate) fn of_source(&mut self, source: u32) -> Vec<SourceNews> {
-        self.sources.remove(&source).unwrap_or_default()
+    /// What a source is to hear that is bound under this state.
+    pub(crate) fn of_source(&mut self, state: State, source: u32) -> Vec<SourceNews> {
+        let told = match self.state == Some(state) {
+            true => self.sources.remove(&source),
+            false => None,
+        };
+        told.unwrap_or_default()
     }
 
-    pub(crate) fn of_sink(&mut self, sink: u32) -> Vec<SinkNews> {
-        self.sinks.remove(&sink).unwrap_or_default()
+    /// The same of a sink.
+    pub(crate) fn of_sink(&mut self, state: State, sink: u32) -> Vec<SinkNews> {
+        let told = match self.state == Some(state) {
+            true => self.sinks.remove(&sink),
+            false => None,
+        };
+        told.unwrap_or_default()
     }
 }
 
@@ -236,9 +261,10 @@ impl Lent {
     /// The sink gets the block that starts at this chunk.
     pub(crate) fn lend(&self, chunk: u32, bytes: usize) {
         if let Some(word) = self.blocks.get(chunk as usize / 64) {
-            word.fetch_or(1 << (chunk % 64), Ordering::Relaxed);
             self.count.fetch_add(1, Ordering::Relaxed);
             self.bytes.fetch_add(bytes, Ordering::Relaxed);
+            // Release: partner is the swap in `take_back`, which subtracts what is added here.
+            word.fetch_or(1 << (chunk % 64), Ordering::Release);
         }
     }
 
@@ -247,12 +273,12 @@ impl Lent {
         let bit = 1 << (chunk % 64);
         let word = self.blocks.get(chunk as usize / 64)?;
         if word.load(Ordering::Relaxed) & bit == 0
-            || word.fetch_and(!bit, Ordering::Relaxed) & bit == 0
+            || word.fetch_and(!bit, Ordering::Acquire) & bit == 0
         {
             return None;
         }
         let bytes = bytes();
-        self.count.fetch_sub(1, Ordering::Relaxed);
+        self.count.fetch_sub(1, Ordering::Release); // Partner: `count`.
         self.bytes.fetch_sub(bytes, Ordering::Relaxed);
         self.returned.fetch_add(1, Ordering::Relaxed);
         Some(bytes)
@@ -270,7 +296,8 @@ impl Lent {
 
     /// How many blocks the sink has.
     pub(crate) fn count(&self) -> u32 {
-        self.count.load(Ordering::Relaxed)
+        // Acquire: partner is the subtraction in `take_back`. The place in the return ring has been shown free.
+        self.count.load(Ordering::Acquire)
     }
 
     pub(crate) fn bytes(&self) -> usize {

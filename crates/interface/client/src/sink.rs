@@ -454,8 +454,10 @@ impl Sink {
         let ring = &mut binding.rings[at];
         ring.broken = true;
         let ring = ring.ring;
+        let state = binding.state;
         binding.tidy();
-        self.shared().post(Request::EndDirect { ring, reason });
+        let request = Request::EndDirect { ring, reason };
+        self.shared().post_in(state, request);
     }
 
     /// Looks whether something was told of rings; of the present attachment, that is.
@@ -470,7 +472,7 @@ impl Sink {
     /// Does what the runtime has told of rings.
     #[cold]
     fn hear(&self, binding: &mut Binding, news: u64) {
-        let told = self.shared().lock().mail.of_sink(binding.id);
+        let told = self.shared().lock().mail.of_sink(binding.state, binding.id);
         binding.heard = news;
         for news in told {
             match news {

@@ -89,6 +89,8 @@ pub struct Host {
     /// Refuse requests of which this says why.
     pub refuse: fn(&Request) -> Option<Failure>,
     pub warning: String,
+    /// What it says unasked before it answers this request.
+    pub before: fn(&Request) -> Option<Reply>,
     /// Every request that came.
     pub log: Vec<Request>,
     /// Connections that ended on the application's side.
@@ -147,6 +149,7 @@ impl Peer {
             mute: false,
             refuse: |_| None,
             warning: String::new(),
+            before: |_| None,
             log: Vec::new(),
             ended: 0,
             tx_bytes: 1 << 20,
@@ -367,10 +370,12 @@ impl Host {
             ));
         } else {
             let warning = self.warning.clone();
-            self.served
-                .as_mut()
-                .expect("attached")
-                .answer(request, message, warning);
+            let said = (self.before)(&message);
+            let served = self.served.as_mut().expect("attached");
+            if let Some(said) = said {
+                served.tell(said, &[]);
+            }
+            served.answer(request, message, warning);
         }
         true
     }
@@ -450,7 +455,7 @@ impl Served {
         let depth = |depth| if depth == 0 { DEFAULT_DEPTH } else { depth };
         match message {
             Request::Attach { .. } => panic!("attached twice"),
-            Request::EndDirect { .. } => panic!("it has no ring"),
+            Request::EndDirect { .. } => reply(&self.socket, request, Reply::Noted, &[]),
             Request::OpenStream(_) => {
                 let opened = Reply::StreamOpened {
                     stream: 4,
@@ -709,6 +714,11 @@ impl Served {
         } else {
             self.let_go(chunk & !TX_REGION, Outcome::Sent);
         }
+    }
+
+    /// Says something unasked.
+    pub fn tell(&self, message: Reply, descriptors: &[std::os::fd::BorrowedFd<'_>]) {
+        reply(&self.socket, 0, message, descriptors);
     }
 
     /// Whether a thread sleeps on a sink.
