@@ -211,6 +211,27 @@ impl Arena {
         }
     }
 
+    /// Has the kernel find memory for this range now, charged to this process: none is left for another to be charged with,
+    /// and it cannot run out later. Its contents stay. Needs Linux 5.14.
+    ///
+    /// # Errors
+    /// [`ArenaError::Length`] unless the range lies within the arena; [`ArenaError::Map`] when there is not so much memory.
+    pub fn populate(&self, offset: usize, len: usize) -> Result<(), ArenaError> {
+        let range = self.slice(offset, len);
+        let range = range.map_err(|_| ArenaError::Length { len })?;
+        loop {
+            // SAFETY: the range lies within the mapping, and what is in it stays as it is.
+            let done =
+                unsafe { libc::madvise(range.as_ptr().cast(), len, libc::MADV_POPULATE_WRITE) };
+            match check(done) {
+                Ok(_) => return Ok(()),
+                // It has got so far: a signal came.
+                Err(source) if source.kind() == io::ErrorKind::Interrupted => {}
+                Err(source) => return Err(ArenaError::Map { len, source }),
+            }
+        }
+    }
+
     fn map(fd: OwnedFd, len: usize) -> Result<Arena, ArenaError> {
         Arena::map_as(fd, len, libc::PROT_READ | libc::PROT_WRITE)
     }

@@ -605,14 +605,22 @@ impl Sink {
         let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
         let news = &self.shared().news;
         let heard = binding.heard;
-        let bells: Vec<_> = binding.rings.iter().map(|ring| ring.bell.clone()).collect();
+        // Rings that have ended stand behind the others: a source may have something on its way into one still.
+        let of = |ended: bool| {
+            let rings = binding.rings.iter().enumerate();
+            rings.filter(move |(_, ring)| !ring.broken && ring.ended == ended)
+        };
+        let (places, bells): (Vec<_>, Vec<_>) = of(false)
+            .chain(of(true))
+            .map(|(at, ring)| (at, ring.bell.clone()))
+            .take(SinkBell::MOST_BELLS)
+            .unzip();
         let mut others = [&*bell; SinkBell::MOST_BELLS];
-        let count = bells.len().min(others.len());
         for (place, other) in others.iter_mut().zip(&bells) {
             *place = other;
         }
-        let (outcome, rung) = bell.wait_with(
-            &others[..count],
+        let (outcome, bells_rung) = bell.wait_with(
+            &others[..bells.len()],
             || {
                 binding.available() > 0
                     || self.slot.state() != state
@@ -621,8 +629,10 @@ impl Sink {
             },
             left,
         );
-        if rung != 0 {
-            self.count_noise(binding, rung);
+        if bells_rung != 0 {
+            let rung = places.iter().enumerate();
+            let rung = rung.filter(|(bit, _)| bells_rung & (1 << bit) != 0);
+            self.count_noise(binding, rung.map(|(_, at)| *at).collect());
         }
         // What came at the same time is consumed by the next call.
         match outcome {
@@ -632,11 +642,10 @@ impl Sink {
     }
 
     /// These rings have rung: those that have nothing to give make noise.
-    fn count_noise(&self, binding: &mut Binding, rung: u64) {
-        for at in (0..binding.rings.len())
-            .rev()
-            .filter(|at| rung & (1 << (at % 64)) != 0)
-        {
+    fn count_noise(&self, binding: &mut Binding, mut rung: Vec<usize>) {
+        // From the back: one that is given up leaves the list.
+        rung.sort_unstable();
+        for at in rung.into_iter().rev() {
             let ring = &mut binding.rings[at];
             if ring.available() > 0 {
                 continue;

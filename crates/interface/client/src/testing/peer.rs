@@ -17,7 +17,7 @@ use takt_session::layout::{
 use takt_session::message::{Envelope, Reply, Request};
 use takt_session::{ChannelId, Endpoint, ErrorCode, Failure, PROTOCOL_VERSION, transport};
 use takt_shm::{
-    Arena, Buddy, CHUNK, Consumer, LaneBellHost, Producer, RingLayout, SinkBellHost, Wake,
+    Arena, Buddy, CHUNK, Consumer, LaneBellHost, Producer, Region, RingLayout, SinkBellHost, Wake,
 };
 
 const RING_BYTES: usize = 8 << 20;
@@ -68,6 +68,8 @@ pub struct Served {
     held: Vec<(u16, usize, u32)>,
     pub sources: Vec<Option<PeerSource>>,
     pub sinks: Vec<Option<PeerSink>>,
+    /// The transmit region of a session in a trust domain.
+    pub region: Option<OwnedFd>,
     /// The request to end the session: answered when the last source is gone.
     end: Option<u32>,
 }
@@ -97,6 +99,8 @@ pub struct Host {
     pub ended: usize,
     pub tx_bytes: usize,
     pub rx_bytes: usize,
+    /// Sessions are in a trust domain.
+    pub domain: bool,
     stop: bool,
 }
 
@@ -154,6 +158,7 @@ impl Peer {
             ended: 0,
             tx_bytes: 1 << 20,
             rx_bytes: 1 << 20,
+            domain: false,
             stop: false,
         }));
         let (for_thread, woken) = (host.clone(), wake.clone());
@@ -365,8 +370,8 @@ impl Host {
             self.served = Some(Served::attach(
                 connection,
                 request,
-                self.tx_bytes,
-                self.rx_bytes,
+                (self.tx_bytes, self.rx_bytes),
+                self.domain,
             ));
         } else {
             let warning = self.warning.clone();
@@ -391,13 +396,25 @@ fn place<T>(list: &mut Vec<Option<T>>, value: T) -> usize {
 }
 
 impl Served {
-    fn attach(socket: OwnedFd, request: u32, tx_bytes: usize, rx_bytes: usize) -> Self {
+    fn attach(
+        socket: OwnedFd,
+        request: u32,
+        (tx_bytes, rx_bytes): (usize, usize),
+        domain: bool,
+    ) -> Self {
         let map = ArenaMap {
             ring_bytes: RING_BYTES,
             tx_bytes,
             rx_bytes,
         };
-        let arena = Arc::new(Arena::create("takt-test", map.total()).expect("arena"));
+        let mut arena = Arena::create("takt-test", map.total()).expect("arena");
+        let region = domain.then(|| {
+            let region = Region::create("takt-test-region", tx_bytes).expect("region");
+            let overlaid = arena.overlay(&region, map.tx_offset(), tx_bytes, true);
+            overlaid.expect("overlaid");
+            region
+        });
+        let arena = Arc::new(arena);
         let set = |offset, value| {
             arena
                 .atomic_u32(offset)
@@ -411,9 +428,11 @@ impl Served {
             session: 1,
             map,
             max_message: tx_bytes as u32,
-            domain: false,
+            domain,
         };
-        reply(&socket, request, attached, &[arena.fd(), bell.fd()]);
+        let mut descriptors = vec![arena.fd(), bell.fd()];
+        descriptors.extend(region.as_ref().map(AsFd::as_fd));
+        reply(&socket, request, attached, &descriptors);
         Self {
             socket,
             arena,
@@ -424,6 +443,7 @@ impl Served {
             held: vec![(0, 0, 0); tx_bytes / CHUNK],
             sources: Vec::new(),
             sinks: Vec::new(),
+            region,
             end: None,
         }
     }

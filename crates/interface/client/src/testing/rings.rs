@@ -1,10 +1,11 @@
 //! Rings as the runtime tells of them: in which order, and to whom.
 
+use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 
 use takt_session::layout::{DirectBlock, FLAG_NUMBERED, Release, RxDescriptor};
 use takt_session::message::{DirectEnd, Reply, Request};
-use takt_shm::{Arena, Consumer, Producer, RingLayout};
+use takt_shm::{Arena, Consumer, Producer, Region, RingLayout};
 
 use super::peer::Peer;
 use super::{emit, settle};
@@ -208,4 +209,23 @@ fn a_ring_that_cannot_be_mapped_while_a_session_attaches_again_is_given_up() {
         reason: DirectEnd::Unusable,
     };
     settle(|| peer.with(|host| host.log.contains(&given_up).then_some(())));
+}
+
+#[test]
+fn a_session_in_a_trust_domain_has_all_the_memory_that_others_read_before_they_can() {
+    let peer = Peer::start();
+    peer.with(|host| host.domain = true);
+    let _session = peer.session();
+    peer.with(|host| {
+        let bytes = host.tx_bytes;
+        let region = host
+            .served
+            .as_ref()
+            .and_then(|served| served.region.as_ref());
+        let region = region.expect("a region");
+        assert!(Region::is_protected(region));
+        let file = std::fs::File::from(region.try_clone().expect("a copy"));
+        let has = file.metadata().expect("metadata").blocks() * 512;
+        assert_eq!(has, bytes as u64);
+    });
 }
