@@ -607,12 +607,12 @@ impl Sink {
         let heard = binding.heard;
         // Rings that have ended stand behind the others: a source may have something on its way into one still.
         let of = |ended: bool| {
-            let rings = binding.rings.iter().enumerate();
-            rings.filter(move |(_, ring)| !ring.broken && ring.ended == ended)
+            let rings = binding.rings.iter();
+            rings.filter(move |ring| !ring.broken && ring.ended == ended)
         };
-        let (places, bells): (Vec<_>, Vec<_>) = of(false)
+        let (numbers, bells): (Vec<u32>, Vec<_>) = of(false)
             .chain(of(true))
-            .map(|(at, ring)| (at, ring.bell.clone()))
+            .map(|ring| (ring.ring, ring.bell.clone()))
             .take(SinkBell::MOST_BELLS)
             .unzip();
         let mut others = [&*bell; SinkBell::MOST_BELLS];
@@ -630,9 +630,9 @@ impl Sink {
             left,
         );
         if bells_rung != 0 {
-            let rung = places.iter().enumerate();
+            let rung = numbers.iter().enumerate();
             let rung = rung.filter(|(bit, _)| bells_rung & (1 << bit) != 0);
-            self.count_noise(binding, rung.map(|(_, at)| *at).collect());
+            self.count_noise(binding, rung.map(|(_, number)| *number));
         }
         // What came at the same time is consumed by the next call.
         match outcome {
@@ -642,10 +642,13 @@ impl Sink {
     }
 
     /// These rings have rung: those that have nothing to give make noise.
-    fn count_noise(&self, binding: &mut Binding, mut rung: Vec<usize>) {
-        // From the back: one that is given up leaves the list.
-        rung.sort_unstable();
-        for at in rung.into_iter().rev() {
+    fn count_noise(&self, binding: &mut Binding, rung: impl Iterator<Item = u32>) {
+        for number in rung {
+            // Where it is now: one that is given up leaves the list, and others that are over with it.
+            let mut rings = binding.rings.iter();
+            let Some(at) = rings.position(|ring| ring.ring == number) else {
+                continue;
+            };
             let ring = &mut binding.rings[at];
             if ring.available() > 0 {
                 continue;

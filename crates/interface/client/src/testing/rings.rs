@@ -1,14 +1,15 @@
 //! Rings as the runtime tells of them: in which order, and to whom.
 
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 
 use takt_session::layout::{DirectBlock, FLAG_NUMBERED, Release, RxDescriptor};
 use takt_session::message::{DirectEnd, Reply, Request};
-use takt_shm::{Arena, Consumer, Producer, Region, RingLayout};
+use takt_shm::{Arena, Consumer, Producer, Region, RingLayout, SinkBell, SinkBellHost};
 
 use super::peer::Peer;
-use super::{emit, settle};
+use super::{LONG, emit, settle};
 use crate::{ChannelId, Outcome, Qos, Session, Source, SourceOptions};
 
 const CHANNEL: ChannelId = ChannelId(5);
@@ -227,5 +228,86 @@ fn a_session_in_a_trust_domain_has_all_the_memory_that_others_read_before_they_c
         let file = std::fs::File::from(region.try_clone().expect("a copy"));
         let has = file.metadata().expect("metadata").blocks() * 512;
         assert_eq!(has, bytes as u64);
+    });
+}
+
+/// A source's end of a ring to a sink of the session.
+struct Sender {
+    ring: Ring,
+    messages: Producer<RxDescriptor>,
+    bell: SinkBellHost,
+    sequence: u64,
+}
+
+impl Sender {
+    /// Tells a sink of it. `region`: the memory of the other session, of one page.
+    fn begin(peer: &Peer, number: u32, sink: u32, region: &OwnedFd) -> Self {
+        let ring = Ring::new(number);
+        let messages = Producer::attach(&ring.arena, DirectBlock::MESSAGES, DEPTH);
+        let bell = SinkBellHost::attach(&ring.arena, DirectBlock::BELL);
+        let begins = Reply::DirectSink {
+            sink,
+            ring: number,
+            sender: 100 + number,
+            depth: DEPTH,
+            session: 7,
+            region_bytes: PAGE,
+        };
+        tell(peer, begins, &[ring.arena.fd(), region.as_fd()]);
+        Self {
+            messages: messages.expect("a ring"),
+            bell: bell.expect("a bell"),
+            ring,
+            sequence: 0,
+        }
+    }
+
+    fn give(&mut self) {
+        let message = RxDescriptor {
+            length: 4,
+            sequence: self.sequence,
+            ..RxDescriptor::default()
+        };
+        self.sequence += 1;
+        assert_eq!(self.messages.push(message), Ok(true));
+    }
+}
+
+const PAGE: usize = 4096;
+
+fn region() -> OwnedFd {
+    let region = Region::create("takt-test-region", PAGE).expect("a region");
+    Region::protect(&region).expect("protected");
+    region
+}
+
+#[test]
+fn a_sink_with_many_rings_that_have_ended_is_woken_by_the_one_that_has_not() {
+    let peer = Peer::start();
+    let session = peer.session();
+    let stream = session.stream(Qos::fast()).expect("stream");
+    let source = stream.source(ChannelId(6)).expect("source");
+    let sink = stream.sink(CHANNEL).expect("sink");
+    let region = region();
+    // Of rings that have ended, each is kept for the message of it that is held.
+    let mut held = Vec::new();
+    for number in 0..SinkBell::MOST_BELLS as u32 {
+        let mut from = Sender::begin(&peer, number, 0, &region);
+        from.give();
+        from.ring.end(&peer, 0, false);
+        heard(&source);
+        held.push(sink.consume(LONG).expect("a message"));
+    }
+    let mut last = Sender::begin(&peer, 1000, 0, &region);
+    heard(&source);
+    assert_eq!(sink.direct_sources(), 1);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            settle(|| peer.with(|host| host.served.as_ref()?.sleeps(0).then_some(())));
+            last.give();
+            last.bell.ring();
+        });
+        let message = sink.consume(LONG).expect("a message");
+        assert_eq!(message.sender(), 1100);
     });
 }
