@@ -340,7 +340,7 @@ impl Shared {
         descriptors: Vec<OwnedFd>,
     ) -> Option<u32> {
         control.mail.opens(message);
-        let heard = direct::hear(control, attachment, &self.options, message, descriptors);
+        let heard = direct::hear(control, attachment, message, descriptors);
         let sink = match heard {
             Heard::Other => return None,
             Heard::Unusable(ring) => return Some(ring),

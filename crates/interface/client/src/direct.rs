@@ -5,7 +5,7 @@
 //! cannot be has its ring given up, and is served by the lane again.
 
 use std::collections::HashMap;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -15,8 +15,7 @@ use takt_session::message::{DirectEnd, Reply};
 use takt_shm::{Arena, CHUNK, Consumer, Producer, Region, SinkBell, SinkBellHost};
 
 use crate::attachment::Attachment;
-use crate::control::{Control, Options};
-use crate::descriptors::Registered;
+use crate::control::Control;
 use crate::fork::State;
 
 /// A sink that gives nothing back for so long, and has as much as it may have, is served by the lane again.
@@ -61,7 +60,6 @@ pub(crate) enum SinkNews {
 
 /// A region of another session's, mapped once for all its rings.
 pub(crate) struct Mapped {
-    _registered: Registered,
     region: Region,
 }
 
@@ -120,7 +118,6 @@ pub(crate) enum Heard {
 pub(crate) fn hear(
     control: &mut Control,
     attachment: &Attachment,
-    options: &Options,
     message: &Reply,
     descriptors: Vec<OwnedFd>,
 ) -> Heard {
@@ -133,8 +130,7 @@ pub(crate) fn hear(
             depth,
         } => {
             mail.ends.insert(ring, End::Source(source));
-            let Some(opened) =
-                SourceRing::open(attachment, options, (ring, epoch, depth), descriptors)
+            let Some(opened) = SourceRing::open(attachment, (ring, epoch, depth), descriptors)
             else {
                 return Heard::Unusable(ring);
             };
@@ -151,12 +147,8 @@ pub(crate) fn hear(
             region_bytes,
         } => {
             mail.ends.insert(ring, End::Sink(sink));
-            let opened = mail.open_sink(
-                (ring, sender, depth),
-                (session, region_bytes),
-                options,
-                descriptors,
-            );
+            let opened =
+                mail.open_sink((ring, sender, depth), (session, region_bytes), descriptors);
             let Some(opened) = opened else {
                 return Heard::Unusable(ring);
             };
@@ -197,7 +189,6 @@ impl Mail {
         &mut self,
         ring: (u32, u32, u32),
         (session, bytes): (u64, usize),
-        options: &Options,
         descriptors: Vec<OwnedFd>,
     ) -> Option<SinkRing> {
         let [file, region]: [OwnedFd; 2] = descriptors.try_into().ok()?;
@@ -206,27 +197,24 @@ impl Mail {
         let region = match known.and_then(|(_, known)| known.upgrade()) {
             Some(known) => known,
             None => {
-                let region = options.moved(region);
                 let mapped = Arc::new(Mapped {
-                    _registered: Registered::new(region.as_raw_fd()),
                     region: Region::open(region, bytes).ok()?,
                 });
                 self.regions.push((session, Arc::downgrade(&mapped)));
                 mapped
             }
         };
-        SinkRing::open(ring, region, options.moved(file))
+        SinkRing::open(ring, region, file)
     }
 }
 
-fn open_ring(file: OwnedFd, depth: u32) -> Option<(Registered, Arc<Arena>, DirectBlock)> {
+fn open_ring(file: OwnedFd, depth: u32) -> Option<(Arc<Arena>, DirectBlock)> {
     let block = DirectBlock { depth };
     if !block.is_possible() {
         return None;
     }
-    let registered = Registered::new(file.as_raw_fd());
-    let arena = Arena::open(file, block.bytes()).ok()?;
-    Some((registered, Arc::new(arena), block))
+    let arena = Arena::open_mapping(file, block.bytes()).ok()?;
+    Some((Arc::new(arena), block))
 }
 
 /// Which blocks of a source a sink has, in memory of the source alone.
@@ -307,7 +295,6 @@ impl Lent {
 
 /// A source's end of a ring.
 pub(crate) struct SourceRing {
-    _registered: Registered,
     pub(crate) ring: u32,
     pub(crate) epoch: u16,
     depth: u32,
@@ -335,14 +322,12 @@ pub(crate) enum NoRoom {
 impl SourceRing {
     fn open(
         attachment: &Attachment,
-        options: &Options,
         (ring, epoch, depth): (u32, u16, u32),
         descriptors: Vec<OwnedFd>,
     ) -> Option<Self> {
         let [file]: [OwnedFd; 1] = descriptors.try_into().ok()?;
-        let (registered, arena, block) = open_ring(options.moved(file), depth)?;
+        let (arena, block) = open_ring(file, depth)?;
         Some(Self {
-            _registered: registered,
             ring,
             epoch,
             depth,
@@ -424,7 +409,6 @@ impl SourceRing {
 
 /// A sink's end of a ring.
 pub(crate) struct SinkRing {
-    _registered: Registered,
     pub(crate) ring: u32,
     pub(crate) sender: u32,
     region: Arc<Mapped>,
@@ -448,9 +432,8 @@ impl SinkRing {
         region: Arc<Mapped>,
         file: OwnedFd,
     ) -> Option<Self> {
-        let (registered, arena, block) = open_ring(file, depth)?;
+        let (arena, block) = open_ring(file, depth)?;
         Some(Self {
-            _registered: registered,
             ring,
             sender,
             region,

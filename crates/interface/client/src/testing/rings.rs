@@ -320,3 +320,46 @@ fn a_sink_with_many_rings_that_have_ended_is_woken_by_the_one_that_has_not() {
         assert_eq!(message.sender(), 1100);
     });
 }
+
+/// What files of these names the process has open.
+fn files(name: &str) -> usize {
+    let open = std::fs::read_dir("/proc/self/fd").expect("descriptors");
+    let names = open.filter_map(|fd| std::fs::read_link(fd.ok()?.path()).ok());
+    names
+        .filter(|to| to.to_string_lossy().contains(name))
+        .count()
+}
+
+#[test]
+fn rings_and_regions_of_others_take_no_descriptors_of_the_session() {
+    let peer = Peer::start();
+    let session = peer.session();
+    let stream = session.stream(Qos::fast()).expect("stream");
+    let source = stream.source(CHANNEL).expect("source");
+    let sink = stream.sink(CHANNEL).expect("sink");
+    let name = "takt-test-counted";
+    let block = DirectBlock { depth: DEPTH };
+    let arena = Arena::create(name, block.bytes()).expect("an arena");
+    let region = Region::create(name, PAGE).expect("a region");
+    Region::protect(&region).expect("protected");
+    assert_eq!(files(name), 2);
+    let begins = Reply::DirectSource {
+        source: 0,
+        ring: 1,
+        epoch: 1,
+        depth: DEPTH,
+    };
+    tell(&peer, begins, &[arena.fd()]);
+    let begins = Reply::DirectSink {
+        sink: 0,
+        ring: 2,
+        sender: 9,
+        depth: DEPTH,
+        session: 7,
+        region_bytes: PAGE,
+    };
+    tell(&peer, begins, &[arena.fd(), region.as_fd()]);
+    heard(&source);
+    assert_eq!((source.direct_sinks(), sink.direct_sources()), (1, 1));
+    assert_eq!(files(name), 2, "the runtime's alone");
+}
