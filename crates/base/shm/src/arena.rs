@@ -112,7 +112,8 @@ const MAX_LEN: usize = isize::MAX as usize - (1 << 16);
 pub struct Arena {
     base: NonNull<u8>,
     len: usize,
-    fd: OwnedFd,
+    /// `None`: the mapping alone is kept.
+    fd: Option<OwnedFd>,
     /// Process that made the mapping: a forked child does not inherit it (MADV_DONTFORK) and must
     /// not unmap what may lie there since.
     owner: u32,
@@ -152,6 +153,16 @@ impl Arena {
         check_file(&fd, len)?;
         let arena = Arena::map(fd, len)?;
         arena.keep_from_children(0, len)?;
+        Ok(arena)
+    }
+
+    /// As [`open`](Self::open), and closes the descriptor: the mapping alone is kept.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn open_mapping(fd: OwnedFd, len: usize) -> Result<Arena, ArenaError> {
+        let mut arena = Arena::open(fd, len)?;
+        arena.fd = None;
         Ok(arena)
     }
 
@@ -211,6 +222,27 @@ impl Arena {
         }
     }
 
+    /// Has the kernel find memory for this range now, charged to this process: none is left for another to be charged with,
+    /// and it cannot run out later. Its contents stay. Needs Linux 5.14.
+    ///
+    /// # Errors
+    /// [`ArenaError::Length`] unless the range lies within the arena; [`ArenaError::Map`] when there is not so much memory.
+    pub fn populate(&self, offset: usize, len: usize) -> Result<(), ArenaError> {
+        let range = self.slice(offset, len);
+        let range = range.map_err(|_| ArenaError::Length { len })?;
+        loop {
+            // SAFETY: the range lies within the mapping, and what is in it stays as it is.
+            let done =
+                unsafe { libc::madvise(range.as_ptr().cast(), len, libc::MADV_POPULATE_WRITE) };
+            match check(done) {
+                Ok(_) => return Ok(()),
+                // It has got so far: a signal came.
+                Err(source) if source.kind() == io::ErrorKind::Interrupted => {}
+                Err(source) => return Err(ArenaError::Map { len, source }),
+            }
+        }
+    }
+
     fn map(fd: OwnedFd, len: usize) -> Result<Arena, ArenaError> {
         Arena::map_as(fd, len, libc::PROT_READ | libc::PROT_WRITE)
     }
@@ -240,25 +272,30 @@ impl Arena {
         Ok(Arena {
             base,
             len,
-            fd,
+            fd: Some(fd),
             owner: std::process::id(),
         })
     }
 
     /// The memfd, to hand over with SCM_RIGHTS.
+    ///
+    /// # Panics
+    /// If it was [opened to be mapped alone](Self::open_mapping).
     pub fn fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
+        let fd = self.fd.as_ref();
+        fd.expect("an arena with its descriptor").as_fd()
     }
 
     /// Gives all its memory back, whoever has it mapped: it reads as zeroes from then on, and what is written later is
     /// charged to who writes it.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The kernel's; `InvalidInput` if it was [opened to be mapped alone](Self::open_mapping).
     pub fn empty(&self) -> io::Result<()> {
+        let fd = self.fd.as_ref().ok_or(io::ErrorKind::InvalidInput)?;
         let flags = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
         // SAFETY: plain system call on a descriptor that we own. The mapping stays as it is.
-        let result = unsafe { libc::fallocate(self.fd.as_raw_fd(), flags, 0, self.len as i64) };
+        let result = unsafe { libc::fallocate(fd.as_raw_fd(), flags, 0, self.len as i64) };
         match result {
             0 => Ok(()),
             _ => Err(io::Error::last_os_error()),
@@ -365,7 +402,8 @@ impl Region {
         seals_of(fd).is_ok_and(|seals| seals & libc::F_SEAL_FUTURE_WRITE != 0)
     }
 
-    /// Maps the first `len` bytes of a protected region to be read. Forked children do not inherit it.
+    /// Maps the first `len` bytes of a protected region to be read, and closes its descriptor. Forked children do not inherit
+    /// it.
     ///
     /// # Errors
     /// [`ArenaError::NotSealed`] also when others could map it to write; as [`Arena::open`].
@@ -378,8 +416,9 @@ impl Region {
             let seals = seals_of(&fd).map_err(|source| ArenaError::Examine { source })?;
             return Err(ArenaError::NotSealed { seals });
         }
-        let arena = Arena::map_as(fd, len, libc::PROT_READ)?;
+        let mut arena = Arena::map_as(fd, len, libc::PROT_READ)?;
         arena.keep_from_children(0, len)?;
+        arena.fd = None;
         Ok(Region(arena))
     }
 

@@ -4,12 +4,12 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use takt_session::PROTOCOL_VERSION;
 use takt_session::layout::{
     ARENA_MAGIC, ArenaMap, HEADER_BYTES, LANE_DIRTY_OFFSET, LANE_STATE_OFFSET, MAGIC_OFFSET,
     SMALL_MESSAGE, TX_REGION, VERSION_OFFSET, large_share,
 };
-use takt_shm::{Arena, CHUNK, LaneBell, Region, SharedSlice};
+use takt_session::{ErrorCode, Failure, PROTOCOL_VERSION};
+use takt_shm::{Arena, ArenaError, CHUNK, LaneBell, Region, SharedSlice};
 
 use crate::descriptors::Registered;
 use crate::error::Error;
@@ -34,6 +34,15 @@ pub(crate) struct Attachment {
     pub(crate) state: State,
     /// Raw descriptors of arena and doorbell, for the fork handler.
     pub(crate) descriptors: [RawFd; 2],
+}
+
+/// There is not so much memory for a transmit region, which is all there from the beginning in a trust domain.
+fn no_memory(bytes: usize, error: &ArenaError) -> Error {
+    let what = format!(
+        "no memory for the {} KiB of the transmit region: {error}; ask for less with `tx_bytes`, or let the process have more",
+        bytes >> 10
+    );
+    Error::Refused(Failure::new(ErrorCode::NoMemory, what))
 }
 
 impl Attachment {
@@ -75,9 +84,13 @@ impl Attachment {
         if let Some(region) = &region {
             arena
                 .overlay(region, map.tx_offset(), map.tx_bytes, false)
-                // From here on nobody else can write what this session sends.
-                .and_then(|()| Region::protect(region))
                 .map_err(|e| broken(e.to_string()))?;
+            // Its memory is charged to this process, not to who reads it first. Neither is to be had after the seal.
+            arena
+                .populate(map.tx_offset(), map.tx_bytes)
+                .map_err(|e| no_memory(map.tx_bytes, &e))?;
+            // From here on nobody else can write what this session sends.
+            Region::protect(region).map_err(|e| broken(e.to_string()))?;
         }
         let arena = Arc::new(arena);
         for (what, offset, wanted) in [

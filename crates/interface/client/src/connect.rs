@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use rustix::event::{PollFd, PollFlags};
 use rustix::net::SocketAddrUnix;
-use takt_session::message::{Envelope, Reply, Request};
+use takt_session::message::{DirectEnd, Envelope, Reply, Request};
 use takt_session::{ErrorCode, Failure, transport};
 use takt_shm::SinkBell;
 
@@ -19,6 +19,7 @@ use crate::control::{
     Answer, Connection, Link, OpenSink, OpenSource, OpenStream, Reopened, Shared, open_sink, poll,
     send, source_opened, unexpected,
 };
+use crate::direct::Mail;
 use crate::error::Error;
 use crate::fork::{State, Status};
 
@@ -78,6 +79,8 @@ struct Dialogue<'a> {
     request: u32,
     /// What it is about, once it is known.
     attachment: Option<Arc<Attachment>>,
+    /// Rings that cannot be used: given up as soon as the session is attached.
+    unusable: Vec<u32>,
 }
 
 impl Dialogue<'_> {
@@ -143,8 +146,10 @@ impl Dialogue<'_> {
                     if let Some(attachment) = &self.attachment {
                         let mut control = self.shared.lock();
                         let shared = self.shared;
-                        // One that cannot be used stays empty: its source gives it up when it is full.
-                        shared.hear(&mut control, attachment, &message, packet.descriptors);
+                        let heard =
+                            shared.hear(&mut control, attachment, &message, packet.descriptors);
+                        drop(control);
+                        self.unusable.extend(heard);
                     }
                 }
             }
@@ -175,7 +180,9 @@ pub(crate) fn attach(shared: &Shared, socket: OwnedFd) -> Result<(), Error> {
         socket: &socket,
         request: 0,
         attachment: None,
+        unusable: Vec::new(),
     };
+    shared.lock().mail = Mail::of(state);
     let options = &shared.options;
     let answer = dialogue.ask(Request::Attach {
         name: options.name.clone(),
@@ -281,8 +288,13 @@ pub(crate) fn attach(shared: &Shared, socket: OwnedFd) -> Result<(), Error> {
         opened_sinks.push((key, sink));
     }
     let last_request = dialogue.request;
+    let unusable = dialogue.unusable.into_iter().map(|ring| {
+        let reason = DirectEnd::Unusable;
+        Request::EndDirect { ring, reason }
+    });
     install(
         shared,
+        unusable.collect(),
         Link {
             socket: Arc::new(Connection::new(socket, shared.slot)),
             attachment,
@@ -295,16 +307,16 @@ pub(crate) fn attach(shared: &Shared, socket: OwnedFd) -> Result<(), Error> {
     Ok(())
 }
 
-/// Makes a new link the session's. What lost its handle meanwhile is closed.
+/// Makes a new link the session's. What lost its handle meanwhile is closed, as are `orphans`.
 fn install(
     shared: &Shared,
+    mut orphans: Vec<Request>,
     link: Link,
     last_request: u32,
     streams: Reopened<OpenStream>,
     sources: Reopened<OpenSource>,
     sinks: Reopened<OpenSink>,
 ) {
-    let mut orphans = Vec::new();
     let mut control = shared.lock();
     control.start_after(last_request);
     for (key, opened) in sources {

@@ -340,7 +340,7 @@ impl Shared {
         descriptors: Vec<OwnedFd>,
     ) -> Option<u32> {
         control.mail.opens(message);
-        let heard = direct::hear(control, attachment, &self.options, message, descriptors);
+        let heard = direct::hear(control, attachment, message, descriptors);
         let sink = match heard {
             Heard::Other => return None,
             Heard::Unusable(ring) => return Some(ring),
@@ -514,9 +514,18 @@ impl Shared {
     /// Tells the runtime without waiting for its answer. Lost if the session is not attached, and then
     /// of no consequence.
     pub(crate) fn post(&self, message: Request) {
+        self.post_if(|_| true, message);
+    }
+
+    /// As [`post`](Self::post) if the session is attached under this state: elsewhere the number of a ring is another's.
+    pub(crate) fn post_in(&self, state: State, message: Request) {
+        self.post_if(|attachment| attachment.state == state, message);
+    }
+
+    fn post_if(&self, wanted: impl FnOnce(&Attachment) -> bool, message: Request) {
         let mut control = self.lock();
         let request = control.number();
-        let Some(link) = control.link.clone() else {
+        let Some(link) = control.link.clone().filter(|l| wanted(&l.attachment)) else {
             return;
         };
         drop(control);

@@ -5,7 +5,7 @@
 //! cannot be has its ring given up, and is served by the lane again.
 
 use std::collections::HashMap;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -15,17 +15,19 @@ use takt_session::message::{DirectEnd, Reply};
 use takt_shm::{Arena, CHUNK, Consumer, Producer, Region, SinkBell, SinkBellHost};
 
 use crate::attachment::Attachment;
-use crate::control::{Control, Options};
-use crate::descriptors::Registered;
+use crate::control::Control;
+use crate::fork::State;
 
 /// A sink that gives nothing back for so long, and has as much as it may have, is served by the lane again.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// So many wake-ups for nothing since the last message are too many: an honest source causes one at most.
 pub(crate) const MOST_NOISE: u32 = 1000;
 
-/// What the runtime has told of rings and their handles have not heard yet, of the present attachment.
+/// What the runtime has told of rings and their handles have not heard yet, of one attachment.
 #[derive(Default)]
 pub(crate) struct Mail {
+    /// The session's state under that attachment: handles that are bound to another hear nothing of it.
+    state: Option<State>,
     sources: HashMap<u32, Vec<SourceNews>>,
     sinks: HashMap<u32, Vec<SinkNews>>,
     ends: HashMap<u32, End>,
@@ -58,26 +60,47 @@ pub(crate) enum SinkNews {
 
 /// A region of another session's, mapped once for all its rings.
 pub(crate) struct Mapped {
-    _registered: Registered,
     region: Region,
 }
 
 impl Mail {
+    /// That of the attachment under this state, of which nothing has been told yet.
+    pub(crate) fn of(state: State) -> Self {
+        Self {
+            state: Some(state),
+            ..Self::default()
+        }
+    }
+
     /// A source or sink of this number is new: what is there of another of its number has nothing to do with it.
     pub(crate) fn opens(&mut self, reply: &Reply) {
         match reply {
-            Reply::SourceOpened { source, .. } => drop(self.sources.remove(source)),
+            Reply::SourceOpened { source, .. } | Reply::FrameSourceOpened { source, .. } => {
+                self.sources.remove(source);
+                self.ends
+                    .retain(|_, end| !matches!(end, End::Source(of) if of == source));
+            }
             Reply::SinkOpened { sink, .. } => drop(self.sinks.remove(sink)),
             _ => {}
         }
     }
 
-    pub(crate) fn of_source(&mut self, source: u32) -> Vec<SourceNews> {
-        self.sources.remove(&source).unwrap_or_default()
+    /// What a source is to hear that is bound under this state.
+    pub(crate) fn of_source(&mut self, state: State, source: u32) -> Vec<SourceNews> {
+        let told = match self.state == Some(state) {
+            true => self.sources.remove(&source),
+            false => None,
+        };
+        told.unwrap_or_default()
     }
 
-    pub(crate) fn of_sink(&mut self, sink: u32) -> Vec<SinkNews> {
-        self.sinks.remove(&sink).unwrap_or_default()
+    /// The same of a sink.
+    pub(crate) fn of_sink(&mut self, state: State, sink: u32) -> Vec<SinkNews> {
+        let told = match self.state == Some(state) {
+            true => self.sinks.remove(&sink),
+            false => None,
+        };
+        told.unwrap_or_default()
     }
 }
 
@@ -95,7 +118,6 @@ pub(crate) enum Heard {
 pub(crate) fn hear(
     control: &mut Control,
     attachment: &Attachment,
-    options: &Options,
     message: &Reply,
     descriptors: Vec<OwnedFd>,
 ) -> Heard {
@@ -108,8 +130,7 @@ pub(crate) fn hear(
             depth,
         } => {
             mail.ends.insert(ring, End::Source(source));
-            let Some(opened) =
-                SourceRing::open(attachment, options, (ring, epoch, depth), descriptors)
+            let Some(opened) = SourceRing::open(attachment, (ring, epoch, depth), descriptors)
             else {
                 return Heard::Unusable(ring);
             };
@@ -126,12 +147,8 @@ pub(crate) fn hear(
             region_bytes,
         } => {
             mail.ends.insert(ring, End::Sink(sink));
-            let opened = mail.open_sink(
-                (ring, sender, depth),
-                (session, region_bytes),
-                options,
-                descriptors,
-            );
+            let opened =
+                mail.open_sink((ring, sender, depth), (session, region_bytes), descriptors);
             let Some(opened) = opened else {
                 return Heard::Unusable(ring);
             };
@@ -172,7 +189,6 @@ impl Mail {
         &mut self,
         ring: (u32, u32, u32),
         (session, bytes): (u64, usize),
-        options: &Options,
         descriptors: Vec<OwnedFd>,
     ) -> Option<SinkRing> {
         let [file, region]: [OwnedFd; 2] = descriptors.try_into().ok()?;
@@ -181,27 +197,24 @@ impl Mail {
         let region = match known.and_then(|(_, known)| known.upgrade()) {
             Some(known) => known,
             None => {
-                let region = options.moved(region);
                 let mapped = Arc::new(Mapped {
-                    _registered: Registered::new(region.as_raw_fd()),
                     region: Region::open(region, bytes).ok()?,
                 });
                 self.regions.push((session, Arc::downgrade(&mapped)));
                 mapped
             }
         };
-        SinkRing::open(ring, region, options.moved(file))
+        SinkRing::open(ring, region, file)
     }
 }
 
-fn open_ring(file: OwnedFd, depth: u32) -> Option<(Registered, Arc<Arena>, DirectBlock)> {
+fn open_ring(file: OwnedFd, depth: u32) -> Option<(Arc<Arena>, DirectBlock)> {
     let block = DirectBlock { depth };
     if !block.is_possible() {
         return None;
     }
-    let registered = Registered::new(file.as_raw_fd());
-    let arena = Arena::open(file, block.bytes()).ok()?;
-    Some((registered, Arc::new(arena), block))
+    let arena = Arena::open_mapping(file, block.bytes()).ok()?;
+    Some((Arc::new(arena), block))
 }
 
 /// Which blocks of a source a sink has, in memory of the source alone.
@@ -236,9 +249,10 @@ impl Lent {
     /// The sink gets the block that starts at this chunk.
     pub(crate) fn lend(&self, chunk: u32, bytes: usize) {
         if let Some(word) = self.blocks.get(chunk as usize / 64) {
-            word.fetch_or(1 << (chunk % 64), Ordering::Relaxed);
             self.count.fetch_add(1, Ordering::Relaxed);
             self.bytes.fetch_add(bytes, Ordering::Relaxed);
+            // Release: partner is the swap in `take_back`, which subtracts what is added here.
+            word.fetch_or(1 << (chunk % 64), Ordering::Release);
         }
     }
 
@@ -247,12 +261,12 @@ impl Lent {
         let bit = 1 << (chunk % 64);
         let word = self.blocks.get(chunk as usize / 64)?;
         if word.load(Ordering::Relaxed) & bit == 0
-            || word.fetch_and(!bit, Ordering::Relaxed) & bit == 0
+            || word.fetch_and(!bit, Ordering::Acquire) & bit == 0
         {
             return None;
         }
         let bytes = bytes();
-        self.count.fetch_sub(1, Ordering::Relaxed);
+        self.count.fetch_sub(1, Ordering::Release); // Partner: `count`.
         self.bytes.fetch_sub(bytes, Ordering::Relaxed);
         self.returned.fetch_add(1, Ordering::Relaxed);
         Some(bytes)
@@ -270,7 +284,8 @@ impl Lent {
 
     /// How many blocks the sink has.
     pub(crate) fn count(&self) -> u32 {
-        self.count.load(Ordering::Relaxed)
+        // Acquire: partner is the subtraction in `take_back`. The place in the return ring has been shown free.
+        self.count.load(Ordering::Acquire)
     }
 
     pub(crate) fn bytes(&self) -> usize {
@@ -280,7 +295,6 @@ impl Lent {
 
 /// A source's end of a ring.
 pub(crate) struct SourceRing {
-    _registered: Registered,
     pub(crate) ring: u32,
     pub(crate) epoch: u16,
     depth: u32,
@@ -308,14 +322,12 @@ pub(crate) enum NoRoom {
 impl SourceRing {
     fn open(
         attachment: &Attachment,
-        options: &Options,
         (ring, epoch, depth): (u32, u16, u32),
         descriptors: Vec<OwnedFd>,
     ) -> Option<Self> {
         let [file]: [OwnedFd; 1] = descriptors.try_into().ok()?;
-        let (registered, arena, block) = open_ring(options.moved(file), depth)?;
+        let (arena, block) = open_ring(file, depth)?;
         Some(Self {
-            _registered: registered,
             ring,
             epoch,
             depth,
@@ -397,7 +409,6 @@ impl SourceRing {
 
 /// A sink's end of a ring.
 pub(crate) struct SinkRing {
-    _registered: Registered,
     pub(crate) ring: u32,
     pub(crate) sender: u32,
     region: Arc<Mapped>,
@@ -421,9 +432,8 @@ impl SinkRing {
         region: Arc<Mapped>,
         file: OwnedFd,
     ) -> Option<Self> {
-        let (registered, arena, block) = open_ring(file, depth)?;
+        let (arena, block) = open_ring(file, depth)?;
         Some(Self {
-            _registered: registered,
             ring,
             sender,
             region,

@@ -31,7 +31,7 @@ pub struct FrameOptions {
 /// the tenant's [`Endpoint`].
 ///
 /// `Send`, not `Sync`, as a [`Source`].
-pub struct FrameSource(Source);
+pub struct FrameSource(pub(crate) Source);
 
 impl FrameSource {
     pub(crate) fn new(

@@ -300,6 +300,8 @@ impl TxMemory {
                     let Some(chunk) = chunk else {
                         return Some(None);
                     };
+                    // Before it counts as back: its sink gets another in its place, and must find room to return that.
+                    of.ring.release();
                     self.returned(&of.lent, chunk).map(Some)
                 });
                 match returned {
@@ -310,7 +312,6 @@ impl TxMemory {
                 }
                 count += 1;
             }
-            of.ring.release();
         }
         Ok((blocks, count))
     }
@@ -374,8 +375,9 @@ impl TxMemory {
     /// One of them gets it.
     #[inline]
     pub(crate) fn lend_to(&self, lent: &Lent, block: Block) {
-        lent.lend(block.chunk, block.bytes());
+        // Counted before it can come back: the reader thread may take back all that a sink has at this very moment.
         self.lent.fetch_add(block.bytes(), Ordering::Relaxed);
+        lent.lend(block.chunk, block.bytes());
     }
 
     /// One of them does not get it after all.
@@ -409,6 +411,32 @@ impl TxMemory {
             }
         }
         closed.retain(|account| account.lends());
+    }
+
+    /// The sink of a ring has none of its blocks any more, also of what it has been given since
+    /// [`free_ring`](Self::free_ring). Called by the source's own thread.
+    #[cold]
+    pub(crate) fn free_lent(&self, account: &Account, stock: &mut Stock, lent: &Lent) {
+        for chunk in lent.all() {
+            let returns = lock(&account.returns);
+            let free = self.returned(lent, chunk);
+            drop(returns);
+            if let Some(Some(block)) = free {
+                self.free(account, stock, block);
+            }
+        }
+    }
+
+    /// The source of a ring is about to close. What its sink is known to have comes back as it gives it back or is gone; if
+    /// it is gone already, now.
+    #[cold]
+    pub(crate) fn leave(&self, account: &Account, stock: &mut Stock, lent: &Lent) {
+        let returns = lock(&account.returns);
+        let known = returns.direct.iter().any(|of| of.lent.ring == lent.ring);
+        drop(returns);
+        if !known {
+            self.free_lent(account, stock, lent);
+        }
     }
 
     /// A source is closed: what sinks of other sessions have comes back all the same.

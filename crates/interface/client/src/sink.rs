@@ -454,8 +454,10 @@ impl Sink {
         let ring = &mut binding.rings[at];
         ring.broken = true;
         let ring = ring.ring;
+        let state = binding.state;
         binding.tidy();
-        self.shared().post(Request::EndDirect { ring, reason });
+        let request = Request::EndDirect { ring, reason };
+        self.shared().post_in(state, request);
     }
 
     /// Looks whether something was told of rings; of the present attachment, that is.
@@ -470,7 +472,7 @@ impl Sink {
     /// Does what the runtime has told of rings.
     #[cold]
     fn hear(&self, binding: &mut Binding, news: u64) {
-        let told = self.shared().lock().mail.of_sink(binding.id);
+        let told = self.shared().lock().mail.of_sink(binding.state, binding.id);
         binding.heard = news;
         for news in told {
             match news {
@@ -603,14 +605,22 @@ impl Sink {
         let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
         let news = &self.shared().news;
         let heard = binding.heard;
-        let bells: Vec<_> = binding.rings.iter().map(|ring| ring.bell.clone()).collect();
+        // Rings that have ended stand behind the others: a source may have something on its way into one still.
+        let of = |ended: bool| {
+            let rings = binding.rings.iter();
+            rings.filter(move |ring| !ring.broken && ring.ended == ended)
+        };
+        let (numbers, bells): (Vec<u32>, Vec<_>) = of(false)
+            .chain(of(true))
+            .map(|ring| (ring.ring, ring.bell.clone()))
+            .take(SinkBell::MOST_BELLS)
+            .unzip();
         let mut others = [&*bell; SinkBell::MOST_BELLS];
-        let count = bells.len().min(others.len());
         for (place, other) in others.iter_mut().zip(&bells) {
             *place = other;
         }
-        let (outcome, rung) = bell.wait_with(
-            &others[..count],
+        let (outcome, bells_rung) = bell.wait_with(
+            &others[..bells.len()],
             || {
                 binding.available() > 0
                     || self.slot.state() != state
@@ -619,8 +629,10 @@ impl Sink {
             },
             left,
         );
-        if rung != 0 {
-            self.count_noise(binding, rung);
+        if bells_rung != 0 {
+            let rung = numbers.iter().enumerate();
+            let rung = rung.filter(|(bit, _)| bells_rung & (1 << bit) != 0);
+            self.count_noise(binding, rung.map(|(_, number)| *number));
         }
         // What came at the same time is consumed by the next call.
         match outcome {
@@ -630,11 +642,13 @@ impl Sink {
     }
 
     /// These rings have rung: those that have nothing to give make noise.
-    fn count_noise(&self, binding: &mut Binding, rung: u64) {
-        for at in (0..binding.rings.len())
-            .rev()
-            .filter(|at| rung & (1 << (at % 64)) != 0)
-        {
+    fn count_noise(&self, binding: &mut Binding, rung: impl Iterator<Item = u32>) {
+        for number in rung {
+            // Where it is now: one that is given up leaves the list, and others that are over with it.
+            let mut rings = binding.rings.iter();
+            let Some(at) = rings.position(|ring| ring.ring == number) else {
+                continue;
+            };
             let ring = &mut binding.rings[at];
             if ring.available() > 0 {
                 continue;

@@ -8,12 +8,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use takt_session::ChannelId;
 use takt_session::layout::{
     self, FLAG_AT_ONCE_HERE, FLAG_LAUNCH_TIME, FLAG_NUMBERED, MAX_DEPTH, RX_REGION, RxDescriptor,
     SourceBlock, TxDescriptor,
 };
 use takt_session::message::{DirectEnd, Reply, Request};
+use takt_session::{ChannelId, Reliability};
 use takt_shm::{Consumer, Producer};
 use takt_time::TaiTime;
 
@@ -174,6 +174,7 @@ struct Direct {
     unseen: u32,
     /// The last change that it knows of; 0: there was none.
     epoch: u16,
+    /// `None`: it can have no rings.
     block: Option<SourceBlock>,
     /// Messages and bytes that went by no lane.
     told: [u64; 2],
@@ -229,10 +230,13 @@ impl Binding {
     fn new(
         attachment: Arc<Attachment>,
         open: &OpenSource,
+        reliability: Reliability,
         outcomes: impl FnOnce(u32) -> Outcomes,
     ) -> Result<Self, Error> {
         let block = open.block;
         let depth = block.depth;
+        // Other messages, and frames, go by the lane alone.
+        let may_have_rings = open.endpoint.is_none() && reliability == Reliability::BestEffort;
         if !depth.is_power_of_two()
             || depth > MAX_DEPTH
             || !attachment.holds_rings(block.offset, SourceBlock::bytes(depth))
@@ -258,7 +262,7 @@ impl Binding {
             id: open.id,
             heard: 0,
             direct: Direct {
-                block: Some(block),
+                block: may_have_rings.then_some(block),
                 ..Direct::default()
             },
         })
@@ -266,6 +270,20 @@ impl Binding {
 
     fn pending(&self) -> u64 {
         self.emitted - self.completed
+    }
+
+    /// Nothing more is given to the sink of a ring, at once: the epoch alone waits for its turn. `free`: what it has been
+    /// given since the reader thread took back what it had comes back as well.
+    fn ends(&mut self, ring: u32, free: bool) {
+        let mut rings = self.direct.rings.iter_mut();
+        let Some(ring) = rings.find(|other| other.ring == ring) else {
+            return;
+        };
+        ring.given_up = true;
+        if free {
+            let memory = &self.attachment.memory;
+            memory.free_lent(&self.account, &mut self.stock, &ring.lent);
+        }
     }
 
     /// Looks for room for one more message under way.
@@ -300,7 +318,9 @@ impl Source {
     ) -> Result<Self, Error> {
         let shared = &stream.owner.shared;
         let bound = shared.source(key).and_then(|(attachment, open)| {
-            Binding::new(attachment, &open, |depth| Outcomes::new(2 * depth as usize))
+            Binding::new(attachment, &open, stream.qos.reliability, |depth| {
+                Outcomes::new(2 * depth as usize)
+            })
         });
         let binding = match bound {
             Ok(binding) => binding,
@@ -857,16 +877,29 @@ impl Source {
         if let Some(ring) = rings.find(|other| other.ring == ring) {
             ring.given_up = true;
         }
-        self.shared().post(Request::EndDirect { ring, reason });
+        let request = Request::EndDirect { ring, reason };
+        self.shared().post_in(binding.state, request);
     }
 
     /// Does what the runtime has told of rings.
     #[cold]
     fn hear(&self, binding: &mut Binding, news: u64) {
         if news != binding.heard {
-            let told = self.shared().lock().mail.of_source(binding.id);
+            let told = self
+                .shared()
+                .lock()
+                .mail
+                .of_source(binding.state, binding.id);
             binding.heard = news;
-            binding.direct.news.extend(told);
+            if binding.direct.block.is_none() {
+                return;
+            }
+            for next in told {
+                if let SourceNews::Ends { ring, free, .. } = next {
+                    binding.ends(ring, free);
+                }
+                binding.direct.news.push_back(next);
+            }
         }
         while let Some(next) = binding.direct.news.front() {
             if matches!(next, SourceNews::Begins(_)) && binding.pending() > 0 {
@@ -890,12 +923,9 @@ impl Source {
                     direct.epoch = direct.epoch.max(ring.epoch);
                     direct.rings.push(*ring);
                 }
-                Some(SourceNews::Ends { ring, epoch, free }) => {
+                Some(SourceNews::Ends { ring, epoch, .. }) => {
                     direct.epoch = direct.epoch.max(epoch);
                     direct.rings.retain(|other| other.ring != ring);
-                    if free {
-                        binding.attachment.memory.free_ring(ring);
-                    }
                     binding.account.end_ring(ring);
                 }
                 None => {}
@@ -1087,7 +1117,8 @@ impl Source {
         // What the runtime had completed before it went.
         let _ = inner.binding.harvest(shared);
         let old = &inner.binding.account;
-        let new = Binding::new(attachment, &open, |_| old.take_outcomes())?;
+        let reliability = self.stream.qos.reliability;
+        let new = Binding::new(attachment, &open, reliability, |_| old.take_outcomes())?;
         let old = std::mem::replace(&mut inner.binding, new);
         inner.lost += old.pending();
         inner.bound_at = inner.emitted;
@@ -1156,8 +1187,12 @@ impl Drop for Source {
     fn drop(&mut self) {
         drop(self.reserved());
         if !self.slot.forked() {
-            let binding = &self.inner.get_mut().binding;
-            binding.attachment.memory.close(&binding.account);
+            let binding = &mut self.inner.get_mut().binding;
+            let memory = &binding.attachment.memory;
+            for ring in &binding.direct.rings {
+                memory.leave(&binding.account, &mut binding.stock, &ring.lent);
+            }
+            memory.close(&binding.account);
             let shared = self.stream.owner.shared.clone();
             forget(&shared, self.key, Some(&mut self.inner.get_mut().binding));
         }

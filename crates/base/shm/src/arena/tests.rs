@@ -344,3 +344,31 @@ fn a_region_lies_in_an_arena_on_whole_pages_within_it_or_not_at_all() {
     ));
     assert!(arena.overlay(&file, page, page, true).is_ok());
 }
+
+#[test]
+fn a_range_that_is_populated_has_all_its_memory_before_it_is_sealed_and_keeps_it() {
+    use std::os::unix::fs::MetadataExt;
+    let page = page_size();
+    let file = Region::create("takt-test", 8 * page).unwrap();
+    let mut owner = Arena::create("takt-test", 16 * page).unwrap();
+    owner.overlay(&file, 4 * page, 8 * page, false).unwrap();
+    owner
+        .slice(5 * page, 4)
+        .unwrap()
+        .write_from(0, b"kept")
+        .unwrap();
+    let has = |file: &OwnedFd| {
+        let metadata = File::from(file.try_clone().unwrap()).metadata();
+        metadata.unwrap().blocks() * 512
+    };
+    assert!(has(&file) < 8 * page as u64);
+    owner.populate(4 * page, 8 * page).unwrap();
+    assert_eq!(has(&file), 8 * page as u64);
+    Region::protect(&file).unwrap();
+    assert_eq!(has(&file), 8 * page as u64);
+    let region = Region::open(file, 8 * page).unwrap();
+    // SAFETY: four mapped bytes that nobody changes.
+    let read = unsafe { std::slice::from_raw_parts(region.at(page, 4).unwrap().as_ptr(), 4) };
+    assert_eq!(read, b"kept");
+    assert!(owner.populate(16 * page, page).is_err());
+}

@@ -222,3 +222,27 @@ proptest! {
         prop_assert_eq!(BYTES % CHUNK, 0);
     }
 }
+
+#[test]
+fn what_a_source_lends_a_sink_that_is_gone_already_comes_back() {
+    let mut world = World::new();
+    world.emit(300, false, 0b11).expect("emitted");
+    // The reader thread hears of it while the source gives out a message.
+    world.memory.free_ring(0);
+    world.emit(5000, false, 0b11).expect("emitted");
+    world.emit(700, false, 0b1).expect("emitted");
+    let lent = world.sinks[0].lent.clone();
+    assert!(lent.bytes() > 0);
+    let World {
+        memory,
+        account,
+        stock,
+        ..
+    } = &mut world;
+    memory.free_lent(account, stock, &lent);
+    memory.free_lent(account, stock, &lent);
+    assert_eq!((lent.count(), lent.bytes()), (0, 0));
+    assert_eq!(memory.lent(), world.sinks[1].lent.bytes());
+    world.memory.free_ring(1);
+    assert!(world.allocate(BYTES).is_some(), "all of it is free");
+}

@@ -8,6 +8,7 @@ mod fork;
 mod memory;
 mod peer;
 mod reconnect;
+mod rings;
 mod session;
 mod waiting;
 

@@ -17,7 +17,7 @@ use takt_session::layout::{
 use takt_session::message::{Envelope, Reply, Request};
 use takt_session::{ChannelId, Endpoint, ErrorCode, Failure, PROTOCOL_VERSION, transport};
 use takt_shm::{
-    Arena, Buddy, CHUNK, Consumer, LaneBellHost, Producer, RingLayout, SinkBellHost, Wake,
+    Arena, Buddy, CHUNK, Consumer, LaneBellHost, Producer, Region, RingLayout, SinkBellHost, Wake,
 };
 
 const RING_BYTES: usize = 8 << 20;
@@ -68,6 +68,8 @@ pub struct Served {
     held: Vec<(u16, usize, u32)>,
     pub sources: Vec<Option<PeerSource>>,
     pub sinks: Vec<Option<PeerSink>>,
+    /// The transmit region of a session in a trust domain.
+    pub region: Option<OwnedFd>,
     /// The request to end the session: answered when the last source is gone.
     end: Option<u32>,
 }
@@ -89,12 +91,16 @@ pub struct Host {
     /// Refuse requests of which this says why.
     pub refuse: fn(&Request) -> Option<Failure>,
     pub warning: String,
+    /// What it says unasked before it answers this request.
+    pub before: fn(&Request) -> Option<Reply>,
     /// Every request that came.
     pub log: Vec<Request>,
     /// Connections that ended on the application's side.
     pub ended: usize,
     pub tx_bytes: usize,
     pub rx_bytes: usize,
+    /// Sessions are in a trust domain.
+    pub domain: bool,
     stop: bool,
 }
 
@@ -147,10 +153,12 @@ impl Peer {
             mute: false,
             refuse: |_| None,
             warning: String::new(),
+            before: |_| None,
             log: Vec::new(),
             ended: 0,
             tx_bytes: 1 << 20,
             rx_bytes: 1 << 20,
+            domain: false,
             stop: false,
         }));
         let (for_thread, woken) = (host.clone(), wake.clone());
@@ -362,15 +370,17 @@ impl Host {
             self.served = Some(Served::attach(
                 connection,
                 request,
-                self.tx_bytes,
-                self.rx_bytes,
+                (self.tx_bytes, self.rx_bytes),
+                self.domain,
             ));
         } else {
             let warning = self.warning.clone();
-            self.served
-                .as_mut()
-                .expect("attached")
-                .answer(request, message, warning);
+            let said = (self.before)(&message);
+            let served = self.served.as_mut().expect("attached");
+            if let Some(said) = said {
+                served.tell(said, &[]);
+            }
+            served.answer(request, message, warning);
         }
         true
     }
@@ -386,13 +396,25 @@ fn place<T>(list: &mut Vec<Option<T>>, value: T) -> usize {
 }
 
 impl Served {
-    fn attach(socket: OwnedFd, request: u32, tx_bytes: usize, rx_bytes: usize) -> Self {
+    fn attach(
+        socket: OwnedFd,
+        request: u32,
+        (tx_bytes, rx_bytes): (usize, usize),
+        domain: bool,
+    ) -> Self {
         let map = ArenaMap {
             ring_bytes: RING_BYTES,
             tx_bytes,
             rx_bytes,
         };
-        let arena = Arc::new(Arena::create("takt-test", map.total()).expect("arena"));
+        let mut arena = Arena::create("takt-test", map.total()).expect("arena");
+        let region = domain.then(|| {
+            let region = Region::create("takt-test-region", tx_bytes).expect("region");
+            let overlaid = arena.overlay(&region, map.tx_offset(), tx_bytes, true);
+            overlaid.expect("overlaid");
+            region
+        });
+        let arena = Arc::new(arena);
         let set = |offset, value| {
             arena
                 .atomic_u32(offset)
@@ -406,9 +428,11 @@ impl Served {
             session: 1,
             map,
             max_message: tx_bytes as u32,
-            domain: false,
+            domain,
         };
-        reply(&socket, request, attached, &[arena.fd(), bell.fd()]);
+        let mut descriptors = vec![arena.fd(), bell.fd()];
+        descriptors.extend(region.as_ref().map(AsFd::as_fd));
+        reply(&socket, request, attached, &descriptors);
         Self {
             socket,
             arena,
@@ -419,6 +443,7 @@ impl Served {
             held: vec![(0, 0, 0); tx_bytes / CHUNK],
             sources: Vec::new(),
             sinks: Vec::new(),
+            region,
             end: None,
         }
     }
@@ -450,7 +475,7 @@ impl Served {
         let depth = |depth| if depth == 0 { DEFAULT_DEPTH } else { depth };
         match message {
             Request::Attach { .. } => panic!("attached twice"),
-            Request::EndDirect { .. } => panic!("it has no ring"),
+            Request::EndDirect { .. } => reply(&self.socket, request, Reply::Noted, &[]),
             Request::OpenStream(_) => {
                 let opened = Reply::StreamOpened {
                     stream: 4,
@@ -709,6 +734,11 @@ impl Served {
         } else {
             self.let_go(chunk & !TX_REGION, Outcome::Sent);
         }
+    }
+
+    /// Says something unasked.
+    pub fn tell(&self, message: Reply, descriptors: &[std::os::fd::BorrowedFd<'_>]) {
+        reply(&self.socket, 0, message, descriptors);
     }
 
     /// Whether a thread sleeps on a sink.

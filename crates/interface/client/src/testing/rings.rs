@@ -1,0 +1,365 @@
+//! Rings as the runtime tells of them: in which order, and to whom.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::sync::Arc;
+
+use takt_session::layout::{DirectBlock, FLAG_NUMBERED, Release, RxDescriptor};
+use takt_session::message::{DirectEnd, Reply, Request};
+use takt_shm::{Arena, Consumer, Producer, Region, RingLayout, SinkBell, SinkBellHost};
+
+use super::peer::Peer;
+use super::{LONG, emit, settle};
+use crate::{ChannelId, Outcome, Qos, Session, Source, SourceOptions};
+
+const CHANNEL: ChannelId = ChannelId(5);
+const DEPTH: u32 = 16;
+
+/// The sink's end of a ring.
+struct Ring {
+    number: u32,
+    arena: Arc<Arena>,
+    messages: Consumer<RxDescriptor>,
+    returns: Producer<Release>,
+}
+
+impl Ring {
+    fn new(number: u32) -> Self {
+        let block = DirectBlock { depth: DEPTH };
+        let arena = Arc::new(Arena::create("takt-test", block.bytes()).expect("an arena"));
+        RingLayout::reset(&arena, DirectBlock::MESSAGES).expect("a ring");
+        RingLayout::reset(&arena, block.returns()).expect("a ring");
+        let messages = Consumer::attach(&arena, DirectBlock::MESSAGES, DEPTH).expect("a ring");
+        let returns = Producer::attach(&arena, block.returns(), DEPTH).expect("a ring");
+        Self {
+            number,
+            arena,
+            messages,
+            returns,
+        }
+    }
+
+    /// Tells a source of it.
+    fn begin(&self, peer: &Peer, source: u32, epoch: u16) {
+        let begins = Reply::DirectSource {
+            source,
+            ring: self.number,
+            epoch,
+            depth: DEPTH,
+        };
+        tell(peer, begins, &[self.arena.fd()]);
+    }
+
+    fn end(&self, peer: &Peer, epoch: u16, free: bool) {
+        let ring = self.number;
+        tell(peer, Reply::DirectEnded { ring, epoch, free }, &[]);
+    }
+
+    /// Messages that the source has given it.
+    fn got(&mut self) -> Vec<RxDescriptor> {
+        let got = std::iter::from_fn(|| self.messages.pop().expect("the ring"));
+        let got = got.collect();
+        self.messages.release();
+        got
+    }
+}
+
+fn tell(peer: &Peer, message: Reply, descriptors: &[std::os::fd::BorrowedFd<'_>]) {
+    peer.with(|host| {
+        let served = host.served.as_ref().expect("a session");
+        served.tell(message, descriptors);
+    });
+}
+
+/// The session has heard all that it was told: it hears in order.
+fn heard(source: &Source) {
+    source.readers().expect("an answer");
+}
+
+fn lent(source: &Source) -> usize {
+    let control = source.shared().lock();
+    let link = control.link.as_ref().expect("attached");
+    link.attachment.memory.lent()
+}
+
+/// A session whose source 0 had a ring and is closed, and who hears of the ring's end when there is a new source 0.
+fn reopened(peer: &Peer, session: &Session, open: impl FnOnce(&Session) -> Source) -> Source {
+    let stream = session.stream(Qos::fast()).expect("stream");
+    let former = stream.source(CHANNEL).expect("source");
+    let ring = Ring::new(1);
+    ring.begin(peer, 0, 1);
+    heard(&former);
+    assert_eq!(former.direct_sinks(), 1);
+    drop(former);
+    ring.end(peer, 2, false);
+    let source = open(session);
+    ring.end(peer, 2, true);
+    heard(&source);
+    peer.with(|host| {
+        host.frozen = true;
+        let served = host.served.as_ref().expect("a session");
+        assert!(
+            served.sources[0].is_some() && served.sources.len() == 1,
+            "the new source has the number of the former"
+        );
+    });
+    source
+}
+
+#[test]
+fn what_is_told_of_a_closed_source_is_not_for_the_next_of_its_number() {
+    let opens: [fn(&Session) -> Source; 3] = [
+        |session| {
+            let stream = session.stream(Qos::fast()).expect("stream");
+            stream.source(CHANNEL).expect("source")
+        },
+        |session| {
+            let stream = session.stream(Qos::fast().reliable()).expect("stream");
+            stream.source(CHANNEL).expect("source")
+        },
+        |session| {
+            let stream = session.stream(Qos::fast()).expect("stream");
+            let source = stream.frame_source(SourceOptions::default());
+            source.expect("source").0
+        },
+    ];
+    for open in opens {
+        let peer = Peer::start();
+        let session = peer.session();
+        let source = reopened(&peer, &session, open);
+        emit(&source, &[1; 60]).expect("emit");
+        let descriptor = peer.with(|host| host.served.as_mut().expect("a session").peek(0));
+        assert_eq!((descriptor.flags & FLAG_NUMBERED, descriptor.epoch), (0, 0));
+        peer.with(|host| host.frozen = false);
+    }
+}
+
+#[test]
+fn a_source_that_has_no_rings_by_its_kind_takes_no_news_of_them() {
+    let peer = Peer::start();
+    let session = peer.session();
+    let stream = session.stream(Qos::fast().reliable()).expect("stream");
+    let source = stream.source(CHANNEL).expect("source");
+    Ring::new(1).begin(&peer, 0, 1);
+    heard(&source);
+    peer.with(|host| host.frozen = true);
+    emit(&source, b"reliable").expect("emit");
+    let descriptor = peer.with(|host| host.served.as_mut().expect("a session").peek(0));
+    assert_eq!((descriptor.flags & FLAG_NUMBERED, descriptor.epoch), (0, 0));
+    peer.with(|host| host.frozen = false);
+}
+
+#[test]
+fn blocks_come_back_of_a_sink_that_closes_while_its_source_waits_to_hear_of_it() {
+    let peer = Peer::start();
+    let session = peer.session();
+    let stream = session.stream(Qos::fast()).expect("stream");
+    let source = stream.source(CHANNEL).expect("source");
+    let (mut first, second) = (Ring::new(1), Ring::new(2));
+    first.begin(&peer, 0, 1);
+    heard(&source);
+    assert_eq!(source.direct_sinks(), 1);
+    peer.with(|host| host.frozen = true);
+    emit(&source, b"one").expect("emit");
+    let got = first.got();
+    assert_eq!(got.len(), 1);
+    assert_eq!(first.returns.push(got[0].chunk), Ok(true));
+    // The lane has not completed what it was given: the second ring waits, and with it all that is told later.
+    second.begin(&peer, 0, 2);
+    first.end(&peer, 3, true);
+    heard(&source);
+    let last = emit(&source, b"two").expect("emit");
+    assert!(
+        first.got().is_empty(),
+        "nothing is given to a sink that is gone"
+    );
+    peer.with(|host| host.frozen = false);
+    settle(|| (source.outcome(last) != Outcome::Pending).then_some(()));
+    assert_eq!(source.direct_sinks(), 1);
+    second.end(&peer, 4, true);
+    heard(&source);
+    assert_eq!(source.direct_sinks(), 0);
+    assert_eq!(lent(&source), 0);
+}
+
+#[test]
+fn a_ring_that_cannot_be_mapped_while_a_session_attaches_again_is_given_up() {
+    let peer = Peer::start();
+    let session = peer.session();
+    let stream = session.stream(Qos::fast()).expect("stream");
+    let _source = stream.source(CHANNEL).expect("source");
+    let _sink = stream.sink(CHANNEL).expect("sink");
+    peer.vanish();
+    settle(|| (!session.is_attached()).then_some(()));
+    peer.with(|host| {
+        host.log.clear();
+        // Without the descriptor: the kernel takes it away where there is no room for it.
+        host.before = |request| {
+            let begins = Reply::DirectSource {
+                source: 0,
+                ring: 9,
+                epoch: 1,
+                depth: DEPTH,
+            };
+            matches!(request, Request::OpenSink { .. }).then_some(begins)
+        };
+    });
+    peer.come_back();
+    let given_up = Request::EndDirect {
+        ring: 9,
+        reason: DirectEnd::Unusable,
+    };
+    settle(|| peer.with(|host| host.log.contains(&given_up).then_some(())));
+}
+
+#[test]
+fn a_session_in_a_trust_domain_has_all_the_memory_that_others_read_before_they_can() {
+    let peer = Peer::start();
+    peer.with(|host| host.domain = true);
+    let _session = peer.session();
+    peer.with(|host| {
+        let bytes = host.tx_bytes;
+        let region = host
+            .served
+            .as_ref()
+            .and_then(|served| served.region.as_ref());
+        let region = region.expect("a region");
+        assert!(Region::is_protected(region));
+        let file = std::fs::File::from(region.try_clone().expect("a copy"));
+        let has = file.metadata().expect("metadata").blocks() * 512;
+        assert_eq!(has, bytes as u64);
+    });
+}
+
+/// A source's end of a ring to a sink of the session.
+struct Sender {
+    ring: Ring,
+    messages: Producer<RxDescriptor>,
+    bell: SinkBellHost,
+    sequence: u64,
+}
+
+impl Sender {
+    /// Tells a sink of it. `region`: the memory of the other session, of one page.
+    fn begin(peer: &Peer, number: u32, sink: u32, region: &OwnedFd) -> Self {
+        let ring = Ring::new(number);
+        let messages = Producer::attach(&ring.arena, DirectBlock::MESSAGES, DEPTH);
+        let bell = SinkBellHost::attach(&ring.arena, DirectBlock::BELL);
+        let begins = Reply::DirectSink {
+            sink,
+            ring: number,
+            sender: 100 + number,
+            depth: DEPTH,
+            session: 7,
+            region_bytes: PAGE,
+        };
+        tell(peer, begins, &[ring.arena.fd(), region.as_fd()]);
+        Self {
+            messages: messages.expect("a ring"),
+            bell: bell.expect("a bell"),
+            ring,
+            sequence: 0,
+        }
+    }
+
+    fn give(&mut self) {
+        let message = RxDescriptor {
+            length: 4,
+            sequence: self.sequence,
+            ..RxDescriptor::default()
+        };
+        self.sequence += 1;
+        assert_eq!(self.messages.push(message), Ok(true));
+    }
+}
+
+const PAGE: usize = 4096;
+
+fn region() -> OwnedFd {
+    let region = Region::create("takt-test-region", PAGE).expect("a region");
+    Region::protect(&region).expect("protected");
+    region
+}
+
+/// Whether a thread of this process sleeps on several words: its announcement comes before its last look.
+fn in_futex_waitv(thread: &Path) -> bool {
+    let call = std::fs::read_to_string(Path::new("/proc").join(thread).join("syscall"));
+    let wanted = format!("{} ", libc::SYS_futex_waitv);
+    call.expect("a thread").starts_with(&wanted)
+}
+
+#[test]
+fn a_sink_with_many_rings_that_have_ended_is_woken_by_the_one_that_has_not() {
+    let peer = Peer::start();
+    let session = peer.session();
+    let stream = session.stream(Qos::fast()).expect("stream");
+    let source = stream.source(ChannelId(6)).expect("source");
+    let sink = stream.sink(CHANNEL).expect("sink");
+    let region = region();
+    // Of rings that have ended, each is kept for the message of it that is held.
+    let mut held = Vec::new();
+    for number in 0..SinkBell::MOST_BELLS as u32 {
+        let mut from = Sender::begin(&peer, number, 0, &region);
+        from.give();
+        from.ring.end(&peer, 0, false);
+        heard(&source);
+        held.push(sink.consume(LONG).expect("a message"));
+    }
+    let mut last = Sender::begin(&peer, 1000, 0, &region);
+    heard(&source);
+    assert_eq!(sink.direct_sources(), 1);
+    let thread = std::fs::read_link("/proc/thread-self").expect("a thread");
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            settle(|| in_futex_waitv(&thread).then_some(()));
+            last.give();
+            last.bell.ring();
+        });
+        let message = sink.consume(LONG).expect("a message");
+        assert_eq!(message.sender(), 1100);
+    });
+}
+
+/// What files of these names the process has open.
+fn files(name: &str) -> usize {
+    let open = std::fs::read_dir("/proc/self/fd").expect("descriptors");
+    let names = open.filter_map(|fd| std::fs::read_link(fd.ok()?.path()).ok());
+    names
+        .filter(|to| to.to_string_lossy().contains(name))
+        .count()
+}
+
+#[test]
+fn rings_and_regions_of_others_take_no_descriptors_of_the_session() {
+    let peer = Peer::start();
+    let session = peer.session();
+    let stream = session.stream(Qos::fast()).expect("stream");
+    let source = stream.source(CHANNEL).expect("source");
+    let sink = stream.sink(CHANNEL).expect("sink");
+    let name = "takt-test-counted";
+    let block = DirectBlock { depth: DEPTH };
+    let arena = Arena::create(name, block.bytes()).expect("an arena");
+    let region = Region::create(name, PAGE).expect("a region");
+    Region::protect(&region).expect("protected");
+    assert_eq!(files(name), 2);
+    let begins = Reply::DirectSource {
+        source: 0,
+        ring: 1,
+        epoch: 1,
+        depth: DEPTH,
+    };
+    tell(&peer, begins, &[arena.fd()]);
+    let begins = Reply::DirectSink {
+        sink: 0,
+        ring: 2,
+        sender: 9,
+        depth: DEPTH,
+        session: 7,
+        region_bytes: PAGE,
+    };
+    tell(&peer, begins, &[arena.fd(), region.as_fd()]);
+    heard(&source);
+    assert_eq!((source.direct_sinks(), sink.direct_sources()), (1, 1));
+    assert_eq!(files(name), 2, "the runtime's alone");
+}
