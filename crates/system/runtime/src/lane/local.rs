@@ -248,7 +248,11 @@ impl State {
             let Some(s) = self.tenants.source(at, source) else {
                 continue;
             };
-            if s.reliable.is_none() && self.local.is_too_late(waiting.launch_ns.saturating_sub(now_ns)) {
+            if s.reliable.is_none()
+                && self
+                    .local
+                    .is_too_late(waiting.launch_ns.saturating_sub(now_ns))
+            {
                 let mut message = waiting.message;
                 self.lose_here(at, source, &mut message);
                 self.given_here(at, source, &message, Err(Outcome::Late));
