@@ -411,6 +411,7 @@ impl SourceRing {
 pub(crate) struct SinkRing {
     pub(crate) ring: u32,
     pub(crate) sender: u32,
+    pub(crate) depth: u32,
     region: Arc<Mapped>,
     messages: Consumer<RxDescriptor>,
     returns: Producer<Release>,
@@ -436,6 +437,7 @@ impl SinkRing {
         Some(Self {
             ring,
             sender,
+            depth,
             region,
             messages: Consumer::attach(&arena, DirectBlock::MESSAGES, depth).ok()?,
             returns: Producer::attach(&arena, block.returns(), depth).ok()?,

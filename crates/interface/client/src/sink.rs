@@ -113,6 +113,8 @@ struct Binding {
     rings: Vec<SinkRing>,
     next_ring: usize,
     lane_next: bool,
+    /// Messages of a ring that have come before the lane's next, which the same source has emitted later.
+    preferred: u32,
     /// Of rings that are gone: delivered, dropped for want of room, and of memory.
     gone: [u64; 3],
     /// The receive ring shows the impossible: not to be read any more.
@@ -191,6 +193,7 @@ impl Binding {
             rings: Vec::new(),
             next_ring: 0,
             lane_next: false,
+            preferred: 0,
             gone: [0; 3],
             broken: false,
         })
@@ -211,23 +214,41 @@ impl Binding {
     fn next_of_rings(&mut self) -> Option<usize> {
         let count = self.rings.len();
         // Before the lane's is looked at: what a source gave the lane before it gave this is there then.
-        let found = (0..count).map(|at| (self.next_ring + at) % count);
-        let mut found = found.filter(|at| self.rings[*at].next_sequence().is_some());
-        let found = found.next();
+        let first = self.next_ring;
+        let next_in_turn = |rings: &mut [SinkRing], but: Option<usize>| {
+            let places = (0..count).map(|at| (first + at) % count);
+            let mut others = places.filter(|at| Some(*at) != but);
+            others.find(|at| rings[*at].next_sequence().is_some())
+        };
+        let found = next_in_turn(&mut self.rings, None);
         let by_lane = match &mut self.rx {
             Receive::All(ring) => ring.peek().ok().flatten(),
             Receive::Newest(_) => None,
         };
         let Some(by_lane) = by_lane else { return found };
         let of_sender = |ring: &SinkRing| ring.sender == by_lane.sender;
+        let mut candidate = found;
         if let Some(at) = self.rings.iter().position(of_sender)
             && let Some(sequence) = self.rings[at].next_sequence()
         {
-            // In the order in which the source has emitted them.
-            return (sequence < by_lane.sequence).then_some(at);
+            // What one source has emitted comes in that order. The others take their turns all the same, and what was in its
+            // ring before the lane got something is a ring full at most: the numbers are the source's.
+            if sequence < by_lane.sequence && self.preferred < self.rings[at].depth {
+                self.preferred += u32::from(found == Some(at));
+                return found;
+            }
+            if sequence < by_lane.sequence {
+                candidate = None;
+            } else if found == Some(at) {
+                candidate = next_in_turn(&mut self.rings, Some(at));
+            }
         }
         self.lane_next = !self.lane_next;
-        found.filter(|_| !self.lane_next)
+        candidate = candidate.filter(|_| !self.lane_next);
+        if candidate.is_none() {
+            self.preferred = 0;
+        }
+        candidate
     }
 
     /// Forgets rings that are over.

@@ -42,6 +42,8 @@ const LONGEST_SLEEP: Duration = Duration::from_secs(1 << 30);
 enum Sleep {
     /// The word has changed, or may have.
     Woken,
+    /// By this one of the other words, whether it has changed or not.
+    WokenBy(usize),
     TimedOut,
     Interrupted,
 }
@@ -187,7 +189,11 @@ fn wait<W: Futex>(
     // A timeout beyond what an Instant can hold is no timeout.
     let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
     let slept = word.sleep(others, SLEEPING, deadline);
-    let mut rung = 0;
+    // Who wakes without a change of the word has rung as well.
+    let mut rung = match slept {
+        Sleep::WokenBy(at) => 1 << (at % 64),
+        _ => 0,
+    };
     for (at, other) in others.iter().enumerate() {
         // Acquire: as below.
         rung |= u64::from(other.swap(IDLE, Ordering::Acquire) != SLEEPING) << (at % 64);
@@ -309,7 +315,11 @@ fn sleep_on_several(
             libc::CLOCK_MONOTONIC,
         )
     };
-    ended(result)
+    match usize::try_from(result) {
+        // The word itself is the first.
+        Ok(at @ 1..) => Sleep::WokenBy(at - 1),
+        _ => ended(result),
+    }
 }
 
 impl Futex for AtomicU32 {

@@ -236,6 +236,7 @@ fn a_session_in_a_trust_domain_has_all_the_memory_that_others_read_before_they_c
 struct Sender {
     ring: Ring,
     messages: Producer<RxDescriptor>,
+    returned: Consumer<Release>,
     bell: SinkBellHost,
     sequence: u64,
 }
@@ -255,8 +256,10 @@ impl Sender {
             region_bytes: PAGE,
         };
         tell(peer, begins, &[ring.arena.fd(), region.as_fd()]);
+        let returned = Consumer::attach(&ring.arena, DirectBlock { depth: DEPTH }.returns(), DEPTH);
         Self {
             messages: messages.expect("a ring"),
+            returned: returned.expect("a ring"),
             bell: bell.expect("a bell"),
             ring,
             sequence: 0,
@@ -264,6 +267,8 @@ impl Sender {
     }
 
     fn give(&mut self) {
+        while self.returned.pop().expect("the ring").is_some() {}
+        self.returned.release();
         let message = RxDescriptor {
             length: 4,
             sequence: self.sequence,
@@ -362,4 +367,61 @@ fn rings_and_regions_of_others_take_no_descriptors_of_the_session() {
     heard(&source);
     assert_eq!((source.direct_sinks(), sink.direct_sources()), (1, 1));
     assert_eq!(files(name), 2, "the runtime's alone");
+}
+
+#[test]
+fn a_source_keeps_neither_the_lane_nor_other_rings_from_a_sink_by_its_numbers() {
+    let peer = Peer::start();
+    let session = peer.session();
+    let stream = session.stream(Qos::fast()).expect("stream");
+    let source = stream.source(CHANNEL).expect("source");
+    let sink = stream.sink(CHANNEL).expect("sink");
+    let region = region();
+    let mut first = Sender::begin(&peer, 1, 0, &region);
+    let mut other = Sender::begin(&peer, 2, 0, &region);
+    heard(&source);
+    assert_eq!(sink.direct_sources(), 2);
+    // As if the first had given the lane a message of a far number.
+    peer.with(|host| (host.sender, host.sequence) = (101, 1 << 62));
+    first.give();
+    other.give();
+    let by_lane = emit(&source, b"lane").expect("emit");
+    settle(|| (source.outcome(by_lane) != Outcome::Pending).then_some(()));
+    let mut seen = Vec::new();
+    for _ in 0..2 * DEPTH {
+        let message = sink.consume(LONG).expect("a message");
+        seen.push((message.sender(), message.sequence()));
+        drop(message);
+        if seen
+            .last()
+            .is_some_and(|(sender, sequence)| *sender == 101 && *sequence < 1 << 62)
+        {
+            first.give();
+        }
+    }
+    let place = |wanted| seen.iter().position(|seen| *seen == wanted);
+    assert!(place((102, 0)).is_some_and(|at| at <= 1), "{seen:?}");
+    assert!(
+        place((101, 1 << 62)).is_some_and(|at| at as u32 <= DEPTH + 1),
+        "{seen:?}"
+    );
+}
+
+#[test]
+fn a_sink_gets_what_a_source_has_given_its_ring_before_it_gave_the_lane_the_next() {
+    let peer = Peer::start();
+    let session = peer.session();
+    let stream = session.stream(Qos::fast()).expect("stream");
+    let source = stream.source(CHANNEL).expect("source");
+    let sink = stream.sink(CHANNEL).expect("sink");
+    let region = region();
+    let mut ring = Sender::begin(&peer, 1, 0, &region);
+    heard(&source);
+    peer.with(|host| (host.sender, host.sequence) = (101, u64::from(DEPTH)));
+    (0..DEPTH).for_each(|_| ring.give());
+    let by_lane = emit(&source, b"lane").expect("emit");
+    settle(|| (source.outcome(by_lane) != Outcome::Pending).then_some(()));
+    for sequence in 0..=u64::from(DEPTH) {
+        assert_eq!(sink.consume(LONG).expect("a message").sequence(), sequence);
+    }
 }

@@ -192,3 +192,22 @@ fn a_thread_that_waits_for_several_bells_is_woken_by_any_of_them() {
         (WaitOutcome::TimedOut, 0)
     );
 }
+
+#[test]
+fn who_wakes_a_thread_without_a_change_of_the_word_has_rung() {
+    let arena = Arc::new(Arena::create("takt-test", 4096).unwrap());
+    let bells = [0, 64, 128].map(|at| SinkBell::attach(&arena, at).unwrap());
+    let others = [&bells[1], &bells[2]];
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !done.load(Ordering::SeqCst) {
+                arena.atomic_u32(128).unwrap().wake();
+                std::thread::yield_now();
+            }
+        });
+        let woken = bells[0].wait_with(&others, || false, None);
+        done.store(true, Ordering::SeqCst);
+        assert_eq!(woken, (WaitOutcome::Woken, 0b10));
+    });
+}
