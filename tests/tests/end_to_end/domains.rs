@@ -305,6 +305,9 @@ impl Raw {
             arena
                 .overlay(&region, map.tx_offset(), map.tx_bytes, false)
                 .expect("mapped");
+            arena
+                .populate(map.tx_offset(), map.tx_bytes)
+                .expect("there is memory");
             if protects {
                 Region::protect(&region).expect("protected");
             }
@@ -356,16 +359,19 @@ impl Raw {
         }
     }
 
-    fn source(&mut self, channel: ChannelId) -> u32 {
+    fn open_source(&mut self, channel: ChannelId) -> Reply {
         let stream = self.stream();
-        let open = Request::OpenSource {
+        self.ask(Request::OpenSource {
             stream,
             channel,
             depth: 16,
             origin: 0,
             first: 0,
-        };
-        match self.ask(open) {
+        })
+    }
+
+    fn source(&mut self, channel: ChannelId) -> u32 {
+        match self.open_source(channel) {
             Reply::SourceOpened { source, .. } => source,
             other => panic!("{other:?}"),
         }
@@ -447,10 +453,10 @@ fn who_is_of_another_listener_or_user_never_gets_a_descriptor() {
         }
         assert_eq!(source.direct_sinks(), 1);
     }
-    // A source that could still write what it shows as read-only is not shown.
+    // Whoever could still write what it shows as read-only has no source.
     let mut open = Raw::attach(&node, "domain", 0, true, false);
-    let theirs = open.source(CHANNEL);
-    open.ask(Request::Readers(theirs));
+    let refused = open.open_source(CHANNEL);
+    assert!(matches!(refused, Reply::Failed(_)), "{refused:?}");
     let as_source = |(told, _): &(Reply, _)| matches!(told, Reply::DirectSource { .. });
     assert!(!open.unasked.iter().any(as_source));
     // A ring that is given up is never another's.
