@@ -404,7 +404,8 @@ class Stream(_Part):
         pointer = ctypes.c_void_p()
         check(lib.takt_source_open(self._pointer, _number("channel", channel, 64), _number("depth", depth), ctypes.byref(pointer)))
         source = Source(_Handle(pointer, lib.takt_source_close, self._open()))
-        check(lib.takt_source_at_once_here(source._pointer, bool(at_once_here)))
+        if at_once_here:
+            check(lib.takt_source_at_once_here(source._pointer, 1))
         return source
 
     def sink(self, channel: int, *, depth: int = 0, no_local: bool = False, latest: bool = False) -> "Sink":

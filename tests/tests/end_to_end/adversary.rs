@@ -14,7 +14,7 @@ mod wire;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::Release};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use rustix::time::{ClockId, clock_gettime};
@@ -24,7 +24,7 @@ use takt_lab::{Capture, LabConfig};
 use takt_testing::{PATIENCE, until};
 use takt_time::{TaiTime, TrafficClass};
 
-use crate::support::{Datapath, Held, Node, Pair, skip};
+use crate::support::{Datapath, Held, Node, Pair, Stops, skip};
 use victims::{Latencies, Took, Victims};
 use wire::Departures;
 
@@ -113,15 +113,6 @@ impl Work {
 
     fn did(&self) {
         self.done.fetch_add(1, Relaxed);
-    }
-}
-
-/// Sets all of them when it goes, also where something has failed: nobody is waited for who was not told to stop.
-struct Stops<'a>(&'a [&'a AtomicBool]);
-
-impl Drop for Stops<'_> {
-    fn drop(&mut self) {
-        self.0.iter().for_each(|stop| stop.store(true, Release));
     }
 }
 

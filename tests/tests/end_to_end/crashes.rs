@@ -1,8 +1,7 @@
 //! SIGKILL, in the middle of traffic: of an application, of its daemon, of the peer's daemon.
 
 use std::collections::BTreeSet;
-use std::io::{BufRead, BufReader};
-use std::process::{Child, Command, Stdio};
+use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use takt::{ChannelId, Error, Qos, Sink, Source, Wait};
@@ -10,48 +9,13 @@ use takt_lab::LabConfig;
 use taktd::admin::proto::PeerState;
 
 use crate::support::{
-    Datapath, Node, Pair, attach, exchange, introduce, number_of, put, skip, take,
+    Client, Datapath, Node, Pair, Stops, attach, exchange, introduce, number_of, put, skip, take,
 };
 use takt_testing::{PATIENCE, until};
 
 const CHANNEL: ChannelId = ChannelId(5);
 /// What the client that is to be killed writes and reads.
 const VICTIM: ChannelId = ChannelId(6);
-
-/// A client process, killed at the latest with the test.
-struct Client(Child);
-
-impl Client {
-    /// Starts one, and waits until it is at work.
-    fn at_work(node: &Node) -> Self {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_takt-test-client"))
-            .arg(node.socket())
-            .args([VICTIM.0.to_string(), VICTIM.0.to_string()])
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("the client");
-        let output = child.stdout.take().expect("its output");
-        let client = Self(child);
-        let mut line = String::new();
-        BufReader::new(output)
-            .read_line(&mut line)
-            .expect("its output");
-        assert_eq!(line, "ready\n");
-        client
-    }
-
-    fn kill(&mut self) {
-        self.0.kill().expect("it runs");
-        self.0.wait().expect("it ends");
-    }
-}
-
-impl Drop for Client {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
 
 /// What is in shared memory under a name, and of ours.
 fn left_in_shared_memory() -> BTreeSet<String> {
@@ -86,7 +50,7 @@ fn a_client_that_is_killed_is_gone_and_disturbs_nobody() {
     let arenas = || open_files(&pair.nodes[0], "/memfd:takt");
     let arenas_before = arenas();
     for _ in 0..3 {
-        let mut client = Client::at_work(&pair.nodes[0]);
+        let mut client = Client::at_work(&pair.nodes[0].socket(), VICTIM, VICTIM, Stdio::inherit());
         until("its messages come", || witness.consume(Wait::Never).ok());
         assert_eq!(admin.sessions().len(), 2);
         assert_eq!(arenas(), arenas_before + 1);
@@ -119,15 +83,6 @@ pub fn open_files(node: &Node, what: &str) -> usize {
         .filter_map(|entry| std::fs::read_link(entry.ok()?.path()).ok())
         .filter(|target| target.to_string_lossy().starts_with(what))
         .count()
-}
-
-/// Has others stop however this ends: a test that fails is over.
-struct Stops<'a>(&'a AtomicBool);
-
-impl Drop for Stops<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
 }
 
 /// Writes numbers until told to stop, through whatever happens. How many.
@@ -190,7 +145,7 @@ fn a_killed_daemon(datapath: Datapath) {
     let [stop, restarted, noticed] = [false; 3].map(AtomicBool::new);
     let [lost_by_source, lost_by_sink, lost_remotely] = std::thread::scope(|scope| {
         let [stop, restarted, noticed] = [&stop, &restarted, &noticed];
-        let stops = Stops(stop);
+        let stops = Stops(&[stop]);
         let writing = scope.spawn(move || {
             let emitted = write_on(&source, stop);
             assert!(emitted > 0);

@@ -1,13 +1,12 @@
 //! Trust domains: sessions of one listener and user that exchange messages in memory of each other's, without a lane. What
 //! they promise, and what their enemies get.
 
-use std::io::{BufRead, BufReader};
 use std::os::fd::{AsFd, OwnedFd};
-use std::process::{Child, Command, Stdio};
+use std::process::Stdio;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 use takt::{ChannelId, Outcome, Qos, Session, Sink, SinkOptions, Source, Wait};
 use takt_clock::{Clock, SystemTai};
 use takt_lab::{Lab, LabConfig};
@@ -18,7 +17,7 @@ use takt_shm::{Arena, Consumer, Producer, Region, SinkBellHost};
 use takt_testing::{PATIENCE, until, until_true};
 use taktd::admin::proto;
 
-use crate::support::{Node, attach_at, introduce, number_of, put, put_at, skip, take};
+use crate::support::{Client, Node, attach_at, introduce, number_of, put, put_at, skip, take};
 
 const CHANNEL: ChannelId = ChannelId(5);
 const OTHER: ChannelId = ChannelId(6);
@@ -50,6 +49,19 @@ fn lab() -> (Lab, Node) {
 
 fn member(node: &Node, listener: &str, name: &str) -> Session {
     attach_at(&node.directory.join(&format!("{listener}.sock")), name)
+}
+
+/// An application of its own process in the domain.
+fn client(node: &Node) -> Client {
+    let socket = node.directory.join("domain.sock");
+    Client::at_work(&socket, OTHER, CHANNEL, Stdio::inherit())
+}
+
+/// Two of the domain, with a source of the one and a sink of the other.
+fn two(node: &Node) -> ([Session; 2], Source, Sink) {
+    let members = ["from", "to"].map(|name| member(node, "domain", name));
+    let (source, sink) = ends(&members[0], &members[1], CHANNEL);
+    (members, source, sink)
 }
 
 fn ends(from: &Session, to: &Session, channel: ChannelId) -> (Source, Sink) {
@@ -97,11 +109,7 @@ fn members_exchange_messages_of_every_length_without_a_lane() {
         return;
     }
     let (_lab, node) = lab();
-    let (from, to) = (
-        member(&node, "domain", "from"),
-        member(&node, "domain", "to"),
-    );
-    let (source, sink) = ends(&from, &to, CHANNEL);
+    let ([_from, _to], source, sink) = two(&node);
     await_rings(&source, 1);
     let lane = await_alone(&node, "from", &source, &[&sink]);
     let before = named(&node, "from").direct_messages;
@@ -135,11 +143,7 @@ fn a_member_that_sleeps_is_woken_by_its_source_and_by_the_lane() {
         return;
     }
     let (_lab, node) = lab();
-    let (from, to) = (
-        member(&node, "domain", "from"),
-        member(&node, "domain", "to"),
-    );
-    let (source, sink) = ends(&from, &to, CHANNEL);
+    let ([_from, _to], source, sink) = two(&node);
     await_rings(&source, 1);
     let stranger = member(&node, "none", "stranger");
     let by_lane = stranger.stream(Qos::slow()).expect("a stream");
@@ -226,11 +230,7 @@ fn launch_times_and_reliable_streams_stay_with_the_lane_and_lose_nothing() {
         return;
     }
     let (_lab, node) = lab();
-    let (from, to) = (
-        member(&node, "domain", "from"),
-        member(&node, "domain", "to"),
-    );
-    let (source, sink) = ends(&from, &to, CHANNEL);
+    let ([from, to], source, sink) = two(&node);
     let reliable = from.stream(Qos::slow().reliable()).expect("a stream");
     let reliable = reliable.source(OTHER).expect("a source");
     let others = to.stream(Qos::slow().reliable()).expect("a stream");
@@ -410,11 +410,7 @@ fn who_is_of_another_listener_or_user_never_gets_a_descriptor() {
         return;
     }
     let (_lab, node) = lab();
-    let (from, to) = (
-        member(&node, "domain", "from"),
-        member(&node, "domain", "to"),
-    );
-    let (source, sink) = ends(&from, &to, CHANNEL);
+    let ([_from, _to], source, sink) = two(&node);
     await_rings(&source, 1);
     let enemies = [
         ("other", 0, true, true, true),
@@ -549,11 +545,7 @@ fn a_sink_that_gives_back_what_it_does_not_have_is_cut_off_and_costs_nobody_a_me
         return;
     }
     let (_lab, node) = lab();
-    let (from, to) = (
-        member(&node, "domain", "from"),
-        member(&node, "domain", "to"),
-    );
-    let (source, sink) = ends(&from, &to, CHANNEL);
+    let ([_from, _to], source, sink) = two(&node);
     await_rings(&source, 1);
     let mut number = 0;
     for attack in 0..4 {
@@ -610,51 +602,14 @@ fn a_sink_that_gives_back_what_it_does_not_have_is_cut_off_and_costs_nobody_a_me
     assert_eq!(sink.counters().dropped_memory, 0);
 }
 
-/// A client process, killed at the latest with the test.
-struct Client(Child);
-
-impl Client {
-    fn at_work(node: &Node, write: ChannelId, read: ChannelId) -> Self {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_takt-test-client"))
-            .arg(node.directory.join("domain.sock"))
-            .args([write.0.to_string(), read.0.to_string()])
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("the client");
-        let output = child.stdout.take().expect("its output");
-        let client = Self(child);
-        let mut line = String::new();
-        BufReader::new(output)
-            .read_line(&mut line)
-            .expect("its output");
-        assert_eq!(line, "ready\n");
-        client
-    }
-
-    fn signal(&self, signal: Signal) {
-        kill_process(Pid::from_child(&self.0), signal).expect("it runs");
-    }
-}
-
-impl Drop for Client {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 #[test]
 fn a_sink_that_is_stopped_costs_a_bounded_part_of_the_memory_and_is_cut_off() {
     if skip() {
         return;
     }
     let (_lab, node) = lab();
-    let (from, to) = (
-        member(&node, "domain", "from"),
-        member(&node, "domain", "to"),
-    );
-    let (source, sink) = ends(&from, &to, CHANNEL);
-    let client = Client::at_work(&node, OTHER, CHANNEL);
+    let ([_from, _to], source, sink) = two(&node);
+    let client = client(&node);
     await_rings(&source, 2);
     client.signal(Signal::STOP);
     let mut number = 0;
@@ -704,7 +659,7 @@ fn a_source_that_is_killed_in_an_emit_leaves_whole_messages_and_others_take_its_
         .sink(OTHER)
         .expect("a sink");
     for _ in 0..8 {
-        let mut client = Client::at_work(&node, OTHER, CHANNEL);
+        let mut client = client(&node);
         until_true("it has a ring", || {
             while let Ok(message) = sink.consume(Wait::Never) {
                 assert_eq!(message.len(), 8);
@@ -715,8 +670,7 @@ fn a_source_that_is_killed_in_an_emit_leaves_whole_messages_and_others_take_its_
             .map(|_| sink.consume(Wait::For(PATIENCE)).expect("a message"))
             .collect();
         let before: Vec<Vec<u8>> = held.iter().map(|message| message.to_vec()).collect();
-        client.0.kill().expect("it runs");
-        client.0.wait().expect("it ends");
+        client.kill();
         until_true("the node knows", || sink.direct_sources() == 0);
         let mut last = 0;
         while let Ok(message) = sink.consume(Wait::Never) {
@@ -737,11 +691,7 @@ fn a_node_that_is_killed_and_comes_back_connects_its_domains_again() {
         return;
     }
     let (_lab, mut node) = lab();
-    let (from, to) = (
-        member(&node, "domain", "from"),
-        member(&node, "domain", "to"),
-    );
-    let (source, sink) = ends(&from, &to, CHANNEL);
+    let ([from, to], source, sink) = two(&node);
     for round in 0..3u64 {
         await_rings(&source, 1);
         introduce(&source, &[&sink]);

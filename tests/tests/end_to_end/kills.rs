@@ -2,8 +2,7 @@
 //! (`TAKT_KILLS` times, 20 unless said; `TAKT_KILL_SEED` repeats a run): nothing comes twice or out of order, what is
 //! missing is counted and nothing else, and the daemon that lives through it holds in the end what it held at first.
 
-use std::io::{BufRead, BufReader};
-use std::process::{Child, Command, Stdio};
+use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
@@ -12,13 +11,13 @@ use rustix::process::{Pid, Signal, kill_process};
 use takt::{ChannelId, Error, Sink, SinkOptions, Source, Wait};
 
 use crate::support::application::is_introduction;
-use crate::support::{Datapath, Held, Node, Pair, attach, introduce, number_of, skip};
+use crate::support::{Client, Datapath, Held, Pair, attach, introduce, number_of, skip};
 use takt_testing::{PATIENCE, until};
 
 /// What is numbered and checked.
 const CHECKED: ChannelId = ChannelId(5);
 /// What the applications that are to be killed write and read.
-const OTHERS: &str = "6";
+const OTHERS: ChannelId = ChannelId(6);
 /// Longer than what comes at once from a daemon that goes on.
 const DEPTH: u32 = 16_384;
 /// Between two messages: a rate that is sustained on a busy machine.
@@ -36,41 +35,6 @@ fn acts() -> u32 {
 fn signal(pid: u32, signal: Signal) {
     let pid = Pid::from_raw(pid as i32).expect("a process");
     kill_process(pid, signal).expect("it runs");
-}
-
-/// An application of its own process that writes and reads at full speed; killed at the latest with the test.
-struct Other(Child);
-
-impl Other {
-    fn at_work(node: &Node) -> Self {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_takt-test-client"))
-            .arg(node.socket())
-            .args([OTHERS, OTHERS])
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()
-            .expect("the client");
-        let output = child.stdout.take().expect("its output");
-        let other = Self(child);
-        let mut line = String::new();
-        BufReader::new(output)
-            .read_line(&mut line)
-            .expect("its output");
-        assert_eq!(line, "ready\n");
-        other
-    }
-
-    fn runs(&mut self) -> bool {
-        self.0.try_wait().expect("its state").is_none()
-    }
-}
-
-impl Drop for Other {
-    fn drop(&mut self) {
-        // Ended already is as good.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
 }
 
 /// Emits numbers until told to stop, through whatever happens.
@@ -138,12 +102,17 @@ fn act(
     rng: &mut StdRng,
     pair: &mut Pair,
     victim: usize,
-    others: &mut [Option<Other>; 2],
+    others: &mut [Option<Client>; 2],
 ) -> String {
     let at = rng.random_range(0..2);
-    if !others[at].as_mut().is_some_and(Other::runs) {
+    if !others[at].as_mut().is_some_and(Client::runs) {
         // The first, or its daemon was killed, so it has ended.
-        others[at] = Some(Other::at_work(&pair.nodes[at]));
+        others[at] = Some(Client::at_work(
+            &pair.nodes[at].socket(),
+            OTHERS,
+            OTHERS,
+            Stdio::null(),
+        ));
     }
     let Some(other) = &others[at] else {
         unreachable!("just started");
@@ -157,15 +126,15 @@ fn act(
             format!("kill the application of node {at}")
         }
         2 => {
-            signal(other.0.id(), Signal::STOP);
+            other.signal(Signal::STOP);
             while_it(rng);
             others[at] = None;
             format!("stop the application of node {at} and kill it")
         }
         3 => {
-            signal(other.0.id(), Signal::STOP);
+            other.signal(Signal::STOP);
             while_it(rng);
-            signal(other.0.id(), Signal::CONT);
+            other.signal(Signal::CONT);
             format!("stop the application of node {at} for a while")
         }
         4 => {

@@ -3,7 +3,9 @@
 //! What the loader library does not do, or does otherwise.
 
 mod device;
+mod error;
 mod link;
 
 pub use device::{Namespace, driver, index, namespace, receive_queues};
+pub use error::{errno, told};
 pub use link::{AttachMode, attach};

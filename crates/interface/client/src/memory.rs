@@ -382,9 +382,9 @@ impl TxMemory {
 
     /// One of them does not get it after all.
     #[cold]
-    pub(crate) fn not_lent(&self, account: &Account, stock: &mut Stock, lent: &Lent, block: Block) {
+    pub(crate) fn not_lent(&self, account: &Account, stock: &mut Stock, lent: &Lent, chunk: u32) {
         let returns = lock(&account.returns);
-        let free = self.returned(lent, block.chunk);
+        let free = self.returned(lent, chunk);
         drop(returns);
         if let Some(Some(block)) = free {
             self.free(account, stock, block);
@@ -418,12 +418,7 @@ impl TxMemory {
     #[cold]
     pub(crate) fn free_lent(&self, account: &Account, stock: &mut Stock, lent: &Lent) {
         for chunk in lent.all() {
-            let returns = lock(&account.returns);
-            let free = self.returned(lent, chunk);
-            drop(returns);
-            if let Some(Some(block)) = free {
-                self.free(account, stock, block);
-            }
+            self.not_lent(account, stock, lent, chunk);
         }
     }
 

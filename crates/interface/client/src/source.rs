@@ -830,7 +830,7 @@ impl Source {
                 memory.lend_to(&ring.lent, block);
                 if let Err(end) = ring.give(message) {
                     over = Some((ring.ring, end));
-                    memory.not_lent(account, &mut binding.stock, &ring.lent, block);
+                    memory.not_lent(account, &mut binding.stock, &ring.lent, block.chunk);
                 }
             }
         }

@@ -2,6 +2,8 @@
 
 use std::io;
 
+use takt_xdp::{errno, told};
+
 /// Why launch times of a pod cannot be taken at its veth.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -92,25 +94,8 @@ impl Error {
             if errno(&error) == Some(libc::EPERM) {
                 return Self::Privilege(action);
             }
-            let mut told = error.to_string();
-            let mut source = error.source();
-            while let Some(cause) = source {
-                told.push_str(&format!(": {cause}"));
-                source = cause.source();
-            }
+            let told = told(&error);
             Self::Load { action, told }
         }
     }
-}
-
-/// The errno at the bottom of an error of the loader library.
-fn errno(error: &(dyn std::error::Error + 'static)) -> Option<i32> {
-    let mut next = Some(error);
-    while let Some(error) = next {
-        if let Some(error) = error.downcast_ref::<io::Error>() {
-            return error.raw_os_error();
-        }
-        next = error.source();
-    }
-    None
 }

@@ -3,6 +3,7 @@
 use std::io;
 
 use takt_balance::Refused;
+use takt_xdp::{errno, told};
 
 /// Why flows cannot be balanced.
 #[derive(Debug, thiserror::Error)]
@@ -92,17 +93,10 @@ impl Error {
         action: &'static str,
     ) -> impl FnOnce(E) -> Self {
         move |error| {
-            let mut told = error.to_string();
-            let mut source = error.source();
-            while let Some(cause) = source {
-                if let Some(error) = cause.downcast_ref::<io::Error>()
-                    && error.raw_os_error() == Some(libc::EPERM)
-                {
-                    return Self::Privilege(action);
-                }
-                told.push_str(&format!(": {cause}"));
-                source = cause.source();
+            if errno(&error) == Some(libc::EPERM) {
+                return Self::Privilege(action);
             }
+            let told = told(&error);
             Self::Load { action, told }
         }
     }

@@ -8,8 +8,9 @@ use std::os::fd::{AsFd, AsRawFd, RawFd};
 use aya::Ebpf;
 use aya::maps::{HashMap as BpfHashMap, MapData, MapError, PerCpuArray, XskMap};
 use takt_datapath::OpenError;
+use takt_xdp::errno;
 
-use crate::program::{errno, unavailable};
+use crate::program::unavailable;
 
 /// Frames that the program has seen since it was attached.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use aya::programs::Xdp;
 use aya::{Ebpf, EbpfError, EbpfLoader};
 use takt_datapath::OpenError;
-use takt_xdp::AttachMode;
+use takt_xdp::{AttachMode, errno, told};
 
 use crate::interface::Device;
 use crate::maps::{MOST_PORTS, Maps};
@@ -148,25 +148,7 @@ fn attach_error(device: &Device, mode: AttachMode, error: io::Error) -> OpenErro
 
 /// An error of the loader library, with its causes.
 pub(crate) fn unavailable(action: &str, error: &dyn std::error::Error) -> OpenError {
-    let mut text = format!("cannot {action}: {error}");
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text.push_str(&format!(": {cause}"));
-        source = cause.source();
-    }
-    OpenError::Unavailable(text)
-}
-
-/// The errno at the bottom of an error of the loader library.
-pub(crate) fn errno(error: &(dyn std::error::Error + 'static)) -> Option<i32> {
-    let mut next = Some(error);
-    while let Some(error) = next {
-        if let Some(error) = error.downcast_ref::<io::Error>() {
-            return error.raw_os_error();
-        }
-        next = error.source();
-    }
-    None
+    OpenError::Unavailable(format!("cannot {action}: {}", told(error)))
 }
 
 /// The program by itself, without an interface, for fuzz targets.

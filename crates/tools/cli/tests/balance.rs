@@ -90,6 +90,21 @@ impl Site {
         self.lab.host(2)
     }
 
+    /// A socket of the client.
+    fn client_socket(&self) -> UdpSocket {
+        let _inside = self.client().enter().expect("the host");
+        UdpSocket::bind("0.0.0.0:0").expect("a socket")
+    }
+
+    /// What comes to the balancer and to the neighbour, and the service there.
+    fn services(&self) -> [(PromptSocket, UdpSocket); 2] {
+        [self.balancer(), self.neighbour()].map(|host| {
+            let _inside = host.enter().expect("the host");
+            let socket = PromptSocket::open("eth0").expect("a packet socket");
+            (socket, UdpSocket::bind(SERVICE).expect("the address"))
+        })
+    }
+
     /// Starts `takt` on a host.
     fn start(&self, host: &Host, arguments: &[&str]) -> Running {
         let program = takt(&[]);
@@ -423,9 +438,7 @@ fn by_vxlan_a_neighbour_of_the_kernels_own_device_gets_the_flows() {
         .set_read_timeout(Some(Duration::from_millis(100)))
         .expect("set");
     drop(inside);
-    let inside = site.client().enter().expect("the host");
-    let client = UdpSocket::bind("0.0.0.0:0").expect("a socket");
-    drop(inside);
+    let client = site.client_socket();
     let look = site.look();
     for bundle in 0..64 {
         look.assign(bundle, Some(Target::Neighbour(0)))
@@ -469,9 +482,7 @@ do = ["control"]
     let inside = site.balancer().enter().expect("the host");
     let service = UdpSocket::bind(SERVICE).expect("the service's address");
     drop(inside);
-    let inside = site.client().enter().expect("the host");
-    let client = UdpSocket::bind("0.0.0.0:0").expect("a socket");
-    drop(inside);
+    let client = site.client_socket();
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -627,15 +638,8 @@ do = ["control"]
     arguments.extend(["--priority", "50"]);
     let running = site.start(site.balancer(), &arguments);
     running.line("ready");
-    let open = |host: &Host| {
-        let _inside = host.enter().expect("the host");
-        let socket = PromptSocket::open("eth0").expect("a packet socket");
-        (socket, UdpSocket::bind(SERVICE).expect("the address"))
-    };
-    let [mut here, mut there] = [site.balancer(), site.neighbour()].map(open);
-    let inside = site.client().enter().expect("the host");
-    let client = UdpSocket::bind("0.0.0.0:0").expect("a socket");
-    drop(inside);
+    let [mut here, mut there] = site.services();
+    let client = site.client_socket();
     // What was sent, whether late, and where and when it came: number, late, host, instant.
     let mut got: Vec<(u64, bool, usize, i64)> = Vec::new();
     let take = |socket: &mut PromptSocket, host: usize, got: &mut Vec<(u64, bool, usize, i64)>| {
@@ -738,15 +742,8 @@ fn death() {
             look.assign(bundle, Some(Target::Neighbour(0)))
                 .expect("there");
         }
-        let open = |host: &Host| {
-            let _inside = host.enter().expect("the host");
-            let socket = PromptSocket::open("eth0").expect("a packet socket");
-            (socket, UdpSocket::bind(SERVICE).expect("the address"))
-        };
-        let [mut to_here, mut to_there] = [site.balancer(), site.neighbour()].map(open);
-        let inside = site.client().enter().expect("the host");
-        let client = UdpSocket::bind("0.0.0.0:0").expect("a socket");
-        drop(inside);
+        let [mut to_here, mut to_there] = site.services();
+        let client = site.client_socket();
         let (mut killed, mut first) = (None, None);
         let count = |socket: &mut PromptSocket| {
             let mut last = None;

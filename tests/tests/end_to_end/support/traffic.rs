@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use takt::{ChannelId, Error, ErrorCode, Qos, Session, Sink, Source, Stream, Wait};
 use takt_testing::until_true;
 
+use super::Stops;
 use super::application::{introduce, put, take};
 
 /// The number of the message that ends a test.
@@ -32,15 +33,6 @@ impl Flow {
             sink,
             _reader: reader,
         }
-    }
-}
-
-/// Ends the sender also when the test fails.
-struct Ends<'a>(&'a AtomicBool);
-
-impl Drop for Ends<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Relaxed);
     }
 }
 
@@ -88,7 +80,7 @@ pub fn all_arrive(flow: Flow, meanwhile: impl FnOnce(&Stream, &dyn Fn() -> u64))
                 taken.store(next, Relaxed);
             }
         });
-        let ends = Ends(&end);
+        let ends = Stops(&[&end]);
         meanwhile(&stream, &|| taken.load(Relaxed));
         drop(ends);
         let (source, sent) = sender.join().expect("the sender");
@@ -126,7 +118,7 @@ pub fn all_arrive_or_count(flow: Flow, meanwhile: impl FnOnce(&Stream, &dyn Fn()
                 taken.store(seen.len() as u64, Relaxed);
             }
         });
-        let ends = Ends(&end);
+        let ends = Stops(&[&end]);
         meanwhile(&stream, &|| taken.load(Relaxed));
         drop(ends);
         let (source, sent) = sender.join().expect("the sender");

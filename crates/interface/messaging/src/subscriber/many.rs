@@ -249,13 +249,9 @@ impl Many {
                         opened.push(reading);
                         continue;
                     }
-                    Err(
-                        error @ (Error::Channel(
-                            takt::Error::Refused(_) | takt::Error::System { .. },
-                        )
-                        | Error::Collision { .. }
-                        | Error::System { .. }),
-                    ) => {
+                    Err(error)
+                        if is_without_room(&error) || matches!(error, Error::Collision { .. }) =>
+                    {
                         failures += 1;
                         why = error.to_string();
                     }
@@ -298,10 +294,7 @@ impl Many {
             _ if opened.is_empty() => None,
             _ => match self.open_inbox() {
                 Ok(inbox) => Some(inbox),
-                Err(
-                    error @ (Error::Channel(takt::Error::Refused(_) | takt::Error::System { .. })
-                    | Error::System { .. }),
-                ) => {
+                Err(error) if is_without_room(&error) => {
                     let now = Instant::now();
                     let unopened = opened.iter().map(|reading| {
                         let why = format!("what was kept of it does not come: {error}");
@@ -619,6 +612,14 @@ impl Many {
         }
         Ok(!told.is_empty())
     }
+}
+
+/// Whether the runtime refuses a channel, or this process has no room for one: others may be open.
+fn is_without_room(error: &Error) -> bool {
+    matches!(
+        error,
+        Error::Channel(takt::Error::Refused(_) | takt::Error::System { .. }) | Error::System { .. }
+    )
 }
 
 /// Whether the runtime is away, or does not answer: it may later.

@@ -214,8 +214,7 @@ impl State {
                 // What a sink has from the lane, it finds before what the source gives it after the completion.
                 self.tenants.show();
             }
-            let session = self.tenants.sessions.get_mut(at);
-            let Some(Some(s)) = session.and_then(|session| session.sources.get_mut(source)) else {
+            let Some(s) = self.tenants.source(at, source) else {
                 continue;
             };
             s.publish();
