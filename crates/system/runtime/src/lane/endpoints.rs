@@ -287,13 +287,13 @@ impl Lane {
         let others = |session, other| session != at || other != sink;
         let reassembly = &mut self.state.reassembly;
         reassembly.retain_targets(|target| others(target.session, target.sink));
-        self.state.retain_reliable_targets(others);
         let Some(session) = self.state.tenants.sessions.get_mut(at) else {
             return;
         };
         let Some(removed) = session.remove_sink(sink) else {
             return;
         };
+        self.state.retain_reliable_targets(removed.channel, others);
         self.state.tenants.sinks_removed(at, 1);
         // What waited for memory of its own session may be complete now.
         self.state.tenants.wait(at);
@@ -363,8 +363,6 @@ impl Lane {
     pub(super) fn remove_sinks(&mut self, at: usize) {
         let reassembly = &mut self.state.reassembly;
         reassembly.retain_targets(|target| target.session != at);
-        self.state
-            .retain_reliable_targets(|session, _| session != at);
         let Some(session) = self.state.tenants.sessions.get_mut(at) else {
             return;
         };
@@ -373,6 +371,8 @@ impl Lane {
         channels.sort_unstable();
         channels.dedup();
         for index in channels {
+            self.state
+                .retain_reliable_targets(index, |session, _| session != at);
             let channels = &mut self.state.channels;
             if channels.retain_sinks(index, |(session, _)| *session != at) {
                 self.state.forget_reliable_on(index);

@@ -1,6 +1,6 @@
 //! Reliable sources elsewhere: what of them is here, put together, and delivered in their order.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
 use takt_recovery::{Arrival, Delivery, Receiver};
 use takt_time::TrafficClass;
@@ -12,7 +12,7 @@ use super::super::shares::Pair;
 use super::super::tenants::Tenants;
 use super::super::track::{SourceKey, sender_number};
 use super::super::{LanePort, State, fair};
-use super::{AGE_EVERY_NS, Announcement, End, IDLE_NS, MOST_LEFT, Reliable, control};
+use super::{AGE_EVERY_NS, Announcement, End, IDLE_NS, MOST_AGED, MOST_LEFT, Reliable, control};
 
 /// Records that a receiver keeps before those that they wait for.
 const WINDOW: u32 = 1024;
@@ -134,6 +134,12 @@ fn later(one: u32, other: u32) -> u32 {
     } else {
         other
     }
+}
+
+/// The places of those that an index has under this number.
+fn with(index: &BTreeSet<(usize, usize)>, number: usize) -> Vec<usize> {
+    let found = index.range((number, 0)..=(number, usize::MAX));
+    found.map(|(_, at)| *at).collect()
 }
 
 impl Reliable {
@@ -261,6 +267,8 @@ impl State {
             spare: Vec::new(),
         });
         self.reliable.by_source.insert(key, at);
+        self.reliable.on_channel.insert((channel, at));
+        self.reliable.of_remote.insert((key.remote, at));
         self.reliable.shares.take(pair);
         Some(at)
     }
@@ -281,7 +289,7 @@ impl State {
     /// Forgets sources that have been idle for long, of those that have more than their own places: they announce themselves
     /// when they emit again. True if there were any.
     #[cold]
-    fn age_reliable(&mut self) -> bool {
+    pub(super) fn age_reliable(&mut self) -> bool {
         let now_ns = self.round.now_ns();
         let since = now_ns.saturating_sub(self.reliable.aged_ns);
         // Not backwards: the clock was stepped.
@@ -289,13 +297,17 @@ impl State {
             return false;
         }
         self.reliable.aged_ns = now_ns;
-        let idle = self.inbound_where(|source| {
-            let quiet = source.engine.is_idle() && source.messages.is_empty();
-            quiet && now_ns.saturating_sub(source.heard_ns) >= IDLE_NS
-        });
         let before = self.reliable.inbound.len();
-        for at in idle {
-            if self.reliable.shares.exceeds(self.reliable.inbound[at].pair) {
+        let places = self.reliable.inbound.capacity();
+        for _ in 0..MOST_AGED.min(places) {
+            let at = self.reliable.aged % places;
+            self.reliable.aged = at + 1;
+            let Some(source) = self.reliable.inbound.get(at) else {
+                continue;
+            };
+            let quiet = source.engine.is_idle() && source.messages.is_empty();
+            let idle = quiet && now_ns.saturating_sub(source.heard_ns) >= IDLE_NS;
+            if idle && self.reliable.shares.exceeds(source.pair) {
                 self.forget_reliable(at, true);
             }
         }
@@ -759,6 +771,8 @@ impl State {
             return;
         };
         self.reliable.by_source.remove(&source.key);
+        self.reliable.on_channel.remove(&(source.channel, at));
+        self.reliable.of_remote.remove(&(source.key.remote, at));
         self.reliable.shares.give_back(source.pair);
         if again {
             let left = self.reliable.left.entry(source.key.remote).or_default();
@@ -796,8 +810,7 @@ impl State {
 
     /// A remote lane is gone, with its reliable sources. Unless it went cleanly, more may be missing than is known.
     pub(in super::super) fn forget_reliable_of(&mut self, remote: usize, clean: bool) {
-        let gone: Vec<usize> = self.inbound_where(|source| source.key.remote == remote);
-        for at in gone {
+        for at in with(&self.reliable.of_remote, remote) {
             let source = &self.reliable.inbound[at];
             let (next, since) = (source.announced.1, source.since);
             if let Some(channel) = self.channels.get(source.channel)
@@ -813,7 +826,7 @@ impl State {
 
     /// A channel has no sinks any more.
     pub(in super::super) fn forget_reliable_on(&mut self, channel: usize) {
-        for at in self.inbound_where(|source| source.channel == channel) {
+        for at in with(&self.reliable.on_channel, channel) {
             self.forget_reliable(at, true);
         }
     }
@@ -824,9 +837,12 @@ impl State {
             return;
         };
         let groups = || known.groups.iter().map(|group| group.tenant);
-        for (_, source) in &mut self.reliable.inbound {
+        for at in with(&self.reliable.on_channel, channel) {
+            let Some(source) = self.reliable.inbound.get_mut(at) else {
+                continue;
+            };
             let Pair { remote, tenant } = source.pair;
-            if source.channel != channel || groups().any(|with| with == tenant) {
+            if groups().any(|with| with == tenant) {
                 continue;
             }
             let shares = &mut self.reliable.shares;
@@ -841,18 +857,16 @@ impl State {
         }
     }
 
-    fn inbound_where(&self, condition: impl Fn(&Inbound) -> bool) -> Vec<usize> {
-        let all = self.reliable.inbound.iter();
-        let wanted = all.filter(|(_, source)| condition(source));
-        wanted.map(|(at, _)| at).collect()
-    }
-
-    /// Forgets sinks that are gone.
+    /// Forgets sinks of a channel that are gone.
     pub(in super::super) fn retain_reliable_targets(
         &mut self,
+        channel: usize,
         keep: impl Fn(usize, usize) -> bool,
     ) {
-        for (_, source) in &mut self.reliable.inbound {
+        for at in with(&self.reliable.on_channel, channel) {
+            let Some(source) = self.reliable.inbound.get_mut(at) else {
+                continue;
+            };
             for message in &mut source.messages {
                 (message.targets).retain(|target| keep(target.session, target.sink));
             }

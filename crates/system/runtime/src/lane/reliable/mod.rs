@@ -12,7 +12,7 @@ mod outbound;
 mod tests;
 
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap, VecDeque};
+use std::collections::{BTreeSet, BinaryHeap, HashMap, VecDeque};
 
 use slab::Slab;
 use takt_recovery::codec::ANNOUNCE_LEN;
@@ -29,11 +29,12 @@ pub(super) use outbound::{Next, Outbound};
 
 /// Reliable sources elsewhere that a lane follows, and those of them that a tenant hears from one peer whatever others have;
 /// those beyond are not heard until others have ended or been idle for so long.
-const MOST_INBOUND: usize = 4096;
+const MOST_INBOUND: usize = 8192;
 const OWN_INBOUND: usize = 16;
 const IDLE_NS: i64 = 10_000_000_000;
-/// Between two looks which of them are idle.
+/// Between two looks which of them are idle, and at how many of them each time.
 const AGE_EVERY_NS: i64 = 100_000_000;
+const MOST_AGED: usize = 2048;
 /// Sources of a lane elsewhere that are not followed any more and of which is known how far they were.
 const MOST_LEFT: usize = 256;
 /// Ends of reliable flows that are looked at in a round; the others in the next.
@@ -119,9 +120,13 @@ pub(super) struct Reliable {
     by_number: HashMap<u32, usize, foldhash::fast::RandomState>,
     pub(super) inbound: Slab<Inbound>,
     by_source: HashMap<SourceKey, usize, foldhash::fast::RandomState>,
-    /// Who has the places of those that are heard, and when it was last looked which of them are idle.
+    /// The same by the channel that they write, and by the lane that they are of: number, place.
+    on_channel: BTreeSet<(usize, usize)>,
+    of_remote: BTreeSet<(usize, usize)>,
+    /// Who has the places of those that are heard, when it was last looked which of them are idle, and where to go on.
     shares: Shares,
     aged_ns: i64,
+    aged: usize,
     /// How far those were that were forgotten last, by the lane that they are of.
     left: HashMap<usize, VecDeque<Left>, foldhash::fast::RandomState>,
     /// When to look at whom. One that is to be looked at earlier has another entry; the later one is found to be over.
@@ -142,8 +147,11 @@ impl Default for Reliable {
             by_number: HashMap::default(),
             inbound: Slab::new(),
             by_source: HashMap::default(),
+            on_channel: BTreeSet::new(),
+            of_remote: BTreeSet::new(),
             shares: Shares::new(MOST_INBOUND, OWN_INBOUND),
             aged_ns: i64::MIN,
+            aged: 0,
             left: HashMap::default(),
             timers: BinaryHeap::new(),
         }

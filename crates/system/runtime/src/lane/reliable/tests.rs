@@ -1705,11 +1705,12 @@ fn what_cannot_be_sent_again_for_want_of_a_frame_is_sent_when_there_is_one_and_c
 #[test]
 fn very_many_sources_for_one_tenant_leave_places_to_others_and_idle_ones_make_room() {
     const OTHER: ChannelId = ChannelId(6);
+    const LAST: u32 = 2 * MOST_INBOUND as u32 - 1;
     let mut world = World::new(3, Faults::default(), 1400);
     world.hosts[2].add_app(2, 1 << 20);
     world.hosts[2].add_sink(0);
     world.hosts[2].add_sink_on(1, OTHER, SinkMode::default());
-    let all = 0..2 * MOST_INBOUND as u32;
+    let all = 0..=LAST;
     let heard = all.filter(|source| announced(&mut world, 1, CHANNEL, *source));
     assert_eq!(heard.count(), MOST_INBOUND / 2);
     let refused = world.hosts[2].lane.state.counters.read();
@@ -1729,16 +1730,31 @@ fn very_many_sources_for_one_tenant_leave_places_to_others_and_idle_ones_make_ro
             .clone()
             .all(|source| announced(&mut world, 0, CHANNEL, source))
     );
-    assert!(!announced(&mut world, 1, CHANNEL, 5000));
+    assert!(!announced(&mut world, 1, CHANNEL, LAST));
     world.clock.0.fetch_add(IDLE_NS, Ordering::Relaxed);
     world.round();
     assert!(
         announced(&mut world, 1, OTHER, 100_000),
         "it is heard all the time"
     );
-    assert!(announced(&mut world, 1, CHANNEL, 5000), "others are idle");
+    assert!(announced(&mut world, 1, CHANNEL, LAST), "others are idle");
     assert!(announced(&mut world, 1, OTHER, 100_000));
-    assert!(world.hosts[2].lane.state.reliable.inbound.len() < 100);
+    let before = world.hosts[2].lane.state.reliable.inbound.len();
+    assert!(
+        before > MOST_INBOUND / 2 - MOST_AGED,
+        "at some of them in each look"
+    );
+    for _ in 0..=MOST_INBOUND / MOST_AGED {
+        world.clock.0.fetch_add(AGE_EVERY_NS, Ordering::Relaxed);
+        world.round();
+        world.hosts[2].lane.state.age_reliable();
+    }
+    assert!(announced(&mut world, 1, OTHER, 100_000));
+    let reliable = &world.hosts[2].lane.state.reliable;
+    assert!(reliable.inbound.len() < 100);
+    for index in [&reliable.on_channel, &reliable.of_remote] {
+        assert_eq!(index.len(), reliable.inbound.len());
+    }
 }
 
 #[test]
