@@ -12,6 +12,8 @@ mod over_iceoryx2;
 mod over_zenoh;
 mod over_zmq;
 mod side;
+#[path = "../../crates/tools/bench/src/pace.rs"]
+mod pace;
 // One format for both workspaces, without the dependencies that the bench has.
 #[allow(dead_code, reason = "the bench uses the rest")]
 #[path = "../../crates/tools/bench/src/statistics.rs"]
@@ -87,6 +89,9 @@ struct Common {
     /// Octets of each message
     #[arg(long, value_parser = clap::value_parser!(u32).range(i64::from(side::LEAST_PAYLOAD)..))]
     payload: u32,
+    /// By what name (Cyclone DDS)
+    #[arg(long, default_value = "takt_bench_stream")]
+    topic: String,
     /// What has the choice (Cyclone DDS) loses messages rather than to send them again
     #[arg(long)]
     best_effort: bool,
@@ -99,6 +104,12 @@ struct Publish {
     /// How long to publish, in milliseconds
     #[arg(long)]
     duration_ms: u64,
+    /// Messages a second, rather than as fast as they go (Cyclone DDS)
+    #[arg(long)]
+    rate: Option<f64>,
+    /// Pause for 2 s, publish for 1 s, and so on (Cyclone DDS)
+    #[arg(long, conflicts_with = "rate")]
+    bursts: bool,
 }
 
 #[derive(Args)]

@@ -5,11 +5,12 @@ use std::ptr::{NonNull, null};
 use std::time::Duration;
 
 use crate::side::{
-    Counter, END, Failure, Measured, PATIENCE, measure_round_trips, send_for, tell_ready, wait_for,
+    Counter, END, Failure, Measured, PATIENCE, measure_round_trips, send_for, send_in_bursts,
+    tell_ready, wait_for,
 };
+use crate::pace::Steady;
 use crate::{Common, Ping, Publish};
 
-const STREAM: &str = "takt_bench_stream";
 const PING: &str = "takt_bench_ping";
 const PONG: &str = "takt_bench_pong";
 
@@ -111,10 +112,19 @@ fn wait_for_reader(peer: &Peer) -> Result<(), Failure> {
 
 /// Publishes as fast as Cyclone DDS takes samples.
 pub fn publish(options: &Publish, reliable: bool) -> Result<(), Failure> {
-    let peer = Peer::open(Some(STREAM), None, reliable)?;
+    let peer = Peer::open(Some(&options.common.topic), None, reliable)?;
     wait_for_reader(&peer)?;
     let payload = vec![0_u8; options.common.payload as usize];
-    let sent = send_for(options.duration_ms, || peer.write(&payload))?;
+    let sent = match options.rate {
+        Some(rate) => {
+            let duration = Duration::from_millis(options.duration_ms);
+            let pace = Steady { rate, duration };
+            pace.run(|_| peer.write(&payload))?;
+            pace.count()
+        }
+        None if options.bursts => send_in_bursts(options.duration_ms, || peer.write(&payload))?,
+        None => send_for(options.duration_ms, || peer.write(&payload))?,
+    };
     // It may be lost as any other.
     wait_for("end of the reader", || {
         peer.write(&END)?;
@@ -124,8 +134,8 @@ pub fn publish(options: &Publish, reliable: bool) -> Result<(), Failure> {
 }
 
 /// Counts what arrives.
-pub fn subscribe(_: &Common, reliable: bool) -> Result<(), Failure> {
-    let peer = Peer::open(None, Some(STREAM), reliable)?;
+pub fn subscribe(options: &Common, reliable: bool) -> Result<(), Failure> {
+    let peer = Peer::open(None, Some(&options.topic), reliable)?;
     tell_ready()?;
     let (mut counter, mut measured) = (Counter::default(), None);
     while measured.is_none() {

@@ -9,6 +9,7 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 use serde::Serialize;
 
 use crate::Ping;
+use crate::pace::{BURST, PAUSE};
 use crate::statistics::{Latencies, Percentiles, Throughput};
 
 /// Whatever a system reports.
@@ -146,6 +147,20 @@ pub fn send_for(
             send()?;
         }
         sent += STRIDE;
+    }
+    Ok(sent)
+}
+
+/// The same in bursts, with pauses between them.
+pub fn send_in_bursts(
+    duration_ms: u64,
+    mut send: impl FnMut() -> Result<(), Failure>,
+) -> Result<u64, Failure> {
+    let (start, duration) = (Instant::now(), Duration::from_millis(duration_ms));
+    let mut sent = 0;
+    while start.elapsed() < duration {
+        std::thread::sleep(PAUSE);
+        sent += send_for(BURST.as_millis() as u64, &mut send)?;
     }
     Ok(sent)
 }

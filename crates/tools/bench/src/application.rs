@@ -9,7 +9,7 @@ use crate::statistics::Latencies;
 
 const PING: ChannelId = ChannelId(1);
 const PONG: ChannelId = ChannelId(2);
-const STREAM: ChannelId = ChannelId(3);
+pub(crate) const STREAM: ChannelId = ChannelId(3);
 /// Messages between two announcements to the runtime, in a stress test.
 const BURST: usize = 64;
 /// A run whose other side is silent for this long has failed, or is over.

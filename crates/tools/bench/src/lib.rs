@@ -14,6 +14,7 @@ pub mod frames;
 pub mod isochronous;
 pub mod machine;
 pub mod outcome;
+pub mod pace;
 pub mod peers;
 pub mod report;
 pub mod reservations;

@@ -13,6 +13,7 @@ use takt_lab::{Host, LabError};
 
 use crate::awake::pin_to;
 use crate::experiment::Sample;
+use crate::pace::Steady;
 use crate::statistics::{Latencies, Throughput};
 
 pub mod gstreamer;
@@ -66,6 +67,77 @@ pub struct Stream {
     pub batch: usize,
     /// How long to send.
     pub duration: Duration,
+}
+
+/// A flow of reliable messages at a steady rate, all of which are waited for.
+#[derive(Clone, Copy, Debug)]
+pub struct Critical {
+    /// Octets of each message, 16 at least.
+    pub payload: usize,
+    /// When they are sent.
+    pub pace: Steady,
+}
+
+/// What goes from the same host to the same host beside it, best effort.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Beside {
+    /// Nothing.
+    Nothing,
+    /// Messages as fast as they go.
+    Saturating,
+    /// The same for 1 s after a pause of 2 s, and so on.
+    Bursts,
+}
+
+impl Beside {
+    /// Octets of its messages.
+    pub const PAYLOAD: usize = 1024;
+}
+
+/// The figure that says how many seconds it took until all messages of a critical flow were there.
+pub const COMPLETION: &str = "completed after s";
+/// The figure that says what came to the host meanwhile in all, by the kernel's count.
+pub const LINK: &str = "link Mbit/s";
+
+/// What comes to a host by its link, by the kernel's count.
+#[derive(Debug)]
+pub(crate) struct Incoming<'a> {
+    host: &'a Host,
+    since: Instant,
+    octets: u64,
+}
+
+impl<'a> Incoming<'a> {
+    /// From now on.
+    pub(crate) fn begin(host: &'a Host) -> Result<Self, PeerError> {
+        Ok(Self {
+            host,
+            since: Instant::now(),
+            octets: octets_received(host)?,
+        })
+    }
+
+    /// In 10⁶ bit/s until now.
+    pub(crate) fn megabits_per_second(&self) -> Result<f64, PeerError> {
+        let octets = octets_received(self.host)?.saturating_sub(self.octets);
+        Ok(8.0 * octets as f64 / self.since.elapsed().as_secs_f64() / 1e6)
+    }
+}
+
+/// The column of received octets of proc_pid_net(5), `dev`.
+fn octets_received(host: &Host) -> Result<u64, PeerError> {
+    const FILE: &str = "/proc/thread-self/net/dev";
+    let inside = host.enter()?;
+    let text = std::fs::read_to_string(FILE).map_err(PeerError::io(format!("read {FILE}")))?;
+    drop(inside);
+    let mut lines = text.lines().filter_map(|line| line.split_once(':'));
+    let found = lines.find(|(name, _)| name.trim() == host.interface());
+    let octets = found.and_then(|(_, rest)| rest.split_whitespace().next()?.parse().ok());
+    octets.ok_or_else(|| {
+        PeerError::io(format!("find {} in {FILE}", host.interface()))(
+            io::ErrorKind::NotFound.into(),
+        )
+    })
 }
 
 /// Why a peer could not be measured.

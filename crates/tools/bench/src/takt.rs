@@ -20,6 +20,7 @@ use crate::statistics::{Latencies, Throughput};
 
 pub mod app;
 pub mod control;
+pub mod critical;
 pub(crate) mod daemon;
 pub mod departures;
 pub mod frames;
@@ -62,6 +63,9 @@ pub enum TaktError {
     /// A host could not be entered.
     #[error(transparent)]
     Lab(#[from] LabError),
+    /// The link cannot be looked at.
+    #[error(transparent)]
+    Link(#[from] crate::peers::PeerError),
     /// A system call failed.
     #[error("cannot {action}: {source}")]
     Io {
@@ -213,6 +217,45 @@ impl Takt {
         sample
             .figures
             .insert("dropped at the sink".to_owned(), received.dropped as f64);
+        Ok(sample)
+    }
+
+    /// What each of so many sinks receives on average, in applications of their own on the receiving host (naaas-thesis-2024,
+    /// figure 7.8b). Each counts from its first message to its last.
+    ///
+    /// # Errors
+    /// As [`round_trips`](Self::round_trips).
+    pub fn fan_out(
+        &self,
+        path: Datapath,
+        pair: &Pair<'_>,
+        options: &Stream,
+        sinks: u32,
+    ) -> Result<Sample, TaktError> {
+        let sides = Sides::start(self, Form::Daemon, path, pair)?;
+        let size = options.payload.to_string();
+        let seconds = options.duration.as_secs_f64().to_string();
+        let far: Result<Vec<Process>, _> = (0..sinks).map(|_| sides.far(&["sink"])).collect();
+        let mut near = sides.near(&["source", "--size", &size, "--seconds", &seconds])?;
+        let _sent: u64 = near.answer(options.duration + PATIENCE)?;
+        let (mut rate, mut total) = (0.0, Received::default());
+        for mut sink in far? {
+            let received: Received = sink.answer(PATIENCE)?;
+            rate += 1e9 * received.messages as f64 / received.nanos.max(1) as f64;
+            total.messages += received.messages;
+            total.bytes += received.bytes;
+            total.lost += received.lost;
+            total.dropped += received.dropped;
+        }
+        let each = u64::from(sinks.max(1));
+        let mut sample = Sample::from(Throughput {
+            messages: total.messages / each,
+            bytes: total.bytes / each,
+            lost: (total.lost + total.dropped) / each,
+            nanoseconds: (1e9 * total.messages as f64 / rate.max(f64::MIN_POSITIVE)) as u64,
+        });
+        let all = rate / 1e3;
+        (sample.figures).insert("k messages/s of all sinks".to_owned(), all);
         Ok(sample)
     }
 

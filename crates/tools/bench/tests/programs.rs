@@ -4,8 +4,9 @@
 use std::time::Duration;
 
 use takt_bench::awake::usable_cores;
+use takt_bench::pace::Steady;
 use takt_bench::peers::programs::{Programs, System};
-use takt_bench::peers::{Pair, PeerError, RoundTrips, Stream};
+use takt_bench::peers::{Beside, Critical, LINK, Pair, PeerError, RoundTrips, Stream};
 use takt_lab::{Lab, LabConfig};
 
 fn lab() -> Option<Lab> {
@@ -70,6 +71,26 @@ fn every_system_carries_round_trips_and_streams() {
             "{system:?}: {throughput:?}"
         );
         assert_eq!(throughput.bytes, throughput.messages * 64, "{system:?}");
+    }
+}
+
+#[test]
+fn a_critical_flow_by_cyclone_dds_is_counted_beside_what_it_shares_its_way_with() {
+    let (Some(lab), Some(programs)) = (lab(), programs()) else {
+        return;
+    };
+    let flow = Critical {
+        payload: 128,
+        pace: Steady {
+            rate: 1000.0,
+            duration: Duration::from_millis(500),
+        },
+    };
+    for beside in [Beside::Nothing, Beside::Saturating, Beside::Bursts] {
+        let sample = programs.critical(&pair(&lab), &flow, beside).unwrap();
+        let throughput = sample.throughput.unwrap();
+        assert_eq!((throughput.messages, throughput.lost), (500, 0));
+        assert!(sample.figures[LINK] > 1.0);
     }
 }
 

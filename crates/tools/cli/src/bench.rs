@@ -8,6 +8,7 @@ use clap::{Args, Subcommand};
 use crate::failure::Failure;
 
 mod common;
+mod critical;
 mod departure;
 mod isochronous;
 mod latency;
@@ -50,6 +51,8 @@ enum What {
     Throughput(throughput::Throughput),
     /// Round trips and streams by topic, beside Cyclone DDS, ZeroMQ, zenoh and Aeron
     Topics(topics::Topics),
+    /// A reliable flow at a steady rate beside saturating and bursty traffic, beside Cyclone DDS
+    Critical(critical::CriticalFlow),
     /// How exactly messages leave at their launch times, beside a bare loop
     Departure(departure::Departure),
     /// When messages of two tenants leave beside a hostile third
@@ -70,6 +73,7 @@ impl Bench {
             What::Latency(latency) => latency.run(),
             What::Throughput(throughput) => throughput.run(),
             What::Topics(topics) => topics.run(),
+            What::Critical(critical) => critical.run(),
             What::Departure(departure) => departure.run(),
             What::Tenants(tenants) => tenants.run(),
             What::Local(local) => local.run(),

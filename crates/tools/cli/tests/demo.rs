@@ -1,4 +1,5 @@
-//! What `takt demo` compares by: the capture at the far end of the cable, beside the runtime's own counters.
+//! What `takt demo` compares by: the capture at the far end of the cable, beside the runtime's own counters; and that nothing of a
+//! critical flow is lost beside what its link cannot carry.
 
 mod support;
 
@@ -56,4 +57,46 @@ fn what_the_runtime_counts_is_what_was_captured_and_nothing_left_early() {
     }
     let page = std::fs::read_to_string(out.join("isochronous.html")).expect("a page");
     assert!(page.contains("<svg"), "a picture");
+}
+
+#[test]
+fn a_critical_flow_beside_more_than_its_link_carries_is_complete_and_in_order() {
+    if !takt_bench::machine::is_root() {
+        eprintln!("skipped: network namespaces need root");
+        return;
+    }
+    let out = Directory::new();
+    let out = out.text("report");
+    let arguments = [
+        "bench",
+        "critical",
+        "--rate=2000",
+        "--seconds=0.5",
+        "--rounds=1",
+        "--only=Takt",
+        "--json",
+        "--out",
+        &out,
+    ];
+    let output = takt(&arguments).output().expect("takt");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    let report: Report = serde_json::from_slice(&output.stdout).expect("a report");
+    assert_eq!(report.outcomes.len(), 3, "alone, saturating, bursts");
+    for outcome in &report.outcomes {
+        assert_eq!(outcome.variants.len(), 2, "kernel UDP and AF_XDP");
+        for variant in &outcome.variants {
+            let samples: Vec<_> = variant.samples().collect();
+            let [sample] = samples[..] else {
+                panic!("one run: {said}");
+            };
+            let throughput = sample.throughput.expect("a throughput");
+            assert_eq!((throughput.messages, throughput.lost), (1000, 0), "{said}");
+            assert_eq!(sample.figures["wrong"], 0.0, "{said}");
+            // The flow itself is 2 Mbit/s of payload.
+            let link = sample.figures[takt_bench::peers::LINK];
+            let saturating = outcome.setting.contains("saturating");
+            assert!(link > 2.0 && (!saturating || link > 20.0), "{said}");
+        }
+    }
 }

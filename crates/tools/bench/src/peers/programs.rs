@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use takt_lab::Host;
 
-use super::{Pair, PeerError, RoundTrips, Stream};
+use super::{Beside, COMPLETION, Critical, Incoming, LINK, Pair, PeerError, RoundTrips, Stream};
 use crate::experiment::Sample;
 
 /// The name of the program.
@@ -138,11 +138,7 @@ impl Programs {
             &duration,
             patience,
         )?;
-        let (Some(mut throughput), Some(sent)) = (far.throughput, near.figures.get("sent")) else {
-            return Err(self.error(system, "the sides did not tell what they sent and received"));
-        };
-        throughput.lost = (*sent as u64).saturating_sub(throughput.messages);
-        Ok(throughput.into())
+        self.throughput(system, &near, &far)
     }
 
     /// Round trips.
@@ -199,16 +195,87 @@ impl Programs {
         Ok(samples)
     }
 
+    /// A critical flow by Cyclone DDS, reliable, beside other traffic of the same host by the same system, best effort.
+    ///
+    /// # Errors
+    /// As [`stream`](Self::stream).
+    pub fn critical(
+        &self,
+        pair: &Pair<'_>,
+        flow: &Critical,
+        beside: Beside,
+    ) -> Result<Sample, PeerError> {
+        let patience = 4 * flow.pace.duration + PATIENCE;
+        let duration = |duration: Duration| {
+            let milliseconds = duration.as_millis().to_string();
+            ["--duration-ms".to_owned(), milliseconds]
+        };
+        let mut load = match beside {
+            Beside::Nothing => None,
+            Beside::Saturating | Beside::Bursts => {
+                // Until it is ended.
+                let mut options = duration(2 * patience).to_vec();
+                if beside == Beside::Bursts {
+                    options.push("--bursts".to_owned());
+                }
+                let system = System::CycloneDds { reliable: false };
+                let topic = ["--topic".to_owned(), "takt_bench_load".to_owned()];
+                let roles = ["pub", "sub"];
+                Some(self.begin(system, pair, Beside::PAYLOAD, roles, &options, &topic)?)
+            }
+        };
+        let system = System::CycloneDds { reliable: true };
+        let mut options = duration(flow.pace.duration).to_vec();
+        options.extend(["--rate".to_owned(), flow.pace.rate.to_string()]);
+        let [near, far] = self.begin(system, pair, flow.payload, ["pub", "sub"], &options, &[])?;
+        let incoming = Incoming::begin(pair.far)?;
+        let (near, far) = (near.finish(patience)?, far.finish(PATIENCE)?);
+        let link = incoming.megabits_per_second()?;
+        for side in load.iter_mut().flatten() {
+            side.check()?;
+        }
+        let mut sample = self.throughput(system, &near, &far)?;
+        if let Some(throughput) = &sample.throughput {
+            let seconds = throughput.nanoseconds as f64 / 1e9;
+            sample.figures.insert(COMPLETION.to_owned(), seconds);
+            sample.figures.insert(LINK.to_owned(), link);
+        }
+        Ok(sample)
+    }
+
+    /// What the sides of a stream have told, together.
+    fn throughput(&self, system: System, near: &Sample, far: &Sample) -> Result<Sample, PeerError> {
+        let (Some(mut throughput), Some(sent)) = (far.throughput, near.figures.get("sent")) else {
+            return Err(self.error(system, "the sides did not tell what they sent and received"));
+        };
+        throughput.lost = (*sent as u64).saturating_sub(throughput.messages);
+        Ok(throughput.into())
+    }
+
     /// Runs both sides to their ends; the samples of the near and the far one.
     fn run(
         &self,
         system: System,
         pair: &Pair<'_>,
         payload: usize,
-        [near, far]: [&str; 2],
+        roles: [&str; 2],
         near_options: &[String],
         patience: Duration,
     ) -> Result<(Sample, Sample), PeerError> {
+        let [near, far] = self.begin(system, pair, payload, roles, near_options, &[])?;
+        Ok((near.finish(patience)?, far.finish(PATIENCE)?))
+    }
+
+    /// Starts both sides, the near one once the far one is ready.
+    fn begin(
+        &self,
+        system: System,
+        pair: &Pair<'_>,
+        payload: usize,
+        [near, far]: [&str; 2],
+        near_options: &[String],
+        options: &[String],
+    ) -> Result<[Side; 2], PeerError> {
         let address = system.meeting_point(pair.far);
         let command = |host: &Host, role: &str, core: usize| -> Result<Command, PeerError> {
             let mut command = host.command(&self.program)?;
@@ -221,6 +288,7 @@ impl Programs {
                 "--payload",
                 &payload.to_string(),
             ]);
+            command.args(options);
             if system == (System::CycloneDds { reliable: false }) {
                 command.arg("--best-effort");
             }
@@ -230,8 +298,7 @@ impl Programs {
         far.wait_until_ready()?;
         let mut near_command = command(pair.near, near, pair.near_core)?;
         near_command.args(near_options);
-        let near = Side::start(near_command)?.finish(patience)?;
-        Ok((near, far.finish(PATIENCE)?))
+        Ok([Side::start(near_command)?, far])
     }
 
     fn error(&self, system: System, reason: &str) -> PeerError {
@@ -303,6 +370,15 @@ impl Side {
         self.told = true;
         serde_json::from_str(&line)
             .map_err(|error| self.error(format!("it said {line:?}, which is no sample: {error}")))
+    }
+
+    /// Fails if it has ended.
+    fn check(&mut self) -> Result<(), PeerError> {
+        match self.child.try_wait() {
+            Ok(None) => Ok(()),
+            Ok(Some(status)) => Err(self.error(format!("it ended early ({status})"))),
+            Err(error) => Err(self.error(error.to_string())),
+        }
     }
 
     fn line(&mut self, patience: Duration) -> Result<String, PeerError> {

@@ -7,7 +7,8 @@ use clap::{Args, ValueEnum};
 use takt::{Qos, Session};
 use takt_embedded::{Embedded, Settings};
 
-use super::{control, frames, local, topics};
+use super::{control, critical, frames, local, topics};
+use crate::pace::Steady;
 use crate::{application, awake};
 
 /// What to do.
@@ -35,6 +36,14 @@ pub enum Role {
     Controller,
     /// Take the time that each of these was under way
     Controlled,
+    /// Send reliable messages at a steady rate
+    CriticalSource,
+    /// Count them
+    CriticalSink,
+    /// Send at full speed until it is ended, whether or not anybody takes it
+    Load,
+    /// Take that
+    LoadSink,
 }
 
 /// The benchmarking application of naaas-thesis-2024, section 7.2.2.
@@ -66,9 +75,12 @@ pub struct Options {
     /// Seconds to send
     #[arg(long, default_value_t = 3.0)]
     pub seconds: f64,
-    /// Frames a second; without it as many as go (`camera`)
+    /// Frames a second; without it as many as go (`camera`); messages a second (`critical-source`)
     #[arg(long)]
     pub rate: Option<f64>,
+    /// Pause for 2 s, send for 1 s, and so on (`load`)
+    #[arg(long)]
+    pub bursts: bool,
     /// Spread each frame over its period (`camera`)
     #[arg(long, requires = "rate")]
     pub spread: bool,
@@ -157,6 +169,19 @@ pub fn run(options: &Options) -> Result<(), Box<dyn Error>> {
             let time = Duration::try_from_secs_f64(options.seconds)?;
             serde_json::to_string(&control::controller(&session, qos, time)?)?
         }
+        Role::CriticalSource => {
+            let pace = Steady {
+                rate: options
+                    .rate
+                    .ok_or("a critical flow has a rate: say --rate")?,
+                duration: Duration::try_from_secs_f64(options.seconds)?,
+            };
+            let sent = critical::send(&session, qos, options.size.max(8), pace)?;
+            serde_json::to_string(&sent)?
+        }
+        Role::Load => match critical::load(&session, qos, options.size, options.bursts)? {},
+        Role::LoadSink => match critical::take_load(&session, qos)? {},
+        Role::CriticalSink => serde_json::to_string(&critical::count(&session, qos)?)?,
         Role::Controlled => serde_json::to_string(&control::controlled(&session, qos)?)?,
         Role::Loop => {
             serde_json::to_string(&local::around(&session, qos, options.size, options.count)?)?

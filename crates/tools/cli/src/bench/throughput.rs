@@ -25,6 +25,9 @@ pub struct Throughput {
     /// Seconds to send in each run
     #[arg(long, value_name = "SECONDS", default_value_t = 2.0)]
     seconds: f64,
+    /// So many applications receive, each all of it; by a daemon on each host alone
+    #[arg(long, value_name = "N", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=64))]
+    sinks: Vec<u32>,
     #[command(flatten)]
     common: Common,
 }
@@ -63,6 +66,10 @@ impl Throughput {
                 batch: BATCH,
                 duration,
             };
+            if !self.sinks.is_empty() {
+                self.by_sinks(&mut measurement, &takt, &pair, &stream)?;
+                continue;
+            }
             let variants = variants([&takt, &reliable], programs.as_ref(), pair, stream, size);
             measurement.run(Experiment {
                 name: "Stream between two hosts".into(),
@@ -74,6 +81,34 @@ impl Throughput {
             })?;
         }
         measurement.finish()
+    }
+
+    fn by_sinks(
+        &self,
+        measurement: &mut Measurement,
+        takt: &Takt,
+        pair: &Pair<'_>,
+        stream: &Stream,
+    ) -> Result<(), BenchError> {
+        for (name, path) in [
+            ("daemon, slow (UDP)", Datapath::Udp),
+            ("daemon, fast (AF_XDP)", Datapath::Xdp),
+        ] {
+            let variants = self.sinks.iter().map(|&sinks| {
+                Variant::new(format!("{sinks} sinks"), move |_: &Round| {
+                    Ok(takt.fan_out(path, pair, stream, sinks)?)
+                })
+            });
+            measurement.run(Experiment {
+                name: "What each sink receives on average".into(),
+                setting: format!("{} B, {name}", stream.payload),
+                method: "The sinks are applications of their own, all on the receiving host's core with its lane.".into(),
+                rounds: self.common.rounds,
+                baseline: self.sinks.first().map(|sinks| format!("{sinks} sinks")),
+                variants: variants.collect(),
+            })?;
+        }
+        Ok(())
     }
 }
 
