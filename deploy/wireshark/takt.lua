@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: Apache-2.0
 --
 -- Wireshark's decode of what runtimes of Takt send each other: channel datagrams (version 2), peering messages, handshakes and
--- announcements (version 3), as docs/reference/wire-format.md has them.
+-- announcements (version 3), as docs/reference/wire-format.md has them; and beats of `takt balance` (docs/reference/balance.md).
 --
 --   tshark -X lua_script:takt.lua -r trace.pcapng -Y takt.channel==7
 --   cp takt.lua ~/.local/lib/wireshark/plugins/        for good
@@ -99,6 +99,10 @@ local f = {
 	sealed = ProtoField.bytes("takt.handshake.sealed", "Sealed message"),
 	as = ProtoField.uint8("takt.scout.as", "As", base.DEC, as_whom),
 	zero = ProtoField.bytes("takt.zero", "Zero"),
+	-- beat
+	beat_load = ProtoField.uint32("takt.beat.load", "Load (packets)"),
+	beat_functions = ProtoField.uint64("takt.beat.functions", "Functions", base.HEX),
+	beat_sequence = ProtoField.uint64("takt.beat.sequence", "Sequence"),
 }
 takt.fields = {}
 do
@@ -446,6 +450,25 @@ local function peering(buffer, pinfo, tree)
 	if not whole then tree:add_proto_expert_info(malformed, tostring(why)) end
 end
 
+local function is_beat(buffer)
+	return buffer:len() >= 4 and buffer(0, 4):string() == "TKBT"
+end
+
+-- docs/reference/balance.md
+local function beat(buffer, pinfo, tree)
+	pinfo.cols.info = "beat"
+	tree:add(f.magic, buffer(0, 4))
+	if buffer:len() ~= 48 then return tree:add_proto_expert_info(malformed, "a beat of another length than 48 bytes") end
+	tree:add(f.version, buffer(4, 1))
+	if buffer(4, 1):uint() ~= 1 then return tree:add_proto_expert_info(malformed, "a beat of a version other than 1") end
+	tree:add(f.zero, buffer(5, 3))
+	tree:add(f.beat_load, buffer(8, 4))
+	tree:add(f.zero, buffer(12, 4))
+	tree:add(f.beat_functions, buffer(16, 8))
+	tree:add(f.beat_sequence, buffer(24, 8))
+	tree:add(f.tag, buffer(32, 16))
+end
+
 function takt.dissector(buffer, pinfo, tree)
 	if buffer:len() == 0 then return 0 end
 	-- What the capture has cut off cannot be told from what was never there.
@@ -454,6 +477,8 @@ function takt.dissector(buffer, pinfo, tree)
 	local part = tree:add(takt, buffer())
 	if is_peering(buffer) then
 		peering(buffer, pinfo, part)
+	elseif is_beat(buffer) then
+		beat(buffer, pinfo, part)
 	else
 		channel(buffer, pinfo, part)
 	end
@@ -462,7 +487,7 @@ end
 
 local function heuristic(buffer, pinfo, tree)
 	if buffer:captured_len() < buffer:reported_len() then return false end
-	if not (is_peering(buffer) or is_channel(buffer)) then return false end
+	if not (is_peering(buffer) or is_beat(buffer) or is_channel(buffer)) then return false end
 	takt.dissector(buffer, pinfo, tree)
 	return true
 end

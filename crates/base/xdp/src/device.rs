@@ -29,6 +29,13 @@ pub fn index(name: &str) -> Option<u32> {
     (index != 0 && name.len() < libc::IFNAMSIZ).then_some(index)
 }
 
+/// Whether the calling thread's network namespace has an interface of this index, whatever its name.
+pub fn is_there(index: u32) -> bool {
+    let mut name = [0; libc::IFNAMSIZ];
+    // SAFETY: there is room for any name with its terminator.
+    !unsafe { libc::if_indextoname(index, name.as_mut_ptr()) }.is_null()
+}
+
 fn control_socket() -> io::Result<OwnedFd> {
     // SAFETY: plain call; a descriptor that is not negative is new and owned by nobody else.
     match unsafe { libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) } {

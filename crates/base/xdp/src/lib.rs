@@ -6,6 +6,6 @@ mod device;
 mod error;
 mod link;
 
-pub use device::{Namespace, driver, index, namespace, receive_queues};
+pub use device::{Namespace, driver, index, is_there, namespace, receive_queues};
 pub use error::{errno, told};
 pub use link::{AttachMode, attach};

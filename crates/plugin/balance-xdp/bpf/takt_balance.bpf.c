@@ -462,6 +462,8 @@ static __always_inline int to_neighbour(struct xdp_md *ctx, struct target *targe
 	void *data = (void *)(long)ctx->data;
 	void *end = (void *)(long)ctx->data_end;
 	__u32 length = end - data;
+	/* Once: whoever writes the map changes nothing under way. */
+	__u32 kind = *(volatile __u32 *)&target->kind;
 	struct ethhdr *eth = data;
 	struct vxlan_header *outer;
 	struct iphdr ip = {
@@ -474,13 +476,17 @@ static __always_inline int to_neighbour(struct xdp_md *ctx, struct target *targe
 
 	if ((void *)(eth + 1) > end)
 		return XDP_PASS;
-	if (target->kind == KIND_REDIRECT) {
+	if (kind == KIND_REDIRECT) {
 		if (length > target->most)
 			goto too_long;
 		__builtin_memcpy(eth->h_dest, target->to, ETH_ALEN);
 		__builtin_memcpy(eth->h_source, target->from, ETH_ALEN);
 		count(COUNT_NEIGHBOURS);
 		return bpf_redirect(target->number, 0);
+	}
+	if (kind != KIND_VXLAN) {
+		count(COUNT_FENCED);
+		return XDP_DROP;
 	}
 	if (length + sizeof(*outer) > target->most)
 		goto too_long;

@@ -15,7 +15,7 @@ use takt_wire::ethernet::MacAddress;
 use takt_wire::vxlan::NetworkId;
 
 use crate::beat::{Beat, Key};
-use crate::error::Error;
+use crate::error::{Error, TO_LOAD};
 use crate::flow::Service;
 use crate::look;
 use crate::maps::{About, Counters, LAYOUT, Reach};
@@ -25,6 +25,8 @@ use crate::program::Program;
 const MOST_BEATS: usize = 4096;
 /// A queue to which nothing was sent for so long, and out of which nothing came, holds nothing: what is missing had no room in it.
 const SETTLED_NS: i64 = 100_000_000;
+/// Between two looks whether the interface is there.
+const LOOK_AT_INTERFACE_NS: i64 = 100_000_000;
 /// Bytes around a packet in a frame: Ethernet header and two VLAN tags.
 const FRAME_OVERHEAD: u32 = 14 + 2 * 4;
 
@@ -138,6 +140,11 @@ pub struct Balancer {
     socket: Option<UdpSocket>,
     beats_refused: u64,
     known: HashSet<MacAddress>,
+    ifindex: u32,
+    /// When it was last looked whether the interface is there.
+    seen_ns: i64,
+    /// What happened before anybody could be told.
+    untold: Vec<Event>,
     /// Keeps the program attached. Dropped with the rest.
     _link: OwnedFd,
 }
@@ -213,8 +220,8 @@ impl Balancer {
         let interface = config.interface.clone();
         let ifindex =
             takt_xdp::index(&interface).ok_or_else(|| Error::NoInterface(interface.clone()))?;
-        let namespace =
-            takt_xdp::namespace().map_err(Error::system("identify the network namespace"))?;
+        let namespace = takt_xdp::namespace()
+            .map_err(Error::system("identify the network namespace", TO_LOAD))?;
         // A driver that does not tell has one.
         let queues = takt_xdp::receive_queues(&interface).unwrap_or(1).max(1);
         let delta_ns = nanos("a time-out", config.delta)?;
@@ -287,7 +294,7 @@ impl Balancer {
                 socket.set_nonblocking(true).map(|()| socket)
             })
             .transpose()
-            .map_err(Error::system("listen for beats"))?;
+            .map_err(Error::system("listen for beats", TO_LOAD))?;
         let cores = vec![
             Core {
                 since_ns: now,
@@ -306,6 +313,9 @@ impl Balancer {
             socket,
             beats_refused: 0,
             known: HashSet::new(),
+            ifindex,
+            seen_ns: now,
+            untold: Vec::new(),
             _link: {
                 for (bundle, wish) in (0..).zip(&*program.maps.wishes) {
                     let home = bundle % about.cores;
@@ -316,7 +326,7 @@ impl Balancer {
             program,
             config,
         };
-        this.tick();
+        this.untold = this.tick()?;
         Ok(this)
     }
 
@@ -325,13 +335,29 @@ impl Balancer {
         self.socket.as_ref().map(AsFd::as_fd)
     }
 
-    /// Looks at cores, beats, routes and bundles, and writes what follows from them: to be called when beats are there
-    /// and every so often. One look at every bundle; nothing waits.
-    pub fn tick(&mut self) -> Vec<Event> {
+    /// Takes in beats and how full the cores' queues are: to be called when beats or packets are there. No look at bundles;
+    /// nothing waits.
+    pub fn attend(&mut self) {
         let now = now_ns();
-        let mut events = Vec::new();
         self.hear(now);
         self.look_at_cores(now);
+    }
+
+    /// Looks at cores, beats, routes and bundles, and writes what follows from them: to be called every so often. One look
+    /// at every bundle; nothing waits.
+    ///
+    /// # Errors
+    /// [`Error::Gone`].
+    pub fn tick(&mut self) -> Result<Vec<Event>, Error> {
+        let now = now_ns();
+        if now - self.seen_ns >= LOOK_AT_INTERFACE_NS {
+            self.seen_ns = now;
+            if !takt_xdp::is_there(self.ifindex) {
+                return Err(Error::Gone(self.config.interface.clone()));
+            }
+        }
+        let mut events = std::mem::take(&mut self.untold);
+        self.attend();
         self.look_at_ways(&mut events);
         let mut deaths = Vec::new();
         for (number, watched) in (0..).zip(&mut self.neighbours) {
@@ -358,7 +384,7 @@ impl Balancer {
                 target.mark(true);
             }
         }
-        events
+        Ok(events)
     }
 
     fn hear(&mut self, now: i64) {
@@ -465,6 +491,12 @@ impl Balancer {
     }
 
     fn advise(&mut self, now: i64) {
+        for number in 0..self.program.maps.bundles.len() {
+            self.advise_bundle(number, now);
+        }
+    }
+
+    fn advise_bundle(&mut self, at: usize, now: i64) {
         let cores = self.config.cores.len();
         let place = |target: Target| {
             u64::from(match target {
@@ -473,38 +505,40 @@ impl Balancer {
             })
         };
         let maps = &self.program.maps;
-        for (number, (bundle, wish)) in (0..).zip(maps.bundles.iter().zip(&*maps.wishes)) {
-            let told = wish.load(Ordering::Relaxed);
-            let at = bundle.target.load(Ordering::Relaxed);
-            let current = at.checked_sub(1).and_then(|at| target(at, cores));
-            if let Some(current) = current
-                && self.table.target(number) != Some(current)
-            {
-                // The program writes no target that there is not; if anybody else did, the bundle has none.
-                let _ = self.table.moved(number, current, &self.node);
+        let (Some(bundle), Some(wish)) = (maps.bundles.get(at), maps.wishes.get(at)) else {
+            return;
+        };
+        let number = at as u32;
+        let told = wish.load(Ordering::Relaxed);
+        let at = bundle.target.load(Ordering::Relaxed);
+        let current = at.checked_sub(1).and_then(|at| target(at, cores));
+        if let Some(current) = current
+            && self.table.target(number) != Some(current)
+        {
+            // The program writes no target that there is not; if anybody else did, the bundle has none.
+            let _ = self.table.moved(number, current, &self.node);
+        }
+        let asked = told >> 32 != 0;
+        let wished = (told as u32).checked_sub(1);
+        let wished = wished.and_then(|at| target(at, cores));
+        let lost = |target: Target| match target {
+            Target::Core(_) => self.node.check(target).is_err(),
+            Target::Neighbour(number) => {
+                let watched = self.neighbours.get(usize::from(number));
+                watched.is_none_or(|watched| watched.reach.is_none() || watched.dead)
             }
-            let asked = told >> 32 != 0;
-            let wished = (told as u32).checked_sub(1);
-            let wished = wished.and_then(|at| target(at, cores));
-            let lost = |target: Target| match target {
-                Target::Core(_) => self.node.check(target).is_err(),
-                Target::Neighbour(number) => {
-                    let watched = self.neighbours.get(usize::from(number));
-                    watched.is_none_or(|watched| watched.reach.is_none() || watched.dead)
-                }
-            };
-            // What somebody asked for stays until they take it back, or it cannot be.
-            if asked && wished.is_some_and(|wished| !lost(wished)) {
-                continue;
-            }
-            let home = || Target::Core((number % cores as u32) as u16);
-            let stay = current.map(|current| if lost(current) { home() } else { current });
-            let advised = self.table.advise(number, now, &self.node).or(stay);
-            let next = advised.map_or(told, |target| place(target) + 1);
-            if next != told {
-                // Somebody may have written meanwhile: theirs is newer.
-                let _ = wish.compare_exchange(told, next, Ordering::SeqCst, Ordering::Relaxed);
-            }
+        };
+        // What somebody asked for stays until they take it back, or it cannot be.
+        if asked && wished.is_some_and(|wished| !lost(wished)) {
+            return;
+        }
+        let home = || Target::Core((number % cores as u32) as u16);
+        let stay = current.map(|current| if lost(current) { home() } else { current });
+        let advised = self.table.advise(number, now, &self.node).or(stay);
+        let next = advised.map_or(told, |target| place(target) + 1);
+        if next != told {
+            // Somebody may have written meanwhile: theirs is newer.
+            let _ = wish.compare_exchange(told, next, Ordering::SeqCst, Ordering::Relaxed);
         }
     }
 
@@ -515,19 +549,23 @@ impl Balancer {
         (0..self.program.maps.about.queues).map(move |queue| queue * of_queue + first)
     }
 
-    /// Has a flow's bundle leave where it is with its next flowlet.
+    /// Has a flow's bundle leave where it is with its next flowlet: that is written at once.
     pub fn evict(&mut self, hash: u32) {
+        let now = now_ns();
         for bundle in self.bundles(hash) {
             // There is such a bundle.
             let _ = self.table.evict(bundle);
+            self.advise_bundle(bundle as usize, now);
         }
     }
 
-    /// The most packets that may wait where a flow's bundle goes; `u32::MAX` for any.
+    /// The most packets that may wait where a flow's bundle goes; `u32::MAX` for any. What follows from it is written at once.
     pub fn limit(&mut self, hash: u32, packets: u32) {
+        let now = now_ns();
         for bundle in self.bundles(hash) {
             // There is such a bundle.
             let _ = self.table.set_limit(bundle, packets);
+            self.advise_bundle(bundle as usize, now);
         }
     }
 

@@ -44,12 +44,22 @@ pub enum Error {
         /// What the kernel says.
         told: String,
     },
+    /// It was there, and is not any more, or is in another network namespace.
+    #[error(
+        "{0} is gone, and what balanced there with it: start this again when there is such an interface (a service manager does, with \
+         Restart=on-failure)"
+    )]
+    Gone(String),
     /// The kernel does not let us.
     #[error(
-        "the kernel refuses to {0}: CAP_NET_ADMIN and CAP_BPF are needed, in the initial user namespace and on a kernel that is not locked \
-         down; run as root"
+        "the kernel refuses to {action}: {needs} needed, in the initial user namespace and on a kernel that is not locked down; run as root"
     )]
-    Privilege(&'static str),
+    Privilege {
+        /// What was tried.
+        action: &'static str,
+        /// The capabilities.
+        needs: &'static str,
+    },
     /// Nothing balances there.
     #[error("nothing balances flows at {0}: `takt balance run -i {0} …` does")]
     NotThere(String),
@@ -79,22 +89,46 @@ pub enum Error {
     },
 }
 
+/// What it takes to load and attach a program.
+pub(crate) const TO_LOAD: &str = "CAP_NET_ADMIN and CAP_BPF are";
+/// To find programs and maps by their numbers (`BPF_PROG_GET_FD_BY_ID` of bpf(2)).
+pub(crate) const TO_FIND: &str = "CAP_SYS_ADMIN is";
+/// To run threads of the kernel by `SCHED_FIFO` (sched_setscheduler(2)).
+pub(crate) const TO_PRIORITISE: &str = "CAP_SYS_NICE is";
+
 impl Error {
     /// For `map_err` of system calls.
-    pub(crate) fn system(action: &'static str) -> impl FnOnce(io::Error) -> Self {
+    pub(crate) fn system(
+        action: &'static str,
+        needs: &'static str,
+    ) -> impl FnOnce(io::Error) -> Self {
         move |source| match source.raw_os_error() {
-            Some(libc::EPERM) => Self::Privilege(action),
+            Some(libc::EPERM) => Self::Privilege { action, needs },
             _ => Self::System { action, source },
         }
     }
 
-    /// For `map_err` of the loader library.
+    /// For `map_err` of the loader library, which loads.
     pub(crate) fn load<E: std::error::Error + 'static>(
         action: &'static str,
     ) -> impl FnOnce(E) -> Self {
+        Self::library(action, TO_LOAD)
+    }
+
+    /// For `map_err` of the loader library, which finds what others have loaded.
+    pub(crate) fn find<E: std::error::Error + 'static>(
+        action: &'static str,
+    ) -> impl FnOnce(E) -> Self {
+        Self::library(action, TO_FIND)
+    }
+
+    fn library<E: std::error::Error + 'static>(
+        action: &'static str,
+        needs: &'static str,
+    ) -> impl FnOnce(E) -> Self {
         move |error| {
             if errno(&error) == Some(libc::EPERM) {
-                return Self::Privilege(action);
+                return Self::Privilege { action, needs };
             }
             let told = told(&error);
             Self::Load { action, told }

@@ -6,12 +6,16 @@ use std::sync::atomic::Ordering;
 use takt_balance::Refused;
 use takt_balance::table::Target;
 
-use crate::error::Error;
+use crate::error::{Error, TO_FIND};
 use crate::maps::{About, Counters, LAYOUT, Maps};
 use crate::program::BALANCE;
 
 /// The load management of an interface, as anybody may see it.
-pub struct Look(Maps);
+pub struct Look {
+    maps: Maps,
+    /// The program's number.
+    id: u32,
+}
 
 /// A core.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,14 +68,14 @@ impl Look {
     pub fn at(interface: &str) -> Result<Self, Error> {
         let ifindex =
             takt_xdp::index(interface).ok_or_else(|| Error::NoInterface(interface.to_owned()))?;
-        let (device, inode) =
-            takt_xdp::namespace().map_err(Error::system("identify the network namespace"))?;
+        let (device, inode) = takt_xdp::namespace()
+            .map_err(Error::system("identify the network namespace", TO_FIND))?;
         for program in loaded_programs() {
             // One may go away between two looks; the kernel's refusal is of interest.
             let program = match program {
                 Ok(program) => program,
-                Err(error) => match Error::load("look at BPF programs")(error) {
-                    error @ Error::Privilege(_) => return Err(error),
+                Err(error) => match Error::find("look at BPF programs")(error) {
+                    error @ Error::Privilege { .. } => return Err(error),
                     _ => continue,
                 },
             };
@@ -87,9 +91,20 @@ impl Look {
             if about.layout != LAYOUT {
                 return Err(Error::OtherLayout(interface.to_owned()));
             }
-            return Maps::new(about, |name| find(&program, name)).map(Self);
+            let maps = Maps::new(about, |name| find(&program, name))?;
+            return Ok(Self {
+                maps,
+                id: program.id(),
+            });
         }
         Err(Error::NotThere(interface.to_owned()))
+    }
+
+    /// Whether the program is still there. Its maps outlive it as long as somebody looks at them, and tell nothing any more.
+    pub fn is_there(&self) -> bool {
+        loaded_programs()
+            .flatten()
+            .any(|program| program.id() == self.id)
     }
 
     /// What is going on.
@@ -97,14 +112,14 @@ impl Look {
     /// # Errors
     /// [`Error`].
     pub fn status(&self) -> Result<Status, Error> {
-        status(&self.0)
+        status(&self.maps)
     }
 
     /// How many packets wait for the core that has the fewest.
     pub fn load(&self) -> u32 {
-        let cores = 0..self.0.about.cores;
+        let cores = 0..self.maps.about.cores;
         let waiting = cores.map(|core| {
-            let (sent, out) = self.0.queue(core);
+            let (sent, out) = self.maps.queue(core);
             u32::try_from(sent.saturating_sub(out)).unwrap_or(u32::MAX)
         });
         waiting.min().unwrap_or(0)
@@ -116,7 +131,7 @@ impl Look {
     /// # Errors
     /// [`Error::Refused`].
     pub fn assign(&self, bundle: u32, target: Option<Target>) -> Result<(), Error> {
-        assign(&self.0, bundle, target)
+        assign(&self.maps, bundle, target)
     }
 }
 
@@ -130,11 +145,11 @@ fn about(program: &ProgramInfo) -> Option<About> {
 /// A map of a program that is loaded, by its name.
 fn find(program: &ProgramInfo, name: &str) -> Result<MapData, Error> {
     let ids = program.map_ids();
-    let ids = ids.map_err(Error::load("look at the program"))?;
+    let ids = ids.map_err(Error::find("look at the program"))?;
     for id in ids.unwrap_or_default() {
-        let info = MapInfo::from_id(id).map_err(Error::load("look at the program's maps"))?;
+        let info = MapInfo::from_id(id).map_err(Error::find("look at the program's maps"))?;
         if info.name_as_str() == Some(name) {
-            return MapData::from_id(id).map_err(Error::load("open the program's maps"));
+            return MapData::from_id(id).map_err(Error::find("open the program's maps"));
         }
     }
     Err(Error::Load {

@@ -10,7 +10,7 @@ use aya::maps::{Map, MapData, PerCpuArray};
 use rustix::mm::{MapFlags, ProtFlags};
 use takt_wire::ethernet::MacAddress;
 
-use crate::error::Error;
+use crate::error::{Error, TO_LOAD};
 
 /// Names of [`Counters`], in the order of `enum counter` of the program.
 pub const COUNTERS: [&str; 11] = [
@@ -245,7 +245,7 @@ impl<T> Mapped<T> {
                 0,
             )
         }
-        .map_err(|error| Error::system("map the program's maps")(error.into()))?;
+        .map_err(|error| Error::system("map the program's maps", TO_LOAD)(error.into()))?;
         let at = NonNull::new(at.cast()).ok_or(Error::Config("a map at address 0".into()))?;
         Ok(Self {
             at,

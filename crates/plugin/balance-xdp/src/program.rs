@@ -8,7 +8,7 @@ use aya::{Ebpf, EbpfLoader};
 use takt_wire::ethernet::MacAddress;
 use takt_xdp::AttachMode;
 
-use crate::error::Error;
+use crate::error::{Error, TO_LOAD, TO_PRIORITISE};
 use crate::flow::Service;
 use crate::maps::{About, Maps};
 
@@ -101,7 +101,10 @@ impl Program {
         let descriptor = program.fd().map_err(Error::load("load the XDP program"))?;
         let attached = takt_xdp::attach(descriptor.as_fd(), ifindex, AttachMode::Native);
         attached.map_err(|source| match source.raw_os_error() {
-            Some(libc::EPERM) => Error::Privilege("attach an XDP program"),
+            Some(libc::EPERM) => Error::Privilege {
+                action: "attach an XDP program",
+                needs: TO_LOAD,
+            },
             Some(libc::EBUSY | libc::EEXIST) => Error::Taken(interface.to_owned()),
             _ => Error::NotNative {
                 interface: interface.to_owned(),
@@ -125,9 +128,13 @@ impl Program {
                 0 => Ok(()),
                 _ => Err(std::io::Error::last_os_error()),
             }
-            .map_err(Error::system("give queues a real-time priority"))
+            .map_err(Error::system(
+                "give queues a real-time priority",
+                TO_PRIORITISE,
+            ))
         };
-        let processes = std::fs::read_dir("/proc").map_err(Error::system("look for threads"))?;
+        let processes =
+            std::fs::read_dir("/proc").map_err(Error::system("look for threads", TO_LOAD))?;
         for process in processes.flatten() {
             let Some(number) = process
                 .file_name()

@@ -96,7 +96,7 @@ impl SendBeats {
         let sockets: Vec<_> = sockets
             .collect::<Result<_, _>>()
             .map_err(Failure::io("open a socket for beats"))?;
-        let look = self.of.as_deref().map(Look::at).transpose()?;
+        let mut load = self.of.as_deref().map(Load::of).transpose()?;
         let functions = match self.functions.is_empty() {
             true => u64::MAX,
             false => self
@@ -114,7 +114,7 @@ impl SendBeats {
                 .map_or(0, |since| since.as_nanos() as u64)
                 .max(sequence + 1);
             let beat = Beat {
-                load: look.as_ref().map_or(0, Look::load),
+                load: load.as_mut().map_or(0, Load::now),
                 functions,
                 sequence,
             };
@@ -133,6 +133,47 @@ impl SendBeats {
             }
         }
         Ok(())
+    }
+}
+
+/// The load that `takt balance run` has at an interface, also when that is started again.
+struct Load<'a> {
+    interface: &'a str,
+    look: Option<Look>,
+    looked: Instant,
+}
+
+impl<'a> Load<'a> {
+    /// Between two looks whether it is still the same.
+    const EVERY: Duration = Duration::from_secs(1);
+
+    fn of(interface: &'a str) -> Result<Self, Failure> {
+        Ok(Self {
+            interface,
+            look: Some(Look::at(interface)?),
+            looked: Instant::now(),
+        })
+    }
+
+    /// As of now; 0 while nothing balances there.
+    fn now(&mut self) -> u32 {
+        if self.looked.elapsed() >= Self::EVERY {
+            self.looked = Instant::now();
+            let is_there = self.look.as_ref().is_some_and(Look::is_there);
+            if !is_there {
+                let (interface, was) = (self.interface, self.look.is_some());
+                self.look = Look::at(interface).ok();
+                match (was, self.look.is_some()) {
+                    (true, false) => eprintln!(
+                        "takt: warning: nothing balances flows at {interface} any more: until `takt balance run -i {interface} …` does again, beats tell \
+                         a load of 0"
+                    ),
+                    (false, true) => eprintln!("takt: flows are balanced at {interface} again"),
+                    _ => {}
+                }
+            }
+        }
+        self.look.as_ref().map_or(0, Look::load)
     }
 }
 

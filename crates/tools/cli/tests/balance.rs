@@ -17,6 +17,7 @@ use rustix::process::{Pid, Signal};
 use serde_json::Value;
 use support::takt;
 use takt_balance::table::Target;
+use takt_balance_xdp::beat::PORT;
 use takt_balance_xdp::look::Look;
 use takt_capture::socket::PromptSocket;
 use takt_lab::{Host, Lab, LabConfig};
@@ -555,6 +556,18 @@ fn whoever_asks_for_what_there_is_not_is_told_and_what_is_killed_leaves_nothing(
         "IPv4",
     );
     refused(&run(&["-i", "lo"]), "native XDP program");
+    let program = takt(&[]);
+    let without = site
+        .balancer()
+        .command("setpriv")
+        .expect("the host")
+        .args(["--bounding-set=-all", "--inh-caps=-all"])
+        .arg(program.get_program())
+        .args(["balance", "status", "-i", "eth0"])
+        .output()
+        .expect("setpriv");
+    let err = String::from_utf8_lossy(&without.stderr);
+    assert!(err.contains("CAP_SYS_ADMIN is needed"), "{err}");
 
     let running = site.balance(&[]);
     refused(&run(&["-i", "eth0"]), "already carries an XDP program");
@@ -598,6 +611,88 @@ fn whoever_asks_for_what_there_is_not_is_told_and_what_is_killed_leaves_nothing(
         &["balance", "status", "-i", "eth0"],
         "nothing balances flows at eth0",
     );
+}
+
+#[test]
+fn load_management_of_an_interface_that_goes_ends_and_says_so() {
+    let site = Site::new();
+    let host = site.balancer();
+    for arguments in [
+        "link add gone0 type veth peer name gone1",
+        "link set gone0 up",
+        "link set gone1 up",
+    ] {
+        ip(host, &arguments.split(' ').collect::<Vec<_>>());
+    }
+    let program = takt(&[]);
+    let mut child = host
+        .command(program.get_program())
+        .expect("the host")
+        .args(["balance", "run", "-i", "gone0", "--json"])
+        .args(["--service", "udp:10.99.0.1:5004"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("takt starts");
+    let mut ready = String::new();
+    let out = child.stdout.take().expect("piped");
+    BufReader::new(out).read_line(&mut ready).expect("a line");
+    assert!(ready.contains("ready"), "{ready}");
+    // By another name it is still there.
+    ip(host, &["link", "set", "gone0", "down"]);
+    ip(host, &["link", "set", "gone0", "name", "still0"]);
+    assert!(ip(host, &["link", "show", "still0"]).contains("xdp"));
+    assert!(child.try_wait().expect("waited").is_none());
+    ip(host, &["link", "delete", "still0"]);
+    let output = child.wait_with_output().expect("waited");
+    let err = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{err}");
+    assert!(err.contains("gone0 is gone"), "{err}");
+}
+
+#[test]
+fn whoever_tells_its_load_notices_that_load_management_was_started_again() {
+    let site = Site::new();
+    let running = site.balance(&[]);
+    let inside = site.balancer().enter().expect("the host");
+    let listener = UdpSocket::bind(("127.0.0.1", PORT)).expect("the port of beats");
+    drop(inside);
+    listener.set_read_timeout(Some(PATIENCE)).expect("set");
+    let program = takt(&[]);
+    let mut beats = site
+        .balancer()
+        .command(program.get_program())
+        .expect("the host")
+        .args(["balance", "beat", "127.0.0.1", "--of", "eth0"])
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("takt starts");
+    let err = BufReader::new(beats.stderr.take().expect("piped"));
+    let (to, lines) = channel();
+    std::thread::spawn(move || {
+        for line in err.lines().map_while(Result::ok) {
+            if to.send(line).is_err() {
+                return;
+            }
+        }
+    });
+    let beats = Running {
+        child: beats,
+        lines: channel().1,
+    };
+    let says = |part: &str| {
+        until_true(part, || {
+            let line = lines.recv_timeout(PATIENCE).expect("a line");
+            line.contains(part)
+        });
+    };
+    // Not before it has looked: it would be refused.
+    listener.recv(&mut [0; 64]).expect("a beat");
+    running.end();
+    says("nothing balances flows at eth0 any more");
+    let running = site.balance(&[]);
+    says("flows are balanced at eth0 again");
+    drop((beats, running));
 }
 
 /// Prints how long it takes from the first late packet, or from a neighbour's last beat, to the first packet on the new path.

@@ -183,8 +183,17 @@ struct Health {
     socket: PromptSocket,
     table: flows::Table,
     tai_offset_ns: i64,
-    /// By bundle: the flow that bears least, until when, and how much.
-    limits: HashMap<u32, (FlowKey, i64, u32)>,
+    /// By bundle: what the flow that bears least bears.
+    limits: HashMap<u32, Limit>,
+    limits_looked_at_ns: i64,
+}
+
+/// How many packets may wait before one of a flow, so that it is not late.
+struct Limit {
+    flow: FlowKey,
+    hash: u32,
+    seen_ns: i64,
+    packets: u32,
 }
 
 impl Health {
@@ -211,6 +220,7 @@ impl Health {
             table: flows::Table::new(config, document),
             tai_offset_ns,
             limits: HashMap::new(),
+            limits_looked_at_ns: 0,
         })
     }
 
@@ -245,10 +255,18 @@ impl Health {
                     own_ns,
                 };
                 let limit = budget.packets(own_ns);
-                let entry = limits.entry(hash & ((1 << bits) - 1));
-                let least = entry.or_insert((flow.key, now_ns, u32::MAX));
-                if least.0 == flow.key || limit <= least.2 || now_ns - least.1 > FORGOTTEN_NS {
-                    *least = (flow.key, now_ns, limit);
+                let bundle = hash & ((1 << bits) - 1);
+                let of_other = limits.get(&bundle).is_some_and(|least| {
+                    least.flow != flow.key && limit > least.packets && !least.is_old(now_ns)
+                });
+                if !of_other {
+                    let least = Limit {
+                        flow: flow.key,
+                        hash,
+                        seen_ns: now_ns,
+                        packets: limit,
+                    };
+                    limits.insert(bundle, least);
                     balancer.limit(hash, limit);
                 }
             }
@@ -261,6 +279,11 @@ impl Health {
         }
         let now_ns = SystemTai.now().as_nanos();
         self.table.sweep(now_ns, SWEEP);
+        if !(0..FORGOTTEN_NS).contains(&(now_ns - self.limits_looked_at_ns)) {
+            self.limits_looked_at_ns = now_ns;
+            let gone = self.limits.extract_if(|_, limit| limit.is_old(now_ns));
+            gone.for_each(|(_, limit)| balancer.limit(limit.hash, u32::MAX));
+        }
         let events: Vec<_> = self.table.take_events().collect();
         for event in events {
             let What::Rule {
@@ -291,6 +314,12 @@ impl Health {
             }
         }
         Ok(())
+    }
+}
+
+impl Limit {
+    fn is_old(&self, now_ns: i64) -> bool {
+        now_ns - self.seen_ns > FORGOTTEN_NS
     }
 }
 
@@ -374,16 +403,23 @@ impl Run {
             eprintln!("takt: warning: cannot tell the service manager that this is ready: {error}");
         }
         let begin = Instant::now();
+        let mut next = begin;
         while !stop.asked() && self.lasts.is_none_or(|lasts| begin.elapsed() < lasts) {
             let packets = health.as_ref().map(|health| health.socket.as_fd());
             let sources: Vec<_> = packets.into_iter().chain(balancer.beats()).collect();
-            wait(&sources, self.tick)?;
+            wait(&sources, next.saturating_duration_since(Instant::now()))?;
+            balancer.attend();
             if let Some(health) = &mut health {
                 health.step(&mut balancer, self.form.json, self.bundles)?;
             }
-            for event in balancer.tick() {
+            // All bundles at their own pace, however many packets and beats come.
+            if Instant::now() < next {
+                continue;
+            }
+            for event in balancer.tick()? {
                 self.tell(event)?;
             }
+            next = Instant::now() + self.tick;
         }
         self.end(&balancer)
     }
