@@ -211,8 +211,11 @@ def _wait_nanoseconds(name: str, seconds: float) -> int:
 def _wait(part: "_Part", timeout: Optional[float], call: "object") -> int:
     """Calls with a timeout in nanoseconds until it does not end too early, so that signals are handled meanwhile."""
     deadline = _deadline(timeout)
+    # A wait tells of a loss of the runtime that it sees; one that begins when the runtime is away waits for it.
+    attached = _is_attached(part._open())
     while True:
         left = _STRETCH_NS if deadline is None else min(_STRETCH_NS, max(0, deadline - time.monotonic_ns()))
+        begin = time.monotonic_ns()
         code = call(left)  # type: ignore[operator]
         if code == Interrupted.code:
             # Handlers run between two instructions, so here: one that raises ends the wait.
@@ -220,10 +223,26 @@ def _wait(part: "_Part", timeout: Optional[float], call: "object") -> int:
                 part._woken = False
                 return check(code)
         elif code == TimedOut.code or (code == WouldBlock.code and timeout != 0):
+            attached = True
             if deadline is not None and time.monotonic_ns() >= deadline:
                 raise TimedOut(f"nothing within {timeout} s")
+        elif (
+            code == Disconnected.code
+            and not attached
+            # At once: the session does not look for the runtime.
+            and time.monotonic_ns() - begin >= left > 0
+            and (deadline is None or time.monotonic_ns() < deadline)
+        ):
+            attached = _is_attached(part._open())
         else:
             return check(code)
+
+
+def _is_attached(handle: _Handle) -> bool:
+    """Whether the session that it is a part of is attached."""
+    while handle._parent is not None:
+        handle = handle._parent
+    return lib.takt_session_attached(handle.pointer) == 1
 
 
 # Seconds between two looks for a runtime that has gone.

@@ -18,6 +18,7 @@ mod networks;
 mod plugins;
 mod policing;
 mod priority;
+mod python;
 mod refusals;
 mod remapping;
 mod routed;
