@@ -4,6 +4,7 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::process::Stdio;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use rustix::process::Signal;
@@ -17,7 +18,9 @@ use takt_shm::{Arena, Consumer, Producer, Region, SinkBellHost};
 use takt_testing::{PATIENCE, until, until_true};
 use taktd::admin::proto;
 
-use crate::support::{Client, Node, attach_at, introduce, number_of, put, put_at, skip, take};
+use crate::support::{
+    Client, Node, Stops, attach_at, introduce, number_of, put, put_at, skip, take,
+};
 
 const CHANNEL: ChannelId = ChannelId(5);
 const OTHER: ChannelId = ChannelId(6);
@@ -715,4 +718,50 @@ fn a_node_that_is_killed_and_comes_back_connects_its_domains_again() {
         });
         assert_eq!(number_of(&held), round, "of the node before");
     }
+}
+
+#[test]
+fn a_source_that_emits_without_a_pause_does_not_overtake_itself_when_sinks_come() {
+    if skip() {
+        return;
+    }
+    let (_lab, node) = lab();
+    let [from, to] = ["from", "to"].map(|name| member(&node, "domain", name));
+    let source = from.stream(Qos::slow()).expect("a stream");
+    let source = source.source(CHANNEL).expect("a source");
+    let stream = to.stream(Qos::slow()).expect("a stream");
+    // Somebody without a ring: the lane has messages of the source under way all the time.
+    let stranger = member(&node, "none", "stranger");
+    let by_lane = stranger.stream(Qos::slow()).expect("a stream");
+    let by_lane = by_lane.sink(CHANNEL).expect("a sink");
+    introduce(&source, &[&by_lane]);
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let _stops = Stops(&[&stop]);
+        scope.spawn(|| {
+            let source = source;
+            for number in 0..u64::MAX {
+                if stop.load(Ordering::Relaxed) {
+                    break;
+                }
+                // The lane copies all of it, this thread writes next to nothing: it is always ahead.
+                let buffer = source.buffer_wait(16 << 10, Wait::For(PATIENCE));
+                let mut buffer = buffer.expect("memory");
+                buffer[..8].copy_from_slice(&number.to_le_bytes());
+                buffer.emit().expect("emitted");
+            }
+        });
+        for _ in 0..20 {
+            let sink = stream.sink(CHANNEL).expect("a sink");
+            let (mut last, mut direct) = (None, 0);
+            // The ring comes while messages do.
+            while direct < 4000 {
+                let message = sink.consume(Wait::For(PATIENCE)).expect("a message");
+                let number = message.first_chunk().map(|n| u64::from_le_bytes(*n));
+                assert!(last < number, "{number:?} after {last:?}");
+                last = number;
+                direct += u64::from(sink.direct_sources() == 1 && sink.counters().delivered > 0);
+            }
+        }
+    });
 }

@@ -186,9 +186,9 @@ struct Direct {
 const LOOK_AFTER: u32 = 8;
 const LARGE: usize = 64 << 10;
 
-/// So many messages may be emitted before a new ring is used although the lane has not completed what it was given before:
-/// what is given to the sink itself may overtake that.
-const MOST_OVERTAKEN: u32 = 1024;
+/// So many messages are emitted while a new ring waits for the lane to have completed what it was given before, which what is given
+/// to the sink itself would overtake. Then there is no memory until it has.
+const MOST_BEFORE_RING: u32 = 1024;
 
 impl Direct {
     /// Whether nobody but the sinks of its rings gets what it emits, as far as the lane knows.
@@ -394,6 +394,9 @@ impl Source {
             return Err(Error::TooLarge { length: len, max });
         }
         binding.room(self.shared())?;
+        if binding.direct.waited >= MOST_BEFORE_RING && self.waits_for_lane(binding) {
+            return Err(Error::WouldBlock);
+        }
         let memory = &binding.attachment.memory;
         let block = match memory.allocate(&binding.account, &mut binding.stock, len) {
             Ok(Some(block)) => block,
@@ -905,8 +908,8 @@ impl Source {
             if matches!(next, SourceNews::Begins(_)) && binding.pending() > 0 {
                 // An error is for the calls that can tell it.
                 let _ = binding.harvest(self.shared());
-                binding.direct.waited += 1;
-                if binding.pending() > 0 && binding.direct.waited < MOST_OVERTAKEN {
+                if binding.pending() > 0 {
+                    binding.direct.waited = binding.direct.waited.saturating_add(1);
                     return;
                 }
             }
@@ -931,6 +934,13 @@ impl Source {
                 None => {}
             }
         }
+    }
+
+    /// Whether a new ring still waits for what the lane was given before.
+    #[cold]
+    fn waits_for_lane(&self, binding: &mut Binding) -> bool {
+        self.hear(binding, self.shared().news.load(Ordering::Acquire));
+        binding.direct.waited > 0
     }
 
     /// How many sinks of other sessions it gives its messages itself, in memory that they share, now; none unless the
