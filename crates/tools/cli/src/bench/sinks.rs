@@ -81,7 +81,8 @@ impl Sinks {
     }
 }
 
-fn name(sinks: u32) -> String {
+/// As a variant with so many is called.
+pub(super) fn name(sinks: u32) -> String {
     match sinks {
         1 => "1 sink".to_owned(),
         count => format!("{count} sinks"),

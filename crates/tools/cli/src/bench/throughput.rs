@@ -8,6 +8,7 @@ use takt_bench::takt::{Datapath, Form, Takt};
 use takt_lab::LabConfig;
 
 use super::common::{BenchError, Common, Measurement, TwoCores, hosts, seconds};
+use super::sinks::name;
 
 /// The variant that ratios are taken to.
 const BASELINE: &str = "UDP, sendmmsg";
@@ -90,21 +91,21 @@ impl Throughput {
         pair: &Pair<'_>,
         stream: &Stream,
     ) -> Result<(), BenchError> {
-        for (name, path) in [
+        for (form, path) in [
             ("daemon, slow (UDP)", Datapath::Udp),
             ("daemon, fast (AF_XDP)", Datapath::Xdp),
         ] {
             let variants = self.sinks.iter().map(|&sinks| {
-                Variant::new(format!("{sinks} sinks"), move |_: &Round| {
+                Variant::new(name(sinks), move |_: &Round| {
                     Ok(takt.fan_out(path, pair, stream, sinks)?)
                 })
             });
             measurement.run(Experiment {
                 name: "What each sink receives on average".into(),
-                setting: format!("{} B, {name}", stream.payload),
+                setting: format!("{} B, {form}", stream.payload),
                 method: "The sinks are applications of their own, all on the receiving host's core with its lane.".into(),
                 rounds: self.common.rounds,
-                baseline: self.sinks.first().map(|sinks| format!("{sinks} sinks")),
+                baseline: self.sinks.first().map(|&sinks| name(sinks)),
                 variants: variants.collect(),
             })?;
         }
