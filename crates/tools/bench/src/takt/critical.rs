@@ -11,7 +11,7 @@ use takt::{
 
 use super::process::Process;
 use super::{Datapath, Form, PATIENCE, Sides, Takt, TaktError};
-use crate::application::{self, STREAM, rendezvous};
+use crate::application::{self, STREAM};
 use crate::experiment::Sample;
 use crate::pace::{BURST, PAUSE, Steady};
 use crate::peers::{Beside, COMPLETION, Critical, Incoming, LINK, Pair};
@@ -21,7 +21,7 @@ const CRITICAL: ChannelId = ChannelId(7);
 /// Its messages pass others that wait on the way out.
 const CLASS: Option<TrafficClass> = TrafficClass::new(6);
 /// A run whose other side is silent for this long has failed.
-const SILENCE: Duration = Duration::from_secs(20);
+const SILENCE: Duration = Duration::from_secs(60);
 /// Numbers of messages that are not counted: after it those that count begin, and end.
 const BEGIN: u64 = u64::MAX;
 const END: u64 = u64::MAX - 1;
@@ -50,7 +50,7 @@ pub fn send(session: &Session, qos: Qos, size: usize, pace: Steady) -> Result<u6
     let qos = CLASS.map_or(qos, |class| qos.time_sensitive(class));
     let stream = session.stream(qos.reliable())?;
     let source = stream.source(CRITICAL)?;
-    rendezvous(&source, size)?;
+    source.wait_reader(Wait::For(SILENCE))?;
     emit(&source, size, BEGIN)?;
     pace.run(|number| emit(&source, size, number).map(drop))?;
     let last = emit(&source, size, END)?;
@@ -80,8 +80,7 @@ pub fn count(session: &Session, qos: Qos) -> Result<Arrived, Error> {
         let number = message.first_chunk().map_or(0, |n| u64::from_le_bytes(*n));
         match (number, first) {
             (BEGIN, _) => first = Some(Instant::now()),
-            // What introduced the two is no part of it.
-            (_, None) => {}
+            (_, None) => arrived.wrong += 1,
             (END, Some(first)) => {
                 arrived.nanos = Instant::now().duration_since(first).as_nanos() as u64;
                 break;
@@ -152,7 +151,7 @@ impl Takt {
         role.extend(["--seconds", &seconds]);
         let mut near = sides.near(&role)?;
         let incoming = Incoming::begin(pair.far)?;
-        let patience = 4 * flow.pace.duration + 2 * PATIENCE;
+        let patience = 4 * flow.pace.duration + 3 * SILENCE;
         let sent: u64 = near.answer(patience)?;
         let arrived: Arrived = far.answer(PATIENCE)?;
         let link = incoming.megabits_per_second()?;
