@@ -50,11 +50,8 @@ pub(crate) struct XdpPort {
     /// Queue to look at first next time.
     turn: usize,
     busy_poll: bool,
-    /// All sockets in one, where there are several. One that is alone is slept on itself: an epoll descriptor would have each
-    /// datagram call back in the kernel.
-    epoll: Option<OwnedFd>,
-    /// How often the descriptor to sleep on has become another.
-    changes: u32,
+    /// All sockets in one, and the bell of the berth: the same whatever the interface.
+    epoll: OwnedFd,
     ways: Ways,
     berth: Arc<Berth>,
 }
@@ -159,8 +156,12 @@ impl XdpPort {
             bind: bound.origin.bind,
             ..request.clone()
         };
-        let berth = Berth::new(request, reservation);
-        let epoll = gather(&bound.queues).map_err(system)?;
+        let berth = Berth::new(request, reservation).map_err(system)?;
+        let epoll = epoll().map_err(system)?;
+        watch(&epoll, berth.bell()).map_err(system)?;
+        for queue in &bound.queues {
+            watch(&epoll, queue.member.socket.as_fd()).map_err(system)?;
+        }
         site.add(&berth);
         Ok(Self {
             peers: Peers::new(bound.origin, state.as_ref().is_some_and(|state| state.up)),
@@ -174,7 +175,6 @@ impl XdpPort {
             turn: 0,
             busy_poll: config.busy_poll.is_some(),
             epoll,
-            changes: 0,
             ways: Ways::new(next_hops, &bound.origin),
             berth,
             bound,
@@ -199,15 +199,16 @@ impl XdpPort {
     #[cold]
     fn take_over(&mut self) {
         let Some(new) = self.berth.take() else { return };
-        match gather(&new.queues) {
-            Ok(epoll) => self.epoll = epoll,
-            // For lack of memory or descriptors: as long as it is so the lane finds what is there when it looks for other reasons.
-            Err(error) => {
+        for queue in &new.queues {
+            // Fails for lack of memory: then the lane finds what is there when it looks for other reasons.
+            if let Err(error) = watch(&self.epoll, queue.member.socket.as_fd()) {
                 tracing::warn!(%error, "a lane that sleeps will not be woken by an interface that is there again");
             }
         }
-        self.changes = self.changes.wrapping_add(1);
         let old = std::mem::replace(&mut self.bound, new);
+        old.queues
+            .iter()
+            .for_each(|queue| forget(&self.epoll, queue.member.socket.as_fd()));
         self.dropped_before += old.dropped();
         self.berth.leave(old);
         self.peers.move_to(self.bound.origin);
@@ -399,14 +400,7 @@ impl Port for XdpPort {
     }
 
     fn wait_fd(&self) -> BorrowedFd<'_> {
-        match &self.epoll {
-            Some(epoll) => epoll.as_fd(),
-            None => self.bound.queues[0].member.socket.as_fd(),
-        }
-    }
-
-    fn wait_fd_changes(&self) -> u32 {
-        self.changes
+        self.epoll.as_fd()
     }
 
     fn counters(&self) -> PortCounters {
@@ -517,37 +511,36 @@ fn likeliest_first(addresses: &[IpAddr], first: IpAddr) -> Vec<IpAddr> {
     sorted
 }
 
-/// An epoll descriptor that is readable when one of the sockets is, where there are several.
-fn gather(queues: &[Receive]) -> io::Result<Option<OwnedFd>> {
-    if queues.len() < 2 {
-        return Ok(None);
-    }
+/// An epoll descriptor, readable when one of those is that it watches.
+fn epoll() -> io::Result<OwnedFd> {
     // SAFETY: plain call; a descriptor that is not negative is new and owned by nobody else.
-    let epoll = match unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) } {
-        -1 => return Err(io::Error::last_os_error()),
+    match unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) } {
+        -1 => Err(io::Error::last_os_error()),
         // SAFETY: as above.
-        fd => unsafe { OwnedFd::from_raw_fd(fd) },
-    };
-    for queue in queues {
-        let mut event = libc::epoll_event {
-            events: libc::EPOLLIN as u32,
-            u64: 0,
-        };
-        let socket = queue.member.socket.as_fd().as_raw_fd();
-        // SAFETY: both descriptors are open and `event` is an event for the length of the call.
-        if unsafe {
-            libc::epoll_ctl(
-                epoll.as_raw_fd(),
-                libc::EPOLL_CTL_ADD,
-                socket,
-                &raw mut event,
-            )
-        } != 0
-        {
-            return Err(io::Error::last_os_error());
-        }
+        fd => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
     }
-    Ok(Some(epoll))
+}
+
+fn watch(epoll: &OwnedFd, what: BorrowedFd<'_>) -> io::Result<()> {
+    let mut event = libc::epoll_event {
+        events: libc::EPOLLIN as u32,
+        u64: 0,
+    };
+    let (epoll, what) = (epoll.as_raw_fd(), what.as_raw_fd());
+    // SAFETY: both descriptors are open and `event` is an event for the length of the call.
+    match unsafe { libc::epoll_ctl(epoll, libc::EPOLL_CTL_ADD, what, &raw mut event) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// It wakes nobody any more.
+fn forget(epoll: &OwnedFd, what: BorrowedFd<'_>) {
+    let (epoll, what) = (epoll.as_raw_fd(), what.as_raw_fd());
+    // SAFETY: both descriptors are open; no event is needed. Fails only if it was not watched.
+    unsafe {
+        libc::epoll_ctl(epoll, libc::EPOLL_CTL_DEL, what, std::ptr::null_mut());
+    }
 }
 
 impl Drop for Bound {

@@ -1,6 +1,9 @@
 //! An interface that was removed, and is there again: its sockets and its program went with it. They are made anew by a thread
 //! of their own, beside the lanes, whose ports take them over between two frames.
 
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::fd::{AsFd, BorrowedFd, FromRawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -45,17 +48,29 @@ pub(crate) struct Berth {
     is_there: AtomicBool,
     new: Mutex<Option<Bound>>,
     old: Mutex<Option<Bound>>,
+    /// Wakes a lane that sleeps.
+    bell: File,
 }
 
 impl Berth {
-    pub(crate) fn new(request: PortRequest, reservation: Arc<Reservation>) -> Arc<Self> {
-        Arc::new(Self {
+    pub(crate) fn new(
+        request: PortRequest,
+        reservation: Arc<Reservation>,
+    ) -> std::io::Result<Arc<Self>> {
+        // SAFETY: plain call; a descriptor that is not negative is new and owned by nobody else.
+        let bell = match unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) } {
+            -1 => return Err(std::io::Error::last_os_error()),
+            // SAFETY: as above.
+            fd => unsafe { File::from_raw_fd(fd) },
+        };
+        Ok(Arc::new(Self {
             request,
             reservation,
             is_there: AtomicBool::new(false),
             new: Mutex::default(),
             old: Mutex::default(),
-        })
+            bell,
+        }))
     }
 
     /// Whether there is something to take over.
@@ -68,10 +83,14 @@ impl Berth {
     fn offer(&self, new: Bound) {
         *lock(&self.new) = Some(new);
         self.is_there.store(true, Ordering::Release);
+        // EAGAIN: it rings already.
+        let _ = (&self.bell).write(&1_u64.to_ne_bytes());
     }
 
     /// What is there to be taken over. Nobody holds the lock for long.
     pub(crate) fn take(&self) -> Option<Bound> {
+        // EAGAIN: it was not rung.
+        let _ = (&self.bell).read(&mut [0; 8]);
         let new = lock(&self.new).take();
         self.is_there.store(false, Ordering::Release);
         new
@@ -81,6 +100,10 @@ impl Berth {
     pub(crate) fn leave(&self, old: Bound) {
         let before = lock(&self.old).replace(old);
         drop(before);
+    }
+
+    pub(crate) fn bell(&self) -> BorrowedFd<'_> {
+        self.bell.as_fd()
     }
 }
 
@@ -107,8 +130,7 @@ impl Site {
     }
 
     /// The interface, and a part of it for each port. Nothing is changed if one of them cannot have its part.
-    /// `offered` is called when ports have something to take over.
-    fn open_again(&self, offered: impl FnOnce(&Probed)) -> Result<(), OpenError> {
+    fn open_again(&self) -> Result<Arc<Probed>, OpenError> {
         let next_hops = Arc::clone(self.probed().attachment.next_hops());
         let probed = Arc::new(Probed::find(&self.config, Some(next_hops))?);
         let berths: Vec<_> = lock(&self.berths)
@@ -128,7 +150,6 @@ impl Site {
             berth.offer(part);
         }
         *lock(&self.probed) = Arc::clone(&probed);
-        offered(&probed);
         let since = Instant::now();
         while berths.iter().any(|berth| berth.is_there()) && since.elapsed() < PATIENCE {
             std::thread::sleep(LOOK_EVERY);
@@ -137,7 +158,7 @@ impl Site {
             let old = lock(&berth.old).take();
             drop(old);
         }
-        Ok(())
+        Ok(probed)
     }
 }
 
@@ -173,14 +194,14 @@ impl Link {
             changed,
         } = &*self.0;
         let name = &site.config.interface;
-        let opened = site.open_again(|probed| {
-            // Fails only where nothing is followed any more.
-            if let Ok(watched) = follow(probed, changed) {
-                *lock(interface) = watched;
-            }
+        let opened = site.open_again().and_then(|probed| {
+            let watched = follow(&probed, changed).map_err(|error| OpenError::System {
+                action: format!("cannot follow {name}"),
+                source: std::io::Error::other(error),
+            })?;
+            *lock(interface) = watched;
             tracing::info!(interface = %name, ifindex = probed.device.ifindex, "the interface is there again, and in use");
-            // Whoever looks wakes the lanes.
-            lock(changed)();
+            Ok(())
         });
         let mut attempt = lock(&site.attempt);
         attempt.under_way = false;

@@ -21,34 +21,19 @@ const MOST_TAKES: usize = 16;
 
 /// Sleeps until a lane has work. The ports' descriptors are looked at only then: a standing registration
 /// would cost each datagram a callback in the kernel.
-pub struct Sleeper {
-    fds: Vec<OwnedFd>,
-    more: Vec<OwnedFd>,
-    /// How often ports had changed theirs then.
-    changes: u32,
-}
+pub struct Sleeper(Vec<OwnedFd>);
 
 impl Sleeper {
     /// Also wakes when this becomes readable.
     pub fn watch(&mut self, fd: OwnedFd) {
-        self.more.push(fd);
-    }
-
-    /// Takes over descriptors that ports have changed.
-    pub fn follow(&mut self, lane: &Lane) {
-        if self.changes != lane.wait_fd_changes()
-            && let Ok(fresh) = lane.sleeper()
-        {
-            (self.fds, self.changes) = (fresh.fds, fresh.changes);
-        }
+        self.0.push(fd);
     }
 
     /// Sleeps until there is work or `timeout` has passed, or for no reason.
     pub fn sleep(&self, timeout: Option<Duration>) {
         let mut fds: Vec<PollFd<'_>> = self
-            .fds
+            .0
             .iter()
-            .chain(&self.more)
             .map(|fd| PollFd::new(fd, PollFlags::IN))
             .collect();
         let timeout = timeout.map(|t| Timespec {
@@ -70,16 +55,7 @@ impl Lane {
         for port in &self.ports {
             fds.push(port.port.wait_fd().try_clone_to_owned()?);
         }
-        Ok(Sleeper {
-            fds,
-            more: Vec::new(),
-            changes: self.wait_fd_changes(),
-        })
-    }
-
-    fn wait_fd_changes(&self) -> u32 {
-        let changes = self.ports.iter().map(|port| port.port.wait_fd_changes());
-        changes.fold(0, u32::wrapping_add)
+        Ok(Sleeper(fds))
     }
 
     /// Prepares to sleep: tells every application so, then looks once more. `None`: there is work.
