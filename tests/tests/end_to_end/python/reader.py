@@ -1,6 +1,9 @@
 """Says which messages of writer.py have come whole, until Ctrl-C."""
-import hashlib, struct
+import hashlib, signal, struct
 import takt
+
+# Who runs this in the background may have it ignore Ctrl-C.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 with takt.Session(name="reader", rx_bytes=128 << 20) as session, session.stream().sink(7) as sink:
     print("ready", flush=True)

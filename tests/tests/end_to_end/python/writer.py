@@ -1,6 +1,9 @@
 """Sends messages of 16 MiB on channel 7, each a number, its digest and bytes that depend on it; asked on standard input."""
-import hashlib, os, struct, sys, time
+import hashlib, os, signal, struct, sys, time
 import takt
+
+# Who runs this in the background may have it ignore Ctrl-C.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SIZE = 16 << 20
 
