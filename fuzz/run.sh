@@ -30,6 +30,10 @@ if ((${#targets[@]} == 0)); then
     mapfile -t targets < <("${cargo[@]}" fuzz list)
 fi
 
+for target in "${targets[@]}"; do
+    "${cargo[@]}" fuzz build "$target" || { echo "$target does not build: nothing was run" >&2; exit 1; }
+done
+
 passed=0
 failed=()
 for target in "${targets[@]}"; do

@@ -23,7 +23,10 @@ fuzz_target!(|input: &[u8]| {
         return;
     }
     if let Ok(found) = synthesize(&plan) {
-        let mut cycles = found.schedules.iter().map(|(_, schedule)| schedule.cycle_time_ns);
+        let mut cycles = found
+            .schedules
+            .iter()
+            .map(|(_, schedule)| schedule.cycle_time_ns);
         if cycles.any(|cycle| cycle > LONGEST_CYCLE_NS) {
             return;
         }

@@ -2,30 +2,33 @@
 //! descriptors, and an application whose runtime answers with any. Nothing panics or hangs; the runtime takes none of
 //! the descriptors, serves another application as before, and keeps nothing.
 //!
-//! Input: which side is hostile, and its packets, see [`Input`]. One runtime serves all inputs, as a daemon's would.
+//! Input: which side is hostile and whether the application is in a trust domain, and its packets, see [`Input`]. One
+//! runtime serves all inputs, as a daemon's would; in the domain others exchange messages all the while.
 
 #![no_main]
 
 use std::io::PipeReader;
 use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use libfuzzer_sys::fuzz_target;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use rustix::net::SocketAddrUnix;
 use takt::{Session, Sink, Source, Wait};
 use takt_datapath::Datapath;
 use takt_datapath_udp::{UdpConfig, UdpDatapath};
 use takt_runtime::Runtime;
-use takt_runtime::config::{Config, LaneConfig};
+use takt_runtime::config::{Config, LaneConfig, ListenerConfig};
 use takt_runtime::peering::keys::Security;
-use takt_runtime::policy::Policy;
+use takt_runtime::policy::{Policy, Trust};
 use takt_session::layout::{
     ARENA_MAGIC, ArenaMap, MAGIC_OFFSET, SinkBlock, SourceBlock, VERSION_OFFSET,
 };
-use takt_session::message::{Envelope, Reply, Request};
+use takt_session::message::{DirectEnd, Envelope, Reply, Request};
 use takt_session::transport::{self, MAX_DESCRIPTORS};
 use takt_session::{ChannelId, ErrorCode, Failure, PROTOCOL_VERSION, Qos};
 use takt_shm::Arena;
@@ -40,6 +43,9 @@ const PATIENCE: Duration = Duration::from_secs(8);
 const LOOK_EVERY: u64 = 256;
 const UNDER_WAY: usize = 64;
 
+/// Of those beside.
+const ALONE: ChannelId = ChannelId(u64::MAX);
+const IN_DOMAIN: ChannelId = ChannelId(u64::MAX - 1);
 const REGION: usize = 64 << 10;
 const RINGS: usize = 1 << 20;
 
@@ -144,12 +150,41 @@ fn map() -> ArenaMap {
     }
 }
 
-/// A runtime, and an application that works beside the hostile ones.
-struct Scene {
-    runtime: Runtime,
+/// An application that works beside the hostile ones.
+struct Beside {
     source: Source,
     sink: Sink,
     number: u64,
+}
+
+impl Beside {
+    /// The source in one session, the sink in another.
+    fn new(channel: ChannelId, write: &Session, read: &Session) -> Self {
+        let open = |session: &Session| session.stream(Qos::slow()).expect("a stream");
+        Self {
+            sink: open(read).sink(channel).expect("a sink"),
+            source: open(write).source(channel).expect("a source"),
+            number: 0,
+        }
+    }
+
+    fn check(&mut self) {
+        self.number += 1;
+        let wait = Wait::For(PATIENCE);
+        let mut buffer = self.source.buffer_wait(8, wait).expect("memory");
+        buffer.copy_from_slice(&self.number.to_le_bytes());
+        buffer.emit().expect("emitted");
+        let message = self.sink.consume(wait).expect("a message");
+        assert_eq!(message[..], self.number.to_le_bytes());
+    }
+}
+
+/// A runtime, and those beside the hostile ones: one without a trust domain, one in it.
+struct Scene {
+    runtime: Runtime,
+    domain: PathBuf,
+    beside: [Beside; 2],
+    checks: u64,
     descriptors: usize,
 }
 
@@ -158,8 +193,8 @@ fn descriptors() -> usize {
     directory.count()
 }
 
-/// A runtime on a free port of loopback.
-fn start() -> Runtime {
+/// A runtime on a free port of loopback, with a listener whose sessions are a trust domain.
+fn start(domain: &Path) -> Runtime {
     let udp: Arc<dyn Datapath> = Arc::new(UdpDatapath::new(UdpConfig::default()));
     let config = |port| Config {
         name: "fuzzed".into(),
@@ -167,6 +202,14 @@ fn start() -> Runtime {
         port,
         security: Security::none(),
         lanes: vec![LaneConfig::default()],
+        listeners: vec![ListenerConfig {
+            path: domain.to_owned(),
+            mode: 0o600,
+            policy: Policy {
+                trust: Trust::User,
+                ..policy()
+            },
+        }],
         ..Config::default()
     };
     (12_000..32_000)
@@ -177,52 +220,84 @@ fn start() -> Runtime {
 
 impl Scene {
     fn new() -> Self {
-        let runtime = start();
-        let session = Session::over(attach(&runtime), None).expect("a session");
-        let stream = session.stream(Qos::slow()).expect("a stream");
-        let channel = ChannelId(u64::MAX);
+        let domain = std::env::temp_dir().join(format!("takt-fuzzed-{}", std::process::id()));
+        let runtime = start(&domain);
+        let alone = Session::over(attach(&runtime), None).expect("a session");
+        let one_more = || {
+            Session::builder()
+                .socket(&domain)
+                .open()
+                .expect("a session")
+        };
         Self {
-            source: stream.source(channel).expect("a source"),
-            sink: stream.sink(channel).expect("a sink"),
+            beside: [
+                Beside::new(ALONE, &alone, &alone),
+                Beside::new(IN_DOMAIN, &one_more(), &one_more()),
+            ],
+            domain,
             runtime,
-            number: 0,
+            checks: 0,
             descriptors: descriptors(),
         }
+    }
+
+    /// What a hostile application sends to.
+    fn socket(&self, in_domain: bool) -> OwnedFd {
+        if !in_domain {
+            return attach(&self.runtime);
+        }
+        let socket = transport::socket().expect("a socket");
+        let address = SocketAddrUnix::new(&self.domain).expect("a path");
+        rustix::net::connect(&socket, &address).expect("a listener");
+        socket
     }
 
     /// The runtime works, and keeps nothing of those that are gone.
     fn check(&mut self) {
         let handle = self.runtime.handle();
         handle.heartbeat(PATIENCE).expect("all answer");
-        self.number += 1;
-        let wait = Wait::For(PATIENCE);
-        let mut buffer = self.source.buffer_wait(8, wait).expect("memory");
-        buffer.copy_from_slice(&self.number.to_le_bytes());
-        buffer.emit().expect("emitted");
-        let message = self.sink.consume(wait).expect("a message");
-        assert_eq!(message[..], self.number.to_le_bytes());
-        if self.number.is_multiple_of(LOOK_EVERY) {
+        for beside in &mut self.beside {
+            beside.check();
+        }
+        self.checks += 1;
+        if self.checks.is_multiple_of(LOOK_EVERY) {
             let deadline = Instant::now() + PATIENCE;
             while descriptors() > self.descriptors + UNDER_WAY {
                 assert!(Instant::now() < deadline, "{} descriptors", descriptors());
                 std::thread::yield_now();
             }
-            // The embedded form is one tenant: those that are gone are forgotten.
-            let sessions = handle.sessions().expect("running").len();
-            assert!(sessions <= UNDER_WAY, "{sessions} sessions");
+            // Those that are gone are forgotten, and nobody has ended what is between others.
+            let sessions = handle.sessions().expect("running");
+            let count = sessions.len();
+            assert!(count <= 2 * UNDER_WAY, "{count} sessions");
+            let rings = sessions.iter().flat_map(|session| &session.direct);
+            let mut between = rings.filter(|ring| ring.ring == 1 && ring.ended.is_empty());
+            assert!(between.next().is_some(), "no ring between those beside");
         }
     }
 }
 
-fn attach(runtime: &Runtime) -> OwnedFd {
-    let policy = Policy {
+fn policy() -> Policy {
+    Policy {
         identity: "fuzzed".into(),
         sessions: 1024,
         total_memory: 4 << 30,
         ..Policy::default()
-    };
-    let socket = runtime.handle().connect(policy).expect("running");
+    }
+}
+
+fn attach(runtime: &Runtime) -> OwnedFd {
+    let socket = runtime.handle().connect(policy()).expect("running");
     socket.expect("room")
+}
+
+/// Often that of those beside.
+fn channel(input: &mut Input<'_>) -> ChannelId {
+    match input.number() {
+        0 => ALONE,
+        1 => IN_DOMAIN,
+        other => ChannelId(other),
+    }
 }
 
 /// Something that an application may ask, or nearly.
@@ -230,17 +305,21 @@ fn request(input: &mut Input<'_>) -> Request {
     let kind = input.byte();
     let stream = input.number() as u32;
     match kind % 12 {
+        _ if kind >= 240 => Request::EndDirect {
+            ring: stream,
+            reason: DirectEnd::ALL[usize::from(kind) % DirectEnd::ALL.len()],
+        },
         0 => Request::Attach {
             name: String::from_utf8_lossy(input.bytes()).into_owned(),
             tx_bytes: input.number(),
             rx_bytes: input.number(),
-            domain: false,
+            domain: kind & 128 != 0,
         },
         1 => Request::OpenStream(Qos::slow()),
         2 => Request::CloseStream(stream),
         3 => Request::OpenSource {
             stream,
-            channel: ChannelId(input.number()),
+            channel: channel(input),
             depth: input.number() as u32,
             origin: 0,
             first: input.number(),
@@ -248,7 +327,7 @@ fn request(input: &mut Input<'_>) -> Request {
         4 => Request::CloseSource(stream),
         5 | 6 => Request::OpenSink {
             stream,
-            channel: ChannelId(input.number()),
+            channel: channel(input),
             depth: input.number() as u32,
             notify_fd: kind >= 128,
             mode: takt_session::SinkMode {
@@ -270,6 +349,25 @@ fn reply(input: &mut Input<'_>) -> Reply {
     let number = input.number() as u32;
     let place = |input: &mut Input<'_>| (input.number() as usize, input.number() as u32);
     match kind % 10 {
+        _ if kind >= 250 => Reply::DirectEnded {
+            ring: number,
+            epoch: input.number() as u16,
+            free: kind.is_multiple_of(2),
+        },
+        _ if kind >= 245 => Reply::DirectSink {
+            sink: number,
+            ring: input.number() as u32,
+            sender: input.number() as u32,
+            depth: input.number() as u32,
+            session: input.number(),
+            region_bytes: input.number() as usize,
+        },
+        _ if kind >= 240 => Reply::DirectSource {
+            source: number,
+            ring: input.number() as u32,
+            epoch: input.number() as u16,
+            depth: input.number() as u32,
+        },
         0 | 1 => Reply::Attached {
             session: 1,
             map: match kind & 128 {
@@ -281,6 +379,7 @@ fn reply(input: &mut Input<'_>) -> Reply {
                 },
             },
             max_message: number,
+            domain: kind & 64 != 0,
         },
         2 => Reply::StreamOpened {
             stream: number,
@@ -310,8 +409,8 @@ fn reply(input: &mut Input<'_>) -> Reply {
 }
 
 /// An application sends what it likes, and what comes back is thrown away.
-fn hostile_application(scene: &mut Scene, kinds: &Kinds, input: &mut Input<'_>) {
-    let socket = attach(&scene.runtime);
+fn hostile_application(scene: &mut Scene, kinds: &Kinds, in_domain: bool, input: &mut Input<'_>) {
+    let socket = scene.socket(in_domain);
     for number in 1..=MOST_PACKETS as u32 {
         if input.0.is_empty() {
             break;
@@ -396,8 +495,9 @@ fuzz_target!(|input: &[u8]| {
         (Scene::new(), kinds)
     });
     let mut input = Input(input);
-    match input.byte() % 2 {
-        0 => hostile_application(scene, kinds, &mut input),
+    let first = input.byte();
+    match first % 2 {
+        0 => hostile_application(scene, kinds, first & 2 != 0, &mut input),
         _ => hostile_runtime(kinds, &mut input),
     }
 });
