@@ -3,7 +3,8 @@
 //!
 //! Daemon and application of one host share the host's core, as the two threads of a peer's side share
 //! theirs. Every run starts and ends all its processes, so that no variant inherits another's state.
-//! What runs in the processes is in [`app`]; what is measured without such processes in [`departures`], [`local`] and [`sinks`].
+//! What runs in the processes is in [`app`]; what is measured without such processes in [`departures`], [`local`], [`roam`] and
+//! [`sinks`].
 
 use std::io;
 use std::net::Ipv4Addr;
@@ -26,6 +27,7 @@ pub mod departures;
 pub mod frames;
 pub mod local;
 pub(crate) mod process;
+pub mod roam;
 pub mod sinks;
 pub mod topics;
 
@@ -334,6 +336,7 @@ impl<'a> Sides<'a> {
                     core,
                     peer: Some(peer.address()),
                     interface: (path == Datapath::Xdp).then(|| host.interface()),
+                    node: "",
                     lane: "",
                     listener: "",
                 };

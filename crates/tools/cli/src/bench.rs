@@ -14,6 +14,7 @@ mod isochronous;
 mod latency;
 mod local;
 mod reservations;
+mod roam;
 mod sinks;
 mod tenants;
 mod throughput;
@@ -21,6 +22,7 @@ mod topics;
 
 pub use common::{BenchError, Common, Measurement, TwoCores, hosts, seconds};
 pub use isochronous::Isochronous;
+pub use roam::Roam;
 
 const HELP: &str = "\
 Every variant runs once a round, in turns; figures are medians over the rounds. Tables go to

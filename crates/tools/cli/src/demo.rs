@@ -1,10 +1,10 @@
-//! `takt demo`: the experiment that Takt is for, in two minutes.
+//! `takt demo`: what Takt is for, seen in two minutes.
 
 use std::path::PathBuf;
 
-use clap::Args;
+use clap::{Args, Subcommand};
 
-use crate::bench::{BenchError, Common, Isochronous};
+use crate::bench::{BenchError, Common, Isochronous, Roam};
 use crate::failure::Failure;
 
 /// An isochronous talker with Takt beside bare metal and Flannel, in two minutes
@@ -15,7 +15,10 @@ use crate::failure::Failure;
 /// IEEE 802.1Qbv schedule; each alone and beside a flow that offers 120 % of the link. Prints one table of what reached the
 /// listener and one of what left, captured at the other end of the cable, and writes a page with plots. Needs root.
 #[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true)]
 pub struct Demo {
+    #[command(subcommand)]
+    other: Option<Other>,
     /// The paper's lengths: half an hour
     #[arg(long)]
     full: bool,
@@ -30,12 +33,22 @@ pub struct Demo {
     verbose: bool,
 }
 
+/// What else can be seen.
+#[derive(Debug, Subcommand)]
+enum Other {
+    Roam(Roam),
+}
+
 impl Demo {
     /// Measures, prints the tables, says where the report is.
     pub fn run(self) -> Result<(), Failure> {
-        let common = Common::brief(2, self.out, self.json, !self.verbose);
-        Isochronous::brief(self.full, common)
-            .run()
-            .map_err(BenchError::into)
+        match self.other {
+            Some(Other::Roam(roam)) => roam.run(),
+            None => {
+                let common = Common::brief(2, self.out, self.json, !self.verbose);
+                Isochronous::brief(self.full, common).run()
+            }
+        }
+        .map_err(BenchError::into)
     }
 }

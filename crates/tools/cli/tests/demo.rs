@@ -1,10 +1,11 @@
-//! What `takt demo` compares by: the capture at the far end of the cable, beside the runtime's own counters; and that nothing of a
-//! critical flow is lost beside what its link cannot carry.
+//! What `takt demo` compares by: the capture at the far end of the cable, beside the runtime's own counters; that nothing of a
+//! critical flow is lost beside what its link cannot carry; and nothing of a stream that changes its technology.
 
 mod support;
 
 use support::takt;
 use takt_bench::report::Report;
+use takt_bench::takt::roam::plugin;
 use takt_testing::{Directory, built};
 
 #[test]
@@ -99,4 +100,71 @@ fn a_critical_flow_beside_more_than_its_link_carries_is_complete_and_in_order() 
             assert!(link > 2.0 && (!saturating || link > 20.0), "{said}");
         }
     }
+}
+
+#[test]
+fn streams_roam_over_all_technologies_and_nothing_of_the_reliable_one_is_lost() {
+    if !takt_bench::machine::is_root() {
+        eprintln!("skipped: network namespaces need root");
+        return;
+    }
+    let plugins = built().join("../datapaths/debug");
+    let is_there = |name: &&str| plugins.join(plugin(name)).exists();
+    let loaded: Vec<&str> = ["dpdk", "fabric"].into_iter().filter(is_there).collect();
+    if loaded.len() < 2 {
+        eprintln!("only {loaded:?} of dpdk and fabric: `make unit` builds both beforehand");
+    }
+    let journey = [&["udp", "xdp"], &loaded[..], &["udp"]].concat();
+    let out = Directory::new();
+    let output = takt(&["demo", "roam", "--seconds=0.3", "--json", "--over"])
+        .arg(journey.join(","))
+        .arg("--plugins")
+        .arg(&plugins)
+        .arg("--out")
+        .arg(out.join("report"))
+        .output()
+        .expect("takt");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    let report: Report = serde_json::from_slice(&output.stdout).expect("a report");
+    let [outcome] = &report.outcomes[..] else {
+        panic!("one table: {said}");
+    };
+    let stays: Vec<String> = (1..)
+        .zip(&journey)
+        .map(|(at, name)| format!("{at}. {name}"))
+        .collect();
+    let been: Vec<&str> = outcome.variants.iter().map(|v| v.name.as_str()).collect();
+    assert_eq!(been, stays);
+    for variant in &outcome.variants {
+        let samples: Vec<_> = variant.samples().collect();
+        let [sample] = samples[..] else {
+            panic!("one run: {said}");
+        };
+        let figure = |name: &str| sample.figures[name];
+        assert!(figure("datagrams of its port") > 0.0, "{said}");
+        assert!(figure("reliable messages") > 0.0, "{said}");
+        assert!(figure("messages sent once") > 0.0, "{said}");
+    }
+    for stream in ["Reliable: ", "Sent once: "] {
+        let told = report.introduction.lines();
+        let told: Vec<_> = told.filter(|line| line.starts_with(stream)).collect();
+        assert!(
+            told.len() == 1 && told[0].contains(" 0 missing"),
+            "{told:?}"
+        );
+    }
+}
+
+#[test]
+fn a_technology_whose_plugin_is_not_there_is_refused_by_name() {
+    let plugins = Directory::new();
+    let output = takt(&["demo", "roam", "--over=udp,dpdk", "--plugins"])
+        .arg(plugins.path())
+        .output()
+        .expect("takt");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("libtakt_datapath_dpdk.so"), "{said}");
+    assert!(said.contains("leave dpdk out of --over"), "{said}");
 }

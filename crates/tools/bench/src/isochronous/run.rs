@@ -372,6 +372,7 @@ pub(super) fn node(
         core,
         peer: None,
         interface: Some(host.interface()),
+        node: "",
         lane: &format!("scheduling = \"fifo:{LANE_PRIORITY}\"\n"),
         listener: &listener,
     };

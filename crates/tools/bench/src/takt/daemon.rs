@@ -39,6 +39,8 @@ pub(crate) struct Node<'a> {
     pub(crate) peer: Option<Ipv4Addr>,
     /// The interface for AF_XDP; none: kernel UDP alone.
     pub(crate) interface: Option<&'a str>,
+    /// More lines of the node's section.
+    pub(crate) node: &'a str,
     /// More lines of its lane's section.
     pub(crate) lane: &'a str,
     /// More lines of its listener's section, and sections behind it.
@@ -55,10 +57,15 @@ pub(crate) fn admin(folder: &Path, name: &str) -> PathBuf {
     folder.join(format!("{name}-admin.sock"))
 }
 
+/// The configuration of the daemon `name`.
+pub(crate) fn configuration(folder: &Path, name: &str) -> PathBuf {
+    folder.join(format!("{name}-node.toml"))
+}
+
 impl Node<'_> {
     fn configuration(&self, folder: &Path) -> String {
         let mut text = format!(
-            "[node]\nname = \"{name}\"\naddress = \"{address}\"\nport = {PORT}\n\n\
+            "[node]\nname = \"{name}\"\naddress = \"{address}\"\nport = {PORT}\n{node}\n\
              [security]\nprotection = \"{protection}\"\n\
              group_key_file = \"{group}\"\nkey_file = \"{own}\"\n\n\
              [[lane]]\nidle = \"adaptive\"\ncore = {core}\n{lane}\n\
@@ -68,6 +75,7 @@ impl Node<'_> {
             name = self.name,
             address = self.address,
             core = self.core,
+            node = self.node,
             lane = self.lane,
             listener = self.listener,
             socket = socket(folder, self.name).display(),
@@ -101,7 +109,7 @@ impl Daemon {
     ) -> Result<Self, TaktError> {
         let folder = scratch.path();
         let file = |ending: &str| folder.join(format!("{}-node.{ending}", node.name));
-        let configuration = file("toml");
+        let configuration = configuration(folder, node.name);
         let key = folder.join(GROUP_KEY_FILE);
         std::fs::write(&key, GROUP_KEY)
             .and_then(|()| std::fs::set_permissions(&key, Permissions::from_mode(0o600)))

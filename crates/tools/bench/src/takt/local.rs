@@ -149,6 +149,7 @@ impl<'a> Local<'a> {
                     core: lane_core,
                     peer: None,
                     interface: None,
+                    node: "",
                     lane: "",
                     listener: match domain {
                         Domain::None => "",

@@ -63,6 +63,12 @@ pub enum BenchError {
     /// The preload is measured as users have it.
     #[error("{0}; in a source tree: cargo build --release -p takt-preload")]
     NoPreload(String),
+    /// A datapath was asked for whose plugin is not there.
+    #[error("{0}")]
+    NoPlugin(String),
+    /// What Takt promises did not hold.
+    #[error("{0}")]
+    Promise(&'static str),
     /// A duration that is none.
     #[error("cannot send for {0} seconds: use more than 0 and at most 3600")]
     Seconds(f64),
