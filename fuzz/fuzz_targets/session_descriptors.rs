@@ -9,14 +9,14 @@
 
 use std::io::PipeReader;
 use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use libfuzzer_sys::fuzz_target;
 use rustix::event::{EventfdFlags, eventfd};
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::net::SocketAddrUnix;
 use takt::{Session, Sink, Source, Wait};
 use takt_datapath::Datapath;
@@ -183,6 +183,7 @@ impl Beside {
 struct Scene {
     runtime: Runtime,
     domain: PathBuf,
+    _held: OwnedFd,
     beside: [Beside; 2],
     checks: u64,
     descriptors: usize,
@@ -220,8 +221,12 @@ fn start(domain: &Path) -> Runtime {
 
 impl Scene {
     fn new() -> Self {
-        let domain = std::env::temp_dir().join(format!("takt-fuzzed-{}", std::process::id()));
-        let runtime = start(&domain);
+        let file = std::env::temp_dir().join(format!("takt-fuzzed-{}", std::process::id()));
+        let runtime = start(&file);
+        // Nobody removes it in the end: it is used by a descriptor.
+        let held = rustix::fs::open(&file, OFlags::PATH, Mode::empty()).expect("the socket");
+        std::fs::remove_file(&file).expect("removed");
+        let domain = PathBuf::from(format!("/proc/self/fd/{}", held.as_raw_fd()));
         let alone = Session::over(attach(&runtime), None).expect("a session");
         let one_more = || {
             Session::builder()
@@ -235,6 +240,7 @@ impl Scene {
                 Beside::new(IN_DOMAIN, &one_more(), &one_more()),
             ],
             domain,
+            _held: held,
             runtime,
             checks: 0,
             descriptors: descriptors(),
