@@ -67,7 +67,7 @@ pub(crate) struct Claim {
     attachment: Arc<Attachment>,
     slot: Slot,
     /// The address, with the port that the kernel chose where none was asked for.
-    reservation: Reservation,
+    reservation: Arc<Reservation>,
     released: bool,
 }
 
@@ -78,7 +78,12 @@ impl Attachment {
     }
 
     /// The attachment of `device`, made if this process has none there.
-    pub(crate) fn get(device: &Device, mode: Mode) -> Result<Arc<Self>, OpenError> {
+    /// `next_hops`: follows the tables of the interface's namespace already.
+    pub(crate) fn get(
+        device: &Device,
+        mode: Mode,
+        next_hops: Option<Arc<NextHops>>,
+    ) -> Result<Arc<Self>, OpenError> {
         let mut attachments = lock(&ATTACHMENTS);
         attachments.retain(|attachment| attachment.strong_count() > 0);
         let present = attachments
@@ -102,17 +107,24 @@ impl Attachment {
             }
             return Ok(present);
         }
-        let made = Arc::new(Self::make(device, mode)?);
+        let made = Arc::new(Self::make(device, mode, next_hops)?);
         attachments.push(Arc::downgrade(&made));
         Ok(made)
     }
 
-    fn make(device: &Device, mode: Mode) -> Result<Self, OpenError> {
+    fn make(
+        device: &Device,
+        mode: Mode,
+        next_hops: Option<Arc<NextHops>>,
+    ) -> Result<Self, OpenError> {
         let untold = |error: StackError| OpenError::System {
             action: format!("cannot follow the routing tables for {}", device.name),
             source: std::io::Error::other(error),
         };
-        let next_hops = NextHops::start().map_err(untold)?;
+        let next_hops = match next_hops {
+            Some(known) => known,
+            None => Arc::new(NextHops::start().map_err(untold)?),
+        };
         let state = next_hops
             .watch_interface(device.ifindex)
             .map_err(untold)?
@@ -148,7 +160,7 @@ impl Attachment {
             queues: Mutex::default(),
             traits: Mutex::default(),
             interface,
-            next_hops: Arc::new(next_hops),
+            next_hops,
             _link: link,
         })
     }
@@ -279,9 +291,11 @@ impl Attachment {
         Ok(opened)
     }
 
-    /// Reserves the address with the kernel and a number in the program's maps for one port.
-    pub(crate) fn claim(self: &Arc<Self>, bind: SocketAddr) -> Result<Claim, OpenError> {
-        let reservation = Reservation::new(bind)?;
+    /// Reserves a number in the program's maps for one port, whose address the kernel keeps for it.
+    pub(crate) fn claim(
+        self: &Arc<Self>,
+        reservation: Arc<Reservation>,
+    ) -> Result<Claim, OpenError> {
         let slot = self.maps().add().ok_or_else(|| {
             OpenError::Unavailable(format!(
                 "there are {MOST_PORTS} ports on the interface already, its limit"

@@ -1,12 +1,14 @@
 //! A socket without a port around it, to measure what a port adds.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 
 use takt_datapath::OpenError;
 
 use crate::XdpDatapath;
 use crate::attachment::Claim;
 use crate::port::open_error;
+use crate::reservation::Reservation;
 use crate::ring::Descriptor;
 use crate::socket::{Pool, PoolOptions, Socket, SocketError, SocketOptions};
 use crate::umem::{self, CHUNK, RxArea, TxArea};
@@ -31,9 +33,11 @@ impl BareSocket {
         queue: u32,
         bind: SocketAddr,
     ) -> Result<Self, OpenError> {
-        let (config, device) = (&datapath.config, &datapath.device);
+        let (config, probed) = (&datapath.site.config, datapath.site.probed());
+        let device = &probed.device;
         let refused = |error| open_error(error, &format!("queue {queue} of {}", device.name));
-        let claim = datapath.attachment.claim(bind)?;
+        let reservation = Arc::new(Reservation::new(bind)?);
+        let claim = probed.attachment.claim(reservation)?;
         let (rx, tx) = umem::map(config.rx_ring, 1, 1).map_err(|source| {
             refused(SocketError {
                 action: "map memory for frames",
@@ -47,8 +51,8 @@ impl BareSocket {
             ifindex: device.ifindex,
             queue,
             tx_chunks: 1,
-            zero_copy: datapath.traits.zero_copy,
-            multi_buffer: datapath.traits.multi_buffer,
+            zero_copy: probed.traits.zero_copy,
+            multi_buffer: probed.traits.multi_buffer,
             launch_times: false,
         };
         let mut pool = Pool::open(&options, &rx).map_err(refused)?;

@@ -11,9 +11,9 @@
 //! # Limits
 //! - IP fragments and IPv6 extension headers go to the kernel, where nobody reads them for Takt.
 //! - Datagrams on queues outside [`XdpConfig::queues`] go the same way.
-//! - An interface that goes down and comes back is followed. One that is deleted is not: its
-//!   sockets die with it, so a port there reports [`takt_datapath::ReserveError::Unresolved`] for
-//!   good, also when another interface of the same name appears. Open a new datapath then.
+//! - An interface that goes down and comes back is followed. When one is deleted its sockets die with it, and a port there
+//!   reports [`takt_datapath::ReserveError::Unresolved`]. When there is another one of its name, whoever asks for the
+//!   [`Health`] of the datapath has it opened in its place, and ports take that over; nobody does it else.
 //! - An MTU that is raised is followed as far as frames have room, in steps of 4 KiB.
 //! - A network card must leave VLAN tags in the frame (`ethtool -K … rxvlan off`) for VLAN
 //!   interfaces to be told apart; their addresses count as the interface's own.
@@ -38,6 +38,7 @@ mod program;
 mod prospect;
 mod queue;
 mod receive;
+mod renewal;
 mod reservation;
 mod ring;
 mod socket;
@@ -48,7 +49,7 @@ use std::net::SocketAddr;
 use std::ops::Range;
 use std::sync::Arc;
 
-use takt_datapath::stack::Interface;
+use takt_datapath::stack::NextHops;
 use takt_datapath::{Capabilities, Datapath, DatapathKind, Health, OpenError, Port, PortRequest};
 
 pub use config::{XdpConfig, ZeroCopy};
@@ -64,16 +65,87 @@ use attachment::{Attachment, Traits};
 pub use bare::BareSocket;
 use interface::Device;
 use port::XdpPort;
+use renewal::{Link, Site};
 
-/// AF_XDP on one interface. The XDP program is attached as long as this or one of its ports lives.
+/// AF_XDP on one interface. The XDP program is attached as long as this or one of its ports lives, and the interface.
 #[derive(Debug)]
 pub struct XdpDatapath {
-    config: XdpConfig,
+    site: Arc<Site>,
+}
+
+/// An interface and what was found out about it.
+#[derive(Debug)]
+pub(crate) struct Probed {
     device: Device,
     attachment: Arc<Attachment>,
     traits: Traits,
     /// Queues that send frames at launch times.
     launch_queues: Vec<u32>,
+}
+
+impl Probed {
+    /// `next_hops`: follows the tables of the thread's namespace already.
+    fn find(config: &XdpConfig, next_hops: Option<Arc<NextHops>>) -> Result<Self, OpenError> {
+        let device = Device::probe(&config.interface)?;
+        if let Some(range) = config
+            .queues
+            .as_ref()
+            .filter(|range| range.end > device.queues)
+        {
+            return Err(OpenError::Unavailable(format!(
+                "{} has {} receive queue(s), the range {range:?} asks for more: see `ethtool -l \
+                 {}`",
+                device.name, device.queues, device.name
+            )));
+        }
+        let attachment = Attachment::get(&device, config.mode, next_hops)?;
+        let first = config.queues.as_ref().map_or(0, |range| range.start);
+        let state = attachment
+            .interface_state()
+            .ok_or_else(|| OpenError::Unavailable(format!("{} is gone", device.name)))?;
+        let traits = attachment.traits(first, config.zero_copy, state.mtu)?;
+        let launch_queues = metadata::queues(&device);
+        Ok(Self {
+            device,
+            attachment,
+            traits,
+            launch_queues,
+        })
+    }
+
+    /// The queues of a lane, and how many ports are to share each: every `lanes`-th queue, or one
+    /// shared with other lanes where there are more lanes than queues.
+    fn queues_of(
+        &self,
+        config: &XdpConfig,
+        request: &PortRequest,
+    ) -> Result<(Vec<u32>, u32), OpenError> {
+        let namespace = takt_xdp::namespace().map_err(|source| OpenError::System {
+            action: "cannot identify the thread's network namespace".into(),
+            source,
+        })?;
+        if namespace != self.device.namespace {
+            return Err(OpenError::Unavailable(format!(
+                "{} was probed in another network namespace than the port is opened in: do both \
+                 in one",
+                self.device.name
+            )));
+        }
+        let all = config.queues.clone().unwrap_or(0..self.device.queues);
+        Ok(share_queues(
+            all,
+            request.lane,
+            request.lanes,
+            config.ports_per_queue,
+        ))
+    }
+
+    /// Whether frames may come from senders on this machine whose checksums no device has
+    /// completed: always on veth, and possibly wherever the program runs on the kernel's packets
+    /// and not on the device's.
+    fn unfinished_checksums(&self) -> bool {
+        self.device.driver == "veth" || self.attachment.mode() == AttachMode::Generic
+    }
 }
 
 impl XdpDatapath {
@@ -89,31 +161,9 @@ impl XdpDatapath {
     pub fn probe(config: XdpConfig) -> Result<Self, OpenError> {
         config.check()?;
         privilege::check()?;
-        let device = Device::probe(&config.interface)?;
-        if let Some(range) = config
-            .queues
-            .as_ref()
-            .filter(|range| range.end > device.queues)
-        {
-            return Err(OpenError::Unavailable(format!(
-                "{} has {} receive queue(s), the range {range:?} asks for more: see `ethtool -l \
-                 {}`",
-                device.name, device.queues, device.name
-            )));
-        }
-        let attachment = Attachment::get(&device, config.mode)?;
-        let first = config.queues.as_ref().map_or(0, |range| range.start);
-        let state = attachment
-            .interface_state()
-            .ok_or_else(|| OpenError::Unavailable(format!("{} is gone", device.name)))?;
-        let traits = attachment.traits(first, config.zero_copy, state.mtu)?;
-        let launch_queues = metadata::queues(&device);
+        let probed = Probed::find(&config, None)?;
         Ok(Self {
-            config,
-            device,
-            attachment,
-            traits,
-            launch_queues,
+            site: Site::new(config, probed),
         })
     }
 
@@ -122,7 +172,7 @@ impl XdpDatapath {
     /// # Errors
     /// The kernel's answer when the program's counters cannot be read.
     pub fn program_counters(&self) -> std::io::Result<ProgramCounters> {
-        self.attachment.maps().counters()
+        self.site.probed().attachment.maps().counters()
     }
 
     /// A bare socket on `queue` for the UDP port of `bind`: to measure what a [`Port`] adds to it.
@@ -131,36 +181,6 @@ impl XdpDatapath {
     /// As [`Datapath::open`].
     pub fn open_bare(&self, queue: u32, bind: SocketAddr) -> Result<BareSocket, OpenError> {
         BareSocket::open(self, queue, bind)
-    }
-
-    /// The queues of a lane, and how many ports are to share each: every `lanes`-th queue, or one
-    /// shared with other lanes where there are more lanes than queues.
-    fn queues_of(&self, request: &PortRequest) -> Result<(Vec<u32>, u32), OpenError> {
-        let namespace = takt_xdp::namespace().map_err(|source| OpenError::System {
-            action: "cannot identify the thread's network namespace".into(),
-            source,
-        })?;
-        if namespace != self.device.namespace {
-            return Err(OpenError::Unavailable(format!(
-                "{} was probed in another network namespace than the port is opened in: do both \
-                 in one",
-                self.device.name
-            )));
-        }
-        let all = self.config.queues.clone().unwrap_or(0..self.device.queues);
-        Ok(share_queues(
-            all,
-            request.lane,
-            request.lanes,
-            self.config.ports_per_queue,
-        ))
-    }
-
-    /// Whether frames may come from senders on this machine whose checksums no device has
-    /// completed: always on veth, and possibly wherever the program runs on the kernel's packets
-    /// and not on the device's.
-    fn unfinished_checksums(&self) -> bool {
-        self.device.driver == "veth" || self.attachment.mode() == AttachMode::Generic
     }
 }
 
@@ -183,20 +203,27 @@ impl Datapath for XdpDatapath {
     }
 
     fn capabilities(&self) -> Capabilities {
-        let queues = match &self.config.queues {
-            Some(range) => format!("queues {range:?} of {}", self.device.queues),
-            None => format!("{} queue(s)", self.device.queues),
+        let probed = self.site.probed();
+        let Probed {
+            device,
+            attachment,
+            traits,
+            launch_queues,
+        } = &*probed;
+        let queues = match &self.site.config.queues {
+            Some(range) => format!("queues {range:?} of {}", device.queues),
+            None => format!("{} queue(s)", device.queues),
         };
-        let mode = match (self.attachment.mode(), self.attachment.fallback()) {
+        let mode = match (attachment.mode(), attachment.fallback()) {
             (AttachMode::Native, _) => "native XDP".to_owned(),
             (AttachMode::Generic, None) => "generic XDP as asked for".to_owned(),
             (AttachMode::Generic, Some(reason)) => format!("generic XDP ({reason})"),
         };
-        let copy = match &self.traits.no_zero_copy {
+        let copy = match &traits.no_zero_copy {
             None => "zero copy".to_owned(),
             Some(reason) => format!("copy mode ({reason})"),
         };
-        let launch = match self.launch_queues.as_slice() {
+        let launch = match launch_queues.as_slice() {
             [] => String::new(),
             queues => format!(", launch times on queue {queues:?}"),
         };
@@ -204,50 +231,24 @@ impl Datapath for XdpDatapath {
             accelerated: true,
             // A parked lane is woken by the socket.
             needs_polling: false,
-            hardware_launch_time: !self.launch_queues.is_empty(),
+            hardware_launch_time: !launch_queues.is_empty(),
             speaks_udp: true,
             own_addresses: false,
-            zero_copy: self.traits.zero_copy,
+            zero_copy: traits.zero_copy,
             detail: format!(
                 "{} (driver {}): {mode}, {copy}, {queues}{launch}",
-                self.device.name, self.device.driver
+                device.name, device.driver
             ),
         }
     }
 
     fn open(&self, request: &PortRequest) -> Result<Box<dyn Port>, OpenError> {
-        Ok(Box::new(XdpPort::open(self, request)?))
+        Ok(Box::new(XdpPort::open(&self.site, request)?))
     }
 
     fn health(&self, changed: Box<dyn Fn() + Send>) -> Option<Box<dyn Health>> {
-        let next_hops = self.attachment.next_hops();
-        let interface = next_hops.on_interface_change(self.device.ifindex, move |_| changed());
-        Some(Box::new(Link {
-            name: self.device.name.clone(),
-            // Fails only where nothing is followed any more.
-            interface: interface.ok()?,
-        }))
-    }
-}
-
-/// The interface's link.
-struct Link {
-    name: String,
-    interface: Interface,
-}
-
-impl Health for Link {
-    fn fault(&self) -> Option<String> {
-        let name = &self.name;
-        match self.interface.state() {
-            None => Some(format!(
-                "the interface {name} has been removed: restart the node when it is back"
-            )),
-            Some(state) if !state.up => Some(format!(
-                "the interface {name} is down or has no carrier: `ip link set {name} up`, or look after its cable"
-            )),
-            Some(_) => None,
-        }
+        let link = Link::watch(&self.site, changed).ok()?;
+        Some(Box::new(link))
     }
 }
 
@@ -277,9 +278,12 @@ mod tests {
             .set_read_timeout(Some(patience))
             .expect("a time-out");
         let _inside = lab.host(0).enter().expect("the lab is up");
-        let mut datapath = XdpDatapath::probe(XdpConfig::new("eth0")).expect("AF_XDP");
+        let datapath = XdpDatapath::probe(XdpConfig::new("eth0")).expect("AF_XDP");
         assert!(!datapath.capabilities().hardware_launch_time, "on veth");
-        datapath.launch_queues = vec![0];
+        let mut probed = Probed::find(&datapath.site.config, None).expect("AF_XDP");
+        probed.launch_queues = vec![0];
+        let site = Site::new(XdpConfig::new("eth0"), probed);
+        let datapath = XdpDatapath { site };
         let detail = datapath.capabilities().detail;
         assert!(detail.ends_with("launch times on queue [0]"), "{detail}");
         let request = PortRequest {

@@ -196,6 +196,16 @@ impl Peers {
         self.unused.push(index);
     }
 
+    /// They are reached by another interface from now on, as soon as the tables say so.
+    pub(crate) fn move_to(&mut self, origin: Origin) {
+        self.origin = origin;
+        let peers = self
+            .places
+            .iter_mut()
+            .filter_map(|place| place.peer.as_mut());
+        peers.for_each(|peer| peer.reached = false);
+    }
+
     /// Takes over what has changed on the way to the peers, and whether the interface is up.
     pub(crate) fn refresh(&mut self, up: bool) {
         self.up = up;

@@ -17,11 +17,14 @@ use takt_datapath::{
 use takt_time::{TaiTime, TrafficClass};
 use takt_wire::{ethernet, vlan};
 
-use crate::XdpDatapath;
+use crate::Probed;
 use crate::attachment::{Attachment, Claim};
+use crate::config::XdpConfig;
 use crate::peers::{Origin, Peer, Peers, Ways};
 use crate::queue::{JoinError, Member, Sender, Shares};
 use crate::receive::{Filter, Receive};
+use crate::renewal::{Berth, Site};
+use crate::reservation::Reservation;
 use crate::socket::{PoolOptions, SocketError};
 use crate::transmit::{self, Transmit};
 
@@ -31,102 +34,151 @@ const LINK: PeerHandle = PeerHandle(u32::MAX);
 /// A port on AF_XDP sockets.
 #[derive(Debug)]
 pub(crate) struct XdpPort {
-    claim: Claim,
-    queues: Vec<Receive>,
-    transmit: Transmit,
+    bound: Bound,
     peers: Peers,
-    filter: Filter,
     counters: PortCounters,
-    local: SocketAddr,
+    /// Of sockets that were before.
+    dropped_before: u64,
+    /// Frames that are reserved and neither committed nor given back.
+    out: u32,
     /// Longest frame of others; none while the interface is down or gone.
     longest_frame: Option<usize>,
     /// Frames of others are sent: [`LINK`] names the interface.
     linked: bool,
-    /// The sending queue keeps launch times.
-    launch_times: bool,
     generations: Generations,
     seen: u64,
     /// Queue to look at first next time.
     turn: usize,
     busy_poll: bool,
-    /// All sockets in one, where there are several.
+    /// All sockets in one, where there are several. One that is alone is slept on itself: an epoll descriptor would have each
+    /// datagram call back in the kernel.
     epoll: Option<OwnedFd>,
+    /// How often the descriptor to sleep on has become another.
+    changes: u32,
     ways: Ways,
+    berth: Arc<Berth>,
+}
+
+/// What of a port belongs to one interface, and goes with it.
+#[derive(Debug)]
+pub(crate) struct Bound {
+    claim: Claim,
+    queues: Vec<Receive>,
+    transmit: Transmit,
+    filter: Filter,
+    origin: Origin,
+    /// The sending queue keeps launch times.
+    launch_times: bool,
     attachment: Arc<Attachment>,
 }
 
-impl XdpPort {
-    pub(crate) fn open(datapath: &XdpDatapath, request: &PortRequest) -> Result<Self, OpenError> {
-        let (config, device) = (&datapath.config, &datapath.device);
-        let (numbers, ports_per_queue) = datapath.queues_of(request)?;
-        // Read before the state: what changes in between is seen as a change.
-        let next_hops = Arc::clone(datapath.attachment.next_hops());
-        let generations = next_hops.generations();
-        let seen = generations.current();
-        let state = datapath.attachment.interface_state().ok_or_else(|| {
+impl Bound {
+    /// Sockets on the queues of a lane, for datagrams of the address that is reserved.
+    pub(crate) fn open(
+        config: &XdpConfig,
+        probed: &Probed,
+        request: &PortRequest,
+        reservation: Arc<Reservation>,
+    ) -> Result<Self, OpenError> {
+        let (device, attachment) = (&probed.device, &probed.attachment);
+        let (numbers, ports_per_queue) = probed.queues_of(config, request)?;
+        let state = attachment.interface_state().ok_or_else(|| {
             OpenError::Unavailable(format!(
                 "{} has been removed since it was probed",
                 device.name
             ))
         })?;
         let address = local_address(request.bind, &state.addresses, &device.name)?;
-        let claim = datapath.attachment.claim(request.bind)?;
+        let claim = attachment.claim(reservation)?;
         let local = SocketAddr::new(address, claim.local().port());
 
         let chunks = transmit::chunks_per_frame(state.mtu);
         let shares = Shares {
             ports: ports_per_queue,
-            rx_chunks: config.rx_ring * if datapath.traits.zero_copy { 2 } else { 1 },
+            rx_chunks: config.rx_ring * if probed.traits.zero_copy { 2 } else { 1 },
             tx_chunks: config.tx_frames * chunks,
             one_chunk: chunks == 1,
         };
-        let (queues, sender) = join(datapath, &numbers, shares)?;
+        let (queues, sender) = join(config, probed, &numbers, shares)?;
         let launch_times = queues[0].member.queue.launch_times();
-        let transmit = Transmit::new(sender, chunks, config.checksum);
-        let origin = Origin {
-            ifindex: device.ifindex,
-            bind: SocketAddr::new(request.bind.ip(), local.port()),
-            local,
-            frame_capacity: transmit::frame_capacity(chunks),
-            limit: config.peers,
-        };
-        let filter = Filter {
-            addresses: likeliest_first(&state.addresses, address),
-            verify: config.checksum,
-            unfinished_checksums: datapath.unfinished_checksums(),
-            ifindex: device.ifindex,
-        };
-        let mut port = Self {
+        let bound = Self {
             claim,
             queues,
-            transmit,
-            peers: Peers::new(origin, state.up),
-            filter,
-            counters: PortCounters::default(),
-            local,
-            longest_frame: longest_frame(&state, chunks),
-            linked: false,
+            transmit: Transmit::new(sender, chunks, config.checksum),
+            filter: Filter {
+                addresses: likeliest_first(&state.addresses, address),
+                verify: config.checksum,
+                unfinished_checksums: probed.unfinished_checksums(),
+                ifindex: device.ifindex,
+            },
+            origin: Origin {
+                ifindex: device.ifindex,
+                bind: SocketAddr::new(request.bind.ip(), local.port()),
+                local,
+                frame_capacity: transmit::frame_capacity(chunks),
+                limit: config.peers,
+            },
             launch_times,
+            attachment: Arc::clone(attachment),
+        };
+        for queue in &bound.queues {
+            bound
+                .claim
+                .place(queue.member.queue.number(), &queue.member.socket)?;
+        }
+        bound.claim.accept()?;
+        Ok(bound)
+    }
+
+    /// Datagrams that found no room. A socket that cannot tell any more (its interface is gone) has lost nothing since.
+    fn dropped(&self) -> u64 {
+        self.queues
+            .iter()
+            .filter_map(|queue| queue.member.socket.statistics().ok())
+            .map(|statistics| statistics.rx_dropped + statistics.rx_ring_full)
+            .sum()
+    }
+}
+
+impl XdpPort {
+    pub(crate) fn open(site: &Site, request: &PortRequest) -> Result<Self, OpenError> {
+        let (config, probed) = (&site.config, site.probed());
+        // Read before the state: what changes in between is seen as a change.
+        let next_hops = Arc::clone(probed.attachment.next_hops());
+        let generations = next_hops.generations();
+        let seen = generations.current();
+        let reservation = Arc::new(Reservation::new(request.bind)?);
+        let bound = Bound::open(config, &probed, request, Arc::clone(&reservation))?;
+        let state = bound.attachment.interface_state();
+        let system = |source| OpenError::System {
+            action: "cannot gather the sockets in an epoll descriptor".into(),
+            source,
+        };
+        // The same address when the interface is another: whichever was chosen, where any would do.
+        let request = PortRequest {
+            bind: bound.origin.bind,
+            ..request.clone()
+        };
+        let berth = Berth::new(request, reservation);
+        let epoll = gather(&bound.queues).map_err(system)?;
+        site.add(&berth);
+        Ok(Self {
+            peers: Peers::new(bound.origin, state.as_ref().is_some_and(|state| state.up)),
+            counters: PortCounters::default(),
+            dropped_before: 0,
+            out: 0,
+            longest_frame: state.and_then(|state| longest_frame(&state, bound.transmit.chunks())),
+            linked: false,
             generations,
             seen,
             turn: 0,
             busy_poll: config.busy_poll.is_some(),
-            epoll: None,
-            ways: Ways::new(next_hops, &origin),
-            attachment: Arc::clone(&datapath.attachment),
-        };
-        if port.queues.len() > 1 {
-            port.epoll = Some(gather(&port.queues).map_err(|source| OpenError::System {
-                action: "cannot gather the sockets in an epoll descriptor".into(),
-                source,
-            })?);
-        }
-        for queue in &port.queues {
-            port.claim
-                .place(queue.member.queue.number(), &queue.member.socket)?;
-        }
-        port.claim.accept()?;
-        Ok(port)
+            epoll,
+            changes: 0,
+            ways: Ways::new(next_hops, &bound.origin),
+            berth,
+            bound,
+        })
     }
 
     #[inline]
@@ -134,35 +186,59 @@ impl XdpPort {
         self.linked && peer == LINK
     }
 
-    /// Takes over changes of routes, neighbours and addresses.
+    /// Takes over changes of routes, neighbours and addresses, and sockets that were made anew.
     #[inline]
     fn follow(&mut self) {
         let now = self.generations.current();
-        if now != self.seen {
+        if now != self.seen || self.berth.is_there() {
             self.refresh(now);
         }
+    }
+
+    /// Takes over sockets on an interface that is in the place of ours.
+    #[cold]
+    fn take_over(&mut self) {
+        let Some(new) = self.berth.take() else { return };
+        match gather(&new.queues) {
+            Ok(epoll) => self.epoll = epoll,
+            // For lack of memory or descriptors: as long as it is so the lane finds what is there when it looks for other reasons.
+            Err(error) => {
+                tracing::warn!(%error, "a lane that sleeps will not be woken by an interface that is there again");
+            }
+        }
+        self.changes = self.changes.wrapping_add(1);
+        let old = std::mem::replace(&mut self.bound, new);
+        self.dropped_before += old.dropped();
+        self.berth.leave(old);
+        self.peers.move_to(self.bound.origin);
+        self.turn = 0;
     }
 
     #[cold]
     fn refresh(&mut self, generation: u64) {
         self.seen = generation;
-        let state = self.attachment.interface_state();
+        // A frame that somebody writes into is one of the old sockets'.
+        if self.out == 0 && self.berth.is_there() {
+            self.take_over();
+        }
+        let state = self.bound.attachment.interface_state();
         let up = state.as_ref().is_some_and(|state| state.up);
         self.peers.refresh(up);
         let longest = state
             .as_ref()
-            .and_then(|state| longest_frame(state, self.transmit.chunks()));
+            .and_then(|state| longest_frame(state, self.bound.transmit.chunks()));
         self.longest_frame = longest;
         // An interface that is gone keeps its last addresses: nothing arrives any more.
         if let Some(state) = state {
-            self.filter.addresses = likeliest_first(&state.addresses, self.local.ip());
+            let local = self.bound.origin.local.ip();
+            self.bound.filter.addresses = likeliest_first(&state.addresses, local);
         }
     }
 }
 
 impl Port for XdpPort {
     fn local(&self) -> SocketAddr {
-        self.local
+        self.bound.origin.local
     }
 
     fn connect(&mut self, remote: SocketAddr) -> Result<PeerHandle, ConnectError> {
@@ -200,7 +276,7 @@ impl Port for XdpPort {
     }
 
     fn connect_link(&mut self, interface: Option<u32>) -> Result<PeerHandle, ConnectError> {
-        if let Some(other) = interface.filter(|index| *index != self.attachment.ifindex()) {
+        if let Some(other) = interface.filter(|index| *index != self.bound.attachment.ifindex()) {
             return Err(ConnectError::OtherInterface(other));
         }
         self.linked = true;
@@ -230,15 +306,20 @@ impl Port for XdpPort {
             }
             known.max_payload()
         };
-        let queue = &self.queues[0].member.queue;
-        self.transmit
+        let Bound {
+            queues, transmit, ..
+        } = &mut self.bound;
+        let queue = &queues[0].member.queue;
+        let frame = transmit
             .reserve(queue, peer, capacity)
-            .ok_or(ReserveError::WouldBlock)
+            .ok_or(ReserveError::WouldBlock)?;
+        self.out += 1;
+        Ok(frame)
     }
 
     #[inline]
     fn payload(&mut self, frame: &Frame) -> &mut [u8] {
-        self.transmit.payload(frame)
+        self.bound.transmit.payload(frame)
     }
 
     #[inline]
@@ -249,9 +330,16 @@ impl Port for XdpPort {
         class: TrafficClass,
         launch_time: Option<TaiTime>,
     ) {
-        let launch_time = launch_time.filter(|_| self.launch_times);
+        self.out -= 1;
+        let Bound {
+            queues,
+            transmit,
+            launch_times,
+            ..
+        } = &mut self.bound;
+        let launch_time = launch_time.filter(|_| *launch_times);
         // `Some(None)`: a frame of others, as it is.
-        let headers = match self.transmit.peer(&frame) {
+        let headers = match transmit.peer(&frame) {
             Some(LINK) => self.longest_frame.map(|_| None),
             peer => peer
                 .and_then(|peer| self.peers.get(peer))
@@ -260,13 +348,12 @@ impl Port for XdpPort {
         };
         let queued = match headers {
             Some(headers) => {
-                let socket = &mut self.queues[0].member.socket;
-                self.transmit
-                    .commit(socket, frame, headers, len, launch_time)
+                let socket = &mut queues[0].member.socket;
+                transmit.commit(socket, frame, headers, len, launch_time)
             }
             // The next hop or the peer has gone since the frame was reserved.
             None => {
-                self.transmit.cancel(frame);
+                transmit.cancel(frame);
                 false
             }
         };
@@ -274,36 +361,36 @@ impl Port for XdpPort {
     }
 
     fn keeps_launch_time(&self, _peer: PeerHandle, _class: TrafficClass) -> bool {
-        self.launch_times
+        self.bound.launch_times
     }
 
     fn cancel(&mut self, frame: Frame) {
-        self.transmit.cancel(frame);
+        self.out -= 1;
+        self.bound.transmit.cancel(frame);
     }
 
     #[inline]
     fn flush(&mut self) -> bool {
-        let Member { socket, queue, .. } = &mut self.queues[0].member;
-        self.transmit.flush(socket, queue, &mut self.counters)
+        let Bound {
+            queues, transmit, ..
+        } = &mut self.bound;
+        let Member { socket, queue, .. } = &mut queues[0].member;
+        transmit.flush(socket, queue, &mut self.counters)
     }
 
     #[inline]
     fn receive(&mut self, budget: usize, deliver: &mut dyn FnMut(Datagram<'_>)) -> usize {
         self.follow();
-        if let [only] = self.queues.as_mut_slice() {
-            return only.receive(budget, &self.filter, &mut self.counters, deliver);
+        let Bound { queues, filter, .. } = &mut self.bound;
+        if let [only] = queues.as_mut_slice() {
+            return only.receive(budget, filter, &mut self.counters, deliver);
         }
         let mut delivered = 0;
-        let (later, first) = self.queues.split_at_mut(self.turn);
+        let (later, first) = queues.split_at_mut(self.turn);
         for queue in first.iter_mut().chain(later) {
-            delivered += queue.receive(
-                budget - delivered,
-                &self.filter,
-                &mut self.counters,
-                deliver,
-            );
+            delivered += queue.receive(budget - delivered, filter, &mut self.counters, deliver);
         }
-        self.turn = (self.turn + 1) % self.queues.len();
+        self.turn = (self.turn + 1) % queues.len();
         delivered
     }
 
@@ -314,19 +401,17 @@ impl Port for XdpPort {
     fn wait_fd(&self) -> BorrowedFd<'_> {
         match &self.epoll {
             Some(epoll) => epoll.as_fd(),
-            None => self.queues[0].member.socket.as_fd(),
+            None => self.bound.queues[0].member.socket.as_fd(),
         }
+    }
+
+    fn wait_fd_changes(&self) -> u32 {
+        self.changes
     }
 
     fn counters(&self) -> PortCounters {
         let mut counters = self.counters;
-        // A socket that cannot tell any more (its interface is gone) has lost nothing since.
-        counters.rx_dropped = self
-            .queues
-            .iter()
-            .filter_map(|queue| queue.member.socket.statistics().ok())
-            .map(|statistics| statistics.rx_dropped + statistics.rx_ring_full)
-            .sum();
+        counters.rx_dropped = self.dropped_before + self.bound.dropped();
         counters
     }
 }
@@ -342,40 +427,34 @@ fn longest_frame(state: &InterfaceState, chunks: u32) -> Option<usize> {
 
 /// Joins the queues; the first one sends. Leaves those joined already when one cannot be.
 fn join(
-    datapath: &XdpDatapath,
+    config: &XdpConfig,
+    probed: &Probed,
     numbers: &[u32],
     shares: Shares,
 ) -> Result<(Vec<Receive>, Sender), OpenError> {
-    let config = &datapath.config;
     let mut queues = Vec::with_capacity(numbers.len());
     let mut sender = None;
     for number in numbers {
         let options = PoolOptions {
-            ifindex: datapath.device.ifindex,
+            ifindex: probed.device.ifindex,
             queue: *number,
             tx_chunks: shares.ports * shares.tx_chunks,
-            zero_copy: datapath.traits.zero_copy,
-            multi_buffer: datapath.traits.multi_buffer,
-            launch_times: shares.one_chunk && datapath.launch_queues.contains(number),
+            zero_copy: probed.traits.zero_copy,
+            multi_buffer: probed.traits.multi_buffer,
+            launch_times: shares.one_chunk && probed.launch_queues.contains(number),
         };
-        let joined = datapath
-            .attachment
-            .queue(&options, shares)
-            .and_then(|queue| {
-                queue
-                    .join(
-                        sender.is_none(),
-                        shares.one_chunk,
-                        config.rx_ring,
-                        config.busy_poll,
-                    )
-                    .map_err(|error| {
-                        join_error(
-                            error,
-                            &format!("queue {number} of {}", datapath.device.name),
-                        )
-                    })
-            });
+        let joined = probed.attachment.queue(&options, shares).and_then(|queue| {
+            queue
+                .join(
+                    sender.is_none(),
+                    shares.one_chunk,
+                    config.rx_ring,
+                    config.busy_poll,
+                )
+                .map_err(|error| {
+                    join_error(error, &format!("queue {number} of {}", probed.device.name))
+                })
+        });
         match joined {
             Ok((member, sending)) => {
                 queues.push(Receive::new(member, config.busy_poll.is_some()));
@@ -438,8 +517,11 @@ fn likeliest_first(addresses: &[IpAddr], first: IpAddr) -> Vec<IpAddr> {
     sorted
 }
 
-/// An epoll descriptor that is readable when one of the sockets is.
-fn gather(queues: &[Receive]) -> io::Result<OwnedFd> {
+/// An epoll descriptor that is readable when one of the sockets is, where there are several.
+fn gather(queues: &[Receive]) -> io::Result<Option<OwnedFd>> {
+    if queues.len() < 2 {
+        return Ok(None);
+    }
     // SAFETY: plain call; a descriptor that is not negative is new and owned by nobody else.
     let epoll = match unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) } {
         -1 => return Err(io::Error::last_os_error()),
@@ -465,10 +547,10 @@ fn gather(queues: &[Receive]) -> io::Result<OwnedFd> {
             return Err(io::Error::last_os_error());
         }
     }
-    Ok(epoll)
+    Ok(Some(epoll))
 }
 
-impl Drop for XdpPort {
+impl Drop for Bound {
     /// The program stops first, then the sockets close, and what they held goes back to their
     /// queues.
     fn drop(&mut self) {

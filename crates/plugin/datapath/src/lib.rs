@@ -359,6 +359,11 @@ pub trait Port: Send {
     /// train that exceeded the budget does not show here.
     fn wait_fd(&self) -> BorrowedFd<'_>;
 
+    /// How often [`wait_fd`](Self::wait_fd) has become another descriptor. Most keep theirs.
+    fn wait_fd_changes(&self) -> u32 {
+        0
+    }
+
     /// Counters since the port was opened.
     fn counters(&self) -> PortCounters;
 }

@@ -180,6 +180,8 @@ impl Control {
         let now = self.now();
         if self.faults.due(now) && self.faults.look(now, self.config.mapping.hold_down) {
             self.map_again();
+            // One that works again may have something for its ports.
+            self.lanes.iter().for_each(|lane| lane.handle.wake());
             let mut effects = Effects::default();
             let failed = self.faults.outages();
             self.peering.set_failed(failed, &mut effects);

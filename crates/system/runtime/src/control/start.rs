@@ -698,7 +698,7 @@ impl InlineLane {
             sleeper.watch(self.call.try_clone()?);
             Ok::<_, std::io::Error>(sleeper)
         });
-        let sleeper = match sleeper {
+        let mut sleeper = match sleeper {
             Ok(Ok(sleeper)) => sleeper,
             _ => {
                 return tracing::error!(
@@ -734,6 +734,7 @@ impl InlineLane {
                 && let Some(timeout) = lane.park()
             {
                 self.parked.store(true, Ordering::Relaxed);
+                sleeper.follow(&lane);
                 drop(lane);
                 sleeper.sleep(timeout);
                 self.called();

@@ -161,7 +161,7 @@ pub fn run(mut lane: Lane, config: &LaneConfig, stop: &Arc<AtomicBool>) {
     let _guard = EndsWithProcess(lane.index);
     place_thread(config, lane.index);
     let mut idle = IdleStrategy::new(config.idle);
-    let sleeper = match lane.sleeper() {
+    let mut sleeper = match lane.sleeper() {
         Ok(sleeper) => sleeper,
         Err(error) => {
             return tracing::error!(lane = lane.index, %error, "cannot copy descriptors: the lane does not run");
@@ -173,6 +173,7 @@ pub fn run(mut lane: Lane, config: &LaneConfig, stop: &Arc<AtomicBool>) {
         } else if idle.idled() == Step::Park
             && let Some(timeout) = lane.park()
         {
+            sleeper.follow(&lane);
             sleeper.sleep(timeout);
             lane.unpark();
             idle.slept();

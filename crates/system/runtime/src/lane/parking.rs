@@ -21,19 +21,34 @@ const MOST_TAKES: usize = 16;
 
 /// Sleeps until a lane has work. The ports' descriptors are looked at only then: a standing registration
 /// would cost each datagram a callback in the kernel.
-pub struct Sleeper(Vec<OwnedFd>);
+pub struct Sleeper {
+    fds: Vec<OwnedFd>,
+    more: Vec<OwnedFd>,
+    /// How often ports had changed theirs then.
+    changes: u32,
+}
 
 impl Sleeper {
     /// Also wakes when this becomes readable.
     pub fn watch(&mut self, fd: OwnedFd) {
-        self.0.push(fd);
+        self.more.push(fd);
+    }
+
+    /// Takes over descriptors that ports have changed.
+    pub fn follow(&mut self, lane: &Lane) {
+        if self.changes != lane.wait_fd_changes()
+            && let Ok(fresh) = lane.sleeper()
+        {
+            (self.fds, self.changes) = (fresh.fds, fresh.changes);
+        }
     }
 
     /// Sleeps until there is work or `timeout` has passed, or for no reason.
     pub fn sleep(&self, timeout: Option<Duration>) {
         let mut fds: Vec<PollFd<'_>> = self
-            .0
+            .fds
             .iter()
+            .chain(&self.more)
             .map(|fd| PollFd::new(fd, PollFlags::IN))
             .collect();
         let timeout = timeout.map(|t| Timespec {
@@ -55,7 +70,16 @@ impl Lane {
         for port in &self.ports {
             fds.push(port.port.wait_fd().try_clone_to_owned()?);
         }
-        Ok(Sleeper(fds))
+        Ok(Sleeper {
+            fds,
+            more: Vec::new(),
+            changes: self.wait_fd_changes(),
+        })
+    }
+
+    fn wait_fd_changes(&self) -> u32 {
+        let changes = self.ports.iter().map(|port| port.port.wait_fd_changes());
+        changes.fold(0, u32::wrapping_add)
     }
 
     /// Prepares to sleep: tells every application so, then looks once more. `None`: there is work.
