@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::path::Path;
 use std::process::Command;
 
-use takt::{ChannelId, Outcome, Qos, Sink, Source, Stream, Wait};
+use takt::{ChannelId, Outcome, Qos, Session, Sink, Source, Stream, Wait};
 use takt_lab::{Host, Lab, LabConfig};
 use takt_testing::{Directory, PATIENCE, until_true};
 use taktd::admin::proto;
@@ -82,6 +82,13 @@ fn give_back(pair: &Pair) {
     lead_by_second(&pair.lab, 0);
 }
 
+/// Messages of this quality from the first node to the second, between sessions of their own.
+fn flow(pair: &Pair, qos: Qos) -> ([Session; 2], Flow) {
+    let sessions = pair.nodes.each_ref().map(|node| attach(node, "remapping"));
+    let flow = Flow::new(&sessions[0], &sessions[1], CHANNEL, qos);
+    (sessions, flow)
+}
+
 /// How a link goes and comes back, and what is told of it meanwhile.
 struct Outage {
     take_away: fn(&Pair),
@@ -152,8 +159,7 @@ fn a_reliable_stream_leaves_a_link_that_fails_and_returns_and_loses_nothing() {
         return;
     }
     let pair = two_links(HOLD_DOWN);
-    let [near, far] = pair.nodes.each_ref().map(|node| attach(node, "remapping"));
-    let flow = Flow::new(&near, &far, CHANNEL, Qos::fast().reliable());
+    let (_sessions, flow) = flow(&pair, Qos::fast().reliable());
     all_arrive(flow, |stream, passed| {
         break_and_mend(&pair, stream, passed, &DOWN);
     });
@@ -166,8 +172,7 @@ fn what_is_sent_once_over_a_link_that_fails_arrives_or_is_counted() {
         return;
     }
     let pair = two_links(HOLD_DOWN);
-    let [near, far] = pair.nodes.each_ref().map(|node| attach(node, "remapping"));
-    let flow = Flow::new(&near, &far, CHANNEL, Qos::fast());
+    let (_sessions, flow) = flow(&pair, Qos::fast());
     all_arrive_or_count(flow, |stream, passed| {
         break_and_mend(&pair, stream, passed, &DOWN);
     });
@@ -330,10 +335,9 @@ fn a_reliable_stream_leaves_an_interface_that_is_removed_and_returns_to_the_next
         return;
     }
     let pair = two_links(HOLD_DOWN);
-    let [near, far] = pair.nodes.each_ref().map(|node| attach(node, "remapping"));
     let held = || pair.nodes.each_ref().map(|node| open_files(node, ""));
     let once = Cell::new(None);
-    let flow = Flow::new(&near, &far, CHANNEL, Qos::fast().reliable());
+    let (_sessions, flow) = flow(&pair, Qos::fast().reliable());
     all_arrive(flow, |stream, passed| {
         break_and_mend(&pair, stream, passed, &REMOVED);
         once.set(Some(held()));
@@ -353,8 +357,7 @@ fn what_is_sent_once_over_an_interface_that_is_removed_arrives_or_is_counted() {
         return;
     }
     let pair = two_links(HOLD_DOWN);
-    let [near, far] = pair.nodes.each_ref().map(|node| attach(node, "remapping"));
-    let flow = Flow::new(&near, &far, CHANNEL, Qos::fast());
+    let (_sessions, flow) = flow(&pair, Qos::fast());
     all_arrive_or_count(flow, |stream, passed| {
         break_and_mend(&pair, stream, passed, &REMOVED);
     });

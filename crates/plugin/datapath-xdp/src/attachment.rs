@@ -359,6 +359,6 @@ impl Drop for Claim {
 
 /// Takes a lock whose holders leave the data whole even if they panic: each changes one thing at a
 /// time.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

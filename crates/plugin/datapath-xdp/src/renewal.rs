@@ -2,13 +2,14 @@
 //! of their own, beside the lanes, whose ports take them over between two frames.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use takt_datapath::stack::{Interface, StackError};
 use takt_datapath::{Health, OpenError, PortRequest};
 
 use crate::Probed;
+use crate::attachment::lock;
 use crate::config::XdpConfig;
 use crate::port::Bound;
 use crate::reservation::Reservation;
@@ -237,9 +238,4 @@ impl Health for Link {
             Some(_) => None,
         }
     }
-}
-
-/// Takes a lock whose holders change one thing at a time.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -8,7 +8,7 @@
 
 use std::io;
 use std::net::Ipv4Addr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
@@ -167,7 +167,7 @@ impl Takt {
     }
 
     /// Its path.
-    pub fn program(&self) -> &std::path::Path {
+    pub fn program(&self) -> &Path {
         &self.program
     }
 
@@ -289,6 +289,33 @@ impl Takt {
         let wrong = viewed.wrong as f64;
         sample.figures.insert("wrong frames".to_owned(), wrong);
         Ok(sample)
+    }
+
+    /// What the daemon behind `admin` answers to a command of `takt`.
+    pub(crate) fn ask(
+        &self,
+        command: &[&str],
+        admin: &Path,
+    ) -> Result<serde_json::Value, TaktError> {
+        let output = Command::new(&self.program)
+            .args(command)
+            .args(["--json", "--admin"])
+            .arg(admin)
+            .output();
+        let command = format!("takt {}", command.join(" "));
+        let output = output.map_err(TaktError::io(format!("run {command}")))?;
+        if !output.status.success() {
+            return Err(TaktError::Ended {
+                command,
+                status: output.status.to_string(),
+                said: format!(": {}", String::from_utf8_lossy(&output.stderr).trim()),
+            });
+        }
+        serde_json::from_slice(&output.stdout).map_err(|error| TaktError::Answer {
+            command,
+            reason: error.to_string(),
+            line: String::from_utf8_lossy(&output.stdout).into_owned(),
+        })
     }
 
     /// A command that runs a role of the benchmarking application in `host`.

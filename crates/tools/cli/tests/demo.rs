@@ -5,7 +5,7 @@ mod support;
 
 use support::takt;
 use takt_bench::report::Report;
-use takt_bench::takt::roam::plugin;
+use takt_datapath::plugin::file_name;
 use takt_testing::{Directory, built};
 
 #[test]
@@ -109,7 +109,7 @@ fn streams_roam_over_all_technologies_and_nothing_of_the_reliable_one_is_lost() 
         return;
     }
     let plugins = built().join("../datapaths/debug");
-    let is_there = |name: &&str| plugins.join(plugin(name)).exists();
+    let is_there = |name: &&str| plugins.join(file_name(name)).exists();
     let loaded: Vec<&str> = ["dpdk", "fabric"].into_iter().filter(is_there).collect();
     if loaded.len() < 2 {
         eprintln!("only {loaded:?} of dpdk and fabric: `make unit` builds both beforehand");

@@ -250,7 +250,7 @@ pub fn run(
     let until = machine::stolen().map_err(TaktError::io("read /proc/stat"))?;
     let wire = Wire::read(&capture).map_err(TaktError::io("read what was captured"))?;
     let counted = match &daemon {
-        Some(_) => Some(counted(takt, lab.host(0), &scratch)?),
+        Some(_) => Some(counted(takt, &scratch)?),
         None => None,
     };
     Ok(Run {
@@ -264,23 +264,22 @@ pub fn run(
 }
 
 /// What the runtime says it has sent of the talker's class.
-fn counted(takt: &Takt, host: &Host, scratch: &Scratch) -> Result<u64, TaktError> {
-    let mut command = host.command(takt.program())?;
-    command.args(["schedule", "status", "--json", "--admin"]);
-    command.arg(daemon::admin(scratch.path(), NODE));
-    let asked = command.output().map_err(TaktError::io("ask the runtime"))?;
-    let links: serde_json::Value = serde_json::from_slice(&asked.stdout).unwrap_or_default();
+fn counted(takt: &Takt, scratch: &Scratch) -> Result<u64, TaktError> {
+    let answer = takt.ask(
+        &["schedule", "status"],
+        &daemon::admin(scratch.path(), NODE),
+    )?;
     let sent = |link: &serde_json::Value| {
         let class = link["classes"]
             .as_array()?
             .get(usize::from(talker::CLASS))?;
         class["sent"].as_u64()
     };
-    let links = links.as_array().map(Vec::as_slice).unwrap_or_default();
+    let links = answer.as_array().map(Vec::as_slice).unwrap_or_default();
     let sum: Option<u64> = links.iter().map(sent).sum();
     sum.filter(|_| !links.is_empty()).ok_or_else(|| {
-        let said = String::from_utf8_lossy(&asked.stdout).into_owned();
-        TaktError::io("read what the runtime has counted")(std::io::Error::other(said))
+        let said = std::io::Error::other(answer.to_string());
+        TaktError::io("read what the runtime has counted")(said)
     })
 }
 

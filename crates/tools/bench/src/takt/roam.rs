@@ -1,7 +1,6 @@
 //! Streams that are mapped to one technology after the other while their messages flow (`takt demo roam`).
 
-use std::path::PathBuf;
-use std::process::Command;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -27,11 +26,6 @@ const PAUSE: Wait = Wait::For(Duration::from_millis(50));
 const MAPPING: &str = "fast_unlimited";
 /// Until it is known.
 const UNKNOWN: u64 = u64::MAX;
-
-/// A plugin's file in the directory of plugins.
-pub fn plugin(datapath: &str) -> String {
-    format!("libtakt_datapath_{datapath}.so")
-}
 
 /// What became of the messages of a stream.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -228,7 +222,7 @@ fn await_that(
 /// Two nodes with all that was asked for, and two streams between them: one reliable, one whose messages are sent once.
 pub struct Roaming {
     flows: [Flow; 2],
-    takt: PathBuf,
+    takt: Takt,
     admin: PathBuf,
     configuration: PathBuf,
     // Sessions before their daemons, those before the folder that has their sockets.
@@ -246,7 +240,7 @@ impl Roaming {
         takt: &Takt,
         pair: &Pair<'_>,
         datapaths: &[String],
-        plugins: &std::path::Path,
+        plugins: &Path,
     ) -> Result<Self, TaktError> {
         let scratch = Scratch::new()?;
         let folder = scratch.path().to_owned();
@@ -300,7 +294,7 @@ impl Roaming {
         let flow = |channel, qos| Flow::start(&near, &far, channel, qos).map_err(failed);
         Ok(Self {
             flows: [flow(1, qos.reliable())?, flow(2, qos)?],
-            takt: takt.program().to_owned(),
+            takt: takt.clone(),
             admin: daemon::admin(&folder, pair.near.name()),
             configuration: daemon::configuration(&folder, pair.near.name()),
             _sessions: [near, far],
@@ -372,12 +366,12 @@ impl Roaming {
         });
         std::fs::write(path, lines.collect::<String>())
             .map_err(TaktError::io(format!("write {}", path.display())))?;
-        self.ask("reload").map(drop)
+        self.takt.ask(&["reload"], &self.admin).map(drop)
     }
 
     /// Datagrams that the sending node's ports of this datapath have sent, by its own count.
     fn sent_by(&self, datapath: &str) -> Result<u64, TaktError> {
-        let status = self.ask("status")?;
+        let status = self.takt.ask(&["status"], &self.admin)?;
         let list = |value: &serde_json::Value, key: &str| {
             value[key].as_array().cloned().unwrap_or_default()
         };
@@ -387,26 +381,5 @@ impl Roaming {
         Ok(ports
             .filter_map(|port| port["counters"]["tx_datagrams"].as_u64())
             .sum())
-    }
-
-    /// A command of `takt`'s for the sending node.
-    fn ask(&self, command: &str) -> Result<serde_json::Value, TaktError> {
-        let output = Command::new(&self.takt)
-            .args([command, "--json", "--admin"])
-            .arg(&self.admin)
-            .output()
-            .map_err(TaktError::io(format!("run takt {command}")))?;
-        if !output.status.success() {
-            return Err(TaktError::Ended {
-                command: format!("takt {command}"),
-                status: output.status.to_string(),
-                said: format!(": {}", String::from_utf8_lossy(&output.stderr).trim()),
-            });
-        }
-        serde_json::from_slice(&output.stdout).map_err(|error| TaktError::Answer {
-            command: format!("takt {command}"),
-            reason: error.to_string(),
-            line: String::from_utf8_lossy(&output.stdout).into_owned(),
-        })
     }
 }

@@ -8,13 +8,13 @@ use clap::Args;
 use takt_bench::awake::{Awake, usable_cores};
 use takt_bench::experiment::{Experiment, ExperimentError, Variant};
 use takt_bench::outcome::Outcome;
-use takt_bench::peers::PeerError;
 use takt_bench::peers::programs::Programs;
+use takt_bench::peers::{Pair, PeerError};
 use takt_bench::report::{Report, ReportError, Written};
 use takt_bench::reservations::ReservationsError;
 use takt_bench::takt::TaktError;
 use takt_bench::text;
-use takt_lab::{Lab, LabConfig, LabError};
+use takt_lab::{Host, Lab, LabConfig, LabError};
 
 use crate::failure::Failure;
 
@@ -141,6 +141,16 @@ impl TwoCores {
         match cores[..] {
             [near, far, ..] => Ok(Self { near, far }),
             _ => Err(BenchError::Cores(cores.len())),
+        }
+    }
+
+    /// Two hosts, or one twice, with a core for each side.
+    pub fn pair<'a>(self, near: &'a Host, far: &'a Host) -> Pair<'a> {
+        Pair {
+            near,
+            far,
+            near_core: self.near,
+            far_core: self.far,
         }
     }
 }

@@ -3,7 +3,7 @@
 use clap::Args;
 use takt_bench::experiment::{Experiment, Round, Variant};
 use takt_bench::pace::Steady;
-use takt_bench::peers::{Beside, Critical, Pair};
+use takt_bench::peers::{Beside, Critical};
 use takt_bench::takt::{Datapath, Form, Takt};
 use takt_lab::{LabConfig, Wiring};
 
@@ -54,12 +54,7 @@ impl CriticalFlow {
             ..LabConfig::default()
         })?;
         let programs = self.common.programs();
-        let pair = Pair {
-            near: lab.host(0),
-            far: lab.host(1),
-            near_core: cores.near,
-            far_core: cores.far,
-        };
+        let pair = cores.pair(lab.host(0), lab.host(1));
         let title = "A critical flow beside low-importance traffic";
         let mut measurement = Measurement::begin(&self.common, "critical", title, METHOD)?;
         for (setting, beside) in [

@@ -54,12 +54,7 @@ impl Departure {
         seconds(self.seconds)?;
         let cores = TwoCores::choose()?;
         let lab = hosts(&LabConfig::default())?;
-        let pair = Pair {
-            near: lab.host(0),
-            far: lab.host(1),
-            near_core: cores.near,
-            far_core: cores.far,
-        };
+        let pair = cores.pair(lab.host(0), lab.host(1));
         let run = Run {
             period: self.period,
             count: (self.seconds / self.period.as_secs_f64()).ceil() as u32,

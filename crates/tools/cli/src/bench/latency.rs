@@ -40,12 +40,7 @@ impl Latency {
         let (reliable, topics) = (takt.reliable(), takt.topics());
         let lab = hosts(&LabConfig::default())?;
         let programs = self.common.programs();
-        let pair = Pair {
-            near: lab.host(0),
-            far: lab.host(1),
-            near_core: cores.near,
-            far_core: cores.far,
-        };
+        let pair = cores.pair(lab.host(0), lab.host(1));
         let trips = RoundTrips {
             payload: self.size as usize,
             warm_up: self.count / 10,

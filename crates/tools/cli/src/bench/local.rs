@@ -3,8 +3,8 @@
 use clap::Args;
 use takt_bench::experiment::{Experiment, Round, Variant};
 use takt_bench::outcome::Outcome;
+use takt_bench::peers::RoundTrips;
 use takt_bench::peers::programs::{Programs, System};
-use takt_bench::peers::{Pair, RoundTrips};
 use takt_bench::takt::local::{Cores, Domain};
 use takt_bench::takt::{Form, Takt};
 use takt_lab::{Host, LabConfig};
@@ -107,7 +107,7 @@ fn one_way<'a>(
     ];
     if let Some(programs) = programs {
         variants.push(Variant::new(ICEORYX2, move |_: &Round| {
-            Ok(programs.iceoryx2_one_way(&pair(host, cores), &trips)?)
+            Ok(programs.iceoryx2_one_way(&cores.pair(host, host), &trips)?)
         }));
     }
     variants
@@ -136,19 +136,10 @@ fn round_trips<'a>(
     ];
     if let Some(programs) = programs {
         variants.push(Variant::new(ICEORYX2, move |_: &Round| {
-            Ok(programs.round_trips(System::Iceoryx2, &pair(host, cores), &trips)?)
+            Ok(programs.round_trips(System::Iceoryx2, &cores.pair(host, host), &trips)?)
         }));
     }
     variants
-}
-
-fn pair(host: &Host, cores: TwoCores) -> Pair<'_> {
-    Pair {
-        near: host,
-        far: host,
-        near_core: cores.near,
-        far_core: cores.far,
-    }
 }
 
 /// What the way over a lane costs, by the medians; `None` when the ways to compare were not all measured.

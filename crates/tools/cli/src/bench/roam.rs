@@ -1,13 +1,13 @@
 //! `takt demo roam`: streams that change their technology while they run (naaas-thesis-2024, 3.2 and 5.1.3).
 
-use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use clap::Args;
+use clap::builder::PossibleValuesParser;
 use takt_bench::experiment::{Experiment, Round, Variant};
-use takt_bench::peers::Pair;
 use takt_bench::takt::Takt;
-use takt_bench::takt::roam::{Fate, Roaming, plugin};
+use takt_bench::takt::roam::{Fate, Roaming};
+use takt_datapath::plugin::{DIRECTORY, file_name};
 use takt_lab::LabConfig;
 
 use super::common::{BenchError, Common, Measurement, TwoCores, hosts, seconds};
@@ -32,13 +32,13 @@ Examples:
   sudo takt demo roam --plugins target/datapaths/release")]
 pub struct Roam {
     /// Technologies to go over, in this order; without it udp,xdp,dpdk,fabric,udp, and without those whose plugin is not there
-    #[arg(long, value_name = "NAMES", value_delimiter = ',', value_parser = ["udp", "xdp", "dpdk", "fabric"])]
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', value_parser = PossibleValuesParser::new(BUILT_IN.into_iter().chain(PLUGINS)))]
     over: Vec<String>,
     /// Seconds to stay on each
     #[arg(long, value_name = "SECONDS", default_value_t = 3.0)]
     seconds: f64,
     /// Directory of plugins; only root may write there
-    #[arg(long, value_name = "DIR", default_value = takt_datapath::plugin::DIRECTORY)]
+    #[arg(long, value_name = "DIR", default_value = DIRECTORY)]
     plugins: PathBuf,
     /// Folder for the report; without it ./out/bench-roam-<date>
     #[arg(long, value_name = "DIR")]
@@ -63,12 +63,7 @@ impl Roam {
         let takt = Takt::this_program()?;
         let common = Common::brief(1, self.out, self.json, false);
         let lab = hosts(&LabConfig::default())?;
-        let pair = Pair {
-            near: lab.host(0),
-            far: lab.host(1),
-            near_core: cores.near,
-            far_core: cores.far,
-        };
+        let pair = cores.pair(lab.host(0), lab.host(1));
         let title = "Streams that move from one technology to the next";
         let mut measurement = Measurement::begin(&common, "roam", title, METHOD)?;
         let plugins = std::path::absolute(&self.plugins).unwrap_or(self.plugins);
@@ -119,7 +114,7 @@ impl Roam {
 
     /// Where to go, or why that is not possible.
     fn journey(&self) -> Result<Vec<String>, BenchError> {
-        let file = |name: &str| self.plugins.join(plugin(name));
+        let file = |name: &str| self.plugins.join(file_name(name));
         let is_there = |name: &str| BUILT_IN.contains(&name) || file(name).exists();
         if self.over.is_empty() {
             let (there, missing): (Vec<&str>, Vec<&str>) =
@@ -133,8 +128,7 @@ impl Roam {
             let all = BUILT_IN.into_iter().chain(there).chain(["udp"]);
             return Ok(all.map(str::to_owned).collect());
         }
-        let names: BTreeSet<&String> = self.over.iter().collect();
-        match names.into_iter().find(|name| !is_there(name)) {
+        match self.over.iter().find(|name| !is_there(name)) {
             Some(name) => Err(BenchError::NoPlugin(format!(
                 "there is no {}: build it (`make datapaths` in a source tree puts it into target/datapaths/release), name its directory by \
                  --plugins, or leave {name} out of --over",

@@ -49,12 +49,7 @@ impl Throughput {
         let duration = seconds(self.seconds)?;
         let lab = hosts(&LabConfig::default())?;
         let programs = self.common.programs();
-        let pair = Pair {
-            near: lab.host(0),
-            far: lab.host(1),
-            near_core: cores.near,
-            far_core: cores.far,
-        };
+        let pair = cores.pair(lab.host(0), lab.host(1));
         let mut measurement = Measurement::begin(
             &self.common,
             "throughput",

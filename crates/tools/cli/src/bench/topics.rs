@@ -54,12 +54,7 @@ impl Topics {
         let duration = seconds(self.seconds)?;
         let lab = hosts(&LabConfig::default())?;
         let programs = self.common.programs();
-        let pair = Pair {
-            near: lab.host(0),
-            far: lab.host(1),
-            near_core: cores.near,
-            far_core: cores.far,
-        };
+        let pair = cores.pair(lab.host(0), lab.host(1));
         let title = "Publish and subscribe between two hosts";
         let mut measurement = Measurement::begin(&self.common, "topics", title, METHOD)?;
         for &size in &self.sizes {

@@ -86,12 +86,7 @@ impl Bench {
             },
             false => LabConfig::default(),
         })?;
-        let pair = Pair {
-            near: lab.host(0),
-            far: lab.host(1),
-            near_core: cores.near,
-            far_core: cores.far,
-        };
+        let pair = cores.pair(lab.host(0), lab.host(1));
         if self.control {
             return self.beside_video(&takt, pair, duration);
         }
